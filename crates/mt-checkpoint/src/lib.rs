@@ -1,0 +1,1 @@
+//! Orbax checkpoints on disk.

@@ -1,0 +1,2 @@
+//! The `maxtext` command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! The key table: every configuration key, its layers, origins and errors.

@@ -1,0 +1,1 @@
+//! Datasets, tokenizers, packing, and resumable iterators.

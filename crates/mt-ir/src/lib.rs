@@ -1,0 +1,1 @@
+//! SSA graphs of StableHLO operations: shape rules, verifier, printer.

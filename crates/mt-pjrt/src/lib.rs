@@ -1,0 +1,1 @@
+//! Safe wrapper over the PJRT C API, and discovery of its plugins.

@@ -1,0 +1,1 @@
+//! Compiles IR, caches executables, and holds placed arrays.

@@ -1,0 +1,131 @@
+//! Arrays in host memory.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::DType;
+
+/// One cache line. A vector of lines is aligned so that an XLA client can use its memory without a copy.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// A dense row-major array in host memory, aligned to 64 bytes.
+#[derive(Clone)]
+pub struct HostArray {
+    dtype: DType,
+    dims: Vec<usize>,
+    num_bytes: usize,
+    lines: Vec<Line>,
+}
+
+/// The bytes or elements do not fit the array.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HostArrayError {
+    #[error("{actual} bytes given for `{dtype}{dims:?}`, which takes {expected}")]
+    Size { dtype: DType, dims: Vec<usize>, expected: usize, actual: usize },
+    #[error("elements of `{dtype}` were read as values of {size} bytes")]
+    ElementSize { dtype: DType, size: usize },
+}
+
+impl HostArray {
+    /// An array of zero bytes.
+    pub fn zeros(dtype: DType, dims: &[usize]) -> Self {
+        let num_bytes = dims.iter().product::<usize>() * dtype.byte_size();
+        Self { dtype, dims: dims.to_vec(), num_bytes, lines: vec![Line::zeroed(); num_bytes.div_ceil(64)] }
+    }
+
+    /// Copies `bytes`, the little-endian row-major contents.
+    ///
+    /// # Errors
+    /// The number of bytes is not what the type and the dimensions take.
+    pub fn from_bytes(dtype: DType, dims: &[usize], bytes: &[u8]) -> Result<Self, HostArrayError> {
+        let mut array = Self::zeros(dtype, dims);
+        if bytes.len() != array.num_bytes {
+            let (expected, actual) = (array.num_bytes, bytes.len());
+            return Err(HostArrayError::Size { dtype, dims: dims.to_vec(), expected, actual });
+        }
+        array.bytes_mut().copy_from_slice(bytes);
+        Ok(array)
+    }
+
+    /// Copies typed elements, such as `&[f32]` for [`DType::F32`].
+    ///
+    /// # Errors
+    /// The elements' size or number does not fit.
+    pub fn from_slice<T: Pod>(dtype: DType, dims: &[usize], elements: &[T]) -> Result<Self, HostArrayError> {
+        if size_of::<T>() != dtype.byte_size() {
+            return Err(HostArrayError::ElementSize { dtype, size: size_of::<T>() });
+        }
+        Self::from_bytes(dtype, dims, bytemuck::cast_slice(elements))
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The dimensions; empty for a scalar.
+    pub fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    /// The number of elements.
+    pub fn num_elements(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    /// The contents: little-endian, row-major.
+    pub fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.lines)[..self.num_bytes]
+    }
+
+    /// The contents, to be overwritten.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.num_bytes]
+    }
+
+    /// The elements as values of `T`.
+    ///
+    /// # Errors
+    /// `T` does not have the size of an element.
+    pub fn as_slice<T: Pod>(&self) -> Result<&[T], HostArrayError> {
+        if size_of::<T>() != self.dtype.byte_size() {
+            return Err(HostArrayError::ElementSize { dtype: self.dtype, size: size_of::<T>() });
+        }
+        Ok(bytemuck::cast_slice(self.bytes()))
+    }
+
+    /// Every element as `f64`, whatever the element type: for tests, statistics and reports.
+    pub fn to_f64(&self) -> Vec<f64> {
+        fn all<T: Pod>(bytes: &[u8], convert: impl Fn(T) -> f64) -> Vec<f64> {
+            bytemuck::cast_slice::<u8, T>(bytes).iter().map(|value| convert(*value)).collect()
+        }
+        let bytes = self.bytes();
+        match self.dtype {
+            DType::Bool | DType::U8 => all::<u8>(bytes, f64::from),
+            DType::I8 => all::<i8>(bytes, f64::from),
+            DType::I16 => all::<i16>(bytes, f64::from),
+            DType::U16 => all::<u16>(bytes, f64::from),
+            DType::I32 => all::<i32>(bytes, f64::from),
+            DType::U32 => all::<u32>(bytes, f64::from),
+            DType::I64 => all::<i64>(bytes, |value| value as f64),
+            DType::U64 => all::<u64>(bytes, |value| value as f64),
+            DType::F16 => all::<half::f16>(bytes, f64::from),
+            DType::BF16 => all::<half::bf16>(bytes, f64::from),
+            DType::F32 => all::<f32>(bytes, f64::from),
+            DType::F64 => all::<f64>(bytes, |value| value),
+        }
+    }
+}
+
+impl std::fmt::Debug for HostArray {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "HostArray({}{:?})", self.dtype, self.dims)
+    }
+}
+
+impl PartialEq for HostArray {
+    fn eq(&self, other: &Self) -> bool {
+        self.dtype == other.dtype && self.dims == other.dims && self.bytes() == other.bytes()
+    }
+}

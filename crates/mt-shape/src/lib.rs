@@ -1,0 +1,20 @@
+//! Vocabulary that every other crate shares: element types, named axes, meshes and placement rules, arrays in
+//! host memory, and trees of leaves.
+//!
+//! Phase: all. This crate is at the bottom: it depends on no other crate of the workspace and performs no I/O.
+
+#![forbid(unsafe_code)]
+
+mod axis;
+mod dtype;
+mod host;
+mod mesh;
+mod rules;
+mod tree;
+
+pub use axis::{Axis, axis};
+pub use dtype::{DType, UnknownDType};
+pub use host::{HostArray, HostArrayError};
+pub use mesh::{Mesh, MeshError, PartitionSpec, Sharding};
+pub use rules::{LogicalRules, Placement, PlacementNote};
+pub use tree::{Path, Tree};

@@ -1,0 +1,131 @@
+//! Rules that place logical axes on mesh axes.
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    sync::{Arc, Mutex},
+};
+
+use crate::{Mesh, PartitionSpec, Sharding};
+
+/// Ordered rules from a logical axis name to mesh axes. A name may have several; the first that fits is used.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogicalRules(pub Vec<(String, Vec<String>)>);
+
+/// A mesh axis that a rule asked for but that does not divide the dimension.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PlacementNote {
+    pub logical_axis: String,
+    pub mesh_axis: String,
+    pub mesh_axis_size: usize,
+    pub dimension: usize,
+}
+
+impl fmt::Display for PlacementNote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "logical axis `{}` of size {} is not split over mesh axis `{}`, whose size {} does not divide it",
+            self.logical_axis, self.dimension, self.mesh_axis, self.mesh_axis_size
+        )
+    }
+}
+
+/// A mesh together with the rules that place arrays on it.
+#[derive(Debug)]
+pub struct Placement {
+    mesh: Arc<Mesh>,
+    rules: LogicalRules,
+    notes: Mutex<BTreeSet<PlacementNote>>,
+}
+
+impl Placement {
+    /// Places arrays on `mesh` by `rules`.
+    pub fn new(mesh: Mesh, rules: LogicalRules) -> Self {
+        Self { mesh: Arc::new(mesh), rules, notes: Mutex::default() }
+    }
+
+    /// Everything on one device.
+    pub fn single() -> Self {
+        Self::new(Mesh::single(), LogicalRules::default())
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &Arc<Mesh> {
+        &self.mesh
+    }
+
+    /// What rules asked for and did not get, so far.
+    pub fn notes(&self) -> Vec<PlacementNote> {
+        self.notes.lock().expect("no panic while the notes are held").iter().cloned().collect()
+    }
+
+    /// The placement of an array whose dimensions have these logical axes (`None`: never split).
+    ///
+    /// As in MaxText, rules are tried in order; a rule whose mesh axes are taken by another dimension is skipped.
+    /// Of the axes of the rule that is used, those of size 1 and those that do not divide the dimension are dropped.
+    pub fn sharding(&self, logical_axes: &[Option<&str>], dims: &[usize]) -> Sharding {
+        assert_eq!(logical_axes.len(), dims.len(), "one logical axis for each dimension");
+        let mut assigned: Vec<Option<&[String]>> = vec![None; dims.len()];
+        for (name, mesh_axes) in &self.rules.0 {
+            let Some(dim) = logical_axes.iter().position(|axis| *axis == Some(name.as_str())) else { continue };
+            let taken = assigned.iter().flatten().flat_map(|axes| axes.iter()).any(|axis| mesh_axes.contains(axis));
+            if assigned[dim].is_none() && !taken {
+                assigned[dim] = Some(mesh_axes);
+            }
+        }
+        let spec = assigned.into_iter().zip(dims).zip(logical_axes).map(|((mesh_axes, size), logical_axis)| {
+            let mut remaining = *size;
+            let mut kept = Vec::new();
+            for axis in mesh_axes.unwrap_or_default() {
+                let Some(parts) = self.mesh.axis_size(axis).filter(|parts| *parts > 1) else { continue };
+                if remaining % parts == 0 {
+                    remaining /= parts;
+                    kept.push(axis.clone());
+                } else {
+                    self.notes.lock().expect("no panic while the notes are held").insert(PlacementNote {
+                        logical_axis: logical_axis.unwrap_or_default().to_owned(),
+                        mesh_axis: axis.clone(),
+                        mesh_axis_size: parts,
+                        dimension: *size,
+                    });
+                }
+            }
+            kept
+        });
+        Sharding { spec: PartitionSpec(spec.collect()), mesh: self.mesh.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn placement() -> Placement {
+        let mesh = Mesh::new([("fsdp".to_owned(), 4), ("tensor".to_owned(), 2), ("expert".to_owned(), 1)]).unwrap();
+        let rules = [("embed", vec!["fsdp", "expert"]), ("embed_two", vec!["fsdp"]), ("mlp", vec!["tensor"])];
+        let owned = rules.map(|(name, axes)| (name.to_owned(), axes.into_iter().map(str::to_owned).collect()));
+        Placement::new(mesh, LogicalRules(owned.into()))
+    }
+
+    #[track_caller]
+    fn check(logical: &[Option<&str>], dims: &[usize], expected: &str) {
+        assert_eq!(placement().sharding(logical, dims).spec.to_string(), expected);
+    }
+
+    #[test]
+    fn first_fitting_rule_wins() {
+        check(&[Some("embed"), Some("mlp")], &[8, 6], "(fsdp, tensor)");
+        check(&[Some("embed"), Some("embed_two")], &[8, 8], "(fsdp, -)");
+        check(&[None, Some("unknown")], &[8, 8], "(-, -)");
+    }
+
+    #[test]
+    fn indivisible_axes_are_dropped_with_a_note() {
+        let placement = placement();
+        assert!(placement.sharding(&[Some("embed")], &[6]).spec.is_replicated());
+        let notes = placement.notes();
+        assert_eq!(notes.len(), 1);
+        assert_eq!((notes[0].mesh_axis.as_str(), notes[0].dimension), ("fsdp", 6));
+    }
+}

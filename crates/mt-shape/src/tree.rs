@@ -1,0 +1,105 @@
+//! Trees of leaves: one module definition serves specifications, tensors, buffers, shardings and optimizer slots.
+
+use std::fmt;
+
+/// Where a leaf sits in its tree, as field names and indices from the root.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Path(Vec<String>);
+
+impl Path {
+    /// The names from the root to the leaf.
+    pub fn segments(&self) -> &[String] {
+        &self.0
+    }
+
+    /// Descends into a child while `visit` runs.
+    pub fn within<R>(&mut self, segment: &str, visit: impl FnOnce(&mut Self) -> R) -> R {
+        self.0.push(segment.to_owned());
+        let result = visit(self);
+        self.0.pop();
+        result
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("."))
+    }
+}
+
+/// A structure of leaves that can be rebuilt with leaves of another type.
+///
+/// Derive it with `#[derive(Tree)]` on a struct generic over its leaf. A plain leaf is a field whose type is the
+/// parameter itself; every other field is a tree over the same parameter.
+pub trait Tree {
+    /// What the leaves are.
+    type Leaf;
+    /// The same structure with other leaves.
+    type With<B>;
+
+    /// Rebuilds the structure, in field order, with the leaves that `map` makes.
+    fn map_leaves_at<B>(&self, path: &mut Path, map: &mut dyn FnMut(&Path, &Self::Leaf) -> B) -> Self::With<B>;
+
+    /// Rebuilds the structure with the leaves that `map` makes of each path and leaf.
+    fn map_leaves<B>(&self, mut map: impl FnMut(&Path, &Self::Leaf) -> B) -> Self::With<B>
+    where
+        Self: Sized,
+    {
+        self.map_leaves_at(&mut Path::default(), &mut map)
+    }
+
+    /// The leaves in order, each with its path.
+    fn leaves(&self) -> Vec<(Path, Self::Leaf)>
+    where
+        Self: Sized,
+        Self::Leaf: Clone,
+    {
+        let mut leaves = Vec::new();
+        self.map_leaves(|path, leaf| leaves.push((path.clone(), leaf.clone())));
+        leaves
+    }
+
+    /// Rebuilds the structure from leaves in the order of [`Tree::leaves`].
+    ///
+    /// # Panics
+    /// `leaves` has fewer or more items than the structure has leaves.
+    fn with_leaves<B>(&self, leaves: impl IntoIterator<Item = B>) -> Self::With<B>
+    where
+        Self: Sized,
+    {
+        let mut leaves = leaves.into_iter();
+        let rebuilt = self.map_leaves(|_, _| leaves.next().expect("one leaf for every leaf of the structure"));
+        assert!(leaves.next().is_none(), "more leaves than the structure has");
+        rebuilt
+    }
+}
+
+impl<T: Tree> Tree for Option<T> {
+    type Leaf = T::Leaf;
+    type With<B> = Option<T::With<B>>;
+
+    fn map_leaves_at<B>(&self, path: &mut Path, map: &mut dyn FnMut(&Path, &Self::Leaf) -> B) -> Self::With<B> {
+        self.as_ref().map(|tree| tree.map_leaves_at(path, map))
+    }
+}
+
+impl<T: Tree> Tree for Vec<T> {
+    type Leaf = T::Leaf;
+    type With<B> = Vec<T::With<B>>;
+
+    fn map_leaves_at<B>(&self, path: &mut Path, map: &mut dyn FnMut(&Path, &Self::Leaf) -> B) -> Self::With<B> {
+        self.iter()
+            .enumerate()
+            .map(|(index, tree)| path.within(&index.to_string(), |path| tree.map_leaves_at(path, map)))
+            .collect()
+    }
+}
+
+impl<T: Tree> Tree for Box<T> {
+    type Leaf = T::Leaf;
+    type With<B> = Box<T::With<B>>;
+
+    fn map_leaves_at<B>(&self, path: &mut Path, map: &mut dyn FnMut(&Path, &Self::Leaf) -> B) -> Self::With<B> {
+        Box::new((**self).map_leaves_at(path, map))
+    }
+}

@@ -1,0 +1,1 @@
+//! Tensor handles over named axes that trace into the IR.
