@@ -1,1 +1,5 @@
 //! Training loop, metrics and tasks.
+
+#![forbid(unsafe_code)]
+
+pub mod metrics;

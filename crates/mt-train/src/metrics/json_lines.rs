@@ -1,0 +1,212 @@
+//! The metrics file: one JSON object a line.
+//!
+//! A training line is `{"step": 12, "learning/loss": 3.5, …}`, an evaluation line `{"step": 12, "eval/avg_loss":
+//! 3.4, …}`. JSON has no infinities and no NaN: such a value is `null`.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::{Metrics, MetricsError, files};
+
+/// The losses that a metrics file already holds, for the loss curve of a resumed run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct LossHistory {
+    pub(crate) training: Vec<(u64, f64)>,
+    pub(crate) evaluation: Vec<(u64, f64)>,
+}
+
+/// Appends records to a metrics file.
+pub(crate) struct JsonLines {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl JsonLines {
+    /// Opens the file to go on after `last_step`, or from the start of the run where there is none.
+    ///
+    /// Lines of later steps, which the run is going to repeat, are removed, and so is a last line that was torn
+    /// when the process died.
+    pub(crate) fn open(path: &Path, last_step: Option<u64>) -> Result<(Self, LossHistory), MetricsError> {
+        files::create_parent(path)?;
+        let history = truncate_after(path, last_step)?;
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .map_err(MetricsError::io("open for appending", path))?;
+        files::sync_parent(path)?;
+        Ok((Self { path: path.to_owned(), file: BufWriter::new(file) }, history))
+    }
+
+    pub(crate) fn write(&mut self, step: u64, metrics: &Metrics) -> Result<(), MetricsError> {
+        let mut object = Map::new();
+        object.insert("step".to_owned(), step.into());
+        // `Value::from` turns what is not finite into null.
+        object.extend(metrics.iter().map(|(name, value)| (name.to_owned(), Value::from(value))));
+        let mut line = Value::Object(object).to_string();
+        line.push('\n');
+        self.file.write_all(line.as_bytes()).map_err(MetricsError::io("write", &self.path))
+    }
+
+    /// Gives what was written to the system, where other programs see it.
+    pub(crate) fn publish(&mut self) -> Result<(), MetricsError> {
+        self.file.flush().map_err(MetricsError::io("write", &self.path))
+    }
+
+    /// Makes what was written durable.
+    pub(crate) fn synchronize(&mut self) -> Result<(), MetricsError> {
+        self.publish()?;
+        match self.file.get_ref().sync_data() {
+            // A pipe or terminal given as `metrics_file` cannot be synchronized.
+            Err(error) if error.kind() != ErrorKind::InvalidInput => {
+                Err(MetricsError::io("synchronize", &self.path)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The part of a line that decides whether it stays, and that the loss curve shows.
+#[derive(Deserialize)]
+struct Line {
+    step: u64,
+    #[serde(rename = "learning/loss")]
+    loss: Option<f64>,
+    #[serde(rename = "eval/avg_loss")]
+    evaluation_loss: Option<f64>,
+}
+
+/// Keeps the lines up to `last_step`, none without it, and reports the losses in them.
+fn truncate_after(path: &Path, last_step: Option<u64>) -> Result<LossHistory, MetricsError> {
+    let mut history = LossHistory::default();
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() => {}
+        // A device or a pipe has no past; a directory is refused when it is opened.
+        Ok(_) => return Ok(history),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(history),
+        Err(error) => return Err(MetricsError::io("read", path)(error)),
+    }
+    let mut kept: Vec<u8> = Vec::new();
+    let mut dropped = false;
+    let mut reader = BufReader::new(File::open(path).map_err(MetricsError::io("read", path))?);
+    let mut bytes = Vec::new();
+    for line in 1.. {
+        bytes.clear();
+        if reader.read_until(b'\n', &mut bytes).map_err(MetricsError::io("read", path))? == 0 {
+            break;
+        }
+        let ended = bytes.last() == Some(&b'\n');
+        match serde_json::from_slice::<Line>(&bytes) {
+            Ok(record) if last_step.is_some_and(|last| record.step <= last) => {
+                kept.extend_from_slice(&bytes);
+                if !ended {
+                    kept.push(b'\n');
+                    dropped = true;
+                }
+                history.training.extend(record.loss.map(|loss| (record.step, loss)));
+                history.evaluation.extend(record.evaluation_loss.map(|loss| (record.step, loss)));
+            }
+            Ok(_) => dropped = true,
+            // Only the last line can be torn, by a kill (no end) or by a power failure (a hole of zeros).
+            Err(_) if !ended || bytes.contains(&0) => dropped = true,
+            Err(_) => return Err(MetricsError::NotMetrics { path: path.to_owned(), line }),
+        }
+    }
+    if dropped {
+        files::replace(path, |file| file.write_all(&kept).map_err(MetricsError::io("write", path)))?;
+    }
+    Ok(history)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::record::tests::{evaluation, measured_step};
+    use super::*;
+
+    fn line(step: u64, loss: f64) -> String {
+        format!("{{\"step\":{step},\"learning/loss\":{loss}}}\n")
+    }
+
+    /// What is left of `before` when the run goes on after `last_step`.
+    fn check(before: &str, last_step: Option<u64>, expected: &str) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics/metrics.jsonl");
+        fs::create_dir(path.parent().unwrap()).unwrap();
+        fs::write(&path, before).unwrap();
+        JsonLines::open(&path, last_step).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), expected, "{before:?} after {last_step:?}");
+    }
+
+    #[test]
+    fn resuming_removes_later_and_torn_lines() {
+        let three = [line(0, 3.0), line(1, 2.0), line(2, 1.0)].concat();
+        let two = [line(0, 3.0), line(1, 2.0)].concat();
+        check(&three, Some(2), &three);
+        check(&three, Some(9), &three);
+        check(&three, Some(1), &two);
+        check(&three, None, "");
+        check("", Some(1), "");
+        let whole = three.len();
+        for torn in two.len()..whole {
+            check(&three[..torn], Some(1), &two);
+        }
+        // A line that only lacks its end is a record.
+        check(&three[..whole - 1], Some(2), &three);
+        for torn in two.len()..whole - 1 {
+            check(&three[..torn], Some(2), &two);
+        }
+        check(&format!("{two}\0\0\0"), Some(1), &two);
+    }
+
+    #[test]
+    fn records_are_appended_and_their_losses_found_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics/metrics.jsonl");
+        let (mut file, history) = JsonLines::open(&path, None).unwrap();
+        assert_eq!(history, LossHistory::default());
+        for step in 0..3 {
+            file.write(step, &measured_step(step, 4.0 - step as f64).record().metrics).unwrap();
+        }
+        file.write(2, &evaluation(2, 2.5).metrics).unwrap();
+        file.write(3, &measured_step(3, f64::NAN).record().metrics).unwrap();
+        file.synchronize().unwrap();
+
+        let text = fs::read_to_string(&path).unwrap();
+        let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        assert_eq!(last["step"], 3);
+        assert_eq!(last["learning/loss"], Value::Null);
+        assert_eq!(last["perf/step_time_seconds"], 0.5);
+        assert!(text.starts_with("{\"step\":0,\"learning/loss\":4.0,"), "{text}");
+
+        let (_, history) = JsonLines::open(&path, Some(3)).unwrap();
+        assert_eq!(history.training, [(0, 4.0), (1, 3.0), (2, 2.0)]);
+        assert_eq!(history.evaluation, [(2, 2.5)]);
+    }
+
+    #[test]
+    fn a_file_of_something_else_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("notes.txt");
+        let notes = format!("{}remember the milk\n", line(0, 1.0));
+        fs::write(&path, &notes).unwrap();
+        let error = JsonLines::open(&path, None).err().unwrap();
+        assert!(matches!(error, MetricsError::NotMetrics { line: 2, .. }), "{error}");
+        assert!(error.is_user_error());
+        assert_eq!(fs::read_to_string(&path).unwrap(), notes);
+    }
+
+    #[test]
+    fn paths_that_cannot_be_written_are_the_users_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        fs::write(&file, "").unwrap();
+        for path in [file.join("metrics.jsonl"), directory.path().to_owned()] {
+            let error = JsonLines::open(&path, None).err().unwrap();
+            assert!(error.is_user_error(), "{error:?}");
+        }
+    }
+}

@@ -1,0 +1,224 @@
+use std::borrow::Cow;
+use std::f64::consts::LN_2;
+use std::time::Duration;
+
+use super::names;
+
+/// Named values, in the order in which they were first set.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Metrics(Vec<(Cow<'static, str>, f64)>);
+
+impl Metrics {
+    /// Sets a value, replacing an earlier one of the same name.
+    pub fn set(&mut self, name: impl Into<Cow<'static, str>>, value: f64) {
+        let name = name.into();
+        match self.0.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, known)) => *known = value,
+            None => self.0.push((name, value)),
+        }
+    }
+
+    /// The value of that name.
+    pub fn get(&self, name: &str) -> Option<f64> {
+        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| *value)
+    }
+
+    /// All values in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, f64)> {
+        self.0.iter().map(|(name, value)| (name.as_ref(), *value))
+    }
+
+    fn set_some(&mut self, name: &'static str, value: Option<f64>) {
+        if let Some(value) = value {
+            self.set(name, value);
+        }
+    }
+}
+
+/// What one training step reports.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepRecord {
+    /// The step, counted from zero.
+    pub step: u64,
+    /// Its values, under the names of [`names`].
+    pub metrics: Metrics,
+}
+
+/// What one evaluation reports.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EvaluationRecord {
+    /// The step that it belongs to.
+    pub step: u64,
+    /// Its values, under the names of [`names`].
+    pub metrics: Metrics,
+}
+
+/// What the loop measures in a training step; the rest of its record follows from it.
+#[derive(Clone, Copy, Debug)]
+pub struct StepMeasurements {
+    /// The step, counted from zero.
+    pub step: u64,
+    /// The loss that was differentiated.
+    pub loss: f64,
+    /// Its language-modelling part, where there are other terms.
+    pub lm_loss: Option<f64>,
+    /// The sum of the tokens' weights.
+    pub total_weights: f64,
+    /// The gradient's norm after clipping.
+    pub gradient_norm: f64,
+    /// The gradient's norm before clipping.
+    pub raw_gradient_norm: f64,
+    /// The parameters' norm.
+    pub parameter_norm: f64,
+    /// The learning rate.
+    pub learning_rate: f64,
+    /// From the start of the step to the start of the next.
+    pub step_time: Duration,
+    /// How much of it was spent waiting for input.
+    pub data_wait: Duration,
+    /// Floating-point operations on each device, in units of 10¹².
+    pub tflops_per_device: f64,
+    /// Tokens on each device.
+    pub tokens_per_device: f64,
+    /// What each device can do in a second, in units of 10¹² operations, where it is known.
+    pub peak_tflops_per_device: Option<f64>,
+}
+
+impl StepMeasurements {
+    /// The record, with perplexity, rates and shares worked out.
+    pub fn record(&self) -> StepRecord {
+        let seconds = self.step_time.as_secs_f64();
+        let tflops_per_second = self.tflops_per_device / seconds;
+        let mut metrics = Metrics::default();
+        metrics.set(names::LOSS, self.loss);
+        metrics.set_some(names::LM_LOSS, self.lm_loss);
+        metrics.set(names::PERPLEXITY, self.lm_loss.unwrap_or(self.loss).exp());
+        metrics.set(names::TOTAL_WEIGHTS, self.total_weights);
+        metrics.set(names::GRADIENT_NORM, self.gradient_norm);
+        metrics.set(names::RAW_GRADIENT_NORM, self.raw_gradient_norm);
+        metrics.set(names::PARAMETER_NORM, self.parameter_norm);
+        metrics.set(names::LEARNING_RATE, self.learning_rate);
+        metrics.set(names::STEP_TIME, seconds);
+        metrics.set(names::TFLOPS, self.tflops_per_device);
+        metrics.set(names::TFLOPS_PER_SECOND, tflops_per_second);
+        metrics.set(names::TOKENS, self.tokens_per_device);
+        metrics.set(names::TOKENS_PER_SECOND, self.tokens_per_device / seconds);
+        let utilization = self.peak_tflops_per_device.map(|peak| tflops_per_second / peak);
+        metrics.set_some(names::MODEL_FLOPS_UTILIZATION, utilization);
+        metrics.set(names::DATA_WAIT_SHARE, self.data_wait.as_secs_f64() / seconds);
+        StepRecord { step: self.step, metrics }
+    }
+}
+
+/// What an evaluation adds up over its batches; the rest of its record follows from it.
+#[derive(Clone, Copy, Debug)]
+pub struct EvaluationMeasurements {
+    /// The step that it belongs to.
+    pub step: u64,
+    /// The sum over tokens of loss times weight, in nats.
+    pub total_loss: f64,
+    /// The sum of the tokens' weights.
+    pub total_weights: f64,
+    /// The bytes of text that those tokens spell, where they are known.
+    pub total_bytes: Option<f64>,
+}
+
+impl EvaluationMeasurements {
+    /// The record, with averages worked out.
+    pub fn record(&self) -> EvaluationRecord {
+        let loss = self.total_loss / self.total_weights;
+        let mut metrics = Metrics::default();
+        metrics.set(names::EVALUATION_LOSS, loss);
+        metrics.set(names::EVALUATION_PERPLEXITY, loss.exp());
+        let bits_per_byte = self.total_bytes.map(|bytes| self.total_loss / LN_2 / bytes);
+        metrics.set_some(names::EVALUATION_BITS_PER_BYTE, bits_per_byte);
+        metrics.set(names::EVALUATION_TOTAL_LOSS, self.total_loss);
+        metrics.set(names::EVALUATION_TOTAL_WEIGHTS, self.total_weights);
+        EvaluationRecord { step: self.step, metrics }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A step of half a second with round numbers.
+    pub(crate) fn measured_step(step: u64, loss: f64) -> StepMeasurements {
+        StepMeasurements {
+            step,
+            loss,
+            lm_loss: None,
+            total_weights: 4096.0,
+            gradient_norm: 1.0,
+            raw_gradient_norm: 2.5,
+            parameter_norm: 30.0,
+            learning_rate: 1e-3,
+            step_time: Duration::from_millis(500),
+            data_wait: Duration::from_millis(50),
+            tflops_per_device: 0.25,
+            tokens_per_device: 4096.0,
+            peak_tflops_per_device: None,
+        }
+    }
+
+    pub(crate) fn evaluation(step: u64, loss: f64) -> EvaluationRecord {
+        EvaluationMeasurements {
+            step,
+            total_loss: loss * 1000.0,
+            total_weights: 1000.0,
+            total_bytes: Some(4000.0),
+        }
+        .record()
+    }
+
+    #[test]
+    fn step_records_work_out_rates_and_shares() {
+        let record = measured_step(7, 2.0).record();
+        let expected = [
+            (names::LOSS, 2.0),
+            (names::PERPLEXITY, 2f64.exp()),
+            (names::TOTAL_WEIGHTS, 4096.0),
+            (names::GRADIENT_NORM, 1.0),
+            (names::RAW_GRADIENT_NORM, 2.5),
+            (names::PARAMETER_NORM, 30.0),
+            (names::LEARNING_RATE, 1e-3),
+            (names::STEP_TIME, 0.5),
+            (names::TFLOPS, 0.25),
+            (names::TFLOPS_PER_SECOND, 0.5),
+            (names::TOKENS, 4096.0),
+            (names::TOKENS_PER_SECOND, 8192.0),
+            (names::DATA_WAIT_SHARE, 0.1),
+        ];
+        assert_eq!(record.metrics.iter().collect::<Vec<_>>(), expected);
+
+        let measurements = StepMeasurements {
+            lm_loss: Some(1.5),
+            peak_tflops_per_device: Some(2.0),
+            ..measured_step(7, 2.0)
+        };
+        let metrics = measurements.record().metrics;
+        assert_eq!(metrics.get(names::PERPLEXITY), Some(1.5f64.exp()));
+        assert_eq!(metrics.get(names::MODEL_FLOPS_UTILIZATION), Some(0.25));
+    }
+
+    #[test]
+    fn evaluation_records_average() {
+        let metrics = evaluation(3, 2.0).metrics;
+        assert_eq!(metrics.get(names::EVALUATION_LOSS), Some(2.0));
+        assert_eq!(metrics.get(names::EVALUATION_PERPLEXITY), Some(2f64.exp()));
+        assert_eq!(metrics.get(names::EVALUATION_BITS_PER_BYTE), Some(2000.0 / LN_2 / 4000.0));
+        let without_bytes =
+            EvaluationMeasurements { step: 0, total_loss: 1.0, total_weights: 1.0, total_bytes: None }
+                .record();
+        assert_eq!(without_bytes.metrics.get(names::EVALUATION_BITS_PER_BYTE), None);
+    }
+
+    #[test]
+    fn a_value_set_again_keeps_its_place() {
+        let mut metrics = Metrics::default();
+        metrics.set("a", 1.0);
+        metrics.set(format!("activ_mean/layer_{:03}", 2), 2.0);
+        metrics.set("a", 3.0);
+        assert_eq!(metrics.iter().collect::<Vec<_>>(), [("a", 3.0), ("activ_mean/layer_002", 2.0)]);
+    }
+}
