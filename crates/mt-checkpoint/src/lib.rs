@@ -1,1 +1,50 @@
-//! Orbax checkpoints on disk.
+//! Checkpoints on disk, in the layout of Orbax: what this crate writes, Orbax and MaxText read, and the other way
+//! round (plain Zarr arrays; OCDBT databases are refused by name).
+//!
+//! Phase: run. The crate knows no models: it stores an ordered list of named arrays and empty containers, JSON beside
+//! them (the position of the data iterator) and custom metadata. The training loop (`mt-train`) decides what is in
+//! the list and maps names and layouts; `mt-shape` gives the arrays.
+//!
+//! A step is written into `{step}.orbax-checkpoint-tmp/` and renamed when all of it is on the disk, so that a
+//! directory with a plain number as its name is always complete:
+//!
+//! ```text
+//! {step}/_CHECKPOINT_METADATA      handlers, times, custom metadata
+//! {step}/commit_success.txt
+//! {step}/_MAXTEXT_MANIFEST         size and CRC-32C of every other file; ours, Orbax ignores it
+//! {step}/items/_METADATA           the tree: names, key paths, kinds of values
+//! {step}/items/{name}/zarr.json    shape, element type, chunks and codecs of an array
+//! {step}/items/{name}/c/0/1        one chunk, each shard of the array being one
+//! {step}/iter/process_0-of-1.json  JSON items, such as the data iterator's state
+//! ```
+//!
+//! Each chunk also holds the CRC-32C of its parts, which every read checks.
+
+#![forbid(unsafe_code)]
+
+mod codec;
+mod compare;
+mod disk;
+mod error;
+mod keys;
+mod locate;
+mod lock;
+mod manager;
+mod manifest;
+mod metadata;
+mod read;
+mod region;
+mod save;
+mod zarr;
+
+pub use compare::{Comparison, Difference, ExpectedArray};
+pub use disk::{DiskHook, DiskOperation};
+pub use error::{CheckpointError, Result, SourceError};
+pub use keys::{KeySegment, entry_name};
+pub use locate::{Latest, SkippedStep, complete_steps, latest_valid, open_latest};
+pub use lock::RunLock;
+pub use manager::{CheckpointManager, ManagerOptions, SaveReport};
+pub use metadata::Empty;
+pub use read::{Checkpoint, StoredEntry, StoredValue};
+pub use region::Region;
+pub use save::{ArraySource, CommitGate, Entry, JsonItem, SaveRequest, Value, WholeArray};

@@ -1,0 +1,160 @@
+//! What can go wrong.
+
+use std::{error::Error, fmt, io, path::PathBuf};
+
+use crate::compare::Comparison;
+
+/// Result of this crate's functions.
+pub type Result<T, E = CheckpointError> = std::result::Result<T, E>;
+
+/// An error of the code that supplies arrays or permits a commit.
+pub type SourceError = Box<dyn Error + Send + Sync>;
+
+/// A checkpoint could not be written or read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    #[error(
+        "`{directory}` is in use by another run{}\nhint: wait until that run ends, or choose another `run_name`",
+        process.map(|id| format!(" (process {id})")).unwrap_or_default(),
+        directory = directory.display()
+    )]
+    Locked { directory: PathBuf, process: Option<u32> },
+
+    #[error(
+        "cannot write to `{path}`: {source}\nhint: check `base_output_directory` and its permissions",
+        path = path.display()
+    )]
+    Unwritable { path: PathBuf, source: io::Error },
+
+    #[error("`{path}` is no checkpoint: {reason}\nhint: give a run, checkpoints, step or items directory", path = path.display())]
+    NotACheckpoint { path: PathBuf, reason: String },
+
+    #[error(
+        "`{directory}` has no complete checkpoint of step {step}\nhint: {}",
+        available_steps(available),
+        directory = directory.display()
+    )]
+    NoSuchStep { directory: PathBuf, step: u64, available: Vec<u64> },
+
+    #[error(
+        "OCDBT checkpoints cannot be read: `{path}` is one\nhint: save it with `use_ocdbt` false",
+        path = path.display()
+    )]
+    Ocdbt { path: PathBuf },
+
+    #[error("`{path}` cannot be read: {feature} is not supported", path = path.display())]
+    Unsupported { path: PathBuf, feature: String },
+
+    #[error("{0}")]
+    Mismatch(Box<Comparison>),
+
+    #[error("checkpoint `{checkpoint}` has no array `{name}`", checkpoint = checkpoint.display())]
+    NoSuchArray { checkpoint: PathBuf, name: String },
+
+    #[error("{} of `{name}` do not lie within its dimensions {dims:?}", Ranges(ranges))]
+    OutOfBounds { name: String, ranges: Vec<std::ops::Range<usize>>, dims: Vec<usize> },
+
+    #[error("checkpoint{} is damaged: file `{path}`: {reason}", OfStep(*step), path = path.display())]
+    Corrupt { step: Option<u64>, path: PathBuf, reason: String },
+
+    #[error(
+        "no checkpoint in `{directory}` is undamaged: {}\nhint: start a new run, or load another run's weights",
+        join(skipped),
+        directory = directory.display()
+    )]
+    NothingValid { directory: PathBuf, skipped: Vec<crate::SkippedStep> },
+
+    #[error("cannot {action} `{path}`: {source}{}", io_hint(source), path = path.display())]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+
+    #[error("step {step} is already saved in `{directory}`", directory = directory.display())]
+    StepExists { directory: PathBuf, step: u64 },
+
+    #[error("`{name}` cannot be saved: {reason}")]
+    InvalidEntry { name: String, reason: String },
+
+    #[error("cannot fetch `{name}` for the checkpoint of step {step}: {source}")]
+    Fetch { step: u64, name: String, source: SourceError },
+
+    #[error("checkpoint of step {step} was not committed: {source}")]
+    Refused { step: u64, source: SourceError },
+
+    #[error("checkpoint of step {step} was abandoned: the run is ending")]
+    Cancelled { step: u64 },
+
+    #[error("the checkpoint writer stopped unexpectedly at step {step}")]
+    WriterPanicked { step: u64 },
+}
+
+impl CheckpointError {
+    /// Whether what the user gave is wrong, in contrast to a failure at run time.
+    pub fn is_user_error(&self) -> bool {
+        matches!(
+            self,
+            Self::Locked { .. }
+                | Self::Unwritable { .. }
+                | Self::NotACheckpoint { .. }
+                | Self::NoSuchStep { .. }
+                | Self::Ocdbt { .. }
+                | Self::Unsupported { .. }
+                | Self::Mismatch(_)
+        )
+    }
+
+    /// Whether the files of one step are damaged, so that an older step may still be good.
+    pub fn is_corruption(&self) -> bool {
+        matches!(self, Self::Corrupt { .. })
+    }
+
+    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
+        Self::Io { action, path: path.into(), source }
+    }
+
+    /// The failure of preparing a place to write to. A full disk is not the user's mistake; the rest is.
+    pub(crate) fn preparing(path: impl Into<PathBuf>, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::io("prepare", path, source),
+            _ => Self::Unwritable { path: path.into(), source },
+        }
+    }
+}
+
+fn io_hint(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "\nhint: free some space or keep fewer checkpoints (`max_num_checkpoints_to_keep`); the checkpoints before this one are intact"
+        }
+        _ => "",
+    }
+}
+
+fn available_steps(steps: &[u64]) -> String {
+    match steps {
+        [] => "it holds no complete checkpoint at all".to_owned(),
+        steps => {
+            let names: Vec<String> = steps.iter().map(|step| format!("`{step}`")).collect();
+            format!("complete steps are {}", names.join(", "))
+        }
+    }
+}
+
+fn join(skipped: &[crate::SkippedStep]) -> String {
+    skipped.iter().map(|skipped| skipped.reason.to_string()).collect::<Vec<_>>().join("; ")
+}
+
+struct OfStep(Option<u64>);
+
+impl fmt::Display for OfStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |step| write!(f, " of step {step}"))
+    }
+}
+
+struct Ranges<'a>(&'a [std::ops::Range<usize>]);
+
+impl fmt::Display for Ranges<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ranges `{:?}`", self.0)
+    }
+}

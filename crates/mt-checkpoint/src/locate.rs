@@ -1,0 +1,173 @@
+//! Where checkpoints are: from a directory that the user names to the files of one step.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    error::{CheckpointError, Result},
+    metadata::{STATE_ITEM, STEP_FILE, TREE_FILE},
+    read::Checkpoint,
+};
+
+/// Items that hold a state or weights, in the order in which they are looked for: ours and MaxText's, the one of
+/// multi-tier checkpointing, and those of post-training.
+const ITEMS: [&str; 3] = [STATE_ITEM, "state", "model_params"];
+const OCDBT_FILE: &str = "manifest.ocdbt";
+
+/// A step that was passed over because it is damaged.
+#[derive(Debug)]
+pub struct SkippedStep {
+    pub step: u64,
+    pub reason: CheckpointError,
+}
+
+/// The newest step that could be used.
+#[derive(Debug)]
+pub struct Latest<T> {
+    pub step: u64,
+    /// What the attempt made of the step.
+    pub value: T,
+    /// Newer steps that are damaged, newest first.
+    pub skipped: Vec<SkippedStep>,
+}
+
+/// The complete steps of a checkpoints directory, oldest first: subdirectories whose whole name is a number. A
+/// directory that does not exist has none.
+///
+/// # Errors
+/// The directory cannot be listed.
+pub fn complete_steps(checkpoints: &Path) -> Result<Vec<u64>> {
+    let failed = |source| CheckpointError::io("list", checkpoints, source);
+    let entries = match fs::read_dir(checkpoints) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed)?,
+    };
+    let mut steps = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        if let Some(step) = step_of(&entry.path())
+            && entry.path().is_dir()
+        {
+            steps.push(step);
+        }
+    }
+    steps.sort_unstable();
+    Ok(steps)
+}
+
+/// Tries the steps of a checkpoints directory from the newest on, until one is not damaged. `None` if there are no
+/// steps at all.
+///
+/// # Errors
+/// Every step is damaged, or an attempt failed for another reason.
+pub fn latest_valid<T>(
+    checkpoints: &Path,
+    mut attempt: impl FnMut(&Checkpoint) -> Result<T>,
+) -> Result<Option<Latest<T>>> {
+    let mut skipped = Vec::new();
+    for step in complete_steps(checkpoints)?.into_iter().rev() {
+        match Checkpoint::open(checkpoints, step).and_then(|checkpoint| attempt(&checkpoint)) {
+            Ok(value) => return Ok(Some(Latest { step, value, skipped })),
+            Err(reason) if reason.is_corruption() => skipped.push(SkippedStep { step, reason }),
+            Err(error) => return Err(error),
+        }
+    }
+    if skipped.is_empty() {
+        return Ok(None);
+    }
+    Err(CheckpointError::NothingValid { directory: checkpoints.to_owned(), skipped })
+}
+
+/// Opens the newest step of which every byte is as it was written.
+///
+/// # Errors
+/// As for [`latest_valid`].
+pub fn open_latest(checkpoints: &Path) -> Result<Option<Latest<Checkpoint>>> {
+    let latest = latest_valid(checkpoints, Checkpoint::verify)?;
+    let Some(Latest { step, skipped, .. }) = latest else { return Ok(None) };
+    let value = Checkpoint::open(checkpoints, step)?;
+    Ok(Some(Latest { step, value, skipped }))
+}
+
+/// The directories of one checkpoint.
+#[derive(Debug)]
+pub(crate) struct Location {
+    pub step: Option<u64>,
+    /// Holds `_CHECKPOINT_METADATA`; `None` for an item that stands alone.
+    pub step_directory: Option<PathBuf>,
+    /// Holds `_METADATA` and the arrays.
+    pub items: PathBuf,
+}
+
+impl Location {
+    /// A complete step.
+    pub fn of_step(checkpoints: &Path, step: u64) -> Result<Self> {
+        let available = complete_steps(checkpoints)?;
+        if !available.contains(&step) {
+            return Err(CheckpointError::NoSuchStep { directory: checkpoints.to_owned(), step, available });
+        }
+        let directory = checkpoints.join(step.to_string());
+        match item_in(&directory) {
+            Some(items) => Ok(Self { step: Some(step), step_directory: Some(directory), items }),
+            None => {
+                let path = directory.join(STATE_ITEM).join(TREE_FILE);
+                Err(CheckpointError::Corrupt { step: Some(step), path, reason: "it is missing".to_owned() })
+            }
+        }
+    }
+
+    /// A run, checkpoints, step or items directory.
+    pub fn of_path(path: &Path) -> Result<Self> {
+        let none = |reason: &str| CheckpointError::NotACheckpoint {
+            path: path.to_owned(),
+            reason: reason.to_owned(),
+        };
+        if !path.is_dir() {
+            return Err(none(if path.exists() { "it is not a directory" } else { "it does not exist" }));
+        }
+        // Names such as `run/checkpoints/..` or `.` say nothing: the step's number is in the real name.
+        let path = &fs::canonicalize(path).map_err(|source| CheckpointError::io("find", path, source))?;
+        if is_item(path) {
+            let parent = path.parent().filter(|parent| parent.join(STEP_FILE).is_file());
+            let step_directory = if path.join(STEP_FILE).is_file() { Some(path.as_path()) } else { parent };
+            let step = step_directory.and_then(step_of);
+            return Ok(Self {
+                step,
+                step_directory: step_directory.map(Path::to_owned),
+                items: path.clone(),
+            });
+        }
+        if let Some(items) = item_in(path) {
+            return Ok(Self { step: step_of(path), step_directory: Some(path.clone()), items });
+        }
+        if path.join(STEP_FILE).is_file() {
+            return Err(none(&format!("it has no item `{STATE_ITEM}`")));
+        }
+        for checkpoints in [path.clone(), path.join("checkpoints")] {
+            if let Some(&step) = complete_steps(&checkpoints)?.last() {
+                return Self::of_step(&checkpoints, step);
+            }
+        }
+        Err(none("it holds no complete step"))
+    }
+}
+
+fn is_item(directory: &Path) -> bool {
+    directory.join(TREE_FILE).is_file() || directory.join(OCDBT_FILE).is_file()
+}
+
+fn item_in(step_directory: &Path) -> Option<PathBuf> {
+    ITEMS.iter().map(|item| step_directory.join(item)).find(|item| is_item(item))
+}
+
+pub(crate) fn is_ocdbt(items: &Path) -> bool {
+    items.join(OCDBT_FILE).is_file()
+}
+
+/// The number that is a directory's name. Only the plain decimal form counts.
+fn step_of(directory: &Path) -> Option<u64> {
+    let name = directory.file_name()?.to_str()?;
+    name.parse().ok().filter(|step: &u64| step.to_string() == name)
+}

@@ -1,0 +1,272 @@
+//! The checkpoints of a run: saving in the background, committing, and keeping the newest.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    disk::{Disk, DiskHook},
+    error::{CheckpointError, Result},
+    locate,
+    lock::RunLock,
+    metadata::{STATE_ITEM, SUCCESS_FILE, TEMPORARY_SUFFIX},
+    save::{self, CommitGate, JsonItem, Planned, SaveRequest, StepWriter},
+};
+
+/// How checkpoints are saved and kept.
+#[derive(Clone)]
+pub struct ManagerOptions {
+    /// How many steps stay; the oldest go first. `None` keeps all.
+    pub max_to_keep: Option<usize>,
+    /// Write in the background.
+    pub asynchronous: bool,
+    /// Threads that compress and write arrays.
+    pub threads: usize,
+    /// Called before each change of the disk, for fault tests.
+    pub disk_hook: Option<DiskHook>,
+}
+
+impl Default for ManagerOptions {
+    fn default() -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { max_to_keep: None, asynchronous: true, threads: processors.min(4), disk_hook: None }
+    }
+}
+
+/// A step that was saved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SaveReport {
+    pub step: u64,
+    /// The committed directory.
+    pub path: PathBuf,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// From the request to the commit.
+    pub duration: Duration,
+    /// Older steps that were deleted afterwards.
+    pub deleted: Vec<u64>,
+}
+
+/// Saves the steps of one run into its checkpoints directory.
+///
+/// Dropping the manager abandons a save that is still in flight; call [`Self::wait_until_finished`] first.
+pub struct CheckpointManager {
+    directory: PathBuf,
+    disk: Disk,
+    options: ManagerOptions,
+    in_flight: Option<(u64, JoinHandle<Result<SaveReport>>)>,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl CheckpointManager {
+    /// Creates the directory if need be and removes what interrupted saves and deletions left in it. The lock shows
+    /// that no other process is using the run.
+    ///
+    /// # Errors
+    /// The directory cannot be written to: a user error.
+    pub fn open(directory: impl Into<PathBuf>, _lock: &RunLock, options: ManagerOptions) -> Result<Self> {
+        let directory = directory.into();
+        let disk = Disk { hook: options.disk_hook.clone() };
+        let unwritable = |source| CheckpointError::preparing(&directory, source);
+        std::fs::create_dir_all(&directory).map_err(unwritable)?;
+        for entry in std::fs::read_dir(&directory).map_err(unwritable)? {
+            let entry = entry.map_err(unwritable)?;
+            let is_leftover = entry.file_name().to_string_lossy().ends_with(TEMPORARY_SUFFIX);
+            if is_leftover && entry.file_type().map_err(unwritable)?.is_dir() {
+                disk.remove_directory(&entry.path())?;
+            }
+        }
+        // Shows now, not after an hour of training, whether the directory can be written to.
+        let probe = directory.join(format!("probe{TEMPORARY_SUFFIX}"));
+        std::fs::create_dir(&probe).and_then(|()| std::fs::remove_dir(&probe)).map_err(unwritable)?;
+        Ok(Self { directory, disk, options, in_flight: None, cancelled: Arc::default() })
+    }
+
+    /// The checkpoints directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The complete steps, oldest first. A save in flight is not among them.
+    ///
+    /// # Errors
+    /// The directory cannot be listed.
+    pub fn steps(&self) -> Result<Vec<u64>> {
+        locate::complete_steps(&self.directory)
+    }
+
+    /// The newest complete step.
+    ///
+    /// # Errors
+    /// The directory cannot be listed.
+    pub fn latest(&self) -> Result<Option<u64>> {
+        Ok(self.steps()?.last().copied())
+    }
+
+    /// Starts saving a step, after the save in flight has ended, whose report is returned. Without
+    /// `asynchronous` it saves and returns the report of this step.
+    ///
+    /// # Errors
+    /// The save in flight failed (then this one does not start), the request is invalid, or the step exists.
+    pub fn save(&mut self, step: u64, request: SaveRequest) -> Result<Option<SaveReport>> {
+        let previous = self.wait_until_finished()?;
+        let destination = self.directory.join(step.to_string());
+        if destination.exists() {
+            return Err(CheckpointError::StepExists { directory: self.directory.clone(), step });
+        }
+        let SaveRequest { entries, json, custom_metadata, commit_gate, fetch_first } = request;
+        for JsonItem { item, file, .. } in &json {
+            let plain =
+                |name: &str| !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\0']);
+            if !plain(item) || !plain(file) || item == STATE_ITEM || file == SUCCESS_FILE {
+                let name = format!("{item}/{file}");
+                return Err(CheckpointError::InvalidEntry {
+                    name,
+                    reason: "its name is not free".to_owned(),
+                });
+            }
+        }
+        let mut planned = save::plan(entries)?;
+        let started = Instant::now();
+        if fetch_first {
+            save::fetch_all(step, &mut planned)?;
+        }
+        let job = Job {
+            disk: self.disk.clone(),
+            directory: self.directory.clone(),
+            destination,
+            step,
+            threads: self.options.threads.max(1),
+            max_to_keep: self.options.max_to_keep,
+            cancelled: Arc::clone(&self.cancelled),
+            started,
+        };
+        let save = move || job.run(planned, &json, &custom_metadata, commit_gate);
+        if !self.options.asynchronous {
+            return save().map(Some);
+        }
+        let thread = std::thread::Builder::new()
+            .name(format!("checkpoint {step}"))
+            .spawn(save)
+            .map_err(|source| CheckpointError::io("start a thread to write", &self.directory, source))?;
+        self.in_flight = Some((step, thread));
+        Ok(previous)
+    }
+
+    /// The report of the save in flight if it has ended; does not wait.
+    ///
+    /// # Errors
+    /// The save failed.
+    pub fn poll(&mut self) -> Result<Option<SaveReport>> {
+        match &self.in_flight {
+            Some((_, thread)) if thread.is_finished() => self.wait_until_finished(),
+            _ => Ok(None),
+        }
+    }
+
+    /// Waits for the save in flight and returns its report.
+    ///
+    /// # Errors
+    /// The save failed.
+    pub fn wait_until_finished(&mut self) -> Result<Option<SaveReport>> {
+        let Some((step, thread)) = self.in_flight.take() else { return Ok(None) };
+        thread.join().unwrap_or(Err(CheckpointError::WriterPanicked { step })).map(Some)
+    }
+
+    /// Renames a damaged step to `{step}.damaged`, so that it counts no more and can be saved anew. Returns the new
+    /// path. An earlier directory of that name is replaced.
+    ///
+    /// # Errors
+    /// The directory cannot be renamed.
+    pub fn set_aside(&self, step: u64) -> Result<PathBuf> {
+        let aside = self.directory.join(format!("{step}.damaged"));
+        if aside.exists() {
+            self.disk.remove_directory(&aside)?;
+        }
+        self.disk.rename(&self.directory.join(step.to_string()), &aside)?;
+        self.disk.sync_directory(&self.directory)?;
+        Ok(aside)
+    }
+}
+
+impl Drop for CheckpointManager {
+    fn drop(&mut self) {
+        // Joining could wait for ever: a commit gate may itself wait for the owner of this manager.
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+}
+
+struct Job {
+    disk: Disk,
+    directory: PathBuf,
+    destination: PathBuf,
+    step: u64,
+    threads: usize,
+    max_to_keep: Option<usize>,
+    cancelled: Arc<AtomicBool>,
+    started: Instant,
+}
+
+impl Job {
+    fn run(
+        self,
+        entries: Vec<Planned>,
+        json: &[JsonItem],
+        custom_metadata: &serde_json::Map<String, serde_json::Value>,
+        gate: Option<CommitGate>,
+    ) -> Result<SaveReport> {
+        let temporary = self.directory.join(format!("{}{TEMPORARY_SUFFIX}", self.step));
+        let commit = || -> Result<u64> {
+            if temporary.exists() {
+                self.disk.remove_directory(&temporary)?;
+            }
+            let writer = StepWriter {
+                disk: &self.disk,
+                step: self.step,
+                temporary: &temporary,
+                destination: &self.destination,
+                threads: self.threads,
+                cancelled: &self.cancelled,
+            };
+            let written = writer.write(entries, json, custom_metadata)?;
+            gate.map_or(Ok(()), |gate| gate())
+                .map_err(|source| CheckpointError::Refused { step: self.step, source })?;
+            if self.cancelled.load(Ordering::Relaxed) {
+                return Err(CheckpointError::Cancelled { step: self.step });
+            }
+            self.disk.rename(&temporary, &self.destination)?;
+            Ok(written.bytes)
+        };
+        let bytes = commit().inspect_err(|_| {
+            // The error that is reported is the first one; what cannot be removed now is removed by the next run.
+            let _ = std::fs::remove_dir_all(&temporary);
+        })?;
+        self.disk.sync_directory(&self.directory)?;
+        let duration = self.started.elapsed();
+        let deleted = self.delete_old()?;
+        Ok(SaveReport { step: self.step, path: self.destination, bytes, duration, deleted })
+    }
+
+    /// Deletes all but the newest steps. A step loses its name first, so that no half deleted one is ever read.
+    fn delete_old(&self) -> Result<Vec<u64>> {
+        let Some(max_to_keep) = self.max_to_keep else { return Ok(Vec::new()) };
+        let mut steps = locate::complete_steps(&self.directory)?;
+        let num_old = steps.len().saturating_sub(max_to_keep.max(1));
+        steps.truncate(num_old);
+        // The step just saved stays even if, after a restart from an older one, it is not the newest.
+        steps.retain(|&step| step != self.step);
+        for step in &steps {
+            let doomed = self.directory.join(format!("{step}.delete{TEMPORARY_SUFFIX}"));
+            self.disk.rename(&self.directory.join(step.to_string()), &doomed)?;
+            self.disk.sync_directory(&self.directory)?;
+            self.disk.remove_directory(&doomed)?;
+        }
+        Ok(steps)
+    }
+}

@@ -1,0 +1,348 @@
+//! The metadata of a Zarr array: `zarr.json` of version 3, `.zarray` of version 2.
+
+use mt_shape::DType;
+use serde_json::{Value, json};
+
+use crate::codec::ByteCodec;
+
+/// How an array lies on disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ArrayLayout {
+    pub dtype: DType,
+    pub dims: Vec<usize>,
+    /// Dimensions of the box that one file holds.
+    pub chunk_dims: Vec<usize>,
+    pub keys: ChunkKeys,
+    /// Subdivision of a file into separately encoded chunks.
+    pub shard: Option<Shard>,
+    /// Codecs of a file, or of each inner chunk where there is a subdivision.
+    pub codecs: Vec<ByteCodec>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Shard {
+    pub inner_dims: Vec<usize>,
+    pub index_at_end: bool,
+    pub index_checksum: bool,
+}
+
+/// How the name of a chunk's file is made from its place in the grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChunkKeys {
+    /// `c/0/1`: version 3.
+    Default { separator: char },
+    /// `0.1`: version 2.
+    V2 { separator: char },
+}
+
+impl ChunkKeys {
+    pub fn file(self, position: &[usize]) -> String {
+        let parts = position.iter().map(usize::to_string);
+        match self {
+            Self::Default { separator } => {
+                std::iter::once("c".to_owned()).chain(parts).collect::<Vec<_>>().join(&separator.to_string())
+            }
+            Self::V2 { .. } if position.is_empty() => "0".to_owned(),
+            Self::V2 { separator } => parts.collect::<Vec<_>>().join(&separator.to_string()),
+        }
+    }
+}
+
+/// Inner chunks are about this large: small enough to be compressed and read in parallel and in part.
+const INNER_BYTES: usize = 8 << 20;
+/// No smaller than this where a dimension has no fitting divisor.
+const INNER_BYTES_LEAST: usize = 256 << 10;
+/// Weights hardly compress, zeros of a fresh optimizer do: the fastest level is the right one.
+const ZSTD_LEVEL: i32 = 1;
+
+impl ArrayLayout {
+    /// The layout we write: one file per shard, in inner chunks that each carry a checksum.
+    pub fn for_shards(dtype: DType, dims: &[usize], shard_dims: &[usize]) -> Self {
+        let inner_dims = inner_dims(shard_dims, dtype.byte_size());
+        Self {
+            dtype,
+            dims: dims.to_vec(),
+            chunk_dims: shard_dims.to_vec(),
+            keys: ChunkKeys::Default { separator: '/' },
+            shard: Some(Shard { inner_dims, index_at_end: true, index_checksum: true }),
+            codecs: vec![ByteCodec::Zstd { level: ZSTD_LEVEL }, ByteCodec::Crc32c],
+        }
+    }
+
+    /// Dimensions of the box that is encoded as one.
+    pub fn encoded_dims(&self) -> &[usize] {
+        self.shard.as_ref().map_or(&self.chunk_dims, |shard| &shard.inner_dims)
+    }
+
+    /// `zarr.json` of a layout made by [`Self::for_shards`].
+    pub fn to_json(&self) -> Value {
+        let fill = match self.dtype {
+            DType::Bool => json!(false),
+            dtype if dtype.is_float() => json!(0.0),
+            _ => json!(0),
+        };
+        let bytes = json!({"name": "bytes", "configuration": {"endian": "little"}});
+        let codecs = json!([{
+            "name": "sharding_indexed",
+            "configuration": {
+                "chunk_shape": self.encoded_dims(),
+                "codecs": [
+                    bytes,
+                    {"name": "zstd", "configuration": {"level": ZSTD_LEVEL, "checksum": false}},
+                    {"name": "crc32c"},
+                ],
+                "index_codecs": [bytes, {"name": "crc32c"}],
+                "index_location": "end",
+            },
+        }]);
+        json!({
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": self.dims,
+            "data_type": self.dtype.name(),
+            "fill_value": fill,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": self.chunk_dims}},
+            "chunk_key_encoding": {"name": "default"},
+            "codecs": codecs,
+        })
+    }
+
+    /// Reads `zarr.json`.
+    ///
+    /// # Errors
+    /// Something in it is missing, malformed or not supported.
+    pub fn from_zarr3(json: &Value) -> Result<Self, LayoutError> {
+        let name = text(json, "/data_type")?;
+        let dtype = name.parse().map_err(|_| unsupported(format!("data type `{name}`")))?;
+        check_fill_value(json)?;
+        let grid = text(json, "/chunk_grid/name")?;
+        if grid != "regular" {
+            return Err(unsupported(format!("chunk grid `{grid}`")));
+        }
+        let separator =
+            |default| separator(json.pointer("/chunk_key_encoding/configuration/separator"), default);
+        let keys = match text(json, "/chunk_key_encoding/name")? {
+            "default" => ChunkKeys::Default { separator: separator('/')? },
+            "v2" => ChunkKeys::V2 { separator: separator('.')? },
+            other => return Err(unsupported(format!("chunk key encoding `{other}`"))),
+        };
+        let codecs = list(json, "/codecs")?;
+        let (shard, codecs) = match codecs.as_slice() {
+            [only] if only["name"] == "sharding_indexed" => {
+                let configuration = &only["configuration"];
+                let inner_dims = dimensions(configuration, "/chunk_shape")?;
+                let index_checksum =
+                    match byte_codecs(list(configuration, "/index_codecs")?, DType::U64)?.as_slice() {
+                        [] => false,
+                        [ByteCodec::Crc32c] => true,
+                        _ => return Err(unsupported("a compressed shard index".to_owned())),
+                    };
+                let index_at_end = configuration["index_location"] != "start";
+                let shard = Shard { inner_dims, index_at_end, index_checksum };
+                (Some(shard), byte_codecs(list(configuration, "/codecs")?, dtype)?)
+            }
+            codecs => (None, byte_codecs(codecs, dtype)?),
+        };
+        let chunk_dims = dimensions(json, "/chunk_grid/configuration/chunk_shape")?;
+        Self { dtype, dims: dimensions(json, "/shape")?, chunk_dims, keys, shard, codecs }.checked()
+    }
+
+    /// Reads `.zarray`.
+    ///
+    /// # Errors
+    /// Something in it is missing, malformed or not supported.
+    pub fn from_zarr2(json: &Value) -> Result<Self, LayoutError> {
+        let name = text(json, "/dtype")?;
+        let dtype = zarr2_dtype(name).ok_or_else(|| unsupported(format!("data type `{name}`")))?;
+        check_fill_value(json)?;
+        if json["order"] != "C" {
+            return Err(unsupported(format!("order `{}`", json["order"])));
+        }
+        if json["filters"].as_array().is_some_and(|filters| !filters.is_empty()) {
+            return Err(unsupported("a filter".to_owned()));
+        }
+        let codecs = match &json["compressor"] {
+            Value::Null => vec![],
+            compressor if compressor["id"] == "zstd" => vec![ByteCodec::Zstd { level: 1 }],
+            compressor => return Err(unsupported(format!("compressor `{}`", compressor["id"]))),
+        };
+        let keys = ChunkKeys::V2 { separator: separator(json.get("dimension_separator"), '.')? };
+        let (dims, chunk_dims) = (dimensions(json, "/shape")?, dimensions(json, "/chunks")?);
+        Self { dtype, dims, chunk_dims, keys, shard: None, codecs }.checked()
+    }
+
+    fn checked(self) -> Result<Self, LayoutError> {
+        let inner = self.encoded_dims();
+        let same_rank = self.chunk_dims.len() == self.dims.len() && inner.len() == self.dims.len();
+        let divides = inner
+            .iter()
+            .zip(&self.chunk_dims)
+            .all(|(&inner, &chunk)| inner > 0 && chunk % inner == 0 && chunk > 0);
+        let size =
+            |dims: &[usize]| dims.iter().try_fold(self.dtype.byte_size(), |size, &dim| size.checked_mul(dim));
+        if size(&self.dims).is_none() || size(&self.chunk_dims).is_none() {
+            return Err(LayoutError::Malformed("its dimensions are too large".to_owned()));
+        }
+        if same_rank && divides {
+            Ok(self)
+        } else {
+            Err(LayoutError::Malformed("its chunk shapes do not fit".to_owned()))
+        }
+    }
+}
+
+/// Why metadata cannot be used.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum LayoutError {
+    Malformed(String),
+    Unsupported(String),
+}
+
+fn unsupported(feature: String) -> LayoutError {
+    LayoutError::Unsupported(feature)
+}
+
+/// Splits leading axes until a box has at most [`INNER_BYTES`], so that the boxes stay contiguous in their shard.
+fn inner_dims(shard_dims: &[usize], element_size: usize) -> Vec<usize> {
+    let mut inner = shard_dims.to_vec();
+    for axis in 0..inner.len() {
+        let rest = element_size * inner[axis + 1..].iter().product::<usize>();
+        if rest * inner[axis] <= INNER_BYTES {
+            break;
+        }
+        let divisors = (1..=inner[axis]).filter(|divisor| inner[axis] % divisor == 0);
+        let fitting =
+            divisors.clone().take_while(|divisor| divisor * rest <= INNER_BYTES).last().unwrap_or(1);
+        let is_last = axis + 1 == inner.len() || rest <= INNER_BYTES;
+        inner[axis] = if is_last && fitting * rest < INNER_BYTES_LEAST {
+            divisors.clone().find(|divisor| divisor * rest >= INNER_BYTES_LEAST).unwrap_or(inner[axis])
+        } else {
+            fitting
+        };
+    }
+    inner
+}
+
+/// Chunks that are not stored hold the fill value, which is always zero in checkpoints.
+fn check_fill_value(json: &Value) -> Result<(), LayoutError> {
+    match &json["fill_value"] {
+        Value::Null | Value::Bool(false) => Ok(()),
+        value if value.as_f64() == Some(0.0) => Ok(()),
+        value => Err(unsupported(format!("fill value `{value}`"))),
+    }
+}
+
+fn byte_codecs(codecs: &[Value], dtype: DType) -> Result<Vec<ByteCodec>, LayoutError> {
+    let mut kinds = Vec::new();
+    for codec in codecs {
+        // A codec without configuration may be written as its name alone.
+        let name = codec.as_str().or_else(|| codec["name"].as_str()).unwrap_or_default();
+        match name {
+            "bytes" if dtype.byte_size() > 1 && codec["configuration"]["endian"] == "big" => {
+                return Err(unsupported("big-endian data".to_owned()));
+            }
+            "bytes" => {}
+            "zstd" => kinds.push(ByteCodec::Zstd { level: ZSTD_LEVEL }),
+            "crc32c" => kinds.push(ByteCodec::Crc32c),
+            other => return Err(unsupported(format!("codec `{other}`"))),
+        }
+    }
+    Ok(kinds)
+}
+
+fn zarr2_dtype(name: &str) -> Option<DType> {
+    let dtype = match name {
+        "|b1" => DType::Bool,
+        "|i1" => DType::I8,
+        "|u1" => DType::U8,
+        "<i2" => DType::I16,
+        "<i4" => DType::I32,
+        "<i8" => DType::I64,
+        "<u2" => DType::U16,
+        "<u4" => DType::U32,
+        "<u8" => DType::U64,
+        "<f2" => DType::F16,
+        "bfloat16" => DType::BF16,
+        "<f4" => DType::F32,
+        "<f8" => DType::F64,
+        _ => return None,
+    };
+    Some(dtype)
+}
+
+fn separator(value: Option<&Value>, default: char) -> Result<char, LayoutError> {
+    match value.map(|value| value.as_str().unwrap_or_default()) {
+        None => Ok(default),
+        Some("/") => Ok('/'),
+        Some(".") => Ok('.'),
+        Some(other) => Err(unsupported(format!("dimension separator `{other}`"))),
+    }
+}
+
+fn text<'j>(json: &'j Value, pointer: &str) -> Result<&'j str, LayoutError> {
+    json.pointer(pointer).and_then(Value::as_str).ok_or_else(|| malformed(pointer))
+}
+
+fn list<'j>(json: &'j Value, pointer: &str) -> Result<&'j Vec<Value>, LayoutError> {
+    json.pointer(pointer).and_then(Value::as_array).ok_or_else(|| malformed(pointer))
+}
+
+fn dimensions(json: &Value, pointer: &str) -> Result<Vec<usize>, LayoutError> {
+    let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
+    list(json, pointer)?.iter().map(|value| number(value).ok_or_else(|| malformed(pointer))).collect()
+}
+
+fn malformed(pointer: &str) -> LayoutError {
+    LayoutError::Malformed(format!("`{}` is missing or malformed", &pointer[1..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        for dtype in DType::ALL {
+            let layout = ArrayLayout::for_shards(dtype, &[6, 4], &[3, 4]);
+            assert_eq!(ArrayLayout::from_zarr3(&layout.to_json()), Ok(layout));
+        }
+        let scalar = ArrayLayout::for_shards(DType::I32, &[], &[]);
+        assert_eq!(ArrayLayout::from_zarr3(&scalar.to_json()), Ok(scalar));
+    }
+
+    #[test]
+    fn what_is_not_supported_is_named() {
+        let check = |pointer: &str, value: Value, expected: &str| {
+            let mut json = ArrayLayout::for_shards(DType::F32, &[4], &[4]).to_json();
+            *json.pointer_mut(pointer).unwrap() = value;
+            let error = ArrayLayout::from_zarr3(&json).unwrap_err();
+            assert!(format!("{error:?}").contains(expected), "{error:?}");
+        };
+        check("/data_type", json!("complex64"), "complex64");
+        check("/codecs", json!([{"name": "bytes"}, {"name": "blosc"}]), "blosc");
+        check("/codecs", json!([{"name": "bytes", "configuration": {"endian": "big"}}]), "big-endian");
+        check("/chunk_grid/name", json!("rectangular"), "rectangular");
+        check("/shape", json!([-1]), "shape");
+        check("/chunk_grid/configuration/chunk_shape", json!([6]), "do not fit");
+        check("/chunk_grid/configuration/chunk_shape", json!([4, 4]), "do not fit");
+    }
+
+    #[test]
+    fn inner_chunks_divide_their_shard() {
+        let check = |shard: &[usize], expected: &[usize]| assert_eq!(inner_dims(shard, 4), expected);
+        check(&[], &[]);
+        check(&[7, 5], &[7, 5]);
+        check(&[4096, 4096], &[512, 4096]);
+        check(&[2, 1 << 13, 1 << 12], &[1, 512, 1 << 12]);
+        // A prime number of rows has no divisor between one row and all of them.
+        check(&[10007, 512], &[10007, 512]);
+    }
+
+    #[test]
+    fn chunk_files_have_orbax_names() {
+        let keys = ChunkKeys::Default { separator: '/' };
+        assert_eq!((keys.file(&[]), keys.file(&[0, 12])), ("c".to_owned(), "c/0/12".to_owned()));
+        let keys = ChunkKeys::V2 { separator: '.' };
+        assert_eq!((keys.file(&[]), keys.file(&[0, 12])), ("0".to_owned(), "0.12".to_owned()));
+    }
+}
