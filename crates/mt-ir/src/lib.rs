@@ -1,4 +1,25 @@
-//! SSA graphs of StableHLO operations: shape rules, verifier, printer.
+//! SSA graphs of StableHLO operations: pure shape rules, a verifier, dead-code elimination, and the printer.
+//!
+//! Phase: build. Everything here is positional and free of FFI; `mt-trace` builds graphs from named axes,
+//! `mt-autodiff` differentiates them, `mt-runtime` compiles the text that is printed here.
+
 #![forbid(unsafe_code)]
+
+mod graph;
+mod op;
+mod print;
 mod program;
+mod shape_rules;
+mod transform;
+mod verify;
+
+pub use graph::{Graph, Node, ValueId};
+pub use op::{
+    Binary, Collective, CollectiveKind, Comparison, CustomVjp, Dot, GatherDims, Literal, ManualComputation,
+    Op, Precision, Reduction, Remat, SavePolicy, Scalar, Scan, ScatterDims, ScatterKind, Unary, While,
+};
+pub use print::{Boundary, DotLowering, PrintOptions, print_program};
 pub use program::{Program, ProgramValue, TensorType};
+pub use shape_rules::{ShapeError, infer};
+pub use transform::{eliminate_dead_code, extract};
+pub use verify::{VerifyError, verify};

@@ -1,0 +1,454 @@
+//! Differentiation of operations with regions.
+
+use std::sync::Arc;
+
+use mt_ir::{Graph, Node, Op, SavePolicy, Scan, TensorType, ValueId, eliminate_dead_code};
+use mt_shape::{DType, PartitionSpec};
+
+use crate::{
+    AutodiffError,
+    activity::{active_scan_inputs, active_values, needs_cotangent},
+    joint::joint,
+    partition::{partition, placement},
+};
+
+/// What the backward pass of a node needs from its forward pass.
+pub(crate) enum Tape {
+    /// Nothing but operands and results: the table of rules serves.
+    Rule,
+    Scan(ScanTape),
+    /// Remat and custom derivatives: a backward graph and its leading arguments.
+    Region(RegionTape),
+    Case(CaseTape),
+}
+
+pub(crate) struct RegionTape {
+    backward: Graph,
+    /// Values in the builder: what the backward graph reads before cotangents.
+    residuals: Vec<ValueId>,
+    /// Which outputs have cotangents among the backward graph's inputs.
+    cotangents: Vec<bool>,
+    /// For each operand: which output of the backward graph is its gradient.
+    gradients: Vec<Option<usize>>,
+    /// Whether the compiler must not merge the recomputation with the forward pass.
+    barrier: bool,
+}
+
+pub(crate) struct ScanTape {
+    scan: Scan,
+    backward: Graph,
+    /// Inputs of the body that the backward body reads.
+    uses_inputs: Vec<bool>,
+    operands: Vec<ValueId>,
+    /// Stacks of the carries that the backward body reads, then of the saved values.
+    carries: Vec<ValueId>,
+    saved: Vec<ValueId>,
+    cotangents: Vec<bool>,
+    gradients: Vec<Option<usize>>,
+}
+
+pub(crate) struct CaseTape {
+    backward: Vec<Arc<Graph>>,
+    /// Branch index, arguments, residuals of all branches.
+    operands: Vec<ValueId>,
+    cotangents: Vec<bool>,
+    /// Which arguments get gradients, in the order of the backward branches' outputs.
+    gradients: Vec<bool>,
+}
+
+/// Emits the forward pass of an operation with regions; `None` if the operation has none and is to be copied.
+///
+/// `wanted` marks the results that will have cotangents.
+pub(crate) fn forward(
+    builder: &mut Graph,
+    node: &Node,
+    operands: &[ValueId],
+    active: &[bool],
+    wanted: &[bool],
+) -> Result<Option<(Vec<ValueId>, Tape)>, AutodiffError> {
+    Ok(Some(match &node.op {
+        Op::Scan(scan) => forward_scan(builder, scan, operands, active, wanted)?,
+        Op::Remat(remat) => {
+            let joint = joint(&remat.body, active, wanted)?;
+            let all = vec![true; operands.len()];
+            let parts = partition(&joint, operands.len(), &remat.save, &all);
+            let values = builder.inline(&eliminate_dead_code(&parts.forward), operands);
+            let (results, saved) = values.split_at(node.results.len());
+            let mut residuals = pick(operands, &parts.uses_inputs);
+            residuals.extend(saved);
+            let tape = RegionTape {
+                backward: eliminate_dead_code(&parts.backward),
+                residuals,
+                cotangents: wanted.to_vec(),
+                gradients: numbered(&joint.gradients),
+                barrier: true,
+            };
+            (results.to_vec(), Tape::Region(tape))
+        }
+        Op::CustomVjp(op) => {
+            let values = builder.inline(&op.forward, operands);
+            let (results, residuals) = values.split_at(node.results.len());
+            let mut next = 0..;
+            let gradients =
+                op.differentiable.iter().map(|marked| marked.then(|| next.next()).flatten()).collect();
+            let tape = RegionTape {
+                backward: (*op.backward).clone(),
+                residuals: residuals.to_vec(),
+                cotangents: vec![true; node.results.len()],
+                gradients,
+                barrier: false,
+            };
+            (results.to_vec(), Tape::Region(tape))
+        }
+        Op::Case { branches } => forward_case(builder, branches, operands, active, wanted)?,
+        Op::While(_) | Op::ManualComputation(_) => {
+            return Err(AutodiffError::NotDifferentiable {
+                op: node.op.name(),
+                scope: node.scope.to_string(),
+            });
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// Emits the backward pass; returns a gradient for each operand, or `None` for zero.
+pub(crate) fn backward(
+    builder: &mut Graph,
+    node: &Node,
+    tape: Tape,
+    cotangents: &[Option<ValueId>],
+) -> Vec<Option<ValueId>> {
+    match tape {
+        Tape::Rule => unreachable!("handled by the table of rules"),
+        Tape::Region(tape) => backward_region(builder, node, tape, cotangents),
+        Tape::Scan(tape) => backward_scan(builder, tape, cotangents),
+        Tape::Case(tape) => backward_case(builder, node, tape, cotangents),
+    }
+}
+
+fn pick<T: Clone>(items: &[T], keep: &[bool]) -> Vec<T> {
+    items.iter().zip(keep).filter(|(_, keep)| **keep).map(|(item, _)| item.clone()).collect()
+}
+
+/// The gradients that exist, numbered from 0 in order.
+fn numbered(gradients: &[Option<usize>]) -> Vec<Option<usize>> {
+    let mut next = 0..;
+    gradients.iter().map(|gradient| gradient.and_then(|_| next.next())).collect()
+}
+
+/// The cotangents of the results that `wanted` marks, zeros where there is none.
+fn filled(
+    builder: &mut Graph,
+    types: &[TensorType],
+    cotangents: &[Option<ValueId>],
+    wanted: &[bool],
+) -> Vec<ValueId> {
+    let mut values = Vec::new();
+    for ((ty, cotangent), wanted) in types.iter().zip(cotangents).zip(wanted) {
+        if *wanted {
+            values.push(cotangent.unwrap_or_else(|| builder.splat(ty.clone(), 0.0)));
+        }
+    }
+    values
+}
+
+fn result_types(
+    builder: &Graph,
+    node: &Node,
+    cotangents: &[Option<ValueId>],
+    outputs: Vec<TensorType>,
+) -> Vec<TensorType> {
+    debug_assert_eq!(outputs.len(), node.results.len());
+    debug_assert!(
+        cotangents.iter().zip(&outputs).all(|(value, ty)| value.is_none_or(|value| builder.ty(value) == ty))
+    );
+    outputs
+}
+
+fn backward_region(
+    builder: &mut Graph,
+    node: &Node,
+    tape: RegionTape,
+    cotangents: &[Option<ValueId>],
+) -> Vec<Option<ValueId>> {
+    let outputs = match &node.op {
+        Op::Remat(remat) => remat.body.output_types(),
+        Op::CustomVjp(op) => op.primal.output_types(),
+        _ => unreachable!("only these have a region tape"),
+    };
+    let types = result_types(builder, node, cotangents, outputs);
+    let seeds = filled(builder, &types, cotangents, &tape.cotangents);
+    let mut arguments = [tape.residuals, seeds].concat();
+    if tape.barrier {
+        // With the cotangents among the operands, recomputation starts only once the backward pass gets here.
+        arguments = builder.emit_all(Op::OptimizationBarrier, &arguments);
+    }
+    let gradients = builder.inline(&tape.backward, &arguments);
+    tape.gradients.iter().map(|gradient| gradient.map(|index| gradients[index])).collect()
+}
+
+fn forward_case(
+    builder: &mut Graph,
+    branches: &[Arc<Graph>],
+    operands: &[ValueId],
+    active: &[bool],
+    wanted: &[bool],
+) -> Result<(Vec<ValueId>, Tape), AutodiffError> {
+    let num_arguments = operands.len() - 1;
+    let mut joints = Vec::new();
+    let mut parts = Vec::new();
+    for branch in branches {
+        let joint = joint(branch, &active[1..], wanted)?;
+        parts.push(partition(&joint, num_arguments, &SavePolicy::Everything, &vec![true; num_arguments]));
+        joints.push(joint);
+    }
+    let gradients: Vec<bool> =
+        (0..num_arguments).map(|index| joints.iter().any(|joint| joint.gradients[index].is_some())).collect();
+    let num_results = branches[0].outputs().len();
+    let saved_types: Vec<Vec<TensorType>> =
+        parts.iter().map(|part| part.forward.output_types()[num_results..].to_vec()).collect();
+    // Every branch returns the residuals of all branches: its own, and zeros for the others.
+    let forward = parts.iter().enumerate().map(|(own, part)| {
+        let mut branch = Graph::new();
+        let inputs: Vec<ValueId> =
+            part.forward.input_types().into_iter().map(|ty| branch.input(ty)).collect();
+        let values = branch.inline(&part.forward, &inputs);
+        let mut outputs = values[..num_results].to_vec();
+        for (index, types) in saved_types.iter().enumerate() {
+            if index == own {
+                outputs.extend(&values[num_results..]);
+            } else {
+                outputs.extend(types.iter().map(|ty| branch.splat(ty.clone(), 0.0)));
+            }
+        }
+        branch.set_outputs(outputs);
+        Arc::new(branch)
+    });
+    let values = builder.emit_all(Op::Case { branches: forward.collect() }, operands);
+    let residual_types: Vec<TensorType> = saved_types.concat();
+    let argument_types = branches[0].input_types();
+    let cotangent_types = pick(&branches[0].output_types(), wanted);
+    let mut first_saved = 0;
+    let backward = parts.iter().zip(&joints).map(|(part, joint)| {
+        let mut branch = Graph::new();
+        let arguments: Vec<ValueId> = argument_types.iter().map(|ty| branch.input(ty.clone())).collect();
+        let residuals: Vec<ValueId> = residual_types.iter().map(|ty| branch.input(ty.clone())).collect();
+        let seeds: Vec<ValueId> = cotangent_types.iter().map(|ty| branch.input(ty.clone())).collect();
+        let own = residuals[first_saved..first_saved + part.num_saved].to_vec();
+        first_saved += part.num_saved;
+        let inner = [pick(&arguments, &part.uses_inputs), own, seeds].concat();
+        let values = branch.inline(&part.backward, &inner);
+        let mut next = values.into_iter();
+        let mut outputs = Vec::new();
+        for (index, ty) in argument_types.iter().enumerate().filter(|(index, _)| gradients[*index]) {
+            let own = joint.gradients[index].and_then(|_| next.next());
+            outputs.push(own.unwrap_or_else(|| branch.splat(ty.clone(), 0.0)));
+        }
+        branch.set_outputs(outputs);
+        Arc::new(branch)
+    });
+    let tape = CaseTape {
+        backward: backward.collect(),
+        operands: [operands, &values[num_results..]].concat(),
+        cotangents: wanted.to_vec(),
+        gradients,
+    };
+    Ok((values[..num_results].to_vec(), Tape::Case(tape)))
+}
+
+fn backward_case(
+    builder: &mut Graph,
+    node: &Node,
+    tape: CaseTape,
+    cotangents: &[Option<ValueId>],
+) -> Vec<Option<ValueId>> {
+    let Op::Case { branches } = &node.op else { unreachable!("only a case has a case tape") };
+    let types = result_types(builder, node, cotangents, branches[0].output_types());
+    let seeds = filled(builder, &types, cotangents, &tape.cotangents);
+    let operands = [tape.operands, seeds].concat();
+    let mut gradients = builder.emit_all(Op::Case { branches: tape.backward }, &operands).into_iter();
+    std::iter::once(None)
+        .chain(tape.gradients.iter().map(|exists| exists.then(|| gradients.next()).flatten()))
+        .collect()
+}
+
+/// Which outputs of a scan's body have cotangents: those asked for, and carries that a later step reads.
+fn scan_cotangents(scan: &Scan, active: &[bool], wanted: &[bool]) -> Vec<bool> {
+    let values = active_values(&scan.body, active);
+    let mut outputs = wanted.to_vec();
+    loop {
+        let needs = needs_cotangent(&scan.body, &values, &outputs);
+        let before = outputs.clone();
+        for index in 0..scan.num_carry {
+            let input = scan.body.inputs()[scan.num_captured + index];
+            let output = scan.body.outputs()[index];
+            outputs[index] |= needs[input.index()] && values[output.index()];
+        }
+        if outputs == before {
+            return outputs;
+        }
+    }
+}
+
+fn constrain_stack(builder: &mut Graph, stack: ValueId, spec: Option<PartitionSpec>) -> ValueId {
+    match spec {
+        Some(spec) => builder.emit(Op::Constrain(spec.with_leading()), &[stack]),
+        None => stack,
+    }
+}
+
+fn forward_scan(
+    builder: &mut Graph,
+    scan: &Scan,
+    operands: &[ValueId],
+    active: &[bool],
+    wanted: &[bool],
+) -> Result<(Vec<ValueId>, Tape), AutodiffError> {
+    let body_active = active_scan_inputs(scan, active);
+    let cotangents = scan_cotangents(scan, &body_active, wanted);
+    let joint = joint(&scan.body, &body_active, &cotangents)?;
+    let (captured, carry) = (scan.num_captured, scan.num_carry);
+    let is_carry = |index: usize| (captured..captured + carry).contains(&index);
+    let varying: Vec<bool> = (0..operands.len()).map(is_carry).collect();
+    let parts = partition(&joint, operands.len(), &scan.save, &varying);
+    let num_outputs = scan.body.outputs().len();
+
+    // The forward scan also stacks the carries that the backward body reads, and the saved values.
+    let mut forward = parts.forward;
+    let kept_carries: Vec<usize> =
+        (captured..captured + carry).filter(|index| parts.uses_inputs[*index]).collect();
+    let mut outputs = forward.outputs().to_vec();
+    let saved_outputs = outputs.split_off(num_outputs);
+    outputs.extend(kept_carries.iter().map(|index| forward.inputs()[*index]));
+    outputs.extend(&saved_outputs);
+    let carry_specs: Vec<_> =
+        kept_carries.iter().map(|index| placement(&forward, outputs[index - captured])).collect();
+    let saved_specs: Vec<_> = saved_outputs.iter().map(|value| placement(&forward, *value)).collect();
+    forward.set_outputs(outputs);
+    let forward = Scan { body: Arc::new(eliminate_dead_code(&forward)), ..scan.clone() };
+    let values = builder.emit_all(Op::Scan(forward), operands);
+    let (carries, saved) = values[num_outputs..].split_at(kept_carries.len());
+    let carries =
+        carries.iter().zip(carry_specs).map(|(stack, spec)| constrain_stack(builder, *stack, spec)).collect();
+    let saved =
+        saved.iter().zip(saved_specs).map(|(stack, spec)| constrain_stack(builder, *stack, spec)).collect();
+    let tape = ScanTape {
+        scan: scan.clone(),
+        backward: parts.backward,
+        uses_inputs: parts.uses_inputs,
+        operands: operands.to_vec(),
+        carries,
+        saved,
+        cotangents,
+        gradients: numbered(&joint.gradients),
+    };
+    Ok((values[..num_outputs].to_vec(), Tape::Scan(tape)))
+}
+
+/// Sums over steps are kept in `f32` at least.
+fn accumulator(ty: &TensorType) -> TensorType {
+    let dtype = if matches!(ty.dtype, DType::BF16 | DType::F16) { DType::F32 } else { ty.dtype };
+    TensorType::new(dtype, ty.dims.clone())
+}
+
+fn backward_scan(
+    builder: &mut Graph,
+    tape: ScanTape,
+    cotangents: &[Option<ValueId>],
+) -> Vec<Option<ValueId>> {
+    let scan = &tape.scan;
+    let (captured, carry) = (scan.num_captured, scan.num_carry);
+    let first_slice = captured + carry;
+    let input_types = scan.body.input_types();
+    let output_types = scan.body.output_types();
+    let has_gradient = |index: usize| tape.gradients[index].is_some();
+
+    // The reverse scan's operands. Captured: what the body reads of the captured values.
+    let kept = |range: std::ops::Range<usize>| range.filter(|index| tape.uses_inputs[*index]);
+    let captured_operands: Vec<ValueId> = kept(0..captured).map(|index| tape.operands[index]).collect();
+    // Carry: cotangents of the carry, then sums of the captured values' gradients.
+    let carried: Vec<usize> = (0..carry).filter(|index| tape.cotangents[*index]).collect();
+    let summed: Vec<usize> = (0..captured).filter(|index| has_gradient(*index)).collect();
+    let mut carry_operands = Vec::new();
+    for index in &carried {
+        let zero = |builder: &mut Graph| builder.splat(output_types[*index].clone(), 0.0);
+        carry_operands.push(cotangents[*index].unwrap_or_else(|| zero(builder)));
+    }
+    for index in &summed {
+        carry_operands.push(builder.splat(accumulator(&input_types[*index]), 0.0));
+    }
+    // Slices: stacked carries, inputs, saved values, cotangents of the stacked outputs.
+    let stacked_cotangents: Vec<usize> =
+        (carry..output_types.len()).filter(|index| tape.cotangents[*index]).collect();
+    let mut slice_operands = tape.carries.clone();
+    slice_operands.extend(kept(first_slice..input_types.len()).map(|index| tape.operands[index]));
+    slice_operands.extend(&tape.saved);
+    for index in &stacked_cotangents {
+        let ty = &output_types[*index];
+        let stacked = TensorType::new(ty.dtype, [&[scan.length], ty.dims.as_slice()].concat());
+        slice_operands.push(cotangents[*index].unwrap_or_else(|| builder.splat(stacked, 0.0)));
+    }
+
+    let mut body = Graph::new();
+    let inner = |body: &mut Graph, values: &[ValueId]| -> Vec<ValueId> {
+        values.iter().map(|value| body.input(builder.ty(*value).clone())).collect()
+    };
+    let inner_captured = inner(&mut body, &captured_operands);
+    let inner_carry = inner(&mut body, &carry_operands);
+    let inner_slices: Vec<ValueId> = slice_operands
+        .iter()
+        .map(|value| {
+            let ty = builder.ty(*value);
+            body.input(TensorType::new(ty.dtype, &ty.dims[1..]))
+        })
+        .collect();
+    let (carry_cotangents, sums) = inner_carry.split_at(carried.len());
+    let (state, ys) = inner_slices.split_at(inner_slices.len() - stacked_cotangents.len());
+    // The backward graph reads: inputs (captured, carry, slices), saved values, cotangents in output order. The
+    // stacked carries come first among the slices, so what follows the captured inputs is already in that order.
+    let arguments = [&inner_captured, state, carry_cotangents, ys].concat();
+    let gradients = body.inline(&tape.backward, &arguments);
+    let gradient = |index: usize| tape.gradients[index].map(|position| gradients[position]);
+    let mut outputs = Vec::new();
+    for index in &carried {
+        let ty = output_types[*index].clone();
+        outputs.push(gradient(captured + index).unwrap_or_else(|| body.splat(ty, 0.0)));
+    }
+    for (index, sum) in summed.iter().zip(sums) {
+        let value = gradient(*index).expect("summed gradients exist");
+        let value = body.convert(value, body.ty(*sum).dtype);
+        outputs.push(body.add(*sum, value));
+    }
+    let sliced: Vec<usize> = (first_slice..input_types.len()).filter(|index| has_gradient(*index)).collect();
+    let mut stack_specs = Vec::new();
+    for index in &sliced {
+        let value = gradient(*index).expect("these gradients exist");
+        stack_specs.push(placement(&body, value));
+        outputs.push(value);
+    }
+    body.set_outputs(outputs);
+    let reverse = Scan {
+        body: Arc::new(eliminate_dead_code(&body)),
+        length: scan.length,
+        reverse: !scan.reverse,
+        num_captured: captured_operands.len(),
+        num_carry: carry_operands.len(),
+        save: scan.save.clone(),
+    };
+    let operands = [captured_operands, carry_operands, slice_operands].concat();
+    let results = builder.emit_all(Op::Scan(reverse), &operands);
+
+    let mut all = vec![None; tape.operands.len()];
+    for (position, index) in carried.iter().enumerate() {
+        all[captured + index] = Some(results[position]);
+    }
+    for (position, index) in summed.iter().enumerate() {
+        let sum = results[carried.len() + position];
+        all[*index] = Some(builder.convert(sum, input_types[*index].dtype));
+    }
+    for ((position, index), spec) in sliced.iter().enumerate().zip(stack_specs) {
+        let stack = results[carried.len() + summed.len() + position];
+        all[*index] = Some(constrain_stack(builder, stack, spec));
+    }
+    all
+}
