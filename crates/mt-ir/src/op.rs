@@ -150,6 +150,7 @@ pub enum Unary {
     Ceil,
     RoundNearestEven,
     Erf,
+    ErfInv,
     Not,
     IsFinite,
 }
@@ -358,6 +359,7 @@ impl Unary {
             Self::Ceil => "stablehlo.ceil",
             Self::RoundNearestEven => "stablehlo.round_nearest_even",
             Self::Erf => "chlo.erf",
+            Self::ErfInv => "chlo.erf_inv",
             Self::Not => "stablehlo.not",
             Self::IsFinite => "stablehlo.is_finite",
         }

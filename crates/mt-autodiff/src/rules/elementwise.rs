@@ -57,6 +57,12 @@ pub(super) fn unary(c: &mut Context<'_>, unary: Unary) -> Option<ValueId> {
             let gauss = b.unary(Unary::Exp, negative);
             b.multiply(scale, gauss)
         }
+        Unary::ErfInv => {
+            let scale = b.splat_like(y, 0.5 * std::f64::consts::PI.sqrt());
+            let square = b.multiply(y, y);
+            let growth = b.unary(Unary::Exp, square);
+            b.multiply(scale, growth)
+        }
     };
     Some(b.multiply(g, factor))
 }

@@ -5,7 +5,7 @@ use mt_shape::{DType, HostArray};
 use super::{Name, Printer, i64_array, list, tensor};
 use crate::{
     Binary, Collective, CollectiveKind, Dot, GatherDims, Graph, Literal, Node, Op, Precision, Reduction,
-    Scalar, ScatterDims, ScatterKind, TensorType, Unary,
+    Scalar, ScatterDims, ScatterKind, TensorType,
 };
 
 /// A float as MLIR reads it back exactly: decimal where the shortest form is exact, bits otherwise.
@@ -89,7 +89,6 @@ impl Printer<'_> {
             Op::Iota { dimension, .. } => {
                 simple(self, "stablehlo.iota", &[format!("iota_dimension = {dimension} : i64")])
             }
-            Op::Unary(Unary::Erf) => simple(self, "chlo.erf", &[]),
             Op::Unary(unary) => simple(self, unary.mnemonic(), &[]),
             Op::Binary(binary) => simple(self, binary.mnemonic(), &[]),
             Op::Compare(comparison) => {

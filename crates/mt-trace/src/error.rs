@@ -1,0 +1,39 @@
+//! What is wrong with traced code.
+
+use std::panic::Location;
+
+use mt_autodiff::AutodiffError;
+use mt_ir::{ShapeError, VerifyError};
+
+/// An operation was misused while tracing.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("`{operation}` in `{scope}`{shapes}: {kind} ({location})")]
+pub struct TraceError {
+    /// The operation.
+    pub operation: String,
+    /// The scope path, such as `decoder/layers/mlp`.
+    pub scope: String,
+    /// The operands' types and axes, for the message.
+    pub shapes: String,
+    /// The line of model code.
+    pub location: &'static Location<'static>,
+    /// What is wrong.
+    pub kind: TraceErrorKind,
+}
+
+/// The kinds of misuse.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum TraceErrorKind {
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    #[error(transparent)]
+    Autodiff(#[from] AutodiffError),
+    #[error(transparent)]
+    Verify(#[from] VerifyError),
+    #[error("a tensor was used after its region ended")]
+    Escaped,
+    #[error("tensors of two traces were mixed")]
+    ForeignTrace,
+    #[error("the body of a custom derivative captures a tensor from outside; pass it as an argument")]
+    CapturedByCustomVjp,
+}

@@ -1,0 +1,186 @@
+//! Operations on axes: renaming, ordering, splitting, cutting and joining.
+
+use mt_ir::{Literal, Op, Scalar, ShapeError, TensorType};
+use mt_shape::Axis;
+
+use crate::{Tensor, trace::sizes};
+
+impl<'t> Tensor<'t> {
+    /// The same tensor with an axis under another name.
+    #[track_caller]
+    pub fn rename(self, from: &'static str, to: &'static str) -> Self {
+        let position = self.position(from);
+        let mut axes = self.axes().to_vec();
+        if from != to && axes.iter().any(|axis| axis.name == to) {
+            let message = format!("the tensor already has an axis `{to}`");
+            self.trace.fail("rename", &[self], ShapeError::Invalid(message));
+        }
+        axes[position].name = to;
+        self.with_axes(&axes)
+    }
+
+    /// The tensor with exactly these axes, in this order: those it has are moved, the others are added by repeating.
+    #[track_caller]
+    pub fn broadcast(self, axes: &[Axis]) -> Self {
+        let own = self.axes();
+        if *own == *axes {
+            return self;
+        }
+        let mapping: Vec<usize> = own
+            .iter()
+            .map(|axis| {
+                axes.iter().position(|target| target == axis).unwrap_or_else(|| {
+                    let error = ShapeError::MissingAxis { axis: axis.name, axes: format!("{axes:?}") };
+                    self.trace.fail("broadcast", &[self], error)
+                })
+            })
+            .collect();
+        if own.len() == axes.len() {
+            let permutation = axes.iter().map(|axis| self.position(axis.name)).collect();
+            return self.apply_one(Op::Transpose { permutation }, &[], axes);
+        }
+        self.apply_one(Op::Broadcast { dims: sizes(axes), mapping }, &[], axes)
+    }
+
+    /// The tensor with its axes in this order.
+    #[track_caller]
+    pub fn order(self, names: &[&'static str]) -> Self {
+        let own = self.axes();
+        if names.len() != own.len() {
+            let message = format!("{names:?} are not all axes of {own:?}");
+            self.trace.fail("order", &[self], ShapeError::Invalid(message));
+        }
+        let axes: Vec<Axis> = names.iter().map(|name| self.axis(name)).collect();
+        self.broadcast(&axes)
+    }
+
+    /// Replaces an axis by several whose sizes multiply to its size, the slowest first.
+    #[track_caller]
+    pub fn split(self, name: &'static str, into: &[Axis]) -> Self {
+        let position = self.position(name);
+        let own = self.axes();
+        let axes = [&own[..position], into, &own[position + 1..]].concat();
+        self.apply_one(Op::Reshape { dims: sizes(&axes) }, &[], &axes)
+    }
+
+    /// Replaces neighbouring axes, given in order, by one.
+    #[track_caller]
+    pub fn merge(self, names: &[&'static str], into: &'static str) -> Self {
+        let position = self.position(names[0]);
+        let own = self.axes();
+        let merged = &own[position..(position + names.len()).min(own.len())];
+        if merged.iter().map(|axis| axis.name).ne(names.iter().copied()) {
+            let message = format!("axes {names:?} do not follow each other in {own:?}");
+            self.trace.fail("merge", &[self], ShapeError::Invalid(message));
+        }
+        let size = merged.iter().map(|axis| axis.size).product();
+        let axes = [&own[..position], &[Axis { name: into, size }], &own[position + names.len()..]].concat();
+        self.apply_one(Op::Reshape { dims: sizes(&axes) }, &[], &axes)
+    }
+
+    /// The tensor with one more leading axis of size 1.
+    #[track_caller]
+    pub fn unsqueeze(self, name: &'static str) -> Self {
+        let axes = [&[Axis { name, size: 1 }], &*self.axes()].concat();
+        self.apply_one(Op::Reshape { dims: sizes(&axes) }, &[], &axes)
+    }
+
+    /// The tensor without an axis of size 1.
+    #[track_caller]
+    pub fn squeeze(self, name: &'static str) -> Self {
+        let position = self.position(name);
+        let mut axes = self.axes().to_vec();
+        axes.remove(position);
+        self.apply_one(Op::Reshape { dims: sizes(&axes) }, &[], &axes)
+    }
+
+    /// The elements `start..limit` along an axis.
+    #[track_caller]
+    pub fn slice(self, along: &'static str, start: usize, limit: usize) -> Self {
+        let position = self.position(along);
+        let mut axes = self.axes().to_vec();
+        let (mut starts, mut limits) = (vec![0; axes.len()], sizes(&axes));
+        (starts[position], limits[position]) = (start, limit);
+        axes[position].size = limit.saturating_sub(start);
+        let op = Op::Slice { start: starts, limit: limits, stride: vec![1; axes.len()] };
+        self.apply_one(op, &[], &axes)
+    }
+
+    /// The tensor at one position of an axis, without that axis.
+    #[track_caller]
+    pub fn at(self, along: &'static str, position: usize) -> Self {
+        self.slice(along, position, position + 1).squeeze(along)
+    }
+
+    /// Adds elements of value `value` before and after along an axis.
+    #[track_caller]
+    pub fn pad(self, along: &'static str, before: usize, after: usize, value: f64) -> Self {
+        let position = self.position(along);
+        let mut axes = self.axes().to_vec();
+        let (mut low, mut high) = (vec![0; axes.len()], vec![0; axes.len()]);
+        (low[position], high[position]) = (before as i64, after as i64);
+        axes[position].size += before + after;
+        let dtype = self.dtype();
+        let padding = self.region().full(dtype, &[], value);
+        self.apply_one(Op::Pad { low, high, interior: vec![0; axes.len()] }, &[padding], &axes)
+    }
+
+    /// Joins tensors along an axis; their other axes are the same, in any order.
+    #[track_caller]
+    pub fn concatenate(self, others: &[Self], along: &'static str) -> Self {
+        let dimension = self.position(along);
+        let mut axes = self.axes().to_vec();
+        let others: Vec<Self> = others
+            .iter()
+            .map(|other| {
+                let mut expected = self.axes().to_vec();
+                expected[dimension].size = other.axis(along).size;
+                axes[dimension].size += other.axis(along).size;
+                other.broadcast(&expected)
+            })
+            .collect();
+        self.apply_one(Op::Concatenate { dimension }, &others, &axes)
+    }
+
+    /// The elements in reverse order along an axis.
+    #[track_caller]
+    pub fn reverse(self, along: &'static str) -> Self {
+        let dimensions = vec![self.position(along)];
+        self.apply_one(Op::Reverse { dimensions }, &[], &self.axes())
+    }
+
+    /// Each element of an axis moved one place towards the start; the last is filled with `value`.
+    #[track_caller]
+    pub fn shift_left_along(self, along: &'static str, value: f64) -> Self {
+        let size = self.axis(along).size;
+        self.slice(along, 1, size).pad(along, 0, 1, value)
+    }
+
+    /// `size` elements along an axis from `start`, an `i32` scalar, which is moved so that they fit.
+    #[track_caller]
+    pub fn dynamic_slice(self, along: &'static str, start: Self, size: usize) -> Self {
+        let position = self.position(along);
+        let mut axes = self.axes().to_vec();
+        axes[position].size = size;
+        let starts = self.start_indices(position, start);
+        self.apply_one(Op::DynamicSlice { sizes: sizes(&axes) }, &starts, &axes)
+    }
+
+    /// The tensor with `update` written along an axis from `start`, an `i32` scalar, which is moved so that it fits.
+    #[track_caller]
+    pub fn dynamic_update(self, along: &'static str, start: Self, update: Self) -> Self {
+        let position = self.position(along);
+        let mut expected = self.axes().to_vec();
+        expected[position].size = update.axis(along).size;
+        let update = update.broadcast(&expected);
+        let operands = [&[update], self.start_indices(position, start).as_slice()].concat();
+        self.apply_one(Op::DynamicUpdateSlice, &operands, &self.axes())
+    }
+
+    fn start_indices(self, position: usize, start: Self) -> Vec<Self> {
+        let ty = TensorType::scalar(mt_shape::DType::I32);
+        let zero = Op::Constant(Literal::Splat { ty, value: Scalar::Int(0) });
+        let zero = self.trace.emit(zero, &[], start.region(), &[&[]])[0];
+        (0..self.axes().len()).map(|dimension| if dimension == position { start } else { zero }).collect()
+    }
+}

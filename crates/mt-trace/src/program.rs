@@ -1,0 +1,114 @@
+//! The boundary: runs model code once and prints the program.
+
+use std::{
+    cell::RefCell,
+    panic::{self, AssertUnwindSafe, Location},
+    sync::Arc,
+};
+
+use mt_ir::{Boundary, DotLowering, PrintOptions, Program, eliminate_dead_code, print_program, verify};
+use mt_shape::{Axis, DType, Placement, Sharding};
+
+use crate::{
+    Region, Tensor, TraceError, TraceErrorKind,
+    trace::{Trace, sizes},
+};
+
+/// What a program depends on besides its code.
+#[derive(Clone, Debug)]
+pub struct ProgramOptions {
+    pub name: String,
+    /// The mesh, and the rules that place logical axes on it.
+    pub placement: Arc<Placement>,
+    /// How narrow dot products are printed for the platform.
+    pub dots: DotLowering,
+}
+
+/// Declares a program's arguments.
+pub struct Inputs<'t> {
+    region: Region<'t>,
+    boundaries: RefCell<Vec<Boundary>>,
+}
+
+/// A result of a program.
+pub struct Output<'t> {
+    name: String,
+    tensor: Tensor<'t>,
+    sharding: Sharding,
+}
+
+impl<'t> Inputs<'t> {
+    /// The outermost region.
+    pub fn region(&self) -> Region<'t> {
+        self.region
+    }
+
+    /// An argument whose axes have these logical names. A donated argument's memory is reused for results.
+    pub fn input(
+        &self,
+        name: &str,
+        dtype: DType,
+        axes: &[Axis],
+        logical_axes: &[Option<&str>],
+        donated: bool,
+    ) -> Tensor<'t> {
+        let sharding = self.region.trace.placement.sharding(logical_axes, &sizes(axes));
+        self.boundaries.borrow_mut().push(Boundary { name: name.to_owned(), sharding, donated });
+        self.region.trace.input(dtype, axes)
+    }
+
+    /// A result whose axes have these logical names.
+    pub fn output(&self, name: &str, tensor: Tensor<'t>, logical_axes: &[Option<&str>]) -> Output<'t> {
+        let sharding = self.region.trace.placement.sharding(logical_axes, &sizes(&tensor.axes()));
+        Output { name: name.to_owned(), tensor, sharding }
+    }
+
+    /// A result of which every device has a whole copy.
+    pub fn replicated(&self, name: &str, tensor: Tensor<'t>) -> Output<'t> {
+        let rank = tensor.axes().len();
+        self.output(name, tensor, &vec![None; rank])
+    }
+}
+
+/// Runs `code` once and prints the program that it traced.
+///
+/// # Errors
+/// The code misused an operation, or asked for a gradient that does not exist.
+pub fn program<F>(options: &ProgramOptions, code: F) -> Result<Program, TraceError>
+where
+    F: for<'t> FnOnce(&Inputs<'t>) -> Vec<Output<'t>>,
+{
+    let trace = Trace::new(options.placement.clone());
+    let traced = panic::catch_unwind(AssertUnwindSafe(|| {
+        let inputs = Inputs { region: trace.open(true), boundaries: RefCell::default() };
+        let outputs = code(&inputs);
+        let tensors: Vec<Tensor<'_>> = outputs.iter().map(|output| output.tensor).collect();
+        let graph = trace.close(&tensors).graph;
+        let outputs: Vec<Boundary> = outputs
+            .into_iter()
+            .map(|output| Boundary { name: output.name, sharding: output.sharding, donated: false })
+            .collect();
+        (graph, inputs.boundaries.into_inner(), outputs)
+    }));
+    let (graph, inputs, outputs) = match traced {
+        Ok(traced) => traced,
+        Err(payload) => match payload.downcast::<TraceError>() {
+            Ok(error) => return Err(*error),
+            Err(other) => panic::resume_unwind(other),
+        },
+    };
+    let graph = eliminate_dead_code(&graph);
+    verify(&graph).map_err(|error| TraceError {
+        operation: options.name.clone(),
+        scope: String::new(),
+        shapes: String::new(),
+        location: Location::caller(),
+        kind: TraceErrorKind::Verify(error),
+    })?;
+    let print = PrintOptions {
+        name: options.name.clone(),
+        mesh: options.placement.mesh().clone(),
+        dots: options.dots,
+    };
+    Ok(print_program(&graph, &inputs, &outputs, &print))
+}

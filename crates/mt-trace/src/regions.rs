@@ -1,0 +1,342 @@
+//! Control flow, differentiation and recomputation: operations whose bodies are traced once.
+
+use std::sync::Arc;
+
+use mt_autodiff::joint;
+use mt_ir::{
+    CustomVjp, Graph, Op, Remat, SavePolicy, Scan, ShapeError, ValueId, While, eliminate_dead_code, verify,
+};
+use mt_shape::{Axis, Tree};
+
+use crate::{Region, Tensor, TraceErrorKind, trace::Closed};
+
+/// How a scan runs.
+#[derive(Clone, Debug)]
+pub struct ScanOptions {
+    /// The number of steps: the size of the scanned axis.
+    pub length: usize,
+    /// The axis of the inputs that is scanned, and of the stacked outputs. It must be leading.
+    pub axis: &'static str,
+    /// From the last slice to the first.
+    pub reverse: bool,
+    /// What is kept for the backward pass besides the carry.
+    pub save: SavePolicy,
+}
+
+impl ScanOptions {
+    /// Scans over an axis from its start, keeping what the backward pass needs.
+    pub fn over(axis: Axis) -> Self {
+        Self { length: axis.size, axis: axis.name, reverse: false, save: SavePolicy::Everything }
+    }
+
+    /// The same scan with another policy on what to keep.
+    pub fn saving(self, save: SavePolicy) -> Self {
+        Self { save, ..self }
+    }
+}
+
+fn axes_of(tensors: &[Tensor<'_>]) -> Vec<Arc<[Axis]>> {
+    tensors.iter().map(|tensor| tensor.axes()).collect()
+}
+
+fn array<const N: usize>(tensors: Vec<Tensor<'_>>) -> [Tensor<'_>; N] {
+    tensors.try_into().unwrap_or_else(|_| unreachable!("the region has {N} results"))
+}
+
+impl<'t> Region<'t> {
+    /// Runs `body` over the slices of `inputs` along their leading axis, passing a carry from step to step. Returns
+    /// the last carry, and the body's other results stacked along that axis.
+    #[track_caller]
+    pub fn scan<const C: usize, const Y: usize, X, F>(
+        self,
+        options: ScanOptions,
+        carry: [Tensor<'t>; C],
+        inputs: &X,
+        body: F,
+    ) -> ([Tensor<'t>; C], [Tensor<'t>; Y])
+    where
+        X: Tree<Leaf = Tensor<'t>>,
+        F: for<'b> FnOnce(
+            Region<'b>,
+            [Tensor<'b>; C],
+            X::With<Tensor<'b>>,
+        ) -> ([Tensor<'b>; C], [Tensor<'b>; Y]),
+    {
+        let trace = self.trace;
+        let scanned = Axis { name: options.axis, size: options.length };
+        let mut operands: Vec<Tensor<'t>> = carry.to_vec();
+        inputs.map_leaves(|_, leaf| operands.push(*leaf));
+        for input in &operands[C..] {
+            if input.axes().first() != Some(&scanned) {
+                let message = format!("an input does not have the leading axis `{scanned}`");
+                trace.fail("scan", &[*input], ShapeError::Invalid(message));
+            }
+        }
+        let region = trace.open(true);
+        let inner_carry = carry.map(|tensor| trace.input(tensor.dtype(), &tensor.axes()));
+        let slices = inputs.map_leaves(|_, leaf| trace.input(leaf.dtype(), &leaf.axes()[1..]));
+        let (next, stacked) = body(region, inner_carry, slices);
+        // The carry keeps the axes' order it came with.
+        let next: Vec<Tensor<'_>> =
+            next.iter().zip(&carry).map(|(next, before)| next.broadcast(&before.axes())).collect();
+        let stacked_axes: Vec<Vec<Axis>> =
+            stacked.iter().map(|tensor| [&[scanned], &*tensor.axes()].concat()).collect();
+        let Closed { graph, captures } = trace.close(&[next, stacked.to_vec()].concat());
+        let op = Op::Scan(Scan {
+            body: Arc::new(graph),
+            length: options.length,
+            reverse: options.reverse,
+            num_captured: captures.len(),
+            num_carry: C,
+            save: options.save,
+        });
+        let carry_axes = axes_of(&carry);
+        let axes: Vec<&[Axis]> =
+            carry_axes.iter().map(|axes| &**axes).chain(stacked_axes.iter().map(Vec::as_slice)).collect();
+        let mut results = trace.emit_innermost(op, &captures, &operands, &axes);
+        let stacked = results.split_off(C);
+        (array(results), array(stacked))
+    }
+
+    /// Runs `body` on the carry while `condition` holds.
+    #[track_caller]
+    pub fn while_loop<const C: usize>(
+        self,
+        carry: [Tensor<'t>; C],
+        condition: impl for<'b> FnOnce(Region<'b>, [Tensor<'b>; C]) -> Tensor<'b>,
+        body: impl for<'b> FnOnce(Region<'b>, [Tensor<'b>; C]) -> [Tensor<'b>; C],
+    ) -> [Tensor<'t>; C] {
+        let trace = self.trace;
+        let region = trace.open(true);
+        let inner = carry.map(|tensor| trace.input(tensor.dtype(), &tensor.axes()));
+        let proceed = condition(region, inner);
+        let condition = trace.close(&[proceed]);
+        let region = trace.open(true);
+        let inner = carry.map(|tensor| trace.input(tensor.dtype(), &tensor.axes()));
+        let next = body(region, inner);
+        let next: Vec<Tensor<'_>> =
+            next.iter().zip(&carry).map(|(next, before)| next.broadcast(&before.axes())).collect();
+        let body = trace.close(&next);
+        let captures = union(&condition.captures, &body.captures);
+        let op = Op::While(While {
+            condition: Arc::new(with_captures(&condition, &captures, self)),
+            body: Arc::new(with_captures(&body, &captures, self)),
+            num_captured: captures.len(),
+        });
+        let axes = axes_of(&carry);
+        let axes: Vec<&[Axis]> = axes.iter().map(|axes| &**axes).collect();
+        array(trace.emit_innermost(op, &captures, &carry, &axes))
+    }
+
+    /// Runs one of several branches, chosen by an `i32` scalar (out of range: the last one).
+    #[track_caller]
+    pub fn case<const N: usize>(
+        self,
+        index: Tensor<'t>,
+        branches: &[&dyn for<'b> Fn(Region<'b>) -> [Tensor<'b>; N]],
+    ) -> [Tensor<'t>; N] {
+        let trace = self.trace;
+        let mut axes: Vec<Arc<[Axis]>> = Vec::new();
+        let mut closed = Vec::new();
+        for branch in branches {
+            let region = trace.open(true);
+            let mut results = branch(region).to_vec();
+            if axes.is_empty() {
+                axes = axes_of(&results);
+            }
+            for (result, axes) in results.iter_mut().zip(&axes) {
+                *result = result.broadcast(axes);
+            }
+            closed.push(trace.close(&results));
+        }
+        let captures = closed.iter().fold(Vec::new(), |all, branch| union(&all, &branch.captures));
+        let branches = closed.iter().map(|branch| Arc::new(with_captures(branch, &captures, self))).collect();
+        let axes: Vec<&[Axis]> = axes.iter().map(|axes| &**axes).collect();
+        // The index comes first, so it is brought in as if it were captured.
+        let index = trace.emit_innermost(Op::StopGradient, &[], &[index], &[&[]])[0];
+        let operands = [&[index.value], captures.as_slice()].concat();
+        array(trace.emit_innermost(Op::Case { branches }, &operands, &[], &axes))
+    }
+
+    /// Runs `body`; in the backward pass keeps what `save` says and computes the rest again. What the body is to
+    /// compute again must follow from `arguments` and `parameters`.
+    #[track_caller]
+    pub fn remat<const A: usize, const N: usize, M, F>(
+        self,
+        save: SavePolicy,
+        arguments: [Tensor<'t>; A],
+        parameters: &M,
+        body: F,
+    ) -> [Tensor<'t>; N]
+    where
+        M: Tree<Leaf = Tensor<'t>>,
+        F: for<'b> FnOnce(Region<'b>, [Tensor<'b>; A], M::With<Tensor<'b>>) -> [Tensor<'b>; N],
+    {
+        let trace = self.trace;
+        let mut operands = arguments.to_vec();
+        parameters.map_leaves(|_, leaf| operands.push(*leaf));
+        let region = trace.open(true);
+        let inner = arguments.map(|tensor| trace.input(tensor.dtype(), &tensor.axes()));
+        let inner_parameters = parameters.map_leaves(|_, leaf| trace.input(leaf.dtype(), &leaf.axes()));
+        let results = body(region, inner, inner_parameters);
+        let axes = axes_of(&results);
+        let Closed { graph, captures } = trace.close(&results);
+        let axes: Vec<&[Axis]> = axes.iter().map(|axes| &**axes).collect();
+        let op = Op::Remat(Remat { body: Arc::new(graph), save });
+        array(trace.emit_innermost(op, &captures, &operands, &axes))
+    }
+
+    /// Traces `loss` once and returns its value, its other results, and the gradients of the value with respect to
+    /// `parameters`, zeros where it does not depend on one.
+    #[track_caller]
+    pub fn value_and_grad<const N: usize, M, F>(
+        self,
+        parameters: &M,
+        loss: F,
+    ) -> (Tensor<'t>, [Tensor<'t>; N], M::With<Tensor<'t>>)
+    where
+        M: Tree<Leaf = Tensor<'t>>,
+        F: for<'b> FnOnce(Region<'b>, M::With<Tensor<'b>>) -> (Tensor<'b>, [Tensor<'b>; N]),
+    {
+        let trace = self.trace;
+        let mut operands: Vec<Tensor<'t>> = Vec::new();
+        parameters.map_leaves(|_, leaf| operands.push(*leaf));
+        let region = trace.open(true);
+        let inner = parameters.map_leaves(|_, leaf| trace.input(leaf.dtype(), &leaf.axes()));
+        let (value, others) = loss(region, inner);
+        if !value.axes().is_empty() || !value.dtype().is_float() {
+            trace.fail(
+                "value_and_grad",
+                &[value],
+                ShapeError::Invalid("a loss is a floating-point scalar".into()),
+            );
+        }
+        let results = [&[value], others.as_slice()].concat();
+        let dtype = value.dtype();
+        let axes = axes_of(&results);
+        let Closed { graph, captures } = trace.close(&results);
+        let graph = eliminate_dead_code(&graph);
+        if let Err(error) = verify(&graph) {
+            trace.fail("value_and_grad", &[], error);
+        }
+        let num_captured = captures.len();
+        let with_respect_to: Vec<bool> =
+            (0..graph.inputs().len()).map(|index| index >= num_captured).collect();
+        let cotangents: Vec<bool> = (0..graph.outputs().len()).map(|index| index == 0).collect();
+        let joint = match joint(&graph, &with_respect_to, &cotangents) {
+            Ok(joint) => joint,
+            Err(error) => trace.fail("value_and_grad", &[], error),
+        };
+        if let Err(error) = verify(&joint.graph) {
+            trace.fail("value_and_grad", &[], error);
+        }
+        let one = trace.emit_innermost(Op::Constant(one(dtype)), &[], &[], &[&[]])[0];
+        let values = trace.inline(&joint.graph, &captures, &[operands.as_slice(), &[one]].concat());
+        let results: Vec<Tensor<'t>> =
+            values.iter().zip(&axes).map(|(value, axes)| trace.innermost_handle(*value, axes)).collect();
+        let mut gradients = joint.gradients[num_captured..].iter();
+        let gradients = parameters.map_leaves(|_, leaf| match gradients.next().copied().flatten() {
+            Some(index) => trace.innermost_handle(values[index], &leaf.axes()),
+            None => self.full(leaf.dtype(), &leaf.axes(), 0.0),
+        });
+        (results[0], array(results[1..].to_vec()), gradients)
+    }
+
+    /// A function with its own derivative. `forward` also returns residuals, from which, and from the cotangents of
+    /// the results, `backward` computes the cotangents of the arguments that `differentiable` marks. The functions
+    /// capture nothing.
+    #[track_caller]
+    pub fn custom_vjp<const A: usize, const N: usize>(
+        self,
+        name: &str,
+        arguments: [Tensor<'t>; A],
+        differentiable: [bool; A],
+        primal: impl for<'b> FnOnce(Region<'b>, [Tensor<'b>; A]) -> [Tensor<'b>; N],
+        forward: impl for<'b> FnOnce(Region<'b>, [Tensor<'b>; A]) -> ([Tensor<'b>; N], Vec<Tensor<'b>>),
+        backward: impl for<'b> FnOnce(Region<'b>, Vec<Tensor<'b>>, [Tensor<'b>; N]) -> Vec<Tensor<'b>>,
+    ) -> [Tensor<'t>; N] {
+        let trace = self.trace;
+        let region = trace.open(false);
+        let results = primal(region, arguments.map(|tensor| trace.input(tensor.dtype(), &tensor.axes())));
+        let axes = axes_of(&results);
+        let types = results.map(|result| result.dtype());
+        let primal = trace.close(&results).graph;
+
+        let region = trace.open(false);
+        let (results, residuals) =
+            forward(region, arguments.map(|tensor| trace.input(tensor.dtype(), &tensor.axes())));
+        let results = results.iter().zip(&axes).map(|(result, axes)| result.broadcast(axes));
+        let results: Vec<Tensor<'_>> = results.chain(residuals.iter().copied()).collect();
+        let residual_types: Vec<_> =
+            residuals.iter().map(|residual| (residual.dtype(), residual.axes())).collect();
+        let forward = trace.close(&results).graph;
+
+        let region = trace.open(false);
+        let residuals = residual_types.iter().map(|(dtype, axes)| trace.input(*dtype, axes)).collect();
+        let cotangents: Vec<Tensor<'_>> =
+            types.iter().zip(&axes).map(|(dtype, axes)| trace.input(*dtype, axes)).collect();
+        let gradients = backward(region, residuals, array(cotangents));
+        let targets = arguments.iter().zip(differentiable).filter(|(_, marked)| *marked);
+        let gradients: Vec<Tensor<'_>> = gradients
+            .iter()
+            .zip(targets)
+            .map(|(gradient, (argument, _))| gradient.broadcast(&argument.axes()))
+            .collect();
+        let backward = trace.close(&gradients).graph;
+
+        let op = CustomVjp {
+            name: name.to_owned(),
+            primal: Arc::new(primal),
+            forward: Arc::new(forward),
+            backward: Arc::new(backward),
+            differentiable: differentiable.to_vec(),
+        };
+        let axes: Vec<&[Axis]> = axes.iter().map(|axes| &**axes).collect();
+        array(trace.emit_innermost(Op::CustomVjp(Arc::new(op)), &[], &arguments, &axes))
+    }
+
+    /// The identity on several tensors at once, through which the compiler does not move or merge computations.
+    #[track_caller]
+    pub fn optimization_barrier<const N: usize>(self, tensors: [Tensor<'t>; N]) -> [Tensor<'t>; N] {
+        let axes = axes_of(&tensors);
+        let axes: Vec<&[Axis]> = axes.iter().map(|axes| &**axes).collect();
+        array(self.trace.emit(Op::OptimizationBarrier, &tensors, self, &axes))
+    }
+
+    /// Unwinds with an error of the model's own, such as a configuration it cannot be built with.
+    #[track_caller]
+    pub fn fail(self, operation: &str, message: impl Into<String>) -> ! {
+        self.trace.fail(operation, &[], TraceErrorKind::Shape(ShapeError::Invalid(message.into())))
+    }
+}
+
+fn one(dtype: mt_shape::DType) -> mt_ir::Literal {
+    mt_ir::Literal::Splat { ty: mt_ir::TensorType::scalar(dtype), value: mt_ir::Scalar::Float(1.0) }
+}
+
+fn union(first: &[ValueId], second: &[ValueId]) -> Vec<ValueId> {
+    let mut all = first.to_vec();
+    all.extend(second.iter().filter(|value| !first.contains(value)));
+    all
+}
+
+/// The region with all of `captures` as its leading inputs, also those it does not read.
+fn with_captures(region: &Closed, captures: &[ValueId], enclosing: Region<'_>) -> Graph {
+    let mut graph = Graph::new();
+    let outer: Vec<ValueId> =
+        captures.iter().map(|value| graph.input(enclosing.trace.innermost_type(*value))).collect();
+    let own: Vec<ValueId> = region
+        .captures
+        .iter()
+        .map(|value| {
+            outer[captures.iter().position(|captured| captured == value).expect("a union holds each part")]
+        })
+        .collect();
+    let declared: Vec<ValueId> = region.graph.input_types()[region.captures.len()..]
+        .iter()
+        .map(|ty| graph.input(ty.clone()))
+        .collect();
+    let outputs = graph.inline(&region.graph, &[own, declared].concat());
+    graph.set_outputs(outputs);
+    graph
+}

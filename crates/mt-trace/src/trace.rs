@@ -1,0 +1,302 @@
+//! The graph under construction: a stack of open regions.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    panic::{self, Location},
+    sync::Arc,
+};
+
+use mt_ir::{Graph, Op, ShapeError, TensorType, ValueId, extract};
+use mt_shape::{Axis, DType, Placement};
+
+use crate::{Tensor, TraceError, TraceErrorKind};
+
+/// Everything traced so far.
+pub(crate) struct Trace {
+    pub(crate) placement: Arc<Placement>,
+    state: RefCell<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Open regions, the outermost first.
+    frames: Vec<Frame>,
+    next_region: u32,
+    scopes: Vec<String>,
+    axes: Vec<Arc<[Axis]>>,
+}
+
+struct Frame {
+    region: u32,
+    graph: Graph,
+    /// Declared inputs, in order.
+    inputs: Vec<ValueId>,
+    /// Values of the enclosing frame, and the inputs that stand for them here.
+    captures: Vec<(ValueId, ValueId)>,
+    captured: HashMap<ValueId, ValueId>,
+    may_capture: bool,
+}
+
+/// An open region: where operations without operands are added.
+///
+/// Bodies of `scan`, `remat` and `value_and_grad` receive one. An operation with operands belongs to the innermost
+/// region among them, so that what does not depend on a loop's state is computed outside the loop.
+#[derive(Clone, Copy)]
+pub struct Region<'t> {
+    pub(crate) trace: &'t Trace,
+    pub(crate) id: u32,
+}
+
+/// A closed region.
+pub(crate) struct Closed {
+    /// Inputs: captured values, then declared inputs.
+    pub graph: Graph,
+    /// The captured values, in the enclosing frame.
+    pub captures: Vec<ValueId>,
+}
+
+impl Trace {
+    pub(crate) fn new(placement: Arc<Placement>) -> Self {
+        Self { placement, state: RefCell::default() }
+    }
+
+    /// Opens a region inside the innermost one.
+    pub(crate) fn open(&self, may_capture: bool) -> Region<'_> {
+        let mut state = self.state.borrow_mut();
+        let id = state.next_region;
+        state.next_region += 1;
+        let mut graph = Graph::new();
+        graph.set_scope(state.scopes.join("/").into());
+        state.frames.push(Frame {
+            region: id,
+            graph,
+            inputs: Vec::new(),
+            captures: Vec::new(),
+            captured: HashMap::new(),
+            may_capture,
+        });
+        Region { trace: self, id }
+    }
+
+    /// Declares an input of the innermost region.
+    pub(crate) fn input(&self, dtype: DType, axes: &[Axis]) -> Tensor<'_> {
+        let mut state = self.state.borrow_mut();
+        let frame = state.frames.last_mut().expect("a region is open");
+        let value = frame.graph.input(tensor_type(dtype, axes));
+        frame.inputs.push(value);
+        let region = frame.region;
+        drop(state);
+        self.handle(region, value, axes)
+    }
+
+    /// Closes the innermost region with these outputs.
+    #[track_caller]
+    pub(crate) fn close(&self, outputs: &[Tensor<'_>]) -> Closed {
+        let top = self.state.borrow().frames.len() - 1;
+        let outputs: Vec<ValueId> = outputs.iter().map(|output| self.bring("region", *output, top)).collect();
+        let mut state = self.state.borrow_mut();
+        let frame = state.frames.pop().expect("a region is open");
+        let (outer, inner): (Vec<ValueId>, Vec<ValueId>) = frame.captures.into_iter().unzip();
+        let graph = extract(&frame.graph, &[inner, frame.inputs].concat(), &outputs);
+        Closed { graph, captures: outer }
+    }
+
+    /// Adds an operation to the innermost region among its operands (to `region` if there are none); returns the
+    /// handles of its results, whose axes are given.
+    #[track_caller]
+    pub(crate) fn emit(
+        &self,
+        op: Op,
+        operands: &[Tensor<'_>],
+        region: Region<'_>,
+        axes: &[&[Axis]],
+    ) -> Vec<Tensor<'_>> {
+        let depth = operands
+            .iter()
+            .map(|operand| self.depth(op.name(), *operand))
+            .max()
+            .unwrap_or_else(|| self.region_depth(op.name(), region.id));
+        let values: Vec<ValueId> =
+            operands.iter().map(|operand| self.bring(op.name(), *operand, depth)).collect();
+        self.emit_at(op, &values, depth, operands, axes)
+    }
+
+    /// Adds an operation with region bodies to the innermost open region.
+    #[track_caller]
+    pub(crate) fn emit_innermost(
+        &self,
+        op: Op,
+        captures: &[ValueId],
+        operands: &[Tensor<'_>],
+        axes: &[&[Axis]],
+    ) -> Vec<Tensor<'_>> {
+        let depth = self.state.borrow().frames.len() - 1;
+        let own = operands.iter().map(|operand| self.bring(op.name(), *operand, depth));
+        let values: Vec<ValueId> = captures.iter().copied().chain(own).collect();
+        self.emit_at(op, &values, depth, operands, axes)
+    }
+
+    /// Copies a graph into the innermost open region.
+    pub(crate) fn inline(
+        &self,
+        graph: &Graph,
+        captures: &[ValueId],
+        operands: &[Tensor<'_>],
+    ) -> Vec<ValueId> {
+        let depth = self.state.borrow().frames.len() - 1;
+        let own: Vec<ValueId> =
+            operands.iter().map(|operand| self.bring("inline", *operand, depth)).collect();
+        let mut state = self.state.borrow_mut();
+        state.frames[depth].graph.inline(graph, &[captures, &own].concat())
+    }
+
+    /// A handle to a value of the innermost region.
+    pub(crate) fn innermost_handle(&self, value: ValueId, axes: &[Axis]) -> Tensor<'_> {
+        let region = self.state.borrow().frames.last().expect("a region is open").region;
+        self.handle(region, value, axes)
+    }
+
+    /// The type of a value of the innermost region.
+    pub(crate) fn innermost_type(&self, value: ValueId) -> TensorType {
+        self.state.borrow().frames.last().expect("a region is open").graph.ty(value).clone()
+    }
+
+    pub(crate) fn handle(&self, region: u32, value: ValueId, axes: &[Axis]) -> Tensor<'_> {
+        let mut state = self.state.borrow_mut();
+        // Neighbouring operations mostly share their axes, so looking back a little keeps the table small.
+        let start = state.axes.len().saturating_sub(8);
+        let known = state.axes[start..].iter().position(|known| **known == *axes).map(|index| start + index);
+        let index = known.unwrap_or_else(|| {
+            state.axes.push(axes.into());
+            state.axes.len() - 1
+        });
+        Tensor { trace: self, region, value, axes: u32::try_from(index).expect("fewer than 2^32 shapes") }
+    }
+
+    pub(crate) fn axes(&self, index: u32) -> Arc<[Axis]> {
+        self.state.borrow().axes[index as usize].clone()
+    }
+
+    #[track_caller]
+    pub(crate) fn dtype(&self, tensor: Tensor<'_>) -> DType {
+        let depth = self.depth("dtype", tensor);
+        self.state.borrow().frames[depth].graph.ty(tensor.value).dtype
+    }
+
+    pub(crate) fn scoped<R>(&self, name: &str, run: impl FnOnce() -> R) -> R {
+        self.state.borrow_mut().scopes.push(name.to_owned());
+        self.refresh_scope();
+        let result = run();
+        self.state.borrow_mut().scopes.pop();
+        self.refresh_scope();
+        result
+    }
+
+    fn refresh_scope(&self) {
+        let mut state = self.state.borrow_mut();
+        let scope: Arc<str> = state.scopes.join("/").into();
+        for frame in &mut state.frames {
+            frame.graph.set_scope(scope.clone());
+        }
+    }
+
+    /// The scope path now.
+    pub(crate) fn scope(&self) -> String {
+        self.state.borrow().scopes.join("/")
+    }
+
+    /// Unwinds with a located error. The panic hook stays silent: the boundary reports the error.
+    #[track_caller]
+    pub(crate) fn fail(
+        &self,
+        operation: &str,
+        operands: &[Tensor<'_>],
+        kind: impl Into<TraceErrorKind>,
+    ) -> ! {
+        let shapes: Vec<String> = operands.iter().map(|operand| operand.describe()).collect();
+        let shapes = if shapes.is_empty() { String::new() } else { format!(" on {}", shapes.join(" and ")) };
+        panic::resume_unwind(Box::new(TraceError {
+            operation: operation.to_owned(),
+            scope: self.scope(),
+            shapes,
+            location: Location::caller(),
+            kind: kind.into(),
+        }))
+    }
+
+    #[track_caller]
+    fn depth(&self, operation: &str, tensor: Tensor<'_>) -> usize {
+        if !std::ptr::eq(tensor.trace, self) {
+            self.fail(operation, &[], TraceErrorKind::ForeignTrace);
+        }
+        self.region_depth(operation, tensor.region)
+    }
+
+    #[track_caller]
+    fn region_depth(&self, operation: &str, region: u32) -> usize {
+        let depth = self.state.borrow().frames.iter().position(|frame| frame.region == region);
+        depth.unwrap_or_else(|| self.fail(operation, &[], TraceErrorKind::Escaped))
+    }
+
+    /// The value that stands for `tensor` in the frame at `depth`, capturing it through the frames between.
+    #[track_caller]
+    fn bring(&self, operation: &str, tensor: Tensor<'_>, depth: usize) -> ValueId {
+        let own = self.depth(operation, tensor);
+        let mut value = tensor.value;
+        for level in own + 1..=depth {
+            let mut state = self.state.borrow_mut();
+            let ty = state.frames[level - 1].graph.ty(value).clone();
+            let frame = &mut state.frames[level];
+            if !frame.may_capture {
+                drop(state);
+                self.fail(operation, &[tensor], TraceErrorKind::CapturedByCustomVjp);
+            }
+            value = *frame.captured.entry(value).or_insert_with(|| {
+                let inner = frame.graph.input(ty);
+                frame.captures.push((value, inner));
+                inner
+            });
+        }
+        value
+    }
+
+    #[track_caller]
+    fn emit_at(
+        &self,
+        op: Op,
+        values: &[ValueId],
+        depth: usize,
+        operands: &[Tensor<'_>],
+        axes: &[&[Axis]],
+    ) -> Vec<Tensor<'_>> {
+        let name = op.name();
+        let mut state = self.state.borrow_mut();
+        let frame = &mut state.frames[depth];
+        let region = frame.region;
+        let results = match frame.graph.push(op, values) {
+            Ok(results) => results,
+            Err(error) => {
+                drop(state);
+                self.fail(name, operands, error)
+            }
+        };
+        let types: Vec<TensorType> = results.iter().map(|value| frame.graph.ty(*value).clone()).collect();
+        drop(state);
+        for (ty, axes) in types.iter().zip(axes) {
+            if ty.dims != sizes(axes) {
+                let message = format!("the result has dimensions {:?}, which are not {axes:?}", ty.dims);
+                self.fail(name, operands, ShapeError::Invalid(message));
+            }
+        }
+        results.iter().zip(axes).map(|(value, axes)| self.handle(region, *value, axes)).collect()
+    }
+}
+
+pub(crate) fn sizes(axes: &[Axis]) -> Vec<usize> {
+    axes.iter().map(|axis| axis.size).collect()
+}
+
+pub(crate) fn tensor_type(dtype: DType, axes: &[Axis]) -> TensorType {
+    TensorType::new(dtype, sizes(axes))
+}
