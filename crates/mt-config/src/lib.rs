@@ -1,1 +1,33 @@
-//! The key table: every configuration key, its layers, origins and errors.
+//! The key table: every configuration key once, and what follows from it: YAML files, `key=value`, the environment,
+//! where each value came from, errors, explanations and the reference page.
+//!
+//! Phase: before everything else. [`Config::resolve`] merges the layers; [`TrainConfig`] and [`DecodeConfig`] turn the
+//! result into small typed groups, which is all that other crates see. Of the workspace only `mt-shape` is below.
+
+#![forbid(unsafe_code)]
+
+mod coerce;
+mod config;
+mod error;
+mod groups;
+mod key;
+mod origin;
+mod reference;
+mod resolve;
+mod suggest;
+pub mod table;
+mod yaml;
+
+pub use coerce::value_text;
+pub use config::{Config, Difference, Entry};
+pub use error::{ConfigError, Problem};
+pub use groups::{
+    AttentionKind, CheckpointGroup, DataGroup, DatasetType, DebugGroup, DecodeConfig, DecodeGroup,
+    DecoderBlock, Hardware, HfTextUnit, LearningRateSchedule, MlpActivation, ModelGroup, OptimizerGroup,
+    OptimizerType, PlacementGroup, RematPolicy, RopeType, RunGroup, SamplingStrategy, TokenizerGroup,
+    TokenizerType, TrainConfig, run_directory_of, saved_config_path,
+};
+pub use key::{Class, Key, Kind, Literal};
+pub use origin::Origin;
+pub use reference::{explain, reference_page};
+pub use resolve::Request;

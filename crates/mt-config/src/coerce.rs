@@ -1,0 +1,299 @@
+//! From what a user wrote to a value of a key's kind.
+
+use serde_json::{Number, Value};
+
+use crate::key::{Key, Kind};
+
+/// Why a value does not suit a key.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Mismatch {
+    /// It is of another type.
+    Type,
+    /// It is outside the bounds.
+    Bounds,
+    /// It is no choice.
+    Choice,
+}
+
+/// The value of `key` that `written` means.
+///
+/// Texts are read as numbers, truth values and lists where the key wants those, as YAML's and the shell's quoting
+/// makes little of the difference; `none` is the absence of a value where the key allows it.
+pub(crate) fn coerce(key: &Key, written: &Value) -> Result<Value, Mismatch> {
+    if key.nullable && is_none(written) {
+        return Ok(Value::Null);
+    }
+    match key.kind {
+        Kind::Bool => boolean(written).map(Value::Bool).ok_or(Mismatch::Type),
+        Kind::Integer { minimum, maximum } => {
+            let value = integer(written).ok_or(Mismatch::Type)?;
+            if (minimum..=maximum).contains(&value) { Ok(value.into()) } else { Err(Mismatch::Bounds) }
+        }
+        Kind::Float { minimum, maximum } => {
+            let value = float(written).ok_or(Mismatch::Type)?;
+            if !(minimum..=maximum).contains(&value) {
+                return Err(Mismatch::Bounds);
+            }
+            Number::from_f64(value).map(Value::Number).ok_or(Mismatch::Type)
+        }
+        Kind::Text => match written {
+            Value::String(_) => Ok(written.clone()),
+            // An empty value in YAML is an empty text, which is what MaxText's own files mean by it.
+            Value::Null => Ok("".into()),
+            _ => Err(Mismatch::Type),
+        },
+        Kind::Choice(choices) => {
+            let text = match written {
+                Value::String(text) => text.as_str(),
+                Value::Null => "",
+                _ => return Err(Mismatch::Type),
+            };
+            if choices.contains(&text) { Ok(text.into()) } else { Err(Mismatch::Choice) }
+        }
+        Kind::TextList => text_list(written).map(Value::from).ok_or(Mismatch::Type),
+        Kind::AxisRules => axis_rules(written).ok_or(Mismatch::Type),
+        Kind::TextLists => {
+            let parsed = parsed(written);
+            let lists = parsed.as_array().ok_or(Mismatch::Type)?;
+            lists
+                .iter()
+                .map(|list| text_list(list).map(Value::from).ok_or(Mismatch::Type))
+                .collect::<Result<Vec<Value>, Mismatch>>()
+                .map(Value::Array)
+        }
+    }
+}
+
+/// A value as it is written on a command line or in a YAML file: texts plain where that is unambiguous.
+pub fn value_text(value: &Value) -> String {
+    match value {
+        Value::Null => "none".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(values) => {
+            let parts: Vec<String> = values
+                .iter()
+                .map(|value| match value {
+                    Value::String(text) => format!("'{}'", text.replace('\'', "''")),
+                    other => value_text(other),
+                })
+                .collect();
+            format!("[{}]", parts.join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
+fn is_none(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => matches!(text.trim().to_ascii_lowercase().as_str(), "none" | "null" | "~"),
+        _ => false,
+    }
+}
+
+fn boolean(value: &Value) -> Option<bool> {
+    match value {
+        Value::Bool(value) => Some(*value),
+        Value::Number(number) => match number.as_i64() {
+            Some(0) => Some(false),
+            Some(1) => Some(true),
+            _ => None,
+        },
+        Value::String(text) => match text.trim().to_ascii_lowercase().as_str() {
+            "true" | "1" | "yes" | "on" => Some(true),
+            "false" | "0" | "no" | "off" => Some(false),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn integer(value: &Value) -> Option<i64> {
+    /// Beyond this, not every whole number is a `f64`, so a float there does not name one.
+    const LARGEST_EXACT: f64 = 9_007_199_254_740_992.0;
+    match value {
+        Value::Number(number) => number.as_i64().or_else(|| {
+            let float = number.as_f64()?;
+            (float.fract() == 0.0 && float.abs() <= LARGEST_EXACT).then_some(float as i64)
+        }),
+        Value::String(text) => {
+            let digits = text.trim().replace('_', "");
+            digits.parse().ok().or_else(|| {
+                let float: f64 = digits.parse().ok()?;
+                (float.fract() == 0.0 && float.abs() <= LARGEST_EXACT).then_some(float as i64)
+            })
+        }
+        _ => None,
+    }
+}
+
+fn float(value: &Value) -> Option<f64> {
+    let float = match value {
+        Value::Number(number) => number.as_f64()?,
+        Value::String(text) => text.trim().replace('_', "").parse().ok()?,
+        _ => return None,
+    };
+    float.is_finite().then_some(float)
+}
+
+/// A text that is a YAML list, as the list; anything else as it is.
+fn parsed(value: &Value) -> Value {
+    match value {
+        Value::String(text) if text.trim_start().starts_with('[') => {
+            serde_saphyr::from_str(text).unwrap_or_else(|_| value.clone())
+        }
+        other => other.clone(),
+    }
+}
+
+fn text_list(value: &Value) -> Option<Vec<String>> {
+    match parsed(value) {
+        Value::Null => Some(Vec::new()),
+        Value::String(text) if text.trim_start().starts_with('[') => None,
+        Value::String(text) => {
+            Some(text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect())
+        }
+        Value::Array(values) => values.iter().map(|value| value.as_str().map(str::to_owned)).collect(),
+        _ => None,
+    }
+}
+
+/// Rules with their mesh axes always as a list, whichever way they were written.
+fn axis_rules(value: &Value) -> Option<Value> {
+    let parsed = parsed(value);
+    if matches!(&parsed, Value::Null) || parsed.as_str().is_some_and(str::is_empty) {
+        return Some(Value::Array(Vec::new()));
+    }
+    parsed
+        .as_array()?
+        .iter()
+        .map(|rule| match rule.as_array()?.as_slice() {
+            [Value::String(name), axes] => {
+                let axes = match axes {
+                    Value::String(axis) => vec![axis.clone()],
+                    other => text_list(other)?,
+                };
+                Some(Value::Array(vec![name.as_str().into(), axes.into()]))
+            }
+            _ => None,
+        })
+        .collect::<Option<Vec<Value>>>()
+        .map(Value::Array)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(key: Key, cases: &[(Value, Result<Value, Mismatch>)]) {
+        for (written, expected) in cases {
+            assert_eq!(&coerce(&key, written), expected, "{written}");
+        }
+    }
+
+    #[test]
+    fn truth_values() {
+        check(
+            Key::boolean("k", false, ""),
+            &[
+                (json!("True"), Ok(json!(true))),
+                (json!("true"), Ok(json!(true))),
+                (json!("1"), Ok(json!(true))),
+                (json!(0), Ok(json!(false))),
+                (json!("False"), Ok(json!(false))),
+                (json!("maybe"), Err(Mismatch::Type)),
+                (json!(2), Err(Mismatch::Type)),
+                (json!(null), Err(Mismatch::Type)),
+            ],
+        );
+    }
+
+    #[test]
+    fn whole_numbers() {
+        check(
+            Key::integer("k", 0, "").at_least(-1.0).at_most(1e6),
+            &[
+                (json!("10"), Ok(json!(10))),
+                (json!("1_000"), Ok(json!(1000))),
+                (json!("1e3"), Ok(json!(1000))),
+                (json!(5.0), Ok(json!(5))),
+                (json!(5.5), Err(Mismatch::Type)),
+                (json!("ten"), Err(Mismatch::Type)),
+                (json!(true), Err(Mismatch::Type)),
+                (json!(-2), Err(Mismatch::Bounds)),
+                (json!(2_000_000), Err(Mismatch::Bounds)),
+            ],
+        );
+    }
+
+    #[test]
+    fn numbers() {
+        check(
+            Key::float("k", 0.0, "").at_least(0.0),
+            &[
+                (json!("3.e-5"), Ok(json!(3e-5))),
+                (json!(1), Ok(json!(1.0))),
+                (json!("nan"), Err(Mismatch::Type)),
+                (json!("inf"), Err(Mismatch::Type)),
+                (json!("-1"), Err(Mismatch::Bounds)),
+            ],
+        );
+    }
+
+    #[test]
+    fn texts_and_absence() {
+        check(
+            Key::optional_text("k", ""),
+            &[
+                (json!("None"), Ok(Value::Null)),
+                (json!(null), Ok(Value::Null)),
+                (json!("a b"), Ok(json!("a b"))),
+                (json!(3), Err(Mismatch::Type)),
+            ],
+        );
+        check(Key::text("k", "", ""), &[(json!("none"), Ok(json!("none"))), (json!(null), Ok(json!("")))]);
+        check(
+            Key::choice("k", "a", &["a", "b"], ""),
+            &[(json!("b"), Ok(json!("b"))), (json!("c"), Err(Mismatch::Choice))],
+        );
+    }
+
+    #[test]
+    fn lists() {
+        let expected = Ok(json!(["silu", "linear"]));
+        check(
+            Key::texts("k", &[], ""),
+            &[
+                (json!("silu,linear"), expected.clone()),
+                (json!("['silu', 'linear']"), expected.clone()),
+                (json!("[silu,linear]"), expected.clone()),
+                (json!(["silu", "linear"]), expected),
+                (json!(""), Ok(json!([]))),
+                (json!("[silu"), Err(Mismatch::Type)),
+                (json!([["a"]]), Err(Mismatch::Type)),
+            ],
+        );
+        check(
+            Key::rules("k", &[], ""),
+            &[
+                (
+                    json!("[['norm','fsdp'],['embed',['fsdp','tensor']]]"),
+                    Ok(json!([["norm", ["fsdp"]], ["embed", ["fsdp", "tensor"]]])),
+                ),
+                (json!([["heads", []]]), Ok(json!([["heads", []]]))),
+                (json!([["heads"]]), Err(Mismatch::Type)),
+                (json!("norm"), Err(Mismatch::Type)),
+            ],
+        );
+    }
+
+    #[test]
+    fn what_is_shown_reads_back() {
+        let lists = json!([["it's", ["a", "b"]], ["c", []]]);
+        let key = Key::rules("k", &[], "");
+        assert_eq!(coerce(&key, &Value::String(value_text(&lists))), Ok(lists));
+    }
+}

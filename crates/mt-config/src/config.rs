@@ -1,0 +1,210 @@
+//! The resolved configuration: each key's value and where it came from.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value};
+
+use crate::{
+    coerce::value_text,
+    error::Problem,
+    key::{Class, Key},
+    origin::Origin,
+    table,
+};
+
+/// The value of one key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    pub key: &'static Key,
+    pub value: Value,
+    pub origin: Origin,
+}
+
+impl Entry {
+    /// Whether the value differs from the default.
+    pub fn is_changed(&self) -> bool {
+        self.value != self.key.default.value()
+    }
+
+    /// The value as it may be shown.
+    pub fn shown(&self) -> String {
+        if self.key.secret && self.is_changed() { "(hidden)".to_owned() } else { value_text(&self.value) }
+    }
+}
+
+/// A key whose value differs between two configurations.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Difference {
+    pub key: &'static Key,
+    pub left: String,
+    pub right: String,
+}
+
+impl Difference {
+    /// Whether a run of the one configuration may be resumed with the other as far as this key is concerned.
+    pub fn may_change_on_resume(&self) -> bool {
+        self.key.may_change_on_resume
+    }
+}
+
+/// Every key's value, fixed once all layers are merged.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub(crate) entries: HashMap<&'static str, Entry>,
+    pub(crate) quick_start: bool,
+    pub(crate) notes: Vec<String>,
+}
+
+impl Config {
+    /// Every key at its default.
+    pub fn defaults() -> Self {
+        let entries = table::keys()
+            .map(|key| (key.name, Entry { key, value: key.default.value(), origin: Origin::Default }))
+            .collect();
+        Self { entries, quick_start: false, notes: Vec::new() }
+    }
+
+    /// The entries in the order of the table.
+    pub fn entries(&self) -> impl Iterator<Item = &Entry> {
+        table::keys().map(|key| &self.entries[key.name])
+    }
+
+    /// The entry of the key of this name.
+    ///
+    /// # Panics
+    /// The table has no such key.
+    pub fn entry(&self, name: &str) -> &Entry {
+        self.entries.get(name).unwrap_or_else(|| panic!("`{name}` is not in the key table"))
+    }
+
+    /// Whether this is the embedded quick start.
+    pub fn is_quick_start(&self) -> bool {
+        self.quick_start
+    }
+
+    /// What the user should know though nothing is wrong: keys that have no effect, values that a model replaced.
+    pub fn notes(&self) -> Vec<String> {
+        let without_effect = self.entries().filter(|entry| entry.is_changed()).filter_map(|entry| {
+            let Class::NoEffectHere(reason) = entry.key.class else { return None };
+            Some(format!("`{}` ({}) has no effect here: {reason}", entry.key.name, entry.origin))
+        });
+        self.notes.iter().cloned().chain(without_effect).collect()
+    }
+
+    /// What the configuration asks for that is not built.
+    pub fn missing_features(&self) -> Vec<Problem> {
+        // A default that is refused matters only to the commands that read the key; their groups report it.
+        self.entries()
+            .filter(|entry| entry.origin != Origin::Default)
+            .filter_map(|entry| not_built(entry, entry.key.missing_feature(&entry.value)?))
+            .collect()
+    }
+
+    /// Names the run, if it has no name.
+    pub fn name_run(&mut self, name: &str) {
+        let entry = self.entries.get_mut("run_name").expect("`run_name` is in the table");
+        if entry.value == "" {
+            entry.value = name.into();
+            entry.origin = Origin::Derived;
+        }
+    }
+
+    /// The keys whose values differ, in the order of the table. Secrets are not compared, as they are not saved.
+    pub fn differences(&self, other: &Self) -> Vec<Difference> {
+        self.entries()
+            .zip(other.entries())
+            .filter(|(left, right)| left.value != right.value && !left.key.secret)
+            .map(|(left, right)| Difference { key: left.key, left: left.shown(), right: right.shown() })
+            .collect()
+    }
+
+    /// What keeps a run of `saved` from being resumed with this configuration: every key whose change would make it
+    /// another run.
+    ///
+    /// The number of devices may change as long as the global batch stays the same, so `per_device_batch_size` is
+    /// compared in the batch that all devices have together.
+    pub fn resume_conflicts(
+        &self,
+        num_devices: usize,
+        saved: &Self,
+        saved_num_devices: usize,
+    ) -> Vec<Difference> {
+        let batch = |config: &Self, devices: usize| {
+            config.entry("per_device_batch_size").value.as_f64().unwrap_or_default() * devices as f64
+        };
+        let same_batch = batch(self, num_devices) == batch(saved, saved_num_devices);
+        let mut conflicts: Vec<Difference> = saved
+            .differences(self)
+            .into_iter()
+            .filter(|difference| !difference.may_change_on_resume())
+            .filter(|difference| !(same_batch && difference.key.name == "per_device_batch_size"))
+            .collect();
+        let compared = conflicts.iter().any(|conflict| conflict.key.name == "per_device_batch_size");
+        if !same_batch && !compared {
+            let shown = |config: &Self, devices: usize| {
+                format!("{} on {devices} devices", config.entry("per_device_batch_size").shown())
+            };
+            conflicts.push(Difference {
+                key: self.entry("per_device_batch_size").key,
+                left: shown(saved, saved_num_devices),
+                right: shown(self, num_devices),
+            });
+        }
+        conflicts
+    }
+
+    /// The configuration as one JSON object from key to value, without the values of secrets.
+    pub fn to_json(&self, only_changed: bool) -> Map<String, Value> {
+        self.entries()
+            .filter(|entry| !only_changed || entry.is_changed())
+            .map(|entry| {
+                let value = if entry.key.secret && entry.is_changed() {
+                    entry.shown().into()
+                } else {
+                    entry.value.clone()
+                };
+                (entry.key.name.to_owned(), value)
+            })
+            .collect()
+    }
+
+    /// The configuration as a YAML file that resolves to the same values, whatever defaults, models and presets later
+    /// versions have. Secrets are left out.
+    pub fn to_yaml(&self) -> String {
+        let mut text = String::from(
+            "# A resolved configuration. Given to `maxtext train` it reproduces the run.\nresolved: true\n",
+        );
+        for group in table::groups() {
+            text.push_str(&format!("\n# {}\n", group.title));
+            for key in group.keys {
+                let entry = &self.entries[key.name];
+                if !key.secret && !crate::resolve::is_about_layers(key) {
+                    // JSON is YAML; lists stay on one line, and texts that look like numbers stay texts.
+                    text.push_str(&format!("{}: {}\n", key.name, entry.value));
+                }
+            }
+        }
+        text
+    }
+}
+
+/// The problem of an entry that asks for a feature that is not built. `None` if it is a default that nothing can be
+/// done about.
+pub(crate) fn not_built(entry: &Entry, feature: &'static str) -> Option<Problem> {
+    let available = match (entry.key.class, entry.key.kind) {
+        (Class::Refused(_), _) => vec![value_text(&entry.key.default.value())],
+        (_, crate::key::Kind::Choice(choices)) => choices
+            .iter()
+            .filter(|choice| entry.key.missing_feature(&Value::from(**choice)).is_none())
+            .map(|choice| (*choice).to_owned())
+            .collect(),
+        _ => return None,
+    };
+    Some(Problem::NotBuilt {
+        key: entry.key.name,
+        value: entry.shown(),
+        origin: entry.origin.clone(),
+        feature,
+        available,
+    })
+}

@@ -1,0 +1,171 @@
+//! What can be wrong with a configuration.
+
+use std::{fmt, path::PathBuf};
+
+use crate::origin::Origin;
+
+/// Everything that is wrong with a configuration, reported together.
+#[derive(Debug)]
+pub struct ConfigError {
+    problems: Vec<Problem>,
+}
+
+/// One thing that is wrong with a configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum Problem {
+    #[error("unknown key `{name}` ({origin})")]
+    UnknownKey { name: String, origin: Origin, nearest: Vec<String> },
+    #[error("`{key}` is `{value}` ({origin}), but it has to be {expected}")]
+    WrongType { key: &'static str, value: String, origin: Origin, expected: String },
+    #[error("`{key}` is `{value}` ({origin}), which is out of bounds: it has to be a {expected}")]
+    OutOfBounds { key: &'static str, value: String, origin: Origin, expected: String },
+    #[error("`{key}` is `{value}` ({origin}), which is not one of its choices")]
+    NotAChoice {
+        key: &'static str,
+        value: String,
+        origin: Origin,
+        choices: Vec<String>,
+        nearest: Vec<String>,
+    },
+    #[error("`{key}` is `{value}` ({origin}), but {feature} is not built yet")]
+    NotBuilt {
+        key: &'static str,
+        value: String,
+        origin: Origin,
+        feature: &'static str,
+        available: Vec<String>,
+    },
+    #[error("`{key}` is set twice: to `{first}` ({first_origin}) and to `{second}` ({second_origin})")]
+    SetTwice { key: &'static str, first: String, first_origin: Origin, second: String, second_origin: Origin },
+    #[error("`{key}` is set to `{value}` ({origin}), but model `{model}` sets it to `{model_value}`")]
+    ContradictsModel { key: &'static str, value: String, origin: Origin, model: String, model_value: String },
+    #[error("model `{name}` ({origin}) is not known")]
+    UnknownModel { name: String, origin: Origin, nearest: Vec<String> },
+    #[error("argument `{0}` is neither a YAML file nor `key=value`")]
+    NotAnAssignment(String),
+    #[error("two YAML files are given, `{0}` and `{1}`")]
+    TwoFiles(String, String),
+    #[error("environment variable `{variable}` names no key")]
+    UnknownVariable { variable: String, nearest: Vec<String> },
+    #[error("cannot read `{path}`: {source}")]
+    Unreadable { path: PathBuf, source: std::io::Error },
+    #[error("`{path}` does not exist")]
+    MissingFile { path: PathBuf },
+    #[error("`{path}` is not a YAML mapping of keys to values: {reason}")]
+    Yaml { path: PathBuf, reason: String },
+    #[error("`{path}` builds on itself through `base_config`")]
+    CircularBase { path: PathBuf },
+    /// Values that are fine alone do not fit together, or not this machine.
+    #[error("{message}")]
+    Inconsistent { message: String, hint: String },
+}
+
+impl Problem {
+    /// Values that do not fit together.
+    pub(crate) fn inconsistent(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Inconsistent { message: message.into(), hint: hint.into() }
+    }
+
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::UnknownKey { nearest, .. } if nearest.is_empty() => {
+                Some("`maxtext config show` lists every key".to_owned())
+            }
+            Self::UnknownKey { nearest, .. } => Some(format!("did you mean {}?", alternatives(nearest))),
+            Self::WrongType { key, expected, .. } if *expected == "text" => {
+                Some(format!("in a YAML file, put quotes around it: `{key}: \"…\"`"))
+            }
+            Self::WrongType { key, .. } | Self::OutOfBounds { key, .. } => {
+                Some(format!("`maxtext config explain {key}` says what it does"))
+            }
+            Self::NotAChoice { nearest, .. } if !nearest.is_empty() => {
+                Some(format!("did you mean {}?", alternatives(nearest)))
+            }
+            Self::NotAChoice { choices, .. } => Some(format!("choose {}", alternatives(choices))),
+            Self::NotBuilt { key, available, .. } => {
+                let settings: Vec<String> = available.iter().map(|value| format!("{key}={value}")).collect();
+                Some(format!("what works is {}", alternatives(&settings)))
+            }
+            Self::SetTwice { .. } => Some("leave out one of the two".to_owned()),
+            Self::ContradictsModel { key, model, .. } => Some(format!(
+                "leave out `{key}` to train `{model}` as it is, or add `override_model_config=true` to change it"
+            )),
+            Self::UnknownModel { nearest, .. } => Some(format!("did you mean {}?", alternatives(nearest))),
+            Self::NotAnAssignment(argument) if argument.starts_with('-') => {
+                Some(format!("keys are set without dashes, as in `{}=…`", argument.trim_start_matches('-')))
+            }
+            Self::NotAnAssignment(_) => {
+                Some("write `key=value`, or a path that ends in `.yml` or `.yaml`".to_owned())
+            }
+            Self::TwoFiles(first, _) => {
+                Some(format!("give one, and name the other in it: `base_config: {first}`"))
+            }
+            Self::UnknownVariable { nearest, .. } => Some(match nearest.as_slice() {
+                [] => "variables that begin with `M_` set keys; rename or unset it".to_owned(),
+                nearest => format!("did you mean {}?", alternatives(nearest)),
+            }),
+            Self::MissingFile { .. } => Some("paths are relative to the current directory".to_owned()),
+            Self::Inconsistent { hint, .. } => Some(hint.clone()),
+            Self::Unreadable { .. } | Self::Yaml { .. } | Self::CircularBase { .. } => None,
+        }
+    }
+}
+
+impl ConfigError {
+    pub(crate) fn new(problems: Vec<Problem>) -> Self {
+        Self { problems }
+    }
+
+    /// `value` if there are no problems.
+    pub(crate) fn check<T>(value: T, problems: Vec<Problem>) -> Result<T, Self> {
+        if problems.is_empty() { Ok(value) } else { Err(Self { problems }) }
+    }
+
+    /// What is wrong, at least one thing.
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    pub(crate) fn into_problems(self) -> Vec<Problem> {
+        self.problems
+    }
+}
+
+impl From<Problem> for ConfigError {
+    fn from(problem: Problem) -> Self {
+        Self { problems: vec![problem] }
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let [problem] = self.problems.as_slice() {
+            write!(f, "{problem}")?;
+            if let Some(hint) = problem.hint() {
+                write!(f, "\nhint: {hint}")?;
+            }
+            return Ok(());
+        }
+        write!(f, "the configuration has {} problems", self.problems.len())?;
+        for problem in &self.problems {
+            write!(f, "\n  - {problem}")?;
+            if let Some(hint) = problem.hint() {
+                write!(f, "\n    hint: {hint}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `a`, `b` or `c`, each in backticks.
+pub(crate) fn alternatives(words: &[String]) -> String {
+    let quoted: Vec<String> = words.iter().map(|word| format!("`{word}`")).collect();
+    match quoted.as_slice() {
+        [] => String::new(),
+        [only] => only.clone(),
+        [first @ .., last] => format!("{} or {last}", first.join(", ")),
+    }
+}

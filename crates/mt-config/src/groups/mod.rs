@@ -1,0 +1,201 @@
+//! Typed groups: what one component of the program receives of the configuration.
+//!
+//! The fields of a group are keys, under their own names; `maxtext config explain KEY` and the table say what each
+//! means. Only effective keys are fields, so code cannot read a key that is refused or has no effect.
+
+mod choices;
+mod data;
+mod model;
+mod placement;
+mod run;
+mod whole;
+
+use std::path::PathBuf;
+
+use mt_shape::{DType, LogicalRules};
+use serde_json::Value;
+
+use crate::{
+    config::{Config, not_built},
+    error::Problem,
+    key::Class,
+};
+
+pub use choices::{
+    AttentionKind, DatasetType, DecoderBlock, Hardware, HfTextUnit, LearningRateSchedule, MlpActivation,
+    OptimizerType, RematPolicy, RopeType, SamplingStrategy, TokenizerType,
+};
+pub use data::{DataGroup, TokenizerGroup};
+pub use model::{ModelGroup, OptimizerGroup};
+pub use placement::PlacementGroup;
+pub use run::{CheckpointGroup, DebugGroup, DecodeGroup, RunGroup, run_directory_of, saved_config_path};
+pub use whole::{DecodeConfig, TrainConfig};
+
+/// Declares a group: a struct whose fields are keys, and how it is read from a configuration.
+macro_rules! group {
+    ($(#[$meta:meta])* pub struct $name:ident { $($field:ident: $type:ty,)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $name {
+            $(pub $field: $type,)*
+        }
+
+        impl $name {
+            /// The keys of the group.
+            pub const KEYS: &'static [&'static str] = &[$(stringify!($field)),*];
+
+            /// Reads the group from a configuration.
+            ///
+            /// # Errors
+            /// A value asks for something that is not built, or values of the group do not fit together.
+            pub fn from_config(config: &$crate::config::Config) -> Result<Self, $crate::error::ConfigError> {
+                let mut problems = Vec::new();
+                $(let $field = $crate::groups::read::<$type>(config, stringify!($field), &mut problems);)*
+                let ($(Some($field),)*) = ($($field,)*) else {
+                    return Err($crate::error::ConfigError::new(problems));
+                };
+                let group = Self { $($field,)* };
+                group.check(&mut problems);
+                $crate::error::ConfigError::check(group, problems)
+            }
+        }
+    };
+}
+pub(crate) use group;
+
+/// A type that a field of a group can have.
+pub(crate) trait FromValue: Sized {
+    /// `None` if the value names something that is not built.
+    fn from_value(value: &Value) -> Option<Self>;
+}
+
+/// Reads one key; what it asks for and is not built goes to `problems`.
+pub(crate) fn read<T: FromValue>(config: &Config, name: &str, problems: &mut Vec<Problem>) -> Option<T> {
+    let entry = config.entry(name);
+    let missing = entry.key.missing_feature(&entry.value);
+    let value = if missing.is_none() { T::from_value(&entry.value) } else { None };
+    if value.is_none() {
+        problems.extend(not_built(entry, missing.unwrap_or("this value")));
+    }
+    debug_assert_eq!(entry.key.class, Class::Effective, "`{name}` is read, so it has an effect");
+    value
+}
+
+impl FromValue for bool {
+    fn from_value(value: &Value) -> Option<Self> {
+        value.as_bool()
+    }
+}
+
+impl FromValue for i64 {
+    fn from_value(value: &Value) -> Option<Self> {
+        value.as_i64()
+    }
+}
+
+impl FromValue for u64 {
+    fn from_value(value: &Value) -> Option<Self> {
+        value.as_u64()
+    }
+}
+
+impl FromValue for usize {
+    fn from_value(value: &Value) -> Option<Self> {
+        value.as_u64()?.try_into().ok()
+    }
+}
+
+impl FromValue for f64 {
+    fn from_value(value: &Value) -> Option<Self> {
+        value.as_f64()
+    }
+}
+
+impl FromValue for String {
+    fn from_value(value: &Value) -> Option<Self> {
+        value.as_str().map(str::to_owned)
+    }
+}
+
+impl FromValue for DType {
+    fn from_value(value: &Value) -> Option<Self> {
+        value.as_str()?.parse().ok()
+    }
+}
+
+impl FromValue for PathBuf {
+    fn from_value(value: &Value) -> Option<Self> {
+        value.as_str().map(expand_home)
+    }
+}
+
+/// No value, an empty text and MaxText's -1 all mean that there is none.
+impl<T: FromValue> FromValue for Option<T> {
+    fn from_value(value: &Value) -> Option<Self> {
+        let absent = match value {
+            Value::Null => true,
+            Value::String(text) => text.is_empty(),
+            Value::Number(number) => number.as_f64().is_some_and(|number| number < 0.0),
+            _ => false,
+        };
+        if absent { Some(None) } else { T::from_value(value).map(Some) }
+    }
+}
+
+impl<T: FromValue> FromValue for Vec<T> {
+    fn from_value(value: &Value) -> Option<Self> {
+        value.as_array()?.iter().map(T::from_value).collect()
+    }
+}
+
+impl FromValue for LogicalRules {
+    fn from_value(value: &Value) -> Option<Self> {
+        let rules = value
+            .as_array()?
+            .iter()
+            .map(|rule| Some((String::from_value(&rule[0])?, Vec::from_value(&rule[1])?)));
+        rules.collect::<Option<_>>().map(Self)
+    }
+}
+
+/// The path with a leading `~` replaced by the home directory.
+fn expand_home(text: &str) -> PathBuf {
+    match (text.strip_prefix("~/"), std::env::home_dir()) {
+        (Some(rest), Some(home)) => home.join(rest),
+        _ => PathBuf::from(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::table;
+
+    /// Keys that the resolution itself acts on.
+    const OF_THE_RESOLUTION: &[&str] =
+        &["base_config", "model_name", "override_model_config", "override_logical_axis_rules", "resolved"];
+
+    #[test]
+    fn effective_keys_are_read_and_no_others() {
+        let groups = [
+            RunGroup::KEYS,
+            ModelGroup::KEYS,
+            OptimizerGroup::KEYS,
+            DataGroup::KEYS,
+            TokenizerGroup::KEYS,
+            CheckpointGroup::KEYS,
+            PlacementGroup::KEYS,
+            DecodeGroup::KEYS,
+            DebugGroup::KEYS,
+        ];
+        let read: HashSet<&str> = groups.into_iter().flatten().chain(OF_THE_RESOLUTION).copied().collect();
+        for key in table::keys() {
+            assert_eq!(key.class == Class::Effective, read.contains(key.name), "`{}`", key.name);
+        }
+        for name in read {
+            assert!(table::lookup(name).is_some(), "`{name}` is not in the table");
+        }
+    }
+}

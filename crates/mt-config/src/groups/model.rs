@@ -1,0 +1,223 @@
+//! The model and its optimizer.
+
+use mt_shape::DType;
+
+use super::{
+    choices::{
+        AttentionKind, DecoderBlock, LearningRateSchedule, MlpActivation, OptimizerType, RematPolicy,
+        RopeType,
+    },
+    group,
+};
+use crate::error::Problem;
+
+group! {
+    /// The model. Dimensions are methods, as `global_parameter_scale` multiplies the `base_` keys.
+    pub struct ModelGroup {
+        decoder_block: DecoderBlock,
+        global_parameter_scale: usize,
+        base_emb_dim: usize,
+        base_num_query_heads: usize,
+        base_num_kv_heads: usize,
+        base_mlp_dim: usize,
+        base_num_decoder_layers: usize,
+        head_dim: usize,
+        vocab_size: usize,
+        mlp_activations: Vec<MlpActivation>,
+        dense_init_scale: f64,
+        init_weights_seed: u64,
+        normalization_layer_epsilon: f64,
+        enable_dropout: bool,
+        dropout_rate: f64,
+        logits_via_embedding: bool,
+        normalize_embedding_logits: bool,
+        logits_dot_in_fp32: bool,
+        cast_logits_to_fp32: bool,
+        attention: AttentionKind,
+        float32_qk_product: bool,
+        float32_logits: bool,
+        rope_type: RopeType,
+        rope_min_timescale: u64,
+        rope_max_timescale: u64,
+        dtype: DType,
+        weight_dtype: DType,
+        remat_policy: RematPolicy,
+        scan_layers: bool,
+        param_scan_axis: usize,
+        max_target_length: usize,
+        max_prefill_predict_length: usize,
+    }
+}
+
+/// Powers of two by which the dimensions of a scaled model grow.
+struct Scales {
+    embedding: u32,
+    heads_and_mlp: u32,
+    layers: u32,
+}
+
+impl ModelGroup {
+    fn check(&self, problems: &mut Vec<Problem>) {
+        if !self.global_parameter_scale.is_power_of_two() {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "`global_parameter_scale` is `{}`, which is no power of two",
+                    self.global_parameter_scale
+                ),
+                "use a power of two, or set `base_emb_dim`, `base_mlp_dim` and the others themselves",
+            ));
+        }
+        let (queries, keys) = (self.base_num_query_heads, self.base_num_kv_heads);
+        if !queries.is_multiple_of(keys) {
+            problems.push(Problem::inconsistent(
+                format!("`base_num_query_heads` is `{queries}`, which `base_num_kv_heads`, `{keys}`, does not divide"),
+                format!("use `base_num_kv_heads={}`, or a multiple of {keys} query heads", largest_divisor(queries, keys)),
+            ));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            problems.push(Problem::inconsistent(
+                format!("`head_dim` is `{}`, but rotary embeddings turn pairs of dimensions", self.head_dim),
+                format!("use an even number such as `head_dim={}`", self.head_dim + 1),
+            ));
+        }
+        if self.rope_min_timescale >= self.rope_max_timescale {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "`rope_min_timescale` is `{}`, not below `rope_max_timescale`, `{}`",
+                    self.rope_min_timescale, self.rope_max_timescale
+                ),
+                "the defaults are 1 and 10000",
+            ));
+        }
+        if self.mlp_activations.is_empty() {
+            problems.push(Problem::inconsistent(
+                "`mlp_activations` is empty",
+                "use `mlp_activations=silu,linear` for a gated layer",
+            ));
+        }
+        if self.dropout_rate >= 1.0 {
+            problems.push(Problem::inconsistent(
+                format!("`dropout_rate` is `{}`, which drops everything", self.dropout_rate),
+                "use a share below 1, usually at most 0.5",
+            ));
+        }
+    }
+
+    /// How the scale is spread: over layers evenly in threes, what is left first to heads and feed-forward width,
+    /// then to the embedding.
+    fn scales(&self) -> Scales {
+        let exponent = self.global_parameter_scale.ilog2();
+        let (third, rest) = (exponent / 3, exponent % 3);
+        Scales {
+            embedding: third + u32::from(rest > 1),
+            heads_and_mlp: third + u32::from(rest > 0),
+            layers: third,
+        }
+    }
+
+    /// Width of the residual stream.
+    pub fn emb_dim(&self) -> usize {
+        self.base_emb_dim << self.scales().embedding
+    }
+
+    /// Number of query heads.
+    pub fn num_query_heads(&self) -> usize {
+        self.base_num_query_heads << self.scales().heads_and_mlp
+    }
+
+    /// Number of key and value heads.
+    pub fn num_kv_heads(&self) -> usize {
+        self.base_num_kv_heads << self.scales().heads_and_mlp
+    }
+
+    /// Width of the feed-forward layers.
+    pub fn mlp_dim(&self) -> usize {
+        self.base_mlp_dim << self.scales().heads_and_mlp
+    }
+
+    /// Number of decoder layers.
+    pub fn num_decoder_layers(&self) -> usize {
+        self.base_num_decoder_layers << self.scales().layers
+    }
+
+    /// The share of activations that training drops.
+    pub fn effective_dropout(&self) -> f64 {
+        if self.enable_dropout { self.dropout_rate } else { 0.0 }
+    }
+}
+
+/// The largest divisor of `number` that is at most `limit`.
+fn largest_divisor(number: usize, limit: usize) -> usize {
+    (1..=limit.min(number)).rev().find(|candidate| number.is_multiple_of(*candidate)).unwrap_or(1)
+}
+
+group! {
+    /// The optimizer and the schedule of its learning rate.
+    pub struct OptimizerGroup {
+        opt_type: OptimizerType,
+        adam_b1: f64,
+        adam_b2: f64,
+        adam_eps: f64,
+        adam_eps_root: f64,
+        adam_weight_decay: f64,
+        mu_dtype: Option<DType>,
+        grad_dtype: DType,
+        weight_dtype: DType,
+        learning_rate: f64,
+        lr_schedule_type: LearningRateSchedule,
+        warmup_steps_fraction: f64,
+        learning_rate_final_fraction: f64,
+        learning_rate_schedule_steps: Option<u64>,
+        steps: u64,
+        gradient_clipping_threshold: f64,
+    }
+}
+
+impl OptimizerGroup {
+    fn check(&self, problems: &mut Vec<Problem>) {
+        for (key, decay) in [("adam_b1", self.adam_b1), ("adam_b2", self.adam_b2)] {
+            if decay >= 1.0 {
+                problems.push(Problem::inconsistent(
+                    format!("`{key}` is `{decay}`, so that the running mean never moves"),
+                    format!("use a decay below 1, such as the default of `{key}`"),
+                ));
+            }
+        }
+        if self.learning_rate_final_fraction > 1.0 {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "`learning_rate_final_fraction` is `{}`, so that the learning rate would end above its peak",
+                    self.learning_rate_final_fraction
+                ),
+                "raise `learning_rate`, or use a share of at most 1",
+            ));
+        }
+        if self.learning_rate_schedule_steps == Some(0) {
+            problems.push(Problem::inconsistent(
+                "`learning_rate_schedule_steps` is `0`, so that nothing would be learned",
+                "use -1 for a schedule as long as the run",
+            ));
+        }
+    }
+
+    /// The number of steps the schedule lasts.
+    pub fn schedule_steps(&self) -> u64 {
+        self.learning_rate_schedule_steps.unwrap_or(self.steps)
+    }
+
+    /// The number of steps in which the learning rate rises.
+    pub fn warmup_steps(&self) -> u64 {
+        // MaxText truncates, too.
+        (self.schedule_steps() as f64 * self.warmup_steps_fraction) as u64
+    }
+
+    /// The norm above which gradients are scaled down, if they are.
+    pub fn clipping_norm(&self) -> Option<f64> {
+        (self.gradient_clipping_threshold > 0.0).then_some(self.gradient_clipping_threshold)
+    }
+
+    /// The type of the first moment.
+    pub fn first_moment_dtype(&self) -> DType {
+        self.mu_dtype.unwrap_or(self.weight_dtype)
+    }
+}

@@ -1,0 +1,224 @@
+//! The run, its checkpoints, decoding and debugging.
+
+use std::path::{Path, PathBuf};
+
+use super::{
+    choices::{Hardware, SamplingStrategy},
+    group,
+};
+use crate::error::Problem;
+
+group! {
+    /// The run: how long it is, where it writes, what it runs on.
+    pub struct RunGroup {
+        run_name: String,
+        base_output_directory: Option<PathBuf>,
+        log_config: bool,
+        steps: u64,
+        log_period: u64,
+        eval_interval: Option<u64>,
+        eval_steps: Option<u64>,
+        abort_on_nan_loss: bool,
+        abort_on_inf_loss: bool,
+        metrics_file: Option<PathBuf>,
+        enable_tensorboard: bool,
+        hardware: Hardware,
+        num_cpu_devices: usize,
+        pjrt_plugin_path: Option<PathBuf>,
+    }
+}
+
+impl RunGroup {
+    fn check(&self, problems: &mut Vec<Problem>) {
+        if self.run_name.contains(['/', '\\']) || self.run_name == ".." || self.run_name == "." {
+            problems.push(Problem::inconsistent(
+                format!("`run_name` is `{}`, which does not name one directory", self.run_name),
+                "put the path into `base_output_directory` and its last part into `run_name`",
+            ));
+        }
+        if self.eval_interval == Some(0) || self.eval_steps == Some(0) {
+            let key = if self.eval_interval == Some(0) { "eval_interval" } else { "eval_steps" };
+            problems.push(Problem::inconsistent(
+                format!("`{key}` is `0`"),
+                format!("use `{key}=-1` or a positive number"),
+            ));
+        }
+    }
+
+    /// Where the directories of runs are.
+    pub fn output_directory(&self) -> PathBuf {
+        self.base_output_directory.clone().unwrap_or_else(|| PathBuf::from("maxtext_output"))
+    }
+
+    /// The run's own directory.
+    pub fn directory(&self) -> PathBuf {
+        self.output_directory().join(&self.run_name)
+    }
+
+    /// Where checkpoints are saved.
+    pub fn checkpoint_directory(&self) -> PathBuf {
+        self.directory().join("checkpoints")
+    }
+
+    /// Where TensorBoard events are written.
+    pub fn tensorboard_directory(&self) -> PathBuf {
+        self.directory().join("tensorboard")
+    }
+
+    /// The file that receives one JSON object a step.
+    pub fn metrics_path(&self) -> PathBuf {
+        self.metrics_file.clone().unwrap_or_else(|| self.directory().join("metrics").join("metrics.jsonl"))
+    }
+
+    /// The file that holds the resolved configuration.
+    pub fn config_path(&self) -> PathBuf {
+        saved_config_path(&self.directory())
+    }
+}
+
+/// Where the resolved configuration of a run is saved.
+pub fn saved_config_path(run_directory: &Path) -> PathBuf {
+    run_directory.join("config.yml")
+}
+
+/// The run that a path belongs to: the path itself, or the nearest directory above it that has a saved configuration.
+/// So a run, its `checkpoints` directory, one step and the items of that step all lead to the run.
+pub fn run_directory_of(path: &Path) -> Option<PathBuf> {
+    let absolute = std::path::absolute(path).ok()?;
+    absolute.ancestors().take(4).find(|directory| saved_config_path(directory).is_file()).map(Path::to_owned)
+}
+
+group! {
+    /// What is saved and restored.
+    pub struct CheckpointGroup {
+        enable_checkpointing: bool,
+        async_checkpointing: bool,
+        checkpoint_period: u64,
+        max_num_checkpoints_to_keep: Option<usize>,
+        save_checkpoint_on_completion: bool,
+        load_parameters_path: Option<PathBuf>,
+        load_full_state_path: Option<PathBuf>,
+        param_scan_axis: usize,
+    }
+}
+
+impl CheckpointGroup {
+    fn check(&self, problems: &mut Vec<Problem>) {
+        if let (Some(parameters), Some(state)) = (&self.load_parameters_path, &self.load_full_state_path) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "`load_parameters_path` is `{}` and `load_full_state_path` is `{}`, but only one can be loaded",
+                    parameters.display(),
+                    state.display()
+                ),
+                "keep `load_parameters_path` to start anew from the weights, or `load_full_state_path` to continue",
+            ));
+        }
+    }
+}
+
+group! {
+    /// Prompts and sampling.
+    pub struct DecodeGroup {
+        prompt: String,
+        prompts: Vec<String>,
+        prompts_file: Option<PathBuf>,
+        max_target_length: usize,
+        max_prefill_predict_length: usize,
+        decode_sampling_strategy: SamplingStrategy,
+        decode_sampling_nucleus_p: f64,
+        decode_sampling_top_k: usize,
+        decode_sampling_temperature: f64,
+        decode_seed: u64,
+        decode_num_samples: usize,
+        autoregressive_decode_assert: Option<String>,
+    }
+}
+
+impl DecodeGroup {
+    fn check(&self, problems: &mut Vec<Problem>) {
+        use SamplingStrategy::{Composite, Greedy, Nucleus, TopK};
+        let strategy = self.decode_sampling_strategy;
+        if self.max_prefill_predict_length >= self.max_target_length {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "`max_prefill_predict_length` is `{}`, which leaves nothing of `max_target_length`, `{}`, to generate",
+                    self.max_prefill_predict_length, self.max_target_length
+                ),
+                "make `max_target_length` larger or `max_prefill_predict_length` smaller",
+            ));
+        }
+        let mass = self.decode_sampling_nucleus_p;
+        if matches!(strategy, Nucleus | Composite) && !(mass > 0.0 && mass <= 1.0) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "`decode_sampling_nucleus_p` is `{mass}`, but `decode_sampling_strategy={}` draws from a probability mass above 0 and at most 1",
+                    strategy.name()
+                ),
+                "set `decode_sampling_nucleus_p=0.9`, or choose `decode_sampling_strategy=weighted`",
+            ));
+        }
+        if matches!(strategy, TopK | Composite) && self.decode_sampling_top_k == 0 {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "`decode_sampling_top_k` is `0`, but `decode_sampling_strategy={}` draws from that many tokens",
+                    strategy.name()
+                ),
+                "set `decode_sampling_top_k=40`, or choose `decode_sampling_strategy=weighted`",
+            ));
+        }
+        if strategy != Greedy && self.decode_sampling_temperature == 0.0 {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "`decode_sampling_temperature` is `0`, but `decode_sampling_strategy={}` divides by it",
+                    strategy.name()
+                ),
+                "use `decode_sampling_strategy=greedy`, or a temperature above 0",
+            ));
+        }
+        if let (Some(file), false) = (&self.prompts_file, self.prompts.is_empty()) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "`prompts_file` is `{}` and `prompts` lists {} texts",
+                    file.display(),
+                    self.prompts.len()
+                ),
+                "give the prompts in one of the two",
+            ));
+        }
+    }
+}
+
+group! {
+    /// What helps when something goes wrong.
+    pub struct DebugGroup {
+        dump_hlo: bool,
+        dump_hlo_local_dir: PathBuf,
+        dump_hlo_local_module_name: String,
+        debug_sharding: bool,
+        jax_cache_dir: Option<PathBuf>,
+        compile_xla_flags: String,
+    }
+}
+
+impl DebugGroup {
+    fn check(&self, problems: &mut Vec<Problem>) {
+        for flag in self.compile_xla_flags.split_whitespace() {
+            if !flag.strip_prefix("--").is_some_and(|flag| flag.contains('=')) {
+                problems.push(Problem::inconsistent(
+                    format!("`compile_xla_flags` contains `{flag}`, which is no compiler option"),
+                    "write each option as `--name=value`, with spaces between",
+                ));
+            }
+        }
+    }
+
+    /// The compiler options as names and values.
+    pub fn compiler_options(&self) -> Vec<(String, String)> {
+        self.compile_xla_flags
+            .split_whitespace()
+            .filter_map(|flag| flag.strip_prefix("--")?.split_once('='))
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect()
+    }
+}

@@ -1,0 +1,308 @@
+//! What the table says about one key.
+
+use std::fmt;
+
+use serde_json::Value;
+
+/// The values a key takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    Bool,
+    /// A whole number between the bounds, both included.
+    Integer {
+        minimum: i64,
+        maximum: i64,
+    },
+    /// A number between the bounds, both included. Whole numbers are written without a point as well.
+    Float {
+        minimum: f64,
+        maximum: f64,
+    },
+    Text,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// A list of texts; `a,b` and `['a','b']` mean the same.
+    TextList,
+    /// Pairs of a logical axis and its mesh axes.
+    AxisRules,
+    /// A list of lists of texts.
+    TextLists,
+}
+
+/// A default as it can be written in a constant.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Literal {
+    None,
+    Bool(bool),
+    Integer(i64),
+    Float(f64),
+    Text(&'static str),
+    Texts(&'static [&'static str]),
+    Lists(&'static [&'static [&'static str]]),
+    Rules(&'static [(&'static str, &'static [&'static str])]),
+}
+
+impl Literal {
+    /// The literal as a value.
+    pub fn value(self) -> Value {
+        match self {
+            Self::None => Value::Null,
+            Self::Bool(value) => value.into(),
+            Self::Integer(value) => value.into(),
+            Self::Float(value) => value.into(),
+            Self::Text(value) => value.into(),
+            Self::Texts(values) => values.into(),
+            Self::Lists(lists) => lists.iter().map(|list| Value::from(*list)).collect(),
+            Self::Rules(rules) => {
+                rules.iter().map(|(name, axes)| Value::Array(vec![(*name).into(), (*axes).into()])).collect()
+            }
+        }
+    }
+}
+
+/// What happens when a key is set to something other than its default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// The program acts on it.
+    Effective,
+    /// It is accepted with a warning that gives this reason.
+    NoEffectHere(&'static str),
+    /// It is refused until this feature is built.
+    Refused(&'static str),
+}
+
+/// One key.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Key {
+    pub name: &'static str,
+    pub kind: Kind,
+    /// Whether `none` is a value too.
+    pub nullable: bool,
+    pub default: Literal,
+    /// MaxText's default, where it would stop a first run here and ours differs.
+    pub maxtext_default: Option<Literal>,
+    pub help: &'static str,
+    /// The part of the program that reads the key.
+    pub acts_on: &'static str,
+    pub class: Class,
+    /// Choices that are refused, each with the feature that is not built.
+    pub refused_choices: &'static [(&'static str, &'static str)],
+    /// Whether it is about the run and its records rather than what is trained: the quick start stays the quick
+    /// start when only such keys are given.
+    pub run_level: bool,
+    /// Whether a run may be resumed with another value.
+    pub may_change_on_resume: bool,
+    /// Whether the key is ours and MaxText does not know it.
+    pub own: bool,
+    /// Whether the value is never shown or saved.
+    pub secret: bool,
+}
+
+impl Key {
+    const fn new(name: &'static str, kind: Kind, default: Literal, help: &'static str) -> Self {
+        Self {
+            name,
+            kind,
+            nullable: matches!(default, Literal::None),
+            default,
+            maxtext_default: None,
+            help,
+            acts_on: "",
+            class: Class::Effective,
+            refused_choices: &[],
+            run_level: false,
+            may_change_on_resume: false,
+            own: false,
+            secret: false,
+        }
+    }
+
+    pub(crate) const fn boolean(name: &'static str, default: bool, help: &'static str) -> Self {
+        Self::new(name, Kind::Bool, Literal::Bool(default), help)
+    }
+
+    pub(crate) const fn integer(name: &'static str, default: i64, help: &'static str) -> Self {
+        let kind = Kind::Integer { minimum: i64::MIN, maximum: i64::MAX };
+        Self::new(name, kind, Literal::Integer(default), help)
+    }
+
+    pub(crate) const fn optional_integer(name: &'static str, help: &'static str) -> Self {
+        let kind = Kind::Integer { minimum: i64::MIN, maximum: i64::MAX };
+        Self::new(name, kind, Literal::None, help)
+    }
+
+    pub(crate) const fn float(name: &'static str, default: f64, help: &'static str) -> Self {
+        let kind = Kind::Float { minimum: f64::MIN, maximum: f64::MAX };
+        Self::new(name, kind, Literal::Float(default), help)
+    }
+
+    pub(crate) const fn optional_float(name: &'static str, help: &'static str) -> Self {
+        let kind = Kind::Float { minimum: f64::MIN, maximum: f64::MAX };
+        Self::new(name, kind, Literal::None, help)
+    }
+
+    pub(crate) const fn text(name: &'static str, default: &'static str, help: &'static str) -> Self {
+        Self::new(name, Kind::Text, Literal::Text(default), help)
+    }
+
+    pub(crate) const fn optional_text(name: &'static str, help: &'static str) -> Self {
+        Self::new(name, Kind::Text, Literal::None, help)
+    }
+
+    pub(crate) const fn choice(
+        name: &'static str,
+        default: &'static str,
+        choices: &'static [&'static str],
+        help: &'static str,
+    ) -> Self {
+        Self::new(name, Kind::Choice(choices), Literal::Text(default), help)
+    }
+
+    pub(crate) const fn texts(
+        name: &'static str,
+        default: &'static [&'static str],
+        help: &'static str,
+    ) -> Self {
+        Self::new(name, Kind::TextList, Literal::Texts(default), help)
+    }
+
+    pub(crate) const fn rules(
+        name: &'static str,
+        default: &'static [(&'static str, &'static [&'static str])],
+        help: &'static str,
+    ) -> Self {
+        Self::new(name, Kind::AxisRules, Literal::Rules(default), help)
+    }
+
+    pub(crate) const fn text_lists(
+        name: &'static str,
+        default: &'static [&'static [&'static str]],
+        help: &'static str,
+    ) -> Self {
+        Self::new(name, Kind::TextLists, Literal::Lists(default), help)
+    }
+
+    pub(crate) const fn at_least(mut self, bound: f64) -> Self {
+        match &mut self.kind {
+            Kind::Integer { minimum, .. } => *minimum = bound as i64,
+            Kind::Float { minimum, .. } => *minimum = bound,
+            _ => panic!("only numbers have bounds"),
+        }
+        self
+    }
+
+    pub(crate) const fn at_most(mut self, bound: f64) -> Self {
+        match &mut self.kind {
+            Kind::Integer { maximum, .. } => *maximum = bound as i64,
+            Kind::Float { maximum, .. } => *maximum = bound,
+            _ => panic!("only numbers have bounds"),
+        }
+        self
+    }
+
+    pub(crate) const fn acts_on(mut self, part: &'static str) -> Self {
+        self.acts_on = part;
+        self
+    }
+
+    pub(crate) const fn no_effect_here(mut self, reason: &'static str) -> Self {
+        self.class = Class::NoEffectHere(reason);
+        self
+    }
+
+    pub(crate) const fn refused(mut self, feature: &'static str) -> Self {
+        self.class = Class::Refused(feature);
+        self
+    }
+
+    pub(crate) const fn refuse_choices(mut self, choices: &'static [(&'static str, &'static str)]) -> Self {
+        self.refused_choices = choices;
+        self
+    }
+
+    pub(crate) const fn maxtext_default(mut self, default: Literal) -> Self {
+        self.maxtext_default = Some(default);
+        self
+    }
+
+    pub(crate) const fn run_level(mut self) -> Self {
+        self.run_level = true;
+        self.may_change_on_resume = true;
+        self
+    }
+
+    pub(crate) const fn may_change(mut self) -> Self {
+        self.may_change_on_resume = true;
+        self
+    }
+
+    pub(crate) const fn own(mut self) -> Self {
+        self.own = true;
+        self
+    }
+
+    pub(crate) const fn secret(mut self) -> Self {
+        self.secret = true;
+        self
+    }
+
+    /// The environment variable that sets the key.
+    pub fn variable(&self) -> String {
+        format!("M_{}", self.name.to_uppercase())
+    }
+
+    /// The type in words, such as `whole number, at least 0`.
+    pub fn type_text(&self) -> String {
+        let none = if self.nullable { ", or none" } else { "" };
+        format!("{}{none}", self.kind)
+    }
+
+    /// The feature that `value` asks for and that is not built, if it does.
+    pub fn missing_feature(&self, value: &Value) -> Option<&'static str> {
+        match self.class {
+            Class::Refused(feature) if *value != self.default.value() => Some(feature),
+            _ => value.as_str().and_then(|text| {
+                self.refused_choices.iter().find(|(choice, _)| *choice == text).map(|(_, feature)| *feature)
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bool => f.write_str("true or false"),
+            Self::Integer { minimum, maximum } => {
+                let bounds =
+                    ((*minimum != i64::MIN).then_some(*minimum), (*maximum != i64::MAX).then_some(*maximum));
+                write_bounds(f, "whole number", bounds)
+            }
+            Self::Float { minimum, maximum } => {
+                let bounds =
+                    ((*minimum != f64::MIN).then_some(*minimum), (*maximum != f64::MAX).then_some(*maximum));
+                write_bounds(f, "number", bounds)
+            }
+            Self::Text => f.write_str("text"),
+            Self::Choice(choices) => {
+                let quoted: Vec<String> = choices.iter().map(|choice| format!("`{choice}`")).collect();
+                write!(f, "one of {}", quoted.join(", "))
+            }
+            Self::TextList => f.write_str("list of texts"),
+            Self::AxisRules => f.write_str("list of pairs of a logical axis and its mesh axes"),
+            Self::TextLists => f.write_str("list of lists of texts"),
+        }
+    }
+}
+
+fn write_bounds<T: fmt::Display>(
+    f: &mut fmt::Formatter<'_>,
+    noun: &str,
+    bounds: (Option<T>, Option<T>),
+) -> fmt::Result {
+    match bounds {
+        (None, None) => f.write_str(noun),
+        (Some(minimum), None) => write!(f, "{noun}, at least {minimum}"),
+        (None, Some(maximum)) => write!(f, "{noun}, at most {maximum}"),
+        (Some(minimum), Some(maximum)) => write!(f, "{noun} from {minimum} to {maximum}"),
+    }
+}

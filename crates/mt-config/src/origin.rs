@@ -1,0 +1,43 @@
+//! Where a value came from.
+
+use std::{fmt, path::PathBuf, sync::Arc};
+
+/// Where the value of a key was set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nowhere: it is the table's default.
+    Default,
+    /// A YAML file that belongs to the program, by its name.
+    Preset { name: String, line: u64 },
+    /// A YAML file of the user's.
+    File { path: Arc<PathBuf>, line: u64 },
+    /// The YAML file of a named model.
+    Model { name: String, line: u64 },
+    /// An environment variable.
+    Environment { variable: String },
+    /// The command line.
+    Argument,
+    /// Worked out by the program, such as the name of an unnamed run.
+    Derived,
+}
+
+impl Origin {
+    /// Whether the user wrote the value, rather than the program or a file that belongs to it.
+    pub fn is_given(&self) -> bool {
+        matches!(self, Self::File { .. } | Self::Environment { .. } | Self::Argument)
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::Preset { name, line } => write!(f, "preset `{name}`, line {line}"),
+            Self::File { path, line } => write!(f, "`{}`, line {line}", path.display()),
+            Self::Model { name, line } => write!(f, "model `{name}`, line {line}"),
+            Self::Environment { variable } => write!(f, "environment variable `{variable}`"),
+            Self::Argument => f.write_str("command line"),
+            Self::Derived => f.write_str("derived"),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! What the table says, as text: for one key, and as a reference page of all.
+
+use serde_json::Value;
+
+use crate::{
+    coerce::value_text,
+    error::{ConfigError, Problem},
+    key::{Class, Key, Kind},
+    origin::Origin,
+    suggest::nearest,
+    table::{self, group_of},
+};
+
+/// What `maxtext config explain` says about a key.
+///
+/// # Errors
+/// There is no such key.
+pub fn explain(name: &str) -> Result<String, ConfigError> {
+    let Some(key) = table::canonical(name) else {
+        return Err(Problem::UnknownKey {
+            name: name.to_owned(),
+            origin: Origin::Argument,
+            nearest: nearest(name, table::keys().map(|key| key.name)),
+        }
+        .into());
+    };
+    let example = example(key);
+    let mut lines = vec![
+        (if key.name == name { key.name.to_owned() } else { format!("{} (formerly {name})", key.name) }),
+        String::new(),
+        format!("  {}", key.help),
+        String::new(),
+    ];
+    let mut row = |label: &str, text: String| lines.push(format!("  {label:<11}{text}"));
+    row("type", key.type_text());
+    row("default", default_text(key));
+    if let Some(theirs) = key.maxtext_default {
+        row("", format!("MaxText's own default is {}", shown(&theirs.value())));
+    }
+    row("group", format!("{} ({})", group_of(key).title, group_of(key).name));
+    row("acts on", key.acts_on.to_owned());
+    row("status", status(key));
+    let resume = if key.may_change_on_resume { "may change" } else { "stays as it was" };
+    row("on resume", resume.to_owned());
+    if key.own {
+        row("origin", "maxtext-rs; MaxText has no such key".to_owned());
+    }
+    row("set it by", format!("{}={example}", key.name));
+    row("", format!("{}: {example} (in a YAML file)", key.name));
+    row("", format!("{}={example} (in the environment)", key.variable()));
+    Ok(lines.join("\n"))
+}
+
+/// The reference of all keys, in Markdown.
+pub fn reference_page() -> String {
+    let mut page = String::from(
+        "# Configuration keys\n\n\
+         Generated from the key table in `crates/mt-config/src/table`; `maxtext config explain KEY` prints the same.\n\n\
+         Set a key with `key=value` on the command line, in a YAML file, or as `M_KEY` in the environment.\n",
+    );
+    for group in table::groups() {
+        page.push_str(&format!(
+            "\n## {}\n\n| key | type | default | what it does |\n|---|---|---|---|\n",
+            group.title
+        ));
+        for key in group.keys {
+            let mut help = key.help.to_owned();
+            match key.class {
+                Class::Effective => {}
+                Class::NoEffectHere(reason) => help.push_str(&format!(" *No effect here: {reason}.*")),
+                Class::Refused(feature) => help.push_str(&format!(" *Not built yet: {feature}.*")),
+            }
+            for (choice, feature) in key.refused_choices {
+                help.push_str(&format!(" *`{choice}`: {feature} is not built yet.*"));
+            }
+            if let Some(theirs) = key.maxtext_default {
+                help.push_str(&format!(" MaxText's default is {}.", shown(&theirs.value())));
+            }
+            if key.own {
+                help.push_str(" Not a key of MaxText.");
+            }
+            page.push_str(&format!(
+                "| `{}` | {} | {} | {} |\n",
+                key.name,
+                key.type_text(),
+                default_text(key),
+                help.replace('|', "\\|")
+            ));
+        }
+    }
+    page
+}
+
+/// Placement rules fill a page, so only their number is said.
+fn default_text(key: &Key) -> String {
+    match (key.kind, key.default.value()) {
+        (Kind::AxisRules, Value::Array(rules)) => format!("{} rules, those of MaxText", rules.len()),
+        (_, value) => shown(&value),
+    }
+}
+
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => "none".to_owned(),
+        Value::String(text) if text.is_empty() => "empty".to_owned(),
+        other => format!("`{}`", value_text(other)),
+    }
+}
+
+/// A value that shows how the key is written.
+fn example(key: &Key) -> String {
+    match (key.kind, key.default.value()) {
+        (Kind::AxisRules, _) => "[['norm',['fsdp']]]".to_owned(),
+        (Kind::TextList, Value::Array(values)) if values.is_empty() => "a,b".to_owned(),
+        (Kind::Text, Value::Null) => "…".to_owned(),
+        (Kind::Text, Value::String(text)) if text.is_empty() => "…".to_owned(),
+        (Kind::Integer { minimum, .. }, Value::Null) => minimum.max(1).to_string(),
+        (Kind::Float { .. }, Value::Null) => "1.0".to_owned(),
+        (Kind::TextList, Value::Array(values)) => {
+            values.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(",")
+        }
+        (Kind::Text, Value::String(text)) if text.contains(' ') => format!("'{text}'"),
+        (Kind::Choice(choices), Value::String(text)) if text.is_empty() => {
+            choices.iter().find(|choice| !choice.is_empty()).copied().unwrap_or_default().to_owned()
+        }
+        (_, value) => value_text(&value),
+    }
+}
+
+fn status(key: &Key) -> String {
+    match key.class {
+        Class::Effective if key.refused_choices.is_empty() => "effective".to_owned(),
+        Class::Effective => {
+            let refused: Vec<&str> = key.refused_choices.iter().map(|(choice, _)| *choice).collect();
+            format!("effective; not built yet: {}", refused.join(", "))
+        }
+        Class::NoEffectHere(reason) => format!("accepted without effect: {reason}"),
+        Class::Refused(feature) => format!("only the default, until {feature} is built"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn explains_type_default_bounds_and_class() {
+        let text = explain("learning_rate").unwrap();
+        for part in ["number, at least 0", "`0.00003`", "effective", "M_LEARNING_RATE", "optimizer"] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+        assert!(
+            explain("cosine_learning_rate_final_fraction")
+                .unwrap()
+                .starts_with("learning_rate_final_fraction (formerly")
+        );
+    }
+
+    #[test]
+    fn unknown_keys_are_not_explained() {
+        let message = explain("learning_rat").unwrap_err().to_string();
+        assert!(message.contains("did you mean `learning_rate`"), "{message}");
+    }
+
+    #[test]
+    fn the_page_has_every_key_and_whole_rows() {
+        let page = reference_page();
+        for key in table::keys() {
+            assert!(page.contains(&format!("| `{}` |", key.name)));
+        }
+        for line in page.lines().filter(|line| line.starts_with("| `")) {
+            let bars = line.replace("\\|", "").matches('|').count();
+            assert_eq!(bars, 5, "{line}");
+        }
+    }
+}

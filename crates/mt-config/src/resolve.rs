@@ -1,0 +1,386 @@
+//! Merging the layers: defaults ← `base_config` chain ← given YAML ← model YAML ← environment ← command line.
+
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use crate::{
+    coerce::{Mismatch, coerce, value_text},
+    config::Config,
+    error::{ConfigError, Problem},
+    key::{Key, Kind},
+    origin::Origin,
+    suggest::nearest,
+    table,
+    yaml::{self, Embedded, Setting},
+};
+
+/// The preset that trains when nothing is said about what to train.
+const QUICK_START: &str = "quick-start";
+
+/// What a configuration is resolved from.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// The command line after the name of the command: at most one YAML file, and `key=value`.
+    pub arguments: Vec<String>,
+    /// The environment.
+    pub environment: Vec<(String, String)>,
+    /// A saved configuration below everything else, as decoding from a run has.
+    pub saved: Option<PathBuf>,
+    /// Whether the quick start is meant when only keys about the run are given.
+    pub quick_start: bool,
+}
+
+impl Request {
+    /// A request of these arguments and the environment of the process.
+    pub fn from_process(arguments: Vec<String>) -> Self {
+        let environment = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect();
+        Self { arguments, environment, ..Self::default() }
+    }
+
+    /// The same request, which is the quick start when it gives only keys about the run.
+    pub fn with_quick_start(self) -> Self {
+        Self { quick_start: true, ..self }
+    }
+
+    /// The same request on top of a saved configuration.
+    pub fn over_saved(self, path: PathBuf) -> Self {
+        Self { saved: Some(path), ..self }
+    }
+}
+
+/// Whether a key only says how layers are merged, so that it means nothing once they are.
+pub(crate) fn is_about_layers(key: &Key) -> bool {
+    matches!(key.name, "base_config" | "resolved")
+}
+
+impl Config {
+    /// Merges the layers of a request.
+    ///
+    /// What the values ask for is not looked at here: see [`Config::missing_features`] and the groups.
+    ///
+    /// # Errors
+    /// Everything that is wrong with names, types, bounds and conflicts, together.
+    pub fn resolve(request: &Request) -> Result<Self, ConfigError> {
+        let mut problems = Vec::new();
+        let (file, arguments) = command_line(&request.arguments, &mut problems);
+        let environment = environment(&request.environment, &mut problems);
+
+        let mut files = Vec::new();
+        for path in request.saved.iter().chain(&file) {
+            match chain(path) {
+                Ok(settings) => files.extend(settings),
+                Err(error) => problems.extend(error.into_problems()),
+            }
+        }
+        let about_the_run =
+            |setting: &Setting| table::canonical(&setting.name).is_none_or(|key| key.run_level);
+        let quick_start = request.quick_start
+            && file.is_none()
+            && request.saved.is_none()
+            && arguments.iter().chain(&environment).all(about_the_run);
+        if quick_start {
+            files.push(yaml::embedded(Embedded::Preset, QUICK_START).expect("the preset is embedded"));
+        }
+
+        let mut merge = Merge { config: Self::defaults(), problems, replace_rules: false };
+        merge.config.quick_start = quick_start;
+        let given = || arguments.iter().chain(&environment);
+        let flag = |name: &str, settings: &mut dyn DoubleEndedIterator<Item = &Setting>| {
+            let key = table::lookup(name).expect("flags of the resolution are in the table");
+            settings
+                .rev()
+                .find(|setting| setting.name == name)
+                .is_some_and(|setting| coerce(key, &setting.value) == Ok(Value::Bool(true)))
+        };
+        let from_files = || files.iter().flatten();
+        let resolved = flag("resolved", &mut from_files());
+        merge.replace_rules = resolved
+            || flag(
+                "override_logical_axis_rules",
+                &mut from_files().chain(environment.iter()).chain(&arguments),
+            );
+        let override_model =
+            flag("override_model_config", &mut from_files().chain(environment.iter()).chain(&arguments));
+
+        for layer in &files {
+            merge.layer(layer);
+        }
+        let named_again = given().any(|setting| setting.name == "model_name");
+        let model = merge.model(&mut from_files().chain(environment.iter()).chain(&arguments));
+        if !resolved || named_again {
+            merge.model_layer(&model, override_model, &mut given());
+        }
+        merge.set_once(&environment, &arguments);
+        merge.layer(&environment);
+        merge.layer(&arguments);
+        merge.device_count(&request.environment);
+        for key in table::keys().filter(|key| is_about_layers(key)) {
+            let entry = merge.config.entries.get_mut(key.name).expect("every key has an entry");
+            (entry.value, entry.origin) = (key.default.value(), Origin::Default);
+        }
+        ConfigError::check(merge.config, merge.problems)
+    }
+}
+
+/// The file and the assignments of a command line.
+fn command_line(arguments: &[String], problems: &mut Vec<Problem>) -> (Option<PathBuf>, Vec<Setting>) {
+    let mut file: Option<&String> = None;
+    let mut settings: Vec<Setting> = Vec::new();
+    for argument in arguments {
+        match argument.split_once('=') {
+            Some((name, value)) if !name.is_empty() && !name.starts_with('-') => {
+                let setting = Setting {
+                    name: name.trim().to_owned(),
+                    value: Value::String(value.to_owned()),
+                    origin: Origin::Argument,
+                };
+                match (
+                    settings.iter().find(|other| other.name == setting.name),
+                    table::canonical(&setting.name),
+                ) {
+                    (Some(first), Some(key)) => problems.push(set_twice(key, first, &setting)),
+                    _ => settings.push(setting),
+                }
+            }
+            _ if argument.ends_with(".yml") || argument.ends_with(".yaml") => match file {
+                Some(first) => problems.push(Problem::TwoFiles(first.clone(), argument.clone())),
+                None => file = Some(argument),
+            },
+            _ => problems.push(Problem::NotAnAssignment(argument.clone())),
+        }
+    }
+    (file.map(PathBuf::from), settings)
+}
+
+/// The keys that environment variables set.
+fn environment(variables: &[(String, String)], problems: &mut Vec<Problem>) -> Vec<Setting> {
+    let mut settings = Vec::new();
+    for (variable, value) in variables {
+        let Some(name) = variable.strip_prefix("M_") else { continue };
+        match table::canonical(&name.to_lowercase()).filter(|_| name.to_uppercase() == name) {
+            Some(key) => settings.push(Setting {
+                name: key.name.to_owned(),
+                value: Value::String(value.clone()),
+                origin: Origin::Environment { variable: variable.clone() },
+            }),
+            None => problems.push(Problem::UnknownVariable {
+                variable: variable.clone(),
+                nearest: nearest(&name.to_lowercase(), table::keys().map(|key| key.name))
+                    .iter()
+                    .map(|name| format!("M_{}", name.to_uppercase()))
+                    .collect(),
+            }),
+        }
+    }
+    settings.sort_by(|a, b| a.name.cmp(&b.name));
+    settings
+}
+
+/// A file and the files it builds on, the lowest first.
+fn chain(path: &Path) -> Result<Vec<Vec<Setting>>, ConfigError> {
+    let mut layers = Vec::new();
+    let mut seen = HashSet::new();
+    let mut next = Some(path.to_owned());
+    while let Some(path) = next.take() {
+        if !seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone())) {
+            return Err(Problem::CircularBase { path }.into());
+        }
+        let settings = yaml::read(&path)?;
+        if let Some(base) = settings.iter().find(|setting| setting.name == "base_config") {
+            next = base.value.as_str().filter(|base| !base.is_empty() && *base != "none").map(|base| {
+                let beside = path.parent().unwrap_or(Path::new("")).join(base);
+                if beside.exists() { beside } else { PathBuf::from(base) }
+            });
+        }
+        layers.insert(0, settings);
+    }
+    Ok(layers)
+}
+
+fn set_twice(key: &'static Key, first: &Setting, second: &Setting) -> Problem {
+    let shown = |value: &Value| if key.secret { "(hidden)".to_owned() } else { value_text(value) };
+    Problem::SetTwice {
+        key: key.name,
+        first: shown(&first.value),
+        first_origin: first.origin.clone(),
+        second: shown(&second.value),
+        second_origin: second.origin.clone(),
+    }
+}
+
+/// The configuration while layers are put on it.
+struct Merge {
+    config: Config,
+    problems: Vec<Problem>,
+    /// Whether given placement rules replace all rules rather than those of the same names.
+    replace_rules: bool,
+}
+
+impl Merge {
+    fn layer(&mut self, settings: &[Setting]) {
+        for setting in settings {
+            let Some(key) = table::canonical(&setting.name) else {
+                self.problems.push(Problem::UnknownKey {
+                    name: setting.name.clone(),
+                    origin: setting.origin.clone(),
+                    nearest: nearest(&setting.name, table::keys().map(|key| key.name)),
+                });
+                continue;
+            };
+            if key.name != setting.name {
+                let note = format!("`{}` ({}) is now called `{}`", setting.name, setting.origin, key.name);
+                self.config.notes.push(note);
+            }
+            match coerce(key, &setting.value) {
+                Ok(value) => self.set(key, value, setting.origin.clone()),
+                Err(mismatch) => self.problems.push(mismatched(key, setting, mismatch)),
+            }
+        }
+    }
+
+    fn set(&mut self, key: &'static Key, value: Value, origin: Origin) {
+        let entry = self.config.entries.get_mut(key.name).expect("every key has an entry");
+        entry.value = match key.kind {
+            Kind::AxisRules if !self.replace_rules => merged_rules(&entry.value, value),
+            _ => value,
+        };
+        entry.origin = origin;
+    }
+
+    /// The last setting of the model's name.
+    fn model(&self, settings: &mut dyn Iterator<Item = &Setting>) -> Setting {
+        settings.filter(|setting| setting.name == "model_name").last().cloned().unwrap_or_else(|| Setting {
+            name: "model_name".to_owned(),
+            value: self.config.entry("model_name").value.clone(),
+            origin: Origin::Default,
+        })
+    }
+
+    /// Puts the values of a named model in place, unless what is `given` may override them and does.
+    fn model_layer(
+        &mut self,
+        model: &Setting,
+        may_override: bool,
+        given: &mut dyn Iterator<Item = &Setting>,
+    ) {
+        let name = value_text(&model.value);
+        let Some(settings) = yaml::embedded(Embedded::Model, &name) else {
+            self.problems.push(Problem::UnknownModel {
+                nearest: match nearest(&name, yaml::MODELS.iter().map(|(known, _)| *known)) {
+                    none if none.is_empty() => {
+                        yaml::MODELS.iter().map(|(known, _)| (*known).to_owned()).collect()
+                    }
+                    some => some,
+                },
+                name,
+                origin: model.origin.clone(),
+            });
+            return;
+        };
+        for setting in &settings {
+            let entry = self.config.entry(&setting.name);
+            let replaced = coerce(entry.key, &setting.value).is_ok_and(|value| value != entry.value);
+            if replaced && entry.is_changed() && entry.key.kind != Kind::AxisRules {
+                self.config.notes.push(format!(
+                    "`{}` is `{}` as model `{name}` says, not `{}` ({})",
+                    setting.name,
+                    value_text(&setting.value),
+                    entry.shown(),
+                    entry.origin,
+                ));
+            }
+        }
+        if !may_override {
+            for contradiction in given {
+                let Some(key) = table::canonical(&contradiction.name) else { continue };
+                let Some(of_model) = settings.iter().find(|setting| setting.name == key.name) else {
+                    continue;
+                };
+                let (Ok(value), Ok(model_value)) =
+                    (coerce(key, &contradiction.value), coerce(key, &of_model.value))
+                else {
+                    continue;
+                };
+                if value != model_value && key.kind != Kind::AxisRules {
+                    self.problems.push(Problem::ContradictsModel {
+                        key: key.name,
+                        value: value_text(&value),
+                        origin: contradiction.origin.clone(),
+                        model: name.clone(),
+                        model_value: value_text(&model_value),
+                    });
+                }
+            }
+        }
+        self.layer(&settings);
+    }
+
+    /// A key belongs either in the environment or on the command line.
+    fn set_once(&mut self, environment: &[Setting], arguments: &[Setting]) {
+        for second in arguments {
+            let Some(key) = table::canonical(&second.name) else { continue };
+            if let Some(first) = environment.iter().find(|setting| setting.name == key.name) {
+                self.problems.push(set_twice(key, first, second));
+            }
+        }
+    }
+
+    /// Takes the number of virtual devices from JAX's way of asking for them.
+    fn device_count(&mut self, variables: &[(String, String)]) {
+        const FLAG: &str = "--xla_force_host_platform_device_count=";
+        let Some((_, flags)) = variables.iter().find(|(variable, _)| variable == "XLA_FLAGS") else { return };
+        let Some(count) = flags.split_whitespace().rev().find_map(|flag| flag.strip_prefix(FLAG)) else {
+            return;
+        };
+        if self.config.entry("num_cpu_devices").origin == Origin::Default {
+            self.layer(&[Setting {
+                name: "num_cpu_devices".to_owned(),
+                value: Value::String(count.to_owned()),
+                origin: Origin::Environment { variable: "XLA_FLAGS".to_owned() },
+            }]);
+        }
+    }
+}
+
+fn mismatched(key: &'static Key, setting: &Setting, mismatch: Mismatch) -> Problem {
+    let value = if key.secret { "(hidden)".to_owned() } else { value_text(&setting.value) };
+    let origin = setting.origin.clone();
+    match (mismatch, key.kind) {
+        (Mismatch::Choice, Kind::Choice(choices)) => Problem::NotAChoice {
+            key: key.name,
+            nearest: nearest(&value, choices.iter().copied().filter(|choice| !choice.is_empty())),
+            value,
+            origin,
+            choices: choices
+                .iter()
+                .filter(|choice| !choice.is_empty() && key.missing_feature(&Value::from(**choice)).is_none())
+                .map(|choice| (*choice).to_owned())
+                .collect(),
+        },
+        (Mismatch::Bounds, _) => {
+            Problem::OutOfBounds { key: key.name, value, origin, expected: key.type_text() }
+        }
+        _ => Problem::WrongType { key: key.name, value, origin, expected: with_article(&key.type_text()) },
+    }
+}
+
+/// `a whole number`, but `text` and `true or false`.
+fn with_article(noun: &str) -> String {
+    match noun.split([' ', ',']).next() {
+        Some("whole" | "number" | "list") => format!("a {noun}"),
+        _ => noun.to_owned(),
+    }
+}
+
+/// The rules with those of the names that `new` has replaced.
+fn merged_rules(old: &Value, new: Value) -> Value {
+    let (Value::Array(old), Value::Array(new)) = (old, new) else { return old.clone() };
+    let names: HashSet<Value> = new.iter().map(|rule| rule[0].clone()).collect();
+    Value::Array(old.iter().filter(|rule| !names.contains(&rule[0])).cloned().chain(new).collect())
+}

@@ -1,0 +1,85 @@
+//! The names a user may have meant.
+
+/// At most this many names are suggested.
+const MOST: usize = 3;
+
+/// The names of `known` that look like `name`, the likeliest first.
+pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    let wanted = name.to_lowercase();
+    // Misspellings of a third of the letters are still recognized; more would suggest unrelated names.
+    let tolerance = (wanted.chars().count() / 3).max(1);
+    let mut scored: Vec<(usize, &str)> = known
+        .into_iter()
+        .filter_map(|candidate| {
+            let distance = edit_distance(&wanted, candidate);
+            let contained = wanted.len() >= 4 && (candidate.contains(&wanted) || wanted.contains(candidate));
+            if distance <= tolerance {
+                Some((distance, candidate))
+            } else if contained || same_words(&wanted, candidate) {
+                Some((tolerance + 1 + distance, candidate))
+            } else {
+                None
+            }
+        })
+        .collect();
+    scored.sort_unstable();
+    scored.into_iter().take(MOST).map(|(_, candidate)| candidate.to_owned()).collect()
+}
+
+/// Whether all words of `name`, at least two, are words of `candidate` in any order.
+fn same_words(name: &str, candidate: &str) -> bool {
+    let words: Vec<&str> = candidate.split(['_', '-']).collect();
+    let wanted: Vec<&str> = name.split(['_', '-']).collect();
+    wanted.len() >= 2 && wanted.iter().all(|word| words.contains(word))
+}
+
+/// The number of letters to insert, delete, replace or exchange with their neighbour to get from one text to the
+/// other.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let mut before_previous: Vec<usize> = Vec::new();
+    let mut previous: Vec<usize> = (0..=b.len()).collect();
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let replaced = previous[j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut best = replaced.min(previous[j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                best = best.min(before_previous[j - 2] + 1);
+            }
+            row.push(best);
+        }
+        before_previous = std::mem::replace(&mut previous, row);
+    }
+    previous[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances() {
+        for (a, b, expected) in
+            [("", "abc", 3), ("kitten", "sitting", 3), ("setps", "steps", 1), ("a", "a", 0)]
+        {
+            assert_eq!(edit_distance(a, b), expected, "{a} {b}");
+            assert_eq!(edit_distance(b, a), expected, "{b} {a}");
+        }
+    }
+
+    #[test]
+    fn misspelled_shortened_and_reordered_names_are_found() {
+        let known = ["steps", "learning_rate", "warmup_steps_fraction", "base_emb_dim", "max_target_length"];
+        for (name, expected) in [
+            ("lerning_rate", "learning_rate"),
+            ("setps", "steps"),
+            ("emb_dim", "base_emb_dim"),
+            ("warmup_fraction", "warmup_steps_fraction"),
+            ("MAX_TARGET_LENGTH", "max_target_length"),
+        ] {
+            assert_eq!(nearest(name, known).first().map(String::as_str), Some(expected), "{name}");
+        }
+        assert!(nearest("zzz", known).is_empty());
+    }
+}

@@ -1,0 +1,325 @@
+//! Meshes and the rules that place arrays on them.
+
+use super::KeyGroup;
+use crate::key::Key;
+
+/// The mesh axes that split a batch.
+const BATCH: &[&str] = &["data", "fsdp", "fsdp_transpose", "expert"];
+const BATCH_OVER_STAGES: &[&str] = &["data", "stage", "fsdp", "fsdp_transpose", "expert"];
+const BATCH_AND_SEQUENCE: &[&str] =
+    &["data", "stage", "fsdp", "fsdp_transpose", "context", "context_usp_ulysses", "expert"];
+/// The mesh axes that split a sequence.
+const CONTEXT: &[&str] = &["context", "context_usp_ulysses"];
+const NORM_LENGTH: &[&str] = &["tensor_sequence", "context", "context_usp_ulysses"];
+/// The mesh axes that split heads and the vocabulary.
+const TENSOR: &[&str] = &["tensor", "tensor_sequence"];
+const TENSOR_DECODE: &[&str] = &["tensor", "tensor_sequence", "autoregressive"];
+const MLP: &[&str] = &["fsdp_transpose", "tensor", "tensor_sequence", "autoregressive"];
+/// The mesh axes over which weights are fully sharded.
+const FSDP: &[&str] = &["fsdp", "fsdp_transpose", "context", "context_usp_ulysses", "expert"];
+const FSDP_ONE_WAY: &[&str] = &["fsdp", "context", "context_usp_ulysses", "expert"];
+const FSDP_EXPERTS: &[&str] = &["fsdp", "fsdp_transpose", "context", "context_usp_ulysses"];
+const FSDP_EXPERTS_ONE_WAY: &[&str] = &["fsdp", "context", "context_usp_ulysses"];
+
+/// MaxText's rules. The order matters: of several rules for a name the first that fits is used.
+const RULES: &[(&str, &[&str])] = &[
+    ("circular_repeats", &[]),
+    ("activation_embed_and_logits_batch", BATCH_OVER_STAGES),
+    ("activation_embed_and_logits_batch_sequence", BATCH_AND_SEQUENCE),
+    ("activation_vocab", TENSOR),
+    ("activation_vocab", &["tensor"]),
+    ("activation_vocab", &["tensor_sequence"]),
+    ("vocab", TENSOR_DECODE),
+    ("embed_vocab", FSDP),
+    ("activation_batch_attn", BATCH),
+    ("activation_input_length_attn", &["tensor_sequence", "context"]),
+    ("activation_heads", TENSOR_DECODE),
+    ("activation_kv_heads", TENSOR),
+    ("activation_length_attn", CONTEXT),
+    ("activation_q_length", CONTEXT),
+    ("activation_kv_length", &[]),
+    ("activation_embed_attn", &["tensor"]),
+    ("activation_kv", TENSOR),
+    ("activation_kv_batch", BATCH),
+    ("activation_kv_head_dim", TENSOR),
+    ("heads", TENSOR_DECODE),
+    ("q_heads", TENSOR_DECODE),
+    ("kv_heads", TENSOR_DECODE),
+    ("qkv", &[]),
+    ("kv", &[]),
+    ("kv_head_dim", &[]),
+    ("q_lora", FSDP),
+    ("q_lora", FSDP_ONE_WAY),
+    ("q_lora_up_proj", &[]),
+    ("kv_lora", FSDP),
+    ("kv_lora", FSDP_ONE_WAY),
+    ("kv_lora_up_proj", &[]),
+    ("activation_batch_moe", BATCH),
+    ("activation_length_moe", CONTEXT),
+    ("activation_norm_length_moe", NORM_LENGTH),
+    ("activation_embed_moe", &["tensor"]),
+    ("activation_mlp_moe", TENSOR),
+    ("activation_exp", &["expert"]),
+    ("exp", &["expert"]),
+    ("mlp_moe", MLP),
+    ("embed_moe", FSDP_EXPERTS),
+    ("embed_moe", FSDP_EXPERTS_ONE_WAY),
+    ("activation_mlp", TENSOR),
+    ("activation_batch", BATCH),
+    ("activation_length", CONTEXT),
+    ("activation_norm_length", NORM_LENGTH),
+    ("activation_embed", &["tensor"]),
+    ("activation_stage", &["stage"]),
+    ("mlp", MLP),
+    ("gdn_head", MLP),
+    ("embed", FSDP),
+    ("embed", FSDP_ONE_WAY),
+    ("norm", &["tensor"]),
+    ("layers", &["stage"]),
+    ("diloco", &["diloco"]),
+    ("engram_dim", &["tensor"]),
+    ("dense_layers", &[]),
+    ("moe_layers", &[]),
+    ("local_layers", &[]),
+    ("mhc", &[]),
+    ("prefill_activation_length", CONTEXT),
+    ("prefill_activation_norm_length", NORM_LENGTH),
+    ("activation_prefill_kv_batch", BATCH),
+    ("decode_batch", BATCH),
+    ("decode_length", &[]),
+    ("cache_heads", &["autoregressive", "tensor", "tensor_sequence"]),
+    ("paged_kv_heads", &["tensor"]),
+    ("cache_batch_prefill", &[]),
+    ("cache_batch", &[]),
+    ("cache_heads_none", &[]),
+    ("cache_kv", &[]),
+    ("cache_sequence", &[]),
+    ("num_pages", &[]),
+    ("tokens_per_page", &[]),
+    ("paged_kv_head_dim_size", &[]),
+    ("mlp_no_fsdp", TENSOR_DECODE),
+    ("exp_with_fsdp", &["fsdp"]),
+];
+
+const MESH_AXES: &[&str] = &[
+    "data",
+    "stage",
+    "fsdp",
+    "fsdp_transpose",
+    "sequence",
+    "context",
+    "context_autoregressive",
+    "tensor",
+    "tensor_transpose",
+    "tensor_sequence",
+    "expert",
+    "autoregressive",
+];
+
+/// A number of devices along one mesh axis.
+const fn parallelism(name: &'static str, default: i64, help: &'static str) -> Key {
+    Key::integer(name, default, help).at_least(-1.0).acts_on("mesh").may_change()
+}
+
+pub(super) const GROUPS: &[KeyGroup] = &[
+    KeyGroup {
+        name: "LayoutAndSharding",
+        title: "Placement",
+        keys: &[
+            Key::texts("mesh_axes", MESH_AXES, "Axes of the device mesh, the outermost first.")
+                .acts_on("mesh")
+                .may_change(),
+            Key::rules(
+                "logical_axis_rules",
+                RULES,
+                "Which mesh axes split each logical axis; given rules replace those of the same names.",
+            )
+            .acts_on("placement")
+            .may_change(),
+            Key::texts(
+                "input_data_sharding_logical_axes",
+                &["activation_embed_and_logits_batch", "activation_norm_length"],
+                "Logical axes of a batch of input.",
+            )
+            .acts_on("placement")
+            .may_change(),
+            Key::text_lists(
+                "data_sharding",
+                &[&[
+                    "data",
+                    "stage",
+                    "fsdp",
+                    "fsdp_transpose",
+                    "context",
+                    "context_usp_ulysses",
+                    "context_autoregressive",
+                    "tensor",
+                    "tensor_sequence",
+                    "expert",
+                    "autoregressive",
+                ]],
+                "Mesh axes that split the batches a host reads.",
+            )
+            .no_effect_here("batches are placed by `input_data_sharding_logical_axes`")
+            .acts_on("placement")
+            .may_change(),
+            Key::float(
+                "sharding_tolerance",
+                0.02,
+                "Share of the weights that may be replicated over devices before a warning says so.",
+            )
+            .at_least(0.0)
+            .at_most(1.0)
+            .acts_on("placement")
+            .may_change(),
+            Key::choice(
+                "shard_mode",
+                "auto",
+                &["auto", "explicit"],
+                "Let the compiler complete the placement, or spell all of it out.",
+            )
+            .refused("explicit placement")
+            .acts_on("placement")
+            .may_change(),
+            Key::boolean("shardy", true, "Partition by Shardy.")
+                .no_effect_here("programs are always partitioned by Shardy")
+                .acts_on("placement")
+                .may_change(),
+            Key::boolean(
+                "shard_optimizer_over_data",
+                false,
+                "Split the optimizer's state over the data axis as well.",
+            )
+            .refused("splitting the optimizer state over the data axis")
+            .acts_on("placement")
+            .may_change(),
+            Key::text(
+                "compile_xla_flags",
+                "",
+                "Compiler options, such as `--xla_cpu_enable_fast_math=false`, with spaces between.",
+            )
+            .acts_on("runtime")
+            .may_change(),
+        ],
+    },
+    KeyGroup {
+        name: "IciParallelism",
+        title: "Mesh within a slice",
+        keys: &[
+            parallelism("ici_diloco_parallelism", 1, "Replicas that train apart and meet now and then.")
+                .refused("DiLoCo"),
+            parallelism(
+                "ici_data_parallelism",
+                1,
+                "Devices that hold a replica each; -1 takes the devices that are left.",
+            ),
+            parallelism(
+                "ici_fsdp_parallelism",
+                -1,
+                "Devices over which weights and batch are split; -1 takes the devices that are left.",
+            ),
+            parallelism(
+                "ici_fsdp_transpose_parallelism",
+                1,
+                "As fsdp, with the other dimension of the weights split.",
+            ),
+            parallelism("ici_sequence_parallelism", 1, "Devices over which sequences are split.")
+                .refused("sequence parallelism"),
+            parallelism(
+                "ici_context_parallelism",
+                1,
+                "Devices over which sequences are split, attention included.",
+            )
+            .refused("context parallelism"),
+            parallelism(
+                "ici_context_autoregressive_parallelism",
+                1,
+                "Devices over which the cache of a sequence is split.",
+            )
+            .refused("context parallelism"),
+            parallelism(
+                "ici_tensor_parallelism",
+                1,
+                "Devices over which heads and feed-forward layers are split.",
+            ),
+            parallelism(
+                "ici_tensor_transpose_parallelism",
+                1,
+                "As tensor, with activations and weights exchanged.",
+            )
+            .refused("transposed tensor parallelism"),
+            parallelism(
+                "ici_tensor_sequence_parallelism",
+                1,
+                "As tensor, with the sequence split in the normalization layers.",
+            ),
+            parallelism(
+                "ici_autoregressive_parallelism",
+                1,
+                "Devices over which weights are split when decoding.",
+            ),
+            parallelism("ici_pipeline_parallelism", 1, "Stages of layers that work one after another.")
+                .refused("pipeline parallelism"),
+            parallelism("ici_expert_parallelism", 1, "Devices over which experts are split.")
+                .refused("expert parallelism"),
+        ],
+    },
+    KeyGroup {
+        name: "DcnParallelism",
+        title: "Mesh over slices",
+        keys: &[
+            parallelism("dcn_diloco_parallelism", 1, "Slices that train apart and meet now and then.")
+                .refused("DiLoCo"),
+            parallelism(
+                "dcn_data_parallelism",
+                -1,
+                "Slices that hold a replica each; -1 takes the slices that are left.",
+            ),
+            parallelism("dcn_fsdp_parallelism", 1, "Slices over which weights and batch are split."),
+            parallelism(
+                "dcn_fsdp_transpose_parallelism",
+                1,
+                "As fsdp, with the other dimension of the weights split.",
+            ),
+            parallelism("dcn_sequence_parallelism", 1, "Slices over which sequences are split.")
+                .refused("sequence parallelism"),
+            parallelism(
+                "dcn_context_parallelism",
+                1,
+                "Slices over which sequences are split, attention included.",
+            )
+            .refused("context parallelism"),
+            parallelism(
+                "dcn_context_autoregressive_parallelism",
+                1,
+                "Slices over which the cache of a sequence is split.",
+            )
+            .refused("context parallelism"),
+            parallelism(
+                "dcn_tensor_parallelism",
+                1,
+                "Slices over which heads and feed-forward layers are split.",
+            ),
+            parallelism(
+                "dcn_tensor_transpose_parallelism",
+                1,
+                "As tensor, with activations and weights exchanged.",
+            )
+            .refused("transposed tensor parallelism"),
+            parallelism(
+                "dcn_tensor_sequence_parallelism",
+                1,
+                "As tensor, with the sequence split in the normalization layers.",
+            ),
+            parallelism(
+                "dcn_autoregressive_parallelism",
+                1,
+                "Slices over which weights are split when decoding.",
+            ),
+            parallelism("dcn_pipeline_parallelism", 1, "Slices that hold stages of layers.")
+                .refused("pipeline parallelism"),
+            parallelism("dcn_expert_parallelism", 1, "Slices over which experts are split.")
+                .refused("expert parallelism"),
+        ],
+    },
+];

@@ -1,0 +1,487 @@
+//! Layers, origins, conflicts, groups and saved configurations, from the outside.
+
+use std::path::Path;
+
+use mt_config::{
+    AttentionKind, Config, DecodeConfig, Hardware, Origin, RematPolicy, Request, TrainConfig, table,
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+fn request(arguments: &[&str], environment: &[(&str, &str)]) -> Request {
+    Request {
+        arguments: arguments.iter().map(|&argument| argument.to_owned()).collect(),
+        environment: environment.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
+        ..Request::default()
+    }
+}
+
+fn resolved(arguments: &[&str]) -> Config {
+    Config::resolve(&request(arguments, &[])).unwrap()
+}
+
+/// A command line for synthetic data, which needs no files.
+fn training(arguments: &[&str]) -> Result<TrainConfig, mt_config::ConfigError> {
+    let all: Vec<&str> = ["dataset_type=synthetic"].iter().chain(arguments).copied().collect();
+    TrainConfig::from_config(&resolved(&all))
+}
+
+fn write(directory: &Path, name: &str, text: &str) -> String {
+    let path = directory.join(name);
+    std::fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// The message of an error mentions all of `parts`.
+#[track_caller]
+fn check_message(message: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(message.contains(part), "no {part:?} in:\n{message}");
+    }
+    assert!(message.contains("hint: "), "no hint in:\n{message}");
+}
+
+#[track_caller]
+fn check_refused(arguments: &[&str], parts: &[&str]) {
+    check_message(&Config::resolve(&request(arguments, &[])).unwrap_err().to_string(), parts);
+}
+
+#[track_caller]
+fn check_training_refused(arguments: &[&str], parts: &[&str]) {
+    check_message(&training(arguments).unwrap_err().to_string(), parts);
+}
+
+#[test]
+fn later_layers_win_and_leave_their_mark() {
+    let directory = tempfile::tempdir().unwrap();
+    write(directory.path(), "base.yml", "steps: 1\nlearning_rate: 1.0\nlog_period: 5\nrun_name: below\n");
+    let file =
+        write(directory.path(), "run.yml", "base_config: base.yml\n\nlearning_rate: 2.0\nlog_period: 6\n");
+    let config =
+        Config::resolve(&request(&[&file, "eval_interval=7"], &[("M_LOG_PERIOD", "9"), ("HOME", "/")]))
+            .unwrap();
+    for (key, value, origin) in [
+        ("steps", json!(1), "base.yml`, line 1"),
+        ("learning_rate", json!(2.0), "run.yml`, line 3"),
+        ("log_period", json!(9), "environment variable `M_LOG_PERIOD`"),
+        ("eval_interval", json!(7), "command line"),
+        ("dropout_rate", json!(0.0), "default"),
+    ] {
+        let entry = config.entry(key);
+        assert_eq!(entry.value, value, "{key}");
+        assert!(entry.origin.to_string().contains(origin), "{key}: {}", entry.origin);
+    }
+    assert_eq!(config.entry("base_config").value, Value::Null);
+}
+
+#[test]
+fn models_set_their_dimensions() {
+    let config = resolved(&["model_name=llama2-70b"]);
+    assert_eq!(config.entry("base_num_kv_heads").value, json!(8));
+    assert!(
+        matches!(&config.entry("base_emb_dim").origin, Origin::Model { name, .. } if name == "llama2-70b")
+    );
+    let rules = config.entry("logical_axis_rules").value.as_array().unwrap();
+    let norm: Vec<&Value> = rules.iter().filter(|rule| rule[0] == "norm").collect();
+    assert_eq!(norm, [&json!(["norm", ["fsdp"]])], "the model's rule replaces that of its name");
+    assert!(rules.len() > 50, "other rules stay");
+    let replaced = resolved(&["override_logical_axis_rules=true", "logical_axis_rules=[['norm','fsdp']]"]);
+    assert_eq!(replaced.entry("logical_axis_rules").value, json!([["norm", ["fsdp"]]]));
+}
+
+#[test]
+fn a_model_is_contradicted_only_on_purpose() {
+    check_refused(
+        &["model_name=llama2-7b", "base_emb_dim=128"],
+        &["`base_emb_dim`", "`128`", "command line", "`llama2-7b`", "`4096`", "override_model_config=true"],
+    );
+    let error = Config::resolve(&request(&["model_name=llama2-7b"], &[("M_HEAD_DIM", "64")])).unwrap_err();
+    check_message(&error.to_string(), &["`head_dim`", "`M_HEAD_DIM`"]);
+    assert!(Config::resolve(&request(&["model_name=llama2-7b", "base_emb_dim=4096"], &[])).is_ok());
+    let config = resolved(&["model_name=llama2-7b", "base_emb_dim=128", "override_model_config=True"]);
+    assert_eq!(config.entry("base_emb_dim").value, json!(128));
+    assert_eq!(config.entry("base_mlp_dim").value, json!(11008));
+}
+
+#[test]
+fn a_file_yields_to_the_model_with_a_note() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = write(directory.path(), "run.yml", "model_name: llama2-7b\nhead_dim: 64\n");
+    let config = resolved(&[&file]);
+    assert_eq!(config.entry("head_dim").value, json!(128));
+    assert!(config.notes().iter().any(|note| note.contains("`head_dim`") && note.contains("`64`")));
+}
+
+#[test]
+fn mistakes_are_reported_together() {
+    let error = Config::resolve(&request(&["setps=3", "learning_rate=fast", "head_dim=0"], &[])).unwrap_err();
+    assert_eq!(error.problems().len(), 3);
+    check_message(
+        &error.to_string(),
+        &[
+            "3 problems",
+            "unknown key `setps`",
+            "did you mean `steps`",
+            "`learning_rate` is `fast`",
+            "`head_dim` is `0`",
+        ],
+    );
+}
+
+#[test]
+fn wrong_command_lines() {
+    check_refused(&["steps"], &["`steps` is neither", "key=value"]);
+    check_refused(&["--steps=3"], &["without dashes"]);
+    check_refused(&["missing.yml"], &["`missing.yml` does not exist"]);
+    check_refused(&["steps=1", "steps=2"], &["`steps` is set twice"]);
+    check_refused(&["a.yml", "b.yml"], &["two YAML files", "base_config"]);
+    check_refused(&["model_name=llama2-7"], &["`llama2-7`", "did you mean `llama2-7b`"]);
+    check_refused(&["decode_sampling_strategy=gredy"], &["`gredy`", "did you mean `greedy`"]);
+    check_refused(&["dropout_rate=1.5"], &["out of bounds", "from 0 to 1"]);
+    check_refused(&["scan_layers=maybe"], &["true or false"]);
+    check_refused(&["logical_axis_rules=norm"], &["list of pairs"]);
+    let twice = Config::resolve(&request(&["steps=1"], &[("M_STEPS", "2")])).unwrap_err().to_string();
+    check_message(&twice, &["`steps` is set twice", "`M_STEPS`", "command line"]);
+    let unknown = Config::resolve(&request(&[], &[("M_STEP", "2")])).unwrap_err().to_string();
+    check_message(&unknown, &["`M_STEP` names no key", "`M_STEPS`"]);
+}
+
+#[test]
+fn wrong_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let message = |text: &str| {
+        let file = write(directory.path(), "a.yml", text);
+        Config::resolve(&request(&[&file], &[])).unwrap_err().to_string()
+    };
+    check_message(&message("\nsteps: many\n"), &["`steps` is `many`", "a.yml`, line 2"]);
+    check_message(&message("run_name: 7\n"), &["`run_name` is `7`", "text", "quotes"]);
+    assert!(message("steps: [1\n").contains("line 1"));
+    assert!(message("base_config: a.yml\n").contains("builds on itself"));
+}
+
+#[test]
+fn presets_stand_in_for_files_of_the_source_tree() {
+    let config = resolved(&["src/maxtext/configs/base.yml", "steps=3"]);
+    assert_eq!(config.entries().filter(|entry| entry.is_changed()).count(), 1);
+}
+
+#[test]
+fn the_quick_start_is_for_keys_about_the_run() {
+    let quick = |arguments: &[&str], environment: &[(&str, &str)]| {
+        Config::resolve(&request(arguments, environment).with_quick_start()).unwrap()
+    };
+    for arguments in [&[][..], &["steps=3", "run_name=a", "base_output_directory=/tmp/x", "log_period=1"]] {
+        let config = quick(arguments, &[]);
+        assert!(config.is_quick_start());
+        TrainConfig::from_config(&config).unwrap().check_devices(1).unwrap();
+    }
+    assert_eq!(quick(&["steps=3"], &[]).entry("steps").value, json!(3));
+    assert!(!quick(&["steps=3", "head_dim=64"], &[]).is_quick_start());
+    assert!(!quick(&[], &[("M_HEAD_DIM", "64")]).is_quick_start());
+    assert!(!quick(&["base.yml"], &[]).is_quick_start());
+    assert!(!resolved(&["steps=3"]).is_quick_start());
+}
+
+#[test]
+fn jax_asks_for_virtual_devices_too() {
+    let flags = [("XLA_FLAGS", "--xla_a=1 --xla_force_host_platform_device_count=8")];
+    let config = Config::resolve(&request(&[], &flags)).unwrap();
+    assert_eq!(config.entry("num_cpu_devices").value, json!(8));
+    let config = Config::resolve(&request(&["num_cpu_devices=2"], &flags)).unwrap();
+    assert_eq!(config.entry("num_cpu_devices").value, json!(2));
+}
+
+#[test]
+fn defaults_of_maxtext_make_a_typed_configuration() {
+    let config = training(&[]).unwrap();
+    assert_eq!(
+        (config.model.emb_dim(), config.model.num_decoder_layers(), config.model.head_dim),
+        (2048, 16, 128)
+    );
+    assert_eq!(config.model.attention, AttentionKind::Autoselected);
+    assert_eq!(config.model.remat_policy, RematPolicy::Full);
+    assert_eq!(config.run.hardware, Hardware::Auto);
+    assert_eq!(config.data.global_batch(2).unwrap(), 24);
+    assert_eq!(config.data.eval_global_batch(2).unwrap(), 24);
+    assert_eq!(config.optimizer.schedule_steps(), 150_001);
+    assert_eq!(config.optimizer.warmup_steps(), 15_000);
+    assert_eq!(config.checkpoint.max_num_checkpoints_to_keep, None);
+    assert_eq!(config.run.eval_interval, None);
+}
+
+#[test]
+fn scaled_models_grow_in_all_dimensions() {
+    for (scale, expected) in
+        [(1, [8, 2, 4, 3]), (2, [8, 4, 8, 3]), (4, [16, 4, 8, 3]), (8, [16, 4, 8, 6]), (16, [16, 8, 16, 6])]
+    {
+        let config = training(&[
+            "base_emb_dim=8",
+            "base_num_query_heads=2",
+            "base_num_kv_heads=1",
+            "base_mlp_dim=4",
+            "base_num_decoder_layers=3",
+            &format!("global_parameter_scale={scale}"),
+        ])
+        .unwrap();
+        let model = config.model;
+        let dimensions =
+            [model.emb_dim(), model.num_query_heads(), model.mlp_dim(), model.num_decoder_layers()];
+        assert_eq!(dimensions, expected, "scale {scale}");
+    }
+    check_training_refused(
+        &["global_parameter_scale=3"],
+        &["`global_parameter_scale` is `3`", "power of two"],
+    );
+}
+
+#[test]
+fn features_that_are_not_built_are_refused_by_name() {
+    for (argument, parts) in [
+        (
+            "decoder_block=gemma",
+            &["`decoder_block` is `gemma`", "command line", "`decoder_block=llama2`"][..],
+        ),
+        ("dataset_type=grain", &["`grain`", "`dataset_type=synthetic`"]),
+        (
+            "gradient_accumulation_steps=2",
+            &["gradient accumulation is not built yet", "`gradient_accumulation_steps=1`"],
+        ),
+        ("ici_pipeline_parallelism=2", &["pipeline parallelism"]),
+        ("checkpoint_storage_use_ocdbt=true", &["OCDBT storage"]),
+        ("remat_policy=custom", &["custom remat policies"]),
+        ("opt_type=muon", &["the optimizer `muon`"]),
+    ] {
+        let config = resolved(
+            &["dataset_type=synthetic"]
+                .iter()
+                .copied()
+                .filter(|_| !argument.starts_with("dataset_type"))
+                .chain([argument])
+                .collect::<Vec<_>>(),
+        );
+        let error = TrainConfig::from_config(&config).unwrap_err();
+        assert_eq!(error.problems().len(), 1, "{error}");
+        check_message(&error.to_string(), parts);
+    }
+    let default = TrainConfig::from_config(&resolved(&["steps=3"])).unwrap_err().to_string();
+    check_message(&default, &["`dataset_type` is `tfds` (default)", "`dataset_type=hf`"]);
+}
+
+#[test]
+fn keys_without_effect_are_noted() {
+    let config = resolved(&["shardy=false", "hf_access_token=abc"]);
+    let notes = config.notes().join("\n");
+    assert!(notes.contains("`shardy` (command line) has no effect here"), "{notes}");
+    assert!(training(&["shardy=false"]).is_ok());
+}
+
+#[test]
+fn values_that_do_not_fit_name_each_other() {
+    check_training_refused(
+        &["base_num_query_heads=6", "base_num_kv_heads=4"],
+        &["`base_num_query_heads` is `6`", "`base_num_kv_heads`, `4`", "base_num_kv_heads=3"],
+    );
+    check_training_refused(&["head_dim=33"], &["`head_dim` is `33`"]);
+    check_training_refused(
+        &["load_parameters_path=a", "load_full_state_path=b"],
+        &["`load_parameters_path` is `a`", "`load_full_state_path` is `b`"],
+    );
+    check_training_refused(
+        &["ici_data_parallelism=-1"],
+        &["`ici_data_parallelism` and `ici_fsdp_parallelism`"],
+    );
+    check_training_refused(&["mlp_activations=silu,linaer"], &["`mlp_activations`"]);
+    check_training_refused(&["run_name=a/b"], &["`run_name` is `a/b`"]);
+    let hf = |arguments: &[&str]| {
+        let all: Vec<&str> = ["dataset_type=hf"].iter().chain(arguments).copied().collect();
+        TrainConfig::from_config(&resolved(&all)).unwrap_err().to_string()
+    };
+    check_message(
+        &hf(&[]),
+        &["`hf_path` is empty", "`hf_train_files` is empty", "`tokenizer_path` is empty"],
+    );
+    check_message(&hf(&["hf_path=allenai/c4"]), &["`allenai/c4`", "hub"]);
+    check_message(
+        &hf(&["hf_path=text", "hf_train_files=a", "tokenizer_type=byte", "eval_interval=5"]),
+        &["`eval_interval` is `5`", "eval_holdout_fraction"],
+    );
+}
+
+#[test]
+fn sampling_is_checked_when_decoding() {
+    let decode = |arguments: &[&str]| DecodeConfig::from_config(&resolved(arguments));
+    assert!(decode(&[]).is_ok());
+    assert!(decode(&["decode_sampling_strategy=nucleus", "decode_sampling_nucleus_p=0.9"]).is_ok());
+    for (arguments, parts) in [
+        (&["decode_sampling_strategy=nucleus"][..], &["`decode_sampling_nucleus_p` is `-1`"][..]),
+        (&["decode_sampling_strategy=topk"], &["`decode_sampling_top_k` is `0`"]),
+        (&["decode_sampling_strategy=weighted", "decode_sampling_temperature=0"], &["divides by it"]),
+        (&["max_target_length=64"], &["`max_prefill_predict_length` is `64`", "`max_target_length`, `64`"]),
+    ] {
+        check_message(&decode(arguments).unwrap_err().to_string(), parts);
+    }
+}
+
+#[test]
+fn meshes_are_filled_in() {
+    let sizes = |arguments: &[&str], devices: usize| {
+        let mesh = training(arguments).unwrap().placement.mesh(devices).unwrap();
+        (mesh.axis_size("data"), mesh.axis_size("fsdp"), mesh.axis_size("tensor"), mesh.num_devices())
+    };
+    let one = Some(1);
+    assert_eq!(sizes(&[], 1), (one, one, one, 1));
+    assert_eq!(sizes(&[], 8), (one, Some(8), one, 8));
+    assert_eq!(sizes(&["ici_fsdp_parallelism=8"], 8), (one, Some(8), one, 8));
+    assert_eq!(sizes(&["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"], 8), (one, Some(4), Some(2), 8));
+    assert_eq!(sizes(&["ici_data_parallelism=-1", "ici_fsdp_parallelism=2"], 8), (Some(4), Some(2), one, 8));
+}
+
+#[test]
+fn meshes_and_batches_that_do_not_fit() {
+    for (arguments, devices, parts) in [
+        (
+            &["ici_tensor_parallelism=3"][..],
+            8,
+            &["`ici_tensor_parallelism=3` does not divide the 8 devices"][..],
+        ),
+        (
+            &["ici_fsdp_parallelism=4", "ici_tensor_parallelism=4"],
+            8,
+            &["`ici_fsdp_parallelism=4` × `ici_tensor_parallelism=4`", "which is 8", "num_cpu_devices=16"],
+        ),
+        (&["dcn_fsdp_parallelism=2"], 1, &["`dcn_fsdp_parallelism=2`", "1 slices"]),
+        (&["per_device_batch_size=0.3"], 2, &["`per_device_batch_size` is `0.3`", "0.6"]),
+        (
+            &["per_device_batch_size=0.5"],
+            8,
+            &["a batch of 4 sequences", "8 parts", "fsdp=8", "per_device_batch_size=1"],
+        ),
+    ] {
+        let error = training(arguments).unwrap().check_devices(devices).unwrap_err();
+        check_message(&error.to_string(), parts);
+    }
+    let fractional = &["per_device_batch_size=0.5", "ici_tensor_parallelism=2"];
+    training(fractional).unwrap().check_devices(8).unwrap();
+}
+
+#[test]
+fn compiler_options_are_split() {
+    let config = training(&["compile_xla_flags=--xla_a=1  --xla_b=two"]).unwrap();
+    let expected =
+        [("xla_a", "1"), ("xla_b", "two")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+    assert_eq!(config.debug.compiler_options(), expected);
+    check_training_refused(&["compile_xla_flags=xla_a"], &["`xla_a`"]);
+}
+
+/// Saving and reading back changes nothing.
+#[track_caller]
+fn check_saved(config: &Config) -> Config {
+    let directory = tempfile::tempdir().unwrap();
+    let file = write(directory.path(), "config.yml", &config.to_yaml());
+    let read = Config::resolve(&request(&[&file], &[])).unwrap();
+    assert_eq!(config.differences(&read), []);
+    read
+}
+
+#[test]
+fn saved_configurations_read_back() {
+    check_saved(&Config::defaults());
+    check_saved(&resolved(&["model_name=llama2-7b", "base_emb_dim=128", "override_model_config=true"]));
+    check_saved(&resolved(&[
+        "logical_axis_rules=[['norm',[]],['new','tensor']]",
+        "prompt=a: 'b' \"c\" # d\nе",
+        "run_name=007",
+    ]));
+    check_saved(&Config::resolve(&request(&["steps=2"], &[]).with_quick_start()).unwrap());
+}
+
+#[test]
+fn decoding_from_a_run_needs_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = directory.path().join("run");
+    let items = run.join("checkpoints").join("10").join("items");
+    std::fs::create_dir_all(&items).unwrap();
+    let trained = resolved(&["model_name=llama2-7b", "head_dim=64", "override_model_config=true"]);
+    std::fs::write(mt_config::saved_config_path(&run), trained.to_yaml()).unwrap();
+    for path in [&run, &run.join("checkpoints"), &items] {
+        let found = mt_config::run_directory_of(path).unwrap();
+        assert_eq!(found, std::path::absolute(&run).unwrap());
+    }
+    let load = format!("load_parameters_path={}", run.display());
+    let request = request(&[&load, "prompt=Hello", "decode_seed=3"], &[])
+        .over_saved(mt_config::saved_config_path(&run));
+    let config = DecodeConfig::from_config(&Config::resolve(&request).unwrap()).unwrap();
+    assert_eq!((config.model.head_dim, config.model.emb_dim(), config.decode.decode_seed), (64, 4096, 3));
+    assert_eq!(config.decode.prompt, "Hello");
+}
+
+#[test]
+fn resuming_allows_what_does_not_change_the_run() {
+    let saved = resolved(&["steps=10", "per_device_batch_size=4"]);
+    let conflicts = |arguments: &[&str], devices: usize| -> Vec<&str> {
+        let now = resolved(arguments);
+        now.resume_conflicts(devices, &saved, 2).iter().map(|conflict| conflict.key.name).collect()
+    };
+    let nothing: [&str; 0] = [];
+    assert_eq!(conflicts(&["steps=20", "per_device_batch_size=4", "log_period=1"], 2), nothing);
+    assert_eq!(
+        conflicts(&["steps=10", "per_device_batch_size=8"], 1),
+        nothing,
+        "the same batch on fewer devices"
+    );
+    assert_eq!(conflicts(&["per_device_batch_size=4"], 4), ["per_device_batch_size"]);
+    assert_eq!(
+        conflicts(&["per_device_batch_size=4", "head_dim=64", "data_shuffle_seed=1", "hardware=cpu"], 2),
+        ["head_dim", "data_shuffle_seed"]
+    );
+}
+
+#[test]
+fn secrets_stay_secret() {
+    let config = resolved(&["hf_access_token=hf_verysecret"]);
+    let shown = format!(
+        "{}{:?}{}{}",
+        config.to_yaml(),
+        config.to_json(false),
+        config.entry("hf_access_token").shown(),
+        config.notes().join("")
+    );
+    assert!(!shown.contains("verysecret"));
+    let twice = Config::resolve(&request(&["hf_access_token=hf_one"], &[("M_HF_ACCESS_TOKEN", "hf_two")]))
+        .unwrap_err();
+    assert!(!twice.to_string().contains("hf_"), "{twice}");
+}
+
+#[test]
+fn old_names_still_work() {
+    let config = resolved(&["cosine_learning_rate_final_fraction=0.2"]);
+    assert_eq!(config.entry("learning_rate_final_fraction").value, json!(0.2));
+    assert!(config.notes().iter().any(|note| note.contains("is now called")));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn no_argument_makes_it_panic(arguments in prop::collection::vec("[a-z_]{0,12}=?.{0,12}", 0..4)) {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let _ = Config::resolve(&request(&arguments, &[]));
+    }
+
+    #[test]
+    fn no_value_of_a_key_makes_it_panic(index in 0..200_usize, value in ".{0,16}") {
+        let key = table::keys().nth(index % table::keys().count()).unwrap();
+        if let Ok(config) = Config::resolve(&request(&[&format!("{}={value}", key.name)], &[])) {
+            check_saved(&config);
+            let _ = TrainConfig::from_config(&config);
+            let _ = DecodeConfig::from_config(&config);
+        }
+    }
+
+    #[test]
+    fn no_file_makes_it_panic(text in "([a-z_]{1,10}: ?[\\[\\]{}'\"a-z0-9,.:-]{0,12}\n){0,4}") {
+        let directory = tempfile::tempdir().unwrap();
+        let file = write(directory.path(), "a.yml", &text);
+        let _ = Config::resolve(&request(&[&file], &[]));
+    }
+}
