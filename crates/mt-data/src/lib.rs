@@ -1,1 +1,47 @@
-//! Datasets, tokenizers, packing, and resumable iterators.
+//! Datasets, tokenizers, packing, and resumable iterators: from files of text to the batches of a run.
+//!
+//! Phase: run. Knows neither tensors nor configuration: `mt-train` fills in [`DatasetOptions`] and puts each [`Batch`]
+//! on its devices, `mt-engine` uses the [`Tokenizer`], and `mt-checkpoint` keeps the [`IteratorState`] as JSON.
+//!
+//! ```text
+//! Source ─► Dataset (documents by index) ─► order of the epoch ─► tokens ─► packed rows ─► Batch + IteratorState
+//!                                                └─ DocumentReader ─┘    └─ TrainIterator ─┘   └─ Prefetcher
+//! ```
+//!
+//! Everything downstream of the files is a function of the global example index (epoch × documents + position), so a
+//! state is a position: a resumed run sees the batches that it would have seen, on any number of hosts and threads.
+//! Every host tokenizes all documents when packing, since where a row starts depends on all before it; that bounds the
+//! global rate by what one host tokenizes, several million tokens a second on a host with many cores.
+#![forbid(unsafe_code)]
+
+mod batch;
+mod error;
+mod evaluation;
+mod files;
+mod iterator;
+mod options;
+mod prefetch;
+mod random;
+mod reader;
+mod repository;
+mod source;
+mod state;
+mod statistics;
+mod tokenizer;
+
+pub use batch::Batch;
+pub use error::{DataError, Result};
+pub use evaluation::{EvaluationBatches, EvaluationSet};
+pub use files::expand as expand_patterns;
+pub use iterator::TrainIterator;
+pub use options::{DatasetOptions, Packing, Remainder};
+pub use prefetch::Prefetcher;
+pub use random::Permutation;
+pub use repository::{Split, remove_seen, repository_corpus, repository_documents, save_documents};
+pub use source::{Dataset, Source, TextDocument};
+pub use state::IteratorState;
+pub use statistics::{UnigramModel, bits_per_byte};
+pub use tokenizer::{
+    BYTE_LEVEL_SPECIAL_TOKENS, DecodeStream, EncodedDocument, SpecialTokens, TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE, Tokenizer, train_bpe,
+};

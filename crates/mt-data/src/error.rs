@@ -1,0 +1,138 @@
+//! The errors of this crate.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Everything that can go wrong between a file of text and a batch.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// A pattern that is no valid glob.
+    #[error("`{pattern}` is not a valid file pattern: {reason}")]
+    Pattern { pattern: String, reason: String },
+
+    /// A pattern that matches no file.
+    #[error("no file matches `{pattern}`\nhint: the nearest directory that exists is `{nearest}`{content}")]
+    NoMatch { pattern: String, nearest: PathBuf, content: String },
+
+    /// A file that cannot be opened or read.
+    #[error("cannot {action} `{path}`: {source}")]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+
+    /// Text that is not UTF-8.
+    #[error(
+        "`{path}` is not UTF-8 text: byte {offset} (line {line}) starts no valid character\nhint: convert the file \
+         to UTF-8, or leave it out of the file pattern"
+    )]
+    NotUtf8 { path: PathBuf, offset: u64, line: u64 },
+
+    /// A line of a JSON lines file that is no JSON object.
+    #[error("`{path}`, line {line}: {reason}")]
+    Json { path: PathBuf, line: u64, reason: String },
+
+    /// A file without the column asked for.
+    #[error(
+        "`{path}`{place} has no column `{column}`; it has {available}\nhint: name the text column with \
+         `train_data_columns` (or `eval_data_columns`)"
+    )]
+    MissingColumn { path: PathBuf, place: String, column: String, available: String },
+
+    /// A column that holds no text.
+    #[error("`{path}`{place}: column `{column}` holds {found}, not text")]
+    ColumnType { path: PathBuf, place: String, column: String, found: String },
+
+    /// A parquet file that cannot be decoded.
+    #[error("`{path}` is not a readable parquet file: {reason}")]
+    Parquet { path: PathBuf, reason: String },
+
+    /// A source without a single document.
+    #[error("the dataset {dataset} holds no document{hint}")]
+    Empty { dataset: String, hint: String },
+
+    /// A source whose documents give no token to train on.
+    #[error("the {documents} documents of {dataset} give no token to predict")]
+    NoTokens { dataset: String, documents: u64 },
+
+    /// A training set that does not fill one batch.
+    #[error(
+        "the dataset {dataset} fills {rows} of the {batch_rows} rows of one batch of length {length}\nhint: use more \
+         text or epochs (`num_epoch`), a smaller batch (`per_device_batch_size`) or shorter rows \
+         (`max_target_length`)"
+    )]
+    TooSmall { dataset: String, rows: u64, batch_rows: usize, length: usize },
+
+    /// A tokenizer that cannot be read.
+    #[error("cannot read the tokenizer `{path}`: {reason}{hint}")]
+    Tokenizer { path: PathBuf, reason: String, hint: &'static str },
+
+    /// A tokenizer with ids outside the model's vocabulary.
+    #[error(
+        "the tokenizer {tokenizer} has {tokens} tokens, more than the model's `vocab_size` of {vocab_size}\nhint: set \
+         `vocab_size={tokens}` or more, or use a smaller tokenizer"
+    )]
+    TokenizerTooLarge { tokenizer: String, tokens: usize, vocab_size: usize },
+
+    /// Text that the tokenizer refuses, or ids that it cannot decode.
+    #[error("the tokenizer {tokenizer} cannot {action}: {reason}")]
+    Tokenize { tokenizer: String, action: &'static str, reason: String },
+
+    /// A token id that the tokenizer does not know.
+    #[error("the tokenizer {tokenizer} has no token {id}; its ids end at {last}")]
+    UnknownToken { tokenizer: String, id: u32, last: u32 },
+
+    /// A vocabulary too small to train.
+    #[error(
+        "`vocab_size={vocab_size}` is too small for a byte-level tokenizer\nhint: 256 bytes and {specials} special \
+         tokens need at least {minimum}"
+    )]
+    VocabularyTooSmall { vocab_size: usize, specials: usize, minimum: usize },
+
+    /// The tokenizer's trainer failed.
+    #[error("cannot train a tokenizer: {reason}")]
+    Train { reason: String },
+
+    /// Options that contradict each other.
+    #[error("{0}")]
+    Options(String),
+
+    /// A saved iterator state of another dataset, tokenizer or pipeline.
+    #[error(
+        "the saved data position does not belong to this run's data: {part} is `{now}`, but was `{then}` when the \
+         position was saved\nhint: restore the earlier data and settings, or start a new run"
+    )]
+    StateMismatch { part: String, then: String, now: String },
+
+    /// A saved iterator state that points past the end of the data.
+    #[error("the saved data position is damaged: {reason}")]
+    StateDamaged { reason: String },
+
+    /// The loading thread died.
+    #[error("the data loading thread stopped: {reason}")]
+    Worker { reason: String },
+}
+
+/// The result of this crate's functions.
+pub type Result<T, E = DataError> = std::result::Result<T, E>;
+
+impl DataError {
+    /// Whether the user's input is at fault (files, columns, options), rather than the machine at run time.
+    pub fn is_user_error(&self) -> bool {
+        match self {
+            Self::Io { source, .. } => matches!(
+                source.kind(),
+                io::ErrorKind::NotFound
+                    | io::ErrorKind::PermissionDenied
+                    | io::ErrorKind::IsADirectory
+                    | io::ErrorKind::NotADirectory
+            ),
+            Self::Worker { .. } | Self::Train { .. } | Self::Tokenize { .. } => false,
+            _ => true,
+        }
+    }
+
+    /// Shorthand for [`DataError::Io`], to be used in `map_err`.
+    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { action, path, source }
+    }
+}

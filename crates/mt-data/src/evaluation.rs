@@ -1,0 +1,84 @@
+//! Data to measure with.
+
+use std::sync::Arc;
+
+use crate::batch::Batch;
+use crate::error::Result;
+use crate::iterator::TrainIterator;
+use crate::options::{DatasetOptions, Remainder};
+use crate::source::Dataset;
+use crate::tokenizer::Tokenizer;
+
+/// The same batches each time: the documents once, in order, from the start.
+#[derive(Debug, Clone)]
+pub struct EvaluationSet {
+    dataset: Arc<Dataset>,
+    tokenizer: Option<Arc<Tokenizer>>,
+    options: DatasetOptions,
+    steps: Option<u64>,
+}
+
+impl EvaluationSet {
+    /// Opens the source. At most `steps` batches are given; without a number, all documents to their last token, which
+    /// a synthetic source does not have. Shuffling, epochs and remainder of the options are those of an evaluation.
+    ///
+    /// # Errors
+    /// As [`TrainIterator::open`].
+    pub fn open(
+        mut options: DatasetOptions,
+        tokenizer: Option<Arc<Tokenizer>>,
+        steps: Option<u64>,
+    ) -> Result<Self> {
+        options.shuffle = false;
+        options.num_epoch = Some(1);
+        options.remainder = Remainder::Pad;
+        options.check()?;
+        let dataset = Arc::new(Dataset::open(&options.source)?);
+        if steps.is_none() && dataset.synthetic_vocab_size().is_some() {
+            return Err(crate::error::DataError::Options(
+                "synthetic data never ends\nhint: set `eval_steps` to the number of evaluation batches"
+                    .into(),
+            ));
+        }
+        Ok(Self { dataset, tokenizer, options, steps })
+    }
+
+    /// The dataset that is read.
+    pub fn dataset(&self) -> &Arc<Dataset> {
+        &self.dataset
+    }
+
+    /// Starts over.
+    ///
+    /// # Errors
+    /// As [`TrainIterator::new`].
+    pub fn batches(&self) -> Result<EvaluationBatches> {
+        let iterator =
+            TrainIterator::new(self.dataset.clone(), self.options.clone(), self.tokenizer.clone())?;
+        Ok(EvaluationBatches { iterator, left: self.steps })
+    }
+}
+
+/// One pass over an [`EvaluationSet`].
+#[derive(Debug)]
+pub struct EvaluationBatches {
+    iterator: TrainIterator,
+    left: Option<u64>,
+}
+
+impl Iterator for EvaluationBatches {
+    type Item = Result<Batch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match &mut self.left {
+            Some(0) => return None,
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        let batch = self.iterator.next();
+        if !matches!(batch, Ok(Some(_))) {
+            self.left = Some(0);
+        }
+        batch.transpose()
+    }
+}

@@ -1,0 +1,138 @@
+//! File patterns.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use crate::error::{DataError, Result};
+
+/// The files that `patterns` match, each pattern's in sorted order, in the order of the patterns, each file once.
+///
+/// A pattern may be a plain path, a glob (`data/*.parquet`, `**/*.md`), or several of them with commas between.
+///
+/// # Errors
+/// A malformed pattern, and one that matches no file: an empty selection is never what was meant.
+pub fn expand(patterns: &[String]) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    let mut seen = std::collections::HashSet::new();
+    for pattern in patterns.iter().flat_map(|pattern| split_pattern(pattern)) {
+        let mut matched = matches(pattern)?;
+        if matched.is_empty() {
+            return Err(no_match(pattern));
+        }
+        matched.sort();
+        files.extend(matched.into_iter().filter(|path| seen.insert(path.clone())));
+    }
+    if files.is_empty() {
+        return Err(DataError::Options(
+            "no data file is named\nhint: set `hf_train_files` to a path or a pattern such as `data/*.jsonl`"
+                .into(),
+        ));
+    }
+    Ok(files)
+}
+
+/// A path that exists is taken as it is, whatever characters its name has; otherwise commas separate patterns.
+fn split_pattern(pattern: &str) -> Vec<&str> {
+    if Path::new(pattern).is_file() {
+        return vec![pattern];
+    }
+    pattern.split(',').map(str::trim).filter(|part| !part.is_empty()).collect()
+}
+
+fn matches(pattern: &str) -> Result<Vec<PathBuf>> {
+    if Path::new(pattern).is_file() {
+        return Ok(vec![PathBuf::from(pattern)]);
+    }
+    let paths = glob::glob(pattern)
+        .map_err(|error| DataError::Pattern { pattern: pattern.into(), reason: error.msg.into() })?;
+    let mut files = Vec::new();
+    for path in paths {
+        let path = path.map_err(|error| {
+            let path = error.path().to_path_buf();
+            DataError::Io { action: "list", path, source: error.into() }
+        })?;
+        if path.is_file() {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+fn no_match(pattern: &str) -> DataError {
+    let mut nearest = PathBuf::from(pattern);
+    while !nearest.is_dir() {
+        if !nearest.pop() {
+            break;
+        }
+    }
+    if nearest.as_os_str().is_empty() {
+        nearest = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
+    }
+    let mut names: Vec<String> = std::fs::read_dir(&nearest)
+        .map(|entries| {
+            entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+        })
+        .unwrap_or_default();
+    names.sort();
+    let content = match names.len() {
+        0 => ", which is empty".to_string(),
+        1..=8 => format!(", with {}", quoted(&names)),
+        total => format!(", with {} and {} more", quoted(&names[..6]), total - 6),
+    };
+    DataError::NoMatch { pattern: pattern.into(), nearest, content }
+}
+
+/// `` `a`, `b` and `c` `` for messages.
+pub(crate) fn quoted<S: AsRef<str>>(names: &[S]) -> String {
+    names.iter().map(|name| format!("`{}`", name.as_ref())).collect::<Vec<_>>().join(", ")
+}
+
+/// Opens a file for reading.
+pub(crate) fn open(path: &Path) -> Result<File> {
+    File::open(path).map_err(DataError::io("open", path))
+}
+
+/// The name by which a file enters a fingerprint: without its directory, so that data may move between machines.
+pub(crate) fn name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check_error(pattern: &str, expected: &[&str]) {
+        let message = expand(&[pattern.to_string()]).unwrap_err().to_string();
+        for part in expected {
+            assert!(message.contains(part), "`{part}` is not in: {message}");
+        }
+    }
+
+    #[test]
+    fn patterns_are_sorted_and_unique() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["b.txt", "a.txt", "c,d.txt"] {
+            std::fs::write(directory.path().join(name), "x").unwrap();
+        }
+        let glob = directory.path().join("*.txt").to_string_lossy().into_owned();
+        let comma = directory.path().join("c,d.txt").to_string_lossy().into_owned();
+        let names = |files: Vec<PathBuf>| files.iter().map(|path| name(path)).collect::<Vec<_>>();
+        assert_eq!(names(expand(&[glob.clone(), comma.clone()]).unwrap()), ["a.txt", "b.txt", "c,d.txt"]);
+        assert_eq!(names(expand(&[comma, glob.clone()]).unwrap()), ["c,d.txt", "a.txt", "b.txt"]);
+        let b = directory.path().join("b.txt").to_string_lossy().into_owned();
+        assert_eq!(names(expand(&[format!("{b}, {glob}")]).unwrap()), ["b.txt", "a.txt", "c,d.txt"]);
+    }
+
+    #[test]
+    fn a_pattern_without_files_names_the_nearest_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("other.md"), "x").unwrap();
+        let root = directory.path().to_string_lossy().into_owned();
+        check_error(
+            &format!("{root}/missing/deep/*.txt"),
+            &["no file matches", &root, "hint: ", "`other.md`"],
+        );
+        check_error(&format!("{root}/[.txt"), &["not a valid file pattern"]);
+        check_error("", &["no data file is named"]);
+    }
+}

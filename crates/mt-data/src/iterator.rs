@@ -1,0 +1,430 @@
+//! Documents to batches.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::batch::Batch;
+use crate::error::{DataError, Result};
+use crate::options::{DatasetOptions, Packing, Remainder};
+use crate::random::{key, mix};
+use crate::reader::DocumentReader;
+use crate::source::Dataset;
+use crate::state::{IteratorState, STATE_VERSION};
+use crate::tokenizer::{EncodedDocument, Tokenizer};
+
+/// Rows that first-fit packing fills at the same time. It is part of what a saved state means, so it is fixed and does
+/// not follow the batch.
+const OPEN_ROWS: usize = 64;
+
+/// Batches of a dataset, in an order that is a function of the options alone.
+///
+/// Every host makes the rows of all hosts and keeps its own: where a row starts depends on how many tokens all documents
+/// before it have, and so the state is one position, the same for every number of hosts. (Without packing a row is a
+/// document, and a host reads no others than its own.)
+#[derive(Debug)]
+pub struct TrainIterator {
+    dataset: Arc<Dataset>,
+    options: DatasetOptions,
+    reader: DocumentReader,
+    fingerprint: BTreeMap<String, String>,
+    pad: i32,
+    /// The next document, and how many of its positions are used.
+    cursor: Cursor,
+    /// Rows that were filled together and wait for their batch; where the first of them starts, and how many left.
+    open: VecDeque<Row>,
+    open_start: Cursor,
+    open_used: u64,
+    rows: u64,
+    /// Documents without a token to predict, in succession.
+    barren: u64,
+    /// The state after the last batch that was returned.
+    state: IteratorState,
+    ended: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Cursor {
+    example: u64,
+    token: usize,
+}
+
+/// One row in the making.
+#[derive(Debug, Default)]
+struct Row {
+    filled: usize,
+    bytes: u64,
+    segments: Vec<Vec<i32>>,
+}
+
+impl Row {
+    /// Appends the pairs `start..start + count` of a document as a segment of its own.
+    fn push(&mut self, document: &EncodedDocument, start: usize, count: usize) {
+        self.segments.push(document.tokens[start..=start + count].to_vec());
+        self.bytes +=
+            document.bytes[start + 1..=start + count].iter().map(|bytes| u64::from(*bytes)).sum::<u64>();
+        self.filled += count;
+    }
+
+    fn write(&self, batch: &mut Batch, row: usize) {
+        let mut start = 0;
+        for (index, tokens) in self.segments.iter().enumerate() {
+            batch.write_segment(row, start, index + 1, tokens);
+            start += tokens.len() - 1;
+        }
+        batch.target_bytes += self.bytes;
+    }
+}
+
+/// How many tokens of a document have a successor in it.
+fn num_pairs(document: &EncodedDocument) -> usize {
+    document.tokens.len().saturating_sub(1)
+}
+
+impl TrainIterator {
+    /// Opens the options' source and starts at its beginning. A synthetic source needs no tokenizer.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::open`], and options that contradict each other.
+    pub fn open(options: DatasetOptions, tokenizer: Option<Arc<Tokenizer>>) -> Result<Self> {
+        options.check()?;
+        let dataset = Arc::new(Dataset::open(&options.source)?);
+        Self::new(dataset, options, tokenizer)
+    }
+
+    /// Starts at the beginning of a dataset that is open already.
+    ///
+    /// # Errors
+    /// Options that contradict each other.
+    pub fn new(
+        dataset: Arc<Dataset>,
+        options: DatasetOptions,
+        tokenizer: Option<Arc<Tokenizer>>,
+    ) -> Result<Self> {
+        options.check()?;
+        if tokenizer.is_none() && dataset.synthetic_vocab_size().is_none() {
+            return Err(DataError::Options(format!("the documents of {} need a tokenizer", dataset.name())));
+        }
+        let fingerprint = fingerprint(&dataset, &options, tokenizer.as_deref());
+        let pad = tokenizer.as_ref().map_or(0, |tokenizer| tokenizer.pad_id() as i32);
+        let reader = DocumentReader::new(dataset.clone(), tokenizer, &options)?;
+        let state = IteratorState {
+            version: STATE_VERSION,
+            epoch: 0,
+            document: 0,
+            token: 0,
+            skip_rows: 0,
+            rows: 0,
+            fingerprint: fingerprint.clone(),
+        };
+        Ok(Self {
+            dataset,
+            options,
+            reader,
+            fingerprint,
+            pad,
+            cursor: Cursor::default(),
+            open: VecDeque::new(),
+            open_start: Cursor::default(),
+            open_used: 0,
+            rows: 0,
+            barren: 0,
+            state,
+            ended: false,
+        })
+    }
+
+    /// The dataset that is read.
+    pub fn dataset(&self) -> &Arc<Dataset> {
+        &self.dataset
+    }
+
+    /// The next batch, or nothing after the last epoch.
+    ///
+    /// # Errors
+    /// Documents that cannot be read or tokenized; a dataset that gives no token, or, in training, no full batch. After
+    /// an error the iterator is to be restored or dropped.
+    #[allow(
+        clippy::should_implement_trait,
+        reason = "an iterator's item would have the result the wrong way round"
+    )]
+    pub fn next(&mut self) -> Result<Option<Batch>> {
+        if self.ended {
+            return Ok(None);
+        }
+        let mine = self.local_rows();
+        let mut batch = Batch::padding(mine.len(), self.options.length, self.pad);
+        let first = self.rows;
+        for index in 0..self.options.batch_rows {
+            let Some(row) = self.next_row(first)? else { break };
+            self.rows += 1;
+            if mine.contains(&index) {
+                row.write(&mut batch, index - mine.start);
+            }
+        }
+        let produced = (self.rows - first) as usize;
+        if produced < self.options.batch_rows {
+            self.ended = true;
+            self.explain_shortage()?;
+            if produced == 0 || self.options.remainder == Remainder::Drop {
+                return Ok(None);
+            }
+        }
+        self.state = self.current_state();
+        Ok(Some(batch))
+    }
+
+    /// The state after the last batch returned by [`TrainIterator::next`]; the next one is the first that an iterator
+    /// restored from it returns.
+    pub fn state(&self) -> IteratorState {
+        self.state.clone()
+    }
+
+    /// Goes to a saved state.
+    ///
+    /// # Errors
+    /// A state of another dataset, tokenizer, seed or packing, each refused by name, and a damaged one.
+    pub fn restore(&mut self, state: &IteratorState) -> Result<()> {
+        state.check(&self.fingerprint)?;
+        let size = self.dataset.num_documents();
+        let example = (state.document < size)
+            .then_some(())
+            .and_then(|()| state.epoch.checked_mul(size)?.checked_add(state.document))
+            .ok_or_else(|| {
+                let reason =
+                    format!("it points at document {} of {size} in epoch {}", state.document, state.epoch);
+                DataError::StateDamaged { reason }
+            })?;
+        self.cursor = Cursor { example, token: state.token as usize };
+        self.open.clear();
+        self.open_used = 0;
+        self.rows = state.rows;
+        self.barren = 0;
+        self.ended = false;
+        if state.skip_rows > 0 {
+            self.fill_open_rows()?;
+            if state.skip_rows >= self.open.len() as u64 {
+                let reason = format!("it skips {} of {} rows", state.skip_rows, self.open.len());
+                return Err(DataError::StateDamaged { reason });
+            }
+            self.open.drain(..state.skip_rows as usize);
+            self.open_used = state.skip_rows;
+        }
+        self.state = state.clone();
+        Ok(())
+    }
+
+    /// This host's rows of the global batch.
+    fn local_rows(&self) -> Range<usize> {
+        let count = self.options.batch_rows / self.options.num_hosts;
+        self.options.host_index * count..(self.options.host_index + 1) * count
+    }
+
+    fn current_state(&self) -> IteratorState {
+        let (cursor, skip_rows) =
+            if self.open.is_empty() { (self.cursor, 0) } else { (self.open_start, self.open_used) };
+        let size = self.dataset.num_documents();
+        IteratorState {
+            version: STATE_VERSION,
+            epoch: cursor.example / size,
+            document: cursor.example % size,
+            token: cursor.token as u64,
+            skip_rows,
+            rows: self.rows,
+            fingerprint: self.fingerprint.clone(),
+        }
+    }
+
+    /// An end that comes before there was anything is a mistake of the user, who should hear of it.
+    fn explain_shortage(&self) -> Result<()> {
+        let dataset = self.dataset.name().to_string();
+        if self.rows == 0 {
+            return Err(DataError::NoTokens { dataset, documents: self.dataset.num_documents() });
+        }
+        if self.options.remainder == Remainder::Drop && self.rows < self.options.batch_rows as u64 {
+            let (batch_rows, length) = (self.options.batch_rows, self.options.length);
+            return Err(DataError::TooSmall { dataset, rows: self.rows, batch_rows, length });
+        }
+        Ok(())
+    }
+
+    /// The next row of the global batch whose first row is `batch_start`.
+    fn next_row(&mut self, batch_start: u64) -> Result<Option<Row>> {
+        if let Some(vocab_size) = self.dataset.synthetic_vocab_size() {
+            return Ok(Some(self.synthetic_row(vocab_size)));
+        }
+        match self.options.packing {
+            Packing::Off => self.single_row(batch_start),
+            Packing::ConcatThenSplit => self.cut_row(),
+            Packing::FirstFit => {
+                if self.open.is_empty() {
+                    self.fill_open_rows()?;
+                }
+                self.open_used += 1;
+                Ok(self.open.pop_front())
+            }
+        }
+    }
+
+    fn synthetic_row(&self, vocab_size: usize) -> Row {
+        let row_key = key(&[self.options.seed, self.rows]);
+        let token = |column: usize| (mix(row_key ^ mix(column as u64)) % vocab_size as u64) as i32;
+        let tokens: Vec<i32> = (0..=self.options.length).map(token).collect();
+        Row { filled: self.options.length, bytes: 0, segments: vec![tokens] }
+    }
+
+    /// One document, trimmed. Those of other hosts are counted, not read.
+    fn single_row(&mut self, batch_start: u64) -> Result<Option<Row>> {
+        let example = self.cursor.example;
+        if self.reader.is_past_end(example) {
+            return Ok(None);
+        }
+        let (mine, batch_rows) = (self.local_rows(), self.options.batch_rows as u64);
+        // Rows are examples here, so both are counted from the start of this batch.
+        let batch_example = example - (self.rows - batch_start);
+        let wanted = |example: u64| mine.contains(&(((example - batch_example) % batch_rows) as usize));
+        let mut row = Row::default();
+        let mut is_barren = false;
+        if wanted(example)
+            && let Some(document) = self.reader.document(example, wanted)?
+        {
+            let count = num_pairs(document).min(self.options.length);
+            is_barren = count == 0;
+            if count > 0 {
+                row.push(document, 0, count);
+                self.barren = 0;
+            }
+        }
+        self.advance(is_barren)?;
+        Ok(Some(row))
+    }
+
+    /// The next `length` positions of the stream of documents.
+    fn cut_row(&mut self) -> Result<Option<Row>> {
+        let mut row = Row::default();
+        let max_segments = self.options.max_segments.unwrap_or(usize::MAX);
+        while row.filled < self.options.length && row.segments.len() < max_segments {
+            let Some((count, rest)) =
+                self.next_piece(self.options.length - row.filled, |document, start, count| {
+                    row.push(document, start, count);
+                })?
+            else {
+                break;
+            };
+            self.consume(count, rest)?;
+        }
+        Ok((row.filled > 0).then_some(row))
+    }
+
+    /// Fills rows with documents until one fits nowhere.
+    fn fill_open_rows(&mut self) -> Result<()> {
+        self.open_start = self.cursor;
+        self.open_used = 0;
+        let (length, max_segments) = (self.options.length, self.options.max_segments.unwrap_or(usize::MAX));
+        let mut rows: Vec<Row> = Vec::new();
+        loop {
+            let mut placed = true;
+            let Some((count, rest)) = self.next_piece(length, |document, start, count| {
+                let fits = |row: &Row| row.filled + count <= length && row.segments.len() < max_segments;
+                if let Some(row) = rows.iter_mut().find(|row| fits(row)) {
+                    row.push(document, start, count);
+                } else if rows.len() < OPEN_ROWS {
+                    let mut row = Row::default();
+                    row.push(document, start, count);
+                    rows.push(row);
+                } else {
+                    placed = false;
+                }
+            })?
+            else {
+                break;
+            };
+            if !placed {
+                break;
+            }
+            self.consume(count, rest)?;
+        }
+        self.open = rows.into();
+        Ok(())
+    }
+
+    /// Hands at most `room` positions of the document at the cursor to `place`, past documents that have none. Returns
+    /// how many these are and how many are left of the document.
+    fn next_piece(
+        &mut self,
+        room: usize,
+        place: impl FnOnce(&EncodedDocument, usize, usize),
+    ) -> Result<Option<(usize, usize)>> {
+        loop {
+            let Some(document) = self.reader.document(self.cursor.example, |_| true)? else {
+                return Ok(None);
+            };
+            let (pairs, token) = (num_pairs(document), self.cursor.token);
+            if token > 0 && token >= pairs {
+                let reason = format!("it points at token {token} of a document of {}", document.tokens.len());
+                return Err(DataError::StateDamaged { reason });
+            }
+            if pairs > 0 {
+                let count = room.min(pairs - token);
+                place(document, token, count);
+                return Ok(Some((count, pairs - token - count)));
+            }
+            self.advance(true)?;
+        }
+    }
+
+    /// Moves past `count` positions of the document at the cursor, of which `rest` are left.
+    fn consume(&mut self, count: usize, rest: usize) -> Result<()> {
+        self.barren = 0;
+        if rest == 0 {
+            return self.advance(false);
+        }
+        self.cursor.token += count;
+        Ok(())
+    }
+
+    /// Moves to the next document; a whole epoch without a token would go on for ever.
+    fn advance(&mut self, is_barren: bool) -> Result<()> {
+        self.cursor = Cursor { example: self.cursor.example + 1, token: 0 };
+        self.barren += u64::from(is_barren);
+        let documents = self.dataset.num_documents();
+        // The end of one epoch and the start of the next may be without tokens, so only two epochs in succession, or the
+        // first one as a whole, say that there are none.
+        if self.barren / 2 >= documents || (self.barren == documents && self.cursor.example == documents) {
+            return Err(DataError::NoTokens { dataset: self.dataset.name().into(), documents });
+        }
+        Ok(())
+    }
+}
+
+/// What a state refers to. The number of hosts, threads and rows in a batch, the number of epochs and the remainder are
+/// not part of it: they change how far one reads, not what comes next.
+fn fingerprint(
+    dataset: &Dataset,
+    options: &DatasetOptions,
+    tokenizer: Option<&Tokenizer>,
+) -> BTreeMap<String, String> {
+    let packing = match options.packing {
+        Packing::Off => "off",
+        Packing::ConcatThenSplit => "concat_then_split",
+        Packing::FirstFit => "first_fit",
+    };
+    let segments = options.max_segments.map_or("any number".into(), |segments| segments.to_string());
+    let is_synthetic = dataset.synthetic_vocab_size().is_some();
+    let order = match options.shuffle {
+        _ if is_synthetic => format!("seed {}", options.seed),
+        true => format!("shuffled with seed {}", options.seed),
+        false => "as in the files".into(),
+    };
+    let mut parts = vec![
+        ("the dataset", dataset.fingerprint().to_string()),
+        ("the order of the documents", order),
+        ("the length of a row", options.length.to_string()),
+    ];
+    if let Some(tokenizer) = tokenizer.filter(|_| !is_synthetic) {
+        parts.push(("the tokenizer", tokenizer.fingerprint().into()));
+        parts.push(("the use of BOS and EOS", format!("BOS {}, EOS {}", options.add_bos, options.add_eos)));
+        parts.push(("the packing", format!("{packing}, {segments} of segments in a row")));
+    }
+    parts.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+}

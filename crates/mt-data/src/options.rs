@@ -1,0 +1,112 @@
+//! What a pipeline is made of.
+
+use crate::error::{DataError, Result};
+use crate::source::Source;
+
+/// How documents fill rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packing {
+    /// One document a row, trimmed to the row's length.
+    Off,
+    /// Rows are cut from the stream of documents: no padding, documents split where a row ends.
+    ConcatThenSplit,
+    /// Each document goes into the first open row with room for it, so only those longer than a row are split.
+    FirstFit,
+}
+
+/// What becomes of the rows that do not fill a batch once the last epoch is over. Between epochs there is no remainder:
+/// a row and a batch go on into the next one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remainder {
+    /// They are left out (training).
+    Drop,
+    /// They are a batch filled up with padding rows (evaluation).
+    Pad,
+}
+
+/// A dataset and how it becomes batches.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DatasetOptions {
+    /// The documents.
+    pub source: Source,
+    /// Tokens in a row.
+    pub length: usize,
+    /// Rows in the batch of all hosts together.
+    pub batch_rows: usize,
+    /// This host, of `num_hosts`: it gets an equal, contiguous part of the rows.
+    pub host_index: usize,
+    /// Number of hosts.
+    pub num_hosts: usize,
+    /// How documents fill rows.
+    pub packing: Packing,
+    /// The most documents in one row.
+    pub max_segments: Option<usize>,
+    /// Whether each epoch visits the documents in an order of its own.
+    pub shuffle: bool,
+    /// Seed of these orders and of synthetic tokens.
+    pub seed: u64,
+    /// Number of passes over the documents; `None` never ends.
+    pub num_epoch: Option<u64>,
+    /// Whether each document starts with BOS, if the tokenizer has one.
+    pub add_bos: bool,
+    /// Whether each document ends with EOS, if the tokenizer has one.
+    pub add_eos: bool,
+    /// What becomes of an incomplete last batch.
+    pub remainder: Remainder,
+    /// Threads that tokenize; 0 takes as many as there are cores. The batches do not depend on it.
+    pub threads: usize,
+}
+
+impl DatasetOptions {
+    /// Endless, shuffled, packed training data for one host.
+    pub fn training(source: Source, length: usize, batch_rows: usize) -> Self {
+        Self {
+            source,
+            length,
+            batch_rows,
+            host_index: 0,
+            num_hosts: 1,
+            packing: Packing::ConcatThenSplit,
+            max_segments: None,
+            shuffle: true,
+            seed: 0,
+            num_epoch: None,
+            add_bos: true,
+            add_eos: true,
+            remainder: Remainder::Drop,
+            threads: 0,
+        }
+    }
+
+    /// Packed evaluation data for one host: every document once, in order, to the last token.
+    pub fn evaluation(source: Source, length: usize, batch_rows: usize) -> Self {
+        Self {
+            shuffle: false,
+            num_epoch: Some(1),
+            remainder: Remainder::Pad,
+            ..Self::training(source, length, batch_rows)
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let problem = if self.length == 0 || self.batch_rows == 0 {
+            format!("a batch of {} rows of length {} holds nothing", self.batch_rows, self.length)
+        } else if self.num_hosts == 0 || self.host_index >= self.num_hosts {
+            format!("host {} of {} does not exist", self.host_index, self.num_hosts)
+        } else if !self.batch_rows.is_multiple_of(self.num_hosts) {
+            format!(
+                "{} hosts cannot share a batch of {} rows equally\nhint: choose `per_device_batch_size` so that the \
+                 number of rows is a multiple of the number of hosts",
+                self.num_hosts, self.batch_rows
+            )
+        } else if self.num_epoch == Some(0) {
+            "`num_epoch=0` reads nothing\nhint: use 1 or more, or -1 for data without end".into()
+        } else if self.max_segments == Some(0) {
+            "a row needs room for at least one segment\nhint: use `max_segments_per_seq=-1` for any number"
+                .into()
+        } else {
+            return Ok(());
+        };
+        Err(DataError::Options(problem))
+    }
+}

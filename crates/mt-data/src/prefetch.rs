@@ -1,0 +1,99 @@
+//! Batches made while the device works.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::batch::Batch;
+use crate::error::{DataError, Result};
+use crate::iterator::TrainIterator;
+use crate::state::IteratorState;
+
+type Item = Result<Option<(Batch, IteratorState)>>;
+
+/// Runs a [`TrainIterator`] on a thread of its own, a bounded number of batches ahead.
+///
+/// Each batch comes with the state after it, so what a checkpoint saves belongs to the batches that were used and not
+/// to those that were made. Dropping the prefetcher stops the thread and waits for it.
+#[derive(Debug)]
+pub struct Prefetcher {
+    receiver: Option<Receiver<Item>>,
+    thread: Option<JoinHandle<()>>,
+    waited: Duration,
+    ended: bool,
+}
+
+impl Prefetcher {
+    /// Starts the thread; at most `depth` batches wait to be taken.
+    ///
+    /// # Errors
+    /// A thread that cannot be started.
+    pub fn new(iterator: TrainIterator, depth: usize) -> Result<Self> {
+        let (sender, receiver) = sync_channel(depth.max(1));
+        let thread = std::thread::Builder::new()
+            .name("data".into())
+            .spawn(move || produce(iterator, &sender))
+            .map_err(|error| DataError::Worker { reason: error.to_string() })?;
+        Ok(Self { receiver: Some(receiver), thread: Some(thread), waited: Duration::ZERO, ended: false })
+    }
+
+    /// The next batch and the state after it, or nothing after the last epoch.
+    ///
+    /// # Errors
+    /// The iterator's, once, in their place after the batches before them.
+    #[allow(
+        clippy::should_implement_trait,
+        reason = "an iterator's item would have the result the wrong way round"
+    )]
+    pub fn next(&mut self) -> Item {
+        let Some(receiver) = self.receiver.as_ref().filter(|_| !self.ended) else { return Ok(None) };
+        let item = match receiver.try_recv() {
+            Ok(item) => item,
+            Err(TryRecvError::Disconnected) => Ok(None),
+            Err(TryRecvError::Empty) => {
+                let start = Instant::now();
+                let item = receiver.recv().unwrap_or(Ok(None));
+                self.waited += start.elapsed();
+                item
+            }
+        };
+        self.ended = !matches!(item, Ok(Some(_)));
+        item
+    }
+
+    /// How long [`Prefetcher::next`] has had to wait since this was last asked.
+    pub fn take_waited(&mut self) -> Duration {
+        std::mem::take(&mut self.waited)
+    }
+}
+
+fn produce(mut iterator: TrainIterator, sender: &SyncSender<Item>) {
+    loop {
+        let item = catch_unwind(AssertUnwindSafe(|| {
+            let batch = iterator.next()?;
+            Ok(batch.map(|batch| (batch, iterator.state())))
+        }))
+        .unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+            Err(DataError::Worker { reason: text.unwrap_or_else(|| "it panicked".into()) })
+        });
+        let is_last = !matches!(item, Ok(Some(_)));
+        // Nobody listens any more once the prefetcher is dropped.
+        if sender.send(item).is_err() || is_last {
+            return;
+        }
+    }
+}
+
+impl Drop for Prefetcher {
+    fn drop(&mut self) {
+        // A thread that waits for room in the queue wakes up when the queue is gone.
+        self.receiver = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic was reported as an error already.
+            _ = thread.join();
+        }
+    }
+}

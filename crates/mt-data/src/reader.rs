@@ -1,0 +1,154 @@
+//! Documents in the order of training, tokenized ahead of their use.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use crate::error::{DataError, Result};
+use crate::random::key;
+use crate::source::{Dataset, Order};
+use crate::tokenizer::{EncodedDocument, Tokenizer};
+
+/// As much is tokenized at once.
+const LOOKAHEAD_DOCUMENTS: usize = 256;
+const LOOKAHEAD_BYTES: usize = 4 << 20;
+
+/// Gives the tokens of the example with a global index, which counts on through the epochs.
+#[derive(Debug)]
+pub(crate) struct DocumentReader {
+    dataset: Arc<Dataset>,
+    tokenizer: Option<Arc<Tokenizer>>,
+    add_bos: bool,
+    add_eos: bool,
+    shuffle: Option<u64>,
+    num_examples: Option<u64>,
+    pool: Option<rayon::ThreadPool>,
+    order: Option<(u64, Order)>,
+    queue: VecDeque<(u64, EncodedDocument)>,
+    /// The error that the next example after the queue met; it is reported when its turn comes, not before.
+    failed: Option<(u64, DataError)>,
+}
+
+impl DocumentReader {
+    pub(crate) fn new(
+        dataset: Arc<Dataset>,
+        tokenizer: Option<Arc<Tokenizer>>,
+        options: &crate::options::DatasetOptions,
+    ) -> Result<Self> {
+        let pool = match options.threads {
+            0 => None,
+            threads => {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+                Some(pool.map_err(|error| DataError::Worker { reason: error.to_string() })?)
+            }
+        };
+        let num_examples = options.num_epoch.map(|epochs| dataset.num_documents().saturating_mul(epochs));
+        Ok(Self {
+            dataset,
+            tokenizer,
+            add_bos: options.add_bos,
+            add_eos: options.add_eos,
+            shuffle: options.shuffle.then_some(options.seed),
+            num_examples,
+            pool,
+            order: None,
+            queue: VecDeque::new(),
+            failed: None,
+        })
+    }
+
+    /// Whether the last epoch ends before `example`.
+    pub(crate) fn is_past_end(&self, example: u64) -> bool {
+        self.num_examples.is_some_and(|end| example >= end)
+    }
+
+    /// The tokens of `example`, or nothing past the end. Examples are to be asked for in ascending order; `wanted` says
+    /// which of the later ones will be.
+    pub(crate) fn document(
+        &mut self,
+        example: u64,
+        wanted: impl Fn(u64) -> bool,
+    ) -> Result<Option<&EncodedDocument>> {
+        if self.is_past_end(example) {
+            return Ok(None);
+        }
+        while self.queue.front().is_some_and(|(index, _)| *index < example) {
+            self.queue.pop_front();
+        }
+        if self.queue.front().is_none_or(|(index, _)| *index != example) {
+            if !self.failed.as_ref().is_some_and(|(index, _)| *index == example) {
+                self.fill(example, wanted);
+            }
+            if self.queue.is_empty()
+                && let Some((_, error)) = self.failed.take()
+            {
+                return Err(error);
+            }
+        }
+        Ok(self.queue.front().map(|(_, document)| document))
+    }
+
+    /// Reads and tokenizes the examples from `first` on.
+    fn fill(&mut self, first: u64, wanted: impl Fn(u64) -> bool) {
+        self.queue.clear();
+        self.failed = None;
+        let (mut texts, mut bytes) = (Vec::new(), 0);
+        for example in first.. {
+            if texts.len() >= LOOKAHEAD_DOCUMENTS || bytes >= LOOKAHEAD_BYTES || self.is_past_end(example) {
+                break;
+            }
+            if example != first && !wanted(example) {
+                continue;
+            }
+            let document = self.document_index(example);
+            match self.dataset.read(document) {
+                Ok(text) => {
+                    bytes += text.len();
+                    texts.push((example, text));
+                }
+                Err(error) => {
+                    self.failed = Some((example, error));
+                    break;
+                }
+            }
+        }
+        let (tokenizer, add_bos, add_eos) = (self.tokenizer.clone(), self.add_bos, self.add_eos);
+        let encode = |(example, text): &(u64, String)| {
+            // Nothing is made of an empty text, not even the tokens around it.
+            let document = match &tokenizer {
+                Some(tokenizer) if !text.is_empty() => tokenizer.encode_document(text, add_bos, add_eos),
+                _ => Ok(EncodedDocument::default()),
+            };
+            (*example, document)
+        };
+        let encode_all = || texts.par_iter().map(encode).collect::<Vec<_>>();
+        let documents = match &self.pool {
+            Some(pool) => pool.install(encode_all),
+            None => encode_all(),
+        };
+        for (example, document) in documents {
+            match document {
+                Ok(document) => self.queue.push_back((example, document)),
+                Err(error) => {
+                    self.failed = Some((example, error));
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Which document the example is.
+    fn document_index(&mut self, example: u64) -> u64 {
+        let size = self.dataset.num_documents();
+        let (epoch, position) = (example / size, example % size);
+        if self.order.as_ref().is_none_or(|(current, _)| *current != epoch) {
+            let order = self.dataset.order(self.shuffle.map(|seed| key(&[seed, epoch])));
+            self.order = Some((epoch, order));
+        }
+        match &self.order {
+            Some((_, order)) => order.document(position),
+            None => position,
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! Batches: what is in them, and that a resumed run sees the same ones.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use common::{check_resume, documents, drain, options_of, tokens_of};
+use mt_data::{
+    Batch, DataError, Dataset, DatasetOptions, EvaluationSet, IteratorState, Packing, Prefetcher, Remainder,
+    Source, TextDocument, Tokenizer, TrainIterator,
+};
+use proptest::prelude::*;
+
+fn tokenizer() -> Option<Arc<Tokenizer>> {
+    Some(Arc::new(Tokenizer::bytes()))
+}
+
+fn memory(documents: &[String]) -> Source {
+    Source::Memory { name: "memory".into(), documents: documents.to_vec() }
+}
+
+/// The pieces of documents in a batch: row, inputs and targets of each segment.
+fn segments(batch: &Batch) -> Vec<(usize, Vec<i32>, Vec<i32>)> {
+    let mut found: BTreeMap<(usize, i32), (Vec<i32>, Vec<i32>)> = BTreeMap::new();
+    for index in 0..batch.rows * batch.length {
+        let segment = batch.inputs_segmentation[index];
+        assert_eq!(segment, batch.targets_segmentation[index]);
+        assert_eq!(batch.inputs_position[index], batch.targets_position[index]);
+        if segment == 0 {
+            assert_eq!((batch.inputs[index], batch.targets[index], batch.inputs_position[index]), (0, 0, 0));
+            continue;
+        }
+        let entry = found.entry((index / batch.length, segment)).or_default();
+        assert_eq!(
+            batch.inputs_position[index] as usize,
+            entry.0.len(),
+            "positions count from 0 in a segment"
+        );
+        entry.0.push(batch.inputs[index]);
+        entry.1.push(batch.targets[index]);
+    }
+    // Segments are numbered from 1 without gaps, and padding comes last.
+    for row in 0..batch.rows {
+        let ids = &batch.inputs_segmentation[row * batch.length..(row + 1) * batch.length];
+        let mut last = 0;
+        for (column, id) in ids.iter().enumerate() {
+            if *id == 0 {
+                assert!(ids[column..].iter().all(|id| *id == 0), "padding inside a row");
+                break;
+            }
+            assert!(*id == last || *id == last + 1, "segment {id} follows {last}");
+            last = *id;
+        }
+    }
+    found.into_iter().map(|((row, _), (inputs, targets))| (row, inputs, targets)).collect()
+}
+
+/// Checks that the pieces, put together, are all documents, and returns the number of rows that are not padding.
+fn check_complete(batches: &[Batch], documents: &[Vec<i32>], ordered: bool) {
+    let mut pairs: Vec<(i32, i32)> = Vec::new();
+    for batch in batches {
+        for (_, inputs, targets) in segments(batch) {
+            for column in 1..inputs.len() {
+                assert_eq!(targets[column - 1], inputs[column], "targets are inputs shifted by one");
+            }
+            pairs.extend(inputs.into_iter().zip(targets));
+        }
+    }
+    let mut expected: Vec<(i32, i32)> =
+        documents.iter().flat_map(|tokens| tokens.windows(2).map(|pair| (pair[0], pair[1]))).collect();
+    if !ordered {
+        pairs.sort();
+        expected.sort();
+    }
+    assert_eq!(pairs, expected);
+}
+
+fn packing() -> impl Strategy<Value = Packing> {
+    prop_oneof![Just(Packing::Off), Just(Packing::ConcatThenSplit), Just(Packing::FirstFit)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn packing_loses_no_token(
+        documents in documents(), length in 1usize..40, rows in 1usize..5, first_fit in any::<bool>(),
+        max_segments in proptest::option::of(1usize..4), bos in any::<bool>(), eos in any::<bool>(),
+    ) {
+        let mut options = DatasetOptions::evaluation(memory(&documents), length, rows);
+        options.packing = if first_fit { Packing::FirstFit } else { Packing::ConcatThenSplit };
+        options.max_segments = max_segments;
+        (options.add_bos, options.add_eos) = (bos, eos);
+        let expected = tokens_of(&documents, bos, eos);
+        prop_assume!(expected.iter().any(|tokens| tokens.len() > 1));
+        let batches = drain(&mut TrainIterator::open(options, tokenizer()).unwrap(), 10_000);
+        check_complete(&batches, &expected, !first_fit);
+        let bytes: u64 = batches.iter().map(|batch| batch.target_bytes).sum();
+        if bos {
+            prop_assert_eq!(bytes, documents.iter().map(|text| text.len() as u64).sum::<u64>());
+        }
+        if let Some(max_segments) = max_segments {
+            let most = batches.iter().flat_map(|batch| batch.inputs_segmentation.iter().copied()).max();
+            prop_assert!(most.unwrap() as usize <= max_segments);
+        } else if !first_fit {
+            // Only the end of all data is padded.
+            let padding: usize = batches.iter().map(|batch| batch.rows * batch.length - batch.num_targets()).sum();
+            prop_assert!(padding < rows * length);
+        }
+    }
+
+    #[test]
+    fn without_packing_a_row_is_a_document(documents in documents(), length in 1usize..40, rows in 1usize..5) {
+        let mut options = DatasetOptions::evaluation(memory(&documents), length, rows);
+        options.packing = Packing::Off;
+        let batches = drain(&mut TrainIterator::open(options, tokenizer()).unwrap(), 10_000);
+        prop_assert_eq!(batches.len(), documents.len().div_ceil(rows));
+        let expected = tokens_of(&documents, true, true);
+        for (index, tokens) in expected.iter().enumerate() {
+            let batch = &batches[index / rows];
+            let row: Vec<_> = segments(batch).into_iter().filter(|(row, _, _)| *row == index % rows).collect();
+            let count = tokens.len().saturating_sub(1).min(length);
+            if count == 0 {
+                prop_assert!(row.is_empty());
+            } else {
+                prop_assert_eq!(&row[0].1[..], &tokens[..count]);
+                prop_assert_eq!(&row[0].2[..], &tokens[1..=count]);
+                prop_assert_eq!(row.len(), 1);
+            }
+        }
+    }
+
+    #[test]
+    fn resume_is_exact_at_every_batch(
+        documents in documents(), length in 1usize..24, rows in 1usize..4, packing in packing(),
+        shuffle in any::<bool>(), epochs in proptest::option::of(1u64..4), seed in any::<u64>(),
+        max_segments in proptest::option::of(1usize..3),
+    ) {
+        let mut options = DatasetOptions::training(memory(&documents), length, rows);
+        (options.packing, options.shuffle, options.num_epoch, options.seed) = (packing, shuffle, epochs, seed);
+        options.max_segments = max_segments;
+        options.remainder = if seed % 2 == 0 { Remainder::Drop } else { Remainder::Pad };
+        check_resume(&options, tokenizer(), 12);
+    }
+
+    #[test]
+    fn hosts_share_the_global_batch(
+        documents in documents(), length in 1usize..24, per_host in 1usize..3, hosts in 1usize..5, packing in packing(),
+    ) {
+        let mut options = DatasetOptions::training(memory(&documents), length, per_host * hosts);
+        options.packing = packing;
+        let global = drain(&mut TrainIterator::open(options.clone(), tokenizer()).unwrap(), 6);
+        options.num_hosts = hosts;
+        let mut states = Vec::new();
+        for host in 0..hosts {
+            options.host_index = host;
+            let mut iterator = TrainIterator::open(options.clone(), tokenizer()).unwrap();
+            for (step, batch) in drain(&mut iterator, 6).iter().enumerate() {
+                let part = host * per_host * length..(host + 1) * per_host * length;
+                prop_assert_eq!(&batch.inputs, &global[step].inputs[part.clone()]);
+                prop_assert_eq!(&batch.targets, &global[step].targets[part.clone()]);
+                prop_assert_eq!(&batch.inputs_position, &global[step].inputs_position[part.clone()]);
+                prop_assert_eq!(&batch.targets_segmentation, &global[step].targets_segmentation[part]);
+            }
+            states.push(iterator.state());
+        }
+        prop_assert!(states.iter().all(|state| *state == states[0]), "every host saves the same state");
+    }
+
+    #[test]
+    fn state_goes_on_with_other_hosts_and_batches(
+        documents in documents(), length in 1usize..24, packing in packing(), before in 1usize..5, after in 1usize..5,
+    ) {
+        let mut options = DatasetOptions::training(memory(&documents), length, before);
+        options.packing = packing;
+        let rows = |options: &DatasetOptions, state: Option<&IteratorState>, count: usize| {
+            let mut iterator = TrainIterator::open(options.clone(), tokenizer()).unwrap();
+            if let Some(state) = state {
+                iterator.restore(state).unwrap();
+            }
+            let batches = drain(&mut iterator, count);
+            let inputs: Vec<i32> = batches.iter().flat_map(|batch| batch.inputs.clone()).collect();
+            (inputs, iterator.state())
+        };
+        let (mut inputs, state) = rows(&options, None, 3);
+        options.batch_rows = after;
+        options.threads = 2;
+        inputs.extend(rows(&options, Some(&state), 3).0);
+        options.batch_rows = 1;
+        prop_assert_eq!(inputs, rows(&options, None, 3 * before + 3 * after).0);
+    }
+}
+
+#[test]
+fn every_source_resumes_exactly() {
+    let directory = tempfile::tempdir().unwrap();
+    for source in common::sources(directory.path()) {
+        for packing in [Packing::ConcatThenSplit, Packing::FirstFit, Packing::Off] {
+            for (length, rows) in [(7, 3), (1, 1), (64, 1)] {
+                let mut options = DatasetOptions::training(source.clone(), length, rows);
+                options.packing = packing;
+                check_resume(&options, tokenizer(), 25);
+            }
+        }
+    }
+    check_resume(&DatasetOptions::training(Source::Synthetic { vocab_size: 50 }, 9, 2), None, 5);
+}
+
+#[test]
+fn epochs_visit_all_documents_in_different_orders() {
+    let directory = tempfile::tempdir().unwrap();
+    for source in common::sources(directory.path()) {
+        let count = Dataset::open(&source).unwrap().num_documents() as usize;
+        let mut options = DatasetOptions::training(source.clone(), 400, 1);
+        (options.packing, options.num_epoch) = (Packing::Off, Some(3));
+        let batches = drain(&mut TrainIterator::open(options.clone(), tokenizer()).unwrap(), 10_000);
+        assert_eq!(batches.len(), 3 * count);
+        let epochs: Vec<Vec<&Vec<i32>>> =
+            batches.chunks(count).map(|epoch| epoch.iter().map(|batch| &batch.inputs).collect()).collect();
+        assert!(epochs[0] != epochs[1] && epochs[1] != epochs[2], "{source:?} repeats its order");
+        let sorted = |epoch: &Vec<&Vec<i32>>| {
+            let mut epoch: Vec<Vec<i32>> = epoch.iter().map(|inputs| inputs.to_vec()).collect();
+            epoch.sort();
+            epoch
+        };
+        assert_eq!(sorted(&epochs[0]), sorted(&epochs[1]));
+        assert_eq!(sorted(&epochs[0]), sorted(&epochs[2]));
+        options.shuffle = false;
+        let plain = drain(&mut TrainIterator::open(options.clone(), tokenizer()).unwrap(), count);
+        let dataset = Dataset::open(&source).unwrap();
+        for (batch, text) in plain.iter().zip(dataset.documents()) {
+            let tokens = tokens_of(&[text.unwrap()], true, true).remove(0);
+            assert_eq!(batch.inputs[..tokens.len().max(1) - 1], tokens[..tokens.len().max(1) - 1]);
+        }
+        (options.shuffle, options.seed) = (true, 1);
+        let other = drain(&mut TrainIterator::open(options, tokenizer()).unwrap(), count);
+        assert!(other.iter().zip(&batches).any(|(a, b)| a != b), "the seed changes nothing");
+    }
+}
+
+#[test]
+fn synthetic_tokens_depend_on_seed_and_row_only() {
+    let mut options = DatasetOptions::training(Source::Synthetic { vocab_size: 11 }, 8, 2);
+    let batches = drain(&mut TrainIterator::open(options.clone(), None).unwrap(), 4);
+    assert_eq!(batches, drain(&mut TrainIterator::open(options.clone(), None).unwrap(), 4));
+    assert_ne!(batches[0], batches[1]);
+    for batch in &batches {
+        assert!(batch.inputs.iter().chain(&batch.targets).all(|id| (0..11).contains(id)));
+        assert_eq!((batch.num_targets(), batch.target_bytes), (16, 0));
+        check_complete(std::slice::from_ref(batch), &common::rows_as_documents(batch), true);
+    }
+    options.seed = 1;
+    assert_ne!(batches, drain(&mut TrainIterator::open(options, None).unwrap(), 4));
+}
+
+#[test]
+fn evaluation_repeats_itself_and_counts_bytes() {
+    let documents: Vec<String> =
+        (0..9).map(|n| format!("doc {n} – ünïcödé 漢字 {}", "x".repeat(n * 3))).collect();
+    let options = DatasetOptions::evaluation(memory(&documents), 16, 4);
+    let set = EvaluationSet::open(options.clone(), tokenizer(), None).unwrap();
+    let first: Vec<Batch> = set.batches().unwrap().collect::<Result<_, _>>().unwrap();
+    let second: Vec<Batch> = set.batches().unwrap().collect::<Result<_, _>>().unwrap();
+    assert_eq!(first, second);
+    let bytes: u64 = first.iter().map(|batch| batch.target_bytes).sum();
+    assert_eq!(bytes, documents.iter().map(|text| text.len() as u64).sum::<u64>());
+    let limited = EvaluationSet::open(options, tokenizer(), Some(2)).unwrap();
+    let limited: Vec<Batch> = limited.batches().unwrap().collect::<Result<_, _>>().unwrap();
+    assert_eq!(limited, first[..2]);
+    let synthetic = DatasetOptions::evaluation(Source::Synthetic { vocab_size: 5 }, 4, 1);
+    let error = EvaluationSet::open(synthetic.clone(), None, None).unwrap_err();
+    assert!(error.to_string().contains("eval_steps"));
+    assert_eq!(EvaluationSet::open(synthetic, None, Some(3)).unwrap().batches().unwrap().count(), 3);
+}
+
+#[test]
+fn prefetching_changes_nothing_and_ends_cleanly() {
+    let documents: Vec<String> = (0..50).map(|n| "word ".repeat(n)).collect();
+    let mut options = options_of(memory(&documents));
+    options.num_epoch = Some(2);
+    let mut plain = TrainIterator::open(options.clone(), tokenizer()).unwrap();
+    let mut ahead = Prefetcher::new(TrainIterator::open(options.clone(), tokenizer()).unwrap(), 3).unwrap();
+    let mut steps = 0;
+    while let Some((batch, state)) = ahead.next().unwrap() {
+        assert_eq!(Some(batch), plain.next().unwrap());
+        assert_eq!(state, plain.state());
+        steps += 1;
+    }
+    assert!(steps > 10 && plain.next().unwrap().is_none() && ahead.next().unwrap().is_none());
+    let waited = ahead.take_waited();
+    assert_eq!(ahead.take_waited(), std::time::Duration::ZERO, "{waited:?} is counted once");
+    // Dropped while the thread waits for room in the queue.
+    options.num_epoch = None;
+    let mut ahead = Prefetcher::new(TrainIterator::open(options, tokenizer()).unwrap(), 1).unwrap();
+    assert!(ahead.next().unwrap().is_some());
+    drop(ahead);
+}
+
+#[test]
+fn errors_come_in_their_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("data.jsonl");
+    let good = "{\"text\": \"aaaaaaaaa\"}\n";
+    std::fs::write(&path, format!("{good}{good}\n{good}{{\"text\": 3}}\n{good}")).unwrap();
+    let source = Source::JsonLines { files: vec![path.to_string_lossy().into()], column: "text".into() };
+    let mut options = DatasetOptions::training(source, 10, 1);
+    (options.packing, options.shuffle) = (Packing::Off, false);
+    let mut ahead = Prefetcher::new(TrainIterator::open(options, tokenizer()).unwrap(), 2).unwrap();
+    for _ in 0..3 {
+        assert!(ahead.next().unwrap().is_some());
+    }
+    let error = ahead.next().unwrap_err();
+    assert!(error.is_user_error());
+    assert!(
+        error.to_string().ends_with("data.jsonl`, line 5: column `text` holds a number, not text"),
+        "{error}"
+    );
+    assert!(ahead.next().unwrap().is_none(), "an error is reported once");
+}
+
+#[test]
+fn states_of_other_data_are_refused_by_name() {
+    let documents: Vec<String> = (0..20).map(|n| format!("document {n}")).collect();
+    let base = options_of(memory(&documents));
+    let mut iterator = TrainIterator::open(base.clone(), tokenizer()).unwrap();
+    iterator.next().unwrap();
+    let state = IteratorState::from_json(&iterator.state().to_json()).unwrap();
+    assert_eq!(state, iterator.state());
+    let check = |change: &dyn Fn(&mut DatasetOptions), part: &str| {
+        let mut options = base.clone();
+        change(&mut options);
+        let error = TrainIterator::open(options, tokenizer()).unwrap().restore(&state).unwrap_err();
+        assert!(error.is_user_error() && error.to_string().contains(part), "`{part}` is not in: {error}");
+    };
+    check(&|options| options.source = memory(&documents[1..]), "the dataset is");
+    check(&|options| options.seed = 9, "the order of the documents is `shuffled with seed 9`");
+    check(&|options| options.shuffle = false, "as in the files");
+    check(&|options| options.length += 1, "the length of a row");
+    check(&|options| options.packing = Packing::FirstFit, "the packing is `first_fit");
+    check(&|options| options.add_eos = false, "the use of BOS and EOS");
+    let trained = mt_data::train_bpe(documents.iter().cloned().map(Ok), 270, &["<s>"]).unwrap();
+    let mut other = TrainIterator::open(base.clone(), Some(Arc::new(trained))).unwrap();
+    assert!(other.restore(&state).unwrap_err().to_string().contains("the tokenizer is"));
+
+    let mut damaged = state.clone();
+    damaged.document = 99;
+    let mut iterator = TrainIterator::open(base.clone(), tokenizer()).unwrap();
+    assert!(
+        iterator
+            .restore(&damaged)
+            .unwrap_err()
+            .to_string()
+            .contains("is damaged: it points at document 99 of 20")
+    );
+    damaged = state.clone();
+    damaged.version = 7;
+    assert!(iterator.restore(&damaged).unwrap_err().to_string().contains("version is 7"));
+    assert!(matches!(IteratorState::from_json("{}"), Err(DataError::StateDamaged { .. })));
+    // Changes that only decide how far to read are allowed.
+    let mut options = base;
+    (options.num_epoch, options.batch_rows, options.threads) = (Some(5), 7, 1);
+    TrainIterator::open(options, tokenizer()).unwrap().restore(&state).unwrap();
+}
+
+#[test]
+fn impossible_options_and_small_data_are_explained() {
+    let documents = vec!["hello".to_string(), String::new()];
+    let check = |change: &dyn Fn(&mut DatasetOptions), expected: &str| {
+        let mut options = options_of(memory(&documents));
+        change(&mut options);
+        let result = TrainIterator::open(options, tokenizer()).and_then(|mut iterator| iterator.next());
+        let error = result.unwrap_err();
+        assert!(
+            error.is_user_error() && error.to_string().contains(expected),
+            "`{expected}` is not in: {error}"
+        );
+    };
+    check(&|options| options.length = 0, "holds nothing");
+    check(&|options| options.num_hosts = 3, "3 hosts cannot share a batch of 4 rows equally");
+    check(&|options| (options.num_hosts, options.host_index) = (2, 2), "host 2 of 2 does not exist");
+    check(&|options| options.num_epoch = Some(0), "`num_epoch=0` reads nothing");
+    check(&|options| options.max_segments = Some(0), "at least one segment");
+    check(&|options| options.num_epoch = Some(1), "fills 1 of the 4 rows of one batch of length 13\nhint: ");
+    check(&|options| options.source = memory(&[String::new(), String::new()]), "give no token to predict");
+    check(&|options| options.source = memory(&[]), "the dataset `memory` holds no document");
+    for packing in [Packing::Off, Packing::FirstFit] {
+        let blank = memory(&[String::new(), String::new()]);
+        check(
+            &|options| (options.packing, options.source) = (packing, blank.clone()),
+            "give no token to predict",
+        );
+    }
+    let error = TrainIterator::open(options_of(memory(&documents)), None).unwrap_err();
+    assert!(error.to_string().contains("need a tokenizer"));
+}
+
+#[test]
+fn text_lines_and_files_are_different_documents() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("a.txt"), "one\r\n\n  \ntwo\nthree").unwrap();
+    std::fs::write(directory.path().join("b.txt"), "four\n").unwrap();
+    let files = vec![directory.path().join("*.txt").to_string_lossy().into_owned()];
+    let read = |document| {
+        let dataset = Dataset::open(&Source::Text { files: files.clone(), document }).unwrap();
+        dataset.documents().collect::<Result<Vec<String>, _>>().unwrap()
+    };
+    assert_eq!(read(TextDocument::Line), ["one", "two", "three", "four"]);
+    assert_eq!(read(TextDocument::File), ["one\r\n\n  \ntwo\nthree", "four\n"]);
+}
