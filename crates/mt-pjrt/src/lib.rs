@@ -1,1 +1,36 @@
-//! Safe wrapper over the PJRT C API, and discovery of its plugins.
+//! Safe wrapper over the PJRT C API, and discovery and installation of its plugins.
+//!
+//! Phase: run (and compile, which PJRT does too). A [`Plugin`] is a shared library; a [`Client`] is that plugin at
+//! work; [`Buffer`]s and [`Executable`]s belong to a client and keep it alive, so that nothing can be used after it
+//! is destroyed. `mt-runtime` is the only user: it adds sharding, caching and checks.
+//!
+//! Together with the custom-call kernels this is where the workspace's `unsafe` code is. Programs call
+//! [`prepare_environment`] first thing in `main`.
+
+mod buffer;
+mod client;
+mod discover;
+mod environment;
+mod error;
+mod event;
+mod executable;
+mod install;
+mod manifest;
+mod options;
+mod platform;
+mod plugin;
+mod sys;
+
+pub use buffer::{Buffer, PendingHostArray};
+pub use client::{Client, ClientOptions, Device, DeviceMemoryStats, Memory};
+pub use discover::{
+    PLUGIN_PATH_VARIABLE, PluginLocation, PluginOrigin, find_all, find_or_install, find_plugin,
+};
+pub use environment::prepare_environment;
+pub use error::{Error, ErrorCode, PjrtError};
+pub use event::Event;
+pub use executable::{Argument, Executable, Execution, MemoryUse};
+pub use install::{cache_directory, install};
+pub use options::CompileOptions;
+pub use platform::Platform;
+pub use plugin::{NamedValue, Plugin};

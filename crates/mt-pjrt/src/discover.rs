@@ -1,0 +1,170 @@
+//! Where plugins are.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{Error, Platform, cache_directory, install::Installer};
+
+/// The environment variable that names a plugin's file.
+pub const PLUGIN_PATH_VARIABLE: &str = "MAXTEXT_PJRT_PLUGIN_PATH";
+
+/// A plugin on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PluginLocation {
+    pub platform: Platform,
+    pub path: PathBuf,
+    pub origin: PluginOrigin,
+}
+
+/// How a plugin was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PluginOrigin {
+    /// Named by the caller or by [`PLUGIN_PATH_VARIABLE`].
+    Named,
+    /// In an installed Python package.
+    Python,
+    /// In the user's cache directory, where [`crate::install`] puts it.
+    Cache,
+}
+
+impl PluginOrigin {
+    /// A word for lists.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Named => "named",
+            Self::Python => "python",
+            Self::Cache => "cache",
+        }
+    }
+}
+
+/// The plugin for `platform`: the file `named` or that the environment names, else one among the installed Python
+/// packages, else one in the user's cache.
+///
+/// # Errors
+/// A named file does not exist.
+pub fn find_plugin(platform: Platform, named: Option<&Path>) -> Result<Option<PluginLocation>, Error> {
+    if let Some(location) = find_named(platform, named)? {
+        return Ok(Some(location));
+    }
+    let python = find_in(platform, &python_folders(), PluginOrigin::Python);
+    Ok(python.or_else(|| find_in_cache(platform)))
+}
+
+/// As [`find_plugin`]; if there is none, installs it, except for GPUs, whose plugin takes gigabytes.
+///
+/// # Errors
+/// A named file does not exist, or the installation fails; for GPUs, there is no plugin.
+pub fn find_or_install(platform: Platform, named: Option<&Path>) -> Result<PluginLocation, Error> {
+    if let Some(location) = find_plugin(platform, named)? {
+        return Ok(location);
+    }
+    match platform {
+        Platform::Cpu | Platform::Tpu => Installer::for_this_machine()?.install(platform),
+        Platform::Gpu => Err(Error::PluginNotFound {
+            platform,
+            hint: "run `maxtext plugin install gpu` once, or use the CPU with `hardware=cpu`".into(),
+        }),
+    }
+}
+
+/// Every plugin on this machine that would be found for some platform.
+///
+/// # Errors
+/// A file that the environment names does not exist.
+pub fn find_all() -> Result<Vec<PluginLocation>, Error> {
+    let folders = python_folders();
+    let mut all = Vec::new();
+    for platform in Platform::ALL {
+        all.extend(find_in(platform, &folders, PluginOrigin::Python));
+        all.extend(find_in_cache(platform));
+    }
+    Ok(all)
+}
+
+fn find_named(platform: Platform, named: Option<&Path>) -> Result<Option<PluginLocation>, Error> {
+    let variable = env::var_os(PLUGIN_PATH_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let (path, origin) = match (named, variable) {
+        (Some(path), _) => (path.to_owned(), "the configuration"),
+        (None, Some(path)) => (path, "`MAXTEXT_PJRT_PLUGIN_PATH`"),
+        (None, None) => return Ok(None),
+    };
+    if !path.is_file() {
+        return Err(Error::PluginPath { path, origin });
+    }
+    Ok(Some(PluginLocation { platform, path, origin: PluginOrigin::Named }))
+}
+
+fn find_in(platform: Platform, folders: &[PathBuf], origin: PluginOrigin) -> Option<PluginLocation> {
+    let path = folders.iter().map(|folder| folder.join(platform.library())).find(|path| path.is_file())?;
+    Some(PluginLocation { platform, path, origin })
+}
+
+fn find_in_cache(platform: Platform) -> Option<PluginLocation> {
+    let folder = Installer::new("python3", cache_directory().ok()?).folder(platform)?;
+    find_in(platform, &[folder], PluginOrigin::Cache)
+}
+
+/// The folders that Python packages are installed in: those of the active virtual environment, which is found
+/// without running Python, and those that `python3` names.
+fn python_folders() -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    if let Some(environment) = env::var_os("VIRTUAL_ENV") {
+        let libraries = fs::read_dir(Path::new(&environment).join("lib"));
+        let versions =
+            libraries.into_iter().flatten().flatten().map(|entry| entry.path().join("site-packages"));
+        folders.extend(versions.filter(|path| path.is_dir()));
+    }
+    const SCRIPT: &str = "import site, sys\n\
+        paths = list(getattr(site, 'getsitepackages', list)()) + [site.getusersitepackages()] + sys.path\n\
+        print('\\n'.join(path for path in paths if path))";
+    if let Ok(output) = Command::new("python3").args(["-c", SCRIPT]).output() {
+        let lines = String::from_utf8_lossy(&output.stdout).into_owned();
+        folders.extend(lines.lines().map(PathBuf::from));
+    }
+    folders
+}
+
+/// Loads the libraries that a CUDA plugin looks up by name, from the packages installed beside it. The plugin finds
+/// those that are loaded; those that it does not find here may still be on the system's search path.
+pub(crate) fn preload_libraries(plugin: &Path) {
+    let Some(packages) = packages_of(plugin) else { return };
+    let mut pending = libraries_below(&packages.join("nvidia"));
+    // Libraries depend on each other in no particular order, so that each round loads those whose turn has come.
+    for _ in 0..3 {
+        pending.retain(|path| !load_globally(path));
+    }
+}
+
+/// The folder of Python packages that a CUDA plugin is installed in.
+pub(crate) fn packages_of(plugin: &Path) -> Option<&Path> {
+    if plugin.ends_with(Platform::Gpu.library()) { plugin.ancestors().nth(3) } else { None }
+}
+
+fn libraries_below(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let Ok(packages) = fs::read_dir(folder) else { return found };
+    for package in packages.flatten() {
+        let Ok(files) = fs::read_dir(package.path().join("lib")) else { continue };
+        let paths = files.flatten().map(|entry| entry.path());
+        found.extend(paths.filter(|path| path.to_string_lossy().contains(".so")));
+    }
+    found.sort();
+    found
+}
+
+#[cfg(unix)]
+fn load_globally(path: &Path) -> bool {
+    use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
+    // SAFETY: these are NVIDIA's libraries, which the plugin would load itself.
+    let library = unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_GLOBAL) };
+    library.map(std::mem::forget).is_ok()
+}
+
+#[cfg(not(unix))]
+fn load_globally(_path: &Path) -> bool {
+    true
+}
