@@ -26,4 +26,4 @@ pub use program::{Inputs, Output, ProgramOptions, program};
 pub use random::Key;
 pub use regions::ScanOptions;
 pub use tensor::Tensor;
-pub use trace::Region;
+pub use trace::{Body, Region};

@@ -8,7 +8,10 @@ use mt_ir::{
 };
 use mt_shape::{Axis, Tree};
 
-use crate::{Region, Tensor, TraceErrorKind, trace::Closed};
+use crate::{
+    Region, Tensor, TraceErrorKind,
+    trace::{Body, Closed},
+};
 
 /// How a scan runs.
 #[derive(Clone, Debug)]
@@ -75,7 +78,7 @@ impl<'t> Region<'t> {
         let region = trace.open(true);
         let inner_carry = carry.map(|tensor| trace.input(tensor.dtype(), &tensor.axes()));
         let slices = inputs.map_leaves(|_, leaf| trace.input(leaf.dtype(), &leaf.axes()[1..]));
-        let (next, stacked) = body(region, inner_carry, slices);
+        let (next, stacked) = body(Body::new(region), inner_carry, slices);
         // The carry keeps the axes' order it came with.
         let next: Vec<Tensor<'_>> =
             next.iter().zip(&carry).map(|(next, before)| next.broadcast(&before.axes())).collect();
@@ -103,17 +106,17 @@ impl<'t> Region<'t> {
     pub fn while_loop<const C: usize>(
         self,
         carry: [Tensor<'t>; C],
-        condition: impl for<'b> FnOnce(Region<'b>, [Tensor<'b>; C]) -> Tensor<'b>,
-        body: impl for<'b> FnOnce(Region<'b>, [Tensor<'b>; C]) -> [Tensor<'b>; C],
+        condition: impl for<'b> FnOnce(Body<'b, 't>, [Tensor<'b>; C]) -> Tensor<'b>,
+        body: impl for<'b> FnOnce(Body<'b, 't>, [Tensor<'b>; C]) -> [Tensor<'b>; C],
     ) -> [Tensor<'t>; C] {
         let trace = self.trace;
         let region = trace.open(true);
         let inner = carry.map(|tensor| trace.input(tensor.dtype(), &tensor.axes()));
-        let proceed = condition(region, inner);
+        let proceed = condition(Body::new(region), inner);
         let condition = trace.close(&[proceed]);
         let region = trace.open(true);
         let inner = carry.map(|tensor| trace.input(tensor.dtype(), &tensor.axes()));
-        let next = body(region, inner);
+        let next = body(Body::new(region), inner);
         let next: Vec<Tensor<'_>> =
             next.iter().zip(&carry).map(|(next, before)| next.broadcast(&before.axes())).collect();
         let body = trace.close(&next);
@@ -133,14 +136,14 @@ impl<'t> Region<'t> {
     pub fn case<const N: usize>(
         self,
         index: Tensor<'t>,
-        branches: &[&dyn for<'b> Fn(Region<'b>) -> [Tensor<'b>; N]],
+        branches: &[&dyn for<'b> Fn(Body<'b, 't>) -> [Tensor<'b>; N]],
     ) -> [Tensor<'t>; N] {
         let trace = self.trace;
         let mut axes: Vec<Arc<[Axis]>> = Vec::new();
         let mut closed = Vec::new();
         for branch in branches {
             let region = trace.open(true);
-            let mut results = branch(region).to_vec();
+            let mut results = branch(Body::new(region)).to_vec();
             if axes.is_empty() {
                 axes = axes_of(&results);
             }
@@ -170,7 +173,7 @@ impl<'t> Region<'t> {
     ) -> [Tensor<'t>; N]
     where
         M: Tree<Leaf = Tensor<'t>>,
-        F: for<'b> FnOnce(Region<'b>, [Tensor<'b>; A], M::With<Tensor<'b>>) -> [Tensor<'b>; N],
+        F: for<'b> FnOnce(Body<'b, 't>, [Tensor<'b>; A], M::With<Tensor<'b>>) -> [Tensor<'b>; N],
     {
         let trace = self.trace;
         let mut operands = arguments.to_vec();
@@ -178,7 +181,7 @@ impl<'t> Region<'t> {
         let region = trace.open(true);
         let inner = arguments.map(|tensor| trace.input(tensor.dtype(), &tensor.axes()));
         let inner_parameters = parameters.map_leaves(|_, leaf| trace.input(leaf.dtype(), &leaf.axes()));
-        let results = body(region, inner, inner_parameters);
+        let results = body(Body::new(region), inner, inner_parameters);
         let axes = axes_of(&results);
         let Closed { graph, captures } = trace.close(&results);
         let axes: Vec<&[Axis]> = axes.iter().map(|axes| &**axes).collect();
@@ -196,14 +199,14 @@ impl<'t> Region<'t> {
     ) -> (Tensor<'t>, [Tensor<'t>; N], M::With<Tensor<'t>>)
     where
         M: Tree<Leaf = Tensor<'t>>,
-        F: for<'b> FnOnce(Region<'b>, M::With<Tensor<'b>>) -> (Tensor<'b>, [Tensor<'b>; N]),
+        F: for<'b> FnOnce(Body<'b, 't>, M::With<Tensor<'b>>) -> (Tensor<'b>, [Tensor<'b>; N]),
     {
         let trace = self.trace;
         let mut operands: Vec<Tensor<'t>> = Vec::new();
         parameters.map_leaves(|_, leaf| operands.push(*leaf));
         let region = trace.open(true);
         let inner = parameters.map_leaves(|_, leaf| trace.input(leaf.dtype(), &leaf.axes()));
-        let (value, others) = loss(region, inner);
+        let (value, others) = loss(Body::new(region), inner);
         if !value.axes().is_empty() || !value.dtype().is_float() {
             trace.fail(
                 "value_and_grad",

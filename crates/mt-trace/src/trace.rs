@@ -3,6 +3,8 @@
 use std::{
     cell::RefCell,
     collections::HashMap,
+    marker::PhantomData,
+    ops::Deref,
     panic::{self, Location},
     sync::Arc,
 };
@@ -46,6 +48,28 @@ struct Frame {
 pub struct Region<'t> {
     pub(crate) trace: &'t Trace,
     pub(crate) id: u32,
+}
+
+/// The region of a body, which receives it: a [`Region`] that knows that the region around it lives longer, so that
+/// the body may use handles of both, while none of its own can leave it.
+#[derive(Clone, Copy)]
+pub struct Body<'b, 't: 'b> {
+    region: Region<'b>,
+    outer: PhantomData<&'b Region<'t>>,
+}
+
+impl<'b, 't: 'b> Body<'b, 't> {
+    pub(crate) fn new(region: Region<'b>) -> Self {
+        Self { region, outer: PhantomData }
+    }
+}
+
+impl<'b, 't: 'b> Deref for Body<'b, 't> {
+    type Target = Region<'b>;
+
+    fn deref(&self) -> &Region<'b> {
+        &self.region
+    }
 }
 
 /// A closed region.
