@@ -51,6 +51,11 @@ pub(crate) fn coerce(key: &Key, written: &Value) -> Result<Value, Mismatch> {
             if choices.contains(&text) { Ok(text.into()) } else { Err(Mismatch::Choice) }
         }
         Kind::TextList => text_list(written).map(Value::from).ok_or(Mismatch::Type),
+        Kind::ChoiceList(choices) => {
+            let list = text_list(written).ok_or(Mismatch::Type)?;
+            let known = list.iter().all(|word| choices.contains(&word.as_str()));
+            if known { Ok(list.into()) } else { Err(Mismatch::Choice) }
+        }
         Kind::AxisRules => axis_rules(written).ok_or(Mismatch::Type),
         Kind::TextLists => {
             let parsed = parsed(written);

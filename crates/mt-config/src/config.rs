@@ -1,6 +1,6 @@
 //! The resolved configuration: each key's value and where it came from.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, fmt};
 
 use serde_json::{Map, Value};
 
@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// The value of one key.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct Entry {
     pub key: &'static Key,
     pub value: Value,
@@ -48,11 +48,19 @@ impl Difference {
 }
 
 /// Every key's value, fixed once all layers are merged.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Config {
     pub(crate) entries: HashMap<&'static str, Entry>,
     pub(crate) quick_start: bool,
     pub(crate) notes: Vec<String>,
+}
+
+/// Only what differs from the defaults, and no secrets.
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let changed = self.entries().filter(|entry| entry.is_changed());
+        f.debug_map().entries(changed.map(|entry| (entry.key.name, entry.shown()))).finish()
+    }
 }
 
 impl Config {
@@ -95,8 +103,8 @@ impl Config {
     pub fn missing_features(&self) -> Vec<Problem> {
         // A default that is refused matters only to the commands that read the key; their groups report it.
         self.entries()
-            .filter(|entry| entry.origin != Origin::Default)
-            .filter_map(|entry| not_built(entry, entry.key.missing_feature(&entry.value)?))
+            .filter(|entry| entry.is_changed())
+            .filter_map(|entry| Some(not_built(entry, entry.key.missing_feature(&entry.value)?)))
             .collect()
     }
 
@@ -180,7 +188,7 @@ impl Config {
                 let entry = &self.entries[key.name];
                 if !key.secret && !crate::resolve::is_about_layers(key) {
                     // JSON is YAML; lists stay on one line, and texts that look like numbers stay texts.
-                    text.push_str(&format!("{}: {}\n", key.name, entry.value));
+                    text.push_str(&format!("{}: {}\n", key.name, yaml_text(&entry.value)));
                 }
             }
         }
@@ -188,9 +196,28 @@ impl Config {
     }
 }
 
-/// The problem of an entry that asks for a feature that is not built. `None` if it is a default that nothing can be
-/// done about.
-pub(crate) fn not_built(entry: &Entry, feature: &'static str) -> Option<Problem> {
+/// The value as YAML on one line: JSON, which is YAML once characters that YAML counts as unprintable are escaped.
+fn yaml_text(value: &Value) -> String {
+    let json = value.to_string();
+    let mut text = String::with_capacity(json.len());
+    for character in json.chars() {
+        match character {
+            ' '..='~'
+            | '\u{a0}'..='\u{d7ff}'
+            | '\u{e000}'..='\u{fefe}'
+            | '\u{ff00}'..='\u{fffd}'
+            | '\u{10000}'.. => {
+                text.push(character);
+            }
+            // Only texts contain such characters, and there the escape means the same in JSON and YAML.
+            other => text.push_str(&format!("\\u{:04x}", u32::from(other))),
+        }
+    }
+    text
+}
+
+/// The problem of an entry that asks for a feature that is not built.
+pub(crate) fn not_built(entry: &Entry, feature: &'static str) -> Problem {
     let available = match (entry.key.class, entry.key.kind) {
         (Class::Refused(_), _) => vec![value_text(&entry.key.default.value())],
         (_, crate::key::Kind::Choice(choices)) => choices
@@ -198,13 +225,13 @@ pub(crate) fn not_built(entry: &Entry, feature: &'static str) -> Option<Problem>
             .filter(|choice| entry.key.missing_feature(&Value::from(**choice)).is_none())
             .map(|choice| (*choice).to_owned())
             .collect(),
-        _ => return None,
+        _ => Vec::new(),
     };
-    Some(Problem::NotBuilt {
+    Problem::NotBuilt {
         key: entry.key.name,
         value: entry.shown(),
         origin: entry.origin.clone(),
         feature,
         available,
-    })
+    }
 }

@@ -83,6 +83,9 @@ impl Problem {
                 Some(format!("did you mean {}?", alternatives(nearest)))
             }
             Self::NotAChoice { choices, .. } => Some(format!("choose {}", alternatives(choices))),
+            Self::NotBuilt { key, available, .. } if available.is_empty() => {
+                Some(format!("`maxtext config explain {key}` says what works"))
+            }
             Self::NotBuilt { key, available, .. } => {
                 let settings: Vec<String> = available.iter().map(|value| format!("{key}={value}")).collect();
                 Some(format!("what works is {}", alternatives(&settings)))

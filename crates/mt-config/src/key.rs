@@ -23,6 +23,8 @@ pub enum Kind {
     Choice(&'static [&'static str]),
     /// A list of texts; `a,b` and `['a','b']` mean the same.
     TextList,
+    /// A list of these words.
+    ChoiceList(&'static [&'static str]),
     /// Pairs of a logical axis and its mesh axes.
     AxisRules,
     /// A list of lists of texts.
@@ -166,6 +168,15 @@ impl Key {
         Self::new(name, Kind::TextList, Literal::Texts(default), help)
     }
 
+    pub(crate) const fn choices(
+        name: &'static str,
+        default: &'static [&'static str],
+        choices: &'static [&'static str],
+        help: &'static str,
+    ) -> Self {
+        Self::new(name, Kind::ChoiceList(choices), Literal::Texts(default), help)
+    }
+
     pub(crate) const fn rules(
         name: &'static str,
         default: &'static [(&'static str, &'static [&'static str])],
@@ -284,14 +295,19 @@ impl fmt::Display for Kind {
             }
             Self::Text => f.write_str("text"),
             Self::Choice(choices) => {
-                let quoted: Vec<String> = choices.iter().map(|choice| format!("`{choice}`")).collect();
-                write!(f, "one of {}", quoted.join(", "))
+                write!(f, "one of {}", quoted(choices))
             }
+            Self::ChoiceList(choices) => write!(f, "list of {}", quoted(choices)),
             Self::TextList => f.write_str("list of texts"),
             Self::AxisRules => f.write_str("list of pairs of a logical axis and its mesh axes"),
             Self::TextLists => f.write_str("list of lists of texts"),
         }
     }
+}
+
+fn quoted(words: &[&str]) -> String {
+    let quoted: Vec<String> = words.iter().map(|word| format!("`{word}`")).collect();
+    quoted.join(", ")
 }
 
 fn write_bounds<T: fmt::Display>(

@@ -116,7 +116,7 @@ fn example(key: &Key) -> String {
         (Kind::Text, Value::String(text)) if text.is_empty() => "…".to_owned(),
         (Kind::Integer { minimum, .. }, Value::Null) => minimum.max(1).to_string(),
         (Kind::Float { .. }, Value::Null) => "1.0".to_owned(),
-        (Kind::TextList, Value::Array(values)) => {
+        (Kind::TextList | Kind::ChoiceList(_), Value::Array(values)) => {
             values.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(",")
         }
         (Kind::Text, Value::String(text)) if text.contains(' ') => format!("'{text}'"),

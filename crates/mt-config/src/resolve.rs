@@ -352,17 +352,21 @@ fn mismatched(key: &'static Key, setting: &Setting, mismatch: Mismatch) -> Probl
     let value = if key.secret { "(hidden)".to_owned() } else { value_text(&setting.value) };
     let origin = setting.origin.clone();
     match (mismatch, key.kind) {
-        (Mismatch::Choice, Kind::Choice(choices)) => Problem::NotAChoice {
-            key: key.name,
-            nearest: nearest(&value, choices.iter().copied().filter(|choice| !choice.is_empty())),
-            value,
-            origin,
-            choices: choices
-                .iter()
-                .filter(|choice| !choice.is_empty() && key.missing_feature(&Value::from(**choice)).is_none())
-                .map(|choice| (*choice).to_owned())
-                .collect(),
-        },
+        (Mismatch::Choice, Kind::Choice(choices) | Kind::ChoiceList(choices)) => {
+            let words = choices.iter().copied().filter(|choice| !choice.is_empty());
+            let wrong =
+                value.split(',').map(str::trim).find(|word| !choices.contains(word)).unwrap_or(&value);
+            Problem::NotAChoice {
+                key: key.name,
+                nearest: nearest(wrong, words.clone()),
+                choices: words
+                    .filter(|choice| key.missing_feature(&Value::from(*choice)).is_none())
+                    .map(str::to_owned)
+                    .collect(),
+                value,
+                origin,
+            }
+        }
         (Mismatch::Bounds, _) => {
             Problem::OutOfBounds { key: key.name, value, origin, expected: key.type_text() }
         }

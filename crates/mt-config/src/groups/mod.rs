@@ -75,7 +75,7 @@ pub(crate) fn read<T: FromValue>(config: &Config, name: &str, problems: &mut Vec
     let missing = entry.key.missing_feature(&entry.value);
     let value = if missing.is_none() { T::from_value(&entry.value) } else { None };
     if value.is_none() {
-        problems.extend(not_built(entry, missing.unwrap_or("this value")));
+        problems.push(not_built(entry, missing.unwrap_or("this value")));
     }
     debug_assert_eq!(entry.key.class, Class::Effective, "`{name}` is read, so it has an effect");
     value

@@ -72,8 +72,8 @@ impl TrainConfig {
         let checkpoint = collector.take(CheckpointGroup::from_config(config));
         let placement = collector.take(PlacementGroup::from_config(config));
         let debug = collector.take(DebugGroup::from_config(config));
-        if let (Some(data), Some(tokenizer)) = (&data, &tokenizer)
-            && data.dataset_type == DatasetType::Hf
+        if let Some(tokenizer) = &tokenizer
+            && config.entry("dataset_type").value == DatasetType::Hf.name()
         {
             collector.take(tokenizer.require());
         }

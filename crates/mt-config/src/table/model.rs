@@ -85,7 +85,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .at_least(1.0)
                 .acts_on("model"),
             Key::integer("head_dim", 128, "Width of one attention head.").at_least(1.0).acts_on("attention"),
-            Key::texts("mlp_activations", &["silu", "linear"], "Activations whose product gates the feed-forward layer.")
+            Key::choices("mlp_activations", &["silu", "linear"], &["silu", "gelu", "relu", "linear"], "Activations whose product gates the feed-forward layer.")
                 .acts_on("feed-forward layers"),
             Key::float("dense_init_scale", 1.0, "Variance scale of the initial weights of dense layers.")
                 .at_least(0.0)

@@ -57,13 +57,18 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         name: "Optimizer",
         title: "Optimizer and learning rate",
         keys: &[
-            Key::choice("opt_type", "adamw", &["adamw", "adam_pax", "sgd", "muon"], "The optimizer that updates the weights.")
-                .refuse_choices(&[
-                    ("adam_pax", "the optimizer `adam_pax`"),
-                    ("sgd", "the optimizer `sgd`"),
-                    ("muon", "the optimizer `muon`"),
-                ])
-                .acts_on("optimizer"),
+            Key::choice(
+                "opt_type",
+                "adamw",
+                &["adamw", "adam_pax", "sgd", "muon"],
+                "The optimizer that updates the weights.",
+            )
+            .refuse_choices(&[
+                ("adam_pax", "the optimizer `adam_pax`"),
+                ("sgd", "the optimizer `sgd`"),
+                ("muon", "the optimizer `muon`"),
+            ])
+            .acts_on("optimizer"),
             Key::float(
                 "learning_rate",
                 3e-5,
