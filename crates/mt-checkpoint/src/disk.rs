@@ -28,6 +28,20 @@ pub enum DiskOperation {
 /// the process at chosen points.
 pub type DiskHook = Arc<dyn Fn(DiskOperation, &Path) -> io::Result<()> + Send + Sync>;
 
+/// Creates a directory and those above it, and flushes what names them: after a power failure a saved step is only
+/// found if its parents are.
+pub(crate) fn create_durably(path: &Path) -> io::Result<()> {
+    let missing: Vec<&Path> = path.ancestors().take_while(|ancestor| !ancestor.exists()).collect();
+    fs::create_dir_all(path)?;
+    for created in missing {
+        match created.parent() {
+            Some(parent) if parent != Path::new("") => File::open(parent)?.sync_all()?,
+            _ => File::open(".")?.sync_all()?,
+        }
+    }
+    Ok(())
+}
+
 /// All changes of the disk go through this.
 #[derive(Clone, Default)]
 pub(crate) struct Disk {

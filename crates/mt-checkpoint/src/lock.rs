@@ -1,12 +1,15 @@
 //! One run per directory.
 
 use std::{
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::{File, OpenOptions, TryLockError},
     io::{Read, Seek, Write},
     path::{Path, PathBuf},
 };
 
-use crate::error::{CheckpointError, Result};
+use crate::{
+    disk,
+    error::{CheckpointError, Result},
+};
 
 const LOCK_FILE: &str = ".maxtext.lock";
 
@@ -24,7 +27,7 @@ impl RunLock {
     /// # Errors
     /// Another process holds the lock, or the directory cannot be written to: both are user errors.
     pub fn acquire(directory: &Path) -> Result<Self> {
-        fs::create_dir_all(directory).map_err(|source| CheckpointError::preparing(directory, source))?;
+        disk::create_durably(directory).map_err(|source| CheckpointError::preparing(directory, source))?;
         let path = directory.join(LOCK_FILE);
         let unwritable = |source| CheckpointError::preparing(directory, source);
         let mut file = OpenOptions::new()

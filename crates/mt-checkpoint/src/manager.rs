@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::{
-    disk::{Disk, DiskHook},
+    disk::{self, Disk, DiskHook},
     error::{CheckpointError, Result},
     locate,
     lock::RunLock,
@@ -74,7 +74,7 @@ impl CheckpointManager {
         let directory = directory.into();
         let disk = Disk { hook: options.disk_hook.clone() };
         let unwritable = |source| CheckpointError::preparing(&directory, source);
-        std::fs::create_dir_all(&directory).map_err(unwritable)?;
+        disk::create_durably(&directory).map_err(unwritable)?;
         for entry in std::fs::read_dir(&directory).map_err(unwritable)? {
             let entry = entry.map_err(unwritable)?;
             let is_leftover = entry.file_name().to_string_lossy().ends_with(TEMPORARY_SUFFIX);

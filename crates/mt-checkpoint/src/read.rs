@@ -100,6 +100,14 @@ impl Checkpoint {
         &self.entries
     }
 
+    /// The element type and the dimensions of an array.
+    ///
+    /// # Errors
+    /// There is no such array.
+    pub fn array(&self, name: &str) -> Result<(DType, &[usize])> {
+        self.layout(name).map(|layout| (layout.dtype, layout.dims.as_slice()))
+    }
+
     /// What was recorded with the step, such as `scan_layers`.
     pub fn custom_metadata(&self) -> &Map<String, Json> {
         &self.custom_metadata
@@ -481,7 +489,7 @@ fn parallel<T: Sync, R: Send>(
         }
     };
     let mut results = std::thread::scope(|scope| {
-        let helpers: Vec<_> = (1..threads).map(|_| scope.spawn(&run)).collect();
+        let helpers: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
         let mut results = run();
         for helper in helpers {
             match helper.join() {

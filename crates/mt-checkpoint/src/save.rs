@@ -26,7 +26,8 @@ use crate::{
     zarr::ArrayLayout,
 };
 
-/// An array that is fetched one shard at a time, so that the host never holds more than a few shards.
+/// An array that is fetched one shard at a time, so that the host holds no more than one shard for each writing
+/// thread. The source is dropped when its array is written.
 pub trait ArraySource: Send {
     /// The element type.
     fn dtype(&self) -> DType;
@@ -110,7 +111,8 @@ pub struct JsonItem {
     pub contents: Json,
 }
 
-/// Called when everything is written, before the step becomes visible. An error withdraws the step.
+/// Called when everything is written, before the step becomes visible; it may wait. An error withdraws the step. The
+/// next save waits for this one: what opens the gate must not come after that.
 pub type CommitGate = Box<dyn FnOnce() -> Result<(), SourceError> + Send>;
 
 /// What a step is to hold.
@@ -195,11 +197,10 @@ fn layout(source: &dyn ArraySource) -> Result<(ArrayLayout, Vec<(Region, String)
     let shard_dims: Vec<usize> =
         (0..dims.len()).map(|axis| shards.iter().map(|shard| shard[axis].len()).max().unwrap_or(0)).collect();
     let layout = ArrayLayout::for_shards(source.dtype(), dims, &shard_dims);
-    let num_cells: usize = dims
-        .iter()
-        .zip(&shard_dims)
-        .map(|(dim, shard)| if *shard == 0 { 0 } else { dim.div_ceil(*shard) })
-        .product();
+    if shard_dims.contains(&0) {
+        return Err(NO_GRID);
+    }
+    let num_cells: usize = dims.iter().zip(&shard_dims).map(|(dim, shard)| dim.div_ceil(*shard)).product();
     let mut files = Vec::with_capacity(shards.len());
     let mut seen = HashSet::new();
     for shard in shards {
@@ -356,7 +357,7 @@ impl StepWriter<'_> {
             Ok(())
         };
         std::thread::scope(|scope| {
-            let helpers: Vec<_> = (1..self.threads).map(|_| scope.spawn(&work)).collect();
+            let helpers: Vec<_> = (1..self.threads).map(|_| scope.spawn(work)).collect();
             let own = work();
             helpers
                 .into_iter()

@@ -210,7 +210,7 @@ fn inner_dims(shard_dims: &[usize], element_size: usize) -> Vec<usize> {
         if rest * inner[axis] <= INNER_BYTES {
             break;
         }
-        let divisors = (1..=inner[axis]).filter(|divisor| inner[axis] % divisor == 0);
+        let divisors = (1..=inner[axis]).filter(|divisor| inner[axis].is_multiple_of(*divisor));
         let fitting =
             divisors.clone().take_while(|divisor| divisor * rest <= INNER_BYTES).last().unwrap_or(1);
         let is_last = axis + 1 == inner.len() || rest <= INNER_BYTES;

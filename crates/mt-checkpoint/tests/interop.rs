@@ -1,1 +1,225 @@
-//! Interoperability with Orbax.
+//! Orbax itself, from PyPI, reads what this crate writes and writes what it reads.
+//!
+//! The packages are installed once into a virtual environment in the system's temporary directory.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use mt_checkpoint::{
+    ArraySource, Checkpoint, CheckpointManager, Empty, Entry, ExpectedArray, JsonItem, KeySegment,
+    ManagerOptions, Region, RunLock, SaveRequest, SourceError, StoredValue, Value,
+};
+use mt_shape::{DType, HostArray};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+const PACKAGES: [&str; 4] =
+    ["orbax-checkpoint==0.12.8", "tensorstore==0.1.86", "jax==0.10.2", "numpy==2.4.6"];
+
+/// What both sides say about an array: the contents are hexadecimal, little-endian and row-major.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Described {
+    dtype: String,
+    dims: Vec<usize>,
+    contents: String,
+}
+
+impl Described {
+    fn of(array: &HostArray) -> Self {
+        let contents = array.bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        Self { dtype: array.dtype().name().to_owned(), dims: array.dims().to_vec(), contents }
+    }
+}
+
+/// A mesh of two by two devices, each axis of the array being split in halves as far as it has two axes.
+struct Quartered(HostArray);
+
+impl ArraySource for Quartered {
+    fn dtype(&self) -> DType {
+        self.0.dtype()
+    }
+
+    fn dims(&self) -> &[usize] {
+        self.0.dims()
+    }
+
+    fn shards(&self) -> Vec<Region> {
+        let &[rows, columns] = self.0.dims() else { unreachable!("the arrays of this test have two axes") };
+        let halves = |dim: usize| [0..dim.div_ceil(2), dim.div_ceil(2)..dim];
+        halves(rows)
+            .into_iter()
+            .flat_map(|rows| halves(columns).map(|columns| vec![rows.clone(), columns]))
+            .collect()
+    }
+
+    fn fetch(&mut self, shard: usize) -> Result<HostArray, SourceError> {
+        let region = &self.shards()[shard];
+        let (rows, columns) = (&region[0], &region[1]);
+        let size = self.dtype().byte_size();
+        let width = self.0.dims()[1] * size;
+        let bytes: Vec<u8> = rows
+            .clone()
+            .flat_map(|row| self.0.bytes()[row * width..][columns.start * size..columns.end * size].to_vec())
+            .collect();
+        Ok(HostArray::from_bytes(self.dtype(), &[rows.len(), columns.len()], &bytes)?)
+    }
+}
+
+/// Counting numbers in any element type, so that floating-point contents are ordinary numbers.
+fn counting(dtype: DType, dims: &[usize]) -> HostArray {
+    let count = dims.iter().product::<usize>();
+    let bytes: Vec<u8> = (0..count)
+        .flat_map(|index| match dtype {
+            DType::Bool => vec![(index % 3 == 0) as u8],
+            DType::F32 => (index as f32 * 0.37 - 5.0).to_le_bytes().to_vec(),
+            DType::F64 => (index as f64 * 0.37 - 5.0).to_le_bytes().to_vec(),
+            DType::BF16 => ((index as f32 * 0.37 - 5.0).to_bits() >> 16).to_le_bytes()[..2].to_vec(),
+            // Bits of positive, finite half-precision numbers.
+            DType::F16 => (0x3000 + index as u16 % 0x3000).to_le_bytes().to_vec(),
+            integer => (index as i64 * 3).to_le_bytes()[..integer.byte_size()].to_vec(),
+        })
+        .collect();
+    HostArray::from_bytes(dtype, dims, &bytes).unwrap()
+}
+
+#[test]
+fn orbax_restores_our_checkpoints() {
+    let directory = tempfile::tempdir().unwrap();
+    let lock = RunLock::acquire(directory.path()).unwrap();
+    let checkpoints = directory.path().join("checkpoints");
+    let mut entries = Vec::new();
+    let mut expected = BTreeMap::new();
+    let mut add = |key: Vec<KeySegment>, array: HostArray, sharded: bool| {
+        expected.insert(mt_checkpoint::entry_name(&key), Described::of(&array));
+        let value = if sharded { Value::Array(Box::new(Quartered(array))) } else { array.into() };
+        entries.push(Entry::new(key, value));
+    };
+    let weight =
+        |last: &str| -> Vec<KeySegment> { ["params", "params", "decoder", last].map(Into::into).to_vec() };
+    add(weight("kernel"), counting(DType::F32, &[64, 32]), true);
+    add(weight("half"), counting(DType::BF16, &[16, 6]), true);
+    add(weight("uneven"), counting(DType::F32, &[7, 5]), true);
+    // Larger than one inner chunk.
+    add(weight("large"), counting(DType::F32, &[4096, 768]), false);
+    for dtype in DType::ALL {
+        add(weight(dtype.name()), counting(dtype, &[3, 2, 5]), false);
+    }
+    for (index, name) in ["mu", "nu"].into_iter().enumerate() {
+        let key = vec!["opt_state".into(), 0.into(), name.into(), "params".into(), "scale".into()];
+        add(key, counting(DType::F32, &[4 + index]), false);
+    }
+    add(vec!["opt_state".into(), 0.into(), "count".into()], counting(DType::I32, &[]), false);
+    add(vec!["step".into()], HostArray::from_slice(DType::I32, &[], &[1234_i32]).unwrap(), false);
+    let empties = [(1, Empty::None), (2, Empty::Dict), (3, Empty::List), (4, Empty::Tuple)];
+    entries.extend(empties.map(|(index, empty)| Entry::empty(vec!["opt_state".into(), index.into()], empty)));
+
+    let options = ManagerOptions { max_to_keep: Some(2), ..ManagerOptions::default() };
+    let mut manager = CheckpointManager::open(&checkpoints, &lock, options).unwrap();
+    let request = SaveRequest {
+        entries,
+        json: vec![JsonItem {
+            item: "iter".to_owned(),
+            file: "process_0-of-1.json".to_owned(),
+            contents: json!({"next_index": 5}),
+        }],
+        custom_metadata: json!({"scan_layers": true}).as_object().unwrap().clone(),
+        ..SaveRequest::default()
+    };
+    manager.save(1234, request).unwrap();
+    manager.wait_until_finished().unwrap();
+    manager.save(1235, SaveRequest::default()).unwrap();
+    manager.wait_until_finished().unwrap();
+    manager.set_aside(1235).unwrap();
+
+    let description = directory.path().join("expected.json");
+    std::fs::write(&description, serde_json::to_string(&expected).unwrap()).unwrap();
+    let output = python("restore_with_orbax.py", &[&checkpoints, &description]);
+    assert!(output.contains(&format!("{} arrays agree", expected.len())), "{output}");
+    println!("{output}");
+}
+
+#[test]
+fn we_read_checkpoints_that_orbax_wrote() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = python("write_with_orbax.py", &[directory.path()]);
+    println!("{output}");
+    let contents = std::fs::read(directory.path().join("expected.json")).unwrap();
+    let expected: BTreeMap<String, Described> = serde_json::from_slice(&contents).unwrap();
+    assert!(expected.len() >= 20, "{}", expected.len());
+    for kind in ["zarr3", "zarr2", "replicated"] {
+        let checkpoint = Checkpoint::open_path(&directory.path().join(kind)).unwrap();
+        assert_eq!(checkpoint.step(), Some(40));
+        assert!(!checkpoint.has_manifest());
+        assert_eq!(checkpoint.custom_metadata()["scan_layers"], false);
+        checkpoint.verify().unwrap();
+        let mut arrays = Vec::new();
+        for entry in checkpoint.entries() {
+            match &entry.value {
+                StoredValue::Array { dtype, dims } => {
+                    let array = checkpoint.read_all(&entry.name).unwrap();
+                    assert_eq!(Described::of(&array), expected[&entry.name], "{} of {kind}", entry.name);
+                    arrays.push(ExpectedArray {
+                        name: entry.name.clone(),
+                        dtype: *dtype,
+                        dims: dims.clone(),
+                    });
+                }
+                StoredValue::Empty(empty) => {
+                    let kinds = BTreeMap::from([
+                        ("opt_state.1", Empty::None),
+                        ("opt_state.2", Empty::Dict),
+                        ("opt_state.3", Empty::List),
+                        ("opt_state.4", Empty::Tuple),
+                    ]);
+                    assert_eq!(kinds[entry.name.as_str()], *empty);
+                }
+                StoredValue::Other(kind) => {
+                    assert_eq!((entry.name.as_str(), kind.as_str()), ("note", "string"))
+                }
+            }
+        }
+        assert_eq!(arrays.len(), expected.len());
+        assert_eq!(checkpoint.entries().len(), expected.len() + 5);
+        checkpoint.compare(&arrays).check_exactly().unwrap();
+        let part = checkpoint.read("params.params.sharded", &[15..40, 3..20]).unwrap();
+        assert_eq!(part.dims(), [25, 17]);
+        assert_eq!(part.to_f64()[0], f64::from(15 * 32 + 3));
+    }
+    let error = Checkpoint::open_path(&directory.path().join("ocdbt")).unwrap_err();
+    assert!(error.is_user_error() && error.to_string().contains("OCDBT checkpoints"), "{error}");
+}
+
+/// Runs a script of `tests/interop` and returns what it prints.
+fn python(script: &str, arguments: &[&Path]) -> String {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop").join(script);
+    let mut command = Command::new(interpreter());
+    run(command.arg(script).args(arguments).env("JAX_PLATFORMS", "cpu"))
+}
+
+/// Python with the pinned packages. The environment is made once; tests that start together wait for it.
+fn interpreter() -> PathBuf {
+    let root = std::env::temp_dir().join("maxtext-interop");
+    std::fs::create_dir_all(&root).unwrap();
+    let lock = std::fs::File::create(root.join("orbax.lock")).unwrap();
+    lock.lock().unwrap();
+    let environment = root.join(PACKAGES[0].replace("==", "-"));
+    let python = environment.join("bin/python");
+    let complete = environment.join("complete");
+    let wanted = PACKAGES.join("\n");
+    if std::fs::read_to_string(&complete).ok().as_deref() != Some(&wanted) {
+        run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment));
+        run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PACKAGES));
+        std::fs::write(complete, wanted).unwrap();
+    }
+    python
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}\n{stdout}\n{stderr}");
+    stdout.into_owned()
+}

@@ -1,0 +1,176 @@
+//! A process that is killed at any moment of a save leaves only complete steps.
+//!
+//! The child is this test binary, started again with one test chosen and a plan in its environment.
+
+use std::{
+    io::Read,
+    path::Path,
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use mt_checkpoint::{
+    Checkpoint, CheckpointManager, DiskHook, DiskOperation, ManagerOptions, RunLock, open_latest,
+};
+
+use crate::support::{Run, check_state, names, request, scratch, synchronous};
+
+const DIRECTORY: &str = "MT_CHECKPOINT_TEST_DIRECTORY";
+const PERMITTED: &str = "MT_CHECKPOINT_TEST_PERMITTED";
+const CHILD: [&str; 3] = ["crash::child", "--exact", "--nocapture"];
+/// Written by a child that came to the end of its plan.
+const FINISHED: &str = "child finished";
+
+/// Does nothing unless it is run as the child of another test.
+#[test]
+fn child() {
+    let Ok(directory) = std::env::var(DIRECTORY) else { return };
+    let directory = Path::new(&directory);
+    let lock = RunLock::acquire(directory).unwrap();
+    let checkpoints = directory.join("checkpoints");
+    match std::env::var(PERMITTED) {
+        Ok(permitted) => {
+            let permitted = permitted.parse().unwrap();
+            let options = ManagerOptions {
+                max_to_keep: Some(1),
+                disk_hook: Some(abort_after(permitted)),
+                ..synchronous()
+            };
+            CheckpointManager::open(checkpoints, &lock, options).unwrap().save(2, request(2)).unwrap();
+        }
+        // Without a plan, steps are saved until the process is killed; a test that failed forgets to do so.
+        Err(_) => {
+            let options = ManagerOptions { max_to_keep: Some(2), ..ManagerOptions::default() };
+            let mut manager = CheckpointManager::open(checkpoints, &lock, options).unwrap();
+            let started = Instant::now();
+            for step in manager.latest().unwrap().map_or(0, |step| step + 1).. {
+                if started.elapsed() > Duration::from_secs(120) {
+                    break;
+                }
+                manager.save(step, request(step)).unwrap();
+            }
+        }
+    }
+    println!("{FINISHED}");
+}
+
+/// Ends the process before a change of the disk; before a write it leaves a part of other contents, as a write that
+/// was under way does.
+fn abort_after(permitted: usize) -> DiskHook {
+    let count = AtomicUsize::new(0);
+    Arc::new(move |operation, path| {
+        if count.fetch_add(1, Ordering::SeqCst) < permitted {
+            return Ok(());
+        }
+        match operation {
+            DiskOperation::Write => std::fs::write(path, b"torn")?,
+            DiskOperation::Remove => {
+                // A removal that was under way has removed some of the files.
+                let _ = std::fs::remove_file(path.join("_CHECKPOINT_METADATA"));
+                let _ = std::fs::remove_dir_all(path.join("items"));
+            }
+            _ => {}
+        }
+        std::process::abort();
+    })
+}
+
+fn start(directory: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(CHILD).env(DIRECTORY, directory).stdout(Stdio::piped()).stderr(Stdio::null());
+    command
+}
+
+#[test]
+fn a_save_that_is_killed_at_any_change_leaves_only_complete_steps() {
+    let mut num_kills = 0;
+    let mut kept_old = 0;
+    for permitted in 0.. {
+        let Run { lock, directory } = Run::with_steps(&[1]);
+        drop(lock);
+        let output = start(directory.path()).env(PERMITTED, permitted.to_string()).output().unwrap();
+        let finished = String::from_utf8_lossy(&output.stdout).contains(FINISHED);
+        let checkpoints = directory.path().join("checkpoints");
+
+        // First as another program would find it, then as the next run does.
+        let latest = open_latest(&checkpoints).unwrap().unwrap();
+        assert!(latest.skipped.is_empty(), "killed at change {permitted}: {:?}", latest.skipped);
+        check_state(&latest.value, latest.step);
+        let lock = RunLock::acquire(directory.path()).unwrap();
+        let mut manager = CheckpointManager::open(&checkpoints, &lock, synchronous()).unwrap();
+        let steps = manager.steps().unwrap();
+        assert_eq!(steps.last(), Some(&latest.step));
+        let left: Vec<String> = steps.iter().map(u64::to_string).collect();
+        assert_eq!(names(&checkpoints), left);
+        for &step in &steps {
+            check_state(&Checkpoint::open(&checkpoints, step).unwrap(), step);
+        }
+        if finished {
+            assert_eq!(steps, [2]);
+            break;
+        }
+        num_kills += 1;
+        kept_old += usize::from(latest.step == 1);
+        manager.save(3, request(3)).unwrap();
+    }
+    println!("{num_kills} kills, {kept_old} left the old step");
+    assert!(num_kills > 60 && kept_old > 50, "{num_kills} kills, {kept_old} left the old step");
+}
+
+#[test]
+fn a_run_that_is_killed_at_random_moments_resumes() {
+    let directory = scratch();
+    let checkpoints = directory.path().join("checkpoints");
+    let mut newest = None;
+    let mut num_resumed = 0;
+    for attempt in 0_u64..24 {
+        let mut child = start(directory.path()).spawn().unwrap();
+        // The first child is given the time to save a step, however slow the machine is.
+        while newest.is_none()
+            && child.try_wait().unwrap().is_none()
+            && complete_steps(&checkpoints).unwrap().is_empty()
+        {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_millis(20 + attempt * 37 % 120));
+        let running = child.try_wait().unwrap().is_none();
+        child.kill().unwrap();
+        let mut output = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut output).unwrap();
+        child.wait().unwrap();
+        assert!(running, "{output}");
+        let latest = open_latest(&checkpoints).unwrap().unwrap();
+        assert!(latest.skipped.is_empty(), "{:?}", latest.skipped);
+        check_state(&latest.value, latest.step);
+        assert!(Some(latest.step) >= newest, "{newest:?} was lost");
+        num_resumed += usize::from(newest.is_some());
+        newest = Some(latest.step);
+    }
+    assert_eq!(num_resumed, 23);
+    println!("{num_resumed} resumed, newest step {newest:?}");
+}
+
+#[test]
+fn a_lock_ends_with_its_process() {
+    let directory = scratch();
+    let mut child = start(directory.path()).spawn().unwrap();
+    let error = loop {
+        match RunLock::acquire(directory.path()) {
+            Err(error) => break error,
+            Ok(lock) => drop(lock),
+        }
+        std::thread::sleep(Duration::from_millis(2));
+        if child.try_wait().unwrap().is_some() {
+            // This test held the lock when the child asked for it.
+            child = start(directory.path()).spawn().unwrap();
+        }
+    };
+    assert!(error.is_user_error() && error.to_string().contains("is in use by another run"), "{error}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    RunLock::acquire(directory.path()).unwrap();
+}

@@ -1,0 +1,123 @@
+//! Every file of a step, truncated, changed or missing: an error that names the file and the step, never a panic
+//! or other values.
+
+use std::{fs, path::Path};
+
+use mt_checkpoint::{Checkpoint, Result, StoredValue, open_latest};
+
+use crate::support::{Run, check_state, files, names, synchronous};
+
+fn read_everything(checkpoints: &Path, step: u64) -> Result<()> {
+    let checkpoint = Checkpoint::open(checkpoints, step)?;
+    for entry in checkpoint.entries() {
+        if matches!(entry.value, StoredValue::Array { .. }) {
+            checkpoint.read_all(&entry.name)?;
+        }
+    }
+    checkpoint.read_json("iter", "process_0-of-1.json")?;
+    checkpoint.verify()
+}
+
+#[test]
+fn every_damaged_file_is_named() {
+    let run = Run::with_steps(&[12]);
+    let checkpoints = run.checkpoints();
+    let all = files(&checkpoints.join("12"));
+    assert_eq!(all.len(), 20, "{all:?}");
+    let mut num_damages = 0;
+    for file in &all {
+        let contents = fs::read(file).unwrap();
+        let mut check = |damage: &str, damaged: Option<Vec<u8>>| {
+            match damaged {
+                Some(damaged) => fs::write(file, damaged).unwrap(),
+                None => fs::remove_file(file).unwrap(),
+            }
+            let error = read_everything(&checkpoints, 12).expect_err(&format!("{} {damage}", file.display()));
+            assert!(error.is_corruption() && !error.is_user_error(), "{damage}: {error}");
+            let message = error.to_string();
+            assert!(message.contains("step 12"), "{message}");
+            assert!(message.contains(&*file.to_string_lossy()), "{damage} of {}: {message}", file.display());
+            num_damages += 1;
+        };
+        check("missing", None);
+        for length in [0, 1, contents.len() / 2, contents.len() - 1] {
+            check("truncated", Some(contents[..length].to_vec()));
+        }
+        check("longer", Some([contents.as_slice(), b"\0"].concat()));
+        let stride = (contents.len() / 24).max(1);
+        for position in (0..contents.len()).step_by(stride) {
+            let mut damaged = contents.clone();
+            damaged[position] ^= 1 << (position % 8);
+            check(&format!("changed at {position}"), Some(damaged));
+        }
+        fs::write(file, &contents).unwrap();
+    }
+    assert!(num_damages > 500, "{num_damages}");
+    check_state(&Checkpoint::open(&checkpoints, 12).unwrap(), 12);
+}
+
+#[test]
+fn chunks_are_checked_without_a_manifest_too() {
+    let run = Run::with_steps(&[3]);
+    let step = run.checkpoints().join("3");
+    // As an item on its own, the state has no manifest.
+    let items = run.directory.path().join("alone");
+    fs::rename(step.join("items"), &items).unwrap();
+    let open = || Checkpoint::open_path(&items).unwrap();
+    assert!(!open().has_manifest());
+    open().verify().unwrap();
+    for file in files(&items).into_iter().filter(|file| file.to_string_lossy().contains("/c")) {
+        if file.ends_with("commit_success.txt") {
+            continue;
+        }
+        let contents = fs::read(&file).unwrap();
+        for position in 0..contents.len() {
+            let mut damaged = contents.clone();
+            damaged[position] ^= 0x10;
+            fs::write(&file, &damaged).unwrap();
+            let error = open().verify().expect_err(&format!("{} at {position}", file.display()));
+            assert!(error.is_corruption(), "{error}");
+            fs::write(&file, &contents[..position]).unwrap();
+            assert!(open().verify().unwrap_err().is_corruption());
+        }
+        fs::write(&file, &contents).unwrap();
+    }
+    open().verify().unwrap();
+}
+
+#[test]
+fn the_newest_undamaged_step_is_found() {
+    let run = Run::with_steps(&[10, 20, 30]);
+    let checkpoints = run.checkpoints();
+    let latest = open_latest(&checkpoints).unwrap().unwrap();
+    assert_eq!((latest.step, latest.skipped.len()), (30, 0));
+
+    let flip = |step: u64| {
+        let file = checkpoints.join(step.to_string()).join("items/step/c");
+        let mut contents = fs::read(&file).unwrap();
+        contents[3] ^= 1;
+        fs::write(file, contents).unwrap();
+    };
+    flip(30);
+    fs::remove_dir_all(checkpoints.join("20/items")).unwrap();
+    let latest = open_latest(&checkpoints).unwrap().unwrap();
+    assert_eq!(latest.step, 10);
+    check_state(&latest.value, 10);
+    let skipped: Vec<_> = latest.skipped.iter().map(|skipped| skipped.step).collect();
+    assert_eq!(skipped, [30, 20]);
+    assert!(latest.skipped[0].reason.to_string().contains("items/step/c"), "{:?}", latest.skipped);
+
+    // Damaged steps are set aside, so that they can be saved anew and are not counted.
+    let mut manager = run.manager(synchronous());
+    manager.set_aside(30).unwrap();
+    manager.set_aside(20).unwrap();
+    assert_eq!(names(&checkpoints), ["10", "20.damaged", "30.damaged"]);
+    manager.save(20, crate::support::request(20)).unwrap();
+    assert_eq!(open_latest(&checkpoints).unwrap().unwrap().step, 20);
+
+    flip(10);
+    flip(20);
+    let error = open_latest(&checkpoints).unwrap_err();
+    assert!(error.to_string().contains("step 20") && error.to_string().contains("step 10"), "{error}");
+    assert!(!error.is_user_error());
+}

@@ -1,0 +1,115 @@
+//! Failures that the disk reports.
+
+use std::{
+    collections::HashSet,
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+
+use mt_checkpoint::{Checkpoint, CheckpointError, DiskHook, DiskOperation, ManagerOptions};
+
+use crate::support::{Run, check_state, names, request, synchronous};
+
+/// Lets `permitted` changes pass, then fails one with `kind`.
+fn fail_after(permitted: usize, kind: io::ErrorKind) -> DiskHook {
+    let left = Mutex::new(Some(permitted));
+    Arc::new(move |_: DiskOperation, _: &Path| {
+        let mut left = left.lock().unwrap();
+        match *left {
+            Some(0) => {
+                *left = None;
+                Err(io::Error::from(kind))
+            }
+            Some(count) => {
+                *left = Some(count - 1);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    })
+}
+
+#[test]
+fn a_full_disk_fails_the_save_and_leaves_the_step_before_it() {
+    // In the background, where the path is the same, every fifth place is enough.
+    for (asynchronous, stride) in [(false, 1), (true, 5)] {
+        let mut num_failures = 0;
+        for permitted in (0..).step_by(stride) {
+            let run = Run::with_steps(&[1]);
+            let disk_hook = Some(fail_after(permitted, io::ErrorKind::StorageFull));
+            let options = ManagerOptions { asynchronous, disk_hook, max_to_keep: Some(1), ..synchronous() };
+            let mut manager = run.manager(options);
+            let saved =
+                manager.save(2, request(2)).and_then(|report| Ok(report.or(manager.wait_until_finished()?)));
+            let steps = manager.steps().unwrap();
+            for &step in &steps {
+                check_state(&Checkpoint::open(manager.directory(), step).unwrap(), step);
+            }
+            let Err(error) = saved else {
+                assert_eq!(steps, [2]);
+                break;
+            };
+            num_failures += 1;
+            assert!(matches!(error, CheckpointError::Io { .. }) && !error.is_user_error(), "{error}");
+            assert!(error.to_string().contains("hint: free some space"), "{error}");
+            // A failed save leaves nothing; only after the commit may the deletion of the old step be at fault.
+            if steps == [1] {
+                assert_eq!(names(manager.directory()), ["1"]);
+                manager.save(2, request(2)).unwrap();
+                manager.wait_until_finished().unwrap();
+                assert_eq!(manager.steps().unwrap(), [2]);
+            } else {
+                assert!(steps.contains(&2), "{steps:?}");
+            }
+        }
+        assert!(num_failures * stride > 60, "{num_failures}");
+    }
+}
+
+#[test]
+fn everything_is_flushed_before_the_commit() {
+    let log: Arc<Mutex<Vec<(DiskOperation, PathBuf)>>> = Arc::default();
+    let hook: DiskHook = {
+        let log = Arc::clone(&log);
+        Arc::new(move |operation, path| {
+            log.lock().unwrap().push((operation, path.to_owned()));
+            Ok(())
+        })
+    };
+    let run = Run::new();
+    let mut manager = run.manager(ManagerOptions { disk_hook: Some(hook), ..synchronous() });
+    manager.save(5, request(5)).unwrap();
+    let log = log.lock().unwrap();
+    let step = run.checkpoints().join("5");
+    let commit = log
+        .iter()
+        .position(|(operation, path)| *operation == DiskOperation::Rename && *path == step)
+        .unwrap();
+
+    // What is flushed is known by its final name: items are renamed once before the step is.
+    let final_name = |path: &Path| PathBuf::from(path.to_string_lossy().replace(".orbax-checkpoint-tmp", ""));
+    let mut dirty = HashSet::new();
+    let mut created = HashSet::new();
+    for (operation, path) in &log[..commit] {
+        let name = final_name(path);
+        let parent = name.parent().unwrap().to_owned();
+        match operation {
+            DiskOperation::Write => dirty.extend([name, parent]),
+            DiskOperation::CreateDirectory => {
+                // Directories between the item and a chunk are created along with the last one.
+                for directory in name.ancestors().take_while(|directory| directory.starts_with(&step)) {
+                    if created.insert(directory.to_owned()) {
+                        dirty.extend([directory.to_owned(), directory.parent().unwrap().to_owned()]);
+                    }
+                }
+            }
+            DiskOperation::Rename => drop(dirty.insert(parent)),
+            DiskOperation::Sync => drop(dirty.remove(&name)),
+            DiskOperation::Remove => {}
+        }
+    }
+    // The parent of the step is flushed right after the commit, which makes the commit itself durable.
+    assert_eq!(dirty, HashSet::from([run.checkpoints()]));
+    assert_eq!(log[commit + 1..], [(DiskOperation::Sync, run.checkpoints())]);
+}

@@ -1,0 +1,94 @@
+use std::fs;
+
+use mt_checkpoint::{
+    Checkpoint, CheckpointError, CheckpointManager, ManagerOptions, RunLock, complete_steps, open_latest,
+};
+
+use crate::support::{Run, check_state, names, request, synchronous};
+
+#[test]
+fn a_checkpoint_is_found_from_any_of_its_directories() {
+    let run = Run::with_steps(&[3, 20]);
+    let checkpoints = run.checkpoints();
+    fs::create_dir(checkpoints.join("30.orbax-checkpoint-tmp")).unwrap();
+    fs::create_dir(checkpoints.join("040")).unwrap();
+    fs::write(checkpoints.join("50"), "a file").unwrap();
+    assert_eq!(complete_steps(&checkpoints).unwrap(), [3, 20]);
+    let paths = [
+        (run.directory.path().to_owned(), 20),
+        (checkpoints.clone(), 20),
+        (checkpoints.join("3"), 3),
+        (checkpoints.join("3/items"), 3),
+        (checkpoints.join("3/../20/items/.."), 20),
+    ];
+    for (path, step) in paths {
+        let checkpoint = Checkpoint::open_path(&path).unwrap();
+        assert_eq!(checkpoint.step(), Some(step), "{}", path.display());
+        assert!(checkpoint.has_manifest());
+        check_state(&checkpoint, step);
+    }
+}
+
+#[test]
+fn what_is_no_checkpoint_is_a_user_error() {
+    let run = Run::with_steps(&[3]);
+    let checkpoints = run.checkpoints();
+    let check = |error: CheckpointError, expected: &str| {
+        assert!(error.is_user_error(), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
+    };
+    check(Checkpoint::open(&checkpoints, 4).unwrap_err(), "complete steps are `3`");
+    check(Checkpoint::open_path(&checkpoints.join("9")).unwrap_err(), "does not exist");
+    check(Checkpoint::open_path(&checkpoints.join("3/commit_success.txt")).unwrap_err(), "not a directory");
+    let empty = tempfile::tempdir().unwrap();
+    check(Checkpoint::open_path(empty.path()).unwrap_err(), "no complete step");
+    assert!(open_latest(empty.path()).unwrap().is_none());
+    assert!(open_latest(&empty.path().join("none")).unwrap().is_none());
+
+    fs::write(empty.path().join("manifest.ocdbt"), "").unwrap();
+    check(Checkpoint::open_path(empty.path()).unwrap_err(), "OCDBT");
+    fs::create_dir_all(empty.path().join("checkpoints/8/items")).unwrap();
+    fs::rename(empty.path().join("manifest.ocdbt"), empty.path().join("checkpoints/8/items/manifest.ocdbt"))
+        .unwrap();
+    check(Checkpoint::open_path(empty.path()).unwrap_err(), "OCDBT");
+}
+
+#[test]
+fn a_second_run_on_the_same_directory_is_refused() {
+    let run = Run::new();
+    let error = RunLock::acquire(run.directory.path()).unwrap_err();
+    assert!(error.is_user_error());
+    let process = std::process::id();
+    assert!(error.to_string().contains(&format!("(process {process})")), "{error}");
+    let Run { lock, directory } = run;
+    drop(lock);
+    let lock = RunLock::acquire(directory.path()).unwrap();
+    assert_eq!(lock.directory(), directory.path());
+}
+
+#[test]
+fn an_unwritable_directory_is_a_user_error() {
+    let run = Run::new();
+    let file = run.directory.path().join("file");
+    fs::write(&file, "").unwrap();
+    let error = RunLock::acquire(&file.join("run")).unwrap_err();
+    assert!(error.is_user_error() && error.to_string().contains("cannot write to"), "{error}");
+    let Err(error) = CheckpointManager::open(file.join("checkpoints"), &run.lock, ManagerOptions::default())
+    else {
+        panic!("a file was taken for a directory");
+    };
+    assert!(error.is_user_error() && error.to_string().contains("base_output_directory"), "{error}");
+}
+
+#[test]
+fn leftovers_of_dead_runs_are_removed() {
+    let run = Run::with_steps(&[3]);
+    let checkpoints = run.checkpoints();
+    fs::create_dir_all(checkpoints.join("4.orbax-checkpoint-tmp/items.orbax-checkpoint-tmp/step/c")).unwrap();
+    fs::rename(checkpoints.join("3"), checkpoints.join("3.delete.orbax-checkpoint-tmp")).unwrap();
+    fs::create_dir(checkpoints.join("notes")).unwrap();
+    let mut manager = run.manager(synchronous());
+    assert_eq!(names(&checkpoints), ["notes"]);
+    manager.save(4, request(4)).unwrap();
+    assert_eq!(manager.latest().unwrap(), Some(4));
+}

@@ -1,0 +1,263 @@
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+    mpsc,
+};
+
+use mt_checkpoint::{
+    ArraySource, Checkpoint, CheckpointError, Empty, Entry, ExpectedArray, ManagerOptions, Region,
+    SaveRequest, SourceError, StoredValue, Value,
+};
+use mt_shape::{DType, HostArray};
+use serde_json::json;
+
+use crate::support::{Run, Sharded, array, check_state, names, request, slice, synchronous};
+
+#[test]
+fn a_state_is_restored_exactly() {
+    for asynchronous in [false, true] {
+        for threads in [1, 3] {
+            let run = Run::new();
+            let mut manager =
+                run.manager(ManagerOptions { asynchronous, threads, ..ManagerOptions::default() });
+            assert_eq!(manager.latest().unwrap(), None);
+            let saved = manager.save(7, request(7)).unwrap();
+            let report = saved.or(manager.wait_until_finished().unwrap()).unwrap();
+            assert_eq!(report.step, 7);
+            assert!(report.bytes > 0);
+            assert_eq!(manager.steps().unwrap(), [7]);
+
+            let checkpoint = Checkpoint::open(manager.directory(), 7).unwrap().with_threads(threads);
+            check_state(&checkpoint, 7);
+            assert_eq!(checkpoint.custom_metadata(), json!({"scan_layers": true}).as_object().unwrap());
+            assert!(checkpoint.has_manifest());
+            assert_eq!(checkpoint.json_files("iter").unwrap(), ["process_0-of-1.json"]);
+            assert_eq!(checkpoint.read_json("iter", "other.json").unwrap(), None);
+            let order: Vec<_> = checkpoint.entries().iter().map(|entry| entry.name.as_str()).collect();
+            assert_eq!(order[2..], ["opt_state.0.count", "opt_state.1", "opt_state.2", "step"]);
+            assert_eq!(checkpoint.entries()[3].value, StoredValue::Empty(Empty::None));
+            assert_eq!(checkpoint.entries()[2].key, ["opt_state".into(), 0.into(), "count".into()]);
+        }
+    }
+}
+
+#[test]
+fn every_element_type_and_any_part_is_read() {
+    let run = Run::new();
+    let mut manager = run.manager(synchronous());
+    let arrays: Vec<HostArray> = DType::ALL
+        .into_iter()
+        .enumerate()
+        .map(|(seed, dtype)| array(dtype, &[7, 5, 3], seed as u64))
+        .collect();
+    let entries = arrays
+        .iter()
+        .map(|array| {
+            let value = Value::Array(Box::new(Sharded::new(array.clone(), &[2, 5, 2])));
+            Entry::new(vec![array.dtype().name().into()], value)
+        })
+        .collect();
+    manager.save(1, SaveRequest { entries, ..SaveRequest::default() }).unwrap();
+    let checkpoint = Checkpoint::open(manager.directory(), 1).unwrap();
+    for array in &arrays {
+        let name = array.dtype().name();
+        assert_eq!(checkpoint.array(name).unwrap(), (array.dtype(), array.dims()));
+        assert_eq!(&checkpoint.read_all(name).unwrap(), array);
+        for region in [[0..7, 0..5, 0..3], [3..4, 1..4, 2..3], [1..6, 4..5, 0..2], [2..2, 0..5, 0..3]] {
+            assert_eq!(checkpoint.read(name, &region).unwrap(), slice(array, &region), "{name} {region:?}");
+        }
+    }
+    let error = checkpoint.read("float32", &[0..8, 0..5, 0..3]).unwrap_err();
+    assert!(matches!(error, CheckpointError::OutOfBounds { .. }), "{error}");
+    let error = checkpoint.read("float32", &[0..1, 0..1]).unwrap_err();
+    assert!(matches!(error, CheckpointError::OutOfBounds { .. }), "{error}");
+    let error = checkpoint.read_all("float33").unwrap_err();
+    assert!(matches!(error, CheckpointError::NoSuchArray { .. }), "{error}");
+}
+
+#[test]
+fn large_shards_are_read_in_part() {
+    let run = Run::new();
+    let mut manager = run.manager(ManagerOptions::default());
+    let large = array(DType::F32, &[6144, 1024], 1);
+    let entries = vec![Entry::new(vec!["w".into()], large.clone())];
+    manager.save(1, SaveRequest { entries, ..SaveRequest::default() }).unwrap();
+    manager.wait_until_finished().unwrap();
+    let checkpoint = Checkpoint::open(manager.directory(), 1).unwrap();
+    assert_eq!(checkpoint.read_all("w").unwrap(), large);
+    assert_eq!(checkpoint.read("w", &[2047..2050, 3..6]).unwrap(), slice(&large, &[2047..2050, 3..6]));
+
+    // Damage in the last inner chunk is no matter to a reader of the first one.
+    let file = checkpoint.path().join("w/c/0/0");
+    let mut contents = std::fs::read(&file).unwrap();
+    let near_end = contents.len() - 1000;
+    contents[near_end] ^= 1;
+    std::fs::write(&file, contents).unwrap();
+    assert_eq!(checkpoint.read("w", &[0..1, 0..8]).unwrap(), slice(&large, &[0..1, 0..8]));
+    assert!(checkpoint.read_all("w").unwrap_err().is_corruption());
+    assert!(checkpoint.verify().unwrap_err().is_corruption());
+}
+
+#[test]
+fn retention_keeps_the_newest() {
+    let run = Run::new();
+    let mut manager = run.manager(ManagerOptions { max_to_keep: Some(2), ..synchronous() });
+    let mut deleted = Vec::new();
+    for step in [0, 9, 10, 100] {
+        deleted.extend(manager.save(step, request(step)).unwrap().unwrap().deleted);
+    }
+    assert_eq!(deleted, [0, 9]);
+    assert_eq!(names(manager.directory()), ["10", "100"]);
+    // A step that was not the newest is not deleted by its own save.
+    manager.save(5, request(5)).unwrap();
+    assert_eq!(manager.steps().unwrap(), [5, 10, 100]);
+}
+
+#[test]
+fn requests_that_cannot_be_stored_are_refused() {
+    let run = Run::new();
+    let mut manager = run.manager(synchronous());
+    let mut check = |entries: Vec<Entry>, expected: &str| {
+        let error = manager.save(1, SaveRequest { entries, ..SaveRequest::default() }).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+    };
+    let scalar = || HostArray::zeros(DType::F32, &[]);
+    check(vec![Entry::new(vec!["a/b".into()], scalar())], "`a/b`");
+    check(vec![Entry::new(vec![], scalar())], "name");
+    let same =
+        vec![Entry::new(vec!["a.b".into()], scalar()), Entry::new(vec!["a".into(), "b".into()], scalar())];
+    check(same, "same name");
+    check(vec![Entry::new(vec!["a".into()], HostArray::zeros(DType::F32, &[3, 0]))], "no elements");
+    let sharded = |shards: Vec<Region>| {
+        let source = Sharded { array: HostArray::zeros(DType::F32, &[4]), shards };
+        vec![Entry::new(vec!["a".into()], Value::Array(Box::new(source)))]
+    };
+    #[allow(clippy::single_range_in_vec_init)]
+    {
+        check(sharded(vec![vec![0..3]]), "no regular grid");
+        check(sharded(vec![vec![0..1], vec![1..4]]), "no regular grid");
+        check(sharded(vec![vec![0..2], vec![0..2]]), "are the same");
+        check(sharded(vec![vec![0..2], vec![2..5]]), "within");
+        check(sharded(vec![]), "no regular grid");
+    }
+    assert!(names(manager.directory()).is_empty());
+
+    manager.save(1, request(1)).unwrap();
+    let error = manager.save(1, request(1)).unwrap_err();
+    assert!(matches!(error, CheckpointError::StepExists { step: 1, .. }), "{error}");
+}
+
+#[test]
+fn a_step_is_visible_only_after_its_gate_opens() {
+    let run = Run::new();
+    let mut manager = run.manager(ManagerOptions::default());
+    let (open, opened) = mpsc::channel::<bool>();
+    let gate = move || match opened.recv() {
+        Ok(true) => Ok(()),
+        _ => Err("the loss of step 3 is not finite".into()),
+    };
+    manager.save(3, SaveRequest { commit_gate: Some(Box::new(gate)), ..request(3) }).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert_eq!(manager.steps().unwrap(), [0; 0]);
+    assert_eq!(manager.poll().unwrap(), None);
+    open.send(true).unwrap();
+    assert_eq!(manager.wait_until_finished().unwrap().unwrap().step, 3);
+    assert_eq!(manager.steps().unwrap(), [3]);
+
+    let refuse = || Err("the loss of step 4 is not finite".into());
+    manager.save(4, SaveRequest { commit_gate: Some(Box::new(refuse)), ..request(4) }).unwrap();
+    let error = manager.wait_until_finished().unwrap_err();
+    assert!(matches!(error, CheckpointError::Refused { step: 4, .. }), "{error}");
+    assert_eq!(names(manager.directory()), ["3"]);
+    assert_eq!(manager.wait_until_finished().unwrap(), None);
+}
+
+#[test]
+fn an_error_in_the_background_is_returned_by_the_next_call() {
+    struct Broken;
+    impl ArraySource for Broken {
+        fn dtype(&self) -> DType {
+            DType::F32
+        }
+        fn dims(&self) -> &[usize] {
+            &[]
+        }
+        fn shards(&self) -> Vec<Region> {
+            vec![vec![]]
+        }
+        fn fetch(&mut self, _: usize) -> Result<HostArray, SourceError> {
+            Err("the device is gone".into())
+        }
+    }
+    let broken = || SaveRequest {
+        entries: vec![Entry::new(vec!["a".into()], Value::Array(Box::new(Broken)))],
+        ..SaveRequest::default()
+    };
+    let run = Run::new();
+    let mut manager = run.manager(ManagerOptions::default());
+    manager.save(1, broken()).unwrap();
+    let error = manager.save(2, request(2)).unwrap_err();
+    assert!(matches!(error, CheckpointError::Fetch { step: 1, .. }), "{error}");
+    assert!(!error.is_user_error());
+    assert!(names(manager.directory()).is_empty());
+    manager.save(2, request(2)).unwrap();
+    manager.wait_until_finished().unwrap();
+    // Fetching first shows the failure at once.
+    let error = manager.save(3, SaveRequest { fetch_first: true, ..broken() }).unwrap_err();
+    assert!(matches!(error, CheckpointError::Fetch { step: 3, .. }), "{error}");
+}
+
+#[test]
+fn shards_are_fetched_one_at_a_time_or_all_first() {
+    struct Counted(Sharded, Arc<AtomicUsize>);
+    impl ArraySource for Counted {
+        fn dtype(&self) -> DType {
+            self.0.dtype()
+        }
+        fn dims(&self) -> &[usize] {
+            self.0.dims()
+        }
+        fn shards(&self) -> Vec<Region> {
+            self.0.shards()
+        }
+        fn fetch(&mut self, shard: usize) -> Result<HostArray, SourceError> {
+            self.1.fetch_add(1, Ordering::SeqCst);
+            self.0.fetch(shard)
+        }
+    }
+    let run = Run::new();
+    let mut manager = run.manager(ManagerOptions::default());
+    let whole = array(DType::I64, &[6, 4], 3);
+    let count = Arc::new(AtomicUsize::new(0));
+    let (open, opened) = mpsc::channel::<()>();
+    let source = Counted(Sharded::new(whole.clone(), &[2, 2]), Arc::clone(&count));
+    let request = SaveRequest {
+        entries: vec![Entry::new(vec!["a".into()], Value::Array(Box::new(source)))],
+        commit_gate: Some(Box::new(move || Ok(opened.recv()?))),
+        fetch_first: true,
+        ..SaveRequest::default()
+    };
+    manager.save(1, request).unwrap();
+    assert_eq!(count.load(Ordering::SeqCst), 6);
+    open.send(()).unwrap();
+    manager.wait_until_finished().unwrap();
+    assert_eq!(count.load(Ordering::SeqCst), 6);
+    assert_eq!(Checkpoint::open(manager.directory(), 1).unwrap().read_all("a").unwrap(), whole);
+}
+
+#[test]
+fn a_checkpoint_of_another_shape_is_one_message() {
+    let run = Run::with_steps(&[1]);
+    let checkpoint = Checkpoint::open(&run.checkpoints(), 1).unwrap();
+    let expected = |name: &str, dims: &[usize]| ExpectedArray {
+        name: name.to_owned(),
+        dtype: DType::I32,
+        dims: dims.to_vec(),
+    };
+    let error = checkpoint.compare(&[expected("step", &[]), expected("extra", &[2])]).check().unwrap_err();
+    assert!(error.is_user_error());
+    let message = error.to_string();
+    for part in ["`extra`, int32[2]", "`opt_state.0.count`", "(3)", "scan_layers"] {
+        assert!(message.contains(part), "{message}");
+    }
+}
