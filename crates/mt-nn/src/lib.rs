@@ -1,1 +1,27 @@
 //! Layers shared by all model families.
+//!
+//! Phase: trace. Layers are plain structs generic over their leaf: `Linear<ParamSpec>` describes parameters,
+//! `Linear<Tensor>` computes. They take parameters for what differs between families and never ask which family they
+//! serve. Below: `mt-trace`; above: `mt-models`.
+
+#![forbid(unsafe_code)]
+
+pub mod attention;
+pub mod axes;
+mod dropout;
+mod embedding;
+mod linear;
+mod loss;
+mod mlp;
+mod norm;
+mod param;
+mod rotary;
+
+pub use dropout::{Dropout, dropout};
+pub use embedding::Embedding;
+pub use linear::Linear;
+pub use loss::{TokenLoss, token_cross_entropy};
+pub use mlp::{Activation, Mlp};
+pub use norm::RmsNorm;
+pub use param::{Initializer, ParamSpec, constrain_to_specs, initialize};
+pub use rotary::{Rotary, RotaryAngles};

@@ -60,7 +60,7 @@ impl<'t> Region<'t> {
     where
         X: Tree<Leaf = Tensor<'t>>,
         F: for<'b> FnOnce(
-            Region<'b>,
+            Body<'b, 't>,
             [Tensor<'b>; C],
             X::With<Tensor<'b>>,
         ) -> ([Tensor<'b>; C], [Tensor<'b>; Y]),

@@ -1,0 +1,26 @@
+//! Names of the axes that layers share. Sizes come with the tensors.
+
+/// Sequences.
+pub const BATCH: &str = "batch";
+/// Tokens of a sequence.
+pub const POSITION: &str = "position";
+/// Tokens that are attended to: positions, or slots of a cache.
+pub const KV_POSITION: &str = "kv_position";
+/// Width of the residual stream.
+pub const EMBED: &str = "embed";
+/// Query heads.
+pub const QUERY_HEADS: &str = "q_heads";
+/// Key and value heads.
+pub const KV_HEADS: &str = "kv_heads";
+/// Query heads that share one key and value head.
+pub const GROUP: &str = "group";
+/// Width of a head.
+pub const HEAD_DIM: &str = "head_dim";
+/// Width of a feed-forward layer.
+pub const MLP: &str = "mlp";
+/// Tokens of the vocabulary.
+pub const VOCAB: &str = "vocab";
+/// Decoder layers.
+pub const LAYERS: &str = "layers";
+/// Half of the width of a head: pairs that rotary embeddings turn.
+pub const ROTARY_PAIR: &str = "rotary_pair";

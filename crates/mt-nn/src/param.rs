@@ -1,0 +1,142 @@
+//! What a parameter is: shape, placement and initial value, declared together.
+
+use mt_shape::{Axis, DType, Path, Tree};
+use mt_trace::{Key, Region, ScanOptions, Tensor};
+
+use crate::axes::LAYERS;
+
+/// A parameter's shape, logical axes, initial value and type.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamSpec {
+    pub axes: Vec<Axis>,
+    /// For each axis the logical name that placement rules know.
+    pub logical_axes: Vec<Option<&'static str>>,
+    pub initializer: Initializer,
+    pub dtype: DType,
+    /// Of an unrolled stack of layers: which layer the parameter is of.
+    pub layer: Option<usize>,
+}
+
+/// How a parameter's first value is drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Initializer {
+    Zeros,
+    Ones,
+    /// Normal, with this standard deviation.
+    Normal {
+        deviation: f64,
+    },
+    /// Normal, cut at two deviations before it is scaled to this standard deviation.
+    TruncatedNormal {
+        deviation: f64,
+    },
+}
+
+/// The standard deviation of a standard normal distribution that is cut at two deviations.
+const TRUNCATED_DEVIATION: f64 = 0.879_625_661_034_239_8;
+
+impl Initializer {
+    /// Variance scaling: variance `scale / fan_in`, cut at two deviations.
+    pub fn fan_in(scale: f64, fan_in: usize) -> Self {
+        Self::TruncatedNormal { deviation: (scale / fan_in as f64).sqrt() }
+    }
+}
+
+impl ParamSpec {
+    /// A parameter in `f32`; each axis comes with its logical name.
+    pub fn new<const N: usize>(axes: [(Axis, &'static str); N], initializer: Initializer) -> Self {
+        Self {
+            axes: axes.iter().map(|(axis, _)| *axis).collect(),
+            logical_axes: axes.iter().map(|(_, logical)| Some(*logical)).collect(),
+            initializer,
+            dtype: DType::F32,
+            layer: None,
+        }
+    }
+
+    /// The same parameter of each of several layers, stacked along a leading axis.
+    pub fn stacked(&self, layers: Axis) -> Self {
+        let axes = std::iter::once(layers).chain(self.axes.iter().copied()).collect();
+        let logical_axes = std::iter::once(Some("layers")).chain(self.logical_axes.iter().copied()).collect();
+        Self { axes, logical_axes, ..self.clone() }
+    }
+
+    /// The same parameter, of one layer of an unrolled stack.
+    pub fn of_layer(&self, layer: usize) -> Self {
+        Self { layer: Some(layer), ..self.clone() }
+    }
+
+    /// The same parameter in another type.
+    pub fn with_dtype(self, dtype: DType) -> Self {
+        Self { dtype, ..self }
+    }
+
+    /// The dimensions.
+    pub fn dims(&self) -> Vec<usize> {
+        self.axes.iter().map(|axis| axis.size).collect()
+    }
+
+    /// The number of elements.
+    pub fn num_elements(&self) -> usize {
+        self.axes.iter().map(|axis| axis.size).product()
+    }
+}
+
+/// Draws the first values of parameters.
+///
+/// Each parameter has its own stream of random numbers, keyed by its path without layer numbers, and by its layer, so
+/// that scanned and unrolled stacks start from the same values.
+pub fn initialize<'t>(region: Region<'t>, key: Key<'t>, parameters: &[(Path, ParamSpec)]) -> Vec<Tensor<'t>> {
+    parameters.iter().map(|(path, spec)| initialize_one(region, key, path, spec)).collect()
+}
+
+fn initialize_one<'t>(region: Region<'t>, key: Key<'t>, path: &Path, spec: &ParamSpec) -> Tensor<'t> {
+    let segments: Vec<&str> = path
+        .segments()
+        .iter()
+        .filter(|segment| spec.layer.is_none() || segment.parse::<usize>().is_err())
+        .map(String::as_str)
+        .collect();
+    let key = key.fold_in_name(&segments.join("."));
+    let (initializer, dtype) = (spec.initializer, spec.dtype);
+    let Some(layers) = spec.axes.first().filter(|axis| axis.name == LAYERS) else {
+        let layer = region.integer(DType::U64, spec.layer.map_or(0, |layer| layer as i64));
+        return draw(region, initializer, key.fold_in(layer), &spec.axes).cast(dtype);
+    };
+    let index = Indices { index: region.iota(DType::U64, *layers) };
+    let axes = spec.axes[1..].to_vec();
+    let ([], [stacked]) = region.scan(ScanOptions::over(*layers), [], &index, |region, [], layer| {
+        ([], [draw(*region, initializer, key.fold_in(layer.index), &axes).cast(dtype)])
+    });
+    stacked
+}
+
+fn draw<'t>(region: Region<'t>, initializer: Initializer, key: Key<'t>, axes: &[Axis]) -> Tensor<'t> {
+    match initializer {
+        Initializer::Zeros => region.full(DType::F32, axes, 0.0),
+        Initializer::Ones => region.full(DType::F32, axes, 1.0),
+        Initializer::Normal { deviation } => key.normal(axes) * deviation,
+        Initializer::TruncatedNormal { deviation } => {
+            key.truncated_normal(axes) * (deviation / TRUNCATED_DEVIATION)
+        }
+    }
+}
+
+/// The number of each layer, for scans.
+#[derive(mt_derive::Tree)]
+struct Indices<L> {
+    index: L,
+}
+
+/// Places parameters where their specifications say. Inside a scanned body this keeps slices of stacked weights, and
+/// the gradients of those slices, split; without it the partitioner may replicate them.
+pub fn constrain_to_specs<'t, M>(parameters: &M, specs: &[ParamSpec]) -> M::With<Tensor<'t>>
+where
+    M: Tree<Leaf = Tensor<'t>>,
+{
+    let mut specs = specs.iter();
+    parameters.map_leaves(|_, leaf| {
+        let spec = specs.next().expect("one specification for each parameter");
+        leaf.constrain(&spec.logical_axes)
+    })
+}
