@@ -14,7 +14,8 @@ use std::{
 };
 
 use mt_checkpoint::{
-    Checkpoint, CheckpointManager, DiskHook, DiskOperation, ManagerOptions, RunLock, open_latest,
+    Checkpoint, CheckpointManager, DiskHook, DiskOperation, ManagerOptions, RunLock, complete_steps,
+    open_latest,
 };
 
 use crate::support::{Run, check_state, names, request, scratch, synchronous};
