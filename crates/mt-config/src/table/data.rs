@@ -12,7 +12,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "dataset_type",
                 "tfds",
                 &["synthetic", "hf", "grain", "tfds", "c4_mlperf", "olmo_grain"],
-                "Where training data comes from: random tokens (`synthetic`) or local text, JSON lines and parquet files (`hf`).",
+                "Where training data comes from: random tokens (`synthetic`) or local text, JSON \
+                 lines and parquet files (`hf`).",
             )
             .refuse_choices(&[
                 ("grain", "the data pipeline `grain`"),
@@ -21,50 +22,98 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 ("olmo_grain", "the data pipeline `olmo_grain`"),
             ])
             .acts_on("data"),
-            Key::float("per_device_batch_size", 12.0, "Sequences in a batch, for each device; a fraction is possible when all devices together have a whole number.")
-                .at_least(0.0)
+            Key::float(
+                "per_device_batch_size",
+                12.0,
+                "Sequences in a batch, for each device; a fraction is possible when all devices \
+                 together have a whole number.",
+            )
+            .at_least(0.0)
+            .acts_on("data"),
+            Key::float(
+                "eval_per_device_batch_size",
+                0.0,
+                "Sequences in an evaluation batch, for each device; as in training if 0.",
+            )
+            .at_least(0.0)
+            .acts_on("evaluation")
+            .may_change(),
+            Key::texts("train_data_columns", &["text"], "Columns of the training data that hold the text.")
                 .acts_on("data"),
-            Key::float("eval_per_device_batch_size", 0.0, "Sequences in an evaluation batch, for each device; as in training if 0.")
-                .at_least(0.0)
-                .acts_on("evaluation")
-                .may_change(),
-            Key::texts("train_data_columns", &["text"], "Columns of the training data that hold the text.").acts_on("data"),
-            Key::texts("eval_data_columns", &["text"], "Columns of the evaluation data that hold the text.").acts_on("evaluation"),
-            Key::boolean("packing", true, "Put several documents into one sequence, which do not see each other.").acts_on("data"),
-            Key::integer("max_segments_per_seq", -1, "Most documents in a packed sequence; no limit if -1.").at_least(-1.0).acts_on("data"),
-            Key::integer("num_epoch", 1, "How often the training data is gone through before training stops.").at_least(1.0).acts_on("data"),
-            Key::integer("reuse_example_batch", 0, "With 1, train on the first batch again and again, to measure speed.")
-                .at_least(0.0)
-                .at_most(1.0)
+            Key::texts("eval_data_columns", &["text"], "Columns of the evaluation data that hold the text.")
+                .acts_on("evaluation"),
+            Key::boolean(
+                "packing",
+                true,
+                "Put several documents into one sequence, which do not see each other.",
+            )
+            .acts_on("data"),
+            Key::integer("max_segments_per_seq", -1, "Most documents in a packed sequence; no limit if -1.")
+                .at_least(-1.0)
                 .acts_on("data"),
+            Key::integer(
+                "num_epoch",
+                1,
+                "How often the training data is gone through before training stops.",
+            )
+            .at_least(1.0)
+            .acts_on("data"),
+            Key::integer(
+                "reuse_example_batch",
+                0,
+                "With 1, train on the first batch again and again, to measure speed.",
+            )
+            .at_least(0.0)
+            .at_most(1.0)
+            .acts_on("data"),
             Key::float("expansion_factor_real_data", -1.0, "Let only some hosts read data.")
                 .refused("reading data on some hosts only")
                 .acts_on("data"),
             Key::boolean("enable_rampup_batch_size", false, "Start with small batches.")
                 .refused("growing batches")
                 .acts_on("data"),
-            Key::integer("max_corpus_chars", 10_000_000, "Characters of text that a SentencePiece tokenizer is trained on.")
-                .no_effect_here("tokenizers are trained by `maxtext tokenizer train`")
-                .acts_on("tokenizer")
-                .may_change(),
+            Key::integer(
+                "max_corpus_chars",
+                10_000_000,
+                "Characters of text that a SentencePiece tokenizer is trained on.",
+            )
+            .no_effect_here("tokenizers are trained by `maxtext tokenizer train`")
+            .acts_on("tokenizer")
+            .may_change(),
         ],
     },
     KeyGroup {
         name: "HfDataset",
         title: "Text, JSON lines and parquet files",
         keys: &[
-            Key::text("hf_path", "", "Format of the files: `text`, `json` (one object a line) or `parquet`.").acts_on("data"),
-            Key::optional_text("hf_train_files", "Files to train on: a path or a pattern such as `data/*.parquet`, or several with commas between.")
+            Key::text("hf_path", "", "Format of the files: `text`, `json` (one object a line) or `parquet`.")
                 .acts_on("data"),
-            Key::optional_text("hf_eval_files", "Files to evaluate on, written as `hf_train_files`.").acts_on("evaluation"),
-            Key::choice("hf_text_unit", "file", &["file", "line"], "What one document of `hf_path=text` is: a file or a line.")
-                .acts_on("data")
-                .own(),
-            Key::float("eval_holdout_fraction", 0.0, "Share of the training files that is kept for evaluation when there are no `hf_eval_files`; whole files, duplicates removed.")
-                .at_least(0.0)
-                .at_most(0.5)
-                .acts_on("evaluation")
-                .own(),
+            Key::optional_text(
+                "hf_train_files",
+                "Files to train on: a path or a pattern such as `data/*.parquet`, or several with \
+                 commas between.",
+            )
+            .acts_on("data"),
+            Key::optional_text("hf_eval_files", "Files to evaluate on, written as `hf_train_files`.")
+                .acts_on("evaluation"),
+            Key::choice(
+                "hf_text_unit",
+                "file",
+                &["file", "line"],
+                "What one document of `hf_path=text` is: a file or a line.",
+            )
+            .acts_on("data")
+            .own(),
+            Key::float(
+                "eval_holdout_fraction",
+                0.0,
+                "Share of the training files that is kept for evaluation when there are no \
+                 `hf_eval_files`; whole files, duplicates removed.",
+            )
+            .at_least(0.0)
+            .at_most(0.5)
+            .acts_on("evaluation")
+            .own(),
             Key::optional_text("hf_name", "Configuration of a dataset of the Hugging Face hub.")
                 .refused("datasets from the Hugging Face hub")
                 .acts_on("data"),
@@ -85,14 +134,19 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         name: "Tokenizer",
         title: "Tokenizer",
         keys: &[
-            Key::integer("vocab_size", 32_000, "Rows of the embedding table, at least the tokenizer's number of tokens.")
-                .at_least(1.0)
-                .acts_on("model"),
+            Key::integer(
+                "vocab_size",
+                32_000,
+                "Rows of the embedding table, at least the tokenizer's number of tokens.",
+            )
+            .at_least(1.0)
+            .acts_on("model"),
             Key::choice(
                 "tokenizer_type",
                 "huggingface",
                 &["sentencepiece", "huggingface", "tiktoken", "byte"],
-                "Kind of tokenizer: a `tokenizer.json` of Hugging Face, or `byte`, which needs no file.",
+                "Kind of tokenizer: a `tokenizer.json` of Hugging Face, or `byte`, which needs no \
+                 file.",
             )
             .maxtext_default(Literal::Text("sentencepiece"))
             .refuse_choices(&[
@@ -100,22 +154,53 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 ("tiktoken", "tiktoken tokenizers"),
             ])
             .acts_on("tokenizer"),
-            Key::optional_text("tokenizer_path", "The `tokenizer.json` file, or the directory that holds it.")
-                .acts_on("tokenizer"),
-            Key::integer("tokenizer_vocab_size", 0, "With no `tokenizer_path`, train a byte-level BPE of this many tokens on the training files at the start of the run.")
-                .at_least(0.0)
-                .acts_on("tokenizer")
-                .own(),
-            Key::boolean("add_bos", true, "Begin each document with the token for beginnings, if the tokenizer has one.").acts_on("tokenizer"),
-            Key::boolean("add_eos", true, "End each document with the token for ends, if the tokenizer has one.").acts_on("tokenizer"),
-            Key::boolean("use_truncation", true, "Cut documents at the sequence length instead of continuing them in the next sequence.")
-                .acts_on("data"),
-            Key::boolean("tokenize_train_data", true, "Tokenize the training data; otherwise it holds token numbers.")
-                .refused("data that is already tokenized")
-                .acts_on("data"),
-            Key::boolean("tokenize_eval_data", true, "Tokenize the evaluation data; otherwise it holds token numbers.")
-                .refused("data that is already tokenized")
-                .acts_on("evaluation"),
+            Key::optional_text(
+                "tokenizer_path",
+                "The `tokenizer.json` file, or the directory that holds it.",
+            )
+            .acts_on("tokenizer"),
+            Key::integer(
+                "tokenizer_vocab_size",
+                0,
+                "With no `tokenizer_path`, train a byte-level BPE of this many tokens on the training \
+                 files at the start of the run.",
+            )
+            .at_least(0.0)
+            .acts_on("tokenizer")
+            .own(),
+            Key::boolean(
+                "add_bos",
+                true,
+                "Begin each document with the token for beginnings, if the tokenizer has one.",
+            )
+            .acts_on("tokenizer"),
+            Key::boolean(
+                "add_eos",
+                true,
+                "End each document with the token for ends, if the tokenizer has one.",
+            )
+            .acts_on("tokenizer"),
+            Key::boolean(
+                "use_truncation",
+                true,
+                "Cut documents at the sequence length instead of continuing them in the next \
+                 sequence.",
+            )
+            .acts_on("data"),
+            Key::boolean(
+                "tokenize_train_data",
+                true,
+                "Tokenize the training data; otherwise it holds token numbers.",
+            )
+            .refused("data that is already tokenized")
+            .acts_on("data"),
+            Key::boolean(
+                "tokenize_eval_data",
+                true,
+                "Tokenize the evaluation data; otherwise it holds token numbers.",
+            )
+            .refused("data that is already tokenized")
+            .acts_on("evaluation"),
             Key::boolean("use_chat_template", false, "Format prompts by the tokenizer's chat template.")
                 .refused("chat templates")
                 .acts_on("tokenizer"),

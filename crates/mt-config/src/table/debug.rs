@@ -8,10 +8,16 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         name: "Metrics",
         title: "Metrics",
         keys: &[
-            Key::optional_text("metrics_file", "File that receives one JSON object a step; `metrics/metrics.jsonl` in the run's directory if none.")
+            Key::optional_text(
+                "metrics_file",
+                "File that receives one JSON object a step; `metrics/metrics.jsonl` in the run's \
+                 directory if none.",
+            )
+            .acts_on("metrics")
+            .run_level(),
+            Key::boolean("enable_tensorboard", true, "Write TensorBoard events into the run's directory.")
                 .acts_on("metrics")
                 .run_level(),
-            Key::boolean("enable_tensorboard", true, "Write TensorBoard events into the run's directory.").acts_on("metrics").run_level(),
             Key::boolean("gcs_metrics", false, "Write metrics to cloud storage.")
                 .no_effect_here("metrics are written to local files only")
                 .acts_on("metrics")
@@ -24,14 +30,22 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .refused("statistics of activations")
                 .acts_on("metrics")
                 .may_change(),
-            Key::boolean("enable_goodput_recording", false, "Record how the time of a job was spent, in a cloud service.")
-                .no_effect_here("the cloud service it reports to is not used")
-                .acts_on("metrics")
-                .run_level(),
-            Key::boolean("monitor_goodput", false, "Report how the time of a job is spent, to a cloud service.")
-                .no_effect_here("the cloud service it reports to is not used")
-                .acts_on("metrics")
-                .run_level(),
+            Key::boolean(
+                "enable_goodput_recording",
+                false,
+                "Record how the time of a job was spent, in a cloud service.",
+            )
+            .no_effect_here("the cloud service it reports to is not used")
+            .acts_on("metrics")
+            .run_level(),
+            Key::boolean(
+                "monitor_goodput",
+                false,
+                "Report how the time of a job is spent, to a cloud service.",
+            )
+            .no_effect_here("the cloud service it reports to is not used")
+            .acts_on("metrics")
+            .run_level(),
             Key::boolean("use_vertex_tensorboard", false, "Upload TensorBoard events to a cloud service.")
                 .no_effect_here("TensorBoard events are written to local files only")
                 .acts_on("metrics")
@@ -42,28 +56,47 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         name: "DevelopmentAndDebugging",
         title: "Debugging",
         keys: &[
-            Key::boolean("debug_sharding", false, "Print how each parameter is placed.").acts_on("placement").run_level(),
-            Key::optional_text("jax_cache_dir", "Directory of compiled programs; one in the user's cache directory if none.")
-                .maxtext_default(Literal::Text("~/jax_cache"))
-                .acts_on("runtime")
+            Key::boolean("debug_sharding", false, "Print how each parameter is placed.")
+                .acts_on("placement")
                 .run_level(),
+            Key::optional_text(
+                "jax_cache_dir",
+                "Directory of compiled programs; one in the user's cache directory if none.",
+            )
+            .maxtext_default(Literal::Text("~/jax_cache"))
+            .acts_on("runtime")
+            .run_level(),
         ],
     },
     KeyGroup {
         name: "HloDump",
         title: "Dumps of programs",
         keys: &[
-            Key::boolean("dump_hlo", false, "Write the StableHLO and the optimized HLO of compiled programs to files.")
+            Key::boolean(
+                "dump_hlo",
+                false,
+                "Write the StableHLO and the optimized HLO of compiled programs to files.",
+            )
+            .acts_on("runtime")
+            .run_level(),
+            Key::text("dump_hlo_local_dir", "/tmp/xla_dump/", "Directory of the dumped programs.")
                 .acts_on("runtime")
                 .run_level(),
-            Key::text("dump_hlo_local_dir", "/tmp/xla_dump/", "Directory of the dumped programs.").acts_on("runtime").run_level(),
-            Key::text("dump_hlo_local_module_name", "jit_train_step", "Only programs whose name contains this are dumped.")
-                .acts_on("runtime")
-                .run_level(),
-            Key::text("dump_hlo_module_name", "jit_train_step", "Only programs whose name contains this are uploaded.")
-                .no_effect_here("dumps are not uploaded")
-                .acts_on("runtime")
-                .run_level(),
+            Key::text(
+                "dump_hlo_local_module_name",
+                "jit_train_step",
+                "Only programs whose name contains this are dumped.",
+            )
+            .acts_on("runtime")
+            .run_level(),
+            Key::text(
+                "dump_hlo_module_name",
+                "jit_train_step",
+                "Only programs whose name contains this are uploaded.",
+            )
+            .no_effect_here("dumps are not uploaded")
+            .acts_on("runtime")
+            .run_level(),
             Key::boolean("dump_hlo_delete_local_after", true, "Delete the dump once it is uploaded.")
                 .no_effect_here("dumps are not uploaded, so they are kept")
                 .acts_on("runtime")
@@ -81,11 +114,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
         name: "Profiling",
         title: "Profiling",
-        keys: &[
-            Key::choice("profiler", "", &["", "xplane", "nsys"], "The profiler that records some steps.")
-                .refused("profiling")
-                .acts_on("training loop")
-                .may_change(),
-        ],
+        keys: &[Key::choice(
+            "profiler",
+            "",
+            &["", "xplane", "nsys"],
+            "The profiler that records some steps.",
+        )
+        .refused("profiling")
+        .acts_on("training loop")
+        .may_change()],
     },
 ];

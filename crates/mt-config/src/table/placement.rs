@@ -132,7 +132,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::rules(
                 "logical_axis_rules",
                 RULES,
-                "Which mesh axes split each logical axis; given rules replace those of the same names.",
+                "Which mesh axes split each logical axis; given rules replace those of the same \
+                 names.",
             )
             .acts_on("placement")
             .may_change(),

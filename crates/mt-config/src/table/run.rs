@@ -8,29 +8,64 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         name: "RunInfo",
         title: "The run",
         keys: &[
-            Key::optional_text("base_config", "A YAML file, or the name of a preset, that this YAML file builds on.")
-                .acts_on("configuration"),
-            Key::text("run_name", "", "Name of the run and of its directory; left empty, a new run is named by model and time.")
-                .acts_on("run directory")
-                .run_level(),
-            Key::text("model_name", "default", "A named model, whose dimensions then come from its own YAML file.")
-                .acts_on("configuration"),
-            Key::boolean("override_model_config", false, "Let the command line and the environment change what a named model sets.")
-                .acts_on("configuration")
-                .may_change(),
-            Key::boolean("override_logical_axis_rules", false, "Replace all placement rules by the given ones instead of only those of the same names.")
-                .acts_on("configuration")
-                .may_change(),
-            Key::boolean("resolved", false, "Marks a saved configuration: it already holds what its model and presets set, which are not applied again.")
-                .acts_on("configuration")
-                .may_change()
-                .own(),
-            Key::boolean("log_config", true, "Print at the start which keys differ from their defaults and where each comes from.")
-                .acts_on("training log")
-                .run_level(),
-            Key::text("base_output_directory", "", "Directory that holds the directories of runs; `maxtext_output` in the current directory if empty.")
-                .acts_on("run directory")
-                .run_level(),
+            Key::optional_text(
+                "base_config",
+                "A YAML file, or the name of a preset, that this YAML file builds on.",
+            )
+            .acts_on("configuration"),
+            Key::text(
+                "run_name",
+                "",
+                "Name of the run and of its directory; left empty, a new run is named by model and \
+                 time.",
+            )
+            .acts_on("run directory")
+            .run_level(),
+            Key::text(
+                "model_name",
+                "default",
+                "A named model, whose dimensions then come from its own YAML file.",
+            )
+            .acts_on("configuration"),
+            Key::boolean(
+                "override_model_config",
+                false,
+                "Let the command line and the environment change what a named model sets.",
+            )
+            .acts_on("configuration")
+            .may_change(),
+            Key::boolean(
+                "override_logical_axis_rules",
+                false,
+                "Replace all placement rules by the given ones instead of only those of the same \
+                 names.",
+            )
+            .acts_on("configuration")
+            .may_change(),
+            Key::boolean(
+                "resolved",
+                false,
+                "Marks a saved configuration: it already holds what its model and presets set, which \
+                 are not applied again.",
+            )
+            .acts_on("configuration")
+            .may_change()
+            .own(),
+            Key::boolean(
+                "log_config",
+                true,
+                "Print at the start which keys differ from their defaults and where each comes from.",
+            )
+            .acts_on("training log")
+            .run_level(),
+            Key::text(
+                "base_output_directory",
+                "",
+                "Directory that holds the directories of runs; `maxtext_output` in the current \
+                 directory if empty.",
+            )
+            .acts_on("run directory")
+            .run_level(),
         ],
     },
     KeyGroup {
