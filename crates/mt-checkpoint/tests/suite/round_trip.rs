@@ -173,6 +173,26 @@ fn a_step_is_visible_only_after_its_gate_opens() {
 }
 
 #[test]
+fn a_dropped_manager_commits_nothing_more() {
+    let run = Run::new();
+    let mut manager = run.manager(ManagerOptions::default());
+    let (open, opened) = mpsc::channel::<()>();
+    let (end, ended) = mpsc::channel::<()>();
+    let gate = move || {
+        let _end = end;
+        Ok(opened.recv()?)
+    };
+    manager.save(1, SaveRequest { commit_gate: Some(Box::new(gate)), ..request(1) }).unwrap();
+    drop(manager);
+    open.send(()).unwrap();
+    assert!(ended.recv().is_err());
+    while !names(&run.checkpoints()).is_empty() {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        assert_eq!(mt_checkpoint::complete_steps(&run.checkpoints()).unwrap(), [0; 0]);
+    }
+}
+
+#[test]
 fn an_error_in_the_background_is_returned_by_the_next_call() {
     struct Broken;
     impl ArraySource for Broken {
