@@ -77,7 +77,7 @@ impl DocumentReader {
             self.queue.pop_front();
         }
         if self.queue.front().is_none_or(|(index, _)| *index != example) {
-            if !self.failed.as_ref().is_some_and(|(index, _)| *index == example) {
+            if self.failed.as_ref().is_none_or(|(index, _)| *index != example) {
                 self.fill(example, wanted);
             }
             if self.queue.is_empty()

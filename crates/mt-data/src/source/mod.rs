@@ -4,6 +4,7 @@
 //! (text and JSON lines, by a table of byte offsets made when the dataset is opened) or a window of row groups
 //! (parquet).
 
+mod guard;
 mod order;
 mod parquet;
 mod text;

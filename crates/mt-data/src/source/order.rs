@@ -77,7 +77,7 @@ impl WindowedOrder {
             }
             current.push((count, block.first));
             count += block.count;
-            bytes += block.bytes;
+            bytes = bytes.saturating_add(block.bytes);
         }
         close(&mut current, &mut count);
         Self { windows }

@@ -11,6 +11,7 @@ use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
 use super::Identity;
+use super::guard::guarded;
 use super::order::{Block, Order, WindowedOrder};
 use crate::error::{DataError, Result};
 use crate::files;
@@ -78,10 +79,13 @@ impl ParquetDocuments {
                 if number >= group.num_columns() {
                     return Err(invalid("fewer columns than the file's schema"));
                 }
+                if group.column(number).num_values() != group.num_rows() {
+                    return Err(invalid("another number of values than of rows"));
+                }
                 let bytes = u64::try_from(group.column(number).uncompressed_size()).unwrap_or(0);
                 groups.push(Group { file, index, column: number });
                 blocks.push(Block { first, count, bytes });
-                first += count;
+                first = count.checked_add(first).ok_or_else(|| invalid("too many rows"))?;
             }
         }
         identity.add(column, 0, 0);
@@ -110,15 +114,21 @@ impl ParquetDocuments {
         if let Some((_, texts)) = cache.iter().find(|(group, _)| *group == which) {
             return Ok(texts.clone());
         }
-        let texts = Arc::new(self.decode(which)?);
+        let Group { file, index, .. } = self.groups[which];
+        let texts = guarded(|| self.decode(which)).unwrap_or_else(|reason| {
+            let reason = format!("row group {index}, column `{}`: {reason}", self.column);
+            Err(DataError::Parquet { path: self.paths[file].clone(), reason })
+        })?;
+        let texts = Arc::new(texts);
         // The groups of one window stay, whatever a dictionary-encoded group grows to: a window's documents are visited
         // in random order, and dropping one of its groups would decode it again for every document.
         let size = |group: usize| self.blocks[group].bytes;
-        let mut total = size(which) + cache.iter().map(|(group, _)| size(*group)).sum::<u64>();
+        let mut total =
+            cache.iter().fold(size(which), |total, (group, _)| total.saturating_add(size(*group)));
         while total > WINDOW_BYTES
             && let Some((group, _)) = cache.pop_front()
         {
-            total -= size(group);
+            total = total.saturating_sub(size(group));
         }
         cache.push_back((which, texts.clone()));
         Ok(texts)
@@ -176,8 +186,10 @@ impl ParquetDocuments {
 }
 
 fn open_reader(path: &Path) -> Result<SerializedFileReader<std::fs::File>> {
-    SerializedFileReader::new(files::open(path)?)
-        .map_err(|error| DataError::Parquet { path: path.into(), reason: reason(&error) })
+    let file = files::open(path)?;
+    guarded(|| SerializedFileReader::new(file).map_err(|error| reason(&error)))
+        .unwrap_or_else(Err)
+        .map_err(|reason| DataError::Parquet { path: path.into(), reason })
 }
 
 /// The library's message without its kind, in this crate's style.
