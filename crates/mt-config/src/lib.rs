@@ -24,8 +24,8 @@ pub use error::{ConfigError, Problem};
 pub use groups::{
     AttentionKind, CheckpointGroup, DataGroup, DatasetType, DebugGroup, DecodeConfig, DecodeGroup,
     DecoderBlock, Hardware, HfTextUnit, LearningRateSchedule, MlpActivation, ModelGroup, OptimizerGroup,
-    OptimizerType, PlacementGroup, RematPolicy, RopeType, RunGroup, SamplingStrategy, TokenizerGroup,
-    TokenizerType, TrainConfig, run_directory_of, saved_config_path,
+    OptimizerType, PackingType, PlacementGroup, RematPolicy, RopeType, RunGroup, SamplingStrategy,
+    TokenizerGroup, TokenizerType, TrainConfig, run_directory_of, saved_config_path,
 };
 pub use key::{Class, Key, Kind, Literal};
 pub use origin::Origin;

@@ -303,7 +303,7 @@ fn values_that_do_not_fit_name_each_other() {
     check_message(&hf(&["hf_path=allenai/c4"]), &["`allenai/c4`", "hub"]);
     check_message(
         &hf(&["hf_path=text", "hf_train_files=a", "tokenizer_type=byte", "eval_interval=5"]),
-        &["`eval_interval` is `5`", "eval_holdout_fraction"],
+        &["`eval_interval` is `5`", "hf_eval_files"],
     );
 }
 
@@ -362,6 +362,15 @@ fn meshes_and_batches_that_do_not_fit() {
     }
     let fractional = &["per_device_batch_size=0.5", "ici_tensor_parallelism=2"];
     training(fractional).unwrap().check_devices(8).unwrap();
+}
+
+#[test]
+fn patterns_are_split_at_commas() {
+    let files = "hf_train_files=a/*.txt, b/{c,d}.txt,,e";
+    let config = training(&[files]).unwrap();
+    assert_eq!(config.data.train_patterns(), ["a/*.txt", "b/{c,d}.txt", "e"]);
+    assert!(config.data.eval_patterns().is_empty());
+    assert_eq!(training(&["num_epoch=-1"]).unwrap().data.num_epoch, None);
 }
 
 #[test]

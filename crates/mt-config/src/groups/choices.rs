@@ -112,6 +112,16 @@ choice! {
 }
 
 choice! {
+    /// How documents are packed into sequences.
+    pub enum PackingType {
+        /// Each into the first sequence that has room for it.
+        FirstFit = "first_fit",
+        /// One after another, cut where a sequence ends.
+        ConcatThenSplit = "concat_then_split",
+    }
+}
+
+choice! {
     /// The kind of tokenizer.
     pub enum TokenizerType {
         /// A `tokenizer.json` file.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{
-    choices::{DatasetType, HfTextUnit, TokenizerType},
+    choices::{DatasetType, HfTextUnit, PackingType, TokenizerType},
     group,
 };
 use crate::error::{ConfigError, Problem};
@@ -16,15 +16,14 @@ group! {
         hf_train_files: Option<String>,
         hf_eval_files: Option<String>,
         hf_text_unit: HfTextUnit,
-        eval_holdout_fraction: f64,
         train_data_columns: Vec<String>,
         eval_data_columns: Vec<String>,
         packing: bool,
+        grain_packing_type: PackingType,
         max_segments_per_seq: Option<usize>,
-        use_truncation: bool,
         enable_data_shuffling: bool,
         data_shuffle_seed: u64,
-        num_epoch: u64,
+        num_epoch: Option<u64>,
         reuse_example_batch: u64,
         per_device_batch_size: f64,
         eval_per_device_batch_size: f64,
@@ -35,7 +34,10 @@ group! {
 }
 
 /// The formats of local files.
-const FORMATS: [&str; 3] = ["text", "json", "parquet"];
+const FORMATS: [&str; 4] = ["text", "json", "parquet", REPOSITORY];
+
+/// What `hf_path` calls the files of a repository.
+const REPOSITORY: &str = "repository";
 
 impl DataGroup {
     fn check(&self, problems: &mut Vec<Problem>) {
@@ -43,6 +45,12 @@ impl DataGroup {
             problems.push(Problem::inconsistent(
                 "`per_device_batch_size` is `0`",
                 "use at least one sequence, or a fraction of one",
+            ));
+        }
+        if self.num_epoch == Some(0) {
+            problems.push(Problem::inconsistent(
+                "`num_epoch` is `0`, which reads nothing",
+                "use 1 or more, or -1 for data without end",
             ));
         }
         if self.dataset_type != DatasetType::Hf {
@@ -59,7 +67,7 @@ impl DataGroup {
             )),
             Some(_) => {}
         }
-        if self.hf_train_files.is_none() {
+        if self.hf_train_files.is_none() && !self.is_repository() {
             problems.push(Problem::inconsistent(
                 "`dataset_type` is `hf`, but `hf_train_files` is empty",
                 "name the files to train on, such as `hf_train_files='data/*.txt'`",
@@ -68,20 +76,33 @@ impl DataGroup {
         for (key, columns) in
             [("train_data_columns", &self.train_data_columns), ("eval_data_columns", &self.eval_data_columns)]
         {
-            if columns.is_empty() {
+            if columns.len() != 1 {
                 problems.push(Problem::inconsistent(
-                    format!("`{key}` is empty"),
+                    format!("`{key}` names {} columns, but documents are read from one", columns.len()),
                     format!("name the column that holds the text, such as `{key}=text`"),
                 ));
             }
         }
     }
 
+    /// Whether the data is the documentation and source code of a repository.
+    pub fn is_repository(&self) -> bool {
+        self.hf_path.as_deref() == Some(REPOSITORY)
+    }
+
+    /// The patterns of the files to train on.
+    pub fn train_patterns(&self) -> Vec<String> {
+        patterns(self.hf_train_files.as_deref())
+    }
+
+    /// The patterns of the files to evaluate on.
+    pub fn eval_patterns(&self) -> Vec<String> {
+        patterns(self.hf_eval_files.as_deref())
+    }
+
     /// Whether there is anything to evaluate on.
     pub fn has_evaluation_data(&self) -> bool {
-        self.dataset_type == DatasetType::Synthetic
-            || self.hf_eval_files.is_some()
-            || self.eval_holdout_fraction > 0.0
+        self.dataset_type == DatasetType::Synthetic || self.hf_eval_files.is_some() || self.is_repository()
     }
 
     /// Sequences in a training batch, on all devices together.
@@ -102,6 +123,21 @@ impl DataGroup {
         }
         whole_batch("eval_per_device_batch_size", self.eval_per_device_batch_size, num_devices)
     }
+}
+
+/// Splits patterns at commas, those within braces left alone.
+fn patterns(text: Option<&str>) -> Vec<String> {
+    let mut depth = 0_i32;
+    let separator = |character: char| {
+        match character {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        character == ',' && depth == 0
+    };
+    let parts = text.unwrap_or_default().split(separator);
+    parts.map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
 }
 
 fn whole_batch(key: &str, per_device: f64, num_devices: usize) -> Result<usize, ConfigError> {

@@ -23,7 +23,7 @@ use crate::{
 
 pub use choices::{
     AttentionKind, DatasetType, DecoderBlock, Hardware, HfTextUnit, LearningRateSchedule, MlpActivation,
-    OptimizerType, RematPolicy, RopeType, SamplingStrategy, TokenizerType,
+    OptimizerType, PackingType, RematPolicy, RopeType, SamplingStrategy, TokenizerType,
 };
 pub use data::{DataGroup, TokenizerGroup};
 pub use model::{ModelGroup, OptimizerGroup};

@@ -86,7 +86,7 @@ impl TrainConfig {
                     "`eval_interval` is `{}`, but there is nothing to evaluate on",
                     run.eval_interval.unwrap_or_default()
                 ),
-                "name `hf_eval_files`, or keep some of the training files: `eval_holdout_fraction=0.05`",
+                "name `hf_eval_files`, or leave out `eval_interval`",
             ));
         }
         match (run, model, optimizer, data, tokenizer, checkpoint, placement, debug) {

@@ -48,15 +48,24 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Put several documents into one sequence, which do not see each other.",
             )
             .acts_on("data"),
+            Key::choice(
+                "grain_packing_type",
+                "first_fit",
+                &["first_fit", "best_fit", "concat_then_split"],
+                "How documents are packed: each into the first sequence with room for it, or one after another \
+                 and cut where a sequence ends.",
+            )
+            .refuse_choices(&[("best_fit", "best-fit packing")])
+            .acts_on("data"),
             Key::integer("max_segments_per_seq", -1, "Most documents in a packed sequence; no limit if -1.")
                 .at_least(-1.0)
                 .acts_on("data"),
             Key::integer(
                 "num_epoch",
                 1,
-                "How often the training data is gone through before training stops.",
+                "How often the training data is gone through before training stops; without end if -1.",
             )
-            .at_least(1.0)
+            .at_least(-1.0)
             .acts_on("data"),
             Key::integer(
                 "reuse_example_batch",
@@ -86,8 +95,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         name: "HfDataset",
         title: "Text, JSON lines and parquet files",
         keys: &[
-            Key::text("hf_path", "", "Format of the files: `text`, `json` (one object a line) or `parquet`.")
-                .acts_on("data"),
+            Key::text(
+                "hf_path",
+                "",
+                "Format of the files: `text`, `json` (one object a line) or `parquet`; or `repository`, the \
+                 documentation and source code of a repository, some files held out for evaluation.",
+            )
+            .acts_on("data"),
             Key::optional_text(
                 "hf_train_files",
                 "Files to train on: a path or a pattern such as `data/*.parquet`, or several with \
@@ -103,16 +117,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "What one document of `hf_path=text` is: a file or a line.",
             )
             .acts_on("data")
-            .own(),
-            Key::float(
-                "eval_holdout_fraction",
-                0.0,
-                "Share of the training files that is kept for evaluation when there are no \
-                 `hf_eval_files`; whole files, duplicates removed.",
-            )
-            .at_least(0.0)
-            .at_most(0.5)
-            .acts_on("evaluation")
             .own(),
             Key::optional_text("hf_name", "Configuration of a dataset of the Hugging Face hub.")
                 .refused("datasets from the Hugging Face hub")
@@ -180,12 +184,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "End each document with the token for ends, if the tokenizer has one.",
             )
             .acts_on("tokenizer"),
-            Key::boolean(
-                "use_truncation",
-                true,
-                "Cut documents at the sequence length instead of continuing them in the next \
-                 sequence.",
-            )
+            Key::boolean("use_truncation", true, "Cut documents at the sequence length.")
+            .no_effect_here("packed documents go on in the next sequence, others are always cut")
             .acts_on("data"),
             Key::boolean(
                 "tokenize_train_data",
