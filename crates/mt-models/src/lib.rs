@@ -1,1 +1,16 @@
 //! Model families.
+//!
+//! Phase: trace. A family is a folder: `config` reads what the family needs from the configuration, `model` wires
+//! shared layers from `mt-nn`, `convert` maps its parameters to the names and layouts of checkpoints. Everything
+//! above sees a [`Model`], which is a list of parameters and a function from tokens to logits.
+
+#![forbid(unsafe_code)]
+
+mod flops;
+pub mod llama;
+mod model;
+mod storage;
+
+pub use flops::FlopCount;
+pub use model::{Cache, CacheSpec, Forward, Model, ModelError, Tokens, build};
+pub use storage::{StoredParameter, moment_scale};

@@ -1,1 +1,15 @@
 //! Optimizers and schedules.
+//!
+//! Phase: trace. Everything here adds operations to a training program; nothing is computed on the host. Parameters,
+//! gradients and optimizer state are lists in one order, so that no optimizer knows the model. Below: `mt-trace`;
+//! above: `mt-train`.
+
+#![forbid(unsafe_code)]
+
+mod adamw;
+mod clip;
+mod schedule;
+
+pub use adamw::{AdamW, Moments};
+pub use clip::{clip_by_global_norm, global_norm};
+pub use schedule::WarmupCosine;

@@ -1,0 +1,179 @@
+//! How parameters are laid out in checkpoints.
+
+use std::ops::Range;
+
+use mt_shape::{DType, HostArray};
+
+/// The place and layout of a parameter in MaxText's checkpoints.
+///
+/// What is stored is this program's parameter with the leading layer axis moved to `layer_axis`, times `scale`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredParameter {
+    /// The key path below `params`, such as `decoder`, `layers`, `mlp`, `wi_0`, `kernel`.
+    pub key: Vec<String>,
+    /// Where the axis of layers is in the file; it leads in memory. None if the parameter has no such axis.
+    pub layer_axis: Option<usize>,
+    /// A constant that the stored form folds in, such as attention's `head_dim^-0.5`.
+    pub scale: f64,
+}
+
+/// By what an optimizer's moment of `order` (1: gradients, 2: their squares) is scaled when the parameter is scaled by
+/// `scale`: gradients shrink as parameters grow.
+pub fn moment_scale(scale: f64, order: i32) -> f64 {
+    scale.powi(-order)
+}
+
+impl StoredParameter {
+    /// A parameter stored as it is in memory.
+    pub fn plain(key: Vec<String>) -> Self {
+        Self { key, layer_axis: None, scale: 1.0 }
+    }
+
+    /// Whether storing and loading gives the same bits: scaling does if it only changes exponents.
+    pub fn is_exact(&self) -> bool {
+        self.scale.log2().fract() == 0.0
+    }
+
+    /// The dimensions in the file of a parameter with these dimensions in memory.
+    pub fn stored_dims(&self, dims: &[usize]) -> Vec<usize> {
+        self.move_out(dims)
+    }
+
+    /// The ranges in the file of a part with these ranges in memory.
+    pub fn stored_ranges(&self, ranges: &[Range<usize>]) -> Vec<Range<usize>> {
+        self.move_out(ranges)
+    }
+
+    /// The part as it is stored; `scale` is the parameter's, or that of one of its moments.
+    pub fn to_stored(&self, part: &HostArray, scale: f64) -> HostArray {
+        let moved = match self.layer_axis {
+            Some(axis) => move_axis(part, 0, axis),
+            None => part.clone(),
+        };
+        scaled(moved, scale)
+    }
+
+    /// The part as it is in memory.
+    pub fn from_stored(&self, part: &HostArray, scale: f64) -> HostArray {
+        let moved = match self.layer_axis {
+            Some(axis) => move_axis(part, axis, 0),
+            None => part.clone(),
+        };
+        scaled(moved, 1.0 / scale)
+    }
+
+    fn move_out<T: Clone>(&self, items: &[T]) -> Vec<T> {
+        let mut items = items.to_vec();
+        if let Some(axis) = self.layer_axis {
+            let layers = items.remove(0);
+            items.insert(axis, layers);
+        }
+        items
+    }
+}
+
+/// Moves the dimension `from` to the position `to`.
+fn move_axis(array: &HostArray, from: usize, to: usize) -> HostArray {
+    if from == to {
+        return array.clone();
+    }
+    // Moving one dimension swaps two neighbouring blocks of dimensions; everything inside stays contiguous.
+    let dims = array.dims();
+    let (low, high) = (from.min(to), from.max(to));
+    let outer: usize = dims[..low].iter().product();
+    let inner = dims[high + 1..].iter().product::<usize>() * array.dtype().byte_size();
+    let (first, second) = if from < to {
+        (dims[low], dims[low + 1..=high].iter().product::<usize>())
+    } else {
+        (dims[low..high].iter().product::<usize>(), dims[high])
+    };
+    let mut moved = dims.to_vec();
+    let dim = moved.remove(from);
+    moved.insert(to, dim);
+    let mut result = HostArray::zeros(array.dtype(), &moved);
+    let block = first * second * inner;
+    for group in 0..outer {
+        let source = &array.bytes()[group * block..(group + 1) * block];
+        let target = &mut result.bytes_mut()[group * block..(group + 1) * block];
+        for row in 0..first {
+            for column in 0..second {
+                let (read, write) = ((row * second + column) * inner, (column * first + row) * inner);
+                target[write..write + inner].copy_from_slice(&source[read..read + inner]);
+            }
+        }
+    }
+    result
+}
+
+fn scaled(mut array: HostArray, scale: f64) -> HostArray {
+    if scale == 1.0 {
+        return array;
+    }
+    match array.dtype() {
+        DType::F32 => {
+            for value in bytemuck::cast_slice_mut::<u8, f32>(array.bytes_mut()) {
+                *value = (f64::from(*value) * scale) as f32;
+            }
+        }
+        DType::BF16 => {
+            for value in bytemuck::cast_slice_mut::<u8, half::bf16>(array.bytes_mut()) {
+                *value = half::bf16::from_f64(value.to_f64() * scale);
+            }
+        }
+        DType::F16 => {
+            for value in bytemuck::cast_slice_mut::<u8, half::f16>(array.bytes_mut()) {
+                *value = half::f16::from_f64(value.to_f64() * scale);
+            }
+        }
+        dtype => unreachable!("parameters are floating-point numbers, not `{dtype}`"),
+    }
+    array
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(dims: &[usize], from: usize, to: usize) {
+        let numbers: Vec<f32> = (0..dims.iter().product::<usize>()).map(|number| number as f32).collect();
+        let array = HostArray::from_slice(DType::F32, dims, &numbers).unwrap();
+        let moved = move_axis(&array, from, to);
+        let values = moved.as_slice::<f32>().unwrap();
+        for (flat, number) in numbers.iter().enumerate() {
+            let mut rest = flat;
+            let mut index: Vec<usize> = dims
+                .iter()
+                .rev()
+                .map(|dim| {
+                    let i = rest % dim;
+                    rest /= dim;
+                    i
+                })
+                .collect();
+            index.reverse();
+            let moved_index = index.remove(from);
+            index.insert(to, moved_index);
+            let target = index.iter().zip(moved.dims()).fold(0, |target, (i, dim)| target * dim + i);
+            assert_eq!(values[target], *number, "{dims:?} {from} -> {to}");
+        }
+        assert_eq!(move_axis(&moved, to, from), array);
+    }
+
+    #[test]
+    fn axes_move_and_come_back() {
+        check(&[3, 5], 0, 1);
+        check(&[3, 5, 2, 4], 0, 1);
+        check(&[3, 5, 2, 4], 0, 2);
+        check(&[3, 5, 2, 4], 3, 1);
+        check(&[1, 7, 1], 0, 2);
+    }
+
+    #[test]
+    fn scales_by_powers_of_two_are_exact() {
+        let parameter = |scale| StoredParameter { scale, ..StoredParameter::plain(vec![]) };
+        assert!(parameter(0.125).is_exact());
+        assert!(!parameter(32_f64.powf(-0.5)).is_exact());
+        assert!((moment_scale(0.5, 2) - 4.0).abs() < 1e-12);
+    }
+}
