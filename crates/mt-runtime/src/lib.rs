@@ -1,1 +1,29 @@
-//! Compiles IR, caches executables, and holds placed arrays.
+//! Compiles printed programs, caches executables on disk, and holds arrays that know their placement.
+//!
+//! Phase: compile and run. A [`Runtime`] is the hardware at work; it turns an `mt_ir::Program` into an
+//! [`Executable`], which takes and returns [`Array`]s. This is the only user of `mt-pjrt`; layers above never see
+//! devices' buffers.
+
+#![forbid(unsafe_code)]
+
+mod array;
+mod cache;
+mod dump;
+mod error;
+mod executable;
+mod fingerprint;
+mod memory;
+mod runtime;
+pub mod testing;
+
+pub use array::{Array, PendingArray, Shard};
+pub use error::RuntimeError;
+pub use executable::{CompileSettings, Executable, Input};
+pub use memory::format_bytes;
+pub use mt_pjrt::{DeviceMemoryStats, MemoryUse, NamedValue, Platform, prepare_environment};
+pub use runtime::{Runtime, RuntimeOptions};
+
+/// Plugins: where they are, and how they are installed.
+pub mod plugin {
+    pub use mt_pjrt::{PluginLocation, PluginOrigin, find_all, find_plugin, install};
+}

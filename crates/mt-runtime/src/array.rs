@@ -1,0 +1,389 @@
+//! Arrays on devices.
+
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    fmt,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use mt_ir::TensorType;
+use mt_pjrt::{Buffer, PendingHostArray};
+use mt_shape::{DType, HostArray, Sharding};
+
+use crate::{Runtime, RuntimeError};
+
+/// An array on the devices of a mesh, each of which holds the part that the sharding gives it.
+///
+/// Arrays are results of asynchronous work: they can be used at once, and errors of the program that makes them show
+/// when they are waited for or read.
+pub struct Array {
+    ty: TensorType,
+    sharding: Sharding,
+    /// One for each device of the mesh.
+    buffers: Vec<Buffer>,
+    _live: LiveBytes,
+}
+
+/// A part of an array, and one of the devices that hold it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    pub device: usize,
+    /// The indices along each dimension.
+    pub ranges: Vec<Range<usize>>,
+}
+
+impl Array {
+    /// Copies an array to the devices of a mesh, splitting it as `sharding` says.
+    ///
+    /// # Errors
+    /// The sharding does not fit the array or the devices, or they have no memory left.
+    pub fn from_host(runtime: &Runtime, host: &HostArray, sharding: &Sharding) -> Result<Self, RuntimeError> {
+        let ty = TensorType::new(host.dtype(), host.dims());
+        check_sharding("array", &ty, sharding)?;
+        let shard_dims = sharding.shard_dims(host.dims());
+        Self::from_parts(runtime, ty, sharding, |device| {
+            let ranges = sharding.shard_ranges(host.dims(), device);
+            let bytes = extract(host, &ranges);
+            Ok(Buffer::from_bytes(runtime.client(), device, host.dtype(), &shard_dims, &bytes)?)
+        })
+    }
+
+    /// As [`Self::from_host`], but without a copy where the platform can use host memory and the array is not split.
+    /// The memory of the result is not reused if it is donated.
+    ///
+    /// # Errors
+    /// As those of [`Self::from_host`].
+    pub fn from_shared(
+        runtime: &Runtime,
+        host: Arc<HostArray>,
+        sharding: &Sharding,
+    ) -> Result<Self, RuntimeError> {
+        if !sharding.spec.is_replicated() {
+            return Self::from_host(runtime, &host, sharding);
+        }
+        let ty = TensorType::new(host.dtype(), host.dims());
+        check_sharding("array", &ty, sharding)?;
+        Self::from_parts(runtime, ty, sharding, |device| {
+            Ok(Buffer::from_host(runtime.client(), device, host.clone())?)
+        })
+    }
+
+    /// Makes an array of shards that are read one at a time, so that the whole is never in host memory. Devices that
+    /// hold the same part are given copies of one shard.
+    ///
+    /// # Errors
+    /// As those of [`Self::from_host`], and those of `shard`.
+    pub fn from_shards<E: From<RuntimeError>>(
+        runtime: &Runtime,
+        ty: &TensorType,
+        sharding: &Sharding,
+        mut shard: impl FnMut(&[Range<usize>]) -> Result<HostArray, E>,
+    ) -> Result<Self, E> {
+        check_sharding("array", ty, sharding)?;
+        let mut devices: BTreeMap<Vec<(usize, usize)>, Vec<usize>> = BTreeMap::new();
+        for device in 0..sharding.mesh.num_devices() {
+            let ranges = sharding.shard_ranges(&ty.dims, device);
+            let key = ranges.iter().map(|range| (range.start, range.end)).collect();
+            devices.entry(key).or_default().push(device);
+        }
+        let mut buffers: Vec<Option<Buffer>> = (0..sharding.mesh.num_devices()).map(|_| None).collect();
+        for (key, devices) in devices {
+            let ranges: Vec<Range<usize>> = key.into_iter().map(|(start, end)| start..end).collect();
+            let host = shard(&ranges)?;
+            for device in devices {
+                let buffer =
+                    Buffer::from_bytes(runtime.client(), device, host.dtype(), host.dims(), host.bytes());
+                buffers[device] = Some(buffer.map_err(RuntimeError::from)?);
+            }
+        }
+        let mut buffers = buffers.into_iter().flatten();
+        let next = |_| Ok(buffers.next().expect("each device belongs to one key"));
+        Ok(Self::from_parts(runtime, ty.clone(), sharding, next)?)
+    }
+
+    fn from_parts(
+        runtime: &Runtime,
+        ty: TensorType,
+        sharding: &Sharding,
+        buffer: impl FnMut(usize) -> Result<Buffer, RuntimeError>,
+    ) -> Result<Self, RuntimeError> {
+        let buffers = (0..sharding.mesh.num_devices()).map(buffer).collect::<Result<_, _>>()?;
+        Ok(Self::from_buffers(runtime, ty, sharding.clone(), buffers))
+    }
+
+    /// An array of the buffers of each device, which are known to fit.
+    pub(crate) fn from_buffers(
+        runtime: &Runtime,
+        ty: TensorType,
+        sharding: Sharding,
+        buffers: Vec<Buffer>,
+    ) -> Self {
+        let shard_size = |buffer: &Buffer| buffer.dims().iter().product::<usize>() * ty.dtype.byte_size();
+        let bytes = buffers.iter().map(|buffer| shard_size(buffer) as u64).sum();
+        let live = LiveBytes::new(runtime.live_counter(), bytes);
+        Self { ty, sharding, buffers, _live: live }
+    }
+
+    /// The type of the whole array.
+    pub fn ty(&self) -> &TensorType {
+        &self.ty
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.ty.dtype
+    }
+
+    /// The dimensions of the whole array.
+    pub fn dims(&self) -> &[usize] {
+        &self.ty.dims
+    }
+
+    /// How the array is split.
+    pub fn sharding(&self) -> &Sharding {
+        &self.sharding
+    }
+
+    pub(crate) fn buffers(&self) -> &[Buffer] {
+        &self.buffers
+    }
+
+    pub(crate) fn into_buffers(self) -> Vec<Buffer> {
+        self.buffers
+    }
+
+    /// The bytes that the array takes in the memory of one device; 0 if the device is not of the mesh.
+    pub fn bytes_on_device(&self, device: usize) -> usize {
+        let of_shape = |buffer: &Buffer| buffer.dims().iter().product::<usize>() * self.ty.dtype.byte_size();
+        self.buffers.get(device).map_or(0, |buffer| buffer.size_on_device().unwrap_or(of_shape(buffer)))
+    }
+
+    /// Waits until the array is there.
+    ///
+    /// # Errors
+    /// Those of the program that makes it.
+    pub fn wait(&self) -> Result<(), RuntimeError> {
+        self.buffers.iter().try_for_each(|buffer| Ok(buffer.wait()?))
+    }
+
+    /// The distinct parts of the array, each with the first device that holds it.
+    pub fn shards(&self) -> Vec<Shard> {
+        let mut shards: Vec<Shard> = Vec::new();
+        for device in 0..self.buffers.len() {
+            let ranges = self.sharding.shard_ranges(&self.ty.dims, device);
+            if !shards.iter().any(|shard| shard.ranges == ranges) {
+                shards.push(Shard { device, ranges });
+            }
+        }
+        shards
+    }
+
+    /// The part that `device` holds.
+    ///
+    /// # Errors
+    /// The device is not of the mesh, or the program that makes the array failed.
+    pub fn shard_to_host(&self, device: usize) -> Result<HostArray, RuntimeError> {
+        Ok(self.shard_to_host_async(device)?.wait()?)
+    }
+
+    /// Starts copying the part that `device` holds to host memory. The array may be dropped or donated meanwhile.
+    ///
+    /// # Errors
+    /// The device is not of the mesh, or the copy cannot be started.
+    pub fn shard_to_host_async(&self, device: usize) -> Result<PendingHostArray, RuntimeError> {
+        let buffer = self.buffers.get(device).ok_or_else(|| {
+            mt_pjrt::Error::Argument(format!(
+                "the array is on {} devices, not on {device}",
+                self.buffers.len()
+            ))
+        })?;
+        Ok(buffer.to_host_async()?)
+    }
+
+    /// Starts copying the array to host memory, each distinct part once. The array may be dropped or donated
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// The copy cannot be started; errors of the program that makes the array come from the result's `wait`.
+    pub fn to_host_async(&self) -> Result<PendingArray, RuntimeError> {
+        let start = |shard: Shard| Ok((self.buffers[shard.device].to_host_async()?, shard.ranges));
+        let parts = self.shards().into_iter().map(start).collect::<Result<_, RuntimeError>>()?;
+        Ok(PendingArray { ty: self.ty.clone(), parts })
+    }
+
+    /// The whole array.
+    ///
+    /// # Errors
+    /// Those of the program that makes it.
+    pub fn to_host(&self) -> Result<HostArray, RuntimeError> {
+        self.to_host_async()?.wait()
+    }
+}
+
+impl fmt::Debug for Array {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Array({}, {})", self.ty, self.sharding.spec)
+    }
+}
+
+/// An array on its way to host memory.
+#[must_use = "dropping it waits for the copy and discards it"]
+pub struct PendingArray {
+    ty: TensorType,
+    parts: Vec<(PendingHostArray, Vec<Range<usize>>)>,
+}
+
+impl PendingArray {
+    /// Waits for the array.
+    ///
+    /// # Errors
+    /// Those of the program that makes it.
+    pub fn wait(self) -> Result<HostArray, RuntimeError> {
+        let mut parts = self.parts;
+        if parts.len() == 1 {
+            let (part, _) = parts.remove(0);
+            return Ok(part.wait()?);
+        }
+        let mut whole = HostArray::zeros(self.ty.dtype, &self.ty.dims);
+        let element_size = self.ty.dtype.byte_size();
+        for (part, ranges) in parts {
+            let part = part.wait()?;
+            let (from, into) = (part.bytes(), whole.bytes_mut());
+            for_each_run(&self.ty.dims, &ranges, element_size, |in_whole, in_part| {
+                into[in_whole].copy_from_slice(&from[in_part]);
+            });
+        }
+        Ok(whole)
+    }
+}
+
+/// Counts an array's bytes for as long as it exists.
+struct LiveBytes {
+    counter: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl LiveBytes {
+    fn new(counter: &Arc<AtomicU64>, bytes: u64) -> Self {
+        counter.fetch_add(bytes, Ordering::Relaxed);
+        Self { counter: counter.clone(), bytes }
+    }
+}
+
+impl Drop for LiveBytes {
+    fn drop(&mut self) {
+        self.counter.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Whether a sharding splits every dimension evenly, over axes that its mesh has.
+pub(crate) fn check_sharding(name: &str, ty: &TensorType, sharding: &Sharding) -> Result<(), RuntimeError> {
+    let fail = |reason: String| {
+        Err(RuntimeError::Sharding { name: name.into(), ty: ty.clone(), spec: sharding.spec.clone(), reason })
+    };
+    if sharding.spec.0.len() != ty.rank() {
+        return fail(format!("it has {} dimensions, the specification {}", ty.rank(), sharding.spec.0.len()));
+    }
+    let mut used: Vec<&String> = Vec::new();
+    for (dim, axes) in sharding.spec.0.iter().enumerate() {
+        for axis in axes {
+            if sharding.mesh.axis_size(axis).is_none() {
+                return fail(format!("the mesh has no axis `{axis}`"));
+            }
+            if used.contains(&axis) {
+                return fail(format!("mesh axis `{axis}` is used twice"));
+            }
+            used.push(axis);
+        }
+        let (size, parts) = (ty.dims[dim], sharding.num_parts(dim));
+        if size % parts != 0 {
+            return fail(format!("dimension {dim} of size {size} has no {parts} equal parts"));
+        }
+    }
+    Ok(())
+}
+
+/// The bytes of a part, copied only if they do not lie together.
+fn extract<'a>(host: &'a HostArray, ranges: &[Range<usize>]) -> Cow<'a, [u8]> {
+    let bytes = host.bytes();
+    let mut runs = Vec::new();
+    for_each_run(host.dims(), ranges, host.dtype().byte_size(), |in_whole, _| runs.push(in_whole));
+    match &runs[..] {
+        [run] => Cow::Borrowed(&bytes[run.clone()]),
+        _ => Cow::Owned(runs.into_iter().flat_map(|run| &bytes[run]).copied().collect()),
+    }
+}
+
+/// Calls `copy` with each run of bytes that lies together in an array and in its part: the bytes in the array, and
+/// those in the part.
+fn for_each_run(
+    dims: &[usize],
+    ranges: &[Range<usize>],
+    element_size: usize,
+    mut copy: impl FnMut(Range<usize>, Range<usize>),
+) {
+    if ranges.iter().any(Range::is_empty) {
+        return;
+    }
+    // Dimensions behind the last one that is split belong to each run whole.
+    let split = (0..dims.len()).rev().find(|dim| ranges[*dim].len() != dims[*dim]);
+    let split = split.unwrap_or(0);
+    let inner: usize = dims.get(split + 1..).unwrap_or_default().iter().product::<usize>() * element_size;
+    let run = ranges.get(split).map_or(1, Range::len) * inner;
+    let mut index: Vec<usize> = ranges.iter().take(split).map(|range| range.start).collect();
+    let mut in_part = 0;
+    loop {
+        let row = index.iter().zip(dims).fold(0, |row, (index, size)| row * size + index);
+        let start = match ranges.get(split) {
+            Some(range) => (row * dims[split] + range.start) * inner,
+            None => 0,
+        };
+        copy(start..start + run, in_part..in_part + run);
+        in_part += run;
+        // The next index of the outer dimensions, the last varying fastest.
+        let mut dim = index.len();
+        loop {
+            if dim == 0 {
+                return;
+            }
+            dim -= 1;
+            index[dim] += 1;
+            if index[dim] < ranges[dim].end {
+                break;
+            }
+            index[dim] = ranges[dim].start;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_cover_a_part_in_order() {
+        let check = |dims: &[usize], ranges: &[Range<usize>], expected: &[Range<usize>]| {
+            let mut runs = Vec::new();
+            let mut next = 0;
+            for_each_run(dims, ranges, 2, |in_whole, in_part| {
+                assert_eq!(in_part, next..next + in_whole.len());
+                next = in_part.end;
+                runs.push(in_whole);
+            });
+            assert_eq!(runs, expected, "{dims:?} {ranges:?}");
+        };
+        check(&[], &[], &[0..2]);
+        check(&[5], &[1..3], &[2..6]);
+        check(&[2, 3], &[0..2, 0..3], &[0..12]);
+        check(&[2, 3], &[1..2, 0..3], &[6..12]);
+        check(&[2, 3], &[0..2, 1..2], &[2..4, 8..10]);
+        check(&[2, 2, 2], &[0..1, 1..2, 0..2], &[4..8]);
+        check(&[2, 2, 2], &[0..2, 1..2, 0..2], &[4..8, 12..16]);
+        check(&[2, 0], &[0..1, 0..0], &[]);
+    }
+}

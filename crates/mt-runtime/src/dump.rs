@@ -1,0 +1,56 @@
+//! Writing programs as text, before and after optimization.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use mt_ir::Program;
+
+use crate::RuntimeError;
+
+/// A dump in progress: `NAME.stablehlo.mlir` is written, `NAME.optimized.hlo` follows the compilation, and all that
+/// XLA writes is in `NAME.xla`.
+pub(crate) struct Dump {
+    directory: PathBuf,
+    xla: PathBuf,
+    name: String,
+}
+
+impl Dump {
+    pub(crate) fn start(directory: &Path, program: &Program) -> Result<Self, RuntimeError> {
+        let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+        let name = program.name.replace(|letter| !is_plain(letter), "_");
+        let xla = directory.join(format!("{name}.xla"));
+        // What an earlier run left would be taken for this one's.
+        if xla.exists() {
+            fs::remove_dir_all(&xla).map_err(|source| RuntimeError::io(&xla, source))?;
+        }
+        fs::create_dir_all(&xla).map_err(|source| RuntimeError::io(&xla, source))?;
+        let path = directory.join(format!("{name}.stablehlo.mlir"));
+        fs::write(&path, &program.text).map_err(|source| RuntimeError::io(&path, source))?;
+        Ok(Self { directory: directory.to_owned(), xla, name })
+    }
+
+    /// The flags that make XLA write.
+    pub(crate) fn flags(&self) -> [(String, String); 2] {
+        let directory = self.xla.to_string_lossy().into_owned();
+        [("xla_dump_to".into(), directory), ("xla_dump_hlo_as_text".into(), "true".into())]
+    }
+
+    pub(crate) fn finish(self) -> Result<(), RuntimeError> {
+        let io_error = |source| RuntimeError::io(&self.xla, source);
+        let entries = fs::read_dir(&self.xla).map_err(io_error)?;
+        let mut paths: Vec<PathBuf> = entries
+            .map(|entry| entry.map(|entry| entry.path()))
+            .collect::<Result<_, _>>()
+            .map_err(io_error)?;
+        paths.sort();
+        let is_optimized = |path: &&PathBuf| path.to_string_lossy().ends_with("after_optimizations.txt");
+        if let Some(optimized) = paths.iter().find(is_optimized) {
+            let path = self.directory.join(format!("{}.optimized.hlo", self.name));
+            fs::copy(optimized, &path).map_err(|source| RuntimeError::io(&path, source))?;
+        }
+        Ok(())
+    }
+}

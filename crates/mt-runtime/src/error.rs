@@ -1,0 +1,59 @@
+//! What can go wrong.
+
+use std::path::PathBuf;
+
+use mt_ir::TensorType;
+use mt_pjrt::Platform;
+use mt_shape::PartitionSpec;
+
+/// A failure to set up the hardware, or to compile or run a program.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    #[error(transparent)]
+    Pjrt(#[from] mt_pjrt::Error),
+    #[error("{0} has no device\nhint: `hardware=cpu` uses the CPU")]
+    NoDevice(Platform),
+    #[error(
+        "program `{program}` runs on {needed} devices, but there are {available}\nhint: on a CPU set \
+         `num_cpu_devices={needed}`, elsewhere change the mesh"
+    )]
+    TooFewDevices { program: String, needed: usize, available: usize },
+    #[error("`{name}` of type `{ty}` cannot be split as `{spec}`: {reason}")]
+    Sharding { name: String, ty: TensorType, spec: PartitionSpec, reason: String },
+    #[error("program `{program}` takes {needed} arguments, but {given} are given")]
+    ArgumentCount { program: String, needed: usize, given: usize },
+    #[error("argument `{argument}` of program `{program}` is `{given}`, but `{needed}` is needed")]
+    ArgumentType { program: String, argument: String, given: TensorType, needed: TensorType },
+    #[error("argument `{argument}` of program `{program}` is placed as {given}, but {needed} is needed")]
+    ArgumentSharding { program: String, argument: String, given: String, needed: String },
+    #[error("argument `{argument}` of program `{program}` is donated, and so must be given up, not borrowed")]
+    ArgumentBorrowed { program: String, argument: String },
+    #[error(
+        "result `{result}` of program `{program}` came back as `{given}` on each device, but `{needed}` was declared"
+    )]
+    ResultType { program: String, result: String, given: TensorType, needed: TensorType },
+    #[error("program `{program}` returned {given} results, but declares {needed}")]
+    ResultCount { program: String, needed: usize, given: usize },
+    #[error("{0}")]
+    Memory(String),
+    #[error("`{path}`: {source}")]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Host(#[from] mt_shape::HostArrayError),
+}
+
+impl RuntimeError {
+    /// Whether the user's input or machine set-up is at fault rather than the run.
+    pub fn is_user_error(&self) -> bool {
+        match self {
+            Self::Pjrt(error) => error.is_user_error(),
+            Self::NoDevice(_) | Self::TooFewDevices { .. } | Self::Memory(_) => true,
+            _ => false,
+        }
+    }
+
+    /// An I/O failure on `path`.
+    pub(crate) fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
+        Self::Io { path: path.into(), source }
+    }
+}

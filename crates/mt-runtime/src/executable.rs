@@ -1,0 +1,300 @@
+//! Compiled programs that check what they are given.
+
+use std::{fmt, path::PathBuf, sync::Arc};
+
+use mt_ir::{Program, ProgramValue, TensorType};
+use mt_pjrt::{Argument, Buffer, CompileOptions, MemoryUse, Platform};
+use mt_shape::{Mesh, Sharding};
+
+use crate::{
+    Array, Runtime, RuntimeError, array::check_sharding, cache::ExecutableCache, dump::Dump,
+    fingerprint::Fingerprint,
+};
+
+/// How to compile one program.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CompileSettings {
+    /// A directory to write the program's StableHLO and optimized HLO text to. The cache is passed over then,
+    /// because only a compilation yields the optimized text.
+    pub dump_to: Option<PathBuf>,
+    /// XLA flags for this program alone, without the leading dashes.
+    pub xla_flags: Vec<(String, String)>,
+}
+
+/// An argument of a program.
+#[derive(Debug)]
+pub enum Input<'a> {
+    /// The array stays.
+    Borrow(&'a Array),
+    /// The array ends; its memory is reused for results if the program donates this argument.
+    Donate(Array),
+}
+
+impl Input<'_> {
+    fn array(&self) -> &Array {
+        match self {
+            Self::Borrow(array) => array,
+            Self::Donate(array) => array,
+        }
+    }
+}
+
+impl<'a> From<&'a Array> for Input<'a> {
+    fn from(array: &'a Array) -> Self {
+        Self::Borrow(array)
+    }
+}
+
+impl From<Array> for Input<'_> {
+    fn from(array: Array) -> Self {
+        Self::Donate(array)
+    }
+}
+
+/// A compiled program. Clones share it.
+#[derive(Clone)]
+pub struct Executable {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    runtime: Runtime,
+    executable: mt_pjrt::Executable,
+    name: String,
+    mesh: Arc<Mesh>,
+    inputs: Vec<ProgramValue>,
+    outputs: Vec<ProgramValue>,
+    is_cached: bool,
+}
+
+impl Executable {
+    pub(crate) fn compile(
+        runtime: &Runtime,
+        program: &Program,
+        settings: &CompileSettings,
+    ) -> Result<Self, RuntimeError> {
+        let needed = program.mesh.num_devices();
+        if needed > runtime.num_devices() {
+            let (program, available) = (program.name.clone(), runtime.num_devices());
+            return Err(RuntimeError::TooFewDevices { program, needed, available });
+        }
+        for value in program.inputs.iter().chain(&program.outputs) {
+            let name = format!("{} of program {}", value.name, program.name);
+            check_sharding(&name, &value.ty, &value.sharding)?;
+        }
+        let (executable, is_cached) = load_or_compile(runtime, program, settings)?;
+        if executable.num_outputs() != program.outputs.len() {
+            let (needed, given) = (program.outputs.len(), executable.num_outputs());
+            return Err(RuntimeError::ResultCount { program: program.name.clone(), needed, given });
+        }
+        let inner = Inner {
+            runtime: runtime.clone(),
+            executable,
+            name: program.name.clone(),
+            mesh: program.mesh.clone(),
+            inputs: program.inputs.clone(),
+            outputs: program.outputs.clone(),
+            is_cached,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The program's name.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// The devices that it runs on.
+    pub fn mesh(&self) -> &Arc<Mesh> {
+        &self.inner.mesh
+    }
+
+    /// The program's arguments.
+    pub fn inputs(&self) -> &[ProgramValue] {
+        &self.inner.inputs
+    }
+
+    /// The program's results.
+    pub fn outputs(&self) -> &[ProgramValue] {
+        &self.inner.outputs
+    }
+
+    /// Whether it came from the cache instead of the compiler.
+    pub fn is_cached(&self) -> bool {
+        self.inner.is_cached
+    }
+
+    /// What the program needs in the memory of each device.
+    ///
+    /// # Errors
+    /// The platform does not say.
+    pub fn memory(&self) -> Result<MemoryUse, RuntimeError> {
+        Ok(self.inner.executable.memory()?)
+    }
+
+    /// Starts the program. The results can be used at once; errors of the run show when they are waited for or read.
+    ///
+    /// # Errors
+    /// The arguments are not those that the program takes.
+    pub fn run(&self, inputs: Vec<Input<'_>>) -> Result<Vec<Array>, RuntimeError> {
+        let inner = &*self.inner;
+        self.check_inputs(&inputs)?;
+        let num_devices = inner.mesh.num_devices();
+        let mut arguments: Vec<Vec<Argument<'_>>> =
+            (0..num_devices).map(|_| Vec::with_capacity(inputs.len())).collect();
+        for input in inputs {
+            match input {
+                Input::Borrow(array) => {
+                    let buffers = array.buffers().iter().map(Argument::Borrow);
+                    arguments.iter_mut().zip(buffers).for_each(|(list, argument)| list.push(argument));
+                }
+                Input::Donate(array) => {
+                    let buffers = array.into_buffers().into_iter().map(Argument::Donate);
+                    arguments.iter_mut().zip(buffers).for_each(|(list, argument)| list.push(argument));
+                }
+            }
+        }
+        let execution = inner.executable.execute(arguments)?;
+        let mut per_device: Vec<_> = execution.outputs.into_iter().map(Vec::into_iter).collect();
+        let mut results = Vec::with_capacity(inner.outputs.len());
+        for value in &inner.outputs {
+            let buffers: Vec<Buffer> = per_device.iter_mut().filter_map(Iterator::next).collect();
+            self.check_result(value, &buffers)?;
+            let (ty, sharding) = (value.ty.clone(), value.sharding.clone());
+            results.push(Array::from_buffers(&inner.runtime, ty, sharding, buffers));
+        }
+        Ok(results)
+    }
+
+    fn check_inputs(&self, inputs: &[Input<'_>]) -> Result<(), RuntimeError> {
+        let program = || self.inner.name.clone();
+        if inputs.len() != self.inner.inputs.len() {
+            let (needed, given) = (self.inner.inputs.len(), inputs.len());
+            return Err(RuntimeError::ArgumentCount { program: program(), needed, given });
+        }
+        for (input, value) in inputs.iter().zip(&self.inner.inputs) {
+            let (array, argument) = (input.array(), || value.name.clone());
+            if *array.ty() != value.ty {
+                let (given, needed) = (array.ty().clone(), value.ty.clone());
+                return Err(RuntimeError::ArgumentType {
+                    program: program(),
+                    argument: argument(),
+                    given,
+                    needed,
+                });
+            }
+            if !same_placement(&value.ty, array.sharding(), &value.sharding) {
+                let (given, needed) = (describe(array.sharding()), describe(&value.sharding));
+                let (program, argument) = (program(), argument());
+                return Err(RuntimeError::ArgumentSharding { program, argument, given, needed });
+            }
+            if value.donated && matches!(input, Input::Borrow(_)) {
+                return Err(RuntimeError::ArgumentBorrowed { program: program(), argument: argument() });
+            }
+        }
+        Ok(())
+    }
+
+    /// The compiler ignores shardings that it cannot satisfy, so that what it returns is looked at.
+    fn check_result(&self, value: &ProgramValue, buffers: &[Buffer]) -> Result<(), RuntimeError> {
+        let dims = value.sharding.shard_dims(&value.ty.dims);
+        for buffer in buffers {
+            if buffer.dims() != dims || buffer.dtype() != value.ty.dtype {
+                return Err(RuntimeError::ResultType {
+                    program: self.inner.name.clone(),
+                    result: value.name.clone(),
+                    given: TensorType::new(buffer.dtype(), buffer.dims()),
+                    needed: TensorType::new(value.ty.dtype, dims),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Executable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Executable({}, {} devices)", self.name(), self.mesh().num_devices())
+    }
+}
+
+fn load_or_compile(
+    runtime: &Runtime,
+    program: &Program,
+    settings: &CompileSettings,
+) -> Result<(mt_pjrt::Executable, bool), RuntimeError> {
+    let client = runtime.client();
+    let mut options = CompileOptions::on_first(program.mesh.num_devices());
+    options.xla_flags = settings.xla_flags.clone();
+    if runtime.platform() == Platform::Gpu
+        && let Some(directory) = client.plugin().cuda_data_directory()
+    {
+        let directory = directory.to_string_lossy().into_owned();
+        options.xla_flags.push(("xla_gpu_cuda_data_dir".into(), directory));
+    }
+    if let Some(directory) = &settings.dump_to {
+        let dump = Dump::start(directory, program)?;
+        options.xla_flags.extend(dump.flags());
+        let executable = client.compile(&program.name, &program.text, &options)?;
+        dump.finish()?;
+        return Ok((executable, false));
+    }
+    let Some(cache) = runtime.cache() else {
+        return Ok((client.compile(&program.name, &program.text, &options)?, false));
+    };
+    let key = key(runtime, program, &options)?;
+    if let Some(executable) = load(runtime, cache, &key, &program.name) {
+        return Ok((executable, true));
+    }
+    let executable = client.compile(&program.name, &program.text, &options)?;
+    // A platform that cannot serialize executables compiles each time.
+    if let Ok(serialized) = executable.serialize() {
+        cache.store(&key, &serialized);
+    }
+    Ok((executable, false))
+}
+
+fn load(
+    runtime: &Runtime,
+    cache: &ExecutableCache,
+    key: &[u8; 32],
+    name: &str,
+) -> Option<mt_pjrt::Executable> {
+    let serialized = cache.load(key)?;
+    let loaded = runtime.client().load_executable(name, &serialized);
+    if loaded.is_err() {
+        cache.remove(key);
+    }
+    loaded.ok()
+}
+
+fn key(runtime: &Runtime, program: &Program, options: &CompileOptions) -> Result<[u8; 32], RuntimeError> {
+    let mut key = Fingerprint::default();
+    key.add(env!("CARGO_PKG_VERSION")).add(runtime.fingerprint()?);
+    key.add((options.devices.len() as u64).to_le_bytes());
+    for (name, value) in &options.xla_flags {
+        key.add(name).add(value);
+    }
+    key.add(&program.text);
+    Ok(key.finish())
+}
+
+/// Whether two shardings give each device the same part of an array.
+fn same_placement(ty: &TensorType, given: &Sharding, needed: &Sharding) -> bool {
+    if given == needed {
+        return true;
+    }
+    let num_devices = needed.mesh.num_devices();
+    given.mesh.num_devices() == num_devices
+        && (0..num_devices)
+            .all(|device| given.shard_ranges(&ty.dims, device) == needed.shard_ranges(&ty.dims, device))
+}
+
+fn describe(sharding: &Sharding) -> String {
+    let axes: Vec<String> =
+        sharding.mesh.axes().iter().map(|(name, size)| format!("{name}={size}")).collect();
+    match &axes[..] {
+        [] => "`one device`".to_owned(),
+        _ => format!("`{}` on `{}`", sharding.spec, axes.join(" ")),
+    }
+}

@@ -1,0 +1,167 @@
+//! What a compiled executable depends on besides its program.
+
+use std::{
+    collections::BTreeMap,
+    env, fs, io,
+    io::Read,
+    path::Path,
+    thread,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use mt_pjrt::Client;
+use sha2::{Digest, Sha256};
+
+use crate::{RuntimeError, cache::write_atomically};
+
+/// A hash of parts, each preceded by its length, so that no two lists of parts look alike.
+#[derive(Default)]
+pub(crate) struct Fingerprint(Sha256);
+
+impl Fingerprint {
+    pub(crate) fn add(&mut self, part: impl AsRef<[u8]>) -> &mut Self {
+        let part = part.as_ref();
+        self.0.update((part.len() as u64).to_le_bytes());
+        self.0.update(part);
+        self
+    }
+
+    pub(crate) fn finish(self) -> [u8; 32] {
+        self.0.finalize().into()
+    }
+}
+
+/// The plugin, its devices, the environment that it reads, and the processor it compiles for. `hashes` is a
+/// directory in which the hash of the plugin's file may be kept, since reading the file takes a while.
+pub(crate) fn of_machine(client: &Client, hashes: Option<&Path>) -> Result<[u8; 32], RuntimeError> {
+    let mut fingerprint = Fingerprint::default();
+    fingerprint.add(of_file(client.plugin().path(), hashes)?);
+    fingerprint.add(client.platform_name()).add(client.platform_version());
+    for device in client.devices() {
+        fingerprint.add(device.id().to_le_bytes()).add(device.kind());
+    }
+    for (name, value) in
+        compiler_environment(env::vars_os().filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
+        }))
+    {
+        fingerprint.add(name).add(value);
+    }
+    fingerprint.add(thread::available_parallelism().map_or(1, usize::from).to_le_bytes());
+    fingerprint.add(allowed_processors()).add(processor());
+    Ok(fingerprint.finish())
+}
+
+/// The environment variables that change what is compiled, in order.
+fn compiler_environment(variables: impl Iterator<Item = (String, String)>) -> BTreeMap<String, String> {
+    let matters = |name: &str| {
+        name.starts_with("XLA_") || ["LIBTPU_INIT_ARGS", "TF_XLA_FLAGS", "NPROC"].contains(&name)
+    };
+    variables.filter(|(name, _)| matters(name)).collect()
+}
+
+/// The processors that this process may use: the compiler splits work by their number.
+fn allowed_processors() -> String {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    status.lines().find(|line| line.starts_with("Cpus_allowed:")).unwrap_or_default().to_owned()
+}
+
+/// The processor's model and features.
+fn processor() -> String {
+    let description = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let first = description.split("\n\n").next().unwrap_or_default();
+    let matters = |line: &&str| {
+        [
+            "flags",
+            "Features",
+            "model name",
+            "model\t",
+            "cpu family",
+            "stepping",
+            "CPU part",
+            "CPU implementer",
+        ]
+        .iter()
+        .any(|name| line.starts_with(name))
+    };
+    first.lines().filter(matters).collect::<Vec<_>>().join("\n")
+}
+
+/// The hash of a file's contents, kept under its path, size and time of change.
+fn of_file(path: &Path, hashes: Option<&Path>) -> Result<[u8; 32], RuntimeError> {
+    let io_error = |source| RuntimeError::io(path, source);
+    let metadata = fs::metadata(path).map_err(io_error)?;
+    let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+    let nanoseconds = modified.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let mut identity = Fingerprint::default();
+    identity.add(path.as_os_str().as_encoded_bytes());
+    identity.add(metadata.len().to_le_bytes()).add(nanoseconds.to_le_bytes());
+    let kept = hashes.map(|directory| directory.join(format!("{}.hash", hexadecimal(&identity.finish()))));
+    if let Some(kept) = &kept
+        && let Ok(bytes) = fs::read(kept)
+        && let Ok(hash) = <[u8; 32]>::try_from(bytes)
+    {
+        return Ok(hash);
+    }
+    let hash = hash_file(path).map_err(io_error)?;
+    if let Some(kept) = kept {
+        // A cache that cannot be written costs time only.
+        let _ = write_atomically(&kept, &[&hash]);
+    }
+    Ok(hash)
+}
+
+fn hash_file(path: &Path) -> io::Result<[u8; 32]> {
+    let mut file = fs::File::open(path)?;
+    let mut hasher = Sha256::new();
+    let mut chunk = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut chunk)? {
+            0 => return Ok(hasher.finalize().into()),
+            count => hasher.update(&chunk[..count]),
+        }
+    }
+}
+
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_told_apart() {
+        let hash = |parts: &[&str]| {
+            let mut fingerprint = Fingerprint::default();
+            parts.iter().for_each(|part| {
+                fingerprint.add(part);
+            });
+            fingerprint.finish()
+        };
+        assert_ne!(hash(&["ab", "c"]), hash(&["a", "bc"]));
+        assert_ne!(hash(&["a"]), hash(&["a", ""]));
+        assert_eq!(hash(&["a", "b"]), hash(&["a", "b"]));
+    }
+
+    #[test]
+    fn only_the_compilers_environment_counts() {
+        let variables = [("XLA_FLAGS", "x"), ("HOME", "y"), ("NPROC", "2")];
+        let kept =
+            compiler_environment(variables.map(|(name, value)| (name.into(), value.into())).into_iter());
+        assert_eq!(kept.keys().collect::<Vec<_>>(), ["NPROC", "XLA_FLAGS"]);
+    }
+
+    #[test]
+    fn a_changed_file_has_another_hash() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, hashes) = (directory.path().join("plugin"), directory.path().join("hashes"));
+        fs::write(&path, "one").unwrap();
+        let first = of_file(&path, Some(&hashes)).unwrap();
+        assert_eq!(of_file(&path, Some(&hashes)).unwrap(), first);
+        assert_eq!(fs::read_dir(&hashes).unwrap().count(), 1);
+        fs::write(&path, "other").unwrap();
+        assert_ne!(of_file(&path, Some(&hashes)).unwrap(), first);
+    }
+}

@@ -1,0 +1,202 @@
+//! Whether programs fit into memory.
+
+use std::{
+    fmt::Write,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use mt_ir::ProgramValue;
+use mt_pjrt::{MemoryUse, Platform};
+
+use crate::{Executable, Runtime, RuntimeError};
+
+/// How many arrays a message names.
+const NUM_NAMED: usize = 5;
+
+/// See [`Runtime::check_memory`].
+pub(crate) fn check(runtime: &Runtime, executables: &[&Executable]) -> Result<(), RuntimeError> {
+    for executable in executables {
+        let memory = executable.memory()?;
+        let num_devices = executable.mesh().num_devices() as u64;
+        // The devices of a CPU client share the machine's memory; others have their own, all of one size.
+        let (needed, available) = match runtime.platform() {
+            Platform::Cpu => {
+                let available = available_host_memory().map(|bytes| bytes + runtime.live_bytes());
+                (per_device(&memory) * num_devices, available)
+            }
+            Platform::Gpu | Platform::Tpu => (per_device(&memory), smallest_device(runtime)),
+        };
+        if let Some(available) = available
+            && needed > available
+        {
+            return Err(RuntimeError::Memory(message(
+                runtime.platform(),
+                executable,
+                &memory,
+                needed,
+                available,
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// What one device must hold while the program runs.
+fn per_device(memory: &MemoryUse) -> u64 {
+    (memory.arguments + memory.outputs + memory.temporaries + memory.code).saturating_sub(memory.aliased)
+}
+
+fn message(
+    platform: Platform,
+    executable: &Executable,
+    memory: &MemoryUse,
+    needed: u64,
+    available: u64,
+) -> String {
+    let bytes = format_bytes;
+    let name = executable.name();
+    let mut text =
+        format!("program `{name}` needs {} of memory, but {} are available", bytes(needed), bytes(available));
+    let num_devices = executable.mesh().num_devices();
+    if num_devices > 1 {
+        text += match platform {
+            Platform::Cpu => ", which all devices share",
+            Platform::Gpu | Platform::Tpu => " on each device",
+        };
+    }
+    let on_each = if num_devices > 1 { " on each device" } else { "" };
+    // Writing to a string cannot fail.
+    let _ = write!(
+        text,
+        "\narguments {}, results {} (of which {} reuse arguments), temporaries {}{on_each}",
+        bytes(memory.arguments),
+        bytes(memory.outputs),
+        bytes(memory.aliased),
+        bytes(memory.temporaries),
+    );
+    let mut values: Vec<&ProgramValue> = executable.inputs().iter().collect();
+    // Results that have the name of an argument are its next value.
+    let is_new = |value: &&ProgramValue| executable.inputs().iter().all(|input| input.name != value.name);
+    values.extend(executable.outputs().iter().filter(is_new));
+    values.sort_by_key(|value| std::cmp::Reverse(shard_bytes(value)));
+    text += "\nlargest arrays:";
+    for value in values.into_iter().take(NUM_NAMED) {
+        let _ = write!(text, "\n  `{}` {}: {}{on_each}", value.name, value.ty, bytes(shard_bytes(value)));
+    }
+    text += "\nhint: a smaller batch or a shorter sequence, `remat_policy=full`, or a larger mesh needs less";
+    text
+}
+
+fn shard_bytes(value: &ProgramValue) -> u64 {
+    let dims = value.sharding.shard_dims(&value.ty.dims);
+    (dims.iter().product::<usize>() * value.ty.dtype.byte_size()) as u64
+}
+
+/// A number of bytes for people, such as `1.5 GiB`.
+pub fn format_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+fn smallest_device(runtime: &Runtime) -> Option<u64> {
+    let limits = runtime.devices().into_iter().map(|device| device.memory_stats()?.bytes_limit);
+    limits.collect::<Option<Vec<u64>>>()?.into_iter().min()
+}
+
+/// What this process may still take of the machine's memory: what is free or can be freed, within the limits of the
+/// control groups that it is in. `None` if the system does not say.
+fn available_host_memory() -> Option<u64> {
+    let machine = parse_meminfo(&fs::read_to_string("/proc/meminfo").ok()?)?;
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let limits = group_folders(&groups, Path::new("/sys/fs/cgroup"));
+    Some(limits.iter().filter_map(|folder| group_available(folder)).fold(machine, u64::min))
+}
+
+fn parse_meminfo(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
+/// The folders of a process's control groups and of the groups around them, of both versions.
+fn group_folders(groups: &str, root: &Path) -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let base = match controllers {
+            "" => root.to_owned(),
+            _ if controllers.split(',').any(|name| name == "memory") => root.join("memory"),
+            _ => continue,
+        };
+        // Within a container the path may be the host's, which does not exist here; the base is its group then.
+        for ancestor in Path::new(path.trim_start_matches('/')).ancestors() {
+            folders.push(base.join(ancestor));
+        }
+    }
+    folders
+}
+
+fn group_available(folder: &Path) -> Option<u64> {
+    let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
+    let limit = number("memory.max").or_else(|| number("memory.limit_in_bytes"))?;
+    let used = number("memory.current").or_else(|| number("memory.usage_in_bytes"))?;
+    // Pages of files that are not in use are counted as used but given back on demand.
+    let statistics = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+    let find =
+        |name: &str| statistics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+    let reclaimable = find("total_inactive_file ").or_else(|| find("inactive_file ")).unwrap_or(0);
+    Some(limit.saturating_sub(used.saturating_sub(reclaimable)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_legible() {
+        let check = |bytes: u64, expected: &str| assert_eq!(format_bytes(bytes), expected);
+        check(0, "0 B");
+        check(1023, "1023 B");
+        check(1536, "1.5 KiB");
+        check(3 << 30, "3.0 GiB");
+        check(u64::MAX, "16.0 EiB");
+    }
+
+    #[test]
+    fn the_kernels_numbers_are_read() {
+        assert_eq!(parse_meminfo("MemTotal:  8 kB\nMemAvailable:     5 kB\n"), Some(5120));
+        assert_eq!(parse_meminfo("MemTotal:  8 kB\n"), None);
+        let folders = group_folders("4:memory:/a\n3:cpu:/b\n0::/c/d\n", Path::new("/g"));
+        assert_eq!(folders, ["/g/memory/a", "/g/memory/", "/g/c/d", "/g/c", "/g/"].map(PathBuf::from));
+    }
+
+    #[test]
+    fn control_groups_limit() {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(directory.path().join(name), text).unwrap();
+        assert_eq!(group_available(directory.path()), None);
+        write("memory.max", "max\n");
+        write("memory.current", "600\n");
+        assert_eq!(group_available(directory.path()), None);
+        write("memory.max", "1000\n");
+        assert_eq!(group_available(directory.path()), Some(400));
+        write("memory.stat", "active_file 50\ninactive_file 100\n");
+        assert_eq!(group_available(directory.path()), Some(500));
+    }
+
+    #[test]
+    fn the_machine_has_memory() {
+        assert!(available_host_memory().is_some_and(|bytes| bytes > 1 << 20));
+    }
+}

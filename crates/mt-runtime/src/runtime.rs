@@ -1,0 +1,189 @@
+//! The hardware at work.
+
+use std::{
+    env, fmt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use mt_ir::Program;
+use mt_pjrt::{Client, ClientOptions, Device, NamedValue, Platform, Plugin, find_or_install};
+
+use crate::{CompileSettings, Executable, RuntimeError, cache::ExecutableCache, fingerprint, memory};
+
+/// How to set up a runtime.
+#[derive(Clone, Debug)]
+pub struct RuntimeOptions {
+    /// The hardware; `None` for the fastest that the machine has.
+    pub platform: Option<Platform>,
+    /// The plugin's file; `None` to look for one, and to install it if there is none.
+    pub plugin_path: Option<PathBuf>,
+    /// For CPUs: the number of virtual devices; `None` for what `XLA_FLAGS` forces, or 1.
+    pub num_cpu_devices: Option<usize>,
+    /// Options of the plugin's client, such as `memory_fraction`.
+    pub client_options: Vec<(String, NamedValue)>,
+    /// Where executables are kept; `None` for the user's cache, an empty path for nowhere.
+    pub cache_directory: Option<PathBuf>,
+    /// How many bytes of executables are kept.
+    pub cache_bytes: u64,
+}
+
+impl Default for RuntimeOptions {
+    fn default() -> Self {
+        Self {
+            platform: None,
+            plugin_path: None,
+            num_cpu_devices: None,
+            client_options: Vec::new(),
+            cache_directory: None,
+            cache_bytes: 4 << 30,
+        }
+    }
+}
+
+/// Devices of one platform, ready to compile and run programs. Clones share it.
+#[derive(Clone)]
+pub struct Runtime {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    platform: Platform,
+    client: Client,
+    cache: Option<ExecutableCache>,
+    /// What executables depend on besides their program; found when the first is compiled.
+    fingerprint: OnceLock<[u8; 32]>,
+    /// Bytes of the arrays that exist, on all devices together.
+    live_bytes: Arc<AtomicU64>,
+}
+
+impl Runtime {
+    /// Finds the plugin, installing it if need be, and starts it.
+    ///
+    /// # Errors
+    /// There is no plugin or it cannot be installed, or the hardware does not work.
+    pub fn new(options: &RuntimeOptions) -> Result<Self, RuntimeError> {
+        let platform = options.platform.unwrap_or_else(Platform::best_present);
+        let location = find_or_install(platform, options.plugin_path.as_deref())?;
+        let plugin = Plugin::load(&location.path)?;
+        let forced = || forced_device_count(&env::var("XLA_FLAGS").unwrap_or_default());
+        let num_cpu_devices = options.num_cpu_devices.or_else(forced).unwrap_or(1);
+        let client_options = ClientOptions { num_cpu_devices, options: options.client_options.clone() };
+        let client = Client::new(&plugin, &client_options)?;
+        if client.num_devices() == 0 {
+            return Err(RuntimeError::NoDevice(platform));
+        }
+        let directory = match &options.cache_directory {
+            Some(directory) if directory.as_os_str().is_empty() => None,
+            Some(directory) => Some(directory.clone()),
+            None => Some(mt_pjrt::cache_directory()?.join("executables")),
+        };
+        let cache = directory.map(|directory| ExecutableCache::new(directory, options.cache_bytes));
+        let inner =
+            Inner { platform, client, cache, fingerprint: OnceLock::new(), live_bytes: Arc::default() };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The kind of hardware.
+    pub fn platform(&self) -> Platform {
+        self.inner.platform
+    }
+
+    /// The file of the plugin.
+    pub fn plugin_path(&self) -> &Path {
+        self.inner.client.plugin().path()
+    }
+
+    /// What the platform says of its version.
+    pub fn platform_version(&self) -> &str {
+        self.inner.client.platform_version()
+    }
+
+    /// The number of devices.
+    pub fn num_devices(&self) -> usize {
+        self.inner.client.num_devices()
+    }
+
+    /// The devices. Device `i` of a mesh is the `i`-th.
+    pub fn devices(&self) -> Vec<Device> {
+        self.inner.client.devices()
+    }
+
+    /// Compiles a program for the first devices, or loads it from the cache.
+    ///
+    /// # Errors
+    /// The program is not valid, or there are too few devices or too little memory for it.
+    pub fn compile(&self, program: &Program, settings: &CompileSettings) -> Result<Executable, RuntimeError> {
+        Executable::compile(self, program, settings)
+    }
+
+    /// Checks that each of the programs, run alone, fits into the memory that there is. Arrays that exist already
+    /// count as available, because they are taken to be the programs' arguments.
+    ///
+    /// # Errors
+    /// A program does not fit; the message names the totals and the largest arrays.
+    pub fn check_memory(&self, executables: &[&Executable]) -> Result<(), RuntimeError> {
+        memory::check(self, executables)
+    }
+
+    /// The bytes of all arrays that exist, on all devices together.
+    pub fn live_bytes(&self) -> u64 {
+        self.inner.live_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn live_counter(&self) -> &Arc<AtomicU64> {
+        &self.inner.live_bytes
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.inner.client
+    }
+
+    pub(crate) fn cache(&self) -> Option<&ExecutableCache> {
+        self.inner.cache.as_ref()
+    }
+
+    pub(crate) fn fingerprint(&self) -> Result<[u8; 32], RuntimeError> {
+        if let Some(fingerprint) = self.inner.fingerprint.get() {
+            return Ok(*fingerprint);
+        }
+        let hashes = self.cache().map(ExecutableCache::directory);
+        let fingerprint = fingerprint::of_machine(&self.inner.client, hashes)?;
+        Ok(*self.inner.fingerprint.get_or_init(|| fingerprint))
+    }
+}
+
+impl fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Runtime({}, {} devices)", self.platform(), self.num_devices())
+    }
+}
+
+/// The number of CPU devices that these XLA flags ask for.
+fn forced_device_count(flags: &str) -> Option<usize> {
+    const FLAG: &str = "--xla_force_host_platform_device_count=";
+    // As in XLA, the last one counts.
+    let value = flags.split_whitespace().filter_map(|flag| flag.strip_prefix(FLAG)).next_back()?;
+    value.parse().ok().filter(|count| *count > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn xla_flags_force_a_device_count() {
+        let check = |flags: &str, expected| assert_eq!(forced_device_count(flags), expected, "{flags}");
+        check("", None);
+        check("--xla_cpu_use_xnnpack=true", None);
+        check("--xla_force_host_platform_device_count=8", Some(8));
+        check(
+            "--a=1 --xla_force_host_platform_device_count=2 --xla_force_host_platform_device_count=4",
+            Some(4),
+        );
+        check("--xla_force_host_platform_device_count=0", None);
+    }
+}
