@@ -12,6 +12,22 @@
 //! state is a position: a resumed run sees the batches that it would have seen, on any number of hosts and threads.
 //! Every host tokenizes all documents when packing, since where a row starts depends on all before it; that bounds the
 //! global rate by what one host tokenizes, several million tokens a second on a host with many cores.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use mt_data::{DatasetOptions, Source, Tokenizer, TrainIterator};
+//!
+//! let source = Source::Memory { name: "poem".into(), documents: vec!["So rested he by the Tumtum tree".into()] };
+//! let open = || TrainIterator::open(DatasetOptions::training(source.clone(), 8, 2), Some(Arc::new(Tokenizer::bytes())));
+//! let mut iterator = open()?;
+//! let first = iterator.next()?.expect("training data has no end");
+//! assert_eq!((first.rows, first.length, first.num_targets()), (2, 8, 16));
+//!
+//! let mut resumed = open()?;
+//! resumed.restore(&iterator.state())?;
+//! assert_eq!(resumed.next()?, iterator.next()?);
+//! # Ok::<(), mt_data::DataError>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod batch;

@@ -46,6 +46,32 @@ fn wrong_text_is_located() {
 }
 
 #[test]
+fn byte_order_marks_are_no_text() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("data.txt");
+    std::fs::write(&path, "\u{feff}{\"text\": \"a\"}\n{\"text\": \"b\"}").unwrap();
+    let column = "text".to_string();
+    assert_eq!(read(&Source::JsonLines { files: pattern(&path), column }).unwrap(), ["a", "b"]);
+    for document in [TextDocument::Line, TextDocument::File] {
+        let documents = read(&Source::Text { files: pattern(&path), document }).unwrap();
+        assert!(documents[0].starts_with('{'), "{documents:?}");
+    }
+}
+
+/// More files than stay open are opened for each read.
+#[test]
+fn many_files_are_one_dataset() {
+    let directory = tempfile::tempdir().unwrap();
+    for number in 0..300 {
+        std::fs::write(directory.path().join(format!("{number:03}.txt")), format!("{number}\n")).unwrap();
+    }
+    let files = pattern(&directory.path().join("*.txt"));
+    let documents = read(&Source::Text { files, document: TextDocument::Line }).unwrap();
+    assert!(documents.iter().enumerate().all(|(number, text)| *text == number.to_string()));
+    assert_eq!(documents.len(), 300);
+}
+
+#[test]
 fn wrong_json_is_located() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("data.jsonl");

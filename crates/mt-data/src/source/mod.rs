@@ -68,7 +68,7 @@ impl Dataset {
     /// Opens a source.
     ///
     /// Text and JSON lines are read through once, for their index, their checksum and their encoding; of parquet files
-    /// only the footers are read.
+    /// the footers are read, and the first row group.
     ///
     /// # Errors
     /// Files that are missing, unreadable, of the wrong format or without the column; a dataset without documents.

@@ -89,7 +89,13 @@ impl ParquetDocuments {
             }
         }
         identity.add(column, 0, 0);
-        Ok(Self { column: column.into(), paths, groups, blocks, cache: Mutex::new(VecDeque::new()) })
+        let documents =
+            Self { column: column.into(), paths, groups, blocks, cache: Mutex::new(VecDeque::new()) };
+        // Whether the texts can be decoded at all shows before anything is compiled.
+        if let Some(which) = documents.blocks.iter().position(|block| block.count > 0) {
+            documents.group(which)?;
+        }
+        Ok(documents)
     }
 
     pub(super) fn len(&self) -> u64 {

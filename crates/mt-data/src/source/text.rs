@@ -47,11 +47,19 @@ impl FileDocuments {
 
 fn read_text(path: &Path) -> Result<String> {
     let bytes = fs::read(path).map_err(DataError::io("read", path))?;
-    String::from_utf8(bytes).map_err(|error| {
+    String::from_utf8(bytes).map(without_mark).map_err(|error| {
         let valid = error.utf8_error().valid_up_to();
         let line = 1 + error.as_bytes()[..valid].iter().filter(|byte| **byte == b'\n').count() as u64;
         DataError::NotUtf8 { path: path.into(), offset: valid as u64, line }
     })
+}
+
+/// Some editors start a file with a byte order mark, which is no part of its text and no valid JSON.
+fn without_mark(mut text: String) -> String {
+    if text.starts_with('\u{feff}') {
+        text.drain(..'\u{feff}'.len_utf8());
+    }
+    text
 }
 
 /// One document a line: the line itself, or the text under a column of the JSON object that it holds.
@@ -174,7 +182,7 @@ impl LineFile {
             offset: start + error.utf8_error().valid_up_to() as u64,
             line: self.line_number(start),
         })?;
-        Ok(Line { start, text })
+        Ok(Line { start, text: if start == 0 { without_mark(text) } else { text } })
     }
 
     /// The number of the line that starts at `offset`; counted only for messages.
