@@ -36,7 +36,7 @@ fn active_results(node: &Node, operands: &[bool]) -> Vec<bool> {
             (0..node.results.len()).map(|index| each.iter().any(|active| active[index])).collect()
         }
         // Each result of a barrier or a sort follows its own operand.
-        Op::OptimizationBarrier => operands.to_vec(),
+        Op::OptimizationBarrier | Op::Sort { .. } => operands.to_vec(),
         Op::CustomVjp(op) => {
             let differentiable =
                 operands.iter().zip(&op.differentiable).any(|(active, marked)| *active && *marked);

@@ -74,15 +74,23 @@ fn depends_on(graph: &Graph, sources: impl IntoIterator<Item = ValueId>) -> Vec<
     depends
 }
 
+/// The values that are given names, or what they name if that is computed: rules read the operation's own result.
 fn named_values(graph: &Graph, cotangents: &[ValueId], wanted: impl Fn(&str) -> bool) -> Vec<ValueId> {
     let is_backward = depends_on(graph, cotangents.iter().copied());
-    let nodes = graph.nodes().iter();
-    nodes
-        .filter(|node| {
-            matches!(&node.op, Op::Name(name) if wanted(name)) && !is_backward[node.results[0].index()]
-        })
-        .map(|node| node.results[0])
-        .collect()
+    let producers = graph.producers();
+    let mut values = Vec::new();
+    for node in graph.nodes() {
+        let value = node.operands.first();
+        if let (Op::Name(name), Some(value)) = (&node.op, value)
+            && wanted(name)
+            && producers[value.index()].is_some()
+            && !is_backward[value.index()]
+            && !values.contains(value)
+        {
+            values.push(*value);
+        }
+    }
+    values
 }
 
 /// The forward values that backward nodes read, less those that are cheap to compute again.

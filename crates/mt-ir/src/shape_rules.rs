@@ -3,8 +3,8 @@
 use mt_shape::DType;
 
 use crate::{
-    Collective, CollectiveKind, CustomVjp, Dot, GatherDims, Graph, ManualComputation, Op, Reduction, Scan,
-    ScatterDims, TensorType, Unary, While,
+    Binary, Collective, CollectiveKind, CustomVjp, Dot, GatherDims, Graph, Literal, ManualComputation, Op,
+    Reduction, Scalar, Scan, ScatterDims, TensorType, Unary, While,
 };
 
 /// Operands do not fit an operation.
@@ -125,10 +125,11 @@ fn infer_one(op: &Op, operands: &[&TensorType]) -> Result<TensorType> {
         operand_count(operands, count)?;
     }
     match op {
-        Op::Constant(literal) => Ok(literal.ty()),
+        Op::Constant(literal) => infer_constant(literal),
+        Op::Iota { ty, .. } if ty.dtype == DType::Bool => Err(ShapeError::ElementType(ty.dtype)),
         Op::Iota { ty, dimension } => in_range(*dimension, ty).map(|()| ty.clone()),
         Op::Unary(unary) => infer_unary(*unary, operands[0]),
-        Op::Binary(_) => operand_type(operands, 1, operands[0]).map(|()| operands[0].clone()),
+        Op::Binary(binary) => infer_binary(*binary, operands),
         Op::Compare(_) => {
             operand_type(operands, 1, operands[0])?;
             Ok(TensorType::new(DType::Bool, operands[0].dims.clone()))
@@ -222,10 +223,33 @@ fn infer_movement(op: &Op, operands: &[&TensorType]) -> Result<TensorType> {
     }
 }
 
+fn infer_constant(literal: &Literal) -> Result<TensorType> {
+    let ty = literal.ty();
+    let Literal::Splat { value, .. } = literal else { return Ok(ty) };
+    let fits = match value {
+        Scalar::Bool(_) => ty.dtype == DType::Bool,
+        Scalar::Int(_) => ty.dtype.is_integer(),
+        Scalar::Float(_) => ty.dtype.is_float(),
+    };
+    if fits { Ok(ty) } else { invalid(format!("{value:?} is no element of `{ty}`")) }
+}
+
+fn infer_binary(binary: Binary, operands: &[&TensorType]) -> Result<TensorType> {
+    operand_type(operands, 1, operands[0])?;
+    let dtype = operands[0].dtype;
+    let fits = match binary {
+        Binary::And | Binary::Or | Binary::Xor => !dtype.is_float(),
+        Binary::ShiftLeft | Binary::ShiftRightLogical => dtype.is_integer(),
+        _ => dtype != DType::Bool,
+    };
+    if fits { Ok(operands[0].clone()) } else { Err(ShapeError::ElementType(dtype)) }
+}
+
 fn infer_unary(unary: Unary, operand: &TensorType) -> Result<TensorType> {
     let dtype = operand.dtype;
     let fits = match unary {
-        Unary::Negate | Unary::Abs | Unary::Sign => dtype != DType::Bool,
+        Unary::Negate => dtype != DType::Bool,
+        Unary::Abs | Unary::Sign => dtype != DType::Bool && !dtype.is_unsigned(),
         Unary::Not => !dtype.is_float(),
         _ => dtype.is_float(),
     };
@@ -510,6 +534,12 @@ fn infer_manual(op: &ManualComputation, operands: &[&TensorType]) -> Result<Vec<
     };
     if op.input_specs.len() != operands.len() || op.output_specs.len() != op.body.outputs().len() {
         return invalid("takes one placement for each input and result");
+    }
+    let locals = op.body.input_types().into_iter().chain(op.body.output_types());
+    for (local, spec) in locals.zip(op.input_specs.iter().chain(&op.output_specs)) {
+        if spec.0.len() != local.rank() {
+            return invalid(format!("placement {spec} does not fit `{local}`"));
+        }
     }
     for (index, (local, spec)) in op.body.input_types().into_iter().zip(&op.input_specs).enumerate() {
         let dims: Vec<usize> =

@@ -102,6 +102,10 @@ pub(super) fn binary(c: &mut Context<'_>, binary: Binary) -> Vec<Option<ValueId>
             let lhs_gradient = needs[0].then(|| {
                 let one = b.splat_like(rhs, 1.0);
                 let less = b.binary(Binary::Subtract, rhs, one);
+                // An exponent of zero is replaced: the factor is zero then, which an infinite power would undo.
+                let zero = b.splat_like(rhs, 0.0);
+                let is_zero = b.emit(Op::Compare(Comparison::Equal), &[rhs, zero]);
+                let less = b.emit(Op::Select, &[is_zero, one, less]);
                 let power = b.binary(Binary::Power, lhs, less);
                 let factor = b.multiply(rhs, power);
                 b.multiply(g, factor)

@@ -103,6 +103,11 @@ fn string(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
+/// The scope path, which profiles show; nothing outside of all scopes, since MLIR refuses an empty name.
+fn location(scope: &str) -> String {
+    if scope.is_empty() { String::new() } else { format!(" loc({})", string(scope)) }
+}
+
 impl Printer<'_> {
     fn module(&mut self, graph: &Graph, inputs: &[ProgramValue], outputs: &[ProgramValue]) {
         let sharded = self.options.mesh.num_devices() > 1;
@@ -227,7 +232,7 @@ impl Printer<'_> {
         let types: Vec<String> = operands.iter().map(|(_, ty)| tensor(ty)).collect();
         let attributes =
             if attributes.is_empty() { String::new() } else { format!(" {{{}}}", attributes.join(", ")) };
-        let location = if scope.is_empty() { String::new() } else { format!(" loc({})", string(scope)) };
+        let location = location(scope);
         self.line(&format!(
             "%{name} = \"{operation}\"({}){attributes} : ({}) -> {}{location}",
             arguments.join(", "),

@@ -2,7 +2,7 @@
 
 use mt_shape::{DType, HostArray};
 
-use super::{Name, Printer, i64_array, list, tensor};
+use super::{Name, Printer, i64_array, list, location, tensor};
 use crate::{
     Binary, Collective, CollectiveKind, Dot, GatherDims, Graph, Literal, Node, Op, Precision, Reduction,
     Scalar, ScatterDims, ScatterKind, TensorType,
@@ -13,8 +13,17 @@ fn float(value: f64, dtype: DType) -> String {
     match dtype {
         DType::F64 if value.is_finite() => decimal(&format!("{value:e}")),
         DType::F64 => format!("0x{:016X}", value.to_bits()),
-        DType::F32 if (value as f32).is_finite() => decimal(&format!("{:e}", value as f32)),
-        DType::F32 => format!("0x{:08X}", (value as f32).to_bits()),
+        DType::F32 => {
+            let value = value as f32;
+            let text = format!("{value:e}");
+            // MLIR reads decimals as `f64` and rounds again, which can miss by one bit.
+            let read = text.parse::<f64>().map(|read| (read as f32).to_bits());
+            if value.is_finite() && read == Ok(value.to_bits()) {
+                decimal(&text)
+            } else {
+                format!("0x{:08X}", value.to_bits())
+            }
+        }
         DType::BF16 => format!("0x{:04X}", half::bf16::from_f64(value).to_bits()),
         _ => format!("0x{:04X}", half::f16::from_f64(value).to_bits()),
     }
@@ -44,17 +53,32 @@ fn literal(literal: &Literal) -> String {
 
 fn dense(array: &HostArray) -> String {
     if array.dtype() == DType::Bool {
-        let items = list(array.bytes().iter().map(|byte| (*byte != 0).to_string()));
-        return if array.dims().len() == 1 { items } else { items.replace(['[', ']'], "") };
+        // MLIR packs the bits of a hexadecimal literal, so truth values are spelled out.
+        let items = array.bytes().iter().map(|byte| (*byte != 0).to_string()).collect();
+        return nested(items, array.dims());
     }
     let hex: String = array.bytes().iter().map(|byte| format!("{byte:02X}")).collect();
     if hex.is_empty() { String::new() } else { format!("\"0x{hex}\"") }
 }
 
+/// Row-major items in brackets, one pair for each dimension; nothing if there are no items.
+fn nested(items: Vec<String>, dims: &[usize]) -> String {
+    if items.is_empty() {
+        return String::new();
+    }
+    let mut items = items;
+    for size in dims.iter().rev() {
+        items = items.chunks(*size).map(list).collect();
+    }
+    items.concat()
+}
+
 fn identity(kind: Reduction, dtype: DType) -> Literal {
     let extreme = |largest: bool| match dtype {
         _ if dtype.is_float() => Scalar::Float(if largest { f64::INFINITY } else { f64::NEG_INFINITY }),
-        _ if dtype.is_unsigned() && largest => Scalar::Int(-1 >> (64 - 8 * dtype.byte_size()).min(63)),
+        _ if dtype.is_unsigned() && largest => {
+            Scalar::Int((u64::MAX >> (64 - 8 * dtype.byte_size())).cast_signed())
+        }
         _ if dtype.is_unsigned() => Scalar::Int(0),
         _ => {
             let bits = 8 * dtype.byte_size() as u32;
@@ -192,8 +216,7 @@ impl Printer<'_> {
         let result_types: Vec<String> = results.iter().map(|ty| tensor(ty)).collect();
         let attributes =
             if attributes.is_empty() { String::new() } else { format!(" {{{}}}", attributes.join(", ")) };
-        let location =
-            if scope.is_empty() { String::new() } else { format!(" loc({})", super::string(scope)) };
+        let location = location(scope);
         let assignment = if left.is_empty() { String::new() } else { format!("{} = ", left.join(", ")) };
         self.line(&format!(
             "{assignment}\"{operation}\"({}){attributes} : ({}) -> ({}){location}",
@@ -259,12 +282,12 @@ impl Printer<'_> {
         let region = self.combiner(kind.combiner(), ty.dtype);
         let name = self.fresh();
         self.line(&format!(
-            "%{name} = \"stablehlo.reduce\"(%{operand}, %{initial}) {region} {{dimensions = {}}} : ({}, {}) -> {} loc({})",
+            "%{name} = \"stablehlo.reduce\"(%{operand}, %{initial}) {region} {{dimensions = {}}} : ({}, {}) -> {}{}",
             i64_array(dimensions),
             tensor(ty),
             tensor(&scalar),
             tensor(result),
-            super::string(scope)
+            location(scope)
         ));
         name
     }
@@ -294,11 +317,11 @@ impl Printer<'_> {
         self.line(&format!(
             "%{name} = \"stablehlo.reduce_window\"(%{operand}, %{initial}) {region} {{window_dimensions = {window}, \
              window_strides = {ones}, base_dilations = {ones}, window_dilations = {ones}, \
-             padding = dense<{}> : tensor<{}x2xi64>}} : ({ty}, {}) -> {ty} loc({})",
+             padding = dense<{}> : tensor<{}x2xi64>}} : ({ty}, {}) -> {ty}{}",
             list(padding),
             ty.rank(),
             tensor(&scalar),
-            super::string(scope),
+            location(scope),
             ty = tensor(ty),
         ));
         name
@@ -330,7 +353,7 @@ impl Printer<'_> {
         self.line(&format!(
             "%{name} = \"stablehlo.scatter\"({}) {region} {{scatter_dimension_numbers = #stablehlo.scatter<\
              update_window_dims = {}, inserted_window_dims = {}, scatter_dims_to_operand_dims = {}, \
-             index_vector_dim = {}>, indices_are_sorted = false, unique_indices = {unique}}} : ({}) -> {} loc({})",
+             index_vector_dim = {}>, indices_are_sorted = false, unique_indices = {unique}}} : ({}) -> {}{}",
             arguments.join(", "),
             list(&dims.update_window_dims),
             list(&dims.inserted_window_dims),
@@ -338,7 +361,7 @@ impl Printer<'_> {
             dims.index_vector_dim,
             types.join(", "),
             tensor(result),
-            super::string(scope)
+            location(scope)
         ));
         name
     }
@@ -378,12 +401,12 @@ impl Printer<'_> {
             std::iter::once(base).chain((1..operands.len()).map(|_| self.fresh())).collect();
         let left: Vec<String> = names.iter().map(|name| format!("%{name}")).collect();
         self.line(&format!(
-            "{} = \"stablehlo.sort\"({}) {region} {{dimension = {dimension} : i64, is_stable = true}} : ({}) -> ({}) loc({})",
+            "{} = \"stablehlo.sort\"({}) {region} {{dimension = {dimension} : i64, is_stable = true}} : ({}) -> ({}){}",
             left.join(", "),
             arguments.join(", "),
             types.join(", "),
             types.join(", "),
-            super::string(scope)
+            location(scope)
         ));
         names
     }
@@ -395,6 +418,9 @@ impl Printer<'_> {
         result: &TensorType,
         scope: &str,
     ) -> Name {
+        if op.group_size == 1 {
+            return operand;
+        }
         let groups = self.replica_groups(&op.mesh_axes);
         let shape = format!("tensor<{}x{}xi64>", groups.len(), groups.first().map_or(0, Vec::len));
         let text = list(groups.iter().map(list));
@@ -407,10 +433,10 @@ impl Printer<'_> {
                 let region = self.combiner(Binary::Add, ty.dtype);
                 let name = self.fresh();
                 self.line(&format!(
-                    "%{name} = \"stablehlo.all_reduce\"(%{operand}) {region} {{{replica_groups}, {handle}, {global}}} : ({}) -> {} loc({})",
+                    "%{name} = \"stablehlo.all_reduce\"(%{operand}) {region} {{{replica_groups}, {handle}, {global}}} : ({}) -> {}{}",
                     tensor(ty),
                     tensor(result),
-                    super::string(scope)
+                    location(scope)
                 ));
                 name
             }
@@ -423,10 +449,10 @@ impl Printer<'_> {
                 let region = self.combiner(Binary::Add, ty.dtype);
                 let name = self.fresh();
                 self.line(&format!(
-                    "%{name} = \"stablehlo.reduce_scatter\"(%{operand}) {region} {{scatter_dimension = {dimension} : i64, {replica_groups}, {handle}, {global}}} : ({}) -> {} loc({})",
+                    "%{name} = \"stablehlo.reduce_scatter\"(%{operand}) {region} {{scatter_dimension = {dimension} : i64, {replica_groups}, {handle}, {global}}} : ({}) -> {}{}",
                     tensor(ty),
                     tensor(result),
-                    super::string(scope)
+                    location(scope)
                 ));
                 name
             }

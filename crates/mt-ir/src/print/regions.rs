@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mt_shape::DType;
 
-use super::{Name, Printer, i64_array, list, string, tensor};
+use super::{Name, Printer, i64_array, list, location, string, tensor};
 use crate::{Graph, ManualComputation, Scan, TensorType, While};
 
 impl Printer<'_> {
@@ -36,7 +36,7 @@ impl Printer<'_> {
             self.terminator("stablehlo.return", &outputs, &branch.output_types());
         }
         let types: Vec<String> = results.iter().map(|ty| tensor(ty)).collect();
-        self.line(&format!("}}) : (tensor<i32>) -> ({}) loc({})", types.join(", "), string(scope)));
+        self.line(&format!("}}) : (tensor<i32>) -> ({}){}", types.join(", "), location(scope)));
         names
     }
 
@@ -67,7 +67,7 @@ impl Printer<'_> {
         self.indent -= 2;
         self.terminator("stablehlo.return", &next, types);
         let types: Vec<String> = types.iter().map(tensor).collect();
-        self.line(&format!("}}) : ({}) -> ({}) loc({})", types.join(", "), types.join(", "), string(scope)));
+        self.line(&format!("}}) : ({}) -> ({}){}", types.join(", "), types.join(", "), location(scope)));
         results
     }
 
@@ -101,6 +101,9 @@ impl Printer<'_> {
             .map(|ty| TensorType::new(ty.dtype, [&[scan.length], ty.dims.as_slice()].concat()))
             .collect();
         let stacks: Vec<Name> = stacked_types.iter().map(|ty| self.zeros(ty, scope)).collect();
+        if scan.length == 0 {
+            return [carry, &stacks].concat();
+        }
         let start = self.scalar_i32(0);
         let carry_types = operands[scan.num_captured..][..scan.num_carry].iter().map(|(_, ty)| (*ty).clone());
         let types: Vec<TensorType> = std::iter::once(index_type.clone())
@@ -236,10 +239,10 @@ impl Printer<'_> {
         let operand_types: Vec<String> = operands.iter().map(|(_, ty)| tensor(ty)).collect();
         let result_types: Vec<String> = results.iter().map(|ty| tensor(ty)).collect();
         self.line(&format!(
-            "}}) : ({}) -> ({}) loc({})",
+            "}}) : ({}) -> ({}){}",
             operand_types.join(", "),
             result_types.join(", "),
-            string(scope)
+            location(scope)
         ));
         names
     }
