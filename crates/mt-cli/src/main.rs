@@ -1,2 +1,43 @@
-//! The `maxtext` command.
-fn main() {}
+//! The `maxtext` command: argument parsing, and one function a subcommand.
+//!
+//! Phase: all. This is the only crate that knows command lines, exit statuses and terminals; what a subcommand does is
+//! in `mt-train`, `mt-engine`, `mt-data` and `mt-config` below. Exit status 0 is done, 1 failed at run time, 2 is wrong
+//! input.
+
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod commands;
+mod failure;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::{
+    arguments::{Arguments, Command},
+    failure::Failure,
+};
+
+fn main() -> ExitCode {
+    // Plugins read environment variables when they are loaded, and these may only be set while there is one thread.
+    mt_pjrt::prepare_environment();
+    let arguments = Arguments::parse();
+    match failure::without_panics(|| run(arguments)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.report();
+            failure.exit_code()
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> Result<(), Failure> {
+    match arguments.command {
+        Command::Train(settings) => commands::train::run(settings),
+        Command::Decode(settings) => commands::decode::run(settings),
+        Command::Config(command) => commands::config::run(command),
+        Command::Tokenizer(command) => commands::tokenizer::run(command),
+        Command::Plugin(command) => commands::plugin::run(command),
+    }
+}

@@ -1,0 +1,92 @@
+//! `maxtext train`.
+
+use std::{
+    env,
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use mt_config::{Config, Request, RunGroup, TrainConfig};
+
+use crate::{arguments::Settings, commands::warn, failure::Failure};
+
+/// Runs `maxtext train`.
+pub fn run(settings: Settings) -> Result<(), Failure> {
+    let config = configure(settings.settings)?;
+    let train = TrainConfig::from_config(&config)?;
+    Err(Failure::run(format!("this build cannot train `{}`", train.run.run_name)))
+}
+
+/// The configuration of a run, with its notes reported and the run named.
+fn configure(arguments: Vec<String>) -> Result<Config, Failure> {
+    let mut config = Config::resolve(&Request::from_process(arguments).with_quick_start())?;
+    warn(&config);
+    let model = if config.is_quick_start() { "quick-start" } else { "" };
+    let model = match (model, config.entry("model_name").value.as_str()) {
+        ("", Some(name)) => name,
+        (quick_start, _) => quick_start,
+    };
+    let name = env::var("JOBSET_NAME").ok().filter(|name| !name.is_empty());
+    let name = name.unwrap_or_else(|| {
+        let runs = RunGroup::from_config(&config).map(|run| run.output_directory()).unwrap_or_default();
+        unused_name(&format!("{model}_{}", timestamp(SystemTime::now())), &runs)
+    });
+    config.name_run(&name);
+    Ok(config)
+}
+
+/// The name itself, or with a number behind it if a run has it.
+fn unused_name(name: &str, runs: &Path) -> String {
+    let numbered = (2..).map(|number| format!("{name}-{number}"));
+    std::iter::once(name.to_owned())
+        .chain(numbered)
+        .find(|candidate| !runs.join(candidate).exists())
+        .expect("there is no end to numbers")
+}
+
+/// The time as `2026-11-21-13-05-09`, in UTC.
+fn timestamp(time: SystemTime) -> String {
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Years that begin in March end with the day that leap years add, so that months have fixed offsets.
+    let era_day = days + 719_468;
+    let (era, day_of_era) = (era_day / 146_097, era_day % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}-{hour:02}-{minute:02}-{second:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn timestamps() {
+        for (seconds, expected) in [
+            (0, "1970-01-01-00-00-00"),
+            (951_827_696, "2000-02-29-12-34-56"),
+            (1_709_164_799, "2024-02-28-23-59-59"),
+            (1_709_251_199, "2024-02-29-23-59-59"),
+            (1_735_689_599, "2024-12-31-23-59-59"),
+            (4_107_542_400, "2100-03-01-00-00-00"),
+        ] {
+            assert_eq!(timestamp(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
+        }
+    }
+
+    #[test]
+    fn names_that_are_taken_get_a_number() {
+        let runs = tempfile::tempdir().unwrap();
+        assert_eq!(unused_name("a", runs.path()), "a");
+        std::fs::create_dir(runs.path().join("a")).unwrap();
+        std::fs::create_dir(runs.path().join("a-2")).unwrap();
+        assert_eq!(unused_name("a", runs.path()), "a-3");
+    }
+}

@@ -1,0 +1,201 @@
+//! The binary as users see it: exit statuses, messages, help.
+
+use std::{path::Path, process::Command};
+
+/// What a run of the binary gave.
+struct Outcome {
+    status: i32,
+    output: String,
+    errors: String,
+}
+
+fn maxtext_in(directory: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Outcome {
+    let output = Command::new(env!("CARGO_BIN_EXE_maxtext"))
+        .args(arguments)
+        .current_dir(directory)
+        .env_remove("XLA_FLAGS")
+        .env("RUST_BACKTRACE", "1")
+        .envs(environment.iter().copied())
+        .output()
+        .unwrap();
+    Outcome {
+        status: output.status.code().unwrap(),
+        output: String::from_utf8(output.stdout).unwrap(),
+        errors: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+fn maxtext(arguments: &[&str]) -> Outcome {
+    maxtext_in(&std::env::temp_dir(), arguments, &[])
+}
+
+/// Wrong input: one message with all of `parts`, status 2, no backtrace.
+#[track_caller]
+fn check_wrong(arguments: &[&str], parts: &[&str]) {
+    let outcome = maxtext(arguments);
+    assert_eq!(outcome.status, 2, "{}", outcome.errors);
+    assert_eq!(outcome.output, "");
+    assert!(outcome.errors.starts_with("error: "), "{}", outcome.errors);
+    assert_eq!(outcome.errors.matches("error: ").count(), 1, "{}", outcome.errors);
+    assert!(
+        !outcome.errors.contains("backtrace") && !outcome.errors.contains("panicked"),
+        "{}",
+        outcome.errors
+    );
+    for part in parts {
+        assert!(outcome.errors.contains(part), "no {part:?} in:\n{}", outcome.errors);
+    }
+}
+
+/// Success, with all of `parts` on standard output.
+#[track_caller]
+fn check_output(arguments: &[&str], parts: &[&str]) {
+    let outcome = maxtext(arguments);
+    assert_eq!(outcome.status, 0, "{}", outcome.errors);
+    for part in parts {
+        assert!(outcome.output.contains(part), "no {part:?} in:\n{}", outcome.output);
+    }
+}
+
+#[test]
+fn help_shows_commands_and_examples() {
+    check_output(
+        &["--help"],
+        &["train", "decode", "config", "tokenizer", "plugin", "Examples:", "maxtext train run.yml"],
+    );
+    check_output(
+        &["train", "--help"],
+        &["quick start", "Examples:", "hf_train_files=", "maxtext config explain KEY"],
+    );
+    check_output(&["decode", "--help"], &["prompt=", "decode_seed"]);
+    check_output(&["tokenizer", "train", "--help"], &["--vocab-size", "--output"]);
+    check_output(&["--version"], &["maxtext 0."]);
+    let bare = maxtext(&[]);
+    assert_eq!(bare.status, 2);
+    assert!(bare.errors.contains("Usage:"));
+}
+
+#[test]
+fn wrong_commands_get_suggestions() {
+    check_wrong(&["trian"], &["'trian'", "'train'"]);
+    check_wrong(&["plugin", "install", "cuda"], &["cuda", "gpu"]);
+    check_wrong(&["tokenizer", "train"], &["--output"]);
+}
+
+#[test]
+fn wrong_configurations() {
+    for command in ["train", "decode"] {
+        check_wrong(&[command, "setps=3"], &["unknown key `setps`", "hint: did you mean `steps`"]);
+        check_wrong(&[command, "--steps=3"], &["`--steps=3`", "without dashes"]);
+        check_wrong(&[command, "missing.yml"], &["`missing.yml` does not exist"]);
+    }
+    check_wrong(&["train", "steps=many"], &["`steps` is `many` (command line)", "whole number"]);
+    check_wrong(&["train", "dropout_rate=2"], &["out of bounds"]);
+    check_wrong(
+        &["train", "learning_rate=1"],
+        &["`dataset_type` is `tfds` (default)", "dataset_type=synthetic"],
+    );
+    check_wrong(
+        &["train", "dataset_type=hf"],
+        &["3 problems", "`hf_path`", "`hf_train_files`", "`tokenizer_path`"],
+    );
+    check_wrong(&["config", "explain", "learning_rat"], &["did you mean `learning_rate`"]);
+    check_wrong(&["config", "show", "head_dim=0"], &["`head_dim` is `0`", "at least 1"]);
+}
+
+#[test]
+fn decoding_needs_a_model() {
+    check_wrong(&["decode", "prompt=Hello"], &["which model", "load_parameters_path="]);
+    check_wrong(
+        &["decode", "load_parameters_path=/nowhere"],
+        &["`load_parameters_path` is `/nowhere`", "does not exist"],
+    );
+}
+
+#[test]
+fn configurations_are_shown() {
+    check_output(
+        &["config", "show"],
+        &["# The run", "steps: 150001", "learning_rate: 0.00003", "max_num_checkpoints_to_keep: none"],
+    );
+    check_output(
+        &["config", "show", "--changed", "--origins", "steps=5", "model_name=llama2-7b"],
+        &["steps: 5  # command line", "base_emb_dim: 4096  # model `llama2-7b`, line 2"],
+    );
+    check_output(&["config", "show", "--changed"], &["every key is at its default"]);
+    let json = maxtext(&["config", "show", "--json", "steps=5"]);
+    let object: serde_json::Value = serde_json::from_str(&json.output).unwrap();
+    assert_eq!((&object["steps"], &object["mlp_activations"][0]), (&5.into(), &"silu".into()));
+    let origins = maxtext(&["config", "show", "--json", "--origins", "--changed", "steps=5"]);
+    let object: serde_json::Value = serde_json::from_str(&origins.output).unwrap();
+    assert_eq!(object, serde_json::json!({ "steps": { "value": 5, "origin": "command line" } }));
+}
+
+#[test]
+fn environment_and_secrets() {
+    let environment = [("M_STEPS", "7"), ("M_HF_ACCESS_TOKEN", "hf_verysecret")];
+    let outcome = maxtext_in(&std::env::temp_dir(), &["config", "show", "--origins"], &environment);
+    assert!(outcome.output.contains("steps: 7  # environment variable `M_STEPS`"), "{}", outcome.output);
+    assert!(!format!("{}{}", outcome.output, outcome.errors).contains("verysecret"));
+    assert!(outcome.output.contains("hf_access_token: (hidden)"));
+}
+
+#[test]
+fn keys_are_explained() {
+    check_output(
+        &["config", "explain", "learning_rate"],
+        &["learning_rate\n", "number, at least 0", "0.00003", "acts on", "optimizer", "M_LEARNING_RATE"],
+    );
+    check_output(&["config", "explain", "hardware"], &["MaxText's own default is `tpu`"]);
+    check_output(&["config", "explain", "ici_pipeline_parallelism"], &["pipeline parallelism"]);
+}
+
+#[test]
+fn configurations_are_checked() {
+    check_output(&["config", "check"], &["the quick start has no mistakes"]);
+    check_output(&["config", "check", "dataset_type=synthetic"], &["the configuration has no mistakes"]);
+    check_wrong(
+        &["config", "check", "dataset_type=synthetic", "num_cpu_devices=8", "ici_tensor_parallelism=3"],
+        &["`ici_tensor_parallelism=3` does not divide the 8 devices"],
+    );
+    let noted = maxtext(&["config", "check", "dataset_type=synthetic", "shardy=false"]);
+    assert_eq!(noted.status, 0);
+    assert!(noted.errors.starts_with("warning: `shardy`"), "{}", noted.errors);
+}
+
+#[test]
+fn plugins_are_listed() {
+    let home = tempfile::tempdir().unwrap();
+    let environment = [("XDG_CACHE_HOME", home.path().to_str().unwrap())];
+    let list = maxtext_in(home.path(), &["plugin", "list"], &environment);
+    assert_eq!(list.status, 0, "{}", list.errors);
+    for platform in ["cpu", "gpu", "tpu"] {
+        assert!(list.output.lines().any(|line| line.starts_with(platform)), "{}", list.output);
+    }
+    let json = maxtext_in(home.path(), &["plugin", "list", "--json"], &environment);
+    assert!(serde_json::from_str::<serde_json::Value>(&json.output).unwrap().is_array());
+}
+
+#[test]
+fn tokenizers_are_trained() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = "the quick brown fox jumps over the lazy dog\n".repeat(50);
+    std::fs::write(directory.path().join("a.txt"), text).unwrap();
+    let train = |arguments: &[&str]| {
+        let all: Vec<&str> = ["tokenizer", "train", "--vocab-size", "300", "--output", "out"]
+            .iter()
+            .chain(arguments)
+            .copied()
+            .collect();
+        maxtext_in(directory.path(), &all, &[])
+    };
+    let done = train(&["hf_path=text", "hf_train_files=*.txt"]);
+    assert_eq!(done.status, 0, "{}", done.errors);
+    assert!(done.output.contains("tokenizer_path=out"));
+    assert!(directory.path().join("out").join("tokenizer.json").is_file());
+    let missing = train(&["hf_path=text", "hf_train_files=none/*.txt"]);
+    assert_eq!(missing.status, 2);
+    assert!(missing.errors.contains("no file matches `none/*.txt`"), "{}", missing.errors);
+    assert_eq!(train(&["hf_path=text"]).status, 2);
+    assert_eq!(train(&["dataset_type=synthetic"]).status, 2);
+}
