@@ -6,57 +6,71 @@ use clap::{Args, Parser, Subcommand};
 
 const EXAMPLES: &str = "\
 Examples:
-  maxtext train                                    the quick start: a small model, in minutes
-  maxtext train run.yml steps=1000                 a configuration file, one key changed
-  maxtext decode load_parameters_path=maxtext_output/my_run prompt='Once upon'
-  maxtext config explain learning_rate             what a key does
+  maxtext train                           the quick start: a small model
+  maxtext train run.yml steps=1000        a configuration file, one key changed
+  maxtext decode load_parameters_path=maxtext_output/first prompt='Once upon'
+  maxtext config explain learning_rate    what a key does
 
-Configuration is by MaxText's keys: in a YAML file, as `key=value`, or as `M_KEY` in the environment.";
+Keys are MaxText's. They are set in a YAML file, as `key=value`, or as `M_KEY`
+in the environment.";
 
 const TRAIN: &str = "\
 Trains a model, or continues the run that `run_name` names.
 
-Without keys, or with keys that are only about the run (`run_name`, `steps`, `base_output_directory`, logging,
-hardware), this trains the quick start: a language model of about 10 million parameters on the documentation and
-source code of the current directory's repository.
+Without keys, or with keys that are only about the run (`run_name`, `steps`,
+`base_output_directory`, logging, hardware), this trains the quick start: a
+language model of about 10 million parameters on the documentation and source
+code of the repository in the current directory.
 
-The directory BASE_OUTPUT_DIRECTORY/RUN_NAME receives checkpoints, metrics (JSON lines and TensorBoard), a loss curve,
-the tokenizer and the resolved configuration. Run the same command again to continue after an interruption; Ctrl-C
-stops with a checkpoint.";
+The directory `base_output_directory`/`run_name` receives checkpoints, metrics
+as JSON lines and TensorBoard events, a loss curve, the tokenizer and the
+resolved configuration. The same command again continues after an interruption;
+Ctrl-C stops with a checkpoint.";
 
 const TRAIN_EXAMPLES: &str = "\
 Examples:
   maxtext train
   maxtext train run_name=first steps=500
-  maxtext train run_name=text dataset_type=hf hf_path=text hf_train_files='books/*.txt' tokenizer_type=byte \\
-      base_emb_dim=256 base_num_decoder_layers=4 max_target_length=512 per_device_batch_size=8 steps=1000
-  maxtext train run_name=tune load_parameters_path=maxtext_output/first learning_rate=1e-5
-  maxtext train run_name=split num_cpu_devices=8 ici_fsdp_parallelism=4 ici_tensor_parallelism=2 …
+  maxtext train run_name=books dataset_type=hf hf_path=text \\
+      hf_train_files='books/*.txt' tokenizer_type=byte base_emb_dim=256 \\
+      base_num_decoder_layers=4 max_target_length=512 steps=1000
+  maxtext train books.yml run_name=tuned learning_rate=1e-5 \\
+      load_parameters_path=maxtext_output/books
+  maxtext train books.yml run_name=split num_cpu_devices=8 \\
+      ici_fsdp_parallelism=4 ici_tensor_parallelism=2
 
-`maxtext config show` lists every key, `maxtext config explain KEY` says what one does, and
-`maxtext config check …` looks for mistakes without training.";
+See also:
+  maxtext config show          every key and its value
+  maxtext config explain KEY   what a key does
+  maxtext config check …       look for mistakes without training";
 
 const DECODE: &str = "\
 Continues prompts with a trained model, as the tokens come.
 
-Model and tokenizer are those of the run that `load_parameters_path` names: its directory, or one of its checkpoints.";
+Model and tokenizer are those of the run that `load_parameters_path` names: its
+directory, or one of its checkpoints.";
 
 const DECODE_EXAMPLES: &str = "\
 Examples:
-  maxtext decode load_parameters_path=maxtext_output/first prompt='The answer is'
-  maxtext decode load_parameters_path=maxtext_output/first prompts=\"['One','Two']\" max_target_length=128
-  maxtext decode load_parameters_path=maxtext_output/first prompt=Hello decode_sampling_strategy=nucleus \\
-      decode_sampling_nucleus_p=0.9 decode_sampling_temperature=0.8 decode_seed=7";
+  maxtext decode load_parameters_path=maxtext_output/first prompt='The answer'
+  maxtext decode load_parameters_path=maxtext_output/first \\
+      prompts=\"['One','Two']\" max_target_length=128
+  maxtext decode load_parameters_path=maxtext_output/first prompt=Hello \\
+      decode_sampling_strategy=nucleus decode_sampling_nucleus_p=0.9 \\
+      decode_sampling_temperature=0.8 decode_seed=7";
 
 const TOKENIZER_TRAIN: &str = "\
-Trains a byte-level BPE tokenizer on text, and writes it as a `tokenizer.json` that Hugging Face's library reads too.
+Trains a byte-level BPE tokenizer on text, and writes it as a `tokenizer.json`
+that Hugging Face's library reads too.
 
-The text is what training would read: `hf_path`, `hf_train_files`, `hf_text_unit` and `train_data_columns`.";
+The text is what training would read: `hf_path`, `hf_train_files`,
+`hf_text_unit` and `train_data_columns`.";
 
 const TOKENIZER_EXAMPLES: &str = "\
 Examples:
-  maxtext tokenizer train --vocab-size 8192 --output my_tokenizer hf_path=text hf_train_files='books/*.txt'
-  maxtext train tokenizer_path=my_tokenizer vocab_size=8192 …";
+  maxtext tokenizer train --vocab-size 8192 --output my_tokenizer \\
+      hf_path=text hf_train_files='books/*.txt'
+  maxtext train books.yml tokenizer_path=my_tokenizer vocab_size=8192";
 
 /// Train, sample and inspect language models.
 #[derive(Debug, Parser)]

@@ -116,7 +116,7 @@ fn decoding_needs_a_model() {
 fn configurations_are_shown() {
     check_output(
         &["config", "show"],
-        &["# The run", "steps: 150001", "learning_rate: 0.00003", "max_num_checkpoints_to_keep: none"],
+        &["# The run", "steps: 150001", "learning_rate: 3e-5", "max_num_checkpoints_to_keep: none"],
     );
     check_output(
         &["config", "show", "--changed", "--origins", "steps=5", "model_name=llama2-7b"],
@@ -144,7 +144,7 @@ fn environment_and_secrets() {
 fn keys_are_explained() {
     check_output(
         &["config", "explain", "learning_rate"],
-        &["learning_rate\n", "number, at least 0", "0.00003", "acts on", "optimizer", "M_LEARNING_RATE"],
+        &["learning_rate\n", "number, at least 0", "3e-5", "acts on", "optimizer", "M_LEARNING_RATE"],
     );
     check_output(&["config", "explain", "hardware"], &["MaxText's own default is `tpu`"]);
     check_output(&["config", "explain", "ici_pipeline_parallelism"], &["pipeline parallelism"]);

@@ -74,6 +74,10 @@ pub fn value_text(value: &Value) -> String {
     match value {
         Value::Null => "none".to_owned(),
         Value::String(text) => text.clone(),
+        // Learning rates and epsilons are easier to read this way.
+        Value::Number(number) if number.as_f64().is_some_and(|value| value != 0.0 && value.abs() < 1e-3) => {
+            format!("{:e}", number.as_f64().unwrap_or_default())
+        }
         Value::Array(values) => {
             let parts: Vec<String> = values
                 .iter()

@@ -28,7 +28,11 @@ impl Entry {
 
     /// The value as it may be shown.
     pub fn shown(&self) -> String {
-        if self.key.secret && self.is_changed() { "(hidden)".to_owned() } else { value_text(&self.value) }
+        match value_text(&self.value) {
+            _ if self.key.secret && self.is_changed() => "(hidden)".to_owned(),
+            empty if empty.is_empty() => "''".to_owned(),
+            text => text,
+        }
     }
 }
 

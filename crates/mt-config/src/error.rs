@@ -96,7 +96,9 @@ impl Problem {
             )),
             Self::UnknownModel { nearest, .. } => Some(format!("did you mean {}?", alternatives(nearest))),
             Self::NotAnAssignment(argument) if argument.starts_with('-') => {
-                Some(format!("keys are set without dashes, as in `{}=…`", argument.trim_start_matches('-')))
+                let name = argument.trim_start_matches('-');
+                let value = if name.contains('=') { "" } else { "=…" };
+                Some(format!("keys are set without dashes, as in `{name}{value}`"))
             }
             Self::NotAnAssignment(_) => {
                 Some("write `key=value`, or a path that ends in `.yml` or `.yaml`".to_owned())

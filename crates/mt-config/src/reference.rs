@@ -25,14 +25,14 @@ pub fn explain(name: &str) -> Result<String, ConfigError> {
         .into());
     };
     let example = example(key);
-    let mut lines = vec![
-        (if key.name == name { key.name.to_owned() } else { format!("{} (formerly {name})", key.name) }),
-        String::new(),
-        format!("  {}", key.help),
-        String::new(),
-    ];
-    let mut row = |label: &str, text: String| lines.push(format!("  {label:<11}{text}"));
-    row("type", key.type_text());
+    let title =
+        if key.name == name { key.name.to_owned() } else { format!("{} (formerly {name})", key.name) };
+    let mut text = format!("{title}\n\n{}\n", wrapped("  ", key.help));
+    let mut row = |label: &str, value: String| {
+        text.push('\n');
+        text.push_str(&wrapped(&format!("  {label:<11}"), &value));
+    };
+    row("type", type_text(key));
     row("default", default_text(key));
     if let Some(theirs) = key.maxtext_default {
         row("", format!("MaxText's own default is {}", shown(&theirs.value())));
@@ -40,15 +40,51 @@ pub fn explain(name: &str) -> Result<String, ConfigError> {
     row("group", format!("{} ({})", group_of(key).title, group_of(key).name));
     row("acts on", key.acts_on.to_owned());
     row("status", status(key));
-    let resume = if key.may_change_on_resume { "may change" } else { "stays as it was" };
-    row("on resume", resume.to_owned());
+    if !key.refused_choices.is_empty() {
+        let refused: Vec<&str> = key.refused_choices.iter().map(|(choice, _)| *choice).collect();
+        row("not built", refused.join(", "));
+    }
+    row("on resume", (if key.may_change_on_resume { "may change" } else { "stays as it was" }).to_owned());
     if key.own {
-        row("origin", "maxtext-rs; MaxText has no such key".to_owned());
+        row("origin", "not a key of MaxText".to_owned());
     }
     row("set it by", format!("{}={example}", key.name));
     row("", format!("{}: {example} (in a YAML file)", key.name));
     row("", format!("{}={example} (in the environment)", key.variable()));
-    Ok(lines.join("\n"))
+    Ok(text)
+}
+
+/// The text behind a label, with lines of at most 90 columns that begin below each other.
+fn wrapped(label: &str, text: &str) -> String {
+    const COLUMNS: usize = 90;
+    let indent = label.chars().count();
+    let (mut lines, mut column) = (label.to_owned(), indent);
+    for (index, word) in text.split(' ').enumerate() {
+        let length = word.chars().count();
+        if index > 0 && column + 1 + length > COLUMNS {
+            lines.push('\n');
+            lines.push_str(&" ".repeat(indent));
+            column = indent;
+        } else if index > 0 {
+            lines.push(' ');
+            column += 1;
+        }
+        lines.push_str(word);
+        column += length;
+    }
+    lines
+}
+
+/// The type, of choices those that are built.
+fn type_text(key: &Key) -> String {
+    match key.kind {
+        Kind::Choice(choices) if !key.refused_choices.is_empty() => {
+            let built = choices.iter().filter(|choice| key.missing_feature(&Value::from(**choice)).is_none());
+            let quoted: Vec<String> = built.map(|choice| shown(&Value::from(*choice))).collect();
+            format!("one of {}", quoted.join(", "))
+        }
+        _ => key.type_text(),
+    }
 }
 
 /// The reference of all keys, in Markdown.
@@ -82,7 +118,7 @@ pub fn reference_page() -> String {
             page.push_str(&format!(
                 "| `{}` | {} | {} | {} |\n",
                 key.name,
-                key.type_text(),
+                type_text(key),
                 default_text(key),
                 help.replace('|', "\\|")
             ));
@@ -129,11 +165,7 @@ fn example(key: &Key) -> String {
 
 fn status(key: &Key) -> String {
     match key.class {
-        Class::Effective if key.refused_choices.is_empty() => "effective".to_owned(),
-        Class::Effective => {
-            let refused: Vec<&str> = key.refused_choices.iter().map(|(choice, _)| *choice).collect();
-            format!("effective; not built yet: {}", refused.join(", "))
-        }
+        Class::Effective => "effective".to_owned(),
         Class::NoEffectHere(reason) => format!("accepted without effect: {reason}"),
         Class::Refused(feature) => format!("only the default, until {feature} is built"),
     }
@@ -146,7 +178,7 @@ mod tests {
     #[test]
     fn explains_type_default_bounds_and_class() {
         let text = explain("learning_rate").unwrap();
-        for part in ["number, at least 0", "`0.00003`", "effective", "M_LEARNING_RATE", "optimizer"] {
+        for part in ["number, at least 0", "`3e-5`", "effective", "M_LEARNING_RATE", "optimizer"] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
         assert!(
