@@ -1,7 +1,7 @@
 //! The table: every key, once.
 //!
 //! A key that is added here is known to the YAML reader, the command line, the environment, `config explain` and
-//! the reference page. An effective key must also be a field of a group in [`crate::groups`]; a test compares the
+//! the reference page. An effective key must also be a field of a group in `groups`; a test compares the
 //! two.
 
 mod checkpoint;
