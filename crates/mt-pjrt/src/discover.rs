@@ -128,43 +128,8 @@ fn python_folders() -> Vec<PathBuf> {
     folders
 }
 
-/// Loads the libraries that a CUDA plugin looks up by name, from the packages installed beside it. The plugin finds
-/// those that are loaded; those that it does not find here may still be on the system's search path.
-pub(crate) fn preload_libraries(plugin: &Path) {
-    let Some(packages) = packages_of(plugin) else { return };
-    let mut pending = libraries_below(&packages.join("nvidia"));
-    // Libraries depend on each other in no particular order, so that each round loads those whose turn has come.
-    for _ in 0..3 {
-        pending.retain(|path| !load_globally(path));
-    }
-}
-
-/// The folder of Python packages that a CUDA plugin is installed in.
+/// The folder of Python packages that a CUDA plugin is installed in. The plugin finds NVIDIA's libraries there by its
+/// own search path, which is relative to its file.
 pub(crate) fn packages_of(plugin: &Path) -> Option<&Path> {
     if plugin.ends_with(Platform::Gpu.library()) { plugin.ancestors().nth(3) } else { None }
-}
-
-fn libraries_below(folder: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let Ok(packages) = fs::read_dir(folder) else { return found };
-    for package in packages.flatten() {
-        let Ok(files) = fs::read_dir(package.path().join("lib")) else { continue };
-        let paths = files.flatten().map(|entry| entry.path());
-        found.extend(paths.filter(|path| path.to_string_lossy().contains(".so")));
-    }
-    found.sort();
-    found
-}
-
-#[cfg(unix)]
-fn load_globally(path: &Path) -> bool {
-    use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
-    // SAFETY: these are NVIDIA's libraries, which the plugin would load itself.
-    let library = unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_GLOBAL) };
-    library.map(std::mem::forget).is_ok()
-}
-
-#[cfg(not(unix))]
-fn load_globally(_path: &Path) -> bool {
-    true
 }

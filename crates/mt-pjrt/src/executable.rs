@@ -209,12 +209,16 @@ impl Executable {
         let events = raw_events.iter().map(|raw| unsafe { Event::from_raw(*raw, &inner.connection) });
         execution.done.extend(events.flatten());
         for (list, device) in raw_outputs.iter().zip(&inner.devices) {
-            let outputs = list.iter().map(|raw| {
-                let raw = non_null(*raw, "LoadedExecutableExecute")?;
-                // SAFETY: the buffers were just created for this call.
-                unsafe { Buffer::from_raw(raw, &inner.connection, *device, Some(inner.name.clone())) }
-            });
-            execution.outputs.push(outputs.collect::<Result<_, Error>>()?);
+            let outputs: Vec<Result<Buffer, Error>> = list
+                .iter()
+                .map(|raw| {
+                    let raw = non_null(*raw, "LoadedExecutableExecute")?;
+                    // SAFETY: the buffers were just created for this call.
+                    unsafe { Buffer::from_raw(raw, &inner.connection, *device, Some(inner.name.clone())) }
+                })
+                .collect();
+            // All are taken over before one's error ends this, so that the others are freed.
+            execution.outputs.push(outputs.into_iter().collect::<Result<_, _>>()?);
         }
         drop(arguments);
         Ok(execution)

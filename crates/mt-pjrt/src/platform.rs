@@ -33,7 +33,10 @@ impl Platform {
         match self {
             Self::Cpu => true,
             Self::Gpu => {
-                Path::new("/dev/nvidiactl").exists() || Path::new("/proc/driver/nvidia/version").exists()
+                // The last is the GPU of the Windows subsystem for Linux.
+                ["/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg"]
+                    .iter()
+                    .any(|path| Path::new(path).exists())
             }
             Self::Tpu => has_tpu(Path::new("/sys/bus/pci/devices")),
         }

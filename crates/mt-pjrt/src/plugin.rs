@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     Error, ErrorCode, PjrtError,
-    discover::{packages_of, preload_libraries},
+    discover::packages_of,
     sys::{self, Arguments},
 };
 
@@ -53,7 +53,6 @@ impl Plugin {
 
     fn open(path: &Path) -> Result<Self, Error> {
         let load_error = |source| Error::Load { path: path.to_owned(), source };
-        preload_libraries(path);
         // SAFETY: running the initializers of a library is what loading a plugin means; whoever chooses the path
         // trusts the file.
         let library = unsafe { libloading::Library::new(path) }.map_err(load_error)?;

@@ -247,7 +247,7 @@ fn load_or_compile(
         return Ok((executable, true));
     }
     let executable = client.compile(&program.name, &program.text, &options)?;
-    // A platform that cannot serialize executables compiles each time.
+    // What cannot be serialized is compiled each time: on CPU, programs with XNNPACK fusions.
     if let Ok(serialized) = executable.serialize() {
         cache.store(&key, &serialized);
     }

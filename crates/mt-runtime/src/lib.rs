@@ -20,7 +20,9 @@ pub use array::{Array, PendingArray, Shard};
 pub use error::RuntimeError;
 pub use executable::{CompileSettings, Executable, Input};
 pub use memory::format_bytes;
-pub use mt_pjrt::{DeviceMemoryStats, MemoryUse, NamedValue, PendingHostArray, Platform, prepare_environment};
+pub use mt_pjrt::{
+    DeviceMemoryStats, MemoryUse, NamedValue, PendingHostArray, Platform, prepare_environment,
+};
 pub use runtime::{Runtime, RuntimeOptions};
 
 /// Plugins: where they are, and how they are installed.

@@ -347,3 +347,49 @@ fn many_threads_compile_and_run_at_once() {
         }
     });
 }
+
+/// A chain of `length` products of a matrix with itself and additions.
+fn chain(dtype: DType, size: usize, length: usize) -> Program {
+    let ty = TensorType::new(dtype, [size, size]);
+    let (operand, result) =
+        (format!("tensor<{size}x{size}x{}>", dtype.stablehlo()), format!("tensor<{size}x{size}xf32>"));
+    let mut text = format!("module @chain {{ func.func public @main(%a: {operand}) -> {result} {{\n");
+    text += &format!(
+        "%v0 = stablehlo.dot_general %a, %a, contracting_dims = [1] x [0] : ({operand}, {operand}) -> {result}\n"
+    );
+    for index in 0..length {
+        text += &format!("%s{index} = stablehlo.sine %v{index} : {result}\n");
+        text += &format!("%v{} = stablehlo.add %s{index}, %v{index} : {result}\n", index + 1);
+    }
+    text += &format!("return %v{length} : {result} }} }}");
+    let sharding = single(2);
+    Program {
+        name: "chain".into(),
+        text,
+        mesh: sharding.mesh.clone(),
+        inputs: vec![value("a", &ty, &sharding, false)],
+        outputs: vec![value("r", &TensorType::new(DType::F32, [size, size]), &sharding, false)],
+    }
+}
+
+#[test]
+fn loaded_programs_compute_the_same_bits() {
+    let fusion = ("xla_cpu_experimental_xnn_fusion_type".to_owned(), "LIBRARY_FUSION_TYPE_DOT".to_owned());
+    // The plugin cannot serialize programs with these fusions, which are compiled each time.
+    let cases = [(DType::F32, vec![], true), (DType::BF16, vec![], true), (DType::BF16, vec![fusion], false)];
+    for (dtype, xla_flags, is_serializable) in cases {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = CompileSettings { xla_flags, ..CompileSettings::default() };
+        let mut host = HostArray::zeros(dtype, &[384, 384]);
+        // Bytes that make small numbers of either type.
+        host.bytes_mut().iter_mut().enumerate().for_each(|(index, byte)| *byte = ((index * 37) % 61) as u8);
+        let results = [false, true].map(|is_second| {
+            let runtime = runtime_with_cache(directory.path());
+            let executable = runtime.compile(&chain(dtype, 384, 2), &settings).unwrap();
+            assert_eq!(executable.is_cached(), is_second && is_serializable);
+            let array = Array::from_host(&runtime, &host, &single(2)).unwrap();
+            executable.run(vec![array.into()]).unwrap()[0].to_host().unwrap()
+        });
+        assert_eq!(results[0], results[1]);
+    }
+}
