@@ -9,6 +9,8 @@ use crate::Platform;
 pub enum Error {
     #[error(transparent)]
     Pjrt(#[from] PjrtError),
+    #[error("`{0}` is not a platform\nhint: one of `cpu`, `gpu`, `tpu`")]
+    UnknownPlatform(String),
     #[error("there is no PJRT plugin for `{platform}`\nhint: {hint}")]
     PluginNotFound { platform: Platform, hint: String },
     #[error("PJRT plugin `{path}` does not exist\nhint: it was named by {origin}")]
@@ -59,6 +61,7 @@ pub enum Error {
     NoCacheDirectory,
     #[error("`{path}`: {source}")]
     Io { path: PathBuf, source: std::io::Error },
+    /// The caller's mistake: sizes, devices or clients that do not go together.
     #[error("{0}")]
     Argument(String),
 }
@@ -66,7 +69,25 @@ pub enum Error {
 impl Error {
     /// Whether the user's input or machine set-up is at fault rather than the run.
     pub fn is_user_error(&self) -> bool {
-        !matches!(self, Self::Pjrt(_) | Self::Argument(_) | Self::Io { .. } | Self::DiskFull { .. })
+        match self {
+            Self::UnknownPlatform(_)
+            | Self::PluginNotFound { .. }
+            | Self::PluginPath { .. }
+            | Self::Load { .. }
+            | Self::ApiVersion { .. }
+            | Self::UnsupportedHost { .. }
+            | Self::PythonMissing { .. }
+            | Self::PipMissing { .. }
+            | Self::NoCacheDirectory => true,
+            Self::Pjrt(_)
+            | Self::Network { .. }
+            | Self::DiskFull { .. }
+            | Self::Pip { .. }
+            | Self::Checksum { .. }
+            | Self::Wheel { .. }
+            | Self::Io { .. }
+            | Self::Argument(_) => false,
+        }
     }
 
     /// Names the program in an error of PJRT that names none.

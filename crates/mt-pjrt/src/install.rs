@@ -91,10 +91,25 @@ impl Installer {
         // What an interrupted installation left is of no use.
         let temporary = plugins.join(format!("{platform}-incomplete"));
         remove_folder(&temporary)?;
+        let installed = self.fill(platform, wheels, &temporary, &folder);
+        // A failure leaves nothing, least of all on a full disk; it is what is reported.
+        let removed = remove_folder(&temporary);
+        installed.and(removed)?;
+        Ok(location)
+    }
+
+    /// Downloads and unpacks into `temporary`, and renames the result to `folder`.
+    fn fill(
+        &self,
+        platform: Platform,
+        wheels: &[Wheel],
+        temporary: &Path,
+        folder: &Path,
+    ) -> Result<(), Error> {
         let unpacked = temporary.join("unpacked");
         fs::create_dir_all(&unpacked).map_err(|source| Error::io(&unpacked, source))?;
         for wheel in wheels {
-            let path = self.download(platform, wheel, &temporary)?;
+            let path = self.download(platform, wheel, temporary)?;
             verify(wheel, &path)?;
             unpack(wheel, &path, &unpacked)?;
             fs::remove_file(&path).map_err(|source| Error::io(&path, source))?;
@@ -103,10 +118,8 @@ impl Installer {
             let detail = format!("it has no `{}`", platform.library());
             return Err(Error::Wheel { file: wheels[0].file.into(), detail });
         }
-        remove_folder(&folder)?;
-        fs::rename(&unpacked, &folder).map_err(|source| Error::io(&folder, source))?;
-        remove_folder(&temporary)?;
-        Ok(location)
+        remove_folder(folder)?;
+        fs::rename(&unpacked, folder).map_err(|source| Error::io(folder, source))
     }
 
     fn download(&self, platform: Platform, wheel: &Wheel, into: &Path) -> Result<PathBuf, Error> {
@@ -224,7 +237,12 @@ mod tests {
         let error = installer.install_wheels(Platform::Cpu, &[wheel]).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         assert!(error.contains("hint: ") || error.contains("pip cannot"), "{error}");
-        assert!(!installer.folder_of(Platform::Cpu, &[wheel]).exists(), "nothing is installed");
+        assert!(!error.contains("hint: ") || error.contains("\nhint: "), "{error}");
+        assert_eq!(
+            fs::read_dir(installer.cache.join("plugins")).unwrap().count(),
+            1,
+            "only the lock is left"
+        );
     }
 
     #[test]

@@ -58,9 +58,8 @@ impl FromStr for Platform {
     type Err = crate::Error;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::ALL.into_iter().find(|platform| platform.name() == text).ok_or_else(|| {
-            crate::Error::Argument(format!("`{text}` is not a platform\nhint: one of `cpu`, `gpu`, `tpu`"))
-        })
+        let found = Self::ALL.into_iter().find(|platform| platform.name() == text);
+        found.ok_or_else(|| crate::Error::UnknownPlatform(text.to_owned()))
     }
 }
 
