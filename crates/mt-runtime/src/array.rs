@@ -95,6 +95,11 @@ impl Array {
         for (key, devices) in devices {
             let ranges: Vec<Range<usize>> = key.into_iter().map(|(start, end)| start..end).collect();
             let host = shard(&ranges)?;
+            if host.dtype() != ty.dtype || host.dims() != sharding.shard_dims(&ty.dims) {
+                let reason = format!("its part {ranges:?} was given as `{}{:?}`", host.dtype(), host.dims());
+                let (ty, spec) = (ty.clone(), sharding.spec.clone());
+                return Err(RuntimeError::Sharding { name: "array".into(), ty, spec, reason }.into());
+            }
             for device in devices {
                 let buffer =
                     Buffer::from_bytes(runtime.client(), device, host.dtype(), host.dims(), host.bytes());

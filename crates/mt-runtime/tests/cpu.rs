@@ -206,6 +206,11 @@ fn splits_that_do_not_fit_are_refused() {
     check(&[&[], &["b"]], "the mesh has no axis `b`");
     check(&[&["a"]], "it has 2 dimensions, the specification 1");
     check(&[&["a"], &["a"]], "dimension 0");
+    let ty = TensorType::new(DType::F32, [4]);
+    let wrong = |_: &[std::ops::Range<usize>]| Ok(iota(DType::F32, &[4]));
+    let sharding = Sharding { mesh, spec: PartitionSpec(vec![vec!["a".into()]]) };
+    let error = Array::from_shards::<RuntimeError>(testing::cpu(8), &ty, &sharding, wrong).unwrap_err();
+    assert!(error.to_string().contains("its part [0..2] was given as `float32[4]`"), "{error}");
 }
 
 /// The gradient step of [`update`] over 8 devices, with the mean of the weights as a second result.
