@@ -1,0 +1,179 @@
+//! Programs split over 8 virtual devices.
+
+use std::sync::Arc;
+
+use mt_ir::{Collective, CollectiveKind, Graph, ManualComputation, Op, TensorType, Unary};
+use mt_shape::{Axis, DType, HostArray, PartitionSpec, axis};
+use mt_trace::{ProgramOptions, SavePolicy, ScanOptions, Tensor, program};
+
+use crate::harness::{Compiled, array, assert_close, leaves, mesh, numbers, options, options_on, tensors};
+
+const BATCH: Axis = axis("batch", 8);
+const EMBED: Axis = axis("embed", 8);
+const MLP: Axis = axis("mlp", 6);
+const LAYERS: Axis = axis("layers", 3);
+
+/// One step of gradient descent on scanned layers, with constraints inside and outside of the scan.
+fn step(options: &ProgramOptions) -> Compiled {
+    let program = program(options, |inputs| {
+        let x = inputs.input("x", DType::F32, &[BATCH, EMBED], &[Some("rows"), None], false);
+        let logical: [&[Option<&str>]; 2] =
+            [&[None, Some("rows"), Some("columns")], &[None, Some("columns"), Some("rows")]];
+        let shapes = [[LAYERS, EMBED, MLP], [LAYERS, MLP, EMBED]];
+        let weights: Vec<Tensor<'_>> = (0..2)
+            .map(|index| inputs.input("weight", DType::F32, &shapes[index], logical[index], true))
+            .collect();
+        let (loss, [], gradients) = inputs.region().value_and_grad(&leaves(&weights), |body, weights| {
+            let options = ScanOptions::over(LAYERS).saving(SavePolicy::Names(["hidden".to_owned()].into()));
+            let ([last], []) = body.scan(options, [x], &weights, |_, [x], weights| {
+                let up = weights[0].value.constrain(&[Some("rows"), Some("columns")]);
+                let down = weights[1].value.constrain(&[Some("columns"), Some("rows")]);
+                let hidden = up.dot(x, &["embed"]).constrain(&[Some("rows"), Some("columns")]).named("hidden");
+                let next = x + down.dot(hidden.silu(), &["mlp"]);
+                ([next.constrain(&[Some("rows"), None])], [])
+            });
+            (last.square().mean(&["batch", "embed"]), [])
+        });
+        let mut outputs = vec![inputs.replicated("loss", loss)];
+        for ((weight, gradient), logical) in weights.iter().zip(tensors(&gradients)).zip(logical) {
+            outputs.push(inputs.output("weight", *weight - gradient * 0.1, logical));
+        }
+        outputs
+    });
+    Compiled::new(program.unwrap())
+}
+
+#[test]
+fn sharded_steps_equal_those_of_one_device() {
+    let inputs = [
+        array(DType::F32, &[8, 8], &numbers(64, -1.0, 1.0)),
+        array(DType::F32, &[3, 8, 6], &numbers(144, -0.5, 0.5)),
+        array(DType::F32, &[3, 6, 8], &numbers(145, -0.5, 0.5)[..144]),
+    ];
+    let single = step(&options("single"));
+    let sharded = step(&options_on("sharded", mesh()));
+    let expected = single.run(&inputs);
+    for (actual, expected) in sharded.run(&inputs).iter().zip(&expected) {
+        assert_close("sharded", actual, &expected.to_f64(), 1e-6);
+    }
+    // Donated weights share memory with the new ones: whole on one device, an eighth on each of 8.
+    assert_eq!(single.aliased_bytes(), 2 * 144 * 4);
+    assert_eq!(sharded.aliased_bytes(), 2 * 144 * 4 / 8);
+}
+
+fn axes(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+/// Runs a collective over `mesh_axes` inside a manual computation over both axes of the mesh. The argument, 8×6, and
+/// the result are split by the given placements.
+#[track_caller]
+fn collective(
+    name: &str,
+    (kind, mesh_axes): (CollectiveKind, &[&str]),
+    [input, output]: [[&[&str]; 2]; 2],
+    result: [Axis; 2],
+) -> Vec<f64> {
+    let mut options = options_on(name, mesh());
+    options.name = name.to_owned();
+    let program = program(&options, |inputs| {
+        let shape = [axis("rows", 8), axis("columns", 6)];
+        let x = inputs.input("x", DType::F32, &shape, &[Some("rows"), Some("columns")], false);
+        let sizes = |axes: &[&str]| -> usize { axes.iter().map(|axis| if *axis == "fsdp" { 4 } else { 2 }).product() };
+        let mut body = Graph::new();
+        let local = body.input(TensorType::new(DType::F32, [8 / sizes(input[0]), 6 / sizes(input[1])]));
+        let group_size = sizes(mesh_axes);
+        let kind = Collective { kind, mesh_axes: axes(mesh_axes), group_size };
+        let sent = body.emit(Op::Unary(Unary::Negate), &[local]);
+        let received = body.emit(Op::Collective(kind), &[sent]);
+        body.set_outputs(vec![received]);
+        let op = ManualComputation {
+            body: Arc::new(body),
+            manual_axes: vec![("fsdp".to_owned(), 4), ("tensor".to_owned(), 2)],
+            input_specs: vec![PartitionSpec(input.map(axes).to_vec())],
+            output_specs: vec![PartitionSpec(output.map(axes).to_vec())],
+        };
+        vec![inputs.replicated("y", x.apply_one(Op::ManualComputation(op), &[], &result))]
+    });
+    let values: Vec<f64> = (0..48).map(f64::from).collect();
+    Compiled::new(program.unwrap()).run(&[array(DType::F32, &[8, 6], &values)])[0].to_f64()
+}
+
+const SPLIT: [&[&str]; 2] = [&["fsdp"], &["tensor"]];
+const ROWS: Axis = axis("rows", 8);
+const COLUMNS: Axis = axis("columns", 6);
+
+/// Element `index` of the argument, after the body negated it.
+fn sent(row: usize, column: usize) -> f64 {
+    -((row * 6 + column) as f64)
+}
+
+#[test]
+fn all_reduce() {
+    // Rows are summed over the four parts: the result has two rows.
+    let actual = collective("all_reduce", (CollectiveKind::AllReduceSum, &["fsdp"]), [SPLIT, [&[], &["tensor"]]], [
+        axis("pair", 2),
+        COLUMNS,
+    ]);
+    let sum = |row: usize, column: usize| (0..4).map(|part| sent(part * 2 + row, column)).sum::<f64>();
+    assert_eq!(actual, (0..12).map(|index| sum(index / 6, index % 6)).collect::<Vec<_>>());
+}
+
+#[test]
+fn all_reduce_over_two_axes() {
+    let actual =
+        collective("all_reduce_both", (CollectiveKind::AllReduceSum, &["tensor", "fsdp"]), [SPLIT, [&[], &[]]], [
+            axis("pair", 2),
+            axis("triple", 3),
+        ]);
+    let sum = |row: usize, column: usize| {
+        (0..8).map(|part| sent(part / 2 * 2 + row, part % 2 * 3 + column)).sum::<f64>()
+    };
+    assert_eq!(actual, (0..6).map(|index| sum(index / 3, index % 3)).collect::<Vec<_>>());
+}
+
+#[test]
+fn all_gather() {
+    let kind = CollectiveKind::AllGather { dimension: 0 };
+    let actual = collective("all_gather", (kind, &["fsdp"]), [SPLIT, [&[], &["tensor"]]], [ROWS, COLUMNS]);
+    assert_eq!(actual, (0..48).map(|index| sent(index / 6, index % 6)).collect::<Vec<_>>());
+}
+
+#[test]
+fn reduce_scatter() {
+    // Each device starts with all rows; each of a row's four copies adds to the sum.
+    let kind = CollectiveKind::ReduceScatterSum { dimension: 0 };
+    let actual =
+        collective("reduce_scatter", (kind, &["fsdp"]), [[&[], &["tensor"]], SPLIT], [ROWS, COLUMNS]);
+    assert_eq!(actual, (0..48).map(|index| 4.0 * sent(index / 6, index % 6)).collect::<Vec<_>>());
+}
+
+#[test]
+fn all_to_all() {
+    // From columns that are split to rows that are: the array itself stays.
+    let kind = CollectiveKind::AllToAll { split_dimension: 0, concat_dimension: 1 };
+    let actual =
+        collective("all_to_all", (kind, &["tensor"]), [[&[], &["tensor"]], [&["tensor"], &[]]], [ROWS, COLUMNS]);
+    assert_eq!(actual, (0..48).map(|index| sent(index / 6, index % 6)).collect::<Vec<_>>());
+}
+
+#[test]
+fn permute() {
+    // Every part of the rows moves one place on; nothing comes to the first.
+    let kind = CollectiveKind::Permute { pairs: vec![(0, 1), (1, 2), (2, 3)] };
+    let actual = collective("permute", (kind, &["fsdp"]), [SPLIT, SPLIT], [ROWS, COLUMNS]);
+    let moved = |row: usize, column: usize| if row < 2 { 0.0 } else { sent(row - 2, column) };
+    assert_eq!(actual, (0..48).map(|index| moved(index / 6, index % 6)).collect::<Vec<_>>());
+}
+
+#[test]
+fn arrays_are_split_and_joined() {
+    let program = program(&options_on("copy", mesh()), |inputs| {
+        let x = inputs.input("x", DType::F32, &[ROWS, COLUMNS], &[Some("columns"), Some("rows")], false);
+        vec![inputs.output("y", x * 2.0, &[Some("rows"), Some("columns")])]
+    });
+    let values: Vec<f64> = (0..48).map(f64::from).collect();
+    let input: HostArray = array(DType::F32, &[8, 6], &values);
+    let doubled: Vec<f64> = values.iter().map(|value| value * 2.0).collect();
+    assert_eq!(Compiled::new(program.unwrap()).run(&[input])[0].to_f64(), doubled);
+}
