@@ -1,5 +1,7 @@
 //! How the bytes of a chunk are encoded.
 
+use std::io::Read;
+
 /// A codec from bytes to bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ByteCodec {
@@ -36,9 +38,8 @@ pub(crate) fn decode(codecs: &[ByteCodec], encoded: &[u8], decoded_size: usize) 
     for codec in codecs.iter().rev() {
         match codec {
             ByteCodec::Zstd { .. } => {
-                let decompressed = zstd::bulk::decompress(&bytes, decoded_size)
-                    .map_err(|error| format!("decompression failed: {error}"))?;
-                bytes = decompressed.into();
+                let decompressed = decompress(&bytes, decoded_size);
+                bytes = decompressed.map_err(|error| format!("decompression failed: {error}"))?.into();
             }
             ByteCodec::Crc32c => {
                 let contents = without_checksum(&bytes)?.len();
@@ -55,6 +56,19 @@ pub(crate) fn decode(codecs: &[ByteCodec], encoded: &[u8], decoded_size: usize) 
     Ok(bytes.into_owned())
 }
 
+/// At most one byte more than `decoded_size` comes out. Only a frame that says itself that it holds as much is given
+/// all the memory at once: `decoded_size` comes from metadata, which may be damaged.
+fn decompress(frame: &[u8], decoded_size: usize) -> std::io::Result<Vec<u8>> {
+    let told = zstd::zstd_safe::get_frame_content_size(frame).ok().flatten();
+    if told == Some(decoded_size as u64) {
+        return zstd::bulk::decompress(frame, decoded_size);
+    }
+    let mut bytes = Vec::new();
+    let most = (decoded_size as u64).saturating_add(1);
+    zstd::stream::read::Decoder::with_buffer(frame)?.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// Where a shard's inner chunks are, in row-major order of the inner grid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ShardIndex {
@@ -64,7 +78,7 @@ pub(crate) struct ShardIndex {
 
 impl ShardIndex {
     pub fn encoded_size(num_chunks: usize, checksum: bool) -> usize {
-        num_chunks * INDEX_ENTRY + if checksum { CHECKSUM } else { 0 }
+        num_chunks.saturating_mul(INDEX_ENTRY).saturating_add(if checksum { CHECKSUM } else { 0 })
     }
 
     pub fn encode(&self) -> Vec<u8> {
@@ -119,6 +133,22 @@ mod tests {
             damaged[position] ^= 4;
             assert!(decode(&CODECS, &damaged, 200).is_err());
             assert!(decode(&CODECS, &encoded[..position], 200).is_err());
+        }
+    }
+
+    #[test]
+    fn sizes_come_from_the_frame_where_it_tells_them() {
+        let bytes: Vec<u8> = (0..200).cycle().take(5000).collect();
+        let codecs = [ByteCodec::Zstd { level: 1 }];
+        let telling = encode(&codecs, bytes.clone()).unwrap();
+        // Orbax's writer streams, and a stream does not know its size when it begins.
+        let streamed = zstd::stream::encode_all(bytes.as_slice(), 1).unwrap();
+        for (frame, told) in [(telling, Some(5000)), (streamed, None)] {
+            assert_eq!(zstd::zstd_safe::get_frame_content_size(&frame).ok(), Some(told));
+            assert_eq!(decode(&codecs, &frame, 5000).as_ref(), Ok(&bytes));
+            for wrong in [0, 4999, 5001, usize::MAX / 4, usize::MAX] {
+                assert!(decode(&codecs, &frame, wrong).unwrap_err().contains("are expected"), "{wrong}");
+            }
         }
     }
 

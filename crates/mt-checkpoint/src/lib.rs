@@ -15,6 +15,7 @@
 //! {step}/items/_METADATA           the tree: names, key paths, kinds of values
 //! {step}/items/{name}/zarr.json    shape, element type, chunks and codecs of an array
 //! {step}/items/{name}/c/0/1        one chunk, each shard of the array being one
+//! {step}/items/{item}/...          further arrays of the same layout, which Orbax does not look at
 //! {step}/iter/process_0-of-1.json  JSON items, such as the data iterator's state
 //! ```
 //!
@@ -26,6 +27,8 @@ mod codec;
 mod compare;
 mod disk;
 mod error;
+mod files;
+mod item;
 mod keys;
 mod locate;
 mod lock;
@@ -40,11 +43,12 @@ mod zarr;
 pub use compare::{Comparison, Difference, ExpectedArray};
 pub use disk::{DiskHook, DiskOperation};
 pub use error::{CheckpointError, Result, SourceError};
+pub use item::{CheckpointItem, StoredEntry, StoredValue};
 pub use keys::{KeySegment, entry_name};
 pub use locate::{Latest, SkippedStep, complete_steps, latest_valid, open_latest};
 pub use lock::RunLock;
 pub use manager::{CheckpointManager, ManagerOptions, SaveReport};
 pub use metadata::Empty;
-pub use read::{Checkpoint, StoredEntry, StoredValue};
+pub use read::Checkpoint;
 pub use region::Region;
-pub use save::{ArraySource, CommitGate, Entry, JsonItem, SaveRequest, Value, WholeArray};
+pub use save::{ArraySource, CommitGate, Entry, ExtraItem, JsonItem, SaveRequest, Value, WholeArray};

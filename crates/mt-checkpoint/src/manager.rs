@@ -15,8 +15,8 @@ use crate::{
     error::{CheckpointError, Result},
     locate,
     lock::RunLock,
-    metadata::{STATE_ITEM, SUCCESS_FILE, TEMPORARY_SUFFIX},
-    save::{self, CommitGate, JsonItem, Planned, SaveRequest, StepWriter},
+    metadata::{self, STATE_ITEM, SUCCESS_FILE, TEMPORARY_SUFFIX},
+    save::{self, CommitGate, JsonItem, PlannedItem, SaveRequest, StepWriter},
 };
 
 /// How checkpoints are saved and kept.
@@ -120,11 +120,13 @@ impl CheckpointManager {
         if destination.exists() {
             return Err(CheckpointError::StepExists { directory: self.directory.clone(), step });
         }
-        let SaveRequest { entries, json, custom_metadata, commit_gate, fetch_first } = request;
+        let SaveRequest { entries, extra_items, json, custom_metadata, commit_gate, fetch_first } = request;
         for JsonItem { item, file, .. } in &json {
-            let plain =
-                |name: &str| !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\0']);
-            if !plain(item) || !plain(file) || item == STATE_ITEM || file == SUCCESS_FILE {
+            if !metadata::is_plain(item)
+                || !metadata::is_plain(file)
+                || item == STATE_ITEM
+                || file == SUCCESS_FILE
+            {
                 let name = format!("{item}/{file}");
                 return Err(CheckpointError::InvalidEntry {
                     name,
@@ -132,7 +134,7 @@ impl CheckpointManager {
                 });
             }
         }
-        let mut planned = save::plan(entries)?;
+        let mut planned = save::plan(entries, extra_items)?;
         let started = Instant::now();
         if fetch_first {
             save::fetch_all(step, &mut planned)?;
@@ -216,7 +218,7 @@ struct Job {
 impl Job {
     fn run(
         self,
-        entries: Vec<Planned>,
+        items: Vec<PlannedItem>,
         json: &[JsonItem],
         custom_metadata: &serde_json::Map<String, serde_json::Value>,
         gate: Option<CommitGate>,
@@ -234,7 +236,7 @@ impl Job {
                 threads: self.threads,
                 cancelled: &self.cancelled,
             };
-            let written = writer.write(entries, json, custom_metadata)?;
+            let written = writer.write(items, json, custom_metadata)?;
             gate.map_or(Ok(()), |gate| gate())
                 .map_err(|source| CheckpointError::Refused { step: self.step, source })?;
             if self.cancelled.load(Ordering::Relaxed) {

@@ -18,6 +18,11 @@ pub(crate) const TEMPORARY_SUFFIX: &str = ".orbax-checkpoint-tmp";
 const ARRAY_TYPE: &str = "np.ndarray";
 const HANDLER: &str = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler";
 
+/// Whether a name can be that of a file or directory of a step.
+pub(crate) fn is_plain(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\0'])
+}
+
 /// A node of the tree without contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Empty {

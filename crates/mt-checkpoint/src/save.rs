@@ -111,6 +111,15 @@ pub struct JsonItem {
     pub contents: Json,
 }
 
+/// Further arrays beside the state, for this program alone: they lie in a directory within the state's, which Orbax
+/// does not look at. (Beside `items`, it would take the directory for an item and refuse to restore the step where it
+/// is asked for no item in particular.)
+#[derive(Default)]
+pub struct ExtraItem {
+    pub item: String,
+    pub entries: Vec<Entry>,
+}
+
 /// Called when everything is written, before the step becomes visible; it may wait. An error withdraws the step. The
 /// next save waits for this one: what opens the gate must not come after that.
 pub type CommitGate = Box<dyn FnOnce() -> Result<(), SourceError> + Send>;
@@ -120,6 +129,8 @@ pub type CommitGate = Box<dyn FnOnce() -> Result<(), SourceError> + Send>;
 pub struct SaveRequest {
     /// The leaves, in the order in which they are listed.
     pub entries: Vec<Entry>,
+    /// Arrays beside the state.
+    pub extra_items: Vec<ExtraItem>,
     /// JSON beside the state.
     pub json: Vec<JsonItem>,
     /// Recorded with the step, such as `scan_layers`.
@@ -152,18 +163,40 @@ struct PlannedArray {
     shards: Vec<(Region, String)>,
 }
 
-/// Decides where each entry goes.
+/// A tree of arrays whose place on disk is decided.
+pub(crate) struct PlannedItem {
+    /// The directory within the state's; `None` for the state itself.
+    name: Option<String>,
+    entries: Vec<Planned>,
+}
+
+/// Decides where each entry goes; the state comes first.
 ///
 /// # Errors
 /// Names collide or cannot be file names, or an array's shards are no regular grid.
-pub(crate) fn plan(entries: Vec<Entry>) -> Result<Vec<Planned>> {
+pub(crate) fn plan(entries: Vec<Entry>, extra_items: Vec<ExtraItem>) -> Result<Vec<PlannedItem>> {
+    let state = plan_entries(entries)?;
+    let mut taken: HashSet<String> = state.iter().map(|entry| entry.name.clone()).collect();
+    taken.extend([TREE_FILE, SUCCESS_FILE].map(str::to_owned));
+    let mut items = vec![PlannedItem { name: None, entries: state }];
+    for ExtraItem { item, entries } in extra_items {
+        if !metadata::is_plain(&item) || !taken.insert(item.clone()) {
+            let reason = "the item's name is not free".to_owned();
+            return Err(CheckpointError::InvalidEntry { name: item, reason });
+        }
+        items.push(PlannedItem { name: Some(item), entries: plan_entries(entries)? });
+    }
+    Ok(items)
+}
+
+fn plan_entries(entries: Vec<Entry>) -> Result<Vec<Planned>> {
     let mut names = HashSet::new();
     let mut planned = Vec::with_capacity(entries.len());
     for Entry { key, value } in entries {
         let name = entry_name(&key);
         let invalid =
             |reason: &str| CheckpointError::InvalidEntry { name: name.clone(), reason: reason.to_owned() };
-        if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
+        if !metadata::is_plain(&name) {
             return Err(invalid("its name cannot be the name of a directory"));
         }
         if !names.insert(name.clone()) {
@@ -222,7 +255,7 @@ fn layout(source: &dyn ArraySource) -> Result<(ArrayLayout, Vec<(Region, String)
 }
 
 /// Fetches everything now.
-pub(crate) fn fetch_all(step: u64, entries: &mut [Planned]) -> Result<()> {
+pub(crate) fn fetch_all(step: u64, items: &mut [PlannedItem]) -> Result<()> {
     struct Fetched {
         dtype: DType,
         dims: Vec<usize>,
@@ -243,7 +276,7 @@ pub(crate) fn fetch_all(step: u64, entries: &mut [Planned]) -> Result<()> {
             self.shards[shard].take().ok_or_else(|| "the shard was fetched before".into())
         }
     }
-    for entry in entries {
+    for entry in items.iter_mut().flat_map(|item| &mut item.entries) {
         let Some(array) = &mut entry.value else { continue };
         let mut shards = Vec::with_capacity(array.shards.len());
         for index in 0..array.shards.len() {
@@ -284,7 +317,7 @@ impl StepWriter<'_> {
     /// Writes all files into the temporary directory and flushes them; the commit is the caller's.
     pub fn write(
         &self,
-        entries: Vec<Planned>,
+        items: Vec<PlannedItem>,
         json: &[JsonItem],
         custom_metadata: &Map<String, Json>,
     ) -> Result<Written> {
@@ -292,22 +325,15 @@ impl StepWriter<'_> {
         let mut files = BTreeMap::new();
         let temporary_items = self.temporary.join(format!("{STATE_ITEM}{TEMPORARY_SUFFIX}"));
         self.disk.create_directory(self.temporary)?;
-        self.disk.create_directory(&temporary_items)?;
-
-        let tree = TreeMetadata {
-            entries: entries.iter().map(|entry| (entry.key.clone(), entry.kind.clone())).collect(),
-            ocdbt: false,
-            zarr3: true,
-            stores_every_chunk: true,
-        };
-        files.append(&mut self.write_arrays(&temporary_items, entries)?);
         let success = format!("Checkpoint commit was successful to {}", self.destination.display());
-        for (name, contents) in [
-            (TREE_FILE, tree.to_json().to_string().as_bytes()),
-            (SUCCESS_FILE, format!("{success}/{STATE_ITEM}").as_bytes()),
-        ] {
-            let record = self.write_file(&temporary_items.join(name), &[contents])?;
-            files.insert(format!("{STATE_ITEM}/{name}"), record);
+        for PlannedItem { name, entries } in items {
+            let (directory, path) = match name {
+                None => (temporary_items.clone(), STATE_ITEM.to_owned()),
+                Some(name) => (temporary_items.join(&name), format!("{STATE_ITEM}/{name}")),
+            };
+            for (name, record) in self.write_item(&directory, entries, &format!("{success}/{path}"))? {
+                files.insert(format!("{path}/{name}"), record);
+            }
         }
         self.disk.sync_directories(&temporary_items)?;
         self.disk.rename(&temporary_items, &self.temporary.join(STATE_ITEM))?;
@@ -337,6 +363,28 @@ impl StepWriter<'_> {
         self.write_file(&self.temporary.join(MANIFEST_FILE), &[&manifest.encode()])?;
         self.disk.sync_directory(self.temporary)?;
         Ok(written)
+    }
+
+    /// Writes a tree of arrays; the records are by path relative to its directory.
+    fn write_item(
+        &self,
+        directory: &Path,
+        entries: Vec<Planned>,
+        success: &str,
+    ) -> Result<BTreeMap<String, FileRecord>> {
+        self.disk.create_directory(directory)?;
+        let tree = TreeMetadata {
+            entries: entries.iter().map(|entry| (entry.key.clone(), entry.kind.clone())).collect(),
+            ocdbt: false,
+            zarr3: true,
+            stores_every_chunk: true,
+        };
+        let mut files = self.write_arrays(directory, entries)?;
+        for (name, contents) in [(TREE_FILE, tree.to_json().to_string().as_str()), (SUCCESS_FILE, success)] {
+            let record = self.write_file(&directory.join(name), &[contents.as_bytes()])?;
+            files.insert(name.to_owned(), record);
+        }
+        Ok(files)
     }
 
     fn write_arrays(&self, items: &Path, entries: Vec<Planned>) -> Result<BTreeMap<String, FileRecord>> {
@@ -380,7 +428,7 @@ impl StepWriter<'_> {
         self.disk.create_directory(&directory)?;
         let json = array.layout.to_json().to_string();
         let record = self.write_file(&directory.join("zarr.json"), &[json.as_bytes()])?;
-        records.insert(format!("{STATE_ITEM}/{name}/zarr.json"), record);
+        records.insert(format!("{name}/zarr.json"), record);
         for index in 0..array.shards.len() {
             let host = fetch(self.step, name, &mut array, index)?;
             let (region, file) = &array.shards[index];
@@ -390,7 +438,7 @@ impl StepWriter<'_> {
             drop(host);
             self.disk.create_directory(path.parent().unwrap_or(&directory))?;
             let pieces: Vec<&[u8]> = pieces.iter().map(Vec::as_slice).collect();
-            records.insert(format!("{STATE_ITEM}/{name}/{file}"), self.write_file(&path, &pieces)?);
+            records.insert(format!("{name}/{file}"), self.write_file(&path, &pieces)?);
         }
         Ok(records)
     }

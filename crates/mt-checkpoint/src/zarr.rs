@@ -178,8 +178,12 @@ impl ArrayLayout {
             .iter()
             .zip(&self.chunk_dims)
             .all(|(&inner, &chunk)| inner > 0 && chunk % inner == 0 && chunk > 0);
-        let size =
-            |dims: &[usize]| dims.iter().try_fold(self.dtype.byte_size(), |size, &dim| size.checked_mul(dim));
+        // Sums of two positions must not overflow either.
+        let size = |dims: &[usize]| {
+            dims.iter()
+                .try_fold(self.dtype.byte_size(), |size, &dim| size.checked_mul(dim.max(1)))
+                .filter(|&size| size <= usize::MAX / 4)
+        };
         if size(&self.dims).is_none() || size(&self.chunk_dims).is_none() {
             return Err(LayoutError::Malformed("its dimensions are too large".to_owned()));
         }

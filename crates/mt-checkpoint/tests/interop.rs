@@ -9,7 +9,7 @@ use std::{
 };
 
 use mt_checkpoint::{
-    ArraySource, Checkpoint, CheckpointManager, Empty, Entry, ExpectedArray, JsonItem, KeySegment,
+    ArraySource, Checkpoint, CheckpointManager, Empty, Entry, ExpectedArray, ExtraItem, JsonItem, KeySegment,
     ManagerOptions, Region, RunLock, SaveRequest, SourceError, StoredValue, Value,
 };
 use mt_shape::{DType, HostArray};
@@ -116,10 +116,17 @@ fn orbax_restores_our_checkpoints() {
     let empties = [(1, Empty::None), (2, Empty::Dict), (3, Empty::List), (4, Empty::Tuple)];
     entries.extend(empties.map(|(index, empty)| Entry::empty(vec!["opt_state".into(), index.into()], empty)));
 
+    // Named like an array of the state, with other contents: Orbax must not mistake the one for the other.
+    let extra_items = || {
+        let entries = vec![Entry::new(weight("kernel"), counting(DType::I32, &[64, 32]))];
+        vec![ExtraItem { item: "exact".to_owned(), entries }]
+    };
+
     let options = ManagerOptions { max_to_keep: Some(2), ..ManagerOptions::default() };
     let mut manager = CheckpointManager::open(&checkpoints, &lock, options).unwrap();
     let request = SaveRequest {
         entries,
+        extra_items: extra_items(),
         json: vec![JsonItem {
             item: "iter".to_owned(),
             file: "process_0-of-1.json".to_owned(),
@@ -133,6 +140,10 @@ fn orbax_restores_our_checkpoints() {
     manager.save(1235, SaveRequest::default()).unwrap();
     manager.wait_until_finished().unwrap();
     manager.set_aside(1235).unwrap();
+    // Orbax restores a step as a whole, without being told what, if it knows the kind of each directory in it.
+    let entries = vec![Entry::new(weight("kernel"), counting(DType::F32, &[64, 32]))];
+    manager.save(7, SaveRequest { entries, extra_items: extra_items(), ..SaveRequest::default() }).unwrap();
+    manager.wait_until_finished().unwrap();
 
     let description = directory.path().join("expected.json");
     std::fs::write(&description, serde_json::to_string(&expected).unwrap()).unwrap();

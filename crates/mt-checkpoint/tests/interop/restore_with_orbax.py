@@ -18,6 +18,9 @@ import tensorstore as ts
 jax.config.update("jax_enable_x64", True)
 
 STEP = 1234
+# Holds `KERNEL` alone, and no JSON.
+STEP_OF_ARRAYS = 7
+KERNEL = "params.params.decoder.kernel"
 
 
 def describe(value):
@@ -71,12 +74,20 @@ def main():
         )
 
     manager = open_manager()
-    assert manager.all_steps() == [STEP], manager.all_steps()
+    assert manager.all_steps() == [STEP_OF_ARRAYS, STEP], manager.all_steps()
     assert manager.latest_step() == STEP
     assert manager.metadata(STEP).custom_metadata["scan_layers"] is True
 
     restored = manager.restore(STEP, args=ocp.args.Composite(items=ocp.args.PyTreeRestore()))
     compare("CheckpointManager, no hints", restored["items"], expected)
+
+    for how, other in (("handlers given", open_manager()), ("nothing given", ocp.CheckpointManager(directory))):
+        for args in ({}, {"args": ocp.args.Composite(items=ocp.args.PyTreeRestore())}):
+            restored = other.restore(STEP_OF_ARRAYS, **args)
+            assert list(restored.keys()) == ["items"], restored
+            leaves = {name: describe(leaf) for name, leaf in flatten(restored["items"]).items()}
+            assert leaves == {KERNEL: expected[KERNEL]}, leaves
+            print(f"CheckpointManager, {how}, {'items' if args else 'no item'} asked for: agrees")
 
     # As MaxText restores: shapes and shardings given, on a mesh that the writer did not have.
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 1), ("fsdp", "tensor"))

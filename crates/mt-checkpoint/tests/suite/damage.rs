@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 
 use mt_checkpoint::{Checkpoint, Result, StoredValue, open_latest};
 
-use crate::support::{Run, check_state, files, names, synchronous};
+use crate::support::{KERNEL, Run, check_state, files, names, synchronous};
 
 fn read_everything(checkpoints: &Path, step: u64) -> Result<()> {
     let checkpoint = Checkpoint::open(checkpoints, step)?;
@@ -13,6 +13,9 @@ fn read_everything(checkpoints: &Path, step: u64) -> Result<()> {
         if matches!(entry.value, StoredValue::Array { .. }) {
             checkpoint.read_all(&entry.name)?;
         }
+    }
+    if let Some(exact) = checkpoint.item("exact")? {
+        exact.read_all(KERNEL)?;
     }
     checkpoint.read_json("iter", "process_0-of-1.json")?;
     checkpoint.verify()
@@ -23,7 +26,7 @@ fn every_damaged_file_is_named() {
     let run = Run::with_steps(&[12]);
     let checkpoints = run.checkpoints();
     let all = files(&checkpoints.join("12"));
-    assert_eq!(all.len(), 20, "{all:?}");
+    assert_eq!(all.len(), 25, "{all:?}");
     let mut num_damages = 0;
     for file in &all {
         let contents = fs::read(file).unwrap();
@@ -83,6 +86,59 @@ fn chunks_are_checked_without_a_manifest_too() {
         fs::write(&file, &contents).unwrap();
     }
     open().verify().unwrap();
+}
+
+/// Metadata that asks for more than there is: a state without a manifest, one value of a `zarr.json` replaced.
+#[test]
+fn damaged_dimensions_do_not_ask_for_memory() {
+    let run = Run::with_steps(&[3]);
+    let items = run.directory.path().join("alone");
+    fs::rename(run.checkpoints().join("3/items"), &items).unwrap();
+    let tree_file = items.join("_METADATA");
+    let tree = fs::read_to_string(&tree_file).unwrap();
+    let sparse = tree.replace(r#""store_array_data_equal_to_fill_value":true"#, r#""use_ocdbt":false"#);
+    assert_ne!(tree, sparse);
+    let grid = "/chunk_grid/configuration/chunk_shape";
+    let inner = "/codecs/0/configuration/chunk_shape";
+    let large: &[&[(&str, [u64; 3])]] = &[
+        &[("/shape", [1 << 40, 2, 6])],
+        &[("/shape", [8, 1 << 50, 6])],
+        &[("/shape", [u64::MAX, 2, 6])],
+        &[("/shape", [u64::MAX / 50, 2, 6]), (grid, [u64::MAX / 50, 2, 3])],
+        &[("/shape", [8, 2, 1 << 50]), (grid, [4, 2, 1 << 50])],
+        &[("/shape", [1 << 56, 2, 6]), (grid, [1 << 56, 2, 3]), (inner, [1 << 56, 2, 3])],
+        &[("/shape", [1 << 45, 2, 6]), (grid, [1 << 45, 2, 3]), (inner, [1 << 45, 2, 3])],
+        &[(grid, [1, 1, 1])],
+        &[(grid, [1 << 44, 2, 3]), (inner, [1 << 44, 2, 3])],
+    ];
+    for base in [items.clone(), items.join("exact")] {
+        let file = base.join(KERNEL).join("zarr.json");
+        let contents = fs::read_to_string(&file).unwrap();
+        for tree in [&tree, &sparse] {
+            fs::write(&tree_file, tree).unwrap();
+            for changes in large {
+                let mut json: serde_json::Value = serde_json::from_str(&contents).unwrap();
+                for (pointer, dims) in *changes {
+                    *json.pointer_mut(pointer).unwrap() = dims.as_slice().into();
+                }
+                fs::write(&file, json.to_string()).unwrap();
+                let read = || -> Result<()> {
+                    let checkpoint = Checkpoint::open_path(&items)?;
+                    checkpoint.read_all(KERNEL)?;
+                    checkpoint.item("exact")?.unwrap().read_all(KERNEL)?;
+                    Ok(())
+                };
+                let error = read().expect_err(&format!("{changes:?}"));
+                assert!(error.is_corruption(), "{changes:?}: {error}");
+                assert!(error.to_string().contains(&*base.join(KERNEL).to_string_lossy()), "{error}");
+                let verified = Checkpoint::open_path(&items).and_then(|checkpoint| checkpoint.verify());
+                assert!(verified.unwrap_err().is_corruption(), "{changes:?}");
+            }
+        }
+        fs::write(&file, &contents).unwrap();
+    }
+    fs::write(&tree_file, &tree).unwrap();
+    Checkpoint::open_path(&items).unwrap().verify().unwrap();
 }
 
 #[test]

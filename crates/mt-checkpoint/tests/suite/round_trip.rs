@@ -5,13 +5,15 @@ use std::sync::{
 };
 
 use mt_checkpoint::{
-    ArraySource, Checkpoint, CheckpointError, Empty, Entry, ExpectedArray, ManagerOptions, Region,
+    ArraySource, Checkpoint, CheckpointError, Empty, Entry, ExpectedArray, ExtraItem, ManagerOptions, Region,
     SaveRequest, SourceError, StoredValue, Value,
 };
 use mt_shape::{DType, HostArray};
 use serde_json::json;
 
-use crate::support::{Run, Sharded, array, check_state, names, request, slice, synchronous};
+use crate::support::{
+    KERNEL, Run, Sharded, array, check_state, exact_array, names, request, slice, synchronous,
+};
 
 #[test]
 fn a_state_is_restored_exactly() {
@@ -73,6 +75,42 @@ fn every_element_type_and_any_part_is_read() {
     assert!(matches!(error, CheckpointError::OutOfBounds { .. }), "{error}");
     let error = checkpoint.read_all("float33").unwrap_err();
     assert!(matches!(error, CheckpointError::NoSuchArray { .. }), "{error}");
+}
+
+#[test]
+fn arrays_beside_the_state_are_read_like_it() {
+    let run = Run::with_steps(&[5]);
+    let step = run.checkpoints().join("5");
+    let moved = run.directory.path().join("moved");
+    // With a manifest, by the path of the state, and moved away without a manifest.
+    for path in [step.clone(), step.join("items"), moved.clone()] {
+        if path == moved {
+            std::fs::rename(step.join("items"), &moved).unwrap();
+        }
+        let checkpoint = Checkpoint::open_path(&path).unwrap().with_threads(2);
+        let exact = checkpoint.item("exact").unwrap().unwrap();
+        let whole = exact_array(5);
+        assert_eq!(exact.array(KERNEL).unwrap(), (DType::F32, whole.dims()));
+        assert_eq!(exact.read(KERNEL, &[3..6, 1..2, 2..5]).unwrap(), slice(&whole, &[3..6, 1..2, 2..5]));
+        assert_ne!(checkpoint.read_all(KERNEL).unwrap(), whole);
+        let names: Vec<_> = exact.entries().iter().map(|entry| entry.name.as_str()).collect();
+        assert_eq!(names, [KERNEL]);
+        assert!(matches!(exact.read_all("step").unwrap_err(), CheckpointError::NoSuchArray { .. }));
+        for name in ["", ".", "..", "step", "iter", "items", "exact/..", KERNEL] {
+            assert!(checkpoint.item(name).unwrap().is_none(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn fetching_first_includes_the_arrays_beside_the_state() {
+    let run = Run::new();
+    let mut manager = run.manager(synchronous());
+    manager.save(8, SaveRequest { fetch_first: true, ..request(8) }).unwrap();
+    check_state(&Checkpoint::open(manager.directory(), 8).unwrap(), 8);
+    manager.save(9, SaveRequest { extra_items: vec![], ..request(9) }).unwrap();
+    let checkpoint = Checkpoint::open(manager.directory(), 9).unwrap();
+    assert!(checkpoint.item("exact").unwrap().is_none() && checkpoint.item_names().unwrap().is_empty());
 }
 
 #[test]
@@ -139,6 +177,15 @@ fn requests_that_cannot_be_stored_are_refused() {
         check(sharded(vec![vec![0..2], vec![0..2]]), "are the same");
         check(sharded(vec![vec![0..2], vec![2..5]]), "within");
         check(sharded(vec![]), "no regular grid");
+    }
+    for taken in ["step", "_METADATA", "commit_success.txt", "", "..", "a/b", "exact"] {
+        let mut request = request(1);
+        request.extra_items.push(ExtraItem { item: taken.to_owned(), entries: vec![] });
+        let error = manager.save(1, request).unwrap_err();
+        assert!(
+            error.to_string().contains(&format!("`{taken}` cannot be saved: the item's name")),
+            "{error}"
+        );
     }
     assert!(names(manager.directory()).is_empty());
 

@@ -6,8 +6,8 @@ use std::{
 };
 
 use mt_checkpoint::{
-    ArraySource, Checkpoint, CheckpointManager, Empty, Entry, JsonItem, ManagerOptions, Region, RunLock,
-    SaveRequest, SourceError, StoredValue, Value,
+    ArraySource, Checkpoint, CheckpointManager, Empty, Entry, ExtraItem, JsonItem, ManagerOptions, Region,
+    RunLock, SaveRequest, SourceError, StoredValue, Value,
 };
 use mt_shape::{DType, HostArray};
 use serde_json::json;
@@ -88,18 +88,25 @@ pub fn array(dtype: DType, dims: &[usize], seed: u64) -> HostArray {
 /// The arrays of the small state, by name.
 pub fn expected_arrays(step: u64) -> BTreeMap<&'static str, HostArray> {
     BTreeMap::from([
-        ("params.params.decoder.layers.mlp.wi_0.kernel", array(DType::F32, &[8, 2, 6], step)),
+        (KERNEL, array(DType::F32, &[8, 2, 6], step)),
         ("params.params.token_embedder.embedding", array(DType::BF16, &[10, 4], step + 1)),
         ("opt_state.0.count", HostArray::from_slice(DType::I32, &[], &[step as i32]).unwrap()),
         ("step", HostArray::from_slice(DType::I32, &[], &[step as i32]).unwrap()),
     ])
 }
 
-/// A request to save the small state: scalars, shards, empty nodes, data position and metadata.
+/// The array that the item `exact` holds under the name of one of the state's.
+pub fn exact_array(step: u64) -> HostArray {
+    array(DType::F32, &[8, 2, 6], step + 2)
+}
+
+pub const KERNEL: &str = "params.params.decoder.layers.mlp.wi_0.kernel";
+
+/// A request to save the small state: scalars, shards, empty nodes, an extra item, data position and metadata.
 pub fn request(step: u64) -> SaveRequest {
     let mut arrays = expected_arrays(step);
     let mut take = |name: &str| arrays.remove(name).unwrap();
-    let kernel = Sharded::new(take("params.params.decoder.layers.mlp.wi_0.kernel"), &[4, 2, 3]);
+    let kernel = Sharded::new(take(KERNEL), &[4, 2, 3]);
     let embedding = Sharded::new(take("params.params.token_embedder.embedding"), &[4, 4]);
     let decoder = ["params", "params", "decoder", "layers", "mlp", "wi_0", "kernel"];
     let count = vec!["opt_state".into(), 0.into(), "count".into()];
@@ -115,6 +122,13 @@ pub fn request(step: u64) -> SaveRequest {
             Entry::empty(vec!["opt_state".into(), 2.into()], Empty::Dict),
             Entry::new(vec!["step".into()], take("step")),
         ],
+        extra_items: vec![ExtraItem {
+            item: "exact".to_owned(),
+            entries: vec![Entry::new(
+                decoder.map(Into::into).to_vec(),
+                Value::Array(Box::new(Sharded::new(exact_array(step), &[4, 2, 6]))),
+            )],
+        }],
         json: vec![JsonItem {
             item: "iter".to_owned(),
             file: "process_0-of-1.json".to_owned(),
@@ -139,6 +153,9 @@ pub fn check_state(checkpoint: &Checkpoint, step: u64) {
     for name in names {
         assert_eq!(checkpoint.read_all(name).unwrap(), expected[name], "{name} of step {step}");
     }
+    assert_eq!(checkpoint.item_names().unwrap(), ["exact"]);
+    let exact = checkpoint.item("exact").unwrap().unwrap();
+    assert_eq!(exact.read_all(KERNEL).unwrap(), exact_array(step), "of step {step}");
     let position = checkpoint.read_json("iter", "process_0-of-1.json").unwrap();
     assert_eq!(position, Some(json!({"next_index": step})));
 }

@@ -1,0 +1,118 @@
+//! The files of one step, checked against its manifest as they are read.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value as Json;
+
+use crate::{
+    error::{CheckpointError, Result},
+    manifest::{FileRecord, MANIFEST_FILE, Manifest},
+};
+
+/// Where a step's files are and what is recorded of them.
+#[derive(Debug)]
+pub(crate) struct StepFiles {
+    pub step: Option<u64>,
+    /// Holds `_CHECKPOINT_METADATA`; `None` for an item that stands alone.
+    pub step_directory: Option<PathBuf>,
+    /// Orbax itself writes none.
+    pub manifest: Option<Manifest>,
+}
+
+impl StepFiles {
+    pub fn open(step: Option<u64>, step_directory: Option<PathBuf>) -> Result<Self> {
+        let mut files = Self { step, step_directory, manifest: None };
+        let Some(step_directory) = &files.step_directory else { return Ok(files) };
+        let path = step_directory.join(MANIFEST_FILE);
+        match fs::read(&path) {
+            Ok(contents) => {
+                let manifest = Manifest::decode(&contents).map_err(|reason| files.corrupt(&path, reason))?;
+                files.manifest = Some(manifest);
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(files.failed_read(&path, source)),
+        }
+        Ok(files)
+    }
+
+    /// The manifest's records with the path of each file.
+    pub fn recorded(&self) -> Vec<(PathBuf, FileRecord)> {
+        let (Some(manifest), Some(step_directory)) = (&self.manifest, &self.step_directory) else {
+            return Vec::new();
+        };
+        manifest.files.iter().map(|(name, record)| (step_directory.join(name), *record)).collect()
+    }
+
+    /// Sizes are cheap to check, and tell a step that was cut short before anything of it is used.
+    pub fn check_sizes(&self) -> Result<()> {
+        for (path, record) in self.recorded() {
+            let bytes = fs::metadata(&path).map_err(|source| self.failed_read(&path, source))?.len();
+            let found = FileRecord { bytes, crc32c: record.crc32c };
+            record.check(found).map_err(|reason| self.corrupt(&path, reason))?;
+        }
+        Ok(())
+    }
+
+    /// Reads a whole file and checks it.
+    pub fn check_contents(&self, path: &Path, record: FileRecord) -> Result<()> {
+        let found = record_of(path).map_err(|source| self.failed_read(path, source))?;
+        record.check(found).map_err(|reason| self.corrupt(path, reason))
+    }
+
+    /// Whether there is, or should be, a file.
+    pub fn holds(&self, path: &Path) -> bool {
+        self.record(path).is_some() || path.exists()
+    }
+
+    fn record(&self, path: &Path) -> Option<FileRecord> {
+        let name = path.strip_prefix(self.step_directory.as_ref()?).unwrap_or(path).to_string_lossy();
+        self.manifest.as_ref()?.files.get(name.as_ref()).copied()
+    }
+
+    /// Reads a JSON file, checked against the manifest if there is one.
+    pub fn json(&self, path: &Path) -> Result<Json> {
+        let contents = fs::read(path).map_err(|source| self.failed_read(path, source))?;
+        if self.manifest.is_some() {
+            self.record(path)
+                .ok_or_else(|| "the manifest does not list it".to_owned())
+                .and_then(|record| record.check(FileRecord::of(&[&contents])))
+                .map_err(|reason| self.corrupt(path, reason))?;
+        }
+        serde_json::from_slice(&contents)
+            .map_err(|error| self.corrupt(path, format!("it is no JSON: {error}")))
+    }
+
+    pub fn corrupt(&self, path: &Path, reason: impl Into<String>) -> CheckpointError {
+        CheckpointError::Corrupt { step: self.step, path: path.to_owned(), reason: reason.into() }
+    }
+
+    /// A file that should be there and is not, or ends too early, is damage; other failures are not the file's.
+    pub fn failed_read(&self, path: &Path, source: io::Error) -> CheckpointError {
+        match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => self.corrupt(path, "it is missing"),
+            io::ErrorKind::UnexpectedEof => self.corrupt(path, "it is too short"),
+            io::ErrorKind::IsADirectory => self.corrupt(path, "it is a directory"),
+            _ => CheckpointError::io("read", path, source),
+        }
+    }
+}
+
+fn record_of(path: &Path) -> io::Result<FileRecord> {
+    let mut file = File::open(path)?;
+    let mut buffer = vec![0; 1 << 20];
+    let mut record = FileRecord { bytes: 0, crc32c: 0 };
+    loop {
+        let count = match file.read(&mut buffer) {
+            Ok(0) => return Ok(record),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        record.bytes += count as u64;
+        record.crc32c = crc32c::crc32c_append(record.crc32c, &buffer[..count]);
+    }
+}
