@@ -55,6 +55,12 @@ impl From<mt_data::DataError> for Failure {
     }
 }
 
+impl From<mt_train::TrainError> for Failure {
+    fn from(error: mt_train::TrainError) -> Self {
+        Self::from_error(&error, error.is_user_error())
+    }
+}
+
 impl From<mt_pjrt::Error> for Failure {
     fn from(error: mt_pjrt::Error) -> Self {
         Self::from_error(&error, error.is_user_error())
@@ -86,9 +92,9 @@ fn with_causes(error: &dyn Error) -> String {
 }
 
 /// Runs a command. A panic, which is a fault of the program, becomes a failure of one line instead of a backtrace.
-pub fn without_panics(
-    command: impl FnOnce() -> Result<(), Failure> + panic::UnwindSafe,
-) -> Result<(), Failure> {
+pub fn without_panics<T>(
+    command: impl FnOnce() -> Result<T, Failure> + panic::UnwindSafe,
+) -> Result<T, Failure> {
     static LAST: Mutex<Option<String>> = Mutex::new(None);
     panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(|place| format!(" ({}:{})", place.file(), place.line()));
@@ -146,7 +152,7 @@ mod tests {
 
     #[test]
     fn panics_become_failures() {
-        let failure = without_panics(|| panic!("index {} is\nwrong", 3)).unwrap_err();
+        let failure = without_panics::<()>(|| panic!("index {} is\nwrong", 3)).unwrap_err();
         assert!(!failure.is_user_error);
         assert!(
             failure

@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     mt_pjrt::prepare_environment();
     let arguments = Arguments::parse();
     match failure::without_panics(|| run(arguments)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(failure) => {
             failure.report();
             failure.exit_code()
@@ -32,12 +32,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: Arguments) -> Result<(), Failure> {
+fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     match arguments.command {
-        Command::Train(settings) => commands::train::run(settings),
-        Command::Decode(settings) => commands::decode::run(settings),
-        Command::Config(command) => commands::config::run(command),
-        Command::Tokenizer(command) => commands::tokenizer::run(command),
-        Command::Plugin(command) => commands::plugin::run(command),
+        Command::Train(settings) => return commands::train::run(settings),
+        Command::Decode(settings) => commands::decode::run(settings)?,
+        Command::Config(command) => commands::config::run(command)?,
+        Command::Tokenizer(command) => commands::tokenizer::run(command)?,
+        Command::Plugin(command) => commands::plugin::run(command)?,
     }
+    Ok(ExitCode::SUCCESS)
 }

@@ -9,8 +9,10 @@
 mod flops;
 pub mod llama;
 mod model;
+mod state;
 mod storage;
 
 pub use flops::FlopCount;
 pub use model::{Cache, CacheSpec, Forward, Model, ModelError, Tokens, build};
+pub use state::{EXACT_ITEM, Slot, SlotEntries, StateError, expected_arrays, load_slot, slot_entries};
 pub use storage::{StoredParameter, moment_scale};

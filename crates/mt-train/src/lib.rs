@@ -1,5 +1,21 @@
-//! Training loop, metrics and tasks.
+//! Training: the loop, its programs, metrics and checkpoints.
+//!
+//! Phase: run. [`train`] takes a resolved configuration and leaves a run's directory: checkpoints, metrics, the
+//! tokenizer and the configuration. Below: models, data, optimizers and the runtime; above: the command line.
 
 #![forbid(unsafe_code)]
 
+mod data;
+mod error;
+mod evaluation;
 pub mod metrics;
+mod program;
+mod restore;
+mod run;
+mod signals;
+mod state;
+mod train_loop;
+
+pub use data::tokenizer_directory;
+pub use error::TrainError;
+pub use run::{Ending, EvaluationSummary, TrainOptions, TrainReport, start_runtime, train};

@@ -2,23 +2,97 @@
 
 use std::{
     env,
-    path::Path,
+    path::{Path, PathBuf},
+    process::ExitCode,
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use mt_config::{Config, Request, RunGroup, TrainConfig};
+use mt_config::{Config, Request, RunGroup, value_text};
+use mt_train::{Ending, TrainOptions, TrainReport, metrics::ConsoleStyle, train};
 
 use crate::{arguments::Settings, commands::warn, failure::Failure};
 
-/// Runs `maxtext train`.
-pub fn run(settings: Settings) -> Result<(), Failure> {
-    let config = configure(settings.settings)?;
-    let train = TrainConfig::from_config(&config)?;
-    Err(Failure::run(format!("this build cannot train `{}`", train.run.run_name)))
+/// Runs `maxtext train`. A run that a signal stopped ends with the status that signals have in a shell.
+pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
+    let given = settings.settings.clone();
+    let (config, is_named) = configure(settings.settings)?;
+    let options = TrainOptions { console: ConsoleStyle::Automatic, repository: repository() };
+    if !is_named {
+        let name = value_text(&config.entry("run_name").value);
+        eprintln!("this is the new run `{name}`; to resume it: {}", command(&given, &name));
+    }
+    let report = train(&config, &options)?;
+    close(&config, &report, &given)
+}
+
+/// Says what came of the run, and what to do next.
+fn close(config: &Config, report: &TrainReport, given: &[String]) -> Result<ExitCode, Failure> {
+    let name = value_text(&config.entry("run_name").value);
+    let directory = report.run_directory.display();
+    match report.ending {
+        Ending::AlreadyComplete => {
+            eprintln!(
+                "run `{name}` has done its {} steps already; `steps` says how many it is to have",
+                report.steps
+            );
+            return Ok(ExitCode::SUCCESS);
+        }
+        Ending::Stopped { signal } => {
+            eprintln!(
+                "stopped by a signal after {} steps; to resume: {}",
+                report.steps,
+                command(given, &name)
+            );
+            return Ok(ExitCode::from(u8::try_from(128 + signal).unwrap_or(1)));
+        }
+        Ending::DataEnded => eprintln!("the data ended after {} steps", report.steps),
+        Ending::Completed => {}
+    }
+    if let (Some(first), Some(last)) = (report.first_evaluation, report.last_evaluation) {
+        let mut line = format!("evaluation loss: {:.3} at first, {:.3} now", first.loss, last.loss);
+        if let Some(bits) = last.bits_per_byte {
+            line += &format!("; {bits:.3} bits per byte");
+        }
+        if let Some(unigram) = report.unigram_bits_per_byte {
+            line += &format!(" (token frequencies alone: {unigram:.3})");
+        }
+        eprintln!("{line}");
+    }
+    eprintln!("loss curve: {}", report.chart.display());
+    eprintln!("next: maxtext decode load_parameters_path={directory} prompt='…'");
+    eprintln!("      maxtext train run_name={name} steps={}   to train on", report.steps * 2);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The command that goes on with a run.
+fn command(given: &[String], name: &str) -> String {
+    let others = given.iter().filter(|argument| !argument.starts_with("run_name="));
+    let quoted = others.map(|argument| {
+        if argument.contains(|c: char| c.is_whitespace() || "'\"$&;|<>()*?[]{}`".contains(c)) {
+            format!("'{}'", argument.replace('\'', "'\\''"))
+        } else {
+            argument.clone()
+        }
+    });
+    let words: Vec<String> = quoted.chain([format!("run_name={name}")]).collect();
+    format!("maxtext train {}", words.join(" "))
+}
+
+/// The clone whose files the quick start trains on: the one around the current directory, or the one that the program
+/// was built in.
+fn repository() -> PathBuf {
+    let is_clone = |directory: &Path| directory.join("crates/mt-cli/Cargo.toml").is_file();
+    let current = env::current_dir().unwrap_or_default();
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new("."));
+    current
+        .ancestors()
+        .chain([built])
+        .find(|directory| is_clone(directory))
+        .map_or(current.clone(), Path::to_owned)
 }
 
 /// The configuration of a run, with its notes reported and the run named.
-fn configure(arguments: Vec<String>) -> Result<Config, Failure> {
+fn configure(arguments: Vec<String>) -> Result<(Config, bool), Failure> {
     let mut config = Config::resolve(&Request::from_process(arguments).with_quick_start())?;
     warn(&config);
     let model = if config.is_quick_start() { "quick-start" } else { "" };
@@ -26,13 +100,15 @@ fn configure(arguments: Vec<String>) -> Result<Config, Failure> {
         ("", Some(name)) => name,
         (quick_start, _) => quick_start,
     };
-    let name = env::var("JOBSET_NAME").ok().filter(|name| !name.is_empty());
+    let job = env::var("JOBSET_NAME").ok().filter(|name| !name.is_empty());
+    let is_named = job.is_some() || config.entry("run_name").value != "";
+    let name = job;
     let name = name.unwrap_or_else(|| {
         let runs = RunGroup::from_config(&config).map(|run| run.output_directory()).unwrap_or_default();
         unused_name(&format!("{model}_{}", timestamp(SystemTime::now())), &runs)
     });
     config.name_run(&name);
-    Ok(config)
+    Ok((config, is_named))
 }
 
 /// The name itself, or with a number behind it if a run has it.

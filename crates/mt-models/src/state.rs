@@ -1,0 +1,204 @@
+//! Parameters and their moments, to and from checkpoints.
+
+use mt_checkpoint::{ArraySource, Checkpoint, CheckpointError, Entry, ExpectedArray, KeySegment, SourceError, Value, entry_name};
+use mt_ir::TensorType;
+use mt_runtime::{Array, PendingHostArray, Runtime, RuntimeError};
+use mt_shape::{DType, HostArray, Placement};
+
+use crate::{Model, StoredParameter, moment_scale};
+
+/// State cannot be saved or loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+}
+
+impl StateError {
+    /// Whether what the user asked for is at fault.
+    pub fn is_user_error(&self) -> bool {
+        match self {
+            Self::Checkpoint(error) => error.is_user_error(),
+            Self::Runtime(error) => error.is_user_error(),
+        }
+    }
+}
+
+/// What is kept for each parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slot {
+    /// The parameter itself.
+    Parameters,
+    /// The running mean of its gradients.
+    FirstMoment,
+    /// The running mean of their squares.
+    SecondMoment,
+}
+
+/// The item beside `items` that holds, unscaled, what scaling would round.
+pub const EXACT_ITEM: &str = "exact";
+
+impl Slot {
+    fn key(self, stored: &StoredParameter) -> Vec<KeySegment> {
+        let prefix: Vec<KeySegment> = match self {
+            Self::Parameters => vec!["params".into(), "params".into()],
+            Self::FirstMoment => vec!["opt_state".into(), 0.into(), "mu".into(), "params".into()],
+            Self::SecondMoment => vec!["opt_state".into(), 0.into(), "nu".into(), "params".into()],
+        };
+        prefix.into_iter().chain(stored.key.iter().map(|segment| segment.clone().into())).collect()
+    }
+
+    fn scale(self, stored: &StoredParameter) -> f64 {
+        match self {
+            Self::Parameters => stored.scale,
+            Self::FirstMoment => moment_scale(stored.scale, 1),
+            Self::SecondMoment => moment_scale(stored.scale, 2),
+        }
+    }
+}
+
+/// What is to be saved of one slot.
+#[derive(Default)]
+pub struct SlotEntries {
+    /// In MaxText's form.
+    pub items: Vec<Entry>,
+    /// Under the same names, unscaled, what MaxText's form rounds.
+    pub exact: Vec<Entry>,
+}
+
+/// The entries of a slot's arrays, which are in the order of the model's parameters. Copies to the host are started.
+///
+/// # Errors
+/// A copy cannot be started.
+pub fn slot_entries(model: &dyn Model, slot: Slot, arrays: &[Array]) -> Result<SlotEntries, RuntimeError> {
+    let mut entries = SlotEntries::default();
+    for (stored, array) in model.storage().into_iter().zip(arrays) {
+        let key = slot.key(&stored);
+        let scale = slot.scale(&stored);
+        if !stored.is_exact() {
+            let source = Shards::start(array, stored.clone(), 1.0)?;
+            entries.exact.push(Entry { key: key.clone(), value: Value::Array(Box::new(source)) });
+        }
+        let source = Shards::start(array, stored, scale)?;
+        entries.items.push(Entry { key, value: Value::Array(Box::new(source)) });
+    }
+    Ok(entries)
+}
+
+/// The arrays of a slot that a checkpoint is expected to hold.
+pub fn expected_arrays(model: &dyn Model, slot: Slot) -> Vec<ExpectedArray> {
+    let specs = model.parameters();
+    model
+        .storage()
+        .iter()
+        .zip(specs)
+        .map(|(stored, (_, spec))| ExpectedArray {
+            name: entry_name(&slot.key(stored)),
+            dtype: spec.dtype,
+            dims: stored.stored_dims(&spec.dims()),
+        })
+        .collect()
+}
+
+/// Reads a slot's arrays onto the devices, each part where it belongs, in the type `dtype` (the parameter's own if
+/// none is given).
+///
+/// # Errors
+/// An array is missing, damaged, or has another shape.
+pub fn load_slot(
+    runtime: &Runtime,
+    placement: &Placement,
+    model: &dyn Model,
+    slot: Slot,
+    dtype: Option<DType>,
+    checkpoint: &Checkpoint,
+) -> Result<Vec<Array>, StateError> {
+    let exact = checkpoint.item(EXACT_ITEM)?;
+    let mut arrays = Vec::new();
+    for ((_, spec), stored) in model.parameters().into_iter().zip(model.storage()) {
+        let name = entry_name(&slot.key(&stored));
+        let sharding = placement.sharding(&spec.logical_axes, &spec.dims());
+        let dtype = dtype.unwrap_or(spec.dtype);
+        let unscaled = exact.as_ref().filter(|item| item.array(&name).is_ok());
+        let array = Array::from_shards(runtime, &TensorType::new(dtype, spec.dims()), &sharding, |ranges| {
+            let ranges = stored.stored_ranges(ranges);
+            let (part, scale) = match &unscaled {
+                Some(item) => (item.read(&name, &ranges)?, 1.0),
+                None => (checkpoint.read(&name, &ranges)?, slot.scale(&stored)),
+            };
+            Ok::<_, StateError>(converted(stored.from_stored(&part, scale), dtype))
+        })?;
+        arrays.push(array);
+    }
+    Ok(arrays)
+}
+
+/// The numbers in another type.
+fn converted(array: HostArray, dtype: DType) -> HostArray {
+    if array.dtype() == dtype {
+        return array;
+    }
+    let numbers = array.to_f64();
+    let dims = array.dims();
+    let made = match dtype {
+        DType::F64 => HostArray::from_slice(dtype, dims, &numbers),
+        DType::BF16 => {
+            let values: Vec<half::bf16> = numbers.iter().map(|number| half::bf16::from_f64(*number)).collect();
+            HostArray::from_slice(dtype, dims, &values)
+        }
+        DType::F16 => {
+            let values: Vec<half::f16> = numbers.iter().map(|number| half::f16::from_f64(*number)).collect();
+            HostArray::from_slice(dtype, dims, &values)
+        }
+        _ => {
+            let values: Vec<f32> = numbers.iter().map(|number| *number as f32).collect();
+            HostArray::from_slice(DType::F32, dims, &values)
+        }
+    };
+    made.expect("one value for each element")
+}
+
+/// The distinct shards of an array on their way to the host.
+struct Shards {
+    stored: StoredParameter,
+    scale: f64,
+    dtype: DType,
+    dims: Vec<usize>,
+    pending: Vec<(mt_checkpoint::Region, Option<PendingHostArray>)>,
+}
+
+impl Shards {
+    fn start(array: &Array, stored: StoredParameter, scale: f64) -> Result<Self, RuntimeError> {
+        let pending = array
+            .shards()
+            .into_iter()
+            .map(|shard| {
+                Ok((stored.stored_ranges(&shard.ranges), Some(array.shard_to_host_async(shard.device)?)))
+            })
+            .collect::<Result<_, RuntimeError>>()?;
+        let dims = stored.stored_dims(array.dims());
+        Ok(Self { stored, scale, dtype: array.dtype(), dims, pending })
+    }
+}
+
+impl ArraySource for Shards {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    fn shards(&self) -> Vec<mt_checkpoint::Region> {
+        self.pending.iter().map(|(region, _)| region.clone()).collect()
+    }
+
+    fn fetch(&mut self, shard: usize) -> Result<HostArray, SourceError> {
+        let pending = self.pending[shard].1.take().ok_or("a shard was fetched twice")?;
+        let part = pending.wait().map_err(RuntimeError::from)?;
+        Ok(self.stored.to_stored(&part, self.scale))
+    }
+}

@@ -1,0 +1,192 @@
+//! From the configuration to datasets and tokenizers.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use mt_config::{DataGroup, DatasetType, HfTextUnit, PackingType, TokenizerGroup, TokenizerType};
+use mt_data::{
+    BYTE_LEVEL_SPECIAL_TOKENS, Dataset, DatasetOptions, EvaluationSet, Packing, Remainder, Source, Split,
+    TextDocument, Tokenizer, TrainIterator, UnigramModel, bits_per_byte, repository_documents,
+    save_documents, train_bpe,
+};
+
+use crate::TrainError;
+
+/// Where a run keeps its tokenizer.
+pub fn tokenizer_directory(run: &Path) -> PathBuf {
+    run.join("tokenizer")
+}
+
+/// The data of a run.
+pub(crate) struct RunData {
+    pub train: TrainIterator,
+    pub evaluation: Option<EvaluationSet>,
+    pub baseline: Baseline,
+}
+
+/// What a model that only counts tokens would achieve.
+pub(crate) struct Baseline {
+    dataset: Arc<Dataset>,
+    options: DatasetOptions,
+    evaluation: Option<EvaluationSet>,
+    tokenizer: Option<Arc<Tokenizer>>,
+}
+
+impl Baseline {
+    /// Bits a byte of the evaluation text under the frequencies of the training tokens.
+    pub fn bits_per_byte(&self) -> Result<Option<f64>, TrainError> {
+        let (Some(tokenizer), Some(evaluation)) = (&self.tokenizer, &self.evaluation) else {
+            return Ok(None);
+        };
+        let mut model = UnigramModel::new(tokenizer.vocab_size());
+        let once = DatasetOptions {
+            num_epoch: Some(1),
+            shuffle: false,
+            remainder: Remainder::Pad,
+            ..self.options.clone()
+        };
+        let mut training = TrainIterator::new(self.dataset.clone(), once, Some(tokenizer.clone()))?;
+        while let Some(batch) = training.next()? {
+            model.add(batch.counted_targets());
+        }
+        let (mut tokens, mut bytes) = (Vec::new(), 0);
+        for batch in evaluation.batches()? {
+            let batch = batch?;
+            bytes += batch.target_bytes;
+            tokens.extend(batch.counted_targets());
+        }
+        let num_tokens = tokens.len() as u64;
+        Ok(Some(bits_per_byte(model.cross_entropy(tokens), num_tokens, bytes)))
+    }
+}
+
+/// What the data of a run is made from.
+pub(crate) struct DataRequest<'a> {
+    pub data: &'a DataGroup,
+    pub tokenizer: &'a TokenizerGroup,
+    pub run_directory: &'a Path,
+    /// The clone whose files are the data of `hf_path=repository`.
+    pub repository: &'a Path,
+    pub rows: usize,
+    pub evaluation_rows: usize,
+    pub evaluation_steps: Option<u64>,
+    pub evaluates: bool,
+    /// The run has checkpoints, so that its tokenizer and its copy of the data are its own.
+    pub resumes: bool,
+}
+
+impl DataRequest<'_> {
+    /// Opens the data, and makes the tokenizer unless the run already has one.
+    pub fn open(&self) -> Result<RunData, TrainError> {
+        if !self.resumes {
+            // What an attempt left that never came to a checkpoint.
+            for stale in [self.run_directory.join("data"), tokenizer_directory(self.run_directory)] {
+                if stale.exists() {
+                    std::fs::remove_dir_all(&stale).map_err(TrainError::io("remove", &stale))?;
+                }
+            }
+        }
+        let (train, evaluation) = self.sources()?;
+        let dataset = Arc::new(Dataset::open(&train)?);
+        let tokenizer = self.open_tokenizer(&dataset)?;
+        let options = |source: Source, rows: usize| DatasetOptions {
+            packing: match (self.data.packing, self.data.grain_packing_type) {
+                (false, _) => Packing::Off,
+                (true, PackingType::FirstFit) => Packing::FirstFit,
+                (true, PackingType::ConcatThenSplit) => Packing::ConcatThenSplit,
+            },
+            max_segments: self.data.max_segments_per_seq,
+            shuffle: self.data.enable_data_shuffling,
+            seed: self.data.data_shuffle_seed,
+            num_epoch: self.data.num_epoch,
+            add_bos: self.tokenizer.add_bos,
+            add_eos: self.tokenizer.add_eos,
+            remainder: Remainder::Drop,
+            ..DatasetOptions::training(source, self.data.max_target_length, rows)
+        };
+        let train_options = options(train, self.rows);
+        let train = TrainIterator::new(dataset.clone(), train_options.clone(), tokenizer.clone())?;
+        let evaluation = evaluation
+            .filter(|_| self.evaluates)
+            .map(|source| {
+                EvaluationSet::open(
+                    options(source, self.evaluation_rows),
+                    tokenizer.clone(),
+                    self.evaluation_steps,
+                )
+            })
+            .transpose()?;
+        let baseline =
+            Baseline { dataset, options: train_options, evaluation: evaluation.clone(), tokenizer };
+        Ok(RunData { train, evaluation, baseline })
+    }
+
+    fn sources(&self) -> Result<(Source, Option<Source>), TrainError> {
+        let data = self.data;
+        if data.dataset_type == DatasetType::Synthetic {
+            let source = Source::Synthetic { vocab_size: data.vocab_size };
+            return Ok((source.clone(), self.evaluation_steps.map(|_| source)));
+        }
+        if data.is_repository() {
+            let train = self.repository_split(Split::Train, "train.jsonl")?;
+            return Ok((train, Some(self.repository_split(Split::Evaluation, "evaluation.jsonl")?)));
+        }
+        let source = |files: Vec<String>, columns: &[String]| {
+            let column = columns.first().cloned().unwrap_or_default();
+            match data.hf_path.as_deref() {
+                Some("json") => Source::JsonLines { files, column },
+                Some("parquet") => Source::Parquet { files, column },
+                _ => Source::Text {
+                    files,
+                    document: match data.hf_text_unit {
+                        HfTextUnit::File => TextDocument::File,
+                        HfTextUnit::Line => TextDocument::Line,
+                    },
+                },
+            }
+        };
+        let train = source(data.train_patterns(), &data.train_data_columns);
+        let evaluation = data.eval_patterns();
+        let evaluation = (!evaluation.is_empty()).then(|| source(evaluation, &data.eval_data_columns));
+        Ok((train, evaluation))
+    }
+
+    /// The files of a repository change as one works in it; a run keeps those that it started with.
+    fn repository_split(&self, split: Split, name: &str) -> Result<Source, TrainError> {
+        let directory = self.run_directory.join("data");
+        let file = directory.join(name);
+        if !file.is_file() {
+            std::fs::create_dir_all(&directory).map_err(TrainError::io("create", &directory))?;
+            save_documents(&file, &repository_documents(self.repository, split)?)?;
+        }
+        Ok(Source::JsonLines { files: vec![file.to_string_lossy().into_owned()], column: "text".to_owned() })
+    }
+
+    fn open_tokenizer(&self, train: &Dataset) -> Result<Option<Arc<Tokenizer>>, TrainError> {
+        if self.data.dataset_type == DatasetType::Synthetic {
+            return Ok(None);
+        }
+        let directory = tokenizer_directory(self.run_directory);
+        let tokenizer = if directory.join(mt_data::TOKENIZER_FILE).is_file() {
+            Tokenizer::load(&directory)?
+        } else {
+            let made = self.make_tokenizer(train)?;
+            made.check_vocab_size(self.data.vocab_size)?;
+            made.save(&directory)?;
+            made
+        };
+        tokenizer.check_vocab_size(self.data.vocab_size)?;
+        Ok(Some(Arc::new(tokenizer)))
+    }
+
+    fn make_tokenizer(&self, train: &Dataset) -> Result<Tokenizer, TrainError> {
+        let size = self.tokenizer.tokenizer_vocab_size;
+        Ok(match (&self.tokenizer.tokenizer_path, self.tokenizer.tokenizer_type) {
+            (None, _) if size > 0 => train_bpe(train.documents(), size, &BYTE_LEVEL_SPECIAL_TOKENS)?,
+            (Some(path), _) => Tokenizer::load(path)?,
+            (None, TokenizerType::Byte | TokenizerType::HuggingFace) => Tokenizer::bytes(),
+        })
+    }
+}

@@ -1,0 +1,66 @@
+//! What can stop a run.
+
+use std::path::PathBuf;
+
+use mt_checkpoint::CheckpointError;
+use mt_config::ConfigError;
+use mt_data::DataError;
+use mt_models::{ModelError, StateError};
+use mt_runtime::RuntimeError;
+use mt_trace::TraceError;
+
+use crate::metrics::MetricsError;
+
+/// A run could not start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
+    #[error("the program `{program}` could not be traced: {source}")]
+    Trace { program: &'static str, source: Box<TraceError> },
+    #[error("{0}")]
+    ResumeConflict(String),
+    #[error(
+        "the loss of step {step} is {loss}\nhint: the last good checkpoint is kept; lower `learning_rate`, lengthen the warm-up, or look at the data of this step"
+    )]
+    NonFiniteLoss { step: u64, loss: f64 },
+    #[error(
+        "the data ended before the first step\nhint: use more files, a smaller `per_device_batch_size`, or `num_epoch=-1`"
+    )]
+    NoBatch,
+    #[error("cannot {action} `{path}`: {source}", path = path.display())]
+    Io { action: &'static str, path: PathBuf, source: std::io::Error },
+}
+
+impl TrainError {
+    /// Whether what the user asked for is at fault, rather than the machine or the run.
+    pub fn is_user_error(&self) -> bool {
+        match self {
+            Self::Config(_) | Self::Model(_) | Self::ResumeConflict(_) | Self::NoBatch => true,
+            Self::Data(error) => error.is_user_error(),
+            Self::Runtime(error) => error.is_user_error(),
+            Self::Checkpoint(error) => error.is_user_error(),
+            Self::State(error) => error.is_user_error(),
+            Self::Metrics(error) => error.is_user_error(),
+            Self::Trace { .. } | Self::NonFiniteLoss { .. } => false,
+            Self::Io { source, .. } => source.kind() == std::io::ErrorKind::PermissionDenied,
+        }
+    }
+
+    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { action, path, source }
+    }
+}

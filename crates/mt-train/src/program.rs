@@ -1,0 +1,196 @@
+//! The programs of training: first values, one step, one batch of evaluation.
+
+use std::sync::Arc;
+
+use mt_derive::Tree;
+use mt_ir::{DotLowering, Program};
+use mt_models::{Forward, Model, Tokens};
+use mt_nn::{
+    ParamSpec,
+    axes::{BATCH, POSITION},
+    initialize, token_cross_entropy,
+};
+use mt_optim::{AdamW, Moments, WarmupCosine, clip_by_global_norm, global_norm};
+use mt_runtime::Platform;
+use mt_shape::{DType, Path, Placement, axis};
+use mt_trace::{Inputs, Output, ProgramOptions, Tensor, program};
+
+use crate::TrainError;
+
+/// What the programs are made from.
+pub(crate) struct Programs<'a> {
+    pub model: &'a dyn Model,
+    pub placement: Arc<Placement>,
+    pub platform: Platform,
+    pub optimizer: AdamW,
+    pub schedule: WarmupCosine,
+    pub clipping_norm: Option<f64>,
+    pub gradient_dtype: DType,
+    pub seed: u64,
+    /// The logical axes of batches.
+    pub batch_axes: [String; 2],
+}
+
+/// The arrays of a batch, in the order in which programs take them.
+pub(crate) const BATCH_ARRAYS: [&str; 5] =
+    ["inputs", "inputs_position", "inputs_segmentation", "targets", "targets_segmentation"];
+
+const METRIC: &str = "metric";
+
+/// A list of parameters, to be differentiated.
+#[derive(Tree)]
+struct Parameters<L>(Vec<L>);
+
+#[derive(Clone, Copy)]
+struct BatchTensors<'t> {
+    tokens: Tokens<'t>,
+    targets: Tensor<'t>,
+    targets_segmentation: Tensor<'t>,
+}
+
+impl Programs<'_> {
+    fn options(&self, name: &str) -> ProgramOptions {
+        let dots = if self.platform == Platform::Cpu { DotLowering::ViaF32 } else { DotLowering::Direct };
+        ProgramOptions { name: name.to_owned(), placement: self.placement.clone(), dots }
+    }
+
+    fn build<F>(&self, name: &'static str, code: F) -> Result<Program, TrainError>
+    where
+        F: for<'t> FnOnce(&Inputs<'t>) -> Vec<Output<'t>>,
+    {
+        program(&self.options(name), code)
+            .map_err(|source| TrainError::Trace { program: name, source: Box::new(source) })
+    }
+
+    /// No arguments; the parameters, both moments and the step count of a fresh run.
+    pub fn initialize(&self) -> Result<Program, TrainError> {
+        let specs = self.model.parameters();
+        self.build("initialize", |inputs| {
+            let region = inputs.region();
+            let parameters = initialize(region, region.key(self.seed), &specs);
+            let zeros = |dtype: Option<DType>| -> Vec<Tensor<'_>> {
+                specs
+                    .iter()
+                    .map(|(_, spec)| region.full(dtype.unwrap_or(spec.dtype), &spec.axes, 0.0))
+                    .collect()
+            };
+            let moments = Moments {
+                first: zeros(Some(self.optimizer.first_moment_dtype)),
+                second: zeros(Some(DType::F32)),
+            };
+            state_outputs(inputs, &specs, &parameters, &moments, region.integer(DType::I32, 0))
+        })
+    }
+
+    /// The state, which is donated, and a batch; the next state and a vector of its metrics.
+    pub fn train_step(&self, rows: usize, length: usize) -> Result<Program, TrainError> {
+        let specs = self.model.parameters();
+        self.build("train_step", |inputs| {
+            let parameters = declare(inputs, "params", &specs, None, true);
+            let moments = Moments {
+                first: declare(inputs, "mu", &specs, Some(self.optimizer.first_moment_dtype), true),
+                second: declare(inputs, "nu", &specs, Some(DType::F32), true),
+            };
+            let step = inputs.input("step", DType::I32, &[], &[], true);
+            let batch = self.batch(inputs, rows, length);
+            let region = inputs.region();
+            let dropout = region.key(self.seed).fold_in_name("dropout").fold_in(step);
+
+            let (loss, [weights], gradients) =
+                region.value_and_grad(&Parameters(parameters.clone()), |_, parameters| {
+                    let forward = Forward { dropout: Some(dropout), cache: None };
+                    let (logits, _) = self.model.logits(&parameters.0, batch.tokens, forward);
+                    let loss = token_cross_entropy(logits, batch.targets, batch.targets_segmentation);
+                    (loss.mean(), [loss.weights])
+                });
+            // Without these the partitioner may leave gradients, and with them the optimizer, on every device.
+            let gradients: Vec<Tensor<'_>> = gradients
+                .0
+                .iter()
+                .zip(&specs)
+                .map(|(gradient, (_, spec))| gradient.cast(self.gradient_dtype).constrain(&spec.logical_axes))
+                .collect();
+
+            let (next, next_moments, metrics) = region.scope("optimizer", || {
+                let raw_norm = global_norm(&gradients);
+                let (gradients, norm) = match self.clipping_norm {
+                    Some(threshold) => {
+                        let clipped = clip_by_global_norm(&gradients, raw_norm, threshold);
+                        let norm = global_norm(&clipped);
+                        (clipped, norm)
+                    }
+                    None => (gradients, raw_norm),
+                };
+                let rate = self.schedule.at(step);
+                let (next, next_moments) =
+                    self.optimizer.update(&parameters, &gradients, &moments, step, rate);
+                // The loop takes them apart in this order.
+                let metrics = [loss, weights, norm, raw_norm, global_norm(&next), rate];
+                (next, next_moments, stacked(&metrics))
+            });
+            let mut outputs = state_outputs(inputs, &specs, &next, &next_moments, step + 1.0);
+            outputs.push(inputs.replicated("metrics", metrics));
+            outputs
+        })
+    }
+
+    /// The parameters and a batch; the sum of the loss over tokens, and of their weights.
+    pub fn evaluation_step(&self, rows: usize, length: usize) -> Result<Program, TrainError> {
+        let specs = self.model.parameters();
+        self.build("eval_step", |inputs| {
+            let parameters = declare(inputs, "params", &specs, None, false);
+            let batch = self.batch(inputs, rows, length);
+            let (logits, _) = self.model.logits(&parameters, batch.tokens, Forward::default());
+            let loss = token_cross_entropy(logits, batch.targets, batch.targets_segmentation);
+            vec![inputs.replicated("metrics", stacked(&[loss.total, loss.weights]))]
+        })
+    }
+
+    fn batch<'t>(&self, inputs: &Inputs<'t>, rows: usize, length: usize) -> BatchTensors<'t> {
+        let axes = [axis(BATCH, rows), axis(POSITION, length)];
+        let logical = self.batch_axes.each_ref().map(|name| Some(name.as_str()));
+        let [tokens, positions, segmentation, targets, targets_segmentation] =
+            BATCH_ARRAYS.map(|name| inputs.input(name, DType::I32, &axes, &logical, false));
+        BatchTensors { tokens: Tokens { tokens, positions, segmentation }, targets, targets_segmentation }
+    }
+}
+
+fn declare<'t>(
+    inputs: &Inputs<'t>,
+    prefix: &str,
+    specs: &[(Path, ParamSpec)],
+    dtype: Option<DType>,
+    donated: bool,
+) -> Vec<Tensor<'t>> {
+    specs
+        .iter()
+        .map(|(path, spec)| {
+            let name = format!("{prefix}.{path}");
+            inputs.input(&name, dtype.unwrap_or(spec.dtype), &spec.axes, &spec.logical_axes, donated)
+        })
+        .collect()
+}
+
+fn state_outputs<'t>(
+    inputs: &Inputs<'t>,
+    specs: &[(Path, ParamSpec)],
+    parameters: &[Tensor<'t>],
+    moments: &Moments<'t>,
+    step: Tensor<'t>,
+) -> Vec<Output<'t>> {
+    let mut outputs = Vec::new();
+    for (prefix, tensors) in [("params", parameters), ("mu", &moments.first), ("nu", &moments.second)] {
+        for ((path, spec), tensor) in specs.iter().zip(tensors) {
+            outputs.push(inputs.output(&format!("{prefix}.{path}"), *tensor, &spec.logical_axes));
+        }
+    }
+    outputs.push(inputs.replicated("step", step));
+    outputs
+}
+
+/// Scalars as one vector, so that one copy brings them to the host.
+fn stacked<'t>(scalars: &[Tensor<'t>]) -> Tensor<'t> {
+    let parts: Vec<Tensor<'t>> =
+        scalars.iter().map(|scalar| scalar.cast(DType::F32).unsqueeze(METRIC)).collect();
+    parts[0].concatenate(&parts[1..], METRIC)
+}

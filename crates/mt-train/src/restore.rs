@@ -1,0 +1,92 @@
+//! Where a run begins: its own newest checkpoint, another run's state or parameters, or fresh values.
+
+use mt_checkpoint::{Checkpoint, CheckpointManager, latest_valid};
+use mt_config::CheckpointGroup;
+use mt_data::IteratorState;
+use mt_models::Model;
+use mt_runtime::{Executable, Runtime};
+use mt_shape::Placement;
+
+use crate::{
+    TrainError,
+    state::{SlotTypes, TrainState, steps_done},
+};
+
+/// Where the iterator's state is in a step.
+pub(crate) const ITERATOR_ITEM: &str = "iter";
+pub(crate) const ITERATOR_FILE: &str = "process_0-of-1.json";
+
+/// The state a run begins with.
+pub(crate) struct Restored {
+    pub state: TrainState,
+    /// The first step to do, counted from 0.
+    pub first_step: u64,
+    /// The data's position, if the run goes on.
+    pub iterator: Option<IteratorState>,
+}
+
+/// Loads or makes the first state of a run.
+pub(crate) fn restore(
+    runtime: &Runtime,
+    placement: &Placement,
+    model: &dyn Model,
+    types: SlotTypes,
+    group: &CheckpointGroup,
+    manager: &mut CheckpointManager,
+    newest: Option<u64>,
+    initialize: &dyn Fn() -> Result<Executable, TrainError>,
+) -> Result<Restored, TrainError> {
+    if newest.is_some() {
+        let mut failure = None;
+        let latest = latest_valid(manager.directory(), |checkpoint| {
+            checkpoint.verify()?;
+            match resume(runtime, placement, model, types, checkpoint) {
+                Ok(restored) => Ok(Some(restored)),
+                Err(TrainError::Checkpoint(error)) => Err(error),
+                Err(TrainError::State(mt_models::StateError::Checkpoint(error))) => Err(error),
+                Err(other) => {
+                    failure = Some(other);
+                    Ok(None)
+                }
+            }
+        })?;
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+        if let Some(latest) = latest {
+            for skipped in &latest.skipped {
+                eprintln!("warning: checkpoint {} is passed over: {}", skipped.step, skipped.reason);
+                manager.set_aside(skipped.step)?;
+            }
+            if let Some(restored) = latest.value {
+                return Ok(restored);
+            }
+        }
+    }
+    let fresh = || TrainState::initialize(&initialize()?, model.parameters().len());
+    if let Some(path) = &group.load_full_state_path {
+        let checkpoint = Checkpoint::open_path(path)?;
+        let state = TrainState::load(runtime, placement, model, types, &checkpoint)?;
+        return Ok(Restored { state, first_step: steps_done(&checkpoint)?, iterator: None });
+    }
+    let mut state = fresh()?;
+    if let Some(path) = &group.load_parameters_path {
+        state.load_parameters(runtime, placement, model, &Checkpoint::open_path(path)?)?;
+    }
+    Ok(Restored { state, first_step: 0, iterator: None })
+}
+
+fn resume(
+    runtime: &Runtime,
+    placement: &Placement,
+    model: &dyn Model,
+    types: SlotTypes,
+    checkpoint: &Checkpoint,
+) -> Result<Restored, TrainError> {
+    let state = TrainState::load(runtime, placement, model, types, checkpoint)?;
+    let iterator = checkpoint
+        .read_json(ITERATOR_ITEM, ITERATOR_FILE)?
+        .map(|json| IteratorState::from_json(&json.to_string()))
+        .transpose()?;
+    Ok(Restored { state, first_step: steps_done(checkpoint)?, iterator })
+}

@@ -1,0 +1,337 @@
+//! A training run from its configuration to its last checkpoint.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use mt_checkpoint::{CheckpointManager, ManagerOptions, RunLock};
+use mt_config::{Config, Hardware, Request, TrainConfig};
+use mt_models::Model;
+use mt_optim::{AdamW, WarmupCosine};
+use mt_runtime::{CompileSettings, Executable, Platform, Runtime, RuntimeOptions};
+use mt_shape::Placement;
+
+use crate::{
+    TrainError,
+    data::{DataRequest, RunData},
+    evaluation::Evaluator,
+    metrics::{ConsoleStyle, MetricLogger, MetricLoggerOptions},
+    program::Programs,
+    restore::{Restored, restore},
+    state::SlotTypes,
+    train_loop::{Loop, Progress},
+};
+
+/// What a caller decides about a run besides its configuration.
+#[derive(Clone, Debug)]
+pub struct TrainOptions {
+    pub console: ConsoleStyle,
+    /// The clone of this repository, whose files the quick start trains on.
+    pub repository: PathBuf,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// All steps are done.
+    Completed,
+    /// They were done before; nothing was.
+    AlreadyComplete,
+    /// The data ended first.
+    DataEnded,
+    /// A signal asked the run to stop.
+    Stopped { signal: i32 },
+}
+
+/// Loss on held-out text, in nats a token, and bits a byte where the text's size is known.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EvaluationSummary {
+    pub loss: f64,
+    pub bits_per_byte: Option<f64>,
+}
+
+/// What a run did.
+#[derive(Clone, Debug)]
+pub struct TrainReport {
+    pub ending: Ending,
+    /// Steps done since the run's beginning.
+    pub steps: u64,
+    pub run_directory: PathBuf,
+    pub first_evaluation: Option<EvaluationSummary>,
+    pub last_evaluation: Option<EvaluationSummary>,
+    /// Bits a byte of a model that only knows how often each token occurs.
+    pub unigram_bits_per_byte: Option<f64>,
+    /// The picture of the loss curves.
+    pub chart: PathBuf,
+}
+
+/// Starts the hardware that a configuration asks for.
+///
+/// # Errors
+/// There is none, or its plugin is missing.
+pub fn start_runtime(
+    run: &mt_config::RunGroup,
+    debug: &mt_config::DebugGroup,
+) -> Result<Runtime, mt_runtime::RuntimeError> {
+    let platform = match run.hardware {
+        Hardware::Auto => None,
+        Hardware::Cpu => Some(Platform::Cpu),
+        Hardware::Gpu => Some(Platform::Gpu),
+        Hardware::Tpu => Some(Platform::Tpu),
+    };
+    Runtime::new(&RuntimeOptions {
+        platform,
+        plugin_path: run.pjrt_plugin_path.clone(),
+        num_cpu_devices: Some(run.num_cpu_devices),
+        cache_directory: debug.jax_cache_dir.clone(),
+        ..RuntimeOptions::default()
+    })
+}
+
+/// Trains until the steps are done, the data ends or a signal asks to stop. Resumes a run that has checkpoints.
+///
+/// # Errors
+/// The configuration, the data or a checkpoint does not fit; the loss became infinite; the machine failed.
+pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, TrainError> {
+    let settings = TrainConfig::from_config(config)?;
+    let model = mt_models::build(&settings.model)?;
+    let runtime = start_runtime(&settings.run, &settings.debug)?;
+    settings.check_devices(runtime.num_devices())?;
+    let placement = Arc::new(settings.placement.placement(runtime.num_devices())?);
+
+    let directory = settings.run.directory();
+    let lock = RunLock::acquire(&directory)?;
+    let checkpoints = settings.run.checkpoint_directory();
+    let mut manager = CheckpointManager::open(
+        &checkpoints,
+        &lock,
+        ManagerOptions {
+            max_to_keep: settings.checkpoint.max_num_checkpoints_to_keep,
+            asynchronous: settings.checkpoint.async_checkpointing,
+            ..ManagerOptions::default()
+        },
+    )?;
+    let newest = if settings.checkpoint.enable_checkpointing { manager.latest()? } else { None };
+    if newest.is_some() {
+        check_resumable(config, &settings, &runtime, &manager)?;
+    }
+    let chart = directory.join("metrics").join("loss.svg");
+    if newest.is_some_and(|step| step + 1 >= settings.run.steps) {
+        return Ok(TrainReport {
+            ending: Ending::AlreadyComplete,
+            steps: newest.map_or(0, |step| step + 1),
+            run_directory: directory,
+            first_evaluation: None,
+            last_evaluation: None,
+            unigram_bits_per_byte: None,
+            chart,
+        });
+    }
+
+    let data = open_data(&settings, options, &runtime, &directory, newest.is_some())?;
+    let programs = Programs {
+        model: &*model,
+        placement: placement.clone(),
+        platform: runtime.platform(),
+        optimizer: optimizer(&settings),
+        schedule: schedule(&settings),
+        clipping_norm: settings.optimizer.clipping_norm(),
+        gradient_dtype: settings.optimizer.grad_dtype,
+        seed: settings.model.init_weights_seed,
+        batch_axes: batch_axes(&settings),
+    };
+    let rows = settings.data.global_batch(runtime.num_devices())?;
+    let length = settings.data.max_target_length;
+    let compile =
+        |program: &mt_ir::Program| runtime.compile(program, &compile_settings(&settings, &program.name));
+    let step = compile(&programs.train_step(rows, length)?)?;
+    for note in placement.notes() {
+        eprintln!("note: {note}");
+    }
+    runtime.check_memory(&[&step])?;
+
+    let types = SlotTypes { first_moment: settings.optimizer.first_moment_dtype() };
+    let initialize = || -> Result<Executable, TrainError> { Ok(compile(&programs.initialize()?)?) };
+    let Restored { state, first_step, iterator } = restore(
+        &runtime,
+        &placement,
+        &*model,
+        types,
+        &settings.checkpoint,
+        &mut manager,
+        newest,
+        &initialize,
+    )?;
+    if settings.debug.debug_sharding {
+        report_placement(&*model, &placement, &state);
+    }
+
+    let evaluator = match &data.evaluation {
+        Some(set) => {
+            let rows = settings.data.eval_global_batch(runtime.num_devices())?;
+            let program = compile(&programs.evaluation_step(rows, length)?)?;
+            Some(Evaluator::new(program, set.clone()))
+        }
+        None => None,
+    };
+    save_config(config, &settings)?;
+    let logger = MetricLogger::start(MetricLoggerOptions {
+        run_name: settings.run.run_name.clone(),
+        total_steps: settings.run.steps,
+        last_step: first_step.checked_sub(1),
+        console: options.console,
+        log_period: settings.run.log_period,
+        metrics_file: Some(settings.run.metrics_path()),
+        tensorboard_directory: settings.run.enable_tensorboard.then(|| settings.run.tensorboard_directory()),
+        chart_file: Some(chart.clone()),
+    })?;
+    let progress = Loop {
+        settings: &settings,
+        runtime: &runtime,
+        model: &*model,
+        step,
+        evaluator,
+        manager,
+        logger,
+        rows,
+        length,
+        first_step,
+    }
+    .run(state, data.train, iterator)?;
+    let Progress { ending, steps, first_evaluation, last_evaluation } = progress;
+    let unigram_bits_per_byte = if config.is_quick_start() && ending == Ending::Completed {
+        data.baseline.bits_per_byte()?
+    } else {
+        None
+    };
+    drop(lock);
+    Ok(TrainReport {
+        ending,
+        steps,
+        run_directory: directory,
+        first_evaluation,
+        last_evaluation,
+        unigram_bits_per_byte,
+        chart,
+    })
+}
+
+fn open_data(
+    settings: &TrainConfig,
+    options: &TrainOptions,
+    runtime: &Runtime,
+    directory: &Path,
+    resumes: bool,
+) -> Result<RunData, TrainError> {
+    DataRequest {
+        data: &settings.data,
+        tokenizer: &settings.tokenizer,
+        run_directory: directory,
+        repository: &options.repository,
+        rows: settings.data.global_batch(runtime.num_devices())?,
+        evaluation_rows: settings.data.eval_global_batch(runtime.num_devices())?,
+        evaluation_steps: settings.run.eval_steps,
+        evaluates: settings.run.eval_interval.is_some(),
+        resumes,
+    }
+    .open()
+}
+
+fn optimizer(settings: &TrainConfig) -> AdamW {
+    let group = &settings.optimizer;
+    AdamW {
+        b1: group.adam_b1,
+        b2: group.adam_b2,
+        epsilon: group.adam_eps,
+        epsilon_root: group.adam_eps_root,
+        weight_decay: group.adam_weight_decay,
+        first_moment_dtype: group.first_moment_dtype(),
+    }
+}
+
+fn schedule(settings: &TrainConfig) -> WarmupCosine {
+    let group = &settings.optimizer;
+    WarmupCosine {
+        peak: group.learning_rate,
+        warmup_steps: group.warmup_steps(),
+        total_steps: group.schedule_steps(),
+        final_fraction: group.learning_rate_final_fraction,
+    }
+}
+
+fn batch_axes(settings: &TrainConfig) -> [String; 2] {
+    let mut names = settings.placement.input_data_sharding_logical_axes.iter().cloned();
+    [names.next().unwrap_or_default(), names.next().unwrap_or_default()]
+}
+
+fn compile_settings(settings: &TrainConfig, program: &str) -> CompileSettings {
+    let debug = &settings.debug;
+    // MaxText's name for the step is that of the jitted function.
+    let wanted = debug.dump_hlo_local_module_name.trim_start_matches("jit_");
+    let is_dumped = debug.dump_hlo && (wanted.is_empty() || wanted == program);
+    CompileSettings {
+        dump_to: is_dumped.then(|| debug.dump_hlo_local_dir.clone()),
+        xla_flags: debug.compiler_options(),
+    }
+}
+
+/// Refuses to go on with a run under a configuration that would make it another run.
+fn check_resumable(
+    config: &Config,
+    settings: &TrainConfig,
+    runtime: &Runtime,
+    manager: &CheckpointManager,
+) -> Result<(), TrainError> {
+    let path = settings.run.config_path();
+    if !path.is_file() {
+        return Ok(());
+    }
+    let saved = Config::resolve(&Request::default().over_saved(path))?;
+    let saved_devices = mt_checkpoint::open_latest(manager.directory())?
+        .and_then(|latest| latest.value.custom_metadata().get("num_devices")?.as_u64())
+        .map_or(runtime.num_devices(), |devices| devices as usize);
+    let conflicts = config.resume_conflicts(runtime.num_devices(), &saved, saved_devices);
+    if conflicts.is_empty() {
+        return Ok(());
+    }
+    let mut lines: Vec<String> = conflicts
+        .iter()
+        .map(|conflict| {
+            format!("`{}` was `{}` and is now `{}`", conflict.key.name, conflict.left, conflict.right)
+        })
+        .collect();
+    lines.insert(
+        0,
+        format!("run `{}` has checkpoints made with another configuration", settings.run.run_name),
+    );
+    lines.push(
+        "hint: repeat the run's values to resume it, or choose another `run_name` to start a new run"
+            .to_owned(),
+    );
+    Err(TrainError::ResumeConflict(lines.join("\n")))
+}
+
+/// Writes the configuration beside the run's other files, in one step.
+fn save_config(config: &Config, settings: &TrainConfig) -> Result<(), TrainError> {
+    let path = settings.run.config_path();
+    let partial = path.with_extension("yml.partial");
+    std::fs::write(&partial, config.to_yaml()).map_err(TrainError::io("write", &partial))?;
+    std::fs::rename(&partial, &path).map_err(TrainError::io("write", &path))
+}
+
+/// Prints where each parameter is.
+fn report_placement(model: &dyn Model, placement: &Placement, state: &crate::state::TrainState) {
+    eprintln!("{:<60} {:<24} {:<40} bytes a device", "parameter", "shape", "mesh axes");
+    for ((path, spec), array) in model.parameters().iter().zip(&state.parameters) {
+        let sharding = placement.sharding(&spec.logical_axes, &spec.dims());
+        let shape = format!("{:?}", spec.dims());
+        eprintln!(
+            "{:<60} {shape:<24} {:<40} {}",
+            path.to_string(),
+            sharding.spec.to_string(),
+            array.bytes_on_device(0)
+        );
+    }
+    eprintln!("state on one device: {}", mt_runtime::format_bytes(state.bytes_on_device(0) as u64));
+}

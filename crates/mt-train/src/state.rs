@@ -1,0 +1,148 @@
+//! The state of training on the devices, to and from checkpoints.
+
+use mt_checkpoint::{Checkpoint, CheckpointError, Empty, Entry, ExpectedArray, ExtraItem, KeySegment};
+use mt_ir::TensorType;
+use mt_models::{EXACT_ITEM, Model, Slot, expected_arrays, load_slot, slot_entries};
+use mt_runtime::{Array, Executable, Input, Runtime};
+use mt_shape::{DType, HostArray, Placement, Sharding};
+
+use crate::TrainError;
+
+/// Parameters, moments and the number of steps done.
+pub(crate) struct TrainState {
+    pub parameters: Vec<Array>,
+    pub first_moments: Vec<Array>,
+    pub second_moments: Vec<Array>,
+    pub step: Array,
+}
+
+/// The type in which each slot is kept.
+#[derive(Clone, Copy)]
+pub(crate) struct SlotTypes {
+    pub first_moment: DType,
+}
+
+const STEP: &str = "step";
+
+impl TrainState {
+    /// The state from the outputs of a program; what follows the state is returned, too.
+    pub fn from_outputs(mut outputs: Vec<Array>, num_parameters: usize) -> (Self, Vec<Array>) {
+        let mut rest = outputs.split_off(3 * num_parameters + 1);
+        let step = outputs.pop().expect("the step count follows the moments");
+        let second_moments = outputs.split_off(2 * num_parameters);
+        let first_moments = outputs.split_off(num_parameters);
+        rest.shrink_to_fit();
+        (Self { parameters: outputs, first_moments, second_moments, step }, rest)
+    }
+
+    /// The arguments of a training step, given up to it.
+    pub fn into_inputs<'a>(self) -> Vec<Input<'a>> {
+        let arrays = self.parameters.into_iter().chain(self.first_moments).chain(self.second_moments);
+        arrays.chain([self.step]).map(Input::Donate).collect()
+    }
+
+    /// A fresh state.
+    pub fn initialize(program: &Executable, num_parameters: usize) -> Result<Self, TrainError> {
+        Ok(Self::from_outputs(program.run(Vec::new())?, num_parameters).0)
+    }
+
+    /// The whole state of a checkpoint.
+    pub fn load(
+        runtime: &Runtime,
+        placement: &Placement,
+        model: &dyn Model,
+        types: SlotTypes,
+        checkpoint: &Checkpoint,
+    ) -> Result<Self, TrainError> {
+        let mut expected: Vec<ExpectedArray> = [Slot::Parameters, Slot::FirstMoment, Slot::SecondMoment]
+            .into_iter()
+            .flat_map(|slot| expected_arrays(model, slot))
+            .collect();
+        expected.push(ExpectedArray { name: STEP.to_owned(), dtype: DType::I32, dims: Vec::new() });
+        checkpoint.compare(&expected).check()?;
+        let load = |slot, dtype| load_slot(runtime, placement, model, slot, dtype, checkpoint);
+        let count = checkpoint.read_all(STEP)?;
+        let replicated = Sharding::replicated(placement.mesh().clone(), 0);
+        Ok(Self {
+            parameters: load(Slot::Parameters, None)?,
+            first_moments: load(Slot::FirstMoment, Some(types.first_moment))?,
+            second_moments: load(Slot::SecondMoment, Some(DType::F32))?,
+            step: Array::from_host(runtime, &count, &replicated)?,
+        })
+    }
+
+    /// Replaces the parameters of a fresh state by those of a checkpoint.
+    pub fn load_parameters(
+        &mut self,
+        runtime: &Runtime,
+        placement: &Placement,
+        model: &dyn Model,
+        checkpoint: &Checkpoint,
+    ) -> Result<(), TrainError> {
+        let comparison = checkpoint.compare(&expected_arrays(model, Slot::Parameters));
+        // Moments may be there, too; only parameters matter.
+        let unexpected =
+            comparison.unexpected.iter().filter(|name| name.starts_with("params.")).cloned().collect();
+        mt_checkpoint::Comparison { unexpected, ..comparison }.check()?;
+        self.parameters = load_slot(runtime, placement, model, Slot::Parameters, None, checkpoint)?;
+        Ok(())
+    }
+
+    /// What a checkpoint of the state holds. Copies to the host are started.
+    pub fn entries(&self, model: &dyn Model) -> Result<(Vec<Entry>, Vec<ExtraItem>), TrainError> {
+        let mut items = Vec::new();
+        let mut exact = Vec::new();
+        let slots = [
+            (Slot::Parameters, &self.parameters),
+            (Slot::FirstMoment, &self.first_moments),
+            (Slot::SecondMoment, &self.second_moments),
+        ];
+        for (slot, arrays) in slots {
+            let entries = slot_entries(model, slot, arrays)?;
+            items.extend(entries.items);
+            exact.extend(entries.exact);
+        }
+        // What optax's chain of Adam, weight decay and learning rate keeps.
+        let key = |segments: &[&dyn Fn() -> KeySegment]| {
+            segments.iter().map(|segment| segment()).collect::<Vec<_>>()
+        };
+        let count = self.step.to_host()?;
+        let state = || KeySegment::from("opt_state");
+        let name = || KeySegment::from("count");
+        items.push(Entry::new(key(&[&state, &|| 0.into(), &name]), count.clone()));
+        items.push(Entry::empty(key(&[&state, &|| 1.into()]), Empty::None));
+        items.push(Entry::new(key(&[&state, &|| 2.into(), &name]), count.clone()));
+        items.push(Entry::new(vec![STEP.into()], count));
+        let extra = if exact.is_empty() {
+            Vec::new()
+        } else {
+            vec![ExtraItem { item: EXACT_ITEM.to_owned(), entries: exact }]
+        };
+        Ok((items, extra))
+    }
+
+    /// The bytes of the state on one device.
+    pub fn bytes_on_device(&self, device: usize) -> usize {
+        let arrays = self.parameters.iter().chain(&self.first_moments).chain(&self.second_moments);
+        arrays.map(|array| array.bytes_on_device(device)).sum()
+    }
+}
+
+/// The number of steps that a checkpoint's state has done.
+pub(crate) fn steps_done(checkpoint: &Checkpoint) -> Result<u64, CheckpointError> {
+    let count = checkpoint.read_all(STEP)?;
+    Ok(count.to_f64().first().copied().unwrap_or_default() as u64)
+}
+
+/// A batch array on the devices.
+pub(crate) fn batch_array(
+    runtime: &Runtime,
+    sharding: &Sharding,
+    rows: usize,
+    length: usize,
+    values: &[i32],
+) -> Result<Array, TrainError> {
+    let ty = TensorType::new(DType::I32, [rows, length]);
+    let host = HostArray::from_slice(ty.dtype, &ty.dims, values).map_err(mt_runtime::RuntimeError::from)?;
+    Ok(Array::from_shared(runtime, host.into(), sharding)?)
+}

@@ -1,0 +1,273 @@
+//! The loop over steps.
+//!
+//! The device is given a step before the metrics of the one before are read, and batches are made on another thread,
+//! so that it never waits for the host. Checkpoints are copied to the host while the loop waits, and written by
+//! another thread.
+
+use std::time::{Duration, Instant};
+
+use mt_checkpoint::{CheckpointManager, JsonItem, SaveRequest};
+use mt_config::TrainConfig;
+use mt_data::{Batch, IteratorState, Prefetcher, TrainIterator};
+use mt_models::Model;
+use mt_runtime::{Array, Executable, Input, PendingArray, Runtime};
+use serde_json::json;
+
+use crate::{
+    TrainError,
+    evaluation::Evaluator,
+    metrics::{EvaluationMeasurements, MetricLogger, StepMeasurements},
+    restore::{ITERATOR_FILE, ITERATOR_ITEM},
+    run::{Ending, EvaluationSummary},
+    signals::StopSignal,
+    state::{TrainState, batch_array},
+};
+
+/// How many batches are made ahead.
+const PREFETCH: usize = 4;
+
+/// Everything the loop works with.
+pub(crate) struct Loop<'a> {
+    pub settings: &'a TrainConfig,
+    pub runtime: &'a Runtime,
+    pub model: &'a dyn Model,
+    pub step: Executable,
+    pub evaluator: Option<Evaluator>,
+    pub manager: CheckpointManager,
+    pub logger: MetricLogger,
+    pub rows: usize,
+    pub length: usize,
+    pub first_step: u64,
+}
+
+/// What the loop did.
+pub(crate) struct Progress {
+    pub ending: Ending,
+    pub steps: u64,
+    pub first_evaluation: Option<EvaluationSummary>,
+    pub last_evaluation: Option<EvaluationSummary>,
+}
+
+/// A step whose metrics are still on their way.
+struct InFlight {
+    step: u64,
+    metrics: PendingArray,
+    data_wait: Duration,
+}
+
+/// Whether a step's numbers are all finite, so that its state is worth saving.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Health {
+    Finite,
+    NotFinite,
+}
+
+impl Loop<'_> {
+    /// Runs to the last step, the end of the data or a signal.
+    pub fn run(
+        mut self,
+        state: TrainState,
+        mut data: TrainIterator,
+        position: Option<IteratorState>,
+    ) -> Result<Progress, TrainError> {
+        if let Some(position) = &position {
+            data.restore(position)?;
+        }
+        let mut position = data.state();
+        let mut batches = Prefetcher::new(data, PREFETCH)?;
+        let stop = StopSignal::listen()?;
+        let run = &self.settings.run;
+        let mut state = state;
+        let mut in_flight: Option<InFlight> = None;
+        let mut clock = Instant::now();
+        let mut first_evaluation = None;
+        let mut last_evaluation = None;
+        let mut reused: Option<(Batch, IteratorState)> = None;
+        let mut step = self.first_step;
+        let mut saved = None;
+        let mut health = Health::Finite;
+        let ending = loop {
+            if self.evaluates_before(step) && step < run.steps {
+                if let Some(done) = in_flight.take() {
+                    health = self.finish_step(done, &mut clock)?;
+                }
+                last_evaluation = self.evaluate(&state, step)?;
+                first_evaluation = first_evaluation.or(last_evaluation);
+                clock = Instant::now();
+            }
+            if step >= run.steps {
+                break Ending::Completed;
+            }
+            if let Some(signal) = stop.received() {
+                break Ending::Stopped { signal };
+            }
+            let next = match (&reused, self.settings.data.reuse_example_batch) {
+                (Some(batch), 1..) => Some(batch.clone()),
+                _ => batches.next()?,
+            };
+            let Some((batch, after)) = next else {
+                if step == self.first_step {
+                    return Err(TrainError::NoBatch);
+                }
+                break Ending::DataEnded;
+            };
+            let data_wait = batches.take_waited();
+            if self.settings.data.reuse_example_batch > 0 && reused.is_none() {
+                reused = Some((batch.clone(), after.clone()));
+            }
+            position = after;
+            let (next_state, metrics) = self.start_step(state, &batch)?;
+            state = next_state;
+            let started = InFlight { step, metrics, data_wait };
+            if let Some(done) = in_flight.replace(started) {
+                health = self.finish_step(done, &mut clock)?;
+            }
+            if self.saves_after(step) {
+                if let Some(done) = in_flight.take() {
+                    health = self.finish_step(done, &mut clock)?;
+                }
+                if health == Health::Finite {
+                    self.save(&state, step, &position)?;
+                    saved = Some(step);
+                }
+            }
+            step += 1;
+        };
+        if let Some(done) = in_flight.take() {
+            health = self.finish_step(done, &mut clock)?;
+        }
+        if ending != Ending::AlreadyComplete && self.evaluator.is_some() && run.eval_interval.is_some() {
+            let is_over = !matches!(ending, Ending::Stopped { .. });
+            if is_over {
+                last_evaluation = self.evaluate(&state, step)?;
+                first_evaluation = first_evaluation.or(last_evaluation);
+            }
+        }
+        let last = step.checked_sub(1).filter(|last| saved != Some(*last) && *last >= self.first_step);
+        let wants_save = self.settings.checkpoint.save_checkpoint_on_completion
+            || matches!(ending, Ending::Stopped { .. });
+        if let Some(last) = last
+            && self.settings.checkpoint.enable_checkpointing
+            && wants_save
+            && health == Health::Finite
+        {
+            self.save(&state, last, &position)?;
+        }
+        self.manager.wait_until_finished()?;
+        self.logger.finish()?;
+        Ok(Progress { ending, steps: step, first_evaluation, last_evaluation })
+    }
+
+    /// Whether the parameters are evaluated before step `step`: at the start, and at each interval.
+    fn evaluates_before(&self, step: u64) -> bool {
+        let Some(interval) = self.settings.run.eval_interval.filter(|_| self.evaluator.is_some()) else {
+            return false;
+        };
+        step.is_multiple_of(interval)
+    }
+
+    /// Whether a checkpoint is due after step `step`. The one after the last step comes after the last evaluation.
+    fn saves_after(&self, step: u64) -> bool {
+        let group = &self.settings.checkpoint;
+        group.enable_checkpointing
+            && step.is_multiple_of(group.checkpoint_period.max(1))
+            && step + 1 < self.settings.run.steps
+    }
+
+    fn start_step(&self, state: TrainState, batch: &Batch) -> Result<(TrainState, PendingArray), TrainError> {
+        let num_parameters = state.parameters.len();
+        let mut inputs = state.into_inputs();
+        let values = [
+            &batch.inputs,
+            &batch.inputs_position,
+            &batch.inputs_segmentation,
+            &batch.targets,
+            &batch.targets_segmentation,
+        ];
+        let placements = &self.step.inputs()[inputs.len()..];
+        let arrays = values
+            .into_iter()
+            .zip(placements)
+            .map(|(values, input)| {
+                batch_array(self.runtime, &input.sharding, batch.rows, batch.length, values)
+            })
+            .collect::<Result<Vec<Array>, _>>()?;
+        inputs.extend(arrays.iter().map(Input::Borrow));
+        let outputs = self.step.run(inputs)?;
+        let (state, rest) = TrainState::from_outputs(outputs, num_parameters);
+        Ok((state, rest[0].to_host_async()?))
+    }
+
+    /// Waits for a step's metrics and records them.
+    fn finish_step(&self, done: InFlight, clock: &mut Instant) -> Result<Health, TrainError> {
+        let values = done.metrics.wait()?.to_f64();
+        let [loss, total_weights, gradient_norm, raw_gradient_norm, parameter_norm, learning_rate] =
+            values[..]
+        else {
+            unreachable!("a step returns six metrics")
+        };
+        let now = Instant::now();
+        let step_time = now.duration_since(*clock);
+        *clock = now;
+        let num_devices = self.step.mesh().num_devices() as f64;
+        let measurements = StepMeasurements {
+            step: done.step,
+            loss,
+            lm_loss: None,
+            total_weights,
+            gradient_norm,
+            raw_gradient_norm,
+            parameter_norm,
+            learning_rate,
+            step_time,
+            data_wait: done.data_wait,
+            tflops_per_device: self.model.flops().training_step(self.rows, self.length) / 1e12 / num_devices,
+            tokens_per_device: (self.rows * self.length) as f64 / num_devices,
+            peak_tflops_per_device: None,
+        };
+        self.logger.log_step(measurements.record())?;
+        let run = &self.settings.run;
+        if (loss.is_nan() && run.abort_on_nan_loss) || (loss.is_infinite() && run.abort_on_inf_loss) {
+            self.logger.flush()?;
+            return Err(TrainError::NonFiniteLoss { step: done.step, loss });
+        }
+        let is_finite = [loss, raw_gradient_norm, parameter_norm].iter().all(|value| value.is_finite());
+        Ok(if is_finite { Health::Finite } else { Health::NotFinite })
+    }
+
+    fn evaluate(&self, state: &TrainState, step: u64) -> Result<Option<EvaluationSummary>, TrainError> {
+        let Some(evaluator) = &self.evaluator else { return Ok(None) };
+        let measured: EvaluationMeasurements = evaluator.run(self.runtime, &state.parameters, step)?;
+        self.logger.log_evaluation(measured.record())?;
+        let loss = measured.total_loss / measured.total_weights;
+        let bits_per_byte =
+            measured.total_bytes.map(|bytes| measured.total_loss / std::f64::consts::LN_2 / bytes);
+        Ok(Some(EvaluationSummary { loss, bits_per_byte }))
+    }
+
+    /// Saves the state after step `step`, whose metrics have been recorded and are finite.
+    fn save(&mut self, state: &TrainState, step: u64, position: &IteratorState) -> Result<(), TrainError> {
+        let (entries, extra_items) = state.entries(self.model)?;
+        let position = serde_json::to_value(position).expect("an iterator's state is plain data");
+        let barrier = self.logger.barrier();
+        let metadata = json!({
+            "scan_layers": self.settings.model.scan_layers,
+            "num_devices": self.step.mesh().num_devices(),
+        });
+        let request = SaveRequest {
+            entries,
+            extra_items,
+            json: vec![JsonItem {
+                item: ITERATOR_ITEM.into(),
+                file: ITERATOR_FILE.into(),
+                contents: position,
+            }],
+            custom_metadata: metadata.as_object().cloned().unwrap_or_default(),
+            commit_gate: Some(Box::new(move || barrier.flush().map_err(Into::into))),
+            // The next step overwrites the state.
+            fetch_first: true,
+        };
+        self.manager.save(step, request)?;
+        Ok(())
+    }
+}
