@@ -297,18 +297,22 @@ fn shards_are_fetched_one_at_a_time_or_all_first() {
     let whole = array(DType::I64, &[6, 4], 3);
     let count = Arc::new(AtomicUsize::new(0));
     let (open, opened) = mpsc::channel::<()>();
-    let source = Counted(Sharded::new(whole.clone(), &[2, 2]), Arc::clone(&count));
+    let entries = || {
+        let source = Counted(Sharded::new(whole.clone(), &[2, 2]), Arc::clone(&count));
+        vec![Entry::new(vec!["a".into()], Value::Array(Box::new(source)))]
+    };
     let request = SaveRequest {
-        entries: vec![Entry::new(vec!["a".into()], Value::Array(Box::new(source)))],
+        entries: entries(),
+        extra_items: vec![ExtraItem { item: "exact".to_owned(), entries: entries() }],
         commit_gate: Some(Box::new(move || Ok(opened.recv()?))),
         fetch_first: true,
         ..SaveRequest::default()
     };
     manager.save(1, request).unwrap();
-    assert_eq!(count.load(Ordering::SeqCst), 6);
+    assert_eq!(count.load(Ordering::SeqCst), 12);
     open.send(()).unwrap();
     manager.wait_until_finished().unwrap();
-    assert_eq!(count.load(Ordering::SeqCst), 6);
+    assert_eq!(count.load(Ordering::SeqCst), 12);
     assert_eq!(Checkpoint::open(manager.directory(), 1).unwrap().read_all("a").unwrap(), whole);
 }
 
