@@ -267,8 +267,10 @@ impl<'t> Tensor<'t> {
     /// Elements limited to `minimum..=maximum`.
     #[track_caller]
     pub fn clamp(self, minimum: f64, maximum: f64) -> Self {
-        let bound = |value| self.region().full(self.dtype(), &[], value);
-        bound(minimum).apply_one(Op::Clamp, &[self, bound(maximum)], &self.axes())
+        let dtype = self.dtype();
+        let minimum = self.region().full(dtype, &[], minimum);
+        let maximum = self.region().full(dtype, &[], maximum);
+        minimum.apply_one(Op::Clamp, &[self, maximum], &self.axes())
     }
 
     /// Elements in another type; the tensor itself if it has that type.
@@ -309,7 +311,8 @@ impl<'t> Tensor<'t> {
     /// The mean over axes.
     #[track_caller]
     pub fn mean(self, over: &[&'static str]) -> Self {
-        let count: usize = over.iter().map(|name| self.axis(name).size).product();
+        let axes = self.axes();
+        let count: usize = self.positions(over).into_iter().map(|position| axes[position].size).product();
         self.sum(over) * (1.0 / count as f64)
     }
 

@@ -7,7 +7,7 @@ use mt_ir::{ShapeError, VerifyError};
 
 /// An operation was misused while tracing.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("`{operation}` in `{scope}`{shapes}: {kind} ({location})")]
+#[error("`{operation}`{}{shapes}: {kind} ({location})", in_scope(scope))]
 pub struct TraceError {
     /// The operation.
     pub operation: String,
@@ -19,6 +19,10 @@ pub struct TraceError {
     pub location: &'static Location<'static>,
     /// What is wrong.
     pub kind: TraceErrorKind,
+}
+
+fn in_scope(scope: &str) -> String {
+    if scope.is_empty() { String::new() } else { format!(" in `{scope}`") }
 }
 
 /// The kinds of misuse.

@@ -41,9 +41,12 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub fn sort_with(self, others: &[Self], along: &'static str, descending: bool) -> Vec<Self> {
         let axes = self.axes();
-        let others: Vec<Self> = others.iter().map(|other| other.broadcast(&axes)).collect();
+        let mut aligned = Vec::with_capacity(others.len());
+        for other in others {
+            aligned.push(other.broadcast(&axes));
+        }
         let op = Op::Sort { dimension: self.position(along), descending };
-        let result_axes: Vec<&[Axis]> = vec![&axes; others.len() + 1];
-        self.apply(op, &others, &result_axes)
+        let result_axes: Vec<&[Axis]> = vec![&axes; aligned.len() + 1];
+        self.apply(op, &aligned, &result_axes)
     }
 }

@@ -26,15 +26,14 @@ impl<'t> Tensor<'t> {
         if *own == *axes {
             return self;
         }
-        let mapping: Vec<usize> = own
-            .iter()
-            .map(|axis| {
-                axes.iter().position(|target| target == axis).unwrap_or_else(|| {
-                    let error = ShapeError::MissingAxis { axis: axis.name, axes: format!("{axes:?}") };
-                    self.trace.fail("broadcast", &[self], error)
-                })
-            })
-            .collect();
+        let mut mapping = Vec::with_capacity(own.len());
+        for axis in own.iter() {
+            let Some(position) = axes.iter().position(|target| target == axis) else {
+                let error = ShapeError::Invalid(format!("axis `{axis}` is not among {axes:?}"));
+                self.trace.fail("broadcast", &[self], error)
+            };
+            mapping.push(position);
+        }
         if own.len() == axes.len() {
             let permutation = axes.iter().map(|axis| self.position(axis.name)).collect();
             return self.apply_one(Op::Transpose { permutation }, &[], axes);
@@ -50,7 +49,7 @@ impl<'t> Tensor<'t> {
             let message = format!("{names:?} are not all axes of {own:?}");
             self.trace.fail("order", &[self], ShapeError::Invalid(message));
         }
-        let axes: Vec<Axis> = names.iter().map(|name| self.axis(name)).collect();
+        let axes: Vec<Axis> = self.positions(names).into_iter().map(|position| own[position]).collect();
         self.broadcast(&axes)
     }
 
@@ -130,16 +129,14 @@ impl<'t> Tensor<'t> {
     pub fn concatenate(self, others: &[Self], along: &'static str) -> Self {
         let dimension = self.position(along);
         let mut axes = self.axes().to_vec();
-        let others: Vec<Self> = others
-            .iter()
-            .map(|other| {
-                let mut expected = self.axes().to_vec();
-                expected[dimension].size = other.axis(along).size;
-                axes[dimension].size += other.axis(along).size;
-                other.broadcast(&expected)
-            })
-            .collect();
-        self.apply_one(Op::Concatenate { dimension }, &others, &axes)
+        let mut aligned = Vec::with_capacity(others.len());
+        for other in others {
+            let mut expected = self.axes().to_vec();
+            expected[dimension].size = other.axis(along).size;
+            axes[dimension].size += expected[dimension].size;
+            aligned.push(other.broadcast(&expected));
+        }
+        self.apply_one(Op::Concatenate { dimension }, &aligned, &axes)
     }
 
     /// The elements in reverse order along an axis.
@@ -177,6 +174,7 @@ impl<'t> Tensor<'t> {
         self.apply_one(Op::DynamicUpdateSlice, &operands, &self.axes())
     }
 
+    #[track_caller]
     fn start_indices(self, position: usize, start: Self) -> Vec<Self> {
         let ty = TensorType::scalar(mt_shape::DType::I32);
         let zero = Op::Constant(Literal::Splat { ty, value: Scalar::Int(0) });

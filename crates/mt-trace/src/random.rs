@@ -70,6 +70,7 @@ impl<'t> Key<'t> {
         self.truncated_normal_between(axes, -2.0, 2.0)
     }
 
+    #[track_caller]
     fn truncated_normal_between(self, axes: &[Axis], low: f64, high: f64) -> Tensor<'t> {
         // By inversion: uniform between the values of erf at the bounds, then its inverse. Half a step keeps clear
         // of both bounds.

@@ -42,6 +42,24 @@ fn axes_of(tensors: &[Tensor<'_>]) -> Vec<Arc<[Axis]>> {
     tensors.iter().map(|tensor| tensor.axes()).collect()
 }
 
+/// Fails here, with the caller's line, if a tensor's region has ended; a closure that finds out has no caller.
+#[track_caller]
+fn check_open(tensors: &[Tensor<'_>]) {
+    for tensor in tensors {
+        tensor.dtype();
+    }
+}
+
+/// Each tensor with the axes of its counterpart.
+#[track_caller]
+fn broadcast_all<'b>(tensors: &[Tensor<'b>], axes: &[Arc<[Axis]>]) -> Vec<Tensor<'b>> {
+    let mut aligned = Vec::with_capacity(tensors.len());
+    for (tensor, axes) in tensors.iter().zip(axes) {
+        aligned.push(tensor.broadcast(axes));
+    }
+    aligned
+}
+
 fn array<const N: usize>(tensors: Vec<Tensor<'_>>) -> [Tensor<'_>; N] {
     tensors.try_into().unwrap_or_else(|_| unreachable!("the region has {N} results"))
 }
@@ -69,6 +87,8 @@ impl<'t> Region<'t> {
         let scanned = Axis { name: options.axis, size: options.length };
         let mut operands: Vec<Tensor<'t>> = carry.to_vec();
         inputs.map_leaves(|_, leaf| operands.push(*leaf));
+        check_open(&operands);
+        let carry_axes = axes_of(&carry);
         for input in &operands[C..] {
             if input.axes().first() != Some(&scanned) {
                 let message = format!("an input does not have the leading axis `{scanned}`");
@@ -80,8 +100,7 @@ impl<'t> Region<'t> {
         let slices = inputs.map_leaves(|_, leaf| trace.input(leaf.dtype(), &leaf.axes()[1..]));
         let (next, stacked) = body(Body::new(region), inner_carry, slices);
         // The carry keeps the axes' order it came with.
-        let next: Vec<Tensor<'_>> =
-            next.iter().zip(&carry).map(|(next, before)| next.broadcast(&before.axes())).collect();
+        let next = broadcast_all(&next, &carry_axes);
         let stacked_axes: Vec<Vec<Axis>> =
             stacked.iter().map(|tensor| [&[scanned], &*tensor.axes()].concat()).collect();
         let Closed { graph, captures } = trace.close(&[next, stacked.to_vec()].concat());
@@ -93,7 +112,6 @@ impl<'t> Region<'t> {
             num_carry: C,
             save: options.save,
         });
-        let carry_axes = axes_of(&carry);
         let axes: Vec<&[Axis]> =
             carry_axes.iter().map(|axes| &**axes).chain(stacked_axes.iter().map(Vec::as_slice)).collect();
         let mut results = trace.emit_innermost(op, &captures, &operands, &axes);
@@ -110,6 +128,8 @@ impl<'t> Region<'t> {
         body: impl for<'b> FnOnce(Body<'b, 't>, [Tensor<'b>; C]) -> [Tensor<'b>; C],
     ) -> [Tensor<'t>; C] {
         let trace = self.trace;
+        check_open(&carry);
+        let carry_axes = axes_of(&carry);
         let region = trace.open(true);
         let inner = carry.map(|tensor| trace.input(tensor.dtype(), &tensor.axes()));
         let proceed = condition(Body::new(region), inner);
@@ -117,8 +137,7 @@ impl<'t> Region<'t> {
         let region = trace.open(true);
         let inner = carry.map(|tensor| trace.input(tensor.dtype(), &tensor.axes()));
         let next = body(Body::new(region), inner);
-        let next: Vec<Tensor<'_>> =
-            next.iter().zip(&carry).map(|(next, before)| next.broadcast(&before.axes())).collect();
+        let next = broadcast_all(&next, &carry_axes);
         let body = trace.close(&next);
         let captures = union(&condition.captures, &body.captures);
         let op = Op::While(While {
@@ -126,8 +145,7 @@ impl<'t> Region<'t> {
             body: Arc::new(with_captures(&body, &captures, self)),
             num_captured: captures.len(),
         });
-        let axes = axes_of(&carry);
-        let axes: Vec<&[Axis]> = axes.iter().map(|axes| &**axes).collect();
+        let axes: Vec<&[Axis]> = carry_axes.iter().map(|axes| &**axes).collect();
         array(trace.emit_innermost(op, &captures, &carry, &axes))
     }
 
@@ -143,14 +161,11 @@ impl<'t> Region<'t> {
         let mut closed = Vec::new();
         for branch in branches {
             let region = trace.open(true);
-            let mut results = branch(Body::new(region)).to_vec();
+            let results = branch(Body::new(region));
             if axes.is_empty() {
                 axes = axes_of(&results);
             }
-            for (result, axes) in results.iter_mut().zip(&axes) {
-                *result = result.broadcast(axes);
-            }
-            closed.push(trace.close(&results));
+            closed.push(trace.close(&broadcast_all(&results, &axes)));
         }
         let captures = closed.iter().fold(Vec::new(), |all, branch| union(&all, &branch.captures));
         let branches = closed.iter().map(|branch| Arc::new(with_captures(branch, &captures, self))).collect();
@@ -178,6 +193,7 @@ impl<'t> Region<'t> {
         let trace = self.trace;
         let mut operands = arguments.to_vec();
         parameters.map_leaves(|_, leaf| operands.push(*leaf));
+        check_open(&operands);
         let region = trace.open(true);
         let inner = arguments.map(|tensor| trace.input(tensor.dtype(), &tensor.axes()));
         let inner_parameters = parameters.map_leaves(|_, leaf| trace.input(leaf.dtype(), &leaf.axes()));
@@ -204,6 +220,7 @@ impl<'t> Region<'t> {
         let trace = self.trace;
         let mut operands: Vec<Tensor<'t>> = Vec::new();
         parameters.map_leaves(|_, leaf| operands.push(*leaf));
+        check_open(&operands);
         let region = trace.open(true);
         let inner = parameters.map_leaves(|_, leaf| trace.input(leaf.dtype(), &leaf.axes()));
         let (value, others) = loss(Body::new(region), inner);
@@ -259,8 +276,10 @@ impl<'t> Region<'t> {
         backward: impl for<'b> FnOnce(Region<'b>, Vec<Tensor<'b>>, [Tensor<'b>; N]) -> Vec<Tensor<'b>>,
     ) -> [Tensor<'t>; N] {
         let trace = self.trace;
+        check_open(&arguments);
         let region = trace.open(false);
         let results = primal(region, arguments.map(|tensor| trace.input(tensor.dtype(), &tensor.axes())));
+        check_open(&results);
         let axes = axes_of(&results);
         let types = results.map(|result| result.dtype());
         let primal = trace.close(&results).graph;
@@ -268,8 +287,8 @@ impl<'t> Region<'t> {
         let region = trace.open(false);
         let (results, residuals) =
             forward(region, arguments.map(|tensor| trace.input(tensor.dtype(), &tensor.axes())));
-        let results = results.iter().zip(&axes).map(|(result, axes)| result.broadcast(axes));
-        let results: Vec<Tensor<'_>> = results.chain(residuals.iter().copied()).collect();
+        check_open(&residuals);
+        let results = [broadcast_all(&results, &axes), residuals.clone()].concat();
         let residual_types: Vec<_> =
             residuals.iter().map(|residual| (residual.dtype(), residual.axes())).collect();
         let forward = trace.close(&results).graph;
@@ -280,11 +299,12 @@ impl<'t> Region<'t> {
             types.iter().zip(&axes).map(|(dtype, axes)| trace.input(*dtype, axes)).collect();
         let gradients = backward(region, residuals, array(cotangents));
         let targets = arguments.iter().zip(differentiable).filter(|(_, marked)| *marked);
-        let gradients: Vec<Tensor<'_>> = gradients
-            .iter()
-            .zip(targets)
-            .map(|(gradient, (argument, _))| gradient.broadcast(&argument.axes()))
-            .collect();
+        let targets: Vec<Arc<[Axis]>> = targets.map(|(argument, _)| argument.axes()).collect();
+        if gradients.len() != targets.len() {
+            let message = format!("{} cotangents for {} arguments", gradients.len(), targets.len());
+            trace.fail(name, &arguments, ShapeError::Invalid(message));
+        }
+        let gradients = broadcast_all(&gradients, &targets);
         let backward = trace.close(&gradients).graph;
 
         let op = CustomVjp {

@@ -70,15 +70,22 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub(crate) fn position(self, name: &'static str) -> usize {
         let axes = self.axes();
-        axes.iter().position(|axis| axis.name == name).unwrap_or_else(|| {
-            let axes = format!("{axes:?}");
-            self.trace.fail("axis", &[self], ShapeError::MissingAxis { axis: name, axes })
-        })
+        match axes.iter().position(|axis| axis.name == name) {
+            Some(position) => position,
+            None => {
+                let axes = format!("{axes:?}");
+                self.trace.fail("axis", &[self], ShapeError::MissingAxis { axis: name, axes })
+            }
+        }
     }
 
     #[track_caller]
     pub(crate) fn positions(self, names: &[&'static str]) -> Vec<usize> {
-        names.iter().map(|name| self.position(name)).collect()
+        let mut positions = Vec::with_capacity(names.len());
+        for name in names {
+            positions.push(self.position(name));
+        }
+        positions
     }
 
     /// The same value under other axes of the same sizes.
@@ -88,7 +95,8 @@ impl<'t> Tensor<'t> {
 
     pub(crate) fn describe(self) -> String {
         let axes: Vec<String> = self.axes().iter().map(Axis::to_string).collect();
-        format!("{}[{}]", self.trace.dtype(self), axes.join(", "))
+        let dtype = self.trace.known_dtype(self).map(|dtype| dtype.to_string()).unwrap_or_default();
+        format!("{dtype}[{}]", axes.join(", "))
     }
 }
 

@@ -52,6 +52,67 @@ pub struct Region<'t> {
 
 /// The region of a body, which receives it: a [`Region`] that knows that the region around it lives longer, so that
 /// the body may use handles of both, while none of its own can leave it.
+///
+/// ```
+/// # use mt_shape::{axis, DType};
+/// # use mt_trace::{Inputs, Output, ScanOptions, Tensor};
+/// # #[derive(Clone, mt_derive::Tree)]
+/// # struct Steps<L> { value: L }
+/// fn power<'t>(inputs: &Inputs<'t>) -> Vec<Output<'t>> {
+///     let x = inputs.input("x", DType::F32, &[], &[], false);
+///     let steps = Steps { value: inputs.region().iota(DType::F32, axis("steps", 3)) };
+///     let ([last], []) = inputs.region().scan(ScanOptions::over(axis("steps", 3)), [x], &steps, |_, [y], _| {
+///         ([y * x], [])
+///     });
+///     vec![inputs.replicated("last", last)]
+/// }
+/// ```
+///
+/// A handle of the body does not leave it other than as a result:
+///
+/// ```compile_fail
+/// # use mt_shape::{axis, DType};
+/// # use mt_trace::{Inputs, Output, ScanOptions, Tensor};
+/// # #[derive(Clone, mt_derive::Tree)]
+/// # struct Steps<L> { value: L }
+/// fn power<'t>(inputs: &Inputs<'t>) -> Vec<Output<'t>> {
+///     let x = inputs.input("x", DType::F32, &[], &[], false);
+///     let steps = Steps { value: inputs.region().iota(DType::F32, axis("steps", 3)) };
+///     let mut leaked = None;
+///     let ([last], []) = inputs.region().scan(ScanOptions::over(axis("steps", 3)), [x], &steps, |_, [y], _| {
+///         leaked = Some(y);
+///         ([y * x], [])
+///     });
+///     vec![inputs.replicated("last", last + leaked.unwrap())]
+/// }
+/// ```
+///
+/// Two traces do not mix:
+///
+/// ```compile_fail
+/// # use mt_shape::DType;
+/// # use mt_trace::{ProgramOptions, program};
+/// # fn both(options: &ProgramOptions) {
+/// program(options, |outer| {
+///     let x = outer.input("x", DType::F32, &[], &[], false);
+///     program(options, |inner| {
+///         let y = inner.input("y", DType::F32, &[], &[], false);
+///         vec![inner.replicated("sum", x + y)]
+///     });
+///     vec![]
+/// });
+/// # }
+/// ```
+///
+/// And the functions of a custom derivative capture nothing:
+///
+/// ```compile_fail
+/// # use mt_trace::{Region, Tensor};
+/// fn product<'t>(region: Region<'t>, x: Tensor<'t>, y: Tensor<'t>) -> Tensor<'t> {
+///     let [z] = region.custom_vjp("product", [x], [true], |_, [x]| [x * y], |_, [x]| ([x], vec![]), |_, _, [g]| vec![g]);
+///     z
+/// }
+/// ```
 #[derive(Clone, Copy)]
 pub struct Body<'b, 't: 'b> {
     region: Region<'b>,
@@ -118,7 +179,7 @@ impl Trace {
     #[track_caller]
     pub(crate) fn close(&self, outputs: &[Tensor<'_>]) -> Closed {
         let top = self.state.borrow().frames.len() - 1;
-        let outputs: Vec<ValueId> = outputs.iter().map(|output| self.bring("region", *output, top)).collect();
+        let outputs = self.bring_all("region", outputs, top);
         let mut state = self.state.borrow_mut();
         let frame = state.frames.pop().expect("a region is open");
         let (outer, inner): (Vec<ValueId>, Vec<ValueId>) = frame.captures.into_iter().unzip();
@@ -136,13 +197,12 @@ impl Trace {
         region: Region<'_>,
         axes: &[&[Axis]],
     ) -> Vec<Tensor<'_>> {
-        let depth = operands
-            .iter()
-            .map(|operand| self.depth(op.name(), *operand))
-            .max()
-            .unwrap_or_else(|| self.region_depth(op.name(), region.id));
-        let values: Vec<ValueId> =
-            operands.iter().map(|operand| self.bring(op.name(), *operand, depth)).collect();
+        let mut depth = if operands.is_empty() { self.region_depth(op.name(), region.id, &[]) } else { 0 };
+        // No closures here and below: a closure has no caller, so that errors would lose the line of model code.
+        for operand in operands {
+            depth = depth.max(self.depth(op.name(), *operand));
+        }
+        let values = self.bring_all(op.name(), operands, depth);
         self.emit_at(op, &values, depth, operands, axes)
     }
 
@@ -156,12 +216,12 @@ impl Trace {
         axes: &[&[Axis]],
     ) -> Vec<Tensor<'_>> {
         let depth = self.state.borrow().frames.len() - 1;
-        let own = operands.iter().map(|operand| self.bring(op.name(), *operand, depth));
-        let values: Vec<ValueId> = captures.iter().copied().chain(own).collect();
+        let values = [captures, &self.bring_all(op.name(), operands, depth)].concat();
         self.emit_at(op, &values, depth, operands, axes)
     }
 
     /// Copies a graph into the innermost open region.
+    #[track_caller]
     pub(crate) fn inline(
         &self,
         graph: &Graph,
@@ -169,8 +229,7 @@ impl Trace {
         operands: &[Tensor<'_>],
     ) -> Vec<ValueId> {
         let depth = self.state.borrow().frames.len() - 1;
-        let own: Vec<ValueId> =
-            operands.iter().map(|operand| self.bring("inline", *operand, depth)).collect();
+        let own = self.bring_all("value_and_grad", operands, depth);
         let mut state = self.state.borrow_mut();
         state.frames[depth].graph.inline(graph, &[captures, &own].concat())
     }
@@ -252,15 +311,36 @@ impl Trace {
     #[track_caller]
     fn depth(&self, operation: &str, tensor: Tensor<'_>) -> usize {
         if !std::ptr::eq(tensor.trace, self) {
-            self.fail(operation, &[], TraceErrorKind::ForeignTrace);
+            self.fail(operation, &[tensor], TraceErrorKind::ForeignTrace);
         }
-        self.region_depth(operation, tensor.region)
+        self.region_depth(operation, tensor.region, &[tensor])
     }
 
     #[track_caller]
-    fn region_depth(&self, operation: &str, region: u32) -> usize {
-        let depth = self.state.borrow().frames.iter().position(|frame| frame.region == region);
-        depth.unwrap_or_else(|| self.fail(operation, &[], TraceErrorKind::Escaped))
+    fn region_depth(&self, operation: &str, region: u32, operands: &[Tensor<'_>]) -> usize {
+        match self.open_depth(region) {
+            Some(depth) => depth,
+            None => self.fail(operation, operands, TraceErrorKind::Escaped),
+        }
+    }
+
+    fn open_depth(&self, region: u32) -> Option<usize> {
+        self.state.borrow().frames.iter().position(|frame| frame.region == region)
+    }
+
+    /// The element type, unless the tensor's region has ended.
+    pub(crate) fn known_dtype(&self, tensor: Tensor<'_>) -> Option<DType> {
+        let depth = self.open_depth(tensor.region)?;
+        Some(self.state.borrow().frames[depth].graph.ty(tensor.value).dtype)
+    }
+
+    #[track_caller]
+    fn bring_all(&self, operation: &str, tensors: &[Tensor<'_>], depth: usize) -> Vec<ValueId> {
+        let mut values = Vec::with_capacity(tensors.len());
+        for tensor in tensors {
+            values.push(self.bring(operation, *tensor, depth));
+        }
+        values
     }
 
     /// The value that stands for `tensor` in the frame at `depth`, capturing it through the frames between.
