@@ -53,6 +53,10 @@ struct InFlight {
     step: u64,
     metrics: PendingArray,
     data_wait: Duration,
+    /// When the loop began to work on it.
+    began: Instant,
+    /// When the loop turned to the next step; unknown while it has not.
+    ended: Option<Instant>,
 }
 
 /// Whether a step's numbers are all finite, so that its state is worth saving.
@@ -79,7 +83,6 @@ impl Loop<'_> {
         let run = &self.settings.run;
         let mut state = state;
         let mut in_flight: Option<InFlight> = None;
-        let mut clock = Instant::now();
         let mut first_evaluation = None;
         let mut last_evaluation = None;
         let mut reused: Option<(Batch, IteratorState)> = None;
@@ -89,17 +92,20 @@ impl Loop<'_> {
         let ending = loop {
             if self.evaluates_before(step) && step < run.steps {
                 if let Some(done) = in_flight.take() {
-                    health = self.finish_step(done, &mut clock)?;
+                    health = self.finish_step(done)?;
                 }
                 last_evaluation = self.evaluate(&state, step)?;
                 first_evaluation = first_evaluation.or(last_evaluation);
-                clock = Instant::now();
             }
             if step >= run.steps {
                 break Ending::Completed;
             }
             if let Some(signal) = stop.received() {
                 break Ending::Stopped { signal };
+            }
+            let began = Instant::now();
+            if let Some(before) = &mut in_flight {
+                before.ended = Some(began);
             }
             let next = match (&reused, self.settings.data.reuse_example_batch) {
                 (Some(batch), 1..) => Some(batch.clone()),
@@ -118,13 +124,13 @@ impl Loop<'_> {
             position = after;
             let (next_state, metrics) = self.start_step(state, &batch)?;
             state = next_state;
-            let started = InFlight { step, metrics, data_wait };
+            let started = InFlight { step, metrics, data_wait, began, ended: None };
             if let Some(done) = in_flight.replace(started) {
-                health = self.finish_step(done, &mut clock)?;
+                health = self.finish_step(done)?;
             }
             if self.saves_after(step) {
                 if let Some(done) = in_flight.take() {
-                    health = self.finish_step(done, &mut clock)?;
+                    health = self.finish_step(done)?;
                 }
                 if health == Health::Finite {
                     self.save(&state, step, &position)?;
@@ -134,7 +140,7 @@ impl Loop<'_> {
             step += 1;
         };
         if let Some(done) = in_flight.take() {
-            health = self.finish_step(done, &mut clock)?;
+            health = self.finish_step(done)?;
         }
         if ending != Ending::AlreadyComplete && self.evaluator.is_some() && run.eval_interval.is_some() {
             let is_over = !matches!(ending, Ending::Stopped { .. });
@@ -199,16 +205,17 @@ impl Loop<'_> {
     }
 
     /// Waits for a step's metrics and records them.
-    fn finish_step(&self, done: InFlight, clock: &mut Instant) -> Result<Health, TrainError> {
+    ///
+    /// A step's time is that of its turn of the loop, which waits for the device once in each turn, whether the
+    /// platform runs programs while they are dispatched or afterwards.
+    fn finish_step(&self, done: InFlight) -> Result<Health, TrainError> {
         let values = done.metrics.wait()?.to_f64();
         let [loss, total_weights, gradient_norm, raw_gradient_norm, parameter_norm, learning_rate] =
             values[..]
         else {
             unreachable!("a step returns six metrics")
         };
-        let now = Instant::now();
-        let step_time = now.duration_since(*clock);
-        *clock = now;
+        let step_time = done.ended.unwrap_or_else(Instant::now).duration_since(done.began);
         let num_devices = self.step.mesh().num_devices() as f64;
         let measurements = StepMeasurements {
             step: done.step,
