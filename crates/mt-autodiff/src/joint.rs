@@ -128,7 +128,8 @@ impl Differentiation<'_> {
         if cotangents.iter().all(Option::is_none) {
             return Ok(());
         }
-        self.builder.set_scope(format!("gradient/{}", node.scope).into());
+        let path = format!("gradient/{}", node.scope);
+        self.builder.set_scope(path.trim_end_matches('/').into());
         let needs: Vec<bool> = node.operands.iter().map(|operand| self.active[operand.index()]).collect();
         let mut targets = node.operands.clone();
         let gradients = match tape {

@@ -204,11 +204,7 @@ impl Graph {
 impl Graph {
     /// A constant with the same number in every element.
     pub fn splat(&mut self, ty: TensorType, value: f64) -> ValueId {
-        let value = match ty.dtype {
-            DType::Bool => Scalar::Bool(value != 0.0),
-            dtype if dtype.is_float() => Scalar::Float(value),
-            _ => Scalar::Int(value as i64),
-        };
+        let value = Scalar::new(ty.dtype, value);
         self.emit(Op::Constant(Literal::Splat { ty, value }), &[])
     }
 

@@ -122,7 +122,7 @@ pub enum Literal {
     Dense(HostArray),
 }
 
-/// A number or truth value in a constant.
+/// A number or truth value in a constant. For `u64`, the bits of an integer count.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scalar {
     Bool(bool),
@@ -469,6 +469,18 @@ impl Op {
             Self::CustomVjp(op) => vec![&op.primal, &op.forward, &op.backward],
             Self::ManualComputation(op) => vec![&op.body],
             _ => Vec::new(),
+        }
+    }
+}
+
+impl Scalar {
+    /// The element of type `dtype` nearest to a number.
+    pub fn new(dtype: DType, value: f64) -> Self {
+        match dtype {
+            DType::Bool => Self::Bool(value != 0.0),
+            _ if dtype.is_float() => Self::Float(value),
+            _ if dtype.is_unsigned() => Self::Int((value as u64).cast_signed()),
+            _ => Self::Int(value as i64),
         }
     }
 }

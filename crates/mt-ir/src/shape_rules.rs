@@ -228,10 +228,19 @@ fn infer_constant(literal: &Literal) -> Result<TensorType> {
     let Literal::Splat { value, .. } = literal else { return Ok(ty) };
     let fits = match value {
         Scalar::Bool(_) => ty.dtype == DType::Bool,
-        Scalar::Int(_) => ty.dtype.is_integer(),
+        Scalar::Int(value) => ty.dtype.is_integer() && integer_fits(*value, ty.dtype),
         Scalar::Float(_) => ty.dtype.is_float(),
     };
     if fits { Ok(ty) } else { invalid(format!("{value:?} is no element of `{ty}`")) }
+}
+
+fn integer_fits(value: i64, dtype: DType) -> bool {
+    let bits = 8 * dtype.byte_size() as u32;
+    match (bits, dtype.is_unsigned()) {
+        (64, _) => true,
+        (_, true) => (0..1 << bits).contains(&value),
+        (_, false) => (-1 << (bits - 1)..1 << (bits - 1)).contains(&value),
+    }
 }
 
 fn infer_binary(binary: Binary, operands: &[&TensorType]) -> Result<TensorType> {

@@ -10,20 +10,11 @@ use crate::{
     trace::{sizes, tensor_type},
 };
 
-/// A number in a constant of type `dtype`.
-fn scalar(dtype: DType, value: f64) -> Scalar {
-    match dtype {
-        DType::Bool => Scalar::Bool(value != 0.0),
-        _ if dtype.is_float() => Scalar::Float(value),
-        _ => Scalar::Int(value as i64),
-    }
-}
-
 impl<'t> Region<'t> {
     /// A tensor with the same number in every element.
     #[track_caller]
     pub fn full(self, dtype: DType, axes: &[Axis], value: f64) -> Tensor<'t> {
-        let literal = Literal::Splat { ty: tensor_type(dtype, axes), value: scalar(dtype, value) };
+        let literal = Literal::Splat { ty: tensor_type(dtype, axes), value: Scalar::new(dtype, value) };
         self.trace.emit(Op::Constant(literal), &[], self, &[axes])[0]
     }
 

@@ -3,7 +3,9 @@
 use mt_shape::{Axis, DType, axis};
 use mt_trace::{Region, SavePolicy, ScanOptions, Tensor};
 
-use crate::harness::{Case, Leaf, any, array, assert_close, case, check, check_narrow, evaluate, integers, leaves, tensors};
+use crate::harness::{
+    Case, Leaf, any, array, assert_close, case, check, check_narrow, evaluate, integers, leaves, tensors,
+};
 
 const A: Axis = axis("a", 3);
 const B: Axis = axis("b", 2);
@@ -36,7 +38,7 @@ fn layers<'t>(region: Region<'t>, x: &[Tensor<'t>], options: ScanOptions) -> Vec
     vec![last, sums]
 }
 
-fn layer_inputs() -> Vec<crate::harness::Input> {
+fn layer_inputs() -> Vec<crate::harness::Argument> {
     vec![any(&[B.renamed("batch"), A]), any(&[LAYERS, A, B]), any(&[LAYERS, B, A]), any(&[A])]
 }
 
@@ -117,29 +119,33 @@ fn scans() -> Vec<Case> {
             vec![products, powers]
         }),
         case("unused_start", vec![any(&[A]), any(&[STEPS, A])], |region, x| {
-            let ([last], []) = region.scan(ScanOptions::over(STEPS), [x[0]], &leaves(&x[1..]), |_, [_], x| {
-                ([x[0].value.square()], [])
-            });
+            let ([last], []) =
+                region.scan(ScanOptions::over(STEPS), [x[0]], &leaves(&x[1..]), |_, [_], x| {
+                    ([x[0].value.square()], [])
+                });
             vec![last]
         }),
         case("only_stacked", vec![any(&[A]), any(&[STEPS, A])], |region, x| {
-            let ([_], [states]) = region.scan(ScanOptions::over(STEPS), [x[0]], &leaves(&x[1..]), |_, [state], x| {
-                ([state * x[0].value], [state])
-            });
+            let ([_], [states]) =
+                region.scan(ScanOptions::over(STEPS), [x[0]], &leaves(&x[1..]), |_, [state], x| {
+                    ([state * x[0].value], [state])
+                });
             vec![states]
         }),
         case("one_step", vec![any(&[A]), any(&[ONE, A])], |region, x| {
-            let ([last], [states]) = region.scan(ScanOptions::over(ONE), [x[0]], &leaves(&x[1..]), |_, [state], x| {
-                let next = (state * x[0].value).sin();
-                ([next], [next])
-            });
+            let ([last], [states]) =
+                region.scan(ScanOptions::over(ONE), [x[0]], &leaves(&x[1..]), |_, [state], x| {
+                    let next = (state * x[0].value).sin();
+                    ([next], [next])
+                });
             vec![last, states]
         }),
         case("no_step", vec![any(&[A]), any(&[NONE, A])], |region, x| {
-            let ([last], [states]) = region.scan(ScanOptions::over(NONE), [x[0]], &leaves(&x[1..]), |_, [state], x| {
-                let next = (state * x[0].value).sin();
-                ([next], [next])
-            });
+            let ([last], [states]) =
+                region.scan(ScanOptions::over(NONE), [x[0]], &leaves(&x[1..]), |_, [state], x| {
+                    let next = (state * x[0].value).sin();
+                    ([next], [next])
+                });
             vec![last, states]
         })
         .like(|x| vec![x[0].clone(), vec![]]),
@@ -159,9 +165,10 @@ fn scans() -> Vec<Case> {
             let start = region.full(x[0].dtype(), &[A], 1.0);
             let weight = x[0];
             let nothing: Vec<Leaf<Tensor<'_>>> = Vec::new();
-            let ([first, _], []) = region.scan(ScanOptions::over(LAYERS), [start, start], &nothing, |_, [first, second], _| {
-                ([first + second, second * weight], [])
-            });
+            let ([first, _], []) =
+                region.scan(ScanOptions::over(LAYERS), [start, start], &nothing, |_, [first, second], _| {
+                    ([first + second, second * weight], [])
+                });
             vec![first]
         }),
     ]
@@ -186,7 +193,7 @@ fn nested<'t>(region: Region<'t>, x: &[Tensor<'t>], outer: SavePolicy, inner: Sa
     vec![last, states]
 }
 
-fn nested_inputs() -> Vec<crate::harness::Input> {
+fn nested_inputs() -> Vec<crate::harness::Argument> {
     vec![any(&[A]), any(&[LAYERS, STEPS, A]), any(&[A])]
 }
 
@@ -208,12 +215,20 @@ fn marked<'t>(region: Region<'t>, x: Tensor<'t>, y: Tensor<'t>) -> Tensor<'t> {
 
 fn regions() -> Vec<Case> {
     vec![
-        case("nested", nested_inputs(), |region, x| nested(region, x, SavePolicy::Everything, SavePolicy::Everything)),
-        case("nested_names", nested_inputs(), |region, x| nested(region, x, names(&["hidden"]), SavePolicy::Everything)),
+        case("nested", nested_inputs(), |region, x| {
+            nested(region, x, SavePolicy::Everything, SavePolicy::Everything)
+        }),
+        case("nested_names", nested_inputs(), |region, x| {
+            nested(region, x, names(&["hidden"]), SavePolicy::Everything)
+        }),
         case("nested_nothing", nested_inputs(), |region, x| nested(region, x, names(&[]), names(&[]))),
-        case("nested_mixed", nested_inputs(), |region, x| nested(region, x, SavePolicy::Everything, names(&["hidden"]))),
+        case("nested_mixed", nested_inputs(), |region, x| {
+            nested(region, x, SavePolicy::Everything, names(&["hidden"]))
+        }),
         case("remat", vec![any(&[B.renamed("batch"), A]), any(&[A, B]), any(&[B, A])], |region, x| {
-            let [y] = region.remat(names(&[]), [x[0]], &leaves(&x[1..]), |_, [x], weights| [layer(x, &tensors(&weights))]);
+            let [y] = region.remat(names(&[]), [x[0]], &leaves(&x[1..]), |_, [x], weights| {
+                [layer(x, &tensors(&weights))]
+            });
             vec![y]
         }),
         case("remat_names", vec![any(&[B.renamed("batch"), A]), any(&[A, B]), any(&[B, A])], |region, x| {
@@ -224,28 +239,40 @@ fn regions() -> Vec<Case> {
             });
             vec![y, z]
         }),
-        case("remat_everything", vec![any(&[B.renamed("batch"), A]), any(&[A, B]), any(&[B, A])], |region, x| {
-            let [y] = region.remat(SavePolicy::Everything, [x[0]], &leaves(&x[1..]), |_, [x], weights| {
-                [layer(x, &tensors(&weights))]
-            });
-            vec![y]
-        }),
+        case(
+            "remat_everything",
+            vec![any(&[B.renamed("batch"), A]), any(&[A, B]), any(&[B, A])],
+            |region, x| {
+                let [y] =
+                    region.remat(SavePolicy::Everything, [x[0]], &leaves(&x[1..]), |_, [x], weights| {
+                        [layer(x, &tensors(&weights))]
+                    });
+                vec![y]
+            },
+        ),
         case("remat_in_scan", layer_inputs(), |region, x| {
             let scale = x[3];
-            let ([last], []) = region.scan(ScanOptions::over(LAYERS), [x[0]], &leaves(&x[1..3]), |body, [state], weights| {
-                let [next] = body.remat(names(&["hidden"]), [state * scale], &weights, |_, [x], weights| {
-                    [layer(x, &tensors(&weights))]
-                });
-                ([next], [])
-            });
+            let ([last], []) = region.scan(
+                ScanOptions::over(LAYERS),
+                [x[0]],
+                &leaves(&x[1..3]),
+                |body, [state], weights| {
+                    let [next] =
+                        body.remat(names(&["hidden"]), [state * scale], &weights, |_, [x], weights| {
+                            [layer(x, &tensors(&weights))]
+                        });
+                    ([next], [])
+                },
+            );
             vec![last]
         }),
         case("scan_in_remat", nested_inputs(), |region, x| {
-            let [last, states] = region.remat(names(&["hidden"]), [x[0]], &leaves(&x[1..]), |body, [start], rest| {
-                let all = [start, rest[0].value, rest[1].value];
-                let results = nested(*body, &all, SavePolicy::Everything, names(&[]));
-                [results[0], results[1]]
-            });
+            let [last, states] =
+                region.remat(names(&["hidden"]), [x[0]], &leaves(&x[1..]), |body, [start], rest| {
+                    let all = [start, rest[0].value, rest[1].value];
+                    let results = nested(*body, &all, SavePolicy::Everything, names(&[]));
+                    [results[0], results[1]]
+                });
             vec![last, states]
         }),
         case("remat_in_remat", vec![any(&[A])], |region, x| {
@@ -256,39 +283,56 @@ fn regions() -> Vec<Case> {
             });
             vec![y]
         }),
-        case("case", vec![any(&[A]), any(&[A]), integers(&[], &[0]), integers(&[], &[1]), integers(&[], &[7])], |region, x| {
-            let (left, right) = (x[0], x[1]);
-            let mut results = Vec::new();
-            for index in &x[2..] {
-                let [first, second] = region.case(*index, &[
-                    &|_| [left.sin() * right, left],
-                    &|body| [(left * left.exp()).exp(), body.full(DType::F64, &[A], 3.0)],
-                    &|_| [right.square(), right.cos() * left],
-                ]);
-                results.extend([first, second]);
-            }
-            results
-        })
+        case(
+            "case",
+            vec![any(&[A]), any(&[A]), integers(&[], &[0]), integers(&[], &[1]), integers(&[], &[7])],
+            |region, x| {
+                let (left, right) = (x[0], x[1]);
+                let mut results = Vec::new();
+                for index in &x[2..] {
+                    let [first, second] = region.case(
+                        *index,
+                        &[
+                            &|_| [left.sin() * right, left],
+                            &|body| [(left * left.exp()).exp(), body.full(DType::F64, &[A], 3.0)],
+                            &|_| [right.square(), right.cos() * left],
+                        ],
+                    );
+                    results.extend([first, second]);
+                }
+                results
+            },
+        )
         .like(|x| {
-            let both = |f: fn(f64, f64) -> f64| x[0].iter().zip(&x[1]).map(|(x, y)| f(*x, *y)).collect::<Vec<f64>>();
+            let both =
+                |f: fn(f64, f64) -> f64| x[0].iter().zip(&x[1]).map(|(x, y)| f(*x, *y)).collect::<Vec<f64>>();
             vec![
-                both(|x, y| x.sin() * y), x[0].clone(),
-                both(|x, _| (x * x.exp()).exp()), vec![3.0; 3],
-                both(|_, y| y * y), both(|x, y| y.cos() * x),
+                both(|x, y| x.sin() * y),
+                x[0].clone(),
+                both(|x, _| (x * x.exp()).exp()),
+                vec![3.0; 3],
+                both(|_, y| y * y),
+                both(|x, y| y.cos() * x),
             ]
         }),
-        case("case_in_scan", vec![any(&[A]), any(&[LAYERS, A]), integers(&[LAYERS], &[1, 0, 2, 1])], |region, x| {
-            let start = x[0];
-            let ([last], []) = region.scan(ScanOptions::over(LAYERS), [start], &leaves(&x[1..]), |body, [state], x| {
-                let [next] = body.case(x[1].value, &[
-                    &|_| [state.sin() * x[0].value],
-                    &|_| [state + x[0].value.exp()],
-                    &|_| [state * start],
-                ]);
-                ([next], [])
-            });
-            vec![last]
-        }),
+        case(
+            "case_in_scan",
+            vec![any(&[A]), any(&[LAYERS, A]), integers(&[LAYERS], &[1, 0, 2, 1])],
+            |region, x| {
+                let start = x[0];
+                let ([last], []) =
+                    region.scan(ScanOptions::over(LAYERS), [start], &leaves(&x[1..]), |body, [state], x| {
+                        let [next] = body.case(
+                            x[1].value,
+                            &[&|_| [state.sin() * x[0].value], &|_| [state + x[0].value.exp()], &|_| {
+                                [state * start]
+                            }],
+                        );
+                        ([next], [])
+                    });
+                vec![last]
+            },
+        ),
         case("barrier", vec![any(&[A]), any(&[B])], |region, x| {
             let [first, second] = region.optimization_barrier([x[0].sin(), x[1].cos()]);
             vec![first, second.exp()]
@@ -350,7 +394,8 @@ fn custom_derivatives() {
     let cases = [
         case("marked", inputs(), |region, x| vec![marked(region, x[0], x[1])]),
         case("marked_in_remat", inputs(), |region, x| {
-            let [y] = region.remat(names(&[]), [x[0]], &leaves(&x[1..]), |body, [x], y| [marked(*body, x, y[0].value)]);
+            let [y] = region
+                .remat(names(&[]), [x[0]], &leaves(&x[1..]), |body, [x], y| [marked(*body, x, y[0].value)]);
             vec![y]
         }),
         case("marked_in_scan", inputs(), |region, x| {
@@ -396,7 +441,14 @@ fn sums_over_steps_are_wide() {
         });
         vec![sum / region.full(weight.dtype(), &[], 1.0_f64.cos())]
     });
-    let narrow = Case { inputs: sum.inputs.iter().map(|input| crate::harness::Input { dtype: DType::BF16, ..input.clone() }).collect(), ..sum };
+    let narrow = Case {
+        inputs: sum
+            .inputs
+            .iter()
+            .map(|input| crate::harness::Argument { dtype: DType::BF16, ..input.clone() })
+            .collect(),
+        ..sum
+    };
     let evaluated = evaluate("wide_sums", &[narrow]);
     assert_eq!(evaluated[0].gradients[0], array(DType::BF16, &[], &[1024.0]));
 }

@@ -22,12 +22,17 @@ fn matrix_product(x: &[Vec<f64>]) -> Vec<Vec<f64>> {
 fn positional<'t>(lhs: Tensor<'t>, rhs: Tensor<'t>, numbers: [&[usize]; 4], axes: &[Axis]) -> Tensor<'t> {
     let [lhs_batch, rhs_batch, lhs_contract, rhs_contract] = numbers.map(<[usize]>::to_vec);
     let (result, precision) = (lhs.dtype(), Precision::Highest);
-    lhs.apply_one(Op::Dot(Dot { lhs_batch, rhs_batch, lhs_contract, rhs_contract, result, precision }), &[rhs], axes)
+    lhs.apply_one(
+        Op::Dot(Dot { lhs_batch, rhs_batch, lhs_contract, rhs_contract, result, precision }),
+        &[rhs],
+        axes,
+    )
 }
 
 fn cases() -> Vec<Case> {
     vec![
-        case("matrices", vec![any(&[A, C]), any(&[C, D])], |_, x| vec![x[1].dot(x[0], &["c"])]).like(matrix_product),
+        case("matrices", vec![any(&[A, C]), any(&[C, D])], |_, x| vec![x[1].dot(x[0], &["c"])])
+            .like(matrix_product),
         case("contract_first", vec![any(&[C, A]), any(&[C, D])], |_, x| vec![x[0].contract(x[1], &["c"])]),
         case("contract_last", vec![any(&[A, C]), any(&[D, C])], |_, x| vec![x[0].contract(x[1], &["c"])]),
         case("two", vec![any(&[A, C, D]), any(&[C, D, B])], |_, x| vec![x[0].contract(x[1], &["c", "d"])]),
@@ -36,7 +41,9 @@ fn cases() -> Vec<Case> {
         }),
         case("batch", vec![any(&[B, A, C]), any(&[B, C, D])], |_, x| vec![x[0].contract(x[1], &["c"])]),
         case("batch_last", vec![any(&[A, C, B]), any(&[C, B, D])], |_, x| vec![x[0].contract(x[1], &["c"])]),
-        case("two_batches", vec![any(&[A, B, C]), any(&[B, C, A, D])], |_, x| vec![x[0].contract(x[1], &["c"])]),
+        case("two_batches", vec![any(&[A, B, C]), any(&[B, C, A, D])], |_, x| {
+            vec![x[0].contract(x[1], &["c"])]
+        }),
         case("crossed_batches", vec![any(&[A, C, B]), any(&[D, B, A])], |_, x| {
             vec![positional(x[0], x[1], [&[2, 0], &[1, 2], &[], &[]], &[B, A, C, D])]
         }),

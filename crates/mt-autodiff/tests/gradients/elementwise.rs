@@ -25,7 +25,8 @@ fn unary() -> Vec<Case> {
         case("exp", vec![any(&[A, ONE])], |_, x| vec![x[0].exp()]).like(|x| map(x, f64::exp)),
         case("exp_m1", vec![any(&[B])], |_, x| vec![x[0].exp_m1()]).like(|x| map(x, f64::exp_m1)),
         case("log", vec![between(&[B], 0.3, 4.0)], |_, x| vec![x[0].log()]).like(|x| map(x, f64::ln)),
-        case("log_1p", vec![between(&[B], -0.6, 4.0)], |_, x| vec![x[0].log_1p()]).like(|x| map(x, f64::ln_1p)),
+        case("log_1p", vec![between(&[B], -0.6, 4.0)], |_, x| vec![x[0].log_1p()])
+            .like(|x| map(x, f64::ln_1p)),
         case("sqrt", vec![between(&[B], 0.3, 4.0)], |_, x| vec![x[0].sqrt()]).like(|x| map(x, f64::sqrt)),
         case("rsqrt", vec![between(&[B], 0.3, 4.0)], |_, x| vec![x[0].rsqrt()])
             .like(|x| map(x, |x| 1.0 / x.sqrt())),
@@ -37,11 +38,14 @@ fn unary() -> Vec<Case> {
         case("floor", vec![any(&[B])], |_, x| vec![x[0].floor()]).like(|x| map(x, f64::floor)),
         case("ceil", vec![any(&[B])], |_, x| vec![x[0].ceil()]).like(|x| map(x, f64::ceil)),
         case("round", vec![any(&[B])], |_, x| vec![x[0].round()]).like(|x| map(x, f64::round_ties_even)),
-        case("erf", vec![given(&[A], &[-0.8, 0.1, 1.5])], |_, x| vec![x[0].erf()])
-            .like(|_| vec![vec![-0.742_100_964_707_660_5, 0.112_462_916_018_284_89, 0.966_105_146_475_310_7]]),
-        case("erf_inv", vec![given(&[A], &[-0.742_100_964_707_660_5, 0.112_462_916_018_284_89, 0.966_105_146_475_310_7])], |_, x| {
-            vec![x[0].erf_inv()]
-        })
+        case("erf", vec![given(&[A], &[-0.8, 0.1, 1.5])], |_, x| vec![x[0].erf()]).like(|_| {
+            vec![vec![-0.742_100_964_707_660_5, 0.112_462_916_018_284_89, 0.966_105_146_475_310_7]]
+        }),
+        case(
+            "erf_inv",
+            vec![given(&[A], &[-0.742_100_964_707_660_5, 0.112_462_916_018_284_89, 0.966_105_146_475_310_7])],
+            |_, x| vec![x[0].erf_inv()],
+        )
         .like(|_| vec![vec![-0.8, 0.1, 1.5]]),
         case("silu", vec![any(&[B])], |_, x| vec![x[0].silu()]).like(|x| map(x, |x| x / (1.0 + (-x).exp()))),
         case("gelu", vec![any(&[B])], |_, x| vec![x[0].gelu_tanh()]),
@@ -69,10 +73,13 @@ fn binary() -> Vec<Case> {
         case("transposed", vec![any(&[A, B]), any(&[B, A])], |_, x| vec![x[0] * x[1]]),
         case("select", two(), |_, x| vec![x[0].less(x[1]).select(x[0] * 2.0, x[1])])
             .like(|x| zip(x, |x, y| if x < y { 2.0 * x } else { y })),
-        case("select_aligned", vec![any(&[A, B]), any(&[])], |_, x| vec![x[0].greater(0.0).select(x[1], x[0])]),
+        case("select_aligned", vec![any(&[A, B]), any(&[])], |_, x| {
+            vec![x[0].greater(0.0).select(x[1], x[0])]
+        }),
         case("comparisons", two(), |_, x| {
             let (x, y) = (x[0], x[1]);
-            let all = [x.equals(y), x.differs(y), x.less(y), x.less_equal(y), x.greater(y), x.greater_equal(y)];
+            let all =
+                [x.equals(y), x.differs(y), x.less(y), x.less_equal(y), x.greater(y), x.greater_equal(y)];
             let weights = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
             let counts = all.iter().zip(weights).map(|(truth, weight)| truth.cast(DType::F64) * weight);
             vec![counts.reduce(|sum, next| sum + next).unwrap() + x * y]
@@ -81,7 +88,8 @@ fn binary() -> Vec<Case> {
             zip(x, |x, y| {
                 let all = [x == y, x != y, x < y, x <= y, x > y, x >= y];
                 let weights = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
-                all.iter().zip(weights).filter(|(truth, _)| **truth).map(|(_, weight)| weight).sum::<f64>() + x * y
+                all.iter().zip(weights).filter(|(truth, _)| **truth).map(|(_, weight)| weight).sum::<f64>()
+                    + x * y
             })
         }),
         case("convert", vec![any(&[B])], |_, x| vec![x[0].cast(DType::F64) * 3.0]),

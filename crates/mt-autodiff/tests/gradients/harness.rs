@@ -1,11 +1,11 @@
 //! Traces small functions, runs them on the CPU plugin, and compares gradients with finite differences.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use mt_derive::Tree;
 use mt_ir::{DotLowering, Program};
-use mt_pjrt::{Argument, Buffer, Client, ClientOptions, CompileOptions, Platform, Plugin, find_or_install};
-use mt_shape::{Axis, DType, HostArray, LogicalRules, Mesh, Placement, Sharding};
+use mt_runtime::{Array, CompileSettings, Executable, Input, Runtime, testing::cpu};
+use mt_shape::{Axis, DType, HostArray, LogicalRules, Mesh, Placement};
 use mt_trace::{Inputs, Output, ProgramOptions, Region, Tensor, TraceError, program};
 
 /// A single leaf, so that lists of tensors are trees.
@@ -23,12 +23,6 @@ pub fn leaves<'t>(tensors: &[Tensor<'t>]) -> Vec<Leaf<Tensor<'t>>> {
 pub fn tensors<'t>(leaves: &[Leaf<Tensor<'t>>]) -> Vec<Tensor<'t>> {
     leaves.iter().map(|leaf| leaf.value).collect()
 }
-
-static CLIENT: LazyLock<Client> = LazyLock::new(|| {
-    let location = find_or_install(Platform::Cpu, None).unwrap();
-    let plugin = Plugin::load(&location.path).unwrap();
-    Client::new(&plugin, &ClientOptions { num_cpu_devices: 8, ..ClientOptions::default() }).unwrap()
-});
 
 /// Options for a program on one device.
 pub fn options(name: &str) -> ProgramOptions {
@@ -50,89 +44,38 @@ pub fn mesh() -> Placement {
 
 /// A program ready to run.
 pub struct Compiled {
-    executable: mt_pjrt::Executable,
-    pub program: Program,
+    runtime: &'static Runtime,
+    executable: Executable,
 }
 
 impl Compiled {
     #[track_caller]
     pub fn new(program: Program) -> Self {
-        let options = CompileOptions::on_first(program.mesh.num_devices());
-        let executable = CLIENT
-            .compile(&program.name, &program.text, &options)
-            .unwrap_or_else(|error| panic!("{error}\n{}", program.text));
-        Self { executable, program }
+        let runtime = cpu(program.mesh.num_devices());
+        let executable = runtime.compile(&program, &CompileSettings::default());
+        Self { runtime, executable: executable.unwrap_or_else(|error| panic!("{error}\n{}", program.text)) }
     }
 
     /// Runs the program on whole arrays, which are split and joined as the program's shardings say.
     #[track_caller]
     pub fn run(&self, inputs: &[HostArray]) -> Vec<HostArray> {
-        assert_eq!(inputs.len(), self.program.inputs.len(), "one array for each input");
-        let arguments = (0..self.program.mesh.num_devices()).map(|device| {
-            let values = inputs.iter().zip(&self.program.inputs);
-            values
-                .map(|(array, value)| {
-                    assert_eq!((array.dtype(), array.dims()), (value.ty.dtype, &*value.ty.dims), "{}", value.name);
-                    let part = part(array, &value.sharding, device);
-                    let buffer =
-                        Buffer::from_bytes(&CLIENT, device, part.dtype(), part.dims(), part.bytes()).unwrap();
-                    Argument::Donate(buffer)
-                })
-                .collect()
+        let values = inputs.iter().zip(self.executable.inputs());
+        let arguments = values.map(|(array, value)| {
+            Input::Donate(Array::from_host(self.runtime, array, &value.sharding).unwrap())
         });
-        let execution = self.executable.execute(arguments.collect()).unwrap();
-        let outputs = self.program.outputs.iter().enumerate();
-        outputs
-            .map(|(index, value)| {
-                let parts: Vec<HostArray> =
-                    execution.outputs.iter().map(|buffers| buffers[index].to_host().unwrap()).collect();
-                join(&parts, &value.ty.dims, &value.sharding)
-            })
-            .collect()
+        let outputs = self.executable.run(arguments.collect()).unwrap();
+        outputs.iter().map(|output| output.to_host().unwrap()).collect()
     }
 
-    /// The bytes that arguments and results share.
+    /// The bytes that arguments and results share on each device.
     pub fn aliased_bytes(&self) -> u64 {
         self.executable.memory().unwrap().aliased
     }
 }
 
-/// Copies the rows of a part from or to the whole: calls `copy` with byte offsets in both, and a length.
-fn for_each_row(dims: &[usize], sharding: &Sharding, device: usize, size: usize, mut copy: impl FnMut(usize, usize, usize)) {
-    let ranges = sharding.shard_ranges(dims, device);
-    let part: Vec<usize> = ranges.iter().map(ExactSizeIterator::len).collect();
-    for flat in 0..part.iter().product::<usize>() {
-        let (mut rest, mut whole, mut stride) = (flat, 0, 1);
-        for dim in (0..dims.len()).rev() {
-            whole += (rest % part[dim] + ranges[dim].start) * stride;
-            rest /= part[dim];
-            stride *= dims[dim];
-        }
-        copy(whole * size, flat * size, size);
-    }
-}
-
-fn part(array: &HostArray, sharding: &Sharding, device: usize) -> HostArray {
-    let mut part = HostArray::zeros(array.dtype(), &sharding.shard_dims(array.dims()));
-    for_each_row(array.dims(), sharding, device, array.dtype().byte_size(), |from, to, size| {
-        part.bytes_mut()[to..to + size].copy_from_slice(&array.bytes()[from..from + size]);
-    });
-    part
-}
-
-fn join(parts: &[HostArray], dims: &[usize], sharding: &Sharding) -> HostArray {
-    let mut array = HostArray::zeros(parts[0].dtype(), dims);
-    for (device, part) in parts.iter().enumerate() {
-        for_each_row(dims, sharding, device, array.dtype().byte_size(), |to, from, size| {
-            array.bytes_mut()[to..to + size].copy_from_slice(&part.bytes()[from..from + size]);
-        });
-    }
-    array
-}
-
 /// An argument of a function under test.
 #[derive(Clone)]
-pub struct Input {
+pub struct Argument {
     pub axes: Vec<Axis>,
     pub values: Vec<f64>,
     pub dtype: DType,
@@ -140,7 +83,9 @@ pub struct Input {
 
 /// Numbers between `low` and `high` without a pattern, the same in every run.
 pub fn numbers(count: usize, low: f64, high: f64) -> Vec<f64> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(count as u64 + 1) ^ low.to_bits() ^ high.to_bits().rotate_left(7);
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(count as u64 + 1)
+        ^ low.to_bits()
+        ^ high.to_bits().rotate_left(7);
     let next = || {
         state ^= state << 13;
         state ^= state >> 7;
@@ -151,24 +96,28 @@ pub fn numbers(count: usize, low: f64, high: f64) -> Vec<f64> {
 }
 
 /// A differentiated argument with numbers between `low` and `high`.
-pub fn between(axes: &[Axis], low: f64, high: f64) -> Input {
+pub fn between(axes: &[Axis], low: f64, high: f64) -> Argument {
     let count = axes.iter().map(|axis| axis.size).product();
-    Input { axes: axes.to_vec(), values: numbers(count, low, high), dtype: DType::F64 }
+    Argument { axes: axes.to_vec(), values: numbers(count, low, high), dtype: DType::F64 }
 }
 
 /// A differentiated argument with numbers of both signs.
-pub fn any(axes: &[Axis]) -> Input {
+pub fn any(axes: &[Axis]) -> Argument {
     between(axes, -1.5, 1.7)
 }
 
 /// A differentiated argument with the given elements.
-pub fn given(axes: &[Axis], values: &[f64]) -> Input {
-    Input { axes: axes.to_vec(), values: values.to_vec(), dtype: DType::F64 }
+pub fn given(axes: &[Axis], values: &[f64]) -> Argument {
+    Argument { axes: axes.to_vec(), values: values.to_vec(), dtype: DType::F64 }
 }
 
 /// An argument of integers.
-pub fn integers(axes: &[Axis], values: &[i32]) -> Input {
-    Input { axes: axes.to_vec(), values: values.iter().map(|value| f64::from(*value)).collect(), dtype: DType::I32 }
+pub fn integers(axes: &[Axis], values: &[i32]) -> Argument {
+    Argument {
+        axes: axes.to_vec(),
+        values: values.iter().map(|value| f64::from(*value)).collect(),
+        dtype: DType::I32,
+    }
 }
 
 /// Elements as an array of type `dtype`.
@@ -194,7 +143,7 @@ pub fn array(dtype: DType, dims: &[usize], values: &[f64]) -> HostArray {
     HostArray::from_bytes(dtype, dims, &bytes).unwrap()
 }
 
-impl Input {
+impl Argument {
     fn dims(&self) -> Vec<usize> {
         self.axes.iter().map(|axis| axis.size).collect()
     }
@@ -218,13 +167,13 @@ pub type Reference = fn(&[Vec<f64>]) -> Vec<Vec<f64>>;
 #[derive(Clone)]
 pub struct Case {
     pub name: &'static str,
-    pub inputs: Vec<Input>,
+    pub inputs: Vec<Argument>,
     pub function: Function,
     pub reference: Option<Reference>,
 }
 
 /// A function whose gradients are checked.
-pub fn case(name: &'static str, inputs: Vec<Input>, function: Function) -> Case {
+pub fn case(name: &'static str, inputs: Vec<Argument>, function: Function) -> Case {
     Case { name, inputs, function, reference: None }
 }
 
@@ -238,7 +187,8 @@ impl Case {
 /// A number for each element, so that each has a cotangent of its own.
 fn weights<'t>(region: Region<'t>, like: Tensor<'t>) -> Tensor<'t> {
     let dims: Vec<usize> = like.axes().iter().map(|axis| axis.size).collect();
-    let values: Vec<f64> = (0..dims.iter().product()).map(|index: usize| (1.0 + 1.7 * index as f64).cos()).collect();
+    let values: Vec<f64> =
+        (0..dims.iter().product()).map(|index: usize| (1.0 + 1.7 * index as f64).cos()).collect();
     region.table(array(DType::F64, &dims, &values), &like.axes()).cast(like.dtype())
 }
 
@@ -250,7 +200,7 @@ fn loss<'t>(region: Region<'t>, outputs: &[Tensor<'t>]) -> Tensor<'t> {
 }
 
 fn declare<'t>(inputs: &Inputs<'t>, case: &Case) -> Vec<Tensor<'t>> {
-    let declare = |(index, input): (usize, &Input)| {
+    let declare = |(index, input): (usize, &Argument)| {
         let name = format!("{}.{index}", case.name);
         inputs.input(&name, input.dtype, &input.axes, &vec![None; input.axes.len()], false)
     };
@@ -292,7 +242,8 @@ pub fn evaluate(name: &str, cases: &[Case]) -> Vec<Evaluated> {
         }
         results
     }));
-    let arrays: Vec<HostArray> = cases.iter().flat_map(|case| case.inputs.iter().map(Input::array)).collect();
+    let arrays: Vec<HostArray> =
+        cases.iter().flat_map(|case| case.inputs.iter().map(Argument::array)).collect();
     let mut results = Compiled::new(program).run(&arrays).into_iter();
     let evaluated = cases.iter().zip(counts).map(|(case, count)| Evaluated {
         loss: results.next().unwrap().to_f64()[0],
@@ -305,12 +256,16 @@ pub fn evaluate(name: &str, cases: &[Case]) -> Vec<Evaluated> {
 #[track_caller]
 fn close(what: &str, actual: &[f64], expected: &[f64], tolerance: f64) {
     assert_eq!(actual.len(), expected.len(), "{what}: number of elements");
-    let scale = 1.0 + expected.iter().filter(|value| value.is_finite()).fold(0.0_f64, |max, value| max.max(value.abs()));
+    let scale = 1.0
+        + expected.iter().filter(|value| value.is_finite()).fold(0.0_f64, |max, value| max.max(value.abs()));
     for (index, (actual_value, expected_value)) in actual.iter().zip(expected).enumerate() {
         let same = (actual_value - expected_value).abs() <= tolerance * scale
             || actual_value == expected_value
             || (actual_value.is_nan() && expected_value.is_nan());
-        assert!(same, "{what}: element {index} is {actual_value}, expected {expected_value}\n got {actual:?}\nwant {expected:?}");
+        assert!(
+            same,
+            "{what}: element {index} is {actual_value}, expected {expected_value}\n got {actual:?}\nwant {expected:?}"
+        );
     }
 }
 
@@ -362,14 +317,18 @@ fn finite_differences(name: &str, cases: &[Case]) -> Vec<Vec<Vec<f64>>> {
         losses.collect()
     }));
     let compiled = Compiled::new(program);
-    let mut differences: Vec<Vec<Vec<f64>>> =
-        cases.iter().map(|case| case.inputs.iter().map(|input| vec![0.0; input.values.len()]).collect()).collect();
+    let mut differences: Vec<Vec<Vec<f64>>> = cases
+        .iter()
+        .map(|case| case.inputs.iter().map(|input| vec![0.0; input.values.len()]).collect())
+        .collect();
     // The floating-point elements of each case, as (argument, element).
     let places: Vec<Vec<(usize, usize)>> = cases
         .iter()
         .map(|case| {
             let floats = case.inputs.iter().enumerate().filter(|(_, input)| input.dtype.is_float());
-            floats.flat_map(|(index, input)| (0..input.values.len()).map(move |element| (index, element))).collect()
+            floats
+                .flat_map(|(index, input)| (0..input.values.len()).map(move |element| (index, element)))
+                .collect()
         })
         .collect();
     let losses = |place: usize, step: f64| -> Vec<f64> {
@@ -398,12 +357,18 @@ fn finite_differences(name: &str, cases: &[Case]) -> Vec<Vec<Vec<f64>>> {
 pub fn check_narrow(name: &str, cases: &[Case], dtype: DType, tolerance: f64) {
     let narrow: Vec<Case> = cases
         .iter()
-        .map(|case| Case { inputs: case.inputs.iter().map(|input| input.narrowed(dtype)).collect(), ..case.clone() })
+        .map(|case| Case {
+            inputs: case.inputs.iter().map(|input| input.narrowed(dtype)).collect(),
+            ..case.clone()
+        })
         .collect();
     let wide: Vec<Case> = narrow
         .iter()
         .map(|case| {
-            let rounded = case.inputs.iter().map(|input| Input { values: input.array().to_f64(), ..input.narrowed(DType::F64) });
+            let rounded = case
+                .inputs
+                .iter()
+                .map(|input| Argument { values: input.array().to_f64(), ..input.narrowed(DType::F64) });
             Case { inputs: rounded.collect(), ..case.clone() }
         })
         .collect();

@@ -26,9 +26,11 @@ fn cases() -> Vec<Case> {
     vec![
         case("take", vec![any(&[B, C]), integers(&[K], &[4, 0, 4, 2])], |_, x| vec![x[0].take("b", x[1])])
             .like(|x| vec![x[1].iter().flat_map(|row| x[0][*row as usize * 2..][..2].to_vec()).collect()]),
-        case("take_inner", vec![any(&[A, B, C]), integers(&[K, C.renamed("d")], &[4, 0, 4, 2, 1, 1, 0, 3])], |_, x| {
-            vec![x[0].take("b", x[1])]
-        }),
+        case(
+            "take_inner",
+            vec![any(&[A, B, C]), integers(&[K, C.renamed("d")], &[4, 0, 4, 2, 1, 1, 0, 3])],
+            |_, x| vec![x[0].take("b", x[1])],
+        ),
         case("take_one", vec![any(&[B]), integers(&[], &[3])], |_, x| vec![x[0].take("b", x[1])])
             .like(|x| vec![vec![x[0][3]]]),
         case("windows", vec![any(&[A, B]), integers(&[K, C], &[0, 0, 1, 2, 0, 1, 1, 0])], |_, x| {
@@ -44,9 +46,8 @@ fn cases() -> Vec<Case> {
         })
         .like(|x| {
             let corners = x[1].chunks(2).map(|corner| (corner[0] as usize, corner[1] as usize));
-            let window = |(row, column): (usize, usize)| {
-                (0..6).map(move |i| (row + i / 3) * 5 + column + i % 3)
-            };
+            let window =
+                |(row, column): (usize, usize)| (0..6).map(move |i| (row + i / 3) * 5 + column + i % 3);
             vec![corners.flat_map(window).map(|index| x[0][index]).collect()]
         }),
         case("pairs", vec![any(&[A, B]), integers(&[C, K], &[0, 1, 2, 0, 3, 3, 1, 3])], |_, x| {
@@ -82,15 +83,23 @@ fn cases() -> Vec<Case> {
             }
             vec![values]
         }),
-        case("scatter_windows", vec![any(&[A, B]), integers(&[K, C], &[0, 0, 1, 2, 0, 1, 1, 0]), any(&[K, C, A])], |_, x| {
-            let dims = ScatterDims {
-                update_window_dims: vec![1, 2],
-                inserted_window_dims: vec![],
-                scatter_dims_to_operand_dims: vec![0, 1],
-                index_vector_dim: 1,
-            };
-            vec![x[0].apply_one(Op::Scatter { dims, kind: ScatterKind::Add }, &[x[1], x[2]], &x[0].axes())]
-        }),
+        case(
+            "scatter_windows",
+            vec![any(&[A, B]), integers(&[K, C], &[0, 0, 1, 2, 0, 1, 1, 0]), any(&[K, C, A])],
+            |_, x| {
+                let dims = ScatterDims {
+                    update_window_dims: vec![1, 2],
+                    inserted_window_dims: vec![],
+                    scatter_dims_to_operand_dims: vec![0, 1],
+                    index_vector_dim: 1,
+                };
+                vec![x[0].apply_one(
+                    Op::Scatter { dims, kind: ScatterKind::Add },
+                    &[x[1], x[2]],
+                    &x[0].axes(),
+                )]
+            },
+        ),
         case("sort", vec![any(&[A, B])], |_, x| {
             vec![x[0].sort_with(&[], "b", false)[0], x[0].sort_with(&[], "a", true)[0]]
         })

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod constants;
 mod control;
 mod dots;
 mod elementwise;

@@ -18,7 +18,14 @@ fn slice<'t>(x: Tensor<'t>, start: &[usize], limit: &[usize], stride: &[usize], 
     x.apply_one(op, &[], axes)
 }
 
-fn pad<'t>(x: Tensor<'t>, value: Tensor<'t>, low: &[i64], high: &[i64], interior: &[usize], axes: &[Axis]) -> Tensor<'t> {
+fn pad<'t>(
+    x: Tensor<'t>,
+    value: Tensor<'t>,
+    low: &[i64],
+    high: &[i64],
+    interior: &[usize],
+    axes: &[Axis],
+) -> Tensor<'t> {
     let op = Op::Pad { low: low.to_vec(), high: high.to_vec(), interior: interior.to_vec() };
     x.apply_one(op, &[value], axes)
 }
@@ -35,7 +42,11 @@ fn cases() -> Vec<Case> {
         case("broadcast_scalar", vec![any(&[])], |_, x| vec![x[0].broadcast(&[A, B])]),
         case("broadcast_none", x(), |_, x| vec![x[0].broadcast(&[A, NONE, B])]),
         case("stretch", vec![any(&[ONE, A])], |_, x| {
-            vec![broadcast(x[0], &[0, 1], &[D, A]), broadcast(x[0], &[2, 0], &[A, B, D]), broadcast(x[0], &[2, 1], &[C, A, ONE])]
+            vec![
+                broadcast(x[0], &[0, 1], &[D, A]),
+                broadcast(x[0], &[2, 0], &[A, B, D]),
+                broadcast(x[0], &[2, 1], &[C, A, ONE]),
+            ]
         }),
         case("transpose", vec![any(&[A, B, C])], |_, x| {
             vec![x[0].order(&["b", "c", "a"]), x[0].order(&["c", "a", "b"]), x[0].order(&["a", "c", "b"])]
@@ -51,11 +62,12 @@ fn cases() -> Vec<Case> {
             let split = x[0].split("ac", &[A, C]);
             vec![split, split.merge(&["c", "b"], "cb"), x[0].unsqueeze("one").squeeze("one")]
         }),
-        case("slice", x(), |_, x| vec![x[0].slice("b", 1, 4), x[0].at("a", 2), x[0].slice("b", 2, 2)])
-            .like(|x| {
+        case("slice", x(), |_, x| vec![x[0].slice("b", 1, 4), x[0].at("a", 2), x[0].slice("b", 2, 2)]).like(
+            |x| {
                 let rows: Vec<&[f64]> = x[0].chunks(5).collect();
                 vec![rows.iter().flat_map(|row| row[1..4].to_vec()).collect(), rows[2].to_vec(), vec![]]
-            }),
+            },
+        ),
         case("stride", x(), |_, x| {
             vec![
                 slice(x[0], &[0, 0], &[3, 5], &[2, 2], &[C, A]),
@@ -101,26 +113,35 @@ fn cases() -> Vec<Case> {
             let second = x[1].rename("b", "c");
             vec![x[0].concatenate(&[second, x[0], x[2].rename("none", "c")], "c")]
         }),
-        case("reverse", x(), |_, x| vec![x[0].reverse("b"), x[0].reverse("a").reverse("b")])
-            .like(|x| {
-                let along = x[0].chunks(5).flat_map(|row| row.iter().rev().copied().collect::<Vec<_>>()).collect();
-                vec![along, x[0].iter().rev().copied().collect()]
-            }),
+        case("reverse", x(), |_, x| vec![x[0].reverse("b"), x[0].reverse("a").reverse("b")]).like(|x| {
+            let along =
+                x[0].chunks(5).flat_map(|row| row.iter().rev().copied().collect::<Vec<_>>()).collect();
+            vec![along, x[0].iter().rev().copied().collect()]
+        }),
         case("shift", x(), |_, x| vec![x[0].shift_left_along("b", 0.0)]),
         case("dynamic_slice", vec![any(&[A, B]), integers(&[], &[2]), integers(&[], &[4])], |_, x| {
             // The second start is moved so that the slice fits.
-            vec![x[0].dynamic_slice("b", x[1], 3), x[0].dynamic_slice("b", x[2], 3), x[0].dynamic_slice("a", x[1], 1)]
+            vec![
+                x[0].dynamic_slice("b", x[1], 3),
+                x[0].dynamic_slice("b", x[2], 3),
+                x[0].dynamic_slice("a", x[1], 1),
+            ]
         })
         .like(|x| {
             let last: Vec<f64> = x[0].chunks(5).flat_map(|row| row[2..].to_vec()).collect();
             vec![last.clone(), last, x[0][10..].to_vec()]
         }),
-        case("dynamic_update", vec![any(&[A, B]), any(&[C, A]), integers(&[], &[1]), integers(&[], &[9])], |_, x| {
-            let update = x[1].rename("c", "b");
-            vec![x[0].dynamic_update("b", x[2], update), x[0].square().dynamic_update("b", x[3], update)]
-        })
+        case(
+            "dynamic_update",
+            vec![any(&[A, B]), any(&[C, A]), integers(&[], &[1]), integers(&[], &[9])],
+            |_, x| {
+                let update = x[1].rename("c", "b");
+                vec![x[0].dynamic_update("b", x[2], update), x[0].square().dynamic_update("b", x[3], update)]
+            },
+        )
         .like(|x| {
-            let write = |row: usize, column: usize, start: usize, other: f64| match column.checked_sub(start) {
+            let write = |row: usize, column: usize, start: usize, other: f64| match column.checked_sub(start)
+            {
                 Some(offset) if offset < 2 => x[1][offset * 3 + row],
                 _ => other,
             };

@@ -10,14 +10,24 @@ const ROWS: Axis = axis("rows", 8);
 const COLUMNS: Axis = axis("columns", 6);
 
 #[track_caller]
-fn check_moments(name: &str, values: &HostArray, mean: f64, deviation: f64, bounds: std::ops::RangeInclusive<f64>) {
+fn check_moments(
+    name: &str,
+    values: &HostArray,
+    mean: f64,
+    deviation: f64,
+    bounds: std::ops::RangeInclusive<f64>,
+) {
     let values = values.to_f64();
     let count = values.len() as f64;
     let actual_mean = values.iter().sum::<f64>() / count;
     let variance = values.iter().map(|value| (value - actual_mean).powi(2)).sum::<f64>() / count;
     // Five standard errors.
     assert!((actual_mean - mean).abs() < 5.0 * deviation / count.sqrt(), "mean of `{name}` is {actual_mean}");
-    assert!((variance.sqrt() - deviation).abs() < 0.02 * deviation, "deviation of `{name}` is {}", variance.sqrt());
+    assert!(
+        (variance.sqrt() - deviation).abs() < 0.02 * deviation,
+        "deviation of `{name}` is {}",
+        variance.sqrt()
+    );
     assert!(values.iter().all(|value| bounds.contains(value)), "`{name}` leaves {bounds:?}");
 }
 
@@ -37,9 +47,16 @@ fn moments() {
     check_moments("uniform", &results[0], 0.5, 1.0 / 12.0_f64.sqrt(), 0.0..=1.0 - 1e-8);
     check_moments("normal", &results[1], 0.0, 1.0, -6.0..=6.0);
     check_moments("truncated", &results[2], 0.0, 0.879_626, -2.0..=2.0);
-    check_moments("bits", &results[3], 2.0_f64.powi(31), 2.0_f64.powi(32) / 12.0_f64.sqrt(), 0.0..=2.0_f64.powi(32));
+    check_moments(
+        "bits",
+        &results[3],
+        2.0_f64.powi(31),
+        2.0_f64.powi(32) / 12.0_f64.sqrt(),
+        0.0..=2.0_f64.powi(32),
+    );
     // Neighbours are not correlated, nor are different keys.
-    let correlation = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>() / x.len() as f64;
+    let correlation =
+        |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>() / x.len() as f64;
     let [normal, truncated] = [results[1].to_f64(), results[2].to_f64()];
     assert!(correlation(&normal[1..], &normal[..normal.len() - 1]).abs() < 0.02);
     assert!(correlation(&normal, &truncated).abs() < 0.02);

@@ -4,7 +4,7 @@ use mt_ir::{Op, Reduction};
 use mt_shape::{Axis, DType, axis};
 use mt_trace::Tensor;
 
-use crate::harness::{Case, any, array, case, check, check_narrow, given, Compiled, options};
+use crate::harness::{Case, Compiled, any, array, case, check, check_narrow, given, options};
 
 const A: Axis = axis("a", 3);
 const B: Axis = axis("b", 5);
@@ -40,16 +40,22 @@ fn cases() -> Vec<Case> {
             .like(|x| vec![rows(&x[0], 0.0, |x, y| x + y / 5.0)]),
         case("product", x(), |_, x| vec![x[0].product(&["b"])])
             .like(|x| vec![rows(&x[0], 1.0, |x, y| x * y)]),
-        case("product_zeros", vec![given(&[A, B], &[1.5, 0.0, -2.0, 0.5, 3.0, 0.0, 1.0, 0.0, 2.0, 1.0, 1.0, 2.0, 3.0, 4.0, 5.0])], |_, x| {
-            vec![x[0].product(&["b"]), x[0].product(&["a"])]
-        })
+        case(
+            "product_zeros",
+            vec![given(
+                &[A, B],
+                &[1.5, 0.0, -2.0, 0.5, 3.0, 0.0, 1.0, 0.0, 2.0, 1.0, 1.0, 2.0, 3.0, 4.0, 5.0],
+            )],
+            |_, x| vec![x[0].product(&["b"]), x[0].product(&["a"])],
+        )
         .like(|x| vec![rows(&x[0], 1.0, |x, y| x * y), columns(&x[0], 1.0, |x, y| x * y)]),
-        case("max", x(), |_, x| vec![x[0].max(&["b"]), x[0].max(&["a"])])
-            .like(|x| vec![rows(&x[0], f64::NEG_INFINITY, f64::max), columns(&x[0], f64::NEG_INFINITY, f64::max)]),
+        case("max", x(), |_, x| vec![x[0].max(&["b"]), x[0].max(&["a"])]).like(|x| {
+            vec![rows(&x[0], f64::NEG_INFINITY, f64::max), columns(&x[0], f64::NEG_INFINITY, f64::max)]
+        }),
         case("min", x(), |_, x| vec![x[0].min(&["a", "b"])])
             .like(|x| vec![vec![x[0].iter().copied().fold(f64::INFINITY, f64::min)]]),
-        case("cumulative_sum", x(), |_, x| vec![x[0].cumulative_sum("b"), x[0].cumulative_sum("a")])
-            .like(|x| {
+        case("cumulative_sum", x(), |_, x| vec![x[0].cumulative_sum("b"), x[0].cumulative_sum("a")]).like(
+            |x| {
                 let mut along = x[0].clone();
                 let mut down = x[0].clone();
                 for index in 0..15 {
@@ -61,17 +67,17 @@ fn cases() -> Vec<Case> {
                     }
                 }
                 vec![along, down]
-            }),
-        case("reverse_sum", x(), |_, x| vec![reverse_sum(x[0].square(), 1)])
-            .like(|x| {
-                let mut sums: Vec<f64> = x[0].iter().map(|x| x * x).collect();
-                for index in (0..15).rev() {
-                    if index % 5 < 4 {
-                        sums[index] += sums[index + 1];
-                    }
+            },
+        ),
+        case("reverse_sum", x(), |_, x| vec![reverse_sum(x[0].square(), 1)]).like(|x| {
+            let mut sums: Vec<f64> = x[0].iter().map(|x| x * x).collect();
+            for index in (0..15).rev() {
+                if index % 5 < 4 {
+                    sums[index] += sums[index + 1];
                 }
-                vec![sums]
-            }),
+            }
+            vec![sums]
+        }),
         case("cumulative_one", vec![any(&[ONE, A])], |_, x| vec![x[0].cumulative_sum("one")]),
         case("cumulative_none", vec![any(&[NONE, A])], |_, x| vec![x[0].cumulative_sum("none")]),
         case("softmax", x(), |_, x| vec![x[0].softmax("b")]),
@@ -90,12 +96,19 @@ fn reductions() {
 /// Equal extremes share the cotangent, which finite differences cannot show.
 #[test]
 fn ties_share() {
-    let case = case("ties", vec![given(&[A, C], &[1.0, 1.0, 2.0, 3.0, 4.0, 4.0])], |_, x| vec![x[0].max(&["c"]).sum_all(), x[0].min(&["c"]).sum_all()]);
+    let case = case("ties", vec![given(&[A, C], &[1.0, 1.0, 2.0, 3.0, 4.0, 4.0])], |_, x| {
+        vec![x[0].max(&["c"]).sum_all(), x[0].min(&["c"]).sum_all()]
+    });
     let evaluated = crate::harness::evaluate("ties", &[case]);
     // The weights of the two results.
     let (max, min) = (1.0_f64.cos(), 1.0_f64.cos());
     let half = (max + min) / 2.0;
-    crate::harness::assert_close("ties", &evaluated[0].gradients[0], &[half, half, min, max, half, half], 1e-12);
+    crate::harness::assert_close(
+        "ties",
+        &evaluated[0].gradients[0],
+        &[half, half, min, max, half, half],
+        1e-12,
+    );
 }
 
 /// Every reduction that a type has, over elements and over none.
@@ -112,7 +125,9 @@ fn every_type() {
             } else {
                 &[Reduction::Sum, Reduction::Product, Reduction::Maximum, Reduction::Minimum]
             };
-            for (value, kind) in [x, empty].into_iter().flat_map(|value| kinds.iter().map(move |kind| (value, *kind))) {
+            for (value, kind) in
+                [x, empty].into_iter().flat_map(|value| kinds.iter().map(move |kind| (value, *kind)))
+            {
                 let reduced = value.apply_one(Op::Reduce { kind, dimensions: vec![0] }, &[], &[]);
                 outputs.push(inputs.replicated(name, reduced.cast(DType::F64)));
             }
@@ -121,7 +136,8 @@ fn every_type() {
     })
     .unwrap();
     let arrays: Vec<_> = DType::ALL.iter().map(|dtype| array(*dtype, &[3], &[3.0, 0.0, 5.0])).collect();
-    let results: Vec<f64> = Compiled::new(program).run(&arrays).iter().map(|array| array.to_f64()[0]).collect();
+    let results: Vec<f64> =
+        Compiled::new(program).run(&arrays).iter().map(|array| array.to_f64()[0]).collect();
     let mut expected: Vec<f64> = Vec::new();
     for dtype in DType::ALL {
         let bits = 8 * dtype.byte_size() as i32;

@@ -28,7 +28,8 @@ fn step(options: &ProgramOptions) -> Compiled {
             let ([last], []) = body.scan(options, [x], &weights, |_, [x], weights| {
                 let up = weights[0].value.constrain(&[Some("rows"), Some("columns")]);
                 let down = weights[1].value.constrain(&[Some("columns"), Some("rows")]);
-                let hidden = up.dot(x, &["embed"]).constrain(&[Some("rows"), Some("columns")]).named("hidden");
+                let hidden =
+                    up.dot(x, &["embed"]).constrain(&[Some("rows"), Some("columns")]).named("hidden");
                 let next = x + down.dot(hidden.silu(), &["mlp"]);
                 ([next.constrain(&[Some("rows"), None])], [])
             });
@@ -79,7 +80,9 @@ fn collective(
     let program = program(&options, |inputs| {
         let shape = [axis("rows", 8), axis("columns", 6)];
         let x = inputs.input("x", DType::F32, &shape, &[Some("rows"), Some("columns")], false);
-        let sizes = |axes: &[&str]| -> usize { axes.iter().map(|axis| if *axis == "fsdp" { 4 } else { 2 }).product() };
+        let sizes = |axes: &[&str]| -> usize {
+            axes.iter().map(|axis| if *axis == "fsdp" { 4 } else { 2 }).product()
+        };
         let mut body = Graph::new();
         let local = body.input(TensorType::new(DType::F32, [8 / sizes(input[0]), 6 / sizes(input[1])]));
         let group_size = sizes(mesh_axes);
@@ -111,21 +114,24 @@ fn sent(row: usize, column: usize) -> f64 {
 #[test]
 fn all_reduce() {
     // Rows are summed over the four parts: the result has two rows.
-    let actual = collective("all_reduce", (CollectiveKind::AllReduceSum, &["fsdp"]), [SPLIT, [&[], &["tensor"]]], [
-        axis("pair", 2),
-        COLUMNS,
-    ]);
+    let actual = collective(
+        "all_reduce",
+        (CollectiveKind::AllReduceSum, &["fsdp"]),
+        [SPLIT, [&[], &["tensor"]]],
+        [axis("pair", 2), COLUMNS],
+    );
     let sum = |row: usize, column: usize| (0..4).map(|part| sent(part * 2 + row, column)).sum::<f64>();
     assert_eq!(actual, (0..12).map(|index| sum(index / 6, index % 6)).collect::<Vec<_>>());
 }
 
 #[test]
 fn all_reduce_over_two_axes() {
-    let actual =
-        collective("all_reduce_both", (CollectiveKind::AllReduceSum, &["tensor", "fsdp"]), [SPLIT, [&[], &[]]], [
-            axis("pair", 2),
-            axis("triple", 3),
-        ]);
+    let actual = collective(
+        "all_reduce_both",
+        (CollectiveKind::AllReduceSum, &["tensor", "fsdp"]),
+        [SPLIT, [&[], &[]]],
+        [axis("pair", 2), axis("triple", 3)],
+    );
     let sum = |row: usize, column: usize| {
         (0..8).map(|part| sent(part / 2 * 2 + row, part % 2 * 3 + column)).sum::<f64>()
     };
@@ -152,8 +158,12 @@ fn reduce_scatter() {
 fn all_to_all() {
     // From columns that are split to rows that are: the array itself stays.
     let kind = CollectiveKind::AllToAll { split_dimension: 0, concat_dimension: 1 };
-    let actual =
-        collective("all_to_all", (kind, &["tensor"]), [[&[], &["tensor"]], [&["tensor"], &[]]], [ROWS, COLUMNS]);
+    let actual = collective(
+        "all_to_all",
+        (kind, &["tensor"]),
+        [[&[], &["tensor"]], [&["tensor"], &[]]],
+        [ROWS, COLUMNS],
+    );
     assert_eq!(actual, (0..48).map(|index| sent(index / 6, index % 6)).collect::<Vec<_>>());
 }
 

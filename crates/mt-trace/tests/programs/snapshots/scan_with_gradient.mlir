@@ -26,35 +26,35 @@ module @test {
     }) : (tensor<i32>, tensor<4xf32>, tensor<3x4xf32>, tensor<3x4xf32>) -> (tensor<i32>, tensor<4xf32>, tensor<3x4xf32>, tensor<3x4xf32>)
     %31 = "stablehlo.constant"() {value = dense<0.0e0> : tensor<f32>} : () -> tensor<f32>
     %35 = "stablehlo.reduce"(%7, %31) ({ ^bb0(%32: tensor<f32>, %33: tensor<f32>): %34 = "stablehlo.add"(%32, %33) : (tensor<f32>, tensor<f32>) -> tensor<f32> "stablehlo.return"(%34) : (tensor<f32>) -> () }) {dimensions = array<i64: 0>} : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
-    %36 = "stablehlo.broadcast_in_dim"(%2) {broadcast_dimensions = array<i64>} : (tensor<f32>) -> tensor<4xf32> loc("gradient/")
-    %37 = "stablehlo.constant"() {value = dense<0.0> : tensor<3x4xf32>} : () -> tensor<3x4xf32> loc("gradient/")
+    %36 = "stablehlo.broadcast_in_dim"(%2) {broadcast_dimensions = array<i64>} : (tensor<f32>) -> tensor<4xf32> loc("gradient")
+    %37 = "stablehlo.constant"() {value = dense<0.0> : tensor<3x4xf32>} : () -> tensor<3x4xf32> loc("gradient")
     %38 = "stablehlo.constant"() {value = dense<0> : tensor<i32>} : () -> tensor<i32>
     %39, %40, %41 = "stablehlo.while"(%38, %36, %37) ({
     ^bb0(%42: tensor<i32>, %43: tensor<4xf32>, %44: tensor<3x4xf32>):
       %45 = "stablehlo.constant"() {value = dense<3> : tensor<i32>} : () -> tensor<i32>
-      %46 = "stablehlo.compare"(%42, %45) {comparison_direction = #stablehlo<comparison_direction LT>} : (tensor<i32>, tensor<i32>) -> tensor<i1> loc("gradient/")
+      %46 = "stablehlo.compare"(%42, %45) {comparison_direction = #stablehlo<comparison_direction LT>} : (tensor<i32>, tensor<i32>) -> tensor<i1> loc("gradient")
       "stablehlo.return"(%46) : (tensor<i1>) -> ()
     }, {
     ^bb0(%47: tensor<i32>, %48: tensor<4xf32>, %49: tensor<3x4xf32>):
       %50 = "stablehlo.constant"() {value = dense<0> : tensor<i32>} : () -> tensor<i32>
       %51 = "stablehlo.constant"() {value = dense<2> : tensor<i32>} : () -> tensor<i32>
-      %52 = "stablehlo.subtract"(%51, %47) : (tensor<i32>, tensor<i32>) -> tensor<i32> loc("gradient/")
-      %53 = "stablehlo.dynamic_slice"(%8, %52, %50) {slice_sizes = array<i64: 1, 4>} : (tensor<3x4xf32>, tensor<i32>, tensor<i32>) -> tensor<1x4xf32> loc("gradient/")
-      %54 = "stablehlo.reshape"(%53) : (tensor<1x4xf32>) -> tensor<4xf32> loc("gradient/")
-      %55 = "stablehlo.dynamic_slice"(%1, %52, %50) {slice_sizes = array<i64: 1, 4>} : (tensor<3x4xf32>, tensor<i32>, tensor<i32>) -> tensor<1x4xf32> loc("gradient/")
-      %56 = "stablehlo.reshape"(%55) : (tensor<1x4xf32>) -> tensor<4xf32> loc("gradient/")
-      %57 = "stablehlo.dynamic_slice"(%9, %52, %50) {slice_sizes = array<i64: 1, 4>} : (tensor<3x4xf32>, tensor<i32>, tensor<i32>) -> tensor<1x4xf32> loc("gradient/")
-      %58 = "stablehlo.reshape"(%57) : (tensor<1x4xf32>) -> tensor<4xf32> loc("gradient/")
+      %52 = "stablehlo.subtract"(%51, %47) : (tensor<i32>, tensor<i32>) -> tensor<i32> loc("gradient")
+      %53 = "stablehlo.dynamic_slice"(%8, %52, %50) {slice_sizes = array<i64: 1, 4>} : (tensor<3x4xf32>, tensor<i32>, tensor<i32>) -> tensor<1x4xf32> loc("gradient")
+      %54 = "stablehlo.reshape"(%53) : (tensor<1x4xf32>) -> tensor<4xf32> loc("gradient")
+      %55 = "stablehlo.dynamic_slice"(%1, %52, %50) {slice_sizes = array<i64: 1, 4>} : (tensor<3x4xf32>, tensor<i32>, tensor<i32>) -> tensor<1x4xf32> loc("gradient")
+      %56 = "stablehlo.reshape"(%55) : (tensor<1x4xf32>) -> tensor<4xf32> loc("gradient")
+      %57 = "stablehlo.dynamic_slice"(%9, %52, %50) {slice_sizes = array<i64: 1, 4>} : (tensor<3x4xf32>, tensor<i32>, tensor<i32>) -> tensor<1x4xf32> loc("gradient")
+      %58 = "stablehlo.reshape"(%57) : (tensor<1x4xf32>) -> tensor<4xf32> loc("gradient")
       %59 = "stablehlo.cosine"(%58) : (tensor<4xf32>) -> tensor<4xf32> loc("gradient/layer")
       %60 = "stablehlo.multiply"(%48, %59) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32> loc("gradient/layer")
       %61 = "stablehlo.multiply"(%60, %56) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32> loc("gradient/layer")
       %62 = "stablehlo.multiply"(%54, %60) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32> loc("gradient/layer")
-      %63 = "stablehlo.reshape"(%62) : (tensor<4xf32>) -> tensor<1x4xf32> loc("gradient/")
-      %64 = "stablehlo.dynamic_update_slice"(%49, %63, %52, %50) : (tensor<3x4xf32>, tensor<1x4xf32>, tensor<i32>, tensor<i32>) -> tensor<3x4xf32> loc("gradient/")
+      %63 = "stablehlo.reshape"(%62) : (tensor<4xf32>) -> tensor<1x4xf32> loc("gradient")
+      %64 = "stablehlo.dynamic_update_slice"(%49, %63, %52, %50) : (tensor<3x4xf32>, tensor<1x4xf32>, tensor<i32>, tensor<i32>) -> tensor<3x4xf32> loc("gradient")
       %65 = "stablehlo.constant"() {value = dense<1> : tensor<i32>} : () -> tensor<i32>
-      %66 = "stablehlo.add"(%47, %65) : (tensor<i32>, tensor<i32>) -> tensor<i32> loc("gradient/")
+      %66 = "stablehlo.add"(%47, %65) : (tensor<i32>, tensor<i32>) -> tensor<i32> loc("gradient")
       "stablehlo.return"(%66, %61, %64) : (tensor<i32>, tensor<4xf32>, tensor<3x4xf32>) -> ()
-    }) : (tensor<i32>, tensor<4xf32>, tensor<3x4xf32>) -> (tensor<i32>, tensor<4xf32>, tensor<3x4xf32>) loc("gradient/")
+    }) : (tensor<i32>, tensor<4xf32>, tensor<3x4xf32>) -> (tensor<i32>, tensor<4xf32>, tensor<3x4xf32>) loc("gradient")
     %67 = "stablehlo.subtract"(%1, %41) : (tensor<3x4xf32>, tensor<3x4xf32>) -> tensor<3x4xf32>
     "func.return"(%35, %67) : (tensor<f32>, tensor<3x4xf32>) -> ()
   }
