@@ -103,6 +103,30 @@ fn string(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
+/// For each donated argument, the result that takes its memory: one of its type and placement, first of all the one
+/// of its name, so that a state's parts are updated in place and not moved among each other.
+fn aliases(inputs: &[ProgramValue], outputs: &[ProgramValue]) -> Vec<Option<usize>> {
+    let mut aliases = vec![None; inputs.len()];
+    let mut taken = vec![false; outputs.len()];
+    for by_name in [true, false] {
+        for (alias, input) in aliases.iter_mut().zip(inputs).filter(|(_, input)| input.donated) {
+            let fits = |index: usize, output: &ProgramValue| {
+                !taken[index]
+                    && output.ty == input.ty
+                    && output.sharding.spec == input.sharding.spec
+                    && (!by_name || output.name == input.name)
+            };
+            if alias.is_none() {
+                *alias = (0..outputs.len()).find(|index| fits(*index, &outputs[*index]));
+                if let Some(index) = alias {
+                    taken[*index] = true;
+                }
+            }
+        }
+    }
+    aliases
+}
+
 /// The scope path, which profiles show; nothing outside of all scopes, since MLIR refuses an empty name.
 fn location(scope: &str) -> String {
     if scope.is_empty() { String::new() } else { format!(" loc({})", string(scope)) }
@@ -120,10 +144,10 @@ impl Printer<'_> {
             let axes = axes.trim_start_matches('[').trim_end_matches(']');
             let _ = writeln!(self.text, "  sdy.mesh @mesh = <[{axes}]>");
         }
-        let mut aliased = vec![false; outputs.len()];
+        let aliases = aliases(inputs, outputs);
         let mut names: Names = vec![None; graph.num_values()];
         let mut arguments = Vec::new();
-        for (id, input) in graph.inputs().iter().zip(inputs) {
+        for ((id, input), alias) in graph.inputs().iter().zip(inputs).zip(aliases) {
             let name = self.fresh();
             names[id.index()] = Some(name);
             let mut attributes = Vec::new();
@@ -133,17 +157,10 @@ impl Printer<'_> {
                     self.spec(&input.sharding.spec)
                 ));
             }
-            if input.donated {
-                let target = outputs.iter().enumerate().position(|(index, output)| {
-                    !aliased[index] && output.ty == input.ty && output.sharding.spec == input.sharding.spec
-                });
-                attributes.push(match target {
-                    Some(index) => {
-                        aliased[index] = true;
-                        format!("tf.aliasing_output = {index} : i32")
-                    }
-                    None => "jax.buffer_donor = true".to_owned(),
-                });
+            match alias {
+                Some(output) => attributes.push(format!("tf.aliasing_output = {output} : i32")),
+                None if input.donated => attributes.push("jax.buffer_donor = true".to_owned()),
+                None => {}
             }
             let attributes =
                 if attributes.is_empty() { String::new() } else { format!(" {{{}}}", attributes.join(", ")) };

@@ -154,3 +154,21 @@ fn gradients_and_stacks_are_placed() {
     let stacked = constraints.iter().filter(|line| line.contains("[{}, {\"fsdp\"}]")).count();
     assert_eq!(stacked, 2, "{constraints:#?}");
 }
+
+#[test]
+fn donated_memory_goes_to_the_result_of_the_same_name() {
+    let program = trace(|inputs| {
+        let declare = |name: &str| inputs.input(name, DType::F32, &[A], &[None], true);
+        let [first, second, third] = ["first", "second", "third"].map(declare);
+        vec![
+            inputs.replicated("third", third + first),
+            inputs.replicated("other", second.sin()),
+            inputs.replicated("first", first * 2.0),
+            inputs.replicated("short", first.sum(&["a"])),
+        ]
+    })
+    .unwrap();
+    let main = program.text.lines().find(|line| line.contains("@main")).unwrap();
+    let aliases: Vec<&str> = main.split("tf.aliasing_output = ").skip(1).map(|rest| &rest[..1]).collect();
+    assert_eq!(aliases, ["2", "1", "0"]);
+}
