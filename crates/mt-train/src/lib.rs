@@ -9,6 +9,7 @@ mod data;
 mod error;
 mod evaluation;
 pub mod metrics;
+mod peak;
 mod program;
 mod restore;
 mod run;

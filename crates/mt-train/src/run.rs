@@ -17,6 +17,7 @@ use crate::{
     data::{DataRequest, RunData},
     evaluation::Evaluator,
     metrics::{ConsoleStyle, MetricLogger, MetricLoggerOptions},
+    peak::peak_tflops,
     program::Programs,
     restore::{Restored, restore},
     state::SlotTypes,
@@ -197,6 +198,7 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         rows,
         length,
         first_step,
+        peak_tflops: peak_tflops(&runtime, settings.model.dtype),
     }
     .run(state, data.train, iterator)?;
     let Progress { ending, steps, first_evaluation, last_evaluation } = progress;

@@ -24,6 +24,9 @@ pub(crate) struct SlotTypes {
 
 const STEP: &str = "step";
 
+/// The numbers of steps done: ours, and those that optax's Adam and learning rate keep.
+const COUNTS: [&str; 3] = [STEP, "opt_state.0.count", "opt_state.2.count"];
+
 impl TrainState {
     /// The state from the outputs of a program; what follows the state is returned, too.
     pub fn from_outputs(mut outputs: Vec<Array>, num_parameters: usize) -> (Self, Vec<Array>) {
@@ -58,7 +61,11 @@ impl TrainState {
             .into_iter()
             .flat_map(|slot| expected_arrays(model, slot))
             .collect();
-        expected.push(ExpectedArray { name: STEP.to_owned(), dtype: DType::I32, dims: Vec::new() });
+        expected.extend(COUNTS.map(|name| ExpectedArray {
+            name: name.to_owned(),
+            dtype: DType::I32,
+            dims: Vec::new(),
+        }));
         checkpoint.compare(&expected).check()?;
         let load = |slot, dtype| load_slot(runtime, placement, model, slot, dtype, checkpoint);
         let count = checkpoint.read_all(STEP)?;

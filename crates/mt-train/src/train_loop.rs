@@ -38,6 +38,8 @@ pub(crate) struct Loop<'a> {
     pub rows: usize,
     pub length: usize,
     pub first_step: u64,
+    /// What one device can do in a second, in 10¹² operations.
+    pub peak_tflops: Option<f64>,
 }
 
 /// What the loop did.
@@ -230,7 +232,7 @@ impl Loop<'_> {
             data_wait: done.data_wait,
             tflops_per_device: self.model.flops().training_step(self.rows, self.length) / 1e12 / num_devices,
             tokens_per_device: (self.rows * self.length) as f64 / num_devices,
-            peak_tflops_per_device: None,
+            peak_tflops_per_device: self.peak_tflops,
         };
         self.logger.log_step(measurements.record())?;
         let run = &self.settings.run;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use mt_config::{Config, Request, RunGroup, value_text};
-use mt_train::{Ending, TrainOptions, TrainReport, metrics::ConsoleStyle, train};
+use mt_train::{Ending, TrainOptions, TrainReport, metrics::ConsoleStyle, tokenizer_directory, train};
 
 use crate::{arguments::Settings, commands::warn, failure::Failure};
 
@@ -29,6 +29,7 @@ pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
 fn close(config: &Config, report: &TrainReport, given: &[String]) -> Result<ExitCode, Failure> {
     let name = value_text(&config.entry("run_name").value);
     let directory = report.run_directory.display();
+    let has_checkpoints = config.entry("enable_checkpointing").value == true;
     match report.ending {
         Ending::AlreadyComplete => {
             eprintln!(
@@ -59,8 +60,18 @@ fn close(config: &Config, report: &TrainReport, given: &[String]) -> Result<Exit
         eprintln!("{line}");
     }
     eprintln!("loss curve: {}", report.chart.display());
-    eprintln!("next: maxtext decode load_parameters_path={directory} prompt='…'");
-    eprintln!("      maxtext train run_name={name} steps={}   to train on", report.steps * 2);
+    let mut next = Vec::new();
+    if tokenizer_directory(&report.run_directory).is_dir() && has_checkpoints {
+        next.push(format!("maxtext decode load_parameters_path={directory} prompt='…'"));
+    }
+    if has_checkpoints {
+        let given: Vec<String> =
+            given.iter().filter(|argument| !argument.starts_with("steps=")).cloned().collect();
+        next.push(format!("{} steps={}", command(&given, &name), report.steps * 2));
+    }
+    for (index, line) in next.iter().enumerate() {
+        eprintln!("{} {line}", if index == 0 { "next:" } else { "  or:" });
+    }
     Ok(ExitCode::SUCCESS)
 }
 
