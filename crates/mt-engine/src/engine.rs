@@ -1,0 +1,398 @@
+//! The loop: prompts in, tokens out.
+
+use std::{
+    collections::HashMap,
+    ops::ControlFlow,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use bytemuck::Pod;
+use mt_ir::DotLowering;
+use mt_models::Model;
+use mt_runtime::{Array, Executable, Input, PendingArray, Platform, Runtime, RuntimeError};
+use mt_shape::{DType, HostArray, Placement, Sharding};
+
+use crate::{
+    EngineError, EngineOptions, FinishReason, GeneratedToken, Generation, Limits, Request, Row,
+    SamplingOptions, Timing,
+    program::{DONATED_LENGTH, ProgramKey, Programs},
+    sampler::Sampler,
+};
+
+/// A model that continues sequences.
+pub struct Engine {
+    runtime: Runtime,
+    pub(crate) programs: Programs,
+    pub(crate) parameters: Vec<Array>,
+    options: EngineOptions,
+    executables: Mutex<HashMap<ProgramKey, Executable>>,
+}
+
+impl Engine {
+    /// An engine for a model whose parameters are on the devices, in the model's order and placed by its rules.
+    ///
+    /// # Errors
+    /// The arrays are not the model's parameters.
+    pub fn new(
+        runtime: Runtime,
+        placement: Arc<Placement>,
+        model: Box<dyn Model>,
+        parameters: Vec<Array>,
+        options: EngineOptions,
+    ) -> Result<Self, EngineError> {
+        let specs = model.parameters();
+        if specs.len() != parameters.len() {
+            return Err(EngineError::ParameterCount { needed: specs.len(), given: parameters.len() });
+        }
+        for ((path, spec), array) in specs.iter().zip(&parameters) {
+            let (needed, given) = (spec.dims(), array.dims().to_vec());
+            if needed != given {
+                return Err(EngineError::ParameterShape { name: path.to_string(), needed, given });
+            }
+        }
+        let dots =
+            if runtime.platform() == Platform::Cpu { DotLowering::ViaF32 } else { DotLowering::Direct };
+        let parameter_types = parameters.iter().map(Array::dtype).collect();
+        let programs = Programs { model, placement, dots, parameter_types };
+        Ok(Self { runtime, programs, parameters, options, executables: Mutex::default() })
+    }
+
+    /// The bounds of the engine.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// Continues the requests' prompts until each answer ends. `on_token` receives every token as it comes, and can
+    /// end the answer that it belongs to.
+    ///
+    /// # Errors
+    /// A prompt or an option is out of bounds, or the model's scores are not numbers.
+    pub fn generate(
+        &self,
+        requests: &[Request],
+        sampling: &SamplingOptions,
+        limits: &Limits,
+        mut on_token: impl FnMut(GeneratedToken) -> ControlFlow<()>,
+    ) -> Result<Generation, EngineError> {
+        for (index, request) in requests.iter().enumerate() {
+            self.check(index + 1, request)?;
+        }
+        let sampler = sampling.sampler(self.options.vocab_size)?;
+        let mut generation = Generation::default();
+        for group in requests.chunks(self.options.max_batch.max(1)) {
+            let first = generation.rows.len();
+            let mut on_token =
+                |token: GeneratedToken| on_token(GeneratedToken { row: first + token.row, ..token });
+            let (rows, timing) = self.generate_group(group, sampling, sampler, limits, &mut on_token)?;
+            let total = &mut generation.timing;
+            if first == 0 {
+                total.first_token = timing.first_token;
+            }
+            total.compile += timing.compile;
+            total.total += timing.total;
+            total.num_tokens += timing.num_tokens;
+            generation.rows.extend(rows);
+        }
+        Ok(generation)
+    }
+
+    fn check(&self, number: usize, request: &Request) -> Result<(), EngineError> {
+        let EngineOptions { vocab_size, max_target_length, max_prefill_length, .. } = self.options;
+        let length = request.prompt.len();
+        if length == 0 {
+            return Err(EngineError::EmptyPrompt { number });
+        }
+        for (taken, limit, key) in [
+            (length, max_prefill_length, "max_prefill_predict_length"),
+            (length + 1, max_target_length, "max_target_length"),
+        ] {
+            if taken > limit {
+                return Err(EngineError::PromptTooLong { number, length, limit, key });
+            }
+        }
+        match request.prompt.iter().find(|token| **token as usize >= vocab_size) {
+            Some(&token) => Err(EngineError::UnknownToken { number, token, vocab_size }),
+            None => Ok(()),
+        }
+    }
+
+    fn generate_group(
+        &self,
+        requests: &[Request],
+        sampling: &SamplingOptions,
+        sampler: Sampler,
+        limits: &Limits,
+        on_token: &mut dyn FnMut(GeneratedToken) -> ControlFlow<()>,
+    ) -> Result<(Vec<Row>, Timing), EngineError> {
+        let mut answers: Vec<Answer> = requests
+            .iter()
+            .map(|request| {
+                let room = self.options.max_target_length - request.prompt.len();
+                Answer::new(limits.max_new_tokens.unwrap_or(room).min(room))
+            })
+            .collect();
+        let num_steps = answers.iter().map(|answer| answer.limit).max().unwrap_or(0);
+        let mut timing = Timing::default();
+        if num_steps == 0 {
+            return Ok((answers.into_iter().map(Answer::into_row).collect(), timing));
+        }
+
+        let sizes = Sizes::of(requests, num_steps);
+        let compiling = Instant::now();
+        let prefill = self.executable(sizes.prefill())?;
+        let step = self.executable(sizes.step(sampler))?;
+        timing.compile = compiling.elapsed();
+
+        let started = Instant::now();
+        let mut state = self.prefill(&prefill, requests, sizes)?;
+        let controls = match sampler {
+            Sampler::Greedy => Vec::new(),
+            _ => self.controls(requests, sampling, sizes)?,
+        };
+        let mut waiting: Option<Pending> = None;
+        for index in 0..=num_steps {
+            // The next step is under way while the host looks at the tokens of the one before, which stay on the
+            // device as its input.
+            let next = if index < num_steps { Some(self.step(&step, &mut state, &controls)?) } else { None };
+            if let Some(pending) = waiting.take() {
+                let read = pending.read()?;
+                if timing.first_token == Duration::ZERO {
+                    timing.first_token = started.elapsed();
+                }
+                for (row, answer) in
+                    answers.iter_mut().enumerate().filter(|(_, answer)| answer.finish.is_none())
+                {
+                    let (token, log_probability) = read.of(row);
+                    if log_probability.is_nan() {
+                        let position = requests[row].prompt.len() + answer.tokens.len();
+                        return Err(EngineError::NotANumber { position });
+                    }
+                    answer.receive(GeneratedToken { row, token, log_probability }, &limits.stop, on_token);
+                }
+                if answers.iter().all(|answer| answer.finish.is_some()) {
+                    break;
+                }
+            }
+            waiting = next;
+        }
+        timing.total = started.elapsed();
+        timing.num_tokens = answers.iter().map(|answer| answer.tokens.len()).sum();
+        Ok((answers.into_iter().map(Answer::into_row).collect(), timing))
+    }
+
+    /// The compiled program of these sizes.
+    pub(crate) fn executable(&self, key: ProgramKey) -> Result<Executable, EngineError> {
+        let mut executables = self.executables.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(executable) = executables.get(&key) {
+            return Ok(executable.clone());
+        }
+        let program = self.programs.trace(key)?;
+        let executable = self.runtime.compile(&program, &self.options.compile)?;
+        self.runtime.check_memory(&[&executable])?;
+        executables.insert(key, executable.clone());
+        Ok(executable)
+    }
+
+    /// Fills the cache with all tokens of the prompts but the last ones, which the first step takes.
+    pub(crate) fn prefill(
+        &self,
+        executable: &Executable,
+        requests: &[Request],
+        sizes: Sizes,
+    ) -> Result<State, EngineError> {
+        let Sizes { batch, length, .. } = sizes;
+        let mut tokens = vec![0_i32; batch * length];
+        // Rows that no request uses hold one token, which is as good as any other.
+        let (mut lengths, mut last) = (vec![0_i32; batch], vec![0_i32; batch]);
+        for (row, request) in requests.iter().enumerate() {
+            let prompt: Vec<i32> = request.prompt.iter().map(|token| *token as i32).collect();
+            let before = prompt.len() - 1;
+            tokens[row * length..][..before].copy_from_slice(&prompt[..before]);
+            lengths[row] = before as i32;
+            last[row] = prompt[before];
+        }
+        let tokens = self.replicated(DType::I32, &[batch, length], &tokens)?;
+        let lengths = self.replicated(DType::I32, &[batch], &lengths)?;
+        let inputs = self.parameters.iter().map(Input::from).chain([(&tokens).into(), (&lengths).into()]);
+        let mut arrays = executable.run(inputs.collect())?;
+        // The last token of a prompt is at the position that is the number of tokens before it.
+        arrays.push(lengths);
+        arrays.push(self.replicated(DType::I32, &[], &[length as i32])?);
+        Ok(State { donated: arrays, tokens: self.replicated(DType::I32, &[batch], &last)? })
+    }
+
+    /// What the sampler of a step takes, in the program's order.
+    fn controls(
+        &self,
+        requests: &[Request],
+        sampling: &SamplingOptions,
+        sizes: Sizes,
+    ) -> Result<Vec<Array>, EngineError> {
+        let vocab_size = self.options.vocab_size;
+        let top_k = sampling.top_k.unwrap_or(vocab_size).min(vocab_size) as i32;
+        let mut samples: Vec<u64> = requests.iter().map(|request| request.sample).collect();
+        samples.resize(sizes.batch, 0);
+        Ok(vec![
+            self.replicated(DType::F32, &[], &[sampling.temperature as f32])?,
+            self.replicated(DType::I32, &[], &[top_k])?,
+            self.replicated(DType::F32, &[], &[sampling.top_p.unwrap_or(1.0) as f32])?,
+            self.replicated(DType::U64, &[], &[sampling.seed])?,
+            self.replicated(DType::U64, &[sizes.batch], &samples)?,
+        ])
+    }
+
+    /// Starts a step, and the copy of its tokens to the host.
+    fn step(
+        &self,
+        executable: &Executable,
+        state: &mut State,
+        controls: &[Array],
+    ) -> Result<Pending, EngineError> {
+        let mut outputs = self.run_step(executable, state, controls)?;
+        // The program returns the tokens, then their log-probabilities, behind the rest of the state.
+        let [tokens, log_probabilities] = [outputs.remove(0), outputs.remove(0)];
+        let pending = Pending {
+            tokens: tokens.to_host_async()?,
+            log_probabilities: log_probabilities.to_host_async()?,
+        };
+        state.tokens = tokens;
+        Ok(pending)
+    }
+
+    /// Runs a step on the state, which is moved on but for its tokens; returns what else the program does.
+    pub(crate) fn run_step(
+        &self,
+        executable: &Executable,
+        state: &mut State,
+        controls: &[Array],
+    ) -> Result<Vec<Array>, RuntimeError> {
+        let donated = std::mem::take(&mut state.donated);
+        let inputs = self
+            .parameters
+            .iter()
+            .map(Input::from)
+            .chain(donated.into_iter().map(Input::Donate))
+            .chain([Input::Borrow(&state.tokens)])
+            .chain(controls.iter().map(Input::from));
+        let mut outputs = executable.run(inputs.collect())?;
+        let others = outputs.split_off(DONATED_LENGTH);
+        state.donated = outputs;
+        Ok(others)
+    }
+
+    pub(crate) fn replicated<T: Pod>(
+        &self,
+        dtype: DType,
+        dims: &[usize],
+        elements: &[T],
+    ) -> Result<Array, RuntimeError> {
+        let host = HostArray::from_slice(dtype, dims, elements)?;
+        let sharding = Sharding::replicated(self.programs.placement.mesh().clone(), dims.len());
+        Array::from_host(&self.runtime, &host, &sharding)
+    }
+}
+
+/// What a step takes and leaves behind, on the devices.
+pub(crate) struct State {
+    /// Keys, values, which slots hold tokens, the position of each row's next token, and the next slot.
+    donated: Vec<Array>,
+    /// The tokens to be processed.
+    pub tokens: Array,
+}
+
+/// The sizes of the programs that serve a batch: few, so that few programs are compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    pub batch: usize,
+    /// Slots that prompts fill, all but their last tokens.
+    pub length: usize,
+    pub slots: usize,
+}
+
+/// The least number of slots: fewer are not worth a program of their own.
+const MIN_SLOTS: usize = 16;
+
+impl Sizes {
+    pub fn of(requests: &[Request], num_steps: usize) -> Self {
+        let longest = requests.iter().map(|request| request.prompt.len() - 1).max().unwrap_or(0);
+        let length = longest.next_power_of_two().max(MIN_SLOTS);
+        // Every step attends to all slots, so that these are counted more finely: in eighths of a power of two.
+        let needed = length + num_steps;
+        let grain = (needed.next_power_of_two() / 8).max(MIN_SLOTS);
+        Self { batch: requests.len().next_power_of_two(), length, slots: needed.next_multiple_of(grain) }
+    }
+
+    pub fn prefill(self) -> ProgramKey {
+        ProgramKey::Prefill { batch: self.batch, length: self.length, slots: self.slots }
+    }
+
+    pub fn step(self, sampler: Sampler) -> ProgramKey {
+        ProgramKey::Step { batch: self.batch, slots: self.slots, sampler }
+    }
+}
+
+/// The results of a step on their way to the host.
+struct Pending {
+    tokens: PendingArray,
+    log_probabilities: PendingArray,
+}
+
+/// The results of a step.
+struct Chosen {
+    tokens: HostArray,
+    log_probabilities: HostArray,
+}
+
+impl Pending {
+    fn read(self) -> Result<Chosen, RuntimeError> {
+        Ok(Chosen { tokens: self.tokens.wait()?, log_probabilities: self.log_probabilities.wait()? })
+    }
+}
+
+impl Chosen {
+    fn of(&self, row: usize) -> (u32, f32) {
+        let tokens = self.tokens.as_slice::<i32>().expect("tokens have 32 bits");
+        let log_probabilities = self.log_probabilities.as_slice().expect("log-probabilities have 32 bits");
+        (tokens[row].cast_unsigned(), log_probabilities[row])
+    }
+}
+
+/// An answer that is being written.
+struct Answer {
+    tokens: Vec<u32>,
+    log_probabilities: Vec<f32>,
+    limit: usize,
+    finish: Option<FinishReason>,
+}
+
+impl Answer {
+    fn new(limit: usize) -> Self {
+        let finish = (limit == 0).then_some(FinishReason::Length);
+        Self { tokens: Vec::new(), log_probabilities: Vec::new(), limit, finish }
+    }
+
+    fn receive(
+        &mut self,
+        next: GeneratedToken,
+        stop: &[u32],
+        on_token: &mut dyn FnMut(GeneratedToken) -> ControlFlow<()>,
+    ) {
+        if stop.contains(&next.token) {
+            self.finish = Some(FinishReason::Stop);
+            return;
+        }
+        self.tokens.push(next.token);
+        self.log_probabilities.push(next.log_probability);
+        if on_token(next).is_break() {
+            self.finish = Some(FinishReason::Cancelled);
+        } else if self.tokens.len() == self.limit {
+            self.finish = Some(FinishReason::Length);
+        }
+    }
+
+    fn into_row(self) -> Row {
+        let finish = self.finish.unwrap_or(FinishReason::Length);
+        Row { tokens: self.tokens, log_probabilities: self.log_probabilities, finish }
+    }
+}

@@ -1,0 +1,94 @@
+//! What can go wrong.
+
+use mt_checkpoint::CheckpointError;
+use mt_config::ConfigError;
+use mt_data::DataError;
+use mt_models::{ModelError, StateError};
+use mt_runtime::RuntimeError;
+use mt_trace::TraceError;
+
+/// A model cannot be loaded, or cannot continue what it was given.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error(
+        "prompt {number} has {length} tokens, more than the {limit} of `{key}`{}\nhint: shorten the prompt, or raise \
+         `{key}`",
+        if *.key == "max_target_length" { ", which an answer has to fit into, too" } else { "" }
+    )]
+    PromptTooLong { number: usize, length: usize, limit: usize, key: &'static str },
+    #[error("prompt {number} has no token\nhint: a model continues at least one token")]
+    EmptyPrompt { number: usize },
+    #[error(
+        "the prompt is empty, and the tokenizer {tokenizer} has no token that begins a text\nhint: give a prompt of at \
+         least one character"
+    )]
+    NothingToStartFrom { tokenizer: String },
+    #[error(
+        "prompt {number} has token {token}, but the model's `vocab_size` is {vocab_size}\nhint: use the tokenizer that \
+         the model was trained with"
+    )]
+    UnknownToken { number: usize, token: u32, vocab_size: usize },
+    #[error("{0}")]
+    Sampling(String),
+    #[error(
+        "the model's scores after {position} tokens are not numbers\nhint: the weights are damaged, or their training \
+         diverged; try an earlier checkpoint"
+    )]
+    NotANumber { position: usize },
+    #[error("the model has {needed} parameters, but {given} arrays are given")]
+    ParameterCount { needed: usize, given: usize },
+    #[error("parameter `{name}` has dimensions {needed:?}, but an array of {given:?} is given")]
+    ParameterShape { name: String, needed: Vec<usize>, given: Vec<usize> },
+    #[error(
+        "nothing says which tokenizer the model was trained with\nhint: name it with `tokenizer_path`, or use \
+         `tokenizer_type=byte`"
+    )]
+    NoTokenizer,
+    #[error("nothing says which model to load\nhint: name a run or a checkpoint with `load_parameters_path`")]
+    NoCheckpoint,
+    #[error(transparent)]
+    Trace(#[from] Box<TraceError>),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
+impl EngineError {
+    /// Whether what the user asked for is at fault.
+    pub fn is_user_error(&self) -> bool {
+        match self {
+            Self::PromptTooLong { .. }
+            | Self::EmptyPrompt { .. }
+            | Self::NothingToStartFrom { .. }
+            | Self::UnknownToken { .. }
+            | Self::Sampling(_)
+            | Self::NoTokenizer
+            | Self::NoCheckpoint
+            | Self::Config(_)
+            | Self::Model(_) => true,
+            Self::NotANumber { .. }
+            | Self::ParameterCount { .. }
+            | Self::ParameterShape { .. }
+            | Self::Trace(_) => false,
+            Self::Runtime(error) => error.is_user_error(),
+            Self::Data(error) => error.is_user_error(),
+            Self::Checkpoint(error) => error.is_user_error(),
+            Self::State(error) => error.is_user_error(),
+        }
+    }
+}
+
+impl From<TraceError> for EngineError {
+    fn from(error: TraceError) -> Self {
+        Self::Trace(Box::new(error))
+    }
+}

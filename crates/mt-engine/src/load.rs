@@ -1,0 +1,168 @@
+//! From a configuration to an engine: the model, its weights and its tokenizer.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use mt_checkpoint::{Checkpoint, SkippedStep, complete_steps, latest_valid};
+use mt_config::{DebugGroup, DecodeConfig, Hardware, RunGroup, TokenizerGroup, TokenizerType};
+use mt_data::Tokenizer;
+use mt_models::{Model, Slot, StateError, build, expected_arrays, load_slot};
+use mt_runtime::{Array, CompileSettings, Platform, Runtime, RuntimeOptions};
+use mt_shape::Placement;
+
+use crate::{Engine, EngineError, EngineOptions};
+
+/// Where a run keeps its tokenizer, below its own directory.
+pub const TOKENIZER_DIRECTORY: &str = "tokenizer";
+
+/// Most rows that run at once.
+const MAX_BATCH: usize = 64;
+
+/// A model that is ready to continue text.
+pub struct Loaded {
+    pub engine: Engine,
+    pub tokenizer: Arc<Tokenizer>,
+    /// The step of the checkpoint, where its directory tells it.
+    pub step: Option<u64>,
+    /// The directory of its arrays.
+    pub checkpoint: PathBuf,
+    /// Newer checkpoints that are damaged, newest first.
+    pub skipped: Vec<SkippedStep>,
+}
+
+/// Loads the newest undamaged checkpoint that the configuration names, or the very one if it names a step.
+///
+/// # Errors
+/// The checkpoint, the model and the tokenizer do not fit each other, or one of them cannot be read.
+pub fn load(config: &DecodeConfig, tokenizer: Tokenizer) -> Result<Loaded, EngineError> {
+    tokenizer.check_vocab_size(config.model.vocab_size)?;
+    let group = &config.checkpoint;
+    let path = group.load_parameters_path.as_ref().or(group.load_full_state_path.as_ref());
+    let path = path.ok_or(EngineError::NoCheckpoint)?;
+    let model = build(&config.model)?;
+    let runtime = Runtime::new(&runtime_options(&config.run, &config.debug))?;
+    let placement = Arc::new(config.placement.placement(runtime.num_devices())?);
+    let weights = weights(&runtime, &placement, &*model, path)?;
+    let options = EngineOptions {
+        vocab_size: config.model.vocab_size,
+        max_target_length: config.decode.max_target_length,
+        max_prefill_length: config.decode.max_prefill_predict_length,
+        max_batch: MAX_BATCH,
+        compile: CompileSettings {
+            dump_to: config.debug.dump_hlo.then(|| config.debug.dump_hlo_local_dir.clone()),
+            xla_flags: config.debug.compiler_options(),
+        },
+    };
+    let engine = Engine::new(runtime, placement, model, weights.parameters, options)?;
+    Ok(Loaded {
+        engine,
+        tokenizer: Arc::new(tokenizer),
+        step: weights.step,
+        checkpoint: weights.path,
+        skipped: weights.skipped,
+    })
+}
+
+/// The tokenizer that is saved in a run's directory, or else the one that the configuration names.
+///
+/// # Errors
+/// There is none, or it cannot be read.
+pub fn load_tokenizer(
+    group: &TokenizerGroup,
+    run_directory: Option<&Path>,
+) -> Result<Tokenizer, EngineError> {
+    let saved = run_directory.map(|run| run.join(TOKENIZER_DIRECTORY)).filter(|saved| saved.is_dir());
+    match (saved, group.tokenizer_type, &group.tokenizer_path) {
+        (Some(saved), ..) => Ok(Tokenizer::load(saved)?),
+        (None, TokenizerType::Byte, _) => Ok(Tokenizer::bytes()),
+        (None, _, Some(path)) => Ok(Tokenizer::load(path)?),
+        (None, _, None) => Err(EngineError::NoTokenizer),
+    }
+}
+
+/// The tokens of a prompt. An empty prompt is the token that begins a text.
+///
+/// # Errors
+/// The prompt is empty and the tokenizer has no such token, or the tokenizer refuses the text.
+pub fn encode_prompt(tokenizer: &Tokenizer, text: &str, add_bos: bool) -> Result<Vec<u32>, EngineError> {
+    let tokens = tokenizer.encode(text, add_bos, false)?;
+    match (tokens.is_empty(), tokenizer.special().bos) {
+        (false, _) => Ok(tokens),
+        (true, Some(bos)) => Ok(vec![bos]),
+        (true, None) => Err(EngineError::NothingToStartFrom { tokenizer: tokenizer.name().to_owned() }),
+    }
+}
+
+fn runtime_options(run: &RunGroup, debug: &DebugGroup) -> RuntimeOptions {
+    let platform = match run.hardware {
+        Hardware::Auto => None,
+        Hardware::Cpu => Some(Platform::Cpu),
+        Hardware::Gpu => Some(Platform::Gpu),
+        Hardware::Tpu => Some(Platform::Tpu),
+    };
+    RuntimeOptions {
+        platform,
+        plugin_path: run.pjrt_plugin_path.clone(),
+        num_cpu_devices: Some(run.num_cpu_devices),
+        cache_directory: debug.jax_cache_dir.clone(),
+        ..RuntimeOptions::default()
+    }
+}
+
+struct Weights {
+    parameters: Vec<Array>,
+    step: Option<u64>,
+    path: PathBuf,
+    skipped: Vec<SkippedStep>,
+}
+
+fn weights(
+    runtime: &Runtime,
+    placement: &Placement,
+    model: &dyn Model,
+    path: &Path,
+) -> Result<Weights, EngineError> {
+    let Some(checkpoints) = checkpoints_directory(path)? else {
+        let checkpoint = Checkpoint::open_path(path)?;
+        let parameters = parameters(runtime, placement, model, &checkpoint)?;
+        let (step, path) = (checkpoint.step(), checkpoint.path().to_owned());
+        return Ok(Weights { parameters, step, path, skipped: Vec::new() });
+    };
+    let latest = latest_valid(&checkpoints, |checkpoint| {
+        let path = checkpoint.path().to_owned();
+        match parameters(runtime, placement, model, checkpoint) {
+            Ok(parameters) => Ok(Ok((parameters, path))),
+            // Only damage leads to an older step.
+            Err(StateError::Checkpoint(error)) => Err(error),
+            Err(error) => Ok(Err(error)),
+        }
+    })?;
+    let latest = latest.ok_or(EngineError::NoCheckpoint)?;
+    let (parameters, path) = latest.value?;
+    Ok(Weights { parameters, step: Some(latest.step), path, skipped: latest.skipped })
+}
+
+/// The directory of steps that a path means: the run's or itself. `None` if it is one checkpoint, or none at all.
+fn checkpoints_directory(path: &Path) -> Result<Option<PathBuf>, EngineError> {
+    for candidate in [path.join("checkpoints"), path.to_owned()] {
+        if !complete_steps(&candidate)?.is_empty() {
+            return Ok(Some(candidate));
+        }
+    }
+    Ok(None)
+}
+
+fn parameters(
+    runtime: &Runtime,
+    placement: &Placement,
+    model: &dyn Model,
+    checkpoint: &Checkpoint,
+) -> Result<Vec<Array>, StateError> {
+    let mut comparison = checkpoint.compare(&expected_arrays(model, Slot::Parameters));
+    // A checkpoint of a run holds the optimizer's state as well.
+    comparison.unexpected.retain(|name| name.starts_with("params."));
+    comparison.check()?;
+    load_slot(runtime, placement, model, Slot::Parameters, None, checkpoint)
+}

@@ -1,0 +1,195 @@
+//! The two programs of an engine: filling the cache with prompts, and one step.
+
+use std::sync::Arc;
+
+use mt_ir::{DotLowering, Program};
+use mt_models::{Cache, CacheSpec, Forward, Model, Tokens};
+use mt_nn::{
+    attention::KeysValues,
+    axes::{BATCH, KV_POSITION, POSITION, VOCAB},
+};
+use mt_shape::{Axis, DType, Placement, axis};
+use mt_trace::{Inputs, Output, ProgramOptions, Tensor, program};
+
+use crate::{
+    EngineError,
+    sampler::{Controls, Sampler, log_probability},
+};
+
+/// What programs are traced from.
+pub(crate) struct Programs {
+    pub model: Box<dyn Model>,
+    pub placement: Arc<Placement>,
+    pub dots: DotLowering,
+    /// The types of the parameters as they are in memory.
+    pub parameter_types: Vec<DType>,
+}
+
+/// A program and its sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ProgramKey {
+    /// Takes parameters, `tokens` and `lengths`; returns the state's first three arrays.
+    Prefill { batch: usize, length: usize, slots: usize },
+    /// Takes parameters, the state and, unless the sampler is greedy, controls; returns the state,
+    /// whose tokens are the next ones, and their log-probabilities.
+    Step { batch: usize, slots: usize, sampler: Sampler },
+}
+
+/// Of the arrays of the state, in order: keys, values, which slots hold tokens, the next position of each row, the
+/// next slot, and the tokens that are to be processed.
+pub(crate) const STATE_LENGTH: usize = 6;
+/// All of the state is donated but the tokens, which the host reads.
+pub(crate) const DONATED_LENGTH: usize = STATE_LENGTH - 1;
+
+/// One step, but for the choice of the next tokens.
+pub(crate) struct Stepped<'t> {
+    /// `f32[batch, vocab]`
+    pub logits: Tensor<'t>,
+    /// How many tokens each row has now: the position of the next one. `i32[batch]`
+    pub positions: Tensor<'t>,
+    cache: KeysValues<Tensor<'t>>,
+    segmentation: Tensor<'t>,
+    start: Tensor<'t>,
+}
+
+impl Programs {
+    /// Traces a program.
+    ///
+    /// # Errors
+    /// The model's code misuses an operation.
+    pub fn trace(&self, key: ProgramKey) -> Result<Program, EngineError> {
+        match key {
+            ProgramKey::Prefill { batch, length, slots } => self.prefill(batch, length, slots),
+            ProgramKey::Step { batch, slots, sampler } => self.step(batch, slots, sampler),
+        }
+    }
+
+    pub fn options(&self, name: &str) -> ProgramOptions {
+        ProgramOptions { name: name.to_owned(), placement: self.placement.clone(), dots: self.dots }
+    }
+
+    /// Declares the parameters.
+    pub fn parameters<'t>(&self, inputs: &Inputs<'t>) -> Vec<Tensor<'t>> {
+        let specs = self.model.parameters();
+        specs
+            .iter()
+            .zip(&self.parameter_types)
+            .map(|((path, spec), dtype)| {
+                inputs.input(&format!("params.{path}"), *dtype, &spec.axes, &spec.logical_axes, false)
+            })
+            .collect()
+    }
+
+    fn prefill(&self, batch: usize, length: usize, slots: usize) -> Result<Program, EngineError> {
+        let prefill = program(&self.options("prefill"), |inputs| {
+            let parameters = self.parameters(inputs);
+            let region = inputs.region();
+            let (batch_axis, position) = (axis(BATCH, batch), axis(POSITION, length));
+            let axes = [batch_axis, position];
+            let tokens = inputs.input("tokens", DType::I32, &axes, &[None, None], false);
+            let lengths = inputs.input("lengths", DType::I32, &[batch_axis], &[None], false);
+            let positions = region.iota(DType::I32, position).broadcast(&axes);
+            let segmentation = positions.less(lengths).cast(DType::I32);
+            // Prompts see no slots but their own, so that the others are added afterwards.
+            let CacheSpec { axes, logical_axes, dtype } = self.model.cache(batch, length);
+            let empty = region.full(dtype, &axes, 0.0).constrain(&logical_axes);
+            let occupied = segmentation.rename(POSITION, KV_POSITION);
+            let cache = Cache {
+                layers: KeysValues { key: empty, value: empty },
+                start: region.integer(DType::I32, 0),
+                segmentation: occupied,
+            };
+            // The scores are not looked at, so that the program does not compute them.
+            let (_, cache) = self.model.logits(
+                &parameters,
+                Tokens { tokens, positions, segmentation },
+                Forward { dropout: None, cache: Some(cache) },
+            );
+            let cache = cache.unwrap_or_else(|| region.fail("prefill", "the model returned no cache"));
+            let rest = slots - length;
+            vec![
+                inputs.output("cache.key", cache.key.pad(KV_POSITION, 0, rest, 0.0), &logical_axes),
+                inputs.output("cache.value", cache.value.pad(KV_POSITION, 0, rest, 0.0), &logical_axes),
+                inputs.replicated("segmentation", occupied.pad(KV_POSITION, 0, rest, 0.0)),
+            ]
+        });
+        Ok(prefill?)
+    }
+
+    fn step(&self, batch: usize, slots: usize, sampler: Sampler) -> Result<Program, EngineError> {
+        let step = program(&self.options("decode_step"), |inputs| {
+            let stepped = self.stepped(inputs, batch, slots);
+            let controls = (sampler != Sampler::Greedy).then(|| {
+                let scalar = |name, dtype| inputs.input(name, dtype, &[], &[], false);
+                Controls {
+                    temperature: scalar("temperature", DType::F32),
+                    top_k: scalar("top_k", DType::I32),
+                    top_p: scalar("top_p", DType::F32),
+                    seed: scalar("seed", DType::U64),
+                    samples: inputs.input("samples", DType::U64, &[axis(BATCH, batch)], &[None], false),
+                }
+            });
+            let logits = stepped.logits;
+            let tokens = logits.scope("sample", |logits| sampler.choose(logits, stepped.positions, controls));
+            let log_probabilities = log_probability(logits, tokens);
+            let mut outputs = self.state_outputs(inputs, &stepped, batch, slots);
+            outputs.push(inputs.replicated("tokens", tokens));
+            outputs.push(inputs.replicated("log_probabilities", log_probabilities));
+            outputs
+        });
+        Ok(step?)
+    }
+
+    /// Declares the state, and processes its tokens.
+    pub fn stepped<'t>(&self, inputs: &Inputs<'t>, batch: usize, slots: usize) -> Stepped<'t> {
+        let parameters = self.parameters(inputs);
+        let region = inputs.region();
+        let (batch_axis, slot_axis) = (axis(BATCH, batch), axis(KV_POSITION, slots));
+        let CacheSpec { axes, logical_axes, dtype } = self.model.cache(batch, slots);
+        let cache = |name| inputs.input(name, dtype, &axes, &logical_axes, true);
+        let layers = KeysValues { key: cache("cache.key"), value: cache("cache.value") };
+        let state = |name, axes: &[Axis], donated| {
+            inputs.input(name, DType::I32, axes, &vec![None; axes.len()], donated)
+        };
+        let occupied = state("segmentation", &[batch_axis, slot_axis], true);
+        let positions = state("positions", &[batch_axis], true);
+        let start = state("start", &[], true);
+        let tokens = state("tokens", &[batch_axis], false);
+
+        let one = [batch_axis, axis(POSITION, 1)];
+        let segmentation = region.full(DType::I32, &one, 1.0);
+        let occupied =
+            occupied.dynamic_update(KV_POSITION, start, segmentation.rename(POSITION, KV_POSITION));
+        let (logits, cache) = self.model.logits(
+            &parameters,
+            Tokens { tokens: tokens.broadcast(&one), positions: positions.broadcast(&one), segmentation },
+            Forward { dropout: None, cache: Some(Cache { layers, start, segmentation: occupied }) },
+        );
+        let cache = cache.unwrap_or_else(|| region.fail("decode_step", "the model returned no cache"));
+        // The choice of a token looks at all of its row's scores.
+        let logits = logits
+            .squeeze(POSITION)
+            .order(&[BATCH, VOCAB])
+            .cast(DType::F32)
+            .constrain(&[Some("decode_batch"), None]);
+        Stepped { logits, positions: positions + 1.0, cache, segmentation: occupied, start: start + 1.0 }
+    }
+
+    /// The state after a step, but for the tokens.
+    pub fn state_outputs<'t>(
+        &self,
+        inputs: &Inputs<'t>,
+        stepped: &Stepped<'t>,
+        batch: usize,
+        slots: usize,
+    ) -> Vec<Output<'t>> {
+        let logical_axes = self.model.cache(batch, slots).logical_axes;
+        vec![
+            inputs.output("cache.key", stepped.cache.key, &logical_axes),
+            inputs.output("cache.value", stepped.cache.value, &logical_axes),
+            inputs.replicated("segmentation", stepped.segmentation),
+            inputs.replicated("positions", stepped.positions),
+            inputs.replicated("start", stepped.start),
+        ]
+    }
+}

@@ -1,0 +1,142 @@
+//! Choosing the next token, on the device.
+
+use mt_derive::Tree;
+use mt_nn::axes::{BATCH, VOCAB};
+use mt_shape::{Axis, DType};
+use mt_trace::{Key, ScanOptions, Tensor};
+
+/// How tokens are chosen, as far as programs depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Sampler {
+    /// The likeliest.
+    Greedy,
+    /// Any, by its probability.
+    Weighted,
+    /// One of the likeliest, of which at most this many are looked at.
+    Truncated { candidates: usize },
+}
+
+/// What a draw depends on besides the scores.
+#[derive(Clone, Copy)]
+pub(crate) struct Controls<'t> {
+    /// `f32`
+    pub temperature: Tensor<'t>,
+    /// `i32`
+    pub top_k: Tensor<'t>,
+    /// `f32`
+    pub top_p: Tensor<'t>,
+    /// `u64`
+    pub seed: Tensor<'t>,
+    /// `u64[batch]`
+    pub samples: Tensor<'t>,
+}
+
+/// Places among the tokens that can be drawn.
+const CANDIDATE: &str = "candidate";
+
+impl Sampler {
+    /// Chooses a token for each row.
+    ///
+    /// # Shapes
+    /// `f32[batch, vocab], i32[batch] -> i32[batch]`
+    pub fn choose<'t>(
+        self,
+        logits: Tensor<'t>,
+        positions: Tensor<'t>,
+        controls: Option<Controls<'t>>,
+    ) -> Tensor<'t> {
+        let region = logits.region();
+        let vocab = logits.axis(VOCAB);
+        let (Some(controls), false) = (controls, self == Self::Greedy) else { return likeliest(logits) };
+        let uniform = uniform(positions, controls);
+        match self {
+            Self::Greedy => likeliest(logits),
+            Self::Weighted => {
+                let weights = relative(logits, VOCAB, controls).rename(VOCAB, CANDIDATE);
+                draw(weights, weights.greater(0.0), uniform)
+            }
+            Self::Truncated { candidates } => {
+                let (scores, tokens) = if candidates < vocab.size {
+                    logits.top_k(candidates, CANDIDATE)
+                } else {
+                    let tokens = region.iota(DType::I32, vocab);
+                    let sorted = logits.sort_with(&[tokens], VOCAB, true);
+                    (sorted[0].rename(VOCAB, CANDIDATE), sorted[1].rename(VOCAB, CANDIDATE))
+                };
+                let places = places(scores);
+                let weights = relative(scores, CANDIDATE, controls);
+                let likely = places.less(controls.top_k);
+                let weights = likely.select(weights, zeros_like(weights));
+                // A token is kept if those before it do not make up the mass. The first always is.
+                let sums = weights.cumulative_sum(CANDIDATE);
+                let mass = sums.max(&[CANDIDATE]) * controls.top_p;
+                let kept = likely.logical_and((sums - weights).less(mass));
+                let place = draw(kept.select(weights, zeros_like(weights)), kept, uniform);
+                let chosen = places.equals(place);
+                chosen.select(tokens, zeros_like(tokens)).sum(&[CANDIDATE])
+            }
+        }
+    }
+}
+
+/// The logarithm of the probability of each row's token.
+///
+/// # Shapes
+/// `f32[batch, vocab], i32[batch] -> f32[batch]`
+pub(crate) fn log_probability<'t>(logits: Tensor<'t>, tokens: Tensor<'t>) -> Tensor<'t> {
+    let ids = logits.region().iota(DType::I32, logits.axis(VOCAB)).broadcast(&logits.axes());
+    let score = ids.equals(tokens).select(logits, zeros_like(logits)).sum(&[VOCAB]);
+    score - logits.log_sum_exp(VOCAB)
+}
+
+/// The first token with the highest score.
+fn likeliest(logits: Tensor<'_>) -> Tensor<'_> {
+    let vocab = logits.axis(VOCAB);
+    let region = logits.region();
+    let ids = region.iota(DType::I32, vocab).broadcast(&logits.axes());
+    let last = region.full(DType::I32, &logits.axes(), vocab.size as f64 - 1.0);
+    logits.equals(logits.max(&[VOCAB])).select(ids, last).min(&[VOCAB])
+}
+
+/// One number in `0..1` for each row, which depends on nothing of the other rows.
+fn uniform<'t>(positions: Tensor<'t>, controls: Controls<'t>) -> Tensor<'t> {
+    #[derive(Tree)]
+    struct Draws<L> {
+        sample: L,
+        position: L,
+    }
+    let draws = Draws { sample: controls.samples, position: positions };
+    let options = ScanOptions::over(positions.axis(BATCH));
+    let ([], [uniform]) = positions.region().scan(options, [], &draws, |_, [], draw| {
+        let key = Key::new(controls.seed).fold_in(draw.sample).fold_in(draw.position);
+        ([], [key.uniform(&[])])
+    });
+    uniform
+}
+
+/// Probabilities up to a factor; the largest is 1, so that none but negligible ones vanish.
+fn relative<'t>(scores: Tensor<'t>, along: &'static str, controls: Controls<'t>) -> Tensor<'t> {
+    ((scores - scores.max(&[along])) / controls.temperature).exp()
+}
+
+/// The place that the inverse of the cumulative distribution gives, always one that is kept.
+fn draw<'t>(weights: Tensor<'t>, kept: Tensor<'t>, uniform: Tensor<'t>) -> Tensor<'t> {
+    let places = places(weights);
+    let sums = weights.cumulative_sum(CANDIDATE);
+    let target = sums.max(&[CANDIDATE]) * uniform;
+    let reached = sums.greater(target).logical_and(kept);
+    let beyond = weights.region().full(DType::I32, &weights.axes(), weights.axis(CANDIDATE).size as f64);
+    let first = reached.select(places, beyond).min(&[CANDIDATE]);
+    // Rounding of the sums can leave nothing beyond a target near the whole mass.
+    let last = kept.select(places, zeros_like(places)).max(&[CANDIDATE]);
+    first.minimum(last)
+}
+
+fn places(scores: Tensor<'_>) -> Tensor<'_> {
+    scores.region().iota(DType::I32, scores.axis(CANDIDATE)).broadcast(&scores.axes())
+}
+
+fn zeros_like(tensor: Tensor<'_>) -> Tensor<'_> {
+    let axes: &[Axis] = &tensor.axes();
+    tensor.region().full(tensor.dtype(), axes, 0.0)
+}

@@ -1,0 +1,126 @@
+//! Decoding with a cache gives the scores of one pass over the whole sequence.
+
+use mt_models::{Forward, Tokens};
+use mt_nn::axes::{BATCH, POSITION};
+use mt_runtime::{CompileSettings, testing};
+use mt_shape::{DType, HostArray, axis};
+use mt_trace::program;
+
+use super::{VOCAB_SIZE, engine, model, prompt, weights};
+use crate::{Request, engine::Sizes, program::Programs};
+
+/// Steps that are compared.
+const NUM_STEPS: usize = 9;
+
+/// The scores of every position of a sequence, in one pass without a cache.
+fn reference(keys: &[&str], weights: &[HostArray], sequence: &[u32]) -> Vec<f64> {
+    let model = model(keys);
+    let parameter_types = vec![DType::F32; weights.len()];
+    let placement = std::sync::Arc::new(mt_shape::Placement::single());
+    let programs = Programs { model, placement, dots: mt_ir::DotLowering::ViaF32, parameter_types };
+    let program = program(&programs.options("whole"), |inputs| {
+        let parameters = programs.parameters(inputs);
+        let axes = [axis(BATCH, 1), axis(POSITION, sequence.len())];
+        let tokens = inputs.input("tokens", DType::I32, &axes, &[None, None], false);
+        let positions = inputs.region().iota(DType::I32, axes[1]).broadcast(&axes);
+        let segmentation = inputs.region().full(DType::I32, &axes, 1.0);
+        let tokens = Tokens { tokens, positions, segmentation };
+        let (logits, _) = programs.model.logits(&parameters, tokens, Forward::default());
+        vec![inputs.replicated("logits", logits)]
+    });
+    let tokens: Vec<i32> = sequence.iter().map(|token| *token as i32).collect();
+    let tokens = HostArray::from_slice(DType::I32, &[1, tokens.len()], &tokens).unwrap();
+    let inputs: Vec<HostArray> = weights.iter().cloned().chain([tokens]).collect();
+    testing::run(&program.unwrap(), &inputs).unwrap()[0].to_f64()
+}
+
+/// Feeds each row its own sequence, the prompt at once and the rest token by token, and compares every score with
+/// the reference.
+fn check(keys: &[&str], lengths: &[usize]) {
+    let engine = engine(keys);
+    let weights = weights(&*engine.programs.model);
+    let sequences: Vec<Vec<u32>> =
+        lengths.iter().enumerate().map(|(row, length)| prompt(length + NUM_STEPS - 1, row as u64)).collect();
+    let references: Vec<Vec<f64>> =
+        sequences.iter().map(|sequence| reference(keys, &weights, sequence)).collect();
+    let requests: Vec<Request> = sequences
+        .iter()
+        .zip(lengths)
+        .map(|(sequence, length)| Request { prompt: sequence[..*length].to_vec(), sample: 0 })
+        .collect();
+
+    let sizes = Sizes::of(&requests, NUM_STEPS);
+    let prefill = engine.executable(sizes.prefill()).unwrap();
+    let step = program(&engine.programs.options("scores"), |inputs| {
+        let stepped = engine.programs.stepped(inputs, sizes.batch, sizes.slots);
+        let mut outputs = engine.programs.state_outputs(inputs, &stepped, sizes.batch, sizes.slots);
+        outputs.push(inputs.replicated("logits", stepped.logits));
+        outputs
+    });
+    let step = testing::cpu(1).compile(&step.unwrap(), &CompileSettings::default()).unwrap();
+    let mut state = engine.prefill(&prefill, &requests, sizes).unwrap();
+    for index in 0..NUM_STEPS {
+        if index > 0 {
+            let mut tokens: Vec<i32> = sequences
+                .iter()
+                .zip(lengths)
+                .map(|(sequence, length)| sequence[length - 1 + index] as i32)
+                .collect();
+            tokens.resize(sizes.batch, 0);
+            state.tokens = engine.replicated(DType::I32, &[sizes.batch], &tokens).unwrap();
+        }
+        let logits = engine.run_step(&step, &mut state, &[]).unwrap()[0].to_host().unwrap().to_f64();
+        for (row, length) in lengths.iter().enumerate() {
+            let position = length - 1 + index;
+            let expected = &references[row][position * VOCAB_SIZE..][..VOCAB_SIZE];
+            let given = &logits[row * VOCAB_SIZE..][..VOCAB_SIZE];
+            let mean = expected.iter().sum::<f64>() / VOCAB_SIZE as f64;
+            let variance = expected.iter().map(|score| (score - mean).powi(2)).sum::<f64>();
+            let deviation = (variance / VOCAB_SIZE as f64).sqrt();
+            assert!(deviation > 1e-3, "the scores say something");
+            for (given, expected) in given.iter().zip(expected) {
+                assert!(
+                    (given - expected).abs() < 1e-4 * deviation,
+                    "{keys:?} {lengths:?} row {row} position {position}: {given} is not {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn one_prompt() {
+    check(&["scan_layers=true"], &[5]);
+}
+
+#[test]
+fn one_token() {
+    check(&["scan_layers=true"], &[1]);
+}
+
+#[test]
+fn several_lengths() {
+    check(&["scan_layers=true"], &[1, 18, 3]);
+}
+
+#[test]
+fn unrolled_layers() {
+    check(&["scan_layers=false"], &[4, 1]);
+    check(&["scan_layers=false", "base_num_decoder_layers=1"], &[4]);
+}
+
+#[test]
+fn one_layer() {
+    check(&["base_num_decoder_layers=1"], &[7, 2]);
+}
+
+#[test]
+fn groups_of_heads() {
+    check(&["base_num_query_heads=6", "base_num_kv_heads=2", "base_num_decoder_layers=3"], &[6, 3]);
+    check(&["base_num_query_heads=2", "base_num_kv_heads=2"], &[16]);
+}
+
+#[test]
+fn tied_head() {
+    check(&["logits_via_embedding=true"], &[3]);
+}

@@ -1,0 +1,105 @@
+//! Tests that run programs: tiny models with random weights, on the CPU.
+
+mod cache;
+mod generate;
+mod sampling;
+
+use std::sync::Arc;
+
+use mt_config::{Config, ModelGroup, PlacementGroup, Request as ConfigRequest};
+use mt_ir::DotLowering;
+use mt_models::{Model, build};
+use mt_nn::initialize;
+use mt_runtime::{Array, CompileSettings, testing};
+use mt_shape::{HostArray, Placement};
+use mt_trace::{ProgramOptions, program};
+
+use crate::{Engine, EngineOptions, Request};
+
+pub const VOCAB_SIZE: usize = 61;
+
+/// A model's configuration: `base` with `keys` on top.
+fn resolve(keys: &[&str]) -> Config {
+    let base = [
+        "dtype=float32",
+        "base_emb_dim=24",
+        "base_mlp_dim=40",
+        "base_num_decoder_layers=2",
+        "base_num_query_heads=3",
+        "base_num_kv_heads=1",
+        "head_dim=8",
+        "max_target_length=64",
+        "max_prefill_predict_length=32",
+        "vocab_size=61",
+    ];
+    let name = |key: &str| key.split('=').next().map(str::to_owned);
+    let arguments = base
+        .iter()
+        .filter(|key| !keys.iter().any(|other| name(other) == name(key)))
+        .chain(keys)
+        .map(|key| (*key).to_owned())
+        .collect();
+    Config::resolve(&ConfigRequest { arguments, ..ConfigRequest::default() }).unwrap()
+}
+
+pub fn model(keys: &[&str]) -> Box<dyn Model> {
+    build(&ModelGroup::from_config(&resolve(keys)).unwrap()).unwrap()
+}
+
+/// Random weights, three times as large as training starts from, so that attention is not nearly uniform.
+pub fn weights(model: &dyn Model) -> Vec<HostArray> {
+    let options = ProgramOptions {
+        name: "initialize".to_owned(),
+        placement: Arc::new(Placement::single()),
+        dots: DotLowering::ViaF32,
+    };
+    let program = program(&options, |inputs| {
+        let region = inputs.region();
+        initialize(region, region.key(7), &model.parameters())
+            .into_iter()
+            .map(|parameter| inputs.replicated("parameter", parameter * 3.0))
+            .collect()
+    });
+    testing::run(&program.unwrap(), &[]).unwrap()
+}
+
+/// An engine on `num_devices` devices that `keys` place.
+pub fn engine_on(num_devices: usize, keys: &[&str]) -> Engine {
+    let runtime = testing::cpu(num_devices);
+    let placement = match num_devices {
+        1 => Placement::single(),
+        _ => PlacementGroup::from_config(&resolve(keys)).unwrap().placement(num_devices).unwrap(),
+    };
+    let model = model(keys);
+    let parameters = model
+        .parameters()
+        .iter()
+        .zip(weights(&*model))
+        .map(|((_, spec), host)| {
+            let sharding = placement.sharding(&spec.logical_axes, host.dims());
+            Array::from_host(runtime, &host, &sharding).unwrap()
+        })
+        .collect();
+    let options = EngineOptions {
+        vocab_size: VOCAB_SIZE,
+        max_target_length: 64,
+        max_prefill_length: 32,
+        max_batch: 4,
+        compile: CompileSettings::default(),
+    };
+    Engine::new(runtime.clone(), Arc::new(placement), model, parameters, options).unwrap()
+}
+
+pub fn engine(keys: &[&str]) -> Engine {
+    engine_on(1, keys)
+}
+
+/// A prompt of this many tokens, different for each seed.
+pub fn prompt(length: usize, seed: u64) -> Vec<u32> {
+    let token = |index: u64| ((index + 1) * (2 * seed + 17) * 2_654_435_761 % VOCAB_SIZE as u64) as u32;
+    (0..length as u64).map(token).collect()
+}
+
+pub fn request(length: usize, seed: u64) -> Request {
+    Request { prompt: prompt(length, seed), sample: 0 }
+}
