@@ -48,7 +48,11 @@ impl TrainError {
     /// Whether what the user asked for is at fault, rather than the machine or the run.
     pub fn is_user_error(&self) -> bool {
         match self {
-            Self::Config(_) | Self::Model(_) | Self::ResumeConflict(_) | Self::NoBatch => true,
+            Self::Config(_)
+            | Self::Model(_)
+            | Self::ResumeConflict(_)
+            | Self::AlreadyPast { .. }
+            | Self::NoBatch => true,
             Self::Data(error) => error.is_user_error(),
             Self::Runtime(error) => error.is_user_error(),
             Self::Checkpoint(error) => error.is_user_error(),

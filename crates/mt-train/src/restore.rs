@@ -34,12 +34,13 @@ pub(crate) fn restore(
     group: &CheckpointGroup,
     manager: &mut CheckpointManager,
     newest: Option<u64>,
+    steps: u64,
     initialize: &dyn Fn() -> Result<Executable, TrainError>,
 ) -> Result<Restored, TrainError> {
     if newest.is_some() {
         let mut failure = None;
         let latest = latest_valid(manager.directory(), |checkpoint| {
-            checkpoint.verify()?;
+            // Reading checks every byte that is read.
             match resume(runtime, placement, model, types, checkpoint) {
                 Ok(restored) => Ok(Some(restored)),
                 Err(TrainError::Checkpoint(error)) => Err(error),
@@ -66,8 +67,12 @@ pub(crate) fn restore(
     let fresh = || TrainState::initialize(&initialize()?, model.parameters().len());
     if let Some(path) = &group.load_full_state_path {
         let checkpoint = Checkpoint::open_path(path)?;
+        let first_step = steps_done(&checkpoint)?;
+        if first_step >= steps {
+            return Err(TrainError::AlreadyPast { path: path.clone(), done: first_step, steps });
+        }
         let state = TrainState::load(runtime, placement, model, types, &checkpoint)?;
-        return Ok(Restored { state, first_step: steps_done(&checkpoint)?, iterator: None });
+        return Ok(Restored { state, first_step, iterator: None });
     }
     let mut state = fresh()?;
     if let Some(path) = &group.load_parameters_path {

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use mt_checkpoint::{CheckpointManager, ManagerOptions, RunLock};
+use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock};
 use mt_config::{Config, Hardware, Request, TrainConfig};
 use mt_models::Model;
 use mt_optim::{AdamW, WarmupCosine};
@@ -114,8 +114,8 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         },
     )?;
     let newest = if settings.checkpoint.enable_checkpointing { manager.latest()? } else { None };
-    if newest.is_some() {
-        check_resumable(config, &settings, &runtime, &manager)?;
+    if let Some(newest) = newest {
+        check_resumable(config, &settings, &runtime, &manager, newest)?;
     }
     let chart = directory.join("metrics").join("loss.svg");
     if newest.is_some_and(|step| step + 1 >= settings.run.steps) {
@@ -162,6 +162,7 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         &settings.checkpoint,
         &mut manager,
         newest,
+        settings.run.steps,
         &initialize,
     )?;
     if settings.debug.debug_sharding {
@@ -284,14 +285,17 @@ fn check_resumable(
     settings: &TrainConfig,
     runtime: &Runtime,
     manager: &CheckpointManager,
+    newest: u64,
 ) -> Result<(), TrainError> {
     let path = settings.run.config_path();
     if !path.is_file() {
         return Ok(());
     }
     let saved = Config::resolve(&Request::default().over_saved(path))?;
-    let saved_devices = mt_checkpoint::open_latest(manager.directory())?
-        .and_then(|latest| latest.value.custom_metadata().get("num_devices")?.as_u64())
+    // Damage to the newest step is dealt with when it is loaded.
+    let saved_devices = Checkpoint::open(manager.directory(), newest)
+        .ok()
+        .and_then(|checkpoint| checkpoint.custom_metadata().get("num_devices")?.as_u64())
         .map_or(runtime.num_devices(), |devices| devices as usize);
     let conflicts = config.resume_conflicts(runtime.num_devices(), &saved, saved_devices);
     if conflicts.is_empty() {
