@@ -37,6 +37,11 @@ pub enum TrainError {
     )]
     NonFiniteLoss { step: u64, loss: f64 },
     #[error(
+        "the state in `{path}` has done {done} steps already, and `steps` is `{steps}`\nhint: raise `steps`, or use `load_parameters_path` to start anew from the weights",
+        path = path.display()
+    )]
+    AlreadyPast { path: PathBuf, done: u64, steps: u64 },
+    #[error(
         "the data ended before the first step\nhint: use more files, a smaller `per_device_batch_size`, or `num_epoch=-1`"
     )]
     NoBatch,
