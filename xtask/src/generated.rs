@@ -1,5 +1,7 @@
 //! Files that are made from code, and checked to be as the code makes them.
 
+mod support;
+
 use std::fs;
 
 use anyhow::{Context, Result};
@@ -15,7 +17,10 @@ pub struct Generated {
 }
 
 /// All generated files.
-pub const GENERATED: &[Generated] = &[];
+pub const GENERATED: &[Generated] = &[
+    Generated { path: "docs/configuration.md", contents: mt_config::reference_page },
+    Generated { path: support::README, contents: support::readme },
+];
 
 /// Writes those that are not current, and names them.
 pub fn write(repository: &Repository) -> Result<Vec<&'static str>> {

@@ -1,0 +1,133 @@
+//! The part of the README that says what is built and what is not, from the key table: it cannot promise more than
+//! the program accepts.
+
+use std::{fs, path::Path};
+
+use mt_config::{Class, Key, Kind, Literal, table};
+
+/// The file that holds the part.
+pub const README: &str = "README.md";
+
+/// The part is between these lines; the rest of the file is written by hand.
+const BEGIN: &str = "<!-- support: made by `cargo xtask generate` -->\n";
+const END: &str = "<!-- end of support -->\n";
+
+/// What the rows are about, and the keys whose choices they list.
+const ROWS: &[(&str, &str)] = &[
+    ("Model families", "decoder_block"),
+    ("Attention", "attention"),
+    ("Attention masks", "attention_type"),
+    ("Rotary scaling", "rope_type"),
+    ("Computation", "dtype"),
+    ("Weights", "weight_dtype"),
+    ("Recomputation", "remat_policy"),
+    ("Optimizers", "opt_type"),
+    ("Schedules", "lr_schedule_type"),
+    ("Data", "dataset_type"),
+    ("Packing", "grain_packing_type"),
+    ("Tokenizers", "tokenizer_type"),
+    ("Checkpoints read", "source_checkpoint_layout"),
+    ("Sampling", "decode_sampling_strategy"),
+    ("Hardware", "hardware"),
+];
+
+/// The README as it is to be: as it is on disk, with the part made anew.
+pub fn readme() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(README);
+    // Without the file or its marks there is nothing to keep current; that there is a README is another check.
+    with_part(&fs::read_to_string(path).unwrap_or_default(), &part())
+}
+
+fn with_part(text: &str, part: &str) -> String {
+    let Some((before, rest)) = text.split_once(BEGIN) else { return text.to_owned() };
+    let Some((_, after)) = rest.split_once(END) else { return text.to_owned() };
+    format!("{before}{BEGIN}\n{part}\n{END}{after}")
+}
+
+fn part() -> String {
+    let mut text = String::from("| | works | not built yet |\n|---|---|---|\n");
+    for (title, name) in ROWS {
+        let key = table::lookup(name).expect("the rows name keys of the table");
+        text.push_str(&row(title, &format!("`{name}`"), &choices(key)));
+    }
+    text.push_str(&row("Parallelism", "`ici_*_parallelism`", &mesh_axes()));
+    text.push_str("\nKeys that are known and refused until what they ask for is built: ");
+    text.push_str(&refused_features().join(", "));
+    text.push_str(".\n");
+    text
+}
+
+/// Names of things that are built, or not.
+struct Split {
+    built: Vec<&'static str>,
+    missing: Vec<&'static str>,
+}
+
+fn row(title: &str, key: &str, split: &Split) -> String {
+    let list = |names: &[&str]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    format!("| {title} ({key}) | {} | {} |\n", list(&split.built), list(&split.missing))
+}
+
+fn choices(key: &Key) -> Split {
+    let Kind::Choice(choices) = key.kind else { unreachable!("`{}` has choices", key.name) };
+    let is_built = |choice: &&str| match (key.class, key.default) {
+        (Class::Refused(_), Literal::Text(default)) => default == *choice,
+        _ => key.refused_choices.iter().all(|(refused, _)| refused != choice),
+    };
+    let (built, missing) = choices.iter().copied().partition(is_built);
+    Split { built, missing }
+}
+
+fn mesh_axes() -> Split {
+    let mut split = Split { built: Vec::new(), missing: Vec::new() };
+    for key in table::keys() {
+        let Some(axis) = key.name.strip_prefix("ici_").and_then(|name| name.strip_suffix("_parallelism"))
+        else {
+            continue;
+        };
+        if matches!(key.class, Class::Refused(_)) { split.missing.push(axis) } else { split.built.push(axis) }
+    }
+    split
+}
+
+/// What refused keys wait for, each thing once.
+fn refused_features() -> Vec<&'static str> {
+    let mut features = Vec::new();
+    for key in table::keys() {
+        if let Class::Refused(feature) = key.class
+            && !features.contains(&feature)
+        {
+            features.push(feature);
+        }
+    }
+    features
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_part_changes() {
+        let text = format!("before\n{BEGIN}old\n{END}after\n");
+        let made = with_part(&text, "new\n");
+        assert_eq!(made, format!("before\n{BEGIN}\nnew\n\n{END}after\n"));
+        assert_eq!(with_part(&made, "new\n"), made);
+        assert_eq!(with_part("no marks\n", "new\n"), "no marks\n");
+    }
+
+    #[test]
+    fn refused_choices_are_not_said_to_work() {
+        let rows = part();
+        assert!(
+            rows.contains("| Model families (`decoder_block`) | `llama2`, `mistral` | `default`, "),
+            "{rows}"
+        );
+        // A key that is refused as a whole has its default.
+        assert!(
+            rows.contains("| Attention masks (`attention_type`) | `global` | `local_sliding`, "),
+            "{rows}"
+        );
+        assert!(rows.contains("`fsdp`, `fsdp_transpose`, `tensor`"), "{rows}");
+    }
+}
