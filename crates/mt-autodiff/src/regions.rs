@@ -279,10 +279,9 @@ fn scan_cotangents(scan: &Scan, active: &[bool], wanted: &[bool]) -> Vec<bool> {
     loop {
         let needs = needs_cotangent(&scan.body, &values, &outputs);
         let before = outputs.clone();
-        for index in 0..scan.num_carry {
-            let input = scan.body.inputs()[scan.num_captured + index];
-            let output = scan.body.outputs()[index];
-            outputs[index] |= needs[input.index()] && values[output.index()];
+        let carries = scan.body.inputs()[scan.num_captured..].iter().zip(scan.body.outputs());
+        for (wanted, (input, output)) in outputs.iter_mut().zip(carries).take(scan.num_carry) {
+            *wanted |= needs[input.index()] && values[output.index()];
         }
         if outputs == before {
             return outputs;

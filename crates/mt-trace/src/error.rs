@@ -18,7 +18,7 @@ pub struct TraceError {
     /// The line of model code.
     pub location: &'static Location<'static>,
     /// What is wrong.
-    pub kind: TraceErrorKind,
+    pub kind: Box<TraceErrorKind>,
 }
 
 fn in_scope(scope: &str) -> String {

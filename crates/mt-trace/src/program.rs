@@ -103,7 +103,7 @@ where
         scope: String::new(),
         shapes: String::new(),
         location: Location::caller(),
-        kind: TraceErrorKind::Verify(error),
+        kind: Box::new(TraceErrorKind::Verify(error)),
     })?;
     let print = PrintOptions {
         name: options.name.clone(),

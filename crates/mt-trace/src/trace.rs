@@ -304,7 +304,7 @@ impl Trace {
             scope: self.scope(),
             shapes,
             location: Location::caller(),
-            kind: kind.into(),
+            kind: Box::new(kind.into()),
         }))
     }
 

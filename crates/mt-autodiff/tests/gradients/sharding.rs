@@ -66,8 +66,8 @@ fn axes(names: &[&str]) -> Vec<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// Runs a collective over `mesh_axes` inside a manual computation over both axes of the mesh. The argument, 8×6, and
-/// the result are split by the given placements.
+/// Runs a collective over `mesh_axes` inside a manual computation over the mesh axes that placements name, and over
+/// those. The argument, 8×6, and the result are split by the given placements.
 #[track_caller]
 fn collective(
     name: &str,
@@ -86,13 +86,17 @@ fn collective(
         let mut body = Graph::new();
         let local = body.input(TensorType::new(DType::F32, [8 / sizes(input[0]), 6 / sizes(input[1])]));
         let group_size = sizes(mesh_axes);
+        let mut manual = mesh_axes.to_vec();
+        manual.extend(input.iter().chain(&output).flat_map(|axes| axes.iter()));
+        manual.sort_unstable();
+        manual.dedup();
         let kind = Collective { kind, mesh_axes: axes(mesh_axes), group_size };
         let sent = body.emit(Op::Unary(Unary::Negate), &[local]);
         let received = body.emit(Op::Collective(kind), &[sent]);
         body.set_outputs(vec![received]);
         let op = ManualComputation {
             body: Arc::new(body),
-            manual_axes: vec![("fsdp".to_owned(), 4), ("tensor".to_owned(), 2)],
+            manual_axes: manual.into_iter().map(|axis| (axis.to_owned(), sizes(&[axis]))).collect(),
             input_specs: vec![PartitionSpec(input.map(axes).to_vec())],
             output_specs: vec![PartitionSpec(output.map(axes).to_vec())],
         };
@@ -186,4 +190,17 @@ fn arrays_are_split_and_joined() {
     let input: HostArray = array(DType::F32, &[8, 6], &values);
     let doubled: Vec<f64> = values.iter().map(|value| value * 2.0).collect();
     assert_eq!(Compiled::new(program.unwrap()).run(&[input])[0].to_f64(), doubled);
+}
+
+/// The axes that are not manual are the partitioner's, inside of the body too.
+#[test]
+fn other_axes_stay_automatic() {
+    let rows: [&[&str]; 2] = [&["fsdp"], &[]];
+    let gather = CollectiveKind::AllGather { dimension: 0 };
+    let actual = collective("gather_rows", (gather, &["fsdp"]), [rows, [&[], &[]]], [ROWS, COLUMNS]);
+    assert_eq!(actual, (0..48).map(|index| sent(index / 6, index % 6)).collect::<Vec<_>>());
+
+    let scatter = CollectiveKind::ReduceScatterSum { dimension: 0 };
+    let actual = collective("scatter_rows", (scatter, &["fsdp"]), [[&[], &[]], rows], [ROWS, COLUMNS]);
+    assert_eq!(actual, (0..48).map(|index| 4.0 * sent(index / 6, index % 6)).collect::<Vec<_>>());
 }

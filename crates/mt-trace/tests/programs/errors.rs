@@ -146,7 +146,7 @@ fn a_handle_that_left_its_region() {
     );
     let expected = "`stablehlo.add` in `decoder/mlp` on [a=3]: a tensor was used after its region ended";
     check(&actual, line, expected);
-    assert_eq!(actual.kind, TraceErrorKind::Escaped);
+    assert_eq!(*actual.kind, TraceErrorKind::Escaped);
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn gradients_that_do_not_exist() {
                     but a gradient was asked through it";
     check(&actual, line, expected);
     assert!(matches!(
-        actual.kind,
+        *actual.kind,
         TraceErrorKind::Autodiff(AutodiffError::NotDifferentiable { op: "while", .. })
     ));
 
@@ -248,7 +248,7 @@ fn a_model_fails_with_its_own_error() {
     let (actual, line) =
         (error(|region, _, _| region.fail("attention", "7 heads do not share 2 keys")), line!());
     check(&actual, line, "`attention` in `decoder/mlp`: 7 heads do not share 2 keys");
-    assert!(matches!(actual.kind, TraceErrorKind::Shape(ShapeError::Invalid(_))));
+    assert!(matches!(*actual.kind, TraceErrorKind::Shape(ShapeError::Invalid(_))));
 }
 
 #[test]

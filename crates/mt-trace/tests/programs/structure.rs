@@ -79,11 +79,11 @@ fn policies_decide_what_is_stacked() {
         assert_eq!(count(&program, "stablehlo.exponential"), 0);
         all[0][2..].to_vec()
     };
-    let (carry, hidden) = ("tensor<4x3xf32>".to_owned(), "tensor<4x5xf32>".to_owned());
-    assert_eq!(stacks(names(&[])), [carry.clone()]);
-    assert_eq!(stacks(names(&["hidden"])), [carry.clone(), hidden.clone()]);
+    let (carry, hidden) = ("tensor<4x3xf32>", "tensor<4x5xf32>");
+    assert_eq!(stacks(names(&[])), [carry]);
+    assert_eq!(stacks(names(&["hidden"])), [carry, hidden]);
     // Nothing reads this one.
-    assert_eq!(stacks(names(&["out"])), [carry.clone()]);
+    assert_eq!(stacks(names(&["out"])), [carry]);
     // The product, its logistic, and the sine of that.
     assert_eq!(stacks(SavePolicy::Everything).len(), 4);
 }
