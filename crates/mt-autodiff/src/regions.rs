@@ -272,16 +272,18 @@ fn backward_case(
         .collect()
 }
 
-/// Which outputs of a scan's body have cotangents: those asked for, and carries that a later step reads.
+/// Which outputs of a scan's body have cotangents: those asked for, and carries that a later step reads, even if what
+/// a step passes on does not depend on a differentiated input: the reverse scan then still brings the cotangent of
+/// the initial carry back from the first step.
 fn scan_cotangents(scan: &Scan, active: &[bool], wanted: &[bool]) -> Vec<bool> {
     let values = active_values(&scan.body, active);
     let mut outputs = wanted.to_vec();
     loop {
         let needs = needs_cotangent(&scan.body, &values, &outputs);
         let before = outputs.clone();
-        let carries = scan.body.inputs()[scan.num_captured..].iter().zip(scan.body.outputs());
-        for (wanted, (input, output)) in outputs.iter_mut().zip(carries).take(scan.num_carry) {
-            *wanted |= needs[input.index()] && values[output.index()];
+        let carries = scan.body.inputs()[scan.num_captured..].iter().take(scan.num_carry);
+        for (wanted, input) in outputs.iter_mut().zip(carries) {
+            *wanted |= needs[input.index()];
         }
         if outputs == before {
             return outputs;

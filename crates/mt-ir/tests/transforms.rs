@@ -2,203 +2,28 @@
 
 #![forbid(unsafe_code)]
 
+mod support;
+
 use std::{collections::HashMap, sync::Arc};
 
 use mt_ir::{
-    Binary, Comparison, Graph, Literal, Op, Reduction, Remat, SavePolicy, Scan, ShapeError, TensorType,
-    Unary, ValueId, VerifyError, While, eliminate_dead_code, extract, verify,
+    Binary, Graph, Op, Remat, SavePolicy, Scan, ShapeError, TensorType, Unary, ValueId, VerifyError,
+    eliminate_dead_code, extract, verify,
 };
 use mt_shape::DType;
 use proptest::prelude::*;
 
-const SCALAR: TensorType = TensorType { dtype: DType::F64, dims: Vec::new() };
+use support::{Dual, SCALAR, choices, constant, graph, outputs, run};
 
-/// Runs a graph of `f64` scalars and stacks of them: enough of the operations for these tests.
-fn run(graph: &Graph, inputs: &[Vec<f64>]) -> Vec<Vec<f64>> {
-    let mut values: HashMap<ValueId, Vec<f64>> =
-        graph.inputs().iter().copied().zip(inputs.iter().cloned()).collect();
-    for node in graph.nodes() {
-        let operands: Vec<Vec<f64>> = node.operands.iter().map(|operand| values[operand].clone()).collect();
-        let results = match &node.op {
-            Op::Constant(Literal::Splat { value, .. }) => vec![vec![match value {
-                mt_ir::Scalar::Float(value) => *value,
-                mt_ir::Scalar::Int(value) => *value as f64,
-                mt_ir::Scalar::Bool(value) => f64::from(u8::from(*value)),
-            }]],
-            Op::Unary(Unary::Sin) => vec![operands[0].iter().map(|x| x.sin()).collect()],
-            Op::Unary(_) => vec![operands[0].iter().map(|x| -x).collect()],
-            Op::Binary(Binary::Add) => vec![zip(&operands, |x, y| x + y)],
-            Op::Binary(_) => vec![zip(&operands, |x, y| x * y)],
-            Op::Compare(_) => vec![zip(&operands, |x, y| f64::from(u8::from(x < y)))],
-            Op::Reduce { .. } => vec![vec![operands[0].iter().sum()]],
-            Op::Name(_) | Op::OptimizationBarrier => operands,
-            Op::Remat(remat) => run(&remat.body, &operands),
-            Op::Case { branches } => {
-                run(&branches[(operands[0][0] as usize).min(branches.len() - 1)], &operands[1..])
-            }
-            Op::Scan(scan) => run_scan(scan, &operands),
-            Op::While(op) => {
-                let (captured, carry) = operands.split_at(op.num_captured);
-                let mut carry = carry.to_vec();
-                while run(&op.condition, &[captured, &carry].concat())[0][0] != 0.0 {
-                    carry = run(&op.body, &[captured, &carry].concat());
-                }
-                carry
-            }
-            op => panic!("`{}` is not in these tests", op.name()),
-        };
-        values.extend(node.results.iter().copied().zip(results));
-    }
-    graph.outputs().iter().map(|output| values[output].clone()).collect()
-}
-
-fn zip(operands: &[Vec<f64>], function: impl Fn(f64, f64) -> f64) -> Vec<f64> {
-    operands[0].iter().zip(&operands[1]).map(|(x, y)| function(*x, *y)).collect()
-}
-
-fn run_scan(scan: &Scan, operands: &[Vec<f64>]) -> Vec<Vec<f64>> {
-    let (captured, rest) = operands.split_at(scan.num_captured);
-    let (carry, inputs) = rest.split_at(scan.num_carry);
-    let mut carry = carry.to_vec();
-    let mut stacks = vec![vec![0.0; scan.length]; scan.body.outputs().len() - scan.num_carry];
-    for step in 0..scan.length {
-        let at = if scan.reverse { scan.length - 1 - step } else { step };
-        let slices: Vec<Vec<f64>> = inputs.iter().map(|input| vec![input[at]]).collect();
-        let outputs = run(&scan.body, &[captured, &carry, &slices].concat());
-        carry = outputs[..scan.num_carry].to_vec();
-        for (stack, piece) in stacks.iter_mut().zip(&outputs[scan.num_carry..]) {
-            stack[at] = piece[0];
-        }
-    }
-    carry.into_iter().chain(stacks).collect()
-}
-
-/// What the next node of a random graph is: a kind, and numbers that choose operands.
-type Choice = (u8, usize, usize, usize);
-
-fn body(choices: &[Choice], num_inputs: usize, num_outputs: usize, depth: usize) -> Arc<Graph> {
-    let mut graph = Graph::new();
-    let inputs: Vec<ValueId> = (0..num_inputs).map(|_| graph.input(SCALAR)).collect();
-    let values = grow(&mut graph, inputs, choices, depth);
-    // The latest values, and others: so that some outputs depend on little.
-    let outputs =
-        (0..num_outputs).map(|index| values[(values.len() - 1).wrapping_sub(index * 3) % values.len()]);
-    let outputs = outputs.collect();
-    graph.set_outputs(outputs);
-    Arc::new(graph)
-}
-
-/// Adds random nodes; returns all scalars there are.
-fn grow(graph: &mut Graph, mut values: Vec<ValueId>, choices: &[Choice], depth: usize) -> Vec<ValueId> {
-    for (index, (kind, a, b, c)) in choices.iter().enumerate() {
-        let pick = |number: usize| values[number % values.len()];
-        let (x, y, z) = (pick(*a), pick(*b), pick(*c));
-        let inner = &choices[..index.min(4)];
-        let results = match kind % if depth > 0 { 11 } else { 5 } {
-            0 => vec![graph.unary(Unary::Sin, x)],
-            1 => vec![graph.add(x, y)],
-            2 => vec![graph.multiply(x, y)],
-            3 => vec![graph.splat(SCALAR, 0.5)],
-            4 => graph.emit_all(Op::OptimizationBarrier, &[x, y, z]),
-            5 => {
-                let op = Remat { body: body(inner, 3, 2, depth - 1), save: SavePolicy::Everything };
-                graph.emit_all(Op::Remat(op), &[x, y, z])
-            }
-            6 => {
-                let branches =
-                    vec![body(inner, 2, 2, depth - 1), body(&choices[index / 2..index], 2, 2, depth - 1)];
-                let chosen = graph.splat(TensorType::scalar(DType::I32), (a % 3) as f64);
-                graph.emit_all(Op::Case { branches }, &[chosen, x, y])
-            }
-            7 | 8 => {
-                // One captured value, two carries, no slices; one stack, which is summed.
-                let scan = Scan {
-                    body: body(inner, 3, 3, depth - 1),
-                    length: 3,
-                    reverse: kind % 2 == 0,
-                    num_captured: 1,
-                    num_carry: 2,
-                    save: SavePolicy::Everything,
-                };
-                let mut results = graph.emit_all(Op::Scan(scan), &[x, y, z]);
-                let stack = results.pop().expect("a scan with a stack");
-                results.push(graph.emit(Op::Reduce { kind: Reduction::Sum, dimensions: vec![0] }, &[stack]));
-                results
-            }
-            9 => {
-                // A first scan makes stacks, a second one slices them.
-                let make = Scan {
-                    body: body(inner, 1, 3, depth - 1),
-                    length: 2,
-                    reverse: false,
-                    num_captured: 0,
-                    num_carry: 1,
-                    save: SavePolicy::Everything,
-                };
-                let made = graph.emit_all(Op::Scan(make), &[x]);
-                let read = Scan {
-                    body: body(inner, 4, 2, depth - 1),
-                    length: 2,
-                    reverse: true,
-                    num_captured: 0,
-                    num_carry: 2,
-                    save: SavePolicy::Everything,
-                };
-                graph.emit_all(Op::Scan(read), &[y, z, made[1], made[2]])
-            }
-            _ => graph.emit_all(Op::While(counting(inner, depth)), &[x, y, z]),
-        };
-        values.extend(results);
-    }
-    values
-}
-
-/// A loop that runs three times: captures a value, and carries a counter and another value.
-fn counting(choices: &[Choice], depth: usize) -> While {
-    let mut condition = Graph::new();
-    let [_, count, _] = [SCALAR; 3].map(|ty| condition.input(ty));
-    let limit = condition.splat(SCALAR, 3.0);
-    let proceed = condition.emit(Op::Compare(Comparison::Less), &[count, limit]);
-    condition.set_outputs(vec![proceed]);
-    let inner = body(choices, 3, 1, depth - 1);
-    let mut step = Graph::new();
-    let inputs = [SCALAR; 3].map(|ty| step.input(ty));
-    let next = step.inline(&inner, &inputs)[0];
-    let one = step.splat(SCALAR, 1.0);
-    // Whatever the counter starts from, it grows.
-    let sine = step.unary(Unary::Sin, inputs[1]);
-    let squared = step.multiply(sine, sine);
-    let grown = step.add(inputs[1], one);
-    let count = step.add(grown, squared);
-    step.set_outputs(vec![count, next]);
-    While { condition: Arc::new(condition), body: Arc::new(step), num_captured: 1 }
-}
-
-fn graph(choices: &[Choice], outputs: &[usize]) -> Graph {
-    let mut graph = Graph::new();
-    let inputs = (0..3).map(|_| graph.input(SCALAR)).collect();
-    let values = grow(&mut graph, inputs, choices, 2);
-    graph.set_outputs(outputs.iter().map(|output| values[output % values.len()]).collect());
-    graph
-}
-
-fn choices() -> impl Strategy<Value = Vec<Choice>> {
-    prop::collection::vec((any::<u8>(), any::<usize>(), any::<usize>(), any::<usize>()), 1..14)
-}
-
-fn outputs() -> impl Strategy<Value = Vec<usize>> {
-    prop::collection::vec(any::<usize>(), 1..4)
-}
-
-/// Equal bits, with NaN equal to itself.
-fn bits(values: &[Vec<f64>]) -> Vec<Vec<u64>> {
-    values.iter().map(|values| values.iter().map(|value| value.to_bits()).collect()).collect()
+/// The bits of values, so that NaN equals itself.
+fn bits(values: &[Vec<Dual>]) -> Vec<Vec<u64>> {
+    values.iter().map(|values| values.iter().map(|dual| dual.value.to_bits()).collect()).collect()
 }
 
 const INPUTS: [f64; 3] = [0.7, -1.3, 2.1];
 
-fn inputs() -> Vec<Vec<f64>> {
-    INPUTS.iter().map(|value| vec![*value]).collect()
+fn inputs() -> Vec<Vec<Dual>> {
+    INPUTS.iter().map(|value| vec![constant(*value)]).collect()
 }
 
 /// The number of nodes, regions included.

@@ -132,6 +132,15 @@ fn scans() -> Vec<Case> {
                 });
             vec![states]
         }),
+        case("replaced_carry", vec![any(&[A])], |region, x| {
+            // Only the first step reads what depends on the argument.
+            let nothing: Vec<Leaf<Tensor<'_>>> = Vec::new();
+            let ([_], [sines]) =
+                region.scan(ScanOptions::over(STEPS), [x[0]], &nothing, |body, [state], _| {
+                    ([body.full(state.dtype(), &[A], 2.0)], [state.sin()])
+                });
+            vec![sines]
+        }),
         case("one_step", vec![any(&[A]), any(&[ONE, A])], |region, x| {
             let ([last], [states]) =
                 region.scan(ScanOptions::over(ONE), [x[0]], &leaves(&x[1..]), |_, [state], x| {
