@@ -61,6 +61,12 @@ impl From<mt_train::TrainError> for Failure {
     }
 }
 
+impl From<mt_engine::EngineError> for Failure {
+    fn from(error: mt_engine::EngineError) -> Self {
+        Self::from_error(&error, error.is_user_error())
+    }
+}
+
 impl From<mt_pjrt::Error> for Failure {
     fn from(error: mt_pjrt::Error) -> Self {
         Self::from_error(&error, error.is_user_error())

@@ -54,7 +54,8 @@ impl Engine {
         let dots =
             if runtime.platform() == Platform::Cpu { DotLowering::ViaF32 } else { DotLowering::Direct };
         let parameter_types = parameters.iter().map(Array::dtype).collect();
-        let programs = Programs { model, placement, dots, parameter_types };
+        let num_choices = options.num_choices.min(options.vocab_size);
+        let programs = Programs { model, placement, dots, parameter_types, num_choices };
         Ok(Self { runtime, programs, parameters, options, executables: Mutex::default() })
     }
 
@@ -78,7 +79,7 @@ impl Engine {
         for (index, request) in requests.iter().enumerate() {
             self.check(index + 1, request)?;
         }
-        let sampler = sampling.sampler(self.options.vocab_size)?;
+        let sampler = sampling.sampler(self.programs.num_choices)?;
         let mut generation = Generation::default();
         for group in requests.chunks(self.options.max_batch.max(1)) {
             let first = generation.rows.len();
@@ -229,8 +230,8 @@ impl Engine {
         sampling: &SamplingOptions,
         sizes: Sizes,
     ) -> Result<Vec<Array>, EngineError> {
-        let vocab_size = self.options.vocab_size;
-        let top_k = sampling.top_k.unwrap_or(vocab_size).min(vocab_size) as i32;
+        let num_choices = self.programs.num_choices;
+        let top_k = sampling.top_k.unwrap_or(num_choices).min(num_choices) as i32;
         let mut samples: Vec<u64> = requests.iter().map(|request| request.sample).collect();
         samples.resize(sizes.batch, 0);
         Ok(vec![

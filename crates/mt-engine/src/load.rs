@@ -47,6 +47,7 @@ pub fn load(config: &DecodeConfig, tokenizer: Tokenizer) -> Result<Loaded, Engin
     let weights = weights(&runtime, &placement, &*model, path)?;
     let options = EngineOptions {
         vocab_size: config.model.vocab_size,
+        num_choices: tokenizer.vocab_size(),
         max_target_length: config.decode.max_target_length,
         max_prefill_length: config.decode.max_prefill_predict_length,
         max_batch: MAX_BATCH,

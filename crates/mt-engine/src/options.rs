@@ -12,6 +12,8 @@ use crate::{EngineError, sampler::Sampler};
 pub struct EngineOptions {
     /// The number of tokens that the model knows.
     pub vocab_size: usize,
+    /// The number of those that can be chosen: the first ones, which the tokenizer knows as well.
+    pub num_choices: usize,
     /// Most tokens of a prompt and its answer together.
     pub max_target_length: usize,
     /// Most tokens of a prompt.
@@ -63,7 +65,7 @@ impl SamplingOptions {
     }
 
     /// The part that programs depend on.
-    pub(crate) fn sampler(&self, vocab_size: usize) -> Result<Sampler, EngineError> {
+    pub(crate) fn sampler(&self, num_choices: usize) -> Result<Sampler, EngineError> {
         let wrong = |message: String| Err(EngineError::Sampling(message));
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             return wrong(format!("a temperature is a number from 0 on, not `{}`", self.temperature));
@@ -78,10 +80,10 @@ impl SamplingOptions {
             return Ok(Sampler::Greedy);
         }
         // A few sizes serve every number of candidates.
-        let candidates = self.top_k.map_or(vocab_size, |k| k.next_power_of_two().clamp(8, vocab_size.max(8)));
+        let candidates = self.top_k.map_or(num_choices, |k| k.min(num_choices).next_power_of_two().max(8));
         match (self.top_k, self.top_p.filter(|mass| *mass < 1.0)) {
             (None, None) => Ok(Sampler::Weighted),
-            _ => Ok(Sampler::Truncated { candidates: candidates.min(vocab_size) }),
+            _ => Ok(Sampler::Truncated { candidates: candidates.min(num_choices) }),
         }
     }
 }

@@ -23,6 +23,8 @@ pub(crate) struct Programs {
     pub dots: DotLowering,
     /// The types of the parameters as they are in memory.
     pub parameter_types: Vec<DType>,
+    /// How many of the tokens can be chosen.
+    pub num_choices: usize,
 }
 
 /// A program and its sizes.
@@ -130,7 +132,10 @@ impl Programs {
                 }
             });
             let logits = stepped.logits;
-            let tokens = logits.scope("sample", |logits| sampler.choose(logits, stepped.positions, controls));
+            let tokens = logits.scope("sample", |logits| {
+                let choices = logits.slice(VOCAB, 0, self.num_choices);
+                sampler.choose(choices, stepped.positions, controls)
+            });
             let log_probabilities = log_probability(logits, tokens);
             let mut outputs = self.state_outputs(inputs, &stepped, batch, slots);
             outputs.push(inputs.replicated("tokens", tokens));

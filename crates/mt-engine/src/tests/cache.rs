@@ -1,9 +1,12 @@
 //! Decoding with a cache gives the scores of one pass over the whole sequence.
 
+use std::sync::Arc;
+
+use mt_ir::DotLowering;
 use mt_models::{Forward, Tokens};
 use mt_nn::axes::{BATCH, POSITION};
 use mt_runtime::{CompileSettings, testing};
-use mt_shape::{DType, HostArray, axis};
+use mt_shape::{DType, HostArray, Placement, axis};
 use mt_trace::program;
 
 use super::{VOCAB_SIZE, engine, model, prompt, weights};
@@ -16,8 +19,9 @@ const NUM_STEPS: usize = 9;
 fn reference(keys: &[&str], weights: &[HostArray], sequence: &[u32]) -> Vec<f64> {
     let model = model(keys);
     let parameter_types = vec![DType::F32; weights.len()];
-    let placement = std::sync::Arc::new(mt_shape::Placement::single());
-    let programs = Programs { model, placement, dots: mt_ir::DotLowering::ViaF32, parameter_types };
+    let placement = Arc::new(Placement::single());
+    let dots = DotLowering::ViaF32;
+    let programs = Programs { model, placement, dots, parameter_types, num_choices: VOCAB_SIZE };
     let program = program(&programs.options("whole"), |inputs| {
         let parameters = programs.parameters(inputs);
         let axes = [axis(BATCH, 1), axis(POSITION, sequence.len())];

@@ -34,8 +34,10 @@ fn answers_do_not_depend_on_the_batch() {
     for sampling in [SamplingOptions::GREEDY, WEIGHTED] {
         // Five requests are a group of four rows and one of one.
         let together = tokens(&engine, &requests, &sampling);
-        let alone: Vec<Vec<u32>> =
-            requests.iter().flat_map(|request| tokens(&engine, &[request.clone()], &sampling)).collect();
+        let alone: Vec<Vec<u32>> = requests
+            .iter()
+            .flat_map(|request| tokens(&engine, std::slice::from_ref(request), &sampling))
+            .collect();
         assert_eq!(together, alone);
         assert!(together.iter().all(|answer| answer.len() == 12));
     }
@@ -137,6 +139,17 @@ fn what_is_out_of_bounds_is_named() {
     check(request(3, 0), SamplingOptions { temperature: -1.0, ..WEIGHTED }, "not `-1`");
     check(request(3, 0), SamplingOptions { top_k: Some(0), ..WEIGHTED }, "`top_k` is `0`");
     check(request(3, 0), SamplingOptions { top_p: Some(1.5), ..WEIGHTED }, "not `1.5`");
+}
+
+#[test]
+fn tokens_beyond_the_tokenizer_are_not_chosen() {
+    let mut engine = engine(&[]);
+    engine.programs.num_choices = 10;
+    let hot = SamplingOptions { temperature: 50.0, ..WEIGHTED };
+    for sampling in [SamplingOptions::GREEDY, hot, SamplingOptions { top_k: Some(40), ..hot }] {
+        let answers = tokens(&engine, &[request(5, 2), request(8, 3)], &sampling);
+        assert!(answers.iter().flatten().all(|token| *token < 10), "{answers:?}");
+    }
 }
 
 #[test]

@@ -82,6 +82,7 @@ pub fn engine_on(num_devices: usize, keys: &[&str]) -> Engine {
         .collect();
     let options = EngineOptions {
         vocab_size: VOCAB_SIZE,
+        num_choices: VOCAB_SIZE,
         max_target_length: 64,
         max_prefill_length: 32,
         max_batch: 4,
