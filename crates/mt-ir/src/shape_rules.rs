@@ -159,6 +159,9 @@ fn infer_one(op: &Op, operands: &[&TensorType]) -> Result<TensorType> {
 /// Operations that move elements, and dot products.
 fn infer_movement(op: &Op, operands: &[&TensorType]) -> Result<TensorType> {
     match op {
+        Op::CumulativeSum { .. } if operands[0].dtype == DType::Bool => {
+            Err(ShapeError::ElementType(DType::Bool))
+        }
         Op::CumulativeSum { dimension, .. } => {
             in_range(*dimension, operands[0]).map(|()| operands[0].clone())
         }
@@ -283,6 +286,10 @@ fn infer_dot(dot: &Dot, lhs: &TensorType, rhs: &TensorType) -> Result<TensorType
         let expected = TensorType::new(lhs.dtype, rhs.dims.clone());
         return Err(ShapeError::OperandType { operand: 1, expected, actual: rhs.clone() });
     }
+    if lhs.dtype == DType::Bool || lhs.dtype.is_float() != dot.result.is_float() || dot.result == DType::Bool
+    {
+        return invalid(format!("elements of type `{}` do not give a `{}`", lhs.dtype, dot.result));
+    }
     let lhs_used: Vec<usize> = dot.lhs_batch.iter().chain(&dot.lhs_contract).copied().collect();
     let rhs_used: Vec<usize> = dot.rhs_batch.iter().chain(&dot.rhs_contract).copied().collect();
     distinct_in_range(&lhs_used, lhs)?;
@@ -389,13 +396,22 @@ fn infer_top_k(k: usize, operands: &[&TensorType]) -> Result<Vec<TensorType>> {
     Ok(vec![TensorType::new(operands[0].dtype, dims.clone()), TensorType::new(DType::I32, dims)])
 }
 
+/// The size of the index vectors, which are scalars if their dimension comes after the last one.
+fn index_vector_size(dimension: usize, indices: &TensorType) -> Result<usize> {
+    match indices.dims.get(dimension) {
+        Some(size) => Ok(*size),
+        None if dimension == indices.rank() => Ok(1),
+        None => Err(ShapeError::DimensionOutOfRange { dimension, ty: indices.clone() }),
+    }
+}
+
 fn infer_gather(dims: &GatherDims, operand: &TensorType, indices: &TensorType) -> Result<TensorType> {
     if !indices.dtype.is_integer() {
         return Err(ShapeError::ElementType(indices.dtype));
     }
     distinct_in_range(&dims.collapsed_slice_dims, operand)?;
     distinct_in_range(&dims.start_index_map, operand)?;
-    let vector_size = indices.dims.get(dims.index_vector_dim).copied().unwrap_or(1);
+    let vector_size = index_vector_size(dims.index_vector_dim, indices)?;
     let sizes_fit = dims.slice_sizes.len() == operand.rank()
         && dims.slice_sizes.iter().zip(&operand.dims).all(|(size, dim)| size <= dim)
         && dims.collapsed_slice_dims.iter().all(|dimension| dims.slice_sizes[*dimension] <= 1);
@@ -444,8 +460,7 @@ fn infer_scatter(dims: &ScatterDims, operands: &[&TensorType]) -> Result<TensorT
         && batch == update_batch
         && kept.len() == dims.update_window_dims.len()
         && windows.zip(&kept).all(|(window, size)| window <= *size)
-        && indices.dims.get(dims.index_vector_dim).copied().unwrap_or(1)
-            == dims.scatter_dims_to_operand_dims.len();
+        && index_vector_size(dims.index_vector_dim, indices)? == dims.scatter_dims_to_operand_dims.len();
     if fits {
         Ok(operand.clone())
     } else {
