@@ -157,7 +157,7 @@ fn body(choices: &[Choice], num_inputs: usize, num_outputs: usize, depth: usize)
 }
 
 fn scan(body: Arc<Graph>, length: usize, [num_captured, num_carry]: [usize; 2], number: usize) -> Op {
-    let (reverse, save) = (number % 2 == 0, policy(number / 2));
+    let (reverse, save) = (number.is_multiple_of(2), policy(number / 2));
     Op::Scan(Scan { body, length, reverse, num_captured, num_carry, save })
 }
 
