@@ -10,7 +10,11 @@ use std::{
 use mt_config::{Config, Request, RunGroup, value_text};
 use mt_train::{Ending, TrainOptions, TrainReport, metrics::ConsoleStyle, tokenizer_directory, train};
 
-use crate::{arguments::Settings, commands::warn, failure::Failure};
+use crate::{
+    arguments::Settings,
+    commands::{decode, warn},
+    failure::Failure,
+};
 
 /// Runs `maxtext train`. A run that a signal stopped ends with the status that signals have in a shell.
 pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
@@ -60,11 +64,15 @@ fn close(config: &Config, report: &TrainReport, given: &[String]) -> Result<Exit
         eprintln!("{line}");
     }
     eprintln!("loss curve: {}", report.chart.display());
+    if config.is_quick_start() && has_checkpoints {
+        sample(&report.run_directory);
+    }
     let mut next = Vec::new();
     if tokenizer_directory(&report.run_directory).is_dir() && has_checkpoints {
-        next.push(format!("maxtext decode load_parameters_path={directory} prompt='…'"));
+        let path = quoted(&format!("load_parameters_path={directory}"));
+        next.push(format!("{} decode {path} prompt='…'", program()));
     }
-    if has_checkpoints {
+    if has_checkpoints && report.ending == Ending::Completed && report.steps > 0 {
         let given: Vec<String> =
             given.iter().filter(|argument| !argument.starts_with("steps=")).cloned().collect();
         next.push(format!("{} steps={}", command(&given, &name), report.steps * 2));
@@ -75,18 +83,46 @@ fn close(config: &Config, report: &TrainReport, given: &[String]) -> Result<Exit
     Ok(ExitCode::SUCCESS)
 }
 
+/// What the sample at the end of the quick start continues.
+const SAMPLE_PROMPT: &str = "/// Returns the ";
+
+/// Shows what the quick start's model writes, by the command that a user would give.
+fn sample(run: &Path) {
+    eprintln!("a sample, which continues {SAMPLE_PROMPT:?}:");
+    let keys = [
+        format!("load_parameters_path={}", run.display()),
+        format!("prompt={SAMPLE_PROMPT}"),
+        "max_prefill_predict_length=32".to_owned(),
+        "max_target_length=128".to_owned(),
+        "decode_sampling_strategy=nucleus".to_owned(),
+        "decode_sampling_nucleus_p=0.9".to_owned(),
+        "decode_sampling_temperature=0.7".to_owned(),
+    ];
+    // The run is saved; that it cannot be sampled is worth a message, not a failure.
+    if let Err(failure) = decode::run(Settings { settings: keys.into() }) {
+        failure.report();
+    }
+}
+
 /// The command that goes on with a run.
 fn command(given: &[String], name: &str) -> String {
-    let others = given.iter().filter(|argument| !argument.starts_with("run_name="));
-    let quoted = others.map(|argument| {
-        if argument.contains(|c: char| c.is_whitespace() || "'\"$&;|<>()*?[]{}`".contains(c)) {
-            format!("'{}'", argument.replace('\'', "'\\''"))
-        } else {
-            argument.clone()
-        }
-    });
-    let words: Vec<String> = quoted.chain([format!("run_name={name}")]).collect();
-    format!("maxtext train {}", words.join(" "))
+    let others = given.iter().filter(|argument| !argument.starts_with("run_name=")).cloned();
+    let words: Vec<String> = others.chain([format!("run_name={name}")]).map(|word| quoted(&word)).collect();
+    format!("{} train {}", program(), words.join(" "))
+}
+
+/// How this program was called, so that a shell in the same directory finds it again.
+fn program() -> String {
+    quoted(&env::args().next().unwrap_or_else(|| "maxtext".to_owned()))
+}
+
+/// The word as a shell reads it back.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "_-+=.,:/@%^".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
 }
 
 /// The clone whose files the quick start trains on: the one around the current directory, or the one that the program
