@@ -1,0 +1,72 @@
+//! First values of parameters.
+
+use mt_nn::{
+    Initializer, ParamSpec,
+    axes::{EMBED, LAYERS, MLP},
+    initialize,
+};
+use mt_shape::{Path, axis};
+
+use crate::harness::run;
+
+const FAN_IN: usize = 400;
+
+fn path(segments: &[&str]) -> Path {
+    let mut path = Path::default();
+    fn descend(path: &mut Path, segments: &[&str]) -> Path {
+        match segments {
+            [] => path.clone(),
+            [first, rest @ ..] => path.within(first, |path| descend(path, rest)),
+        }
+    }
+    descend(&mut path, segments)
+}
+
+fn deviation(values: &[f64]) -> f64 {
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    (values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / values.len() as f64).sqrt()
+}
+
+#[test]
+fn values_have_the_distribution_that_is_asked_for() {
+    let spec =
+        |initializer| ParamSpec::new([(axis(EMBED, FAN_IN), "embed"), (axis(MLP, 100), "mlp")], initializer);
+    let results = run("initialize", &[], |region, _| {
+        let specs = [
+            (path(&["a"]), spec(Initializer::fan_in(1.0, FAN_IN))),
+            (path(&["b"]), spec(Initializer::Normal { deviation: 0.02 })),
+            (path(&["c"]), spec(Initializer::Ones)),
+            (path(&["d"]), spec(Initializer::Zeros)),
+            (path(&["e"]), spec(Initializer::fan_in(1.0, FAN_IN))),
+        ];
+        initialize(region, region.key(0), &specs)
+    });
+    let values: Vec<Vec<f64>> = results.iter().map(|result| result.to_f64()).collect();
+    let expected = (1.0 / FAN_IN as f64).sqrt();
+    assert!((deviation(&values[0]) / expected - 1.0).abs() < 0.02);
+    // Cut at two deviations of the distribution before it was cut.
+    let bound = 2.0 * expected / 0.879_625_661_034_239_8;
+    let largest = values[0].iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+    assert!(largest <= bound * 1.000_001 && largest > bound * 0.99);
+    assert!((deviation(&values[1]) / 0.02 - 1.0).abs() < 0.02);
+    assert!(values[1].iter().any(|value| value.abs() > 0.06), "not cut");
+    assert!(values[2].iter().all(|value| *value == 1.0));
+    assert!(values[3].iter().all(|value| *value == 0.0));
+    assert_ne!(values[0], values[4], "parameters draw differently");
+}
+
+#[test]
+fn stacked_and_unrolled_layers_start_alike() {
+    let spec = ParamSpec::new([(axis(EMBED, 7), "embed")], Initializer::fan_in(1.0, 7));
+    let stacked = run("stacked", &[], |region, _| {
+        initialize(region, region.key(3), &[(path(&["layers", "wi"]), spec.stacked(axis(LAYERS, 3)))])
+    });
+    let unrolled = run("unrolled", &[], |region, _| {
+        let specs: Vec<_> =
+            (0..3).map(|layer| (path(&["layers", &layer.to_string(), "wi"]), spec.of_layer(layer))).collect();
+        initialize(region, region.key(3), &specs)
+    });
+    let unrolled: Vec<f64> = unrolled.iter().flat_map(|layer| layer.to_f64()).collect();
+    assert_eq!(stacked[0].to_f64(), unrolled);
+    assert_ne!(unrolled[..7], unrolled[7..14]);
+}

@@ -1,0 +1,175 @@
+//! The optimizer against optax, run on the CPU plugin; `goldens/generate.py` made the values.
+
+use std::{fs, path::PathBuf, sync::Arc};
+
+use mt_ir::{DotLowering, Program};
+use mt_optim::{AdamW, Moments, WarmupCosine, clip_by_global_norm, global_norm};
+use mt_runtime::testing;
+use mt_shape::{Axis, DType, HostArray, Placement, axis};
+use mt_trace::{Inputs, Output, ProgramOptions, Tensor, program};
+use safetensors::SafeTensors;
+
+const NUM_STEPS: usize = 10;
+const PARAMETERS: [(&str, &[usize]); 3] = [("a", &[5, 3]), ("b", &[7]), ("c", &[2, 3, 2])];
+const AXES: [&str; 3] = ["x", "y", "z"];
+
+const SCHEDULE: WarmupCosine =
+    WarmupCosine { peak: 0.02, warmup_steps: 3, total_steps: 8, final_fraction: 0.1 };
+
+fn golden(name: &str) -> HostArray {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/adamw.safetensors");
+    let bytes = fs::read(path).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let view = tensors.tensor(name).unwrap_or_else(|error| panic!("`{name}`: {error}"));
+    HostArray::from_bytes(DType::F32, view.shape(), view.data()).unwrap()
+}
+
+#[track_caller]
+fn assert_close(what: &str, actual: &HostArray, expected: &HostArray, tolerance: f64) {
+    assert_eq!(actual.dims(), expected.dims(), "{what}");
+    for (actual, expected) in actual.to_f64().iter().zip(expected.to_f64()) {
+        let error = (actual - expected).abs();
+        assert!(error <= tolerance * expected.abs().max(1e-2), "{what}: {actual} is not {expected}");
+    }
+}
+
+fn traced<F>(name: &str, code: F) -> Program
+where
+    F: for<'t> FnOnce(&Inputs<'t>) -> Vec<Output<'t>>,
+{
+    let options = ProgramOptions {
+        name: name.to_owned(),
+        placement: Arc::new(Placement::single()),
+        dots: DotLowering::ViaF32,
+    };
+    program(&options, code).unwrap()
+}
+
+fn axes(dims: &[usize]) -> Vec<Axis> {
+    AXES.iter().zip(dims).map(|(name, size)| axis(name, *size)).collect()
+}
+
+/// One argument for each parameter.
+fn declare<'t>(inputs: &Inputs<'t>, prefix: &str, dtype: DType) -> Vec<Tensor<'t>> {
+    PARAMETERS
+        .iter()
+        .map(|(name, dims)| {
+            inputs.input(&format!("{prefix}.{name}"), dtype, &axes(dims), &vec![None; dims.len()], false)
+        })
+        .collect()
+}
+
+/// A step of clipping and AdamW: parameters, both moments, the step's number and gradients to the next of all but
+/// gradients, and the gradients' norm.
+fn step_program(optimizer: &AdamW) -> Program {
+    traced("step", |inputs| {
+        let parameters = declare(inputs, "parameter", DType::F32);
+        let moments = Moments {
+            first: declare(inputs, "first", optimizer.first_moment_dtype),
+            second: declare(inputs, "second", DType::F32),
+        };
+        let step = inputs.input("step", DType::I32, &[], &[], false);
+        let gradients = declare(inputs, "gradient", DType::F32);
+        let norm = global_norm(&gradients);
+        let clipped = clip_by_global_norm(&gradients, norm, 1.0);
+        let (next, moments) = optimizer.update(&parameters, &clipped, &moments, step, SCHEDULE.at(step));
+        let results = next.into_iter().chain(moments.first).chain(moments.second).chain([step + 1.0, norm]);
+        results.map(|tensor| inputs.replicated("result", tensor)).collect()
+    })
+}
+
+#[track_caller]
+fn check(case: &str, first_moment_dtype: DType, tolerance: f64) {
+    let optimizer =
+        AdamW { b1: 0.9, b2: 0.95, epsilon: 1e-8, epsilon_root: 1e-9, weight_decay: 0.1, first_moment_dtype };
+    let program = step_program(&optimizer);
+    let start = PARAMETERS.map(|(name, _)| golden(&format!("{case}.start.{name}")));
+    let zeros = |dtype: DType| PARAMETERS.map(|(_, dims)| HostArray::zeros(dtype, dims));
+    let mut state: Vec<HostArray> =
+        start.into_iter().chain(zeros(first_moment_dtype)).chain(zeros(DType::F32)).collect();
+    state.push(HostArray::zeros(DType::I32, &[]));
+    for step in 0..NUM_STEPS {
+        let gradients = PARAMETERS.map(|(name, _)| golden(&format!("{case}.gradient.{step}.{name}")));
+        let mut results = testing::run(&program, &[state, gradients.to_vec()].concat()).unwrap();
+        let norm = results.pop().unwrap();
+        assert_close("norm", &norm, &golden(&format!("{case}.norm.{step}")), 1e-5);
+        for ((name, _), parameter) in PARAMETERS.iter().zip(&results) {
+            let expected = golden(&format!("{case}.parameter.{step}.{name}"));
+            assert_close(
+                &format!("{case}: parameter {name} after step {step}"),
+                parameter,
+                &expected,
+                tolerance,
+            );
+        }
+        state = results;
+    }
+    for (index, (name, _)) in PARAMETERS.iter().enumerate() {
+        let [first, second] = [&state[3 + index], &state[6 + index]];
+        assert_eq!(first.dtype(), first_moment_dtype);
+        let first: Vec<f32> = first.to_f64().iter().map(|value| *value as f32).collect();
+        let expected = golden(&format!("{case}.mu.{name}"));
+        let first = HostArray::from_slice(DType::F32, expected.dims(), &first).unwrap();
+        assert_close(&format!("{case}: mu of {name}"), &first, &expected, tolerance);
+        assert_close(&format!("{case}: nu of {name}"), second, &golden(&format!("{case}.nu.{name}")), 1e-5);
+    }
+    assert_eq!(state[9].to_f64(), [NUM_STEPS as f64]);
+}
+
+#[test]
+fn ten_steps_match_optax() {
+    check("f32", DType::F32, 1e-5);
+}
+
+#[test]
+fn ten_steps_with_narrow_moments_match_optax() {
+    // optax multiplies the narrow moment by its decay in `bf16`, too; here only what is kept is rounded.
+    check("bf16_moments", DType::BF16, 1e-2);
+}
+
+#[test]
+fn learning_rates_match() {
+    let program = traced("rates", |inputs| {
+        let step = inputs.input("step", DType::I32, &[], &[], false);
+        vec![inputs.replicated("rate", SCHEDULE.at(step))]
+    });
+    let expected = golden("rates").to_f64();
+    for (step, expected) in expected.iter().enumerate() {
+        let step = HostArray::from_slice(DType::I32, &[], &[step as i32]).unwrap();
+        let rate = testing::run(&program, &[step]).unwrap()[0].to_f64()[0];
+        assert!((rate - expected).abs() <= 1e-6 * 0.02, "{rate} is not {expected}");
+    }
+}
+
+#[test]
+fn schedules_without_warmup_or_end_are_numbers() {
+    let rate = |schedule: WarmupCosine, step: i32| {
+        let program = traced("rate", |inputs| {
+            let step = inputs.input("step", DType::I32, &[], &[], false);
+            vec![inputs.replicated("rate", schedule.at(step))]
+        });
+        testing::run(&program, &[HostArray::from_slice(DType::I32, &[], &[step]).unwrap()]).unwrap()[0]
+            .to_f64()[0]
+    };
+    let peak = f64::from(0.02_f32);
+    let without_warmup = WarmupCosine { warmup_steps: 0, ..SCHEDULE };
+    assert!((rate(without_warmup, 0) - peak).abs() < 1e-8);
+    let only_warmup = WarmupCosine { warmup_steps: 8, ..SCHEDULE };
+    assert!((rate(only_warmup, 4) - peak / 2.0).abs() < 1e-8);
+    assert_eq!(rate(only_warmup, 8), 0.0);
+    assert!((rate(WarmupCosine { warmup_steps: 0, total_steps: 1, ..SCHEDULE }, 0) - peak).abs() < 1e-8);
+}
+
+#[test]
+fn gradients_within_the_threshold_stay_the_same_bits() {
+    let program = traced("clip", |inputs| {
+        let gradients = declare(inputs, "gradient", DType::F32);
+        let clipped = clip_by_global_norm(&gradients, global_norm(&gradients), 1e3);
+        let norm = global_norm(&clip_by_global_norm(&gradients, global_norm(&gradients), 0.5));
+        clipped.into_iter().chain([norm]).map(|tensor| inputs.replicated("clipped", tensor)).collect()
+    });
+    let gradients = PARAMETERS.map(|(name, _)| golden(&format!("f32.gradient.0.{name}")));
+    let results = testing::run(&program, &gradients).unwrap();
+    assert_eq!(results[..3], gradients);
+    assert!((results[3].to_f64()[0] - 0.5).abs() < 1e-6);
+}
