@@ -66,6 +66,18 @@ pub fn load(config: &DecodeConfig, tokenizer: Tokenizer) -> Result<Loaded, Engin
     })
 }
 
+/// Checks that there is a checkpoint where a path leads, before anything is built for it.
+///
+/// # Errors
+/// There is none, or its description is damaged or of a kind that cannot be read.
+pub fn check_checkpoint(path: &Path) -> Result<(), EngineError> {
+    // That the newest step is damaged is no matter: loading passes it over.
+    if checkpoints_directory(path)?.is_none() {
+        Checkpoint::open_path(path)?;
+    }
+    Ok(())
+}
+
 /// The tokenizer that is saved in a run's directory, or else the one that the configuration names.
 ///
 /// # Errors

@@ -14,8 +14,8 @@ use mt_config::{
 };
 use mt_data::{DataError, DecodeStream, Tokenizer};
 use mt_engine::{
-    GeneratedToken, Generation, Limits, Loaded, Request, SamplingOptions, Timing, encode_prompt, load,
-    load_tokenizer,
+    GeneratedToken, Generation, Limits, Loaded, Request, SamplingOptions, Timing, check_checkpoint,
+    encode_prompt, load, load_tokenizer,
 };
 use serde_json::json;
 
@@ -100,6 +100,7 @@ fn configure(arguments: Vec<String>) -> Result<(Config, Option<PathBuf>), Failur
             given.entry(key).origin
         )));
     }
+    check_checkpoint(Path::new(&path))?;
     let run_directory = run_directory_of(Path::new(&path));
     let config = match &run_directory {
         Some(directory) => {
@@ -107,6 +108,11 @@ fn configure(arguments: Vec<String>) -> Result<(Config, Option<PathBuf>), Failur
             // What the run itself started from is not what is loaded now.
             let others = keys.iter().filter(|other| **other != key && path_of(other).is_empty());
             request.arguments.extend(others.map(|other| format!("{other}=")));
+            // A file that is named here replaces whatever kind of tokenizer the run has.
+            let is_default = |key: &str| given.entry(key).origin == Origin::Default;
+            if !is_default("tokenizer_path") && is_default("tokenizer_type") {
+                request.arguments.push("tokenizer_type=huggingface".to_owned());
+            }
             over_run(request)?
         }
         None => given,
@@ -172,12 +178,14 @@ fn generate(
     if let ([only], true, true) = (asked, shows, io::stdout().is_terminal()) {
         screen.show(only.prompt)?;
     }
+    let mut progress = Progress { visible: !shows && io::stderr().is_terminal(), num_tokens: 0 };
     let mut failure: Option<Failure> = None;
     let generation = loaded.engine.generate(
         &requests,
         &SamplingOptions::from_config(group),
         &limits,
         |GeneratedToken { row, token, .. }| {
+            progress.advance();
             let shown = answers[row].push(token).map_err(Failure::from).and_then(|new| screen.show(&new));
             match shown {
                 Ok(()) if screen.open || !shows => ControlFlow::Continue(()),
@@ -189,6 +197,7 @@ fn generate(
             }
         },
     )?;
+    progress.clear();
     if let Some(failure) = failure {
         return Err(failure);
     }
@@ -249,6 +258,27 @@ impl Screen {
                 Ok(())
             }
             Err(error) => Err(Failure::run(format!("cannot write to standard output: {error}"))),
+        }
+    }
+}
+
+/// A count of tokens on a terminal, where nothing else shows that answers are being written.
+struct Progress {
+    visible: bool,
+    num_tokens: usize,
+}
+
+impl Progress {
+    fn advance(&mut self) {
+        self.num_tokens += 1;
+        if self.visible && self.num_tokens.is_multiple_of(16) {
+            eprint!("\r{} tokens", self.num_tokens);
+        }
+    }
+
+    fn clear(&self) {
+        if self.visible {
+            eprint!("\r\x1b[K");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod cache;
 mod generate;
+mod load;
 mod sampling;
 
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::{Engine, EngineOptions, Request};
 pub const VOCAB_SIZE: usize = 61;
 
 /// A model's configuration: `base` with `keys` on top.
-fn resolve(keys: &[&str]) -> Config {
+pub fn resolve(keys: &[&str]) -> Config {
     let base = [
         "dtype=float32",
         "base_emb_dim=24",
