@@ -73,6 +73,22 @@ impl Loop<'_> {
     pub fn run(
         mut self,
         state: TrainState,
+        data: TrainIterator,
+        position: Option<IteratorState>,
+    ) -> Result<Progress, TrainError> {
+        let progress = self.steps(state, data, position);
+        if progress.is_err() {
+            // A checkpoint that is still being written is of a step that went well. Only the first error is told.
+            let _ = self.manager.wait_until_finished();
+        }
+        let progress = progress?;
+        self.logger.finish()?;
+        Ok(progress)
+    }
+
+    fn steps(
+        &mut self,
+        state: TrainState,
         mut data: TrainIterator,
         position: Option<IteratorState>,
     ) -> Result<Progress, TrainError> {
@@ -114,7 +130,7 @@ impl Loop<'_> {
                 _ => batches.next()?,
             };
             let Some((batch, after)) = next else {
-                if step == self.first_step {
+                if step == 0 {
                     return Err(TrainError::NoBatch);
                 }
                 break Ending::DataEnded;
@@ -162,7 +178,6 @@ impl Loop<'_> {
             self.save(&state, last, &position)?;
         }
         self.manager.wait_until_finished()?;
-        self.logger.finish()?;
         Ok(Progress { ending, steps: step, first_evaluation, last_evaluation })
     }
 
