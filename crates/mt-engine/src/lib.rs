@@ -1,7 +1,7 @@
 //! The inference engine: continues token sequences with a model and a cache of keys and values.
 //!
 //! Phase: trace, compile and run. An [`Engine`] traces a model of `mt-models` in two forms, compiles them for a few
-//! sizes with `mt-runtime`, and loops. [`load`] makes one of a configuration and a checkpoint. Commands and servers are
+//! sizes with `mt-runtime`, and loops. [`load()`] makes one of a configuration and a checkpoint. Commands and servers are
 //! above; this crate knows neither argument lists nor HTTP.
 //!
 //! Prompts of one batch are padded on the right and processed at once, all but their last tokens, which only fills the

@@ -159,6 +159,9 @@ fn weights(
 
 /// The directory of steps that a path means: the run's or itself. `None` if it is one checkpoint, or none at all.
 fn checkpoints_directory(path: &Path) -> Result<Option<PathBuf>, EngineError> {
+    if !path.is_dir() {
+        return Ok(None);
+    }
     for candidate in [path.join("checkpoints"), path.to_owned()] {
         if !complete_steps(&candidate)?.is_empty() {
             return Ok(Some(candidate));

@@ -131,6 +131,8 @@ fn what_does_not_fit_is_named() {
     assert!(error.is_user_error() && error.to_string().contains("no complete step"), "{error}");
     let error = load_from(empty.path(), &config(empty.path(), &[])).err().unwrap();
     assert!(error.is_user_error() && error.to_string().contains("no complete step"), "{error}");
+    let error = check_checkpoint(&run.path().join("tokenizer/tokenizer.json")).unwrap_err();
+    assert!(error.is_user_error() && error.to_string().contains("is no checkpoint"), "{error}");
     let nameless = config(run.path(), &["tokenizer_type=huggingface"]);
     let error = load_tokenizer(&nameless.tokenizer, None).unwrap_err();
     assert!(matches!(error, EngineError::NoTokenizer), "{error}");
