@@ -87,7 +87,7 @@ pub enum Command {
     Train(Settings),
     /// Continue prompts with a trained model
     #[command(long_about = DECODE, after_help = DECODE_EXAMPLES)]
-    Decode(Settings),
+    Decode(Decode),
     /// Show, explain and check configurations
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -105,6 +105,16 @@ pub struct Settings {
     /// A YAML file, and keys that override it: `steps=100 learning_rate=1e-3`
     #[arg(value_name = "CONFIG.yml | KEY=VALUE", allow_hyphen_values = true)]
     pub settings: Vec<String>,
+}
+
+/// What to decode, and how to write it.
+#[derive(Debug, Args)]
+pub struct Decode {
+    /// Write one JSON object a line: prompt, text, tokens, and why it ended
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub settings: Settings,
 }
 
 #[derive(Debug, Subcommand)]

@@ -25,7 +25,7 @@ pub use groups::{
     AttentionKind, CheckpointGroup, DataGroup, DatasetType, DebugGroup, DecodeConfig, DecodeGroup,
     DecoderBlock, Hardware, HfTextUnit, LearningRateSchedule, MlpActivation, ModelGroup, OptimizerGroup,
     OptimizerType, PackingType, PlacementGroup, RematPolicy, RopeType, RunGroup, SamplingStrategy,
-    TokenizerGroup, TokenizerType, TrainConfig, run_directory_of, saved_config_path,
+    TokenizerGroup, TokenizerType, TrainConfig, run_directory_of, saved_config_path, tokenizer_directory,
 };
 pub use key::{Class, Key, Kind, Literal};
 pub use origin::Origin;

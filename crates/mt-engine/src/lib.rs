@@ -22,7 +22,7 @@ mod tests;
 
 pub use engine::Engine;
 pub use error::EngineError;
-pub use load::{Loaded, TOKENIZER_DIRECTORY, check_checkpoint, encode_prompt, load, load_tokenizer};
+pub use load::{Loaded, check_checkpoint, encode_prompt, load, load_tokenizer};
 pub use options::{
     EngineOptions, FinishReason, GeneratedToken, Generation, Limits, Request, Row, SamplingOptions, Timing,
 };

@@ -6,16 +6,13 @@ use std::{
 };
 
 use mt_checkpoint::{Checkpoint, SkippedStep, complete_steps, latest_valid};
-use mt_config::{DebugGroup, DecodeConfig, Hardware, RunGroup, TokenizerGroup, TokenizerType};
+use mt_config::{DecodeConfig, TokenizerGroup, TokenizerType, tokenizer_directory};
 use mt_data::Tokenizer;
-use mt_models::{Model, Slot, StateError, build, expected_arrays, load_slot};
-use mt_runtime::{Array, CompileSettings, Platform, Runtime, RuntimeOptions};
+use mt_models::{Model, Slot, StateError, build, expected_arrays, load_slot, start_runtime};
+use mt_runtime::{Array, CompileSettings, Runtime};
 use mt_shape::Placement;
 
 use crate::{Engine, EngineError, EngineOptions};
-
-/// Where a run keeps its tokenizer, below its own directory.
-pub const TOKENIZER_DIRECTORY: &str = "tokenizer";
 
 /// Most rows that run at once.
 const MAX_BATCH: usize = 64;
@@ -42,7 +39,7 @@ pub fn load(config: &DecodeConfig, tokenizer: Tokenizer) -> Result<Loaded, Engin
     let path = group.load_parameters_path.as_ref().or(group.load_full_state_path.as_ref());
     let path = path.ok_or(EngineError::NoCheckpoint)?;
     let model = build(&config.model)?;
-    let runtime = Runtime::new(&runtime_options(&config.run, &config.debug))?;
+    let runtime = start_runtime(&config.run, &config.debug)?;
     let placement = Arc::new(config.placement.placement(runtime.num_devices())?);
     let weights = weights(&runtime, &placement, &*model, path)?;
     let options = EngineOptions {
@@ -86,7 +83,7 @@ pub fn load_tokenizer(
     group: &TokenizerGroup,
     run_directory: Option<&Path>,
 ) -> Result<Tokenizer, EngineError> {
-    let saved = run_directory.map(|run| run.join(TOKENIZER_DIRECTORY)).filter(|saved| saved.is_dir());
+    let saved = run_directory.map(tokenizer_directory).filter(|saved| saved.is_dir());
     match (saved, group.tokenizer_type, &group.tokenizer_path) {
         (Some(saved), ..) => Ok(Tokenizer::load(saved)?),
         (None, TokenizerType::Byte, _) => Ok(Tokenizer::bytes()),
@@ -105,22 +102,6 @@ pub fn encode_prompt(tokenizer: &Tokenizer, text: &str, add_bos: bool) -> Result
         (false, _) => Ok(tokens),
         (true, Some(bos)) => Ok(vec![bos]),
         (true, None) => Err(EngineError::NothingToStartFrom { tokenizer: tokenizer.name().to_owned() }),
-    }
-}
-
-fn runtime_options(run: &RunGroup, debug: &DebugGroup) -> RuntimeOptions {
-    let platform = match run.hardware {
-        Hardware::Auto => None,
-        Hardware::Cpu => Some(Platform::Cpu),
-        Hardware::Gpu => Some(Platform::Gpu),
-        Hardware::Tpu => Some(Platform::Tpu),
-    };
-    RuntimeOptions {
-        platform,
-        plugin_path: run.pjrt_plugin_path.clone(),
-        num_cpu_devices: Some(run.num_cpu_devices),
-        cache_directory: debug.jax_cache_dir.clone(),
-        ..RuntimeOptions::default()
     }
 }
 

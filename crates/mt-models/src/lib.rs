@@ -7,12 +7,14 @@
 #![forbid(unsafe_code)]
 
 mod flops;
+mod hardware;
 pub mod llama;
 mod model;
 mod state;
 mod storage;
 
 pub use flops::FlopCount;
+pub use hardware::start_runtime;
 pub use model::{Cache, CacheSpec, Forward, Model, ModelError, Tokens, build};
 pub use state::{EXACT_ITEM, Slot, SlotEntries, StateError, expected_arrays, load_slot, slot_entries};
 pub use storage::{StoredParameter, moment_scale};

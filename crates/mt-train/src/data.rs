@@ -1,11 +1,10 @@
 //! From the configuration to datasets and tokenizers.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::Path, sync::Arc};
 
-use mt_config::{DataGroup, DatasetType, HfTextUnit, PackingType, TokenizerGroup, TokenizerType};
+use mt_config::{
+    DataGroup, DatasetType, HfTextUnit, PackingType, TokenizerGroup, TokenizerType, tokenizer_directory,
+};
 use mt_data::{
     BYTE_LEVEL_SPECIAL_TOKENS, Dataset, DatasetOptions, EvaluationSet, Packing, Remainder, Source, Split,
     TextDocument, Tokenizer, TrainIterator, UnigramModel, bits_per_byte, repository_documents,
@@ -13,11 +12,6 @@ use mt_data::{
 };
 
 use crate::TrainError;
-
-/// Where a run keeps its tokenizer.
-pub fn tokenizer_directory(run: &Path) -> PathBuf {
-    run.join("tokenizer")
-}
 
 /// The data of a run.
 pub(crate) struct RunData {

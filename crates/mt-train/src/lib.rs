@@ -17,6 +17,5 @@ mod signals;
 mod state;
 mod train_loop;
 
-pub use data::tokenizer_directory;
 pub use error::TrainError;
-pub use run::{Ending, EvaluationSummary, TrainOptions, TrainReport, start_runtime, train};
+pub use run::{Ending, EvaluationSummary, TrainOptions, TrainReport, train};

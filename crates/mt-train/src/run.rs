@@ -6,10 +6,10 @@ use std::{
 };
 
 use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock};
-use mt_config::{Config, Hardware, Request, TrainConfig};
-use mt_models::Model;
+use mt_config::{Config, Request, TrainConfig};
+use mt_models::{Model, start_runtime};
 use mt_optim::{AdamW, WarmupCosine};
-use mt_runtime::{CompileSettings, Executable, Platform, Runtime, RuntimeOptions};
+use mt_runtime::{CompileSettings, Executable, Runtime};
 use mt_shape::Placement;
 
 use crate::{
@@ -65,29 +65,6 @@ pub struct TrainReport {
     pub unigram_bits_per_byte: Option<f64>,
     /// The picture of the loss curves.
     pub chart: PathBuf,
-}
-
-/// Starts the hardware that a configuration asks for.
-///
-/// # Errors
-/// There is none, or its plugin is missing.
-pub fn start_runtime(
-    run: &mt_config::RunGroup,
-    debug: &mt_config::DebugGroup,
-) -> Result<Runtime, mt_runtime::RuntimeError> {
-    let platform = match run.hardware {
-        Hardware::Auto => None,
-        Hardware::Cpu => Some(Platform::Cpu),
-        Hardware::Gpu => Some(Platform::Gpu),
-        Hardware::Tpu => Some(Platform::Tpu),
-    };
-    Runtime::new(&RuntimeOptions {
-        platform,
-        plugin_path: run.pjrt_plugin_path.clone(),
-        num_cpu_devices: Some(run.num_cpu_devices),
-        cache_directory: debug.jax_cache_dir.clone(),
-        ..RuntimeOptions::default()
-    })
 }
 
 /// Trains until the steps are done, the data ends or a signal asks to stop. Resumes a run that has checkpoints.

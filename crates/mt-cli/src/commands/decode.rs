@@ -20,16 +20,14 @@ use mt_engine::{
 use serde_json::json;
 
 use crate::{
-    arguments::Settings,
+    arguments::Decode,
     commands::warn,
     failure::{Failure, print},
 };
 
 /// Runs `maxtext decode`.
-pub fn run(settings: Settings) -> Result<(), Failure> {
-    let (flags, arguments): (Vec<String>, Vec<String>) =
-        settings.settings.into_iter().partition(|argument| argument == "--json");
-    let (config, run_directory) = configure(arguments)?;
+pub fn run(command: Decode) -> Result<(), Failure> {
+    let (config, run_directory) = configure(command.settings.settings)?;
     let decode = DecodeConfig::from_config(&config)?;
     // A tokenizer that is named for this command goes before the run's own.
     let named_here = ["tokenizer_path", "tokenizer_type"].iter().any(|key| is_set_here(config.entry(key)));
@@ -46,7 +44,7 @@ pub fn run(settings: Settings) -> Result<(), Failure> {
 
     let loaded = load(&decode, tokenizer)?;
     report_loading(&loaded);
-    let json = !flags.is_empty();
+    let json = command.json;
     let (generation, texts) = generate(&loaded, &decode.decode, &asked, json)?;
     if json {
         for ((asked, row), text) in asked.iter().zip(&generation.rows).zip(&texts) {

@@ -7,11 +7,11 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use mt_config::{Config, Request, RunGroup, value_text};
-use mt_train::{Ending, TrainOptions, TrainReport, metrics::ConsoleStyle, tokenizer_directory, train};
+use mt_config::{Config, Request, RunGroup, TrainConfig, tokenizer_directory, value_text};
+use mt_train::{Ending, TrainOptions, TrainReport, metrics::ConsoleStyle, train};
 
 use crate::{
-    arguments::Settings,
+    arguments::{Decode, Settings},
     commands::{decode, warn},
     failure::Failure,
 };
@@ -21,6 +21,8 @@ pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
     let given = settings.settings.clone();
     let (config, is_named) = configure(settings.settings)?;
     let options = TrainOptions { console: ConsoleStyle::Automatic, repository: repository() };
+    // What is wrong with the configuration comes before anything is said about the run.
+    TrainConfig::from_config(&config)?;
     if !is_named {
         let name = value_text(&config.entry("run_name").value);
         eprintln!("this is the new run `{name}`; to resume it: {}", command(&given, &name));
@@ -99,7 +101,7 @@ fn sample(run: &Path) {
         "decode_sampling_temperature=0.7".to_owned(),
     ];
     // The run is saved; that it cannot be sampled is worth a message, not a failure.
-    if let Err(failure) = decode::run(Settings { settings: keys.into() }) {
+    if let Err(failure) = decode::run(Decode { json: false, settings: Settings { settings: keys.into() } }) {
         failure.report();
     }
 }

@@ -28,7 +28,10 @@ pub use choices::{
 pub use data::{DataGroup, TokenizerGroup};
 pub use model::{ModelGroup, OptimizerGroup};
 pub use placement::PlacementGroup;
-pub use run::{CheckpointGroup, DebugGroup, DecodeGroup, RunGroup, run_directory_of, saved_config_path};
+pub use run::{
+    CheckpointGroup, DebugGroup, DecodeGroup, RunGroup, run_directory_of, saved_config_path,
+    tokenizer_directory,
+};
 pub use whole::{DecodeConfig, TrainConfig};
 
 /// Declares a group: a struct whose fields are keys, and how it is read from a configuration.

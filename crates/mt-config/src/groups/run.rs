@@ -76,6 +76,11 @@ impl RunGroup {
     }
 }
 
+/// Where a run keeps its tokenizer.
+pub fn tokenizer_directory(run_directory: &Path) -> PathBuf {
+    run_directory.join("tokenizer")
+}
+
 /// Where the resolved configuration of a run is saved.
 pub fn saved_config_path(run_directory: &Path) -> PathBuf {
     run_directory.join("config.yml")

@@ -11,8 +11,8 @@ use mt_shape::Placement;
 
 use super::{resolve, weights};
 use crate::{
-    EngineError, Limits, Loaded, Request, SamplingOptions, TOKENIZER_DIRECTORY, check_checkpoint,
-    encode_prompt, load, load_tokenizer,
+    EngineError, Limits, Loaded, Request, SamplingOptions, check_checkpoint, encode_prompt, load,
+    load_tokenizer,
 };
 
 /// The configuration for decoding what `path` leads to.
@@ -48,7 +48,7 @@ fn run() -> tempfile::TempDir {
         manager.save(step, SaveRequest { entries, ..SaveRequest::default() }).unwrap();
     }
     manager.wait_until_finished().unwrap();
-    Tokenizer::bytes().save(&run.path().join(TOKENIZER_DIRECTORY)).unwrap();
+    Tokenizer::bytes().save(&mt_config::tokenizer_directory(run.path())).unwrap();
     run
 }
 

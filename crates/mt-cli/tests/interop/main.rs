@@ -1,0 +1,119 @@
+//! Orbax itself restores the checkpoints of real runs.
+
+#[path = "../../../mt-checkpoint/tests/interop/python.rs"]
+mod python;
+
+use std::{collections::BTreeMap, path::Path, process::Command};
+
+use mt_checkpoint::{Checkpoint, StoredValue};
+use serde_json::Value;
+
+/// Shapes of one layer's parameters in MaxText, for 6 query heads on 2 key heads of 40 dimensions.
+const LAYER: [(&str, &[usize]); 9] = [
+    ("pre_self_attention_layer_norm.scale", &[48]),
+    ("self_attention.query.kernel", &[48, 6, 40]),
+    ("self_attention.key.kernel", &[48, 2, 40]),
+    ("self_attention.value.kernel", &[48, 2, 40]),
+    ("self_attention.out.kernel", &[6, 40, 48]),
+    ("post_self_attention_layer_norm.scale", &[48]),
+    ("mlp.wi_0.kernel", &[48, 96]),
+    ("mlp.wi_1.kernel", &[48, 96]),
+    ("mlp.wo.kernel", &[96, 48]),
+];
+
+const LAYERS: usize = 3;
+
+fn train(directory: &Path, name: &str, scan: bool) {
+    let text = directory.join("text.txt");
+    std::fs::write(
+        &text,
+        "All happy families are alike; each unhappy family is unhappy in its own way.\n".repeat(40),
+    )
+    .unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_maxtext"))
+        .args(["train", "dataset_type=hf", "hf_path=text", "tokenizer_type=byte", "vocab_size=272"])
+        .args(["base_emb_dim=48", "base_num_query_heads=6", "base_num_kv_heads=2", "head_dim=40"])
+        .args(["base_mlp_dim=96", "base_num_decoder_layers=3", "max_target_length=32", "dtype=float32"])
+        .args(["per_device_batch_size=2", "steps=3", "num_epoch=-1"])
+        .arg(format!("hf_train_files={}", text.display()))
+        .arg(format!("base_output_directory={}", directory.display()))
+        .arg(format!("run_name={name}"))
+        .arg(format!("scan_layers={scan}"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The names and shapes that MaxText gives the parameters.
+fn parameters(scan: bool) -> BTreeMap<String, Vec<usize>> {
+    let mut expected = BTreeMap::from([
+        ("token_embedder.embedding".to_owned(), vec![272, 48]),
+        ("decoder.decoder_norm.scale".to_owned(), vec![48]),
+        ("decoder.logits_dense.kernel".to_owned(), vec![48, 272]),
+    ]);
+    for (name, dims) in LAYER {
+        if scan {
+            let mut stacked = dims.to_vec();
+            stacked.insert(1, LAYERS);
+            expected.insert(format!("decoder.layers.{name}"), stacked);
+        } else {
+            for layer in 0..LAYERS {
+                expected.insert(format!("decoder.layers_{layer}.{name}"), dims.to_vec());
+            }
+        }
+    }
+    expected
+}
+
+fn check(scan: bool) {
+    let directory = tempfile::tempdir().unwrap();
+    train(directory.path(), "run", scan);
+    let checkpoints = directory.path().join("run/checkpoints");
+    let restored = python::python("restore_run.py", &[&checkpoints]);
+    let restored: BTreeMap<String, Value> = serde_json::from_str(&restored).unwrap();
+
+    let mut expected: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (name, dims) in parameters(scan) {
+        for prefix in ["params.params", "opt_state.0.mu.params", "opt_state.0.nu.params"] {
+            expected.insert(format!("{prefix}.{name}"), dims.clone());
+        }
+    }
+    for scalar in ["step", "opt_state.0.count", "opt_state.2.count"] {
+        expected.insert(scalar.to_owned(), Vec::new());
+    }
+    let found: BTreeMap<String, Vec<usize>> = restored
+        .iter()
+        .map(|(name, array)| (name.clone(), serde_json::from_value(array["dims"].clone()).unwrap()))
+        .collect();
+    assert_eq!(found, expected);
+
+    let ours = Checkpoint::open(&checkpoints, 2).unwrap();
+    for entry in ours.entries() {
+        if let StoredValue::Empty(_) = entry.value {
+            continue;
+        }
+        let array = ours.read_all(&entry.name).unwrap();
+        let contents: String = array.bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(restored[&entry.name]["dtype"], array.dtype().name(), "{}", entry.name);
+        assert!(restored[&entry.name]["contents"] == contents.as_str(), "{} differs", entry.name);
+    }
+    assert_eq!(ours.read_all("step").unwrap().to_f64(), [3.0]);
+    // What is stored of a query kernel is the kernel times `head_dim^-0.5`, which is no power of two here.
+    let exact = ours.item("exact").unwrap().expect("the unscaled kernels are kept");
+    let layer = if scan { "layers" } else { "layers_0" };
+    let name = format!("params.params.decoder.{layer}.self_attention.query.kernel");
+    let (stored, unscaled) =
+        (ours.read_all(&name).unwrap().to_f64(), exact.read_all(&name).unwrap().to_f64());
+    let norm = |values: &[f64]| values.iter().map(|value| value * value).sum::<f64>().sqrt();
+    assert!((norm(&stored) * 40_f64.sqrt() / norm(&unscaled) - 1.0).abs() < 1e-6);
+}
+
+#[test]
+fn orbax_restores_a_run_with_scanned_layers() {
+    check(true);
+}
+
+#[test]
+fn orbax_restores_a_run_with_unscanned_layers() {
+    check(false);
+}
