@@ -1,6 +1,9 @@
 //! Parameters and their moments, to and from checkpoints.
 
-use mt_checkpoint::{ArraySource, Checkpoint, CheckpointError, Entry, ExpectedArray, KeySegment, SourceError, Value, entry_name};
+use mt_checkpoint::{
+    ArraySource, Checkpoint, CheckpointError, Entry, ExpectedArray, KeySegment, SourceError, Value,
+    entry_name,
+};
 use mt_ir::TensorType;
 use mt_runtime::{Array, PendingHostArray, Runtime, RuntimeError};
 use mt_shape::{DType, HostArray, Placement};
@@ -145,7 +148,8 @@ fn converted(array: HostArray, dtype: DType) -> HostArray {
     let made = match dtype {
         DType::F64 => HostArray::from_slice(dtype, dims, &numbers),
         DType::BF16 => {
-            let values: Vec<half::bf16> = numbers.iter().map(|number| half::bf16::from_f64(*number)).collect();
+            let values: Vec<half::bf16> =
+                numbers.iter().map(|number| half::bf16::from_f64(*number)).collect();
             HostArray::from_slice(dtype, dims, &values)
         }
         DType::F16 => {

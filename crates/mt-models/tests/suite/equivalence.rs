@@ -1,0 +1,154 @@
+//! Every way of computing a model gives the same loss and gradients.
+
+use mt_models::Model;
+use mt_runtime::testing;
+use mt_shape::{HostArray, Placement};
+use mt_trace::program;
+
+use crate::harness::{
+    Batch, by_name, gradient_program, gradients, model, norm, options, parameters, relative_error,
+};
+
+/// Compares a way of computing with the plainest one: scanned, nothing recomputed, dense attention.
+#[track_caller]
+fn check(common: &[&str], ways: &[&[&str]], batch: &Batch, tolerance: f64) {
+    let plain =
+        model(&[common, &["scan_layers=true", "remat_policy=none", "attention=dot_product"]].concat());
+    let expected = gradients(&*plain, &parameters(&*plain), batch);
+    let expected_gradients = by_name(&*plain, &expected.gradients);
+    for way in ways {
+        let other = model(&[common, &["attention=dot_product"], way].concat());
+        let actual = gradients(&*other, &parameters(&*other), batch);
+        let error = (actual.loss - expected.loss).abs() / expected.loss;
+        assert!(error <= tolerance, "{way:?}: loss {} is not {}", actual.loss, expected.loss);
+        let actual_gradients = by_name(&*other, &actual.gradients);
+        assert!(actual_gradients.keys().eq(expected_gradients.keys()));
+        for (name, expected) in &expected_gradients {
+            assert!(norm(expected) > 0.0, "{name} has no gradient");
+            let error = relative_error(&actual_gradients[name], expected);
+            assert!(error <= tolerance, "{way:?}: gradient of `{name}` differs by {error:e}");
+        }
+    }
+}
+
+const WAYS: &[&[&str]] = &[
+    &["scan_layers=true", "remat_policy=full"],
+    &["scan_layers=true", "remat_policy=minimal"],
+    &["scan_layers=false", "remat_policy=none"],
+    &["scan_layers=false", "remat_policy=full"],
+    &["scan_layers=false", "remat_policy=minimal"],
+    &["scan_layers=true", "remat_policy=none", "attention=flash"],
+    &["scan_layers=true", "remat_policy=full", "attention=flash"],
+    &["scan_layers=false", "remat_policy=minimal", "attention=flash"],
+];
+
+fn batch() -> Batch {
+    Batch::packed(&[&[13, 17], &[33]], 33, 256)
+}
+
+#[test]
+fn scanning_recomputing_and_blocks_change_nothing() {
+    check(&[], WAYS, &batch(), 1e-5);
+}
+
+/// Fewer, for what only differs outside or inside of single layers.
+const SOME_WAYS: &[&[&str]] = &[
+    &["scan_layers=true", "remat_policy=full", "attention=flash"],
+    &["scan_layers=false", "remat_policy=none"],
+    &["scan_layers=false", "remat_policy=minimal"],
+];
+
+#[test]
+fn nor_do_they_with_a_tied_output() {
+    let common = ["logits_via_embedding=true", "normalize_embedding_logits=true", "base_num_query_heads=6"];
+    check(&common, SOME_WAYS, &batch(), 1e-5);
+}
+
+#[test]
+fn nor_do_they_with_dropout() {
+    check(&["enable_dropout=true", "dropout_rate=0.2"], SOME_WAYS, &batch(), 1e-5);
+}
+
+#[test]
+fn in_bf16_every_way_is_as_near_to_the_exact_result() {
+    let results = |arguments: &[&str]| {
+        let model = model(arguments);
+        let results = gradients(&*model, &parameters(&*model), &batch());
+        (results.loss, by_name(&*model, &results.gradients))
+    };
+    let (exact_loss, exact) = results(&["attention=dot_product"]);
+    let plain = results(&["attention=dot_product", "dtype=bfloat16"]).1;
+    for way in SOME_WAYS {
+        let (loss, narrow) = results(&[&["attention=dot_product", "dtype=bfloat16"], *way].concat());
+        assert!((loss - exact_loss).abs() <= 2e-3 * exact_loss, "{way:?}: loss {loss} is not {exact_loss}");
+        for (name, exact) in &exact {
+            let (error, plain_error) =
+                (relative_error(&narrow[name], exact), relative_error(&plain[name], exact));
+            assert!(plain_error < 5e-2, "gradient of `{name}` differs by {plain_error:e}");
+            assert!(
+                error <= 1.5 * plain_error,
+                "{way:?}: gradient of `{name}`: {error:e}, not {plain_error:e}"
+            );
+        }
+    }
+}
+
+#[test]
+fn several_blocks_change_nothing() {
+    // More than one block of keys, and a length that blocks do not divide.
+    let batch = Batch::packed(&[&[300, 247, 100]], 700, 256);
+    let ways: &[&[&str]] = &[
+        &["scan_layers=true", "remat_policy=full", "attention=flash"],
+        &["scan_layers=false", "attention=flash"],
+    ];
+    check(&[], ways, &batch, 1e-5);
+}
+
+#[test]
+fn dropout_changes_the_loss() {
+    let loss = |arguments: &[&str]| {
+        let model = model(arguments);
+        gradients(&*model, &parameters(&*model), &batch()).loss
+    };
+    let plain = loss(&[]);
+    assert_eq!(plain, loss(&["dropout_rate=0.2"]), "off unless `enable_dropout`");
+    assert_ne!(plain, loss(&["enable_dropout=true", "dropout_rate=0.2"]));
+}
+
+/// First values by the model's own initializers.
+fn initial(model: &dyn Model) -> Vec<HostArray> {
+    let specs = model.parameters();
+    let placement = std::sync::Arc::new(Placement::single());
+    let program = program(&options("initialize", placement), |inputs| {
+        let values = mt_nn::initialize(inputs.region(), inputs.region().key(1), &specs);
+        values.into_iter().map(|value| inputs.replicated("value", value)).collect()
+    })
+    .unwrap();
+    testing::run(&program, &[]).unwrap()
+}
+
+#[test]
+fn scanned_and_unrolled_layers_start_from_the_same_values() {
+    let (scanned, unrolled) = (model(&["scan_layers=true"]), model(&["scan_layers=false"]));
+    let (scanned_values, unrolled_values) = (initial(&*scanned), initial(&*unrolled));
+    let (scanned, unrolled) = (by_name(&*scanned, &scanned_values), by_name(&*unrolled, &unrolled_values));
+    assert_eq!(scanned, unrolled);
+    // Logits of a fresh model are of the size of 1: a loss near that of guessing.
+    let model = model(&[]);
+    let results = gradients(&*model, &initial(&*model), &batch());
+    let guessing = 256_f64.ln();
+    assert!((results.loss - guessing).abs() < 0.7, "{} against {guessing}", results.loss);
+}
+
+#[test]
+fn logits_are_computed_in_the_type_that_is_asked_for() {
+    let last_product = |arguments: &[&str]| {
+        let model = model(&[&["dtype=bfloat16", "scan_layers=true"], arguments].concat());
+        let text = gradient_program(&*model, 2, 8).text;
+        let product = |line: &&str| line.contains("dot_general") && line.contains("2x8x256");
+        text.lines().find(product).unwrap().to_owned()
+    };
+    let operands = |line: &str| line.rsplit(" : ").next().unwrap().split("->").next().unwrap().to_owned();
+    assert!(operands(&last_product(&["logits_dot_in_fp32=false"])).contains("bf16"));
+    assert!(!operands(&last_product(&["logits_dot_in_fp32=true"])).contains("bf16"));
+}

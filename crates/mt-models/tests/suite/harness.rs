@@ -1,0 +1,274 @@
+//! Small models from configurations, batches, and the programs that differentiate and train them.
+
+use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc};
+
+use mt_config::{Config, ModelGroup, PlacementGroup, Request};
+use mt_derive::Tree;
+use mt_ir::{DotLowering, Program};
+use mt_models::{Forward, Model, Tokens};
+use mt_nn::{
+    Initializer, ParamSpec,
+    axes::{BATCH, POSITION},
+    token_cross_entropy,
+};
+use mt_runtime::testing;
+use mt_shape::{DType, HostArray, Path, Placement, axis};
+use mt_trace::{Inputs, ProgramOptions, Tensor, program};
+use safetensors::SafeTensors;
+
+/// A model small enough to compile in moments. Later values of a key replace earlier ones.
+const TINY: &[&str] = &[
+    "decoder_block=llama2",
+    "base_emb_dim=64",
+    "base_num_query_heads=4",
+    "base_num_kv_heads=2",
+    "head_dim=16",
+    "base_mlp_dim=128",
+    "base_num_decoder_layers=2",
+    "vocab_size=256",
+    "dtype=float32",
+    "remat_policy=none",
+    "enable_dropout=false",
+    "normalize_embedding_logits=false",
+];
+
+pub fn config(arguments: &[&str]) -> Config {
+    let mut merged: Vec<&str> = Vec::new();
+    for argument in TINY.iter().chain(arguments) {
+        let key = argument.split('=').next().unwrap();
+        merged.retain(|earlier| earlier.split('=').next() != Some(key));
+        merged.push(argument);
+    }
+    let arguments = merged.into_iter().map(str::to_owned).collect();
+    Config::resolve(&Request { arguments, ..Request::default() }).unwrap()
+}
+
+pub fn model(arguments: &[&str]) -> Box<dyn Model> {
+    mt_models::build(&ModelGroup::from_config(&config(arguments)).unwrap()).unwrap()
+}
+
+pub fn placement(arguments: &[&str], num_devices: usize) -> Arc<Placement> {
+    Arc::new(PlacementGroup::from_config(&config(arguments)).unwrap().placement(num_devices).unwrap())
+}
+
+/// Numbers of both signs without a pattern, the same in every run; their deviation is about 0.9.
+pub fn numbers(seed: u64, count: usize) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as f64 / (1_u64 << 53) as f64 * 3.0 - 1.5
+    };
+    std::iter::repeat_with(next).take(count).collect()
+}
+
+pub fn f32_array(dims: &[usize], values: &[f64]) -> HostArray {
+    let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
+    HostArray::from_slice(DType::F32, dims, &values).unwrap()
+}
+
+/// A parameter's name without the numbers of layers.
+pub fn common_name(path: &Path) -> String {
+    let segments = path.segments().iter().filter(|segment| segment.parse::<usize>().is_err());
+    segments.cloned().collect::<Vec<_>>().join(".")
+}
+
+/// Values for a model's parameters: the same for scanned and unrolled layers, with norms that are not 1.
+pub fn parameters(model: &dyn Model) -> Vec<HostArray> {
+    let value = |path: &Path, spec: &ParamSpec| {
+        let dims = spec.dims();
+        let is_stacked = path.segments().iter().any(|segment| segment == "layers") && spec.layer.is_none();
+        let (layers, size) =
+            if is_stacked { (dims[0], spec.num_elements() / dims[0]) } else { (1, spec.num_elements()) };
+        let name = common_name(path);
+        let seed =
+            name.bytes().fold(17_u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
+        let values: Vec<f64> = (0..layers)
+            .flat_map(|layer| numbers(seed + 1000 * (layer + spec.layer.unwrap_or(0)) as u64, size))
+            .map(|noise| match spec.initializer {
+                Initializer::Ones => 1.0 + 0.3 * noise,
+                Initializer::Zeros => 0.3 * noise,
+                Initializer::Normal { deviation } | Initializer::TruncatedNormal { deviation } => {
+                    noise * deviation
+                }
+            })
+            .collect();
+        f32_array(&dims, &values)
+    };
+    model.parameters().iter().map(|(path, spec)| value(path, spec)).collect()
+}
+
+/// Arrays of one kind for all parameters, by name; those of unrolled layers joined as scanned ones are.
+pub fn by_name(model: &dyn Model, arrays: &[HostArray]) -> BTreeMap<String, Vec<f64>> {
+    let mut joined: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for ((path, _), array) in model.parameters().iter().zip(arrays) {
+        joined.entry(common_name(path)).or_default().extend(array.to_f64());
+    }
+    joined
+}
+
+/// Tokens, their positions and segments, targets and their segments.
+#[derive(Clone)]
+pub struct Batch {
+    pub rows: usize,
+    pub length: usize,
+    pub arrays: [HostArray; 5],
+}
+
+impl Batch {
+    /// Rows of documents of these lengths; what is left of a row is padding.
+    pub fn packed(rows: &[&[usize]], length: usize, vocab: usize) -> Self {
+        let count = rows.len() * length;
+        let token = |noise: f64| ((noise + 1.5) / 3.0 * vocab as f64) as i32;
+        let tokens: Vec<i32> = numbers(11, count).into_iter().map(token).collect();
+        let targets: Vec<i32> = numbers(12, count).into_iter().map(token).collect();
+        let (mut positions, mut segments) = (vec![0; count], vec![0; count]);
+        for (row, documents) in rows.iter().enumerate() {
+            let mut place = row * length;
+            for (document, size) in documents.iter().enumerate() {
+                for position in 0..*size {
+                    (positions[place], segments[place]) = (position as i32, document as i32 + 1);
+                    place += 1;
+                }
+            }
+        }
+        let array =
+            |values: &[i32]| HostArray::from_slice(DType::I32, &[rows.len(), length], values).unwrap();
+        let arrays = [array(&tokens), array(&positions), array(&segments), array(&targets), array(&segments)];
+        Self { rows: rows.len(), length, arrays }
+    }
+
+    /// One document in each row.
+    pub fn whole(rows: usize, length: usize, vocab: usize) -> Self {
+        Self::packed(&vec![&[length][..]; rows], length, vocab)
+    }
+}
+
+#[derive(Tree)]
+pub struct Parameters<L>(pub Vec<L>);
+
+pub fn options(name: &str, placement: Arc<Placement>) -> ProgramOptions {
+    ProgramOptions { name: name.to_owned(), placement, dots: DotLowering::ViaF32 }
+}
+
+pub fn declare<'t>(
+    inputs: &Inputs<'t>,
+    prefix: &str,
+    specs: &[(Path, ParamSpec)],
+    donated: bool,
+) -> Vec<Tensor<'t>> {
+    specs
+        .iter()
+        .map(|(path, spec)| {
+            inputs.input(&format!("{prefix}.{path}"), spec.dtype, &spec.axes, &spec.logical_axes, donated)
+        })
+        .collect()
+}
+
+/// A batch's tensors: tokens, targets and the targets' segments.
+pub fn declare_batch<'t>(inputs: &Inputs<'t>, rows: usize, length: usize) -> (Tokens<'t>, [Tensor<'t>; 2]) {
+    let axes = [axis(BATCH, rows), axis(POSITION, length)];
+    let logical = [Some("activation_embed_and_logits_batch"), Some("activation_norm_length")];
+    let [tokens, positions, segmentation, targets, targets_segmentation] =
+        ["tokens", "positions", "segmentation", "targets", "targets_segmentation"]
+            .map(|name| inputs.input(name, DType::I32, &axes, &logical, false));
+    (Tokens { tokens, positions, segmentation }, [targets, targets_segmentation])
+}
+
+/// Loss, logits and the gradients of all parameters.
+pub struct Gradients {
+    pub loss: f64,
+    pub logits: HostArray,
+    pub gradients: Vec<HostArray>,
+}
+
+/// The program from parameters and a batch to loss, logits and gradients. Dropout draws from a fixed key.
+pub fn gradient_program(model: &dyn Model, rows: usize, length: usize) -> Program {
+    let specs = model.parameters();
+    program(&options("gradients", Arc::new(Placement::single())), |inputs| {
+        let parameters = declare(inputs, "params", &specs, false);
+        let (tokens, [targets, targets_segmentation]) = declare_batch(inputs, rows, length);
+        let region = inputs.region();
+        let dropout = Some(region.key(9));
+        let (loss, [logits], gradients) = region.value_and_grad(&Parameters(parameters), |_, parameters| {
+            let (logits, _) = model.logits(&parameters.0, tokens, Forward { dropout, cache: None });
+            (token_cross_entropy(logits, targets, targets_segmentation).mean(), [logits])
+        });
+        let mut outputs =
+            vec![inputs.replicated("loss", loss), inputs.replicated("logits", logits.cast(DType::F32))];
+        outputs.extend(gradients.0.iter().map(|gradient| inputs.replicated("gradient", *gradient)));
+        outputs
+    })
+    .unwrap()
+}
+
+pub fn gradients(model: &dyn Model, parameters: &[HostArray], batch: &Batch) -> Gradients {
+    let program = gradient_program(model, batch.rows, batch.length);
+    let mut outputs = testing::run(&program, &[parameters, &batch.arrays].concat()).unwrap();
+    let gradients = outputs.split_off(2);
+    Gradients { loss: outputs[0].to_f64()[0], logits: outputs.remove(1), gradients }
+}
+
+/// Logits without differentiation.
+pub fn logits(model: &dyn Model, parameters: &[HostArray], batch: &Batch) -> HostArray {
+    let specs = model.parameters();
+    let program = program(&options("logits", Arc::new(Placement::single())), |inputs| {
+        let parameters = declare(inputs, "params", &specs, false);
+        let (tokens, [targets, segmentation]) = declare_batch(inputs, batch.rows, batch.length);
+        let (logits, _) = model.logits(&parameters, tokens, Forward::default());
+        // All arguments stay in use, so that one list of arrays serves every program.
+        let loss = token_cross_entropy(logits, targets, segmentation).mean();
+        vec![inputs.replicated("logits", logits.cast(DType::F32)), inputs.replicated("loss", loss)]
+    })
+    .unwrap();
+    testing::run(&program, &[parameters, &batch.arrays].concat()).unwrap().remove(0)
+}
+
+pub fn norm(values: &[f64]) -> f64 {
+    values.iter().map(|value| value * value).sum::<f64>().sqrt()
+}
+
+/// The norm of the difference over the norm of what was expected.
+pub fn relative_error(actual: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(actual.len(), expected.len());
+    let difference: Vec<f64> = actual.iter().zip(expected).map(|(a, b)| a - b).collect();
+    norm(&difference) / norm(expected).max(1e-30)
+}
+
+/// The largest difference over the deviation of what was expected.
+pub fn largest_error(actual: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(actual.len(), expected.len());
+    let mean = expected.iter().sum::<f64>() / expected.len() as f64;
+    let variance = expected.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / expected.len() as f64;
+    let largest = actual.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    largest / variance.sqrt().max(1e-30)
+}
+
+/// The tensors of a file of reference values.
+pub struct Golden {
+    bytes: Vec<u8>,
+}
+
+impl Golden {
+    pub fn open(name: &str) -> Self {
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name);
+        Self { bytes: fs::read(path).unwrap() }
+    }
+
+    #[track_caller]
+    pub fn array(&self, name: &str) -> HostArray {
+        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
+        let view = tensors.tensor(name).unwrap_or_else(|error| panic!("`{name}`: {error}"));
+        let dtype = match view.dtype() {
+            safetensors::Dtype::F32 => DType::F32,
+            safetensors::Dtype::I32 => DType::I32,
+            other => panic!("`{name}` has the type {other:?}"),
+        };
+        HostArray::from_bytes(dtype, view.shape(), view.data()).unwrap()
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        SafeTensors::deserialize(&self.bytes).unwrap().names().iter().map(|name| (*name).to_owned()).collect()
+    }
+}

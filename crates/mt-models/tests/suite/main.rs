@@ -1,0 +1,10 @@
+//! Models, traced and run on the CPU plugin: against reference values, under every way of computing and placing
+//! them, and at the checkpoint boundary.
+
+mod decode;
+mod equivalence;
+mod harness;
+mod length;
+mod placement;
+mod reference;
+mod trees;

@@ -1,0 +1,212 @@
+//! Whole models against Hugging Face transformers; `goldens/generate.py` made the values.
+
+use mt_models::Model;
+use mt_shape::{DType, HostArray, Path};
+
+use crate::harness::{
+    Batch, Golden, common_name, f32_array, gradients, largest_error, logits, model, relative_error,
+};
+
+/// Hugging Face's name of a parameter of one layer, or of one that is not in a layer.
+fn reference_name(path: &Path, layer: Option<usize>) -> String {
+    let name = common_name(path);
+    let in_layer = |rest: &str| format!("model.layers.{}.{rest}.weight", layer.unwrap());
+    match name.trim_start_matches("decoder.layers.") {
+        "token_embedder.embedding" => "model.embed_tokens.weight".to_owned(),
+        "decoder.decoder_norm.scale" => "model.norm.weight".to_owned(),
+        "decoder.logits_dense.kernel" => "lm_head.weight".to_owned(),
+        "pre_self_attention_layer_norm.scale" => in_layer("input_layernorm"),
+        "post_self_attention_layer_norm.scale" => in_layer("post_attention_layernorm"),
+        "self_attention.query.kernel" => in_layer("self_attn.q_proj"),
+        "self_attention.key.kernel" => in_layer("self_attn.k_proj"),
+        "self_attention.value.kernel" => in_layer("self_attn.v_proj"),
+        "self_attention.out.kernel" => in_layer("self_attn.o_proj"),
+        "mlp.wi_0.kernel" => in_layer("mlp.gate_proj"),
+        "mlp.wi_1.kernel" => in_layer("mlp.up_proj"),
+        "mlp.wo.kernel" => in_layer("mlp.down_proj"),
+        other => panic!("`{other}` has no name"),
+    }
+}
+
+/// Hugging Face's linear maps are stored `[out, in]`, ours `[in, out]`.
+fn transposed(array: &HostArray) -> Vec<f64> {
+    let [rows, columns] = *array.dims() else { panic!("{:?}", array.dims()) };
+    let values = array.to_f64();
+    (0..columns)
+        .flat_map(|column| (0..rows).map(move |row| row * columns + column))
+        .map(|i| values[i])
+        .collect()
+}
+
+/// The arrays under `prefix` in the order and layout of the model's parameters.
+fn in_our_layout(model: &dyn Model, golden: &Golden, prefix: &str) -> Vec<HostArray> {
+    let one = |path: &Path, layer: Option<usize>| {
+        let array = golden.array(&format!("{prefix}.{}", reference_name(path, layer)));
+        if path.segments().last().unwrap() == "kernel" { transposed(&array) } else { array.to_f64() }
+    };
+    model
+        .parameters()
+        .iter()
+        .map(|(path, spec)| {
+            let is_stacked =
+                path.segments().iter().any(|segment| segment == "layers") && spec.layer.is_none();
+            let values: Vec<f64> = if is_stacked {
+                (0..spec.axes[0].size).flat_map(|layer| one(path, Some(layer))).collect()
+            } else {
+                one(path, spec.layer)
+            };
+            f32_array(&spec.dims(), &values)
+        })
+        .collect()
+}
+
+#[track_caller]
+fn check(name: &str, arguments: &[&str]) {
+    let golden = Golden::open(&format!("llama_{name}.safetensors"));
+    let tokens = golden.array("tokens");
+    let [rows, length] = *tokens.dims() else { panic!("tokens have two dimensions") };
+    let mut batch = Batch::whole(rows, length, 8);
+    batch.arrays[0] = tokens;
+    batch.arrays[3] = golden.array("targets");
+    for scan in ["scan_layers=true", "scan_layers=false"] {
+        let model = model(&[arguments, &[scan]].concat());
+        let parameters = in_our_layout(&*model, &golden, "weight");
+        let results = gradients(&*model, &parameters, &batch);
+        let expected_logits = golden.array("logits");
+        assert_eq!(results.logits.dims(), expected_logits.dims());
+        let error = largest_error(&results.logits.to_f64(), &expected_logits.to_f64());
+        assert!(error <= 1e-4, "{name} {scan}: logits differ by {error:e} deviations");
+        let loss = golden.array("loss").to_f64()[0];
+        assert!(
+            (results.loss - loss).abs() <= 1e-5 * loss,
+            "{name} {scan}: loss {} is not {loss}",
+            results.loss
+        );
+        let expected = in_our_layout(&*model, &golden, "gradient");
+        for (((path, _), actual), expected) in
+            model.parameters().iter().zip(&results.gradients).zip(&expected)
+        {
+            let (actual, expected) = (actual.to_f64(), expected.to_f64());
+            if expected.iter().all(|value| value.abs() < 1e-7) {
+                // A single token's scores do not matter: nothing flows to queries and keys.
+                assert!(actual.iter().all(|value| value.abs() < 1e-6), "{name} {scan}: gradient of `{path}`");
+                continue;
+            }
+            let error = relative_error(&actual, &expected);
+            assert!(error <= 1e-4, "{name} {scan}: gradient of `{path}` differs by {error:e}");
+        }
+    }
+    // Every weight of the reference is used.
+    let unrolled = model(&[arguments, &["scan_layers=false"]].concat());
+    let mut used: Vec<String> = unrolled
+        .parameters()
+        .iter()
+        .map(|(path, spec)| format!("weight.{}", reference_name(path, spec.layer)))
+        .collect();
+    let mut there: Vec<String> =
+        golden.names().into_iter().filter(|name| name.starts_with("weight.")).collect();
+    used.sort();
+    there.sort();
+    assert_eq!(used, there);
+}
+
+#[test]
+fn several_query_heads_on_each_key_head_match() {
+    check(
+        "six_on_two",
+        &[
+            "base_emb_dim=18",
+            "base_num_query_heads=6",
+            "base_num_kv_heads=2",
+            "head_dim=6",
+            "base_mlp_dim=38",
+            "base_num_decoder_layers=2",
+            "vocab_size=61",
+        ],
+    );
+}
+
+#[test]
+fn one_key_head_and_a_tied_output_match() {
+    check(
+        "three_on_one_tied",
+        &[
+            "base_emb_dim=21",
+            "base_num_query_heads=3",
+            "base_num_kv_heads=1",
+            "head_dim=10",
+            "base_mlp_dim=31",
+            "base_num_decoder_layers=3",
+            "vocab_size=53",
+            "logits_via_embedding=true",
+        ],
+    );
+}
+
+#[test]
+fn one_layer_and_one_token_match() {
+    check(
+        "one_layer_one_token",
+        &[
+            "base_emb_dim=16",
+            "base_num_query_heads=4",
+            "base_num_kv_heads=4",
+            "head_dim=4",
+            "base_mlp_dim=24",
+            "base_num_decoder_layers=1",
+            "vocab_size=29",
+        ],
+    );
+}
+
+#[test]
+fn one_layer_with_a_tied_output_matches() {
+    check(
+        "one_layer_tied",
+        &[
+            "base_emb_dim=12",
+            "base_num_query_heads=2",
+            "base_num_kv_heads=1",
+            "head_dim=8",
+            "base_mlp_dim=20",
+            "base_num_decoder_layers=1",
+            "vocab_size=31",
+            "logits_via_embedding=true",
+        ],
+    );
+}
+
+/// The rows of `array` along its second axis, of one row of the batch.
+fn part(array: &HostArray, row: usize, places: std::ops::Range<usize>) -> Vec<f64> {
+    let [_, length, width] = *array.dims() else { panic!("{:?}", array.dims()) };
+    let start = (row * length + places.start) * width;
+    array.to_f64()[start..start + places.len() * width].to_vec()
+}
+
+#[track_caller]
+fn check_packing(attention: &str) {
+    let model = model(&[attention]);
+    let parameters = crate::harness::parameters(&*model);
+    let documents: [&[usize]; 2] = [&[5, 1, 9], &[3, 11]];
+    let batch = Batch::packed(&documents, 17, 256);
+    let packed = logits(&*model, &parameters, &batch);
+    for (row, sizes) in documents.iter().enumerate() {
+        let mut start = 0;
+        for size in *sizes {
+            let mut alone = Batch::whole(1, *size, 256);
+            let tokens = batch.arrays[0].as_slice::<i32>().unwrap();
+            let tokens = &tokens[row * 17 + start..row * 17 + start + size];
+            alone.arrays[0] = HostArray::from_slice(DType::I32, &[1, *size], tokens).unwrap();
+            let expected = logits(&*model, &parameters, &alone).to_f64();
+            let error = largest_error(&part(&packed, row, start..start + size), &expected);
+            assert!(error <= 1e-5, "{attention}: document at {start} of row {row} differs by {error:e}");
+            start += size;
+        }
+    }
+}
+
+#[test]
+fn packed_documents_equal_each_alone() {
+    check_packing("attention=dot_product");
+    check_packing("attention=flash");
+}
