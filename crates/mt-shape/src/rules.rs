@@ -68,31 +68,35 @@ impl Placement {
         assert_eq!(logical_axes.len(), dims.len(), "one logical axis for each dimension");
         let mut assigned: Vec<Option<&[String]>> = vec![None; dims.len()];
         for (name, mesh_axes) in &self.rules.0 {
-            let Some(dim) = logical_axes.iter().position(|axis| *axis == Some(name.as_str())) else { continue };
-            let taken = assigned.iter().flatten().flat_map(|axes| axes.iter()).any(|axis| mesh_axes.contains(axis));
+            let Some(dim) = logical_axes.iter().position(|axis| *axis == Some(name.as_str())) else {
+                continue;
+            };
+            let taken =
+                assigned.iter().flatten().flat_map(|axes| axes.iter()).any(|axis| mesh_axes.contains(axis));
             if assigned[dim].is_none() && !taken {
                 assigned[dim] = Some(mesh_axes);
             }
         }
-        let spec = assigned.into_iter().zip(dims).zip(logical_axes).map(|((mesh_axes, size), logical_axis)| {
-            let mut remaining = *size;
-            let mut kept = Vec::new();
-            for axis in mesh_axes.unwrap_or_default() {
-                let Some(parts) = self.mesh.axis_size(axis).filter(|parts| *parts > 1) else { continue };
-                if remaining % parts == 0 {
-                    remaining /= parts;
-                    kept.push(axis.clone());
-                } else {
-                    self.notes.lock().expect("no panic while the notes are held").insert(PlacementNote {
-                        logical_axis: logical_axis.unwrap_or_default().to_owned(),
-                        mesh_axis: axis.clone(),
-                        mesh_axis_size: parts,
-                        dimension: *size,
-                    });
+        let spec =
+            assigned.into_iter().zip(dims).zip(logical_axes).map(|((mesh_axes, size), logical_axis)| {
+                let mut remaining = *size;
+                let mut kept = Vec::new();
+                for axis in mesh_axes.unwrap_or_default() {
+                    let Some(parts) = self.mesh.axis_size(axis).filter(|parts| *parts > 1) else { continue };
+                    if remaining % parts == 0 {
+                        remaining /= parts;
+                        kept.push(axis.clone());
+                    } else {
+                        self.notes.lock().expect("no panic while the notes are held").insert(PlacementNote {
+                            logical_axis: logical_axis.unwrap_or_default().to_owned(),
+                            mesh_axis: axis.clone(),
+                            mesh_axis_size: parts,
+                            dimension: *size,
+                        });
+                    }
                 }
-            }
-            kept
-        });
+                kept
+            });
         Sharding { spec: PartitionSpec(spec.collect()), mesh: self.mesh.clone() }
     }
 }
@@ -102,9 +106,11 @@ mod tests {
     use super::*;
 
     fn placement() -> Placement {
-        let mesh = Mesh::new([("fsdp".to_owned(), 4), ("tensor".to_owned(), 2), ("expert".to_owned(), 1)]).unwrap();
+        let mesh =
+            Mesh::new([("fsdp".to_owned(), 4), ("tensor".to_owned(), 2), ("expert".to_owned(), 1)]).unwrap();
         let rules = [("embed", vec!["fsdp", "expert"]), ("embed_two", vec!["fsdp"]), ("mlp", vec!["tensor"])];
-        let owned = rules.map(|(name, axes)| (name.to_owned(), axes.into_iter().map(str::to_owned).collect()));
+        let owned =
+            rules.map(|(name, axes)| (name.to_owned(), axes.into_iter().map(str::to_owned).collect()));
         Placement::new(mesh, LogicalRules(owned.into()))
     }
 

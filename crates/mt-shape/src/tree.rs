@@ -38,7 +38,11 @@ pub trait Tree {
     type With<B>;
 
     /// Rebuilds the structure, in field order, with the leaves that `map` makes.
-    fn map_leaves_at<B>(&self, path: &mut Path, map: &mut dyn FnMut(&Path, &Self::Leaf) -> B) -> Self::With<B>;
+    fn map_leaves_at<B>(
+        &self,
+        path: &mut Path,
+        map: &mut dyn FnMut(&Path, &Self::Leaf) -> B,
+    ) -> Self::With<B>;
 
     /// Rebuilds the structure with the leaves that `map` makes of each path and leaf.
     fn map_leaves<B>(&self, mut map: impl FnMut(&Path, &Self::Leaf) -> B) -> Self::With<B>
@@ -68,7 +72,8 @@ pub trait Tree {
         Self: Sized,
     {
         let mut leaves = leaves.into_iter();
-        let rebuilt = self.map_leaves(|_, _| leaves.next().expect("one leaf for every leaf of the structure"));
+        let rebuilt =
+            self.map_leaves(|_, _| leaves.next().expect("one leaf for every leaf of the structure"));
         assert!(leaves.next().is_none(), "more leaves than the structure has");
         rebuilt
     }
@@ -78,7 +83,11 @@ impl<T: Tree> Tree for Option<T> {
     type Leaf = T::Leaf;
     type With<B> = Option<T::With<B>>;
 
-    fn map_leaves_at<B>(&self, path: &mut Path, map: &mut dyn FnMut(&Path, &Self::Leaf) -> B) -> Self::With<B> {
+    fn map_leaves_at<B>(
+        &self,
+        path: &mut Path,
+        map: &mut dyn FnMut(&Path, &Self::Leaf) -> B,
+    ) -> Self::With<B> {
         self.as_ref().map(|tree| tree.map_leaves_at(path, map))
     }
 }
@@ -87,7 +96,11 @@ impl<T: Tree> Tree for Vec<T> {
     type Leaf = T::Leaf;
     type With<B> = Vec<T::With<B>>;
 
-    fn map_leaves_at<B>(&self, path: &mut Path, map: &mut dyn FnMut(&Path, &Self::Leaf) -> B) -> Self::With<B> {
+    fn map_leaves_at<B>(
+        &self,
+        path: &mut Path,
+        map: &mut dyn FnMut(&Path, &Self::Leaf) -> B,
+    ) -> Self::With<B> {
         self.iter()
             .enumerate()
             .map(|(index, tree)| path.within(&index.to_string(), |path| tree.map_leaves_at(path, map)))
@@ -99,7 +112,11 @@ impl<T: Tree> Tree for Box<T> {
     type Leaf = T::Leaf;
     type With<B> = Box<T::With<B>>;
 
-    fn map_leaves_at<B>(&self, path: &mut Path, map: &mut dyn FnMut(&Path, &Self::Leaf) -> B) -> Self::With<B> {
+    fn map_leaves_at<B>(
+        &self,
+        path: &mut Path,
+        map: &mut dyn FnMut(&Path, &Self::Leaf) -> B,
+    ) -> Self::With<B> {
         Box::new((**self).map_leaves_at(path, map))
     }
 }
