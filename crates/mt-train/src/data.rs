@@ -1,6 +1,9 @@
 //! From the configuration to datasets and tokenizers.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use mt_config::{
     DataGroup, DatasetType, HfTextUnit, PackingType, TokenizerGroup, TokenizerType, tokenizer_directory,
@@ -67,6 +70,8 @@ pub(crate) struct DataRequest<'a> {
     pub evaluation_rows: usize,
     pub evaluation_steps: Option<u64>,
     pub evaluates: bool,
+    /// The run whose parameters this one begins with.
+    pub parent: Option<PathBuf>,
     /// The run has checkpoints, so that its tokenizer and its copy of the data are its own.
     pub resumes: bool,
 }
@@ -177,6 +182,13 @@ impl DataRequest<'_> {
 
     fn make_tokenizer(&self, train: &Dataset) -> Result<Tokenizer, TrainError> {
         let size = self.tokenizer.tokenizer_vocab_size;
+        // Parameters know nothing of other tokens than those that they were trained with.
+        let inherited =
+            self.parent.as_deref().map(tokenizer_directory).filter(|directory| directory.is_dir());
+        if let (None, Some(directory)) = (&self.tokenizer.tokenizer_path, inherited) {
+            eprintln!("note: the tokenizer is that of the loaded parameters, `{}`", directory.display());
+            return Ok(Tokenizer::load(directory)?);
+        }
         Ok(match (&self.tokenizer.tokenizer_path, self.tokenizer.tokenizer_type) {
             (None, _) if size > 0 => train_bpe(train.documents(), size, &BYTE_LEVEL_SPECIAL_TOKENS)?,
             (Some(path), _) => Tokenizer::load(path)?,

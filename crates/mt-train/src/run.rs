@@ -20,6 +20,7 @@ use crate::{
     peak::peak_tflops,
     program::Programs,
     restore::{Restored, restore},
+    signals::StopSignal,
     state::SlotTypes,
     train_loop::{Loop, Progress},
 };
@@ -72,6 +73,8 @@ pub struct TrainReport {
 /// # Errors
 /// The configuration, the data or a checkpoint does not fit; the loss became infinite; the machine failed.
 pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, TrainError> {
+    // Before the long work of compiling, so that no signal is lost.
+    let stop = StopSignal::listen()?;
     let settings = TrainConfig::from_config(config)?;
     let model = mt_models::build(&settings.model)?;
     let runtime = start_runtime(&settings.run, &settings.debug)?;
@@ -176,6 +179,7 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         rows,
         length,
         first_step,
+        stop,
         peak_tflops: peak_tflops(&runtime, settings.model.dtype),
     }
     .run(state, data.train, iterator)?;
@@ -213,6 +217,7 @@ fn open_data(
         evaluation_rows: settings.data.eval_global_batch(runtime.num_devices())?,
         evaluation_steps: settings.run.eval_steps,
         evaluates: settings.run.eval_interval.is_some(),
+        parent: settings.checkpoint.parent_run(),
         resumes,
     }
     .open()

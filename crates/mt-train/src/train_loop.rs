@@ -38,6 +38,7 @@ pub(crate) struct Loop<'a> {
     pub rows: usize,
     pub length: usize,
     pub first_step: u64,
+    pub stop: StopSignal,
     /// What one device can do in a second, in 10¹² operations.
     pub peak_tflops: Option<f64>,
 }
@@ -97,7 +98,6 @@ impl Loop<'_> {
         }
         let mut position = data.state();
         let mut batches = Prefetcher::new(data, PREFETCH)?;
-        let stop = StopSignal::listen()?;
         let run = &self.settings.run;
         let mut state = state;
         let mut in_flight: Option<InFlight> = None;
@@ -118,7 +118,7 @@ impl Loop<'_> {
             if step >= run.steps {
                 break Ending::Completed;
             }
-            if let Some(signal) = stop.received() {
+            if let Some(signal) = self.stop.received() {
                 break Ending::Stopped { signal };
             }
             let began = Instant::now();

@@ -122,6 +122,19 @@ impl CheckpointGroup {
     }
 }
 
+impl CheckpointGroup {
+    /// The run whose state or parameters a new run begins with, if its directory is known.
+    pub fn parent_run(&self) -> Option<PathBuf> {
+        let path = self.load_parameters_path.as_ref().or(self.load_full_state_path.as_ref())?;
+        run_directory_of(path)
+    }
+
+    /// Whether the parameters that are loaded come with a tokenizer.
+    pub(super) fn brings_tokenizer(&self) -> bool {
+        self.parent_run().is_some_and(|run| tokenizer_directory(&run).is_dir())
+    }
+}
+
 group! {
     /// Prompts and sampling.
     pub struct DecodeGroup {

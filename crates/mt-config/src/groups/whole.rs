@@ -75,7 +75,9 @@ impl TrainConfig {
         if let Some(tokenizer) = &tokenizer
             && config.entry("dataset_type").value == DatasetType::Hf.name()
         {
-            collector.take(tokenizer.require());
+            if !checkpoint.as_ref().is_some_and(CheckpointGroup::brings_tokenizer) {
+                collector.take(tokenizer.require());
+            }
         }
         if let (Some(run), Some(data)) = (&run, &data)
             && run.eval_interval.is_some()
