@@ -21,7 +21,7 @@ use crate::{
     program::Programs,
     restore::{Restored, restore},
     signals::StopSignal,
-    state::SlotTypes,
+    state::{SlotTypes, steps_done},
     train_loop::{Loop, Progress},
 };
 
@@ -93,21 +93,27 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
             ..ManagerOptions::default()
         },
     )?;
-    let newest = if settings.checkpoint.enable_checkpointing { manager.latest()? } else { None };
+    let newest = manager.latest()?;
     if let Some(newest) = newest {
         check_resumable(config, &settings, &runtime, &manager, newest)?;
     }
     let chart = directory.join("metrics").join("loss.svg");
-    if newest.is_some_and(|step| step + 1 >= settings.run.steps) {
+    if newest.is_some_and(|step| step + 1 >= settings.run.steps)
+        && let Some(whole) = mt_checkpoint::open_latest(&checkpoints)?
+        && steps_done(&whole.value)? >= settings.run.steps
+    {
         return Ok(TrainReport {
             ending: Ending::AlreadyComplete,
-            steps: newest.map_or(0, |step| step + 1),
+            steps: steps_done(&whole.value)?,
             run_directory: directory,
             first_evaluation: None,
             last_evaluation: None,
             unigram_bits_per_byte: None,
             chart,
         });
+    }
+    if newest.is_none() {
+        check_metrics_file(&settings)?;
     }
 
     let data = open_data(&settings, options, &runtime, &directory, newest.is_some())?;
@@ -132,6 +138,15 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     }
     runtime.check_memory(&[&step])?;
 
+    let evaluator = match &data.evaluation {
+        Some(set) => {
+            let rows = settings.data.eval_global_batch(runtime.num_devices())?;
+            let program = compile(&programs.evaluation_step(rows, length)?)?;
+            runtime.check_memory(&[&program])?;
+            Some(Evaluator::new(program, set.clone()))
+        }
+        None => None,
+    };
     let types = SlotTypes { first_moment: settings.optimizer.first_moment_dtype() };
     let initialize = || -> Result<Executable, TrainError> { Ok(compile(&programs.initialize()?)?) };
     let Restored { state, first_step, iterator } = restore(
@@ -149,14 +164,6 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         report_placement(&*model, &placement, &state);
     }
 
-    let evaluator = match &data.evaluation {
-        Some(set) => {
-            let rows = settings.data.eval_global_batch(runtime.num_devices())?;
-            let program = compile(&programs.evaluation_step(rows, length)?)?;
-            Some(Evaluator::new(program, set.clone()))
-        }
-        None => None,
-    };
     save_config(config, &settings)?;
     let logger = MetricLogger::start(MetricLoggerOptions {
         run_name: settings.run.run_name.clone(),
@@ -269,9 +276,20 @@ fn check_resumable(
     manager: &CheckpointManager,
     newest: u64,
 ) -> Result<(), TrainError> {
+    let name = &settings.run.run_name;
     let path = settings.run.config_path();
     if !path.is_file() {
-        return Ok(());
+        return Err(TrainError::ResumeConflict(format!(
+            "run `{name}` has checkpoints, but not the configuration they were made with, `{}`\n\
+             hint: choose another `run_name`, and begin with these checkpoints by `load_full_state_path`",
+            path.display()
+        )));
+    }
+    if !settings.checkpoint.enable_checkpointing {
+        return Err(TrainError::ResumeConflict(format!(
+            "run `{name}` has checkpoints, but `enable_checkpointing` is `false`\n\
+             hint: leave it out to resume the run, or choose another `run_name` to start a new one"
+        )));
     }
     let saved = Config::resolve(&Request::default().over_saved(path))?;
     // Damage to the newest step is dealt with when it is loaded.
@@ -289,10 +307,7 @@ fn check_resumable(
             format!("`{}` was `{}` and is now `{}`", conflict.key.name, conflict.left, conflict.right)
         })
         .collect();
-    lines.insert(
-        0,
-        format!("run `{}` has checkpoints made with another configuration", settings.run.run_name),
-    );
+    lines.insert(0, format!("run `{name}` has checkpoints made with another configuration"));
     lines.push(
         "hint: repeat the run's values to resume it, or choose another `run_name` to start a new run"
             .to_owned(),
@@ -300,12 +315,33 @@ fn check_resumable(
     Err(TrainError::ResumeConflict(lines.join("\n")))
 }
 
-/// Writes the configuration beside the run's other files, in one step.
+/// Refuses to empty a file of metrics that is not the run's own.
+fn check_metrics_file(settings: &TrainConfig) -> Result<(), TrainError> {
+    let path = settings.run.metrics_path();
+    let is_empty = std::fs::metadata(&path).map_or(true, |file| file.len() == 0);
+    if is_empty || path.starts_with(settings.run.directory()) {
+        return Ok(());
+    }
+    Err(TrainError::ResumeConflict(format!(
+        "`metrics_file` is `{}`, which has lines already, and this run is new\n\
+         hint: name another file, or remove this one",
+        path.display()
+    )))
+}
+
+/// Writes the configuration beside the run's other files, in one step that survives a loss of power.
 fn save_config(config: &Config, settings: &TrainConfig) -> Result<(), TrainError> {
+    use std::{fs::File, io::Write as _};
     let path = settings.run.config_path();
     let partial = path.with_extension("yml.partial");
-    std::fs::write(&partial, config.to_yaml()).map_err(TrainError::io("write", &partial))?;
-    std::fs::rename(&partial, &path).map_err(TrainError::io("write", &path))
+    let write = || {
+        let mut file = File::create(&partial)?;
+        file.write_all(config.to_yaml().as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&partial, &path)?;
+        File::open(settings.run.directory())?.sync_all()
+    };
+    write().map_err(TrainError::io("write", &path))
 }
 
 /// Prints where each parameter is.

@@ -91,6 +91,8 @@ impl TrainState {
         let unexpected =
             comparison.unexpected.iter().filter(|name| name.starts_with("params.")).cloned().collect();
         mt_checkpoint::Comparison { unexpected, ..comparison }.check()?;
+        // The fresh ones go first: there may be no room for both.
+        self.parameters.clear();
         self.parameters = load_slot(runtime, placement, model, Slot::Parameters, None, checkpoint)?;
         Ok(())
     }

@@ -103,7 +103,8 @@ impl Loop<'_> {
         let mut in_flight: Option<InFlight> = None;
         let mut first_evaluation = None;
         let mut last_evaluation = None;
-        let mut reused: Option<(Batch, IteratorState)> = None;
+        let mut reused: Option<Batch> = None;
+        let mut evaluated = None;
         let mut step = self.first_step;
         let mut saved = None;
         let mut health = Health::Finite;
@@ -114,10 +115,13 @@ impl Loop<'_> {
                 }
                 last_evaluation = self.evaluate(&state, step)?;
                 first_evaluation = first_evaluation.or(last_evaluation);
+                evaluated = Some(step);
             }
             if step >= run.steps {
                 break Ending::Completed;
             }
+            // A save that failed in the background is told now, not when the next one is due.
+            self.manager.poll()?;
             if let Some(signal) = self.stop.received() {
                 break Ending::Stopped { signal };
             }
@@ -125,9 +129,9 @@ impl Loop<'_> {
             if let Some(before) = &mut in_flight {
                 before.ended = Some(began);
             }
-            let next = match (&reused, self.settings.data.reuse_example_batch) {
-                (Some(batch), 1..) => Some(batch.clone()),
-                _ => batches.next()?,
+            let next = match reused.clone() {
+                Some(batch) => Some((batch, position.clone())),
+                None => batches.next()?,
             };
             let Some((batch, after)) = next else {
                 if step == 0 {
@@ -136,10 +140,12 @@ impl Loop<'_> {
                 break Ending::DataEnded;
             };
             let data_wait = batches.take_waited();
-            if self.settings.data.reuse_example_batch > 0 && reused.is_none() {
-                reused = Some((batch.clone(), after.clone()));
+            if self.settings.data.reuse_example_batch > 0 {
+                // The data stays before this batch, so that a run that goes on finds the same one.
+                reused = Some(batch.clone());
+            } else {
+                position = after;
             }
-            position = after;
             let (next_state, metrics) = self.start_step(state, &batch)?;
             state = next_state;
             let started = InFlight { step, metrics, data_wait, began, ended: None };
@@ -160,12 +166,10 @@ impl Loop<'_> {
         if let Some(done) = in_flight.take() {
             health = self.finish_step(done)?;
         }
-        if ending != Ending::AlreadyComplete && self.evaluator.is_some() && run.eval_interval.is_some() {
-            let is_over = !matches!(ending, Ending::Stopped { .. });
-            if is_over {
-                last_evaluation = self.evaluate(&state, step)?;
-                first_evaluation = first_evaluation.or(last_evaluation);
-            }
+        let is_over = !matches!(ending, Ending::Stopped { .. });
+        if is_over && evaluated != Some(step) && run.eval_interval.is_some() {
+            last_evaluation = self.evaluate(&state, step)?.or(last_evaluation);
+            first_evaluation = first_evaluation.or(last_evaluation);
         }
         let last = step.checked_sub(1).filter(|last| saved != Some(*last) && *last >= self.first_step);
         let wants_save = self.settings.checkpoint.save_checkpoint_on_completion
@@ -271,6 +275,8 @@ impl Loop<'_> {
 
     /// Saves the state after step `step`, whose metrics have been recorded and are finite.
     fn save(&mut self, state: &TrainState, step: u64, position: &IteratorState) -> Result<(), TrainError> {
+        // One copy of the state in host memory at a time.
+        self.manager.wait_until_finished()?;
         let (entries, extra_items) = state.entries(self.model)?;
         let position = serde_json::to_value(position).expect("an iterator's state is plain data");
         let barrier = self.logger.barrier();
