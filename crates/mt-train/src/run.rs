@@ -160,6 +160,7 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         settings.run.steps,
         &initialize,
     )?;
+    warn_of_replicas(&settings, &*model, &state, placement.mesh());
     if settings.debug.debug_sharding {
         report_placement(&*model, &placement, &state);
     }
@@ -342,6 +343,36 @@ fn save_config(config: &Config, settings: &TrainConfig) -> Result<(), TrainError
         File::open(settings.run.directory())?.sync_all()
     };
     write().map_err(TrainError::io("write", &path))
+}
+
+/// Warns if more of the parameters than `sharding_tolerance` is on every device of axes that split parameters.
+fn warn_of_replicas(
+    settings: &TrainConfig,
+    model: &dyn Model,
+    state: &crate::state::TrainState,
+    mesh: &mt_shape::Mesh,
+) {
+    let splits = |axis: &str| {
+        let names = model.parameters().into_iter().flat_map(|(_, spec)| spec.logical_axes).flatten();
+        let rules = &settings.placement.logical_axis_rules.0;
+        names
+            .into_iter()
+            .any(|name| rules.iter().any(|(rule, axes)| rule == name && axes.iter().any(|a| a == axis)))
+    };
+    let parts: usize = mesh.axes().iter().filter(|(axis, _)| splits(axis)).map(|(_, size)| size).product();
+    let whole: usize = state.parameters.iter().map(|array| array.ty().byte_size()).sum();
+    let held: usize = state.parameters.iter().map(|array| array.bytes_on_device(0)).sum();
+    let excess = held as f64 * parts as f64 / whole as f64 - 1.0;
+    if parts > 1 && excess > settings.placement.sharding_tolerance {
+        eprintln!(
+            "warning: each device holds {} of parameters, {:.0}% more than its part of {}, as some are not split\n\
+             hint: `debug_sharding=true` shows where each parameter is; `sharding_tolerance` is {}",
+            mt_runtime::format_bytes(held as u64),
+            100.0 * excess,
+            mt_runtime::format_bytes((whole / parts) as u64),
+            settings.placement.sharding_tolerance
+        );
+    }
 }
 
 /// Prints where each parameter is.

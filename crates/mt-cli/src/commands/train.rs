@@ -27,6 +27,11 @@ pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
         let name = value_text(&config.entry("run_name").value);
         eprintln!("this is the new run `{name}`; to resume it: {}", command(&given, &name));
     }
+    if config.entry("log_config").value == true {
+        for entry in config.entries().filter(|entry| entry.origin.is_given()) {
+            eprintln!("{}: {} ({})", entry.key.name, entry.shown(), entry.origin);
+        }
+    }
     let report = train(&config, &options)?;
     close(&config, &report, &given)
 }

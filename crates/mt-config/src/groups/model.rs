@@ -32,7 +32,6 @@ group! {
         logits_via_embedding: bool,
         normalize_embedding_logits: bool,
         logits_dot_in_fp32: bool,
-        cast_logits_to_fp32: bool,
         attention: AttentionKind,
         float32_qk_product: bool,
         float32_logits: bool,

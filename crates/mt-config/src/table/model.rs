@@ -193,6 +193,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .acts_on("output head"),
             Key::boolean("cast_logits_to_fp32", true, "Convert logits to float32 before the loss.")
+                .no_effect_here("the loss is always computed in float32")
                 .acts_on("output head"),
             Key::optional_float("final_logits_soft_cap", "Bounds the logits smoothly at this magnitude.")
                 .at_least(0.0)

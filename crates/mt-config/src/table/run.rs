@@ -54,7 +54,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "log_config",
                 true,
-                "Print at the start which keys differ from their defaults and where each comes from.",
+                "Print at the start which keys were given and where each comes from.",
             )
             .acts_on("training log")
             .run_level(),
