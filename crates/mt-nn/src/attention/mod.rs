@@ -40,8 +40,9 @@ pub enum AttentionKernel {
     Blockwise,
 }
 
-/// The length from which block by block is the default.
-pub const DENSE_LIMIT: usize = 1024;
+/// The length from which block by block is the default. On 2 cores, by `examples/attention.rs`, it takes 0.57 of dense
+/// attention's processor time at 512 positions, 0.42 at 1024 and 0.35 at 2048 (`bf16`: 0.52, 0.35 and 0.27).
+pub const DENSE_LIMIT: usize = 512;
 
 /// Which tokens may see which: those of one segment, at or before their own place.
 #[derive(Clone, Copy)]

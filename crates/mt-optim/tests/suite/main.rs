@@ -82,7 +82,7 @@ fn step_program(optimizer: &AdamW) -> Program {
 }
 
 #[track_caller]
-fn check(case: &str, first_moment_dtype: DType, tolerance: f64) {
+fn check(case: &str, first_moment_dtype: DType, tolerance: f64, moment_tolerance: f64) {
     let optimizer =
         AdamW { b1: 0.9, b2: 0.95, epsilon: 1e-8, epsilon_root: 1e-9, weight_decay: 0.1, first_moment_dtype };
     let program = step_program(&optimizer);
@@ -113,7 +113,7 @@ fn check(case: &str, first_moment_dtype: DType, tolerance: f64) {
         let first: Vec<f32> = first.to_f64().iter().map(|value| *value as f32).collect();
         let expected = golden(&format!("{case}.mu.{name}"));
         let first = HostArray::from_slice(DType::F32, expected.dims(), &first).unwrap();
-        assert_close(&format!("{case}: mu of {name}"), &first, &expected, tolerance);
+        assert_close(&format!("{case}: mu of {name}"), &first, &expected, moment_tolerance);
         assert_close(&format!("{case}: nu of {name}"), second, &golden(&format!("{case}.nu.{name}")), 1e-5);
     }
     assert_eq!(state[9].to_f64(), [NUM_STEPS as f64]);
@@ -121,13 +121,14 @@ fn check(case: &str, first_moment_dtype: DType, tolerance: f64) {
 
 #[test]
 fn ten_steps_match_optax() {
-    check("f32", DType::F32, 1e-5);
+    check("f32", DType::F32, 1e-5, 1e-5);
 }
 
 #[test]
 fn ten_steps_with_narrow_moments_match_optax() {
-    // optax multiplies the narrow moment by its decay in `bf16`, too; here only what is kept is rounded.
-    check("bf16_moments", DType::BF16, 1e-2);
+    // optax multiplies the narrow moment by its decay in `bf16`, too; here only what is kept is rounded. Each step may
+    // round the other way.
+    check("bf16_moments", DType::BF16, 1e-2, NUM_STEPS as f64 / 256.0);
 }
 
 #[test]

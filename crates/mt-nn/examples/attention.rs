@@ -1,0 +1,115 @@
+//! Times dense and blockwise attention, forward and backward, at several lengths.
+//!
+//! `cargo run --release -p mt-nn --example attention` prints milliseconds of processor time, which other work on the
+//! machine disturbs less than it does elapsed time, and their ratio. `DENSE_LIMIT` and `BLOCK_SIZE` follow from it.
+
+use std::{fs, sync::Arc};
+
+use mt_derive::Tree;
+use mt_ir::DotLowering;
+use mt_nn::{
+    attention::{AttentionKernel, AttentionOptions, Segments, blockwise, dense},
+    axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION},
+};
+use mt_runtime::{Array, CompileSettings, Executable, Input, testing::cpu};
+use mt_shape::{DType, HostArray, Placement, axis};
+use mt_trace::{ProgramOptions, program};
+
+/// Tokens in a batch, whatever the length.
+const NUM_TOKENS: usize = 4096;
+const BLOCKS: [usize; 4] = [64, 128, 256, 512];
+const REPEATS: usize = 5;
+
+#[derive(Tree)]
+struct Operands<L>(Vec<L>);
+
+fn main() {
+    for dtype in [DType::F32, DType::BF16] {
+        for length in [256, 512, 1024, 2048, 4096] {
+            let dense = milliseconds(dtype, length, None);
+            let blocks: Vec<String> = BLOCKS
+                .iter()
+                .filter(|block| **block <= length)
+                .map(|block| {
+                    let blockwise = milliseconds(dtype, length, Some(*block));
+                    format!("blocks of {block} {blockwise:.0} ({:.2})", blockwise / dense)
+                })
+                .collect();
+            println!("{dtype}, length {length}: dense {dense:.0}, {}", blocks.join(", "));
+        }
+    }
+}
+
+/// Processor time of context and gradients, the best of several runs.
+fn milliseconds(dtype: DType, length: usize, block: Option<usize>) -> f64 {
+    let step = compiled(dtype, length, block);
+    let inputs: Vec<Array> = step
+        .inputs()
+        .iter()
+        .map(|input| {
+            let mut array = HostArray::zeros(input.ty.dtype, &input.ty.dims);
+            if input.ty.dtype == DType::F32 {
+                let values = bytemuck::cast_slice_mut::<u8, f32>(array.bytes_mut());
+                values.iter_mut().enumerate().for_each(|(index, value)| *value = (index as f32).sin());
+            }
+            Array::from_host(cpu(1), &array, &input.sharding).expect("the array fits")
+        })
+        .collect();
+    let mut best = f64::MAX;
+    for _ in 0..REPEATS {
+        let before = processor_time();
+        let results = step.run(inputs.iter().map(Input::Borrow).collect()).expect("the program runs");
+        results.iter().for_each(|result| result.wait().expect("the program runs"));
+        best = best.min(processor_time() - before);
+    }
+    best
+}
+
+fn compiled(dtype: DType, length: usize, block: Option<usize>) -> Executable {
+    let options = AttentionOptions {
+        scale: 1.0,
+        kernel: AttentionKernel::Automatic,
+        float32_product: false,
+        float32_scores: true,
+    };
+    let [batch, queries, keys] =
+        [axis(BATCH, NUM_TOKENS / length), axis(POSITION, length), axis(KV_POSITION, length)];
+    let [kv_heads, group, head_dim] = [axis(KV_HEADS, 4), axis(GROUP, 2), axis(HEAD_DIM, 64)];
+    let program_options = ProgramOptions {
+        name: "attention".to_owned(),
+        placement: Arc::new(Placement::single()),
+        dots: DotLowering::ViaF32,
+    };
+    let program = program(&program_options, |inputs| {
+        let input = |name: &str, axes: &[mt_shape::Axis], dtype: DType| {
+            inputs.input(name, dtype, axes, &vec![None; axes.len()], false)
+        };
+        let operands = vec![
+            input("query", &[batch, queries, kv_heads, group, head_dim], DType::F32),
+            input("key", &[batch, keys, kv_heads, head_dim], DType::F32),
+            input("value", &[batch, keys, kv_heads, head_dim], DType::F32),
+        ];
+        let segments = input("segments", &[batch, queries], DType::I32);
+        let (loss, [], gradients) = inputs.region().value_and_grad(&Operands(operands), |_, operands| {
+            let [query, key, value] = [0, 1, 2].map(|index| operands.0[index].cast(dtype));
+            let context = match block {
+                None => dense(query, key, value, Segments::within(segments).mask(), &options),
+                Some(block) => blockwise(query, key, value, segments, &options, block),
+            };
+            (context.cast(DType::F32).square().sum_all(), [])
+        });
+        let results = std::iter::once(loss).chain(gradients.0);
+        results.map(|tensor| inputs.replicated("result", tensor)).collect()
+    })
+    .expect("attention can be traced");
+    cpu(1).compile(&program, &CompileSettings::default()).expect("the program compiles")
+}
+
+/// Milliseconds that this process's threads have run, as Linux counts them.
+fn processor_time() -> f64 {
+    let tasks = fs::read_dir("/proc/self/task").expect("Linux lists threads");
+    let nanoseconds = |task: fs::DirEntry| -> Option<f64> {
+        fs::read_to_string(task.path().join("schedstat")).ok()?.split(' ').next()?.parse().ok()
+    };
+    tasks.flatten().filter_map(nanoseconds).sum::<f64>() / 1e6
+}
