@@ -37,6 +37,33 @@ fn decimal(scientific: &str) -> String {
     }
 }
 
+/// A dot that sums over neighbouring dimensions, as one that sums over their product, and its operands' types.
+///
+/// XLA's CPU compiler copies the operands of a dot with several contracting dimensions into another order; with one it
+/// multiplies them as they are. Gradients of weights, which sum over batch and position, run up to 1.5 times as fast.
+fn merged_dot(dot: &Dot, operands: &[(Name, &TensorType)]) -> Option<(Dot, [TensorType; 2])> {
+    let are_neighbours = |dimensions: &[usize]| dimensions.windows(2).all(|pair| pair[1] == pair[0] + 1);
+    let fits = dot.lhs_contract.len() > 1
+        && dot.lhs_batch.is_empty()
+        && are_neighbours(&dot.lhs_contract)
+        && are_neighbours(&dot.rhs_contract);
+    if !fits {
+        return None;
+    }
+    let merged = |ty: &TensorType, contract: &[usize]| {
+        let (first, last) = (contract[0], contract[contract.len() - 1]);
+        let product = ty.dims[first..=last].iter().product();
+        TensorType::new(ty.dtype, [&ty.dims[..first], &[product], &ty.dims[last + 1..]].concat())
+    };
+    let types = [merged(operands[0].1, &dot.lhs_contract), merged(operands[1].1, &dot.rhs_contract)];
+    let dot = Dot {
+        lhs_contract: vec![dot.lhs_contract[0]],
+        rhs_contract: vec![dot.rhs_contract[0]],
+        ..dot.clone()
+    };
+    Some((dot, types))
+}
+
 fn literal(literal: &Literal) -> String {
     let ty = literal.ty();
     let data = match literal {
@@ -228,6 +255,16 @@ impl Printer<'_> {
     }
 
     fn dot(&mut self, dot: &Dot, operands: &[(Name, &TensorType)], result: &TensorType, scope: &str) -> Name {
+        let merges = self.options.dots == super::DotLowering::ViaF32 && self.options.mesh.num_devices() == 1;
+        if merges && let Some((merged, types)) = merged_dot(dot, operands) {
+            let [lhs, rhs] = [0, 1].map(|side| {
+                (
+                    self.operation("stablehlo.reshape", &operands[side..=side], &[], &types[side], scope),
+                    &types[side],
+                )
+            });
+            return self.dot(&merged, &[lhs, rhs], result, scope);
+        }
         let numbers = format!(
             "dot_dimension_numbers = #stablehlo.dot<lhs_batching_dimensions = {}, rhs_batching_dimensions = {}, \
              lhs_contracting_dimensions = {}, rhs_contracting_dimensions = {}>",
