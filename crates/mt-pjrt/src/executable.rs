@@ -208,17 +208,21 @@ impl Executable {
         // SAFETY: the events were just created for this call.
         let events = raw_events.iter().map(|raw| unsafe { Event::from_raw(*raw, &inner.connection) });
         execution.done.extend(events.flatten());
-        for (list, device) in raw_outputs.iter().zip(&inner.devices) {
-            let outputs: Vec<Result<Buffer, Error>> = list
-                .iter()
-                .map(|raw| {
+        // All are taken over before one's error ends this, so that those of every device are freed.
+        let outputs: Vec<Vec<Result<Buffer, Error>>> = raw_outputs
+            .iter()
+            .zip(&inner.devices)
+            .map(|(list, device)| {
+                let take_over = |raw: &*mut sys::Buffer| {
                     let raw = non_null(*raw, "LoadedExecutableExecute")?;
                     // SAFETY: the buffers were just created for this call.
                     unsafe { Buffer::from_raw(raw, &inner.connection, *device, Some(inner.name.clone())) }
-                })
-                .collect();
-            // All are taken over before one's error ends this, so that the others are freed.
-            execution.outputs.push(outputs.into_iter().collect::<Result<_, _>>()?);
+                };
+                list.iter().map(take_over).collect()
+            })
+            .collect();
+        for list in outputs {
+            execution.outputs.push(list.into_iter().collect::<Result<_, _>>()?);
         }
         drop(arguments);
         Ok(execution)
