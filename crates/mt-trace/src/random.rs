@@ -9,7 +9,8 @@ const STATE: Axis = axis("state", 2);
 const ONE: Axis = axis("state", 1);
 
 /// Where random numbers come from: a value, not a state. The same key gives the same numbers, however the program is
-/// scanned, recomputed or split over devices, so each use needs a key of its own, made by [`Key::fold_in`].
+/// scanned, recomputed or split over devices, so each use needs a key of its own, made by [`Key::fold_in`] or
+/// [`Key::split`].
 #[derive(Clone, Copy)]
 pub struct Key<'t>(Tensor<'t>);
 
@@ -30,7 +31,7 @@ impl<'t> Key<'t> {
     pub fn fold_in(self, data: Tensor<'t>) -> Self {
         // The counter's high bit keeps derived keys apart from the bits that a key draws.
         let high = self.0.region().integer(DType::U64, i64::MIN);
-        Self(self.generate(data.cast(DType::U64).logical_or(high), DType::U64, &[ONE]).squeeze("state"))
+        self.derive(data.cast(DType::U64).logical_or(high))
     }
 
     /// Another key, which depends on this one and on a name such as a parameter's path.
@@ -41,6 +42,19 @@ impl<'t> Key<'t> {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
         self.fold_in(self.0.region().integer(DType::U64, (hash >> 1) as i64))
+    }
+
+    /// Several keys, which depend on this one: all distinct, and none equal to what [`Key::fold_in`] makes of this key.
+    /// The first ones are the same however many are asked for.
+    #[track_caller]
+    pub fn split(self, count: usize) -> Vec<Self> {
+        // The counter's second-highest bit alone: between what a key draws and what is folded in.
+        let counter = |index: usize| self.0.region().integer(DType::U64, 1 << 62 | index as i64);
+        let mut keys = Vec::with_capacity(count);
+        for index in 0..count {
+            keys.push(self.derive(counter(index)));
+        }
+        keys
     }
 
     /// Uniformly random 32-bit numbers.
@@ -78,6 +92,12 @@ impl<'t> Key<'t> {
         let uniform = self.uniform(axes) + 0.5 / f64::from(1 << 24);
         let value = (uniform * (to - from) + from).clamp(-1.0 + 1e-7, 1.0 - 1e-7);
         (value.erf_inv() * std::f64::consts::SQRT_2).clamp(low, high)
+    }
+
+    /// The key at a counter. ThreeFry maps counters to blocks one to one, so that other counters give other keys.
+    #[track_caller]
+    fn derive(self, counter: Tensor<'t>) -> Self {
+        Self(self.generate(counter, DType::U64, &[ONE]).squeeze("state"))
     }
 
     #[track_caller]

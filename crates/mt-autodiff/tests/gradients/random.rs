@@ -98,6 +98,27 @@ fn keys_differ() {
     }
 }
 
+/// Keys that are split off are distinct, among themselves and from folded ones, and do not depend on their number.
+#[test]
+fn split_keys_differ_and_stay() {
+    let program = program(&options("split"), |inputs| {
+        let key = inputs.region().key(11);
+        let folded = (0..4).map(|index| key.fold_in(inputs.region().integer(DType::I32, index)));
+        let mut keys = key.split(6);
+        keys.push(key);
+        keys.extend(folded);
+        keys.extend(key.split(3));
+        keys.iter().map(|key| inputs.replicated("value", key.value())).collect()
+    });
+    let values = Compiled::new(program.unwrap()).run(&[]);
+    let values: Vec<u64> = values.iter().map(|value| value.as_slice::<u64>().unwrap()[0]).collect();
+    let distinct: std::collections::BTreeSet<u64> = values[..11].iter().copied().collect();
+    assert_eq!(distinct.len(), 11, "{values:?}");
+    assert_eq!(values[..3], values[11..]);
+    // What runs drew must not change from one version to the next.
+    assert_eq!(values[..2], [11_169_227_059_624_890_280, 8_706_208_582_943_293_541]);
+}
+
 fn drawn<'t>(key: Key<'t>, layer: Tensor<'t>) -> Tensor<'t> {
     key.fold_in(layer).normal(&[ROWS, COLUMNS])
 }
