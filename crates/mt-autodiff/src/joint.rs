@@ -8,7 +8,7 @@ use crate::{
     AutodiffError,
     activity::{active_values, needs_cotangent},
     regions::{self, Tape},
-    rules,
+    rules, verified,
 };
 
 /// A graph that computes a function and its vector-Jacobian product.
@@ -28,7 +28,7 @@ pub struct Joint {
 /// that `cotangents` marks; the other outputs have cotangent zero.
 ///
 /// # Errors
-/// A gradient was asked through an operation that has none.
+/// A gradient was asked through an operation that has none; or a graph that this made is not well formed.
 pub fn joint(graph: &Graph, with_respect_to: &[bool], cotangents: &[bool]) -> Result<Joint, AutodiffError> {
     let mut builder = Graph::new();
     let arguments: Vec<ValueId> =
@@ -58,7 +58,7 @@ pub fn joint(graph: &Graph, with_respect_to: &[bool], cotangents: &[bool]) -> Re
         .collect();
     let mut graph = differentiation.builder;
     graph.set_outputs(all);
-    Ok(Joint { graph, gradients, num_outputs })
+    Ok(Joint { graph: verified("differentiation", graph)?, gradients, num_outputs })
 }
 
 struct Differentiation<'g> {
@@ -155,7 +155,7 @@ impl Differentiation<'_> {
                     )?
                 }
             }
-            tape => regions::backward(&mut self.builder, node, tape, &cotangents),
+            tape => regions::backward(&mut self.builder, node, tape, &cotangents)?,
         };
         for ((target, gradient), needed) in targets.iter().zip(gradients).zip(needs) {
             if let Some(gradient) = gradient.filter(|_| needed) {

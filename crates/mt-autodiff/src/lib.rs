@@ -15,9 +15,27 @@ mod rules;
 
 pub use joint::{Joint, joint};
 
-/// A graph has no gradient.
+use mt_ir::{Graph, VerifyError, eliminate_dead_code, verify};
+
+/// A graph has no gradient, or a transform made one that is not well formed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AutodiffError {
     #[error("`{op}` in `{scope}` has no derivative, but a gradient was asked through it")]
     NotDifferentiable { op: &'static str, scope: String },
+    /// A fault of this crate, never of what it was given.
+    #[error("{transform} made a graph that is not well formed: {source}")]
+    IllFormed { transform: &'static str, source: Box<VerifyError> },
+}
+
+/// The result of a transform, once it is known to be well formed.
+fn verified(transform: &'static str, graph: Graph) -> Result<Graph, AutodiffError> {
+    match verify(&graph) {
+        Ok(()) => Ok(graph),
+        Err(error) => Err(AutodiffError::IllFormed { transform, source: Box::new(error) }),
+    }
+}
+
+/// What is left of a graph without what no output depends on.
+fn cleaned(graph: &Graph) -> Result<Graph, AutodiffError> {
+    verified("dead-code elimination", eliminate_dead_code(graph))
 }

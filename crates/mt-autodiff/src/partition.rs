@@ -2,7 +2,7 @@
 
 use mt_ir::{Graph, Op, SavePolicy, ValueId, extract};
 
-use crate::Joint;
+use crate::{AutodiffError, Joint, verified};
 
 /// The two regions of a differentiated region.
 pub(crate) struct Partition {
@@ -24,7 +24,7 @@ pub(crate) fn partition(
     num_inputs: usize,
     policy: &SavePolicy,
     varying: &[bool],
-) -> Partition {
+) -> Result<Partition, AutodiffError> {
     let graph = &joint.graph;
     let (inputs, cotangents) = graph.inputs().split_at(num_inputs);
     let outputs = &graph.outputs()[..joint.num_outputs];
@@ -50,12 +50,14 @@ pub(crate) fn partition(
         .collect();
     let kept_inputs: Vec<ValueId> =
         inputs.iter().zip(&uses_inputs).filter(|(_, used)| **used).map(|(value, _)| *value).collect();
-    Partition {
-        forward: extract(graph, inputs, &[outputs, &saved].concat()),
-        backward: extract(graph, &[kept_inputs.as_slice(), &saved, cotangents].concat(), &gradients),
+    let forward = extract(graph, inputs, &[outputs, &saved].concat());
+    let backward = extract(graph, &[kept_inputs.as_slice(), &saved, cotangents].concat(), &gradients);
+    Ok(Partition {
+        forward: verified("partition into a forward region", forward)?,
+        backward: verified("partition into a backward region", backward)?,
         uses_inputs,
         num_saved: saved.len(),
-    }
+    })
 }
 
 /// For each value, whether it depends on one of `sources`.

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use mt_ir::{Graph, Node, Op, SavePolicy, Scan, TensorType, ValueId, eliminate_dead_code};
+use mt_ir::{Graph, Node, Op, SavePolicy, Scan, TensorType, ValueId};
 use mt_shape::{DType, PartitionSpec};
 
 use crate::{
     AutodiffError,
     activity::{active_scan_inputs, active_values, needs_cotangent},
+    cleaned,
     joint::joint,
     partition::{partition, placement},
 };
@@ -71,13 +72,13 @@ pub(crate) fn forward(
         Op::Remat(remat) => {
             let joint = joint(&remat.body, active, wanted)?;
             let all = vec![true; operands.len()];
-            let parts = partition(&joint, operands.len(), &remat.save, &all);
-            let values = builder.inline(&eliminate_dead_code(&parts.forward), operands);
+            let parts = partition(&joint, operands.len(), &remat.save, &all)?;
+            let values = builder.inline(&cleaned(&parts.forward)?, operands);
             let (results, saved) = values.split_at(node.results.len());
             let mut residuals = pick(operands, &parts.uses_inputs);
             residuals.extend(saved);
             let tape = RegionTape {
-                backward: eliminate_dead_code(&parts.backward),
+                backward: cleaned(&parts.backward)?,
                 residuals,
                 cotangents: wanted.to_vec(),
                 gradients: numbered(&joint.gradients),
@@ -117,13 +118,13 @@ pub(crate) fn backward(
     node: &Node,
     tape: Tape,
     cotangents: &[Option<ValueId>],
-) -> Vec<Option<ValueId>> {
-    match tape {
+) -> Result<Vec<Option<ValueId>>, AutodiffError> {
+    Ok(match tape {
         Tape::Rule => unreachable!("handled by the table of rules"),
         Tape::Region(tape) => backward_region(builder, node, tape, cotangents),
-        Tape::Scan(tape) => backward_scan(builder, tape, cotangents),
+        Tape::Scan(tape) => backward_scan(builder, tape, cotangents)?,
         Tape::Case(tape) => backward_case(builder, node, tape, cotangents),
-    }
+    })
 }
 
 fn pick<T: Clone>(items: &[T], keep: &[bool]) -> Vec<T> {
@@ -199,7 +200,7 @@ fn forward_case(
     let mut parts = Vec::new();
     for branch in branches {
         let joint = joint(branch, &active[1..], wanted)?;
-        parts.push(partition(&joint, num_arguments, &SavePolicy::Everything, &vec![true; num_arguments]));
+        parts.push(partition(&joint, num_arguments, &SavePolicy::Everything, &vec![true; num_arguments])?);
         joints.push(joint);
     }
     let gradients: Vec<bool> =
@@ -311,7 +312,7 @@ fn forward_scan(
     let (captured, carry) = (scan.num_captured, scan.num_carry);
     let is_carry = |index: usize| (captured..captured + carry).contains(&index);
     let varying: Vec<bool> = (0..operands.len()).map(is_carry).collect();
-    let parts = partition(&joint, operands.len(), &scan.save, &varying);
+    let parts = partition(&joint, operands.len(), &scan.save, &varying)?;
     let num_outputs = scan.body.outputs().len();
 
     // The forward scan also stacks the carries that the backward body reads, and the saved values.
@@ -326,7 +327,7 @@ fn forward_scan(
         kept_carries.iter().map(|index| placement(&forward, outputs[index - captured])).collect();
     let saved_specs: Vec<_> = saved_outputs.iter().map(|value| placement(&forward, *value)).collect();
     forward.set_outputs(outputs);
-    let forward = Scan { body: Arc::new(eliminate_dead_code(&forward)), ..scan.clone() };
+    let forward = Scan { body: Arc::new(cleaned(&forward)?), ..scan.clone() };
     let values = builder.emit_all(Op::Scan(forward), operands);
     let (carries, saved) = values[num_outputs..].split_at(kept_carries.len());
     let carries =
@@ -356,7 +357,7 @@ fn backward_scan(
     builder: &mut Graph,
     tape: ScanTape,
     cotangents: &[Option<ValueId>],
-) -> Vec<Option<ValueId>> {
+) -> Result<Vec<Option<ValueId>>, AutodiffError> {
     let scan = &tape.scan;
     let (captured, carry) = (scan.num_captured, scan.num_carry);
     let first_slice = captured + carry;
@@ -429,7 +430,7 @@ fn backward_scan(
     }
     body.set_outputs(outputs);
     let reverse = Scan {
-        body: Arc::new(eliminate_dead_code(&body)),
+        body: Arc::new(cleaned(&body)?),
         length: scan.length,
         reverse: !scan.reverse,
         num_captured: captured_operands.len(),
@@ -451,5 +452,5 @@ fn backward_scan(
         let stack = results[carried.len() + summed.len() + position];
         all[*index] = Some(constrain_stack(builder, stack, spec));
     }
-    all
+    Ok(all)
 }

@@ -26,9 +26,10 @@ pub fn verify(graph: &Graph) -> Result<(), VerifyError> {
         defined[input.index()] = true;
     }
     for node in graph.nodes() {
-        let (op, scope) = (node.op.name(), node.scope.to_string());
+        // Messages are made only when they are needed: graphs are verified after each transform.
+        let (op, scope) = (node.op.name(), || node.scope.to_string());
         if node.operands.iter().any(|operand| !defined[operand.index()]) {
-            return Err(VerifyError::UseBeforeDefinition { op, scope });
+            return Err(VerifyError::UseBeforeDefinition { op, scope: scope() });
         }
         for region in node.op.regions() {
             verify(region)?;
@@ -36,11 +37,11 @@ pub fn verify(graph: &Graph) -> Result<(), VerifyError> {
         let operands: Vec<&TensorType> = node.operands.iter().map(|value| graph.ty(*value)).collect();
         let expected = match infer(&node.op, &operands) {
             Ok(expected) => expected,
-            Err(source) => return Err(VerifyError::Shape { op, scope, source }),
+            Err(source) => return Err(VerifyError::Shape { op, scope: scope(), source }),
         };
-        let actual: Vec<TensorType> = node.results.iter().map(|value| graph.ty(*value).clone()).collect();
-        if expected != actual {
-            return Err(VerifyError::ResultTypes { op, scope, expected, actual });
+        if !expected.iter().eq(node.results.iter().map(|value| graph.ty(*value))) {
+            let actual = node.results.iter().map(|value| graph.ty(*value).clone()).collect();
+            return Err(VerifyError::ResultTypes { op, scope: scope(), expected, actual });
         }
         for result in &node.results {
             defined[result.index()] = true;
