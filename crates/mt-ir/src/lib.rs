@@ -10,6 +10,7 @@ mod op;
 mod print;
 mod program;
 mod shape_rules;
+mod temporaries;
 mod transform;
 mod verify;
 
@@ -19,7 +20,7 @@ pub use op::{
     Op, Precision, Reduction, Remat, SavePolicy, Scalar, Scan, ScatterDims, ScatterKind, Unary, While,
 };
 pub use print::{Boundary, DotLowering, PrintOptions, print_program};
-pub use program::{Program, ProgramValue, TensorType};
+pub use program::{Program, ProgramTemporary, ProgramValue, TensorType};
 pub use shape_rules::{ShapeError, infer};
 pub use transform::{eliminate_dead_code, extract};
 pub use verify::{VerifyError, verify};

@@ -57,6 +57,16 @@ pub struct ProgramValue {
     pub donated: bool,
 }
 
+/// A value that a program computes on its way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramTemporary {
+    /// Where it comes from: the scope path and the value's name or its operation's, such as
+    /// `decoder/layers/mlp/mlpwi_0`.
+    pub name: String,
+    /// The type of the whole array, all shards together.
+    pub ty: TensorType,
+}
+
 /// A StableHLO module, printed, with what a caller must know of its arguments and results.
 #[derive(Clone, Debug)]
 pub struct Program {
@@ -68,4 +78,6 @@ pub struct Program {
     pub mesh: Arc<Mesh>,
     pub inputs: Vec<ProgramValue>,
     pub outputs: Vec<ProgramValue>,
+    /// The largest values in between, before the compiler fuses operations; many are never stored whole.
+    pub temporaries: Vec<ProgramTemporary>,
 }

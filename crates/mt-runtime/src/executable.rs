@@ -2,7 +2,7 @@
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
-use mt_ir::{Program, ProgramValue, TensorType};
+use mt_ir::{Program, ProgramTemporary, ProgramValue, TensorType};
 use mt_pjrt::{Argument, Buffer, CompileOptions, MemoryUse, Platform};
 use mt_shape::{Mesh, Sharding};
 
@@ -64,6 +64,7 @@ struct Inner {
     mesh: Arc<Mesh>,
     inputs: Vec<ProgramValue>,
     outputs: Vec<ProgramValue>,
+    temporaries: Vec<ProgramTemporary>,
     is_cached: bool,
 }
 
@@ -94,6 +95,7 @@ impl Executable {
             mesh: program.mesh.clone(),
             inputs: program.inputs.clone(),
             outputs: program.outputs.clone(),
+            temporaries: program.temporaries.clone(),
             is_cached,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -117,6 +119,11 @@ impl Executable {
     /// The program's results.
     pub fn outputs(&self) -> &[ProgramValue] {
         &self.inner.outputs
+    }
+
+    /// The largest values that the program computes on its way, as it was given to the compiler.
+    pub(crate) fn temporaries(&self) -> &[ProgramTemporary] {
+        &self.inner.temporaries
     }
 
     /// Whether it came from the cache instead of the compiler.

@@ -1,18 +1,19 @@
 //! Whether programs fit into memory.
 
 use std::{
+    cmp::Reverse,
     fmt::Write,
     fs,
     path::{Path, PathBuf},
 };
 
-use mt_ir::ProgramValue;
+use mt_ir::{ProgramTemporary, ProgramValue};
 use mt_pjrt::{MemoryUse, Platform};
 
 use crate::{Executable, Runtime, RuntimeError};
 
 /// How many arrays a message names.
-const NUM_NAMED: usize = 5;
+const NUM_NAMED: usize = 8;
 
 /// See [`Runtime::check_memory`].
 pub(crate) fn check(runtime: &Runtime, executables: &[&Executable]) -> Result<(), RuntimeError> {
@@ -75,17 +76,45 @@ fn message(
         bytes(memory.aliased),
         bytes(memory.temporaries),
     );
-    let mut values: Vec<&ProgramValue> = executable.inputs().iter().collect();
-    // Results that have the name of an argument are its next value.
-    let is_new = |value: &&ProgramValue| executable.inputs().iter().all(|input| input.name != value.name);
-    values.extend(executable.outputs().iter().filter(is_new));
-    values.sort_by_key(|value| std::cmp::Reverse(shard_bytes(value)));
     text += "\nlargest arrays:";
-    for value in values.into_iter().take(NUM_NAMED) {
-        let _ = write!(text, "\n  `{}` {}: {}{on_each}", value.name, value.ty, bytes(shard_bytes(value)));
+    for line in
+        largest_arrays(executable.inputs(), executable.outputs(), executable.temporaries(), num_devices)
+    {
+        text += "\n  ";
+        text += &line;
     }
     text += "\nhint: a smaller batch or a shorter sequence, `remat_policy=full`, or a larger mesh needs less";
     text
+}
+
+/// The largest arguments, results and values in between, each on a line of a message.
+fn largest_arrays(
+    inputs: &[ProgramValue],
+    outputs: &[ProgramValue],
+    temporaries: &[ProgramTemporary],
+    num_devices: usize,
+) -> Vec<String> {
+    let (on_each, over_all) =
+        if num_devices > 1 { (" on each device", " over all devices") } else { ("", "") };
+    // Results that have the name of an argument are its next value.
+    let is_new = |value: &&ProgramValue| inputs.iter().all(|input| input.name != value.name);
+    let mut lines: Vec<(u64, String)> = Vec::new();
+    for value in inputs.iter().chain(outputs.iter().filter(is_new)) {
+        let bytes = shard_bytes(value);
+        lines.push((bytes, format!("`{}` {}: {}{on_each}", value.name, value.ty, format_bytes(bytes))));
+    }
+    for temporary in temporaries {
+        let (ProgramTemporary { name, ty }, bytes) = (temporary, temporary.ty.byte_size() as u64);
+        let size = format_bytes(bytes);
+        // How it is split is the compiler's choice, which is mostly an even one.
+        let rank = bytes / num_devices as u64;
+        lines.push((
+            rank,
+            format!("`{name}` {ty}: {size}{over_all}, a temporary before operations are fused"),
+        ));
+    }
+    lines.sort_by_key(|(bytes, _)| Reverse(*bytes));
+    lines.into_iter().take(NUM_NAMED).map(|(_, line)| line).collect()
 }
 
 fn shard_bytes(value: &ProgramValue) -> u64 {
@@ -161,7 +190,45 @@ fn group_available(folder: &Path) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use mt_ir::TensorType;
+    use mt_shape::{DType, Mesh, PartitionSpec, Sharding};
+
     use super::*;
+
+    #[test]
+    fn arrays_of_all_kinds_are_ranked_together() {
+        let mesh = Arc::new(Mesh::new([("data".to_owned(), 4)]).unwrap());
+        let value = |name: &str, size: usize, axes: &[&str]| {
+            let spec = PartitionSpec(vec![axes.iter().map(|axis| (*axis).to_owned()).collect()]);
+            let sharding = Sharding { mesh: mesh.clone(), spec };
+            ProgramValue {
+                name: name.into(),
+                ty: TensorType::new(DType::F32, [size]),
+                sharding,
+                donated: false,
+            }
+        };
+        let temporary = |name: &str, size: usize| ProgramTemporary {
+            name: name.into(),
+            ty: TensorType::new(DType::F32, [size]),
+        };
+        let inputs = [value("split", 1024, &["data"]), value("whole", 768, &[])];
+        let outputs = [value("split", 1024, &["data"]), value("loss", 1, &[])];
+        let temporaries = [temporary("layers/hidden", 2048), temporary("layers/small", 256)];
+        let lines = largest_arrays(&inputs, &outputs, &temporaries, 4);
+        let expected = [
+            "`whole` float32[768]: 3.0 KiB on each device",
+            "`layers/hidden` float32[2048]: 8.0 KiB over all devices, a temporary before operations are fused",
+            "`split` float32[1024]: 1.0 KiB on each device",
+            "`layers/small` float32[256]: 1.0 KiB over all devices, a temporary before operations are fused",
+            "`loss` float32[1]: 4 B on each device",
+        ];
+        assert_eq!(lines, expected);
+        let lines = largest_arrays(&[], &[], &temporaries, 1);
+        assert_eq!(lines[1], "`layers/small` float32[256]: 1.0 KiB, a temporary before operations are fused");
+    }
 
     #[test]
     fn bytes_are_legible() {

@@ -47,6 +47,7 @@ fn update(dims: &[usize], constant: u32) -> Program {
         mesh: sharding.mesh.clone(),
         inputs: vec![value("weights", &ty, &sharding, true), value("gradient", &ty, &sharding, false)],
         outputs: vec![value("weights", &ty, &sharding, false)],
+        temporaries: Vec::new(),
     }
 }
 
@@ -238,6 +239,7 @@ fn sharded_update() -> Program {
             value("weights", &ty, &rows, false),
             value("sum", &TensorType::scalar(DType::F32), &Sharding::replicated(mesh.clone(), 0), false),
         ],
+        temporaries: Vec::new(),
         mesh,
     }
 }
@@ -374,6 +376,7 @@ fn chain(dtype: DType, size: usize, length: usize) -> Program {
         mesh: sharding.mesh.clone(),
         inputs: vec![value("a", &ty, &sharding, false)],
         outputs: vec![value("r", &TensorType::new(DType::F32, [size, size]), &sharding, false)],
+        temporaries: Vec::new(),
     }
 }
 

@@ -7,7 +7,7 @@ use std::{fmt::Write as _, sync::Arc};
 
 use mt_shape::{DType, Mesh, PartitionSpec, Sharding};
 
-use crate::{Graph, Program, ProgramValue, TensorType, ValueId};
+use crate::{Graph, Program, ProgramValue, TensorType, ValueId, temporaries::largest_temporaries};
 
 /// How a dot product with a result narrower than `f32` is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -65,7 +65,14 @@ pub fn print_program(
     let outputs = values(graph.outputs(), outputs);
     let mut printer = Printer { text: String::new(), next: 0, indent: 2, options };
     printer.module(graph, &inputs, &outputs);
-    Program { name: options.name.clone(), text: printer.text, mesh: options.mesh.clone(), inputs, outputs }
+    Program {
+        name: options.name.clone(),
+        text: printer.text,
+        mesh: options.mesh.clone(),
+        inputs,
+        outputs,
+        temporaries: largest_temporaries(graph),
+    }
 }
 
 /// The name of a printed value, without the percent sign.

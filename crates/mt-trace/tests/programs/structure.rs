@@ -172,3 +172,26 @@ fn donated_memory_goes_to_the_result_of_the_same_name() {
     let aliases: Vec<&str> = main.split("tf.aliasing_output = ").skip(1).map(|rest| &rest[..1]).collect();
     assert_eq!(aliases, ["2", "1", "0"]);
 }
+
+/// Messages about memory name what a backward pass keeps and what loops compute, the largest first.
+#[test]
+fn the_largest_values_in_between_are_known() {
+    let check = |save: SavePolicy, expected: &[&str]| {
+        let temporaries = layers(save, Placement::single()).temporaries;
+        let named: Vec<String> =
+            temporaries.iter().map(|value| format!("{} {}", value.name, value.ty)).collect();
+        for (index, line) in expected.iter().enumerate() {
+            assert!(
+                named.get(index).is_some_and(|named| named == line),
+                "no {line:?} in its place: {named:?}"
+            );
+        }
+        let views = ["broadcast", "reshape", "transpose", "constant"];
+        assert!(!named.iter().any(|name| views.iter().any(|view| name.contains(view))), "{named:?}");
+    };
+    let everything = ["sine of all 4 steps float32[4, 5]", "gradient/cosine of all 4 steps float32[4, 5]"];
+    check(SavePolicy::Everything, &everything);
+    let state = "a loop's state of all 4 steps float32[4, 3]";
+    check(names(&["hidden"]), &["hidden of all 4 steps float32[4, 5]", "gradient/dot float32[5, 3]"]);
+    check(names(&[]), &["gradient/dot float32[5, 3]", "gradient/dot float32[3, 5]", state]);
+}
