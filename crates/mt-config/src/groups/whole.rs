@@ -74,10 +74,9 @@ impl TrainConfig {
         let debug = collector.take(DebugGroup::from_config(config));
         if let Some(tokenizer) = &tokenizer
             && config.entry("dataset_type").value == DatasetType::Hf.name()
+            && !checkpoint.as_ref().is_some_and(CheckpointGroup::brings_tokenizer)
         {
-            if !checkpoint.as_ref().is_some_and(CheckpointGroup::brings_tokenizer) {
-                collector.take(tokenizer.require());
-            }
+            collector.take(tokenizer.require());
         }
         if let (Some(run), Some(data)) = (&run, &data)
             && run.eval_interval.is_some()
