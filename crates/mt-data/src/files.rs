@@ -1,6 +1,7 @@
-//! File patterns.
+//! Files: patterns that name them, and writing them for good.
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 
 use crate::error::{DataError, Result};
@@ -68,7 +69,7 @@ fn no_match(pattern: &str) -> DataError {
     if nearest.as_os_str().is_empty() {
         nearest = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
     }
-    let mut names: Vec<String> = std::fs::read_dir(&nearest)
+    let mut names: Vec<String> = fs::read_dir(&nearest)
         .map(|entries| {
             entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
         })
@@ -97,8 +98,28 @@ pub(crate) fn name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
+/// Replaces a file by what `write` writes, in one step, and waits until it is on the disk: whoever reads it, also after
+/// a loss of power, finds the old or the new one.
+pub(crate) fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".partial");
+    let partial = path.with_file_name(name);
+    let written = (|| {
+        let mut file = BufWriter::new(File::create(&partial)?);
+        write(&mut file)?;
+        file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+        fs::rename(&partial, path)?;
+        // The new name is an entry of the directory, which is written by itself.
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
+    })();
+    written.map_err(DataError::io("write", path))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     fn check_error(pattern: &str, expected: &[&str]) {
@@ -112,7 +133,7 @@ mod tests {
     fn patterns_are_sorted_and_unique() {
         let directory = tempfile::tempdir().unwrap();
         for name in ["b.txt", "a.txt", "c,d.txt"] {
-            std::fs::write(directory.path().join(name), "x").unwrap();
+            fs::write(directory.path().join(name), "x").unwrap();
         }
         let glob = directory.path().join("*.txt").to_string_lossy().into_owned();
         let comma = directory.path().join("c,d.txt").to_string_lossy().into_owned();
@@ -124,9 +145,22 @@ mod tests {
     }
 
     #[test]
+    fn files_are_replaced_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file.json");
+        replace(&path, |file| file.write_all(b"old")).unwrap();
+        replace(&path, |file| file.write_all(b"new")).unwrap();
+        let fails = |file: &mut BufWriter<File>| file.write_all(b"half").and(Err(io::Error::other("full")));
+        let message = replace(&path, fails).unwrap_err().to_string();
+        assert!(message.contains("file.json") && message.contains("full"), "{message}");
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert!(replace(&directory.path().join("missing/file.json"), |_| Ok(())).is_err());
+    }
+
+    #[test]
     fn a_pattern_without_files_names_the_nearest_directory() {
         let directory = tempfile::tempdir().unwrap();
-        std::fs::write(directory.path().join("other.md"), "x").unwrap();
+        fs::write(directory.path().join("other.md"), "x").unwrap();
         let root = directory.path().to_string_lossy().into_owned();
         check_error(
             &format!("{root}/missing/deep/*.txt"),

@@ -9,6 +9,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::error::{DataError, Result};
+use crate::files::replace;
 
 /// Which part of a repository's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,16 +122,12 @@ pub fn remove_seen(train: &[(PathBuf, String)], held_out: Vec<(PathBuf, String)>
 /// # Errors
 /// A file that cannot be written.
 pub fn save_documents(path: &Path, documents: &[(PathBuf, String)]) -> Result<()> {
-    let partial = path.with_extension("jsonl.partial");
-    let written = (|| {
-        let mut file = std::io::BufWriter::new(fs::File::create(&partial)?);
+    replace(path, |file| {
         for (name, text) in documents {
             writeln!(file, "{}", json!({ "path": name.to_string_lossy(), "text": text }))?;
         }
-        file.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
-        fs::rename(&partial, path)
-    })();
-    written.map_err(DataError::io("write", path))
+        Ok(())
+    })
 }
 
 fn long_lines(text: &str) -> impl Iterator<Item = &str> {

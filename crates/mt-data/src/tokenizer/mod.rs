@@ -5,11 +5,13 @@ mod special;
 mod stream;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
 use crate::error::{DataError, Result};
+use crate::files::replace;
 use crate::source::hex;
 
 pub use bpe::{BYTE_LEVEL_SPECIAL_TOKENS, train_bpe};
@@ -246,23 +248,11 @@ impl Tokenizer {
             Some(config) => config.clone(),
             None => self.special.config_json(&self.inner).into_bytes(),
         };
-        write(&directory.join(TOKENIZER_FILE), &self.json)?;
-        write(&directory.join(TOKENIZER_CONFIG_FILE), &config)
+        replace(&directory.join(TOKENIZER_FILE), |file| file.write_all(&self.json))?;
+        replace(&directory.join(TOKENIZER_CONFIG_FILE), |file| file.write_all(&config))
     }
 
     fn failure(&self, action: &'static str, error: &dyn std::fmt::Display) -> DataError {
         DataError::Tokenize { tokenizer: self.name.clone(), action, reason: error.to_string() }
     }
-}
-
-/// Replaces a file in one step, and waits until it is on the disk.
-fn write(path: &Path, content: &[u8]) -> Result<()> {
-    let partial: PathBuf = path.with_extension("json.partial");
-    let written = (|| {
-        let mut file = fs::File::create(&partial)?;
-        std::io::Write::write_all(&mut file, content)?;
-        file.sync_all()?;
-        fs::rename(&partial, path)
-    })();
-    written.map_err(DataError::io("write", path))
 }
