@@ -1,0 +1,120 @@
+//! Killing runs at any moment.
+
+use std::{
+    fs,
+    process::Child,
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use crate::support::{Random, Workplace};
+
+/// What happened to runs that were killed.
+#[derive(Debug, Default)]
+struct Tally {
+    /// Kills that found the process running.
+    kills: usize,
+    /// Kills that left a half-written checkpoint behind.
+    during_saves: usize,
+    /// Processes that began after step 0.
+    resumes: usize,
+}
+
+/// Runs a configuration without interruption, then under kills until all of its steps are done, and compares.
+fn check(workplace: &Workplace, name: &str, keys: &[&str], random: &mut Random, tally: &mut Tally) {
+    let whole = format!("{name}-whole");
+    let mut process = start(workplace, &whole, keys);
+    wait_for_steps(workplace, &mut process);
+    let began = Instant::now();
+    assert!(process.wait().unwrap().success(), "{}", output(workplace));
+    let training = began.elapsed();
+    let metrics = workplace.metrics(&whole);
+    assert!(metrics.training.keys().copied().eq(0..60), "{:?}", metrics.training.keys());
+    assert!(metrics.evaluation.keys().copied().eq([0, 20, 40, 60]), "{:?}", metrics.evaluation.keys());
+
+    let killed = format!("{name}-killed");
+    while !kill(workplace, &killed, keys, training, random, tally) {}
+    workplace.assert_same_run(&whole, &killed);
+    fs::remove_dir_all(workplace.path("runs")).unwrap();
+}
+
+/// Starts a run that writes what it says to files, as a pipe could fill up.
+fn start(workplace: &Workplace, run: &str, keys: &[&str]) -> Child {
+    let file = |name| fs::File::create(workplace.path(name)).unwrap();
+    workplace.command(run, keys).stdout(file("output.txt")).stderr(file("errors.txt")).spawn().unwrap()
+}
+
+fn output(workplace: &Workplace) -> String {
+    ["output.txt", "errors.txt"].map(|name| fs::read_to_string(workplace.path(name)).unwrap()).concat()
+}
+
+/// The step that a run began with, if it did.
+fn first_step(workplace: &Workplace) -> Option<u64> {
+    let output = output(workplace);
+    let first = output.lines().find_map(|line| line.strip_prefix("completed step: ")?.split(',').next());
+    first.map(|step| step.parse().unwrap())
+}
+
+/// Waits until a run has done a step or ended.
+fn wait_for_steps(workplace: &Workplace, process: &mut Child) {
+    while first_step(workplace).is_none() && process.try_wait().unwrap().is_none() {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Kills a run at a random moment. Returns whether it was done before.
+fn kill(
+    workplace: &Workplace,
+    run: &str,
+    keys: &[&str],
+    training: Duration,
+    random: &mut Random,
+    tally: &mut Tally,
+) -> bool {
+    let mut process = start(workplace, run, keys);
+    // Some die while they get ready, most while they train: the time that getting ready takes depends on the machine.
+    if random.below(5) > 0 {
+        wait_for_steps(workplace, &mut process);
+    }
+    thread::sleep(training.mul_f64(random.below(1_000) as f64 / 1_500.0));
+    if process.try_wait().unwrap().is_none() {
+        process.kill().unwrap();
+    }
+    let status = process.wait().unwrap();
+    tally.resumes += usize::from(first_step(workplace).is_some_and(|step| step > 0));
+    if let Some(code) = status.code() {
+        assert_eq!(code, 0, "{}", output(workplace));
+        return true;
+    }
+    tally.kills += 1;
+    let half_written =
+        fs::read_dir(workplace.path(&format!("runs/{run}/checkpoints"))).is_ok_and(|mut entries| {
+            entries.any(|entry| entry.unwrap().file_name().to_string_lossy().contains("tmp"))
+        });
+    tally.during_saves += usize::from(half_written);
+    false
+}
+
+/// Kills come at random moments, during saves too, until there were enough of them; whatever they hit, the end is that
+/// of a run that was left alone.
+#[test]
+fn killed_runs_end_as_if_nothing_had_happened() {
+    let seed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let mut random = Random(seed);
+    let mut tally = Tally::default();
+    let workplace = Workplace::new();
+    let variants: [&[&str]; 3] = [
+        // A head whose scale is no power of two is stored folded, with the exact weights beside.
+        &["scan_layers=true", "head_dim=40", "dropout_rate=0.1"],
+        &["scan_layers=false", "dropout_rate=0.1", "max_num_checkpoints_to_keep=2"],
+        &["scan_layers=true", "logits_via_embedding=true", "async_checkpointing=false"],
+    ];
+    let mut rounds = 0;
+    while rounds < variants.len() || tally.kills < 20 || tally.resumes < 10 || tally.during_saves == 0 {
+        let keys = variants[rounds % variants.len()];
+        check(&workplace, &format!("run{rounds}"), keys, &mut random, &mut tally);
+        rounds += 1;
+        assert!(rounds < 30, "too few kills: {tally:?}, seed {seed}");
+    }
+    println!("{rounds} runs: {tally:?}, seed {seed}");
+}

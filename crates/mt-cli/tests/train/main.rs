@@ -1,0 +1,9 @@
+//! `maxtext train` from the outside: small models, real processes, real files.
+
+mod data;
+mod kill;
+mod mistakes;
+mod placement;
+mod resume;
+mod stop;
+mod support;

@@ -1,0 +1,107 @@
+//! Wrong input: one message, status 2, and nothing is damaged.
+
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
+
+use crate::support::Workplace;
+
+#[test]
+fn values_that_do_not_fit() {
+    let workplace = Workplace::new();
+    let check = |keys: &[&str], parts: &[&str]| {
+        workplace.train("wrong", keys).refused(parts);
+    };
+    check(&["setps=3"], &["unknown key `setps`", "hint: did you mean `steps`?"]);
+    check(&["steps=abc"], &["`steps` is `abc`", "whole number"]);
+    check(&["adam_b1=-1"], &["`adam_b1` is `-1`", "out of bounds"]);
+    check(&["head_dim=41"], &["`head_dim` is `41`", "`head_dim=42`"]);
+    check(&["base_num_query_heads=3"], &["`base_num_query_heads` is `3`", "`base_num_kv_heads`"]);
+    let devices = "num_cpu_devices=4";
+    check(&[devices, "ici_fsdp_parallelism=3"], &["`ici_fsdp_parallelism=3`", "which is 4"]);
+    check(&[devices, "per_device_batch_size=0.3"], &["`per_device_batch_size` is `0.3`", "1.2 sequences"]);
+    check(&[devices, "per_device_batch_size=0.5"], &["a batch of 2 sequences", "4 parts"]);
+    check(
+        &["vocab_size=100"],
+        &["`byte` has 259 tokens", "`vocab_size` of 100", "hint: set `vocab_size=259`"],
+    );
+    check(&["run_name=../elsewhere"], &["`run_name`"]);
+    assert!(workplace.checkpoints("wrong").is_empty());
+}
+
+#[test]
+fn files_that_do_not_fit() {
+    let workplace = Workplace::new();
+    fs::write(workplace.path("empty.txt"), "").unwrap();
+    fs::write(workplace.path("torn.parquet"), [b"PAR1".as_slice(), &[0; 300]].concat()).unwrap();
+    fs::write(workplace.path("latin.txt"), b"caf\xe9 au lait").unwrap();
+    fs::write(workplace.path("torn.jsonl"), "{\"text\": \"a\"}\n{\"text\": \n").unwrap();
+    let check = |keys: &[&str], parts: &[&str]| {
+        workplace.train("wrong", keys).refused(parts);
+    };
+    check(&["hf_train_files=nothing/*.txt"], &["no file matches `nothing/*.txt`", "hint: "]);
+    check(&["hf_train_files=empty.txt"], &["`empty.txt` holds no document"]);
+    check(&["hf_eval_files=empty.txt"], &["`empty.txt` holds no document"]);
+    check(
+        &["hf_path=parquet", "hf_train_files=torn.parquet", "eval_interval=-1"],
+        &["`torn.parquet` is not a readable parquet file"],
+    );
+    check(&["hf_path=json", "hf_train_files=torn.jsonl", "eval_interval=-1"], &["`torn.jsonl`, line 2"]);
+    check(&["hf_train_files=latin.txt"], &["`latin.txt` is not UTF-8"]);
+    check(
+        &["tokenizer_type=huggingface", "tokenizer_path=train.txt"],
+        &["cannot read the tokenizer `train.txt`"],
+    );
+    check(
+        &["base_output_directory=train.txt"],
+        &["cannot write to `train.txt/wrong`", "`base_output_directory`"],
+    );
+    check(&["metrics_file=train.txt"], &["`train.txt` is not a metrics record"]);
+    check(&["pjrt_plugin_path=train.txt"], &["`train.txt`"]);
+    check(&["load_parameters_path=nowhere"], &["`nowhere` is no checkpoint", "hint: "]);
+    assert!(fs::read_to_string(workplace.path("train.txt")).unwrap().len() >= 40_000);
+}
+
+#[test]
+fn checkpoints_of_another_shape() {
+    let workplace = Workplace::new();
+    workplace.train("base", &["steps=6", "eval_interval=-1"]).succeeded();
+    let state = workplace.state("base", 5);
+    for key in ["load_parameters_path=runs/base", "load_full_state_path=runs/base"] {
+        for other in ["base_emb_dim=16", "base_mlp_dim=32", "vocab_size=300"] {
+            workplace.train("other", &[key, other, "eval_interval=-1"]).refused(&[
+                "does not fit",
+                "stored",
+                "hint: ",
+            ]);
+        }
+        workplace
+            .train("other", &[key, "base_num_decoder_layers=3", "scan_layers=false"])
+            .refused(&["does not fit"]);
+    }
+    assert!(workplace.checkpoints("other").is_empty());
+    assert_eq!(workplace.state("base", 5), state);
+}
+
+#[test]
+fn a_directory_has_one_run_at_a_time() {
+    let workplace = Workplace::new();
+    let endless = ["steps=1000000", "eval_interval=-1", "log_period=1000000"];
+    let mut first = workplace.command("run", &endless).spawn().unwrap();
+    let began = Instant::now();
+    while workplace.checkpoints("run").is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(120), "the run did not begin");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let second = workplace.train("run", &endless);
+    let process = format!("(process {})", first.id());
+    second.refused(&["is in use by another run", &process, "another `run_name`"]);
+    assert_eq!(first.try_wait().unwrap(), None);
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let newest = *workplace.checkpoints("run").last().unwrap();
+    // The lock went with the process.
+    let steps = format!("steps={}", newest + 3);
+    workplace.train("run", &[&steps, "eval_interval=-1"]).succeeded();
+}

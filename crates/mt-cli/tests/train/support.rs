@@ -1,0 +1,251 @@
+//! A place with text and a small model's configuration, and runs of the binary in it.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A model that trains in milliseconds; tests override keys of it. The schedule has its own length so that runs of
+/// any number of steps share their compiled programs.
+const CONFIG: &str = "\
+dataset_type: hf
+hf_path: text
+hf_train_files: train.txt
+hf_eval_files: evaluation.txt
+tokenizer_type: byte
+vocab_size: 260
+base_emb_dim: 32
+base_num_decoder_layers: 2
+base_mlp_dim: 64
+base_num_query_heads: 4
+base_num_kv_heads: 2
+head_dim: 16
+max_target_length: 32
+per_device_batch_size: 2
+num_epoch: -1
+dtype: float32
+learning_rate: 1e-3
+steps: 60
+learning_rate_schedule_steps: 60
+log_period: 1
+eval_interval: 20
+checkpoint_period: 5
+base_output_directory: runs
+";
+
+/// What a run of the binary gave.
+pub struct Outcome {
+    pub status: i32,
+    pub output: String,
+    pub errors: String,
+}
+
+impl Outcome {
+    /// The run did what it was to do.
+    #[track_caller]
+    pub fn succeeded(self) -> Self {
+        assert_eq!(self.status, 0, "{}", self.errors);
+        self
+    }
+
+    /// The run failed with this status and one message that has all of `parts`, and said nothing else.
+    #[track_caller]
+    pub fn failed(self, status: i32, parts: &[&str]) -> Self {
+        let errors = &self.errors;
+        assert_eq!(self.status, status, "{errors}");
+        assert!(errors.lines().any(|line| line.starts_with("error: ")), "{errors}");
+        assert_eq!(errors.matches("error: ").count(), 1, "{errors}");
+        assert!(!errors.contains("backtrace") && !errors.contains("panicked"), "{errors}");
+        assert!(!errors.contains("this is a bug"), "{errors}");
+        for part in parts {
+            assert!(errors.contains(part), "no {part:?} in:\n{errors}");
+        }
+        self
+    }
+
+    /// As [`Outcome::failed`] with wrong input, before anything was trained.
+    #[track_caller]
+    pub fn refused(self, parts: &[&str]) -> Self {
+        assert_eq!(self.output, "", "{}", self.errors);
+        assert!(self.errors.starts_with("error: "), "{}", self.errors);
+        self.failed(2, parts)
+    }
+}
+
+/// A directory with text, a configuration file and runs.
+pub struct Workplace {
+    directory: TempDir,
+}
+
+impl Workplace {
+    pub fn new() -> Self {
+        // Runs wait for the disk a lot; a killed process loses nothing in memory either.
+        let memory = Path::new("/dev/shm");
+        let directory = tempfile::tempdir_in(memory).or_else(|_| tempfile::tempdir()).unwrap();
+        fs::write(directory.path().join("train.txt"), prose(1, 40_000)).unwrap();
+        fs::write(directory.path().join("evaluation.txt"), prose(2, 1_000)).unwrap();
+        fs::write(directory.path().join("small.yml"), CONFIG).unwrap();
+        Self { directory }
+    }
+
+    pub fn path(&self, relative: &str) -> PathBuf {
+        self.directory.path().join(relative)
+    }
+
+    /// `maxtext train small.yml run_name=… key=value…`
+    pub fn command(&self, run: &str, keys: &[&str]) -> Command {
+        let programs = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_maxtext"));
+        command
+            .args(["train", "small.yml", &format!("run_name={run}")])
+            .arg(format!("jax_cache_dir={}", programs.display()))
+            .args(keys)
+            .current_dir(self.directory.path())
+            .env_remove("XLA_FLAGS")
+            .env("RUST_BACKTRACE", "1")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Trains to the end.
+    pub fn train(&self, run: &str, keys: &[&str]) -> Outcome {
+        outcome(&mut self.command(run, keys))
+    }
+
+    /// The metrics of a run.
+    pub fn metrics(&self, run: &str) -> Metrics {
+        Metrics::read(&self.path(&format!("runs/{run}/metrics/metrics.jsonl")))
+    }
+
+    /// The steps with a checkpoint.
+    pub fn checkpoints(&self, run: &str) -> Vec<u64> {
+        let Ok(entries) = fs::read_dir(self.path(&format!("runs/{run}/checkpoints"))) else {
+            return Vec::new();
+        };
+        let mut steps: Vec<u64> =
+            entries.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok()).collect();
+        steps.sort_unstable();
+        steps
+    }
+
+    /// Every file of a checkpoint that holds weights, moments, counts or the position in the data, by its path.
+    pub fn state(&self, run: &str, step: u64) -> BTreeMap<PathBuf, Vec<u8>> {
+        let root = self.path(&format!("runs/{run}/checkpoints/{step}"));
+        let mut files = BTreeMap::new();
+        collect_files(&root, &root, &mut files);
+        // These say when and where they were written.
+        files.retain(|path, _| {
+            let name = path.file_name().unwrap();
+            ["_CHECKPOINT_METADATA", "_MAXTEXT_MANIFEST", "commit_success.txt"].iter().all(|own| name != *own)
+        });
+        assert!(files.len() > 30, "{:?}", files.keys());
+        files
+    }
+
+    /// Two runs have the same final state, to the bit, and the same losses.
+    #[track_caller]
+    pub fn assert_same_run(&self, left: &str, right: &str) {
+        let last = *self.checkpoints(left).last().unwrap();
+        assert_eq!(self.checkpoints(right).last(), Some(&last));
+        let (left_state, right_state) = (self.state(left, last), self.state(right, last));
+        assert!(left_state.keys().eq(right_state.keys()));
+        for (path, contents) in &left_state {
+            assert!(right_state[path] == *contents, "{} differs in {left} and {right}", path.display());
+        }
+        assert_eq!(self.metrics(left).learning(), self.metrics(right).learning());
+    }
+}
+
+/// What a metrics file holds.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    pub training: BTreeMap<u64, Value>,
+    pub evaluation: BTreeMap<u64, Value>,
+}
+
+impl Metrics {
+    /// Reads a file in which each record has to be there only once.
+    #[track_caller]
+    pub fn read(path: &Path) -> Self {
+        let mut metrics = Self::default();
+        for line in fs::read_to_string(path).unwrap().lines() {
+            let value: Value = serde_json::from_str(line).unwrap();
+            let step = value["step"].as_u64().unwrap();
+            let kind = if value.get("eval/avg_loss").is_some() {
+                &mut metrics.evaluation
+            } else {
+                &mut metrics.training
+            };
+            assert!(kind.insert(step, value).is_none(), "step {step} is there twice");
+        }
+        metrics
+    }
+
+    /// The training losses in order.
+    pub fn losses(&self) -> Vec<f64> {
+        self.training.values().map(|record| record["learning/loss"].as_f64().unwrap_or(f64::NAN)).collect()
+    }
+
+    /// Everything that does not depend on the clock.
+    pub fn learning(&self) -> Vec<String> {
+        let records = self.training.values().chain(self.evaluation.values());
+        let timeless = records.map(|record| {
+            let object = record.as_object().unwrap();
+            let kept = object.iter().filter(|(name, _)| !name.starts_with("perf/"));
+            kept.map(|(name, value)| format!("{name}={value} ")).collect()
+        });
+        timeless.collect()
+    }
+}
+
+pub fn outcome(command: &mut Command) -> Outcome {
+    let output = command.output().unwrap();
+    Outcome {
+        status: output.status.code().unwrap(),
+        output: String::from_utf8(output.stdout).unwrap(),
+        errors: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// Sentences of made-up sense, the same for the same seed.
+pub fn prose(seed: u64, bytes: usize) -> String {
+    const WORDS: [&str; 12] =
+        ["the", "river", "stone", "walks", "over", "green", "and", "sings", "of", "old", "light", "rain"];
+    let mut random = Random(seed);
+    let mut text = String::new();
+    while text.len() < bytes {
+        text.push_str(WORDS[random.below(WORDS.len() as u64) as usize]);
+        text.push(if random.below(9) == 0 { '\n' } else { ' ' });
+    }
+    text
+}
+
+/// A generator of random numbers (SplitMix64).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+}
+
+fn collect_files(root: &Path, directory: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect_files(root, &path, files);
+        } else {
+            files.insert(path.strip_prefix(root).unwrap().to_owned(), fs::read(&path).unwrap());
+        }
+    }
+}
