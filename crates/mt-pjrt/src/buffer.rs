@@ -3,6 +3,7 @@
 use std::{
     ffi::c_void,
     fmt,
+    ops::Range,
     ptr::{self, NonNull},
     sync::Arc,
 };
@@ -65,12 +66,39 @@ impl Buffer {
     /// # Errors
     /// The device has no memory left.
     pub fn from_host(client: &Client, device: usize, host: Arc<HostArray>) -> Result<Self, Error> {
+        let (dims, range) = (host.dims().to_vec(), 0..host.bytes().len());
+        Self::from_host_part(client, device, host, &dims, range)
+    }
+
+    /// As [`Self::from_host`], for a part of the array with dimensions of its own, whose bytes lie together at `range`.
+    /// A part that does not start at a multiple of 64 bytes, as platforms ask of arrays, is copied everywhere.
+    ///
+    /// # Errors
+    /// The range is not in the array or not what the dimensions take, or the device has no memory left.
+    pub fn from_host_part(
+        client: &Client,
+        device: usize,
+        host: Arc<HostArray>,
+        dims: &[usize],
+        range: Range<usize>,
+    ) -> Result<Self, Error> {
+        let dtype = host.dtype();
+        let expected = dims.iter().product::<usize>() * dtype.byte_size();
+        let Some(bytes) = host.bytes().get(range.clone()).filter(|bytes| bytes.len() == expected) else {
+            let size = host.bytes().len();
+            return Err(Error::Argument(format!(
+                "bytes {range:?} of {size} given for `{dtype}{dims:?}`, which takes {expected}"
+            )));
+        };
+        if !bytes.as_ptr().addr().is_multiple_of(ALIGNMENT) {
+            return Self::from_bytes(client, device, dtype, dims, bytes);
+        }
         let semantics = if client.platform_name() == "cpu" {
             sys::IMMUTABLE_ZERO_COPY
         } else {
             sys::IMMUTABLE_UNTIL_TRANSFER_COMPLETES
         };
-        let (data, dtype, dims) = (host.bytes().as_ptr(), host.dtype(), host.dims());
+        let data = bytes.as_ptr();
         // SAFETY: the array is kept until the event says that it is not needed, and nobody changes it, because it is
         // shared. PJRT returns an event with every buffer.
         let (buffer, done) = unsafe { Self::transfer(client, device, dtype, dims, data, semantics) }?;
@@ -330,6 +358,9 @@ impl Drop for PendingHostArray {
         }
     }
 }
+
+/// Where arrays in the memory of a host begin, in bytes.
+const ALIGNMENT: usize = 64;
 
 /// The C API's number of an element type.
 fn to_raw(dtype: DType) -> i32 {

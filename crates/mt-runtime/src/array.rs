@@ -47,14 +47,14 @@ impl Array {
         check_sharding("array", &ty, sharding)?;
         let shard_dims = sharding.shard_dims(host.dims());
         Self::from_parts(runtime, ty, sharding, |device| {
-            let ranges = sharding.shard_ranges(host.dims(), device);
-            let bytes = extract(host, &ranges);
+            let bytes = gather(host, &runs(host, &sharding.shard_ranges(host.dims(), device)));
             Ok(Buffer::from_bytes(runtime.client(), device, host.dtype(), &shard_dims, &bytes)?)
         })
     }
 
-    /// As [`Self::from_host`], but without a copy where the platform can use host memory and the array is not split.
-    /// The memory of the result is not reused if it is donated.
+    /// As [`Self::from_host`], but without a copy where the platform can use host memory and the parts lie together in
+    /// it, as those of an array that is not split, or only along its leading dimension, do. The memory of the result is
+    /// not reused if it is donated.
     ///
     /// # Errors
     /// As those of [`Self::from_host`].
@@ -63,13 +63,15 @@ impl Array {
         host: Arc<HostArray>,
         sharding: &Sharding,
     ) -> Result<Self, RuntimeError> {
-        if !sharding.spec.is_replicated() {
-            return Self::from_host(runtime, &host, sharding);
-        }
         let ty = TensorType::new(host.dtype(), host.dims());
         check_sharding("array", &ty, sharding)?;
+        let (client, shard_dims) = (runtime.client(), sharding.shard_dims(host.dims()));
         Self::from_parts(runtime, ty, sharding, |device| {
-            Ok(Buffer::from_host(runtime.client(), device, host.clone())?)
+            let runs = runs(&host, &sharding.shard_ranges(host.dims(), device));
+            Ok(match &runs[..] {
+                [run] => Buffer::from_host_part(client, device, host.clone(), &shard_dims, run.clone())?,
+                _ => Buffer::from_bytes(client, device, host.dtype(), &shard_dims, &gather(&host, &runs))?,
+            })
         })
     }
 
@@ -313,14 +315,19 @@ pub(crate) fn check_sharding(name: &str, ty: &TensorType, sharding: &Sharding) -
     Ok(())
 }
 
-/// The bytes of a part, copied only if they do not lie together.
-fn extract<'a>(host: &'a HostArray, ranges: &[Range<usize>]) -> Cow<'a, [u8]> {
-    let bytes = host.bytes();
+/// The runs of bytes that make up a part.
+fn runs(host: &HostArray, ranges: &[Range<usize>]) -> Vec<Range<usize>> {
     let mut runs = Vec::new();
     for_each_run(host.dims(), ranges, host.dtype().byte_size(), |in_whole, _| runs.push(in_whole));
-    match &runs[..] {
+    runs
+}
+
+/// The bytes of a part's runs, copied only if there are several.
+fn gather<'a>(host: &'a HostArray, runs: &[Range<usize>]) -> Cow<'a, [u8]> {
+    let bytes = host.bytes();
+    match runs {
         [run] => Cow::Borrowed(&bytes[run.clone()]),
-        _ => Cow::Owned(runs.into_iter().flat_map(|run| &bytes[run]).copied().collect()),
+        _ => Cow::Owned(runs.iter().flat_map(|run| &bytes[run.clone()]).copied().collect()),
     }
 }
 

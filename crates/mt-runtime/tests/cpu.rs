@@ -195,6 +195,24 @@ fn arrays_are_split_and_assembled() {
 }
 
 #[test]
+fn arrays_split_along_their_leading_dimension_share_host_memory() {
+    let mesh = Arc::new(Mesh::new([("a".to_owned(), 4), ("b".to_owned(), 2)]).unwrap());
+    let check = |dims: &[usize], spec: &[&[&str]], is_shared: bool| {
+        let spec = spec.iter().map(|axes| axes.iter().map(|axis| (*axis).to_owned()).collect()).collect();
+        let sharding = Sharding { mesh: mesh.clone(), spec: PartitionSpec(spec) };
+        let host = Arc::new(iota(DType::F32, dims));
+        let array = Array::from_shared(testing::cpu(8), host.clone(), &sharding).unwrap();
+        assert_eq!(Arc::strong_count(&host), if is_shared { 9 } else { 1 }, "{dims:?}");
+        assert_eq!(array.to_host().unwrap(), *host);
+    };
+    check(&[8, 16], &[&[], &[]], true);
+    check(&[8, 16], &[&["a", "b"], &[]], true);
+    check(&[8, 16], &[&["a"], &[]], true);
+    check(&[1, 4, 16], &[&[], &["a"], &[]], true);
+    check(&[8, 16], &[&[], &["a"]], false);
+}
+
+#[test]
 fn splits_that_do_not_fit_are_refused() {
     let mesh = Arc::new(Mesh::new([("a".to_owned(), 2)]).unwrap());
     let check = |spec: &[&[&str]], expected: &str| {
