@@ -25,6 +25,25 @@ pub(crate) struct Restored {
     pub iterator: Option<IteratorState>,
 }
 
+/// Checks what a new run is to begin from, before the long work of compiling.
+pub(crate) fn check_sources(
+    model: &dyn Model,
+    group: &CheckpointGroup,
+    steps: u64,
+) -> Result<(), TrainError> {
+    if let Some(path) = &group.load_full_state_path {
+        let checkpoint = Checkpoint::open_path(path)?;
+        TrainState::check(model, &checkpoint)?;
+        let done = steps_done(&checkpoint)?;
+        if done >= steps {
+            return Err(TrainError::AlreadyPast { path: path.clone(), done, steps });
+        }
+    } else if let Some(path) = &group.load_parameters_path {
+        TrainState::check_parameters(model, &Checkpoint::open_path(path)?)?;
+    }
+    Ok(())
+}
+
 /// Loads or makes the first state of a run.
 pub(crate) fn restore(
     runtime: &Runtime,
@@ -34,7 +53,6 @@ pub(crate) fn restore(
     group: &CheckpointGroup,
     manager: &mut CheckpointManager,
     newest: Option<u64>,
-    steps: u64,
     initialize: &dyn Fn() -> Result<Executable, TrainError>,
 ) -> Result<Restored, TrainError> {
     if newest.is_some() {
@@ -67,12 +85,8 @@ pub(crate) fn restore(
     let fresh = || TrainState::initialize(&initialize()?, model.parameters().len());
     if let Some(path) = &group.load_full_state_path {
         let checkpoint = Checkpoint::open_path(path)?;
-        let first_step = steps_done(&checkpoint)?;
-        if first_step >= steps {
-            return Err(TrainError::AlreadyPast { path: path.clone(), done: first_step, steps });
-        }
         let state = TrainState::load(runtime, placement, model, types, &checkpoint)?;
-        return Ok(Restored { state, first_step, iterator: None });
+        return Ok(Restored { state, first_step: steps_done(&checkpoint)?, iterator: None });
     }
     let mut state = fresh()?;
     if let Some(path) = &group.load_parameters_path {

@@ -19,7 +19,7 @@ use crate::{
     metrics::{ConsoleStyle, MetricLogger, MetricLoggerOptions},
     peak::peak_tflops,
     program::Programs,
-    restore::{Restored, restore},
+    restore::{Restored, check_sources, restore},
     signals::StopSignal,
     state::{SlotTypes, steps_done},
     train_loop::{Loop, Progress},
@@ -31,6 +31,8 @@ pub struct TrainOptions {
     pub console: ConsoleStyle,
     /// The clone of this repository, whose files the quick start trains on.
     pub repository: PathBuf,
+    /// What to say on standard error once there is nothing wrong with the input, before the run begins.
+    pub announcement: Vec<String>,
 }
 
 /// How a run ended.
@@ -114,9 +116,13 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     }
     if newest.is_none() {
         check_metrics_file(&settings)?;
+        check_sources(&*model, &settings.checkpoint, settings.run.steps)?;
     }
 
     let data = open_data(&settings, options, &runtime, &directory, newest.is_some())?;
+    for line in &options.announcement {
+        eprintln!("{line}");
+    }
     let programs = Programs {
         model: &*model,
         placement: placement.clone(),
@@ -157,7 +163,6 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         &settings.checkpoint,
         &mut manager,
         newest,
-        settings.run.steps,
         &initialize,
     )?;
     warn_of_replicas(&settings, &*model, &state, placement.mesh());

@@ -49,14 +49,8 @@ impl TrainState {
         Ok(Self::from_outputs(program.run(Vec::new())?, num_parameters).0)
     }
 
-    /// The whole state of a checkpoint.
-    pub fn load(
-        runtime: &Runtime,
-        placement: &Placement,
-        model: &dyn Model,
-        types: SlotTypes,
-        checkpoint: &Checkpoint,
-    ) -> Result<Self, TrainError> {
+    /// Checks that a checkpoint has the whole state of a model, without reading it.
+    pub fn check(model: &dyn Model, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         let mut expected: Vec<ExpectedArray> = [Slot::Parameters, Slot::FirstMoment, Slot::SecondMoment]
             .into_iter()
             .flat_map(|slot| expected_arrays(model, slot))
@@ -66,7 +60,27 @@ impl TrainState {
             dtype: DType::I32,
             dims: Vec::new(),
         }));
-        checkpoint.compare(&expected).check()?;
+        checkpoint.compare(&expected).check()
+    }
+
+    /// Checks that a checkpoint has the parameters of a model, without reading them.
+    pub fn check_parameters(model: &dyn Model, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+        let comparison = checkpoint.compare(&expected_arrays(model, Slot::Parameters));
+        // Moments may be there, too; only parameters matter.
+        let unexpected =
+            comparison.unexpected.iter().filter(|name| name.starts_with("params.")).cloned().collect();
+        mt_checkpoint::Comparison { unexpected, ..comparison }.check()
+    }
+
+    /// The whole state of a checkpoint.
+    pub fn load(
+        runtime: &Runtime,
+        placement: &Placement,
+        model: &dyn Model,
+        types: SlotTypes,
+        checkpoint: &Checkpoint,
+    ) -> Result<Self, TrainError> {
+        Self::check(model, checkpoint)?;
         let load = |slot, dtype| load_slot(runtime, placement, model, slot, dtype, checkpoint);
         let count = checkpoint.read_all(STEP)?;
         let replicated = Sharding::replicated(placement.mesh().clone(), 0);
@@ -86,11 +100,7 @@ impl TrainState {
         model: &dyn Model,
         checkpoint: &Checkpoint,
     ) -> Result<(), TrainError> {
-        let comparison = checkpoint.compare(&expected_arrays(model, Slot::Parameters));
-        // Moments may be there, too; only parameters matter.
-        let unexpected =
-            comparison.unexpected.iter().filter(|name| name.starts_with("params.")).cloned().collect();
-        mt_checkpoint::Comparison { unexpected, ..comparison }.check()?;
+        Self::check_parameters(model, checkpoint)?;
         // The fresh ones go first: there may be no room for both.
         self.parameters.clear();
         self.parameters = load_slot(runtime, placement, model, Slot::Parameters, None, checkpoint)?;

@@ -7,7 +7,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use mt_config::{Config, Request, RunGroup, TrainConfig, tokenizer_directory, value_text};
+use mt_config::{Config, Request, RunGroup, tokenizer_directory, value_text};
 use mt_train::{Ending, TrainOptions, TrainReport, metrics::ConsoleStyle, train};
 
 use crate::{
@@ -20,18 +20,17 @@ use crate::{
 pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
     let given = settings.settings.clone();
     let (config, is_named) = configure(settings.settings)?;
-    let options = TrainOptions { console: ConsoleStyle::Automatic, repository: repository() };
-    // What is wrong with the configuration comes before anything is said about the run.
-    TrainConfig::from_config(&config)?;
+    let mut announcement = Vec::new();
     if !is_named {
         let name = value_text(&config.entry("run_name").value);
-        eprintln!("this is the new run `{name}`; to resume it: {}", command(&given, &name));
+        announcement.push(format!("this is the new run `{name}`; to resume it: {}", command(&given, &name)));
     }
     if config.entry("log_config").value == true {
-        for entry in config.entries().filter(|entry| entry.origin.is_given()) {
-            eprintln!("{}: {} ({})", entry.key.name, entry.shown(), entry.origin);
-        }
+        let given = config.entries().filter(|entry| entry.origin.is_given());
+        announcement
+            .extend(given.map(|entry| format!("{}: {} ({})", entry.key.name, entry.shown(), entry.origin)));
     }
+    let options = TrainOptions { console: ConsoleStyle::Automatic, repository: repository(), announcement };
     let report = train(&config, &options)?;
     close(&config, &report, &given)
 }
