@@ -60,6 +60,11 @@ impl<'t> Mlp<Tensor<'t>> {
             hidden = hidden * project(wi_1, "mlpwi_1", activations[1]);
         }
         let hidden = dropout.apply("mlp_hidden", hidden);
-        self.wo.forward(hidden, &[MLP]).named("mlpwo")
+        let output = self.wo.forward(hidden, &[MLP]).constrain(&[
+            Some("activation_batch"),
+            Some("activation_norm_length"),
+            Some("activation_embed"),
+        ]);
+        output.named("mlpwo")
     }
 }

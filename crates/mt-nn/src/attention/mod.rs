@@ -100,6 +100,22 @@ pub struct Attention<L> {
     pub out: Linear<L>,
 }
 
+// A tensor is placed before it is named: a remat policy that keeps it keeps it split.
+const QUERY: [Option<&str>; 4] = [
+    Some("activation_kv_batch"),
+    Some("activation_length_attn"),
+    Some("activation_heads"),
+    Some("activation_kv"),
+];
+const CONTEXT: [Option<&str>; 5] = [
+    Some("activation_kv_batch"),
+    Some("activation_kv_heads"),
+    Some("activation_length_attn"),
+    None,
+    Some("activation_kv_head_dim"),
+];
+const OUTPUT: [Option<&str>; 3] =
+    [Some("activation_batch"), Some("activation_norm_length"), Some("activation_embed")];
 const ACTIVATION: [Option<&str>; 4] = [
     Some("activation_kv_batch"),
     Some("activation_length_attn"),
@@ -124,13 +140,8 @@ impl<'t> Attention<Tensor<'t>> {
         let (kv_heads, head_dim) = (self.key.kernel.axis(KV_HEADS), self.key.kernel.axis(HEAD_DIM));
         let heads = self.query.kernel.axis(QUERY_HEADS);
         let group = axis(GROUP, heads.size / kv_heads.size);
-        let query = angles.rotate(self.query.forward(x, &[EMBED])).constrain(&[
-            Some("activation_kv_batch"),
-            Some("activation_length_attn"),
-            Some("activation_heads"),
-            Some("activation_kv"),
-        ]);
-        let query = (query * options.scale).named("query_proj").split(QUERY_HEADS, &[kv_heads, group]);
+        let query = angles.rotate(self.query.forward(x, &[EMBED])) * options.scale;
+        let query = query.constrain(&QUERY).named("query_proj").split(QUERY_HEADS, &[kv_heads, group]);
         let key = angles.rotate(self.key.forward(x, &[EMBED])).constrain(&ACTIVATION).named("key_proj");
         let value = self.value.forward(x, &[EMBED]).constrain(&ACTIVATION).named("value_proj");
         let (key, value) = (key.rename(POSITION, KV_POSITION), value.rename(POSITION, KV_POSITION));
@@ -142,11 +153,11 @@ impl<'t> Attention<Tensor<'t>> {
                 (dense(query, key, value, segments.mask(), options), Some(all))
             }
         };
-        let context = context.named("context");
+        let context = context.constrain(&CONTEXT).named("context");
         let kernel = self.out.kernel.split(QUERY_HEADS, &[kv_heads, group]);
         let output = Linear { kernel }.forward(context, &[KV_HEADS, GROUP, HEAD_DIM]);
         debug_assert_eq!(head_dim.size, self.out.kernel.axis(HEAD_DIM).size);
-        (output.named("out_proj"), written)
+        (output.constrain(&OUTPUT).named("out_proj"), written)
     }
 }
 
