@@ -60,7 +60,7 @@ fn files_that_do_not_fit() {
         &["cannot write to `train.txt/wrong`", "`base_output_directory`"],
     );
     check(&["metrics_file=train.txt"], &["`metrics_file` is `train.txt`", "has lines already"]);
-    check(&["pjrt_plugin_path=train.txt"], &["`train.txt`"]);
+    check(&["pjrt_plugin_path=train.txt"], &["cannot load PJRT plugin", "train.txt"]);
     check(&["load_parameters_path=nowhere"], &["`nowhere` is no checkpoint", "hint: "]);
     assert!(fs::read_to_string(workplace.path("train.txt")).unwrap().len() >= 40_000);
 }
