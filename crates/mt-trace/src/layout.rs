@@ -146,13 +146,6 @@ impl<'t> Tensor<'t> {
         self.apply_one(Op::Reverse { dimensions }, &[], &self.axes())
     }
 
-    /// Each element of an axis moved one place towards the start; the last is filled with `value`.
-    #[track_caller]
-    pub fn shift_left_along(self, along: &'static str, value: f64) -> Self {
-        let size = self.axis(along).size;
-        self.slice(along, 1, size).pad(along, 0, 1, value)
-    }
-
     /// `size` elements along an axis from `start`, an `i32` scalar, which is moved so that they fit.
     #[track_caller]
     pub fn dynamic_slice(self, along: &'static str, start: Self, size: usize) -> Self {
