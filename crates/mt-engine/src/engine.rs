@@ -14,8 +14,8 @@ use mt_runtime::{Array, Executable, Input, PendingArray, Platform, Runtime, Runt
 use mt_shape::{DType, HostArray, Placement, Sharding};
 
 use crate::{
-    EngineError, EngineOptions, FinishReason, GeneratedToken, Generation, Limits, Request, Row,
-    SamplingOptions, Timing,
+    EngineError, EngineOptions, FinishReason, GeneratedToken, Generation, GenerationEvent, Limits, Request,
+    Row, SamplingOptions, Timing,
     program::{DONATED_LENGTH, ProgramKey, Programs},
     sampler::Sampler,
 };
@@ -64,8 +64,8 @@ impl Engine {
         &self.options
     }
 
-    /// Continues the requests' prompts until each answer ends. `on_token` receives every token as it comes, and can
-    /// end the answer that it belongs to.
+    /// Continues the requests' prompts until each answer ends. `on_event` receives every token as it comes, and can end
+    /// the answer that it belongs to; what it returns for the end of an answer does not matter.
     ///
     /// # Errors
     /// A prompt or an option is out of bounds, or the model's scores are not numbers.
@@ -74,7 +74,7 @@ impl Engine {
         requests: &[Request],
         sampling: &SamplingOptions,
         limits: &Limits,
-        mut on_token: impl FnMut(GeneratedToken) -> ControlFlow<()>,
+        mut on_event: impl FnMut(GenerationEvent) -> ControlFlow<()>,
     ) -> Result<Generation, EngineError> {
         for (index, request) in requests.iter().enumerate() {
             self.check(index + 1, request)?;
@@ -83,9 +83,17 @@ impl Engine {
         let mut generation = Generation::default();
         for group in requests.chunks(self.options.max_batch.max(1)) {
             let first = generation.rows.len();
-            let mut on_token =
-                |token: GeneratedToken| on_token(GeneratedToken { row: first + token.row, ..token });
-            let (rows, timing) = self.generate_group(group, sampling, sampler, limits, &mut on_token)?;
+            let mut on_event = |event| {
+                on_event(match event {
+                    GenerationEvent::Token(token) => {
+                        GenerationEvent::Token(GeneratedToken { row: first + token.row, ..token })
+                    }
+                    GenerationEvent::Finished { row, reason } => {
+                        GenerationEvent::Finished { row: first + row, reason }
+                    }
+                })
+            };
+            let (rows, timing) = self.generate_group(group, sampling, sampler, limits, &mut on_event)?;
             let total = &mut generation.timing;
             if first == 0 {
                 total.first_token = timing.first_token;
@@ -124,7 +132,7 @@ impl Engine {
         sampling: &SamplingOptions,
         sampler: Sampler,
         limits: &Limits,
-        on_token: &mut dyn FnMut(GeneratedToken) -> ControlFlow<()>,
+        on_event: &mut dyn FnMut(GenerationEvent) -> ControlFlow<()>,
     ) -> Result<(Vec<Row>, Timing), EngineError> {
         let mut answers: Vec<Answer> = requests
             .iter()
@@ -135,6 +143,9 @@ impl Engine {
             .collect();
         let num_steps = answers.iter().map(|answer| answer.limit).max().unwrap_or(0);
         let mut timing = Timing::default();
+        for (row, answer) in answers.iter().enumerate() {
+            answer.report_end(row, on_event);
+        }
         if num_steps == 0 {
             return Ok((answers.into_iter().map(Answer::into_row).collect(), timing));
         }
@@ -169,7 +180,8 @@ impl Engine {
                         let position = requests[row].prompt.len() + answer.tokens.len();
                         return Err(EngineError::NotANumber { position });
                     }
-                    answer.receive(GeneratedToken { row, token, log_probability }, &limits.stop, on_token);
+                    answer.receive(GeneratedToken { row, token, log_probability }, &limits.stop, on_event);
+                    answer.report_end(row, on_event);
                 }
                 if answers.iter().all(|answer| answer.finish.is_some()) {
                     break;
@@ -377,7 +389,7 @@ impl Answer {
         &mut self,
         next: GeneratedToken,
         stop: &[u32],
-        on_token: &mut dyn FnMut(GeneratedToken) -> ControlFlow<()>,
+        on_event: &mut dyn FnMut(GenerationEvent) -> ControlFlow<()>,
     ) {
         if stop.contains(&next.token) {
             self.finish = Some(FinishReason::Stop);
@@ -385,10 +397,18 @@ impl Answer {
         }
         self.tokens.push(next.token);
         self.log_probabilities.push(next.log_probability);
-        if on_token(next).is_break() {
+        if on_event(GenerationEvent::Token(next)).is_break() {
             self.finish = Some(FinishReason::Cancelled);
         } else if self.tokens.len() == self.limit {
             self.finish = Some(FinishReason::Length);
+        }
+    }
+
+    /// Says so if the answer has ended.
+    fn report_end(&self, row: usize, on_event: &mut dyn FnMut(GenerationEvent) -> ControlFlow<()>) {
+        if let Some(reason) = self.finish {
+            // There is nothing left to end.
+            let _ = on_event(GenerationEvent::Finished { row, reason });
         }
     }
 

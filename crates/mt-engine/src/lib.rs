@@ -24,5 +24,6 @@ pub use engine::Engine;
 pub use error::EngineError;
 pub use load::{Loaded, check_checkpoint, encode_prompt, load, load_tokenizer};
 pub use options::{
-    EngineOptions, FinishReason, GeneratedToken, Generation, Limits, Request, Row, SamplingOptions, Timing,
+    EngineOptions, FinishReason, GeneratedToken, Generation, GenerationEvent, Limits, Request, Row,
+    SamplingOptions, Timing,
 };

@@ -107,6 +107,18 @@ pub struct GeneratedToken {
     pub log_probability: f32,
 }
 
+/// What happens to the answers, as it happens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum GenerationEvent {
+    Token(GeneratedToken),
+    /// No token of this row follows.
+    Finished {
+        /// The request that was answered.
+        row: usize,
+        reason: FinishReason,
+    },
+}
+
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {

@@ -14,16 +14,12 @@ use mt_config::{
 };
 use mt_data::{DataError, DecodeStream, Tokenizer};
 use mt_engine::{
-    GeneratedToken, Generation, Limits, Loaded, Request, SamplingOptions, Timing, check_checkpoint,
-    encode_prompt, load, load_tokenizer,
+    FinishReason, GeneratedToken, GenerationEvent, Limits, Loaded, Request, SamplingOptions, Timing,
+    check_checkpoint, encode_prompt, load, load_tokenizer,
 };
 use serde_json::json;
 
-use crate::{
-    arguments::Decode,
-    commands::warn,
-    failure::{Failure, print},
-};
+use crate::{arguments::Decode, commands::warn, failure::Failure};
 
 /// Runs `maxtext decode`.
 pub fn run(command: Decode) -> Result<(), Failure> {
@@ -44,31 +40,8 @@ pub fn run(command: Decode) -> Result<(), Failure> {
 
     let loaded = load(&decode, tokenizer)?;
     report_loading(&loaded);
-    let json = command.json;
-    let (generation, texts) = generate(&loaded, &decode.decode, &asked, json)?;
-    if json {
-        for ((asked, row), text) in asked.iter().zip(&generation.rows).zip(&texts) {
-            let object = json!({
-                "prompt": asked.prompt,
-                "sample": asked.request.sample,
-                "text": text,
-                "tokens": row.tokens,
-                "finish": row.finish.name(),
-            });
-            print(&object.to_string())?;
-        }
-    } else if asked.len() > 1 {
-        let blocks: Vec<String> = asked
-            .iter()
-            .zip(&texts)
-            .enumerate()
-            .map(|(index, (asked, text))| {
-                format!("[{} of {}] {:?}\n{text}\n", index + 1, texts.len(), asked.prompt)
-            })
-            .collect();
-        print(blocks.join("\n").trim_end_matches('\n'))?;
-    }
-    report_timing(&generation.timing);
+    let (timing, texts) = generate(&loaded, &decode.decode, &asked, command.json)?;
+    report_timing(&timing);
     check_expectation(&decode.decode, &texts)
 }
 
@@ -158,60 +131,116 @@ fn prompts(group: &DecodeGroup) -> Result<Vec<String>, Failure> {
     Ok(prompts)
 }
 
-/// Generates all answers; shows a single one as it comes. Returns the texts as well.
+/// Generates all answers and shows them: a single one as it comes, several each as soon as it is complete. Returns the
+/// texts as well.
 fn generate(
     loaded: &Loaded,
     group: &DecodeGroup,
     asked: &[Asked<'_>],
     json: bool,
-) -> Result<(Generation, Vec<String>), Failure> {
+) -> Result<(Timing, Vec<String>), Failure> {
     let requests: Vec<Request> = asked.iter().map(|asked| asked.request.clone()).collect();
     let limits = Limits { max_new_tokens: None, stop: loaded.tokenizer.special().eos.into_iter().collect() };
-    let mut answers = asked
+    let answers = asked
         .iter()
         .map(|asked| AnswerText::after(&asked.request.prompt, &loaded.tokenizer))
         .collect::<Result<Vec<_>, _>>()?;
-    let shows = asked.len() == 1 && !json;
-    let mut screen = Screen { open: shows };
-    if let ([only], true, true) = (asked, shows, io::stdout().is_terminal()) {
-        screen.show(only.prompt)?;
+    let format = match asked.len() {
+        _ if json => Format::Json,
+        1 => Format::Stream,
+        _ => Format::Blocks,
+    };
+    let progress =
+        Progress { visible: format != Format::Stream && io::stderr().is_terminal(), num_tokens: 0 };
+    let mut receiver =
+        Receiver { asked, answers, format, screen: Screen { open: true }, progress, num_shown: 0 };
+    if let ([only], Format::Stream, true) = (asked, format, io::stdout().is_terminal()) {
+        receiver.screen.show(only.prompt)?;
     }
-    let mut progress = Progress { visible: !shows && io::stderr().is_terminal(), num_tokens: 0 };
     let mut failure: Option<Failure> = None;
-    let generation = loaded.engine.generate(
-        &requests,
-        &SamplingOptions::from_config(group),
-        &limits,
-        |GeneratedToken { row, token, .. }| {
-            progress.advance();
-            let shown = answers[row].push(token).map_err(Failure::from).and_then(|new| screen.show(&new));
-            match shown {
-                Ok(()) if screen.open || !shows => ControlFlow::Continue(()),
-                Ok(()) => ControlFlow::Break(()),
-                Err(error) => {
-                    failure.get_or_insert(error);
-                    ControlFlow::Break(())
-                }
+    let generation =
+        loaded.engine.generate(&requests, &SamplingOptions::from_config(group), &limits, |event| {
+            if failure.is_none() {
+                failure = receiver.receive(event).err();
             }
-        },
-    )?;
-    progress.clear();
-    if let Some(failure) = failure {
-        return Err(failure);
+            // Nothing is left to be done for those who read no more.
+            let goes_on = failure.is_none() && receiver.screen.open;
+            if goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+    match failure {
+        Some(failure) => Err(failure),
+        None => Ok((generation.timing, receiver.answers.into_iter().map(|answer| answer.text).collect())),
     }
-    let mut texts = Vec::with_capacity(answers.len());
-    for mut answer in answers {
-        screen.show(&answer.finish()?)?;
-        texts.push(answer.text);
+}
+
+/// How answers are shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Format {
+    /// The text as it comes.
+    Stream,
+    /// Each answer under its number and prompt.
+    Blocks,
+    /// An object a line.
+    Json,
+}
+
+/// Takes answers as they come, and shows them as soon as the format allows.
+struct Receiver<'a> {
+    asked: &'a [Asked<'a>],
+    answers: Vec<AnswerText>,
+    format: Format,
+    screen: Screen,
+    progress: Progress,
+    num_shown: usize,
+}
+
+impl Receiver<'_> {
+    fn receive(&mut self, event: GenerationEvent) -> Result<(), Failure> {
+        match event {
+            GenerationEvent::Token(GeneratedToken { row, token, .. }) => {
+                self.progress.advance();
+                let new = self.answers[row].push(token)?;
+                if self.format == Format::Stream { self.screen.show(&new) } else { Ok(()) }
+            }
+            GenerationEvent::Finished { row, reason } => {
+                let last = self.answers[row].finish()?;
+                let shown = match self.format {
+                    Format::Stream => last + "\n",
+                    Format::Blocks => self.block(row),
+                    Format::Json => self.object(row, reason),
+                };
+                self.num_shown += 1;
+                self.progress.clear();
+                self.screen.show(&shown)
+            }
+        }
     }
-    screen.show("\n")?;
-    Ok((generation, texts))
+
+    fn block(&self, row: usize) -> String {
+        let separator = if self.num_shown == 0 { "" } else { "\n" };
+        let (number, total, prompt) = (row + 1, self.asked.len(), self.asked[row].prompt);
+        format!("{separator}[{number} of {total}] {prompt:?}\n{}\n", self.answers[row].text)
+    }
+
+    fn object(&self, row: usize, reason: FinishReason) -> String {
+        let (asked, answer) = (&self.asked[row], &self.answers[row]);
+        let object = json!({
+            "number": row + 1,
+            "prompt": asked.prompt,
+            "sample": asked.request.sample,
+            "text": answer.text,
+            "tokens": answer.tokens,
+            "finish": reason.name(),
+        });
+        format!("{object}\n")
+    }
 }
 
 /// The text of an answer as its tokens come.
 struct AnswerText {
     stream: DecodeStream,
     text: String,
+    tokens: Vec<u32>,
 }
 
 impl AnswerText {
@@ -221,12 +250,13 @@ impl AnswerText {
         for token in prompt {
             stream.push(*token)?;
         }
-        Ok(Self { stream, text: String::new() })
+        Ok(Self { stream, text: String::new(), tokens: Vec::new() })
     }
 
     /// The text that a token adds.
     fn push(&mut self, token: u32) -> Result<String, DataError> {
         let new = self.stream.push(token)?;
+        self.tokens.push(token);
         self.text += &new;
         Ok(new)
     }
@@ -307,5 +337,44 @@ fn check_expectation(group: &DecodeGroup, texts: &[String]) -> Result<(), Failur
             "the answer is {text:?}, but `autoregressive_decode_assert` expects {expected:?}"
         ))),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_shown_in_the_order_of_their_ends() {
+        let tokenizer = Arc::new(Tokenizer::bytes());
+        let asked = ["one", "two"].map(|prompt| Asked {
+            prompt,
+            request: Request { prompt: tokenizer.encode(prompt, false, false).unwrap(), sample: 0 },
+        });
+        let answers = asked.iter().map(|asked| AnswerText::after(&asked.request.prompt, &tokenizer).unwrap());
+        let mut receiver = Receiver {
+            asked: &asked,
+            answers: answers.collect(),
+            format: Format::Blocks,
+            screen: Screen { open: false },
+            progress: Progress { visible: false, num_tokens: 0 },
+            num_shown: 0,
+        };
+        let token = |row: usize, byte: u8| {
+            GenerationEvent::Token(GeneratedToken { row, token: u32::from(byte) + 3, log_probability: 0.0 })
+        };
+        receiver.receive(token(0, b'x')).unwrap();
+        receiver.receive(token(1, b'y')).unwrap();
+        assert_eq!(receiver.block(1), "[2 of 2] \"two\"\ny\n");
+        receiver.receive(GenerationEvent::Finished { row: 1, reason: FinishReason::Stop }).unwrap();
+        receiver.receive(token(0, b'z')).unwrap();
+        assert_eq!(receiver.block(0), "\n[1 of 2] \"one\"\nxz\n");
+        let object: serde_json::Value =
+            serde_json::from_str(&receiver.object(0, FinishReason::Length)).unwrap();
+        let expected = json!({
+            "number": 1, "prompt": "one", "sample": 0, "text": "xz", "tokens": [123, 125], "finish": "length",
+        });
+        assert_eq!(object, expected);
+        assert_eq!((receiver.num_shown, receiver.progress.num_tokens), (1, 3));
     }
 }

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use super::{engine, engine_on, prompt, request};
 use crate::{
-    Engine, EngineError, FinishReason, GeneratedToken, Generation, Limits, Request, SamplingOptions,
+    Engine, EngineError, FinishReason, Generation, GenerationEvent, Limits, Request, SamplingOptions,
 };
 
 const WEIGHTED: SamplingOptions = SamplingOptions { temperature: 1.0, top_k: None, top_p: None, seed: 3 };
@@ -81,8 +81,15 @@ fn rows_stop_at_their_own_end() {
     let stop = free.rows[0].tokens[4];
     let limits = Limits { stop: vec![stop], ..at_most(12) };
     let mut seen: Vec<Vec<u32>> = vec![Vec::new(); 3];
-    let stopped = engine.generate(&requests, &SamplingOptions::GREEDY, &limits, |token: GeneratedToken| {
-        seen[token.row].push(token.token);
+    let mut finished: Vec<(usize, FinishReason)> = Vec::new();
+    let stopped = engine.generate(&requests, &SamplingOptions::GREEDY, &limits, |event| {
+        match event {
+            GenerationEvent::Token(token) => {
+                assert!(finished.iter().all(|(row, _)| *row != token.row), "{token:?} of {finished:?}");
+                seen[token.row].push(token.token);
+            }
+            GenerationEvent::Finished { row, reason } => finished.push((row, reason)),
+        }
         ControlFlow::Continue(())
     });
     let stopped = stopped.unwrap();
@@ -94,6 +101,14 @@ fn rows_stop_at_their_own_end() {
         assert_eq!(*seen, row.tokens);
     }
     assert_eq!(stopped.rows[0].finish, FinishReason::Stop);
+    // Each row ends once, the one with the fewest tokens first.
+    let mut order: Vec<usize> = (0..3).collect();
+    order.sort_by_key(|row| match stopped.rows[*row].finish {
+        FinishReason::Stop => stopped.rows[*row].tokens.len() + 1,
+        _ => stopped.rows[*row].tokens.len(),
+    });
+    let ends: Vec<_> = order.into_iter().map(|row| (row, stopped.rows[row].finish)).collect();
+    assert_eq!(finished, ends);
     assert_eq!(stopped.timing.num_tokens, stopped.rows.iter().map(|row| row.tokens.len()).sum::<usize>());
 }
 
@@ -102,8 +117,8 @@ fn receivers_can_end_a_row() {
     let engine = engine(&[]);
     let requests = [request(5, 2), request(8, 3)];
     let mut left = 3;
-    let generation = engine.generate(&requests, &SamplingOptions::GREEDY, &at_most(8), |token| {
-        left -= usize::from(token.row == 1);
+    let generation = engine.generate(&requests, &SamplingOptions::GREEDY, &at_most(8), |event| {
+        left -= usize::from(matches!(event, GenerationEvent::Token(token) if token.row == 1));
         if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     let rows = generation.unwrap().rows;
