@@ -126,7 +126,7 @@ impl DataRequest<'_> {
         let data = self.data;
         if data.dataset_type == DatasetType::Synthetic {
             let source = Source::Synthetic { vocab_size: data.vocab_size };
-            return Ok((source.clone(), self.evaluation_steps.map(|_| source)));
+            return Ok((source.clone(), Some(source)));
         }
         if data.is_repository() {
             let train = self.repository_split(Split::Train, "train.jsonl")?;
