@@ -1,6 +1,6 @@
 //! What can go wrong.
 
-use std::path::PathBuf;
+use std::{io::ErrorKind, path::PathBuf};
 
 use mt_ir::TensorType;
 use mt_pjrt::Platform;
@@ -11,6 +11,8 @@ use mt_shape::PartitionSpec;
 pub enum RuntimeError {
     #[error(transparent)]
     Pjrt(#[from] mt_pjrt::Error),
+    #[error("the compiler does not take the option `{option}`: {source}\nhint: see `compile_xla_flags`")]
+    CompilerOption { option: String, source: mt_pjrt::Error },
     #[error("{0} has no device\nhint: `hardware=cpu` uses the CPU")]
     NoDevice(Platform),
     #[error(
@@ -47,7 +49,15 @@ impl RuntimeError {
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::Pjrt(error) => error.is_user_error(),
-            Self::NoDevice(_) | Self::TooFewDevices { .. } | Self::Memory(_) => true,
+            Self::CompilerOption { .. }
+            | Self::NoDevice(_)
+            | Self::TooFewDevices { .. }
+            | Self::Memory(_) => true,
+            // A directory that was named and cannot be written to.
+            Self::Io { source, .. } => matches!(
+                source.kind(),
+                ErrorKind::PermissionDenied | ErrorKind::NotADirectory | ErrorKind::ReadOnlyFilesystem
+            ),
             _ => false,
         }
     }

@@ -239,26 +239,38 @@ fn load_or_compile(
         let directory = directory.to_string_lossy().into_owned();
         options.xla_flags.push(("xla_gpu_cuda_data_dir".into(), directory));
     }
+    let compile = |options: &CompileOptions| {
+        client.compile(&program.name, &program.text, options).map_err(|error| option_error(error, settings))
+    };
     if let Some(directory) = &settings.dump_to {
         let dump = Dump::start(directory, program)?;
         options.xla_flags.extend(dump.flags());
-        let executable = client.compile(&program.name, &program.text, &options)?;
+        let executable = compile(&options)?;
         dump.finish()?;
         return Ok((executable, false));
     }
     let Some(cache) = runtime.cache() else {
-        return Ok((client.compile(&program.name, &program.text, &options)?, false));
+        return Ok((compile(&options)?, false));
     };
     let key = key(runtime, program, &options)?;
     if let Some(executable) = load(runtime, cache, &key, &program.name) {
         return Ok((executable, true));
     }
-    let executable = client.compile(&program.name, &program.text, &options)?;
+    let executable = compile(&options)?;
     // What cannot be serialized is compiled each time: on CPU, programs with XNNPACK fusions.
     if let Ok(serialized) = executable.serialize() {
         cache.store(&key, &serialized);
     }
     Ok((executable, false))
+}
+
+/// An error that names an option which the user gave is about that option.
+fn option_error(error: mt_pjrt::Error, settings: &CompileSettings) -> RuntimeError {
+    let text = error.to_string();
+    match settings.xla_flags.iter().find(|(name, _)| text.contains(name.as_str())) {
+        Some((option, _)) => RuntimeError::CompilerOption { option: option.clone(), source: error },
+        None => error.into(),
+    }
 }
 
 fn load(
