@@ -128,7 +128,7 @@ impl Config {
     }
 }
 
-/// The file and the assignments of a command line.
+/// The file and the assignments of a command line. Of several for one key the last counts.
 fn command_line(arguments: &[String], problems: &mut Vec<Problem>) -> (Option<PathBuf>, Vec<Setting>) {
     let mut file: Option<&String> = None;
     let mut settings: Vec<Setting> = Vec::new();
@@ -140,13 +140,9 @@ fn command_line(arguments: &[String], problems: &mut Vec<Problem>) -> (Option<Pa
                     value: Value::String(value.to_owned()),
                     origin: Origin::Argument,
                 };
-                match (
-                    settings.iter().find(|other| other.name == setting.name),
-                    table::canonical(&setting.name),
-                ) {
-                    (Some(first), Some(key)) => problems.push(set_twice(key, first, &setting)),
-                    _ => settings.push(setting),
-                }
+                // As in MaxText, so that wrappers can put their own values behind given ones.
+                settings.retain(|other| other.name != setting.name);
+                settings.push(setting);
             }
             _ if argument.ends_with(".yml") || argument.ends_with(".yaml") => match file {
                 Some(first) => problems.push(Problem::TwoFiles(first.clone(), argument.clone())),
