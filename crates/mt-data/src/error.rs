@@ -42,7 +42,10 @@ pub enum DataError {
     ColumnType { path: PathBuf, place: String, column: String, found: String },
 
     /// A parquet file that cannot be decoded.
-    #[error("`{path}` is not a readable parquet file: {reason}")]
+    #[error(
+        "`{path}` is not a readable parquet file: {reason}\nhint: it may be incomplete or of another format; other files \
+         are read with `hf_path=text` or `hf_path=json`"
+    )]
     Parquet { path: PathBuf, reason: String },
 
     /// A source without a single document.

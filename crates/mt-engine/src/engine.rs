@@ -113,8 +113,8 @@ impl Engine {
             return Err(EngineError::EmptyPrompt { number });
         }
         for (taken, limit, key) in [
-            (length, max_prefill_length, "max_prefill_predict_length"),
             (length + 1, max_target_length, "max_target_length"),
+            (length, max_prefill_length, "max_prefill_predict_length"),
         ] {
             if taken > limit {
                 return Err(EngineError::PromptTooLong { number, length, limit, key });

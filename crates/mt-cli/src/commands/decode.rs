@@ -84,7 +84,9 @@ fn configure(arguments: Vec<String>) -> Result<(Config, Option<PathBuf>), Failur
             if !is_default("tokenizer_path") && is_default("tokenizer_type") {
                 request.arguments.push("tokenizer_type=huggingface".to_owned());
             }
-            over_run(request)?
+            let config = over_run(request)?;
+            note_length(&config, directory)?;
+            config
         }
         None => given,
     };
@@ -103,6 +105,18 @@ fn over_run(mut request: ConfigRequest) -> Result<Config, Failure> {
     }
     request.arguments.push(format!("max_prefill_predict_length={}", target - 1));
     Ok(Config::resolve(&request)?)
+}
+
+/// Says so if sequences may become longer than the run has seen.
+fn note_length(config: &Config, run: &Path) -> Result<(), Failure> {
+    let length = |config: &Config| config.entry("max_target_length").value.as_u64().unwrap_or_default();
+    let trained = length(&Config::resolve(&ConfigRequest::default().over_saved(saved_config_path(run)))?);
+    if length(config) > trained {
+        eprintln!(
+            "note: the run was trained on sequences of {trained} tokens; text beyond that length may make no sense"
+        );
+    }
+    Ok(())
 }
 
 /// Whether a value belongs to this command rather than to the run.

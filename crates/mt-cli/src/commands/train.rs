@@ -39,7 +39,7 @@ pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
 fn close(config: &Config, report: &TrainReport, given: &[String]) -> Result<ExitCode, Failure> {
     let name = value_text(&config.entry("run_name").value);
     let directory = report.run_directory.display();
-    let has_checkpoints = config.entry("enable_checkpointing").value == true;
+    let has_checkpoints = has_checkpoints(&report.run_directory);
     match report.ending {
         Ending::AlreadyComplete => {
             eprintln!(
@@ -87,6 +87,12 @@ fn close(config: &Config, report: &TrainReport, given: &[String]) -> Result<Exit
         eprintln!("{} {line}", if index == 0 { "next:" } else { "  or:" });
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether there is anything to decode with or to resume.
+fn has_checkpoints(run: &Path) -> bool {
+    let Ok(steps) = run.join("checkpoints").read_dir() else { return false };
+    steps.flatten().any(|step| step.file_name().to_string_lossy().parse::<u64>().is_ok())
 }
 
 /// What the sample at the end of the quick start continues.

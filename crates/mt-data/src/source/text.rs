@@ -236,7 +236,7 @@ fn json_text(line: &str, column: &str) -> Result<String, JsonProblem> {
             "\nhint: each line must be a JSON object of its own; write an indented file or an array as JSON lines, for \
              example with `jq -c .[]`"
         } else {
-            ""
+            "\nhint: mend or remove the line; each must be one JSON object, such as `{\"text\": \"…\"}`"
         };
         // The parser says `line 1`, which would contradict the line of the file.
         let reason = error.to_string();
