@@ -3,7 +3,7 @@
 use mt_data::EvaluationSet;
 use mt_runtime::{Array, Executable, Input, PendingArray, Runtime};
 
-use crate::{TrainError, metrics::EvaluationMeasurements, state::batch_array};
+use crate::{TrainError, metrics::EvaluationMeasurements, state::batch_arrays};
 
 /// How many batches may be on the device at once.
 const IN_FLIGHT: usize = 2;
@@ -39,21 +39,7 @@ impl Evaluator {
         for batch in self.set.batches()? {
             let batch = batch?;
             bytes += batch.target_bytes;
-            let inputs = self.program.inputs();
-            let values = [
-                &batch.inputs,
-                &batch.inputs_position,
-                &batch.inputs_segmentation,
-                &batch.targets,
-                &batch.targets_segmentation,
-            ];
-            let arrays = values
-                .into_iter()
-                .zip(&inputs[parameters.len()..])
-                .map(|(values, input)| {
-                    batch_array(runtime, &input.sharding, batch.rows, batch.length, values)
-                })
-                .collect::<Result<Vec<Array>, _>>()?;
+            let arrays = batch_arrays(runtime, &self.program.inputs()[parameters.len()..], &batch)?;
             let arguments =
                 parameters.iter().map(Input::Borrow).chain(arrays.iter().map(Input::Borrow)).collect();
             pending.push(self.program.run(arguments)?[0].to_host_async()?);

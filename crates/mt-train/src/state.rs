@@ -1,12 +1,13 @@
 //! The state of training on the devices, to and from checkpoints.
 
 use mt_checkpoint::{Checkpoint, CheckpointError, Empty, Entry, ExpectedArray, ExtraItem, KeySegment};
-use mt_ir::TensorType;
+use mt_data::Batch;
+use mt_ir::ProgramValue;
 use mt_models::{EXACT_ITEM, Model, Slot, expected_arrays, load_slot, slot_entries};
-use mt_runtime::{Array, Executable, Input, Runtime};
+use mt_runtime::{Array, Executable, Input, Runtime, RuntimeError};
 use mt_shape::{DType, HostArray, Placement, Sharding};
 
-use crate::TrainError;
+use crate::{TrainError, program::BATCH_ARRAYS};
 
 /// Parameters, moments and the number of steps done.
 pub(crate) struct TrainState {
@@ -153,15 +154,26 @@ pub(crate) fn steps_done(checkpoint: &Checkpoint) -> Result<u64, CheckpointError
     Ok(count.to_f64().first().copied().unwrap_or_default() as u64)
 }
 
-/// A batch array on the devices.
-pub(crate) fn batch_array(
+/// A batch on the devices, for the arguments that programs declare in the order of [`BATCH_ARRAYS`].
+pub(crate) fn batch_arrays(
     runtime: &Runtime,
-    sharding: &Sharding,
-    rows: usize,
-    length: usize,
-    values: &[i32],
-) -> Result<Array, TrainError> {
-    let ty = TensorType::new(DType::I32, [rows, length]);
-    let host = HostArray::from_slice(ty.dtype, &ty.dims, values).map_err(mt_runtime::RuntimeError::from)?;
-    Ok(Array::from_shared(runtime, host.into(), sharding)?)
+    arguments: &[ProgramValue],
+    batch: &Batch,
+) -> Result<Vec<Array>, TrainError> {
+    let values: [&[i32]; BATCH_ARRAYS.len()] = [
+        &batch.inputs,
+        &batch.inputs_position,
+        &batch.inputs_segmentation,
+        &batch.targets,
+        &batch.targets_segmentation,
+    ];
+    let dims = [batch.rows, batch.length];
+    values
+        .into_iter()
+        .zip(arguments)
+        .map(|(values, argument)| {
+            let host = HostArray::from_slice(DType::I32, &dims, values).map_err(RuntimeError::from)?;
+            Ok(Array::from_shared(runtime, host.into(), &argument.sharding)?)
+        })
+        .collect()
 }

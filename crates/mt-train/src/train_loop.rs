@@ -10,7 +10,7 @@ use mt_checkpoint::{CheckpointManager, JsonItem, SaveRequest};
 use mt_config::TrainConfig;
 use mt_data::{Batch, IteratorState, Prefetcher, TrainIterator};
 use mt_models::Model;
-use mt_runtime::{Array, Executable, Input, PendingArray, Runtime};
+use mt_runtime::{Executable, Input, PendingArray, Runtime};
 use serde_json::json;
 
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     restore::{ITERATOR_FILE, ITERATOR_ITEM},
     run::{Ending, EvaluationSummary},
     signals::StopSignal,
-    state::{TrainState, batch_array},
+    state::{TrainState, batch_arrays},
 };
 
 /// How many batches are made ahead.
@@ -204,21 +204,7 @@ impl Loop<'_> {
     fn start_step(&self, state: TrainState, batch: &Batch) -> Result<(TrainState, PendingArray), TrainError> {
         let num_parameters = state.parameters.len();
         let mut inputs = state.into_inputs();
-        let values = [
-            &batch.inputs,
-            &batch.inputs_position,
-            &batch.inputs_segmentation,
-            &batch.targets,
-            &batch.targets_segmentation,
-        ];
-        let placements = &self.step.inputs()[inputs.len()..];
-        let arrays = values
-            .into_iter()
-            .zip(placements)
-            .map(|(values, input)| {
-                batch_array(self.runtime, &input.sharding, batch.rows, batch.length, values)
-            })
-            .collect::<Result<Vec<Array>, _>>()?;
+        let arrays = batch_arrays(self.runtime, &self.step.inputs()[inputs.len()..], batch)?;
         inputs.extend(arrays.iter().map(Input::Borrow));
         let outputs = self.step.run(inputs)?;
         let (state, rest) = TrainState::from_outputs(outputs, num_parameters);

@@ -2,13 +2,13 @@
 
 use std::{fs, path::Path};
 
-use crate::support::{Workplace, prose};
+use crate::support::{Sandbox, prose};
 
 /// Trains some steps on the data that `keys` name, and returns the losses.
 #[track_caller]
-fn losses(workplace: &Workplace, run: &str, keys: &[&str], steps: usize) -> Vec<f64> {
-    workplace.train(run, keys).succeeded();
-    let losses = workplace.metrics(run).losses();
+fn losses(sandbox: &Sandbox, run: &str, keys: &[&str], steps: usize) -> Vec<f64> {
+    sandbox.train(run, keys).succeeded();
+    let losses = sandbox.metrics(run).losses();
     assert_eq!(losses.len(), steps, "{run}");
     assert!(losses.iter().all(|loss| (2.0..7.0).contains(loss)), "{run}: {losses:?}");
     losses
@@ -16,53 +16,53 @@ fn losses(workplace: &Workplace, run: &str, keys: &[&str], steps: usize) -> Vec<
 
 #[test]
 fn the_same_documents_in_any_format_train_the_same_model() {
-    let workplace = Workplace::new();
-    let documents = fs::read_to_string(workplace.path("train.txt")).unwrap();
+    let sandbox = Sandbox::new();
+    let documents = fs::read_to_string(sandbox.path("train.txt")).unwrap();
     let json: String = documents
         .lines()
         .map(|line| serde_json::json!({ "text": line, "n": 1 }).to_string() + "\n")
         .collect();
-    fs::write(workplace.path("train.jsonl"), json).unwrap();
-    let train = |run, keys: &[&str]| losses(&workplace, run, &[keys, &["steps=5"]].concat(), 5);
+    fs::write(sandbox.path("train.jsonl"), json).unwrap();
+    let train = |run, keys: &[&str]| losses(&sandbox, run, &[keys, &["steps=5"]].concat(), 5);
     let lines = train("lines", &["hf_text_unit=line"]);
     let json = train("json", &["hf_path=json", "hf_train_files=*.jsonl", "eval_interval=-1"]);
     assert_eq!(lines, json);
     assert_ne!(lines, train("file", &["hf_text_unit=file"]));
-    let evaluation = workplace.metrics("lines").evaluation;
+    let evaluation = sandbox.metrics("lines").evaluation;
     assert!(evaluation.keys().eq(&[0, 5]), "{evaluation:?}");
-    assert!(workplace.metrics("json").evaluation.is_empty());
+    assert!(sandbox.metrics("json").evaluation.is_empty());
 }
 
 #[test]
 fn parquet_and_synthetic_data() {
-    let workplace = Workplace::new();
+    let sandbox = Sandbox::new();
     let parquet = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mt-data/tests/goldens/zstd_v2.parquet");
-    fs::copy(parquet, workplace.path("train.parquet")).unwrap();
+    fs::copy(parquet, sandbox.path("train.parquet")).unwrap();
     let keys = ["hf_path=parquet", "hf_train_files=train.parquet", "eval_interval=-1", "steps=5"];
-    losses(&workplace, "parquet", &keys, 5);
+    losses(&sandbox, "parquet", &keys, 5);
     fs::write(
-        workplace.path("synthetic.yml"),
+        sandbox.path("synthetic.yml"),
         "base_config: small.yml\ndataset_type: synthetic\neval_interval: 2\neval_steps: 2\nsteps: 5\n",
     )
     .unwrap();
-    let mut command = workplace.command("synthetic", &[]);
+    let mut command = sandbox.command("synthetic", &[]);
     let arguments: Vec<_> = command.get_args().map(|argument| argument.to_owned()).collect();
     command = std::process::Command::new(command.get_program());
-    command.current_dir(workplace.path("")).arg("train").arg("synthetic.yml").args(&arguments[2..]);
+    command.current_dir(sandbox.path("")).arg("train").arg("synthetic.yml").args(&arguments[2..]);
     crate::support::outcome(&mut command).succeeded();
-    let metrics = workplace.metrics("synthetic");
+    let metrics = sandbox.metrics("synthetic");
     assert_eq!(metrics.losses().len(), 5);
     assert!(metrics.evaluation.keys().eq(&[0, 2, 4, 5]));
 }
 
 #[test]
 fn epochs_end_and_batches_are_reused() {
-    let workplace = Workplace::new();
-    fs::write(workplace.path("short.txt"), prose(3, 1_000)).unwrap();
+    let sandbox = Sandbox::new();
+    fs::write(sandbox.path("short.txt"), prose(3, 1_000)).unwrap();
     let keys = ["hf_train_files=short.txt", "eval_interval=-1"];
     let train = |run, more: &[&str]| {
-        let outcome = workplace.train(run, &[&keys, more].concat()).succeeded();
-        (outcome.errors, workplace.metrics(run).training.len())
+        let outcome = sandbox.train(run, &[&keys, more].concat()).succeeded();
+        (outcome.errors, sandbox.metrics(run).training.len())
     };
     let (errors, one) = train("one", &["num_epoch=1"]);
     assert!(errors.contains(&format!("the data ended after {one} steps")), "{errors}");
@@ -77,9 +77,9 @@ fn epochs_end_and_batches_are_reused() {
     // A rate of 0 shows that each step sees the same batch.
     let same = ["reuse_example_batch=1", "learning_rate=0", "steps=4", "num_epoch=1"];
     train("same", &same);
-    let losses = workplace.metrics("same").losses();
+    let losses = sandbox.metrics("same").losses();
     assert!(losses.iter().all(|loss| *loss == losses[0]), "{losses:?}");
     train("other", &["learning_rate=0", "steps=4"]);
-    let losses = workplace.metrics("other").losses();
+    let losses = sandbox.metrics("other").losses();
     assert_ne!(losses[0], losses[1]);
 }

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use crate::support::{Random, Workplace};
+use crate::support::{Random, Sandbox};
 
 /// What happened to runs that were killed.
 #[derive(Debug, Default)]
@@ -21,74 +21,74 @@ struct Tally {
 }
 
 /// Runs a configuration without interruption, then under kills until all of its steps are done, and compares.
-fn check(workplace: &Workplace, name: &str, keys: &[&str], random: &mut Random, tally: &mut Tally) {
+fn check(sandbox: &Sandbox, name: &str, keys: &[&str], random: &mut Random, tally: &mut Tally) {
     let whole = format!("{name}-whole");
-    let mut process = start(workplace, &whole, keys);
-    wait_for_steps(workplace, &mut process);
+    let mut process = start(sandbox, &whole, keys);
+    wait_for_steps(sandbox, &mut process);
     let began = Instant::now();
-    assert!(process.wait().unwrap().success(), "{}", output(workplace));
+    assert!(process.wait().unwrap().success(), "{}", output(sandbox));
     let training = began.elapsed();
-    let metrics = workplace.metrics(&whole);
+    let metrics = sandbox.metrics(&whole);
     assert!(metrics.training.keys().copied().eq(0..60), "{:?}", metrics.training.keys());
     assert!(metrics.evaluation.keys().copied().eq([0, 20, 40, 60]), "{:?}", metrics.evaluation.keys());
 
     let killed = format!("{name}-killed");
-    while !kill(workplace, &killed, keys, training, random, tally) {}
-    workplace.assert_same_run(&whole, &killed);
-    fs::remove_dir_all(workplace.path("runs")).unwrap();
+    while !kill(sandbox, &killed, keys, training, random, tally) {}
+    sandbox.assert_same_run(&whole, &killed);
+    fs::remove_dir_all(sandbox.path("runs")).unwrap();
 }
 
 /// Starts a run that writes what it says to files, as a pipe could fill up.
-fn start(workplace: &Workplace, run: &str, keys: &[&str]) -> Child {
-    let file = |name| fs::File::create(workplace.path(name)).unwrap();
-    workplace.command(run, keys).stdout(file("output.txt")).stderr(file("errors.txt")).spawn().unwrap()
+fn start(sandbox: &Sandbox, run: &str, keys: &[&str]) -> Child {
+    let file = |name| fs::File::create(sandbox.path(name)).unwrap();
+    sandbox.command(run, keys).stdout(file("output.txt")).stderr(file("errors.txt")).spawn().unwrap()
 }
 
-fn output(workplace: &Workplace) -> String {
-    ["output.txt", "errors.txt"].map(|name| fs::read_to_string(workplace.path(name)).unwrap()).concat()
+fn output(sandbox: &Sandbox) -> String {
+    ["output.txt", "errors.txt"].map(|name| fs::read_to_string(sandbox.path(name)).unwrap()).concat()
 }
 
 /// The step that a run began with, if it did.
-fn first_step(workplace: &Workplace) -> Option<u64> {
-    let output = output(workplace);
+fn first_step(sandbox: &Sandbox) -> Option<u64> {
+    let output = output(sandbox);
     let first = output.lines().find_map(|line| line.strip_prefix("completed step: ")?.split(',').next());
     first.map(|step| step.parse().unwrap())
 }
 
 /// Waits until a run has done a step or ended.
-fn wait_for_steps(workplace: &Workplace, process: &mut Child) {
-    while first_step(workplace).is_none() && process.try_wait().unwrap().is_none() {
+fn wait_for_steps(sandbox: &Sandbox, process: &mut Child) {
+    while first_step(sandbox).is_none() && process.try_wait().unwrap().is_none() {
         thread::sleep(Duration::from_millis(1));
     }
 }
 
 /// Kills a run at a random moment. Returns whether it was done before.
 fn kill(
-    workplace: &Workplace,
+    sandbox: &Sandbox,
     run: &str,
     keys: &[&str],
     training: Duration,
     random: &mut Random,
     tally: &mut Tally,
 ) -> bool {
-    let mut process = start(workplace, run, keys);
+    let mut process = start(sandbox, run, keys);
     // Some die while they get ready, most while they train: the time that getting ready takes depends on the machine.
     if random.below(5) > 0 {
-        wait_for_steps(workplace, &mut process);
+        wait_for_steps(sandbox, &mut process);
     }
     thread::sleep(training.mul_f64(random.below(1_000) as f64 / 1_500.0));
     if process.try_wait().unwrap().is_none() {
         process.kill().unwrap();
     }
     let status = process.wait().unwrap();
-    tally.resumes += usize::from(first_step(workplace).is_some_and(|step| step > 0));
+    tally.resumes += usize::from(first_step(sandbox).is_some_and(|step| step > 0));
     if let Some(code) = status.code() {
-        assert_eq!(code, 0, "{}", output(workplace));
+        assert_eq!(code, 0, "{}", output(sandbox));
         return true;
     }
     tally.kills += 1;
     let half_written =
-        fs::read_dir(workplace.path(&format!("runs/{run}/checkpoints"))).is_ok_and(|mut entries| {
+        fs::read_dir(sandbox.path(&format!("runs/{run}/checkpoints"))).is_ok_and(|mut entries| {
             entries.any(|entry| entry.unwrap().file_name().to_string_lossy().contains("tmp"))
         });
     tally.during_saves += usize::from(half_written);
@@ -102,7 +102,7 @@ fn killed_runs_end_as_if_nothing_had_happened() {
     let seed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
     let mut random = Random(seed);
     let mut tally = Tally::default();
-    let workplace = Workplace::new();
+    let sandbox = Sandbox::new();
     let variants: [&[&str]; 3] = [
         // A head whose scale is no power of two is stored folded, with the exact weights beside.
         &["scan_layers=true", "head_dim=40", "dropout_rate=0.1"],
@@ -112,7 +112,7 @@ fn killed_runs_end_as_if_nothing_had_happened() {
     let mut rounds = 0;
     while rounds < variants.len() || tally.kills < 20 || tally.resumes < 10 || tally.during_saves == 0 {
         let keys = variants[rounds % variants.len()];
-        check(&workplace, &format!("run{rounds}"), keys, &mut random, &mut tally);
+        check(&sandbox, &format!("run{rounds}"), keys, &mut random, &mut tally);
         rounds += 1;
         assert!(rounds < 30, "too few kills: {tally:?}, seed {seed}");
     }

@@ -5,13 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::Workplace;
+use crate::support::Sandbox;
 
 #[test]
 fn values_that_do_not_fit() {
-    let workplace = Workplace::new();
+    let sandbox = Sandbox::new();
     let check = |keys: &[&str], parts: &[&str]| {
-        workplace.train("wrong", keys).refused(parts);
+        sandbox.train("wrong", keys).refused(parts);
     };
     check(&["setps=3"], &["unknown key `setps`", "hint: did you mean `steps`?"]);
     check(&["steps=abc"], &["`steps` is `abc`", "whole number"]);
@@ -27,18 +27,18 @@ fn values_that_do_not_fit() {
         &["`byte` has 259 tokens", "`vocab_size` of 100", "hint: set `vocab_size=259`"],
     );
     check(&["run_name=../elsewhere"], &["`run_name`"]);
-    assert!(workplace.checkpoints("wrong").is_empty());
+    assert!(sandbox.checkpoints("wrong").is_empty());
 }
 
 #[test]
 fn files_that_do_not_fit() {
-    let workplace = Workplace::new();
-    fs::write(workplace.path("empty.txt"), "").unwrap();
-    fs::write(workplace.path("torn.parquet"), [b"PAR1".as_slice(), &[0; 300]].concat()).unwrap();
-    fs::write(workplace.path("latin.txt"), b"caf\xe9 au lait").unwrap();
-    fs::write(workplace.path("torn.jsonl"), "{\"text\": \"a\"}\n{\"text\": \n").unwrap();
+    let sandbox = Sandbox::new();
+    fs::write(sandbox.path("empty.txt"), "").unwrap();
+    fs::write(sandbox.path("torn.parquet"), [b"PAR1".as_slice(), &[0; 300]].concat()).unwrap();
+    fs::write(sandbox.path("latin.txt"), b"caf\xe9 au lait").unwrap();
+    fs::write(sandbox.path("torn.jsonl"), "{\"text\": \"a\"}\n{\"text\": \n").unwrap();
     let check = |keys: &[&str], parts: &[&str]| {
-        workplace.train("wrong", keys).refused(parts);
+        sandbox.train("wrong", keys).refused(parts);
     };
     check(&["hf_train_files=nothing/*.txt"], &["no file matches `nothing/*.txt`", "hint: "]);
     check(&["hf_train_files=empty.txt"], &["`empty.txt` holds no document"]);
@@ -48,7 +48,7 @@ fn files_that_do_not_fit() {
         &["`torn.parquet` is not a readable parquet file"],
     );
     // A line in the middle is met when the run has begun.
-    let torn = workplace.train("torn", &["hf_path=json", "hf_train_files=torn.jsonl", "eval_interval=-1"]);
+    let torn = sandbox.train("torn", &["hf_path=json", "hf_train_files=torn.jsonl", "eval_interval=-1"]);
     torn.failed(2, &["`torn.jsonl`, line 2"]);
     check(&["hf_train_files=latin.txt"], &["`latin.txt` is not UTF-8"]);
     check(
@@ -62,48 +62,48 @@ fn files_that_do_not_fit() {
     check(&["metrics_file=train.txt"], &["`metrics_file` is `train.txt`", "has lines already"]);
     check(&["pjrt_plugin_path=train.txt"], &["cannot load PJRT plugin", "train.txt"]);
     check(&["load_parameters_path=nowhere"], &["`nowhere` is no checkpoint", "hint: "]);
-    assert!(fs::read_to_string(workplace.path("train.txt")).unwrap().len() >= 40_000);
+    assert!(fs::read_to_string(sandbox.path("train.txt")).unwrap().len() >= 40_000);
 }
 
 #[test]
 fn checkpoints_of_another_shape() {
-    let workplace = Workplace::new();
-    workplace.train("base", &["steps=6", "eval_interval=-1"]).succeeded();
-    let state = workplace.state("base", 5);
+    let sandbox = Sandbox::new();
+    sandbox.train("base", &["steps=6", "eval_interval=-1"]).succeeded();
+    let state = sandbox.state("base", 5);
     for key in ["load_parameters_path=runs/base", "load_full_state_path=runs/base"] {
         for other in ["base_emb_dim=16", "base_mlp_dim=32", "vocab_size=300"] {
-            workplace.train("other", &[key, other, "eval_interval=-1"]).refused(&[
+            sandbox.train("other", &[key, other, "eval_interval=-1"]).refused(&[
                 "does not fit",
                 "stored",
                 "hint: ",
             ]);
         }
-        workplace
+        sandbox
             .train("other", &[key, "base_num_decoder_layers=3", "scan_layers=false"])
             .refused(&["does not fit"]);
     }
-    assert!(workplace.checkpoints("other").is_empty());
-    assert_eq!(workplace.state("base", 5), state);
+    assert!(sandbox.checkpoints("other").is_empty());
+    assert_eq!(sandbox.state("base", 5), state);
 }
 
 #[test]
 fn a_directory_has_one_run_at_a_time() {
-    let workplace = Workplace::new();
+    let sandbox = Sandbox::new();
     let endless = ["steps=1000000", "eval_interval=-1", "log_period=1000000"];
-    let mut first = workplace.command("run", &endless).spawn().unwrap();
+    let mut first = sandbox.command("run", &endless).spawn().unwrap();
     let began = Instant::now();
-    while workplace.checkpoints("run").is_empty() {
+    while sandbox.checkpoints("run").is_empty() {
         assert!(began.elapsed() < Duration::from_secs(120), "the run did not begin");
         thread::sleep(Duration::from_millis(20));
     }
-    let second = workplace.train("run", &endless);
+    let second = sandbox.train("run", &endless);
     let process = format!("(process {})", first.id());
     second.refused(&["is in use by another run", &process, "another `run_name`"]);
     assert_eq!(first.try_wait().unwrap(), None);
     first.kill().unwrap();
     first.wait().unwrap();
-    let newest = *workplace.checkpoints("run").last().unwrap();
+    let newest = *sandbox.checkpoints("run").last().unwrap();
     // The lock went with the process.
     let steps = format!("steps={}", newest + 3);
-    workplace.train("run", &[&steps, "eval_interval=-1"]).succeeded();
+    sandbox.train("run", &[&steps, "eval_interval=-1"]).succeeded();
 }

@@ -1,6 +1,6 @@
 //! Virtual devices.
 
-use crate::support::{Outcome, Workplace, outcome};
+use crate::support::{Outcome, Sandbox, outcome};
 
 /// Dimensions that eight devices divide, and ten steps of eight rows.
 const KEYS: [&str; 4] = ["vocab_size=264", "steps=10", "eval_interval=-1", "debug_sharding=true"];
@@ -18,11 +18,11 @@ fn bytes_on_a_device(outcome: &Outcome) -> Vec<(String, u64)> {
 
 #[test]
 fn eight_devices_train_as_one() {
-    let workplace = Workplace::new();
-    let one = workplace.train("one", &[&KEYS[..], &["per_device_batch_size=8"]].concat()).succeeded();
+    let sandbox = Sandbox::new();
+    let one = sandbox.train("one", &[&KEYS[..], &["per_device_batch_size=8"]].concat()).succeeded();
     let one_device = bytes_on_a_device(&one);
     assert_eq!(one_device.len(), 12, "{}", one.errors);
-    let expected = workplace.metrics("one").losses();
+    let expected = sandbox.metrics("one").losses();
 
     let split: [&[&str]; 2] =
         [&["ici_fsdp_parallelism=8"], &["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"]];
@@ -31,13 +31,13 @@ fn eight_devices_train_as_one() {
         let keys = [&KEYS[..], &["per_device_batch_size=1"], mesh].concat();
         // One of the two ways to ask for eight devices.
         let eight = match index {
-            0 => workplace.train(&run, &[&keys[..], &["num_cpu_devices=8"]].concat()),
+            0 => sandbox.train(&run, &[&keys[..], &["num_cpu_devices=8"]].concat()),
             _ => outcome(
-                workplace.command(&run, &keys).env("XLA_FLAGS", "--xla_force_host_platform_device_count=8"),
+                sandbox.command(&run, &keys).env("XLA_FLAGS", "--xla_force_host_platform_device_count=8"),
             ),
         }
         .succeeded();
-        for (step, (loss, expected)) in workplace.metrics(&run).losses().iter().zip(&expected).enumerate() {
+        for (step, (loss, expected)) in sandbox.metrics(&run).losses().iter().zip(&expected).enumerate() {
             assert!(
                 (loss - expected).abs() <= 1e-5 * expected,
                 "{mesh:?}, step {step}: {loss}, not {expected}"
@@ -53,20 +53,20 @@ fn eight_devices_train_as_one() {
             assert_eq!(bytes * parts, *whole, "{name} on {mesh:?}");
         }
     }
-    assert_eq!(workplace.metrics("eight0").losses().len(), 10);
+    assert_eq!(sandbox.metrics("eight0").losses().len(), 10);
 
     // Another number of devices may go on as long as the batch stays the same.
     let keys = ["vocab_size=264", "eval_interval=-1", "steps=12"];
-    workplace
+    sandbox
         .train("eight0", &[&keys[..], &["num_cpu_devices=2", "ici_fsdp_parallelism=8"]].concat())
         .refused(&["`ici_fsdp_parallelism=8`", "which is 2"]);
     let two = ["per_device_batch_size=4", "num_cpu_devices=2"];
-    workplace.train("eight0", &[&keys[..], &two].concat()).succeeded();
-    workplace.train("one", &[&keys[..], &["per_device_batch_size=8"]].concat()).succeeded();
-    let (one, two) = (workplace.metrics("one").losses(), workplace.metrics("eight0").losses());
+    sandbox.train("eight0", &[&keys[..], &two].concat()).succeeded();
+    sandbox.train("one", &[&keys[..], &["per_device_batch_size=8"]].concat()).succeeded();
+    let (one, two) = (sandbox.metrics("one").losses(), sandbox.metrics("eight0").losses());
     assert_eq!(two.len(), 12);
     assert!((one[11] - two[11]).abs() <= 1e-5 * one[11], "{one:?} {two:?}");
-    workplace
+    sandbox
         .train("eight0", &["vocab_size=264", "eval_interval=-1", "steps=14", "per_device_batch_size=1"])
         .refused(&["`per_device_batch_size`"]);
 }

@@ -2,54 +2,53 @@
 
 use std::{fs, process::Command};
 
-use crate::support::Workplace;
+use crate::support::Sandbox;
 
 const SHORT: [&str; 2] = ["steps=8", "eval_interval=4"];
 
 #[test]
 fn finished_runs_go_on_only_when_asked_to() {
-    let workplace = Workplace::new();
-    let first = workplace.train("run", &SHORT).succeeded();
+    let sandbox = Sandbox::new();
+    let first = sandbox.train("run", &SHORT).succeeded();
     assert!(first.errors.contains("loss curve: "), "{}", first.errors);
-    assert_eq!(workplace.checkpoints("run"), [0, 5, 7]);
+    assert_eq!(sandbox.checkpoints("run"), [0, 5, 7]);
 
-    let before = fs::read(workplace.path("runs/run/metrics/metrics.jsonl")).unwrap();
-    let again = workplace.train("run", &SHORT).succeeded();
+    let before = fs::read(sandbox.path("runs/run/metrics/metrics.jsonl")).unwrap();
+    let again = sandbox.train("run", &SHORT).succeeded();
     assert!(again.errors.contains("has done its 8 steps already"), "{}", again.errors);
     assert_eq!(again.output, "");
-    assert_eq!(fs::read(workplace.path("runs/run/metrics/metrics.jsonl")).unwrap(), before);
+    assert_eq!(fs::read(sandbox.path("runs/run/metrics/metrics.jsonl")).unwrap(), before);
 
     // Keys about the run may change.
     let more = ["steps=12", "eval_interval=6", "log_period=3", "checkpoint_period=2", "debug_sharding=true"];
-    workplace.train("run", &more).succeeded();
-    assert_eq!(workplace.metrics("run").training.len(), 12);
-    assert_eq!(*workplace.checkpoints("run").last().unwrap(), 11);
+    sandbox.train("run", &more).succeeded();
+    assert_eq!(sandbox.metrics("run").training.len(), 12);
+    assert_eq!(*sandbox.checkpoints("run").last().unwrap(), 11);
 
     // Keys that make it another run may not.
     let others =
         ["steps=20", "learning_rate=0.5", "base_mlp_dim=128", "init_weights_seed=9", "data_shuffle_seed=3"];
-    let state = workplace.state("run", 11);
-    workplace.train("run", &others).refused(&[
+    let state = sandbox.state("run", 11);
+    sandbox.train("run", &others).refused(&[
         "`learning_rate` was `0.001` and is now `0.5`",
         "`base_mlp_dim` was `64` and is now `128`",
         "`init_weights_seed`",
         "`data_shuffle_seed`",
         "hint: ",
     ]);
-    assert_eq!(workplace.state("run", 11), state);
-    workplace.train("run", &["steps=14"]).succeeded();
+    assert_eq!(sandbox.state("run", 11), state);
+    sandbox.train("run", &["steps=14"]).succeeded();
 }
 
 #[test]
 fn the_command_that_an_unnamed_run_prints_resumes_it() {
-    let workplace = Workplace::new();
-    let mut command = workplace.command("", &["steps=3", "eval_interval=-1", "hf_train_files=./t*n.txt"]);
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command("", &["steps=3", "eval_interval=-1", "hf_train_files=./t*n.txt"]);
     let first = crate::support::outcome(&mut command).succeeded();
     let line = first.errors.lines().find(|line| line.starts_with("this is the new run `")).unwrap();
     let resume = line.split_once("to resume it: ").unwrap().1;
     let shell = |command: &str| {
-        let output =
-            Command::new("sh").args(["-c", command]).current_dir(workplace.path("")).output().unwrap();
+        let output = Command::new("sh").args(["-c", command]).current_dir(sandbox.path("")).output().unwrap();
         let errors = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success(), "{command}: {errors}");
         errors
@@ -57,60 +56,60 @@ fn the_command_that_an_unnamed_run_prints_resumes_it() {
     assert!(shell(resume).contains("has done its 3 steps already"));
     let further = first.errors.lines().rev().find_map(|line| line.strip_prefix("  or: ")).unwrap();
     shell(further);
-    let runs: Vec<_> = fs::read_dir(workplace.path("runs")).unwrap().collect();
+    let runs: Vec<_> = fs::read_dir(sandbox.path("runs")).unwrap().collect();
     assert_eq!(runs.len(), 1);
     let name = runs[0].as_ref().unwrap().file_name().into_string().unwrap();
-    assert_eq!(workplace.metrics(&name).training.len(), 6);
+    assert_eq!(sandbox.metrics(&name).training.len(), 6);
 }
 
 #[test]
 fn other_runs_give_weights_or_their_whole_state() {
-    let workplace = Workplace::new();
-    workplace.train("base", &["steps=12", "eval_interval=3"]).succeeded();
-    let base = workplace.metrics("base").evaluation;
+    let sandbox = Sandbox::new();
+    sandbox.train("base", &["steps=12", "eval_interval=3"]).succeeded();
+    let base = sandbox.metrics("base").evaluation;
     let evaluation_at = |step: u64| base[&step]["eval/avg_loss"].clone();
     let paths = [("runs/base", 12), ("runs/base/checkpoints", 12), ("runs/base/checkpoints/5", 6)];
     for (index, (path, step)) in paths.into_iter().enumerate() {
         let run = format!("tuned{index}");
         let keys = [&format!("load_parameters_path={path}"), "steps=4", "eval_interval=4"];
-        workplace.train(&run, &keys).succeeded();
-        let tuned = workplace.metrics(&run);
+        sandbox.train(&run, &keys).succeeded();
+        let tuned = sandbox.metrics(&run);
         assert!(tuned.training.keys().copied().eq(0..4));
         assert_eq!(tuned.evaluation[&0]["eval/avg_loss"], evaluation_at(step), "{path}");
         // Resuming it does not load the other run again.
-        workplace.train(&run, &[keys[0], "steps=6", keys[2]]).succeeded();
-        assert!(workplace.metrics(&run).training.keys().copied().eq(0..6));
+        sandbox.train(&run, &[keys[0], "steps=6", keys[2]]).succeeded();
+        assert!(sandbox.metrics(&run).training.keys().copied().eq(0..6));
     }
     let whole = ["load_full_state_path=runs/base/checkpoints/5", "steps=12", "eval_interval=3"];
-    workplace.train("whole", &whole).succeeded();
-    let whole = workplace.metrics("whole");
+    sandbox.train("whole", &whole).succeeded();
+    let whole = sandbox.metrics("whole");
     assert!(whole.training.keys().copied().eq(6..12), "{:?}", whole.training.keys());
     assert_eq!(whole.evaluation[&6]["eval/avg_loss"], evaluation_at(6));
 }
 
 #[test]
 fn what_is_kept_and_where() {
-    let workplace = Workplace::new();
-    workplace.train("two", &["steps=18", "max_num_checkpoints_to_keep=2", "eval_interval=-1"]).succeeded();
-    assert_eq!(workplace.checkpoints("two"), [15, 17]);
+    let sandbox = Sandbox::new();
+    sandbox.train("two", &["steps=18", "max_num_checkpoints_to_keep=2", "eval_interval=-1"]).succeeded();
+    assert_eq!(sandbox.checkpoints("two"), [15, 17]);
 
     let none =
-        workplace.train("none", &["steps=3", "enable_checkpointing=false", "eval_interval=-1"]).succeeded();
-    assert!(workplace.checkpoints("none").is_empty());
+        sandbox.train("none", &["steps=3", "enable_checkpointing=false", "eval_interval=-1"]).succeeded();
+    assert!(sandbox.checkpoints("none").is_empty());
     assert!(!none.errors.contains("next:"), "{}", none.errors);
 
-    workplace
+    sandbox
         .train("open", &["steps=3", "save_checkpoint_on_completion=false", "eval_interval=-1"])
         .succeeded();
-    assert_eq!(workplace.checkpoints("open"), [0]);
+    assert_eq!(sandbox.checkpoints("open"), [0]);
 
     let elsewhere = ["steps=3", "metrics_file=other/m.jsonl", "enable_tensorboard=false", "eval_interval=-1"];
-    workplace.train("elsewhere", &elsewhere).succeeded();
-    assert_eq!(crate::support::Metrics::read(&workplace.path("other/m.jsonl")).training.len(), 3);
-    assert!(!workplace.path("runs/elsewhere/metrics/metrics.jsonl").exists());
-    assert!(!workplace.path("runs/elsewhere/tensorboard").exists());
-    assert!(workplace.path("runs/two/tensorboard").is_dir());
-    assert!(workplace.path("runs/two/metrics/loss.svg").is_file());
-    assert!(workplace.path("runs/two/config.yml").is_file());
-    assert!(workplace.path("runs/two/tokenizer/tokenizer.json").is_file());
+    sandbox.train("elsewhere", &elsewhere).succeeded();
+    assert_eq!(crate::support::Metrics::read(&sandbox.path("other/m.jsonl")).training.len(), 3);
+    assert!(!sandbox.path("runs/elsewhere/metrics/metrics.jsonl").exists());
+    assert!(!sandbox.path("runs/elsewhere/tensorboard").exists());
+    assert!(sandbox.path("runs/two/tensorboard").is_dir());
+    assert!(sandbox.path("runs/two/metrics/loss.svg").is_file());
+    assert!(sandbox.path("runs/two/config.yml").is_file());
+    assert!(sandbox.path("runs/two/tokenizer/tokenizer.json").is_file());
 }

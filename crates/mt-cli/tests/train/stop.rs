@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Workplace, prose};
+use crate::support::{Sandbox, prose};
 
 fn send(signal: &str, process: &Child) {
     let kill = format!("kill -{signal} {}", process.id());
@@ -16,9 +16,9 @@ fn send(signal: &str, process: &Child) {
 }
 
 /// Sends a signal in the middle of a run; the run stops with a checkpoint and goes on from it later.
-fn check(workplace: &Workplace, signal: &str, status: i32) {
+fn check(sandbox: &Sandbox, signal: &str, status: i32) {
     let keys = ["dropout_rate=0.1", "head_dim=40"];
-    let mut process = workplace.command(signal, &keys).spawn().unwrap();
+    let mut process = sandbox.command(signal, &keys).spawn().unwrap();
     let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
     let reached = lines.by_ref().any(|line| line.unwrap().starts_with("completed step: 7,"));
     assert!(reached);
@@ -28,31 +28,31 @@ fn check(workplace: &Workplace, signal: &str, status: i32) {
     let errors = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(status), "{errors}");
     assert!(errors.contains("stopped by a signal after"), "{errors}");
-    let newest = *workplace.checkpoints(signal).last().unwrap();
+    let newest = *sandbox.checkpoints(signal).last().unwrap();
     assert!((7..59).contains(&newest), "{newest}");
     if let Some(last) = last {
         assert!(last.starts_with(&format!("completed step: {newest},")), "{last}, not {newest}");
     }
-    let resumed = workplace.train(signal, &keys).succeeded();
+    let resumed = sandbox.train(signal, &keys).succeeded();
     assert!(resumed.output.lines().any(|line| line.starts_with(&format!("completed step: {},", newest + 1))));
-    workplace.assert_same_run("whole", signal);
+    sandbox.assert_same_run("whole", signal);
 }
 
 #[test]
 fn signals_stop_runs_with_a_checkpoint() {
-    let workplace = Workplace::new();
-    workplace.train("whole", &["dropout_rate=0.1", "head_dim=40"]).succeeded();
-    check(&workplace, "INT", 130);
-    check(&workplace, "TERM", 143);
+    let sandbox = Sandbox::new();
+    sandbox.train("whole", &["dropout_rate=0.1", "head_dim=40"]).succeeded();
+    check(&sandbox, "INT", 130);
+    check(&sandbox, "TERM", 143);
 }
 
 #[test]
 fn a_second_signal_ends_at_once() {
-    let workplace = Workplace::new();
+    let sandbox = Sandbox::new();
     // An evaluation that takes minutes is not left for a first signal.
-    fs::write(workplace.path("evaluation.txt"), prose(4, 8_000_000)).unwrap();
-    let mut process = workplace.command("long", &[]).spawn().unwrap();
-    let metrics = workplace.path("runs/long/metrics/metrics.jsonl");
+    fs::write(sandbox.path("evaluation.txt"), prose(4, 8_000_000)).unwrap();
+    let mut process = sandbox.command("long", &[]).spawn().unwrap();
+    let metrics = sandbox.path("runs/long/metrics/metrics.jsonl");
     let began = Instant::now();
     while !metrics.exists() {
         assert!(began.elapsed() < Duration::from_secs(120), "the run did not begin");
@@ -66,17 +66,17 @@ fn a_second_signal_ends_at_once() {
     send("INT", &process);
     assert_eq!(process.wait().unwrap().code(), Some(130));
     assert!(second.elapsed() < Duration::from_secs(5));
-    assert!(workplace.checkpoints("long").is_empty());
+    assert!(sandbox.checkpoints("long").is_empty());
 }
 
 #[test]
 fn a_loss_that_is_no_number_is_not_saved() {
-    let workplace = Workplace::new();
+    let sandbox = Sandbox::new();
     let wild = ["learning_rate=1e30", "gradient_clipping_threshold=0", "checkpoint_period=1"];
-    let outcome = workplace.train("wild", &wild);
+    let outcome = sandbox.train("wild", &wild);
     outcome.failed(1, &["the loss of step ", "hint: the last good checkpoint is kept"]);
-    let saved = workplace.checkpoints("wild");
-    let metrics = workplace.metrics("wild");
+    let saved = sandbox.checkpoints("wild");
+    let metrics = sandbox.metrics("wild");
     let aborted = *metrics.training.keys().last().unwrap();
     assert!(metrics.training[&aborted]["learning/loss"].is_null());
     assert!(!saved.is_empty() && saved.iter().all(|step| *step < aborted), "{saved:?}, aborted at {aborted}");
@@ -84,13 +84,13 @@ fn a_loss_that_is_no_number_is_not_saved() {
         let path = format!("load_full_state_path=runs/wild/checkpoints/{step}");
         let steps = format!("steps={}", step + 3);
         let run = format!("from{step}");
-        workplace.train(&run, &[&path, &steps, "learning_rate=0", "eval_interval=-1"]).succeeded();
-        assert!(workplace.metrics(&run).losses().iter().all(|loss| loss.is_finite()));
+        sandbox.train(&run, &[&path, &steps, "learning_rate=0", "eval_interval=-1"]).succeeded();
+        assert!(sandbox.metrics(&run).losses().iter().all(|loss| loss.is_finite()));
     }
 
     // Asked to go on, a run does, but still saves nothing of it.
     let patient = [&wild[..], &["abort_on_nan_loss=false", "abort_on_inf_loss=false", "steps=12"]].concat();
-    workplace.train("patient", &patient).succeeded();
-    assert_eq!(workplace.metrics("patient").training.len(), 12);
-    assert!(workplace.checkpoints("patient").iter().all(|step| *step < aborted));
+    sandbox.train("patient", &patient).succeeded();
+    assert_eq!(sandbox.metrics("patient").training.len(), 12);
+    assert!(sandbox.checkpoints("patient").iter().all(|step| *step < aborted));
 }

@@ -78,11 +78,11 @@ impl Outcome {
 }
 
 /// A directory with text, a configuration file and runs.
-pub struct Workplace {
+pub struct Sandbox {
     directory: TempDir,
 }
 
-impl Workplace {
+impl Sandbox {
     pub fn new() -> Self {
         // Runs wait for the disk a lot; a killed process loses nothing in memory either.
         let memory = Path::new("/dev/shm");
