@@ -23,5 +23,5 @@ pub use linear::Linear;
 pub use loss::{TokenLoss, token_cross_entropy};
 pub use mlp::{Activation, Mlp};
 pub use norm::RmsNorm;
-pub use param::{Initializer, ParamSpec, constrain_to_specs, initialize};
+pub use param::{Initializer, LayerIndex, ParamSpec, constrain_to_specs, initialize};
 pub use rotary::{Rotary, RotaryAngles};

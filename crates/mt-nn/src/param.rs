@@ -103,7 +103,7 @@ fn initialize_one<'t>(region: Region<'t>, key: Key<'t>, path: &Path, spec: &Para
         let layer = region.integer(DType::U64, spec.layer.map_or(0, |layer| layer as i64));
         return draw(region, initializer, key.fold_in(layer), &spec.axes).cast(dtype);
     };
-    let index = Indices { index: region.iota(DType::U64, *layers) };
+    let index = LayerIndex { index: region.iota(DType::U64, *layers) };
     let axes = spec.axes[1..].to_vec();
     let ([], [stacked]) = region.scan(ScanOptions::over(*layers), [], &index, |region, [], layer| {
         ([], [draw(*region, initializer, key.fold_in(layer.index), &axes).cast(dtype)])
@@ -122,10 +122,10 @@ fn draw<'t>(region: Region<'t>, initializer: Initializer, key: Key<'t>, axes: &[
     }
 }
 
-/// The number of each layer, for scans.
+/// The number of each layer, for a scan over layers.
 #[derive(mt_derive::Tree)]
-struct Indices<L> {
-    index: L,
+pub struct LayerIndex<L> {
+    pub index: L,
 }
 
 /// Places parameters where their specifications say. Inside a scanned body this keeps slices of stacked weights, and

@@ -102,11 +102,12 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     let chart = directory.join("metrics").join("loss.svg");
     if newest.is_some_and(|step| step + 1 >= settings.run.steps)
         && let Some(whole) = mt_checkpoint::open_latest(&checkpoints)?
-        && steps_done(&whole.value)? >= settings.run.steps
+        && let steps = steps_done(&whole.value)?
+        && steps >= settings.run.steps
     {
         return Ok(TrainReport {
             ending: Ending::AlreadyComplete,
-            steps: steps_done(&whole.value)?,
+            steps,
             run_directory: directory,
             first_evaluation: None,
             last_evaluation: None,
@@ -357,12 +358,11 @@ fn warn_of_replicas(
     state: &crate::state::TrainState,
     mesh: &mt_shape::Mesh,
 ) {
-    let splits = |axis: &str| {
-        let names = model.parameters().into_iter().flat_map(|(_, spec)| spec.logical_axes).flatten();
-        let rules = &settings.placement.logical_axis_rules.0;
-        names
-            .into_iter()
-            .any(|name| rules.iter().any(|(rule, axes)| rule == name && axes.iter().any(|a| a == axis)))
+    let specs = model.parameters();
+    let names: Vec<&str> = specs.iter().flat_map(|(_, spec)| &spec.logical_axes).flatten().copied().collect();
+    let rules = &settings.placement.logical_axis_rules.0;
+    let splits = |axis: &String| {
+        rules.iter().any(|(rule, axes)| names.contains(&rule.as_str()) && axes.contains(axis))
     };
     let parts: usize = mesh.axes().iter().filter(|(axis, _)| splits(axis)).map(|(_, size)| size).product();
     let whole: usize = state.parameters.iter().map(|array| array.ty().byte_size()).sum();

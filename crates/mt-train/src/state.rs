@@ -31,11 +31,10 @@ const COUNTS: [&str; 3] = [STEP, "opt_state.0.count", "opt_state.2.count"];
 impl TrainState {
     /// The state from the outputs of a program; what follows the state is returned, too.
     pub fn from_outputs(mut outputs: Vec<Array>, num_parameters: usize) -> (Self, Vec<Array>) {
-        let mut rest = outputs.split_off(3 * num_parameters + 1);
+        let rest = outputs.split_off(3 * num_parameters + 1);
         let step = outputs.pop().expect("the step count follows the moments");
         let second_moments = outputs.split_off(2 * num_parameters);
         let first_moments = outputs.split_off(num_parameters);
-        rest.shrink_to_fit();
         (Self { parameters: outputs, first_moments, second_moments, step }, rest)
     }
 
@@ -123,15 +122,12 @@ impl TrainState {
             exact.extend(entries.exact);
         }
         // What optax's chain of Adam, weight decay and learning rate keeps.
-        let key = |segments: &[&dyn Fn() -> KeySegment]| {
-            segments.iter().map(|segment| segment()).collect::<Vec<_>>()
-        };
+        let slot = |index: usize| -> Vec<KeySegment> { vec!["opt_state".into(), index.into()] };
+        let counter = |index: usize| -> Vec<KeySegment> { [slot(index), vec!["count".into()]].concat() };
         let count = self.step.to_host()?;
-        let state = || KeySegment::from("opt_state");
-        let name = || KeySegment::from("count");
-        items.push(Entry::new(key(&[&state, &|| 0.into(), &name]), count.clone()));
-        items.push(Entry::empty(key(&[&state, &|| 1.into()]), Empty::None));
-        items.push(Entry::new(key(&[&state, &|| 2.into(), &name]), count.clone()));
+        items.push(Entry::new(counter(0), count.clone()));
+        items.push(Entry::empty(slot(1), Empty::None));
+        items.push(Entry::new(counter(2), count.clone()));
         items.push(Entry::new(vec![STEP.into()], count));
         let extra = if exact.is_empty() {
             Vec::new()

@@ -3,7 +3,7 @@
 use mt_config::ModelGroup;
 use mt_derive::Tree;
 use mt_nn::{
-    Dropout, Embedding, Initializer, Linear, Mlp, ParamSpec, RmsNorm, RotaryAngles,
+    Dropout, Embedding, Initializer, LayerIndex, Linear, Mlp, ParamSpec, RmsNorm, RotaryAngles,
     attention::{Attention, CachedKeysValues, KeysValues, Segments},
     axes::{BATCH, EMBED, KV_POSITION, LAYERS},
     constrain_to_specs,
@@ -212,7 +212,7 @@ fn scanned<'t>(
     let region = x.region();
     let layers = config.layers;
     let keys = dropout.map(|key| {
-        let index = Index { index: region.iota(DType::U64, layers) };
+        let index = LayerIndex { index: region.iota(DType::U64, layers) };
         let ([], [keys]) = region.scan(ScanOptions::over(layers), [], &index, |_, [], layer| {
             ([], [key.fold_in(layer.index).value()])
         });
@@ -239,12 +239,6 @@ fn scanned<'t>(
         ([x], [cache.key, cache.value])
     });
     (x, Some(KeysValues { key, value }))
-}
-
-/// The number of each layer, for a scan.
-#[derive(Tree)]
-struct Index<L> {
-    index: L,
 }
 
 fn unrolled<'t>(

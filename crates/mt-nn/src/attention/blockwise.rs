@@ -38,13 +38,11 @@ pub fn blockwise<'t>(
         if filler == 0 { tensor } else { tensor.pad(along, 0, filler, value) }
     };
     let axes = query.axes();
-    let by = |name: &'static str| axes.iter().copied().find(|axis| axis.name == name);
     let batch: Vec<&'static str> = axes
         .iter()
         .map(|axis| axis.name)
         .filter(|name| ![POSITION, KV_HEADS, GROUP, HEAD_DIM].contains(name))
         .collect();
-    debug_assert!(by(KV_HEADS).is_some() && batch.len() == 1, "attention is over one batch axis");
     let order = [batch[0], KV_HEADS, POSITION, GROUP, HEAD_DIM];
     let query = fill(query.order(&order), POSITION, 0.0);
     let key = fill(key.order(&[batch[0], KV_HEADS, KV_POSITION, HEAD_DIM]), KV_POSITION, 0.0);

@@ -137,7 +137,7 @@ impl<'t> Attention<Tensor<'t>> {
         options: &AttentionOptions,
         cache: Option<CachedKeysValues<'t>>,
     ) -> (Tensor<'t>, Option<KeysValues<Tensor<'t>>>) {
-        let (kv_heads, head_dim) = (self.key.kernel.axis(KV_HEADS), self.key.kernel.axis(HEAD_DIM));
+        let kv_heads = self.key.kernel.axis(KV_HEADS);
         let heads = self.query.kernel.axis(QUERY_HEADS);
         let group = axis(GROUP, heads.size / kv_heads.size);
         let query = angles.rotate(self.query.forward(x, &[EMBED])) * options.scale;
@@ -156,7 +156,6 @@ impl<'t> Attention<Tensor<'t>> {
         let context = context.constrain(&CONTEXT).named("context");
         let kernel = self.out.kernel.split(QUERY_HEADS, &[kv_heads, group]);
         let output = Linear { kernel }.forward(context, &[KV_HEADS, GROUP, HEAD_DIM]);
-        debug_assert_eq!(head_dim.size, self.out.kernel.axis(HEAD_DIM).size);
         (output.constrain(&OUTPUT).named("out_proj"), written)
     }
 }
