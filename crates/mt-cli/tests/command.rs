@@ -120,7 +120,7 @@ fn configurations_are_shown() {
     );
     check_output(
         &["config", "show", "--changed", "--origins", "steps=5", "model_name=llama2-7b"],
-        &["steps: 5  # command line", "base_emb_dim: 4096  # model `llama2-7b`, line 2"],
+        &["steps: 5  # command line", "base_emb_dim: 4096  # model `llama2-7b`, line 1"],
     );
     check_output(&["config", "show", "--changed"], &["every key is at its default"]);
     let json = maxtext(&["config", "show", "--json", "steps=5"]);

@@ -1,6 +1,6 @@
 //! From what a user wrote to a value of a key's kind.
 
-use serde_json::{Number, Value};
+use serde_json::{Map, Number, Value};
 
 use crate::key::{Key, Kind};
 
@@ -66,6 +66,43 @@ pub(crate) fn coerce(key: &Key, written: &Value) -> Result<Value, Mismatch> {
                 .collect::<Result<Vec<Value>, Mismatch>>()
                 .map(Value::Array)
         }
+        Kind::TextOrTexts => match parsed(written) {
+            Value::String(text) if !text.trim_start().starts_with('[') && !text.contains(',') => {
+                Ok(text.into())
+            }
+            Value::Null => Ok("".into()),
+            other => text_list(&other).map(Value::from).ok_or(Mismatch::Type),
+        },
+        Kind::Integers => numbers(written, integer).ok_or(Mismatch::Type),
+        Kind::IntegerOrIntegers => match integer(written) {
+            Some(value) => Ok(value.into()),
+            None => numbers(written, integer).ok_or(Mismatch::Type),
+        },
+        Kind::Floats => numbers(written, float).ok_or(Mismatch::Type),
+        Kind::Mapping => mapping(written).ok_or(Mismatch::Type),
+    }
+}
+
+/// A list of numbers; `1,2` and `[1, 2]` mean the same.
+fn numbers<T: Into<Value>>(written: &Value, number: impl Fn(&Value) -> Option<T>) -> Option<Value> {
+    let list = match parsed(written) {
+        Value::Null => Vec::new(),
+        Value::String(text) => {
+            let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+            parts.map(Value::from).collect()
+        }
+        Value::Array(values) => values,
+        _ => return None,
+    };
+    list.iter().map(|value| number(value).map(Into::into)).collect::<Option<Vec<Value>>>().map(Value::Array)
+}
+
+fn mapping(written: &Value) -> Option<Value> {
+    match parsed(written) {
+        Value::Null => Some(Value::Object(Map::new())),
+        Value::String(text) if text.trim().is_empty() => Some(Value::Object(Map::new())),
+        Value::Object(entries) => Some(Value::Object(entries)),
+        _ => None,
     }
 }
 
@@ -88,6 +125,7 @@ pub fn value_text(value: &Value) -> String {
                 .collect();
             format!("[{}]", parts.join(", "))
         }
+        // JSON is YAML.
         other => other.to_string(),
     }
 }
@@ -145,10 +183,10 @@ fn float(value: &Value) -> Option<f64> {
     float.is_finite().then_some(float)
 }
 
-/// A text that is a YAML list, as the list; anything else as it is.
+/// A text that is a YAML list or mapping, as that; anything else as it is.
 fn parsed(value: &Value) -> Value {
     match value {
-        Value::String(text) if text.trim_start().starts_with('[') => {
+        Value::String(text) if text.trim_start().starts_with(['[', '{']) => {
             serde_saphyr::from_str(text).unwrap_or_else(|_| value.clone())
         }
         other => other.clone(),

@@ -6,7 +6,8 @@ use serde_json::{Map, Value};
 
 use crate::{
     coerce::value_text,
-    error::Problem,
+    derived,
+    error::{Problem, alternatives},
     key::{Class, Key},
     origin::Origin,
     table,
@@ -21,9 +22,9 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Whether the value differs from the default.
+    /// Whether the value was set to something other than the default.
     pub fn is_changed(&self) -> bool {
-        self.value != self.key.default.value()
+        !is_derived(self.key) && self.value != self.key.default.value()
     }
 
     /// The value as it may be shown.
@@ -96,19 +97,61 @@ impl Config {
 
     /// What the user should know though nothing is wrong: keys that have no effect, values that a model replaced.
     pub fn notes(&self) -> Vec<String> {
-        let without_effect = self.entries().filter(|entry| entry.is_changed()).filter_map(|entry| {
-            let Class::NoEffectHere(reason) = entry.key.class else { return None };
-            Some(format!("`{}` ({}) has no effect here: {reason}", entry.key.name, entry.origin))
+        // What a model's or preset's file brings along is not for the user to mend.
+        let asking = self.entries().filter(|entry| entry.key.asks(&entry.value) && entry.origin.is_given());
+        let without_effect = asking.filter_map(|entry| match (entry.key.class, entry.key.only_with) {
+            (Class::NoEffectHere(reason), _) => {
+                Some(format!("`{}` ({}) has no effect here: {reason}", entry.key.name, entry.origin))
+            }
+            (Class::Refused(_), Some((other, values))) if !self.matters(entry) => {
+                let settings: Vec<String> = values.iter().map(|value| format!("{other}={value}")).collect();
+                let unless = if settings.is_empty() { format!("`{other}`") } else { alternatives(&settings) };
+                Some(format!("`{}` ({}) has no effect without {unless}", entry.key.name, entry.origin))
+            }
+            _ => None,
         });
         self.notes.iter().cloned().chain(without_effect).collect()
+    }
+
+    /// Whether the key of an entry means anything, as far as the keys it belongs to say.
+    fn matters(&self, entry: &Entry) -> bool {
+        entry.key.only_with.is_none_or(|(other, values)| {
+            let other = self.entry(other);
+            if values.is_empty() {
+                other.key.asks(&other.value)
+            } else {
+                values.iter().any(|value| other.value == *value)
+            }
+        })
     }
 
     /// What the configuration asks for that is not built.
     pub fn missing_features(&self) -> Vec<Problem> {
         // A default that is refused matters only to the commands that read the key; their groups report it.
-        self.entries()
-            .filter(|entry| entry.is_changed())
-            .filter_map(|entry| Some(not_built(entry, entry.key.missing_feature(&entry.value)?)))
+        let mut missing: Vec<(&'static str, Vec<&Entry>)> = Vec::new();
+        let family = self.entry("decoder_block");
+        let family_is_missing = family.key.missing_feature(&family.value).is_some();
+        for entry in self.entries().filter(|entry| entry.is_changed() && self.matters(entry)) {
+            let Some(feature) = entry.key.missing_feature(&entry.value) else { continue };
+            // What a family needs that is not built is no news once the family is said to be missing.
+            let follows = family_is_missing && matches!(entry.origin, Origin::Model { .. });
+            if follows && entry.key.name != family.key.name {
+                continue;
+            }
+            match missing.iter_mut().find(|(known, _)| *known == feature) {
+                Some((_, entries)) => entries.push(entry),
+                None => missing.push((feature, vec![entry])),
+            }
+        }
+        missing
+            .into_iter()
+            .map(|(feature, entries)| match not_built(entries[0], feature) {
+                Problem::NotBuilt { key, value, origin, feature, available, .. } => {
+                    let also = entries[1..].iter().map(|entry| entry.key.name).collect();
+                    Problem::NotBuilt { key, value, origin, feature, available, also }
+                }
+                other => other,
+            })
             .collect()
     }
 
@@ -119,13 +162,22 @@ impl Config {
             entry.value = name.into();
             entry.origin = Origin::Derived;
         }
+        self.derive();
+    }
+
+    /// Works out the values that follow from others.
+    pub(crate) fn derive(&mut self) {
+        for (name, value) in derived::values(self) {
+            let entry = self.entries.get_mut(name).expect("every key has an entry");
+            (entry.value, entry.origin) = (value, Origin::Derived);
+        }
     }
 
     /// The keys whose values differ, in the order of the table. Secrets are not compared, as they are not saved.
     pub fn differences(&self, other: &Self) -> Vec<Difference> {
         self.entries()
             .zip(other.entries())
-            .filter(|(left, right)| left.value != right.value && !left.key.secret)
+            .filter(|(left, right)| left.value != right.value && !left.key.secret && !is_derived(left.key))
             .map(|(left, right)| Difference { key: left.key, left: left.shown(), right: right.shown() })
             .collect()
     }
@@ -190,7 +242,7 @@ impl Config {
             text.push_str(&format!("\n# {}\n", group.title));
             for key in group.keys {
                 let entry = &self.entries[key.name];
-                if !key.secret && !crate::resolve::is_about_layers(key) {
+                if !key.secret && !is_derived(key) && !crate::resolve::is_about_layers(key) {
                     // JSON is YAML; lists stay on one line, and texts that look like numbers stay texts.
                     text.push_str(&format!("{}: {}\n", key.name, yaml_text(&entry.value)));
                 }
@@ -198,6 +250,10 @@ impl Config {
         }
         text
     }
+}
+
+pub(crate) fn is_derived(key: &Key) -> bool {
+    matches!(key.class, Class::Derived(_))
 }
 
 /// The value as YAML on one line: JSON, which is YAML once characters that YAML counts as unprintable are escaped.
@@ -237,5 +293,6 @@ pub(crate) fn not_built(entry: &Entry, feature: &'static str) -> Problem {
         origin: entry.origin.clone(),
         feature,
         available,
+        also: Vec::new(),
     }
 }

@@ -27,18 +27,22 @@ pub enum Problem {
         choices: Vec<String>,
         nearest: Vec<String>,
     },
-    #[error("`{key}` is `{value}` ({origin}), but {feature} is not built yet")]
+    #[error("`{key}` is `{value}` ({origin}), but {feature} {} not built yet{}", is(feature), as_well(also))]
     NotBuilt {
         key: &'static str,
         value: String,
         origin: Origin,
         feature: &'static str,
         available: Vec<String>,
+        /// Other keys that ask for the same.
+        also: Vec<&'static str>,
     },
     #[error("`{key}` is set twice: to `{first}` ({first_origin}) and to `{second}` ({second_origin})")]
     SetTwice { key: &'static str, first: String, first_origin: Origin, second: String, second_origin: Origin },
     #[error("`{key}` is set to `{value}` ({origin}), but model `{model}` sets it to `{model_value}`")]
     ContradictsModel { key: &'static str, value: String, origin: Origin, model: String, model_value: String },
+    #[error("`{key}` is set to `{value}` ({origin}), but it cannot be set: it follows from other keys")]
+    Derived { key: &'static str, value: String, origin: Origin, from: &'static [&'static str] },
     #[error("model `{name}` ({origin}) is not known")]
     UnknownModel { name: String, origin: Origin, nearest: Vec<String> },
     #[error("argument `{0}` is neither a YAML file nor `key=value`")]
@@ -50,7 +54,7 @@ pub enum Problem {
     #[error("cannot read `{path}`: {source}")]
     Unreadable { path: PathBuf, source: std::io::Error },
     #[error("`{path}` does not exist")]
-    MissingFile { path: PathBuf },
+    MissingFile { path: PathBuf, nearest: Vec<String> },
     #[error("`{path}` is not a YAML mapping of keys to values: {reason}")]
     Yaml { path: PathBuf, reason: String },
     #[error("`{path}` builds on itself through `base_config`")]
@@ -110,7 +114,14 @@ impl Problem {
                 [] => "variables that begin with `M_` set keys; rename or unset it".to_owned(),
                 nearest => format!("did you mean {}?", alternatives(nearest)),
             }),
-            Self::MissingFile { .. } => Some("paths are relative to the current directory".to_owned()),
+            Self::MissingFile { nearest, .. } if nearest.is_empty() => {
+                Some("paths are relative to the current directory".to_owned())
+            }
+            Self::MissingFile { nearest, .. } => Some(format!(
+                "paths are relative to the current directory; a preset is called {}",
+                alternatives(nearest)
+            )),
+            Self::Derived { from, .. } => Some(format!("set {}", all(from))),
             Self::Inconsistent { hint, .. } => Some(hint.clone()),
             Self::Unreadable { .. } | Self::Yaml { .. } | Self::CircularBase { .. } => None,
         }
@@ -165,12 +176,45 @@ impl fmt::Display for ConfigError {
     }
 }
 
+/// The verb that goes with a feature's name.
+pub(crate) fn is(feature: &str) -> &'static str {
+    let noun = feature.split([' ', '`']).take_while(|word| !LINKS.contains(word)).last().unwrap_or_default();
+    if noun.ends_with('s') && !noun.ends_with("ss") { "are" } else { "is" }
+}
+
+/// Words that end the part of a feature's name that decides between `is` and `are`.
+const LINKS: &[&str] =
+    &["of", "in", "from", "with", "by", "to", "on", "over", "at", "that", "without", "for"];
+
+fn as_well(keys: &[&'static str]) -> String {
+    const SHOWN: usize = 4;
+    match keys {
+        [] => String::new(),
+        keys if keys.len() <= SHOWN + 1 => {
+            format!("; so {} {}", if keys.len() == 1 { "does" } else { "do" }, all(keys))
+        }
+        keys => {
+            let shown: Vec<String> = keys[..SHOWN].iter().map(|key| format!("`{key}`")).collect();
+            format!("; so do {} and {} more keys", shown.join(", "), keys.len() - SHOWN)
+        }
+    }
+}
+
 /// `a`, `b` or `c`, each in backticks.
 pub(crate) fn alternatives(words: &[String]) -> String {
+    listed(words, "or")
+}
+
+/// `a`, `b` and `c`, each in backticks.
+pub(crate) fn all<T: fmt::Display>(words: &[T]) -> String {
+    listed(words, "and")
+}
+
+fn listed<T: fmt::Display>(words: &[T], conjunction: &str) -> String {
     let quoted: Vec<String> = words.iter().map(|word| format!("`{word}`")).collect();
     match quoted.as_slice() {
         [] => String::new(),
         [only] => only.clone(),
-        [first @ .., last] => format!("{} or {last}", first.join(", ")),
+        [first @ .., last] => format!("{} {conjunction} {last}", first.join(", ")),
     }
 }

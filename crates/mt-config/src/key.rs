@@ -29,6 +29,16 @@ pub enum Kind {
     AxisRules,
     /// A list of lists of texts.
     TextLists,
+    /// One text, or a list of texts.
+    TextOrTexts,
+    /// A list of whole numbers.
+    Integers,
+    /// One whole number, or a list of them.
+    IntegerOrIntegers,
+    /// A list of numbers.
+    Floats,
+    /// Names and anything, as a YAML mapping.
+    Mapping,
 }
 
 /// A default as it can be written in a constant.
@@ -42,6 +52,8 @@ pub enum Literal {
     Texts(&'static [&'static str]),
     Lists(&'static [&'static [&'static str]]),
     Rules(&'static [(&'static str, &'static [&'static str])]),
+    Integers(&'static [i64]),
+    EmptyMapping,
 }
 
 impl Literal {
@@ -58,6 +70,8 @@ impl Literal {
             Self::Rules(rules) => {
                 rules.iter().map(|(name, axes)| Value::Array(vec![(*name).into(), (*axes).into()])).collect()
             }
+            Self::Integers(values) => values.into(),
+            Self::EmptyMapping => Value::Object(serde_json::Map::new()),
         }
     }
 }
@@ -71,6 +85,16 @@ pub enum Class {
     NoEffectHere(&'static str),
     /// It is refused until this feature is built.
     Refused(&'static str),
+    /// It cannot be set, as it follows from these keys.
+    Derived(&'static [&'static str]),
+}
+
+/// The words of a key that have a type: those that are built, and those that are refused by name.
+pub(crate) trait Choice {
+    /// All words, those that are built first.
+    const WORDS: &'static [&'static str];
+    /// Words that are refused, each with the feature that is not built.
+    const REFUSED: &'static [(&'static str, &'static str)];
 }
 
 /// One key.
@@ -87,6 +111,10 @@ pub struct Key {
     /// The part of the program that reads the key.
     pub acts_on: &'static str,
     pub class: Class,
+    /// The key and its values without which this one means nothing: any that ask for something, if none are named.
+    pub only_with: Option<(&'static str, &'static [&'static str])>,
+    /// Values other than the default that ask for nothing either.
+    pub neutral: &'static [Literal],
     /// Choices that are refused, each with the feature that is not built.
     pub refused_choices: &'static [(&'static str, &'static str)],
     /// Whether it is about the run and its records rather than what is trained: the quick start stays the quick
@@ -111,6 +139,8 @@ impl Key {
             help,
             acts_on: "",
             class: Class::Effective,
+            only_with: None,
+            neutral: &[],
             refused_choices: &[],
             run_level: false,
             may_change_on_resume: false,
@@ -160,21 +190,66 @@ impl Key {
         Self::new(name, Kind::Choice(choices), Literal::Text(default), help)
     }
 
+    /// A key whose words have a type.
+    pub(crate) const fn of<T: Choice>(name: &'static str, default: &'static str, help: &'static str) -> Self {
+        Self::choice(name, default, T::WORDS, help).refuse_choices(T::REFUSED)
+    }
+
+    /// A list whose words have a type.
+    pub(crate) const fn list_of<T: Choice>(
+        name: &'static str,
+        default: &'static [&'static str],
+        help: &'static str,
+    ) -> Self {
+        Self::new(name, Kind::ChoiceList(T::WORDS), Literal::Texts(default), help)
+    }
+
+    pub(crate) const fn optional_boolean(name: &'static str, help: &'static str) -> Self {
+        Self::new(name, Kind::Bool, Literal::None, help)
+    }
+
+    pub(crate) const fn optional_choice(
+        name: &'static str,
+        choices: &'static [&'static str],
+        help: &'static str,
+    ) -> Self {
+        Self::new(name, Kind::Choice(choices), Literal::None, help)
+    }
+
+    pub(crate) const fn optional_texts(name: &'static str, help: &'static str) -> Self {
+        Self::new(name, Kind::TextList, Literal::None, help)
+    }
+
+    pub(crate) const fn text_or_texts(name: &'static str, default: &'static str, help: &'static str) -> Self {
+        Self::new(name, Kind::TextOrTexts, Literal::Text(default), help)
+    }
+
+    pub(crate) const fn integers(name: &'static str, default: &'static [i64], help: &'static str) -> Self {
+        Self::new(name, Kind::Integers, Literal::Integers(default), help)
+    }
+
+    pub(crate) const fn optional_integers(name: &'static str, help: &'static str) -> Self {
+        Self::new(name, Kind::Integers, Literal::None, help)
+    }
+
+    pub(crate) const fn integer_or_integers(name: &'static str, default: i64, help: &'static str) -> Self {
+        Self::new(name, Kind::IntegerOrIntegers, Literal::Integer(default), help)
+    }
+
+    pub(crate) const fn floats(name: &'static str, help: &'static str) -> Self {
+        Self::new(name, Kind::Floats, Literal::Integers(&[]), help)
+    }
+
+    pub(crate) const fn mapping(name: &'static str, help: &'static str) -> Self {
+        Self::new(name, Kind::Mapping, Literal::EmptyMapping, help)
+    }
+
     pub(crate) const fn texts(
         name: &'static str,
         default: &'static [&'static str],
         help: &'static str,
     ) -> Self {
         Self::new(name, Kind::TextList, Literal::Texts(default), help)
-    }
-
-    pub(crate) const fn choices(
-        name: &'static str,
-        default: &'static [&'static str],
-        choices: &'static [&'static str],
-        help: &'static str,
-    ) -> Self {
-        Self::new(name, Kind::ChoiceList(choices), Literal::Texts(default), help)
     }
 
     pub(crate) const fn rules(
@@ -231,6 +306,31 @@ impl Key {
         self
     }
 
+    /// Says which keys the value follows from, instead of being set.
+    pub(crate) const fn derived(mut self, from: &'static [&'static str]) -> Self {
+        self.class = Class::Derived(from);
+        self.nullable = true;
+        self
+    }
+
+    /// Says that the key means nothing unless another has one of these values, or any that asks for something.
+    pub(crate) const fn only_with(mut self, key: &'static str, values: &'static [&'static str]) -> Self {
+        self.only_with = Some((key, values));
+        self
+    }
+
+    /// Lets `none` be a value too.
+    pub(crate) const fn or_none(mut self) -> Self {
+        self.nullable = true;
+        self
+    }
+
+    /// Lets these values pass as the default does, as they ask for nothing either.
+    pub(crate) const fn neutral(mut self, values: &'static [Literal]) -> Self {
+        self.neutral = values;
+        self
+    }
+
     pub(crate) const fn maxtext_default(mut self, default: Literal) -> Self {
         self.maxtext_default = Some(default);
         self
@@ -268,10 +368,15 @@ impl Key {
         format!("{}{none}", self.kind)
     }
 
+    /// Whether `value` asks for anything: whether it is neither the default nor means the same.
+    pub fn asks(&self, value: &Value) -> bool {
+        !std::iter::once(&self.default).chain(self.neutral).any(|literal| literal.value() == *value)
+    }
+
     /// The feature that `value` asks for and that is not built, if it does.
     pub fn missing_feature(&self, value: &Value) -> Option<&'static str> {
         match self.class {
-            Class::Refused(feature) if *value != self.default.value() => Some(feature),
+            Class::Refused(feature) if self.asks(value) => Some(feature),
             _ => value.as_str().and_then(|text| {
                 self.refused_choices.iter().find(|(choice, _)| *choice == text).map(|(_, feature)| *feature)
             }),
@@ -301,6 +406,11 @@ impl fmt::Display for Kind {
             Self::TextList => f.write_str("list of texts"),
             Self::AxisRules => f.write_str("list of pairs of a logical axis and its mesh axes"),
             Self::TextLists => f.write_str("list of lists of texts"),
+            Self::TextOrTexts => f.write_str("text, or a list of texts"),
+            Self::Integers => f.write_str("list of whole numbers"),
+            Self::IntegerOrIntegers => f.write_str("whole number, or a list of whole numbers"),
+            Self::Floats => f.write_str("list of numbers"),
+            Self::Mapping => f.write_str("mapping from names to values"),
         }
     }
 }

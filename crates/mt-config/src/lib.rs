@@ -8,6 +8,7 @@
 
 mod coerce;
 mod config;
+mod derived;
 mod error;
 mod groups;
 mod key;
@@ -24,8 +25,9 @@ pub use error::{ConfigError, Problem};
 pub use groups::{
     AttentionKind, CheckpointGroup, DataGroup, DatasetType, DebugGroup, DecodeConfig, DecodeGroup,
     DecoderBlock, Hardware, HfTextUnit, LearningRateSchedule, MlpActivation, ModelGroup, OptimizerGroup,
-    OptimizerType, PackingType, PlacementGroup, RematPolicy, RopeType, RunGroup, SamplingStrategy,
-    TokenizerGroup, TokenizerType, TrainConfig, run_directory_of, saved_config_path, tokenizer_directory,
+    OptimizerType, PackingType, Parallelism, PlacementGroup, RematPolicy, RopeType, RunGroup,
+    SamplingStrategy, TokenizerGroup, TokenizerType, TrainConfig, run_directory_of, saved_config_path,
+    tokenizer_directory,
 };
 pub use key::{Class, Key, Kind, Literal};
 pub use origin::Origin;

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::{
     coerce::value_text,
-    error::{ConfigError, Problem},
+    error::{ConfigError, Problem, all, is},
     key::{Class, Key, Kind},
     origin::Origin,
     suggest::nearest,
@@ -105,6 +105,9 @@ pub fn reference_page() -> String {
                 Class::Effective => {}
                 Class::NoEffectHere(reason) => help.push_str(&format!(" *No effect here: {reason}.*")),
                 Class::Refused(feature) => help.push_str(&format!(" *Not built yet: {feature}.*")),
+                Class::Derived(from) => {
+                    help.push_str(&format!(" Follows from {}; cannot be set.", all(from)))
+                }
             }
             for (choice, feature) in key.refused_choices {
                 help.push_str(&format!(" *`{choice}`: {feature} is not built yet.*"));
@@ -118,8 +121,8 @@ pub fn reference_page() -> String {
             page.push_str(&format!(
                 "| `{}` | {} | {} | {} |\n",
                 key.name,
-                type_text(key),
-                default_text(key),
+                type_text(key).replace('|', "\\|"),
+                default_text(key).replace('|', "\\|"),
                 help.replace('|', "\\|")
             ));
         }
@@ -167,7 +170,10 @@ fn status(key: &Key) -> String {
     match key.class {
         Class::Effective => "effective".to_owned(),
         Class::NoEffectHere(reason) => format!("accepted without effect: {reason}"),
-        Class::Refused(feature) => format!("only the default, until {feature} is built"),
+        Class::Refused(feature) => {
+            format!("only what asks for nothing, until {feature} {} built", is(feature))
+        }
+        Class::Derived(from) => format!("follows from {}; cannot be set", all(from)),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
     coerce::{Mismatch, coerce, value_text},
     config::Config,
     error::{ConfigError, Problem},
-    key::{Key, Kind},
+    key::{Class, Key, Kind},
     origin::Origin,
     suggest::nearest,
     table,
@@ -20,6 +20,12 @@ use crate::{
 
 /// The preset that trains when nothing is said about what to train.
 const QUICK_START: &str = "quick-start";
+
+/// The folder of presets that `custom_mesh_and_rule` names.
+const MESHES: &str = "custom_mesh_and_rule";
+
+/// Keys that variables of other programs set as well, if nothing else does: of schedulers, and of Hugging Face's tools.
+const OTHER_VARIABLES: &[(&str, &str)] = &[("run_name", "JOBSET_NAME"), ("hf_access_token", "HF_TOKEN")];
 
 /// What a configuration is resolved from.
 #[derive(Clone, Debug, Default)]
@@ -69,7 +75,22 @@ impl Config {
     pub fn resolve(request: &Request) -> Result<Self, ConfigError> {
         let mut problems = Vec::new();
         let (file, arguments) = command_line(&request.arguments, &mut problems);
-        let environment = environment(&request.environment, &mut problems);
+        let mut environment = environment(&request.environment, &mut problems);
+        for (name, variable) in OTHER_VARIABLES {
+            let given = |settings: &[Setting]| settings.iter().any(|setting| setting.name == *name);
+            let value =
+                request.environment.iter().find(|(other, value)| other == variable && !value.is_empty());
+            if let Some((_, value)) = value
+                && !given(&arguments)
+                && !given(&environment)
+            {
+                environment.push(Setting {
+                    name: (*name).to_owned(),
+                    value: Value::String(value.clone()),
+                    origin: Origin::Environment { variable: (*variable).to_owned() },
+                });
+            }
+        }
 
         let mut files = Vec::new();
         for path in request.saved.iter().chain(&file) {
@@ -88,7 +109,8 @@ impl Config {
             files.push(yaml::embedded(Embedded::Preset, QUICK_START).expect("the preset is embedded"));
         }
 
-        let mut merge = Merge { config: Self::defaults(), problems, replace_rules: false };
+        let mut merge =
+            Merge { config: Self::defaults(), problems, replace_rules: false, derived: Vec::new() };
         merge.config.quick_start = quick_start;
         let given = || arguments.iter().chain(&environment);
         let flag = |name: &str, settings: &mut dyn DoubleEndedIterator<Item = &Setting>| {
@@ -112,9 +134,14 @@ impl Config {
             merge.layer(layer);
         }
         let named_again = given().any(|setting| setting.name == "model_name");
-        let model = merge.model(&mut from_files().chain(environment.iter()).chain(&arguments));
+        let model = merge.last("model_name", &mut from_files().chain(environment.iter()).chain(&arguments));
         if !resolved || named_again {
             merge.model_layer(&model, override_model, &mut given());
+        }
+        let mesh =
+            merge.last("custom_mesh_and_rule", &mut from_files().chain(environment.iter()).chain(&arguments));
+        if !resolved || given().any(|setting| setting.name == "custom_mesh_and_rule") {
+            merge.mesh_layer(&mesh);
         }
         merge.set_once(&environment, &arguments);
         merge.layer(&environment);
@@ -124,6 +151,7 @@ impl Config {
             let entry = merge.config.entries.get_mut(key.name).expect("every key has an entry");
             (entry.value, entry.origin) = (key.default.value(), Origin::Default);
         }
+        merge.derive();
         ConfigError::check(merge.config, merge.problems)
     }
 }
@@ -144,7 +172,7 @@ fn command_line(arguments: &[String], problems: &mut Vec<Problem>) -> (Option<Pa
                 settings.retain(|other| other.name != setting.name);
                 settings.push(setting);
             }
-            _ if argument.ends_with(".yml") || argument.ends_with(".yaml") => match file {
+            _ if is_file(argument) => match file {
                 Some(first) => problems.push(Problem::TwoFiles(first.clone(), argument.clone())),
                 None => file = Some(argument),
             },
@@ -152,6 +180,13 @@ fn command_line(arguments: &[String], problems: &mut Vec<Problem>) -> (Option<Pa
         }
     }
     (file.map(PathBuf::from), settings)
+}
+
+/// Whether an argument names a YAML file, or a preset.
+fn is_file(argument: &str) -> bool {
+    argument.ends_with(".yml")
+        || argument.ends_with(".yaml")
+        || (!argument.starts_with('-') && yaml::stand_in(Path::new(argument)).is_some())
 }
 
 /// The keys that environment variables set.
@@ -216,6 +251,8 @@ struct Merge {
     problems: Vec<Problem>,
     /// Whether given placement rules replace all rules rather than those of the same names.
     replace_rules: bool,
+    /// What was set that only follows from other keys.
+    derived: Vec<(&'static Key, Value, Origin)>,
 }
 
 impl Merge {
@@ -229,11 +266,14 @@ impl Merge {
                 });
                 continue;
             };
-            if key.name != setting.name {
+            if key.name != setting.name && !setting.name.contains('.') {
                 let note = format!("`{}` ({}) is now called `{}`", setting.name, setting.origin, key.name);
                 self.config.notes.push(note);
             }
             match coerce(key, &setting.value) {
+                Ok(value) if matches!(key.class, Class::Derived(_)) => {
+                    self.derived.push((key, value, setting.origin.clone()));
+                }
                 Ok(value) => self.set(key, value, setting.origin.clone()),
                 Err(mismatch) => self.problems.push(mismatched(key, setting, mismatch)),
             }
@@ -249,13 +289,37 @@ impl Merge {
         entry.origin = origin;
     }
 
-    /// The last setting of the model's name.
-    fn model(&self, settings: &mut dyn Iterator<Item = &Setting>) -> Setting {
-        settings.filter(|setting| setting.name == "model_name").last().cloned().unwrap_or_else(|| Setting {
-            name: "model_name".to_owned(),
-            value: self.config.entry("model_name").value.clone(),
+    /// The last setting of a key.
+    fn last(&self, name: &str, settings: &mut dyn Iterator<Item = &Setting>) -> Setting {
+        settings.filter(|setting| setting.name == name).last().cloned().unwrap_or_else(|| Setting {
+            name: name.to_owned(),
+            value: self.config.entry(name).value.clone(),
             origin: Origin::Default,
         })
+    }
+
+    /// Puts a named mesh with its rules in place of what there is.
+    fn mesh_layer(&mut self, mesh: &Setting) {
+        let name = value_text(&mesh.value);
+        // A name that is no choice is reported where the key is set.
+        if let Some(settings) = yaml::embedded(Embedded::Preset, &format!("{MESHES}/{name}")) {
+            let replace_rules = std::mem::replace(&mut self.replace_rules, true);
+            self.layer(&settings);
+            self.replace_rules = replace_rules;
+        }
+    }
+
+    /// Works out what follows from the keys that are set, and compares it with what was set nevertheless, as the
+    /// configurations that MaxText saves do.
+    fn derive(&mut self) {
+        self.config.derive();
+        for (key, value, origin) in std::mem::take(&mut self.derived) {
+            let Class::Derived(from) = key.class else { continue };
+            if !value.is_null() && value != self.config.entry(key.name).value {
+                let value = value_text(&value);
+                self.problems.push(Problem::Derived { key: key.name, value, origin, from });
+            }
+        }
     }
 
     /// Puts the values of a named model in place, unless what is `given` may override them and does.
@@ -266,7 +330,9 @@ impl Merge {
         given: &mut dyn Iterator<Item = &Setting>,
     ) {
         let name = value_text(&model.value);
-        let Some(settings) = yaml::embedded(Embedded::Model, &name) else {
+        // Tuned models have the dimensions of those they were made from.
+        let base = name.strip_suffix("-Instruct").unwrap_or(&name);
+        let Some(settings) = yaml::embedded(Embedded::Model, base) else {
             self.problems.push(Problem::UnknownModel {
                 nearest: match nearest(&name, yaml::MODELS.iter().map(|(known, _)| *known)) {
                     none if none.is_empty() => {
@@ -280,7 +346,8 @@ impl Merge {
             return;
         };
         for setting in &settings {
-            let entry = self.config.entry(&setting.name);
+            let Some(key) = table::canonical(&setting.name) else { continue };
+            let entry = self.config.entry(key.name);
             let replaced = coerce(entry.key, &setting.value).is_ok_and(|value| value != entry.value);
             if replaced && entry.is_changed() && entry.key.kind != Kind::AxisRules {
                 self.config.notes.push(format!(
@@ -314,7 +381,13 @@ impl Merge {
                 }
             }
         }
+        let replaces = settings.iter().any(|setting| {
+            setting.name == "override_logical_axis_rules" && setting.value == Value::Bool(true)
+        });
+        let replace_rules = self.replace_rules;
+        self.replace_rules |= replaces;
         self.layer(&settings);
+        self.replace_rules = replace_rules;
     }
 
     /// A key belongs either in the environment or on the command line.
@@ -334,6 +407,15 @@ impl Merge {
         let Some(count) = flags.split_whitespace().rev().find_map(|flag| flag.strip_prefix(FLAG)) else {
             return;
         };
+        let entry = self.config.entry("num_cpu_devices");
+        if entry.origin != Origin::Default && entry.shown() != count {
+            let note = format!(
+                "`num_cpu_devices` is `{}` ({}), although `XLA_FLAGS` asks for {count} devices",
+                entry.shown(),
+                entry.origin
+            );
+            self.config.notes.push(note);
+        }
         if self.config.entry("num_cpu_devices").origin == Origin::Default {
             self.layer(&[Setting {
                 name: "num_cpu_devices".to_owned(),

@@ -12,6 +12,8 @@ use serde_saphyr::Spanned;
 use crate::{
     error::{ConfigError, Problem},
     origin::Origin,
+    suggest::nearest,
+    table,
 };
 
 /// One line of a file: a name, what it is set to, and where.
@@ -29,26 +31,8 @@ pub(crate) enum Embedded {
     Preset,
 }
 
-macro_rules! embedded {
-    ($directory:literal: $($name:literal),* $(,)?) => {
-        &[$(($name, include_str!(concat!($directory, "/", $name, ".yml")))),*]
-    };
-}
-
-/// The named models.
-pub(crate) const MODELS: &[(&str, &str)] = embedded!["models":
-    "default",
-    "llama2-13b",
-    "llama2-70b",
-    "llama2-7b",
-    "llama3-405b",
-    "llama3-70b",
-    "llama3-8b",
-    "mistral-7b",
-];
-
-/// The presets, which a command line names as it would name a file.
-pub(crate) const PRESETS: &[(&str, &str)] = embedded!["presets": "base", "quick-start"];
+// `MODELS`, the named models, and `PRESETS`, which a command line names as it would name a file.
+include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
 
 /// The settings of a file that is part of the program.
 pub(crate) fn embedded(kind: Embedded, name: &str) -> Option<Vec<Setting>> {
@@ -64,7 +48,7 @@ pub(crate) fn embedded(kind: Embedded, name: &str) -> Option<Vec<Setting>> {
     Some(parse(text, Path::new(name), origin).expect("files of the program are YAML, which a test checks"))
 }
 
-/// The settings of a file of the user's. A path that does not exist but has the name of a preset is that preset, so
+/// The settings of a file of the user's. A path that does not exist but ends as a preset is called is that preset, so
 /// that command lines written for MaxText's source tree work: `src/maxtext/configs/base.yml`.
 pub(crate) fn read(path: &Path) -> Result<Vec<Setting>, ConfigError> {
     match std::fs::read_to_string(path) {
@@ -72,13 +56,44 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Setting>, ConfigError> {
             let shared = Arc::new(path.to_owned());
             parse(&text, path, |line| Origin::File { path: shared.clone(), line })
         }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-            embedded(Embedded::Preset, &stem)
-                .ok_or_else(|| Problem::MissingFile { path: path.to_owned() }.into())
-        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => match stand_in(path) {
+            Some((kind, name)) => Ok(embedded(kind, name).expect("stand-ins are embedded")),
+            None => Err(Problem::MissingFile {
+                path: path.to_owned(),
+                nearest: nearest(&stem(path), PRESETS.iter().map(|(name, _)| *name)),
+            }
+            .into()),
+        },
         Err(source) => Err(Problem::Unreadable { path: path.to_owned(), source }.into()),
     }
+}
+
+/// The preset, or the model of the directory `models`, that a path of MaxText's source tree means.
+pub(crate) fn stand_in(path: &Path) -> Option<(Embedded, &'static str)> {
+    let stem = stem(path);
+    let written = path.with_file_name(&stem);
+    let of_name = |name: &str| PRESETS.iter().map(|(preset, _)| *preset).find(|preset| *preset == name);
+    let in_tree = PRESETS.iter().map(|(preset, _)| *preset).filter(|preset| written.ends_with(preset));
+    let by_stem = || {
+        let mut same = PRESETS
+            .iter()
+            .map(|(preset, _)| *preset)
+            .filter(|preset| preset.rsplit('/').next() == Some(stem.as_str()));
+        same.next().filter(|_| same.next().is_none())
+    };
+    let model = || {
+        let (name, _) = MODELS.iter().find(|(name, _)| *name == stem)?;
+        (path.parent()?.file_name()? == "models").then_some((Embedded::Model, *name))
+    };
+    let preset = of_name(&stem).or_else(|| in_tree.max_by_key(|preset| preset.len())).or_else(by_stem);
+    preset.map(|preset| (Embedded::Preset, preset)).or_else(model)
+}
+
+/// The name of a file without its ending; names of models have points.
+fn stem(path: &Path) -> String {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let stem = name.strip_suffix(".yml").or_else(|| name.strip_suffix(".yaml"));
+    stem.map_or(name.clone(), str::to_owned)
 }
 
 fn parse(text: &str, path: &Path, origin: impl Fn(u64) -> Origin) -> Result<Vec<Setting>, ConfigError> {
@@ -89,13 +104,19 @@ fn parse(text: &str, path: &Path, origin: impl Fn(u64) -> Origin) -> Result<Vec<
             reason: first_line(&error.to_string()),
         })
     })?;
-    let mut settings: Vec<(u64, Setting)> = entries
-        .into_iter()
-        .map(|(name, spanned)| {
-            let line = spanned.referenced.line();
-            (line, Setting { name, value: spanned.value, origin: origin(line) })
-        })
-        .collect();
+    let mut settings: Vec<(u64, Setting)> = Vec::new();
+    for (name, spanned) in entries {
+        let line = spanned.referenced.line();
+        match spanned.value {
+            // The keys of a nested group are keys, under its name or their own.
+            Value::Object(nested) if table::is_prefix(&name) => {
+                settings.extend(nested.into_iter().map(|(key, value)| {
+                    (line, Setting { name: format!("{name}.{key}"), value, origin: origin(line) })
+                }));
+            }
+            value => settings.push((line, Setting { name, value, origin: origin(line) })),
+        }
+    }
     settings.sort_by_key(|(line, _)| *line);
     Ok(settings.into_iter().map(|(_, setting)| setting).collect())
 }
@@ -114,8 +135,25 @@ mod tests {
         let presets = PRESETS.iter().map(|(name, _)| (Embedded::Preset, *name));
         for (kind, name) in models.chain(presets) {
             for setting in embedded(kind, name).unwrap() {
-                assert!(crate::table::lookup(&setting.name).is_some(), "{name}: {}", setting.name);
+                assert!(table::canonical(&setting.name).is_some(), "{name}: {}", setting.name);
             }
+        }
+    }
+
+    #[test]
+    fn paths_of_maxtexts_source_tree_lead_to_presets() {
+        for (path, expected) in [
+            ("src/maxtext/configs/base.yml", Some("base")),
+            ("MaxText/configs/sft.yml", Some("post_train/sft")),
+            ("src/maxtext/configs/post_train/sft.yml", Some("post_train/sft")),
+            ("src/maxtext/configs/gpu/models/llama3.1_405b.yml", Some("gpu/models/llama3.1_405b")),
+            ("src/maxtext/configs/models/llama3.1-405b.yml", Some("llama3.1-405b")),
+            // Two presets have this name.
+            ("llama2_70b_v5e-16.yml", None),
+            ("tpu/v5e/llama2_70b_v5e-16.yml", Some("tpu/v5e/llama2_70b_v5e-16")),
+            ("mine.yml", None),
+        ] {
+            assert_eq!(stand_in(Path::new(path)).map(|(_, name)| name), expected, "{path}");
         }
     }
 

@@ -249,8 +249,8 @@ fn features_that_are_not_built_are_refused_by_name() {
         ),
         ("ici_pipeline_parallelism=2", &["pipeline parallelism"]),
         ("checkpoint_storage_use_ocdbt=true", &["OCDBT storage"]),
-        ("remat_policy=custom", &["custom remat policies"]),
-        ("opt_type=muon", &["the optimizer `muon`"]),
+        ("remat_policy=custom", &["recomputation by tensor"]),
+        ("opt_type=muon", &["the Muon optimizer"]),
     ] {
         let config = resolved(
             &["dataset_type=synthetic"]

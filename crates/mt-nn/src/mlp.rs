@@ -15,6 +15,7 @@ pub enum Activation {
     /// By its tanh approximation.
     Gelu,
     Relu,
+    Sigmoid,
     Linear,
 }
 
@@ -26,6 +27,7 @@ impl Activation {
             Self::Silu => x.silu(),
             Self::Gelu => x.gelu_tanh(),
             Self::Relu => x.relu(),
+            Self::Sigmoid => x.sigmoid(),
             Self::Linear => x,
         }
     }

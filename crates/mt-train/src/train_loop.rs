@@ -199,6 +199,7 @@ impl Loop<'_> {
         group.enable_checkpointing
             && step.is_multiple_of(group.checkpoint_period.max(1))
             && step + 1 < self.settings.run.steps
+            && (step > 0 || group.save_checkpoint_on_start)
     }
 
     fn start_step(&self, state: TrainState, batch: &Batch) -> Result<(TrainState, PendingArray), TrainError> {

@@ -1,11 +1,15 @@
-//! Choices that are built, as types. The table lists all of MaxText's; those missing here are refused by name.
+//! Choices as types: the words that are built, and those of MaxText's that are refused by name.
 
 use serde_json::Value;
 
 use super::FromValue;
+use crate::{key::Choice, table::features};
 
 macro_rules! choice {
-    ($(#[$meta:meta])* pub enum $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $text:literal,)* }) => {
+    (
+        $(#[$meta:meta])* pub enum $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $text:literal,)* }
+        $(not built { $($missing:literal: $feature:expr,)* })?
+    ) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum $name {
@@ -19,6 +23,11 @@ macro_rules! choice {
                     $(Self::$variant => $text,)*
                 }
             }
+        }
+
+        impl Choice for $name {
+            const WORDS: &'static [&'static str] = &[$($text,)* $($($missing,)*)?];
+            const REFUSED: &'static [(&'static str, &'static str)] = &[$($(($missing, $feature),)*)?];
         }
 
         impl FromValue for $name {
@@ -41,6 +50,9 @@ choice! {
         Gpu = "gpu",
         Tpu = "tpu",
     }
+    not built {
+        "gpu_multiprocess": features::PROCESSES,
+    }
 }
 
 choice! {
@@ -50,6 +62,30 @@ choice! {
         /// The same layer as Llama 2's.
         Mistral = "mistral",
     }
+    not built {
+        "default": "the model family `default`",
+        "mixtral": "the model family `mixtral`",
+        "deepseek": "the model family `deepseek`",
+        "deepseek4": "the model family `deepseek4`",
+        "envy": "the model family `envy`",
+        "gemma": "the model family `gemma`",
+        "gemma2": "the model family `gemma2`",
+        "gemma3": "the model family `gemma3`",
+        "gemma4": "the model family `gemma4`",
+        "gemma4_small": "the model family `gemma4_small`",
+        "qwen2": "the model family `qwen2`",
+        "qwen3": "the model family `qwen3`",
+        "qwen3_moe": "the model family `qwen3_moe`",
+        "qwen3_custom_moe": "the model family `qwen3_custom_moe`",
+        "qwen3_next": "the model family `qwen3_next`",
+        "qwen3_5": "the model family `qwen3_5`",
+        "gpt3": "the model family `gpt3`",
+        "gpt_oss": "the model family `gpt_oss`",
+        "simple": "the model family `simple`",
+        "simple_mlp": "the model family `simple_mlp`",
+        "llama4": "the model family `llama4`",
+        "olmo3": "the model family `olmo3`",
+    }
 }
 
 choice! {
@@ -58,6 +94,7 @@ choice! {
         Silu = "silu",
         Gelu = "gelu",
         Relu = "relu",
+        Sigmoid = "sigmoid",
         Linear = "linear",
     }
 }
@@ -72,12 +109,22 @@ choice! {
         /// Block by block, in memory that is linear in the length.
         Flash = "flash",
     }
+    not built {
+        "cudnn_flash_te": "cuDNN attention",
+        "cudnn_flash_jax": "cuDNN attention",
+        "paged": features::PAGED_CACHE,
+        "vllm_rpa": features::PAGED_CACHE,
+    }
 }
 
 choice! {
     /// How rotary frequencies are scaled.
     pub enum RopeType {
         Default = "default",
+    }
+    not built {
+        "llama3.1": "Llama 3.1 rotary scaling",
+        "yarn": features::YARN,
     }
 }
 
@@ -91,6 +138,19 @@ choice! {
         /// Nothing.
         None = "none",
     }
+    not built {
+        "minimal_with_context": features::RECOMPUTATION_BY_TENSOR,
+        "minimal_with_quantization": features::RECOMPUTATION_BY_TENSOR,
+        "minimal_with_context_and_quantization": features::RECOMPUTATION_BY_TENSOR,
+        "save_dot_with_context_except_mlp": features::RECOMPUTATION_BY_TENSOR,
+        "save_dot_except_mlpwi": features::RECOMPUTATION_BY_TENSOR,
+        "save_dot_except_mlp": features::RECOMPUTATION_BY_TENSOR,
+        "save_qkv_proj": features::RECOMPUTATION_BY_TENSOR,
+        "save_out_proj": features::RECOMPUTATION_BY_TENSOR,
+        "qkv_proj_offloaded": features::OFFLOADING,
+        "minimal_offloaded": features::OFFLOADING,
+        "custom": features::RECOMPUTATION_BY_TENSOR,
+    }
 }
 
 choice! {
@@ -100,6 +160,12 @@ choice! {
         Synthetic = "synthetic",
         /// Local text, JSON lines or parquet files.
         Hf = "hf",
+    }
+    not built {
+        "grain": "the data pipeline `grain`",
+        "tfds": features::TENSORFLOW_DATASETS,
+        "c4_mlperf": features::TENSORFLOW_DATASETS,
+        "olmo_grain": features::OLMO_DATA,
     }
 }
 
@@ -119,6 +185,9 @@ choice! {
         /// One after another, cut where a sequence ends.
         ConcatThenSplit = "concat_then_split",
     }
+    not built {
+        "best_fit": "best-fit packing",
+    }
 }
 
 choice! {
@@ -128,6 +197,10 @@ choice! {
         HuggingFace = "huggingface",
         /// Bytes, without a file.
         Byte = "byte",
+    }
+    not built {
+        "sentencepiece": "SentencePiece tokenizers",
+        "tiktoken": "tiktoken tokenizers",
     }
 }
 
@@ -152,11 +225,19 @@ choice! {
     pub enum OptimizerType {
         AdamW = "adamw",
     }
+    not built {
+        "adam_pax": "the optimizer `adam_pax`",
+        "sgd": "the optimizer `sgd`",
+        "muon": features::MUON,
+    }
 }
 
 choice! {
     /// How the learning rate falls after the warm-up.
     pub enum LearningRateSchedule {
         Cosine = "cosine",
+    }
+    not built {
+        "wsd": features::SCHEDULES,
     }
 }

@@ -26,21 +26,28 @@ pub use choices::{
     OptimizerType, PackingType, RematPolicy, RopeType, SamplingStrategy, TokenizerType,
 };
 pub use data::{DataGroup, TokenizerGroup};
+pub(crate) use model::Scales;
 pub use model::{ModelGroup, OptimizerGroup};
-pub use placement::PlacementGroup;
+pub(crate) use placement::MESH_AXES;
+pub use placement::{Parallelism, PlacementGroup};
 pub use run::{
     CheckpointGroup, DebugGroup, DecodeGroup, RunGroup, run_directory_of, saved_config_path,
     tokenizer_directory,
 };
 pub use whole::{DecodeConfig, TrainConfig};
 
-/// Declares a group: a struct whose fields are keys, and how it is read from a configuration.
+/// Declares a group: a struct whose fields are keys, besides some that are made of several keys, and how it is read
+/// from a configuration.
 macro_rules! group {
-    ($(#[$meta:meta])* pub struct $name:ident { $($field:ident: $type:ty,)* }) => {
+    (
+        $(#[$meta:meta])* pub struct $name:ident { $($field:ident: $type:ty,)* }
+        $(besides { $($other:ident: $other_type:ty = $read:expr,)* })?
+    ) => {
         $(#[$meta])*
         #[derive(Clone, Debug, PartialEq)]
         pub struct $name {
             $(pub $field: $type,)*
+            $($(pub $other: $other_type,)*)?
         }
 
         impl $name {
@@ -53,13 +60,25 @@ macro_rules! group {
             /// A value asks for something that is not built, or values of the group do not fit together.
             pub fn from_config(config: &$crate::config::Config) -> Result<Self, $crate::error::ConfigError> {
                 let mut problems = Vec::new();
-                $(let $field = $crate::groups::read::<$type>(config, stringify!($field), &mut problems);)*
-                let ($(Some($field),)*) = ($($field,)*) else {
-                    return Err($crate::error::ConfigError::new(problems));
-                };
-                let group = Self { $($field,)* };
-                group.check(&mut problems);
-                $crate::error::ConfigError::check(group, problems)
+                match Self::read(config, &mut problems) {
+                    Some(group) if problems.is_empty() => Ok(group),
+                    _ => Err($crate::error::ConfigError::new(problems)),
+                }
+            }
+
+            /// Reads the group as far as all its values are of types that are built, and checks it.
+            pub(crate) fn read(
+                config: &$crate::config::Config,
+                problems: &mut Vec<$crate::error::Problem>,
+            ) -> Option<Self> {
+                $(let $field = $crate::groups::read::<$type>(config, stringify!($field), problems);)*
+                $($(
+                    let read: fn(&$crate::config::Config, &mut Vec<$crate::error::Problem>) -> $other_type = $read;
+                    let $other = read(config, problems);
+                )*)?
+                let group = Self { $($field: $field?,)* $($($other,)*)? };
+                group.check(problems);
+                Some(group)
             }
         }
     };
@@ -177,8 +196,14 @@ mod tests {
     use crate::table;
 
     /// Keys that the resolution itself acts on.
-    const OF_THE_RESOLUTION: &[&str] =
-        &["base_config", "model_name", "override_model_config", "override_logical_axis_rules", "resolved"];
+    const OF_THE_RESOLUTION: &[&str] = &[
+        "base_config",
+        "custom_mesh_and_rule",
+        "model_name",
+        "override_logical_axis_rules",
+        "override_model_config",
+        "resolved",
+    ];
 
     #[test]
     fn effective_keys_are_read_and_no_others() {
@@ -193,7 +218,17 @@ mod tests {
             DecodeGroup::KEYS,
             DebugGroup::KEYS,
         ];
-        let read: HashSet<&str> = groups.into_iter().flatten().chain(OF_THE_RESOLUTION).copied().collect();
+        let parallelisms = ["ici", "dcn"].iter().flat_map(|network| {
+            let names = MESH_AXES.iter().map(move |(_, stem)| format!("{network}_{stem}_parallelism"));
+            names.filter_map(|name| table::lookup(&name)).filter(|key| key.class == Class::Effective)
+        });
+        let read: HashSet<&str> = groups
+            .into_iter()
+            .flatten()
+            .chain(OF_THE_RESOLUTION)
+            .copied()
+            .chain(parallelisms.map(|key| key.name))
+            .collect();
         for key in table::keys() {
             assert_eq!(key.class == Class::Effective, read.contains(key.name), "`{}`", key.name);
         }

@@ -49,10 +49,24 @@ group! {
 }
 
 /// Powers of two by which the dimensions of a scaled model grow.
-struct Scales {
-    embedding: u32,
-    heads_and_mlp: u32,
-    layers: u32,
+pub(crate) struct Scales {
+    pub(crate) embedding: u32,
+    pub(crate) heads_and_mlp: u32,
+    pub(crate) layers: u32,
+}
+
+impl Scales {
+    /// How a scale is spread: over layers evenly in threes, what is left first to heads and feed-forward width, then
+    /// to the embedding. None unless it is a power of two.
+    pub(crate) fn of(scale: u64) -> Option<Self> {
+        let exponent = scale.is_power_of_two().then(|| scale.ilog2())?;
+        let (third, rest) = (exponent / 3, exponent % 3);
+        Some(Self {
+            embedding: third + u32::from(rest > 1),
+            heads_and_mlp: third + u32::from(rest > 0),
+            layers: third,
+        })
+    }
 }
 
 impl ModelGroup {
@@ -102,16 +116,8 @@ impl ModelGroup {
         }
     }
 
-    /// How the scale is spread: over layers evenly in threes, what is left first to heads and feed-forward width,
-    /// then to the embedding.
     fn scales(&self) -> Scales {
-        let exponent = self.global_parameter_scale.ilog2();
-        let (third, rest) = (exponent / 3, exponent % 3);
-        Scales {
-            embedding: third + u32::from(rest > 1),
-            heads_and_mlp: third + u32::from(rest > 0),
-            layers: third,
-        }
+        Scales::of(self.global_parameter_scale as u64).expect("a group is made of a power of two")
     }
 
     /// Width of the residual stream.

@@ -2,8 +2,58 @@
 
 use mt_shape::{LogicalRules, Mesh, Placement};
 
-use super::group;
-use crate::error::{ConfigError, Problem};
+use super::{group, read};
+use crate::{
+    config::Config,
+    error::{ConfigError, Problem, all},
+    key::Class,
+    table,
+};
+
+/// Mesh axes, each with what the keys of its sizes are called: `ici_STEM_parallelism` and `dcn_STEM_parallelism`.
+pub(crate) const MESH_AXES: &[(&str, &str)] = &[
+    ("diloco", "diloco"),
+    ("data", "data"),
+    ("stage", "pipeline"),
+    ("fsdp", "fsdp"),
+    ("fsdp_transpose", "fsdp_transpose"),
+    ("sequence", "sequence"),
+    ("context", "context"),
+    ("context_usp_ulysses", "context_usp_ulysses"),
+    ("context_autoregressive", "context_autoregressive"),
+    ("tensor", "tensor"),
+    ("tensor_transpose", "tensor_transpose"),
+    ("tensor_sequence", "tensor_sequence"),
+    ("expert", "expert"),
+    ("autoregressive", "autoregressive"),
+];
+
+/// How many devices, or slices, each mesh axis has; -1 takes those that are left.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parallelism {
+    /// `ici` within a slice, `dcn` over slices.
+    network: &'static str,
+    /// The axes whose keys have an effect, with the stems of the keys.
+    sizes: Vec<(&'static str, &'static str, i64)>,
+}
+
+impl Parallelism {
+    fn read(network: &'static str, config: &Config, problems: &mut Vec<Problem>) -> Self {
+        let sizes = MESH_AXES.iter().filter_map(|(axis, stem)| {
+            let key = table::lookup(&key_name(network, stem)).filter(|key| key.class == Class::Effective)?;
+            Some((*axis, *stem, read(config, key.name, problems)?))
+        });
+        Self { network, sizes: sizes.collect() }
+    }
+
+    fn key(&self, stem: &str) -> String {
+        key_name(self.network, stem)
+    }
+}
+
+fn key_name(network: &str, stem: &str) -> String {
+    format!("{network}_{stem}_parallelism")
+}
 
 group! {
     /// The mesh of devices and what is split over its axes.
@@ -12,18 +62,10 @@ group! {
         logical_axis_rules: LogicalRules,
         input_data_sharding_logical_axes: Vec<String>,
         sharding_tolerance: f64,
-        ici_data_parallelism: i64,
-        ici_fsdp_parallelism: i64,
-        ici_fsdp_transpose_parallelism: i64,
-        ici_tensor_parallelism: i64,
-        ici_tensor_sequence_parallelism: i64,
-        ici_autoregressive_parallelism: i64,
-        dcn_data_parallelism: i64,
-        dcn_fsdp_parallelism: i64,
-        dcn_fsdp_transpose_parallelism: i64,
-        dcn_tensor_parallelism: i64,
-        dcn_tensor_sequence_parallelism: i64,
-        dcn_autoregressive_parallelism: i64,
+    }
+    besides {
+        ici: Parallelism = |config, problems| Parallelism::read("ici", config, problems),
+        dcn: Parallelism = |config, problems| Parallelism::read("dcn", config, problems),
     }
 }
 
@@ -40,20 +82,21 @@ impl PlacementGroup {
                 ));
             }
         }
-        for (network, sizes) in [("ici", self.ici()), ("dcn", self.dcn())] {
+        for parallelism in [&self.ici, &self.dcn] {
+            let sizes = &parallelism.sizes;
             let filled: Vec<String> = sizes
                 .iter()
-                .filter(|(_, size)| *size == -1)
-                .map(|(axis, _)| format!("{network}_{axis}_parallelism"))
+                .filter(|(_, _, size)| *size == -1)
+                .map(|(_, stem, _)| parallelism.key(stem))
                 .collect();
             if filled.len() > 1 {
                 problems.push(Problem::inconsistent(
-                    format!("{} are both -1, but only one axis can take what is left", quoted(&filled)),
+                    format!("{} are all -1, but only one axis can take what is left", all(&filled)),
                     "give all but one of them a size",
                 ));
             }
-            for (axis, size) in sizes {
-                let key = format!("{network}_{axis}_parallelism");
+            for &(axis, stem, size) in sizes {
+                let key = parallelism.key(stem);
                 if size == 0 {
                     problems.push(Problem::inconsistent(
                         format!("`{key}` is `0`"),
@@ -78,35 +121,13 @@ impl PlacementGroup {
         }
     }
 
-    fn ici(&self) -> [(&'static str, i64); 6] {
-        [
-            ("data", self.ici_data_parallelism),
-            ("fsdp", self.ici_fsdp_parallelism),
-            ("fsdp_transpose", self.ici_fsdp_transpose_parallelism),
-            ("tensor", self.ici_tensor_parallelism),
-            ("tensor_sequence", self.ici_tensor_sequence_parallelism),
-            ("autoregressive", self.ici_autoregressive_parallelism),
-        ]
-    }
-
-    fn dcn(&self) -> [(&'static str, i64); 6] {
-        [
-            ("data", self.dcn_data_parallelism),
-            ("fsdp", self.dcn_fsdp_parallelism),
-            ("fsdp_transpose", self.dcn_fsdp_transpose_parallelism),
-            ("tensor", self.dcn_tensor_parallelism),
-            ("tensor_sequence", self.dcn_tensor_sequence_parallelism),
-            ("autoregressive", self.dcn_autoregressive_parallelism),
-        ]
-    }
-
     /// The mesh of `num_devices` devices, with the axes of size -1 filled in.
     ///
     /// # Errors
     /// The parallelisms and the number of devices do not fit.
     pub fn mesh(&self, num_devices: usize) -> Result<Mesh, ConfigError> {
-        let ici = filled("ici", &self.ici(), num_devices / NUM_SLICES, "devices")?;
-        let dcn = filled("dcn", &self.dcn(), NUM_SLICES, "slices")?;
+        let ici = self.ici.filled(num_devices / NUM_SLICES, "devices")?;
+        let dcn = self.dcn.filled(NUM_SLICES, "slices")?;
         let size = |axis: &str| {
             let of = |sizes: &[(&str, usize)]| {
                 sizes.iter().find(|(name, _)| *name == axis).map_or(1, |(_, size)| *size)
@@ -159,52 +180,49 @@ impl PlacementGroup {
     }
 }
 
-/// The sizes with the one that is -1 filled in.
-fn filled<'a>(
-    network: &str,
-    sizes: &[(&'a str, i64)],
-    available: usize,
-    of_what: &str,
-) -> Result<Vec<(&'a str, usize)>, ConfigError> {
-    let product: usize = sizes.iter().filter_map(|(_, size)| usize::try_from(*size).ok()).product();
-    let set: Vec<String> = sizes
-        .iter()
-        .filter(|(_, size)| *size > 1)
-        .map(|(axis, size)| format!("`{network}_{axis}_parallelism={size}`"))
-        .collect();
-    let open = sizes.iter().find(|(_, size)| *size == -1);
-    let fits = match open {
-        Some(_) => product > 0 && available.is_multiple_of(product) && available >= product,
-        None => product == available,
-    };
-    if !fits {
-        let described = match set.as_slice() {
-            [] => format!("the `{network}_*_parallelism` keys, all 1,"),
-            set => set.join(" × "),
-        };
-        let verb = if open.is_some() { "does not divide" } else { "is not the number of" };
-        let message = match open {
-            Some(_) => format!("{described} {verb} the {available} {of_what}"),
-            None => format!("{described} {verb} {of_what}, which is {available}"),
-        };
-        let devices = if network == "ici" {
-            format!("; on a CPU, `num_cpu_devices={product}` makes as many devices")
+impl Parallelism {
+    /// The sizes with the one that is -1 filled in.
+    fn filled(&self, available: usize, of_what: &str) -> Result<Vec<(&'static str, usize)>, ConfigError> {
+        let product = self
+            .sizes
+            .iter()
+            .filter_map(|(_, _, size)| usize::try_from(*size).ok())
+            .try_fold(1_usize, |all, size| all.checked_mul(size))
+            .unwrap_or(usize::MAX);
+        let set: Vec<String> = self
+            .sizes
+            .iter()
+            .filter(|(_, _, size)| *size > 1)
+            .map(|(_, stem, size)| format!("`{}={size}`", self.key(stem)))
+            .collect();
+        let is_open = self.sizes.iter().any(|(_, _, size)| *size == -1);
+        let fits = if is_open {
+            product > 0 && available.is_multiple_of(product) && available >= product
         } else {
-            String::new()
+            product == available
         };
-        return Err(Problem::inconsistent(
-            message,
-            format!("choose sizes whose product is {available}, or set one of them to -1 to take what is left{devices}"),
-        )
-        .into());
+        if !fits {
+            let described = match set.as_slice() {
+                [] => format!("the `{}_*_parallelism` keys, all 1,", self.network),
+                set => set.join(" × "),
+            };
+            let message = if is_open {
+                format!("{described} does not divide the {available} {of_what}")
+            } else {
+                format!("{described} is not the number of {of_what}, which is {available}")
+            };
+            let devices = if self.network == "ici" && product <= 4096 {
+                format!("; on a CPU, `num_cpu_devices={product}` makes as many devices")
+            } else {
+                String::new()
+            };
+            return Err(Problem::inconsistent(
+                message,
+                format!("choose sizes whose product is {available}, or set one of them to -1 to take what is left{devices}"),
+            )
+            .into());
+        }
+        let filled = |size: i64| usize::try_from(size).unwrap_or(available / product);
+        Ok(self.sizes.iter().map(|(axis, _, size)| (*axis, filled(*size))).collect())
     }
-    Ok(sizes
-        .iter()
-        .map(|(axis, size)| (*axis, usize::try_from(*size).unwrap_or(available / product)))
-        .collect())
-}
-
-fn quoted(names: &[String]) -> String {
-    let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
-    quoted.join(" and ")
 }

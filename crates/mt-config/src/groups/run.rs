@@ -100,6 +100,7 @@ group! {
         async_checkpointing: bool,
         checkpoint_period: u64,
         max_num_checkpoints_to_keep: Option<usize>,
+        save_checkpoint_on_start: bool,
         save_checkpoint_on_completion: bool,
         load_parameters_path: Option<PathBuf>,
         load_full_state_path: Option<PathBuf>,

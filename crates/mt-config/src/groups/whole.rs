@@ -9,101 +9,82 @@ use crate::{
     error::{ConfigError, Problem},
 };
 
-/// What `maxtext train` receives.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TrainConfig {
-    pub run: RunGroup,
-    pub model: ModelGroup,
-    pub optimizer: OptimizerGroup,
-    pub data: DataGroup,
-    pub tokenizer: TokenizerGroup,
-    pub checkpoint: CheckpointGroup,
-    pub placement: PlacementGroup,
-    pub debug: DebugGroup,
+/// Declares what a command receives: a struct whose fields are groups, and how it is read from a configuration.
+macro_rules! command {
+    ($(#[$meta:meta])* pub struct $name:ident { $(pub $field:ident: $group:ident,)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $name {
+            $(pub $field: $group,)*
+        }
+
+        impl $name {
+            /// Reads and checks everything that the command needs.
+            ///
+            /// # Errors
+            /// All problems together: features that are not built, and values that do not fit.
+            pub fn from_config(config: &Config) -> Result<Self, ConfigError> {
+                let mut problems = config.missing_features();
+                $(let $field = $group::read(config, &mut problems);)*
+                let ($(Some($field),)*) = ($($field,)*) else { return Err(distinct(problems)) };
+                let whole = Self { $($field,)* };
+                whole.check(&mut problems);
+                if problems.is_empty() { Ok(whole) } else { Err(distinct(problems)) }
+            }
+        }
+    };
 }
 
-/// What `maxtext decode` receives.
-#[derive(Clone, Debug, PartialEq)]
-pub struct DecodeConfig {
-    pub run: RunGroup,
-    pub model: ModelGroup,
-    pub tokenizer: TokenizerGroup,
-    pub checkpoint: CheckpointGroup,
-    pub placement: PlacementGroup,
-    pub decode: DecodeGroup,
-    pub debug: DebugGroup,
+/// The error, with each refusal once though several groups may have met it.
+fn distinct(problems: Vec<Problem>) -> ConfigError {
+    let mut seen = std::collections::HashSet::new();
+    let new = |problem: &Problem| match problem {
+        Problem::NotBuilt { key, feature, .. } => seen.insert(format!("{key} {feature}")),
+        other => seen.insert(other.to_string()),
+    };
+    ConfigError::new(problems.into_iter().filter(new).collect())
 }
 
-/// Collects the problems of several groups, so that they are reported together.
-struct Collector {
-    problems: Vec<Problem>,
-}
-
-impl Collector {
-    fn new(config: &Config) -> Self {
-        Self { problems: config.missing_features() }
+command! {
+    /// What `maxtext train` receives.
+    pub struct TrainConfig {
+        pub run: RunGroup,
+        pub model: ModelGroup,
+        pub optimizer: OptimizerGroup,
+        pub data: DataGroup,
+        pub tokenizer: TokenizerGroup,
+        pub checkpoint: CheckpointGroup,
+        pub placement: PlacementGroup,
+        pub debug: DebugGroup,
     }
+}
 
-    fn take<T>(&mut self, result: Result<T, ConfigError>) -> Option<T> {
-        result.map_err(|error| self.problems.extend(error.into_problems())).ok()
-    }
-
-    /// The error, with each refusal once though several groups may have met it.
-    fn error(self) -> ConfigError {
-        let mut seen = std::collections::HashSet::new();
-        ConfigError::new(
-            self.problems.into_iter().filter(|problem| seen.insert(problem.to_string())).collect(),
-        )
+command! {
+    /// What `maxtext decode` receives.
+    pub struct DecodeConfig {
+        pub run: RunGroup,
+        pub model: ModelGroup,
+        pub tokenizer: TokenizerGroup,
+        pub checkpoint: CheckpointGroup,
+        pub placement: PlacementGroup,
+        pub decode: DecodeGroup,
+        pub debug: DebugGroup,
     }
 }
 
 impl TrainConfig {
-    /// Reads and checks everything that training needs.
-    ///
-    /// # Errors
-    /// All problems together: features that are not built, and values that do not fit.
-    pub fn from_config(config: &Config) -> Result<Self, ConfigError> {
-        let mut collector = Collector::new(config);
-        let run = collector.take(RunGroup::from_config(config));
-        let model = collector.take(ModelGroup::from_config(config));
-        let optimizer = collector.take(OptimizerGroup::from_config(config));
-        let data = collector.take(DataGroup::from_config(config));
-        let tokenizer = collector.take(TokenizerGroup::from_config(config));
-        let checkpoint = collector.take(CheckpointGroup::from_config(config));
-        let placement = collector.take(PlacementGroup::from_config(config));
-        let debug = collector.take(DebugGroup::from_config(config));
-        if let Some(tokenizer) = &tokenizer
-            && config.entry("dataset_type").value == DatasetType::Hf.name()
-            && !checkpoint.as_ref().is_some_and(CheckpointGroup::brings_tokenizer)
+    fn check(&self, problems: &mut Vec<Problem>) {
+        if self.data.dataset_type == DatasetType::Hf
+            && !self.checkpoint.brings_tokenizer()
+            && let Err(error) = self.tokenizer.require()
         {
-            collector.take(tokenizer.require());
+            problems.extend(error.into_problems());
         }
-        if let (Some(run), Some(data)) = (&run, &data)
-            && run.eval_interval.is_some()
-            && !data.has_evaluation_data()
-        {
-            collector.problems.push(Problem::inconsistent(
-                format!(
-                    "`eval_interval` is `{}`, but there is nothing to evaluate on",
-                    run.eval_interval.unwrap_or_default()
-                ),
+        if let (Some(interval), false) = (self.run.eval_interval, self.data.has_evaluation_data()) {
+            problems.push(Problem::inconsistent(
+                format!("`eval_interval` is `{interval}`, but there is nothing to evaluate on"),
                 "name `hf_eval_files`, or leave out `eval_interval`",
             ));
-        }
-        match (run, model, optimizer, data, tokenizer, checkpoint, placement, debug) {
-            (
-                Some(run),
-                Some(model),
-                Some(optimizer),
-                Some(data),
-                Some(tokenizer),
-                Some(checkpoint),
-                Some(placement),
-                Some(debug),
-            ) if collector.problems.is_empty() => {
-                Ok(Self { run, model, optimizer, data, tokenizer, checkpoint, placement, debug })
-            }
-            _ => Err(collector.error()),
         }
     }
 
@@ -121,32 +102,6 @@ impl TrainConfig {
 }
 
 impl DecodeConfig {
-    /// Reads and checks everything that decoding needs.
-    ///
-    /// # Errors
-    /// All problems together: features that are not built, and values that do not fit.
-    pub fn from_config(config: &Config) -> Result<Self, ConfigError> {
-        let mut collector = Collector::new(config);
-        let run = collector.take(RunGroup::from_config(config));
-        let model = collector.take(ModelGroup::from_config(config));
-        let tokenizer = collector.take(TokenizerGroup::from_config(config));
-        let checkpoint = collector.take(CheckpointGroup::from_config(config));
-        let placement = collector.take(PlacementGroup::from_config(config));
-        let decode = collector.take(DecodeGroup::from_config(config));
-        let debug = collector.take(DebugGroup::from_config(config));
-        match (run, model, tokenizer, checkpoint, placement, decode, debug) {
-            (
-                Some(run),
-                Some(model),
-                Some(tokenizer),
-                Some(checkpoint),
-                Some(placement),
-                Some(decode),
-                Some(debug),
-            ) if collector.problems.is_empty() => {
-                Ok(Self { run, model, tokenizer, checkpoint, placement, decode, debug })
-            }
-            _ => Err(collector.error()),
-        }
-    }
+    /// Nothing that spans groups can be wrong with decoding.
+    fn check(&self, _problems: &mut Vec<Problem>) {}
 }

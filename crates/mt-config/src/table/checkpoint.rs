@@ -1,12 +1,13 @@
 //! Saving and restoring.
 
-use super::KeyGroup;
+use super::{KeyGroup, features};
 use crate::key::{Key, Literal};
 
 pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
         name: "Checkpointing",
         title: "Checkpoints",
+        prefix: None,
         keys: &[
             Key::boolean("enable_checkpointing", true, "Save checkpoints, and continue from the newest one.")
                 .acts_on("checkpoint")
@@ -46,14 +47,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 &["orbax", "safetensors"],
                 "Format of the checkpoint that is loaded.",
             )
-            .refused("loading safetensors")
+            .refused(features::LOADING_SAFETENSORS)
             .acts_on("checkpoint"),
             Key::boolean(
                 "enable_continuous_checkpointing",
                 false,
                 "Begin each checkpoint when the last is written.",
             )
-            .refused("continuous checkpoints")
+            .refused(features::CONTINUOUS_CHECKPOINTS)
             .acts_on("checkpoint")
             .may_change(),
             Key::boolean(
@@ -61,17 +62,121 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "The checkpoint that is loaded holds quantized weights.",
             )
-            .refused("quantized checkpoints")
+            .refused(features::QUANTIZED_CHECKPOINTS)
             .acts_on("checkpoint"),
             Key::text("lora_input_adapters_path", "", "Adapters to load beside the weights.")
-                .refused("LoRA adapters")
+                .refused(features::LORA_ADAPTERS)
                 .acts_on("checkpoint"),
             Key::boolean(
                 "enable_single_replica_ckpt_restoring",
                 false,
                 "Let one replica read a checkpoint and send it to the others.",
             )
-            .refused("restoring on one replica")
+            .refused(features::RESTORING_ON_ONE_REPLICA)
+            .acts_on("checkpoint")
+            .may_change(),
+            Key::boolean(
+                "load_checkpoint_only_once",
+                false,
+                "Copy the reference model into the policy instead of reading the checkpoint a \
+second time.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning")
+            .may_change(),
+            Key::optional_text(
+                "checkpoint_todelete_subdir",
+                "Subdirectory that old checkpoints are moved to instead of being deleted; they \
+are deleted if none.",
+            )
+            .neutral(&[Literal::Text("")])
+            .refused(features::MOVING_OLD_CHECKPOINTS_ASIDE)
+            .acts_on("checkpoint")
+            .run_level(),
+            Key::optional_text(
+                "checkpoint_todelete_full_path",
+                "Full path of the directory that old checkpoints are moved to; they are \
+deleted if none.",
+            )
+            .neutral(&[Literal::Text("")])
+            .refused(features::MOVING_OLD_CHECKPOINTS_ASIDE)
+            .acts_on("checkpoint")
+            .run_level(),
+            Key::boolean(
+                "force_unroll",
+                false,
+                "Write every layer on its own into a checkpoint of parameters only, even if \
+the layers are stacked.",
+            )
+            .refused(features::CONVERSION_OF_CHECKPOINTS)
+            .acts_on("checkpoint")
+            .may_change(),
+            Key::text(
+                "save_quantized_params_path",
+                "",
+                "Directory that receives the weights after they are quantized on load; nowhere \
+if empty.",
+            )
+            .refused(features::QUANTIZED_CHECKPOINTS)
+            .acts_on("checkpoint")
+            .run_level(),
+            Key::boolean("enable_orbax_v1", false, "Handle checkpoints with version 1 of the Orbax library.")
+                .no_effect_here(
+                    "it chooses between versions of the Orbax library; this program reads and \
+writes the format itself",
+                )
+                .acts_on("checkpoint")
+                .may_change(),
+            Key::optional_text(
+                "checkpoint_conversion_fn",
+                "Function that turns a loaded checkpoint of another layout into parameters; \
+none by default.",
+            )
+            .no_effect_here("it names a Python function; weights are renamed by the model family's own map")
+            .acts_on("checkpoint"),
+            Key::boolean(
+                "colocated_python_checkpointing",
+                false,
+                "Write checkpoints on the hosts of the accelerators when a single controller \
+drives them.",
+            )
+            .no_effect_here(
+                "it runs Python beside the accelerators of Pathways; this program writes \
+checkpoints from its own process",
+            )
+            .acts_on("checkpoint")
+            .may_change(),
+            Key::boolean(
+                "enable_autocheckpoint",
+                false,
+                "Save a checkpoint when the machine announces that the job will be stopped.",
+            )
+            .no_effect_here("a run that SIGTERM or SIGINT stops always saves a checkpoint first")
+            .acts_on("checkpoint")
+            .run_level(),
+            Key::text(
+                "hf_lora_adapter_path",
+                "",
+                "Directory or hub name of a Hugging Face adapter that is converted with the \
+weights.",
+            )
+            .refused(features::LORA_ADAPTERS)
+            .acts_on("checkpoint"),
+            Key::boolean(
+                "save_checkpoint_on_start",
+                true,
+                "Save a checkpoint at step 0 as well, and not only at later multiples of the \
+period.",
+            )
+            .acts_on("checkpoint")
+            .run_level(),
+            Key::boolean(
+                "convert_checkpoint_if_possible",
+                false,
+                "Adapt the shapes of loaded weights to the model where they differ and that \
+can be done.",
+            )
+            .refused(features::CONVERSION_OF_CHECKPOINTS)
             .acts_on("checkpoint")
             .may_change(),
         ],
@@ -79,6 +184,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
         name: "OrbaxStorage",
         title: "Checkpoint format",
+        prefix: None,
         keys: &[
             Key::boolean(
                 "checkpoint_storage_use_ocdbt",
@@ -86,11 +192,11 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Keep the chunks of all arrays in one database instead of one file each.",
             )
             .maxtext_default(Literal::Bool(true))
-            .refused("OCDBT storage")
+            .refused(features::OCDBT_STORAGE)
             .acts_on("checkpoint")
             .may_change(),
             Key::boolean("checkpoint_storage_use_zarr3", true, "Write Zarr version 3 instead of 2.")
-                .refused("writing Zarr version 2")
+                .refused(features::WRITING_ZARR_VERSION_2)
                 .acts_on("checkpoint")
                 .may_change(),
             Key::integer(
@@ -101,6 +207,110 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .no_effect_here("it belongs to OCDBT storage, which is not built yet")
             .acts_on("checkpoint")
             .may_change(),
+            Key::integer(
+                "checkpoint_storage_concurrent_gb",
+                96,
+                "Gigabytes of arrays that are read or written at the same time.",
+            )
+            .no_effect_here(
+                "it bounds the memory of the Orbax library; this program schedules its own \
+reads and writes",
+            )
+            .acts_on("checkpoint")
+            .may_change(),
+        ],
+    },
+    KeyGroup {
+        name: "EmergencyCheckpointing",
+        title: "Emergency and multi-tier checkpoints",
+        prefix: None,
+        keys: &[
+            Key::boolean(
+                "enable_multi_tier_checkpointing",
+                false,
+                "Save often to local storage and copy some of those checkpoints to persistent \
+storage.",
+            )
+            .refused(features::MULTI_TIER_CHECKPOINTS)
+            .acts_on("checkpoint")
+            .run_level(),
+            Key::text(
+                "local_checkpoint_directory",
+                "",
+                "Directory on fast local storage that holds emergency or multi-tier \
+checkpoints.",
+            )
+            .refused(features::EMERGENCY_CHECKPOINTS)
+            .only_with("enable_emergency_checkpoint", &[])
+            .acts_on("checkpoint")
+            .run_level(),
+            Key::integer(
+                "local_checkpoint_period",
+                0,
+                "Number of steps between checkpoints on local storage; 0 for none.",
+            )
+            .at_least(0.0)
+            .refused(features::EMERGENCY_CHECKPOINTS)
+            .only_with("enable_emergency_checkpoint", &[])
+            .acts_on("checkpoint")
+            .run_level(),
+            Key::integer(
+                "multi_tier_checkpointing_backup_interval_minutes",
+                0,
+                "Minutes between copies of local checkpoints to persistent storage; 0 turns it \
+off.",
+            )
+            .at_least(0.0)
+            .or_none()
+            .neutral(&[Literal::None])
+            .refused(features::MULTI_TIER_CHECKPOINTS)
+            .acts_on("checkpoint")
+            .run_level(),
+            Key::integer(
+                "mtc_data_parallelism",
+                0,
+                "Number of identical replicas that can restore each other; 0 for one per slice.",
+            )
+            .at_least(0.0)
+            .refused(features::MULTI_TIER_CHECKPOINTS)
+            .acts_on("checkpoint")
+            .may_change(),
+            Key::boolean(
+                "enable_emergency_checkpoint",
+                false,
+                "Save to local storage between the persistent checkpoints, for a quick restart \
+after a failure.",
+            )
+            .refused(features::EMERGENCY_CHECKPOINTS)
+            .acts_on("checkpoint")
+            .run_level(),
+            Key::boolean(
+                "use_replicator_service",
+                false,
+                "Let a separate service copy emergency checkpoints between hosts and to \
+persistent storage.",
+            )
+            .refused(features::EMERGENCY_CHECKPOINTS)
+            .acts_on("checkpoint")
+            .run_level(),
+            Key::integer(
+                "replicator_backup_interval_minutes",
+                0,
+                "Minutes between the backups that the replicator service makes; 0 turns it off.",
+            )
+            .at_least(0.0)
+            .refused(features::EMERGENCY_CHECKPOINTS)
+            .acts_on("checkpoint")
+            .run_level(),
+            Key::optional_integer(
+                "multi_tier_checkpointing_backup_interval_steps",
+                "Number of steps between copies of local checkpoints to persistent storage; \
+off if none.",
+            )
+            .at_least(1.0)
+            .refused(features::MULTI_TIER_CHECKPOINTS)
+            .acts_on("checkpoint")
+            .run_level(),
         ],
     },
 ];

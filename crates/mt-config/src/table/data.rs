@@ -1,26 +1,23 @@
 //! Training data and tokenizers.
 
-use super::KeyGroup;
-use crate::key::{Key, Literal};
+use super::{KeyGroup, features};
+use crate::{
+    groups::{DatasetType, HfTextUnit, PackingType, TokenizerType},
+    key::{Key, Literal},
+};
 
 pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
         name: "DatasetGeneral",
         title: "Data",
+        prefix: None,
         keys: &[
-            Key::choice(
+            Key::of::<DatasetType>(
                 "dataset_type",
                 "tfds",
-                &["synthetic", "hf", "grain", "tfds", "c4_mlperf", "olmo_grain"],
                 "Where training data comes from: random tokens (`synthetic`) or local text, JSON \
                  lines and parquet files (`hf`).",
             )
-            .refuse_choices(&[
-                ("grain", "the data pipeline `grain`"),
-                ("tfds", "the data pipeline `tfds`"),
-                ("c4_mlperf", "the data pipeline `c4_mlperf`"),
-                ("olmo_grain", "the data pipeline `olmo_grain`"),
-            ])
             .acts_on("data"),
             Key::float(
                 "per_device_batch_size",
@@ -48,14 +45,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Put several documents into one sequence, which do not see each other.",
             )
             .acts_on("data"),
-            Key::choice(
+            Key::of::<PackingType>(
                 "grain_packing_type",
                 "first_fit",
-                &["first_fit", "best_fit", "concat_then_split"],
-                "How documents are packed: each into the first sequence with room for it, or one after another \
-                 and cut where a sequence ends.",
+                "How documents are packed: each into the first sequence with room for it, or \
+one after another and cut where a sequence ends.",
             )
-            .refuse_choices(&[("best_fit", "best-fit packing")])
             .acts_on("data"),
             Key::integer("max_segments_per_seq", -1, "Most documents in a packed sequence; no limit if -1.")
                 .at_least(-1.0)
@@ -63,7 +58,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "num_epoch",
                 1,
-                "How often the training data is gone through before training stops; without end if -1.",
+                "How often the training data is gone through before training stops; without \
+end if -1.",
             )
             .at_least(-1.0)
             .acts_on("data"),
@@ -79,7 +75,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .refused("reading data on some hosts only")
                 .acts_on("data"),
             Key::boolean("enable_rampup_batch_size", false, "Start with small batches.")
-                .refused("growing batches")
+                .refused(features::GROWING_BATCHES)
                 .acts_on("data"),
             Key::integer(
                 "max_corpus_chars",
@@ -89,17 +85,98 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .no_effect_here("tokenizers are trained by `maxtext tokenizer train`")
             .acts_on("tokenizer")
             .may_change(),
+            Key::text_or_texts(
+                "train_image_column",
+                "image",
+                "Column of the training data that holds images, or several such columns.",
+            )
+            .refused(features::MULTIMODAL_MODELS)
+            .only_with("use_multimodal", &[])
+            .acts_on("data"),
+            Key::text_or_texts(
+                "eval_image_column",
+                "image",
+                "Column of the evaluation data that holds images, or several such columns.",
+            )
+            .refused(features::MULTIMODAL_MODELS)
+            .only_with("use_multimodal", &[])
+            .acts_on("evaluation"),
+            Key::boolean(
+                "generate_padding_batch_train",
+                false,
+                "Let a host whose training data is used up go on with empty batches while \
+others still have some.",
+            )
+            .refused(features::PROCESSES)
+            .acts_on("data"),
+            Key::boolean(
+                "generate_padding_batch_eval",
+                false,
+                "Let a host whose evaluation data is used up go on with empty batches while \
+others still have some.",
+            )
+            .refused(features::PROCESSES)
+            .acts_on("evaluation")
+            .may_change(),
+            Key::float(
+                "per_device_batch_size_start",
+                4.0,
+                "Sequences in the first batches, for each device, with \
+`enable_rampup_batch_size`.",
+            )
+            .at_least(0.0)
+            .refused(features::GROWING_BATCHES)
+            .only_with("enable_rampup_batch_size", &[])
+            .acts_on("data"),
+            Key::float(
+                "per_device_batch_size_increment",
+                2.0,
+                "Sequences by which batches grow at a time, for each device, with \
+`enable_rampup_batch_size`.",
+            )
+            .at_least(0.0)
+            .refused(features::GROWING_BATCHES)
+            .only_with("enable_rampup_batch_size", &[])
+            .acts_on("data"),
+            Key::integer(
+                "global_rampup_samples",
+                500,
+                "Number of sequences, over all devices, after which batches have their full \
+size.",
+            )
+            .at_least(0.0)
+            .refused(features::GROWING_BATCHES)
+            .only_with("enable_rampup_batch_size", &[])
+            .acts_on("data"),
+            Key::boolean(
+                "colocated_python_data_input",
+                false,
+                "Read data with Python on the hosts of the devices when one controller of \
+Pathways drives them.",
+            )
+            .no_effect_here("it belongs to Pathways; each process reads its own batches here")
+            .acts_on("data")
+            .may_change(),
+            Key::text(
+                "default_prompt",
+                "",
+                "Prompt for images of a dataset that has captions but no prompts.",
+            )
+            .refused(features::MULTIMODAL_MODELS)
+            .acts_on("data"),
         ],
     },
     KeyGroup {
         name: "HfDataset",
         title: "Text, JSON lines and parquet files",
+        prefix: None,
         keys: &[
             Key::text(
                 "hf_path",
                 "",
-                "Format of the files: `text`, `json` (one object a line) or `parquet`; or `repository`, the \
-                 documentation and source code of a repository, some files held out for evaluation.",
+                "Format of the files: `text`, `json` (one object a line) or `parquet`; or \
+`repository`, the documentation and source code of a repository, some files \
+held out for evaluation.",
             )
             .acts_on("data"),
             Key::optional_text(
@@ -110,22 +187,24 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("data"),
             Key::optional_text("hf_eval_files", "Files to evaluate on, written as `hf_train_files`.")
                 .acts_on("evaluation"),
-            Key::choice(
+            Key::of::<HfTextUnit>(
                 "hf_text_unit",
                 "file",
-                &["file", "line"],
                 "What one document of `hf_path=text` is: a file or a line.",
             )
             .acts_on("data")
             .own(),
             Key::optional_text("hf_name", "Configuration of a dataset of the Hugging Face hub.")
-                .refused("datasets from the Hugging Face hub")
+                .neutral(&[Literal::Text("")])
+                .refused(features::HUB_DATASETS)
                 .acts_on("data"),
             Key::optional_text("hf_data_dir", "Directory in a dataset of the Hugging Face hub.")
-                .refused("datasets from the Hugging Face hub")
+                .neutral(&[Literal::Text("")])
+                .refused(features::HUB_DATASETS)
                 .acts_on("data"),
             Key::optional_text("hf_eval_split", "Split of a dataset of the Hugging Face hub to evaluate on.")
-                .refused("datasets from the Hugging Face hub")
+                .neutral(&[Literal::Text("")])
+                .refused(features::HUB_DATASETS)
                 .acts_on("evaluation"),
             Key::optional_text("hf_access_token", "Token for private repositories of the Hugging Face hub.")
                 .no_effect_here("nothing is fetched from the Hugging Face hub")
@@ -137,6 +216,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
         name: "Tokenizer",
         title: "Tokenizer",
+        prefix: None,
         keys: &[
             Key::integer(
                 "vocab_size",
@@ -145,10 +225,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(1.0)
             .acts_on("model"),
-            Key::choice(
+            Key::of::<TokenizerType>(
                 "tokenizer_type",
                 "huggingface",
-                &["sentencepiece", "huggingface", "tiktoken", "byte"],
                 "Kind of tokenizer: a `tokenizer.json` of Hugging Face, or `byte`, which needs no \
                  file.",
             )
@@ -166,8 +245,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "tokenizer_vocab_size",
                 0,
-                "With no `tokenizer_path`, train a byte-level BPE of this many tokens on the training \
-                 files at the start of the run.",
+                "With no `tokenizer_path`, train a byte-level BPE of this many tokens on the \
+training files at the start of the run.",
             )
             .at_least(0.0)
             .acts_on("tokenizer")
@@ -185,29 +264,52 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .acts_on("tokenizer"),
             Key::boolean("use_truncation", true, "Cut documents at the sequence length.")
-            .no_effect_here("packed documents go on in the next sequence, others are always cut")
-            .acts_on("data"),
+                .no_effect_here("packed documents go on in the next sequence, others are always cut")
+                .acts_on("data"),
             Key::boolean(
                 "tokenize_train_data",
                 true,
                 "Tokenize the training data; otherwise it holds token numbers.",
             )
-            .refused("data that is already tokenized")
+            .refused(features::TOKENIZED_DATA)
             .acts_on("data"),
             Key::boolean(
                 "tokenize_eval_data",
                 true,
                 "Tokenize the evaluation data; otherwise it holds token numbers.",
             )
-            .refused("data that is already tokenized")
+            .refused(features::TOKENIZED_DATA)
             .acts_on("evaluation"),
             Key::boolean("use_chat_template", false, "Format prompts by the tokenizer's chat template.")
-                .refused("chat templates")
+                .refused(features::CHAT_TEMPLATES)
                 .acts_on("tokenizer"),
             Key::integer("num_vocab_tiling", 1, "Parts in which logits and loss are computed.")
                 .at_least(1.0)
-                .refused("logits in parts")
+                .refused(features::LOGITS_IN_PARTS)
                 .acts_on("loss"),
+            Key::text(
+                "chat_template_path",
+                "",
+                "JSON file that holds the chat template to use instead of the tokenizer's.",
+            )
+            .refused(features::CHAT_TEMPLATES)
+            .acts_on("tokenizer"),
+            Key::text(
+                "chat_template",
+                "",
+                "Jinja text of the chat template to use instead of the tokenizer's; the \
+tokenizer's own if empty.",
+            )
+            .refused(features::CHAT_TEMPLATES)
+            .acts_on("tokenizer"),
+            Key::text(
+                "data_template_path",
+                "",
+                "JSON file with the templates that turn the rows of a reinforcement learning \
+dataset into prompts.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("data"),
         ],
     },
 ];

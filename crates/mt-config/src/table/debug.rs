@@ -1,12 +1,13 @@
 //! Logs, metrics and what helps when something goes wrong.
 
-use super::KeyGroup;
+use super::{KeyGroup, features};
 use crate::key::{Key, Literal};
 
 pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
         name: "Metrics",
         title: "Metrics",
+        prefix: None,
         keys: &[
             Key::optional_text(
                 "metrics_file",
@@ -27,7 +28,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .acts_on("run directory")
                 .run_level(),
             Key::integer("record_internal_nn_metrics", 0, "Record statistics of the activations.")
-                .refused("statistics of activations")
+                .refused(features::STATISTICS_OF_ACTIVATIONS)
                 .acts_on("metrics")
                 .may_change(),
             Key::boolean(
@@ -50,11 +51,55 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .no_effect_here("TensorBoard events are written to local files only")
                 .acts_on("metrics")
                 .run_level(),
+            Key::integer(
+                "prometheus_port",
+                0,
+                "Network port from which Prometheus reads the server's metrics; 0 turns it off.",
+            )
+            .at_least(0.0)
+            .at_most(65535.0)
+            .refused("a Prometheus endpoint")
+            .acts_on("server")
+            .run_level(),
+            Key::boolean(
+                "enable_checkpoint_cloud_logger",
+                false,
+                "Report how long saving and restoring take to a cloud service.",
+            )
+            .no_effect_here("no monitoring service of Google's is behind this program")
+            .acts_on("checkpoint")
+            .run_level(),
+            Key::boolean("enable_tunix_perf_metrics", false, "Record the performance of the Tunix trainer.")
+                .no_effect_here(
+                    "it belongs to Tunix, which is not used; `metrics_file` holds the times of \
+steps",
+                )
+                .acts_on("metrics")
+                .run_level(),
+            Key::boolean("enable_wandb", false, "Send metrics to Weights & Biases.")
+                .refused(features::WANDB)
+                .acts_on("metrics")
+                .run_level(),
+            Key::text(
+                "wandb_project_name",
+                "maxtext",
+                "Project of Weights & Biases that the run belongs to.",
+            )
+            .refused(features::WANDB)
+            .only_with("enable_wandb", &[])
+            .acts_on("metrics")
+            .run_level(),
+            Key::text("wandb_run_name", "", "Name of the run in Weights & Biases; `run_name` if empty.")
+                .refused(features::WANDB)
+                .only_with("enable_wandb", &[])
+                .acts_on("metrics")
+                .run_level(),
         ],
     },
     KeyGroup {
         name: "DevelopmentAndDebugging",
         title: "Debugging",
+        prefix: None,
         keys: &[
             Key::boolean("debug_sharding", false, "Print how each parameter is placed.")
                 .acts_on("placement")
@@ -66,11 +111,65 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .maxtext_default(Literal::Text("~/jax_cache"))
             .acts_on("runtime")
             .run_level(),
+            Key::floats(
+                "constant_bound_config",
+                "Six fixed bounds for the operands of fp8 products, forward and backward; \
+measured if empty.",
+            )
+            .refused(features::QUANTIZATION)
+            .acts_on("quantization"),
+            Key::integer(
+                "jax_distributed_initialization_timeout",
+                300,
+                "Seconds that a process waits at the start until all others have joined.",
+            )
+            .at_least(0.0)
+            .refused(features::PROCESSES)
+            .acts_on("runtime")
+            .may_change(),
+            Key::text(
+                "jax_debug_log_modules",
+                "",
+                "JAX modules whose debug messages are printed, with commas between.",
+            )
+            .no_effect_here("it sets the level of Python's loggers, of which this program has none")
+            .acts_on("logging")
+            .run_level(),
+            Key::boolean(
+                "skip_jax_distributed_system",
+                false,
+                "Do not connect to other processes at the start.",
+            )
+            .neutral(&[Literal::Bool(true)])
+            .refused(features::PROCESSES)
+            .acts_on("runtime")
+            .may_change(),
+            Key::boolean("enable_single_controller", false, "Let one Pathways process control all devices.")
+                .no_effect_here("it runs MaxText under Pathways, which this program does not use")
+                .acts_on("runtime")
+                .may_change(),
+            Key::text(
+                "subslice_shape",
+                "",
+                "Use only a part of a slice, of this shape in chips, such as `2,2,1`; empty \
+for all of it.",
+            )
+            .refused(features::CUSTOM_DEVICE_ORDERS)
+            .acts_on("mesh")
+            .may_change(),
+            Key::boolean("max_checkify", false, "Check batches while training, which slows it down.")
+                .no_effect_here(
+                    "JAX's run-time checks do not exist here; `abort_on_nan_loss` and \
+`abort_on_inf_loss` stop a bad run",
+                )
+                .acts_on("training loop")
+                .may_change(),
         ],
     },
     KeyGroup {
         name: "HloDump",
         title: "Dumps of programs",
+        prefix: None,
         keys: &[
             Key::boolean(
                 "dump_hlo",
@@ -109,19 +208,274 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .no_effect_here("dumps are not uploaded")
                 .acts_on("runtime")
                 .run_level(),
+            Key::integer(
+                "dump_step",
+                -1,
+                "Step at which the dumped programs are uploaded; -1 for the first.",
+            )
+            .no_effect_here("a program is dumped once, when it is compiled")
+            .acts_on("runtime")
+            .run_level(),
+            Key::text(
+                "dump_hlo_xla_flags",
+                "",
+                "Compiler options for dumping programs, instead of the usual ones.",
+            )
+            .no_effect_here(
+                "`compile_xla_flags` passes options to the compiler, those of its dumps \
+included",
+            )
+            .acts_on("runtime")
+            .run_level(),
+            Key::boolean(
+                "dump_jaxpr",
+                false,
+                "Write the traced training step, before it becomes StableHLO, to a file.",
+            )
+            .refused(features::DUMPS_OF_TRACED_PROGRAMS)
+            .acts_on("runtime")
+            .run_level(),
+            Key::text(
+                "dump_jaxpr_local_dir",
+                "/tmp/jaxpr_dump/",
+                "Directory of the dumps of traced programs.",
+            )
+            .refused(features::DUMPS_OF_TRACED_PROGRAMS)
+            .acts_on("runtime")
+            .run_level(),
+            Key::boolean(
+                "dump_jaxpr_delete_local_after",
+                true,
+                "Delete the dump of the traced program once it is uploaded.",
+            )
+            .neutral(&[Literal::Bool(false)])
+            .no_effect_here("dumps are not uploaded, so they are kept")
+            .acts_on("runtime")
+            .run_level(),
+            Key::text(
+                "dump_jaxpr_gcs_dir",
+                "",
+                "Where in cloud storage dumps of traced programs are uploaded to.",
+            )
+            .no_effect_here("dumps are not uploaded")
+            .acts_on("runtime")
+            .run_level(),
         ],
     },
     KeyGroup {
         name: "Profiling",
         title: "Profiling",
-        keys: &[Key::choice(
-            "profiler",
-            "",
-            &["", "xplane", "nsys"],
-            "The profiler that records some steps.",
-        )
-        .refused("profiling")
-        .acts_on("training loop")
-        .may_change()],
+        prefix: None,
+        keys: &[
+            Key::choice("profiler", "", &["", "xplane", "nsys"], "The profiler that records some steps.")
+                .refused(features::PROFILING)
+                .acts_on("training loop")
+                .may_change(),
+            Key::boolean(
+                "upload_all_profiler_results",
+                false,
+                "Record and keep a profile of every host instead of only the first.",
+            )
+            .refused(features::PROFILING)
+            .only_with("profiler", &[])
+            .acts_on("profiling")
+            .run_level(),
+            Key::integer(
+                "skip_first_n_steps_for_profiler",
+                1,
+                "Number of steps before the profiler begins, so that compilation stays out of \
+the profile.",
+            )
+            .at_least(0.0)
+            .refused(features::PROFILING)
+            .only_with("profiler", &[])
+            .acts_on("profiling")
+            .run_level(),
+            Key::integer("profiler_steps", 5, "Number of steps that one profile covers.")
+                .at_least(0.0)
+                .refused(features::PROFILING)
+                .only_with("profiler", &[])
+                .acts_on("profiling")
+                .run_level(),
+            Key::boolean(
+                "profile_cleanly",
+                true,
+                "Wait for the devices before and after a profile, so that it holds whole steps.",
+            )
+            .neutral(&[Literal::Bool(false)])
+            .refused(features::PROFILING)
+            .only_with("profiler", &[])
+            .acts_on("profiling")
+            .run_level(),
+            Key::integer(
+                "profile_periodically_period",
+                -1,
+                "Number of steps from the start of one profile to the next; -1 or 0 for a \
+single one.",
+            )
+            .at_least(-1.0)
+            .neutral(&[Literal::Integer(0)])
+            .refused(features::PROFILING)
+            .only_with("profiler", &[])
+            .acts_on("profiling")
+            .run_level(),
+            Key::boolean(
+                "hide_profiler_step_metric",
+                false,
+                "Leave the times of steps at which the profiler starts or stops out of the log.",
+            )
+            .refused(features::PROFILING)
+            .only_with("profiler", &[])
+            .acts_on("profiling")
+            .run_level(),
+            Key::boolean(
+                "enable_jax_profiler",
+                false,
+                "Let a profile be taken from outside at any time, over a network port.",
+            )
+            .refused(features::PROFILING)
+            .only_with("profiler", &[])
+            .acts_on("profiling")
+            .run_level(),
+            Key::integer(
+                "jax_profiler_port",
+                9999,
+                "Network port over which a profile may be taken from outside.",
+            )
+            .at_least(0.0)
+            .at_most(65535.0)
+            .refused(features::PROFILING)
+            .only_with("profiler", &[])
+            .acts_on("profiling")
+            .run_level(),
+            Key::boolean(
+                "enable_tpu_profiling_options",
+                false,
+                "Apply the options of TPU profiles, the keys `tpu_num_*`.",
+            )
+            .refused(features::PROFILING)
+            .only_with("profiler", &[])
+            .acts_on("profiling")
+            .run_level(),
+            Key::integer(
+                "tpu_num_chips_to_profile_per_task",
+                1,
+                "Number of TPU chips of each process that are profiled.",
+            )
+            .at_least(0.0)
+            .refused(features::PROFILING)
+            .only_with("profiler", &[])
+            .acts_on("profiling")
+            .run_level(),
+            Key::integer(
+                "tpu_num_sparse_cores_to_trace",
+                2,
+                "Number of SparseCores of a TPU chip that are in a profile.",
+            )
+            .at_least(0.0)
+            .refused(features::PROFILING)
+            .only_with("profiler", &[])
+            .acts_on("profiling")
+            .run_level(),
+            Key::integer(
+                "tpu_num_sparse_core_tiles_to_trace",
+                1,
+                "Number of tiles of each SparseCore that are in a profile.",
+            )
+            .at_least(0.0)
+            .refused(features::PROFILING)
+            .only_with("profiler", &[])
+            .acts_on("profiling")
+            .run_level(),
+            Key::integer(
+                "xprof_tpu_power_trace_level",
+                0,
+                "Detail with which a TPU's power is recorded: 0 turns it off, 1 is normal, 2 \
+the finest.",
+            )
+            .at_least(0.0)
+            .at_most(2.0)
+            .refused(features::PROFILING)
+            .only_with("profiler", &[])
+            .acts_on("profiling")
+            .run_level(),
+            Key::boolean(
+                "xprof_e2e_enable_fw_throttle_event",
+                false,
+                "Record in a profile when a TPU's firmware slows the chip down.",
+            )
+            .refused(features::PROFILING)
+            .only_with("profiler", &[])
+            .acts_on("profiling")
+            .run_level(),
+            Key::boolean(
+                "xprof_e2e_enable_fw_power_level_event",
+                false,
+                "Record in a profile when a TPU's firmware changes the power level.",
+            )
+            .refused(features::PROFILING)
+            .only_with("profiler", &[])
+            .acts_on("profiling")
+            .run_level(),
+            Key::boolean(
+                "xprof_e2e_enable_fw_thermal_event",
+                false,
+                "Record in a profile when a TPU's firmware reports heat.",
+            )
+            .refused(features::PROFILING)
+            .only_with("profiler", &[])
+            .acts_on("profiling")
+            .run_level(),
+            Key::boolean("profile_power_events", false, "Add a TPU's power and heat events to the profile.")
+                .refused(features::PROFILING)
+                .only_with("profiler", &[])
+                .acts_on("profiling")
+                .run_level(),
+        ],
+    },
+    KeyGroup {
+        name: "AOT",
+        title: "Compiling ahead of time",
+        prefix: None,
+        keys: &[
+            Key::text(
+                "compiled_trainstep_file",
+                "",
+                "File that the compiled training step is written to ahead of time and read \
+from; empty for none.",
+            )
+            .refused(features::AHEAD_OF_TIME_COMPILATION)
+            .acts_on("compilation")
+            .may_change(),
+            Key::text(
+                "compile_topology",
+                "",
+                "Name of the hardware to compile for without having it, such as `v5p-128`; \
+empty for this machine.",
+            )
+            .refused(features::AHEAD_OF_TIME_COMPILATION)
+            .acts_on("compilation")
+            .may_change(),
+            Key::integer(
+                "compile_topology_num_slices",
+                -1,
+                "Number of slices of the hardware that is compiled for; -1 if none is compiled \
+for.",
+            )
+            .at_least(-1.0)
+            .refused(features::AHEAD_OF_TIME_COMPILATION)
+            .only_with("compile_topology", &[])
+            .acts_on("compilation")
+            .may_change(),
+            Key::boolean(
+                "write_estimator_result",
+                false,
+                "Write the commands that a search for batch size and remat policy suggests to \
+a file.",
+            )
+            .refused(features::MEMORY_ESTIMATES)
+            .acts_on("runtime")
+            .run_level(),
+        ],
     },
 ];

@@ -4,24 +4,38 @@
 //! the reference page. An effective key must also be a field of a group in `groups`; a test compares the
 //! two.
 
+mod attention;
 mod checkpoint;
 mod data;
 mod debug;
+mod derived;
+mod experts;
+pub(crate) mod features;
+mod fine_tuning;
 mod inference;
+mod kernels;
 mod model;
+mod monitoring;
+mod multimodal;
+mod pipeline;
+mod pipelines;
 mod placement;
+mod quantization;
+mod reinforcement;
+mod remat;
 mod run;
 mod training;
 
-use std::{collections::HashMap, sync::LazyLock};
-
 use crate::key::Key;
+use std::{collections::HashMap, sync::LazyLock};
 
 /// Keys that belong together, under MaxText's name for the group.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyGroup {
     pub name: &'static str,
     pub title: &'static str,
+    /// The name under which newer MaxText nests the group: `rl.num_generations` is `num_generations`.
+    pub prefix: Option<&'static str>,
     pub keys: &'static [Key],
 }
 
@@ -29,12 +43,24 @@ pub struct KeyGroup {
 pub static GROUPS: &[&[KeyGroup]] = &[
     run::GROUPS,
     model::GROUPS,
+    attention::GROUPS,
+    kernels::GROUPS,
+    remat::GROUPS,
+    experts::GROUPS,
+    quantization::GROUPS,
+    multimodal::GROUPS,
     training::GROUPS,
+    fine_tuning::GROUPS,
+    reinforcement::GROUPS,
     data::GROUPS,
+    pipelines::GROUPS,
     checkpoint::GROUPS,
     placement::GROUPS,
+    pipeline::GROUPS,
     inference::GROUPS,
+    monitoring::GROUPS,
     debug::GROUPS,
+    derived::GROUPS,
 ];
 
 /// Every group of keys.
@@ -61,14 +87,26 @@ pub fn group_of(key: &Key) -> &'static KeyGroup {
         .expect("every key of the table is in a group")
 }
 
+/// Where a named tensor is between the forward and the backward pass.
+pub(crate) const LOCATIONS: &[&str] = &["remat", "device", "offload"];
+
 /// MaxText's names that became other keys. The old name still sets the key.
 pub(crate) const RENAMED: &[(&str, &str)] =
     &[("cosine_learning_rate_final_fraction", "learning_rate_final_fraction")];
 
-/// The key that a name sets, old names included.
+/// The key that a name sets: its own, an old one, or one behind the prefix of its group.
 pub fn canonical(name: &str) -> Option<&'static Key> {
     let current = RENAMED.iter().find(|(old, _)| *old == name).map_or(name, |(_, new)| new);
-    lookup(current)
+    lookup(current).or_else(|| {
+        let (prefix, rest) = name.split_once('.')?;
+        let mut nested = groups().filter(|group| group.prefix == Some(prefix));
+        nested.find_map(|group| group.keys.iter().find(|key| key.name == rest))
+    })
+}
+
+/// Whether groups are nested under this name.
+pub(crate) fn is_prefix(name: &str) -> bool {
+    groups().any(|group| group.prefix == Some(name))
 }
 
 #[cfg(test)]
@@ -76,7 +114,10 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::{coerce::coerce, key::Kind};
+    use crate::{
+        coerce::coerce,
+        key::{Class, Kind},
+    };
 
     #[test]
     fn names_are_unique_and_every_row_is_complete() {
@@ -109,11 +150,49 @@ mod tests {
         for key in keys() {
             for (choice, _) in key.refused_choices {
                 match key.kind {
-                    Kind::Choice(choices) => assert!(choices.contains(choice), "`{}={choice}`", key.name),
+                    Kind::Choice(choices) | Kind::ChoiceList(choices) => {
+                        assert!(choices.contains(choice), "`{}={choice}`", key.name)
+                    }
                     _ => panic!("`{}` has no choices to refuse", key.name),
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_keys_name_exists() {
+        let mut wrong = Vec::new();
+        for key in keys() {
+            for literal in key.neutral {
+                let value = literal.value();
+                let is_value = coerce(key, &value) == Ok(value.clone()) && *literal != key.default;
+                if !is_value {
+                    wrong.push(format!("`{}` at {value}", key.name));
+                }
+            }
+            if let Some((other, values)) = key.only_with {
+                let other = lookup(other).unwrap_or_else(|| panic!("`{}` belongs to `{other}`", key.name));
+                assert_ne!(other.name, key.name);
+                for value in values {
+                    assert!(coerce(other, &(*value).into()).is_ok(), "`{}={value}`", other.name);
+                }
+            }
+            if let Class::Derived(from) = key.class {
+                assert!(from.iter().all(|name| lookup(name).is_some()), "`{}`", key.name);
+            }
+        }
+        assert!(wrong.is_empty(), "neutral values that are none: {wrong:?}");
+    }
+
+    #[test]
+    fn nested_names_lead_to_keys() {
+        for group in groups() {
+            let Some(prefix) = group.prefix else { continue };
+            for key in group.keys {
+                assert_eq!(canonical(&format!("{prefix}.{}", key.name)).map(|key| key.name), Some(key.name));
+            }
+        }
+        assert!(canonical("rl.steps").is_none());
     }
 
     #[test]

@@ -1,60 +1,10 @@
-//! The model: its shape, its numbers, and how its layers are executed.
+//! The model: its shape and its numbers.
 
-use super::KeyGroup;
-use crate::key::Key;
-
-/// Every decoder block of MaxText.
-const DECODER_BLOCKS: &[&str] = &[
-    "default",
-    "llama2",
-    "mistral",
-    "mixtral",
-    "deepseek",
-    "deepseek4",
-    "envy",
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "gemma4",
-    "gemma4_small",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "qwen3_custom_moe",
-    "qwen3_next",
-    "qwen3_5",
-    "gpt3",
-    "gpt_oss",
-    "simple",
-    "simple_mlp",
-    "llama4",
-    "olmo3",
-];
-
-const MISSING_BLOCKS: &[(&str, &str)] = &[
-    ("default", "the model family `default`"),
-    ("mixtral", "the model family `mixtral`"),
-    ("deepseek", "the model family `deepseek`"),
-    ("deepseek4", "the model family `deepseek4`"),
-    ("envy", "the model family `envy`"),
-    ("gemma", "the model family `gemma`"),
-    ("gemma2", "the model family `gemma2`"),
-    ("gemma3", "the model family `gemma3`"),
-    ("gemma4", "the model family `gemma4`"),
-    ("gemma4_small", "the model family `gemma4_small`"),
-    ("qwen2", "the model family `qwen2`"),
-    ("qwen3", "the model family `qwen3`"),
-    ("qwen3_moe", "the model family `qwen3_moe`"),
-    ("qwen3_custom_moe", "the model family `qwen3_custom_moe`"),
-    ("qwen3_next", "the model family `qwen3_next`"),
-    ("qwen3_5", "the model family `qwen3_5`"),
-    ("gpt3", "the model family `gpt3`"),
-    ("gpt_oss", "the model family `gpt_oss`"),
-    ("simple", "the model family `simple`"),
-    ("simple_mlp", "the model family `simple_mlp`"),
-    ("llama4", "the model family `llama4`"),
-    ("olmo3", "the model family `olmo3`"),
-];
+use super::{KeyGroup, features};
+use crate::{
+    groups::{DecoderBlock, MlpActivation, RopeType},
+    key::{Key, Literal},
+};
 
 const DTYPES: &[&str] = &["bfloat16", "float32", "float16"];
 
@@ -62,19 +12,15 @@ pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
         name: "ModelArchitecture",
         title: "Model",
+        prefix: None,
         keys: &[
-            Key::choice(
-                "decoder_block",
-                "llama2",
-                DECODER_BLOCKS,
-                "The kind of layer the decoder is made of.",
-            )
-            .refuse_choices(MISSING_BLOCKS)
-            .acts_on("model"),
+            Key::of::<DecoderBlock>("decoder_block", "llama2", "The kind of layer the decoder is made of.")
+                .acts_on("model"),
             Key::integer(
                 "global_parameter_scale",
                 1,
-                "Makes the model this many times larger, a power of two spread over its dimensions.",
+                "Makes the model this many times larger, a power of two spread over its \
+dimensions.",
             )
             .at_least(1.0)
             .acts_on("model"),
@@ -95,8 +41,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "base_num_kv_heads",
                 16,
-                "Number of key and value heads, before `global_parameter_scale`; it divides the query \
-                 heads.",
+                "Number of key and value heads, before `global_parameter_scale`; it divides \
+the query heads.",
             )
             .at_least(1.0)
             .acts_on("model"),
@@ -115,10 +61,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(1.0)
             .acts_on("model"),
             Key::integer("head_dim", 128, "Width of one attention head.").at_least(1.0).acts_on("attention"),
-            Key::choices(
+            Key::list_of::<MlpActivation>(
                 "mlp_activations",
                 &["silu", "linear"],
-                &["silu", "gelu", "relu", "linear"],
                 "Activations whose product gates the feed-forward layer.",
             )
             .acts_on("feed-forward layers"),
@@ -133,23 +78,60 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(0.0)
             .acts_on("normalization"),
             Key::boolean("fused_qkv", false, "Compute queries, keys and values with one matrix.")
-                .refused("fused query, key and value projections")
+                .refused(features::FUSED_QUERY_KEY_AND_VALUE_PROJECTIONS)
                 .acts_on("attention"),
             Key::boolean(
                 "fused_mlp",
                 false,
                 "Compute the gate and the input of the feed-forward layer with one matrix.",
             )
-            .refused("fused feed-forward projections")
+            .refused(features::FUSED_FEED_FORWARD_PROJECTIONS)
             .acts_on("feed-forward layers"),
             Key::boolean("attention_bias", false, "Add biases to the attention projections.")
-                .refused("attention biases")
+                .refused(features::ATTENTION_BIASES)
                 .acts_on("attention"),
+            Key::integer(
+                "attention_output_dim",
+                -1,
+                "Width of the output of attention; -1 for the width of the residual stream.",
+            )
+            .at_least(-1.0)
+            .neutral(&[Literal::Integer(0)])
+            .refused(features::ATTENTION_OUTPUT_OF_ANOTHER_WIDTH)
+            .acts_on("attention"),
+            Key::integer(
+                "global_head_dim",
+                0,
+                "Width of a head in layers of global attention; 0 for `head_dim`.",
+            )
+            .at_least(0.0)
+            .refused(features::CYCLES_OF_DIFFERENT_LAYERS)
+            .acts_on("attention"),
+            Key::float(
+                "mlp_activations_limit",
+                -1.0,
+                "Magnitude at which the gate and the input of feed-forward layers are cut off; \
+-1 for no limit.",
+            )
+            .at_least(-1.0)
+            .refused(features::CLIPPING_OF_ACTIVATIONS)
+            .acts_on("feed-forward layers"),
+            Key::boolean(
+                "qk_norm_with_scale",
+                true,
+                "Multiply normalized queries and keys by a learned scale.",
+            )
+            .refused(features::QK_NORM)
+            .acts_on("normalization"),
+            Key::boolean("v_norm_with_scale", true, "Multiply normalized values by a learned scale.")
+                .refused(features::VALUE_NORMALIZATION)
+                .acts_on("normalization"),
         ],
     },
     KeyGroup {
         name: "DataTypes",
         title: "Precision",
+        prefix: None,
         keys: &[
             Key::choice("dtype", "bfloat16", DTYPES, "Type in which activations are computed.")
                 .refuse_choices(&[("float16", "float16 computation")])
@@ -166,24 +148,29 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 &["default", "high", "highest", "bfloat16", "float32"],
                 "Precision of matrix products inside the compiler.",
             )
-            .refused("other matrix product precisions")
+            .refused(features::OTHER_MATRIX_PRODUCT_PRECISIONS)
             .acts_on("model"),
             Key::boolean("activations_in_float32", false, "Apply activation functions in float32.")
-                .refused("float32 activation functions in a bfloat16 model")
+                .refused(features::FLOAT32_ACTIVATION_FUNCTIONS_IN_A_BFLOAT16_MODEL)
                 .acts_on("feed-forward layers"),
+            Key::text("dtype_mm", "float32", "Type in which the encoders of images and other media compute.")
+                .refused(features::MULTIMODAL_MODELS)
+                .only_with("use_multimodal", &[])
+                .acts_on("vision"),
         ],
     },
     KeyGroup {
         name: "Logits",
         title: "Output head",
+        prefix: None,
         keys: &[
             Key::boolean("logits_via_embedding", false, "Use the embedding table as the output matrix.")
                 .acts_on("output head"),
             Key::boolean(
                 "normalize_embedding_logits",
                 true,
-                "With the embedding table as output matrix, divide logits by the square root of the \
-                 width.",
+                "With the embedding table as output matrix, divide logits by the square root \
+of the width.",
             )
             .acts_on("output head"),
             Key::boolean(
@@ -197,82 +184,33 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .acts_on("output head"),
             Key::optional_float("final_logits_soft_cap", "Bounds the logits smoothly at this magnitude.")
                 .at_least(0.0)
-                .refused("soft caps on logits")
+                .neutral(&[Literal::Float(0.0)])
+                .refused(features::SOFT_CAPS_ON_LOGITS)
                 .acts_on("output head"),
             Key::float("z_loss_multiplier", 0.0, "Weight of the squared log-partition function in the loss.")
-                .refused("the z-loss")
+                .refused(features::Z_LOSS)
                 .acts_on("loss"),
-        ],
-    },
-    KeyGroup {
-        name: "Attention",
-        title: "Attention",
-        keys: &[
-            Key::choice(
-                "attention",
-                "autoselected",
-                &[
-                    "autoselected",
-                    "dot_product",
-                    "flash",
-                    "cudnn_flash_te",
-                    "cudnn_flash_jax",
-                    "paged",
-                    "vllm_rpa",
-                ],
-                "How attention is computed: dense (`dot_product`), block by block in memory linear in \
-                 the length (`flash`), or by size.",
+            Key::boolean(
+                "vocab_tiling_ag_once",
+                false,
+                "Gather the output matrix once for all parts of the logits instead of once for \
+each.",
             )
-            .refuse_choices(&[
-                ("cudnn_flash_te", "cuDNN attention"),
-                ("cudnn_flash_jax", "cuDNN attention"),
-                ("paged", "paged attention"),
-                ("vllm_rpa", "paged attention"),
-            ])
-            .acts_on("attention")
+            .refused(features::LOGITS_IN_PARTS)
+            .acts_on("output head")
             .may_change(),
-            Key::choice(
-                "attention_type",
-                "global",
-                &["global", "local_sliding", "chunk", "mla", "full", "compressed", "block_diffusion"],
-                "Which earlier positions a position attends to.",
-            )
-            .refused("other attention types")
-            .acts_on("attention"),
-            Key::boolean("float32_qk_product", false, "Multiply queries and keys in float32.")
-                .acts_on("attention"),
-            Key::boolean("float32_logits", false, "Apply the attention softmax in float32.")
-                .acts_on("attention"),
-            Key::integer("sliding_window_size", 0, "Number of positions that local attention sees.")
-                .at_least(0.0)
-                .refused("local attention")
-                .acts_on("attention"),
-            Key::optional_float(
-                "attn_logits_soft_cap",
-                "Bounds attention logits smoothly at this magnitude.",
-            )
-            .at_least(0.0)
-            .refused("soft caps on attention logits")
-            .acts_on("attention"),
-            Key::boolean("attention_sink", false, "Give each head a learned logit that attends to nothing.")
-                .refused("attention sinks")
-                .acts_on("attention"),
-            Key::boolean("use_qk_norm", false, "Normalize queries and keys.")
-                .refused("query and key normalization")
-                .acts_on("attention"),
         ],
     },
     KeyGroup {
         name: "Rope",
         title: "Positions",
+        prefix: None,
         keys: &[
-            Key::choice(
+            Key::of::<RopeType>(
                 "rope_type",
                 "default",
-                &["default", "llama3.1", "yarn"],
                 "How rotary frequencies are scaled to longer contexts.",
             )
-            .refuse_choices(&[("llama3.1", "Llama 3.1 rotary scaling"), ("yarn", "YaRN rotary scaling")])
             .acts_on("rotary embedding"),
             Key::boolean("rope_use_scale", true, "Scale frequencies when `rope_type=llama3.1`.")
                 .no_effect_here("it belongs to `rope_type=llama3.1`")
@@ -284,68 +222,204 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .at_least(1.0)
                 .acts_on("rotary embedding"),
             Key::float("rope_linear_scaling_factor", 1.0, "Divides positions before they are embedded.")
-                .refused("linear rotary scaling")
+                .refused(features::LINEAR_ROTARY_SCALING)
                 .acts_on("rotary embedding"),
             Key::boolean("use_iota_embed", false, "Look embeddings up by a product with one-hot vectors.")
                 .no_effect_here("embeddings are gathered, which gives the same numbers")
                 .acts_on("embedding")
                 .may_change(),
-        ],
-    },
-    KeyGroup {
-        name: "RematAndOffload",
-        title: "Execution of layers",
-        keys: &[
-            Key::choice(
-                "remat_policy",
-                "full",
-                &[
-                    "full",
-                    "minimal",
-                    "none",
-                    "minimal_with_context",
-                    "minimal_with_quantization",
-                    "minimal_with_context_and_quantization",
-                    "save_dot_with_context_except_mlp",
-                    "save_dot_except_mlpwi",
-                    "save_dot_except_mlp",
-                    "save_qkv_proj",
-                    "save_out_proj",
-                    "qkv_proj_offloaded",
-                    "minimal_offloaded",
-                    "custom",
-                ],
-                "What the backward pass recomputes: all of a layer (`full`), all but the results of \
-                 its matrix products (`minimal`), or nothing (`none`).",
-            )
-            .refuse_choices(&[
-                ("minimal_with_context", "the remat policy `minimal_with_context`"),
-                ("minimal_with_quantization", "the remat policy `minimal_with_quantization`"),
-                (
-                    "minimal_with_context_and_quantization",
-                    "the remat policy `minimal_with_context_and_quantization`",
-                ),
-                ("save_dot_with_context_except_mlp", "the remat policy `save_dot_with_context_except_mlp`"),
-                ("save_dot_except_mlpwi", "the remat policy `save_dot_except_mlpwi`"),
-                ("save_dot_except_mlp", "the remat policy `save_dot_except_mlp`"),
-                ("save_qkv_proj", "the remat policy `save_qkv_proj`"),
-                ("save_out_proj", "the remat policy `save_out_proj`"),
-                ("qkv_proj_offloaded", "offloading activations"),
-                ("minimal_offloaded", "offloading activations"),
-                ("custom", "custom remat policies"),
-            ])
-            .acts_on("autodiff")
-            .may_change(),
-            Key::boolean("scan_layers", true, "Compile one layer and loop over the stacked weights of all.")
-                .acts_on("model"),
             Key::integer(
-                "param_scan_axis",
-                1,
-                "Where stacked weights have their layer axis in a checkpoint.",
+                "local_rope_max_timescale",
+                -1,
+                "Longest rotary wavelength, over 2π, of layers with local attention; -1 for \
+`rope_max_timescale`.",
+            )
+            .at_least(-1.0)
+            .neutral(&[Literal::Integer(0)])
+            .refused(features::ROTARY_BY_LAYER)
+            .acts_on("rotary embedding"),
+            Key::integer(
+                "global_rope_max_timescale",
+                -1,
+                "Longest rotary wavelength, over 2π, of layers with global attention; -1 for \
+`rope_max_timescale`.",
+            )
+            .at_least(-1.0)
+            .refused(features::ROTARY_BY_LAYER)
+            .acts_on("rotary embedding"),
+            Key::float(
+                "global_rope_proportion",
+                0.25,
+                "Share of a head that is rotated in layers with global attention.",
             )
             .at_least(0.0)
             .at_most(1.0)
-            .acts_on("checkpoint"),
+            .refused(features::ROTARY_BY_LAYER)
+            .acts_on("rotary embedding"),
+            Key::float(
+                "local_rope_proportion",
+                1.0,
+                "Share of a head that is rotated in layers with local attention.",
+            )
+            .at_least(0.0)
+            .at_most(1.0)
+            .refused(features::ROTARY_BY_LAYER)
+            .acts_on("rotary embedding"),
+        ],
+    },
+    KeyGroup {
+        name: "MTP",
+        title: "Multi-token prediction",
+        prefix: None,
+        keys: &[
+            Key::integer(
+                "mtp_num_layers",
+                0,
+                "Number of extra layers that each predict one token further ahead; 0 turns it \
+off.",
+            )
+            .at_least(0.0)
+            .refused(features::MULTI_TOKEN_PREDICTION)
+            .acts_on("model"),
+            Key::float(
+                "mtp_loss_scaling_factor",
+                0.1,
+                "Weight in the loss of the tokens that are predicted further ahead.",
+            )
+            .at_least(0.0)
+            .refused(features::MULTI_TOKEN_PREDICTION)
+            .only_with("mtp_num_layers", &[])
+            .acts_on("loss"),
+            Key::integer(
+                "mtp_eval_target_module",
+                0,
+                "Number of the extra layer whose predictions are scored in evaluation; 0 for \
+none.",
+            )
+            .at_least(0.0)
+            .refused(features::MULTI_TOKEN_PREDICTION)
+            .only_with("mtp_num_layers", &[])
+            .acts_on("evaluation")
+            .may_change(),
+        ],
+    },
+    KeyGroup {
+        name: "ManifoldConstrainedHyperConnections",
+        title: "Hyper-connections",
+        prefix: None,
+        keys: &[
+            Key::integer(
+                "mhc_expansion_rate",
+                1,
+                "Number of residual streams that run side by side through the layers; 1 turns \
+hyper-connections off.",
+            )
+            .at_least(1.0)
+            .refused(features::HYPER_CONNECTIONS)
+            .acts_on("model"),
+            Key::integer(
+                "sinkhorn_iterations",
+                20,
+                "Number of times the rows and columns of the matrix that mixes residual \
+streams are normalized.",
+            )
+            .at_least(1.0)
+            .refused(features::HYPER_CONNECTIONS)
+            .only_with("mhc_expansion_rate", &[])
+            .acts_on("model"),
+            Key::boolean(
+                "enable_mhc_lite",
+                false,
+                "Mix residual streams by a weighted sum of permutations instead of by a \
+normalized matrix.",
+            )
+            .refused(features::HYPER_CONNECTIONS)
+            .only_with("mhc_expansion_rate", &[])
+            .acts_on("model"),
+            Key::boolean(
+                "use_mhc_pallas_kernel",
+                false,
+                "Mix the residual streams of hyper-connections in a kernel written by hand.",
+            )
+            .no_effect_here("it chooses a Pallas kernel; XLA compiles the mixing of streams itself")
+            .acts_on("model")
+            .may_change(),
+            Key::integer(
+                "mhc_pallas_kernel_fwd_block_size",
+                256,
+                "Tokens in one block of the forward kernel of hyper-connections.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; XLA compiles the mixing of streams itself")
+            .acts_on("model")
+            .may_change(),
+            Key::integer(
+                "mhc_pallas_kernel_bwd_block_size",
+                128,
+                "Tokens in one block of the backward kernel of hyper-connections.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; XLA compiles the mixing of streams itself")
+            .acts_on("model")
+            .may_change(),
+        ],
+    },
+    KeyGroup {
+        name: "Engram",
+        title: "Engram layers",
+        prefix: None,
+        keys: &[
+            Key::integers(
+                "engram_layers",
+                &[],
+                "Layers, from 0, that look up a memory of n-grams before attention.",
+            )
+            .refused(features::ENGRAM_LAYERS)
+            .acts_on("model"),
+            Key::integer("engram_num_heads", 8, "Number of hashed tables for each length of n-gram.")
+                .at_least(1.0)
+                .refused(features::ENGRAM_LAYERS)
+                .only_with("engram_layers", &[])
+                .acts_on("model"),
+            Key::integer(
+                "engram_head_dim",
+                1280,
+                "Width of the entries in each hashed table of the n-gram memory.",
+            )
+            .at_least(1.0)
+            .refused(features::ENGRAM_LAYERS)
+            .only_with("engram_layers", &[])
+            .acts_on("model"),
+            Key::integers(
+                "engram_vocab_bases",
+                &[],
+                "Least number of entries in a table of the n-gram memory, for each length from \
+2.",
+            )
+            .refused(features::ENGRAM_LAYERS)
+            .only_with("engram_layers", &[])
+            .acts_on("model"),
+            Key::integer(
+                "engram_max_ngram_size",
+                3,
+                "Tokens in the longest n-grams that engram layers look up.",
+            )
+            .at_least(2.0)
+            .refused(features::ENGRAM_LAYERS)
+            .only_with("engram_layers", &[])
+            .acts_on("model"),
+            Key::integer(
+                "engram_kernel_size",
+                4,
+                "Positions that the convolution after the n-gram memory spans.",
+            )
+            .at_least(1.0)
+            .refused(features::ENGRAM_LAYERS)
+            .only_with("engram_layers", &[])
+            .acts_on("model"),
+            Key::integer("engram_seed", 0, "Seed of the multipliers that hash n-grams.")
+                .at_least(0.0)
+                .refused(features::ENGRAM_LAYERS)
+                .only_with("engram_layers", &[])
+                .acts_on("initialization"),
         ],
     },
 ];

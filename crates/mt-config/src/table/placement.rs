@@ -1,6 +1,6 @@
 //! Meshes and the rules that place arrays on them.
 
-use super::KeyGroup;
+use super::{KeyGroup, features};
 use crate::key::Key;
 
 /// The mesh axes that split a batch.
@@ -125,6 +125,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
         name: "LayoutAndSharding",
         title: "Placement",
+        prefix: None,
         keys: &[
             Key::texts("mesh_axes", MESH_AXES, "Axes of the device mesh, the outermost first.")
                 .acts_on("mesh")
@@ -167,7 +168,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "sharding_tolerance",
                 0.02,
-                "Share of the weights that may be replicated over devices before a warning says so.",
+                "Share of the weights that may be replicated over devices before a warning \
+says so.",
             )
             .at_least(0.0)
             .at_most(1.0)
@@ -179,7 +181,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 &["auto", "explicit"],
                 "Let the compiler complete the placement, or spell all of it out.",
             )
-            .refused("explicit placement")
+            .refused(features::EXPLICIT_PLACEMENT)
             .acts_on("placement")
             .may_change(),
             Key::boolean("shardy", true, "Partition by Shardy.")
@@ -191,24 +193,90 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Split the optimizer's state over the data axis as well.",
             )
-            .refused("splitting the optimizer state over the data axis")
+            .refused(features::SPLITTING_THE_OPTIMIZER_STATE_OVER_THE_DATA_AXIS)
             .acts_on("placement")
             .may_change(),
             Key::text(
                 "compile_xla_flags",
                 "",
-                "Compiler options, such as `--xla_cpu_enable_fast_math=false`, with spaces between.",
+                "Compiler options, such as `--xla_cpu_enable_fast_math=false`, with spaces \
+between.",
             )
             .acts_on("runtime")
+            .may_change(),
+            Key::choice(
+                "context_sharding",
+                "context",
+                &["context", "expert"],
+                "Mesh axis that splits sequences when attention runs over several devices.",
+            )
+            .refused(features::CONTEXT_PARALLELISM)
+            .only_with("context_parallel_size", &[])
+            .acts_on("attention")
+            .may_change(),
+            Key::boolean(
+                "internal_compile",
+                false,
+                "Compile for a device topology known to Google's internal builds only.",
+            )
+            .no_effect_here(
+                "it selects topologies of Google's internal builds, which this program does \
+not know",
+            )
+            .acts_on("compilation")
+            .may_change(),
+            Key::integer(
+                "internal_compile_num_devices",
+                -1,
+                "Number of devices to compile for with `internal_compile`.",
+            )
+            .no_effect_here(
+                "it selects topologies of Google's internal builds, which this program does \
+not know",
+            )
+            .acts_on("compilation")
+            .may_change(),
+            Key::rules(
+                "logical_axis_rules_for_eval",
+                &[],
+                "Rules that replace those of `logical_axis_rules` during evaluation; the same \
+if empty.",
+            )
+            .refused(features::ANOTHER_PLACEMENT_FOR_EVALUATION)
+            .acts_on("evaluation")
+            .may_change(),
+            Key::text(
+                "ulysses_context_sharding",
+                "context_usp_ulysses",
+                "Mesh axis over which Ulysses attention exchanges parts of the sequence for \
+heads.",
+            )
+            .refused(features::CONTEXT_PARALLELISM)
+            .only_with("context_parallel_size", &[])
+            .acts_on("attention")
+            .may_change(),
+            Key::boolean("check_vma", false, "Let JAX's `shard_map` check over which mesh axes values vary.")
+                .no_effect_here("it checks JAX's `shard_map`, which this program does not use")
+                .acts_on("placement")
+                .may_change(),
+            Key::boolean(
+                "dense_fsdp_use_two_stage_all_gather",
+                false,
+                "Gather weights that are split over `fsdp` and `fsdp_transpose` one axis after \
+the other.",
+            )
+            .no_effect_here("XLA decides by itself how split weights are gathered")
+            .acts_on("placement")
             .may_change(),
         ],
     },
     KeyGroup {
         name: "IciParallelism",
         title: "Mesh within a slice",
+        prefix: None,
         keys: &[
             parallelism("ici_diloco_parallelism", 1, "Replicas that train apart and meet now and then.")
-                .refused("DiLoCo"),
+                .refused(features::DILOCO),
             parallelism(
                 "ici_data_parallelism",
                 1,
@@ -217,7 +285,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             parallelism(
                 "ici_fsdp_parallelism",
                 -1,
-                "Devices over which weights and batch are split; -1 takes the devices that are left.",
+                "Devices over which weights and batch are split; -1 takes the devices that are \
+left.",
             ),
             parallelism(
                 "ici_fsdp_transpose_parallelism",
@@ -225,19 +294,19 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "As fsdp, with the other dimension of the weights split.",
             ),
             parallelism("ici_sequence_parallelism", 1, "Devices over which sequences are split.")
-                .refused("sequence parallelism"),
+                .refused(features::SEQUENCE_PARALLELISM),
             parallelism(
                 "ici_context_parallelism",
                 1,
                 "Devices over which sequences are split, attention included.",
             )
-            .refused("context parallelism"),
+            .refused(features::CONTEXT_PARALLELISM),
             parallelism(
                 "ici_context_autoregressive_parallelism",
                 1,
                 "Devices over which the cache of a sequence is split.",
             )
-            .refused("context parallelism"),
+            .refused(features::CONTEXT_PARALLELISM),
             parallelism(
                 "ici_tensor_parallelism",
                 1,
@@ -248,7 +317,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 1,
                 "As tensor, with activations and weights exchanged.",
             )
-            .refused("transposed tensor parallelism"),
+            .refused(features::TRANSPOSED_TENSOR_PARALLELISM),
             parallelism(
                 "ici_tensor_sequence_parallelism",
                 1,
@@ -260,17 +329,27 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Devices over which weights are split when decoding.",
             ),
             parallelism("ici_pipeline_parallelism", 1, "Stages of layers that work one after another.")
-                .refused("pipeline parallelism"),
+                .refused(features::PIPELINE_PARALLELISM),
             parallelism("ici_expert_parallelism", 1, "Devices over which experts are split.")
-                .refused("expert parallelism"),
+                .refused(features::EXPERT_PARALLELISM),
+            Key::integer(
+                "ici_context_usp_ulysses_parallelism",
+                1,
+                "Devices that exchange heads in attention that combines Ulysses and a ring.",
+            )
+            .at_least(-1.0)
+            .refused(features::CONTEXT_PARALLELISM)
+            .acts_on("mesh")
+            .may_change(),
         ],
     },
     KeyGroup {
         name: "DcnParallelism",
         title: "Mesh over slices",
+        prefix: None,
         keys: &[
             parallelism("dcn_diloco_parallelism", 1, "Slices that train apart and meet now and then.")
-                .refused("DiLoCo"),
+                .refused(features::DILOCO),
             parallelism(
                 "dcn_data_parallelism",
                 -1,
@@ -283,19 +362,19 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "As fsdp, with the other dimension of the weights split.",
             ),
             parallelism("dcn_sequence_parallelism", 1, "Slices over which sequences are split.")
-                .refused("sequence parallelism"),
+                .refused(features::SEQUENCE_PARALLELISM),
             parallelism(
                 "dcn_context_parallelism",
                 1,
                 "Slices over which sequences are split, attention included.",
             )
-            .refused("context parallelism"),
+            .refused(features::CONTEXT_PARALLELISM),
             parallelism(
                 "dcn_context_autoregressive_parallelism",
                 1,
                 "Slices over which the cache of a sequence is split.",
             )
-            .refused("context parallelism"),
+            .refused(features::CONTEXT_PARALLELISM),
             parallelism(
                 "dcn_tensor_parallelism",
                 1,
@@ -306,7 +385,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 1,
                 "As tensor, with activations and weights exchanged.",
             )
-            .refused("transposed tensor parallelism"),
+            .refused(features::TRANSPOSED_TENSOR_PARALLELISM),
             parallelism(
                 "dcn_tensor_sequence_parallelism",
                 1,
@@ -318,9 +397,18 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Slices over which weights are split when decoding.",
             ),
             parallelism("dcn_pipeline_parallelism", 1, "Slices that hold stages of layers.")
-                .refused("pipeline parallelism"),
+                .refused(features::PIPELINE_PARALLELISM),
             parallelism("dcn_expert_parallelism", 1, "Slices over which experts are split.")
-                .refused("expert parallelism"),
+                .refused(features::EXPERT_PARALLELISM),
+            Key::integer(
+                "dcn_context_usp_ulysses_parallelism",
+                1,
+                "Slices that exchange heads in attention that combines Ulysses and a ring.",
+            )
+            .at_least(-1.0)
+            .refused(features::CONTEXT_PARALLELISM)
+            .acts_on("mesh")
+            .may_change(),
         ],
     },
 ];

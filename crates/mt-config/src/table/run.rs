@@ -1,12 +1,16 @@
 //! What run this is, on what hardware.
 
-use super::KeyGroup;
-use crate::key::{Key, Literal};
+use super::{KeyGroup, features};
+use crate::{
+    groups::Hardware,
+    key::{Key, Literal},
+};
 
 pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
         name: "RunInfo",
         title: "The run",
+        prefix: None,
         keys: &[
             Key::optional_text(
                 "base_config",
@@ -45,8 +49,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "resolved",
                 false,
-                "Marks a saved configuration: it already holds what its model and presets set, which \
-                 are not applied again.",
+                "Marks a saved configuration: it already holds what its model and presets set, \
+which are not applied again.",
             )
             .acts_on("configuration")
             .may_change()
@@ -66,16 +70,24 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .acts_on("run directory")
             .run_level(),
+            Key::optional_choice(
+                "sharding_strategy",
+                &["experimental"],
+                "Name of an experimental way to place weights for inference; none by default.",
+            )
+            .no_effect_here("arrays are placed by `logical_axis_rules` alone")
+            .acts_on("placement")
+            .may_change(),
         ],
     },
     KeyGroup {
         name: "HardwareAndMesh",
         title: "Hardware",
+        prefix: None,
         keys: &[
-            Key::choice(
+            Key::of::<Hardware>(
                 "hardware",
                 "auto",
-                &["auto", "tpu", "gpu", "gpu_multiprocess", "cpu"],
                 "The kind of device to run on; `auto` takes the best whose plugin is installed.",
             )
             .maxtext_default(Literal::Text("tpu"))
@@ -92,18 +104,134 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .acts_on("runtime")
                 .run_level()
                 .own(),
-            Key::boolean("enable_nnx", true, "Use MaxText's NNX modules.")
+            Key::boolean("enable_nnx", false, "Use MaxText's NNX modules.")
+                .neutral(&[Literal::Bool(true)])
                 .no_effect_here("models here are Rust modules, of which there is one kind")
                 .acts_on("model")
                 .may_change(),
-            Key::boolean("pure_nnx", true, "Use NNX modules throughout.")
+            Key::boolean("pure_nnx", false, "Use NNX modules throughout.")
+                .neutral(&[Literal::Bool(true)])
                 .no_effect_here("models here are Rust modules, of which there is one kind")
                 .acts_on("model")
                 .may_change(),
-            Key::boolean("pure_nnx_decoder", true, "Use the NNX decoder.")
+            Key::boolean("pure_nnx_decoder", false, "Use the NNX decoder.")
+                .neutral(&[Literal::Bool(true)])
                 .no_effect_here("models here are Rust modules, of which there is one kind")
                 .acts_on("model")
                 .may_change(),
+            Key::integer("num_slices", -1, "Number of slices the devices belong to; -1 counts them.")
+                .at_least(-1.0)
+                .neutral(&[Literal::Integer(1)])
+                .refused(features::SEVERAL_SLICES)
+                .acts_on("mesh")
+                .may_change(),
+            Key::integer(
+                "inhomogeneous_layer_cycle_interval",
+                1,
+                "Number of layers after which the pattern of different layers repeats.",
+            )
+            .at_least(1.0)
+            .refused(features::CYCLES_OF_DIFFERENT_LAYERS)
+            .acts_on("model"),
+            Key::boolean(
+                "context_parallel_load_balance",
+                true,
+                "Reorder sequences so that devices that split them do equal work under the \
+causal mask.",
+            )
+            .neutral(&[Literal::Bool(false)])
+            .refused(features::CONTEXT_PARALLELISM)
+            .only_with("context_parallel_size", &[])
+            .acts_on("attention")
+            .may_change(),
+            Key::choice(
+                "context_parallel_strategy",
+                "all_gather",
+                &["all_gather", "ring", "ulysses", "usp"],
+                "How parts of a sequence attend to each other: gather keys and values, pass \
+them around, or exchange heads.",
+            )
+            .refused(features::CONTEXT_PARALLELISM)
+            .only_with("context_parallel_size", &[])
+            .acts_on("attention")
+            .may_change(),
+            Key::choice(
+                "context_parallel_reorder_strategy",
+                "auto",
+                &["auto", "dual_chunk_swap", "striped"],
+                "Order in which parts of a sequence are dealt to devices to balance their work.",
+            )
+            .refused(features::CONTEXT_PARALLELISM)
+            .only_with("context_parallel_size", &[])
+            .acts_on("attention")
+            .may_change(),
+            Key::choice(
+                "custom_mesh",
+                "",
+                &["", "hybrid_ring_64x4", "hybrid_ring_32x8"],
+                "Named arrangement of the devices in the mesh; the platform's own if empty.",
+            )
+            .refused(features::CUSTOM_DEVICE_ORDERS)
+            .acts_on("mesh")
+            .may_change(),
+            Key::choice(
+                "custom_mesh_and_rule",
+                "",
+                &[
+                    "",
+                    "pure-fsdp",
+                    "ep-as-cp",
+                    "cp-as-ep",
+                    "ep-as-dp",
+                    "pipeline-large-moe",
+                    "shard-exp-on-fsdp",
+                ],
+                "Named set of mesh axes and rules that takes the place of `mesh_axes` and \
+`logical_axis_rules`.",
+            )
+            .acts_on("placement")
+            .may_change(),
+            Key::boolean(
+                "allow_split_physical_axes",
+                false,
+                "Let one axis of the device network carry several axes of the mesh.",
+            )
+            .refused(features::CUSTOM_DEVICE_ORDERS)
+            .acts_on("mesh")
+            .may_change(),
+            Key::boolean(
+                "optimize_mesh_for_tpu_v6e",
+                false,
+                "Reorder the mesh to suit the device network of TPU v6e.",
+            )
+            .refused(features::CUSTOM_DEVICE_ORDERS)
+            .acts_on("mesh")
+            .may_change(),
+            Key::boolean(
+                "remove_size_one_mesh_axis_from_type",
+                true,
+                "Leave mesh axes of size 1 out of the types of JAX arrays.",
+            )
+            .no_effect_here("it belongs to the array types of JAX, which this program does not use")
+            .acts_on("placement")
+            .may_change(),
+            Key::choice(
+                "custom_mesh_and_rule_for_eval",
+                "",
+                &[
+                    "",
+                    "pure-fsdp",
+                    "ep-as-cp",
+                    "cp-as-ep",
+                    "ep-as-dp",
+                    "pipeline-large-moe",
+                    "shard-exp-on-fsdp",
+                ],
+                "Named set of mesh axes and rules for evaluation; as in training if empty.",
+            )
+            .refused(features::ANOTHER_PLACEMENT_FOR_EVALUATION)
+            .acts_on("evaluation")
+            .may_change(),
         ],
     },
 ];

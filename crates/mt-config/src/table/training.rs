@@ -1,12 +1,16 @@
 //! The training loop and the optimizer.
 
-use super::KeyGroup;
-use crate::key::Key;
+use super::{KeyGroup, features};
+use crate::{
+    groups::{LearningRateSchedule, OptimizerType},
+    key::Key,
+};
 
 pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
         name: "TrainingLoop",
         title: "Training loop",
+        prefix: None,
         keys: &[
             Key::integer(
                 "steps",
@@ -29,7 +33,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .acts_on("evaluation")
                 .may_change(),
             Key::float("target_eval_loss", 0.0, "Stop once the evaluation loss is this low.")
-                .refused("stopping at a target loss")
+                .refused(features::STOPPING_AT_A_TARGET_LOSS)
                 .acts_on("evaluation")
                 .may_change(),
             Key::boolean("abort_on_nan_loss", true, "Stop when the loss is not a number.")
@@ -51,24 +55,86 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer("init_weights_seed", 0, "Seed of the initial weights and of dropout.")
                 .at_least(0.0)
                 .acts_on("initialization"),
+            Key::choice(
+                "training_objective",
+                "causal_lm",
+                &["causal_lm", "block_diffusion"],
+                "What the model learns: to predict the next token, or to fill in masked tokens \
+block by block.",
+            )
+            .refused(features::BLOCK_DIFFUSION)
+            .acts_on("loss"),
+            Key::integer(
+                "block_diffusion_mask_id",
+                -1,
+                "Token id that stands for a masked token in block diffusion; -1 leaves it \
+unset.",
+            )
+            .at_least(-1.0)
+            .refused(features::BLOCK_DIFFUSION)
+            .only_with("training_objective", &["block_diffusion"])
+            .acts_on("data"),
+            Key::float(
+                "block_diffusion_min_noise",
+                0.001,
+                "Smallest probability of masking that is drawn for a block of tokens; must be \
+above 0.",
+            )
+            .at_least(0.0)
+            .at_most(1.0)
+            .refused(features::BLOCK_DIFFUSION)
+            .only_with("training_objective", &["block_diffusion"])
+            .acts_on("data"),
+            Key::choice(
+                "block_diffusion_logit_alignment",
+                "same_position",
+                &["same_position", "shifted"],
+                "Whether logits predict the token at their own position or, when `shifted`, at \
+the next one.",
+            )
+            .refused(features::BLOCK_DIFFUSION)
+            .only_with("training_objective", &["block_diffusion"])
+            .acts_on("loss"),
+            Key::choice(
+                "block_diffusion_canvas_policy",
+                "all_masked",
+                &["all_masked", "seed_and_mask"],
+                "How a block starts out: with every token masked, or with its first token \
+given.",
+            )
+            .refused(features::BLOCK_DIFFUSION)
+            .only_with("training_objective", &["block_diffusion"])
+            .acts_on("data"),
+            Key::integer(
+                "eval_start_step",
+                0,
+                "First step before which the model may be evaluated; earlier evaluations are \
+left out.",
+            )
+            .at_least(0.0)
+            .refused(features::EVALUATION_FROM_A_LATER_STEP_ON)
+            .acts_on("evaluation")
+            .may_change(),
+            Key::integer(
+                "max_inflight_computations",
+                2,
+                "Most steps that wait on the devices before the loop waits for the oldest.",
+            )
+            .no_effect_here(
+                "each step's metrics are read one step late, so at most two steps are ever \
+under way",
+            )
+            .acts_on("training loop")
+            .may_change(),
         ],
     },
     KeyGroup {
         name: "Optimizer",
         title: "Optimizer and learning rate",
+        prefix: None,
         keys: &[
-            Key::choice(
-                "opt_type",
-                "adamw",
-                &["adamw", "adam_pax", "sgd", "muon"],
-                "The optimizer that updates the weights.",
-            )
-            .refuse_choices(&[
-                ("adam_pax", "the optimizer `adam_pax`"),
-                ("sgd", "the optimizer `sgd`"),
-                ("muon", "the optimizer `muon`"),
-            ])
-            .acts_on("optimizer"),
+            Key::of::<OptimizerType>("opt_type", "adamw", "The optimizer that updates the weights.")
+                .acts_on("optimizer"),
             Key::float(
                 "learning_rate",
                 3e-5,
@@ -76,13 +142,11 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .acts_on("optimizer"),
-            Key::choice(
+            Key::of::<LearningRateSchedule>(
                 "lr_schedule_type",
                 "cosine",
-                &["cosine", "wsd"],
                 "How the learning rate falls after the warm-up.",
             )
-            .refuse_choices(&[("wsd", "the schedule `wsd`")])
             .acts_on("optimizer"),
             Key::float(
                 "warmup_steps_fraction",
@@ -109,7 +173,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "gradient_clipping_threshold",
                 1.0,
-                "Largest norm of all gradients together; larger ones are scaled down. 0 turns it off.",
+                "Largest norm of all gradients together; larger ones are scaled down. 0 turns \
+it off.",
             )
             .at_least(0.0)
             .acts_on("optimizer"),
@@ -119,23 +184,73 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Batches whose gradients are summed before the weights change.",
             )
             .at_least(1.0)
-            .refused("gradient accumulation")
+            .refused(features::GRADIENT_ACCUMULATION)
             .acts_on("training loop"),
             Key::boolean(
                 "skip_step_on_spikes",
                 false,
                 "Leave the weights alone when the loss or the gradients jump.",
             )
-            .refused("skipping steps on spikes")
+            .refused(features::SKIPPING_STEPS_ON_SPIKES)
             .acts_on("optimizer"),
             Key::texts("trainable_parameters_mask", &[], "Patterns of the parameters that are trained.")
-                .refused("training some of the parameters")
+                .refused(features::TRAINING_SOME_OF_THE_PARAMETERS)
                 .acts_on("optimizer"),
+            Key::integer(
+                "skip_step_interval",
+                128,
+                "Number of past steps from which mean and deviation of loss and gradients are \
+taken.",
+            )
+            .at_least(1.0)
+            .refused(features::SKIPPING_STEPS_ON_SPIKES)
+            .only_with("skip_step_on_spikes", &[])
+            .acts_on("optimizer"),
+            Key::float(
+                "skip_step_scaling_factor",
+                6.0,
+                "Deviations above the mean from which on a loss or a gradient norm counts as a \
+spike.",
+            )
+            .at_least(0.0)
+            .refused(features::SKIPPING_STEPS_ON_SPIKES)
+            .only_with("skip_step_on_spikes", &[])
+            .acts_on("optimizer"),
+            Key::boolean(
+                "use_tunix_gradient_accumulation",
+                false,
+                "Let the Tunix trainer accumulate gradients instead of the training step.",
+            )
+            .no_effect_here(
+                "it belongs to Tunix, which is not used; `gradient_accumulation_steps` is the \
+key for it",
+            )
+            .acts_on("training loop"),
+            Key::float(
+                "wsd_decay_steps_fraction",
+                0.1,
+                "Share of the `wsd` schedule, at its end, in which the learning rate falls.",
+            )
+            .at_least(0.0)
+            .at_most(1.0)
+            .refused(features::SCHEDULES)
+            .only_with("lr_schedule_type", &["wsd"])
+            .acts_on("optimizer"),
+            Key::choice(
+                "wsd_decay_style",
+                "linear",
+                &["linear", "cosine"],
+                "Shape of the fall of the learning rate at the end of the `wsd` schedule.",
+            )
+            .refused(features::SCHEDULES)
+            .only_with("lr_schedule_type", &["wsd"])
+            .acts_on("optimizer"),
         ],
     },
     KeyGroup {
         name: "AdamW",
         title: "AdamW",
+        prefix: None,
         keys: &[
             Key::float("adam_b1", 0.9, "Decay of the running mean of gradients.")
                 .at_least(0.0)
@@ -159,7 +274,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(0.0)
             .acts_on("optimizer"),
             Key::texts("adamw_mask", &[], "Patterns of the parameters that do not decay.")
-                .refused("weight decay of some of the parameters")
+                .refused(features::WEIGHT_DECAY_OF_SOME_OF_THE_PARAMETERS)
                 .acts_on("optimizer"),
             Key::choice(
                 "mu_dtype",
@@ -168,6 +283,165 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Type of the first moment; that of the weights if empty.",
             )
             .refuse_choices(&[("bfloat16", "bfloat16 moments")])
+            .acts_on("optimizer"),
+        ],
+    },
+    KeyGroup {
+        name: "DilocoParams",
+        title: "DiLoCo",
+        prefix: None,
+        keys: &[
+            Key::boolean(
+                "enable_diloco",
+                false,
+                "Train replicas apart and average them every `diloco_sync_period` steps.",
+            )
+            .refused(features::DILOCO)
+            .acts_on("training loop"),
+            Key::integer(
+                "diloco_sync_period",
+                36,
+                "Number of steps that replicas train apart before an outer update brings them \
+together.",
+            )
+            .at_least(1.0)
+            .refused(features::DILOCO)
+            .only_with("enable_diloco", &[])
+            .acts_on("training loop"),
+            Key::float(
+                "diloco_outer_lr",
+                0.3,
+                "Learning rate of the outer update, which moves the shared weights towards the \
+replicas' mean.",
+            )
+            .at_least(0.0)
+            .refused(features::DILOCO)
+            .only_with("enable_diloco", &[])
+            .acts_on("optimizer"),
+            Key::float(
+                "diloco_outer_momentum",
+                0.9,
+                "Nesterov momentum of the outer update, as the share of the last one that is \
+kept.",
+            )
+            .at_least(0.0)
+            .at_most(1.0)
+            .refused(features::DILOCO)
+            .only_with("enable_diloco", &[])
+            .acts_on("optimizer"),
+            Key::text(
+                "dcn_bandwidth_limit",
+                "",
+                "Slow the network between slices down to this rate, such as `10gbit`; empty \
+for no limit.",
+            )
+            .no_effect_here("the network is not throttled from here; `tc` limits an interface")
+            .acts_on("runtime")
+            .may_change(),
+            Key::text(
+                "dcn_bandwidth_burst",
+                "10mb",
+                "Amount of data that may pass at once when the network between slices is \
+slowed down.",
+            )
+            .no_effect_here("the network is not throttled from here; `tc` limits an interface")
+            .acts_on("runtime")
+            .may_change(),
+            Key::text(
+                "dcn_bandwidth_latency",
+                "50ms",
+                "Longest time a packet waits when the network between slices is slowed down.",
+            )
+            .no_effect_here("the network is not throttled from here; `tc` limits an interface")
+            .acts_on("runtime")
+            .may_change(),
+            Key::text(
+                "dcn_bandwidth_interface",
+                "eth0",
+                "Network interface whose traffic between slices is slowed down.",
+            )
+            .no_effect_here("the network is not throttled from here; `tc` limits an interface")
+            .acts_on("runtime")
+            .may_change(),
+            Key::boolean(
+                "enable_streaming_diloco",
+                false,
+                "Bring the replicas' weights together fragment by fragment instead of all at \
+once.",
+            )
+            .refused(features::DILOCO)
+            .only_with("enable_diloco", &[])
+            .acts_on("training loop"),
+            Key::optional_integer(
+                "num_diloco_fragments",
+                "Number of fragments that streaming DiLoCo splits the weights into; chosen by \
+itself if none.",
+            )
+            .at_least(1.0)
+            .refused(features::DILOCO)
+            .only_with("enable_diloco", &[])
+            .acts_on("training loop"),
+            Key::boolean(
+                "use_sequential_layers",
+                false,
+                "Make a fragment of layers that follow each other instead of layers taken at \
+even distances.",
+            )
+            .refused(features::DILOCO)
+            .only_with("enable_diloco", &[])
+            .acts_on("training loop"),
+            Key::integer(
+                "num_communication_overlapping_steps",
+                0,
+                "Steps that pass between the start of a fragment's exchange and the use of its \
+result.",
+            )
+            .at_least(0.0)
+            .refused(features::DILOCO)
+            .only_with("enable_diloco", &[])
+            .acts_on("training loop"),
+            Key::float(
+                "communication_overlapping_alpha",
+                0.0,
+                "Share of a replica's own weights that is kept when an exchanged fragment is \
+merged into them.",
+            )
+            .at_least(0.0)
+            .at_most(1.0)
+            .refused(features::DILOCO)
+            .only_with("enable_diloco", &[])
+            .acts_on("training loop"),
+        ],
+    },
+    KeyGroup {
+        name: "Muon",
+        title: "Muon",
+        prefix: None,
+        keys: &[
+            Key::float("muon_beta", 0.95, "Decay of the running mean of gradients in Muon.")
+                .at_least(0.0)
+                .at_most(1.0)
+                .refused(features::MUON)
+                .only_with("opt_type", &["muon"])
+                .acts_on("optimizer"),
+            Key::float(
+                "muon_weight_decay",
+                0.0,
+                "Share of each weight that Muon takes off at every step, times the learning \
+rate.",
+            )
+            .at_least(0.0)
+            .refused(features::MUON)
+            .only_with("opt_type", &["muon"])
+            .acts_on("optimizer"),
+            Key::optional_float(
+                "muon_consistent_rms",
+                "Root mean square that Muon scales its updates to, 0.2 to match AdamW; scaled \
+by width if none.",
+            )
+            .at_least(0.0)
+            .refused(features::MUON)
+            .only_with("opt_type", &["muon"])
             .acts_on("optimizer"),
         ],
     },

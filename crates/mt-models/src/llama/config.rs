@@ -57,6 +57,7 @@ impl LlamaConfig {
                 MlpActivation::Silu => Activation::Silu,
                 MlpActivation::Gelu => Activation::Gelu,
                 MlpActivation::Relu => Activation::Relu,
+                MlpActivation::Sigmoid => Activation::Sigmoid,
                 MlpActivation::Linear => Activation::Linear,
             })
             .collect();

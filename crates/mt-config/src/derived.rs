@@ -1,0 +1,191 @@
+//! Values that follow from other keys: dimensions, mesh sizes, batch sizes, directories.
+//!
+//! They are shown with the configuration and cannot be set. What depends on the number of devices is none until it is
+//! known, which for a CPU it is from the keys.
+
+use serde_json::{Value, json};
+
+use crate::{
+    config::Config,
+    groups::{MESH_AXES, RunGroup, Scales},
+    key::Kind,
+    table,
+};
+
+/// Every derived key with its value.
+pub(crate) fn values(config: &Config) -> Vec<(&'static str, Value)> {
+    let mut values = Vec::new();
+    dimensions(config, &mut values);
+    mesh(config, &mut values);
+    batches(config, &mut values);
+    directories(config, &mut values);
+    memory(config, &mut values);
+    values
+}
+
+type Values = Vec<(&'static str, Value)>;
+
+fn integer(config: &Config, name: &str) -> i64 {
+    config.entry(name).value.as_i64().unwrap_or_default()
+}
+
+fn float(config: &Config, name: &str) -> f64 {
+    config.entry(name).value.as_f64().unwrap_or_default()
+}
+
+fn is_set(config: &Config, name: &str) -> bool {
+    config.entry(name).value == true
+}
+
+fn dimensions(config: &Config, values: &mut Values) {
+    let scales = u64::try_from(integer(config, "global_parameter_scale")).ok().and_then(Scales::of);
+    let mut push = |name: &'static str, base: i64, scale: fn(&Scales) -> u32| {
+        let value = scales.as_ref().and_then(|scales| base.checked_mul(1_i64.checked_shl(scale(scales))?));
+        values.push((name, value.into()));
+    };
+    let mlp = integer(config, "base_mlp_dim");
+    // Without a width of their own, experts are as wide as the feed-forward layers.
+    let experts = Some(integer(config, "base_moe_mlp_dim")).filter(|width| *width > 0).unwrap_or(mlp);
+    push("emb_dim", integer(config, "base_emb_dim"), |scales| scales.embedding);
+    push("num_query_heads", integer(config, "base_num_query_heads"), |scales| scales.heads_and_mlp);
+    push("num_kv_heads", integer(config, "base_num_kv_heads"), |scales| scales.heads_and_mlp);
+    push("mlp_dim", mlp, |scales| scales.heads_and_mlp);
+    push("moe_mlp_dim", experts, |scales| scales.heads_and_mlp);
+    push("num_decoder_layers", integer(config, "base_num_decoder_layers"), |scales| scales.layers);
+}
+
+/// The number of devices, if the keys say it.
+fn num_devices(config: &Config) -> Option<i64> {
+    let is_cpu = config.entry("hardware").value == "cpu" || config.entry("num_cpu_devices").is_changed();
+    is_cpu.then(|| integer(config, "num_cpu_devices"))
+}
+
+fn mesh(config: &Config, values: &mut Values) {
+    let devices = num_devices(config);
+    values.push(("num_target_devices", devices.into()));
+    let slices = integer(config, "num_slices").max(1);
+    let sizes = |network: &str, available: Option<i64>| -> Value {
+        let size = |axis: &str| {
+            let stem = MESH_AXES.iter().find(|(name, _)| *name == axis).map(|(_, stem)| *stem);
+            stem.map(|stem| format!("{network}_{stem}_parallelism"))
+                .filter(|name| table::lookup(name).is_some())
+                .map_or(1, |name| integer(config, &name))
+        };
+        let axes = config.entry("mesh_axes").value.as_array().cloned().unwrap_or_default();
+        let sizes: Vec<i64> = axes.iter().filter_map(Value::as_str).map(size).collect();
+        let product =
+            sizes.iter().filter(|size| **size > 0).try_fold(1_i64, |all, size| all.checked_mul(*size));
+        let rest = available.zip(product).map(|(available, product)| available / product.max(1));
+        let filled: Option<Vec<i64>> =
+            sizes.into_iter().map(|size| if size == -1 { rest } else { Some(size) }).collect();
+        filled.into()
+    };
+    values.push(("ici_parallelism", sizes("ici", devices.map(|devices| devices / slices))));
+    values.push(("dcn_parallelism", sizes("dcn", Some(slices))));
+    let both = |axis: &str| {
+        let size = |network: &str| integer(config, &format!("{network}_{axis}_parallelism")).max(1);
+        size("ici").saturating_mul(size("dcn"))
+    };
+    values.push(("num_diloco_replicas", both("diloco").into()));
+    values.push(("using_pipeline_parallelism", (both("pipeline") > 1).into()));
+    values.push(("context_parallel_size", both("context").into()));
+}
+
+/// Sequences of a batch on all devices: those of one of the accumulated parts, then those of the whole step.
+struct Batch {
+    part: i64,
+    step: i64,
+    loaded: i64,
+}
+
+fn batches(config: &Config, values: &mut Values) {
+    let devices = num_devices(config);
+    let accumulation = integer(config, "gradient_accumulation_steps").max(1);
+    let expansion = float(config, "expansion_factor_real_data");
+    let batch = |per_device: f64, accumulation: i64| -> Option<Batch> {
+        // A third of a sequence on each of three devices is one sequence, whatever the last digit says.
+        let part = (per_device * devices? as f64 + 1e-6).floor() as i64;
+        let loaded = if expansion > 0.0 { (part as f64 * expansion) as i64 } else { part };
+        let all = |part: i64| part.saturating_mul(accumulation);
+        Some(Batch { part, step: all(part), loaded: all(loaded) })
+    };
+    let train = batch(float(config, "per_device_batch_size"), accumulation);
+    let evaluation = match float(config, "eval_per_device_batch_size") {
+        0.0 => float(config, "per_device_batch_size"),
+        per_device => per_device,
+    };
+    let evaluation = batch(evaluation, 1);
+    let of = |batch: &Option<Batch>, part: fn(&Batch) -> i64| Value::from(batch.as_ref().map(part));
+    values.push(("micro_batch_size_to_train_on", of(&train, |batch| batch.part)));
+    values.push(("global_batch_size_to_train_on", of(&train, |batch| batch.step)));
+    values.push(("global_batch_size_to_load", of(&train, |batch| batch.loaded)));
+    values.push(("micro_batch_size_to_eval_on", of(&evaluation, |batch| batch.part)));
+    values.push(("global_batch_size_to_eval_on", of(&evaluation, |batch| batch.step)));
+    values.push(("global_batch_size_to_load_eval", of(&evaluation, |batch| batch.loaded)));
+
+    let growing = is_set(config, "enable_rampup_batch_size");
+    let start = batch(float(config, "per_device_batch_size_start"), accumulation).filter(|_| growing);
+    let increment = batch(float(config, "per_device_batch_size_increment"), accumulation).filter(|_| growing);
+    values.push(("global_batch_size_to_load_start", of(&start, |batch| batch.loaded)));
+    values.push(("global_batch_size_to_load_increment", of(&increment, |batch| batch.loaded)));
+    let ramp = train.zip(start).zip(increment).and_then(|((train, start), increment)| {
+        ramp(start.loaded, increment.loaded, train.loaded, integer(config, "global_rampup_samples"))
+    });
+    values.push(("rampup_samples_per_increment_to_load", ramp.map(|(samples, _)| samples).into()));
+    values.push(("rampup_end_step", ramp.map(|(_, step)| step).into()));
+}
+
+/// Sequences that each batch size of a ramp gets, and the step at which the ramp ends.
+fn ramp(start: i64, increment: i64, end: i64, samples: i64) -> Option<(f64, i64)> {
+    let increments = (end - start).checked_div(increment).filter(|increments| *increments > 0)?;
+    let samples = samples as f64 / increments as f64;
+    // Beyond this many sizes the end is not worth counting out.
+    let increments = increments.min(1 << 20);
+    let step = (0..increments)
+        .map(|index| (samples / start.saturating_add(index.saturating_mul(increment)).max(1) as f64).ceil())
+        .sum::<f64>();
+    Some((samples, step as i64))
+}
+
+fn directories(config: &Config, values: &mut Values) {
+    let run = RunGroup::from_config(config).ok().filter(|run| !run.run_name.is_empty());
+    let path = |path: Option<std::path::PathBuf>| json!(path.map(|path| path.display().to_string()));
+    values.push(("checkpoint_dir", path(run.as_ref().map(RunGroup::checkpoint_directory))));
+    values.push(("metrics_dir", path(run.as_ref().map(|run| run.directory().join("metrics")))));
+    values.push(("tensorboard_dir", path(run.as_ref().map(RunGroup::tensorboard_directory))));
+    let diagnostics = run.as_ref().filter(|_| is_set(config, "managed_mldiagnostics"));
+    values.push((
+        "managed_mldiagnostics_dir",
+        path(diagnostics.map(|run| run.directory().join("managed-mldiagnostics"))),
+    ));
+}
+
+/// Which named tensors a custom remat policy keeps, and where.
+fn memory(config: &Config, values: &mut Values) {
+    let custom = config.entry("remat_policy").value == "custom";
+    let at = |place: &str| -> Value {
+        let names = config.entries().filter(|entry| is_location(entry.key.kind) && entry.value == place);
+        custom.then(|| names.map(|entry| entry.key.name).collect::<Vec<_>>()).into()
+    };
+    let on_device = at("device");
+    let offloaded = at("offload");
+    values.push(("tensors_on_device", on_device));
+    values.push(("tensors_to_offload", offloaded));
+}
+
+fn is_location(kind: Kind) -> bool {
+    matches!(kind, Kind::Choice(words) if words == table::LOCATIONS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ramp_ends_where_its_sizes_have_had_their_sequences() {
+        // 4, 6, 8, 10 sequences for 100 each: 25 + 17 + 13 + 10 steps.
+        assert_eq!(ramp(4, 2, 12, 400), Some((100.0, 65)));
+        assert_eq!(ramp(4, 0, 12, 400), None);
+        assert_eq!(ramp(12, 2, 12, 400), None);
+    }
+}

@@ -1,0 +1,656 @@
+//! Attention and positions.
+
+use super::{KeyGroup, features};
+use crate::{
+    groups::AttentionKind,
+    key::{Key, Literal},
+};
+
+pub(super) const GROUPS: &[KeyGroup] = &[
+    KeyGroup {
+        name: "Attention",
+        title: "Attention",
+        prefix: None,
+        keys: &[
+            Key::of::<AttentionKind>(
+                "attention",
+                "autoselected",
+                "How attention is computed: dense (`dot_product`), block by block in memory \
+linear in the length (`flash`), or by size.",
+            )
+            .acts_on("attention")
+            .may_change(),
+            Key::choice(
+                "attention_type",
+                "global",
+                &["global", "local_sliding", "chunk", "mla", "full", "compressed", "block_diffusion"],
+                "Which earlier positions a position attends to.",
+            )
+            .refused(features::OTHER_ATTENTION_TYPES)
+            .acts_on("attention"),
+            Key::boolean("float32_qk_product", false, "Multiply queries and keys in float32.")
+                .acts_on("attention"),
+            Key::boolean("float32_logits", false, "Apply the attention softmax in float32.")
+                .acts_on("attention"),
+            Key::integer("sliding_window_size", 0, "Number of positions that local attention sees.")
+                .at_least(0.0)
+                .refused(features::LOCAL_ATTENTION)
+                .acts_on("attention"),
+            Key::optional_float(
+                "attn_logits_soft_cap",
+                "Bounds attention logits smoothly at this magnitude.",
+            )
+            .at_least(0.0)
+            .neutral(&[Literal::Float(0.0)])
+            .refused(features::SOFT_CAPS_ON_ATTENTION_LOGITS)
+            .acts_on("attention"),
+            Key::boolean("attention_sink", false, "Give each head a learned logit that attends to nothing.")
+                .refused(features::ATTENTION_SINKS)
+                .acts_on("attention"),
+            Key::boolean("use_qk_norm", false, "Normalize queries and keys.")
+                .refused(features::QK_NORM)
+                .acts_on("attention"),
+            Key::boolean(
+                "share_kv_projections",
+                false,
+                "Use one projection for both keys and values in layers of global attention.",
+            )
+            .refused(features::SHARING_KEYS_AND_VALUES)
+            .acts_on("attention"),
+            Key::integer(
+                "global_num_kv_heads",
+                0,
+                "Number of key and value heads in layers of global attention; 0 for as many as \
+elsewhere.",
+            )
+            .at_least(0.0)
+            .refused(features::CYCLES_OF_DIFFERENT_LAYERS)
+            .acts_on("attention"),
+            Key::integer(
+                "chunk_attn_window_size",
+                0,
+                "Number of positions in each of the chunks inside which chunked attention \
+stays.",
+            )
+            .at_least(0.0)
+            .refused(features::LOCAL_ATTENTION)
+            .only_with("attention_type", &["chunk"])
+            .acts_on("attention"),
+            Key::boolean(
+                "use_post_attn_norm",
+                false,
+                "Normalize the output of attention before it is added to the residual stream.",
+            )
+            .refused(features::POST_LAYER_NORMALIZATION)
+            .acts_on("normalization"),
+            Key::boolean(
+                "use_post_ffw_norm",
+                false,
+                "Normalize the output of the feed-forward layer before it is added to the \
+residual stream.",
+            )
+            .refused(features::POST_LAYER_NORMALIZATION)
+            .acts_on("normalization"),
+            Key::boolean(
+                "use_ragged_attention",
+                false,
+                "Read only the filled part of the cache when decoding, with a kernel of its \
+own.",
+            )
+            .no_effect_here("it selects a Pallas kernel; attention over the cache is compiled by XLA")
+            .acts_on("decoding")
+            .may_change(),
+            Key::boolean(
+                "use_tokamax_gmm",
+                false,
+                "Multiply tokens by their experts' weights with kernels of the Tokamax library.",
+            )
+            .no_effect_here(
+                "it selects a kernel of the Tokamax library; grouped matrix products are left \
+to XLA",
+            )
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "ragged_block_size",
+                256,
+                "Number of positions in one block of the ragged decoding kernel.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; attention over the cache is compiled by XLA")
+            .acts_on("decoding")
+            .may_change(),
+            Key::boolean(
+                "enable_padding_causal_mask",
+                true,
+                "Mask padding as well as later positions in the attention of TransformerEngine.",
+            )
+            .no_effect_here(
+                "it selects a mask of TransformerEngine; padding is always masked by segments \
+here",
+            )
+            .acts_on("attention")
+            .may_change(),
+            Key::boolean(
+                "use_tokamax_splash",
+                false,
+                "Compute attention with the splash kernel of the Tokamax library.",
+            )
+            .no_effect_here(
+                "it selects a Pallas kernel of the Tokamax library; `attention=flash` computes \
+block by block here",
+            )
+            .acts_on("attention")
+            .may_change(),
+            Key::boolean(
+                "use_jax_splash",
+                false,
+                "Compute attention with the splash kernel that comes with JAX.",
+            )
+            .no_effect_here(
+                "it selects a Pallas kernel that comes with JAX; `attention=flash` computes \
+block by block here",
+            )
+            .acts_on("attention")
+            .may_change(),
+            Key::boolean(
+                "force_q_layout",
+                false,
+                "Pin the memory layout of the queries ahead of the attention kernel.",
+            )
+            .no_effect_here("XLA chooses layouts itself")
+            .acts_on("attention")
+            .may_change(),
+            Key::boolean(
+                "use_qk_clip",
+                false,
+                "Shrink the query and key weights of heads whose attention logits grow past a \
+threshold.",
+            )
+            .refused(features::QK_CLIP)
+            .acts_on("optimizer"),
+            Key::float(
+                "qk_clip_threshold",
+                100.0,
+                "Largest attention logit that query and key clipping tolerates.",
+            )
+            .at_least(0.0)
+            .refused(features::QK_CLIP)
+            .only_with("use_qk_clip", &[])
+            .acts_on("optimizer"),
+            Key::integer(
+                "hidden_size_per_layer_input",
+                0,
+                "Width of the embedding that each layer receives of its own; 0 turns it off.",
+            )
+            .at_least(0.0)
+            .refused(features::PER_LAYER_EMBEDDINGS)
+            .acts_on("embedding"),
+            Key::integer(
+                "vocab_size_per_layer_input",
+                0,
+                "Number of tokens in the table of per-layer embeddings; 0 turns it off.",
+            )
+            .at_least(0.0)
+            .refused(features::PER_LAYER_EMBEDDINGS)
+            .acts_on("embedding"),
+            Key::integer(
+                "num_kv_shared_layers",
+                0,
+                "Number of last layers that reuse the keys and values of an earlier layer of \
+their type.",
+            )
+            .at_least(0.0)
+            .refused(features::SHARING_KEYS_AND_VALUES)
+            .acts_on("attention"),
+            Key::boolean(
+                "use_double_wide_mlp",
+                false,
+                "Double the feed-forward width of layers that reuse the keys and values of \
+others.",
+            )
+            .refused(features::SHARING_KEYS_AND_VALUES)
+            .acts_on("feed-forward layers"),
+            Key::integer(
+                "causal_block_size",
+                32,
+                "Number of tokens in a block whose positions all see one another under \
+`attention_type=block_diffusion`.",
+            )
+            .at_least(1.0)
+            .refused(features::BLOCK_DIFFUSION)
+            .only_with("training_objective", &["block_diffusion"])
+            .acts_on("attention"),
+            Key::integer(
+                "mla_qk_head_chunk_size",
+                0,
+                "Number of heads whose products of queries and keys are computed at a time; 0 \
+for all.",
+            )
+            .at_least(0.0)
+            .refused(features::LATENT_ATTENTION)
+            .acts_on("attention")
+            .may_change(),
+        ],
+    },
+    KeyGroup {
+        name: "MoBa",
+        title: "Mixtures of block attention",
+        prefix: None,
+        keys: &[
+            Key::boolean(
+                "moba",
+                false,
+                "Let each query attend only to the blocks of keys that match it best.",
+            )
+            .refused(features::BLOCK_ATTENTION)
+            .acts_on("attention"),
+            Key::integer(
+                "moba_chunk_size",
+                1024,
+                "Number of positions in one of the blocks that `moba` chooses from.",
+            )
+            .at_least(1.0)
+            .refused(features::BLOCK_ATTENTION)
+            .only_with("moba", &[])
+            .acts_on("attention"),
+            Key::integer("moba_topk", 8, "Number of blocks that each query attends to under `moba`.")
+                .at_least(1.0)
+                .refused(features::BLOCK_ATTENTION)
+                .only_with("moba", &[])
+                .acts_on("attention"),
+        ],
+    },
+    KeyGroup {
+        name: "MlaAttention",
+        title: "Multi-head latent attention",
+        prefix: None,
+        keys: &[
+            Key::boolean(
+                "mla_naive_kvcache",
+                true,
+                "Cache full keys and values instead of the latent vectors they are made of.",
+            )
+            .refused(features::LATENT_ATTENTION)
+            .only_with("attention_type", &["mla", "compressed"])
+            .acts_on("decoding")
+            .may_change(),
+            Key::integer(
+                "q_lora_rank",
+                0,
+                "Width of the latent vector that queries are made of; 0 projects queries \
+directly.",
+            )
+            .at_least(0.0)
+            .refused(features::LATENT_ATTENTION)
+            .only_with("attention_type", &["mla", "compressed"])
+            .acts_on("attention"),
+            Key::integer("kv_lora_rank", 512, "Width of the latent vector that keys and values are made of.")
+                .at_least(0.0)
+                .refused(features::LATENT_ATTENTION)
+                .only_with("attention_type", &["mla", "compressed"])
+                .acts_on("attention"),
+            Key::integer(
+                "qk_nope_head_dim",
+                128,
+                "Width of the part of each query and key head that carries no position.",
+            )
+            .at_least(0.0)
+            .refused(features::LATENT_ATTENTION)
+            .only_with("attention_type", &["mla", "compressed"])
+            .acts_on("attention"),
+            Key::integer(
+                "qk_rope_head_dim",
+                64,
+                "Width of the part of each query and key head that is rotated by position.",
+            )
+            .at_least(0.0)
+            .refused(features::LATENT_ATTENTION)
+            .only_with("attention_type", &["mla", "compressed"])
+            .acts_on("attention"),
+            Key::integer("v_head_dim", 128, "Width of one value head in latent attention.")
+                .at_least(0.0)
+                .refused(features::LATENT_ATTENTION)
+                .only_with("attention_type", &["mla", "compressed"])
+                .acts_on("attention"),
+            Key::boolean(
+                "use_sliced_mla_proj",
+                false,
+                "Slice the matrix that makes keys and values out of latent vectors, rather \
+than its product.",
+            )
+            .refused(features::LATENT_ATTENTION)
+            .only_with("attention_type", &["mla", "compressed"])
+            .acts_on("attention")
+            .may_change(),
+        ],
+    },
+    KeyGroup {
+        name: "CompressedAttention",
+        title: "Compressed attention",
+        prefix: None,
+        keys: &[
+            Key::integer(
+                "o_lora_rank",
+                0,
+                "Width of the latent vector inside the grouped output projection; 0 for none.",
+            )
+            .at_least(0.0)
+            .refused(features::COMPRESSED_ATTENTION)
+            .only_with("attention_type", &["compressed"])
+            .acts_on("attention"),
+            Key::integer(
+                "o_groups",
+                0,
+                "Number of groups of heads that the output projection treats apart; 0 for none.",
+            )
+            .at_least(0.0)
+            .refused(features::COMPRESSED_ATTENTION)
+            .only_with("attention_type", &["compressed"])
+            .acts_on("attention"),
+            Key::integers(
+                "compress_ratios",
+                &[],
+                "Number of positions that each layer pools into one key and value; 0 for a \
+layer that pools none.",
+            )
+            .refused(features::COMPRESSED_ATTENTION)
+            .only_with("attention_type", &["compressed"])
+            .acts_on("attention"),
+            Key::integer(
+                "compressed_rope_max_timescale",
+                160000,
+                "Longest rotary wavelength, over 2π, in layers that pool their keys and values.",
+            )
+            .refused(features::COMPRESSED_ATTENTION)
+            .only_with("attention_type", &["compressed"])
+            .acts_on("rotary embedding"),
+        ],
+    },
+    KeyGroup {
+        name: "AttentionIndexer",
+        title: "Sparse attention",
+        prefix: None,
+        keys: &[
+            Key::boolean(
+                "use_indexer",
+                false,
+                "Let a small scorer choose the earlier positions that each position attends to.",
+            )
+            .refused(features::INDEXER)
+            .acts_on("attention"),
+            Key::integer("indexer_head_dim", 128, "Width of one head of the indexer.")
+                .at_least(0.0)
+                .refused(features::INDEXER)
+                .only_with("use_indexer", &[])
+                .acts_on("attention"),
+            Key::integer("indexer_n_heads", 64, "Number of query heads of the indexer.")
+                .at_least(0.0)
+                .refused(features::INDEXER)
+                .only_with("use_indexer", &[])
+                .acts_on("attention"),
+            Key::integer(
+                "indexer_topk",
+                2048,
+                "Number of earlier positions that the indexer chooses for each position.",
+            )
+            .at_least(0.0)
+            .refused(features::INDEXER)
+            .only_with("use_indexer", &[])
+            .acts_on("attention"),
+            Key::boolean(
+                "indexer_sparse_training",
+                false,
+                "Train with the chosen positions only, instead of warming the indexer up under \
+full attention.",
+            )
+            .refused(features::INDEXER)
+            .only_with("use_indexer", &[])
+            .acts_on("attention"),
+            Key::float(
+                "indexer_loss_scaling_factor",
+                0.0,
+                "Weight in the loss of how far the indexer is from the attention it imitates; \
+0 turns it off.",
+            )
+            .refused(features::INDEXER)
+            .only_with("use_indexer", &[])
+            .acts_on("loss"),
+            Key::boolean(
+                "indexer_use_approx_top_k",
+                false,
+                "Choose the indexer's positions by an approximate search, which is faster.",
+            )
+            .refused(features::INDEXER)
+            .only_with("use_indexer", &[])
+            .acts_on("attention"),
+            Key::float(
+                "indexer_approx_top_k_recall",
+                0.95,
+                "Share of the best positions that the approximate search of the indexer has to \
+find.",
+            )
+            .at_least(0.0)
+            .at_most(1.0)
+            .refused(features::INDEXER)
+            .only_with("use_indexer", &[])
+            .acts_on("attention"),
+            Key::boolean(
+                "indexer_mask_exact_topk",
+                true,
+                "Keep exactly `indexer_topk` positions where several tie for the last place.",
+            )
+            .refused(features::INDEXER)
+            .only_with("use_indexer", &[])
+            .acts_on("attention"),
+        ],
+    },
+    KeyGroup {
+        name: "Llama4Attention",
+        title: "Attention of Llama 4",
+        prefix: None,
+        keys: &[Key::boolean(
+            "temperature_tuning",
+            false,
+            "Scale queries up with their position in layers without rotary embedding.",
+        )
+        .refused(features::LLAMA_4_TEMPERATURE_TUNING)
+        .acts_on("attention")],
+    },
+    KeyGroup {
+        name: "Qwen3Next",
+        title: "Gated DeltaNet",
+        prefix: None,
+        keys: &[
+            Key::integer(
+                "gdn_conv_kernel_dim",
+                4,
+                "Number of positions that the convolution of a Gated DeltaNet layer covers.",
+            )
+            .at_least(1.0)
+            .refused(features::GATED_DELTANET_LAYERS)
+            .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
+            .acts_on("attention"),
+            Key::integer("gdn_key_head_dim", 128, "Width of a query or key head in Gated DeltaNet layers.")
+                .at_least(1.0)
+                .refused(features::GATED_DELTANET_LAYERS)
+                .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
+                .acts_on("attention"),
+            Key::integer("gdn_value_head_dim", 128, "Width of a value head in Gated DeltaNet layers.")
+                .at_least(1.0)
+                .refused(features::GATED_DELTANET_LAYERS)
+                .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
+                .acts_on("attention"),
+            Key::integer("gdn_num_key_heads", 16, "Number of query and key heads in Gated DeltaNet layers.")
+                .at_least(1.0)
+                .refused(features::GATED_DELTANET_LAYERS)
+                .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
+                .acts_on("attention"),
+            Key::integer("gdn_num_value_heads", 32, "Number of value heads in Gated DeltaNet layers.")
+                .at_least(1.0)
+                .refused(features::GATED_DELTANET_LAYERS)
+                .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
+                .acts_on("attention"),
+            Key::integer(
+                "gdn_chunk_size",
+                64,
+                "Number of positions that a Gated DeltaNet layer computes at once in training.",
+            )
+            .at_least(1.0)
+            .refused(features::GATED_DELTANET_LAYERS)
+            .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
+            .acts_on("attention")
+            .may_change(),
+            Key::boolean(
+                "use_qk_norm_in_gdn",
+                true,
+                "Scale queries and keys of Gated DeltaNet layers to length 1.",
+            )
+            .refused(features::GATED_DELTANET_LAYERS)
+            .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
+            .acts_on("attention"),
+            Key::float(
+                "partial_rotary_factor",
+                1.0,
+                "Share of each head's dimensions that rotary embedding turns.",
+            )
+            .at_least(0.0)
+            .at_most(1.0)
+            .refused(features::PARTIAL_ROTARY_EMBEDDING)
+            .acts_on("rotary embedding"),
+        ],
+    },
+    KeyGroup {
+        name: "PositionalEmbedding",
+        title: "Positions",
+        prefix: None,
+        keys: &[
+            Key::boolean(
+                "use_untrainable_positional_embedding",
+                false,
+                "Add fixed sine and cosine waves of the position to the embeddings.",
+            )
+            .refused(features::SINUSOIDAL_POSITIONS)
+            .acts_on("embedding"),
+            Key::integer(
+                "trainable_position_size",
+                -1,
+                "Number of positions with a learned embedding of their own; -1 or 0 turns it \
+off.",
+            )
+            .at_least(-1.0)
+            .neutral(&[Literal::Integer(0)])
+            .refused(features::LEARNED_POSITIONS)
+            .acts_on("embedding"),
+            Key::integer(
+                "nope_layer_interval",
+                -1,
+                "Every layer whose number is a multiple of this has no rotary embedding; -1 or \
+0 turns it off.",
+            )
+            .at_least(-1.0)
+            .neutral(&[Literal::Integer(0)])
+            .refused(features::LAYERS_WITHOUT_POSITIONS)
+            .acts_on("rotary embedding"),
+        ],
+    },
+    KeyGroup {
+        name: "YarnRope",
+        title: "YaRN",
+        prefix: None,
+        keys: &[
+            Key::integer(
+                "max_position_embeddings",
+                163840,
+                "Number of positions that the model is to reach with scaled rotary embeddings.",
+            )
+            .at_least(1.0)
+            .refused(features::YARN)
+            .only_with("rope_type", &["yarn"])
+            .acts_on("rotary embedding"),
+            Key::integer(
+                "original_max_position_embeddings",
+                4096,
+                "Number of positions that the model was first trained on, before rotary \
+scaling.",
+            )
+            .at_least(1.0)
+            .refused(features::YARN)
+            .only_with("rope_type", &["yarn"])
+            .acts_on("rotary embedding"),
+            Key::integer(
+                "rope_factor",
+                40,
+                "How many times longer YaRN makes the context than \
+`original_max_position_embeddings`.",
+            )
+            .at_least(1.0)
+            .refused(features::YARN)
+            .only_with("rope_type", &["yarn"])
+            .acts_on("rotary embedding"),
+            Key::integer(
+                "beta_fast",
+                32,
+                "Turns over the original context above which YaRN leaves a rotary frequency as \
+it is.",
+            )
+            .at_least(1.0)
+            .refused(features::YARN)
+            .only_with("rope_type", &["yarn"])
+            .acts_on("rotary embedding"),
+            Key::integer(
+                "beta_slow",
+                1,
+                "Turns over the original context below which YaRN scales a rotary frequency in \
+full.",
+            )
+            .at_least(1.0)
+            .refused(features::YARN)
+            .only_with("rope_type", &["yarn"])
+            .acts_on("rotary embedding"),
+            Key::float(
+                "mscale",
+                1.0,
+                "How strongly attention logits are scaled up as YaRN makes the context longer.",
+            )
+            .at_least(0.0)
+            .refused(features::YARN)
+            .only_with("rope_type", &["yarn"])
+            .acts_on("attention"),
+            Key::boolean(
+                "rope_interleave",
+                true,
+                "Rotate neighbours in a head as pairs instead of pairing its first half with \
+its second.",
+            )
+            .refused(features::YARN)
+            .only_with("rope_type", &["yarn"])
+            .acts_on("rotary embedding"),
+            Key::boolean(
+                "rope_truncate",
+                true,
+                "Round the borders of YaRN's range of blended frequencies to whole dimensions.",
+            )
+            .refused(features::YARN)
+            .only_with("rope_type", &["yarn"])
+            .acts_on("rotary embedding"),
+            Key::boolean(
+                "rope_attention_scaling",
+                false,
+                "Multiply rotated queries and keys by a factor that grows with the logarithm \
+of `rope_factor`.",
+            )
+            .refused(features::YARN)
+            .only_with("rope_type", &["yarn"])
+            .acts_on("rotary embedding"),
+            Key::boolean(
+                "rope_pairwise",
+                false,
+                "Leave rotated pairs next to each other instead of moving them into the halves \
+of a head.",
+            )
+            .refused(features::YARN)
+            .only_with("rope_type", &["yarn"])
+            .acts_on("rotary embedding"),
+        ],
+    },
+];

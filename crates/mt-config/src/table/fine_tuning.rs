@@ -1,0 +1,331 @@
+//! Fine-tuning, preferences, adapters and distillation.
+
+use super::{KeyGroup, features};
+use crate::key::{Key, Literal};
+
+pub(super) const GROUPS: &[KeyGroup] = &[
+    KeyGroup {
+        name: "FineTuning",
+        title: "Fine-tuning",
+        prefix: None,
+        keys: &[
+            Key::boolean("use_dpo", false, "Train on pairs of a preferred and a rejected answer (DPO).")
+                .refused(features::PREFERENCE_OPTIMIZATION)
+                .acts_on("preference optimization"),
+            Key::boolean("use_sft", false, "Train on conversations or on pairs of a prompt and an answer.")
+                .refused(features::SUPERVISED_FINE_TUNING)
+                .acts_on("fine-tuning"),
+            Key::boolean(
+                "sft_train_on_completion_only",
+                false,
+                "Leave prompts out of the loss, so that only answers are learned.",
+            )
+            .refused(features::SUPERVISED_FINE_TUNING)
+            .only_with("use_sft", &[])
+            .acts_on("loss"),
+            Key::text(
+                "formatting_func_path",
+                "",
+                "Function of the user's that turns a row of a fine-tuning dataset into a \
+conversation.",
+            )
+            .refused(features::SUPERVISED_FINE_TUNING)
+            .only_with("use_sft", &[])
+            .acts_on("data"),
+            Key::mapping(
+                "formatting_func_kwargs",
+                "Arguments by name for the function of `formatting_func_path`.",
+            )
+            .refused(features::SUPERVISED_FINE_TUNING)
+            .only_with("use_sft", &[])
+            .acts_on("data"),
+            Key::optional_boolean("use_grpo", "Train by group-relative policy optimization (GRPO).")
+                .neutral(&[Literal::Bool(false)])
+                .refused(features::REINFORCEMENT_LEARNING)
+                .acts_on("reinforcement learning"),
+        ],
+    },
+    KeyGroup {
+        name: "DPO",
+        title: "Preference optimization",
+        prefix: Some("dpo"),
+        keys: &[
+            Key::float(
+                "dpo_label_smoothing",
+                0.0,
+                "Assumed share of preference pairs that are labelled the wrong way round.",
+            )
+            .at_least(0.0)
+            .at_most(1.0)
+            .refused(features::PREFERENCE_OPTIMIZATION)
+            .only_with("use_dpo", &[])
+            .acts_on("preference optimization"),
+            Key::float(
+                "dpo_beta",
+                0.1,
+                "How strongly DPO holds the model to its reference; larger values stay closer.",
+            )
+            .refused(features::PREFERENCE_OPTIMIZATION)
+            .only_with("use_dpo", &[])
+            .acts_on("preference optimization"),
+            Key::choice(
+                "algo",
+                "dpo",
+                &["dpo", "orpo"],
+                "Which loss is computed on preference pairs: DPO with a reference model, or \
+ORPO without one.",
+            )
+            .refused(features::PREFERENCE_OPTIMIZATION)
+            .only_with("use_dpo", &[])
+            .acts_on("preference optimization"),
+            Key::float(
+                "orpo_lambda",
+                0.1,
+                "Weight of the preference term next to the likelihood term in the ORPO loss.",
+            )
+            .refused(features::PREFERENCE_OPTIMIZATION)
+            .only_with("use_dpo", &[])
+            .acts_on("preference optimization"),
+            Key::optional_integer(
+                "max_prompt_length",
+                "Most tokens of a prompt in preference data; half of `max_target_length` if \
+none.",
+            )
+            .at_least(1.0)
+            .refused(features::PREFERENCE_OPTIMIZATION)
+            .only_with("use_dpo", &[])
+            .acts_on("data"),
+        ],
+    },
+    KeyGroup {
+        name: "LoRA",
+        title: "LoRA adapters",
+        prefix: Some("lora"),
+        keys: &[
+            Key::boolean(
+                "enable_lora",
+                false,
+                "Train low-rank adapters and leave the weights of the model as they are.",
+            )
+            .refused(features::LORA_ADAPTERS)
+            .acts_on("fine-tuning"),
+            Key::integer("lora_rank", 0, "Rank of the adapters, which must be positive with `enable_lora`.")
+                .at_least(0.0)
+                .refused(features::LORA_ADAPTERS)
+                .only_with("enable_lora", &[])
+                .acts_on("fine-tuning"),
+            Key::float(
+                "lora_alpha",
+                0.0,
+                "Scale of the adapters, which are multiplied by this over `lora_rank`.",
+            )
+            .at_least(0.0)
+            .refused(features::LORA_ADAPTERS)
+            .only_with("enable_lora", &[])
+            .acts_on("fine-tuning"),
+            Key::text(
+                "lora_module_path",
+                "",
+                "Regular expression of the modules that get adapters; those usual for the \
+model family if empty.",
+            )
+            .refused(features::LORA_ADAPTERS)
+            .only_with("enable_lora", &[])
+            .acts_on("fine-tuning"),
+            Key::optional_text(
+                "lora_weight_qtype",
+                "Type to which the frozen weights below the adapters are quantized, such as \
+`nf4`; not quantized if none.",
+            )
+            .neutral(&[Literal::Text("")])
+            .refused(features::LORA_ADAPTERS)
+            .only_with("enable_lora", &[])
+            .acts_on("quantization"),
+            Key::optional_integer(
+                "lora_tile_size",
+                "Number of quantized weights below adapters that share a scale; a whole \
+channel if none.",
+            )
+            .at_least(0.0)
+            .refused(features::LORA_ADAPTERS)
+            .only_with("enable_lora", &[])
+            .acts_on("quantization"),
+            Key::text(
+                "lora_restore_path",
+                "",
+                "Directory of adapter weights to start from; ignored when the run itself is \
+resumed.",
+            )
+            .refused(features::LORA_ADAPTERS)
+            .only_with("enable_lora", &[])
+            .acts_on("checkpoint"),
+        ],
+    },
+    KeyGroup {
+        name: "Distillation",
+        title: "Distillation",
+        prefix: None,
+        keys: &[
+            Key::mapping(
+                "student_overrides",
+                "Configuration keys, with their values, that only the student model takes \
+instead of the shared ones.",
+            )
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::mapping(
+                "teacher_overrides",
+                "Configuration keys, with their values, that only the teacher model takes \
+instead of the shared ones.",
+            )
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::optional_text(
+                "offline_data_dir",
+                "Directory of the teacher's saved top logits, which then stand in for a \
+teacher that runs; none or empty for online distillation.",
+            )
+            .neutral(&[Literal::Text("")])
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::float(
+                "distill_alpha",
+                0.5,
+                "Weight of the loss against the teacher's outputs; the loss against the data \
+gets 1 minus this.",
+            )
+            .at_least(0.0)
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::float(
+                "distill_temperature",
+                1.0,
+                "Divides the logits of teacher and student before they are compared; above 1 \
+it softens both.",
+            )
+            .at_least(0.0)
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::float(
+                "distill_beta",
+                0.0,
+                "Weight of the loss between hidden features of teacher and student; 0 turns it \
+off.",
+            )
+            .at_least(0.0)
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::choice(
+                "distill_feature_loss_type",
+                "cosine",
+                &["cosine", "l2"],
+                "Measure of the distance between hidden features of teacher and student.",
+            )
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::optional_integers(
+                "distill_layer_indices",
+                "Layers, counted from 0, whose features are compared by the feature loss.",
+            )
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::optional_float(
+                "distill_alpha_end",
+                "Value that `distill_alpha` reaches at the last step; it stays as it is if \
+none.",
+            )
+            .at_least(0.0)
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::choice(
+                "distill_alpha_schedule",
+                "constant",
+                &["constant", "linear", "cosine"],
+                "How `distill_alpha` goes from its first to its last value over the run.",
+            )
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::optional_float(
+                "distill_temperature_end",
+                "Value that `distill_temperature` reaches at the last step; it stays as it is \
+if none.",
+            )
+            .at_least(0.0)
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::choice(
+                "distill_temperature_schedule",
+                "constant",
+                &["constant", "linear", "cosine"],
+                "How `distill_temperature` goes from its first to its last value over the run.",
+            )
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::optional_float(
+                "distill_beta_end",
+                "Value that `distill_beta` reaches at the last step; it stays as it is if none.",
+            )
+            .at_least(0.0)
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::choice(
+                "distill_beta_schedule",
+                "constant",
+                &["constant", "linear", "cosine"],
+                "How `distill_beta` goes from its first to its last value over the run.",
+            )
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::boolean(
+                "learn_to_init_mode",
+                false,
+                "Learn the start of the student's attention as a linear map of the teacher's \
+weights.",
+            )
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::boolean(
+                "lti_use_general_linear_map",
+                false,
+                "Learn one full linear map from teacher to student weights instead of a \
+cheaper bilinear one.",
+            )
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::mapping(
+                "distill_weights_copy_map",
+                "Which of the teacher's parameters are copied into which of the student's at \
+the start.",
+            )
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::mapping(
+                "distill_student_weights_share_map",
+                "Which parameters of the student are shared, so that two names stand for one \
+array.",
+            )
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::optional_texts(
+                "student_params_to_update",
+                "Parts of the names of those student parameters that are trained; all if none.",
+            )
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::optional_text(
+                "attn_module_name",
+                "Name of the attention module inside a layer whose start is learned from the \
+teacher.",
+            )
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+            Key::optional_integers(
+                "lti_layer_indices",
+                "Layers, counted from 0, whose attention is learned from the teacher's \
+weights; all if none.",
+            )
+            .refused(features::DISTILLATION)
+            .acts_on("distillation"),
+        ],
+    },
+];

@@ -1,0 +1,620 @@
+//! Sizes of kernels.
+
+use super::{KeyGroup, features};
+use crate::key::{Key, Literal};
+
+pub(super) const GROUPS: &[KeyGroup] = &[
+    KeyGroup {
+        name: "SplashAttention",
+        title: "Attention kernels",
+        prefix: None,
+        keys: &[
+            Key::integer(
+                "sa_block_q",
+                512,
+                "Splash attention: number of positions in a block of queries in the forward \
+kernel.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::integer(
+                "sa_block_kv",
+                512,
+                "Splash attention: number of positions in a block of keys and values that the \
+forward kernel loads.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::integer(
+                "sa_block_kv_compute",
+                512,
+                "Splash attention: number of positions in a block of keys and values that the \
+forward kernel multiplies at a time.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::integer(
+                "sa_block_q_dkv",
+                512,
+                "Splash attention: number of positions in a block of queries where the \
+gradients of keys and values are computed.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::integer(
+                "sa_block_kv_dkv",
+                512,
+                "Splash attention: number of positions in a block of keys and values where \
+their gradients are computed.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::integer(
+                "sa_block_kv_dkv_compute",
+                512,
+                "Splash attention: number of positions in a block of keys and values that are \
+multiplied at a time for their gradients.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::integer(
+                "sa_block_q_dq",
+                512,
+                "Splash attention: number of positions in a block of queries where their \
+gradients are computed.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::integer(
+                "sa_block_kv_dq",
+                512,
+                "Splash attention: number of positions in a block of keys and values where the \
+gradients of queries are computed.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::boolean(
+                "sa_use_fused_bwd_kernel",
+                false,
+                "Compute all gradients of splash attention in one kernel instead of two.",
+            )
+            .no_effect_here("it selects a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::choice(
+                "sa_q_layout",
+                "HEAD_DIM_MINOR",
+                &["HEAD_DIM_MINOR", "SEQ_MINOR"],
+                "Which dimension of the queries is contiguous in memory in splash attention.",
+            )
+            .no_effect_here("it lays out the operands of a Pallas kernel; XLA chooses layouts itself")
+            .acts_on("attention")
+            .may_change(),
+            Key::choice(
+                "sa_k_layout",
+                "HEAD_DIM_MINOR",
+                &["HEAD_DIM_MINOR", "SEQ_MINOR"],
+                "Which dimension of the keys is contiguous in memory in splash attention.",
+            )
+            .no_effect_here("it lays out the operands of a Pallas kernel; XLA chooses layouts itself")
+            .acts_on("attention")
+            .may_change(),
+            Key::choice(
+                "sa_v_layout",
+                "HEAD_DIM_MINOR",
+                &["HEAD_DIM_MINOR", "SEQ_MINOR"],
+                "Which dimension of the values is contiguous in memory in splash attention.",
+            )
+            .no_effect_here("it lays out the operands of a Pallas kernel; XLA chooses layouts itself")
+            .acts_on("attention")
+            .may_change(),
+            Key::integer(
+                "use_max_logit_estimate",
+                -1,
+                "Assumed largest attention logit, so that splash attention need not find it; \
+-1 to find it.",
+            )
+            .no_effect_here(
+                "it is for a Pallas kernel; attention here always subtracts the true largest \
+logit",
+            )
+            .acts_on("attention")
+            .may_change(),
+            Key::integer(
+                "cost_estimate_flops_fwd",
+                -1,
+                "Operations that the compiler counts for the forward kernel of splash \
+attention; -1 for its own estimate.",
+            )
+            .no_effect_here(
+                "it describes a Pallas kernel to the scheduler; XLA knows the cost of what it \
+compiles",
+            )
+            .acts_on("compilation")
+            .may_change(),
+            Key::integer(
+                "cost_estimate_flops_bwd",
+                -1,
+                "Operations that the compiler counts for the backward kernel of splash \
+attention; -1 for its own estimate.",
+            )
+            .no_effect_here(
+                "it describes a Pallas kernel to the scheduler; XLA knows the cost of what it \
+compiles",
+            )
+            .acts_on("compilation")
+            .may_change(),
+            Key::integer(
+                "dq_reduction_steps",
+                0,
+                "Number of partial sums for the gradients of queries in splash attention; 0 \
+for one per block.",
+            )
+            .no_effect_here("it tunes a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::boolean(
+                "use_splash_scheduler",
+                false,
+                "Compile the kernels of splash attention with an experimental scheduler.",
+            )
+            .no_effect_here("it tunes a Pallas kernel; XLA schedules attention itself")
+            .acts_on("compilation")
+            .may_change(),
+            Key::boolean(
+                "sa_bwd_dkv_megacore",
+                false,
+                "Spread the gradients of keys and values over both cores of a TPU chip in \
+splash attention.",
+            )
+            .no_effect_here(
+                "it splits a Pallas kernel over the two cores of a TPU chip; XLA divides that \
+work itself",
+            )
+            .acts_on("attention")
+            .may_change(),
+            Key::integer(
+                "ring_scan_unroll",
+                1,
+                "Number of steps of ring attention that are unrolled in one turn of its loop.",
+            )
+            .at_least(0.0)
+            .refused(features::CONTEXT_PARALLELISM)
+            .only_with("context_parallel_size", &[])
+            .acts_on("attention")
+            .may_change(),
+            Key::boolean(
+                "sa_fuse_reciprocal",
+                true,
+                "Divide by the sum of the softmax inside the kernel of splash attention.",
+            )
+            .no_effect_here("it tunes a Pallas kernel; XLA fuses the division itself")
+            .acts_on("attention")
+            .may_change(),
+            Key::boolean(
+                "sa_use_base2_exp",
+                true,
+                "Compute the softmax of splash attention with powers of 2 instead of powers of \
+e.",
+            )
+            .no_effect_here("it tunes a Pallas kernel; XLA chooses how exponentials are computed")
+            .acts_on("attention")
+            .may_change(),
+            Key::optional_integer(
+                "local_sa_block_q",
+                "As `sa_block_q`, for layers of local attention; none takes the value of that \
+key.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::optional_integer(
+                "local_sa_block_kv",
+                "As `sa_block_kv`, for layers of local attention; none takes the value of that \
+key.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::optional_integer(
+                "local_sa_block_kv_compute",
+                "As `sa_block_kv_compute`, for layers of local attention; none takes the value \
+of that key.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::optional_integer(
+                "local_sa_block_q_dkv",
+                "As `sa_block_q_dkv`, for layers of local attention; none takes the value of \
+that key.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::optional_integer(
+                "local_sa_block_kv_dkv",
+                "As `sa_block_kv_dkv`, for layers of local attention; none takes the value of \
+that key.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::optional_integer(
+                "local_sa_block_kv_dkv_compute",
+                "As `sa_block_kv_dkv_compute`, for layers of local attention; none takes the \
+value of that key.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::optional_integer(
+                "local_sa_block_q_dq",
+                "As `sa_block_q_dq`, for layers of local attention; none takes the value of \
+that key.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::optional_integer(
+                "local_sa_block_kv_dq",
+                "As `sa_block_kv_dq`, for layers of local attention; none takes the value of \
+that key.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::optional_boolean(
+                "local_sa_use_fused_bwd_kernel",
+                "As `sa_use_fused_bwd_kernel`, for layers of local attention; none takes the \
+value of that key.",
+            )
+            .no_effect_here("it selects a Pallas kernel; attention here is compiled by XLA")
+            .acts_on("attention")
+            .may_change(),
+            Key::optional_choice(
+                "local_sa_q_layout",
+                &["HEAD_DIM_MINOR", "SEQ_MINOR"],
+                "As `sa_q_layout`, for layers of local attention; none takes the value of that \
+key.",
+            )
+            .no_effect_here("it lays out the operands of a Pallas kernel; XLA chooses layouts itself")
+            .acts_on("attention")
+            .may_change(),
+            Key::optional_choice(
+                "local_sa_k_layout",
+                &["HEAD_DIM_MINOR", "SEQ_MINOR"],
+                "As `sa_k_layout`, for layers of local attention; none takes the value of that \
+key.",
+            )
+            .no_effect_here("it lays out the operands of a Pallas kernel; XLA chooses layouts itself")
+            .acts_on("attention")
+            .may_change(),
+            Key::optional_choice(
+                "local_sa_v_layout",
+                &["HEAD_DIM_MINOR", "SEQ_MINOR"],
+                "As `sa_v_layout`, for layers of local attention; none takes the value of that \
+key.",
+            )
+            .no_effect_here("it lays out the operands of a Pallas kernel; XLA chooses layouts itself")
+            .acts_on("attention")
+            .may_change(),
+            Key::optional_boolean(
+                "local_use_splash_scheduler",
+                "As `use_splash_scheduler`, for layers of local attention; none takes the \
+value of that key.",
+            )
+            .no_effect_here("it tunes a Pallas kernel; XLA schedules attention itself")
+            .acts_on("compilation")
+            .may_change(),
+            Key::optional_boolean(
+                "local_sa_fuse_reciprocal",
+                "As `sa_fuse_reciprocal`, for layers of local attention; none takes the value \
+of that key.",
+            )
+            .no_effect_here("it tunes a Pallas kernel; XLA fuses the division itself")
+            .acts_on("attention")
+            .may_change(),
+            Key::optional_boolean(
+                "local_sa_use_base2_exp",
+                "As `sa_use_base2_exp`, for layers of local attention; none takes the value of \
+that key.",
+            )
+            .no_effect_here("it tunes a Pallas kernel; XLA chooses how exponentials are computed")
+            .acts_on("attention")
+            .may_change(),
+            Key::optional_boolean(
+                "experimental_sa_quant_q_fp8",
+                "Round the queries to 8-bit floating point before they are multiplied in \
+splash attention.",
+            )
+            .neutral(&[Literal::Bool(false)])
+            .refused(features::QUANTIZATION)
+            .acts_on("attention"),
+            Key::optional_boolean(
+                "experimental_sa_quant_k_fp8",
+                "Round the keys to 8-bit floating point before they are multiplied in splash \
+attention.",
+            )
+            .neutral(&[Literal::Bool(false)])
+            .refused(features::QUANTIZATION)
+            .acts_on("attention"),
+        ],
+    },
+    KeyGroup {
+        name: "PagedAttention",
+        title: "Paged cache",
+        prefix: None,
+        keys: &[
+            Key::integer(
+                "pagedattn_num_pages",
+                64,
+                "Number of pages that the cache of keys and values consists of.",
+            )
+            .at_least(1.0)
+            .refused(features::PAGED_CACHE)
+            .only_with("attention", &["paged"])
+            .acts_on("decoding")
+            .may_change(),
+            Key::integer(
+                "pagedattn_tokens_per_page",
+                32,
+                "Number of tokens whose keys and values fit on one page of the cache.",
+            )
+            .at_least(1.0)
+            .refused(features::PAGED_CACHE)
+            .only_with("attention", &["paged"])
+            .acts_on("decoding")
+            .may_change(),
+            Key::integer(
+                "pagedattn_pages_per_compute_block",
+                4,
+                "Number of pages that the paged attention kernel processes at a time.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; attention over the cache is compiled by XLA")
+            .acts_on("decoding")
+            .may_change(),
+            Key::integer(
+                "pagedattn_max_pages_per_group",
+                -1,
+                "Largest number of pages of one sequence; -1 for as many as \
+`max_target_length` needs.",
+            )
+            .at_least(-1.0)
+            .refused(features::PAGED_CACHE)
+            .only_with("attention", &["paged"])
+            .acts_on("decoding")
+            .may_change(),
+            Key::integer(
+                "pagedattn_head_dim_alignment",
+                128,
+                "Multiple that the width of heads is padded to in the paged cache.",
+            )
+            .no_effect_here("it pads heads for a Pallas kernel; XLA chooses layouts itself")
+            .acts_on("decoding")
+            .may_change(),
+        ],
+    },
+    KeyGroup {
+        name: "MoEKernels",
+        title: "Kernels of experts",
+        prefix: None,
+        keys: &[
+            Key::boolean(
+                "megablox",
+                true,
+                "Compute the experts' matrix products with the Megablox kernel of TPUs.",
+            )
+            .no_effect_here("it picks a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::boolean(
+                "sparse_matmul",
+                true,
+                "Multiply each token with its own experts' weights only, by grouped matrix \
+products, rather than with those of all.",
+            )
+            .refused(features::MIXTURES_OF_EXPERTS)
+            .only_with("num_experts", &[])
+            .acts_on("experts"),
+            Key::integer(
+                "wi_tile_fwd_batch_seq",
+                512,
+                "Tile size along tokens of the experts' input projections, in the forward pass.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "wi_tile_fwd_embed_dim",
+                1024,
+                "Tile size along the embedding width of the experts' input projections, in the \
+forward pass.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "wi_tile_fwd_mlp_dim",
+                1024,
+                "Tile size along the experts' hidden width of the experts' input projections, \
+in the forward pass.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "wi_tile_dlhs_batch_seq",
+                512,
+                "Tile size along tokens of the experts' input projections, in the gradient of \
+their inputs.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "wi_tile_dlhs_embed_dim",
+                1024,
+                "Tile size along the embedding width of the experts' input projections, in the \
+gradient of their inputs.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "wi_tile_dlhs_mlp_dim",
+                1024,
+                "Tile size along the experts' hidden width of the experts' input projections, \
+in the gradient of their inputs.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "wi_tile_drhs_batch_seq",
+                512,
+                "Tile size along tokens of the experts' input projections, in the gradient of \
+their weights.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "wi_tile_drhs_embed_dim",
+                1024,
+                "Tile size along the embedding width of the experts' input projections, in the \
+gradient of their weights.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "wi_tile_drhs_mlp_dim",
+                1024,
+                "Tile size along the experts' hidden width of the experts' input projections, \
+in the gradient of their weights.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "wo_tile_fwd_batch_seq",
+                512,
+                "Tile size along tokens of the experts' output projections, in the forward \
+pass.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "wo_tile_fwd_embed_dim",
+                1024,
+                "Tile size along the embedding width of the experts' output projections, in \
+the forward pass.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "wo_tile_fwd_mlp_dim",
+                1024,
+                "Tile size along the experts' hidden width of the experts' output projections, \
+in the forward pass.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "wo_tile_dlhs_batch_seq",
+                512,
+                "Tile size along tokens of the experts' output projections, in the gradient of \
+their inputs.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "wo_tile_dlhs_embed_dim",
+                1024,
+                "Tile size along the embedding width of the experts' output projections, in \
+the gradient of their inputs.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "wo_tile_dlhs_mlp_dim",
+                1024,
+                "Tile size along the experts' hidden width of the experts' output projections, \
+in the gradient of their inputs.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "wo_tile_drhs_batch_seq",
+                512,
+                "Tile size along tokens of the experts' output projections, in the gradient of \
+their weights.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "wo_tile_drhs_embed_dim",
+                1024,
+                "Tile size along the embedding width of the experts' output projections, in \
+the gradient of their weights.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "wo_tile_drhs_mlp_dim",
+                1024,
+                "Tile size along the experts' hidden width of the experts' output projections, \
+in the gradient of their weights.",
+            )
+            .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+            Key::boolean(
+                "merge_gating_gmm",
+                false,
+                "Compute the experts' gate and input projections with one grouped matrix \
+product.",
+            )
+            .refused(features::MIXTURES_OF_EXPERTS)
+            .only_with("num_experts", &[])
+            .acts_on("experts")
+            .may_change(),
+            Key::integer(
+                "num_moe_emb_chunks",
+                0,
+                "Parts of the embedding that experts gather one by one, so that transfers \
+overlap with products; 0 turns it off.",
+            )
+            .at_least(0.0)
+            .refused(features::EXPERT_PARALLELISM)
+            .only_with("num_experts", &[])
+            .acts_on("experts")
+            .may_change(),
+            Key::boolean(
+                "use_gmm_v2",
+                false,
+                "Compute grouped matrix products with the second version of their TPU kernel.",
+            )
+            .no_effect_here("it picks a Pallas kernel; experts' matrix products here are compiled by XLA")
+            .acts_on("experts")
+            .may_change(),
+        ],
+    },
+];

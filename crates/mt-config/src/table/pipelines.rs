@@ -1,0 +1,269 @@
+//! Data pipelines.
+
+use super::{KeyGroup, features};
+use crate::key::{Key, Literal};
+
+pub(super) const GROUPS: &[KeyGroup] = &[
+    KeyGroup {
+        name: "TfdsDataset",
+        title: "TensorFlow datasets",
+        prefix: None,
+        keys: &[
+            Key::text("dataset_path", "", "Directory that holds TensorFlow datasets.")
+                .refused(features::TENSORFLOW_DATASETS)
+                .only_with("dataset_type", &["tfds", "c4_mlperf"])
+                .acts_on("data"),
+            Key::text(
+                "dataset_name",
+                "c4/en:3.0.1",
+                "Name, configuration and version of the dataset to train on.",
+            )
+            .neutral(&[Literal::Text("c4/en:3.1.0")])
+            .refused(features::TENSORFLOW_DATASETS)
+            .only_with("dataset_type", &["tfds", "c4_mlperf"])
+            .acts_on("data"),
+            Key::text(
+                "eval_dataset_name",
+                "c4/en:3.0.1",
+                "Name, configuration and version of the dataset to evaluate on.",
+            )
+            .neutral(&[Literal::Text("c4/en:3.1.0")])
+            .refused(features::TENSORFLOW_DATASETS)
+            .only_with("dataset_type", &["tfds", "c4_mlperf"])
+            .acts_on("evaluation"),
+            Key::text(
+                "train_split",
+                "train",
+                "Split of a dataset to train on, for datasets that come with named splits.",
+            )
+            .refused(features::HUB_DATASETS)
+            .only_with("dataset_type", &["tfds", "c4_mlperf", "hf"])
+            .acts_on("data"),
+            Key::text(
+                "eval_split",
+                "validation",
+                "Split of a dataset to evaluate on, for datasets that come with named splits.",
+            )
+            .refused(features::TENSORFLOW_DATASETS)
+            .only_with("dataset_type", &["tfds", "c4_mlperf"])
+            .acts_on("evaluation"),
+        ],
+    },
+    KeyGroup {
+        name: "GrainDataset",
+        title: "Grain",
+        prefix: None,
+        keys: &[
+            Key::text(
+                "grain_train_files",
+                "",
+                "Files to train on, as a pattern; several patterns with weights make a mixture.",
+            )
+            .refused(features::ARRAY_RECORD)
+            .only_with("dataset_type", &["grain"])
+            .acts_on("data"),
+            Key::text("grain_eval_files", "", "Files to evaluate on, written as `grain_train_files`.")
+                .refused(features::ARRAY_RECORD)
+                .only_with("dataset_type", &["grain"])
+                .acts_on("evaluation"),
+            Key::text(
+                "grain_train_mixture_config_path",
+                "",
+                "JSON file that lists the datasets of a training mixture with their files and \
+weights.",
+            )
+            .refused(features::MIXTURES_OF_DATASETS)
+            .only_with("dataset_type", &["grain"])
+            .acts_on("data"),
+            Key::choice(
+                "grain_file_type",
+                "arrayrecord",
+                &["arrayrecord", "tfrecord", "parquet"],
+                "Format of the files that `grain_train_files` and `grain_eval_files` name.",
+            )
+            .refused(features::DATA_PIPELINE_GRAIN)
+            .only_with("dataset_type", &["grain"])
+            .acts_on("data"),
+            Key::boolean(
+                "grain_use_elastic_iterator",
+                false,
+                "Save the data position so that it can be resumed on another number of hosts.",
+            )
+            .no_effect_here("the data position of every run can be resumed on another number of hosts")
+            .acts_on("data")
+            .may_change(),
+            Key::integer(
+                "grain_worker_count",
+                1,
+                "Number of processes that prepare training batches; -1 chooses it within \
+`grain_ram_budget_mb`.",
+            )
+            .no_effect_here(
+                "it tunes Grain's worker processes; batches here are made by threads that need \
+no tuning",
+            )
+            .acts_on("data")
+            .may_change(),
+            Key::integer(
+                "grain_per_worker_buffer_size",
+                1,
+                "Number of training batches that each worker process holds ready.",
+            )
+            .no_effect_here(
+                "it tunes Grain's worker processes; batches here are made by threads that need \
+no tuning",
+            )
+            .acts_on("data")
+            .may_change(),
+            Key::integer(
+                "grain_worker_count_eval",
+                1,
+                "Number of processes that prepare evaluation batches.",
+            )
+            .no_effect_here(
+                "it tunes Grain's worker processes; batches here are made by threads that need \
+no tuning",
+            )
+            .acts_on("evaluation")
+            .may_change(),
+            Key::integer(
+                "grain_per_worker_buffer_size_eval",
+                1,
+                "Number of evaluation batches that each worker process holds ready.",
+            )
+            .no_effect_here(
+                "it tunes Grain's worker processes; batches here are made by threads that need \
+no tuning",
+            )
+            .acts_on("evaluation")
+            .may_change(),
+            Key::integer(
+                "grain_ram_budget_mb",
+                1024,
+                "Host memory in MB that worker processes may take when their number is chosen \
+automatically.",
+            )
+            .no_effect_here(
+                "it tunes Grain's worker processes; batches here are made by threads that need \
+no tuning",
+            )
+            .acts_on("data")
+            .may_change(),
+            Key::integer(
+                "grain_num_threads",
+                16,
+                "Number of threads that read training examples from files.",
+            )
+            .no_effect_here(
+                "it tunes Grain's reading threads; batches here are made ahead of time without \
+tuning",
+            )
+            .acts_on("data")
+            .may_change(),
+            Key::integer(
+                "grain_prefetch_buffer_size",
+                500,
+                "Number of training examples that are read ahead.",
+            )
+            .no_effect_here(
+                "it tunes Grain's reading threads; batches here are made ahead of time without \
+tuning",
+            )
+            .acts_on("data")
+            .may_change(),
+            Key::integer(
+                "grain_num_threads_eval",
+                16,
+                "Number of threads that read evaluation examples from files.",
+            )
+            .no_effect_here(
+                "it tunes Grain's reading threads; batches here are made ahead of time without \
+tuning",
+            )
+            .acts_on("evaluation")
+            .may_change(),
+            Key::integer(
+                "grain_prefetch_buffer_size_eval",
+                500,
+                "Number of evaluation examples that are read ahead.",
+            )
+            .no_effect_here(
+                "it tunes Grain's reading threads; batches here are made ahead of time without \
+tuning",
+            )
+            .acts_on("evaluation")
+            .may_change(),
+            Key::integer(
+                "grain_data_source_max_workers",
+                16,
+                "Most threads that open the datasets of a mixture at the same time.",
+            )
+            .no_effect_here("it tunes how Grain opens files; datasets here are opened without tuning")
+            .acts_on("data")
+            .may_change(),
+            Key::integer(
+                "grain_shuffle_buffer_size",
+                100,
+                "Number of examples among which those of TFRecord or parquet files are \
+shuffled.",
+            )
+            .no_effect_here("text is shuffled as a whole, parquet files in windows of row groups")
+            .acts_on("data")
+            .may_change(),
+            Key::optional_choice(
+                "grain_index_storage_option",
+                &["in_memory", "offloaded"],
+                "Where the index of records of ArrayRecord files is kept: in memory, or in the \
+files; the reader's own choice if none.",
+            )
+            .refused(features::ARRAY_RECORD)
+            .only_with("dataset_type", &["grain"])
+            .acts_on("data")
+            .may_change(),
+        ],
+    },
+    KeyGroup {
+        name: "OlmoGrainDataset",
+        title: "OLMo data",
+        prefix: None,
+        keys: &[
+            Key::text(
+                "olmo_index_path",
+                "",
+                "JSON file that lists the token files of an OLMo dataset and the length of its \
+sequences.",
+            )
+            .refused(features::OLMO_DATA)
+            .only_with("dataset_type", &["olmo_grain"])
+            .acts_on("data"),
+            Key::text(
+                "olmo_path_remap_from",
+                "",
+                "Beginning of the paths in the OLMo index that `olmo_path_remap_to` replaces; \
+none if empty.",
+            )
+            .refused(features::OLMO_DATA)
+            .only_with("dataset_type", &["olmo_grain"])
+            .acts_on("data")
+            .may_change(),
+            Key::text(
+                "olmo_path_remap_to",
+                "",
+                "What the beginning `olmo_path_remap_from` of paths in the OLMo index becomes.",
+            )
+            .refused(features::OLMO_DATA)
+            .only_with("dataset_type", &["olmo_grain"])
+            .acts_on("data")
+            .may_change(),
+            Key::boolean(
+                "olmo_apply_ngram_filter",
+                true,
+                "Leave sequences of OLMo data that repeat the same few tokens out of the loss.",
+            )
+            .neutral(&[Literal::Bool(false)])
+            .refused(features::OLMO_DATA)
+            .only_with("dataset_type", &["olmo_grain"])
+            .acts_on("data"),
+        ],
+    },
+];

@@ -1,0 +1,723 @@
+//! Reinforcement learning.
+
+use super::{KeyGroup, features};
+use crate::key::{Key, Literal};
+
+pub(super) const GROUPS: &[KeyGroup] = &[
+    KeyGroup {
+        name: "Debug",
+        title: "Debugging of reinforcement learning",
+        prefix: Some("debug"),
+        keys: &[
+            Key::boolean("rl", false, "Print prompts, answers and rewards while learning by reinforcement.")
+                .refused(features::REINFORCEMENT_LEARNING)
+                .acts_on("reinforcement learning")
+                .run_level(),
+            Key::boolean("debug", false, "Print more of what reinforcement learning does.")
+                .refused(features::REINFORCEMENT_LEARNING)
+                .acts_on("reinforcement learning")
+                .run_level(),
+        ],
+    },
+    KeyGroup {
+        name: "RLHardware",
+        title: "Devices for reinforcement learning",
+        prefix: Some("cluster"),
+        keys: &[
+            Key::float(
+                "trainer_devices_fraction",
+                0.5,
+                "Share of the devices that train during reinforcement learning.",
+            )
+            .at_least(0.0)
+            .at_most(1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("placement")
+            .may_change(),
+            Key::float(
+                "sampler_devices_fraction",
+                0.5,
+                "Share of the devices that generate answers during reinforcement learning.",
+            )
+            .at_least(0.0)
+            .at_most(1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("placement")
+            .may_change(),
+            Key::integer("chips_per_vm", 4, "Number of accelerator chips in one virtual machine.")
+                .at_least(1.0)
+                .no_effect_here("the number of devices of a host is read from the runtime")
+                .acts_on("placement")
+                .may_change(),
+            Key::boolean(
+                "use_pathways",
+                true,
+                "Run reinforcement learning under Pathways, with one controller for all hosts.",
+            )
+            .neutral(&[Literal::Bool(false)])
+            .no_effect_here("Pathways is not used; the program talks to the devices through PJRT itself")
+            .acts_on("runtime")
+            .may_change(),
+            Key::integer(
+                "num_trainer_slices",
+                -1,
+                "Slices that train during reinforcement learning; -1 to split by \
+`trainer_devices_fraction`.",
+            )
+            .at_least(-1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("placement")
+            .may_change(),
+            Key::integer(
+                "num_samplers_slices",
+                -1,
+                "Slices that generate answers; -1 to split by `sampler_devices_fraction`.",
+            )
+            .at_least(-1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("placement")
+            .may_change(),
+            Key::integer(
+                "rollout_data_parallelism",
+                -1,
+                "Copies of the model that generate answers side by side; -1 for what the \
+devices leave.",
+            )
+            .at_least(-1.0)
+            .neutral(&[Literal::Integer(1)])
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("placement")
+            .may_change(),
+            Key::integer(
+                "rollout_tensor_parallelism",
+                -1,
+                "Devices that each copy's tensors are split over to generate answers; -1 for \
+what is left.",
+            )
+            .at_least(-1.0)
+            .neutral(&[Literal::Integer(1)])
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("placement")
+            .may_change(),
+            Key::integer(
+                "rollout_expert_parallelism",
+                1,
+                "Devices that each copy's experts are split over to generate answers; -1 for \
+what is left.",
+            )
+            .at_least(-1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("placement")
+            .may_change(),
+            Key::integer("inference_replicas", 1, "Copies of the inference engine that generate answers.")
+                .at_least(1.0)
+                .refused(features::REINFORCEMENT_LEARNING)
+                .acts_on("placement")
+                .may_change(),
+            Key::integer(
+                "inference_devices_per_replica",
+                4,
+                "Devices of each copy of the inference engine that generates answers.",
+            )
+            .at_least(1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("placement")
+            .may_change(),
+            Key::integer(
+                "inference_rollouts",
+                1,
+                "Training steps between updates of the weights that generate answers.",
+            )
+            .at_least(1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+            Key::boolean(
+                "use_pathways_reshard",
+                true,
+                "Move weights from trainer to sampler through Pathways.",
+            )
+            .neutral(&[Literal::Bool(false)])
+            .no_effect_here("Pathways is not used; the program talks to the devices through PJRT itself")
+            .acts_on("runtime")
+            .may_change(),
+        ],
+    },
+    KeyGroup {
+        name: "VLLM",
+        title: "Rollouts",
+        prefix: Some("vllm"),
+        keys: &[
+            Key::integer("kv_cache_buffer", 256, "Spare positions in vLLM's cache beyond prompt and answer.")
+                .at_least(1.0)
+                .no_effect_here(
+                    "it sizes vLLM's cache; rollouts use this program's own engine, whose cache \
+grows with the sequences",
+                )
+                .acts_on("reinforcement learning")
+                .may_change(),
+            Key::float("hbm_utilization_vllm", 0.72, "Share of each device's memory that vLLM may take.")
+                .at_least(0.0)
+                .at_most(1.0)
+                .no_effect_here(
+                    "it sizes vLLM's cache; rollouts use this program's own engine, whose cache \
+grows with the sequences",
+                )
+                .acts_on("reinforcement learning")
+                .may_change(),
+            Key::integer(
+                "swap_space_vllm_gb",
+                2,
+                "Host memory that vLLM may swap its cache to, in GB per device.",
+            )
+            .at_least(0.0)
+            .no_effect_here(
+                "it sizes vLLM's swap space; rollouts use this program's own engine, which \
+does not swap",
+            )
+            .acts_on("reinforcement learning")
+            .may_change(),
+            Key::boolean(
+                "enable_dp_attention",
+                false,
+                "Split attention by sequences instead of heads inside vLLM.",
+            )
+            .no_effect_here(
+                "it places vLLM's attention; rollouts use this program's own engine, split by \
+the `rollout_` parallelism keys",
+            )
+            .acts_on("placement")
+            .may_change(),
+            Key::boolean(
+                "enable_expert_parallel",
+                false,
+                "Split experts instead of their tensors over devices inside vLLM.",
+            )
+            .no_effect_here(
+                "it places vLLM's experts; rollouts use this program's own engine, split by \
+`rollout_expert_parallelism`",
+            )
+            .acts_on("placement")
+            .may_change(),
+            Key::boolean(
+                "async_scheduling",
+                false,
+                "Let vLLM plan the next step while the devices still run the last.",
+            )
+            .no_effect_here(
+                "it tunes vLLM's scheduler; rollouts use this program's own engine, with a \
+scheduler of its own",
+            )
+            .acts_on("reinforcement learning")
+            .may_change(),
+            Key::optional_integer(
+                "max_num_batched_tokens",
+                "Most tokens that one step of generation processes; chosen by the engine if \
+none.",
+            )
+            .at_least(1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning")
+            .may_change(),
+            Key::optional_integer(
+                "max_num_seqs",
+                "Most sequences that are generated at once; chosen by the engine if none.",
+            )
+            .at_least(1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning")
+            .may_change(),
+            Key::optional_texts(
+                "stop_strings",
+                "Texts that end an answer during reinforcement learning as soon as they appear.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+            Key::mapping("vllm_additional_config", "Further settings that are handed to vLLM.")
+                .no_effect_here("it configures vLLM; decoding and rollouts use this program's own engine")
+                .acts_on("decoding")
+                .may_change(),
+            Key::mapping(
+                "vllm_hf_overrides",
+                "Replacements for values of the Hugging Face configuration that vLLM reads.",
+            )
+            .no_effect_here("it configures vLLM; the model is described by this program's own configuration")
+            .acts_on("decoding")
+            .may_change(),
+            Key::text(
+                "vllm_hf_config_path",
+                "",
+                "Directory of the Hugging Face configuration that vLLM reads.",
+            )
+            .no_effect_here("it configures vLLM; the model is described by this program's own configuration")
+            .acts_on("decoding")
+            .may_change(),
+            Key::boolean(
+                "use_standalone_converter",
+                false,
+                "Convert weights for vLLM with a converter written for the model.",
+            )
+            .no_effect_here(
+                "rollouts use the trainer's own weights and names, so nothing is converted for \
+vLLM",
+            )
+            .acts_on("reinforcement learning")
+            .may_change(),
+            Key::text(
+                "vllm_load_format",
+                "dummy",
+                "Where vLLM takes its first weights from; `dummy` fills them at random until \
+the trainer's arrive.",
+            )
+            .no_effect_here("it configures vLLM; rollouts use the trainer's own weights")
+            .acts_on("reinforcement learning")
+            .may_change(),
+            Key::boolean("debug_converter", false, "Print details while weights are converted for vLLM.")
+                .no_effect_here(
+                    "rollouts use the trainer's own weights and names, so nothing is converted for \
+vLLM",
+                )
+                .acts_on("reinforcement learning")
+                .run_level(),
+            Key::text(
+                "gcs_debug_path",
+                "",
+                "Directory in cloud storage for debugging output of the conversion of weights \
+for vLLM.",
+            )
+            .no_effect_here(
+                "rollouts use the trainer's own weights and names, so nothing is converted for \
+vLLM",
+            )
+            .acts_on("reinforcement learning")
+            .run_level(),
+            Key::boolean(
+                "use_weight_converter",
+                false,
+                "Convert weights for vLLM by rules on names and shapes.",
+            )
+            .no_effect_here(
+                "rollouts use the trainer's own weights and names, so nothing is converted for \
+vLLM",
+            )
+            .acts_on("reinforcement learning")
+            .may_change(),
+            Key::boolean(
+                "weight_sync_debug",
+                false,
+                "Print details while weights move from trainer to vLLM.",
+            )
+            .no_effect_here(
+                "rollouts use the trainer's own weights and names, so nothing is converted for \
+vLLM",
+            )
+            .acts_on("reinforcement learning")
+            .run_level(),
+            Key::boolean(
+                "log_weight_sync_time",
+                false,
+                "Log how long it takes to bring new weights from trainer to sampler.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning")
+            .run_level(),
+        ],
+    },
+    KeyGroup {
+        name: "RL",
+        title: "Reinforcement learning",
+        prefix: Some("rl"),
+        keys: &[
+            Key::integer(
+                "num_generations",
+                2,
+                "Number of answers to each prompt, whose rewards are compared with each other.",
+            )
+            .at_least(1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+            Key::integer("num_iterations", 1, "Number of updates of the weights from each batch of answers.")
+                .at_least(1.0)
+                .refused(features::REINFORCEMENT_LEARNING)
+                .acts_on("reinforcement learning"),
+            Key::float(
+                "grpo_beta",
+                0.08,
+                "Weight of the divergence from the reference model in the loss; 0 turns it off.",
+            )
+            .at_least(0.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("loss"),
+            Key::float(
+                "grpo_epsilon",
+                0.2,
+                "How far below and above 1 the ratio of new to old probabilities counts before \
+it is clipped.",
+            )
+            .at_least(0.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("loss"),
+            Key::choice(
+                "loss_algo",
+                "grpo",
+                &["grpo", "gspo-token"],
+                "Loss of reinforcement learning: ratios token by token (`grpo`) or for whole \
+answers (`gspo-token`).",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("loss"),
+            Key::boolean(
+                "use_agentic_rollout",
+                false,
+                "Generate answers concurrently with training instead of in turns.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+            Key::integer(
+                "max_concurrency",
+                256,
+                "Most answers in the making at once when `use_agentic_rollout` is on.",
+            )
+            .at_least(1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning")
+            .may_change(),
+            Key::integer(
+                "off_policy_steps",
+                0,
+                "Steps by which the weights that generate answers may lag behind those in \
+training.",
+            )
+            .at_least(0.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+            Key::text("system_prompt", "", "System message that is put before every prompt; empty for none.")
+                .refused(features::CHAT_TEMPLATES)
+                .acts_on("tokenizer"),
+            Key::boolean(
+                "degenerate_group_masking",
+                true,
+                "Leave prompts out of the loss whose answers all got the same reward.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("loss"),
+            Key::optional_float(
+                "epsilon_high",
+                "How far above 1 the ratio of probabilities counts before it is clipped; \
+`grpo_epsilon` if none.",
+            )
+            .at_least(0.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("loss"),
+            Key::optional_integer(
+                "reshard_chunk_size",
+                "Number of weights that move from trainer to sampler at once; all of them if \
+none.",
+            )
+            .at_least(1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("placement")
+            .may_change(),
+            Key::choice(
+                "loss_agg_mode",
+                "sequence-mean-token-mean",
+                &["token-mean", "sequence-mean", "sequence-mean-token-mean"],
+                "How losses of tokens become one number: the mean of all tokens, or of each \
+answer first.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("loss"),
+        ],
+    },
+    KeyGroup {
+        name: "RLDataset",
+        title: "Data for reinforcement learning",
+        prefix: Some("dataset"),
+        keys: &[
+            Key::integer("batch_size", 1, "Number of prompts in one batch of reinforcement learning.")
+                .at_least(1.0)
+                .refused(features::REINFORCEMENT_LEARNING)
+                .acts_on("data"),
+            Key::integer(
+                "num_batches",
+                4,
+                "Number of batches of prompts to train on in reinforcement learning.",
+            )
+            .at_least(1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("training loop")
+            .may_change(),
+            Key::integer(
+                "num_test_batches",
+                5,
+                "Batches of prompts in an evaluation of reinforcement learning; 0 turns it off.",
+            )
+            .at_least(0.0)
+            .neutral(&[Literal::Integer(0)])
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("evaluation")
+            .may_change(),
+            Key::integer(
+                "test_batch_start_index",
+                0,
+                "First batch of the evaluation data that is used in reinforcement learning, \
+from 0.",
+            )
+            .at_least(0.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("evaluation")
+            .may_change(),
+            Key::float(
+                "train_fraction",
+                1.0,
+                "Share of the batches of prompts that are trained on; the rest is for \
+evaluation.",
+            )
+            .at_least(0.0)
+            .at_most(1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("data"),
+            Key::integer(
+                "train_micro_batch_size",
+                -1,
+                "Prompts whose gradients are computed at once in reinforcement learning; -1 \
+for `batch_size`.",
+            )
+            .at_least(-1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("training loop")
+            .may_change(),
+            Key::integer(
+                "rollout_micro_batch_size",
+                -1,
+                "Prompts that are answered at once in reinforcement learning; -1 for \
+`batch_size`.",
+            )
+            .at_least(-1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning")
+            .may_change(),
+            Key::optional_text(
+                "hf_subset",
+                "Configuration of the dataset on the Hugging Face hub, such as `main`.",
+            )
+            .neutral(&[Literal::Text("")])
+            .refused(features::HUB_DATASETS)
+            .acts_on("data"),
+            Key::integer(
+                "eval_batch_size",
+                -1,
+                "Prompts in one evaluation batch of reinforcement learning; -1 for \
+`batch_size`.",
+            )
+            .at_least(-1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("evaluation")
+            .may_change(),
+            Key::text(
+                "dataset_processor_path",
+                "",
+                "File with user code that turns rows of a dataset into prompts and expected \
+answers.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("data"),
+        ],
+    },
+    KeyGroup {
+        name: "RLEvaluation",
+        title: "Evaluation of reinforcement learning",
+        prefix: Some("evaluation"),
+        keys: &[
+            Key::text(
+                "eval_sampling_strategy",
+                "greedy",
+                "Entry of `generation_configs` by which answers are drawn in evaluations, such \
+as `greedy`.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("evaluation")
+            .may_change(),
+            Key::mapping(
+                "generation_configs",
+                "Named settings of temperature, top-k and top-p that `eval_sampling_strategy` \
+picks from.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("evaluation")
+            .may_change(),
+            Key::integer(
+                "num_eval_passes",
+                1,
+                "Number of answers to each prompt in an evaluation of reinforcement learning.",
+            )
+            .at_least(1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("evaluation")
+            .may_change(),
+            Key::boolean(
+                "eval_corr_lst",
+                false,
+                "Keep only the prompts that were answered correctly in the list of an \
+evaluation.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("evaluation")
+            .may_change(),
+            Key::boolean(
+                "eval_make_lst",
+                false,
+                "Collect each question, expected answer and given answers in a list during an \
+evaluation.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("evaluation")
+            .may_change(),
+            Key::choice(
+                "eval_mode",
+                "pass",
+                &["pass", "maj", "pass_at_1"],
+                "What counts as correct among several answers: any of them, their majority, or \
+their mean.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("evaluation")
+            .may_change(),
+        ],
+    },
+    KeyGroup {
+        name: "Reward",
+        title: "Rewards",
+        prefix: Some("reward"),
+        keys: &[
+            Key::float("reward_exact_answer", 5.0, "Reward of an answer that is exactly the expected one.")
+                .refused(features::REINFORCEMENT_LEARNING)
+                .acts_on("reinforcement learning"),
+            Key::float(
+                "reward_exact_format_match",
+                3.0,
+                "Reward of an answer that has all markers of reasoning and solution in the \
+right order.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+            Key::float(
+                "reward_white_space_format_match",
+                1.5,
+                "Reward of an answer that differs from the expected one by white space only.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+            Key::float(
+                "reward_partial_format_match",
+                0.5,
+                "Reward of each marker of reasoning or solution that appears exactly once.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+            Key::float(
+                "reward_ratio_guess_to_answer_high",
+                0.5,
+                "Reward of a number within 10 percent of the expected one.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+            Key::float(
+                "reward_ratio_guess_to_answer_low",
+                0.25,
+                "Reward of a number within 20 percent of the expected one, but not within 10.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+            Key::float(
+                "penalty_incorrect_format",
+                -0.5,
+                "Added to the reward for each marker that is missing or repeated; 0 or \
+negative as a rule.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+            Key::float(
+                "penalty_incorrect_answer",
+                -1.0,
+                "Added to the reward for a wrong answer; 0 or negative as a rule.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+            Key::integer(
+                "math_verify_timeout",
+                300,
+                "Seconds after which the check of mathematical answers gives up.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning")
+            .may_change(),
+            Key::optional_integer(
+                "math_verify_num_procs",
+                "Number of workers that check mathematical answers; chosen by the machine if \
+none.",
+            )
+            .at_least(1.0)
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning")
+            .may_change(),
+            Key::text(
+                "reward_functions_path",
+                "",
+                "File with user code that holds the functions named by `reward_functions`.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+            Key::text(
+                "reward_functions",
+                "",
+                "Names of the functions whose rewards are added up, separated by commas; the \
+built-in ones if empty.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+        ],
+    },
+    KeyGroup {
+        name: "SpecialTokens",
+        title: "Marks in answers",
+        prefix: Some("special_tokens"),
+        keys: &[
+            Key::text(
+                "reasoning_start_token",
+                "<reasoning>",
+                "Text that marks where the reasoning in an answer starts.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+            Key::text(
+                "reasoning_end_token",
+                "</reasoning>",
+                "Text that marks where the reasoning in an answer ends.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+            Key::text(
+                "solution_start_token",
+                "<answer>",
+                "Text that marks where the solution in an answer starts.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+            Key::text(
+                "solution_end_token",
+                "</answer>",
+                "Text that marks where the solution in an answer ends.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+            Key::boolean(
+                "reasoning_start_token_in_prompt",
+                false,
+                "Expect `reasoning_start_token` at the end of the prompt instead of in the \
+answer.",
+            )
+            .refused(features::REINFORCEMENT_LEARNING)
+            .acts_on("reinforcement learning"),
+        ],
+    },
+];
