@@ -16,7 +16,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "attention",
                 "autoselected",
                 "How attention is computed: dense (`dot_product`), block by block in memory \
-linear in the length (`flash`), or by size.",
+                 linear in the length (`flash`), or by size.",
             )
             .acts_on("attention")
             .may_change(),
@@ -61,7 +61,7 @@ linear in the length (`flash`), or by size.",
                 "global_num_kv_heads",
                 0,
                 "Number of key and value heads in layers of global attention; 0 for as many as \
-elsewhere.",
+                 elsewhere.",
             )
             .at_least(0.0)
             .refused(features::CYCLES_OF_DIFFERENT_LAYERS)
@@ -70,7 +70,7 @@ elsewhere.",
                 "chunk_attn_window_size",
                 0,
                 "Number of positions in each of the chunks inside which chunked attention \
-stays.",
+                 stays.",
             )
             .at_least(0.0)
             .refused(features::LOCAL_ATTENTION)
@@ -87,7 +87,7 @@ stays.",
                 "use_post_ffw_norm",
                 false,
                 "Normalize the output of the feed-forward layer before it is added to the \
-residual stream.",
+                 residual stream.",
             )
             .refused(features::POST_LAYER_NORMALIZATION)
             .acts_on("normalization"),
@@ -95,7 +95,7 @@ residual stream.",
                 "use_ragged_attention",
                 false,
                 "Read only the filled part of the cache when decoding, with a kernel of its \
-own.",
+                 own.",
             )
             .no_effect_here("it selects a Pallas kernel; attention over the cache is compiled by XLA")
             .acts_on("decoding")
@@ -107,7 +107,7 @@ own.",
             )
             .no_effect_here(
                 "it selects a kernel of the Tokamax library; grouped matrix products are left \
-to XLA",
+                 to XLA",
             )
             .acts_on("experts")
             .may_change(),
@@ -126,7 +126,7 @@ to XLA",
             )
             .no_effect_here(
                 "it selects a mask of TransformerEngine; padding is always masked by segments \
-here",
+                 here",
             )
             .acts_on("attention")
             .may_change(),
@@ -137,7 +137,7 @@ here",
             )
             .no_effect_here(
                 "it selects a Pallas kernel of the Tokamax library; `attention=flash` computes \
-block by block here",
+                 block by block here",
             )
             .acts_on("attention")
             .may_change(),
@@ -148,7 +148,7 @@ block by block here",
             )
             .no_effect_here(
                 "it selects a Pallas kernel that comes with JAX; `attention=flash` computes \
-block by block here",
+                 block by block here",
             )
             .acts_on("attention")
             .may_change(),
@@ -164,7 +164,7 @@ block by block here",
                 "use_qk_clip",
                 false,
                 "Shrink the query and key weights of heads whose attention logits grow past a \
-threshold.",
+                 threshold.",
             )
             .refused(features::QK_CLIP)
             .acts_on("optimizer"),
@@ -197,7 +197,7 @@ threshold.",
                 "num_kv_shared_layers",
                 0,
                 "Number of last layers that reuse the keys and values of an earlier layer of \
-their type.",
+                 their type.",
             )
             .at_least(0.0)
             .refused(features::SHARING_KEYS_AND_VALUES)
@@ -206,7 +206,7 @@ their type.",
                 "use_double_wide_mlp",
                 false,
                 "Double the feed-forward width of layers that reuse the keys and values of \
-others.",
+                 others.",
             )
             .refused(features::SHARING_KEYS_AND_VALUES)
             .acts_on("feed-forward layers"),
@@ -214,7 +214,7 @@ others.",
                 "causal_block_size",
                 32,
                 "Number of tokens in a block whose positions all see one another under \
-`attention_type=block_diffusion`.",
+                 `attention_type=block_diffusion`.",
             )
             .at_least(1.0)
             .refused(features::BLOCK_DIFFUSION)
@@ -224,7 +224,7 @@ others.",
                 "mla_qk_head_chunk_size",
                 0,
                 "Number of heads whose products of queries and keys are computed at a time; 0 \
-for all.",
+                 for all.",
             )
             .at_least(0.0)
             .refused(features::LATENT_ATTENTION)
@@ -278,7 +278,7 @@ for all.",
                 "q_lora_rank",
                 0,
                 "Width of the latent vector that queries are made of; 0 projects queries \
-directly.",
+                 directly.",
             )
             .at_least(0.0)
             .refused(features::LATENT_ATTENTION)
@@ -316,7 +316,7 @@ directly.",
                 "use_sliced_mla_proj",
                 false,
                 "Slice the matrix that makes keys and values out of latent vectors, rather \
-than its product.",
+                 than its product.",
             )
             .refused(features::LATENT_ATTENTION)
             .only_with("attention_type", &["mla", "compressed"])
@@ -351,7 +351,7 @@ than its product.",
                 "compress_ratios",
                 &[],
                 "Number of positions that each layer pools into one key and value; 0 for a \
-layer that pools none.",
+                 layer that pools none.",
             )
             .refused(features::COMPRESSED_ATTENTION)
             .only_with("attention_type", &["compressed"])
@@ -401,7 +401,7 @@ layer that pools none.",
                 "indexer_sparse_training",
                 false,
                 "Train with the chosen positions only, instead of warming the indexer up under \
-full attention.",
+                 full attention.",
             )
             .refused(features::INDEXER)
             .only_with("use_indexer", &[])
@@ -410,7 +410,7 @@ full attention.",
                 "indexer_loss_scaling_factor",
                 0.0,
                 "Weight in the loss of how far the indexer is from the attention it imitates; \
-0 turns it off.",
+                 0 turns it off.",
             )
             .refused(features::INDEXER)
             .only_with("use_indexer", &[])
@@ -427,7 +427,7 @@ full attention.",
                 "indexer_approx_top_k_recall",
                 0.95,
                 "Share of the best positions that the approximate search of the indexer has to \
-find.",
+                 find.",
             )
             .at_least(0.0)
             .at_most(1.0)
@@ -535,7 +535,7 @@ find.",
                 "trainable_position_size",
                 -1,
                 "Number of positions with a learned embedding of their own; -1 or 0 turns it \
-off.",
+                 off.",
             )
             .at_least(-1.0)
             .neutral(&[Literal::Integer(0)])
@@ -545,7 +545,7 @@ off.",
                 "nope_layer_interval",
                 -1,
                 "Every layer whose number is a multiple of this has no rotary embedding; -1 or \
-0 turns it off.",
+                 0 turns it off.",
             )
             .at_least(-1.0)
             .neutral(&[Literal::Integer(0)])
@@ -571,7 +571,7 @@ off.",
                 "original_max_position_embeddings",
                 4096,
                 "Number of positions that the model was first trained on, before rotary \
-scaling.",
+                 scaling.",
             )
             .at_least(1.0)
             .refused(features::YARN)
@@ -581,7 +581,7 @@ scaling.",
                 "rope_factor",
                 40,
                 "How many times longer YaRN makes the context than \
-`original_max_position_embeddings`.",
+                 `original_max_position_embeddings`.",
             )
             .at_least(1.0)
             .refused(features::YARN)
@@ -591,7 +591,7 @@ scaling.",
                 "beta_fast",
                 32,
                 "Turns over the original context above which YaRN leaves a rotary frequency as \
-it is.",
+                 it is.",
             )
             .at_least(1.0)
             .refused(features::YARN)
@@ -601,7 +601,7 @@ it is.",
                 "beta_slow",
                 1,
                 "Turns over the original context below which YaRN scales a rotary frequency in \
-full.",
+                 full.",
             )
             .at_least(1.0)
             .refused(features::YARN)
@@ -620,7 +620,7 @@ full.",
                 "rope_interleave",
                 true,
                 "Rotate neighbours in a head as pairs instead of pairing its first half with \
-its second.",
+                 its second.",
             )
             .refused(features::YARN)
             .only_with("rope_type", &["yarn"])
@@ -637,7 +637,7 @@ its second.",
                 "rope_attention_scaling",
                 false,
                 "Multiply rotated queries and keys by a factor that grows with the logarithm \
-of `rope_factor`.",
+                 of `rope_factor`.",
             )
             .refused(features::YARN)
             .only_with("rope_type", &["yarn"])
@@ -646,7 +646,7 @@ of `rope_factor`.",
                 "rope_pairwise",
                 false,
                 "Leave rotated pairs next to each other instead of moving them into the halves \
-of a head.",
+                 of a head.",
             )
             .refused(features::YARN)
             .only_with("rope_type", &["yarn"])

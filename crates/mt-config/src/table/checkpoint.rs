@@ -79,7 +79,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "load_checkpoint_only_once",
                 false,
                 "Copy the reference model into the policy instead of reading the checkpoint a \
-second time.",
+                 second time.",
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("reinforcement learning")
@@ -87,7 +87,7 @@ second time.",
             Key::optional_text(
                 "checkpoint_todelete_subdir",
                 "Subdirectory that old checkpoints are moved to instead of being deleted; they \
-are deleted if none.",
+                 are deleted if none.",
             )
             .neutral(&[Literal::Text("")])
             .refused(features::MOVING_OLD_CHECKPOINTS_ASIDE)
@@ -96,7 +96,7 @@ are deleted if none.",
             Key::optional_text(
                 "checkpoint_todelete_full_path",
                 "Full path of the directory that old checkpoints are moved to; they are \
-deleted if none.",
+                 deleted if none.",
             )
             .neutral(&[Literal::Text("")])
             .refused(features::MOVING_OLD_CHECKPOINTS_ASIDE)
@@ -106,7 +106,7 @@ deleted if none.",
                 "force_unroll",
                 false,
                 "Write every layer on its own into a checkpoint of parameters only, even if \
-the layers are stacked.",
+                 the layers are stacked.",
             )
             .refused(features::CONVERSION_OF_CHECKPOINTS)
             .acts_on("checkpoint")
@@ -115,7 +115,7 @@ the layers are stacked.",
                 "save_quantized_params_path",
                 "",
                 "Directory that receives the weights after they are quantized on load; nowhere \
-if empty.",
+                 if empty.",
             )
             .refused(features::QUANTIZED_CHECKPOINTS)
             .acts_on("checkpoint")
@@ -123,14 +123,14 @@ if empty.",
             Key::boolean("enable_orbax_v1", false, "Handle checkpoints with version 1 of the Orbax library.")
                 .no_effect_here(
                     "it chooses between versions of the Orbax library; this program reads and \
-writes the format itself",
+                     writes the format itself",
                 )
                 .acts_on("checkpoint")
                 .may_change(),
             Key::optional_text(
                 "checkpoint_conversion_fn",
                 "Function that turns a loaded checkpoint of another layout into parameters; \
-none by default.",
+                 none by default.",
             )
             .no_effect_here("it names a Python function; weights are renamed by the model family's own map")
             .acts_on("checkpoint"),
@@ -138,11 +138,11 @@ none by default.",
                 "colocated_python_checkpointing",
                 false,
                 "Write checkpoints on the hosts of the accelerators when a single controller \
-drives them.",
+                 drives them.",
             )
             .no_effect_here(
                 "it runs Python beside the accelerators of Pathways; this program writes \
-checkpoints from its own process",
+                 checkpoints from its own process",
             )
             .acts_on("checkpoint")
             .may_change(),
@@ -158,7 +158,7 @@ checkpoints from its own process",
                 "hf_lora_adapter_path",
                 "",
                 "Directory or hub name of a Hugging Face adapter that is converted with the \
-weights.",
+                 weights.",
             )
             .refused(features::LORA_ADAPTERS)
             .acts_on("checkpoint"),
@@ -166,7 +166,7 @@ weights.",
                 "save_checkpoint_on_start",
                 true,
                 "Save a checkpoint at step 0 as well, and not only at later multiples of the \
-period.",
+                 period.",
             )
             .acts_on("checkpoint")
             .run_level(),
@@ -174,7 +174,7 @@ period.",
                 "convert_checkpoint_if_possible",
                 false,
                 "Adapt the shapes of loaded weights to the model where they differ and that \
-can be done.",
+                 can be done.",
             )
             .refused(features::CONVERSION_OF_CHECKPOINTS)
             .acts_on("checkpoint")
@@ -214,7 +214,7 @@ can be done.",
             )
             .no_effect_here(
                 "it bounds the memory of the Orbax library; this program schedules its own \
-reads and writes",
+                 reads and writes",
             )
             .acts_on("checkpoint")
             .may_change(),
@@ -229,7 +229,7 @@ reads and writes",
                 "enable_multi_tier_checkpointing",
                 false,
                 "Save often to local storage and copy some of those checkpoints to persistent \
-storage.",
+                 storage.",
             )
             .refused(features::MULTI_TIER_CHECKPOINTS)
             .acts_on("checkpoint")
@@ -238,7 +238,7 @@ storage.",
                 "local_checkpoint_directory",
                 "",
                 "Directory on fast local storage that holds emergency or multi-tier \
-checkpoints.",
+                 checkpoints.",
             )
             .refused(features::EMERGENCY_CHECKPOINTS)
             .only_with("enable_emergency_checkpoint", &[])
@@ -258,7 +258,7 @@ checkpoints.",
                 "multi_tier_checkpointing_backup_interval_minutes",
                 0,
                 "Minutes between copies of local checkpoints to persistent storage; 0 turns it \
-off.",
+                 off.",
             )
             .at_least(0.0)
             .or_none()
@@ -279,7 +279,7 @@ off.",
                 "enable_emergency_checkpoint",
                 false,
                 "Save to local storage between the persistent checkpoints, for a quick restart \
-after a failure.",
+                 after a failure.",
             )
             .refused(features::EMERGENCY_CHECKPOINTS)
             .acts_on("checkpoint")
@@ -288,7 +288,7 @@ after a failure.",
                 "use_replicator_service",
                 false,
                 "Let a separate service copy emergency checkpoints between hosts and to \
-persistent storage.",
+                 persistent storage.",
             )
             .refused(features::EMERGENCY_CHECKPOINTS)
             .acts_on("checkpoint")
@@ -305,7 +305,7 @@ persistent storage.",
             Key::optional_integer(
                 "multi_tier_checkpointing_backup_interval_steps",
                 "Number of steps between copies of local checkpoints to persistent storage; \
-off if none.",
+                 off if none.",
             )
             .at_least(1.0)
             .refused(features::MULTI_TIER_CHECKPOINTS)

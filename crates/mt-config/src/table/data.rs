@@ -49,7 +49,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "grain_packing_type",
                 "first_fit",
                 "How documents are packed: each into the first sequence with room for it, or \
-one after another and cut where a sequence ends.",
+                 one after another and cut where a sequence ends.",
             )
             .acts_on("data"),
             Key::integer("max_segments_per_seq", -1, "Most documents in a packed sequence; no limit if -1.")
@@ -59,7 +59,7 @@ one after another and cut where a sequence ends.",
                 "num_epoch",
                 1,
                 "How often the training data is gone through before training stops; without \
-end if -1.",
+                 end if -1.",
             )
             .at_least(-1.0)
             .acts_on("data"),
@@ -105,7 +105,7 @@ end if -1.",
                 "generate_padding_batch_train",
                 false,
                 "Let a host whose training data is used up go on with empty batches while \
-others still have some.",
+                 others still have some.",
             )
             .refused(features::PROCESSES)
             .acts_on("data"),
@@ -113,7 +113,7 @@ others still have some.",
                 "generate_padding_batch_eval",
                 false,
                 "Let a host whose evaluation data is used up go on with empty batches while \
-others still have some.",
+                 others still have some.",
             )
             .refused(features::PROCESSES)
             .acts_on("evaluation")
@@ -122,7 +122,7 @@ others still have some.",
                 "per_device_batch_size_start",
                 4.0,
                 "Sequences in the first batches, for each device, with \
-`enable_rampup_batch_size`.",
+                 `enable_rampup_batch_size`.",
             )
             .at_least(0.0)
             .refused(features::GROWING_BATCHES)
@@ -132,7 +132,7 @@ others still have some.",
                 "per_device_batch_size_increment",
                 2.0,
                 "Sequences by which batches grow at a time, for each device, with \
-`enable_rampup_batch_size`.",
+                 `enable_rampup_batch_size`.",
             )
             .at_least(0.0)
             .refused(features::GROWING_BATCHES)
@@ -142,7 +142,7 @@ others still have some.",
                 "global_rampup_samples",
                 500,
                 "Number of sequences, over all devices, after which batches have their full \
-size.",
+                 size.",
             )
             .at_least(0.0)
             .refused(features::GROWING_BATCHES)
@@ -152,7 +152,7 @@ size.",
                 "colocated_python_data_input",
                 false,
                 "Read data with Python on the hosts of the devices when one controller of \
-Pathways drives them.",
+                 Pathways drives them.",
             )
             .no_effect_here("it belongs to Pathways; each process reads its own batches here")
             .acts_on("data")
@@ -175,8 +175,8 @@ Pathways drives them.",
                 "hf_path",
                 "",
                 "Format of the files: `text`, `json` (one object a line) or `parquet`; or \
-`repository`, the documentation and source code of a repository, some files \
-held out for evaluation.",
+                 `repository`, the documentation and source code of a repository, some files \
+                 held out for evaluation.",
             )
             .acts_on("data"),
             Key::optional_text(
@@ -246,7 +246,7 @@ held out for evaluation.",
                 "tokenizer_vocab_size",
                 0,
                 "With no `tokenizer_path`, train a byte-level BPE of this many tokens on the \
-training files at the start of the run.",
+                 training files at the start of the run.",
             )
             .at_least(0.0)
             .acts_on("tokenizer")
@@ -298,7 +298,7 @@ training files at the start of the run.",
                 "chat_template",
                 "",
                 "Jinja text of the chat template to use instead of the tokenizer's; the \
-tokenizer's own if empty.",
+                 tokenizer's own if empty.",
             )
             .refused(features::CHAT_TEMPLATES)
             .acts_on("tokenizer"),
@@ -306,7 +306,7 @@ tokenizer's own if empty.",
                 "data_template_path",
                 "",
                 "JSON file with the templates that turn the rows of a reinforcement learning \
-dataset into prompts.",
+                 dataset into prompts.",
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("data"),

@@ -72,7 +72,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean("enable_tunix_perf_metrics", false, "Record the performance of the Tunix trainer.")
                 .no_effect_here(
                     "it belongs to Tunix, which is not used; `metrics_file` holds the times of \
-steps",
+                     steps",
                 )
                 .acts_on("metrics")
                 .run_level(),
@@ -114,7 +114,7 @@ steps",
             Key::floats(
                 "constant_bound_config",
                 "Six fixed bounds for the operands of fp8 products, forward and backward; \
-measured if empty.",
+                 measured if empty.",
             )
             .refused(features::QUANTIZATION)
             .acts_on("quantization"),
@@ -152,7 +152,7 @@ measured if empty.",
                 "subslice_shape",
                 "",
                 "Use only a part of a slice, of this shape in chips, such as `2,2,1`; empty \
-for all of it.",
+                 for all of it.",
             )
             .refused(features::CUSTOM_DEVICE_ORDERS)
             .acts_on("mesh")
@@ -160,7 +160,7 @@ for all of it.",
             Key::boolean("max_checkify", false, "Check batches while training, which slows it down.")
                 .no_effect_here(
                     "JAX's run-time checks do not exist here; `abort_on_nan_loss` and \
-`abort_on_inf_loss` stop a bad run",
+                     `abort_on_inf_loss` stop a bad run",
                 )
                 .acts_on("training loop")
                 .may_change(),
@@ -223,7 +223,7 @@ for all of it.",
             )
             .no_effect_here(
                 "`compile_xla_flags` passes options to the compiler, those of its dumps \
-included",
+                 included",
             )
             .acts_on("runtime")
             .run_level(),
@@ -284,7 +284,7 @@ included",
                 "skip_first_n_steps_for_profiler",
                 1,
                 "Number of steps before the profiler begins, so that compilation stays out of \
-the profile.",
+                 the profile.",
             )
             .at_least(0.0)
             .refused(features::PROFILING)
@@ -311,7 +311,7 @@ the profile.",
                 "profile_periodically_period",
                 -1,
                 "Number of steps from the start of one profile to the next; -1 or 0 for a \
-single one.",
+                 single one.",
             )
             .at_least(-1.0)
             .neutral(&[Literal::Integer(0)])
@@ -391,7 +391,7 @@ single one.",
                 "xprof_tpu_power_trace_level",
                 0,
                 "Detail with which a TPU's power is recorded: 0 turns it off, 1 is normal, 2 \
-the finest.",
+                 the finest.",
             )
             .at_least(0.0)
             .at_most(2.0)
@@ -442,7 +442,7 @@ the finest.",
                 "compiled_trainstep_file",
                 "",
                 "File that the compiled training step is written to ahead of time and read \
-from; empty for none.",
+                 from; empty for none.",
             )
             .refused(features::AHEAD_OF_TIME_COMPILATION)
             .acts_on("compilation")
@@ -451,7 +451,7 @@ from; empty for none.",
                 "compile_topology",
                 "",
                 "Name of the hardware to compile for without having it, such as `v5p-128`; \
-empty for this machine.",
+                 empty for this machine.",
             )
             .refused(features::AHEAD_OF_TIME_COMPILATION)
             .acts_on("compilation")
@@ -460,7 +460,7 @@ empty for this machine.",
                 "compile_topology_num_slices",
                 -1,
                 "Number of slices of the hardware that is compiled for; -1 if none is compiled \
-for.",
+                 for.",
             )
             .at_least(-1.0)
             .refused(features::AHEAD_OF_TIME_COMPILATION)
@@ -471,7 +471,7 @@ for.",
                 "write_estimator_result",
                 false,
                 "Write the commands that a search for batch size and remat policy suggests to \
-a file.",
+                 a file.",
             )
             .refused(features::MEMORY_ESTIMATES)
             .acts_on("runtime")

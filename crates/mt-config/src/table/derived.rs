@@ -32,7 +32,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         Key::optional_integers(
             "ici_parallelism",
             "Sizes of the mesh axes within a slice, in the order of `mesh_axes`; none \
-while the number of devices is not known.",
+             while the number of devices is not known.",
         )
         .derived(&["mesh_axes", "ici_fsdp_parallelism"])
         .acts_on("mesh"),

@@ -13,7 +13,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "num_experts",
                 1,
                 "Number of experts in each layer that has them; 1 for a plain feed-forward \
-layer.",
+                 layer.",
             )
             .at_least(1.0)
             .refused(features::MIXTURES_OF_EXPERTS)
@@ -27,7 +27,7 @@ layer.",
                 "capacity_factor",
                 -1.0,
                 "Room of each expert, as a multiple of an even share of the tokens; -1 drops \
-no token.",
+                 no token.",
             )
             .neutral(&[Literal::Float(0.0)])
             .refused(features::MIXTURES_OF_EXPERTS)
@@ -37,7 +37,7 @@ no token.",
                 "ragged_buffer_factor",
                 -1.0,
                 "Room for tokens from other devices, as a multiple of an even share; -1 for \
-the worst case.",
+                 the worst case.",
             )
             .neutral(&[Literal::Float(0.0)])
             .refused(features::EXPERT_PARALLELISM)
@@ -47,7 +47,7 @@ the worst case.",
                 "moe_expert_input_dim",
                 -1,
                 "Width of the tokens that enter the experts; -1 for the width of the residual \
-stream.",
+                 stream.",
             )
             .at_least(-1.0)
             .refused(features::MIXTURES_OF_EXPERTS)
@@ -57,7 +57,7 @@ stream.",
                 "base_moe_mlp_dim",
                 -1,
                 "Width inside each expert, before `global_parameter_scale`; -1 where it does \
-not apply.",
+                 not apply.",
             )
             .at_least(-1.0)
             .refused(features::MIXTURES_OF_EXPERTS)
@@ -66,7 +66,7 @@ not apply.",
             Key::optional_integer(
                 "padded_base_moe_mlp_dim",
                 "Width that the inside of each expert is padded to for the kernel; no padding \
-if none.",
+                 if none.",
             )
             .no_effect_here("it pads weights for a Pallas kernel; grouped matrix products are left to XLA")
             .acts_on("experts")
@@ -75,7 +75,7 @@ if none.",
                 "load_balance_loss_weight",
                 0.0,
                 "Weight in the loss of how unevenly tokens are spread over experts; 0 turns it \
-off.",
+                 off.",
             )
             .at_least(0.0)
             .refused(features::MIXTURES_OF_EXPERTS)
@@ -85,7 +85,7 @@ off.",
                 "use_custom_sort_vjp",
                 true,
                 "Differentiate the sorting of tokens by a rule of its own instead of the \
-general one.",
+                 general one.",
             )
             .no_effect_here("how a sort is differentiated is fixed by this program's own autodiff")
             .acts_on("autodiff")
@@ -94,7 +94,7 @@ general one.",
                 "use_ring_of_experts",
                 false,
                 "Gather the tokens of all devices to each expert and scatter the sums, instead \
-of exchanging tokens.",
+                 of exchanging tokens.",
             )
             .refused(features::EXPERT_PARALLELISM)
             .only_with("num_experts", &[])
@@ -129,7 +129,7 @@ of exchanging tokens.",
                 "moe_fsdp_use_two_stage_all_gather",
                 false,
                 "Gather the weights of experts over `fsdp` and `fsdp_transpose` one after the \
-other.",
+                 other.",
             )
             .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
@@ -139,7 +139,7 @@ other.",
                 "shard_exp_on_fsdp",
                 false,
                 "Split the weights of experts over the `fsdp` axis by expert instead of by \
-width.",
+                 width.",
             )
             .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
@@ -149,7 +149,7 @@ width.",
                 "use_2d_fsdp_sharding",
                 false,
                 "Split two dimensions of the weights of experts, one over `fsdp` and one over \
-`fsdp_transpose`.",
+                 `fsdp_transpose`.",
             )
             .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
@@ -183,7 +183,7 @@ width.",
                 "num_moe_token_chunks",
                 1,
                 "Number of chunks of tokens that are sent and computed in turn; 1 for no \
-chunks.",
+                 chunks.",
             )
             .at_least(1.0)
             .refused(features::EXPERT_PARALLELISM)
@@ -194,7 +194,7 @@ chunks.",
                 "moe_chunk_barrier",
                 false,
                 "Finish each chunk of tokens before the next begins, which saves memory but \
-hides no transfer.",
+                 hides no transfer.",
             )
             .refused(features::EXPERT_PARALLELISM)
             .only_with("num_experts", &[])
@@ -204,7 +204,7 @@ hides no transfer.",
                 "moe_dispatch_no_expert_sharding",
                 false,
                 "Leave the expert axis out of the placement of batches inside the layers of \
-experts.",
+                 experts.",
             )
             .refused(features::EXPERT_PARALLELISM)
             .only_with("num_experts", &[])
@@ -217,7 +217,7 @@ experts.",
             )
             .no_effect_here(
                 "it selects a kernel for the SparseCores of TPUs; XLA compiles the sorting of \
-tokens",
+                 tokens",
             )
             .acts_on("experts")
             .may_change(),
@@ -228,7 +228,7 @@ tokens",
             )
             .no_effect_here(
                 "it tunes a kernel for the SparseCores of TPUs; XLA compiles the sorting of \
-tokens",
+                 tokens",
             )
             .acts_on("experts")
             .may_change(),
@@ -239,7 +239,7 @@ tokens",
             )
             .no_effect_here(
                 "it replaces a kernel for the SparseCores of TPUs; XLA always compiles the \
-gathering of tokens",
+                 gathering of tokens",
             )
             .acts_on("experts")
             .may_change(),
@@ -250,7 +250,7 @@ gathering of tokens",
             )
             .no_effect_here(
                 "it replaces a kernel for the SparseCores of TPUs; XLA always compiles the \
-summing of tokens",
+                 summing of tokens",
             )
             .acts_on("experts")
             .may_change(),
@@ -258,11 +258,11 @@ summing of tokens",
                 "ragged_gather_cost_estimate_flops",
                 -1,
                 "Operations that the compiler counts for the kernel that gathers tokens; -1 \
-for its own estimate.",
+                 for its own estimate.",
             )
             .no_effect_here(
                 "it describes a Pallas kernel to the scheduler; XLA knows the cost of what it \
-compiles",
+                 compiles",
             )
             .acts_on("compilation")
             .may_change(),
@@ -270,11 +270,11 @@ compiles",
                 "ragged_gather_reduce_cost_estimate_flops",
                 -1,
                 "Operations that the compiler counts for the kernel that gathers and sums \
-tokens; -1 for its own estimate.",
+                 tokens; -1 for its own estimate.",
             )
             .no_effect_here(
                 "it describes a Pallas kernel to the scheduler; XLA knows the cost of what it \
-compiles",
+                 compiles",
             )
             .acts_on("compilation")
             .may_change(),
@@ -282,11 +282,11 @@ compiles",
                 "ragged_gather_cost_estimate_bytes_accessed",
                 -1,
                 "Bytes of memory that the compiler counts for the kernel that gathers tokens; \
--1 for its own estimate.",
+                 -1 for its own estimate.",
             )
             .no_effect_here(
                 "it describes a Pallas kernel to the scheduler; XLA knows the cost of what it \
-compiles",
+                 compiles",
             )
             .acts_on("compilation")
             .may_change(),
@@ -294,11 +294,11 @@ compiles",
                 "ragged_gather_reduce_cost_estimate_bytes_accessed",
                 -1,
                 "Bytes of memory that the compiler counts for the kernel that gathers and sums \
-tokens; -1 for its own estimate.",
+                 tokens; -1 for its own estimate.",
             )
             .no_effect_here(
                 "it describes a Pallas kernel to the scheduler; XLA knows the cost of what it \
-compiles",
+                 compiles",
             )
             .acts_on("compilation")
             .may_change(),
@@ -322,7 +322,7 @@ compiles",
                 "first_num_dense_layers",
                 0,
                 "Number of first layers that have an ordinary feed-forward layer instead of \
-experts.",
+                 experts.",
             )
             .at_least(0.0)
             .refused(features::MIXTURES_OF_EXPERTS)
@@ -332,7 +332,7 @@ experts.",
                 "shared_experts",
                 0,
                 "Number of experts that every token passes through, besides those it is routed \
-to.",
+                 to.",
             )
             .at_least(0.0)
             .refused(features::MIXTURES_OF_EXPERTS)
@@ -351,7 +351,7 @@ to.",
                 "",
                 &["", "softmax", "sigmoid", "sqrtsoftplus"],
                 "Function that turns the router's logits into scores; the usual one of the \
-model family if empty.",
+                 model family if empty.",
             )
             .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
@@ -364,7 +364,7 @@ model family if empty.",
                 "routed_bias_update_rate",
                 0.0,
                 "Step by which the routing bias of busy experts falls and that of idle ones \
-rises; 0 turns it off.",
+                 rises; 0 turns it off.",
             )
             .at_least(0.0)
             .refused(features::MIXTURES_OF_EXPERTS)
@@ -395,7 +395,7 @@ rises; 0 turns it off.",
                 "use_batch_split_schedule",
                 false,
                 "Split each batch into parts that take turns, so that transfers between \
-experts overlap with computation.",
+                 experts overlap with computation.",
             )
             .refused(features::EXPERT_PARALLELISM)
             .only_with("num_experts", &[])
@@ -424,7 +424,7 @@ experts overlap with computation.",
                 "first_num_hash_layers",
                 0,
                 "Number of first layers that choose experts by a table of token numbers \
-instead of scores.",
+                 instead of scores.",
             )
             .at_least(0.0)
             .refused(features::MIXTURES_OF_EXPERTS)

@@ -27,7 +27,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "formatting_func_path",
                 "",
                 "Function of the user's that turns a row of a fine-tuning dataset into a \
-conversation.",
+                 conversation.",
             )
             .refused(features::SUPERVISED_FINE_TUNING)
             .only_with("use_sft", &[])
@@ -73,7 +73,7 @@ conversation.",
                 "dpo",
                 &["dpo", "orpo"],
                 "Which loss is computed on preference pairs: DPO with a reference model, or \
-ORPO without one.",
+                 ORPO without one.",
             )
             .refused(features::PREFERENCE_OPTIMIZATION)
             .only_with("use_dpo", &[])
@@ -89,7 +89,7 @@ ORPO without one.",
             Key::optional_integer(
                 "max_prompt_length",
                 "Most tokens of a prompt in preference data; half of `max_target_length` if \
-none.",
+                 none.",
             )
             .at_least(1.0)
             .refused(features::PREFERENCE_OPTIMIZATION)
@@ -127,7 +127,7 @@ none.",
                 "lora_module_path",
                 "",
                 "Regular expression of the modules that get adapters; those usual for the \
-model family if empty.",
+                 model family if empty.",
             )
             .refused(features::LORA_ADAPTERS)
             .only_with("enable_lora", &[])
@@ -135,7 +135,7 @@ model family if empty.",
             Key::optional_text(
                 "lora_weight_qtype",
                 "Type to which the frozen weights below the adapters are quantized, such as \
-`nf4`; not quantized if none.",
+                 `nf4`; not quantized if none.",
             )
             .neutral(&[Literal::Text("")])
             .refused(features::LORA_ADAPTERS)
@@ -144,7 +144,7 @@ model family if empty.",
             Key::optional_integer(
                 "lora_tile_size",
                 "Number of quantized weights below adapters that share a scale; a whole \
-channel if none.",
+                 channel if none.",
             )
             .at_least(0.0)
             .refused(features::LORA_ADAPTERS)
@@ -154,7 +154,7 @@ channel if none.",
                 "lora_restore_path",
                 "",
                 "Directory of adapter weights to start from; ignored when the run itself is \
-resumed.",
+                 resumed.",
             )
             .refused(features::LORA_ADAPTERS)
             .only_with("enable_lora", &[])
@@ -169,21 +169,21 @@ resumed.",
             Key::mapping(
                 "student_overrides",
                 "Configuration keys, with their values, that only the student model takes \
-instead of the shared ones.",
+                 instead of the shared ones.",
             )
             .refused(features::DISTILLATION)
             .acts_on("distillation"),
             Key::mapping(
                 "teacher_overrides",
                 "Configuration keys, with their values, that only the teacher model takes \
-instead of the shared ones.",
+                 instead of the shared ones.",
             )
             .refused(features::DISTILLATION)
             .acts_on("distillation"),
             Key::optional_text(
                 "offline_data_dir",
                 "Directory of the teacher's saved top logits, which then stand in for a \
-teacher that runs; none or empty for online distillation.",
+                 teacher that runs; none or empty for online distillation.",
             )
             .neutral(&[Literal::Text("")])
             .refused(features::DISTILLATION)
@@ -192,7 +192,7 @@ teacher that runs; none or empty for online distillation.",
                 "distill_alpha",
                 0.5,
                 "Weight of the loss against the teacher's outputs; the loss against the data \
-gets 1 minus this.",
+                 gets 1 minus this.",
             )
             .at_least(0.0)
             .refused(features::DISTILLATION)
@@ -201,7 +201,7 @@ gets 1 minus this.",
                 "distill_temperature",
                 1.0,
                 "Divides the logits of teacher and student before they are compared; above 1 \
-it softens both.",
+                 it softens both.",
             )
             .at_least(0.0)
             .refused(features::DISTILLATION)
@@ -210,7 +210,7 @@ it softens both.",
                 "distill_beta",
                 0.0,
                 "Weight of the loss between hidden features of teacher and student; 0 turns it \
-off.",
+                 off.",
             )
             .at_least(0.0)
             .refused(features::DISTILLATION)
@@ -232,7 +232,7 @@ off.",
             Key::optional_float(
                 "distill_alpha_end",
                 "Value that `distill_alpha` reaches at the last step; it stays as it is if \
-none.",
+                 none.",
             )
             .at_least(0.0)
             .refused(features::DISTILLATION)
@@ -248,7 +248,7 @@ none.",
             Key::optional_float(
                 "distill_temperature_end",
                 "Value that `distill_temperature` reaches at the last step; it stays as it is \
-if none.",
+                 if none.",
             )
             .at_least(0.0)
             .refused(features::DISTILLATION)
@@ -280,7 +280,7 @@ if none.",
                 "learn_to_init_mode",
                 false,
                 "Learn the start of the student's attention as a linear map of the teacher's \
-weights.",
+                 weights.",
             )
             .refused(features::DISTILLATION)
             .acts_on("distillation"),
@@ -288,21 +288,21 @@ weights.",
                 "lti_use_general_linear_map",
                 false,
                 "Learn one full linear map from teacher to student weights instead of a \
-cheaper bilinear one.",
+                 cheaper bilinear one.",
             )
             .refused(features::DISTILLATION)
             .acts_on("distillation"),
             Key::mapping(
                 "distill_weights_copy_map",
                 "Which of the teacher's parameters are copied into which of the student's at \
-the start.",
+                 the start.",
             )
             .refused(features::DISTILLATION)
             .acts_on("distillation"),
             Key::mapping(
                 "distill_student_weights_share_map",
                 "Which parameters of the student are shared, so that two names stand for one \
-array.",
+                 array.",
             )
             .refused(features::DISTILLATION)
             .acts_on("distillation"),
@@ -315,14 +315,14 @@ array.",
             Key::optional_text(
                 "attn_module_name",
                 "Name of the attention module inside a layer whose start is learned from the \
-teacher.",
+                 teacher.",
             )
             .refused(features::DISTILLATION)
             .acts_on("distillation"),
             Key::optional_integers(
                 "lti_layer_indices",
                 "Layers, counted from 0, whose attention is learned from the teacher's \
-weights; all if none.",
+                 weights; all if none.",
             )
             .refused(features::DISTILLATION)
             .acts_on("distillation"),

@@ -66,7 +66,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "model_call_mode",
                 "",
                 "Says that the model is called for `inference` rather than for training, which \
-is the empty text.",
+                 is the empty text.",
             )
             .no_effect_here("each command knows by itself whether it trains or generates")
             .acts_on("model")
@@ -96,7 +96,7 @@ is the empty text.",
             )
             .no_effect_here(
                 "it opens an interface for Google's inference gateway, which this program does \
-not speak",
+                 not speak",
             )
             .acts_on("server")
             .may_change(),
@@ -212,7 +212,7 @@ not speak",
                 "inference_server",
                 "MaxtextInterleavedServer",
                 "Whether a server processes prompts and generates on the same devices or on \
-separate slices.",
+                 separate slices.",
             )
             .refused(features::SERVING_ON_SEPARATE_SLICES)
             .acts_on("server")
@@ -252,7 +252,7 @@ separate slices.",
                 "inference_microbenchmark_stages",
                 "prefill,generate",
                 "Stages of inference that are timed, `prefill` and `generate`, with commas \
-between.",
+                 between.",
             )
             .refused(features::BENCHMARKS_OF_INFERENCE)
             .acts_on("decoding")
@@ -286,7 +286,7 @@ between.",
                 "inference_metadata_file",
                 "",
                 "JSON file with facts about the machine and the model that are added to the \
-results of a benchmark.",
+                 results of a benchmark.",
             )
             .refused(features::BENCHMARKS_OF_INFERENCE)
             .acts_on("decoding")
@@ -310,7 +310,7 @@ results of a benchmark.",
                 "enable_prefix_caching",
                 false,
                 "Keep the caches of prompts, so that a prompt with the same beginning reuses \
-them.",
+                 them.",
             )
             .refused(features::PREFIX_CACHING)
             .acts_on("server")

@@ -13,7 +13,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "sa_block_q",
                 512,
                 "Splash attention: number of positions in a block of queries in the forward \
-kernel.",
+                 kernel.",
             )
             .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
             .acts_on("attention")
@@ -22,7 +22,7 @@ kernel.",
                 "sa_block_kv",
                 512,
                 "Splash attention: number of positions in a block of keys and values that the \
-forward kernel loads.",
+                 forward kernel loads.",
             )
             .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
             .acts_on("attention")
@@ -31,7 +31,7 @@ forward kernel loads.",
                 "sa_block_kv_compute",
                 512,
                 "Splash attention: number of positions in a block of keys and values that the \
-forward kernel multiplies at a time.",
+                 forward kernel multiplies at a time.",
             )
             .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
             .acts_on("attention")
@@ -40,7 +40,7 @@ forward kernel multiplies at a time.",
                 "sa_block_q_dkv",
                 512,
                 "Splash attention: number of positions in a block of queries where the \
-gradients of keys and values are computed.",
+                 gradients of keys and values are computed.",
             )
             .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
             .acts_on("attention")
@@ -49,7 +49,7 @@ gradients of keys and values are computed.",
                 "sa_block_kv_dkv",
                 512,
                 "Splash attention: number of positions in a block of keys and values where \
-their gradients are computed.",
+                 their gradients are computed.",
             )
             .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
             .acts_on("attention")
@@ -58,7 +58,7 @@ their gradients are computed.",
                 "sa_block_kv_dkv_compute",
                 512,
                 "Splash attention: number of positions in a block of keys and values that are \
-multiplied at a time for their gradients.",
+                 multiplied at a time for their gradients.",
             )
             .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
             .acts_on("attention")
@@ -67,7 +67,7 @@ multiplied at a time for their gradients.",
                 "sa_block_q_dq",
                 512,
                 "Splash attention: number of positions in a block of queries where their \
-gradients are computed.",
+                 gradients are computed.",
             )
             .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
             .acts_on("attention")
@@ -76,7 +76,7 @@ gradients are computed.",
                 "sa_block_kv_dq",
                 512,
                 "Splash attention: number of positions in a block of keys and values where the \
-gradients of queries are computed.",
+                 gradients of queries are computed.",
             )
             .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
             .acts_on("attention")
@@ -120,11 +120,11 @@ gradients of queries are computed.",
                 "use_max_logit_estimate",
                 -1,
                 "Assumed largest attention logit, so that splash attention need not find it; \
--1 to find it.",
+                 -1 to find it.",
             )
             .no_effect_here(
                 "it is for a Pallas kernel; attention here always subtracts the true largest \
-logit",
+                 logit",
             )
             .acts_on("attention")
             .may_change(),
@@ -132,11 +132,11 @@ logit",
                 "cost_estimate_flops_fwd",
                 -1,
                 "Operations that the compiler counts for the forward kernel of splash \
-attention; -1 for its own estimate.",
+                 attention; -1 for its own estimate.",
             )
             .no_effect_here(
                 "it describes a Pallas kernel to the scheduler; XLA knows the cost of what it \
-compiles",
+                 compiles",
             )
             .acts_on("compilation")
             .may_change(),
@@ -144,11 +144,11 @@ compiles",
                 "cost_estimate_flops_bwd",
                 -1,
                 "Operations that the compiler counts for the backward kernel of splash \
-attention; -1 for its own estimate.",
+                 attention; -1 for its own estimate.",
             )
             .no_effect_here(
                 "it describes a Pallas kernel to the scheduler; XLA knows the cost of what it \
-compiles",
+                 compiles",
             )
             .acts_on("compilation")
             .may_change(),
@@ -156,7 +156,7 @@ compiles",
                 "dq_reduction_steps",
                 0,
                 "Number of partial sums for the gradients of queries in splash attention; 0 \
-for one per block.",
+                 for one per block.",
             )
             .no_effect_here("it tunes a Pallas kernel; attention here is compiled by XLA")
             .acts_on("attention")
@@ -173,11 +173,11 @@ for one per block.",
                 "sa_bwd_dkv_megacore",
                 false,
                 "Spread the gradients of keys and values over both cores of a TPU chip in \
-splash attention.",
+                 splash attention.",
             )
             .no_effect_here(
                 "it splits a Pallas kernel over the two cores of a TPU chip; XLA divides that \
-work itself",
+                 work itself",
             )
             .acts_on("attention")
             .may_change(),
@@ -203,7 +203,7 @@ work itself",
                 "sa_use_base2_exp",
                 true,
                 "Compute the softmax of splash attention with powers of 2 instead of powers of \
-e.",
+                 e.",
             )
             .no_effect_here("it tunes a Pallas kernel; XLA chooses how exponentials are computed")
             .acts_on("attention")
@@ -211,7 +211,7 @@ e.",
             Key::optional_integer(
                 "local_sa_block_q",
                 "As `sa_block_q`, for layers of local attention; none takes the value of that \
-key.",
+                 key.",
             )
             .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
             .acts_on("attention")
@@ -219,7 +219,7 @@ key.",
             Key::optional_integer(
                 "local_sa_block_kv",
                 "As `sa_block_kv`, for layers of local attention; none takes the value of that \
-key.",
+                 key.",
             )
             .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
             .acts_on("attention")
@@ -227,7 +227,7 @@ key.",
             Key::optional_integer(
                 "local_sa_block_kv_compute",
                 "As `sa_block_kv_compute`, for layers of local attention; none takes the value \
-of that key.",
+                 of that key.",
             )
             .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
             .acts_on("attention")
@@ -235,7 +235,7 @@ of that key.",
             Key::optional_integer(
                 "local_sa_block_q_dkv",
                 "As `sa_block_q_dkv`, for layers of local attention; none takes the value of \
-that key.",
+                 that key.",
             )
             .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
             .acts_on("attention")
@@ -243,7 +243,7 @@ that key.",
             Key::optional_integer(
                 "local_sa_block_kv_dkv",
                 "As `sa_block_kv_dkv`, for layers of local attention; none takes the value of \
-that key.",
+                 that key.",
             )
             .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
             .acts_on("attention")
@@ -251,7 +251,7 @@ that key.",
             Key::optional_integer(
                 "local_sa_block_kv_dkv_compute",
                 "As `sa_block_kv_dkv_compute`, for layers of local attention; none takes the \
-value of that key.",
+                 value of that key.",
             )
             .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
             .acts_on("attention")
@@ -259,7 +259,7 @@ value of that key.",
             Key::optional_integer(
                 "local_sa_block_q_dq",
                 "As `sa_block_q_dq`, for layers of local attention; none takes the value of \
-that key.",
+                 that key.",
             )
             .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
             .acts_on("attention")
@@ -267,7 +267,7 @@ that key.",
             Key::optional_integer(
                 "local_sa_block_kv_dq",
                 "As `sa_block_kv_dq`, for layers of local attention; none takes the value of \
-that key.",
+                 that key.",
             )
             .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
             .acts_on("attention")
@@ -275,7 +275,7 @@ that key.",
             Key::optional_boolean(
                 "local_sa_use_fused_bwd_kernel",
                 "As `sa_use_fused_bwd_kernel`, for layers of local attention; none takes the \
-value of that key.",
+                 value of that key.",
             )
             .no_effect_here("it selects a Pallas kernel; attention here is compiled by XLA")
             .acts_on("attention")
@@ -284,7 +284,7 @@ value of that key.",
                 "local_sa_q_layout",
                 &["HEAD_DIM_MINOR", "SEQ_MINOR"],
                 "As `sa_q_layout`, for layers of local attention; none takes the value of that \
-key.",
+                 key.",
             )
             .no_effect_here("it lays out the operands of a Pallas kernel; XLA chooses layouts itself")
             .acts_on("attention")
@@ -293,7 +293,7 @@ key.",
                 "local_sa_k_layout",
                 &["HEAD_DIM_MINOR", "SEQ_MINOR"],
                 "As `sa_k_layout`, for layers of local attention; none takes the value of that \
-key.",
+                 key.",
             )
             .no_effect_here("it lays out the operands of a Pallas kernel; XLA chooses layouts itself")
             .acts_on("attention")
@@ -302,7 +302,7 @@ key.",
                 "local_sa_v_layout",
                 &["HEAD_DIM_MINOR", "SEQ_MINOR"],
                 "As `sa_v_layout`, for layers of local attention; none takes the value of that \
-key.",
+                 key.",
             )
             .no_effect_here("it lays out the operands of a Pallas kernel; XLA chooses layouts itself")
             .acts_on("attention")
@@ -310,7 +310,7 @@ key.",
             Key::optional_boolean(
                 "local_use_splash_scheduler",
                 "As `use_splash_scheduler`, for layers of local attention; none takes the \
-value of that key.",
+                 value of that key.",
             )
             .no_effect_here("it tunes a Pallas kernel; XLA schedules attention itself")
             .acts_on("compilation")
@@ -318,7 +318,7 @@ value of that key.",
             Key::optional_boolean(
                 "local_sa_fuse_reciprocal",
                 "As `sa_fuse_reciprocal`, for layers of local attention; none takes the value \
-of that key.",
+                 of that key.",
             )
             .no_effect_here("it tunes a Pallas kernel; XLA fuses the division itself")
             .acts_on("attention")
@@ -326,7 +326,7 @@ of that key.",
             Key::optional_boolean(
                 "local_sa_use_base2_exp",
                 "As `sa_use_base2_exp`, for layers of local attention; none takes the value of \
-that key.",
+                 that key.",
             )
             .no_effect_here("it tunes a Pallas kernel; XLA chooses how exponentials are computed")
             .acts_on("attention")
@@ -334,7 +334,7 @@ that key.",
             Key::optional_boolean(
                 "experimental_sa_quant_q_fp8",
                 "Round the queries to 8-bit floating point before they are multiplied in \
-splash attention.",
+                 splash attention.",
             )
             .neutral(&[Literal::Bool(false)])
             .refused(features::QUANTIZATION)
@@ -342,7 +342,7 @@ splash attention.",
             Key::optional_boolean(
                 "experimental_sa_quant_k_fp8",
                 "Round the keys to 8-bit floating point before they are multiplied in splash \
-attention.",
+                 attention.",
             )
             .neutral(&[Literal::Bool(false)])
             .refused(features::QUANTIZATION)
@@ -386,7 +386,7 @@ attention.",
                 "pagedattn_max_pages_per_group",
                 -1,
                 "Largest number of pages of one sequence; -1 for as many as \
-`max_target_length` needs.",
+                 `max_target_length` needs.",
             )
             .at_least(-1.0)
             .refused(features::PAGED_CACHE)
@@ -420,7 +420,7 @@ attention.",
                 "sparse_matmul",
                 true,
                 "Multiply each token with its own experts' weights only, by grouped matrix \
-products, rather than with those of all.",
+                 products, rather than with those of all.",
             )
             .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
@@ -437,7 +437,7 @@ products, rather than with those of all.",
                 "wi_tile_fwd_embed_dim",
                 1024,
                 "Tile size along the embedding width of the experts' input projections, in the \
-forward pass.",
+                 forward pass.",
             )
             .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
             .acts_on("experts")
@@ -446,7 +446,7 @@ forward pass.",
                 "wi_tile_fwd_mlp_dim",
                 1024,
                 "Tile size along the experts' hidden width of the experts' input projections, \
-in the forward pass.",
+                 in the forward pass.",
             )
             .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
             .acts_on("experts")
@@ -455,7 +455,7 @@ in the forward pass.",
                 "wi_tile_dlhs_batch_seq",
                 512,
                 "Tile size along tokens of the experts' input projections, in the gradient of \
-their inputs.",
+                 their inputs.",
             )
             .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
             .acts_on("experts")
@@ -464,7 +464,7 @@ their inputs.",
                 "wi_tile_dlhs_embed_dim",
                 1024,
                 "Tile size along the embedding width of the experts' input projections, in the \
-gradient of their inputs.",
+                 gradient of their inputs.",
             )
             .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
             .acts_on("experts")
@@ -473,7 +473,7 @@ gradient of their inputs.",
                 "wi_tile_dlhs_mlp_dim",
                 1024,
                 "Tile size along the experts' hidden width of the experts' input projections, \
-in the gradient of their inputs.",
+                 in the gradient of their inputs.",
             )
             .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
             .acts_on("experts")
@@ -482,7 +482,7 @@ in the gradient of their inputs.",
                 "wi_tile_drhs_batch_seq",
                 512,
                 "Tile size along tokens of the experts' input projections, in the gradient of \
-their weights.",
+                 their weights.",
             )
             .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
             .acts_on("experts")
@@ -491,7 +491,7 @@ their weights.",
                 "wi_tile_drhs_embed_dim",
                 1024,
                 "Tile size along the embedding width of the experts' input projections, in the \
-gradient of their weights.",
+                 gradient of their weights.",
             )
             .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
             .acts_on("experts")
@@ -500,7 +500,7 @@ gradient of their weights.",
                 "wi_tile_drhs_mlp_dim",
                 1024,
                 "Tile size along the experts' hidden width of the experts' input projections, \
-in the gradient of their weights.",
+                 in the gradient of their weights.",
             )
             .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
             .acts_on("experts")
@@ -509,7 +509,7 @@ in the gradient of their weights.",
                 "wo_tile_fwd_batch_seq",
                 512,
                 "Tile size along tokens of the experts' output projections, in the forward \
-pass.",
+                 pass.",
             )
             .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
             .acts_on("experts")
@@ -518,7 +518,7 @@ pass.",
                 "wo_tile_fwd_embed_dim",
                 1024,
                 "Tile size along the embedding width of the experts' output projections, in \
-the forward pass.",
+                 the forward pass.",
             )
             .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
             .acts_on("experts")
@@ -527,7 +527,7 @@ the forward pass.",
                 "wo_tile_fwd_mlp_dim",
                 1024,
                 "Tile size along the experts' hidden width of the experts' output projections, \
-in the forward pass.",
+                 in the forward pass.",
             )
             .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
             .acts_on("experts")
@@ -536,7 +536,7 @@ in the forward pass.",
                 "wo_tile_dlhs_batch_seq",
                 512,
                 "Tile size along tokens of the experts' output projections, in the gradient of \
-their inputs.",
+                 their inputs.",
             )
             .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
             .acts_on("experts")
@@ -545,7 +545,7 @@ their inputs.",
                 "wo_tile_dlhs_embed_dim",
                 1024,
                 "Tile size along the embedding width of the experts' output projections, in \
-the gradient of their inputs.",
+                 the gradient of their inputs.",
             )
             .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
             .acts_on("experts")
@@ -554,7 +554,7 @@ the gradient of their inputs.",
                 "wo_tile_dlhs_mlp_dim",
                 1024,
                 "Tile size along the experts' hidden width of the experts' output projections, \
-in the gradient of their inputs.",
+                 in the gradient of their inputs.",
             )
             .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
             .acts_on("experts")
@@ -563,7 +563,7 @@ in the gradient of their inputs.",
                 "wo_tile_drhs_batch_seq",
                 512,
                 "Tile size along tokens of the experts' output projections, in the gradient of \
-their weights.",
+                 their weights.",
             )
             .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
             .acts_on("experts")
@@ -572,7 +572,7 @@ their weights.",
                 "wo_tile_drhs_embed_dim",
                 1024,
                 "Tile size along the embedding width of the experts' output projections, in \
-the gradient of their weights.",
+                 the gradient of their weights.",
             )
             .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
             .acts_on("experts")
@@ -581,7 +581,7 @@ the gradient of their weights.",
                 "wo_tile_drhs_mlp_dim",
                 1024,
                 "Tile size along the experts' hidden width of the experts' output projections, \
-in the gradient of their weights.",
+                 in the gradient of their weights.",
             )
             .no_effect_here("it sizes a Pallas kernel; experts' matrix products here are compiled by XLA")
             .acts_on("experts")
@@ -590,7 +590,7 @@ in the gradient of their weights.",
                 "merge_gating_gmm",
                 false,
                 "Compute the experts' gate and input projections with one grouped matrix \
-product.",
+                 product.",
             )
             .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
@@ -600,7 +600,7 @@ product.",
                 "num_moe_emb_chunks",
                 0,
                 "Parts of the embedding that experts gather one by one, so that transfers \
-overlap with products; 0 turns it off.",
+                 overlap with products; 0 turns it off.",
             )
             .at_least(0.0)
             .refused(features::EXPERT_PARALLELISM)

@@ -20,7 +20,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "global_parameter_scale",
                 1,
                 "Makes the model this many times larger, a power of two spread over its \
-dimensions.",
+                 dimensions.",
             )
             .at_least(1.0)
             .acts_on("model"),
@@ -42,7 +42,7 @@ dimensions.",
                 "base_num_kv_heads",
                 16,
                 "Number of key and value heads, before `global_parameter_scale`; it divides \
-the query heads.",
+                 the query heads.",
             )
             .at_least(1.0)
             .acts_on("model"),
@@ -111,7 +111,7 @@ the query heads.",
                 "mlp_activations_limit",
                 -1.0,
                 "Magnitude at which the gate and the input of feed-forward layers are cut off; \
--1 for no limit.",
+                 -1 for no limit.",
             )
             .at_least(-1.0)
             .refused(features::CLIPPING_OF_ACTIVATIONS)
@@ -170,7 +170,7 @@ the query heads.",
                 "normalize_embedding_logits",
                 true,
                 "With the embedding table as output matrix, divide logits by the square root \
-of the width.",
+                 of the width.",
             )
             .acts_on("output head"),
             Key::boolean(
@@ -194,7 +194,7 @@ of the width.",
                 "vocab_tiling_ag_once",
                 false,
                 "Gather the output matrix once for all parts of the logits instead of once for \
-each.",
+                 each.",
             )
             .refused(features::LOGITS_IN_PARTS)
             .acts_on("output head")
@@ -232,7 +232,7 @@ each.",
                 "local_rope_max_timescale",
                 -1,
                 "Longest rotary wavelength, over 2π, of layers with local attention; -1 for \
-`rope_max_timescale`.",
+                 `rope_max_timescale`.",
             )
             .at_least(-1.0)
             .neutral(&[Literal::Integer(0)])
@@ -242,7 +242,7 @@ each.",
                 "global_rope_max_timescale",
                 -1,
                 "Longest rotary wavelength, over 2π, of layers with global attention; -1 for \
-`rope_max_timescale`.",
+                 `rope_max_timescale`.",
             )
             .at_least(-1.0)
             .refused(features::ROTARY_BY_LAYER)
@@ -276,7 +276,7 @@ each.",
                 "mtp_num_layers",
                 0,
                 "Number of extra layers that each predict one token further ahead; 0 turns it \
-off.",
+                 off.",
             )
             .at_least(0.0)
             .refused(features::MULTI_TOKEN_PREDICTION)
@@ -294,7 +294,7 @@ off.",
                 "mtp_eval_target_module",
                 0,
                 "Number of the extra layer whose predictions are scored in evaluation; 0 for \
-none.",
+                 none.",
             )
             .at_least(0.0)
             .refused(features::MULTI_TOKEN_PREDICTION)
@@ -312,7 +312,7 @@ none.",
                 "mhc_expansion_rate",
                 1,
                 "Number of residual streams that run side by side through the layers; 1 turns \
-hyper-connections off.",
+                 hyper-connections off.",
             )
             .at_least(1.0)
             .refused(features::HYPER_CONNECTIONS)
@@ -321,7 +321,7 @@ hyper-connections off.",
                 "sinkhorn_iterations",
                 20,
                 "Number of times the rows and columns of the matrix that mixes residual \
-streams are normalized.",
+                 streams are normalized.",
             )
             .at_least(1.0)
             .refused(features::HYPER_CONNECTIONS)
@@ -331,7 +331,7 @@ streams are normalized.",
                 "enable_mhc_lite",
                 false,
                 "Mix residual streams by a weighted sum of permutations instead of by a \
-normalized matrix.",
+                 normalized matrix.",
             )
             .refused(features::HYPER_CONNECTIONS)
             .only_with("mhc_expansion_rate", &[])
@@ -392,7 +392,7 @@ normalized matrix.",
                 "engram_vocab_bases",
                 &[],
                 "Least number of entries in a table of the n-gram memory, for each length from \
-2.",
+                 2.",
             )
             .refused(features::ENGRAM_LAYERS)
             .only_with("engram_layers", &[])

@@ -47,7 +47,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .no_effect_here(
                 "no monitoring service of Google's is behind this program; `metrics_file` \
-holds the metrics",
+                 holds the metrics",
             )
             .acts_on("monitoring")
             .run_level(),
@@ -115,7 +115,7 @@ holds the metrics",
             .neutral(&[Literal::Bool(false)])
             .no_effect_here(
                 "no monitoring service of Google's is behind this program; `metrics_file` \
-holds the time of each step",
+                 holds the time of each step",
             )
             .acts_on("monitoring")
             .run_level(),
@@ -196,7 +196,7 @@ holds the time of each step",
                 "snapshot",
                 &["snapshot", "checkpoint"],
                 "Where the state comes from after a failure: a snapshot in memory or the last \
-checkpoint.",
+                 checkpoint.",
             )
             .refused(features::ELASTIC_TRAINING)
             .only_with("elastic_enabled", &[])
@@ -216,7 +216,7 @@ checkpoint.",
             )
             .no_effect_here(
                 "no monitoring service of Google's is behind this program; `metrics_file` \
-holds each step's records",
+                 holds each step's records",
             )
             .acts_on("monitoring")
             .run_level(),
@@ -227,7 +227,7 @@ holds each step's records",
             )
             .no_effect_here(
                 "no heartbeats are sent, as no monitoring service of Google's is behind this \
-program",
+                 program",
             )
             .acts_on("monitoring")
             .run_level(),
@@ -238,7 +238,7 @@ program",
             )
             .no_effect_here(
                 "no monitoring service of Google's is behind this program; `metrics_file` \
-holds each step's records",
+                 holds each step's records",
             )
             .acts_on("monitoring")
             .run_level(),
@@ -263,7 +263,7 @@ holds each step's records",
                 "vertex_tensorboard_region",
                 "",
                 "Google Cloud region of the Vertex AI that holds the uploaded TensorBoard \
-events.",
+                 events.",
             )
             .or_none()
             .neutral(&[Literal::None])

@@ -35,7 +35,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "image_size_for_vit",
                 896,
                 "Side of the images that the vision encoder takes, in pixels, or a list of \
-height and width.",
+                 height and width.",
             )
             .refused(features::MULTIMODAL_MODELS)
             .only_with("use_multimodal", &[])
@@ -53,7 +53,7 @@ height and width.",
                 "posemb_type_for_vit",
                 "learn",
                 "How the vision encoder represents positions; `learn` for a table that is \
-trained.",
+                 trained.",
             )
             .refused(features::MULTIMODAL_MODELS)
             .only_with("use_multimodal", &[])
@@ -108,7 +108,7 @@ trained.",
                 "mrope_section",
                 &[24, 20, 20],
                 "Number of rotary frequencies that follow time, rows and columns when \
-`use_mrope` is on.",
+                 `use_mrope` is on.",
             )
             .refused(features::MULTIMODAL_MODELS)
             .only_with("use_mrope", &[])
@@ -151,7 +151,7 @@ trained.",
             Key::optional_integer(
                 "video_max_grid_h",
                 "Most patches of a video frame from top to bottom; what the model allows if \
-none.",
+                 none.",
             )
             .at_least(1.0)
             .refused(features::MULTIMODAL_MODELS)
@@ -160,7 +160,7 @@ none.",
             Key::optional_integer(
                 "video_max_grid_w",
                 "Most patches of a video frame from left to right; what the model allows if \
-none.",
+                 none.",
             )
             .at_least(1.0)
             .refused(features::MULTIMODAL_MODELS)
@@ -259,7 +259,7 @@ none.",
                 "spatial_merge_size_for_vit",
                 2,
                 "Side of the square of neighboring patches that are merged into one visual \
-token.",
+                 token.",
             )
             .at_least(1.0)
             .refused(features::MULTIMODAL_MODELS)
@@ -292,7 +292,7 @@ token.",
                 "deepstack_visual_indexes_for_vit",
                 &[],
                 "Layers of the vision encoder, from 0, whose features are added to the first \
-decoder layers.",
+                 decoder layers.",
             )
             .refused(features::MULTIMODAL_MODELS)
             .only_with("use_multimodal", &[])
@@ -317,7 +317,7 @@ decoder layers.",
                 "projector_input_dim_for_vit",
                 4096,
                 "Width of the features that enter the projector between vision encoder and \
-decoder.",
+                 decoder.",
             )
             .at_least(1.0)
             .refused(features::MULTIMODAL_MODELS)
@@ -336,7 +336,7 @@ decoder.",
                 "pixel_shuffle_ratio_for_vit",
                 0.5,
                 "Shrink each side of the patch grid to this share; 0.5 turns four patches into \
-one.",
+                 one.",
             )
             .at_least(0.0)
             .at_most(1.0)
@@ -357,7 +357,7 @@ one.",
                 "vision_projector_type",
                 "default",
                 "Projector between vision encoder and decoder: that of the model's family \
-(`default`) or a custom one.",
+                 (`default`) or a custom one.",
             )
             .refused(features::MULTIMODAL_MODELS)
             .only_with("use_multimodal", &[])
@@ -375,7 +375,7 @@ one.",
                 "vision_connector_hidden_size",
                 0,
                 "Width of the hidden layers of a custom vision projector; 0 for the decoder's \
-width.",
+                 width.",
             )
             .at_least(0.0)
             .refused(features::MULTIMODAL_MODELS)
@@ -446,7 +446,7 @@ width.",
                 "activation_dropout_for_audio",
                 0.0,
                 "Share of activations that are dropped in the audio encoder's feed-forward \
-layers.",
+                 layers.",
             )
             .at_least(0.0)
             .at_most(1.0)
@@ -474,7 +474,7 @@ layers.",
                 "max_source_positions_for_audio",
                 1500,
                 "Most positions that the audio encoder tells apart, in frames after its \
-convolutions.",
+                 convolutions.",
             )
             .at_least(1.0)
             .refused(features::AUDIO_MODELS)
@@ -492,7 +492,7 @@ convolutions.",
                 "n_window_for_audio",
                 50,
                 "Half the length of the chunks that audio is convolved in, in spectrogram \
-frames.",
+                 frames.",
             )
             .at_least(1.0)
             .refused(features::AUDIO_MODELS)
@@ -502,7 +502,7 @@ frames.",
                 "n_window_infer_for_audio",
                 800,
                 "Spectrogram frames within which positions of the audio encoder attend to each \
-other.",
+                 other.",
             )
             .at_least(1.0)
             .refused(features::AUDIO_MODELS)

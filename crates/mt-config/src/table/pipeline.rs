@@ -31,7 +31,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
             "num_pipeline_repeats",
             -1,
             "How often a microbatch goes around all stages; -1 for what the number of \
-layers asks for.",
+             layers asks for.",
         )
         .at_least(-1.0)
         .refused(features::PIPELINE_PARALLELISM)
@@ -52,7 +52,7 @@ layers asks for.",
             "num_pipeline_microbatches",
             -1,
             "Number of parts of a batch that follow each other through the pipeline; -1 \
-for one for each stage.",
+             for one for each stage.",
         )
         .at_least(-1.0)
         .refused(features::PIPELINE_PARALLELISM)
@@ -63,7 +63,7 @@ for one for each stage.",
             "pipeline_delay_activation_forwarding",
             false,
             "Pass activations on one iteration later, so that transfers overlap with \
-computation.",
+             computation.",
         )
         .refused(features::PIPELINE_PARALLELISM)
         .only_with("using_pipeline_parallelism", &[])
@@ -73,7 +73,7 @@ computation.",
             "pipeline_fsdp_ag_once",
             false,
             "Gather split weights once before the pipeline starts, rather than in each \
-iteration.",
+             iteration.",
         )
         .refused(features::PIPELINE_PARALLELISM)
         .only_with("using_pipeline_parallelism", &[])
@@ -83,7 +83,7 @@ iteration.",
             "scan_pipeline_iterations",
             true,
             "Compile one iteration of the pipeline and loop over it, rather than all of \
-them.",
+             them.",
         )
         .refused(features::PIPELINE_PARALLELISM)
         .only_with("using_pipeline_parallelism", &[])

@@ -70,7 +70,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "grain_train_mixture_config_path",
                 "",
                 "JSON file that lists the datasets of a training mixture with their files and \
-weights.",
+                 weights.",
             )
             .refused(features::MIXTURES_OF_DATASETS)
             .only_with("dataset_type", &["grain"])
@@ -96,11 +96,11 @@ weights.",
                 "grain_worker_count",
                 1,
                 "Number of processes that prepare training batches; -1 chooses it within \
-`grain_ram_budget_mb`.",
+                 `grain_ram_budget_mb`.",
             )
             .no_effect_here(
                 "it tunes Grain's worker processes; batches here are made by threads that need \
-no tuning",
+                 no tuning",
             )
             .acts_on("data")
             .may_change(),
@@ -111,7 +111,7 @@ no tuning",
             )
             .no_effect_here(
                 "it tunes Grain's worker processes; batches here are made by threads that need \
-no tuning",
+                 no tuning",
             )
             .acts_on("data")
             .may_change(),
@@ -122,7 +122,7 @@ no tuning",
             )
             .no_effect_here(
                 "it tunes Grain's worker processes; batches here are made by threads that need \
-no tuning",
+                 no tuning",
             )
             .acts_on("evaluation")
             .may_change(),
@@ -133,7 +133,7 @@ no tuning",
             )
             .no_effect_here(
                 "it tunes Grain's worker processes; batches here are made by threads that need \
-no tuning",
+                 no tuning",
             )
             .acts_on("evaluation")
             .may_change(),
@@ -141,11 +141,11 @@ no tuning",
                 "grain_ram_budget_mb",
                 1024,
                 "Host memory in MB that worker processes may take when their number is chosen \
-automatically.",
+                 automatically.",
             )
             .no_effect_here(
                 "it tunes Grain's worker processes; batches here are made by threads that need \
-no tuning",
+                 no tuning",
             )
             .acts_on("data")
             .may_change(),
@@ -156,7 +156,7 @@ no tuning",
             )
             .no_effect_here(
                 "it tunes Grain's reading threads; batches here are made ahead of time without \
-tuning",
+                 tuning",
             )
             .acts_on("data")
             .may_change(),
@@ -167,7 +167,7 @@ tuning",
             )
             .no_effect_here(
                 "it tunes Grain's reading threads; batches here are made ahead of time without \
-tuning",
+                 tuning",
             )
             .acts_on("data")
             .may_change(),
@@ -178,7 +178,7 @@ tuning",
             )
             .no_effect_here(
                 "it tunes Grain's reading threads; batches here are made ahead of time without \
-tuning",
+                 tuning",
             )
             .acts_on("evaluation")
             .may_change(),
@@ -189,7 +189,7 @@ tuning",
             )
             .no_effect_here(
                 "it tunes Grain's reading threads; batches here are made ahead of time without \
-tuning",
+                 tuning",
             )
             .acts_on("evaluation")
             .may_change(),
@@ -205,7 +205,7 @@ tuning",
                 "grain_shuffle_buffer_size",
                 100,
                 "Number of examples among which those of TFRecord or parquet files are \
-shuffled.",
+                 shuffled.",
             )
             .no_effect_here("text is shuffled as a whole, parquet files in windows of row groups")
             .acts_on("data")
@@ -214,7 +214,7 @@ shuffled.",
                 "grain_index_storage_option",
                 &["in_memory", "offloaded"],
                 "Where the index of records of ArrayRecord files is kept: in memory, or in the \
-files; the reader's own choice if none.",
+                 files; the reader's own choice if none.",
             )
             .refused(features::ARRAY_RECORD)
             .only_with("dataset_type", &["grain"])
@@ -231,7 +231,7 @@ files; the reader's own choice if none.",
                 "olmo_index_path",
                 "",
                 "JSON file that lists the token files of an OLMo dataset and the length of its \
-sequences.",
+                 sequences.",
             )
             .refused(features::OLMO_DATA)
             .only_with("dataset_type", &["olmo_grain"])
@@ -240,7 +240,7 @@ sequences.",
                 "olmo_path_remap_from",
                 "",
                 "Beginning of the paths in the OLMo index that `olmo_path_remap_to` replaces; \
-none if empty.",
+                 none if empty.",
             )
             .refused(features::OLMO_DATA)
             .only_with("dataset_type", &["olmo_grain"])

@@ -169,7 +169,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "sharding_tolerance",
                 0.02,
                 "Share of the weights that may be replicated over devices before a warning \
-says so.",
+                 says so.",
             )
             .at_least(0.0)
             .at_most(1.0)
@@ -200,7 +200,7 @@ says so.",
                 "compile_xla_flags",
                 "",
                 "Compiler options, such as `--xla_cpu_enable_fast_math=false`, with spaces \
-between.",
+                 between.",
             )
             .acts_on("runtime")
             .may_change(),
@@ -221,7 +221,7 @@ between.",
             )
             .no_effect_here(
                 "it selects topologies of Google's internal builds, which this program does \
-not know",
+                 not know",
             )
             .acts_on("compilation")
             .may_change(),
@@ -232,7 +232,7 @@ not know",
             )
             .no_effect_here(
                 "it selects topologies of Google's internal builds, which this program does \
-not know",
+                 not know",
             )
             .acts_on("compilation")
             .may_change(),
@@ -240,7 +240,7 @@ not know",
                 "logical_axis_rules_for_eval",
                 &[],
                 "Rules that replace those of `logical_axis_rules` during evaluation; the same \
-if empty.",
+                 if empty.",
             )
             .refused(features::ANOTHER_PLACEMENT_FOR_EVALUATION)
             .acts_on("evaluation")
@@ -249,7 +249,7 @@ if empty.",
                 "ulysses_context_sharding",
                 "context_usp_ulysses",
                 "Mesh axis over which Ulysses attention exchanges parts of the sequence for \
-heads.",
+                 heads.",
             )
             .refused(features::CONTEXT_PARALLELISM)
             .only_with("context_parallel_size", &[])
@@ -263,7 +263,7 @@ heads.",
                 "dense_fsdp_use_two_stage_all_gather",
                 false,
                 "Gather weights that are split over `fsdp` and `fsdp_transpose` one axis after \
-the other.",
+                 the other.",
             )
             .no_effect_here("XLA decides by itself how split weights are gathered")
             .acts_on("placement")
@@ -286,7 +286,7 @@ the other.",
                 "ici_fsdp_parallelism",
                 -1,
                 "Devices over which weights and batch are split; -1 takes the devices that are \
-left.",
+                 left.",
             ),
             parallelism(
                 "ici_fsdp_transpose_parallelism",

@@ -31,7 +31,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
                 "te_nvfp4_no_rht",
             ],
             "Number format in which matrix products are computed or weights are served; \
-none if empty.",
+             none if empty.",
         )
         .or_none()
         .neutral(&[Literal::None])
@@ -41,7 +41,7 @@ none if empty.",
             "replicate_quant_scale",
             false,
             "Keep the scales of quantized weights whole on every device instead of \
-splitting them.",
+             splitting them.",
         )
         .refused(features::QUANTIZATION)
         .only_with("quantization", &[])
@@ -51,7 +51,7 @@ splitting them.",
             "quant_cfg_path",
             "",
             "JSON file that gives bits, scales and tile sizes by layer for mixed precision \
-(`intmp`).",
+             (`intmp`).",
         )
         .refused(features::QUANTIZATION)
         .only_with("quantization", &[])
@@ -69,7 +69,7 @@ splitting them.",
             "heads_and_dkv",
             &["", "dkv", "heads_and_dkv"],
             "Axes that share a scale in the quantized cache: each head on its own (`dkv`) \
-or all heads together.",
+             or all heads together.",
         )
         .refused(features::QUANTIZED_CACHE)
         .only_with("quantize_kvcache", &[])
@@ -89,7 +89,7 @@ or all heads together.",
             "quantization_local_shard_count",
             -1,
             "Number of shards that each find the range of their own values; -1 for one per \
-slice.",
+             slice.",
         )
         .at_least(-1.0)
         .refused(features::QUANTIZATION)
@@ -107,7 +107,7 @@ slice.",
             "use_manual_quantization",
             false,
             "Quantize tensors by hand, at fixed ranges, in the schedule that splits \
-batches.",
+             batches.",
         )
         .refused(features::QUANTIZATION)
         .only_with("quantization", &[])
@@ -116,7 +116,7 @@ batches.",
             "weight_quantization_calibration_method",
             "absmax",
             "How the range of quantized weights is found: from the largest magnitude \
-(`absmax`) or fixed.",
+             (`absmax`) or fixed.",
         )
         .refused(features::QUANTIZATION)
         .only_with("quantization", &[])
@@ -125,7 +125,7 @@ batches.",
             "act_quantization_calibration_method",
             "absmax",
             "How the range of quantized activations is found: from the largest magnitude \
-(`absmax`) or fixed.",
+             (`absmax`) or fixed.",
         )
         .refused(features::QUANTIZATION)
         .only_with("quantization", &[])
@@ -134,7 +134,7 @@ batches.",
             "bwd_quantization_calibration_method",
             "absmax",
             "How the range of quantized gradients in the backward pass is found: from the \
-largest magnitude (`absmax`) or fixed.",
+             largest magnitude (`absmax`) or fixed.",
         )
         .refused(features::QUANTIZATION)
         .only_with("quantization", &[])
@@ -142,7 +142,7 @@ largest magnitude (`absmax`) or fixed.",
         Key::optional_integer(
             "weight_sparsity_n",
             "Largest number of weights other than zero in each block of \
-`weight_sparsity_m`; off if none.",
+             `weight_sparsity_m`; off if none.",
         )
         .at_least(1.0)
         .refused(features::SPARSE_WEIGHTS)
@@ -150,7 +150,7 @@ largest magnitude (`absmax`) or fixed.",
         Key::optional_integer(
             "weight_sparsity_m",
             "Number of weights in each block of which at most `weight_sparsity_n` stay; \
-off if none.",
+             off if none.",
         )
         .at_least(1.0)
         .refused(features::SPARSE_WEIGHTS)
@@ -182,7 +182,7 @@ off if none.",
         )
         .no_effect_here(
             "TransformerEngine is not used; XLA overlaps communication and matrix products \
-itself",
+             itself",
         )
         .acts_on("runtime")
         .may_change(),

@@ -62,7 +62,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "num_trainer_slices",
                 -1,
                 "Slices that train during reinforcement learning; -1 to split by \
-`trainer_devices_fraction`.",
+                 `trainer_devices_fraction`.",
             )
             .at_least(-1.0)
             .refused(features::REINFORCEMENT_LEARNING)
@@ -81,7 +81,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "rollout_data_parallelism",
                 -1,
                 "Copies of the model that generate answers side by side; -1 for what the \
-devices leave.",
+                 devices leave.",
             )
             .at_least(-1.0)
             .neutral(&[Literal::Integer(1)])
@@ -92,7 +92,7 @@ devices leave.",
                 "rollout_tensor_parallelism",
                 -1,
                 "Devices that each copy's tensors are split over to generate answers; -1 for \
-what is left.",
+                 what is left.",
             )
             .at_least(-1.0)
             .neutral(&[Literal::Integer(1)])
@@ -103,7 +103,7 @@ what is left.",
                 "rollout_expert_parallelism",
                 1,
                 "Devices that each copy's experts are split over to generate answers; -1 for \
-what is left.",
+                 what is left.",
             )
             .at_least(-1.0)
             .refused(features::REINFORCEMENT_LEARNING)
@@ -151,7 +151,7 @@ what is left.",
                 .at_least(1.0)
                 .no_effect_here(
                     "it sizes vLLM's cache; rollouts use this program's own engine, whose cache \
-grows with the sequences",
+                     grows with the sequences",
                 )
                 .acts_on("reinforcement learning")
                 .may_change(),
@@ -160,7 +160,7 @@ grows with the sequences",
                 .at_most(1.0)
                 .no_effect_here(
                     "it sizes vLLM's cache; rollouts use this program's own engine, whose cache \
-grows with the sequences",
+                     grows with the sequences",
                 )
                 .acts_on("reinforcement learning")
                 .may_change(),
@@ -172,7 +172,7 @@ grows with the sequences",
             .at_least(0.0)
             .no_effect_here(
                 "it sizes vLLM's swap space; rollouts use this program's own engine, which \
-does not swap",
+                 does not swap",
             )
             .acts_on("reinforcement learning")
             .may_change(),
@@ -183,7 +183,7 @@ does not swap",
             )
             .no_effect_here(
                 "it places vLLM's attention; rollouts use this program's own engine, split by \
-the `rollout_` parallelism keys",
+                 the `rollout_` parallelism keys",
             )
             .acts_on("placement")
             .may_change(),
@@ -194,7 +194,7 @@ the `rollout_` parallelism keys",
             )
             .no_effect_here(
                 "it places vLLM's experts; rollouts use this program's own engine, split by \
-`rollout_expert_parallelism`",
+                 `rollout_expert_parallelism`",
             )
             .acts_on("placement")
             .may_change(),
@@ -205,14 +205,14 @@ the `rollout_` parallelism keys",
             )
             .no_effect_here(
                 "it tunes vLLM's scheduler; rollouts use this program's own engine, with a \
-scheduler of its own",
+                 scheduler of its own",
             )
             .acts_on("reinforcement learning")
             .may_change(),
             Key::optional_integer(
                 "max_num_batched_tokens",
                 "Most tokens that one step of generation processes; chosen by the engine if \
-none.",
+                 none.",
             )
             .at_least(1.0)
             .refused(features::REINFORCEMENT_LEARNING)
@@ -258,7 +258,7 @@ none.",
             )
             .no_effect_here(
                 "rollouts use the trainer's own weights and names, so nothing is converted for \
-vLLM",
+                 vLLM",
             )
             .acts_on("reinforcement learning")
             .may_change(),
@@ -266,7 +266,7 @@ vLLM",
                 "vllm_load_format",
                 "dummy",
                 "Where vLLM takes its first weights from; `dummy` fills them at random until \
-the trainer's arrive.",
+                 the trainer's arrive.",
             )
             .no_effect_here("it configures vLLM; rollouts use the trainer's own weights")
             .acts_on("reinforcement learning")
@@ -274,7 +274,7 @@ the trainer's arrive.",
             Key::boolean("debug_converter", false, "Print details while weights are converted for vLLM.")
                 .no_effect_here(
                     "rollouts use the trainer's own weights and names, so nothing is converted for \
-vLLM",
+                     vLLM",
                 )
                 .acts_on("reinforcement learning")
                 .run_level(),
@@ -282,11 +282,11 @@ vLLM",
                 "gcs_debug_path",
                 "",
                 "Directory in cloud storage for debugging output of the conversion of weights \
-for vLLM.",
+                 for vLLM.",
             )
             .no_effect_here(
                 "rollouts use the trainer's own weights and names, so nothing is converted for \
-vLLM",
+                 vLLM",
             )
             .acts_on("reinforcement learning")
             .run_level(),
@@ -297,7 +297,7 @@ vLLM",
             )
             .no_effect_here(
                 "rollouts use the trainer's own weights and names, so nothing is converted for \
-vLLM",
+                 vLLM",
             )
             .acts_on("reinforcement learning")
             .may_change(),
@@ -308,7 +308,7 @@ vLLM",
             )
             .no_effect_here(
                 "rollouts use the trainer's own weights and names, so nothing is converted for \
-vLLM",
+                 vLLM",
             )
             .acts_on("reinforcement learning")
             .run_level(),
@@ -351,7 +351,7 @@ vLLM",
                 "grpo_epsilon",
                 0.2,
                 "How far below and above 1 the ratio of new to old probabilities counts before \
-it is clipped.",
+                 it is clipped.",
             )
             .at_least(0.0)
             .refused(features::REINFORCEMENT_LEARNING)
@@ -361,7 +361,7 @@ it is clipped.",
                 "grpo",
                 &["grpo", "gspo-token"],
                 "Loss of reinforcement learning: ratios token by token (`grpo`) or for whole \
-answers (`gspo-token`).",
+                 answers (`gspo-token`).",
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("loss"),
@@ -385,7 +385,7 @@ answers (`gspo-token`).",
                 "off_policy_steps",
                 0,
                 "Steps by which the weights that generate answers may lag behind those in \
-training.",
+                 training.",
             )
             .at_least(0.0)
             .refused(features::REINFORCEMENT_LEARNING)
@@ -403,7 +403,7 @@ training.",
             Key::optional_float(
                 "epsilon_high",
                 "How far above 1 the ratio of probabilities counts before it is clipped; \
-`grpo_epsilon` if none.",
+                 `grpo_epsilon` if none.",
             )
             .at_least(0.0)
             .refused(features::REINFORCEMENT_LEARNING)
@@ -411,7 +411,7 @@ training.",
             Key::optional_integer(
                 "reshard_chunk_size",
                 "Number of weights that move from trainer to sampler at once; all of them if \
-none.",
+                 none.",
             )
             .at_least(1.0)
             .refused(features::REINFORCEMENT_LEARNING)
@@ -422,7 +422,7 @@ none.",
                 "sequence-mean-token-mean",
                 &["token-mean", "sequence-mean", "sequence-mean-token-mean"],
                 "How losses of tokens become one number: the mean of all tokens, or of each \
-answer first.",
+                 answer first.",
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("loss"),
@@ -460,7 +460,7 @@ answer first.",
                 "test_batch_start_index",
                 0,
                 "First batch of the evaluation data that is used in reinforcement learning, \
-from 0.",
+                 from 0.",
             )
             .at_least(0.0)
             .refused(features::REINFORCEMENT_LEARNING)
@@ -470,7 +470,7 @@ from 0.",
                 "train_fraction",
                 1.0,
                 "Share of the batches of prompts that are trained on; the rest is for \
-evaluation.",
+                 evaluation.",
             )
             .at_least(0.0)
             .at_most(1.0)
@@ -480,7 +480,7 @@ evaluation.",
                 "train_micro_batch_size",
                 -1,
                 "Prompts whose gradients are computed at once in reinforcement learning; -1 \
-for `batch_size`.",
+                 for `batch_size`.",
             )
             .at_least(-1.0)
             .refused(features::REINFORCEMENT_LEARNING)
@@ -490,7 +490,7 @@ for `batch_size`.",
                 "rollout_micro_batch_size",
                 -1,
                 "Prompts that are answered at once in reinforcement learning; -1 for \
-`batch_size`.",
+                 `batch_size`.",
             )
             .at_least(-1.0)
             .refused(features::REINFORCEMENT_LEARNING)
@@ -507,7 +507,7 @@ for `batch_size`.",
                 "eval_batch_size",
                 -1,
                 "Prompts in one evaluation batch of reinforcement learning; -1 for \
-`batch_size`.",
+                 `batch_size`.",
             )
             .at_least(-1.0)
             .refused(features::REINFORCEMENT_LEARNING)
@@ -517,7 +517,7 @@ for `batch_size`.",
                 "dataset_processor_path",
                 "",
                 "File with user code that turns rows of a dataset into prompts and expected \
-answers.",
+                 answers.",
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("data"),
@@ -532,7 +532,7 @@ answers.",
                 "eval_sampling_strategy",
                 "greedy",
                 "Entry of `generation_configs` by which answers are drawn in evaluations, such \
-as `greedy`.",
+                 as `greedy`.",
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("evaluation")
@@ -540,7 +540,7 @@ as `greedy`.",
             Key::mapping(
                 "generation_configs",
                 "Named settings of temperature, top-k and top-p that `eval_sampling_strategy` \
-picks from.",
+                 picks from.",
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("evaluation")
@@ -558,7 +558,7 @@ picks from.",
                 "eval_corr_lst",
                 false,
                 "Keep only the prompts that were answered correctly in the list of an \
-evaluation.",
+                 evaluation.",
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("evaluation")
@@ -567,7 +567,7 @@ evaluation.",
                 "eval_make_lst",
                 false,
                 "Collect each question, expected answer and given answers in a list during an \
-evaluation.",
+                 evaluation.",
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("evaluation")
@@ -577,7 +577,7 @@ evaluation.",
                 "pass",
                 &["pass", "maj", "pass_at_1"],
                 "What counts as correct among several answers: any of them, their majority, or \
-their mean.",
+                 their mean.",
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("evaluation")
@@ -596,7 +596,7 @@ their mean.",
                 "reward_exact_format_match",
                 3.0,
                 "Reward of an answer that has all markers of reasoning and solution in the \
-right order.",
+                 right order.",
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("reinforcement learning"),
@@ -632,7 +632,7 @@ right order.",
                 "penalty_incorrect_format",
                 -0.5,
                 "Added to the reward for each marker that is missing or repeated; 0 or \
-negative as a rule.",
+                 negative as a rule.",
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("reinforcement learning"),
@@ -654,7 +654,7 @@ negative as a rule.",
             Key::optional_integer(
                 "math_verify_num_procs",
                 "Number of workers that check mathematical answers; chosen by the machine if \
-none.",
+                 none.",
             )
             .at_least(1.0)
             .refused(features::REINFORCEMENT_LEARNING)
@@ -671,7 +671,7 @@ none.",
                 "reward_functions",
                 "",
                 "Names of the functions whose rewards are added up, separated by commas; the \
-built-in ones if empty.",
+                 built-in ones if empty.",
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("reinforcement learning"),
@@ -714,7 +714,7 @@ built-in ones if empty.",
                 "reasoning_start_token_in_prompt",
                 false,
                 "Expect `reasoning_start_token` at the end of the prompt instead of in the \
-answer.",
+                 answer.",
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("reinforcement learning"),

@@ -12,7 +12,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
             "remat_policy",
             "full",
             "What the backward pass recomputes: all of a layer (`full`), all but the \
-results of its matrix products (`minimal`), or nothing (`none`).",
+             results of its matrix products (`minimal`), or nothing (`none`).",
         )
         .acts_on("autodiff")
         .may_change(),
@@ -26,7 +26,7 @@ results of its matrix products (`minimal`), or nothing (`none`).",
             "remat_policy_for_vit",
             "minimal",
             "What the backward pass of the vision encoder recomputes, in the words of \
-`remat_policy`.",
+             `remat_policy`.",
         )
         .refused(features::MULTIMODAL_MODELS)
         .only_with("use_multimodal", &[])
@@ -37,7 +37,7 @@ results of its matrix products (`minimal`), or nothing (`none`).",
             "device",
             LOCATIONS,
             "Recompute the inputs of decoder layers in the backward pass, or keep them on \
-the device or the host (`remat_policy=custom`).",
+             the device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -48,7 +48,7 @@ the device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the weighted values of attention in the backward pass, or keep them \
-on the device or the host (`remat_policy=custom`).",
+             on the device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -59,8 +59,8 @@ on the device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the input projections of feed-forward layers without a gate in the \
-backward pass, or keep them on the device or the host \
-(`remat_policy=custom`).",
+             backward pass, or keep them on the device or the host \
+             (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -71,7 +71,7 @@ backward pass, or keep them on the device or the host \
             "remat",
             LOCATIONS,
             "Recompute the gate projections of feed-forward layers in the backward pass, \
-or keep them on the device or the host (`remat_policy=custom`).",
+             or keep them on the device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -82,7 +82,7 @@ or keep them on the device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the input projections of gated feed-forward layers in the backward \
-pass, or keep them on the device or the host (`remat_policy=custom`).",
+             pass, or keep them on the device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -93,7 +93,7 @@ pass, or keep them on the device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the outputs of feed-forward layers in the backward pass, or keep \
-them on the device or the host (`remat_policy=custom`).",
+             them on the device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -104,7 +104,7 @@ them on the device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the gate projections of experts in the backward pass, or keep them \
-on the device or the host (`remat_policy=custom`).",
+             on the device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -115,7 +115,7 @@ on the device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the input projections of experts in the backward pass, or keep them \
-on the device or the host (`remat_policy=custom`).",
+             on the device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -126,7 +126,7 @@ on the device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the outputs of experts in the backward pass, or keep them on the \
-device or the host (`remat_policy=custom`).",
+             device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -137,7 +137,7 @@ device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the query projections in the backward pass, or keep them on the \
-device or the host (`remat_policy=custom`).",
+             device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -148,7 +148,7 @@ device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the key projections in the backward pass, or keep them on the \
-device or the host (`remat_policy=custom`).",
+             device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -159,7 +159,7 @@ device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the value projections in the backward pass, or keep them on the \
-device or the host (`remat_policy=custom`).",
+             device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -170,7 +170,7 @@ device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the low-rank queries of latent attention in the backward pass, or \
-keep them on the device or the host (`remat_policy=custom`).",
+             keep them on the device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -181,7 +181,7 @@ keep them on the device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the low-rank keys and values of latent attention in the backward \
-pass, or keep them on the device or the host (`remat_policy=custom`).",
+             pass, or keep them on the device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -192,7 +192,7 @@ pass, or keep them on the device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the fused query, key and value projections in the backward pass, or \
-keep them on the device or the host (`remat_policy=custom`).",
+             keep them on the device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -203,7 +203,7 @@ keep them on the device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the output projections of attention in the backward pass, or keep \
-them on the device or the host (`remat_policy=custom`).",
+             them on the device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -214,7 +214,7 @@ them on the device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the full queries of latent attention in the backward pass, or keep \
-them on the device or the host (`remat_policy=custom`).",
+             them on the device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -225,7 +225,7 @@ them on the device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the full keys and values of latent attention in the backward pass, \
-or keep them on the device or the host (`remat_policy=custom`).",
+             or keep them on the device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -236,7 +236,7 @@ or keep them on the device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the results of whole attention blocks in the backward pass, or keep \
-them on the device or the host (`remat_policy=custom`).",
+             them on the device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -247,7 +247,7 @@ them on the device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the outputs of engram layers in the backward pass, or keep them on \
-the device or the host (`remat_policy=custom`).",
+             the device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -274,7 +274,7 @@ the device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the scores at which the attention indexer cuts off in the backward \
-pass, or keep them on the device or the host (`remat_policy=custom`).",
+             pass, or keep them on the device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
@@ -285,7 +285,7 @@ pass, or keep them on the device or the host (`remat_policy=custom`).",
             "remat",
             LOCATIONS,
             "Recompute the joint key and value projections in the backward pass, or keep \
-them on the device or the host (`remat_policy=custom`).",
+             them on the device or the host (`remat_policy=custom`).",
         )
         .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])

@@ -50,7 +50,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "resolved",
                 false,
                 "Marks a saved configuration: it already holds what its model and presets set, \
-which are not applied again.",
+                 which are not applied again.",
             )
             .acts_on("configuration")
             .may_change()
@@ -137,7 +137,7 @@ which are not applied again.",
                 "context_parallel_load_balance",
                 true,
                 "Reorder sequences so that devices that split them do equal work under the \
-causal mask.",
+                 causal mask.",
             )
             .neutral(&[Literal::Bool(false)])
             .refused(features::CONTEXT_PARALLELISM)
@@ -149,7 +149,7 @@ causal mask.",
                 "all_gather",
                 &["all_gather", "ring", "ulysses", "usp"],
                 "How parts of a sequence attend to each other: gather keys and values, pass \
-them around, or exchange heads.",
+                 them around, or exchange heads.",
             )
             .refused(features::CONTEXT_PARALLELISM)
             .only_with("context_parallel_size", &[])
@@ -187,7 +187,7 @@ them around, or exchange heads.",
                     "shard-exp-on-fsdp",
                 ],
                 "Named set of mesh axes and rules that takes the place of `mesh_axes` and \
-`logical_axis_rules`.",
+                 `logical_axis_rules`.",
             )
             .acts_on("placement")
             .may_change(),

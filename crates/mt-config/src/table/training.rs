@@ -60,7 +60,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "causal_lm",
                 &["causal_lm", "block_diffusion"],
                 "What the model learns: to predict the next token, or to fill in masked tokens \
-block by block.",
+                 block by block.",
             )
             .refused(features::BLOCK_DIFFUSION)
             .acts_on("loss"),
@@ -68,7 +68,7 @@ block by block.",
                 "block_diffusion_mask_id",
                 -1,
                 "Token id that stands for a masked token in block diffusion; -1 leaves it \
-unset.",
+                 unset.",
             )
             .at_least(-1.0)
             .refused(features::BLOCK_DIFFUSION)
@@ -78,7 +78,7 @@ unset.",
                 "block_diffusion_min_noise",
                 0.001,
                 "Smallest probability of masking that is drawn for a block of tokens; must be \
-above 0.",
+                 above 0.",
             )
             .at_least(0.0)
             .at_most(1.0)
@@ -90,7 +90,7 @@ above 0.",
                 "same_position",
                 &["same_position", "shifted"],
                 "Whether logits predict the token at their own position or, when `shifted`, at \
-the next one.",
+                 the next one.",
             )
             .refused(features::BLOCK_DIFFUSION)
             .only_with("training_objective", &["block_diffusion"])
@@ -100,7 +100,7 @@ the next one.",
                 "all_masked",
                 &["all_masked", "seed_and_mask"],
                 "How a block starts out: with every token masked, or with its first token \
-given.",
+                 given.",
             )
             .refused(features::BLOCK_DIFFUSION)
             .only_with("training_objective", &["block_diffusion"])
@@ -109,7 +109,7 @@ given.",
                 "eval_start_step",
                 0,
                 "First step before which the model may be evaluated; earlier evaluations are \
-left out.",
+                 left out.",
             )
             .at_least(0.0)
             .refused(features::EVALUATION_FROM_A_LATER_STEP_ON)
@@ -122,7 +122,7 @@ left out.",
             )
             .no_effect_here(
                 "each step's metrics are read one step late, so at most two steps are ever \
-under way",
+                 under way",
             )
             .acts_on("training loop")
             .may_change(),
@@ -174,7 +174,7 @@ under way",
                 "gradient_clipping_threshold",
                 1.0,
                 "Largest norm of all gradients together; larger ones are scaled down. 0 turns \
-it off.",
+                 it off.",
             )
             .at_least(0.0)
             .acts_on("optimizer"),
@@ -200,7 +200,7 @@ it off.",
                 "skip_step_interval",
                 128,
                 "Number of past steps from which mean and deviation of loss and gradients are \
-taken.",
+                 taken.",
             )
             .at_least(1.0)
             .refused(features::SKIPPING_STEPS_ON_SPIKES)
@@ -210,7 +210,7 @@ taken.",
                 "skip_step_scaling_factor",
                 6.0,
                 "Deviations above the mean from which on a loss or a gradient norm counts as a \
-spike.",
+                 spike.",
             )
             .at_least(0.0)
             .refused(features::SKIPPING_STEPS_ON_SPIKES)
@@ -223,7 +223,7 @@ spike.",
             )
             .no_effect_here(
                 "it belongs to Tunix, which is not used; `gradient_accumulation_steps` is the \
-key for it",
+                 key for it",
             )
             .acts_on("training loop"),
             Key::float(
@@ -302,7 +302,7 @@ key for it",
                 "diloco_sync_period",
                 36,
                 "Number of steps that replicas train apart before an outer update brings them \
-together.",
+                 together.",
             )
             .at_least(1.0)
             .refused(features::DILOCO)
@@ -312,7 +312,7 @@ together.",
                 "diloco_outer_lr",
                 0.3,
                 "Learning rate of the outer update, which moves the shared weights towards the \
-replicas' mean.",
+                 replicas' mean.",
             )
             .at_least(0.0)
             .refused(features::DILOCO)
@@ -322,7 +322,7 @@ replicas' mean.",
                 "diloco_outer_momentum",
                 0.9,
                 "Nesterov momentum of the outer update, as the share of the last one that is \
-kept.",
+                 kept.",
             )
             .at_least(0.0)
             .at_most(1.0)
@@ -333,7 +333,7 @@ kept.",
                 "dcn_bandwidth_limit",
                 "",
                 "Slow the network between slices down to this rate, such as `10gbit`; empty \
-for no limit.",
+                 for no limit.",
             )
             .no_effect_here("the network is not throttled from here; `tc` limits an interface")
             .acts_on("runtime")
@@ -342,7 +342,7 @@ for no limit.",
                 "dcn_bandwidth_burst",
                 "10mb",
                 "Amount of data that may pass at once when the network between slices is \
-slowed down.",
+                 slowed down.",
             )
             .no_effect_here("the network is not throttled from here; `tc` limits an interface")
             .acts_on("runtime")
@@ -367,7 +367,7 @@ slowed down.",
                 "enable_streaming_diloco",
                 false,
                 "Bring the replicas' weights together fragment by fragment instead of all at \
-once.",
+                 once.",
             )
             .refused(features::DILOCO)
             .only_with("enable_diloco", &[])
@@ -375,7 +375,7 @@ once.",
             Key::optional_integer(
                 "num_diloco_fragments",
                 "Number of fragments that streaming DiLoCo splits the weights into; chosen by \
-itself if none.",
+                 itself if none.",
             )
             .at_least(1.0)
             .refused(features::DILOCO)
@@ -385,7 +385,7 @@ itself if none.",
                 "use_sequential_layers",
                 false,
                 "Make a fragment of layers that follow each other instead of layers taken at \
-even distances.",
+                 even distances.",
             )
             .refused(features::DILOCO)
             .only_with("enable_diloco", &[])
@@ -394,7 +394,7 @@ even distances.",
                 "num_communication_overlapping_steps",
                 0,
                 "Steps that pass between the start of a fragment's exchange and the use of its \
-result.",
+                 result.",
             )
             .at_least(0.0)
             .refused(features::DILOCO)
@@ -404,7 +404,7 @@ result.",
                 "communication_overlapping_alpha",
                 0.0,
                 "Share of a replica's own weights that is kept when an exchanged fragment is \
-merged into them.",
+                 merged into them.",
             )
             .at_least(0.0)
             .at_most(1.0)
@@ -428,7 +428,7 @@ merged into them.",
                 "muon_weight_decay",
                 0.0,
                 "Share of each weight that Muon takes off at every step, times the learning \
-rate.",
+                 rate.",
             )
             .at_least(0.0)
             .refused(features::MUON)
@@ -437,7 +437,7 @@ rate.",
             Key::optional_float(
                 "muon_consistent_rms",
                 "Root mean square that Muon scales its updates to, 0.2 to match AdamW; scaled \
-by width if none.",
+                 by width if none.",
             )
             .at_least(0.0)
             .refused(features::MUON)
