@@ -6,7 +6,7 @@ use std::{
 };
 
 use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock};
-use mt_config::{Config, Request, TrainConfig};
+use mt_config::{Config, LearningRateSchedule, OptimizerType, Request, TrainConfig};
 use mt_models::{Model, start_runtime};
 use mt_optim::{AdamW, WarmupCosine};
 use mt_runtime::{CompileSettings, Executable, Runtime};
@@ -239,23 +239,27 @@ fn open_data(
 
 fn optimizer(settings: &TrainConfig) -> AdamW {
     let group = &settings.optimizer;
-    AdamW {
-        b1: group.adam_b1,
-        b2: group.adam_b2,
-        epsilon: group.adam_eps,
-        epsilon_root: group.adam_eps_root,
-        weight_decay: group.adam_weight_decay,
-        first_moment_dtype: group.first_moment_dtype(),
+    match group.opt_type {
+        OptimizerType::AdamW => AdamW {
+            b1: group.adam_b1,
+            b2: group.adam_b2,
+            epsilon: group.adam_eps,
+            epsilon_root: group.adam_eps_root,
+            weight_decay: group.adam_weight_decay,
+            first_moment_dtype: group.first_moment_dtype(),
+        },
     }
 }
 
 fn schedule(settings: &TrainConfig) -> WarmupCosine {
     let group = &settings.optimizer;
-    WarmupCosine {
-        peak: group.learning_rate,
-        warmup_steps: group.warmup_steps(),
-        total_steps: group.schedule_steps(),
-        final_fraction: group.learning_rate_final_fraction,
+    match group.lr_schedule_type {
+        LearningRateSchedule::Cosine => WarmupCosine {
+            peak: group.learning_rate,
+            warmup_steps: group.warmup_steps(),
+            total_steps: group.schedule_steps(),
+            final_fraction: group.learning_rate_final_fraction,
+        },
     }
 }
 

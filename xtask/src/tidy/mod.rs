@@ -1,6 +1,7 @@
 //! The checks of `cargo xtask tidy`.
 
 mod documents;
+mod fields;
 mod layers;
 mod sources;
 
@@ -37,6 +38,7 @@ pub fn findings(repository: &Repository) -> Vec<Finding> {
     let checks = [
         layers::check(repository),
         sources::check(repository),
+        fields::check(repository),
         documents::check(repository),
         documents::check_generated(repository, GENERATED),
     ];

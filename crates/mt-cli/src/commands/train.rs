@@ -25,7 +25,7 @@ pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
         let name = value_text(&config.entry("run_name").value);
         announcement.push(format!("this is the new run `{name}`; to resume it: {}", command(&given, &name)));
     }
-    if config.entry("log_config").value == true {
+    if RunGroup::from_config(&config).is_ok_and(|run| run.log_config) {
         let given = config.entries().filter(|entry| entry.origin.is_given());
         announcement
             .extend(given.map(|entry| format!("{}: {} ({})", entry.key.name, entry.shown(), entry.origin)));

@@ -29,7 +29,6 @@ group! {
         eval_per_device_batch_size: f64,
         max_target_length: usize,
         vocab_size: usize,
-        init_weights_seed: u64,
     }
 }
 

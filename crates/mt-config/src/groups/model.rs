@@ -43,8 +43,6 @@ group! {
         remat_policy: RematPolicy,
         scan_layers: bool,
         param_scan_axis: usize,
-        max_target_length: usize,
-        max_prefill_predict_length: usize,
     }
 }
 

@@ -104,7 +104,6 @@ group! {
         save_checkpoint_on_completion: bool,
         load_parameters_path: Option<PathBuf>,
         load_full_state_path: Option<PathBuf>,
-        param_scan_axis: usize,
     }
 }
 

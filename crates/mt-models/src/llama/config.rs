@@ -1,6 +1,6 @@
 //! What the family reads of the configuration.
 
-use mt_config::{AttentionKind, MlpActivation, ModelGroup, RematPolicy};
+use mt_config::{AttentionKind, MlpActivation, ModelGroup, RematPolicy, RopeType};
 use mt_nn::{
     Activation, Rotary,
     attention::{AttentionKernel, AttentionOptions},
@@ -84,10 +84,12 @@ impl LlamaConfig {
                 float32_product: group.float32_qk_product,
                 float32_scores: group.float32_logits,
             },
-            rotary: Rotary {
-                min_timescale: group.rope_min_timescale as f64,
-                max_timescale: group.rope_max_timescale as f64,
-                head_dim: group.head_dim,
+            rotary: match group.rope_type {
+                RopeType::Default => Rotary {
+                    min_timescale: group.rope_min_timescale as f64,
+                    max_timescale: group.rope_max_timescale as f64,
+                    head_dim: group.head_dim,
+                },
             },
             norm_epsilon: group.normalization_layer_epsilon,
             dropout_rate: group.effective_dropout(),
