@@ -12,6 +12,7 @@ mod derived;
 mod error;
 mod groups;
 mod key;
+mod named;
 mod origin;
 mod reference;
 mod resolve;
@@ -30,6 +31,7 @@ pub use groups::{
     tokenizer_directory,
 };
 pub use key::{Class, Key, Kind, Literal};
+pub use named::{Named, model_names, nearest_names, preset_names};
 pub use origin::Origin;
 pub use reference::{explain, reference_page};
 pub use resolve::Request;

@@ -4,8 +4,13 @@ use serde_json::Value;
 
 use crate::{
     coerce::value_text,
-    error::{ConfigError, Problem, all, is},
+    error::{ConfigError, Problem, all, alternatives, is},
+    groups::{
+        CheckpointGroup, DataGroup, DebugGroup, DecodeGroup, ModelGroup, OptimizerGroup, PlacementGroup,
+        RunGroup, TokenizerGroup,
+    },
     key::{Class, Key, Kind},
+    named::Named,
     origin::Origin,
     suggest::nearest,
     table::{self, group_of},
@@ -17,6 +22,9 @@ use crate::{
 /// There is no such key.
 pub fn explain(name: &str) -> Result<String, ConfigError> {
     let Some(key) = table::canonical(name) else {
+        if let Some(named) = Named::embedded(name) {
+            return Ok(explain_named(name, &named));
+        }
         return Err(Problem::UnknownKey {
             name: name.to_owned(),
             origin: Origin::Argument,
@@ -25,8 +33,12 @@ pub fn explain(name: &str) -> Result<String, ConfigError> {
         .into());
     };
     let example = example(key);
-    let title =
-        if key.name == name { key.name.to_owned() } else { format!("{} (formerly {name})", key.name) };
+    let prefix = group_of(key).prefix;
+    let title = match name.split_once('.') {
+        _ if key.name == name => key.name.to_owned(),
+        Some((prefix, _)) => format!("{} (in the group `{prefix}`)", key.name),
+        None => format!("{} (formerly {name})", key.name),
+    };
     let mut text = format!("{title}\n\n{}\n", wrapped("  ", key.help));
     let mut row = |label: &str, value: String| {
         text.push('\n');
@@ -39,7 +51,17 @@ pub fn explain(name: &str) -> Result<String, ConfigError> {
     }
     row("group", format!("{} ({})", group_of(key).title, group_of(key).name));
     row("acts on", key.acts_on.to_owned());
+    row("read by", readers(key));
     row("status", status(key));
+    if let Some((other, values)) = key.only_with {
+        let settings: Vec<String> = values.iter().map(|value| format!("{other}={value}")).collect();
+        let other = if settings.is_empty() { format!("`{other}`") } else { alternatives(&settings) };
+        row("only with", format!("{other}; means nothing otherwise"));
+    }
+    if !key.neutral.is_empty() {
+        let neutral: Vec<String> = key.neutral.iter().map(|literal| shown(&literal.value())).collect();
+        row("neutral", format!("{}, which like the default asks for nothing", neutral.join(", ")));
+    }
     if !key.refused_choices.is_empty() {
         let refused: Vec<&str> = key.refused_choices.iter().map(|(choice, _)| *choice).collect();
         row("not built", refused.join(", "));
@@ -48,11 +70,64 @@ pub fn explain(name: &str) -> Result<String, ConfigError> {
     if key.own {
         row("origin", "not a key of MaxText".to_owned());
     }
+    if matches!(key.class, Class::Derived(_)) {
+        return Ok(text);
+    }
     row("set it by", format!("{}={example}", key.name));
+    if let Some(prefix) = prefix {
+        row("", format!("{prefix}.{}={example}", key.name));
+    }
     row("", format!("{}: {example} (in a YAML file)", key.name));
     row("", format!("{}={example} (in the environment)", key.variable()));
     Ok(text)
 }
+
+/// What is said about a model or a preset that is asked for as if it were a key.
+fn explain_named(name: &str, named: &Named) -> String {
+    let (what, key_values) = match named {
+        Named::Model(model) => (format!("{name} is a named model, not a key"), format!("model_name={model}")),
+        _ => (format!("{name} is a preset, a file that belongs to the program, not a key"), name.to_owned()),
+    };
+    let mut text = format!("{what}\n\n  set it by  maxtext train {key_values}\n");
+    text.push_str(&format!("  see also   maxtext config show --changed {key_values}"));
+    if let Named::Model(model) = named {
+        let base = model.strip_suffix("-Instruct").unwrap_or(model);
+        text.push_str(&format!("\n             maxtext config models {base}"));
+    }
+    text
+}
+
+/// The groups of values that have the key, with the commands that receive each.
+fn readers(key: &Key) -> String {
+    match key.class {
+        Class::Effective => {}
+        Class::Derived(_) => return "nothing: it is worked out to be shown".to_owned(),
+        Class::NoEffectHere(_) | Class::Refused(_) => return "nothing".to_owned(),
+    }
+    let readers: Vec<String> = READERS
+        .iter()
+        .filter(|(_, keys, _)| keys.contains(&key.name))
+        .map(|(group, _, commands)| format!("`{group}` of {commands}"))
+        .collect();
+    match readers.is_empty() {
+        false => readers.join(", "),
+        true if key.name.ends_with("_parallelism") => "`PlacementGroup` of train and decode".to_owned(),
+        true => "every command, when it merges the layers".to_owned(),
+    }
+}
+
+/// The groups of `groups`, their keys, and the commands that receive them.
+const READERS: &[(&str, &[&str], &str)] = &[
+    ("RunGroup", RunGroup::KEYS, "train and decode"),
+    ("ModelGroup", ModelGroup::KEYS, "train and decode"),
+    ("OptimizerGroup", OptimizerGroup::KEYS, "train"),
+    ("DataGroup", DataGroup::KEYS, "train and tokenizer train"),
+    ("TokenizerGroup", TokenizerGroup::KEYS, "train and decode"),
+    ("CheckpointGroup", CheckpointGroup::KEYS, "train and decode"),
+    ("PlacementGroup", PlacementGroup::KEYS, "train and decode"),
+    ("DecodeGroup", DecodeGroup::KEYS, "decode"),
+    ("DebugGroup", DebugGroup::KEYS, "train and decode"),
+];
 
 /// The text behind a label, with lines of at most 90 columns that begin below each other.
 fn wrapped(label: &str, text: &str) -> String {
@@ -192,6 +267,36 @@ mod tests {
                 .unwrap()
                 .starts_with("learning_rate_final_fraction (formerly")
         );
+    }
+
+    #[test]
+    fn explains_nested_names_conditions_and_neutral_values() {
+        for (name, parts) in [
+            ("rl.num_generations", &["num_generations (in the group `rl`)", "rl.num_generations=2"][..]),
+            ("max_position_embeddings", &["only with", "`rope_type=yarn`"]),
+            ("enable_nnx", &["neutral", "`true`, which like the default asks for nothing"]),
+            ("ici_fsdp_parallelism", &["`PlacementGroup` of train and decode"]),
+            ("model_name", &["every command, when it merges the layers"]),
+            ("weight_dtype", &["`ModelGroup` of train and decode, `OptimizerGroup` of train"]),
+        ] {
+            let text = explain(name).unwrap();
+            for part in parts {
+                assert!(text.contains(part), "{part} in\n{text}");
+            }
+        }
+        assert!(!explain("emb_dim").unwrap().contains("set it by"));
+    }
+
+    #[test]
+    fn models_and_presets_are_told_from_keys() {
+        for (name, part) in [
+            ("llama2-7b", "maxtext config models llama2-7b"),
+            ("llama2-7b-Instruct", "maxtext config models llama2-7b"),
+            ("sft", "maxtext config show --changed sft"),
+        ] {
+            let text = explain(name).unwrap();
+            assert!(text.contains("not a key") && text.contains(part), "{text}");
+        }
     }
 
     #[test]
