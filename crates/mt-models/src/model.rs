@@ -82,6 +82,16 @@ pub trait Model: Send + Sync {
 
     /// Floating-point operations of training.
     fn flops(&self) -> FlopCount;
+
+    /// The number of weights.
+    fn num_parameters(&self) -> usize {
+        self.parameters().iter().map(|(_, spec)| spec.num_elements()).sum()
+    }
+
+    /// The number of weights that act on one token: all, unless tokens are sent to some of the experts only.
+    fn num_active_parameters(&self) -> usize {
+        self.num_parameters()
+    }
 }
 
 /// Builds the model that a configuration describes.
