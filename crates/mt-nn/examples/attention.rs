@@ -8,7 +8,8 @@ use std::{fs, sync::Arc};
 use mt_derive::Tree;
 use mt_ir::DotLowering;
 use mt_nn::{
-    attention::{AttentionKernel, AttentionOptions, Segments, blockwise, dense},
+    NormOptions,
+    attention::{AttentionKernel, AttentionOptions, MaskSpec, Segments, blockwise, dense},
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION},
 };
 use mt_runtime::{Array, CompileSettings, Executable, Input, testing::cpu};
@@ -71,6 +72,10 @@ fn compiled(dtype: DType, length: usize, block: Option<usize>) -> Executable {
         kernel: AttentionKernel::Automatic,
         float32_product: false,
         float32_scores: true,
+        mask: MaskSpec::CAUSAL,
+        soft_cap: None,
+        norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
+        normalize_values: false,
     };
     let [batch, queries, keys] =
         [axis(BATCH, NUM_TOKENS / length), axis(POSITION, length), axis(KV_POSITION, length)];
@@ -93,8 +98,10 @@ fn compiled(dtype: DType, length: usize, block: Option<usize>) -> Executable {
         let (loss, [], gradients) = inputs.region().value_and_grad(&Operands(operands), |_, operands| {
             let [query, key, value] = [0, 1, 2].map(|index| operands.0[index].cast(dtype));
             let context = match block {
-                None => dense(query, key, value, Segments::within(segments).mask(), &options),
-                Some(block) => blockwise(query, key, value, segments, &options, block),
+                None => {
+                    dense(query, key, value, Segments::within(segments).mask(options.mask), None, &options)
+                }
+                Some(block) => blockwise(query, key, value, segments, None, &options, block),
             };
             (context.cast(DType::F32).square().sum_all(), [])
         });

@@ -24,3 +24,5 @@ pub const VOCAB: &str = "vocab";
 pub const LAYERS: &str = "layers";
 /// Half of the width of a head: pairs that rotary embeddings turn.
 pub const ROTARY_PAIR: &str = "rotary_pair";
+/// Rows of a table of learned positions.
+pub const TABLE_POSITION: &str = "table_position";

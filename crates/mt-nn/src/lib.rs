@@ -15,6 +15,7 @@ mod loss;
 mod mlp;
 mod norm;
 mod param;
+mod position;
 mod rotary;
 
 pub use dropout::{Dropout, dropout};
@@ -22,6 +23,7 @@ pub use embedding::Embedding;
 pub use linear::Linear;
 pub use loss::{TokenLoss, token_cross_entropy};
 pub use mlp::{Activation, Mlp};
-pub use norm::RmsNorm;
+pub use norm::{LayerNorm, Norm, NormOptions, RmsNorm, rms_normalize};
 pub use param::{Initializer, LayerIndex, ParamSpec, constrain_to_specs, initialize};
-pub use rotary::{Rotary, RotaryAngles};
+pub use position::{PositionTable, sinusoidal_positions};
+pub use rotary::{Rotary, RotaryAngles, RotaryExtent, RotaryOptions, RotaryScaling};

@@ -14,6 +14,8 @@ pub enum Activation {
     Silu,
     /// By its tanh approximation.
     Gelu,
+    /// By the error function.
+    GeluExact,
     Relu,
     Sigmoid,
     Linear,
@@ -26,6 +28,7 @@ impl Activation {
         match self {
             Self::Silu => x.silu(),
             Self::Gelu => x.gelu_tanh(),
+            Self::GeluExact => x * 0.5 * ((x * 0.5_f64.sqrt()).erf() + 1.0),
             Self::Relu => x.relu(),
             Self::Sigmoid => x.sigmoid(),
             Self::Linear => x,

@@ -2,8 +2,8 @@
 
 use mt_config::{AttentionKind, MlpActivation, ModelGroup, RematPolicy, RopeType};
 use mt_nn::{
-    Activation, Rotary,
-    attention::{AttentionKernel, AttentionOptions},
+    Activation, NormOptions, Rotary, RotaryExtent, RotaryOptions, RotaryScaling,
+    attention::{AttentionKernel, AttentionOptions, MaskSpec},
 };
 use mt_shape::{Axis, DType, axis};
 use mt_trace::SavePolicy;
@@ -23,7 +23,7 @@ pub struct LlamaConfig {
     pub activations: Vec<Activation>,
     pub attention: AttentionOptions,
     pub rotary: Rotary,
-    pub norm_epsilon: f64,
+    pub norm: NormOptions,
     pub dropout_rate: f64,
     pub tied_head: bool,
     /// Divides the logits of a tied head by the root of the width.
@@ -64,6 +64,7 @@ impl LlamaConfig {
         if !(1..=2).contains(&activations.len()) {
             return Err(ModelError::Activations(activations.len()));
         }
+        let norm = NormOptions { epsilon: group.normalization_layer_epsilon, offset: 0.0 };
         let names = |names: &[&str]| SavePolicy::Names(names.iter().map(|name| (*name).to_owned()).collect());
         Ok(Self {
             embed: axis(axes::EMBED, group.emb_dim()),
@@ -83,15 +84,21 @@ impl LlamaConfig {
                 },
                 float32_product: group.float32_qk_product,
                 float32_scores: group.float32_logits,
+                mask: MaskSpec::CAUSAL,
+                soft_cap: None,
+                norm,
+                normalize_values: false,
             },
             rotary: match group.rope_type {
-                RopeType::Default => Rotary {
+                RopeType::Default => Rotary::new(&RotaryOptions {
+                    head_dim: group.head_dim,
                     min_timescale: group.rope_min_timescale as f64,
                     max_timescale: group.rope_max_timescale as f64,
-                    head_dim: group.head_dim,
-                },
+                    extent: RotaryExtent::Full,
+                    scaling: RotaryScaling::None,
+                }),
             },
-            norm_epsilon: group.normalization_layer_epsilon,
+            norm,
             dropout_rate: group.effective_dropout(),
             tied_head: group.logits_via_embedding,
             normalize_tied_logits: group.normalize_embedding_logits,

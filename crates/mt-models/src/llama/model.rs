@@ -4,7 +4,7 @@ use mt_config::ModelGroup;
 use mt_derive::Tree;
 use mt_nn::{
     Dropout, Embedding, Initializer, LayerIndex, Linear, Mlp, ParamSpec, RmsNorm, RotaryAngles,
-    attention::{Attention, CachedKeysValues, KeysValues, Segments},
+    attention::{Attention, AttentionInputs, CachedKeysValues, KeysValues, Segments},
     axes::{BATCH, EMBED, KV_POSITION, LAYERS},
     constrain_to_specs,
 };
@@ -88,38 +88,37 @@ fn layer_specs(config: &LlamaConfig) -> DecoderLayer<ParamSpec> {
     let LlamaConfig { embed, query_heads, kv_heads, head_dim, mlp, .. } = *config;
     let norm = || RmsNorm { scale: ParamSpec::new([(embed, "norm")], Initializer::Ones) };
     let into_embed = Initializer::fan_in(config.init_scale, embed.size);
-    let key_value = || Linear {
-        kernel: ParamSpec::new(
+    let key_value = || {
+        Linear::without_bias(ParamSpec::new(
             [(embed, "embed"), (kv_heads, "kv_heads"), (head_dim, "kv_head_dim")],
             into_embed,
-        ),
+        ))
     };
-    let hidden = || Linear { kernel: ParamSpec::new([(embed, "embed"), (mlp, "mlp")], into_embed) };
+    let hidden = || Linear::without_bias(ParamSpec::new([(embed, "embed"), (mlp, "mlp")], into_embed));
     let from_heads = Initializer::fan_in(config.init_scale, query_heads.size * head_dim.size);
     let from_hidden = Initializer::fan_in(config.init_scale, mlp.size);
     DecoderLayer {
         pre_self_attention_layer_norm: norm(),
         self_attention: Attention {
-            query: Linear {
-                kernel: ParamSpec::new(
-                    [(embed, "embed"), (query_heads, "q_heads"), (head_dim, "kv")],
-                    into_embed,
-                ),
-            },
-            key: key_value(),
-            value: key_value(),
-            out: Linear {
-                kernel: ParamSpec::new(
-                    [(query_heads, "heads"), (head_dim, "kv"), (embed, "embed")],
-                    from_heads,
-                ),
-            },
+            query: Linear::without_bias(ParamSpec::new(
+                [(embed, "embed"), (query_heads, "q_heads"), (head_dim, "kv")],
+                into_embed,
+            )),
+            key: Some(key_value()),
+            value: Some(key_value()),
+            out: Linear::without_bias(ParamSpec::new(
+                [(query_heads, "heads"), (head_dim, "kv"), (embed, "embed")],
+                from_heads,
+            )),
+            query_norm: None,
+            key_norm: None,
+            sinks: None,
         },
         post_self_attention_layer_norm: norm(),
         mlp: Mlp {
             wi_0: hidden(),
             wi_1: (config.activations.len() == 2).then(hidden),
-            wo: Linear { kernel: ParamSpec::new([(mlp, "mlp"), (embed, "embed")], from_hidden) },
+            wo: Linear::without_bias(ParamSpec::new([(mlp, "mlp"), (embed, "embed")], from_hidden)),
         },
     }
 }
@@ -143,8 +142,9 @@ fn specs(config: &LlamaConfig) -> Decoder<ParamSpec> {
         decoder: DecoderStack {
             layers,
             decoder_norm: RmsNorm { scale: ParamSpec::new([(embed, "norm")], Initializer::Ones) },
-            logits_dense: (!config.tied_head)
-                .then(|| Linear { kernel: ParamSpec::new([(embed, "embed_vocab"), (vocab, "vocab")], head) }),
+            logits_dense: (!config.tied_head).then(|| {
+                Linear::without_bias(ParamSpec::new([(embed, "embed_vocab"), (vocab, "vocab")], head))
+            }),
         },
     };
     decoder.map_leaves(|_, spec| spec.clone().with_dtype(config.weight_dtype))
@@ -163,18 +163,23 @@ impl<'t> DecoderLayer<Tensor<'t>> {
         dropout: Dropout<'t>,
         cache: Option<KeysValues<Tensor<'t>>>,
     ) -> (Tensor<'t>, Option<KeysValues<Tensor<'t>>>) {
-        let cache = cache.zip(inputs.start).map(|(cached, start)| CachedKeysValues { cached, start });
-        let (attended, cache) = x.scope("self_attention", |x| {
-            let normed = self.pre_self_attention_layer_norm.forward(x, EMBED, config.norm_epsilon);
-            self.self_attention.forward(normed, inputs.angles, inputs.segments, &config.attention, cache)
+        let inputs = AttentionInputs {
+            angles: Some(inputs.angles),
+            segments: inputs.segments,
+            cache: cache.zip(inputs.start).map(|(cached, start)| CachedKeysValues { cached, start }),
+            shared: None,
+        };
+        let attended = x.scope("self_attention", |x| {
+            let normed = self.pre_self_attention_layer_norm.forward(x, EMBED, config.norm);
+            self.self_attention.forward(normed, &inputs, &config.attention)
         });
-        let x = (x + dropout.apply("attention", attended)).constrain(&RESIDUAL);
+        let x = (x + dropout.apply("attention", attended.output)).constrain(&RESIDUAL);
         let hidden = x.scope("mlp", |x| {
-            let normed = self.post_self_attention_layer_norm.forward(x, EMBED, config.norm_epsilon);
+            let normed = self.post_self_attention_layer_norm.forward(x, EMBED, config.norm);
             self.mlp.forward(normed, &config.activations, dropout)
         });
         let x = (x + dropout.apply("mlp", hidden)).constrain(&RESIDUAL);
-        (x, cache)
+        (x, attended.written)
     }
 }
 
@@ -313,7 +318,7 @@ impl Model for Llama {
         let cache = forward.cache.map(|cache| cache.layers);
         let (x, cache) =
             x.scope("decoder", |x| model.decoder.layers.forward(x, config, inputs, dropout, cache));
-        let x = model.decoder.decoder_norm.forward(x, EMBED, config.norm_epsilon);
+        let x = model.decoder.decoder_norm.forward(x, EMBED, config.norm);
         let x = if config.logits_in_f32 { x.cast(DType::F32) } else { x };
         let logits = x.scope("logits", |x| match &model.decoder.logits_dense {
             Some(head) => head.forward(x, &[EMBED]),

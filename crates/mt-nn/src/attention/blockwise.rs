@@ -29,6 +29,7 @@ pub fn blockwise<'t>(
     key: Tensor<'t>,
     value: Tensor<'t>,
     segmentation: Tensor<'t>,
+    sinks: Option<Tensor<'t>>,
     options: &AttentionOptions,
     block: usize,
 ) -> Tensor<'t> {

@@ -10,13 +10,14 @@ use crate::axes::{HEAD_DIM, KV_POSITION};
 ///
 /// # Shapes
 /// `[batch, position, kv_heads, group, head_dim], [batch, kv_position, kv_heads, head_dim] (twice),
-/// bool[batch, position, kv_position] -> [batch, kv_heads, position, group, head_dim]`
+/// bool[batch, position, kv_position], [kv_heads, group] -> [batch, kv_heads, position, group, head_dim]`
 #[track_caller]
 pub fn dense<'t>(
     query: Tensor<'t>,
     key: Tensor<'t>,
     value: Tensor<'t>,
     mask: Tensor<'t>,
+    sinks: Option<Tensor<'t>>,
     options: &AttentionOptions,
 ) -> Tensor<'t> {
     let dtype = query.dtype();
@@ -24,7 +25,25 @@ pub fn dense<'t>(
         if options.float32_product { (query.cast(DType::F32), key.cast(DType::F32)) } else { (query, key) };
     let score_type = if options.float32_scores { DType::F32 } else { query.dtype() };
     let scores = query.contract_into(key, &[HEAD_DIM], score_type);
+    let scores = match options.soft_cap {
+        Some(cap) => (scores / cap).tanh() * cap,
+        None => scores,
+    };
     let masked = scores.region().full(score_type, &[], MASKED).broadcast(&scores.axes());
     let scores = mask.select(scores, masked);
-    scores.softmax(KV_POSITION).cast(dtype).contract(value, &[KV_POSITION])
+    let weights = match sinks {
+        Some(sinks) => softmax_with_sinks(scores, sinks.cast(score_type)),
+        None => scores.softmax(KV_POSITION),
+    };
+    weights.cast(dtype).contract(value, &[KV_POSITION])
+}
+
+/// Softmax over the keys and one more score, whose weight is left out.
+#[track_caller]
+fn softmax_with_sinks<'t>(scores: Tensor<'t>, sinks: Tensor<'t>) -> Tensor<'t> {
+    let largest = scores.max(&[KV_POSITION]);
+    let sinks = sinks.broadcast(&largest.axes());
+    let largest = largest.maximum(sinks).stop_gradient();
+    let shifted = (scores - largest).exp();
+    shifted / (shifted.sum(&[KV_POSITION]) + (sinks - largest).exp())
 }

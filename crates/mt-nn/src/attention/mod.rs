@@ -3,19 +3,22 @@
 mod blockwise;
 mod cache;
 mod dense;
+mod mask;
 
 use mt_derive::Tree;
-use mt_shape::{Axis, DType, axis};
+use mt_shape::{Axis, axis};
 use mt_trace::Tensor;
 
 use crate::{
-    Linear, RotaryAngles,
+    Linear, NormOptions, RmsNorm, RotaryAngles,
     axes::{EMBED, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, QUERY_HEADS},
+    rms_normalize,
 };
 
 pub use blockwise::{BLOCK_SIZE, blockwise};
 pub use cache::{CachedKeysValues, KeysValues};
 pub use dense::dense;
+pub use mask::{MaskSpec, Segments};
 
 /// How scores are computed and which keys a query sees.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,6 +30,13 @@ pub struct AttentionOptions {
     pub float32_product: bool,
     /// Keeps scores in `f32`, whatever type the products have.
     pub float32_scores: bool,
+    pub mask: MaskSpec,
+    /// With a cap of `c`, scores `s` become `c · tanh(s / c)`, which stays within `-c..c`.
+    pub soft_cap: Option<f64>,
+    /// Of the norms of queries, keys and values.
+    pub norm: NormOptions,
+    /// Normalizes values over each head, without a scale.
+    pub normalize_values: bool,
 }
 
 /// How attention over whole sequences runs.
@@ -44,46 +54,6 @@ pub enum AttentionKernel {
 /// attention's processor time at 512 positions, 0.42 at 1024 and 0.35 at 2048 (`bf16`: 0.52, 0.35 and 0.27).
 pub const DENSE_LIMIT: usize = 512;
 
-/// Which tokens may see which: those of one segment, at or before their own place.
-#[derive(Clone, Copy)]
-pub struct Segments<'t> {
-    /// `i32[batch, position]`; 0 is padding.
-    pub query: Tensor<'t>,
-    /// `i32[batch, kv_position]`
-    pub key: Tensor<'t>,
-    /// The place of the first query among the keys: an `i32` scalar, or none if it is the first.
-    pub first_query: Option<Tensor<'t>>,
-}
-
-impl<'t> Segments<'t> {
-    /// Sequences that attend to themselves.
-    ///
-    /// # Shapes
-    /// `i32[batch, position]`
-    pub fn within(segmentation: Tensor<'t>) -> Self {
-        Self { query: segmentation, key: segmentation.rename(POSITION, KV_POSITION), first_query: None }
-    }
-
-    /// Whether each query sees each key.
-    ///
-    /// # Shapes
-    /// `bool[batch, position, kv_position]`
-    #[track_caller]
-    pub fn mask(self) -> Tensor<'t> {
-        let region = self.query.region();
-        let (queries, keys) = (self.query.axis(POSITION), self.key.axis(KV_POSITION));
-        let axes = [&*self.query.axes(), &[keys]].concat();
-        let mut query_place = region.iota(DType::I32, queries);
-        if let Some(first) = self.first_query {
-            query_place = query_place + first;
-        }
-        let key_place = region.iota(DType::I32, keys);
-        let causal = query_place.broadcast(&[queries, keys]).greater_equal(key_place);
-        let same = self.query.broadcast(&axes).equals(self.key);
-        same.logical_and(causal)
-    }
-}
-
 /// What masked scores are set to: low enough to vanish, finite so that rows without any key stay numbers.
 pub(crate) const MASKED: f64 = -1e30;
 
@@ -92,12 +62,42 @@ pub(crate) const MASKED: f64 = -1e30;
 pub struct Attention<L> {
     /// `[embed, q_heads, head_dim]`
     pub query: Linear<L>,
-    /// `[embed, kv_heads, head_dim]`
-    pub key: Linear<L>,
-    /// `[embed, kv_heads, head_dim]`
-    pub value: Linear<L>,
+    /// `[embed, kv_heads, head_dim]`; absent if keys and values are those of another layer.
+    pub key: Option<Linear<L>>,
+    /// `[embed, kv_heads, head_dim]`; absent beside a key projection whose results, before their norm and rotation,
+    /// are the values, too.
+    pub value: Option<Linear<L>>,
     /// `[q_heads, head_dim, embed]`
     pub out: Linear<L>,
+    /// `[head_dim]`, for each head, or `[q_heads, head_dim]`, over all heads together.
+    pub query_norm: Option<RmsNorm<L>>,
+    /// `[head_dim]` or `[kv_heads, head_dim]`
+    pub key_norm: Option<RmsNorm<L>>,
+    /// `[q_heads]`: one more score for each head, of a key whose value is zero (Xiao et al., 2023).
+    pub sinks: Option<L>,
+}
+
+/// What attention is given beside activations.
+#[derive(Clone, Copy)]
+pub struct AttentionInputs<'t> {
+    /// Turn queries and keys; none where these do not know positions.
+    pub angles: Option<RotaryAngles<'t>>,
+    pub segments: Segments<'t>,
+    /// Where this layer's own keys and values are kept.
+    pub cache: Option<CachedKeysValues<'t>>,
+    /// [`Attended::keys_values`] of another layer, for a layer without keys.
+    pub shared: Option<KeysValues<Tensor<'t>>>,
+}
+
+/// What attention returns.
+#[derive(Clone, Copy)]
+pub struct Attended<'t> {
+    /// `[batch, position, embed]`
+    pub output: Tensor<'t>,
+    /// The keys and values that were attended to, normalized and turned: those of the whole cache if there is one.
+    pub keys_values: KeysValues<Tensor<'t>>,
+    /// The cache with this call's keys and values.
+    pub written: Option<KeysValues<Tensor<'t>>>,
 }
 
 // A tensor is placed before it is named: a remat policy that keeps it keeps it split.
@@ -124,7 +124,7 @@ const ACTIVATION: [Option<&str>; 4] = [
 ];
 
 impl<'t> Attention<Tensor<'t>> {
-    /// Attends within whole sequences, or to a cache, which is returned with this call's keys and values written.
+    /// Attends within whole sequences, or to a cache.
     ///
     /// # Shapes
     /// `[batch, position, embed] -> [batch, position, embed]`
@@ -132,51 +132,90 @@ impl<'t> Attention<Tensor<'t>> {
     pub fn forward(
         &self,
         x: Tensor<'t>,
-        angles: RotaryAngles<'t>,
-        segments: Segments<'t>,
+        inputs: &AttentionInputs<'t>,
         options: &AttentionOptions,
-        cache: Option<CachedKeysValues<'t>>,
-    ) -> (Tensor<'t>, Option<KeysValues<Tensor<'t>>>) {
-        let kv_heads = self.key.kernel.axis(KV_HEADS);
-        let heads = self.query.kernel.axis(QUERY_HEADS);
-        let group = axis(GROUP, heads.size / kv_heads.size);
-        let query = angles.rotate(self.query.forward(x, &[EMBED])) * options.scale;
-        let query = query.constrain(&QUERY).named("query_proj").split(QUERY_HEADS, &[kv_heads, group]);
-        let key = angles.rotate(self.key.forward(x, &[EMBED])).constrain(&ACTIVATION).named("key_proj");
-        let value = self.value.forward(x, &[EMBED]).constrain(&ACTIVATION).named("value_proj");
-        let (key, value) = (key.rename(POSITION, KV_POSITION), value.rename(POSITION, KV_POSITION));
-        let (context, written) = match cache {
-            None => (self_attention(query, key, value, segments, options), None),
-            Some(cache) => {
-                let all = cache.write(key, value);
-                let (key, value) = (all.key.cast(x.dtype()), all.value.cast(x.dtype()));
-                (dense(query, key, value, segments.mask(), options), Some(all))
+    ) -> Attended<'t> {
+        let own = self.key.as_ref().map(|key| self.keys_values(x, key, inputs.angles, options));
+        let (keys_values, written) = match (own, inputs.cache) {
+            (Some(own), None) => (own, None),
+            (Some(own), Some(cache)) => {
+                let all = cache.write(own.key, own.value);
+                let keys_values =
+                    KeysValues { key: all.key.cast(x.dtype()), value: all.value.cast(x.dtype()) };
+                (keys_values, Some(all))
             }
+            (None, _) => (inputs.shared.expect("a layer without keys is given those of another"), None),
         };
+        let kv_heads = keys_values.key.axis(KV_HEADS);
+        let heads = self.query.kernel.axis(QUERY_HEADS);
+        let in_groups = [kv_heads, axis(GROUP, heads.size / kv_heads.size)];
+        let query = prepared(self.query.forward(x, &[EMBED]), &self.query_norm, inputs.angles, options);
+        let query =
+            (query * options.scale).constrain(&QUERY).named("query_proj").split(QUERY_HEADS, &in_groups);
+        let sinks = self.sinks.map(|sinks| sinks.split(QUERY_HEADS, &in_groups));
+        let context = attend(query, keys_values, sinks, inputs.segments, options);
         let context = context.constrain(&CONTEXT).named("context");
-        let kernel = self.out.kernel.split(QUERY_HEADS, &[kv_heads, group]);
-        let output = Linear { kernel }.forward(context, &[KV_HEADS, GROUP, HEAD_DIM]);
-        (output.constrain(&OUTPUT).named("out_proj"), written)
+        let out = Linear { kernel: self.out.kernel.split(QUERY_HEADS, &in_groups), bias: self.out.bias };
+        let output = out.forward(context, &[KV_HEADS, GROUP, HEAD_DIM]);
+        Attended { output: output.constrain(&OUTPUT).named("out_proj"), keys_values, written }
+    }
+
+    #[track_caller]
+    fn keys_values(
+        &self,
+        x: Tensor<'t>,
+        key: &Linear<Tensor<'t>>,
+        angles: Option<RotaryAngles<'t>>,
+        options: &AttentionOptions,
+    ) -> KeysValues<Tensor<'t>> {
+        let key = key.forward(x, &[EMBED]);
+        let value = self.value.as_ref().map_or(key, |value| value.forward(x, &[EMBED]));
+        let key = prepared(key, &self.key_norm, angles, options).constrain(&ACTIVATION).named("key_proj");
+        let value = if options.normalize_values {
+            rms_normalize(value, &[HEAD_DIM], options.norm.epsilon)
+        } else {
+            value
+        };
+        let value = value.constrain(&ACTIVATION).named("value_proj");
+        KeysValues { key: key.rename(POSITION, KV_POSITION), value: value.rename(POSITION, KV_POSITION) }
     }
 }
 
-fn self_attention<'t>(
+/// Projected queries or keys, normalized and turned.
+#[track_caller]
+fn prepared<'t>(
+    projected: Tensor<'t>,
+    norm: &Option<RmsNorm<Tensor<'t>>>,
+    angles: Option<RotaryAngles<'t>>,
+    options: &AttentionOptions,
+) -> Tensor<'t> {
+    let normalized = match norm {
+        Some(norm) => norm.forward_over_scale(projected, options.norm),
+        None => projected,
+    };
+    angles.map_or(normalized, |angles| angles.rotate(normalized))
+}
+
+#[track_caller]
+fn attend<'t>(
     query: Tensor<'t>,
-    key: Tensor<'t>,
-    value: Tensor<'t>,
+    KeysValues { key, value }: KeysValues<Tensor<'t>>,
+    sinks: Option<Tensor<'t>>,
     segments: Segments<'t>,
     options: &AttentionOptions,
 ) -> Tensor<'t> {
     let length = query.axis(POSITION).size;
     let is_dense = match options.kernel {
+        // Keys of a cache are not at the queries' places, which blocks take for granted.
+        _ if segments.first_query.is_some() => true,
         AttentionKernel::Automatic => length < DENSE_LIMIT,
         AttentionKernel::Dense => true,
         AttentionKernel::Blockwise => false,
     };
     if is_dense {
-        dense(query, key, value, segments.mask(), options)
+        dense(query, key, value, segments.mask(options.mask), sinks, options)
     } else {
-        blockwise(query, key, value, segments.query, options, BLOCK_SIZE.min(length))
+        blockwise(query, key, value, segments.query, sinks, options, BLOCK_SIZE.min(length))
     }
 }
 

@@ -1,7 +1,8 @@
 //! Both kernels of attention against each other, and what the options on types do.
 
 use mt_nn::{
-    attention::{AttentionKernel, AttentionOptions, Segments, blockwise, dense},
+    NormOptions,
+    attention::{AttentionKernel, AttentionOptions, MaskSpec, Segments, blockwise, dense},
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION},
 };
 use mt_shape::{DType, HostArray, axis};
@@ -14,6 +15,10 @@ const OPTIONS: AttentionOptions = AttentionOptions {
     kernel: AttentionKernel::Automatic,
     float32_product: false,
     float32_scores: true,
+    mask: MaskSpec::CAUSAL,
+    soft_cap: None,
+    norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
+    normalize_values: false,
 };
 
 #[derive(Clone, Copy)]
@@ -69,9 +74,9 @@ impl Case {
 fn context<'t>(t: [Tensor<'t>; 4], dtype: DType, options: &AttentionOptions, block: usize) -> Tensor<'t> {
     let [query, key, value] = [t[0], t[1], t[2]].map(|tensor| tensor.cast(dtype));
     if block == 0 {
-        dense(query, key, value, Segments::within(t[3]).mask(), options)
+        dense(query, key, value, Segments::within(t[3]).mask(options.mask), None, options)
     } else {
-        blockwise(query, key, value, t[3], options, block)
+        blockwise(query, key, value, t[3], None, options, block)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Layers against Hugging Face transformers; `goldens/generate.py` made the values.
 
 use mt_nn::{
-    Activation, Dropout, Embedding, Linear, Mlp, RmsNorm, Rotary,
-    attention::{Attention, AttentionKernel, AttentionOptions, Segments},
+    Activation, Dropout, Embedding, Linear, Mlp, NormOptions, RmsNorm, Rotary, RotaryExtent, RotaryOptions,
+    RotaryScaling,
+    attention::{Attention, AttentionInputs, AttentionKernel, AttentionOptions, MaskSpec, Segments},
     axes::{BATCH, EMBED, HEAD_DIM, KV_HEADS, MLP, POSITION, QUERY_HEADS, VOCAB},
     token_cross_entropy,
 };
@@ -48,12 +49,18 @@ const ACTIVATIONS: &[&str] = &[BATCH, POSITION, EMBED];
 #[test]
 fn rms_norm_matches() {
     check("rms_norm", &[("x", ACTIVATIONS), ("scale", &[EMBED])], |t| {
-        RmsNorm { scale: t[1] }.forward(t[0], EMBED, 1e-5)
+        RmsNorm { scale: t[1] }.forward(t[0], EMBED, NormOptions { epsilon: 1e-5, offset: 0.0 })
     });
 }
 
 fn rotary(head_dim: usize) -> Rotary {
-    Rotary { min_timescale: 1.0, max_timescale: 10_000.0, head_dim }
+    Rotary::new(&RotaryOptions {
+        head_dim,
+        min_timescale: 1.0,
+        max_timescale: 10_000.0,
+        extent: RotaryExtent::Full,
+        scaling: RotaryScaling::None,
+    })
 }
 
 #[test]
@@ -80,13 +87,29 @@ fn check_attention(name: &str, head_dim: usize) {
             kernel,
             float32_product: false,
             float32_scores: true,
+            mask: MaskSpec::CAUSAL,
+            soft_cap: None,
+            norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
+            normalize_values: false,
         };
         check(name, &arguments, |t| {
-            let [query, key, value, out] = [t[1], t[2], t[3], t[4]].map(|kernel| Linear { kernel });
-            let angles = rotary(head_dim).angles(t[6]);
-            Attention { query, key, value, out }
-                .forward(t[0], angles, Segments::within(t[5]), &options, None)
-                .0
+            let [query, key, value, out] = [t[1], t[2], t[3], t[4]].map(Linear::without_bias);
+            let layer = Attention {
+                query,
+                key: Some(key),
+                value: Some(value),
+                out,
+                query_norm: None,
+                key_norm: None,
+                sinks: None,
+            };
+            let inputs = AttentionInputs {
+                angles: Some(rotary(head_dim).angles(t[6])),
+                segments: Segments::within(t[5]),
+                cache: None,
+                shared: None,
+            };
+            layer.forward(t[0], &inputs, &options).output
         });
     }
 }
@@ -103,7 +126,7 @@ fn feed_forward_layers_match() {
     let arguments: [(&str, &[&'static str]); 4] =
         [("x", ACTIVATIONS), ("wi_0", &[EMBED, MLP]), ("wi_1", &[EMBED, MLP]), ("wo", &[MLP, EMBED])];
     check("mlp", &arguments, |t| {
-        let [wi_0, wi_1, wo] = [t[1], t[2], t[3]].map(|kernel| Linear { kernel });
+        let [wi_0, wi_1, wo] = [t[1], t[2], t[3]].map(Linear::without_bias);
         Mlp { wi_0, wi_1: Some(wi_1), wo }.forward(
             t[0],
             &[Activation::Silu, Activation::Linear],

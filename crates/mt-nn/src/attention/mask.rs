@@ -1,0 +1,112 @@
+//! Which keys a query sees.
+
+use std::ops::Range;
+
+use mt_shape::DType;
+use mt_trace::Tensor;
+
+use crate::axes::{KV_POSITION, POSITION};
+
+/// Which keys of its own segment a query sees: those that all of these allow. Places are indices in the row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaskSpec {
+    /// Keys at or before the query's own place.
+    pub causal: bool,
+    /// With a window of `w`, keys at places above `place - w`.
+    pub window: Option<usize>,
+    /// With chunks of `c`, keys with the same `place / c`, rounded down.
+    pub chunk: Option<usize>,
+}
+
+impl MaskSpec {
+    /// All keys at or before the query's place.
+    pub const CAUSAL: Self = Self { causal: true, window: None, chunk: None };
+
+    /// The blocks of keys that some query of block number `query_block` sees. Blocks have `block` places.
+    pub(super) fn visible_blocks(self, query_block: usize, block: usize, num_blocks: usize) -> Range<usize> {
+        let (first_query, last_query) = (query_block * block, (query_block + 1) * block - 1);
+        let (mut first, mut last) = (0, num_blocks * block - 1);
+        if self.causal {
+            last = last.min(last_query);
+        }
+        if let Some(window) = self.window {
+            first = first.max((first_query + 1).saturating_sub(window));
+        }
+        if let Some(chunk) = self.chunk {
+            first = first.max(first_query / chunk * chunk);
+            last = last.min(last_query / chunk * chunk + chunk - 1);
+        }
+        first / block..last / block + 1
+    }
+
+    /// Whether queries at places see keys at places, segments aside.
+    ///
+    /// # Shapes
+    /// `i32[…, position], i32[…, kv_position] -> bool[…, position, kv_position]`, or nothing if each sees all
+    #[track_caller]
+    pub(super) fn allows<'t>(self, query_place: Tensor<'t>, key_place: Tensor<'t>) -> Option<Tensor<'t>> {
+        let pair = [&*query_place.axes(), &[key_place.axis(KV_POSITION)]].concat();
+        let queries = query_place.broadcast(&pair);
+        let keys = key_place.broadcast(&pair);
+        let mut conditions = Vec::new();
+        if self.causal {
+            conditions.push(queries.greater_equal(keys));
+        }
+        if let Some(window) = self.window {
+            conditions.push((queries - keys).less(window as f64));
+        }
+        if let Some(chunk) = self.chunk {
+            conditions.push((queries / chunk as f64).equals(keys / chunk as f64));
+        }
+        conditions.into_iter().reduce(|all, condition| all.logical_and(condition))
+    }
+}
+
+/// The segments of queries and keys: a query sees keys of its own segment only.
+#[derive(Clone, Copy)]
+pub struct Segments<'t> {
+    /// `i32[batch, position]`; 0 is padding.
+    pub query: Tensor<'t>,
+    /// `i32[batch, kv_position]`
+    pub key: Tensor<'t>,
+    /// The place of the first query among the keys: an `i32` scalar, or none if it is the first.
+    pub first_query: Option<Tensor<'t>>,
+}
+
+impl<'t> Segments<'t> {
+    /// Sequences that attend to themselves.
+    ///
+    /// # Shapes
+    /// `i32[batch, position]`
+    pub fn within(segmentation: Tensor<'t>) -> Self {
+        Self { query: segmentation, key: segmentation.rename(POSITION, KV_POSITION), first_query: None }
+    }
+
+    /// Whether each query sees each key.
+    ///
+    /// # Shapes
+    /// `bool[batch, position, kv_position]`
+    #[track_caller]
+    pub fn mask(self, spec: MaskSpec) -> Tensor<'t> {
+        let region = self.query.region();
+        let (queries, keys) = (self.query.axis(POSITION), self.key.axis(KV_POSITION));
+        let pair = [&*self.query.axes(), &[keys]].concat();
+        let same = self.query.broadcast(&pair).equals(self.key);
+        let mut query_place = region.iota(DType::I32, queries);
+        let mut key_place = region.iota(DType::I32, keys);
+        if let Some(first) = self.first_query {
+            if spec.window.is_some() || spec.chunk.is_some() {
+                // Slots that a shorter prompt leaves empty before what was generated are no places.
+                key_place = self.key.differs(0.0).cast(DType::I32).cumulative_sum(KV_POSITION) - 1.0;
+                let own = key_place.dynamic_slice(KV_POSITION, first, queries.size);
+                query_place = own.rename(KV_POSITION, POSITION);
+            } else {
+                query_place = query_place + first;
+            }
+        }
+        match spec.allows(query_place, key_place) {
+            Some(allowed) => same.logical_and(allowed.broadcast(&pair)),
+            None => same,
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Position embeddings that are added to token embeddings.
+
+use mt_derive::Tree;
+use mt_shape::{Axis, DType, HostArray};
+use mt_trace::Tensor;
+
+use crate::axes::TABLE_POSITION;
+
+/// A table of one learned vector for each position.
+#[derive(Clone, Debug, Tree)]
+pub struct PositionTable<L> {
+    /// `[table_position, embed]`
+    pub table: L,
+}
+
+impl<'t> PositionTable<Tensor<'t>> {
+    /// Looks positions up.
+    ///
+    /// # Shapes
+    /// `i32[batch, position] -> [batch, position, embed]`
+    #[track_caller]
+    pub fn lookup(&self, positions: Tensor<'t>, dtype: DType) -> Tensor<'t> {
+        self.table.take(TABLE_POSITION, positions).cast(dtype)
+    }
+}
+
+/// The sines of each position at half as many frequencies as `width` has elements, then the cosines (Vaswani et al.,
+/// 2017). Periods grow from 2π to `2π · max_timescale`, both included.
+///
+/// # Shapes
+/// `i32[batch, position] -> f32[batch, position, width]`
+#[track_caller]
+pub fn sinusoidal_positions<'t>(positions: Tensor<'t>, width: Axis, max_timescale: f64) -> Tensor<'t> {
+    let half = width.with_size(width.size / 2);
+    let last = half.size.max(2) - 1;
+    let frequencies: Vec<f32> =
+        (0..half.size).map(|index| max_timescale.powf(-(index as f64) / last as f64) as f32).collect();
+    let table =
+        HostArray::from_slice(DType::F32, &[half.size], &frequencies).expect("one number for each frequency");
+    let angles = positions.cast(DType::F32).contract(positions.region().table(table, &[half]), &[]);
+    angles.sin().concatenate(&[angles.cos()], width.name)
+}
