@@ -1,13 +1,13 @@
 //! Attention block by block, in memory linear in the length (Rabe and Staats, 2021; Dao et al., 2022).
 //!
-//! Queries are taken block by block; for each, a loop visits the blocks of keys that the causal mask lets it see and
+//! Queries are taken block by block; for each, a loop visits the blocks of keys that the mask does not exclude and
 //! keeps a running maximum and sum. Nothing of the size of the matrix of scores is ever held. The derivative is
 //! given: it computes scores again from the logarithms of the sums.
 
-use mt_shape::{Axis, DType, axis};
+use mt_shape::{Axis, DType, HostArray, axis};
 use mt_trace::{Region, ScanOptions, Tensor};
 
-use super::{AttentionOptions, MASKED, resized};
+use super::{AttentionOptions, MASKED, MaskSpec, resized};
 use crate::axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION};
 
 /// Positions in a block. Of 64, 128, 256 and 512, measured on 2 cores by `examples/attention.rs`, 64 and 128 take about
@@ -18,11 +18,11 @@ const BLOCKS: &str = "blocks";
 /// The segment of positions that fill up the last block: no token has it.
 const FILLER: f64 = -1.0;
 
-/// Causal attention within segments. Queries are already scaled.
+/// Attention within segments. Queries are already scaled.
 ///
 /// # Shapes
 /// `[batch, position, kv_heads, group, head_dim], [batch, kv_position, kv_heads, head_dim] (twice),
-/// i32[batch, position] -> [batch, kv_heads, position, group, head_dim]`
+/// i32[batch, position], [kv_heads, group] -> [batch, kv_heads, position, group, head_dim]`
 #[track_caller]
 pub fn blockwise<'t>(
     query: Tensor<'t>,
@@ -49,18 +49,33 @@ pub fn blockwise<'t>(
     let key = fill(key.order(&[batch[0], KV_HEADS, KV_POSITION, HEAD_DIM]), KV_POSITION, 0.0);
     let value = fill(value.order(&[batch[0], KV_HEADS, KV_POSITION, HEAD_DIM]), KV_POSITION, 0.0);
     let segmentation = fill(segmentation, POSITION, FILLER);
-    let kernel = Kernel { block, float32_product: options.float32_product };
+    let kernel = Kernel {
+        block,
+        float32_product: options.float32_product,
+        mask: options.mask,
+        soft_cap: options.soft_cap,
+    };
+    let has_sinks = sinks.is_some();
+    let in_groups = [query.axis(KV_HEADS), query.axis(GROUP)];
+    let sinks = match sinks {
+        Some(sinks) => sinks.cast(DType::F32).broadcast(&in_groups),
+        None => query.region().full(DType::F32, &in_groups, MASKED),
+    };
     let [context] = query.region().custom_vjp(
         "blockwise_attention",
-        [query, key, value, segmentation],
-        [true, true, true, false],
-        |_, [query, key, value, segments]| [kernel.forward(query, key, value, segments).0],
-        |_, [query, key, value, segments]| {
-            let (context, log_sums) = kernel.forward(query, key, value, segments);
+        [query, key, value, segmentation, sinks],
+        [true, true, true, false, has_sinks],
+        |_, [query, key, value, segments, sinks]| [kernel.forward(query, key, value, segments, sinks).0],
+        |_, [query, key, value, segments, sinks]| {
+            let (context, log_sums) = kernel.forward(query, key, value, segments, sinks);
             let (context, log_sums) = (context.named("context"), log_sums.named("context"));
-            ([context], vec![query, key, value, segments, context, log_sums])
+            ([context], vec![query, key, value, segments, sinks, context, log_sums])
         },
-        |_, residuals, [cotangent]| kernel.backward(&residuals, cotangent),
+        |_, residuals, [cotangent]| {
+            let mut gradients = kernel.backward(&residuals, cotangent);
+            gradients.truncate(if has_sinks { 4 } else { 3 });
+            gradients
+        },
     );
     if filler == 0 { context } else { context.slice(POSITION, 0, length) }
 }
@@ -69,21 +84,25 @@ pub fn blockwise<'t>(
 struct Kernel {
     block: usize,
     float32_product: bool,
+    mask: MaskSpec,
+    soft_cap: Option<f64>,
 }
 
-/// The blocks of a tensor along an axis, for a scan.
-#[derive(mt_derive::Tree)]
+/// What a scan over blocks of queries slices.
+#[derive(Clone, Copy, mt_derive::Tree)]
 struct QueryBlock<L> {
     index: L,
+    /// The first block of keys to visit.
+    first: L,
+    /// The first block of keys after `first` not to visit.
+    end: L,
     query: L,
     segments: L,
 }
 
 #[derive(mt_derive::Tree)]
 struct BackwardBlock<L> {
-    index: L,
-    query: L,
-    segments: L,
+    block: QueryBlock<L>,
     cotangent: L,
     log_sums: L,
     correction: L,
@@ -94,8 +113,23 @@ impl Kernel {
         if self.float32_product { DType::F32 } else { query.dtype() }
     }
 
-    fn num_blocks(self, query: Tensor<'_>) -> Axis {
-        axis(BLOCKS, query.axis(POSITION).size / self.block)
+    fn query_blocks<'b>(self, query: Tensor<'b>, segments: Tensor<'b>) -> QueryBlock<Tensor<'b>> {
+        let (region, count) = (query.region(), query.axis(POSITION).size / self.block);
+        let visible = (0..count).map(|index| self.mask.visible_blocks(index, self.block, count));
+        let (first, end): (Vec<i32>, Vec<i32>) =
+            visible.map(|blocks| (blocks.start as i32, blocks.end as i32)).unzip();
+        let table = |numbers: &[i32]| {
+            let table =
+                HostArray::from_slice(DType::I32, &[count], numbers).expect("one number for each block");
+            region.table(table, &[axis(BLOCKS, count)])
+        };
+        QueryBlock {
+            index: region.iota(DType::I32, axis(BLOCKS, count)),
+            first: table(&first),
+            end: table(&end),
+            query: self.blocks(query, POSITION),
+            segments: self.blocks(segments, POSITION),
+        }
     }
 
     /// Cuts an axis into blocks and makes the blocks the leading axis.
@@ -118,25 +152,30 @@ impl Kernel {
         blocks.broadcast(&order).merge(&[BLOCKS, along], along)
     }
 
-    /// Scores of a block of queries with a block of keys, masked, and the keys themselves.
-    fn scores<'b>(
+    /// Scores of a block of queries with a block of keys.
+    fn scores<'b>(self, query: Tensor<'b>, key: Tensor<'b>) -> Tensor<'b> {
+        let product = self.product_type(query);
+        let scores = query.cast(product).contract_into(key.cast(product), &[HEAD_DIM], DType::F32);
+        match self.soft_cap {
+            Some(cap) => (scores / cap).tanh() * cap,
+            None => scores,
+        }
+    }
+
+    fn masked<'b>(
         self,
-        query: Tensor<'b>,
-        query_segments: Tensor<'b>,
-        query_block: Tensor<'b>,
-        key: Tensor<'b>,
+        scores: Tensor<'b>,
+        queries: QueryBlock<Tensor<'b>>,
         key_segments: Tensor<'b>,
         key_block: Tensor<'b>,
     ) -> Tensor<'b> {
-        let product = self.product_type(query);
-        let scores = query.cast(product).contract_into(key.cast(product), &[HEAD_DIM], DType::F32);
         let region = scores.region();
         let place = |block: Tensor<'b>, axis: Axis| region.iota(DType::I32, axis) + block * self.block as f64;
-        let (queries, keys) = (scores.axis(POSITION), scores.axis(KV_POSITION));
-        let causal =
-            place(query_block, queries).broadcast(&[queries, keys]).greater_equal(place(key_block, keys));
-        let pair = [&*query_segments.axes(), &[keys]].concat();
-        let mask = query_segments.broadcast(&pair).equals(key_segments).logical_and(causal);
+        let keys = scores.axis(KV_POSITION);
+        let pair = [&*queries.segments.axes(), &[keys]].concat();
+        let same = queries.segments.broadcast(&pair).equals(key_segments);
+        let allowed = self.mask.allows(place(queries.index, scores.axis(POSITION)), place(key_block, keys));
+        let mask = allowed.map_or(same, |allowed| same.logical_and(allowed));
         mask.select(scores, region.full(DType::F32, &[], MASKED).broadcast(&scores.axes()))
     }
 
@@ -147,33 +186,31 @@ impl Kernel {
         key: Tensor<'b>,
         value: Tensor<'b>,
         segments: Tensor<'b>,
+        sinks: Tensor<'b>,
     ) -> (Tensor<'b>, Tensor<'b>) {
-        let blocks = self.num_blocks(query);
         let region = query.region();
         let key_segments = segments.rename(POSITION, KV_POSITION);
-        let inputs = QueryBlock {
-            index: region.iota(DType::I32, blocks),
-            query: self.blocks(query, POSITION),
-            segments: self.blocks(segments, POSITION),
-        };
+        let inputs = self.query_blocks(query, segments);
+        let blocks = inputs.index.axis(BLOCKS);
         let query_axes = query.axes();
         let row_axes: Vec<Axis> = query_axes.iter().filter(|axis| axis.name != HEAD_DIM).copied().collect();
         let ([], [context, log_sums]) =
             region.scan(ScanOptions::over(blocks), [], &inputs, |region, [], q| {
                 let rows = resized(&row_axes, POSITION, self.block);
                 let wide = resized(&query_axes, POSITION, self.block);
+                // The sinks come first: their exponential, taken relative to themselves, is 1, and their value 0.
                 let start = [
-                    region.integer(DType::I32, 0),
-                    region.full(DType::F32, &rows, MASKED),
-                    region.full(DType::F32, &rows, 0.0),
+                    q.first,
+                    sinks.broadcast(&rows),
+                    region.full(DType::F32, &rows, 1.0),
                     region.full(DType::F32, &wide, 0.0),
                 ];
                 let [_, largest, sum, total] = region.while_loop(
                     start,
-                    |_, [block, _, _, _]| block.less_equal(q.index),
+                    |_, [block, _, _, _]| block.less(q.end),
                     |_, [block, largest, sum, total]| {
                         let (k, v, k_segments) = self.key_block(key, value, key_segments, block);
-                        let scores = self.scores(q.query, q.segments, q.index, k, k_segments, block);
+                        let scores = self.masked(self.scores(q.query, k), q, k_segments, block);
                         let next = largest.maximum(scores.max(&[KV_POSITION]).broadcast(&largest.axes()));
                         let weights = (scores - next).exp();
                         let fade = (largest - next).exp();
@@ -198,46 +235,53 @@ impl Kernel {
         (cut(key), cut(value), cut(segments))
     }
 
+    /// The gradients of queries, keys, values and sinks.
     fn backward<'b>(self, residuals: &[Tensor<'b>], cotangent: Tensor<'b>) -> Vec<Tensor<'b>> {
-        let [query, key, value, segments, context, log_sums] = residuals else {
-            unreachable!("the forward function returns six residuals")
+        let [query, key, value, segments, sinks, context, log_sums] = residuals else {
+            unreachable!("the forward function returns seven residuals")
         };
         let (query, key, value, segments) = (*query, *key, *value, *segments);
         let region: Region<'b> = query.region();
-        let blocks = self.num_blocks(query);
         let key_segments = segments.rename(POSITION, KV_POSITION);
         // Softmax's derivative subtracts from each score's cotangent their weighted mean.
         let correction = (context.cast(DType::F32) * cotangent.cast(DType::F32)).sum(&[HEAD_DIM]);
         let inputs = BackwardBlock {
-            index: region.iota(DType::I32, blocks),
-            query: self.blocks(query, POSITION),
-            segments: self.blocks(segments, POSITION),
+            block: self.query_blocks(query, segments),
             cotangent: self.blocks(cotangent, POSITION),
             log_sums: self.blocks(*log_sums, POSITION),
             correction: self.blocks(correction, POSITION),
         };
+        let blocks = inputs.block.index.axis(BLOCKS);
         let query_axes = query.axes();
         let zeros = |like: Tensor<'b>| region.full(DType::F32, &like.axes(), 0.0);
         let ([key_gradient, value_gradient], [query_gradient]) = region.scan(
             ScanOptions::over(blocks),
             [zeros(key), zeros(value)],
             &inputs,
-            |region, [dk, dv], q| {
+            |region, [dk, dv], rows| {
+                let q = rows.block;
                 let wide = resized(&query_axes, POSITION, self.block);
-                let start = [region.integer(DType::I32, 0), region.full(DType::F32, &wide, 0.0), dk, dv];
+                let start = [q.first, region.full(DType::F32, &wide, 0.0), dk, dv];
                 let [_, dq, dk, dv] = region.while_loop(
                     start,
-                    |_, [block, _, _, _]| block.less_equal(q.index),
+                    |_, [block, _, _, _]| block.less(q.end),
                     |_, [block, dq, dk, dv]| {
                         let (k, v, k_segments) = self.key_block(key, value, key_segments, block);
                         let dtype = k.dtype();
-                        let scores = self.scores(q.query, q.segments, q.index, k, k_segments, block);
-                        let weights = (scores - q.log_sums).exp();
-                        let from_value = q.cotangent.contract_into(v, &[HEAD_DIM], DType::F32);
-                        let scores_gradient = (weights * (from_value - q.correction)).cast(dtype);
+                        let scores = self.scores(q.query, k);
+                        let masked = self.masked(scores, q, k_segments, block);
+                        let weights = (masked - rows.log_sums).exp();
+                        let from_value = rows.cotangent.contract_into(v, &[HEAD_DIM], DType::F32);
+                        let gradient = weights * (from_value - rows.correction);
+                        let gradient = match self.soft_cap {
+                            // The derivative of tanh is 1 - tanh².
+                            Some(cap) => gradient - gradient * (scores / cap).square(),
+                            None => gradient,
+                        };
+                        let scores_gradient = gradient.cast(dtype);
                         let start = block * self.block as f64;
                         let dv_block =
-                            weights.cast(dtype).contract_into(q.cotangent, &[POSITION, GROUP], DType::F32);
+                            weights.cast(dtype).contract_into(rows.cotangent, &[POSITION, GROUP], DType::F32);
                         let dk_block = scores_gradient.contract_into(q.query, &[POSITION, GROUP], DType::F32);
                         let dq_block = scores_gradient.contract_into(k, &[KV_POSITION], DType::F32);
                         let old_dk = dk.dynamic_slice(KV_POSITION, start, self.block);
@@ -254,10 +298,16 @@ impl Kernel {
             },
         );
         let query_gradient = self.join(query_gradient, &query_axes, POSITION);
+        // A sink's own value is 0, so that of the cotangent of its score only the weighted mean is left.
+        let sinks_weight = (sinks.broadcast(&log_sums.axes()) - *log_sums).exp();
+        let others: Vec<&'static str> =
+            log_sums.axes().iter().map(|axis| axis.name).filter(|name| !sinks.has_axis(name)).collect();
+        let sinks_gradient = (sinks_weight * correction).sum(&others) * -1.0;
         vec![
             query_gradient.cast(query.dtype()),
             key_gradient.cast(key.dtype()),
             value_gradient.cast(value.dtype()),
+            sinks_gradient,
         ]
     }
 }
