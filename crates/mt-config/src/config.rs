@@ -27,6 +27,11 @@ impl Entry {
         !is_derived(self.key) && self.value != self.key.default.value()
     }
 
+    /// The key with its value and where it comes from, as messages name it.
+    pub(crate) fn stated(&self) -> String {
+        format!("`{}` is `{}` ({})", self.key.name, self.shown(), self.origin)
+    }
+
     /// The value as it may be shown.
     pub fn shown(&self) -> String {
         match value_text(&self.value) {
@@ -90,6 +95,11 @@ impl Config {
         self.entries.get(name).unwrap_or_else(|| panic!("`{name}` is not in the key table"))
     }
 
+    /// A key with its value and where it comes from, as messages name it.
+    pub(crate) fn stated(&self, name: &str) -> String {
+        self.entry(name).stated()
+    }
+
     /// Whether this is the embedded quick start.
     pub fn is_quick_start(&self) -> bool {
         self.quick_start
@@ -125,34 +135,26 @@ impl Config {
         })
     }
 
+    /// Whether it is worth saying that what an entry asks for is not built: what a model's family needs follows from
+    /// the family, once that is said to be missing.
+    pub(crate) fn is_news(&self, entry: &Entry) -> bool {
+        let family = self.entry("decoder_block");
+        let family_is_missing = family.key.missing_feature(&family.value).is_some();
+        let of_model = matches!(entry.origin, Origin::Model { .. }) && entry.key.name != family.key.name;
+        !(family_is_missing && of_model)
+    }
+
     /// What the configuration asks for that is not built.
     pub fn missing_features(&self) -> Vec<Problem> {
         // A default that is refused matters only to the commands that read the key; their groups report it.
-        let mut missing: Vec<(&'static str, Vec<&Entry>)> = Vec::new();
-        let family = self.entry("decoder_block");
-        let family_is_missing = family.key.missing_feature(&family.value).is_some();
+        let mut missing = Vec::new();
         for entry in self.entries().filter(|entry| entry.is_changed() && self.matters(entry)) {
             let Some(feature) = entry.key.missing_feature(&entry.value) else { continue };
-            // What a family needs that is not built is no news once the family is said to be missing.
-            let follows = family_is_missing && matches!(entry.origin, Origin::Model { .. });
-            if follows && entry.key.name != family.key.name {
-                continue;
-            }
-            match missing.iter_mut().find(|(known, _)| *known == feature) {
-                Some((_, entries)) => entries.push(entry),
-                None => missing.push((feature, vec![entry])),
+            if self.is_news(entry) {
+                report(&mut missing, not_built(entry, feature));
             }
         }
         missing
-            .into_iter()
-            .map(|(feature, entries)| match not_built(entries[0], feature) {
-                Problem::NotBuilt { key, value, origin, feature, available, .. } => {
-                    let also = entries[1..].iter().map(|entry| entry.key.name).collect();
-                    Problem::NotBuilt { key, value, origin, feature, available, also }
-                }
-                other => other,
-            })
-            .collect()
     }
 
     /// Names the run, if it has no name.
@@ -257,7 +259,7 @@ pub(crate) fn is_derived(key: &Key) -> bool {
 }
 
 /// The value as YAML on one line: JSON, which is YAML once characters that YAML counts as unprintable are escaped.
-fn yaml_text(value: &Value) -> String {
+pub fn yaml_text(value: &Value) -> String {
     let json = value.to_string();
     let mut text = String::with_capacity(json.len());
     for character in json.chars() {
@@ -274,6 +276,23 @@ fn yaml_text(value: &Value) -> String {
         }
     }
     text
+}
+
+/// Adds a problem to others. A feature that is not built is named once, with all keys that ask for it.
+pub(crate) fn report(problems: &mut Vec<Problem>, problem: Problem) {
+    if let Problem::NotBuilt { key, feature, .. } = &problem {
+        let same = problems.iter_mut().find_map(|known| match known {
+            Problem::NotBuilt { key, feature: known, also, .. } if known == feature => Some((*key, also)),
+            _ => None,
+        });
+        if let Some((first, also)) = same {
+            if first != *key && !also.contains(key) {
+                also.push(key);
+            }
+            return;
+        }
+    }
+    problems.push(problem);
 }
 
 /// The problem of an entry that asks for a feature that is not built.

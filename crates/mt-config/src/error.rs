@@ -2,7 +2,7 @@
 
 use std::{fmt, path::PathBuf};
 
-use crate::origin::Origin;
+use crate::{origin::Origin, table::features};
 
 /// Everything that is wrong with a configuration, reported together.
 #[derive(Debug)]
@@ -87,11 +87,17 @@ impl Problem {
                 Some(format!("did you mean {}?", alternatives(nearest)))
             }
             Self::NotAChoice { choices, .. } => Some(format!("choose {}", alternatives(choices))),
+            Self::NotBuilt { feature, .. } if features::instead(feature).is_some() => {
+                features::instead(feature).map(str::to_owned)
+            }
             Self::NotBuilt { key, available, .. } if available.is_empty() => {
                 Some(format!("`maxtext config explain {key}` says what works"))
             }
             Self::NotBuilt { key, available, .. } => {
-                let settings: Vec<String> = available.iter().map(|value| format!("{key}={value}")).collect();
+                let settings: Vec<String> = available
+                    .iter()
+                    .map(|value| format!("{key}={}", if value.is_empty() { "''" } else { value }))
+                    .collect();
                 Some(format!("what works is {}", alternatives(&settings)))
             }
             Self::SetTwice { .. } => Some("leave out one of the two".to_owned()),

@@ -258,6 +258,9 @@ struct Merge {
 impl Merge {
     fn layer(&mut self, settings: &[Setting]) {
         for setting in settings {
+            if self.nested(setting) {
+                continue;
+            }
             let Some(key) = table::canonical(&setting.name) else {
                 self.problems.push(Problem::UnknownKey {
                     name: setting.name.clone(),
@@ -278,6 +281,18 @@ impl Merge {
                 Err(mismatch) => self.problems.push(mismatched(key, setting, mismatch)),
             }
         }
+    }
+
+    /// Sets one name of a mapping, as in `student_overrides.model_name=llama2-7b`.
+    fn nested(&mut self, setting: &Setting) -> bool {
+        let Some((outer, inner)) = setting.name.split_once('.') else { return false };
+        let Some(key) = table::lookup(outer).filter(|key| key.kind == Kind::Mapping) else { return false };
+        let entry = self.config.entries.get_mut(key.name).expect("every key has an entry");
+        if let Value::Object(mapping) = &mut entry.value {
+            mapping.insert(inner.to_owned(), yaml::scalar(&setting.value));
+            entry.origin = setting.origin.clone();
+        }
+        true
     }
 
     fn set(&mut self, key: &'static Key, value: Value, origin: Origin) {

@@ -121,6 +121,12 @@ fn parse(text: &str, path: &Path, origin: impl Fn(u64) -> Origin) -> Result<Vec<
     Ok(settings.into_iter().map(|(_, setting)| setting).collect())
 }
 
+/// What a text means where YAML is free to choose: a number, a truth value, or the text.
+pub(crate) fn scalar(value: &Value) -> Value {
+    let parsed = value.as_str().and_then(|text| serde_saphyr::from_str(text).ok());
+    parsed.unwrap_or_else(|| value.clone())
+}
+
 fn first_line(message: &str) -> String {
     message.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
 }

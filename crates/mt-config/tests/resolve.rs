@@ -280,7 +280,7 @@ fn keys_without_effect_are_noted() {
 fn values_that_do_not_fit_name_each_other() {
     check_training_refused(
         &["base_num_query_heads=6", "base_num_kv_heads=4"],
-        &["`base_num_query_heads` is `6`", "`base_num_kv_heads`, `4`", "base_num_kv_heads=3"],
+        &["`base_num_query_heads` is `6`", "`base_num_kv_heads` is `4`", "base_num_kv_heads=3"],
     );
     check_training_refused(&["head_dim=33"], &["`head_dim` is `33`"]);
     check_training_refused(
@@ -289,7 +289,7 @@ fn values_that_do_not_fit_name_each_other() {
     );
     check_training_refused(
         &["ici_data_parallelism=-1"],
-        &["`ici_data_parallelism` and `ici_fsdp_parallelism`"],
+        &["`ici_data_parallelism` is `-1`", "`ici_fsdp_parallelism` is `-1`"],
     );
     check_refused(&["mlp_activations=silu,linaer"], &["`mlp_activations`", "did you mean `linear`"]);
     check_training_refused(&["run_name=a/b"], &["`run_name` is `a/b`"]);
@@ -299,7 +299,7 @@ fn values_that_do_not_fit_name_each_other() {
     };
     check_message(
         &hf(&[]),
-        &["`hf_path` is empty", "`hf_train_files` is empty", "`tokenizer_path` is empty"],
+        &["`hf_path` is `''`", "`hf_train_files` is `none`", "`tokenizer_path` is `none`"],
     );
     check_message(&hf(&["hf_path=allenai/c4"]), &["`allenai/c4`", "hub"]);
     check_message(
@@ -314,10 +314,10 @@ fn sampling_is_checked_when_decoding() {
     assert!(decode(&[]).is_ok());
     assert!(decode(&["decode_sampling_strategy=nucleus", "decode_sampling_nucleus_p=0.9"]).is_ok());
     for (arguments, parts) in [
-        (&["decode_sampling_strategy=nucleus"][..], &["`decode_sampling_nucleus_p` is `-1`"][..]),
+        (&["decode_sampling_strategy=nucleus"][..], &["`decode_sampling_nucleus_p` is `-1.0`"][..]),
         (&["decode_sampling_strategy=topk"], &["`decode_sampling_top_k` is `0`"]),
         (&["decode_sampling_strategy=weighted", "decode_sampling_temperature=0"], &["divides by it"]),
-        (&["max_target_length=64"], &["`max_prefill_predict_length` is `64`", "`max_target_length`, `64`"]),
+        (&["max_target_length=64"], &["`max_prefill_predict_length` is `64`", "`max_target_length` is `64`"]),
     ] {
         check_message(&decode(arguments).unwrap_err().to_string(), parts);
     }
@@ -343,12 +343,16 @@ fn meshes_and_batches_that_do_not_fit() {
         (
             &["ici_tensor_parallelism=3"][..],
             8,
-            &["`ici_tensor_parallelism=3` does not divide the 8 devices"][..],
+            &["`ici_tensor_parallelism=3` (command line) does not divide the 8 devices"][..],
         ),
         (
             &["ici_fsdp_parallelism=4", "ici_tensor_parallelism=4"],
             8,
-            &["`ici_fsdp_parallelism=4` × `ici_tensor_parallelism=4`", "which is 8", "num_cpu_devices=16"],
+            &[
+                "`ici_fsdp_parallelism=4` (command line) × `ici_tensor_parallelism=4` (command line)",
+                "which is 8",
+                "num_cpu_devices=16",
+            ],
         ),
         (&["dcn_fsdp_parallelism=2"], 1, &["`dcn_fsdp_parallelism=2`", "1 slices"]),
         (&["per_device_batch_size=0.3"], 2, &["`per_device_batch_size` is `0.3`", "0.6"]),

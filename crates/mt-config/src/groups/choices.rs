@@ -121,10 +121,38 @@ choice! {
     /// How rotary frequencies are scaled.
     pub enum RopeType {
         Default = "default",
+        /// In three ranges of periods.
+        Llama31 = "llama3.1",
+        Yarn = "yarn",
+        /// By the length of the sequence, beyond the original one.
+        Ntk = "ntk",
+    }
+}
+
+choice! {
+    /// Which earlier positions a position attends to.
+    pub enum AttentionType {
+        Global = "global",
+        /// The last `sliding_window_size`.
+        LocalSliding = "local_sliding",
+        /// Those of its own chunk of `chunk_attn_window_size`.
+        Chunk = "chunk",
     }
     not built {
-        "llama3.1": "Llama 3.1 rotary scaling",
-        "yarn": features::YARN,
+        "mla": features::LATENT_ATTENTION,
+        "full": features::OTHER_ATTENTION_TYPES,
+        "compressed": features::COMPRESSED_ATTENTION,
+        "block_diffusion": features::BLOCK_DIFFUSION,
+    }
+}
+
+choice! {
+    /// The attention of one layer of a pattern.
+    pub enum LayerAttention {
+        /// The last `sliding_window_size` positions.
+        Local = "local",
+        /// All earlier positions.
+        Global = "global",
     }
 }
 

@@ -4,9 +4,14 @@ use std::path::PathBuf;
 
 use super::{
     choices::{DatasetType, HfTextUnit, PackingType, TokenizerType},
-    group,
+    group, is_in_cloud,
 };
-use crate::error::{ConfigError, Problem};
+use crate::{
+    config::{Config, not_built, report},
+    error::{ConfigError, Problem},
+    origin::Origin,
+    table::features,
+};
 
 group! {
     /// The batches a run trains and evaluates on.
@@ -30,6 +35,10 @@ group! {
         max_target_length: usize,
         vocab_size: usize,
     }
+    besides {
+        batch_origin: Origin = |config, _| config.entry("per_device_batch_size").origin.clone(),
+        eval_batch_origin: Origin = |config, _| config.entry("eval_per_device_batch_size").origin.clone(),
+    }
 }
 
 /// The formats of local files.
@@ -39,49 +48,61 @@ const FORMATS: [&str; 4] = ["text", "json", "parquet", REPOSITORY];
 const REPOSITORY: &str = "repository";
 
 impl DataGroup {
-    fn check(&self, problems: &mut Vec<Problem>) {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         if self.per_device_batch_size == 0.0 {
             problems.push(Problem::inconsistent(
-                "`per_device_batch_size` is `0`",
+                format!("{}, so that there is nothing to train on", config.stated("per_device_batch_size")),
                 "use at least one sequence, or a fraction of one",
             ));
         }
         if self.num_epoch == Some(0) {
             problems.push(Problem::inconsistent(
-                "`num_epoch` is `0`, which reads nothing",
+                format!("{}, which reads nothing", config.stated("num_epoch")),
                 "use 1 or more, or -1 for data without end",
             ));
         }
         if self.dataset_type != DatasetType::Hf {
             return;
         }
-        match self.hf_path.as_deref() {
-            None => problems.push(Problem::inconsistent(
-                "`dataset_type` is `hf`, but `hf_path` is empty",
-                "say what the files are: `hf_path=text`, `hf_path=json` or `hf_path=parquet`",
-            )),
-            Some(path) if !FORMATS.contains(&path) => problems.push(Problem::inconsistent(
-                format!("`hf_path` is `{path}`, but datasets from the Hugging Face hub are not built yet"),
-                "download its files and use `hf_path=parquet hf_train_files='data/*.parquet'`, or `text` or `json`",
-            )),
-            Some(_) => {}
-        }
-        if self.hf_train_files.is_none() && !self.is_repository() {
+        if self.hf_path.is_none() {
             problems.push(Problem::inconsistent(
-                "`dataset_type` is `hf`, but `hf_train_files` is empty",
-                "name the files to train on, such as `hf_train_files='data/*.txt'`",
+                format!("{}, but {}", config.stated("dataset_type"), config.stated("hf_path")),
+                "say what the files are: `hf_path=text`, `hf_path=json` or `hf_path=parquet`; or use `dataset_type=synthetic`",
             ));
+        }
+        if self.is_of_hub() {
+            report(problems, not_built(config.entry("hf_path"), features::HUB_DATASETS));
+        } else if self.hf_train_files.is_none() && !self.is_repository() {
+            problems.push(Problem::inconsistent(
+                format!("{}, but {}", config.stated("dataset_type"), config.stated("hf_train_files")),
+                "name the files to train on, such as `hf_train_files='data/*.txt'`, or use `dataset_type=synthetic`",
+            ));
+        }
+        for (key, patterns) in
+            [("hf_train_files", self.train_patterns()), ("hf_eval_files", self.eval_patterns())]
+        {
+            if patterns.iter().any(|pattern| is_in_cloud(pattern)) {
+                report(problems, not_built(config.entry(key), features::CLOUD_STORAGE));
+            }
         }
         for (key, columns) in
             [("train_data_columns", &self.train_data_columns), ("eval_data_columns", &self.eval_data_columns)]
         {
-            if columns.len() != 1 {
-                problems.push(Problem::inconsistent(
-                    format!("`{key}` names {} columns, but documents are read from one", columns.len()),
+            match columns.len() {
+                0 => problems.push(Problem::inconsistent(
+                    format!("{}, so that there is nothing to read", config.stated(key)),
                     format!("name the column that holds the text, such as `{key}=text`"),
-                ));
+                )),
+                1 => {}
+                _ => report(problems, not_built(config.entry(key), features::SEVERAL_COLUMNS)),
             }
         }
+    }
+
+    /// Whether the data would have to be fetched from the Hugging Face hub.
+    pub(super) fn is_of_hub(&self) -> bool {
+        self.dataset_type == DatasetType::Hf
+            && self.hf_path.as_deref().is_some_and(|path| !FORMATS.contains(&path))
     }
 
     /// Whether the data is the documentation and source code of a repository.
@@ -109,7 +130,7 @@ impl DataGroup {
     /// # Errors
     /// The devices together have no whole number of sequences.
     pub fn global_batch(&self, num_devices: usize) -> Result<usize, ConfigError> {
-        whole_batch("per_device_batch_size", self.per_device_batch_size, num_devices)
+        whole_batch("per_device_batch_size", self.per_device_batch_size, &self.batch_origin, num_devices)
     }
 
     /// Sequences in an evaluation batch, on all devices together.
@@ -120,7 +141,8 @@ impl DataGroup {
         if self.eval_per_device_batch_size == 0.0 {
             return self.global_batch(num_devices);
         }
-        whole_batch("eval_per_device_batch_size", self.eval_per_device_batch_size, num_devices)
+        let (per_device, origin) = (self.eval_per_device_batch_size, &self.eval_batch_origin);
+        whole_batch("eval_per_device_batch_size", per_device, origin, num_devices)
     }
 }
 
@@ -139,7 +161,12 @@ fn patterns(text: Option<&str>) -> Vec<String> {
     parts.map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
 }
 
-fn whole_batch(key: &str, per_device: f64, num_devices: usize) -> Result<usize, ConfigError> {
+fn whole_batch(
+    key: &str,
+    per_device: f64,
+    origin: &Origin,
+    num_devices: usize,
+) -> Result<usize, ConfigError> {
     let batch = per_device * num_devices as f64;
     let rounded = batch.round();
     // A third of a sequence on each of three devices is one sequence, whatever the last digit says.
@@ -148,8 +175,13 @@ fn whole_batch(key: &str, per_device: f64, num_devices: usize) -> Result<usize, 
     }
     let nearest = rounded.max(1.0);
     Err(Problem::inconsistent(
-        format!("`{key}` is `{per_device}`, which on {num_devices} devices makes {batch} sequences"),
-        format!("use `{key}={}` for a batch of {nearest}", nearest / num_devices as f64),
+        format!(
+            "`{key}` is `{per_device}` ({origin}), which on {num_devices} devices makes {batch} sequences"
+        ),
+        format!(
+            "use `{key}={}` for a batch of {nearest}, or another number of devices",
+            nearest / num_devices as f64
+        ),
     )
     .into())
 }
@@ -167,43 +199,33 @@ group! {
 }
 
 impl TokenizerGroup {
-    fn check(&self, problems: &mut Vec<Problem>) {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         if self.tokenizer_vocab_size > self.vocab_size {
             problems.push(Problem::inconsistent(
                 format!(
-                    "`tokenizer_vocab_size` is `{}`, more than `vocab_size`, `{}`",
-                    self.tokenizer_vocab_size, self.vocab_size
+                    "{}, but {}, so that the model cannot tell all tokens apart",
+                    config.stated("tokenizer_vocab_size"),
+                    config.stated("vocab_size")
                 ),
                 format!("use `vocab_size={}`, or a smaller tokenizer", self.tokenizer_vocab_size),
             ));
         }
-        if let (Some(path), 1..) = (&self.tokenizer_path, self.tokenizer_vocab_size) {
+        if self.tokenizer_path.is_some() && self.tokenizer_vocab_size > 0 {
             problems.push(Problem::inconsistent(
                 format!(
-                    "`tokenizer_path` is `{}`, but `tokenizer_vocab_size={}` asks to train a tokenizer",
-                    path.display(),
-                    self.tokenizer_vocab_size
+                    "{}, but {}, which asks to train a tokenizer",
+                    config.stated("tokenizer_path"),
+                    config.stated("tokenizer_vocab_size")
                 ),
-                "leave out one of the two",
+                "leave out `tokenizer_vocab_size` to use the tokenizer, or `tokenizer_path` to train one",
             ));
         }
     }
 
-    /// Checks that there is a tokenizer for data that is text.
-    ///
-    /// # Errors
-    /// No tokenizer is named.
-    pub fn require(&self) -> Result<(), ConfigError> {
-        let named = self.tokenizer_type == TokenizerType::Byte
+    /// Whether the keys say which tokenizer text is read with.
+    pub(super) fn is_named(&self) -> bool {
+        self.tokenizer_type == TokenizerType::Byte
             || self.tokenizer_path.is_some()
-            || self.tokenizer_vocab_size > 0;
-        if named {
-            return Ok(());
-        }
-        Err(Problem::inconsistent(
-            "the data is text, but `tokenizer_path` is empty",
-            "name a `tokenizer.json`, or use `tokenizer_type=byte`, or train one: `tokenizer_vocab_size=4096` or `maxtext tokenizer train`",
-        )
-        .into())
+            || self.tokenizer_vocab_size > 0
     }
 }

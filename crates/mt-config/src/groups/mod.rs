@@ -3,6 +3,7 @@
 //! The fields of a group are keys, under their own names; `maxtext config explain KEY` and the table say what each
 //! means. Only effective keys are fields, so code cannot read a key that is refused or has no effect.
 
+mod architecture;
 mod choices;
 mod data;
 mod model;
@@ -16,14 +17,17 @@ use mt_shape::{DType, LogicalRules};
 use serde_json::Value;
 
 use crate::{
-    config::{Config, not_built},
+    config::{Config, not_built, report},
     error::Problem,
     key::Class,
+    table::features,
 };
 
+pub use architecture::{AttentionGroup, PositionGroup};
 pub use choices::{
-    AttentionKind, DatasetType, DecoderBlock, Hardware, HfTextUnit, LearningRateSchedule, MlpActivation,
-    OptimizerType, PackingType, RematPolicy, RopeType, SamplingStrategy, TokenizerType,
+    AttentionKind, AttentionType, DatasetType, DecoderBlock, Hardware, HfTextUnit, LayerAttention,
+    LearningRateSchedule, MlpActivation, OptimizerType, PackingType, RematPolicy, RopeType, SamplingStrategy,
+    TokenizerType,
 };
 pub use data::{DataGroup, TokenizerGroup};
 pub(crate) use model::Scales;
@@ -73,11 +77,11 @@ macro_rules! group {
             ) -> Option<Self> {
                 $(let $field = $crate::groups::read::<$type>(config, stringify!($field), problems);)*
                 $($(
-                    let read: fn(&$crate::config::Config, &mut Vec<$crate::error::Problem>) -> $other_type = $read;
+                    let read: fn(&$crate::config::Config, &mut Vec<$crate::error::Problem>) -> Option<$other_type> = $read;
                     let $other = read(config, problems);
                 )*)?
-                let group = Self { $($field: $field?,)* $($($other,)*)? };
-                group.check(problems);
+                let group = Self { $($field: $field?,)* $($($other: $other?,)*)? };
+                group.check(config, problems);
                 Some(group)
             }
         }
@@ -89,18 +93,35 @@ pub(crate) use group;
 pub(crate) trait FromValue: Sized {
     /// `None` if the value names something that is not built.
     fn from_value(value: &Value) -> Option<Self>;
+
+    /// The feature that a value asks for and that is not built, whichever key has it.
+    fn missing(_value: &Value) -> Option<&'static str> {
+        None
+    }
 }
 
 /// Reads one key; what it asks for and is not built goes to `problems`.
 pub(crate) fn read<T: FromValue>(config: &Config, name: &str, problems: &mut Vec<Problem>) -> Option<T> {
     let entry = config.entry(name);
-    let missing = entry.key.missing_feature(&entry.value);
-    let value = if missing.is_none() { T::from_value(&entry.value) } else { None };
-    if value.is_none() {
-        problems.push(not_built(entry, missing.unwrap_or("this value")));
-    }
     debug_assert_eq!(entry.key.class, Class::Effective, "`{name}` is read, so it has an effect");
-    value
+    if let Some(feature) = entry.key.missing_feature(&entry.value).or_else(|| T::missing(&entry.value)) {
+        if config.is_news(entry) {
+            report(problems, not_built(entry, feature));
+        }
+        return None;
+    }
+    // Values that mean the same as the default are read as the default.
+    let value = if entry.key.asks(&entry.value) { &entry.value } else { &entry.key.default.value() };
+    let read = T::from_value(value);
+    if read.is_none() {
+        problems.push(Problem::OutOfBounds {
+            key: entry.key.name,
+            value: entry.shown(),
+            origin: entry.origin.clone(),
+            expected: entry.key.type_text(),
+        });
+    }
+    read
 }
 
 impl FromValue for bool {
@@ -149,6 +170,10 @@ impl FromValue for PathBuf {
     fn from_value(value: &Value) -> Option<Self> {
         value.as_str().map(expand_home)
     }
+
+    fn missing(value: &Value) -> Option<&'static str> {
+        value.as_str().filter(|text| is_in_cloud(text)).map(|_| features::CLOUD_STORAGE)
+    }
 }
 
 /// No value, an empty text and MaxText's -1 all mean that there is none.
@@ -161,6 +186,10 @@ impl<T: FromValue> FromValue for Option<T> {
             _ => false,
         };
         if absent { Some(None) } else { T::from_value(value).map(Some) }
+    }
+
+    fn missing(value: &Value) -> Option<&'static str> {
+        T::missing(value)
     }
 }
 
@@ -178,6 +207,12 @@ impl FromValue for LogicalRules {
             .map(|rule| Some((String::from_value(&rule[0])?, Vec::from_value(&rule[1])?)));
         rules.collect::<Option<_>>().map(Self)
     }
+}
+
+/// Whether a path is one of another machine, such as `gs://bucket/folder`.
+pub(crate) fn is_in_cloud(path: &str) -> bool {
+    let scheme = path.trim_start().split_once("://").map(|(scheme, _)| scheme);
+    scheme.is_some_and(|scheme| !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric()))
 }
 
 /// The path with a leading `~` replaced by the home directory.
@@ -210,6 +245,8 @@ mod tests {
         let groups = [
             RunGroup::KEYS,
             ModelGroup::KEYS,
+            AttentionGroup::KEYS,
+            PositionGroup::KEYS,
             OptimizerGroup::KEYS,
             DataGroup::KEYS,
             TokenizerGroup::KEYS,

@@ -3,13 +3,11 @@
 use mt_shape::DType;
 
 use super::{
-    choices::{
-        AttentionKind, DecoderBlock, LearningRateSchedule, MlpActivation, OptimizerType, RematPolicy,
-        RopeType,
-    },
+    architecture::{AttentionGroup, PositionGroup},
+    choices::{AttentionKind, DecoderBlock, LearningRateSchedule, MlpActivation, OptimizerType, RematPolicy},
     group,
 };
-use crate::error::Problem;
+use crate::{coerce::value_text, config::Config, error::Problem};
 
 group! {
     /// The model. Dimensions are methods, as `global_parameter_scale` multiplies the `base_` keys.
@@ -35,14 +33,15 @@ group! {
         attention: AttentionKind,
         float32_qk_product: bool,
         float32_logits: bool,
-        rope_type: RopeType,
-        rope_min_timescale: u64,
-        rope_max_timescale: u64,
         dtype: DType,
         weight_dtype: DType,
         remat_policy: RematPolicy,
         scan_layers: bool,
         param_scan_axis: usize,
+    }
+    besides {
+        layers: AttentionGroup = AttentionGroup::read,
+        positions: PositionGroup = PositionGroup::read,
     }
 }
 
@@ -68,47 +67,42 @@ impl Scales {
 }
 
 impl ModelGroup {
-    fn check(&self, problems: &mut Vec<Problem>) {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         if !self.global_parameter_scale.is_power_of_two() {
             problems.push(Problem::inconsistent(
-                format!(
-                    "`global_parameter_scale` is `{}`, which is no power of two",
-                    self.global_parameter_scale
-                ),
+                format!("{}, which is no power of two", config.stated("global_parameter_scale")),
                 "use a power of two, or set `base_emb_dim`, `base_mlp_dim` and the others themselves",
             ));
         }
         let (queries, keys) = (self.base_num_query_heads, self.base_num_kv_heads);
         if !queries.is_multiple_of(keys) {
             problems.push(Problem::inconsistent(
-                format!("`base_num_query_heads` is `{queries}`, which `base_num_kv_heads`, `{keys}`, does not divide"),
-                format!("use `base_num_kv_heads={}`, or a multiple of {keys} query heads", largest_divisor(queries, keys)),
+                format!(
+                    "{}, but {}, which does not divide them",
+                    config.stated("base_num_query_heads"),
+                    config.stated("base_num_kv_heads")
+                ),
+                format!(
+                    "use `base_num_kv_heads={}`, or a multiple of {keys} query heads",
+                    largest_divisor(queries, keys)
+                ),
             ));
         }
         if !self.head_dim.is_multiple_of(2) {
             problems.push(Problem::inconsistent(
-                format!("`head_dim` is `{}`, but rotary embeddings turn pairs of dimensions", self.head_dim),
+                format!("{}, but rotary embeddings turn pairs of dimensions", config.stated("head_dim")),
                 format!("use an even number such as `head_dim={}`", self.head_dim + 1),
-            ));
-        }
-        if self.rope_min_timescale >= self.rope_max_timescale {
-            problems.push(Problem::inconsistent(
-                format!(
-                    "`rope_min_timescale` is `{}`, not below `rope_max_timescale`, `{}`",
-                    self.rope_min_timescale, self.rope_max_timescale
-                ),
-                "the defaults are 1 and 10000",
             ));
         }
         if self.mlp_activations.is_empty() {
             problems.push(Problem::inconsistent(
-                "`mlp_activations` is empty",
+                format!("{}, so that feed-forward layers are linear", config.stated("mlp_activations")),
                 "use `mlp_activations=silu,linear` for a gated layer",
             ));
         }
         if self.dropout_rate >= 1.0 {
             problems.push(Problem::inconsistent(
-                format!("`dropout_rate` is `{}`, which drops everything", self.dropout_rate),
+                format!("{}, which drops everything", config.stated("dropout_rate")),
                 "use a share below 1, usually at most 0.5",
             ));
         }
@@ -177,28 +171,32 @@ group! {
 }
 
 impl OptimizerGroup {
-    fn check(&self, problems: &mut Vec<Problem>) {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         for (key, decay) in [("adam_b1", self.adam_b1), ("adam_b2", self.adam_b2)] {
             if decay >= 1.0 {
+                let default = value_text(&config.entry(key).key.default.value());
                 problems.push(Problem::inconsistent(
-                    format!("`{key}` is `{decay}`, so that the running mean never moves"),
-                    format!("use a decay below 1, such as the default of `{key}`"),
+                    format!("{}, so that the running mean never moves", config.stated(key)),
+                    format!("use a decay below 1, such as the default, `{key}={default}`"),
                 ));
             }
         }
         if self.learning_rate_final_fraction > 1.0 {
             problems.push(Problem::inconsistent(
                 format!(
-                    "`learning_rate_final_fraction` is `{}`, so that the learning rate would end above its peak",
-                    self.learning_rate_final_fraction
+                    "{}, so that the learning rate would end above its peak",
+                    config.stated("learning_rate_final_fraction")
                 ),
                 "raise `learning_rate`, or use a share of at most 1",
             ));
         }
         if self.learning_rate_schedule_steps == Some(0) {
             problems.push(Problem::inconsistent(
-                "`learning_rate_schedule_steps` is `0`, so that nothing would be learned",
-                "use -1 for a schedule as long as the run",
+                format!(
+                    "{}, so that nothing would be learned",
+                    config.stated("learning_rate_schedule_steps")
+                ),
+                "use -1 for a schedule as long as the run, or the number of steps it lasts",
             ));
         }
     }

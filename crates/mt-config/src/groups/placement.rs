@@ -5,8 +5,9 @@ use mt_shape::{LogicalRules, Mesh, Placement};
 use super::{group, read};
 use crate::{
     config::Config,
-    error::{ConfigError, Problem, all},
+    error::{ConfigError, Problem},
     key::Class,
+    origin::Origin,
     table,
 };
 
@@ -33,26 +34,36 @@ pub(crate) const MESH_AXES: &[(&str, &str)] = &[
 pub struct Parallelism {
     /// `ici` within a slice, `dcn` over slices.
     network: &'static str,
-    /// The axes whose keys have an effect, with the stems of the keys.
-    sizes: Vec<(&'static str, &'static str, i64)>,
+    /// The axes whose keys have an effect.
+    sizes: Vec<AxisSize>,
+}
+
+/// The size of one mesh axis as a key sets it.
+#[derive(Clone, Debug, PartialEq)]
+struct AxisSize {
+    axis: &'static str,
+    key: &'static str,
+    size: i64,
+    origin: Origin,
+}
+
+impl AxisSize {
+    /// The key with its value and where it comes from, as messages name it.
+    fn stated(&self) -> String {
+        format!("`{}` is `{}` ({})", self.key, self.size, self.origin)
+    }
 }
 
 impl Parallelism {
     fn read(network: &'static str, config: &Config, problems: &mut Vec<Problem>) -> Self {
         let sizes = MESH_AXES.iter().filter_map(|(axis, stem)| {
-            let key = table::lookup(&key_name(network, stem)).filter(|key| key.class == Class::Effective)?;
-            Some((*axis, *stem, read(config, key.name, problems)?))
+            let key = table::lookup(&format!("{network}_{stem}_parallelism"))?;
+            let entry = config.entry(key.name);
+            let size = (key.class == Class::Effective).then(|| read(config, key.name, problems))??;
+            Some(AxisSize { axis: *axis, key: key.name, size, origin: entry.origin.clone() })
         });
         Self { network, sizes: sizes.collect() }
     }
-
-    fn key(&self, stem: &str) -> String {
-        key_name(self.network, stem)
-    }
-}
-
-fn key_name(network: &str, stem: &str) -> String {
-    format!("{network}_{stem}_parallelism")
 }
 
 group! {
@@ -64,8 +75,8 @@ group! {
         sharding_tolerance: f64,
     }
     besides {
-        ici: Parallelism = |config, problems| Parallelism::read("ici", config, problems),
-        dcn: Parallelism = |config, problems| Parallelism::read("dcn", config, problems),
+        ici: Parallelism = |config, problems| Some(Parallelism::read("ici", config, problems)),
+        dcn: Parallelism = |config, problems| Some(Parallelism::read("dcn", config, problems)),
     }
 }
 
@@ -73,39 +84,40 @@ group! {
 const NUM_SLICES: usize = 1;
 
 impl PlacementGroup {
-    fn check(&self, problems: &mut Vec<Problem>) {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         for (index, axis) in self.mesh_axes.iter().enumerate() {
             if self.mesh_axes[..index].contains(axis) {
                 problems.push(Problem::inconsistent(
-                    format!("`mesh_axes` has `{axis}` twice"),
+                    format!("`mesh_axes` ({}) names `{axis}` twice", config.entry("mesh_axes").origin),
                     "name each mesh axis once",
                 ));
             }
         }
         for parallelism in [&self.ici, &self.dcn] {
             let sizes = &parallelism.sizes;
-            let filled: Vec<String> = sizes
-                .iter()
-                .filter(|(_, _, size)| *size == -1)
-                .map(|(_, stem, _)| parallelism.key(stem))
-                .collect();
+            let filled: Vec<String> =
+                sizes.iter().filter(|axis| axis.size == -1).map(AxisSize::stated).collect();
             if filled.len() > 1 {
                 problems.push(Problem::inconsistent(
-                    format!("{} are all -1, but only one axis can take what is left", all(&filled)),
-                    "give all but one of them a size",
+                    format!("{}, but only one axis can take what is left", filled.join(" and ")),
+                    "give all but one of them a size: 1 for an axis that splits nothing",
                 ));
             }
-            for &(axis, stem, size) in sizes {
-                let key = parallelism.key(stem);
+            for of_axis in sizes {
+                let &AxisSize { axis, key, size, .. } = of_axis;
                 if size == 0 {
                     problems.push(Problem::inconsistent(
-                        format!("`{key}` is `0`"),
+                        format!("{}, which leaves no device", of_axis.stated()),
                         "use 1 for an axis that splits nothing, or -1 for one that takes the devices that are left",
                     ));
                 }
                 if size > 1 && !self.mesh_axes.iter().any(|name| name == axis) {
                     problems.push(Problem::inconsistent(
-                        format!("`{key}` is `{size}`, but `mesh_axes` has no `{axis}`"),
+                        format!(
+                            "{}, but `mesh_axes` ({}) has no `{axis}`",
+                            of_axis.stated(),
+                            config.entry("mesh_axes").origin
+                        ),
                         format!("add `{axis}` to `mesh_axes`, or leave out `{key}`"),
                     ));
                 }
@@ -113,7 +125,11 @@ impl PlacementGroup {
                     self.logical_axis_rules.0.iter().any(|(_, axes)| axes.iter().any(|name| name == axis));
                 if size > 1 && !ruled {
                     problems.push(Problem::inconsistent(
-                        format!("`{key}` is `{size}`, but no rule of `logical_axis_rules` names `{axis}`"),
+                        format!(
+                            "{}, but no rule of `logical_axis_rules` ({}) names `{axis}`",
+                            of_axis.stated(),
+                            config.entry("logical_axis_rules").origin
+                        ),
                         format!("add a rule such as `['embed', '{axis}']`, or leave out `{key}`"),
                     ));
                 }
@@ -159,7 +175,13 @@ impl PlacementGroup {
     ///
     /// # Errors
     /// The batch is no multiple of the parts it is split into.
-    pub fn check_batch(&self, mesh: &Mesh, key: &str, batch: usize) -> Result<(), ConfigError> {
+    pub(super) fn check_batch(
+        &self,
+        mesh: &Mesh,
+        key: &str,
+        origin: &Origin,
+        batch: usize,
+    ) -> Result<(), ConfigError> {
         let parts = self.num_batch_parts(mesh);
         if batch.is_multiple_of(parts) {
             return Ok(());
@@ -173,7 +195,10 @@ impl PlacementGroup {
         let devices = mesh.num_devices();
         let larger = batch.next_multiple_of(parts);
         Err(Problem::inconsistent(
-            format!("a batch of {batch} sequences (`{key}` on {devices} devices) cannot be split into {parts} parts, as the mesh {} does", axes.join(" × ")),
+            format!(
+                "a batch of {batch} sequences, which `{key}` ({origin}) makes on {devices} devices, cannot be split into {parts} parts, as the mesh {} does",
+                axes.join(" × ")
+            ),
             format!("use `{key}={}` for a batch of {larger}, or more `ici_tensor_parallelism`, which does not split the batch", larger as f64 / devices as f64),
         )
         .into())
@@ -186,16 +211,16 @@ impl Parallelism {
         let product = self
             .sizes
             .iter()
-            .filter_map(|(_, _, size)| usize::try_from(*size).ok())
+            .filter_map(|axis| usize::try_from(axis.size).ok())
             .try_fold(1_usize, |all, size| all.checked_mul(size))
             .unwrap_or(usize::MAX);
         let set: Vec<String> = self
             .sizes
             .iter()
-            .filter(|(_, _, size)| *size > 1)
-            .map(|(_, stem, size)| format!("`{}={size}`", self.key(stem)))
+            .filter(|axis| axis.size > 1)
+            .map(|axis| format!("`{}={}` ({})", axis.key, axis.size, axis.origin))
             .collect();
-        let is_open = self.sizes.iter().any(|(_, _, size)| *size == -1);
+        let is_open = self.sizes.iter().any(|axis| axis.size == -1);
         let fits = if is_open {
             product > 0 && available.is_multiple_of(product) && available >= product
         } else {
@@ -223,6 +248,6 @@ impl Parallelism {
             .into());
         }
         let filled = |size: i64| usize::try_from(size).unwrap_or(available / product);
-        Ok(self.sizes.iter().map(|(axis, _, size)| (*axis, filled(*size))).collect())
+        Ok(self.sizes.iter().map(|axis| (axis.axis, filled(axis.size))).collect())
     }
 }

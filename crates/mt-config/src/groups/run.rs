@@ -6,7 +6,7 @@ use super::{
     choices::{Hardware, SamplingStrategy},
     group,
 };
-use crate::error::Problem;
+use crate::{config::Config, error::Problem};
 
 group! {
     /// The run: how long it is, where it writes, what it runs on.
@@ -29,18 +29,11 @@ group! {
 }
 
 impl RunGroup {
-    fn check(&self, problems: &mut Vec<Problem>) {
-        if self.run_name.contains(['/', '\\']) || self.run_name == ".." || self.run_name == "." {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if self.run_name.contains(['/', '\\', '\0']) || self.run_name == ".." || self.run_name == "." {
             problems.push(Problem::inconsistent(
-                format!("`run_name` is `{}`, which does not name one directory", self.run_name),
+                format!("{}, which does not name one directory", config.stated("run_name")),
                 "put the path into `base_output_directory` and its last part into `run_name`",
-            ));
-        }
-        if self.eval_interval == Some(0) || self.eval_steps == Some(0) {
-            let key = if self.eval_interval == Some(0) { "eval_interval" } else { "eval_steps" };
-            problems.push(Problem::inconsistent(
-                format!("`{key}` is `0`"),
-                format!("use `{key}=-1` or a positive number"),
             ));
         }
     }
@@ -108,13 +101,13 @@ group! {
 }
 
 impl CheckpointGroup {
-    fn check(&self, problems: &mut Vec<Problem>) {
-        if let (Some(parameters), Some(state)) = (&self.load_parameters_path, &self.load_full_state_path) {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if self.load_parameters_path.is_some() && self.load_full_state_path.is_some() {
             problems.push(Problem::inconsistent(
                 format!(
-                    "`load_parameters_path` is `{}` and `load_full_state_path` is `{}`, but only one can be loaded",
-                    parameters.display(),
-                    state.display()
+                    "{} and {}, but only one can be loaded",
+                    config.stated("load_parameters_path"),
+                    config.stated("load_full_state_path")
                 ),
                 "keep `load_parameters_path` to start anew from the weights, or `load_full_state_path` to continue",
             ));
@@ -154,14 +147,15 @@ group! {
 }
 
 impl DecodeGroup {
-    fn check(&self, problems: &mut Vec<Problem>) {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         use SamplingStrategy::{Composite, Greedy, Nucleus, TopK};
         let strategy = self.decode_sampling_strategy;
         if self.max_prefill_predict_length >= self.max_target_length {
             problems.push(Problem::inconsistent(
                 format!(
-                    "`max_prefill_predict_length` is `{}`, which leaves nothing of `max_target_length`, `{}`, to generate",
-                    self.max_prefill_predict_length, self.max_target_length
+                    "{}, but {}, which leaves nothing to generate",
+                    config.stated("max_prefill_predict_length"),
+                    config.stated("max_target_length")
                 ),
                 "make `max_target_length` larger or `max_prefill_predict_length` smaller",
             ));
@@ -170,8 +164,9 @@ impl DecodeGroup {
         if matches!(strategy, Nucleus | Composite) && !(mass > 0.0 && mass <= 1.0) {
             problems.push(Problem::inconsistent(
                 format!(
-                    "`decode_sampling_nucleus_p` is `{mass}`, but `decode_sampling_strategy={}` draws from a probability mass above 0 and at most 1",
-                    strategy.name()
+                    "{}, but {}, which draws from a probability mass above 0 and at most 1",
+                    config.stated("decode_sampling_nucleus_p"),
+                    config.stated("decode_sampling_strategy")
                 ),
                 "set `decode_sampling_nucleus_p=0.9`, or choose `decode_sampling_strategy=weighted`",
             ));
@@ -179,8 +174,9 @@ impl DecodeGroup {
         if matches!(strategy, TopK | Composite) && self.decode_sampling_top_k == 0 {
             problems.push(Problem::inconsistent(
                 format!(
-                    "`decode_sampling_top_k` is `0`, but `decode_sampling_strategy={}` draws from that many tokens",
-                    strategy.name()
+                    "{}, but {}, which draws from that many tokens",
+                    config.stated("decode_sampling_top_k"),
+                    config.stated("decode_sampling_strategy")
                 ),
                 "set `decode_sampling_top_k=40`, or choose `decode_sampling_strategy=weighted`",
             ));
@@ -188,20 +184,17 @@ impl DecodeGroup {
         if strategy != Greedy && self.decode_sampling_temperature == 0.0 {
             problems.push(Problem::inconsistent(
                 format!(
-                    "`decode_sampling_temperature` is `0`, but `decode_sampling_strategy={}` divides by it",
-                    strategy.name()
+                    "{}, but {}, which divides by it",
+                    config.stated("decode_sampling_temperature"),
+                    config.stated("decode_sampling_strategy")
                 ),
                 "use `decode_sampling_strategy=greedy`, or a temperature above 0",
             ));
         }
-        if let (Some(file), false) = (&self.prompts_file, self.prompts.is_empty()) {
+        if self.prompts_file.is_some() && !self.prompts.is_empty() {
             problems.push(Problem::inconsistent(
-                format!(
-                    "`prompts_file` is `{}` and `prompts` lists {} texts",
-                    file.display(),
-                    self.prompts.len()
-                ),
-                "give the prompts in one of the two",
+                format!("{} and {}", config.stated("prompts_file"), config.stated("prompts")),
+                "give the prompts in one of the two: leave out `prompts_file` or `prompts`",
             ));
         }
     }
@@ -220,11 +213,14 @@ group! {
 }
 
 impl DebugGroup {
-    fn check(&self, problems: &mut Vec<Problem>) {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         for flag in self.compile_xla_flags.split_whitespace() {
             if !flag.strip_prefix("--").is_some_and(|flag| flag.contains('=')) {
                 problems.push(Problem::inconsistent(
-                    format!("`compile_xla_flags` contains `{flag}`, which is no compiler option"),
+                    format!(
+                        "{}, of which `{flag}` is no compiler option",
+                        config.stated("compile_xla_flags")
+                    ),
                     "write each option as `--name=value`, with spaces between",
                 ));
             }

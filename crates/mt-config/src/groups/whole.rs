@@ -1,5 +1,7 @@
 //! The groups that one command needs, checked together.
 
+use std::collections::HashSet;
+
 use super::{
     CheckpointGroup, DataGroup, DatasetType, DebugGroup, DecodeGroup, ModelGroup, OptimizerGroup,
     PlacementGroup, RunGroup, TokenizerGroup,
@@ -28,21 +30,17 @@ macro_rules! command {
                 $(let $field = $group::read(config, &mut problems);)*
                 let ($(Some($field),)*) = ($($field,)*) else { return Err(distinct(problems)) };
                 let whole = Self { $($field,)* };
-                whole.check(&mut problems);
+                whole.check(config, &mut problems);
                 if problems.is_empty() { Ok(whole) } else { Err(distinct(problems)) }
             }
         }
     };
 }
 
-/// The error, with each refusal once though several groups may have met it.
+/// The error, with each problem once though several groups may have met it.
 fn distinct(problems: Vec<Problem>) -> ConfigError {
-    let mut seen = std::collections::HashSet::new();
-    let new = |problem: &Problem| match problem {
-        Problem::NotBuilt { key, feature, .. } => seen.insert(format!("{key} {feature}")),
-        other => seen.insert(other.to_string()),
-    };
-    ConfigError::new(problems.into_iter().filter(new).collect())
+    let mut seen = HashSet::new();
+    ConfigError::new(problems.into_iter().filter(|problem| seen.insert(problem.to_string())).collect())
 }
 
 command! {
@@ -73,16 +71,31 @@ command! {
 }
 
 impl TrainConfig {
-    fn check(&self, problems: &mut Vec<Problem>) {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        // What data needs that cannot be had anyway is no news.
+        if self.data.is_of_hub() {
+            return;
+        }
         if self.data.dataset_type == DatasetType::Hf
             && !self.checkpoint.brings_tokenizer()
-            && let Err(error) = self.tokenizer.require()
+            && !self.tokenizer.is_named()
         {
-            problems.extend(error.into_problems());
-        }
-        if let (Some(interval), false) = (self.run.eval_interval, self.data.has_evaluation_data()) {
             problems.push(Problem::inconsistent(
-                format!("`eval_interval` is `{interval}`, but there is nothing to evaluate on"),
+                format!(
+                    "the data is text, as {}, but {}",
+                    config.stated("dataset_type"),
+                    config.stated("tokenizer_path")
+                ),
+                "name a `tokenizer.json`, or use `tokenizer_type=byte`, or train one: `tokenizer_vocab_size=4096` or `maxtext tokenizer train`",
+            ));
+        }
+        if self.run.eval_interval.is_some() && !self.data.has_evaluation_data() {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, so that there is nothing to evaluate on",
+                    config.stated("eval_interval"),
+                    config.stated("hf_eval_files")
+                ),
                 "name `hf_eval_files`, or leave out `eval_interval`",
             ));
         }
@@ -95,13 +108,14 @@ impl TrainConfig {
     pub fn check_devices(&self, num_devices: usize) -> Result<(), ConfigError> {
         let mesh = self.placement.mesh(num_devices)?;
         let batch = self.data.global_batch(num_devices)?;
-        self.placement.check_batch(&mesh, "per_device_batch_size", batch)?;
+        self.placement.check_batch(&mesh, "per_device_batch_size", &self.data.batch_origin, batch)?;
         let batch = self.data.eval_global_batch(num_devices)?;
-        self.placement.check_batch(&mesh, "eval_per_device_batch_size", batch)
+        let origin = &self.data.eval_batch_origin;
+        self.placement.check_batch(&mesh, "eval_per_device_batch_size", origin, batch)
     }
 }
 
 impl DecodeConfig {
     /// Nothing that spans groups can be wrong with decoding.
-    fn check(&self, _problems: &mut Vec<Problem>) {}
+    fn check(&self, _config: &Config, _problems: &mut Vec<Problem>) {}
 }

@@ -20,13 +20,11 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .acts_on("attention")
             .may_change(),
-            Key::choice(
+            Key::of::<AttentionType>(
                 "attention_type",
                 "global",
-                &["global", "local_sliding", "chunk", "mla", "full", "compressed", "block_diffusion"],
                 "Which earlier positions a position attends to.",
             )
-            .refused(features::OTHER_ATTENTION_TYPES)
             .acts_on("attention"),
             Key::boolean("float32_qk_product", false, "Multiply queries and keys in float32.")
                 .acts_on("attention"),
@@ -34,28 +32,41 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .acts_on("attention"),
             Key::integer("sliding_window_size", 0, "Number of positions that local attention sees.")
                 .at_least(0.0)
-                .refused(features::LOCAL_ATTENTION)
                 .acts_on("attention"),
+            Key::list_of::<LayerAttention>(
+                "attention_pattern",
+                &[],
+                "Kinds of attention of the first layers, repeated over all; that of the model family if \
+                 empty.",
+            )
+            .acts_on("attention")
+            .own(),
+            Key::float(
+                "query_pre_attn_scalar",
+                -1.0,
+                "Attention scores are divided by the root of this; -1 for what the model family says, \
+                 usually `head_dim`.",
+            )
+            .at_least(-1.0)
+            .acts_on("attention")
+            .own(),
             Key::optional_float(
                 "attn_logits_soft_cap",
                 "Bounds attention logits smoothly at this magnitude.",
             )
             .at_least(0.0)
             .neutral(&[Literal::Float(0.0)])
-            .refused(features::SOFT_CAPS_ON_ATTENTION_LOGITS)
             .acts_on("attention"),
             Key::boolean("attention_sink", false, "Give each head a learned logit that attends to nothing.")
                 .refused(features::ATTENTION_SINKS)
                 .acts_on("attention"),
-            Key::boolean("use_qk_norm", false, "Normalize queries and keys.")
-                .refused(features::QK_NORM)
-                .acts_on("attention"),
+            Key::boolean("use_qk_norm", false, "Normalize queries and keys.").acts_on("attention"),
             Key::boolean(
                 "share_kv_projections",
                 false,
                 "Use one projection for both keys and values in layers of global attention.",
             )
-            .refused(features::SHARING_KEYS_AND_VALUES)
+            .only_with("decoder_block", &["gemma4", "gemma4_small"])
             .acts_on("attention"),
             Key::integer(
                 "global_num_kv_heads",
@@ -64,7 +75,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  elsewhere.",
             )
             .at_least(0.0)
-            .refused(features::CYCLES_OF_DIFFERENT_LAYERS)
+            .only_with("decoder_block", &["gemma4", "gemma4_small"])
             .acts_on("attention"),
             Key::integer(
                 "chunk_attn_window_size",
@@ -73,7 +84,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  stays.",
             )
             .at_least(0.0)
-            .refused(features::LOCAL_ATTENTION)
             .only_with("attention_type", &["chunk"])
             .acts_on("attention"),
             Key::boolean(
@@ -81,7 +91,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Normalize the output of attention before it is added to the residual stream.",
             )
-            .refused(features::POST_LAYER_NORMALIZATION)
+            .no_effect_here("the model family says where its layers are normalized")
             .acts_on("normalization"),
             Key::boolean(
                 "use_post_ffw_norm",
@@ -89,7 +99,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Normalize the output of the feed-forward layer before it is added to the \
                  residual stream.",
             )
-            .refused(features::POST_LAYER_NORMALIZATION)
+            .no_effect_here("the model family says where its layers are normalized")
             .acts_on("normalization"),
             Key::boolean(
                 "use_ragged_attention",
@@ -183,7 +193,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Width of the embedding that each layer receives of its own; 0 turns it off.",
             )
             .at_least(0.0)
-            .refused(features::PER_LAYER_EMBEDDINGS)
+            .only_with("decoder_block", &["gemma4_small"])
             .acts_on("embedding"),
             Key::integer(
                 "vocab_size_per_layer_input",
@@ -191,7 +201,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of tokens in the table of per-layer embeddings; 0 turns it off.",
             )
             .at_least(0.0)
-            .refused(features::PER_LAYER_EMBEDDINGS)
+            .no_effect_here("the table of per-layer embeddings has as many tokens as the vocabulary")
             .acts_on("embedding"),
             Key::integer(
                 "num_kv_shared_layers",
@@ -200,7 +210,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  their type.",
             )
             .at_least(0.0)
-            .refused(features::SHARING_KEYS_AND_VALUES)
+            .only_with("decoder_block", &["gemma4_small"])
             .acts_on("attention"),
             Key::boolean(
                 "use_double_wide_mlp",
@@ -208,7 +218,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Double the feed-forward width of layers that reuse the keys and values of \
                  others.",
             )
-            .refused(features::SHARING_KEYS_AND_VALUES)
+            .only_with("decoder_block", &["gemma4_small"])
             .acts_on("feed-forward layers"),
             Key::integer(
                 "causal_block_size",
@@ -515,7 +525,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .at_most(1.0)
-            .refused(features::PARTIAL_ROTARY_EMBEDDING)
             .acts_on("rotary embedding"),
         ],
     },
@@ -529,7 +538,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Add fixed sine and cosine waves of the position to the embeddings.",
             )
-            .refused(features::SINUSOIDAL_POSITIONS)
             .acts_on("embedding"),
             Key::integer(
                 "trainable_position_size",
@@ -539,7 +547,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(-1.0)
             .neutral(&[Literal::Integer(0)])
-            .refused(features::LEARNED_POSITIONS)
             .acts_on("embedding"),
             Key::integer(
                 "nope_layer_interval",
@@ -549,7 +556,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(-1.0)
             .neutral(&[Literal::Integer(0)])
-            .refused(features::LAYERS_WITHOUT_POSITIONS)
             .acts_on("rotary embedding"),
         ],
     },
@@ -564,8 +570,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of positions that the model is to reach with scaled rotary embeddings.",
             )
             .at_least(1.0)
-            .refused(features::YARN)
-            .only_with("rope_type", &["yarn"])
+            .no_effect_here(
+                "positions are scaled by `rope_factor` and `original_max_position_embeddings` alone",
+            )
             .acts_on("rotary embedding"),
             Key::integer(
                 "original_max_position_embeddings",
@@ -574,37 +581,33 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  scaling.",
             )
             .at_least(1.0)
-            .refused(features::YARN)
-            .only_with("rope_type", &["yarn"])
+            .only_with("rope_type", &["yarn", "ntk"])
             .acts_on("rotary embedding"),
-            Key::integer(
+            Key::float(
                 "rope_factor",
-                40,
+                40.0,
                 "How many times longer YaRN makes the context than \
                  `original_max_position_embeddings`.",
             )
             .at_least(1.0)
-            .refused(features::YARN)
-            .only_with("rope_type", &["yarn"])
+            .only_with("rope_type", &["yarn", "ntk"])
             .acts_on("rotary embedding"),
-            Key::integer(
+            Key::float(
                 "beta_fast",
-                32,
+                32.0,
                 "Turns over the original context above which YaRN leaves a rotary frequency as \
                  it is.",
             )
             .at_least(1.0)
-            .refused(features::YARN)
             .only_with("rope_type", &["yarn"])
             .acts_on("rotary embedding"),
-            Key::integer(
+            Key::float(
                 "beta_slow",
-                1,
+                1.0,
                 "Turns over the original context below which YaRN scales a rotary frequency in \
                  full.",
             )
             .at_least(1.0)
-            .refused(features::YARN)
             .only_with("rope_type", &["yarn"])
             .acts_on("rotary embedding"),
             Key::float(
@@ -622,15 +625,54 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Rotate neighbours in a head as pairs instead of pairing its first half with \
                  its second.",
             )
-            .refused(features::YARN)
-            .only_with("rope_type", &["yarn"])
+            .no_effect_here("dimensions are in the published order, in which it makes no difference")
             .acts_on("rotary embedding"),
+            Key::float(
+                "rope_attention_factor",
+                -1.0,
+                "What YaRN multiplies rotated queries and keys by; -1 for what follows from `rope_factor`.",
+            )
+            .at_least(-1.0)
+            .only_with("rope_type", &["yarn"])
+            .acts_on("rotary embedding")
+            .own(),
+            Key::float(
+                "rope_low_frequency_factor",
+                1.0,
+                "Of Llama 3.1's scaling: periods above the original length over this are scaled in full.",
+            )
+            .at_least(0.0)
+            .only_with("rope_type", &["llama3.1"])
+            .acts_on("rotary embedding")
+            .own(),
+            Key::float(
+                "rope_high_frequency_factor",
+                4.0,
+                "Of Llama 3.1's scaling: periods below the original length over this are kept.",
+            )
+            .at_least(0.0)
+            .only_with("rope_type", &["llama3.1"])
+            .acts_on("rotary embedding")
+            .own(),
+            Key::float("llama3_rope_factor", 8.0, "By how much Llama 3.1's scaling stretches long periods.")
+                .at_least(1.0)
+                .only_with("rope_type", &["llama3.1"])
+                .acts_on("rotary embedding")
+                .own(),
+            Key::integer(
+                "llama3_rope_original_length",
+                8192,
+                "Number of positions that the model was trained on before Llama 3.1's scaling.",
+            )
+            .at_least(1.0)
+            .only_with("rope_type", &["llama3.1"])
+            .acts_on("rotary embedding")
+            .own(),
             Key::boolean(
                 "rope_truncate",
                 true,
                 "Round the borders of YaRN's range of blended frequencies to whole dimensions.",
             )
-            .refused(features::YARN)
             .only_with("rope_type", &["yarn"])
             .acts_on("rotary embedding"),
             Key::boolean(
@@ -639,7 +681,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Multiply rotated queries and keys by a factor that grows with the logarithm \
                  of `rope_factor`.",
             )
-            .refused(features::YARN)
             .only_with("rope_type", &["yarn"])
             .acts_on("rotary embedding"),
             Key::boolean(

@@ -207,6 +207,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .refused(features::HUB_DATASETS)
                 .acts_on("evaluation"),
             Key::optional_text("hf_access_token", "Token for private repositories of the Hugging Face hub.")
+                .neutral(&[Literal::Text("")])
                 .no_effect_here("nothing is fetched from the Hugging Face hub")
                 .acts_on("data")
                 .may_change()

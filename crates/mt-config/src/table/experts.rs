@@ -370,8 +370,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
             .acts_on("experts"),
-            Key::boolean("mlp_bias", false, "Add biases to the projections of each expert.")
-                .refused(features::MIXTURES_OF_EXPERTS)
+            Key::boolean("mlp_bias", false, "Add biases to the projections of feed-forward layers.")
                 .acts_on("experts"),
             Key::integer(
                 "n_routing_groups",

@@ -13,6 +13,7 @@ pub(crate) const BLOCK_DIFFUSION: &str = "block diffusion";
 pub(crate) const CHAT_TEMPLATES: &str = "chat templates";
 pub(crate) const CHUNKED_PREFILL: &str = "prefill in pieces";
 pub(crate) const CLIPPING_OF_ACTIVATIONS: &str = "clipping of activations";
+pub(crate) const CLOUD_STORAGE: &str = "cloud storage";
 pub(crate) const COMPRESSED_ATTENTION: &str = "compressed attention";
 pub(crate) const CONTEXT_PARALLELISM: &str = "context parallelism";
 pub(crate) const CONTINUOUS_CHECKPOINTS: &str = "continuous checkpoints";
@@ -85,6 +86,7 @@ pub(crate) const SCHEDULES: &str = "other schedules";
 pub(crate) const SEQUENCE_PARALLELISM: &str = "sequence parallelism";
 pub(crate) const SERVING: &str = "serving";
 pub(crate) const SERVING_ON_SEPARATE_SLICES: &str = "serving on separate slices";
+pub(crate) const SEVERAL_COLUMNS: &str = "documents from several columns";
 pub(crate) const SEVERAL_SLICES: &str = "several slices";
 pub(crate) const SHARING_KEYS_AND_VALUES: &str = "sharing keys and values";
 pub(crate) const SINUSOIDAL_POSITIONS: &str = "sinusoidal positions";
@@ -107,3 +109,18 @@ pub(crate) const WEIGHT_DECAY_OF_SOME_OF_THE_PARAMETERS: &str = "weight decay of
 pub(crate) const WRITING_ZARR_VERSION_2: &str = "writing Zarr version 2";
 pub(crate) const YARN: &str = "YaRN rotary scaling";
 pub(crate) const Z_LOSS: &str = "the z-loss";
+
+/// What works in place of some of the features.
+const INSTEAD: &[(&str, &str)] = &[
+    (CLOUD_STORAGE, "use a path of this machine, to which a bucket may be mounted"),
+    (
+        HUB_DATASETS,
+        "download the files and use `hf_path=parquet hf_train_files='data/*.parquet'`, or `text` or `json`",
+    ),
+    (SEVERAL_COLUMNS, "name the column that holds the text, such as `train_data_columns=text`"),
+];
+
+/// What works in place of a feature, where it is more than leaving out the keys that ask for it.
+pub(crate) fn instead(feature: &str) -> Option<&'static str> {
+    INSTEAD.iter().find(|(known, _)| *known == feature).map(|(_, instead)| *instead)
+}

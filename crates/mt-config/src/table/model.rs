@@ -78,7 +78,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(0.0)
             .acts_on("normalization"),
             Key::boolean("fused_qkv", false, "Compute queries, keys and values with one matrix.")
-                .refused(features::FUSED_QUERY_KEY_AND_VALUE_PROJECTIONS)
+                .no_effect_here("the compiler joins products of one activation itself where that is faster")
                 .acts_on("attention"),
             Key::boolean(
                 "fused_mlp",
@@ -88,7 +88,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .refused(features::FUSED_FEED_FORWARD_PROJECTIONS)
             .acts_on("feed-forward layers"),
             Key::boolean("attention_bias", false, "Add biases to the attention projections.")
-                .refused(features::ATTENTION_BIASES)
                 .acts_on("attention"),
             Key::integer(
                 "attention_output_dim",
@@ -105,7 +104,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Width of a head in layers of global attention; 0 for `head_dim`.",
             )
             .at_least(0.0)
-            .refused(features::CYCLES_OF_DIFFERENT_LAYERS)
+            .only_with("decoder_block", &["gemma4", "gemma4_small"])
             .acts_on("attention"),
             Key::float(
                 "mlp_activations_limit",
@@ -124,7 +123,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .refused(features::QK_NORM)
             .acts_on("normalization"),
             Key::boolean("v_norm_with_scale", true, "Multiply normalized values by a learned scale.")
-                .refused(features::VALUE_NORMALIZATION)
+                .no_effect_here(
+                    "values are normalized, where a family does that, without a scale, as published",
+                )
                 .acts_on("normalization"),
         ],
     },
@@ -152,6 +153,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("model"),
             Key::boolean("activations_in_float32", false, "Apply activation functions in float32.")
                 .refused(features::FLOAT32_ACTIVATION_FUNCTIONS_IN_A_BFLOAT16_MODEL)
+                .only_with("dtype", &["bfloat16"])
                 .acts_on("feed-forward layers"),
             Key::text("dtype_mm", "float32", "Type in which the encoders of images and other media compute.")
                 .refused(features::MULTIMODAL_MODELS)
@@ -185,7 +187,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::optional_float("final_logits_soft_cap", "Bounds the logits smoothly at this magnitude.")
                 .at_least(0.0)
                 .neutral(&[Literal::Float(0.0)])
-                .refused(features::SOFT_CAPS_ON_LOGITS)
                 .acts_on("output head"),
             Key::float("z_loss_multiplier", 0.0, "Weight of the squared log-partition function in the loss.")
                 .refused(features::Z_LOSS)
@@ -213,7 +214,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .acts_on("rotary embedding"),
             Key::boolean("rope_use_scale", true, "Scale frequencies when `rope_type=llama3.1`.")
-                .no_effect_here("it belongs to `rope_type=llama3.1`")
+                .only_with("rope_type", &["llama3.1"])
                 .acts_on("rotary embedding"),
             Key::integer("rope_min_timescale", 1, "Shortest rotary wavelength, over 2π.")
                 .at_least(1.0)
@@ -222,7 +223,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .at_least(1.0)
                 .acts_on("rotary embedding"),
             Key::float("rope_linear_scaling_factor", 1.0, "Divides positions before they are embedded.")
-                .refused(features::LINEAR_ROTARY_SCALING)
                 .acts_on("rotary embedding"),
             Key::boolean("use_iota_embed", false, "Look embeddings up by a product with one-hot vectors.")
                 .no_effect_here("embeddings are gathered, which gives the same numbers")
@@ -236,7 +236,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(-1.0)
             .neutral(&[Literal::Integer(0)])
-            .refused(features::ROTARY_BY_LAYER)
+            .only_with("decoder_block", &["gemma3", "gemma4", "gemma4_small"])
             .acts_on("rotary embedding"),
             Key::integer(
                 "global_rope_max_timescale",
@@ -245,7 +245,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  `rope_max_timescale`.",
             )
             .at_least(-1.0)
-            .refused(features::ROTARY_BY_LAYER)
+            .only_with("decoder_block", &["gemma4", "gemma4_small"])
             .acts_on("rotary embedding"),
             Key::float(
                 "global_rope_proportion",
@@ -254,7 +254,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .at_most(1.0)
-            .refused(features::ROTARY_BY_LAYER)
+            .only_with("decoder_block", &["gemma4", "gemma4_small"])
             .acts_on("rotary embedding"),
             Key::float(
                 "local_rope_proportion",
@@ -263,7 +263,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .at_most(1.0)
-            .refused(features::ROTARY_BY_LAYER)
+            .only_with("decoder_block", &["gemma4", "gemma4_small"])
             .acts_on("rotary embedding"),
         ],
     },

@@ -59,11 +59,11 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "",
                 "Files to train on, as a pattern; several patterns with weights make a mixture.",
             )
-            .refused(features::ARRAY_RECORD)
+            .refused(features::DATA_PIPELINE_GRAIN)
             .only_with("dataset_type", &["grain"])
             .acts_on("data"),
             Key::text("grain_eval_files", "", "Files to evaluate on, written as `grain_train_files`.")
-                .refused(features::ARRAY_RECORD)
+                .refused(features::DATA_PIPELINE_GRAIN)
                 .only_with("dataset_type", &["grain"])
                 .acts_on("evaluation"),
             Key::text(

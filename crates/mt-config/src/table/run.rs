@@ -131,7 +131,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of layers after which the pattern of different layers repeats.",
             )
             .at_least(1.0)
-            .refused(features::CYCLES_OF_DIFFERENT_LAYERS)
             .acts_on("model"),
             Key::boolean(
                 "context_parallel_load_balance",

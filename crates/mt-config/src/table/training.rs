@@ -3,7 +3,7 @@
 use super::{KeyGroup, features};
 use crate::{
     groups::{LearningRateSchedule, OptimizerType},
-    key::Key,
+    key::{Key, Literal},
 };
 
 pub(super) const GROUPS: &[KeyGroup] = &[
@@ -26,10 +26,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .run_level(),
             Key::integer("eval_interval", -1, "Steps between evaluations; none if -1.")
                 .at_least(-1.0)
+                .neutral(&[Literal::Integer(0)])
                 .acts_on("evaluation")
                 .may_change(),
             Key::integer("eval_steps", -1, "Batches in one evaluation; all of the evaluation data if -1.")
                 .at_least(-1.0)
+                .neutral(&[Literal::Integer(0)])
                 .acts_on("evaluation")
                 .may_change(),
             Key::float("target_eval_loss", 0.0, "Stop once the evaluation loss is this low.")

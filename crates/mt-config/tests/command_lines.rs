@@ -1,0 +1,143 @@
+//! Command lines of MaxText's documentation are taken, or refused for a feature that is not built.
+
+mod common;
+
+use std::fmt::Write as _;
+
+use mt_config::{Config, ConfigError, Problem, Request, TrainConfig, value_text};
+use serde_json::{Map, Value};
+
+fn request(arguments: &[String]) -> Request {
+    Request { arguments: arguments.to_vec(), ..Request::default() }
+}
+
+/// `accepted`, the missing features, or a mistake, which no line of the table has.
+fn verdict(result: Result<Config, ConfigError>) -> String {
+    let Err(error) = result else { return "accepted".to_owned() };
+    let feature = |problem: &Problem| match problem {
+        Problem::NotBuilt { feature, .. } => Some(*feature),
+        _ => None,
+    };
+    match error.problems().iter().map(feature).collect::<Option<Vec<&str>>>() {
+        Some(features) => format!("refused: {}", features.join("; ")),
+        None => format!("mistake: {error}"),
+    }
+}
+
+#[test]
+fn documented_command_lines_have_their_verdicts() {
+    let (mut table, mut mistakes, mut count) = (String::new(), String::new(), 0);
+    for line in include_str!("command_lines.txt").lines() {
+        // Verdicts are indented.
+        if line.starts_with(' ') {
+            continue;
+        }
+        writeln!(table, "{line}").unwrap();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let words = common::words(line);
+        let (command, arguments) = words.split_first().unwrap();
+        let verdict = verdict(common::check(command, request(arguments)));
+        if verdict.starts_with("mistake: ") {
+            writeln!(mistakes, "{line}\n{verdict}").unwrap();
+        }
+        writeln!(table, "    {verdict}").unwrap();
+        count += 1;
+    }
+    assert!(mistakes.is_empty(), "{mistakes}");
+    assert!(count >= 70, "{count} command lines");
+    common::check_table("command_lines.txt", &table);
+}
+
+#[test]
+fn every_preset_resolves() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/presets");
+    let mut folders = vec![folder.clone()];
+    let mut count = 0;
+    while let Some(next) = folders.pop() {
+        for entry in std::fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let name = path.strip_prefix(&folder).unwrap().to_str().unwrap();
+            let stem = name.strip_suffix(".yml").unwrap();
+            for argument in [stem.to_owned(), format!("src/maxtext/configs/{name}")] {
+                let config = Config::resolve(&request(std::slice::from_ref(&argument)));
+                let config = config.unwrap_or_else(|error| panic!("{argument}: {error}"));
+                let problems = config.missing_features();
+                assert!(
+                    problems.iter().all(|problem| matches!(problem, Problem::NotBuilt { .. })),
+                    "{argument}"
+                );
+            }
+            count += 1;
+        }
+    }
+    assert!(count >= 40, "{count} presets");
+}
+
+/// The values that base.yml states, which `golden/make.py` wrote down.
+fn base_defaults() -> Map<String, Value> {
+    let keys: Map<String, Value> = serde_json::from_str(include_str!("golden/keys.json")).unwrap();
+    keys.into_iter().filter_map(|(name, row)| Some((name, row.get("base")?.clone()))).collect()
+}
+
+#[test]
+fn all_of_base_yml_is_taken() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("mine.yml");
+    let lines = base_defaults().into_iter().map(|(name, value)| format!("{name}: {value}\n"));
+    std::fs::write(&path, lines.collect::<String>()).unwrap();
+    let config = Config::resolve(&request(&[path.to_str().unwrap().to_owned()])).unwrap();
+    assert_eq!(config.notes(), Vec::<String>::new());
+    let error = TrainConfig::from_config(&config).unwrap_err();
+    assert_eq!(
+        verdict(Err(error)),
+        "refused: SentencePiece tokenizers; OCDBT storage; TensorFlow datasets",
+        "what every run of MaxText has to change"
+    );
+}
+
+#[test]
+fn values_are_taken_as_maxtext_writes_them() {
+    for (written, expected) in [
+        ("steps=10.0", "10"),
+        ("steps=1_000", "1000"),
+        ("steps=1e4", "10000"),
+        ("max_target_length=2048.0", "2048"),
+        ("learning_rate=1", "1.0"),
+        ("learning_rate=3.e-5", "3e-5"),
+        ("per_device_batch_size=.25", "0.25"),
+        ("per_device_batch_size=4", "4.0"),
+        ("enable_checkpointing=True", "true"),
+        ("enable_checkpointing=false", "false"),
+        ("packing=0", "false"),
+        ("use_dpo=1", "true"),
+        ("decode_sampling_top_k=0.0", "0"),
+        ("max_num_checkpoints_to_keep=None", "none"),
+        ("max_num_checkpoints_to_keep=null", "none"),
+        ("hf_train_files=", ""),
+        ("mlp_activations=silu,linear", "['silu', 'linear']"),
+        ("mlp_activations=['silu', 'linear']", "['silu', 'linear']"),
+        (r#"mlp_activations=["gelu","linear"]"#, "['gelu', 'linear']"),
+        ("train_data_columns=messages", "['messages']"),
+        ("train_data_columns=['prompt','chosen']", "['prompt', 'chosen']"),
+        ("mesh_axes=[data, fsdp]", "['data', 'fsdp']"),
+        ("rl.loss_algo=gspo-token", "gspo-token"),
+        ("quantization=", ""),
+        ("student_overrides={model_name: llama2-7b}", r#"{"model_name":"llama2-7b"}"#),
+        ("student_overrides.base_num_decoder_layers=24", r#"{"base_num_decoder_layers":24}"#),
+        (
+            "vllm_hf_overrides={architectures: ['MaxTextForCausalLM']}",
+            r#"{"architectures":["MaxTextForCausalLM"]}"#,
+        ),
+    ] {
+        let config = Config::resolve(&request(&[written.to_owned()])).unwrap();
+        let (name, _) = written.split_once('=').unwrap();
+        let name = name.strip_prefix("rl.").unwrap_or(name.split('.').next().unwrap());
+        assert_eq!(value_text(&config.entry(name).value), expected, "{written}");
+    }
+}

@@ -1,0 +1,64 @@
+//! Tables of inputs with what becomes of them, one file each, which `UPDATE_SNAPSHOTS=1` writes anew.
+
+use std::{fmt::Write as _, fs, path::Path};
+
+use mt_config::{Config, ConfigError, DecodeConfig, Hardware, Request, TrainConfig};
+
+/// Compares a table with what it should be, or writes it.
+#[track_caller]
+pub fn check_table(name: &str, actual: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name);
+    let expected = fs::read_to_string(&path).unwrap();
+    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+        fs::write(&path, actual).unwrap();
+        return;
+    }
+    let mut differences = String::new();
+    for (number, (expected, actual)) in expected.lines().zip(actual.lines()).enumerate() {
+        if expected != actual {
+            writeln!(differences, "line {}:\n- {expected}\n+ {actual}", number + 1).unwrap();
+        }
+    }
+    assert!(
+        expected == actual,
+        "{name} is out of date; look at the differences, and write it with UPDATE_SNAPSHOTS=1\n{differences}"
+    );
+}
+
+/// The words of a command line, as a shell would split it.
+pub fn words(line: &str) -> Vec<String> {
+    let (mut words, mut word, mut quote, mut begun) = (Vec::new(), String::new(), None, false);
+    for character in line.chars() {
+        match (character, quote) {
+            (' ', None) if begun => {
+                words.push(std::mem::take(&mut word));
+                begun = false;
+            }
+            (' ', None) => {}
+            ('\'' | '"', None) => (quote, begun) = (Some(character), true),
+            (_, Some(open)) if character == open => quote = None,
+            (_, _) => {
+                word.push(character);
+                begun = true;
+            }
+        }
+    }
+    words.extend(begun.then_some(word));
+    words
+}
+
+/// What `maxtext config check` does with a request for `command`.
+pub fn check(command: &str, request: Request) -> Result<Config, ConfigError> {
+    let config = Config::resolve(&if command == "train" { request.with_quick_start() } else { request })?;
+    match command {
+        "train" => {
+            let train = TrainConfig::from_config(&config)?;
+            if train.run.hardware == Hardware::Cpu || config.entry("num_cpu_devices").is_changed() {
+                train.check_devices(train.run.num_cpu_devices)?;
+            }
+        }
+        "decode" => drop(DecodeConfig::from_config(&config)?),
+        other => panic!("no command `{other}`"),
+    }
+    Ok(config)
+}
