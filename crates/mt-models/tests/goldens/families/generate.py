@@ -1,0 +1,491 @@
+"""Writes the directories beside this script: tiny random models of every dense family as `save_pretrained` leaves them,
+and what transformers computes from them in f32 with eager attention.
+
+    pip install torch==2.15.0 transformers==5.23.0 safetensors==0.8.0 numpy==2.4.6
+    python generate.py [NAME ...]
+
+README.md lists the files. Every directory is loaded again after it was written and must give the same logits, also with
+its configuration spelled as older releases spelled it, where there is a `config_legacy.json`.
+"""
+
+import json
+import pathlib
+import shutil
+import sys
+import zlib
+
+import torch
+from safetensors.torch import save_file
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Gemma2Config,
+    Gemma3Config,
+    Gemma3TextConfig,
+    Gemma4Config,
+    Gemma4TextConfig,
+    GemmaConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Olmo3Config,
+    Qwen2Config,
+    Qwen3Config,
+)
+from transformers.utils import logging
+
+HERE = pathlib.Path(__file__).parent
+ROWS, LENGTH = 2, 21
+LEARNING_RATE, BETA_1, BETA_2, EPSILON, DECAY, CLIP = 1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+
+
+def heads(query, key_value, head_dim):
+    return dict(num_attention_heads=query, num_key_value_heads=key_value, head_dim=head_dim)
+
+
+def sizes(vocab, hidden, intermediate, layers):
+    return dict(
+        vocab_size=vocab, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
+        max_position_embeddings=64,
+    )
+
+
+def rope(theta, kind="default", **settings):
+    return dict(rope_type=kind, rope_theta=theta, **settings)
+
+
+def llama():
+    yield "llama_six_on_two", LlamaConfig(
+        **sizes(80, 24, 32, 2), **heads(6, 2, 6), rms_norm_eps=1e-5, tie_word_embeddings=False,
+        rope_parameters=rope(10000.0), pad_token_id=0,
+    )
+    scaling = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=48)
+    yield "llama_scaled_tied", LlamaConfig(
+        **sizes(97, 20, 32, 3), **heads(4, 1, 12), rms_norm_eps=1e-5, tie_word_embeddings=True,
+        rope_parameters=rope(5000.0, "llama3", **scaling), eos_token_id=[2, 5, 7],
+    ), dict(rope_theta=5000.0, rope_scaling=dict(rope_type="llama3", **scaling))
+    yield "llama_biases_linear_one_layer", LlamaConfig(
+        **sizes(101, 30, 44, 1), **heads(3, 1, 10), rms_norm_eps=1e-6, tie_word_embeddings=False,
+        attention_bias=True, mlp_bias=True, rope_parameters=rope(1000.0, "linear", factor=4.0),
+    ), dict(rope_theta=1000.0, rope_scaling=dict(type="linear", factor=4.0))
+    yield "llama_yarn", LlamaConfig(
+        **sizes(89, 20, 32, 2), **heads(5, 5, 12), rms_norm_eps=1e-5, tie_word_embeddings=False,
+        rope_parameters=rope(
+            100.0, "yarn", factor=4.0, beta_fast=4.0, beta_slow=1.0, original_max_position_embeddings=64, truncate=False
+        ),
+    )
+    # Longer than `max_position_embeddings`, where the base begins to grow with the length.
+    yield "llama_dynamic_ntk", LlamaConfig(
+        **(sizes(80, 24, 32, 2) | dict(max_position_embeddings=12)), **heads(4, 2, 8), rms_norm_eps=1e-5,
+        tie_word_embeddings=False, rope_parameters=rope(100.0, "dynamic", factor=3.0),
+    )
+    # As wide as its heads together, as the first publisher's own format requires.
+    yield "llama_square_heads", LlamaConfig(
+        **sizes(84, 24, 32, 2), **heads(4, 2, 6), rms_norm_eps=1e-5, tie_word_embeddings=False,
+        rope_parameters=rope(500000.0),
+    )
+
+
+def mistral():
+    yield "mistral_window", MistralConfig(
+        **sizes(95, 18, 32, 3), **heads(6, 2, 8), rms_norm_eps=1e-5, sliding_window=6, tie_word_embeddings=False,
+        rope_parameters=rope(10000.0),
+    ), dict(rope_theta=10000.0)
+    yield "mistral_full", MistralConfig(
+        **sizes(88, 25, 36, 2), **heads(5, 5, 8), rms_norm_eps=1e-5, sliding_window=None, tie_word_embeddings=True,
+        rope_parameters=rope(1000000.0),
+    )
+    yield "mistral_window_one_layer", MistralConfig(
+        **sizes(120, 24, 48, 1), **heads(3, 1, 10), rms_norm_eps=1e-6, sliding_window=2, tie_word_embeddings=False,
+        rope_parameters=rope(50.0),
+    )
+
+
+def gemma():
+    yield "gemma_multi_query", GemmaConfig(
+        **sizes(101, 20, 32, 3), **heads(4, 1, 10), rope_parameters=rope(10000.0), tie_word_embeddings=True
+    ), dict(rope_theta=10000.0, hidden_act="gelu", hidden_activation=None)
+    yield "gemma_wide_heads_one_layer", GemmaConfig(
+        **sizes(90, 27, 50, 1), **heads(3, 3, 14), rms_norm_eps=1e-5, rope_parameters=rope(100.0),
+        tie_word_embeddings=True,
+    )
+
+
+def gemma2():
+    yield "gemma2_even", Gemma2Config(
+        **sizes(80, 24, 32, 2), **heads(6, 2, 8), rope_parameters=rope(10000.0), query_pre_attn_scalar=20,
+        sliding_window=5, attn_logit_softcapping=2.5, final_logit_softcapping=3.0, tie_word_embeddings=True,
+    )
+    yield "gemma2_odd_untied", Gemma2Config(
+        **sizes(84, 18, 28, 5), **heads(3, 1, 6), rope_parameters=rope(500.0), query_pre_attn_scalar=10,
+        sliding_window=8, attn_logit_softcapping=1.5, final_logit_softcapping=4.0, tie_word_embeddings=False,
+    ), dict(rope_theta=500.0, layer_types=None)
+    yield "gemma2_uncapped_one_layer", Gemma2Config(
+        **sizes(100, 20, 36, 1), **heads(5, 5, 10), rope_parameters=rope(10000.0), query_pre_attn_scalar=4,
+        sliding_window=7, attn_logit_softcapping=None, final_logit_softcapping=None, tie_word_embeddings=True,
+    )
+
+
+def gemma3():
+    # One cycle of six and a remainder of two.
+    yield "gemma3_cycle_of_six", Gemma3TextConfig(
+        **sizes(80, 20, 24, 8), **heads(4, 1, 8), query_pre_attn_scalar=8, sliding_window=6, tie_word_embeddings=True,
+        rope_parameters={LOCAL: rope(10000.0), GLOBAL: rope(1000000.0, "linear", factor=8.0)},
+    ), dict(
+        rope_theta=1000000.0, rope_local_base_freq=10000.0, rope_scaling=dict(rope_type="linear", factor=8.0),
+        sliding_window_pattern=6, layer_types=None, _sliding_window_pattern=None,
+    )
+    yield "gemma3_cycle_of_three_untied", Gemma3TextConfig(
+        **sizes(92, 18, 32, 4), **heads(6, 2, 6), query_pre_attn_scalar=15, sliding_window=4, tie_word_embeddings=False,
+        layer_types=[LOCAL, LOCAL, GLOBAL, LOCAL], final_logit_softcapping=3.0, rms_norm_eps=1e-5,
+        rope_parameters={LOCAL: rope(30.0), GLOBAL: rope(200.0, "linear", factor=2.0)},
+    )
+    yield "gemma3_one_layer", Gemma3TextConfig(
+        **sizes(104, 30, 40, 1), **heads(5, 5, 10), query_pre_attn_scalar=10, sliding_window=9,
+        rope_parameters={LOCAL: rope(10000.0), GLOBAL: rope(1000000.0)}, tie_word_embeddings=True,
+    )
+
+
+def gemma4():
+    # One cycle of six and a remainder, whose last layer is made global.
+    yield "gemma4_dense_cycle_of_six", Gemma4TextConfig(
+        **sizes(80, 20, 20, 8), **heads(4, 2, 6), global_head_dim=16, num_global_key_value_heads=1,
+        attention_k_eq_v=True, hidden_size_per_layer_input=0, sliding_window=6, final_logit_softcapping=3.0,
+        rope_parameters={
+            LOCAL: rope(10000.0), GLOBAL: rope(1000000.0, "proportional", partial_rotary_factor=0.25),
+        },
+    ), dict(per_layer_config=None, global_head_dim=16, num_global_key_value_heads=1)
+    yield "gemma4_dense_separate_values", Gemma4TextConfig(
+        **sizes(90, 18, 28, 3), **heads(6, 2, 8), global_head_dim=12, attention_k_eq_v=False,
+        hidden_size_per_layer_input=0, sliding_window=4, layer_types=[LOCAL, LOCAL, GLOBAL], rms_norm_eps=1e-5,
+        rope_parameters={LOCAL: rope(100.0), GLOBAL: rope(500.0, "proportional", partial_rotary_factor=0.5)},
+    )
+    yield "gemma4_dense_one_layer", Gemma4TextConfig(
+        **sizes(110, 27, 40, 1), **heads(3, 3, 6), global_head_dim=14, num_global_key_value_heads=1,
+        attention_k_eq_v=True, hidden_size_per_layer_input=0, sliding_window=8, layer_types=[GLOBAL],
+        final_logit_softcapping=30.0,
+        rope_parameters={
+            LOCAL: rope(10000.0), GLOBAL: rope(1000.0, "proportional", partial_rotary_factor=0.75),
+        },
+    )
+
+
+def gemma4_small():
+    # Three layers borrow keys and values of both kinds and have MLPs of twice the width.
+    yield "gemma4_small_double_wide", Gemma4TextConfig(
+        **sizes(80, 20, 16, 7), **heads(4, 1, 6), global_head_dim=10, hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=80, num_kv_shared_layers=3, use_double_wide_mlp=True, sliding_window=5,
+        layer_types=[LOCAL, GLOBAL, LOCAL, LOCAL, GLOBAL, LOCAL, GLOBAL], final_logit_softcapping=3.0,
+        rope_parameters={
+            LOCAL: rope(10000.0), GLOBAL: rope(1000000.0, "proportional", partial_rotary_factor=0.25),
+        },
+    ), dict(per_layer_config=None, global_head_dim=10, num_global_key_value_heads=None)
+    yield "gemma4_small_cycle_of_six", Gemma4TextConfig(
+        **sizes(81, 20, 16, 7), **heads(3, 1, 8), global_head_dim=10, hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=81, num_kv_shared_layers=1, use_double_wide_mlp=False, sliding_window=7,
+        rope_parameters={LOCAL: rope(100.0), GLOBAL: rope(1000.0, "proportional", partial_rotary_factor=0.5)},
+    )
+
+
+def wrapped():
+    """Text models inside multimodal ones, as most of their sizes are published. The goldens are of text alone."""
+    vision = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    text = dict(
+        **sizes(80, 20, 28, 2), **heads(4, 1, 8), query_pre_attn_scalar=8, sliding_window=6,
+        layer_types=[LOCAL, GLOBAL],
+        rope_parameters={LOCAL: rope(100.0), GLOBAL: rope(10000.0, "linear", factor=8.0)},
+    )
+    images = dict(mm_tokens_per_image=4, image_token_index=79, boi_token_index=77, eoi_token_index=78)
+    yield "gemma3_multimodal", Gemma3Config(
+        text_config=text, vision_config=vision | dict(image_size=28, patch_size=14), **images
+    )
+    text = dict(
+        **sizes(80, 20, 20, 3), **heads(4, 1, 6), global_head_dim=8, hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=80, num_kv_shared_layers=1, use_double_wide_mlp=True, sliding_window=6,
+        layer_types=[LOCAL, GLOBAL, GLOBAL], final_logit_softcapping=3.0,
+        rope_parameters={LOCAL: rope(100.0), GLOBAL: rope(1000.0, "proportional", partial_rotary_factor=0.5)},
+    )
+    yield "gemma4_multimodal", Gemma4Config(
+        text_config=text, audio_config=None, image_token_id=79, boi_token_id=77, eoi_token_id=78, video_token_id=76,
+        vision_config=vision | dict(head_dim=4, num_key_value_heads=2, position_embedding_size=16),
+    )
+
+
+def qwen2():
+    yield "qwen2_untied", Qwen2Config(
+        **sizes(85, 20, 36, 2), num_attention_heads=5, num_key_value_heads=1, tie_word_embeddings=False,
+        rope_parameters=rope(1000000.0), eos_token_id=[3, 4],
+    ), dict(rope_theta=1000000.0, sliding_window=4096, layer_types=None)
+    yield "qwen2_tied", Qwen2Config(
+        **sizes(99, 24, 40, 2), num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=True,
+        rope_parameters=rope(10000.0), rms_norm_eps=1e-5,
+    )
+    # The first two layers see everything, the others a window.
+    yield "qwen2_late_windows", Qwen2Config(
+        **sizes(82, 16, 32, 5), num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+        use_sliding_window=True, sliding_window=6, max_window_layers=2, rope_parameters=rope(200.0),
+    )
+
+
+def qwen3():
+    yield "qwen3_untied", Qwen3Config(
+        **sizes(80, 20, 28, 2), **heads(6, 2, 8), tie_word_embeddings=False, rope_parameters=rope(1000000.0)
+    )
+    yield "qwen3_tied", Qwen3Config(
+        **sizes(92, 20, 32, 3), **heads(5, 5, 6), tie_word_embeddings=True, rope_parameters=rope(100.0),
+        rms_norm_eps=1e-5,
+    ), dict(rope_theta=100.0, rope_scaling=None)
+    yield "qwen3_yarn_one_layer", Qwen3Config(
+        **sizes(104, 24, 40, 1), **heads(3, 1, 12), tie_word_embeddings=False,
+        rope_parameters=rope(
+            100.0, "yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=4.0, attention_factor=1.3
+        ),
+    )
+
+
+def olmo3():
+    # One cycle of four and a remainder of two.
+    yarn = dict(factor=8.0, original_max_position_embeddings=64, beta_fast=6.0, beta_slow=1.0)
+    yield "olmo3_yarn", Olmo3Config(
+        **sizes(80, 16, 24, 6), num_attention_heads=4, num_key_value_heads=2, sliding_window=6, eos_token_id=2,
+        rope_parameters={LOCAL: rope(500000.0), GLOBAL: rope(500000.0, "yarn", attention_factor=1.25, **yarn)},
+        tie_word_embeddings=False,
+    ), dict(
+        rope_theta=500000.0, rope_scaling=dict(rope_type="yarn", attention_factor=1.25, **yarn), layer_types=None
+    )
+    yield "olmo3_yarn_own_factor", Olmo3Config(
+        **sizes(88, 24, 32, 4), num_attention_heads=3, num_key_value_heads=1, sliding_window=8, eos_token_id=2,
+        rope_parameters={LOCAL: rope(100.0), GLOBAL: rope(100.0, "yarn", **yarn)}, tie_word_embeddings=False,
+    )
+    yield "olmo3_default_tied_one_layer", Olmo3Config(
+        **sizes(96, 30, 40, 1), num_attention_heads=5, num_key_value_heads=5, sliding_window=3, eos_token_id=2,
+        rope_parameters={LOCAL: rope(500000.0), GLOBAL: rope(500000.0)}, tie_word_embeddings=True,
+    )
+
+
+def gpt2():
+    yield "gpt2_two_layers", GPT2Config(
+        vocab_size=90, n_positions=32, n_embd=24, n_layer=2, n_head=3, bos_token_id=0, eos_token_id=0
+    )
+    yield "gpt2_narrow_one_layer", GPT2Config(
+        vocab_size=111, n_positions=21, n_embd=30, n_layer=1, n_head=5, n_inner=50, layer_norm_epsilon=1e-3,
+        bos_token_id=0, eos_token_id=0,
+    )
+
+
+FAMILIES = [llama, mistral, gemma, gemma2, gemma3, gemma4, gemma4_small, wrapped, qwen2, qwen3, olmo3, gpt2]
+WITH_GRADIENTS = {"llama_six_on_two", "gemma2_even", "qwen3_untied"}
+# Keys that older releases did not write.
+ABSENT = {"layer_types", "per_layer_config", "_sliding_window_pattern"}
+# The same weights once more: in several files, and in narrower types.
+COPIES = {
+    "llama_six_on_two": {"sharded": "12KB", "bfloat16": torch.bfloat16},
+    "gemma3_cycle_of_three_untied": {"sharded": "30KB", "float16": torch.float16},
+}
+
+
+def randomize(model):
+    """Gives every parameter and stored buffer values at which it matters."""
+    offset_norms = model.config.model_type in {"gemma", "gemma2", "gemma3_text", "gemma3"}
+    for key, value in model.state_dict(keep_vars=True).items():
+        noise = torch.randn(value.shape)
+        if key.endswith("layer_scalar"):
+            new = 0.6 + 0.8 * torch.rand(value.shape)
+        elif "norm" in key or "ln_" in key:
+            new = 0.3 * noise + (0.0 if offset_norms or key.endswith("bias") else 1.0)
+            # Gemma 4 does not divide its scores by anything.
+            new *= 0.6 if "gemma4" in model.config.model_type and ("q_norm" in key or "k_norm" in key) else 1.0
+        elif key.endswith("bias"):
+            new = 0.5 * noise
+        elif "embed" in key or "wte" in key or "wpe" in key or "lm_head" in key:
+            new = 1.5 * noise * model.config.get_text_config().hidden_size**-0.5
+        else:
+            fan_in = value.shape[0] if model.config.model_type == "gpt2" else value.shape[1]
+            new = 1.4 * noise * fan_in**-0.5
+        with torch.no_grad():
+            value.copy_(new)
+
+
+def class_of(config):
+    return AutoModelForImageTextToText if hasattr(config, "text_config") else AutoModelForCausalLM
+
+
+def make(name, config):
+    config._attn_implementation = "eager"
+    torch.manual_seed(zlib.crc32(name.encode()))
+    model = class_of(config).from_config(config, dtype=torch.float32).eval()
+    randomize(model)
+    model.tie_weights()
+    # Without the padding token: its embedding gets no gradient, and that is no part of the mathematics.
+    text = config.get_text_config()
+    padding = text.vocab_size - 1 if text.pad_token_id is None else text.pad_token_id
+    # Nor are the last ones of a multimodal vocabulary text.
+    tokens = torch.randint(0, text.vocab_size - (5 if text is not config else 1), (ROWS, LENGTH))
+    return model, tokens + (tokens >= padding)
+
+
+def forward(model, tokens):
+    """Logits, and the hidden states before the first layer and after each layer, the last before the final norm."""
+    body = model.transformer.h if hasattr(model, "transformer") else model.model
+    layers = getattr(getattr(body, "language_model", body), "layers", body)
+    hidden = []
+    hooks = [layers[0].register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0].clone()))]
+    for layer in layers:
+        hooks.append(layer.register_forward_hook(lambda _, inputs, output: hidden.append(output.clone())))
+    logits = model(tokens, use_cache=False).logits
+    for hook in hooks:
+        hook.remove()
+    return logits, hidden
+
+
+def loss_of(model, tokens):
+    logits = model(tokens, use_cache=False).logits[:, :-1]
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def gradients_of(model, tokens):
+    model.zero_grad()
+    loss = loss_of(model, tokens)
+    loss.backward()
+    return loss.detach(), {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
+
+
+def three_steps(model, tokens):
+    """AdamW after clipping by the global norm: update = -rate * (m / (sqrt(v) + epsilon) + decay * parameter)."""
+    parameters = dict(model.named_parameters())
+    first = {key: torch.zeros_like(value) for key, value in parameters.items()}
+    second = {key: torch.zeros_like(value) for key, value in parameters.items()}
+    losses, norms = [], []
+    for step in range(1, 4):
+        loss, gradients = gradients_of(model, tokens)
+        norm = torch.sqrt(sum(gradient.double().square().sum() for gradient in gradients.values()))
+        losses.append(loss)
+        norms.append(norm)
+        for key, parameter in parameters.items():
+            gradient = gradients[key] * min(1.0, CLIP / norm.item())
+            first[key] = BETA_1 * first[key] + (1 - BETA_1) * gradient
+            second[key] = BETA_2 * second[key] + (1 - BETA_2) * gradient.square()
+            mean, square = first[key] / (1 - BETA_1**step), second[key] / (1 - BETA_2**step)
+            with torch.no_grad():
+                parameter.sub_(LEARNING_RATE * (mean / (square.sqrt() + EPSILON) + DECAY * parameter))
+    content = {key: parameter.detach().clone() for key, parameter in parameters.items()}
+    return content | {"losses": torch.stack(losses).float(), "gradient_norms": torch.stack(norms).float()}
+
+
+def interleave(kernel, num_heads):
+    """Rows of each head from half-split order to the order of pairs."""
+    return kernel.unflatten(0, (num_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def write_consolidated(model, folder, parts):
+    """Llama's first format: `params.json` and one pickled file for each part of the tensor-parallel model."""
+    config, state = model.config, model.state_dict()
+    tensors = {
+        "tok_embeddings.weight": (1, state["model.embed_tokens.weight"]),
+        "norm.weight": (None, state["model.norm.weight"]),
+        "output.weight": (0, state["lm_head.weight"]),
+        "rope.freqs": (None, config.rope_parameters["rope_theta"] ** -(torch.arange(0, 6, 2) / 6)),
+    }
+    for layer in range(config.num_hidden_layers):
+        parameter = lambda key: state[f"model.layers.{layer}.{key}.weight"]
+        tensors |= {f"layers.{layer}.{key}.weight": value for key, value in {
+            "attention.wq": (0, interleave(parameter("self_attn.q_proj"), config.num_attention_heads)),
+            "attention.wk": (0, interleave(parameter("self_attn.k_proj"), config.num_key_value_heads)),
+            "attention.wv": (0, parameter("self_attn.v_proj")),
+            "attention.wo": (1, parameter("self_attn.o_proj")),
+            "feed_forward.w1": (0, parameter("mlp.gate_proj")),
+            "feed_forward.w2": (1, parameter("mlp.down_proj")),
+            "feed_forward.w3": (0, parameter("mlp.up_proj")),
+            "attention_norm": (None, parameter("input_layernorm")),
+            "ffn_norm": (None, parameter("post_attention_layernorm")),
+        }.items()}
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for part in range(parts):
+        own = {key: value if axis is None else value.chunk(parts, axis)[part] for key, (axis, value) in tensors.items()}
+        own = {key: value.clone() for key, value in own.items()}
+        torch.save(own, folder / f"consolidated.{part:02}.pth")
+    parameters = dict(
+        dim=config.hidden_size, n_layers=config.num_hidden_layers, n_heads=config.num_attention_heads,
+        n_kv_heads=config.num_key_value_heads, vocab_size=config.vocab_size, multiple_of=4, ffn_dim_multiplier=0.5,
+        norm_eps=config.rms_norm_eps, rope_theta=config.rope_parameters["rope_theta"],
+    )
+    (folder / "params.json").write_text(json.dumps(parameters) + "\n")
+
+
+def write(path, tensors):
+    save_file({key: value.detach().clone().contiguous() for key, value in tensors.items()}, path)
+
+
+def relative(left, right):
+    return ((left.double() - right.double()).norm() / right.double().norm()).item()
+
+
+def write_case(name, config, legacy=None):
+    folder = HERE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model, tokens = make(name, config)
+    model.save_pretrained(folder)
+    with torch.no_grad():
+        logits, hidden = forward(model, tokens)
+        names = {f"hidden_{index}": state for index, state in enumerate(hidden)}
+        write(folder / "golden.safetensors", {"tokens": tokens.int(), "logits": logits} | names)
+        model.double()
+        noise = (model(tokens, use_cache=False).logits - logits).abs().max().item() / logits.std().item()
+    assert logits.std() >= 0.5 and noise < 2e-5, f"{name}: deviation {logits.std()}, noise {noise}"
+
+    loaded = class_of(config).from_pretrained(folder, attn_implementation="eager")
+    assert torch.equal(loaded(tokens).logits, logits), f"{name} loads as another model"
+    if legacy:
+        spelled = json.loads((folder / "config.json").read_text())
+        spelled["torch_dtype"] = spelled.pop("dtype")
+        if "rope_theta" in legacy:
+            del spelled["rope_parameters"]
+        spelled |= legacy
+        for key in ABSENT & legacy.keys():
+            del spelled[key]
+        (folder / "config_legacy.json").write_text(json.dumps(spelled, indent=2) + "\n")
+        old = AutoConfig.for_model(**spelled)
+        loaded = AutoModelForCausalLM.from_pretrained(folder, config=old, attn_implementation="eager")
+        assert torch.equal(loaded(tokens).logits, logits), f"{name}: the older spelling is another model"
+
+    if name in WITH_GRADIENTS:
+        _, expected = gradients_of(make(name, config)[0].double(), tokens)
+        model, _ = make(name, config)
+        loss, gradients = gradients_of(model, tokens)
+        write(folder / "gradients.safetensors", gradients | {"loss": loss})
+        before = {key: value.detach().clone() for key, value in model.named_parameters()}
+        after = three_steps(model, tokens)
+        write(folder / "adamw.safetensors", after)
+        exact = three_steps(make(name, config)[0].double(), tokens)
+        worst = max(relative(gradients[key], expected[key]) for key in expected)
+        drift = max(relative(after[key] - value, exact[key].float() - value) for key, value in before.items())
+        assert worst < 1e-5 and drift < 3e-4, f"{name}: gradients {worst}, steps {drift}"
+        print(f"  gradients {worst:.1e}, steps {drift:.1e}, norms {after['gradient_norms'].tolist()}")
+
+    for suffix, kind in COPIES.get(name, {}).items():
+        copy = HERE / f"{name}_{suffix}"
+        shutil.rmtree(copy, ignore_errors=True)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32 if suffix == "sharded" else kind)
+        model.save_pretrained(copy, max_shard_size=kind if suffix == "sharded" else "5GB")
+    if name == "llama_square_heads":
+        for suffix, parts in [("consolidated", 1), ("consolidated_parts", 2)]:
+            write_consolidated(loaded, HERE / f"{name}_{suffix}", parts)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(f"{name}: deviation {logits.std():.2f}, noise {noise:.1e}, {size / 1000:.0f} kB")
+
+
+def main():
+    chosen = set(sys.argv[1:])
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    for family in FAMILIES:
+        for name, config, *legacy in family():
+            if not chosen or name in chosen:
+                write_case(name, config, *legacy)
+
+
+if __name__ == "__main__":
+    main()
