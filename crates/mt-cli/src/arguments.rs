@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -42,6 +42,7 @@ Examples:
 See also:
   maxtext config show          every key and its value
   maxtext config explain KEY   what a key does
+  maxtext config models        the named models
   maxtext config check …       look for mistakes without training";
 
 const DECODE: &str = "\
@@ -72,6 +73,93 @@ Examples:
       hf_path=text hf_train_files='books/*.txt'
   maxtext train books.yml tokenizer_path=my_tokenizer vocab_size=8192";
 
+const CONFIG_EXAMPLES: &str = "\
+Examples:
+  maxtext config show --changed --origins run.yml steps=100
+  maxtext config explain learning_rate rl.num_generations
+  maxtext config check model_name=llama2-7b dataset_type=synthetic
+  maxtext config diff llama2-7b llama3-8b
+  maxtext config models mistral";
+
+const SHOW: &str = "\
+Shows the value of every key, given what `maxtext train` would be given.
+
+What is shown is YAML: written to a file, it is a configuration that gives the
+same values. Values of secret keys are hidden.";
+
+const SHOW_EXAMPLES: &str = "\
+Examples:
+  maxtext config show
+  maxtext config show --changed --origins model_name=llama2-7b steps=100
+  maxtext config show --json run.yml > run.json";
+
+const EXPLAIN_EXAMPLES: &str = "\
+Examples:
+  maxtext config explain learning_rate
+  maxtext config explain ici_fsdp_parallelism rl.num_generations
+  maxtext config explain llama3.1-8b";
+
+const CHECK: &str = "\
+Looks for mistakes in what a command would be given, without running it.
+
+The first argument may be the command, `train` or `decode`; it is `train` if it
+is left out. Where `hardware` is `cpu` or `num_cpu_devices` is set, meshes and
+batches are checked as well. The exit status is 2 if there is a mistake.";
+
+const CHECK_EXAMPLES: &str = "\
+Examples:
+  maxtext config check run.yml steps=1000
+  maxtext config check train dataset_type=synthetic num_cpu_devices=8 \\
+      ici_fsdp_parallelism=8
+  maxtext config check decode load_parameters_path=maxtext_output/first";
+
+const DIFF: &str = "\
+Prints the keys whose values differ between two configurations.
+
+Each is a YAML file, a preset, a named model, or the directory of a run. The
+environment is left aside. The exit status is 0 also if they differ.";
+
+const DIFF_EXAMPLES: &str = "\
+Examples:
+  maxtext config diff llama2-7b llama3-8b
+  maxtext config diff base run.yml
+  maxtext config diff maxtext_output/first maxtext_output/second --json";
+
+const MODELS: &str = "\
+Lists the named models, which `model_name` takes.
+
+Heads are those of queries and of keys and values; experts those that a token
+goes to, of all, and those that all tokens go to. The numbers of parameters
+follow from the model's code, so they are known where its family is built. The
+last column says what is missing before a model can be trained: `family` if it
+is the family as a whole.";
+
+const MODELS_EXAMPLES: &str = "\
+Examples:
+  maxtext config models
+  maxtext config models llama3.1
+  maxtext config models deepseek --json";
+
+const PLUGIN_EXAMPLES: &str = "\
+Examples:
+  maxtext plugin list
+  maxtext plugin install gpu";
+
+const PLUGIN_INSTALL: &str = "\
+Installs a plugin into the user's cache directory.
+
+The plugins for CPUs and TPUs are installed at first use, so this is needed for
+GPUs, and to prepare a machine that has no network later.";
+
+const COMPLETION: &str = "\
+Prints a script that makes a shell complete commands, options, keys and values.";
+
+const COMPLETION_EXAMPLES: &str = "\
+Examples:
+  source <(maxtext completion bash)       in ~/.bashrc
+  source <(maxtext completion zsh)        in ~/.zshrc, behind compinit
+  maxtext completion fish | source        in ~/.config/fish/config.fish";
+
 /// Train, sample and inspect language models.
 #[derive(Debug, Parser)]
 #[command(name = "maxtext", version, after_help = EXAMPLES, disable_help_subcommand = true)]
@@ -88,15 +176,25 @@ pub enum Command {
     /// Continue prompts with a trained model
     #[command(long_about = DECODE, after_help = DECODE_EXAMPLES)]
     Decode(Decode),
-    /// Show, explain and check configurations
-    #[command(subcommand)]
+    /// Show, explain, check and compare configurations
+    #[command(subcommand, after_help = CONFIG_EXAMPLES)]
     Config(ConfigCommand),
     /// Train tokenizers
     #[command(subcommand)]
     Tokenizer(TokenizerCommand),
     /// List and install the plugins that run programs on CPUs, GPUs and TPUs
-    #[command(subcommand)]
+    #[command(subcommand, after_help = PLUGIN_EXAMPLES)]
     Plugin(PluginCommand),
+    /// Print a script for a shell to complete commands, keys and values
+    #[command(long_about = COMPLETION, after_help = COMPLETION_EXAMPLES)]
+    Completion {
+        /// The shell
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Answer the scripts of `completion`
+    #[command(hide = true)]
+    Complete(Complete),
 }
 
 /// A configuration file and keys.
@@ -105,6 +203,15 @@ pub struct Settings {
     /// A YAML file, and keys that override it: `steps=100 learning_rate=1e-3`
     #[arg(value_name = "CONFIG.yml | KEY=VALUE", allow_hyphen_values = true)]
     pub settings: Vec<String>,
+}
+
+impl Settings {
+    /// Takes out an option that was given behind keys, where everything else is a key.
+    pub fn take_flag(&mut self, flag: &str) -> bool {
+        let before = self.settings.len();
+        self.settings.retain(|argument| argument != flag);
+        self.settings.len() < before
+    }
 }
 
 /// What to decode, and how to write it.
@@ -120,14 +227,74 @@ pub struct Decode {
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
     /// Show the value of every key
+    #[command(long_about = SHOW, after_help = SHOW_EXAMPLES)]
     Show(Show),
-    /// Explain a key: its type, default, bounds, and what it does
+    /// Explain keys: type, default, bounds, what they do and what reads them
+    #[command(after_help = EXPLAIN_EXAMPLES)]
     Explain {
-        /// The key
-        key: String,
+        /// The keys
+        #[arg(value_name = "KEY", required = true)]
+        keys: Vec<String>,
     },
-    /// Look for mistakes in what `maxtext train` would be given, without training
-    Check(Settings),
+    /// Look for mistakes in what a command would be given, without running it
+    #[command(long_about = CHECK, after_help = CHECK_EXAMPLES)]
+    Check(Check),
+    /// Print the keys in which two configurations differ
+    #[command(long_about = DIFF, after_help = DIFF_EXAMPLES)]
+    Diff(Diff),
+    /// List the named models
+    #[command(long_about = MODELS, after_help = MODELS_EXAMPLES)]
+    Models(Models),
+}
+
+/// A command, a configuration file and keys.
+#[derive(Debug, Args)]
+pub struct Check {
+    /// `train` or `decode`, and what the command would be given
+    #[arg(value_name = "COMMAND | CONFIG.yml | KEY=VALUE", allow_hyphen_values = true)]
+    pub arguments: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct Diff {
+    /// A YAML file, a preset, a named model or the directory of a run
+    #[arg(value_name = "A")]
+    pub left: String,
+    /// What to compare it with
+    #[arg(value_name = "B")]
+    pub right: String,
+    /// Write one JSON object, from keys to both values
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Models {
+    /// Only models with this in their names or their families'
+    pub filter: Option<String>,
+    /// Write one JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What a shell wants completed.
+#[derive(Debug, Args)]
+pub struct Complete {
+    #[arg(value_enum)]
+    pub shell: Shell,
+    /// Which of the words is to be completed, the program's name being word 0
+    pub index: usize,
+    /// The words behind the program's name
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub words: Vec<String>,
+}
+
+/// A shell that can complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Shell {
+    Bash,
+    Zsh,
+    Fish,
 }
 
 #[derive(Debug, Args)]
@@ -173,6 +340,7 @@ pub enum PluginCommand {
         json: bool,
     },
     /// Install a plugin into the user's cache directory
+    #[command(long_about = PLUGIN_INSTALL)]
     Install {
         /// The kind of hardware
         #[arg(value_parser = ["cpu", "gpu", "tpu"])]

@@ -21,7 +21,7 @@ pub mod table;
 mod yaml;
 
 pub use coerce::value_text;
-pub use config::{Config, Difference, Entry};
+pub use config::{Config, Difference, Entry, yaml_text};
 pub use error::{ConfigError, Problem};
 pub use groups::{
     AttentionKind, CheckpointGroup, DataGroup, DatasetType, DebugGroup, DecodeConfig, DecodeGroup,

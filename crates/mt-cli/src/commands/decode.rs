@@ -14,35 +14,79 @@ use mt_config::{
 };
 use mt_data::{DataError, DecodeStream, Tokenizer};
 use mt_engine::{
-    FinishReason, GeneratedToken, GenerationEvent, Limits, Loaded, Request, SamplingOptions, Timing,
-    check_checkpoint, encode_prompt, load, load_tokenizer,
+    EngineError, FinishReason, GeneratedToken, GenerationEvent, Limits, Loaded, Request, SamplingOptions,
+    Timing, check_checkpoint, encode_prompt, load, load_tokenizer,
 };
 use serde_json::json;
 
-use crate::{arguments::Decode, commands::warn, failure::Failure};
+use crate::{
+    arguments::{Decode, Settings},
+    commands::warn,
+    failure::Failure,
+};
 
 /// Runs `maxtext decode`.
-pub fn run(command: Decode) -> Result<(), Failure> {
-    let (config, run_directory) = configure(command.settings.settings)?;
-    let decode = DecodeConfig::from_config(&config)?;
-    // A tokenizer that is named for this command goes before the run's own.
-    let named_here = ["tokenizer_path", "tokenizer_type"].iter().any(|key| is_set_here(config.entry(key)));
-    let tokenizer = load_tokenizer(&decode.tokenizer, run_directory.as_deref().filter(|_| !named_here))?;
-    let prompts = prompts(&decode.decode)?;
-    let mut asked: Vec<Asked<'_>> = Vec::new();
-    for prompt in &prompts {
-        let tokens = encode_prompt(&tokenizer, prompt, decode.tokenizer.add_bos)?;
-        asked.extend(
+pub fn run(mut command: Decode) -> Result<(), Failure> {
+    command.json |= command.settings.take_flag("--json");
+    let Prepared { decode, tokenizer, prompts, .. } = prepare(command.settings)?;
+    let asked: Vec<Asked<'_>> = prompts
+        .iter()
+        .flat_map(|(prompt, tokens)| {
             (0..decode.decode.decode_num_samples as u64)
-                .map(|sample| Asked { prompt, request: Request { prompt: tokens.clone(), sample } }),
-        );
-    }
-
+                .map(|sample| Asked { prompt, request: Request { prompt: tokens.clone(), sample } })
+        })
+        .collect();
     let loaded = load(&decode, tokenizer)?;
     report_loading(&loaded);
     let (timing, texts) = generate(&loaded, &decode.decode, &asked, command.json)?;
     report_timing(&timing);
     check_expectation(&decode.decode, &texts)
+}
+
+/// What decoding needs, before any hardware is started or any weight is read.
+pub struct Prepared {
+    pub config: Config,
+    pub decode: DecodeConfig,
+    tokenizer: Tokenizer,
+    /// The prompts with their tokens.
+    prompts: Vec<(String, Vec<u32>)>,
+}
+
+/// Reads all but the weights.
+pub fn prepare(settings: Settings) -> Result<Prepared, Failure> {
+    let (config, run_directory) = configure(settings.settings)?;
+    let decode = DecodeConfig::from_config(&config)?;
+    // A tokenizer that is named for this command goes before the run's own.
+    let named_here = ["tokenizer_path", "tokenizer_type"].iter().any(|key| is_set_here(config.entry(key)));
+    let tokenizer = load_tokenizer(&decode.tokenizer, run_directory.as_deref().filter(|_| !named_here))?;
+    let prompts = prompts(&decode.decode)?
+        .into_iter()
+        .map(|prompt| {
+            let tokens = encode_prompt(&tokenizer, &prompt, decode.tokenizer.add_bos)?;
+            Ok((prompt, tokens))
+        })
+        .collect::<Result<Vec<_>, Failure>>()?;
+    Ok(Prepared { config, decode, tokenizer, prompts })
+}
+
+impl Prepared {
+    /// Checks what the engine would refuse: a tokenizer that is too large, and prompts that are too long.
+    pub fn check_prompts(&self) -> Result<(), Failure> {
+        self.tokenizer.check_vocab_size(self.decode.model.vocab_size)?;
+        let group = &self.decode.decode;
+        for (index, (_, tokens)) in self.prompts.iter().enumerate() {
+            let length = tokens.len();
+            for (taken, limit, key) in [
+                (length + 1, group.max_target_length, "max_target_length"),
+                (length, group.max_prefill_predict_length, "max_prefill_predict_length"),
+            ] {
+                if taken > limit {
+                    return Err(EngineError::PromptTooLong { number: index + 1, length, limit, key }.into());
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A prompt, and what the engine is asked for it.

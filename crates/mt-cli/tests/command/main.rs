@@ -1,5 +1,9 @@
 //! The binary as users see it: exit statuses, messages, help.
 
+mod completion;
+mod configuration;
+mod models;
+
 use std::{path::Path, process::Command};
 
 /// What a run of the binary gave.
@@ -69,6 +73,13 @@ fn help_shows_commands_and_examples() {
     );
     check_output(&["decode", "--help"], &["prompt=", "decode_seed"]);
     check_output(&["tokenizer", "train", "--help"], &["--vocab-size", "--output"]);
+    check_output(&["config", "-h"], &["Examples:", "show", "explain", "check", "diff", "models"]);
+    for command in ["show", "explain", "check", "diff", "models"] {
+        check_output(&["config", command, "-h"], &["Examples:", &format!("maxtext config {command}")]);
+    }
+    check_output(&["plugin", "-h"], &["Examples:", "maxtext plugin install gpu"]);
+    check_output(&["completion", "-h"], &["Examples:", "source <(maxtext completion bash)"]);
+    assert!(!maxtext(&["-h"]).output.contains("  complete "), "the subcommand of the scripts is hidden");
     check_output(&["--version"], &["maxtext 0."]);
     let bare = maxtext(&[]);
     assert_eq!(bare.status, 2);
@@ -110,57 +121,6 @@ fn decoding_needs_a_model() {
         &["decode", "load_parameters_path=/nowhere"],
         &["`load_parameters_path` is `/nowhere`", "does not exist"],
     );
-}
-
-#[test]
-fn configurations_are_shown() {
-    check_output(
-        &["config", "show"],
-        &["# The run", "steps: 150001", "learning_rate: 3e-5", "max_num_checkpoints_to_keep: none"],
-    );
-    check_output(
-        &["config", "show", "--changed", "--origins", "steps=5", "model_name=llama2-7b"],
-        &["steps: 5  # command line", "base_emb_dim: 4096  # model `llama2-7b`, line 1"],
-    );
-    check_output(&["config", "show", "--changed"], &["every key is at its default"]);
-    let json = maxtext(&["config", "show", "--json", "steps=5"]);
-    let object: serde_json::Value = serde_json::from_str(&json.output).unwrap();
-    assert_eq!((&object["steps"], &object["mlp_activations"][0]), (&5.into(), &"silu".into()));
-    let origins = maxtext(&["config", "show", "--json", "--origins", "--changed", "steps=5"]);
-    let object: serde_json::Value = serde_json::from_str(&origins.output).unwrap();
-    assert_eq!(object, serde_json::json!({ "steps": { "value": 5, "origin": "command line" } }));
-}
-
-#[test]
-fn environment_and_secrets() {
-    let environment = [("M_STEPS", "7"), ("M_HF_ACCESS_TOKEN", "hf_verysecret")];
-    let outcome = maxtext_in(&std::env::temp_dir(), &["config", "show", "--origins"], &environment);
-    assert!(outcome.output.contains("steps: 7  # environment variable `M_STEPS`"), "{}", outcome.output);
-    assert!(!format!("{}{}", outcome.output, outcome.errors).contains("verysecret"));
-    assert!(outcome.output.contains("hf_access_token: (hidden)"));
-}
-
-#[test]
-fn keys_are_explained() {
-    check_output(
-        &["config", "explain", "learning_rate"],
-        &["learning_rate\n", "number, at least 0", "3e-5", "acts on", "optimizer", "M_LEARNING_RATE"],
-    );
-    check_output(&["config", "explain", "hardware"], &["MaxText's own default is `tpu`"]);
-    check_output(&["config", "explain", "ici_pipeline_parallelism"], &["pipeline parallelism"]);
-}
-
-#[test]
-fn configurations_are_checked() {
-    check_output(&["config", "check"], &["the quick start has no mistakes"]);
-    check_output(&["config", "check", "dataset_type=synthetic"], &["the configuration has no mistakes"]);
-    check_wrong(
-        &["config", "check", "dataset_type=synthetic", "num_cpu_devices=8", "ici_tensor_parallelism=3"],
-        &["`ici_tensor_parallelism=3` does not divide the 8 devices"],
-    );
-    let noted = maxtext(&["config", "check", "dataset_type=synthetic", "shardy=false"]);
-    assert_eq!(noted.status, 0);
-    assert!(noted.errors.starts_with("warning: `shardy`"), "{}", noted.errors);
 }
 
 #[test]

@@ -1,0 +1,91 @@
+//! `maxtext completion`, and `maxtext complete`, which its scripts call.
+//!
+//! The scripts pass on the words of the command line; what may come next is decided here, so that it is the same in
+//! every shell.
+
+mod candidates;
+
+use crate::{
+    arguments::{Complete, Shell},
+    failure::{Failure, print},
+};
+
+/// Prints the script of a shell.
+pub fn script(shell: Shell) -> Result<(), Failure> {
+    let script = match shell {
+        Shell::Bash => include_str!("bash.sh"),
+        Shell::Zsh => include_str!("zsh.sh"),
+        Shell::Fish => include_str!("fish.sh"),
+    };
+    print(script.trim_end())
+}
+
+/// Prints what a word may become, one answer a line.
+pub fn complete(command: Complete) -> Result<(), Failure> {
+    let mut words: Vec<String> = command.words;
+    // What is behind the cursor does not matter. Shells differ in whether they pass an empty last word.
+    words.resize(command.index, String::new());
+    let mut taken = 0;
+    if command.shell == Shell::Bash {
+        (words, taken) = joined(&words);
+    }
+    let current = words.pop().unwrap_or_default();
+    let answers: Vec<String> = candidates::candidates(&words, &current)
+        .into_iter()
+        .map(|candidate| match (command.shell, candidate.help) {
+            (Shell::Fish, Some(help)) => format!("{}\t{help}", candidate.text),
+            _ => candidate.text[taken..].to_owned(),
+        })
+        .collect();
+    if answers.is_empty() { Ok(()) } else { print(&answers.join("\n")) }
+}
+
+/// The words as they were before bash split them at `=` and `:`, and how much of the last one is before the part that
+/// bash replaces.
+fn joined(parts: &[String]) -> (Vec<String>, usize) {
+    let is_break = |part: &str| !part.is_empty() && part.chars().all(|c| matches!(c, '=' | ':'));
+    let mut words: Vec<String> = Vec::new();
+    let mut taken = 0;
+    for (index, part) in parts.iter().enumerate() {
+        let follows = index > 0 && is_break(&parts[index - 1]);
+        match words.last_mut() {
+            Some(word) if is_break(part) => {
+                word.push_str(part);
+                taken = word.len();
+            }
+            Some(word) if follows => {
+                taken = word.len();
+                word.push_str(part);
+            }
+            _ => {
+                words.push(part.clone());
+                taken = 0;
+            }
+        }
+    }
+    (words, taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_bash_are_joined() {
+        for (parts, expected, taken) in [
+            (&["train", "steps"][..], &["train", "steps"][..], 0),
+            (&["train", "steps", "="], &["train", "steps="], 6),
+            (&["train", "steps", "=", "1"], &["train", "steps=1"], 6),
+            (&["train", "steps", "=", "1", ""], &["train", "steps=1", ""], 0),
+            (&["train", "steps=1"], &["train", "steps=1"], 0),
+            (&["train", "hf_path", "=", "gs", ":", "//a"], &["train", "hf_path=gs://a"], 11),
+        ] {
+            let parts: Vec<String> = parts.iter().map(|part| (*part).to_owned()).collect();
+            let (words, found) = joined(&parts);
+            assert_eq!(
+                (words.as_slice(), found),
+                (&expected.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>()[..], taken)
+            );
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! `maxtext config check`.
+
+use mt_config::{Config, Hardware, Named, Request, RunGroup, TrainConfig};
+
+use crate::{
+    arguments::{Check, Settings},
+    commands::{decode, warn},
+    failure::{Failure, print},
+};
+
+/// Commands of MaxText that this program is to have.
+const NOT_BUILT: &[&str] =
+    &["compile", "sft", "dpo", "rl", "distill", "serve", "eval", "bench", "estimate", "logits"];
+
+/// Commands whose arguments can be checked.
+pub const CHECKED: &[&str] = &["train", "decode"];
+
+pub fn run(arguments: Check) -> Result<(), Failure> {
+    let mut settings = Settings { settings: arguments.arguments };
+    let first = settings.settings.first().cloned().unwrap_or_default();
+    if NOT_BUILT.contains(&first.as_str()) {
+        return Err(not_built(&first));
+    }
+    if CHECKED.contains(&first.as_str()) {
+        settings.settings.remove(0);
+    }
+    if first == "decode" { check_decode(settings) } else { check_train(settings) }
+}
+
+fn check_train(settings: Settings) -> Result<(), Failure> {
+    let config = Config::resolve(&Request::from_process(settings.settings).with_quick_start())?;
+    warn(&config);
+    let train = TrainConfig::from_config(&config)?;
+    if let Some(devices) = num_devices(&train.run, &config) {
+        train.check_devices(devices)?;
+    }
+    report(if config.is_quick_start() { "the quick start" } else { "the configuration" }, &config)
+}
+
+fn check_decode(settings: Settings) -> Result<(), Failure> {
+    let prepared = decode::prepare(settings)?;
+    prepared.check_prompts()?;
+    if let Some(devices) = num_devices(&prepared.decode.run, &prepared.config) {
+        prepared.decode.placement.mesh(devices)?;
+    }
+    report("what `maxtext decode` would do", &prepared.config)
+}
+
+/// How many devices there are, if the configuration says it: of other hardware, that is only known where it is.
+fn num_devices(run: &RunGroup, config: &Config) -> Option<usize> {
+    let is_cpu = run.hardware == Hardware::Cpu || config.entry("num_cpu_devices").is_changed();
+    is_cpu.then_some(run.num_cpu_devices)
+}
+
+fn report(what: &str, config: &Config) -> Result<(), Failure> {
+    let changed = config.entries().filter(|entry| entry.is_changed()).count();
+    let verb = if changed == 1 { "key differs from its default" } else { "keys differ from their defaults" };
+    print(&format!("{what} has no mistakes; {changed} {verb}"))
+}
+
+fn not_built(command: &str) -> Failure {
+    let preset = match Named::embedded(command) {
+        Some(Named::Preset(preset)) => {
+            format!("; to check the preset of that name, write `maxtext config check {preset}`")
+        }
+        _ => String::new(),
+    };
+    Failure::user(format!(
+        "the command `{command}` is not built yet\nhint: what can be checked is `train` and `decode`{preset}"
+    ))
+}

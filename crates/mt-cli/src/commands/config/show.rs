@@ -1,0 +1,156 @@
+//! `maxtext config show`.
+
+use mt_config::{Config, Entry, Request, table};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    arguments::Show,
+    commands::warn,
+    failure::{Failure, print},
+};
+
+/// A list that would make a longer line gets a line for each of its elements.
+const COLUMNS: usize = 100;
+
+pub fn run(mut arguments: Show) -> Result<(), Failure> {
+    let settings = &mut arguments.settings;
+    arguments.origins |= settings.take_flag("--origins");
+    arguments.changed |= settings.take_flag("--changed");
+    arguments.json |= settings.take_flag("--json");
+    let config = Config::resolve(&Request::from_process(arguments.settings.settings))?;
+    warn(&config);
+    if arguments.json {
+        print(&object(&config, arguments.changed, arguments.origins))
+    } else {
+        print(&text(&config, arguments.changed, arguments.origins))
+    }
+}
+
+fn object(config: &Config, only_changed: bool, with_origins: bool) -> String {
+    let mut object = config.to_json(only_changed);
+    if with_origins {
+        object = object
+            .into_iter()
+            .map(|(name, value)| {
+                let origin = config.entry(&name).origin.to_string();
+                (name, json!({ "value": value, "origin": origin }))
+            })
+            .collect::<Map<String, Value>>();
+    }
+    format!("{:#}", Value::Object(object))
+}
+
+/// The configuration as YAML that resolves to it.
+fn text(config: &Config, only_changed: bool, with_origins: bool) -> String {
+    let mut lines = Vec::new();
+    for group in table::groups() {
+        let entries: Vec<&Entry> = group
+            .keys
+            .iter()
+            .map(|key| config.entry(key.name))
+            .filter(|entry| !only_changed || entry.is_changed())
+            .collect();
+        if entries.is_empty() {
+            continue;
+        }
+        if !lines.is_empty() {
+            lines.push(String::new());
+        }
+        lines.push(format!("# {}", group.title));
+        for entry in entries {
+            if entry.key.name == "resolved" && !only_changed {
+                // All keys are here, so that nothing is to be put on top of them when this is read again.
+                lines.push("resolved: true".to_owned());
+                continue;
+            }
+            let origin = if with_origins { format!("  # {}", entry.origin) } else { String::new() };
+            lines.extend(entry_lines(entry, &origin));
+        }
+    }
+    if lines.is_empty() {
+        lines.push("# every key is at its default".to_owned());
+    }
+    lines.join("\n")
+}
+
+fn entry_lines(entry: &Entry, origin: &str) -> Vec<String> {
+    let name = entry.key.name;
+    if entry.key.secret && entry.is_changed() {
+        return vec![format!("# {name}: {}{origin}", entry.shown())];
+    }
+    let line = format!("{name}: {}", yaml_value(&entry.value));
+    match &entry.value {
+        Value::Array(values) if line.len() > COLUMNS => {
+            let elements = values.iter().map(|value| format!("  - {}", yaml_value(value)));
+            std::iter::once(format!("{name}:{origin}")).chain(elements).collect()
+        }
+        _ => vec![format!("{line}{origin}")],
+    }
+}
+
+/// The value as YAML on one line: texts plain where nothing else can be meant, the rest as JSON or nearly so.
+fn yaml_value(value: &Value) -> String {
+    match value {
+        Value::Null => "none".to_owned(),
+        Value::String(text) if is_plain(text) => text.clone(),
+        Value::String(text) => quoted(text),
+        Value::Number(_) => mt_config::value_text(value),
+        Value::Array(values) => {
+            let values: Vec<String> = values
+                .iter()
+                .map(|value| match value {
+                    Value::String(text) => quoted(text),
+                    Value::Null => "null".to_owned(),
+                    other => yaml_value(other),
+                })
+                .collect();
+            format!("[{}]", values.join(", "))
+        }
+        Value::Bool(_) | Value::Object(_) => mt_config::yaml_text(value),
+    }
+}
+
+/// Whether YAML takes the text for a text, and for this one, without quotes.
+fn is_plain(text: &str) -> bool {
+    const OTHERS: &[&str] = &["true", "false", "yes", "no", "on", "off", "y", "n", "null", "inf", "nan"];
+    let begins = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/');
+    begins
+        && !text.ends_with(' ')
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || "_-+./@ ".contains(c))
+        && !OTHERS.contains(&text.to_ascii_lowercase().as_str())
+}
+
+/// In single quotes, as MaxText's own files write texts, unless escapes are needed.
+fn quoted(text: &str) -> String {
+    if text.chars().all(|c| matches!(c, ' '..='~')) {
+        return format!("'{}'", text.replace('\'', "''"));
+    }
+    mt_config::yaml_text(&Value::from(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_quoted_where_they_might_be_something_else() {
+        for (text, expected) in [
+            ("", "''"),
+            ("llama2-7b", "llama2-7b"),
+            ("I love to", "I love to"),
+            ("/data/x.yml", "/data/x.yml"),
+            ("12", "'12'"),
+            ("on", "'on'"),
+            ("a: b", "'a: b'"),
+            ("it's", "'it''s'"),
+            ("~", "'~'"),
+            ("two\nlines", "\"two\\nlines\""),
+            ("naïve", "\"naïve\""),
+            ("\u{7f}", "\"\\u007f\""),
+        ] {
+            assert_eq!(yaml_value(&text.into()), expected);
+        }
+        assert_eq!(yaml_value(&"none".into()), "none");
+        assert_eq!(yaml_value(&json!(["a", ["b"], 1])), "['a', ['b'], 1]");
+    }
+}

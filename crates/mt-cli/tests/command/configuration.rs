@@ -1,0 +1,233 @@
+//! `maxtext config`: show, explain, check, diff.
+
+use std::{collections::BTreeMap, fs};
+
+use serde_json::{Value, json};
+
+use crate::{check_output, check_wrong, maxtext, maxtext_in};
+
+fn json_of(arguments: &[&str]) -> Value {
+    let outcome = maxtext(arguments);
+    assert_eq!(outcome.status, 0, "{}", outcome.errors);
+    serde_json::from_str(&outcome.output).unwrap()
+}
+
+#[test]
+fn configurations_are_shown() {
+    check_output(
+        &["config", "show"],
+        &["# The run", "steps: 150001", "learning_rate: 3e-5", "max_num_checkpoints_to_keep: none"],
+    );
+    check_output(
+        &["config", "show", "--changed", "--origins", "steps=5", "model_name=llama2-7b"],
+        &["steps: 5  # command line", "base_emb_dim: 4096  # model `llama2-7b`, line 1"],
+    );
+    check_output(&["config", "show", "--changed"], &["every key is at its default"]);
+    let json = maxtext(&["config", "show", "--json", "steps=5"]);
+    let object: Value = serde_json::from_str(&json.output).unwrap();
+    assert_eq!((&object["steps"], &object["mlp_activations"][0]), (&5.into(), &"silu".into()));
+    let origins = maxtext(&["config", "show", "--json", "--origins", "--changed", "steps=5"]);
+    let object: Value = serde_json::from_str(&origins.output).unwrap();
+    assert_eq!(object, json!({ "steps": { "value": 5, "origin": "command line" } }));
+}
+
+#[test]
+fn environment_and_secrets() {
+    let environment = [("M_STEPS", "7"), ("M_HF_ACCESS_TOKEN", "hf_verysecret")];
+    let outcome = maxtext_in(&std::env::temp_dir(), &["config", "show", "--origins"], &environment);
+    assert!(outcome.output.contains("steps: 7  # environment variable `M_STEPS`"), "{}", outcome.output);
+    assert!(!format!("{}{}", outcome.output, outcome.errors).contains("verysecret"));
+    assert!(outcome.output.contains("hf_access_token: (hidden)"));
+}
+
+#[test]
+fn options_may_follow_keys() {
+    let before = maxtext(&["config", "show", "--changed", "--json", "steps=5"]);
+    let after = maxtext(&["config", "show", "steps=5", "--changed", "--json"]);
+    assert_eq!((after.status, &after.output), (0, &before.output));
+}
+
+#[test]
+fn objects_have_every_key() {
+    let object = json_of(&["config", "show", "--json"]);
+    let origins = json_of(&["config", "show", "--json", "--origins"]);
+    assert!(object.as_object().unwrap().len() > 800);
+    for (name, value) in object.as_object().unwrap() {
+        assert_eq!(&origins[name]["value"], value, "{name}");
+        assert!(origins[name]["origin"].is_string());
+    }
+    assert_eq!(origins["emb_dim"], json!({ "value": 2048, "origin": "derived" }));
+}
+
+#[test]
+fn what_is_shown_is_a_configuration_that_gives_the_same() {
+    let directory = tempfile::tempdir().unwrap();
+    let cases: &[&[&str]] = &[
+        &[],
+        &["run_name=12", "prompt=it's: # 'me'", "base_output_directory=~/x", "tokenizer_path=naïve\ttab"],
+        &["model_name=llama3-8b", "override_model_config=true", "base_mlp_dim=64"],
+        &["custom_mesh_and_rule=pure-fsdp", "logical_axis_rules=[['embed',['fsdp']],['mlp',[]]]"],
+        &["override_logical_axis_rules=true", "logical_axis_rules=[['embed',['fsdp']]]"],
+        &["hf_train_files=['a b.txt','c,d']", "adam_eps=1e-9", "hardware=cpu", "num_cpu_devices=8"],
+        &["post_train/distillation", "steps=9"],
+        &["inference/vllm"],
+    ];
+    for case in cases {
+        let show = |arguments: &[&str]| {
+            let all: Vec<&str> = ["config", "show"].iter().chain(arguments).copied().collect();
+            let outcome = maxtext_in(directory.path(), &all, &[]);
+            assert_eq!(outcome.status, 0, "{}", outcome.errors);
+            outcome.output
+        };
+        let text = show(case);
+        fs::write(directory.path().join("shown.yml"), &text).unwrap();
+        assert_eq!(show(&["shown.yml"]), text, "{case:?}");
+        let with_json: Vec<&str> = ["--json"].iter().chain(*case).copied().collect();
+        assert_eq!(show(&["--json", "shown.yml"]), show(&with_json), "{case:?}");
+    }
+}
+
+#[test]
+fn long_lists_have_a_line_for_each_element() {
+    check_output(
+        &["config", "show"],
+        &[
+            "logical_axis_rules:\n  - ['",
+            "mlp_activations: ['silu', 'linear']",
+            "# Derived values\nemb_dim: 2048",
+        ],
+    );
+    check_output(&["config", "show", "--origins"], &["logical_axis_rules:  # default\n  - ['"]);
+    let changed = maxtext(&["config", "show", "--changed", "base_emb_dim=64"]);
+    assert_eq!(changed.output, "# Model\nbase_emb_dim: 64\n");
+}
+
+#[test]
+fn keys_are_explained() {
+    check_output(
+        &["config", "explain", "learning_rate"],
+        &["learning_rate\n", "number, at least 0", "3e-5", "acts on", "optimizer", "M_LEARNING_RATE"],
+    );
+    check_output(&["config", "explain", "hardware"], &["MaxText's own default is `tpu`"]);
+    check_output(&["config", "explain", "ici_pipeline_parallelism"], &["pipeline parallelism"]);
+}
+
+#[test]
+fn several_keys_are_explained() {
+    check_output(
+        &["config", "explain", "steps", "rl.num_generations"],
+        &["steps\n", "`RunGroup` of train and decode", "\n\nnum_generations (in the group `rl`)\n"],
+    );
+    check_output(&["config", "explain", "max_position_embeddings"], &["only with", "`rope_type=yarn`"]);
+    check_output(&["config", "explain", "enable_nnx"], &["neutral", "accepted without effect"]);
+    check_output(&["config", "explain", "emb_dim"], &["follows from `base_emb_dim`", "cannot be set"]);
+    check_wrong(&["config", "explain", "steps", "rl.num_generation"], &["unknown key `rl.num_generation`"]);
+    check_wrong(&["config", "explain"], &["KEY"]);
+}
+
+#[test]
+fn models_and_presets_are_no_keys() {
+    check_output(
+        &["config", "explain", "llama3.1-8b"],
+        &["a named model, not a key", "maxtext config models llama3.1-8b", "model_name=llama3.1-8b"],
+    );
+    check_output(&["config", "explain", "sft"], &["a preset", "maxtext config show --changed sft"]);
+}
+
+#[test]
+fn configurations_are_checked() {
+    check_output(&["config", "check"], &["the quick start has no mistakes"]);
+    check_output(&["config", "check", "dataset_type=synthetic"], &["the configuration has no mistakes"]);
+    check_wrong(
+        &["config", "check", "dataset_type=synthetic", "num_cpu_devices=8", "ici_tensor_parallelism=3"],
+        &["`ici_tensor_parallelism=3` does not divide the 8 devices"],
+    );
+    let noted = maxtext(&["config", "check", "dataset_type=synthetic", "shardy=false"]);
+    assert_eq!(noted.status, 0);
+    assert!(noted.errors.starts_with("warning: `shardy`"), "{}", noted.errors);
+}
+
+#[test]
+fn commands_are_checked() {
+    check_output(&["config", "check", "train"], &["the quick start has no mistakes"]);
+    check_output(&["config", "check", "train", "dataset_type=synthetic"], &["the configuration has no"]);
+    check_wrong(&["config", "check", "train", "setps=3"], &["unknown key `setps`"]);
+    check_wrong(&["config", "check", "--steps=3"], &["without dashes"]);
+    check_wrong(&["config", "check", "decode"], &["which model to decode with"]);
+    check_wrong(&["config", "check", "decode", "load_parameters_path=/nowhere"], &["does not exist"]);
+    for command in ["compile", "sft", "dpo", "rl", "distill", "serve", "eval", "bench", "estimate", "logits"]
+    {
+        check_wrong(
+            &["config", "check", command, "steps=3"],
+            &[&format!("the command `{command}` is not built yet"), "`train` and `decode`"],
+        );
+    }
+    check_wrong(&["config", "check", "sft"], &["maxtext config check post_train/sft"]);
+}
+
+#[test]
+fn models_that_are_not_built_are_refused_by_their_family() {
+    check_wrong(
+        &["config", "check", "model_name=mixtral-8x7b", "dataset_type=synthetic"],
+        &["the model family `mixtral` is not built yet"],
+    );
+}
+
+#[test]
+fn configurations_are_compared() {
+    let outcome = maxtext(&["config", "diff", "llama2-7b", "llama3-8b"]);
+    assert_eq!(outcome.status, 0, "{}", outcome.errors);
+    for line in
+        ["model_name: llama2-7b → llama3-8b", "base_num_kv_heads: 32 → 8", "vocab_size: 32000 → 128256"]
+    {
+        assert!(outcome.output.lines().any(|found| found == line), "no {line} in:\n{}", outcome.output);
+    }
+    assert!(!outcome.output.contains("base_emb_dim"), "{}", outcome.output);
+    check_output(&["config", "diff", "base", "base"], &["# no key differs"]);
+    // What the environment says is about neither.
+    let environment = [("M_STEPS", "7")];
+    let outcome = maxtext_in(&std::env::temp_dir(), &["config", "diff", "base", "base"], &environment);
+    assert_eq!(outcome.output, "# no key differs\n");
+    let object = json_of(&["config", "diff", "llama2-7b", "llama3-8b", "--json"]);
+    assert_eq!(object["base_num_kv_heads"], json!({ "a": 32, "b": 8 }));
+    let changed: BTreeMap<String, Value> = serde_json::from_value(object).unwrap();
+    assert!(!changed.contains_key("emb_dim"));
+}
+
+#[test]
+fn rules_are_compared_one_by_one() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("mine.yml"), "logical_axis_rules: [['norm', ['fsdp']], ['mine', []]]\n")
+        .unwrap();
+    let outcome = maxtext_in(directory.path(), &["config", "diff", "base", "mine.yml"], &[]);
+    assert_eq!(
+        outcome.output, "logical_axis_rules:\n  norm: ['tensor'] → ['fsdp']\n  mine: no rule → []\n",
+        "{}",
+        outcome.errors
+    );
+}
+
+#[test]
+fn runs_are_compared() {
+    let directory = tempfile::tempdir().unwrap();
+    for (run, steps) in [("first", 3), ("second", 5)] {
+        let folder = directory.path().join(run);
+        fs::create_dir_all(folder.join("checkpoints")).unwrap();
+        fs::write(folder.join("config.yml"), format!("resolved: true\nsteps: {steps}\n")).unwrap();
+    }
+    fs::create_dir(directory.path().join("other")).unwrap();
+    let diff = |a: &str, b: &str| maxtext_in(directory.path(), &["config", "diff", a, b], &[]);
+    assert_eq!(diff("first", "second").output, "steps: 3 → 5\n");
+    assert_eq!(diff("first/checkpoints", "second/").output, "steps: 3 → 5\n");
+    let outcome = diff("first", "other");
+    assert_eq!(outcome.status, 2);
+    assert!(outcome.errors.contains("not that of a run"), "{}", outcome.errors);
+}
+
+#[test]
+fn names_that_cannot_be_compared_get_the_nearest() {
+    check_wrong(&["config", "diff", "llama2-7", "base"], &["`llama2-7` is neither", "`llama2-7b`"]);
+    check_wrong(&["config", "diff", "base", "post_train/sf"], &["did you mean `post_train/sft`"]);
+    check_wrong(&["config", "diff", "base", "missing.yml"], &["`missing.yml` does not exist"]);
+    check_wrong(&["config", "diff", "base"], &["<B>"]);
+}

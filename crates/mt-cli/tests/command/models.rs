@@ -1,0 +1,62 @@
+//! `maxtext config models`.
+
+use serde_json::Value;
+
+use crate::{check_output, check_wrong, maxtext};
+
+fn models(arguments: &[&str]) -> Vec<Value> {
+    let all: Vec<&str> = ["config", "models", "--json"].iter().chain(arguments).copied().collect();
+    let outcome = maxtext(&all);
+    assert_eq!(outcome.status, 0, "{}", outcome.errors);
+    serde_json::from_str(&outcome.output).unwrap()
+}
+
+#[test]
+fn models_are_listed() {
+    let all = models(&[]);
+    assert!(all.len() >= 78, "{}", all.len());
+    for model in &all {
+        let name = &model["name"];
+        for number in
+            ["num_decoder_layers", "emb_dim", "num_query_heads", "head_dim", "mlp_dim", "vocab_size"]
+        {
+            assert!(model[number].as_u64().unwrap() > 0, "{number} of {name}");
+        }
+        let is_built = model["family"] == "llama2" || model["family"] == "mistral";
+        assert!(!is_built || model["parameters"].as_u64().unwrap() > 0, "{name}");
+        let parameters = model["parameters"].as_u64();
+        assert!(
+            parameters.is_none_or(|total| model["active_parameters"].as_u64().unwrap() <= total),
+            "{name}"
+        );
+    }
+    let table = maxtext(&["config", "models"]);
+    assert_eq!(table.output.lines().count(), all.len() + 1);
+    assert!(table.output.starts_with("model "));
+    assert!(table.output.lines().all(|line| line.len() < 200), "{}", table.output);
+}
+
+#[test]
+fn parameters_are_counted() {
+    for (name, expected) in [
+        ("llama2-7b", 6_738_415_616_u64),
+        ("llama2-70b", 68_976_648_192),
+        ("llama3.1-8b", 8_030_261_248),
+        ("llama3.1-405b", 405_853_388_800),
+        ("mistral-7b", 7_241_732_096),
+    ] {
+        let found = models(&[name]);
+        assert_eq!(found.len(), 1, "{name}");
+        assert_eq!(found[0]["parameters"], expected, "{name}");
+        assert_eq!(found[0]["active_parameters"], expected, "{name}");
+    }
+}
+
+#[test]
+fn models_are_filtered_by_name_and_family() {
+    assert!(models(&["Llama3"]).iter().all(|model| model["family"] == "llama2"));
+    assert!(models(&["mixtral"]).iter().all(|model| model["num_experts"] == 8));
+    check_output(&["config", "models", "llama2-7b"], &["heads", "32/32", "6.74B"]);
+    check_output(&["config", "models", "deepseek3-671b"], &["8/256+1", "163840"]);
+    check_wrong(&["config", "models", "lamma2-7b"], &["no model has `lamma2-7b`", "`llama2-7b`"]);
+}
