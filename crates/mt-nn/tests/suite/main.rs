@@ -5,3 +5,5 @@ mod dropout;
 mod harness;
 mod init;
 mod reference;
+mod reference_attention;
+mod reference_rotary;

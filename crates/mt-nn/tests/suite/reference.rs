@@ -1,11 +1,9 @@
 //! Layers against Hugging Face transformers; `goldens/generate.py` made the values.
 
 use mt_nn::{
-    Activation, Dropout, Embedding, Linear, Mlp, NormOptions, RmsNorm, Rotary, RotaryExtent, RotaryOptions,
-    RotaryScaling,
-    attention::{Attention, AttentionInputs, AttentionKernel, AttentionOptions, MaskSpec, Segments},
-    axes::{BATCH, EMBED, HEAD_DIM, KV_HEADS, MLP, POSITION, QUERY_HEADS, VOCAB},
-    token_cross_entropy,
+    Activation, Dropout, Embedding, LayerNorm, Linear, Mlp, Norm, NormOptions, PositionTable, RmsNorm,
+    axes::{BATCH, EMBED, MLP, POSITION, TABLE_POSITION, VOCAB},
+    rms_normalize, sinusoidal_positions, token_cross_entropy,
 };
 use mt_shape::{DType, axis};
 use mt_trace::Tensor;
@@ -16,7 +14,7 @@ const TOLERANCE: f64 = 1e-5;
 
 /// Compares a layer and its gradients with the values under `name`.
 #[track_caller]
-fn check<F>(name: &str, arguments: &[(&str, &[&'static str])], code: F)
+pub fn check<F>(name: &str, arguments: &[(&str, &[&'static str])], code: F)
 where
     F: for<'b> Fn(&[Tensor<'b>]) -> Tensor<'b>,
 {
@@ -43,82 +41,39 @@ where
     }
 }
 
-const SEQUENCES: &[&str] = &[BATCH, POSITION];
-const ACTIVATIONS: &[&str] = &[BATCH, POSITION, EMBED];
+pub const SEQUENCES: &[&str] = &[BATCH, POSITION];
+pub const ACTIVATIONS: &[&str] = &[BATCH, POSITION, EMBED];
 
 #[test]
-fn rms_norm_matches() {
-    check("rms_norm", &[("x", ACTIVATIONS), ("scale", &[EMBED])], |t| {
-        RmsNorm { scale: t[1] }.forward(t[0], EMBED, NormOptions { epsilon: 1e-5, offset: 0.0 })
-    });
-}
-
-fn rotary(head_dim: usize) -> Rotary {
-    Rotary::new(&RotaryOptions {
-        head_dim,
-        min_timescale: 1.0,
-        max_timescale: 10_000.0,
-        extent: RotaryExtent::Full,
-        scaling: RotaryScaling::None,
-    })
-}
-
-#[test]
-fn rotary_embeddings_match() {
-    check("rotary", &[("x", &[BATCH, POSITION, QUERY_HEADS, HEAD_DIM]), ("positions", SEQUENCES)], |t| {
-        rotary(10).angles(t[1]).rotate(t[0])
-    });
-}
-
-#[track_caller]
-fn check_attention(name: &str, head_dim: usize) {
-    let arguments: [(&str, &[&'static str]); 7] = [
-        ("x", ACTIVATIONS),
-        ("query", &[EMBED, QUERY_HEADS, HEAD_DIM]),
-        ("key", &[EMBED, KV_HEADS, HEAD_DIM]),
-        ("value", &[EMBED, KV_HEADS, HEAD_DIM]),
-        ("out", &[QUERY_HEADS, HEAD_DIM, EMBED]),
-        ("segments", SEQUENCES),
-        ("positions", SEQUENCES),
-    ];
-    for kernel in [AttentionKernel::Dense, AttentionKernel::Blockwise] {
-        let options = AttentionOptions {
-            scale: (head_dim as f64).powf(-0.5),
-            kernel,
-            float32_product: false,
-            float32_scores: true,
-            mask: MaskSpec::CAUSAL,
-            soft_cap: None,
-            norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
-            normalize_values: false,
-        };
+fn norms_match() {
+    let options = |epsilon: f64, offset: f64| NormOptions { epsilon, offset };
+    let arguments: [(&str, &[&'static str]); 2] = [("x", ACTIVATIONS), ("scale", &[EMBED])];
+    for (name, options) in [("rms_norm", options(1e-5, 0.0)), ("rms_norm_around_zero", options(1e-6, 1.0))] {
+        check(name, &arguments, |t| Norm::Rms(RmsNorm { scale: t[1] }).forward(t[0], EMBED, options));
+    }
+    check("rms_norm_without_scale", &arguments[..1], |t| rms_normalize(t[0], &[EMBED], 1e-6));
+    let arguments = [arguments.as_slice(), &[("bias", &[EMBED])]].concat();
+    for (name, options) in
+        [("layer_norm", options(1e-3, 0.0)), ("layer_norm_around_zero", options(1e-5, 1.0))]
+    {
         check(name, &arguments, |t| {
-            let [query, key, value, out] = [t[1], t[2], t[3], t[4]].map(Linear::without_bias);
-            let layer = Attention {
-                query,
-                key: Some(key),
-                value: Some(value),
-                out,
-                query_norm: None,
-                key_norm: None,
-                sinks: None,
-            };
-            let inputs = AttentionInputs {
-                angles: Some(rotary(head_dim).angles(t[6])),
-                segments: Segments::within(t[5]),
-                cache: None,
-                shared: None,
-            };
-            layer.forward(t[0], &inputs, &options).output
+            Norm::Layer(LayerNorm { scale: t[1], bias: t[2] }).forward(t[0], EMBED, options)
         });
     }
 }
 
 #[test]
-fn attention_matches() {
-    check_attention("attention_six_on_two", 6);
-    check_attention("attention_three_on_one", 10);
-    check_attention("attention_single_token", 4);
+fn activations_match() {
+    for (name, activation) in [
+        ("gelu", Activation::GeluExact),
+        ("gelu_pytorch_tanh", Activation::Gelu),
+        ("relu", Activation::Relu),
+        ("sigmoid", Activation::Sigmoid),
+        ("silu", Activation::Silu),
+        ("linear", Activation::Linear),
+    ] {
+        check(&format!("activation_{name}"), &[("x", &[BATCH, EMBED])], |t| activation.apply(t[0]));
+    }
 }
 
 #[test]
@@ -136,12 +91,48 @@ fn feed_forward_layers_match() {
 }
 
 #[test]
+fn feed_forward_layers_with_biases_match() {
+    let arguments: [(&str, &[&'static str]); 7] = [
+        ("x", ACTIVATIONS),
+        ("wi_0", &[EMBED, MLP]),
+        ("wi_0_bias", &[MLP]),
+        ("wo", &[MLP, EMBED]),
+        ("wo_bias", &[EMBED]),
+        ("wi_1", &[EMBED, MLP]),
+        ("wi_1_bias", &[MLP]),
+    ];
+    fn linear<'t>(kernel: Tensor<'t>, bias: Tensor<'t>) -> Linear<Tensor<'t>> {
+        Linear { kernel, bias: Some(bias) }
+    }
+    check("mlp_with_biases", &arguments, |t| {
+        let (wi_0, wi_1, wo) = (linear(t[1], t[2]), linear(t[5], t[6]), linear(t[3], t[4]));
+        let activations = [Activation::GeluExact, Activation::Linear];
+        Mlp { wi_0, wi_1: Some(wi_1), wo }.forward(t[0], &activations, Dropout::Off)
+    });
+    check("mlp_without_gate", &arguments[..5], |t| {
+        let (wi_0, wo) = (linear(t[1], t[2]), linear(t[3], t[4]));
+        Mlp { wi_0, wi_1: None, wo }.forward(t[0], &[Activation::Gelu], Dropout::Off)
+    });
+}
+
+#[test]
 fn embeddings_match() {
     check("lookup", &[("embedding", &[VOCAB, EMBED]), ("tokens", SEQUENCES)], |t| {
         Embedding { embedding: t[0] }.lookup(t[1], DType::F32)
     });
     check("attend", &[("x", ACTIVATIONS), ("embedding", &[VOCAB, EMBED])], |t| {
         Embedding { embedding: t[1] }.attend(t[0])
+    });
+}
+
+#[test]
+fn added_positions_match() {
+    let table: (&str, &[&'static str]) = ("table", &[TABLE_POSITION, EMBED]);
+    check("learned_positions", &[table, ("positions", SEQUENCES)], |t| {
+        PositionTable { table: t[0] }.lookup(t[1], DType::F32)
+    });
+    check("sinusoidal_positions", &[("x", ACTIVATIONS), ("positions", SEQUENCES)], |t| {
+        t[0] + sinusoidal_positions(t[1], t[0].axis(EMBED), 10_000.0)
     });
 }
 
