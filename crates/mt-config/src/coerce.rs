@@ -11,6 +11,8 @@ pub(crate) enum Mismatch {
     Type,
     /// It is outside the bounds.
     Bounds,
+    /// It is a whole number beyond those that are represented.
+    TooLarge,
     /// It is no choice.
     Choice,
 }
@@ -26,7 +28,9 @@ pub(crate) fn coerce(key: &Key, written: &Value) -> Result<Value, Mismatch> {
     match key.kind {
         Kind::Bool => boolean(written).map(Value::Bool).ok_or(Mismatch::Type),
         Kind::Integer { minimum, maximum } => {
-            let value = integer(written).ok_or(Mismatch::Type)?;
+            let too_large = || float(written).is_some_and(|value| value.fract() == 0.0);
+            let value = integer(written)
+                .ok_or_else(|| if too_large() { Mismatch::TooLarge } else { Mismatch::Type })?;
             if (minimum..=maximum).contains(&value) { Ok(value.into()) } else { Err(Mismatch::Bounds) }
         }
         Kind::Float { minimum, maximum } => {

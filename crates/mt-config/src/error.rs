@@ -38,12 +38,12 @@ pub enum Problem {
         also: Vec<&'static str>,
     },
     #[error("`{key}` is set twice: to `{first}` ({first_origin}) and to `{second}` ({second_origin})")]
-    SetTwice { key: &'static str, first: String, first_origin: Origin, second: String, second_origin: Origin },
+    SetTwice { key: String, first: String, first_origin: Origin, second: String, second_origin: Origin },
     #[error("`{key}` is set to `{value}` ({origin}), but model `{model}` sets it to `{model_value}`")]
     ContradictsModel { key: &'static str, value: String, origin: Origin, model: String, model_value: String },
     #[error("`{key}` is set to `{value}` ({origin}), but it cannot be set: it follows from other keys")]
     Derived { key: &'static str, value: String, origin: Origin, from: &'static [&'static str] },
-    #[error("model `{name}` ({origin}) is not known")]
+    #[error("`model_name` is `{name}` ({origin}), which is no known model")]
     UnknownModel { name: String, origin: Origin, nearest: Vec<String> },
     #[error("argument `{0}` is neither a YAML file nor `key=value`")]
     NotAnAssignment(String),
@@ -53,12 +53,17 @@ pub enum Problem {
     UnknownVariable { variable: String, nearest: Vec<String> },
     #[error("cannot read `{path}`: {source}")]
     Unreadable { path: PathBuf, source: std::io::Error },
-    #[error("`{path}` does not exist")]
-    MissingFile { path: PathBuf, nearest: Vec<String> },
+    #[error("`{path}`{} does not exist", named_by(named))]
+    MissingFile {
+        path: PathBuf,
+        nearest: Vec<String>,
+        /// Where `base_config` names it.
+        named: Option<Origin>,
+    },
     #[error("`{path}` is not a YAML mapping of keys to values: {reason}")]
     Yaml { path: PathBuf, reason: String },
-    #[error("`{path}` builds on itself through `base_config`")]
-    CircularBase { path: PathBuf },
+    #[error("`{path}` builds on itself through `base_config`: {}", chained(through))]
+    CircularBase { path: PathBuf, through: Vec<PathBuf> },
     /// Values that are fine alone do not fit together, or not this machine.
     #[error("{message}")]
     Inconsistent { message: String, hint: String },
@@ -77,16 +82,30 @@ impl Problem {
                 Some("`maxtext config show` lists every key".to_owned())
             }
             Self::UnknownKey { nearest, .. } => Some(format!("did you mean {}?", alternatives(nearest))),
-            Self::WrongType { key, expected, .. } if *expected == "text" => {
+            Self::WrongType { key, expected, .. } if expected.starts_with("text") => {
                 Some(format!("in a YAML file, put quotes around it: `{key}: \"…\"`"))
+            }
+            Self::WrongType { key, expected, .. } if expected.contains("list of pairs") => {
+                Some(format!("write it as `{key}=[['embed','fsdp'],['mlp',['tensor','expert']]]`"))
+            }
+            Self::WrongType { key, expected, .. } if expected.starts_with("a mapping") => {
+                Some(format!("set its names one by one, as in `{key}.name=value`"))
             }
             Self::WrongType { key, .. } | Self::OutOfBounds { key, .. } => {
                 Some(format!("`maxtext config explain {key}` says what it does"))
             }
-            Self::NotAChoice { nearest, .. } if !nearest.is_empty() => {
-                Some(format!("did you mean {}?", alternatives(nearest)))
+            Self::NotAChoice { nearest, choices, .. } if !nearest.is_empty() => {
+                let all = if choices.len() > MOST_CHOICES {
+                    String::new()
+                } else {
+                    format!(" the choices are {}", all(choices))
+                };
+                Some(format!("did you mean {}?{all}", alternatives(nearest)))
             }
             Self::NotAChoice { choices, .. } => Some(format!("choose {}", alternatives(choices))),
+            Self::NotBuilt { key: "decoder_block", origin: Origin::Model { .. }, .. } => {
+                Some("choose a model of another family: `maxtext config models` lists them".to_owned())
+            }
             Self::NotBuilt { feature, .. } if features::instead(feature).is_some() => {
                 features::instead(feature).map(str::to_owned)
             }
@@ -104,6 +123,9 @@ impl Problem {
             Self::ContradictsModel { key, model, .. } => Some(format!(
                 "leave out `{key}` to train `{model}` as it is, or add `override_model_config=true` to change it"
             )),
+            Self::UnknownModel { nearest, .. } if nearest.is_empty() => {
+                Some("`maxtext config models` lists every model".to_owned())
+            }
             Self::UnknownModel { nearest, .. } => Some(format!("did you mean {}?", alternatives(nearest))),
             Self::NotAnAssignment(argument) if argument.starts_with('-') => {
                 let name = argument.trim_start_matches('-');
@@ -111,7 +133,7 @@ impl Problem {
                 Some(format!("keys are set without dashes, as in `{name}{value}`"))
             }
             Self::NotAnAssignment(_) => {
-                Some("write `key=value`, or a path that ends in `.yml` or `.yaml`".to_owned())
+                Some("write `key=value` without spaces, or a path that ends in `.yml` or `.yaml`".to_owned())
             }
             Self::TwoFiles(first, _) => {
                 Some(format!("give one, and name the other in it: `base_config: {first}`"))
@@ -129,7 +151,14 @@ impl Problem {
             )),
             Self::Derived { from, .. } => Some(format!("set {}", all(from))),
             Self::Inconsistent { hint, .. } => Some(hint.clone()),
-            Self::Unreadable { .. } | Self::Yaml { .. } | Self::CircularBase { .. } => None,
+            Self::Yaml { .. } => Some(
+                "write one `key: value` a line, lists as `[a, b]`, and texts with special characters in quotes"
+                    .to_owned(),
+            ),
+            Self::Unreadable { .. } => {
+                Some("name a text file that may be read, one that ends in `.yml` or `.yaml`".to_owned())
+            }
+            Self::CircularBase { .. } => Some("leave out `base_config` in one of the files".to_owned()),
         }
     }
 }
@@ -147,6 +176,16 @@ impl ConfigError {
     /// What is wrong, at least one thing.
     pub fn problems(&self) -> &[Problem] {
         &self.problems
+    }
+
+    /// The same error, with where the file that is missing was named.
+    pub(crate) fn named_by(mut self, origin: Option<Origin>) -> Self {
+        for problem in &mut self.problems {
+            if let Problem::MissingFile { named, .. } = problem {
+                named.clone_from(&origin);
+            }
+        }
+        self
     }
 
     pub(crate) fn into_problems(self) -> Vec<Problem> {
@@ -182,6 +221,19 @@ impl fmt::Display for ConfigError {
     }
 }
 
+/// Up to this many choices are listed.
+const MOST_CHOICES: usize = 8;
+
+fn named_by(origin: &Option<Origin>) -> String {
+    origin.as_ref().map_or_else(String::new, |origin| format!(", which `base_config` names ({origin}),"))
+}
+
+/// `a` → `b`, each in backticks.
+fn chained(paths: &[PathBuf]) -> String {
+    let quoted: Vec<String> = paths.iter().map(|path| format!("`{}`", path.display())).collect();
+    quoted.join(" → ")
+}
+
 /// The verb that goes with a feature's name.
 pub(crate) fn is(feature: &str) -> &'static str {
     let noun = feature.split([' ', '`']).take_while(|word| !LINKS.contains(word)).last().unwrap_or_default();
@@ -196,12 +248,11 @@ fn as_well(keys: &[&'static str]) -> String {
     const SHOWN: usize = 4;
     match keys {
         [] => String::new(),
-        keys if keys.len() <= SHOWN + 1 => {
-            format!("; so {} {}", if keys.len() == 1 { "does" } else { "do" }, all(keys))
-        }
+        [key] => format!("; `{key}` asks for the same"),
+        keys if keys.len() <= SHOWN + 1 => format!("; {} ask for the same", all(keys)),
         keys => {
             let shown: Vec<String> = keys[..SHOWN].iter().map(|key| format!("`{key}`")).collect();
-            format!("; so do {} and {} more keys", shown.join(", "), keys.len() - SHOWN)
+            format!("; {} and {} more keys ask for the same", shown.join(", "), keys.len() - SHOWN)
         }
     }
 }

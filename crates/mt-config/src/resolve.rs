@@ -15,7 +15,7 @@ use crate::{
     origin::Origin,
     suggest::nearest,
     table,
-    yaml::{self, Embedded, Setting},
+    yaml::{self, Embedded, Setting, set_twice, shown},
 };
 
 /// The preset that trains when nothing is said about what to train.
@@ -182,6 +182,19 @@ fn command_line(arguments: &[String], problems: &mut Vec<Problem>) -> (Option<Pa
     (file.map(PathBuf::from), settings)
 }
 
+/// The keys that a user may have meant, with the name of the group that they are written under.
+fn nearest_keys(name: &str) -> Vec<String> {
+    let every = || table::keys().map(|key| key.name);
+    match name.split_once('.') {
+        Some((prefix, rest)) if table::is_prefix(prefix) => {
+            let of_group = |name: &String| table::canonical(&format!("{prefix}.{name}")).is_some();
+            let full = |name: String| if of_group(&name) { format!("{prefix}.{name}") } else { name };
+            nearest(rest, every()).into_iter().map(full).collect()
+        }
+        _ => nearest(name, every()),
+    }
+}
+
 /// Whether an argument names a YAML file, or a preset.
 fn is_file(argument: &str) -> bool {
     argument.ends_with(".yml")
@@ -217,13 +230,17 @@ fn environment(variables: &[(String, String)], problems: &mut Vec<Problem>) -> V
 fn chain(path: &Path) -> Result<Vec<Vec<Setting>>, ConfigError> {
     let mut layers = Vec::new();
     let mut seen = HashSet::new();
+    let mut through = Vec::new();
+    let mut named = None;
     let mut next = Some(path.to_owned());
     while let Some(path) = next.take() {
+        through.push(path.clone());
         if !seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone())) {
-            return Err(Problem::CircularBase { path }.into());
+            return Err(Problem::CircularBase { path, through }.into());
         }
-        let settings = yaml::read(&path)?;
+        let settings = yaml::read(&path).map_err(|error| error.named_by(named.take()))?;
         if let Some(base) = settings.iter().find(|setting| setting.name == "base_config") {
+            named = Some(base.origin.clone());
             next = base.value.as_str().filter(|base| !base.is_empty() && *base != "none").map(|base| {
                 let beside = path.parent().unwrap_or(Path::new("")).join(base);
                 if beside.exists() { beside } else { PathBuf::from(base) }
@@ -232,17 +249,6 @@ fn chain(path: &Path) -> Result<Vec<Vec<Setting>>, ConfigError> {
         layers.insert(0, settings);
     }
     Ok(layers)
-}
-
-fn set_twice(key: &'static Key, first: &Setting, second: &Setting) -> Problem {
-    let shown = |value: &Value| if key.secret { "(hidden)".to_owned() } else { value_text(value) };
-    Problem::SetTwice {
-        key: key.name,
-        first: shown(&first.value),
-        first_origin: first.origin.clone(),
-        second: shown(&second.value),
-        second_origin: second.origin.clone(),
-    }
 }
 
 /// The configuration while layers are put on it.
@@ -258,15 +264,14 @@ struct Merge {
 impl Merge {
     fn layer(&mut self, settings: &[Setting]) {
         for setting in settings {
-            if self.nested(setting) {
-                continue;
-            }
             let Some(key) = table::canonical(&setting.name) else {
-                self.problems.push(Problem::UnknownKey {
-                    name: setting.name.clone(),
-                    origin: setting.origin.clone(),
-                    nearest: nearest(&setting.name, table::keys().map(|key| key.name)),
-                });
+                if !self.nested(setting) {
+                    self.problems.push(Problem::UnknownKey {
+                        name: setting.name.clone(),
+                        origin: setting.origin.clone(),
+                        nearest: nearest_keys(&setting.name),
+                    });
+                }
                 continue;
             };
             if key.name != setting.name && !setting.name.contains('.') {
@@ -349,12 +354,7 @@ impl Merge {
         let base = name.strip_suffix("-Instruct").unwrap_or(&name);
         let Some(settings) = yaml::embedded(Embedded::Model, base) else {
             self.problems.push(Problem::UnknownModel {
-                nearest: match nearest(&name, yaml::MODELS.iter().map(|(known, _)| *known)) {
-                    none if none.is_empty() => {
-                        yaml::MODELS.iter().map(|(known, _)| (*known).to_owned()).collect()
-                    }
-                    some => some,
-                },
+                nearest: nearest(&name, yaml::MODELS.iter().map(|(known, _)| *known)),
                 name,
                 origin: model.origin.clone(),
             });
@@ -410,7 +410,7 @@ impl Merge {
         for second in arguments {
             let Some(key) = table::canonical(&second.name) else { continue };
             if let Some(first) = environment.iter().find(|setting| setting.name == key.name) {
-                self.problems.push(set_twice(key, first, second));
+                self.problems.push(set_twice(first, second));
             }
         }
     }
@@ -442,26 +442,28 @@ impl Merge {
 }
 
 fn mismatched(key: &'static Key, setting: &Setting, mismatch: Mismatch) -> Problem {
-    let value = if key.secret { "(hidden)".to_owned() } else { value_text(&setting.value) };
+    let value = shown(key.secret, &setting.value);
     let origin = setting.origin.clone();
     match (mismatch, key.kind) {
         (Mismatch::Choice, Kind::Choice(choices) | Kind::ChoiceList(choices)) => {
+            let is_built = |choice: &&str| key.missing_feature(&Value::from(*choice)).is_none();
             let words = choices.iter().copied().filter(|choice| !choice.is_empty());
             let wrong =
                 value.split(',').map(str::trim).find(|word| !choices.contains(word)).unwrap_or(&value);
             Problem::NotAChoice {
                 key: key.name,
                 nearest: nearest(wrong, words.clone()),
-                choices: words
-                    .filter(|choice| key.missing_feature(&Value::from(*choice)).is_none())
-                    .map(str::to_owned)
-                    .collect(),
+                choices: words.filter(is_built).map(str::to_owned).collect(),
                 value,
                 origin,
             }
         }
         (Mismatch::Bounds, _) => {
             Problem::OutOfBounds { key: key.name, value, origin, expected: key.type_text() }
+        }
+        (Mismatch::TooLarge, _) => {
+            let expected = format!("{}, of at most 18 digits", key.type_text());
+            Problem::OutOfBounds { key: key.name, value, origin, expected }
         }
         _ => Problem::WrongType { key: key.name, value, origin, expected: with_article(&key.type_text()) },
     }
@@ -470,7 +472,7 @@ fn mismatched(key: &'static Key, setting: &Setting, mismatch: Mismatch) -> Probl
 /// `a whole number`, but `text` and `true or false`.
 fn with_article(noun: &str) -> String {
     match noun.split([' ', ',']).next() {
-        Some("whole" | "number" | "list") => format!("a {noun}"),
+        Some("whole" | "number" | "list" | "mapping") => format!("a {noun}"),
         _ => noun.to_owned(),
     }
 }

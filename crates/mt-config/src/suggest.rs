@@ -23,6 +23,9 @@ pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) 
         })
         .collect();
     scored.sort_unstable();
+    if scored.first().is_some_and(|(distance, _)| *distance == 0) {
+        scored.truncate(1);
+    }
     scored.into_iter().take(MOST).map(|(_, candidate)| candidate.to_owned()).collect()
 }
 

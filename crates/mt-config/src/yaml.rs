@@ -1,15 +1,20 @@
 //! YAML files: one mapping from keys to values.
 
 use std::{
-    collections::BTreeMap,
+    fmt,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
+use serde::{
+    Deserialize, Deserializer,
+    de::{MapAccess, Visitor},
+};
 use serde_json::Value;
-use serde_saphyr::Spanned;
+use serde_saphyr::{DuplicateKeyPolicy, Spanned};
 
 use crate::{
+    coerce::value_text,
     error::{ConfigError, Problem},
     origin::Origin,
     suggest::nearest,
@@ -60,7 +65,8 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Setting>, ConfigError> {
             Some((kind, name)) => Ok(embedded(kind, name).expect("stand-ins are embedded")),
             None => Err(Problem::MissingFile {
                 path: path.to_owned(),
-                nearest: nearest(&stem(path), PRESETS.iter().map(|(name, _)| *name)),
+                nearest: nearest_presets(&stem(path)),
+                named: None,
             }
             .into()),
         },
@@ -89,6 +95,19 @@ pub(crate) fn stand_in(path: &Path) -> Option<(Embedded, &'static str)> {
     preset.map(|preset| (Embedded::Preset, preset)).or_else(model)
 }
 
+/// Presets whose own names look like `stem`.
+fn nearest_presets(stem: &str) -> Vec<String> {
+    let own = |name: &'static str| name.rsplit('/').next().unwrap_or(name);
+    let near = nearest(stem, PRESETS.iter().map(|(name, _)| own(name)));
+    let mut presets: Vec<String> = Vec::new();
+    for (preset, _) in PRESETS {
+        if near.iter().any(|near| near == own(preset)) {
+            presets.push((*preset).to_owned());
+        }
+    }
+    presets
+}
+
 /// The name of a file without its ending; names of models have points.
 fn stem(path: &Path) -> String {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -97,28 +116,146 @@ fn stem(path: &Path) -> String {
 }
 
 fn parse(text: &str, path: &Path, origin: impl Fn(u64) -> Origin) -> Result<Vec<Setting>, ConfigError> {
-    let entries: BTreeMap<String, Spanned<Value>> = serde_saphyr::from_str(text).map_err(|error| {
-        ConfigError::from(Problem::Yaml {
-            path: PathBuf::from(path),
-            // The library draws the place in the file below its first line, which has the line number already.
-            reason: first_line(&error.to_string()),
-        })
+    // Keys that are set twice are reported with both lines, which the library cannot name.
+    let options = serde_saphyr::options! { duplicate_keys: DuplicateKeyPolicy::PassThrough };
+    let lines: Lines = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+        ConfigError::from(Problem::Yaml { path: PathBuf::from(path), reason: reason(&error.to_string()) })
     })?;
-    let mut settings: Vec<(u64, Setting)> = Vec::new();
-    for (name, spanned) in entries {
-        let line = spanned.referenced.line();
-        match spanned.value {
-            // The keys of a nested group are keys, under its name or their own.
-            Value::Object(nested) if table::is_prefix(&name) => {
-                settings.extend(nested.into_iter().map(|(key, value)| {
-                    (line, Setting { name: format!("{name}.{key}"), value, origin: origin(line) })
-                }));
-            }
-            value => settings.push((line, Setting { name, value, origin: origin(line) })),
+    let settings: Vec<Setting> = lines
+        .0
+        .into_iter()
+        .map(|(name, value, line)| Setting { name, value, origin: origin(line) })
+        .collect();
+    let mut problems = Vec::new();
+    for (index, second) in settings.iter().enumerate() {
+        let same = |first: &&Setting| match (table::canonical(&first.name), table::canonical(&second.name)) {
+            (Some(first), Some(second)) => first.name == second.name,
+            _ => first.name == second.name,
+        };
+        if let Some(first) = settings[..index].iter().find(same) {
+            problems.push(set_twice(first, second));
         }
     }
-    settings.sort_by_key(|(line, _)| *line);
-    Ok(settings.into_iter().map(|(_, setting)| setting).collect())
+    ConfigError::check(settings, problems)
+}
+
+/// The problem of a key that two settings name.
+pub(crate) fn set_twice(first: &Setting, second: &Setting) -> Problem {
+    let key = table::canonical(&second.name);
+    let shown = |value: &Value| shown(key.is_some_and(|key| key.secret), value);
+    Problem::SetTwice {
+        key: key.map_or_else(|| second.name.clone(), |key| key.name.to_owned()),
+        first: shown(&first.value),
+        first_origin: first.origin.clone(),
+        second: shown(&second.value),
+        second_origin: second.origin.clone(),
+    }
+}
+
+/// A value as a message shows it.
+pub(crate) fn shown(is_secret: bool, value: &Value) -> String {
+    match value_text(value) {
+        _ if is_secret => "(hidden)".to_owned(),
+        empty if empty.is_empty() => "''".to_owned(),
+        text => text,
+    }
+}
+
+/// Names with their values and lines. The keys of a nested group are keys, under its name or their own.
+struct Lines(Vec<(String, Value, u64)>);
+
+impl<'de> Deserialize<'de> for Lines {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(LinesVisitor)
+    }
+}
+
+struct LinesVisitor;
+
+impl<'de> Visitor<'de> for LinesVisitor {
+    type Value = Lines;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("keys with values")
+    }
+
+    /// A file without any keys.
+    fn visit_unit<E>(self) -> Result<Lines, E> {
+        Ok(Lines(Vec::new()))
+    }
+
+    fn visit_none<E>(self) -> Result<Lines, E> {
+        Ok(Lines(Vec::new()))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Lines, A::Error> {
+        let mut lines = Vec::new();
+        while let Some(name) = map.next_key::<Spanned<String>>()? {
+            let line = name.referenced.line();
+            if table::is_prefix(&name.value) {
+                match map.next_value()? {
+                    Nested::Lines(nested) => {
+                        let full = |(key, value, line)| (format!("{}.{key}", name.value), value, line);
+                        lines.extend(nested.0.into_iter().map(full));
+                    }
+                    Nested::Value(value) => lines.push((name.value, value, line)),
+                }
+            } else {
+                lines.push((name.value, map.next_value()?, line));
+            }
+        }
+        Ok(Lines(lines))
+    }
+}
+
+/// What stands behind the name of a group: its keys, or the value of a key that is called as the group.
+enum Nested {
+    Lines(Lines),
+    Value(Value),
+}
+
+impl<'de> Deserialize<'de> for Nested {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(NestedVisitor)
+    }
+}
+
+struct NestedVisitor;
+
+impl<'de> Visitor<'de> for NestedVisitor {
+    type Value = Nested;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("the keys of a group, or a value")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Nested, A::Error> {
+        LinesVisitor.visit_map(map).map(Nested::Lines)
+    }
+
+    fn visit_unit<E>(self) -> Result<Nested, E> {
+        Ok(Nested::Value(Value::Null))
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Nested, E> {
+        Ok(Nested::Value(value.into()))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Nested, E> {
+        Ok(Nested::Value(value.into()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Nested, E> {
+        Ok(Nested::Value(value.into()))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Nested, E> {
+        Ok(Nested::Value(value.into()))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Nested, E> {
+        Ok(Nested::Value(value.into()))
+    }
 }
 
 /// What a text means where YAML is free to choose: a number, a truth value, or the text.
@@ -127,8 +264,10 @@ pub(crate) fn scalar(value: &Value) -> Value {
     parsed.unwrap_or_else(|| value.clone())
 }
 
-fn first_line(message: &str) -> String {
-    message.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+/// What is wrong, without the drawing of the place in the file, whose line is named already.
+fn reason(message: &str) -> String {
+    let first = message.lines().next().unwrap_or_default().trim_start_matches("error: ");
+    first.replace("expected mapping start", "a line of `key: value` has to begin here")
 }
 
 #[cfg(test)]
@@ -167,13 +306,13 @@ mod tests {
     fn check_error(text: &str, expected: &str) {
         let error = parse(text, Path::new("a.yml"), |_| Origin::Argument).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
-        assert_eq!(error.to_string().lines().count(), 1);
+        assert_eq!(error.to_string().lines().count(), 2, "{error}");
     }
 
     #[test]
     fn errors_name_the_place() {
         check_error("steps: [1", "line 1 column 8");
-        check_error("steps: 1\nsteps: 2", "duplicate mapping key: steps");
-        check_error("- steps", "expected mapping start");
+        check_error("steps: 1\nsteps: 2", "`steps` is set twice");
+        check_error("- steps", "line 1 column 1: a line of `key: value` has to begin here");
     }
 }

@@ -354,7 +354,7 @@ fn meshes_and_batches_that_do_not_fit() {
                 "num_cpu_devices=16",
             ],
         ),
-        (&["dcn_fsdp_parallelism=2"], 1, &["`dcn_fsdp_parallelism=2`", "1 slices"]),
+        (&["dcn_fsdp_parallelism=2"], 1, &["`dcn_fsdp_parallelism=2`", "asks for several slices"]),
         (&["per_device_batch_size=0.3"], 2, &["`per_device_batch_size` is `0.3`", "0.6"]),
         (
             &["per_device_batch_size=0.5"],

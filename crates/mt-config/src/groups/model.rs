@@ -96,7 +96,7 @@ impl ModelGroup {
         }
         if self.mlp_activations.is_empty() {
             problems.push(Problem::inconsistent(
-                format!("{}, so that feed-forward layers are linear", config.stated("mlp_activations")),
+                format!("{}, but feed-forward layers need at least one", config.stated("mlp_activations")),
                 "use `mlp_activations=silu,linear` for a gated layer",
             ));
         }

@@ -60,7 +60,7 @@ impl Parallelism {
             let key = table::lookup(&format!("{network}_{stem}_parallelism"))?;
             let entry = config.entry(key.name);
             let size = (key.class == Class::Effective).then(|| read(config, key.name, problems))??;
-            Some(AxisSize { axis: *axis, key: key.name, size, origin: entry.origin.clone() })
+            Some(AxisSize { axis, key: key.name, size, origin: entry.origin.clone() })
         });
         Self { network, sizes: sizes.collect() }
     }
@@ -82,6 +82,9 @@ group! {
 
 /// Machines of several slices are not built, so there is always one.
 const NUM_SLICES: usize = 1;
+
+/// As many as `num_cpu_devices` may be.
+const MOST_CPU_DEVICES: usize = 4096;
 
 impl PlacementGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
@@ -142,8 +145,8 @@ impl PlacementGroup {
     /// # Errors
     /// The parallelisms and the number of devices do not fit.
     pub fn mesh(&self, num_devices: usize) -> Result<Mesh, ConfigError> {
-        let ici = self.ici.filled(num_devices / NUM_SLICES, "devices")?;
-        let dcn = self.dcn.filled(NUM_SLICES, "slices")?;
+        let ici = self.ici.filled(num_devices / NUM_SLICES)?;
+        let dcn = self.dcn.filled(NUM_SLICES)?;
         let size = |axis: &str| {
             let of = |sizes: &[(&str, usize)]| {
                 sizes.iter().find(|(name, _)| *name == axis).map_or(1, |(_, size)| *size)
@@ -196,7 +199,8 @@ impl PlacementGroup {
         let larger = batch.next_multiple_of(parts);
         Err(Problem::inconsistent(
             format!(
-                "a batch of {batch} sequences, which `{key}` ({origin}) makes on {devices} devices, cannot be split into {parts} parts, as the mesh {} does",
+                "`{key}` is `{}` ({origin}), which on {devices} devices makes a batch of {batch} sequences, but the mesh {} splits it into {parts} parts",
+                batch as f64 / devices as f64,
                 axes.join(" × ")
             ),
             format!("use `{key}={}` for a batch of {larger}, or more `ici_tensor_parallelism`, which does not split the batch", larger as f64 / devices as f64),
@@ -207,7 +211,7 @@ impl PlacementGroup {
 
 impl Parallelism {
     /// The sizes with the one that is -1 filled in.
-    fn filled(&self, available: usize, of_what: &str) -> Result<Vec<(&'static str, usize)>, ConfigError> {
+    fn filled(&self, available: usize) -> Result<Vec<(&'static str, usize)>, ConfigError> {
         let product = self
             .sizes
             .iter()
@@ -227,27 +231,35 @@ impl Parallelism {
             product == available
         };
         if !fits {
-            let described = match set.as_slice() {
-                [] => format!("the `{}_*_parallelism` keys, all 1,", self.network),
-                set => set.join(" × "),
-            };
-            let message = if is_open {
-                format!("{described} does not divide the {available} {of_what}")
+            let described = set.join(" × ");
+            let message = if self.network == "dcn" {
+                format!("{described} asks for several slices, but there is one")
+            } else if is_open {
+                format!("{described} does not divide the {available} devices")
+            } else if set.is_empty() {
+                format!("the `ici_*_parallelism` keys are all 1, but there are {available} devices")
             } else {
-                format!("{described} is not the number of {of_what}, which is {available}")
+                format!("{described} is not the number of devices, which is {available}")
             };
-            let devices = if self.network == "ici" && product <= 4096 {
-                format!("; on a CPU, `num_cpu_devices={product}` makes as many devices")
-            } else {
-                String::new()
-            };
-            return Err(Problem::inconsistent(
-                message,
-                format!("choose sizes whose product is {available}, or set one of them to -1 to take what is left{devices}"),
-            )
-            .into());
+            return Err(Problem::inconsistent(message, self.sizes_that_fit(product, available)).into());
         }
         let filled = |size: i64| usize::try_from(size).unwrap_or(available / product);
         Ok(self.sizes.iter().map(|axis| (axis.axis, filled(axis.size))).collect())
+    }
+
+    /// How to mend sizes whose product is not `available`.
+    fn sizes_that_fit(&self, product: usize, available: usize) -> String {
+        if self.network == "dcn" {
+            return "leave out the `dcn_*_parallelism` keys, or split within the slice: `ici_*_parallelism`"
+                .to_owned();
+        }
+        let as_many = if product <= MOST_CPU_DEVICES {
+            format!("; on a CPU, `num_cpu_devices={product}` makes as many devices")
+        } else {
+            String::new()
+        };
+        format!(
+            "choose sizes whose product is {available}, or set one of them to -1 to take what is left{as_many}"
+        )
     }
 }

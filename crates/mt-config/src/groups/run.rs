@@ -193,8 +193,12 @@ impl DecodeGroup {
         }
         if self.prompts_file.is_some() && !self.prompts.is_empty() {
             problems.push(Problem::inconsistent(
-                format!("{} and {}", config.stated("prompts_file"), config.stated("prompts")),
-                "give the prompts in one of the two: leave out `prompts_file` or `prompts`",
+                format!(
+                    "{} and {}, but prompts come from one of the two",
+                    config.stated("prompts_file"),
+                    config.stated("prompts")
+                ),
+                "leave out `prompts_file` or `prompts`",
             ));
         }
     }
