@@ -110,3 +110,50 @@ impl<'t> Segments<'t> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl MaskSpec {
+        fn sees(self, query: usize, key: usize) -> bool {
+            (!self.causal || key <= query)
+                && self.window.is_none_or(|window| key + window > query)
+                && self.chunk.is_none_or(|chunk| query / chunk == key / chunk)
+        }
+    }
+
+    #[test]
+    fn visible_blocks_are_those_with_a_visible_key() {
+        let sizes = [None, Some(1), Some(2), Some(4), Some(5), Some(9), Some(100)];
+        for (causal, window, chunk) in [true, false]
+            .into_iter()
+            .flat_map(|causal| sizes.map(|window| (causal, window)))
+            .flat_map(|(causal, window)| sizes.map(|chunk| (causal, window, chunk)))
+        {
+            let spec = MaskSpec { causal, window, chunk };
+            let (block, num_blocks) = (4, 7);
+            for query_block in 0..num_blocks {
+                let places = |index: usize| index * block..(index + 1) * block;
+                let sees = |key_block: &usize| {
+                    places(query_block).any(|query| places(*key_block).any(|key| spec.sees(query, key)))
+                };
+                let visible: Vec<usize> = (0..num_blocks).filter(sees).collect();
+                let visited: Vec<usize> = spec.visible_blocks(query_block, block, num_blocks).collect();
+                assert_eq!(visited, visible, "{spec:?}, block {query_block}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_bounds_the_blocks_of_each_query() {
+        let visited = |spec: MaskSpec, num_blocks: usize| -> usize {
+            (0..num_blocks).map(|index| spec.visible_blocks(index, 128, num_blocks).len()).sum()
+        };
+        let windowed = MaskSpec { window: Some(512), ..MaskSpec::CAUSAL };
+        let chunked = MaskSpec { chunk: Some(512), ..MaskSpec::CAUSAL };
+        assert_eq!(visited(MaskSpec::CAUSAL, 64), 64 * 65 / 2);
+        assert_eq!(visited(windowed, 64), 64 * 5 - (1 + 2 + 3 + 4));
+        assert_eq!(visited(chunked, 64), 64 / 4 * (1 + 2 + 3 + 4));
+    }
+}

@@ -1,5 +1,6 @@
-//! Both kernels of attention against each other, and what the options on types do.
+//! Both kernels of attention against each other, and what the options do.
 
+use mt_derive::Tree;
 use mt_nn::{
     NormOptions,
     attention::{AttentionKernel, AttentionOptions, MaskSpec, Segments, blockwise, dense},
@@ -8,7 +9,7 @@ use mt_nn::{
 use mt_shape::{DType, HostArray, axis};
 use mt_trace::Tensor;
 
-use crate::harness::{Argument, assert_close, gradients, integers, numbers, relative_error, text};
+use crate::harness::{Argument, assert_close, gradients, integers, numbers, relative_error, run, text};
 
 const OPTIONS: AttentionOptions = AttentionOptions {
     scale: 1.0,
@@ -34,7 +35,7 @@ struct Case {
 const CASE: Case = Case { batch: 2, length: 37, kv_heads: 2, group: 3, head_dim: 6, block: 8 };
 
 impl Case {
-    /// Queries, keys, values and segments: documents of odd lengths, then padding.
+    /// Queries, keys, values, sinks and segments: documents of odd lengths, then padding.
     fn arguments(self) -> Vec<Argument> {
         let Self { batch, length, kv_heads, group, head_dim, .. } = self;
         let [batch, keys] = [axis(BATCH, batch), axis(KV_POSITION, length)];
@@ -55,63 +56,179 @@ impl Case {
             tensor(1, vec![batch, queries, kv_heads, group, head_dim]),
             tensor(2, vec![batch, keys, kv_heads, head_dim]),
             tensor(3, vec![batch, keys, kv_heads, head_dim]),
+            tensor(5, vec![kv_heads, group]),
             (vec![batch, queries], integers(&[batch.size, length], &segments)),
         ]
     }
 
-    /// The context in `f32` and the gradients of queries, keys and values.
-    fn run(self, dtype: DType, options: &AttentionOptions, is_dense: bool) -> Vec<HostArray> {
+    /// The context in `f32` and the gradients of queries, keys, values and sinks.
+    fn run(self, dtype: DType, options: &AttentionOptions, sinks: Sinks, is_dense: bool) -> Vec<HostArray> {
         let cotangent = numbers(4, &[self.batch * self.kv_heads * self.length * self.group * self.head_dim]);
         let block = self.block;
         let (context, gradients) = gradients("attention", &self.arguments(), &cotangent, |t| {
-            context([t[0], t[1], t[2], t[3]], dtype, options, if is_dense { 0 } else { block })
+            context(t, dtype, options, sinks, if is_dense { 0 } else { block })
         });
         [vec![context], gradients].concat()
     }
 }
 
+#[derive(Clone, Copy, PartialEq)]
+enum Sinks {
+    With,
+    Without,
+}
+
 /// Dense for blocks of 0.
-fn context<'t>(t: [Tensor<'t>; 4], dtype: DType, options: &AttentionOptions, block: usize) -> Tensor<'t> {
+fn context<'t>(
+    t: &[Tensor<'t>],
+    dtype: DType,
+    options: &AttentionOptions,
+    sinks: Sinks,
+    block: usize,
+) -> Tensor<'t> {
     let [query, key, value] = [t[0], t[1], t[2]].map(|tensor| tensor.cast(dtype));
+    let sinks = (sinks == Sinks::With).then_some(t[3]);
     if block == 0 {
-        dense(query, key, value, Segments::within(t[3]).mask(options.mask), None, options)
+        dense(query, key, value, Segments::within(t[4]).mask(options.mask), sinks, options)
     } else {
-        blockwise(query, key, value, t[3], None, options, block)
+        blockwise(query, key, value, t[4], sinks, options, block)
     }
 }
 
-const PARTS: [&str; 4] = ["context", "query's gradient", "key's gradient", "value's gradient"];
+const PARTS: [&str; 5] =
+    ["context", "query's gradient", "key's gradient", "value's gradient", "sinks' gradient"];
 
 #[track_caller]
-fn check(case: Case, dtype: DType, tolerance: f64) {
-    let dense = case.run(dtype, &OPTIONS, true);
-    let blockwise = case.run(dtype, &OPTIONS, false);
+fn check(case: Case, dtype: DType, options: AttentionOptions, sinks: Sinks, tolerance: f64) {
+    let dense = case.run(dtype, &options, sinks, true);
+    let blockwise = case.run(dtype, &options, sinks, false);
     for ((part, dense), blockwise) in PARTS.iter().zip(&dense).zip(&blockwise) {
         assert!(blockwise.to_f64().iter().all(|value| value.is_finite()), "{part}");
         assert_close(part, blockwise, dense, tolerance);
     }
+    let sinks_gradient = blockwise[4].to_f64();
+    assert_eq!(sinks_gradient.iter().all(|value| *value != 0.0), sinks == Sinks::With);
 }
 
 #[test]
 fn blockwise_equals_dense() {
-    check(CASE, DType::F32, 1e-6);
+    let check = |case| check(case, DType::F32, OPTIONS, Sinks::Without, 1e-6);
+    check(CASE);
     // Blocks that divide the length, one block, and blocks larger than documents or smaller.
-    check(Case { length: 48, block: 16, ..CASE }, DType::F32, 1e-6);
-    check(Case { length: 13, block: 13, ..CASE }, DType::F32, 1e-6);
-    check(Case { length: 29, block: 3, kv_heads: 1, group: 5, head_dim: 2, ..CASE }, DType::F32, 1e-6);
-    check(Case { length: 1, block: 1, batch: 1, ..CASE }, DType::F32, 1e-6);
-    check(Case { kv_heads: 3, group: 1, ..CASE }, DType::F32, 1e-6);
+    check(Case { length: 48, block: 16, ..CASE });
+    check(Case { length: 13, block: 13, ..CASE });
+    check(Case { length: 29, block: 3, kv_heads: 1, group: 5, head_dim: 2, ..CASE });
+    check(Case { length: 1, block: 1, batch: 1, ..CASE });
+    check(Case { kv_heads: 3, group: 1, ..CASE });
+}
+
+fn masked(causal: bool, window: Option<usize>, chunk: Option<usize>) -> AttentionOptions {
+    AttentionOptions { mask: MaskSpec { causal, window, chunk }, ..OPTIONS }
+}
+
+#[test]
+fn blockwise_equals_dense_with_windows_and_chunks() {
+    let check = |case, options| check(case, DType::F32, options, Sinks::Without, 1e-6);
+    // Shorter than a block of 8, as long, not a multiple, and longer than the sequence.
+    for size in [1, 3, 8, 11, 100] {
+        check(CASE, masked(true, Some(size), None));
+    }
+    // Borders on those of blocks, within blocks, and none.
+    for size in [3, 16, 13, 100] {
+        check(CASE, masked(true, None, Some(size)));
+    }
+    check(CASE, masked(true, Some(5), Some(13)));
+    check(Case { length: 29, block: 3, kv_heads: 1, batch: 1, ..CASE }, masked(true, Some(7), None));
+    check(Case { length: 48, block: 16, kv_heads: 3, group: 1, ..CASE }, masked(true, None, Some(24)));
+    check(Case { length: 1, block: 1, batch: 1, ..CASE }, masked(true, Some(1), Some(1)));
+}
+
+#[test]
+fn blockwise_equals_dense_in_both_directions() {
+    let check = |options| check(CASE, DType::F32, options, Sinks::Without, 1e-6);
+    check(masked(false, None, None));
+    check(masked(false, Some(5), None));
+    check(masked(false, None, Some(13)));
+}
+
+#[test]
+fn blockwise_equals_dense_with_soft_caps_and_sinks() {
+    let check = |case, options, sinks| check(case, DType::F32, options, sinks, 1e-6);
+    let capped = |options| AttentionOptions { soft_cap: Some(0.7), ..options };
+    check(CASE, capped(OPTIONS), Sinks::Without);
+    check(CASE, OPTIONS, Sinks::With);
+    check(CASE, capped(masked(true, Some(11), None)), Sinks::With);
+    check(CASE, capped(masked(true, None, Some(13))), Sinks::With);
+    check(Case { length: 48, block: 16, kv_heads: 3, group: 1, ..CASE }, capped(OPTIONS), Sinks::With);
+    check(Case { length: 29, block: 3, kv_heads: 1, batch: 1, ..CASE }, capped(OPTIONS), Sinks::With);
+    check(Case { length: 1, block: 1, batch: 1, ..CASE }, capped(OPTIONS), Sinks::With);
+}
+
+#[test]
+fn blocks_outside_of_the_mask_are_not_visited() {
+    // Whatever a value is multiplied by, one that is no number shows in the sum.
+    let mut arguments = CASE.arguments();
+    let (axes, values) = &mut arguments[2];
+    let per_key = CASE.kv_heads * CASE.head_dim;
+    let mut poisoned: Vec<f32> = values.to_f64().iter().map(|value| *value as f32).collect();
+    for row in 0..CASE.batch {
+        let start = row * CASE.length * per_key;
+        poisoned[start..start + CASE.block * per_key].fill(f32::NAN);
+    }
+    let dims: Vec<usize> = axes.iter().map(|axis| axis.size).collect();
+    *values = HostArray::from_slice(DType::F32, &dims, &poisoned).unwrap();
+    let clean = |options: AttentionOptions| {
+        let results = run("visited", &arguments, |_, t| {
+            let context = context(&t, DType::F32, &options, Sinks::Without, CASE.block);
+            vec![context.is_finite().all(&[BATCH, KV_HEADS, GROUP, HEAD_DIM]).cast(DType::I32)]
+        });
+        results[0].to_f64().iter().map(|value| *value == 1.0).collect::<Vec<bool>>()
+    };
+    // With blocks of 8, queries from 16 on see keys from 8 on if no window reaches further back than from 16 to 8.
+    let from = |start: usize| (0..CASE.length).map(|place| place >= start).collect::<Vec<bool>>();
+    assert_eq!(clean(OPTIONS), from(CASE.length));
+    assert_eq!(clean(masked(true, Some(9), None)), from(16));
+    assert_eq!(clean(masked(true, Some(10), None)), from(24));
+    assert_eq!(clean(masked(true, None, Some(8))), from(8));
+    assert_eq!(clean(masked(true, None, Some(24))), from(24));
+}
+
+#[derive(Tree)]
+struct Operands<L>(Vec<L>);
+
+#[test]
+fn blockwise_holds_nothing_of_the_size_of_the_scores() {
+    let case = Case { length: 88, ..CASE };
+    let options = AttentionOptions { soft_cap: Some(0.7), ..masked(true, Some(11), None) };
+    let most_positions = |block: usize| {
+        let text = text(&case.arguments(), |region, t| {
+            let (_, [], gradients) = region.value_and_grad(&Operands(t[..4].to_vec()), |_, operands| {
+                let operands = [operands.0.as_slice(), &[t[4]]].concat();
+                (context(&operands, DType::F32, &options, Sinks::With, block).square().sum_all(), [])
+            });
+            gradients.0
+        });
+        let types = text.split("tensor<").skip(1).map(|rest| rest.split('>').next().unwrap());
+        types.map(|ty| ty.split('x').filter(|dimension| *dimension == "88").count()).max()
+    };
+    assert_eq!(most_positions(0), Some(2));
+    assert_eq!(most_positions(8), Some(1));
 }
 
 #[test]
 fn blockwise_equals_dense_in_bf16() {
-    check(CASE, DType::BF16, 1.2e-2);
-    // Both are as near to the exact result as `bf16` allows.
-    let exact = CASE.run(DType::F32, &OPTIONS, true);
-    for is_dense in [true, false] {
-        let narrow = CASE.run(DType::BF16, &OPTIONS, is_dense);
-        for ((part, narrow), exact) in PARTS.iter().zip(&narrow).zip(&exact) {
-            assert_close(part, narrow, exact, 1.2e-2);
+    for (options, sinks) in [
+        (OPTIONS, Sinks::Without),
+        (AttentionOptions { soft_cap: Some(2.0), ..masked(true, Some(11), None) }, Sinks::With),
+    ] {
+        check(CASE, DType::BF16, options, sinks, 1.2e-2);
+        // Both are as near to the exact result as `bf16` allows.
+        let exact = CASE.run(DType::F32, &options, sinks, true);
+        for is_dense in [true, false] {
+            let narrow = CASE.run(DType::BF16, &options, sinks, is_dense);
+            for ((part, narrow), exact) in PARTS.iter().zip(&narrow).zip(&exact) {
+                assert_close(part, narrow, exact, 1.2e-2);
+            }
         }
     }
 }
@@ -129,7 +246,7 @@ fn scores_in_f32_are_nearer() {
         gradients("scores", &arguments, &cotangent, |t| {
             let [query, key, value] =
                 [t[0], t[1], t[2]].map(|tensor| tensor.cast(DType::BF16).cast(DType::F32));
-            context([query, key, value, t[3]], dtype, &options, 0)
+            context(&[query, key, value, t[3], t[4]], dtype, &options, Sinks::Without, 0)
         })
         .0
     };
@@ -146,7 +263,7 @@ fn scores_in_f32_are_nearer() {
 #[test]
 fn options_choose_the_types_of_products_and_softmax() {
     let lines = |options: AttentionOptions, block: usize| {
-        text(&CASE.arguments(), |_, t| vec![context([t[0], t[1], t[2], t[3]], DType::BF16, &options, block)])
+        text(&CASE.arguments(), |_, t| vec![context(&t, DType::BF16, &options, Sinks::Without, block)])
             .lines()
             .filter(|line| line.contains("stablehlo.exponential") || line.contains("stablehlo.dot_general"))
             .map(str::to_owned)

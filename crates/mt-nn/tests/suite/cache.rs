@@ -1,0 +1,159 @@
+//! Attention to a cache against attention within whole sequences.
+
+use mt_nn::{
+    Linear, NormOptions, RmsNorm, Rotary, RotaryOptions,
+    attention::{
+        Attention, AttentionInputs, AttentionKernel, AttentionOptions, CachedKeysValues, KeysValues,
+        MaskSpec, Segments,
+    },
+    axes::{BATCH, EMBED, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, QUERY_HEADS},
+};
+use mt_shape::{Axis, DType, axis};
+use mt_trace::Tensor;
+
+use crate::{
+    harness::{Argument, assert_close, integers, numbers, run},
+    reference_rotary::PLAIN,
+};
+
+/// Tokens of each row's prompt. The shorter one leaves slots of the cache empty.
+const PROMPTS: [usize; 2] = [6, 4];
+const STEPS: usize = 11;
+const LENGTH: usize = PROMPTS[0] + STEPS;
+
+const OPTIONS: AttentionOptions = AttentionOptions {
+    scale: 0.4,
+    kernel: AttentionKernel::Automatic,
+    float32_product: false,
+    float32_scores: true,
+    mask: MaskSpec::CAUSAL,
+    soft_cap: None,
+    norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
+    normalize_values: false,
+};
+
+fn arguments() -> Vec<Argument> {
+    let tensor = |seed: u64, axes: &[Axis]| {
+        let dims: Vec<usize> = axes.iter().map(|axis| axis.size).collect();
+        (axes.to_vec(), numbers(seed, &dims))
+    };
+    let [batch, length, embed] = [axis(BATCH, 2), axis(POSITION, LENGTH), axis(EMBED, 9)];
+    let [heads, kv_heads, head_dim] = [axis(QUERY_HEADS, 6), axis(KV_HEADS, 2), axis(HEAD_DIM, 4)];
+    let segments: Vec<i32> = PROMPTS
+        .iter()
+        .flat_map(|prompt| (0..LENGTH).map(move |place| i32::from(place < prompt + STEPS)))
+        .collect();
+    vec![
+        tensor(1, &[batch, length, embed]),
+        tensor(2, &[embed, heads, head_dim]),
+        tensor(3, &[embed, kv_heads, head_dim]),
+        tensor(4, &[heads, head_dim, embed]),
+        tensor(5, &[head_dim]),
+        tensor(6, &[heads]),
+        tensor(7, &[embed, heads, head_dim]),
+        (vec![batch, length], integers(&[2, LENGTH], &segments)),
+    ]
+}
+
+/// A layer whose values are its keys, and one that attends to the same; what both return, added.
+struct Pair<'t> {
+    first: Attention<Tensor<'t>>,
+    second: Attention<Tensor<'t>>,
+    rotary: Rotary,
+    options: AttentionOptions,
+}
+
+impl<'t> Pair<'t> {
+    fn new(t: &[Tensor<'t>], options: AttentionOptions) -> Self {
+        let (query, key, out) =
+            (Linear::without_bias(t[1]), Linear::without_bias(t[2]), Linear::without_bias(t[3]));
+        let first = Attention {
+            query,
+            key: Some(key),
+            value: None,
+            out,
+            query_norm: None,
+            key_norm: Some(RmsNorm { scale: t[4] }),
+            sinks: Some(t[5]),
+        };
+        let query = Linear::without_bias(t[6]);
+        let second = Attention { query, key: None, key_norm: None, ..first.clone() };
+        Self { first, second, rotary: Rotary::new(&RotaryOptions { head_dim: 4, ..PLAIN }), options }
+    }
+
+    /// With the first layer's cache as it is afterwards.
+    fn forward(
+        &self,
+        x: Tensor<'t>,
+        positions: Tensor<'t>,
+        segments: Segments<'t>,
+        cache: Option<CachedKeysValues<'t>>,
+    ) -> (Tensor<'t>, Option<KeysValues<Tensor<'t>>>) {
+        let angles = Some(self.rotary.angles(positions));
+        let inputs = AttentionInputs { angles, segments, cache, shared: None };
+        let first = self.first.forward(x, &inputs, &self.options);
+        let inputs = AttentionInputs { cache: None, shared: Some(first.keys_values), ..inputs };
+        let second = self.second.forward(x, &inputs, &self.options);
+        (first.output + second.output, first.written)
+    }
+}
+
+/// From each row `size` tokens from a place of its own on.
+fn rows<'t>(tensor: Tensor<'t>, starts: [usize; 2], size: usize) -> Tensor<'t> {
+    let row = |index: usize| {
+        tensor.slice(BATCH, index, index + 1).slice(POSITION, starts[index], starts[index] + size)
+    };
+    row(0).concatenate(&[row(1)], BATCH)
+}
+
+#[track_caller]
+fn check(options: AttentionOptions) {
+    let results = run("cached", &arguments(), |region, t| {
+        let (x, segmentation) = (t[0], t[7]);
+        let pair = Pair::new(&t, options);
+        let positions = region.iota(DType::I32, axis(POSITION, LENGTH)).broadcast(&segmentation.axes());
+        let (whole, _) = pair.forward(x, positions, Segments::within(segmentation), None);
+
+        // The cache has a slot more than tokens.
+        let slots = axis(KV_POSITION, LENGTH + 1);
+        let axes = [axis(BATCH, 2), slots, axis(KV_HEADS, 2), axis(HEAD_DIM, 4)];
+        let empty = region.full(DType::F32, &axes, 0.0);
+        let mut cached = KeysValues { key: empty, value: empty };
+        let mut occupied = region.full(DType::I32, &axes[..2], 0.0);
+        let places = region.iota(DType::I32, axis(POSITION, PROMPTS[0]));
+        let row = |prompt: usize| places.less(prompt as f64).cast(DType::I32).unsqueeze(BATCH);
+        let prompts = row(PROMPTS[0]).concatenate(&[row(PROMPTS[1])], BATCH);
+        let one = region.full(DType::I32, &[axis(BATCH, 2), axis(POSITION, 1)], 1.0);
+        let steps = (0..STEPS).map(|step| (PROMPTS.map(|prompt| prompt + step), PROMPTS[0] + step, one));
+        let mut outputs = Vec::new();
+        for (starts, slot, query) in std::iter::once(([0, 0], 0, prompts)).chain(steps) {
+            let (start, size) = (region.integer(DType::I32, slot as i64), query.axis(POSITION).size);
+            occupied = occupied.dynamic_update(KV_POSITION, start, query.rename(POSITION, KV_POSITION));
+            let segments = Segments { query, key: occupied, first_query: Some(start) };
+            let (x, positions) = (rows(x, starts, size), rows(positions, starts, size));
+            let (output, written) =
+                pair.forward(x, positions, segments, Some(CachedKeysValues { cached, start }));
+            cached = written.unwrap();
+            outputs.push(output);
+        }
+        let steps = outputs[1].concatenate(&outputs[2..], POSITION);
+        vec![rows(whole, PROMPTS, STEPS), steps]
+    });
+    assert_close("steps with a cache", &results[1], &results[0], 1e-6);
+}
+
+#[test]
+fn steps_with_a_cache_equal_whole_sequences() {
+    let masked = |window: Option<usize>, chunk: Option<usize>| AttentionOptions {
+        mask: MaskSpec { window, chunk, ..MaskSpec::CAUSAL },
+        ..OPTIONS
+    };
+    check(OPTIONS);
+    check(AttentionOptions { soft_cap: Some(0.8), normalize_values: true, ..OPTIONS });
+    // Shorter than the prompts, between the two, longer, and beyond the end.
+    for size in [1, 3, 5, 8, 30] {
+        check(masked(Some(size), None));
+        check(masked(None, Some(size)));
+    }
+    check(masked(Some(3), Some(7)));
+}
