@@ -103,6 +103,25 @@ fn long_lists_have_a_line_for_each_element() {
 }
 
 #[test]
+fn of_changed_rules_only_those_are_shown() {
+    let changed = |settings: &[&str]| {
+        let all: Vec<&str> = ["config", "show", "--changed"].iter().chain(settings).copied().collect();
+        maxtext(&all).output
+    };
+    assert_eq!(
+        changed(&["logical_axis_rules=[['norm',['fsdp']]]"]),
+        "# Placement\nlogical_axis_rules: [['norm', ['fsdp']]]\n"
+    );
+    assert_eq!(
+        changed(&["override_logical_axis_rules=true", "logical_axis_rules=[['norm',['fsdp']]]"]),
+        "# The run\noverride_logical_axis_rules: true\n\n# Placement\nlogical_axis_rules: [['norm', ['fsdp']]]\n"
+    );
+    // A rule in another place among the others is told apart.
+    let text = changed(&["custom_mesh_and_rule=pure-fsdp"]);
+    assert!(text.contains("logical_axis_rules:\n  - ["), "{text}");
+}
+
+#[test]
 fn keys_are_explained() {
     check_output(
         &["config", "explain", "learning_rate"],

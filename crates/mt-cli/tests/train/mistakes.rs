@@ -1,11 +1,13 @@
 //! Wrong input: one message, status 2, and nothing is damaged.
 
 use std::{
-    fs, thread,
+    fs,
+    process::{Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
-use crate::support::Sandbox;
+use crate::support::{Sandbox, outcome};
 
 #[test]
 fn values_that_do_not_fit() {
@@ -106,4 +108,26 @@ fn a_directory_has_one_run_at_a_time() {
     // The lock went with the process.
     let steps = format!("steps={}", newest + 3);
     sandbox.train("run", &[&steps, "eval_interval=-1"]).succeeded();
+}
+
+#[test]
+fn what_decoding_would_do_is_checked() {
+    let sandbox = Sandbox::new();
+    sandbox.train("run", &["steps=6", "eval_interval=-1"]).succeeded();
+    let check = |keys: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_maxtext"));
+        let all = ["config", "check", "decode", "load_parameters_path=runs/run"].iter().chain(keys);
+        let command = command.args(all).current_dir(sandbox.path("")).env_remove("XLA_FLAGS");
+        outcome(command.stdin(Stdio::null()))
+    };
+    let checked = check(&["prompt=Hello"]).succeeded();
+    assert!(
+        checked.output.starts_with("what `maxtext decode` would do has no mistakes"),
+        "{}",
+        checked.output
+    );
+    check(&["prompt=Hello", "max_prefill_predict_length=3"]).refused(&["prompt 1 has", "the 3 of"]);
+    check(&["prompts_file=none.txt"]).refused(&["`none.txt`"]);
+    check(&["num_cpu_devices=2", "ici_tensor_parallelism=3"]).refused(&["does not divide the 2 devices"]);
+    check(&["decode_sampling_strategy=topk"]).refused(&["`decode_sampling_top_k` is `0`"]);
 }

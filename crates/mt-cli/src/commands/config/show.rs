@@ -1,6 +1,6 @@
 //! `maxtext config show`.
 
-use mt_config::{Config, Entry, Request, table};
+use mt_config::{Config, Entry, Kind, Request, table};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -64,7 +64,8 @@ fn text(config: &Config, only_changed: bool, with_origins: bool) -> String {
                 continue;
             }
             let origin = if with_origins { format!("  # {}", entry.origin) } else { String::new() };
-            lines.extend(entry_lines(entry, &origin));
+            let rules = if only_changed { changed_rules(entry) } else { None };
+            lines.extend(entry_lines(entry, rules.as_ref().unwrap_or(&entry.value), &origin));
         }
     }
     if lines.is_empty() {
@@ -73,13 +74,30 @@ fn text(config: &Config, only_changed: bool, with_origins: bool) -> String {
     lines.join("\n")
 }
 
-fn entry_lines(entry: &Entry, origin: &str) -> Vec<String> {
+/// Of placement rules those of the logical axes whose rules are not the default's, if the others stand as they are when
+/// these are read again.
+fn changed_rules(entry: &Entry) -> Option<Value> {
+    if entry.key.kind != Kind::AxisRules {
+        return None;
+    }
+    let default = entry.key.default.value();
+    let (rules, defaults) = (entry.value.as_array()?, default.as_array()?);
+    let of = |all: &[Value], name: &Value| -> Vec<Value> {
+        all.iter().filter(|rule| rule[0] == *name).cloned().collect()
+    };
+    let is_changed = |rule: &&Value| of(rules, &rule[0]) != of(defaults, &rule[0]);
+    let changed: Vec<Value> = rules.iter().filter(is_changed).cloned().collect();
+    let kept = defaults.iter().filter(|rule| of(&changed, &rule[0]).is_empty());
+    kept.chain(&changed).eq(rules).then_some(Value::Array(changed))
+}
+
+fn entry_lines(entry: &Entry, value: &Value, origin: &str) -> Vec<String> {
     let name = entry.key.name;
     if entry.key.secret && entry.is_changed() {
         return vec![format!("# {name}: {}{origin}", entry.shown())];
     }
-    let line = format!("{name}: {}", yaml_value(&entry.value));
-    match &entry.value {
+    let line = format!("{name}: {}", yaml_value(value));
+    match value {
         Value::Array(values) if line.len() > COLUMNS => {
             let elements = values.iter().map(|value| format!("  - {}", yaml_value(value)));
             std::iter::once(format!("{name}:{origin}")).chain(elements).collect()
