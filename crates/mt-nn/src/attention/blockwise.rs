@@ -7,7 +7,7 @@
 use mt_shape::{Axis, DType, HostArray, axis};
 use mt_trace::{Region, ScanOptions, Tensor};
 
-use super::{AttentionOptions, MASKED, MaskSpec, resized};
+use super::{AttentionOptions, MASKED, resized};
 use crate::axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION};
 
 /// Positions in a block. Of 64, 128, 256 and 512, measured on 2 cores by `examples/attention.rs`, 64 and 128 take about
@@ -49,12 +49,7 @@ pub fn blockwise<'t>(
     let key = fill(key.order(&[batch[0], KV_HEADS, KV_POSITION, HEAD_DIM]), KV_POSITION, 0.0);
     let value = fill(value.order(&[batch[0], KV_HEADS, KV_POSITION, HEAD_DIM]), KV_POSITION, 0.0);
     let segmentation = fill(segmentation, POSITION, FILLER);
-    let kernel = Kernel {
-        block,
-        float32_product: options.float32_product,
-        mask: options.mask,
-        soft_cap: options.soft_cap,
-    };
+    let kernel = Kernel { block, options: *options };
     let has_sinks = sinks.is_some();
     let in_groups = [query.axis(KV_HEADS), query.axis(GROUP)];
     let sinks = match sinks {
@@ -83,9 +78,7 @@ pub fn blockwise<'t>(
 #[derive(Clone, Copy)]
 struct Kernel {
     block: usize,
-    float32_product: bool,
-    mask: MaskSpec,
-    soft_cap: Option<f64>,
+    options: AttentionOptions,
 }
 
 /// What a scan over blocks of queries slices.
@@ -109,13 +102,9 @@ struct BackwardBlock<L> {
 }
 
 impl Kernel {
-    fn product_type(self, query: Tensor<'_>) -> DType {
-        if self.float32_product { DType::F32 } else { query.dtype() }
-    }
-
     fn query_blocks<'b>(self, query: Tensor<'b>, segments: Tensor<'b>) -> QueryBlock<Tensor<'b>> {
         let (region, count) = (query.region(), query.axis(POSITION).size / self.block);
-        let visible = (0..count).map(|index| self.mask.visible_blocks(index, self.block, count));
+        let visible = (0..count).map(|index| self.options.mask.visible_blocks(index, self.block, count));
         let (first, end): (Vec<i32>, Vec<i32>) =
             visible.map(|blocks| (blocks.start as i32, blocks.end as i32)).unzip();
         let table = |numbers: &[i32]| {
@@ -154,9 +143,9 @@ impl Kernel {
 
     /// Scores of a block of queries with a block of keys.
     fn scores<'b>(self, query: Tensor<'b>, key: Tensor<'b>) -> Tensor<'b> {
-        let product = self.product_type(query);
+        let product = if self.options.float32_product { DType::F32 } else { query.dtype() };
         let scores = query.cast(product).contract_into(key.cast(product), &[HEAD_DIM], DType::F32);
-        match self.soft_cap {
+        match self.options.soft_cap {
             Some(cap) => (scores / cap).tanh() * cap,
             None => scores,
         }
@@ -174,7 +163,8 @@ impl Kernel {
         let keys = scores.axis(KV_POSITION);
         let pair = [&*queries.segments.axes(), &[keys]].concat();
         let same = queries.segments.broadcast(&pair).equals(key_segments);
-        let allowed = self.mask.allows(place(queries.index, scores.axis(POSITION)), place(key_block, keys));
+        let allowed =
+            self.options.mask.allows(place(queries.index, scores.axis(POSITION)), place(key_block, keys));
         let mask = allowed.map_or(same, |allowed| same.logical_and(allowed));
         mask.select(scores, region.full(DType::F32, &[], MASKED).broadcast(&scores.axes()))
     }
@@ -273,7 +263,7 @@ impl Kernel {
                         let weights = (masked - rows.log_sums).exp();
                         let from_value = rows.cotangent.contract_into(v, &[HEAD_DIM], DType::F32);
                         let gradient = weights * (from_value - rows.correction);
-                        let gradient = match self.soft_cap {
+                        let gradient = match self.options.soft_cap {
                             // The derivative of tanh is 1 - tanh².
                             Some(cap) => gradient - gradient * (scores / cap).square(),
                             None => gradient,
