@@ -5,10 +5,7 @@ use serde_json::Value;
 use crate::{
     coerce::value_text,
     error::{ConfigError, Problem, all, alternatives, is},
-    groups::{
-        CheckpointGroup, DataGroup, DebugGroup, DecodeGroup, ModelGroup, OptimizerGroup, PlacementGroup,
-        RunGroup, TokenizerGroup,
-    },
+    groups::GROUPS,
     key::{Class, Key, Kind},
     named::Named,
     origin::Origin,
@@ -104,7 +101,7 @@ fn readers(key: &Key) -> String {
         Class::Derived(_) => return "nothing: it is worked out to be shown".to_owned(),
         Class::NoEffectHere(_) | Class::Refused(_) => return "nothing".to_owned(),
     }
-    let readers: Vec<String> = READERS
+    let readers: Vec<String> = GROUPS
         .iter()
         .filter(|(_, keys, _)| keys.contains(&key.name))
         .map(|(group, _, commands)| format!("`{group}` of {commands}"))
@@ -115,19 +112,6 @@ fn readers(key: &Key) -> String {
         true => "every command, when it merges the layers".to_owned(),
     }
 }
-
-/// The groups of `groups`, their keys, and the commands that receive them.
-const READERS: &[(&str, &[&str], &str)] = &[
-    ("RunGroup", RunGroup::KEYS, "train and decode"),
-    ("ModelGroup", ModelGroup::KEYS, "train and decode"),
-    ("OptimizerGroup", OptimizerGroup::KEYS, "train"),
-    ("DataGroup", DataGroup::KEYS, "train and tokenizer train"),
-    ("TokenizerGroup", TokenizerGroup::KEYS, "train and decode"),
-    ("CheckpointGroup", CheckpointGroup::KEYS, "train and decode"),
-    ("PlacementGroup", PlacementGroup::KEYS, "train and decode"),
-    ("DecodeGroup", DecodeGroup::KEYS, "decode"),
-    ("DebugGroup", DebugGroup::KEYS, "train and decode"),
-];
 
 /// The text behind a label, with lines of at most 90 columns that begin below each other.
 fn wrapped(label: &str, text: &str) -> String {
@@ -273,7 +257,6 @@ mod tests {
     fn explains_nested_names_conditions_and_neutral_values() {
         for (name, parts) in [
             ("rl.num_generations", &["num_generations (in the group `rl`)", "rl.num_generations=2"][..]),
-            ("max_position_embeddings", &["only with", "`rope_type=yarn`"]),
             ("enable_nnx", &["neutral", "`true`, which like the default asks for nothing"]),
             ("ici_fsdp_parallelism", &["`PlacementGroup` of train and decode"]),
             ("model_name", &["every command, when it merges the layers"]),
@@ -285,6 +268,10 @@ mod tests {
             }
         }
         assert!(!explain("emb_dim").unwrap().contains("set it by"));
+        for (key, (other, _)) in table::keys().filter_map(|key| Some((key, key.only_with?))) {
+            let text = explain(key.name).unwrap();
+            assert!(text.contains("only with") && text.contains(other), "{text}");
+        }
     }
 
     #[test]

@@ -40,6 +40,21 @@ pub use run::{
 };
 pub use whole::{DecodeConfig, TrainConfig};
 
+/// Every group with its keys and the commands that receive it.
+pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
+    ("RunGroup", RunGroup::KEYS, "train and decode"),
+    ("ModelGroup", ModelGroup::KEYS, "train and decode"),
+    ("AttentionGroup", AttentionGroup::KEYS, "train and decode"),
+    ("PositionGroup", PositionGroup::KEYS, "train and decode"),
+    ("OptimizerGroup", OptimizerGroup::KEYS, "train"),
+    ("DataGroup", DataGroup::KEYS, "train and tokenizer train"),
+    ("TokenizerGroup", TokenizerGroup::KEYS, "train and decode"),
+    ("CheckpointGroup", CheckpointGroup::KEYS, "train and decode"),
+    ("PlacementGroup", PlacementGroup::KEYS, "train and decode"),
+    ("DecodeGroup", DecodeGroup::KEYS, "decode"),
+    ("DebugGroup", DebugGroup::KEYS, "train and decode"),
+];
+
 /// Declares a group: a struct whose fields are keys, besides some that are made of several keys, and how it is read
 /// from a configuration.
 macro_rules! group {
@@ -242,26 +257,13 @@ mod tests {
 
     #[test]
     fn effective_keys_are_read_and_no_others() {
-        let groups = [
-            RunGroup::KEYS,
-            ModelGroup::KEYS,
-            AttentionGroup::KEYS,
-            PositionGroup::KEYS,
-            OptimizerGroup::KEYS,
-            DataGroup::KEYS,
-            TokenizerGroup::KEYS,
-            CheckpointGroup::KEYS,
-            PlacementGroup::KEYS,
-            DecodeGroup::KEYS,
-            DebugGroup::KEYS,
-        ];
         let parallelisms = ["ici", "dcn"].iter().flat_map(|network| {
             let names = MESH_AXES.iter().map(move |(_, stem)| format!("{network}_{stem}_parallelism"));
             names.filter_map(|name| table::lookup(&name)).filter(|key| key.class == Class::Effective)
         });
-        let read: HashSet<&str> = groups
-            .into_iter()
-            .flatten()
+        let read: HashSet<&str> = GROUPS
+            .iter()
+            .flat_map(|(_, keys, _)| *keys)
             .chain(OF_THE_RESOLUTION)
             .copied()
             .chain(parallelisms.map(|key| key.name))
