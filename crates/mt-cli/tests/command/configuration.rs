@@ -137,7 +137,8 @@ fn several_keys_are_explained() {
         &["config", "explain", "steps", "rl.num_generations"],
         &["steps\n", "`RunGroup` of train and decode", "\n\nnum_generations (in the group `rl`)\n"],
     );
-    check_output(&["config", "explain", "max_position_embeddings"], &["only with", "`rope_type=yarn`"]);
+    let conditional = mt_config::table::keys().find(|key| key.only_with.is_some()).unwrap();
+    check_output(&["config", "explain", conditional.name], &["only with", conditional.only_with.unwrap().0]);
     check_output(&["config", "explain", "enable_nnx"], &["neutral", "accepted without effect"]);
     check_output(&["config", "explain", "emb_dim"], &["follows from `base_emb_dim`", "cannot be set"]);
     check_wrong(&["config", "explain", "steps", "rl.num_generation"], &["unknown key `rl.num_generation`"]);
