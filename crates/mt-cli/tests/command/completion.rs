@@ -50,8 +50,13 @@ fn keys_and_values_are_completed() {
     check(&["config", "diff", "llama2-7b", "llama3.1-8"], &["llama3.1-8b"]);
     check(&["config", "models", "mistral"], &["mistral-7b"]);
     // A command may be given first.
-    check(&["config", "check", "trai"], &["train_data_columns=", "train"]);
-    check(&["config", "check", "steps=3", "trai"], &["train_data_columns="]);
+    let nowhere = tempfile::tempdir().unwrap();
+    for (words, expected) in [(&["trai"][..], true), (&["steps=3", "trai"], false)] {
+        let words: Vec<&str> = ["config", "check"].iter().chain(words).copied().collect();
+        let found = complete("zsh", nowhere.path(), &words);
+        assert!(found.contains(&"train_data_columns=".to_owned()), "{found:?}");
+        assert_eq!(found.contains(&"train".to_owned()), expected, "{found:?}");
+    }
 }
 
 #[test]

@@ -160,7 +160,7 @@ fn configurations_are_checked() {
     check_output(&["config", "check", "dataset_type=synthetic"], &["the configuration has no mistakes"]);
     check_wrong(
         &["config", "check", "dataset_type=synthetic", "num_cpu_devices=8", "ici_tensor_parallelism=3"],
-        &["`ici_tensor_parallelism=3` does not divide the 8 devices"],
+        &["`ici_tensor_parallelism=3`", "does not divide the 8 devices"],
     );
     let noted = maxtext(&["config", "check", "dataset_type=synthetic", "shardy=false"]);
     assert_eq!(noted.status, 0);

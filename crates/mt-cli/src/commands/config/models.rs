@@ -25,7 +25,7 @@ struct Row {
     /// All parameters, and those that act on one token, where the family is built.
     parameters: Option<(usize, usize)>,
     /// What has to be built before the model can be trained.
-    missing: Vec<&'static str>,
+    missing: Vec<Missing>,
 }
 
 /// The experts of a layer, of which each token goes to some; all tokens go to those that are shared.
@@ -60,7 +60,8 @@ fn no_model<'a>(filter: &str, known: impl IntoIterator<Item = &'a str>) -> Failu
 }
 
 fn row(name: &'static str) -> Result<Row, Failure> {
-    let config = resolved(name, &[])?;
+    let arguments = vec![format!("model_name={name}")];
+    let config = Config::resolve(&Request { arguments, ..Request::default() })?;
     let number = |key: &str| config.entry(key).value.as_u64().unwrap_or_default();
     let text = |key: &str| config.entry(key).value.as_str().unwrap_or_default().to_owned();
     let experts = (number("num_experts") > 1).then(|| Experts {
@@ -68,6 +69,7 @@ fn row(name: &'static str) -> Result<Row, Failure> {
         chosen: number("num_experts_per_tok"),
         shared: number("shared_experts"),
     });
+    let missing = missing(&config);
     let is_of_model = |key: &str| matches!(config.entry(key).origin, Origin::Model { .. });
     Ok(Row {
         name,
@@ -85,40 +87,42 @@ fn row(name: &'static str) -> Result<Row, Failure> {
         experts,
         vocabulary: number("vocab_size"),
         context: is_of_model("max_position_embeddings").then(|| number("max_position_embeddings")),
-        parameters: parameters(name)?,
-        missing: missing(&config),
+        parameters: parameters(&config, &missing),
+        missing,
     })
 }
 
-fn resolved(name: &str, settings: &[&str]) -> Result<Config, Failure> {
-    let arguments = std::iter::once(format!("model_name={name}"))
-        .chain(settings.iter().map(|setting| (*setting).to_owned()))
-        .collect();
-    Ok(Config::resolve(&Request { arguments, ..Request::default() })?)
+/// A feature that a model needs and that is not built.
+#[derive(Clone, Copy, PartialEq)]
+struct Missing {
+    feature: &'static str,
+    /// Whether it belongs to the model, rather than to how it was trained.
+    of_model: bool,
 }
 
-/// What a model needs that is not built.
-fn missing(config: &Config) -> Vec<&'static str> {
+fn missing(config: &Config) -> Vec<Missing> {
     // Defaults that are not built are only looked at where they are read.
-    let of_model = ModelGroup::from_config(config).err();
-    let of_model = of_model.iter().flat_map(|error| error.problems());
-    let mut features: Vec<&'static str> = Vec::new();
-    for problem in config.missing_features().iter().chain(of_model) {
-        match problem {
-            Problem::NotBuilt { feature, .. } if !features.contains(feature) => features.push(feature),
-            _ => {}
+    let of_group = ModelGroup::from_config(config).err();
+    let of_group = of_group.iter().flat_map(|error| error.problems());
+    let mut features: Vec<Missing> = Vec::new();
+    for problem in config.missing_features().iter().chain(of_group) {
+        let Problem::NotBuilt { key, feature, .. } = problem else { continue };
+        let of_model = !matches!(config.entry(key).key.acts_on, "data" | "evaluation" | "optimizer");
+        if !features.iter().any(|known| known.feature == *feature) {
+            features.push(Missing { feature, of_model });
         }
     }
     features
 }
 
-/// The number of parameters, from their specifications, and of those that act on one token.
-fn parameters(name: &str) -> Result<Option<(usize, usize)>, Failure> {
-    // How rotary frequencies are scaled is without parameters, so it does not keep them from being counted.
-    let config = resolved(name, &["override_model_config=true", "rope_type=default"])?;
-    let group = if missing(&config).is_empty() { ModelGroup::from_config(&config).ok() } else { None };
-    let model = group.and_then(|group| mt_models::build(&group).ok());
-    Ok(model.map(|model| (model.num_parameters(), model.num_active_parameters())))
+/// The number of parameters, from their specifications, and of those that act on one token. Parts of the model that are
+/// not built would not be counted.
+fn parameters(config: &Config, missing: &[Missing]) -> Option<(usize, usize)> {
+    if missing.iter().any(|missing| missing.of_model) {
+        return None;
+    }
+    let model = mt_models::build(&ModelGroup::from_config(config).ok()?).ok()?;
+    Some((model.num_parameters(), model.num_active_parameters()))
 }
 
 fn to_json(row: &Row) -> Value {
@@ -138,7 +142,7 @@ fn to_json(row: &Row) -> Value {
         "context_length": row.context,
         "parameters": row.parameters.map(|(total, _)| total),
         "active_parameters": row.parameters.map(|(_, active)| active),
-        "not_built": row.missing,
+        "not_built": row.missing.iter().map(|missing| missing.feature).collect::<Vec<_>>(),
     })
 }
 
@@ -189,8 +193,10 @@ fn cells(row: &Row) -> Vec<String> {
         or_dash(row.parameters.map(|(total, _)| short(total))),
         or_dash(row.parameters.map(|(_, active)| short(active))),
         match row.missing.as_slice() {
-            [feature, ..] if feature.starts_with("the model family") => "family".to_owned(),
-            missing => missing.join(", "),
+            [Missing { feature, .. }, ..] if feature.starts_with("the model family") => "family".to_owned(),
+            [Missing { feature, .. }] => (*feature).to_owned(),
+            [Missing { feature, .. }, others @ ..] => format!("{feature} and {} more", others.len()),
+            [] => String::new(),
         },
     ]
 }
