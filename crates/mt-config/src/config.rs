@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::{
     coerce::value_text,
     derived,
-    error::{Problem, alternatives},
+    error::{Problem, alternatives, short},
     key::{Class, Key},
     origin::Origin,
     table,
@@ -29,7 +29,7 @@ impl Entry {
 
     /// The key with its value and where it comes from, as messages name it.
     pub(crate) fn stated(&self) -> String {
-        format!("`{}` is `{}` ({})", self.key.name, self.shown(), self.origin)
+        format!("`{}` is `{}` ({})", self.key.name, short(&self.shown()), self.origin)
     }
 
     /// The value as it may be shown.
@@ -308,7 +308,7 @@ pub(crate) fn not_built(entry: &Entry, feature: &'static str) -> Problem {
     };
     Problem::NotBuilt {
         key: entry.key.name,
-        value: entry.shown(),
+        value: short(&entry.shown()),
         origin: entry.origin.clone(),
         feature,
         available,

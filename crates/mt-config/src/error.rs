@@ -1,6 +1,9 @@
 //! What can be wrong with a configuration.
 
-use std::{fmt, path::PathBuf};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
 
 use crate::{origin::Origin, table::features};
 
@@ -51,18 +54,18 @@ pub enum Problem {
     TwoFiles(String, String),
     #[error("environment variable `{variable}` names no key")]
     UnknownVariable { variable: String, nearest: Vec<String> },
-    #[error("cannot read `{path}`: {source}")]
+    #[error("cannot read `{}`: {source}", named(path))]
     Unreadable { path: PathBuf, source: std::io::Error },
-    #[error("`{path}`{} does not exist", named_by(named))]
+    #[error("`{}`{} does not exist", self::named(path), named_by(named))]
     MissingFile {
         path: PathBuf,
         nearest: Vec<String>,
         /// Where `base_config` names it.
         named: Option<Origin>,
     },
-    #[error("`{path}` is not a YAML mapping of keys to values: {reason}")]
+    #[error("`{}` is not a YAML mapping of keys to values: {reason}", named(path))]
     Yaml { path: PathBuf, reason: String },
-    #[error("`{path}` builds on itself through `base_config`: {}", chained(through))]
+    #[error("`{}` builds on itself through `base_config`: {}", named(path), chained(through))]
     CircularBase { path: PathBuf, through: Vec<PathBuf> },
     /// Values that are fine alone do not fit together, or not this machine.
     #[error("{message}")]
@@ -211,15 +214,21 @@ impl fmt::Display for ConfigError {
             return Ok(());
         }
         write!(f, "the configuration has {} problems", self.problems.len())?;
-        for problem in &self.problems {
+        for problem in self.problems.iter().take(MOST_SHOWN) {
             write!(f, "\n  - {problem}")?;
             if let Some(hint) = problem.hint() {
                 write!(f, "\n    hint: {hint}")?;
             }
         }
+        if self.problems.len() > MOST_SHOWN {
+            write!(f, "\n  - … and {} more", self.problems.len() - MOST_SHOWN)?;
+        }
         Ok(())
     }
 }
+
+/// Up to this many problems are listed.
+pub(crate) const MOST_SHOWN: usize = 50;
 
 /// Up to this many choices are listed.
 const MOST_CHOICES: usize = 8;
@@ -230,8 +239,30 @@ fn named_by(origin: &Option<Origin>) -> String {
 
 /// `a` → `b`, each in backticks.
 fn chained(paths: &[PathBuf]) -> String {
-    let quoted: Vec<String> = paths.iter().map(|path| format!("`{}`", path.display())).collect();
+    let quoted: Vec<String> = paths.iter().map(|path| format!("`{}`", named(path))).collect();
     quoted.join(" → ")
+}
+
+/// What a user wrote, as a message shows it: on one line, without what a terminal would act on, and not too long.
+pub(crate) fn short(text: &str) -> String {
+    const LONGEST: usize = 160;
+    let mut shown = String::new();
+    for character in text.chars() {
+        if shown.len() >= LONGEST {
+            shown.push('…');
+            break;
+        }
+        match character {
+            control if control.is_control() => shown.extend(control.escape_default()),
+            other => shown.push(other),
+        }
+    }
+    shown
+}
+
+/// A path as a message shows it.
+fn named(path: &Path) -> String {
+    short(&path.to_string_lossy())
 }
 
 /// The verb that goes with a feature's name.

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::{
     coerce::{Mismatch, coerce, value_text},
     config::Config,
-    error::{ConfigError, Problem},
+    error::{ConfigError, MOST_SHOWN, Problem, short},
     key::{Class, Key, Kind},
     origin::Origin,
     suggest::nearest,
@@ -173,10 +173,14 @@ fn command_line(arguments: &[String], problems: &mut Vec<Problem>) -> (Option<Pa
                 settings.push(setting);
             }
             _ if is_file(argument) => match file {
-                Some(first) => problems.push(Problem::TwoFiles(first.clone(), argument.clone())),
+                Some(first) => problems.push(Problem::TwoFiles(short(first), short(argument))),
                 None => file = Some(argument),
             },
-            _ => problems.push(Problem::NotAnAssignment(argument.clone())),
+            _ => problems.push(Problem::NotAnAssignment(match argument.split_once('=') {
+                // What follows may be a secret.
+                Some((name, _)) => format!("{}=…", short(name)),
+                None => short(argument),
+            })),
         }
     }
     (file.map(PathBuf::from), settings)
@@ -214,7 +218,7 @@ fn environment(variables: &[(String, String)], problems: &mut Vec<Problem>) -> V
                 origin: Origin::Environment { variable: variable.clone() },
             }),
             None => problems.push(Problem::UnknownVariable {
-                variable: variable.clone(),
+                variable: short(variable),
                 nearest: nearest(&name.to_lowercase(), table::keys().map(|key| key.name))
                     .iter()
                     .map(|name| format!("M_{}", name.to_uppercase()))
@@ -267,9 +271,14 @@ impl Merge {
             let Some(key) = table::canonical(&setting.name) else {
                 if !self.nested(setting) {
                     self.problems.push(Problem::UnknownKey {
-                        name: setting.name.clone(),
+                        name: short(&setting.name),
                         origin: setting.origin.clone(),
-                        nearest: nearest_keys(&setting.name),
+                        // Many unknown keys are no misspellings, but another kind of file.
+                        nearest: if self.problems.len() < MOST_SHOWN {
+                            nearest_keys(&setting.name)
+                        } else {
+                            Vec::new()
+                        },
                     });
                 }
                 continue;
@@ -336,7 +345,7 @@ impl Merge {
         for (key, value, origin) in std::mem::take(&mut self.derived) {
             let Class::Derived(from) = key.class else { continue };
             if !value.is_null() && value != self.config.entry(key.name).value {
-                let value = value_text(&value);
+                let value = short(&value_text(&value));
                 self.problems.push(Problem::Derived { key: key.name, value, origin, from });
             }
         }
@@ -355,7 +364,7 @@ impl Merge {
         let Some(settings) = yaml::embedded(Embedded::Model, base) else {
             self.problems.push(Problem::UnknownModel {
                 nearest: nearest(&name, yaml::MODELS.iter().map(|(known, _)| *known)),
-                name,
+                name: short(&name),
                 origin: model.origin.clone(),
             });
             return;
@@ -368,8 +377,8 @@ impl Merge {
                 self.config.notes.push(format!(
                     "`{}` is `{}` as model `{name}` says, not `{}` ({})",
                     setting.name,
-                    value_text(&setting.value),
-                    entry.shown(),
+                    short(&value_text(&setting.value)),
+                    short(&entry.shown()),
                     entry.origin,
                 ));
             }
@@ -388,10 +397,10 @@ impl Merge {
                 if value != model_value && key.kind != Kind::AxisRules {
                     self.problems.push(Problem::ContradictsModel {
                         key: key.name,
-                        value: value_text(&value),
+                        value: short(&value_text(&value)),
                         origin: contradiction.origin.clone(),
                         model: name.clone(),
-                        model_value: value_text(&model_value),
+                        model_value: short(&value_text(&model_value)),
                     });
                 }
             }
@@ -426,7 +435,7 @@ impl Merge {
         if entry.origin != Origin::Default && entry.shown() != count {
             let note = format!(
                 "`num_cpu_devices` is `{}` ({}), although `XLA_FLAGS` asks for {count} devices",
-                entry.shown(),
+                short(&entry.shown()),
                 entry.origin
             );
             self.config.notes.push(note);

@@ -3,19 +3,30 @@
 /// At most this many names are suggested.
 const MOST: usize = 3;
 
+/// Longer names are not names at all, and comparing them would take long.
+const LONGEST: usize = 64;
+
 /// The names of `known` that look like `name`, the likeliest first.
 pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let wanted = name.to_lowercase();
+    if wanted.len() > LONGEST {
+        return Vec::new();
+    }
     // Misspellings of a third of the letters are still recognized; more would suggest unrelated names.
     let tolerance = (wanted.chars().count() / 3).max(1);
     let mut scored: Vec<(usize, &str)> = known
         .into_iter()
         .filter_map(|candidate| {
-            let distance = edit_distance(&wanted, candidate);
             let contained = wanted.len() >= 4 && (candidate.contains(&wanted) || wanted.contains(candidate));
+            let related = contained || same_words(&wanted, candidate);
+            // Names whose lengths differ by more are at least as far apart.
+            if !related && wanted.len().abs_diff(candidate.len()) > 4 * tolerance {
+                return None;
+            }
+            let distance = edit_distance(&wanted, candidate);
             if distance <= tolerance {
                 Some((distance, candidate))
-            } else if contained || same_words(&wanted, candidate) {
+            } else if related {
                 Some((tolerance + 1 + distance, candidate))
             } else {
                 None
@@ -40,19 +51,21 @@ fn same_words(name: &str, candidate: &str) -> bool {
 /// other.
 fn edit_distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    let mut before_previous: Vec<usize> = Vec::new();
+    let mut before_previous = vec![0; b.len() + 1];
     let mut previous: Vec<usize> = (0..=b.len()).collect();
+    let mut row = vec![0; b.len() + 1];
     for i in 1..=a.len() {
-        let mut row = vec![i];
+        row[0] = i;
         for j in 1..=b.len() {
             let replaced = previous[j - 1] + usize::from(a[i - 1] != b[j - 1]);
             let mut best = replaced.min(previous[j] + 1).min(row[j - 1] + 1);
             if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
                 best = best.min(before_previous[j - 2] + 1);
             }
-            row.push(best);
+            row[j] = best;
         }
-        before_previous = std::mem::replace(&mut previous, row);
+        std::mem::swap(&mut before_previous, &mut previous);
+        std::mem::swap(&mut previous, &mut row);
     }
     previous[b.len()]
 }

@@ -1,6 +1,7 @@
 //! YAML files: one mapping from keys to values.
 
 use std::{
+    collections::{HashMap, hash_map::Entry},
     fmt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -15,7 +16,7 @@ use serde_saphyr::{DuplicateKeyPolicy, Spanned};
 
 use crate::{
     coerce::value_text,
-    error::{ConfigError, Problem},
+    error::{ConfigError, Problem, short},
     origin::Origin,
     suggest::nearest,
     table,
@@ -126,14 +127,13 @@ fn parse(text: &str, path: &Path, origin: impl Fn(u64) -> Origin) -> Result<Vec<
         .into_iter()
         .map(|(name, value, line)| Setting { name, value, origin: origin(line) })
         .collect();
+    let mut first: HashMap<&str, &Setting> = HashMap::new();
     let mut problems = Vec::new();
-    for (index, second) in settings.iter().enumerate() {
-        let same = |first: &&Setting| match (table::canonical(&first.name), table::canonical(&second.name)) {
-            (Some(first), Some(second)) => first.name == second.name,
-            _ => first.name == second.name,
-        };
-        if let Some(first) = settings[..index].iter().find(same) {
-            problems.push(set_twice(first, second));
+    for setting in &settings {
+        let name = table::canonical(&setting.name).map_or(setting.name.as_str(), |key| key.name);
+        match first.entry(name) {
+            Entry::Occupied(first) => problems.push(set_twice(first.get(), setting)),
+            Entry::Vacant(place) => drop(place.insert(setting)),
         }
     }
     ConfigError::check(settings, problems)
@@ -144,7 +144,7 @@ pub(crate) fn set_twice(first: &Setting, second: &Setting) -> Problem {
     let key = table::canonical(&second.name);
     let shown = |value: &Value| shown(key.is_some_and(|key| key.secret), value);
     Problem::SetTwice {
-        key: key.map_or_else(|| second.name.clone(), |key| key.name.to_owned()),
+        key: key.map_or_else(|| short(&second.name), |key| key.name.to_owned()),
         first: shown(&first.value),
         first_origin: first.origin.clone(),
         second: shown(&second.value),
@@ -157,7 +157,7 @@ pub(crate) fn shown(is_secret: bool, value: &Value) -> String {
     match value_text(value) {
         _ if is_secret => "(hidden)".to_owned(),
         empty if empty.is_empty() => "''".to_owned(),
-        text => text,
+        text => short(&text),
     }
 }
 
@@ -264,10 +264,26 @@ pub(crate) fn scalar(value: &Value) -> Value {
     parsed.unwrap_or_else(|| value.clone())
 }
 
+/// What the library says of files that are valid YAML but no configurations, and what it means to a user.
+const REASONS: &[(&str, &str)] = &[
+    ("expected mapping start", "a line of `key: value` has to begin here"),
+    ("budget breached: Depth", "what begins here is nested too deeply"),
+    ("recursion limit exceeded", "what begins here is nested too deeply"),
+    ("budget breached", "up to here there are more values than a configuration has"),
+    ("recursive references", "an alias refers to what it is part of"),
+    ("multiple YAML documents", "a second document begins here"),
+];
+
 /// What is wrong, without the drawing of the place in the file, whose line is named already.
 fn reason(message: &str) -> String {
     let first = message.lines().next().unwrap_or_default().trim_start_matches("error: ");
-    first.replace("expected mapping start", "a line of `key: value` has to begin here")
+    let mut reason = first.to_owned();
+    for (theirs, ours) in REASONS {
+        if let Some(place) = reason.find(theirs) {
+            reason.replace_range(place.., ours);
+        }
+    }
+    short(&reason)
 }
 
 #[cfg(test)]

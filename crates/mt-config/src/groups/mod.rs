@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::{
     config::{Config, not_built, report},
-    error::Problem,
+    error::{Problem, short},
     key::Class,
     table::features,
 };
@@ -131,7 +131,7 @@ pub(crate) fn read<T: FromValue>(config: &Config, name: &str, problems: &mut Vec
     if read.is_none() {
         problems.push(Problem::OutOfBounds {
             key: entry.key.name,
-            value: entry.shown(),
+            value: short(&entry.shown()),
             origin: entry.origin.clone(),
             expected: entry.key.type_text(),
         });
