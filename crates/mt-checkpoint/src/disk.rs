@@ -18,9 +18,9 @@ pub enum DiskOperation {
     Write,
     /// A file or a directory is flushed to the disk.
     Sync,
-    /// A directory is renamed; the path is the new name.
+    /// A file or a directory is renamed; the path is the new name.
     Rename,
-    /// A directory is removed with all it holds.
+    /// A file, or a directory with all it holds, is removed.
     Remove,
 }
 
@@ -63,6 +63,19 @@ impl Disk {
         self.run(DiskOperation::Sync, "flush", path, || file.sync_all())
     }
 
+    /// Creates a file of a given size, whose contents are yet to be written.
+    pub fn create_file(&self, path: &Path, bytes: u64) -> Result<File> {
+        self.run(DiskOperation::Write, "write", path, || {
+            let file = File::create_new(path)?;
+            file.set_len(bytes)?;
+            Ok(file)
+        })
+    }
+
+    pub fn sync_file(&self, path: &Path, file: &File) -> Result<()> {
+        self.run(DiskOperation::Sync, "flush", path, || file.sync_all())
+    }
+
     pub fn sync_directory(&self, path: &Path) -> Result<()> {
         self.run(DiskOperation::Sync, "flush", path, || File::open(path)?.sync_all())
     }
@@ -80,7 +93,11 @@ impl Disk {
     }
 
     pub fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        self.run(DiskOperation::Rename, "rename a directory to", to, || fs::rename(from, to))
+        self.run(DiskOperation::Rename, "rename a file or directory to", to, || fs::rename(from, to))
+    }
+
+    pub fn remove_file(&self, path: &Path) -> Result<()> {
+        self.run(DiskOperation::Remove, "remove", path, || fs::remove_file(path))
     }
 
     pub fn remove_directory(&self, path: &Path) -> Result<()> {

@@ -22,7 +22,7 @@ pub enum CheckpointError {
     Locked { directory: PathBuf, process: Option<u32> },
 
     #[error(
-        "cannot write to `{path}`: {source}\nhint: check `base_output_directory` and its permissions",
+        "cannot write to `{path}`: {source}\nhint: check the path (of a run, `base_output_directory`) and its permissions",
         path = path.display()
     )]
     Unwritable { path: PathBuf, source: io::Error },
@@ -45,6 +45,35 @@ pub enum CheckpointError {
 
     #[error("`{path}` cannot be read: {feature} is not supported", path = path.display())]
     Unsupported { path: PathBuf, feature: String },
+
+    #[error("`{path}` cannot be used: {reason}{}", Hint(hint), path = path.display())]
+    BadWeights {
+        path: PathBuf,
+        reason: String,
+        /// Empty if there is no remedy.
+        hint: &'static str,
+    },
+
+    #[error(
+        "tensor `{name}` of `{file}` cannot be read: its elements are of type `{dtype}`\nhint: convert it to `bfloat16` or `float32` first",
+        file = file.display()
+    )]
+    UnreadableTensor { file: PathBuf, name: String, dtype: String },
+
+    #[error(
+        "`{directory}` already holds weights: `{file}`\nhint: choose another directory, or ask for them to be replaced",
+        directory = directory.display()
+    )]
+    WeightsExist { directory: PathBuf, file: String },
+
+    #[error(
+        "`{path}` holds no weights: it is neither a Hugging Face directory (it has no `*.safetensors`) nor one of Meta's (no `consolidated.*.pth`) nor a run or checkpoint ({reason})\nhint: give one of these, or a single `.safetensors` or `.pth` file",
+        path = path.display()
+    )]
+    NoWeights { path: PathBuf, reason: String },
+
+    #[error("`{name}` has {expected} bytes and was to be read into {given}")]
+    WrongSize { name: String, expected: u64, given: u64 },
 
     #[error("{0}")]
     Mismatch(Box<Comparison>),
@@ -99,6 +128,10 @@ impl CheckpointError {
                 | Self::Ocdbt { .. }
                 | Self::Unsupported { .. }
                 | Self::Mismatch(_)
+                | Self::BadWeights { .. }
+                | Self::UnreadableTensor { .. }
+                | Self::WeightsExist { .. }
+                | Self::NoWeights { .. }
         )
     }
 
@@ -141,6 +174,14 @@ fn available_steps(steps: &[u64]) -> String {
 
 fn join(skipped: &[crate::SkippedStep]) -> String {
     skipped.iter().map(|skipped| skipped.reason.to_string()).collect::<Vec<_>>().join("; ")
+}
+
+struct Hint<'a>(&'a str);
+
+impl fmt::Display for Hint<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, "\nhint: {}", self.0) }
+    }
 }
 
 struct OfStep(Option<u64>);

@@ -1,5 +1,7 @@
-//! Checkpoints on disk, in the layout of Orbax: what this crate writes, Orbax and MaxText read, and the other way
-//! round (plain Zarr arrays; OCDBT databases are refused by name).
+//! Checkpoints on disk. Runs are stored in the layout of Orbax: what this crate writes, Orbax and MaxText read, and
+//! the other way round (plain Zarr arrays; OCDBT databases are refused by name). Weights come from and go to the
+//! directories of Hugging Face ([`WeightsDirectory`], [`WeightsWriter`]), and come from files of PyTorch
+//! ([`TorchFile`], [`TorchCheckpoint`]). [`WeightsSource`] lists and compares all of them.
 //!
 //! Phase: run. The crate knows no models: it stores an ordered list of named arrays and empty containers, JSON beside
 //! them (the position of the data iterator) and custom metadata. The training loop (`mt-train`) decides what is in
@@ -25,6 +27,7 @@
 
 mod codec;
 mod compare;
+mod describe;
 mod disk;
 mod error;
 mod files;
@@ -37,10 +40,16 @@ mod manifest;
 mod metadata;
 mod read;
 mod region;
+mod safetensors;
 mod save;
+mod torch;
+mod weights;
 mod zarr;
 
 pub use compare::{Comparison, Difference, ExpectedArray};
+pub use describe::{
+    ListedDifference, ListedTensor, Listing, ListingDiff, SourceKind, Totals, ValueDifference, WeightsSource,
+};
 pub use disk::{DiskHook, DiskOperation};
 pub use error::{CheckpointError, Result, SourceError};
 pub use item::{CheckpointItem, StoredEntry, StoredValue};
@@ -51,4 +60,7 @@ pub use manager::{CheckpointManager, ManagerOptions, SaveReport};
 pub use metadata::Empty;
 pub use read::Checkpoint;
 pub use region::Region;
+pub use safetensors::{TensorSpec, WeightsDirectory, WeightsOptions, WeightsWriter, WrittenWeights};
 pub use save::{ArraySource, CommitGate, Entry, ExtraItem, JsonItem, SaveRequest, Value, WholeArray};
+pub use torch::{TorchCheckpoint, TorchFile};
+pub use weights::{ElementType, TensorInfo};

@@ -1,8 +1,12 @@
-//! Saving, restoring and what happens when either is disturbed.
+//! Saving, restoring and what happens when either is disturbed; weights of other programs.
 
 mod crash;
 mod damage;
+mod describe;
 mod faults;
+mod goldens;
 mod locate;
 mod round_trip;
+mod safetensors;
 mod support;
+mod torch;

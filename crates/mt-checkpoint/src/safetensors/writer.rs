@@ -1,0 +1,294 @@
+//! Writing.
+
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    ops::Range,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+use mt_shape::{DType, HostArray};
+
+use super::{EXTENSION, INDEX_FILE, SINGLE_FILE, header, index_text, shard_name, shard_number};
+use crate::{
+    disk::{self, Disk, DiskHook},
+    error::{CheckpointError, Result},
+    weights::{self, checked_size},
+};
+
+/// Files are written in this subdirectory and moved out of it when all of them are on the disk.
+const TEMPORARY: &str = ".maxtext-weights-tmp";
+
+/// A tensor that is going to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    pub name: String,
+    pub dtype: DType,
+    pub dims: Vec<usize>,
+}
+
+/// How weights are written.
+#[derive(Clone)]
+pub struct WeightsOptions {
+    /// The most bytes of tensors in one file. A larger tensor has a file of its own.
+    pub shard_bytes: u64,
+    /// Replace the weights that the directory holds.
+    pub replace: bool,
+    /// Called before each change of the disk, for fault tests.
+    pub disk_hook: Option<DiskHook>,
+}
+
+impl Default for WeightsOptions {
+    /// Files of five gigabytes; nothing is replaced.
+    fn default() -> Self {
+        Self { shard_bytes: 5_000_000_000, replace: false, disk_hook: None }
+    }
+}
+
+/// What was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrittenWeights {
+    /// The files, the index last.
+    pub files: Vec<PathBuf>,
+    /// Bytes of all tensors.
+    pub num_bytes: u64,
+}
+
+/// Writes the weights of a Hugging Face directory tensor by tensor.
+///
+/// Which tensor comes into which file, and their order there, are those of transformers and of the `safetensors`
+/// library, so that the same tensors make the same bytes. Nothing has its final name until [`Self::finish`].
+pub struct WeightsWriter {
+    directory: PathBuf,
+    disk: Disk,
+    tensors: Vec<TensorSpec>,
+    slots: HashMap<String, Slot>,
+    shards: Vec<Shard>,
+    num_bytes: u64,
+}
+
+/// Where a tensor goes.
+struct Slot {
+    /// The tensor's place in the list.
+    tensor: usize,
+    shard: usize,
+    /// Bytes of the file.
+    range: Range<u64>,
+    written: bool,
+}
+
+struct Shard {
+    name: String,
+    /// The file under its temporary name.
+    path: PathBuf,
+    file: File,
+}
+
+impl WeightsWriter {
+    /// Creates the directory if need be, and files as large as they are going to be. The tensors are given in the
+    /// order in which they are spread over files; their contents may come in any order.
+    ///
+    /// # Errors
+    /// The directory holds weights that are not to be replaced, or cannot be written to (user errors), or a name is
+    /// given twice.
+    pub fn create(directory: &Path, tensors: Vec<TensorSpec>, options: WeightsOptions) -> Result<Self> {
+        let unwritable = |source| CheckpointError::preparing(directory, source);
+        let disk = Disk { hook: options.disk_hook };
+        disk::create_durably(directory).map_err(unwritable)?;
+        if !options.replace
+            && let Some(file) = weights::file_names(directory)?.iter().find(|name| is_weights(name))
+        {
+            let (directory, file) = (directory.to_owned(), file.clone());
+            return Err(CheckpointError::WeightsExist { directory, file });
+        }
+        let temporary = directory.join(TEMPORARY);
+        if temporary.exists() {
+            // A writer that was interrupted left it.
+            disk.remove_directory(&temporary)?;
+        }
+        fs::create_dir(&temporary).map_err(unwritable)?;
+        let mut writer = Self {
+            directory: directory.to_owned(),
+            disk,
+            tensors,
+            slots: HashMap::new(),
+            shards: Vec::new(),
+            num_bytes: 0,
+        };
+        let parts = writer.split(options.shard_bytes)?;
+        for (index, part) in parts.iter().enumerate() {
+            let name = if parts.len() == 1 { SINGLE_FILE.to_owned() } else { shard_name(index, parts.len()) };
+            writer.create_shard(name, part)?;
+        }
+        Ok(writer)
+    }
+
+    /// Writes one tensor.
+    ///
+    /// # Errors
+    /// The tensor was not announced, is another or is written already, or the file cannot be written.
+    pub fn write(&mut self, name: &str, array: &HostArray) -> Result<()> {
+        let Some(slot) = self.slots.get_mut(name) else {
+            return Err(invalid(name, "it was not announced"));
+        };
+        let tensor = &self.tensors[slot.tensor];
+        if array.dtype() != tensor.dtype || array.dims() != tensor.dims {
+            let (dtype, dims) = (array.dtype(), array.dims());
+            let reason =
+                format!("it was announced as {}{:?} and is {dtype}{dims:?}", tensor.dtype, tensor.dims);
+            return Err(invalid(name, reason));
+        }
+        if slot.written {
+            return Err(invalid(name, "it is written already"));
+        }
+        let shard = &self.shards[slot.shard];
+        shard
+            .file
+            .write_all_at(array.bytes(), slot.range.start)
+            .map_err(|source| CheckpointError::io("write", &shard.path, source))?;
+        slot.written = true;
+        Ok(())
+    }
+
+    /// Flushes the files and gives them their names, the index last.
+    ///
+    /// # Errors
+    /// A tensor was not written, or the disk failed.
+    pub fn finish(self) -> Result<WrittenWeights> {
+        let missing = self.slots.iter().filter(|(_, slot)| !slot.written).map(|(name, _)| name).min();
+        if let Some(name) = missing {
+            return Err(invalid(name, "it was announced and not written"));
+        }
+        for shard in &self.shards {
+            self.disk.sync_file(&shard.path, &shard.file)?;
+        }
+        let mut names: Vec<String> = self.shards.iter().map(|shard| shard.name.clone()).collect();
+        let temporary = self.directory.join(TEMPORARY);
+        if names.len() > 1 {
+            let shard_of_tensor: Vec<_> = self
+                .slots
+                .iter()
+                .map(|(name, slot)| (name.as_str(), self.shards[slot.shard].name.clone()))
+                .collect();
+            let index = index_text(self.num_bytes, &shard_of_tensor);
+            self.disk.write(&temporary.join(INDEX_FILE), &[index.as_bytes()])?;
+            names.push(INDEX_FILE.to_owned());
+        }
+        self.remove_replaced()?;
+        let files: Vec<PathBuf> = names.iter().map(|name| self.directory.join(name)).collect();
+        for (name, file) in names.iter().zip(&files) {
+            self.disk.rename(&temporary.join(name), file)?;
+        }
+        self.disk.sync_directory(&self.directory)?;
+        self.disk.remove_directory(&temporary)?;
+        Ok(WrittenWeights { files, num_bytes: self.num_bytes })
+    }
+
+    /// The tensors of each file, as transformers spreads them: in order, a new file when one would get too large.
+    fn split(&mut self, shard_bytes: u64) -> Result<Vec<Vec<usize>>> {
+        let mut parts = Vec::new();
+        let (mut part, mut part_bytes) = (Vec::new(), 0);
+        for (index, tensor) in self.tensors.iter().enumerate() {
+            let bytes = tensor.num_bytes()?;
+            self.num_bytes += bytes;
+            if bytes > shard_bytes {
+                parts.push(vec![index]);
+                continue;
+            }
+            if part_bytes + bytes > shard_bytes {
+                parts.push(std::mem::take(&mut part));
+                part_bytes = 0;
+            }
+            part.push(index);
+            part_bytes += bytes;
+        }
+        if !part.is_empty() || parts.is_empty() {
+            parts.push(part);
+        }
+        Ok(parts)
+    }
+
+    fn create_shard(&mut self, name: String, part: &[usize]) -> Result<()> {
+        let path = self.directory.join(TEMPORARY).join(&name);
+        let failed = |source| CheckpointError::io("write", &path, source);
+        let mut part = part.to_vec();
+        part.sort_by(|&left, &right| {
+            let (left, right) = (&self.tensors[left], &self.tensors[right]);
+            header::rank(right.dtype).cmp(&header::rank(left.dtype)).then(left.name.cmp(&right.name))
+        });
+        let mut end = 0;
+        let mut ranges = Vec::new();
+        for &index in &part {
+            let start = end;
+            end += self.tensors[index].num_bytes()?;
+            ranges.push(start..end);
+        }
+        let header = header::encode(part.iter().zip(&ranges).map(|(&index, range)| {
+            let TensorSpec { name, dtype, dims } = &self.tensors[index];
+            (name.as_str(), *dtype, dims.as_slice(), range.clone())
+        }));
+        let data = header.len() as u64;
+        for (&tensor, range) in part.iter().zip(&ranges) {
+            let range = data + range.start..data + range.end;
+            let name = &self.tensors[tensor].name;
+            if name == header::METADATA_KEY {
+                return Err(invalid(name, "the format has another use for the name"));
+            }
+            let slot = Slot { tensor, shard: self.shards.len(), range, written: false };
+            if self.slots.insert(name.clone(), slot).is_some() {
+                return Err(invalid(name, "the name is given twice"));
+            }
+        }
+        let file = self.disk.create_file(&path, data + end)?;
+        file.write_all_at(&header, 0).map_err(failed)?;
+        self.shards.push(Shard { name, path, file });
+        Ok(())
+    }
+
+    /// Removes the weights that are there, the index first: what an interruption leaves is whole or seen not to be.
+    fn remove_replaced(&self) -> Result<()> {
+        let mut names = weights::file_names(&self.directory)?;
+        names.retain(|name| is_own(name));
+        names.sort_by_key(|name| name != INDEX_FILE);
+        if names.is_empty() {
+            return Ok(());
+        }
+        for name in names {
+            self.disk.remove_file(&self.directory.join(name))?;
+        }
+        self.disk.sync_directory(&self.directory)
+    }
+}
+
+impl Drop for WeightsWriter {
+    fn drop(&mut self) {
+        // What cannot be removed now, the next writer removes.
+        let _ = fs::remove_dir_all(self.directory.join(TEMPORARY));
+    }
+}
+
+impl TensorSpec {
+    /// Bytes of its elements.
+    ///
+    /// # Errors
+    /// There are more than can be counted.
+    pub fn num_bytes(&self) -> Result<u64> {
+        checked_size(&self.dims, self.dtype.byte_size())
+            .ok_or_else(|| invalid(&self.name, format!("its dimensions {:?} are too large", self.dims)))
+    }
+}
+
+fn is_weights(name: &str) -> bool {
+    name == INDEX_FILE || name.ends_with(EXTENSION)
+}
+
+/// Whether a file has one of the names that a writer gives.
+fn is_own(name: &str) -> bool {
+    let is_shard = shard_number(name).is_some_and(|(series, _, _)| series == "model");
+    name == INDEX_FILE || name == SINGLE_FILE || is_shard
+}
+
+fn invalid(name: &str, reason: impl Into<String>) -> CheckpointError {
+    CheckpointError::InvalidEntry { name: name.to_owned(), reason: reason.into() }
+}
