@@ -97,6 +97,7 @@ save("views", plain, plain)
 
 module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
 save("module", module.state_dict(), module.state_dict())
+torch.save(module.state_dict(), HERE / "module_protocol_4.pth", pickle_protocol=4)
 nested = {
     "model": collections.OrderedDict(weight=torch.nn.Parameter(base), tied=base),
     "optimizer": {"state": {0: {"step": torch.tensor(3.0), "average": wide}}, "groups": [{"lr": 0.1, "betas": (0.9, 0.95)}]},
@@ -122,5 +123,6 @@ class Command:
 
 torch.save({"weight": base, "command": Command()}, HERE / "command.pth")
 torch.save({"weight": torch.ones(1).expand(1000)}, HERE / "repeated.pth")
+# Its storages are named by their addresses, which differ from run to run.
 torch.save({"weight": base}, HERE / "before_1_6.pth", _use_new_zipfile_serialization=False)
 torch.save([base], HERE / "list.pth")
