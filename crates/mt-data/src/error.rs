@@ -68,6 +68,17 @@ pub enum DataError {
     #[error("cannot read the tokenizer `{path}`: {reason}{hint}")]
     Tokenizer { path: PathBuf, reason: String, hint: &'static str },
 
+    /// A tokenizer of another kind than the configuration says.
+    #[error(
+        "`tokenizer_type` is `{asked}`, but `{path}` is {found}\nhint: use `tokenizer_type={kind}`, or name another \
+         `tokenizer_path`"
+    )]
+    TokenizerKind { path: PathBuf, asked: &'static str, found: &'static str, kind: &'static str },
+
+    /// A chat template that cannot be read or rendered.
+    #[error("the chat template {template} {problem}")]
+    ChatTemplate { template: String, problem: String },
+
     /// A tokenizer with ids outside the model's vocabulary.
     #[error(
         "the tokenizer {tokenizer} has {tokens} tokens, more than the model's `vocab_size` of {vocab_size}\nhint: set \

@@ -59,5 +59,5 @@ pub use state::IteratorState;
 pub use statistics::{UnigramModel, bits_per_byte};
 pub use tokenizer::{
     BYTE_LEVEL_SPECIAL_TOKENS, DecodeStream, EncodedDocument, SpecialTokens, TOKENIZER_CONFIG_FILE,
-    TOKENIZER_FILE, Tokenizer, train_bpe,
+    TOKENIZER_FILE, Tokenizer, TokenizerKind, train_bpe,
 };

@@ -164,7 +164,7 @@ fn unreadable_tokenizers_are_explained() {
     check(&directory.path().join("my.json"), &["my.json`: there is no such file", "maxtext tokenizer train"]);
     let path = directory.path().join("tokenizer.model");
     std::fs::write(&path, [0x0a, 0x0e, 0xff]).unwrap();
-    check(&path, &["tokenizer.model`: ", "hint: this is not a Hugging Face `tokenizer.json`"]);
+    check(&path, &["tokenizer.model`: the file ends too early\nhint: it was read as a SentencePiece model"]);
     std::fs::write(&path, "{\"version\": \"1.0\"}").unwrap();
     check(&path, &["cannot read the tokenizer"]);
 }

@@ -6,7 +6,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
-use std::path::Path;
 
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
@@ -41,7 +40,7 @@ where
     }
     let merges = learn_merges(words, special_tokens.len(), vocab_size);
     let json = byte_level_json(special_tokens, &merges);
-    Tokenizer::from_json("`trained here`".into(), Path::new("trained"), json.into_bytes(), None)
+    Tokenizer::from_json("`trained here`".into(), json.into_bytes())
 }
 
 /// Two token ids next to each other.
@@ -54,11 +53,12 @@ where
     I: IntoIterator<Item = Result<String>>,
 {
     let json = byte_level_json(special_tokens, &[]);
-    let splitter = Tokenizer::from_json("`byte`".into(), Path::new("byte"), json.into_bytes(), None)?;
-    let splitter = splitter.inner.get_pre_tokenizer().expect("a byte-level tokenizer has a pre-tokenizer");
+    let failure = |error: tokenizers::Error| DataError::Train { reason: error.to_string() };
+    let splitter = tokenizers::Tokenizer::from_bytes(json).map_err(failure)?;
+    let splitter = splitter.get_pre_tokenizer().expect("a byte-level tokenizer has a pre-tokenizer");
     let count = |text: &String| -> Result<HashMap<String, u64>> {
         let mut split = PreTokenizedString::from(text.as_str());
-        splitter.pre_tokenize(&mut split).map_err(|error| DataError::Train { reason: error.to_string() })?;
+        splitter.pre_tokenize(&mut split).map_err(failure)?;
         let mut counts = HashMap::new();
         for (word, _, _) in split.get_splits(OffsetReferential::Normalized, OffsetType::None) {
             match counts.get_mut(word) {

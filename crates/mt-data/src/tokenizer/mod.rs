@@ -1,9 +1,17 @@
 //! Tokenizers: text to token ids and back.
 
+mod backend;
 mod bpe;
+mod companions;
+mod load;
+mod merge;
+mod sentencepiece;
 mod special;
 mod stream;
+mod tiktoken;
+mod trie;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -14,26 +22,36 @@ use crate::error::{DataError, Result};
 use crate::files::replace;
 use crate::source::hex;
 
+use backend::Backend;
+use companions::Companions;
+
 pub use bpe::{BYTE_LEVEL_SPECIAL_TOKENS, train_bpe};
+pub use load::TokenizerKind;
 pub use special::SpecialTokens;
 pub use stream::DecodeStream;
 
 /// The file that holds a whole tokenizer.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
+/// The file that holds a SentencePiece model, or the ranks of a tiktoken one.
+const MODEL_FILE: &str = "tokenizer.model";
 /// The file beside it that says which tokens are special.
 pub const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 
-/// A tokenizer, whatever its kind: everything is a Hugging Face `tokenizer.json` underneath, the byte-level tokenizer
-/// and those trained here included, so what is saved with a run can be read by other programs.
+/// A tokenizer, whatever its kind. The byte-level tokenizer and those trained here are a Hugging Face `tokenizer.json`
+/// underneath; what is saved with a run can be read by other programs.
 pub struct Tokenizer {
     name: String,
-    inner: tokenizers::Tokenizer,
+    backend: Backend,
     special: SpecialTokens,
+    end_ids: BTreeSet<u32>,
+    /// Whether texts begin and end with the tokens for it, where the tokenizer's files say so.
+    adds: [Option<bool>; 2],
     vocab_size: usize,
     fingerprint: String,
     /// The files as they were read, to save them unchanged.
-    json: Vec<u8>,
-    config: Option<Vec<u8>>,
+    kind: TokenizerKind,
+    file: Vec<u8>,
+    companions: Companions,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -62,63 +80,57 @@ impl Tokenizer {
     /// The tokenizer that needs no file: padding 0, BOS 1, EOS 2, and each byte's value plus 3.
     pub fn bytes() -> Self {
         let json = bpe::byte_level_json(&BYTE_LEVEL_SPECIAL_TOKENS, &[]);
-        Self::from_json("`byte`".into(), Path::new("byte"), json.into_bytes(), None)
+        Self::from_json("`byte`".into(), json.into_bytes())
             .expect("the built-in tokenizer's description is valid")
     }
 
-    /// Reads a `tokenizer.json`, or the one in the directory `path`. Which of its tokens are special is read from
-    /// `tokenizer_config.json` or `special_tokens_map.json` beside it, or else known by name.
+    /// Reads a `tokenizer.json`, a SentencePiece model or a tiktoken file of ranks, told apart by their content, or what
+    /// the directory `path` holds: its `tokenizer.json`, or else its `tokenizer.model`.
+    ///
+    /// Which tokens are special is read from `tokenizer_config.json` or `special_tokens_map.json` beside it, or else
+    /// from the model, or known by name. The pattern of a tiktoken tokenizer is `pat_str` of `tokenizer_config.json`,
+    /// and its special tokens are the `added_tokens_decoder` there; without them they are those of Llama 3.
     ///
     /// # Errors
     /// A missing file, one that is no tokenizer, and special tokens that it does not have.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
-        let file = if path.is_dir() { path.join(TOKENIZER_FILE) } else { path.to_path_buf() };
-        let json = match fs::read(&file) {
-            Ok(json) => json,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let hint = if path.is_dir() {
-                    "\nhint: the directory must hold a `tokenizer.json`; for a SentencePiece `tokenizer.model`, export \
-                     one with the library it was made for"
-                } else {
-                    "\nhint: name a `tokenizer.json` or a directory with one, train one with `maxtext tokenizer \
-                     train`, or use the byte-level tokenizer"
-                };
-                return Err(DataError::Tokenizer {
-                    path: file,
-                    reason: "there is no such file".into(),
-                    hint,
-                });
-            }
-            Err(error) => return Err(DataError::io("read", file)(error)),
-        };
-        let directory = file.parent().map(Path::to_path_buf).unwrap_or_default();
-        Self::from_json(format!("`{}`", path.display()), &file, json, Some(&directory))
+        Self::load_path(path.as_ref(), None)
     }
 
-    /// A tokenizer from the text of a `tokenizer.json`.
-    pub(crate) fn from_json(
+    /// Like [`Tokenizer::load`], for a tokenizer that is to be of the `kind`. Of a directory that holds several, the one
+    /// of this kind is read; as a Hugging Face directory any will do.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::load`]; a tokenizer of another kind.
+    pub fn load_as(path: impl AsRef<Path>, kind: TokenizerKind) -> Result<Self> {
+        Self::load_path(path.as_ref(), Some(kind))
+    }
+
+    /// Whether a tokenizer has been saved in the directory.
+    pub fn is_saved_in(directory: &Path) -> bool {
+        [TOKENIZER_FILE, MODEL_FILE].iter().any(|name| directory.join(name).is_file())
+    }
+
+    fn load_path(path: &Path, kind: Option<TokenizerKind>) -> Result<Self> {
+        let (file, bytes, kind) = load::find(path, kind)?;
+        let directory = file.parent().map(Path::to_path_buf).unwrap_or_default();
+        Self::build(format!("`{}`", path.display()), &file, bytes, kind, Companions::read(&directory)?)
+    }
+
+    /// A tokenizer from the text of a `tokenizer.json`, without any other file.
+    pub(crate) fn from_json(name: String, json: Vec<u8>) -> Result<Self> {
+        Self::build(name, Path::new(TOKENIZER_FILE), json, TokenizerKind::HuggingFace, Companions::default())
+    }
+
+    fn build(
         name: String,
         file: &Path,
-        json: Vec<u8>,
-        directory: Option<&Path>,
+        bytes: Vec<u8>,
+        kind: TokenizerKind,
+        companions: Companions,
     ) -> Result<Self> {
-        let mut inner = tokenizers::Tokenizer::from_bytes(&json).map_err(|error| {
-            let hint = if json.first().is_some_and(|byte| *byte != b'{') {
-                "\nhint: this is not a Hugging Face `tokenizer.json`, which starts with `{`"
-            } else {
-                ""
-            };
-            DataError::Tokenizer { path: file.into(), reason: error.to_string(), hint }
-        })?;
-        // Both are stored by some publishers and would lose or add tokens.
-        inner.with_padding(None);
-        inner.with_truncation(None).map_err(|error| DataError::Tokenizer {
-            path: file.into(),
-            reason: error.to_string(),
-            hint: "",
-        })?;
-        let vocab_size = inner.get_vocab(true).values().max().map_or(0, |id| *id as usize + 1);
+        let backend = load::parse(file, &bytes, kind, &companions)?;
+        let vocab_size = backend.vocab_size();
         if vocab_size == 0 {
             return Err(DataError::Tokenizer {
                 path: file.into(),
@@ -126,26 +138,59 @@ impl Tokenizer {
                 hint: "",
             });
         }
-        let special = SpecialTokens::find(&inner, directory)?;
-        let config = directory.and_then(|directory| fs::read(directory.join(TOKENIZER_CONFIG_FILE)).ok());
+        let special = SpecialTokens::find(&backend, &companions)?;
+        let mut end_ids = companions.end_ids()?;
+        end_ids.extend(special.eos);
+        let mut adds = companions.adds()?;
+        if let Backend::HuggingFace(inner) = &backend {
+            // What the tokenizer's own last step adds.
+            let encoding = inner.encode_fast("a", true).ok();
+            let ids = encoding.as_ref().map(|encoding| encoding.get_ids()).unwrap_or_default();
+            adds[0] = adds[0].or(Some(special.bos.is_some() && ids.first().copied() == special.bos));
+            adds[1] = adds[1].or(Some(special.eos.is_some() && ids.last().copied() == special.eos));
+        }
         let mut hash = Sha256::new();
-        hash.update(&json);
+        hash.update(&bytes);
         hash.update(format!("{special:?}"));
+        if let Backend::Tiktoken(model, _) = &backend {
+            hash.update(format!("{:?} {:?}", model.pattern(), model.special()));
+        }
         let fingerprint = hex(&hash.finalize()[..16]);
-        Ok(Self { name, inner, special, vocab_size, fingerprint, json, config })
+        Ok(Self {
+            name,
+            backend,
+            special,
+            end_ids,
+            adds,
+            vocab_size,
+            fingerprint,
+            kind,
+            file: bytes,
+            companions,
+        })
     }
 
     /// The token ids of a text, with BOS before and EOS after it where asked for and where the tokenizer has them.
     ///
-    /// The literal text of a special token becomes that token, as in the library that made the tokenizer.
+    /// The literal text of a special token becomes that token if the library that the tokenizer was made with does so:
+    /// a `tokenizer.json` does, SentencePiece and tiktoken do not. See [`Tokenizer::encode_with_special_tokens`].
     ///
     /// # Errors
     /// Text that the tokenizer's model refuses.
     pub fn encode(&self, text: &str, add_bos: bool, add_eos: bool) -> Result<Vec<u32>> {
-        let encoding =
-            self.inner.encode_fast(text, false).map_err(|error| self.failure("encode a text", &error))?;
+        let ids = self.backend.encode(text).map_err(|reason| self.failure("encode a text", reason))?;
         let (bos, eos) = (self.special.bos.filter(|_| add_bos), self.special.eos.filter(|_| add_eos));
-        Ok(bos.into_iter().chain(encoding.get_ids().iter().copied()).chain(eos).collect())
+        Ok(bos.into_iter().chain(ids).chain(eos).collect())
+    }
+
+    /// The token ids of a text in which special tokens are spelled out, as [`crate::ChatTemplate::render`] does: they
+    /// become these tokens, whatever the kind of tokenizer, and nothing is added.
+    ///
+    /// # Errors
+    /// Text that the tokenizer's model refuses.
+    pub fn encode_with_special_tokens(&self, text: &str) -> Result<Vec<u32>> {
+        let ids = self.backend.encode_with_special_tokens(text);
+        ids.map_err(|reason| self.failure("encode a text", reason))
     }
 
     /// Like [`Tokenizer::encode`], with the bytes that each token stands for.
@@ -153,8 +198,8 @@ impl Tokenizer {
     /// # Errors
     /// Text that the tokenizer's model refuses.
     pub fn encode_document(&self, text: &str, add_bos: bool, add_eos: bool) -> Result<EncodedDocument> {
-        let encoding =
-            self.inner.encode(text, false).map_err(|error| self.failure("encode a text", &error))?;
+        let tokens =
+            self.backend.encode_with_ends(text).map_err(|reason| self.failure("encode a text", reason))?;
         let mut document = EncodedDocument::default();
         let bos = self.special.bos.filter(|_| add_bos);
         document.tokens.extend(bos.map(|id| id as i32));
@@ -162,12 +207,12 @@ impl Tokenizer {
         // Offsets may leave out white space, and those of the parts of a character overlap; what is counted is how far
         // into the text each token gets.
         let mut covered = 0;
-        for (id, (_, end)) in encoding.get_ids().iter().zip(encoding.get_offsets()) {
+        for (id, end) in &tokens {
             document.tokens.push(*id as i32);
             document.bytes.push(end.saturating_sub(covered) as u32);
             covered = covered.max(*end);
         }
-        if !encoding.get_ids().is_empty()
+        if !tokens.is_empty()
             && let Some(last) = document.bytes.last_mut()
         {
             *last += text.len().saturating_sub(covered) as u32;
@@ -187,17 +232,18 @@ impl Tokenizer {
             let (tokenizer, last) = (self.name.clone(), self.vocab_size as u32 - 1);
             return Err(DataError::UnknownToken { tokenizer, id: *id, last });
         }
-        self.inner.decode(ids, skip_special_tokens).map_err(|error| self.failure("decode token ids", &error))
+        let text = self.backend.decode(ids, skip_special_tokens);
+        text.map_err(|reason| self.failure("decode token ids", reason))
     }
 
     /// The token itself, as the vocabulary spells it.
     pub fn token(&self, id: u32) -> Option<String> {
-        self.inner.id_to_token(id)
+        self.backend.token(id)
     }
 
     /// The id of a token as the vocabulary spells it.
     pub fn token_id(&self, token: &str) -> Option<u32> {
-        self.inner.token_to_id(token)
+        self.backend.id(token)
     }
 
     /// One more than the largest id.
@@ -222,6 +268,27 @@ impl Tokenizer {
         &self.special
     }
 
+    /// The tokens at which generation stops: the one that ends a text, and those that `generation_config.json` lists.
+    pub fn end_ids(&self) -> &BTreeSet<u32> {
+        &self.end_ids
+    }
+
+    /// Whether the tokenizer itself begins texts with BOS (`add_bos_token`, or what a `tokenizer.json` does), where its
+    /// files say so.
+    pub fn adds_bos(&self) -> Option<bool> {
+        self.adds[0]
+    }
+
+    /// Whether the tokenizer itself ends texts with EOS, as [`Tokenizer::adds_bos`].
+    pub fn adds_eos(&self) -> Option<bool> {
+        self.adds[1]
+    }
+
+    /// The library whose file the tokenizer is.
+    pub fn kind(&self) -> TokenizerKind {
+        self.kind
+    }
+
     /// The id that fills what is left of a row: padding, or 0 where there is none.
     pub fn pad_id(&self) -> u32 {
         self.special.pad.unwrap_or(0)
@@ -237,22 +304,26 @@ impl Tokenizer {
         &self.fingerprint
     }
 
-    /// Writes `tokenizer.json` and `tokenizer_config.json` into `directory`, as they were read; [`Tokenizer::load`] and
-    /// other programs read them back.
+    /// Writes the tokenizer's file and those that belong to it into `directory`, as they were read; [`Tokenizer::load`]
+    /// and other programs read them back.
     ///
     /// # Errors
     /// Files that cannot be written.
     pub fn save(&self, directory: &Path) -> Result<()> {
         fs::create_dir_all(directory).map_err(DataError::io("create", directory))?;
-        let config = match &self.config {
-            Some(config) => config.clone(),
-            None => self.special.config_json(&self.inner).into_bytes(),
-        };
-        replace(&directory.join(TOKENIZER_FILE), |file| file.write_all(&self.json))?;
-        replace(&directory.join(TOKENIZER_CONFIG_FILE), |file| file.write_all(&config))
+        replace(&directory.join(self.kind.file_name()), |file| file.write_all(&self.file))?;
+        let files = self.companions.files();
+        if !files.iter().any(|(name, _)| *name == TOKENIZER_CONFIG_FILE) {
+            let config = self.special.config_json(&self.backend);
+            replace(&directory.join(TOKENIZER_CONFIG_FILE), |file| file.write_all(config.as_bytes()))?;
+        }
+        for (name, bytes) in files {
+            replace(&directory.join(name), |file| file.write_all(bytes))?;
+        }
+        Ok(())
     }
 
-    fn failure(&self, action: &'static str, error: &dyn std::fmt::Display) -> DataError {
-        DataError::Tokenize { tokenizer: self.name.clone(), action, reason: error.to_string() }
+    fn failure(&self, action: &'static str, reason: String) -> DataError {
+        DataError::Tokenize { tokenizer: self.name.clone(), action, reason }
     }
 }

@@ -1,11 +1,11 @@
 //! Which tokens mark the beginning, the end and the padding of a text.
 
-use std::path::Path;
-
 use serde_json::{Map, Value, json};
 
 use super::TOKENIZER_CONFIG_FILE;
-use crate::error::{DataError, Result};
+use super::backend::Backend;
+use super::companions::{Companions, SPECIAL_TOKENS_MAP_FILE};
+use crate::error::Result;
 
 /// Ids with a meaning of their own; a tokenizer need not have them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,39 +31,30 @@ const KNOWN_NAMES: [&[&str]; 4] = [
 ];
 
 impl SpecialTokens {
-    /// Reads the files in `directory`, the more specific one first; without any, goes by the known names.
-    pub(super) fn find(tokenizer: &tokenizers::Tokenizer, directory: Option<&Path>) -> Result<Self> {
-        for name in [TOKENIZER_CONFIG_FILE, "special_tokens_map.json"] {
-            let Some(path) = directory.map(|directory| directory.join(name)).filter(|path| path.is_file())
-            else {
-                continue;
-            };
-            let invalid = |reason: String| DataError::Tokenizer { path: path.clone(), reason, hint: "" };
-            let text = std::fs::read_to_string(&path).map_err(DataError::io("read", &path))?;
-            let content: Map<String, Value> =
-                serde_json::from_str(&text).map_err(|error| invalid(error.to_string()))?;
+    /// Reads the files beside the tokenizer, the more specific one first; without any, asks the model, or goes by the
+    /// known names.
+    pub(super) fn find(tokenizer: &Backend, companions: &Companions) -> Result<Self> {
+        for name in [TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_MAP_FILE] {
+            let Some(content) = companions.object(name)? else { continue };
             // A file may be about other settings only; one that names any role decides all of them.
             if !ROLES.iter().any(|role| content.get(*role).is_some_and(|value| !value.is_null())) {
                 continue;
             }
             let mut ids = [None; 4];
             for (id, role) in ids.iter_mut().zip(ROLES) {
-                // A token is a string, or an object that holds the string and its options.
-                let token = match content.get(role) {
-                    Some(Value::String(token)) => Some(token.as_str()),
-                    Some(Value::Object(object)) => object.get("content").and_then(Value::as_str),
-                    _ => None,
-                };
-                if let Some(token) = token {
-                    let known = tokenizer.token_to_id(token);
+                if let Some(token) = content.get(role).and_then(text_of) {
+                    let known = tokenizer.id(token);
                     *id = Some(known.ok_or_else(|| {
-                        invalid(format!("its `{role}` `{token}` is not in the vocabulary"))
+                        companions.invalid(name, format!("its `{role}` `{token}` is not in the vocabulary"))
                     })?);
                 }
             }
             return Ok(Self::from_ids(ids));
         }
-        let find = |names: &[&str]| names.iter().find_map(|name| tokenizer.token_to_id(name));
+        if let Backend::SentencePiece(model, _) = tokenizer {
+            return Ok(Self::from_ids(model.special_ids()));
+        }
+        let find = |names: &[&str]| names.iter().find_map(|name| tokenizer.id(name));
         Ok(Self::from_ids(KNOWN_NAMES.map(find)))
     }
 
@@ -72,15 +63,27 @@ impl SpecialTokens {
     }
 
     /// The text of a `tokenizer_config.json` that [`SpecialTokens::find`] reads back.
-    pub(super) fn config_json(&self, tokenizer: &tokenizers::Tokenizer) -> String {
+    pub(super) fn config_json(&self, tokenizer: &Backend) -> String {
         let mut content = Map::new();
-        content.insert("tokenizer_class".into(), json!("PreTrainedTokenizerFast"));
+        // The class of the others depends on the model family.
+        if matches!(tokenizer, Backend::HuggingFace(_)) {
+            content.insert("tokenizer_class".into(), json!("PreTrainedTokenizerFast"));
+        }
         for (role, id) in ROLES.iter().zip([self.bos, self.eos, self.pad, self.unk]) {
-            content.insert((*role).into(), json!(id.and_then(|id| tokenizer.id_to_token(id))));
+            content.insert((*role).into(), json!(id.and_then(|id| tokenizer.token(id))));
         }
         content.insert("clean_up_tokenization_spaces".into(), json!(false));
         let mut text = serde_json::to_string_pretty(&content).expect("strings are representable in JSON");
         text.push('\n');
         text
+    }
+}
+
+/// The text of a token in a file of settings: a string, or an object that holds the string and its options.
+pub(crate) fn text_of(token: &Value) -> Option<&str> {
+    match token {
+        Value::String(token) => Some(token),
+        Value::Object(object) => object.get("content").and_then(Value::as_str),
+        _ => None,
     }
 }

@@ -1,0 +1,180 @@
+//! What turns text into tokens: one of the libraries' kinds, and the tokens that were added to it.
+
+use std::collections::HashMap;
+
+use super::sentencepiece::{SentencePiece, SentencePieceToken};
+use super::tiktoken::Tiktoken;
+use super::trie::ByteTrie;
+
+/// A kind of tokenizer with its vocabulary.
+pub(super) enum Backend {
+    HuggingFace(Box<tokenizers::Tokenizer>),
+    SentencePiece(Box<SentencePiece>, AddedTokens),
+    Tiktoken(Box<Tiktoken>, AddedTokens),
+}
+
+/// A token beside the model's own, or one of these that no text becomes by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct AddedToken {
+    pub text: String,
+    pub id: u32,
+    /// It does not show in decoded text.
+    pub is_special: bool,
+}
+
+/// Tokens that are found in a text before the model sees what is between them.
+pub(super) struct AddedTokens {
+    by_id: HashMap<u32, AddedToken>,
+    by_text: ByteTrie,
+}
+
+impl AddedTokens {
+    pub(super) fn new(tokens: Vec<AddedToken>) -> Self {
+        let entries = tokens.iter().map(|token| (token.text.as_bytes(), token.id)).collect();
+        let by_text = ByteTrie::new(entries);
+        Self { by_text, by_id: tokens.into_iter().map(|token| (token.id, token)).collect() }
+    }
+
+    fn id(&self, text: &str) -> Option<u32> {
+        self.by_id.values().find(|token| token.text == text).map(|token| token.id)
+    }
+
+    fn last_id(&self) -> Option<u32> {
+        self.by_id.keys().max().copied()
+    }
+
+    /// Cuts a text at its added tokens: each is given after the text before it.
+    fn split<'a>(&self, text: &'a str) -> Vec<(&'a str, Option<u32>)> {
+        let (mut parts, mut start, mut at) = (Vec::new(), 0, 0);
+        while at < text.len() {
+            match self.by_text.longest_prefix(&text.as_bytes()[at..]) {
+                Some((length, id)) => {
+                    parts.push((&text[start..at], Some(id)));
+                    at += length;
+                    start = at;
+                }
+                None => at += 1,
+            }
+        }
+        parts.push((&text[start..], None));
+        parts
+    }
+}
+
+/// A token and how far into the text it reaches.
+pub(super) type Token = (u32, usize);
+
+impl Backend {
+    /// The token ids of a text, without any that mark its beginning or end.
+    pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
+        match self {
+            Self::HuggingFace(tokenizer) => {
+                let encoding = tokenizer.encode_fast(text, false).map_err(|error| error.to_string())?;
+                Ok(encoding.get_ids().to_vec())
+            }
+            Self::SentencePiece(model, _) => Ok(model.encode(text).into_iter().map(|(id, _)| id).collect()),
+            Self::Tiktoken(model, _) => model.encode(text),
+        }
+    }
+
+    /// Like [`Backend::encode`], with the places in the text where tokens end; those of the parts of a character may
+    /// overlap, and white space may be left out.
+    pub(super) fn encode_with_ends(&self, text: &str) -> Result<Vec<Token>, String> {
+        match self {
+            Self::HuggingFace(tokenizer) => {
+                let encoding = tokenizer.encode(text, false).map_err(|error| error.to_string())?;
+                let ends = encoding.get_offsets().iter().map(|(_, end)| *end);
+                Ok(encoding.get_ids().iter().copied().zip(ends).collect())
+            }
+            Self::SentencePiece(model, _) => Ok(model.encode(text)),
+            Self::Tiktoken(model, _) => {
+                let mut end = 0;
+                let tokens = model.encode(text)?.into_iter().map(|id| {
+                    end += model.bytes(id).map_or(0, <[u8]>::len);
+                    (id, text.ceil_char_boundary(end))
+                });
+                Ok(tokens.collect())
+            }
+        }
+    }
+
+    /// Like [`Backend::encode`], where the names of special tokens become these tokens.
+    pub(super) fn encode_with_special_tokens(&self, text: &str) -> Result<Vec<u32>, String> {
+        let added = match self {
+            Self::HuggingFace(_) => return self.encode(text),
+            Self::SentencePiece(_, added) | Self::Tiktoken(_, added) => added,
+        };
+        let mut ids = Vec::new();
+        for (part, token) in added.split(text) {
+            if !part.is_empty() {
+                ids.extend(self.encode(part)?);
+            }
+            ids.extend(token);
+        }
+        Ok(ids)
+    }
+
+    /// The text of tokens; bytes that form no character become U+FFFD.
+    pub(super) fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, String> {
+        let is_seen = |token: &&AddedToken| !(token.is_special && skip_special_tokens);
+        match self {
+            Self::HuggingFace(tokenizer) => {
+                tokenizer.decode(ids, skip_special_tokens).map_err(|error| error.to_string())
+            }
+            Self::SentencePiece(model, added) => {
+                let tokens = ids.iter().filter_map(|id| match added.by_id.get(id) {
+                    Some(token) => {
+                        Some(token).filter(is_seen).map(|token| SentencePieceToken::Literal(&token.text))
+                    }
+                    None => model.piece(*id).map(|_| SentencePieceToken::Id(*id)),
+                });
+                Ok(model.decode(tokens))
+            }
+            Self::Tiktoken(model, added) => {
+                let mut bytes = Vec::new();
+                for id in ids {
+                    match added.by_id.get(id) {
+                        Some(token) => bytes.extend(
+                            Some(token).filter(is_seen).into_iter().flat_map(|token| token.text.bytes()),
+                        ),
+                        None => bytes.extend_from_slice(model.bytes(*id).unwrap_or_default()),
+                    }
+                }
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+        }
+    }
+
+    /// The token itself, as the vocabulary spells it.
+    pub(super) fn token(&self, id: u32) -> Option<String> {
+        let (added, own) = match self {
+            Self::HuggingFace(tokenizer) => return tokenizer.id_to_token(id),
+            Self::SentencePiece(model, added) => (added, model.piece(id).map(str::to_string)),
+            Self::Tiktoken(model, added) => {
+                (added, model.bytes(id).map(|bytes| String::from_utf8_lossy(bytes).into_owned()))
+            }
+        };
+        added.by_id.get(&id).map(|token| token.text.clone()).or(own)
+    }
+
+    /// The id of a token as the vocabulary spells it.
+    pub(super) fn id(&self, token: &str) -> Option<u32> {
+        match self {
+            Self::HuggingFace(tokenizer) => tokenizer.token_to_id(token),
+            Self::SentencePiece(model, added) => added.id(token).or_else(|| model.id(token)),
+            Self::Tiktoken(model, added) => added.id(token).or_else(|| model.id(token)),
+        }
+    }
+
+    /// One more than the largest id.
+    pub(super) fn vocab_size(&self) -> usize {
+        let (own, added) = match self {
+            Self::HuggingFace(tokenizer) => {
+                return tokenizer.get_vocab(true).values().max().map_or(0, |id| *id as usize + 1);
+            }
+            Self::SentencePiece(model, added) => (model.len(), added),
+            Self::Tiktoken(model, added) => (model.len(), added),
+        };
+        own.max(added.last_id().map_or(0, |id| id as usize + 1))
+    }
+}

@@ -1,0 +1,148 @@
+//! Finding a tokenizer's file, and telling its kind by its content.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::backend::{AddedToken, AddedTokens, Backend};
+use super::companions::Companions;
+use super::sentencepiece::SentencePiece;
+use super::tiktoken::Tiktoken;
+use super::{MODEL_FILE, TOKENIZER_FILE};
+use crate::error::{DataError, Result};
+
+/// The library whose file a tokenizer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenizerKind {
+    /// A `tokenizer.json`; of a directory, whatever it holds.
+    HuggingFace,
+    /// A `tokenizer.model` of SentencePiece.
+    SentencePiece,
+    /// A file of ranks, as Llama 3's `tokenizer.model`.
+    Tiktoken,
+}
+
+impl TokenizerKind {
+    /// As it is written in a configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::HuggingFace => "huggingface",
+            Self::SentencePiece => "sentencepiece",
+            Self::Tiktoken => "tiktoken",
+        }
+    }
+
+    /// The name of the file that such a tokenizer is saved as.
+    pub(super) fn file_name(self) -> &'static str {
+        match self {
+            Self::HuggingFace => TOKENIZER_FILE,
+            Self::SentencePiece | Self::Tiktoken => MODEL_FILE,
+        }
+    }
+
+    fn of(bytes: &[u8]) -> Self {
+        if bytes.trim_ascii_start().starts_with(b"{") {
+            Self::HuggingFace
+        } else if Tiktoken::recognizes(bytes) {
+            Self::Tiktoken
+        } else {
+            Self::SentencePiece
+        }
+    }
+
+    fn description(self) -> &'static str {
+        match self {
+            Self::HuggingFace => "a Hugging Face `tokenizer.json`",
+            Self::SentencePiece => "a SentencePiece model",
+            Self::Tiktoken => "a tiktoken file of ranks",
+        }
+    }
+}
+
+/// The file of the tokenizer at `path`, its content and its kind.
+pub(super) fn find(path: &Path, asked: Option<TokenizerKind>) -> Result<(PathBuf, Vec<u8>, TokenizerKind)> {
+    let is_directory = path.is_dir();
+    let file = if is_directory {
+        let names = match asked {
+            None | Some(TokenizerKind::HuggingFace) => [TOKENIZER_FILE, MODEL_FILE],
+            // A directory may hold the same tokenizer for several libraries.
+            Some(TokenizerKind::SentencePiece | TokenizerKind::Tiktoken) => [MODEL_FILE, TOKENIZER_FILE],
+        };
+        let files = names.map(|name| path.join(name));
+        files.iter().find(|file| file.is_file()).unwrap_or(&files[0]).clone()
+    } else {
+        path.to_path_buf()
+    };
+    let bytes = match fs::read(&file) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let hint = if is_directory {
+                "\nhint: the directory must hold a `tokenizer.json` or a `tokenizer.model`"
+            } else {
+                "\nhint: name a `tokenizer.json`, a `tokenizer.model` or a directory with one, train one with `maxtext \
+                 tokenizer train`, or use the byte-level tokenizer"
+            };
+            return Err(DataError::Tokenizer { path: file, reason: "there is no such file".into(), hint });
+        }
+        Err(error) => return Err(DataError::io("read", file)(error)),
+    };
+    let found = TokenizerKind::of(&bytes);
+    match asked {
+        Some(asked) if asked != found && !(is_directory && asked == TokenizerKind::HuggingFace) => {
+            let (asked, kind, found) = (asked.name(), found.name(), found.description());
+            Err(DataError::TokenizerKind { path: file, asked, found, kind })
+        }
+        _ => Ok((file, bytes, found)),
+    }
+}
+
+/// Reads the file.
+pub(super) fn parse(
+    file: &Path,
+    bytes: &[u8],
+    kind: TokenizerKind,
+    companions: &Companions,
+) -> Result<Backend> {
+    let invalid = |reason: String| DataError::Tokenizer { path: file.into(), reason, hint: "" };
+    match kind {
+        TokenizerKind::HuggingFace => {
+            let mut inner =
+                tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| invalid(error.to_string()))?;
+            // Both are stored by some publishers and would lose or add tokens.
+            inner.with_padding(None);
+            inner.with_truncation(None).map_err(|error| invalid(error.to_string()))?;
+            Ok(Backend::HuggingFace(Box::new(inner)))
+        }
+        TokenizerKind::SentencePiece => {
+            let hint = "\nhint: it was read as a SentencePiece model, since it is neither a `tokenizer.json`, which \
+                        starts with `{`, nor a tiktoken file, whose lines are a token in base64 and a rank";
+            let model = SentencePiece::parse(bytes).map_err(|reason| DataError::Tokenizer {
+                path: file.into(),
+                reason,
+                hint,
+            })?;
+            let mut added = companions.added_tokens()?;
+            // What is listed although the model has it, under the same name, stays the model's.
+            added.retain(|token| model.piece(token.id) != Some(&token.text));
+            added.extend(model.control_pieces().map(|(text, id)| AddedToken {
+                text: text.into(),
+                id,
+                is_special: true,
+            }));
+            Ok(Backend::SentencePiece(Box::new(model), AddedTokens::new(added)))
+        }
+        TokenizerKind::Tiktoken => {
+            let pattern = companions.pattern()?;
+            let listed = companions.added_tokens()?;
+            let named = listed.iter().map(|token| (token.text.clone(), token.id)).collect();
+            let special = (!listed.is_empty()).then_some(named);
+            let model = Tiktoken::parse(bytes, pattern.as_deref(), special).map_err(invalid)?;
+            let tokens = model.special().iter().map(|(text, id)| AddedToken {
+                text: text.clone(),
+                id: *id,
+                is_special: listed.iter().find(|token| token.id == *id).is_none_or(|token| token.is_special),
+            });
+            let added = AddedTokens::new(tokens.collect());
+            Ok(Backend::Tiktoken(Box::new(model), added))
+        }
+    }
+}
