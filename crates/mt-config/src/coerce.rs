@@ -2,7 +2,10 @@
 
 use serde_json::{Map, Number, Value};
 
-use crate::key::{Key, Kind};
+use crate::{
+    key::{Key, Kind},
+    yaml::from_yaml,
+};
 
 /// Why a value does not suit a key.
 #[derive(Clone, Debug, PartialEq)]
@@ -191,7 +194,7 @@ fn float(value: &Value) -> Option<f64> {
 fn parsed(value: &Value) -> Value {
     match value {
         Value::String(text) if text.trim_start().starts_with(['[', '{']) => {
-            serde_saphyr::from_str(text).unwrap_or_else(|_| value.clone())
+            from_yaml(text).unwrap_or_else(|_| value.clone())
         }
         other => other.clone(),
     }

@@ -154,6 +154,9 @@ impl Problem {
             )),
             Self::Derived { from, .. } => Some(format!("set {}", all(from))),
             Self::Inconsistent { hint, .. } => Some(hint.clone()),
+            Self::Yaml { reason, .. } if reason.contains("duplicate") => {
+                Some("leave out one of the two lines".to_owned())
+            }
             Self::Yaml { .. } => Some(
                 "write one `key: value` a line, lists as `[a, b]`, and texts with special characters in quotes"
                     .to_owned(),

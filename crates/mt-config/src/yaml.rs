@@ -9,7 +9,7 @@ use std::{
 
 use serde::{
     Deserialize, Deserializer,
-    de::{MapAccess, Visitor},
+    de::{DeserializeOwned, MapAccess, Visitor},
 };
 use serde_json::Value;
 use serde_saphyr::{DuplicateKeyPolicy, Spanned};
@@ -117,26 +117,53 @@ fn stem(path: &Path) -> String {
 }
 
 fn parse(text: &str, path: &Path, origin: impl Fn(u64) -> Origin) -> Result<Vec<Setting>, ConfigError> {
-    // Keys that are set twice are reported with both lines, which the library cannot name.
-    let options = serde_saphyr::options! { duplicate_keys: DuplicateKeyPolicy::PassThrough };
-    let lines: Lines = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
-        ConfigError::from(Problem::Yaml { path: PathBuf::from(path), reason: reason(&error.to_string()) })
-    })?;
-    let settings: Vec<Setting> = lines
-        .0
-        .into_iter()
-        .map(|(name, value, line)| Setting { name, value, origin: origin(line) })
-        .collect();
+    match from_yaml::<Lines>(text) {
+        Ok(lines) => {
+            let settings = lines.settings(origin);
+            let problems = set_twice_among(&settings);
+            ConfigError::check(settings, problems)
+        }
+        Err(error) => match duplicates(text, origin) {
+            none if none.is_empty() => {
+                let reason = reason(&error.to_string());
+                Err(Problem::Yaml { path: PathBuf::from(path), reason }.into())
+            }
+            problems => Err(ConfigError::new(problems)),
+        },
+    }
+}
+
+/// More values than the largest configuration has.
+const MOST_NODES: usize = 50_000;
+
+/// Reads YAML, of which no more is expanded than the largest configuration has.
+pub(crate) fn from_yaml<T: DeserializeOwned>(text: &str) -> Result<T, serde_saphyr::Error> {
+    let options = serde_saphyr::options! { budget: serde_saphyr::budget! { max_nodes: MOST_NODES } };
+    serde_saphyr::from_str_with_options(text, options)
+}
+
+/// The problems of keys that a file sets twice. The library refuses such files, but knows one of the lines only.
+fn duplicates(text: &str, origin: impl Fn(u64) -> Origin) -> Vec<Problem> {
+    let options = serde_saphyr::options! {
+        duplicate_keys: DuplicateKeyPolicy::PassThrough,
+        budget: serde_saphyr::budget! { max_nodes: MOST_NODES },
+    };
+    let lines: Option<Lines> = serde_saphyr::from_str_with_options(text, options).ok();
+    lines.map_or_else(Vec::new, |lines| set_twice_among(&lines.settings(origin)))
+}
+
+/// The problems of keys that are set twice, under the same name or another.
+fn set_twice_among(settings: &[Setting]) -> Vec<Problem> {
     let mut first: HashMap<&str, &Setting> = HashMap::new();
     let mut problems = Vec::new();
-    for setting in &settings {
+    for setting in settings {
         let name = table::canonical(&setting.name).map_or(setting.name.as_str(), |key| key.name);
         match first.entry(name) {
             Entry::Occupied(first) => problems.push(set_twice(first.get(), setting)),
             Entry::Vacant(place) => drop(place.insert(setting)),
         }
     }
-    ConfigError::check(settings, problems)
+    problems
 }
 
 /// The problem of a key that two settings name.
@@ -163,6 +190,13 @@ pub(crate) fn shown(is_secret: bool, value: &Value) -> String {
 
 /// Names with their values and lines. The keys of a nested group are keys, under its name or their own.
 struct Lines(Vec<(String, Value, u64)>);
+
+impl Lines {
+    fn settings(self, origin: impl Fn(u64) -> Origin) -> Vec<Setting> {
+        let setting = |(name, value, line)| Setting { name, value, origin: origin(line) };
+        self.0.into_iter().map(setting).collect()
+    }
+}
 
 impl<'de> Deserialize<'de> for Lines {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -260,7 +294,7 @@ impl<'de> Visitor<'de> for NestedVisitor {
 
 /// What a text means where YAML is free to choose: a number, a truth value, or the text.
 pub(crate) fn scalar(value: &Value) -> Value {
-    let parsed = value.as_str().and_then(|text| serde_saphyr::from_str(text).ok());
+    let parsed = value.as_str().and_then(|text| from_yaml(text).ok());
     parsed.unwrap_or_else(|| value.clone())
 }
 
@@ -271,6 +305,7 @@ const REASONS: &[(&str, &str)] = &[
     ("recursion limit exceeded", "what begins here is nested too deeply"),
     ("budget breached", "up to here there are more values than a configuration has"),
     ("recursive references", "an alias refers to what it is part of"),
+    (", set DuplicateKeyPolicy", ""),
     ("multiple YAML documents", "a second document begins here"),
 ];
 
