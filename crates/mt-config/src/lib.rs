@@ -24,11 +24,11 @@ pub use coerce::value_text;
 pub use config::{Config, Difference, Entry, yaml_text};
 pub use error::{ConfigError, Problem};
 pub use groups::{
-    AttentionKind, CheckpointGroup, DataGroup, DatasetType, DebugGroup, DecodeConfig, DecodeGroup,
-    DecoderBlock, Hardware, HfTextUnit, LearningRateSchedule, MlpActivation, ModelGroup, OptimizerGroup,
-    OptimizerType, PackingType, Parallelism, PlacementGroup, RematPolicy, RopeType, RunGroup,
-    SamplingStrategy, TokenizerGroup, TokenizerType, TrainConfig, run_directory_of, saved_config_path,
-    tokenizer_directory,
+    AttentionGroup, AttentionKind, AttentionType, CheckpointGroup, DataGroup, DatasetType, DebugGroup,
+    DecodeConfig, DecodeGroup, DecoderBlock, Hardware, HfTextUnit, LayerAttention, LearningRateSchedule,
+    MlpActivation, ModelGroup, OptimizerGroup, OptimizerType, PackingType, Parallelism, PlacementGroup,
+    PositionGroup, RematPolicy, RopeType, RunGroup, SamplingStrategy, TokenizerGroup, TokenizerType,
+    TrainConfig, run_directory_of, saved_config_path, tokenizer_directory,
 };
 pub use key::{Class, Key, Kind, Literal};
 pub use named::{Named, model_names, nearest_names, preset_names};

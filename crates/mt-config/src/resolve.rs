@@ -341,6 +341,7 @@ impl Merge {
     /// Works out what follows from the keys that are set, and compares it with what was set nevertheless, as the
     /// configurations that MaxText saves do.
     fn derive(&mut self) {
+        self.steps_of_schedule();
         self.config.derive();
         for (key, value, origin) in std::mem::take(&mut self.derived) {
             let Class::Derived(from) = key.class else { continue };
@@ -349,6 +350,28 @@ impl Merge {
                 self.problems.push(Problem::Derived { key: key.name, value, origin, from });
             }
         }
+    }
+
+    /// Trains for as long as the schedule lasts, if `steps` is -1.
+    fn steps_of_schedule(&mut self) {
+        if self.config.entry("steps").value != -1 {
+            return;
+        }
+        let schedule = self.config.entry("learning_rate_schedule_steps").clone();
+        if schedule.value == -1 {
+            let stated = |name: &str| self.config.stated(name);
+            self.problems.push(Problem::inconsistent(
+                format!(
+                    "{}, the length of the schedule, but {}, the length of the run",
+                    stated("steps"),
+                    stated("learning_rate_schedule_steps")
+                ),
+                "set `steps`, or `learning_rate_schedule_steps`, or both",
+            ));
+            return;
+        }
+        let steps = self.config.entries.get_mut("steps").expect("every key has an entry");
+        (steps.value, steps.origin) = (schedule.value, Origin::Derived);
     }
 
     /// Puts the values of a named model in place, unless what is `given` may override them and does.

@@ -7,8 +7,8 @@ use mt_config::{Class, Config, ConfigError, DecodeConfig, Key, Kind, Origin, Req
 use proptest::{prelude::*, sample::Index};
 use serde_json::{Map, Value, json};
 
-/// Keys that decide about layers, and so about other keys.
-const ABOUT_LAYERS: &[&str] = &["base_config", "custom_mesh_and_rule", "model_name", "resolved"];
+/// Keys that decide about layers, and so about other keys; and `steps`, which may follow from another.
+const ABOUT_LAYERS: &[&str] = &["base_config", "custom_mesh_and_rule", "model_name", "resolved", "steps"];
 
 /// Models with rules, nested values and dimensions of their own.
 const MODELS: &[&str] = &["llama2-7b", "gemma3-4b", "deepseek3-671b", "llama3.1-8b"];

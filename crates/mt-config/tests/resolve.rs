@@ -470,6 +470,13 @@ fn secrets_stay_secret() {
 }
 
 #[test]
+fn a_run_lasts_as_long_as_its_schedule() {
+    let config = resolved(&["steps=-1", "learning_rate_schedule_steps=500"]);
+    assert_eq!(config.entry("steps").value, json!(500));
+    check_refused(&["steps=-1"], &["`steps` is `-1`", "`learning_rate_schedule_steps` is `-1`"]);
+}
+
+#[test]
 fn old_names_still_work() {
     let config = resolved(&["cosine_learning_rate_final_fraction=0.2"]);
     assert_eq!(config.entry("learning_rate_final_fraction").value, json!(0.2));

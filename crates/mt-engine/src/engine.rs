@@ -16,7 +16,7 @@ use mt_shape::{DType, HostArray, Placement, Sharding};
 use crate::{
     EngineError, EngineOptions, FinishReason, GeneratedToken, Generation, GenerationEvent, Limits, Request,
     Row, SamplingOptions, Timing,
-    program::{DONATED_LENGTH, ProgramKey, Programs},
+    program::{ProgramKey, Programs},
     sampler::Sampler,
 };
 
@@ -289,7 +289,7 @@ impl Engine {
             .chain([Input::Borrow(&state.tokens)])
             .chain(controls.iter().map(Input::from));
         let mut outputs = executable.run(inputs.collect())?;
-        let others = outputs.split_off(DONATED_LENGTH);
+        let others = outputs.split_off(self.programs.num_donated());
         state.donated = outputs;
         Ok(others)
     }

@@ -8,7 +8,7 @@ use mt_nn::{
     attention::KeysValues,
     axes::{BATCH, KV_POSITION, POSITION, VOCAB},
 };
-use mt_shape::{Axis, DType, Placement, axis};
+use mt_shape::{Axis, DType, Placement, Tree, axis};
 use mt_trace::{Inputs, Output, ProgramOptions, Tensor, program};
 
 use crate::{
@@ -30,18 +30,16 @@ pub(crate) struct Programs {
 /// A program and its sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ProgramKey {
-    /// Takes parameters, `tokens` and `lengths`; returns the state's first three arrays.
+    /// Takes parameters, `tokens` and `lengths`; returns keys and values, and which slots hold tokens.
     Prefill { batch: usize, length: usize, slots: usize },
     /// Takes parameters, the state and, unless the sampler is greedy, controls; returns the state,
     /// whose tokens are the next ones, and their log-probabilities.
     Step { batch: usize, slots: usize, sampler: Sampler },
 }
 
-/// Of the arrays of the state, in order: keys, values, which slots hold tokens, the next position of each row, the
-/// next slot, and the tokens that are to be processed.
-pub(crate) const STATE_LENGTH: usize = 6;
-/// All of the state is donated but the tokens, which the host reads.
-pub(crate) const DONATED_LENGTH: usize = STATE_LENGTH - 1;
+/// The arrays of the state behind keys and values that are donated: which slots hold tokens, the next position of each
+/// row, and the next slot. The tokens that are to be processed come last; the host reads them.
+const DONATED_BESIDES_CACHE: usize = 3;
 
 /// One step, but for the choice of the next tokens.
 pub(crate) struct Stepped<'t> {
@@ -49,7 +47,7 @@ pub(crate) struct Stepped<'t> {
     pub logits: Tensor<'t>,
     /// How many tokens each row has now: the position of the next one. `i32[batch]`
     pub positions: Tensor<'t>,
-    cache: KeysValues<Tensor<'t>>,
+    cache: Vec<KeysValues<Tensor<'t>>>,
     segmentation: Tensor<'t>,
     start: Tensor<'t>,
 }
@@ -64,6 +62,11 @@ impl Programs {
             ProgramKey::Prefill { batch, length, slots } => self.prefill(batch, length, slots),
             ProgramKey::Step { batch, slots, sampler } => self.step(batch, slots, sampler),
         }
+    }
+
+    /// How many arrays of the state a step is given to overwrite.
+    pub fn num_donated(&self) -> usize {
+        2 * self.model.cache(1, 1).len() + DONATED_BESIDES_CACHE
     }
 
     pub fn options(&self, name: &str) -> ProgramOptions {
@@ -93,27 +96,28 @@ impl Programs {
             let positions = region.iota(DType::I32, position).broadcast(&axes);
             let segmentation = positions.less(lengths).cast(DType::I32);
             // Prompts see no slots but their own, so that the others are added afterwards.
-            let CacheSpec { axes, logical_axes, dtype } = self.model.cache(batch, length);
-            let empty = region.full(dtype, &axes, 0.0).constrain(&logical_axes);
+            let specs = self.model.cache(batch, length);
+            let empty = |spec: &CacheSpec| {
+                let empty = region.full(spec.dtype, &spec.axes, 0.0).constrain(&spec.logical_axes);
+                KeysValues { key: empty, value: empty }
+            };
             let occupied = segmentation.rename(POSITION, KV_POSITION);
             let cache = Cache {
-                layers: KeysValues { key: empty, value: empty },
+                layers: specs.iter().map(empty).collect(),
                 start: region.integer(DType::I32, 0),
                 segmentation: occupied,
             };
-            // The scores are not looked at, so that the program does not compute them.
-            let (_, cache) = self.model.logits(
-                &parameters,
-                Tokens { tokens, positions, segmentation },
-                Forward { dropout: None, cache: Some(cache) },
-            );
-            let cache = cache.unwrap_or_else(|| region.fail("prefill", "the model returned no cache"));
+            let tokens = Tokens { tokens, positions, segmentation };
+            let forward = Forward { cache: Some(cache), ..Forward::default() };
+            let written = self.model.hidden(&parameters, tokens, forward).cache;
             let rest = slots - length;
-            vec![
-                inputs.output("cache.key", cache.key.pad(KV_POSITION, 0, rest, 0.0), &logical_axes),
-                inputs.output("cache.value", cache.value.pad(KV_POSITION, 0, rest, 0.0), &logical_axes),
-                inputs.replicated("segmentation", occupied.pad(KV_POSITION, 0, rest, 0.0)),
-            ]
+            let padded: Vec<_> = written
+                .iter()
+                .map(|layer| layer.map_leaves(|_, all| all.pad(KV_POSITION, 0, rest, 0.0)))
+                .collect();
+            let mut outputs = cache_outputs(inputs, &padded, &specs);
+            outputs.push(inputs.replicated("segmentation", occupied.pad(KV_POSITION, 0, rest, 0.0)));
+            outputs
         });
         Ok(prefill?)
     }
@@ -150,9 +154,14 @@ impl Programs {
         let parameters = self.parameters(inputs);
         let region = inputs.region();
         let (batch_axis, slot_axis) = (axis(BATCH, batch), axis(KV_POSITION, slots));
-        let CacheSpec { axes, logical_axes, dtype } = self.model.cache(batch, slots);
-        let cache = |name| inputs.input(name, dtype, &axes, &logical_axes, true);
-        let layers = KeysValues { key: cache("cache.key"), value: cache("cache.value") };
+        let cache = |(index, spec): (usize, &CacheSpec)| {
+            let one = |part: &str| {
+                let name = format!("cache.{index}.{part}");
+                inputs.input(&name, spec.dtype, &spec.axes, &spec.logical_axes, true)
+            };
+            KeysValues { key: one("key"), value: one("value") }
+        };
+        let layers = self.model.cache(batch, slots).iter().enumerate().map(cache).collect();
         let state = |name, axes: &[Axis], donated| {
             inputs.input(name, DType::I32, axes, &vec![None; axes.len()], donated)
         };
@@ -168,9 +177,8 @@ impl Programs {
         let (logits, cache) = self.model.logits(
             &parameters,
             Tokens { tokens: tokens.broadcast(&one), positions: positions.broadcast(&one), segmentation },
-            Forward { dropout: None, cache: Some(Cache { layers, start, segmentation: occupied }) },
+            Forward { cache: Some(Cache { layers, start, segmentation: occupied }), ..Forward::default() },
         );
-        let cache = cache.unwrap_or_else(|| region.fail("decode_step", "the model returned no cache"));
         // The choice of a token looks at all of its row's scores.
         let logits = logits
             .squeeze(POSITION)
@@ -188,13 +196,26 @@ impl Programs {
         batch: usize,
         slots: usize,
     ) -> Vec<Output<'t>> {
-        let logical_axes = self.model.cache(batch, slots).logical_axes;
-        vec![
-            inputs.output("cache.key", stepped.cache.key, &logical_axes),
-            inputs.output("cache.value", stepped.cache.value, &logical_axes),
+        let mut outputs = cache_outputs(inputs, &stepped.cache, &self.model.cache(batch, slots));
+        outputs.extend([
             inputs.replicated("segmentation", stepped.segmentation),
             inputs.replicated("positions", stepped.positions),
             inputs.replicated("start", stepped.start),
-        ]
+        ]);
+        outputs
     }
+}
+
+/// Keys and values of each cache, placed as they are declared.
+fn cache_outputs<'t>(
+    inputs: &Inputs<'t>,
+    cache: &[KeysValues<Tensor<'t>>],
+    specs: &[CacheSpec],
+) -> Vec<Output<'t>> {
+    let output = |(index, (layer, spec)): (usize, (&KeysValues<Tensor<'t>>, &CacheSpec))| {
+        let one =
+            |part: &str, tensor| inputs.output(&format!("cache.{index}.{part}"), tensor, &spec.logical_axes);
+        [one("key", layer.key), one("value", layer.value)]
+    };
+    cache.iter().zip(specs).enumerate().flat_map(output).collect()
 }

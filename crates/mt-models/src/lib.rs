@@ -1,20 +1,24 @@
 //! Model families.
 //!
-//! Phase: trace. A family is a folder: `config` reads what the family needs from the configuration, `model` wires
-//! shared layers from `mt-nn`, `convert` maps its parameters to the names and layouts of checkpoints. Everything
-//! above sees a [`Model`], which is a list of parameters and a function from tokens to logits.
+//! Phase: trace. [`decoder`] holds what all families share: layers of `mt-nn` wired as a [`decoder::DecoderConfig`]
+//! says, scanned or not, with caches. [`families`] says what each family makes of the configuration and what its
+//! parameters are called in checkpoints; [`hugging_face`] reads and writes the directories of published models.
+//! Everything above sees a [`Model`], which is a list of parameters and functions from tokens to scores.
 
 #![forbid(unsafe_code)]
 
+pub mod decoder;
+pub mod families;
 mod flops;
 mod hardware;
-pub mod llama;
+pub mod hugging_face;
 mod model;
 mod state;
 mod storage;
 
-pub use flops::FlopCount;
+pub use families::build_decoder;
+pub use flops::{AttentionFlops, FlopCount};
 pub use hardware::start_runtime;
-pub use model::{Cache, CacheSpec, Forward, Model, ModelError, Tokens, build};
+pub use model::{Cache, CacheSpec, Forward, Hidden, Model, ModelError, Tokens, build};
 pub use state::{EXACT_ITEM, Slot, SlotEntries, StateError, expected_arrays, load_slot, slot_entries};
-pub use storage::{StoredParameter, moment_scale};
+pub use storage::{Affine, StoredParameter, moment_scale};

@@ -1,11 +1,13 @@
-//! What all families have in common.
+//! What all models have in common.
 
-use mt_config::{DecoderBlock, ModelGroup};
+use std::path::PathBuf;
+
+use mt_config::ModelGroup;
 use mt_nn::{ParamSpec, attention::KeysValues};
 use mt_shape::{Axis, DType, Path};
 use mt_trace::{Key, Tensor};
 
-use crate::{FlopCount, StoredParameter, llama::Llama};
+use crate::{FlopCount, StoredParameter, families::build_decoder, hugging_face::FileTensor};
 
 /// A model cannot be built or converted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -14,6 +16,34 @@ pub enum ModelError {
         "`mlp_activations` has {0} functions, but a feed-forward layer has one or two projections\nhint: use `mlp_activations=silu,linear` for a gated layer"
     )]
     Activations(usize),
+    #[error(
+        "`num_kv_shared_layers` is set, but layers that take keys and values from others cannot be scanned\nhint: set `scan_layers=false`, or leave out `num_kv_shared_layers`"
+    )]
+    SharedLayersScanned,
+    #[error(
+        "layer {layer} takes keys and values from an earlier layer of its kind, but there is none\nhint: lower `num_kv_shared_layers`"
+    )]
+    NothingToShare { layer: usize },
+    #[error(
+        "cannot read `{path}`: {reason}\nhint: name the directory of a model that Hugging Face's library wrote"
+    )]
+    Unreadable { path: PathBuf, reason: String },
+    #[error("`{path}` is of the model type `{model_type}`, which is not built yet\nhint: what works is {}", built.join(", "))]
+    UnknownModelType { path: PathBuf, model_type: String, built: Vec<String> },
+    #[error("`{key}` of `{path}` is `{value}`, but it has to be {expected}")]
+    WrongValue { path: PathBuf, key: String, value: String, expected: String },
+    #[error("`{path}` has no `{key}`\nhint: the file is damaged, or of another version of its model type")]
+    MissingValue { path: PathBuf, key: String },
+    #[error("`{key}` of `{path}` is `{value}`, but {feature} is not built yet")]
+    NotBuilt { path: PathBuf, key: String, value: String, feature: String },
+    #[error(
+        "models of this kind of layer (`decoder_block`) have no form of Hugging Face's\nhint: only families that are published there can be read from and written to its directories"
+    )]
+    NoHuggingFaceForm,
+    #[error(
+        "Hugging Face's form of this family has no name for the parameter `{role}`\nhint: leave out the key that adds it, such as `attention_bias` or `mlp_bias`"
+    )]
+    NoTensorName { role: String },
 }
 
 /// Tokens with their places.
@@ -30,10 +60,10 @@ pub struct Tokens<'t> {
 }
 
 /// Keys and values of earlier tokens, for all layers.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Cache<'t> {
-    /// `[layers, batch, kv_position, kv_heads, head_dim]`
-    pub layers: KeysValues<Tensor<'t>>,
+    /// In the order of [`Model::cache`].
+    pub layers: Vec<KeysValues<Tensor<'t>>>,
     /// The slot of the first token of this call: an `i32` scalar.
     pub start: Tensor<'t>,
     /// Which document each slot belongs to, this call's tokens included; 0 is empty. `i32[batch, kv_position]`
@@ -41,30 +71,69 @@ pub struct Cache<'t> {
 }
 
 /// How a model is run.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 pub struct Forward<'t> {
     /// The key of this step's dropout, if activations are dropped.
     pub dropout: Option<Key<'t>>,
     /// Tokens attend to a cache, which is returned with theirs written.
     pub cache: Option<Cache<'t>>,
+    /// What each layer makes is returned as well.
+    pub taps: bool,
 }
 
-/// The shape of a cache.
+/// What a model makes of tokens.
+#[derive(Clone)]
+pub struct Hidden<'t> {
+    /// The hidden states that the head takes: `[batch, position, embed]`.
+    pub hidden: Tensor<'t>,
+    /// The cache, if there was one, in the order of [`Model::cache`].
+    pub cache: Vec<KeysValues<Tensor<'t>>>,
+    /// Names and values of what layers made, if they were asked for.
+    pub taps: Vec<(String, Tensor<'t>)>,
+}
+
+/// The shape of the keys, and of the values, of one layer's cache or of stacked layers'.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CacheSpec {
-    /// Of keys, and of values.
     pub axes: Vec<Axis>,
     pub logical_axes: Vec<Option<&'static str>>,
     pub dtype: DType,
 }
 
-/// A language model: parameters, and a function from tokens to logits.
+/// A language model: parameters, and a function from tokens to scores of the next ones.
 pub trait Model: Send + Sync {
-    /// The parameters in the order in which [`Model::logits`] takes them.
+    /// The parameters in the order in which functions take them.
     fn parameters(&self) -> Vec<(Path, ParamSpec)>;
 
     /// How each parameter is stored in MaxText's checkpoints, in the same order.
     fn storage(&self) -> Vec<StoredParameter>;
+
+    /// The tensors of Hugging Face's files that hold the parameters.
+    ///
+    /// # Errors
+    /// The model's family has no such form.
+    fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError>;
+
+    /// Whether a tensor of Hugging Face's files is known and not needed, such as the output matrix of a tied head.
+    fn ignores_tensor(&self, name: &str) -> bool;
+
+    /// Hidden states, and the cache if there was one.
+    ///
+    /// # Shapes
+    /// `i32[batch, position] -> [batch, position, embed]`
+    fn hidden<'t>(&self, parameters: &[Tensor<'t>], tokens: Tokens<'t>, forward: Forward<'t>) -> Hidden<'t>;
+
+    /// Scores of every token of the vocabulary as the next one.
+    ///
+    /// # Shapes
+    /// `[batch, position, embed] -> [batch, position, vocab]`
+    fn head<'t>(&self, parameters: &[Tensor<'t>], hidden: Tensor<'t>) -> Tensor<'t>;
+
+    /// The caches for `batch` sequences of up to `slots` tokens, one for each layer or stack of layers that has one.
+    fn cache(&self, batch: usize, slots: usize) -> Vec<CacheSpec>;
+
+    /// Floating-point operations of training.
+    fn flops(&self) -> FlopCount;
 
     /// Scores of every token of the vocabulary as the next one, and the cache if there was one.
     ///
@@ -75,13 +144,10 @@ pub trait Model: Send + Sync {
         parameters: &[Tensor<'t>],
         tokens: Tokens<'t>,
         forward: Forward<'t>,
-    ) -> (Tensor<'t>, Option<KeysValues<Tensor<'t>>>);
-
-    /// The cache for `batch` sequences of up to `slots` tokens.
-    fn cache(&self, batch: usize, slots: usize) -> CacheSpec;
-
-    /// Floating-point operations of training.
-    fn flops(&self) -> FlopCount;
+    ) -> (Tensor<'t>, Vec<KeysValues<Tensor<'t>>>) {
+        let hidden = self.hidden(parameters, tokens, forward);
+        (self.head(parameters, hidden.hidden), hidden.cache)
+    }
 
     /// The number of weights.
     fn num_parameters(&self) -> usize {
@@ -99,7 +165,5 @@ pub trait Model: Send + Sync {
 /// # Errors
 /// The configuration's values do not make a model.
 pub fn build(group: &ModelGroup) -> Result<Box<dyn Model>, ModelError> {
-    match group.decoder_block {
-        DecoderBlock::Llama2 | DecoderBlock::Mistral => Ok(Box::new(Llama::from_config(group)?)),
-    }
+    Ok(Box::new(build_decoder(group)?))
 }

@@ -1,5 +1,7 @@
 //! Parameters and their moments, to and from checkpoints.
 
+use std::path::PathBuf;
+
 use mt_checkpoint::{
     ArraySource, Checkpoint, CheckpointError, Entry, ExpectedArray, KeySegment, SourceError, Value,
     entry_name,
@@ -8,7 +10,7 @@ use mt_ir::TensorType;
 use mt_runtime::{Array, PendingHostArray, Runtime, RuntimeError};
 use mt_shape::{DType, HostArray, Placement};
 
-use crate::{Model, StoredParameter, moment_scale};
+use crate::{Affine, Model, ModelError, StoredParameter, moment_scale};
 
 /// State cannot be saved or loaded.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +19,26 @@ pub enum StateError {
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(
+        "the tensors of `{path}` are not those of the model{}{}{}\nhint: `maxtext checkpoint inspect` lists what is there; `config.json` or the named model says what is needed",
+        listed("missing", missing),
+        listed("not used", unused),
+        listed("of another shape", shapes)
+    )]
+    OtherTensors { path: PathBuf, missing: Vec<String>, unused: Vec<String>, shapes: Vec<String> },
+}
+
+/// The first of a number of names, and how many more there are.
+fn listed(what: &str, names: &[String]) -> String {
+    const SHOWN: usize = 6;
+    if names.is_empty() {
+        return String::new();
+    }
+    let more = names.len().saturating_sub(SHOWN);
+    let rest = if more > 0 { format!(", and {more} more") } else { String::new() };
+    format!("\n  {what}: {}{rest}", names[..names.len().min(SHOWN)].join(", "))
 }
 
 impl StateError {
@@ -25,6 +47,7 @@ impl StateError {
         match self {
             Self::Checkpoint(error) => error.is_user_error(),
             Self::Runtime(error) => error.is_user_error(),
+            Self::Model(_) | Self::OtherTensors { .. } => true,
         }
     }
 }
@@ -53,11 +76,12 @@ impl Slot {
         prefix.into_iter().chain(stored.key.iter().map(|segment| segment.clone().into())).collect()
     }
 
-    fn scale(self, stored: &StoredParameter) -> f64 {
+    fn affine(self, stored: &StoredParameter) -> Affine {
         match self {
-            Self::Parameters => stored.scale,
-            Self::FirstMoment => moment_scale(stored.scale, 1),
-            Self::SecondMoment => moment_scale(stored.scale, 2),
+            Self::Parameters => stored.affine(),
+            // Gradients do not see what is added.
+            Self::FirstMoment => Affine { scale: moment_scale(stored.scale, 1), offset: 0.0 },
+            Self::SecondMoment => Affine { scale: moment_scale(stored.scale, 2), offset: 0.0 },
         }
     }
 }
@@ -79,12 +103,12 @@ pub fn slot_entries(model: &dyn Model, slot: Slot, arrays: &[Array]) -> Result<S
     let mut entries = SlotEntries::default();
     for (stored, array) in model.storage().into_iter().zip(arrays) {
         let key = slot.key(&stored);
-        let scale = slot.scale(&stored);
+        let affine = slot.affine(&stored);
         if !stored.is_exact() {
-            let source = Shards::start(array, stored.clone(), 1.0)?;
+            let source = Shards::start(array, stored.clone(), Affine::IDENTITY)?;
             entries.exact.push(Entry { key: key.clone(), value: Value::Array(Box::new(source)) });
         }
-        let source = Shards::start(array, stored, scale)?;
+        let source = Shards::start(array, stored, affine)?;
         entries.items.push(Entry { key, value: Value::Array(Box::new(source)) });
     }
     Ok(entries)
@@ -127,11 +151,11 @@ pub fn load_slot(
         let unscaled = exact.as_ref().filter(|item| item.array(&name).is_ok());
         let array = Array::from_shards(runtime, &TensorType::new(dtype, spec.dims()), &sharding, |ranges| {
             let ranges = stored.stored_ranges(ranges);
-            let (part, scale) = match &unscaled {
-                Some(item) => (item.read(&name, &ranges)?, 1.0),
-                None => (checkpoint.read(&name, &ranges)?, slot.scale(&stored)),
+            let (part, affine) = match &unscaled {
+                Some(item) => (item.read(&name, &ranges)?, Affine::IDENTITY),
+                None => (checkpoint.read(&name, &ranges)?, slot.affine(&stored)),
             };
-            Ok::<_, StateError>(converted(stored.from_stored(&part, scale), dtype))
+            Ok::<_, StateError>(converted(stored.from_stored(&part, affine), dtype))
         })?;
         arrays.push(array);
     }
@@ -139,7 +163,7 @@ pub fn load_slot(
 }
 
 /// The numbers in another type.
-fn converted(array: HostArray, dtype: DType) -> HostArray {
+pub(crate) fn converted(array: HostArray, dtype: DType) -> HostArray {
     if array.dtype() == dtype {
         return array;
     }
@@ -167,14 +191,14 @@ fn converted(array: HostArray, dtype: DType) -> HostArray {
 /// The distinct shards of an array on their way to the host.
 struct Shards {
     stored: StoredParameter,
-    scale: f64,
+    affine: Affine,
     dtype: DType,
     dims: Vec<usize>,
     pending: Vec<(mt_checkpoint::Region, Option<PendingHostArray>)>,
 }
 
 impl Shards {
-    fn start(array: &Array, stored: StoredParameter, scale: f64) -> Result<Self, RuntimeError> {
+    fn start(array: &Array, stored: StoredParameter, affine: Affine) -> Result<Self, RuntimeError> {
         let pending = array
             .shards()
             .into_iter()
@@ -183,7 +207,7 @@ impl Shards {
             })
             .collect::<Result<_, RuntimeError>>()?;
         let dims = stored.stored_dims(array.dims());
-        Ok(Self { stored, scale, dtype: array.dtype(), dims, pending })
+        Ok(Self { stored, affine, dtype: array.dtype(), dims, pending })
     }
 }
 
@@ -203,6 +227,6 @@ impl ArraySource for Shards {
     fn fetch(&mut self, shard: usize) -> Result<HostArray, SourceError> {
         let pending = self.pending[shard].1.take().ok_or("a shard was fetched twice")?;
         let part = pending.wait().map_err(RuntimeError::from)?;
-        Ok(self.stored.to_stored(&part, self.scale))
+        Ok(self.stored.to_stored(&part, self.affine))
     }
 }

@@ -6,7 +6,8 @@ use mt_shape::{DType, HostArray};
 
 /// The place and layout of a parameter in MaxText's checkpoints.
 ///
-/// What is stored is this program's parameter with the leading layer axis moved to `layer_axis`, times `scale`.
+/// What is stored is this program's parameter with the leading layer axis moved to `layer_axis`, the last axis in the
+/// order that `interleaved` says, times `scale`, plus `offset`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredParameter {
     /// The key path below `params`, such as `decoder`, `layers`, `mlp`, `wi_0`, `kernel`.
@@ -15,6 +16,27 @@ pub struct StoredParameter {
     pub layer_axis: Option<usize>,
     /// A constant that the stored form folds in, such as attention's `head_dim^-0.5`.
     pub scale: f64,
+    /// A constant that is added after that, such as 1 to the scale of a normalization that multiplies by `1 + w`.
+    pub offset: f64,
+    /// The two halves of the last axis are stored as pairs: `(i, i + n/2)` becomes `(2i, 2i + 1)`.
+    pub interleaved: bool,
+}
+
+/// What a conversion does to numbers: a parameter's, or those of one of its moments.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Affine {
+    pub scale: f64,
+    pub offset: f64,
+}
+
+impl Affine {
+    /// Leaves numbers as they are.
+    pub const IDENTITY: Self = Self { scale: 1.0, offset: 0.0 };
+
+    /// Whether the way there and back gives the same bits: scaling does if it only changes exponents.
+    pub fn is_exact(self) -> bool {
+        self.scale.log2().fract() == 0.0 && self.offset == 0.0
+    }
 }
 
 /// By what an optimizer's moment of `order` (1: gradients, 2: their squares) is scaled when the parameter is scaled by
@@ -26,12 +48,17 @@ pub fn moment_scale(scale: f64, order: i32) -> f64 {
 impl StoredParameter {
     /// A parameter stored as it is in memory.
     pub fn plain(key: Vec<String>) -> Self {
-        Self { key, layer_axis: None, scale: 1.0 }
+        Self { key, layer_axis: None, scale: 1.0, offset: 0.0, interleaved: false }
     }
 
-    /// Whether storing and loading gives the same bits: scaling does if it only changes exponents.
+    /// What storing does to the parameter's numbers.
+    pub fn affine(&self) -> Affine {
+        Affine { scale: self.scale, offset: self.offset }
+    }
+
+    /// Whether storing and loading gives the same bits.
     pub fn is_exact(&self) -> bool {
-        self.scale.log2().fract() == 0.0
+        self.affine().is_exact()
     }
 
     /// The dimensions in the file of a parameter with these dimensions in memory.
@@ -44,22 +71,29 @@ impl StoredParameter {
         self.move_out(ranges)
     }
 
-    /// The part as it is stored; `scale` is the parameter's, or that of one of its moments.
-    pub fn to_stored(&self, part: &HostArray, scale: f64) -> HostArray {
+    /// The part as it is stored; `affine` is the parameter's, or that of one of its moments.
+    pub fn to_stored(&self, part: &HostArray, affine: Affine) -> HostArray {
+        let ordered = if self.interleaved { regrouped(part, 2) } else { part.clone() };
         let moved = match self.layer_axis {
-            Some(axis) => move_axis(part, 0, axis),
-            None => part.clone(),
+            Some(axis) => move_axis(&ordered, 0, axis),
+            None => ordered,
         };
-        scaled(moved, scale)
+        mapped(moved, |number| number * affine.scale + affine.offset, affine)
     }
 
     /// The part as it is in memory.
-    pub fn from_stored(&self, part: &HostArray, scale: f64) -> HostArray {
+    pub fn from_stored(&self, part: &HostArray, affine: Affine) -> HostArray {
         let moved = match self.layer_axis {
             Some(axis) => move_axis(part, axis, 0),
             None => part.clone(),
         };
-        scaled(moved, 1.0 / scale)
+        let ordered = if self.interleaved {
+            let pairs = moved.dims().last().map_or(1, |size| size / 2);
+            regrouped(&moved, pairs)
+        } else {
+            moved
+        };
+        mapped(ordered, |number| (number - affine.offset) / affine.scale, affine)
     }
 
     fn move_out<T: Clone>(&self, items: &[T]) -> Vec<T> {
@@ -105,24 +139,37 @@ fn move_axis(array: &HostArray, from: usize, to: usize) -> HostArray {
     result
 }
 
-fn scaled(mut array: HostArray, scale: f64) -> HostArray {
-    if scale == 1.0 {
+/// Reads the last axis as a matrix of `rows` rows and transposes it: halves become pairs with 2 rows, and pairs become
+/// halves with as many rows as there are pairs.
+fn regrouped(array: &HostArray, rows: usize) -> HostArray {
+    let dims = array.dims().to_vec();
+    let size = dims.last().copied().unwrap_or(1);
+    if size < 2 || rows == 0 {
+        return array.clone();
+    }
+    let matrix = [&dims[..dims.len() - 1], &[rows, size / rows]].concat();
+    let matrix = array.clone().reshaped(&matrix);
+    move_axis(&matrix, matrix.dims().len() - 1, matrix.dims().len() - 2).reshaped(&dims)
+}
+
+fn mapped(mut array: HostArray, map: impl Fn(f64) -> f64, affine: Affine) -> HostArray {
+    if affine == Affine::IDENTITY {
         return array;
     }
     match array.dtype() {
         DType::F32 => {
             for value in bytemuck::cast_slice_mut::<u8, f32>(array.bytes_mut()) {
-                *value = (f64::from(*value) * scale) as f32;
+                *value = map(f64::from(*value)) as f32;
             }
         }
         DType::BF16 => {
             for value in bytemuck::cast_slice_mut::<u8, half::bf16>(array.bytes_mut()) {
-                *value = half::bf16::from_f64(value.to_f64() * scale);
+                *value = half::bf16::from_f64(map(value.to_f64()));
             }
         }
         DType::F16 => {
             for value in bytemuck::cast_slice_mut::<u8, half::f16>(array.bytes_mut()) {
-                *value = half::f16::from_f64(value.to_f64() * scale);
+                *value = half::f16::from_f64(map(value.to_f64()));
             }
         }
         dtype => unreachable!("parameters are floating-point numbers, not `{dtype}`"),

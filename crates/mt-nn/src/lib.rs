@@ -24,6 +24,6 @@ pub use linear::Linear;
 pub use loss::{TokenLoss, token_cross_entropy};
 pub use mlp::{Activation, Mlp};
 pub use norm::{LayerNorm, Norm, NormOptions, RmsNorm, rms_normalize};
-pub use param::{Initializer, LayerIndex, ParamSpec, constrain_to_specs, initialize};
+pub use param::{Initializer, LayerIndex, LayerPlace, ParamSpec, constrain_to_specs, initialize};
 pub use position::{PositionTable, sinusoidal_positions};
 pub use rotary::{Rotary, RotaryAngles, RotaryExtent, RotaryOptions, RotaryScaling};

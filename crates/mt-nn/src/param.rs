@@ -3,8 +3,6 @@
 use mt_shape::{Axis, DType, Path, Tree};
 use mt_trace::{Key, Region, ScanOptions, Tensor};
 
-use crate::axes::LAYERS;
-
 /// A parameter's shape, logical axes, initial value and type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamSpec {
@@ -13,8 +11,20 @@ pub struct ParamSpec {
     pub logical_axes: Vec<Option<&'static str>>,
     pub initializer: Initializer,
     pub dtype: DType,
-    /// Of an unrolled stack of layers: which layer the parameter is of.
-    pub layer: Option<usize>,
+    pub place: LayerPlace,
+}
+
+/// Which layers of a stack a parameter is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerPlace {
+    /// It is of no stack.
+    None,
+    One(usize),
+    /// Those from `first` on in steps of `step`, along the leading axis.
+    Stacked {
+        first: usize,
+        step: usize,
+    },
 }
 
 /// How a parameter's first value is drawn.
@@ -50,20 +60,20 @@ impl ParamSpec {
             logical_axes: axes.iter().map(|(_, logical)| Some(*logical)).collect(),
             initializer,
             dtype: DType::F32,
-            layer: None,
+            place: LayerPlace::None,
         }
     }
 
-    /// The same parameter of each of several layers, stacked along a leading axis.
-    pub fn stacked(&self, layers: Axis) -> Self {
+    /// The same parameter of several layers, those from `first` on in steps of `step`, stacked along a leading axis.
+    pub fn stacked(&self, layers: Axis, first: usize, step: usize) -> Self {
         let axes = std::iter::once(layers).chain(self.axes.iter().copied()).collect();
         let logical_axes = std::iter::once(Some("layers")).chain(self.logical_axes.iter().copied()).collect();
-        Self { axes, logical_axes, ..self.clone() }
+        Self { axes, logical_axes, place: LayerPlace::Stacked { first, step }, ..self.clone() }
     }
 
     /// The same parameter, of one layer of an unrolled stack.
     pub fn of_layer(&self, layer: usize) -> Self {
-        Self { layer: Some(layer), ..self.clone() }
+        Self { place: LayerPlace::One(layer), ..self.clone() }
     }
 
     /// The same parameter in another type.
@@ -84,28 +94,35 @@ impl ParamSpec {
 
 /// Draws the first values of parameters.
 ///
-/// Each parameter has its own stream of random numbers, keyed by its path without layer numbers, and by its layer, so
-/// that scanned and unrolled stacks start from the same values.
+/// Each parameter has its own stream of random numbers, keyed by its path without layer numbers and the lists that they
+/// count, and by its layer, so that scanned and unrolled stacks start from the same values.
 pub fn initialize<'t>(region: Region<'t>, key: Key<'t>, parameters: &[(Path, ParamSpec)]) -> Vec<Tensor<'t>> {
     parameters.iter().map(|(path, spec)| initialize_one(region, key, path, spec)).collect()
 }
 
 fn initialize_one<'t>(region: Region<'t>, key: Key<'t>, path: &Path, spec: &ParamSpec) -> Tensor<'t> {
-    let segments: Vec<&str> = path
-        .segments()
-        .iter()
-        .filter(|segment| spec.layer.is_none() || segment.parse::<usize>().is_err())
-        .map(String::as_str)
+    let segments = path.segments();
+    let is_number =
+        |index: usize| segments.get(index).is_some_and(|segment| segment.parse::<usize>().is_ok());
+    let in_stack = spec.place != LayerPlace::None;
+    let name: Vec<&str> = (0..segments.len())
+        .filter(|index| !in_stack || !(is_number(*index) || is_number(index + 1)))
+        .map(|index| segments[index].as_str())
         .collect();
-    let key = key.fold_in_name(&segments.join("."));
+    let key = key.fold_in_name(&name.join("."));
     let (initializer, dtype) = (spec.initializer, spec.dtype);
-    let Some(layers) = spec.axes.first().filter(|axis| axis.name == LAYERS) else {
-        let layer = region.integer(DType::U64, spec.layer.map_or(0, |layer| layer as i64));
-        return draw(region, initializer, key.fold_in(layer), &spec.axes).cast(dtype);
+    let number = |number: usize| region.integer(DType::U64, number as i64);
+    let (first, step) = match spec.place {
+        LayerPlace::Stacked { first, step } => (first, step),
+        LayerPlace::One(layer) => {
+            return draw(region, initializer, key.fold_in(number(layer)), &spec.axes).cast(dtype);
+        }
+        LayerPlace::None => return draw(region, initializer, key.fold_in(number(0)), &spec.axes).cast(dtype),
     };
-    let index = LayerIndex { index: region.iota(DType::U64, *layers) };
+    let layers = spec.axes[0];
+    let index = LayerIndex { index: region.iota(DType::U64, layers) * number(step) + number(first) };
     let axes = spec.axes[1..].to_vec();
-    let ([], [stacked]) = region.scan(ScanOptions::over(*layers), [], &index, |region, [], layer| {
+    let ([], [stacked]) = region.scan(ScanOptions::over(layers), [], &index, |region, [], layer| {
         ([], [draw(*region, initializer, key.fold_in(layer.index), &axes).cast(dtype)])
     });
     stacked

@@ -59,6 +59,15 @@ impl HostArray {
         Self::from_bytes(dtype, dims, bytemuck::cast_slice(elements))
     }
 
+    /// The same elements with other dimensions.
+    ///
+    /// # Panics
+    /// The number of elements is another.
+    pub fn reshaped(self, dims: &[usize]) -> Self {
+        assert_eq!(self.num_elements(), dims.iter().product::<usize>(), "{:?} as {dims:?}", self.dims);
+        Self { dims: dims.to_vec(), ..self }
+    }
+
     /// The element type.
     pub fn dtype(&self) -> DType {
         self.dtype

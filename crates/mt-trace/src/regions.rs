@@ -83,6 +83,30 @@ impl<'t> Region<'t> {
             X::With<Tensor<'b>>,
         ) -> ([Tensor<'b>; C], [Tensor<'b>; Y]),
     {
+        let (carry, stacked) = self.scan_list(options, carry, inputs, |region, carry, slice| {
+            let (carry, stacked) = body(region, carry, slice);
+            (carry, stacked.to_vec())
+        });
+        (carry, array(stacked))
+    }
+
+    /// As [`Region::scan`], with a number of stacked results that only the body knows.
+    #[track_caller]
+    pub fn scan_list<const C: usize, X, F>(
+        self,
+        options: ScanOptions,
+        carry: [Tensor<'t>; C],
+        inputs: &X,
+        body: F,
+    ) -> ([Tensor<'t>; C], Vec<Tensor<'t>>)
+    where
+        X: Tree<Leaf = Tensor<'t>>,
+        F: for<'b> FnOnce(
+            Body<'b, 't>,
+            [Tensor<'b>; C],
+            X::With<Tensor<'b>>,
+        ) -> ([Tensor<'b>; C], Vec<Tensor<'b>>),
+    {
         let trace = self.trace;
         let scanned = Axis { name: options.axis, size: options.length };
         let mut operands: Vec<Tensor<'t>> = carry.to_vec();
@@ -103,7 +127,7 @@ impl<'t> Region<'t> {
         let next = broadcast_all(&next, &carry_axes);
         let stacked_axes: Vec<Vec<Axis>> =
             stacked.iter().map(|tensor| [&[scanned], &*tensor.axes()].concat()).collect();
-        let Closed { graph, captures } = trace.close(&[next, stacked.to_vec()].concat());
+        let Closed { graph, captures } = trace.close(&[next, stacked].concat());
         let op = Op::Scan(Scan {
             body: Arc::new(graph),
             length: options.length,
@@ -116,7 +140,7 @@ impl<'t> Region<'t> {
             carry_axes.iter().map(|axes| &**axes).chain(stacked_axes.iter().map(Vec::as_slice)).collect();
         let mut results = trace.emit_innermost(op, &captures, &operands, &axes);
         let stacked = results.split_off(C);
-        (array(results), array(stacked))
+        (array(results), stacked)
     }
 
     /// Runs `body` on the carry while `condition` holds.

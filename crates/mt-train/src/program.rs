@@ -98,7 +98,7 @@ impl Programs<'_> {
 
             let (loss, [weights], gradients) =
                 region.value_and_grad(&Parameters(parameters.clone()), |_, parameters| {
-                    let forward = Forward { dropout: Some(dropout), cache: None };
+                    let forward = Forward { dropout: Some(dropout), ..Forward::default() };
                     let (logits, _) = self.model.logits(&parameters.0, batch.tokens, forward);
                     let loss = token_cross_entropy(logits, batch.targets, batch.targets_segmentation);
                     (loss.mean(), [loss.weights])

@@ -58,33 +58,36 @@ choice! {
 choice! {
     /// The kind of decoder layer.
     pub enum DecoderBlock {
+        /// Attention and feed-forward layer side by side, as the keys say.
+        Default = "default",
         Llama2 = "llama2",
-        /// The same layer as Llama 2's.
+        /// The same layer as Llama 2's, with a sliding window if the keys say so.
         Mistral = "mistral",
+        Gemma = "gemma",
+        Gemma2 = "gemma2",
+        Gemma3 = "gemma3",
+        Gemma4 = "gemma4",
+        Gemma4Small = "gemma4_small",
+        Qwen2 = "qwen2",
+        Qwen3 = "qwen3",
+        Olmo3 = "olmo3",
+        Gpt3 = "gpt3",
+        /// A square matrix, to measure with.
+        Simple = "simple",
+        /// A feed-forward layer, to measure with.
+        SimpleMlp = "simple_mlp",
     }
     not built {
-        "default": "the model family `default`",
         "mixtral": "the model family `mixtral`",
         "deepseek": "the model family `deepseek`",
         "deepseek4": "the model family `deepseek4`",
         "envy": "the model family `envy`",
-        "gemma": "the model family `gemma`",
-        "gemma2": "the model family `gemma2`",
-        "gemma3": "the model family `gemma3`",
-        "gemma4": "the model family `gemma4`",
-        "gemma4_small": "the model family `gemma4_small`",
-        "qwen2": "the model family `qwen2`",
-        "qwen3": "the model family `qwen3`",
         "qwen3_moe": "the model family `qwen3_moe`",
         "qwen3_custom_moe": "the model family `qwen3_custom_moe`",
         "qwen3_next": "the model family `qwen3_next`",
         "qwen3_5": "the model family `qwen3_5`",
-        "gpt3": "the model family `gpt3`",
         "gpt_oss": "the model family `gpt_oss`",
-        "simple": "the model family `simple`",
-        "simple_mlp": "the model family `simple_mlp`",
         "llama4": "the model family `llama4`",
-        "olmo3": "the model family `olmo3`",
     }
 }
 

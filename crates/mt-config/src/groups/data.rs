@@ -36,8 +36,8 @@ group! {
         vocab_size: usize,
     }
     besides {
-        batch_origin: Origin = |config, _| config.entry("per_device_batch_size").origin.clone(),
-        eval_batch_origin: Origin = |config, _| config.entry("eval_per_device_batch_size").origin.clone(),
+        batch_origin: Origin = |config, _| Some(config.entry("per_device_batch_size").origin.clone()),
+        eval_batch_origin: Origin = |config, _| Some(config.entry("eval_per_device_batch_size").origin.clone()),
     }
 }
 

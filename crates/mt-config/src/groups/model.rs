@@ -38,6 +38,7 @@ group! {
         remat_policy: RematPolicy,
         scan_layers: bool,
         param_scan_axis: usize,
+        max_target_length: usize,
     }
     besides {
         layers: AttentionGroup = AttentionGroup::read,

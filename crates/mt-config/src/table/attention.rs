@@ -2,7 +2,7 @@
 
 use super::{KeyGroup, features};
 use crate::{
-    groups::AttentionKind,
+    groups::{AttentionKind, AttentionType, LayerAttention},
     key::{Key, Literal},
 };
 

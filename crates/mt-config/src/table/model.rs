@@ -216,10 +216,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean("rope_use_scale", true, "Scale frequencies when `rope_type=llama3.1`.")
                 .only_with("rope_type", &["llama3.1"])
                 .acts_on("rotary embedding"),
-            Key::integer("rope_min_timescale", 1, "Shortest rotary wavelength, over 2π.")
+            Key::float("rope_min_timescale", 1.0, "Shortest rotary wavelength, over 2π.")
                 .at_least(1.0)
                 .acts_on("rotary embedding"),
-            Key::integer("rope_max_timescale", 10_000, "Longest rotary wavelength, over 2π (theta).")
+            Key::float("rope_max_timescale", 10_000.0, "Longest rotary wavelength, over 2π (theta).")
                 .at_least(1.0)
                 .acts_on("rotary embedding"),
             Key::float("rope_linear_scaling_factor", 1.0, "Divides positions before they are embedded.")
@@ -228,19 +228,19 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .no_effect_here("embeddings are gathered, which gives the same numbers")
                 .acts_on("embedding")
                 .may_change(),
-            Key::integer(
+            Key::float(
                 "local_rope_max_timescale",
-                -1,
+                -1.0,
                 "Longest rotary wavelength, over 2π, of layers with local attention; -1 for \
                  `rope_max_timescale`.",
             )
             .at_least(-1.0)
-            .neutral(&[Literal::Integer(0)])
+            .neutral(&[Literal::Float(0.0)])
             .only_with("decoder_block", &["gemma3", "gemma4", "gemma4_small"])
             .acts_on("rotary embedding"),
-            Key::integer(
+            Key::float(
                 "global_rope_max_timescale",
-                -1,
+                -1.0,
                 "Longest rotary wavelength, over 2π, of layers with global attention; -1 for \
                  `rope_max_timescale`.",
             )

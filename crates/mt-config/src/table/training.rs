@@ -15,9 +15,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "steps",
                 150_001,
-                "Number of steps to train, those of earlier parts of the run included.",
+                "Number of steps to train, those of earlier parts of the run included; those of \
+                 `learning_rate_schedule_steps` if -1.",
             )
-            .at_least(0.0)
+            .at_least(-1.0)
             .acts_on("training loop")
             .run_level(),
             Key::integer("log_period", 100, "Steps between flushes of the TensorBoard events.")

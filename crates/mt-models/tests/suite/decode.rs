@@ -21,11 +21,11 @@ fn extend(
     parameters: &[HostArray],
     tokens: &[Vec<i32>],
     start: usize,
-    cache: [HostArray; 2],
-) -> (HostArray, [HostArray; 2]) {
+    cache: &[HostArray],
+) -> (HostArray, Vec<HostArray>) {
     let (rows, length) = (tokens.len(), tokens[0].len());
     let specs = model.parameters();
-    let spec = model.cache(rows, SLOTS);
+    let caches = model.cache(rows, SLOTS);
     let program = program(&options("extend", Arc::new(Placement::single())), |inputs| {
         let parameters = declare(inputs, "params", &specs, false);
         let integers = |name: &str, axes: &[mt_shape::Axis]| {
@@ -39,17 +39,15 @@ fn extend(
         };
         let start = integers("start", &[]);
         let segmentation = integers("cache_segmentation", &[axis(BATCH, rows), axis(KV_POSITION, SLOTS)]);
-        let [key, value] = ["key", "value"]
-            .map(|name| inputs.input(name, spec.dtype, &spec.axes, &spec.logical_axes, false));
-        let cache = Cache { layers: KeysValues { key, value }, start, segmentation };
-        let (logits, cache) =
-            model.logits(&parameters, tokens, Forward { dropout: None, cache: Some(cache) });
-        let cache = cache.unwrap();
-        vec![
-            inputs.replicated("logits", logits),
-            inputs.replicated("key", cache.key),
-            inputs.replicated("value", cache.value),
-        ]
+        let layers = caches.iter().map(|spec| {
+            let one = || inputs.input("cache", spec.dtype, &spec.axes, &spec.logical_axes, false);
+            KeysValues { key: one(), value: one() }
+        });
+        let cache = Cache { layers: layers.collect(), start, segmentation };
+        let forward = Forward { cache: Some(cache), ..Forward::default() };
+        let (logits, cache) = model.logits(&parameters, tokens, forward);
+        let arrays = cache.iter().flat_map(|layer| [layer.key, layer.value]);
+        [logits].into_iter().chain(arrays).map(|tensor| inputs.replicated("output", tensor)).collect()
     })
     .unwrap();
     let array = |dims: &[usize], values: Vec<i32>| HostArray::from_slice(DType::I32, dims, &values).unwrap();
@@ -62,9 +60,9 @@ fn extend(
         array(&[], vec![start as i32]),
         array(&[rows, SLOTS], filled),
     ];
-    let arguments = [parameters, &inputs, &cache].concat();
-    let [logits, key, value] = testing::run(&program, &arguments).unwrap().try_into().unwrap();
-    (logits, [key, value])
+    let arguments = [parameters, &inputs, cache].concat();
+    let mut outputs = testing::run(&program, &arguments).unwrap();
+    (outputs.remove(0), outputs)
 }
 
 #[track_caller]
@@ -76,14 +74,17 @@ fn check(arguments: &[&str]) {
     let whole = logits(&*model, &parameters, &batch);
     let vocab = whole.dims()[2];
     let (all, whole) = (batch.arrays[0].as_slice::<i32>().unwrap(), whole.to_f64());
-    let dims: Vec<usize> = model.cache(rows, SLOTS).axes.iter().map(|axis| axis.size).collect();
-    let mut cache = [HostArray::zeros(DType::F32, &dims), HostArray::zeros(DType::F32, &dims)];
+    let mut cache: Vec<HostArray> = Vec::new();
+    for spec in model.cache(rows, SLOTS) {
+        let dims: Vec<usize> = spec.axes.iter().map(|axis| axis.size).collect();
+        cache.extend([HostArray::zeros(DType::F32, &dims), HostArray::zeros(DType::F32, &dims)]);
+    }
     let mut start = 0;
     // A prompt in two chunks, then tokens one at a time.
     for size in [4, 3, 1, 1] {
         let tokens: Vec<Vec<i32>> =
             (0..rows).map(|row| all[row * length + start..row * length + start + size].to_vec()).collect();
-        let (actual, next) = extend(&*model, &parameters, &tokens, start, cache);
+        let (actual, next) = extend(&*model, &parameters, &tokens, start, &cache);
         cache = next;
         let actual = actual.to_f64();
         for row in 0..rows {

@@ -5,9 +5,13 @@ use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 use mt_config::{Config, ModelGroup, PlacementGroup, Request};
 use mt_derive::Tree;
 use mt_ir::{DotLowering, Program};
-use mt_models::{Forward, Model, Tokens};
+use mt_models::{
+    Forward, Model, Tokens,
+    decoder::Decoder,
+    hugging_face::{file_tensors, parameter_part},
+};
 use mt_nn::{
-    Initializer, ParamSpec,
+    Initializer, LayerPlace, ParamSpec,
     axes::{BATCH, POSITION},
     token_cross_entropy,
 };
@@ -44,7 +48,31 @@ pub fn config(arguments: &[&str]) -> Config {
 }
 
 pub fn model(arguments: &[&str]) -> Box<dyn Model> {
-    mt_models::build(&ModelGroup::from_config(&config(arguments)).unwrap()).unwrap()
+    Box::new(decoder(arguments))
+}
+
+pub fn decoder(arguments: &[&str]) -> Decoder {
+    mt_models::build_decoder(&ModelGroup::from_config(&config(arguments)).unwrap()).unwrap()
+}
+
+/// A model's parameters, made of tensors that have Hugging Face's names and layouts.
+pub fn from_hugging_face(model: &Decoder, tensor: &dyn Fn(&str) -> HostArray) -> Vec<HostArray> {
+    let specs = model.parameters();
+    let mut made: Vec<HostArray> =
+        specs.iter().map(|(_, spec)| HostArray::zeros(DType::F32, &spec.dims())).collect();
+    for file in file_tensors(model).unwrap() {
+        let array = tensor(&file.name);
+        assert_eq!(array.dims(), file.dims, "{}", file.name);
+        for part in &file.parts {
+            let dims = specs[part.parameter].1.dims();
+            let dims = if part.layer.is_some() { &dims[1..] } else { &dims[..] };
+            let values = parameter_part(&array, part, dims);
+            let size = values.bytes().len();
+            let from = part.layer.unwrap_or(0) * size;
+            made[part.parameter].bytes_mut()[from..from + size].copy_from_slice(values.bytes());
+        }
+    }
+    made
 }
 
 pub fn placement(arguments: &[&str], num_devices: usize) -> Arc<Placement> {
@@ -68,24 +96,31 @@ pub fn f32_array(dims: &[usize], values: &[f64]) -> HostArray {
     HostArray::from_slice(DType::F32, dims, &values).unwrap()
 }
 
-/// A parameter's name without the numbers of layers.
-pub fn common_name(path: &Path) -> String {
-    let segments = path.segments().iter().filter(|segment| segment.parse::<usize>().is_err());
-    segments.cloned().collect::<Vec<_>>().join(".")
+/// A parameter's name without the numbers of layers and the lists that they count.
+pub fn common_name(path: &Path, spec: &ParamSpec) -> String {
+    let segments = path.segments();
+    match spec.place {
+        LayerPlace::None => segments.join("."),
+        _ => [&segments[..1], &segments[3..]].concat().join("."),
+    }
 }
 
 /// Values for a model's parameters: the same for scanned and unrolled layers, with norms that are not 1.
 pub fn parameters(model: &dyn Model) -> Vec<HostArray> {
     let value = |path: &Path, spec: &ParamSpec| {
         let dims = spec.dims();
-        let is_stacked = path.segments().iter().any(|segment| segment == "layers") && spec.layer.is_none();
-        let (layers, size) =
-            if is_stacked { (dims[0], spec.num_elements() / dims[0]) } else { (1, spec.num_elements()) };
-        let name = common_name(path);
+        let layers: Vec<usize> = match spec.place {
+            LayerPlace::None => vec![0],
+            LayerPlace::One(layer) => vec![layer],
+            LayerPlace::Stacked { first, step } => (0..dims[0]).map(|index| first + index * step).collect(),
+        };
+        let size = spec.num_elements() / layers.len();
+        let name = common_name(path, spec);
         let seed =
             name.bytes().fold(17_u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
-        let values: Vec<f64> = (0..layers)
-            .flat_map(|layer| numbers(seed + 1000 * (layer + spec.layer.unwrap_or(0)) as u64, size))
+        let values: Vec<f64> = layers
+            .into_iter()
+            .flat_map(|layer| numbers(seed + 1000 * layer as u64, size))
             .map(|noise| match spec.initializer {
                 Initializer::Ones => 1.0 + 0.3 * noise,
                 Initializer::Zeros => 0.3 * noise,
@@ -99,11 +134,24 @@ pub fn parameters(model: &dyn Model) -> Vec<HostArray> {
     model.parameters().iter().map(|(path, spec)| value(path, spec)).collect()
 }
 
-/// Arrays of one kind for all parameters, by name; those of unrolled layers joined as scanned ones are.
+/// Arrays of one kind for all parameters, by name; those of all layers in the layers' order, scanned or not.
 pub fn by_name(model: &dyn Model, arrays: &[HostArray]) -> BTreeMap<String, Vec<f64>> {
+    let mut layers: BTreeMap<(String, usize), Vec<f64>> = BTreeMap::new();
+    for ((path, spec), array) in model.parameters().iter().zip(arrays) {
+        let (name, values) = (common_name(path, spec), array.to_f64());
+        match spec.place {
+            LayerPlace::None => drop(layers.insert((name, 0), values)),
+            LayerPlace::One(layer) => drop(layers.insert((name, layer), values)),
+            LayerPlace::Stacked { first, step } => {
+                for (index, values) in values.chunks(values.len() / array.dims()[0]).enumerate() {
+                    layers.insert((name.clone(), first + index * step), values.to_vec());
+                }
+            }
+        }
+    }
     let mut joined: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-    for ((path, _), array) in model.parameters().iter().zip(arrays) {
-        joined.entry(common_name(path)).or_default().extend(array.to_f64());
+    for ((name, _), values) in layers {
+        joined.entry(name).or_default().extend(values);
     }
     joined
 }
@@ -192,7 +240,7 @@ pub fn gradient_program(model: &dyn Model, rows: usize, length: usize) -> Progra
         let region = inputs.region();
         let dropout = Some(region.key(9));
         let (loss, [logits], gradients) = region.value_and_grad(&Parameters(parameters), |_, parameters| {
-            let (logits, _) = model.logits(&parameters.0, tokens, Forward { dropout, cache: None });
+            let (logits, _) = model.logits(&parameters.0, tokens, Forward { dropout, ..Forward::default() });
             (token_cross_entropy(logits, targets, targets_segmentation).mean(), [logits])
         });
         let mut outputs =

@@ -3,6 +3,7 @@
 
 mod decode;
 mod equivalence;
+mod families;
 mod harness;
 mod length;
 mod placement;

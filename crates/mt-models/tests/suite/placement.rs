@@ -39,7 +39,8 @@ fn step_program(model: &dyn Model, placement: &Arc<Placement>) -> Program {
         let dropout = Some(region.key(4).fold_in(step));
         let (loss, [], gradients) =
             region.value_and_grad(&Parameters(parameters.clone()), |_, parameters| {
-                let (logits, _) = model.logits(&parameters.0, tokens, Forward { dropout, cache: None });
+                let (logits, _) =
+                    model.logits(&parameters.0, tokens, Forward { dropout, ..Forward::default() });
                 (token_cross_entropy(logits, targets, segmentation).mean(), [])
             });
         let gradients: Vec<_> = gradients
@@ -172,7 +173,7 @@ fn heads_that_the_mesh_does_not_divide() {
             .parameters()
             .iter()
             .map(|(path, spec)| {
-                let is_attention = path.segments().iter().any(|segment| segment == "self_attention");
+                let is_attention = path.segments().iter().any(|segment| segment == "attention");
                 let is_vector = path.segments().last().unwrap() == "scale";
                 let parts = if is_attention {
                     4

@@ -1,64 +1,11 @@
 //! Whole models against Hugging Face transformers; `goldens/generate.py` made the values.
 
-use mt_models::Model;
-use mt_shape::{DType, HostArray, Path};
+use mt_models::{Model, hugging_face::file_tensors};
+use mt_shape::{DType, HostArray};
 
 use crate::harness::{
-    Batch, Golden, common_name, f32_array, gradients, largest_error, logits, model, relative_error,
+    Batch, Golden, decoder, from_hugging_face, gradients, largest_error, logits, model, relative_error,
 };
-
-/// Hugging Face's name of a parameter of one layer, or of one that is not in a layer.
-fn reference_name(path: &Path, layer: Option<usize>) -> String {
-    let name = common_name(path);
-    let in_layer = |rest: &str| format!("model.layers.{}.{rest}.weight", layer.unwrap());
-    match name.trim_start_matches("decoder.layers.") {
-        "token_embedder.embedding" => "model.embed_tokens.weight".to_owned(),
-        "decoder.decoder_norm.scale" => "model.norm.weight".to_owned(),
-        "decoder.logits_dense.kernel" => "lm_head.weight".to_owned(),
-        "pre_self_attention_layer_norm.scale" => in_layer("input_layernorm"),
-        "post_self_attention_layer_norm.scale" => in_layer("post_attention_layernorm"),
-        "self_attention.query.kernel" => in_layer("self_attn.q_proj"),
-        "self_attention.key.kernel" => in_layer("self_attn.k_proj"),
-        "self_attention.value.kernel" => in_layer("self_attn.v_proj"),
-        "self_attention.out.kernel" => in_layer("self_attn.o_proj"),
-        "mlp.wi_0.kernel" => in_layer("mlp.gate_proj"),
-        "mlp.wi_1.kernel" => in_layer("mlp.up_proj"),
-        "mlp.wo.kernel" => in_layer("mlp.down_proj"),
-        other => panic!("`{other}` has no name"),
-    }
-}
-
-/// Hugging Face's linear maps are stored `[out, in]`, ours `[in, out]`.
-fn transposed(array: &HostArray) -> Vec<f64> {
-    let [rows, columns] = *array.dims() else { panic!("{:?}", array.dims()) };
-    let values = array.to_f64();
-    (0..columns)
-        .flat_map(|column| (0..rows).map(move |row| row * columns + column))
-        .map(|i| values[i])
-        .collect()
-}
-
-/// The arrays under `prefix` in the order and layout of the model's parameters.
-fn in_our_layout(model: &dyn Model, golden: &Golden, prefix: &str) -> Vec<HostArray> {
-    let one = |path: &Path, layer: Option<usize>| {
-        let array = golden.array(&format!("{prefix}.{}", reference_name(path, layer)));
-        if path.segments().last().unwrap() == "kernel" { transposed(&array) } else { array.to_f64() }
-    };
-    model
-        .parameters()
-        .iter()
-        .map(|(path, spec)| {
-            let is_stacked =
-                path.segments().iter().any(|segment| segment == "layers") && spec.layer.is_none();
-            let values: Vec<f64> = if is_stacked {
-                (0..spec.axes[0].size).flat_map(|layer| one(path, Some(layer))).collect()
-            } else {
-                one(path, spec.layer)
-            };
-            f32_array(&spec.dims(), &values)
-        })
-        .collect()
-}
 
 #[track_caller]
 fn check(name: &str, arguments: &[&str]) {
@@ -69,9 +16,10 @@ fn check(name: &str, arguments: &[&str]) {
     batch.arrays[0] = tokens;
     batch.arrays[3] = golden.array("targets");
     for scan in ["scan_layers=true", "scan_layers=false"] {
-        let model = model(&[arguments, &[scan]].concat());
-        let parameters = in_our_layout(&*model, &golden, "weight");
-        let results = gradients(&*model, &parameters, &batch);
+        let model = decoder(&[arguments, &[scan]].concat());
+        let layout =
+            |prefix: &str| from_hugging_face(&model, &|name| golden.array(&format!("{prefix}.{name}")));
+        let results = gradients(&model, &layout("weight"), &batch);
         let expected_logits = golden.array("logits");
         assert_eq!(results.logits.dims(), expected_logits.dims());
         let error = largest_error(&results.logits.to_f64(), &expected_logits.to_f64());
@@ -82,7 +30,7 @@ fn check(name: &str, arguments: &[&str]) {
             "{name} {scan}: loss {} is not {loss}",
             results.loss
         );
-        let expected = in_our_layout(&*model, &golden, "gradient");
+        let expected = layout("gradient");
         for (((path, _), actual), expected) in
             model.parameters().iter().zip(&results.gradients).zip(&expected)
         {
@@ -97,12 +45,9 @@ fn check(name: &str, arguments: &[&str]) {
         }
     }
     // Every weight of the reference is used.
-    let unrolled = model(&[arguments, &["scan_layers=false"]].concat());
-    let mut used: Vec<String> = unrolled
-        .parameters()
-        .iter()
-        .map(|(path, spec)| format!("weight.{}", reference_name(path, spec.layer)))
-        .collect();
+    let unrolled = decoder(&[arguments, &["scan_layers=false"]].concat());
+    let mut used: Vec<String> =
+        file_tensors(&unrolled).unwrap().iter().map(|tensor| format!("weight.{}", tensor.name)).collect();
     let mut there: Vec<String> =
         golden.names().into_iter().filter(|name| name.starts_with("weight.")).collect();
     used.sort();

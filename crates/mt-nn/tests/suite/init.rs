@@ -59,14 +59,23 @@ fn values_have_the_distribution_that_is_asked_for() {
 fn stacked_and_unrolled_layers_start_alike() {
     let spec = ParamSpec::new([(axis(EMBED, 7), "embed")], Initializer::fan_in(1.0, 7));
     let stacked = run("stacked", &[], |region, _| {
-        initialize(region, region.key(3), &[(path(&["layers", "wi"]), spec.stacked(axis(LAYERS, 3)))])
+        // Two layers of each cycle, and one that is left.
+        let layers = axis(LAYERS, 2);
+        let specs = [
+            (path(&["cycle", "0", "wi"]), spec.stacked(layers, 0, 2)),
+            (path(&["cycle", "1", "wi"]), spec.stacked(layers, 1, 2)),
+            (path(&["rest", "0", "wi"]), spec.of_layer(4)),
+        ];
+        initialize(region, region.key(3), &specs)
     });
     let unrolled = run("unrolled", &[], |region, _| {
         let specs: Vec<_> =
-            (0..3).map(|layer| (path(&["layers", &layer.to_string(), "wi"]), spec.of_layer(layer))).collect();
+            (0..5).map(|layer| (path(&["rest", &layer.to_string(), "wi"]), spec.of_layer(layer))).collect();
         initialize(region, region.key(3), &specs)
     });
-    let unrolled: Vec<f64> = unrolled.iter().flat_map(|layer| layer.to_f64()).collect();
-    assert_eq!(stacked[0].to_f64(), unrolled);
-    assert_ne!(unrolled[..7], unrolled[7..14]);
+    let unrolled: Vec<Vec<f64>> = unrolled.iter().map(|layer| layer.to_f64()).collect();
+    assert_eq!(stacked[0].to_f64(), [&unrolled[0][..], &unrolled[2]].concat());
+    assert_eq!(stacked[1].to_f64(), [&unrolled[1][..], &unrolled[3]].concat());
+    assert_eq!(stacked[2].to_f64(), unrolled[4]);
+    assert_ne!(unrolled[0], unrolled[1]);
 }

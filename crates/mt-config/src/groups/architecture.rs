@@ -1,0 +1,111 @@
+//! What families' layers have besides their dimensions: kinds of attention, norms, positions.
+
+use super::{
+    choices::{AttentionType, LayerAttention, RopeType},
+    group,
+};
+use crate::{config::Config, error::Problem};
+
+group! {
+    /// Attention, and the norms around it.
+    pub struct AttentionGroup {
+        attention_type: AttentionType,
+        attention_pattern: Vec<LayerAttention>,
+        sliding_window_size: usize,
+        chunk_attn_window_size: usize,
+        query_pre_attn_scalar: Option<f64>,
+        attn_logits_soft_cap: Option<f64>,
+        attention_bias: bool,
+        mlp_bias: bool,
+        use_qk_norm: bool,
+        share_kv_projections: bool,
+        global_head_dim: usize,
+        global_num_kv_heads: usize,
+        num_kv_shared_layers: usize,
+        use_double_wide_mlp: bool,
+        hidden_size_per_layer_input: usize,
+        inhomogeneous_layer_cycle_interval: usize,
+        final_logits_soft_cap: Option<f64>,
+    }
+}
+
+impl AttentionGroup {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        for (kind, key, size) in [
+            (AttentionType::LocalSliding, "sliding_window_size", self.sliding_window_size),
+            (AttentionType::Chunk, "chunk_attn_window_size", self.chunk_attn_window_size),
+        ] {
+            if self.attention_type == kind && size == 0 {
+                problems.push(Problem::inconsistent(
+                    format!("{}, but {}", config.stated("attention_type"), config.stated(key)),
+                    format!("say how many positions are seen, such as `{key}=1024`, or use `attention_type=global`"),
+                ));
+            }
+        }
+        if self.attention_pattern.contains(&LayerAttention::Local) && self.sliding_window_size == 0 {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{} names local layers, but {}",
+                    config.stated("attention_pattern"),
+                    config.stated("sliding_window_size")
+                ),
+                "say how many positions local layers see, such as `sliding_window_size=1024`, or leave out `attention_pattern`",
+            ));
+        }
+    }
+}
+
+group! {
+    /// How layers know positions.
+    pub struct PositionGroup {
+        rope_type: RopeType,
+        rope_use_scale: bool,
+        rope_min_timescale: f64,
+        rope_max_timescale: f64,
+        local_rope_max_timescale: Option<f64>,
+        global_rope_max_timescale: Option<f64>,
+        rope_linear_scaling_factor: f64,
+        global_rope_proportion: f64,
+        local_rope_proportion: f64,
+        partial_rotary_factor: f64,
+        rope_factor: f64,
+        beta_fast: f64,
+        beta_slow: f64,
+        rope_truncate: bool,
+        rope_attention_scaling: bool,
+        rope_attention_factor: Option<f64>,
+        rope_low_frequency_factor: f64,
+        rope_high_frequency_factor: f64,
+        llama3_rope_factor: f64,
+        llama3_rope_original_length: usize,
+        original_max_position_embeddings: usize,
+        nope_layer_interval: Option<usize>,
+        trainable_position_size: Option<usize>,
+        use_untrainable_positional_embedding: bool,
+    }
+}
+
+impl PositionGroup {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if self.rope_min_timescale >= self.rope_max_timescale {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, which is not above it",
+                    config.stated("rope_min_timescale"),
+                    config.stated("rope_max_timescale")
+                ),
+                "lower `rope_min_timescale`, usually 1, or raise `rope_max_timescale`, usually 10000 or more",
+            ));
+        }
+        if self.rope_low_frequency_factor >= self.rope_high_frequency_factor {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, which is not above it",
+                    config.stated("rope_low_frequency_factor"),
+                    config.stated("rope_high_frequency_factor")
+                ),
+                "lower the first, usually 1, or raise the second, usually 4",
+            ));
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! What most families make of the configuration, for each to change.
+
+use mt_config::{
+    AttentionKind, AttentionType, LayerAttention, MlpActivation, ModelGroup, RematPolicy, RopeType,
+};
+use mt_nn::{
+    Activation, NormOptions, RotaryExtent, RotaryOptions, RotaryScaling,
+    attention::{AttentionKernel, AttentionOptions, MaskSpec},
+    axes,
+};
+use mt_shape::axis;
+use mt_trace::SavePolicy;
+
+use crate::{
+    ModelError,
+    decoder::{
+        AttentionConfig, DecoderConfig, EmbeddingConfig, HeadConfig, LayerConfig, LayerNorms, MlpConfig,
+        NormKind, Positions, QueryKeyNorm, Values,
+    },
+};
+
+/// The results of products with weights: what the `minimal` policy keeps.
+const PROJECTIONS: [&str; 7] =
+    ["query_proj", "key_proj", "value_proj", "out_proj", "mlpwi_0", "mlpwi_1", "mlpwo"];
+
+/// A decoder of equal layers with norms before their parts, as Llama's.
+pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
+    let layer = LayerConfig {
+        attention: Some(attention(group)),
+        mlp: Some(mlp(group)?),
+        norms: LayerNorms::before(NormKind::RootMeanSquare),
+        parallel: false,
+        scaled: false,
+        square: false,
+    };
+    let names = |names: &[&str]| SavePolicy::Names(names.iter().map(|name| (*name).to_owned()).collect());
+    let embed = axis(axes::EMBED, group.emb_dim());
+    let tied = group.logits_via_embedding;
+    let mut config = DecoderConfig {
+        embed,
+        vocab: axis(axes::VOCAB, group.vocab_size),
+        layers: vec![layer; group.num_decoder_layers()],
+        cycle: 1,
+        norm: norm(group, 0.0),
+        final_norm: Some(NormKind::RootMeanSquare),
+        embedding: EmbeddingConfig {
+            scale: None,
+            positions: match group.positions.trainable_position_size.filter(|size| *size > 0) {
+                Some(size) => Positions::Learned(size),
+                None if group.positions.use_untrainable_positional_embedding => Positions::Sinusoidal,
+                None => Positions::None,
+            },
+            per_layer: None,
+        },
+        head: HeadConfig {
+            tied,
+            scale: if tied && group.normalize_embedding_logits {
+                (embed.size as f64).powf(-0.5)
+            } else {
+                1.0
+            },
+            soft_cap: group.layers.final_logits_soft_cap.filter(|cap| *cap > 0.0),
+            in_f32: group.logits_dot_in_fp32,
+        },
+        dynamic_ntk: dynamic_ntk(group),
+        dropout_rate: group.effective_dropout(),
+        init_scale: group.dense_init_scale,
+        dtype: group.dtype,
+        weight_dtype: group.weight_dtype,
+        scan_layers: group.scan_layers,
+        param_scan_axis: group.param_scan_axis,
+        remat: match group.remat_policy {
+            RematPolicy::Full => Some(names(&[])),
+            RematPolicy::Minimal => Some(names(&PROJECTIONS)),
+            RematPolicy::None => None,
+        },
+    };
+    pattern(group, &mut config, &[]);
+    if let Some(interval) = group.positions.nope_layer_interval.filter(|interval| *interval > 0) {
+        for (index, layer) in config.layers.iter_mut().enumerate() {
+            if let Some(attention) = layer.attention.as_mut().filter(|_| (index + 1) % interval == 0) {
+                attention.rotary = None;
+            }
+        }
+        config.cycle = least_common_multiple(config.cycle, interval);
+    }
+    Ok(config)
+}
+
+/// The norms of a model: `offset` is 1 where scales are kept around 0.
+pub(super) fn norm(group: &ModelGroup, offset: f64) -> NormOptions {
+    NormOptions { epsilon: group.normalization_layer_epsilon, offset }
+}
+
+/// Norms that multiply by `1 + w` throughout.
+pub(super) fn set_norm_offset(config: &mut DecoderConfig, offset: f64) {
+    config.norm.offset = offset;
+    for attention in config.layers.iter_mut().filter_map(|layer| layer.attention.as_mut()) {
+        attention.options.norm.offset = offset;
+    }
+}
+
+fn attention(group: &ModelGroup) -> AttentionConfig {
+    let layers = &group.layers;
+    AttentionConfig {
+        query_heads: axis(axes::QUERY_HEADS, group.num_query_heads()),
+        kv_heads: axis(axes::KV_HEADS, group.num_kv_heads()),
+        head_dim: axis(axes::HEAD_DIM, group.head_dim),
+        input_bias: layers.attention_bias,
+        output_bias: layers.attention_bias,
+        query_key_norm: if layers.use_qk_norm { QueryKeyNorm::PerHead } else { QueryKeyNorm::None },
+        values: Values::Own,
+        sinks: false,
+        rotary: Some(rotary(group, group.head_dim, group.positions.rope_max_timescale, scaling(group))),
+        options: AttentionOptions {
+            scale: layers.query_pre_attn_scalar.unwrap_or(group.head_dim as f64).powf(-0.5),
+            kernel: match group.attention {
+                AttentionKind::Autoselected => AttentionKernel::Automatic,
+                AttentionKind::DotProduct => AttentionKernel::Dense,
+                AttentionKind::Flash => AttentionKernel::Blockwise,
+            },
+            float32_product: group.float32_qk_product,
+            float32_scores: group.float32_logits,
+            mask: match layers.attention_type {
+                AttentionType::Chunk => {
+                    MaskSpec { chunk: Some(layers.chunk_attn_window_size), ..MaskSpec::CAUSAL }
+                }
+                AttentionType::LocalSliding => local_mask(group),
+                AttentionType::Global => MaskSpec::CAUSAL,
+            },
+            soft_cap: layers.attn_logits_soft_cap.filter(|cap| *cap > 0.0),
+            norm: norm(group, 0.0),
+            normalize_values: false,
+        },
+    }
+}
+
+fn local_mask(group: &ModelGroup) -> MaskSpec {
+    MaskSpec { window: Some(group.layers.sliding_window_size), ..MaskSpec::CAUSAL }
+}
+
+/// The kinds of attention of all layers: by the configuration's pattern, or else by the family's. The layers of the
+/// family are local or global only if there is a pattern.
+pub(super) fn pattern(
+    group: &ModelGroup,
+    config: &mut DecoderConfig,
+    of_family: &[LayerAttention],
+) -> Vec<LayerAttention> {
+    let given = group.layers.attention_pattern.as_slice();
+    let pattern = if given.is_empty() { of_family } else { given };
+    if pattern.is_empty() {
+        return Vec::new();
+    }
+    let kinds: Vec<LayerAttention> = pattern.iter().copied().cycle().take(config.layers.len()).collect();
+    for (layer, kind) in config.layers.iter_mut().zip(&kinds) {
+        if let Some(attention) = &mut layer.attention {
+            attention.options.mask = match kind {
+                LayerAttention::Local => local_mask(group),
+                LayerAttention::Global => MaskSpec::CAUSAL,
+            };
+        }
+    }
+    config.cycle = period(pattern);
+    kinds
+}
+
+/// After how many elements a list repeats.
+fn period(pattern: &[LayerAttention]) -> usize {
+    let repeats = |period: &usize| pattern.iter().zip(&pattern[*period..]).all(|(a, b)| a == b);
+    (1..pattern.len()).find(repeats).unwrap_or(pattern.len())
+}
+
+fn least_common_multiple(a: usize, b: usize) -> usize {
+    let (mut larger, mut smaller) = (a.max(b), a.min(b));
+    while smaller > 0 {
+        (larger, smaller) = (smaller, larger % smaller);
+    }
+    a / larger * b
+}
+
+/// The rotary embedding of layers with heads of this width.
+pub(super) fn rotary(
+    group: &ModelGroup,
+    head_dim: usize,
+    max_timescale: f64,
+    scaling: RotaryScaling,
+) -> RotaryOptions {
+    let share = group.positions.partial_rotary_factor;
+    RotaryOptions {
+        head_dim,
+        min_timescale: group.positions.rope_min_timescale,
+        max_timescale,
+        extent: if share == 1.0 { RotaryExtent::Full } else { RotaryExtent::Leading(share) },
+        scaling,
+    }
+}
+
+/// How the configuration scales frequencies.
+pub(super) fn scaling(group: &ModelGroup) -> RotaryScaling {
+    let positions = &group.positions;
+    match positions.rope_type {
+        RopeType::Default if positions.rope_linear_scaling_factor != 1.0 => {
+            RotaryScaling::Linear { factor: positions.rope_linear_scaling_factor }
+        }
+        // Frequencies follow from the length, which is known where the model is run.
+        RopeType::Default | RopeType::Ntk => RotaryScaling::None,
+        RopeType::Llama31 if !positions.rope_use_scale => RotaryScaling::None,
+        RopeType::Llama31 => RotaryScaling::Llama3 {
+            factor: positions.llama3_rope_factor,
+            low_frequency_factor: positions.rope_low_frequency_factor,
+            high_frequency_factor: positions.rope_high_frequency_factor,
+            original_length: positions.llama3_rope_original_length,
+        },
+        RopeType::Yarn => RotaryScaling::Yarn {
+            factor: positions.rope_factor,
+            beta_fast: positions.beta_fast,
+            beta_slow: positions.beta_slow,
+            original_length: positions.original_max_position_embeddings,
+            truncate: positions.rope_truncate,
+            attention_factor: match (positions.rope_attention_factor, positions.rope_attention_scaling) {
+                (Some(factor), _) => Some(factor),
+                (None, true) => None,
+                (None, false) => Some(1.0),
+            },
+        },
+    }
+}
+
+fn dynamic_ntk(group: &ModelGroup) -> Option<(f64, usize)> {
+    let positions = &group.positions;
+    (positions.rope_type == RopeType::Ntk)
+        .then_some((positions.rope_factor, positions.original_max_position_embeddings))
+}
+
+fn mlp(group: &ModelGroup) -> Result<MlpConfig, ModelError> {
+    let activations: Vec<Activation> = group
+        .mlp_activations
+        .iter()
+        .map(|activation| match activation {
+            MlpActivation::Silu => Activation::Silu,
+            MlpActivation::Gelu => Activation::Gelu,
+            MlpActivation::Relu => Activation::Relu,
+            MlpActivation::Sigmoid => Activation::Sigmoid,
+            MlpActivation::Linear => Activation::Linear,
+        })
+        .collect();
+    if !(1..=2).contains(&activations.len()) {
+        return Err(ModelError::Activations(activations.len()));
+    }
+    Ok(MlpConfig { width: axis(axes::MLP, group.mlp_dim()), activations, bias: group.layers.mlp_bias })
+}

@@ -1,0 +1,58 @@
+//! Blocks to measure with, and the generic one: no published model has them.
+
+use mt_config::DecoderBlock;
+
+use super::{Family, MaxTextLayers, describe, llama};
+use crate::decoder::{LayerNorms, NormKind};
+
+/// Attention and feed-forward layer read the same input.
+pub(super) static DEFAULT: Family = Family {
+    blocks: &[DecoderBlock::Default],
+    describe: |group| {
+        let mut config = describe::decoder(group)?;
+        for layer in &mut config.layers {
+            layer.norms =
+                LayerNorms { pre_attention: Some(NormKind::RootMeanSquare), ..LayerNorms::default() };
+            layer.parallel = true;
+        }
+        Ok(config)
+    },
+    maxtext_parts: &[("pre_attention_norm", "pre_self_attention_norm"), ("attention", "self_attention")],
+    maxtext_layers: MaxTextLayers::Plain,
+    folds_query_scale: true,
+    hugging_face: None,
+};
+
+/// One product with a square matrix.
+pub(super) static SIMPLE: Family = Family {
+    blocks: &[DecoderBlock::Simple],
+    describe: |group| {
+        let mut config = describe::decoder(group)?;
+        for layer in &mut config.layers {
+            (layer.attention, layer.mlp, layer.square) = (None, None, true);
+            layer.norms = LayerNorms::default();
+        }
+        Ok(config)
+    },
+    maxtext_parts: &[("square.kernel", "weights")],
+    maxtext_layers: MaxTextLayers::Plain,
+    folds_query_scale: false,
+    hugging_face: None,
+};
+
+/// A feed-forward layer alone.
+pub(super) static SIMPLE_MLP: Family = Family {
+    blocks: &[DecoderBlock::SimpleMlp],
+    describe: |group| {
+        let mut config = describe::decoder(group)?;
+        for layer in &mut config.layers {
+            layer.attention = None;
+            layer.norms = LayerNorms::default();
+        }
+        Ok(config)
+    },
+    maxtext_parts: llama::PARTS,
+    maxtext_layers: MaxTextLayers::Plain,
+    folds_query_scale: false,
+    hugging_face: None,
+};

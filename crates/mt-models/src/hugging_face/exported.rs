@@ -1,0 +1,122 @@
+//! From a model of ours to a `config.json`.
+
+use mt_config::{ModelGroup, RopeType};
+use mt_shape::DType;
+use serde_json::{Map, Value, json};
+
+use crate::{decoder::DecoderConfig, families::family_of};
+
+/// The `config.json` of a model whose weights are written in `dtype`; none if its family has no published models.
+pub fn config_of(group: &ModelGroup, config: &DecoderConfig, dtype: DType) -> Option<Map<String, Value>> {
+    let family = family_of(group.decoder_block).hugging_face.as_ref()?;
+    let mut made = (family.config)(group, config);
+    let name = match dtype {
+        DType::BF16 => "bfloat16",
+        DType::F16 => "float16",
+        _ => "float32",
+    };
+    made.insert("dtype".into(), name.into());
+    Some(made)
+}
+
+/// What nearly all families say in the same words.
+pub(crate) fn common_config(
+    group: &ModelGroup,
+    config: &DecoderConfig,
+    model_type: &str,
+    architecture: &str,
+) -> Map<String, Value> {
+    let activation = match group.mlp_activations.first().map(|activation| activation.name()) {
+        Some("gelu") => "gelu_pytorch_tanh",
+        Some(name) => name,
+        None => "silu",
+    };
+    let made = json!({
+        "model_type": model_type,
+        "architectures": [architecture],
+        "hidden_size": group.emb_dim(),
+        "num_attention_heads": group.num_query_heads(),
+        "num_key_value_heads": group.num_kv_heads(),
+        "head_dim": group.head_dim,
+        "intermediate_size": group.mlp_dim(),
+        "num_hidden_layers": config.layers.len(),
+        "vocab_size": group.vocab_size,
+        "rms_norm_eps": group.normalization_layer_epsilon,
+        if model_type.starts_with("gemma") { "hidden_activation" } else { "hidden_act" }: activation,
+        "tie_word_embeddings": group.logits_via_embedding,
+        "max_position_embeddings": group.max_target_length,
+        "rope_parameters": rope(group),
+    });
+    match made {
+        Value::Object(made) => made,
+        _ => unreachable!("the literal is an object"),
+    }
+}
+
+fn rope(group: &ModelGroup) -> Value {
+    let positions = &group.positions;
+    let mut made = json!({"rope_type": "default", "rope_theta": positions.rope_max_timescale});
+    match positions.rope_type {
+        RopeType::Default if positions.rope_linear_scaling_factor != 1.0 => {
+            made["rope_type"] = "linear".into();
+            made["factor"] = positions.rope_linear_scaling_factor.into();
+        }
+        RopeType::Default => {}
+        RopeType::Ntk => {
+            made["rope_type"] = "dynamic".into();
+            made["factor"] = positions.rope_factor.into();
+            made["original_max_position_embeddings"] = positions.original_max_position_embeddings.into();
+        }
+        RopeType::Llama31 if !positions.rope_use_scale => {}
+        RopeType::Llama31 => {
+            made["rope_type"] = "llama3".into();
+            made["factor"] = positions.llama3_rope_factor.into();
+            made["low_freq_factor"] = positions.rope_low_frequency_factor.into();
+            made["high_freq_factor"] = positions.rope_high_frequency_factor.into();
+            made["original_max_position_embeddings"] = positions.llama3_rope_original_length.into();
+        }
+        RopeType::Yarn => {
+            made["rope_type"] = "yarn".into();
+            made["factor"] = positions.rope_factor.into();
+            made["beta_fast"] = positions.beta_fast.into();
+            made["beta_slow"] = positions.beta_slow.into();
+            made["original_max_position_embeddings"] = positions.original_max_position_embeddings.into();
+            made["truncate"] = positions.rope_truncate.into();
+            match (positions.rope_attention_factor, positions.rope_attention_scaling) {
+                (Some(factor), _) => made["attention_factor"] = factor.into(),
+                (None, false) => made["attention_factor"] = 1.0.into(),
+                (None, true) => {}
+            }
+        }
+    }
+    if positions.partial_rotary_factor != 1.0 {
+        made["partial_rotary_factor"] = positions.partial_rotary_factor.into();
+    }
+    made
+}
+
+/// The window of the layers that have one.
+pub(crate) fn window(config: &DecoderConfig) -> Option<usize> {
+    config.attentions().find_map(|attention| attention.options.mask.window)
+}
+
+/// The kind of each layer.
+pub(crate) fn layer_type_names(config: &DecoderConfig) -> Vec<&'static str> {
+    let name = |is_local: bool| if is_local { "sliding_attention" } else { "full_attention" };
+    config.attentions().map(|attention| name(attention.options.mask.window.is_some())).collect()
+}
+
+/// Windows, soft caps and the scale of scores, as Gemma's models say them.
+pub(crate) fn windows_and_caps(group: &ModelGroup, config: &DecoderConfig, made: &mut Map<String, Value>) {
+    let layers = &group.layers;
+    let scalar = layers.query_pre_attn_scalar.unwrap_or(group.head_dim as f64);
+    made.insert("sliding_window".into(), layers.sliding_window_size.into());
+    made.insert("layer_types".into(), layer_type_names(config).into());
+    made.insert("query_pre_attn_scalar".into(), scalar.into());
+    made.insert("attn_logit_softcapping".into(), layers.attn_logits_soft_cap.filter(|cap| *cap > 0.0).into());
+    made.insert(
+        "final_logit_softcapping".into(),
+        layers.final_logits_soft_cap.filter(|cap| *cap > 0.0).into(),
+    );
+    made.insert("attention_bias".into(), layers.attention_bias.into());
+}

@@ -1,0 +1,13 @@
+//! Hugging Face's directories: what their `config.json` means, and where parameters are in their files.
+
+mod config;
+mod exported;
+mod tensors;
+mod weights;
+
+pub use config::{HuggingFaceConfig, Settings, settings_of};
+pub(crate) use config::{common, gemma, layer_types};
+pub use exported::config_of;
+pub(crate) use exported::{common_config, layer_type_names, window, windows_and_caps};
+pub use tensors::{FileTensor, TensorPart, file_tensors, parameter_part, tensor_bytes};
+pub use weights::{Weights, generation_config, is_hugging_face, write_weights};

@@ -1,0 +1,220 @@
+//! Parameters from and to Hugging Face's files.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use mt_checkpoint::{TensorSpec, WeightsDirectory, WeightsOptions, WeightsWriter, WrittenWeights};
+use mt_ir::TensorType;
+use mt_runtime::{Array, Runtime};
+use mt_shape::{DType, HostArray, Placement};
+
+use super::{FileTensor, TensorPart, parameter_part, tensor_bytes};
+use crate::{Model, StateError, state::converted};
+
+/// Tensors beside those of the text model, or made from them: buffers, and the parts that see and hear.
+const IGNORED_PREFIXES: &[&str] = &[
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+    "model.embed_vision.",
+    "model.audio_tower.",
+    "model.embed_audio.",
+];
+const IGNORED_SUFFIXES: &[&str] = &[".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
+
+/// The files of a model, whose tensors are those that a model of ours needs.
+pub struct Weights {
+    directory: WeightsDirectory,
+    tensors: Vec<FileTensor>,
+    /// The names in the files, which may have other prefixes than the usual ones.
+    names: HashMap<String, String>,
+}
+
+impl Weights {
+    /// Opens the files of a directory, and compares their tensors with the model's parameters.
+    ///
+    /// # Errors
+    /// Files cannot be read; tensors are missing, of another shape, or left over.
+    pub fn open(model: &dyn Model, path: &Path) -> Result<Self, StateError> {
+        let directory = WeightsDirectory::open(path)?;
+        let tensors = model.file_tensors()?;
+        let (mut names, mut missing, mut shapes) = (HashMap::new(), Vec::new(), Vec::new());
+        for tensor in &tensors {
+            let stored = candidates(&tensor.name).find_map(|name| directory.tensor(&name));
+            let Some(stored) = stored else {
+                missing.push(tensor.name.clone());
+                continue;
+            };
+            if stored.dims != tensor.dims {
+                shapes.push(format!("`{}` is {:?}, not {:?}", stored.name, stored.dims, tensor.dims));
+            }
+            names.insert(tensor.name.clone(), stored.name.clone());
+        }
+        let used: HashSet<&str> = names.values().map(String::as_str).collect();
+        let unused: Vec<String> = directory
+            .names()
+            .filter(|name| !used.contains(name) && !is_ignored(name) && !model.ignores_tensor(name))
+            .map(str::to_owned)
+            .collect();
+        if !(missing.is_empty() && unused.is_empty() && shapes.is_empty()) {
+            return Err(StateError::OtherTensors { path: path.to_owned(), missing, unused, shapes });
+        }
+        Ok(Self { directory, tensors, names })
+    }
+
+    /// Reads all parameters onto the devices, each part where it belongs, in the type `dtype` (the parameter's own if
+    /// none is given).
+    ///
+    /// # Errors
+    /// A tensor cannot be read.
+    pub fn load(
+        &self,
+        runtime: &Runtime,
+        placement: &Placement,
+        model: &dyn Model,
+        dtype: Option<DType>,
+    ) -> Result<Vec<Array>, StateError> {
+        let mut parts: BTreeMap<(usize, Option<usize>), (&FileTensor, TensorPart)> = BTreeMap::new();
+        for tensor in &self.tensors {
+            for part in &tensor.parts {
+                parts.insert((part.parameter, part.layer), (tensor, *part));
+            }
+        }
+        let mut arrays = Vec::new();
+        for (index, (_, spec)) in model.parameters().into_iter().enumerate() {
+            let dims = spec.dims();
+            let dtype = dtype.unwrap_or(spec.dtype);
+            let sharding = placement.sharding(&spec.logical_axes, &dims);
+            let is_stacked = parts.contains_key(&(index, Some(0)));
+            let array =
+                Array::from_shards(runtime, &TensorType::new(dtype, dims.clone()), &sharding, |ranges| {
+                    let own = if is_stacked { &dims[1..] } else { &dims[..] };
+                    let (layers, inner): (Vec<Option<usize>>, &[Range<usize>]) = if is_stacked {
+                        (ranges[0].clone().map(Some).collect(), &ranges[1..])
+                    } else {
+                        (vec![None], ranges)
+                    };
+                    let shard: Vec<usize> = ranges.iter().map(Range::len).collect();
+                    let mut made = HostArray::zeros(dtype, &shard);
+                    let size = made.bytes().len() / layers.len();
+                    for (place, layer) in layers.into_iter().enumerate() {
+                        let (tensor, part) = parts[&(index, layer)];
+                        let stored = self.directory.read(&self.names[&tensor.name])?;
+                        let values = converted(sliced(parameter_part(&stored, &part, own), inner), dtype);
+                        made.bytes_mut()[place * size..(place + 1) * size].copy_from_slice(values.bytes());
+                    }
+                    Ok::<_, StateError>(made)
+                })?;
+            arrays.push(array);
+        }
+        Ok(arrays)
+    }
+}
+
+/// What a tensor may be called: models that also see and hear have the text model inside.
+fn candidates(name: &str) -> impl Iterator<Item = String> {
+    let inside = name.strip_prefix("model.");
+    let bare = name.strip_prefix("transformer.").map(str::to_owned);
+    let nested = inside.map(|rest| format!("model.language_model.{rest}"));
+    [name.to_owned(), format!("language_model.{name}")].into_iter().chain(nested).chain(bare)
+}
+
+fn is_ignored(name: &str) -> bool {
+    IGNORED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+        || IGNORED_SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
+}
+
+/// The part of an array that lies in these ranges.
+fn sliced(array: HostArray, ranges: &[Range<usize>]) -> HostArray {
+    let dims = array.dims().to_vec();
+    if ranges.iter().zip(&dims).all(|(range, dim)| range.len() == *dim) {
+        return array;
+    }
+    let shape: Vec<usize> = ranges.iter().map(Range::len).collect();
+    let mut made = HostArray::zeros(array.dtype(), &shape);
+    // Rows of the last axis are contiguous on both sides.
+    let size = array.dtype().byte_size();
+    let Some((last, outer)) = ranges.split_last() else { return array };
+    let row = last.len() * size;
+    let mut index: Vec<usize> = outer.iter().map(|range| range.start).collect();
+    let count: usize = outer.iter().map(Range::len).product();
+    for place in 0..count {
+        let flat = index.iter().zip(&dims).fold(0, |flat, (i, dim)| flat * dim + i);
+        let from = (flat * dims[dims.len() - 1] + last.start) * size;
+        made.bytes_mut()[place * row..(place + 1) * row].copy_from_slice(&array.bytes()[from..from + row]);
+        for (position, range) in index.iter_mut().zip(outer).rev() {
+            *position += 1;
+            if *position < range.end {
+                break;
+            }
+            *position = range.start;
+        }
+    }
+    made
+}
+
+/// Writes parameters as Hugging Face's files, in the type `dtype`.
+///
+/// # Errors
+/// The family has no such form, a copy fails, or the files cannot be written.
+pub fn write_weights(
+    model: &dyn Model,
+    arrays: &[Array],
+    dtype: DType,
+    directory: &Path,
+    options: WeightsOptions,
+) -> Result<WrittenWeights, StateError> {
+    let tensors = model.file_tensors()?;
+    let announced = tensors.iter().map(|tensor| TensorSpec {
+        name: tensor.name.clone(),
+        dtype,
+        dims: tensor.dims.clone(),
+    });
+    let mut writer = WeightsWriter::create(directory, announced.collect(), options)?;
+    // One parameter is on the host at a time; what several parameters make together waits until all have been there.
+    let mut waiting: HashMap<&str, Vec<(usize, HostArray)>> = HashMap::new();
+    for (index, array) in arrays.iter().enumerate() {
+        let whole = converted(array.to_host()?, dtype);
+        for tensor in &tensors {
+            for (position, part) in
+                tensor.parts.iter().enumerate().filter(|(_, part)| part.parameter == index)
+            {
+                let values = match part.layer {
+                    Some(layer) => layer_of(&whole, layer),
+                    None => whole.clone(),
+                };
+                let there = waiting.entry(&tensor.name).or_default();
+                there.push((position, values));
+                if there.len() == tensor.parts.len() {
+                    let mut parts = waiting.remove(tensor.name.as_str()).unwrap_or_default();
+                    parts.sort_by_key(|(position, _)| *position);
+                    let parts: Vec<HostArray> = parts.into_iter().map(|(_, values)| values).collect();
+                    writer.write(&tensor.name, &tensor_bytes(tensor, dtype, &parts))?;
+                }
+            }
+        }
+    }
+    Ok(writer.finish()?)
+}
+
+fn layer_of(stacked: &HostArray, layer: usize) -> HostArray {
+    let dims = &stacked.dims()[1..];
+    let mut made = HostArray::zeros(stacked.dtype(), dims);
+    let size = made.bytes().len();
+    made.bytes_mut().copy_from_slice(&stacked.bytes()[layer * size..(layer + 1) * size]);
+    made
+}
+
+/// Whether a path is a directory of Hugging Face's: one with a `config.json`, and no run of ours.
+pub fn is_hugging_face(path: &Path) -> bool {
+    path.join("config.json").is_file() && !path.join("config.yml").is_file()
+}
+
+/// The file of a directory that says how its model is sampled.
+pub fn generation_config(directory: &Path) -> PathBuf {
+    directory.join("generation_config.json")
+}

@@ -1,0 +1,220 @@
+//! Every family against transformers' models; `goldens/families/generate.py` made the directories.
+
+use std::path::{Path, PathBuf};
+
+use mt_config::{Config, ModelGroup, Request, value_text};
+use mt_models::{
+    Forward, Model, build_decoder,
+    decoder::Decoder,
+    hugging_face::{Weights, settings_of, write_weights},
+};
+use mt_runtime::testing;
+use mt_shape::{DType, HostArray, Placement};
+use mt_trace::program;
+
+use crate::harness::{Batch, Golden, declare, declare_batch, largest_error, options};
+
+/// A directory with a model and what it computes.
+struct Family {
+    name: &'static str,
+    directory: PathBuf,
+    golden: Golden,
+}
+
+impl Family {
+    fn open(name: &'static str) -> Self {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/families").join(name);
+        Self { name, directory, golden: Golden::open(&format!("families/{name}/golden.safetensors")) }
+    }
+
+    fn group(&self, keys: &[&str]) -> ModelGroup {
+        let settings = settings_of(&self.directory).unwrap_or_else(|error| panic!("{}: {error}", self.name));
+        let mut arguments: Vec<String> = settings
+            .into_pairs()
+            .into_iter()
+            .map(|(key, value)| format!("{key}={}", value_text(&value)))
+            .collect();
+        arguments.push("dtype=float32".to_owned());
+        arguments.extend(keys.iter().map(|key| (*key).to_owned()));
+        let config = Config::resolve(&Request { arguments, ..Request::default() })
+            .unwrap_or_else(|error| panic!("{}: {error}", self.name));
+        ModelGroup::from_config(&config).unwrap_or_else(|error| panic!("{}: {error}", self.name))
+    }
+
+    fn model(&self, keys: &[&str]) -> Decoder {
+        build_decoder(&self.group(keys)).unwrap_or_else(|error| panic!("{}: {error}", self.name))
+    }
+
+    fn parameters(&self, model: &Decoder) -> Vec<HostArray> {
+        let runtime = testing::cpu(1);
+        let weights =
+            Weights::open(model, &self.directory).unwrap_or_else(|error| panic!("{}: {error}", self.name));
+        let arrays = weights.load(runtime, &Placement::single(), model, Some(DType::F32)).unwrap();
+        arrays.iter().map(|array| array.to_host().unwrap()).collect()
+    }
+
+    fn batch(&self) -> Batch {
+        let tokens = self.golden.array("tokens");
+        let [rows, length] = *tokens.dims() else { panic!("tokens have two dimensions") };
+        let mut batch = Batch::whole(rows, length, 8);
+        batch.arrays[0] = tokens;
+        batch
+    }
+}
+
+/// The logits of a batch, and what layers made, by name.
+fn run(model: &Decoder, parameters: &[HostArray], batch: &Batch) -> (HostArray, Vec<(String, HostArray)>) {
+    let specs = model.parameters();
+    let mut names = Vec::new();
+    let program = program(&options("taps", std::sync::Arc::new(Placement::single())), |inputs| {
+        let parameters = declare(inputs, "params", &specs, false);
+        let (tokens, [targets, segmentation]) = declare_batch(inputs, batch.rows, batch.length);
+        let hidden = model.hidden(&parameters, tokens, Forward { taps: true, ..Forward::default() });
+        let logits = model.head(&parameters, hidden.hidden).cast(DType::F32);
+        let unused = (targets + segmentation).sum_all().cast(DType::F32) * 0.0;
+        names = hidden.taps.iter().map(|(name, _)| name.clone()).collect();
+        let taps = hidden.taps.into_iter().map(|(name, tap)| inputs.replicated(&name, tap));
+        [inputs.replicated("logits", logits + unused)].into_iter().chain(taps).collect()
+    })
+    .unwrap();
+    let mut results = testing::run(&program, &[parameters, &batch.arrays].concat()).unwrap();
+    let logits = results.remove(0);
+    (logits, names.into_iter().zip(results).collect())
+}
+
+#[track_caller]
+fn check(name: &'static str) {
+    let family = Family::open(name);
+    let batch = family.batch();
+    let expected = family.golden.array("logits").to_f64();
+    let shares = family.model(&["scan_layers=false"]).config().shares_layers();
+    let scans: &[&str] =
+        if shares { &["scan_layers=false"] } else { &["scan_layers=true", "scan_layers=false"] };
+    for scan in scans {
+        let model = family.model(&[scan]);
+        let (logits, taps) = run(&model, &family.parameters(&model), &batch);
+        let num_layers = model.config().layers.len();
+        let mut wrong = Vec::new();
+        for layer in 0..=num_layers {
+            let tap =
+                if layer == 0 { "embedding".to_owned() } else { format!("layers.{}.output", layer - 1) };
+            let (_, made) = taps.iter().find(|(name, _)| *name == tap).unwrap();
+            let error =
+                largest_error(&made.to_f64(), &family.golden.array(&format!("hidden_{layer}")).to_f64());
+            if error > 1e-4 {
+                wrong.push(format!("`{tap}` differs by {error:e} deviations"));
+            }
+        }
+        let error = largest_error(&logits.to_f64(), &expected);
+        if error > 1e-4 {
+            wrong.push(format!("logits differ by {error:e} deviations"));
+        }
+        assert!(wrong.is_empty(), "{name} {scan}: {}", wrong.join("; "));
+    }
+}
+
+macro_rules! families {
+    ($($name:ident,)*) => {
+        $(
+            #[test]
+            fn $name() {
+                check(stringify!($name));
+            }
+        )*
+    };
+}
+
+families! {
+    llama_six_on_two,
+    llama_scaled_tied,
+    llama_biases_linear_one_layer,
+    llama_yarn,
+    llama_dynamic_ntk,
+    llama_square_heads,
+    mistral_window,
+    mistral_full,
+    mistral_window_one_layer,
+    gemma_multi_query,
+    gemma_wide_heads_one_layer,
+    gemma2_even,
+    gemma2_odd_untied,
+    gemma2_uncapped_one_layer,
+    gemma3_cycle_of_six,
+    gemma3_cycle_of_three_untied,
+    gemma3_one_layer,
+    gemma3_multimodal,
+    gemma4_dense_cycle_of_six,
+    gemma4_dense_separate_values,
+    gemma4_dense_one_layer,
+    gemma4_small_double_wide,
+    gemma4_small_cycle_of_six,
+    gemma4_multimodal,
+    qwen2_untied,
+    qwen2_tied,
+    qwen2_late_windows,
+    qwen3_untied,
+    qwen3_tied,
+    qwen3_yarn_one_layer,
+    olmo3_yarn,
+    olmo3_yarn_own_factor,
+    olmo3_default_tied_one_layer,
+    gpt2_two_layers,
+    gpt2_narrow_one_layer,
+}
+
+/// All tensors of a file, as bytes with their shapes.
+fn contents(path: &Path) -> Vec<(String, String, Vec<u8>)> {
+    let mut all = Vec::new();
+    for entry in path.read_dir().unwrap().flatten() {
+        let file = entry.path();
+        let is_weights = file.file_name().unwrap().to_str().unwrap().starts_with("model");
+        if is_weights && file.extension().is_some_and(|extension| extension == "safetensors") {
+            let bytes = std::fs::read(&file).unwrap();
+            let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+            all.extend(tensors.iter().map(|(name, view)| {
+                (name.to_owned(), format!("{:?} {:?}", view.dtype(), view.shape()), view.data().to_vec())
+            }));
+        }
+    }
+    all.sort();
+    all
+}
+
+/// What is read and written again is the same to the byte.
+#[test]
+fn weights_come_back() {
+    let runtime = testing::cpu(1);
+    for (name, dtype) in [
+        ("llama_six_on_two", DType::F32),
+        ("llama_six_on_two_sharded", DType::F32),
+        ("llama_six_on_two_bfloat16", DType::BF16),
+        ("llama_biases_linear_one_layer", DType::F32),
+        ("mistral_window", DType::F32),
+        ("gemma_multi_query", DType::F32),
+        ("gemma2_odd_untied", DType::F32),
+        ("gemma3_cycle_of_six", DType::F32),
+        ("gemma3_cycle_of_three_untied_float16", DType::F16),
+        ("gemma4_dense_cycle_of_six", DType::F32),
+        ("gemma4_small_double_wide", DType::F32),
+        ("qwen2_untied", DType::F32),
+        ("qwen3_untied", DType::F32),
+        ("olmo3_yarn", DType::F32),
+        ("gpt2_two_layers", DType::F32),
+    ] {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/families").join(name);
+        let family =
+            Family { name, directory, golden: Golden::open("families/llama_yarn/golden.safetensors") };
+        let shares = family.model(&["scan_layers=false"]).config().shares_layers();
+        for scan in ["scan_layers=true", "scan_layers=false"] {
+            if shares && scan == "scan_layers=true" {
+                continue;
+            }
+            let model = family.model(&[scan]);
+            let weights = Weights::open(&model, &family.directory).unwrap();
+            let arrays = weights.load(runtime, &Placement::single(), &model, Some(dtype)).unwrap();
+            let target = tempfile::tempdir().unwrap();
+            write_weights(&model, &arrays, dtype, target.path(), Default::default()).unwrap();
+            assert!(contents(&family.directory) == contents(target.path()), "{name} {scan}");
+        }
+    }
+}
