@@ -31,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod chat;
 mod error;
 mod evaluation;
 mod files;
@@ -46,6 +47,7 @@ mod statistics;
 mod tokenizer;
 
 pub use batch::Batch;
+pub use chat::{ChatTemplate, Message};
 pub use error::{DataError, Result};
 pub use evaluation::{EvaluationBatches, EvaluationSet};
 pub use files::expand as expand_patterns;

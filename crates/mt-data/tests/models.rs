@@ -144,3 +144,96 @@ fn tiktoken_agrees_with_the_reference() {
         check_sequences(&tokenizer, &expected["sequences"]);
     }
 }
+
+#[test]
+fn kinds_are_told_by_content_and_checked() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, model) = (directory.path(), directory.path().join("tokenizer.model"));
+    let kind = |path: &Path| Tokenizer::load(path).unwrap().kind();
+    let refuse = |path: &Path, kind, expected: &str| {
+        let error = Tokenizer::load_as(path, kind).unwrap_err();
+        assert!(error.is_user_error() && error.to_string().contains(expected), "{error}");
+    };
+    fs::copy(goldens("models/tiktoken.model"), &model).unwrap();
+    assert_eq!(kind(path), TokenizerKind::Tiktoken);
+    refuse(path, TokenizerKind::SentencePiece, "`tokenizer_type` is `sentencepiece`, but `");
+    refuse(
+        path,
+        TokenizerKind::SentencePiece,
+        "is a tiktoken file of ranks\nhint: use `tokenizer_type=tiktoken`",
+    );
+    fs::copy(goldens("models/bpe_llama2.model"), &model).unwrap();
+    assert_eq!(kind(path), TokenizerKind::SentencePiece);
+    refuse(path, TokenizerKind::Tiktoken, "tokenizer.model` is a SentencePiece model");
+    refuse(&model, TokenizerKind::HuggingFace, "hint: use `tokenizer_type=sentencepiece`");
+    // A Hugging Face directory may hold only this; its `tokenizer.json` goes first, unless the other is asked for.
+    let load_as = |kind| Tokenizer::load_as(path, kind).unwrap().kind();
+    assert_eq!(load_as(TokenizerKind::HuggingFace), TokenizerKind::SentencePiece);
+    Tokenizer::bytes().save(path).unwrap();
+    fs::remove_file(path.join("tokenizer_config.json")).unwrap();
+    assert_eq!(kind(path), TokenizerKind::HuggingFace);
+    assert_eq!(load_as(TokenizerKind::SentencePiece), TokenizerKind::SentencePiece);
+    fs::remove_file(&model).unwrap();
+    refuse(path, TokenizerKind::Tiktoken, "tokenizer.json` is a Hugging Face `tokenizer.json`");
+}
+
+#[test]
+fn files_beside_a_model_are_read_and_saved() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let write = |name: &str, content: Value| fs::write(one.path().join(name), content.to_string()).unwrap();
+    fs::copy(goldens("models/bpe_llama2.model"), one.path().join("tokenizer.model")).unwrap();
+    let plain = Tokenizer::load(one.path()).unwrap();
+    let size = plain.vocab_size() as u32;
+    assert_eq!((plain.end_ids().iter().copied().collect::<Vec<_>>(), plain.adds_bos()), (vec![2], None));
+    let added = json!({
+        "2": { "content": "</s>", "special": true },
+        (size.to_string()): { "content": "<|turn|>", "special": true },
+    });
+    write(
+        "tokenizer_config.json",
+        json!({ "add_bos_token": true, "eos_token": "<|turn|>", "bos_token": "<s>", "added_tokens_decoder": added }),
+    );
+    write("added_tokens.json", json!({ "<|turn|>": size, "<tool>": size + 1 }));
+    write("config.json", json!({ "eos_token_id": 5 }));
+    let check = |tokenizer: &Tokenizer, ends: &[u32]| {
+        assert_eq!(tokenizer.vocab_size() as u32, size + 2);
+        assert_eq!(tokenizer.special().eos, Some(size));
+        assert_eq!(tokenizer.end_ids().iter().copied().collect::<Vec<_>>(), ends);
+        assert_eq!((tokenizer.adds_bos(), tokenizer.adds_eos()), (Some(true), None));
+        let (a, b) = (tokenizer.encode("in", false, false), tokenizer.encode("the", false, false));
+        let expected = [vec![1], a.unwrap(), vec![size], b.unwrap(), vec![size + 1, 2]].concat();
+        let text = "<s>in<|turn|>the<tool></s>";
+        assert_eq!(tokenizer.encode_with_special_tokens(text).unwrap(), expected);
+        assert_eq!(tokenizer.decode(&expected, true).unwrap(), "in the<tool>");
+        assert_eq!(tokenizer.decode(&expected, false).unwrap(), "<s> in<|turn|> the<tool></s>");
+        assert_eq!(tokenizer.token(size + 1).unwrap(), "<tool>");
+        assert_eq!(tokenizer.token_id("<tool>"), Some(size + 1));
+    };
+    check(&Tokenizer::load(one.path()).unwrap(), &[5, size]);
+    Tokenizer::load(one.path()).unwrap().save(two.path()).unwrap();
+    check(&Tokenizer::load(two.path()).unwrap(), &[5, size]);
+    write("generation_config.json", json!({ "eos_token_id": [7, 9] }));
+    check(&Tokenizer::load(one.path()).unwrap(), &[7, 9, size]);
+    write("generation_config.json", json!({ "eos_token_id": "</s>" }));
+    let error = Tokenizer::load(one.path()).unwrap_err();
+    assert!(
+        error.to_string().contains("generation_config.json`: its `eos_token_id` holds `\"</s>\"`"),
+        "{error}"
+    );
+    assert!(Tokenizer::is_saved_in(two.path()) && !Tokenizer::is_saved_in(&two.path().join("other")));
+}
+
+#[test]
+fn a_tokenizer_file_says_what_it_adds() {
+    let adds = |name: &str| {
+        let tokenizer = Tokenizer::load(goldens(&format!("{name}.json"))).unwrap();
+        (tokenizer.adds_bos(), tokenizer.adds_eos())
+    };
+    assert_eq!(adds("t5"), (Some(false), Some(false)));
+    let directory = tempfile::tempdir().unwrap();
+    fs::copy(goldens("llama3.json"), directory.path().join("tokenizer.json")).unwrap();
+    fs::write(directory.path().join("special_tokens_map.json"), r#"{"bos_token": "<|bos|>"}"#).unwrap();
+    assert_eq!(Tokenizer::load(directory.path()).unwrap().adds_bos(), Some(true));
+    fs::write(directory.path().join("tokenizer_config.json"), r#"{"add_bos_token": false}"#).unwrap();
+    assert_eq!(Tokenizer::load(directory.path()).unwrap().adds_bos(), Some(false));
+}

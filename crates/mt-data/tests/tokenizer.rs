@@ -163,8 +163,13 @@ fn unreadable_tokenizers_are_explained() {
     check(directory.path(), &["tokenizer.json`: there is no such file\nhint: the directory must hold"]);
     check(&directory.path().join("my.json"), &["my.json`: there is no such file", "maxtext tokenizer train"]);
     let path = directory.path().join("tokenizer.model");
-    std::fs::write(&path, [0x0a, 0x0e, 0xff]).unwrap();
-    check(&path, &["tokenizer.model`: the file ends too early\nhint: it was read as a SentencePiece model"]);
+    std::fs::write(&path, "just\ntext").unwrap();
+    check(
+        &path,
+        &["tokenizer.model`: it is none of the known files\nhint: a Hugging Face `tokenizer.json` starts"],
+    );
+    std::fs::write(&path, [0x0a, 0x0e, 0x0a, 0x05]).unwrap();
+    check(&path, &["tokenizer.model`: the file ends too early"]);
     std::fs::write(&path, "{\"version\": \"1.0\"}").unwrap();
     check(&path, &["cannot read the tokenizer"]);
 }

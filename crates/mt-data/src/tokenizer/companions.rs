@@ -10,7 +10,8 @@ use super::TOKENIZER_CONFIG_FILE;
 use super::backend::AddedToken;
 use crate::error::{DataError, Result};
 
-pub(super) const SPECIAL_TOKENS_MAP_FILE: &str = "special_tokens_map.json";
+/// The file that names special tokens, where `tokenizer_config.json` does not.
+pub(crate) const SPECIAL_TOKENS_MAP_FILE: &str = "special_tokens_map.json";
 const ADDED_TOKENS_FILE: &str = "added_tokens.json";
 const GENERATION_CONFIG_FILE: &str = "generation_config.json";
 /// The file that describes the whole model; of the tokenizer it may say where generation ends.

@@ -39,13 +39,15 @@ impl TokenizerKind {
         }
     }
 
-    fn of(bytes: &[u8]) -> Self {
+    fn of(bytes: &[u8]) -> Option<Self> {
         if bytes.trim_ascii_start().starts_with(b"{") {
-            Self::HuggingFace
+            Some(Self::HuggingFace)
         } else if Tiktoken::recognizes(bytes) {
-            Self::Tiktoken
+            Some(Self::Tiktoken)
+        } else if SentencePiece::recognizes(bytes) {
+            Some(Self::SentencePiece)
         } else {
-            Self::SentencePiece
+            None
         }
     }
 
@@ -85,7 +87,14 @@ pub(super) fn find(path: &Path, asked: Option<TokenizerKind>) -> Result<(PathBuf
         }
         Err(error) => return Err(DataError::io("read", file)(error)),
     };
-    let found = TokenizerKind::of(&bytes);
+    let Some(found) = TokenizerKind::of(&bytes) else {
+        return Err(DataError::Tokenizer {
+            path: file,
+            reason: "it is none of the known files".into(),
+            hint: "\nhint: a Hugging Face `tokenizer.json` starts with `{`, a SentencePiece `tokenizer.model` with its first \
+                   piece, and each line of a tiktoken file is a token in base64 and a rank",
+        });
+    };
     match asked {
         Some(asked) if asked != found && !(is_directory && asked == TokenizerKind::HuggingFace) => {
             let (asked, kind, found) = (asked.name(), found.name(), found.description());
@@ -113,13 +122,7 @@ pub(super) fn parse(
             Ok(Backend::HuggingFace(Box::new(inner)))
         }
         TokenizerKind::SentencePiece => {
-            let hint = "\nhint: it was read as a SentencePiece model, since it is neither a `tokenizer.json`, which \
-                        starts with `{`, nor a tiktoken file, whose lines are a token in base64 and a rank";
-            let model = SentencePiece::parse(bytes).map_err(|reason| DataError::Tokenizer {
-                path: file.into(),
-                reason,
-                hint,
-            })?;
+            let model = SentencePiece::parse(bytes).map_err(invalid)?;
             let mut added = companions.added_tokens()?;
             // What is listed although the model has it, under the same name, stays the model's.
             added.retain(|token| model.piece(token.id) != Some(&token.text));

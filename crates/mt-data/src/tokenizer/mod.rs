@@ -26,8 +26,10 @@ use backend::Backend;
 use companions::Companions;
 
 pub use bpe::{BYTE_LEVEL_SPECIAL_TOKENS, train_bpe};
+pub(crate) use companions::SPECIAL_TOKENS_MAP_FILE;
 pub use load::TokenizerKind;
 pub use special::SpecialTokens;
+pub(crate) use special::text_of;
 pub use stream::DecodeStream;
 
 /// The file that holds a whole tokenizer.

@@ -52,6 +52,12 @@ pub(super) struct SentencePiece {
 pub(super) type Token = (u32, usize);
 
 impl SentencePiece {
+    /// Whether a file begins as models do: with the text of the first piece.
+    pub(super) fn recognizes(bytes: &[u8]) -> bool {
+        matches!(bytes, [0x0a, 0..0x80, 0x0a, ..])
+    }
+
+    /// Reads a `.model` file.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let ModelProto { pieces, trainer, normalizer, denormalizer } = ModelProto::parse(bytes)?;
         let is_unigram = match trainer.model_type {

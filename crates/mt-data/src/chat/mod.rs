@@ -1,0 +1,321 @@
+//! Chat templates: from messages to the text that a model was tuned to go on from.
+//!
+//! Templates are Jinja, rendered in the environment that the transformers library gives them.
+
+mod json;
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use chrono::{DateTime, FixedOffset, Local, NaiveDateTime};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde, Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind};
+use minijinja_contrib::pycompat::unknown_method_callback;
+use serde_json::{Map, Value as Json, json};
+
+use crate::error::{DataError, Result};
+use crate::tokenizer::{SPECIAL_TOKENS_MAP_FILE, TOKENIZER_CONFIG_FILE, text_of};
+
+/// Where a directory keeps its template besides `tokenizer_config.json`; the first that is there holds.
+const TEMPLATE_FILES: [&str; 2] = ["chat_template.jinja", "chat_template.json"];
+/// The names under which a directory of several templates keeps the one for all cases, and the one for tools.
+const DEFAULT: &str = "default";
+const FOR_TOOLS: &str = "tool_use";
+/// The names under which the thoughts of a message are known; the first is the one that templates read.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// One message of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Message {
+    /// Who says it: `system`, `user`, `assistant`, or what else the template knows.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+}
+
+/// What a conversation becomes in the text that a model sees.
+#[derive(Debug, Clone)]
+pub struct ChatTemplate {
+    /// What it is called in messages, in backticks.
+    name: String,
+    /// Templates by name, [`DEFAULT`] if there is but one.
+    sources: Vec<(String, String)>,
+    /// The special tokens by role, such as `bos_token`.
+    special: Map<String, Json>,
+    /// What time it is for the template, if it is not to look at the clock.
+    now: Option<DateTime<FixedOffset>>,
+}
+
+impl ChatTemplate {
+    /// The template of a Hugging Face directory: `chat_template.jinja`, or `chat_template` of `chat_template.json` or
+    /// `tokenizer_config.json`, which is a text or a list of named ones. The last two files, and
+    /// `special_tokens_map.json`, name the special tokens.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    pub fn load(directory: &Path) -> Result<Option<Self>> {
+        let config_file = directory.join(TOKENIZER_CONFIG_FILE);
+        let config = read_object(&config_file)?.unwrap_or_default();
+        for file in TEMPLATE_FILES.map(|name| directory.join(name)) {
+            if file.is_file() {
+                return Self::load_file(&file, directory).map(Some);
+            }
+        }
+        let sources = match config.get("chat_template") {
+            None | Some(Json::Null) => return Ok(None),
+            Some(template) => sources(template),
+        };
+        let name = format!("`{}`", config_file.display());
+        let invalid = "is neither a text nor a list of texts with names";
+        let sources = sources.ok_or_else(|| problem(&name, invalid.into()))?;
+        Ok(Some(Self { name, sources, special: special_tokens(directory)?, now: None }))
+    }
+
+    /// The template in a file: Jinja text, or JSON whose `chat_template` holds it. The special tokens are those of the
+    /// tokenizer in `directory`.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    pub fn load_file(file: &Path, directory: &Path) -> Result<Self> {
+        let name = format!("`{}`", file.display());
+        let text = fs::read_to_string(file).map_err(DataError::io("read", file))?;
+        let sources = if file.extension().is_some_and(|extension| extension == "json") {
+            let content: Json = serde_json::from_str(&text)
+                .map_err(|error| problem(&name, format!("is not JSON: {error}")))?;
+            let sources = content.get("chat_template").and_then(sources);
+            sources.ok_or_else(|| problem(&name, "has no text in `chat_template`".into()))?
+        } else {
+            vec![(DEFAULT.into(), text)]
+        };
+        Ok(Self { name, sources, special: special_tokens(directory)?, now: None })
+    }
+
+    /// A template from its text, called `name` in messages. The special tokens are those of the tokenizer in
+    /// `directory`.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    pub fn from_text(name: &str, text: &str, directory: &Path) -> Result<Self> {
+        let sources = vec![(DEFAULT.to_string(), text.to_string())];
+        Ok(Self { name: format!("`{name}`"), sources, special: special_tokens(directory)?, now: None })
+    }
+
+    /// The template at a time such as `2024-07-06T09:05:03`, instead of when it is rendered.
+    ///
+    /// # Errors
+    /// Another notation of the time.
+    pub fn at(self, time: &str) -> Result<Self> {
+        let now: NaiveDateTime = time.parse().map_err(|_| {
+            DataError::Options(format!("`{time}` is not a time\nhint: write it as `2024-07-06T09:05:03`"))
+        })?;
+        Ok(Self { now: Some(now.and_utc().fixed_offset()), ..self })
+    }
+
+    /// What the template makes of messages; see [`ChatTemplate::render_with`]. The text spells special tokens out:
+    /// [`crate::Tokenizer::encode_with_special_tokens`] makes tokens of it.
+    ///
+    /// # Errors
+    /// A template with mistakes, and messages that it refuses.
+    pub fn render(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+        tools: Option<&Json>,
+    ) -> Result<String> {
+        let mut variables = Map::new();
+        variables.insert("add_generation_prompt".into(), json!(add_generation_prompt));
+        variables.insert("tools".into(), tools.cloned().unwrap_or_default());
+        self.render_with(json!(messages), variables)
+    }
+
+    /// What the template makes of `messages`, a list of objects with `role` and `content` and whatever else the
+    /// template reads, and of `variables` such as `tools`, `documents` and `add_generation_prompt`.
+    ///
+    /// # Errors
+    /// A template with mistakes, and messages that it refuses.
+    pub fn render_with(&self, mut messages: Json, variables: Map<String, Json>) -> Result<String> {
+        for message in messages.as_array_mut().into_iter().flatten().filter_map(Json::as_object_mut) {
+            // Programs write `null` for what a message does not have, which few templates expect.
+            message.retain(|_, value| !value.is_null());
+            name_reasoning(message);
+        }
+        let mut context = self.special.clone();
+        context.extend([
+            ("tools".to_string(), Json::Null),
+            ("documents".to_string(), Json::Null),
+            ("add_generation_prompt".to_string(), Json::Bool(false)),
+        ]);
+        context.extend(variables);
+        context.insert("messages".into(), messages);
+        let has_tools = !context["tools"].is_null();
+        let source = self.source(has_tools)?;
+        let environment = environment(self.now).map_err(|error| self.failure(&error))?;
+        let source = without_generation_blocks(source);
+        let template = environment.template_from_str(&source).map_err(|error| self.failure(&error))?;
+        template.render(Value::from(Serde(context))).map_err(|error| self.failure(&error))
+    }
+
+    /// The template to use, as transformers chooses it.
+    fn source(&self, has_tools: bool) -> Result<&str> {
+        let find = |wanted: &str| {
+            self.sources.iter().find(|(name, _)| name == wanted).map(|(_, source)| source.as_str())
+        };
+        let found = has_tools.then(|| find(FOR_TOOLS)).flatten().or_else(|| find(DEFAULT));
+        found.ok_or_else(|| {
+            let names: Vec<String> = self.sources.iter().map(|(name, _)| format!("`{name}`")).collect();
+            problem(&self.name, format!("has no `{DEFAULT}`; it has {}", names.join(", ")))
+        })
+    }
+
+    fn failure(&self, error: &Error) -> DataError {
+        // A template that includes blocks or calls macros fails where it was left; the cause is the first error.
+        let mut cause = error;
+        while let Some(source) =
+            std::error::Error::source(cause).and_then(|source| source.downcast_ref::<Error>())
+        {
+            cause = source;
+        }
+        let line = cause.line().or(error.line()).map(|line| format!(", line {line}")).unwrap_or_default();
+        let reason = match (cause.kind(), cause.detail()) {
+            (ErrorKind::InvalidOperation, Some(detail)) => detail.to_string(),
+            (kind, Some(detail)) => format!("{kind}: {detail}"),
+            (kind, None) => kind.to_string(),
+        };
+        problem(&self.name, format!("fails{line}: {reason}"))
+    }
+}
+
+fn problem(template: &str, problem: String) -> DataError {
+    DataError::ChatTemplate { template: template.into(), problem }
+}
+
+fn read_object(file: &Path) -> Result<Option<Map<String, Json>>> {
+    match fs::read(file) {
+        Ok(bytes) => {
+            let invalid = |error: serde_json::Error| DataError::Tokenizer {
+                path: file.into(),
+                reason: error.to_string(),
+                hint: "",
+            };
+            serde_json::from_slice(&bytes).map(Some).map_err(invalid)
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(DataError::io("read", file)(error)),
+    }
+}
+
+/// The templates that a value holds: one as a text, or several as a list of names and texts.
+fn sources(template: &Json) -> Option<Vec<(String, String)>> {
+    let named = |entry: &Json| {
+        let text = |key| entry.get(key).and_then(Json::as_str).map(str::to_string);
+        Some((text("name")?, text("template")?))
+    };
+    match template {
+        Json::String(text) => Some(vec![(DEFAULT.into(), text.clone())]),
+        Json::Array(entries) => entries.iter().map(named).collect(),
+        _ => None,
+    }
+}
+
+/// The texts of the special tokens that the files of a tokenizer name.
+fn special_tokens(directory: &Path) -> Result<Map<String, Json>> {
+    let mut special = Map::new();
+    for name in [SPECIAL_TOKENS_MAP_FILE, TOKENIZER_CONFIG_FILE] {
+        for (key, token) in read_object(&directory.join(name))?.unwrap_or_default() {
+            if let Some(text) = text_of(&token).filter(|_| key.ends_with("_token")) {
+                special.insert(key, json!(text));
+            }
+        }
+    }
+    Ok(special)
+}
+
+/// Gives the thoughts of a message the names under which templates look for them.
+fn name_reasoning(message: &mut Map<String, Json>) {
+    let reasoning = REASONING.iter().find_map(|name| message.get(*name));
+    if let Some(reasoning) = reasoning.cloned() {
+        message.entry("thinking").or_insert_with(|| reasoning.clone());
+        message.insert(REASONING[0].into(), reasoning);
+    }
+}
+
+fn environment(now: Option<DateTime<FixedOffset>>) -> std::result::Result<Environment<'static>, Error> {
+    let mut environment = Environment::new();
+    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_unknown_method_callback(unknown_method_callback);
+    environment.add_filter("tojson", to_json);
+    environment.add_function("raise_exception", |message: String| -> std::result::Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    });
+    environment.add_function("strftime_now", move |format: &str| {
+        strftime(now.unwrap_or_else(|| Local::now().fixed_offset()), format)
+    });
+    // In Python texts and mappings are sequences too, and so are Jinja's undefined values.
+    environment.add_test("sequence", |value: &Value| {
+        use ValueKind::{Map, Seq, String, Undefined};
+        matches!(value.kind(), Seq | String | Map | Undefined)
+    });
+    environment.add_test("iterable", |value: &Value| {
+        use ValueKind::{Iterable, Map, Seq, String, Undefined};
+        matches!(value.kind(), Seq | String | Map | Undefined | Iterable)
+    });
+    Ok(environment)
+}
+
+/// `tojson` as transformers defines it, which is Python's: nothing is escaped for HTML, and separators have spaces.
+fn to_json(value: &Value, options: Kwargs) -> std::result::Result<String, Error> {
+    let style = json::Style {
+        ensure_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or_default(),
+        indent: match options.get::<Option<Value>>("indent")? {
+            Some(indent) if !indent.is_none() => Some(match indent.as_str() {
+                Some(text) => text.to_string(),
+                None => " ".repeat(usize::try_from(indent.clone()).unwrap_or_default()),
+            }),
+            _ => None,
+        },
+        separators: match options.get::<Option<Vec<String>>>("separators")? {
+            None => None,
+            Some(separators) => Some(<[String; 2]>::try_from(separators).map_err(|_| {
+                Error::new(ErrorKind::InvalidOperation, "`separators` are one for items and one for keys")
+            })?),
+        },
+        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or_default(),
+    };
+    options.assert_all_used()?;
+    json::dump(value, &style)
+}
+
+fn strftime(time: DateTime<FixedOffset>, format: &str) -> std::result::Result<String, Error> {
+    let mut text = String::new();
+    write!(text, "{}", time.format(format)).map_err(|_| {
+        Error::new(ErrorKind::InvalidOperation, format!("`{format}` is not a format of dates"))
+    })?;
+    Ok(text)
+}
+
+/// Writes `{% generation %}` blocks, which only mark what the assistant says, as blocks of scope.
+fn without_generation_blocks(source: &str) -> String {
+    let (mut output, mut rest) = (String::with_capacity(source.len()), source);
+    while let Some(start) = rest.find("{%") {
+        let inside = &rest[start + 2..];
+        let Some(end) = inside.find("%}") else { break };
+        let tag = &inside[..end];
+        let word = tag.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
+        output.push_str(&rest[..start + 2]);
+        match word {
+            "generation" => output.push_str(&tag.replacen(word, "with", 1)),
+            "endgeneration" => output.push_str(&tag.replacen(word, "endwith", 1)),
+            _ => {
+                // Another tag may hold `%}` in a text; what follows is looked at anew.
+                rest = inside;
+                continue;
+            }
+        }
+        rest = &inside[end..];
+    }
+    output.push_str(rest);
+    output
+}
