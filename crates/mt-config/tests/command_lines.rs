@@ -96,7 +96,7 @@ fn all_of_base_yml_is_taken() {
     let error = TrainConfig::from_config(&config).unwrap_err();
     assert_eq!(
         verdict(Err(error)),
-        "refused: SentencePiece tokenizers; OCDBT storage; TensorFlow datasets",
+        "refused: OCDBT storage; TensorFlow datasets",
         "what every run of MaxText has to change"
     );
 }

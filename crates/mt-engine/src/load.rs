@@ -7,7 +7,7 @@ use std::{
 
 use mt_checkpoint::{Checkpoint, SkippedStep, complete_steps, latest_valid};
 use mt_config::{DecodeConfig, TokenizerGroup, TokenizerType, tokenizer_directory};
-use mt_data::Tokenizer;
+use mt_data::{Tokenizer, TokenizerKind};
 use mt_models::{Model, Slot, StateError, build, expected_arrays, load_slot, start_runtime};
 use mt_runtime::{Array, CompileSettings, Runtime};
 use mt_shape::Placement;
@@ -84,12 +84,17 @@ pub fn load_tokenizer(
     run_directory: Option<&Path>,
 ) -> Result<Tokenizer, EngineError> {
     let saved = run_directory.map(tokenizer_directory).filter(|saved| saved.is_dir());
-    match (saved, group.tokenizer_type, &group.tokenizer_path) {
-        (Some(saved), ..) => Ok(Tokenizer::load(saved)?),
-        (None, TokenizerType::Byte, _) => Ok(Tokenizer::bytes()),
-        (None, _, Some(path)) => Ok(Tokenizer::load(path)?),
-        (None, _, None) => Err(EngineError::NoTokenizer),
+    if let Some(saved) = saved {
+        return Ok(Tokenizer::load(saved)?);
     }
+    let kind = match group.tokenizer_type {
+        TokenizerType::Byte => return Ok(Tokenizer::bytes()),
+        TokenizerType::HuggingFace => TokenizerKind::HuggingFace,
+        TokenizerType::SentencePiece => TokenizerKind::SentencePiece,
+        TokenizerType::Tiktoken => TokenizerKind::Tiktoken,
+    };
+    let path = group.tokenizer_path.as_ref().ok_or(EngineError::NoTokenizer)?;
+    Ok(Tokenizer::load_as(path, kind)?)
 }
 
 /// The tokens of a prompt. An empty prompt is the token that begins a text.

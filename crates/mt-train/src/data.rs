@@ -10,7 +10,7 @@ use mt_config::{
 };
 use mt_data::{
     BYTE_LEVEL_SPECIAL_TOKENS, Dataset, DatasetOptions, EvaluationSet, Packing, Remainder, Source, Split,
-    TextDocument, Tokenizer, TrainIterator, UnigramModel, bits_per_byte, repository_documents,
+    TextDocument, Tokenizer, TokenizerKind, TrainIterator, UnigramModel, bits_per_byte, repository_documents,
     save_documents, train_bpe,
 };
 
@@ -168,7 +168,7 @@ impl DataRequest<'_> {
             return Ok(None);
         }
         let directory = tokenizer_directory(self.run_directory);
-        let tokenizer = if directory.join(mt_data::TOKENIZER_FILE).is_file() {
+        let tokenizer = if Tokenizer::is_saved_in(&directory) {
             Tokenizer::load(&directory)?
         } else {
             let made = self.make_tokenizer(train)?;
@@ -191,8 +191,13 @@ impl DataRequest<'_> {
         }
         Ok(match (&self.tokenizer.tokenizer_path, self.tokenizer.tokenizer_type) {
             (None, _) if size > 0 => train_bpe(train.documents(), size, &BYTE_LEVEL_SPECIAL_TOKENS)?,
-            (Some(path), _) => Tokenizer::load(path)?,
-            (None, TokenizerType::Byte | TokenizerType::HuggingFace) => Tokenizer::bytes(),
+            (None, _) => Tokenizer::bytes(),
+            (Some(path), TokenizerType::Byte) => Tokenizer::load(path)?,
+            (Some(path), TokenizerType::HuggingFace) => Tokenizer::load_as(path, TokenizerKind::HuggingFace)?,
+            (Some(path), TokenizerType::SentencePiece) => {
+                Tokenizer::load_as(path, TokenizerKind::SentencePiece)?
+            }
+            (Some(path), TokenizerType::Tiktoken) => Tokenizer::load_as(path, TokenizerKind::Tiktoken)?,
         })
     }
 }

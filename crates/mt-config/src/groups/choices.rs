@@ -224,14 +224,14 @@ choice! {
 choice! {
     /// The kind of tokenizer.
     pub enum TokenizerType {
-        /// A `tokenizer.json` file.
+        /// A `tokenizer.json` file, or a Hugging Face directory.
         HuggingFace = "huggingface",
+        /// A SentencePiece model.
+        SentencePiece = "sentencepiece",
+        /// A file of ranks.
+        Tiktoken = "tiktoken",
         /// Bytes, without a file.
         Byte = "byte",
-    }
-    not built {
-        "sentencepiece": "SentencePiece tokenizers",
-        "tiktoken": "tiktoken tokenizers",
     }
 }
 

@@ -229,18 +229,15 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::of::<TokenizerType>(
                 "tokenizer_type",
                 "huggingface",
-                "Kind of tokenizer: a `tokenizer.json` of Hugging Face, or `byte`, which needs no \
-                 file.",
+                "Kind of tokenizer: a `tokenizer.json` or directory of Hugging Face, a \
+                 `tokenizer.model` of SentencePiece, a file of ranks for tiktoken, or `byte`, \
+                 which needs no file.",
             )
             .maxtext_default(Literal::Text("sentencepiece"))
-            .refuse_choices(&[
-                ("sentencepiece", "SentencePiece tokenizers"),
-                ("tiktoken", "tiktoken tokenizers"),
-            ])
             .acts_on("tokenizer"),
             Key::optional_text(
                 "tokenizer_path",
-                "The `tokenizer.json` file, or the directory that holds it.",
+                "The `tokenizer.json` or `tokenizer.model` file, or the directory that holds it.",
             )
             .acts_on("tokenizer"),
             Key::integer(
