@@ -24,7 +24,6 @@ group! {
         num_kv_shared_layers: usize,
         use_double_wide_mlp: bool,
         hidden_size_per_layer_input: usize,
-        inhomogeneous_layer_cycle_interval: usize,
         final_logits_soft_cap: Option<f64>,
     }
 }

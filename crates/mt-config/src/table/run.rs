@@ -131,6 +131,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of layers after which the pattern of different layers repeats.",
             )
             .at_least(1.0)
+            .no_effect_here("layers repeat as the model family or `attention_pattern` says")
             .acts_on("model"),
             Key::boolean(
                 "context_parallel_load_balance",
