@@ -46,6 +46,8 @@ pub enum Problem {
     ContradictsModel { key: &'static str, value: String, origin: Origin, model: String, model_value: String },
     #[error("`{key}` is set to `{value}` ({origin}), but it cannot be set: it follows from other keys")]
     Derived { key: &'static str, value: String, origin: Origin, from: &'static [&'static str] },
+    #[error("`{}` is not of model `{name}` ({origin}): {}", path.display(), differences.join("; "))]
+    OtherModel { name: String, origin: Origin, path: PathBuf, differences: Vec<String> },
     #[error("`model_name` is `{name}` ({origin}), which is no known model")]
     UnknownModel { name: String, origin: Origin, nearest: Vec<String> },
     #[error("argument `{0}` is neither a YAML file nor `key=value`")]
@@ -126,6 +128,9 @@ impl Problem {
             Self::ContradictsModel { key, model, .. } => Some(format!(
                 "leave out `{key}` to train `{model}` as it is, or add `override_model_config=true` to change it"
             )),
+            Self::OtherModel { .. } => {
+                Some("leave out `model_name`, as the weights say what they are, or load others".to_owned())
+            }
             Self::UnknownModel { nearest, .. } if nearest.is_empty() => {
                 Some("`maxtext config models` lists every model".to_owned())
             }

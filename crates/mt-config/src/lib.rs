@@ -26,12 +26,12 @@ pub use error::{ConfigError, Problem};
 pub use groups::{
     AttentionGroup, AttentionKind, AttentionType, CheckpointGroup, DataGroup, DatasetType, DebugGroup,
     DecodeConfig, DecodeGroup, DecoderBlock, Hardware, HfTextUnit, LayerAttention, LearningRateSchedule,
-    MlpActivation, ModelGroup, OptimizerGroup, OptimizerType, PackingType, Parallelism, PlacementGroup,
-    PositionGroup, RematPolicy, RopeType, RunGroup, SamplingStrategy, TokenizerGroup, TokenizerType,
-    TrainConfig, run_directory_of, saved_config_path, tokenizer_directory,
+    LoadConfig, LogitsGroup, MlpActivation, ModelGroup, OptimizerGroup, OptimizerType, PackingType,
+    Parallelism, PlacementGroup, PositionGroup, RematPolicy, RopeType, RunGroup, SamplingStrategy,
+    TokenizerGroup, TokenizerType, TrainConfig, run_directory_of, saved_config_path, tokenizer_directory,
 };
 pub use key::{Class, Key, Kind, Literal};
 pub use named::{Named, model_names, nearest_names, preset_names};
 pub use origin::Origin;
 pub use reference::{explain, reference_page};
-pub use resolve::Request;
+pub use resolve::{ModelDescription, Request};

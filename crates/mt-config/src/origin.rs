@@ -13,6 +13,8 @@ pub enum Origin {
     File { path: Arc<PathBuf>, line: u64 },
     /// The YAML file of a named model.
     Model { name: String, line: u64 },
+    /// The file that describes a published model, such as a `config.json`.
+    Description { path: Arc<PathBuf> },
     /// An environment variable.
     Environment { variable: String },
     /// The command line.
@@ -35,6 +37,7 @@ impl fmt::Display for Origin {
             Self::Preset { name, line } => write!(f, "preset `{name}`, line {line}"),
             Self::File { path, line } => write!(f, "`{}`, line {line}", path.display()),
             Self::Model { name, line } => write!(f, "model `{name}`, line {line}"),
+            Self::Description { path } => write!(f, "`{}`", path.display()),
             Self::Environment { variable } => write!(f, "environment variable `{variable}`"),
             Self::Argument => f.write_str("command line"),
             Self::Derived => f.write_str("derived"),

@@ -3,6 +3,7 @@
 use std::{
     collections::HashSet,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use serde_json::Value;
@@ -38,7 +39,29 @@ pub struct Request {
     pub saved: Option<PathBuf>,
     /// Whether the quick start is meant when only keys about the run are given.
     pub quick_start: bool,
+    /// The published model that is loaded, which says what the model is as a named one does.
+    pub description: Option<ModelDescription>,
 }
+
+/// What a file beside published weights says about their model.
+#[derive(Clone, Debug, Default)]
+pub struct ModelDescription {
+    /// The file.
+    pub path: PathBuf,
+    /// Keys with their values.
+    pub settings: Vec<(String, Value)>,
+}
+
+/// The keys whose values have to be the same in a named model and in published weights that are loaded into it.
+const SHAPE_KEYS: &[&str] = &[
+    "decoder_block",
+    "base_emb_dim",
+    "base_num_query_heads",
+    "base_num_kv_heads",
+    "head_dim",
+    "base_mlp_dim",
+    "base_num_decoder_layers",
+];
 
 impl Request {
     /// A request of these arguments and the environment of the process.
@@ -52,6 +75,11 @@ impl Request {
     /// The same request, which is the quick start when it gives only keys about the run.
     pub fn with_quick_start(self) -> Self {
         Self { quick_start: true, ..self }
+    }
+
+    /// The same request for the model that published weights are of.
+    pub fn describing(self, description: ModelDescription) -> Self {
+        Self { description: Some(description), ..self }
     }
 
     /// The same request on top of a saved configuration.
@@ -137,6 +165,9 @@ impl Config {
         let model = merge.last("model_name", &mut from_files().chain(environment.iter()).chain(&arguments));
         if !resolved || named_again {
             merge.model_layer(&model, override_model, &mut given());
+        }
+        if let Some(description) = &request.description {
+            merge.description_layer(description, &model, override_model, &mut given());
         }
         let mesh =
             merge.last("custom_mesh_and_rule", &mut from_files().chain(environment.iter()).chain(&arguments));
@@ -407,26 +438,7 @@ impl Merge {
             }
         }
         if !may_override {
-            for contradiction in given {
-                let Some(key) = table::canonical(&contradiction.name) else { continue };
-                let Some(of_model) = settings.iter().find(|setting| setting.name == key.name) else {
-                    continue;
-                };
-                let (Ok(value), Ok(model_value)) =
-                    (coerce(key, &contradiction.value), coerce(key, &of_model.value))
-                else {
-                    continue;
-                };
-                if value != model_value && key.kind != Kind::AxisRules {
-                    self.problems.push(Problem::ContradictsModel {
-                        key: key.name,
-                        value: short(&value_text(&value)),
-                        origin: contradiction.origin.clone(),
-                        model: name.clone(),
-                        model_value: short(&value_text(&model_value)),
-                    });
-                }
-            }
+            self.contradictions(&name, &settings, given);
         }
         let replaces = settings.iter().any(|setting| {
             setting.name == "override_logical_axis_rules" && setting.value == Value::Bool(true)
@@ -435,6 +447,82 @@ impl Merge {
         self.replace_rules |= replaces;
         self.layer(&settings);
         self.replace_rules = replace_rules;
+    }
+
+    /// Reports what is `given` and contradicts a model's own settings.
+    fn contradictions(
+        &mut self,
+        name: &str,
+        settings: &[Setting],
+        given: &mut dyn Iterator<Item = &Setting>,
+    ) {
+        for contradiction in given {
+            let Some(key) = table::canonical(&contradiction.name) else { continue };
+            let Some(of_model) = settings.iter().find(|setting| setting.name == key.name) else {
+                continue;
+            };
+            let (Ok(value), Ok(model_value)) =
+                (coerce(key, &contradiction.value), coerce(key, &of_model.value))
+            else {
+                continue;
+            };
+            if value != model_value && key.kind != Kind::AxisRules {
+                self.problems.push(Problem::ContradictsModel {
+                    key: key.name,
+                    value: short(&value_text(&value)),
+                    origin: contradiction.origin.clone(),
+                    model: name.to_owned(),
+                    model_value: short(&value_text(&model_value)),
+                });
+            }
+        }
+    }
+
+    /// Puts what published weights say of their model in place, unless what is `given` may override it and does.
+    fn description_layer(
+        &mut self,
+        description: &ModelDescription,
+        model: &Setting,
+        may_override: bool,
+        given: &mut dyn Iterator<Item = &Setting>,
+    ) {
+        let path = Arc::new(description.path.clone());
+        let settings: Vec<Setting> = description
+            .settings
+            .iter()
+            .map(|(name, value)| Setting {
+                name: name.clone(),
+                value: value.clone(),
+                origin: Origin::Description { path: path.clone() },
+            })
+            .collect();
+        let name = value_text(&model.value);
+        if name != "default" {
+            let differences: Vec<String> = settings
+                .iter()
+                .filter(|setting| SHAPE_KEYS.contains(&setting.name.as_str()))
+                .filter_map(|setting| {
+                    let entry = self.config.entry(&setting.name);
+                    let value = coerce(entry.key, &setting.value).ok()?;
+                    (value != entry.value).then(|| {
+                        format!("`{}` is `{}`, not `{}`", setting.name, value_text(&value), entry.shown())
+                    })
+                })
+                .collect();
+            if !differences.is_empty() {
+                self.problems.push(Problem::OtherModel {
+                    name,
+                    origin: model.origin.clone(),
+                    path: description.path.clone(),
+                    differences,
+                });
+            }
+        }
+        if !may_override {
+            let of = description.path.display().to_string();
+            self.contradictions(&of, &settings, given);
+        }
+        self.layer(&settings);
     }
 
     /// A key belongs either in the environment or on the command line.

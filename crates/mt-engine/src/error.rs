@@ -28,6 +28,13 @@ pub enum EngineError {
          the model was trained with"
     )]
     UnknownToken { number: usize, token: u32, vocab_size: usize },
+    #[error(
+        "row {number} has token {token}, but the model's `vocab_size` is {vocab_size}\nhint: use tokens of the model's \
+         own tokenizer"
+    )]
+    TokenOutOfRange { number: usize, token: u32, vocab_size: usize },
+    #[error("row {number} has no token\nhint: give each row at least one token")]
+    EmptyRow { number: usize },
     #[error("{0}")]
     Sampling(String),
     #[error(
@@ -70,6 +77,8 @@ impl EngineError {
             | Self::EmptyPrompt { .. }
             | Self::NothingToStartFrom { .. }
             | Self::UnknownToken { .. }
+            | Self::TokenOutOfRange { .. }
+            | Self::EmptyRow { .. }
             | Self::Sampling(_)
             | Self::NoTokenizer
             | Self::NoCheckpoint

@@ -14,6 +14,7 @@
 mod engine;
 mod error;
 mod load;
+mod logits;
 mod options;
 mod program;
 mod sampler;
@@ -22,7 +23,10 @@ mod tests;
 
 pub use engine::Engine;
 pub use error::EngineError;
-pub use load::{Loaded, check_checkpoint, encode_prompt, load, load_tokenizer};
+pub use load::{
+    Loaded, LoadedModel, check_checkpoint, compile_settings, encode_prompt, load, load_model, load_tokenizer,
+};
+pub use logits::{Scores, score};
 pub use options::{
     EngineOptions, FinishReason, GeneratedToken, Generation, GenerationEvent, Limits, Request, Row,
     SamplingOptions, Timing,

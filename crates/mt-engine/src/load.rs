@@ -5,10 +5,14 @@ use std::{
     sync::Arc,
 };
 
-use mt_checkpoint::{Checkpoint, SkippedStep, complete_steps, latest_valid};
-use mt_config::{DecodeConfig, TokenizerGroup, TokenizerType, tokenizer_directory};
+use mt_checkpoint::{Checkpoint, SkippedStep, WeightsDirectory, complete_steps, latest_valid};
+use mt_config::{DebugGroup, DecodeConfig, LoadConfig, TokenizerGroup, TokenizerType, tokenizer_directory};
 use mt_data::{Tokenizer, TokenizerKind};
-use mt_models::{Model, Slot, StateError, build, expected_arrays, load_slot, start_runtime};
+use mt_models::{
+    Model, Slot, StateError, build, expected_arrays,
+    hugging_face::{Weights, is_hugging_face as is_published},
+    load_slot, start_runtime,
+};
 use mt_runtime::{Array, CompileSettings, Runtime};
 use mt_shape::Placement;
 
@@ -29,38 +33,86 @@ pub struct Loaded {
     pub skipped: Vec<SkippedStep>,
 }
 
-/// Loads the newest undamaged checkpoint that the configuration names, or the very one if it names a step.
+/// A model with its weights on the devices.
+pub struct LoadedModel {
+    pub runtime: Runtime,
+    pub placement: Arc<Placement>,
+    pub model: Box<dyn Model>,
+    /// In the model's order, placed by its rules.
+    pub parameters: Vec<Array>,
+    pub vocab_size: usize,
+    /// The step of the checkpoint, where its directory tells it.
+    pub step: Option<u64>,
+    /// The directory of the arrays.
+    pub checkpoint: PathBuf,
+    /// Newer checkpoints that are damaged, newest first.
+    pub skipped: Vec<SkippedStep>,
+}
+
+/// Loads the published weights, the newest undamaged checkpoint, or the very step that the configuration names.
 ///
 /// # Errors
-/// The checkpoint, the model and the tokenizer do not fit each other, or one of them cannot be read.
-pub fn load(config: &DecodeConfig, tokenizer: Tokenizer) -> Result<Loaded, EngineError> {
-    tokenizer.check_vocab_size(config.model.vocab_size)?;
+/// The weights and the model do not fit each other, or cannot be read.
+pub fn load_model(config: &LoadConfig) -> Result<LoadedModel, EngineError> {
     let group = &config.checkpoint;
-    let path = group.load_parameters_path.as_ref().or(group.load_full_state_path.as_ref());
+    let path = group.parameters_path().or(group.load_full_state_path.as_deref());
     let path = path.ok_or(EngineError::NoCheckpoint)?;
     let model = build(&config.model)?;
+    let published = if is_published(path) { Some(Weights::open(&*model, path)?) } else { None };
     let runtime = start_runtime(&config.run, &config.debug)?;
     let placement = Arc::new(config.placement.placement(runtime.num_devices())?);
-    let weights = weights(&runtime, &placement, &*model, path)?;
+    let loaded = match published {
+        Some(published) => LoadedWeights {
+            parameters: published.load(&runtime, &placement, &*model, None)?,
+            step: None,
+            path: path.to_owned(),
+            skipped: Vec::new(),
+        },
+        None => weights(&runtime, &placement, &*model, path)?,
+    };
+    Ok(LoadedModel {
+        runtime,
+        placement,
+        model,
+        parameters: loaded.parameters,
+        vocab_size: config.model.vocab_size,
+        step: loaded.step,
+        checkpoint: loaded.path,
+        skipped: loaded.skipped,
+    })
+}
+
+/// Loads a model, and makes an engine of it.
+///
+/// # Errors
+/// The weights, the model and the tokenizer do not fit each other, or one of them cannot be read.
+pub fn load(config: &DecodeConfig, tokenizer: Tokenizer) -> Result<Loaded, EngineError> {
+    tokenizer.check_vocab_size(config.model.vocab_size)?;
+    let loaded = load_model(&config.loading())?;
     let options = EngineOptions {
         vocab_size: config.model.vocab_size,
         num_choices: tokenizer.vocab_size(),
         max_target_length: config.decode.max_target_length,
         max_prefill_length: config.decode.max_prefill_predict_length,
         max_batch: MAX_BATCH,
-        compile: CompileSettings {
-            dump_to: config.debug.dump_hlo.then(|| config.debug.dump_hlo_local_dir.clone()),
-            xla_flags: config.debug.compiler_options(),
-        },
+        compile: compile_settings(&config.debug),
     };
-    let engine = Engine::new(runtime, placement, model, weights.parameters, options)?;
+    let engine = Engine::new(loaded.runtime, loaded.placement, loaded.model, loaded.parameters, options)?;
     Ok(Loaded {
         engine,
         tokenizer: Arc::new(tokenizer),
-        step: weights.step,
-        checkpoint: weights.path,
-        skipped: weights.skipped,
+        step: loaded.step,
+        checkpoint: loaded.checkpoint,
+        skipped: loaded.skipped,
     })
+}
+
+/// How programs are compiled.
+pub fn compile_settings(debug: &DebugGroup) -> CompileSettings {
+    CompileSettings {
+        dump_to: debug.dump_hlo.then(|| debug.dump_hlo_local_dir.clone()),
+        xla_flags: debug.compiler_options(),
+    }
 }
 
 /// Checks that there is a checkpoint where a path leads, before anything is built for it.
@@ -68,6 +120,10 @@ pub fn load(config: &DecodeConfig, tokenizer: Tokenizer) -> Result<Loaded, Engin
 /// # Errors
 /// There is none, or its description is damaged or of a kind that cannot be read.
 pub fn check_checkpoint(path: &Path) -> Result<(), EngineError> {
+    if is_published(path) {
+        WeightsDirectory::open(path)?;
+        return Ok(());
+    }
     // That the newest step is damaged is no matter: loading passes it over.
     if checkpoints_directory(path)?.is_none() {
         Checkpoint::open_path(path)?;
@@ -110,7 +166,7 @@ pub fn encode_prompt(tokenizer: &Tokenizer, text: &str, add_bos: bool) -> Result
     }
 }
 
-struct Weights {
+struct LoadedWeights {
     parameters: Vec<Array>,
     step: Option<u64>,
     path: PathBuf,
@@ -122,12 +178,12 @@ fn weights(
     placement: &Placement,
     model: &dyn Model,
     path: &Path,
-) -> Result<Weights, EngineError> {
+) -> Result<LoadedWeights, EngineError> {
     let Some(checkpoints) = checkpoints_directory(path)? else {
         let checkpoint = Checkpoint::open_path(path)?;
         let parameters = parameters(runtime, placement, model, &checkpoint)?;
         let (step, path) = (checkpoint.step(), checkpoint.path().to_owned());
-        return Ok(Weights { parameters, step, path, skipped: Vec::new() });
+        return Ok(LoadedWeights { parameters, step, path, skipped: Vec::new() });
     };
     let latest = latest_valid(&checkpoints, |checkpoint| {
         let path = checkpoint.path().to_owned();
@@ -140,7 +196,7 @@ fn weights(
     })?;
     let latest = latest.ok_or(EngineError::NoCheckpoint)?;
     let (parameters, path) = latest.value?;
-    Ok(Weights { parameters, step: Some(latest.step), path, skipped: latest.skipped })
+    Ok(LoadedWeights { parameters, step: Some(latest.step), path, skipped: latest.skipped })
 }
 
 /// The directory of steps that a path means: the run's or itself. `None` if it is one checkpoint, or none at all.

@@ -3,7 +3,10 @@
 use mt_checkpoint::{Checkpoint, CheckpointManager, latest_valid};
 use mt_config::CheckpointGroup;
 use mt_data::IteratorState;
-use mt_models::Model;
+use mt_models::{
+    Model,
+    hugging_face::{Weights, is_hugging_face},
+};
 use mt_runtime::{Executable, Runtime};
 use mt_shape::Placement;
 
@@ -38,8 +41,12 @@ pub(crate) fn check_sources(
         if done >= steps {
             return Err(TrainError::AlreadyPast { path: path.clone(), done, steps });
         }
-    } else if let Some(path) = &group.load_parameters_path {
-        TrainState::check_parameters(model, &Checkpoint::open_path(path)?)?;
+    } else if let Some(path) = group.parameters_path() {
+        if is_hugging_face(path) {
+            Weights::open(model, path)?;
+        } else {
+            TrainState::check_parameters(model, &Checkpoint::open_path(path)?)?;
+        }
     }
     Ok(())
 }
@@ -89,8 +96,14 @@ pub(crate) fn restore(
         return Ok(Restored { state, first_step: steps_done(&checkpoint)?, iterator: None });
     }
     let mut state = fresh()?;
-    if let Some(path) = &group.load_parameters_path {
-        state.load_parameters(runtime, placement, model, &Checkpoint::open_path(path)?)?;
+    if let Some(path) = group.parameters_path() {
+        // The fresh ones go first: there may be no room for both.
+        state.parameters.clear();
+        state.parameters = if is_hugging_face(path) {
+            Weights::open(model, path)?.load(runtime, placement, model, None)?
+        } else {
+            TrainState::load_parameters(runtime, placement, model, &Checkpoint::open_path(path)?)?
+        };
     }
     Ok(Restored { state, first_step: 0, iterator: None })
 }

@@ -92,19 +92,15 @@ impl TrainState {
         })
     }
 
-    /// Replaces the parameters of a fresh state by those of a checkpoint.
+    /// The parameters of a checkpoint.
     pub fn load_parameters(
-        &mut self,
         runtime: &Runtime,
         placement: &Placement,
         model: &dyn Model,
         checkpoint: &Checkpoint,
-    ) -> Result<(), TrainError> {
+    ) -> Result<Vec<Array>, TrainError> {
         Self::check_parameters(model, checkpoint)?;
-        // The fresh ones go first: there may be no room for both.
-        self.parameters.clear();
-        self.parameters = load_slot(runtime, placement, model, Slot::Parameters, None, checkpoint)?;
-        Ok(())
+        Ok(load_slot(runtime, placement, model, Slot::Parameters, None, checkpoint)?)
     }
 
     /// What a checkpoint of the state holds. Copies to the host are started.

@@ -35,10 +35,10 @@ pub use model::{ModelGroup, OptimizerGroup};
 pub(crate) use placement::MESH_AXES;
 pub use placement::{Parallelism, PlacementGroup};
 pub use run::{
-    CheckpointGroup, DebugGroup, DecodeGroup, RunGroup, run_directory_of, saved_config_path,
+    CheckpointGroup, DebugGroup, DecodeGroup, LogitsGroup, RunGroup, run_directory_of, saved_config_path,
     tokenizer_directory,
 };
-pub use whole::{DecodeConfig, TrainConfig};
+pub use whole::{DecodeConfig, LoadConfig, TrainConfig};
 
 /// Every group with its keys and the commands that receive it.
 pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
@@ -52,6 +52,7 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("CheckpointGroup", CheckpointGroup::KEYS, "train and decode"),
     ("PlacementGroup", PlacementGroup::KEYS, "train and decode"),
     ("DecodeGroup", DecodeGroup::KEYS, "decode"),
+    ("LogitsGroup", LogitsGroup::KEYS, "logits"),
     ("DebugGroup", DebugGroup::KEYS, "train and decode"),
 ];
 

@@ -173,6 +173,12 @@ group! {
 
 impl OptimizerGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if self.weight_dtype != DType::F32 {
+            problems.push(Problem::inconsistent(
+                format!("{}, but training in it is not built yet", config.stated("weight_dtype")),
+                "train with `weight_dtype=float32`; `dtype=bfloat16` computes in bfloat16 all the same",
+            ));
+        }
         for (key, decay) in [("adam_b1", self.adam_b1), ("adam_b2", self.adam_b2)] {
             if decay >= 1.0 {
                 let default = value_text(&config.entry(key).key.default.value());

@@ -96,6 +96,7 @@ group! {
         save_checkpoint_on_start: bool,
         save_checkpoint_on_completion: bool,
         load_parameters_path: Option<PathBuf>,
+        hf_model_path: Option<PathBuf>,
         load_full_state_path: Option<PathBuf>,
     }
 }
@@ -112,13 +113,28 @@ impl CheckpointGroup {
                 "keep `load_parameters_path` to start anew from the weights, or `load_full_state_path` to continue",
             ));
         }
+        if self.load_parameters_path.is_some() && self.hf_model_path.is_some() {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{} and {}, but only one can be loaded",
+                    config.stated("load_parameters_path"),
+                    config.stated("hf_model_path")
+                ),
+                "keep one of the two; either can name a published model's directory",
+            ));
+        }
     }
 }
 
 impl CheckpointGroup {
+    /// Where parameters are loaded from: a run, a checkpoint, or a published model.
+    pub fn parameters_path(&self) -> Option<&Path> {
+        self.load_parameters_path.as_deref().or(self.hf_model_path.as_deref())
+    }
+
     /// The run whose state or parameters a new run begins with, if its directory is known.
     pub fn parent_run(&self) -> Option<PathBuf> {
-        let path = self.load_parameters_path.as_ref().or(self.load_full_state_path.as_ref())?;
+        let path = self.parameters_path().or(self.load_full_state_path.as_deref())?;
         run_directory_of(path)
     }
 
@@ -200,6 +216,30 @@ impl DecodeGroup {
                 ),
                 "leave out `prompts_file` or `prompts`",
             ));
+        }
+    }
+}
+
+group! {
+    /// What is scored, and where scores go.
+    pub struct LogitsGroup {
+        tokens_path: Option<PathBuf>,
+        logits_path: Option<PathBuf>,
+    }
+}
+
+impl LogitsGroup {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        for (key, path, example) in [
+            ("tokens_path", &self.tokens_path, "tokens.json"),
+            ("logits_path", &self.logits_path, "logits.npy"),
+        ] {
+            if path.is_none() {
+                problems.push(Problem::inconsistent(
+                    config.stated(key),
+                    format!("name the file, such as `{key}={example}`"),
+                ));
+            }
         }
     }
 }

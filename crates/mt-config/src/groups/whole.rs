@@ -70,6 +70,17 @@ command! {
     }
 }
 
+command! {
+    /// What is needed to have a model with its weights on the devices.
+    pub struct LoadConfig {
+        pub run: RunGroup,
+        pub model: ModelGroup,
+        pub checkpoint: CheckpointGroup,
+        pub placement: PlacementGroup,
+        pub debug: DebugGroup,
+    }
+}
+
 impl TrainConfig {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         // What data needs that cannot be had anyway is no news.
@@ -116,6 +127,22 @@ impl TrainConfig {
 }
 
 impl DecodeConfig {
+    /// What loading the model needs.
+    pub fn loading(&self) -> LoadConfig {
+        LoadConfig {
+            run: self.run.clone(),
+            model: self.model.clone(),
+            checkpoint: self.checkpoint.clone(),
+            placement: self.placement.clone(),
+            debug: self.debug.clone(),
+        }
+    }
+
     /// Nothing that spans groups can be wrong with decoding.
+    fn check(&self, _config: &Config, _problems: &mut Vec<Problem>) {}
+}
+
+impl LoadConfig {
+    /// Nothing that spans groups can be wrong with loading.
     fn check(&self, _config: &Config, _problems: &mut Vec<Problem>) {}
 }

@@ -30,6 +30,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .acts_on("checkpoint")
                 .run_level(),
             Key::text(
+                "hf_model_path",
+                "",
+                "Directory of a published model, as Hugging Face's library writes them; what it is and \
+                 its weights come from there.",
+            )
+            .acts_on("checkpoint")
+            .own(),
+            Key::text(
                 "load_parameters_path",
                 "",
                 "Take the weights from this checkpoint or run, and begin at step 0.",

@@ -27,6 +27,18 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .acts_on("decoding")
                 .may_change()
                 .own(),
+            Key::text(
+                "tokens_path",
+                "",
+                "A JSON file of lists of tokens, one list a row, whose logits `maxtext logits` computes.",
+            )
+            .acts_on("decoding")
+            .run_level()
+            .own(),
+            Key::text("logits_path", "", "The file in NumPy's format that `maxtext logits` writes.")
+                .acts_on("decoding")
+                .run_level()
+                .own(),
             Key::text("prompts_file", "", "A file with a prompt on each line, instead of `prompt`.")
                 .acts_on("decoding")
                 .may_change()

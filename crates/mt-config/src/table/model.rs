@@ -138,7 +138,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .refuse_choices(&[("float16", "float16 computation")])
                 .acts_on("model"),
             Key::choice("weight_dtype", "float32", DTYPES, "Type in which weights are kept.")
-                .refuse_choices(&[("float16", "float16 weights"), ("bfloat16", "bfloat16 weights")])
                 .acts_on("model"),
             Key::choice("grad_dtype", "float32", DTYPES, "Type of the weights' gradients.")
                 .refuse_choices(&[("float16", "float16 gradients"), ("bfloat16", "bfloat16 gradients")])

@@ -1,0 +1,99 @@
+//! Scores of given tokens, in one pass.
+
+use mt_ir::DotLowering;
+use mt_models::{Forward, Tokens};
+use mt_nn::axes::{BATCH, POSITION};
+use mt_runtime::{Array, CompileSettings, Input, Platform};
+use mt_shape::{DType, HostArray, Sharding, axis};
+use mt_trace::{ProgramOptions, program};
+
+use crate::{EngineError, LoadedModel};
+
+/// What a model makes of rows of tokens.
+pub struct Scores {
+    /// `f32[rows, length, vocab]`; positions behind the end of a row are zero.
+    pub logits: HostArray,
+    /// What the embedding, each layer's parts and the last norm make, by name: `f32[rows, length, embed]`.
+    pub intermediates: Vec<(String, HostArray)>,
+}
+
+/// Computes the logits of rows of tokens, which may differ in length; with `intermediates` what layers make as well.
+///
+/// # Errors
+/// There is no token, a token is outside the vocabulary, or the program does not fit into memory.
+pub fn score(
+    loaded: &LoadedModel,
+    rows: &[Vec<u32>],
+    intermediates: bool,
+    compile: &CompileSettings,
+) -> Result<Scores, EngineError> {
+    let length = rows.iter().map(Vec::len).max().unwrap_or(0);
+    if let Some(row) = rows.iter().position(Vec::is_empty).or((length == 0).then_some(0)) {
+        return Err(EngineError::EmptyRow { number: row + 1 });
+    }
+    let LoadedModel { runtime, placement, model, parameters, vocab_size, .. } = loaded;
+    for (index, row) in rows.iter().enumerate() {
+        if let Some(token) = row.iter().find(|token| **token as usize >= *vocab_size) {
+            let (number, token, vocab_size) = (index + 1, *token, *vocab_size);
+            return Err(EngineError::TokenOutOfRange { number, token, vocab_size });
+        }
+    }
+    let dots = if runtime.platform() == Platform::Cpu { DotLowering::ViaF32 } else { DotLowering::Direct };
+    let options = ProgramOptions { name: "logits".to_owned(), placement: placement.clone(), dots };
+    let specs = model.parameters();
+    let axes = [axis(BATCH, rows.len()), axis(POSITION, length)];
+    let mut names = Vec::new();
+    let traced = program(&options, |inputs| {
+        let weights: Vec<_> = specs
+            .iter()
+            .zip(parameters)
+            .map(|((path, spec), array)| {
+                inputs.input(&format!("params.{path}"), array.dtype(), &spec.axes, &spec.logical_axes, false)
+            })
+            .collect();
+        let tokens = inputs.input("tokens", DType::I32, &axes, &[None, None], false);
+        let lengths = inputs.input("lengths", DType::I32, &axes[..1], &[None], false);
+        let positions = inputs.region().iota(DType::I32, axes[1]).broadcast(&axes);
+        let segmentation = positions.less(lengths).cast(DType::I32);
+        let forward = Forward { taps: intermediates, ..Forward::default() };
+        let hidden = model.hidden(&weights, Tokens { tokens, positions, segmentation }, forward);
+        let logits = model.head(&weights, hidden.hidden).cast(DType::F32);
+        names = hidden.taps.iter().map(|(name, _)| name.clone()).collect();
+        let taps = hidden.taps.iter().map(|(name, tap)| inputs.replicated(name, tap.cast(DType::F32)));
+        [inputs.replicated("logits", logits)].into_iter().chain(taps).collect()
+    })?;
+    let executable = runtime.compile(&traced, compile)?;
+    runtime.check_memory(&[&executable])?;
+    let replicated = |dims: &[usize], values: &[i32]| -> Result<Array, EngineError> {
+        let host = HostArray::from_slice(DType::I32, dims, values).map_err(mt_runtime::RuntimeError::from)?;
+        Ok(Array::from_host(runtime, &host, &Sharding::replicated(placement.mesh().clone(), dims.len()))?)
+    };
+    let mut tokens = vec![0_i32; rows.len() * length];
+    for (index, row) in rows.iter().enumerate() {
+        for (place, token) in row.iter().enumerate() {
+            tokens[index * length + place] = *token as i32;
+        }
+    }
+    let lengths: Vec<i32> = rows.iter().map(|row| row.len() as i32).collect();
+    let tokens = replicated(&[rows.len(), length], &tokens)?;
+    let lengths = replicated(&[rows.len()], &lengths)?;
+    let inputs = parameters.iter().map(Input::from).chain([(&tokens).into(), (&lengths).into()]);
+    let outputs = executable.run(inputs.collect())?;
+    let mut results = Vec::new();
+    for output in &outputs {
+        let mut array = output.to_host()?;
+        clear_filler(&mut array, rows, length);
+        results.push(array);
+    }
+    let logits = results.remove(0);
+    Ok(Scores { logits, intermediates: names.into_iter().zip(results).collect() })
+}
+
+/// Zeros what was computed behind the ends of rows.
+fn clear_filler(array: &mut HostArray, rows: &[Vec<u32>], length: usize) {
+    let row_bytes = array.bytes().len() / (rows.len() * length).max(1);
+    for (index, row) in rows.iter().enumerate() {
+        let (from, to) = ((index * length + row.len()) * row_bytes, (index + 1) * length * row_bytes);
+        array.bytes_mut()[from..to].fill(0);
+    }
+}
