@@ -156,6 +156,38 @@ Prints a script that makes a shell complete commands, options, keys and values."
 
 const COMPLETION_EXAMPLES: &str = "\
 Examples:
+const CHECKPOINT_EXAMPLES: &str = "\
+Examples:
+  maxtext checkpoint inspect maxtext_output/first
+  maxtext checkpoint diff --values models/llama models/tuned";
+
+const INSPECT: &str = "\
+Lists the tensors of a checkpoint: names, types, shapes and sizes, with totals.
+
+The path leads to a Hugging Face directory, a safetensors or PyTorch file, a
+directory with `consolidated.*.pth`, a run, one of its checkpoints, or any
+checkpoint of Orbax in plain Zarr. Only headers are read.";
+
+const INSPECT_EXAMPLES: &str = "\
+Examples:
+  maxtext checkpoint inspect maxtext_output/first
+  maxtext checkpoint inspect maxtext_output/first/checkpoints/199 --json
+  maxtext checkpoint inspect models/llama/model-00001-of-00002.safetensors";
+
+const CHECKPOINT_DIFF: &str = "\
+Compares two checkpoints of any kind: tensors that one of them lacks, other
+shapes and other types, and with `--values` every number.
+
+Of each kind of difference the first 20 tensors are listed, of other values
+those that differ most; `--json` lists all. The last line is the verdict. The
+exit status is 0 also if they differ.";
+
+const CHECKPOINT_DIFF_EXAMPLES: &str = "\
+Examples:
+  maxtext checkpoint diff models/llama models/tuned
+  maxtext checkpoint diff --values maxtext_output/first/checkpoints/99 \\
+      maxtext_output/first/checkpoints/199";
+
   source <(maxtext completion bash)       in ~/.bashrc
   source <(maxtext completion zsh)        in ~/.zshrc, behind compinit
   maxtext completion fish | source        in ~/.config/fish/config.fish";
@@ -198,6 +230,9 @@ pub enum Command {
 }
 
 /// A configuration file and keys.
+    /// List and compare checkpoints
+    #[command(subcommand, after_help = CHECKPOINT_EXAMPLES)]
+    Checkpoint(CheckpointCommand),
 #[derive(Debug, Args)]
 pub struct Settings {
     /// A YAML file, and keys that override it: `steps=100 learning_rate=1e-3`
@@ -347,3 +382,39 @@ pub enum PluginCommand {
         platform: String,
     },
 }
+#[derive(Debug, Subcommand)]
+pub enum CheckpointCommand {
+    /// List the tensors of a checkpoint
+    #[command(long_about = INSPECT, after_help = INSPECT_EXAMPLES)]
+    Inspect(Inspect),
+    /// Compare the tensors of two checkpoints
+    #[command(long_about = CHECKPOINT_DIFF, after_help = CHECKPOINT_DIFF_EXAMPLES)]
+    Diff(CheckpointDiff),
+}
+
+#[derive(Debug, Args)]
+pub struct Inspect {
+    /// A Hugging Face directory, a file of weights, a run or one of its checkpoints
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// Write one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CheckpointDiff {
+    /// A Hugging Face directory, a file of weights, a run or one of its checkpoints
+    #[arg(value_name = "A")]
+    pub left: PathBuf,
+    /// What to compare it with
+    #[arg(value_name = "B")]
+    pub right: PathBuf,
+    /// Compare all numbers of the tensors that both have
+    #[arg(long)]
+    pub values: bool,
+    /// Write one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+

@@ -39,6 +39,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Command::Config(command) => commands::config::run(command)?,
         Command::Tokenizer(command) => commands::tokenizer::run(command)?,
         Command::Plugin(command) => commands::plugin::run(command)?,
+        Command::Checkpoint(command) => commands::checkpoint::run(command)?,
         Command::Completion { shell } => commands::completion::script(shell)?,
         Command::Complete(command) => commands::completion::complete(command)?,
     }

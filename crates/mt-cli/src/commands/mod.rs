@@ -1,5 +1,6 @@
 //! One module a subcommand.
 
+pub mod checkpoint;
 pub mod completion;
 pub mod config;
 pub mod decode;

@@ -1,0 +1,117 @@
+//! `maxtext checkpoint inspect`.
+
+use std::collections::BTreeMap;
+
+use mt_checkpoint::{ListedTensor, Listing, SourceKind, Totals, WeightsSource};
+use serde_json::{Map, Value, json};
+
+use super::table::{Align, by_name, bytes, counted, elements, lines};
+use crate::{
+    arguments::Inspect,
+    failure::{Failure, print},
+};
+
+pub fn run(arguments: &Inspect) -> Result<(), Failure> {
+    let mut listing = WeightsSource::open(&arguments.path)?.listing()?;
+    listing.tensors.sort_by(|left, right| by_name(&left.name, &right.name));
+    if arguments.json {
+        return print(&format!("{:#}", object(&listing)));
+    }
+    print(&text(&listing))
+}
+
+/// What kind of source it is, as a reader would say it.
+pub fn kind_name(kind: SourceKind) -> &'static str {
+    match kind {
+        SourceKind::Safetensors => "safetensors",
+        SourceKind::Torch => "PyTorch",
+        SourceKind::Orbax => "Orbax",
+    }
+}
+
+/// Dimensions in brackets.
+pub fn shape(tensor: &ListedTensor) -> String {
+    format!("{:?}", tensor.dims)
+}
+
+/// The tensor as JSON has it.
+pub fn tensor_object(tensor: &ListedTensor) -> Value {
+    json!({
+        "name": tensor.name,
+        "dtype": tensor.dtype.to_string(),
+        "shape": tensor.dims,
+        "elements": tensor.num_elements(),
+        "bytes": tensor.bytes,
+        "file": tensor.place.display().to_string(),
+    })
+}
+
+fn text(listing: &Listing) -> String {
+    let step = listing.step.map_or_else(String::new, |step| format!(", step {step}"));
+    let kind = kind_name(listing.kind);
+    let mut text = vec![format!("{} ({kind}{step})", listing.path.display()), String::new()];
+    let heading = ["name", "dtype", "shape", "size"].map(str::to_owned).to_vec();
+    let rows = listing.tensors.iter().map(|tensor| {
+        vec![tensor.name.clone(), tensor.dtype.to_string(), shape(tensor), bytes(tensor.bytes)]
+    });
+    let rows: Vec<Vec<String>> = std::iter::once(heading).chain(rows).collect();
+    text.extend(lines(&[Align::Left, Align::Left, Align::Left, Align::Right], &rows));
+    text.push(String::new());
+
+    let mut rows = vec![totals_row("total", listing.totals())];
+    rows.extend(
+        listing.by_dtype().into_iter().map(|(dtype, totals)| totals_row(&format!("  {dtype}"), totals)),
+    );
+    let parts = listing.by_part();
+    if parts.len() > 1 {
+        rows.push(vec!["by part".to_owned(), String::new(), String::new(), String::new()]);
+        rows.extend(parts.into_iter().map(|(part, totals)| totals_row(&format!("  {part}"), totals)));
+    }
+    let files = by_file(listing);
+    if files.len() > 1 {
+        rows.push(vec!["by file".to_owned(), String::new(), String::new(), String::new()]);
+        rows.extend(files.into_iter().map(|(file, totals)| totals_row(&format!("  {file}"), totals)));
+    }
+    text.extend(lines(&[Align::Left, Align::Right, Align::Right, Align::Right], &rows));
+    if !listing.other_items.is_empty() {
+        text.push(format!("other items: {}", listing.other_items.join(", ")));
+    }
+    text.join("\n")
+}
+
+fn totals_row(name: &str, totals: Totals) -> Vec<String> {
+    let Totals { tensors, elements: number, bytes: size } = totals;
+    vec![name.to_owned(), counted(tensors, "tensor"), format!("{} elements", elements(number)), bytes(size)]
+}
+
+/// The sums for each file, where tensors share files.
+fn by_file(listing: &Listing) -> BTreeMap<String, Totals> {
+    let mut files: BTreeMap<String, Totals> = BTreeMap::new();
+    if listing.kind == SourceKind::Orbax {
+        return files;
+    }
+    for tensor in &listing.tensors {
+        let name = tensor.place.file_name().unwrap_or_default().to_string_lossy();
+        let totals = files.entry(name.into_owned()).or_default();
+        totals.tensors += 1;
+        totals.elements += tensor.num_elements();
+        totals.bytes += tensor.bytes;
+    }
+    files
+}
+
+fn object(listing: &Listing) -> Value {
+    let of = |totals: Totals| json!({ "tensors": totals.tensors, "elements": totals.elements, "bytes": totals.bytes });
+    let by_dtype = listing.by_dtype().into_iter().map(|(dtype, totals)| (dtype.to_string(), of(totals)));
+    let by_part = listing.by_part().into_iter().map(|(part, totals)| (part, of(totals)));
+    json!({
+        "path": listing.path.display().to_string(),
+        "kind": kind_name(listing.kind),
+        "step": listing.step,
+        "tensors": listing.tensors.iter().map(tensor_object).collect::<Vec<_>>(),
+        "total": of(listing.totals()),
+        "by_dtype": by_dtype.collect::<Map<String, Value>>(),
+        "by_part": by_part.collect::<Map<String, Value>>(),
+        "other_items": listing.other_items,
+    })
+}

@@ -1,0 +1,131 @@
+//! Tables of tensors, and numbers as people read them.
+
+use std::cmp::Ordering;
+
+/// What a line may take, if its names allow it.
+const COLUMNS: usize = 100;
+/// The least that stands between two columns.
+const GAP: usize = 2;
+
+/// How the cells of a column stand below each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Align {
+    Left,
+    Right,
+}
+
+/// Rows of equally many cells as aligned lines. The first column holds names; a name that would make its line too long
+/// has a line of its own, so that one long name does not push all others' numbers out of sight.
+pub fn lines(align: &[Align], rows: &[Vec<String>]) -> Vec<String> {
+    let width = |column: usize| rows.iter().map(|row| length(&row[column])).max().unwrap_or_default();
+    let widths: Vec<usize> = (0..align.len()).map(width).collect();
+    let rest: usize = widths.iter().skip(1).map(|width| width + GAP).sum();
+    let names = widths.first().copied().unwrap_or_default().min(COLUMNS.saturating_sub(rest));
+    let mut lines = Vec::new();
+    for row in rows {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let width = if column == 0 { names } else { widths[column] };
+            if column > 0 {
+                line.push_str(&" ".repeat(GAP));
+            }
+            let padding = " ".repeat(width.saturating_sub(length(cell)));
+            let cells = if align[column] == Align::Left { [cell, &padding] } else { [&padding, cell] };
+            line.extend(cells.map(String::as_str));
+            if column == 0 && length(cell) > width {
+                lines.push(std::mem::replace(&mut line, " ".repeat(width)));
+            }
+        }
+        lines.push(line.trim_end().to_owned());
+    }
+    lines
+}
+
+fn length(text: &str) -> usize {
+    text.chars().count()
+}
+
+/// Bytes in decimal units, as sizes of files and shards are given.
+pub fn bytes(number: u64) -> String {
+    match number as f64 {
+        number if number >= 999.5e6 => format!("{:.2} GB", number / 1e9),
+        number if number >= 999.5e3 => format!("{:.1} MB", number / 1e6),
+        number if number >= 999.5 => format!("{:.1} kB", number / 1e3),
+        number => format!("{number} B"),
+    }
+}
+
+/// A number of elements.
+pub fn elements(number: u64) -> String {
+    match number as f64 {
+        number if number >= 999.5e6 => format!("{:.2}B", number / 1e9),
+        number if number >= 999.5e3 => format!("{:.1}M", number / 1e6),
+        number if number >= 9999.5 => format!("{:.1}K", number / 1e3),
+        number => format!("{number}"),
+    }
+}
+
+/// A number of things, with the word for one of them.
+pub fn counted(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
+/// The order of names in which layer 2 comes before layer 10.
+pub fn by_name(left: &str, right: &str) -> Ordering {
+    pieces(left).cmp(&pieces(right)).then_with(|| left.cmp(right))
+}
+
+/// Numbers and what is between them. Numbers come before texts, as digits do.
+fn pieces(name: &str) -> Vec<Result<u64, &str>> {
+    let is_digit = |c: char| c.is_ascii_digit();
+    name.split_inclusive(|c| !is_digit(c))
+        .flat_map(|piece| {
+            let digits = piece.len() - piece.trim_start_matches(is_digit).len();
+            [&piece[..digits], &piece[digits..]]
+        })
+        .filter(|piece| !piece.is_empty())
+        .map(|piece| piece.parse().map_err(|_| piece))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_names_have_lines_of_their_own() {
+        let long = "x".repeat(99);
+        let row = |name: &str, size: &str| vec![name.to_owned(), size.to_owned()];
+        let found = lines(&[Align::Left, Align::Right], &[row("a", "1 B"), row(&long, "10 B")]);
+        assert_eq!(found, [format!("a{}1 B", " ".repeat(96)), long, format!("{}10 B", " ".repeat(96))]);
+        let short = lines(&[Align::Left, Align::Right], &[row("a", "1 B"), row("abc", "10 B")]);
+        assert_eq!(short, ["a     1 B", "abc  10 B"]);
+    }
+
+    #[test]
+    fn sizes_are_shortened() {
+        for (number, expected) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1_000, "1.0 kB"),
+            (4_000_000, "4.0 MB"),
+            (16_060_522_496, "16.06 GB"),
+        ] {
+            assert_eq!(bytes(number), expected);
+        }
+        for (number, expected) in [(48, "48"), (52_000, "52.0K"), (8_030_261_248, "8.03B")] {
+            assert_eq!(elements(number), expected);
+        }
+    }
+
+    #[test]
+    fn layers_are_in_the_order_of_their_numbers() {
+        let mut names =
+            ["layers.10.a", "layers.2.b", "layers.2.a", "layers", "embed", "layers.02.a", "1", "x1"];
+        names.sort_by(|left, right| by_name(left, right));
+        assert_eq!(
+            names,
+            ["1", "embed", "layers", "layers.02.a", "layers.2.a", "layers.2.b", "layers.10.a", "x1"]
+        );
+    }
+}
