@@ -60,6 +60,22 @@ Examples:
       decode_sampling_strategy=nucleus decode_sampling_nucleus_p=0.9 \\
       decode_sampling_temperature=0.8 decode_seed=7";
 
+const LOGITS: &str = "\
+Computes the logits of rows of tokens, and writes them as an array of NumPy's.
+
+`tokens_path` is a JSON file: a list of rows, each a list of tokens. The array
+is float32, one row after another, positions, vocabulary; where rows differ in
+length, what lies behind the end of one is zero. The model is that of the run,
+the checkpoint or the published directory that `load_parameters_path` names.";
+
+const LOGITS_EXAMPLES: &str = "\
+Examples:
+  maxtext logits load_parameters_path=llama-3.1-8b dtype=float32 \\
+      tokens_path=tokens.json logits_path=logits.npy
+  maxtext logits --compare golden.npy --intermediates layers \\
+      load_parameters_path=maxtext_output/first tokens_path=tokens.json \\
+      logits_path=logits.npy";
+
 const TOKENIZER_TRAIN: &str = "\
 Trains a byte-level BPE tokenizer on text, and writes it as a `tokenizer.json`
 that Hugging Face's library reads too.
@@ -140,22 +156,6 @@ Examples:
   maxtext config models llama3.1
   maxtext config models deepseek --json";
 
-const PLUGIN_EXAMPLES: &str = "\
-Examples:
-  maxtext plugin list
-  maxtext plugin install gpu";
-
-const PLUGIN_INSTALL: &str = "\
-Installs a plugin into the user's cache directory.
-
-The plugins for CPUs and TPUs are installed at first use, so this is needed for
-GPUs, and to prepare a machine that has no network later.";
-
-const COMPLETION: &str = "\
-Prints a script that makes a shell complete commands, options, keys and values.";
-
-const COMPLETION_EXAMPLES: &str = "\
-Examples:
 const CHECKPOINT_EXAMPLES: &str = "\
 Examples:
   maxtext checkpoint inspect maxtext_output/first
@@ -188,6 +188,22 @@ Examples:
   maxtext checkpoint diff --values maxtext_output/first/checkpoints/99 \\
       maxtext_output/first/checkpoints/199";
 
+const PLUGIN_EXAMPLES: &str = "\
+Examples:
+  maxtext plugin list
+  maxtext plugin install gpu";
+
+const PLUGIN_INSTALL: &str = "\
+Installs a plugin into the user's cache directory.
+
+The plugins for CPUs and TPUs are installed at first use, so this is needed for
+GPUs, and to prepare a machine that has no network later.";
+
+const COMPLETION: &str = "\
+Prints a script that makes a shell complete commands, options, keys and values.";
+
+const COMPLETION_EXAMPLES: &str = "\
+Examples:
   source <(maxtext completion bash)       in ~/.bashrc
   source <(maxtext completion zsh)        in ~/.zshrc, behind compinit
   maxtext completion fish | source        in ~/.config/fish/config.fish";
@@ -208,9 +224,15 @@ pub enum Command {
     /// Continue prompts with a trained model
     #[command(long_about = DECODE, after_help = DECODE_EXAMPLES)]
     Decode(Decode),
+    /// Compute the scores that a model gives to tokens, and compare them with others
+    #[command(long_about = LOGITS, after_help = LOGITS_EXAMPLES)]
+    Logits(Logits),
     /// Show, explain, check and compare configurations
     #[command(subcommand, after_help = CONFIG_EXAMPLES)]
     Config(ConfigCommand),
+    /// List and compare checkpoints
+    #[command(subcommand, after_help = CHECKPOINT_EXAMPLES)]
+    Checkpoint(CheckpointCommand),
     /// Train tokenizers
     #[command(subcommand)]
     Tokenizer(TokenizerCommand),
@@ -230,9 +252,6 @@ pub enum Command {
 }
 
 /// A configuration file and keys.
-    /// List and compare checkpoints
-    #[command(subcommand, after_help = CHECKPOINT_EXAMPLES)]
-    Checkpoint(CheckpointCommand),
 #[derive(Debug, Args)]
 pub struct Settings {
     /// A YAML file, and keys that override it: `steps=100 learning_rate=1e-3`
@@ -253,6 +272,22 @@ impl Settings {
 #[derive(Debug, Args)]
 pub struct Decode {
     /// Write one JSON object a line: prompt, text, tokens, and why it ended
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub settings: Settings,
+}
+
+/// What to score, and what else to do with the scores.
+#[derive(Debug, Args)]
+pub struct Logits {
+    /// Write what the embedding, each layer's parts and the last norm make into this directory, an array a file
+    #[arg(long, value_name = "DIRECTORY")]
+    pub intermediates: Option<PathBuf>,
+    /// Compare with logits of the same shape, and print how far apart they are
+    #[arg(long, value_name = "GOLDEN.npy")]
+    pub compare: Option<PathBuf>,
+    /// Print the comparison as one JSON object
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -348,41 +383,6 @@ pub struct Show {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum TokenizerCommand {
-    /// Train a byte-level BPE tokenizer
-    #[command(long_about = TOKENIZER_TRAIN, after_help = TOKENIZER_EXAMPLES)]
-    Train(TokenizerTrain),
-}
-
-#[derive(Debug, Args)]
-pub struct TokenizerTrain {
-    /// Number of tokens, the 256 bytes and 3 special tokens included
-    #[arg(long, value_name = "TOKENS", default_value_t = 8192)]
-    pub vocab_size: usize,
-    /// Directory that receives `tokenizer.json`
-    #[arg(long, value_name = "DIRECTORY")]
-    pub output: PathBuf,
-    #[command(flatten)]
-    pub settings: Settings,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum PluginCommand {
-    /// List the plugins on this machine
-    List {
-        /// Write one JSON array
-        #[arg(long)]
-        json: bool,
-    },
-    /// Install a plugin into the user's cache directory
-    #[command(long_about = PLUGIN_INSTALL)]
-    Install {
-        /// The kind of hardware
-        #[arg(value_parser = ["cpu", "gpu", "tpu"])]
-        platform: String,
-    },
-}
-#[derive(Debug, Subcommand)]
 pub enum CheckpointCommand {
     /// List the tensors of a checkpoint
     #[command(long_about = INSPECT, after_help = INSPECT_EXAMPLES)]
@@ -418,3 +418,38 @@ pub struct CheckpointDiff {
     pub json: bool,
 }
 
+#[derive(Debug, Subcommand)]
+pub enum TokenizerCommand {
+    /// Train a byte-level BPE tokenizer
+    #[command(long_about = TOKENIZER_TRAIN, after_help = TOKENIZER_EXAMPLES)]
+    Train(TokenizerTrain),
+}
+
+#[derive(Debug, Args)]
+pub struct TokenizerTrain {
+    /// Number of tokens, the 256 bytes and 3 special tokens included
+    #[arg(long, value_name = "TOKENS", default_value_t = 8192)]
+    pub vocab_size: usize,
+    /// Directory that receives `tokenizer.json`
+    #[arg(long, value_name = "DIRECTORY")]
+    pub output: PathBuf,
+    #[command(flatten)]
+    pub settings: Settings,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum PluginCommand {
+    /// List the plugins on this machine
+    List {
+        /// Write one JSON array
+        #[arg(long)]
+        json: bool,
+    },
+    /// Install a plugin into the user's cache directory
+    #[command(long_about = PLUGIN_INSTALL)]
+    Install {
+        /// The kind of hardware
+        #[arg(value_parser = ["cpu", "gpu", "tpu"])]
+        platform: String,
+    },
+}

@@ -73,6 +73,12 @@ impl From<mt_engine::EngineError> for Failure {
     }
 }
 
+impl From<mt_models::ModelError> for Failure {
+    fn from(error: mt_models::ModelError) -> Self {
+        Self::from_error(&error, true)
+    }
+}
+
 impl From<mt_pjrt::Error> for Failure {
     fn from(error: mt_pjrt::Error) -> Self {
         Self::from_error(&error, error.is_user_error())

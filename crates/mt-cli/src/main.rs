@@ -9,6 +9,7 @@
 mod arguments;
 mod commands;
 mod failure;
+mod numpy;
 
 use std::process::ExitCode;
 
@@ -36,10 +37,11 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     match arguments.command {
         Command::Train(settings) => return commands::train::run(settings),
         Command::Decode(settings) => commands::decode::run(settings)?,
+        Command::Logits(command) => commands::logits::run(command)?,
         Command::Config(command) => commands::config::run(command)?,
+        Command::Checkpoint(command) => commands::checkpoint::run(command)?,
         Command::Tokenizer(command) => commands::tokenizer::run(command)?,
         Command::Plugin(command) => commands::plugin::run(command)?,
-        Command::Checkpoint(command) => commands::checkpoint::run(command)?,
         Command::Completion { shell } => commands::completion::script(shell)?,
         Command::Complete(command) => commands::completion::complete(command)?,
     }

@@ -4,11 +4,40 @@ pub mod checkpoint;
 pub mod completion;
 pub mod config;
 pub mod decode;
+pub mod logits;
 pub mod plugin;
 pub mod tokenizer;
 pub mod train;
 
-use mt_config::Config;
+use std::path::PathBuf;
+
+use mt_config::{CheckpointGroup, Config, ModelDescription, Request};
+use mt_models::hugging_face;
+
+use crate::failure::Failure;
+
+/// Resolves a configuration. Where it loads a published model, the file that describes that model is a layer of it.
+pub fn resolve(request: &Request) -> Result<Config, Failure> {
+    let config = Config::resolve(request)?;
+    let Some(directory) = published(&config) else { return Ok(config) };
+    let description = ModelDescription {
+        path: hugging_face::description_path(&directory),
+        settings: hugging_face::settings_of(&directory)?
+            .into_pairs()
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect(),
+    };
+    Ok(Config::resolve(&request.clone().describing(description))?)
+}
+
+/// The directory of the published model that a configuration loads.
+pub fn published(config: &Config) -> Option<PathBuf> {
+    let group = CheckpointGroup::from_config(config).ok()?;
+    let path = group.parameters_path()?;
+    // What is named as such is taken as such, so that what is wrong with it is said.
+    (group.hf_model_path.is_some() || hugging_face::is_hugging_face(path)).then(|| path.to_owned())
+}
 
 /// Says what is worth knowing about a configuration though nothing is wrong with it.
 fn warn(config: &Config) {

@@ -12,7 +12,7 @@ use mt_train::{Ending, TrainOptions, TrainReport, metrics::ConsoleStyle, train};
 
 use crate::{
     arguments::{Decode, Settings},
-    commands::{decode, warn},
+    commands::{decode, resolve, warn},
     failure::Failure,
 };
 
@@ -152,7 +152,7 @@ fn repository() -> PathBuf {
 
 /// The configuration of a run, with its notes reported and the run named.
 fn configure(arguments: Vec<String>) -> Result<(Config, bool), Failure> {
-    let mut config = Config::resolve(&Request::from_process(arguments).with_quick_start())?;
+    let mut config = resolve(&Request::from_process(arguments).with_quick_start())?;
     warn(&config);
     let model = if config.is_quick_start() { "quick-start" } else { "" };
     let model = match (model, config.entry("model_name").value.as_str()) {

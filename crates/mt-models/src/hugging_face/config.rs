@@ -9,6 +9,11 @@ use crate::{ModelError, families::FAMILIES};
 /// The name of the file that says what model a directory holds.
 const FILE: &str = "config.json";
 
+/// The file that says what model a directory holds.
+pub fn description_path(directory: &Path) -> PathBuf {
+    directory.join(FILE)
+}
+
 /// A model's `config.json`.
 #[derive(Clone, Debug)]
 pub struct HuggingFaceConfig {

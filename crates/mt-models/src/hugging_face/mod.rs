@@ -5,7 +5,7 @@ mod exported;
 mod tensors;
 mod weights;
 
-pub use config::{HuggingFaceConfig, Settings, settings_of};
+pub use config::{HuggingFaceConfig, Settings, description_path, settings_of};
 pub(crate) use config::{common, gemma, layer_types};
 pub use exported::config_of;
 pub(crate) use exported::{common_config, layer_type_names, window, windows_and_caps};

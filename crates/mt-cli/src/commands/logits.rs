@@ -1,0 +1,178 @@
+//! `maxtext logits`.
+
+use std::{fs, path::Path};
+
+use mt_config::{Config, LoadConfig, LogitsGroup, Request, run_directory_of, saved_config_path};
+use mt_engine::{compile_settings, load_model, score};
+use mt_shape::HostArray;
+use serde_json::json;
+
+use crate::{
+    arguments::Logits,
+    commands::{resolve, warn},
+    failure::{Failure, print},
+    numpy,
+};
+
+/// Runs `maxtext logits`.
+pub fn run(mut command: Logits) -> Result<(), Failure> {
+    command.json |= command.settings.take_flag("--json");
+    let config = configure(command.settings.settings)?;
+    warn(&config);
+    let group = LogitsGroup::from_config(&config)?;
+    let load = LoadConfig::from_config(&config)?;
+    let (Some(tokens), Some(output)) = (&group.tokens_path, &group.logits_path) else {
+        unreachable!("the group is checked")
+    };
+    let rows = read_tokens(tokens)?;
+    let golden = command.compare.as_deref().map(numpy::read).transpose()?;
+    let loaded = load_model(&load)?;
+    let scores = score(&loaded, &rows, command.intermediates.is_some(), &compile_settings(&load.debug))?;
+    numpy::write(output, &scores.logits)?;
+    eprintln!("wrote logits {:?} to `{}`", scores.logits.dims(), output.display());
+    if let Some(directory) = &command.intermediates {
+        let cannot = |error| Failure::run(format!("cannot create `{}`: {error}", directory.display()));
+        fs::create_dir_all(directory).map_err(cannot)?;
+        for (name, array) in &scores.intermediates {
+            numpy::write(&directory.join(format!("{name}.npy")), array)?;
+        }
+        eprintln!("wrote {} arrays to `{}`", scores.intermediates.len(), directory.display());
+    }
+    let (Some(path), Some(golden)) = (&command.compare, golden) else { return Ok(()) };
+    if golden.dims() != scores.logits.dims() {
+        return Err(Failure::user(format!(
+            "`{}` has the shape {:?}, but the logits are {:?}\nhint: compare logits of the same tokens and vocabulary",
+            path.display(),
+            golden.dims(),
+            scores.logits.dims()
+        )));
+    }
+    let comparison = Comparison::of(&scores.logits, &golden, &rows);
+    print(&if command.json { comparison.json().to_string() } else { comparison.text() })
+}
+
+/// The configuration, on top of that of the run whose weights are loaded.
+fn configure(arguments: Vec<String>) -> Result<Config, Failure> {
+    let request = Request::from_process(arguments);
+    let given = resolve(&request)?;
+    let path = |key: &str| given.entry(key).value.as_str().filter(|path| !path.is_empty()).map(str::to_owned);
+    let named = path("load_parameters_path").or_else(|| path("load_full_state_path"));
+    match named.and_then(|path| run_directory_of(Path::new(&path))) {
+        Some(run) => Ok(resolve(&request.over_saved(saved_config_path(&run)))?),
+        None => Ok(given),
+    }
+}
+
+fn read_tokens(path: &Path) -> Result<Vec<Vec<u32>>, Failure> {
+    let text = fs::read_to_string(path).map_err(|error| {
+        Failure::user(format!(
+            "cannot read the tokens in `{}`: {error}\nhint: `tokens_path` names a JSON file such as [[1, 2, 3], [4, 5]]",
+            path.display()
+        ))
+    })?;
+    serde_json::from_str(&text).map_err(|error| {
+        Failure::user(format!(
+            "`{}` is no JSON list of lists of tokens: {error}\nhint: write one list a row, such as [[1, 2, 3], [4, 5]]",
+            path.display()
+        ))
+    })
+}
+
+/// How far two sets of logits are apart, over the positions of all rows.
+struct Comparison {
+    num_positions: usize,
+    max_absolute: f64,
+    /// Over the standard deviation of the golden logits.
+    max_in_deviations: f64,
+    /// Of the distributions that the golden logits and ours mean; in nats.
+    mean_divergence: f64,
+    max_divergence: f64,
+    top_1: f64,
+    /// How much of the golden five likeliest tokens ours have.
+    top_5: f64,
+}
+
+impl Comparison {
+    fn of(ours: &HostArray, golden: &HostArray, rows: &[Vec<u32>]) -> Self {
+        let (length, vocab) = (ours.dims()[1], ours.dims()[2]);
+        let (ours, golden) = (ours.to_f64(), golden.to_f64());
+        let places: Vec<usize> = rows
+            .iter()
+            .enumerate()
+            .flat_map(|(row, tokens)| {
+                (0..tokens.len()).map(move |position| (row * length + position) * vocab)
+            })
+            .collect();
+        let of = |all: &[f64]| -> Vec<f64> {
+            places.iter().flat_map(|from| all[*from..from + vocab].to_vec()).collect()
+        };
+        let (ours, golden) = (of(&ours), of(&golden));
+        let mean = golden.iter().sum::<f64>() / golden.len() as f64;
+        let variance = golden.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / golden.len() as f64;
+        let max_absolute = ours.iter().zip(&golden).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        let (mut divergences, mut top_1, mut top_5) = (Vec::new(), 0.0, 0.0);
+        for (ours, golden) in ours.chunks(vocab).zip(golden.chunks(vocab)) {
+            let (p, q) = (log_softmax(golden), log_softmax(ours));
+            divergences.push(p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>().max(0.0));
+            let (best, wanted) = (likeliest(ours, 5), likeliest(golden, 5));
+            top_1 += f64::from(u8::from(best[0] == wanted[0]));
+            let shared = wanted.iter().filter(|token| best.contains(token)).count();
+            top_5 += shared as f64 / wanted.len() as f64;
+        }
+        let count = divergences.len() as f64;
+        Self {
+            num_positions: divergences.len(),
+            max_absolute,
+            max_in_deviations: max_absolute / variance.sqrt().max(f64::MIN_POSITIVE),
+            mean_divergence: divergences.iter().sum::<f64>() / count,
+            max_divergence: divergences.iter().copied().fold(0.0, f64::max),
+            top_1: top_1 / count,
+            top_5: top_5 / count,
+        }
+    }
+
+    fn text(&self) -> String {
+        format!(
+            "positions                {}\n\
+             largest difference       {:.3e}\n\
+             … in standard deviations {:.3e}\n\
+             KL divergence, mean      {:.3e}\n\
+             KL divergence, largest   {:.3e}\n\
+             same likeliest token     {:.2} %\n\
+             same five likeliest      {:.2} %",
+            self.num_positions,
+            self.max_absolute,
+            self.max_in_deviations,
+            self.mean_divergence,
+            self.max_divergence,
+            100.0 * self.top_1,
+            100.0 * self.top_5,
+        )
+    }
+
+    fn json(&self) -> serde_json::Value {
+        json!({
+            "positions": self.num_positions,
+            "max_absolute_difference": self.max_absolute,
+            "max_relative_difference": self.max_in_deviations,
+            "mean_kl_divergence": self.mean_divergence,
+            "max_kl_divergence": self.max_divergence,
+            "top_1_agreement": self.top_1,
+            "top_5_agreement": self.top_5,
+        })
+    }
+}
+
+fn log_softmax(scores: &[f64]) -> Vec<f64> {
+    let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sum = scores.iter().map(|score| (score - largest).exp()).sum::<f64>().ln();
+    scores.iter().map(|score| score - largest - sum).collect()
+}
+
+/// The tokens with the largest scores, the largest first.
+fn likeliest(scores: &[f64], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+    order.truncate(count);
+    order
+}
