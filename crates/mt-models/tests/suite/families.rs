@@ -1,66 +1,20 @@
 //! Every family against transformers' models; `goldens/families/generate.py` made the directories.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use mt_config::{Config, ModelGroup, Request, value_text};
 use mt_models::{
-    Forward, Model, build_decoder,
+    Forward, Model,
     decoder::Decoder,
-    hugging_face::{Weights, settings_of, write_weights},
+    hugging_face::{Weights, write_weights},
 };
 use mt_runtime::testing;
 use mt_shape::{DType, HostArray, Placement};
 use mt_trace::program;
 
-use crate::harness::{Batch, Golden, declare, declare_batch, largest_error, options};
-
-/// A directory with a model and what it computes.
-struct Family {
-    name: &'static str,
-    directory: PathBuf,
-    golden: Golden,
-}
-
-impl Family {
-    fn open(name: &'static str) -> Self {
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/families").join(name);
-        Self { name, directory, golden: Golden::open(&format!("families/{name}/golden.safetensors")) }
-    }
-
-    fn group(&self, keys: &[&str]) -> ModelGroup {
-        let settings = settings_of(&self.directory).unwrap_or_else(|error| panic!("{}: {error}", self.name));
-        let mut arguments: Vec<String> = settings
-            .into_pairs()
-            .into_iter()
-            .map(|(key, value)| format!("{key}={}", value_text(&value)))
-            .collect();
-        arguments.push("dtype=float32".to_owned());
-        arguments.extend(keys.iter().map(|key| (*key).to_owned()));
-        let config = Config::resolve(&Request { arguments, ..Request::default() })
-            .unwrap_or_else(|error| panic!("{}: {error}", self.name));
-        ModelGroup::from_config(&config).unwrap_or_else(|error| panic!("{}: {error}", self.name))
-    }
-
-    fn model(&self, keys: &[&str]) -> Decoder {
-        build_decoder(&self.group(keys)).unwrap_or_else(|error| panic!("{}: {error}", self.name))
-    }
-
-    fn parameters(&self, model: &Decoder) -> Vec<HostArray> {
-        let runtime = testing::cpu(1);
-        let weights =
-            Weights::open(model, &self.directory).unwrap_or_else(|error| panic!("{}: {error}", self.name));
-        let arrays = weights.load(runtime, &Placement::single(), model, Some(DType::F32)).unwrap();
-        arrays.iter().map(|array| array.to_host().unwrap()).collect()
-    }
-
-    fn batch(&self) -> Batch {
-        let tokens = self.golden.array("tokens");
-        let [rows, length] = *tokens.dims() else { panic!("tokens have two dimensions") };
-        let mut batch = Batch::whole(rows, length, 8);
-        batch.arrays[0] = tokens;
-        batch
-    }
-}
+use crate::{
+    directory::Directory,
+    harness::{Batch, declare, declare_batch, largest_error, options},
+};
 
 /// The logits of a batch, and what layers made, by name.
 fn run(model: &Decoder, parameters: &[HostArray], batch: &Batch) -> (HostArray, Vec<(String, HostArray)>) {
@@ -83,24 +37,20 @@ fn run(model: &Decoder, parameters: &[HostArray], batch: &Batch) -> (HostArray, 
 }
 
 #[track_caller]
-fn check(name: &'static str) {
-    let family = Family::open(name);
-    let batch = family.batch();
-    let expected = family.golden.array("logits").to_f64();
-    let shares = family.model(&["scan_layers=false"]).config().shares_layers();
-    let scans: &[&str] =
-        if shares { &["scan_layers=false"] } else { &["scan_layers=true", "scan_layers=false"] };
-    for scan in scans {
-        let model = family.model(&[scan]);
-        let (logits, taps) = run(&model, &family.parameters(&model), &batch);
+fn check(name: &str) {
+    let directory = Directory::open(name);
+    let (golden, batch) = (directory.golden(), directory.batch());
+    let expected = golden.array("logits").to_f64();
+    for scan in directory.scans() {
+        let model = directory.model(&[scan]);
+        let (logits, taps) = run(&model, &directory.parameters(&model), &batch);
         let num_layers = model.config().layers.len();
         let mut wrong = Vec::new();
         for layer in 0..=num_layers {
             let tap =
                 if layer == 0 { "embedding".to_owned() } else { format!("layers.{}.output", layer - 1) };
             let (_, made) = taps.iter().find(|(name, _)| *name == tap).unwrap();
-            let error =
-                largest_error(&made.to_f64(), &family.golden.array(&format!("hidden_{layer}")).to_f64());
+            let error = largest_error(&made.to_f64(), &golden.array(&format!("hidden_{layer}")).to_f64());
             if error > 1e-4 {
                 wrong.push(format!("`{tap}` differs by {error:e} deviations"));
             }
@@ -201,20 +151,14 @@ fn weights_come_back() {
         ("olmo3_yarn", DType::F32),
         ("gpt2_two_layers", DType::F32),
     ] {
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/families").join(name);
-        let family =
-            Family { name, directory, golden: Golden::open("families/llama_yarn/golden.safetensors") };
-        let shares = family.model(&["scan_layers=false"]).config().shares_layers();
-        for scan in ["scan_layers=true", "scan_layers=false"] {
-            if shares && scan == "scan_layers=true" {
-                continue;
-            }
-            let model = family.model(&[scan]);
-            let weights = Weights::open(&model, &family.directory).unwrap();
+        let directory = Directory::open(name);
+        for scan in directory.scans() {
+            let model = directory.model(&[scan]);
+            let weights = Weights::open(&model, &directory.path).unwrap();
             let arrays = weights.load(runtime, &Placement::single(), &model, Some(dtype)).unwrap();
             let target = tempfile::tempdir().unwrap();
             write_weights(&model, &arrays, dtype, target.path(), Default::default()).unwrap();
-            assert!(contents(&family.directory) == contents(target.path()), "{name} {scan}");
+            assert!(contents(&directory.path) == contents(target.path()), "{name} {scan}");
         }
     }
 }

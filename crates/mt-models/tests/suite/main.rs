@@ -2,10 +2,12 @@
 //! them, and at the checkpoint boundary.
 
 mod decode;
+mod directory;
 mod equivalence;
 mod families;
 mod harness;
 mod length;
 mod placement;
 mod reference;
+mod training;
 mod trees;

@@ -1,92 +1,55 @@
 //! Training on 8 devices equals training on one, and each device holds its share of the parameters.
 
-use mt_ir::Program;
-use mt_models::{Forward, Model};
-use mt_nn::token_cross_entropy;
-use mt_optim::{AdamW, Moments, WarmupCosine, clip_by_global_norm, global_norm};
-use mt_runtime::{Array, CompileSettings, Input, testing::cpu};
-use mt_shape::{DType, Placement};
-use mt_trace::program;
 use std::sync::Arc;
 
-use crate::harness::{Batch, Parameters, declare, declare_batch, model, options, parameters, placement};
+use mt_models::{Model, hugging_face::Weights};
+use mt_nn::ParamSpec;
+use mt_optim::WarmupCosine;
+use mt_runtime::testing::cpu;
+use mt_shape::{Path, Placement};
+
+use crate::{
+    directory::Directory,
+    harness::{Batch, model, parameters, placement},
+    training::{Trained, placed, train},
+};
 
 const NUM_STEPS: usize = 3;
-const ROWS: usize = 8;
-const LENGTH: usize = 24;
-
-const OPTIMIZER: AdamW = AdamW {
-    b1: 0.9,
-    b2: 0.95,
-    epsilon: 1e-8,
-    epsilon_root: 0.0,
-    weight_decay: 0.1,
-    first_moment_dtype: DType::F32,
-};
 const SCHEDULE: WarmupCosine =
     WarmupCosine { peak: 1e-2, warmup_steps: 1, total_steps: 10, final_fraction: 0.1 };
 
-/// A training step: state and batch to the next state and the loss.
-fn step_program(model: &dyn Model, placement: &Arc<Placement>) -> Program {
-    let specs = model.parameters();
-    program(&options("train_step", placement.clone()), |inputs| {
-        let parameters = declare(inputs, "params", &specs, true);
-        let first = declare(inputs, "mu", &specs, true);
-        let moments = Moments { first, second: declare(inputs, "nu", &specs, true) };
-        let step = inputs.input("step", DType::I32, &[], &[], true);
-        let (tokens, [targets, segmentation]) = declare_batch(inputs, ROWS, LENGTH);
-        let region = inputs.region();
-        let dropout = Some(region.key(4).fold_in(step));
-        let (loss, [], gradients) =
-            region.value_and_grad(&Parameters(parameters.clone()), |_, parameters| {
-                let (logits, _) =
-                    model.logits(&parameters.0, tokens, Forward { dropout, ..Forward::default() });
-                (token_cross_entropy(logits, targets, segmentation).mean(), [])
-            });
-        let gradients: Vec<_> = gradients
-            .0
-            .iter()
-            .zip(&specs)
-            .map(|(gradient, (_, spec))| gradient.constrain(&spec.logical_axes))
-            .collect();
-        let clipped = clip_by_global_norm(&gradients, global_norm(&gradients), 1.0);
-        let (next, moments) = OPTIMIZER.update(&parameters, &clipped, &moments, step, SCHEDULE.at(step));
-        let state = next.iter().chain(&moments.first).chain(&moments.second);
-        let logical = specs.iter().cycle().map(|(_, spec)| &spec.logical_axes);
-        let mut outputs: Vec<_> =
-            state.zip(logical).map(|(tensor, logical)| inputs.output("state", *tensor, logical)).collect();
-        outputs.push(inputs.replicated("step", step + 1.0));
-        outputs.push(inputs.replicated("loss", loss));
-        outputs
-    })
-    .unwrap()
+fn batch(vocab: usize) -> Batch {
+    Batch::packed(&[&[9, 15], &[24], &[5, 7], &[24], &[24], &[1, 23], &[20], &[24]], 24, vocab)
 }
 
-/// The losses of each step, and the bytes of the state, without the step's number, on each device.
-fn train(model: &dyn Model, placement: &Arc<Placement>) -> (Vec<f64>, Vec<usize>) {
-    let runtime = cpu(placement.mesh().num_devices());
-    let step = runtime.compile(&step_program(model, placement), &CompileSettings::default()).unwrap();
-    let values = parameters(model);
-    let zeros: Vec<_> =
-        values.iter().map(|value| mt_shape::HostArray::zeros(DType::F32, value.dims())).collect();
-    let batch = Batch::packed(&[&[9, 15], &[24], &[5, 7], &[24], &[24], &[1, 23], &[20], &[24]], LENGTH, 256);
-    let place = |index: usize, array: &mt_shape::HostArray| {
-        Array::from_host(runtime, array, &step.inputs()[index].sharding).unwrap()
-    };
-    let count = mt_shape::HostArray::zeros(DType::I32, &[]);
-    let state = [values, zeros.clone(), zeros, vec![count]].concat();
-    let num_state = state.len();
-    let mut state: Vec<Array> = state.iter().enumerate().map(|(index, array)| place(index, array)).collect();
-    let batch: Vec<Array> =
-        batch.arrays.iter().enumerate().map(|(index, array)| place(num_state + index, array)).collect();
-    let mut losses = Vec::new();
-    for _ in 0..NUM_STEPS {
-        let inputs = state.into_iter().map(Input::Donate).chain(batch.iter().map(Input::Borrow)).collect();
-        state = step.run(inputs).unwrap();
-        losses.push(state.pop().unwrap().to_host().unwrap().to_f64()[0]);
+/// Trains a model from the values that all of its kind start with.
+fn trained(model: &dyn Model, placement: &Arc<Placement>) -> Trained {
+    let first = placed(model, placement, &parameters(model));
+    train(model, placement, first, &batch(256), SCHEDULE, NUM_STEPS)
+}
+
+#[track_caller]
+fn assert_same_losses(what: &str, actual: &Trained, expected: &Trained) {
+    assert!(expected.losses[NUM_STEPS - 1] < expected.losses[0], "it learns: {:?}", expected.losses);
+    for (step, (actual, expected)) in actual.losses.iter().zip(&expected.losses).enumerate() {
+        let error = (actual - expected).abs() / expected;
+        assert!(error <= 1e-5, "{what}: loss {actual} of step {step} is not {expected}");
     }
-    let bytes = |device| state[..num_state - 1].iter().map(|array| array.bytes_on_device(device)).sum();
-    (losses, (0..runtime.num_devices()).map(bytes).collect())
+}
+
+/// Compares bytes on the devices with those of parameters and both moments that are split in so many parts each.
+#[track_caller]
+fn assert_split(
+    what: &str,
+    model: &dyn Model,
+    trained: &Trained,
+    parts: impl Fn(&Path, &ParamSpec) -> usize,
+) {
+    let specs = model.parameters();
+    let each = specs.iter().map(|(path, spec)| 3 * 4 * spec.num_elements() / parts(path, spec));
+    let expected: usize = each.sum();
+    let bytes = &trained.bytes;
+    assert!(bytes.iter().all(|bytes| *bytes == expected), "{what}: {bytes:?}, not {expected}");
 }
 
 /// How much of a matrix and of a norm's vector a device holds.
@@ -100,23 +63,23 @@ struct Share {
 fn check(arguments: &[&str], mesh: &[&str], share: Share) {
     for scan in ["scan_layers=true", "scan_layers=false"] {
         let model = model(&[arguments, &[scan]].concat());
-        let (expected, _) = train(&*model, &Arc::new(Placement::single()));
-        let (actual, bytes) = train(&*model, &placement(mesh, 8));
-        assert!(expected[NUM_STEPS - 1] < expected[0], "it learns: {expected:?}");
-        for (step, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
-            let error = (actual - expected).abs() / expected;
-            assert!(error <= 1e-5, "{mesh:?} {scan}: loss {actual} of step {step} is not {expected}");
-        }
-        let expected: usize = model
-            .parameters()
-            .iter()
-            .map(|(path, spec)| {
-                let is_vector = path.segments().last().unwrap() == "scale";
-                3 * 4 * spec.num_elements() / if is_vector { share.vectors } else { share.matrices }
-            })
-            .sum();
-        assert!(bytes.iter().all(|bytes| *bytes == expected), "{mesh:?} {scan}: {bytes:?}, not {expected}");
+        let what = format!("{mesh:?} {scan}");
+        let expected = trained(&*model, &Arc::new(Placement::single()));
+        let actual = trained(&*model, &placement(mesh, 8));
+        assert_same_losses(&what, &actual, &expected);
+        assert_split(
+            &what,
+            &*model,
+            &actual,
+            |path, _| {
+                if is_vector(path) { share.vectors } else { share.matrices }
+            },
+        );
     }
+}
+
+fn is_vector(path: &Path) -> bool {
+    path.segments().last().unwrap() == "scale"
 }
 
 const FSDP: &[&str] = &["ici_fsdp_parallelism=8"];
@@ -164,29 +127,59 @@ fn heads_that_the_mesh_does_not_divide() {
     let placement = placement(FSDP_AND_TENSOR, 8);
     for scan in ["scan_layers=true", "scan_layers=false"] {
         let model = model(&[&arguments[..], &[scan]].concat());
-        let (expected, _) = train(&*model, &Arc::new(Placement::single()));
-        let (actual, bytes) = train(&*model, &placement);
-        for (actual, expected) in actual.iter().zip(&expected) {
-            assert!((actual - expected).abs() <= 1e-5 * expected, "{scan}: {actual} is not {expected}");
-        }
-        let expected: usize = model
-            .parameters()
-            .iter()
-            .map(|(path, spec)| {
-                let is_attention = path.segments().iter().any(|segment| segment == "attention");
-                let is_vector = path.segments().last().unwrap() == "scale";
-                let parts = if is_attention {
-                    4
-                } else if is_vector {
-                    2
-                } else {
-                    8
-                };
-                3 * 4 * spec.num_elements() / parts
-            })
-            .sum();
-        assert!(bytes.iter().all(|bytes| *bytes == expected), "{scan}: {bytes:?}, not {expected}");
+        let expected = trained(&*model, &Arc::new(Placement::single()));
+        let actual = trained(&*model, &placement);
+        assert_same_losses(scan, &actual, &expected);
+        assert_split(scan, &*model, &actual, |path, _| {
+            let is_attention = path.segments().iter().any(|segment| segment == "attention");
+            if is_attention {
+                4
+            } else if is_vector(path) {
+                2
+            } else {
+                8
+            }
+        });
     }
     let noted: Vec<String> = placement.notes().iter().map(|note| note.logical_axis.clone()).collect();
     assert!(noted.contains(&"q_heads".to_owned()) && noted.contains(&"kv_heads".to_owned()), "{noted:?}");
+}
+
+#[test]
+fn imported_weights_go_to_their_devices() {
+    // Gemma's one key head stays whole on both devices of a pair.
+    for (name, key_value_parts) in [("qwen3_untied", 8), ("gemma3_cycle_of_six", 4)] {
+        let directory = Directory::open(name);
+        for scan in directory.scans() {
+            let model = directory.model(&[scan]);
+            let weights = Weights::open(&model, &directory.path).unwrap();
+            let run = |placement: &Arc<Placement>| {
+                let runtime = cpu(placement.mesh().num_devices());
+                let arrays = weights.load(runtime, placement, &model, None).unwrap();
+                let bytes: Vec<usize> = (0..runtime.num_devices())
+                    .map(|device| arrays.iter().map(|array| array.bytes_on_device(device)).sum())
+                    .collect();
+                let batch = batch(model.config().vocab.size);
+                (bytes, train(&model, placement, arrays, &batch, SCHEDULE, NUM_STEPS))
+            };
+            let (whole, expected) = run(&Arc::new(Placement::single()));
+            let (loaded, actual) = run(&placement(FSDP_AND_TENSOR, 8));
+            let what = format!("{name} {scan}");
+            assert_eq!(whole, [4 * model.num_parameters()], "{what}");
+            let thirds: Vec<usize> = actual.bytes.iter().map(|bytes| bytes / 3).collect();
+            assert_eq!(loaded, thirds, "{what}: parameters stay where they were loaded to");
+            assert_same_losses(&what, &actual, &expected);
+            assert_split(&what, &model, &actual, |path, _| {
+                let is_key_value =
+                    path.segments().iter().any(|segment| segment == "key" || segment == "value");
+                if is_vector(path) {
+                    2
+                } else if is_key_value {
+                    key_value_parts
+                } else {
+                    8
+                }
+            });
+        }
+    }
 }

@@ -1,0 +1,213 @@
+//! Gradients and training steps from imported weights against PyTorch's; `goldens/families/generate.py` made the
+//! values.
+
+use std::sync::Arc;
+
+use mt_ir::Program;
+use mt_models::{Forward, Model};
+use mt_nn::token_cross_entropy;
+use mt_optim::{AdamW, Moments, WarmupCosine, clip_by_global_norm, global_norm};
+use mt_runtime::{Array, CompileSettings, Input, testing::cpu};
+use mt_shape::{DType, HostArray, Placement};
+use mt_trace::program;
+
+use crate::{
+    directory::Directory,
+    harness::{
+        Batch, Golden, Parameters, declare, declare_batch, from_hugging_face, gradients, options,
+        relative_error,
+    },
+};
+
+const OPTIMIZER: AdamW = AdamW {
+    b1: 0.9,
+    b2: 0.95,
+    epsilon: 1e-8,
+    epsilon_root: 0.0,
+    weight_decay: 0.1,
+    first_moment_dtype: DType::F32,
+};
+
+/// A rate that stays at its peak.
+const CONSTANT: WarmupCosine =
+    WarmupCosine { peak: 1e-2, warmup_steps: 0, total_steps: 10, final_fraction: 1.0 };
+
+/// A training step: state and batch to the next state, the loss and the norm of the gradients before they are clipped.
+fn step_program(
+    model: &dyn Model,
+    placement: &Arc<Placement>,
+    batch: &Batch,
+    schedule: WarmupCosine,
+) -> Program {
+    let specs = model.parameters();
+    program(&options("train_step", placement.clone()), |inputs| {
+        let parameters = declare(inputs, "params", &specs, true);
+        let first = declare(inputs, "mu", &specs, true);
+        let moments = Moments { first, second: declare(inputs, "nu", &specs, true) };
+        let step = inputs.input("step", DType::I32, &[], &[], true);
+        let (tokens, [targets, segmentation]) = declare_batch(inputs, batch.rows, batch.length);
+        let region = inputs.region();
+        let dropout = Some(region.key(4).fold_in(step));
+        let (loss, [], gradients) =
+            region.value_and_grad(&Parameters(parameters.clone()), |_, parameters| {
+                let (logits, _) =
+                    model.logits(&parameters.0, tokens, Forward { dropout, ..Forward::default() });
+                (token_cross_entropy(logits, targets, segmentation).mean(), [])
+            });
+        let gradients: Vec<_> = gradients
+            .0
+            .iter()
+            .zip(&specs)
+            .map(|(gradient, (_, spec))| gradient.constrain(&spec.logical_axes))
+            .collect();
+        let norm = global_norm(&gradients);
+        let clipped = clip_by_global_norm(&gradients, norm, 1.0);
+        let (next, moments) = OPTIMIZER.update(&parameters, &clipped, &moments, step, schedule.at(step));
+        let state = next.iter().chain(&moments.first).chain(&moments.second);
+        let logical = specs.iter().cycle().map(|(_, spec)| &spec.logical_axes);
+        let mut outputs: Vec<_> =
+            state.zip(logical).map(|(tensor, logical)| inputs.output("state", *tensor, logical)).collect();
+        outputs.push(inputs.replicated("step", step + 1.0));
+        outputs.push(inputs.replicated("loss", loss));
+        outputs.push(inputs.replicated("norm", norm));
+        outputs
+    })
+    .unwrap()
+}
+
+/// What comes of training steps.
+pub struct Trained {
+    pub losses: Vec<f64>,
+    /// Of the gradients, before they are clipped.
+    pub norms: Vec<f64>,
+    pub parameters: Vec<Array>,
+    /// The bytes of parameters and moments on each device.
+    pub bytes: Vec<usize>,
+}
+
+/// Takes this many steps from parameters on the devices.
+pub fn train(
+    model: &dyn Model,
+    placement: &Arc<Placement>,
+    parameters: Vec<Array>,
+    batch: &Batch,
+    schedule: WarmupCosine,
+    num_steps: usize,
+) -> Trained {
+    let runtime = cpu(placement.mesh().num_devices());
+    let program = step_program(model, placement, batch, schedule);
+    let step = runtime.compile(&program, &CompileSettings::default()).unwrap();
+    let place = |index: usize, array: &HostArray| {
+        Array::from_host(runtime, array, &step.inputs()[index].sharding).unwrap()
+    };
+    let num_parameters = parameters.len();
+    let mut state = parameters;
+    for index in num_parameters..3 * num_parameters {
+        let zeros = HostArray::zeros(DType::F32, state[index - num_parameters].dims());
+        state.push(place(index, &zeros));
+    }
+    state.push(place(3 * num_parameters, &HostArray::zeros(DType::I32, &[])));
+    let num_state = state.len();
+    let batch: Vec<Array> =
+        batch.arrays.iter().enumerate().map(|(index, array)| place(num_state + index, array)).collect();
+    let (mut losses, mut norms) = (Vec::new(), Vec::new());
+    for _ in 0..num_steps {
+        let inputs = state.into_iter().map(Input::Donate).chain(batch.iter().map(Input::Borrow)).collect();
+        state = step.run(inputs).unwrap();
+        norms.push(state.pop().unwrap().to_host().unwrap().to_f64()[0]);
+        losses.push(state.pop().unwrap().to_host().unwrap().to_f64()[0]);
+    }
+    let bytes = |device| state[..num_state - 1].iter().map(|array| array.bytes_on_device(device)).sum();
+    let bytes = (0..runtime.num_devices()).map(bytes).collect();
+    state.truncate(num_parameters);
+    Trained { losses, norms, parameters: state, bytes }
+}
+
+/// Puts parameters where a model's specifications say.
+pub fn placed(model: &dyn Model, placement: &Arc<Placement>, parameters: &[HostArray]) -> Vec<Array> {
+    let runtime = cpu(placement.mesh().num_devices());
+    let place = |(spec, array): (&mt_nn::ParamSpec, &HostArray)| {
+        let sharding = placement.sharding(&spec.logical_axes, &spec.dims());
+        Array::from_host(runtime, array, &sharding).unwrap()
+    };
+    let specs = model.parameters();
+    specs.iter().map(|(_, spec)| spec).zip(parameters).map(place).collect()
+}
+
+/// The reference's tokens, each to predict the next one of its row.
+fn batch(directory: &Directory) -> Batch {
+    let mut batch = directory.batch();
+    let (rows, length) = (batch.rows, batch.length);
+    let tokens = batch.arrays[0].as_slice::<i32>().unwrap().to_vec();
+    let next = |index: usize| if (index + 1) % length == 0 { 0 } else { tokens[index + 1] };
+    let targets: Vec<i32> = (0..rows * length).map(next).collect();
+    let counts: Vec<i32> = (0..rows * length).map(|index| i32::from((index + 1) % length != 0)).collect();
+    let array = |values: &[i32]| HostArray::from_slice(DType::I32, &[rows, length], values).unwrap();
+    (batch.arrays[3], batch.arrays[4]) = (array(&targets), array(&counts));
+    batch
+}
+
+const TRAINED: &[&str] = &["llama_six_on_two", "gemma2_even", "qwen3_untied"];
+
+/// Every tensor of the model, from the file's tensors.
+fn in_layout(model: &mt_models::decoder::Decoder, golden: &Golden) -> Vec<HostArray> {
+    from_hugging_face(model, &|name| golden.array(name))
+}
+
+#[test]
+fn gradients_match() {
+    for name in TRAINED {
+        let directory = Directory::open(name);
+        let (golden, batch) = (directory.values("gradients"), batch(&directory));
+        let loss = golden.array("loss").to_f64()[0];
+        for scan in directory.scans() {
+            for remat in ["remat_policy=none", "remat_policy=full"] {
+                for attention in ["attention=dot_product", "attention=flash"] {
+                    let way = [*scan, remat, attention];
+                    let model = directory.model(&way);
+                    let results = gradients(&model, &directory.parameters(&model), &batch);
+                    let error = (results.loss - loss).abs() / loss;
+                    assert!(error <= 1e-5, "{name} {way:?}: loss {} is not {loss}", results.loss);
+                    let expected = in_layout(&model, &golden);
+                    for (((path, _), actual), expected) in
+                        model.parameters().iter().zip(&results.gradients).zip(&expected)
+                    {
+                        let error = relative_error(&actual.to_f64(), &expected.to_f64());
+                        assert!(error <= 1e-4, "{name} {way:?}: gradient of `{path}` differs by {error:e}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn three_steps_match() {
+    let placement = Arc::new(Placement::single());
+    for name in TRAINED {
+        let directory = Directory::open(name);
+        let (golden, batch) = (directory.values("adamw"), batch(&directory));
+        let (losses, norms) = (golden.array("losses").to_f64(), golden.array("gradient_norms").to_f64());
+        assert!(norms.iter().any(|norm| *norm > 1.0), "{name}: nothing is clipped: {norms:?}");
+        for scan in directory.scans() {
+            let model = directory.model(&[scan]);
+            let first = directory.parameters(&model);
+            let arrays = placed(&model, &placement, &first);
+            let trained = train(&model, &placement, arrays, &batch, CONSTANT, losses.len());
+            for (actual, expected) in [(&trained.losses, &losses), (&trained.norms, &norms)] {
+                let error = relative_error(actual, expected);
+                assert!(error <= 1e-4, "{name} {scan}: {actual:?}, not {expected:?}");
+            }
+            let expected = in_layout(&model, &golden);
+            for (index, (path, _)) in model.parameters().iter().enumerate() {
+                let first = first[index].to_f64();
+                let update = |last: Vec<f64>| -> Vec<f64> {
+                    last.iter().zip(&first).map(|(last, first)| last - first).collect()
+                };
+                let actual = update(trained.parameters[index].to_host().unwrap().to_f64());
+                let error = relative_error(&actual, &update(expected[index].to_f64()));
+                assert!(error <= 1e-3, "{name} {scan}: update of `{path}` differs by {error:e}");
+            }
+        }
+    }
+}
