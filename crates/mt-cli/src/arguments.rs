@@ -266,6 +266,23 @@ impl Settings {
         self.settings.retain(|argument| argument != flag);
         self.settings.len() < before
     }
+
+    /// Takes out an option and its value, given behind keys as `--option value` or `--option=value`.
+    pub fn take_option(&mut self, option: &str) -> Option<String> {
+        let joined = format!("{option}=");
+        let place =
+            self.settings.iter().position(|argument| argument == option || argument.starts_with(&joined))?;
+        let argument = self.settings.remove(place);
+        match argument.strip_prefix(&joined) {
+            Some(value) => Some(value.to_owned()),
+            None if place < self.settings.len() => Some(self.settings.remove(place)),
+            // Put back, so that the option without its value is reported.
+            None => {
+                self.settings.push(argument);
+                None
+            }
+        }
+    }
 }
 
 /// What to decode, and how to write it.

@@ -17,6 +17,13 @@ use crate::{
 /// Runs `maxtext logits`.
 pub fn run(mut command: Logits) -> Result<(), Failure> {
     command.json |= command.settings.take_flag("--json");
+    for (option, value) in
+        [("--compare", &mut command.compare), ("--intermediates", &mut command.intermediates)]
+    {
+        if let Some(given) = command.settings.take_option(option) {
+            *value = Some(given.into());
+        }
+    }
     let config = configure(command.settings.settings)?;
     warn(&config);
     let group = LogitsGroup::from_config(&config)?;
