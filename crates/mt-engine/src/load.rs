@@ -5,12 +5,12 @@ use std::{
     sync::Arc,
 };
 
-use mt_checkpoint::{Checkpoint, SkippedStep, WeightsDirectory, complete_steps, latest_valid};
+use mt_checkpoint::{Checkpoint, SkippedStep, complete_steps, latest_valid};
 use mt_config::{DebugGroup, DecodeConfig, LoadConfig, TokenizerGroup, TokenizerType, tokenizer_directory};
 use mt_data::{Tokenizer, TokenizerKind};
 use mt_models::{
     Model, Slot, StateError, build, expected_arrays,
-    hugging_face::{Weights, is_hugging_face as is_published},
+    hugging_face::{Weights, check_files, is_hugging_face as is_published},
     load_slot, start_runtime,
 };
 use mt_runtime::{Array, CompileSettings, Runtime};
@@ -121,7 +121,7 @@ pub fn compile_settings(debug: &DebugGroup) -> CompileSettings {
 /// There is none, or its description is damaged or of a kind that cannot be read.
 pub fn check_checkpoint(path: &Path) -> Result<(), EngineError> {
     if is_published(path) {
-        WeightsDirectory::open(path)?;
+        check_files(path)?;
         return Ok(());
     }
     // That the newest step is damaged is no matter: loading passes it over.

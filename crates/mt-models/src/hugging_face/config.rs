@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
+use super::consolidated;
 use crate::{ModelError, families::FAMILIES};
 
 /// The name of the file that says what model a directory holds.
@@ -11,7 +12,7 @@ const FILE: &str = "config.json";
 
 /// The file that says what model a directory holds.
 pub fn description_path(directory: &Path) -> PathBuf {
-    directory.join(FILE)
+    directory.join(if consolidated::is_at(directory) { consolidated::PARAMS_FILE } else { FILE })
 }
 
 /// A model's `config.json`.
@@ -55,12 +56,15 @@ pub fn settings_of(directory: &Path) -> Result<Settings, ModelError> {
 }
 
 impl HuggingFaceConfig {
-    /// Reads the `config.json` of a directory.
+    /// Reads the `config.json` of a directory, or what stands for it in Llama's first format.
     ///
     /// # Errors
     /// There is none, or it is no JSON object.
     pub fn read(directory: &Path) -> Result<Self, ModelError> {
-        let path = directory.join(FILE);
+        let path = description_path(directory);
+        if path.ends_with(consolidated::PARAMS_FILE) {
+            return Ok(Self { values: consolidated::config_values(directory)?, path });
+        }
         let unreadable = |reason: String| ModelError::Unreadable { path: path.clone(), reason };
         let text = std::fs::read_to_string(&path).map_err(|error| unreadable(error.to_string()))?;
         match serde_json::from_str(&text).map_err(|error| unreadable(error.to_string()))? {

@@ -1,7 +1,9 @@
 //! Hugging Face's directories: what their `config.json` means, and where parameters are in their files.
 
 mod config;
+mod consolidated;
 mod exported;
+mod source;
 mod tensors;
 mod weights;
 
@@ -9,5 +11,6 @@ pub use config::{HuggingFaceConfig, Settings, description_path, settings_of};
 pub(crate) use config::{common, gemma, layer_types};
 pub use exported::config_of;
 pub(crate) use exported::{common_config, layer_type_names, window, windows_and_caps};
+pub use source::check_files;
 pub use tensors::{FileTensor, TensorPart, file_tensors, parameter_part, tensor_bytes};
 pub use weights::{Weights, generation_config, is_hugging_face, write_weights};

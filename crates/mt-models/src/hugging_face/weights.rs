@@ -6,12 +6,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use mt_checkpoint::{TensorSpec, WeightsDirectory, WeightsOptions, WeightsWriter, WrittenWeights};
+use mt_checkpoint::{TensorSpec, WeightsOptions, WeightsWriter, WrittenWeights};
 use mt_ir::TensorType;
 use mt_runtime::{Array, Runtime};
 use mt_shape::{DType, HostArray, Placement};
 
-use super::{FileTensor, TensorPart, parameter_part, tensor_bytes};
+use super::{FileTensor, TensorPart, consolidated, parameter_part, source::TensorSource, tensor_bytes};
 use crate::{Model, StateError, state::converted};
 
 /// Tensors beside those of the text model, or made from them: buffers, and the parts that see and hear.
@@ -28,7 +28,7 @@ const IGNORED_SUFFIXES: &[&str] = &[".rotary_emb.inv_freq", ".attn.bias", ".attn
 
 /// The files of a model, whose tensors are those that a model of ours needs.
 pub struct Weights {
-    directory: WeightsDirectory,
+    source: TensorSource,
     tensors: Vec<FileTensor>,
     /// The names in the files, which may have other prefixes than the usual ones.
     names: HashMap<String, String>,
@@ -40,30 +40,32 @@ impl Weights {
     /// # Errors
     /// Files cannot be read; tensors are missing, of another shape, or left over.
     pub fn open(model: &dyn Model, path: &Path) -> Result<Self, StateError> {
-        let directory = WeightsDirectory::open(path)?;
+        let source = TensorSource::open(path)?;
         let tensors = model.file_tensors()?;
         let (mut names, mut missing, mut shapes) = (HashMap::new(), Vec::new(), Vec::new());
         for tensor in &tensors {
-            let stored = candidates(&tensor.name).find_map(|name| directory.tensor(&name));
-            let Some(stored) = stored else {
-                missing.push(tensor.name.clone());
+            let mut candidates = source.candidates(&tensor.name);
+            let stored = candidates.iter().find_map(|name| Some((name.clone(), source.dims(name)?)));
+            let Some((name, dims)) = stored else {
+                missing.push(candidates.swap_remove(0));
                 continue;
             };
-            if stored.dims != tensor.dims {
-                shapes.push(format!("`{}` is {:?}, not {:?}", stored.name, stored.dims, tensor.dims));
+            if dims != tensor.dims {
+                shapes.push(format!("`{name}` is {dims:?}, not {:?}", tensor.dims));
             }
-            names.insert(tensor.name.clone(), stored.name.clone());
+            names.insert(tensor.name.clone(), name);
         }
         let used: HashSet<&str> = names.values().map(String::as_str).collect();
-        let unused: Vec<String> = directory
+        let unused: Vec<String> = source
             .names()
+            .into_iter()
             .filter(|name| !used.contains(name) && !is_ignored(name) && !model.ignores_tensor(name))
             .map(str::to_owned)
             .collect();
         if !(missing.is_empty() && unused.is_empty() && shapes.is_empty()) {
             return Err(StateError::OtherTensors { path: path.to_owned(), missing, unused, shapes });
         }
-        Ok(Self { directory, tensors, names })
+        Ok(Self { source, tensors, names })
     }
 
     /// Reads all parameters onto the devices, each part where it belongs, in the type `dtype` (the parameter's own if
@@ -103,7 +105,7 @@ impl Weights {
                     let size = made.bytes().len() / layers.len();
                     for (place, layer) in layers.into_iter().enumerate() {
                         let (tensor, part) = parts[&(index, layer)];
-                        let stored = self.directory.read(&self.names[&tensor.name])?;
+                        let stored = self.source.read(&self.names[&tensor.name])?;
                         let values = converted(sliced(parameter_part(&stored, &part, own), inner), dtype);
                         made.bytes_mut()[place * size..(place + 1) * size].copy_from_slice(values.bytes());
                     }
@@ -113,14 +115,6 @@ impl Weights {
         }
         Ok(arrays)
     }
-}
-
-/// What a tensor may be called: models that also see and hear have the text model inside.
-fn candidates(name: &str) -> impl Iterator<Item = String> {
-    let inside = name.strip_prefix("model.");
-    let bare = name.strip_prefix("transformer.").map(str::to_owned);
-    let nested = inside.map(|rest| format!("model.language_model.{rest}"));
-    [name.to_owned(), format!("language_model.{name}")].into_iter().chain(nested).chain(bare)
 }
 
 fn is_ignored(name: &str) -> bool {
@@ -209,9 +203,11 @@ fn layer_of(stacked: &HostArray, layer: usize) -> HostArray {
     made
 }
 
-/// Whether a path is a directory of Hugging Face's: one with a `config.json`, and no run of ours.
+/// Whether a path is a published model's directory: one of Hugging Face's, with a `config.json`, or one in Llama's first
+/// format; and no run of ours.
 pub fn is_hugging_face(path: &Path) -> bool {
-    path.join("config.json").is_file() && !path.join("config.yml").is_file()
+    let is_published = path.join("config.json").is_file() || consolidated::is_at(path);
+    is_published && !path.join("config.yml").is_file()
 }
 
 /// The file of a directory that says how its model is sampled.

@@ -113,7 +113,7 @@ families! {
 }
 
 /// All tensors of a file, as bytes with their shapes.
-fn contents(path: &Path) -> Vec<(String, String, Vec<u8>)> {
+pub fn contents(path: &Path) -> Vec<(String, String, Vec<u8>)> {
     let mut all = Vec::new();
     for entry in path.read_dir().unwrap().flatten() {
         let file = entry.path();

@@ -1,6 +1,7 @@
 //! Models, traced and run on the CPU plugin: against reference values, under every way of computing and placing
 //! them, and at the checkpoint boundary.
 
+mod consolidated;
 mod decode;
 mod directory;
 mod equivalence;
