@@ -7,7 +7,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use mt_config::{Config, Request, RunGroup, tokenizer_directory, value_text};
+use mt_config::{Config, Request, RunGroup, table, tokenizer_directory, value_text};
 use mt_train::{Ending, TrainOptions, TrainReport, metrics::ConsoleStyle, train};
 
 use crate::{
@@ -118,7 +118,13 @@ fn sample(run: &Path) {
 
 /// The command that goes on with a run.
 fn command(given: &[String], name: &str) -> String {
-    let others = given.iter().filter(|argument| !argument.starts_with("run_name=")).cloned();
+    // Output is kept and passed on, so it holds no secrets.
+    let is_secret = |argument: &str| {
+        let key = argument.split_once('=').and_then(|(name, _)| table::canonical(name.trim()));
+        key.is_some_and(|key| key.secret)
+    };
+    let others =
+        given.iter().filter(|argument| !argument.starts_with("run_name=") && !is_secret(argument)).cloned();
     let words: Vec<String> = others.chain([format!("run_name={name}")]).map(|word| quoted(&word)).collect();
     format!("{} train {}", program(), words.join(" "))
 }
@@ -214,6 +220,13 @@ mod tests {
         ] {
             assert_eq!(timestamp(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
         }
+    }
+
+    #[test]
+    fn what_goes_on_with_a_run_names_no_secrets() {
+        let given: Vec<String> =
+            ["run.yml", "hf_access_token=hidden", "run_name=a", "steps=3"].map(str::to_owned).into();
+        assert!(command(&given, "b").ends_with(" train run.yml steps=3 run_name=b"));
     }
 
     #[test]
