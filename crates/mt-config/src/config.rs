@@ -105,6 +105,19 @@ impl Config {
         self.quick_start
     }
 
+    /// How many devices there are, if the keys say it: of other hardware than CPUs, that is only known where it is.
+    pub fn known_devices(&self) -> Option<usize> {
+        let number = self.entry("num_cpu_devices");
+        let is_asked_for =
+            number.is_changed() || matches!(number.origin, Origin::Argument | Origin::Environment { .. });
+        let is_cpu = match self.entry("hardware").value.as_str() {
+            Some("cpu") => true,
+            Some("auto") => is_asked_for,
+            _ => false,
+        };
+        is_cpu.then(|| number.value.as_u64())?.and_then(|number| usize::try_from(number).ok())
+    }
+
     /// What the user should know though nothing is wrong: keys that have no effect, values that a model replaced.
     pub fn notes(&self) -> Vec<String> {
         // What a model's or preset's file brings along is not for the user to mend.

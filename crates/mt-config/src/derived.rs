@@ -54,10 +54,8 @@ fn dimensions(config: &Config, values: &mut Values) {
     push("num_decoder_layers", integer(config, "base_num_decoder_layers"), |scales| scales.layers);
 }
 
-/// The number of devices, if the keys say it.
 fn num_devices(config: &Config) -> Option<i64> {
-    let is_cpu = config.entry("hardware").value == "cpu" || config.entry("num_cpu_devices").is_changed();
-    is_cpu.then(|| integer(config, "num_cpu_devices"))
+    config.known_devices().and_then(|number| i64::try_from(number).ok())
 }
 
 fn mesh(config: &Config, values: &mut Values) {

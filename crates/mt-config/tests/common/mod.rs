@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, fs, path::Path};
 
-use mt_config::{Config, ConfigError, DecodeConfig, Hardware, Request, TrainConfig};
+use mt_config::{Config, ConfigError, DecodeConfig, Request, TrainConfig};
 
 /// Compares a table with what it should be, or writes it.
 #[track_caller]
@@ -53,8 +53,8 @@ pub fn check(command: &str, request: Request) -> Result<Config, ConfigError> {
     match command {
         "train" => {
             let train = TrainConfig::from_config(&config)?;
-            if train.run.hardware == Hardware::Cpu || config.entry("num_cpu_devices").is_changed() {
-                train.check_devices(train.run.num_cpu_devices)?;
+            if let Some(devices) = config.known_devices() {
+                train.check_devices(devices)?;
             }
         }
         "decode" => drop(DecodeConfig::from_config(&config)?),

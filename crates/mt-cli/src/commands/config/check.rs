@@ -1,6 +1,6 @@
 //! `maxtext config check`.
 
-use mt_config::{Config, Hardware, Named, Request, RunGroup, TrainConfig};
+use mt_config::{Config, Named, Request, TrainConfig};
 
 use crate::{
     arguments::{Check, Settings},
@@ -31,7 +31,7 @@ fn check_train(settings: Settings) -> Result<(), Failure> {
     let config = Config::resolve(&Request::from_process(settings.settings).with_quick_start())?;
     warn(&config);
     let train = TrainConfig::from_config(&config)?;
-    if let Some(devices) = num_devices(&train.run, &config) {
+    if let Some(devices) = config.known_devices() {
         train.check_devices(devices)?;
     }
     report(if config.is_quick_start() { "the quick start" } else { "the configuration" }, &config)
@@ -40,16 +40,10 @@ fn check_train(settings: Settings) -> Result<(), Failure> {
 fn check_decode(settings: Settings) -> Result<(), Failure> {
     let prepared = decode::prepare(settings)?;
     prepared.check_prompts()?;
-    if let Some(devices) = num_devices(&prepared.decode.run, &prepared.config) {
+    if let Some(devices) = prepared.config.known_devices() {
         prepared.decode.placement.mesh(devices)?;
     }
     report("what `maxtext decode` would do", &prepared.config)
-}
-
-/// How many devices there are, if the configuration says it: of other hardware, that is only known where it is.
-fn num_devices(run: &RunGroup, config: &Config) -> Option<usize> {
-    let is_cpu = run.hardware == Hardware::Cpu || config.entry("num_cpu_devices").is_changed();
-    is_cpu.then_some(run.num_cpu_devices)
 }
 
 fn report(what: &str, config: &Config) -> Result<(), Failure> {
