@@ -7,7 +7,11 @@ use super::{
     choices::{AttentionKind, DecoderBlock, LearningRateSchedule, MlpActivation, OptimizerType, RematPolicy},
     group,
 };
-use crate::{coerce::value_text, config::Config, error::Problem};
+use crate::{
+    coerce::value_text,
+    config::{Config, report},
+    error::Problem,
+};
 
 group! {
     /// The model. Dimensions are methods, as `global_parameter_scale` multiplies the `base_` keys.
@@ -174,10 +178,17 @@ group! {
 impl OptimizerGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         if self.weight_dtype != DType::F32 {
-            problems.push(Problem::inconsistent(
-                format!("{}, but training in it is not built yet", config.stated("weight_dtype")),
-                "train with `weight_dtype=float32`; `dtype=bfloat16` computes in bfloat16 all the same",
-            ));
+            let entry = config.entry("weight_dtype");
+            let problem = Problem::NotBuilt {
+                key: entry.key.name,
+                value: entry.shown(),
+                origin: entry.origin.clone(),
+                // Other commands than training read the key, too, and have it.
+                feature: "bfloat16 weights",
+                available: vec!["float32".to_owned()],
+                also: Vec::new(),
+            };
+            report(problems, problem);
         }
         for (key, decay) in [("adam_b1", self.adam_b1), ("adam_b2", self.adam_b2)] {
             if decay >= 1.0 {
