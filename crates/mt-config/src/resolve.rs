@@ -149,21 +149,26 @@ impl Config {
                 .is_some_and(|setting| coerce(key, &setting.value) == Ok(Value::Bool(true)))
         };
         let from_files = || files.iter().flatten();
-        let resolved = flag("resolved", &mut from_files());
-        merge.replace_rules = resolved
-            || flag(
-                "override_logical_axis_rules",
-                &mut from_files().chain(environment.iter()).chain(&arguments),
-            );
+        let is_resolved = |layer: &Vec<Setting>| flag("resolved", &mut layer.iter());
+        // Models and presets are in a resolved file already, unless something above it names them anew.
+        let resolved = files.iter().rposition(is_resolved);
+        let above = || files[resolved.map_or(0, |index| index + 1)..].iter().flatten().chain(given());
+        let is_due = |name: &str| resolved.is_none() || above().any(|setting| setting.name == name);
+        let replace_rules = flag(
+            "override_logical_axis_rules",
+            &mut from_files().chain(environment.iter()).chain(&arguments),
+        );
         let override_model =
             flag("override_model_config", &mut from_files().chain(environment.iter()).chain(&arguments));
 
         for layer in &files {
+            merge.replace_rules = replace_rules || is_resolved(layer);
             merge.layer(layer);
+            merge.drop_consistent();
         }
-        let named_again = given().any(|setting| setting.name == "model_name");
+        merge.replace_rules = replace_rules;
         let model = merge.last("model_name", &mut from_files().chain(environment.iter()).chain(&arguments));
-        if !resolved || named_again {
+        if is_due("model_name") {
             merge.model_layer(&model, override_model, &mut given());
         }
         if let Some(description) = &request.description {
@@ -171,7 +176,7 @@ impl Config {
         }
         let mesh =
             merge.last("custom_mesh_and_rule", &mut from_files().chain(environment.iter()).chain(&arguments));
-        if !resolved || given().any(|setting| setting.name == "custom_mesh_and_rule") {
+        if is_due("custom_mesh_and_rule") {
             merge.mesh_layer(&mesh);
         }
         merge.set_once(&environment, &arguments);
@@ -191,7 +196,7 @@ impl Config {
 fn command_line(arguments: &[String], problems: &mut Vec<Problem>) -> (Option<PathBuf>, Vec<Setting>) {
     let mut file: Option<&String> = None;
     let mut settings: Vec<Setting> = Vec::new();
-    for argument in arguments {
+    for (index, argument) in arguments.iter().enumerate() {
         match argument.split_once('=') {
             Some((name, value)) if !name.is_empty() && !name.starts_with('-') => {
                 let setting = Setting {
@@ -210,11 +215,26 @@ fn command_line(arguments: &[String], problems: &mut Vec<Problem>) -> (Option<Pa
             _ => problems.push(Problem::NotAnAssignment(match argument.split_once('=') {
                 // What follows may be a secret.
                 Some((name, _)) => format!("{}=…", short(name)),
-                None => short(argument),
+                None => match named_secret(argument) {
+                    Some(key) => format!("{}…", key.name),
+                    // Its name and an equals sign may be words of their own.
+                    None if arguments[index.saturating_sub(2)..index]
+                        .iter()
+                        .any(|before| named_secret(before).is_some()) =>
+                    {
+                        "…".to_owned()
+                    }
+                    None => short(argument),
+                },
             })),
         }
     }
     (file.map(PathBuf::from), settings)
+}
+
+/// The secret key whose name is in an argument.
+fn named_secret(argument: &str) -> Option<&'static Key> {
+    table::keys().find(|key| key.secret && argument.contains(key.name))
 }
 
 /// The keys that a user may have meant, with the name of the group that they are written under.
@@ -337,6 +357,7 @@ impl Merge {
             mapping.insert(inner.to_owned(), yaml::scalar(&setting.value));
             entry.origin = setting.origin.clone();
         }
+        self.refuse_secrets(key);
         true
     }
 
@@ -347,6 +368,24 @@ impl Merge {
             _ => value,
         };
         entry.origin = origin;
+        if key.kind == Kind::Mapping {
+            self.refuse_secrets(key);
+        }
+    }
+
+    /// Takes secrets out of a mapping, whose names and values are shown and saved.
+    fn refuse_secrets(&mut self, key: &'static Key) {
+        let entry = self.config.entries.get_mut(key.name).expect("every key has an entry");
+        let Value::Object(mapping) = &mut entry.value else { return };
+        let is_secret = |name: &str| table::lookup(name).is_some_and(|key| key.secret);
+        let secrets: Vec<String> = mapping.keys().filter(|name| is_secret(name)).cloned().collect();
+        for name in secrets {
+            mapping.remove(&name);
+            self.problems.push(Problem::inconsistent(
+                format!("`{}.{name}` is set ({}), but mappings are shown and saved", key.name, entry.origin),
+                format!("set `{name}` itself, best as `M_{}` in the environment", name.to_uppercase()),
+            ));
+        }
     }
 
     /// The last setting of a key.
@@ -367,6 +406,17 @@ impl Merge {
             self.layer(&settings);
             self.replace_rules = replace_rules;
         }
+    }
+
+    /// Forgets what a file says of values that follow from others, where that is so as far as the file goes: layers
+    /// above it may change what they follow from.
+    fn drop_consistent(&mut self) {
+        if self.derived.is_empty() {
+            return;
+        }
+        let mut alone = self.config.clone();
+        alone.derive();
+        self.derived.retain(|(key, value, _)| *value != alone.entry(key.name).value);
     }
 
     /// Works out what follows from the keys that are set, and compares it with what was set nevertheless, as the

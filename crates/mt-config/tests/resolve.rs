@@ -509,3 +509,61 @@ proptest! {
         let _ = Config::resolve(&request(&[&file], &[]));
     }
 }
+
+#[test]
+fn what_is_above_a_resolved_file_counts_as_above_any_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let whole = resolved(&["run_name=a", "num_cpu_devices=8", "dataset_type=synthetic"]).to_yaml();
+    write(directory.path(), "whole.yml", &whole);
+    let text = "base_config: whole.yml\nmodel_name: llama2-7b\ncustom_mesh_and_rule: pure-fsdp\n";
+    let file = write(directory.path(), "top.yml", text);
+    let config = resolved(&[&file, "logical_axis_rules=[['norm','fsdp']]"]);
+    assert_eq!(config.entry("base_mlp_dim").value, json!(11008));
+    assert_eq!(
+        config.entry("mesh_axes").value,
+        resolved(&["custom_mesh_and_rule=pure-fsdp"]).entry("mesh_axes").value
+    );
+    let rules = config.entry("logical_axis_rules").value.as_array().unwrap();
+    assert!(rules.len() > 1 && rules.contains(&json!(["norm", ["fsdp"]])), "{rules:?}");
+}
+
+#[test]
+fn values_that_follow_from_others_may_follow_from_changed_ones() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = "run_name: a\nbase_emb_dim: 256\nemb_dim: 256\ncheckpoint_dir: maxtext_output/a/checkpoints\n";
+    let file = write(directory.path(), "whole.yml", text);
+    let config = resolved(&[&file, "run_name=b", "base_emb_dim=512"]);
+    assert_eq!(config.entry("emb_dim").value, json!(512));
+    assert_eq!(config.entry("checkpoint_dir").value, json!("maxtext_output/b/checkpoints"));
+    let file = write(directory.path(), "wrong.yml", "base_emb_dim: 256\nemb_dim: 512\n");
+    check_refused(&[&file], &["`emb_dim`", "`512`", "wrong.yml`, line 2", "`base_emb_dim`"]);
+}
+
+#[test]
+fn devices_are_known_of_cpus_only() {
+    for (arguments, expected) in [
+        (&["num_cpu_devices=8"][..], Some(8)),
+        (&["num_cpu_devices=1"], Some(1)),
+        (&["hardware=cpu"], Some(1)),
+        (&["hardware=gpu", "num_cpu_devices=8"], None),
+        (&[], None),
+    ] {
+        let config = resolved(arguments);
+        assert_eq!(config.known_devices(), expected, "{arguments:?}");
+        assert_eq!(config.entry("num_target_devices").value, json!(expected), "{arguments:?}");
+    }
+}
+
+#[test]
+fn secrets_are_neither_repeated_nor_kept_in_mappings() {
+    for arguments in [
+        &["hf_access_token", "=", "hidden"][..],
+        &["hf_access_token:hidden"],
+        &["--hf_access_token", "hidden"],
+        &["student_overrides.hf_access_token=hidden"],
+        &["student_overrides={hf_access_token: hidden}"],
+    ] {
+        let message = Config::resolve(&request(arguments, &[])).unwrap_err().to_string();
+        assert!(message.contains("hf_access_token") && !message.contains("hidden"), "{message}");
+    }
+}
