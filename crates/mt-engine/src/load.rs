@@ -6,7 +6,7 @@ use std::{
 };
 
 use mt_checkpoint::{Checkpoint, SkippedStep, complete_steps, latest_valid};
-use mt_config::{DebugGroup, DecodeConfig, LoadConfig, TokenizerGroup, TokenizerType, tokenizer_directory};
+use mt_config::{DebugGroup, DecodeConfig, LoadConfig, TokenizerGroup, TokenizerType};
 use mt_data::{Tokenizer, TokenizerKind};
 use mt_models::{
     Model, Slot, StateError, build, expected_arrays,
@@ -63,7 +63,7 @@ pub fn load_model(config: &LoadConfig) -> Result<LoadedModel, EngineError> {
     let placement = Arc::new(config.placement.placement(runtime.num_devices())?);
     let loaded = match published {
         Some(published) => LoadedWeights {
-            parameters: published.load(&runtime, &placement, &*model, None)?,
+            parameters: published.load_to_read(&runtime, &placement, &*model, None)?,
             step: None,
             path: path.to_owned(),
             skipped: Vec::new(),
@@ -131,17 +131,13 @@ pub fn check_checkpoint(path: &Path) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// The tokenizer that is saved in a run's directory, or else the one that the configuration names.
+/// The tokenizer in the directory `brought`, which comes with the weights, or else the one that the configuration names.
 ///
 /// # Errors
 /// There is none, or it cannot be read.
-pub fn load_tokenizer(
-    group: &TokenizerGroup,
-    run_directory: Option<&Path>,
-) -> Result<Tokenizer, EngineError> {
-    let saved = run_directory.map(tokenizer_directory).filter(|saved| saved.is_dir());
-    if let Some(saved) = saved {
-        return Ok(Tokenizer::load(saved)?);
+pub fn load_tokenizer(group: &TokenizerGroup, brought: Option<&Path>) -> Result<Tokenizer, EngineError> {
+    if let Some(directory) = brought {
+        return Ok(Tokenizer::load(directory)?);
     }
     let kind = match group.tokenizer_type {
         TokenizerType::Byte => return Ok(Tokenizer::bytes()),

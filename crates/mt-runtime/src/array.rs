@@ -84,7 +84,35 @@ impl Array {
         runtime: &Runtime,
         ty: &TensorType,
         sharding: &Sharding,
+        shard: impl FnMut(&[Range<usize>]) -> Result<HostArray, E>,
+    ) -> Result<Self, E> {
+        Self::assembled(runtime, ty, sharding, shard, |device, host| {
+            Buffer::from_bytes(runtime.client(), device, host.dtype(), host.dims(), host.bytes())
+        })
+    }
+
+    /// As [`Self::from_shards`], but where the platform can use host memory the shards themselves are the array. The
+    /// memory of the result is not reused if it is donated.
+    ///
+    /// # Errors
+    /// As those of [`Self::from_shards`].
+    pub fn from_kept_shards<E: From<RuntimeError>>(
+        runtime: &Runtime,
+        ty: &TensorType,
+        sharding: &Sharding,
+        shard: impl FnMut(&[Range<usize>]) -> Result<HostArray, E>,
+    ) -> Result<Self, E> {
+        Self::assembled(runtime, ty, sharding, shard, |device, host| {
+            Buffer::from_host(runtime.client(), device, host.clone())
+        })
+    }
+
+    fn assembled<E: From<RuntimeError>>(
+        runtime: &Runtime,
+        ty: &TensorType,
+        sharding: &Sharding,
         mut shard: impl FnMut(&[Range<usize>]) -> Result<HostArray, E>,
+        to_device: impl Fn(usize, &Arc<HostArray>) -> Result<Buffer, mt_pjrt::Error>,
     ) -> Result<Self, E> {
         check_sharding("array", ty, sharding)?;
         let mut devices: BTreeMap<Vec<(usize, usize)>, Vec<usize>> = BTreeMap::new();
@@ -102,10 +130,9 @@ impl Array {
                 let (ty, spec) = (ty.clone(), sharding.spec.clone());
                 return Err(RuntimeError::Sharding { name: "array".into(), ty, spec, reason }.into());
             }
+            let host = Arc::new(host);
             for device in devices {
-                let buffer =
-                    Buffer::from_bytes(runtime.client(), device, host.dtype(), host.dims(), host.bytes());
-                buffers[device] = Some(buffer.map_err(RuntimeError::from)?);
+                buffers[device] = Some(to_device(device, &host).map_err(RuntimeError::from)?);
             }
         }
         let mut buffers = buffers.into_iter().flatten();

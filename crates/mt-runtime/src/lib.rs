@@ -21,7 +21,8 @@ pub use error::RuntimeError;
 pub use executable::{CompileSettings, Executable, Input};
 pub use memory::format_bytes;
 pub use mt_pjrt::{
-    DeviceMemoryStats, MemoryUse, NamedValue, PendingHostArray, Platform, prepare_environment,
+    DeviceMemoryStats, MemoryUse, NamedValue, PendingHostArray, Platform, prefer_large_pages,
+    prepare_environment,
 };
 pub use runtime::{Runtime, RuntimeOptions};
 

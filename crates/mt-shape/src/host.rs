@@ -31,7 +31,8 @@ impl HostArray {
     /// An array of zero bytes.
     pub fn zeros(dtype: DType, dims: &[usize]) -> Self {
         let num_bytes = dims.iter().product::<usize>() * dtype.byte_size();
-        Self { dtype, dims: dims.to_vec(), num_bytes, lines: vec![Line::zeroed(); num_bytes.div_ceil(64)] }
+        // Fresh pages are zero, so large arrays are not written before they are filled.
+        Self { dtype, dims: dims.to_vec(), num_bytes, lines: bytemuck::zeroed_vec(num_bytes.div_ceil(64)) }
     }
 
     /// Copies `bytes`, the little-endian row-major contents.

@@ -3,7 +3,7 @@
 use std::{fs, ops::ControlFlow, path::Path};
 
 use mt_checkpoint::{CheckpointManager, ManagerOptions, RunLock, SaveRequest};
-use mt_config::DecodeConfig;
+use mt_config::{DecodeConfig, tokenizer_directory};
 use mt_data::Tokenizer;
 use mt_models::{Slot, build, slot_entries};
 use mt_runtime::{Array, testing};
@@ -48,12 +48,12 @@ fn run() -> tempfile::TempDir {
         manager.save(step, SaveRequest { entries, ..SaveRequest::default() }).unwrap();
     }
     manager.wait_until_finished().unwrap();
-    Tokenizer::bytes().save(&mt_config::tokenizer_directory(run.path())).unwrap();
+    Tokenizer::bytes().save(&tokenizer_directory(run.path())).unwrap();
     run
 }
 
 fn load_from(run: &Path, config: &DecodeConfig) -> Result<Loaded, EngineError> {
-    load(config, load_tokenizer(&config.tokenizer, Some(run))?)
+    load(config, load_tokenizer(&config.tokenizer, Some(&tokenizer_directory(run)))?)
 }
 
 fn answer(loaded: &Loaded) -> Vec<u32> {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use mt_checkpoint::WeightsDirectory;
-use mt_shape::HostArray;
+use mt_shape::{DType, HostArray};
 
 use super::consolidated::{self, ConsolidatedWeights};
 use crate::StateError;
@@ -52,6 +52,27 @@ impl TensorSource {
         match self {
             Self::Safetensors(directory) => directory.tensor(name).map(|tensor| tensor.dims.clone()),
             Self::Consolidated(weights) => weights.dims(name),
+        }
+    }
+
+    /// Whether a tensor lies in the files as numbers of this type, in the order in which [`Self::read`] gives them.
+    pub fn is_plain(&self, name: &str, dtype: DType) -> bool {
+        match self {
+            Self::Safetensors(directory) => {
+                directory.tensor(name).is_some_and(|tensor| tensor.dtype.known() == Some(dtype))
+            }
+            Self::Consolidated(_) => false,
+        }
+    }
+
+    /// Reads the bytes of a tensor that is plain.
+    pub fn read_into(&self, name: &str, bytes: &mut [u8]) -> Result<(), StateError> {
+        match self {
+            Self::Safetensors(directory) => Ok(directory.read_into(name, bytes)?),
+            Self::Consolidated(weights) => {
+                bytes.copy_from_slice(weights.read(name)?.bytes());
+                Ok(())
+            }
         }
     }
 

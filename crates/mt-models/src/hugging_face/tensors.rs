@@ -92,24 +92,37 @@ fn file_dims(dims: &[usize], layout: Layout) -> Vec<usize> {
 ///
 /// `dims` are the part's dimensions in memory.
 pub fn parameter_part(tensor: &HostArray, part: &TensorPart, dims: &[usize]) -> HostArray {
+    let mut made = HostArray::zeros(tensor.dtype(), dims);
+    write_part(tensor.bytes(), tensor.dtype(), tensor.dims(), part, dims, made.bytes_mut());
+    made
+}
+
+/// Writes a part of a parameter, which has the dimensions `dims` in memory, made of the elements of a tensor, which has
+/// the dimensions `file_dims`.
+pub fn write_part(
+    tensor: &[u8],
+    dtype: DType,
+    file_dims: &[usize],
+    part: &TensorPart,
+    dims: &[usize],
+    made: &mut [u8],
+) {
     let product = |dims: &[usize]| dims.iter().product::<usize>();
+    let size = dtype.byte_size();
     match part.layout {
-        Layout::Same(_) => tensor.clone().reshaped(dims),
+        Layout::Same(_) => made.copy_from_slice(tensor),
         Layout::Transposed(inputs) => {
             let (rows, columns) = (product(&dims[inputs..]), product(&dims[..inputs]));
-            transposed(tensor, rows, columns).reshaped(dims)
+            transpose_bytes(tensor, made, size, rows, columns);
         }
         Layout::Part { index, of, .. } => {
-            let columns = tensor.dims().last().copied().unwrap_or(1);
-            let (rows, width) = (tensor.num_elements() / columns.max(1), columns / of);
-            let size = tensor.dtype().byte_size();
-            let mut made = HostArray::zeros(tensor.dtype(), dims);
+            let columns = file_dims.last().copied().unwrap_or(1);
+            let (rows, width) = (product(file_dims) / columns.max(1), columns / of);
             for row in 0..rows {
                 let from = (row * columns + index * width) * size;
-                made.bytes_mut()[row * width * size..(row + 1) * width * size]
-                    .copy_from_slice(&tensor.bytes()[from..from + width * size]);
+                made[row * width * size..(row + 1) * width * size]
+                    .copy_from_slice(&tensor[from..from + width * size]);
             }
-            made
         }
     }
 }
@@ -123,7 +136,7 @@ pub fn tensor_bytes(tensor: &FileTensor, dtype: DType, parts: &[HostArray]) -> H
             Layout::Same(_) => made.bytes_mut().copy_from_slice(array.bytes()),
             Layout::Transposed(_) => {
                 let (rows, columns) = (tensor.dims[0], tensor.dims[1]);
-                made.bytes_mut().copy_from_slice(transposed(array, columns, rows).bytes());
+                transpose_bytes(array.bytes(), made.bytes_mut(), size, columns, rows);
             }
             Layout::Part { index, of, .. } => {
                 let columns = tensor.dims.last().copied().unwrap_or(1);
@@ -139,47 +152,39 @@ pub fn tensor_bytes(tensor: &FileTensor, dtype: DType, parts: &[HostArray]) -> H
     made
 }
 
-/// The matrix of `rows` rows and `columns` columns that an array's elements are, transposed.
-fn transposed(array: &HostArray, rows: usize, columns: usize) -> HostArray {
-    let mut made = HostArray::zeros(array.dtype(), &[columns, rows]);
-    match array.dtype().byte_size() {
-        2 => transpose(
-            array.bytes().as_chunks::<2>().0,
-            made.bytes_mut().as_chunks_mut::<2>().0,
-            rows,
-            columns,
-        ),
-        4 => transpose(
-            array.bytes().as_chunks::<4>().0,
-            made.bytes_mut().as_chunks_mut::<4>().0,
-            rows,
-            columns,
-        ),
-        8 => transpose(
-            array.bytes().as_chunks::<8>().0,
-            made.bytes_mut().as_chunks_mut::<8>().0,
-            rows,
-            columns,
-        ),
-        _ => transpose(
-            array.bytes().as_chunks::<1>().0,
-            made.bytes_mut().as_chunks_mut::<1>().0,
-            rows,
-            columns,
-        ),
+/// Writes the matrix of `rows` rows and `columns` columns of elements of `size` bytes transposed.
+fn transpose_bytes(from: &[u8], to: &mut [u8], size: usize, rows: usize, columns: usize) {
+    fn sized<const SIZE: usize>(from: &[u8], to: &mut [u8], rows: usize, columns: usize)
+    where
+        [u8; SIZE]: Default,
+    {
+        transpose(from.as_chunks::<SIZE>().0, to.as_chunks_mut::<SIZE>().0, rows, columns);
     }
-    made
+    match size {
+        1 => sized::<1>(from, to, rows, columns),
+        2 => sized::<2>(from, to, rows, columns),
+        4 => sized::<4>(from, to, rows, columns),
+        _ => sized::<8>(from, to, rows, columns),
+    }
 }
 
-/// Block by block, so that both sides stay in the cache.
-fn transpose<T: Copy>(from: &[T], to: &mut [T], rows: usize, columns: usize) {
-    const BLOCK: usize = 32;
-    for first_row in (0..rows).step_by(BLOCK) {
-        for first_column in (0..columns).step_by(BLOCK) {
-            for row in first_row..rows.min(first_row + BLOCK) {
-                for column in first_column..columns.min(first_column + BLOCK) {
-                    to[column * rows + row] = from[row * columns + column];
+/// Tile by tile: lines are read and written whole, and turned in between in a tile that stays in the cache, as rows of
+/// matrices whose width is a power of two would push each other out of it.
+fn transpose<T: Copy + Default>(from: &[T], to: &mut [T], rows: usize, columns: usize) {
+    const SIDE: usize = 32;
+    let mut tile = [[T::default(); SIDE]; SIDE];
+    for first_row in (0..rows).step_by(SIDE) {
+        let height = SIDE.min(rows - first_row);
+        for first_column in (0..columns).step_by(SIDE) {
+            let width = SIDE.min(columns - first_column);
+            for row in 0..height {
+                let line = &from[(first_row + row) * columns + first_column..][..width];
+                for (column, value) in line.iter().enumerate() {
+                    tile[column][row] = *value;
                 }
+            }
+            for (column, line) in tile[..width].iter().enumerate() {
+                to[(first_column + column) * rows + first_row..][..height].copy_from_slice(&line[..height]);
             }
         }
     }

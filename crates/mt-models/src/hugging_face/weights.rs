@@ -4,15 +4,20 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
     ops::Range,
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 use mt_checkpoint::{TensorSpec, WeightsOptions, WeightsWriter, WrittenWeights};
 use mt_ir::TensorType;
-use mt_runtime::{Array, Runtime};
+use mt_nn::ParamSpec;
+use mt_runtime::{Array, Runtime, prefer_large_pages};
 use mt_shape::{DType, HostArray, Placement};
 
-use super::{FileTensor, TensorPart, consolidated, parameter_part, source::TensorSource, tensor_bytes};
-use crate::{Model, StateError, state::converted};
+use super::{
+    FileTensor, TensorPart, consolidated, parameter_part, source::TensorSource, tensor_bytes,
+    tensors::write_part,
+};
+use crate::{Model, StateError, families::Layout, state::converted};
 
 /// Tensors beside those of the text model, or made from them: buffers, and the parts that see and hear.
 const IGNORED_PREFIXES: &[&str] = &[
@@ -69,7 +74,7 @@ impl Weights {
     }
 
     /// Reads all parameters onto the devices, each part where it belongs, in the type `dtype` (the parameter's own if
-    /// none is given).
+    /// none is given). The arrays can be donated.
     ///
     /// # Errors
     /// A tensor cannot be read.
@@ -79,6 +84,35 @@ impl Weights {
         placement: &Placement,
         model: &dyn Model,
         dtype: Option<DType>,
+    ) -> Result<Vec<Array>, StateError> {
+        self.parameters(model, dtype, |spec, ty, part| {
+            let sharding = placement.sharding(&spec.logical_axes, &ty.dims);
+            Array::from_shards(runtime, ty, &sharding, part)
+        })
+    }
+
+    /// As [`Self::load`], for arrays that are only read: on a CPU they are the memory that was read into.
+    ///
+    /// # Errors
+    /// A tensor cannot be read.
+    pub fn load_to_read(
+        &self,
+        runtime: &Runtime,
+        placement: &Placement,
+        model: &dyn Model,
+        dtype: Option<DType>,
+    ) -> Result<Vec<Array>, StateError> {
+        self.parameters(model, dtype, |spec, ty, part| {
+            let sharding = placement.sharding(&spec.logical_axes, &ty.dims);
+            Array::from_kept_shards(runtime, ty, &sharding, part)
+        })
+    }
+
+    fn parameters(
+        &self,
+        model: &dyn Model,
+        dtype: Option<DType>,
+        array: impl Fn(&ParamSpec, &TensorType, &mut ReadPart<'_>) -> Result<Array, StateError>,
     ) -> Result<Vec<Array>, StateError> {
         let mut parts: BTreeMap<(usize, Option<usize>), (&FileTensor, TensorPart)> = BTreeMap::new();
         for tensor in &self.tensors {
@@ -90,31 +124,88 @@ impl Weights {
         for (index, (_, spec)) in model.parameters().into_iter().enumerate() {
             let dims = spec.dims();
             let dtype = dtype.unwrap_or(spec.dtype);
-            let sharding = placement.sharding(&spec.logical_axes, &dims);
             let is_stacked = parts.contains_key(&(index, Some(0)));
-            let array =
-                Array::from_shards(runtime, &TensorType::new(dtype, dims.clone()), &sharding, |ranges| {
-                    let own = if is_stacked { &dims[1..] } else { &dims[..] };
-                    let (layers, inner): (Vec<Option<usize>>, &[Range<usize>]) = if is_stacked {
-                        (ranges[0].clone().map(Some).collect(), &ranges[1..])
-                    } else {
-                        (vec![None], ranges)
-                    };
-                    let shard: Vec<usize> = ranges.iter().map(Range::len).collect();
-                    let mut made = HostArray::zeros(dtype, &shard);
-                    let size = made.bytes().len() / layers.len();
-                    for (place, layer) in layers.into_iter().enumerate() {
-                        let (tensor, part) = parts[&(index, layer)];
-                        let stored = self.source.read(&self.names[&tensor.name])?;
-                        let values = converted(sliced(parameter_part(&stored, &part, own), inner), dtype);
-                        made.bytes_mut()[place * size..(place + 1) * size].copy_from_slice(values.bytes());
-                    }
-                    Ok::<_, StateError>(made)
+            let mut part = |ranges: &[Range<usize>]| -> Result<HostArray, StateError> {
+                let own = if is_stacked { &dims[1..] } else { &dims[..] };
+                let (layers, inner): (Vec<Option<usize>>, &[Range<usize>]) = if is_stacked {
+                    (ranges[0].clone().map(Some).collect(), &ranges[1..])
+                } else {
+                    (vec![None], ranges)
+                };
+                let shard: Vec<usize> = ranges.iter().map(Range::len).collect();
+                let mut made = HostArray::zeros(dtype, &shard);
+                prefer_large_pages(made.bytes_mut());
+                let size = made.bytes().len() / layers.len().max(1);
+                let work = layers.iter().zip(made.bytes_mut().chunks_mut(size.max(1)));
+                in_parallel(work, |buffer, (layer, bytes)| {
+                    let (tensor, part) = parts[&(index, *layer)];
+                    self.read_part(tensor, &part, own, inner, dtype, buffer, bytes)
                 })?;
-            arrays.push(array);
+                Ok(made)
+            };
+            arrays.push(array(&spec, &TensorType::new(dtype, dims.clone()), &mut part)?);
         }
         Ok(arrays)
     }
+
+    /// Reads a part of one layer, which has the dimensions `dims` as a whole and is wanted in these ranges.
+    fn read_part(
+        &self,
+        tensor: &FileTensor,
+        part: &TensorPart,
+        dims: &[usize],
+        ranges: &[Range<usize>],
+        dtype: DType,
+        buffer: &mut Vec<u8>,
+        made: &mut [u8],
+    ) -> Result<(), StateError> {
+        let name = &self.names[&tensor.name];
+        let is_plain = self.source.is_plain(name, dtype);
+        let is_whole = ranges.iter().zip(dims).all(|(range, dim)| range.len() == *dim);
+        if !is_plain || !is_whole {
+            let values =
+                converted(sliced(parameter_part(&self.source.read(name)?, part, dims), ranges), dtype);
+            made.copy_from_slice(values.bytes());
+            return Ok(());
+        }
+        if matches!(part.layout, Layout::Same(_)) {
+            return self.source.read_into(name, made);
+        }
+        buffer.resize(tensor.dims.iter().product::<usize>() * dtype.byte_size(), 0);
+        self.source.read_into(name, buffer)?;
+        write_part(buffer, dtype, &tensor.dims, part, dims, made);
+        Ok(())
+    }
+}
+
+/// Reads a part of a parameter, in these ranges.
+type ReadPart<'a> = dyn FnMut(&[Range<usize>]) -> Result<HostArray, StateError> + 'a;
+
+/// Does pieces of work on all processors. Each thread has a buffer, as fresh memory costs more than what is done in it.
+fn in_parallel<T: Send>(
+    work: impl Iterator<Item = T> + Send,
+    each: impl Fn(&mut Vec<u8>, T) -> Result<(), StateError> + Sync,
+) -> Result<(), StateError> {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(8);
+    let work = Mutex::new(work);
+    let next = || work.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let one = || {
+        let mut buffer = Vec::new();
+        while let Some(piece) = next() {
+            each(&mut buffer, piece)?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(one)).collect();
+        let mut result = one();
+        for other in others {
+            // A panic in a thread goes on here.
+            let made = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            result = result.and(made);
+        }
+        result
+    })
 }
 
 fn is_ignored(name: &str) -> bool {

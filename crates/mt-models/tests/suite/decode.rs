@@ -2,31 +2,28 @@
 
 use std::sync::Arc;
 
+use mt_ir::Program;
 use mt_models::{Cache, Forward, Model, Tokens};
 use mt_nn::{
     attention::KeysValues,
     axes::{BATCH, KV_POSITION, POSITION},
 };
-use mt_runtime::testing;
+use mt_runtime::Executable;
 use mt_shape::{DType, HostArray, Placement, axis};
 use mt_trace::program;
 
-use crate::harness::{Batch, declare, largest_error, logits, model, options, parameters};
+use crate::{
+    directory::Directory,
+    harness::{
+        Batch, compile, declare, deviation, execute, largest_difference, logits, model, options, parameters,
+    },
+};
 
-const SLOTS: usize = 12;
-
-/// Logits of tokens `start..start + length` of each row, and the caches with their keys and values.
-fn extend(
-    model: &dyn Model,
-    parameters: &[HostArray],
-    tokens: &[Vec<i32>],
-    start: usize,
-    cache: &[HostArray],
-) -> (HostArray, Vec<HostArray>) {
-    let (rows, length) = (tokens.len(), tokens[0].len());
+/// From tokens of each row, the slot of the first, and the cache, to logits and the cache with the tokens.
+fn extend_program(model: &dyn Model, rows: usize, length: usize, slots: usize) -> Program {
     let specs = model.parameters();
-    let caches = model.cache(rows, SLOTS);
-    let program = program(&options("extend", Arc::new(Placement::single())), |inputs| {
+    let caches = model.cache(rows, slots);
+    program(&options("extend", Arc::new(Placement::single())), |inputs| {
         let parameters = declare(inputs, "params", &specs, false);
         let integers = |name: &str, axes: &[mt_shape::Axis]| {
             inputs.input(name, DType::I32, axes, &vec![None; axes.len()], false)
@@ -38,7 +35,7 @@ fn extend(
             segmentation: integers("segmentation", &axes),
         };
         let start = integers("start", &[]);
-        let segmentation = integers("cache_segmentation", &[axis(BATCH, rows), axis(KV_POSITION, SLOTS)]);
+        let segmentation = integers("cache_segmentation", &[axis(BATCH, rows), axis(KV_POSITION, slots)]);
         let layers = caches.iter().map(|spec| {
             let one = || inputs.input("cache", spec.dtype, &spec.axes, &spec.logical_axes, false);
             KeysValues { key: one(), value: one() }
@@ -46,64 +43,155 @@ fn extend(
         let cache = Cache { layers: layers.collect(), start, segmentation };
         let forward = Forward { cache: Some(cache), ..Forward::default() };
         let (logits, cache) = model.logits(&parameters, tokens, forward);
+        // Layers without rotary embeddings do not ask for positions.
+        let unused = (tokens.positions + tokens.segmentation).sum_all().cast(DType::F32) * 0.0;
         let arrays = cache.iter().flat_map(|layer| [layer.key, layer.value]);
-        [logits].into_iter().chain(arrays).map(|tensor| inputs.replicated("output", tensor)).collect()
+        [logits + unused]
+            .into_iter()
+            .chain(arrays)
+            .map(|tensor| inputs.replicated("output", tensor))
+            .collect()
     })
-    .unwrap();
-    let array = |dims: &[usize], values: Vec<i32>| HostArray::from_slice(DType::I32, dims, &values).unwrap();
-    let positions = (0..rows).flat_map(|_| (start..start + length).map(|place| place as i32)).collect();
-    let filled = (0..rows).flat_map(|_| (0..SLOTS).map(|slot| i32::from(slot < start + length))).collect();
-    let inputs = [
-        array(&[rows, length], tokens.concat()),
-        array(&[rows, length], positions),
-        array(&[rows, length], vec![1; rows * length]),
-        array(&[], vec![start as i32]),
-        array(&[rows, SLOTS], filled),
-    ];
-    let arguments = [parameters, &inputs, cache].concat();
-    let mut outputs = testing::run(&program, &arguments).unwrap();
-    (outputs.remove(0), outputs)
+    .unwrap()
 }
 
+/// Sequences, and how they are cut.
+struct Cut<'a> {
+    /// `i32[batch, position]`
+    tokens: &'a HostArray,
+    /// The tokens of each row's prompt. Shorter ones are filled up on the right.
+    prompts: &'a [usize],
+    /// Prompts are read in chunks of this size, then tokens one at a time.
+    chunk: usize,
+    slots: usize,
+}
+
+/// Compares the logits of every piece with those of the whole.
 #[track_caller]
-fn check(arguments: &[&str]) {
-    let model = model(arguments);
-    let parameters = parameters(&*model);
-    let (rows, length) = (2, 9);
-    let batch = Batch::whole(rows, length, 256);
-    let whole = logits(&*model, &parameters, &batch);
-    let vocab = whole.dims()[2];
-    let (all, whole) = (batch.arrays[0].as_slice::<i32>().unwrap(), whole.to_f64());
+fn check(what: &str, model: &dyn Model, parameters: &[HostArray], cut: &Cut, whole: &HostArray, bound: f64) {
+    let [rows, length, vocab] = *whole.dims() else { panic!("logits have three dimensions") };
+    let (tokens, whole) = (cut.tokens.as_slice::<i32>().unwrap(), whole.to_f64());
+    let deviation = deviation(&whole);
+    let compiled = |size| compile(&extend_program(model, rows, size, cut.slots));
+    let (chunk, single) = (compiled(cut.chunk), compiled(1));
+    let longest = *cut.prompts.iter().max().unwrap();
+    let chunks = (0..longest).step_by(cut.chunk).map(|start| (start, cut.chunk, &chunk));
+    let pieces: Vec<(usize, usize, &Executable)> =
+        chunks.chain((longest..cut.slots).map(|start| (start, 1, &single))).collect();
+    let mut filled = vec![0; rows * cut.slots];
     let mut cache: Vec<HostArray> = Vec::new();
-    for spec in model.cache(rows, SLOTS) {
+    for spec in model.cache(rows, cut.slots) {
         let dims: Vec<usize> = spec.axes.iter().map(|axis| axis.size).collect();
         cache.extend([HostArray::zeros(DType::F32, &dims), HostArray::zeros(DType::F32, &dims)]);
     }
-    let mut start = 0;
-    // A prompt in two chunks, then tokens one at a time.
-    for size in [4, 3, 1, 1] {
-        let tokens: Vec<Vec<i32>> =
-            (0..rows).map(|row| all[row * length + start..row * length + start + size].to_vec()).collect();
-        let (actual, next) = extend(&*model, &parameters, &tokens, start, &cache);
-        cache = next;
-        let actual = actual.to_f64();
-        for row in 0..rows {
-            let expected = &whole[(row * length + start) * vocab..(row * length + start + size) * vocab];
-            let error = largest_error(&actual[row * size * vocab..(row + 1) * size * vocab], expected);
-            assert!(error <= 1e-5, "{arguments:?}: tokens from {start} of row {row} differ by {error:e}");
+    for (start, size, program) in pieces {
+        // The position of each slot's token, if it has one.
+        let place = |row: usize, slot: usize| match slot.checked_sub(longest) {
+            Some(generated) => Some(cut.prompts[row] + generated).filter(|place| *place < length),
+            None => Some(slot).filter(|slot| *slot < cut.prompts[row]),
+        };
+        let places: Vec<(usize, Option<usize>)> = (0..rows)
+            .flat_map(|row| (start..start + size).map(move |slot| (row, slot)))
+            .map(|(row, slot)| {
+                filled[row * cut.slots + slot] = i32::from(place(row, slot).is_some());
+                (row, place(row, slot))
+            })
+            .collect();
+        let array =
+            |dims: &[usize], values: Vec<i32>| HostArray::from_slice(DType::I32, dims, &values).unwrap();
+        let each = |value: &dyn Fn(usize, usize) -> i32| -> HostArray {
+            let values = places.iter().map(|(row, place)| place.map_or(0, |place| value(*row, place)));
+            array(&[rows, size], values.collect())
+        };
+        let inputs = [
+            each(&|row, place| tokens[row * length + place]),
+            each(&|_, place| place as i32),
+            each(&|_, _| 1),
+            array(&[], vec![start as i32]),
+            array(&[rows, cut.slots], filled.clone()),
+        ];
+        let mut outputs = execute(program, &[parameters, &inputs, &cache].concat());
+        let actual = outputs.remove(0).to_f64();
+        cache = outputs;
+        for (actual, (row, place)) in actual.chunks(vocab).zip(&places) {
+            let Some(place) = place else { continue };
+            let expected = &whole[(row * length + place) * vocab..][..vocab];
+            let error = largest_difference(actual, expected) / deviation;
+            assert!(error <= bound, "{what}: position {place} of row {row} differs by {error:e} deviations");
         }
-        start += size;
     }
+}
+
+#[track_caller]
+fn check_whole(arguments: &[&str]) {
+    let model = model(arguments);
+    let parameters = parameters(&*model);
+    let batch = Batch::whole(2, 12, 256);
+    let whole = logits(&*model, &parameters, &batch);
+    let cut = Cut { tokens: &batch.arrays[0], prompts: &[8, 5], chunk: 4, slots: 12 };
+    check(&arguments.join(" "), &*model, &parameters, &cut, &whole, 1e-5);
 }
 
 #[test]
 fn chunks_on_a_cache_equal_the_whole() {
-    check(&["scan_layers=true"]);
-    check(&["scan_layers=false"]);
-    check(&[
+    check_whole(&["scan_layers=true"]);
+    check_whole(&["scan_layers=false"]);
+    check_whole(&[
         "scan_layers=true",
         "logits_via_embedding=true",
         "base_num_query_heads=6",
         "base_num_kv_heads=1",
     ]);
+    check_whole(&["attention_type=chunk", "chunk_attn_window_size=3"]);
+    check_whole(&["decoder_block=default", "nope_layer_interval=2"]);
+}
+
+/// Each family's reference model, read in two chunks, one prompt shorter than the other, and then token by token past
+/// the borders of windows.
+#[track_caller]
+fn check_family(name: &str, scans: &[&str]) {
+    let directory = Directory::open(name);
+    let (golden, tokens) = (directory.golden().array("logits"), directory.batch().arrays[0].clone());
+    // Under dynamic NTK the frequencies follow from the number of slots, which is the length of the whole here.
+    let cut = Cut { tokens: &tokens, prompts: &[12, 7], chunk: 6, slots: tokens.dims()[1] };
+    for scan in scans {
+        let model = directory.model(&[scan]);
+        check(&format!("{name} {scan}"), &model, &directory.parameters(&model), &cut, &golden, 1e-4);
+    }
+}
+
+const BOTH: &[&str] = &["scan_layers=true", "scan_layers=false"];
+const UNROLLED: &[&str] = &["scan_layers=false"];
+
+macro_rules! families {
+    ($($name:ident: $scans:expr,)*) => {
+        $(
+            #[test]
+            fn $name() {
+                check_family(stringify!($name), $scans);
+            }
+        )*
+    };
+}
+
+families! {
+    llama_six_on_two: BOTH,
+    llama_scaled_tied: UNROLLED,
+    llama_yarn: UNROLLED,
+    llama_dynamic_ntk: UNROLLED,
+    mistral_window: BOTH,
+    mistral_window_one_layer: UNROLLED,
+    gemma_multi_query: BOTH,
+    gemma2_even: UNROLLED,
+    gemma2_odd_untied: BOTH,
+    gemma3_cycle_of_six: BOTH,
+    gemma3_cycle_of_three_untied: UNROLLED,
+    gemma4_dense_cycle_of_six: BOTH,
+    gemma4_dense_separate_values: UNROLLED,
+    gemma4_small_double_wide: UNROLLED,
+    gemma4_small_cycle_of_six: UNROLLED,
+    qwen2_late_windows: BOTH,
+    qwen3_untied: BOTH,
+    olmo3_yarn: BOTH,
+    gpt2_two_layers: BOTH,
 }

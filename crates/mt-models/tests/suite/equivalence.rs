@@ -1,12 +1,12 @@
 //! Every way of computing a model gives the same loss and gradients.
 
 use mt_models::Model;
-use mt_runtime::testing;
 use mt_shape::{HostArray, Placement};
 use mt_trace::program;
 
 use crate::harness::{
-    Batch, by_name, gradient_program, gradients, model, norm, options, parameters, relative_error,
+    Batch, by_name, decoder, gradient_program, gradients, model, norm, options, parameters, relative_error,
+    run,
 };
 
 /// Compares a way of computing with the plainest one: scanned, nothing recomputed, dense attention.
@@ -69,6 +69,51 @@ fn nor_do_they_with_dropout() {
     check(&["enable_dropout=true", "dropout_rate=0.2"], SOME_WAYS, &batch(), 1e-5);
 }
 
+/// Layers that differ: whole cycles, and what is left after them.
+const CYCLES: &[&[&str]] = &[
+    &[
+        "decoder_block=gemma3",
+        "base_num_decoder_layers=8",
+        "logits_via_embedding=true",
+        "normalize_embedding_logits=true",
+        "local_rope_max_timescale=100",
+    ],
+    &[
+        "decoder_block=gemma2",
+        "base_num_decoder_layers=3",
+        "attention_pattern=[local,global,local,global,local]",
+        "attn_logits_soft_cap=5.0",
+    ],
+    &["decoder_block=olmo3", "base_num_decoder_layers=6"],
+];
+
+const SMALL: &[&str] = &[
+    "base_emb_dim=16",
+    "head_dim=4",
+    "base_mlp_dim=24",
+    "vocab_size=48",
+    "mlp_activations=[gelu,linear]",
+    "sliding_window_size=6",
+    "enable_dropout=true",
+    "dropout_rate=0.2",
+];
+
+#[test]
+fn nor_do_they_in_cycles_of_layers_with_a_remainder() {
+    let ways: &[&[&str]] = &[
+        &["scan_layers=false", "remat_policy=none"],
+        &["scan_layers=true", "remat_policy=full"],
+        &["scan_layers=false", "remat_policy=minimal", "attention=flash"],
+    ];
+    for cycle in CYCLES {
+        let common = [SMALL, *cycle].concat();
+        let config = decoder(&[&common[..], &["scan_layers=true"]].concat()).config().clone();
+        let scanned = config.num_cycles() * config.cycle;
+        assert!(config.cycle > 1 && (1..config.layers.len()).contains(&scanned), "{cycle:?}");
+        check(&common, ways, &Batch::packed(&[&[13], &[4, 9]], 13, 48), 1e-5);
+    }
+}
+
 #[test]
 fn in_bf16_every_way_is_as_near_to_the_exact_result() {
     let results = |arguments: &[&str]| {
@@ -124,15 +169,18 @@ fn initial(model: &dyn Model) -> Vec<HostArray> {
         values.into_iter().map(|value| inputs.replicated("value", value)).collect()
     })
     .unwrap();
-    testing::run(&program, &[]).unwrap()
+    run(&program, &[])
 }
 
 #[test]
 fn scanned_and_unrolled_layers_start_from_the_same_values() {
-    let (scanned, unrolled) = (model(&["scan_layers=true"]), model(&["scan_layers=false"]));
-    let (scanned_values, unrolled_values) = (initial(&*scanned), initial(&*unrolled));
-    let (scanned, unrolled) = (by_name(&*scanned, &scanned_values), by_name(&*unrolled, &unrolled_values));
-    assert_eq!(scanned, unrolled);
+    for kind in [&[][..], &[SMALL, CYCLES[0]].concat()] {
+        let values = |scan| {
+            let model = model(&[kind, &[scan]].concat());
+            by_name(&*model, &initial(&*model))
+        };
+        assert_eq!(values("scan_layers=true"), values("scan_layers=false"), "{kind:?}");
+    }
     // Logits of a fresh model are of the size of 1: a loss near that of guessing.
     let model = model(&[]);
     let results = gradients(&*model, &initial(&*model), &batch());

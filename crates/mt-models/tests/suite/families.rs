@@ -31,7 +31,7 @@ fn run(model: &Decoder, parameters: &[HostArray], batch: &Batch) -> (HostArray, 
         [inputs.replicated("logits", logits + unused)].into_iter().chain(taps).collect()
     })
     .unwrap();
-    let mut results = testing::run(&program, &[parameters, &batch.arrays].concat()).unwrap();
+    let mut results = crate::harness::run(&program, &[parameters, &batch.arrays].concat());
     let logits = results.remove(0);
     (logits, names.into_iter().zip(results).collect())
 }

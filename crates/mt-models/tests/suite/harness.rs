@@ -15,7 +15,7 @@ use mt_nn::{
     axes::{BATCH, POSITION},
     token_cross_entropy,
 };
-use mt_runtime::testing;
+use mt_runtime::{Array, CompileSettings, Executable, Input, testing::cpu};
 use mt_shape::{DType, HostArray, Path, Placement, axis};
 use mt_trace::{Inputs, ProgramOptions, Tensor, program};
 use safetensors::SafeTensors;
@@ -224,6 +224,31 @@ pub fn declare_batch<'t>(inputs: &Inputs<'t>, rows: usize, length: usize) -> (To
     (Tokens { tokens, positions, segmentation }, [targets, targets_segmentation])
 }
 
+/// Compiles a program for CPU devices. It runs a few times on small arrays: optimized machine code takes twice as long
+/// to make, and gains nothing.
+pub fn compile(program: &Program) -> Executable {
+    let xla_flags = vec![("xla_backend_optimization_level".to_owned(), "0".to_owned())];
+    let settings = CompileSettings { xla_flags, ..CompileSettings::default() };
+    cpu(program.mesh.num_devices()).compile(program, &settings).unwrap()
+}
+
+/// Runs a program from and to host memory.
+#[track_caller]
+pub fn execute(executable: &Executable, inputs: &[HostArray]) -> Vec<HostArray> {
+    let place = |(index, input): (usize, &HostArray)| {
+        let sharding = &executable.inputs()[index].sharding;
+        Input::Donate(Array::from_host(cpu(sharding.mesh.num_devices()), input, sharding).unwrap())
+    };
+    let outputs = executable.run(inputs.iter().enumerate().map(place).collect()).unwrap();
+    outputs.iter().map(|array| array.to_host().unwrap()).collect()
+}
+
+/// Compiles a program, and runs it once.
+#[track_caller]
+pub fn run(program: &Program, inputs: &[HostArray]) -> Vec<HostArray> {
+    execute(&compile(program), inputs)
+}
+
 /// Loss, logits and the gradients of all parameters.
 pub struct Gradients {
     pub loss: f64,
@@ -253,7 +278,7 @@ pub fn gradient_program(model: &dyn Model, rows: usize, length: usize) -> Progra
 
 pub fn gradients(model: &dyn Model, parameters: &[HostArray], batch: &Batch) -> Gradients {
     let program = gradient_program(model, batch.rows, batch.length);
-    let mut outputs = testing::run(&program, &[parameters, &batch.arrays].concat()).unwrap();
+    let mut outputs = run(&program, &[parameters, &batch.arrays].concat());
     let gradients = outputs.split_off(2);
     Gradients { loss: outputs[0].to_f64()[0], logits: outputs.remove(1), gradients }
 }
@@ -270,7 +295,7 @@ pub fn logits(model: &dyn Model, parameters: &[HostArray], batch: &Batch) -> Hos
         vec![inputs.replicated("logits", logits.cast(DType::F32)), inputs.replicated("loss", loss)]
     })
     .unwrap();
-    testing::run(&program, &[parameters, &batch.arrays].concat()).unwrap().remove(0)
+    run(&program, &[parameters, &batch.arrays].concat()).remove(0)
 }
 
 pub fn norm(values: &[f64]) -> f64 {
@@ -286,11 +311,19 @@ pub fn relative_error(actual: &[f64], expected: &[f64]) -> f64 {
 
 /// The largest difference over the deviation of what was expected.
 pub fn largest_error(actual: &[f64], expected: &[f64]) -> f64 {
+    largest_difference(actual, expected) / deviation(expected)
+}
+
+pub fn largest_difference(actual: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(actual.len(), expected.len());
-    let mean = expected.iter().sum::<f64>() / expected.len() as f64;
-    let variance = expected.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / expected.len() as f64;
-    let largest = actual.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-    largest / variance.sqrt().max(1e-30)
+    actual.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+}
+
+/// The standard deviation.
+pub fn deviation(values: &[f64]) -> f64 {
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / values.len() as f64;
+    variance.sqrt().max(1e-30)
 }
 
 /// The tensors of a file of reference values.

@@ -7,14 +7,14 @@ use mt_ir::Program;
 use mt_models::{Forward, Model};
 use mt_nn::token_cross_entropy;
 use mt_optim::{AdamW, Moments, WarmupCosine, clip_by_global_norm, global_norm};
-use mt_runtime::{Array, CompileSettings, Input, testing::cpu};
+use mt_runtime::{Array, Input, testing::cpu};
 use mt_shape::{DType, HostArray, Placement};
 use mt_trace::program;
 
 use crate::{
     directory::Directory,
     harness::{
-        Batch, Golden, Parameters, declare, declare_batch, from_hugging_face, gradients, options,
+        Batch, Golden, Parameters, compile, declare, declare_batch, from_hugging_face, gradients, options,
         relative_error,
     },
 };
@@ -96,7 +96,7 @@ pub fn train(
 ) -> Trained {
     let runtime = cpu(placement.mesh().num_devices());
     let program = step_program(model, placement, batch, schedule);
-    let step = runtime.compile(&program, &CompileSettings::default()).unwrap();
+    let step = compile(&program);
     let place = |index: usize, array: &HostArray| {
         Array::from_host(runtime, array, &step.inputs()[index].sharding).unwrap()
     };
@@ -147,6 +147,14 @@ fn batch(directory: &Directory) -> Batch {
     batch
 }
 
+/// Each two values of different keys are in one of them.
+const WAYS: &[&[&str]] = &[
+    &["scan_layers=true", "remat_policy=none", "attention=dot_product"],
+    &["scan_layers=true", "remat_policy=full", "attention=flash"],
+    &["scan_layers=false", "remat_policy=none", "attention=flash"],
+    &["scan_layers=false", "remat_policy=full", "attention=dot_product"],
+];
+
 const TRAINED: &[&str] = &["llama_six_on_two", "gemma2_even", "qwen3_untied"];
 
 /// Every tensor of the model, from the file's tensors.
@@ -160,22 +168,17 @@ fn gradients_match() {
         let directory = Directory::open(name);
         let (golden, batch) = (directory.values("gradients"), batch(&directory));
         let loss = golden.array("loss").to_f64()[0];
-        for scan in directory.scans() {
-            for remat in ["remat_policy=none", "remat_policy=full"] {
-                for attention in ["attention=dot_product", "attention=flash"] {
-                    let way = [*scan, remat, attention];
-                    let model = directory.model(&way);
-                    let results = gradients(&model, &directory.parameters(&model), &batch);
-                    let error = (results.loss - loss).abs() / loss;
-                    assert!(error <= 1e-5, "{name} {way:?}: loss {} is not {loss}", results.loss);
-                    let expected = in_layout(&model, &golden);
-                    for (((path, _), actual), expected) in
-                        model.parameters().iter().zip(&results.gradients).zip(&expected)
-                    {
-                        let error = relative_error(&actual.to_f64(), &expected.to_f64());
-                        assert!(error <= 1e-4, "{name} {way:?}: gradient of `{path}` differs by {error:e}");
-                    }
-                }
+        for way in WAYS {
+            let model = directory.model(way);
+            let results = gradients(&model, &directory.parameters(&model), &batch);
+            let error = (results.loss - loss).abs() / loss;
+            assert!(error <= 1e-5, "{name} {way:?}: loss {} is not {loss}", results.loss);
+            let expected = in_layout(&model, &golden);
+            for (((path, _), actual), expected) in
+                model.parameters().iter().zip(&results.gradients).zip(&expected)
+            {
+                let error = relative_error(&actual.to_f64(), &expected.to_f64());
+                assert!(error <= 1e-4, "{name} {way:?}: gradient of `{path}` differs by {error:e}");
             }
         }
     }

@@ -1,0 +1,93 @@
+//! Imports of published weights, to measure them.
+//!
+//! ```text
+//! import make DIRECTORY   a Llama of a billion random bfloat16 parameters
+//! import load DIRECTORY   loads it as decoding would; prints seconds, and the peak of this process's memory
+//! ```
+
+use std::{env, fs, path::Path, time::Instant};
+
+use anyhow::{Context, Result, bail};
+use mt_checkpoint::{TensorSpec, WeightsOptions, WeightsWriter};
+use mt_config::{Config, ModelGroup, Request, value_text};
+use mt_models::{
+    Model, build_decoder,
+    hugging_face::{Weights, settings_of},
+};
+use mt_runtime::{Runtime, RuntimeOptions};
+use mt_shape::{DType, HostArray, Placement};
+
+const CONFIG: &str = r#"{
+  "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu",
+  "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+  "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+  "vocab_size": 32000, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+  "max_position_embeddings": 8192, "tie_word_embeddings": true, "dtype": "bfloat16"
+}"#;
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["make", directory] => make(Path::new(directory)),
+        ["load", directory] => load(Path::new(directory)),
+        _ => bail!("usage: import make|load DIRECTORY"),
+    }
+}
+
+fn model(directory: &Path) -> Result<impl Model> {
+    let mut arguments: Vec<String> = settings_of(directory)?
+        .into_pairs()
+        .into_iter()
+        .map(|(key, value)| format!("{key}={}", value_text(&value)))
+        .collect();
+    arguments.push("weight_dtype=bfloat16".to_owned());
+    let config = Config::resolve(&Request { arguments, ..Request::default() })?;
+    Ok(build_decoder(&ModelGroup::from_config(&config)?)?)
+}
+
+fn make(directory: &Path) -> Result<()> {
+    fs::create_dir_all(directory)?;
+    fs::write(directory.join("config.json"), CONFIG)?;
+    let tensors = model(directory)?.file_tensors()?;
+    let specs: Vec<TensorSpec> = tensors
+        .iter()
+        .map(|tensor| TensorSpec { name: tensor.name.clone(), dtype: DType::BF16, dims: tensor.dims.clone() })
+        .collect();
+    let mut writer = WeightsWriter::create(directory, specs, WeightsOptions::default())?;
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for tensor in &tensors {
+        let mut array = HostArray::zeros(DType::BF16, &tensor.dims);
+        for pair in array.bytes_mut().as_chunks_mut::<2>().0 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let number = half::bf16::from_f32((state >> 40) as f32 / (1 << 24) as f32 * 0.04 - 0.02);
+            *pair = number.to_le_bytes();
+        }
+        writer.write(&tensor.name, &array)?;
+    }
+    writer.finish()?;
+    Ok(())
+}
+
+fn load(directory: &Path) -> Result<()> {
+    mt_runtime::prepare_environment();
+    let runtime = Runtime::new(&RuntimeOptions::default())?;
+    let model = model(directory)?;
+    let before = peak()?;
+    let start = Instant::now();
+    let weights = Weights::open(&model, directory)?;
+    let arrays = weights.load_to_read(&runtime, &Placement::single(), &model, None)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let bytes: usize = arrays.iter().map(|array| array.bytes_on_device(0)).sum();
+    println!("{seconds:.3} s, weights {bytes} bytes, peak memory {} bytes", peak()? - before);
+    Ok(())
+}
+
+/// The most memory that this process has had.
+fn peak() -> Result<usize> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+    let kilobytes: usize = line.trim().trim_end_matches(" kB").parse()?;
+    Ok(kilobytes * 1024)
+}
