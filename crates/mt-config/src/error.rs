@@ -5,7 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{origin::Origin, table::features};
+use crate::{
+    origin::Origin,
+    table::features,
+    yaml::{self, MODELS},
+};
 
 /// Everything that is wrong with a configuration, reported together.
 #[derive(Debug)]
@@ -107,6 +111,9 @@ impl Problem {
                 };
                 Some(format!("did you mean {}?{all}", alternatives(nearest)))
             }
+            Self::NotAChoice { key, choices, .. } if choices.is_empty() => {
+                Some(format!("leave out `{key}`: none of its choices is built yet"))
+            }
             Self::NotAChoice { choices, .. } => Some(format!("choose {}", alternatives(choices))),
             Self::NotBuilt { key: "decoder_block", origin: Origin::Model { .. }, .. } => {
                 Some("choose a model of another family: `maxtext config models` lists them".to_owned())
@@ -135,6 +142,9 @@ impl Problem {
                 Some("`maxtext config models` lists every model".to_owned())
             }
             Self::UnknownModel { nearest, .. } => Some(format!("did you mean {}?", alternatives(nearest))),
+            Self::NotAnAssignment(argument) if is_model(argument) => {
+                Some(format!("a model is chosen by its name, as in `model_name={argument}`"))
+            }
             Self::NotAnAssignment(argument) if argument.starts_with('-') => {
                 let name = argument.trim_start_matches('-');
                 let value = if name.contains('=') { "" } else { "=…" };
@@ -150,6 +160,9 @@ impl Problem {
                 [] => "variables that begin with `M_` set keys; rename or unset it".to_owned(),
                 nearest => format!("did you mean {}?", alternatives(nearest)),
             }),
+            Self::MissingFile { path, .. } if is_model(&yaml::stem(path)) => {
+                Some(format!("a model is chosen by its name, as in `model_name={}`", yaml::stem(path)))
+            }
             Self::MissingFile { nearest, .. } if nearest.is_empty() => {
                 Some("paths are relative to the current directory".to_owned())
             }
@@ -202,6 +215,11 @@ impl ConfigError {
     pub(crate) fn into_problems(self) -> Vec<Problem> {
         self.problems
     }
+}
+
+/// Whether a word is the name of a model.
+fn is_model(word: &str) -> bool {
+    MODELS.iter().any(|(name, _)| *name == word)
 }
 
 impl From<Problem> for ConfigError {

@@ -468,7 +468,7 @@ impl Merge {
         let Some(settings) = yaml::embedded(Embedded::Model, base) else {
             self.problems.push(Problem::UnknownModel {
                 nearest: nearest(&name, yaml::MODELS.iter().map(|(known, _)| *known)),
-                name: short(&name),
+                name: if name.is_empty() { "''".to_owned() } else { short(&name) },
                 origin: model.origin.clone(),
             });
             return;

@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     fmt,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
     sync::Arc,
 };
 
@@ -75,24 +75,30 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Setting>, ConfigError> {
     }
 }
 
-/// The preset, or the model of the directory `models`, that a path of MaxText's source tree means.
+/// The preset, or the model of the directory `models`, that a path of MaxText's source tree means. Such a path leads
+/// through the directory `configs`, is what is below that, or is a bare name: any other is a file of the user's.
 pub(crate) fn stand_in(path: &Path) -> Option<(Embedded, &'static str)> {
     let stem = stem(path);
-    let written = path.with_file_name(&stem);
-    let of_name = |name: &str| PRESETS.iter().map(|(preset, _)| *preset).find(|preset| *preset == name);
-    let in_tree = PRESETS.iter().map(|(preset, _)| *preset).filter(|preset| written.ends_with(preset));
+    let mut below: Vec<String> = path
+        .with_file_name(&stem)
+        .components()
+        .filter(|component| *component != Component::CurDir)
+        .map(|component| component.as_os_str().to_string_lossy().into_owned())
+        .collect();
+    let configs = below.iter().rposition(|directory| directory == "configs");
+    below.drain(..configs.map_or(0, |index| index + 1));
+    let may_be_elsewhere = configs.is_some() || below.len() == 1;
+    let below = below.join("/");
+    let presets = || PRESETS.iter().map(|(preset, _)| *preset);
     let by_stem = || {
-        let mut same = PRESETS
-            .iter()
-            .map(|(preset, _)| *preset)
-            .filter(|preset| preset.rsplit('/').next() == Some(stem.as_str()));
-        same.next().filter(|_| same.next().is_none())
+        let mut same = presets().filter(|preset| preset.rsplit('/').next() == Some(stem.as_str()));
+        same.next().filter(|_| may_be_elsewhere && same.next().is_none())
     };
     let model = || {
         let (name, _) = MODELS.iter().find(|(name, _)| *name == stem)?;
-        (path.parent()?.file_name()? == "models").then_some((Embedded::Model, *name))
+        (below == format!("models/{name}")).then_some((Embedded::Model, *name))
     };
-    let preset = of_name(&stem).or_else(|| in_tree.max_by_key(|preset| preset.len())).or_else(by_stem);
+    let preset = presets().find(|preset| *preset == below).or_else(by_stem);
     preset.map(|preset| (Embedded::Preset, preset)).or_else(model)
 }
 
@@ -110,7 +116,7 @@ fn nearest_presets(stem: &str) -> Vec<String> {
 }
 
 /// The name of a file without its ending; names of models have points.
-fn stem(path: &Path) -> String {
+pub(crate) fn stem(path: &Path) -> String {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let stem = name.strip_suffix(".yml").or_else(|| name.strip_suffix(".yaml"));
     stem.map_or(name.clone(), str::to_owned)
@@ -347,7 +353,13 @@ mod tests {
             // Two presets have this name.
             ("llama2_70b_v5e-16.yml", None),
             ("tpu/v5e/llama2_70b_v5e-16.yml", Some("tpu/v5e/llama2_70b_v5e-16")),
+            ("./post_train/sft.yml", Some("post_train/sft")),
+            ("models/llama3.1-405b.yml", Some("llama3.1-405b")),
             ("mine.yml", None),
+            // Files of the user's that are missing.
+            ("experiments/sft.yml", None),
+            ("/home/me/base.yml", None),
+            ("experiments/models/llama3.1-405b.yml", None),
         ] {
             assert_eq!(stand_in(Path::new(path)).map(|(_, name)| name), expected, "{path}");
         }
