@@ -47,7 +47,7 @@ pub(super) static GPT3: Family = Family {
                     return Err(config.unsupported(key, "this variant of GPT-2's attention"));
                 }
             }
-            let mut settings = Settings::new(config, "gpt3");
+            let mut settings = Settings::new("gpt3");
             let (width, heads) = (config.required("n_embd")?, config.required("n_head")?);
             settings.set("base_emb_dim", width);
             settings.set("base_num_query_heads", heads);

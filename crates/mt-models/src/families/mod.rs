@@ -119,7 +119,7 @@ impl Family {
         let layer = parameter.layers().first().map(|index| &config.layers[*index]);
         let attention = layer.and_then(|layer| layer.attention.as_ref());
         let mut stored = StoredParameter {
-            key: self.maxtext_key(config, parameter),
+            key: self.maxtext_key(parameter),
             // Vectors have fewer axes than the configured position may ask for.
             layer_axis: is_stacked.then(|| config.param_scan_axis.min(spec.axes.len() - 1)),
             scale: 1.0,
@@ -141,7 +141,7 @@ impl Family {
         stored
     }
 
-    fn maxtext_key(&self, config: &DecoderConfig, parameter: &Parameter) -> Vec<String> {
+    fn maxtext_key(&self, parameter: &Parameter) -> Vec<String> {
         let role = parameter.role.as_str();
         let numbered = |name: &str, index: usize| format!("{name}_{index}");
         let in_decoder = |rest: Vec<String>| [vec!["decoder".to_owned()], rest].concat();
@@ -177,7 +177,6 @@ impl Family {
         if let Some(pair) = pair {
             part[0].push_str(if pair == 0 { "_local" } else { "_global" });
         }
-        let _ = config;
         in_decoder([layers, part].concat())
     }
 }

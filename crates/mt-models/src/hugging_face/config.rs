@@ -215,8 +215,7 @@ impl HuggingFaceConfig {
 
 impl Settings {
     /// No settings but the kind of layer.
-    pub(crate) fn new(config: &HuggingFaceConfig, block: &'static str) -> Self {
-        let _ = config;
+    pub(crate) fn new(block: &'static str) -> Self {
         Self(vec![("decoder_block", block.into())])
     }
 
@@ -244,7 +243,7 @@ impl Settings {
 
 /// What nearly all families say in the same words.
 pub(crate) fn common(config: &HuggingFaceConfig, block: &'static str) -> Result<Settings, ModelError> {
-    let mut settings = Settings::new(config, block);
+    let mut settings = Settings::new(block);
     let (width, heads) = (config.required("hidden_size")?, config.required("num_attention_heads")?);
     settings.set("base_emb_dim", width);
     settings.set("base_num_query_heads", heads);
