@@ -21,7 +21,8 @@ fn check(words: &[&str], expected: &[&str]) {
 
 #[test]
 fn commands_and_options_are_completed() {
-    check(&[""], &["train", "decode", "config", "tokenizer", "plugin", "completion"]);
+    let commands = ["train", "decode", "logits", "config", "checkpoint", "tokenizer", "plugin", "completion"];
+    check(&[""], &commands);
     check(&["tr"], &["train"]);
     check(&["config", ""], &["show", "explain", "check", "diff", "models"]);
     check(&["config", "show", "--c"], &["--changed"]);

@@ -175,14 +175,14 @@ fn commands_are_checked() {
     check_wrong(&["config", "check", "--steps=3"], &["without dashes"]);
     check_wrong(&["config", "check", "decode"], &["which model to decode with"]);
     check_wrong(&["config", "check", "decode", "load_parameters_path=/nowhere"], &["does not exist"]);
-    for command in ["compile", "sft", "dpo", "rl", "distill", "serve", "eval", "bench", "estimate", "logits"]
-    {
+    for command in ["compile", "sft", "dpo", "rl", "distill", "serve", "eval", "bench", "estimate"] {
         check_wrong(
             &["config", "check", command, "steps=3"],
             &[&format!("the command `{command}` is not built yet"), "`train` and `decode`"],
         );
     }
     check_wrong(&["config", "check", "sft"], &["maxtext config check post_train/sft"]);
+    check_wrong(&["config", "check", "logits"], &["`logits`", "cannot be checked"]);
 }
 
 #[test]

@@ -97,7 +97,7 @@ fn wrong_commands_get_suggestions() {
 fn wrong_configurations() {
     for command in ["train", "decode"] {
         check_wrong(&[command, "setps=3"], &["unknown key `setps`", "hint: did you mean `steps`"]);
-        check_wrong(&[command, "--steps=3"], &["`--steps=3`", "without dashes"]);
+        check_wrong(&[command, "--steps=3"], &["`--steps=…`", "without dashes"]);
         check_wrong(&[command, "missing.yml"], &["`missing.yml` does not exist"]);
     }
     check_wrong(&["train", "steps=many"], &["`steps` is `many` (command line)", "whole number"]);

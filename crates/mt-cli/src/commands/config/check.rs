@@ -1,5 +1,6 @@
 //! `maxtext config check`.
 
+use clap::CommandFactory;
 use mt_config::{Config, Named, Request, TrainConfig};
 
 use crate::{
@@ -9,8 +10,7 @@ use crate::{
 };
 
 /// Commands of MaxText that this program is to have.
-const NOT_BUILT: &[&str] =
-    &["compile", "sft", "dpo", "rl", "distill", "serve", "eval", "bench", "estimate", "logits"];
+const NOT_BUILT: &[&str] = &["compile", "sft", "dpo", "rl", "distill", "serve", "eval", "bench", "estimate"];
 
 /// Commands whose arguments can be checked.
 pub const CHECKED: &[&str] = &["train", "decode"];
@@ -21,8 +21,15 @@ pub fn run(arguments: Check) -> Result<(), Failure> {
     if NOT_BUILT.contains(&first.as_str()) {
         return Err(not_built(&first));
     }
+    let is_command = |command: &&str| {
+        crate::arguments::Arguments::command().get_subcommands().any(|known| known.get_name() == *command)
+    };
     if CHECKED.contains(&first.as_str()) {
         settings.settings.remove(0);
+    } else if Some(first.as_str()).filter(is_command).is_some() {
+        return Err(Failure::user(format!(
+            "what `{first}` would be given cannot be checked without running it\nhint: what can be checked is `train` and `decode`"
+        )));
     }
     if first == "decode" { check_decode(settings) } else { check_train(settings) }
 }
