@@ -121,7 +121,12 @@ impl Config {
     /// What the user should know though nothing is wrong: keys that have no effect, values that a model replaced.
     pub fn notes(&self) -> Vec<String> {
         // What a model's or preset's file brings along is not for the user to mend.
-        let asking = self.entries().filter(|entry| entry.key.asks(&entry.value) && entry.origin.is_given());
+        // Nor is a variable that is set for other programs.
+        let is_ours = |origin: &Origin| match origin {
+            Origin::Environment { variable } => variable.starts_with("M_"),
+            other => other.is_given(),
+        };
+        let asking = self.entries().filter(|entry| entry.key.asks(&entry.value) && is_ours(&entry.origin));
         let without_effect = asking.filter_map(|entry| match (entry.key.class, entry.key.only_with) {
             (Class::NoEffectHere(reason), _) => {
                 Some(format!("`{}` ({}) has no effect here: {reason}", entry.key.name, entry.origin))

@@ -567,3 +567,10 @@ fn secrets_are_neither_repeated_nor_kept_in_mappings() {
         assert!(message.contains("hf_access_token") && !message.contains("hidden"), "{message}");
     }
 }
+
+#[test]
+fn variables_of_other_programs_are_not_warned_of() {
+    let notes = |variable: &str| Config::resolve(&request(&[], &[(variable, "hidden")])).unwrap().notes();
+    assert_eq!(notes("HF_TOKEN"), Vec::<String>::new());
+    assert_eq!(notes("M_HF_ACCESS_TOKEN").len(), 1);
+}
