@@ -172,12 +172,11 @@ pub(crate) fn converted(array: HostArray, dtype: DType) -> HostArray {
     let made = match dtype {
         DType::F64 => HostArray::from_slice(dtype, dims, &numbers),
         DType::BF16 => {
-            let values: Vec<half::bf16> =
-                numbers.iter().map(|number| half::bf16::from_f64(*number)).collect();
+            let values: Vec<half::bf16> = numbers.iter().map(|number| to_bf16(*number)).collect();
             HostArray::from_slice(dtype, dims, &values)
         }
         DType::F16 => {
-            let values: Vec<half::f16> = numbers.iter().map(|number| half::f16::from_f64(*number)).collect();
+            let values: Vec<half::f16> = numbers.iter().map(|number| to_f16(*number)).collect();
             HostArray::from_slice(dtype, dims, &values)
         }
         _ => {
@@ -186,6 +185,17 @@ pub(crate) fn converted(array: HostArray, dtype: DType) -> HostArray {
         }
     };
     made.expect("one value for each element")
+}
+
+/// The nearest `bf16`. Of an `f64`, `half` drops the last bits before it rounds, so that numbers just beyond the middle
+/// of two go the wrong way; an `f32` holds all that is converted here, or rounds it as other programs do.
+pub(crate) fn to_bf16(number: f64) -> half::bf16 {
+    half::bf16::from_f32(number as f32)
+}
+
+/// The nearest `f16`, as [`to_bf16`].
+pub(crate) fn to_f16(number: f64) -> half::f16 {
+    half::f16::from_f32(number as f32)
 }
 
 /// The distinct shards of an array on their way to the host.
@@ -228,5 +238,22 @@ impl ArraySource for Shards {
         let pending = self.pending[shard].1.take().ok_or("a shard was fetched twice")?;
         let part = pending.wait().map_err(RuntimeError::from)?;
         Ok(self.stored.to_stored(&part, self.affine))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_just_beyond_the_middle_are_rounded_up() {
+        // The middle of 1 and the next `bf16`, and of 1 and the next `f16`, and the next `f32` after each.
+        let (bf16, f16) = (1.0 + 2.0_f32.powi(-8), 1.0 + 2.0_f32.powi(-11));
+        let check = |dtype: DType, numbers: [f32; 2], expected: [f64; 2]| {
+            let array = HostArray::from_slice(DType::F32, &[2], &numbers).unwrap();
+            assert_eq!(converted(array, dtype).to_f64(), expected, "{dtype}");
+        };
+        check(DType::BF16, [bf16, bf16.next_up()], [1.0, 1.0 + 2.0_f64.powi(-7)]);
+        check(DType::F16, [f16, f16.next_up()], [1.0, 1.0 + 2.0_f64.powi(-10)]);
     }
 }

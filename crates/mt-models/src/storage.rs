@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use mt_shape::{DType, HostArray};
 
+use crate::state::{to_bf16, to_f16};
+
 /// The place and layout of a parameter in MaxText's checkpoints.
 ///
 /// What is stored is this program's parameter with the leading layer axis moved to `layer_axis`, the last axis in the
@@ -164,12 +166,12 @@ fn mapped(mut array: HostArray, map: impl Fn(f64) -> f64, affine: Affine) -> Hos
         }
         DType::BF16 => {
             for value in bytemuck::cast_slice_mut::<u8, half::bf16>(array.bytes_mut()) {
-                *value = half::bf16::from_f64(map(value.to_f64()));
+                *value = to_bf16(map(value.to_f64()));
             }
         }
         DType::F16 => {
             for value in bytemuck::cast_slice_mut::<u8, half::f16>(array.bytes_mut()) {
-                *value = half::f16::from_f64(map(value.to_f64()));
+                *value = to_f16(map(value.to_f64()));
             }
         }
         dtype => unreachable!("parameters are floating-point numbers, not `{dtype}`"),
