@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use mt_shape::DType;
+
+use crate::commands::checkpoint::parse_bytes;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -159,7 +162,43 @@ Examples:
 const CHECKPOINT_EXAMPLES: &str = "\
 Examples:
   maxtext checkpoint inspect maxtext_output/first
-  maxtext checkpoint diff --values models/llama models/tuned";
+  maxtext checkpoint diff --values models/llama models/tuned
+  maxtext checkpoint export --output models/mine \\
+      load_parameters_path=maxtext_output/first
+  maxtext checkpoint import --output imported load_parameters_path=models/llama";
+
+const EXPORT: &str = "\
+Writes a model as a Hugging Face directory: weights as safetensors, config.json,
+generation_config.json, and the files of its tokenizer.
+
+`load_parameters_path` names a run, one of its checkpoints, a published model's
+directory (Hugging Face's, or `consolidated.*.pth` with params.json), or a
+checkpoint of MaxText's, whose model the other keys describe. A directory that
+holds weights already is refused.";
+
+const EXPORT_EXAMPLES: &str = "\
+Examples:
+  maxtext checkpoint export --output models/mine \\
+      load_parameters_path=maxtext_output/first
+  maxtext checkpoint export --output models/small --dtype bfloat16 \\
+      --shard-size 2GB load_parameters_path=maxtext_output/first/checkpoints/99
+  maxtext checkpoint export --output models/llama3 \\
+      load_parameters_path=maxtext_checkpoint/0/items model_name=llama3-8b \\
+      tokenizer_path=models/Meta-Llama-3-8B";
+
+const IMPORT: &str = "\
+Writes the weights of a published model as a checkpoint of MaxText's, in a
+directory like that of a run: `checkpoints/0/items`, `config.yml` and the
+tokenizer. MaxText reads the items, and this program's commands the directory.
+
+Training and decoding take a published model's directory as it is, so this is
+needed for MaxText alone.";
+
+const IMPORT_EXAMPLES: &str = "\
+Examples:
+  maxtext checkpoint import --output imported load_parameters_path=models/llama
+  maxtext checkpoint import --output imported scan_layers=false \\
+      weight_dtype=bfloat16 load_parameters_path=models/llama";
 
 const INSPECT: &str = "\
 Lists the tensors of a checkpoint: names, types, shapes and sizes, with totals.
@@ -230,7 +269,7 @@ pub enum Command {
     /// Show, explain, check and compare configurations
     #[command(subcommand, after_help = CONFIG_EXAMPLES)]
     Config(ConfigCommand),
-    /// List and compare checkpoints
+    /// List, compare and convert checkpoints
     #[command(subcommand, after_help = CHECKPOINT_EXAMPLES)]
     Checkpoint(CheckpointCommand),
     /// Train tokenizers
@@ -407,6 +446,65 @@ pub enum CheckpointCommand {
     /// Compare the tensors of two checkpoints
     #[command(long_about = CHECKPOINT_DIFF, after_help = CHECKPOINT_DIFF_EXAMPLES)]
     Diff(CheckpointDiff),
+    /// Write a model as a Hugging Face directory
+    #[command(long_about = EXPORT, after_help = EXPORT_EXAMPLES)]
+    Export(Export),
+    /// Write a published model as a checkpoint that MaxText reads
+    #[command(long_about = IMPORT, after_help = IMPORT_EXAMPLES)]
+    Import(Import),
+}
+
+#[derive(Debug, Args)]
+pub struct Export {
+    /// The form: `hf` is a directory of Hugging Face's
+    #[arg(long, value_enum, default_value = "hf")]
+    pub format: ExportFormat,
+    /// Directory that receives the model
+    #[arg(long, value_name = "DIRECTORY")]
+    pub output: PathBuf,
+    /// Type of the numbers; the source's if it is left out
+    #[arg(long, value_enum)]
+    pub dtype: Option<ExportType>,
+    /// The most bytes of weights in one file
+    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_bytes)]
+    pub shard_size: u64,
+    /// `load_parameters_path=…`, and keys that describe the model where nothing else does
+    #[arg(value_name = "CONFIG.yml | KEY=VALUE")]
+    pub settings: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExportFormat {
+    Hf,
+}
+
+/// A type in which weights are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExportType {
+    Float32,
+    Bfloat16,
+    Float16,
+}
+
+impl ExportType {
+    /// The type of elements.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::Float32 => DType::F32,
+            Self::Bfloat16 => DType::BF16,
+            Self::Float16 => DType::F16,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct Import {
+    /// Directory that receives the checkpoint
+    #[arg(long, value_name = "DIRECTORY")]
+    pub output: PathBuf,
+    /// `load_parameters_path=…`, and keys such as `scan_layers` and `weight_dtype`
+    #[arg(value_name = "CONFIG.yml | KEY=VALUE")]
+    pub settings: Vec<String>,
 }
 
 #[derive(Debug, Args)]

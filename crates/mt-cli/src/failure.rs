@@ -79,6 +79,12 @@ impl From<mt_models::ModelError> for Failure {
     }
 }
 
+impl From<mt_models::StateError> for Failure {
+    fn from(error: mt_models::StateError) -> Self {
+        Self::from_error(&error, error.is_user_error())
+    }
+}
+
 impl From<mt_pjrt::Error> for Failure {
     fn from(error: mt_pjrt::Error) -> Self {
         Self::from_error(&error, error.is_user_error())

@@ -1,5 +1,6 @@
 //! The binary as users see it: exit statuses, messages, help.
 
+mod checkpoint;
 mod completion;
 mod configuration;
 mod models;

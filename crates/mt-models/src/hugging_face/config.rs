@@ -259,6 +259,9 @@ pub(crate) fn common(config: &HuggingFaceConfig, block: &'static str) -> Result<
     settings.set("logits_via_embedding", config.boolean("tie_word_embeddings")?.unwrap_or(false));
     settings.set("normalize_embedding_logits", false);
     settings.set("enable_dropout", false);
+    if let Some(length) = config.integer("max_position_embeddings")? {
+        settings.set("max_position_embeddings", length);
+    }
     rope(config, &mut settings)?;
     Ok(settings)
 }

@@ -19,6 +19,22 @@ pub fn config_of(group: &ModelGroup, config: &DecoderConfig, dtype: DType) -> Op
     Some(made)
 }
 
+/// How many positions a model says it is made for, where `declared` is what its own description says. Some ways of
+/// scaling rotary embeddings settle it: transformers derives their factors from the number, or warns if they differ.
+pub fn context_length(group: &ModelGroup, declared: Option<usize>) -> usize {
+    let positions = &group.positions;
+    let scaled = |original: usize, factor: f64| (original as f64 * factor).round() as usize;
+    match positions.rope_type {
+        RopeType::Yarn => scaled(positions.original_max_position_embeddings, positions.rope_factor),
+        RopeType::Ntk => positions.original_max_position_embeddings,
+        RopeType::Llama31 if positions.rope_use_scale => {
+            let reached = scaled(positions.llama3_rope_original_length, positions.llama3_rope_factor);
+            declared.unwrap_or(reached.max(group.max_target_length))
+        }
+        _ => declared.unwrap_or(group.max_target_length),
+    }
+}
+
 /// What nearly all families say in the same words.
 pub(crate) fn common_config(
     group: &ModelGroup,
@@ -44,7 +60,7 @@ pub(crate) fn common_config(
         "rms_norm_eps": group.normalization_layer_epsilon,
         if model_type.starts_with("gemma") { "hidden_activation" } else { "hidden_act" }: activation,
         "tie_word_embeddings": group.logits_via_embedding,
-        "max_position_embeddings": group.max_target_length,
+        "max_position_embeddings": context_length(group, None),
         "rope_parameters": rope(group),
     });
     match made {
@@ -65,7 +81,6 @@ fn rope(group: &ModelGroup) -> Value {
         RopeType::Ntk => {
             made["rope_type"] = "dynamic".into();
             made["factor"] = positions.rope_factor.into();
-            made["original_max_position_embeddings"] = positions.original_max_position_embeddings.into();
         }
         RopeType::Llama31 if !positions.rope_use_scale => {}
         RopeType::Llama31 => {
@@ -112,7 +127,10 @@ pub(crate) fn windows_and_caps(group: &ModelGroup, config: &DecoderConfig, made:
     let scalar = layers.query_pre_attn_scalar.unwrap_or(group.head_dim as f64);
     made.insert("sliding_window".into(), layers.sliding_window_size.into());
     made.insert("layer_types".into(), layer_type_names(config).into());
-    made.insert("query_pre_attn_scalar".into(), scalar.into());
+    // Transformers wants a whole number where it is one.
+    let is_whole = scalar.fract() == 0.0;
+    let scalar = if is_whole { Value::from(scalar as i64) } else { Value::from(scalar) };
+    made.insert("query_pre_attn_scalar".into(), scalar);
     made.insert("attn_logit_softcapping".into(), layers.attn_logits_soft_cap.filter(|cap| *cap > 0.0).into());
     made.insert(
         "final_logit_softcapping".into(),

@@ -1,8 +1,13 @@
-//! `maxtext checkpoint`: inspect, diff.
+//! `maxtext checkpoint`: inspect, diff, export, import.
 
 mod diff;
+mod export;
+mod import;
 mod inspect;
+mod source;
 mod table;
+
+pub use table::parse_bytes;
 
 use crate::{arguments::CheckpointCommand, failure::Failure};
 
@@ -11,5 +16,7 @@ pub fn run(command: CheckpointCommand) -> Result<(), Failure> {
     match command {
         CheckpointCommand::Inspect(arguments) => inspect::run(&arguments),
         CheckpointCommand::Diff(arguments) => diff::run(&arguments),
+        CheckpointCommand::Export(arguments) => export::run(arguments),
+        CheckpointCommand::Import(arguments) => import::run(arguments),
     }
 }

@@ -55,6 +55,27 @@ pub fn bytes(number: u64) -> String {
     }
 }
 
+/// A number of bytes as it is written: `5GB`, `500 MB`, `2GiB` or `1000000`.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let wrong = || "a size such as 5GB, 500MB or 2GiB is expected".to_owned();
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let unit = match text[end..].trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        "kib" => 1024.0,
+        "mib" => 1024.0_f64.powi(2),
+        "gib" => 1024.0_f64.powi(3),
+        "tib" => 1024.0_f64.powi(4),
+        _ => return Err(wrong()),
+    };
+    let number: f64 = text[..end].parse().map_err(|_| wrong())?;
+    let bytes = number * unit;
+    if (1.0..1e18).contains(&bytes) { Ok(bytes as u64) } else { Err(wrong()) }
+}
+
 /// A number of elements.
 pub fn elements(number: u64) -> String {
     match number as f64 {
@@ -115,6 +136,18 @@ mod tests {
         }
         for (number, expected) in [(48, "48"), (52_000, "52.0K"), (8_030_261_248, "8.03B")] {
             assert_eq!(elements(number), expected);
+        }
+    }
+
+    #[test]
+    fn sizes_are_read() {
+        for (text, expected) in
+            [("5GB", 5_000_000_000), ("1.5 mb", 1_500_000), ("2GiB", 2_147_483_648), ("12345", 12_345)]
+        {
+            assert_eq!(parse_bytes(text), Ok(expected), "{text}");
+        }
+        for text in ["", "GB", "0", "5 apples", "1.2.3GB", "-1GB", "1e30"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
         }
     }
 

@@ -66,7 +66,10 @@ fn options(command: &Command) -> Vec<Candidate> {
 /// What the positional arguments of a command may be.
 fn arguments(command: &Command, path: &[&str], given: &[String], current: &str) -> Vec<Candidate> {
     match path {
-        ["train" | "decode"] | ["config", "show"] | ["tokenizer", "train"] => settings(given, current),
+        ["train" | "decode"]
+        | ["config", "show"]
+        | ["checkpoint", "export" | "import"]
+        | ["tokenizer", "train"] => settings(given, current),
         ["config", "check"] => {
             let mut found = settings(given, current);
             if given.is_empty() {

@@ -1,0 +1,260 @@
+//! `maxtext checkpoint export`.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::Path,
+};
+
+use mt_checkpoint::{CheckpointError, WeightsOptions};
+use mt_config::{LoadConfig, ModelGroup, TokenizerGroup, tokenizer_directory};
+use mt_data::Tokenizer;
+use mt_engine::{load_model, load_tokenizer};
+use mt_models::{
+    Model, ModelError, build_decoder,
+    hugging_face::{config_of, context_length, description_path, write_weights},
+};
+use mt_shape::DType;
+use serde_json::{Map, Value, json};
+
+use super::{
+    source::{Kind, Source},
+    table::{bytes, counted},
+};
+use crate::{
+    arguments::Export,
+    failure::{Failure, print},
+};
+
+const CONFIG: &str = "config.json";
+const GENERATION_CONFIG: &str = "generation_config.json";
+
+/// What is taken along from a published model's directory: what belongs to its tokenizer, and how it is sampled.
+const TAKEN_ALONG: &[&str] = &[
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    GENERATION_CONFIG,
+];
+
+pub fn run(command: Export) -> Result<(), Failure> {
+    let directory = &command.output;
+    check_target(directory)?;
+    let source = Source::of(command.settings)?;
+    let dtype = command.dtype.map_or_else(|| source.dtype(), |dtype| dtype.dtype());
+    let mut load = LoadConfig::from_config(&source.config)?;
+    // What is read in the type in which it is written is rounded once at most.
+    load.model.weight_dtype = dtype;
+    let mut files = Files::default();
+    describe(&source, &load.model, dtype, &mut files)?;
+    let loaded = load_model(&load)?;
+    for skipped in &loaded.skipped {
+        eprintln!("warning: checkpoint {} is passed over: {}", skipped.step, skipped.reason);
+    }
+    // The weights come last: without them, nobody takes the directory for a model.
+    files.write(directory)?;
+    let options = WeightsOptions { shard_bytes: command.shard_size, ..WeightsOptions::default() };
+    let written = write_weights(&*loaded.model, &loaded.parameters, dtype, directory, options)?;
+    let others: Vec<&str> = files.0.iter().map(|(name, _)| name.as_str()).collect();
+    print(&format!(
+        "wrote {} of weights ({dtype}) in {} to `{}`, with {}",
+        bytes(written.num_bytes),
+        counted(written.files.len(), "file"),
+        directory.display(),
+        others.join(", "),
+    ))
+}
+
+/// Refuses a directory that holds a model or a run before anything is read for it.
+fn check_target(directory: &Path) -> Result<(), Failure> {
+    let Ok(entries) = directory.read_dir() else { return Ok(()) };
+    let mut names: Vec<String> =
+        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    let endings = [".safetensors", ".safetensors.index.json", ".bin", ".pth", ".pt"];
+    let is_weights = |name: &&String| endings.iter().any(|ending| name.ends_with(ending));
+    if let Some(file) = names.iter().find(is_weights) {
+        return Err(
+            CheckpointError::WeightsExist { directory: directory.to_owned(), file: file.clone() }.into()
+        );
+    }
+    if names.iter().any(|name| name == "config.yml" || name == "checkpoints") {
+        return Err(Failure::user(format!(
+            "`{}` is the directory of a run\nhint: choose another directory for `--output`",
+            directory.display()
+        )));
+    }
+    Ok(())
+}
+
+/// The files beside the weights, in memory.
+#[derive(Default)]
+struct Files(Vec<(String, Vec<u8>)>);
+
+impl Files {
+    /// Adds a file, in place of one of the same name.
+    fn add(&mut self, name: &str, contents: Vec<u8>) {
+        self.0.retain(|(known, _)| known != name);
+        self.0.push((name.to_owned(), contents));
+    }
+
+    fn add_object(&mut self, name: &str, object: &Map<String, Value>) {
+        let text = serde_json::to_string_pretty(object).expect("values of JSON have a text");
+        self.add(name, (text + "\n").into_bytes());
+    }
+
+    fn object(&self, name: &str) -> Option<Map<String, Value>> {
+        let (_, contents) = self.0.iter().find(|(known, _)| known == name)?;
+        serde_json::from_slice(contents).ok()
+    }
+
+    /// Adds those of the named files that a directory has.
+    fn take(&mut self, directory: &Path, names: &[&str]) -> Result<(), Failure> {
+        for name in names {
+            let path = directory.join(name);
+            match fs::read(&path) {
+                Ok(contents) => self.add(name, contents),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    return Err(Failure::user(format!("cannot read `{}`: {error}", path.display())));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, directory: &Path) -> Result<(), Failure> {
+        let write = || -> io::Result<()> {
+            fs::create_dir_all(directory)?;
+            for (name, contents) in &self.0 {
+                let mut file = File::create(directory.join(name))?;
+                file.write_all(contents)?;
+                file.sync_all()?;
+            }
+            Ok(())
+        };
+        write().map_err(|source| CheckpointError::Unwritable { path: directory.to_owned(), source }.into())
+    }
+}
+
+/// What says what the model is, how it is sampled, and what its tokens are.
+fn describe(source: &Source, group: &ModelGroup, dtype: DType, files: &mut Files) -> Result<(), Failure> {
+    let decoder = build_decoder(group)?;
+    // A parameter that the form has no name for is found here, before any weight is read.
+    decoder.file_tensors()?;
+    let mut made = config_of(group, decoder.config(), dtype).ok_or(ModelError::NoHuggingFaceForm)?;
+    if let Kind::Published(directory) = &source.kind {
+        files.take(directory, TAKEN_ALONG)?;
+        let description = description_path(directory);
+        if description.ends_with(CONFIG) && !overrides_model(source) {
+            files.add_object(CONFIG, &updated_config(&description, &made)?);
+            return Ok(());
+        }
+    }
+    let declared = source.config.entry("max_position_embeddings");
+    let declared = declared.value.as_u64().filter(|_| declared.is_changed()).map(|length| length as usize);
+    if made.contains_key("max_position_embeddings") {
+        made.insert("max_position_embeddings".into(), context_length(group, declared).into());
+    }
+    let tokenizer = tokenizer(source, files)?;
+    let ids = special_ids(tokenizer.as_ref());
+    made.extend(ids.clone());
+    files.add_object(CONFIG, &made);
+    let mut generation = files.object(GENERATION_CONFIG).unwrap_or_default();
+    for (key, id) in ids.into_iter().filter(|(_, id)| !id.is_null()) {
+        generation.entry(key).or_insert(id);
+    }
+    files.add_object(GENERATION_CONFIG, &generation);
+    Ok(())
+}
+
+/// Whether keys may have changed the published model.
+fn overrides_model(source: &Source) -> bool {
+    source.config.entry("override_model_config").value == Value::Bool(true)
+}
+
+/// The published description with the type that is written. Of a model that also sees or hears, it is that of the text
+/// model, whose weights alone are written.
+fn updated_config(path: &Path, made: &Map<String, Value>) -> Result<Map<String, Value>, Failure> {
+    let unreadable = |reason: String| Failure::user(format!("cannot read `{}`: {reason}", path.display()));
+    let text = fs::read_to_string(path).map_err(|error| unreadable(error.to_string()))?;
+    let mut config: Map<String, Value> =
+        serde_json::from_str(&text).map_err(|error| unreadable(error.to_string()))?;
+    if let Some(Value::Object(mut inner)) = config.remove("text_config") {
+        let kept =
+            ["bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "transformers_version"];
+        for key in kept {
+            if let Some(value) = config.remove(key) {
+                inner.entry(key).or_insert(value);
+            }
+        }
+        inner.insert("architectures".into(), made["architectures"].clone());
+        inner.entry("model_type").or_insert_with(|| made["model_type"].clone());
+        config = inner;
+    }
+    let is_older = config.contains_key("torch_dtype") && !config.contains_key("dtype");
+    let key = if is_older { "torch_dtype" } else { "dtype" };
+    config.insert(key.into(), made["dtype"].clone());
+    if config.contains_key("torch_dtype") {
+        config.insert("torch_dtype".into(), made["dtype"].clone());
+    }
+    Ok(config)
+}
+
+/// The tokenizer of the model, whose files are added.
+fn tokenizer(source: &Source, files: &mut Files) -> Result<Option<Tokenizer>, Failure> {
+    let named = TokenizerGroup::from_config(&source.config).ok();
+    let is_named =
+        ["tokenizer_path", "tokenizer_type"].iter().any(|key| source.config.entry(key).is_changed());
+    let tokenizer = match &source.kind {
+        Kind::Published(directory) => {
+            Tokenizer::is_saved_in(directory).then(|| Tokenizer::load(directory)).transpose()?
+        }
+        Kind::Run(run) if tokenizer_directory(run).is_dir() => {
+            Some(Tokenizer::load(tokenizer_directory(run))?)
+        }
+        _ => match named.filter(|_| is_named) {
+            Some(group) => Some(load_tokenizer(&group, None)?),
+            None => None,
+        },
+    };
+    let Some(tokenizer) = tokenizer else {
+        eprintln!("note: no tokenizer is known, so none is written; `tokenizer_path` names one");
+        return Ok(None);
+    };
+    if !matches!(source.kind, Kind::Published(_)) {
+        // Its files are whatever it saves.
+        let scratch = std::env::temp_dir().join(format!("maxtext-export-{}", std::process::id()));
+        let saved = tokenizer.save(&scratch).map_err(Failure::from);
+        let taken = saved.and_then(|()| files.take(&scratch, TAKEN_ALONG));
+        // It is in the system's temporary directory in any case.
+        let _ = fs::remove_dir_all(&scratch);
+        taken?;
+    }
+    Ok(Some(tokenizer))
+}
+
+/// The tokens with a meaning of their own, as `config.json` names them. Those that are not there are said not to be, as
+/// transformers would assume others.
+fn special_ids(tokenizer: Option<&Tokenizer>) -> Map<String, Value> {
+    let special = tokenizer.map(|tokenizer| *tokenizer.special()).unwrap_or_default();
+    let others = tokenizer.into_iter().flat_map(|tokenizer| tokenizer.end_ids().iter().copied());
+    let ends: Vec<u32> =
+        special.eos.into_iter().chain(others.filter(|id| Some(*id) != special.eos)).collect();
+    let eos = match ends.as_slice() {
+        [] => Value::Null,
+        [id] => json!(id),
+        ids => json!(ids),
+    };
+    [("bos_token_id", json!(special.bos)), ("eos_token_id", eos), ("pad_token_id", json!(special.pad))]
+        .into_iter()
+        .map(|(key, id)| (key.to_owned(), id))
+        .collect()
+}

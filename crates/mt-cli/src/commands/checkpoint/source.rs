@@ -1,0 +1,76 @@
+//! The model that is exported or imported: its configuration, and where its weights are.
+
+use std::path::{Path, PathBuf};
+
+use mt_checkpoint::{ElementType, WeightsSource};
+use mt_config::{CheckpointGroup, Config, Request, run_directory_of, saved_config_path};
+use mt_shape::DType;
+
+use crate::{
+    commands::{published, resolve, warn},
+    failure::Failure,
+};
+
+/// What `load_parameters_path` names.
+pub struct Source {
+    pub config: Config,
+    pub path: PathBuf,
+    pub kind: Kind,
+}
+
+/// Where the description of a model and its tokenizer come from.
+pub enum Kind {
+    /// The directory of a published model.
+    Published(PathBuf),
+    /// The directory of a run.
+    Run(PathBuf),
+    /// The keys alone.
+    Keys,
+}
+
+impl Source {
+    /// Resolves the keys, on top of the configuration of the run or the published model that they name.
+    pub fn of(settings: Vec<String>) -> Result<Self, Failure> {
+        let request = Request::from_process(settings);
+        let given = resolve(&request)?;
+        let path = parameters_path(&given)?;
+        if !path.exists() {
+            return Err(Failure::user(format!(
+                "`{}` does not exist\nhint: name the directory of a run, of a checkpoint or of a published model",
+                path.display()
+            )));
+        }
+        let (config, kind) = match (published(&given), run_directory_of(&path)) {
+            (Some(directory), _) => (given, Kind::Published(directory)),
+            (None, Some(run)) => (resolve(&request.over_saved(saved_config_path(&run)))?, Kind::Run(run)),
+            (None, None) => (given, Kind::Keys),
+        };
+        warn(&config);
+        Ok(Self { config, path, kind })
+    }
+
+    /// The type of most of the stored numbers, as far as weights can be written in it.
+    pub fn dtype(&self) -> DType {
+        // Where the newest step is damaged, loading says so, and falls back to an older one.
+        let listing = WeightsSource::open(&self.path).and_then(|source| source.listing());
+        let types = listing.map(|mut listing| {
+            let is_orbax = listing.tensors.iter().any(|tensor| tensor.name.starts_with("params."));
+            listing.tensors.retain(|tensor| !is_orbax || tensor.name.starts_with("params."));
+            listing.by_dtype()
+        });
+        match types.unwrap_or_default().first() {
+            Some((ElementType::Known(dtype @ (DType::BF16 | DType::F16)), _)) => *dtype,
+            _ => DType::F32,
+        }
+    }
+}
+
+fn parameters_path(config: &Config) -> Result<PathBuf, Failure> {
+    let group = CheckpointGroup::from_config(config)?;
+    group.parameters_path().map(Path::to_owned).ok_or_else(|| {
+        Failure::user(
+            "nothing says which model is meant\n\
+             hint: name a run, a checkpoint or a published model: `load_parameters_path=maxtext_output/my_run`",
+        )
+    })
+}

@@ -1,0 +1,61 @@
+"""Loads exported directories with transformers, which must not complain, and compares logits.
+
+Usage: load_export.py (DIRECTORY GOLDEN.safetensors)...
+
+A golden file holds `tokens` and `logits`. Prints one JSON object: for each directory the largest difference of logits,
+in standard deviations, and whatever transformers said.
+"""
+
+import io
+import json
+import logging
+import os
+import sys
+import warnings
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging as transformers_logging
+
+transformers_logging.disable_progress_bar()
+transformers_logging.set_verbosity_warning()
+
+
+def load(directory):
+    """The model, and what was said while it was loaded."""
+    said = io.StringIO()
+    handler = logging.StreamHandler(said)
+    transformers_logging.get_logger().addHandler(handler)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model, info = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        )
+        GenerationConfig.from_pretrained(directory)
+        if os.path.exists(os.path.join(directory, "tokenizer_config.json")):
+            tokenizer = AutoTokenizer.from_pretrained(directory)
+            text = "All happy families are alike."
+            assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+    transformers_logging.get_logger().removeHandler(handler)
+    complaints = [f"{key}: {sorted(map(str, value))}" for key, value in info.items() if value]
+    complaints += [str(warning.message) for warning in caught]
+    complaints += said.getvalue().splitlines()
+    return model.eval(), complaints
+
+
+torch.set_num_threads(1)
+report = {}
+for directory, golden in zip(sys.argv[1::2], sys.argv[2::2]):
+    try:
+        model, complaints = load(directory)
+    except Exception as error:  # One directory that cannot be loaded does not hide the others.
+        report[directory] = {"error": None, "complaints": [repr(error)]}
+        continue
+    golden = load_file(golden)
+    with torch.no_grad():
+        logits = model(golden["tokens"].long(), use_cache=False).logits.float()
+    expected = golden["logits"]
+    error = ((logits - expected).abs().max() / expected.std()).item()
+    report[directory] = {"error": error, "complaints": complaints}
+print(json.dumps(report))
