@@ -184,7 +184,10 @@ impl OptimizerGroup {
                 value: entry.shown(),
                 origin: entry.origin.clone(),
                 // Other commands than training read the key, too, and have it.
-                feature: "bfloat16 weights",
+                feature: match self.weight_dtype {
+                    DType::BF16 => "bfloat16 weights",
+                    _ => "float16 weights",
+                },
                 available: vec!["float32".to_owned()],
                 also: Vec::new(),
             };

@@ -137,8 +137,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::choice("dtype", "bfloat16", DTYPES, "Type in which activations are computed.")
                 .refuse_choices(&[("float16", "float16 computation")])
                 .acts_on("model"),
-            Key::choice("weight_dtype", "float32", DTYPES, "Type in which weights are kept.")
-                .acts_on("model"),
+            Key::choice(
+                "weight_dtype",
+                "float32",
+                DTYPES,
+                "Type in which weights are kept; training takes `float32` only.",
+            )
+            .acts_on("model"),
             Key::choice("grad_dtype", "float32", DTYPES, "Type of the weights' gradients.")
                 .refuse_choices(&[("float16", "float16 gradients"), ("bfloat16", "bfloat16 gradients")])
                 .acts_on("optimizer"),
