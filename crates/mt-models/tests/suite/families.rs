@@ -13,7 +13,7 @@ use mt_trace::program;
 
 use crate::{
     directory::Directory,
-    harness::{Batch, declare, declare_batch, largest_error, options},
+    harness::{self, Batch, declare, declare_batch, largest_error, options, relative_error},
 };
 
 /// The logits of a batch, and what layers made, by name.
@@ -31,7 +31,7 @@ fn run(model: &Decoder, parameters: &[HostArray], batch: &Batch) -> (HostArray, 
         [inputs.replicated("logits", logits + unused)].into_iter().chain(taps).collect()
     })
     .unwrap();
-    let mut results = crate::harness::run(&program, &[parameters, &batch.arrays].concat());
+    let mut results = harness::run(&program, &[parameters, &batch.arrays].concat());
     let logits = results.remove(0);
     (logits, names.into_iter().zip(results).collect())
 }
@@ -161,4 +161,46 @@ fn weights_come_back() {
             assert!(contents(&directory.path) == contents(target.path()), "{name} {scan}");
         }
     }
+}
+
+/// In `bf16` numbers have 8 bits: logits are near.
+#[test]
+fn bf16_is_near() {
+    for (name, reference) in [
+        ("llama_six_on_two_bfloat16", "llama_six_on_two"),
+        ("gemma2_even", "gemma2_even"),
+        ("qwen3_untied", "qwen3_untied"),
+        ("gpt2_two_layers", "gpt2_two_layers"),
+    ] {
+        let (directory, reference) = (Directory::open(name), Directory::open(reference));
+        let model = directory.model(&["dtype=bfloat16", "weight_dtype=bfloat16"]);
+        let weights = Weights::open(&model, &directory.path).unwrap();
+        let arrays = weights.load(testing::cpu(1), &Placement::single(), &model, None).unwrap();
+        let parameters: Vec<HostArray> = arrays.iter().map(|array| array.to_host().unwrap()).collect();
+        assert!(parameters.iter().all(|array| array.dtype() == DType::BF16), "{name}");
+        let (logits, _) = run(&model, &parameters, &reference.batch());
+        let error = relative_error(&logits.to_f64(), &reference.golden().array("logits").to_f64());
+        assert!(error <= 3e-2, "{name}: logits differ by {error:e}");
+    }
+}
+
+/// What older releases wrote, and most published checkpoints have, means the same model.
+#[test]
+fn older_spellings_mean_the_same() {
+    let mut count = 0;
+    for entry in Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/families").read_dir().unwrap() {
+        let path = entry.unwrap().path();
+        let older = path.join("config_legacy.json");
+        if !older.exists() {
+            continue;
+        }
+        let target = tempfile::tempdir().unwrap();
+        std::fs::copy(older, target.path().join("config.json")).unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let older = Directory { name: name.clone(), path: target.path().to_owned() };
+        let keys = ["scan_layers=false"];
+        assert_eq!(older.model(&keys).config(), Directory::open(&name).model(&keys).config(), "{name}");
+        count += 1;
+    }
+    assert!(count >= 9, "{count} directories have both spellings");
 }

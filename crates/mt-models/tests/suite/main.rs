@@ -2,6 +2,8 @@
 //! them, and at the checkpoint boundary.
 
 mod consolidated;
+mod counts;
+mod damaged;
 mod decode;
 mod directory;
 mod equivalence;

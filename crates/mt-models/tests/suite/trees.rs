@@ -59,6 +59,66 @@ const UNSCANNED: &[Fact] = &[
     ("self_attention/value/kernel", &[64, 2, 16], &["embed", "kv_heads", "kv_head_dim"], "(fsdp, tensor, -)"),
 ];
 
+/// MaxText's `gemma3` of width 64 with 8 layers.
+const GEMMA3_OUTSIDE_LAYERS: &[Fact] = &[
+    ("decoder/decoder_norm/scale", &[64], &["norm"], "(tensor)"),
+    ("token_embedder/embedding", &[256, 64], &["vocab", "embed_vocab"], "(tensor, fsdp)"),
+];
+
+/// Of each layer of its cycle.
+const GEMMA3_SCANNED: &[Fact] = &[
+    ("mlp/wi_0/kernel", &[64, 1, 128], &["embed", "layers", "mlp"], "(fsdp, -, tensor)"),
+    ("mlp/wi_1/kernel", &[64, 1, 128], &["embed", "layers", "mlp"], "(fsdp, -, tensor)"),
+    ("mlp/wo/kernel", &[128, 1, 64], &["mlp", "layers", "embed"], "(tensor, -, fsdp)"),
+    ("post_ffw_norm/scale", &[64, 1], &["norm", "layers"], "(tensor, -)"),
+    ("post_self_attention_norm/scale", &[64, 1], &["norm", "layers"], "(tensor, -)"),
+    ("pre_ffw_norm/scale", &[64, 1], &["norm", "layers"], "(tensor, -)"),
+    ("pre_self_attention_norm/scale", &[64, 1], &["norm", "layers"], "(tensor, -)"),
+    (
+        "self_attention/key/kernel",
+        &[64, 1, 2, 16],
+        &["embed", "layers", "kv_heads", "kv_head_dim"],
+        "(fsdp, -, tensor, -)",
+    ),
+    ("self_attention/key_norm/scale", &[16, 1], &["norm", "layers"], "(tensor, -)"),
+    (
+        "self_attention/out/kernel",
+        &[4, 1, 16, 64],
+        &["heads", "layers", "kv", "embed"],
+        "(tensor, -, -, fsdp)",
+    ),
+    (
+        "self_attention/query/kernel",
+        &[64, 1, 4, 16],
+        &["embed", "layers", "q_heads", "kv"],
+        "(fsdp, -, tensor, -)",
+    ),
+    ("self_attention/query_norm/scale", &[16, 1], &["norm", "layers"], "(tensor, -)"),
+    (
+        "self_attention/value/kernel",
+        &[64, 1, 2, 16],
+        &["embed", "layers", "kv_heads", "kv_head_dim"],
+        "(fsdp, -, tensor, -)",
+    ),
+];
+
+/// Of each layer that is not scanned.
+const GEMMA3_UNSCANNED: &[Fact] = &[
+    ("mlp/wi_0/kernel", &[64, 128], &["embed", "mlp"], "(fsdp, tensor)"),
+    ("mlp/wi_1/kernel", &[64, 128], &["embed", "mlp"], "(fsdp, tensor)"),
+    ("mlp/wo/kernel", &[128, 64], &["mlp", "embed"], "(tensor, fsdp)"),
+    ("post_ffw_norm/scale", &[64], &["norm"], "(tensor)"),
+    ("post_self_attention_norm/scale", &[64], &["norm"], "(tensor)"),
+    ("pre_ffw_norm/scale", &[64], &["norm"], "(tensor)"),
+    ("pre_self_attention_norm/scale", &[64], &["norm"], "(tensor)"),
+    ("self_attention/key/kernel", &[64, 2, 16], &["embed", "kv_heads", "kv_head_dim"], "(fsdp, tensor, -)"),
+    ("self_attention/key_norm/scale", &[16], &["norm"], "(tensor)"),
+    ("self_attention/out/kernel", &[4, 16, 64], &["heads", "kv", "embed"], "(tensor, -, fsdp)"),
+    ("self_attention/query/kernel", &[64, 4, 16], &["embed", "q_heads", "kv"], "(fsdp, tensor, -)"),
+    ("self_attention/query_norm/scale", &[16], &["norm"], "(tensor)"),
+    ("self_attention/value/kernel", &[64, 2, 16], &["embed", "kv_heads", "kv_head_dim"], "(fsdp, tensor, -)"),
+];
+
 /// Moves what belongs to the leading axis in memory to where the file has it.
 fn stored_order<T: Clone>(stored: &StoredParameter, items: &[T]) -> Vec<T> {
     let places = vec![0..1; items.len()];
@@ -67,9 +127,10 @@ fn stored_order<T: Clone>(stored: &StoredParameter, items: &[T]) -> Vec<T> {
     stored.stored_dims(&order).into_iter().map(|index| items[index].clone()).collect()
 }
 
+/// Compares a model's parameters with facts: those outside of layers, and those in the layers of each prefix.
 #[track_caller]
-fn check(scan: &str, in_layers: &[Fact], prefixes: &[&str]) {
-    let model = model(&[scan, "base_num_decoder_layers=3"]);
+fn check(arguments: &[&str], outside: &[Fact], layers: &[(&[Fact], &[&str])]) {
+    let model = model(arguments);
     let placement = placement(&["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"], 8);
     let mut actual = Vec::new();
     for ((path, spec), stored) in model.parameters().iter().zip(model.storage()) {
@@ -81,10 +142,12 @@ fn check(scan: &str, in_layers: &[Fact], prefixes: &[&str]) {
         actual.push((stored.key.join("/"), stored.stored_dims(&spec.dims()), logical, stored_spec));
         assert_eq!(spec.dtype, DType::F32, "{path}");
     }
-    let in_layers = prefixes.iter().flat_map(|prefix| {
-        in_layers.iter().map(move |fact| (format!("decoder/{prefix}/{}", fact.0), fact.1, fact.2, fact.3))
+    let in_layers = layers.iter().flat_map(|(facts, prefixes)| {
+        prefixes.iter().flat_map(|prefix| {
+            facts.iter().map(move |fact| (format!("decoder/{prefix}/{}", fact.0), fact.1, fact.2, fact.3))
+        })
     });
-    let outside = OUTSIDE_LAYERS.iter().map(|fact| (fact.0.to_owned(), fact.1, fact.2, fact.3));
+    let outside = outside.iter().map(|fact| (fact.0.to_owned(), fact.1, fact.2, fact.3));
     let mut expected: Vec<_> = outside
         .chain(in_layers)
         .map(|(key, dims, logical, spec)| {
@@ -104,12 +167,112 @@ fn check(scan: &str, in_layers: &[Fact], prefixes: &[&str]) {
 
 #[test]
 fn scanned_parameters_are_stored_as_maxtext_stores_them() {
-    check("scan_layers=true", SCANNED, &["layers"]);
+    check(&["scan_layers=true", "base_num_decoder_layers=3"], OUTSIDE_LAYERS, &[(SCANNED, &["layers"])]);
 }
 
 #[test]
 fn unrolled_parameters_are_stored_as_maxtext_stores_them() {
-    check("scan_layers=false", UNSCANNED, &["layers_0", "layers_1", "layers_2"]);
+    check(
+        &["scan_layers=false", "base_num_decoder_layers=3"],
+        OUTSIDE_LAYERS,
+        &[(UNSCANNED, &["layers_0", "layers_1", "layers_2"])],
+    );
+}
+
+#[test]
+fn cycles_of_layers_are_stored_as_maxtext_stores_them() {
+    let arguments = ["decoder_block=gemma3", "base_num_decoder_layers=8", "logits_via_embedding=true"];
+    check(
+        &[&arguments[..], &["scan_layers=true"]].concat(),
+        GEMMA3_OUTSIDE_LAYERS,
+        &[
+            (
+                GEMMA3_SCANNED,
+                &[
+                    "layers/layers_0",
+                    "layers/layers_1",
+                    "layers/layers_2",
+                    "layers/layers_3",
+                    "layers/layers_4",
+                    "layers/layers_5",
+                ],
+            ),
+            (GEMMA3_UNSCANNED, &["layers_remainder/layers_0", "layers_remainder/layers_1"]),
+        ],
+    );
+    check(
+        &[&arguments[..], &["scan_layers=false"]].concat(),
+        GEMMA3_OUTSIDE_LAYERS,
+        &[(
+            GEMMA3_UNSCANNED,
+            &["layers_0", "layers_1", "layers_2", "layers_3", "layers_4", "layers_5", "layers_6", "layers_7"],
+        )],
+    );
+}
+
+const PROJECTIONS: &[&str] = &["mlp/wi_0/kernel", "mlp/wi_1/kernel", "mlp/wo/kernel"];
+
+/// Keys below `params` of models with two layers, or one pair of them, that are not scanned.
+#[track_caller]
+fn check_keys(arguments: &[&str], outside: &[&str], layers: &[&str], in_layer: &[&str]) {
+    let in_layers =
+        layers.iter().flat_map(|layer| in_layer.iter().map(move |key| format!("decoder/{layer}/{key}")));
+    let mut expected: Vec<String> = outside.iter().map(|key| (*key).to_owned()).chain(in_layers).collect();
+    let mut actual: Vec<String> =
+        model(arguments).storage().iter().map(|stored| stored.key.join("/")).collect();
+    expected.sort();
+    actual.sort();
+    assert_eq!(actual, expected, "{arguments:?}");
+}
+
+#[test]
+fn families_have_maxtexts_names() {
+    let tied = &["token_embedder/embedding", "decoder/decoder_norm/scale"];
+    let untied = &["token_embedder/embedding", "decoder/decoder_norm/scale", "decoder/logits_dense/kernel"];
+    let of = |module: &str, parts: &[&str]| -> Vec<String> {
+        parts.iter().map(|part| format!("{module}/{part}")).collect()
+    };
+    let attention = ["query/kernel", "key/kernel", "value/kernel", "out/kernel"];
+    let normed = [&attention[..], &["query_norm/scale", "key_norm/scale"]].concat();
+    let gemma2: Vec<String> = ["local", "global"]
+        .iter()
+        .flat_map(|kind| {
+            let norms =
+                ["pre_self_attention_norm", "post_self_attention_norm", "pre_ffw_norm", "post_ffw_norm"];
+            let norms = norms.map(|norm| format!("{norm}_{kind}/scale"));
+            let attention = of(&format!("self_attention_{kind}"), &attention);
+            let mlp = of(&format!("mlp_{kind}"), &["wi_0/kernel", "wi_1/kernel", "wo/kernel"]);
+            norms.into_iter().chain(attention).chain(mlp).collect::<Vec<_>>()
+        })
+        .collect();
+    let qwen3 = [
+        of("self_attention", &normed),
+        ["pre_self_attention_layer_norm/scale", "post_self_attention_layer_norm/scale"]
+            .map(str::to_owned)
+            .into(),
+        PROJECTIONS.iter().map(|key| (*key).to_owned()).collect(),
+    ]
+    .concat();
+    let olmo3 = [
+        of("attention", &normed),
+        ["post_self_attention_layer_norm/scale", "post_mlp_layer_norm/scale"].map(str::to_owned).into(),
+        PROJECTIONS.iter().map(|key| (*key).to_owned()).collect(),
+    ]
+    .concat();
+    for (block, tied_key, outside, cycle, in_layer) in [
+        ("decoder_block=gemma2", "logits_via_embedding=true", &tied[..], 1, &gemma2),
+        ("decoder_block=qwen3", "logits_via_embedding=false", untied, 1, &qwen3),
+        ("decoder_block=olmo3", "logits_via_embedding=false", untied, 4, &olmo3),
+    ] {
+        let in_layer: Vec<&str> = in_layer.iter().map(String::as_str).collect();
+        let keys = [block, tied_key, "base_num_decoder_layers=4"];
+        let unscanned = ["layers_0", "layers_1", "layers_2", "layers_3"];
+        check_keys(&[&keys[..], &["scan_layers=false"]].concat(), outside, &unscanned, &in_layer);
+        let scanned: Vec<String> = unscanned.iter().map(|layer| format!("layers/{layer}")).collect();
+        let scanned: Vec<&str> = scanned.iter().map(String::as_str).collect();
+        let scanned = if cycle == 1 { &["layers"][..] } else { &scanned };
+        check_keys(&[&keys[..], &["scan_layers=true"]].concat(), outside, scanned, &in_layer);
+    }
 }
 
 #[test]

@@ -1,0 +1,61 @@
+//! The number of weights of named models.
+
+use mt_config::{Config, ModelGroup, Request};
+use mt_models::{Model, build_decoder};
+
+/// What is published, in millions: the tensors of text models. Names are rounded, these are not.
+const PUBLISHED: &[(&str, f64)] = &[
+    ("llama2-7b", 6738.4),
+    ("llama2-13b", 13015.9),
+    ("llama2-70b", 68976.6),
+    ("llama3-8b", 8030.3),
+    ("llama3-70b", 70553.7),
+    ("llama3-405b", 405_853.4),
+    ("llama3.1-8b", 8030.3),
+    ("llama3.1-70b", 70553.7),
+    ("llama3.1-405b", 405_853.4),
+    ("llama3.3-70b", 70553.7),
+    ("mistral-7b", 7241.7),
+    ("gemma-2b", 2506.2),
+    ("gemma-7b", 8537.7),
+    ("gemma2-2b", 2614.3),
+    ("gemma2-9b", 9241.7),
+    ("gemma2-27b", 27227.1),
+    // Without the part that sees.
+    ("gemma3-4b", 3880.1),
+    ("gemma3-12b", 11765.8),
+    ("gemma3-27b", 27009.3),
+    ("qwen2.5-1.5b", 1543.7),
+    ("qwen2.5-7b", 7615.6),
+    ("qwen2.5-14b", 14770.0),
+    ("qwen3-0.6b", 596.0),
+    ("qwen3-1.7b", 1720.6),
+    ("qwen3-1.7b-base", 1720.6),
+    ("qwen3-4b", 4022.5),
+    ("qwen3-4b-base", 4022.5),
+    ("qwen3-4b-thinking-2507", 4022.5),
+    ("qwen3-8b", 8190.7),
+    ("qwen3-8b-base", 8190.7),
+    ("qwen3-14b", 14768.3),
+    ("qwen3-14b-base", 14768.3),
+    ("qwen3-32b", 32762.1),
+    ("olmo3-7b", 7298.0),
+    ("olmo3-7b-pt", 7298.0),
+    ("olmo3-32b", 32233.5),
+    ("gpt3-175b", 174_600.0),
+];
+
+#[test]
+fn named_models_have_the_published_number_of_weights() {
+    let mut wrong = Vec::new();
+    for (name, published) in PUBLISHED {
+        let arguments = vec![format!("model_name={name}")];
+        let config = Config::resolve(&Request { arguments, ..Request::default() }).unwrap();
+        let model = build_decoder(&ModelGroup::from_config(&config).unwrap()).unwrap();
+        let count = model.num_parameters() as f64 / 1e6;
+        if (count / published - 1.0).abs() > 0.01 {
+            wrong.push(format!("{name}: {count:.1} million, not {published:.1}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("; "));
+}
