@@ -139,9 +139,10 @@ fn batch(directory: &Directory) -> Batch {
     let mut batch = directory.batch();
     let (rows, length) = (batch.rows, batch.length);
     let tokens = batch.arrays[0].as_slice::<i32>().unwrap().to_vec();
-    let next = |index: usize| if (index + 1) % length == 0 { 0 } else { tokens[index + 1] };
+    let is_last = |index: usize| (index + 1).is_multiple_of(length);
+    let next = |index: usize| if is_last(index) { 0 } else { tokens[index + 1] };
     let targets: Vec<i32> = (0..rows * length).map(next).collect();
-    let counts: Vec<i32> = (0..rows * length).map(|index| i32::from((index + 1) % length != 0)).collect();
+    let counts: Vec<i32> = (0..rows * length).map(|index| i32::from(!is_last(index))).collect();
     let array = |values: &[i32]| HostArray::from_slice(DType::I32, &[rows, length], values).unwrap();
     (batch.arrays[3], batch.arrays[4]) = (array(&targets), array(&counts));
     batch
