@@ -15,7 +15,7 @@ use serde_json::json;
 #[path = "interop/python.rs"]
 mod python;
 
-use python::python;
+use python::{ORBAX, python};
 
 /// What both sides say about an array: the contents are hexadecimal, little-endian and row-major.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,7 +145,7 @@ fn orbax_restores_our_checkpoints() {
 
     let description = directory.path().join("expected.json");
     std::fs::write(&description, serde_json::to_string(&expected).unwrap()).unwrap();
-    let output = python("restore_with_orbax.py", &[&checkpoints, &description]);
+    let output = python(ORBAX, "restore_with_orbax.py", &[&checkpoints, &description]);
     assert!(output.contains(&format!("{} arrays agree", expected.len())), "{output}");
     println!("{output}");
 }
@@ -153,7 +153,7 @@ fn orbax_restores_our_checkpoints() {
 #[test]
 fn we_read_checkpoints_that_orbax_wrote() {
     let directory = tempfile::tempdir().unwrap();
-    let output = python("write_with_orbax.py", &[directory.path()]);
+    let output = python(ORBAX, "write_with_orbax.py", &[directory.path()]);
     println!("{output}");
     let contents = std::fs::read(directory.path().join("expected.json")).unwrap();
     let expected: BTreeMap<String, Described> = serde_json::from_slice(&contents).unwrap();

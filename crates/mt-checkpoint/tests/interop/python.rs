@@ -1,33 +1,34 @@
-//! Python with Orbax, for tests.
+//! Python with other people's programs, for tests.
 
 use std::{
     path::{Path, PathBuf},
     process::Command,
 };
 
-const PACKAGES: [&str; 4] =
-    ["orbax-checkpoint==0.12.8", "tensorstore==0.1.86", "jax==0.10.2", "numpy==2.4.6"];
+/// Orbax, and what it is tested with.
+pub const ORBAX: &[&str] =
+    &["orbax-checkpoint==0.12.8", "tensorstore==0.1.86", "jax==0.10.2", "numpy==2.4.6"];
 
-/// Runs a script of `tests/interop` of the crate under test and returns what it prints.
-pub fn python(script: &str, arguments: &[&Path]) -> String {
+/// Runs a script of `tests/interop` of the crate under test, with these packages, and returns what it prints.
+pub fn python(packages: &[&str], script: &str, arguments: &[&Path]) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop").join(script);
-    let mut command = Command::new(interpreter());
+    let mut command = Command::new(interpreter(packages));
     run(command.arg(script).args(arguments).env("JAX_PLATFORMS", "cpu"))
 }
 
-/// Python with the pinned packages. The environment is made once; tests that start together wait for it.
-fn interpreter() -> PathBuf {
+/// Python with the pinned packages, after the first of which it is called. The environment is made once; tests that start together wait for it.
+fn interpreter(packages: &[&str]) -> PathBuf {
     let root = std::env::temp_dir().join("maxtext-interop");
     std::fs::create_dir_all(&root).unwrap();
-    let lock = std::fs::File::create(root.join("orbax.lock")).unwrap();
+    let environment = root.join(packages[0].replace("==", "-"));
+    let lock = std::fs::File::create(environment.with_extension("lock")).unwrap();
     lock.lock().unwrap();
-    let environment = root.join(PACKAGES[0].replace("==", "-"));
     let python = environment.join("bin/python");
     let complete = environment.join("complete");
-    let wanted = PACKAGES.join("\n");
+    let wanted = packages.join("\n");
     if std::fs::read_to_string(&complete).ok().as_deref() != Some(&wanted) {
         run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment));
-        run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PACKAGES));
+        run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(packages));
         std::fs::write(complete, wanted).unwrap();
     }
     python

@@ -1,8 +1,9 @@
 """Loads exported directories with transformers, which must not complain, and compares logits.
 
-Usage: load_export.py (DIRECTORY GOLDEN.safetensors)...
+Usage: load_export.py (DIRECTORY GOLDEN)...
 
-A golden file holds `tokens` and `logits`. Prints one JSON object: for each directory the largest difference of logits,
+A golden file is a `.safetensors` with `tokens` and `logits`, or a `.npy` of logits with a `tokens.json` beside it. Prints
+one JSON object: for each directory the largest difference of logits,
 in standard deviations, and whatever transformers said.
 """
 
@@ -13,6 +14,7 @@ import os
 import sys
 import warnings
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -44,6 +46,15 @@ def load(directory):
     return model.eval(), complaints
 
 
+def reference(golden):
+    """Tokens, and the logits they are to have."""
+    if golden.endswith(".npy"):
+        with open(os.path.join(os.path.dirname(golden), "tokens.json")) as file:
+            return torch.tensor(json.load(file)), torch.from_numpy(np.load(golden))
+    tensors = load_file(golden)
+    return tensors["tokens"].long(), tensors["logits"]
+
+
 torch.set_num_threads(1)
 report = {}
 for directory, golden in zip(sys.argv[1::2], sys.argv[2::2]):
@@ -52,10 +63,9 @@ for directory, golden in zip(sys.argv[1::2], sys.argv[2::2]):
     except Exception as error:  # One directory that cannot be loaded does not hide the others.
         report[directory] = {"error": None, "complaints": [repr(error)]}
         continue
-    golden = load_file(golden)
+    tokens, expected = reference(golden)
     with torch.no_grad():
-        logits = model(golden["tokens"].long(), use_cache=False).logits.float()
-    expected = golden["logits"]
+        logits = model(tokens, use_cache=False).logits.float()
     error = ((logits - expected).abs().max() / expected.std()).item()
     report[directory] = {"error": error, "complaints": complaints}
 print(json.dumps(report))

@@ -1,7 +1,8 @@
-//! Orbax itself restores the checkpoints of real runs.
+//! Other programs read what this one writes: Orbax the checkpoints of real runs, transformers exported models.
 
 #[path = "../../../mt-checkpoint/tests/interop/python.rs"]
 mod python;
+mod transformers;
 
 use std::{collections::BTreeMap, path::Path, process::Command};
 
@@ -69,7 +70,7 @@ fn check(scan: bool) {
     let directory = tempfile::tempdir().unwrap();
     train(directory.path(), "run", scan);
     let checkpoints = directory.path().join("run/checkpoints");
-    let restored = python::python("restore_run.py", &[&checkpoints]);
+    let restored = python::python(python::ORBAX, "restore_run.py", &[&checkpoints]);
     let restored: BTreeMap<String, Value> = serde_json::from_str(&restored).unwrap();
 
     let mut expected: BTreeMap<String, Vec<usize>> = BTreeMap::new();
