@@ -77,6 +77,7 @@ group! {
         rope_high_frequency_factor: f64,
         llama3_rope_factor: f64,
         llama3_rope_original_length: usize,
+        max_position_embeddings: usize,
         original_max_position_embeddings: usize,
         nope_layer_interval: Option<usize>,
         trainable_position_size: Option<usize>,

@@ -567,13 +567,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "max_position_embeddings",
                 163840,
-                "Number of positions that the model is to reach with scaled rotary embeddings.",
+                "Number of positions that the model is to reach with scaled rotary embeddings. Computing \
+                 does not depend on it; if it is set, it is the context length that an exported model \
+                 says it is made for.",
             )
             .at_least(1.0)
-            .no_effect_here(
-                "positions are scaled by `rope_factor` and `original_max_position_embeddings` alone",
-            )
-            .acts_on("rotary embedding"),
+            .acts_on("export"),
             Key::integer(
                 "original_max_position_embeddings",
                 4096,

@@ -158,8 +158,8 @@ fn describe(source: &Source, group: &ModelGroup, dtype: DType, files: &mut Files
             return Ok(());
         }
     }
-    let declared = source.config.entry("max_position_embeddings");
-    let declared = declared.value.as_u64().filter(|_| declared.is_changed()).map(|length| length as usize);
+    let is_declared = source.config.entry("max_position_embeddings").is_changed();
+    let declared = is_declared.then_some(group.positions.max_position_embeddings);
     if made.contains_key("max_position_embeddings") {
         made.insert("max_position_embeddings".into(), context_length(group, declared).into());
     }
