@@ -1,6 +1,6 @@
 //! The resolved configuration: each key's value and where it came from.
 
-use std::{collections::HashMap, fmt};
+use std::{collections::HashMap, fmt, path::PathBuf, sync::Arc};
 
 use serde_json::{Map, Value};
 
@@ -8,9 +8,9 @@ use crate::{
     coerce::value_text,
     derived,
     error::{Problem, alternatives, short},
-    key::{Class, Key},
+    key::{Class, Condition, Key},
     origin::Origin,
-    table,
+    table::{self, features},
 };
 
 /// The value of one key.
@@ -63,6 +63,8 @@ pub struct Config {
     pub(crate) entries: HashMap<&'static str, Entry>,
     pub(crate) quick_start: bool,
     pub(crate) notes: Vec<String>,
+    /// The file that a command of this program wrote, if one was given.
+    pub(crate) resolved_file: Option<Arc<PathBuf>>,
 }
 
 /// Only what differs from the defaults, and no secrets.
@@ -79,7 +81,7 @@ impl Config {
         let entries = table::keys()
             .map(|key| (key.name, Entry { key, value: key.default.value(), origin: Origin::Default }))
             .collect();
-        Self { entries, quick_start: false, notes: Vec::new() }
+        Self { entries, quick_start: false, notes: Vec::new(), resolved_file: None }
     }
 
     /// The entries in the order of the table.
@@ -123,34 +125,37 @@ impl Config {
         // What a model's or preset's file brings along is not for the user to mend.
         // Nor is a variable that is set for other programs.
         let is_ours = |origin: &Origin| match origin {
+            // What was noted when the file was written needs no repetition.
+            Origin::File { path, .. } => self.resolved_file.as_ref() != Some(path),
             Origin::Environment { variable } => variable.starts_with("M_"),
             other => other.is_given(),
         };
         let asking = self.entries().filter(|entry| entry.key.asks(&entry.value) && is_ours(&entry.origin));
-        let without_effect = asking.filter_map(|entry| match (entry.key.class, entry.key.only_with) {
-            (Class::NoEffectHere(reason), _) => {
-                Some(format!("`{}` ({}) has no effect here: {reason}", entry.key.name, entry.origin))
-            }
-            (Class::Refused(_), Some((other, values))) if !self.matters(entry) => {
-                let settings: Vec<String> = values.iter().map(|value| format!("{other}={value}")).collect();
-                let unless = if settings.is_empty() { format!("`{other}`") } else { alternatives(&settings) };
-                Some(format!("`{}` ({}) has no effect without {unless}", entry.key.name, entry.origin))
-            }
-            _ => None,
+        let without_effect = asking.filter_map(|entry| {
+            let reason = match entry.key.class {
+                Class::NoEffectHere(reason) => format!("here: {reason}"),
+                Class::Refused(_) | Class::Effective if !self.matters(entry) => {
+                    format!("without {}", alternatives(&entry.key.condition_texts()))
+                }
+                _ => return None,
+            };
+            Some(format!("`{}` ({}) has no effect {reason}", entry.key.name, entry.origin))
         });
         self.notes.iter().cloned().chain(without_effect).collect()
     }
 
     /// Whether the key of an entry means anything, as far as the keys it belongs to say.
     fn matters(&self, entry: &Entry) -> bool {
-        entry.key.only_with.is_none_or(|(other, values)| {
+        let holds = |(other, values): &Condition| {
             let other = self.entry(other);
             if values.is_empty() {
                 other.key.asks(&other.value)
             } else {
-                values.iter().any(|value| other.value == *value)
+                values.iter().any(|value| value_text(&other.value) == *value)
             }
-        })
+        };
+        let mut conditions = entry.key.conditions.iter().flatten().peekable();
+        conditions.peek().is_none() || conditions.any(holds)
     }
 
     /// Whether it is worth saying that what an entry asks for is not built: what a model's family needs follows from
@@ -166,13 +171,24 @@ impl Config {
     pub fn missing_features(&self) -> Vec<Problem> {
         // A default that is refused matters only to the commands that read the key; their groups report it.
         let mut missing = Vec::new();
-        for entry in self.entries().filter(|entry| entry.is_changed() && self.matters(entry)) {
-            let Some(feature) = entry.key.missing_feature(&entry.value) else { continue };
-            if self.is_news(entry) {
+        for entry in self.entries().filter(|entry| self.matters(entry) && self.is_news(entry)) {
+            let feature = entry.key.missing_feature(&entry.value).filter(|_| entry.is_changed());
+            if let Some(feature) = feature.or_else(|| self.unlike_family(entry)) {
                 report(&mut missing, not_built(entry, feature));
             }
         }
         missing
+    }
+
+    /// The feature that is missing where an entry asks for other blocks than those of its family.
+    fn unlike_family(&self, entry: &Entry) -> Option<&'static str> {
+        let family = self.entry("decoder_block");
+        let done = entry.key.done_by?.iter().any(|block| family.value == *block);
+        let is_built = family.key.missing_feature(&family.value).is_none();
+        let is_asked_for =
+            entry.is_changed() || matches!(entry.origin, Origin::Argument | Origin::Environment { .. });
+        (is_built && is_asked_for && entry.origin.is_given() && entry.value != done)
+            .then_some(features::BLOCKS_UNLIKE_THEIR_FAMILYS)
     }
 
     /// Names the run, if it has no name.
@@ -182,6 +198,16 @@ impl Config {
             entry.value = name.into();
             entry.origin = Origin::Derived;
         }
+        self.derive();
+    }
+
+    /// Puts in a value that follows from what is loaded.
+    ///
+    /// # Panics
+    /// The table has no such key.
+    pub fn adopt(&mut self, name: &str, value: impl Into<Value>) {
+        let entry = self.entries.get_mut(name).unwrap_or_else(|| panic!("`{name}` is not in the key table"));
+        (entry.value, entry.origin) = (value.into(), Origin::Derived);
         self.derive();
     }
 
@@ -316,6 +342,9 @@ pub(crate) fn report(problems: &mut Vec<Problem>, problem: Problem) {
 /// The problem of an entry that asks for a feature that is not built.
 pub(crate) fn not_built(entry: &Entry, feature: &'static str) -> Problem {
     let available = match (entry.key.class, entry.key.kind) {
+        (_, crate::key::Kind::Bool) if entry.key.done_by.is_some() => {
+            vec![value_text(&Value::from(entry.value != true))]
+        }
         (Class::Refused(_), _) => vec![value_text(&entry.key.default.value())],
         (_, crate::key::Kind::Choice(choices)) => choices
             .iter()

@@ -97,6 +97,9 @@ pub(crate) trait Choice {
     const REFUSED: &'static [(&'static str, &'static str)];
 }
 
+/// A key and the values of it that give another key its meaning: any that ask for something, if none are named.
+pub type Condition = (&'static str, &'static [&'static str]);
+
 /// One key.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Key {
@@ -111,8 +114,10 @@ pub struct Key {
     /// The part of the program that reads the key.
     pub acts_on: &'static str,
     pub class: Class,
-    /// The key and its values without which this one means nothing: any that ask for something, if none are named.
-    pub only_with: Option<(&'static str, &'static [&'static str])>,
+    /// What one of must hold for the key to mean anything.
+    pub conditions: [Option<Condition>; 4],
+    /// The blocks that do what the key says, where the family decides that and no other value is built.
+    pub done_by: Option<&'static [&'static str]>,
     /// Values other than the default that ask for nothing either.
     pub neutral: &'static [Literal],
     /// Choices that are refused, each with the feature that is not built.
@@ -139,7 +144,8 @@ impl Key {
             help,
             acts_on: "",
             class: Class::Effective,
-            only_with: None,
+            conditions: [None; 4],
+            done_by: None,
             neutral: &[],
             refused_choices: &[],
             run_level: false,
@@ -313,9 +319,20 @@ impl Key {
         self
     }
 
-    /// Says that the key means nothing unless another has one of these values, or any that asks for something.
+    /// Says that the key means nothing unless another has one of these values, or any that asks for something. Given
+    /// several times, one of the conditions is enough.
     pub(crate) const fn only_with(mut self, key: &'static str, values: &'static [&'static str]) -> Self {
-        self.only_with = Some((key, values));
+        let mut place = 0;
+        while self.conditions[place].is_some() {
+            place += 1;
+        }
+        self.conditions[place] = Some((key, values));
+        self
+    }
+
+    /// Says that blocks of these families do what the key says and all others do not: that no value changes it.
+    pub(crate) const fn done_by(mut self, blocks: &'static [&'static str]) -> Self {
+        self.done_by = Some(blocks);
         self
     }
 
@@ -366,6 +383,17 @@ impl Key {
     pub fn type_text(&self) -> String {
         let none = if self.nullable { ", or none" } else { "" };
         format!("{}{none}", self.kind)
+    }
+
+    /// What one of must hold for the key to mean anything, as texts such as `rope_type=yarn`; none if it always does.
+    pub fn condition_texts(&self) -> Vec<String> {
+        let of = |(other, values): Condition| -> Vec<String> {
+            if values.is_empty() {
+                return vec![other.to_owned()];
+            }
+            values.iter().map(|value| format!("{other}={value}")).collect()
+        };
+        self.conditions.into_iter().flatten().flat_map(of).collect()
     }
 
     /// Whether `value` asks for anything: whether it is neither the default nor means the same.

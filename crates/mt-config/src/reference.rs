@@ -50,10 +50,22 @@ pub fn explain(name: &str) -> Result<String, ConfigError> {
     row("acts on", key.acts_on.to_owned());
     row("read by", readers(key));
     row("status", status(key));
-    if let Some((other, values)) = key.only_with {
-        let settings: Vec<String> = values.iter().map(|value| format!("{other}={value}")).collect();
-        let other = if settings.is_empty() { format!("`{other}`") } else { alternatives(&settings) };
-        row("only with", format!("{other}; means nothing otherwise"));
+    let conditions = key.condition_texts();
+    if !conditions.is_empty() {
+        row("only with", format!("{}; means nothing otherwise", alternatives(&conditions)));
+    }
+    if let Some(blocks) = key.done_by {
+        row(
+            "follows",
+            format!(
+                "the family; it is done by {}",
+                if blocks.is_empty() {
+                    "none".to_owned()
+                } else {
+                    alternatives(&blocks.iter().map(|block| (*block).to_owned()).collect::<Vec<_>>())
+                }
+            ),
+        );
     }
     if !key.neutral.is_empty() {
         let neutral: Vec<String> = key.neutral.iter().map(|literal| shown(&literal.value())).collect();
@@ -268,9 +280,11 @@ mod tests {
             }
         }
         assert!(!explain("emb_dim").unwrap().contains("set it by"));
-        for (key, (other, _)) in table::keys().filter_map(|key| Some((key, key.only_with?))) {
+        for key in table::keys() {
             let text = explain(key.name).unwrap();
-            assert!(text.contains("only with") && text.contains(other), "{text}");
+            for (other, _) in key.conditions.into_iter().flatten() {
+                assert!(text.contains("only with") && text.contains(other), "{text}");
+            }
         }
     }
 

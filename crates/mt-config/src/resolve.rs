@@ -163,6 +163,11 @@ impl Config {
 
         for layer in &files {
             merge.replace_rules = replace_rules || is_resolved(layer);
+            if is_resolved(layer)
+                && let Some(Origin::File { path, .. }) = layer.first().map(|setting| &setting.origin)
+            {
+                merge.config.resolved_file = Some(Arc::clone(path));
+            }
             merge.layer(layer);
             merge.drop_consistent();
         }

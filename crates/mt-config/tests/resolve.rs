@@ -248,7 +248,7 @@ fn features_that_are_not_built_are_refused_by_name() {
             &["gradient accumulation is not built yet", "`gradient_accumulation_steps=1`"],
         ),
         ("ici_pipeline_parallelism=2", &["pipeline parallelism"]),
-        ("checkpoint_storage_use_ocdbt=true", &["OCDBT storage"]),
+        ("checkpoint_storage_use_zarr3=false", &["writing Zarr version 2"]),
         ("remat_policy=custom", &["recomputation by tensor"]),
         ("opt_type=muon", &["the Muon optimizer"]),
     ] {
@@ -274,6 +274,49 @@ fn keys_without_effect_are_noted() {
     let notes = config.notes().join("\n");
     assert!(notes.contains("`shardy` (command line) has no effect here"), "{notes}");
     assert!(training(&["shardy=false"]).is_ok());
+}
+
+#[test]
+fn what_a_resolved_file_holds_is_not_noted_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("whole.yml");
+    std::fs::write(&path, resolved(&["model_name=gemma3-4b", "rope_factor=8"]).to_yaml()).unwrap();
+    let path = path.to_str().unwrap();
+    assert_eq!(resolved(&[path]).notes(), Vec::<String>::new());
+    assert_eq!(resolved(&[path, "beta_fast=8"]).notes().len(), 1);
+}
+
+#[test]
+fn keys_that_others_make_moot_are_noted() {
+    for (arguments, note) in [
+        (
+            &["rope_factor=8"][..],
+            "`rope_factor` (command line) has no effect without `rope_type=yarn` or `rope_type=ntk`",
+        ),
+        (
+            &["hf_path=json", "dataset_type=synthetic"],
+            "`hf_path` (command line) has no effect without `dataset_type=hf`",
+        ),
+        (
+            &["sliding_window_size=8"],
+            "`sliding_window_size` (command line) has no effect without `attention_type=local_sliding`",
+        ),
+        (
+            &["param_scan_axis=0", "scan_layers=false"],
+            "`param_scan_axis` (command line) has no effect without `scan_layers=true`",
+        ),
+    ] {
+        let notes = resolved(arguments).notes().join("\n");
+        assert!(notes.contains(note), "{arguments:?}: {notes}");
+    }
+    for arguments in [
+        &["rope_factor=8", "rope_type=ntk"][..],
+        &["sliding_window_size=8", "attention_pattern=local,global"],
+        &["sliding_window_size=8", "decoder_block=gemma2"],
+        &["param_scan_axis=0"],
+    ] {
+        assert_eq!(resolved(arguments).notes(), Vec::<String>::new(), "{arguments:?}");
+    }
 }
 
 #[test]

@@ -19,14 +19,13 @@ const ROWS: &[(&str, &str)] = &[
     ("Attention masks", "attention_type"),
     ("Rotary scaling", "rope_type"),
     ("Computation", "dtype"),
-    ("Weights", "weight_dtype"),
+    ("Weights, for other uses than training", "weight_dtype"),
     ("Recomputation", "remat_policy"),
     ("Optimizers", "opt_type"),
     ("Schedules", "lr_schedule_type"),
     ("Data", "dataset_type"),
     ("Packing", "grain_packing_type"),
     ("Tokenizers", "tokenizer_type"),
-    ("Checkpoints read", "source_checkpoint_layout"),
     ("Sampling", "decode_sampling_strategy"),
     ("Hardware", "hardware"),
 ];
@@ -119,13 +118,12 @@ mod tests {
     #[test]
     fn refused_choices_are_not_said_to_work() {
         let rows = part();
-        assert!(
-            rows.contains("| Model families (`decoder_block`) | `llama2`, `mistral` | `default`, "),
-            "{rows}"
-        );
+        assert!(rows.contains("`olmo3`, `gpt3`, `simple`, `simple_mlp` | `mixtral`, "), "{rows}");
         // A key that is refused as a whole has its default.
         assert!(
-            rows.contains("| Attention masks (`attention_type`) | `global` | `local_sliding`, "),
+            rows.contains(
+                "| Attention masks (`attention_type`) | `global`, `local_sliding`, `chunk` | `mla`, "
+            ),
             "{rows}"
         );
         assert!(rows.contains("`fsdp`, `fsdp_transpose`, `tensor`"), "{rows}");

@@ -82,7 +82,7 @@ fn is_read(repository: &Repository, group: &str, field: &str, is_shared: bool) -
             let is_declaration = file.path.starts_with(GROUPS);
             let mentions = !is_declaration && file.text.contains(group);
             let mut implementing = "";
-            file.text.lines().any(|line| {
+            code(&file.text).any(|line| {
                 if let Some(rest) = line.strip_prefix("impl ") {
                     implementing = rest.trim_end_matches(" {");
                 }
@@ -94,6 +94,12 @@ fn is_read(repository: &Repository, group: &str, field: &str, is_shared: bool) -
                 })
             })
         })
+}
+
+/// The lines of a file outside its comments and its module of tests, which by custom is the last item.
+fn code(text: &str) -> impl Iterator<Item = &str> {
+    let is_ahead = |line: &&str| line.trim() != "#[cfg(test)]";
+    text.lines().take_while(is_ahead).map(|line| line.split_once("//").map_or(line, |(code, _)| code))
 }
 
 /// What `field` is read of in a line: the names before `.field`.
@@ -136,5 +142,7 @@ mod tests {
         check_code("model.width; x.depth_of; settings.data.steps;", &["DataGroup::depth"]);
         check_code("fn a(group: &DataGroup) { group.steps; group.depth; }", &["ModelGroup::width"]);
         check_code("model.steps; any.width; any.depth;", &["DataGroup::steps"]);
+        let unread = &["ModelGroup::width", "DataGroup::steps", "DataGroup::depth"];
+        check_code("// any.width\n#[cfg(test)]\nmod tests { any.width; data.steps; any.depth; }", unread);
     }
 }

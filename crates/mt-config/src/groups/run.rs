@@ -138,9 +138,14 @@ impl CheckpointGroup {
         run_directory_of(path)
     }
 
-    /// Whether the parameters that are loaded come with a tokenizer.
-    pub(super) fn brings_tokenizer(&self) -> bool {
-        self.parent_run().is_some_and(|run| tokenizer_directory(&run).is_dir())
+    /// The directory of the tokenizer that comes with what is loaded: the published model's own, or that of the run.
+    pub fn brought_tokenizer(&self) -> Option<PathBuf> {
+        let holds_one = |directory: &PathBuf| {
+            ["tokenizer.json", "tokenizer.model"].iter().any(|name| directory.join(name).is_file())
+        };
+        let published = self.parameters_path().map(Path::to_owned);
+        let of_run = self.parent_run().map(|run| tokenizer_directory(&run));
+        published.into_iter().chain(of_run).find(holds_one)
     }
 }
 
@@ -159,6 +164,10 @@ group! {
         decode_seed: u64,
         decode_num_samples: usize,
         autoregressive_decode_assert: Option<String>,
+        use_chat_template: Option<bool>,
+        chat_template: Option<String>,
+        chat_template_path: Option<PathBuf>,
+        system_prompt: Option<String>,
     }
 }
 
@@ -215,6 +224,26 @@ impl DecodeGroup {
                     config.stated("prompts")
                 ),
                 "leave out `prompts_file` or `prompts`",
+            ));
+        }
+        if self.chat_template.is_some() && self.chat_template_path.is_some() {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{} and {}, but only one template can be used",
+                    config.stated("chat_template"),
+                    config.stated("chat_template_path")
+                ),
+                "leave out `chat_template` or `chat_template_path`",
+            ));
+        }
+        if self.system_prompt.is_some() && self.use_chat_template == Some(false) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, and only a chat template has a place for it",
+                    config.stated("system_prompt"),
+                    config.stated("use_chat_template")
+                ),
+                "leave out `system_prompt`, or `use_chat_template`",
             ));
         }
     }

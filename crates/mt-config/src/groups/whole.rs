@@ -1,14 +1,15 @@
 //! The groups that one command needs, checked together.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, path::PathBuf};
 
 use super::{
     CheckpointGroup, DataGroup, DatasetType, DebugGroup, DecodeGroup, ModelGroup, OptimizerGroup,
-    PlacementGroup, RunGroup, TokenizerGroup,
+    PlacementGroup, RunGroup, TokenizerGroup, TokenizerType,
 };
 use crate::{
-    config::Config,
+    config::{Config, not_built, report},
     error::{ConfigError, Problem},
+    table::features,
 };
 
 /// Declares what a command receives: a struct whose fields are groups, and how it is read from a configuration.
@@ -88,7 +89,7 @@ impl TrainConfig {
             return;
         }
         if self.data.dataset_type == DatasetType::Hf
-            && !self.checkpoint.brings_tokenizer()
+            && self.checkpoint.brought_tokenizer().is_none()
             && !self.tokenizer.is_named()
         {
             problems.push(Problem::inconsistent(
@@ -100,6 +101,13 @@ impl TrainConfig {
                 "name a `tokenizer.json`, or use `tokenizer_type=byte`, or train one: `tokenizer_vocab_size=4096` or `maxtext tokenizer train`",
             ));
         }
+        for key in ["use_chat_template", "system_prompt"] {
+            let entry = config.entry(key);
+            // What is said about decoding may stand in a file for both.
+            if entry.is_changed() && entry.value != false && entry.value != "" {
+                report(problems, not_built(entry, features::CONVERSATIONS));
+            }
+        }
         if self.run.eval_interval.is_some() && !self.data.has_evaluation_data() {
             problems.push(Problem::inconsistent(
                 format!(
@@ -110,6 +118,15 @@ impl TrainConfig {
                 "name `hf_eval_files`, or leave out `eval_interval`",
             ));
         }
+    }
+
+    /// Where the tokenizer is that comes with the parameters the run begins with, unless keys name another.
+    pub fn inherited_tokenizer(&self) -> Option<PathBuf> {
+        let directory = self.checkpoint.brought_tokenizer()?;
+        // A run's parameters know nothing of other tokens, whatever kind of tokenizer made them.
+        let is_of_run = Some(directory.as_path()) != self.checkpoint.parameters_path();
+        let is_byte = self.tokenizer.tokenizer_type == TokenizerType::Byte;
+        (self.tokenizer.tokenizer_path.is_none() && (is_of_run || !is_byte)).then_some(directory)
     }
 
     /// Checks that meshes and batches fit a number of devices.

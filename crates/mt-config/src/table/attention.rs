@@ -32,6 +32,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .acts_on("attention"),
             Key::integer("sliding_window_size", 0, "Number of positions that local attention sees.")
                 .at_least(0.0)
+                .only_with("attention_type", &["local_sliding"])
+                .only_with("attention_pattern", &[])
+                .only_with(
+                    "decoder_block",
+                    &["gemma2", "gemma3", "gemma4", "gemma4_small", "olmo3", "gpt_oss"],
+                )
                 .acts_on("attention"),
             Key::list_of::<LayerAttention>(
                 "attention_pattern",
@@ -92,6 +98,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Normalize the output of attention before it is added to the residual stream.",
             )
             .no_effect_here("the model family says where its layers are normalized")
+            .done_by(&["gemma2", "gemma3", "gemma4", "gemma4_small"])
             .acts_on("normalization"),
             Key::boolean(
                 "use_post_ffw_norm",
@@ -100,6 +107,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  residual stream.",
             )
             .no_effect_here("the model family says where its layers are normalized")
+            .done_by(&["gemma2", "gemma3", "gemma4", "gemma4_small"])
             .acts_on("normalization"),
             Key::boolean(
                 "use_ragged_attention",
@@ -624,7 +632,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Rotate neighbours in a head as pairs instead of pairing its first half with \
                  its second.",
             )
-            .no_effect_here("dimensions are in the published order, in which it makes no difference")
+            .no_effect_here("halves are paired, as in published weights")
+            .only_with("rope_type", &["yarn"])
+            .done_by(&[])
             .acts_on("rotary embedding"),
             Key::float(
                 "rope_attention_factor",

@@ -55,7 +55,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 &["orbax", "safetensors"],
                 "Format of the checkpoint that is loaded.",
             )
-            .refused(features::LOADING_SAFETENSORS)
+            .no_effect_here("what a directory holds shows in its files")
             .acts_on("checkpoint"),
             Key::boolean(
                 "enable_continuous_checkpointing",
@@ -200,7 +200,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Keep the chunks of all arrays in one database instead of one file each.",
             )
             .maxtext_default(Literal::Bool(true))
-            .refused(features::OCDBT_STORAGE)
+            .no_effect_here("arrays are kept as Zarr files without a database, which Orbax reads as well")
             .acts_on("checkpoint")
             .may_change(),
             Key::boolean("checkpoint_storage_use_zarr3", true, "Write Zarr version 3 instead of 2.")

@@ -178,14 +178,19 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  `repository`, the documentation and source code of a repository, some files \
                  held out for evaluation.",
             )
+            .only_with("dataset_type", &["hf"])
             .acts_on("data"),
             Key::optional_text(
                 "hf_train_files",
                 "Files to train on: a path or a pattern such as `data/*.parquet`, or several with \
                  commas between.",
             )
+            .neutral(&[Literal::Text("")])
+            .only_with("dataset_type", &["hf"])
             .acts_on("data"),
             Key::optional_text("hf_eval_files", "Files to evaluate on, written as `hf_train_files`.")
+                .neutral(&[Literal::Text("")])
+                .only_with("dataset_type", &["hf"])
                 .acts_on("evaluation"),
             Key::of::<HfTextUnit>(
                 "hf_text_unit",
@@ -278,9 +283,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .refused(features::TOKENIZED_DATA)
             .acts_on("evaluation"),
-            Key::boolean("use_chat_template", false, "Format prompts by the tokenizer's chat template.")
-                .refused(features::CHAT_TEMPLATES)
-                .acts_on("tokenizer"),
+            Key::optional_boolean(
+                "use_chat_template",
+                "Give prompts to `decode` as messages in the tokenizer's chat template. With none, models that \
+                 end their answers as the template says get them so.",
+            )
+            .maxtext_default(Literal::Bool(false))
+            .acts_on("decoding")
+            .may_change(),
             Key::integer("num_vocab_tiling", 1, "Parts in which logits and loss are computed.")
                 .at_least(1.0)
                 .refused(features::LOGITS_IN_PARTS)
@@ -288,18 +298,19 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "chat_template_path",
                 "",
-                "JSON file that holds the chat template to use instead of the tokenizer's.",
+                "File that holds the chat template to use instead of the tokenizer's: Jinja text, or JSON whose \
+                 `chat_template` is the text.",
             )
-            .refused(features::CHAT_TEMPLATES)
-            .acts_on("tokenizer"),
+            .acts_on("decoding")
+            .may_change(),
             Key::text(
                 "chat_template",
                 "",
                 "Jinja text of the chat template to use instead of the tokenizer's; the \
                  tokenizer's own if empty.",
             )
-            .refused(features::CHAT_TEMPLATES)
-            .acts_on("tokenizer"),
+            .acts_on("decoding")
+            .may_change(),
             Key::text(
                 "data_template_path",
                 "",

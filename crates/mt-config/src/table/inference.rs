@@ -136,6 +136,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 -1.0,
                 "Probability mass that `nucleus` and `composite` draw from.",
             )
+            .only_with("decode_sampling_strategy", &["nucleus", "composite"])
             .at_least(-1.0)
             .at_most(1.0)
             .acts_on("sampling")
@@ -145,6 +146,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 0,
                 "Number of tokens that `topk` and `composite` draw from.",
             )
+            .only_with("decode_sampling_strategy", &["topk", "composite"])
             .at_least(0.0)
             .acts_on("sampling")
             .may_change(),

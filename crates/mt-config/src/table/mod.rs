@@ -170,7 +170,7 @@ mod tests {
                     wrong.push(format!("`{}` at {value}", key.name));
                 }
             }
-            if let Some((other, values)) = key.only_with {
+            for (other, values) in key.conditions.into_iter().flatten() {
                 let other = lookup(other).unwrap_or_else(|| panic!("`{}` belongs to `{other}`", key.name));
                 assert_ne!(other.name, key.name);
                 for value in values {

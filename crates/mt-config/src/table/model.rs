@@ -78,7 +78,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(0.0)
             .acts_on("normalization"),
             Key::boolean("fused_qkv", false, "Compute queries, keys and values with one matrix.")
-                .no_effect_here("the compiler joins products of one activation itself where that is faster")
+                .no_effect_here(
+                    "the matrices stay three, in checkpoints too; the compiler joins their products",
+                )
                 .acts_on("attention"),
             Key::boolean(
                 "fused_mlp",
@@ -126,6 +128,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .no_effect_here(
                     "values are normalized, where a family does that, without a scale, as published",
                 )
+                .only_with("decoder_block", &["gemma4", "gemma4_small"])
+                .done_by(&[])
                 .acts_on("normalization"),
         ],
     },
@@ -178,6 +182,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "With the embedding table as output matrix, divide logits by the square root \
                  of the width.",
             )
+            .only_with("logits_via_embedding", &["true"])
             .acts_on("output head"),
             Key::boolean(
                 "logits_dot_in_fp32",
@@ -227,6 +232,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .at_least(1.0)
                 .acts_on("rotary embedding"),
             Key::float("rope_linear_scaling_factor", 1.0, "Divides positions before they are embedded.")
+                .only_with("rope_type", &["default"])
                 .acts_on("rotary embedding"),
             Key::boolean("use_iota_embed", false, "Look embeddings up by a product with one-hot vectors.")
                 .no_effect_here("embeddings are gathered, which gives the same numbers")

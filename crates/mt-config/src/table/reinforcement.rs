@@ -390,9 +390,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(0.0)
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("reinforcement learning"),
-            Key::text("system_prompt", "", "System message that is put before every prompt; empty for none.")
-                .refused(features::CHAT_TEMPLATES)
-                .acts_on("tokenizer"),
+            Key::text(
+                "system_prompt",
+                "",
+                "System message that a chat template puts before every prompt; empty for none.",
+            )
+            .acts_on("decoding")
+            .may_change(),
             Key::boolean(
                 "degenerate_group_masking",
                 true,

@@ -19,6 +19,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         Key::boolean("scan_layers", true, "Compile one layer and loop over the stacked weights of all.")
             .acts_on("model"),
         Key::integer("param_scan_axis", 1, "Where stacked weights have their layer axis in a checkpoint.")
+            .only_with("scan_layers", &["true"])
             .at_least(0.0)
             .at_most(1.0)
             .acts_on("checkpoint"),

@@ -48,6 +48,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean("enable_dropout", true, "Drop activations while training, as `dropout_rate` says.")
                 .acts_on("model"),
             Key::float("dropout_rate", 0.0, "Share of activations that are dropped.")
+                .only_with("enable_dropout", &["true"])
                 .at_least(0.0)
                 .at_most(1.0)
                 .acts_on("model"),
