@@ -52,13 +52,17 @@ const DECODE: &str = "\
 Continues prompts with a trained model, as the tokens come.
 
 Model and tokenizer are those of the run that `load_parameters_path` names: its
-directory, or one of its checkpoints.";
+directory, or one of its checkpoints. It may be the directory of a published
+model as well, as Hugging Face's library writes it. Models that were tuned for
+conversations get a prompt as a message; `use_chat_template` decides otherwise.";
 
 const DECODE_EXAMPLES: &str = "\
 Examples:
   maxtext decode load_parameters_path=maxtext_output/first prompt='The answer'
   maxtext decode load_parameters_path=maxtext_output/first \\
       prompts=\"['One','Two']\" max_target_length=128
+  maxtext decode load_parameters_path=Llama-3.2-1B-Instruct \\
+      prompt='Why is the sky blue?' system_prompt='Be brief.'
   maxtext decode load_parameters_path=maxtext_output/first prompt=Hello \\
       decode_sampling_strategy=nucleus decode_sampling_nucleus_p=0.9 \\
       decode_sampling_temperature=0.8 decode_seed=7";

@@ -82,7 +82,7 @@ pub enum DataError {
     /// A tokenizer with ids outside the model's vocabulary.
     #[error(
         "the tokenizer {tokenizer} has {tokens} tokens, more than the model's `vocab_size` of {vocab_size}\nhint: set \
-         `vocab_size={tokens}` or more, or use a smaller tokenizer"
+         `vocab_size={tokens}` or more for a new model; one that is loaded needs the tokenizer that it was trained with"
     )]
     TokenizerTooLarge { tokenizer: String, tokens: usize, vocab_size: usize },
 

@@ -70,8 +70,8 @@ pub(crate) struct DataRequest<'a> {
     pub evaluation_rows: usize,
     pub evaluation_steps: Option<u64>,
     pub evaluates: bool,
-    /// The run whose parameters this one begins with.
-    pub parent: Option<PathBuf>,
+    /// Where the tokenizer is that comes with the parameters this run begins with, unless another is named.
+    pub inherited_tokenizer: Option<PathBuf>,
     /// The run has checkpoints, so that its tokenizer and its copy of the data are its own.
     pub resumes: bool,
 }
@@ -182,22 +182,24 @@ impl DataRequest<'_> {
 
     fn make_tokenizer(&self, train: &Dataset) -> Result<Tokenizer, TrainError> {
         let size = self.tokenizer.tokenizer_vocab_size;
-        // Parameters know nothing of other tokens than those that they were trained with.
-        let inherited =
-            self.parent.as_deref().map(tokenizer_directory).filter(|directory| directory.is_dir());
-        if let (None, Some(directory)) = (&self.tokenizer.tokenizer_path, inherited) {
+        let kind = match self.tokenizer.tokenizer_type {
+            TokenizerType::Byte => None,
+            TokenizerType::HuggingFace => Some(TokenizerKind::HuggingFace),
+            TokenizerType::SentencePiece => Some(TokenizerKind::SentencePiece),
+            TokenizerType::Tiktoken => Some(TokenizerKind::Tiktoken),
+        };
+        let load = |path: &Path| match kind {
+            None => Tokenizer::load(path),
+            Some(kind) => Tokenizer::load_as(path, kind),
+        };
+        if let Some(directory) = &self.inherited_tokenizer {
             eprintln!("note: the tokenizer is that of the loaded parameters, `{}`", directory.display());
-            return Ok(Tokenizer::load(directory)?);
+            return Ok(load(directory)?);
         }
-        Ok(match (&self.tokenizer.tokenizer_path, self.tokenizer.tokenizer_type) {
-            (None, _) if size > 0 => train_bpe(train.documents(), size, &BYTE_LEVEL_SPECIAL_TOKENS)?,
-            (None, _) => Tokenizer::bytes(),
-            (Some(path), TokenizerType::Byte) => Tokenizer::load(path)?,
-            (Some(path), TokenizerType::HuggingFace) => Tokenizer::load_as(path, TokenizerKind::HuggingFace)?,
-            (Some(path), TokenizerType::SentencePiece) => {
-                Tokenizer::load_as(path, TokenizerKind::SentencePiece)?
-            }
-            (Some(path), TokenizerType::Tiktoken) => Tokenizer::load_as(path, TokenizerKind::Tiktoken)?,
+        Ok(match &self.tokenizer.tokenizer_path {
+            None if size > 0 => train_bpe(train.documents(), size, &BYTE_LEVEL_SPECIAL_TOKENS)?,
+            None => Tokenizer::bytes(),
+            Some(path) => load(path)?,
         })
     }
 }

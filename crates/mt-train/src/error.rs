@@ -45,6 +45,10 @@ pub enum TrainError {
         "the data ended before the first step\nhint: use more files, a smaller `per_device_batch_size`, or `num_epoch=-1`"
     )]
     NoBatch,
+    #[error(
+        "the data holds token {token}, but the model's `vocab_size` is {vocab_size}\nhint: leave the text of special tokens that the model does not know out of the data"
+    )]
+    UnknownToken { token: i32, vocab_size: usize },
     #[error("cannot {action} `{path}`: {source}", path = path.display())]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
 }
@@ -57,6 +61,7 @@ impl TrainError {
             | Self::Model(_)
             | Self::ResumeConflict(_)
             | Self::AlreadyPast { .. }
+            | Self::UnknownToken { .. }
             | Self::NoBatch => true,
             Self::Data(error) => error.is_user_error(),
             Self::Runtime(error) => error.is_user_error(),

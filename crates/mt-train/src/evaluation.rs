@@ -12,11 +12,12 @@ const IN_FLIGHT: usize = 2;
 pub(crate) struct Evaluator {
     program: Executable,
     set: EvaluationSet,
+    vocab_size: usize,
 }
 
 impl Evaluator {
-    pub fn new(program: Executable, set: EvaluationSet) -> Self {
-        Self { program, set }
+    pub fn new(program: Executable, set: EvaluationSet, vocab_size: usize) -> Self {
+        Self { program, set, vocab_size }
     }
 
     /// Evaluates the parameters as they are before step `step`.
@@ -39,7 +40,8 @@ impl Evaluator {
         for batch in self.set.batches()? {
             let batch = batch?;
             bytes += batch.target_bytes;
-            let arrays = batch_arrays(runtime, &self.program.inputs()[parameters.len()..], &batch)?;
+            let arrays =
+                batch_arrays(runtime, &self.program.inputs()[parameters.len()..], &batch, self.vocab_size)?;
             let arguments =
                 parameters.iter().map(Input::Borrow).chain(arrays.iter().map(Input::Borrow)).collect();
             pending.push(self.program.run(arguments)?[0].to_host_async()?);

@@ -150,7 +150,7 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
             let rows = settings.data.eval_global_batch(runtime.num_devices())?;
             let program = compile(&programs.evaluation_step(rows, length)?)?;
             runtime.check_memory(&[&program])?;
-            Some(Evaluator::new(program, set.clone()))
+            Some(Evaluator::new(program, set.clone(), settings.model.vocab_size))
         }
         None => None,
     };
@@ -231,7 +231,7 @@ fn open_data(
         evaluation_rows: settings.data.eval_global_batch(runtime.num_devices())?,
         evaluation_steps: settings.run.eval_steps,
         evaluates: settings.run.eval_interval.is_some(),
-        parent: settings.checkpoint.parent_run(),
+        inherited_tokenizer: settings.inherited_tokenizer(),
         resumes,
     }
     .open()

@@ -151,7 +151,13 @@ pub(crate) fn batch_arrays(
     runtime: &Runtime,
     arguments: &[ProgramValue],
     batch: &Batch,
+    vocab_size: usize,
 ) -> Result<Vec<Array>, TrainError> {
+    let mut tokens = batch.inputs.iter().chain(&batch.targets);
+    if let Some(token) = tokens.find(|token| usize::try_from(**token).is_ok_and(|token| token >= vocab_size))
+    {
+        return Err(TrainError::UnknownToken { token: *token, vocab_size });
+    }
     let values: [&[i32]; BATCH_ARRAYS.len()] = [
         &batch.inputs,
         &batch.inputs_position,

@@ -205,7 +205,8 @@ impl Loop<'_> {
     fn start_step(&self, state: TrainState, batch: &Batch) -> Result<(TrainState, PendingArray), TrainError> {
         let num_parameters = state.parameters.len();
         let mut inputs = state.into_inputs();
-        let arrays = batch_arrays(self.runtime, &self.step.inputs()[inputs.len()..], batch)?;
+        let vocab_size = self.settings.model.vocab_size;
+        let arrays = batch_arrays(self.runtime, &self.step.inputs()[inputs.len()..], batch, vocab_size)?;
         inputs.extend(arrays.iter().map(Input::Borrow));
         let outputs = self.step.run(inputs)?;
         let (state, rest) = TrainState::from_outputs(outputs, num_parameters);

@@ -159,6 +159,7 @@ fn repository() -> PathBuf {
 /// The configuration of a run, with its notes reported and the run named.
 fn configure(arguments: Vec<String>) -> Result<(Config, bool), Failure> {
     let mut config = resolve(&Request::from_process(arguments).with_quick_start())?;
+    decode::adopt_tokenizer_settings(&mut config)?;
     warn(&config);
     let model = if config.is_quick_start() { "quick-start" } else { "" };
     let model = match (model, config.entry("model_name").value.as_str()) {

@@ -4,6 +4,7 @@ mod data;
 mod kill;
 mod mistakes;
 mod placement;
+mod published;
 mod resume;
 mod stop;
 mod support;

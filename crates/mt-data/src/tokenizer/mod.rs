@@ -253,12 +253,17 @@ impl Tokenizer {
         self.vocab_size
     }
 
-    /// Refuses a tokenizer with ids that a model with `vocab_size` embeddings does not have.
+    /// Refuses a tokenizer with ids that a model with `vocab_size` embeddings does not have. Special ones may be left
+    /// over, as models that only read text are published with the tokenizers of those that also see.
     ///
     /// # Errors
     /// [`DataError::TokenizerTooLarge`].
     pub fn check_vocab_size(&self, vocab_size: usize) -> Result<()> {
-        if self.vocab_size > vocab_size {
+        let is_special = |id: usize| {
+            let seen = u32::try_from(id).ok().and_then(|id| self.decode(&[id], true).ok());
+            seen.is_some_and(|text| text.is_empty())
+        };
+        if !(vocab_size..self.vocab_size).all(is_special) {
             let (tokenizer, tokens) = (self.name.clone(), self.vocab_size);
             return Err(DataError::TokenizerTooLarge { tokenizer, tokens, vocab_size });
         }

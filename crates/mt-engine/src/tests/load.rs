@@ -53,7 +53,8 @@ fn run() -> tempfile::TempDir {
 }
 
 fn load_from(run: &Path, config: &DecodeConfig) -> Result<Loaded, EngineError> {
-    load(config, load_tokenizer(&config.tokenizer, Some(&tokenizer_directory(run)))?)
+    let brought = Some(tokenizer_directory(run)).filter(|directory| directory.is_dir());
+    load(config, load_tokenizer(&config.tokenizer, brought.as_deref())?)
 }
 
 fn answer(loaded: &Loaded) -> Vec<u32> {

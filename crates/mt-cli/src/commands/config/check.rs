@@ -5,7 +5,7 @@ use mt_config::{Config, Named, Request, TrainConfig};
 
 use crate::{
     arguments::{Check, Settings},
-    commands::{decode, warn},
+    commands::{decode, resolve, warn},
     failure::{Failure, print},
 };
 
@@ -35,7 +35,7 @@ pub fn run(arguments: Check) -> Result<(), Failure> {
 }
 
 fn check_train(settings: Settings) -> Result<(), Failure> {
-    let config = Config::resolve(&Request::from_process(settings.settings).with_quick_start())?;
+    let config = resolve(&Request::from_process(settings.settings).with_quick_start())?;
     warn(&config);
     let train = TrainConfig::from_config(&config)?;
     if let Some(devices) = config.known_devices() {

@@ -1,44 +1,46 @@
 //! `maxtext decode`.
 
+mod prompts;
+mod source;
+
 use std::{
-    fs,
+    collections::BTreeSet,
     io::{self, IsTerminal, Write},
     ops::ControlFlow,
-    path::{Path, PathBuf},
     sync::Arc,
 };
 
-use mt_config::{
-    Config, DecodeConfig, DecodeGroup, Entry, Origin, Request as ConfigRequest, run_directory_of,
-    saved_config_path,
-};
+use mt_config::{Config, DecodeConfig, DecodeGroup};
 use mt_data::{DataError, DecodeStream, Tokenizer};
 use mt_engine::{
     EngineError, FinishReason, GeneratedToken, GenerationEvent, Limits, Loaded, Request, SamplingOptions,
-    Timing, check_checkpoint, encode_prompt, load, load_tokenizer,
+    Timing, load,
 };
 use serde_json::json;
 
 use crate::{
     arguments::{Decode, Settings},
-    commands::warn,
     failure::Failure,
 };
+use prompts::{Chat, Prompt};
+pub use source::adopt_tokenizer_settings;
+use source::{FoundTokenizer, begins_texts, configure};
 
 /// Runs `maxtext decode`.
 pub fn run(mut command: Decode) -> Result<(), Failure> {
     command.json |= command.settings.take_flag("--json");
-    let Prepared { decode, tokenizer, prompts, .. } = prepare(command.settings)?;
+    let Prepared { decode, tokenizer, prompts, stop, .. } = prepare(command.settings)?;
     let asked: Vec<Asked<'_>> = prompts
         .iter()
-        .flat_map(|(prompt, tokens)| {
+        .flat_map(|prompt| {
             (0..decode.decode.decode_num_samples as u64)
-                .map(|sample| Asked { prompt, request: Request { prompt: tokens.clone(), sample } })
+                .map(|sample| Asked { prompt, request: Request { prompt: prompt.tokens.clone(), sample } })
         })
         .collect();
     let loaded = load(&decode, tokenizer)?;
     report_loading(&loaded);
-    let (timing, texts) = generate(&loaded, &decode.decode, &asked, command.json)?;
+    let limits = Limits { max_new_tokens: None, stop: stop.into_iter().collect() };
+    let (timing, texts) = generate(&loaded, &decode.decode, &limits, &asked, command.json)?;
     report_timing(&timing);
     check_expectation(&decode.decode, &texts)
 }
@@ -48,25 +50,22 @@ pub struct Prepared {
     pub config: Config,
     pub decode: DecodeConfig,
     tokenizer: Tokenizer,
-    /// The prompts with their tokens.
-    prompts: Vec<(String, Vec<u32>)>,
+    prompts: Vec<Prompt>,
+    /// The tokens that end an answer.
+    stop: BTreeSet<u32>,
 }
 
 /// Reads all but the weights.
 pub fn prepare(settings: Settings) -> Result<Prepared, Failure> {
-    let (config, run_directory) = configure(settings.settings)?;
+    let (config, source) = configure(settings.settings)?;
     let decode = DecodeConfig::from_config(&config)?;
-    // A tokenizer that is named for this command goes before the run's own.
-    let named_here = ["tokenizer_path", "tokenizer_type"].iter().any(|key| is_set_here(config.entry(key)));
-    let tokenizer = load_tokenizer(&decode.tokenizer, run_directory.as_deref().filter(|_| !named_here))?;
-    let prompts = prompts(&decode.decode)?
-        .into_iter()
-        .map(|prompt| {
-            let tokens = encode_prompt(&tokenizer, &prompt, decode.tokenizer.add_bos)?;
-            Ok((prompt, tokens))
-        })
-        .collect::<Result<Vec<_>, Failure>>()?;
-    Ok(Prepared { config, decode, tokenizer, prompts })
+    let FoundTokenizer { tokenizer, directory } = source.tokenizer(&config, &decode)?;
+    let chat = Chat::find(&decode.decode, &tokenizer, directory.as_deref())?;
+    let add_bos = begins_texts(&config, &tokenizer);
+    let prompts = prompts::encode(&decode.decode, &tokenizer, add_bos, chat.as_ref())?;
+    let mut stop = tokenizer.end_ids().clone();
+    stop.extend(chat.and_then(|chat| chat.end(&tokenizer)));
+    Ok(Prepared { config, decode, tokenizer, prompts, stop })
 }
 
 impl Prepared {
@@ -74,8 +73,8 @@ impl Prepared {
     pub fn check_prompts(&self) -> Result<(), Failure> {
         self.tokenizer.check_vocab_size(self.decode.model.vocab_size)?;
         let group = &self.decode.decode;
-        for (index, (_, tokens)) in self.prompts.iter().enumerate() {
-            let length = tokens.len();
+        for (index, prompt) in self.prompts.iter().enumerate() {
+            let length = prompt.tokens.len();
             for (taken, limit, key) in [
                 (length + 1, group.max_target_length, "max_target_length"),
                 (length, group.max_prefill_predict_length, "max_prefill_predict_length"),
@@ -91,102 +90,8 @@ impl Prepared {
 
 /// A prompt, and what the engine is asked for it.
 struct Asked<'a> {
-    prompt: &'a str,
+    prompt: &'a Prompt,
     request: Request,
-}
-
-/// The configuration, on top of that of the run whose weights are loaded, and that run's directory. A checkpoint that
-/// belongs to no run of ours needs its model described by keys.
-fn configure(arguments: Vec<String>) -> Result<(Config, Option<PathBuf>), Failure> {
-    let mut request = ConfigRequest::from_process(arguments);
-    let given = Config::resolve(&request)?;
-    let keys = ["load_parameters_path", "load_full_state_path"];
-    let path_of = |key: &str| given.entry(key).value.as_str().unwrap_or_default().to_owned();
-    let load = keys.into_iter().map(|key| (key, path_of(key))).find(|(_, path)| !path.is_empty());
-    let Some((key, path)) = load else {
-        return Err(Failure::user(
-            "nothing says which model to decode with\n\
-             hint: name a run or a checkpoint: `load_parameters_path=maxtext_output/my_run`",
-        ));
-    };
-    if !Path::new(&path).exists() {
-        return Err(Failure::user(format!(
-            "`{key}` is `{path}` ({}), which does not exist\nhint: name the directory of a run or of a checkpoint",
-            given.entry(key).origin
-        )));
-    }
-    check_checkpoint(Path::new(&path))?;
-    let run_directory = run_directory_of(Path::new(&path));
-    let config = match &run_directory {
-        Some(directory) => {
-            request = request.over_saved(saved_config_path(directory));
-            // What the run itself started from is not what is loaded now.
-            let others = keys.iter().filter(|other| **other != key && path_of(other).is_empty());
-            request.arguments.extend(others.map(|other| format!("{other}=")));
-            // A file that is named here replaces whatever kind of tokenizer the run has.
-            let is_default = |key: &str| given.entry(key).origin == Origin::Default;
-            if !is_default("tokenizer_path") && is_default("tokenizer_type") {
-                request.arguments.push("tokenizer_type=huggingface".to_owned());
-            }
-            let config = over_run(request)?;
-            note_length(&config, directory)?;
-            config
-        }
-        None => given,
-    };
-    warn(&config);
-    Ok((config, run_directory))
-}
-
-/// The configuration on top of a run's. Where the run's sequences are no longer than prompts may be by default, so are
-/// prompts.
-fn over_run(mut request: ConfigRequest) -> Result<Config, Failure> {
-    let config = Config::resolve(&request)?;
-    let size = |key: &str| config.entry(key).value.as_u64().unwrap_or_default();
-    let (prompt, target) = (size("max_prefill_predict_length"), size("max_target_length"));
-    if prompt < target || target < 2 || is_set_here(config.entry("max_prefill_predict_length")) {
-        return Ok(config);
-    }
-    request.arguments.push(format!("max_prefill_predict_length={}", target - 1));
-    Ok(Config::resolve(&request)?)
-}
-
-/// Says so if sequences may become longer than the run has seen.
-fn note_length(config: &Config, run: &Path) -> Result<(), Failure> {
-    let length = |config: &Config| config.entry("max_target_length").value.as_u64().unwrap_or_default();
-    let trained = length(&Config::resolve(&ConfigRequest::default().over_saved(saved_config_path(run)))?);
-    if length(config) > trained {
-        eprintln!(
-            "note: the run was trained on sequences of {trained} tokens; text beyond that length may make no sense"
-        );
-    }
-    Ok(())
-}
-
-/// Whether a value belongs to this command rather than to the run.
-fn is_set_here(entry: &Entry) -> bool {
-    matches!(entry.origin, Origin::Argument | Origin::Environment { .. })
-}
-
-fn prompts(group: &DecodeGroup) -> Result<Vec<String>, Failure> {
-    let Some(path) = &group.prompts_file else {
-        let one = || vec![group.prompt.clone()];
-        return Ok(if group.prompts.is_empty() { one() } else { group.prompts.clone() });
-    };
-    let text = fs::read_to_string(path).map_err(|error| {
-        Failure::user(format!(
-            "cannot read the prompts in `{}`: {error}\nhint: `prompts_file` names a text file with a prompt on each line",
-            path.display()
-        ))
-    })?;
-    let prompts: Vec<String> = text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect();
-    if prompts.is_empty() {
-        return Err(Failure::user(format!(
-            "`{}` has no prompt\nhint: write a prompt on each line",
-            path.display()
-        )));
-    }
-    Ok(prompts)
 }
 
 /// Generates all answers and shows them: a single one as it comes, several each as soon as it is complete. Returns the
@@ -194,11 +99,11 @@ fn prompts(group: &DecodeGroup) -> Result<Vec<String>, Failure> {
 fn generate(
     loaded: &Loaded,
     group: &DecodeGroup,
+    limits: &Limits,
     asked: &[Asked<'_>],
     json: bool,
 ) -> Result<(Timing, Vec<String>), Failure> {
     let requests: Vec<Request> = asked.iter().map(|asked| asked.request.clone()).collect();
-    let limits = Limits { max_new_tokens: None, stop: loaded.tokenizer.special().eos.into_iter().collect() };
     let answers = asked
         .iter()
         .map(|asked| AnswerText::after(&asked.request.prompt, &loaded.tokenizer))
@@ -213,11 +118,15 @@ fn generate(
     let mut receiver =
         Receiver { asked, answers, format, screen: Screen { open: true }, progress, num_shown: 0 };
     if let ([only], Format::Stream, true) = (asked, format, io::stdout().is_terminal()) {
-        receiver.screen.show(only.prompt)?;
+        let prompt = only.prompt;
+        receiver.screen.show(&prompt.text)?;
+        if prompt.is_message {
+            receiver.screen.show("\n")?;
+        }
     }
     let mut failure: Option<Failure> = None;
     let generation =
-        loaded.engine.generate(&requests, &SamplingOptions::from_config(group), &limits, |event| {
+        loaded.engine.generate(&requests, &SamplingOptions::from_config(group), limits, |event| {
             if failure.is_none() {
                 failure = receiver.receive(event).err();
             }
@@ -276,7 +185,7 @@ impl Receiver<'_> {
 
     fn block(&self, row: usize) -> String {
         let separator = if self.num_shown == 0 { "" } else { "\n" };
-        let (number, total, prompt) = (row + 1, self.asked.len(), self.asked[row].prompt);
+        let (number, total, prompt) = (row + 1, self.asked.len(), &self.asked[row].prompt.text);
         format!("{separator}[{number} of {total}] {prompt:?}\n{}\n", self.answers[row].text)
     }
 
@@ -284,7 +193,7 @@ impl Receiver<'_> {
         let (asked, answer) = (&self.asked[row], &self.answers[row]);
         let object = json!({
             "number": row + 1,
-            "prompt": asked.prompt,
+            "prompt": asked.prompt.text,
             "sample": asked.request.sample,
             "text": answer.text,
             "tokens": answer.tokens,
@@ -405,10 +314,14 @@ mod tests {
     #[test]
     fn answers_are_shown_in_the_order_of_their_ends() {
         let tokenizer = Arc::new(Tokenizer::bytes());
-        let asked = ["one", "two"].map(|prompt| Asked {
-            prompt,
-            request: Request { prompt: tokenizer.encode(prompt, false, false).unwrap(), sample: 0 },
+        let prompts = ["one", "two"].map(|text| Prompt {
+            text: text.to_owned(),
+            tokens: tokenizer.encode(text, false, false).unwrap(),
+            is_message: false,
         });
+        let asked = prompts
+            .each_ref()
+            .map(|prompt| Asked { prompt, request: Request { prompt: prompt.tokens.clone(), sample: 0 } });
         let answers = asked.iter().map(|asked| AnswerText::after(&asked.request.prompt, &tokenizer).unwrap());
         let mut receiver = Receiver {
             asked: &asked,

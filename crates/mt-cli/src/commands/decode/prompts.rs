@@ -1,0 +1,206 @@
+//! Prompts: where they come from, and what the model is given for them.
+
+use std::{fs, path::Path};
+
+use mt_config::DecodeGroup;
+use mt_data::{ChatTemplate, DataError, Message, Tokenizer};
+use mt_engine::encode_prompt;
+
+use crate::failure::Failure;
+
+/// A prompt as it was written, and as the model gets it.
+pub struct Prompt {
+    pub text: String,
+    pub tokens: Vec<u32>,
+    /// Whether it is a message of a conversation rather than a text to go on with.
+    pub is_message: bool,
+}
+
+/// Texts that stand for messages where only what is around them matters.
+const QUESTION: &str = "Zyzzyva";
+const ANSWER: &str = "Quagga";
+
+/// A chat template, and what follows from it.
+pub struct Chat {
+    template: ChatTemplate,
+    /// Where it comes from, as messages say it.
+    source: String,
+    system: Option<String>,
+    /// Whether the user asked for it.
+    is_asked: bool,
+    /// What stands behind a question; by it prompts are known that are written in the template already.
+    behind_question: String,
+    /// The tokens behind an answer.
+    behind_answer: Vec<u32>,
+}
+
+impl Chat {
+    /// The template that prompts are given in, if they are. Unless the user decides, they are if the tokenizer has a
+    /// template and the model ends its answers as that says: some models that were not tuned come with one as well.
+    ///
+    /// # Errors
+    /// There is no template although one is asked for, or it cannot be read.
+    pub fn find(
+        group: &DecodeGroup,
+        tokenizer: &Tokenizer,
+        directory: Option<&Path>,
+    ) -> Result<Option<Self>, Failure> {
+        if group.use_chat_template == Some(false) {
+            return Ok(None);
+        }
+        let is_named = group.chat_template.is_some() || group.chat_template_path.is_some();
+        let is_asked = is_named || group.use_chat_template == Some(true) || group.system_prompt.is_some();
+        let Some((template, source)) = Self::template(group, directory)? else {
+            return if is_asked { Err(no_template(tokenizer)) } else { Ok(None) };
+        };
+        let system = group.system_prompt.clone();
+        let around = Self::around(&template, tokenizer);
+        let is_known = around.is_ok();
+        let (behind_question, behind_answer) = around.unwrap_or_default();
+        let chat = Self { template, source, system, is_asked, behind_question, behind_answer };
+        let ends = chat.behind_answer.iter().any(|token| tokenizer.end_ids().contains(token));
+        if is_asked || (is_known && ends) {
+            return Ok(Some(chat));
+        }
+        eprintln!(
+            "note: prompts are continued as they are, as the model does not end its answers as the chat template of {} \
+             does; `use_chat_template=true` uses it",
+            chat.source
+        );
+        Ok(None)
+    }
+
+    fn template(
+        group: &DecodeGroup,
+        directory: Option<&Path>,
+    ) -> Result<Option<(ChatTemplate, String)>, DataError> {
+        // Without a directory there are no special tokens either.
+        let Some(directory) = directory else { return Ok(None) };
+        if let Some(file) = &group.chat_template_path {
+            let template = ChatTemplate::load_file(file, directory)?;
+            return Ok(Some((template, format!("`{}`", file.display()))));
+        }
+        if let Some(text) = &group.chat_template {
+            let template = ChatTemplate::from_text("chat_template", text, directory)?;
+            return Ok(Some((template, "`chat_template`".to_owned())));
+        }
+        let template = ChatTemplate::load(directory)?;
+        Ok(template.map(|template| (template, format!("`{}`", directory.display()))))
+    }
+
+    /// What the template puts behind a question and, as tokens, behind an answer.
+    fn around(template: &ChatTemplate, tokenizer: &Tokenizer) -> Result<(String, Vec<u32>), DataError> {
+        let message = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+        let behind = |text: String, content: &str| match text.rsplit_once(content) {
+            Some((_, behind)) => behind.trim().to_owned(),
+            None => String::new(),
+        };
+        let asked = template.render(&[message("user", QUESTION)], true, None)?;
+        let turns = [message("user", QUESTION), message("assistant", ANSWER)];
+        let answered = behind(template.render(&turns, false, None)?, ANSWER);
+        Ok((behind(asked, QUESTION), tokenizer.encode_with_special_tokens(&answered)?))
+    }
+
+    /// The token that ends an answer, whatever the model's files say.
+    pub fn end(&self, tokenizer: &Tokenizer) -> Option<u32> {
+        let token = *self.behind_answer.first()?;
+        // Special tokens are those that are not seen.
+        let is_special = tokenizer.decode(&[token], true).is_ok_and(|text| text.is_empty());
+        is_special.then_some(token)
+    }
+
+    /// Whether a prompt is a conversation that is written in the template already.
+    fn is_written(&self, prompt: &str) -> bool {
+        !self.is_asked && !self.behind_question.is_empty() && prompt.contains(&self.behind_question)
+    }
+
+    fn rendered(&self, prompt: &str) -> Result<String, DataError> {
+        let message = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+        let system = self.system.as_deref().map(|system| message("system", system));
+        let messages: Vec<Message> = system.into_iter().chain([message("user", prompt)]).collect();
+        self.template.render(&messages, true, None)
+    }
+}
+
+fn no_template(tokenizer: &Tokenizer) -> Failure {
+    Failure::user(format!(
+        "a chat template is asked for, but the tokenizer {} has none\n\
+         hint: name one with `chat_template_path`, or leave out `use_chat_template` and `system_prompt`",
+        tokenizer.name()
+    ))
+}
+
+/// The tokens of all prompts; says on standard error what they are made into, where that is not plain.
+pub fn encode(
+    group: &DecodeGroup,
+    tokenizer: &Tokenizer,
+    add_bos: bool,
+    chat: Option<&Chat>,
+) -> Result<Vec<Prompt>, Failure> {
+    let (mut num_messages, mut num_written) = (0, 0);
+    let prompts = texts(group)?
+        .into_iter()
+        .map(|text| {
+            let (tokens, is_message) = match chat {
+                Some(chat) if chat.is_written(&text) => {
+                    num_written += 1;
+                    (written(tokenizer, &text, add_bos)?, false)
+                }
+                Some(chat) => {
+                    num_messages += 1;
+                    (tokenizer.encode_with_special_tokens(&chat.rendered(&text)?)?, true)
+                }
+                None => (encode_prompt(tokenizer, &text, add_bos)?, false),
+            };
+            Ok(Prompt { text, tokens, is_message })
+        })
+        .collect::<Result<Vec<_>, Failure>>()?;
+    if let Some(chat) = chat {
+        if num_messages > 0 {
+            let otherwise =
+                if chat.is_asked { "" } else { "; `use_chat_template=false` continues it as it is" };
+            eprintln!(
+                "note: a prompt is given as a message in the chat template of {}{otherwise}",
+                chat.source
+            );
+        }
+        if num_written > 0 {
+            eprintln!(
+                "note: a prompt that is written in the chat template already is continued as it is; \
+                 `use_chat_template=true` makes a message of it, too"
+            );
+        }
+    }
+    Ok(prompts)
+}
+
+/// The tokens of a conversation in which special tokens are spelled out.
+fn written(tokenizer: &Tokenizer, text: &str, add_bos: bool) -> Result<Vec<u32>, DataError> {
+    let mut tokens = tokenizer.encode_with_special_tokens(text)?;
+    if let Some(bos) = tokenizer.special().bos.filter(|bos| add_bos && tokens.first() != Some(bos)) {
+        tokens.insert(0, bos);
+    }
+    Ok(tokens)
+}
+
+/// The prompts as they were written.
+fn texts(group: &DecodeGroup) -> Result<Vec<String>, Failure> {
+    let Some(path) = &group.prompts_file else {
+        let one = || vec![group.prompt.clone()];
+        return Ok(if group.prompts.is_empty() { one() } else { group.prompts.clone() });
+    };
+    let text = fs::read_to_string(path).map_err(|error| {
+        Failure::user(format!(
+            "cannot read the prompts in `{}`: {error}\nhint: `prompts_file` names a text file with a prompt on each line",
+            path.display()
+        ))
+    })?;
+    let prompts: Vec<String> = text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect();
+    if prompts.is_empty() {
+        return Err(Failure::user(format!(
+            "`{}` has no prompt\nhint: write a prompt on each line",
+            path.display()
+        )));
+    }
+    Ok(prompts)
+}

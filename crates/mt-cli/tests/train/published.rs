@@ -1,0 +1,228 @@
+//! Published models: decoding with them, and training that begins with them.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use serde_json::{Value, json};
+
+use crate::support::{Outcome, Sandbox, outcome};
+
+const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}<|turn|>{{ message['role'] }}\n\
+                        {{ message['content'] }}<|end|>\n{% endfor %}\
+                        {% if add_generation_prompt %}<|turn|>assistant\n{% endif %}";
+
+/// A copy of a reference model, called `model`, whose tokens are characters if `has_tokenizer`.
+fn copy(sandbox: &Sandbox, name: &str, has_tokenizer: bool) {
+    let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mt-models/tests/goldens/families");
+    let directory = sandbox.path("model");
+    fs::create_dir(&directory).unwrap();
+    for file in ["config.json", "generation_config.json", "model.safetensors"] {
+        fs::copy(families.join(name).join(file), directory.join(file)).unwrap();
+    }
+    if has_tokenizer {
+        edit(sandbox, "tokenizer.json", |tokenizer| *tokenizer = characters(80));
+        edit(sandbox, "tokenizer_config.json", |config| {
+            *config = json!({ "bos_token": "<bos>", "eos_token": "<eos>", "add_bos_token": false });
+        });
+    }
+}
+
+/// Changes a file of the model.
+fn edit(sandbox: &Sandbox, name: &str, change: impl FnOnce(&mut Value)) {
+    let path = sandbox.path("model").join(name);
+    let mut value =
+        fs::read_to_string(&path).map_or(Value::Null, |text| serde_json::from_str(&text).unwrap());
+    change(&mut value);
+    fs::write(path, value.to_string()).unwrap();
+}
+
+/// A `tokenizer.json` with a token for each of some special texts and characters.
+fn characters(size: usize) -> Value {
+    let special = ["<pad>", "<bos>", "<eos>", "<|turn|>", "<|end|>"];
+    let characters = ('a'..='z').chain('A'..='Z').chain(" .,:\n".chars()).chain('\u{100}'..);
+    let tokens = special.map(str::to_owned).into_iter().chain(characters.map(String::from)).take(size);
+    let vocab: serde_json::Map<String, Value> =
+        tokens.enumerate().map(|(id, token)| (token, json!(id))).collect();
+    let added = special.iter().enumerate().map(|(id, content)| {
+        json!({
+            "id": id, "content": content, "special": true,
+            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        })
+    });
+    json!({
+        "version": "1.0",
+        "added_tokens": added.collect::<Vec<_>>(),
+        "decoder": { "type": "Fuse" },
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    })
+}
+
+fn maxtext(sandbox: &Sandbox, arguments: &[&str]) -> Outcome {
+    let programs = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_maxtext"));
+    command.args(arguments).arg(format!("jax_cache_dir={}", programs.display()));
+    outcome(command.current_dir(sandbox.path("")).env_remove("XLA_FLAGS").stdin(Stdio::null()))
+}
+
+/// `maxtext decode` with one JSON object an answer.
+fn decode(sandbox: &Sandbox, keys: &[&str]) -> (Vec<Value>, String) {
+    let arguments = [&["decode", "--json", "dtype=float32"], keys].concat();
+    let outcome = maxtext(sandbox, &arguments).succeeded();
+    let answers = outcome.output.lines().map(|line| serde_json::from_str(line).unwrap());
+    (answers.collect(), outcome.errors)
+}
+
+#[test]
+fn a_directory_is_all_that_decoding_needs() {
+    let sandbox = Sandbox::new();
+    copy(&sandbox, "llama_six_on_two", true);
+    let path = ["load_parameters_path=model"];
+    let (answers, errors) = decode(&sandbox, &[&path[..], &["prompt=Hello"]].concat());
+    assert_eq!(answers[0]["finish"], "length");
+    // The model has seen 64 tokens, of which the prompt has 5: the tokenizer puts nothing before them.
+    let tokens = answers[0]["tokens"].as_array().unwrap().clone();
+    assert_eq!(tokens.len(), 64 - 5);
+    assert!(!errors.contains("note: "), "{errors}");
+    let (same, _) = decode(&sandbox, &["hf_model_path=model", "prompt=Hello", "scan_layers=false"]);
+    assert_eq!(same, answers);
+
+    // What the user says goes before what the tokenizer says, in the length as well.
+    let begun = [&path[..], &["prompt=Hello", "add_bos=true", "max_target_length=8"]].concat();
+    assert_eq!(decode(&sandbox, &begun).0[0]["tokens"].as_array().unwrap().len(), 2);
+    let long = "a".repeat(100);
+    let prompt = format!("prompt={long}");
+    let (answers, errors) = decode(&sandbox, &[path[0], &prompt, "max_target_length=104"]);
+    assert_eq!(answers[0]["tokens"].as_array().unwrap().len(), 4);
+    assert!(errors.contains("trained on sequences of 64 tokens"), "{errors}");
+    for dtype in ["dtype=bfloat16", "weight_dtype=bfloat16"] {
+        maxtext(&sandbox, &["decode", path[0], dtype, "prompt=Hello"]).succeeded();
+    }
+
+    // Any of the ends that the model lists is one.
+    edit(&sandbox, "generation_config.json", |config| config["eos_token_id"] = json!([2, tokens[3]]));
+    let (answers, _) = decode(&sandbox, &[path[0], "prompt=Hello"]);
+    let end = tokens.iter().position(|token| *token == tokens[3]).unwrap();
+    assert_eq!(answers[0]["finish"], "stop");
+    assert_eq!(answers[0]["tokens"].as_array().unwrap()[..], tokens[..end]);
+}
+
+#[test]
+fn tuned_models_get_prompts_as_messages() {
+    let sandbox = Sandbox::new();
+    copy(&sandbox, "qwen2_tied", true);
+    edit(&sandbox, "tokenizer_config.json", |config| config["chat_template"] = json!(TEMPLATE));
+    let path = "load_parameters_path=model";
+    let short = "max_target_length=56";
+    let ask = |keys: &[&str]| {
+        let (answers, errors) = decode(&sandbox, &[&[path, short], keys].concat());
+        (answers[0].clone(), errors)
+    };
+    // This model does not end its answers as the template says, so that it was not tuned with it.
+    let (plain, errors) = ask(&["prompt=Hi"]);
+    assert!(errors.contains("prompts are continued as they are"), "{errors}");
+    assert_eq!(plain["tokens"], ask(&["prompt=Hi", "use_chat_template=false"]).0["tokens"]);
+    let (asked, _) = ask(&["prompt=Hi", "use_chat_template=true"]);
+    assert_ne!(asked["tokens"], plain["tokens"]);
+
+    edit(&sandbox, "generation_config.json", |config| config["eos_token_id"] = json!([2, 4]));
+    let (answer, errors) = ask(&["prompt=Hi"]);
+    assert!(errors.contains("given as a message in the chat template of `model`"), "{errors}");
+    assert_eq!((&answer["tokens"], &answer["prompt"]), (&asked["tokens"], &json!("Hi")));
+    // What is written in the template already is not a message once more.
+    let written = "prompt=<bos><|turn|>user\nHi<|end|>\n<|turn|>assistant\n";
+    let (same, errors) = ask(&[written]);
+    assert!(errors.contains("written in the chat template already"), "{errors}");
+    assert_eq!(same["tokens"], answer["tokens"]);
+    let system = "prompt=<bos><|turn|>system\nBe.<|end|>\n<|turn|>user\nHi<|end|>\n<|turn|>assistant\n";
+    let (same, _) = ask(&[system]);
+    assert_eq!(same["tokens"], ask(&["prompt=Hi", "system_prompt=Be."]).0["tokens"]);
+
+    // Other templates than the model's own, and several prompts.
+    fs::write(sandbox.path("other.jinja"), "{{ messages[0]['content'] }}.").unwrap();
+    let (file, _) = ask(&["prompt=Hi", "chat_template_path=other.jinja"]);
+    assert_eq!(file["tokens"], ask(&["prompt=Hi.", "use_chat_template=false"]).0["tokens"]);
+    let text = "chat_template={{ messages[0]['content'] }}.";
+    assert_eq!(file["tokens"], ask(&["prompt=Hi", text]).0["tokens"]);
+    let several = maxtext(&sandbox, &["decode", path, short, "prompts=['Hi','Ho']"]).succeeded();
+    assert!(several.output.contains("[1 of 2] \"Hi\"\n"), "{}", several.output);
+
+    let wrong = |keys: &[&str], parts: &[&str]| {
+        maxtext(&sandbox, &[&["decode", path], keys].concat()).failed(2, parts);
+    };
+    wrong(&["system_prompt=Be.", "use_chat_template=false"], &["`system_prompt`", "`use_chat_template`"]);
+    wrong(&[text, "chat_template_path=other.jinja"], &["only one template"]);
+    wrong(&["chat_template={{ raise_exception('No.') }}"], &["`chat_template` fails, line 1: No."]);
+    edit(&sandbox, "tokenizer_config.json", |config| config["chat_template"] = Value::Null);
+    wrong(&["use_chat_template=true"], &["`model` has none", "hint: name one with `chat_template_path`"]);
+}
+
+#[test]
+fn what_is_wrong_with_a_directory_is_said() {
+    let sandbox = Sandbox::new();
+    copy(&sandbox, "llama_six_on_two", false);
+    let decode = |keys: &[&str], parts: &[&str]| {
+        let keys = [&["decode", "load_parameters_path=model", "prompt=Hello"], keys].concat();
+        maxtext(&sandbox, &keys).refused(parts);
+    };
+    decode(&[], &["`model` holds no tokenizer", "hint: copy", "`tokenizer_path`"]);
+    decode(&["tokenizer_type=byte"], &["`byte` has 259 tokens", "`vocab_size` of 80", "trained with"]);
+    edit(&sandbox, "tokenizer.json", |tokenizer| *tokenizer = characters(80));
+    decode(
+        &["tokenizer_type=sentencepiece"],
+        &["`tokenizer_type` is `sentencepiece`", "`tokenizer_type=huggingface`"],
+    );
+    decode(&["vocab_size=90"], &["`vocab_size` is set to `90`", "`model/config.json`"]);
+    decode(&["hf_model_path=model"], &["only one can be loaded"]);
+    let checked = ["config", "check", "decode", "load_parameters_path=model", "prompt=Hello"];
+    maxtext(&sandbox, &checked).succeeded();
+    edit(&sandbox, "tokenizer.json", |tokenizer| *tokenizer = characters(90));
+    decode(&[], &["has 90 tokens", "`vocab_size` of 80"]);
+    let train = ["load_parameters_path=model", "override_model_config=false", "tokenizer_type=huggingface"];
+    tune(&sandbox, "tuned", &train).failed(2, &["has 90 tokens", "`vocab_size` of 80"]);
+    fs::remove_file(sandbox.path("model/model.safetensors")).unwrap();
+    decode(&[], &["`model`", "safetensors"]);
+    fs::remove_file(sandbox.path("model/config.json")).unwrap();
+    let keys = ["decode", "hf_model_path=model", "prompt=Hello"];
+    maxtext(&sandbox, &keys).refused(&["cannot read `model/config.json`"]);
+}
+
+/// `maxtext train` on the sandbox's text.
+fn tune(sandbox: &Sandbox, run: &str, keys: &[&str]) -> Outcome {
+    let name = format!("run_name={run}");
+    let data = ["dataset_type=hf", "hf_path=text", "hf_train_files=train.txt", "num_epoch=-1"];
+    let sizes = ["max_target_length=32", "per_device_batch_size=2", "base_output_directory=runs"];
+    let run = ["train", &name, "dtype=float32", "learning_rate=1e-3", "learning_rate_schedule_steps=10"];
+    maxtext(sandbox, &[&run[..], &data, &sizes, keys].concat())
+}
+
+#[test]
+fn a_published_model_is_tuned() {
+    let sandbox = Sandbox::new();
+    copy(&sandbox, "qwen3_tied", true);
+    edit(&sandbox, "tokenizer_config.json", |config| config["chat_template"] = json!(TEMPLATE));
+    edit(&sandbox, "generation_config.json", |config| config["eos_token_id"] = json!([2, 4]));
+    let path = "load_parameters_path=model";
+    let errors = tune(&sandbox, "tuned", &[path, "steps=3"]).succeeded().errors;
+    assert!(errors.contains("the tokenizer is that of the loaded parameters, `model`"), "{errors}");
+    tune(&sandbox, "tuned", &[path, "steps=6"]).succeeded();
+    let losses = sandbox.metrics("tuned").losses();
+    assert_eq!(losses.len(), 6);
+    for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        let saved = fs::read(sandbox.path("runs/tuned/tokenizer").join(file)).unwrap();
+        assert_eq!(saved, fs::read(sandbox.path("model").join(file)).unwrap(), "{file}");
+    }
+    let saved = fs::read_to_string(sandbox.path("runs/tuned/config.yml")).unwrap();
+    assert!(saved.contains("\nadd_bos: false\n"), "{saved}");
+
+    // A rate of 0 leaves the model as it was, whose answers are then the same, also without its directory.
+    tune(&sandbox, "same", &["hf_model_path=model", "steps=1", "learning_rate=0"]).succeeded();
+    let keys = ["prompt=Hi", "max_target_length=56"];
+    let (published, _) = decode(&sandbox, &[&[path][..], &keys].concat());
+    fs::remove_dir_all(sandbox.path("model")).unwrap();
+    let (same, errors) = decode(&sandbox, &[&["load_parameters_path=runs/same"][..], &keys].concat());
+    assert_eq!(same, published);
+    assert!(errors.contains("given as a message in the chat template"), "{errors}");
+}

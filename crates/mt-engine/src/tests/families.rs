@@ -1,0 +1,64 @@
+//! Published models of every family go on as transformers does.
+
+use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
+
+use mt_config::{Config, LoadConfig, ModelDescription, Request as ConfigRequest};
+use mt_models::hugging_face::{description_path, settings_of};
+use mt_runtime::CompileSettings;
+use serde_json::Value;
+
+use crate::{Engine, EngineOptions, Limits, Request, SamplingOptions, load_model};
+
+/// Rows of tokens in a golden value.
+fn rows(value: &Value) -> Vec<Vec<u32>> {
+    let token = |token: &Value| u32::try_from(token.as_u64().unwrap()).unwrap();
+    let tokens = |row: &Value| row.as_array().unwrap().iter().map(token).collect();
+    value.as_array().unwrap().iter().map(tokens).collect()
+}
+
+/// The configuration of the published model in a directory.
+fn config(directory: &Path) -> LoadConfig {
+    let settings = settings_of(directory).unwrap().into_pairs();
+    let description = ModelDescription {
+        path: description_path(directory),
+        settings: settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+    };
+    let path = format!("load_parameters_path={}", directory.display());
+    let arguments = vec!["hardware=cpu".to_owned(), "dtype=float32".to_owned(), path];
+    let request = ConfigRequest { arguments, ..ConfigRequest::default() }.describing(description);
+    LoadConfig::from_config(&Config::resolve(&request).unwrap()).unwrap()
+}
+
+#[test]
+fn greedy_answers_are_those_of_the_published_models() {
+    let goldens: BTreeMap<String, Value> =
+        serde_json::from_str(include_str!("../../tests/goldens/greedy.json")).unwrap();
+    let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mt-models/tests/goldens/families");
+    assert!(goldens.len() > 30);
+    let mut wrong = Vec::new();
+    for (name, golden) in goldens {
+        let loaded = load_model(&config(&families.join(&name))).unwrap();
+        let options = EngineOptions {
+            vocab_size: loaded.vocab_size,
+            num_choices: loaded.vocab_size,
+            max_target_length: 64,
+            max_prefill_length: 32,
+            max_batch: 8,
+            compile: CompileSettings::default(),
+        };
+        let engine =
+            Engine::new(loaded.runtime, loaded.placement, loaded.model, loaded.parameters, options).unwrap();
+        let expected = rows(&golden["answers"]);
+        let requests: Vec<Request> =
+            rows(&golden["prompts"]).into_iter().map(|prompt| Request { prompt, sample: 0 }).collect();
+        let limits = Limits { max_new_tokens: Some(expected[0].len()), stop: Vec::new() };
+        let generation = engine
+            .generate(&requests, &SamplingOptions::GREEDY, &limits, |_| ControlFlow::Continue(()))
+            .unwrap();
+        let answers: Vec<Vec<u32>> = generation.rows.into_iter().map(|row| row.tokens).collect();
+        if answers != expected {
+            wrong.push(format!("{name}: {answers:?}, not {expected:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
