@@ -24,8 +24,8 @@ fn float(value: f64, dtype: DType) -> String {
                 format!("0x{:08X}", value.to_bits())
             }
         }
-        DType::BF16 => format!("0x{:04X}", half::bf16::from_f64(value).to_bits()),
-        _ => format!("0x{:04X}", half::f16::from_f64(value).to_bits()),
+        DType::BF16 => format!("0x{:04X}", half::bf16::from_f32(value as f32).to_bits()),
+        _ => format!("0x{:04X}", half::f16::from_f32(value as f32).to_bits()),
     }
 }
 

@@ -153,8 +153,8 @@ impl<'t> PerLayerEmbedding<Tensor<'t>> {
 /// A number as activations of this type hold it.
 fn rounded(number: f64, dtype: DType) -> f64 {
     match dtype {
-        DType::BF16 => half::bf16::from_f64(number).to_f64(),
-        DType::F16 => half::f16::from_f64(number).to_f64(),
+        DType::BF16 => half::bf16::from_f32(number as f32).to_f64(),
+        DType::F16 => half::f16::from_f32(number as f32).to_f64(),
         _ => f64::from(number as f32),
     }
 }

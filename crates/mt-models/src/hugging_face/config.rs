@@ -41,7 +41,9 @@ pub(crate) struct Rope {
 /// `config.json` cannot be read, is of a family that is not built, or asks for what is not built.
 pub fn settings_of(directory: &Path) -> Result<Settings, ModelError> {
     let config = HuggingFaceConfig::read(directory)?;
-    let model_type = config.text("model_type")?.unwrap_or_default();
+    let Some(model_type) = config.text("model_type")? else {
+        return Err(ModelError::MissingValue { path: config.path, key: "model_type".to_owned() });
+    };
     let mut known = FAMILIES.iter().filter_map(|family| family.hugging_face.as_ref());
     let family = known.find(|family| family.model_types.contains(&model_type.as_str()));
     let Some(family) = family else {
