@@ -106,6 +106,7 @@ impl Programs {
                 layers: specs.iter().map(empty).collect(),
                 start: region.integer(DType::I32, 0),
                 segmentation: occupied,
+                slots,
             };
             let tokens = Tokens { tokens, positions, segmentation };
             let forward = Forward { cache: Some(cache), ..Forward::default() };
@@ -177,7 +178,10 @@ impl Programs {
         let (logits, cache) = self.model.logits(
             &parameters,
             Tokens { tokens: tokens.broadcast(&one), positions: positions.broadcast(&one), segmentation },
-            Forward { cache: Some(Cache { layers, start, segmentation: occupied }), ..Forward::default() },
+            Forward {
+                cache: Some(Cache { layers, start, segmentation: occupied, slots }),
+                ..Forward::default()
+            },
         );
         // The choice of a token looks at all of its row's scores.
         let logits = logits

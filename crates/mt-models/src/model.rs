@@ -68,6 +68,9 @@ pub struct Cache<'t> {
     pub start: Tensor<'t>,
     /// Which document each slot belongs to, this call's tokens included; 0 is empty. `i32[batch, kv_position]`
     pub segmentation: Tensor<'t>,
+    /// The number of slots when all is read, of which a call may have only the first: frequencies that depend on the
+    /// length of the text are then the same in all calls.
+    pub slots: usize,
 }
 
 /// How a model is run.

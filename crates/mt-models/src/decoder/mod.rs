@@ -13,7 +13,7 @@ use mt_nn::{
     Embedding, Initializer, Linear, Norm, ParamSpec, PositionTable, RmsNorm, Rotary, RotaryAngles,
     RotaryOptions, RotaryScaling,
     attention::Segments,
-    axes::{BATCH, EMBED, KV_POSITION, LAYERS, TABLE_POSITION},
+    axes::{BATCH, EMBED, KV_POSITION, LAYERS, POSITION, TABLE_POSITION},
     sinusoidal_positions,
 };
 use mt_shape::{Axis, DType, Path, Tree, axis};
@@ -190,13 +190,12 @@ impl Model for Decoder {
                 first_query: Some(cache.start),
             },
         };
+        let length = forward.cache.as_ref().map_or(tokens.tokens.axis(POSITION).size, |cache| cache.slots);
         let mut angles: Vec<(RotaryOptions, RotaryAngles<'t>)> = Vec::new();
         for options in config.attentions().filter_map(|attention| attention.rotary) {
             if angles.iter().all(|(known, _)| *known != options) {
                 let scaling = match config.dynamic_ntk {
-                    Some((factor, original)) => {
-                        RotaryScaling::dynamic_ntk(factor, original, segments.key.axis(KV_POSITION).size)
-                    }
+                    Some((factor, original)) => RotaryScaling::dynamic_ntk(factor, original, length),
                     None => options.scaling,
                 };
                 let rotary = Rotary::new(&RotaryOptions { scaling, ..options });
