@@ -137,8 +137,10 @@ fn several_keys_are_explained() {
         &["config", "explain", "steps", "rl.num_generations"],
         &["steps\n", "`RunGroup` of train and decode", "\n\nnum_generations (in the group `rl`)\n"],
     );
-    let conditional = mt_config::table::keys().find(|key| key.only_with.is_some()).unwrap();
-    check_output(&["config", "explain", conditional.name], &["only with", conditional.only_with.unwrap().0]);
+    let condition = |key: &mt_config::Key| key.conditions.into_iter().flatten().next();
+    let conditional = mt_config::table::keys().find(|key| condition(key).is_some()).unwrap();
+    let (other, _) = condition(conditional).unwrap();
+    check_output(&["config", "explain", conditional.name], &["only with", other]);
     check_output(&["config", "explain", "enable_nnx"], &["neutral", "accepted without effect"]);
     check_output(&["config", "explain", "emb_dim"], &["follows from `base_emb_dim`", "cannot be set"]);
     check_wrong(&["config", "explain", "steps", "rl.num_generation"], &["unknown key `rl.num_generation`"]);

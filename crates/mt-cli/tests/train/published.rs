@@ -178,6 +178,18 @@ fn what_is_wrong_with_a_directory_is_said() {
     decode(&["hf_model_path=model"], &["only one can be loaded"]);
     let checked = ["config", "check", "decode", "load_parameters_path=model", "prompt=Hello"];
     maxtext(&sandbox, &checked).succeeded();
+    // Special tokens that the model does not know are no matter until a text has them.
+    edit(&sandbox, "tokenizer.json", |tokenizer| {
+        let mut image = tokenizer["added_tokens"][0].clone();
+        (image["id"], image["content"]) = (json!(80), json!("<image>"));
+        tokenizer["added_tokens"].as_array_mut().unwrap().push(image);
+    });
+    maxtext(&sandbox, &["decode", "load_parameters_path=model", "prompt=Hello"]).succeeded();
+    let image = ["decode", "load_parameters_path=model", "prompt=An <image>"];
+    maxtext(&sandbox, &image).failed(2, &["token 80", "`vocab_size` is 80"]);
+    fs::write(sandbox.path("image.txt"), "An <image> ".repeat(20)).unwrap();
+    let data = ["load_parameters_path=model", "steps=1", "hf_train_files=image.txt"];
+    tune(&sandbox, "image", &data).failed(2, &["holds token 80", "`vocab_size` is 80"]);
     edit(&sandbox, "tokenizer.json", |tokenizer| *tokenizer = characters(90));
     decode(&[], &["has 90 tokens", "`vocab_size` of 80"]);
     let train = ["load_parameters_path=model", "override_model_config=false", "tokenizer_type=huggingface"];
