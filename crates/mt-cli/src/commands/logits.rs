@@ -2,14 +2,14 @@
 
 use std::{fs, path::Path};
 
-use mt_config::{Config, LoadConfig, LogitsGroup, Request, run_directory_of, saved_config_path};
+use mt_config::{Config, LoadConfig, LogitsGroup, Request, run_directory_of};
 use mt_engine::{compile_settings, load_model, score};
 use mt_shape::HostArray;
 use serde_json::json;
 
 use crate::{
     arguments::Logits,
-    commands::{resolve, warn},
+    commands::{over_run, resolve, warn},
     failure::{Failure, print},
     numpy,
 };
@@ -65,7 +65,7 @@ fn configure(arguments: Vec<String>) -> Result<Config, Failure> {
     let path = |key: &str| given.entry(key).value.as_str().filter(|path| !path.is_empty()).map(str::to_owned);
     let named = path("load_parameters_path").or_else(|| path("load_full_state_path"));
     match named.and_then(|path| run_directory_of(Path::new(&path))) {
-        Some(run) => Ok(resolve(&request.over_saved(saved_config_path(&run)))?),
+        Some(run) => resolve(&over_run(request, &given, &run)),
         None => Ok(given),
     }
 }

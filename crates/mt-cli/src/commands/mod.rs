@@ -9,9 +9,9 @@ pub mod plugin;
 pub mod tokenizer;
 pub mod train;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use mt_config::{CheckpointGroup, Config, ModelDescription, Request};
+use mt_config::{CheckpointGroup, Config, ModelDescription, Request, saved_config_path};
 use mt_models::hugging_face;
 
 use crate::failure::Failure;
@@ -37,6 +37,19 @@ pub fn published(config: &Config) -> Option<PathBuf> {
     let path = group.parameters_path()?;
     // What is named as such is taken as such, so that what is wrong with it is said.
     (group.hf_model_path.is_some() || hugging_face::is_hugging_face(path)).then(|| path.to_owned())
+}
+
+/// The keys that name weights, of which one is given.
+pub const WEIGHTS_KEYS: [&str; 3] = ["load_parameters_path", "hf_model_path", "load_full_state_path"];
+
+/// A request for the weights of a run, on top of that run's configuration. `given` is the request without it.
+pub fn over_run(request: Request, given: &Config, run: &Path) -> Request {
+    let mut request = request.over_saved(saved_config_path(run));
+    // What the run itself started from is not what is loaded now.
+    let is_given = |key: &&str| given.entry(key).value.as_str().is_some_and(|path| !path.is_empty());
+    let others = WEIGHTS_KEYS.iter().filter(|key| !is_given(key));
+    request.arguments.extend(others.map(|other| format!("{other}=")));
+    request
 }
 
 /// Says what is worth knowing about a configuration though nothing is wrong with it.

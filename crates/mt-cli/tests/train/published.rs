@@ -237,4 +237,15 @@ fn a_published_model_is_tuned() {
     let (same, errors) = decode(&sandbox, &[&["load_parameters_path=runs/same"][..], &keys].concat());
     assert_eq!(same, published);
     assert!(errors.contains("given as a message in the chat template"), "{errors}");
+    // So are its scores, and it goes back.
+    fs::write(sandbox.path("tokens.json"), "[[5, 6, 7], [8]]").unwrap();
+    let run = "load_parameters_path=runs/same";
+    maxtext(&sandbox, &["logits", run, "tokens_path=tokens.json", "logits_path=run.npy", "dtype=float32"])
+        .succeeded();
+    maxtext(&sandbox, &["checkpoint", "export", run, "--format", "hf", "--output", "back"]).succeeded();
+    let back =
+        ["logits", "hf_model_path=back", "tokens_path=tokens.json", "logits_path=back.npy", "dtype=float32"];
+    maxtext(&sandbox, &back).succeeded();
+    let of = |name| fs::read(sandbox.path(name)).unwrap();
+    assert_eq!(of("run.npy"), of("back.npy"));
 }

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use mt_checkpoint::{ElementType, WeightsSource};
-use mt_config::{CheckpointGroup, Config, Request, run_directory_of, saved_config_path};
+use mt_config::{CheckpointGroup, Config, Request, run_directory_of};
 use mt_shape::DType;
 
 use crate::{
-    commands::{published, resolve, warn},
+    commands::{over_run, published, resolve, warn},
     failure::Failure,
 };
 
@@ -42,7 +42,7 @@ impl Source {
         }
         let (config, kind) = match (published(&given), run_directory_of(&path)) {
             (Some(directory), _) => (given, Kind::Published(directory)),
-            (None, Some(run)) => (resolve(&request.over_saved(saved_config_path(&run)))?, Kind::Run(run)),
+            (None, Some(run)) => (resolve(&over_run(request, &given, &run))?, Kind::Run(run)),
             (None, None) => (given, Kind::Keys),
         };
         warn(&config);

@@ -11,7 +11,7 @@ use mt_engine::{EngineError, check_checkpoint, load_tokenizer};
 use mt_models::hugging_face::HuggingFaceConfig;
 
 use crate::{
-    commands::{published, resolve, warn},
+    commands::{WEIGHTS_KEYS, over_run, published, resolve, warn},
     failure::Failure,
 };
 
@@ -23,16 +23,13 @@ pub struct Source {
     published: Option<PathBuf>,
 }
 
-/// The keys that name weights, of which one is given.
-const KEYS: [&str; 3] = ["load_parameters_path", "hf_model_path", "load_full_state_path"];
-
 /// The configuration, on top of that of the run or of the published model whose weights are loaded. A checkpoint that
 /// belongs to neither needs its model described by keys.
 pub fn configure(arguments: Vec<String>) -> Result<(Config, Source), Failure> {
     let request = ConfigRequest::from_process(arguments);
     let given = Config::resolve(&request)?;
     let path_of = |key: &str| given.entry(key).value.as_str().unwrap_or_default().to_owned();
-    let named = KEYS.into_iter().map(|key| (key, path_of(key))).find(|(_, path)| !path.is_empty());
+    let named = WEIGHTS_KEYS.into_iter().map(|key| (key, path_of(key))).find(|(_, path)| !path.is_empty());
     let Some((key, path)) = named else {
         return Err(Failure::user(
             "nothing says which model to decode with\n\
@@ -60,7 +57,7 @@ pub fn configure(arguments: Vec<String>) -> Result<(Config, Source), Failure> {
     check_checkpoint(path)?;
     let run = run_directory_of(path);
     let mut config = match &run {
-        Some(run) => over_run(request, &given, key, run)?,
+        Some(run) => over_trained(request, &given, run)?,
         None => given,
     };
     admit_prompts(&mut config, |entry| is_set_here(entry, run.as_deref()));
@@ -69,12 +66,8 @@ pub fn configure(arguments: Vec<String>) -> Result<(Config, Source), Failure> {
 }
 
 /// The configuration on top of a run's.
-fn over_run(request: ConfigRequest, given: &Config, key: &str, run: &Path) -> Result<Config, Failure> {
-    let mut request = request.over_saved(saved_config_path(run));
-    // What the run itself started from is not what is loaded now.
-    let is_given = |other: &&str| given.entry(other).value.as_str().is_some_and(|path| !path.is_empty());
-    let others = KEYS.iter().filter(|other| **other != key && !is_given(other));
-    request.arguments.extend(others.map(|other| format!("{other}=")));
+fn over_trained(request: ConfigRequest, given: &Config, run: &Path) -> Result<Config, Failure> {
+    let mut request = over_run(request, given, run);
     // A file that is named here replaces whatever kind of tokenizer the run has.
     let is_default = |key: &str| given.entry(key).origin == Origin::Default;
     if !is_default("tokenizer_path") && is_default("tokenizer_type") {
