@@ -41,6 +41,11 @@ pub enum ModelError {
     )]
     NoHuggingFaceForm,
     #[error(
+        "a `config.json` of the model type `{model_type}` cannot say what this model is; what would be lost: {}\nhint: leave out the keys that make it differ from the published models; `maxtext config diff` lists the keys of a run",
+        differing.join(", ")
+    )]
+    NotDescribable { model_type: String, differing: Vec<String> },
+    #[error(
         "Hugging Face's form of this family has no name for the parameter `{role}`\nhint: leave out the key that adds it, such as `attention_bias` or `mlp_bias`"
     )]
     NoTensorName { role: String },
@@ -157,7 +162,8 @@ pub trait Model: Send + Sync {
         self.parameters().iter().map(|(_, spec)| spec.num_elements()).sum()
     }
 
-    /// The number of weights that act on one token: all, unless tokens are sent to some of the experts only.
+    /// The number of weights that act on one token: all, but for experts that it is not sent to, and tables beside that
+    /// of the embedding of which it uses one row.
     fn num_active_parameters(&self) -> usize {
         self.num_parameters()
     }

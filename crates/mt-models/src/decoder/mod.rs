@@ -259,6 +259,12 @@ impl Model for Decoder {
         ])
     }
 
+    fn num_active_parameters(&self) -> usize {
+        // Of a table for each layer a token uses one row, which is why publishers leave them out.
+        let tables = self.specs.per_layer.as_ref().map_or(0, |per_layer| per_layer.embedding.num_elements());
+        self.num_parameters() - tables
+    }
+
     fn cache(&self, batch: usize, slots: usize) -> Vec<CacheSpec> {
         let caches = stack::caches(&self.config).into_iter().filter_map(|(stacked, layer)| {
             let attention = layer.attention.as_ref()?;

@@ -40,7 +40,11 @@ pub(crate) struct Rope {
 /// # Errors
 /// `config.json` cannot be read, is of a family that is not built, or asks for what is not built.
 pub fn settings_of(directory: &Path) -> Result<Settings, ModelError> {
-    let config = HuggingFaceConfig::read(directory)?;
+    settings_in(HuggingFaceConfig::read(directory)?)
+}
+
+/// The configuration keys that a model's `config.json` means.
+pub(crate) fn settings_in(config: HuggingFaceConfig) -> Result<Settings, ModelError> {
     let Some(model_type) = config.text("model_type")? else {
         return Err(ModelError::MissingValue { path: config.path, key: "model_type".to_owned() });
     };
@@ -77,6 +81,11 @@ impl HuggingFaceConfig {
             },
             _ => Err(unreadable("it is no JSON object".to_owned())),
         }
+    }
+
+    /// A `config.json` that is not written yet.
+    pub(crate) fn of_values(values: Map<String, Value>) -> Self {
+        Self { path: FILE.into(), values }
     }
 
     fn wrong(&self, key: &str, value: &Value, expected: &str) -> ModelError {
@@ -281,21 +290,47 @@ pub(crate) fn gemma(config: &HuggingFaceConfig, block: &'static str) -> Result<S
     Ok(settings)
 }
 
+/// The values of a rotary embedding that are numbers.
+const ROPE_NUMBERS: &[&str] = &[
+    "rope_theta",
+    "partial_rotary_factor",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+];
+
 fn rope(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), ModelError> {
     let rope = config.rope("full_attention")?;
+    for key in ROPE_NUMBERS {
+        if let Some(value) = rope.values.get(*key).filter(|value| !value.is_null() && !value.is_number()) {
+            return Err(config.wrong(&format!("rope_parameters.{key}"), value, "a number"));
+        }
+    }
     let number = |key: &str| rope.values.get(key).and_then(Value::as_f64);
     let wanted = |key: &str, default: f64| number(key).unwrap_or(default);
     let length = config.integer("max_position_embeddings")?;
     let original = || rope.values.get("original_max_position_embeddings").and_then(Value::as_i64);
     settings.set("rope_max_timescale", rope.theta.unwrap_or(10_000.0));
-    settings.set("partial_rotary_factor", rope.partial.unwrap_or(1.0));
+    // Only Gemma 4 turns a part of its heads; its family reads that itself.
+    let is_proportional = rope.kind.as_deref() == Some("proportional");
+    if rope.partial.is_some_and(|share| share != 1.0) && !is_proportional {
+        return Err(config.unsupported("rope_parameters", "turning a part of the heads of this model type"));
+    }
+    settings.set("partial_rotary_factor", 1.0);
     match rope.kind.as_deref().unwrap_or("default") {
         "default" => {}
         "linear" => settings.set("rope_linear_scaling_factor", wanted("factor", 1.0)),
         "dynamic" => {
             settings.set("rope_type", "ntk");
             settings.set("rope_factor", wanted("factor", 1.0));
-            settings.set("original_max_position_embeddings", original().or(length).unwrap_or(2048));
+            // As in transformers, which does not look at an original length here.
+            settings.set("original_max_position_embeddings", length.unwrap_or(2048));
         }
         "llama3" => {
             settings.set("rope_type", "llama3.1");

@@ -1,10 +1,15 @@
 //! From a model of ours to a `config.json`.
 
-use mt_config::{ModelGroup, RopeType};
+use mt_config::{Config, ModelGroup, Request, RopeType, value_text};
 use mt_shape::DType;
 use serde_json::{Map, Value, json};
 
-use crate::{decoder::DecoderConfig, families::family_of};
+use super::{HuggingFaceConfig, settings_in};
+use crate::{
+    ModelError, build_decoder,
+    decoder::{DecoderConfig, LayerConfig},
+    families::family_of,
+};
 
 /// The `config.json` of a model whose weights are written in `dtype`; none if its family has no published models.
 pub fn config_of(group: &ModelGroup, config: &DecoderConfig, dtype: DType) -> Option<Map<String, Value>> {
@@ -17,6 +22,75 @@ pub fn config_of(group: &ModelGroup, config: &DecoderConfig, dtype: DType) -> Op
     };
     made.insert("dtype".into(), name.into());
     Some(made)
+}
+
+/// Refuses a `config.json` that means another model when it is read again: keys can ask for more than families say in
+/// theirs, and what is not said there would be missing without a word.
+///
+/// # Errors
+/// It means another model; what differs is named.
+pub fn check_described(made: &Map<String, Value>, config: &DecoderConfig) -> Result<(), ModelError> {
+    let differing: Vec<String> = match read_again(made) {
+        Ok(read) => differences(config, &read).into_iter().map(str::to_owned).collect(),
+        // The first line says what is wrong, those after it what to do about a file.
+        Err(error) => error.lines().take(1).map(str::to_owned).collect(),
+    };
+    if differing.is_empty() {
+        return Ok(());
+    }
+    let model_type = made.get("model_type").and_then(Value::as_str).unwrap_or_default().to_owned();
+    Err(ModelError::NotDescribable { model_type, differing })
+}
+
+/// The model that a `config.json` means, or why it means none.
+fn read_again(made: &Map<String, Value>) -> Result<DecoderConfig, String> {
+    let settings =
+        settings_in(HuggingFaceConfig::of_values(made.clone())).map_err(|error| error.to_string())?;
+    let text = |(key, value): (&str, Value)| format!("{key}={}", value_text(&value));
+    let arguments = settings.into_pairs().into_iter().map(text).collect();
+    let config = Config::resolve(&Request { arguments, ..Request::default() });
+    let group =
+        config.and_then(|config| ModelGroup::from_config(&config)).map_err(|error| error.to_string())?;
+    Ok(build_decoder(&group).map_err(|error| error.to_string())?.config().clone())
+}
+
+/// The parts in which two models differ, however they are run.
+fn differences(one: &DecoderConfig, other: &DecoderConfig) -> Vec<&'static str> {
+    let layers = || one.layers.iter().zip(&other.layers);
+    let differ = |part: fn(&LayerConfig, &LayerConfig) -> bool| layers().any(|(a, b)| part(a, b));
+    let norms = (one.norm, one.final_norm) != (other.norm, other.final_norm);
+    let parts = [
+        ("the size of embeddings", (one.embed, one.vocab) != (other.embed, other.vocab)),
+        ("the number of layers", one.layers.len() != other.layers.len()),
+        ("what is done to embeddings", one.embedding != other.embedding),
+        ("the scores of tokens", {
+            let of = |config: &DecoderConfig| (config.head.tied, config.head.scale, config.head.soft_cap);
+            of(one) != of(other)
+        }),
+        ("normalization", norms || differ(|a, b| a.norms != b.norms)),
+        ("rotary embeddings", {
+            let rotary = |layer: &LayerConfig| layer.attention.as_ref().map(|attention| attention.rotary);
+            one.dynamic_ntk != other.dynamic_ntk || layers().any(|(a, b)| rotary(a) != rotary(b))
+        }),
+        ("attention", differ(|a, b| attends_otherwise(a, b))),
+        ("feed-forward layers", differ(|a, b| a.mlp != b.mlp)),
+        ("how layers are wired", {
+            differ(|a, b| (a.parallel, a.scaled, a.square) != (b.parallel, b.scaled, b.square))
+        }),
+    ];
+    parts.into_iter().filter(|(_, is_other)| *is_other).map(|(part, _)| part).collect()
+}
+
+fn attends_otherwise(one: &LayerConfig, other: &LayerConfig) -> bool {
+    let (Some(one), Some(mut other)) = (&one.attention, other.attention.clone()) else {
+        return one.attention.is_some() != other.attention.is_some();
+    };
+    // Rotary embeddings are named by themselves, and these do not change the mathematics.
+    other.rotary = one.rotary;
+    other.options.kernel = one.options.kernel;
+    other.options.float32_product = one.options.float32_product;
+    other.options.float32_scores = one.options.float32_scores;
+    *one != other
 }
 
 /// How many positions a model says it is made for, where `declared` is what its own description says. Some ways of

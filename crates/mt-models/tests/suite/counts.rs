@@ -42,6 +42,7 @@ const PUBLISHED: &[(&str, f64)] = &[
     ("olmo3-7b", 7298.0),
     ("olmo3-7b-pt", 7298.0),
     ("olmo3-32b", 32233.5),
+    ("gemma4-31b", 30_700.0),
     ("gpt3-175b", 174_600.0),
 ];
 
@@ -58,4 +59,20 @@ fn named_models_have_the_published_number_of_weights() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("; "));
+}
+
+/// The numbers of weights of models with tables for each layer, in thousand millions, to two digits: those of the text
+/// model, and those without the tables, after which such models are called.
+const WITH_TABLES: &[(&str, f64, f64)] = &[("gemma4-e2b", 4.6, 2.3), ("gemma4-e4b", 7.5, 4.6)];
+
+#[test]
+fn tables_for_each_layer_are_not_active() {
+    for (name, published, effective) in WITH_TABLES {
+        let arguments = vec![format!("model_name={name}"), "scan_layers=false".to_owned()];
+        let config = Config::resolve(&Request { arguments, ..Request::default() }).unwrap();
+        let model = build_decoder(&ModelGroup::from_config(&config).unwrap()).unwrap();
+        let rounded = |count: usize| (count as f64 / 1e8).round() / 10.0;
+        let counts = (rounded(model.num_parameters()), rounded(model.num_active_parameters()));
+        assert_eq!(counts, (*published, *effective), "{name}");
+    }
 }

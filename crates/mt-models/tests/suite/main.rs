@@ -5,6 +5,7 @@ mod consolidated;
 mod counts;
 mod damaged;
 mod decode;
+mod described;
 mod directory;
 mod equivalence;
 mod families;

@@ -121,7 +121,9 @@ fn parameters(config: &Config, missing: &[Missing]) -> Option<(usize, usize)> {
     if missing.iter().any(|missing| missing.of_model) {
         return None;
     }
-    let model = mt_models::build(&ModelGroup::from_config(config).ok()?).ok()?;
+    // Not all layers can be scanned, and stacked they are as many numbers.
+    let group = ModelGroup { scan_layers: false, ..ModelGroup::from_config(config).ok()? };
+    let model = mt_models::build(&group).ok()?;
     Some((model.num_parameters(), model.num_active_parameters()))
 }
 
