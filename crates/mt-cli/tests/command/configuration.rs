@@ -173,6 +173,10 @@ fn configurations_are_checked() {
 fn commands_are_checked() {
     check_output(&["config", "check", "train"], &["the quick start has no mistakes"]);
     check_output(&["config", "check", "train", "dataset_type=synthetic"], &["the configuration has no"]);
+    check_wrong(
+        &["config", "check", "dataset_type=synthetic", "model_name=gemma4-e2b"],
+        &["cannot be scanned", "`scan_layers=false`"],
+    );
     check_wrong(&["config", "check", "train", "setps=3"], &["unknown key `setps`"]);
     check_wrong(&["config", "check", "--steps=3"], &["without dashes"]);
     check_wrong(&["config", "check", "decode"], &["which model to decode with"]);

@@ -38,6 +38,7 @@ fn check_train(settings: Settings) -> Result<(), Failure> {
     let config = resolve(&Request::from_process(settings.settings).with_quick_start())?;
     warn(&config);
     let train = TrainConfig::from_config(&config)?;
+    mt_models::build(&train.model)?;
     if let Some(devices) = config.known_devices() {
         train.check_devices(devices)?;
     }
@@ -47,6 +48,7 @@ fn check_train(settings: Settings) -> Result<(), Failure> {
 fn check_decode(settings: Settings) -> Result<(), Failure> {
     let prepared = decode::prepare(settings)?;
     prepared.check_prompts()?;
+    mt_models::build(&prepared.decode.model)?;
     if let Some(devices) = prepared.config.known_devices() {
         prepared.decode.placement.mesh(devices)?;
     }
