@@ -76,8 +76,9 @@ pub(super) static GEMMA2: Family = Family {
             let mut settings = hugging_face::gemma(config, "gemma2")?;
             let num_layers = config.required("num_hidden_layers")?;
             settings.set("base_num_decoder_layers", (num_layers + 1) / 2);
-            settings.set_optional("attn_logits_soft_cap", config.number("attn_logit_softcapping")?);
-            settings.set_optional("final_logits_soft_cap", config.number("final_logit_softcapping")?);
+            settings.set_optional("attn_logits_soft_cap", config.number_or("attn_logit_softcapping", 50.0)?);
+            settings
+                .set_optional("final_logits_soft_cap", config.number_or("final_logit_softcapping", 30.0)?);
             settings.set("query_pre_attn_scalar", config.number("query_pre_attn_scalar")?.unwrap_or(256.0));
             settings.set("sliding_window_size", config.integer("sliding_window")?.unwrap_or(4096));
             hugging_face::layer_types(config, &mut settings, |layer| layer % 2 == 0)?;
@@ -131,6 +132,7 @@ pub(super) static GEMMA3: Family = Family {
             hugging_face::layer_types(config, &mut settings, |layer| (layer + 1) % period != 0)?;
             let local = config.number("rope_local_base_freq")?;
             let nested = || config.own_rope("sliding_attention", "rope_theta");
+            config.check_local_rope(None)?;
             settings.set("local_rope_max_timescale", local.or_else(nested).unwrap_or(10_000.0));
             if config.own_rope("full_attention", "rope_theta").or(config.number("rope_theta")?).is_none() {
                 settings.set("rope_max_timescale", 1_000_000.0);

@@ -123,6 +123,10 @@ fn settings(config: &HuggingFaceConfig) -> Result<Settings, ModelError> {
         (layer + 1) % 6 != 0 && layer + 1 != num_layers
     })?;
     let (local, global) = (config.rope("sliding_attention")?, config.rope("full_attention")?);
+    config.check_local_rope(None)?;
+    if !matches!(global.kind.as_deref(), None | Some("default" | "proportional")) {
+        return Err(config.unsupported("rope_parameters", "scaling the rotary embeddings of this model type"));
+    }
     settings.set("local_rope_max_timescale", local.theta.unwrap_or(10_000.0));
     settings.set("local_rope_proportion", local.partial.unwrap_or(1.0));
     settings.set("global_rope_max_timescale", global.theta.unwrap_or(1_000_000.0));

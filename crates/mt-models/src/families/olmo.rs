@@ -39,6 +39,7 @@ pub(super) static OLMO3: Family = Family {
         tensors: &[names::MODEL, names::LAYER, names::NORMS_AROUND],
         settings: |config| {
             let mut settings = hugging_face::common(config, "olmo3")?;
+            config.check_local_rope(Some(config.rope("full_attention")?.theta.unwrap_or(10_000.0)))?;
             settings.set("use_qk_norm", true);
             settings.set("attention_bias", config.boolean("attention_bias")?.unwrap_or(false));
             settings.set("sliding_window_size", config.integer("sliding_window")?.unwrap_or(4096));

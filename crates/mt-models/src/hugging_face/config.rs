@@ -31,7 +31,7 @@ pub struct Settings(Vec<(&'static str, Value)>);
 pub(crate) struct Rope {
     pub theta: Option<f64>,
     pub partial: Option<f64>,
-    kind: Option<String>,
+    pub kind: Option<String>,
     values: Map<String, Value>,
 }
 
@@ -171,7 +171,10 @@ impl HuggingFaceConfig {
         let is_gemma = self.text("model_type")?.is_some_and(|name| name.starts_with("gemma"));
         match name.as_str() {
             // Gemma's first models say the one and mean the other.
-            "gelu" | "" if is_gemma => Ok("gelu"),
+            "gelu" if is_gemma && key == "hidden_act" => Ok("gelu"),
+            // What transformers assumes.
+            "" if is_gemma || key == "activation_function" => Ok("gelu"),
+            "" => Ok("silu"),
             "silu" | "swish" => Ok("silu"),
             "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok("gelu"),
             "relu" => Ok("relu"),
@@ -197,6 +200,27 @@ impl HuggingFaceConfig {
     /// A value of what `rope_parameters` says of one kind of layer.
     pub(crate) fn own_rope(&self, kind: &str, key: &str) -> Option<f64> {
         self.values.get("rope_parameters")?.get(kind)?.get(key)?.as_f64()
+    }
+
+    /// A number whose absence means `default`, but whose `null` means none.
+    pub(crate) fn number_or(&self, key: &str, default: f64) -> Result<Option<f64>, ModelError> {
+        if self.values.contains_key(key) { self.number(key) } else { Ok(Some(default)) }
+    }
+
+    /// Refuses layers with a window whose positions are turned otherwise than plainly, or by another base than `theta`
+    /// if one is given.
+    pub(crate) fn check_local_rope(&self, theta: Option<f64>) -> Result<(), ModelError> {
+        let own = |key: &str| self.values.get("rope_parameters")?.get("sliding_attention")?.get(key);
+        if own("rope_type").and_then(Value::as_str).is_some_and(|kind| kind != "default") {
+            let feature = "scaling the rotary embeddings of layers with a window";
+            return Err(self.unsupported("rope_parameters", feature));
+        }
+        let other = own("rope_theta").and_then(Value::as_f64);
+        if theta.zip(other).is_some_and(|(theta, other)| theta != other) {
+            let feature = "another base for the layers with a window of this model type";
+            return Err(self.unsupported("rope_parameters", feature));
+        }
+        Ok(())
     }
 
     /// How layers of a kind turn positions: `rope_parameters`, of all layers or of each kind, or the older keys.
@@ -264,8 +288,13 @@ pub(crate) fn common(config: &HuggingFaceConfig, block: &'static str) -> Result<
     settings.set("base_num_decoder_layers", config.required("num_hidden_layers")?);
     settings.set("vocab_size", config.required("vocab_size")?);
     settings.set("normalization_layer_epsilon", config.number("rms_norm_eps")?.unwrap_or(1e-6));
-    let named = config.text("hidden_activation")?.is_some();
-    let activation = if named { "hidden_activation" } else { "hidden_act" };
+    // Gemma's first models are read by the older name, which the later ones do not have.
+    let is_first = config.text("model_type")?.as_deref() == Some("gemma");
+    let activation = if !is_first && config.text("hidden_activation")?.is_some() {
+        "hidden_activation"
+    } else {
+        "hidden_act"
+    };
     settings.set("mlp_activations", vec![config.activation(activation)?, "linear"]);
     settings.set("logits_via_embedding", config.boolean("tie_word_embeddings")?.unwrap_or(false));
     settings.set("normalize_embedding_logits", false);
@@ -318,7 +347,8 @@ fn rope(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), Model
     let original = || rope.values.get("original_max_position_embeddings").and_then(Value::as_i64);
     settings.set("rope_max_timescale", rope.theta.unwrap_or(10_000.0));
     // Only Gemma 4 turns a part of its heads; its family reads that itself.
-    let is_proportional = rope.kind.as_deref() == Some("proportional");
+    let is_gemma4 = config.text("model_type")?.is_some_and(|name| name.starts_with("gemma4"));
+    let is_proportional = is_gemma4 && rope.kind.as_deref() == Some("proportional");
     if rope.partial.is_some_and(|share| share != 1.0) && !is_proportional {
         return Err(config.unsupported("rope_parameters", "turning a part of the heads of this model type"));
     }
@@ -355,7 +385,7 @@ fn rope(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), Model
             }
         }
         // What the layers that see far make of it, the family says.
-        "proportional" => {}
+        "proportional" if is_proportional && wanted("factor", 1.0) == 1.0 => {}
         _ => return Err(config.unsupported("rope_parameters", "this rotary scaling")),
     }
     Ok(())

@@ -121,6 +121,8 @@ pub(crate) fn common_config(
         Some(name) => name,
         None => "silu",
     };
+    // Gemma's first models have the name that all others have.
+    let is_later_gemma = model_type.starts_with("gemma") && model_type != "gemma";
     let made = json!({
         "model_type": model_type,
         "architectures": [architecture],
@@ -132,7 +134,7 @@ pub(crate) fn common_config(
         "num_hidden_layers": config.layers.len(),
         "vocab_size": group.vocab_size,
         "rms_norm_eps": group.normalization_layer_epsilon,
-        if model_type.starts_with("gemma") { "hidden_activation" } else { "hidden_act" }: activation,
+        if is_later_gemma { "hidden_activation" } else { "hidden_act" }: activation,
         "tie_word_embeddings": group.logits_via_embedding,
         "max_position_embeddings": context_length(group, None),
         "rope_parameters": rope(group),

@@ -12,7 +12,7 @@ use mt_data::Tokenizer;
 use mt_engine::{load_model, load_tokenizer};
 use mt_models::{
     Model, ModelError, build_decoder,
-    hugging_face::{config_of, context_length, description_path, write_weights},
+    hugging_face::{check_described, config_of, context_length, description_path, write_weights},
 };
 use mt_shape::DType;
 use serde_json::{Map, Value, json};
@@ -158,6 +158,7 @@ fn describe(source: &Source, group: &ModelGroup, dtype: DType, files: &mut Files
             return Ok(());
         }
     }
+    check_described(&made, decoder.config())?;
     let is_declared = source.config.entry("max_position_embeddings").is_changed();
     let declared = is_declared.then_some(group.positions.max_position_embeddings);
     if made.contains_key("max_position_embeddings") {
