@@ -39,7 +39,7 @@ impl Engine {
         placement: Arc<Placement>,
         model: Box<dyn Model>,
         parameters: Vec<Array>,
-        options: EngineOptions,
+        mut options: EngineOptions,
     ) -> Result<Self, EngineError> {
         let specs = model.parameters();
         if specs.len() != parameters.len() {
@@ -50,6 +50,10 @@ impl Engine {
             if needed != given {
                 return Err(EngineError::ParameterShape { name: path.to_string(), needed, given });
             }
+        }
+        // Where positions are learned, there are no vectors for those beyond.
+        if let Some(positions) = model.num_learned_positions() {
+            options.max_target_length = options.max_target_length.min(positions);
         }
         let dots =
             if runtime.platform() == Platform::Cpu { DotLowering::ViaF32 } else { DotLowering::Direct };

@@ -33,6 +33,10 @@ pub enum EngineError {
          own tokenizer"
     )]
     TokenOutOfRange { number: usize, token: u32, vocab_size: usize },
+    #[error(
+        "row {number} has {length} tokens, but the model has learned {positions} positions\nhint: give shorter rows"
+    )]
+    RowTooLong { number: usize, length: usize, positions: usize },
     #[error("row {number} has no token\nhint: give each row at least one token")]
     EmptyRow { number: usize },
     #[error("{0}")]
@@ -79,6 +83,7 @@ impl EngineError {
             | Self::UnknownToken { .. }
             | Self::TokenOutOfRange { .. }
             | Self::EmptyRow { .. }
+            | Self::RowTooLong { .. }
             | Self::Sampling(_)
             | Self::NoTokenizer
             | Self::NoCheckpoint

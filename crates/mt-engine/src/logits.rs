@@ -32,6 +32,11 @@ pub fn score(
         return Err(EngineError::EmptyRow { number: row + 1 });
     }
     let LoadedModel { runtime, placement, model, parameters, vocab_size, .. } = loaded;
+    if let Some(positions) = model.num_learned_positions()
+        && let Some(row) = rows.iter().position(|row| row.len() > positions)
+    {
+        return Err(EngineError::RowTooLong { number: row + 1, length: rows[row].len(), positions });
+    }
     for (index, row) in rows.iter().enumerate() {
         if let Some(token) = row.iter().find(|token| **token as usize >= *vocab_size) {
             let (number, token, vocab_size) = (index + 1, *token, *vocab_size);

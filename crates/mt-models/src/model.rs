@@ -125,6 +125,9 @@ pub trait Model: Send + Sync {
     /// Whether a tensor of Hugging Face's files is known and not needed, such as the output matrix of a tied head.
     fn ignores_tensor(&self, name: &str) -> bool;
 
+    /// How many positions there are vectors for, where positions are learned.
+    fn num_learned_positions(&self) -> Option<usize>;
+
     /// Hidden states, and the cache if there was one.
     ///
     /// # Shapes

@@ -7,7 +7,7 @@ use mt_models::hugging_face::{description_path, settings_of};
 use mt_runtime::CompileSettings;
 use serde_json::Value;
 
-use crate::{Engine, EngineOptions, Limits, Request, SamplingOptions, load_model};
+use crate::{Engine, EngineError, EngineOptions, Limits, Request, SamplingOptions, load_model, score};
 
 /// Rows of tokens in a golden value.
 fn rows(value: &Value) -> Vec<Vec<u32>> {
@@ -61,4 +61,31 @@ fn greedy_answers_are_those_of_the_published_models() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn texts_are_as_long_as_positions_were_learned() {
+    let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mt-models/tests/goldens/families");
+    let loaded = load_model(&config(&families.join("gpt2_narrow_one_layer"))).unwrap();
+    let score = |length| score(&loaded, &[vec![1; length]], false, &CompileSettings::default()).map(|_| ());
+    assert!(score(21).is_ok());
+    let Err(error @ EngineError::RowTooLong { number: 1, length: 22, positions: 21 }) = score(22) else {
+        panic!("a row longer than the table of positions is scored")
+    };
+    assert!(error.is_user_error());
+    let options = EngineOptions {
+        vocab_size: loaded.vocab_size,
+        num_choices: 8,
+        max_target_length: 64,
+        max_prefill_length: 32,
+        max_batch: 1,
+        compile: CompileSettings::default(),
+    };
+    let engine =
+        Engine::new(loaded.runtime, loaded.placement, loaded.model, loaded.parameters, options).unwrap();
+    let limits = Limits { max_new_tokens: None, stop: Vec::new() };
+    let requests = [Request { prompt: vec![1; 5], sample: 0 }];
+    let generation =
+        engine.generate(&requests, &SamplingOptions::GREEDY, &limits, |_| ControlFlow::Continue(())).unwrap();
+    assert!(generation.rows[0].tokens.len() <= 21 - 5, "{}", generation.rows[0].tokens.len());
 }

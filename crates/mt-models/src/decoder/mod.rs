@@ -179,6 +179,13 @@ impl Model for Decoder {
         tied || (self.config.shares_layers() && of_keys.iter().any(|end| name.ends_with(end)))
     }
 
+    fn num_learned_positions(&self) -> Option<usize> {
+        match self.config.embedding.positions {
+            Positions::Learned(count) => Some(count),
+            Positions::None | Positions::Sinusoidal => None,
+        }
+    }
+
     fn hidden<'t>(&self, parameters: &[Tensor<'t>], tokens: Tokens<'t>, forward: Forward<'t>) -> Hidden<'t> {
         let config = &self.config;
         let model = self.specs.with_leaves(parameters.iter().copied());

@@ -57,6 +57,7 @@ pub(super) static GPT3: Family = Family {
             settings.set("base_num_decoder_layers", config.required("n_layer")?);
             settings.set("vocab_size", config.required("vocab_size")?);
             settings.set("trainable_position_size", config.required("n_positions")?);
+            settings.set("max_position_embeddings", config.required("n_positions")?);
             settings.set("normalization_layer_epsilon", config.number("layer_norm_epsilon")?.unwrap_or(1e-5));
             settings.set("mlp_activations", vec![config.activation("activation_function")?]);
             settings.set("logits_via_embedding", config.boolean("tie_word_embeddings")?.unwrap_or(true));
