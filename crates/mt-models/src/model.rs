@@ -21,6 +21,10 @@ pub enum ModelError {
     )]
     SharedLayersScanned,
     #[error(
+        "`max_target_length` is {length}, but the model has {positions} learned positions\nhint: set `max_target_length={positions}`, or a larger `trainable_position_size` for a new model"
+    )]
+    TooFewPositions { length: usize, positions: usize },
+    #[error(
         "layer {layer} takes keys and values from an earlier layer of its kind, but there is none\nhint: lower `num_kv_shared_layers`"
     )]
     NothingToShare { layer: usize },

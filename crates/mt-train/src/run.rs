@@ -7,7 +7,7 @@ use std::{
 
 use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock};
 use mt_config::{Config, LearningRateSchedule, OptimizerType, Request, TrainConfig};
-use mt_models::{Model, start_runtime};
+use mt_models::{Model, ModelError, start_runtime};
 use mt_optim::{AdamW, WarmupCosine};
 use mt_runtime::{CompileSettings, Executable, Runtime};
 use mt_shape::Placement;
@@ -79,6 +79,10 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     let stop = StopSignal::listen()?;
     let settings = TrainConfig::from_config(config)?;
     let model = mt_models::build(&settings.model)?;
+    let length = settings.model.max_target_length;
+    if let Some(positions) = model.num_learned_positions().filter(|positions| length > *positions) {
+        return Err(ModelError::TooFewPositions { length, positions }.into());
+    }
     let runtime = start_runtime(&settings.run, &settings.debug)?;
     settings.check_devices(runtime.num_devices())?;
     let placement = Arc::new(settings.placement.placement(runtime.num_devices())?);

@@ -28,6 +28,10 @@ fn values_that_do_not_fit() {
         &["vocab_size=100"],
         &["`byte` has 259 tokens", "`vocab_size` of 100", "hint: set `vocab_size=259`"],
     );
+    check(
+        &["decoder_block=gpt3", "trainable_position_size=16", "max_target_length=32"],
+        &["`max_target_length` is 32", "16 learned positions", "hint: set `max_target_length=16`"],
+    );
     check(&["run_name=../elsewhere"], &["`run_name`"]);
     assert!(sandbox.checkpoints("wrong").is_empty());
 }

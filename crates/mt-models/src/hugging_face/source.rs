@@ -55,6 +55,14 @@ impl TensorSource {
         }
     }
 
+    /// The type of a tensor, if it is none of floating-point numbers that can be read: quantized weights mean nothing
+    /// without their scales.
+    pub fn other_type(&self, name: &str) -> Option<String> {
+        let Self::Safetensors(directory) = self else { return None };
+        let dtype = &directory.tensor(name)?.dtype;
+        (!dtype.known().is_some_and(DType::is_float)).then(|| dtype.to_string())
+    }
+
     /// Whether a tensor lies in the files as numbers of this type, in the order in which [`Self::read`] gives them.
     pub fn is_plain(&self, name: &str, dtype: DType) -> bool {
         match self {

@@ -47,7 +47,8 @@ impl Weights {
     pub fn open(model: &dyn Model, path: &Path) -> Result<Self, StateError> {
         let source = TensorSource::open(path)?;
         let tensors = model.file_tensors()?;
-        let (mut names, mut missing, mut shapes) = (HashMap::new(), Vec::new(), Vec::new());
+        let mut names = HashMap::new();
+        let (mut missing, mut shapes, mut types) = (Vec::new(), Vec::new(), Vec::new());
         for tensor in &tensors {
             let mut candidates = source.candidates(&tensor.name);
             let stored = candidates.iter().find_map(|name| Some((name.clone(), source.dims(name)?)));
@@ -58,6 +59,9 @@ impl Weights {
             if dims != tensor.dims {
                 shapes.push(format!("`{name}` is {dims:?}, not {:?}", tensor.dims));
             }
+            if let Some(other) = source.other_type(&name) {
+                types.push(format!("`{name}` is {other}"));
+            }
             names.insert(tensor.name.clone(), name);
         }
         let used: HashSet<&str> = names.values().map(String::as_str).collect();
@@ -67,8 +71,8 @@ impl Weights {
             .filter(|name| !used.contains(name) && !is_ignored(name) && !model.ignores_tensor(name))
             .map(str::to_owned)
             .collect();
-        if !(missing.is_empty() && unused.is_empty() && shapes.is_empty()) {
-            return Err(StateError::OtherTensors { path: path.to_owned(), missing, unused, shapes });
+        if !(missing.is_empty() && unused.is_empty() && shapes.is_empty() && types.is_empty()) {
+            return Err(StateError::OtherTensors { path: path.to_owned(), missing, unused, shapes, types });
         }
         Ok(Self { source, tensors, names })
     }

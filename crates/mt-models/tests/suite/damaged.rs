@@ -193,3 +193,18 @@ fn shards_that_are_incomplete_name_their_file() {
     });
     assert_says(&unlisted, &["model.norm.weight"]);
 }
+
+#[test]
+fn weights_of_integers_are_refused() {
+    let said = message(
+        "llama_six_on_two",
+        |_| {},
+        |tensors| {
+            for (name, dtype) in [("model.embed_tokens.weight", Dtype::I32), ("lm_head.weight", Dtype::U32)] {
+                tensors.get_mut(name).unwrap().0 = dtype;
+            }
+        },
+    );
+    let type_of = "of a type that weights cannot have";
+    assert_says(&said, &[type_of, "`model.embed_tokens.weight` is", "`lm_head.weight` is"]);
+}
