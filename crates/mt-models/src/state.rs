@@ -22,19 +22,12 @@ pub enum StateError {
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(
-        "the tensors of `{path}` are not those of the model{}{}{}{}\nhint: `maxtext checkpoint inspect` lists what is there; `config.json` or the named model says what is needed",
+        "the tensors of `{path}` are not those of the model{}{}{}\nhint: `maxtext checkpoint inspect` lists what is there; `config.json` or the named model says what is needed",
         listed("missing", missing),
         listed("not used", unused),
-        listed("of another shape", shapes),
-        listed("of a type that weights cannot have", types)
+        listed("of another shape or type", others)
     )]
-    OtherTensors {
-        path: PathBuf,
-        missing: Vec<String>,
-        unused: Vec<String>,
-        shapes: Vec<String>,
-        types: Vec<String>,
-    },
+    OtherTensors { path: PathBuf, missing: Vec<String>, unused: Vec<String>, others: Vec<String> },
 }
 
 /// The first of a number of names, and how many more there are.

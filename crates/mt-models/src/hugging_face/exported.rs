@@ -72,7 +72,7 @@ fn differences(one: &DecoderConfig, other: &DecoderConfig) -> Vec<&'static str> 
             let rotary = |layer: &LayerConfig| layer.attention.as_ref().map(|attention| attention.rotary);
             one.dynamic_ntk != other.dynamic_ntk || layers().any(|(a, b)| rotary(a) != rotary(b))
         }),
-        ("attention", differ(|a, b| attends_otherwise(a, b))),
+        ("attention", differ(attends_otherwise)),
         ("feed-forward layers", differ(|a, b| a.mlp != b.mlp)),
         ("how layers are wired", {
             differ(|a, b| (a.parallel, a.scaled, a.square) != (b.parallel, b.scaled, b.square))

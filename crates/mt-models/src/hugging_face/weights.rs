@@ -48,7 +48,7 @@ impl Weights {
         let source = TensorSource::open(path)?;
         let tensors = model.file_tensors()?;
         let mut names = HashMap::new();
-        let (mut missing, mut shapes, mut types) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut missing, mut others) = (Vec::new(), Vec::new());
         for tensor in &tensors {
             let mut candidates = source.candidates(&tensor.name);
             let stored = candidates.iter().find_map(|name| Some((name.clone(), source.dims(name)?)));
@@ -57,10 +57,10 @@ impl Weights {
                 continue;
             };
             if dims != tensor.dims {
-                shapes.push(format!("`{name}` is {dims:?}, not {:?}", tensor.dims));
+                others.push(format!("`{name}` is {dims:?}, not {:?}", tensor.dims));
             }
             if let Some(other) = source.other_type(&name) {
-                types.push(format!("`{name}` is {other}"));
+                others.push(format!("`{name}` is {other}, not a type of weights"));
             }
             names.insert(tensor.name.clone(), name);
         }
@@ -71,8 +71,8 @@ impl Weights {
             .filter(|name| !used.contains(name) && !is_ignored(name) && !model.ignores_tensor(name))
             .map(str::to_owned)
             .collect();
-        if !(missing.is_empty() && unused.is_empty() && shapes.is_empty() && types.is_empty()) {
-            return Err(StateError::OtherTensors { path: path.to_owned(), missing, unused, shapes, types });
+        if !(missing.is_empty() && unused.is_empty() && others.is_empty()) {
+            return Err(StateError::OtherTensors { path: path.to_owned(), missing, unused, others });
         }
         Ok(Self { source, tensors, names })
     }

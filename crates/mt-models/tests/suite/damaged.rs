@@ -205,6 +205,6 @@ fn weights_of_integers_are_refused() {
             }
         },
     );
-    let type_of = "of a type that weights cannot have";
+    let type_of = "not a type of weights";
     assert_says(&said, &[type_of, "`model.embed_tokens.weight` is", "`lm_head.weight` is"]);
 }
