@@ -32,6 +32,7 @@ pub fn run(mut command: Logits) -> Result<(), Failure> {
         unreachable!("the group is checked")
     };
     let rows = read_tokens(tokens)?;
+    check_writable(output)?;
     let golden = command.compare.as_deref().map(numpy::read).transpose()?;
     let loaded = load_model(&load)?;
     let scores = score(&loaded, &rows, command.intermediates.is_some(), &compile_settings(&load.debug))?;
@@ -68,6 +69,19 @@ fn configure(arguments: Vec<String>) -> Result<Config, Failure> {
         Some(run) => resolve(&over_run(request, &given, &run)),
         None => Ok(given),
     }
+}
+
+/// That a file can be written, before the work that makes what it is to hold.
+fn check_writable(path: &Path) -> Result<(), Failure> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if path.is_dir() || !directory.is_dir() {
+        let reason = if path.is_dir() { "it is a directory" } else { "its directory does not exist" };
+        return Err(Failure::user(format!(
+            "cannot write the logits to `{}`: {reason}\nhint: name a file in a directory that exists with `logits_path`",
+            path.display()
+        )));
+    }
+    Ok(())
 }
 
 fn read_tokens(path: &Path) -> Result<Vec<Vec<u32>>, Failure> {

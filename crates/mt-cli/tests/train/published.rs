@@ -194,6 +194,9 @@ fn what_is_wrong_with_a_directory_is_said() {
     decode(&[], &["has 90 tokens", "`vocab_size` of 80"]);
     let train = ["load_parameters_path=model", "override_model_config=false", "tokenizer_type=huggingface"];
     tune(&sandbox, "tuned", &train).failed(2, &["has 90 tokens", "`vocab_size` of 80"]);
+    fs::rename(sandbox.path("model/config.json"), sandbox.path("config.json")).unwrap();
+    decode(&[], &["cannot read `model/config.json`"]);
+    fs::rename(sandbox.path("config.json"), sandbox.path("model/config.json")).unwrap();
     fs::remove_file(sandbox.path("model/model.safetensors")).unwrap();
     decode(&[], &["`model`", "safetensors"]);
     fs::remove_file(sandbox.path("model/config.json")).unwrap();
@@ -240,6 +243,8 @@ fn a_published_model_is_tuned() {
     // So are its scores, and it goes back.
     fs::write(sandbox.path("tokens.json"), "[[5, 6, 7], [8]]").unwrap();
     let run = "load_parameters_path=runs/same";
+    maxtext(&sandbox, &["logits", run, "tokens_path=tokens.json", "logits_path=missing/run.npy"])
+        .failed(2, &["cannot write the logits to `missing/run.npy`", "directory does not exist"]);
     maxtext(&sandbox, &["logits", run, "tokens_path=tokens.json", "logits_path=run.npy", "dtype=float32"])
         .succeeded();
     maxtext(&sandbox, &["checkpoint", "export", run, "--format", "hf", "--output", "back"]).succeeded();

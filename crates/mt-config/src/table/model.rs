@@ -59,6 +59,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of decoder layers, before `global_parameter_scale`.",
             )
             .at_least(1.0)
+            .at_most(100_000.0)
             .acts_on("model"),
             Key::integer("head_dim", 128, "Width of one attention head.").at_least(1.0).acts_on("attention"),
             Key::list_of::<MlpActivation>(
@@ -232,6 +233,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .at_least(1.0)
                 .acts_on("rotary embedding"),
             Key::float("rope_linear_scaling_factor", 1.0, "Divides positions before they are embedded.")
+                .at_least(1.0)
                 .only_with("rope_type", &["default"])
                 .acts_on("rotary embedding"),
             Key::boolean("use_iota_embed", false, "Look embeddings up by a product with one-hot vectors.")

@@ -58,6 +58,9 @@ pub(crate) fn settings_in(config: HuggingFaceConfig) -> Result<Settings, ModelEr
             built: built.flat_map(|family| family.model_types).map(|name| (*name).to_owned()).collect(),
         });
     };
+    if config.has("quantization_config") {
+        return Err(config.unsupported("quantization_config", "loading quantized weights"));
+    }
     (family.settings)(&config)
 }
 

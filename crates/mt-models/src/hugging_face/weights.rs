@@ -29,6 +29,8 @@ const IGNORED_PREFIXES: &[&str] = &[
     "model.audio_tower.",
     "model.embed_audio.",
 ];
+/// The tensors that tied output matrices are.
+const EMBEDDING_TABLES: &[&str] = &["model.embed_tokens.weight", "transformer.wte.weight", "wte.weight"];
 const IGNORED_SUFFIXES: &[&str] = &[".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
 
 /// The files of a model, whose tensors are those that a model of ours needs.
@@ -65,12 +67,20 @@ impl Weights {
             names.insert(tensor.name.clone(), name);
         }
         let used: HashSet<&str> = names.values().map(String::as_str).collect();
-        let unused: Vec<String> = source
+        let mut unused: Vec<String> = source
             .names()
             .into_iter()
             .filter(|name| !used.contains(name) && !is_ignored(name) && !model.ignores_tensor(name))
             .map(str::to_owned)
             .collect();
+        if let Some(head) = source.names().into_iter().find(|name| name.ends_with("lm_head.weight"))
+            && !used.contains(head)
+            && let Some(table) = EMBEDDING_TABLES.iter().find_map(|name| names.get(*name))
+            && source.read(head)? != source.read(table)?
+        {
+            // Of a tied model it may be there once more, but not another matrix, which transformers would use.
+            unused.push(format!("{head}, which is not the embedding table"));
+        }
         if !(missing.is_empty() && unused.is_empty() && others.is_empty()) {
             return Err(StateError::OtherTensors { path: path.to_owned(), missing, unused, others });
         }
@@ -301,7 +311,10 @@ fn layer_of(stacked: &HostArray, layer: usize) -> HostArray {
 /// Whether a path is a published model's directory: one of Hugging Face's, with a `config.json`, or one in Llama's first
 /// format; and no run of ours.
 pub fn is_hugging_face(path: &Path) -> bool {
-    let is_published = path.join("config.json").is_file() || consolidated::is_at(path);
+    // Weights alone are meant as such a directory, too, so that what is missing is said.
+    let has_weights = ["model.safetensors", "model.safetensors.index.json"];
+    let has_weights = has_weights.iter().any(|name| path.join(name).is_file());
+    let is_published = has_weights || path.join("config.json").is_file() || consolidated::is_at(path);
     is_published && !path.join("config.yml").is_file()
 }
 

@@ -128,6 +128,12 @@ fn configurations_that_cannot_be_used_name_file_and_key() {
         ),
         ("qwen2_late_windows", "layer_types", json!("full_attention"), &["`layer_types`", "list"]),
         ("gpt2_two_layers", "scale_attn_weights", json!(false), &["`scale_attn_weights`"]),
+        (
+            "qwen3_tied",
+            "quantization_config",
+            json!({"bits": 4}),
+            &["`quantization_config`", "quantized weights"],
+        ),
     ];
     for (name, key, value, parts) in cases {
         let said = message(name, |config| drop(config.insert((*key).to_owned(), value.clone())), |_| {});
@@ -151,6 +157,13 @@ fn weights_that_do_not_fit_name_their_tensors() {
         }),
         &["`lm_head.weight` is [24, 80], not [80, 24]"],
     );
+    // The output matrix is its own here.
+    let tied = message(
+        "llama_six_on_two",
+        |config| drop(config.insert("tie_word_embeddings".into(), true.into())),
+        |_| {},
+    );
+    assert_says(&tied, &["not used: lm_head.weight, which is not the embedding table"]);
     let renamed = with(&|tensors| {
         let norm = tensors.remove("model.norm.weight").unwrap();
         tensors.insert("model.last_norm.weight".into(), norm);
