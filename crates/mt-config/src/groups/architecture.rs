@@ -28,6 +28,9 @@ group! {
     }
 }
 
+/// Families some of whose layers are local unless `attention_pattern` says otherwise.
+const LOCAL_FAMILIES: &[&str] = &["gemma2", "gemma3", "gemma4", "gemma4_small", "olmo3"];
+
 impl AttentionGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         for (kind, key, size) in [
@@ -41,14 +44,17 @@ impl AttentionGroup {
                 ));
             }
         }
-        if self.attention_pattern.contains(&LayerAttention::Local) && self.sliding_window_size == 0 {
+        let family = config.entry("decoder_block");
+        let alternates = LOCAL_FAMILIES.iter().any(|block| family.value == *block);
+        let of_local = match self.attention_pattern.as_slice() {
+            [] if alternates => Some("decoder_block"),
+            given if given.contains(&LayerAttention::Local) => Some("attention_pattern"),
+            _ => None,
+        };
+        if let Some(key) = of_local.filter(|_| self.sliding_window_size == 0) {
             problems.push(Problem::inconsistent(
-                format!(
-                    "{} names local layers, but {}",
-                    config.stated("attention_pattern"),
-                    config.stated("sliding_window_size")
-                ),
-                "say how many positions local layers see, such as `sliding_window_size=1024`, or leave out `attention_pattern`",
+                format!("{} has local layers, but {}", config.stated(key), config.stated("sliding_window_size")),
+                format!("say how many positions local layers see, such as `sliding_window_size=1024`, or set `{key}` to what has none"),
             ));
         }
     }

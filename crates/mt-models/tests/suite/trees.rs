@@ -181,7 +181,12 @@ fn unrolled_parameters_are_stored_as_maxtext_stores_them() {
 
 #[test]
 fn cycles_of_layers_are_stored_as_maxtext_stores_them() {
-    let arguments = ["decoder_block=gemma3", "base_num_decoder_layers=8", "logits_via_embedding=true"];
+    let arguments = [
+        "decoder_block=gemma3",
+        "sliding_window_size=8",
+        "base_num_decoder_layers=8",
+        "logits_via_embedding=true",
+    ];
     check(
         &[&arguments[..], &["scan_layers=true"]].concat(),
         GEMMA3_OUTSIDE_LAYERS,
@@ -265,7 +270,7 @@ fn families_have_maxtexts_names() {
         ("decoder_block=olmo3", "logits_via_embedding=false", untied, 4, &olmo3),
     ] {
         let in_layer: Vec<&str> = in_layer.iter().map(String::as_str).collect();
-        let keys = [block, tied_key, "base_num_decoder_layers=4"];
+        let keys = [block, tied_key, "sliding_window_size=8", "base_num_decoder_layers=4"];
         let unscanned = ["layers_0", "layers_1", "layers_2", "layers_3"];
         check_keys(&[&keys[..], &["scan_layers=false"]].concat(), outside, &unscanned, &in_layer);
         let scanned: Vec<String> = unscanned.iter().map(|layer| format!("layers/{layer}")).collect();
