@@ -18,6 +18,6 @@ for round in 1 2 3; do
   cat_seconds=$(echo "$end - $start" | bc)
   line=$("$import" load "$directory")
   echo "round $round: cat $cat_seconds s; import $line" | awk '{
-    ratio = $7 / $4; memory = $(NF-1) / $11;
+    ratio = $7 / $4; memory = $(NF-1) / $10;
     printf "%s\n          time %.2f of cat, memory %.2f of the weights\n", $0, ratio, memory }'
 done
