@@ -27,6 +27,11 @@ impl Entry {
         !is_derived(self.key) && self.value != self.key.default.value()
     }
 
+    /// Whether someone wants the value: a default counts only where it is given by hand, not where a file repeats it.
+    fn is_asked_for(&self) -> bool {
+        self.is_changed() || matches!(self.origin, Origin::Argument | Origin::Environment { .. })
+    }
+
     /// The key with its value and where it comes from, as messages name it.
     pub(crate) fn stated(&self) -> String {
         format!("`{}` is `{}` ({})", self.key.name, short(&self.shown()), self.origin)
@@ -110,11 +115,9 @@ impl Config {
     /// How many devices there are, if the keys say it: of other hardware than CPUs, that is only known where it is.
     pub fn known_devices(&self) -> Option<usize> {
         let number = self.entry("num_cpu_devices");
-        let is_asked_for =
-            number.is_changed() || matches!(number.origin, Origin::Argument | Origin::Environment { .. });
         let is_cpu = match self.entry("hardware").value.as_str() {
             Some("cpu") => true,
-            Some("auto") => is_asked_for,
+            Some("auto") => number.is_asked_for(),
             _ => false,
         };
         is_cpu.then(|| number.value.as_u64())?.and_then(|number| usize::try_from(number).ok())
@@ -185,9 +188,7 @@ impl Config {
         let family = self.entry("decoder_block");
         let done = entry.key.done_by?.iter().any(|block| family.value == *block);
         let is_built = family.key.missing_feature(&family.value).is_none();
-        let is_asked_for =
-            entry.is_changed() || matches!(entry.origin, Origin::Argument | Origin::Environment { .. });
-        (is_built && is_asked_for && entry.origin.is_given() && entry.value != done)
+        (is_built && entry.is_asked_for() && entry.origin.is_given() && entry.value != done)
             .then_some(features::BLOCKS_UNLIKE_THEIR_FAMILYS)
     }
 

@@ -4,7 +4,7 @@ use super::{
     choices::{AttentionType, LayerAttention, RopeType},
     group,
 };
-use crate::{config::Config, error::Problem};
+use crate::{config::Config, error::Problem, table::attention::LOCAL_FAMILIES};
 
 group! {
     /// Attention, and the norms around it.
@@ -27,9 +27,6 @@ group! {
         final_logits_soft_cap: Option<f64>,
     }
 }
-
-/// Families some of whose layers are local unless `attention_pattern` says otherwise.
-const LOCAL_FAMILIES: &[&str] = &["gemma2", "gemma3", "gemma4", "gemma4_small", "olmo3"];
 
 impl AttentionGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {

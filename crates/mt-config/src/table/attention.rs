@@ -6,6 +6,9 @@ use crate::{
     key::{Key, Literal},
 };
 
+/// Families that are built and some of whose layers are local unless `attention_pattern` says otherwise.
+pub(crate) const LOCAL_FAMILIES: &[&str] = &["gemma2", "gemma3", "gemma4", "gemma4_small", "olmo3"];
+
 pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
         name: "Attention",
@@ -34,10 +37,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .at_least(0.0)
                 .only_with("attention_type", &["local_sliding"])
                 .only_with("attention_pattern", &[])
-                .only_with(
-                    "decoder_block",
-                    &["gemma2", "gemma3", "gemma4", "gemma4_small", "olmo3", "gpt_oss"],
-                )
+                .only_with("decoder_block", LOCAL_FAMILIES)
+                .only_with("decoder_block", &["gpt_oss"])
                 .acts_on("attention"),
             Key::list_of::<LayerAttention>(
                 "attention_pattern",

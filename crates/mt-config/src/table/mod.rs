@@ -4,7 +4,7 @@
 //! the reference page. An effective key must also be a field of a group in `groups`; a test compares the
 //! two.
 
-mod attention;
+pub(crate) mod attention;
 mod checkpoint;
 mod data;
 mod debug;
