@@ -47,6 +47,13 @@ pub(super) static GEMMA: Family = Family {
     folds_query_scale: true,
     hugging_face: Some(HuggingFaceFamily {
         model_types: &["gemma"],
+        usual: &[
+            ("num_attention_heads", 16.0),
+            ("num_key_value_heads", 16.0),
+            ("head_dim", 256.0),
+            ("vocab_size", 256000.0),
+            ("max_position_embeddings", 8192.0),
+        ],
         tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE],
         settings: |config| hugging_face::gemma(config, "gemma"),
         config: |group, config| hugging_face::common_config(group, config, "gemma", "GemmaForCausalLM"),
@@ -71,6 +78,13 @@ pub(super) static GEMMA2: Family = Family {
     folds_query_scale: true,
     hugging_face: Some(HuggingFaceFamily {
         model_types: &["gemma2"],
+        usual: &[
+            ("num_attention_heads", 8.0),
+            ("num_key_value_heads", 4.0),
+            ("head_dim", 256.0),
+            ("vocab_size", 256000.0),
+            ("max_position_embeddings", 8192.0),
+        ],
         tensors: &[names::MODEL, names::LAYER, names::NORMS_AROUND],
         settings: |config| {
             let mut settings = hugging_face::gemma(config, "gemma2")?;
@@ -119,6 +133,13 @@ pub(super) static GEMMA3: Family = Family {
     folds_query_scale: false,
     hugging_face: Some(HuggingFaceFamily {
         model_types: &["gemma3_text", "gemma3"],
+        usual: &[
+            ("num_attention_heads", 8.0),
+            ("num_key_value_heads", 4.0),
+            ("head_dim", 256.0),
+            ("vocab_size", 262208.0),
+            ("max_position_embeddings", 131072.0),
+        ],
         tensors: &[names::MODEL, names::LAYER, names::NORMS_AROUND],
         settings: |config| {
             let mut settings = hugging_face::gemma(config, "gemma3")?;

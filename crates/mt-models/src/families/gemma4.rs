@@ -91,6 +91,14 @@ pub(super) static GEMMA4: Family = Family {
     folds_query_scale: false,
     hugging_face: Some(HuggingFaceFamily {
         model_types: &["gemma4_text", "gemma4"],
+        usual: &[
+            ("num_attention_heads", 8.0),
+            ("num_key_value_heads", 4.0),
+            ("head_dim", 256.0),
+            ("vocab_size", 262144.0),
+            ("max_position_embeddings", 131072.0),
+            ("hidden_size_per_layer_input", 256.0),
+        ],
         tensors: TENSORS,
         settings,
         config,
@@ -104,7 +112,13 @@ pub(super) static GEMMA4_SMALL: Family = Family {
     maxtext_layers: MaxTextLayers::Plain,
     folds_query_scale: false,
     // The same directories, read by the larger models' family.
-    hugging_face: Some(HuggingFaceFamily { model_types: &[], tensors: TENSORS, settings, config }),
+    hugging_face: Some(HuggingFaceFamily {
+        model_types: &[],
+        usual: &[],
+        tensors: TENSORS,
+        settings,
+        config,
+    }),
 };
 
 fn settings(config: &HuggingFaceConfig) -> Result<Settings, ModelError> {
@@ -131,7 +145,8 @@ fn settings(config: &HuggingFaceConfig) -> Result<Settings, ModelError> {
     settings.set("local_rope_proportion", local.partial.unwrap_or(1.0));
     settings.set("global_rope_max_timescale", global.theta.unwrap_or(1_000_000.0));
     settings.set("rope_max_timescale", global.theta.unwrap_or(1_000_000.0));
-    settings.set("global_rope_proportion", global.partial.unwrap_or(1.0));
+    let usual = if config.has("rope_parameters") { 1.0 } else { 0.25 };
+    settings.set("global_rope_proportion", global.partial.unwrap_or(usual));
     settings.set("rope_type", "default");
     settings.set("partial_rotary_factor", 1.0);
     let own = config.of_global_layer("head_dim")?.is_some() || config.integer("global_head_dim")?.is_some();

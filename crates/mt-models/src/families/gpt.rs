@@ -36,6 +36,7 @@ pub(super) static GPT3: Family = Family {
     folds_query_scale: false,
     hugging_face: Some(HuggingFaceFamily {
         model_types: &["gpt2"],
+        usual: &[],
         tensors: &[names::GPT2],
         settings: |config| {
             for (key, value) in [

@@ -19,6 +19,7 @@ pub(super) static LLAMA: Family = Family {
     folds_query_scale: true,
     hugging_face: Some(HuggingFaceFamily {
         model_types: &["llama"],
+        usual: &[("max_position_embeddings", 2048.0)],
         tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE],
         settings: |config| {
             let mut settings = hugging_face::common(config, "llama2")?;
@@ -43,6 +44,11 @@ pub(super) static MISTRAL: Family = Family {
     folds_query_scale: true,
     hugging_face: Some(HuggingFaceFamily {
         model_types: &["mistral"],
+        usual: &[
+            ("num_key_value_heads", 8.0),
+            ("sliding_window", 4096.0),
+            ("max_position_embeddings", 131_072.0),
+        ],
         tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE],
         settings: |config| {
             let mut settings = hugging_face::common(config, "mistral")?;

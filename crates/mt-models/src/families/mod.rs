@@ -55,6 +55,8 @@ pub enum MaxTextLayers {
 pub struct HuggingFaceFamily {
     /// `model_type` of `config.json`.
     pub model_types: &'static [&'static str],
+    /// What transformers assumes where a `config.json` does not have a key, other than for most families.
+    pub usual: &'static [(&'static str, f64)],
     /// Tensors of the model and of each layer (`{}` is its number).
     pub tensors: &'static [&'static [TensorName]],
     /// The keys that a `config.json` means.

@@ -36,6 +36,7 @@ pub(super) static OLMO3: Family = Family {
     folds_query_scale: false,
     hugging_face: Some(HuggingFaceFamily {
         model_types: &["olmo3"],
+        usual: &[("rms_norm_eps", 1e-5), ("rope_theta", 500_000.0), ("max_position_embeddings", 2048.0)],
         tensors: &[names::MODEL, names::LAYER, names::NORMS_AROUND],
         settings: |config| {
             let mut settings = hugging_face::common(config, "olmo3")?;

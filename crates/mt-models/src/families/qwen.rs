@@ -24,6 +24,12 @@ pub(super) static QWEN2: Family = Family {
     folds_query_scale: false,
     hugging_face: Some(HuggingFaceFamily {
         model_types: &["qwen2"],
+        usual: &[
+            ("num_key_value_heads", 32.0),
+            ("sliding_window", 4096.0),
+            ("max_window_layers", 28.0),
+            ("max_position_embeddings", 32_768.0),
+        ],
         tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE],
         settings: |config| {
             let mut settings = windows(config, hugging_face::common(config, "qwen2")?)?;
@@ -48,6 +54,13 @@ pub(super) static QWEN3: Family = Family {
     folds_query_scale: false,
     hugging_face: Some(HuggingFaceFamily {
         model_types: &["qwen3"],
+        usual: &[
+            ("num_key_value_heads", 32.0),
+            ("head_dim", 128.0),
+            ("sliding_window", 4096.0),
+            ("max_window_layers", 28.0),
+            ("max_position_embeddings", 32_768.0),
+        ],
         tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE],
         settings: |config| {
             let mut settings = windows(config, hugging_face::common(config, "qwen3")?)?;

@@ -61,10 +61,20 @@ pub(crate) fn settings_in(config: HuggingFaceConfig) -> Result<Settings, ModelEr
     if config.has("quantization_config") {
         return Err(config.unsupported("quantization_config", "loading quantized weights"));
     }
-    (family.settings)(&config)
+    (family.settings)(&config.with_usual(family.usual))
 }
 
 impl HuggingFaceConfig {
+    /// With what its family assumes in place of absent keys. A key that is `null` is not absent.
+    fn with_usual(mut self, usual: &[(&'static str, f64)]) -> Self {
+        for (key, number) in usual {
+            let value =
+                if number.fract() == 0.0 { Value::from(*number as i64) } else { Value::from(*number) };
+            self.values.entry(*key).or_insert(value);
+        }
+        self
+    }
+
     /// Reads the `config.json` of a directory, or what stands for it in Llama's first format.
     ///
     /// # Errors
@@ -316,7 +326,10 @@ pub(crate) fn gemma(config: &HuggingFaceConfig, block: &'static str) -> Result<S
     // MaxText's tied table is the scaled one, which cancels.
     settings.set("normalize_embedding_logits", true);
     settings.set("attention_bias", config.boolean("attention_bias")?.unwrap_or(false));
-    if config.boolean("use_bidirectional_attention")?.unwrap_or(false) {
+    // Newer files name a kind of layers instead of `true`.
+    if config.has("use_bidirectional_attention")
+        && config.boolean("use_bidirectional_attention") != Ok(Some(false))
+    {
         return Err(config.unsupported("use_bidirectional_attention", "attention to later positions"));
     }
     Ok(settings)

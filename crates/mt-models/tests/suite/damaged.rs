@@ -121,6 +121,12 @@ fn configurations_that_cannot_be_used_name_file_and_key() {
             &["`use_bidirectional_attention`"],
         ),
         (
+            "gemma4_dense_one_layer",
+            "use_bidirectional_attention",
+            json!("all"),
+            &["`use_bidirectional_attention`", "later positions is not built"],
+        ),
+        (
             "qwen2_late_windows",
             "layer_types",
             json!(["linear_attention"]),

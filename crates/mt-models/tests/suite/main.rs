@@ -15,3 +15,4 @@ mod placement;
 mod reference;
 mod training;
 mod trees;
+mod usual;
