@@ -3,9 +3,9 @@
 use std::{fmt, ptr::NonNull, sync::Arc};
 
 use crate::{
-    Buffer, Client, CompileOptions, Error, Event, NamedValue,
+    Buffer, Client, CompileOptions, CompiledProgram, Error, Event,
     client::{Connection, non_null},
-    plugin::{array, named_values},
+    plugin::array,
     sys,
 };
 
@@ -16,10 +16,9 @@ pub struct Executable {
 }
 
 struct Inner {
-    connection: Arc<Connection>,
-    loaded: NonNull<sys::LoadedExecutable>,
-    executable: NonNull<sys::Executable>,
-    name: Arc<str>,
+    /// Before the connection, which it must not outlive.
+    program: CompiledProgram,
+    loaded: Loaded,
     num_outputs: usize,
     /// Indices among the client's devices, in the order of the program's mesh.
     devices: Vec<usize>,
@@ -57,24 +56,6 @@ pub struct Execution {
     pub done: Vec<Event>,
 }
 
-/// What a program needs in the memory of each device, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MemoryUse {
-    pub code: u64,
-    pub arguments: u64,
-    pub outputs: u64,
-    /// The part of the outputs that reuses donated arguments.
-    pub aliased: u64,
-    pub temporaries: u64,
-    /// The same in the memory of the host, where values are offloaded to it.
-    pub host_arguments: u64,
-    pub host_outputs: u64,
-    pub host_aliased: u64,
-    pub host_temporaries: u64,
-    /// The compiler's own account of the peak; 0 where it gives none.
-    pub peak: u64,
-}
-
 impl Executable {
     pub(crate) fn compile(
         client: &Client,
@@ -87,12 +68,7 @@ impl Executable {
         }
         let device_ids: Vec<i64> = client.devices().iter().map(|device| i64::from(device.id())).collect();
         let encoded = options.encode(&device_ids);
-        let mut program = sys::Program::new();
-        // The plugin only reads the code, although the pointer is not to constant memory.
-        program.code = stablehlo.as_ptr().cast_mut().cast();
-        program.code_size = stablehlo.len();
-        program.format = FORMAT.as_ptr().cast();
-        program.format_size = FORMAT.len();
+        let program = sys::Program::stablehlo(stablehlo);
         let mut arguments = sys::ClientCompile::new();
         arguments.client = client.connection.raw.as_ptr();
         arguments.program = &raw const program;
@@ -115,45 +91,41 @@ impl Executable {
 
     fn from_raw(client: &Client, name: &str, loaded: NonNull<sys::LoadedExecutable>) -> Result<Self, Error> {
         let connection = &client.connection;
-        let guard = Loaded { connection, raw: loaded };
+        let loaded = Loaded { connection: connection.clone(), raw: loaded };
         let mut get = sys::LoadedExecutableGetExecutable::new();
-        get.loaded_executable = loaded.as_ptr();
+        get.loaded_executable = loaded.raw.as_ptr();
         // SAFETY: the loaded executable is valid; the new handle belongs to the caller.
         unsafe { connection.plugin.call(&mut get) }?;
         let executable = non_null(get.executable, "LoadedExecutableGetExecutable")?;
-        std::mem::forget(guard);
-        // From here on, dropping the structure destroys both handles.
-        let mut inner = Inner {
-            connection: connection.clone(),
-            loaded,
-            executable,
-            name: name.into(),
-            num_outputs: 0,
-            devices: Vec::new(),
-        };
+        // SAFETY: the handle was just created for this call; the client outlives it, as it is dropped first.
+        let program = unsafe { CompiledProgram::from_raw(executable, &connection.plugin, name) };
         let mut outputs = sys::ExecutableNumOutputs::new();
         outputs.executable = executable.as_ptr();
         let mut devices = sys::LoadedExecutableAddressableDevices::new();
-        devices.executable = loaded.as_ptr();
+        devices.executable = loaded.raw.as_ptr();
         // SAFETY: both handles are valid; the array of devices lives as long as the executable.
         let raw_devices = unsafe {
             connection.plugin.call(&mut outputs)?;
             connection.plugin.call(&mut devices)?;
             array(devices.devices, devices.num_devices)
         };
-        inner.num_outputs = outputs.num_outputs;
-        for raw in raw_devices {
-            let index = connection.device_index(*raw);
-            inner.devices.push(index.ok_or_else(|| {
+        let devices = raw_devices.iter().map(|raw| {
+            connection.device_index(*raw).ok_or_else(|| {
                 Error::Argument(format!("program `{name}` runs on a device that this process does not have"))
-            })?);
-        }
-        Ok(Self { inner: Arc::new(inner) })
+            })
+        });
+        let devices = devices.collect::<Result<_, _>>()?;
+        Ok(Self { inner: Arc::new(Inner { program, loaded, num_outputs: outputs.num_outputs, devices }) })
     }
 
     /// The name that was given when it was compiled.
     pub fn name(&self) -> &str {
-        &self.inner.name
+        self.inner.program.name()
+    }
+
+    /// The program, of which the compiler says what it needs.
+    pub fn program(&self) -> &CompiledProgram {
+        &self.inner.program
     }
 
     /// The devices that it runs on, by index among the client's.
@@ -193,7 +165,7 @@ impl Executable {
         options.non_donatable_input_indices = kept.as_ptr();
         options.num_non_donatable_input_indices = kept.len();
         let mut call = sys::LoadedExecutableExecute::new();
-        call.executable = inner.loaded.as_ptr();
+        call.executable = inner.loaded.raw.as_ptr();
         call.options = &raw mut options;
         call.argument_lists = argument_lists.as_ptr();
         call.num_devices = num_devices;
@@ -202,11 +174,12 @@ impl Executable {
         call.device_complete_events = raw_events.as_mut_ptr();
         // SAFETY: the executable is valid; the lists have the lengths given, the buffers are valid and of the same
         // client, as checked, and all outlive the call. Donated buffers are not used after it.
-        unsafe { inner.connection.plugin.call(&mut call) }.map_err(|error| error.in_program(self.name()))?;
+        unsafe { inner.loaded.connection.plugin.call(&mut call) }
+            .map_err(|error| error.in_program(self.name()))?;
 
         let mut execution = Execution { outputs: Vec::with_capacity(num_devices), done: Vec::new() };
         // SAFETY: the events were just created for this call.
-        let events = raw_events.iter().map(|raw| unsafe { Event::from_raw(*raw, &inner.connection) });
+        let events = raw_events.iter().map(|raw| unsafe { Event::from_raw(*raw, &inner.loaded.connection) });
         execution.done.extend(events.flatten());
         // All are taken over before one's error ends this, so that those of every device are freed.
         let outputs: Vec<Vec<Result<Buffer, Error>>> = raw_outputs
@@ -216,7 +189,14 @@ impl Executable {
                 let take_over = |raw: &*mut sys::Buffer| {
                     let raw = non_null(*raw, "LoadedExecutableExecute")?;
                     // SAFETY: the buffers were just created for this call.
-                    unsafe { Buffer::from_raw(raw, &inner.connection, *device, Some(inner.name.clone())) }
+                    unsafe {
+                        Buffer::from_raw(
+                            raw,
+                            &inner.loaded.connection,
+                            *device,
+                            Some(inner.program.shared_name()),
+                        )
+                    }
                 };
                 list.iter().map(take_over).collect()
             })
@@ -244,7 +224,7 @@ impl Executable {
             }
             for (index, argument) in list.iter().enumerate() {
                 let buffer = argument.buffer();
-                if !Arc::ptr_eq(buffer.connection(), &self.inner.connection) {
+                if !Arc::ptr_eq(buffer.connection(), &self.inner.loaded.connection) {
                     return Err(Error::Argument(format!(
                         "argument {index} of program `{name}` belongs to another client"
                     )));
@@ -259,110 +239,6 @@ impl Executable {
         }
         Ok(())
     }
-
-    /// The executable as bytes, for [`Client::load_executable`] of the same plugin on a machine of the same kind.
-    ///
-    /// # Errors
-    /// The platform cannot do that.
-    pub fn serialize(&self) -> Result<Vec<u8>, Error> {
-        let mut arguments = sys::ExecutableSerialize::new();
-        arguments.executable = self.inner.executable.as_ptr();
-        // SAFETY: the executable is valid. The bytes live until the deleter is called, once, on their owner.
-        unsafe {
-            self.inner
-                .connection
-                .plugin
-                .call(&mut arguments)
-                .map_err(|error| error.in_program(self.name()))?;
-            let bytes = arguments.serialized_bytes.cast::<u8>();
-            let bytes = array(bytes, arguments.serialized_bytes_size).to_vec();
-            if let Some(deleter) = arguments.deleter {
-                deleter(arguments.serialized_executable);
-            }
-            Ok(bytes)
-        }
-    }
-
-    /// What the program needs in each device's memory.
-    ///
-    /// # Errors
-    /// The platform does not say.
-    pub fn memory(&self) -> Result<MemoryUse, Error> {
-        let mut arguments = sys::ExecutableGetCompiledMemoryStats::new();
-        arguments.executable = self.inner.executable.as_ptr();
-        // SAFETY: the executable is valid.
-        unsafe { self.inner.connection.plugin.call(&mut arguments) }
-            .map_err(|error| error.in_program(self.name()))?;
-        let bytes = |value: i64| value.max(0) as u64;
-        Ok(MemoryUse {
-            code: bytes(arguments.generated_code_size),
-            arguments: bytes(arguments.argument_size),
-            outputs: bytes(arguments.output_size),
-            aliased: bytes(arguments.alias_size),
-            temporaries: bytes(arguments.temp_size),
-            host_arguments: bytes(arguments.host_argument_size),
-            host_outputs: bytes(arguments.host_output_size),
-            host_aliased: bytes(arguments.host_alias_size),
-            host_temporaries: bytes(arguments.host_temp_size),
-            peak: bytes(arguments.peak_memory),
-        })
-    }
-
-    /// What the compiler estimates, such as `flops`. A loop's body counts once.
-    ///
-    /// # Errors
-    /// The platform does not estimate.
-    pub fn cost_analysis(&self) -> Result<Vec<(String, NamedValue)>, Error> {
-        let mut arguments = sys::ExecutableGetCostAnalysis::new();
-        arguments.executable = self.inner.executable.as_ptr();
-        // SAFETY: the executable is valid; the properties live as long as it does.
-        unsafe {
-            self.inner
-                .connection
-                .plugin
-                .call(&mut arguments)
-                .map_err(|error| error.in_program(self.name()))?;
-            Ok(named_values(arguments.properties, arguments.num_properties))
-        }
-    }
-
-    /// The program after optimization, and the format of these bytes, such as `hlo_with_config`, a protocol buffer.
-    ///
-    /// # Errors
-    /// The platform does not keep it.
-    pub fn optimized_program(&self) -> Result<(String, Vec<u8>), Error> {
-        let mut program = sys::Program::new();
-        let mut arguments = sys::ExecutableOptimizedProgram::new();
-        arguments.executable = self.inner.executable.as_ptr();
-        arguments.program = &raw mut program;
-        let plugin = &self.inner.connection.plugin;
-        // SAFETY: the executable and the program are valid. The first call sets the size, the second fills as many
-        // bytes; the format is a string of the plugin's.
-        unsafe {
-            plugin.call(&mut arguments).map_err(|error| error.in_program(self.name()))?;
-            let mut code = vec![0_u8; (*arguments.program).code_size];
-            (*arguments.program).code = code.as_mut_ptr().cast();
-            plugin.call(&mut arguments).map_err(|error| error.in_program(self.name()))?;
-            let format = crate::plugin::text((*arguments.program).format, (*arguments.program).format_size);
-            Ok((format, code))
-        }
-    }
-}
-
-const FORMAT: &str = "mlir";
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        let mut executable = sys::ExecutableDestroy::new();
-        executable.executable = self.executable.as_ptr();
-        let mut loaded = sys::LoadedExecutableDestroy::new();
-        loaded.executable = self.loaded.as_ptr();
-        // SAFETY: both handles are valid and are not used again; running executions hold what they need.
-        unsafe {
-            self.connection.plugin.call_plain(&mut executable);
-            self.connection.plugin.call_plain(&mut loaded);
-        }
-    }
 }
 
 impl fmt::Debug for Executable {
@@ -371,17 +247,17 @@ impl fmt::Debug for Executable {
     }
 }
 
-/// A loaded executable that is destroyed unless it becomes part of an [`Inner`].
-struct Loaded<'a> {
-    connection: &'a Connection,
+/// The handle of a loaded executable, which keeps its client.
+struct Loaded {
+    connection: Arc<Connection>,
     raw: NonNull<sys::LoadedExecutable>,
 }
 
-impl Drop for Loaded<'_> {
+impl Drop for Loaded {
     fn drop(&mut self) {
         let mut arguments = sys::LoadedExecutableDestroy::new();
         arguments.executable = self.raw.as_ptr();
-        // SAFETY: the handle is valid and is not used again.
+        // SAFETY: the handle is valid and is not used again; running executions hold what they need.
         unsafe { self.connection.plugin.call_plain(&mut arguments) };
     }
 }

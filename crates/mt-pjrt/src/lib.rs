@@ -9,6 +9,7 @@
 
 mod buffer;
 mod client;
+mod compiled;
 mod discover;
 mod environment;
 mod error;
@@ -21,18 +22,21 @@ mod options;
 mod platform;
 mod plugin;
 mod sys;
+mod topology;
 
 pub use buffer::{Buffer, PendingHostArray};
 pub use client::{Client, ClientOptions, Device, DeviceMemoryStats, Memory};
+pub use compiled::{CompiledProgram, MemoryUse};
 pub use discover::{
     PLUGIN_PATH_VARIABLE, PluginLocation, PluginOrigin, find_all, find_or_install, find_plugin,
 };
 pub use environment::prepare_environment;
 pub use error::{Error, ErrorCode, PjrtError};
 pub use event::Event;
-pub use executable::{Argument, Executable, Execution, MemoryUse};
+pub use executable::{Argument, Executable, Execution};
 pub use install::{cache_directory, install};
 pub use memory::prefer_large_pages;
 pub use options::CompileOptions;
 pub use platform::Platform;
 pub use plugin::{NamedValue, Plugin};
+pub use topology::{Topology, TopologyDevice};

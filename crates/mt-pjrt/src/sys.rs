@@ -31,7 +31,7 @@ macro_rules! opaque {
 
 opaque! {
     Extension Error Event Client Device DeviceDescription Memory Executable LoadedExecutable Buffer
-    SerializedExecutable ExecuteContext
+    SerializedExecutable ExecuteContext TopologyDescription
 }
 
 /// The argument structure of one call.
@@ -119,6 +119,11 @@ calls! {
         buffer: *mut Buffer,
     }
     23 DeviceDescriptionId { description: *mut DeviceDescription, id: c_int }
+    25 DeviceDescriptionAttributes {
+        description: *mut DeviceDescription,
+        num_attributes: usize,
+        attributes: *const NamedValue,
+    }
     26 DeviceDescriptionKind { description: *mut DeviceDescription, kind: *const c_char, kind_size: usize }
     29 DeviceGetDescription { device: *mut Device, description: *mut DeviceDescription }
     32 DeviceAddressableMemories { device: *mut Device, memories: *const *mut Memory, num_memories: usize }
@@ -201,6 +206,28 @@ calls! {
         event: *mut Event,
     }
     72 BufferReadyEvent { buffer: *mut Buffer, event: *mut Event }
+    82 TopologyCreate {
+        topology_name: *const c_char,
+        topology_name_size: usize,
+        create_options: *const NamedValue,
+        num_options: usize,
+        topology: *mut TopologyDescription,
+    }
+    83 TopologyDestroy { topology: *mut TopologyDescription }
+    84 TopologyPlatformName { topology: *const TopologyDescription, name: *const c_char, name_size: usize }
+    86 TopologyDeviceDescriptions {
+        topology: *const TopologyDescription,
+        descriptions: *const *mut DeviceDescription,
+        num_descriptions: usize,
+    }
+    89 Compile {
+        topology: *const TopologyDescription,
+        program: *const Program,
+        compile_options: *const c_char,
+        compile_options_size: usize,
+        client: *mut Client,
+        executable: *mut Executable,
+    }
     92 BufferCopyToMemory { buffer: *mut Buffer, dst_memory: *mut Memory, dst_buffer: *mut Buffer }
     96 ExecutableGetCompiledMemoryStats {
         executable: *mut Executable,
@@ -291,6 +318,18 @@ impl Program {
             format: ptr::null(),
             format_size: 0,
         }
+    }
+
+    /// A program as StableHLO text, which the result points to.
+    pub fn stablehlo(text: &str) -> Self {
+        const FORMAT: &str = "mlir";
+        let mut program = Self::new();
+        // The plugin only reads the code, although the pointer is not to constant memory.
+        program.code = text.as_ptr().cast_mut().cast();
+        program.code_size = text.len();
+        program.format = FORMAT.as_ptr().cast();
+        program.format_size = FORMAT.len();
+        program
     }
 }
 

@@ -125,7 +125,7 @@ const INCREMENT: &str = "module @increment {
 #[test]
 fn donated_arrays_are_reused_and_borrowed_ones_stay() {
     let executable = compile("increment", INCREMENT);
-    let memory = executable.memory().unwrap();
+    let memory = executable.program().memory().unwrap();
     assert_eq!((memory.arguments, memory.outputs, memory.aliased), (4 << 20, 4 << 20, 4 << 20));
     let dims = [1 << 20];
     let a = floats(&dims, &vec![1.0; 1 << 20]);
@@ -277,7 +277,7 @@ fn wrong_arguments_are_errors() {
 
 #[test]
 fn executables_survive_serialization() {
-    let serialized = compile("increment", INCREMENT).serialize().unwrap();
+    let serialized = compile("increment", INCREMENT).program().serialize().unwrap();
     let other = Client::new(&plugin(), &ClientOptions { num_cpu_devices: 8, ..Default::default() }).unwrap();
     let executable = other.load_executable("loaded", &serialized).unwrap();
     assert_eq!((executable.name(), executable.num_outputs()), ("loaded", 1));
@@ -340,10 +340,10 @@ fn flags_apply_to_one_program() {
 #[test]
 fn the_optimized_program_and_its_cost_are_available() {
     let executable = compile("add", &add("16xf32"));
-    let (format, bytes) = executable.optimized_program().unwrap();
+    let (format, bytes) = executable.program().optimized_program().unwrap();
     assert!(format.starts_with("hlo"), "{format}");
     assert!(!bytes.is_empty());
-    let cost = executable.cost_analysis().unwrap();
+    let cost = executable.program().cost_analysis().unwrap();
     assert!(cost.iter().any(|(name, _)| name == "flops"), "{cost:?}");
 }
 

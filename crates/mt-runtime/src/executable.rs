@@ -136,7 +136,7 @@ impl Executable {
     /// # Errors
     /// The platform does not say.
     pub fn memory(&self) -> Result<MemoryUse, RuntimeError> {
-        Ok(self.inner.executable.memory()?)
+        Ok(self.inner.executable.program().memory()?)
     }
 
     /// Starts the program. The results can be used at once; errors of the run show when they are waited for or read.
@@ -258,7 +258,7 @@ fn load_or_compile(
     }
     let executable = compile(&options)?;
     // What cannot be serialized is compiled each time: on CPU, programs with XNNPACK fusions.
-    if let Ok(serialized) = executable.serialize() {
+    if let Ok(serialized) = executable.program().serialize() {
         cache.store(&key, &serialized);
     }
     Ok((executable, false))
