@@ -18,6 +18,7 @@ mod reference;
 mod resolve;
 mod suggest;
 pub mod table;
+mod topology;
 mod yaml;
 
 pub use coerce::value_text;
@@ -35,3 +36,4 @@ pub use named::{Named, model_names, nearest_names, preset_names};
 pub use origin::Origin;
 pub use reference::{explain, reference_page};
 pub use resolve::{ModelDescription, Request};
+pub use topology::{CHIPS, Chip, CompileTopology};

@@ -2,26 +2,11 @@
 
 use std::{sync::Arc, time::Instant};
 
+use mt_config::Chip;
 use mt_ir::DotLowering;
 use mt_runtime::{Array, CompileSettings, Input, Platform, Runtime};
 use mt_shape::{DType, HostArray, Placement, Sharding, axis};
 use mt_trace::{ProgramOptions, program};
-
-/// Dense `bf16` peaks in 10¹² operations a second, from the makers' data sheets, by a part of the device's name.
-const PEAKS: [(&str, f64); 12] = [
-    ("B200", 2250.0),
-    ("H200", 989.0),
-    ("H100", 989.0),
-    ("A100", 312.0),
-    ("L40S", 362.0),
-    ("L4", 121.0),
-    ("TPU v6", 918.0),
-    ("TPU7x", 2307.0),
-    ("TPU v5p", 459.0),
-    ("TPU v5 lite", 197.0),
-    ("TPU v5e", 197.0),
-    ("TPU v4", 275.0),
-];
 
 /// The size of the matrices multiplied on a CPU, which has no published peak.
 const SIZE: usize = 1024;
@@ -32,7 +17,7 @@ pub(crate) fn peak_tflops(runtime: &Runtime, dtype: DType) -> Option<f64> {
     if runtime.platform() != Platform::Cpu {
         let devices = runtime.devices();
         let kind = devices.first()?.kind();
-        return PEAKS.iter().find(|(name, _)| kind.contains(name)).map(|(_, peak)| *peak);
+        return Chip::of_device(kind).map(|chip| chip.peak_tflops);
     }
     measured(runtime, dtype).map(|peak| peak / runtime.num_devices() as f64)
 }
