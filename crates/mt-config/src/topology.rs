@@ -1,6 +1,6 @@
 //! Hardware that programs are compiled for without being there, by MaxText's names.
 
-use crate::{Hardware, Problem, suggest};
+use crate::{ConfigError, Hardware, Problem, suggest};
 
 /// Hardware to compile for.
 #[derive(Clone, Debug, PartialEq)]
@@ -162,7 +162,7 @@ impl CompileTopology {
     ///
     /// # Errors
     /// There is none; the nearest names are listed.
-    pub fn named(name: &str) -> Result<Self, Problem> {
+    pub fn named(name: &str) -> Result<Self, ConfigError> {
         let found = |chip: &'static Chip, bounds| Self { name: name.to_owned(), chip, bounds };
         if let Some((generation, sides)) = name.split_once(':') {
             let sides: Option<Vec<usize>> =
@@ -185,7 +185,7 @@ impl CompileTopology {
         sliced.next().map(|(chip, bounds)| found(chip, bounds)).ok_or_else(|| Self::unknown(name))
     }
 
-    fn unknown(name: &str) -> Problem {
+    fn unknown(name: &str) -> ConfigError {
         let generations: Vec<&str> = named_chips().map(|chip| chip.generation).collect();
         let generation = name.split(['-', ':']).next().unwrap_or_default();
         let size: Option<usize> = name.rsplit_once('-').and_then(|(_, size)| size.parse().ok());
@@ -205,7 +205,7 @@ impl CompileTopology {
         } else {
             format!("the nearest are {}; sides work, too, such as `v5p:4x4x8`", nearest.join(" and "))
         };
-        Problem::inconsistent(format!("there is no hardware named `{name}`"), hint)
+        Problem::inconsistent(format!("there is no hardware named `{name}`"), hint).into()
     }
 
     /// The chips of a slice.
@@ -268,10 +268,7 @@ mod tests {
 
     #[test]
     fn unknown_names_list_the_nearest() {
-        let message = |name: &str| {
-            let error = crate::ConfigError::from(CompileTopology::named(name).unwrap_err());
-            error.to_string()
-        };
+        let message = |name: &str| CompileTopology::named(name).unwrap_err().to_string();
         assert!(message("v5p-130").contains("`v5p-128`"), "{}", message("v5p-130"));
         assert!(message("v5p-100000").contains("`v5p-17920`"));
         assert!(message("v5x-128").contains("v5"), "{}", message("v5x-128"));
