@@ -36,6 +36,8 @@ pub enum RuntimeError {
     ResultType { program: String, result: String, given: TensorType, needed: TensorType },
     #[error("program `{program}` returned {given} results, but declares {needed}")]
     ResultCount { program: String, needed: usize, given: usize },
+    #[error("the compiler's optimized program, in the format `{format}`, cannot be read: {reason}")]
+    OptimizedProgram { format: String, reason: String },
     #[error("{0}")]
     Memory(String),
     #[error("`{path}`: {source}")]

@@ -7,8 +7,8 @@ use mt_pjrt::{Argument, Buffer, CompileOptions, MemoryUse, Platform};
 use mt_shape::{Mesh, Sharding};
 
 use crate::{
-    Array, Runtime, RuntimeError, array::check_sharding, cache::ExecutableCache, dump::Dump,
-    fingerprint::Fingerprint,
+    Array, Collective, Runtime, RuntimeError, array::check_sharding, cache::ExecutableCache, dump::Dump,
+    fingerprint::Fingerprint, hlo,
 };
 
 /// How to compile one program.
@@ -137,6 +137,15 @@ impl Executable {
     /// The platform does not say.
     pub fn memory(&self) -> Result<MemoryUse, RuntimeError> {
         Ok(self.inner.executable.program().memory()?)
+    }
+
+    /// The collectives that the compiled program runs on each device.
+    ///
+    /// # Errors
+    /// The platform does not keep its optimized program.
+    pub fn collectives(&self) -> Result<Vec<Collective>, RuntimeError> {
+        let (format, bytes) = self.inner.executable.program().optimized_program()?;
+        hlo::collectives(&format, &bytes)
     }
 
     /// Starts the program. The results can be used at once; errors of the run show when they are waited for or read.

@@ -12,6 +12,7 @@ mod dump;
 mod error;
 mod executable;
 mod fingerprint;
+mod hlo;
 mod memory;
 mod runtime;
 pub mod testing;
@@ -19,6 +20,7 @@ pub mod testing;
 pub use array::{Array, PendingArray, Shard};
 pub use error::RuntimeError;
 pub use executable::{CompileSettings, Executable, Input};
+pub use hlo::Collective;
 pub use memory::format_bytes;
 pub use mt_pjrt::{
     DeviceMemoryStats, MemoryUse, NamedValue, PendingHostArray, Platform, prefer_large_pages,

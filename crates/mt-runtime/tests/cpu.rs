@@ -419,3 +419,44 @@ fn loaded_programs_compute_the_same_bits() {
         assert_eq!(results[0], results[1]);
     }
 }
+
+#[test]
+fn collectives_of_loops_are_counted_with_their_turns() {
+    let mesh = Arc::new(Mesh::new([("x".to_owned(), 8)]).unwrap());
+    let split = Sharding { mesh: mesh.clone(), spec: PartitionSpec(vec![vec![], vec!["x".into()]]) };
+    let ty = TensorType::new(DType::F32, [16, 16]);
+    // Products over the split dimension of what stays split along it: five reductions, and one gathering at the end.
+    let text = r#"module @loop { sdy.mesh @mesh = <["x"=8]>
+        func.func public @main(%a: tensor<16x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>})
+            -> (tensor<16x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}) {
+          %zero = stablehlo.constant dense<0> : tensor<i32>
+          %one = stablehlo.constant dense<1> : tensor<i32>
+          %five = stablehlo.constant dense<5> : tensor<i32>
+          %r:2 = stablehlo.while(%i = %zero, %x = %a) : tensor<i32>, tensor<16x16xf32>
+            cond {
+              %c = stablehlo.compare LT, %i, %five : (tensor<i32>, tensor<i32>) -> tensor<i1>
+              stablehlo.return %c : tensor<i1>
+            } do {
+              %p = stablehlo.dot_general %x, %x, contracting_dims = [1] x [1]
+                : (tensor<16x16xf32>, tensor<16x16xf32>) -> tensor<16x16xf32>
+              %s = sdy.sharding_constraint %p <@mesh, [{}, {"x"}]> : tensor<16x16xf32>
+              %n = stablehlo.add %i, %one : tensor<i32>
+              stablehlo.return %n, %s : tensor<i32>, tensor<16x16xf32>
+            }
+          return %r#1 : tensor<16x16xf32> } }"#;
+    let program = Program {
+        name: "loop".into(),
+        text: text.into(),
+        mesh: mesh.clone(),
+        inputs: vec![value("a", &ty, &split, false)],
+        outputs: vec![value("r", &ty, &Sharding::replicated(mesh, 2), false)],
+        temporaries: Vec::new(),
+    };
+    let collectives = compile(testing::cpu(8), &program).collectives().unwrap();
+    let of_kind = |kind: &str| -> Vec<(u64, u64)> {
+        let alike = collectives.iter().filter(|collective| collective.kind == kind);
+        alike.map(|collective| (collective.bytes, collective.times)).collect()
+    };
+    assert_eq!(of_kind("all-reduce"), [(1024, 5)], "{collectives:#?}");
+    assert_eq!(of_kind("all-gather"), [(1024, 1)], "{collectives:#?}");
+}
