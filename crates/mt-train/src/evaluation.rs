@@ -3,20 +3,25 @@
 use mt_data::EvaluationSet;
 use mt_runtime::{Array, Executable, Input, PendingArray, Runtime};
 
-use crate::{TrainError, metrics::EvaluationMeasurements, state::batch_arrays};
+use crate::{
+    TrainError,
+    measured::Measured,
+    metrics::{EvaluationMeasurements, Metrics},
+    state::batch_arrays,
+};
 
 /// How many batches may be on the device at once.
 const IN_FLIGHT: usize = 2;
 
 /// Runs the evaluation program over the evaluation set.
 pub(crate) struct Evaluator {
-    program: Executable,
+    program: Measured<Executable>,
     set: EvaluationSet,
     vocab_size: usize,
 }
 
 impl Evaluator {
-    pub fn new(program: Executable, set: EvaluationSet, vocab_size: usize) -> Self {
+    pub fn new(program: Measured<Executable>, set: EvaluationSet, vocab_size: usize) -> Self {
         Self { program, set, vocab_size }
     }
 
@@ -27,32 +32,31 @@ impl Evaluator {
         parameters: &[Array],
         step: u64,
     ) -> Result<EvaluationMeasurements, TrainError> {
-        let mut total =
-            EvaluationMeasurements { step, total_loss: 0.0, total_weights: 0.0, total_bytes: Some(0.0) };
+        let program = &self.program.program;
+        let mut sums = Metrics::default();
         let mut pending: Vec<PendingArray> = Vec::new();
         let mut bytes = 0_u64;
-        let add = |total: &mut EvaluationMeasurements, metrics: PendingArray| -> Result<(), TrainError> {
-            let values = metrics.wait()?.to_f64();
-            total.total_loss += values[0];
-            total.total_weights += values[1];
+        let add = |sums: &mut Metrics, metrics: PendingArray| -> Result<(), TrainError> {
+            for (name, value) in self.program.read(metrics)? {
+                sums.set(name.clone(), sums.get(&name).unwrap_or(0.0) + value);
+            }
             Ok(())
         };
         for batch in self.set.batches()? {
             let batch = batch?;
             bytes += batch.target_bytes;
             let arrays =
-                batch_arrays(runtime, &self.program.inputs()[parameters.len()..], &batch, self.vocab_size)?;
+                batch_arrays(runtime, &program.inputs()[parameters.len()..], &batch, self.vocab_size)?;
             let arguments =
                 parameters.iter().map(Input::Borrow).chain(arrays.iter().map(Input::Borrow)).collect();
-            pending.push(self.program.run(arguments)?[0].to_host_async()?);
+            pending.push(program.run(arguments)?[0].to_host_async()?);
             if pending.len() > IN_FLIGHT {
-                add(&mut total, pending.remove(0))?;
+                add(&mut sums, pending.remove(0))?;
             }
         }
         for metrics in pending {
-            add(&mut total, metrics)?;
+            add(&mut sums, metrics)?;
         }
-        total.total_bytes = (bytes > 0).then_some(bytes as f64);
-        Ok(total)
+        Ok(EvaluationMeasurements { step, sums, total_bytes: (bytes > 0).then_some(bytes as f64) })
     }
 }

@@ -8,7 +8,9 @@
 mod data;
 mod error;
 mod evaluation;
+mod measured;
 pub mod metrics;
+mod objective;
 mod peak;
 mod program;
 mod restore;

@@ -2,20 +2,24 @@
 
 use std::sync::Arc;
 
-use mt_derive::Tree;
 use mt_ir::{DotLowering, Program};
-use mt_models::{Forward, Model, Tokens};
+use mt_models::{Model, Tokens};
 use mt_nn::{
     ParamSpec,
     axes::{BATCH, POSITION},
-    initialize, token_cross_entropy,
+    initialize,
 };
 use mt_optim::{AdamW, Moments, WarmupCosine, clip_by_global_norm, global_norm};
 use mt_runtime::Platform;
 use mt_shape::{DType, Path, Placement, axis};
 use mt_trace::{Inputs, Output, ProgramOptions, Tensor, program};
 
-use crate::TrainError;
+use crate::{
+    TrainError,
+    measured::{Measured, reported},
+    metrics::names,
+    objective::{BatchTensors, LossAndGradients, Objective},
+};
 
 /// What the programs are made from.
 pub(crate) struct Programs<'a> {
@@ -25,7 +29,7 @@ pub(crate) struct Programs<'a> {
     pub optimizer: AdamW,
     pub schedule: WarmupCosine,
     pub clipping_norm: Option<f64>,
-    pub gradient_dtype: DType,
+    pub objective: Objective<'a>,
     pub seed: u64,
     /// The logical axes of batches.
     pub batch_axes: [String; 2],
@@ -34,19 +38,6 @@ pub(crate) struct Programs<'a> {
 /// The arrays of a batch, in the order in which programs take them.
 pub(crate) const BATCH_ARRAYS: [&str; 5] =
     ["inputs", "inputs_position", "inputs_segmentation", "targets", "targets_segmentation"];
-
-const METRIC: &str = "metric";
-
-/// A list of parameters, to be differentiated.
-#[derive(Tree)]
-struct Parameters<L>(Vec<L>);
-
-#[derive(Clone, Copy)]
-struct BatchTensors<'t> {
-    tokens: Tokens<'t>,
-    targets: Tensor<'t>,
-    targets_segmentation: Tensor<'t>,
-}
 
 impl Programs<'_> {
     fn options(&self, name: &str) -> ProgramOptions {
@@ -83,9 +74,10 @@ impl Programs<'_> {
     }
 
     /// The state, which is donated, and a batch; the next state and a vector of its metrics.
-    pub fn train_step(&self, rows: usize, length: usize) -> Result<Program, TrainError> {
+    pub fn train_step(&self, rows: usize, length: usize) -> Result<Measured<Program>, TrainError> {
         let specs = self.model.parameters();
-        self.build("train_step", |inputs| {
+        let mut names = Vec::new();
+        let program = self.build("train_step", |inputs| {
             let parameters = declare(inputs, "params", &specs, None, true);
             let moments = Moments {
                 first: declare(inputs, "mu", &specs, Some(self.optimizer.first_moment_dtype), true),
@@ -96,22 +88,10 @@ impl Programs<'_> {
             let region = inputs.region();
             let dropout = region.key(self.seed).fold_in_name("dropout").fold_in(step);
 
-            let (loss, [weights], gradients) =
-                region.value_and_grad(&Parameters(parameters.clone()), |_, parameters| {
-                    let forward = Forward { dropout: Some(dropout), ..Forward::default() };
-                    let (logits, _) = self.model.logits(&parameters.0, batch.tokens, forward);
-                    let loss = token_cross_entropy(logits, batch.targets, batch.targets_segmentation);
-                    (loss.mean(), [loss.weights])
-                });
-            // Without these the partitioner may leave gradients, and with them the optimizer, on every device.
-            let gradients: Vec<Tensor<'_>> = gradients
-                .0
-                .iter()
-                .zip(&specs)
-                .map(|(gradient, (_, spec))| gradient.cast(self.gradient_dtype).constrain(&spec.logical_axes))
-                .collect();
+            let LossAndGradients { loss, weights, mut metrics, gradients } =
+                self.objective.loss_and_gradients(&specs, &parameters, batch, dropout);
 
-            let (next, next_moments, metrics) = region.scope("optimizer", || {
+            let (next, next_moments, updated) = region.scope("optimizer", || {
                 let raw_norm = global_norm(&gradients);
                 let (gradients, norm) = match self.clipping_norm {
                     Some(threshold) => {
@@ -124,26 +104,37 @@ impl Programs<'_> {
                 let rate = self.schedule.at(step);
                 let (next, next_moments) =
                     self.optimizer.update(&parameters, &gradients, &moments, step, rate);
-                // The loop takes them apart in this order.
-                let metrics = [loss, weights, norm, raw_norm, global_norm(&next), rate];
-                (next, next_moments, stacked(&metrics))
+                let updated = [
+                    (names::GRADIENT_NORM, norm),
+                    (names::RAW_GRADIENT_NORM, raw_norm),
+                    (names::PARAMETER_NORM, global_norm(&next)),
+                    (names::LEARNING_RATE, rate),
+                ];
+                (next, next_moments, updated)
             });
             let mut outputs = state_outputs(inputs, &specs, &next, &next_moments, step + 1.0);
-            outputs.push(inputs.replicated("metrics", metrics));
+            metrics.splice(0..0, [(names::LOSS, loss), (names::TOTAL_WEIGHTS, weights)]);
+            metrics.extend(updated);
+            let (vector, reported) = reported(inputs, &metrics);
+            names = reported;
+            outputs.push(vector);
             outputs
-        })
+        })?;
+        Ok(Measured { program, names })
     }
 
-    /// The parameters and a batch; the sum of the loss over tokens, and of their weights.
-    pub fn evaluation_step(&self, rows: usize, length: usize) -> Result<Program, TrainError> {
+    /// The parameters and a batch; the sums over its tokens.
+    pub fn evaluation_step(&self, rows: usize, length: usize) -> Result<Measured<Program>, TrainError> {
         let specs = self.model.parameters();
-        self.build("eval_step", |inputs| {
+        let mut names = Vec::new();
+        let program = self.build("eval_step", |inputs| {
             let parameters = declare(inputs, "params", &specs, None, false);
             let batch = self.batch(inputs, rows, length);
-            let (logits, _) = self.model.logits(&parameters, batch.tokens, Forward::default());
-            let loss = token_cross_entropy(logits, batch.targets, batch.targets_segmentation);
-            vec![inputs.replicated("metrics", stacked(&[loss.total, loss.weights]))]
-        })
+            let (vector, reported) = reported(inputs, &self.objective.evaluate(&parameters, batch));
+            names = reported;
+            vec![vector]
+        })?;
+        Ok(Measured { program, names })
     }
 
     fn batch<'t>(&self, inputs: &Inputs<'t>, rows: usize, length: usize) -> BatchTensors<'t> {
@@ -186,11 +177,4 @@ fn state_outputs<'t>(
     }
     outputs.push(inputs.replicated("step", step));
     outputs
-}
-
-/// Scalars as one vector, so that one copy brings them to the host.
-fn stacked<'t>(scalars: &[Tensor<'t>]) -> Tensor<'t> {
-    let parts: Vec<Tensor<'t>> =
-        scalars.iter().map(|scalar| scalar.cast(DType::F32).unsqueeze(METRIC)).collect();
-    parts[0].concatenate(&parts[1..], METRIC)
 }

@@ -17,6 +17,7 @@ use crate::{
     data::{DataRequest, RunData},
     evaluation::Evaluator,
     metrics::{ConsoleStyle, MetricLogger, MetricLoggerOptions},
+    objective::Objective,
     peak::peak_tflops,
     program::Programs,
     restore::{Restored, check_sources, restore},
@@ -135,7 +136,7 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         optimizer: optimizer(&settings),
         schedule: schedule(&settings),
         clipping_norm: settings.optimizer.clipping_norm(),
-        gradient_dtype: settings.optimizer.grad_dtype,
+        objective: Objective { model: &*model, gradient_dtype: settings.optimizer.grad_dtype },
         seed: settings.model.init_weights_seed,
         batch_axes: batch_axes(&settings),
     };
@@ -143,17 +144,17 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     let length = settings.data.max_target_length;
     let compile =
         |program: &mt_ir::Program| runtime.compile(program, &compile_settings(&settings, &program.name));
-    let step = compile(&programs.train_step(rows, length)?)?;
+    let step = programs.train_step(rows, length)?.try_map(|program| compile(&program))?;
     for note in placement.notes() {
         eprintln!("note: {note}");
     }
-    runtime.check_memory(&[&step])?;
+    runtime.check_memory(&[&step.program])?;
 
     let evaluator = match &data.evaluation {
         Some(set) => {
             let rows = settings.data.eval_global_batch(runtime.num_devices())?;
-            let program = compile(&programs.evaluation_step(rows, length)?)?;
-            runtime.check_memory(&[&program])?;
+            let program = programs.evaluation_step(rows, length)?.try_map(|program| compile(&program))?;
+            runtime.check_memory(&[&program.program])?;
             Some(Evaluator::new(program, set.clone(), settings.model.vocab_size))
         }
         None => None,

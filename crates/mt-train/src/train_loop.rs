@@ -16,7 +16,8 @@ use serde_json::json;
 use crate::{
     TrainError,
     evaluation::Evaluator,
-    metrics::{EvaluationMeasurements, MetricLogger, StepMeasurements},
+    measured::Measured,
+    metrics::{MetricLogger, StepMeasurements, names},
     restore::{ITERATOR_FILE, ITERATOR_ITEM},
     run::{Ending, EvaluationSummary},
     signals::StopSignal,
@@ -31,7 +32,7 @@ pub(crate) struct Loop<'a> {
     pub settings: &'a TrainConfig,
     pub runtime: &'a Runtime,
     pub model: &'a dyn Model,
-    pub step: Executable,
+    pub step: Measured<Executable>,
     pub evaluator: Option<Evaluator>,
     pub manager: CheckpointManager,
     pub logger: MetricLogger,
@@ -206,9 +207,10 @@ impl Loop<'_> {
         let num_parameters = state.parameters.len();
         let mut inputs = state.into_inputs();
         let vocab_size = self.settings.model.vocab_size;
-        let arrays = batch_arrays(self.runtime, &self.step.inputs()[inputs.len()..], batch, vocab_size)?;
+        let step = &self.step.program;
+        let arrays = batch_arrays(self.runtime, &step.inputs()[inputs.len()..], batch, vocab_size)?;
         inputs.extend(arrays.iter().map(Input::Borrow));
-        let outputs = self.step.run(inputs)?;
+        let outputs = step.run(inputs)?;
         let (state, rest) = TrainState::from_outputs(outputs, num_parameters);
         Ok((state, rest[0].to_host_async()?))
     }
@@ -218,30 +220,24 @@ impl Loop<'_> {
     /// A step's time is that of its turn of the loop, which waits for the device once in each turn, whether the
     /// platform runs programs while they are dispatched or afterwards.
     fn finish_step(&self, done: InFlight) -> Result<Health, TrainError> {
-        let values = done.metrics.wait()?.to_f64();
-        let [loss, total_weights, gradient_norm, raw_gradient_norm, parameter_norm, learning_rate] =
-            values[..]
-        else {
-            unreachable!("a step returns six metrics")
-        };
+        let values = self.step.read(done.metrics)?;
         let step_time = done.ended.unwrap_or_else(Instant::now).duration_since(done.began);
-        let num_devices = self.step.mesh().num_devices() as f64;
+        let num_devices = self.step.program.mesh().num_devices() as f64;
         let measurements = StepMeasurements {
             step: done.step,
-            loss,
-            lm_loss: None,
-            total_weights,
-            gradient_norm,
-            raw_gradient_norm,
-            parameter_norm,
-            learning_rate,
+            values,
             step_time,
             data_wait: done.data_wait,
             tflops_per_device: self.model.flops().training_step(self.rows, self.length) / 1e12 / num_devices,
             tokens_per_device: (self.rows * self.length) as f64 / num_devices,
             peak_tflops_per_device: self.peak_tflops,
         };
-        self.logger.log_step(measurements.record())?;
+        let record = measurements.record();
+        // Every step reports these.
+        let [loss, raw_gradient_norm, parameter_norm] =
+            [names::LOSS, names::RAW_GRADIENT_NORM, names::PARAMETER_NORM]
+                .map(|name| record.metrics.get(name).unwrap_or(f64::NAN));
+        self.logger.log_step(record)?;
         let run = &self.settings.run;
         if (loss.is_nan() && run.abort_on_nan_loss) || (loss.is_infinite() && run.abort_on_inf_loss) {
             self.logger.flush()?;
@@ -253,12 +249,9 @@ impl Loop<'_> {
 
     fn evaluate(&self, state: &TrainState, step: u64) -> Result<Option<EvaluationSummary>, TrainError> {
         let Some(evaluator) = &self.evaluator else { return Ok(None) };
-        let measured: EvaluationMeasurements = evaluator.run(self.runtime, &state.parameters, step)?;
+        let measured = evaluator.run(self.runtime, &state.parameters, step)?;
         self.logger.log_evaluation(measured.record())?;
-        let loss = measured.total_loss / measured.total_weights;
-        let bits_per_byte =
-            measured.total_bytes.map(|bytes| measured.total_loss / std::f64::consts::LN_2 / bytes);
-        Ok(Some(EvaluationSummary { loss, bits_per_byte }))
+        Ok(Some(EvaluationSummary { loss: measured.loss(), bits_per_byte: measured.bits_per_byte() }))
     }
 
     /// Saves the state after step `step`, whose metrics have been recorded and are finite.
@@ -270,7 +263,7 @@ impl Loop<'_> {
         let barrier = self.logger.barrier();
         let metadata = json!({
             "scan_layers": self.settings.model.scan_layers,
-            "num_devices": self.step.mesh().num_devices(),
+            "num_devices": self.step.program.mesh().num_devices(),
         });
         let request = SaveRequest {
             entries,

@@ -166,7 +166,6 @@ fn evaluation_line(record: &EvaluationRecord) -> String {
 mod tests {
     use std::sync::{Arc, Mutex};
 
-    use super::super::StepMeasurements;
     use super::super::record::tests::{evaluation, measured_step};
     use super::*;
 
@@ -220,7 +219,8 @@ mod tests {
             "completed step: 3, seconds: 0.500, TFLOP/s/device: 0.500, Tokens/s/device: 8192.000, \
              total_weights: 4096, loss: 2.000, perplexity: 7.389"
         );
-        let with_terms = StepMeasurements { lm_loss: Some(1.0), ..measured_step(3, 2.0) };
+        let mut with_terms = measured_step(3, 2.0);
+        with_terms.values.set(names::LM_LOSS, 1.0);
         assert!(step_line(&with_terms.record()).ends_with("loss: 2.000, lm_loss: 1.000, perplexity: 2.718"));
     }
 }

@@ -28,10 +28,26 @@ impl Metrics {
         self.0.iter().map(|(name, value)| (name.as_ref(), *value))
     }
 
+    /// Sets all values of `others`.
+    fn set_all(&mut self, others: &Metrics) {
+        for (name, value) in &others.0 {
+            self.set(name.clone(), *value);
+        }
+    }
+
     fn set_some(&mut self, name: &'static str, value: Option<f64>) {
         if let Some(value) = value {
             self.set(name, value);
         }
+    }
+}
+
+impl IntoIterator for Metrics {
+    type Item = (Cow<'static, str>, f64);
+    type IntoIter = std::vec::IntoIter<Self::Item>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
     }
 }
 
@@ -54,24 +70,12 @@ pub struct EvaluationRecord {
 }
 
 /// What the loop measures in a training step; the rest of its record follows from it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct StepMeasurements {
     /// The step, counted from zero.
     pub step: u64,
-    /// The loss that was differentiated.
-    pub loss: f64,
-    /// Its language-modelling part, where there are other terms.
-    pub lm_loss: Option<f64>,
-    /// The sum of the tokens' weights.
-    pub total_weights: f64,
-    /// The gradient's norm after clipping.
-    pub gradient_norm: f64,
-    /// The gradient's norm before clipping.
-    pub raw_gradient_norm: f64,
-    /// The parameters' norm.
-    pub parameter_norm: f64,
-    /// The learning rate.
-    pub learning_rate: f64,
+    /// What the step's program reports, the loss among it, under the names of [`names`].
+    pub values: Metrics,
     /// From the start of the step to the start of the next.
     pub step_time: Duration,
     /// How much of it was spent waiting for input.
@@ -90,14 +94,12 @@ impl StepMeasurements {
         let seconds = self.step_time.as_secs_f64();
         let tflops_per_second = self.tflops_per_device / seconds;
         let mut metrics = Metrics::default();
-        metrics.set(names::LOSS, self.loss);
-        metrics.set_some(names::LM_LOSS, self.lm_loss);
-        metrics.set(names::PERPLEXITY, self.lm_loss.unwrap_or(self.loss).exp());
-        metrics.set(names::TOTAL_WEIGHTS, self.total_weights);
-        metrics.set(names::GRADIENT_NORM, self.gradient_norm);
-        metrics.set(names::RAW_GRADIENT_NORM, self.raw_gradient_norm);
-        metrics.set(names::PARAMETER_NORM, self.parameter_norm);
-        metrics.set(names::LEARNING_RATE, self.learning_rate);
+        let loss = self.values.get(names::LOSS);
+        let lm_loss = self.values.get(names::LM_LOSS);
+        metrics.set_some(names::LOSS, loss);
+        metrics.set_some(names::LM_LOSS, lm_loss);
+        metrics.set_some(names::PERPLEXITY, lm_loss.or(loss).map(f64::exp));
+        metrics.set_all(&self.values);
         metrics.set(names::STEP_TIME, seconds);
         metrics.set(names::TFLOPS, self.tflops_per_device);
         metrics.set(names::TFLOPS_PER_SECOND, tflops_per_second);
@@ -111,29 +113,39 @@ impl StepMeasurements {
 }
 
 /// What an evaluation adds up over its batches; the rest of its record follows from it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct EvaluationMeasurements {
     /// The step that it belongs to.
     pub step: u64,
-    /// The sum over tokens of loss times weight, in nats.
-    pub total_loss: f64,
-    /// The sum of the tokens' weights.
-    pub total_weights: f64,
+    /// The sums that the program reports, under the names of [`names`].
+    pub sums: Metrics,
     /// The bytes of text that those tokens spell, where they are known.
     pub total_bytes: Option<f64>,
 }
 
 impl EvaluationMeasurements {
+    /// The loss of a token, in nats.
+    pub fn loss(&self) -> f64 {
+        self.sum(names::EVALUATION_TOTAL_LOSS) / self.sum(names::EVALUATION_TOTAL_WEIGHTS)
+    }
+
+    /// The loss of a byte of text, in bits.
+    pub fn bits_per_byte(&self) -> Option<f64> {
+        self.total_bytes.map(|bytes| self.sum(names::EVALUATION_TOTAL_LOSS) / LN_2 / bytes)
+    }
+
+    fn sum(&self, name: &str) -> f64 {
+        self.sums.get(name).unwrap_or(0.0)
+    }
+
     /// The record, with averages worked out.
     pub fn record(&self) -> EvaluationRecord {
-        let loss = self.total_loss / self.total_weights;
+        let loss = self.loss();
         let mut metrics = Metrics::default();
         metrics.set(names::EVALUATION_LOSS, loss);
         metrics.set(names::EVALUATION_PERPLEXITY, loss.exp());
-        let bits_per_byte = self.total_bytes.map(|bytes| self.total_loss / LN_2 / bytes);
-        metrics.set_some(names::EVALUATION_BITS_PER_BYTE, bits_per_byte);
-        metrics.set(names::EVALUATION_TOTAL_LOSS, self.total_loss);
-        metrics.set(names::EVALUATION_TOTAL_WEIGHTS, self.total_weights);
+        metrics.set_some(names::EVALUATION_BITS_PER_BYTE, self.bits_per_byte());
+        metrics.set_all(&self.sums);
         EvaluationRecord { step: self.step, metrics }
     }
 }
@@ -142,17 +154,24 @@ impl EvaluationMeasurements {
 pub(crate) mod tests {
     use super::*;
 
+    pub(crate) fn named<const N: usize>(values: [(&'static str, f64); N]) -> Metrics {
+        let mut metrics = Metrics::default();
+        values.into_iter().for_each(|(name, value)| metrics.set(name, value));
+        metrics
+    }
+
     /// A step of half a second with round numbers.
     pub(crate) fn measured_step(step: u64, loss: f64) -> StepMeasurements {
         StepMeasurements {
             step,
-            loss,
-            lm_loss: None,
-            total_weights: 4096.0,
-            gradient_norm: 1.0,
-            raw_gradient_norm: 2.5,
-            parameter_norm: 30.0,
-            learning_rate: 1e-3,
+            values: named([
+                (names::LOSS, loss),
+                (names::TOTAL_WEIGHTS, 4096.0),
+                (names::GRADIENT_NORM, 1.0),
+                (names::RAW_GRADIENT_NORM, 2.5),
+                (names::PARAMETER_NORM, 30.0),
+                (names::LEARNING_RATE, 1e-3),
+            ]),
             step_time: Duration::from_millis(500),
             data_wait: Duration::from_millis(50),
             tflops_per_device: 0.25,
@@ -164,8 +183,10 @@ pub(crate) mod tests {
     pub(crate) fn evaluation(step: u64, loss: f64) -> EvaluationRecord {
         EvaluationMeasurements {
             step,
-            total_loss: loss * 1000.0,
-            total_weights: 1000.0,
+            sums: named([
+                (names::EVALUATION_TOTAL_LOSS, loss * 1000.0),
+                (names::EVALUATION_TOTAL_WEIGHTS, 1000.0),
+            ]),
             total_bytes: Some(4000.0),
         }
         .record()
@@ -191,11 +212,9 @@ pub(crate) mod tests {
         ];
         assert_eq!(record.metrics.iter().collect::<Vec<_>>(), expected);
 
-        let measurements = StepMeasurements {
-            lm_loss: Some(1.5),
-            peak_tflops_per_device: Some(2.0),
-            ..measured_step(7, 2.0)
-        };
+        let mut measurements =
+            StepMeasurements { peak_tflops_per_device: Some(2.0), ..measured_step(7, 2.0) };
+        measurements.values.set(names::LM_LOSS, 1.5);
         let metrics = measurements.record().metrics;
         assert_eq!(metrics.get(names::PERPLEXITY), Some(1.5f64.exp()));
         assert_eq!(metrics.get(names::MODEL_FLOPS_UTILIZATION), Some(0.25));
@@ -208,8 +227,7 @@ pub(crate) mod tests {
         assert_eq!(metrics.get(names::EVALUATION_PERPLEXITY), Some(2f64.exp()));
         assert_eq!(metrics.get(names::EVALUATION_BITS_PER_BYTE), Some(2000.0 / LN_2 / 4000.0));
         let without_bytes =
-            EvaluationMeasurements { step: 0, total_loss: 1.0, total_weights: 1.0, total_bytes: None }
-                .record();
+            EvaluationMeasurements { step: 0, sums: Metrics::default(), total_bytes: None }.record();
         assert_eq!(without_bytes.metrics.get(names::EVALUATION_BITS_PER_BYTE), None);
     }
 
