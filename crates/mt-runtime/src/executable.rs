@@ -3,7 +3,7 @@
 use std::{fmt, path::PathBuf, sync::Arc};
 
 use mt_ir::{Program, ProgramTemporary, ProgramValue, TensorType};
-use mt_pjrt::{Argument, Buffer, CompileOptions, MemoryUse, Platform};
+use mt_pjrt::{Argument, Buffer, CompileOptions, MemoryUse, Platform, Plugin};
 use mt_shape::{Mesh, Sharding};
 
 use crate::{
@@ -74,15 +74,7 @@ impl Executable {
         program: &Program,
         settings: &CompileSettings,
     ) -> Result<Self, RuntimeError> {
-        let needed = program.mesh.num_devices();
-        if needed > runtime.num_devices() {
-            let (program, available) = (program.name.clone(), runtime.num_devices());
-            return Err(RuntimeError::TooFewDevices { program, needed, available });
-        }
-        for value in program.inputs.iter().chain(&program.outputs) {
-            let name = format!("{} of program {}", value.name, program.name);
-            check_sharding(&name, &value.ty, &value.sharding)?;
-        }
+        check_shardings(program, runtime.num_devices())?;
         let (executable, is_cached) = load_or_compile(runtime, program, settings)?;
         if executable.num_outputs() != program.outputs.len() {
             let (needed, given) = (program.outputs.len(), executable.num_outputs());
@@ -234,6 +226,25 @@ impl fmt::Debug for Executable {
     }
 }
 
+/// Checks that a program's arguments and results can be split as it says over the devices that there are.
+pub(crate) fn check_shardings(program: &Program, available: usize) -> Result<(), RuntimeError> {
+    let needed = program.mesh.num_devices();
+    if needed > available {
+        return Err(RuntimeError::TooFewDevices { program: program.name.clone(), needed, available });
+    }
+    for value in program.inputs.iter().chain(&program.outputs) {
+        let name = format!("{} of program {}", value.name, program.name);
+        check_sharding(&name, &value.ty, &value.sharding)?;
+    }
+    Ok(())
+}
+
+/// The flags without which a platform's compiler does not find its tools.
+pub(crate) fn platform_flags(platform: Platform, plugin: &Plugin) -> Option<(String, String)> {
+    let directory = if platform == Platform::Gpu { plugin.cuda_data_directory() } else { None };
+    directory.map(|directory| ("xla_gpu_cuda_data_dir".into(), directory.to_string_lossy().into_owned()))
+}
+
 fn load_or_compile(
     runtime: &Runtime,
     program: &Program,
@@ -242,12 +253,7 @@ fn load_or_compile(
     let client = runtime.client();
     let mut options = CompileOptions::on_first(program.mesh.num_devices());
     options.xla_flags = settings.xla_flags.clone();
-    if runtime.platform() == Platform::Gpu
-        && let Some(directory) = client.plugin().cuda_data_directory()
-    {
-        let directory = directory.to_string_lossy().into_owned();
-        options.xla_flags.push(("xla_gpu_cuda_data_dir".into(), directory));
-    }
+    options.xla_flags.extend(platform_flags(runtime.platform(), client.plugin()));
     let compile = |options: &CompileOptions| {
         client.compile(&program.name, &program.text, options).map_err(|error| option_error(error, settings))
     };
@@ -274,7 +280,7 @@ fn load_or_compile(
 }
 
 /// An error that names an option which the user gave is about that option.
-fn option_error(error: mt_pjrt::Error, settings: &CompileSettings) -> RuntimeError {
+pub(crate) fn option_error(error: mt_pjrt::Error, settings: &CompileSettings) -> RuntimeError {
     let text = error.to_string();
     match settings.xla_flags.iter().find(|(name, _)| text.contains(name.as_str())) {
         Some((option, _)) => RuntimeError::CompilerOption { option: option.clone(), source: error },

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod array;
 mod cache;
 mod dump;
@@ -17,6 +18,7 @@ mod memory;
 mod runtime;
 pub mod testing;
 
+pub use ahead::{AheadOfTime, AheadOptions, AheadProgram};
 pub use array::{Array, PendingArray, Shard};
 pub use error::RuntimeError;
 pub use executable::{CompileSettings, Executable, Input};
