@@ -1,24 +1,28 @@
 //! Cuts a joint graph into a forward and a backward region.
 
-use mt_ir::{Graph, Op, SavePolicy, ValueId, extract};
+use std::collections::BTreeMap;
+
+use mt_ir::{Graph, Memory, Op, SavePolicy, ValueId, extract};
 
 use crate::{AutodiffError, Joint, verified};
 
 /// The two regions of a differentiated region.
 pub(crate) struct Partition {
-    /// From the region's inputs to its outputs, then the saved values.
+    /// From the region's inputs to its outputs, then the saved values, each in the memory where it is kept.
     pub forward: Graph,
     /// From the region's inputs that `uses_inputs` marks, the saved values, and the cotangents of the outputs, to the
-    /// gradients that exist, in order.
+    /// gradients that exist, in order. What is kept in host memory is brought back first.
     pub backward: Graph,
     /// Which of the region's inputs the backward region reads.
     pub uses_inputs: Vec<bool>,
-    /// The number of saved values.
     pub num_saved: usize,
+    /// In which memory the backward region takes each of the region's inputs.
+    pub inputs_in: Vec<Memory>,
 }
 
 /// Chooses what to save by `policy` and cuts. Inputs that `varying` marks are those whose consequences are worth
-/// saving: what follows from the others alone (weights, masks, random bits) is computed again.
+/// saving: what follows from the others alone (weights, masks, random bits) is computed again, and they stay where
+/// they are.
 pub(crate) fn partition(
     joint: &Joint,
     num_inputs: usize,
@@ -30,10 +34,27 @@ pub(crate) fn partition(
     let outputs = &graph.outputs()[..joint.num_outputs];
     let gradients: Vec<ValueId> =
         joint.gradients.iter().flatten().map(|index| graph.outputs()[*index]).collect();
-    let candidates = match policy {
-        SavePolicy::Names(names) => named_values(graph, cotangents, |name| names.contains(name)),
-        SavePolicy::Everything => frontier(graph, inputs, cotangents, &gradients, varying),
-    };
+    let mut inputs_in = vec![Memory::Device; num_inputs];
+    let mut candidates = Vec::new();
+    let mut memories = Vec::new();
+    match policy {
+        SavePolicy::Names(names) => {
+            for (value, memory) in named_values(graph, cotangents, names) {
+                match inputs.iter().position(|input| *input == value) {
+                    Some(index) if varying[index] => inputs_in[index] = memory,
+                    Some(_) => {}
+                    None => {
+                        candidates.push(value);
+                        memories.push(memory);
+                    }
+                }
+            }
+        }
+        SavePolicy::Everything => {
+            candidates = frontier(graph, inputs, cotangents, &gradients, varying);
+            memories = vec![Memory::Device; candidates.len()];
+        }
+    }
     let all = [inputs, &candidates, cotangents].concat();
     let backward = extract(graph, &all, &gradients);
     let mut used = vec![false; backward.num_values()];
@@ -42,22 +63,53 @@ pub(crate) fn partition(
     }
     let is_used: Vec<bool> = backward.inputs().iter().map(|input| used[input.index()]).collect();
     let uses_inputs = is_used[..inputs.len()].to_vec();
-    let saved: Vec<ValueId> = candidates
-        .iter()
+    let (saved, saved_in): (Vec<ValueId>, Vec<Memory>) = candidates
+        .into_iter()
+        .zip(memories)
         .zip(&is_used[inputs.len()..])
-        .filter(|(_, used)| **used)
-        .map(|(value, _)| *value)
-        .collect();
+        .filter_map(|(value, used)| used.then_some(value))
+        .unzip();
     let kept_inputs: Vec<ValueId> =
         inputs.iter().zip(&uses_inputs).filter(|(_, used)| **used).map(|(value, _)| *value).collect();
-    let forward = extract(graph, inputs, &[outputs, &saved].concat());
+    let mut forward = extract(graph, inputs, &[outputs, &saved].concat());
+    let mut results = forward.outputs().to_vec();
+    for (result, memory) in results[outputs.len()..].iter_mut().zip(&saved_in) {
+        *result = moved(&mut forward, *result, *memory);
+    }
+    forward.set_outputs(results);
     let backward = extract(graph, &[kept_inputs.as_slice(), &saved, cotangents].concat(), &gradients);
+    let kept_in = inputs_in.iter().zip(&uses_inputs).filter(|(_, used)| **used).map(|(memory, _)| *memory);
+    let backward = fetched(backward, &kept_in.chain(saved_in).collect::<Vec<_>>());
     Ok(Partition {
         forward: verified("partition into a forward region", forward)?,
         backward: verified("partition into a backward region", backward)?,
         uses_inputs,
         num_saved: saved.len(),
+        inputs_in,
     })
+}
+
+/// A value in the memory where it is kept.
+pub(crate) fn moved(graph: &mut Graph, value: ValueId, memory: Memory) -> ValueId {
+    match memory {
+        Memory::Device => value,
+        Memory::Host => graph.emit(Op::Transfer(memory), &[value]),
+    }
+}
+
+/// A graph whose leading inputs are in these memories, instead of the device's own.
+fn fetched(graph: Graph, memories: &[Memory]) -> Graph {
+    if memories.iter().all(|memory| *memory == Memory::Device) {
+        return graph;
+    }
+    let mut result = Graph::new();
+    let mut arguments: Vec<ValueId> = graph.input_types().into_iter().map(|ty| result.input(ty)).collect();
+    for (argument, _) in arguments.iter_mut().zip(memories).filter(|(_, memory)| **memory == Memory::Host) {
+        *argument = result.emit(Op::Transfer(Memory::Device), &[*argument]);
+    }
+    let outputs = result.inline(&graph, &arguments);
+    result.set_outputs(outputs);
+    result
 }
 
 /// For each value, whether it depends on one of `sources`.
@@ -76,23 +128,43 @@ fn depends_on(graph: &Graph, sources: impl IntoIterator<Item = ValueId>) -> Vec<
     depends
 }
 
-/// The values that are given names, or what they name if that is computed: rules read the operation's own result.
-fn named_values(graph: &Graph, cotangents: &[ValueId], wanted: impl Fn(&str) -> bool) -> Vec<ValueId> {
+/// What is given one of the names: rules read the result of the operation that is named, not that of naming it. What
+/// is only another view of a value found before is not a second one.
+fn named_values(
+    graph: &Graph,
+    cotangents: &[ValueId],
+    names: &BTreeMap<String, Memory>,
+) -> Vec<(ValueId, Memory)> {
     let is_backward = depends_on(graph, cotangents.iter().copied());
     let producers = graph.producers();
-    let mut values = Vec::new();
+    let mut values: Vec<(ValueId, Memory)> = Vec::new();
     for node in graph.nodes() {
-        let value = node.operands.first();
-        if let (Op::Name(name), Some(value)) = (&node.op, value)
-            && wanted(name)
-            && producers[value.index()].is_some()
-            && !is_backward[value.index()]
-            && !values.contains(value)
+        let Op::Name(name) = &node.op else { continue };
+        let Some(memory) = names.get(&**name) else { continue };
+        let value = node.operands[0];
+        let mut view = Some(value);
+        while let Some(known) = view
+            && !values.iter().any(|(value, _)| *value == known)
         {
-            values.push(*value);
+            view = producers[known.index()]
+                .map(|index| &graph.nodes()[index])
+                .filter(|node| is_view(&node.op))
+                .map(|node| node.operands[0]);
+        }
+        if view.is_none() && !is_backward[value.index()] {
+            values.push((value, *memory));
         }
     }
     values
+}
+
+fn is_view(op: &Op) -> bool {
+    is_copy(op) || matches!(op, Op::Constrain(_) | Op::Slice { .. } | Op::Transpose { .. })
+}
+
+/// Whether a value is copied without being changed.
+fn is_copy(op: &Op) -> bool {
+    matches!(op, Op::Name(_) | Op::StopGradient | Op::Transfer(_) | Op::Broadcast { .. } | Op::Reshape { .. })
 }
 
 /// The forward values that backward nodes read, less those that are cheap to compute again.
@@ -111,12 +183,10 @@ fn frontier(
     let origin = |mut value: ValueId| loop {
         let Some(index) = producers[value.index()] else { return value };
         let node = &graph.nodes()[index];
-        match node.op {
-            Op::Name(_) | Op::StopGradient | Op::Broadcast { .. } | Op::Reshape { .. } => {
-                value = node.operands[0]
-            }
-            _ => return value,
+        if !is_copy(&node.op) {
+            return value;
         }
+        value = node.operands[0];
     };
     let mut live = vec![false; graph.num_values()];
     for gradient in gradients {
@@ -160,7 +230,7 @@ pub(crate) fn placement(graph: &Graph, value: ValueId) -> Option<mt_shape::Parti
         let node = &graph.nodes()[producers[value.index()]?];
         match &node.op {
             Op::Constrain(spec) => return Some(spec.clone()),
-            Op::Name(_) | Op::StopGradient => value = node.operands[0],
+            Op::Name(_) | Op::StopGradient | Op::Transfer(_) => value = node.operands[0],
             _ => return None,
         }
     }

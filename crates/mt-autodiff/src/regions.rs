@@ -10,7 +10,7 @@ use crate::{
     activity::{active_scan_inputs, active_values, needs_cotangent},
     cleaned,
     joint::joint,
-    partition::{partition, placement},
+    partition::{moved, partition, placement},
 };
 
 /// What the backward pass of a node needs from its forward pass.
@@ -75,7 +75,11 @@ pub(crate) fn forward(
             let parts = partition(&joint, operands.len(), &remat.save, &all)?;
             let values = builder.inline(&cleaned(&parts.forward)?, operands);
             let (results, saved) = values.split_at(node.results.len());
-            let mut residuals = pick(operands, &parts.uses_inputs);
+            let mut residuals = Vec::new();
+            for (index, operand) in operands.iter().enumerate().filter(|(index, _)| parts.uses_inputs[*index])
+            {
+                residuals.push(moved(builder, *operand, parts.inputs_in[index]));
+            }
             residuals.extend(saved);
             let tape = RegionTape {
                 backward: cleaned(&parts.backward)?,
@@ -321,7 +325,10 @@ fn forward_scan(
         (captured..captured + carry).filter(|index| parts.uses_inputs[*index]).collect();
     let mut outputs = forward.outputs().to_vec();
     let saved_outputs = outputs.split_off(num_outputs);
-    outputs.extend(kept_carries.iter().map(|index| forward.inputs()[*index]));
+    for index in &kept_carries {
+        let carry = forward.inputs()[*index];
+        outputs.push(moved(&mut forward, carry, parts.inputs_in[*index]));
+    }
     outputs.extend(&saved_outputs);
     let carry_specs: Vec<_> =
         kept_carries.iter().map(|index| placement(&forward, outputs[index - captured])).collect();

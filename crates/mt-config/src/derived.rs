@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use crate::{
     config::Config,
-    groups::{MESH_AXES, RunGroup, Scales},
-    key::Kind,
+    groups::{MESH_AXES, RunGroup, Scales, TensorLocation},
+    key::{Choice, Kind},
     table,
 };
 
@@ -172,7 +172,7 @@ fn memory(config: &Config, values: &mut Values) {
 }
 
 fn is_location(kind: Kind) -> bool {
-    matches!(kind, Kind::Choice(words) if words == table::LOCATIONS)
+    matches!(kind, Kind::Choice(words) if words == TensorLocation::WORDS)
 }
 
 #[cfg(test)]

@@ -28,8 +28,9 @@ pub use groups::{
     AttentionGroup, AttentionKind, AttentionType, CheckpointGroup, DataGroup, DatasetType, DebugGroup,
     DecodeConfig, DecodeGroup, DecoderBlock, Hardware, HfTextUnit, LayerAttention, LearningRateSchedule,
     LoadConfig, LogitsGroup, MlpActivation, ModelGroup, OptimizerGroup, OptimizerType, PackingType,
-    Parallelism, PlacementGroup, PositionGroup, RematPolicy, RopeType, RunGroup, SamplingStrategy,
-    TokenizerGroup, TokenizerType, TrainConfig, run_directory_of, saved_config_path, tokenizer_directory,
+    Parallelism, PlacementGroup, PositionGroup, RematGroup, RematPolicy, RopeType, RunGroup,
+    SamplingStrategy, TensorLocation, TokenizerGroup, TokenizerType, TrainConfig, run_directory_of,
+    saved_config_path, tokenizer_directory,
 };
 pub use key::{Class, Key, Kind, Literal};
 pub use named::{Named, model_names, nearest_names, preset_names};

@@ -200,7 +200,7 @@ fn defaults_of_maxtext_make_a_typed_configuration() {
         (2048, 16, 128)
     );
     assert_eq!(config.model.attention, AttentionKind::Autoselected);
-    assert_eq!(config.model.remat_policy, RematPolicy::Full);
+    assert_eq!(config.model.remat.remat_policy, RematPolicy::Full);
     assert_eq!(config.run.hardware, Hardware::Auto);
     assert_eq!(config.data.global_batch(2).unwrap(), 24);
     assert_eq!(config.data.eval_global_batch(2).unwrap(), 24);
@@ -249,7 +249,6 @@ fn features_that_are_not_built_are_refused_by_name() {
         ),
         ("ici_pipeline_parallelism=2", &["pipeline parallelism"]),
         ("checkpoint_storage_use_zarr3=false", &["writing Zarr version 2"]),
-        ("remat_policy=custom", &["recomputation by tensor"]),
         ("opt_type=muon", &["the Muon optimizer"]),
     ] {
         let config = resolved(

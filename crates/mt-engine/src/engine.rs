@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytemuck::Pod;
-use mt_ir::DotLowering;
+use mt_ir::Target;
 use mt_models::Model;
 use mt_runtime::{Array, Executable, Input, PendingArray, Platform, Runtime, RuntimeError};
 use mt_shape::{DType, HostArray, Placement, Sharding};
@@ -55,11 +55,10 @@ impl Engine {
         if let Some(positions) = model.num_learned_positions() {
             options.max_target_length = options.max_target_length.min(positions);
         }
-        let dots =
-            if runtime.platform() == Platform::Cpu { DotLowering::ViaF32 } else { DotLowering::Direct };
+        let target = if runtime.platform() == Platform::Cpu { Target::Cpu } else { Target::Accelerator };
         let parameter_types = parameters.iter().map(Array::dtype).collect();
         let num_choices = options.num_choices.min(options.vocab_size);
-        let programs = Programs { model, placement, dots, parameter_types, num_choices };
+        let programs = Programs { model, placement, target, parameter_types, num_choices };
         Ok(Self { runtime, programs, parameters, options, executables: Mutex::default() })
     }
 

@@ -1,6 +1,6 @@
 //! Scores of given tokens, in one pass.
 
-use mt_ir::DotLowering;
+use mt_ir::Target;
 use mt_models::{Forward, Tokens};
 use mt_nn::axes::{BATCH, POSITION};
 use mt_runtime::{Array, CompileSettings, Input, Platform};
@@ -43,8 +43,8 @@ pub fn score(
             return Err(EngineError::TokenOutOfRange { number, token, vocab_size });
         }
     }
-    let dots = if runtime.platform() == Platform::Cpu { DotLowering::ViaF32 } else { DotLowering::Direct };
-    let options = ProgramOptions { name: "logits".to_owned(), placement: placement.clone(), dots };
+    let target = if runtime.platform() == Platform::Cpu { Target::Cpu } else { Target::Accelerator };
+    let options = ProgramOptions { name: "logits".to_owned(), placement: placement.clone(), target };
     let specs = model.parameters();
     let axes = [axis(BATCH, rows.len()), axis(POSITION, length)];
     let mut names = Vec::new();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mt_ir::{DotLowering, Program};
+use mt_ir::{Program, Target};
 use mt_models::{Cache, CacheSpec, Forward, Model, Tokens};
 use mt_nn::{
     attention::KeysValues,
@@ -20,7 +20,7 @@ use crate::{
 pub(crate) struct Programs {
     pub model: Box<dyn Model>,
     pub placement: Arc<Placement>,
-    pub dots: DotLowering,
+    pub target: Target,
     /// The types of the parameters as they are in memory.
     pub parameter_types: Vec<DType>,
     /// How many of the tokens can be chosen.
@@ -70,7 +70,7 @@ impl Programs {
     }
 
     pub fn options(&self, name: &str) -> ProgramOptions {
-        ProgramOptions { name: name.to_owned(), placement: self.placement.clone(), dots: self.dots }
+        ProgramOptions { name: name.to_owned(), placement: self.placement.clone(), target: self.target }
     }
 
     /// Declares the parameters.

@@ -17,9 +17,10 @@ mod verify;
 pub use graph::{Graph, Node, ValueId};
 pub use op::{
     Binary, Collective, CollectiveKind, Comparison, CustomVjp, Dot, GatherDims, Literal, ManualComputation,
-    Op, Precision, Reduction, Remat, SavePolicy, Scalar, Scan, ScatterDims, ScatterKind, Unary, While,
+    Memory, Op, Precision, Reduction, Remat, SavePolicy, Scalar, Scan, ScatterDims, ScatterKind, Unary,
+    While,
 };
-pub use print::{Boundary, DotLowering, PrintOptions, print_program};
+pub use print::{Boundary, PrintOptions, Target, print_program};
 pub use program::{Program, ProgramTemporary, ProgramValue, TensorType};
 pub use shape_rules::{ShapeError, infer};
 pub use transform::{eliminate_dead_code, extract};

@@ -3,7 +3,7 @@
 //! Semantics are those of StableHLO, whose specification defines each operation of the same name. Operations with
 //! regions are isolated: a region sees its own inputs only, and what it captures is an explicit operand.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use mt_shape::{DType, HostArray, PartitionSpec};
 
@@ -99,6 +99,8 @@ pub enum Op {
     Name(Arc<str>),
     /// The identity; places its operand on the mesh.
     Constrain(PartitionSpec),
+    /// The identity; moves its operand to another memory of its device.
+    Transfer(Memory),
     /// The identity on all operands, which the compiler will not look through.
     OptimizationBarrier,
     /// Operands: `i32` scalar branch index, then the inputs, which every branch takes.
@@ -281,8 +283,19 @@ pub struct Remat {
 pub enum SavePolicy {
     /// What the backward pass uses, except what follows from the region's other inputs at little cost.
     Everything,
-    /// Only the tensors that [`Op::Name`] gives one of these names.
-    Names(BTreeSet<String>),
+    /// Only the tensors that [`Op::Name`] gives one of these names, each in the memory given. What recomputation
+    /// begins with, the inputs of the region, is kept too, in its own memory unless it is named.
+    Names(BTreeMap<String, Memory>),
+}
+
+/// A memory that a device can reach.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Memory {
+    /// The device's own.
+    #[default]
+    Device,
+    /// The host's, in pages that the device can read and write by itself. To a CPU both memories are one.
+    Host,
 }
 
 /// A function with its own derivative.
@@ -415,6 +428,16 @@ impl Reduction {
     }
 }
 
+impl Memory {
+    /// The name that XLA and PJRT know it by.
+    pub const fn kind(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Host => "pinned_host",
+        }
+    }
+}
+
 impl Op {
     /// The name used in messages.
     pub fn name(&self) -> &'static str {
@@ -448,6 +471,7 @@ impl Op {
             Self::StopGradient => "stop_gradient",
             Self::Name(_) => "name",
             Self::Constrain(_) => "constrain",
+            Self::Transfer(_) => "transfer",
             Self::OptimizationBarrier => "optimization_barrier",
             Self::Case { .. } => "case",
             Self::While(_) => "while",

@@ -218,7 +218,7 @@ fn infer_movement(op: &Op, operands: &[&TensorType]) -> Result<TensorType> {
         }
         Op::Gather(dims) => infer_gather(dims, operands[0], operands[1]),
         Op::Scatter { dims, .. } => infer_scatter(dims, operands),
-        Op::StopGradient | Op::Name(_) => Ok(operands[0].clone()),
+        Op::StopGradient | Op::Name(_) | Op::Transfer(_) => Ok(operands[0].clone()),
         Op::Constrain(spec) if spec.0.len() == operands[0].rank() => Ok(operands[0].clone()),
         Op::Constrain(spec) => invalid(format!("placement {spec} does not fit `{}`", operands[0])),
         Op::Collective(collective) => infer_collective(collective, operands[0]),

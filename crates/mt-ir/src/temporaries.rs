@@ -69,7 +69,10 @@ fn takes_no_memory(op: &Op) -> bool {
 }
 
 fn is_identity(op: &Op) -> bool {
-    matches!(op, Op::StopGradient | Op::Name(_) | Op::Constrain(_) | Op::OptimizationBarrier)
+    matches!(
+        op,
+        Op::StopGradient | Op::Name(_) | Op::Constrain(_) | Op::Transfer(_) | Op::OptimizationBarrier
+    )
 }
 
 /// A graph, and what is needed to call its values something.

@@ -6,7 +6,7 @@
 use std::{fs, sync::Arc};
 
 use mt_derive::Tree;
-use mt_ir::DotLowering;
+use mt_ir::Target;
 use mt_nn::{
     NormOptions,
     attention::{AttentionKernel, AttentionOptions, MaskSpec, Segments, blockwise, dense},
@@ -83,7 +83,7 @@ fn compiled(dtype: DType, length: usize, block: Option<usize>) -> Executable {
     let program_options = ProgramOptions {
         name: "attention".to_owned(),
         placement: Arc::new(Placement::single()),
-        dots: DotLowering::ViaF32,
+        target: Target::Cpu,
     };
     let program = program(&program_options, |inputs| {
         let input = |name: &str, axes: &[mt_shape::Axis], dtype: DType| {

@@ -60,7 +60,8 @@ impl<'t> Mlp<Tensor<'t>> {
             ]);
             activation.apply(hidden.named(name))
         };
-        let mut hidden = project(&self.wi_0, "mlpwi_0", activations[0]);
+        let first = if self.wi_1.is_some() { "mlpwi_0" } else { "mlpwi" };
+        let mut hidden = project(&self.wi_0, first, activations[0]);
         if let Some(wi_1) = &self.wi_1 {
             hidden = hidden * project(wi_1, "mlpwi_1", activations[1]);
         }

@@ -6,9 +6,9 @@
 use std::{sync::Arc, time::Instant};
 
 use mt_derive::Tree;
-use mt_ir::DotLowering;
+use mt_ir::Target;
 use mt_shape::{Axis, DType, Placement, axis};
-use mt_trace::{Inputs, Output, ProgramOptions, Region, SavePolicy, Tensor, program};
+use mt_trace::{Inputs, Memory, Output, ProgramOptions, Region, SavePolicy, Tensor, program};
 
 const BATCH: Axis = axis("batch", 8);
 const POSITION: Axis = axis("position", 512);
@@ -79,7 +79,7 @@ fn loss<'t>(
             if !remat {
                 return layer.forward(x, mask);
             }
-            let save = SavePolicy::Names(["query_proj".to_owned()].into());
+            let save = SavePolicy::Names([("query_proj".to_owned(), Memory::Device)].into());
             let [next] = region.remat(save, [x], layer, |_, [x], layer| [layer.forward(x, mask)]);
             next
         });
@@ -122,7 +122,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let options = ProgramOptions {
             name: "step".into(),
             placement: Arc::new(Placement::single()),
-            dots: DotLowering::Direct,
+            target: Target::Accelerator,
         };
         let start = Instant::now();
         let program = program(&options, |inputs| step(inputs, num_layers, remat))?;

@@ -21,7 +21,7 @@ mod tensor;
 mod trace;
 
 pub use error::{TraceError, TraceErrorKind};
-pub use mt_ir::{Precision, SavePolicy};
+pub use mt_ir::{Memory, Precision, SavePolicy};
 pub use program::{Inputs, Output, ProgramOptions, program};
 pub use random::Key;
 pub use regions::ScanOptions;

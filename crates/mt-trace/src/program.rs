@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use mt_ir::{Boundary, DotLowering, PrintOptions, Program, eliminate_dead_code, print_program, verify};
+use mt_ir::{Boundary, PrintOptions, Program, Target, eliminate_dead_code, print_program, verify};
 use mt_shape::{Axis, DType, Placement, Sharding};
 
 use crate::{
@@ -20,8 +20,8 @@ pub struct ProgramOptions {
     pub name: String,
     /// The mesh, and the rules that place logical axes on it.
     pub placement: Arc<Placement>,
-    /// How narrow dot products are printed for the platform.
-    pub dots: DotLowering,
+    /// The kind of device that the program is printed for.
+    pub target: Target,
 }
 
 /// Declares a program's arguments.
@@ -108,7 +108,7 @@ where
     let print = PrintOptions {
         name: options.name.clone(),
         mesh: options.placement.mesh().clone(),
-        dots: options.dots,
+        target: options.target,
     };
     Ok(print_program(&graph, &inputs, &outputs, &print))
 }

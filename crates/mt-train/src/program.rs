@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mt_ir::{DotLowering, Program};
+use mt_ir::{Program, Target};
 use mt_models::{Model, Tokens};
 use mt_nn::{
     ParamSpec,
@@ -41,8 +41,8 @@ pub(crate) const BATCH_ARRAYS: [&str; 5] =
 
 impl Programs<'_> {
     fn options(&self, name: &str) -> ProgramOptions {
-        let dots = if self.platform == Platform::Cpu { DotLowering::ViaF32 } else { DotLowering::Direct };
-        ProgramOptions { name: name.to_owned(), placement: self.placement.clone(), dots }
+        let target = if self.platform == Platform::Cpu { Target::Cpu } else { Target::Accelerator };
+        ProgramOptions { name: name.to_owned(), placement: self.placement.clone(), target }
     }
 
     fn build<F>(&self, name: &'static str, code: F) -> Result<Program, TrainError>

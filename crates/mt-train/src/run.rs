@@ -9,7 +9,7 @@ use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock};
 use mt_config::{Config, LearningRateSchedule, OptimizerType, Request, TrainConfig};
 use mt_models::{Model, ModelError, start_runtime};
 use mt_optim::{AdamW, WarmupCosine};
-use mt_runtime::{CompileSettings, Executable, Runtime};
+use mt_runtime::{CompileSettings, Executable, Platform, Runtime};
 use mt_shape::Placement;
 
 use crate::{
@@ -147,6 +147,9 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     let step = programs.train_step(rows, length)?.try_map(|program| compile(&program))?;
     for note in placement.notes() {
         eprintln!("note: {note}");
+    }
+    if runtime.platform() == Platform::Cpu && settings.model.remat.offloads() {
+        eprintln!("note: nothing is moved to the host's memory, which is the memory of a CPU's devices too");
     }
     runtime.check_memory(&[&step.program])?;
 

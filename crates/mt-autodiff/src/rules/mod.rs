@@ -58,7 +58,8 @@ pub(crate) fn vector_jacobian_product(
             let (cotangent, dtype) = (c.cotangent(), c.ty(operands[0]).dtype);
             vec![dtype.is_float().then(|| c.builder.convert(cotangent, dtype))]
         }
-        Op::Name(_) => vec![Some(c.cotangent())],
+        // A gradient is made on the device, wherever what it is the gradient of is kept.
+        Op::Name(_) | Op::Transfer(_) => vec![Some(c.cotangent())],
         Op::Constrain(spec) => {
             let cotangent = c.cotangent();
             vec![Some(c.builder.emit(Op::Constrain(spec.clone()), &[cotangent]))]

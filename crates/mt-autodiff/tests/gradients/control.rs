@@ -1,7 +1,7 @@
 //! Scans, branches, recomputation and custom derivatives, and how they nest.
 
 use mt_shape::{Axis, DType, axis};
-use mt_trace::{Region, SavePolicy, ScanOptions, Tensor};
+use mt_trace::{Memory, Region, SavePolicy, ScanOptions, Tensor};
 
 use crate::harness::{
     Case, Leaf, any, array, assert_close, case, check, check_narrow, evaluate, integers, leaves, tensors,
@@ -19,7 +19,7 @@ fn reversed(axis: Axis) -> ScanOptions {
 }
 
 fn names(names: &[&str]) -> SavePolicy {
-    SavePolicy::Names(names.iter().map(|name| (*name).to_owned()).collect())
+    SavePolicy::Names(names.iter().map(|name| ((*name).to_owned(), Memory::Device)).collect())
 }
 
 /// A layer with two products, of which the first is named.

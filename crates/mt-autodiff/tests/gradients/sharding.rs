@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mt_ir::{Collective, CollectiveKind, Graph, ManualComputation, Op, TensorType, Unary};
 use mt_shape::{Axis, DType, HostArray, PartitionSpec, axis};
-use mt_trace::{ProgramOptions, SavePolicy, ScanOptions, Tensor, program};
+use mt_trace::{Memory, ProgramOptions, SavePolicy, ScanOptions, Tensor, program};
 
 use crate::harness::{Compiled, array, assert_close, leaves, mesh, numbers, options, options_on, tensors};
 
@@ -24,7 +24,8 @@ fn step(options: &ProgramOptions) -> Compiled {
             .map(|index| inputs.input("weight", DType::F32, &shapes[index], logical[index], true))
             .collect();
         let (loss, [], gradients) = inputs.region().value_and_grad(&leaves(&weights), |body, weights| {
-            let options = ScanOptions::over(LAYERS).saving(SavePolicy::Names(["hidden".to_owned()].into()));
+            let options = ScanOptions::over(LAYERS)
+                .saving(SavePolicy::Names([("hidden".to_owned(), Memory::Device)].into()));
             let ([last], []) = body.scan(options, [x], &weights, |_, [x], weights| {
                 let up = weights[0].value.constrain(&[Some("rows"), Some("columns")]);
                 let down = weights[1].value.constrain(&[Some("columns"), Some("rows")]);

@@ -117,7 +117,12 @@ fn bash_completes_with_its_script() {
     for (words, expected) in [
         (&["tr"][..], "train"),
         (&["train", "learning_rate_s"], "learning_rate_schedule_steps="),
-        (&["train", "remat_policy", "="], "full minimal none"),
+        (
+            &["train", "remat_policy", "="],
+            "full minimal minimal_with_context minimal_with_quantization minimal_with_context_and_quantization \
+             save_dot_with_context_except_mlp save_dot_except_mlpwi save_dot_except_mlp save_qkv_proj save_out_proj \
+             qkv_proj_offloaded minimal_offloaded custom none",
+        ),
         (&["train", "remat_policy", "=", "f"], "full"),
         (&["train", "remat_policy", "=", "full", "scan_layers", "=", "t"], "true"),
         (&["train", "mlp_activations", "=", "silu,l"], "silu,linear"),

@@ -1,7 +1,5 @@
 //! Choices as types: the words that are built, and those of MaxText's that are refused by name.
 
-use serde_json::Value;
-
 use super::FromValue;
 use crate::{key::Choice, table::features};
 
@@ -31,7 +29,7 @@ macro_rules! choice {
         }
 
         impl FromValue for $name {
-            fn from_value(value: &Value) -> Option<Self> {
+            fn from_value(value: &::serde_json::Value) -> Option<Self> {
                 match value.as_str()? {
                     $($text => Some(Self::$variant),)*
                     _ => None,
@@ -40,6 +38,7 @@ macro_rules! choice {
         }
     };
 }
+pub(super) use choice;
 
 choice! {
     /// The kind of device to run on.
@@ -156,31 +155,6 @@ choice! {
         Local = "local",
         /// All earlier positions.
         Global = "global",
-    }
-}
-
-choice! {
-    /// What the backward pass recomputes.
-    pub enum RematPolicy {
-        /// All of a layer.
-        Full = "full",
-        /// All but the results of matrix products with weights.
-        Minimal = "minimal",
-        /// Nothing.
-        None = "none",
-    }
-    not built {
-        "minimal_with_context": features::RECOMPUTATION_BY_TENSOR,
-        "minimal_with_quantization": features::RECOMPUTATION_BY_TENSOR,
-        "minimal_with_context_and_quantization": features::RECOMPUTATION_BY_TENSOR,
-        "save_dot_with_context_except_mlp": features::RECOMPUTATION_BY_TENSOR,
-        "save_dot_except_mlpwi": features::RECOMPUTATION_BY_TENSOR,
-        "save_dot_except_mlp": features::RECOMPUTATION_BY_TENSOR,
-        "save_qkv_proj": features::RECOMPUTATION_BY_TENSOR,
-        "save_out_proj": features::RECOMPUTATION_BY_TENSOR,
-        "qkv_proj_offloaded": features::OFFLOADING,
-        "minimal_offloaded": features::OFFLOADING,
-        "custom": features::RECOMPUTATION_BY_TENSOR,
     }
 }
 

@@ -8,6 +8,7 @@ mod choices;
 mod data;
 mod model;
 mod placement;
+mod remat;
 mod run;
 mod whole;
 
@@ -26,7 +27,7 @@ use crate::{
 pub use architecture::{AttentionGroup, PositionGroup};
 pub use choices::{
     AttentionKind, AttentionType, DatasetType, DecoderBlock, Hardware, HfTextUnit, LayerAttention,
-    LearningRateSchedule, MlpActivation, OptimizerType, PackingType, RematPolicy, RopeType, SamplingStrategy,
+    LearningRateSchedule, MlpActivation, OptimizerType, PackingType, RopeType, SamplingStrategy,
     TokenizerType,
 };
 pub use data::{DataGroup, TokenizerGroup};
@@ -34,6 +35,7 @@ pub(crate) use model::Scales;
 pub use model::{ModelGroup, OptimizerGroup};
 pub(crate) use placement::MESH_AXES;
 pub use placement::{Parallelism, PlacementGroup};
+pub use remat::{RematGroup, RematPolicy, TensorLocation};
 pub use run::{
     CheckpointGroup, DebugGroup, DecodeGroup, LogitsGroup, RunGroup, run_directory_of, saved_config_path,
     tokenizer_directory,
@@ -46,6 +48,7 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("ModelGroup", ModelGroup::KEYS, "train and decode"),
     ("AttentionGroup", AttentionGroup::KEYS, "train and decode"),
     ("PositionGroup", PositionGroup::KEYS, "train and decode"),
+    ("RematGroup", RematGroup::KEYS, "train and decode"),
     ("OptimizerGroup", OptimizerGroup::KEYS, "train"),
     ("DataGroup", DataGroup::KEYS, "train and tokenizer train"),
     ("TokenizerGroup", TokenizerGroup::KEYS, "train and decode"),

@@ -4,8 +4,9 @@ use mt_shape::DType;
 
 use super::{
     architecture::{AttentionGroup, PositionGroup},
-    choices::{AttentionKind, DecoderBlock, LearningRateSchedule, MlpActivation, OptimizerType, RematPolicy},
+    choices::{AttentionKind, DecoderBlock, LearningRateSchedule, MlpActivation, OptimizerType},
     group,
+    remat::RematGroup,
 };
 use crate::{
     coerce::value_text,
@@ -39,7 +40,6 @@ group! {
         float32_logits: bool,
         dtype: DType,
         weight_dtype: DType,
-        remat_policy: RematPolicy,
         scan_layers: bool,
         param_scan_axis: usize,
         max_target_length: usize,
@@ -47,6 +47,7 @@ group! {
     besides {
         layers: AttentionGroup = AttentionGroup::read,
         positions: PositionGroup = PositionGroup::read,
+        remat: RematGroup = RematGroup::read,
     }
 }
 

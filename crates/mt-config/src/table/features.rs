@@ -66,7 +66,6 @@ pub(crate) const QK_NORM: &str = "normalized queries and keys without a scale";
 pub(crate) const QUANTIZATION: &str = "quantization";
 pub(crate) const QUANTIZED_CACHE: &str = "a quantized cache";
 pub(crate) const QUANTIZED_CHECKPOINTS: &str = "quantized checkpoints";
-pub(crate) const RECOMPUTATION_BY_TENSOR: &str = "recomputation by tensor";
 pub(crate) const REINFORCEMENT_LEARNING: &str = "reinforcement learning";
 pub(crate) const RESTORING_ON_ONE_REPLICA: &str = "restoring on one replica";
 pub(crate) const SAVED_PREFILL_CACHES: &str = "saved prefill caches";

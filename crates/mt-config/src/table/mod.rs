@@ -87,9 +87,6 @@ pub fn group_of(key: &Key) -> &'static KeyGroup {
         .expect("every key of the table is in a group")
 }
 
-/// Where a named tensor is between the forward and the backward pass.
-pub(crate) const LOCATIONS: &[&str] = &["remat", "device", "offload"];
-
 /// MaxText's names that became other keys. The old name still sets the key.
 pub(crate) const RENAMED: &[(&str, &str)] =
     &[("cosine_learning_rate_final_fraction", "learning_rate_final_fraction")];

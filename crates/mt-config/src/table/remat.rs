@@ -1,7 +1,18 @@
 //! What a backward pass keeps, recomputes or moves to the host, and how layers are executed.
 
-use super::{KeyGroup, LOCATIONS, features};
-use crate::{groups::RematPolicy, key::Key};
+use super::{KeyGroup, features};
+use crate::{
+    groups::{RematPolicy, TensorLocation},
+    key::Key,
+};
+
+/// Where a custom policy keeps a tensor that it would otherwise compute again.
+const fn location(name: &'static str, help: &'static str) -> Key {
+    Key::of::<TensorLocation>(name, "remat", help)
+        .only_with("remat_policy", &["custom"])
+        .acts_on("autodiff")
+        .may_change()
+}
 
 pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
     name: "RematAndOffload",
@@ -12,7 +23,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
             "remat_policy",
             "full",
             "What the backward pass recomputes: all of a layer (`full`), all but the \
-             results of its matrix products (`minimal`), or nothing (`none`).",
+             results of its matrix products (`minimal`), all but what the keys of tensors say \
+             (`custom`), or nothing (`none`); the guide to training lists all policies.",
         )
         .acts_on("autodiff")
         .may_change(),
@@ -33,227 +45,122 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         .only_with("use_multimodal", &[])
         .acts_on("vision")
         .may_change(),
-        Key::choice(
+        Key::of::<TensorLocation>(
             "decoder_layer_input",
             "device",
-            LOCATIONS,
             "Recompute the inputs of decoder layers in the backward pass, or keep them on \
-             the device or the host (`remat_policy=custom`).",
+             the device or the host (`remat_policy=custom`). The input of what is recomputed, \
+             a layer or a cycle of layers, is kept in any case.",
         )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
         .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
+        .acts_on("autodiff")
         .may_change(),
-        Key::choice(
+        location(
             "context",
-            "remat",
-            LOCATIONS,
             "Recompute the weighted values of attention in the backward pass, or keep them \
              on the device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+        ),
+        location(
             "mlpwi",
-            "remat",
-            LOCATIONS,
             "Recompute the input projections of feed-forward layers without a gate in the \
              backward pass, or keep them on the device or the host \
              (`remat_policy=custom`).",
-        )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+        ),
+        location(
             "mlpwi_0",
-            "remat",
-            LOCATIONS,
             "Recompute the gate projections of feed-forward layers in the backward pass, \
              or keep them on the device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+        ),
+        location(
             "mlpwi_1",
-            "remat",
-            LOCATIONS,
             "Recompute the input projections of gated feed-forward layers in the backward \
              pass, or keep them on the device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+        ),
+        location(
             "mlpwo",
-            "remat",
-            LOCATIONS,
             "Recompute the outputs of feed-forward layers in the backward pass, or keep \
              them on the device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+        ),
+        location(
             "moe_mlpwi_0",
-            "remat",
-            LOCATIONS,
             "Recompute the gate projections of experts in the backward pass, or keep them \
              on the device or the host (`remat_policy=custom`).",
         )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+        .refused(features::MIXTURES_OF_EXPERTS),
+        location(
             "moe_mlpwi_1",
-            "remat",
-            LOCATIONS,
             "Recompute the input projections of experts in the backward pass, or keep them \
              on the device or the host (`remat_policy=custom`).",
         )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+        .refused(features::MIXTURES_OF_EXPERTS),
+        location(
             "moe_mlpwo",
-            "remat",
-            LOCATIONS,
             "Recompute the outputs of experts in the backward pass, or keep them on the \
              device or the host (`remat_policy=custom`).",
         )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+        .refused(features::MIXTURES_OF_EXPERTS),
+        location(
             "query_proj",
-            "remat",
-            LOCATIONS,
             "Recompute the query projections in the backward pass, or keep them on the \
              device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+        ),
+        location(
             "key_proj",
-            "remat",
-            LOCATIONS,
             "Recompute the key projections in the backward pass, or keep them on the \
              device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+        ),
+        location(
             "value_proj",
-            "remat",
-            LOCATIONS,
             "Recompute the value projections in the backward pass, or keep them on the \
              device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+        ),
+        location(
             "query_wa_proj",
-            "remat",
-            LOCATIONS,
             "Recompute the low-rank queries of latent attention in the backward pass, or \
              keep them on the device or the host (`remat_policy=custom`).",
         )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+        .refused(features::LATENT_ATTENTION),
+        location(
             "kv_wa_proj",
-            "remat",
-            LOCATIONS,
             "Recompute the low-rank keys and values of latent attention in the backward \
              pass, or keep them on the device or the host (`remat_policy=custom`).",
         )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+        .refused(features::LATENT_ATTENTION),
+        location(
             "qkv_proj",
-            "remat",
-            LOCATIONS,
-            "Recompute the fused query, key and value projections in the backward pass, or \
-             keep them on the device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+            "Recompute the query, key and value projections in the backward pass, or keep \
+             them on the device or the host (`remat_policy=custom`); the key of one of them \
+             goes before.",
+        ),
+        location(
             "out_proj",
-            "remat",
-            LOCATIONS,
             "Recompute the output projections of attention in the backward pass, or keep \
              them on the device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+        ),
+        location(
             "mla_q",
-            "remat",
-            LOCATIONS,
             "Recompute the full queries of latent attention in the backward pass, or keep \
              them on the device or the host (`remat_policy=custom`).",
         )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+        .refused(features::LATENT_ATTENTION),
+        location(
             "mla_kv",
-            "remat",
-            LOCATIONS,
             "Recompute the full keys and values of latent attention in the backward pass, \
              or keep them on the device or the host (`remat_policy=custom`).",
         )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+        .refused(features::LATENT_ATTENTION),
+        location(
             "attention_out",
-            "remat",
-            LOCATIONS,
-            "Recompute the results of whole attention blocks in the backward pass, or keep \
-             them on the device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+            "Recompute what attention gives to its output projection in the backward pass, or \
+             keep it on the device or the host (`remat_policy=custom`). Unlike `context`, it \
+             does not spare the recomputation of attention block by block.",
+        ),
+        location(
             "engram",
-            "remat",
-            LOCATIONS,
             "Recompute the outputs of engram layers in the backward pass, or keep them on \
              the device or the host (`remat_policy=custom`).",
         )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
+        .refused(features::ENGRAM_LAYERS),
         Key::boolean(
             "optimizer_memory_host_offload",
             false,
@@ -270,27 +177,16 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         .refused(features::OFFLOADING)
         .acts_on("placement")
         .may_change(),
-        Key::choice(
+        location(
             "indexer_cutoff_threshold",
-            "remat",
-            LOCATIONS,
             "Recompute the scores at which the attention indexer cuts off in the backward \
              pass, or keep them on the device or the host (`remat_policy=custom`).",
         )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
-        Key::choice(
+        .refused(features::INDEXER),
+        location(
             "kv_proj",
-            "remat",
-            LOCATIONS,
-            "Recompute the joint key and value projections in the backward pass, or keep \
-             them on the device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::RECOMPUTATION_BY_TENSOR)
-        .only_with("remat_policy", &["custom"])
-        .acts_on("remat")
-        .may_change(),
+            "Recompute the key and value projections in the backward pass, or keep them on \
+             the device or the host (`remat_policy=custom`); the key of one of them goes before.",
+        ),
     ],
 }];

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mt_ir::DotLowering;
+use mt_ir::Target;
 use mt_models::{Forward, Tokens};
 use mt_nn::axes::{BATCH, POSITION};
 use mt_runtime::{CompileSettings, testing};
@@ -20,8 +20,8 @@ fn reference(keys: &[&str], weights: &[HostArray], sequence: &[u32]) -> Vec<f64>
     let model = model(keys);
     let parameter_types = vec![DType::F32; weights.len()];
     let placement = Arc::new(Placement::single());
-    let dots = DotLowering::ViaF32;
-    let programs = Programs { model, placement, dots, parameter_types, num_choices: VOCAB_SIZE };
+    let target = Target::Cpu;
+    let programs = Programs { model, placement, target, parameter_types, num_choices: VOCAB_SIZE };
     let program = program(&programs.options("whole"), |inputs| {
         let parameters = programs.parameters(inputs);
         let axes = [axis(BATCH, 1), axis(POSITION, sequence.len())];

@@ -9,7 +9,7 @@ mod sampling;
 use std::sync::Arc;
 
 use mt_config::{Config, ModelGroup, PlacementGroup, Request as ConfigRequest};
-use mt_ir::DotLowering;
+use mt_ir::Target;
 use mt_models::{Model, build};
 use mt_nn::initialize;
 use mt_runtime::{Array, CompileSettings, testing};
@@ -53,7 +53,7 @@ pub fn weights(model: &dyn Model) -> Vec<HostArray> {
     let options = ProgramOptions {
         name: "initialize".to_owned(),
         placement: Arc::new(Placement::single()),
-        dots: DotLowering::ViaF32,
+        target: Target::Cpu,
     };
     let program = program(&options, |inputs| {
         let region = inputs.region();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mt_ir::DotLowering;
+use mt_ir::Target;
 use mt_nn::axes::{BATCH, VOCAB};
 use mt_runtime::testing;
 use mt_shape::{DType, HostArray, Placement, axis};
@@ -22,7 +22,7 @@ fn shares(scores: &[f32], options: SamplingOptions) -> (Vec<f64>, Vec<f64>) {
     let program_options = ProgramOptions {
         name: "draws".to_owned(),
         placement: Arc::new(Placement::single()),
-        dots: DotLowering::ViaF32,
+        target: Target::Cpu,
     };
     let program = program(&program_options, |inputs| {
         let (batch, vocab) = (axis(BATCH, NUM_DRAWS), axis(VOCAB, size));

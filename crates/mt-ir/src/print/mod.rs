@@ -9,14 +9,16 @@ use mt_shape::{DType, Mesh, PartitionSpec, Sharding};
 
 use crate::{Graph, Program, ProgramValue, TensorType, ValueId, temporaries::largest_temporaries};
 
-/// How a dot product with a result narrower than `f32` is printed.
+/// The kind of device that a program is printed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum DotLowering {
-    /// The dot returns the narrow type: GPU and TPU, where an `f32` result doubles the bytes of all-reduces.
+pub enum Target {
+    /// GPU and TPU. Dot products return narrow types directly, since an `f32` result doubles the bytes of
+    /// all-reduces, and values are moved between device and host memory as the program says.
     #[default]
-    Direct,
-    /// The dot returns `f32`, which is converted: XLA's CPU plugin runs it more than twice as fast.
-    ViaF32,
+    Accelerator,
+    /// Dot products return `f32`, which is converted: XLA's CPU plugin runs it more than twice as fast. There is one
+    /// memory, and nothing is moved.
+    Cpu,
 }
 
 /// What the text depends on besides the graph.
@@ -26,7 +28,7 @@ pub struct PrintOptions {
     pub name: String,
     /// The devices that placements refer to.
     pub mesh: Arc<Mesh>,
-    pub dots: DotLowering,
+    pub target: Target,
 }
 
 /// Names, placements and donation of the arguments or results of a program.

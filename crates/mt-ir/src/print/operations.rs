@@ -2,7 +2,7 @@
 
 use mt_shape::{DType, HostArray};
 
-use super::{Name, Printer, i64_array, list, location, tensor};
+use super::{Name, Printer, Target, i64_array, list, location, string, tensor};
 use crate::{
     Binary, Collective, CollectiveKind, Dot, GatherDims, Graph, Literal, Node, Op, Precision, Reduction,
     Scalar, ScatterDims, ScatterKind, TensorType,
@@ -216,6 +216,19 @@ impl Printer<'_> {
                 let sharding = format!("sharding = #sdy.sharding<@mesh, {}>", self.spec(spec));
                 simple(self, "sdy.sharding_constraint", &[sharding])
             }
+            Op::Transfer(_) if self.options.target == Target::Cpu => operands.to_vec(),
+            Op::Transfer(memory) => simple(
+                self,
+                "stablehlo.custom_call",
+                &[
+                    "call_target_name = \"annotate_device_placement\"".to_owned(),
+                    "has_side_effect = true".to_owned(),
+                    format!(
+                        "mhlo.frontend_attributes = {{_xla_buffer_placement = {}}}",
+                        string(memory.kind())
+                    ),
+                ],
+            ),
             Op::OptimizationBarrier => {
                 self.variadic("stablehlo.optimization_barrier", &named, &[], &results, scope)
             }
@@ -257,7 +270,7 @@ impl Printer<'_> {
     }
 
     fn dot(&mut self, dot: &Dot, operands: &[(Name, &TensorType)], result: &TensorType, scope: &str) -> Name {
-        let merges = self.options.dots == super::DotLowering::ViaF32 && self.options.mesh.num_devices() == 1;
+        let merges = self.options.target == Target::Cpu && self.options.mesh.num_devices() == 1;
         if merges && let Some((merged, types)) = merged_dot(dot, operands) {
             let [lhs, rhs] = [0, 1].map(|side| {
                 (
@@ -284,7 +297,7 @@ impl Printer<'_> {
             "precision_config = [#stablehlo<precision {precision}>, #stablehlo<precision {precision}>]"
         );
         let narrow = matches!(dot.result, DType::BF16 | DType::F16);
-        let printed = if narrow && self.options.dots == super::DotLowering::ViaF32 {
+        let printed = if narrow && self.options.target == Target::Cpu {
             TensorType::new(DType::F32, result.dims.clone())
         } else {
             result.clone()

@@ -1,9 +1,12 @@
 //! Random graphs of `f64` scalars, and an interpreter for them that carries derivatives along.
 
-use std::{collections::BTreeSet, collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use mt_ir::{
-    Binary, Comparison, CustomVjp, Graph, Literal, Op, Reduction, Remat, SavePolicy, Scalar, Scan,
+    Binary, Comparison, CustomVjp, Graph, Literal, Memory, Op, Reduction, Remat, SavePolicy, Scalar, Scan,
     TensorType, Unary, ValueId, While,
 };
 use mt_shape::DType;
@@ -74,7 +77,7 @@ pub fn run(graph: &Graph, inputs: &[Vec<Dual>]) -> Vec<Vec<Dual>> {
             }
             Op::Broadcast { .. } => vec![vec![operands[0][0]; size]],
             Op::StopGradient => vec![operands[0].iter().map(|x| constant(x.value)).collect()],
-            Op::Name(_) | Op::OptimizationBarrier | Op::Reshape { .. } => operands,
+            Op::Name(_) | Op::Transfer(_) | Op::OptimizationBarrier | Op::Reshape { .. } => operands,
             Op::Remat(remat) => run(&remat.body, &operands),
             Op::CustomVjp(op) => run(&op.primal, &operands),
             Op::Case { branches } => {
@@ -139,10 +142,12 @@ pub fn graph(choices: &[Choice], outputs: &[usize]) -> Graph {
 }
 
 fn policy(number: usize) -> SavePolicy {
-    match number % 3 {
+    let kept = |memory| SavePolicy::Names(BTreeMap::from([("kept".to_owned(), memory)]));
+    match number % 4 {
         0 => SavePolicy::Everything,
-        1 => SavePolicy::Names(BTreeSet::new()),
-        _ => SavePolicy::Names(BTreeSet::from(["kept".to_owned()])),
+        1 => SavePolicy::Names(BTreeMap::new()),
+        2 => kept(Memory::Device),
+        _ => kept(Memory::Host),
     }
 }
 

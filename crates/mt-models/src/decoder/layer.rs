@@ -182,6 +182,7 @@ impl<'t> DecoderLayer<Tensor<'t>> {
         config: &LayerConfig,
         inputs: LayerInputs<'t>,
     ) -> LayerOutputs<'t> {
+        let x = x.named("decoder_layer_input");
         let normalized = |layer: &Option<Norm<Tensor<'t>>>, x: Tensor<'t>| match layer {
             Some(layer) => layer.forward(x, EMBED, norm),
             None => x,

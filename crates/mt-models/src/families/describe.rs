@@ -1,7 +1,8 @@
 //! What most families make of the configuration, for each to change.
 
 use mt_config::{
-    AttentionKind, AttentionType, LayerAttention, MlpActivation, ModelGroup, RematPolicy, RopeType,
+    AttentionKind, AttentionType, LayerAttention, MlpActivation, ModelGroup, RematGroup, RopeType,
+    TensorLocation,
 };
 use mt_nn::{
     Activation, NormOptions, RotaryExtent, RotaryOptions, RotaryScaling,
@@ -9,7 +10,7 @@ use mt_nn::{
     axes,
 };
 use mt_shape::axis;
-use mt_trace::SavePolicy;
+use mt_trace::{Memory, SavePolicy};
 
 use crate::{
     ModelError,
@@ -18,10 +19,6 @@ use crate::{
         NormKind, Positions, QueryKeyNorm, Values,
     },
 };
-
-/// The results of products with weights: what the `minimal` policy keeps.
-const PROJECTIONS: [&str; 7] =
-    ["query_proj", "key_proj", "value_proj", "out_proj", "mlpwi_0", "mlpwi_1", "mlpwo"];
 
 /// A decoder of equal layers with norms before their parts, as Llama's.
 pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
@@ -33,7 +30,6 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         scaled: false,
         square: false,
     };
-    let names = |names: &[&str]| SavePolicy::Names(names.iter().map(|name| (*name).to_owned()).collect());
     let embed = axis(axes::EMBED, group.emb_dim());
     let tied = group.logits_via_embedding;
     let mut config = DecoderConfig {
@@ -69,11 +65,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         weight_dtype: group.weight_dtype,
         scan_layers: group.scan_layers,
         param_scan_axis: group.param_scan_axis,
-        remat: match group.remat_policy {
-            RematPolicy::Full => Some(names(&[])),
-            RematPolicy::Minimal => Some(names(&PROJECTIONS)),
-            RematPolicy::None => None,
-        },
+        remat: remat(&group.remat),
     };
     pattern(group, &mut config, &[]);
     if let Some(interval) = group.positions.nope_layer_interval.filter(|interval| *interval > 0) {
@@ -85,6 +77,16 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         config.cycle = least_common_multiple(config.cycle, interval);
     }
     Ok(config)
+}
+
+/// What the backward pass keeps of a layer; none if it computes nothing again.
+fn remat(group: &RematGroup) -> Option<SavePolicy> {
+    let kept = group.kept()?;
+    let memory = |place| match place {
+        TensorLocation::Offload => Memory::Host,
+        TensorLocation::Device | TensorLocation::Remat => Memory::Device,
+    };
+    Some(SavePolicy::Names(kept.into_iter().map(|(name, place)| (name.to_owned(), memory(place))).collect()))
 }
 
 /// The norms of a model: `offset` is 1 where scales are kept around 0.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 
 use mt_config::{Config, ModelGroup, PlacementGroup, Request};
 use mt_derive::Tree;
-use mt_ir::{DotLowering, Program};
+use mt_ir::{Program, Target};
 use mt_models::{
     Forward, Model, Tokens,
     decoder::Decoder,
@@ -197,7 +197,7 @@ impl Batch {
 pub struct Parameters<L>(pub Vec<L>);
 
 pub fn options(name: &str, placement: Arc<Placement>) -> ProgramOptions {
-    ProgramOptions { name: name.to_owned(), placement, dots: DotLowering::ViaF32 }
+    ProgramOptions { name: name.to_owned(), placement, target: Target::Cpu }
 }
 
 pub fn declare<'t>(

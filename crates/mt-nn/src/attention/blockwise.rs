@@ -7,7 +7,7 @@
 use mt_shape::{Axis, DType, HostArray, axis};
 use mt_trace::{Region, ScanOptions, Tensor};
 
-use super::{AttentionOptions, MASKED, resized};
+use super::{AttentionOptions, CONTEXT, MASKED, resized};
 use crate::axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION};
 
 /// Positions in a block. Of 64, 128, 256 and 512, measured on 2 cores by `examples/attention.rs`, 64 and 128 take about
@@ -63,7 +63,8 @@ pub fn blockwise<'t>(
         |_, [query, key, value, segments, sinks]| [kernel.forward(query, key, value, segments, sinks).0],
         |_, [query, key, value, segments, sinks]| {
             let (context, log_sums) = kernel.forward(query, key, value, segments, sinks);
-            let (context, log_sums) = (context.named("context"), log_sums.named("context"));
+            let context = context.constrain(&CONTEXT).named("context");
+            let log_sums = log_sums.constrain(&CONTEXT[..4]).named("context");
             ([context], vec![query, key, value, segments, sinks, context, log_sums])
         },
         |_, residuals, [cotangent]| {

@@ -154,7 +154,7 @@ impl<'t> Attention<Tensor<'t>> {
             (query * options.scale).constrain(&QUERY).named("query_proj").split(QUERY_HEADS, &in_groups);
         let sinks = self.sinks.map(|sinks| sinks.split(QUERY_HEADS, &in_groups));
         let context = attend(query, keys_values, sinks, inputs.segments, options);
-        let context = context.constrain(&CONTEXT).named("context");
+        let context = context.constrain(&CONTEXT).named("context").named("attention_out");
         let out = Linear { kernel: self.out.kernel.split(QUERY_HEADS, &in_groups), bias: self.out.bias };
         let output = out.forward(context, &[KV_HEADS, GROUP, HEAD_DIM]);
         Attended { output: output.constrain(&OUTPUT).named("out_proj"), keys_values, written }

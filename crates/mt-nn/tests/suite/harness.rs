@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf, sync::Arc};
 
 use mt_derive::Tree;
-use mt_ir::{DotLowering, Program};
+use mt_ir::{Program, Target};
 use mt_runtime::testing;
 use mt_shape::{Axis, DType, HostArray, Placement};
 use mt_trace::{Inputs, Output, ProgramOptions, Region, Tensor, program};
@@ -55,7 +55,7 @@ where
     let options = ProgramOptions {
         name: name.to_owned(),
         placement: Arc::new(Placement::single()),
-        dots: DotLowering::ViaF32,
+        target: Target::Cpu,
     };
     program(&options, |inputs| outputs(inputs, arguments, code)).unwrap()
 }

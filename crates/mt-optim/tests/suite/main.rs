@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf, sync::Arc};
 
-use mt_ir::{DotLowering, Program};
+use mt_ir::{Program, Target};
 use mt_optim::{AdamW, Moments, WarmupCosine, clip_by_global_norm, global_norm};
 use mt_runtime::testing;
 use mt_shape::{Axis, DType, HostArray, Placement, axis};
@@ -43,7 +43,7 @@ where
     let options = ProgramOptions {
         name: name.to_owned(),
         placement: Arc::new(Placement::single()),
-        dots: DotLowering::ViaF32,
+        target: Target::Cpu,
     };
     program(&options, code).unwrap()
 }

@@ -3,7 +3,7 @@
 use std::{env, fs, path::Path};
 
 use mt_shape::{Axis, DType, HostArray, Placement, axis};
-use mt_trace::{Inputs, Output, SavePolicy, ScanOptions};
+use mt_trace::{Inputs, Memory, Output, SavePolicy, ScanOptions};
 
 use crate::{Leaf, leaves, mesh, options};
 
@@ -64,7 +64,8 @@ fn scan_with_gradient() {
         let x = inputs.input("x", DType::F32, &[A], &[None], false);
         let weights = inputs.input("weights", DType::F32, &[LAYERS, A], &[None, None], true);
         let (value, [], gradients) = inputs.region().value_and_grad(&leaves(&[weights]), |body, weights| {
-            let options = ScanOptions::over(LAYERS).saving(SavePolicy::Names(["out".to_owned()].into()));
+            let options = ScanOptions::over(LAYERS)
+                .saving(SavePolicy::Names([("out".to_owned(), Memory::Device)].into()));
             let ([last], []) = body.scan(options, [x], &weights, |body, [x], weights| {
                 ([body.scope("layer", || (x * weights[0].value).named("out").sin())], [])
             });

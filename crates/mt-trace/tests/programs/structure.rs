@@ -2,7 +2,7 @@
 
 use mt_ir::Program;
 use mt_shape::{Axis, DType, Placement, axis};
-use mt_trace::{SavePolicy, ScanOptions, Tensor};
+use mt_trace::{Memory, SavePolicy, ScanOptions, Tensor};
 
 use crate::{Leaf, leaves, mesh, options, trace};
 
@@ -65,7 +65,7 @@ fn layers(save: SavePolicy, placement: Placement) -> Program {
 }
 
 fn names(names: &[&str]) -> SavePolicy {
-    SavePolicy::Names(names.iter().map(|name| (*name).to_owned()).collect())
+    SavePolicy::Names(names.iter().map(|name| ((*name).to_owned(), Memory::Device)).collect())
 }
 
 #[test]
