@@ -4,7 +4,10 @@ use mt_derive::Tree;
 use mt_shape::{Axis, DType, HostArray};
 use mt_trace::Tensor;
 
-use crate::axes::TABLE_POSITION;
+use crate::{
+    axes::TABLE_POSITION,
+    embedding::{looked_up, whole_rows},
+};
 
 /// A table of one learned vector for each position.
 #[derive(Clone, Debug, Tree)]
@@ -20,7 +23,8 @@ impl<'t> PositionTable<Tensor<'t>> {
     /// `i32[batch, position] -> [batch, position, embed]`
     #[track_caller]
     pub fn lookup(&self, positions: Tensor<'t>, dtype: DType) -> Tensor<'t> {
-        self.table.take(TABLE_POSITION, positions).cast(dtype)
+        let table = self.table.constrain(&whole_rows(self.table, "position"));
+        table.take(TABLE_POSITION, positions).constrain(&looked_up(self.table)).cast(dtype)
     }
 }
 
