@@ -17,6 +17,8 @@ pub struct Collective {
     pub kind: String,
     /// Bytes on each device, of what is gathered, reduced or exchanged: the larger of operand and result.
     pub bytes: u64,
+    /// Bytes on each device of every array that results: one operation may carry several.
+    pub arrays: Vec<u64>,
     /// How often it runs in one run of the program. Loops whose number of turns is unknown count once.
     pub times: u64,
     /// The name scope of the operation that it comes from.
@@ -114,6 +116,14 @@ impl Shape {
         let own = (elements.max(0) as u64 * bits).div_ceil(8);
         own + self.tuple_shapes.iter().map(Self::bytes).sum::<u64>()
     }
+
+    /// The bytes of each array of a tuple, or of the only one.
+    fn arrays(&self) -> Vec<u64> {
+        if self.tuple_shapes.is_empty() {
+            return vec![self.bytes()];
+        }
+        self.tuple_shapes.iter().map(Self::bytes).collect()
+    }
 }
 
 /// The collectives of an optimized program, the largest first; alike ones of one source are one.
@@ -135,7 +145,7 @@ pub(crate) fn collectives(format: &str, bytes: &[u8]) -> Result<Vec<Collective>,
     let mut found: Vec<Collective> = walk
         .found
         .into_iter()
-        .map(|((kind, bytes, source), times)| Collective { kind, bytes, times, source })
+        .map(|((kind, bytes, arrays, source), times)| Collective { kind, bytes, arrays, times, source })
         .collect();
     found.sort_by(|a, b| {
         (b.bytes * b.times, &a.kind, &a.source).cmp(&(a.bytes * a.times, &b.kind, &b.source))
@@ -145,7 +155,7 @@ pub(crate) fn collectives(format: &str, bytes: &[u8]) -> Result<Vec<Collective>,
 
 struct Walk<'m> {
     computations: HashMap<i64, &'m Computation>,
-    found: HashMap<(String, u64, String), u64>,
+    found: HashMap<(String, u64, Vec<u64>, String), u64>,
 }
 
 impl Walk<'_> {
@@ -160,7 +170,9 @@ impl Walk<'_> {
                     .as_ref()
                     .map(|metadata| metadata.op_name.clone())
                     .unwrap_or_default();
-                let key = (opcode.to_owned(), collective_bytes(computation, instruction), source);
+                let bytes = collective_bytes(computation, instruction);
+                let arrays = result(instruction).map(Shape::arrays).unwrap_or_default();
+                let key = (opcode.to_owned(), bytes, arrays, source);
                 *self.found.entry(key).or_default() += times;
                 // What it calls combines two numbers.
                 continue;
@@ -210,14 +222,13 @@ fn collective_bytes(computation: &Computation, instruction: &Instruction) -> u64
         operand.and_then(|operand| operand.shape.as_ref()).map_or(0, Shape::bytes)
     };
     let operands: u64 = instruction.operand_ids.iter().map(bytes_of).sum();
-    let shape = instruction.shape.as_ref();
+    operands.max(result(instruction).map_or(0, Shape::bytes))
+}
+
+/// What a collective makes.
+fn result(instruction: &Instruction) -> Option<&Shape> {
+    let shape = instruction.shape.as_ref()?;
     // What starts a gathering or an exchange returns its operands, too.
-    let result = match shape {
-        Some(shape) if instruction.opcode.ends_with("-start") && shape.tuple_shapes.len() > 1 => {
-            shape.tuple_shapes[1].bytes()
-        }
-        Some(shape) => shape.bytes(),
-        None => 0,
-    };
-    operands.max(result)
+    let with_operands = instruction.opcode.ends_with("-start") && shape.tuple_shapes.len() > 1;
+    Some(if with_operands { &shape.tuple_shapes[1] } else { shape })
 }
