@@ -61,7 +61,10 @@ fn num_devices(config: &Config) -> Option<i64> {
 fn mesh(config: &Config, values: &mut Values) {
     let devices = num_devices(config);
     values.push(("num_target_devices", devices.into()));
-    let slices = integer(config, "num_slices").max(1);
+    let slices = match devices {
+        Some(_) => integer(config, "num_cpu_slices").max(1),
+        None => integer(config, "num_slices").max(1),
+    };
     let sizes = |network: &str, available: Option<i64>| -> Value {
         let size = |axis: &str| {
             let stem = MESH_AXES.iter().find(|(name, _)| *name == axis).map(|(_, stem)| *stem);

@@ -380,6 +380,71 @@ fn meshes_are_filled_in() {
 }
 
 #[test]
+fn meshes_over_slices_are_filled_in() {
+    let check = |arguments: &[&str], sizes: &[(&str, usize)], devices: &[usize]| {
+        let arguments = [&["num_cpu_slices=2"], arguments].concat();
+        let placement = training(&arguments).unwrap().placement;
+        let mesh = placement.mesh(placement.topology(8, None).unwrap()).unwrap();
+        let split: Vec<(&str, usize)> = mesh
+            .axes()
+            .iter()
+            .filter(|(_, size)| *size > 1)
+            .map(|(name, size)| (name.as_str(), *size))
+            .collect();
+        assert_eq!((&split[..], &mesh.devices()[..]), (sizes, devices), "{arguments:?}");
+    };
+    let in_order = [0, 1, 2, 3, 4, 5, 6, 7];
+    check(&[], &[("data", 2), ("fsdp", 4)], &in_order);
+    check(&["dcn_data_parallelism=1", "dcn_fsdp_parallelism=2"], &[("fsdp", 8)], &in_order);
+    check(
+        &["ici_tensor_parallelism=2", "dcn_data_parallelism=1", "dcn_fsdp_parallelism=-1"],
+        &[("fsdp", 4), ("tensor", 2)],
+        &in_order,
+    );
+    check(
+        &[
+            "ici_data_parallelism=4",
+            "ici_fsdp_parallelism=1",
+            "dcn_data_parallelism=1",
+            "dcn_fsdp_parallelism=2",
+        ],
+        &[("data", 4), ("fsdp", 2)],
+        &[0, 4, 1, 5, 2, 6, 3, 7],
+    );
+    // Devices that say of which slice they are.
+    let placement = training(&[]).unwrap().placement;
+    let topology = placement.topology(4, Some(&[1, 0, 1, 0])).unwrap();
+    assert_eq!(placement.mesh(topology).unwrap().devices(), [1, 3, 0, 2]);
+}
+
+#[test]
+fn slices_that_do_not_fit() {
+    let check = |arguments: &[&str], slices: Option<&[i64]>, parts: &[&str]| {
+        let placement = training(arguments).unwrap().placement;
+        let error = placement.topology(8, slices).and_then(|topology| placement.mesh(topology)).unwrap_err();
+        check_message(&error.to_string(), parts);
+    };
+    check(&["num_cpu_slices=3"], None, &["`num_cpu_slices` is `3`", "8 devices"]);
+    check(&["num_slices=2"], None, &["`num_slices` is `2`", "of 1 slice", "`num_cpu_slices=2`"]);
+    check(&[], Some(&[0, 0, 0, 0, 0, 1, 1, 1]), &["8 devices are not 2 slices of the same size"]);
+    check(
+        &["num_cpu_slices=2", "ici_tensor_parallelism=3"],
+        None,
+        &["`ici_tensor_parallelism=3`", "does not divide the 4 devices of a slice"],
+    );
+    check(
+        &["num_cpu_slices=2", "dcn_data_parallelism=4"],
+        None,
+        &["`dcn_data_parallelism=4`", "is not the number of slices, which is 2", "`num_cpu_slices=4`"],
+    );
+    check(
+        &["num_cpu_slices=2", "custom_mesh_and_rule=pure-fsdp"],
+        None,
+        &["`dcn_data_parallelism` is `-1`", "takes 2 slices", "has no `data`"],
+    );
+}
+
+#[test]
 fn meshes_and_batches_that_do_not_fit() {
     for (arguments, devices, parts) in [
         (

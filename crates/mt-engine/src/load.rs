@@ -60,7 +60,8 @@ pub fn load_model(config: &LoadConfig) -> Result<LoadedModel, EngineError> {
     let model = build(&config.model)?;
     let published = if is_published(path) { Some(Weights::open(&*model, path)?) } else { None };
     let runtime = start_runtime(&config.run, &config.debug)?;
-    let placement = Arc::new(config.placement.placement(runtime.num_devices())?);
+    let topology = config.placement.topology(runtime.num_devices(), runtime.slices().as_deref())?;
+    let placement = Arc::new(config.placement.placement(topology)?);
     let loaded = match published {
         Some(published) => LoadedWeights {
             parameters: published.load_to_read(&runtime, &placement, &*model, None)?,

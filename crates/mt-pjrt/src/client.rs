@@ -4,7 +4,7 @@ use std::{fmt, ptr::NonNull, sync::Arc};
 
 use crate::{
     CompileOptions, Error, Executable, NamedValue, Plugin,
-    plugin::{array, text},
+    plugin::{array, named_values, text},
     sys,
 };
 
@@ -43,6 +43,7 @@ pub(crate) struct RawDevice {
     pub(crate) raw: NonNull<sys::Device>,
     id: i32,
     kind: String,
+    slice: Option<i64>,
     memories: Vec<RawMemory>,
     default_memory: usize,
 }
@@ -199,28 +200,39 @@ impl Connection {
         description.device = raw.as_ptr();
         let mut id = sys::DeviceDescriptionId::new();
         let mut kind = sys::DeviceDescriptionKind::new();
+        let mut attributes = sys::DeviceDescriptionAttributes::new();
         let mut memories = sys::DeviceAddressableMemories::new();
         memories.device = raw.as_ptr();
         let mut default = sys::DeviceDefaultMemory::new();
         default.device = raw.as_ptr();
         // SAFETY: the device is valid, and its description, memories and strings live as long as it does.
-        let (kind, raw_memories) = unsafe {
+        let (kind, attributes, raw_memories) = unsafe {
             plugin.call(&mut description)?;
             id.description = description.description;
             kind.description = description.description;
+            attributes.description = description.description;
             plugin.call(&mut id)?;
             plugin.call(&mut kind)?;
+            plugin.call(&mut attributes)?;
             plugin.call(&mut memories)?;
             plugin.call(&mut default)?;
-            (text(kind.kind, kind.kind_size), array(memories.memories, memories.num_memories))
+            (
+                text(kind.kind, kind.kind_size),
+                named_values(attributes.attributes, attributes.num_attributes),
+                array(memories.memories, memories.num_memories),
+            )
         };
+        let slice = attributes.iter().find_map(|(name, value)| match value {
+            NamedValue::Integer(slice) if name == "slice_index" => Some(*slice),
+            _ => None,
+        });
         let mut memories = Vec::new();
         for raw in raw_memories {
             memories.push(self.describe_memory(non_null(*raw, "DeviceAddressableMemories")?)?);
         }
         let is_default = |memory: &RawMemory| memory.raw.as_ptr() == default.memory;
         let default_memory = memories.iter().position(is_default).unwrap_or(0);
-        Ok(RawDevice { raw, id: id.id, kind, memories, default_memory })
+        Ok(RawDevice { raw, id: id.id, kind, slice, memories, default_memory })
     }
 
     fn describe_memory(&self, raw: NonNull<sys::Memory>) -> Result<RawMemory, Error> {
@@ -275,6 +287,11 @@ impl Device {
     /// The kind of device, such as `cpu` or `NVIDIA H100 80GB HBM3`.
     pub fn kind(&self) -> &str {
         &self.raw().kind
+    }
+
+    /// The number of its slice, where the platform has slices.
+    pub fn slice(&self) -> Option<i64> {
+        self.raw().slice
     }
 
     /// The memories that the device can address.

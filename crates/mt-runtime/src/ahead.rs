@@ -94,7 +94,7 @@ impl AheadOfTime {
         settings: &CompileSettings,
     ) -> Result<AheadProgram, RuntimeError> {
         check_shardings(program, self.num_devices())?;
-        let mut options = CompileOptions::on_first(program.mesh.num_devices());
+        let mut options = CompileOptions { devices: program.mesh.devices(), ..CompileOptions::default() };
         options.xla_flags = settings.xla_flags.clone();
         options.xla_flags.extend(platform_flags(self.platform, &self.plugin));
         let dump =

@@ -46,8 +46,9 @@ impl Array {
         let ty = TensorType::new(host.dtype(), host.dims());
         check_sharding("array", &ty, sharding)?;
         let shard_dims = sharding.shard_dims(host.dims());
-        Self::from_parts(runtime, ty, sharding, |device| {
-            let bytes = gather(host, &runs(host, &sharding.shard_ranges(host.dims(), device)));
+        Self::from_parts(runtime, ty, sharding, |place| {
+            let bytes = gather(host, &runs(host, &sharding.shard_ranges(host.dims(), place)));
+            let device = sharding.mesh.device(place);
             Ok(Buffer::from_bytes(runtime.client(), device, host.dtype(), &shard_dims, &bytes)?)
         })
     }
@@ -66,8 +67,9 @@ impl Array {
         let ty = TensorType::new(host.dtype(), host.dims());
         check_sharding("array", &ty, sharding)?;
         let (client, shard_dims) = (runtime.client(), sharding.shard_dims(host.dims()));
-        Self::from_parts(runtime, ty, sharding, |device| {
-            let runs = runs(&host, &sharding.shard_ranges(host.dims(), device));
+        Self::from_parts(runtime, ty, sharding, |place| {
+            let runs = runs(&host, &sharding.shard_ranges(host.dims(), place));
+            let device = sharding.mesh.device(place);
             Ok(match &runs[..] {
                 [run] => Buffer::from_host_part(client, device, host.clone(), &shard_dims, run.clone())?,
                 _ => Buffer::from_bytes(client, device, host.dtype(), &shard_dims, &gather(&host, &runs))?,
@@ -115,14 +117,14 @@ impl Array {
         to_device: impl Fn(usize, &Arc<HostArray>) -> Result<Buffer, mt_pjrt::Error>,
     ) -> Result<Self, E> {
         check_sharding("array", ty, sharding)?;
-        let mut devices: BTreeMap<Vec<(usize, usize)>, Vec<usize>> = BTreeMap::new();
-        for device in 0..sharding.mesh.num_devices() {
-            let ranges = sharding.shard_ranges(&ty.dims, device);
+        let mut places: BTreeMap<Vec<(usize, usize)>, Vec<usize>> = BTreeMap::new();
+        for place in 0..sharding.mesh.num_devices() {
+            let ranges = sharding.shard_ranges(&ty.dims, place);
             let key = ranges.iter().map(|range| (range.start, range.end)).collect();
-            devices.entry(key).or_default().push(device);
+            places.entry(key).or_default().push(place);
         }
         let mut buffers: Vec<Option<Buffer>> = (0..sharding.mesh.num_devices()).map(|_| None).collect();
-        for (key, devices) in devices {
+        for (key, places) in places {
             let ranges: Vec<Range<usize>> = key.into_iter().map(|(start, end)| start..end).collect();
             let host = shard(&ranges)?;
             if host.dtype() != ty.dtype || host.dims() != sharding.shard_dims(&ty.dims) {
@@ -131,12 +133,13 @@ impl Array {
                 return Err(RuntimeError::Sharding { name: "array".into(), ty, spec, reason }.into());
             }
             let host = Arc::new(host);
-            for device in devices {
-                buffers[device] = Some(to_device(device, &host).map_err(RuntimeError::from)?);
+            for place in places {
+                let device = sharding.mesh.device(place);
+                buffers[place] = Some(to_device(device, &host).map_err(RuntimeError::from)?);
             }
         }
         let mut buffers = buffers.into_iter().flatten();
-        let next = |_| Ok(buffers.next().expect("each device belongs to one key"));
+        let next = |_| Ok(buffers.next().expect("each place belongs to one key"));
         Ok(Self::from_parts(runtime, ty.clone(), sharding, next)?)
     }
 

@@ -251,9 +251,9 @@ fn load_or_compile(
     settings: &CompileSettings,
 ) -> Result<(mt_pjrt::Executable, bool), RuntimeError> {
     let client = runtime.client();
-    let mut options = CompileOptions::on_first(program.mesh.num_devices());
-    options.xla_flags = settings.xla_flags.clone();
-    options.xla_flags.extend(platform_flags(runtime.platform(), client.plugin()));
+    let mut xla_flags = settings.xla_flags.clone();
+    xla_flags.extend(platform_flags(runtime.platform(), client.plugin()));
+    let mut options = CompileOptions { devices: program.mesh.devices(), xla_flags };
     let compile = |options: &CompileOptions| {
         client.compile(&program.name, &program.text, options).map_err(|error| option_error(error, settings))
     };
@@ -306,6 +306,9 @@ fn key(runtime: &Runtime, program: &Program, options: &CompileOptions) -> Result
     let mut key = Fingerprint::default();
     key.add(env!("CARGO_PKG_VERSION")).add(runtime.fingerprint()?);
     key.add((options.devices.len() as u64).to_le_bytes());
+    for device in &options.devices {
+        key.add((*device as u64).to_le_bytes());
+    }
     for (name, value) in &options.xla_flags {
         key.add(name).add(value);
     }
@@ -319,9 +322,9 @@ fn same_placement(ty: &TensorType, given: &Sharding, needed: &Sharding) -> bool 
         return true;
     }
     let num_devices = needed.mesh.num_devices();
-    given.mesh.num_devices() == num_devices
+    given.mesh.devices() == needed.mesh.devices()
         && (0..num_devices)
-            .all(|device| given.shard_ranges(&ty.dims, device) == needed.shard_ranges(&ty.dims, device))
+            .all(|place| given.shard_ranges(&ty.dims, place) == needed.shard_ranges(&ty.dims, place))
 }
 
 fn describe(sharding: &Sharding) -> String {

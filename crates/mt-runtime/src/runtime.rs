@@ -112,6 +112,11 @@ impl Runtime {
         self.inner.client.devices()
     }
 
+    /// The slice of each device, where the platform has slices.
+    pub fn slices(&self) -> Option<Vec<i64>> {
+        self.devices().iter().map(Device::slice).collect()
+    }
+
     /// Compiles a program for the first devices, or loads it from the cache.
     ///
     /// # Errors

@@ -15,6 +15,6 @@ mod tree;
 pub use axis::{Axis, axis};
 pub use dtype::{DType, UnknownDType};
 pub use host::{HostArray, HostArrayError};
-pub use mesh::{Mesh, MeshError, PartitionSpec, Sharding};
+pub use mesh::{HybridAxis, Mesh, MeshError, PartitionSpec, Sharding, Topology};
 pub use rules::{LogicalRules, Placement, PlacementNote};
 pub use tree::{Path, Tree};

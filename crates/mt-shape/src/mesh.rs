@@ -1,11 +1,91 @@
 //! Device meshes and how an array is split over one.
 
-use std::{fmt, ops::Range, sync::Arc};
+use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc};
 
-/// A grid of devices with named axes. Device `i` sits at the row-major coordinates of `i`.
+/// The devices that there are, by slice: those of a slice are joined by a network much faster than that between slices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    /// The devices of each slice, as many in each.
+    slices: Vec<Vec<usize>>,
+}
+
+impl Topology {
+    /// Devices `0..num_devices` in slices of neighbours.
+    ///
+    /// # Errors
+    /// The devices cannot be dealt evenly to so many slices.
+    pub fn even(num_devices: usize, num_slices: usize) -> Result<Self, MeshError> {
+        if num_slices == 0 || !num_devices.is_multiple_of(num_slices) {
+            return Err(MeshError::UnevenSlices { num_devices, num_slices });
+        }
+        let size = num_devices / num_slices;
+        Ok(Self {
+            slices: (0..num_slices).map(|slice| (slice * size..(slice + 1) * size).collect()).collect(),
+        })
+    }
+
+    /// The topology of devices that say of which slice they are.
+    ///
+    /// # Errors
+    /// Slices have different numbers of devices.
+    pub fn of_slices(slice_of_device: &[i64]) -> Result<Self, MeshError> {
+        let mut slices: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
+        for (device, slice) in slice_of_device.iter().enumerate() {
+            slices.entry(*slice).or_default().push(device);
+        }
+        let slices: Vec<Vec<usize>> = slices.into_values().collect();
+        if slices.iter().any(|slice| slice.len() != slices[0].len()) {
+            return Err(MeshError::UnevenSlices {
+                num_devices: slice_of_device.len(),
+                num_slices: slices.len(),
+            });
+        }
+        Ok(Self { slices })
+    }
+
+    /// The number of slices.
+    pub fn num_slices(&self) -> usize {
+        self.slices.len()
+    }
+
+    /// The number of devices in all slices.
+    pub fn num_devices(&self) -> usize {
+        self.slices.iter().map(Vec::len).sum()
+    }
+
+    /// The number of devices in one slice.
+    pub fn slice_size(&self) -> usize {
+        self.slices.first().map_or(0, Vec::len)
+    }
+}
+
+/// One slice of so many devices.
+impl From<usize> for Topology {
+    fn from(num_devices: usize) -> Self {
+        Self { slices: vec![(0..num_devices).collect()] }
+    }
+}
+
+impl From<&Topology> for Topology {
+    fn from(topology: &Topology) -> Self {
+        topology.clone()
+    }
+}
+
+/// An axis of a mesh over slices: how many devices of a slice it spans, and how many slices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HybridAxis {
+    pub name: String,
+    pub within_slice: usize,
+    pub over_slices: usize,
+}
+
+/// A grid of devices with named axes. Place `i` of the grid has the row-major coordinates of `i`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Mesh {
     axes: Vec<(String, usize)>,
+    /// The device at each place; empty if device `i` is at place `i`.
+    devices: Vec<usize>,
 }
 
 /// The mesh cannot be built.
@@ -15,6 +95,10 @@ pub enum MeshError {
     DuplicateAxis(String),
     #[error("mesh axis `{0}` has size 0")]
     EmptyAxis(String),
+    #[error("{num_devices} devices are not {num_slices} slices of the same size")]
+    UnevenSlices { num_devices: usize, num_slices: usize },
+    #[error("the mesh has {needed} places, but there are {given} devices")]
+    DeviceCount { needed: usize, given: usize },
 }
 
 impl Mesh {
@@ -32,12 +116,48 @@ impl Mesh {
                 return Err(MeshError::EmptyAxis(name.clone()));
             }
         }
-        Ok(Self { axes })
+        Ok(Self { axes, devices: Vec::new() })
+    }
+
+    /// A mesh over slices. Along each axis the devices of one slice are neighbours, and slices vary slower.
+    ///
+    /// # Errors
+    /// Those of [`Self::new`], or the axes do not have as many places as there are devices and slices.
+    pub fn hybrid(axes: &[HybridAxis], topology: &Topology) -> Result<Self, MeshError> {
+        let mesh =
+            Self::new(axes.iter().map(|axis| (axis.name.clone(), axis.within_slice * axis.over_slices)))?;
+        let (needed, given) = (mesh.num_devices(), topology.num_devices());
+        let over_slices: usize = axes.iter().map(|axis| axis.over_slices).product();
+        if needed != given || over_slices != topology.num_slices() {
+            return Err(MeshError::DeviceCount { needed, given });
+        }
+        let device = |place: usize| {
+            let (mut slice, mut within) = (0, 0);
+            for axis in axes {
+                let coordinate = mesh.coordinate(place, &axis.name);
+                slice = slice * axis.over_slices + coordinate / axis.within_slice;
+                within = within * axis.within_slice + coordinate % axis.within_slice;
+            }
+            topology.slices[slice][within]
+        };
+        let devices: Vec<usize> = (0..needed).map(device).collect();
+        let is_identity = devices.iter().enumerate().all(|(place, device)| place == *device);
+        Ok(Self { devices: if is_identity { Vec::new() } else { devices }, ..mesh })
     }
 
     /// The mesh of one device, without axes.
     pub fn single() -> Self {
-        Self { axes: Vec::new() }
+        Self { axes: Vec::new(), devices: Vec::new() }
+    }
+
+    /// The device at a place of the grid.
+    pub fn device(&self, place: usize) -> usize {
+        self.devices.get(place).copied().unwrap_or(place)
+    }
+
+    /// The devices in the order of their places.
+    pub fn devices(&self) -> Vec<usize> {
+        (0..self.num_devices()).map(|place| self.device(place)).collect()
     }
 
     /// Names and sizes of the axes.
@@ -55,12 +175,12 @@ impl Mesh {
         self.axes.iter().map(|(_, size)| size).product()
     }
 
-    /// The position of `device` along the axis `name`; 0 if the mesh has no such axis.
-    pub fn coordinate(&self, device: usize, name: &str) -> usize {
+    /// The position of a place along the axis `name`; 0 if the mesh has no such axis.
+    pub fn coordinate(&self, place: usize, name: &str) -> usize {
         let mut stride = 1;
         for (axis, size) in self.axes.iter().rev() {
             if axis == name {
-                return device / stride % size;
+                return place / stride % size;
             }
             stride *= size;
         }
@@ -130,14 +250,14 @@ impl Sharding {
             .collect()
     }
 
-    /// The index ranges that `device` holds, one for each dimension.
-    pub fn shard_ranges(&self, dims: &[usize], device: usize) -> Vec<Range<usize>> {
+    /// The index ranges that the device at a place holds, one for each dimension.
+    pub fn shard_ranges(&self, dims: &[usize], place: usize) -> Vec<Range<usize>> {
         self.shard_dims(dims)
             .into_iter()
             .enumerate()
             .map(|(dim, size)| {
                 let index = self.spec.0[dim].iter().fold(0, |index, axis| {
-                    index * self.mesh.axis_size(axis).unwrap_or(1) + self.mesh.coordinate(device, axis)
+                    index * self.mesh.axis_size(axis).unwrap_or(1) + self.mesh.coordinate(place, axis)
                 });
                 index * size..(index + 1) * size
             })
@@ -166,6 +286,39 @@ mod tests {
         let sharding = Sharding { mesh, spec: PartitionSpec(vec![vec!["b".into(), "a".into()]]) };
         let starts: Vec<usize> = (0..4).map(|device| sharding.shard_ranges(&[4], device)[0].start).collect();
         assert_eq!(starts, [0, 2, 1, 3]);
+    }
+
+    #[test]
+    fn slices_vary_slower_than_devices_within_them() {
+        let check = |axes: &[(usize, usize)], topology: &Topology, expected: &[usize]| {
+            let axes: Vec<HybridAxis> = axes
+                .iter()
+                .enumerate()
+                .map(|(index, (within_slice, over_slices))| HybridAxis {
+                    name: format!("axis{index}"),
+                    within_slice: *within_slice,
+                    over_slices: *over_slices,
+                })
+                .collect();
+            assert_eq!(Mesh::hybrid(&axes, topology).unwrap().devices(), expected);
+        };
+        let two = Topology::even(8, 2).unwrap();
+        check(&[(1, 2), (4, 1)], &two, &[0, 1, 2, 3, 4, 5, 6, 7]);
+        check(&[(4, 1), (1, 2)], &two, &[0, 4, 1, 5, 2, 6, 3, 7]);
+        check(&[(2, 2), (2, 1)], &two, &[0, 1, 2, 3, 4, 5, 6, 7]);
+        check(&[(2, 1), (2, 2)], &two, &[0, 1, 4, 5, 2, 3, 6, 7]);
+        let mixed = Topology::of_slices(&[1, 0, 1, 0]).unwrap();
+        check(&[(1, 2), (2, 1)], &mixed, &[1, 3, 0, 2]);
+    }
+
+    #[test]
+    fn slices_have_one_size() {
+        let uneven = |num_devices, num_slices| MeshError::UnevenSlices { num_devices, num_slices };
+        assert_eq!(Topology::even(8, 3), Err(uneven(8, 3)));
+        assert_eq!(Topology::of_slices(&[0, 0, 1]), Err(uneven(3, 2)));
+        let axis = HybridAxis { name: "data".into(), within_slice: 2, over_slices: 2 };
+        let error = Mesh::hybrid(&[axis], &8.into()).unwrap_err();
+        assert_eq!(error, MeshError::DeviceCount { needed: 4, given: 8 });
     }
 
     #[test]

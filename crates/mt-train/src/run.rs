@@ -85,8 +85,9 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         return Err(ModelError::TooFewPositions { length, positions }.into());
     }
     let runtime = start_runtime(&settings.run, &settings.debug)?;
-    settings.check_devices(runtime.num_devices())?;
-    let placement = Arc::new(settings.placement.placement(runtime.num_devices())?);
+    let topology = settings.placement.topology(runtime.num_devices(), runtime.slices().as_deref())?;
+    settings.check_devices(&topology)?;
+    let placement = Arc::new(settings.placement.placement(&topology)?);
 
     let directory = settings.run.directory();
     let lock = RunLock::acquire(&directory)?;
@@ -129,17 +130,7 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     for line in &options.announcement {
         eprintln!("{line}");
     }
-    let programs = Programs {
-        model: &*model,
-        placement: placement.clone(),
-        platform: runtime.platform(),
-        optimizer: optimizer(&settings),
-        schedule: schedule(&settings),
-        clipping_norm: settings.optimizer.clipping_norm(),
-        objective: Objective { model: &*model, gradient_dtype: settings.optimizer.grad_dtype },
-        seed: settings.model.init_weights_seed,
-        batch_axes: batch_axes(&settings),
-    };
+    let programs = programs(&settings, &*model, placement.clone(), runtime.platform());
     let rows = settings.data.global_batch(runtime.num_devices())?;
     let length = settings.data.max_target_length;
     let compile =
@@ -243,6 +234,26 @@ fn open_data(
         resumes,
     }
     .open()
+}
+
+/// What the programs of a run are made from.
+pub(crate) fn programs<'a>(
+    settings: &TrainConfig,
+    model: &'a dyn Model,
+    placement: Arc<Placement>,
+    platform: Platform,
+) -> Programs<'a> {
+    Programs {
+        model,
+        placement,
+        platform,
+        optimizer: optimizer(settings),
+        schedule: schedule(settings),
+        clipping_norm: settings.optimizer.clipping_norm(),
+        objective: Objective { model, gradient_dtype: settings.optimizer.grad_dtype },
+        seed: settings.model.init_weights_seed,
+        batch_axes: batch_axes(settings),
+    }
 }
 
 fn optimizer(settings: &TrainConfig) -> AdamW {

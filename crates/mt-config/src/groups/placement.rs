@@ -1,6 +1,6 @@
 //! The device mesh and the placement rules.
 
-use mt_shape::{LogicalRules, Mesh, Placement};
+use mt_shape::{HybridAxis, LogicalRules, Mesh, Placement, Topology};
 
 use super::{group, read};
 use crate::{
@@ -73,15 +73,26 @@ group! {
         logical_axis_rules: LogicalRules,
         input_data_sharding_logical_axes: Vec<String>,
         sharding_tolerance: f64,
+        num_slices: i64,
+        num_cpu_slices: usize,
     }
     besides {
         ici: Parallelism = |config, problems| Some(Parallelism::read("ici", config, problems)),
         dcn: Parallelism = |config, problems| Some(Parallelism::read("dcn", config, problems)),
+        slices_origin: SlicesOrigin = |config, _| {
+            let origin = |name| config.entry(name).origin.clone();
+            Some(SlicesOrigin { num_slices: origin("num_slices"), num_cpu_slices: origin("num_cpu_slices") })
+        },
+        mesh_axes_origin: Origin = |config, _| Some(config.entry("mesh_axes").origin.clone()),
     }
 }
 
-/// Machines of several slices are not built, so there is always one.
-const NUM_SLICES: usize = 1;
+/// Where the numbers of slices come from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SlicesOrigin {
+    num_slices: Origin,
+    num_cpu_slices: Origin,
+}
 
 /// As many as `num_cpu_devices` may be.
 const MOST_CPU_DEVICES: usize = 4096;
@@ -140,20 +151,74 @@ impl PlacementGroup {
         }
     }
 
-    /// The mesh of `num_devices` devices, with the axes of size -1 filled in.
+    /// The devices by slice: as they say of themselves, or as `num_cpu_slices` deals those that do not.
+    ///
+    /// # Errors
+    /// The slices have different sizes, or they are not as many as `num_slices` says.
+    pub fn topology(&self, num_devices: usize, slices: Option<&[i64]>) -> Result<Topology, ConfigError> {
+        let topology = match slices {
+            Some(slices) => Topology::of_slices(slices).map_err(|error| {
+                Problem::inconsistent(error.to_string(), "use slices of one size: a mesh is a grid")
+            })?,
+            None => Topology::even(num_devices, self.num_cpu_slices).map_err(|_| {
+                let (slices, origin) = (self.num_cpu_slices, &self.slices_origin.num_cpu_slices);
+                Problem::inconsistent(
+                    format!(
+                        "`num_cpu_slices` is `{slices}` ({origin}), which does not divide the {num_devices} devices"
+                    ),
+                    "choose a number of slices that divides that of the devices, which `num_cpu_devices` is",
+                )
+            })?,
+        };
+        let found = topology.num_slices();
+        if self.num_slices > 0 && self.num_slices != found as i64 {
+            let (slices, origin) = (self.num_slices, &self.slices_origin.num_slices);
+            return Err(Problem::inconsistent(
+                format!("`num_slices` is `{slices}` ({origin}), but the devices are of {}", counted(found, "slice")),
+                format!("leave out `num_slices`, which are counted; on a CPU, `num_cpu_slices={slices}` deals its devices to as many"),
+            )
+            .into());
+        }
+        Ok(topology)
+    }
+
+    /// The mesh of these devices, with the axes of size -1 filled in.
     ///
     /// # Errors
     /// The parallelisms and the number of devices do not fit.
-    pub fn mesh(&self, num_devices: usize) -> Result<Mesh, ConfigError> {
-        let ici = self.ici.filled(num_devices / NUM_SLICES)?;
-        let dcn = self.dcn.filled(NUM_SLICES)?;
-        let size = |axis: &str| {
-            let of = |sizes: &[(&str, usize)]| {
-                sizes.iter().find(|(name, _)| *name == axis).map_or(1, |(_, size)| *size)
-            };
-            of(&ici) * of(&dcn)
+    pub fn mesh(&self, devices: impl Into<Topology>) -> Result<Mesh, ConfigError> {
+        let topology = devices.into();
+        let ici = self.ici.filled(topology.slice_size(), topology.num_slices())?;
+        let dcn = self.dcn.filled(topology.num_slices(), topology.num_slices())?;
+        for (parallelism, sizes) in [(&self.ici, &ici), (&self.dcn, &dcn)] {
+            for (of_axis, (name, size)) in parallelism.sizes.iter().zip(sizes) {
+                if *size > 1 && !self.mesh_axes.iter().any(|axis| axis == name) {
+                    return Err(Problem::inconsistent(
+                        format!(
+                            "{}, which takes {size} {}, but `mesh_axes` ({}) has no `{name}`",
+                            of_axis.stated(),
+                            if parallelism.network == "dcn" { "slices" } else { "devices" },
+                            self.mesh_axes_origin
+                        ),
+                        format!("set `{}=1`, and give another axis -1", of_axis.key),
+                    )
+                    .into());
+                }
+            }
+        }
+        let size = |sizes: &[(&str, usize)], axis: &str| {
+            sizes.iter().find(|(name, _)| *name == axis).map_or(1, |(_, size)| *size)
         };
-        Mesh::new(self.mesh_axes.iter().map(|axis| (axis.clone(), size(axis)))).map_err(|error| {
+        let axes: Vec<HybridAxis> = self
+            .mesh_axes
+            .iter()
+            .map(|axis| HybridAxis {
+                name: axis.clone(),
+                within_slice: size(&ici, axis),
+                over_slices: size(&dcn, axis),
+            })
+            .collect();
+        Mesh::hybrid(&axes, &topology).map_err(|error| {
             Problem::inconsistent(error.to_string(), "`maxtext config explain mesh_axes` lists the axes")
                 .into()
         })
@@ -163,8 +228,8 @@ impl PlacementGroup {
     ///
     /// # Errors
     /// The parallelisms and the number of devices do not fit.
-    pub fn placement(&self, num_devices: usize) -> Result<Placement, ConfigError> {
-        Ok(Placement::new(self.mesh(num_devices)?, self.logical_axis_rules.clone()))
+    pub fn placement(&self, devices: impl Into<Topology>) -> Result<Placement, ConfigError> {
+        Ok(Placement::new(self.mesh(devices)?, self.logical_axis_rules.clone()))
     }
 
     /// Into how many parts the rules split a batch on this mesh.
@@ -210,8 +275,8 @@ impl PlacementGroup {
 }
 
 impl Parallelism {
-    /// The sizes with the one that is -1 filled in.
-    fn filled(&self, available: usize) -> Result<Vec<(&'static str, usize)>, ConfigError> {
+    /// The sizes with the one that is -1 filled in; `available` are the devices of a slice, or the slices.
+    fn filled(&self, available: usize, num_slices: usize) -> Result<Vec<(&'static str, usize)>, ConfigError> {
         let product = self
             .sizes
             .iter()
@@ -232,34 +297,56 @@ impl Parallelism {
         };
         if !fits {
             let described = set.join(" × ");
-            let message = if self.network == "dcn" {
+            let (unit, of_slice) = match (self.network, num_slices) {
+                ("dcn", _) => ("slices", ""),
+                (_, 1) => ("devices", ""),
+                _ => ("devices", " of a slice"),
+            };
+            let message = if self.network == "dcn" && num_slices == 1 {
                 format!("{described} asks for several slices, but there is one")
             } else if is_open {
-                format!("{described} does not divide the {available} devices")
+                format!("{described} does not divide the {available} {unit}{of_slice}")
             } else if set.is_empty() {
-                format!("the `ici_*_parallelism` keys are all 1, but there are {available} devices")
+                let network = self.network;
+                format!(
+                    "the `{network}_*_parallelism` keys are all 1, but there are {available} {unit}{of_slice}"
+                )
             } else {
-                format!("{described} is not the number of devices, which is {available}")
+                format!("{described} is not the number of {unit}{of_slice}, which is {available}")
             };
-            return Err(Problem::inconsistent(message, self.sizes_that_fit(product, available)).into());
+            return Err(
+                Problem::inconsistent(message, self.sizes_that_fit(product, available, num_slices)).into()
+            );
         }
         let filled = |size: i64| usize::try_from(size).unwrap_or(available / product);
         Ok(self.sizes.iter().map(|axis| (axis.axis, filled(axis.size))).collect())
     }
 
     /// How to mend sizes whose product is not `available`.
-    fn sizes_that_fit(&self, product: usize, available: usize) -> String {
-        if self.network == "dcn" {
-            return "leave out the `dcn_*_parallelism` keys, or split within the slice: `ici_*_parallelism`"
-                .to_owned();
+    fn sizes_that_fit(&self, product: usize, available: usize, num_slices: usize) -> String {
+        let as_many = |key: &str, unit: &str, number: Option<usize>| match number {
+            Some(number) if number <= MOST_CPU_DEVICES => {
+                format!("; on a CPU, `{key}={number}` makes as many {unit}")
+            }
+            _ => String::new(),
+        };
+        if self.network == "dcn" && num_slices == 1 {
+            let as_many = as_many("num_cpu_slices", "slices", Some(product));
+            return format!(
+                "leave out the `dcn_*_parallelism` keys, or split within the slice: `ici_*_parallelism`{as_many}"
+            );
         }
-        let as_many = if product <= MOST_CPU_DEVICES {
-            format!("; on a CPU, `num_cpu_devices={product}` makes as many devices")
-        } else {
-            String::new()
+        let as_many = match self.network {
+            "dcn" => as_many("num_cpu_slices", "slices", Some(product)),
+            _ => as_many("num_cpu_devices", "devices", product.checked_mul(num_slices)),
         };
         format!(
             "choose sizes whose product is {available}, or set one of them to -1 to take what is left{as_many}"
         )
     }
+}
+
+/// A number with its noun.
+fn counted(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }

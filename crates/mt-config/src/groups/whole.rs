@@ -2,6 +2,8 @@
 
 use std::{collections::HashSet, path::PathBuf};
 
+use mt_shape::Topology;
+
 use super::{
     CheckpointGroup, DataGroup, DatasetType, DebugGroup, DecodeGroup, ModelGroup, OptimizerGroup,
     PlacementGroup, RunGroup, TokenizerGroup, TokenizerType,
@@ -129,12 +131,14 @@ impl TrainConfig {
         (self.tokenizer.tokenizer_path.is_none() && (is_of_run || !is_byte)).then_some(directory)
     }
 
-    /// Checks that meshes and batches fit a number of devices.
+    /// Checks that meshes and batches fit the devices.
     ///
     /// # Errors
     /// The mesh does not fit the devices, or a batch cannot be split over it.
-    pub fn check_devices(&self, num_devices: usize) -> Result<(), ConfigError> {
-        let mesh = self.placement.mesh(num_devices)?;
+    pub fn check_devices(&self, devices: impl Into<Topology>) -> Result<(), ConfigError> {
+        let topology = devices.into();
+        let num_devices = topology.num_devices();
+        let mesh = self.placement.mesh(topology)?;
         let batch = self.data.global_batch(num_devices)?;
         self.placement.check_batch(&mesh, "per_device_batch_size", &self.data.batch_origin, batch)?;
         let batch = self.data.eval_global_batch(num_devices)?;

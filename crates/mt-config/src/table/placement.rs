@@ -10,54 +10,74 @@ const BATCH_AND_SEQUENCE: &[&str] =
     &["data", "stage", "fsdp", "fsdp_transpose", "context", "context_usp_ulysses", "expert"];
 /// The mesh axes that split a sequence.
 const CONTEXT: &[&str] = &["context", "context_usp_ulysses"];
-const NORM_LENGTH: &[&str] = &["tensor_sequence", "context", "context_usp_ulysses"];
-/// The mesh axes that split heads and the vocabulary.
-const TENSOR: &[&str] = &["tensor", "tensor_sequence"];
-const TENSOR_DECODE: &[&str] = &["tensor", "tensor_sequence", "autoregressive"];
+/// The same outside of attention.
+const LENGTH: &[&str] = &["sequence", "context", "context_usp_ulysses"];
+const NORM_LENGTH: &[&str] = &["tensor_sequence", "sequence", "context", "context_usp_ulysses"];
+/// The mesh axes that split activations along heads, hidden units and the vocabulary. Attention splits heads where the
+/// rest splits the sequence.
+const TENSOR: &[&str] = &["tensor", "tensor_transpose", "tensor_sequence"];
+const TENSOR_OR_SEQUENCE: &[&str] = &["tensor", "tensor_transpose", "sequence", "tensor_sequence"];
+const HEADS: &[&str] = &["tensor", "tensor_transpose", "sequence", "tensor_sequence", "autoregressive"];
+const EMBED: &[&str] = &["tensor", "tensor_transpose"];
+/// The mesh axes that split weights along heads, hidden units and the vocabulary.
+const TENSOR_WEIGHTS: &[&str] = &["tensor", "tensor_transpose", "tensor_sequence", "autoregressive"];
 const MLP: &[&str] = &["fsdp_transpose", "tensor", "tensor_sequence", "autoregressive"];
-/// The mesh axes over which weights are fully sharded.
-const FSDP: &[&str] = &["fsdp", "fsdp_transpose", "context", "context_usp_ulysses", "expert"];
-const FSDP_ONE_WAY: &[&str] = &["fsdp", "context", "context_usp_ulysses", "expert"];
-const FSDP_EXPERTS: &[&str] = &["fsdp", "fsdp_transpose", "context", "context_usp_ulysses"];
-const FSDP_EXPERTS_ONE_WAY: &[&str] = &["fsdp", "context", "context_usp_ulysses"];
+/// The mesh axes over which weights are fully sharded, along the dimension that `tensor` does not split. Each comes
+/// with what is left where another dimension of the weights has `fsdp_transpose` or `tensor_transpose`.
+const FSDP: &[&str] =
+    &["fsdp", "fsdp_transpose", "sequence", "tensor_transpose", "context", "context_usp_ulysses", "expert"];
+const FSDP_ONE_WAY: &[&str] =
+    &["fsdp", "sequence", "tensor_transpose", "context", "context_usp_ulysses", "expert"];
+const FSDP_BESIDE_TENSOR: &[&str] =
+    &["fsdp", "fsdp_transpose", "sequence", "context", "context_usp_ulysses", "expert"];
+const FSDP_ONE_WAY_BESIDE_TENSOR: &[&str] = &["fsdp", "sequence", "context", "context_usp_ulysses", "expert"];
+const FSDP_EXPERTS: &[&str] =
+    &["fsdp", "fsdp_transpose", "sequence", "tensor_transpose", "context", "context_usp_ulysses"];
+const FSDP_EXPERTS_ONE_WAY: &[&str] =
+    &["fsdp", "sequence", "tensor_transpose", "context", "context_usp_ulysses"];
 
-/// MaxText's rules. The order matters: of several rules for a name the first that fits is used.
+/// MaxText's rules, with the axes `sequence` and `tensor_transpose` as they were in its earlier versions. The order
+/// matters: of several rules for a name the first that fits is used.
 const RULES: &[(&str, &[&str])] = &[
     ("circular_repeats", &[]),
     ("activation_embed_and_logits_batch", BATCH_OVER_STAGES),
     ("activation_embed_and_logits_batch_sequence", BATCH_AND_SEQUENCE),
-    ("activation_vocab", TENSOR),
-    ("activation_vocab", &["tensor"]),
+    ("activation_vocab", TENSOR_OR_SEQUENCE),
+    ("activation_vocab", EMBED),
     ("activation_vocab", &["tensor_sequence"]),
-    ("vocab", TENSOR_DECODE),
-    ("embed_vocab", FSDP),
+    ("vocab", TENSOR_WEIGHTS),
+    ("embed_vocab", FSDP_BESIDE_TENSOR),
     ("activation_batch_attn", BATCH),
     ("activation_input_length_attn", &["tensor_sequence", "context"]),
-    ("activation_heads", TENSOR_DECODE),
-    ("activation_kv_heads", TENSOR),
+    ("activation_heads", HEADS),
+    ("activation_kv_heads", TENSOR_OR_SEQUENCE),
     ("activation_length_attn", CONTEXT),
     ("activation_q_length", CONTEXT),
     ("activation_kv_length", &[]),
-    ("activation_embed_attn", &["tensor"]),
+    ("activation_embed_attn", EMBED),
     ("activation_kv", TENSOR),
     ("activation_kv_batch", BATCH),
     ("activation_kv_head_dim", TENSOR),
-    ("heads", TENSOR_DECODE),
-    ("q_heads", TENSOR_DECODE),
-    ("kv_heads", TENSOR_DECODE),
+    ("heads", TENSOR_WEIGHTS),
+    ("q_heads", TENSOR_WEIGHTS),
+    ("kv_heads", TENSOR_WEIGHTS),
     ("qkv", &[]),
     ("kv", &[]),
     ("kv_head_dim", &[]),
     ("q_lora", FSDP),
     ("q_lora", FSDP_ONE_WAY),
+    ("q_lora", FSDP_BESIDE_TENSOR),
+    ("q_lora", FSDP_ONE_WAY_BESIDE_TENSOR),
     ("q_lora_up_proj", &[]),
     ("kv_lora", FSDP),
     ("kv_lora", FSDP_ONE_WAY),
+    ("kv_lora", FSDP_BESIDE_TENSOR),
+    ("kv_lora", FSDP_ONE_WAY_BESIDE_TENSOR),
     ("kv_lora_up_proj", &[]),
     ("activation_batch_moe", BATCH),
-    ("activation_length_moe", CONTEXT),
+    ("activation_length_moe", LENGTH),
     ("activation_norm_length_moe", NORM_LENGTH),
-    ("activation_embed_moe", &["tensor"]),
+    ("activation_embed_moe", EMBED),
     ("activation_mlp_moe", TENSOR),
     ("activation_exp", &["expert"]),
     ("exp", &["expert"]),
@@ -66,15 +86,18 @@ const RULES: &[(&str, &[&str])] = &[
     ("embed_moe", FSDP_EXPERTS_ONE_WAY),
     ("activation_mlp", TENSOR),
     ("activation_batch", BATCH),
+    ("activation_length", LENGTH),
     ("activation_length", CONTEXT),
     ("activation_norm_length", NORM_LENGTH),
-    ("activation_embed", &["tensor"]),
+    ("activation_embed", EMBED),
     ("activation_stage", &["stage"]),
     ("mlp", MLP),
     ("gdn_head", MLP),
     ("embed", FSDP),
     ("embed", FSDP_ONE_WAY),
-    ("norm", &["tensor"]),
+    ("embed", FSDP_BESIDE_TENSOR),
+    ("embed", FSDP_ONE_WAY_BESIDE_TENSOR),
+    ("norm", EMBED),
     ("layers", &["stage"]),
     ("diloco", &["diloco"]),
     ("engram_dim", &["tensor"]),
@@ -82,12 +105,12 @@ const RULES: &[(&str, &[&str])] = &[
     ("moe_layers", &[]),
     ("local_layers", &[]),
     ("mhc", &[]),
-    ("prefill_activation_length", CONTEXT),
+    ("prefill_activation_length", LENGTH),
     ("prefill_activation_norm_length", NORM_LENGTH),
     ("activation_prefill_kv_batch", BATCH),
     ("decode_batch", BATCH),
-    ("decode_length", &[]),
-    ("cache_heads", &["autoregressive", "tensor", "tensor_sequence"]),
+    ("decode_length", &["sequence"]),
+    ("cache_heads", &["autoregressive", "tensor", "tensor_transpose", "tensor_sequence"]),
     ("paged_kv_heads", &["tensor"]),
     ("cache_batch_prefill", &[]),
     ("cache_batch", &[]),
@@ -97,7 +120,7 @@ const RULES: &[(&str, &[&str])] = &[
     ("num_pages", &[]),
     ("tokens_per_page", &[]),
     ("paged_kv_head_dim_size", &[]),
-    ("mlp_no_fsdp", TENSOR_DECODE),
+    ("mlp_no_fsdp", TENSOR_WEIGHTS),
     ("exp_with_fsdp", &["fsdp"]),
 ];
 
@@ -293,8 +316,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 1,
                 "As fsdp, with the other dimension of the weights split.",
             ),
-            parallelism("ici_sequence_parallelism", 1, "Devices over which sequences are split.")
-                .refused(features::SEQUENCE_PARALLELISM),
+            parallelism("ici_sequence_parallelism", 1, "Devices over which sequences are split."),
             parallelism(
                 "ici_context_parallelism",
                 1,
@@ -316,8 +338,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "ici_tensor_transpose_parallelism",
                 1,
                 "As tensor, with activations and weights exchanged.",
-            )
-            .refused(features::TRANSPOSED_TENSOR_PARALLELISM),
+            ),
             parallelism(
                 "ici_tensor_sequence_parallelism",
                 1,
@@ -330,8 +351,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             ),
             parallelism("ici_pipeline_parallelism", 1, "Stages of layers that work one after another.")
                 .refused(features::PIPELINE_PARALLELISM),
-            parallelism("ici_expert_parallelism", 1, "Devices over which experts are split.")
-                .refused(features::EXPERT_PARALLELISM),
+            parallelism("ici_expert_parallelism", 1, "Devices over which experts are split."),
             Key::integer(
                 "ici_context_usp_ulysses_parallelism",
                 1,
@@ -361,8 +381,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 1,
                 "As fsdp, with the other dimension of the weights split.",
             ),
-            parallelism("dcn_sequence_parallelism", 1, "Slices over which sequences are split.")
-                .refused(features::SEQUENCE_PARALLELISM),
+            parallelism("dcn_sequence_parallelism", 1, "Slices over which sequences are split."),
             parallelism(
                 "dcn_context_parallelism",
                 1,
@@ -384,8 +403,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "dcn_tensor_transpose_parallelism",
                 1,
                 "As tensor, with activations and weights exchanged.",
-            )
-            .refused(features::TRANSPOSED_TENSOR_PARALLELISM),
+            ),
             parallelism(
                 "dcn_tensor_sequence_parallelism",
                 1,
@@ -398,8 +416,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             ),
             parallelism("dcn_pipeline_parallelism", 1, "Slices that hold stages of layers.")
                 .refused(features::PIPELINE_PARALLELISM),
-            parallelism("dcn_expert_parallelism", 1, "Slices over which experts are split.")
-                .refused(features::EXPERT_PARALLELISM),
+            parallelism("dcn_expert_parallelism", 1, "Slices over which experts are split."),
             Key::integer(
                 "dcn_context_usp_ulysses_parallelism",
                 1,

@@ -100,6 +100,16 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .acts_on("runtime")
                 .run_level()
                 .own(),
+            Key::integer(
+                "num_cpu_slices",
+                1,
+                "Number of slices that the CPU's virtual devices are dealt to.",
+            )
+            .at_least(1.0)
+            .at_most(4096.0)
+            .acts_on("mesh")
+            .run_level()
+            .own(),
             Key::text("pjrt_plugin_path", "", "The PJRT plugin to load, instead of searching for one.")
                 .acts_on("runtime")
                 .run_level()
@@ -121,8 +131,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .may_change(),
             Key::integer("num_slices", -1, "Number of slices the devices belong to; -1 counts them.")
                 .at_least(-1.0)
-                .neutral(&[Literal::Integer(1)])
-                .refused(features::SEVERAL_SLICES)
                 .acts_on("mesh")
                 .may_change(),
             Key::integer(

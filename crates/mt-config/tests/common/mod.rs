@@ -54,7 +54,7 @@ pub fn check(command: &str, request: Request) -> Result<Config, ConfigError> {
         "train" => {
             let train = TrainConfig::from_config(&config)?;
             if let Some(devices) = config.known_devices() {
-                train.check_devices(devices)?;
+                train.check_devices(train.placement.topology(devices, None)?)?;
             }
         }
         "decode" => drop(DecodeConfig::from_config(&config)?),

@@ -40,7 +40,7 @@ fn check_train(settings: Settings) -> Result<(), Failure> {
     let train = TrainConfig::from_config(&config)?;
     mt_models::build(&train.model)?;
     if let Some(devices) = config.known_devices() {
-        train.check_devices(devices)?;
+        train.check_devices(train.placement.topology(devices, None)?)?;
     }
     report(if config.is_quick_start() { "the quick start" } else { "the configuration" }, &config)
 }
@@ -50,7 +50,8 @@ fn check_decode(settings: Settings) -> Result<(), Failure> {
     prepared.check_prompts()?;
     mt_models::build(&prepared.decode.model)?;
     if let Some(devices) = prepared.config.known_devices() {
-        prepared.decode.placement.mesh(devices)?;
+        let placement = &prepared.decode.placement;
+        placement.mesh(placement.topology(devices, None)?)?;
     }
     report("what `maxtext decode` would do", &prepared.config)
 }
