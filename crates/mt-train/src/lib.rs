@@ -19,5 +19,8 @@ mod signals;
 mod state;
 mod train_loop;
 
+#[cfg(test)]
+mod tests;
+
 pub use error::TrainError;
 pub use run::{Ending, EvaluationSummary, TrainOptions, TrainReport, train};

@@ -1,0 +1,4 @@
+//! Programs of training, run on devices of the CPU.
+
+mod placement;
+mod training;

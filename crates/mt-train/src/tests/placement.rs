@@ -1,0 +1,174 @@
+//! Every way to place a model on 8 devices trains it as one device does, holds what it is meant to hold, and exchanges
+//! what it is meant to exchange.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use Part::{Activations, Weights};
+
+use super::training::{LENGTH, NUM_DEVICES, NUM_ROWS, Trained, on_one_device, train};
+
+/// What an exchanged array is part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    /// Weights and their gradients.
+    Weights,
+    /// Whatever has a sequence's length.
+    Activations,
+}
+
+/// Every array that a step exchanges, as often as it does: kind, what it is part of, bytes, and where it comes from.
+fn exchanges(trained: &Trained) -> Vec<(&str, Part, usize, &str)> {
+    let arrays = trained.exchanges.iter().flat_map(|exchange| {
+        let times = exchange.times as usize;
+        exchange.arrays.iter().flat_map(move |bytes| std::iter::repeat_n((exchange, *bytes as usize), times))
+    });
+    arrays
+        .map(|(exchange, bytes)| {
+            // Elements have 4 bytes, and of all sizes only the length has the factor 5.
+            let part = if (bytes / 4).is_multiple_of(5) { Activations } else { Weights };
+            (exchange.kind.as_str(), part, bytes, exchange.source.as_str())
+        })
+        .collect()
+}
+
+/// A way to place and run a model.
+#[derive(Clone, Copy)]
+struct Way {
+    keys: &'static [&'static str],
+    /// What devices exchange, beside what is as small as a norm's scale or a loss.
+    exchanges: &'static [(&'static str, Part)],
+    /// Into how many parts parameters are split, by a part of their name; the first that fits counts.
+    parts: &'static [(&'static str, usize)],
+    /// Into how many parts the batch is split.
+    batch: usize,
+}
+
+const GATHERED_WEIGHTS: (&str, Part) = ("all-gather", Weights);
+const REDUCED_WEIGHTS: (&str, Part) = ("all-reduce", Weights);
+const GATHERED_ACTIVATIONS: (&str, Part) = ("all-gather", Activations);
+const REDUCED_ACTIVATIONS: (&str, Part) = ("all-reduce", Activations);
+
+const FULLY_SHARDED: &[(&str, Part)] = &[GATHERED_WEIGHTS, REDUCED_WEIGHTS];
+const BOTH: &[(&str, Part)] = &[GATHERED_WEIGHTS, REDUCED_WEIGHTS, GATHERED_ACTIVATIONS, REDUCED_ACTIVATIONS];
+const EVENLY: &[(&str, usize)] = &[("scale", 1), ("", 8)];
+const NORMS_IN_TWO: &[(&str, usize)] = &[("scale", 2), ("", 8)];
+
+const DATA: Way = Way {
+    keys: &["ici_data_parallelism=8", "ici_fsdp_parallelism=1"],
+    exchanges: &[REDUCED_WEIGHTS],
+    parts: &[("", 1)],
+    batch: 8,
+};
+const FSDP: Way =
+    Way { keys: &["ici_fsdp_parallelism=8"], exchanges: FULLY_SHARDED, parts: EVENLY, batch: 8 };
+const FSDP_TRANSPOSE: Way = Way {
+    keys: &["ici_fsdp_transpose_parallelism=8", "ici_fsdp_parallelism=1"],
+    exchanges: FULLY_SHARDED,
+    parts: EVENLY,
+    batch: 8,
+};
+const FSDP_BOTH_WAYS: Way = Way {
+    keys: &["ici_fsdp_transpose_parallelism=2", "ici_fsdp_parallelism=4"],
+    exchanges: FULLY_SHARDED,
+    parts: EVENLY,
+    batch: 8,
+};
+const EXPERT: Way = Way {
+    keys: &["ici_expert_parallelism=2", "ici_fsdp_parallelism=4"],
+    exchanges: FULLY_SHARDED,
+    parts: EVENLY,
+    batch: 8,
+};
+const FSDP_AND_TENSOR: Way = Way {
+    keys: &["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"],
+    exchanges: BOTH,
+    parts: NORMS_IN_TWO,
+    batch: 4,
+};
+const DATA_AND_FSDP_AND_TENSOR: Way = Way {
+    keys: &["ici_data_parallelism=2", "ici_fsdp_parallelism=2", "ici_tensor_parallelism=2"],
+    exchanges: BOTH,
+    parts: &[("scale", 2), ("", 4)],
+    batch: 4,
+};
+
+fn check(ways: &[Way]) {
+    let mut report = String::new();
+    for way in ways {
+        for scan in ["scan_layers=true", "scan_layers=false"] {
+            let expected = on_one_device(&[scan]);
+            let actual = train(&[scan], way.keys, NUM_DEVICES);
+            let problems = problems(way, &actual, &expected);
+            if !problems.is_empty() {
+                let _ = writeln!(report, "{:?} {scan}:\n{problems}", way.keys);
+            }
+        }
+    }
+    assert!(report.is_empty(), "\n{report}");
+}
+
+fn problems(way: &Way, actual: &Trained, expected: &Trained) -> String {
+    let mut text = String::new();
+    for (step, (loss, expected)) in actual.losses.iter().zip(&expected.losses).enumerate() {
+        if ((loss - expected) / expected).abs() > 1e-5 {
+            let _ = writeln!(text, "  loss {loss} of step {step} is not {expected}");
+        }
+    }
+    for (name, gradient) in &actual.gradients {
+        let error = distance(gradient, &expected.gradients[name]);
+        if error.is_nan() || error > 1e-4 {
+            let _ = writeln!(text, "  gradient of `{name}` differs by {error:e}");
+        }
+    }
+    for (name, bytes) in &actual.bytes {
+        let whole = expected.bytes[name][0];
+        let parts = way.parts.iter().find(|(part, _)| name.contains(part)).map_or(1, |(_, parts)| *parts);
+        let parts = if name == "step" { 1 } else { parts };
+        if bytes.iter().any(|bytes| *bytes != whole / parts) {
+            let _ = writeln!(text, "  `{name}` has {bytes:?} bytes, not {whole} / {parts}");
+        }
+    }
+    let parameters: usize = parameter_bytes(expected);
+    let residual = NUM_ROWS / way.batch * LENGTH * 32 * 4;
+    let most = expected.temporaries as usize / NUM_DEVICES + parameters + RESIDUALS * residual;
+    if actual.temporaries as usize > most {
+        let _ = writeln!(text, "  temporaries take {} bytes, more than {most}", actual.temporaries);
+    }
+    let widest = residual * 2;
+    let mut others: BTreeMap<String, usize> = BTreeMap::new();
+    for (kind, part, bytes, source) in exchanges(actual) {
+        let is_promised = way.exchanges.contains(&(kind, part)) && (part == Weights || bytes <= widest);
+        if bytes > SMALL && !is_promised {
+            *others.entry(format!("{kind} of {part:?}, {bytes} bytes, from `{source}`")).or_default() += 1;
+        }
+    }
+    for (other, times) in others {
+        let _ = writeln!(text, "  {times} × {other}");
+    }
+    text
+}
+
+/// Exchanges of at most so many bytes go with every strategy: norms' scales, losses, counts.
+const SMALL: usize = 256;
+
+/// How many arrays of the residual stream's width a device may have whole at once, for products with split weights.
+const RESIDUALS: usize = 4;
+
+fn parameter_bytes(trained: &Trained) -> usize {
+    trained.bytes.iter().filter(|(name, _)| name.starts_with("params.")).map(|(_, bytes)| bytes[0]).sum()
+}
+
+fn distance(actual: &[f64], expected: &[f64]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+    norm(&mut actual.iter().zip(expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied())
+}
+
+#[test]
+fn batches_and_weights_split() {
+    check(&[DATA, FSDP, FSDP_TRANSPOSE, FSDP_BOTH_WAYS, EXPERT]);
+}
+
+#[test]
+fn heads_and_hidden_units_split() {
+    check(&[FSDP_AND_TENSOR, DATA_AND_FSDP_AND_TENSOR]);
+}

@@ -1,0 +1,214 @@
+//! A few steps of a tiny model, from a configuration: what they yield, what they hold, and what devices exchange.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+use mt_config::{Config, Request, TrainConfig};
+use mt_models::Model;
+use mt_runtime::{Array, Collective, CompileSettings, Executable, Input, Platform, testing::cpu};
+use mt_shape::{DType, HostArray, Placement};
+
+use crate::{measured::Measured, metrics::names::LOSS, program::BATCH_ARRAYS, run::programs};
+
+/// Steps of each run.
+pub const NUM_STEPS: usize = 5;
+pub const NUM_DEVICES: usize = 8;
+pub const NUM_ROWS: usize = 16;
+/// Alone has the factor 5, which tells activations from weights by their number of elements.
+pub const LENGTH: usize = 40;
+
+/// A model small enough to compile in moments. Later values of a key replace earlier ones.
+pub const TINY: &[&str] = &[
+    "dataset_type=synthetic",
+    "decoder_block=llama2",
+    "base_emb_dim=32",
+    "base_num_query_heads=4",
+    "base_num_kv_heads=2",
+    "head_dim=8",
+    "base_mlp_dim=64",
+    "base_num_decoder_layers=2",
+    "vocab_size=256",
+    "max_target_length=40",
+    "dtype=float32",
+    "remat_policy=full",
+    "enable_dropout=false",
+    "normalize_embedding_logits=false",
+    "gradient_clipping_threshold=0",
+    "learning_rate=1e-3",
+    "warmup_steps_fraction=0",
+    "steps=10",
+];
+
+/// A configuration of the tiny model.
+pub fn configuration(arguments: &[&str], num_devices: usize) -> TrainConfig {
+    let mut merged: Vec<String> = vec![
+        format!("num_cpu_devices={num_devices}"),
+        format!("per_device_batch_size={}", NUM_ROWS as f64 / num_devices as f64),
+    ];
+    for argument in TINY.iter().chain(arguments) {
+        let key = argument.split('=').next();
+        merged.retain(|earlier| earlier.split('=').next() != key);
+        merged.push((*argument).to_owned());
+    }
+    let config = Config::resolve(&Request { arguments: merged, ..Request::default() }).unwrap();
+    let settings = TrainConfig::from_config(&config).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
+    let topology = settings.placement.topology(num_devices, None).unwrap();
+    settings.check_devices(topology).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
+    settings
+}
+
+/// A configuration with everything that is made of it.
+pub struct Setup {
+    pub settings: TrainConfig,
+    pub model: Box<dyn Model>,
+    pub placement: Arc<Placement>,
+}
+
+impl Setup {
+    pub fn new(arguments: &[&str], num_devices: usize) -> Self {
+        let settings = configuration(arguments, num_devices);
+        let model = mt_models::build(&settings.model).unwrap();
+        let topology = settings.placement.topology(num_devices, None).unwrap();
+        let placement = Arc::new(settings.placement.placement(topology).unwrap());
+        Self { settings, model, placement }
+    }
+
+    pub fn train_step(&self) -> Measured<mt_ir::Program> {
+        programs(&self.settings, &*self.model, self.placement.clone(), Platform::Cpu)
+            .train_step(NUM_ROWS, LENGTH)
+            .unwrap()
+    }
+
+    pub fn initialize(&self) -> mt_ir::Program {
+        programs(&self.settings, &*self.model, self.placement.clone(), Platform::Cpu).initialize().unwrap()
+    }
+}
+
+/// What comes of a few steps.
+pub struct Trained {
+    pub losses: Vec<f64>,
+    /// Of the first step, by name.
+    pub gradients: BTreeMap<String, Vec<f64>>,
+    /// The bytes of each array of the state on each device, by name.
+    pub bytes: BTreeMap<String, Vec<usize>>,
+    /// What the step needs on each device beside its arguments and results.
+    pub temporaries: u64,
+    pub exchanges: Vec<Collective>,
+}
+
+/// The same numbers without a pattern in every run.
+fn numbers(seed: u64, count: usize, below: usize) -> Vec<i32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        ((state >> 33) % below as u64) as i32
+    };
+    std::iter::repeat_with(next).take(count).collect()
+}
+
+/// Rows of one or two documents, some with padding behind them, in the order of [`BATCH_ARRAYS`].
+fn batch() -> [HostArray; BATCH_ARRAYS.len()] {
+    let count = NUM_ROWS * LENGTH;
+    let (mut positions, mut segments) = (vec![0; count], vec![0; count]);
+    for row in 0..NUM_ROWS {
+        let documents: &[usize] = [&[40][..], &[17, 23], &[9, 20], &[31]][row % 4];
+        let mut place = row * LENGTH;
+        for (document, size) in documents.iter().enumerate() {
+            for position in 0..*size {
+                (positions[place], segments[place]) = (position as i32, document as i32 + 1);
+                place += 1;
+            }
+        }
+    }
+    let array = |values: &[i32]| HostArray::from_slice(DType::I32, &[NUM_ROWS, LENGTH], values).unwrap();
+    let (tokens, targets) = (numbers(11, count, 256), numbers(12, count, 256));
+    [array(&tokens), array(&positions), array(&segments), array(&targets), array(&segments)]
+}
+
+/// Compiles a program for CPU devices. It runs a few times on small arrays: optimized machine code takes twice as long
+/// to make, and gains nothing.
+pub fn compile(program: &mt_ir::Program) -> Executable {
+    let xla_flags = vec![("xla_backend_optimization_level".to_owned(), "0".to_owned())];
+    let settings = CompileSettings { xla_flags, ..CompileSettings::default() };
+    cpu(program.mesh.num_devices()).compile(program, &settings).unwrap()
+}
+
+/// The first state of a run, by name, made on one device.
+fn first_values(arguments: &[&str]) -> Arc<BTreeMap<String, HostArray>> {
+    static KNOWN: OnceLock<Mutex<HashMap<Vec<String>, Arc<BTreeMap<String, HostArray>>>>> = OnceLock::new();
+    let key: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+    let mut known = KNOWN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    let make = || {
+        let program = compile(&Setup::new(arguments, 1).initialize());
+        let outputs = program.run(Vec::new()).unwrap();
+        let named = program.outputs().iter().zip(&outputs);
+        Arc::new(named.map(|(value, array)| (value.name.clone(), array.to_host().unwrap())).collect())
+    };
+    known.entry(key).or_insert_with(make).clone()
+}
+
+/// Takes steps with the tiny model, configured by `model`, from the same first values, placed and run as `way` says.
+pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
+    let first = first_values(model);
+    let setup = Setup::new(&[model, way].concat(), num_devices);
+    let Measured { program, names } = setup.train_step();
+    let loss = names.iter().position(|name| *name == LOSS).expect("a step tells its loss");
+    let step = compile(&program);
+    let runtime = cpu(num_devices);
+    let is_state = |name: &str| first.contains_key(name);
+    let mut batch = batch().into_iter();
+    let mut state: BTreeMap<String, Array> = BTreeMap::new();
+    let mut given = Vec::new();
+    for value in step.inputs() {
+        match first.get(&value.name) {
+            Some(host) => {
+                state.insert(value.name.clone(), Array::from_host(runtime, host, &value.sharding).unwrap());
+            }
+            None => {
+                let host = batch.next().expect("what is not state is of the batch");
+                given.push(Array::from_host(runtime, &host, &value.sharding).unwrap());
+            }
+        }
+    }
+    let bytes = state
+        .iter()
+        .map(|(name, array)| {
+            (name.clone(), (0..num_devices).map(|device| array.bytes_on_device(device)).collect())
+        })
+        .collect();
+    let (mut losses, mut gradients) = (Vec::new(), BTreeMap::new());
+    for index in 0..NUM_STEPS {
+        let mut given = given.iter();
+        let inputs = step.inputs().iter().map(|value| match state.remove(&value.name) {
+            Some(array) => Input::Donate(array),
+            None => Input::Borrow(given.next().expect("what is not state is of the batch")),
+        });
+        let outputs = step.run(inputs.collect()).unwrap();
+        for (value, array) in step.outputs().iter().zip(outputs) {
+            if is_state(&value.name) {
+                if let (0, Some(parameter)) = (index, value.name.strip_prefix("mu.")) {
+                    // After the first step a moment is a tenth of the gradient.
+                    gradients.insert(parameter.to_owned(), array.to_host().unwrap().to_f64());
+                }
+                state.insert(value.name.clone(), array);
+            } else if value.name == "metrics" {
+                losses.push(array.to_host().unwrap().to_f64()[loss]);
+            }
+        }
+    }
+    let temporaries = step.memory().unwrap().temporaries;
+    let exchanges = step.collectives().unwrap();
+    Trained { losses, gradients, bytes, temporaries, exchanges }
+}
+
+/// The same on one device, made once for each model.
+pub fn on_one_device(model: &[&str]) -> Arc<Trained> {
+    static KNOWN: OnceLock<Mutex<HashMap<Vec<String>, Arc<Trained>>>> = OnceLock::new();
+    let key: Vec<String> = model.iter().map(|argument| (*argument).to_owned()).collect();
+    let mut known = KNOWN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    known.entry(key).or_insert_with(|| Arc::new(train(model, &[], 1))).clone()
+}
