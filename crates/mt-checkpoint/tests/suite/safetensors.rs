@@ -128,6 +128,9 @@ fn rows_are_read_alone() {
                 assert_eq!(rows.dims(), [&[end - start], &whole.dims()[1..]].concat());
                 let row = whole.bytes().len().checked_div(num_rows).unwrap_or(0);
                 assert_eq!(rows.bytes(), &whole.bytes()[start * row..end * row]);
+                let mut bytes = vec![0; rows.bytes().len()];
+                weights.read_rows_into(name, start..end, &mut bytes).unwrap();
+                assert_eq!(bytes, rows.bytes());
             }
         }
         let beyond = weights.read_rows(name, 0..num_rows + 1).unwrap_err();
@@ -136,8 +139,12 @@ fn rows_are_read_alone() {
         weights.read_into(name, &mut bytes).unwrap();
         assert_eq!(bytes, whole.bytes());
         bytes.push(0);
-        let error = weights.read_into(name, &mut bytes).unwrap_err();
-        assert!(matches!(error, CheckpointError::WrongSize { .. }), "{error}");
+        for error in [
+            weights.read_into(name, &mut bytes).unwrap_err(),
+            weights.read_rows_into(name, 0..num_rows, &mut bytes).unwrap_err(),
+        ] {
+            assert!(matches!(error, CheckpointError::WrongSize { .. }), "{error}");
+        }
     }
     assert!(weights.read_rows("scalar", 0..1).is_err());
 }

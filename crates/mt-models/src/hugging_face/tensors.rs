@@ -93,35 +93,32 @@ fn file_dims(dims: &[usize], layout: Layout) -> Vec<usize> {
 /// `dims` are the part's dimensions in memory.
 pub fn parameter_part(tensor: &HostArray, part: &TensorPart, dims: &[usize]) -> HostArray {
     let mut made = HostArray::zeros(tensor.dtype(), dims);
-    write_part(tensor.bytes(), tensor.dtype(), tensor.dims(), part, dims, made.bytes_mut());
+    write_rows(tensor.bytes(), 0, tensor.dtype(), tensor.dims(), part, made.bytes_mut());
     made
 }
 
-/// Writes a part of a parameter, which has the dimensions `dims` in memory, made of the elements of a tensor, which has
-/// the dimensions `file_dims`.
-pub fn write_part(
-    tensor: &[u8],
+/// Writes what some rows of a tensor, which has the dimensions `file_dims` as a whole, are in a part of a parameter.
+/// A tensor of one dimension is one row.
+pub fn write_rows(
+    rows: &[u8],
+    first: usize,
     dtype: DType,
     file_dims: &[usize],
     part: &TensorPart,
-    dims: &[usize],
     made: &mut [u8],
 ) {
-    let product = |dims: &[usize]| dims.iter().product::<usize>();
     let size = dtype.byte_size();
+    let columns = file_dims.last().copied().unwrap_or(1);
     match part.layout {
-        Layout::Same(_) => made.copy_from_slice(tensor),
-        Layout::Transposed(inputs) => {
-            let (rows, columns) = (product(&dims[inputs..]), product(&dims[..inputs]));
-            transpose_bytes(tensor, made, size, rows, columns);
+        Layout::Same(_) => made[first * columns * size..][..rows.len()].copy_from_slice(rows),
+        Layout::Transposed(_) => {
+            transpose_bytes(rows, &mut made[first * size..], size, columns, file_dims[0]);
         }
         Layout::Part { index, of, .. } => {
-            let columns = file_dims.last().copied().unwrap_or(1);
-            let (rows, width) = (product(file_dims) / columns.max(1), columns / of);
-            for row in 0..rows {
-                let from = (row * columns + index * width) * size;
-                made[row * width * size..(row + 1) * width * size]
-                    .copy_from_slice(&tensor[from..from + width * size]);
+            let width = columns / of * size;
+            let made = made[first * width..].chunks_exact_mut(width.max(1));
+            for (from, to) in rows.chunks_exact((columns * size).max(1)).zip(made) {
+                to.copy_from_slice(&from[index * width..][..width]);
             }
         }
     }
@@ -136,7 +133,7 @@ pub fn tensor_bytes(tensor: &FileTensor, dtype: DType, parts: &[HostArray]) -> H
             Layout::Same(_) => made.bytes_mut().copy_from_slice(array.bytes()),
             Layout::Transposed(_) => {
                 let (rows, columns) = (tensor.dims[0], tensor.dims[1]);
-                transpose_bytes(array.bytes(), made.bytes_mut(), size, columns, rows);
+                transpose_bytes(array.bytes(), made.bytes_mut(), size, rows, columns);
             }
             Layout::Part { index, of, .. } => {
                 let columns = tensor.dims.last().copied().unwrap_or(1);
@@ -152,39 +149,122 @@ pub fn tensor_bytes(tensor: &FileTensor, dtype: DType, parts: &[HostArray]) -> H
     made
 }
 
-/// Writes the matrix of `rows` rows and `columns` columns of elements of `size` bytes transposed.
-fn transpose_bytes(from: &[u8], to: &mut [u8], size: usize, rows: usize, columns: usize) {
-    fn sized<const SIZE: usize>(from: &[u8], to: &mut [u8], rows: usize, columns: usize)
-    where
-        [u8; SIZE]: Default,
-    {
-        transpose(from.as_chunks::<SIZE>().0, to.as_chunks_mut::<SIZE>().0, rows, columns);
-    }
+/// Writes rows of `columns` elements of `size` bytes as the columns of a matrix, whose rows begin `stride` elements
+/// apart.
+fn transpose_bytes(from: &[u8], to: &mut [u8], size: usize, columns: usize, stride: usize) {
     match size {
-        1 => sized::<1>(from, to, rows, columns),
-        2 => sized::<2>(from, to, rows, columns),
-        4 => sized::<4>(from, to, rows, columns),
-        _ => sized::<8>(from, to, rows, columns),
+        1 => transpose::<1>(from, to, columns, stride, turn),
+        // Almost all published weights have two bytes.
+        2 => transpose::<2>(from, to, columns, stride, turn_pairs),
+        4 => transpose::<4>(from, to, columns, stride, turn),
+        _ => transpose::<8>(from, to, columns, stride, turn),
     }
 }
 
-/// Tile by tile: lines are read and written whole, and turned in between in a tile that stays in the cache, as rows of
-/// matrices whose width is a power of two would push each other out of it.
-fn transpose<T: Copy + Default>(from: &[T], to: &mut [T], rows: usize, columns: usize) {
-    const SIDE: usize = 32;
-    let mut tile = [[T::default(); SIDE]; SIDE];
+/// The side of the squares that are transposed at once. Of elements of two bytes one fills the smallest cache, and its
+/// lines are long enough to be written as fast as memory takes them.
+pub const SIDE: usize = 128;
+/// Elements of `SIZE` bytes, turned: the element in row 2 of column 3 is `square[3][2]`.
+type Square<const SIZE: usize> = [[[u8; SIZE]; SIDE]; SIDE];
+
+/// Square by square: lines are read and written whole, and turned in between in memory that stays in the cache, as rows
+/// of matrices whose width is a power of two would push each other out of it.
+fn transpose<const SIZE: usize>(
+    from: &[u8],
+    to: &mut [u8],
+    columns: usize,
+    stride: usize,
+    turn_whole: fn(&[[u8; SIZE]], usize, &mut Square<SIZE>),
+) {
+    let (from, to) = (from.as_chunks::<SIZE>().0, to.as_chunks_mut::<SIZE>().0);
+    let rows = from.len().checked_div(columns).unwrap_or(0);
+    let mut square = [[[0; SIZE]; SIDE]; SIDE];
     for first_row in (0..rows).step_by(SIDE) {
         let height = SIDE.min(rows - first_row);
         for first_column in (0..columns).step_by(SIDE) {
             let width = SIDE.min(columns - first_column);
-            for row in 0..height {
-                let line = &from[(first_row + row) * columns + first_column..][..width];
-                for (column, value) in line.iter().enumerate() {
-                    tile[column][row] = *value;
+            let from = &from[first_row * columns + first_column..];
+            let to = &mut to[first_column * stride + first_row..];
+            if height == SIDE && width == SIDE {
+                turn_whole(from, columns, &mut square);
+                for (column, line) in square.iter().enumerate() {
+                    to[column * stride..][..SIDE].copy_from_slice(line);
+                }
+                continue;
+            }
+            for (row, line) in from.chunks(columns).take(height).enumerate() {
+                for (column, value) in line[..width].iter().enumerate() {
+                    square[column][row] = *value;
                 }
             }
-            for (column, line) in tile[..width].iter().enumerate() {
-                to[(first_column + column) * rows + first_row..][..height].copy_from_slice(&line[..height]);
+            for (column, line) in square[..width].iter().enumerate() {
+                to[column * stride..][..height].copy_from_slice(&line[..height]);
+            }
+        }
+    }
+}
+
+/// Turns the square at the beginning of rows of `columns` elements.
+fn turn<const SIZE: usize>(from: &[[u8; SIZE]], columns: usize, square: &mut Square<SIZE>) {
+    for row in 0..SIDE {
+        for (column, value) in from[row * columns..][..SIDE].iter().enumerate() {
+            square[column][row] = *value;
+        }
+    }
+}
+
+/// As [`turn`], for elements of two bytes: four rows of four of them are turned in words of eight bytes.
+fn turn_pairs(from: &[[u8; 2]], columns: usize, square: &mut Square<2>) {
+    const EVEN: u64 = 0x0000_ffff_0000_ffff;
+    const LOW: u64 = 0x0000_0000_ffff_ffff;
+    let word =
+        |line: &[[u8; 2]], group: usize| u64::from_le_bytes(bytemuck::cast(line.as_chunks::<4>().0[group]));
+    for row in (0..SIDE).step_by(4) {
+        let line = |next: usize| &from[(row + next) * columns..][..SIDE];
+        let lines = [line(0), line(1), line(2), line(3)];
+        for group in 0..SIDE / 4 {
+            let (a, b) = (word(lines[0], group), word(lines[1], group));
+            let (c, d) = (word(lines[2], group), word(lines[3], group));
+            let (first_ac, second_ac) = (a & LOW | c << 32, a >> 32 | c & !LOW);
+            let (first_bd, second_bd) = (b & LOW | d << 32, b >> 32 | d & !LOW);
+            let turned = [
+                first_ac & EVEN | (first_bd & EVEN) << 16,
+                first_ac >> 16 & EVEN | first_bd & !EVEN,
+                second_ac & EVEN | (second_bd & EVEN) << 16,
+                second_ac >> 16 & EVEN | second_bd & !EVEN,
+            ];
+            for (column, word) in square[group * 4..].iter_mut().zip(turned) {
+                column.as_chunks_mut::<4>().0[row / 4] = bytemuck::cast(word.to_le_bytes());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Transposes a matrix, some rows at a time.
+    fn check(size: usize, rows: usize, columns: usize, at_once: usize) {
+        let element = |index: usize| (0..size).map(move |byte| (index >> (8 * byte)) as u8 ^ byte as u8);
+        let from: Vec<u8> = (0..rows * columns).flat_map(element).collect();
+        let expected: Vec<u8> = (0..columns)
+            .flat_map(|column| (0..rows).flat_map(move |row| element(row * columns + column)))
+            .collect();
+        let mut to = vec![0; from.len()];
+        for (index, some) in from.chunks(at_once * columns * size).enumerate() {
+            transpose_bytes(some, &mut to[index * at_once * size..], size, columns, rows);
+        }
+        assert_eq!(to, expected, "{rows} rows of {columns} elements of {size} bytes, {at_once} at once");
+    }
+
+    #[test]
+    fn matrices_are_transposed_whole_and_in_parts() {
+        for size in [1, 2, 4, 8] {
+            for (rows, columns) in [(1, 1), (3, 5), (128, 128), (64, 200), (130, 257), (256, 384)] {
+                for at_once in [128, 100, rows] {
+                    check(size, rows, columns, at_once);
+                }
             }
         }
     }

@@ -14,8 +14,10 @@ use mt_runtime::{Array, Runtime, prefer_large_pages};
 use mt_shape::{DType, HostArray, Placement};
 
 use super::{
-    FileTensor, TensorPart, consolidated, parameter_part, source::TensorSource, tensor_bytes,
-    tensors::write_part,
+    FileTensor, TensorPart, consolidated, parameter_part,
+    source::TensorSource,
+    tensor_bytes,
+    tensors::{SIDE, write_rows},
 };
 use crate::{Model, StateError, families::Layout, state::converted};
 
@@ -128,10 +130,10 @@ impl Weights {
         dtype: Option<DType>,
         array: impl Fn(&ParamSpec, &TensorType, &mut ReadPart<'_>) -> Result<Array, StateError>,
     ) -> Result<Vec<Array>, StateError> {
-        let mut parts: BTreeMap<(usize, Option<usize>), (&FileTensor, TensorPart)> = BTreeMap::new();
+        let mut parts: BTreeMap<(usize, Option<usize>), (&FileTensor, &TensorPart)> = BTreeMap::new();
         for tensor in &self.tensors {
             for part in &tensor.parts {
-                parts.insert((part.parameter, part.layer), (tensor, *part));
+                parts.insert((part.parameter, part.layer), (tensor, part));
             }
         }
         let mut arrays = Vec::new();
@@ -151,10 +153,12 @@ impl Weights {
                 prefer_large_pages(made.bytes_mut());
                 let size = made.bytes().len() / layers.len().max(1);
                 let work = layers.iter().zip(made.bytes_mut().chunks_mut(size.max(1)));
-                in_parallel(work, |buffer, (layer, bytes)| {
+                let work = work.flat_map(|(layer, bytes)| {
                     let (tensor, part) = parts[&(index, *layer)];
-                    self.read_part(tensor, &part, own, inner, dtype, buffer, bytes)
-                })?;
+                    let is_direct = self.is_direct(tensor, own, inner, dtype);
+                    pieces(tensor, part, is_direct, bytes)
+                });
+                in_parallel(work, |buffer, piece| self.read_piece(piece, own, inner, dtype, buffer))?;
                 Ok(made)
             };
             arrays.push(array(&spec, &TensorType::new(dtype, dims.clone()), &mut part)?);
@@ -162,34 +166,90 @@ impl Weights {
         Ok(arrays)
     }
 
-    /// Reads a part of one layer, which has the dimensions `dims` as a whole and is wanted in these ranges.
-    fn read_part(
+    /// Reads a piece of one layer, which has the dimensions `dims` as a whole and is wanted in these ranges.
+    fn read_piece(
         &self,
-        tensor: &FileTensor,
-        part: &TensorPart,
+        piece: Piece<'_>,
         dims: &[usize],
         ranges: &[Range<usize>],
         dtype: DType,
         buffer: &mut Vec<u8>,
-        made: &mut [u8],
     ) -> Result<(), StateError> {
-        let name = &self.names[&tensor.name];
-        let is_plain = self.source.is_plain(name, dtype);
-        let is_whole = ranges.iter().zip(dims).all(|(range, dim)| range.len() == *dim);
-        if !is_plain || !is_whole {
-            let values =
-                converted(sliced(parameter_part(&self.source.read(name)?, part, dims), ranges), dtype);
+        let Piece { tensor, part, rows, made } = piece;
+        if !self.is_direct(tensor, dims, ranges, dtype) {
+            let whole = self.source.read(&self.names[&tensor.name])?;
+            let values = converted(sliced(parameter_part(&whole, part, dims), ranges), dtype);
             made.copy_from_slice(values.bytes());
             return Ok(());
         }
         if matches!(part.layout, Layout::Same(_)) {
-            return self.source.read_into(name, made);
+            return self.read_rows(tensor, rows, made);
         }
-        buffer.resize(tensor.dims.iter().product::<usize>() * dtype.byte_size(), 0);
-        self.source.read_into(name, buffer)?;
-        write_part(buffer, dtype, &tensor.dims, part, dims, made);
+        let row = tensor.dims.last().map_or(1, |columns| columns * dtype.byte_size());
+        // What is transposed together is read together: it is then still in the processor's cache.
+        for first in rows.clone().step_by(SIDE) {
+            let some = first..rows.end.min(first + SIDE);
+            buffer.resize(some.len() * row, 0);
+            self.read_rows(tensor, some, buffer)?;
+            write_rows(buffer, first, dtype, &tensor.dims, part, made);
+        }
         Ok(())
     }
+
+    /// Whether what is wanted of a layer are a tensor's bytes, all of them, at other places perhaps.
+    fn is_direct(&self, tensor: &FileTensor, dims: &[usize], ranges: &[Range<usize>], dtype: DType) -> bool {
+        let is_whole = ranges.iter().zip(dims).all(|(range, dim)| range.len() == *dim);
+        is_whole && self.source.is_plain(&self.names[&tensor.name], dtype)
+    }
+
+    /// Reads the bytes of some rows of a tensor that is plain.
+    fn read_rows(&self, tensor: &FileTensor, rows: Range<usize>, bytes: &mut [u8]) -> Result<(), StateError> {
+        let name = &self.names[&tensor.name];
+        match &self.source {
+            TensorSource::Safetensors(directory) if rows.len() < num_rows(tensor) => {
+                Ok(directory.read_rows_into(name, rows, bytes)?)
+            }
+            source => source.read_into(name, bytes),
+        }
+    }
+}
+
+/// What is read at once of matrices that are stored as they are in memory.
+const COPIED_AT_ONCE: usize = 8 << 20;
+
+/// What one thread reads at a time.
+struct Piece<'a> {
+    tensor: &'a FileTensor,
+    part: &'a TensorPart,
+    /// The rows of the tensor that are read.
+    rows: Range<usize>,
+    made: &'a mut [u8],
+}
+
+/// The pieces of one layer's part: one, or several if only bytes are read, as a large matrix may be a parameter alone.
+fn pieces<'a>(
+    tensor: &'a FileTensor,
+    part: &'a TensorPart,
+    is_direct: bool,
+    made: &'a mut [u8],
+) -> impl Iterator<Item = Piece<'a>> {
+    let all = num_rows(tensor);
+    let (rows, bytes) = if is_direct && matches!(part.layout, Layout::Same(_)) {
+        let row = made.len() / all.max(1);
+        let rows = (COPIED_AT_ONCE / row.max(1)).max(1);
+        (rows, rows * row)
+    } else {
+        (all, made.len())
+    };
+    made.chunks_mut(bytes.max(1)).enumerate().map(move |(index, made)| {
+        let first = index * rows;
+        Piece { tensor, part, rows: first..all.min(first + rows), made }
+    })
+}
+
+/// The rows of a tensor, of which one without two dimensions is one.
+fn num_rows(tensor: &FileTensor) -> usize {
+    if let [rows, _] = tensor.dims[..] { rows } else { 1 }
 }
 
 /// Reads a part of a parameter, in these ranges.
