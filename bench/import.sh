@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # How long a published model of a billion bfloat16 parameters takes to load, against `cat` of its files, and the memory
-# that loading needs, against the size of the weights. Needs 2 GB of disk under TMPDIR and 3 GB of memory.
+# that loading needs, against the size of the weights. Three rounds, and their medians. Needs 2 GB of disk under TMPDIR
+# and 7 GB of memory, 2 of them in /dev/shm.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,16 +9,66 @@ directory=${TMPDIR:-/tmp}/maxtext-import-benchmark
 cargo build --quiet --release -p mt-models --example import
 import=${CARGO_TARGET_DIR:-target}/release/examples/import
 [ -f "$directory/config.json" ] || "$import" make "$directory"
+copy=/dev/shm/maxtext-import-benchmark-$$
+figures=$(mktemp)
+trap 'rm -f "$copy" "$figures"' EXIT
 
-# Both find the files in the page cache, so that the disk does not decide.
-cat "$directory"/*.safetensors > /dev/null
-for round in 1 2 3; do
+drop_page_cache() {
+  sync
+  echo 3 2> /dev/null > /proc/sys/vm/drop_caches
+}
+
+# record NAME SECONDS [BYTES OF WEIGHTS, BYTES OF PEAK MEMORY]
+record() {
+  echo "$*" | tee -a "$figures"
+}
+
+# The time of a `cat` into a file.
+cat_into() {
+  local start end
   start=$(date +%s.%N)
-  cat "$directory"/*.safetensors > /dev/null
+  cat "$directory"/*.safetensors > "$2"
   end=$(date +%s.%N)
-  cat_seconds=$(echo "$end - $start" | bc)
-  line=$("$import" load "$directory")
-  echo "round $round: cat $cat_seconds s; import $line" | awk '{
-    ratio = $7 / $4; memory = $(NF-1) / $10;
-    printf "%s\n          time %.2f of cat, memory %.2f of the weights\n", $0, ratio, memory }'
+  record "$1" "$(echo "$end - $start" | bc)"
+}
+
+# What the program itself measures, which leaves out its own start and the plugin's.
+run() {
+  record "$1" "$("$import" "$2" "$directory" | awk '{ print $1, $4, $(NF-1) }')"
+}
+
+echo "load of the machine: $(cut -d' ' -f1-3 /proc/loadavg)"
+for round in 1 2 3; do
+  echo "round $round"
+  # The files are in the page cache, so that the disk does not decide.
+  cat "$directory"/*.safetensors > /dev/null
+  cat_into warm-cat /dev/null
+  cat_into warm-cat-to-memory "$copy"
+  rm -f "$copy"
+  # The memory that one of these gives back is the next one's: it costs least.
+  run warm-floor floor
+  run warm-import load
+  # A virtual machine may give free memory back to its host within a second, and then has to ask for it again.
+  sleep 5
+  run warm-after-pause-floor floor
+  sleep 5
+  run warm-after-pause-import load
+  if drop_page_cache; then
+    cat_into cold-cat /dev/null
+    drop_page_cache
+    run cold-floor floor
+    drop_page_cache
+    run cold-import load
+  else
+    echo "cold rounds are skipped: the page cache may not be dropped here"
+  fi
 done
+echo "medians"
+for name in $(awk '{ print $1 }' "$figures" | sort -u); do
+  middle=$(grep "^$name " "$figures" | sort -k2,2n | sed -n 2p)
+  cat_seconds=$(grep "^${name%%-*}-cat " "$figures" | sort -k2,2n | sed -n 2p | awk '{ print $2 }')
+  echo "$middle" | awk -v cat="$cat_seconds" '{
+    memory = NF > 2 ? sprintf(", memory %.3f of the weights", $4 / $3) : ""
+    printf "%-24s %.2f s, %.1f of cat%s\n", $1, $2, $2 / cat, memory }'
+done
+echo "load of the machine: $(cut -d' ' -f1-3 /proc/loadavg)"

@@ -3,9 +3,19 @@
 //! ```text
 //! import make DIRECTORY   a Llama of a billion random bfloat16 parameters
 //! import load DIRECTORY   loads it as decoding would; prints seconds, and the peak of this process's memory
+//! import floor DIRECTORY  reads its files into fresh memory and does nothing else: what no import can be faster than
 //! ```
 
-use std::{env, fs, path::Path, time::Instant};
+use std::{
+    env,
+    fs::{self, File},
+    io,
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::{Mutex, PoisonError},
+    thread,
+    time::Instant,
+};
 
 use anyhow::{Context, Result, bail};
 use mt_checkpoint::{TensorSpec, WeightsOptions, WeightsWriter};
@@ -14,7 +24,7 @@ use mt_models::{
     Model, build_decoder,
     hugging_face::{Weights, settings_of},
 };
-use mt_runtime::{Runtime, RuntimeOptions};
+use mt_runtime::{Runtime, RuntimeOptions, prefer_large_pages};
 use mt_shape::{DType, HostArray, Placement};
 
 const CONFIG: &str = r#"{
@@ -30,7 +40,8 @@ fn main() -> Result<()> {
     match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["make", directory] => make(Path::new(directory)),
         ["load", directory] => load(Path::new(directory)),
-        _ => bail!("usage: import make|load DIRECTORY"),
+        ["floor", directory] => floor(Path::new(directory)),
+        _ => bail!("usage: import make|load|floor DIRECTORY"),
     }
 }
 
@@ -81,6 +92,40 @@ fn load(directory: &Path) -> Result<()> {
     let seconds = start.elapsed().as_secs_f64();
     let bytes: usize = arrays.iter().map(|array| array.bytes_on_device(0)).sum();
     println!("{seconds:.3} s, weights {bytes} bytes, peak memory {} bytes", peak()? - before);
+    Ok(())
+}
+
+fn floor(directory: &Path) -> Result<()> {
+    const AT_ONCE: usize = 8 << 20;
+    let (start, mut read) = (Instant::now(), Vec::new());
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "safetensors") {
+            continue;
+        }
+        let file = File::open(path)?;
+        let mut bytes = vec![0_u8; file.metadata()?.len() as usize];
+        prefer_large_pages(&mut bytes);
+        let pieces = Mutex::new(bytes.chunks_mut(AT_ONCE).enumerate());
+        let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let one = || -> io::Result<()> {
+            while let Some((index, piece)) = next() {
+                file.read_exact_at(piece, (index * AT_ONCE) as u64)?;
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let count = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            let threads: Vec<_> = (0..count).map(|_| scope.spawn(one)).collect();
+            threads
+                .into_iter()
+                .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })?;
+        read.push(bytes);
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    let bytes: usize = read.iter().map(Vec::len).sum();
+    println!("{seconds:.3} s, weights {bytes} bytes, peak memory {} bytes", peak()?);
     Ok(())
 }
 
