@@ -9,9 +9,9 @@ use mt_checkpoint::{Checkpoint, SkippedStep, complete_steps, latest_valid};
 use mt_config::{DebugGroup, DecodeConfig, LoadConfig, TokenizerGroup, TokenizerType};
 use mt_data::{Tokenizer, TokenizerKind};
 use mt_models::{
-    Model, Slot, StateError, build, expected_arrays,
+    Model, StateError, build, expected_parameters,
     hugging_face::{Weights, check_files, is_hugging_face as is_published},
-    load_slot, start_runtime,
+    load_parameters, start_runtime,
 };
 use mt_runtime::{Array, CompileSettings, Runtime};
 use mt_shape::Placement;
@@ -215,9 +215,9 @@ fn parameters(
     model: &dyn Model,
     checkpoint: &Checkpoint,
 ) -> Result<Vec<Array>, StateError> {
-    let mut comparison = checkpoint.compare(&expected_arrays(model, Slot::Parameters));
+    let mut comparison = checkpoint.compare(&expected_parameters(model));
     // A checkpoint of a run holds the optimizer's state as well.
     comparison.unexpected.retain(|name| name.starts_with("params."));
     comparison.check()?;
-    load_slot(runtime, placement, model, Slot::Parameters, None, checkpoint)
+    load_parameters(runtime, placement, model, checkpoint)
 }

@@ -20,5 +20,8 @@ pub use families::build_decoder;
 pub use flops::{AttentionFlops, FlopCount};
 pub use hardware::start_runtime;
 pub use model::{Cache, CacheSpec, Forward, Hidden, Model, ModelError, Tokens, build};
-pub use state::{EXACT_ITEM, Slot, SlotEntries, StateError, expected_arrays, load_slot, slot_entries};
+pub use state::{
+    EXACT_ITEM, StateArray, StateEntries, StateError, StateReader, expected_parameters, load_parameters,
+    parameter_key,
+};
 pub use storage::{Affine, StoredParameter, moment_scale};

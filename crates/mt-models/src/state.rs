@@ -1,16 +1,17 @@
-//! Parameters and their moments, to and from checkpoints.
+//! Parameters and what is kept for them, to and from checkpoints.
 
 use std::path::PathBuf;
 
 use mt_checkpoint::{
-    ArraySource, Checkpoint, CheckpointError, Entry, ExpectedArray, KeySegment, SourceError, Value,
-    entry_name,
+    ArraySource, Checkpoint, CheckpointError, CheckpointItem, Entry, ExpectedArray, KeySegment, SourceError,
+    Value, entry_name,
 };
 use mt_ir::TensorType;
+use mt_nn::ParamSpec;
 use mt_runtime::{Array, PendingHostArray, Runtime, RuntimeError};
-use mt_shape::{DType, HostArray, Placement};
+use mt_shape::{DType, HostArray, Placement, Sharding};
 
-use crate::{Affine, Model, ModelError, StoredParameter, moment_scale};
+use crate::{Affine, Model, ModelError, StoredParameter};
 
 /// State cannot be saved or loaded.
 #[derive(Debug, thiserror::Error)]
@@ -52,114 +53,153 @@ impl StateError {
     }
 }
 
-/// What is kept for each parameter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Slot {
-    /// The parameter itself.
-    Parameters,
-    /// The running mean of its gradients.
-    FirstMoment,
-    /// The running mean of their squares.
-    SecondMoment,
+/// An array of the state, and how checkpoints hold it.
+#[derive(Clone, Debug)]
+pub struct StateArray {
+    /// Where it is in the checkpoint's tree.
+    pub key: Vec<KeySegment>,
+    /// The layout of its parameter there, less the axes that the array lacks.
+    pub stored: StoredParameter,
+    /// What storing does to the array's numbers.
+    pub affine: Affine,
+    pub dtype: DType,
+    pub dims: Vec<usize>,
+    /// For each axis the logical name that placement rules know.
+    pub logical_axes: Vec<Option<&'static str>>,
 }
 
 /// The item beside `items` that holds, unscaled, what scaling would round.
 pub const EXACT_ITEM: &str = "exact";
 
-impl Slot {
-    fn key(self, stored: &StoredParameter) -> Vec<KeySegment> {
-        let prefix: Vec<KeySegment> = match self {
-            Self::Parameters => vec!["params".into(), "params".into()],
-            Self::FirstMoment => vec!["opt_state".into(), 0.into(), "mu".into(), "params".into()],
-            Self::SecondMoment => vec!["opt_state".into(), 0.into(), "nu".into(), "params".into()],
+impl StateArray {
+    /// The parameters of a model, in its order.
+    pub fn parameters(model: &dyn Model) -> Vec<Self> {
+        let array = |(stored, (_, spec)): (StoredParameter, (_, ParamSpec))| Self {
+            key: parameter_key(&["params".into()], &stored),
+            affine: stored.affine(),
+            stored,
+            dtype: spec.dtype,
+            dims: spec.dims(),
+            logical_axes: spec.logical_axes,
         };
-        prefix.into_iter().chain(stored.key.iter().map(|segment| segment.clone().into())).collect()
+        model.storage().into_iter().zip(model.parameters()).map(array).collect()
     }
 
-    fn affine(self, stored: &StoredParameter) -> Affine {
-        match self {
-            Self::Parameters => stored.affine(),
-            // Gradients do not see what is added.
-            Self::FirstMoment => Affine { scale: moment_scale(stored.scale, 1), offset: 0.0 },
-            Self::SecondMoment => Affine { scale: moment_scale(stored.scale, 2), offset: 0.0 },
+    /// Where the array is on a mesh.
+    pub fn sharding(&self, placement: &Placement) -> Sharding {
+        placement.sharding(&self.logical_axes, &self.dims)
+    }
+
+    /// What a checkpoint that has the array holds.
+    pub fn expected(&self) -> ExpectedArray {
+        ExpectedArray {
+            name: entry_name(&self.key),
+            dtype: self.dtype,
+            dims: self.stored.stored_dims(&self.dims),
         }
     }
 }
 
-/// What is to be saved of one slot.
+/// Reads the state of a checkpoint onto devices.
+pub struct StateReader<'a> {
+    runtime: &'a Runtime,
+    placement: &'a Placement,
+    checkpoint: &'a Checkpoint,
+    exact: Option<CheckpointItem>,
+}
+
+impl<'a> StateReader<'a> {
+    /// # Errors
+    /// What the checkpoint says of itself is damaged.
+    pub fn open(
+        runtime: &'a Runtime,
+        placement: &'a Placement,
+        checkpoint: &'a Checkpoint,
+    ) -> Result<Self, StateError> {
+        Ok(Self { runtime, placement, checkpoint, exact: checkpoint.item(EXACT_ITEM)? })
+    }
+
+    /// Reads an array, each part where it belongs.
+    ///
+    /// # Errors
+    /// The array is missing, damaged, or has another shape.
+    pub fn read(&self, array: &StateArray) -> Result<Array, StateError> {
+        let StateArray { stored, dtype, .. } = array;
+        let name = entry_name(&array.key);
+        let unscaled = self.exact.as_ref().filter(|item| item.array(&name).is_ok());
+        let ty = TensorType::new(*dtype, array.dims.clone());
+        Array::from_shards(self.runtime, &ty, &array.sharding(self.placement), |ranges| {
+            let ranges = stored.stored_ranges(ranges);
+            let (part, affine) = match unscaled {
+                Some(item) => (item.read(&name, &ranges)?, Affine::IDENTITY),
+                None => (self.checkpoint.read(&name, &ranges)?, array.affine),
+            };
+            Ok::<_, StateError>(converted(stored.from_stored(&part, affine), *dtype))
+        })
+    }
+}
+
+/// The key of a parameter, or of what is kept for it, in a tree of the model's form that begins at `tree`.
+pub fn parameter_key(tree: &[KeySegment], stored: &StoredParameter) -> Vec<KeySegment> {
+    let names = stored.key.iter().map(|segment| segment.clone().into());
+    tree.iter().cloned().chain(["params".into()]).chain(names).collect()
+}
+
+/// What is to be saved of the state.
 #[derive(Default)]
-pub struct SlotEntries {
+pub struct StateEntries {
     /// In MaxText's form.
     pub items: Vec<Entry>,
     /// Under the same names, unscaled, what MaxText's form rounds.
     pub exact: Vec<Entry>,
 }
 
-/// The entries of a slot's arrays, which are in the order of the model's parameters. Copies to the host are started.
-///
-/// # Errors
-/// A copy cannot be started.
-pub fn slot_entries(model: &dyn Model, slot: Slot, arrays: &[Array]) -> Result<SlotEntries, RuntimeError> {
-    let mut entries = SlotEntries::default();
-    for (stored, array) in model.storage().into_iter().zip(arrays) {
-        let key = slot.key(&stored);
-        let affine = slot.affine(&stored);
+impl StateEntries {
+    /// Adds an array. Its copies to the host are started.
+    ///
+    /// # Errors
+    /// A copy cannot be started.
+    pub fn add(&mut self, described: &StateArray, array: &Array) -> Result<(), RuntimeError> {
+        let StateArray { key, stored, affine, .. } = described;
         if !stored.is_exact() {
             let source = Shards::start(array, stored.clone(), Affine::IDENTITY)?;
-            entries.exact.push(Entry { key: key.clone(), value: Value::Array(Box::new(source)) });
+            self.exact.push(Entry { key: key.clone(), value: Value::Array(Box::new(source)) });
         }
-        let source = Shards::start(array, stored, affine)?;
-        entries.items.push(Entry { key, value: Value::Array(Box::new(source)) });
+        let source = Shards::start(array, stored.clone(), *affine)?;
+        self.items.push(Entry { key: key.clone(), value: Value::Array(Box::new(source)) });
+        Ok(())
     }
-    Ok(entries)
+
+    /// The entries of parameters in the model's order. Copies to the host are started.
+    ///
+    /// # Errors
+    /// A copy cannot be started.
+    pub fn of_parameters(model: &dyn Model, parameters: &[Array]) -> Result<Self, RuntimeError> {
+        let mut entries = Self::default();
+        for (described, array) in StateArray::parameters(model).iter().zip(parameters) {
+            entries.add(described, array)?;
+        }
+        Ok(entries)
+    }
 }
 
-/// The arrays of a slot that a checkpoint is expected to hold.
-pub fn expected_arrays(model: &dyn Model, slot: Slot) -> Vec<ExpectedArray> {
-    let specs = model.parameters();
-    model
-        .storage()
-        .iter()
-        .zip(specs)
-        .map(|(stored, (_, spec))| ExpectedArray {
-            name: entry_name(&slot.key(stored)),
-            dtype: spec.dtype,
-            dims: stored.stored_dims(&spec.dims()),
-        })
-        .collect()
+/// The parameters that a checkpoint of a model is expected to hold.
+pub fn expected_parameters(model: &dyn Model) -> Vec<ExpectedArray> {
+    StateArray::parameters(model).iter().map(StateArray::expected).collect()
 }
 
-/// Reads a slot's arrays onto the devices, each part where it belongs, in the type `dtype` (the parameter's own if
-/// none is given).
+/// Reads the parameters onto the devices, each part where it belongs.
 ///
 /// # Errors
 /// An array is missing, damaged, or has another shape.
-pub fn load_slot(
+pub fn load_parameters(
     runtime: &Runtime,
     placement: &Placement,
     model: &dyn Model,
-    slot: Slot,
-    dtype: Option<DType>,
     checkpoint: &Checkpoint,
 ) -> Result<Vec<Array>, StateError> {
-    let exact = checkpoint.item(EXACT_ITEM)?;
-    let mut arrays = Vec::new();
-    for ((_, spec), stored) in model.parameters().into_iter().zip(model.storage()) {
-        let name = entry_name(&slot.key(&stored));
-        let sharding = placement.sharding(&spec.logical_axes, &spec.dims());
-        let dtype = dtype.unwrap_or(spec.dtype);
-        let unscaled = exact.as_ref().filter(|item| item.array(&name).is_ok());
-        let array = Array::from_shards(runtime, &TensorType::new(dtype, spec.dims()), &sharding, |ranges| {
-            let ranges = stored.stored_ranges(ranges);
-            let (part, affine) = match &unscaled {
-                Some(item) => (item.read(&name, &ranges)?, Affine::IDENTITY),
-                None => (checkpoint.read(&name, &ranges)?, slot.affine(&stored)),
-            };
-            Ok::<_, StateError>(converted(stored.from_stored(&part, affine), dtype))
-        })?;
-        arrays.push(array);
-    }
-    Ok(arrays)
+    let reader = StateReader::open(runtime, placement, checkpoint)?;
+    StateArray::parameters(model).iter().map(|array| reader.read(array)).collect()
 }
 
 /// The numbers in another type.
@@ -177,6 +217,10 @@ pub(crate) fn converted(array: HostArray, dtype: DType) -> HostArray {
         }
         DType::F16 => {
             let values: Vec<half::f16> = numbers.iter().map(|number| to_f16(*number)).collect();
+            HostArray::from_slice(dtype, dims, &values)
+        }
+        DType::I32 => {
+            let values: Vec<i32> = numbers.iter().map(|number| *number as i32).collect();
             HostArray::from_slice(dtype, dims, &values)
         }
         _ => {

@@ -3,6 +3,8 @@
 use mt_shape::DType;
 use mt_trace::Tensor;
 
+use crate::{Parameter, Slot};
+
 /// The optimizer's constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
@@ -17,43 +19,49 @@ pub struct AdamW {
     pub first_moment_dtype: DType,
 }
 
-/// Running means of gradients and of their squares, one for each parameter.
-#[derive(Clone, Debug)]
-pub struct Moments<'t> {
-    pub first: Vec<Tensor<'t>>,
-    pub second: Vec<Tensor<'t>>,
+impl AdamW {
+    /// Running means of gradients and of their squares.
+    pub(crate) fn slots(&self, index: usize, parameter: &Parameter) -> Vec<Slot> {
+        vec![
+            Slot::like("mu", index, parameter, self.first_moment_dtype, 1),
+            Slot::like("nu", index, parameter, DType::F32, 2),
+        ]
+    }
+
+    /// The step after `count` others.
+    #[track_caller]
+    pub(crate) fn step<'t>(&self, count: Tensor<'t>) -> AdamWStep<'t> {
+        let number = count.cast(DType::F32) + 1.0;
+        let bias = |decay: f64| {
+            let base = count.region().full(DType::F32, &[], decay);
+            -(base.power(number)) + 1.0
+        };
+        AdamWStep { constants: *self, first_bias: bias(self.b1), second_bias: bias(self.b2) }
+    }
 }
 
-impl AdamW {
-    /// One step: the new parameters and moments. `step` counts from 0, an integer scalar.
+/// What is the same for all parameters in one step.
+#[derive(Clone, Copy)]
+pub(crate) struct AdamWStep<'t> {
+    constants: AdamW,
+    first_bias: Tensor<'t>,
+    second_bias: Tensor<'t>,
+}
+
+impl<'t> AdamWStep<'t> {
+    /// What is taken off a parameter, before the learning rate, and the new moments.
     #[track_caller]
-    pub fn update<'t>(
+    pub fn update(
         &self,
-        parameters: &[Tensor<'t>],
-        gradients: &[Tensor<'t>],
-        moments: &Moments<'t>,
-        step: Tensor<'t>,
-        learning_rate: Tensor<'t>,
-    ) -> (Vec<Tensor<'t>>, Moments<'t>) {
-        let count = step.cast(DType::F32) + 1.0;
-        let bias = |decay: f64| {
-            let base = step.region().full(DType::F32, &[], decay);
-            -(base.power(count)) + 1.0
-        };
-        let (first_bias, second_bias) = (bias(self.b1), bias(self.b2));
-        let mut next = Vec::with_capacity(parameters.len());
-        let mut next_moments = Moments { first: Vec::new(), second: Vec::new() };
-        for (index, (parameter, gradient)) in parameters.iter().zip(gradients).enumerate() {
-            let gradient = gradient.cast(DType::F32);
-            let first = moments.first[index].cast(DType::F32) * self.b1 + gradient * (1.0 - self.b1);
-            let second = moments.second[index] * self.b2 + gradient.square() * (1.0 - self.b2);
-            let denominator = (second / second_bias + self.epsilon_root).sqrt() + self.epsilon;
-            let wide = parameter.cast(DType::F32);
-            let update = first / first_bias / denominator + wide * self.weight_decay;
-            next.push((wide - update * learning_rate).cast(parameter.dtype()));
-            next_moments.first.push(first.cast(self.first_moment_dtype));
-            next_moments.second.push(second);
-        }
-        (next, next_moments)
+        value: Tensor<'t>,
+        gradient: Tensor<'t>,
+        moments: &[Tensor<'t>],
+    ) -> (Tensor<'t>, Vec<Tensor<'t>>) {
+        let AdamW { b1, b2, epsilon, epsilon_root, weight_decay, .. } = self.constants;
+        let first = moments[0].cast(DType::F32) * b1 + gradient * (1.0 - b1);
+        let second = moments[1] * b2 + gradient.square() * (1.0 - b2);
+        let denominator = (second / self.second_bias + epsilon_root).sqrt() + epsilon;
+        let update = first / self.first_bias / denominator + value * weight_decay;
+        (update, vec![first, second])
     }
 }

@@ -8,8 +8,10 @@
 
 mod adamw;
 mod clip;
+mod optimizer;
 mod schedule;
 
-pub use adamw::{AdamW, Moments};
+pub use adamw::AdamW;
 pub use clip::{clip_by_global_norm, global_norm};
+pub use optimizer::{Optimizer, Parameter, Slot, Values};
 pub use schedule::WarmupCosine;

@@ -5,20 +5,20 @@ use std::sync::Arc;
 use mt_ir::{Program, Target};
 use mt_models::{Model, Tokens};
 use mt_nn::{
-    ParamSpec,
     axes::{BATCH, POSITION},
     initialize,
 };
-use mt_optim::{AdamW, Moments, WarmupCosine, clip_by_global_norm, global_norm};
+use mt_optim::{Optimizer, Values, WarmupCosine, clip_by_global_norm, global_norm};
 use mt_runtime::Platform;
-use mt_shape::{DType, Path, Placement, axis};
-use mt_trace::{Inputs, Output, ProgramOptions, Tensor, program};
+use mt_shape::{DType, Placement, axis};
+use mt_trace::{Inputs, Output, ProgramOptions, program};
 
 use crate::{
     TrainError,
     measured::{Measured, reported},
     metrics::names,
     objective::{BatchTensors, LossAndGradients, Objective},
+    state::StateLayout,
 };
 
 /// What the programs are made from.
@@ -26,7 +26,8 @@ pub(crate) struct Programs<'a> {
     pub model: &'a dyn Model,
     pub placement: Arc<Placement>,
     pub platform: Platform,
-    pub optimizer: AdamW,
+    pub layout: Arc<StateLayout>,
+    pub optimizer: Optimizer,
     pub schedule: WarmupCosine,
     pub clipping_norm: Option<f64>,
     pub objective: Objective<'a>,
@@ -53,23 +54,15 @@ impl Programs<'_> {
             .map_err(|source| TrainError::Trace { program: name, source: Box::new(source) })
     }
 
-    /// No arguments; the parameters, both moments and the step count of a fresh run.
+    /// No arguments; the state of a fresh run.
     pub fn initialize(&self) -> Result<Program, TrainError> {
         let specs = self.model.parameters();
         self.build("initialize", |inputs| {
             let region = inputs.region();
-            let parameters = initialize(region, region.key(self.seed), &specs);
-            let zeros = |dtype: Option<DType>| -> Vec<Tensor<'_>> {
-                specs
-                    .iter()
-                    .map(|(_, spec)| region.full(dtype.unwrap_or(spec.dtype), &spec.axes, 0.0))
-                    .collect()
-            };
-            let moments = Moments {
-                first: zeros(Some(self.optimizer.first_moment_dtype)),
-                second: zeros(Some(DType::F32)),
-            };
-            state_outputs(inputs, &specs, &parameters, &moments, region.integer(DType::I32, 0))
+            let mut state = initialize(region, region.key(self.seed), &specs);
+            let rest = &self.layout.entries[state.len()..];
+            state.extend(rest.iter().map(|entry| region.full(entry.array.dtype, &entry.axes, 0.0)));
+            self.layout.outputs(inputs, &state)
         })
     }
 
@@ -78,12 +71,10 @@ impl Programs<'_> {
         let specs = self.model.parameters();
         let mut names = Vec::new();
         let program = self.build("train_step", |inputs| {
-            let parameters = declare(inputs, "params", &specs, None, true);
-            let moments = Moments {
-                first: declare(inputs, "mu", &specs, Some(self.optimizer.first_moment_dtype), true),
-                second: declare(inputs, "nu", &specs, Some(DType::F32), true),
-            };
-            let step = inputs.input("step", DType::I32, &[], &[], true);
+            let mut state = self.layout.declare(inputs, 0..self.layout.entries.len(), true);
+            let step = state.pop().expect("the last entry is the number of steps");
+            let slots = state.split_off(self.layout.num_parameters);
+            let parameters = state;
             let batch = self.batch(inputs, rows, length);
             let region = inputs.region();
             let dropout = region.key(self.seed).fold_in_name("dropout").fold_in(step);
@@ -91,7 +82,7 @@ impl Programs<'_> {
             let LossAndGradients { loss, weights, mut metrics, gradients } =
                 self.objective.loss_and_gradients(&specs, &parameters, batch, dropout);
 
-            let (next, next_moments, updated) = region.scope("optimizer", || {
+            let (next, updated) = region.scope("optimizer", || {
                 let raw_norm = global_norm(&gradients);
                 let (gradients, norm) = match self.clipping_norm {
                     Some(threshold) => {
@@ -102,17 +93,18 @@ impl Programs<'_> {
                     None => (gradients, raw_norm),
                 };
                 let rate = self.schedule.at(step);
-                let (next, next_moments) =
-                    self.optimizer.update(&parameters, &gradients, &moments, step, rate);
+                let values = Values { parameters, slots };
+                let next = self.optimizer.update(&self.layout.parameters, &values, &gradients, step, rate);
                 let updated = [
                     (names::GRADIENT_NORM, norm),
                     (names::RAW_GRADIENT_NORM, raw_norm),
-                    (names::PARAMETER_NORM, global_norm(&next)),
+                    (names::PARAMETER_NORM, global_norm(&next.parameters)),
                     (names::LEARNING_RATE, rate),
                 ];
-                (next, next_moments, updated)
+                (next, updated)
             });
-            let mut outputs = state_outputs(inputs, &specs, &next, &next_moments, step + 1.0);
+            let state = [next.parameters, next.slots, vec![step + 1.0]].concat();
+            let mut outputs = self.layout.outputs(inputs, &state);
             metrics.splice(0..0, [(names::LOSS, loss), (names::TOTAL_WEIGHTS, weights)]);
             metrics.extend(updated);
             let (vector, reported) = reported(inputs, &metrics);
@@ -125,10 +117,9 @@ impl Programs<'_> {
 
     /// The parameters and a batch; the sums over its tokens.
     pub fn evaluation_step(&self, rows: usize, length: usize) -> Result<Measured<Program>, TrainError> {
-        let specs = self.model.parameters();
         let mut names = Vec::new();
         let program = self.build("eval_step", |inputs| {
-            let parameters = declare(inputs, "params", &specs, None, false);
+            let parameters = self.layout.declare(inputs, 0..self.layout.num_parameters, false);
             let batch = self.batch(inputs, rows, length);
             let (vector, reported) = reported(inputs, &self.objective.evaluate(&parameters, batch));
             names = reported;
@@ -144,37 +135,4 @@ impl Programs<'_> {
             BATCH_ARRAYS.map(|name| inputs.input(name, DType::I32, &axes, &logical, false));
         BatchTensors { tokens: Tokens { tokens, positions, segmentation }, targets, targets_segmentation }
     }
-}
-
-fn declare<'t>(
-    inputs: &Inputs<'t>,
-    prefix: &str,
-    specs: &[(Path, ParamSpec)],
-    dtype: Option<DType>,
-    donated: bool,
-) -> Vec<Tensor<'t>> {
-    specs
-        .iter()
-        .map(|(path, spec)| {
-            let name = format!("{prefix}.{path}");
-            inputs.input(&name, dtype.unwrap_or(spec.dtype), &spec.axes, &spec.logical_axes, donated)
-        })
-        .collect()
-}
-
-fn state_outputs<'t>(
-    inputs: &Inputs<'t>,
-    specs: &[(Path, ParamSpec)],
-    parameters: &[Tensor<'t>],
-    moments: &Moments<'t>,
-    step: Tensor<'t>,
-) -> Vec<Output<'t>> {
-    let mut outputs = Vec::new();
-    for (prefix, tensors) in [("params", parameters), ("mu", &moments.first), ("nu", &moments.second)] {
-        for ((path, spec), tensor) in specs.iter().zip(tensors) {
-            outputs.push(inputs.output(&format!("{prefix}.{path}"), *tensor, &spec.logical_axes));
-        }
-    }
-    outputs.push(inputs.replicated("step", step));
-    outputs
 }

@@ -12,7 +12,7 @@ use mt_shape::Placement;
 
 use crate::{
     TrainError,
-    state::{SlotTypes, TrainState, steps_done},
+    state::{StateLayout, TrainState, check_parameters, load_checked_parameters, steps_done},
 };
 
 /// Where the iterator's state is in a step.
@@ -31,12 +31,13 @@ pub(crate) struct Restored {
 /// Checks what a new run is to begin from, before the long work of compiling.
 pub(crate) fn check_sources(
     model: &dyn Model,
+    layout: &StateLayout,
     group: &CheckpointGroup,
     steps: u64,
 ) -> Result<(), TrainError> {
     if let Some(path) = &group.load_full_state_path {
         let checkpoint = Checkpoint::open_path(path)?;
-        TrainState::check(model, &checkpoint)?;
+        layout.check(&checkpoint)?;
         let done = steps_done(&checkpoint)?;
         if done >= steps {
             return Err(TrainError::AlreadyPast { path: path.clone(), done, steps });
@@ -45,7 +46,7 @@ pub(crate) fn check_sources(
         if is_hugging_face(path) {
             Weights::open(model, path)?;
         } else {
-            TrainState::check_parameters(model, &Checkpoint::open_path(path)?)?;
+            check_parameters(model, &Checkpoint::open_path(path)?)?;
         }
     }
     Ok(())
@@ -56,7 +57,7 @@ pub(crate) fn restore(
     runtime: &Runtime,
     placement: &Placement,
     model: &dyn Model,
-    types: SlotTypes,
+    layout: &StateLayout,
     group: &CheckpointGroup,
     manager: &mut CheckpointManager,
     newest: Option<u64>,
@@ -66,7 +67,7 @@ pub(crate) fn restore(
         let mut failure = None;
         let latest = latest_valid(manager.directory(), |checkpoint| {
             // Reading checks every byte that is read.
-            match resume(runtime, placement, model, types, checkpoint) {
+            match resume(runtime, placement, layout, checkpoint) {
                 Ok(restored) => Ok(Some(restored)),
                 Err(TrainError::Checkpoint(error)) => Err(error),
                 Err(TrainError::State(mt_models::StateError::Checkpoint(error))) => Err(error),
@@ -89,21 +90,21 @@ pub(crate) fn restore(
             }
         }
     }
-    let fresh = || TrainState::initialize(&initialize()?, model.parameters().len());
+    let fresh = || TrainState::initialize(&initialize()?, layout);
     if let Some(path) = &group.load_full_state_path {
         let checkpoint = Checkpoint::open_path(path)?;
-        let state = TrainState::load(runtime, placement, model, types, &checkpoint)?;
+        let state = TrainState::load(runtime, placement, layout, &checkpoint)?;
         return Ok(Restored { state, first_step: steps_done(&checkpoint)?, iterator: None });
     }
     let mut state = fresh()?;
     if let Some(path) = group.parameters_path() {
-        // The fresh ones go first: there may be no room for both.
-        state.parameters.clear();
-        state.parameters = if is_hugging_face(path) {
-            Weights::open(model, path)?.load(runtime, placement, model, None)?
-        } else {
-            TrainState::load_parameters(runtime, placement, model, &Checkpoint::open_path(path)?)?
-        };
+        state.replace_parameters(|| {
+            if is_hugging_face(path) {
+                Ok(Weights::open(model, path)?.load(runtime, placement, model, None)?)
+            } else {
+                load_checked_parameters(runtime, placement, model, &Checkpoint::open_path(path)?)
+            }
+        })?;
     }
     Ok(Restored { state, first_step: 0, iterator: None })
 }
@@ -111,11 +112,10 @@ pub(crate) fn restore(
 fn resume(
     runtime: &Runtime,
     placement: &Placement,
-    model: &dyn Model,
-    types: SlotTypes,
+    layout: &StateLayout,
     checkpoint: &Checkpoint,
 ) -> Result<Restored, TrainError> {
-    let state = TrainState::load(runtime, placement, model, types, checkpoint)?;
+    let state = TrainState::load(runtime, placement, layout, checkpoint)?;
     let iterator = checkpoint
         .read_json(ITERATOR_ITEM, ITERATOR_FILE)?
         .map(|json| IteratorState::from_json(&json.to_string()))

@@ -8,7 +8,7 @@ use std::{
 use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock};
 use mt_config::{Config, LearningRateSchedule, OptimizerType, Request, TrainConfig};
 use mt_models::{Model, ModelError, start_runtime};
-use mt_optim::{AdamW, WarmupCosine};
+use mt_optim::{AdamW, Optimizer, WarmupCosine};
 use mt_runtime::{CompileSettings, Executable, Platform, Runtime};
 use mt_shape::Placement;
 
@@ -22,7 +22,7 @@ use crate::{
     program::Programs,
     restore::{Restored, check_sources, restore},
     signals::StopSignal,
-    state::{SlotTypes, steps_done},
+    state::{StateLayout, steps_done},
     train_loop::{Loop, Progress},
 };
 
@@ -89,6 +89,9 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     settings.check_devices(&topology)?;
     let placement = Arc::new(settings.placement.placement(&topology)?);
 
+    let programs = programs(&settings, &*model, placement.clone(), runtime.platform());
+    let layout = &*programs.layout;
+
     let directory = settings.run.directory();
     let lock = RunLock::acquire(&directory)?;
     let checkpoints = settings.run.checkpoint_directory();
@@ -123,14 +126,13 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     }
     if newest.is_none() {
         check_metrics_file(&settings)?;
-        check_sources(&*model, &settings.checkpoint, settings.run.steps)?;
+        check_sources(&*model, layout, &settings.checkpoint, settings.run.steps)?;
     }
 
     let data = open_data(&settings, options, &runtime, &directory, newest.is_some())?;
     for line in &options.announcement {
         eprintln!("{line}");
     }
-    let programs = programs(&settings, &*model, placement.clone(), runtime.platform());
     let rows = settings.data.global_batch(runtime.num_devices())?;
     let length = settings.data.max_target_length;
     let compile =
@@ -153,13 +155,12 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         }
         None => None,
     };
-    let types = SlotTypes { first_moment: settings.optimizer.first_moment_dtype() };
     let initialize = || -> Result<Executable, TrainError> { Ok(compile(&programs.initialize()?)?) };
     let Restored { state, first_step, iterator } = restore(
         &runtime,
         &placement,
         &*model,
-        types,
+        layout,
         &settings.checkpoint,
         &mut manager,
         newest,
@@ -185,6 +186,7 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         settings: &settings,
         runtime: &runtime,
         model: &*model,
+        layout,
         step,
         evaluator,
         manager,
@@ -243,11 +245,13 @@ pub(crate) fn programs<'a>(
     placement: Arc<Placement>,
     platform: Platform,
 ) -> Programs<'a> {
+    let optimizer = optimizer(settings);
     Programs {
         model,
         placement,
         platform,
-        optimizer: optimizer(settings),
+        layout: Arc::new(StateLayout::new(model, &optimizer)),
+        optimizer,
         schedule: schedule(settings),
         clipping_norm: settings.optimizer.clipping_norm(),
         objective: Objective { model, gradient_dtype: settings.optimizer.grad_dtype },
@@ -256,17 +260,17 @@ pub(crate) fn programs<'a>(
     }
 }
 
-fn optimizer(settings: &TrainConfig) -> AdamW {
+fn optimizer(settings: &TrainConfig) -> Optimizer {
     let group = &settings.optimizer;
     match group.opt_type {
-        OptimizerType::AdamW => AdamW {
+        OptimizerType::AdamW => Optimizer::AdamW(AdamW {
             b1: group.adam_b1,
             b2: group.adam_b2,
             epsilon: group.adam_eps,
             epsilon_root: group.adam_eps_root,
             weight_decay: group.adam_weight_decay,
             first_moment_dtype: group.first_moment_dtype(),
-        },
+        }),
     }
 }
 
@@ -388,8 +392,8 @@ fn warn_of_replicas(
         rules.iter().any(|(rule, axes)| names.contains(&rule.as_str()) && axes.contains(axis))
     };
     let parts: usize = mesh.axes().iter().filter(|(axis, _)| splits(axis)).map(|(_, size)| size).product();
-    let whole: usize = state.parameters.iter().map(|array| array.ty().byte_size()).sum();
-    let held: usize = state.parameters.iter().map(|array| array.bytes_on_device(0)).sum();
+    let whole: usize = state.parameters().iter().map(|array| array.ty().byte_size()).sum();
+    let held: usize = state.parameters().iter().map(|array| array.bytes_on_device(0)).sum();
     let excess = held as f64 * parts as f64 / whole as f64 - 1.0;
     if parts > 1 && excess > settings.placement.sharding_tolerance {
         eprintln!(
@@ -406,7 +410,7 @@ fn warn_of_replicas(
 /// Prints where each parameter is.
 fn report_placement(model: &dyn Model, placement: &Placement, state: &crate::state::TrainState) {
     eprintln!("{:<60} {:<24} {:<40} bytes a device", "parameter", "shape", "mesh axes");
-    for ((path, spec), array) in model.parameters().iter().zip(&state.parameters) {
+    for ((path, spec), array) in model.parameters().iter().zip(state.parameters()) {
         let sharding = placement.sharding(&spec.logical_axes, &spec.dims());
         let shape = format!("{:?}", spec.dims());
         eprintln!(

@@ -1,130 +1,206 @@
 //! The state of training on the devices, to and from checkpoints.
 
+use std::ops::Range;
+
 use mt_checkpoint::{Checkpoint, CheckpointError, Empty, Entry, ExpectedArray, ExtraItem, KeySegment};
 use mt_data::Batch;
 use mt_ir::ProgramValue;
-use mt_models::{EXACT_ITEM, Model, Slot, expected_arrays, load_slot, slot_entries};
+use mt_models::{
+    Affine, EXACT_ITEM, Model, StateArray, StateEntries, StateReader, StoredParameter, expected_parameters,
+    load_parameters, moment_scale, parameter_key,
+};
+use mt_nn::{LayerPlace, ParamSpec};
+use mt_optim::{Optimizer, Parameter};
 use mt_runtime::{Array, Executable, Input, Runtime, RuntimeError};
-use mt_shape::{DType, HostArray, Placement, Sharding};
+use mt_shape::{Axis, DType, HostArray, Path, Placement};
+use mt_trace::{Inputs, Output, Tensor};
 
 use crate::{TrainError, program::BATCH_ARRAYS};
 
-/// Parameters, moments and the number of steps done.
+/// What the state of training consists of: arrays in the order in which programs take and return them.
+pub(crate) struct StateLayout {
+    pub entries: Vec<StateEntry>,
+    /// The first entries are the parameters, in the model's order.
+    pub num_parameters: usize,
+    /// The parameters as the optimizer knows them.
+    pub parameters: Vec<Parameter>,
+    /// Positions in the tree of checkpoints that hold nothing.
+    empty: Vec<Vec<KeySegment>>,
+}
+
+/// One array of the state.
+pub(crate) struct StateEntry {
+    /// Its name in programs.
+    pub name: String,
+    pub axes: Vec<Axis>,
+    pub array: StateArray,
+    /// Other places in checkpoints that hold the same.
+    copies: Vec<Vec<KeySegment>>,
+}
+
+/// The name of the number of steps done.
+pub(crate) const STEP: &str = "step";
+
+impl StateLayout {
+    /// The state of a model that this optimizer trains.
+    pub fn new(model: &dyn Model, optimizer: &Optimizer) -> Self {
+        let parameters: Vec<Parameter> = model.parameters().into_iter().map(parameter).collect();
+        let arrays = StateArray::parameters(model);
+        let mut entries: Vec<StateEntry> = parameters
+            .iter()
+            .zip(&arrays)
+            .map(|(parameter, array)| StateEntry {
+                name: format!("params.{}", parameter.path),
+                axes: parameter.axes.clone(),
+                array: array.clone(),
+                copies: Vec::new(),
+            })
+            .collect();
+        // optax's chain of Adam, weight decay and learning rate.
+        let chain = |index: usize| -> Vec<KeySegment> { vec!["opt_state".into(), index.into()] };
+        for slot in optimizer.slots(&parameters) {
+            let (parameter, array) = (&parameters[slot.parameter], &arrays[slot.parameter]);
+            let tree = [chain(0), vec![slot.name.into()]].concat();
+            entries.push(StateEntry {
+                name: format!("{}.{}", slot.name, parameter.path),
+                axes: slot.axes.iter().map(|axis| parameter.axes[*axis]).collect(),
+                array: StateArray {
+                    key: parameter_key(&tree, &array.stored),
+                    // Gradients do not see what is added.
+                    affine: Affine { scale: moment_scale(array.stored.scale, slot.order), offset: 0.0 },
+                    dtype: slot.dtype,
+                    dims: slot.axes.iter().map(|axis| array.dims[*axis]).collect(),
+                    logical_axes: slot.axes.iter().map(|axis| array.logical_axes[*axis]).collect(),
+                    stored: array.stored.clone(),
+                },
+                copies: Vec::new(),
+            });
+        }
+        let count = |index: usize| [chain(index), vec!["count".into()]].concat();
+        entries.push(StateEntry {
+            name: STEP.to_owned(),
+            axes: Vec::new(),
+            array: StateArray {
+                key: vec![STEP.into()],
+                stored: StoredParameter::plain(Vec::new()),
+                affine: Affine::IDENTITY,
+                dtype: DType::I32,
+                dims: Vec::new(),
+                logical_axes: Vec::new(),
+            },
+            copies: vec![count(0), count(2)],
+        });
+        Self { entries, num_parameters: parameters.len(), parameters, empty: vec![chain(1)] }
+    }
+
+    /// Declares the first entries, or all, as arguments of a program.
+    pub fn declare<'t>(&self, inputs: &Inputs<'t>, entries: Range<usize>, donated: bool) -> Vec<Tensor<'t>> {
+        let declare = |entry: &StateEntry| {
+            let StateArray { dtype, logical_axes, .. } = &entry.array;
+            inputs.input(&entry.name, *dtype, &entry.axes, logical_axes, donated)
+        };
+        self.entries[entries].iter().map(declare).collect()
+    }
+
+    /// Results of a program that are the state.
+    pub fn outputs<'t>(&self, inputs: &Inputs<'t>, state: &[Tensor<'t>]) -> Vec<Output<'t>> {
+        let output = |(entry, tensor): (&StateEntry, &Tensor<'t>)| {
+            inputs.output(&entry.name, *tensor, &entry.array.logical_axes)
+        };
+        self.entries.iter().zip(state).map(output).collect()
+    }
+
+    /// Checks that a checkpoint has the whole state, without reading it.
+    pub fn check(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+        let expected: Vec<ExpectedArray> = self
+            .entries
+            .iter()
+            .flat_map(|entry| {
+                let copies =
+                    entry.copies.iter().map(|key| StateArray { key: key.clone(), ..entry.array.clone() });
+                std::iter::once(entry.array.clone()).chain(copies)
+            })
+            .map(|array| array.expected())
+            .collect();
+        checkpoint.compare(&expected).check()
+    }
+}
+
+fn parameter((path, spec): (Path, ParamSpec)) -> Parameter {
+    Parameter {
+        path,
+        axes: spec.axes,
+        logical_axes: spec.logical_axes,
+        dtype: spec.dtype,
+        is_stacked: matches!(spec.place, LayerPlace::Stacked { .. }),
+    }
+}
+
+/// The state on the devices.
 pub(crate) struct TrainState {
-    pub parameters: Vec<Array>,
-    pub first_moments: Vec<Array>,
-    pub second_moments: Vec<Array>,
-    pub step: Array,
+    /// In the order of the layout's entries.
+    pub arrays: Vec<Array>,
+    num_parameters: usize,
 }
-
-/// The type in which each slot is kept.
-#[derive(Clone, Copy)]
-pub(crate) struct SlotTypes {
-    pub first_moment: DType,
-}
-
-const STEP: &str = "step";
-
-/// The numbers of steps done: ours, and those that optax's Adam and learning rate keep.
-const COUNTS: [&str; 3] = [STEP, "opt_state.0.count", "opt_state.2.count"];
 
 impl TrainState {
     /// The state from the outputs of a program; what follows the state is returned, too.
-    pub fn from_outputs(mut outputs: Vec<Array>, num_parameters: usize) -> (Self, Vec<Array>) {
-        let rest = outputs.split_off(3 * num_parameters + 1);
-        let step = outputs.pop().expect("the step count follows the moments");
-        let second_moments = outputs.split_off(2 * num_parameters);
-        let first_moments = outputs.split_off(num_parameters);
-        (Self { parameters: outputs, first_moments, second_moments, step }, rest)
+    pub fn from_outputs(mut outputs: Vec<Array>, layout: &StateLayout) -> (Self, Vec<Array>) {
+        let rest = outputs.split_off(layout.entries.len());
+        (Self { arrays: outputs, num_parameters: layout.num_parameters }, rest)
     }
 
     /// The arguments of a training step, given up to it.
     pub fn into_inputs<'a>(self) -> Vec<Input<'a>> {
-        let arrays = self.parameters.into_iter().chain(self.first_moments).chain(self.second_moments);
-        arrays.chain([self.step]).map(Input::Donate).collect()
+        self.arrays.into_iter().map(Input::Donate).collect()
     }
 
     /// A fresh state.
-    pub fn initialize(program: &Executable, num_parameters: usize) -> Result<Self, TrainError> {
-        Ok(Self::from_outputs(program.run(Vec::new())?, num_parameters).0)
-    }
-
-    /// Checks that a checkpoint has the whole state of a model, without reading it.
-    pub fn check(model: &dyn Model, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-        let mut expected: Vec<ExpectedArray> = [Slot::Parameters, Slot::FirstMoment, Slot::SecondMoment]
-            .into_iter()
-            .flat_map(|slot| expected_arrays(model, slot))
-            .collect();
-        expected.extend(COUNTS.map(|name| ExpectedArray {
-            name: name.to_owned(),
-            dtype: DType::I32,
-            dims: Vec::new(),
-        }));
-        checkpoint.compare(&expected).check()
-    }
-
-    /// Checks that a checkpoint has the parameters of a model, without reading them.
-    pub fn check_parameters(model: &dyn Model, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-        let comparison = checkpoint.compare(&expected_arrays(model, Slot::Parameters));
-        // Moments may be there, too; only parameters matter.
-        let unexpected =
-            comparison.unexpected.iter().filter(|name| name.starts_with("params.")).cloned().collect();
-        mt_checkpoint::Comparison { unexpected, ..comparison }.check()
+    pub fn initialize(program: &Executable, layout: &StateLayout) -> Result<Self, TrainError> {
+        Ok(Self::from_outputs(program.run(Vec::new())?, layout).0)
     }
 
     /// The whole state of a checkpoint.
     pub fn load(
         runtime: &Runtime,
         placement: &Placement,
-        model: &dyn Model,
-        types: SlotTypes,
+        layout: &StateLayout,
         checkpoint: &Checkpoint,
     ) -> Result<Self, TrainError> {
-        Self::check(model, checkpoint)?;
-        let load = |slot, dtype| load_slot(runtime, placement, model, slot, dtype, checkpoint);
-        let count = checkpoint.read_all(STEP)?;
-        let replicated = Sharding::replicated(placement.mesh().clone(), 0);
-        Ok(Self {
-            parameters: load(Slot::Parameters, None)?,
-            first_moments: load(Slot::FirstMoment, Some(types.first_moment))?,
-            second_moments: load(Slot::SecondMoment, Some(DType::F32))?,
-            step: Array::from_host(runtime, &count, &replicated)?,
-        })
+        layout.check(checkpoint)?;
+        let reader = StateReader::open(runtime, placement, checkpoint)?;
+        let arrays: Result<_, _> = layout.entries.iter().map(|entry| reader.read(&entry.array)).collect();
+        Ok(Self { arrays: arrays?, num_parameters: layout.num_parameters })
     }
 
-    /// The parameters of a checkpoint.
-    pub fn load_parameters(
-        runtime: &Runtime,
-        placement: &Placement,
-        model: &dyn Model,
-        checkpoint: &Checkpoint,
-    ) -> Result<Vec<Array>, TrainError> {
-        Self::check_parameters(model, checkpoint)?;
-        Ok(load_slot(runtime, placement, model, Slot::Parameters, None, checkpoint)?)
+    /// The parameters.
+    pub fn parameters(&self) -> &[Array] {
+        &self.arrays[..self.num_parameters]
+    }
+
+    /// Puts others in the place of the parameters. The present ones go first: there may be no room for both.
+    pub fn replace_parameters(
+        &mut self,
+        load: impl FnOnce() -> Result<Vec<Array>, TrainError>,
+    ) -> Result<(), TrainError> {
+        let rest = self.arrays.split_off(self.num_parameters);
+        self.arrays.clear();
+        self.arrays = load()?;
+        self.arrays.extend(rest);
+        Ok(())
     }
 
     /// What a checkpoint of the state holds. Copies to the host are started.
-    pub fn entries(&self, model: &dyn Model) -> Result<(Vec<Entry>, Vec<ExtraItem>), TrainError> {
-        let mut items = Vec::new();
-        let mut exact = Vec::new();
-        let slots = [
-            (Slot::Parameters, &self.parameters),
-            (Slot::FirstMoment, &self.first_moments),
-            (Slot::SecondMoment, &self.second_moments),
-        ];
-        for (slot, arrays) in slots {
-            let entries = slot_entries(model, slot, arrays)?;
-            items.extend(entries.items);
-            exact.extend(entries.exact);
+    pub fn entries(&self, layout: &StateLayout) -> Result<(Vec<Entry>, Vec<ExtraItem>), TrainError> {
+        let mut entries = StateEntries::default();
+        for (entry, array) in layout.entries.iter().zip(&self.arrays) {
+            entries.add(&entry.array, array)?;
+            for key in &entry.copies {
+                entries.add(&StateArray { key: key.clone(), ..entry.array.clone() }, array)?;
+            }
         }
-        // What optax's chain of Adam, weight decay and learning rate keeps.
-        let slot = |index: usize| -> Vec<KeySegment> { vec!["opt_state".into(), index.into()] };
-        let counter = |index: usize| -> Vec<KeySegment> { [slot(index), vec!["count".into()]].concat() };
-        let count = self.step.to_host()?;
-        items.push(Entry::new(counter(0), count.clone()));
-        items.push(Entry::empty(slot(1), Empty::None));
-        items.push(Entry::new(counter(2), count.clone()));
-        items.push(Entry::new(vec![STEP.into()], count));
+        let StateEntries { mut items, exact } = entries;
+        items.extend(layout.empty.iter().map(|key| Entry::empty(key.clone(), Empty::None)));
         let extra = if exact.is_empty() {
             Vec::new()
         } else {
@@ -135,9 +211,27 @@ impl TrainState {
 
     /// The bytes of the state on one device.
     pub fn bytes_on_device(&self, device: usize) -> usize {
-        let arrays = self.parameters.iter().chain(&self.first_moments).chain(&self.second_moments);
-        arrays.map(|array| array.bytes_on_device(device)).sum()
+        self.arrays.iter().map(|array| array.bytes_on_device(device)).sum()
     }
+}
+
+/// Checks that a checkpoint has the parameters of a model, without reading them.
+pub(crate) fn check_parameters(model: &dyn Model, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+    let mut comparison = checkpoint.compare(&expected_parameters(model));
+    // What is kept for them may be there, too; only parameters matter.
+    comparison.unexpected.retain(|name| name.starts_with("params."));
+    comparison.check()
+}
+
+/// The parameters of a checkpoint.
+pub(crate) fn load_checked_parameters(
+    runtime: &Runtime,
+    placement: &Placement,
+    model: &dyn Model,
+    checkpoint: &Checkpoint,
+) -> Result<Vec<Array>, TrainError> {
+    check_parameters(model, checkpoint)?;
+    Ok(load_parameters(runtime, placement, model, checkpoint)?)
 }
 
 /// The number of steps that a checkpoint's state has done.

@@ -21,7 +21,7 @@ use crate::{
     restore::{ITERATOR_FILE, ITERATOR_ITEM},
     run::{Ending, EvaluationSummary},
     signals::StopSignal,
-    state::{TrainState, batch_arrays},
+    state::{StateLayout, TrainState, batch_arrays},
 };
 
 /// How many batches are made ahead.
@@ -32,6 +32,7 @@ pub(crate) struct Loop<'a> {
     pub settings: &'a TrainConfig,
     pub runtime: &'a Runtime,
     pub model: &'a dyn Model,
+    pub layout: &'a StateLayout,
     pub step: Measured<Executable>,
     pub evaluator: Option<Evaluator>,
     pub manager: CheckpointManager,
@@ -204,14 +205,13 @@ impl Loop<'_> {
     }
 
     fn start_step(&self, state: TrainState, batch: &Batch) -> Result<(TrainState, PendingArray), TrainError> {
-        let num_parameters = state.parameters.len();
         let mut inputs = state.into_inputs();
         let vocab_size = self.settings.model.vocab_size;
         let step = &self.step.program;
         let arrays = batch_arrays(self.runtime, &step.inputs()[inputs.len()..], batch, vocab_size)?;
         inputs.extend(arrays.iter().map(Input::Borrow));
         let outputs = step.run(inputs)?;
-        let (state, rest) = TrainState::from_outputs(outputs, num_parameters);
+        let (state, rest) = TrainState::from_outputs(outputs, self.layout);
         Ok((state, rest[0].to_host_async()?))
     }
 
@@ -249,7 +249,7 @@ impl Loop<'_> {
 
     fn evaluate(&self, state: &TrainState, step: u64) -> Result<Option<EvaluationSummary>, TrainError> {
         let Some(evaluator) = &self.evaluator else { return Ok(None) };
-        let measured = evaluator.run(self.runtime, &state.parameters, step)?;
+        let measured = evaluator.run(self.runtime, state.parameters(), step)?;
         self.logger.log_evaluation(measured.record())?;
         Ok(Some(EvaluationSummary { loss: measured.loss(), bits_per_byte: measured.bits_per_byte() }))
     }
@@ -258,7 +258,7 @@ impl Loop<'_> {
     fn save(&mut self, state: &TrainState, step: u64, position: &IteratorState) -> Result<(), TrainError> {
         // One copy of the state in host memory at a time.
         self.manager.wait_until_finished()?;
-        let (entries, extra_items) = state.entries(self.model)?;
+        let (entries, extra_items) = state.entries(self.layout)?;
         let position = serde_json::to_value(position).expect("an iterator's state is plain data");
         let barrier = self.logger.barrier();
         let metadata = json!({

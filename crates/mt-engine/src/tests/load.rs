@@ -5,7 +5,7 @@ use std::{fs, ops::ControlFlow, path::Path};
 use mt_checkpoint::{CheckpointManager, ManagerOptions, RunLock, SaveRequest};
 use mt_config::{DecodeConfig, tokenizer_directory};
 use mt_data::Tokenizer;
-use mt_models::{Slot, build, slot_entries};
+use mt_models::{StateEntries, build};
 use mt_runtime::{Array, testing};
 use mt_shape::Placement;
 
@@ -44,7 +44,7 @@ fn run() -> tempfile::TempDir {
     let directory = run.path().join("checkpoints");
     let mut manager = CheckpointManager::open(&directory, &lock, ManagerOptions::default()).unwrap();
     for step in [1, 2] {
-        let entries = slot_entries(&*model, Slot::Parameters, &arrays).unwrap().items;
+        let entries = StateEntries::of_parameters(&*model, &arrays).unwrap().items;
         manager.save(step, SaveRequest { entries, ..SaveRequest::default() }).unwrap();
     }
     manager.wait_until_finished().unwrap();

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use mt_ir::Program;
 use mt_models::{Forward, Model};
-use mt_nn::token_cross_entropy;
-use mt_optim::{AdamW, Moments, WarmupCosine, clip_by_global_norm, global_norm};
+use mt_nn::{LayerPlace, ParamSpec, token_cross_entropy};
+use mt_optim::{AdamW, Optimizer, Parameter, Values, WarmupCosine, clip_by_global_norm, global_norm};
 use mt_runtime::{Array, Input, testing::cpu};
-use mt_shape::{DType, HostArray, Placement};
+use mt_shape::{DType, HostArray, Path, Placement};
 use mt_trace::program;
 
 use crate::{
@@ -19,14 +19,14 @@ use crate::{
     },
 };
 
-const OPTIMIZER: AdamW = AdamW {
+const OPTIMIZER: Optimizer = Optimizer::AdamW(AdamW {
     b1: 0.9,
     b2: 0.95,
     epsilon: 1e-8,
     epsilon_root: 0.0,
     weight_decay: 0.1,
     first_moment_dtype: DType::F32,
-};
+});
 
 /// A rate that stays at its peak.
 const CONSTANT: WarmupCosine =
@@ -42,8 +42,7 @@ fn step_program(
     let specs = model.parameters();
     program(&options("train_step", placement.clone()), |inputs| {
         let parameters = declare(inputs, "params", &specs, true);
-        let first = declare(inputs, "mu", &specs, true);
-        let moments = Moments { first, second: declare(inputs, "nu", &specs, true) };
+        let slots = [declare(inputs, "mu", &specs, true), declare(inputs, "nu", &specs, true)].concat();
         let step = inputs.input("step", DType::I32, &[], &[], true);
         let (tokens, [targets, segmentation]) = declare_batch(inputs, batch.rows, batch.length);
         let region = inputs.region();
@@ -62,8 +61,10 @@ fn step_program(
             .collect();
         let norm = global_norm(&gradients);
         let clipped = clip_by_global_norm(&gradients, norm, 1.0);
-        let (next, moments) = OPTIMIZER.update(&parameters, &clipped, &moments, step, schedule.at(step));
-        let state = next.iter().chain(&moments.first).chain(&moments.second);
+        let described: Vec<Parameter> = specs.iter().map(described).collect();
+        let next =
+            OPTIMIZER.update(&described, &Values { parameters, slots }, &clipped, step, schedule.at(step));
+        let state = next.parameters.iter().chain(&next.slots);
         let logical = specs.iter().cycle().map(|(_, spec)| &spec.logical_axes);
         let mut outputs: Vec<_> =
             state.zip(logical).map(|(tensor, logical)| inputs.output("state", *tensor, logical)).collect();
@@ -73,6 +74,17 @@ fn step_program(
         outputs
     })
     .unwrap()
+}
+
+/// A parameter as optimizers know it.
+fn described((path, spec): &(Path, ParamSpec)) -> Parameter {
+    Parameter {
+        path: path.clone(),
+        axes: spec.axes.clone(),
+        logical_axes: spec.logical_axes.clone(),
+        dtype: spec.dtype,
+        is_stacked: matches!(spec.place, LayerPlace::Stacked { .. }),
+    }
 }
 
 /// What comes of training steps.
@@ -126,7 +138,7 @@ pub fn train(
 /// Puts parameters where a model's specifications say.
 pub fn placed(model: &dyn Model, placement: &Arc<Placement>, parameters: &[HostArray]) -> Vec<Array> {
     let runtime = cpu(placement.mesh().num_devices());
-    let place = |(spec, array): (&mt_nn::ParamSpec, &HostArray)| {
+    let place = |(spec, array): (&ParamSpec, &HostArray)| {
         let sharding = placement.sharding(&spec.logical_axes, &spec.dims());
         Array::from_host(runtime, array, &sharding).unwrap()
     };

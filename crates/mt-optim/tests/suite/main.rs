@@ -3,9 +3,9 @@
 use std::{fs, path::PathBuf, sync::Arc};
 
 use mt_ir::{Program, Target};
-use mt_optim::{AdamW, Moments, WarmupCosine, clip_by_global_norm, global_norm};
+use mt_optim::{AdamW, Optimizer, Parameter, Values, WarmupCosine, clip_by_global_norm, global_norm};
 use mt_runtime::testing;
-use mt_shape::{Axis, DType, HostArray, Placement, axis};
+use mt_shape::{Axis, DType, HostArray, Path, Placement, axis};
 use mt_trace::{Inputs, Output, ProgramOptions, Tensor, program};
 use safetensors::SafeTensors;
 
@@ -52,6 +52,23 @@ fn axes(dims: &[usize]) -> Vec<Axis> {
     AXES.iter().zip(dims).map(|(name, size)| axis(name, *size)).collect()
 }
 
+/// The parameters as optimizers know them.
+fn described() -> Vec<Parameter> {
+    let parameter = |(name, dims): &(&str, &[usize])| Parameter {
+        path: path(name),
+        axes: axes(dims),
+        logical_axes: vec![None; dims.len()],
+        dtype: DType::F32,
+        is_stacked: false,
+    };
+    PARAMETERS.iter().map(parameter).collect()
+}
+
+fn path(name: &str) -> Path {
+    let mut path = Path::default();
+    path.within(name, |path| path.clone())
+}
+
 /// One argument for each parameter.
 fn declare<'t>(inputs: &Inputs<'t>, prefix: &str, dtype: DType) -> Vec<Tensor<'t>> {
     PARAMETERS
@@ -67,16 +84,16 @@ fn declare<'t>(inputs: &Inputs<'t>, prefix: &str, dtype: DType) -> Vec<Tensor<'t
 fn step_program(optimizer: &AdamW) -> Program {
     traced("step", |inputs| {
         let parameters = declare(inputs, "parameter", DType::F32);
-        let moments = Moments {
-            first: declare(inputs, "first", optimizer.first_moment_dtype),
-            second: declare(inputs, "second", DType::F32),
-        };
+        let first = declare(inputs, "first", optimizer.first_moment_dtype);
+        let slots = [first, declare(inputs, "second", DType::F32)].concat();
         let step = inputs.input("step", DType::I32, &[], &[], false);
         let gradients = declare(inputs, "gradient", DType::F32);
         let norm = global_norm(&gradients);
         let clipped = clip_by_global_norm(&gradients, norm, 1.0);
-        let (next, moments) = optimizer.update(&parameters, &clipped, &moments, step, SCHEDULE.at(step));
-        let results = next.into_iter().chain(moments.first).chain(moments.second).chain([step + 1.0, norm]);
+        let values = Values { parameters, slots };
+        let next =
+            Optimizer::AdamW(*optimizer).update(&described(), &values, &clipped, step, SCHEDULE.at(step));
+        let results = next.parameters.into_iter().chain(next.slots).chain([step + 1.0, norm]);
         results.map(|tensor| inputs.replicated("result", tensor)).collect()
     })
 }

@@ -6,7 +6,7 @@ use mt_checkpoint::{CheckpointManager, ExtraItem, ManagerOptions, RunLock, SaveR
 use mt_config::{LoadConfig, saved_config_path, tokenizer_directory};
 use mt_data::Tokenizer;
 use mt_engine::load_model;
-use mt_models::{EXACT_ITEM, Slot, slot_entries};
+use mt_models::{EXACT_ITEM, StateEntries};
 use serde_json::json;
 
 use super::{
@@ -42,7 +42,7 @@ pub fn run(command: Import) -> Result<(), Failure> {
     {
         Tokenizer::load(published)?.save(&tokenizer_directory(directory))?;
     }
-    let entries = slot_entries(&*loaded.model, Slot::Parameters, &loaded.parameters)
+    let entries = StateEntries::of_parameters(&*loaded.model, &loaded.parameters)
         .map_err(mt_models::StateError::from)?;
     let extra = ExtraItem { item: EXACT_ITEM.to_owned(), entries: entries.exact };
     let metadata = json!({ "scan_layers": load.model.scan_layers });
