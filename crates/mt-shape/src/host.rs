@@ -1,21 +1,22 @@
 //! Arrays in host memory.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
 
 use crate::DType;
 
-/// One cache line. A vector of lines is aligned so that an XLA client can use its memory without a copy.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
+/// Where contents begin, in bytes: an XLA client can use such memory without a copy.
+const ALIGNMENT: usize = 64;
 
 /// A dense row-major array in host memory, aligned to 64 bytes.
-#[derive(Clone)]
 pub struct HostArray {
     dtype: DType,
     dims: Vec<usize>,
     num_bytes: usize,
-    lines: Vec<Line>,
+    /// The contents, and what lies before them. A vector of elements that are aligned like the contents would be
+    /// written with zeros when it is made, as allocators give fresh pages, which are zero, for usual alignments alone.
+    words: Vec<u64>,
+    /// The first byte of the contents.
+    start: usize,
 }
 
 /// The bytes or elements do not fit the array.
@@ -32,7 +33,10 @@ impl HostArray {
     pub fn zeros(dtype: DType, dims: &[usize]) -> Self {
         let num_bytes = dims.iter().product::<usize>() * dtype.byte_size();
         // Fresh pages are zero, so large arrays are not written before they are filled.
-        Self { dtype, dims: dims.to_vec(), num_bytes, lines: bytemuck::zeroed_vec(num_bytes.div_ceil(64)) }
+        let words = vec![0_u64; (num_bytes + ALIGNMENT).div_ceil(size_of::<u64>())];
+        let address = words.as_ptr().addr();
+        let start = address.next_multiple_of(ALIGNMENT) - address;
+        Self { dtype, dims: dims.to_vec(), num_bytes, words, start }
     }
 
     /// Copies `bytes`, the little-endian row-major contents.
@@ -86,12 +90,12 @@ impl HostArray {
 
     /// The contents: little-endian, row-major.
     pub fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.lines)[..self.num_bytes]
+        &bytemuck::cast_slice(&self.words)[self.start..][..self.num_bytes]
     }
 
     /// The contents, to be overwritten.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.num_bytes]
+        &mut bytemuck::cast_slice_mut(&mut self.words)[self.start..][..self.num_bytes]
     }
 
     /// The elements as values of `T`.
@@ -125,6 +129,15 @@ impl HostArray {
             DType::F32 => all::<f32>(bytes, f64::from),
             DType::F64 => all::<f64>(bytes, |value| value),
         }
+    }
+}
+
+impl Clone for HostArray {
+    fn clone(&self) -> Self {
+        // Other memory begins elsewhere within its line.
+        let mut made = Self::zeros(self.dtype, &self.dims);
+        made.bytes_mut().copy_from_slice(self.bytes());
+        made
     }
 }
 
