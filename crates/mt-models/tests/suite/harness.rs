@@ -258,8 +258,14 @@ pub struct Gradients {
 
 /// The program from parameters and a batch to loss, logits and gradients. Dropout draws from a fixed key.
 pub fn gradient_program(model: &dyn Model, rows: usize, length: usize) -> Program {
+    gradient_program_for(model, Target::Cpu, rows, length)
+}
+
+/// The same for another kind of device.
+pub fn gradient_program_for(model: &dyn Model, target: Target, rows: usize, length: usize) -> Program {
     let specs = model.parameters();
-    program(&options("gradients", Arc::new(Placement::single())), |inputs| {
+    let options = ProgramOptions { target, ..options("gradients", Arc::new(Placement::single())) };
+    program(&options, |inputs| {
         let parameters = declare(inputs, "params", &specs, false);
         let (tokens, [targets, targets_segmentation]) = declare_batch(inputs, rows, length);
         let region = inputs.region();

@@ -13,6 +13,7 @@ mod harness;
 mod length;
 mod placement;
 mod reference;
+mod remat;
 mod training;
 mod trees;
 mod usual;

@@ -76,6 +76,23 @@ fn scan_with_gradient() {
 }
 
 #[test]
+fn offloaded() {
+    check("offloaded", Placement::single(), |inputs| {
+        let x = inputs.input("x", DType::F32, &[A], &[None], false);
+        let weights = inputs.input("weights", DType::F32, &[LAYERS, A], &[None, None], true);
+        let (value, [], gradients) = inputs.region().value_and_grad(&leaves(&[weights]), |body, weights| {
+            let names = ["input", "out"].map(|name| (name.to_owned(), Memory::Host));
+            let options = ScanOptions::over(LAYERS).saving(SavePolicy::Names(names.into()));
+            let ([last], []) = body.scan(options, [x], &weights, |_, [x], weights| {
+                ([(x.named("input").tanh() * weights[0].value).named("out").sin()], [])
+            });
+            (last.sum_all(), [])
+        });
+        vec![inputs.replicated("loss", value), inputs.replicated("gradient", gradients[0].value)]
+    });
+}
+
+#[test]
 fn control_flow() {
     check("control_flow", Placement::single(), |inputs| {
         let x = inputs.input("x", DType::F32, &[A], &[None], false);

@@ -1,0 +1,268 @@
+//! What policies keep of the forward pass: which tensors, in which memory, and what that costs.
+
+use std::collections::BTreeMap;
+
+use mt_config::{ModelGroup, TensorLocation};
+use mt_ir::{Program, Target};
+
+use crate::harness::{
+    Batch, by_name, compile, config, gradient_program, gradient_program_for, gradients, model, norm,
+    parameters, relative_error,
+};
+
+const NUM_LAYERS: usize = 4;
+const ROWS: usize = 2;
+const LENGTH: usize = 24;
+
+const COMMON: &[&str] = &["base_num_decoder_layers=4", "attention=dot_product"];
+
+/// Every policy, and some that keys of tensors make up.
+const POLICIES: &[&[&str]] = &[
+    &["remat_policy=full"],
+    &["remat_policy=save_out_proj"],
+    &["remat_policy=save_qkv_proj"],
+    &["remat_policy=save_dot_except_mlp"],
+    &["remat_policy=save_dot_with_context_except_mlp"],
+    &["remat_policy=save_dot_except_mlpwi"],
+    &["remat_policy=minimal"],
+    &["remat_policy=minimal_with_context"],
+    &["remat_policy=minimal_with_quantization"],
+    &["remat_policy=minimal_with_context_and_quantization"],
+    &["remat_policy=qkv_proj_offloaded"],
+    &["remat_policy=minimal_offloaded"],
+    &["remat_policy=custom"],
+    &["remat_policy=custom", "decoder_layer_input=offload", "mlpwi_0=device"],
+    &["remat_policy=custom", "qkv_proj=device", "key_proj=offload", "attention_out=offload"],
+    &[
+        "remat_policy=custom",
+        "decoder_layer_input=remat",
+        "kv_proj=offload",
+        "context=device",
+        "mlpwo=device",
+    ],
+];
+
+/// The dimensions of one layer's tensors, by the names that policies know; what no gradient reads is not here.
+fn dimensions(name: &str) -> Option<Vec<usize>> {
+    let of_tokens = |rest: &[usize]| Some([&[ROWS, LENGTH], rest].concat());
+    match name {
+        "query_proj" => of_tokens(&[4, 16]),
+        "key_proj" | "value_proj" => of_tokens(&[2, 16]),
+        "context" | "attention_out" => Some(vec![ROWS, 2, LENGTH, 2, 16]),
+        "out_proj" => of_tokens(&[64]),
+        "mlpwi_0" | "mlpwi_1" => of_tokens(&[128]),
+        _ => None,
+    }
+}
+
+/// The types that the first loop over all layers carries, besides its counter.
+fn carried(program: &Program) -> Vec<String> {
+    let closing = program.text.lines().find(|line| line.starts_with("    }) : (tensor<i32>"));
+    let types = closing.expect("layers are scanned").split(") -> (").next().unwrap();
+    types.split(", ").skip(1).map(str::to_owned).collect()
+}
+
+fn printed(dims: &[usize]) -> String {
+    let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
+    format!("tensor<{}xf32>", dims.join("x"))
+}
+
+/// The operands of each barrier in front of a recomputation, from the last layer to the first.
+fn barriers(program: &Program) -> Vec<Vec<String>> {
+    let lines = program.text.lines().filter(|line| line.contains("\"stablehlo.optimization_barrier\""));
+    let types = lines.map(|line| {
+        let (_, types) = line.split_once(" : (").unwrap();
+        types.split_once(") -> ").unwrap().0.split(", ").map(str::to_owned).collect()
+    });
+    types.collect()
+}
+
+fn counted(types: impl IntoIterator<Item = String>) -> BTreeMap<String, isize> {
+    let mut counts = BTreeMap::new();
+    for ty in types {
+        *counts.entry(ty).or_insert(0) += 1;
+    }
+    counts
+}
+
+fn with(policy: &[&'static str], scan: &'static str) -> Vec<&'static str> {
+    [COMMON, policy, &[scan]].concat()
+}
+
+/// The tensors that a policy keeps, without those that no gradient reads.
+fn kept(arguments: &[&str]) -> Vec<(Vec<usize>, TensorLocation)> {
+    let group = ModelGroup::from_config(&config(arguments)).unwrap();
+    let kept = group.remat.kept().expect("the policy computes something again");
+    kept.into_iter().filter_map(|(name, place)| Some((dimensions(name)?, place))).collect()
+}
+
+#[test]
+fn scans_stack_what_a_policy_names() {
+    for policy in POLICIES {
+        let arguments = with(policy, "scan_layers=true");
+        let program = gradient_program(&*model(&arguments), ROWS, LENGTH);
+        let stacks = carried(&program).into_iter().skip(1);
+        let carry = vec![ROWS, LENGTH, 64];
+        let expected = kept(&arguments).into_iter().map(|(dims, _)| dims).chain([carry]);
+        let expected = expected.map(|dims| printed(&[&[NUM_LAYERS], &dims[..]].concat()));
+        assert_eq!(counted(stacks), counted(expected), "{policy:?}");
+    }
+}
+
+#[test]
+fn layers_one_by_one_hand_over_what_a_policy_names() {
+    let program =
+        |policy: &[&'static str]| gradient_program(&*model(&with(policy, "scan_layers=false")), ROWS, LENGTH);
+    assert_eq!(barriers(&program(&["remat_policy=none"])).len(), 0);
+    let everywhere = barriers(&program(&["remat_policy=full"]));
+    assert_eq!(everywhere.len(), NUM_LAYERS);
+    for policy in POLICIES {
+        let layers = barriers(&program(policy));
+        assert_eq!(layers.len(), NUM_LAYERS, "{policy:?}");
+        for (layer, full) in layers.into_iter().zip(&everywhere) {
+            let mut more = counted(layer);
+            for (ty, count) in counted(full.iter().filter(|ty| ty.contains(&format!("<{ROWS}x"))).cloned()) {
+                *more.entry(ty).or_insert(0) -= count;
+            }
+            // Weights that nothing reads any more are not handed over.
+            more.retain(|ty, count| ty.contains(&format!("<{ROWS}x")) && *count != 0);
+            let named = kept(&with(policy, "scan_layers=false"));
+            let expected = counted(named.into_iter().map(|(dims, _)| printed(&dims)));
+            assert_eq!(more, expected, "{policy:?}");
+        }
+    }
+}
+
+/// Attention block by block keeps the sums that its own gradient reads together with its result, and once.
+#[test]
+fn blocks_name_their_sums() {
+    let stacks = |policy: &str| -> BTreeMap<String, isize> {
+        let arguments = ["base_num_decoder_layers=4", "attention=flash", "scan_layers=true", policy];
+        let program = gradient_program(&*model(&arguments), ROWS, LENGTH);
+        counted(carried(&program).into_iter().skip(1))
+    };
+    let mut expected = stacks("remat_policy=save_dot_except_mlp");
+    for dims in [&[NUM_LAYERS, ROWS, 2, LENGTH, 2, 16][..], &[NUM_LAYERS, ROWS, 2, LENGTH, 2]] {
+        *expected.entry(printed(dims)).or_insert(0) += 1;
+    }
+    assert_eq!(stacks("remat_policy=save_dot_with_context_except_mlp"), expected);
+}
+
+#[test]
+fn every_policy_computes_the_same() {
+    let batch = Batch::packed(&[&[10, 14], &[LENGTH]], LENGTH, 256);
+    let results = |arguments: &[&str]| {
+        let model = model(arguments);
+        let results = gradients(&*model, &parameters(&*model), &batch);
+        (results.loss, by_name(&*model, &results.gradients))
+    };
+    for scan in ["scan_layers=true", "scan_layers=false"] {
+        let (loss, expected) = results(&with(&["remat_policy=none"], scan));
+        for policy in POLICIES {
+            let (other, gradients) = results(&with(policy, scan));
+            assert!((other - loss).abs() <= 1e-6 * loss, "{policy:?} {scan}: loss {other} is not {loss}");
+            for (name, expected) in &expected {
+                assert!(norm(expected) > 0.0, "{name} has no gradient");
+                let error = relative_error(&gradients[name], expected);
+                assert!(error <= 1e-6, "{policy:?} {scan}: gradient of `{name}` differs by {error:e}");
+            }
+        }
+    }
+}
+
+/// On accelerators every tensor that is offloaded is moved out once in the forward pass and back once in the backward
+/// pass, in one loop over all layers or for each of them; on a CPU nothing is moved.
+#[test]
+fn what_is_offloaded_is_moved_out_and_back() {
+    for policy in POLICIES {
+        for (scan, times) in [("scan_layers=true", 1), ("scan_layers=false", NUM_LAYERS)] {
+            let arguments = with(policy, scan);
+            let model = model(&arguments);
+            let program = |target| gradient_program_for(&*model, target, ROWS, LENGTH).text;
+            let input = policy.contains(&"decoder_layer_input=offload");
+            let named = kept(&arguments);
+            let offloaded = named.iter().filter(|(_, place)| *place == TensorLocation::Offload).count();
+            let expected = times * (offloaded + usize::from(input));
+            let text = program(Target::Accelerator);
+            for memory in ["pinned_host", "device"] {
+                let moves = format!("{{_xla_buffer_placement = \"{memory}\"}}");
+                assert_eq!(text.matches(&moves).count(), expected, "{policy:?} {scan}: to {memory}");
+            }
+            assert!(!program(Target::Cpu).contains("annotate_device_placement"), "{policy:?} {scan}");
+        }
+    }
+}
+
+/// Families whose layers differ, and which of their tensors backward passes read.
+#[test]
+fn every_family_names_its_tensors() {
+    const ATTENTION: [&str; 6] =
+        ["decoder_layer_input", "query_proj", "key_proj", "value_proj", "context", "attention_out"];
+    const GATED: [&str; 2] = ["mlpwi_0", "mlpwi_1"];
+    let check = |arguments: &[&str], expected: &[&[&str]]| {
+        let expected: Vec<&str> = expected.concat();
+        let keys = [&ATTENTION[..], &["out_proj", "mlpwi", "mlpwo"], &GATED].concat();
+        for key in keys {
+            let own = format!("{key}=offload");
+            // The input of what is recomputed is kept in any case, but on the device unless its name is offloaded.
+            let arguments =
+                [arguments, &["remat_policy=custom", "scan_layers=false", "vocab_size=64", &own]].concat();
+            let target = Target::Accelerator;
+            let program = gradient_program_for(&*model(&arguments), target, 1, 8);
+            let is_kept = program.text.contains("pinned_host");
+            assert_eq!(is_kept, expected.contains(&key), "{key} of {arguments:?}");
+        }
+    };
+    let usual = [&ATTENTION[..], &["out_proj"], &GATED];
+    for block in ["llama2", "mistral", "qwen2", "qwen3", "gemma"] {
+        check(&[&format!("decoder_block={block}")], &usual);
+    }
+    // Norms behind attention and the feed-forward layer read their results.
+    let normed = [&ATTENTION[..], &["out_proj", "mlpwo"], &GATED];
+    for block in ["gemma2", "gemma3", "gemma4", "gemma4_small", "olmo3"] {
+        check(
+            &[&format!("decoder_block={block}"), "sliding_window_size=4", "mlp_activations=[gelu,linear]"],
+            &normed,
+        );
+    }
+    let ungated = [&ATTENTION[..], &["out_proj", "mlpwi"]];
+    check(&["decoder_block=gpt3", "mlp_activations=[gelu]", "trainable_position_size=64"], &ungated);
+}
+
+/// What the compiler sets aside grows with the bytes of the named tensors of all layers. The rest of it, what one layer
+/// needs while it is computed again, differs between policies as well, but is small here.
+#[test]
+fn memory_is_what_policies_promise() {
+    const MODEL: &[&str] = &[
+        "base_num_decoder_layers=8",
+        "attention=dot_product",
+        "scan_layers=true",
+        "base_emb_dim=128",
+        "base_mlp_dim=256",
+        "base_num_kv_heads=4",
+    ];
+    let temporaries = |policy: &str| {
+        let model = model(&[MODEL, &[policy]].concat());
+        let program = gradient_program(&*model, 64, 16);
+        compile(&program).memory().unwrap().temporaries
+    };
+    let of_tokens = |width: u64| 8 * 64 * 16 * width * 4;
+    // The bytes that each policy keeps more than the one before.
+    let order = [
+        ("remat_policy=full", 0),
+        ("remat_policy=save_out_proj", of_tokens(128)),
+        ("remat_policy=save_qkv_proj", of_tokens(3 * 64) - of_tokens(128)),
+        ("remat_policy=minimal", of_tokens(128) + of_tokens(2 * 256)),
+    ];
+    let mut before = temporaries(order[0].0);
+    for (policy, predicted) in &order[1..] {
+        let now = temporaries(policy);
+        let more = now.saturating_sub(before);
+        assert!(
+            more.abs_diff(*predicted) <= predicted / 4,
+            "{policy} takes {now} bytes instead of {before}, which is not {predicted} more"
+        );
+        before = now;
+    }
+    assert!(temporaries("remat_policy=none") > 2 * before);
+}
