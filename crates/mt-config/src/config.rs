@@ -148,7 +148,7 @@ impl Config {
     }
 
     /// Whether the key of an entry means anything, as far as the keys it belongs to say.
-    fn matters(&self, entry: &Entry) -> bool {
+    pub(crate) fn matters(&self, entry: &Entry) -> bool {
         let holds = |(other, values): &Condition| {
             let other = self.entry(other);
             if values.is_empty() {

@@ -65,15 +65,15 @@ fn mesh(config: &Config, values: &mut Values) {
         Some(_) => integer(config, "num_cpu_slices").max(1),
         None => integer(config, "num_slices").max(1),
     };
+    let axes = config.entry("mesh_axes").value.as_array().cloned().unwrap_or_default();
+    let size = |network: &str, axis: &str| {
+        let stem = MESH_AXES.iter().find(|(name, _)| *name == axis).map(|(_, stem)| *stem);
+        stem.map(|stem| format!("{network}_{stem}_parallelism"))
+            .filter(|name| table::lookup(name).is_some())
+            .map_or(1, |name| integer(config, &name))
+    };
     let sizes = |network: &str, available: Option<i64>| -> Value {
-        let size = |axis: &str| {
-            let stem = MESH_AXES.iter().find(|(name, _)| *name == axis).map(|(_, stem)| *stem);
-            stem.map(|stem| format!("{network}_{stem}_parallelism"))
-                .filter(|name| table::lookup(name).is_some())
-                .map_or(1, |name| integer(config, &name))
-        };
-        let axes = config.entry("mesh_axes").value.as_array().cloned().unwrap_or_default();
-        let sizes: Vec<i64> = axes.iter().filter_map(Value::as_str).map(size).collect();
+        let sizes: Vec<i64> = axes.iter().filter_map(Value::as_str).map(|axis| size(network, axis)).collect();
         let product =
             sizes.iter().filter(|size| **size > 0).try_fold(1_i64, |all, size| all.checked_mul(*size));
         let rest = available.zip(product).map(|(available, product)| available / product.max(1));
@@ -81,15 +81,25 @@ fn mesh(config: &Config, values: &mut Values) {
             sizes.into_iter().map(|size| if size == -1 { rest } else { Some(size) }).collect();
         filled.into()
     };
-    values.push(("ici_parallelism", sizes("ici", devices.map(|devices| devices / slices))));
-    values.push(("dcn_parallelism", sizes("dcn", Some(slices))));
+    let (ici, dcn) = (sizes("ici", devices.map(|devices| devices / slices)), sizes("dcn", Some(slices)));
+    // An axis that takes the devices that are left may be any size while their number is not known.
+    let of_axis = |axis: &str, network: &str, filled: &Value| match size(network, axis) {
+        -1 => filled[axes.iter().position(|name| *name == *axis)?].as_i64(),
+        size => Some(size),
+    };
+    let context = config.entry("context_sharding").value.as_str().unwrap_or_default();
+    let context = of_axis(context, "ici", &ici)
+        .zip(of_axis(context, "dcn", &dcn))
+        .map(|(ici, dcn)| ici.saturating_mul(dcn));
+    values.push(("ici_parallelism", ici));
+    values.push(("dcn_parallelism", dcn));
     let both = |axis: &str| {
         let size = |network: &str| integer(config, &format!("{network}_{axis}_parallelism")).max(1);
         size("ici").saturating_mul(size("dcn"))
     };
     values.push(("num_diloco_replicas", both("diloco").into()));
     values.push(("using_pipeline_parallelism", (both("pipeline") > 1).into()));
-    values.push(("context_parallel_size", both("context").into()));
+    values.push(("context_parallel_size", context.into()));
 }
 
 /// Sequences of a batch on all devices: those of one of the accumulated parts, then those of the whole step.

@@ -25,10 +25,10 @@ pub use coerce::value_text;
 pub use config::{Config, Difference, Entry, yaml_text};
 pub use error::{ConfigError, Problem};
 pub use groups::{
-    AttentionGroup, AttentionKind, AttentionType, CheckpointGroup, DataGroup, DatasetType, DebugGroup,
-    DecodeConfig, DecodeGroup, DecoderBlock, Hardware, HfTextUnit, LayerAttention, LearningRateSchedule,
-    LoadConfig, LogitsGroup, MlpActivation, ModelGroup, OptimizerGroup, OptimizerType, PackingType,
-    Parallelism, PlacementGroup, PositionGroup, RematGroup, RematPolicy, RopeType, RunGroup,
+    AttentionGroup, AttentionKind, AttentionType, CheckpointGroup, ContextGroup, DataGroup, DatasetType,
+    DebugGroup, DecodeConfig, DecodeGroup, DecoderBlock, Hardware, HfTextUnit, LayerAttention,
+    LearningRateSchedule, LoadConfig, LogitsGroup, MlpActivation, ModelGroup, OptimizerGroup, OptimizerType,
+    PackingType, Parallelism, PlacementGroup, PositionGroup, RematGroup, RematPolicy, RopeType, RunGroup,
     SamplingStrategy, TensorLocation, TokenizerGroup, TokenizerType, TrainConfig, run_directory_of,
     saved_config_path, tokenizer_directory,
 };

@@ -61,7 +61,7 @@ pub fn score(
         let positions = inputs.region().iota(DType::I32, axes[1]).broadcast(&axes);
         let segmentation = positions.less(lengths).cast(DType::I32);
         let forward = Forward { taps: intermediates, ..Forward::default() };
-        let hidden = model.hidden(&weights, Tokens { tokens, positions, segmentation }, forward);
+        let hidden = model.hidden(&weights, Tokens::as_read(tokens, positions, segmentation), forward);
         let logits = model.head(&weights, hidden.hidden).cast(DType::F32);
         names = hidden.taps.iter().map(|(name, _)| name.clone()).collect();
         let taps = hidden.taps.iter().map(|(name, tap)| inputs.replicated(name, tap.cast(DType::F32)));

@@ -108,7 +108,7 @@ impl Programs {
                 segmentation: occupied,
                 slots,
             };
-            let tokens = Tokens { tokens, positions, segmentation };
+            let tokens = Tokens::as_read(tokens, positions, segmentation);
             let forward = Forward { cache: Some(cache), ..Forward::default() };
             let written = self.model.hidden(&parameters, tokens, forward).cache;
             let rest = slots - length;
@@ -177,7 +177,7 @@ impl Programs {
             occupied.dynamic_update(KV_POSITION, start, segmentation.rename(POSITION, KV_POSITION));
         let (logits, cache) = self.model.logits(
             &parameters,
-            Tokens { tokens: tokens.broadcast(&one), positions: positions.broadcast(&one), segmentation },
+            Tokens::as_read(tokens.broadcast(&one), positions.broadcast(&one), segmentation),
             Forward {
                 cache: Some(Cache { layers, start, segmentation: occupied, slots }),
                 ..Forward::default()

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use mt_config::ModelGroup;
-use mt_nn::{ParamSpec, attention::KeysValues};
+use mt_nn::{ParamSpec, SequenceOrder, attention::KeysValues};
 use mt_shape::{Axis, DType, Path};
 use mt_trace::{Key, Tensor};
 
@@ -66,6 +66,15 @@ pub struct Tokens<'t> {
     pub positions: Tensor<'t>,
     /// Which document of its row each token belongs to; 0 is padding.
     pub segmentation: Tensor<'t>,
+    /// How the tokens of a row are stored. Those that attend to a cache are as read.
+    pub order: SequenceOrder,
+}
+
+impl<'t> Tokens<'t> {
+    /// Tokens that are stored in the order in which they are read.
+    pub fn as_read(tokens: Tensor<'t>, positions: Tensor<'t>, segmentation: Tensor<'t>) -> Self {
+        Self { tokens, positions, segmentation, order: SequenceOrder::AsRead }
+    }
 }
 
 /// Keys and values of earlier tokens, for all layers.

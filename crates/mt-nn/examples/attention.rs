@@ -101,7 +101,9 @@ fn compiled(dtype: DType, length: usize, block: Option<usize>) -> Executable {
                 None => {
                     dense(query, key, value, Segments::within(segments).mask(options.mask), None, &options)
                 }
-                Some(block) => blockwise(query, key, value, segments, None, &options, block),
+                Some(block) => {
+                    blockwise(query, key, value, Segments::within(segments), None, &options, block)
+                }
             };
             (context.cast(DType::F32).square().sum_all(), [])
         });

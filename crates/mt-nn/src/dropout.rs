@@ -2,10 +2,15 @@
 
 use mt_trace::{Key, Tensor};
 
-/// Sets a share `rate` of the elements to zero and scales the others up (Srivastava et al., 2014).
+use crate::{SequenceOrder, axes::POSITION};
+
+/// Sets a share `rate` of the elements to zero and scales the others up (Srivastava et al., 2014). Which ones follows
+/// from the places of tokens, not from the order in which they are stored.
 #[track_caller]
-pub fn dropout<'t>(x: Tensor<'t>, rate: f64, key: Key<'t>) -> Tensor<'t> {
-    let keep = key.uniform(&x.axes()).greater_equal(rate);
+pub fn dropout<'t>(x: Tensor<'t>, rate: f64, key: Key<'t>, order: SequenceOrder) -> Tensor<'t> {
+    let drawn = key.uniform(&x.axes());
+    let drawn = if x.has_axis(POSITION) { order.store(drawn, POSITION) } else { drawn };
+    let keep = drawn.greater_equal(rate);
     let zeros = x.region().full(x.dtype(), &[], 0.0);
     keep.select(x * (1.0 / (1.0 - rate)), zeros.broadcast(&x.axes()))
 }
@@ -18,6 +23,8 @@ pub enum Dropout<'t> {
     On {
         rate: f64,
         key: Key<'t>,
+        /// Of the tokens of `x`.
+        order: SequenceOrder,
     },
 }
 
@@ -27,7 +34,7 @@ impl<'t> Dropout<'t> {
     pub fn apply(self, site: &str, x: Tensor<'t>) -> Tensor<'t> {
         match self {
             Self::Off => x,
-            Self::On { rate, key } => dropout(x, rate, key.fold_in_name(site)),
+            Self::On { rate, key, order } => dropout(x, rate, key.fold_in_name(site), order),
         }
     }
 }

@@ -5,10 +5,7 @@ use std::ops;
 use mt_ir::{Binary, Comparison, Literal, Op, Reduction, Scalar, ShapeError, Unary};
 use mt_shape::{Axis, DType, HostArray};
 
-use crate::{
-    Region, Tensor,
-    trace::{sizes, tensor_type},
-};
+use crate::{Region, Tensor, trace::tensor_type};
 
 impl<'t> Region<'t> {
     /// A tensor with the same number in every element.
@@ -373,17 +370,10 @@ impl<'t> Tensor<'t> {
     /// Places the tensor: for each axis, in order, its logical name, or `None` for an axis that is never split.
     #[track_caller]
     pub fn constrain(self, logical_axes: &[Option<&str>]) -> Self {
-        let axes = self.axes();
-        if logical_axes.len() != axes.len() {
-            let message = format!("{} logical axes given for {} axes", logical_axes.len(), axes.len());
-            self.trace.fail("constrain", &[self], ShapeError::Invalid(message));
+        match self.placed_by("constrain", logical_axes) {
+            Some(spec) => self.apply_one(Op::Constrain(spec), &[], &self.axes()),
+            None => self,
         }
-        let placement = &self.trace.placement;
-        if placement.mesh().num_devices() == 1 {
-            return self;
-        }
-        let sharding = placement.sharding(logical_axes, &sizes(&axes));
-        self.apply_one(Op::Constrain(sharding.spec), &[], &axes)
     }
 }
 

@@ -38,6 +38,8 @@ pub enum TraceErrorKind {
     Escaped,
     #[error("tensors of two traces were mixed")]
     ForeignTrace,
-    #[error("the body of a custom derivative captures a tensor from outside; pass it as an argument")]
-    CapturedByCustomVjp,
+    #[error(
+        "the body of a custom derivative, or of code for one device, captures a tensor from outside; pass it as an argument"
+    )]
+    ForbiddenCapture,
 }

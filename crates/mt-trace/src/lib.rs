@@ -14,6 +14,7 @@ mod elementwise;
 mod error;
 mod indexing;
 mod layout;
+mod manual;
 mod program;
 mod random;
 mod regions;
@@ -21,6 +22,7 @@ mod tensor;
 mod trace;
 
 pub use error::{TraceError, TraceErrorKind};
+pub use manual::{DeviceGroup, Parts};
 pub use mt_ir::{Memory, Precision, SavePolicy};
 pub use program::{Inputs, Output, ProgramOptions, program};
 pub use random::Key;

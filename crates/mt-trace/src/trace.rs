@@ -38,6 +38,8 @@ struct Frame {
     captures: Vec<(ValueId, ValueId)>,
     captured: HashMap<ValueId, ValueId>,
     may_capture: bool,
+    /// The region, with those in it, is code for one device.
+    for_one_device: bool,
 }
 
 /// An open region: where operations without operands are added.
@@ -148,6 +150,20 @@ impl Trace {
 
     /// Opens a region inside the innermost one.
     pub(crate) fn open(&self, may_capture: bool) -> Region<'_> {
+        self.open_frame(may_capture, false)
+    }
+
+    /// Opens a region of code for one device.
+    pub(crate) fn open_for_one_device(&self) -> Region<'_> {
+        self.open_frame(false, true)
+    }
+
+    /// Whether what is traced is code for one device.
+    pub(crate) fn is_for_one_device(&self) -> bool {
+        self.state.borrow().frames.iter().any(|frame| frame.for_one_device)
+    }
+
+    fn open_frame(&self, may_capture: bool, for_one_device: bool) -> Region<'_> {
         let mut state = self.state.borrow_mut();
         let id = state.next_region;
         state.next_region += 1;
@@ -160,6 +176,7 @@ impl Trace {
             captures: Vec::new(),
             captured: HashMap::new(),
             may_capture,
+            for_one_device,
         });
         Region { trace: self, id }
     }
@@ -354,7 +371,7 @@ impl Trace {
             let frame = &mut state.frames[level];
             if !frame.may_capture {
                 drop(state);
-                self.fail(operation, &[tensor], TraceErrorKind::CapturedByCustomVjp);
+                self.fail(operation, &[tensor], TraceErrorKind::ForbiddenCapture);
             }
             value = *frame.captured.entry(value).or_insert_with(|| {
                 let inner = frame.graph.input(ty);

@@ -1,6 +1,7 @@
 //! Evaluation on held-out data.
 
 use mt_data::EvaluationSet;
+use mt_nn::SequenceOrder;
 use mt_runtime::{Array, Executable, Input, PendingArray, Runtime};
 
 use crate::{
@@ -18,11 +19,17 @@ pub(crate) struct Evaluator {
     program: Measured<Executable>,
     set: EvaluationSet,
     vocab_size: usize,
+    order: SequenceOrder,
 }
 
 impl Evaluator {
-    pub fn new(program: Measured<Executable>, set: EvaluationSet, vocab_size: usize) -> Self {
-        Self { program, set, vocab_size }
+    pub fn new(
+        program: Measured<Executable>,
+        set: EvaluationSet,
+        vocab_size: usize,
+        order: SequenceOrder,
+    ) -> Self {
+        Self { program, set, vocab_size, order }
     }
 
     /// Evaluates the parameters as they are before step `step`.
@@ -45,8 +52,13 @@ impl Evaluator {
         for batch in self.set.batches()? {
             let batch = batch?;
             bytes += batch.target_bytes;
-            let arrays =
-                batch_arrays(runtime, &program.inputs()[parameters.len()..], &batch, self.vocab_size)?;
+            let arrays = batch_arrays(
+                runtime,
+                &program.inputs()[parameters.len()..],
+                &batch,
+                self.vocab_size,
+                self.order,
+            )?;
             let arguments =
                 parameters.iter().map(Input::Borrow).chain(arrays.iter().map(Input::Borrow)).collect();
             pending.push(program.run(arguments)?[0].to_host_async()?);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use mt_ir::{Program, Target};
 use mt_models::{Model, Tokens};
 use mt_nn::{
+    SequenceOrder,
     axes::{BATCH, POSITION},
     initialize,
 };
@@ -34,6 +35,8 @@ pub(crate) struct Programs<'a> {
     pub seed: u64,
     /// The logical axes of batches.
     pub batch_axes: [String; 2],
+    /// How the tokens of a batch's rows are stored.
+    pub order: SequenceOrder,
 }
 
 /// The arrays of a batch, in the order in which programs take them.
@@ -133,6 +136,7 @@ impl Programs<'_> {
         let logical = self.batch_axes.each_ref().map(|name| Some(name.as_str()));
         let [tokens, positions, segmentation, targets, targets_segmentation] =
             BATCH_ARRAYS.map(|name| inputs.input(name, DType::I32, &axes, &logical, false));
-        BatchTensors { tokens: Tokens { tokens, positions, segmentation }, targets, targets_segmentation }
+        let tokens = Tokens { tokens, positions, segmentation, order: self.order };
+        BatchTensors { tokens, targets, targets_segmentation }
     }
 }

@@ -8,6 +8,7 @@ use std::{
 use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock};
 use mt_config::{Config, LearningRateSchedule, OptimizerType, Request, TrainConfig};
 use mt_models::{Model, ModelError, start_runtime};
+use mt_nn::SequenceOrder;
 use mt_optim::{AdamW, Optimizer, WarmupCosine};
 use mt_runtime::{CompileSettings, Executable, Platform, Runtime};
 use mt_shape::Placement;
@@ -151,7 +152,7 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
             let rows = settings.data.eval_global_batch(runtime.num_devices())?;
             let program = programs.evaluation_step(rows, length)?.try_map(|program| compile(&program))?;
             runtime.check_memory(&[&program.program])?;
-            Some(Evaluator::new(program, set.clone(), settings.model.vocab_size))
+            Some(Evaluator::new(program, set.clone(), settings.model.vocab_size, programs.order))
         }
         None => None,
     };
@@ -193,6 +194,7 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         logger,
         rows,
         length,
+        order: programs.order,
         first_step,
         stop,
         peak_tflops: peak_tflops(&runtime, settings.model.dtype),
@@ -246,6 +248,10 @@ pub(crate) fn programs<'a>(
     platform: Platform,
 ) -> Programs<'a> {
     let optimizer = optimizer(settings);
+    let order = match settings.context.paired_parts(placement.mesh()) {
+        Some(parts) => SequenceOrder::Paired { parts },
+        None => SequenceOrder::AsRead,
+    };
     Programs {
         model,
         placement,
@@ -257,6 +263,7 @@ pub(crate) fn programs<'a>(
         objective: Objective { model, gradient_dtype: settings.optimizer.grad_dtype },
         seed: settings.model.init_weights_seed,
         batch_axes: batch_axes(settings),
+        order,
     }
 }
 

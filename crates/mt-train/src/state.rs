@@ -9,7 +9,7 @@ use mt_models::{
     Affine, EXACT_ITEM, Model, StateArray, StateEntries, StateReader, StoredParameter, expected_parameters,
     load_parameters, moment_scale, parameter_key,
 };
-use mt_nn::{LayerPlace, ParamSpec};
+use mt_nn::{LayerPlace, ParamSpec, SequenceOrder};
 use mt_optim::{Optimizer, Parameter};
 use mt_runtime::{Array, Executable, Input, Runtime, RuntimeError};
 use mt_shape::{Axis, DType, HostArray, Path, Placement};
@@ -246,6 +246,7 @@ pub(crate) fn batch_arrays(
     arguments: &[ProgramValue],
     batch: &Batch,
     vocab_size: usize,
+    order: SequenceOrder,
 ) -> Result<Vec<Array>, TrainError> {
     let mut tokens = batch.inputs.iter().chain(&batch.targets);
     if let Some(token) = tokens.find(|token| usize::try_from(**token).is_ok_and(|token| token >= vocab_size))
@@ -264,8 +265,18 @@ pub(crate) fn batch_arrays(
         .into_iter()
         .zip(arguments)
         .map(|(values, argument)| {
-            let host = HostArray::from_slice(DType::I32, &dims, values).map_err(RuntimeError::from)?;
+            let host = match order {
+                SequenceOrder::AsRead => HostArray::from_slice(DType::I32, &dims, values),
+                _ => HostArray::from_slice(DType::I32, &dims, &stored(values, batch.length, order)),
+            };
+            let host = host.map_err(RuntimeError::from)?;
             Ok(Array::from_shared(runtime, host.into(), &argument.sharding)?)
         })
         .collect()
+}
+
+/// The values of rows as they are stored in this order.
+pub(crate) fn stored(values: &[i32], length: usize, order: SequenceOrder) -> Vec<i32> {
+    let places: Vec<usize> = (0..length).map(|index| order.place(index, length)).collect();
+    values.chunks(length).flat_map(|row| places.iter().map(|place| row[*place])).collect()
 }

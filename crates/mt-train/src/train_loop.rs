@@ -10,6 +10,7 @@ use mt_checkpoint::{CheckpointManager, JsonItem, SaveRequest};
 use mt_config::TrainConfig;
 use mt_data::{Batch, IteratorState, Prefetcher, TrainIterator};
 use mt_models::Model;
+use mt_nn::SequenceOrder;
 use mt_runtime::{Executable, Input, PendingArray, Runtime};
 use serde_json::json;
 
@@ -39,6 +40,8 @@ pub(crate) struct Loop<'a> {
     pub logger: MetricLogger,
     pub rows: usize,
     pub length: usize,
+    /// How the tokens of a batch's rows are stored on the devices.
+    pub order: SequenceOrder,
     pub first_step: u64,
     pub stop: StopSignal,
     /// What one device can do in a second, in 10¹² operations.
@@ -208,7 +211,8 @@ impl Loop<'_> {
         let mut inputs = state.into_inputs();
         let vocab_size = self.settings.model.vocab_size;
         let step = &self.step.program;
-        let arrays = batch_arrays(self.runtime, &step.inputs()[inputs.len()..], batch, vocab_size)?;
+        let arrays =
+            batch_arrays(self.runtime, &step.inputs()[inputs.len()..], batch, vocab_size, self.order)?;
         inputs.extend(arrays.iter().map(Input::Borrow));
         let outputs = step.run(inputs)?;
         let (state, rest) = TrainState::from_outputs(outputs, self.layout);

@@ -55,6 +55,40 @@ choice! {
 }
 
 choice! {
+    /// How parts of a sequence on several devices attend to each other.
+    pub enum ContextStrategy {
+        /// Each device's queries to all keys and values, which are gathered.
+        AllGather = "all_gather",
+    }
+    not built {
+        "ring": features::RING_ATTENTION,
+        "ulysses": features::EXCHANGE_OF_HEADS,
+        "usp": features::EXCHANGE_OF_HEADS,
+    }
+}
+
+choice! {
+    /// How parts of a sequence are dealt to devices.
+    pub enum ReorderStrategy {
+        /// In pairs of chunks.
+        Auto = "auto",
+        /// To each device one chunk from the front and one from the back.
+        DualChunkSwap = "dual_chunk_swap",
+    }
+    not built {
+        "striped": features::STRIPED_SEQUENCES,
+    }
+}
+
+choice! {
+    /// The mesh axis that splits sequences.
+    pub enum ContextAxis {
+        Context = "context",
+        Expert = "expert",
+    }
+}
+
+choice! {
     /// The kind of decoder layer.
     pub enum DecoderBlock {
         /// Attention and feed-forward layer side by side, as the keys say.

@@ -5,6 +5,7 @@
 
 mod architecture;
 mod choices;
+mod context;
 mod data;
 mod model;
 mod placement;
@@ -26,10 +27,11 @@ use crate::{
 
 pub use architecture::{AttentionGroup, PositionGroup};
 pub use choices::{
-    AttentionKind, AttentionType, DatasetType, DecoderBlock, Hardware, HfTextUnit, LayerAttention,
-    LearningRateSchedule, MlpActivation, OptimizerType, PackingType, RopeType, SamplingStrategy,
-    TokenizerType,
+    AttentionKind, AttentionType, ContextAxis, ContextStrategy, DatasetType, DecoderBlock, Hardware,
+    HfTextUnit, LayerAttention, LearningRateSchedule, MlpActivation, OptimizerType, PackingType,
+    ReorderStrategy, RopeType, SamplingStrategy, TokenizerType,
 };
+pub use context::ContextGroup;
 pub use data::{DataGroup, TokenizerGroup};
 pub(crate) use model::Scales;
 pub use model::{ModelGroup, OptimizerGroup};
@@ -54,6 +56,7 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("TokenizerGroup", TokenizerGroup::KEYS, "train and decode"),
     ("CheckpointGroup", CheckpointGroup::KEYS, "train and decode"),
     ("PlacementGroup", PlacementGroup::KEYS, "train and decode"),
+    ("ContextGroup", ContextGroup::KEYS, "train"),
     ("DecodeGroup", DecodeGroup::KEYS, "decode"),
     ("LogitsGroup", LogitsGroup::KEYS, "logits"),
     ("DebugGroup", DebugGroup::KEYS, "train and decode"),
@@ -123,15 +126,20 @@ pub(crate) trait FromValue: Sized {
 pub(crate) fn read<T: FromValue>(config: &Config, name: &str, problems: &mut Vec<Problem>) -> Option<T> {
     let entry = config.entry(name);
     debug_assert_eq!(entry.key.class, Class::Effective, "`{name}` is read, so it has an effect");
-    if let Some(feature) = entry.key.missing_feature(&entry.value).or_else(|| T::missing(&entry.value)) {
+    // What means nothing asks for nothing.
+    let matters = config.matters(entry);
+    let missing = || entry.key.missing_feature(&entry.value).or_else(|| T::missing(&entry.value));
+    if let Some(feature) = matters.then(missing).flatten() {
         if config.is_news(entry) {
             report(problems, not_built(entry, feature));
         }
         return None;
     }
-    // Values that mean the same as the default are read as the default.
-    let value = if entry.key.asks(&entry.value) { &entry.value } else { &entry.key.default.value() };
-    let read = T::from_value(value);
+    // Values that mean the same as the default are read as the default, and so are those that are not built where they
+    // mean nothing.
+    let default = entry.key.default.value();
+    let value = if entry.key.asks(&entry.value) { &entry.value } else { &default };
+    let read = T::from_value(value).or_else(|| if matters { None } else { T::from_value(&default) });
     if read.is_none() {
         problems.push(Problem::OutOfBounds {
             key: entry.key.name,

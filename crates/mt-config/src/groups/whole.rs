@@ -5,8 +5,8 @@ use std::{collections::HashSet, path::PathBuf};
 use mt_shape::Topology;
 
 use super::{
-    CheckpointGroup, DataGroup, DatasetType, DebugGroup, DecodeGroup, ModelGroup, OptimizerGroup,
-    PlacementGroup, RunGroup, TokenizerGroup, TokenizerType,
+    CheckpointGroup, ContextGroup, DataGroup, DatasetType, DebugGroup, DecodeGroup, ModelGroup,
+    OptimizerGroup, PlacementGroup, RunGroup, TokenizerGroup, TokenizerType,
 };
 use crate::{
     config::{Config, not_built, report},
@@ -56,6 +56,7 @@ command! {
         pub tokenizer: TokenizerGroup,
         pub checkpoint: CheckpointGroup,
         pub placement: PlacementGroup,
+        pub context: ContextGroup,
         pub debug: DebugGroup,
     }
 }
@@ -131,10 +132,10 @@ impl TrainConfig {
         (self.tokenizer.tokenizer_path.is_none() && (is_of_run || !is_byte)).then_some(directory)
     }
 
-    /// Checks that meshes and batches fit the devices.
+    /// Checks that meshes, batches and sequences fit the devices.
     ///
     /// # Errors
-    /// The mesh does not fit the devices, or a batch cannot be split over it.
+    /// The mesh does not fit the devices, or a batch or a sequence cannot be split over it.
     pub fn check_devices(&self, devices: impl Into<Topology>) -> Result<(), ConfigError> {
         let topology = devices.into();
         let num_devices = topology.num_devices();
@@ -143,7 +144,8 @@ impl TrainConfig {
         self.placement.check_batch(&mesh, "per_device_batch_size", &self.data.batch_origin, batch)?;
         let batch = self.data.eval_global_batch(num_devices)?;
         let origin = &self.data.eval_batch_origin;
-        self.placement.check_batch(&mesh, "eval_per_device_batch_size", origin, batch)
+        self.placement.check_batch(&mesh, "eval_per_device_batch_size", origin, batch)?;
+        self.context.check_length(&mesh, &self.placement.logical_axis_rules, self.data.max_target_length)
     }
 }
 

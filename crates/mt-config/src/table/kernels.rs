@@ -187,7 +187,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of steps of ring attention that are unrolled in one turn of its loop.",
             )
             .at_least(0.0)
-            .refused(features::CONTEXT_PARALLELISM)
+            .refused(features::RING_ATTENTION)
             .only_with("context_parallel_size", &[])
             .acts_on("attention")
             .may_change(),

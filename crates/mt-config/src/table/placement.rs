@@ -1,7 +1,7 @@
 //! Meshes and the rules that place arrays on them.
 
 use super::{KeyGroup, features};
-use crate::key::Key;
+use crate::{groups::ContextAxis, key::Key};
 
 /// The mesh axes that split a batch.
 const BATCH: &[&str] = &["data", "fsdp", "fsdp_transpose", "expert"];
@@ -227,14 +227,11 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .acts_on("runtime")
             .may_change(),
-            Key::choice(
+            Key::of::<ContextAxis>(
                 "context_sharding",
                 "context",
-                &["context", "expert"],
                 "Mesh axis that splits sequences when attention runs over several devices.",
             )
-            .refused(features::CONTEXT_PARALLELISM)
-            .only_with("context_parallel_size", &[])
             .acts_on("attention")
             .may_change(),
             Key::boolean(
@@ -274,7 +271,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Mesh axis over which Ulysses attention exchanges parts of the sequence for \
                  heads.",
             )
-            .refused(features::CONTEXT_PARALLELISM)
+            .refused(features::EXCHANGE_OF_HEADS)
             .only_with("context_parallel_size", &[])
             .acts_on("attention")
             .may_change(),
@@ -321,14 +318,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "ici_context_parallelism",
                 1,
                 "Devices over which sequences are split, attention included.",
-            )
-            .refused(features::CONTEXT_PARALLELISM),
+            ),
             parallelism(
                 "ici_context_autoregressive_parallelism",
                 1,
                 "Devices over which the cache of a sequence is split.",
-            )
-            .refused(features::CONTEXT_PARALLELISM),
+            ),
             parallelism(
                 "ici_tensor_parallelism",
                 1,
@@ -358,7 +353,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Devices that exchange heads in attention that combines Ulysses and a ring.",
             )
             .at_least(-1.0)
-            .refused(features::CONTEXT_PARALLELISM)
+            .refused(features::EXCHANGE_OF_HEADS)
             .acts_on("mesh")
             .may_change(),
         ],
@@ -386,14 +381,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "dcn_context_parallelism",
                 1,
                 "Slices over which sequences are split, attention included.",
-            )
-            .refused(features::CONTEXT_PARALLELISM),
+            ),
             parallelism(
                 "dcn_context_autoregressive_parallelism",
                 1,
                 "Slices over which the cache of a sequence is split.",
-            )
-            .refused(features::CONTEXT_PARALLELISM),
+            ),
             parallelism(
                 "dcn_tensor_parallelism",
                 1,
@@ -423,7 +416,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Slices that exchange heads in attention that combines Ulysses and a ring.",
             )
             .at_least(-1.0)
-            .refused(features::CONTEXT_PARALLELISM)
+            .refused(features::EXCHANGE_OF_HEADS)
             .acts_on("mesh")
             .may_change(),
         ],

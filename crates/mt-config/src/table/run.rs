@@ -2,7 +2,7 @@
 
 use super::{KeyGroup, features};
 use crate::{
-    groups::Hardware,
+    groups::{ContextStrategy, Hardware, ReorderStrategy},
     key::{Key, Literal},
 };
 
@@ -147,29 +147,23 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Reorder sequences so that devices that split them do equal work under the \
                  causal mask.",
             )
-            .neutral(&[Literal::Bool(false)])
-            .refused(features::CONTEXT_PARALLELISM)
             .only_with("context_parallel_size", &[])
             .acts_on("attention")
             .may_change(),
-            Key::choice(
+            Key::of::<ContextStrategy>(
                 "context_parallel_strategy",
                 "all_gather",
-                &["all_gather", "ring", "ulysses", "usp"],
                 "How parts of a sequence attend to each other: gather keys and values, pass \
                  them around, or exchange heads.",
             )
-            .refused(features::CONTEXT_PARALLELISM)
             .only_with("context_parallel_size", &[])
             .acts_on("attention")
             .may_change(),
-            Key::choice(
+            Key::of::<ReorderStrategy>(
                 "context_parallel_reorder_strategy",
                 "auto",
-                &["auto", "dual_chunk_swap", "striped"],
                 "Order in which parts of a sequence are dealt to devices to balance their work.",
             )
-            .refused(features::CONTEXT_PARALLELISM)
             .only_with("context_parallel_size", &[])
             .acts_on("attention")
             .may_change(),

@@ -28,7 +28,7 @@ fn reference(keys: &[&str], weights: &[HostArray], sequence: &[u32]) -> Vec<f64>
         let tokens = inputs.input("tokens", DType::I32, &axes, &[None, None], false);
         let positions = inputs.region().iota(DType::I32, axes[1]).broadcast(&axes);
         let segmentation = inputs.region().full(DType::I32, &axes, 1.0);
-        let tokens = Tokens { tokens, positions, segmentation };
+        let tokens = Tokens::as_read(tokens, positions, segmentation);
         let (logits, _) = programs.model.logits(&parameters, tokens, Forward::default());
         vec![inputs.replicated("logits", logits)]
     });

@@ -190,11 +190,12 @@ impl Model for Decoder {
         let config = &self.config;
         let model = self.specs.with_leaves(parameters.iter().copied());
         let segments = match &forward.cache {
-            None => Segments::within(tokens.segmentation),
+            None => Segments::within(tokens.segmentation).stored(tokens.order),
             Some(cache) => Segments {
                 query: tokens.segmentation,
                 key: cache.segmentation,
                 first_query: Some(cache.start),
+                order: tokens.order,
             },
         };
         let length = forward.cache.as_ref().map_or(tokens.tokens.axis(POSITION).size, |cache| cache.slots);
@@ -276,7 +277,8 @@ impl Model for Decoder {
         let caches = stack::caches(&self.config).into_iter().filter_map(|(stacked, layer)| {
             let attention = layer.attention.as_ref()?;
             let axes = [axis(BATCH, batch), axis(KV_POSITION, slots), attention.kv_heads, attention.head_dim];
-            let logical_axes = [Some("decode_batch"), None, Some("cache_heads"), Some("cache_kv")];
+            let logical_axes =
+                [Some("decode_batch"), Some("cache_sequence"), Some("cache_heads"), Some("cache_kv")];
             Some(CacheSpec {
                 axes: stacked.into_iter().chain(axes).collect::<Vec<Axis>>(),
                 logical_axes: stacked.map(|_| None).into_iter().chain(logical_axes).collect(),

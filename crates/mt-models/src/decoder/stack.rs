@@ -138,7 +138,7 @@ impl<'t> Layers<Tensor<'t>> {
                 let cache = if has_cache(kind) { caches.next() } else { None };
                 let given = LayerInputs {
                     attention: inputs.attention(kind, start.zip(cache.copied()), None),
-                    dropout: layer_dropout(config, slice.keys.get(slot).copied()),
+                    dropout: inputs.dropout(config, slice.keys.get(slot).copied()),
                     per_layer: None,
                 };
                 let made = layer.forward(x, config.norm, kind, given);
@@ -257,7 +257,7 @@ fn one<'b, 't: 'b>(
     let cache = slice.caches.first().copied();
     let given = LayerInputs {
         attention: inputs.attention(kind, start.map(|start| start as Tensor<'b>).zip(cache), slice.shared),
-        dropout: layer_dropout(config, slice.keys.first().copied()),
+        dropout: inputs.dropout(config, slice.keys.first().copied()),
         per_layer: slice.per_layer,
     };
     slice.layers[0].forward(x, config.norm, kind, given)
@@ -284,19 +284,18 @@ impl<'t> StackInputs<'t> {
             shared,
         }
     }
+
+    /// The dropout of a layer with this key.
+    fn dropout<'b>(&self, config: &DecoderConfig, key: Option<Tensor<'b>>) -> Dropout<'b> {
+        let (rate, order) = (config.dropout_rate, self.segments.order);
+        key.map_or(Dropout::Off, |key| Dropout::On { rate, key: Key::new(key), order })
+    }
 }
 
 fn part_names(kind: &LayerConfig) -> Vec<&'static str> {
     let attention = kind.attention.is_some().then_some("attention");
     let mlp = kind.mlp.is_some().then_some("mlp");
     attention.into_iter().chain(mlp).chain(["output"]).collect()
-}
-
-fn layer_dropout<'t>(config: &DecoderConfig, key: Option<Tensor<'t>>) -> Dropout<'t> {
-    match key {
-        Some(key) => Dropout::On { rate: config.dropout_rate, key: Key::new(key) },
-        None => Dropout::Off,
-    }
 }
 
 /// The dropout keys of scanned layers: for each slot of the cycle those of its layers, stacked.

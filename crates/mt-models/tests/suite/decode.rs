@@ -29,11 +29,8 @@ fn extend_program(model: &dyn Model, rows: usize, length: usize, slots: usize) -
             inputs.input(name, DType::I32, axes, &vec![None; axes.len()], false)
         };
         let axes = [axis(BATCH, rows), axis(POSITION, length)];
-        let tokens = Tokens {
-            tokens: integers("tokens", &axes),
-            positions: integers("positions", &axes),
-            segmentation: integers("segmentation", &axes),
-        };
+        let tokens = ["tokens", "positions", "segmentation"].map(|name| integers(name, &axes));
+        let tokens = Tokens::as_read(tokens[0], tokens[1], tokens[2]);
         let start = integers("start", &[]);
         let segmentation = integers("cache_segmentation", &[axis(BATCH, rows), axis(KV_POSITION, slots)]);
         let layers = caches.iter().map(|spec| {

@@ -221,7 +221,7 @@ pub fn declare_batch<'t>(inputs: &Inputs<'t>, rows: usize, length: usize) -> (To
     let [tokens, positions, segmentation, targets, targets_segmentation] =
         ["tokens", "positions", "segmentation", "targets", "targets_segmentation"]
             .map(|name| inputs.input(name, DType::I32, &axes, &logical, false));
-    (Tokens { tokens, positions, segmentation }, [targets, targets_segmentation])
+    (Tokens::as_read(tokens, positions, segmentation), [targets, targets_segmentation])
 }
 
 /// Compiles a program for CPU devices. It runs a few times on small arrays: optimized machine code takes twice as long

@@ -2,6 +2,7 @@
 //! them, and at the checkpoint boundary.
 
 mod consolidated;
+mod context;
 mod counts;
 mod damaged;
 mod decode;

@@ -5,20 +5,30 @@
 //! given: it computes scores again from the logarithms of the sums.
 
 use mt_shape::{Axis, DType, HostArray, axis};
-use mt_trace::{Region, ScanOptions, Tensor};
+use mt_trace::{DeviceGroup, Parts, Region, ScanOptions, Tensor};
 
-use super::{AttentionOptions, CONTEXT, MASKED, resized};
-use crate::axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION};
+use super::{AttentionOptions, CONTEXT, MASKED, MaskSpec, Segments, resized};
+use crate::{
+    SequenceOrder,
+    axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION},
+};
 
 /// Positions in a block. Of 64, 128, 256 and 512, measured on 2 cores by `examples/attention.rs`, 64 and 128 take about
 /// the same processor time and larger ones more: they compute more scores that the mask hides, and leave the cache.
 pub const BLOCK_SIZE: usize = 128;
 
 const BLOCKS: &str = "blocks";
+const RUNS: &str = "runs";
+/// How `[batch, kv_heads, position, group, head_dim]` is split: a head's scores are of its whole width.
+const SPLIT: [Option<&str>; 5] =
+    [Some("activation_kv_batch"), Some("activation_kv_heads"), Some("activation_length_attn"), None, None];
 /// The segment of positions that fill up the last block: no token has it.
 const FILLER: f64 = -1.0;
 
 /// Attention within segments. Queries are already scaled.
+///
+/// If positions are split over devices, each takes its own queries, and the keys and values of all of them, which the
+/// devices send each other.
 ///
 /// # Shapes
 /// `[batch, position, kv_heads, group, head_dim], [batch, kv_position, kv_heads, head_dim] (twice),
@@ -28,28 +38,24 @@ pub fn blockwise<'t>(
     query: Tensor<'t>,
     key: Tensor<'t>,
     value: Tensor<'t>,
-    segmentation: Tensor<'t>,
+    segments: Segments<'t>,
     sinks: Option<Tensor<'t>>,
     options: &AttentionOptions,
     block: usize,
 ) -> Tensor<'t> {
-    let length = query.axis(POSITION).size;
-    let filler = length.next_multiple_of(block) - length;
-    let fill = |tensor: Tensor<'t>, along: &'static str, value: f64| {
-        if filler == 0 { tensor } else { tensor.pad(along, 0, filler, value) }
-    };
     let axes = query.axes();
     let batch: Vec<&'static str> = axes
         .iter()
         .map(|axis| axis.name)
         .filter(|name| ![POSITION, KV_HEADS, GROUP, HEAD_DIM].contains(name))
         .collect();
-    let order = [batch[0], KV_HEADS, POSITION, GROUP, HEAD_DIM];
-    let query = fill(query.order(&order), POSITION, 0.0);
-    let key = fill(key.order(&[batch[0], KV_HEADS, KV_POSITION, HEAD_DIM]), KV_POSITION, 0.0);
-    let value = fill(value.order(&[batch[0], KV_HEADS, KV_POSITION, HEAD_DIM]), KV_POSITION, 0.0);
-    let segmentation = fill(segmentation, POSITION, FILLER);
-    let kernel = Kernel { block, options: *options };
+    let query = query.order(&[batch[0], KV_HEADS, POSITION, GROUP, HEAD_DIM]);
+    let key = key.order(&[batch[0], KV_HEADS, KV_POSITION, HEAD_DIM]);
+    let value = value.order(&[batch[0], KV_HEADS, KV_POSITION, HEAD_DIM]);
+    let parts = query.parts(&SPLIT).with_axes_like(POSITION, &[KV_POSITION, BLOCKS]);
+    let num_parts = parts.along(POSITION).map_or(1, DeviceGroup::size);
+    let layout = Layout::new(query.axis(POSITION).size, segments.order, num_parts, block);
+    let kernel = Kernel { layout, parts, options: *options };
     let has_sinks = sinks.is_some();
     let in_groups = [query.axis(KV_HEADS), query.axis(GROUP)];
     let sinks = match sinks {
@@ -58,7 +64,7 @@ pub fn blockwise<'t>(
     };
     let [context] = query.region().custom_vjp(
         "blockwise_attention",
-        [query, key, value, segmentation, sinks],
+        [query, key, value, segments.query, sinks],
         [true, true, true, false, has_sinks],
         |_, [query, key, value, segments, sinks]| [kernel.forward(query, key, value, segments, sinks).0],
         |_, [query, key, value, segments, sinks]| {
@@ -73,22 +79,73 @@ pub fn blockwise<'t>(
             gradients
         },
     );
-    if filler == 0 { context } else { context.slice(POSITION, 0, length) }
+    context
 }
 
-#[derive(Clone, Copy)]
-struct Kernel {
+/// How rows are cut into blocks.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    length: usize,
+    order: SequenceOrder,
+    /// Places that follow each other in the text and are on one device. Blocks do not cross their borders.
+    run: usize,
     block: usize,
+}
+
+/// What a device looks up for each of its blocks of queries.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct BlockTables {
+    /// The place of the first query.
+    places: Vec<i32>,
+    /// The first block of keys to visit.
+    firsts: Vec<i32>,
+    /// The first block of keys after `firsts` not to visit.
+    ends: Vec<i32>,
+}
+
+impl Layout {
+    fn new(length: usize, order: SequenceOrder, num_parts: usize, block: usize) -> Self {
+        // The largest size that both a chunk and a device's part are made of.
+        let (mut run, mut part) = (length / order.num_chunks(), length / num_parts);
+        while part != 0 {
+            (run, part) = (part, run % part);
+        }
+        Self { length, order, run, block: block.min(run) }
+    }
+
+    fn num_key_blocks(self) -> usize {
+        self.length.div_ceil(self.block)
+    }
+
+    /// The tables of all devices' blocks, in the order in which queries are stored.
+    fn tables(self, mask: MaskSpec) -> BlockTables {
+        let mut tables = BlockTables::default();
+        for stored in (0..self.length).step_by(self.run) {
+            let first = self.order.place(stored, self.length);
+            for start in (first..first + self.run).step_by(self.block) {
+                let queries = start..(start + self.block).min(first + self.run);
+                let visible = mask.visible_blocks(queries, self.block, self.num_key_blocks());
+                tables.places.push(start as i32);
+                tables.firsts.push(visible.start as i32);
+                tables.ends.push(visible.end as i32);
+            }
+        }
+        tables
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Kernel {
+    layout: Layout,
+    parts: Parts,
     options: AttentionOptions,
 }
 
 /// What a scan over blocks of queries slices.
 #[derive(Clone, Copy, mt_derive::Tree)]
 struct QueryBlock<L> {
-    index: L,
-    /// The first block of keys to visit.
+    place: L,
     first: L,
-    /// The first block of keys after `first` not to visit.
     end: L,
     query: L,
     segments: L,
@@ -103,47 +160,99 @@ struct BackwardBlock<L> {
 }
 
 impl Kernel {
-    fn query_blocks<'b>(self, query: Tensor<'b>, segments: Tensor<'b>) -> QueryBlock<Tensor<'b>> {
-        let (region, count) = (query.region(), query.axis(POSITION).size / self.block);
-        let visible = (0..count).map(|index| self.options.mask.visible_blocks(index, self.block, count));
-        let (first, end): (Vec<i32>, Vec<i32>) =
-            visible.map(|blocks| (blocks.start as i32, blocks.end as i32)).unzip();
-        let table = |numbers: &[i32]| {
+    /// The tables of all blocks as tensors.
+    fn tables<'b>(&self, region: Region<'b>) -> [Tensor<'b>; 3] {
+        let BlockTables { places, firsts, ends } = self.layout.tables(self.options.mask);
+        [places, firsts, ends].map(|numbers| {
+            let count = numbers.len();
             let table =
-                HostArray::from_slice(DType::I32, &[count], numbers).expect("one number for each block");
+                HostArray::from_slice(DType::I32, &[count], &numbers).expect("one number for each block");
             region.table(table, &[axis(BLOCKS, count)])
-        };
-        QueryBlock {
-            index: region.iota(DType::I32, axis(BLOCKS, count)),
-            first: table(&first),
-            end: table(&end),
-            query: self.blocks(query, POSITION),
-            segments: self.blocks(segments, POSITION),
+        })
+    }
+
+    /// Runs `body` on every device's part if the sequence is split, or else leaves it to the partitioner.
+    fn on_devices<'b, const A: usize, const N: usize>(
+        &self,
+        arguments: [Tensor<'b>; A],
+        body: impl for<'c> FnOnce([Tensor<'c>; A]) -> [Tensor<'c>; N],
+    ) -> [Tensor<'b>; N] {
+        match self.parts.along(POSITION) {
+            Some(_) => self.parts.run(arguments, body),
+            None => body(arguments),
         }
     }
 
-    /// Cuts an axis into blocks and makes the blocks the leading axis.
-    fn blocks<'b>(self, tensor: Tensor<'b>, along: &'static str) -> Tensor<'b> {
-        let count = axis(BLOCKS, tensor.axis(along).size / self.block);
-        let cut = tensor.split(along, &[count, axis(along, self.block)]);
+    /// What belongs to a device's queries, in whole blocks along a leading axis.
+    fn blocks<'b>(&self, own: Tensor<'b>, filler: f64) -> Tensor<'b> {
+        let Layout { run, block, .. } = self.layout;
+        let missing = run.next_multiple_of(block) - run;
+        let filled = if missing == 0 {
+            own
+        } else if own.axis(POSITION).size == run {
+            own.pad(POSITION, 0, missing, filler)
+        } else {
+            let runs = axis(RUNS, own.axis(POSITION).size / run);
+            let apart = own.split(POSITION, &[runs, axis(POSITION, run)]);
+            apart.pad(POSITION, 0, missing, filler).merge(&[RUNS, POSITION], POSITION)
+        };
+        let count = axis(BLOCKS, filled.axis(POSITION).size / block);
+        let cut = filled.split(POSITION, &[count, axis(POSITION, block)]);
         let rest: Vec<Axis> = cut.axes().iter().filter(|axis| axis.name != BLOCKS).copied().collect();
         cut.broadcast(&[&[count], rest.as_slice()].concat())
     }
 
-    /// Puts blocks along a leading axis back into their place.
-    fn join<'b>(self, blocks: Tensor<'b>, axes: &[Axis], along: &'static str) -> Tensor<'b> {
+    /// Puts blocks along a leading axis back into their place, without what filled them.
+    fn join<'b>(&self, blocks: Tensor<'b>, axes: &[Axis]) -> Tensor<'b> {
+        let Layout { run, block, .. } = self.layout;
         let count = blocks.axis(BLOCKS);
         let order: Vec<Axis> = axes
             .iter()
             .flat_map(
-                |axis| if axis.name == along { vec![count, axis.with_size(self.block)] } else { vec![*axis] },
+                |axis| if axis.name == POSITION { vec![count, axis.with_size(block)] } else { vec![*axis] },
             )
             .collect();
-        blocks.broadcast(&order).merge(&[BLOCKS, along], along)
+        let filled = blocks.broadcast(&order).merge(&[BLOCKS, POSITION], POSITION);
+        let run_of_blocks = run.next_multiple_of(block);
+        if run_of_blocks == run {
+            filled
+        } else if count.size * block == run_of_blocks {
+            filled.slice(POSITION, 0, run)
+        } else {
+            let runs = axis(RUNS, count.size * block / run_of_blocks);
+            let apart = filled.split(POSITION, &[runs, axis(POSITION, run_of_blocks)]);
+            apart.slice(POSITION, 0, run).merge(&[RUNS, POSITION], POSITION)
+        }
+    }
+
+    /// The keys, or what belongs to them, of the whole sequence as it is read, filled up to whole blocks.
+    fn keys<'b>(&self, own: Tensor<'b>, filler: f64) -> Tensor<'b> {
+        let stored = match self.parts.along(POSITION) {
+            Some(devices) => devices.all_gather(own, KV_POSITION),
+            None => own,
+        };
+        let read = self.layout.order.read(stored, KV_POSITION);
+        let missing = self.filled_length() - self.layout.length;
+        if missing == 0 { read } else { read.pad(KV_POSITION, 0, missing, filler) }
+    }
+
+    /// A device's part of the sum of what all devices' queries made of the keys.
+    fn own_keys<'b>(&self, read: Tensor<'b>) -> Tensor<'b> {
+        let length = self.layout.length;
+        let read = if self.filled_length() == length { read } else { read.slice(KV_POSITION, 0, length) };
+        let stored = self.layout.order.store(read, KV_POSITION);
+        match self.parts.along(POSITION) {
+            Some(devices) => devices.reduce_scatter(stored, KV_POSITION),
+            None => stored,
+        }
+    }
+
+    fn filled_length(&self) -> usize {
+        self.layout.num_key_blocks() * self.layout.block
     }
 
     /// Scores of a block of queries with a block of keys.
-    fn scores<'b>(self, query: Tensor<'b>, key: Tensor<'b>) -> Tensor<'b> {
+    fn scores<'b>(&self, query: Tensor<'b>, key: Tensor<'b>) -> Tensor<'b> {
         let product = if self.options.float32_product { DType::F32 } else { query.dtype() };
         let scores = query.cast(product).contract_into(key.cast(product), &[HEAD_DIM], DType::F32);
         match self.options.soft_cap {
@@ -153,42 +262,71 @@ impl Kernel {
     }
 
     fn masked<'b>(
-        self,
+        &self,
         scores: Tensor<'b>,
         queries: QueryBlock<Tensor<'b>>,
         key_segments: Tensor<'b>,
         key_block: Tensor<'b>,
     ) -> Tensor<'b> {
         let region = scores.region();
-        let place = |block: Tensor<'b>, axis: Axis| region.iota(DType::I32, axis) + block * self.block as f64;
+        let places = |start: Tensor<'b>, axis: Axis| region.iota(DType::I32, axis) + start;
         let keys = scores.axis(KV_POSITION);
+        let first_key = key_block * self.layout.block as f64;
         let pair = [&*queries.segments.axes(), &[keys]].concat();
         let same = queries.segments.broadcast(&pair).equals(key_segments);
         let allowed =
-            self.options.mask.allows(place(queries.index, scores.axis(POSITION)), place(key_block, keys));
+            self.options.mask.allows(places(queries.place, scores.axis(POSITION)), places(first_key, keys));
         let mask = allowed.map_or(same, |allowed| same.logical_and(allowed));
         mask.select(scores, region.full(DType::F32, &[], MASKED).broadcast(&scores.axes()))
     }
 
     /// The context, and for each query the logarithm of the sum of its exponentiated scores.
     fn forward<'b>(
-        self,
+        &self,
         query: Tensor<'b>,
         key: Tensor<'b>,
         value: Tensor<'b>,
         segments: Tensor<'b>,
         sinks: Tensor<'b>,
     ) -> (Tensor<'b>, Tensor<'b>) {
+        let [places, firsts, ends] = self.tables(query.region());
+        let [context, log_sums] = self.on_devices(
+            [places, firsts, ends, query, key, value, segments, sinks],
+            |[places, firsts, ends, query, key, value, segments, sinks]| {
+                self.forward_part([places, firsts, ends], query, key, value, segments, sinks)
+            },
+        );
+        (context, log_sums)
+    }
+
+    /// As [`Kernel::forward`], of one device's queries.
+    fn forward_part<'b>(
+        &self,
+        [place, first, end]: [Tensor<'b>; 3],
+        query: Tensor<'b>,
+        key: Tensor<'b>,
+        value: Tensor<'b>,
+        segments: Tensor<'b>,
+        sinks: Tensor<'b>,
+    ) -> [Tensor<'b>; 2] {
         let region = query.region();
-        let key_segments = segments.rename(POSITION, KV_POSITION);
-        let inputs = self.query_blocks(query, segments);
-        let blocks = inputs.index.axis(BLOCKS);
+        let block = self.layout.block;
+        let (key, value) = (self.keys(key, 0.0), self.keys(value, 0.0));
+        let key_segments = self.keys(segments.rename(POSITION, KV_POSITION), FILLER);
+        let inputs = QueryBlock {
+            place,
+            first,
+            end,
+            query: self.blocks(query, 0.0),
+            segments: self.blocks(segments, FILLER),
+        };
+        let blocks = inputs.place.axis(BLOCKS);
         let query_axes = query.axes();
         let row_axes: Vec<Axis> = query_axes.iter().filter(|axis| axis.name != HEAD_DIM).copied().collect();
         let ([], [context, log_sums]) =
             region.scan(ScanOptions::over(blocks), [], &inputs, |region, [], q| {
-                let rows = resized(&row_axes, POSITION, self.block);
-                let wide = resized(&query_axes, POSITION, self.block);
+                let rows = resized(&row_axes, POSITION, block);
+                let wide = resized(&query_axes, POSITION, block);
                 // The sinks come first: their exponential, taken relative to themselves, is 1, and their value 0.
                 let start = [
                     q.first,
@@ -211,38 +349,73 @@ impl Kernel {
                 );
                 ([], [(total / sum).cast(q.query.dtype()), largest + sum.log()])
             });
-        (self.join(context, &query_axes, POSITION), self.join(log_sums, &row_axes, POSITION))
+        [self.join(context, &query_axes), self.join(log_sums, &row_axes)]
     }
 
     fn key_block<'b>(
-        self,
+        &self,
         key: Tensor<'b>,
         value: Tensor<'b>,
         segments: Tensor<'b>,
         block: Tensor<'b>,
     ) -> (Tensor<'b>, Tensor<'b>, Tensor<'b>) {
-        let start = block * self.block as f64;
-        let cut = |tensor: Tensor<'b>| tensor.dynamic_slice(KV_POSITION, start, self.block);
+        let size = self.layout.block;
+        let start = block * size as f64;
+        let cut = |tensor: Tensor<'b>| tensor.dynamic_slice(KV_POSITION, start, size);
         (cut(key), cut(value), cut(segments))
     }
 
     /// The gradients of queries, keys, values and sinks.
-    fn backward<'b>(self, residuals: &[Tensor<'b>], cotangent: Tensor<'b>) -> Vec<Tensor<'b>> {
+    fn backward<'b>(&self, residuals: &[Tensor<'b>], cotangent: Tensor<'b>) -> Vec<Tensor<'b>> {
         let [query, key, value, segments, sinks, context, log_sums] = residuals else {
             unreachable!("the forward function returns seven residuals")
         };
         let (query, key, value, segments) = (*query, *key, *value, *segments);
-        let region: Region<'b> = query.region();
-        let key_segments = segments.rename(POSITION, KV_POSITION);
         // Softmax's derivative subtracts from each score's cotangent their weighted mean.
         let correction = (context.cast(DType::F32) * cotangent.cast(DType::F32)).sum(&[HEAD_DIM]);
+        let [places, firsts, ends] = self.tables(query.region());
+        let [query_gradient, key_gradient, value_gradient] = self.on_devices(
+            [places, firsts, ends, query, key, value, segments, cotangent, *log_sums, correction],
+            |[places, firsts, ends, query, key, value, segments, cotangent, log_sums, correction]| {
+                let rows = [cotangent, log_sums, correction];
+                self.backward_part([places, firsts, ends], query, key, value, segments, rows)
+            },
+        );
+        // A sink's own value is 0, so that of the cotangent of its score only the weighted mean is left.
+        let sinks_weight = (sinks.broadcast(&log_sums.axes()) - *log_sums).exp();
+        let others: Vec<&'static str> =
+            log_sums.axes().iter().map(|axis| axis.name).filter(|name| !sinks.has_axis(name)).collect();
+        let sinks_gradient = (sinks_weight * correction).sum(&others) * -1.0;
+        vec![query_gradient, key_gradient, value_gradient, sinks_gradient]
+    }
+
+    /// The gradients of one device's queries, and its part of those of keys and values.
+    fn backward_part<'b>(
+        &self,
+        [place, first, end]: [Tensor<'b>; 3],
+        query: Tensor<'b>,
+        own_key: Tensor<'b>,
+        own_value: Tensor<'b>,
+        segments: Tensor<'b>,
+        [cotangent, log_sums, correction]: [Tensor<'b>; 3],
+    ) -> [Tensor<'b>; 3] {
+        let region: Region<'b> = query.region();
+        let block_size = self.layout.block;
+        let (key, value) = (self.keys(own_key, 0.0), self.keys(own_value, 0.0));
+        let key_segments = self.keys(segments.rename(POSITION, KV_POSITION), FILLER);
         let inputs = BackwardBlock {
-            block: self.query_blocks(query, segments),
-            cotangent: self.blocks(cotangent, POSITION),
-            log_sums: self.blocks(*log_sums, POSITION),
-            correction: self.blocks(correction, POSITION),
+            block: QueryBlock {
+                place,
+                first,
+                end,
+                query: self.blocks(query, 0.0),
+                segments: self.blocks(segments, FILLER),
+            },
+            cotangent: self.blocks(cotangent, 0.0),
+            log_sums: self.blocks(log_sums, 0.0),
+            correction: self.blocks(correction, 0.0),
         };
-        let blocks = inputs.block.index.axis(BLOCKS);
+        let blocks = inputs.block.place.axis(BLOCKS);
         let query_axes = query.axes();
         let zeros = |like: Tensor<'b>| region.full(DType::F32, &like.axes(), 0.0);
         let ([key_gradient, value_gradient], [query_gradient]) = region.scan(
@@ -251,7 +424,7 @@ impl Kernel {
             &inputs,
             |region, [dk, dv], rows| {
                 let q = rows.block;
-                let wide = resized(&query_axes, POSITION, self.block);
+                let wide = resized(&query_axes, POSITION, block_size);
                 let start = [q.first, region.full(DType::F32, &wide, 0.0), dk, dv];
                 let [_, dq, dk, dv] = region.while_loop(
                     start,
@@ -270,13 +443,13 @@ impl Kernel {
                             None => gradient,
                         };
                         let scores_gradient = gradient.cast(dtype);
-                        let start = block * self.block as f64;
+                        let start = block * block_size as f64;
                         let dv_block =
                             weights.cast(dtype).contract_into(rows.cotangent, &[POSITION, GROUP], DType::F32);
                         let dk_block = scores_gradient.contract_into(q.query, &[POSITION, GROUP], DType::F32);
                         let dq_block = scores_gradient.contract_into(k, &[KV_POSITION], DType::F32);
-                        let old_dk = dk.dynamic_slice(KV_POSITION, start, self.block);
-                        let old_dv = dv.dynamic_slice(KV_POSITION, start, self.block);
+                        let old_dk = dk.dynamic_slice(KV_POSITION, start, block_size);
+                        let old_dv = dv.dynamic_slice(KV_POSITION, start, block_size);
                         [
                             block + 1.0,
                             dq + dq_block,
@@ -288,17 +461,49 @@ impl Kernel {
                 ([dk, dv], [dq])
             },
         );
-        let query_gradient = self.join(query_gradient, &query_axes, POSITION);
-        // A sink's own value is 0, so that of the cotangent of its score only the weighted mean is left.
-        let sinks_weight = (sinks.broadcast(&log_sums.axes()) - *log_sums).exp();
-        let others: Vec<&'static str> =
-            log_sums.axes().iter().map(|axis| axis.name).filter(|name| !sinks.has_axis(name)).collect();
-        let sinks_gradient = (sinks_weight * correction).sum(&others) * -1.0;
-        vec![
-            query_gradient.cast(query.dtype()),
-            key_gradient.cast(key.dtype()),
-            value_gradient.cast(value.dtype()),
-            sinks_gradient,
+        [
+            self.join(query_gradient, &query_axes).cast(query.dtype()),
+            self.own_keys(key_gradient).cast(own_key.dtype()),
+            self.own_keys(value_gradient).cast(own_value.dtype()),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many pairs of blocks each of `parts` devices visits.
+    fn visited(parts: usize, order: SequenceOrder, num_blocks: usize) -> Vec<i32> {
+        let layout = Layout::new(num_blocks * BLOCK_SIZE, order, parts, BLOCK_SIZE);
+        assert_eq!(layout.num_key_blocks(), num_blocks);
+        let BlockTables { firsts, ends, .. } = layout.tables(MaskSpec::CAUSAL);
+        let each: Vec<i32> = firsts.iter().zip(&ends).map(|(first, end)| end - first).collect();
+        each.chunks(num_blocks / parts).map(|part| part.iter().sum()).collect()
+    }
+
+    #[test]
+    fn paired_chunks_share_the_work() {
+        for parts in [2, 4, 8] {
+            let num_blocks = 64;
+            let whole = (num_blocks * (num_blocks + 1) / 2) as i32;
+            let paired = visited(parts, SequenceOrder::Paired { parts }, num_blocks);
+            assert_eq!(paired, vec![whole / parts as i32; parts]);
+            // Without, the last device visits its whole part of the triangle, nearly twice its share.
+            let rows = num_blocks / parts;
+            let triangle = |part: usize| (part * rows * rows + rows * (rows + 1) / 2) as i32;
+            let as_read: Vec<i32> = (0..parts).map(triangle).collect();
+            assert_eq!(visited(parts, SequenceOrder::AsRead, num_blocks), as_read);
+        }
+    }
+
+    #[test]
+    fn blocks_end_with_their_chunk() {
+        // Chunks of 6 places in blocks of 4 and 2.
+        let order = SequenceOrder::Paired { parts: 2 };
+        let tables = Layout::new(24, order, 2, 4).tables(MaskSpec { window: Some(3), ..MaskSpec::CAUSAL });
+        assert_eq!(tables.places, [0, 4, 18, 22, 6, 10, 12, 16]);
+        assert_eq!(tables.firsts, [0, 0, 4, 5, 1, 2, 2, 3]);
+        assert_eq!(tables.ends, [1, 2, 6, 6, 3, 3, 4, 5]);
     }
 }

@@ -5,7 +5,10 @@ use std::ops::Range;
 use mt_shape::DType;
 use mt_trace::Tensor;
 
-use crate::axes::{KV_POSITION, POSITION};
+use crate::{
+    SequenceOrder,
+    axes::{KV_POSITION, POSITION},
+};
 
 /// Which keys of its own segment a query sees: those that all of these allow. Places are indices in the row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,9 +25,14 @@ impl MaskSpec {
     /// All keys at or before the query's place.
     pub const CAUSAL: Self = Self { causal: true, window: None, chunk: None };
 
-    /// The blocks of keys that some query of block number `query_block` sees. Blocks have `block` places.
-    pub(super) fn visible_blocks(self, query_block: usize, block: usize, num_blocks: usize) -> Range<usize> {
-        let (first_query, last_query) = (query_block * block, (query_block + 1) * block - 1);
+    /// The blocks of keys that some query at these places sees. Blocks have `block` places.
+    pub(super) fn visible_blocks(
+        self,
+        queries: Range<usize>,
+        block: usize,
+        num_blocks: usize,
+    ) -> Range<usize> {
+        let (first_query, last_query) = (queries.start, queries.end - 1);
         let (mut first, mut last) = (0, num_blocks * block - 1);
         if self.causal {
             last = last.min(last_query);
@@ -71,6 +79,8 @@ pub struct Segments<'t> {
     pub key: Tensor<'t>,
     /// The place of the first query among the keys: an `i32` scalar, or none if it is the first.
     pub first_query: Option<Tensor<'t>>,
+    /// How queries and keys are stored. Keys of a cache are as read.
+    pub order: SequenceOrder,
 }
 
 impl<'t> Segments<'t> {
@@ -79,7 +89,17 @@ impl<'t> Segments<'t> {
     /// # Shapes
     /// `i32[batch, position]`
     pub fn within(segmentation: Tensor<'t>) -> Self {
-        Self { query: segmentation, key: segmentation.rename(POSITION, KV_POSITION), first_query: None }
+        Self {
+            query: segmentation,
+            key: segmentation.rename(POSITION, KV_POSITION),
+            first_query: None,
+            order: SequenceOrder::AsRead,
+        }
+    }
+
+    /// The same of sequences that are stored in another order.
+    pub fn stored(self, order: SequenceOrder) -> Self {
+        Self { order, ..self }
     }
 
     /// Whether each query sees each key.
@@ -92,8 +112,8 @@ impl<'t> Segments<'t> {
         let (queries, keys) = (self.query.axis(POSITION), self.key.axis(KV_POSITION));
         let pair = [&*self.query.axes(), &[keys]].concat();
         let same = self.query.broadcast(&pair).equals(self.key);
-        let mut query_place = region.iota(DType::I32, queries);
-        let mut key_place = region.iota(DType::I32, keys);
+        let mut query_place = self.order.places(region.iota(DType::I32, queries), queries.size);
+        let mut key_place = self.order.places(region.iota(DType::I32, keys), keys.size);
         if let Some(first) = self.first_query {
             if spec.window.is_some() || spec.chunk.is_some() {
                 // Slots that a shorter prompt leaves empty before what was generated are no places.
@@ -139,8 +159,20 @@ mod tests {
                     places(query_block).any(|query| places(*key_block).any(|key| spec.sees(query, key)))
                 };
                 let visible: Vec<usize> = (0..num_blocks).filter(sees).collect();
-                let visited: Vec<usize> = spec.visible_blocks(query_block, block, num_blocks).collect();
+                let visited: Vec<usize> =
+                    spec.visible_blocks(places(query_block), block, num_blocks).collect();
                 assert_eq!(visited, visible, "{spec:?}, block {query_block}");
+            }
+            // Queries that do not begin at a block's border.
+            for first in 0..num_blocks * block - 5 {
+                let sees = |key_block: &usize| {
+                    (first..first + 5).any(|query| {
+                        (key_block * block..(key_block + 1) * block).any(|key| spec.sees(query, key))
+                    })
+                };
+                let visible: Vec<usize> = (0..num_blocks).filter(sees).collect();
+                let visited: Vec<usize> = spec.visible_blocks(first..first + 5, block, num_blocks).collect();
+                assert_eq!(visited, visible, "{spec:?}, queries from {first}");
             }
         }
     }
@@ -148,7 +180,9 @@ mod tests {
     #[test]
     fn a_window_bounds_the_blocks_of_each_query() {
         let visited = |spec: MaskSpec, num_blocks: usize| -> usize {
-            (0..num_blocks).map(|index| spec.visible_blocks(index, 128, num_blocks).len()).sum()
+            (0..num_blocks)
+                .map(|index| spec.visible_blocks(index * 128..(index + 1) * 128, 128, num_blocks).len())
+                .sum()
         };
         let windowed = MaskSpec { window: Some(512), ..MaskSpec::CAUSAL };
         let chunked = MaskSpec { chunk: Some(512), ..MaskSpec::CAUSAL };

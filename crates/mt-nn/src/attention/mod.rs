@@ -122,6 +122,13 @@ const ACTIVATION: [Option<&str>; 4] = [
     Some("activation_kv_heads"),
     Some("activation_kv_head_dim"),
 ];
+/// Keys and values as queries see them.
+const ATTENDED: [Option<&str>; 4] = [
+    Some("activation_kv_batch"),
+    Some("activation_kv_length"),
+    Some("activation_kv_heads"),
+    Some("activation_kv_head_dim"),
+];
 
 impl<'t> Attention<Tensor<'t>> {
     /// Attends within whole sequences, or to a cache.
@@ -213,9 +220,11 @@ fn attend<'t>(
         AttentionKernel::Blockwise => false,
     };
     if is_dense {
+        // Queries may be split over devices; each sees all keys.
+        let (key, value) = (key.constrain(&ATTENDED), value.constrain(&ATTENDED));
         dense(query, key, value, segments.mask(options.mask), sinks, options)
     } else {
-        blockwise(query, key, value, segments.query, sinks, options, BLOCK_SIZE.min(length))
+        blockwise(query, key, value, segments, sinks, options, BLOCK_SIZE)
     }
 }
 

@@ -91,7 +91,7 @@ fn context<'t>(
     if block == 0 {
         dense(query, key, value, Segments::within(t[4]).mask(options.mask), sinks, options)
     } else {
-        blockwise(query, key, value, t[4], sinks, options, block)
+        blockwise(query, key, value, Segments::within(t[4]), sinks, options, block)
     }
 }
 

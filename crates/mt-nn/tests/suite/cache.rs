@@ -1,7 +1,7 @@
 //! Attention to a cache against attention within whole sequences.
 
 use mt_nn::{
-    Linear, NormOptions, RmsNorm, Rotary, RotaryOptions,
+    Linear, NormOptions, RmsNorm, Rotary, RotaryOptions, SequenceOrder,
     attention::{
         Attention, AttentionInputs, AttentionKernel, AttentionOptions, CachedKeysValues, KeysValues,
         MaskSpec, Segments,
@@ -129,7 +129,8 @@ fn check(options: AttentionOptions) {
         for (starts, slot, query) in std::iter::once(([0, 0], 0, prompts)).chain(steps) {
             let (start, size) = (region.integer(DType::I32, slot as i64), query.axis(POSITION).size);
             occupied = occupied.dynamic_update(KV_POSITION, start, query.rename(POSITION, KV_POSITION));
-            let segments = Segments { query, key: occupied, first_query: Some(start) };
+            let order = SequenceOrder::AsRead;
+            let segments = Segments { query, key: occupied, first_query: Some(start), order };
             let (x, positions) = (rows(x, starts, size), rows(positions, starts, size));
             let (output, written) =
                 pair.forward(x, positions, segments, Some(CachedKeysValues { cached, start }));

@@ -2,6 +2,7 @@
 
 mod attention;
 mod cache;
+mod context;
 mod dropout;
 mod harness;
 mod init;

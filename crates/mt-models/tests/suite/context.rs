@@ -1,0 +1,144 @@
+//! Sequences that are split over devices give the same loss and gradients as whole ones.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use mt_ir::Program;
+use mt_models::{Forward, Model, Tokens};
+use mt_nn::{SequenceOrder, token_cross_entropy};
+use mt_shape::{HostArray, Placement};
+use mt_trace::program;
+
+use crate::harness::{
+    Batch, Parameters, by_name, declare, declare_batch, model, norm, options, parameters, placement,
+    relative_error, run,
+};
+
+const LENGTH: usize = 48;
+const VOCAB: usize = 256;
+
+/// From parameters and a batch to the loss and the gradients. Dropout draws from a fixed key.
+fn gradient_program(
+    model: &dyn Model,
+    placement: Arc<Placement>,
+    batch: &Batch,
+    order: SequenceOrder,
+) -> Program {
+    let specs = model.parameters();
+    program(&options("gradients", placement), |inputs| {
+        let parameters = declare(inputs, "params", &specs, false);
+        let (tokens, [targets, segmentation]) = declare_batch(inputs, batch.rows, batch.length);
+        let tokens = Tokens { order, ..tokens };
+        let dropout = Some(inputs.region().key(9));
+        let (loss, [], gradients) =
+            inputs.region().value_and_grad(&Parameters(parameters), |_, parameters| {
+                let (logits, _) =
+                    model.logits(&parameters.0, tokens, Forward { dropout, ..Forward::default() });
+                (token_cross_entropy(logits, targets, segmentation).mean(), [])
+            });
+        let gradients = gradients.0.iter().zip(&specs);
+        std::iter::once(inputs.replicated("loss", loss))
+            .chain(gradients.map(|(gradient, (_, spec))| {
+                inputs.output("gradient", gradient.constrain(&spec.logical_axes), &spec.logical_axes)
+            }))
+            .collect()
+    })
+    .unwrap()
+}
+
+fn stored(array: &HostArray, order: SequenceOrder) -> HostArray {
+    let length = array.dims()[1];
+    let values: Vec<i32> = array.to_f64().iter().map(|value| *value as i32).collect();
+    let stored: Vec<i32> = values
+        .chunks(length)
+        .flat_map(|row| (0..length).map(|index| row[order.place(index, length)]))
+        .collect();
+    HostArray::from_slice(array.dtype(), array.dims(), &stored).unwrap()
+}
+
+fn results(
+    model: &dyn Model,
+    placement: Arc<Placement>,
+    batch: &Batch,
+    order: SequenceOrder,
+) -> (f64, BTreeMap<String, Vec<f64>>) {
+    let program = gradient_program(model, placement, batch, order);
+    let batch: Vec<HostArray> = batch.arrays.iter().map(|array| stored(array, order)).collect();
+    let outputs = run(&program, &[parameters(model), batch].concat());
+    (outputs[0].to_f64()[0], by_name(model, &outputs[1..]))
+}
+
+/// Documents that end within chunks and cross the borders of devices' parts, and padding.
+fn batch() -> Batch {
+    Batch::packed(&[&[20, 9, 17], &[LENGTH], &[3, 41], &[30]], LENGTH, VOCAB)
+}
+
+#[track_caller]
+fn check(arguments: &[&str], meshes: &[(&[&str], SequenceOrder)]) {
+    let model = model(arguments);
+    let batch = batch();
+    let (expected_loss, expected) =
+        results(&*model, Arc::new(Placement::single()), &batch, SequenceOrder::AsRead);
+    for (mesh, order) in meshes {
+        let (loss, gradients) = results(&*model, placement(mesh, 8), &batch, *order);
+        let error = (loss - expected_loss).abs() / expected_loss;
+        assert!(error <= 1e-5, "{mesh:?} {order:?}: loss {loss} is not {expected_loss}");
+        for (name, expected) in &expected {
+            assert!(norm(expected) > 0.0, "{name} has no gradient");
+            let error = relative_error(&gradients[name], expected);
+            assert!(error <= 1e-4, "{mesh:?} {order:?}: gradient of `{name}` differs by {error:e}");
+        }
+    }
+}
+
+const CONTEXT: &[&str] = &["ici_context_parallelism=8", "ici_fsdp_parallelism=1"];
+const WITH_FSDP: &[&str] = &["ici_context_parallelism=4", "ici_fsdp_parallelism=2"];
+const WITH_BOTH: &[&str] =
+    &["ici_context_parallelism=2", "ici_fsdp_parallelism=2", "ici_tensor_parallelism=2"];
+const WITH_TENSOR: &[&str] =
+    &["ici_context_parallelism=4", "ici_fsdp_parallelism=1", "ici_tensor_parallelism=2"];
+
+const fn paired(parts: usize) -> SequenceOrder {
+    SequenceOrder::Paired { parts }
+}
+
+#[test]
+fn scanned_with_dense_attention() {
+    let arguments = ["scan_layers=true", "attention=dot_product", "remat_policy=full"];
+    check(&arguments, &[(CONTEXT, paired(8)), (WITH_TENSOR, SequenceOrder::AsRead), (WITH_BOTH, paired(2))]);
+}
+
+#[test]
+fn scanned_in_blocks() {
+    let arguments = ["scan_layers=true", "attention=flash", "remat_policy=full"];
+    check(&arguments, &[(CONTEXT, SequenceOrder::AsRead), (WITH_TENSOR, paired(4)), (WITH_BOTH, paired(2))]);
+}
+
+#[test]
+fn unrolled_in_blocks_with_dropout() {
+    let arguments = [
+        "scan_layers=false",
+        "attention=flash",
+        "remat_policy=minimal_with_context",
+        "enable_dropout=true",
+        "dropout_rate=0.2",
+    ];
+    check(&arguments, &[(WITH_FSDP, paired(4))]);
+}
+
+/// Local and global layers in turn, soft caps, norms of queries and keys: windows shorter than a chunk and longer.
+#[test]
+fn windows_and_caps() {
+    for window in ["sliding_window_size=4", "sliding_window_size=15"] {
+        let arguments = [
+            "decoder_block=gemma2",
+            "scan_layers=true",
+            "attention=flash",
+            window,
+            "attn_logits_soft_cap=5.0",
+            "final_logits_soft_cap=9.0",
+        ];
+        check(&arguments, &[(WITH_FSDP, paired(4))]);
+    }
+    let norms = ["decoder_block=qwen3", "use_qk_norm=true", "attention=flash"];
+    check(&norms, &[(WITH_BOTH, paired(2))]);
+}

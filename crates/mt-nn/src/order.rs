@@ -1,0 +1,118 @@
+//! The order in which the tokens of a sequence are stored.
+
+use mt_shape::axis;
+use mt_trace::Tensor;
+
+/// The order in which the tokens of a row are stored. A token's *place* is its index in the text, whatever its index in
+/// the row is. Everything that compares positions compares places.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SequenceOrder {
+    /// As in the text.
+    #[default]
+    AsRead,
+    /// In `2 · parts` chunks, of which part `i` of the row holds the numbers `i` and `2 · parts - 1 - i`. Under a causal
+    /// mask later queries see more keys; so every part's queries see equally many.
+    Paired { parts: usize },
+}
+
+const PART: &str = "sequence_part";
+const HALF: &str = "sequence_half";
+
+impl SequenceOrder {
+    /// The number of pieces of a row whose tokens follow each other in the text, too. It divides the length.
+    pub fn num_chunks(self) -> usize {
+        match self {
+            Self::AsRead => 1,
+            Self::Paired { parts } => 2 * parts,
+        }
+    }
+
+    /// The place of the token that is stored at an index.
+    pub fn place(self, index: usize, length: usize) -> usize {
+        let Self::Paired { parts } = self else { return index };
+        let chunk = length / (2 * parts);
+        let (part, is_second) = (index / chunk / 2, index / chunk % 2 == 1);
+        let number = if is_second { 2 * parts - 1 - part } else { part };
+        number * chunk + index % chunk
+    }
+
+    /// The places of the tokens that are stored at `indices` of rows of `length` tokens.
+    ///
+    /// # Shapes
+    /// `i32[…] -> i32[…]`
+    #[track_caller]
+    pub fn places<'t>(self, indices: Tensor<'t>, length: usize) -> Tensor<'t> {
+        let Self::Paired { parts } = self else { return indices };
+        let chunk = (length / (2 * parts)) as f64;
+        let stored = indices / chunk;
+        let part = indices / (2.0 * chunk);
+        let is_second = stored - part * 2.0;
+        // `part` for the first of a part's chunks, `2 · parts - 1 - part` for the second.
+        let number = part + is_second * (part * -2.0 + (2 * parts - 1) as f64);
+        indices + (number - stored) * chunk
+    }
+
+    /// What is stored, in the order of the text.
+    ///
+    /// # Shapes
+    /// `[…, along, …] -> […, along, …]`
+    #[track_caller]
+    pub fn read<'t>(self, stored: Tensor<'t>, along: &'static str) -> Tensor<'t> {
+        let Self::Paired { parts } = self else { return stored };
+        let cut = self.cut(stored, along, &[(PART, parts), (HALF, 2)]);
+        let half = |half: usize| cut.at(HALF, half);
+        let join = |halves: Tensor<'t>| halves.merge(&[PART, along], along);
+        join(half(0)).concatenate(&[join(half(1).reverse(PART))], along)
+    }
+
+    /// What is in the order of the text, as it is stored.
+    ///
+    /// # Shapes
+    /// `[…, along, …] -> […, along, …]`
+    #[track_caller]
+    pub fn store<'t>(self, read: Tensor<'t>, along: &'static str) -> Tensor<'t> {
+        let Self::Paired { parts } = self else { return read };
+        let cut = self.cut(read, along, &[(HALF, 2), (PART, parts)]);
+        let half = |half: usize, reversed: bool| {
+            let one = cut.at(HALF, half);
+            let one = if reversed { one.reverse(PART) } else { one };
+            one.split(PART, &[axis(PART, parts), axis(HALF, 1)])
+        };
+        half(0, false).concatenate(&[half(1, true)], HALF).merge(&[PART, HALF, along], along)
+    }
+
+    #[track_caller]
+    fn cut<'t>(self, tensor: Tensor<'t>, along: &'static str, into: &[(&'static str, usize)]) -> Tensor<'t> {
+        let chunk = tensor.axis(along).with_size(tensor.axis(along).size / self.num_chunks());
+        let outer = into.iter().map(|(name, size)| axis(name, *size));
+        tensor.split(along, &outer.chain([chunk]).collect::<Vec<_>>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(parts: usize, length: usize) -> Vec<usize> {
+        (0..length).map(|index| SequenceOrder::Paired { parts }.place(index, length)).collect()
+    }
+
+    #[test]
+    fn parts_hold_chunks_from_both_ends() {
+        assert_eq!(stored(2, 8), [0, 1, 6, 7, 2, 3, 4, 5]);
+        assert_eq!(stored(3, 6), [0, 5, 1, 4, 2, 3]);
+        assert_eq!(stored(1, 4), [0, 1, 2, 3]);
+        assert_eq!(SequenceOrder::AsRead.place(3, 8), 3);
+    }
+
+    #[test]
+    fn parts_see_equally_many_keys() {
+        for parts in [1, 2, 4, 8] {
+            let length = 6 * parts;
+            let places = stored(parts, length);
+            let seen: Vec<usize> =
+                places.chunks(length / parts).map(|part| part.iter().map(|place| place + 1).sum()).collect();
+            assert!(seen.iter().all(|keys| *keys == seen[0]), "{seen:?}");
+        }
+    }
+}

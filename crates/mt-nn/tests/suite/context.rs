@@ -1,0 +1,298 @@
+//! Attention over sequences that are split over devices, against attention on one device.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use mt_derive::Tree;
+use mt_ir::{Program, Target};
+use mt_nn::{
+    NormOptions, SequenceOrder,
+    attention::{AttentionKernel, AttentionOptions, MaskSpec, Segments, blockwise, dense},
+    axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION},
+};
+use mt_runtime::{CompileSettings, testing};
+use mt_shape::{Axis, DType, HostArray, LogicalRules, Mesh, Placement, axis};
+use mt_trace::{ProgramOptions, Tensor, program};
+
+use crate::harness::{integers, numbers, relative_error};
+
+const ROWS: usize = 4;
+const KV: usize = 2;
+const WIDTH: usize = 6;
+
+/// A row of a table: a mesh, an order, a length and what attention does.
+#[derive(Clone, Copy)]
+struct Case {
+    mesh: &'static [(&'static str, usize)],
+    order: SequenceOrder,
+    length: usize,
+    /// Dense for blocks of 0.
+    block: usize,
+    mask: MaskSpec,
+    soft_cap: Option<f64>,
+    has_sinks: bool,
+    group: usize,
+}
+
+const ONE: &[(&str, usize)] = &[("fsdp", 1)];
+
+const CASE: Case = Case {
+    mesh: ONE,
+    order: SequenceOrder::AsRead,
+    length: 48,
+    block: 6,
+    mask: MaskSpec::CAUSAL,
+    soft_cap: None,
+    has_sinks: false,
+    group: 3,
+};
+
+const QUERY: [Option<&str>; 5] =
+    [Some("activation_kv_batch"), Some("activation_length_attn"), Some("activation_kv_heads"), None, None];
+const KEY: [Option<&str>; 4] =
+    [Some("activation_kv_batch"), Some("activation_length_attn"), Some("activation_kv_heads"), None];
+const TOKENS: [Option<&str>; 2] = [Some("activation_kv_batch"), Some("activation_length_attn")];
+const SINKS: [Option<&str>; 2] = [Some("activation_kv_heads"), None];
+const CONTEXT: [Option<&str>; 5] =
+    [Some("activation_kv_batch"), Some("activation_kv_heads"), Some("activation_length_attn"), None, None];
+
+#[derive(Tree)]
+struct Leaves<L>(Vec<L>);
+
+impl Case {
+    fn placement(self) -> Arc<Placement> {
+        let mesh = Mesh::new(self.mesh.iter().map(|(name, size)| ((*name).to_owned(), *size))).unwrap();
+        let rules = [
+            ("activation_kv_batch", "fsdp"),
+            ("activation_length_attn", "context"),
+            ("activation_kv_heads", "tensor"),
+        ];
+        let rules = rules.map(|(name, axis)| (name.to_owned(), vec![axis.to_owned()]));
+        Arc::new(Placement::new(mesh, LogicalRules(rules.into())))
+    }
+
+    fn options(self) -> AttentionOptions {
+        AttentionOptions {
+            scale: 1.0,
+            kernel: AttentionKernel::Automatic,
+            float32_product: false,
+            float32_scores: true,
+            mask: self.mask,
+            soft_cap: self.soft_cap,
+            norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
+            normalize_values: false,
+        }
+    }
+
+    fn program(self, name: &str, dtype: DType) -> Program {
+        let [rows, positions, keys] =
+            [axis(BATCH, ROWS), axis(POSITION, self.length), axis(KV_POSITION, self.length)];
+        let [heads, group, width] = [axis(KV_HEADS, KV), axis(GROUP, self.group), axis(HEAD_DIM, WIDTH)];
+        let context_axes = [rows, heads, positions, group, width];
+        let options =
+            ProgramOptions { name: name.to_owned(), placement: self.placement(), target: Target::Cpu };
+        program(&options, |inputs| {
+            let input = |axes: &[Axis], logical: &[Option<&str>], dtype: DType| {
+                inputs.input("argument", dtype, axes, logical, false)
+            };
+            let key = || input(&[rows, keys, heads, width], &KEY, DType::F32);
+            let query = input(&[rows, positions, heads, group, width], &QUERY, DType::F32);
+            let leaves = vec![query, key(), key(), input(&[heads, group], &SINKS, DType::F32)];
+            let segments = input(&[rows, positions], &TOKENS, DType::I32);
+            let cotangent = input(&context_axes, &CONTEXT, DType::F32);
+            let (_, [context], gradients) = inputs.region().value_and_grad(&Leaves(leaves), |_, leaves| {
+                let context = self.attend(&leaves.0, segments, dtype).cast(DType::F32).constrain(&CONTEXT);
+                ((context * cotangent).sum_all(), [context])
+            });
+            let mut outputs = vec![inputs.output("context", context, &CONTEXT)];
+            let logical: [&[Option<&str>]; 4] = [&QUERY, &KEY, &KEY, &SINKS];
+            for (gradient, logical) in gradients.0.iter().zip(logical) {
+                outputs.push(inputs.output("gradient", *gradient, logical));
+            }
+            outputs
+        })
+        .unwrap()
+    }
+
+    fn attend<'t>(self, leaves: &[Tensor<'t>], segments: Tensor<'t>, dtype: DType) -> Tensor<'t> {
+        let [query, key, value] = [0, 1, 2].map(|index| leaves[index].cast(dtype));
+        let sinks = self.has_sinks.then_some(leaves[3]);
+        let segments = Segments::within(segments).stored(self.order);
+        let options = self.options();
+        if self.block == 0 {
+            let whole: [Option<&str>; 4] = [KEY[0], None, KEY[2], None];
+            let (key, value) = (key.constrain(&whole), value.constrain(&whole));
+            dense(query, key, value, segments.mask(options.mask), sinks, &options)
+        } else {
+            blockwise(query, key, value, segments, sinks, &options, self.block)
+        }
+    }
+
+    /// Queries, keys, values, sinks, segments and the context's cotangent, in the order in which tokens are read.
+    fn arguments(self) -> Vec<HostArray> {
+        let Self { length, group, .. } = self;
+        let segments: Vec<i32> = (0..ROWS)
+            .flat_map(|row| {
+                let (first, padding) = (length / (row + 2), length - row * length / 9);
+                (0..length).map(move |place| if place >= padding { 0 } else { 1 + i32::from(place >= first) })
+            })
+            .collect();
+        vec![
+            numbers(1, &[ROWS, length, KV, group, WIDTH]),
+            numbers(2, &[ROWS, length, KV, WIDTH]),
+            numbers(3, &[ROWS, length, KV, WIDTH]),
+            numbers(5, &[KV, group]),
+            integers(&[ROWS, length], &segments),
+            numbers(4, &[ROWS, KV, length, group, WIDTH]),
+        ]
+    }
+
+    /// The context and the gradients, in the order in which tokens are read.
+    fn run(self, name: &str, dtype: DType) -> Vec<HostArray> {
+        let program = self.program(name, dtype);
+        let places: Vec<usize> = (0..self.length).map(|index| self.order.place(index, self.length)).collect();
+        let mut indices = vec![0; self.length];
+        for (index, place) in places.iter().enumerate() {
+            indices[*place] = index;
+        }
+        let arguments: Vec<HostArray> = self
+            .arguments()
+            .iter()
+            .zip([1, 1, 1, 9, 1, 2])
+            .map(|(a, dim)| permuted(a, dim, &places))
+            .collect();
+        let results = testing::run(&program, &arguments).unwrap();
+        results.iter().zip([2, 1, 1, 1, 9]).map(|(a, dim)| permuted(a, dim, &indices)).collect()
+    }
+}
+
+/// An array whose element `i` along a dimension is the one at `from[i]`; the array itself if it has no such dimension.
+fn permuted(array: &HostArray, dim: usize, from: &[usize]) -> HostArray {
+    let dims = array.dims();
+    if dim >= dims.len() {
+        return array.clone();
+    }
+    let (outer, inner): (usize, usize) = (dims[..dim].iter().product(), dims[dim + 1..].iter().product());
+    let size = inner * array.bytes().len() / array.num_elements();
+    let bytes: Vec<u8> = (0..outer)
+        .flat_map(|row| from.iter().map(move |index| row * dims[dim] + index))
+        .flat_map(|index| array.bytes()[index * size..(index + 1) * size].to_vec())
+        .collect();
+    HostArray::from_bytes(array.dtype(), dims, &bytes).unwrap()
+}
+
+const PARTS: [&str; 5] =
+    ["context", "query's gradient", "key's gradient", "value's gradient", "sinks' gradient"];
+
+#[track_caller]
+fn check_in(
+    dtype: DType,
+    tolerance: f64,
+    case: Case,
+    cases: &[(&'static [(&'static str, usize)], SequenceOrder)],
+) {
+    let expected = Case { mesh: ONE, order: SequenceOrder::AsRead, ..case }.run("one", dtype);
+    for (mesh, order) in cases {
+        let actual = Case { mesh, order: *order, ..case }.run("split", dtype);
+        for ((part, actual), expected) in PARTS.iter().zip(&actual).zip(&expected) {
+            let error = relative_error(actual, expected);
+            assert!(error <= tolerance, "{mesh:?} {order:?}: {part} differs by {error:e}");
+        }
+    }
+}
+
+#[track_caller]
+fn check(case: Case, cases: &[(&'static [(&'static str, usize)], SequenceOrder)]) {
+    check_in(DType::F32, 2e-6, case, cases);
+}
+
+const CONTEXT_8: &[(&str, usize)] = &[("fsdp", 1), ("context", 8), ("tensor", 1)];
+const CONTEXT_4: &[(&str, usize)] = &[("fsdp", 1), ("context", 4), ("tensor", 2)];
+const CONTEXT_2: &[(&str, usize)] = &[("fsdp", 2), ("context", 2), ("tensor", 2)];
+const OUTERMOST: &[(&str, usize)] = &[("context", 4), ("fsdp", 2)];
+
+const fn paired(parts: usize) -> SequenceOrder {
+    SequenceOrder::Paired { parts }
+}
+
+const MESHES: &[(&[(&str, usize)], SequenceOrder)] = &[
+    (CONTEXT_8, SequenceOrder::AsRead),
+    (CONTEXT_8, paired(8)),
+    (CONTEXT_4, SequenceOrder::AsRead),
+    (CONTEXT_4, paired(4)),
+    (CONTEXT_2, paired(2)),
+    (OUTERMOST, paired(4)),
+];
+
+#[test]
+fn split_blocks_equal_whole_sequences() {
+    check(CASE, MESHES);
+}
+
+#[test]
+fn split_dense_attention_equals_whole_sequences() {
+    check(Case { block: 0, ..CASE }, MESHES);
+}
+
+/// Those whose kinds of partitioning differ.
+const SOME: &[(&[(&str, usize)], SequenceOrder)] =
+    &[(CONTEXT_4, SequenceOrder::AsRead), (CONTEXT_4, paired(4)), (CONTEXT_2, paired(2))];
+
+#[test]
+fn blocks_that_do_not_divide_a_part_are_filled() {
+    // Chunks of 6 and parts of 12 in blocks of 5 and of 4.
+    check(Case { block: 5, ..CASE }, SOME);
+    check(Case { block: 4, mask: MaskSpec { window: Some(7), ..MaskSpec::CAUSAL }, ..CASE }, SOME);
+}
+
+#[test]
+fn windows_chunks_caps_and_sinks() {
+    let causal = MaskSpec::CAUSAL;
+    for (block, mask, soft_cap, has_sinks) in [
+        // Windows shorter than a device's chunk, and longer.
+        (3, MaskSpec { window: Some(4), ..causal }, None, true),
+        (3, MaskSpec { window: Some(17), ..causal }, Some(0.7), false),
+        (3, MaskSpec { chunk: Some(10), ..causal }, Some(0.7), true),
+        (3, MaskSpec { causal: false, window: None, chunk: None }, None, false),
+        (0, MaskSpec { window: Some(4), chunk: Some(10), ..causal }, Some(0.7), true),
+    ] {
+        check(Case { block, mask, soft_cap, has_sinks, ..CASE }, SOME);
+    }
+}
+
+#[test]
+fn split_blocks_in_bf16() {
+    check_in(DType::BF16, 1.2e-2, CASE, SOME);
+}
+
+/// The bytes that each kind of collective brings to or takes from a device.
+#[track_caller]
+fn check_collectives(case: Case, expected: &[(&str, u64)]) {
+    let program = case.program("collectives", DType::F32);
+    let runtime = testing::cpu(program.mesh.num_devices());
+    let collectives = runtime.compile(&program, &CompileSettings::default()).unwrap().collectives().unwrap();
+    let mut bytes: BTreeMap<&str, u64> = BTreeMap::new();
+    for collective in &collectives {
+        *bytes.entry(&collective.kind).or_default() += collective.bytes * collective.times;
+    }
+    assert_eq!(bytes, expected.iter().copied().collect(), "{collectives:#?}");
+}
+
+/// Each device holds half of the rows, one of the heads and half of the places: only keys and values are sent, and which
+/// places and segments they are of.
+#[test]
+fn only_keys_and_values_are_sent() {
+    let case = Case { mesh: CONTEXT_2, order: paired(2), ..CASE };
+    let places = 4 * case.length as u64;
+    let (segments, keys) = (2 * places, 2 * places * WIDTH as u64);
+    check_collectives(case, &[("all-gather", 2 * keys + segments), ("reduce-scatter", 2 * keys)]);
+    let dense = Case { block: 0, ..case };
+    check_collectives(dense, &[("all-gather", 2 * keys + segments + places), ("all-reduce", 2 * keys)]);
+}
+
+/// A whole sequence on each device needs no code for one device: the partitioner has it all.
+#[test]
+fn whole_sequences_are_left_to_the_partitioner() {
+    let on = |mesh| Case { mesh, ..CASE }.program("text", DType::F32).text;
+    assert!(on(CONTEXT_2).contains("sdy.manual_computation"));
+    assert!(!on(&[("fsdp", 4), ("context", 1), ("tensor", 2)]).contains("sdy.manual_computation"));
+}

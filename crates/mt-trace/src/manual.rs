@@ -1,0 +1,174 @@
+//! Code for one device: what each device does with its part of arrays, and how devices communicate.
+//!
+//! Model code does not know mesh axes. It says by which logical axes a tensor is placed, and is told whether that splits
+//! an axis. Between such code and the partitioner the mesh is not divided: the code is for one device along all mesh
+//! axes, so that nothing is sent that it does not send.
+
+use std::sync::Arc;
+
+use mt_ir::{Collective, CollectiveKind, ManualComputation, Op, ShapeError};
+use mt_shape::{Axis, PartitionSpec};
+
+use crate::{Tensor, trace::sizes};
+
+/// Which axes of some tensors are split over devices, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// Names and sizes of all mesh axes.
+    mesh_axes: Vec<(String, usize)>,
+    split: Vec<(&'static str, DeviceGroup)>,
+}
+
+/// The devices over which an axis is split: each holds one of equally large parts, in the order of the parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceGroup {
+    /// Names and sizes of the mesh axes, the slowest first.
+    mesh_axes: Vec<(String, usize)>,
+}
+
+impl<'t> Tensor<'t> {
+    /// How the tensor's axes are split if it is placed by these logical axes. In code for one device they are not.
+    #[track_caller]
+    pub fn parts(self, logical_axes: &[Option<&str>]) -> Parts {
+        let mesh = self.trace.placement.mesh();
+        let size = |axis: &String| mesh.axis_size(axis).unwrap_or(1);
+        let spec = self.placed_by("parts", logical_axes).unwrap_or_default();
+        let groups = spec.0.iter().map(|axes| DeviceGroup {
+            mesh_axes: axes.iter().map(|axis| (axis.clone(), size(axis))).collect(),
+        });
+        let own = self.axes();
+        let split = own.iter().map(|axis| axis.name).zip(groups);
+        Parts {
+            mesh_axes: mesh.axes().to_vec(),
+            split: split.filter(|(_, group)| !group.mesh_axes.is_empty()).collect(),
+        }
+    }
+
+    /// Where logical axes place the tensor. None if there is one device, or if the code is for one.
+    #[track_caller]
+    pub(crate) fn placed_by(self, operation: &str, logical_axes: &[Option<&str>]) -> Option<PartitionSpec> {
+        let axes = self.axes();
+        if logical_axes.len() != axes.len() {
+            let message = format!("{} logical axes given for {} axes", logical_axes.len(), axes.len());
+            self.trace.fail(operation, &[self], ShapeError::Invalid(message));
+        }
+        let placement = &self.trace.placement;
+        if placement.mesh().num_devices() == 1 || self.trace.is_for_one_device() {
+            return None;
+        }
+        Some(placement.sharding(logical_axes, &sizes(&axes)).spec)
+    }
+}
+
+impl Parts {
+    /// The devices that an axis is split over, if it is.
+    pub fn along(&self, axis: &str) -> Option<&DeviceGroup> {
+        self.split.iter().find(|(name, _)| *name == axis).map(|(_, group)| group)
+    }
+
+    /// The same, and other axes split as one of these is.
+    pub fn with_axes_like(mut self, axis: &'static str, others: &[&'static str]) -> Self {
+        if let Some(group) = self.along(axis).cloned() {
+            self.split.extend(others.iter().map(|other| (*other, group.clone())));
+        }
+        self
+    }
+
+    /// Runs `body` on each device, on its parts of the arguments, and puts its results together: along axes that are
+    /// split from the parts of the devices; along others they are the same everywhere. The body captures nothing. What
+    /// differs between devices, their numbers included, are arguments with an axis that is split.
+    #[track_caller]
+    pub fn run<'t, const A: usize, const N: usize>(
+        &self,
+        arguments: [Tensor<'t>; A],
+        body: impl for<'b> FnOnce([Tensor<'b>; A]) -> [Tensor<'b>; N],
+    ) -> [Tensor<'t>; N] {
+        const { assert!(A > 0, "what is computed of nothing is the same on every device") };
+        let trace = arguments[0].trace;
+        let mut locals = Vec::with_capacity(A);
+        for argument in arguments {
+            let mut axes = argument.axes().to_vec();
+            for axis in &mut axes {
+                let parts = self.num_parts(axis);
+                if !axis.size.is_multiple_of(parts) {
+                    let message = format!("axis `{axis}` is not divisible by {parts} devices");
+                    trace.fail("manual_computation", &[argument], ShapeError::Invalid(message));
+                }
+                axis.size /= parts;
+            }
+            locals.push((argument.dtype(), axes));
+        }
+        trace.open_for_one_device();
+        let inner: Vec<Tensor<'_>> = locals.iter().map(|(dtype, axes)| trace.input(*dtype, axes)).collect();
+        let outputs = body(inner.try_into().unwrap_or_else(|_| unreachable!("there are {A} arguments")));
+        let whole: Vec<Vec<Axis>> = outputs
+            .iter()
+            .map(|output| output.axes().iter().map(|axis| self.whole(*axis)).collect())
+            .collect();
+        let body = trace.close(&outputs).graph;
+        let op = Op::ManualComputation(ManualComputation {
+            body: Arc::new(body),
+            manual_axes: self.mesh_axes.clone(),
+            input_specs: arguments.iter().map(|argument| self.spec(&argument.axes())).collect(),
+            output_specs: whole.iter().map(|axes| self.spec(axes)).collect(),
+        });
+        let axes: Vec<&[Axis]> = whole.iter().map(Vec::as_slice).collect();
+        let results = trace.emit_innermost(op, &[], &arguments, &axes);
+        results.try_into().unwrap_or_else(|_| unreachable!("the body has {N} results"))
+    }
+
+    fn num_parts(&self, axis: &Axis) -> usize {
+        self.along(axis.name).map_or(1, DeviceGroup::size)
+    }
+
+    fn whole(&self, part: Axis) -> Axis {
+        part.with_size(part.size * self.num_parts(&part))
+    }
+
+    fn spec(&self, axes: &[Axis]) -> PartitionSpec {
+        PartitionSpec(
+            axes.iter().map(|axis| self.along(axis.name).map_or(Vec::new(), DeviceGroup::names)).collect(),
+        )
+    }
+}
+
+impl DeviceGroup {
+    /// The number of devices.
+    pub fn size(&self) -> usize {
+        self.mesh_axes.iter().map(|(_, size)| size).product()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.mesh_axes.iter().map(|(axis, _)| axis.clone()).collect()
+    }
+
+    /// The devices' tensors one after another along an axis, on every device.
+    #[track_caller]
+    pub fn all_gather<'b>(&self, tensor: Tensor<'b>, along: &'static str) -> Tensor<'b> {
+        let dimension = tensor.position(along);
+        let mut axes = tensor.axes().to_vec();
+        axes[dimension].size *= self.size();
+        self.collective(CollectiveKind::AllGather { dimension }, tensor, &axes)
+    }
+
+    /// The sum of the devices' tensors, of which each device keeps its part along an axis.
+    #[track_caller]
+    pub fn reduce_scatter<'b>(&self, tensor: Tensor<'b>, along: &'static str) -> Tensor<'b> {
+        let dimension = tensor.position(along);
+        let mut axes = tensor.axes().to_vec();
+        axes[dimension].size /= self.size();
+        self.collective(CollectiveKind::ReduceScatterSum { dimension }, tensor, &axes)
+    }
+
+    /// The sum of the devices' tensors, on every device.
+    #[track_caller]
+    pub fn all_reduce<'b>(&self, tensor: Tensor<'b>) -> Tensor<'b> {
+        self.collective(CollectiveKind::AllReduceSum, tensor, &tensor.axes())
+    }
+
+    #[track_caller]
+    fn collective<'b>(&self, kind: CollectiveKind, tensor: Tensor<'b>, axes: &[Axis]) -> Tensor<'b> {
+        let op = Collective { kind, mesh_axes: self.names(), group_size: self.size() };
+        tensor.apply_one(Op::Collective(op), &[], axes)
+    }
+}
