@@ -107,20 +107,45 @@ impl<'t> Region<'t> {
             X::With<Tensor<'b>>,
         ) -> ([Tensor<'b>; C], Vec<Tensor<'b>>),
     {
+        let (carry, stacked) = self.scan_lists(options, &carry, inputs, |region, carry, slice| {
+            let (carry, stacked) = body(region, array(carry), slice);
+            (carry.to_vec(), stacked)
+        });
+        (array(carry), stacked)
+    }
+
+    /// As [`Region::scan`], with a carry and stacked results whose numbers only the code knows that runs it.
+    #[track_caller]
+    pub fn scan_lists<X, F>(
+        self,
+        options: ScanOptions,
+        carry: &[Tensor<'t>],
+        inputs: &X,
+        body: F,
+    ) -> (Vec<Tensor<'t>>, Vec<Tensor<'t>>)
+    where
+        X: Tree<Leaf = Tensor<'t>>,
+        F: for<'b> FnOnce(
+            Body<'b, 't>,
+            Vec<Tensor<'b>>,
+            X::With<Tensor<'b>>,
+        ) -> (Vec<Tensor<'b>>, Vec<Tensor<'b>>),
+    {
         let trace = self.trace;
         let scanned = Axis { name: options.axis, size: options.length };
         let mut operands: Vec<Tensor<'t>> = carry.to_vec();
         inputs.map_leaves(|_, leaf| operands.push(*leaf));
         check_open(&operands);
-        let carry_axes = axes_of(&carry);
-        for input in &operands[C..] {
+        let num_carry = carry.len();
+        let carry_axes = axes_of(carry);
+        for input in &operands[num_carry..] {
             if input.axes().first() != Some(&scanned) {
                 let message = format!("an input does not have the leading axis `{scanned}`");
                 trace.fail("scan", &[*input], ShapeError::Invalid(message));
             }
         }
         let region = trace.open(true);
-        let inner_carry = carry.map(|tensor| trace.input(tensor.dtype(), &tensor.axes()));
+        let inner_carry = carry.iter().map(|tensor| trace.input(tensor.dtype(), &tensor.axes())).collect();
         let slices = inputs.map_leaves(|_, leaf| trace.input(leaf.dtype(), &leaf.axes()[1..]));
         let (next, stacked) = body(Body::new(region), inner_carry, slices);
         // The carry keeps the axes' order it came with.
@@ -133,14 +158,14 @@ impl<'t> Region<'t> {
             length: options.length,
             reverse: options.reverse,
             num_captured: captures.len(),
-            num_carry: C,
+            num_carry,
             save: options.save,
         });
         let axes: Vec<&[Axis]> =
             carry_axes.iter().map(|axes| &**axes).chain(stacked_axes.iter().map(Vec::as_slice)).collect();
         let mut results = trace.emit_innermost(op, &captures, &operands, &axes);
-        let stacked = results.split_off(C);
-        (array(results), stacked)
+        let stacked = results.split_off(num_carry);
+        (results, stacked)
     }
 
     /// Runs `body` on the carry while `condition` holds.
@@ -241,6 +266,24 @@ impl<'t> Region<'t> {
         M: Tree<Leaf = Tensor<'t>>,
         F: for<'b> FnOnce(Body<'b, 't>, M::With<Tensor<'b>>) -> (Tensor<'b>, [Tensor<'b>; N]),
     {
+        let (value, others, gradients) = self.value_and_grad_list(parameters, |region, parameters| {
+            let (value, others) = loss(region, parameters);
+            (value, others.to_vec())
+        });
+        (value, array(others), gradients)
+    }
+
+    /// As [`Region::value_and_grad`], with a number of other results that only the body knows.
+    #[track_caller]
+    pub fn value_and_grad_list<M, F>(
+        self,
+        parameters: &M,
+        loss: F,
+    ) -> (Tensor<'t>, Vec<Tensor<'t>>, M::With<Tensor<'t>>)
+    where
+        M: Tree<Leaf = Tensor<'t>>,
+        F: for<'b> FnOnce(Body<'b, 't>, M::With<Tensor<'b>>) -> (Tensor<'b>, Vec<Tensor<'b>>),
+    {
         let trace = self.trace;
         let mut operands: Vec<Tensor<'t>> = Vec::new();
         parameters.map_leaves(|_, leaf| operands.push(*leaf));
@@ -280,7 +323,7 @@ impl<'t> Region<'t> {
             Some(index) => trace.innermost_handle(values[index], &leaf.axes()),
             None => self.full(leaf.dtype(), &leaf.axes(), 0.0),
         });
-        (results[0], array(results[1..].to_vec()), gradients)
+        (results[0], results[1..].to_vec(), gradients)
     }
 
     /// A function with its own derivative. `forward` also returns residuals, from which, and from the cotangents of
@@ -296,18 +339,44 @@ impl<'t> Region<'t> {
         forward: impl for<'b> FnOnce(Region<'b>, [Tensor<'b>; A]) -> ([Tensor<'b>; N], Vec<Tensor<'b>>),
         backward: impl for<'b> FnOnce(Region<'b>, Vec<Tensor<'b>>, [Tensor<'b>; N]) -> Vec<Tensor<'b>>,
     ) -> [Tensor<'t>; N] {
+        let results = self.custom_vjp_list(
+            name,
+            &arguments,
+            &differentiable,
+            |region, arguments| primal(region, array(arguments)).to_vec(),
+            |region, arguments| {
+                let (results, residuals) = forward(region, array(arguments));
+                (results.to_vec(), residuals)
+            },
+            |region, residuals, cotangents| backward(region, residuals, array(cotangents)),
+        );
+        array(results)
+    }
+
+    /// As [`Region::custom_vjp`], with a number of arguments and of results that only the code knows that runs it.
+    #[track_caller]
+    pub fn custom_vjp_list(
+        self,
+        name: &str,
+        arguments: &[Tensor<'t>],
+        differentiable: &[bool],
+        primal: impl for<'b> FnOnce(Region<'b>, Vec<Tensor<'b>>) -> Vec<Tensor<'b>>,
+        forward: impl for<'b> FnOnce(Region<'b>, Vec<Tensor<'b>>) -> (Vec<Tensor<'b>>, Vec<Tensor<'b>>),
+        backward: impl for<'b> FnOnce(Region<'b>, Vec<Tensor<'b>>, Vec<Tensor<'b>>) -> Vec<Tensor<'b>>,
+    ) -> Vec<Tensor<'t>> {
         let trace = self.trace;
-        check_open(&arguments);
+        check_open(arguments);
         let region = trace.open(false);
-        let results = primal(region, arguments.map(|tensor| trace.input(tensor.dtype(), &tensor.axes())));
+        let declared =
+            || arguments.iter().map(|tensor| trace.input(tensor.dtype(), &tensor.axes())).collect();
+        let results = primal(region, declared());
         check_open(&results);
         let axes = axes_of(&results);
-        let types = results.map(|result| result.dtype());
+        let types: Vec<_> = results.iter().map(|result| result.dtype()).collect();
         let primal = trace.close(&results).graph;
 
         let region = trace.open(false);
-        let (results, residuals) =
-            forward(region, arguments.map(|tensor| trace.input(tensor.dtype(), &tensor.axes())));
+        let (results, residuals) = forward(region, declared());
         check_open(&residuals);
         let results = [broadcast_all(&results, &axes), residuals.clone()].concat();
         let residual_types: Vec<_> =
@@ -318,12 +387,12 @@ impl<'t> Region<'t> {
         let residuals = residual_types.iter().map(|(dtype, axes)| trace.input(*dtype, axes)).collect();
         let cotangents: Vec<Tensor<'_>> =
             types.iter().zip(&axes).map(|(dtype, axes)| trace.input(*dtype, axes)).collect();
-        let gradients = backward(region, residuals, array(cotangents));
-        let targets = arguments.iter().zip(differentiable).filter(|(_, marked)| *marked);
+        let gradients = backward(region, residuals, cotangents);
+        let targets = arguments.iter().zip(differentiable).filter(|(_, marked)| **marked);
         let targets: Vec<Arc<[Axis]>> = targets.map(|(argument, _)| argument.axes()).collect();
         if gradients.len() != targets.len() {
             let message = format!("{} cotangents for {} arguments", gradients.len(), targets.len());
-            trace.fail(name, &arguments, ShapeError::Invalid(message));
+            trace.fail(name, arguments, ShapeError::Invalid(message));
         }
         let gradients = broadcast_all(&gradients, &targets);
         let backward = trace.close(&gradients).graph;
@@ -336,7 +405,7 @@ impl<'t> Region<'t> {
             differentiable: differentiable.to_vec(),
         };
         let axes: Vec<&[Axis]> = axes.iter().map(|axes| &**axes).collect();
-        array(trace.emit_innermost(Op::CustomVjp(Arc::new(op)), &[], &arguments, &axes))
+        trace.emit_innermost(Op::CustomVjp(Arc::new(op)), &[], arguments, &axes)
     }
 
     /// The identity on several tensors at once, through which the compiler does not move or merge computations.
