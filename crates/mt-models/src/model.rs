@@ -111,6 +111,9 @@ pub struct Hidden<'t> {
     pub cache: Vec<KeysValues<Tensor<'t>>>,
     /// Names and values of what layers made, if they were asked for.
     pub taps: Vec<(String, Tensor<'t>)>,
+    /// What is added to the loss besides that of the tokens, under the names of metrics. Each is of the whole call,
+    /// not a sum over its tokens.
+    pub auxiliary_losses: Vec<(&'static str, Tensor<'t>)>,
 }
 
 /// The shape of the keys, and of the values, of one layer's cache or of stacked layers'.
@@ -147,11 +150,15 @@ pub trait Model: Send + Sync {
     /// `i32[batch, position] -> [batch, position, embed]`
     fn hidden<'t>(&self, parameters: &[Tensor<'t>], tokens: Tokens<'t>, forward: Forward<'t>) -> Hidden<'t>;
 
-    /// Scores of every token of the vocabulary as the next one.
+    /// Which of the parameters the head takes, in its order.
+    fn head_parameters(&self) -> Vec<usize>;
+
+    /// Scores of every token of the vocabulary as the next one, from the parameters that
+    /// [`Model::head_parameters`] names.
     ///
     /// # Shapes
     /// `[batch, position, embed] -> [batch, position, vocab]`
-    fn head<'t>(&self, parameters: &[Tensor<'t>], hidden: Tensor<'t>) -> Tensor<'t>;
+    fn apply_head<'t>(&self, parameters: &[Tensor<'t>], hidden: Tensor<'t>) -> Tensor<'t>;
 
     /// The caches for `batch` sequences of up to `slots` tokens, one for each layer or stack of layers that has one.
     fn cache(&self, batch: usize, slots: usize) -> Vec<CacheSpec>;
@@ -171,6 +178,13 @@ pub trait Model: Send + Sync {
     ) -> (Tensor<'t>, Vec<KeysValues<Tensor<'t>>>) {
         let hidden = self.hidden(parameters, tokens, forward);
         (self.head(parameters, hidden.hidden), hidden.cache)
+    }
+
+    /// As [`Model::apply_head`], from all parameters.
+    fn head<'t>(&self, parameters: &[Tensor<'t>], hidden: Tensor<'t>) -> Tensor<'t> {
+        let of_head: Vec<Tensor<'t>> =
+            self.head_parameters().into_iter().map(|index| parameters[index]).collect();
+        self.apply_head(&of_head, hidden)
     }
 
     /// The number of weights.

@@ -242,17 +242,23 @@ impl Model for Decoder {
         if forward.taps {
             taps.push(("final_norm".to_owned(), hidden));
         }
-        Hidden { hidden, cache: outputs.cache, taps }
+        Hidden { hidden, cache: outputs.cache, taps, auxiliary_losses: Vec::new() }
     }
 
-    fn head<'t>(&self, parameters: &[Tensor<'t>], hidden: Tensor<'t>) -> Tensor<'t> {
+    fn head_parameters(&self) -> Vec<usize> {
+        let mut next = 0..;
+        let numbers = self.specs.map_leaves(|_, _| next.next().expect("there is always a next number"));
+        vec![numbers.head.map_or(numbers.token_embedder.embedding, |head| head.kernel)]
+    }
+
+    fn apply_head<'t>(&self, parameters: &[Tensor<'t>], hidden: Tensor<'t>) -> Tensor<'t> {
         let config = self.config.head;
-        let model = self.specs.with_leaves(parameters.iter().copied());
         let x = if config.in_f32 { hidden.cast(DType::F32) } else { hidden };
         let logits = x.scope("logits", |x| {
-            let scores = match &model.head {
-                Some(head) => head.forward(x, &[EMBED]),
-                None => model.token_embedder.attend(x),
+            let matrix = parameters[0];
+            let scores = match self.specs.head {
+                Some(_) => Linear::without_bias(matrix).forward(x, &[EMBED]),
+                None => Embedding { embedding: matrix }.attend(x),
             };
             let scores = if config.scale == 1.0 { scores } else { scores * config.scale };
             match config.soft_cap {

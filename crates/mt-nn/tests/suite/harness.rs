@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf, sync::Arc};
 
 use mt_derive::Tree;
 use mt_ir::{Program, Target};
-use mt_runtime::testing;
+use mt_runtime::{CompileSettings, testing};
 use mt_shape::{Axis, DType, HostArray, Placement};
 use mt_trace::{Inputs, Output, ProgramOptions, Region, Tensor, program};
 use safetensors::SafeTensors;
@@ -85,6 +85,16 @@ where
     F: for<'t> FnOnce(Region<'t>, Vec<Tensor<'t>>) -> Vec<Tensor<'t>>,
 {
     traced("text", arguments, code).text
+}
+
+/// The memory that the program which `code` makes needs besides arguments and results.
+pub fn temporary_bytes<F>(arguments: &[Argument], code: F) -> u64
+where
+    F: for<'t> FnOnce(Region<'t>, Vec<Tensor<'t>>) -> Vec<Tensor<'t>>,
+{
+    let program = traced("memory", arguments, code);
+    let executable = testing::cpu(1).compile(&program, &CompileSettings::default()).unwrap();
+    executable.memory().unwrap().temporaries
 }
 
 /// Runs `code` on arguments.

@@ -6,6 +6,7 @@ mod context;
 mod dropout;
 mod harness;
 mod init;
+mod loss;
 mod reference;
 mod reference_attention;
 mod reference_rotary;

@@ -1,0 +1,122 @@
+//! Losses over tokens.
+
+mod tiled;
+
+use mt_shape::DType;
+use mt_trace::Tensor;
+
+use crate::axes::{BATCH, POSITION, VOCAB};
+
+pub use tiled::TiledHead;
+
+/// Sums of losses over tokens, and the sum of the tokens' weights.
+#[derive(Clone, Copy)]
+pub struct TokenLoss<'t> {
+    /// All terms, the cross-entropy in nats among them.
+    pub total: Tensor<'t>,
+    /// How much of it is the z-loss, if there is one. It is for reports and has no derivative.
+    pub z_loss: Option<Tensor<'t>>,
+    pub weights: Tensor<'t>,
+}
+
+impl<'t> TokenLoss<'t> {
+    /// The mean over weighted tokens; 0 if no token has weight.
+    #[track_caller]
+    pub fn mean(self) -> Tensor<'t> {
+        self.total / divisor(self.weights)
+    }
+}
+
+/// What a sum over tokens is divided by, which is not 0 where no token has weight.
+#[track_caller]
+pub fn divisor(weights: Tensor<'_>) -> Tensor<'_> {
+    weights.maximum(1e-8)
+}
+
+/// The weights of tokens: 1 where the segment id is not 0.
+///
+/// # Shapes
+/// `i32[batch, position] -> f32[batch, position]`
+#[track_caller]
+pub fn token_weights(segmentation: Tensor<'_>) -> Tensor<'_> {
+    segmentation.differs(0.0).cast(DType::F32)
+}
+
+/// Cross-entropy between the distributions that `logits` give and `targets`, over tokens whose segment id is not 0.
+///
+/// # Shapes
+/// `[batch, position, vocab], i32[batch, position], i32[batch, position] -> f32[], f32[]`
+#[track_caller]
+pub fn token_cross_entropy<'t>(
+    logits: Tensor<'t>,
+    targets: Tensor<'t>,
+    segmentation: Tensor<'t>,
+) -> TokenLoss<'t> {
+    token_loss(logits, targets, segmentation, 0.0)
+}
+
+/// As [`token_cross_entropy`], with `z_loss_multiplier` times log²Z added to each token's loss, where Z is the sum of
+/// the exponentials of its logits (Chowdhery et al., 2022).
+#[track_caller]
+pub fn token_loss<'t>(
+    logits: Tensor<'t>,
+    targets: Tensor<'t>,
+    segmentation: Tensor<'t>,
+    z_loss_multiplier: f64,
+) -> TokenLoss<'t> {
+    let (cross_entropy, log_z) = cross_entropy(logits, targets);
+    let weights = token_weights(segmentation);
+    let sum = |values: Tensor<'t>| (values * weights).sum(&[BATCH, POSITION]);
+    let total = sum(cross_entropy);
+    let z_loss = (z_loss_multiplier != 0.0).then(|| sum(log_z.square()) * z_loss_multiplier);
+    TokenLoss {
+        total: z_loss.map_or(total, |z_loss| total + z_loss),
+        z_loss: z_loss.map(Tensor::stop_gradient),
+        weights: weights.sum(&[BATCH, POSITION]),
+    }
+}
+
+/// For each token its cross-entropy and log Z, in `f32`.
+///
+/// It has a derivative of its own, which keeps the logits in the type they came in and one number for each token, and
+/// no other array of their size.
+///
+/// # Shapes
+/// `[…, vocab], i32[…] -> f32[…], f32[…]`
+#[track_caller]
+fn cross_entropy<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> (Tensor<'t>, Tensor<'t>) {
+    let [cross_entropy, log_z] = logits.region().custom_vjp(
+        "cross_entropy",
+        [logits, targets],
+        [true, false],
+        |_, [logits, targets]| each_token(logits, targets),
+        |_, [logits, targets]| {
+            let [cross_entropy, log_z] = each_token(logits, targets);
+            ([cross_entropy, log_z], vec![logits, targets, log_z])
+        },
+        |_, residuals, [of_cross_entropy, of_log_z]| {
+            let [logits, targets, log_z] = residuals[..] else { unreachable!("forward keeps these three") };
+            let probabilities = (logits.cast(DType::F32) - log_z).exp();
+            let gradient = probabilities * (of_cross_entropy + of_log_z);
+            let zeros = logits.region().full(DType::F32, &logits.axes(), 0.0);
+            let of_target =
+                is_target(logits, targets).select(of_cross_entropy.broadcast(&logits.axes()), zeros);
+            vec![(gradient - of_target).cast(logits.dtype())]
+        },
+    );
+    (cross_entropy, log_z)
+}
+
+fn each_token<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> [Tensor<'t>; 2] {
+    let wide = logits.cast(DType::F32);
+    let zeros = wide.region().full(DType::F32, &wide.axes(), 0.0);
+    let target_logit = is_target(logits, targets).select(wide, zeros).sum(&[VOCAB]);
+    let log_z = wide.log_sum_exp(VOCAB);
+    [log_z - target_logit, log_z]
+}
+
+/// A comparison with every token instead of a lookup: it stays local when the vocabulary is split over devices.
+fn is_target<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> Tensor<'t> {
+    let tokens = logits.region().iota(DType::I32, logits.axis(VOCAB)).broadcast(&logits.axes());
+    tokens.equals(targets)
+}

@@ -1,0 +1,166 @@
+//! The loss of tokens against its formula, and in tiles against the whole.
+
+use mt_nn::{
+    TiledHead, TokenLoss,
+    axes::{BATCH, EMBED, POSITION, VOCAB},
+    token_loss,
+};
+use mt_shape::{Axis, DType, HostArray, axis};
+use mt_trace::Tensor;
+
+use crate::harness::{Argument, assert_close, gradients, integers, numbers, run, temporary_bytes, text};
+
+const MULTIPLIER: f64 = 0.02;
+
+/// Rows, positions, embed, vocab.
+#[derive(Clone, Copy)]
+struct Sizes(usize, usize, usize, usize);
+
+impl Sizes {
+    fn tokens(self) -> [Axis; 2] {
+        [axis(BATCH, self.0), axis(POSITION, self.1)]
+    }
+
+    /// Hidden states, output matrix, targets, segments: rows end with padding, each with more than the one before.
+    fn arguments(self) -> Vec<Argument> {
+        let Self(rows, length, embed, vocab) = self;
+        let [batch, position] = self.tokens();
+        let targets: Vec<i32> = (0..rows * length).map(|index| (index * 7 % vocab) as i32).collect();
+        let segments: Vec<i32> =
+            (0..rows * length).map(|index| i32::from(index % length + index / length < length)).collect();
+        let dims = [rows, length];
+        vec![
+            (vec![batch, position, axis(EMBED, embed)], numbers(3, &[rows, length, embed])),
+            (vec![axis(EMBED, embed), axis(VOCAB, vocab)], numbers(4, &[embed, vocab])),
+            (vec![batch, position], integers(&dims, &targets)),
+            (vec![batch, position], integers(&dims, &segments)),
+        ]
+    }
+}
+
+const SMALL: Sizes = Sizes(2, 6, 8, 11);
+
+/// Logits with a soft cap.
+fn capped<'t>(parameters: &[Tensor<'t>], hidden: Tensor<'t>) -> Tensor<'t> {
+    (parameters[0].cast(hidden.dtype()).dot(hidden, &[EMBED]) * 0.2).tanh() * 5.0
+}
+
+/// The loss of hidden states; in tiles if there are some.
+fn loss_of<'t>(t: &[Tensor<'t>], tiles: Option<usize>) -> TokenLoss<'t> {
+    match tiles {
+        None => token_loss(capped(&t[1..2], t[0]), t[2], t[3], MULTIPLIER),
+        Some(tiles) => TiledHead {
+            tiles,
+            z_loss_multiplier: MULTIPLIER,
+            head: &capped,
+            logical_axes: &[vec![Some("embed_vocab"), Some("vocab")]],
+            gathered: &["embed_vocab"],
+        }
+        .token_loss(&t[1..2], t[0], t[2], t[3]),
+    }
+}
+
+#[test]
+fn token_loss_is_its_formula() {
+    let Sizes(rows, length, _, vocab) = SMALL;
+    let [batch, position] = SMALL.tokens();
+    let mut arguments = SMALL.arguments().split_off(2);
+    arguments.insert(0, (vec![batch, position, axis(VOCAB, vocab)], numbers(5, &[rows, length, vocab])));
+    let values: Vec<Vec<f64>> = arguments.iter().map(|(_, array)| array.to_f64()).collect();
+    let total_weight: f64 = values[2].iter().sum();
+    let (mut loss, mut z_loss, mut gradient) = (0.0, 0.0, Vec::new());
+    for (token, logits) in values[0].chunks(vocab).enumerate() {
+        let (target, weight) = (values[1][token] as usize, values[2][token] / total_weight);
+        let z: f64 = logits.iter().map(|logit| logit.exp()).sum();
+        loss += weight * (z.ln() - logits[target] + MULTIPLIER * z.ln().powi(2));
+        z_loss += weight * MULTIPLIER * z.ln().powi(2);
+        for (index, logit) in logits.iter().enumerate() {
+            let of_z = (1.0 + 2.0 * MULTIPLIER * z.ln()) * logit.exp() / z;
+            gradient.push(weight * (of_z - f64::from(u8::from(index == target))));
+        }
+    }
+    let scalar = |value: f64| HostArray::from_slice(DType::F32, &[], &[value as f32]).unwrap();
+    let gradient: Vec<f32> = gradient.iter().map(|value| *value as f32).collect();
+    let gradient = HostArray::from_slice(DType::F32, &[rows, length, vocab], &gradient).unwrap();
+
+    let parts = run("token_loss", &arguments, |_, t| {
+        let loss = token_loss(t[0], t[1], t[2], MULTIPLIER);
+        vec![loss.mean(), loss.z_loss.unwrap() / loss.weights]
+    });
+    assert_close("the loss", &parts[0], &scalar(loss), 1e-6);
+    assert_close("the z-loss", &parts[1], &scalar(z_loss), 1e-6);
+    let (_, gradients) = gradients("token_loss", &arguments, &scalar(1.0), |t| {
+        token_loss(t[0], t[1], t[2], MULTIPLIER).mean()
+    });
+    assert_close("the gradient", &gradients[0], &gradient, 1e-6);
+}
+
+#[test]
+fn tiles_change_neither_loss_nor_gradients() {
+    let cotangent = HostArray::from_slice(DType::F32, &[], &[-2.5_f32]).unwrap();
+    let of = |tiles: Option<usize>| {
+        gradients("tiled", &SMALL.arguments(), &cotangent, |t| loss_of(t, tiles).mean())
+    };
+    let z_loss = |tiles: Option<usize>| {
+        run("tiled_z", &SMALL.arguments(), |_, t| vec![loss_of(&t, tiles).z_loss.unwrap()]).remove(0)
+    };
+    let (loss, whole) = of(None);
+    for tiles in [1, 2, 3, 6] {
+        let (tiled, parts) = of(Some(tiles));
+        assert_close(&format!("the loss in {tiles} tiles"), &tiled, &loss, 1e-6);
+        for (part, whole) in parts.iter().zip(&whole) {
+            assert_close(&format!("a gradient in {tiles} tiles"), part, whole, 1e-6);
+        }
+        // Without gradients another part of the code runs.
+        assert_close("the z-loss", &z_loss(Some(tiles)), &z_loss(None), 1e-6);
+    }
+}
+
+#[test]
+fn tiles_take_narrow_hidden_states() {
+    let cotangent = HostArray::from_slice(DType::F32, &[], &[1.0_f32]).unwrap();
+    let of = |tiles: Option<usize>| {
+        gradients("narrow", &SMALL.arguments(), &cotangent, |t| {
+            loss_of(&[&[t[0].cast(DType::BF16)], &t[1..]].concat(), tiles).mean()
+        })
+    };
+    let ((loss, whole), (tiled, parts)) = (of(None), of(Some(3)));
+    assert_close("the loss", &tiled, &loss, 1e-5);
+    for (part, whole) in parts.iter().zip(&whole) {
+        // Two roundings to bfloat16.
+        assert_close("a gradient", part, whole, 8e-3);
+    }
+}
+
+/// The loss and its gradients, as training takes them.
+#[derive(mt_derive::Tree)]
+struct Differentiated<L> {
+    hidden: L,
+    matrix: L,
+}
+
+fn differentiated<'t>(t: &[Tensor<'t>], tiles: Option<usize>) -> Vec<Tensor<'t>> {
+    let both = Differentiated { hidden: t[0], matrix: t[1] };
+    let (loss, [], gradients) = t[0].region().value_and_grad(&both, |_, both| {
+        (loss_of(&[both.hidden, both.matrix, t[2], t[3]], tiles).mean(), [])
+    });
+    vec![loss, gradients.hidden, gradients.matrix]
+}
+
+#[test]
+fn logits_are_never_whole() {
+    let text_of = |tiles| text(&SMALL.arguments(), |_, t| differentiated(&t, tiles));
+    assert!(text_of(None).contains("tensor<2x6x11xf32>"));
+    let tiled = text_of(Some(3));
+    assert!(tiled.contains("tensor<2x2x11xf32>"), "{tiled}");
+    for whole in ["2x6x11x", "3x2x2x11x", "12x11x"] {
+        assert!(!tiled.contains(whole), "{whole} is in\n{tiled}");
+    }
+
+    // 16 MiB of logits, 512 KiB of output matrix.
+    let large = Sizes(4, 128, 16, 8192);
+    let bytes_of = |tiles| temporary_bytes(&large.arguments(), |_, t| differentiated(&t, tiles));
+    let (whole, tiled) = (bytes_of(None), bytes_of(Some(16)));
+    assert!(whole >= 16 << 20, "{whole}");
+    assert!(tiled <= 6 << 20, "{tiled}");
+}
