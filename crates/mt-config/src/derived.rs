@@ -112,13 +112,12 @@ struct Batch {
 fn batches(config: &Config, values: &mut Values) {
     let devices = num_devices(config);
     let accumulation = integer(config, "gradient_accumulation_steps").max(1);
-    let expansion = float(config, "expansion_factor_real_data");
     let batch = |per_device: f64, accumulation: i64| -> Option<Batch> {
         // A third of a sequence on each of three devices is one sequence, whatever the last digit says.
         let part = (per_device * devices? as f64 + 1e-6).floor() as i64;
-        let loaded = if expansion > 0.0 { (part as f64 * expansion) as i64 } else { part };
-        let all = |part: i64| part.saturating_mul(accumulation);
-        Some(Batch { part, step: all(part), loaded: all(loaded) })
+        // One process reads the data of all devices, so that all that is trained on is loaded, and no more.
+        let step = part.saturating_mul(accumulation);
+        Some(Batch { part, step, loaded: step })
     };
     let train = batch(float(config, "per_device_batch_size"), accumulation);
     let evaluation = match float(config, "eval_per_device_batch_size") {

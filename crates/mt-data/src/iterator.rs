@@ -139,6 +139,15 @@ impl TrainIterator {
         &self.dataset
     }
 
+    /// Makes the batches from now on of this many rows, on all hosts together. Where the data is does not depend on it.
+    ///
+    /// # Errors
+    /// The hosts cannot share the rows equally.
+    pub fn set_batch_rows(&mut self, rows: usize) -> Result<()> {
+        self.options.batch_rows = rows;
+        self.options.check()
+    }
+
     /// The next batch, or nothing after the last epoch.
     ///
     /// # Errors

@@ -30,10 +30,22 @@ impl Prefetcher {
     /// # Errors
     /// A thread that cannot be started.
     pub fn new(iterator: TrainIterator, depth: usize) -> Result<Self> {
+        Self::with_rows(iterator, depth, std::iter::empty())
+    }
+
+    /// As [`Prefetcher::new`], with the rows of each batch on all hosts together, until there are no more of them.
+    ///
+    /// # Errors
+    /// A thread that cannot be started.
+    pub fn with_rows(
+        iterator: TrainIterator,
+        depth: usize,
+        rows: impl Iterator<Item = usize> + Send + 'static,
+    ) -> Result<Self> {
         let (sender, receiver) = sync_channel(depth.max(1));
         let thread = std::thread::Builder::new()
             .name("data".into())
-            .spawn(move || produce(iterator, &sender))
+            .spawn(move || produce(iterator, rows, &sender))
             .map_err(|error| DataError::Worker { reason: error.to_string() })?;
         Ok(Self { receiver: Some(receiver), thread: Some(thread), waited: Duration::ZERO, ended: false })
     }
@@ -68,9 +80,12 @@ impl Prefetcher {
     }
 }
 
-fn produce(mut iterator: TrainIterator, sender: &SyncSender<Item>) {
+fn produce(mut iterator: TrainIterator, mut rows: impl Iterator<Item = usize>, sender: &SyncSender<Item>) {
     loop {
         let item = catch_unwind(AssertUnwindSafe(|| {
+            if let Some(rows) = rows.next() {
+                iterator.set_batch_rows(rows)?;
+            }
             let batch = iterator.next()?;
             Ok(batch.map(|batch| (batch, iterator.state())))
         }))

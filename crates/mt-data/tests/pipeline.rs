@@ -76,6 +76,40 @@ fn check_complete(batches: &[Batch], documents: &[Vec<i32>], ordered: bool) {
     assert_eq!(pairs, expected);
 }
 
+#[test]
+fn the_rows_of_a_batch_may_change_and_their_order_stays() {
+    let documents: Vec<String> = (0..40).map(|index| "word ".repeat(index % 7 + 1)).collect();
+    for packing in [Packing::Off, Packing::ConcatThenSplit, Packing::FirstFit] {
+        let options = DatasetOptions { packing, ..options_of(memory(&documents)) };
+        let open = |rows: usize| {
+            let options = DatasetOptions { batch_rows: rows, ..options.clone() };
+            TrainIterator::open(options, tokenizer()).unwrap()
+        };
+        let sizes = [2, 2, 4, 6, 6];
+        let whole = open(20).next().unwrap().unwrap();
+        let mut growing = Prefetcher::with_rows(open(6), 2, sizes.into_iter()).unwrap();
+        let mut rows = Vec::new();
+        for (index, size) in sizes.into_iter().enumerate() {
+            let (batch, state) = growing.next().unwrap().unwrap();
+            assert_eq!(batch.rows, size);
+            rows.extend(batch.inputs);
+            // What comes next is the same for an iterator that is restored, whatever its rows.
+            let mut resumed = open(6);
+            resumed.restore(&state).unwrap();
+            if let Some(next) = sizes.get(index + 1) {
+                resumed.set_batch_rows(*next).unwrap();
+                let start = rows.len();
+                let expected = &whole.inputs[start..start + next * whole.length];
+                assert_eq!(resumed.next().unwrap().unwrap().inputs, expected, "{packing:?}");
+            }
+        }
+        assert_eq!(rows, whole.inputs, "{packing:?}");
+    }
+    let options = DatasetOptions { num_hosts: 2, ..options_of(memory(&documents)) };
+    let refused = TrainIterator::open(options, tokenizer()).unwrap().set_batch_rows(3).unwrap_err();
+    assert!(refused.to_string().contains("2 hosts cannot share a batch of 3 rows"), "{refused}");
+}
+
 fn packing() -> impl Strategy<Value = Packing> {
     prop_oneof![Just(Packing::Off), Just(Packing::ConcatThenSplit), Just(Packing::FirstFit)]
 }

@@ -1,6 +1,8 @@
 //! Programs whose last result is a vector of named values.
 
-use mt_runtime::PendingArray;
+use std::collections::{BTreeMap, btree_map::Entry};
+
+use mt_runtime::{Executable, PendingArray};
 use mt_shape::DType;
 use mt_trace::{Inputs, Output, Tensor};
 
@@ -28,6 +30,26 @@ impl<P> Measured<P> {
             named.set(*name, value);
         }
         Ok(named)
+    }
+}
+
+/// A program for each size of batch, compiled when there is a batch of that size.
+pub(crate) struct BySize<'a> {
+    compile: Box<dyn Fn(usize) -> Result<Measured<Executable>, TrainError> + 'a>,
+    compiled: BTreeMap<usize, Measured<Executable>>,
+}
+
+impl<'a> BySize<'a> {
+    pub fn new(compile: impl Fn(usize) -> Result<Measured<Executable>, TrainError> + 'a) -> Self {
+        Self { compile: Box::new(compile), compiled: BTreeMap::new() }
+    }
+
+    /// The program for batches of this many rows.
+    pub fn of(&mut self, rows: usize) -> Result<&Measured<Executable>, TrainError> {
+        match self.compiled.entry(rows) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(place) => Ok(place.insert((self.compile)(rows)?)),
+        }
     }
 }
 

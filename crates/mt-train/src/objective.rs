@@ -2,9 +2,13 @@
 
 use mt_derive::Tree;
 use mt_models::{Forward, Model, Tokens};
-use mt_nn::{ParamSpec, token_cross_entropy};
-use mt_shape::{DType, Path};
-use mt_trace::{Key, Tensor};
+use mt_nn::{
+    ParamSpec, TiledHead, TokenLoss,
+    axes::{BATCH, POSITION},
+    divisor, token_loss, token_weights,
+};
+use mt_shape::{Axis, DType, Path, axis};
+use mt_trace::{Key, Region, ScanOptions, Tensor};
 
 use crate::{measured::NamedTensors, metrics::names};
 
@@ -17,11 +21,21 @@ pub(crate) struct BatchTensors<'t> {
 }
 
 /// How the loss of a batch is computed.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct Objective<'a> {
     pub model: &'a dyn Model,
-    /// The type that gradients are handed on in.
+    /// The type that gradients are added up and handed on in.
     pub gradient_dtype: DType,
+    /// The weight of the squared log-partition function.
+    pub z_loss_multiplier: f64,
+    /// In how many tiles of positions logits are computed.
+    pub num_vocab_tiling: usize,
+    /// Whether the head's parameters are gathered once for all tiles.
+    pub gather_head_once: bool,
+    /// Into how many parts a batch is cut, one after the other, whose gradients are added up.
+    pub accumulation_steps: usize,
+    /// The logical axes of batches.
+    pub batch_axes: [String; 2],
 }
 
 /// The loss of a batch and what follows from it.
@@ -30,7 +44,7 @@ pub(crate) struct LossAndGradients<'t> {
     pub loss: Tensor<'t>,
     /// The sum of the tokens' weights.
     pub weights: Tensor<'t>,
-    /// Parts of the loss and other values of interest.
+    /// The parts of the loss, if it has several.
     pub metrics: NamedTensors<'t>,
     /// In the order of the parameters, placed as they are.
     pub gradients: Vec<Tensor<'t>>,
@@ -40,8 +54,25 @@ pub(crate) struct LossAndGradients<'t> {
 #[derive(Tree)]
 struct Parameters<L>(Vec<L>);
 
+/// What a scan over the parts of a batch slices.
+#[derive(Tree)]
+struct Part<L> {
+    index: L,
+    tokens: L,
+    positions: L,
+    segmentation: L,
+    targets: L,
+    targets_segmentation: L,
+}
+
+const PART: &str = "part";
+
 impl Objective<'_> {
     /// The loss of a batch with its gradients, the parameters being described by `specs`.
+    ///
+    /// However many parts the batch is cut into, the loss is that of the whole batch: each token counts the same,
+    /// whichever part it is in, as the weights of all of them are known before the first part is computed. Losses
+    /// that are not sums over tokens are averaged over the parts.
     pub fn loss_and_gradients<'t>(
         &self,
         specs: &[(Path, ParamSpec)],
@@ -50,12 +81,83 @@ impl Objective<'_> {
         dropout: Key<'t>,
     ) -> LossAndGradients<'t> {
         let region = batch.targets.region();
-        let (loss, [weights], gradients) =
-            region.value_and_grad(&Parameters(parameters.to_vec()), |_, parameters| {
+        let weights = token_weights(batch.targets_segmentation).sum(&[BATCH, POSITION]);
+        let divisor = divisor(weights);
+        let mut names = Vec::new();
+        let (loss, parts, gradients) = if self.accumulation_steps == 1 {
+            self.differentiate(region, specs, parameters, batch, dropout, divisor, &mut names)
+        } else {
+            let zeros: Vec<Tensor<'t>> = specs
+                .iter()
+                .map(|(_, spec)| {
+                    region.full(self.gradient_dtype, &spec.axes, 0.0).constrain(&spec.logical_axes)
+                })
+                .collect();
+            let parts = self.cut(batch);
+            let options = ScanOptions::over(axis(PART, self.accumulation_steps));
+            let (sums, stacked) = region.scan_lists(options, &zeros, &parts, |region, sums, part| {
+                let parameters: Vec<Tensor<'_>> = parameters.to_vec();
+                let batch = BatchTensors {
+                    tokens: Tokens {
+                        tokens: part.tokens,
+                        positions: part.positions,
+                        segmentation: part.segmentation,
+                        order: batch.tokens.order,
+                    },
+                    targets: part.targets,
+                    targets_segmentation: part.targets_segmentation,
+                };
+                // Rows of different parts are dropped from differently.
+                let dropout = Key::fold_in(dropout, part.index);
+                let (loss, parts, gradients) =
+                    self.differentiate(*region, specs, &parameters, batch, dropout, divisor, &mut names);
+                let sums = sums.iter().zip(&gradients).zip(specs).map(|((sum, gradient), (_, spec))| {
+                    // They stay split from one part to the next.
+                    (*sum + *gradient).constrain(&spec.logical_axes)
+                });
+                (sums.collect(), [vec![loss], parts].concat())
+            });
+            let totals: Vec<Tensor<'t>> = stacked.iter().map(|values| values.sum(&[PART])).collect();
+            (totals[0], totals[1..].to_vec(), sums)
+        };
+        LossAndGradients { loss, weights, metrics: names.into_iter().zip(parts).collect(), gradients }
+    }
+
+    /// The share of a batch's loss that some of its rows have, its parts, whose names go to `names`, and its
+    /// gradients; `divisor` is what sums over all tokens of the batch are divided by.
+    #[expect(clippy::too_many_arguments, reason = "all of them differ between a batch and a part of it")]
+    fn differentiate<'t>(
+        &self,
+        region: Region<'t>,
+        specs: &[(Path, ParamSpec)],
+        parameters: &[Tensor<'t>],
+        batch: BatchTensors<'t>,
+        dropout: Key<'t>,
+        divisor: Tensor<'t>,
+        names: &mut Vec<&'static str>,
+    ) -> (Tensor<'t>, Vec<Tensor<'t>>, Vec<Tensor<'t>>) {
+        let (loss, parts, gradients) =
+            region.value_and_grad_list(&Parameters(parameters.to_vec()), |_, parameters| {
                 let forward = Forward { dropout: Some(dropout), ..Forward::default() };
-                let (logits, _) = self.model.logits(&parameters.0, batch.tokens, forward);
-                let loss = token_cross_entropy(logits, batch.targets, batch.targets_segmentation);
-                (loss.mean(), [loss.weights])
+                let hidden = self.model.hidden(&parameters.0, batch.tokens, forward);
+                let tokens = self.token_loss(&parameters.0, hidden.hidden, batch);
+                let mut loss = tokens.total / divisor;
+                let mut parts: NamedTensors<'_> = Vec::new();
+                let share = 1.0 / self.accumulation_steps as f64;
+                for (name, auxiliary) in hidden.auxiliary_losses {
+                    let auxiliary = auxiliary.cast(DType::F32) * share;
+                    loss = loss + auxiliary;
+                    parts.push((name, auxiliary));
+                }
+                let z_loss = tokens.z_loss.map(|z_loss| z_loss / divisor);
+                if z_loss.is_some() || !parts.is_empty() {
+                    let tokens = tokens.total / divisor;
+                    let cross_entropy = z_loss.map_or(tokens, |z_loss| tokens - z_loss);
+                    parts.splice(0..0, [(names::LM_LOSS, cross_entropy)]);
+                    parts.extend(z_loss.map(|z_loss| (names::Z_LOSS, z_loss)));
+                }
+                names.extend(parts.iter().map(|(name, _)| *name));
+                (loss, parts.into_iter().map(|(_, value)| value).collect())
             });
         // Without these the partitioner may leave gradients, and with them the optimizer, on every device.
         let gradients = gradients
@@ -64,13 +166,62 @@ impl Objective<'_> {
             .zip(specs)
             .map(|(gradient, (_, spec))| gradient.cast(self.gradient_dtype).constrain(&spec.logical_axes))
             .collect();
-        LossAndGradients { loss, weights, metrics: Vec::new(), gradients }
+        (loss, parts, gradients)
     }
 
     /// The sums over a batch that an evaluation adds up.
     pub fn evaluate<'t>(&self, parameters: &[Tensor<'t>], batch: BatchTensors<'t>) -> NamedTensors<'t> {
-        let (logits, _) = self.model.logits(parameters, batch.tokens, Forward::default());
-        let loss = token_cross_entropy(logits, batch.targets, batch.targets_segmentation);
-        vec![(names::EVALUATION_TOTAL_LOSS, loss.total), (names::EVALUATION_TOTAL_WEIGHTS, loss.weights)]
+        let hidden = self.model.hidden(parameters, batch.tokens, Forward::default());
+        let loss = self.token_loss(parameters, hidden.hidden, batch);
+        let sums =
+            [(names::EVALUATION_TOTAL_LOSS, loss.total), (names::EVALUATION_TOTAL_WEIGHTS, loss.weights)];
+        let z_loss = loss.z_loss.map(|z_loss| (names::EVALUATION_TOTAL_Z_LOSS, z_loss));
+        sums.into_iter().chain(z_loss).collect()
+    }
+
+    fn token_loss<'t>(
+        &self,
+        parameters: &[Tensor<'t>],
+        hidden: Tensor<'t>,
+        batch: BatchTensors<'t>,
+    ) -> TokenLoss<'t> {
+        let (targets, segmentation) = (batch.targets, batch.targets_segmentation);
+        if self.num_vocab_tiling == 1 {
+            let logits = self.model.head(parameters, hidden);
+            return token_loss(logits, targets, segmentation, self.z_loss_multiplier);
+        }
+        let specs = self.model.parameters();
+        let of_head = self.model.head_parameters();
+        let logical_axes: Vec<_> = of_head.iter().map(|index| specs[*index].1.logical_axes.clone()).collect();
+        let parameters: Vec<Tensor<'t>> = of_head.iter().map(|index| parameters[*index]).collect();
+        TiledHead {
+            tiles: self.num_vocab_tiling,
+            z_loss_multiplier: self.z_loss_multiplier,
+            head: &|parameters, hidden| self.model.apply_head(parameters, hidden),
+            logical_axes: &logical_axes,
+            gathered: if self.gather_head_once { &["embed_vocab"] } else { &[] },
+        }
+        .token_loss(&parameters, hidden, targets, segmentation)
+    }
+
+    /// A batch of `[batch, position]` in parts of `[part, batch, position]`. Neighbouring rows go to different parts,
+    /// so that each part has rows of every device and nothing moves between them.
+    fn cut<'t>(&self, batch: BatchTensors<'t>) -> Part<Tensor<'t>> {
+        let [of_rows, of_positions] = self.batch_axes.each_ref().map(|name| Some(name.as_str()));
+        let parts = axis(PART, self.accumulation_steps);
+        let cut = |tensor: Tensor<'t>| {
+            let rows = tensor.axis(BATCH).size / parts.size;
+            let cut = tensor.split(BATCH, &[axis(BATCH, rows), parts]);
+            let rest: Vec<Axis> = cut.axes().iter().filter(|axis| axis.name != PART).copied().collect();
+            cut.broadcast(&[&[parts], rest.as_slice()].concat()).constrain(&[None, of_rows, of_positions])
+        };
+        Part {
+            index: batch.targets.region().iota(DType::I32, parts),
+            tokens: cut(batch.tokens.tokens),
+            positions: cut(batch.tokens.positions),
+            segmentation: cut(batch.tokens.segmentation),
+            targets: cut(batch.targets),
+            targets_segmentation: cut(batch.targets_segmentation),
+        }
     }
 }

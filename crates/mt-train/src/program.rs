@@ -33,8 +33,6 @@ pub(crate) struct Programs<'a> {
     pub clipping_norm: Option<f64>,
     pub objective: Objective<'a>,
     pub seed: u64,
-    /// The logical axes of batches.
-    pub batch_axes: [String; 2],
     /// How the tokens of a batch's rows are stored.
     pub order: SequenceOrder,
 }
@@ -133,7 +131,7 @@ impl Programs<'_> {
 
     fn batch<'t>(&self, inputs: &Inputs<'t>, rows: usize, length: usize) -> BatchTensors<'t> {
         let axes = [axis(BATCH, rows), axis(POSITION, length)];
-        let logical = self.batch_axes.each_ref().map(|name| Some(name.as_str()));
+        let logical = self.objective.batch_axes.each_ref().map(|name| Some(name.as_str()));
         let [tokens, positions, segmentation, targets, targets_segmentation] =
             BATCH_ARRAYS.map(|name| inputs.input(name, DType::I32, &axes, &logical, false));
         let tokens = Tokens { tokens, positions, segmentation, order: self.order };

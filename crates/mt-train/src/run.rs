@@ -17,6 +17,7 @@ use crate::{
     TrainError,
     data::{DataRequest, RunData},
     evaluation::Evaluator,
+    measured::BySize,
     metrics::{ConsoleStyle, MetricLogger, MetricLoggerOptions},
     objective::Objective,
     peak::peak_tflops,
@@ -44,6 +45,8 @@ pub enum Ending {
     Completed,
     /// They were done before; nothing was.
     AlreadyComplete,
+    /// The evaluation loss came down to the target first.
+    TargetReached,
     /// The data ended first.
     DataEnded,
     /// A signal asked the run to stop.
@@ -134,18 +137,21 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     for line in &options.announcement {
         eprintln!("{line}");
     }
-    let rows = settings.data.global_batch(runtime.num_devices())?;
+    let batches = settings.data.batch_schedule(runtime.num_devices())?;
     let length = settings.data.max_target_length;
     let compile =
         |program: &mt_ir::Program| runtime.compile(program, &compile_settings(&settings, &program.name));
-    let step = programs.train_step(rows, length)?.try_map(|program| compile(&program))?;
+    let mut steps =
+        BySize::new(|rows| programs.train_step(rows, length)?.try_map(|program| Ok(compile(&program)?)));
+    // Batches that grow end with those that need the most memory.
+    let largest = steps.of(batches.full_rows())?;
     for note in placement.notes() {
         eprintln!("note: {note}");
     }
     if runtime.platform() == Platform::Cpu && settings.model.remat.offloads() {
         eprintln!("note: nothing is moved to the host's memory, which is the memory of a CPU's devices too");
     }
-    runtime.check_memory(&[&step.program])?;
+    runtime.check_memory(&[&largest.program])?;
 
     let evaluator = match &data.evaluation {
         Some(set) => {
@@ -188,11 +194,11 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         runtime: &runtime,
         model: &*model,
         layout,
-        step,
+        steps,
+        batches,
         evaluator,
         manager,
         logger,
-        rows,
         length,
         order: programs.order,
         first_step,
@@ -230,7 +236,7 @@ fn open_data(
         tokenizer: &settings.tokenizer,
         run_directory: directory,
         repository: &options.repository,
-        rows: settings.data.global_batch(runtime.num_devices())?,
+        rows: settings.data.batch_schedule(runtime.num_devices())?.full_rows(),
         evaluation_rows: settings.data.eval_global_batch(runtime.num_devices())?,
         evaluation_steps: settings.run.eval_steps,
         evaluates: settings.run.eval_interval.is_some(),
@@ -260,9 +266,8 @@ pub(crate) fn programs<'a>(
         optimizer,
         schedule: schedule(settings),
         clipping_norm: settings.optimizer.clipping_norm(),
-        objective: Objective { model, gradient_dtype: settings.optimizer.grad_dtype },
+        objective: objective(settings, model),
         seed: settings.model.init_weights_seed,
-        batch_axes: batch_axes(settings),
         order,
     }
 }
@@ -290,6 +295,19 @@ fn schedule(settings: &TrainConfig) -> WarmupCosine {
             total_steps: group.schedule_steps(),
             final_fraction: group.learning_rate_final_fraction,
         },
+    }
+}
+
+fn objective<'a>(settings: &TrainConfig, model: &'a dyn Model) -> Objective<'a> {
+    let group = &settings.objective;
+    Objective {
+        model,
+        gradient_dtype: settings.optimizer.grad_dtype,
+        z_loss_multiplier: group.z_loss_multiplier,
+        num_vocab_tiling: group.num_vocab_tiling,
+        gather_head_once: group.vocab_tiling_ag_once,
+        accumulation_steps: settings.objective.gradient_accumulation_steps,
+        batch_axes: batch_axes(settings),
     }
 }
 

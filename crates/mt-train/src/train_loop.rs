@@ -7,17 +7,17 @@
 use std::time::{Duration, Instant};
 
 use mt_checkpoint::{CheckpointManager, JsonItem, SaveRequest};
-use mt_config::TrainConfig;
+use mt_config::{BatchSchedule, TrainConfig};
 use mt_data::{Batch, IteratorState, Prefetcher, TrainIterator};
 use mt_models::Model;
 use mt_nn::SequenceOrder;
-use mt_runtime::{Executable, Input, PendingArray, Runtime};
+use mt_runtime::{Input, PendingArray, Runtime};
 use serde_json::json;
 
 use crate::{
     TrainError,
     evaluation::Evaluator,
-    measured::Measured,
+    measured::BySize,
     metrics::{MetricLogger, StepMeasurements, names},
     restore::{ITERATOR_FILE, ITERATOR_ITEM},
     run::{Ending, EvaluationSummary},
@@ -34,11 +34,12 @@ pub(crate) struct Loop<'a> {
     pub runtime: &'a Runtime,
     pub model: &'a dyn Model,
     pub layout: &'a StateLayout,
-    pub step: Measured<Executable>,
+    pub steps: BySize<'a>,
+    /// The rows of each step's batch.
+    pub batches: BatchSchedule,
     pub evaluator: Option<Evaluator>,
     pub manager: CheckpointManager,
     pub logger: MetricLogger,
-    pub rows: usize,
     pub length: usize,
     /// How the tokens of a batch's rows are stored on the devices.
     pub order: SequenceOrder,
@@ -59,6 +60,7 @@ pub(crate) struct Progress {
 /// A step whose metrics are still on their way.
 struct InFlight {
     step: u64,
+    rows: usize,
     metrics: PendingArray,
     data_wait: Duration,
     /// When the loop began to work on it.
@@ -102,7 +104,9 @@ impl Loop<'_> {
             data.restore(position)?;
         }
         let mut position = data.state();
-        let mut batches = Prefetcher::new(data, PREFETCH)?;
+        let (sizes, first_step) = (self.batches.clone(), self.first_step);
+        let rows = (first_step..).map(move |step| sizes.rows_at(step));
+        let mut batches = Prefetcher::with_rows(data, PREFETCH, rows)?;
         let run = &self.settings.run;
         let mut state = state;
         let mut in_flight: Option<InFlight> = None;
@@ -121,6 +125,10 @@ impl Loop<'_> {
                 last_evaluation = self.evaluate(&state, step)?;
                 first_evaluation = first_evaluation.or(last_evaluation);
                 evaluated = Some(step);
+                let target = run.target_loss();
+                if last_evaluation.zip(target).is_some_and(|(evaluation, target)| evaluation.loss <= target) {
+                    break Ending::TargetReached;
+                }
             }
             if step >= run.steps {
                 break Ending::Completed;
@@ -153,7 +161,7 @@ impl Loop<'_> {
             }
             let (next_state, metrics) = self.start_step(state, &batch)?;
             state = next_state;
-            let started = InFlight { step, metrics, data_wait, began, ended: None };
+            let started = InFlight { step, rows: batch.rows, metrics, data_wait, began, ended: None };
             if let Some(done) = in_flight.replace(started) {
                 health = self.finish_step(done)?;
             }
@@ -172,7 +180,8 @@ impl Loop<'_> {
             health = self.finish_step(done)?;
         }
         let is_over = !matches!(ending, Ending::Stopped { .. });
-        if is_over && evaluated != Some(step) && run.eval_interval.is_some() {
+        let is_due = run.eval_interval.is_some() && step >= run.eval_start_step;
+        if is_over && evaluated != Some(step) && is_due {
             last_evaluation = self.evaluate(&state, step)?.or(last_evaluation);
             first_evaluation = first_evaluation.or(last_evaluation);
         }
@@ -195,7 +204,7 @@ impl Loop<'_> {
         let Some(interval) = self.settings.run.eval_interval.filter(|_| self.evaluator.is_some()) else {
             return false;
         };
-        step.is_multiple_of(interval)
+        step.is_multiple_of(interval) && step >= self.settings.run.eval_start_step
     }
 
     /// Whether a checkpoint is due after step `step`. The one after the last step comes after the last evaluation.
@@ -207,10 +216,14 @@ impl Loop<'_> {
             && (step > 0 || group.save_checkpoint_on_start)
     }
 
-    fn start_step(&self, state: TrainState, batch: &Batch) -> Result<(TrainState, PendingArray), TrainError> {
+    fn start_step(
+        &mut self,
+        state: TrainState,
+        batch: &Batch,
+    ) -> Result<(TrainState, PendingArray), TrainError> {
         let mut inputs = state.into_inputs();
         let vocab_size = self.settings.model.vocab_size;
-        let step = &self.step.program;
+        let step = &self.steps.of(batch.rows)?.program;
         let arrays =
             batch_arrays(self.runtime, &step.inputs()[inputs.len()..], batch, vocab_size, self.order)?;
         inputs.extend(arrays.iter().map(Input::Borrow));
@@ -223,17 +236,17 @@ impl Loop<'_> {
     ///
     /// A step's time is that of its turn of the loop, which waits for the device once in each turn, whether the
     /// platform runs programs while they are dispatched or afterwards.
-    fn finish_step(&self, done: InFlight) -> Result<Health, TrainError> {
-        let values = self.step.read(done.metrics)?;
+    fn finish_step(&mut self, done: InFlight) -> Result<Health, TrainError> {
+        let values = self.steps.of(done.rows)?.read(done.metrics)?;
         let step_time = done.ended.unwrap_or_else(Instant::now).duration_since(done.began);
-        let num_devices = self.step.program.mesh().num_devices() as f64;
+        let num_devices = self.runtime.num_devices() as f64;
         let measurements = StepMeasurements {
             step: done.step,
             values,
             step_time,
             data_wait: done.data_wait,
-            tflops_per_device: self.model.flops().training_step(self.rows, self.length) / 1e12 / num_devices,
-            tokens_per_device: (self.rows * self.length) as f64 / num_devices,
+            tflops_per_device: self.model.flops().training_step(done.rows, self.length) / 1e12 / num_devices,
+            tokens_per_device: (done.rows * self.length) as f64 / num_devices,
             peak_tflops_per_device: self.peak_tflops,
         };
         let record = measurements.record();
@@ -267,7 +280,7 @@ impl Loop<'_> {
         let barrier = self.logger.barrier();
         let metadata = json!({
             "scan_layers": self.settings.model.scan_layers,
-            "num_devices": self.step.program.mesh().num_devices(),
+            "num_devices": self.runtime.num_devices(),
         });
         let request = SaveRequest {
             entries,

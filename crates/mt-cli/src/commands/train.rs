@@ -56,6 +56,9 @@ fn close(config: &Config, report: &TrainReport, given: &[String]) -> Result<Exit
             );
             return Ok(ExitCode::from(u8::try_from(128 + signal).unwrap_or(1)));
         }
+        Ending::TargetReached => {
+            eprintln!("the evaluation loss reached its target after {} steps", report.steps);
+        }
         Ending::DataEnded => eprintln!("the data ended after {} steps", report.steps),
         Ending::Completed => {}
     }

@@ -107,7 +107,17 @@ fn killed_runs_end_as_if_nothing_had_happened() {
         // A head whose scale is no power of two is stored folded, with the exact weights beside.
         &["scan_layers=true", "head_dim=40", "dropout_rate=0.1"],
         &["scan_layers=false", "dropout_rate=0.1", "max_num_checkpoints_to_keep=2"],
-        &["scan_layers=true", "logits_via_embedding=true", "async_checkpointing=false"],
+        &[
+            "scan_layers=true",
+            "logits_via_embedding=true",
+            "async_checkpointing=false",
+            // Two rows for 15 steps, four for 8, then six.
+            "enable_rampup_batch_size=true",
+            "per_device_batch_size=6",
+            "per_device_batch_size_start=2",
+            "per_device_batch_size_increment=2",
+            "global_rampup_samples=60",
+        ],
     ];
     let mut rounds = 0;
     while rounds < variants.len() || tally.kills < 20 || tally.resumes < 10 || tally.during_saves == 0 {

@@ -1,5 +1,6 @@
 //! `maxtext train` from the outside: small models, real processes, real files.
 
+mod batches;
 mod data;
 mod kill;
 mod mistakes;

@@ -32,12 +32,19 @@ group! {
         reuse_example_batch: u64,
         per_device_batch_size: f64,
         eval_per_device_batch_size: f64,
+        gradient_accumulation_steps: usize,
+        enable_rampup_batch_size: bool,
+        per_device_batch_size_start: f64,
+        per_device_batch_size_increment: f64,
+        global_rampup_samples: u64,
         max_target_length: usize,
         vocab_size: usize,
     }
     besides {
         batch_origin: Origin = |config, _| Some(config.entry("per_device_batch_size").origin.clone()),
         eval_batch_origin: Origin = |config, _| Some(config.entry("eval_per_device_batch_size").origin.clone()),
+        ramp_start_origin: Origin = |config, _| Some(config.entry("per_device_batch_size_start").origin.clone()),
+        ramp_increment_origin: Origin = |config, _| Some(config.entry("per_device_batch_size_increment").origin.clone()),
     }
 }
 
@@ -55,6 +62,7 @@ impl DataGroup {
                 "use at least one sequence, or a fraction of one",
             ));
         }
+        self.check_ramp(config, problems);
         if self.num_epoch == Some(0) {
             problems.push(Problem::inconsistent(
                 format!("{}, which reads nothing", config.stated("num_epoch")),
@@ -125,11 +133,11 @@ impl DataGroup {
         self.dataset_type == DatasetType::Synthetic || self.hf_eval_files.is_some() || self.is_repository()
     }
 
-    /// Sequences in a training batch, on all devices together.
+    /// Sequences that are trained on at a time, on all devices together.
     ///
     /// # Errors
     /// The devices together have no whole number of sequences.
-    pub fn global_batch(&self, num_devices: usize) -> Result<usize, ConfigError> {
+    pub fn micro_batch(&self, num_devices: usize) -> Result<usize, ConfigError> {
         whole_batch("per_device_batch_size", self.per_device_batch_size, &self.batch_origin, num_devices)
     }
 
@@ -139,7 +147,7 @@ impl DataGroup {
     /// The devices together have no whole number of sequences.
     pub fn eval_global_batch(&self, num_devices: usize) -> Result<usize, ConfigError> {
         if self.eval_per_device_batch_size == 0.0 {
-            return self.global_batch(num_devices);
+            return self.micro_batch(num_devices);
         }
         let (per_device, origin) = (self.eval_per_device_batch_size, &self.eval_batch_origin);
         whole_batch("eval_per_device_batch_size", per_device, origin, num_devices)
@@ -161,7 +169,7 @@ fn patterns(text: Option<&str>) -> Vec<String> {
     parts.map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
 }
 
-fn whole_batch(
+pub(super) fn whole_batch(
     key: &str,
     per_device: f64,
     origin: &Origin,

@@ -8,7 +8,9 @@ mod choices;
 mod context;
 mod data;
 mod model;
+mod objective;
 mod placement;
+mod ramp;
 mod remat;
 mod run;
 mod whole;
@@ -35,8 +37,10 @@ pub use context::ContextGroup;
 pub use data::{DataGroup, TokenizerGroup};
 pub(crate) use model::Scales;
 pub use model::{ModelGroup, OptimizerGroup};
+pub use objective::ObjectiveGroup;
 pub(crate) use placement::MESH_AXES;
 pub use placement::{Parallelism, PlacementGroup};
+pub use ramp::BatchSchedule;
 pub use remat::{RematGroup, RematPolicy, TensorLocation};
 pub use run::{
     CheckpointGroup, DebugGroup, DecodeGroup, LogitsGroup, RunGroup, run_directory_of, saved_config_path,
@@ -52,6 +56,7 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("PositionGroup", PositionGroup::KEYS, "train and decode"),
     ("RematGroup", RematGroup::KEYS, "train and decode"),
     ("OptimizerGroup", OptimizerGroup::KEYS, "train"),
+    ("ObjectiveGroup", ObjectiveGroup::KEYS, "train"),
     ("DataGroup", DataGroup::KEYS, "train and tokenizer train"),
     ("TokenizerGroup", TokenizerGroup::KEYS, "train and decode"),
     ("CheckpointGroup", CheckpointGroup::KEYS, "train and decode"),

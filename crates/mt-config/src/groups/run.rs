@@ -18,6 +18,8 @@ group! {
         log_period: u64,
         eval_interval: Option<u64>,
         eval_steps: Option<u64>,
+        eval_start_step: u64,
+        target_eval_loss: f64,
         abort_on_nan_loss: bool,
         abort_on_inf_loss: bool,
         metrics_file: Option<PathBuf>,
@@ -36,6 +38,11 @@ impl RunGroup {
                 "put the path into `base_output_directory` and its last part into `run_name`",
             ));
         }
+    }
+
+    /// The evaluation loss at which a run has learned enough, if it is to stop there.
+    pub fn target_loss(&self) -> Option<f64> {
+        (self.target_eval_loss > 0.0).then_some(self.target_eval_loss)
     }
 
     /// Where the directories of runs are.

@@ -6,7 +6,7 @@ use mt_shape::Topology;
 
 use super::{
     CheckpointGroup, ContextGroup, DataGroup, DatasetType, DebugGroup, DecodeGroup, ModelGroup,
-    OptimizerGroup, PlacementGroup, RunGroup, TokenizerGroup, TokenizerType,
+    ObjectiveGroup, OptimizerGroup, PlacementGroup, RunGroup, TokenizerGroup, TokenizerType,
 };
 use crate::{
     config::{Config, not_built, report},
@@ -52,6 +52,7 @@ command! {
         pub run: RunGroup,
         pub model: ModelGroup,
         pub optimizer: OptimizerGroup,
+        pub objective: ObjectiveGroup,
         pub data: DataGroup,
         pub tokenizer: TokenizerGroup,
         pub checkpoint: CheckpointGroup,
@@ -140,8 +141,9 @@ impl TrainConfig {
         let topology = devices.into();
         let num_devices = topology.num_devices();
         let mesh = self.placement.mesh(topology)?;
-        let batch = self.data.global_batch(num_devices)?;
-        self.placement.check_batch(&mesh, "per_device_batch_size", &self.data.batch_origin, batch)?;
+        for (key, origin, rows) in self.data.micro_batches(num_devices)? {
+            self.placement.check_batch(&mesh, key, origin, rows)?;
+        }
         let batch = self.data.eval_global_batch(num_devices)?;
         let origin = &self.data.eval_batch_origin;
         self.placement.check_batch(&mesh, "eval_per_device_batch_size", origin, batch)?;

@@ -72,10 +72,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_most(1.0)
             .acts_on("data"),
             Key::float("expansion_factor_real_data", -1.0, "Let only some hosts read data.")
-                .refused("reading data on some hosts only")
+                .no_effect_here("it is about several hosts; here one process reads the data of all devices")
                 .acts_on("data"),
             Key::boolean("enable_rampup_batch_size", false, "Start with small batches.")
-                .refused(features::GROWING_BATCHES)
                 .acts_on("data"),
             Key::integer(
                 "max_corpus_chars",
@@ -125,7 +124,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  `enable_rampup_batch_size`.",
             )
             .at_least(0.0)
-            .refused(features::GROWING_BATCHES)
             .only_with("enable_rampup_batch_size", &[])
             .acts_on("data"),
             Key::float(
@@ -135,7 +133,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  `enable_rampup_batch_size`.",
             )
             .at_least(0.0)
-            .refused(features::GROWING_BATCHES)
             .only_with("enable_rampup_batch_size", &[])
             .acts_on("data"),
             Key::integer(
@@ -145,7 +142,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  size.",
             )
             .at_least(0.0)
-            .refused(features::GROWING_BATCHES)
             .only_with("enable_rampup_batch_size", &[])
             .acts_on("data"),
             Key::boolean(
@@ -293,7 +289,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .may_change(),
             Key::integer("num_vocab_tiling", 1, "Parts in which logits and loss are computed.")
                 .at_least(1.0)
-                .refused(features::LOGITS_IN_PARTS)
                 .acts_on("loss"),
             Key::text(
                 "chat_template_path",

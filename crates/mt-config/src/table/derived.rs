@@ -66,7 +66,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         .derived(&["per_device_batch_size", "gradient_accumulation_steps"])
         .acts_on("data"),
         Key::optional_integer("global_batch_size_to_load", "Sequences that are read for a training step.")
-            .derived(&["per_device_batch_size", "expansion_factor_real_data"])
+            .derived(&["per_device_batch_size", "gradient_accumulation_steps"])
             .acts_on("data"),
         Key::optional_integer(
             "micro_batch_size_to_eval_on",
@@ -84,7 +84,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
             "global_batch_size_to_load_eval",
             "Sequences that are read for an evaluation step.",
         )
-        .derived(&["eval_per_device_batch_size", "expansion_factor_real_data"])
+        .derived(&["eval_per_device_batch_size"])
         .acts_on("evaluation"),
         Key::optional_integer(
             "global_batch_size_to_load_start",

@@ -25,7 +25,6 @@ pub(crate) const DUMPS_OF_TRACED_PROGRAMS: &str = "dumps of traced programs";
 pub(crate) const ELASTIC_TRAINING: &str = "elastic training";
 pub(crate) const EMERGENCY_CHECKPOINTS: &str = "emergency checkpoints";
 pub(crate) const ENGRAM_LAYERS: &str = "engram layers";
-pub(crate) const EVALUATION_FROM_A_LATER_STEP_ON: &str = "evaluation from a later step on";
 pub(crate) const EXCHANGE_OF_HEADS: &str = "attention that exchanges heads between devices";
 pub(crate) const EXPERT_PARALLELISM: &str = "expert parallelism";
 pub(crate) const EXPLICIT_PLACEMENT: &str = "explicit placement";
@@ -33,14 +32,11 @@ pub(crate) const FLOAT32_ACTIVATION_FUNCTIONS_IN_A_BFLOAT16_MODEL: &str =
     "float32 activation functions in a bfloat16 model";
 pub(crate) const FUSED_FEED_FORWARD_PROJECTIONS: &str = "fused feed-forward projections";
 pub(crate) const GATED_DELTANET_LAYERS: &str = "Gated DeltaNet layers";
-pub(crate) const GRADIENT_ACCUMULATION: &str = "gradient accumulation";
-pub(crate) const GROWING_BATCHES: &str = "growing batches";
 pub(crate) const HUB_DATASETS: &str = "datasets from the Hugging Face hub";
 pub(crate) const HYPER_CONNECTIONS: &str = "hyper-connections";
 pub(crate) const INDEXER: &str = "sparse attention with an indexer";
 pub(crate) const LATENT_ATTENTION: &str = "multi-head latent attention";
 pub(crate) const LLAMA_4_TEMPERATURE_TUNING: &str = "Llama 4's temperature tuning";
-pub(crate) const LOGITS_IN_PARTS: &str = "logits in parts";
 pub(crate) const LOG_PROBABILITIES_OF_DECODED_TOKENS: &str = "log-probabilities of decoded tokens";
 pub(crate) const LORA_ADAPTERS: &str = "LoRA adapters";
 pub(crate) const MEMORY_ESTIMATES: &str = "memory estimates";
@@ -79,7 +75,6 @@ pub(crate) const SPARSE_WEIGHTS: &str = "sparse weights";
 pub(crate) const SPLITTING_THE_OPTIMIZER_STATE_OVER_THE_DATA_AXIS: &str =
     "splitting the optimizer state over the data axis";
 pub(crate) const STATISTICS_OF_ACTIVATIONS: &str = "statistics of activations";
-pub(crate) const STOPPING_AT_A_TARGET_LOSS: &str = "stopping at a target loss";
 pub(crate) const STRIPED_SEQUENCES: &str = "sequences dealt to devices in stripes";
 pub(crate) const SUPERVISED_FINE_TUNING: &str = "supervised fine-tuning";
 pub(crate) const TENSORFLOW_DATASETS: &str = "TensorFlow datasets";
@@ -89,7 +84,6 @@ pub(crate) const WANDB: &str = "Weights & Biases";
 pub(crate) const WEIGHT_DECAY_OF_SOME_OF_THE_PARAMETERS: &str = "weight decay of some of the parameters";
 pub(crate) const WRITING_ZARR_VERSION_2: &str = "writing Zarr version 2";
 pub(crate) const YARN: &str = "variants of YaRN";
-pub(crate) const Z_LOSS: &str = "the z-loss";
 
 /// What works in place of some of the features.
 const INSTEAD: &[(&str, &str)] = &[

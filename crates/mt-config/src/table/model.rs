@@ -199,7 +199,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .neutral(&[Literal::Float(0.0)])
                 .acts_on("output head"),
             Key::float("z_loss_multiplier", 0.0, "Weight of the squared log-partition function in the loss.")
-                .refused(features::Z_LOSS)
+                .at_least(0.0)
                 .acts_on("loss"),
             Key::boolean(
                 "vocab_tiling_ag_once",
@@ -207,7 +207,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Gather the output matrix once for all parts of the logits instead of once for \
                  each.",
             )
-            .refused(features::LOGITS_IN_PARTS)
+            .only_with("num_vocab_tiling", &[])
             .acts_on("output head")
             .may_change(),
         ],

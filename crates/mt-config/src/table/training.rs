@@ -36,7 +36,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .acts_on("evaluation")
                 .may_change(),
             Key::float("target_eval_loss", 0.0, "Stop once the evaluation loss is this low.")
-                .refused(features::STOPPING_AT_A_TARGET_LOSS)
+                .only_with("eval_interval", &[])
+                .at_least(0.0)
                 .acts_on("evaluation")
                 .may_change(),
             Key::boolean("abort_on_nan_loss", true, "Stop when the loss is not a number.")
@@ -116,7 +117,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  left out.",
             )
             .at_least(0.0)
-            .refused(features::EVALUATION_FROM_A_LATER_STEP_ON)
+            .only_with("eval_interval", &[])
             .acts_on("evaluation")
             .may_change(),
             Key::integer(
@@ -188,7 +189,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Batches whose gradients are summed before the weights change.",
             )
             .at_least(1.0)
-            .refused(features::GRADIENT_ACCUMULATION)
             .acts_on("training loop"),
             Key::boolean(
                 "skip_step_on_spikes",

@@ -4,6 +4,8 @@
 pub const LOSS: &str = "learning/loss";
 /// The language-modelling part of [`LOSS`], where other terms are added to it.
 pub const LM_LOSS: &str = "learning/lm_loss";
+/// The z-loss, as it is added to [`LOSS`].
+pub const Z_LOSS: &str = "learning/z_loss";
 /// The exponential of the language-modelling loss.
 pub const PERPLEXITY: &str = "learning/perplexity";
 /// The sum of the weights of the tokens that count.
@@ -34,12 +36,16 @@ pub const DATA_WAIT_SHARE: &str = "perf/data_wait_share";
 
 /// The loss of an evaluation, per unit of weight.
 pub const EVALUATION_LOSS: &str = "eval/avg_loss";
-/// The exponential of [`EVALUATION_LOSS`].
+/// The part of [`EVALUATION_LOSS`] that is the z-loss, if there is one.
+pub const EVALUATION_Z_LOSS: &str = "eval/avg_z_loss";
+/// The exponential of [`EVALUATION_LOSS`] without [`EVALUATION_Z_LOSS`].
 pub const EVALUATION_PERPLEXITY: &str = "eval/avg_perplexity";
 /// The sum of the weights of the tokens that count in an evaluation.
 pub const EVALUATION_TOTAL_WEIGHTS: &str = "eval/total_weights";
 /// The sum of the losses of the tokens of an evaluation.
 pub const EVALUATION_TOTAL_LOSS: &str = "eval/total_loss";
-/// Ours: the loss in bits for each byte of the text, which compares across tokenizers; absent where the bytes are
+/// The sum of the z-losses of the tokens of an evaluation, if they count.
+pub const EVALUATION_TOTAL_Z_LOSS: &str = "eval/total_z_loss";
+/// Ours: the cross-entropy in bits for each byte of the text, which compares across tokenizers; absent where the bytes are
 /// not known.
 pub const EVALUATION_BITS_PER_BYTE: &str = "eval/bits_per_byte";

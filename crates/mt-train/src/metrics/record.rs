@@ -129,9 +129,16 @@ impl EvaluationMeasurements {
         self.sum(names::EVALUATION_TOTAL_LOSS) / self.sum(names::EVALUATION_TOTAL_WEIGHTS)
     }
 
-    /// The loss of a byte of text, in bits.
+    /// The part of it that is the z-loss, if there is one.
+    fn z_loss(&self) -> Option<f64> {
+        let total = self.sums.get(names::EVALUATION_TOTAL_Z_LOSS)?;
+        Some(total / self.sum(names::EVALUATION_TOTAL_WEIGHTS))
+    }
+
+    /// The cross-entropy of a byte of text, in bits.
     pub fn bits_per_byte(&self) -> Option<f64> {
-        self.total_bytes.map(|bytes| self.sum(names::EVALUATION_TOTAL_LOSS) / LN_2 / bytes)
+        let cross_entropy = self.sum(names::EVALUATION_TOTAL_LOSS) - self.sum(names::EVALUATION_TOTAL_Z_LOSS);
+        self.total_bytes.map(|bytes| cross_entropy / LN_2 / bytes)
     }
 
     fn sum(&self, name: &str) -> f64 {
@@ -143,7 +150,8 @@ impl EvaluationMeasurements {
         let loss = self.loss();
         let mut metrics = Metrics::default();
         metrics.set(names::EVALUATION_LOSS, loss);
-        metrics.set(names::EVALUATION_PERPLEXITY, loss.exp());
+        metrics.set_some(names::EVALUATION_Z_LOSS, self.z_loss());
+        metrics.set(names::EVALUATION_PERPLEXITY, (loss - self.z_loss().unwrap_or(0.0)).exp());
         metrics.set_some(names::EVALUATION_BITS_PER_BYTE, self.bits_per_byte());
         metrics.set_all(&self.sums);
         EvaluationRecord { step: self.step, metrics }

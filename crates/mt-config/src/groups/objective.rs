@@ -1,0 +1,32 @@
+//! The loss of a batch and how its gradients are computed.
+
+use super::group;
+use crate::{config::Config, error::Problem};
+
+group! {
+    /// What is minimized, and in what parts it is computed.
+    pub struct ObjectiveGroup {
+        z_loss_multiplier: f64,
+        num_vocab_tiling: usize,
+        vocab_tiling_ag_once: bool,
+        gradient_accumulation_steps: usize,
+        max_target_length: usize,
+    }
+}
+
+impl ObjectiveGroup {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        let (tiles, length) = (self.num_vocab_tiling, self.max_target_length);
+        if !length.is_multiple_of(tiles) {
+            let smaller = (1..tiles).rev().find(|tiles| length.is_multiple_of(*tiles)).unwrap_or(1);
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, which {tiles} equal tiles do not make up",
+                    config.stated("num_vocab_tiling"),
+                    config.stated("max_target_length")
+                ),
+                format!("use a number of tiles that divides {length}, such as `num_vocab_tiling={smaller}`"),
+            ));
+        }
+    }
+}

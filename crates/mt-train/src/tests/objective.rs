@@ -1,0 +1,313 @@
+//! Losses and gradients of a small model: in parts, in tiles and on several devices as at once on one.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use mt_config::{Config, ModelGroup, PlacementGroup, Request};
+use mt_ir::{Program, Target};
+use mt_models::{
+    CacheSpec, FlopCount, Forward, Hidden, Model, ModelError, StoredParameter, Tokens,
+    hugging_face::FileTensor,
+};
+use mt_nn::{
+    ParamSpec, SequenceOrder,
+    axes::{BATCH, EMBED, POSITION},
+};
+use mt_runtime::{Array, Input, testing::cpu};
+use mt_shape::{DType, HostArray, Path, Placement, axis};
+use mt_trace::{ProgramOptions, Tensor, program};
+
+use super::training::compile;
+use crate::{
+    metrics::names,
+    objective::{BatchTensors, Objective},
+    program::BATCH_ARRAYS,
+};
+
+const ROWS: usize = 16;
+const LENGTH: usize = 12;
+const VOCAB: usize = 64;
+
+const TINY: [&str; 12] = [
+    "decoder_block=llama2",
+    "base_emb_dim=32",
+    "base_num_query_heads=4",
+    "base_num_kv_heads=2",
+    "head_dim=8",
+    "base_mlp_dim=64",
+    "base_num_decoder_layers=2",
+    "vocab_size=64",
+    "dtype=float32",
+    "remat_policy=full",
+    "final_logits_soft_cap=8",
+    "dataset_type=synthetic",
+];
+
+fn config(keys: &[&str]) -> Config {
+    let arguments = TINY.iter().chain(keys).map(|key| (*key).to_owned()).collect();
+    Config::resolve(&Request { arguments, ..Request::default() }).unwrap()
+}
+
+const AUXILIARY: &str = "learning/artificial_loss";
+
+/// A model that wants its hidden states to be small.
+struct WithAuxiliary(Box<dyn Model>);
+
+impl Model for WithAuxiliary {
+    fn parameters(&self) -> Vec<(Path, ParamSpec)> {
+        self.0.parameters()
+    }
+
+    fn storage(&self) -> Vec<StoredParameter> {
+        self.0.storage()
+    }
+
+    fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError> {
+        self.0.file_tensors()
+    }
+
+    fn ignores_tensor(&self, name: &str) -> bool {
+        self.0.ignores_tensor(name)
+    }
+
+    fn num_learned_positions(&self) -> Option<usize> {
+        self.0.num_learned_positions()
+    }
+
+    fn hidden<'t>(&self, parameters: &[Tensor<'t>], tokens: Tokens<'t>, forward: Forward<'t>) -> Hidden<'t> {
+        let mut hidden = self.0.hidden(parameters, tokens, forward);
+        let size = hidden.hidden.square().mean(&[BATCH, POSITION, EMBED]);
+        hidden.auxiliary_losses.push((AUXILIARY, size * 0.3));
+        hidden
+    }
+
+    fn head_parameters(&self) -> Vec<usize> {
+        self.0.head_parameters()
+    }
+
+    fn apply_head<'t>(&self, parameters: &[Tensor<'t>], hidden: Tensor<'t>) -> Tensor<'t> {
+        self.0.apply_head(parameters, hidden)
+    }
+
+    fn cache(&self, batch: usize, slots: usize) -> Vec<CacheSpec> {
+        self.0.cache(batch, slots)
+    }
+
+    fn flops(&self) -> FlopCount {
+        self.0.flops()
+    }
+}
+
+/// What differs from a batch at once on one device.
+#[derive(Clone, Copy, Default)]
+struct Setting<'a> {
+    keys: &'a [&'a str],
+    /// The mesh, if there are eight devices.
+    mesh: Option<&'a [&'a str]>,
+    parts: usize,
+    tiles: usize,
+    gather_head_once: bool,
+}
+
+fn objective<'a>(model: &'a dyn Model, setting: Setting<'_>) -> Objective<'a> {
+    Objective {
+        model,
+        gradient_dtype: DType::F32,
+        z_loss_multiplier: 0.05,
+        num_vocab_tiling: setting.tiles.max(1),
+        gather_head_once: setting.gather_head_once,
+        accumulation_steps: setting.parts.max(1),
+        batch_axes: ["activation_embed_and_logits_batch".into(), "activation_norm_length".into()],
+    }
+}
+
+fn of_mesh(mesh: &[&str]) -> Placement {
+    PlacementGroup::from_config(&config(mesh)).unwrap().placement(8).unwrap()
+}
+
+/// The program from parameters and a batch to loss, weights, metrics and gradients, and the metrics' names.
+fn traced(setting: Setting<'_>) -> (WithAuxiliary, Program, Vec<&'static str>) {
+    let config = config(setting.keys);
+    let model = WithAuxiliary(mt_models::build(&ModelGroup::from_config(&config).unwrap()).unwrap());
+    let placement = match setting.mesh {
+        None => Placement::single(),
+        Some(mesh) => of_mesh(mesh),
+    };
+    let options =
+        ProgramOptions { name: "gradients".to_owned(), placement: Arc::new(placement), target: Target::Cpu };
+    let specs = model.parameters();
+    let objective = objective(&model, setting);
+    let mut names = Vec::new();
+    let program = program(&options, |inputs| {
+        let parameters: Vec<Tensor<'_>> = specs
+            .iter()
+            .map(|(path, spec)| {
+                inputs.input(&path.to_string(), spec.dtype, &spec.axes, &spec.logical_axes, false)
+            })
+            .collect();
+        let axes = [axis(BATCH, ROWS), axis(POSITION, LENGTH)];
+        let logical = objective.batch_axes.each_ref().map(|name| Some(name.as_str()));
+        let [tokens, positions, segmentation, targets, targets_segmentation] =
+            BATCH_ARRAYS.map(|name| inputs.input(name, DType::I32, &axes, &logical, false));
+        let batch = BatchTensors {
+            tokens: Tokens { tokens, positions, segmentation, order: SequenceOrder::AsRead },
+            targets,
+            targets_segmentation,
+        };
+        let key = inputs.region().key(9);
+        let result = objective.loss_and_gradients(&specs, &parameters, batch, key);
+        names = result.metrics.iter().map(|(name, _)| *name).collect();
+        let scalars = [result.loss, result.weights];
+        let scalars = scalars.into_iter().chain(result.metrics.into_iter().map(|(_, value)| value));
+        let mut outputs: Vec<_> = scalars.map(|value| inputs.replicated("scalar", value)).collect();
+        for (gradient, (_, spec)) in result.gradients.iter().zip(&specs) {
+            outputs.push(inputs.output("gradient", *gradient, &spec.logical_axes));
+        }
+        outputs
+    })
+    .unwrap();
+    drop(objective);
+    (model, program, names)
+}
+
+/// Numbers of both signs without a pattern, the same in every run.
+fn numbers(seed: u64, count: usize) -> impl Iterator<Item = f64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
+    let next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as f64 / (1_u64 << 53) as f64 * 2.0 - 1.0
+    };
+    std::iter::repeat_with(next).take(count)
+}
+
+/// Rows end with padding, each with more than the one before; the last ones have no token. So any two parts of the
+/// batch have other weights.
+fn batch() -> [HostArray; 5] {
+    let token = |noise: f64| ((noise + 1.0) / 2.0 * (VOCAB - 1) as f64) as i32;
+    let array = |values: Vec<i32>| HostArray::from_slice(DType::I32, &[ROWS, LENGTH], &values).unwrap();
+    let all = 0..ROWS * LENGTH;
+    let segments: Vec<i32> =
+        all.clone().map(|index| i32::from(index % LENGTH + index / LENGTH < LENGTH)).collect();
+    [
+        array(numbers(1, all.len()).map(token).collect()),
+        array(all.clone().map(|index| (index % LENGTH) as i32).collect()),
+        array(segments.clone()),
+        array(numbers(2, all.len()).map(token).collect()),
+        array(segments),
+    ]
+}
+
+struct Outcome {
+    scalars: BTreeMap<&'static str, f64>,
+    gradients: Vec<(String, Vec<f64>)>,
+}
+
+fn run(setting: Setting<'_>) -> Outcome {
+    let (model, program, names) = traced(setting);
+    let specs = model.parameters();
+    let mut arguments: Vec<HostArray> = specs
+        .iter()
+        .enumerate()
+        .map(|(seed, (_, spec))| {
+            let values: Vec<f32> =
+                numbers(seed as u64 + 10, spec.num_elements()).map(|value| value as f32 * 0.4).collect();
+            HostArray::from_slice(DType::F32, &spec.dims(), &values).unwrap()
+        })
+        .collect();
+    arguments.extend(batch());
+    let executable = compile(&program);
+    let place = |(index, value): (usize, &HostArray)| {
+        let sharding = &executable.inputs()[index].sharding;
+        Input::Donate(Array::from_host(cpu(sharding.mesh.num_devices()), value, sharding).unwrap())
+    };
+    let results = executable.run(arguments.iter().enumerate().map(place).collect()).unwrap();
+    let mut scalars: Vec<HostArray> = results.iter().map(|array| array.to_host().unwrap()).collect();
+    let gradients = scalars.split_off(2 + names.len());
+    let names = ["loss", "weights"].into_iter().chain(names);
+    let scalars = names.zip(scalars.iter().map(|scalar| scalar.to_f64()[0])).collect();
+    let gradients =
+        specs.iter().zip(&gradients).map(|((path, _), array)| (path.to_string(), array.to_f64())).collect();
+    Outcome { scalars, gradients }
+}
+
+#[track_caller]
+fn assert_same(what: &str, actual: &Outcome, expected: &Outcome) {
+    assert!(actual.scalars.keys().eq(expected.scalars.keys()), "{what}: {:?}", actual.scalars);
+    for ((name, actual), expected) in actual.scalars.iter().zip(expected.scalars.values()) {
+        let error = (actual - expected).abs() / expected.abs();
+        assert!(error <= 1e-5, "{what}: {name} is {actual}, not {expected}");
+    }
+    for ((name, actual), (_, expected)) in actual.gradients.iter().zip(&expected.gradients) {
+        let norm =
+            |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+        let difference = norm(&mut actual.iter().zip(expected).map(|(actual, expected)| actual - expected));
+        let error = difference / norm(&mut expected.iter().copied());
+        assert!(error <= 1e-5, "{what}: the gradient of {name} is off by {error:e}");
+    }
+}
+
+const FSDP: &[&str] = &["ici_fsdp_parallelism=8"];
+const DATA_AND_TENSOR: &[&str] =
+    &["ici_fsdp_parallelism=1", "ici_data_parallelism=4", "ici_tensor_parallelism=2"];
+
+#[test]
+fn parts_and_tiles_make_up_the_batch() {
+    for keys in
+        [&[][..], &["logits_via_embedding=true", "normalize_embedding_logits=true", "scan_layers=false"]]
+    {
+        let setting = Setting { keys, ..Setting::default() };
+        let whole = run(setting);
+        let scalar = |name: &str| whole.scalars[name];
+        let sum = scalar(names::LM_LOSS) + scalar(AUXILIARY) + scalar(names::Z_LOSS);
+        assert!((scalar("loss") - sum).abs() <= 1e-6 * sum, "{:?}", whole.scalars);
+        assert!(scalar(AUXILIARY) > 0.01 && scalar(names::Z_LOSS) > 0.01, "{:?}", whole.scalars);
+        assert_eq!(scalar("weights"), (1..=LENGTH).sum::<usize>() as f64);
+        for (parts, tiles) in [(2, 1), (4, 1), (16, 1), (1, 3), (1, 12), (4, 6)] {
+            let what = format!("{parts} parts, {tiles} tiles, {keys:?}");
+            assert_same(&what, &run(Setting { parts, tiles, ..setting }), &whole);
+        }
+    }
+}
+
+#[test]
+fn parts_and_tiles_on_eight_devices() {
+    let whole = run(Setting::default());
+    for mesh in [FSDP, DATA_AND_TENSOR] {
+        for (parts, tiles, gather_head_once) in [(2, 1, false), (1, 3, false), (2, 4, true)] {
+            let what = format!("{parts} parts, {tiles} tiles on {mesh:?}");
+            let setting = Setting { mesh: Some(mesh), parts, tiles, gather_head_once, ..Setting::default() };
+            assert_same(&what, &run(setting), &whole);
+        }
+    }
+}
+
+#[test]
+fn all_devices_drop_the_same() {
+    let keys = &["enable_dropout=true", "dropout_rate=0.2"][..];
+    for parts in [1, 2] {
+        let setting = Setting { keys, parts, ..Setting::default() };
+        let one = run(setting);
+        for mesh in [FSDP, DATA_AND_TENSOR] {
+            let what = format!("dropout in {parts} parts on {mesh:?}");
+            assert_same(&what, &run(Setting { mesh: Some(mesh), ..setting }), &one);
+        }
+    }
+    let kept = run(Setting::default()).scalars["loss"];
+    let dropped = run(Setting { keys, ..Setting::default() }).scalars["loss"];
+    assert!((kept - dropped).abs() > 1e-3, "{kept} {dropped}");
+}
+
+#[test]
+fn parts_hold_activations_of_their_own_rows_only() {
+    let text_of = |parts: usize| traced(Setting { parts, ..Setting::default() }).1.text;
+    let of_rows = |rows: usize| format!("tensor<{rows}x{LENGTH}x32xf32>");
+    assert!(text_of(1).contains(&of_rows(ROWS)));
+    let text = text_of(4);
+    assert!(text.contains(&of_rows(ROWS / 4)));
+    for whole in
+        [of_rows(ROWS), format!("x{LENGTH}x32xf32>").replacen('x', &format!("tensor<4x{}x", ROWS / 4), 1)]
+    {
+        assert!(!text.contains(&whole), "{whole}");
+    }
+}
