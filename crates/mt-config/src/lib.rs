@@ -30,7 +30,7 @@ pub use groups::{
     LearningRateSchedule, LoadConfig, LogitsGroup, MlpActivation, ModelGroup, ObjectiveGroup, OptimizerGroup,
     OptimizerType, PackingType, Parallelism, PlacementGroup, PositionGroup, RematGroup, RematPolicy,
     RopeType, RunGroup, SamplingStrategy, TensorLocation, TokenizerGroup, TokenizerType, TrainConfig,
-    run_directory_of, saved_config_path, tokenizer_directory,
+    WsdDecayStyle, run_directory_of, saved_config_path, tokenizer_directory,
 };
 pub use key::{Class, Key, Kind, Literal};
 pub use named::{Named, model_names, nearest_names, preset_names};

@@ -53,6 +53,18 @@ impl StoredParameter {
         Self { key, layer_axis: None, scale: 1.0, offset: 0.0, interleaved: false }
     }
 
+    /// The layout of what is kept for a parameter of `rank` axes and has only these of them.
+    pub fn of_axes(&self, axes: &[usize], rank: usize) -> Self {
+        let layer_axis = self.layer_axis.filter(|_| axes.contains(&0));
+        // In the file, the axes up to this position come before that of layers.
+        let before = |position: usize| (1..=position).filter(|axis| !axes.contains(axis)).count();
+        Self {
+            layer_axis: layer_axis.map(|position| position - before(position)),
+            interleaved: self.interleaved && axes.contains(&(rank - 1)),
+            ..self.clone()
+        }
+    }
+
     /// What storing does to the parameter's numbers.
     pub fn affine(&self) -> Affine {
         Affine { scale: self.scale, offset: self.offset }
@@ -216,6 +228,27 @@ mod tests {
         check(&[3, 5, 2, 4], 0, 2);
         check(&[3, 5, 2, 4], 3, 1);
         check(&[1, 7, 1], 0, 2);
+    }
+
+    #[test]
+    fn what_lacks_axes_keeps_the_place_of_layers() {
+        let whole =
+            StoredParameter { layer_axis: Some(2), interleaved: true, ..StoredParameter::plain(vec![]) };
+        let check = |axes: &[usize], layer_axis: Option<usize>, interleaved: bool| {
+            let part = whole.of_axes(axes, 4);
+            assert_eq!((part.layer_axis, part.interleaved), (layer_axis, interleaved), "{axes:?}");
+            let dims = [5, 7, 8, 9];
+            let stored = whole.stored_dims(&dims);
+            assert_eq!(stored, [7, 8, 5, 9]);
+            let kept: Vec<usize> = axes.iter().map(|axis| dims[*axis]).collect();
+            let expected: Vec<usize> = stored.into_iter().filter(|dim| kept.contains(dim)).collect();
+            assert_eq!(part.stored_dims(&kept), expected, "{axes:?}");
+        };
+        check(&[0, 1, 2, 3], Some(2), true);
+        check(&[0, 2, 3], Some(1), true);
+        check(&[0, 1, 2], Some(2), false);
+        check(&[0, 3], Some(0), true);
+        check(&[1, 2, 3], None, true);
     }
 
     #[test]

@@ -12,6 +12,9 @@ pub struct ParamSpec {
     pub initializer: Initializer,
     pub dtype: DType,
     pub place: LayerPlace,
+    /// If this is the kernel of a linear map within a layer, how many of its axes, after that of stacked layers, are
+    /// those of the map's input.
+    pub num_input_axes: usize,
 }
 
 /// Which layers of a stack a parameter is of.
@@ -61,7 +64,13 @@ impl ParamSpec {
             initializer,
             dtype: DType::F32,
             place: LayerPlace::None,
+            num_input_axes: 0,
         }
+    }
+
+    /// The same parameter as the kernel of a linear map whose input has its first axes.
+    pub fn with_input_axes(self, num_input_axes: usize) -> Self {
+        Self { num_input_axes, ..self }
     }
 
     /// The same parameter of several layers, those from `first` on in steps of `step`, stacked along a leading axis.

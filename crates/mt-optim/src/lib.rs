@@ -6,12 +6,18 @@
 
 #![forbid(unsafe_code)]
 
-mod adamw;
+mod adafactor;
+mod adam;
 mod clip;
+mod muon;
 mod optimizer;
 mod schedule;
+mod spikes;
 
-pub use adamw::AdamW;
+pub use adafactor::Adafactor;
+pub use adam::{Adam, AdamForm};
 pub use clip::{clip_by_global_norm, global_norm};
+pub use muon::{Muon, NEWTON_SCHULZ};
 pub use optimizer::{Optimizer, Parameter, Slot, Values};
-pub use schedule::WarmupCosine;
+pub use schedule::{Schedule, ScheduleShape};
+pub use spikes::{History, SpikeGuard};

@@ -3,7 +3,12 @@
 use mt_shape::{Axis, DType, Path};
 use mt_trace::Tensor;
 
-use crate::AdamW;
+use crate::{
+    Adafactor, Adam, Muon,
+    adafactor::AdafactorStep,
+    adam::AdamStep,
+    muon::{MuonStep, matrix},
+};
 
 /// What an optimizer knows of a parameter.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,6 +20,12 @@ pub struct Parameter {
     pub dtype: DType,
     /// The first axis counts layers, each of which is a parameter of its own.
     pub is_stacked: bool,
+    /// If it is the kernel of a linear map, how many axes after that of layers are those of the map's input.
+    pub num_input_axes: usize,
+    /// Whether it changes at all.
+    pub is_trained: bool,
+    /// Whether weight decay applies to it.
+    pub decays: bool,
 }
 
 /// An array that an optimizer keeps from step to step; it begins with zeros.
@@ -22,6 +33,8 @@ pub struct Parameter {
 pub struct Slot {
     /// What it is called, such as `mu`.
     pub name: &'static str,
+    /// What keeps it, if an optimizer treats some parameters in another way than others.
+    pub part: Option<&'static str>,
     /// Which parameter it is kept for.
     pub parameter: usize,
     /// Those axes of the parameter that it has, in the parameter's order.
@@ -32,7 +45,7 @@ pub struct Slot {
     pub order: i32,
 }
 
-/// The values of a step, each list in the order of the parameters, and slots in that of [`Optimizer::slots`].
+/// The values of a step, parameters in their order, and slots in that of [`Optimizer::slots`].
 #[derive(Clone, Debug)]
 pub struct Values<'t> {
     pub parameters: Vec<Tensor<'t>>,
@@ -42,17 +55,27 @@ pub struct Values<'t> {
 /// How parameters follow their gradients.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Optimizer {
-    AdamW(AdamW),
+    Adam(Adam),
+    /// Gradients times the learning rate.
+    Sgd,
+    Muon(Muon),
+    Adafactor(Adafactor),
+}
+
+/// What is the same for all parameters in one step.
+enum Step<'t> {
+    Adam(AdamStep<'t>),
+    Sgd,
+    Muon(MuonStep<'t>),
+    Adafactor(AdafactorStep<'t>),
 }
 
 impl Optimizer {
-    /// What is kept for the parameters: all slots of one name, then those of the next.
+    /// What is kept for the parameters that are trained: all slots of one name, then those of the next.
     pub fn slots(&self, parameters: &[Parameter]) -> Vec<Slot> {
-        let mut slots: Vec<Slot> = parameters
-            .iter()
-            .enumerate()
-            .flat_map(|(index, parameter)| self.slots_of(index, parameter))
-            .collect();
+        let trained = parameters.iter().enumerate().filter(|(_, parameter)| parameter.is_trained);
+        let mut slots: Vec<Slot> =
+            trained.flat_map(|(index, parameter)| self.slots_of(index, parameter)).collect();
         let mut names: Vec<&str> = Vec::new();
         for slot in &slots {
             if !names.contains(&slot.name) {
@@ -65,11 +88,15 @@ impl Optimizer {
 
     fn slots_of(&self, index: usize, parameter: &Parameter) -> Vec<Slot> {
         match self {
-            Self::AdamW(adamw) => adamw.slots(index, parameter),
+            Self::Adam(adam) => adam.slots(index, parameter, None),
+            Self::Sgd => Vec::new(),
+            Self::Muon(muon) => muon.slots(index, parameter),
+            Self::Adafactor(adafactor) => adafactor.slots(index, parameter),
         }
     }
 
-    /// One step: the new values. `count` is the number of earlier steps, an integer scalar.
+    /// One step: the new values. `count` is the number of earlier steps, an integer scalar. Gradients of parameters
+    /// that are not trained are not looked at.
     #[track_caller]
     pub fn update<'t>(
         &self,
@@ -81,23 +108,64 @@ impl Optimizer {
     ) -> Values<'t> {
         let slots = self.slots(parameters);
         let step = match self {
-            Self::AdamW(adamw) => adamw.step(count),
+            Self::Adam(adam) => Step::Adam(adam.step(count)),
+            Self::Sgd => Step::Sgd,
+            Self::Muon(muon) => Step::Muon(muon.step(count)),
+            Self::Adafactor(adafactor) => Step::Adafactor(adafactor.step(count)),
         };
         let mut next = values.clone();
-        for (index, gradient) in gradients.iter().enumerate() {
+        for (index, (parameter, gradient)) in parameters.iter().zip(gradients).enumerate() {
+            if !parameter.is_trained {
+                continue;
+            }
             let own: Vec<usize> =
                 (0..slots.len()).filter(|position| slots[*position].parameter == index).collect();
-            let kept: Vec<Tensor<'t>> = own.iter().map(|position| values.slots[*position]).collect();
+            let kept: Vec<Tensor<'t>> =
+                own.iter().map(|position| values.slots[*position].cast(DType::F32)).collect();
             let value = values.parameters[index];
             let wide = value.cast(DType::F32);
             let gradient = gradient.cast(DType::F32);
-            let (update, kept) = step.update(wide, gradient, &kept);
+            let (update, kept) = match &step {
+                Step::Adam(step) => step.update(parameter, wide, gradient, &kept),
+                Step::Sgd => (gradient, Vec::new()),
+                Step::Muon(step) => step.update(parameter, wide, gradient, &kept),
+                Step::Adafactor(step) => step.update(parameter, wide, gradient, &kept),
+            };
             next.parameters[index] = (wide - update * learning_rate).cast(value.dtype());
             for (position, kept) in own.into_iter().zip(kept) {
                 next.slots[position] = kept.cast(slots[position].dtype);
             }
         }
         next
+    }
+
+    /// The parts that treat parameters in their own way, as [`Slot::part`] names them, whether or not there are such
+    /// parameters.
+    pub fn parts(&self) -> &'static [&'static str] {
+        match self {
+            Self::Muon(_) => &[Muon::ADAM, Muon::MUON],
+            _ => &[],
+        }
+    }
+
+    /// The part that treats a parameter.
+    pub fn part_of(&self, parameter: &Parameter) -> Option<&'static str> {
+        match self {
+            Self::Muon(_) => Some(if matrix(parameter).is_some() { Muon::MUON } else { Muon::ADAM }),
+            _ => None,
+        }
+    }
+}
+
+impl Parameter {
+    /// The positions of the axes that are one parameter's, without that of layers.
+    pub(crate) fn own_axes(&self) -> std::ops::Range<usize> {
+        usize::from(self.is_stacked)..self.axes.len()
+    }
+
+    /// The names of those axes.
+    pub(crate) fn own_names(&self) -> Vec<&'static str> {
+        self.axes[self.own_axes()].iter().map(|axis| axis.name).collect()
     }
 }
 
@@ -110,6 +178,7 @@ impl Slot {
         dtype: DType,
         order: i32,
     ) -> Self {
-        Self { name, parameter: index, axes: (0..parameter.axes.len()).collect(), dtype, order }
+        let axes = (0..parameter.axes.len()).collect();
+        Self { name, part: None, parameter: index, axes, dtype, order }
     }
 }

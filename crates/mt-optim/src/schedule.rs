@@ -3,18 +3,34 @@
 use mt_shape::DType;
 use mt_trace::Tensor;
 
-/// Linear from 0 to the peak, then half a cosine down to a share of the peak, then 0.
+/// Linear from 0 to the peak, then a shape, then 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct WarmupCosine {
+pub struct Schedule {
     pub peak: f64,
     pub warmup_steps: u64,
-    /// The steps of the rise and the fall together.
+    /// The steps before the learning rate is 0, the rise included.
     pub total_steps: u64,
     /// The share of the peak at the end of the fall.
     pub final_fraction: f64,
+    pub shape: ScheduleShape,
 }
 
-impl WarmupCosine {
+/// What comes between the rise and the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScheduleShape {
+    /// Half a cosine, which would reach its end in the step after the last.
+    Cosine,
+    /// A line that reaches its end in the last step.
+    Linear,
+    /// The peak.
+    Constant,
+    /// The peak, then a line of so many steps that reaches its end in the last.
+    StableThenLinear { fall_steps: u64 },
+    /// The peak, then half a cosine of so many steps.
+    StableThenCosine { fall_steps: u64 },
+}
+
+impl Schedule {
     /// The learning rate at `step`, an integer scalar that counts from 0.
     #[track_caller]
     pub fn at<'t>(&self, step: Tensor<'t>) -> Tensor<'t> {
@@ -23,10 +39,27 @@ impl WarmupCosine {
         let number = |value: f64| region.full(DType::F32, &[], value);
         let (warmup, total) = (self.warmup_steps as f64, self.total_steps as f64);
         let rise = step * (self.peak / warmup.max(1.0));
-        let progress = (step - warmup) * (1.0 / (total - warmup).max(1.0));
-        let cosine = ((progress * std::f64::consts::PI).cos() + 1.0) * 0.5;
         let last = self.peak * self.final_fraction;
-        let fall = cosine * (self.peak - last) + last;
+        let cosine = |start: f64| {
+            let progress = (step - start) * (1.0 / (total - start).max(1.0));
+            let share = ((progress * std::f64::consts::PI).cos() + 1.0) * 0.5;
+            share * (self.peak - last) + last
+        };
+        let line = |start: f64| {
+            let progress = (step - start) * (1.0 / (total - 1.0 - start).max(1.0));
+            progress * (last - self.peak) + self.peak
+        };
+        let after_stable = |fall_steps: u64, fall: &dyn Fn(f64) -> Tensor<'t>| {
+            let start = total - fall_steps as f64;
+            step.less(start).select(number(self.peak), fall(start))
+        };
+        let fall = match self.shape {
+            ScheduleShape::Cosine => cosine(warmup),
+            ScheduleShape::Linear => line(warmup),
+            ScheduleShape::Constant => number(self.peak),
+            ScheduleShape::StableThenLinear { fall_steps } => after_stable(fall_steps, &line),
+            ScheduleShape::StableThenCosine { fall_steps } => after_stable(fall_steps, &cosine),
+        };
         let rising = step.less(warmup).select(rise, fall);
         step.less(total).select(rising, number(0.0))
     }

@@ -9,7 +9,7 @@ use mt_models::{ModelError, StateError};
 use mt_runtime::RuntimeError;
 use mt_trace::TraceError;
 
-use crate::metrics::MetricsError;
+use crate::{masks::MaskError, metrics::MetricsError};
 
 /// A run could not start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +30,8 @@ pub enum TrainError {
     Metrics(#[from] MetricsError),
     #[error("the program `{program}` could not be traced: {source}")]
     Trace { program: &'static str, source: Box<TraceError> },
+    #[error(transparent)]
+    Mask(#[from] MaskError),
     #[error("{0}")]
     ResumeConflict(String),
     #[error(
@@ -59,6 +61,7 @@ impl TrainError {
         match self {
             Self::Config(_)
             | Self::Model(_)
+            | Self::Mask(_)
             | Self::ResumeConflict(_)
             | Self::AlreadyPast { .. }
             | Self::UnknownToken { .. }

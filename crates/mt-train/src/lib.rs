@@ -8,9 +8,11 @@
 mod data;
 mod error;
 mod evaluation;
+mod masks;
 mod measured;
 pub mod metrics;
 mod objective;
+mod optimizer_tree;
 mod peak;
 mod program;
 mod restore;
@@ -18,9 +20,11 @@ mod run;
 mod signals;
 mod state;
 mod train_loop;
+mod update;
 
 #[cfg(test)]
 mod tests;
 
 pub use error::TrainError;
+pub use masks::MaskError;
 pub use run::{Ending, EvaluationSummary, TrainOptions, TrainReport, train};

@@ -9,7 +9,6 @@ use mt_nn::{
     axes::{BATCH, POSITION},
     initialize,
 };
-use mt_optim::{Optimizer, Values, WarmupCosine, clip_by_global_norm, global_norm};
 use mt_runtime::Platform;
 use mt_shape::{DType, Placement, axis};
 use mt_trace::{Inputs, Output, ProgramOptions, program};
@@ -20,6 +19,7 @@ use crate::{
     metrics::names,
     objective::{BatchTensors, LossAndGradients, Objective},
     state::StateLayout,
+    update::UpdateRule,
 };
 
 /// What the programs are made from.
@@ -28,9 +28,7 @@ pub(crate) struct Programs<'a> {
     pub placement: Arc<Placement>,
     pub platform: Platform,
     pub layout: Arc<StateLayout>,
-    pub optimizer: Optimizer,
-    pub schedule: WarmupCosine,
-    pub clipping_norm: Option<f64>,
+    pub update: UpdateRule,
     pub objective: Objective<'a>,
     pub seed: u64,
     /// How the tokens of a batch's rows are stored.
@@ -72,40 +70,16 @@ impl Programs<'_> {
         let specs = self.model.parameters();
         let mut names = Vec::new();
         let program = self.build("train_step", |inputs| {
-            let mut state = self.layout.declare(inputs, 0..self.layout.entries.len(), true);
-            let step = state.pop().expect("the last entry is the number of steps");
-            let slots = state.split_off(self.layout.num_parameters);
-            let parameters = state;
+            let state = self.layout.declare_all(inputs);
             let batch = self.batch(inputs, rows, length);
             let region = inputs.region();
-            let dropout = region.key(self.seed).fold_in_name("dropout").fold_in(step);
+            let dropout = region.key(self.seed).fold_in_name("dropout").fold_in(state.step);
 
             let LossAndGradients { loss, weights, mut metrics, gradients } =
-                self.objective.loss_and_gradients(&specs, &parameters, batch, dropout);
+                self.objective.loss_and_gradients(&specs, &state.values.parameters, batch, dropout);
 
-            let (next, updated) = region.scope("optimizer", || {
-                let raw_norm = global_norm(&gradients);
-                let (gradients, norm) = match self.clipping_norm {
-                    Some(threshold) => {
-                        let clipped = clip_by_global_norm(&gradients, raw_norm, threshold);
-                        let norm = global_norm(&clipped);
-                        (clipped, norm)
-                    }
-                    None => (gradients, raw_norm),
-                };
-                let rate = self.schedule.at(step);
-                let values = Values { parameters, slots };
-                let next = self.optimizer.update(&self.layout.parameters, &values, &gradients, step, rate);
-                let updated = [
-                    (names::GRADIENT_NORM, norm),
-                    (names::RAW_GRADIENT_NORM, raw_norm),
-                    (names::PARAMETER_NORM, global_norm(&next.parameters)),
-                    (names::LEARNING_RATE, rate),
-                ];
-                (next, updated)
-            });
-            let state = [next.parameters, next.slots, vec![step + 1.0]].concat();
-            let mut outputs = self.layout.outputs(inputs, &state);
+            let (next, updated) = region.scope("optimizer", || self.update.update(state, loss, gradients));
+            let mut outputs = self.layout.outputs_of(inputs, next);
             metrics.splice(0..0, [(names::LOSS, loss), (names::TOTAL_WEIGHTS, weights)]);
             metrics.extend(updated);
             let (vector, reported) = reported(inputs, &metrics);

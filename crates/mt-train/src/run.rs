@@ -6,10 +6,9 @@ use std::{
 };
 
 use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock};
-use mt_config::{Config, LearningRateSchedule, OptimizerType, Request, TrainConfig};
+use mt_config::{Config, Request, TrainConfig};
 use mt_models::{Model, ModelError, start_runtime};
 use mt_nn::SequenceOrder;
-use mt_optim::{AdamW, Optimizer, WarmupCosine};
 use mt_runtime::{CompileSettings, Executable, Platform, Runtime};
 use mt_shape::Placement;
 
@@ -26,6 +25,7 @@ use crate::{
     signals::StopSignal,
     state::{StateLayout, steps_done},
     train_loop::{Loop, Progress},
+    update::UpdateRule,
 };
 
 /// What a caller decides about a run besides its configuration.
@@ -93,7 +93,7 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     settings.check_devices(&topology)?;
     let placement = Arc::new(settings.placement.placement(&topology)?);
 
-    let programs = programs(&settings, &*model, placement.clone(), runtime.platform());
+    let programs = programs(&settings, &*model, placement.clone(), runtime.platform())?;
     let layout = &*programs.layout;
 
     let directory = settings.run.directory();
@@ -247,55 +247,30 @@ fn open_data(
 }
 
 /// What the programs of a run are made from.
+///
+/// # Errors
+/// A mask does not fit the model's parameters.
 pub(crate) fn programs<'a>(
     settings: &TrainConfig,
     model: &'a dyn Model,
     placement: Arc<Placement>,
     platform: Platform,
-) -> Programs<'a> {
-    let optimizer = optimizer(settings);
+) -> Result<Programs<'a>, TrainError> {
+    let update = UpdateRule::new(&settings.optimizer, model)?;
     let order = match settings.context.paired_parts(placement.mesh()) {
         Some(parts) => SequenceOrder::Paired { parts },
         None => SequenceOrder::AsRead,
     };
-    Programs {
+    Ok(Programs {
         model,
         placement,
         platform,
-        layout: Arc::new(StateLayout::new(model, &optimizer)),
-        optimizer,
-        schedule: schedule(settings),
-        clipping_norm: settings.optimizer.clipping_norm(),
+        layout: Arc::new(StateLayout::new(model, &update)),
+        update,
         objective: objective(settings, model),
         seed: settings.model.init_weights_seed,
         order,
-    }
-}
-
-fn optimizer(settings: &TrainConfig) -> Optimizer {
-    let group = &settings.optimizer;
-    match group.opt_type {
-        OptimizerType::AdamW => Optimizer::AdamW(AdamW {
-            b1: group.adam_b1,
-            b2: group.adam_b2,
-            epsilon: group.adam_eps,
-            epsilon_root: group.adam_eps_root,
-            weight_decay: group.adam_weight_decay,
-            first_moment_dtype: group.first_moment_dtype(),
-        }),
-    }
-}
-
-fn schedule(settings: &TrainConfig) -> WarmupCosine {
-    let group = &settings.optimizer;
-    match group.lr_schedule_type {
-        LearningRateSchedule::Cosine => WarmupCosine {
-            peak: group.learning_rate,
-            warmup_steps: group.warmup_steps(),
-            total_steps: group.schedule_steps(),
-            final_fraction: group.learning_rate_final_fraction,
-        },
-    }
+    })
 }
 
 fn objective<'a>(settings: &TrainConfig, model: &'a dyn Model) -> Objective<'a> {

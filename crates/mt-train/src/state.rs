@@ -2,29 +2,38 @@
 
 use std::ops::Range;
 
-use mt_checkpoint::{Checkpoint, CheckpointError, Empty, Entry, ExpectedArray, ExtraItem, KeySegment};
+use mt_checkpoint::{
+    Checkpoint, CheckpointError, Empty, Entry, ExpectedArray, ExtraItem, KeySegment, entry_name,
+};
 use mt_data::Batch;
 use mt_ir::ProgramValue;
 use mt_models::{
     Affine, EXACT_ITEM, Model, StateArray, StateEntries, StateReader, StoredParameter, expected_parameters,
     load_parameters, moment_scale, parameter_key,
 };
-use mt_nn::{LayerPlace, ParamSpec, SequenceOrder};
-use mt_optim::{Optimizer, Parameter};
+use mt_nn::SequenceOrder;
+use mt_optim::{History, Slot, Values};
 use mt_runtime::{Array, Executable, Input, Runtime, RuntimeError};
-use mt_shape::{Axis, DType, HostArray, Path, Placement};
+use mt_shape::{Axis, DType, HostArray, Placement};
 use mt_trace::{Inputs, Output, Tensor};
 
-use crate::{TrainError, program::BATCH_ARRAYS};
+use crate::{
+    TrainError,
+    optimizer_tree::OptimizerTree,
+    program::BATCH_ARRAYS,
+    update::{StateTensors, UpdateRule},
+};
 
 /// What the state of training consists of: arrays in the order in which programs take and return them.
 pub(crate) struct StateLayout {
     pub entries: Vec<StateEntry>,
     /// The first entries are the parameters, in the model's order.
     pub num_parameters: usize,
-    /// The parameters as the optimizer knows them.
-    pub parameters: Vec<Parameter>,
-    /// Positions in the tree of checkpoints that hold nothing.
+    /// What the optimizer keeps comes next.
+    num_slots: usize,
+    /// Places in checkpoints with what is always in them.
+    constants: Vec<(Vec<KeySegment>, HostArray)>,
+    /// Places in checkpoints that hold nothing.
     empty: Vec<Vec<KeySegment>>,
 }
 
@@ -38,13 +47,12 @@ pub(crate) struct StateEntry {
     copies: Vec<Vec<KeySegment>>,
 }
 
-/// The name of the number of steps done.
-pub(crate) const STEP: &str = "step";
+const STEP: &str = "step";
 
 impl StateLayout {
-    /// The state of a model that this optimizer trains.
-    pub fn new(model: &dyn Model, optimizer: &Optimizer) -> Self {
-        let parameters: Vec<Parameter> = model.parameters().into_iter().map(parameter).collect();
+    /// The state of a model whose parameters are changed like this.
+    pub fn new(model: &dyn Model, rule: &UpdateRule) -> Self {
+        let parameters = &rule.parameters;
         let arrays = StateArray::parameters(model);
         let mut entries: Vec<StateEntry> = parameters
             .iter()
@@ -56,41 +64,70 @@ impl StateLayout {
                 copies: Vec::new(),
             })
             .collect();
-        // optax's chain of Adam, weight decay and learning rate.
-        let chain = |index: usize| -> Vec<KeySegment> { vec!["opt_state".into(), index.into()] };
-        for slot in optimizer.slots(&parameters) {
+        let tree = OptimizerTree::new(rule);
+        let slots = rule.optimizer.slots(parameters);
+        let mut empty = tree.empty.clone();
+        for slot in &slots {
+            let holder = [tree.of_part(slot.part), &[slot.name.into()]].concat();
             let (parameter, array) = (&parameters[slot.parameter], &arrays[slot.parameter]);
-            let tree = [chain(0), vec![slot.name.into()]].concat();
             entries.push(StateEntry {
                 name: format!("{}.{}", slot.name, parameter.path),
                 axes: slot.axes.iter().map(|axis| parameter.axes[*axis]).collect(),
-                array: StateArray {
-                    key: parameter_key(&tree, &array.stored),
-                    // Gradients do not see what is added.
-                    affine: Affine { scale: moment_scale(array.stored.scale, slot.order), offset: 0.0 },
-                    dtype: slot.dtype,
-                    dims: slot.axes.iter().map(|axis| array.dims[*axis]).collect(),
-                    logical_axes: slot.axes.iter().map(|axis| array.logical_axes[*axis]).collect(),
-                    stored: array.stored.clone(),
-                },
+                array: kept_for(array, slot, &holder),
                 copies: Vec::new(),
             });
         }
-        let count = |index: usize| [chain(index), vec!["count".into()]].concat();
-        entries.push(StateEntry {
-            name: STEP.to_owned(),
-            axes: Vec::new(),
-            array: StateArray {
-                key: vec![STEP.into()],
-                stored: StoredParameter::plain(Vec::new()),
-                affine: Affine::IDENTITY,
-                dtype: DType::I32,
-                dims: Vec::new(),
-                logical_axes: Vec::new(),
-            },
-            copies: vec![count(0), count(2)],
-        });
-        Self { entries, num_parameters: parameters.len(), parameters, empty: vec![chain(1)] }
+        let mut kinds: Vec<(Option<&str>, &str)> = slots.iter().map(|slot| (slot.part, slot.name)).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        for (part, name) in kinds {
+            // optax marks the parameters for which nothing is kept.
+            let holder = [tree.of_part(part), &[name.into()]].concat();
+            let has = |index: usize| {
+                let same = |slot: &&Slot| (slot.part, slot.name) == (part, name);
+                slots.iter().filter(same).any(|slot| slot.parameter == index)
+            };
+            let lacking = (0..arrays.len()).filter(|index| !has(*index));
+            empty.extend(lacking.map(|index| parameter_key(&holder, &arrays[index].stored)));
+        }
+        let num_slots = slots.len();
+        let mut step = StateEntry::number(STEP, vec![STEP.into()]);
+        if let (Some(guard), Some(keys)) = (rule.guard, tree.history) {
+            entries.push(StateEntry::ring("spikes.losses", guard.axis(), keys.losses));
+            entries.push(StateEntry::ring("spikes.gradient_norms", guard.axis(), keys.gradient_norms));
+            entries.push(StateEntry::number("spikes.count", keys.count));
+            let mut counts = tree.counts.into_iter();
+            let first = counts.next().expect("optimizers count their updates");
+            entries.push(StateEntry { copies: counts.collect(), ..StateEntry::number("updates", first) });
+        } else {
+            step.copies = tree.counts;
+        }
+        entries.push(step);
+        Self { entries, num_parameters: parameters.len(), num_slots, constants: tree.constants, empty }
+    }
+
+    /// Declares the whole state as arguments of a program, which are given up to it.
+    pub fn declare_all<'t>(&self, inputs: &Inputs<'t>) -> StateTensors<'t> {
+        let mut parameters = self.declare(inputs, 0..self.entries.len(), true);
+        let mut slots = parameters.split_off(self.num_parameters);
+        let rest = slots.split_off(self.num_slots);
+        let (spikes, step) = match rest[..] {
+            [losses, gradient_norms, count, updates, step] => {
+                (Some((History { losses, gradient_norms, count }, updates)), step)
+            }
+            [step] => (None, step),
+            _ => unreachable!("what tells spikes, and the number of steps"),
+        };
+        StateTensors { values: Values { parameters, slots }, spikes, step }
+    }
+
+    /// Results of a program that are the whole state.
+    pub fn outputs_of<'t>(&self, inputs: &Inputs<'t>, state: StateTensors<'t>) -> Vec<Output<'t>> {
+        let StateTensors { values: Values { parameters, slots }, spikes, step } = state;
+        let spikes = spikes
+            .map(|(history, updates)| vec![history.losses, history.gradient_norms, history.count, updates]);
+        let all = [parameters, slots, spikes.unwrap_or_default(), vec![step]].concat();
+        self.outputs(inputs, &all)
     }
 
     /// Declares the first entries, or all, as arguments of a program.
@@ -112,7 +149,7 @@ impl StateLayout {
 
     /// Checks that a checkpoint has the whole state, without reading it.
     pub fn check(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-        let expected: Vec<ExpectedArray> = self
+        let arrays = self
             .entries
             .iter()
             .flat_map(|entry| {
@@ -120,19 +157,58 @@ impl StateLayout {
                     entry.copies.iter().map(|key| StateArray { key: key.clone(), ..entry.array.clone() });
                 std::iter::once(entry.array.clone()).chain(copies)
             })
-            .map(|array| array.expected())
-            .collect();
+            .map(|array| array.expected());
+        let constants = self.constants.iter().map(|(key, value)| ExpectedArray {
+            name: entry_name(key),
+            dtype: value.dtype(),
+            dims: value.dims().to_vec(),
+        });
+        let expected: Vec<ExpectedArray> = arrays.chain(constants).collect();
         checkpoint.compare(&expected).check()
     }
 }
 
-fn parameter((path, spec): (Path, ParamSpec)) -> Parameter {
-    Parameter {
-        path,
-        axes: spec.axes,
-        logical_axes: spec.logical_axes,
-        dtype: spec.dtype,
-        is_stacked: matches!(spec.place, LayerPlace::Stacked { .. }),
+impl StateEntry {
+    /// A whole number.
+    fn number(name: &str, key: Vec<KeySegment>) -> Self {
+        Self {
+            name: name.to_owned(),
+            axes: Vec::new(),
+            array: plain(key, DType::I32, &[]),
+            copies: Vec::new(),
+        }
+    }
+
+    /// The last values of something.
+    fn ring(name: &str, axis: Axis, key: Vec<KeySegment>) -> Self {
+        let array = plain(key, DType::F32, &[axis.size]);
+        Self { name: name.to_owned(), axes: vec![axis], array, copies: Vec::new() }
+    }
+}
+
+/// An array that is of no parameter, and on every device.
+fn plain(key: Vec<KeySegment>, dtype: DType, dims: &[usize]) -> StateArray {
+    StateArray {
+        key,
+        stored: StoredParameter::plain(Vec::new()),
+        affine: Affine::IDENTITY,
+        dtype,
+        dims: dims.to_vec(),
+        logical_axes: vec![None; dims.len()],
+    }
+}
+
+/// What is kept for a parameter, within `holder`.
+fn kept_for(parameter: &StateArray, slot: &Slot, holder: &[KeySegment]) -> StateArray {
+    let stored = &parameter.stored;
+    StateArray {
+        key: parameter_key(holder, stored),
+        // Gradients do not see what is added.
+        affine: Affine { scale: moment_scale(stored.scale, slot.order), offset: 0.0 },
+        dtype: slot.dtype,
+        dims: slot.axes.iter().map(|axis| parameter.dims[*axis]).collect(),
+        logical_axes: slot.axes.iter().map(|axis| parameter.logical_axes[*axis]).collect(),
+        stored: stored.of_axes(&slot.axes, parameter.dims.len()),
     }
 }
 
@@ -200,7 +276,11 @@ impl TrainState {
             }
         }
         let StateEntries { mut items, exact } = entries;
+        items.extend(layout.constants.iter().map(|(key, value)| Entry::new(key.clone(), value.clone())));
         items.extend(layout.empty.iter().map(|key| Entry::empty(key.clone(), Empty::None)));
+        // Arrays of the model's form are in its order, the rest in that of the tree.
+        let num_arrays = layout.num_parameters + layout.num_slots;
+        items[num_arrays..].sort_by(|left, right| left.key.cmp(&right.key));
         let extra = if exact.is_empty() {
             Vec::new()
         } else {

@@ -4,6 +4,7 @@ mod batches;
 mod data;
 mod kill;
 mod mistakes;
+mod optimizers;
 mod placement;
 mod published;
 mod resume;

@@ -33,6 +33,17 @@ fn values_that_do_not_fit() {
         &["`max_target_length` is 32", "16 learned positions", "hint: set `max_target_length=16`"],
     );
     check(&["run_name=../elsewhere"], &["`run_name`"]);
+    check(&["adamw_mask=['norm(']"], &["`norm(` of `adamw_mask` is not a regular expression", "hint: "]);
+    check(&["adamw_mask=['.*bais']"], &["`.*bais` of `adamw_mask` fits the name of no parameter", "hint: "]);
+    check(
+        &["trainable_parameters_mask=['mlp','embeding']"],
+        &["`embeding` of `trainable_parameters_mask` fits", "hint: did you mean `embedding`?"],
+    );
+    check(
+        &["lr_schedule_type=wsd", "warmup_steps_fraction=0.6", "wsd_decay_steps_fraction=0.5"],
+        &["`warmup_steps_fraction` is `0.6`", "`wsd_decay_steps_fraction` is `0.5`", "hint: "],
+    );
+    check(&["use_qk_clip=true"], &["`use_qk_clip` is `true`", "multi-head latent attention"]);
     assert!(sandbox.checkpoints("wrong").is_empty());
 }
 

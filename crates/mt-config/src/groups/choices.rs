@@ -263,11 +263,13 @@ choice! {
     /// The optimizer.
     pub enum OptimizerType {
         AdamW = "adamw",
-    }
-    not built {
-        "adam_pax": "the optimizer `adam_pax`",
-        "sgd": "the optimizer `sgd`",
-        "muon": features::MUON,
+        /// Adam with weight decay and running means as Pax keeps them.
+        AdamPax = "adam_pax",
+        /// Gradients times the learning rate.
+        Sgd = "sgd",
+        Muon = "muon",
+        /// Second moments by rows and columns.
+        Adafactor = "adafactor",
     }
 }
 
@@ -275,8 +277,18 @@ choice! {
     /// How the learning rate falls after the warm-up.
     pub enum LearningRateSchedule {
         Cosine = "cosine",
+        /// It stays at the peak and falls at the end.
+        Wsd = "wsd",
+        Linear = "linear",
+        /// It stays at the peak.
+        Constant = "constant",
     }
-    not built {
-        "wsd": features::SCHEDULES,
+}
+
+choice! {
+    /// How the learning rate of a `wsd` schedule falls.
+    pub enum WsdDecayStyle {
+        Linear = "linear",
+        Cosine = "cosine",
     }
 }

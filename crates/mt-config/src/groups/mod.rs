@@ -31,7 +31,7 @@ pub use architecture::{AttentionGroup, PositionGroup};
 pub use choices::{
     AttentionKind, AttentionType, ContextAxis, ContextStrategy, DatasetType, DecoderBlock, Hardware,
     HfTextUnit, LayerAttention, LearningRateSchedule, MlpActivation, OptimizerType, PackingType,
-    ReorderStrategy, RopeType, SamplingStrategy, TokenizerType,
+    ReorderStrategy, RopeType, SamplingStrategy, TokenizerType, WsdDecayStyle,
 };
 pub use context::ContextGroup;
 pub use data::{DataGroup, TokenizerGroup};

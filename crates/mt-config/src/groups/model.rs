@@ -4,7 +4,9 @@ use mt_shape::DType;
 
 use super::{
     architecture::{AttentionGroup, PositionGroup},
-    choices::{AttentionKind, DecoderBlock, LearningRateSchedule, MlpActivation, OptimizerType},
+    choices::{
+        AttentionKind, DecoderBlock, LearningRateSchedule, MlpActivation, OptimizerType, WsdDecayStyle,
+    },
     group,
     remat::RematGroup,
 };
@@ -163,11 +165,21 @@ group! {
         adam_eps: f64,
         adam_eps_root: f64,
         adam_weight_decay: f64,
+        adamw_mask: Vec<String>,
+        muon_beta: f64,
+        muon_weight_decay: f64,
+        muon_consistent_rms: Option<f64>,
+        trainable_parameters_mask: Vec<String>,
+        skip_step_on_spikes: bool,
+        skip_step_interval: usize,
+        skip_step_scaling_factor: f64,
         mu_dtype: Option<DType>,
         grad_dtype: DType,
         weight_dtype: DType,
         learning_rate: f64,
         lr_schedule_type: LearningRateSchedule,
+        wsd_decay_steps_fraction: f64,
+        wsd_decay_style: WsdDecayStyle,
         warmup_steps_fraction: f64,
         learning_rate_final_fraction: f64,
         learning_rate_schedule_steps: Option<u64>,
@@ -194,8 +206,14 @@ impl OptimizerGroup {
             };
             report(problems, problem);
         }
-        for (key, decay) in [("adam_b1", self.adam_b1), ("adam_b2", self.adam_b2)] {
-            if decay >= 1.0 {
+        let is_muon = self.opt_type == OptimizerType::Muon;
+        let decays = [
+            ("adam_b1", self.adam_b1, true),
+            ("adam_b2", self.adam_b2, true),
+            ("muon_beta", self.muon_beta, is_muon),
+        ];
+        for (key, decay, is_used) in decays {
+            if decay >= 1.0 && is_used {
                 let default = value_text(&config.entry(key).key.default.value());
                 problems.push(Problem::inconsistent(
                     format!("{}, so that the running mean never moves", config.stated(key)),
@@ -210,6 +228,17 @@ impl OptimizerGroup {
                     config.stated("learning_rate_final_fraction")
                 ),
                 "raise `learning_rate`, or use a share of at most 1",
+            ));
+        }
+        let is_wsd = self.lr_schedule_type == LearningRateSchedule::Wsd;
+        if is_wsd && self.warmup_steps_fraction + self.wsd_decay_steps_fraction > 1.0 {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{} and {}, which together are more than the whole schedule",
+                    config.stated("warmup_steps_fraction"),
+                    config.stated("wsd_decay_steps_fraction")
+                ),
+                "lower one of them, so that their sum is at most 1",
             ));
         }
         if self.learning_rate_schedule_steps == Some(0) {
@@ -232,6 +261,11 @@ impl OptimizerGroup {
     pub fn warmup_steps(&self) -> u64 {
         // MaxText truncates, too.
         (self.schedule_steps() as f64 * self.warmup_steps_fraction) as u64
+    }
+
+    /// The number of steps at the end of a `wsd` schedule in which the learning rate falls.
+    pub fn wsd_decay_steps(&self) -> u64 {
+        (self.schedule_steps() as f64 * self.wsd_decay_steps_fraction) as u64
     }
 
     /// The norm above which gradients are scaled down, if they are.

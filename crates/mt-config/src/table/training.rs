@@ -2,7 +2,7 @@
 
 use super::{KeyGroup, features};
 use crate::{
-    groups::{LearningRateSchedule, OptimizerType},
+    groups::{LearningRateSchedule, OptimizerType, WsdDecayStyle},
     key::{Key, Literal},
 };
 
@@ -138,8 +138,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "Optimizer and learning rate",
         prefix: None,
         keys: &[
-            Key::of::<OptimizerType>("opt_type", "adamw", "The optimizer that updates the weights.")
-                .acts_on("optimizer"),
+            Key::of::<OptimizerType>(
+                "opt_type",
+                "adamw",
+                "The optimizer that updates the weights. `adafactor` is not MaxText's: optax's, with second \
+                 moments of matrices kept by rows and columns, no momentum and no weight decay.",
+            )
+            .acts_on("optimizer"),
             Key::float(
                 "learning_rate",
                 3e-5,
@@ -150,7 +155,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::of::<LearningRateSchedule>(
                 "lr_schedule_type",
                 "cosine",
-                "How the learning rate falls after the warm-up.",
+                "How the learning rate falls after the warm-up; `linear` and `constant` are not MaxText's.",
             )
             .acts_on("optimizer"),
             Key::float(
@@ -193,13 +198,17 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "skip_step_on_spikes",
                 false,
-                "Leave the weights alone when the loss or the gradients jump.",
+                "Leave the weights alone when the loss or the norm of the gradients, before they are \
+                 clipped, jumps.",
             )
-            .refused(features::SKIPPING_STEPS_ON_SPIKES)
             .acts_on("optimizer"),
-            Key::texts("trainable_parameters_mask", &[], "Patterns of the parameters that are trained.")
-                .refused(features::TRAINING_SOME_OF_THE_PARAMETERS)
-                .acts_on("optimizer"),
+            Key::texts(
+                "trainable_parameters_mask",
+                &[],
+                "Regular expressions; only parameters one of them fits, such as \
+                 `decoder/decoder_norm/scale`, are trained. All if empty.",
+            )
+            .acts_on("optimizer"),
             Key::integer(
                 "skip_step_interval",
                 128,
@@ -207,7 +216,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  taken.",
             )
             .at_least(1.0)
-            .refused(features::SKIPPING_STEPS_ON_SPIKES)
             .only_with("skip_step_on_spikes", &[])
             .acts_on("optimizer"),
             Key::float(
@@ -217,7 +225,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  spike.",
             )
             .at_least(0.0)
-            .refused(features::SKIPPING_STEPS_ON_SPIKES)
             .only_with("skip_step_on_spikes", &[])
             .acts_on("optimizer"),
             Key::boolean(
@@ -237,16 +244,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .at_most(1.0)
-            .refused(features::SCHEDULES)
             .only_with("lr_schedule_type", &["wsd"])
             .acts_on("optimizer"),
-            Key::choice(
+            Key::of::<WsdDecayStyle>(
                 "wsd_decay_style",
                 "linear",
-                &["linear", "cosine"],
                 "Shape of the fall of the learning rate at the end of the `wsd` schedule.",
             )
-            .refused(features::SCHEDULES)
             .only_with("lr_schedule_type", &["wsd"])
             .acts_on("optimizer"),
         ],
@@ -277,16 +281,20 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .acts_on("optimizer"),
-            Key::texts("adamw_mask", &[], "Patterns of the parameters that do not decay.")
-                .refused(features::WEIGHT_DECAY_OF_SOME_OF_THE_PARAMETERS)
-                .acts_on("optimizer"),
+            Key::texts(
+                "adamw_mask",
+                &[],
+                "Regular expressions; parameters that one of them fits, such as \
+                 `decoder/decoder_norm/scale`, do not decay.",
+            )
+            .only_with("opt_type", &["adamw", "adam_pax", "muon"])
+            .acts_on("optimizer"),
             Key::choice(
                 "mu_dtype",
                 "",
                 &["", "float32", "bfloat16"],
                 "Type of the first moment; that of the weights if empty.",
             )
-            .refuse_choices(&[("bfloat16", "bfloat16 moments")])
             .acts_on("optimizer"),
         ],
     },
@@ -425,7 +433,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float("muon_beta", 0.95, "Decay of the running mean of gradients in Muon.")
                 .at_least(0.0)
                 .at_most(1.0)
-                .refused(features::MUON)
                 .only_with("opt_type", &["muon"])
                 .acts_on("optimizer"),
             Key::float(
@@ -435,7 +442,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  rate.",
             )
             .at_least(0.0)
-            .refused(features::MUON)
             .only_with("opt_type", &["muon"])
             .acts_on("optimizer"),
             Key::optional_float(
@@ -444,7 +450,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  by width if none.",
             )
             .at_least(0.0)
-            .refused(features::MUON)
             .only_with("opt_type", &["muon"])
             .acts_on("optimizer"),
         ],

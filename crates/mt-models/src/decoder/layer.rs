@@ -76,20 +76,27 @@ pub(super) fn layer_specs(config: &DecoderConfig, layer: &LayerConfig) -> Decode
         mlp: mlp_specs(config, layer),
         post_mlp_norm: norm(layer.norms.post_mlp),
         per_layer: config.embedding.per_layer.map(|width| PerLayerInput {
-            gate: linear([(embed, "embed"), (width, "mlp")], config.init_scale, embed.size),
-            projection: linear([(width, "mlp"), (embed, "embed")], config.init_scale, width.size),
+            gate: linear(1, [(embed, "embed"), (width, "mlp")], config.init_scale),
+            projection: linear(1, [(width, "mlp"), (embed, "embed")], config.init_scale),
             norm: rms_specs(embed, config.norm),
         }),
         scalar: layer.scaled.then(|| ParamSpec::new([(mt_shape::axis(ONE, 1), "norm")], Initializer::Ones)),
         square: layer.square.then(|| {
             let output = mt_shape::axis(SQUARE_OUTPUT, embed.size);
-            linear([(embed, "embed"), (output, "mlp")], config.init_scale, embed.size)
+            linear(1, [(embed, "embed"), (output, "mlp")], config.init_scale)
         }),
     }
 }
 
-fn linear<const N: usize>(axes: [(Axis, &'static str); N], scale: f64, fan_in: usize) -> Linear<ParamSpec> {
-    Linear { kernel: ParamSpec::new(axes, Initializer::fan_in(scale, fan_in)), bias: None }
+/// A linear map from the first `num_inputs` axes to the others.
+fn linear<const N: usize>(
+    num_inputs: usize,
+    axes: [(Axis, &'static str); N],
+    scale: f64,
+) -> Linear<ParamSpec> {
+    let fan_in = axes[..num_inputs].iter().map(|(axis, _)| axis.size).product();
+    let kernel = ParamSpec::new(axes, Initializer::fan_in(scale, fan_in)).with_input_axes(num_inputs);
+    Linear { kernel, bias: None }
 }
 
 fn with_bias<const N: usize>(
@@ -124,21 +131,16 @@ fn attention_specs(config: &DecoderConfig, layer: &LayerConfig) -> Option<Attent
     let (embed, heads, kv_heads, head_dim) =
         (config.embed, attention.query_heads, attention.kv_heads, attention.head_dim);
     let own = !matches!(attention.values, Values::OfLayer(_));
-    let query =
-        linear([(embed, "embed"), (heads, "q_heads"), (head_dim, "kv")], config.init_scale, embed.size);
+    let query = linear(1, [(embed, "embed"), (heads, "q_heads"), (head_dim, "kv")], config.init_scale);
     let key_value = || {
         let kernel = linear(
+            1,
             [(embed, "embed"), (kv_heads, "kv_heads"), (head_dim, "kv_head_dim")],
             config.init_scale,
-            embed.size,
         );
         with_bias(kernel, attention.input_bias, [(kv_heads, "kv_heads"), (head_dim, "kv_head_dim")])
     };
-    let out = linear(
-        [(heads, "heads"), (head_dim, "kv"), (embed, "embed")],
-        config.init_scale,
-        heads.size * head_dim.size,
-    );
+    let out = linear(2, [(heads, "heads"), (head_dim, "kv"), (embed, "embed")], config.init_scale);
     let norm = |of: (Axis, &'static str)| match attention.query_key_norm {
         QueryKeyNorm::None => None,
         QueryKeyNorm::PerHead => Some(rms_specs(head_dim, config.norm)),
@@ -159,10 +161,10 @@ fn mlp_specs(config: &DecoderConfig, layer: &LayerConfig) -> Option<Mlp<ParamSpe
     let mlp = layer.mlp.as_ref()?;
     let (embed, width) = (config.embed, mlp.width);
     let hidden = || {
-        let kernel = linear([(embed, "embed"), (width, "mlp")], config.init_scale, embed.size);
+        let kernel = linear(1, [(embed, "embed"), (width, "mlp")], config.init_scale);
         with_bias(kernel, mlp.bias, [(width, "mlp")])
     };
-    let output = linear([(width, "mlp"), (embed, "embed")], config.init_scale, width.size);
+    let output = linear(1, [(width, "mlp"), (embed, "embed")], config.init_scale);
     Some(Mlp {
         wi_0: hidden(),
         wi_1: (mlp.activations.len() == 2).then(hidden),

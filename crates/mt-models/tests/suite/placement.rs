@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mt_models::{Model, hugging_face::Weights};
 use mt_nn::ParamSpec;
-use mt_optim::WarmupCosine;
+use mt_optim::{Schedule, ScheduleShape};
 use mt_runtime::testing::cpu;
 use mt_shape::{Path, Placement};
 
@@ -15,8 +15,13 @@ use crate::{
 };
 
 const NUM_STEPS: usize = 3;
-const SCHEDULE: WarmupCosine =
-    WarmupCosine { peak: 1e-2, warmup_steps: 1, total_steps: 10, final_fraction: 0.1 };
+const SCHEDULE: Schedule = Schedule {
+    peak: 1e-2,
+    warmup_steps: 1,
+    total_steps: 10,
+    final_fraction: 0.1,
+    shape: ScheduleShape::Cosine,
+};
 
 fn batch(vocab: usize) -> Batch {
     Batch::packed(&[&[9, 15], &[24], &[5, 7], &[24], &[24], &[1, 23], &[20], &[24]], 24, vocab)

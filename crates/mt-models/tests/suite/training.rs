@@ -6,7 +6,9 @@ use std::sync::Arc;
 use mt_ir::Program;
 use mt_models::{Forward, Model};
 use mt_nn::{LayerPlace, ParamSpec, token_cross_entropy};
-use mt_optim::{AdamW, Optimizer, Parameter, Values, WarmupCosine, clip_by_global_norm, global_norm};
+use mt_optim::{
+    Adam, AdamForm, Optimizer, Parameter, Schedule, ScheduleShape, Values, clip_by_global_norm, global_norm,
+};
 use mt_runtime::{Array, Input, testing::cpu};
 use mt_shape::{DType, HostArray, Path, Placement};
 use mt_trace::program;
@@ -19,7 +21,8 @@ use crate::{
     },
 };
 
-const OPTIMIZER: Optimizer = Optimizer::AdamW(AdamW {
+const OPTIMIZER: Optimizer = Optimizer::Adam(Adam {
+    form: AdamForm::Standard,
     b1: 0.9,
     b2: 0.95,
     epsilon: 1e-8,
@@ -29,16 +32,16 @@ const OPTIMIZER: Optimizer = Optimizer::AdamW(AdamW {
 });
 
 /// A rate that stays at its peak.
-const CONSTANT: WarmupCosine =
-    WarmupCosine { peak: 1e-2, warmup_steps: 0, total_steps: 10, final_fraction: 1.0 };
+const CONSTANT: Schedule = Schedule {
+    peak: 1e-2,
+    warmup_steps: 0,
+    total_steps: 10,
+    final_fraction: 1.0,
+    shape: ScheduleShape::Cosine,
+};
 
 /// A training step: state and batch to the next state, the loss and the norm of the gradients before they are clipped.
-fn step_program(
-    model: &dyn Model,
-    placement: &Arc<Placement>,
-    batch: &Batch,
-    schedule: WarmupCosine,
-) -> Program {
+fn step_program(model: &dyn Model, placement: &Arc<Placement>, batch: &Batch, schedule: Schedule) -> Program {
     let specs = model.parameters();
     program(&options("train_step", placement.clone()), |inputs| {
         let parameters = declare(inputs, "params", &specs, true);
@@ -84,6 +87,9 @@ fn described((path, spec): &(Path, ParamSpec)) -> Parameter {
         logical_axes: spec.logical_axes.clone(),
         dtype: spec.dtype,
         is_stacked: matches!(spec.place, LayerPlace::Stacked { .. }),
+        num_input_axes: spec.num_input_axes,
+        is_trained: true,
+        decays: true,
     }
 }
 
@@ -103,7 +109,7 @@ pub fn train(
     placement: &Arc<Placement>,
     parameters: Vec<Array>,
     batch: &Batch,
-    schedule: WarmupCosine,
+    schedule: Schedule,
     num_steps: usize,
 ) -> Trained {
     let runtime = cpu(placement.mesh().num_devices());

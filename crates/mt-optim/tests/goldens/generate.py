@@ -1,4 +1,5 @@
-"""Writes adamw.safetensors: ten steps of optax's AdamW behind clipping, under MaxText's schedule.
+"""Writes adamw.safetensors, ten steps of optax's AdamW behind clipping under MaxText's schedule, and
+optimizers.safetensors, ten steps of every optimizer and the other schedules.
 
 Needs jax, optax, numpy and safetensors.
 """
@@ -48,3 +49,71 @@ for name, dtype in [("f32", jnp.float32), ("bf16_moments", jnp.bfloat16)]:
         tensors[f"{name}.nu.{key}"] = np.asarray(state[0].nu[key])
 tensors["rates"] = np.asarray([schedule(step) for step in range(STEPS)], dtype=np.float32)
 save_file(tensors, pathlib.Path(__file__).with_name("adamw.safetensors"))
+
+# optimizers.safetensors: ten steps of each optimizer on the same gradients. `d` is a stack of layers, each of which is
+# a parameter to the reference.
+LAYERS = 3
+shapes = {"a": (5, 3), "b": (7,), "c": (4, 3, 2), "e": (2, 3, 5)} | {f"d{layer}": (4, 6) for layer in range(LAYERS)}
+random = np.random.default_rng(5)
+draw = lambda scale: {name: (random.normal(size=shape) * scale).astype(np.float32) for name, shape in shapes.items()}
+start = draw(1.0)
+gradients = [draw(0.3) for _ in range(STEPS)]
+dimensions = optax.contrib.MuonDimensionNumbers
+linear = {"a": dimensions((0,), (1,)), "b": None, "c": dimensions((0,), (1, 2)), "e": dimensions((0, 1), (2,))}
+linear |= {f"d{layer}": dimensions((0,), (1,)) for layer in range(LAYERS)}
+adam = {"b1": 0.9, "b2": 0.95, "eps": 1e-8}
+decays = {name: name != "c" for name in shapes}
+cases = {
+    "adam_masked": optax.adamw(schedule, eps_root=1e-6, weight_decay=0.1, mask=decays, **adam),
+    "adam_nesterov": optax.adamw(schedule, weight_decay=0.1, nesterov=True, **adam),
+    # Pax's form is the same but for rounding.
+    "adam_pax": optax.adamw(schedule, eps_root=1e-6, weight_decay=0.1, mask=decays, **adam),
+    "sgd": optax.sgd(schedule),
+    "adafactor": optax.adafactor(schedule, min_dim_size_to_factor=2),
+    "frozen": optax.multi_transform(
+        {"trainable": optax.adamw(schedule, weight_decay=0.1, **adam), "frozen": optax.set_to_zero()},
+        {name: "frozen" if name in ("b", "e") else "trainable" for name in shapes},
+    ),
+}
+for name, consistent_rms in [("muon", None), ("muon_rms", 0.2)]:
+    cases[name] = optax.contrib.muon(
+        schedule, ns_coeffs=(3.4445, -4.7750, 2.0315), beta=0.95, eps=1e-8, weight_decay=0.05, adam_b1=0.9,
+        adam_b2=0.95, adam_weight_decay=0.1, muon_weight_dimension_numbers=linear, consistent_rms=consistent_rms,
+    )
+
+
+def stacked(values):
+    rest = {name: np.asarray(value) for name, value in values.items() if not name.startswith("d")}
+    return rest | {"d": np.stack([values[f"d{layer}"] for layer in range(LAYERS)])}
+
+
+tensors = {f"start.{name}": value for name, value in stacked(start).items()}
+for step in range(STEPS):
+    tensors |= {f"gradient.{step}.{name}": value for name, value in stacked(gradients[step]).items()}
+for case, optimizer in cases.items():
+    parameters, state = start, optimizer.init(start)
+    for step in range(STEPS):
+        updates, state = optimizer.update(gradients[step], state, parameters)
+        parameters = optax.apply_updates(parameters, updates)
+        tensors |= {f"{case}.{step}.{name}": value for name, value in stacked(parameters).items()}
+
+# The other shapes of schedules, `fall` being the steps of a `wsd` schedule's end.
+def rates(peak, final, warmup, total, fall, shape):
+    cosine = lambda steps: lambda step: peak * (s := 0.5 * (jnp.cos(jnp.pi * step / steps) + 1)) + final * (1 - s)
+    line = lambda steps: optax.linear_schedule(peak, final, max(steps - 1, 1))
+    rise = optax.linear_schedule(0.0, peak, warmup)
+    constant = optax.constant_schedule
+    stable = total - fall
+    pieces, boundaries = {
+        "linear": ([rise, line(total - warmup)], [warmup]),
+        "constant": ([rise, constant(peak)], [warmup]),
+        "wsd_linear": ([rise, constant(peak), line(fall)], [warmup, stable]),
+        "wsd_cosine": ([rise, constant(peak), cosine(fall)], [warmup, stable]),
+    }[shape]
+    joined = optax.join_schedules([*pieces, constant(0.0)], [*boundaries, total])
+    return np.asarray([joined(step) for step in range(total + 3)], dtype=np.float32)
+
+
+for shape in ["linear", "constant", "wsd_linear", "wsd_cosine"]:
+    tensors[f"rates.{shape}"] = rates(0.02, 0.002, 4, 21, 7, shape)
+save_file(tensors, pathlib.Path(__file__).with_name("optimizers.safetensors"))

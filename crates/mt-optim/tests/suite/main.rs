@@ -1,9 +1,14 @@
 //! The optimizer against optax, run on the CPU plugin; `goldens/generate.py` made the values.
 
+mod optimizers;
+mod spikes;
+
 use std::{fs, path::PathBuf, sync::Arc};
 
 use mt_ir::{Program, Target};
-use mt_optim::{AdamW, Optimizer, Parameter, Values, WarmupCosine, clip_by_global_norm, global_norm};
+use mt_optim::{
+    Adam, AdamForm, Optimizer, Parameter, Schedule, ScheduleShape, Values, clip_by_global_norm, global_norm,
+};
 use mt_runtime::testing;
 use mt_shape::{Axis, DType, HostArray, Path, Placement, axis};
 use mt_trace::{Inputs, Output, ProgramOptions, Tensor, program};
@@ -13,11 +18,21 @@ const NUM_STEPS: usize = 10;
 const PARAMETERS: [(&str, &[usize]); 3] = [("a", &[5, 3]), ("b", &[7]), ("c", &[2, 3, 2])];
 const AXES: [&str; 3] = ["x", "y", "z"];
 
-const SCHEDULE: WarmupCosine =
-    WarmupCosine { peak: 0.02, warmup_steps: 3, total_steps: 8, final_fraction: 0.1 };
+const SCHEDULE: Schedule = Schedule {
+    peak: 0.02,
+    warmup_steps: 3,
+    total_steps: 8,
+    final_fraction: 0.1,
+    shape: ScheduleShape::Cosine,
+};
 
 fn golden(name: &str) -> HostArray {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/adamw.safetensors");
+    golden_of("adamw", name)
+}
+
+fn golden_of(file: &str, name: &str) -> HostArray {
+    let path =
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(format!("{file}.safetensors"));
     let bytes = fs::read(path).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let view = tensors.tensor(name).unwrap_or_else(|error| panic!("`{name}`: {error}"));
@@ -60,6 +75,9 @@ fn described() -> Vec<Parameter> {
         logical_axes: vec![None; dims.len()],
         dtype: DType::F32,
         is_stacked: false,
+        num_input_axes: 0,
+        is_trained: true,
+        decays: true,
     };
     PARAMETERS.iter().map(parameter).collect()
 }
@@ -81,7 +99,7 @@ fn declare<'t>(inputs: &Inputs<'t>, prefix: &str, dtype: DType) -> Vec<Tensor<'t
 
 /// A step of clipping and AdamW: parameters, both moments, the step's number and gradients to the next of all but
 /// gradients, and the gradients' norm.
-fn step_program(optimizer: &AdamW) -> Program {
+fn step_program(optimizer: &Adam) -> Program {
     traced("step", |inputs| {
         let parameters = declare(inputs, "parameter", DType::F32);
         let first = declare(inputs, "first", optimizer.first_moment_dtype);
@@ -92,7 +110,7 @@ fn step_program(optimizer: &AdamW) -> Program {
         let clipped = clip_by_global_norm(&gradients, norm, 1.0);
         let values = Values { parameters, slots };
         let next =
-            Optimizer::AdamW(*optimizer).update(&described(), &values, &clipped, step, SCHEDULE.at(step));
+            Optimizer::Adam(*optimizer).update(&described(), &values, &clipped, step, SCHEDULE.at(step));
         let results = next.parameters.into_iter().chain(next.slots).chain([step + 1.0, norm]);
         results.map(|tensor| inputs.replicated("result", tensor)).collect()
     })
@@ -100,8 +118,15 @@ fn step_program(optimizer: &AdamW) -> Program {
 
 #[track_caller]
 fn check(case: &str, first_moment_dtype: DType, tolerance: f64, moment_tolerance: f64) {
-    let optimizer =
-        AdamW { b1: 0.9, b2: 0.95, epsilon: 1e-8, epsilon_root: 1e-9, weight_decay: 0.1, first_moment_dtype };
+    let optimizer = Adam {
+        form: AdamForm::Standard,
+        b1: 0.9,
+        b2: 0.95,
+        epsilon: 1e-8,
+        epsilon_root: 1e-9,
+        weight_decay: 0.1,
+        first_moment_dtype,
+    };
     let program = step_program(&optimizer);
     let start = PARAMETERS.map(|(name, _)| golden(&format!("{case}.start.{name}")));
     let zeros = |dtype: DType| PARAMETERS.map(|(_, dims)| HostArray::zeros(dtype, dims));
@@ -164,7 +189,7 @@ fn learning_rates_match() {
 
 #[test]
 fn schedules_without_warmup_or_end_are_numbers() {
-    let rate = |schedule: WarmupCosine, step: i32| {
+    let rate = |schedule: Schedule, step: i32| {
         let program = traced("rate", |inputs| {
             let step = inputs.input("step", DType::I32, &[], &[], false);
             vec![inputs.replicated("rate", schedule.at(step))]
@@ -173,12 +198,12 @@ fn schedules_without_warmup_or_end_are_numbers() {
             .to_f64()[0]
     };
     let peak = f64::from(0.02_f32);
-    let without_warmup = WarmupCosine { warmup_steps: 0, ..SCHEDULE };
+    let without_warmup = Schedule { warmup_steps: 0, ..SCHEDULE };
     assert!((rate(without_warmup, 0) - peak).abs() < 1e-8);
-    let only_warmup = WarmupCosine { warmup_steps: 8, ..SCHEDULE };
+    let only_warmup = Schedule { warmup_steps: 8, ..SCHEDULE };
     assert!((rate(only_warmup, 4) - peak / 2.0).abs() < 1e-8);
     assert_eq!(rate(only_warmup, 8), 0.0);
-    assert!((rate(WarmupCosine { warmup_steps: 0, total_steps: 1, ..SCHEDULE }, 0) - peak).abs() < 1e-8);
+    assert!((rate(Schedule { warmup_steps: 0, total_steps: 1, ..SCHEDULE }, 0) - peak).abs() < 1e-8);
 }
 
 #[test]

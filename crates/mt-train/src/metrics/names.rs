@@ -18,6 +18,8 @@ pub const RAW_GRADIENT_NORM: &str = "learning/raw_grad_norm";
 pub const PARAMETER_NORM: &str = "learning/param_norm";
 /// The learning rate of the step.
 pub const LEARNING_RATE: &str = "learning/current_learning_rate";
+/// 1 if the step counted as a spike and changed nothing, else 0.
+pub const STEP_SKIPPED: &str = "optim/step_skipped";
 
 /// From the start of one step to the start of the next, in seconds.
 pub const STEP_TIME: &str = "perf/step_time_seconds";

@@ -77,12 +77,16 @@ impl Setup {
 
     pub fn train_step(&self) -> Measured<mt_ir::Program> {
         programs(&self.settings, &*self.model, self.placement.clone(), Platform::Cpu)
+            .unwrap()
             .train_step(NUM_ROWS, LENGTH)
             .unwrap()
     }
 
     pub fn initialize(&self) -> mt_ir::Program {
-        programs(&self.settings, &*self.model, self.placement.clone(), Platform::Cpu).initialize().unwrap()
+        programs(&self.settings, &*self.model, self.placement.clone(), Platform::Cpu)
+            .unwrap()
+            .initialize()
+            .unwrap()
     }
 }
 

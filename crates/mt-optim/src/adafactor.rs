@@ -1,0 +1,102 @@
+//! Adafactor (Shazeer and Stern, 2018): second moments of matrices kept as those of their rows and columns, with the
+//! conventions and constants of optax. The layers of a stack are parameters of their own.
+
+use mt_shape::DType;
+use mt_trace::Tensor;
+
+use crate::{Parameter, Slot};
+
+/// The optimizer's constants.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adafactor {
+    /// Second moments are factored over the two longest axes if both have at least this size.
+    pub min_factored_size: usize,
+}
+
+/// How the decay of the second moment comes near 1 over the steps.
+const DECAY_EXPONENT: f64 = -0.8;
+
+/// Added to squared gradients.
+const EPSILON: f64 = 1e-30;
+
+/// The root mean square that the update of a parameter may have before it is scaled.
+const LARGEST_UPDATE: f64 = 1.0;
+
+/// The root mean square that parameters are taken to have at least.
+const SMALLEST_PARAMETER: f64 = 1e-3;
+
+impl Default for Adafactor {
+    fn default() -> Self {
+        Self { min_factored_size: 128 }
+    }
+}
+
+impl Adafactor {
+    /// The positions of the second longest and the longest axis, if moments are factored over them.
+    fn factored(&self, parameter: &Parameter) -> Option<(usize, usize)> {
+        let mut positions: Vec<usize> = parameter.own_axes().collect();
+        positions.sort_by_key(|position| parameter.axes[*position].size);
+        let longest = positions.pop()?;
+        let second = positions.pop()?;
+        (parameter.axes[second].size >= self.min_factored_size).then_some((second, longest))
+    }
+
+    /// The mean squares over the longest and over the second longest axis, or each square's.
+    pub(crate) fn slots(&self, index: usize, parameter: &Parameter) -> Vec<Slot> {
+        let slot = |name: &'static str, without: Option<usize>| {
+            let mut slot = Slot::like(name, index, parameter, DType::F32, 2);
+            slot.axes.retain(|axis| Some(*axis) != without);
+            slot
+        };
+        match self.factored(parameter) {
+            Some((second, longest)) => vec![slot("v_row", Some(longest)), slot("v_col", Some(second))],
+            None => vec![slot("v", None)],
+        }
+    }
+
+    /// The step after `count` others.
+    #[track_caller]
+    pub(crate) fn step<'t>(&self, count: Tensor<'t>) -> AdafactorStep<'t> {
+        let number = count.cast(DType::F32) + 1.0;
+        AdafactorStep { constants: *self, decay: -(number.power(DECAY_EXPONENT)) + 1.0 }
+    }
+}
+
+/// What is the same for all parameters in one step.
+pub(crate) struct AdafactorStep<'t> {
+    constants: Adafactor,
+    decay: Tensor<'t>,
+}
+
+impl<'t> AdafactorStep<'t> {
+    /// What is taken off a parameter, before the learning rate, and what is kept.
+    #[track_caller]
+    pub fn update(
+        &self,
+        parameter: &Parameter,
+        value: Tensor<'t>,
+        gradient: Tensor<'t>,
+        kept: &[Tensor<'t>],
+    ) -> (Tensor<'t>, Vec<Tensor<'t>>) {
+        let squares = gradient.square() + EPSILON;
+        let mean = |kept: Tensor<'t>, new: Tensor<'t>| kept * self.decay + new * (-self.decay + 1.0);
+        let (update, kept) = match self.constants.factored(parameter) {
+            Some((second, longest)) => {
+                let [second, longest] = [second, longest].map(|position| parameter.axes[position].name);
+                let rows = mean(kept[0], squares.mean(&[longest]));
+                let columns = mean(kept[1], squares.mean(&[second]));
+                let row_factors = (rows / rows.mean(&[second])).rsqrt();
+                (gradient * row_factors * columns.rsqrt(), vec![rows, columns])
+            }
+            None => {
+                let each = mean(kept[0], squares);
+                (gradient * each.rsqrt(), vec![each])
+            }
+        };
+        let names = parameter.own_names();
+        let root_mean_square = |tensor: Tensor<'t>| tensor.square().mean(&names).sqrt();
+        let excess = (root_mean_square(update) * (1.0 / LARGEST_UPDATE)).maximum(1.0);
+        let size = root_mean_square(value).maximum(SMALLEST_PARAMETER);
+        (update / excess * size, kept)
+    }
+}

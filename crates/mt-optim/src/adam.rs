@@ -1,0 +1,122 @@
+//! Adam with decoupled weight decay (Loshchilov and Hutter, 2019), with the conventions of optax or of Pax.
+
+use mt_shape::DType;
+use mt_trace::Tensor;
+
+use crate::{Parameter, Slot};
+
+/// The optimizer's constants.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adam {
+    pub form: AdamForm,
+    pub b1: f64,
+    pub b2: f64,
+    /// Added outside the square root.
+    pub epsilon: f64,
+    /// Added inside the square root.
+    pub epsilon_root: f64,
+    pub weight_decay: f64,
+    /// The type the first moments are kept in.
+    pub first_moment_dtype: DType,
+}
+
+/// How the running means make up for beginning with zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdamForm {
+    /// They are divided by the weight that their gradients have so far.
+    Standard,
+    /// So they are, and the first one is looked up a step ahead (Dozat, 2016).
+    Nesterov,
+    /// Their decay grows from 0 to its value, so that what is kept needs no division; but for rounding the updates are
+    /// those of the standard form.
+    Pax,
+}
+
+impl Adam {
+    /// Running means of gradients and of their squares.
+    pub(crate) fn slots(&self, index: usize, parameter: &Parameter, part: Option<&'static str>) -> Vec<Slot> {
+        let slot = |name, dtype, order| Slot { part, ..Slot::like(name, index, parameter, dtype, order) };
+        vec![slot("mu", self.first_moment_dtype, 1), slot("nu", DType::F32, 2)]
+    }
+
+    /// The step after `count` others.
+    #[track_caller]
+    pub(crate) fn step<'t>(&self, count: Tensor<'t>) -> AdamStep<'t> {
+        let number = count.cast(DType::F32) + 1.0;
+        // One less a power of the decay.
+        let weight = |decay: f64, power: Tensor<'t>| {
+            let base = count.region().full(DType::F32, &[], decay);
+            -(base.power(power)) + 1.0
+        };
+        let (first, second) = match self.form {
+            AdamForm::Standard => (weight(self.b1, number), weight(self.b2, number)),
+            AdamForm::Nesterov => {
+                return AdamStep {
+                    constants: *self,
+                    first: weight(self.b1, number + 1.0),
+                    second: weight(self.b2, number),
+                    gradient: Some(weight(self.b1, number)),
+                };
+            }
+            AdamForm::Pax => {
+                let decay = |decay: f64| weight(decay, number - 1.0) * decay / weight(decay, number);
+                (decay(self.b1), decay(self.b2))
+            }
+        };
+        AdamStep { constants: *self, first, second, gradient: None }
+    }
+}
+
+/// What is the same for all parameters in one step.
+pub(crate) struct AdamStep<'t> {
+    constants: Adam,
+    /// What divides the first moment; in Pax's form its decay.
+    first: Tensor<'t>,
+    /// What divides the second moment; in Pax's form its decay.
+    second: Tensor<'t>,
+    /// What divides the gradient that Nesterov's form adds.
+    gradient: Option<Tensor<'t>>,
+}
+
+impl<'t> AdamStep<'t> {
+    /// What is taken off a parameter, before the learning rate, and the new moments.
+    #[track_caller]
+    pub fn update(
+        &self,
+        parameter: &Parameter,
+        value: Tensor<'t>,
+        gradient: Tensor<'t>,
+        moments: &[Tensor<'t>],
+    ) -> (Tensor<'t>, Vec<Tensor<'t>>) {
+        let Adam { form, b1, b2, epsilon, epsilon_root, weight_decay, .. } = self.constants;
+        let (first, second, numerator, squares) = if form == AdamForm::Pax {
+            let mean =
+                |kept: Tensor<'t>, new: Tensor<'t>, decay: Tensor<'t>| new * (-decay + 1.0) + kept * decay;
+            let first = mean(moments[0], gradient, self.first);
+            let second = mean(moments[1], gradient.square(), self.second);
+            (first, second, first, second)
+        } else {
+            let first = moments[0] * b1 + gradient * (1.0 - b1);
+            let second = moments[1] * b2 + gradient.square() * (1.0 - b2);
+            let numerator = first / self.first;
+            let numerator = match self.gradient {
+                Some(weight) => numerator * b1 + gradient / weight * (1.0 - b1),
+                None => numerator,
+            };
+            (first, second, numerator, second / self.second)
+        };
+        let update = numerator / ((squares + epsilon_root).sqrt() + epsilon);
+        (decayed(update, parameter, value, weight_decay), vec![first, second])
+    }
+}
+
+/// The update with weight decay, if the parameter decays.
+#[track_caller]
+pub(crate) fn decayed<'t>(
+    update: Tensor<'t>,
+    parameter: &Parameter,
+    value: Tensor<'t>,
+    weight_decay: f64,
+) -> Tensor<'t> {
+    if parameter.decays && weight_decay != 0.0 { update + value * weight_decay } else { update }
+}

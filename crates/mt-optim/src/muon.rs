@@ -1,0 +1,140 @@
+//! Muon (Jordan et al., 2024): momentum whose matrices are made nearly orthogonal, with the conventions of optax.
+
+use mt_shape::{Axis, DType};
+use mt_trace::Tensor;
+
+use crate::{
+    Adam, Parameter, Slot,
+    adam::{AdamStep, decayed},
+};
+
+/// The optimizer's constants.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Muon {
+    /// The decay of the momentum.
+    pub beta: f64,
+    /// Added to the norm that a matrix is divided by.
+    pub epsilon: f64,
+    pub weight_decay: f64,
+    /// The root mean square that updates have; without it they grow with the root of outputs per input.
+    pub consistent_rms: Option<f64>,
+    /// The type the momentum is kept in.
+    pub momentum_dtype: DType,
+    /// For what is no matrix: embeddings, heads, norms and biases.
+    pub adam: Adam,
+}
+
+/// The coefficients of the iteration: x, x³ and x⁵.
+pub const NEWTON_SCHULZ: [f64; 3] = [3.4445, -4.7750, 2.0315];
+
+/// How often it is repeated.
+const NUM_ITERATIONS: usize = 5;
+
+const INPUT: &str = "muon_input";
+const OUTPUT: &str = "muon_output";
+const SIDE: &str = "muon_side";
+
+/// The inputs and outputs of a linear map, over which parameters are matrices.
+pub(crate) struct Matrix {
+    inputs: Vec<Axis>,
+    outputs: Vec<Axis>,
+}
+
+/// How a parameter is read as one matrix for each layer, if it is the kernel of a linear map.
+pub(crate) fn matrix(parameter: &Parameter) -> Option<Matrix> {
+    let own = &parameter.axes[parameter.own_axes()];
+    let (inputs, outputs) = own.split_at_checked(parameter.num_input_axes)?;
+    let is_matrix = !inputs.is_empty() && !outputs.is_empty();
+    is_matrix.then(|| Matrix { inputs: inputs.to_vec(), outputs: outputs.to_vec() })
+}
+
+impl Muon {
+    /// The part that treats matrices.
+    pub const MUON: &'static str = "muon";
+    /// The part that treats the rest.
+    pub const ADAM: &'static str = "adam";
+
+    /// The running mean of gradients; for what is no matrix, what Adam keeps.
+    pub(crate) fn slots(&self, index: usize, parameter: &Parameter) -> Vec<Slot> {
+        if matrix(parameter).is_none() {
+            return self.adam.slots(index, parameter, Some(Self::ADAM));
+        }
+        let slot = Slot::like("mu", index, parameter, self.momentum_dtype, 1);
+        vec![Slot { part: Some(Self::MUON), ..slot }]
+    }
+
+    /// The step after `count` others.
+    #[track_caller]
+    pub(crate) fn step<'t>(&self, count: Tensor<'t>) -> MuonStep<'t> {
+        let number = count.cast(DType::F32) + 1.0;
+        let weight = |power: Tensor<'t>| {
+            let base = count.region().full(DType::F32, &[], self.beta);
+            -(base.power(power)) + 1.0
+        };
+        MuonStep {
+            constants: *self,
+            momentum: weight(number + 1.0),
+            gradient: weight(number),
+            adam: self.adam.step(count),
+        }
+    }
+}
+
+/// What is the same for all parameters in one step.
+pub(crate) struct MuonStep<'t> {
+    constants: Muon,
+    /// What divides the momentum.
+    momentum: Tensor<'t>,
+    /// What divides the gradient.
+    gradient: Tensor<'t>,
+    adam: AdamStep<'t>,
+}
+
+impl<'t> MuonStep<'t> {
+    /// What is taken off a parameter, before the learning rate, and what is kept.
+    #[track_caller]
+    pub fn update(
+        &self,
+        parameter: &Parameter,
+        value: Tensor<'t>,
+        gradient: Tensor<'t>,
+        kept: &[Tensor<'t>],
+    ) -> (Tensor<'t>, Vec<Tensor<'t>>) {
+        let Some(matrix) = matrix(parameter) else {
+            return self.adam.update(parameter, value, gradient, kept);
+        };
+        let Muon { beta, epsilon, weight_decay, consistent_rms, .. } = self.constants;
+        let momentum = kept[0] * beta + gradient * (1.0 - beta);
+        let ahead = momentum / self.momentum * beta + gradient / self.gradient * (1.0 - beta);
+        let update = orthogonalized(ahead, &matrix, epsilon);
+        let size = |axes: &[Axis]| axes.iter().map(|axis| axis.size).product::<usize>() as f64;
+        let (inputs, outputs) = (size(&matrix.inputs), size(&matrix.outputs));
+        let scale = match consistent_rms {
+            Some(rms) => rms * inputs.max(outputs).sqrt(),
+            None => (outputs / inputs).max(1.0).sqrt(),
+        };
+        (decayed(update * scale, parameter, value, weight_decay), vec![momentum])
+    }
+}
+
+/// Brings the singular values of each matrix near 1 by Newton and Schulz's iteration.
+#[track_caller]
+fn orthogonalized<'t>(tensor: Tensor<'t>, matrix: &Matrix, epsilon: f64) -> Tensor<'t> {
+    let names = |axes: &[Axis]| -> Vec<&'static str> { axes.iter().map(|axis| axis.name).collect() };
+    let flat = tensor.merge(&names(&matrix.inputs), INPUT).merge(&names(&matrix.outputs), OUTPUT);
+    // Products are of the shorter side.
+    let (short, long) =
+        if flat.axis(INPUT).size > flat.axis(OUTPUT).size { (OUTPUT, INPUT) } else { (INPUT, OUTPUT) };
+    let order: Vec<&'static str> = flat.axes().iter().map(|axis| axis.name).collect();
+    let norm = flat.square().sum(&[INPUT, OUTPUT]).sqrt();
+    let mut x = flat / (norm + epsilon);
+    let [linear, cubic, quintic] = NEWTON_SCHULZ;
+    for _ in 0..NUM_ITERATIONS {
+        // In terms of the short and another short side.
+        let square = x.contract(x.rename(short, SIDE), &[long]);
+        let fourth = square.rename(SIDE, long).contract(square.rename(short, long), &[long]);
+        let polynomial = square * cubic + fourth * quintic;
+        x = x * linear + polynomial.contract(x.rename(short, SIDE), &[SIDE]).order(&order);
+    }
+    x.split(OUTPUT, &matrix.outputs).split(INPUT, &matrix.inputs)
+}

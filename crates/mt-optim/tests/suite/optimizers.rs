@@ -1,0 +1,206 @@
+//! Every optimizer and schedule against optax; `goldens/generate.py` made the values.
+
+use mt_ir::Program;
+use mt_optim::{
+    Adafactor, Adam, AdamForm, Muon, Optimizer, Parameter, Schedule, ScheduleShape, Slot, Values,
+};
+use mt_runtime::testing;
+use mt_shape::{Axis, DType, HostArray, axis};
+use mt_trace::{Inputs, Tensor};
+
+use crate::{NUM_STEPS, SCHEDULE, assert_close, golden_of, path, traced};
+
+/// Names, dimensions, whether the first counts layers, and how many are inputs of a linear map.
+const PARAMETERS: [(&str, &[usize], bool, usize); 5] = [
+    ("a", &[5, 3], false, 1),
+    ("b", &[7], false, 0),
+    ("c", &[4, 3, 2], false, 1),
+    ("e", &[2, 3, 5], false, 2),
+    ("d", &[3, 4, 6], true, 1),
+];
+const AXES: [&str; 3] = ["x", "y", "z"];
+
+const ADAM: Adam = Adam {
+    form: AdamForm::Standard,
+    b1: 0.9,
+    b2: 0.95,
+    epsilon: 1e-8,
+    epsilon_root: 0.0,
+    weight_decay: 0.1,
+    first_moment_dtype: DType::F32,
+};
+
+const MUON: Muon = Muon {
+    beta: 0.95,
+    epsilon: 1e-8,
+    weight_decay: 0.05,
+    consistent_rms: None,
+    momentum_dtype: DType::F32,
+    adam: Adam { form: AdamForm::Nesterov, ..ADAM },
+};
+
+fn golden(name: &str) -> HostArray {
+    golden_of("optimizers", name)
+}
+
+fn parameters() -> Vec<Parameter> {
+    let parameter = |(name, dims, is_stacked, num_input_axes): &(&str, &[usize], bool, usize)| Parameter {
+        path: path(name),
+        axes: AXES.iter().zip(*dims).map(|(name, size)| axis(name, *size)).collect(),
+        logical_axes: vec![None; dims.len()],
+        dtype: DType::F32,
+        is_stacked: *is_stacked,
+        num_input_axes: *num_input_axes,
+        is_trained: true,
+        decays: true,
+    };
+    PARAMETERS.iter().map(parameter).collect()
+}
+
+fn slot_axes(slot: &Slot, parameters: &[Parameter]) -> Vec<Axis> {
+    slot.axes.iter().map(|axis| parameters[slot.parameter].axes[*axis]).collect()
+}
+
+/// Parameters, slots, the number of steps and gradients to the next of all but gradients.
+fn step_program(optimizer: &Optimizer, parameters: &[Parameter]) -> Program {
+    traced("step", |inputs: &Inputs<'_>| {
+        let declare = |name: &str, dtype: DType, axes: &[Axis]| {
+            inputs.input(name, dtype, axes, &vec![None; axes.len()], false)
+        };
+        let of_parameters = |name: &str| -> Vec<Tensor<'_>> {
+            parameters.iter().map(|parameter| declare(name, DType::F32, &parameter.axes)).collect()
+        };
+        let values = Values {
+            parameters: of_parameters("parameter"),
+            slots: optimizer
+                .slots(parameters)
+                .iter()
+                .map(|slot| declare(slot.name, slot.dtype, &slot_axes(slot, parameters)))
+                .collect(),
+        };
+        let count = declare("count", DType::I32, &[]);
+        let gradients = of_parameters("gradient");
+        let next = optimizer.update(parameters, &values, &gradients, count, SCHEDULE.at(count));
+        let results = next.parameters.into_iter().chain(next.slots).chain([count + 1.0]);
+        results.map(|tensor| inputs.replicated("result", tensor)).collect()
+    })
+}
+
+/// Takes ten steps and compares the parameters after each.
+#[track_caller]
+fn check(case: &str, optimizer: &Optimizer, parameters: &[Parameter]) {
+    let program = step_program(optimizer, parameters);
+    let mut state: Vec<HostArray> =
+        PARAMETERS.iter().map(|(name, ..)| golden(&format!("start.{name}"))).collect();
+    for slot in optimizer.slots(parameters) {
+        let dims: Vec<usize> = slot_axes(&slot, parameters).iter().map(|axis| axis.size).collect();
+        state.push(HostArray::zeros(slot.dtype, &dims));
+    }
+    state.push(HostArray::zeros(DType::I32, &[]));
+    for step in 0..NUM_STEPS {
+        let gradients = PARAMETERS.map(|(name, ..)| golden(&format!("gradient.{step}.{name}")));
+        state = testing::run(&program, &[state, gradients.to_vec()].concat()).unwrap();
+        for ((name, ..), parameter) in PARAMETERS.iter().zip(&state) {
+            let expected = golden(&format!("{case}.{step}.{name}"));
+            assert_close(&format!("{case}: `{name}` after step {step}"), parameter, &expected, 1e-5);
+        }
+    }
+}
+
+fn without_decay_of_c() -> Vec<Parameter> {
+    parameters()
+        .into_iter()
+        .map(|parameter| Parameter { decays: parameter.path != path("c"), ..parameter })
+        .collect()
+}
+
+#[test]
+fn adam_with_a_mask_matches() {
+    check("adam_masked", &Optimizer::Adam(Adam { epsilon_root: 1e-6, ..ADAM }), &without_decay_of_c());
+}
+
+#[test]
+fn adam_of_nesterov_matches() {
+    check("adam_nesterov", &Optimizer::Adam(Adam { form: AdamForm::Nesterov, ..ADAM }), &parameters());
+}
+
+#[test]
+fn adam_of_pax_matches() {
+    let adam = Adam { form: AdamForm::Pax, epsilon_root: 1e-6, ..ADAM };
+    check("adam_pax", &Optimizer::Adam(adam), &without_decay_of_c());
+}
+
+#[test]
+fn gradient_descent_matches() {
+    check("sgd", &Optimizer::Sgd, &parameters());
+    assert!(Optimizer::Sgd.slots(&parameters()).is_empty());
+}
+
+#[test]
+fn muon_matches() {
+    check("muon", &Optimizer::Muon(MUON), &parameters());
+    check("muon_rms", &Optimizer::Muon(Muon { consistent_rms: Some(0.2), ..MUON }), &parameters());
+}
+
+#[test]
+fn adafactor_matches() {
+    let optimizer = Optimizer::Adafactor(Adafactor { min_factored_size: 2 });
+    check("adafactor", &optimizer, &parameters());
+    // The layer axis of `d` is in both of its factors.
+    let parameters = parameters();
+    let axes = |name: &str| -> Vec<Vec<usize>> {
+        let slots = optimizer.slots(&parameters);
+        slots.iter().filter(|slot| slot.name == name).map(|slot| slot.axes.clone()).collect()
+    };
+    assert_eq!(axes("v_row"), [vec![1], vec![1, 2], vec![0, 1], vec![0, 1]]);
+    assert_eq!(axes("v_col"), [vec![0], vec![0, 2], vec![0, 2], vec![0, 2]]);
+    assert_eq!(axes("v"), [vec![0]]);
+}
+
+#[test]
+fn parameters_that_are_not_trained_stay_and_keep_nothing() {
+    let parameters: Vec<Parameter> = parameters()
+        .into_iter()
+        .map(|parameter| {
+            let is_trained = parameter.path != path("b") && parameter.path != path("e");
+            Parameter { is_trained, ..parameter }
+        })
+        .collect();
+    let optimizer = Optimizer::Adam(ADAM);
+    check("frozen", &optimizer, &parameters);
+    let slots = optimizer.slots(&parameters);
+    assert_eq!(slots.iter().map(|slot| slot.parameter).collect::<Vec<_>>(), [0, 2, 4, 0, 2, 4]);
+}
+
+#[test]
+fn muon_keeps_one_moment_of_matrices() {
+    let slots = Optimizer::Muon(MUON).slots(&parameters());
+    let of = |parameter: usize| -> Vec<(&str, Option<&str>)> {
+        let own = slots.iter().filter(|slot| slot.parameter == parameter);
+        own.map(|slot| (slot.name, slot.part)).collect()
+    };
+    assert_eq!(of(0), [("mu", Some(Muon::MUON))]);
+    assert_eq!(of(1), [("mu", Some(Muon::ADAM)), ("nu", Some(Muon::ADAM))]);
+}
+
+#[track_caller]
+fn check_rates(case: &str, shape: ScheduleShape) {
+    let schedule = Schedule { peak: 0.02, warmup_steps: 4, total_steps: 21, final_fraction: 0.1, shape };
+    let program = traced("rates", |inputs| {
+        let step = inputs.input("step", DType::I32, &[], &[], false);
+        vec![inputs.replicated("rate", schedule.at(step))]
+    });
+    for (step, expected) in golden(&format!("rates.{case}")).to_f64().iter().enumerate() {
+        let step = HostArray::from_slice(DType::I32, &[], &[step as i32]).unwrap();
+        let rate = testing::run(&program, &[step]).unwrap()[0].to_f64()[0];
+        assert!((rate - expected).abs() <= 1e-6 * 0.02, "{case}: {rate} is not {expected}");
+    }
+}
+
+#[test]
+fn schedules_match() {
+    check_rates("linear", ScheduleShape::Linear);
+    check_rates("constant", ScheduleShape::Constant);
+    check_rates("wsd_linear", ScheduleShape::StableThenLinear { fall_steps: 7 });
+    check_rates("wsd_cosine", ScheduleShape::StableThenCosine { fall_steps: 7 });
+}

@@ -1,0 +1,156 @@
+//! Parameters chosen by patterns over their names in MaxText's checkpoints, such as `decoder/decoder_norm/scale`.
+
+use fancy_regex::Regex;
+
+use crate::TrainError;
+
+/// A mask does not fit the parameters.
+#[derive(Debug, thiserror::Error)]
+pub enum MaskError {
+    #[error(
+        "`{pattern}` of `{key}` is not a regular expression: {reason}\nhint: a name is matched if the expression fits any part of it; `.*` stands for any text"
+    )]
+    NotAnExpression { key: &'static str, pattern: String, reason: String },
+    #[error(
+        "`{pattern}` of `{key}` fits the name of no parameter\nhint: {}names are such as `{example}`",
+        did_you_mean(near)
+    )]
+    NoParameter { key: &'static str, pattern: String, near: Vec<String>, example: String },
+    #[error(
+        "the expression `{pattern}` of `{key}` takes too long on the name `{name}`: {reason}\nhint: use a simpler one"
+    )]
+    TooHard { key: &'static str, pattern: String, name: String, reason: String },
+}
+
+fn did_you_mean(near: &[String]) -> String {
+    if near.is_empty() {
+        return String::new();
+    }
+    let names: Vec<String> = near.iter().map(|name| format!("`{name}`")).collect();
+    format!("did you mean {}? ", names.join(" or "))
+}
+
+/// Which parameters are trained: all if there is no pattern, else those that one fits.
+///
+/// # Errors
+/// A pattern is no expression or fits nothing, so that at least one parameter is trained.
+pub(crate) fn trained(patterns: &[String], names: &[String]) -> Result<Vec<bool>, TrainError> {
+    const KEY: &str = "trainable_parameters_mask";
+    if patterns.is_empty() {
+        return Ok(vec![true; names.len()]);
+    }
+    let mut trained = vec![false; names.len()];
+    for pattern in patterns {
+        let fitting = fitting(KEY, pattern, names)?;
+        if !fitting.contains(&true) {
+            return Err(no_parameter(KEY, pattern, names).into());
+        }
+        join(&mut trained, &fitting);
+    }
+    Ok(trained)
+}
+
+/// Which parameters do not decay: those that a pattern fits. Lists of patterns are written for many models, so one that
+/// fits nothing is said in a warning as long as another fits something.
+///
+/// # Errors
+/// A pattern is no expression, or none fits anything.
+pub(crate) fn undecayed(patterns: &[String], names: &[String]) -> Result<Vec<bool>, TrainError> {
+    const KEY: &str = "adamw_mask";
+    let mut undecayed = vec![false; names.len()];
+    let mut idle = Vec::new();
+    for pattern in patterns {
+        let fitting = fitting(KEY, pattern, names)?;
+        if !fitting.contains(&true) {
+            idle.push(pattern);
+        }
+        join(&mut undecayed, &fitting);
+    }
+    if let Some(pattern) = idle.first()
+        && idle.len() == patterns.len()
+    {
+        return Err(no_parameter(KEY, pattern, names).into());
+    }
+    for pattern in idle {
+        eprintln!("warning: `{pattern}` of `{KEY}` fits the name of no parameter of this model");
+    }
+    Ok(undecayed)
+}
+
+fn fitting(key: &'static str, pattern: &str, names: &[String]) -> Result<Vec<bool>, MaskError> {
+    let expression = Regex::new(pattern).map_err(|error| MaskError::NotAnExpression {
+        key,
+        pattern: pattern.to_owned(),
+        reason: error.to_string(),
+    })?;
+    let fits = |name: &String| {
+        expression.is_match(name).map_err(|error| MaskError::TooHard {
+            key,
+            pattern: pattern.to_owned(),
+            name: name.clone(),
+            reason: error.to_string(),
+        })
+    };
+    names.iter().map(fits).collect()
+}
+
+fn join(all: &mut [bool], more: &[bool]) {
+    for (all, more) in all.iter_mut().zip(more) {
+        *all |= more;
+    }
+}
+
+fn no_parameter(key: &'static str, pattern: &str, names: &[String]) -> MaskError {
+    // What is left of an expression without its signs is likely a misspelled part of a name.
+    let word: String =
+        pattern.chars().filter(|sign| sign.is_alphanumeric() || matches!(sign, '_' | '/')).collect();
+    let mut parts: Vec<&str> = names.iter().flat_map(|name| name.split('/')).collect();
+    parts.extend(names.iter().map(String::as_str));
+    parts.sort_unstable();
+    parts.dedup();
+    MaskError::NoParameter {
+        key,
+        pattern: pattern.to_owned(),
+        near: mt_config::nearest_names(&word, parts),
+        example: names.last().cloned().unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names() -> Vec<String> {
+        ["decoder/layers/mlp/wi_0/kernel", "decoder/layers/pre_norm/scale", "token_embedder/embedding"]
+            .map(str::to_owned)
+            .into()
+    }
+
+    fn patterns(patterns: &[&str]) -> Vec<String> {
+        patterns.iter().map(|pattern| (*pattern).to_owned()).collect()
+    }
+
+    #[test]
+    fn expressions_fit_any_part_of_a_name() {
+        let check = |given: &[&str], expected: [bool; 3]| {
+            assert_eq!(trained(&patterns(given), &names()).unwrap(), expected, "{given:?}");
+        };
+        check(&[], [true; 3]);
+        check(&["mlp"], [true, false, false]);
+        check(&["scale$", "^token"], [false, true, true]);
+        check(&["^(?!.*norm).*"], [true, false, true]);
+        assert_eq!(undecayed(&[], &names()).unwrap(), [false; 3]);
+        assert_eq!(undecayed(&patterns(&[".*norm.*", ".*bias"]), &names()).unwrap(), [false, true, false]);
+    }
+
+    #[test]
+    fn patterns_that_choose_nothing_are_refused() {
+        let error = trained(&patterns(&["mlp", "embeding"]), &names()).unwrap_err().to_string();
+        assert!(error.contains("`embeding` of `trainable_parameters_mask` fits"), "{error}");
+        assert!(error.contains("did you mean `embedding`"), "{error}");
+        let error = undecayed(&patterns(&[".*bias"]), &names()).unwrap_err().to_string();
+        assert!(error.contains("`.*bias` of `adamw_mask` fits the name of no parameter"), "{error}");
+        let error = undecayed(&patterns(&["norm("]), &names()).unwrap_err().to_string();
+        assert!(error.contains("`norm(` of `adamw_mask` is not a regular expression"), "{error}");
+    }
+}

@@ -1,0 +1,163 @@
+//! How gradients change the parameters: clipping, the schedule, the optimizer, and steps that are skipped.
+
+use mt_config::{LearningRateSchedule, OptimizerGroup, OptimizerType, WsdDecayStyle};
+use mt_models::Model;
+use mt_nn::LayerPlace;
+use mt_optim::{
+    Adafactor, Adam, AdamForm, History, Muon, Optimizer, Parameter, Schedule, ScheduleShape, SpikeGuard,
+    Values, clip_by_global_norm, global_norm,
+};
+use mt_shape::DType;
+use mt_trace::Tensor;
+
+use crate::{TrainError, masks, measured::NamedTensors, metrics::names};
+
+/// How gradients change the parameters.
+pub(crate) struct UpdateRule {
+    pub optimizer: Optimizer,
+    /// The parameters as the optimizer knows them, in the model's order.
+    pub parameters: Vec<Parameter>,
+    pub schedule: Schedule,
+    pub clipping_norm: Option<f64>,
+    /// Steps that count as spikes change nothing.
+    pub guard: Option<SpikeGuard>,
+}
+
+/// The state of training in a program.
+#[derive(Clone)]
+pub(crate) struct StateTensors<'t> {
+    pub values: Values<'t>,
+    /// What is needed to tell spikes, and the number of steps that were none.
+    pub spikes: Option<(History<'t>, Tensor<'t>)>,
+    /// The number of steps done.
+    pub step: Tensor<'t>,
+}
+
+impl UpdateRule {
+    /// # Errors
+    /// A mask does not fit the model's parameters.
+    pub fn new(group: &OptimizerGroup, model: &dyn Model) -> Result<Self, TrainError> {
+        Ok(Self {
+            optimizer: optimizer(group),
+            parameters: parameters(group, model)?,
+            schedule: schedule(group),
+            clipping_norm: group.clipping_norm(),
+            guard: group.skip_step_on_spikes.then_some(SpikeGuard {
+                interval: group.skip_step_interval,
+                scaling_factor: group.skip_step_scaling_factor,
+            }),
+        })
+    }
+
+    /// The state after a step, and what is reported of it.
+    pub fn update<'t>(
+        &self,
+        state: StateTensors<'t>,
+        loss: Tensor<'t>,
+        gradients: Vec<Tensor<'t>>,
+    ) -> (StateTensors<'t>, NamedTensors<'t>) {
+        // Gradients of what is not trained are never computed, as nothing reads them.
+        let trained = |gradients: &[Tensor<'t>]| -> Vec<Tensor<'t>> {
+            let pairs = gradients.iter().zip(&self.parameters);
+            pairs.filter(|(_, parameter)| parameter.is_trained).map(|(gradient, _)| *gradient).collect()
+        };
+        let raw_norm = global_norm(&trained(&gradients));
+        let (gradients, norm) = match self.clipping_norm {
+            Some(threshold) => {
+                let clipped = clip_by_global_norm(&gradients, raw_norm, threshold);
+                let norm = global_norm(&trained(&clipped));
+                (clipped, norm)
+            }
+            None => (gradients, raw_norm),
+        };
+        let count = state.spikes.map_or(state.step, |(_, updates)| updates);
+        let rate = self.schedule.at(count);
+        let mut next = self.optimizer.update(&self.parameters, &state.values, &gradients, count, rate);
+        let mut reported = vec![(names::GRADIENT_NORM, norm), (names::RAW_GRADIENT_NORM, raw_norm)];
+        let mut skipped = None;
+        let spikes = self.guard.zip(state.spikes).map(|(guard, (history, updates))| {
+            let (is_spike, history) = guard.judge(history, loss, raw_norm);
+            let kept = |before: &[Tensor<'t>], after: &[Tensor<'t>]| -> Vec<Tensor<'t>> {
+                before.iter().zip(after).map(|(before, after)| is_spike.select(*before, *after)).collect()
+            };
+            next = Values {
+                parameters: kept(&state.values.parameters, &next.parameters),
+                slots: kept(&state.values.slots, &next.slots),
+            };
+            skipped = Some((names::STEP_SKIPPED, is_spike.cast(DType::F32)));
+            (history, is_spike.select(updates, updates + 1.0))
+        });
+        reported
+            .extend([(names::PARAMETER_NORM, global_norm(&next.parameters)), (names::LEARNING_RATE, rate)]);
+        reported.extend(skipped);
+        (StateTensors { values: next, spikes, step: state.step + 1.0 }, reported)
+    }
+}
+
+/// The parameters of a model as optimizers know them.
+fn parameters(group: &OptimizerGroup, model: &dyn Model) -> Result<Vec<Parameter>, TrainError> {
+    let names: Vec<String> = model.storage().iter().map(|stored| stored.key.join("/")).collect();
+    let trained = masks::trained(&group.trainable_parameters_mask, &names)?;
+    let undecayed = masks::undecayed(&group.adamw_mask, &names)?;
+    let described = model.parameters().into_iter().zip(trained).zip(undecayed);
+    Ok(described
+        .map(|(((path, spec), is_trained), is_undecayed)| Parameter {
+            path,
+            axes: spec.axes,
+            logical_axes: spec.logical_axes,
+            dtype: spec.dtype,
+            is_stacked: matches!(spec.place, LayerPlace::Stacked { .. }),
+            num_input_axes: spec.num_input_axes,
+            is_trained,
+            decays: !is_undecayed,
+        })
+        .collect())
+}
+
+fn optimizer(group: &OptimizerGroup) -> Optimizer {
+    let adam = |form: AdamForm| Adam {
+        form,
+        b1: group.adam_b1,
+        b2: group.adam_b2,
+        epsilon: group.adam_eps,
+        epsilon_root: group.adam_eps_root,
+        weight_decay: group.adam_weight_decay,
+        first_moment_dtype: group.first_moment_dtype(),
+    };
+    match group.opt_type {
+        OptimizerType::AdamW => Optimizer::Adam(adam(AdamForm::Standard)),
+        OptimizerType::AdamPax => Optimizer::Adam(adam(AdamForm::Pax)),
+        OptimizerType::Sgd => Optimizer::Sgd,
+        OptimizerType::Muon => Optimizer::Muon(Muon {
+            beta: group.muon_beta,
+            epsilon: group.adam_eps,
+            weight_decay: group.muon_weight_decay,
+            consistent_rms: group.muon_consistent_rms,
+            momentum_dtype: group.first_moment_dtype(),
+            // optax hands its choice of momentum on to the Adam beside it.
+            adam: adam(AdamForm::Nesterov),
+        }),
+        OptimizerType::Adafactor => Optimizer::Adafactor(Adafactor::default()),
+    }
+}
+
+fn schedule(group: &OptimizerGroup) -> Schedule {
+    let fall_steps = group.wsd_decay_steps();
+    Schedule {
+        peak: group.learning_rate,
+        warmup_steps: group.warmup_steps(),
+        total_steps: group.schedule_steps(),
+        final_fraction: group.learning_rate_final_fraction,
+        shape: match (group.lr_schedule_type, group.wsd_decay_style) {
+            (LearningRateSchedule::Cosine, _) => ScheduleShape::Cosine,
+            (LearningRateSchedule::Linear, _) => ScheduleShape::Linear,
+            (LearningRateSchedule::Constant, _) => ScheduleShape::Constant,
+            (LearningRateSchedule::Wsd, WsdDecayStyle::Linear) => {
+                ScheduleShape::StableThenLinear { fall_steps }
+            }
+            (LearningRateSchedule::Wsd, WsdDecayStyle::Cosine) => {
+                ScheduleShape::StableThenCosine { fall_steps }
+            }
+        },
+    }
+}
