@@ -205,3 +205,63 @@ fn other_axes_stay_automatic() {
     let actual = collective("scatter_rows", (scatter, &["fsdp"]), [[&[], &[]], rows], [ROWS, COLUMNS]);
     assert_eq!(actual, (0..48).map(|index| 4.0 * sent(index / 6, index % 6)).collect::<Vec<_>>());
 }
+
+/// Code for one device from handles: its number, the sum over the group, and its part of what all have.
+#[test]
+fn each_device_runs_its_part() {
+    let program = program(&options_on("parts", mesh()), |inputs| {
+        let x = inputs.input("x", DType::F32, &[ROWS, COLUMNS], &[Some("rows"), Some("columns")], false);
+        let parts = x.parts(&[Some("rows"), Some("columns")]).with_axes_like("rows", &["device"]);
+        let rows = parts.along("rows").unwrap();
+        assert_eq!((rows.size(), parts.along("columns").unwrap().size(), parts.along("batch")), (4, 2, None));
+        let numbers = inputs.region().iota(DType::F32, axis("device", 4));
+        let [weighted, sums, scattered] = parts.run([x, numbers], |[x, number]| {
+            assert_eq!((x.axes()[0].size, x.axes()[1].size), (2, 3));
+            // Constraints mean nothing where there is but one device.
+            let weighted = (x * number.squeeze("device")).constrain(&[Some("rows"), None]);
+            let sums = rows.all_reduce(x).rename("rows", "pair");
+            [weighted, sums, rows.reduce_scatter(rows.all_gather(x, "rows"), "rows")]
+        });
+        [weighted, sums, scattered].map(|tensor| inputs.replicated("y", tensor)).into()
+    });
+    let values: Vec<f64> = (0..48).map(f64::from).collect();
+    let input: HostArray = array(DType::F32, &[8, 6], &values);
+    let results: Vec<Vec<f64>> =
+        Compiled::new(program.unwrap()).run(&[input]).iter().map(HostArray::to_f64).collect();
+    let weighted: Vec<f64> =
+        values.iter().enumerate().map(|(index, value)| value * (index / 12) as f64).collect();
+    assert_eq!(results[0], weighted);
+    let sum = |index: usize| (0..4).map(|part| values[part * 12 + index]).sum::<f64>();
+    assert_eq!(results[1], (0..12).map(sum).collect::<Vec<_>>());
+    assert_eq!(results[2], values.iter().map(|value| value * 4.0).collect::<Vec<_>>());
+}
+
+/// It has no derivative but a given one.
+#[test]
+fn code_for_one_device_is_not_differentiated() {
+    let error = program(&options_on("derivative", mesh()), |inputs| {
+        let x = inputs.input("x", DType::F32, &[ROWS, COLUMNS], &[Some("rows"), None], false);
+        let (_, [], gradients) = inputs.region().value_and_grad(&leaves(&[x]), |_, x| {
+            let x = x[0].value;
+            let parts = x.parts(&[Some("rows"), None]);
+            let [sums] = parts.run([x], |[x]| [parts.along("rows").unwrap().all_reduce(x).sum(&["rows"])]);
+            (sums.sum_all(), [])
+        });
+        vec![inputs.replicated("gradient", tensors(&gradients)[0])]
+    })
+    .unwrap_err();
+    assert!(error.to_string().contains("manual_computation"), "{error}");
+}
+
+#[test]
+fn parts_are_of_one_size() {
+    let error = program(&options_on("uneven", mesh()), |inputs| {
+        let x = inputs.input("x", DType::F32, &[ROWS, COLUMNS], &[Some("rows"), None], false);
+        let parts = x.parts(&[Some("rows"), None]).with_axes_like("rows", &["odd"]);
+        let odd = inputs.region().iota(DType::F32, axis("odd", 6));
+        let [odd] = parts.run([odd], |[odd]| [odd]);
+        vec![inputs.replicated("odd", odd)]
+    })
+    .unwrap_err();
+    assert!(error.to_string().contains("axis `odd=6` is not divisible by 4 devices"), "{error}");
+}

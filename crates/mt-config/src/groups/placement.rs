@@ -137,6 +137,8 @@ impl PlacementGroup {
                 }
                 let ruled =
                     self.logical_axis_rules.0.iter().any(|(_, axes)| axes.iter().any(|name| name == axis));
+                // The one axis that is for a cache.
+                let logical = if axis == "context_autoregressive" { "cache_sequence" } else { "embed" };
                 if size > 1 && !ruled {
                     problems.push(Problem::inconsistent(
                         format!(
@@ -144,7 +146,7 @@ impl PlacementGroup {
                             of_axis.stated(),
                             config.entry("logical_axis_rules").origin
                         ),
-                        format!("add a rule such as `['embed', '{axis}']`, or leave out `{key}`"),
+                        format!("add a rule such as `['{logical}', '{axis}']`, or leave out `{key}`"),
                     ));
                 }
             }

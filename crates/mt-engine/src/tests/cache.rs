@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use mt_config::PlacementGroup;
 use mt_ir::Target;
 use mt_models::{Forward, Tokens};
 use mt_nn::axes::{BATCH, POSITION};
@@ -9,7 +10,7 @@ use mt_runtime::{CompileSettings, testing};
 use mt_shape::{DType, HostArray, Placement, axis};
 use mt_trace::program;
 
-use super::{VOCAB_SIZE, engine, model, prompt, weights};
+use super::{VOCAB_SIZE, engine_on, model, prompt, resolve, weights};
 use crate::{Request, engine::Sizes, program::Programs};
 
 /// Steps that are compared.
@@ -41,7 +42,11 @@ fn reference(keys: &[&str], weights: &[HostArray], sequence: &[u32]) -> Vec<f64>
 /// Feeds each row its own sequence, the prompt at once and the rest token by token, and compares every score with
 /// the reference.
 fn check(keys: &[&str], lengths: &[usize]) {
-    let engine = engine(keys);
+    check_on(1, keys, lengths);
+}
+
+fn check_on(num_devices: usize, keys: &[&str], lengths: &[usize]) {
+    let engine = engine_on(num_devices, keys);
     let weights = weights(&*engine.programs.model);
     let sequences: Vec<Vec<u32>> =
         lengths.iter().enumerate().map(|(row, length)| prompt(length + NUM_STEPS - 1, row as u64)).collect();
@@ -61,7 +66,7 @@ fn check(keys: &[&str], lengths: &[usize]) {
         outputs.push(inputs.replicated("logits", stepped.logits));
         outputs
     });
-    let step = testing::cpu(1).compile(&step.unwrap(), &CompileSettings::default()).unwrap();
+    let step = testing::cpu(num_devices).compile(&step.unwrap(), &CompileSettings::default()).unwrap();
     let mut state = engine.prefill(&prefill, &requests, sizes).unwrap();
     for index in 0..NUM_STEPS {
         if index > 0 {
@@ -127,4 +132,34 @@ fn groups_of_heads() {
 #[test]
 fn tied_head() {
     check(&["logits_via_embedding=true"], &[3]);
+}
+
+/// Each device has an eighth of the slots of the cache, and attends to all of them.
+#[test]
+fn slots_split_over_devices() {
+    let rule = "logical_axis_rules=[['cache_sequence', ['context_autoregressive']]]";
+    let keys = [rule, "ici_context_autoregressive_parallelism=8", "ici_fsdp_parallelism=1"];
+    let placement = PlacementGroup::from_config(&resolve(&keys)).unwrap().placement(8).unwrap();
+    for scan in ["scan_layers=true", "scan_layers=false"] {
+        let keys = [&keys[..], &[scan]].concat();
+        for cache in model(&keys).cache(2, 32) {
+            let dims: Vec<usize> = cache.axes.iter().map(|axis| axis.size).collect();
+            let part = placement.sharding(&cache.logical_axes, &dims).shard_dims(&dims);
+            assert_eq!(part[part.len() - 3] * 8, dims[dims.len() - 3], "{part:?} of {dims:?}");
+        }
+        check_on(8, &keys, &[1, 18, 3]);
+    }
+}
+
+/// A sequence split in prefill, and heads split besides.
+#[test]
+fn prompts_split_over_devices() {
+    let keys = [
+        "ici_context_parallelism=4",
+        "ici_tensor_parallelism=2",
+        "ici_fsdp_parallelism=1",
+        "base_num_query_heads=4",
+        "base_num_kv_heads=2",
+    ];
+    check_on(8, &keys, &[16, 3]);
 }

@@ -1,5 +1,6 @@
 //! Programs of training, run on devices of the CPU.
 
+mod context;
 mod objective;
 mod placement;
 mod training;

@@ -9,7 +9,7 @@ use super::training::{LENGTH, NUM_DEVICES, NUM_ROWS, Trained, on_one_device, tra
 
 /// What an exchanged array is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Part {
+pub enum Part {
     /// Weights and their gradients.
     Weights,
     /// Whatever has a sequence's length.
@@ -33,25 +33,26 @@ fn exchanges(trained: &Trained) -> Vec<(&str, Part, usize, &str)> {
 
 /// A way to place and run a model.
 #[derive(Clone, Copy)]
-struct Way {
-    keys: &'static [&'static str],
+pub struct Way {
+    pub keys: &'static [&'static str],
     /// What devices exchange, beside what is as small as a norm's scale or a loss.
-    exchanges: &'static [(&'static str, Part)],
+    pub exchanges: &'static [(&'static str, Part)],
     /// Into how many parts parameters are split, by a part of their name; the first that fits counts.
-    parts: &'static [(&'static str, usize)],
+    pub parts: &'static [(&'static str, usize)],
     /// Into how many parts the batch is split.
-    batch: usize,
+    pub batch: usize,
 }
 
-const GATHERED_WEIGHTS: (&str, Part) = ("all-gather", Weights);
-const REDUCED_WEIGHTS: (&str, Part) = ("all-reduce", Weights);
-const GATHERED_ACTIVATIONS: (&str, Part) = ("all-gather", Activations);
+pub const GATHERED_WEIGHTS: (&str, Part) = ("all-gather", Weights);
+pub const REDUCED_WEIGHTS: (&str, Part) = ("all-reduce", Weights);
+pub const GATHERED_ACTIVATIONS: (&str, Part) = ("all-gather", Activations);
 const REDUCED_ACTIVATIONS: (&str, Part) = ("all-reduce", Activations);
 
 const FULLY_SHARDED: &[(&str, Part)] = &[GATHERED_WEIGHTS, REDUCED_WEIGHTS];
-const BOTH: &[(&str, Part)] = &[GATHERED_WEIGHTS, REDUCED_WEIGHTS, GATHERED_ACTIVATIONS, REDUCED_ACTIVATIONS];
-const EVENLY: &[(&str, usize)] = &[("scale", 1), ("", 8)];
-const NORMS_IN_TWO: &[(&str, usize)] = &[("scale", 2), ("", 8)];
+pub const BOTH: &[(&str, Part)] =
+    &[GATHERED_WEIGHTS, REDUCED_WEIGHTS, GATHERED_ACTIVATIONS, REDUCED_ACTIVATIONS];
+pub const EVENLY: &[(&str, usize)] = &[("scale", 1), ("", 8)];
+pub const NORMS_IN_TWO: &[(&str, usize)] = &[("scale", 2), ("", 8)];
 
 const DATA: Way = Way {
     keys: &["ici_data_parallelism=8", "ici_fsdp_parallelism=1"],
@@ -93,11 +94,17 @@ const DATA_AND_FSDP_AND_TENSOR: Way = Way {
 };
 
 fn check(ways: &[Way]) {
+    check_with(&[], ways);
+}
+
+/// The same with further keys of the model.
+pub fn check_with(model: &[&str], ways: &[Way]) {
     let mut report = String::new();
     for way in ways {
         for scan in ["scan_layers=true", "scan_layers=false"] {
-            let expected = on_one_device(&[scan]);
-            let actual = train(&[scan], way.keys, NUM_DEVICES);
+            let model = [model, &[scan]].concat();
+            let expected = on_one_device(&model);
+            let actual = train(&model, way.keys, NUM_DEVICES);
             let problems = problems(way, &actual, &expected);
             if !problems.is_empty() {
                 let _ = writeln!(report, "{:?} {scan}:\n{problems}", way.keys);

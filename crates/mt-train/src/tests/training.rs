@@ -7,10 +7,11 @@ use std::{
 
 use mt_config::{Config, Request, TrainConfig};
 use mt_models::Model;
+use mt_nn::SequenceOrder;
 use mt_runtime::{Array, Collective, CompileSettings, Executable, Input, Platform, testing::cpu};
 use mt_shape::{DType, HostArray, Placement};
 
-use crate::{measured::Measured, metrics::names::LOSS, program::BATCH_ARRAYS, run::programs};
+use crate::{measured::Measured, metrics::names::LOSS, program::BATCH_ARRAYS, run::programs, state::stored};
 
 /// Steps of each run.
 pub const NUM_STEPS: usize = 5;
@@ -82,6 +83,10 @@ impl Setup {
             .unwrap()
     }
 
+    pub fn order(&self) -> SequenceOrder {
+        programs(&self.settings, &*self.model, self.placement.clone(), Platform::Cpu).unwrap().order
+    }
+
     pub fn initialize(&self) -> mt_ir::Program {
         programs(&self.settings, &*self.model, self.placement.clone(), Platform::Cpu)
             .unwrap()
@@ -133,6 +138,12 @@ fn batch() -> [HostArray; BATCH_ARRAYS.len()] {
     [array(&tokens), array(&positions), array(&segments), array(&targets), array(&segments)]
 }
 
+/// Rows of tokens as a step takes them.
+fn reordered(rows: &HostArray, order: SequenceOrder) -> HostArray {
+    let values: Vec<i32> = rows.to_f64().iter().map(|value| *value as i32).collect();
+    HostArray::from_slice(DType::I32, rows.dims(), &stored(&values, LENGTH, order)).unwrap()
+}
+
 /// Compiles a program for CPU devices. It runs a few times on small arrays: optimized machine code takes twice as long
 /// to make, and gains nothing.
 pub fn compile(program: &mt_ir::Program) -> Executable {
@@ -164,7 +175,8 @@ pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
     let step = compile(&program);
     let runtime = cpu(num_devices);
     let is_state = |name: &str| first.contains_key(name);
-    let mut batch = batch().into_iter();
+    let order = setup.order();
+    let mut batch = batch().into_iter().map(|array| reordered(&array, order));
     let mut state: BTreeMap<String, Array> = BTreeMap::new();
     let mut given = Vec::new();
     for value in step.inputs() {

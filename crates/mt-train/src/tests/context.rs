@@ -1,0 +1,45 @@
+//! Sequences split over devices, in whole training steps: keys and values are gathered, and their gradients reduced.
+
+use super::placement::{
+    BOTH, EVENLY, GATHERED_ACTIVATIONS, GATHERED_WEIGHTS, NORMS_IN_TWO, Part, REDUCED_WEIGHTS, Way,
+    check_with,
+};
+
+const CONTEXT: Way = Way {
+    keys: &["ici_context_parallelism=4", "ici_fsdp_parallelism=2"],
+    exchanges: BOTH,
+    parts: EVENLY,
+    batch: 2,
+};
+const UNBALANCED: Way = Way {
+    keys: &["ici_context_parallelism=8", "ici_fsdp_parallelism=1", "context_parallel_load_balance=false"],
+    batch: 1,
+    ..CONTEXT
+};
+const WITH_TENSOR: Way = Way {
+    keys: &["ici_context_parallelism=2", "ici_fsdp_parallelism=2", "ici_tensor_parallelism=2"],
+    parts: NORMS_IN_TWO,
+    ..CONTEXT
+};
+
+#[test]
+fn sequences_split_in_dense_attention() {
+    check_with(&["attention=dot_product"], &[CONTEXT, UNBALANCED, WITH_TENSOR]);
+}
+
+/// The code for one device sends what it says: each device gets its own part of the gradients of keys and values.
+#[test]
+fn sequences_split_in_blocks() {
+    const SCATTERED: (&str, Part) = ("reduce-scatter", Part::Activations);
+    const SENT: &[(&str, Part)] = &[GATHERED_WEIGHTS, REDUCED_WEIGHTS, GATHERED_ACTIVATIONS, SCATTERED];
+    const WITH_HEADS: &[(&str, Part)] = &[
+        GATHERED_WEIGHTS,
+        REDUCED_WEIGHTS,
+        GATHERED_ACTIVATIONS,
+        SCATTERED,
+        ("all-reduce", Part::Activations),
+    ];
+    let sent = |way: Way| Way { exchanges: SENT, ..way };
+    let ways = [sent(CONTEXT), sent(UNBALANCED), Way { exchanges: WITH_HEADS, ..WITH_TENSOR }];
+    check_with(&["attention=flash"], &ways);
+}
