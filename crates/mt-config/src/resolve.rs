@@ -23,7 +23,7 @@ use crate::{
 const QUICK_START: &str = "quick-start";
 
 /// The folder of presets that `custom_mesh_and_rule` names.
-const MESHES: &str = "custom_mesh_and_rule";
+pub(crate) const MESHES: &str = "custom_mesh_and_rule";
 
 /// Keys that variables of other programs set as well, if nothing else does: of schedulers, and of Hugging Face's tools.
 const OTHER_VARIABLES: &[(&str, &str)] = &[("run_name", "JOBSET_NAME"), ("hf_access_token", "HF_TOKEN")];

@@ -66,6 +66,8 @@ pub struct StateArray {
     pub dims: Vec<usize>,
     /// For each axis the logical name that placement rules know.
     pub logical_axes: Vec<Option<&'static str>>,
+    /// A mesh axis over which the array is split besides.
+    pub split_over: Option<&'static str>,
 }
 
 /// The item beside `items` that holds, unscaled, what scaling would round.
@@ -81,13 +83,15 @@ impl StateArray {
             dtype: spec.dtype,
             dims: spec.dims(),
             logical_axes: spec.logical_axes,
+            split_over: None,
         };
         model.storage().into_iter().zip(model.parameters()).map(array).collect()
     }
 
     /// Where the array is on a mesh.
     pub fn sharding(&self, placement: &Placement) -> Sharding {
-        placement.sharding(&self.logical_axes, &self.dims)
+        let sharding = placement.sharding(&self.logical_axes, &self.dims);
+        self.split_over.map_or(sharding.clone(), |mesh_axis| sharding.split_further(&self.dims, mesh_axis))
     }
 
     /// What a checkpoint that has the array holds.

@@ -186,6 +186,28 @@ impl Array {
         &self.sharding
     }
 
+    /// Whether each device has the part of the array that `sharding` gives it.
+    pub(crate) fn is_placed_as(&self, sharding: &Sharding) -> bool {
+        let (own, dims) = (&self.sharding, &self.ty.dims);
+        let places = 0..sharding.mesh.num_devices();
+        own == sharding
+            || own.mesh.devices() == sharding.mesh.devices()
+                && places
+                    .into_iter()
+                    .all(|place| own.shard_ranges(dims, place) == sharding.shard_ranges(dims, place))
+    }
+
+    /// The array where `sharding` puts it, by way of the host's memory; `None` if it is there already.
+    ///
+    /// # Errors
+    /// As those of [`Self::from_host`].
+    pub fn moved(&self, runtime: &Runtime, sharding: &Sharding) -> Result<Option<Self>, RuntimeError> {
+        if self.is_placed_as(sharding) {
+            return Ok(None);
+        }
+        Self::from_host(runtime, &self.to_host()?, sharding).map(Some)
+    }
+
     pub(crate) fn buffers(&self) -> &[Buffer] {
         &self.buffers
     }

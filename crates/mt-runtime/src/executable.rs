@@ -191,7 +191,7 @@ impl Executable {
                     needed,
                 });
             }
-            if !same_placement(&value.ty, array.sharding(), &value.sharding) {
+            if !array.is_placed_as(&value.sharding) {
                 let (given, needed) = (describe(array.sharding()), describe(&value.sharding));
                 let (program, argument) = (program(), argument());
                 return Err(RuntimeError::ArgumentSharding { program, argument, given, needed });
@@ -314,17 +314,6 @@ fn key(runtime: &Runtime, program: &Program, options: &CompileOptions) -> Result
     }
     key.add(&program.text);
     Ok(key.finish())
-}
-
-/// Whether two shardings give each device the same part of an array.
-fn same_placement(ty: &TensorType, given: &Sharding, needed: &Sharding) -> bool {
-    if given == needed {
-        return true;
-    }
-    let num_devices = needed.mesh.num_devices();
-    given.mesh.devices() == needed.mesh.devices()
-        && (0..num_devices)
-            .all(|place| given.shard_ranges(&ty.dims, place) == needed.shard_ranges(&ty.dims, place))
 }
 
 fn describe(sharding: &Sharding) -> String {

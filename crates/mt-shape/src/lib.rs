@@ -16,5 +16,5 @@ pub use axis::{Axis, axis};
 pub use dtype::{DType, UnknownDType};
 pub use host::{HostArray, HostArrayError};
 pub use mesh::{HybridAxis, Mesh, MeshError, PartitionSpec, Sharding, Topology};
-pub use rules::{LogicalRules, Placement, PlacementNote};
+pub use rules::{LogicalRules, PlacedValue, Placement, PlacementNote};
 pub use tree::{Path, Tree};

@@ -230,6 +230,18 @@ impl Sharding {
         Self { mesh, spec: PartitionSpec::replicated(rank) }
     }
 
+    /// The sharding with one more mesh axis, which splits the first dimension that it divides. As it is if the axis
+    /// divides none, splits one already, or is not of the mesh.
+    pub fn split_further(mut self, dims: &[usize], mesh_axis: &str) -> Self {
+        let Some(size) = self.mesh.axis_size(mesh_axis).filter(|size| *size > 1) else { return self };
+        let is_used = self.spec.0.iter().flatten().any(|axis| axis == mesh_axis);
+        let fitting = self.shard_dims(dims).iter().position(|part| part.is_multiple_of(size));
+        if let Some(dim) = fitting.filter(|_| !is_used) {
+            self.spec.0[dim].push(mesh_axis.to_owned());
+        }
+        self
+    }
+
     /// Into how many parts dimension `dim` is split.
     pub fn num_parts(&self, dim: usize) -> usize {
         self.spec.0[dim].iter().map(|axis| self.mesh.axis_size(axis).unwrap_or(1)).product()
@@ -319,6 +331,24 @@ mod tests {
         let axis = HybridAxis { name: "data".into(), within_slice: 2, over_slices: 2 };
         let error = Mesh::hybrid(&[axis], &8.into()).unwrap_err();
         assert_eq!(error, MeshError::DeviceCount { needed: 4, given: 8 });
+    }
+
+    #[test]
+    fn shardings_are_split_further() {
+        let mesh = Mesh::new([("data".to_owned(), 2), ("fsdp".to_owned(), 4)]).unwrap();
+        let mesh = Arc::new(mesh);
+        let check = |spec: &[&[&str]], dims: &[usize], mesh_axis: &str, expected: &str| {
+            let axes = |axes: &&[&str]| axes.iter().map(|axis| (*axis).to_owned()).collect();
+            let spec = PartitionSpec(spec.iter().map(axes).collect());
+            let sharding = Sharding { mesh: mesh.clone(), spec };
+            assert_eq!(sharding.split_further(dims, mesh_axis).spec.to_string(), expected);
+        };
+        check(&[&[], &["fsdp"]], &[2, 8], "data", "(data, fsdp)");
+        check(&[&[], &["fsdp"]], &[3, 8], "data", "(-, fsdp+data)");
+        check(&[&[], &["fsdp"]], &[3, 4], "data", "(-, fsdp)");
+        check(&[&["data"], &[]], &[4, 4], "data", "(data, -)");
+        check(&[&[]], &[4], "tensor", "(-)");
+        check(&[], &[], "data", "()");
     }
 
     #[test]

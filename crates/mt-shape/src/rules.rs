@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::{Mesh, PartitionSpec, Sharding};
+use crate::{DType, Mesh, PartitionSpec, Sharding};
 
 /// Ordered rules from a logical axis name to mesh axes. A name may have several; the first that fits is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,18 +31,33 @@ impl fmt::Display for PlacementNote {
     }
 }
 
+/// Where code placed an intermediate value by its logical axes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PlacedValue {
+    /// The scopes that the code was in, such as `decoder/mlp`.
+    pub scope: String,
+    pub logical_axes: Vec<Option<String>>,
+    pub dims: Vec<usize>,
+    pub dtype: DType,
+    /// The mesh axes, as a partition specification is shown.
+    pub spec: String,
+    /// What one device holds of the value.
+    pub bytes: usize,
+}
+
 /// A mesh together with the rules that place arrays on it.
 #[derive(Debug)]
 pub struct Placement {
     mesh: Arc<Mesh>,
     rules: LogicalRules,
     notes: Mutex<BTreeSet<PlacementNote>>,
+    values: Mutex<BTreeSet<PlacedValue>>,
 }
 
 impl Placement {
     /// Places arrays on `mesh` by `rules`.
     pub fn new(mesh: Mesh, rules: LogicalRules) -> Self {
-        Self { mesh: Arc::new(mesh), rules, notes: Mutex::default() }
+        Self { mesh: Arc::new(mesh), rules, notes: Mutex::default(), values: Mutex::default() }
     }
 
     /// Everything on one device.
@@ -58,6 +73,32 @@ impl Placement {
     /// What rules asked for and did not get, so far.
     pub fn notes(&self) -> Vec<PlacementNote> {
         self.notes.lock().expect("no panic while the notes are held").iter().cloned().collect()
+    }
+
+    /// The intermediate values that code placed so far.
+    pub fn values(&self) -> Vec<PlacedValue> {
+        self.values.lock().expect("no panic while the values are held").iter().cloned().collect()
+    }
+
+    /// Adds an intermediate value that is split as `spec` says to [`Self::values`].
+    pub fn note_value(
+        &self,
+        scope: &str,
+        dtype: DType,
+        logical_axes: &[Option<&str>],
+        dims: &[usize],
+        spec: &PartitionSpec,
+    ) {
+        let sharding = Sharding { mesh: self.mesh.clone(), spec: spec.clone() };
+        let value = PlacedValue {
+            scope: scope.to_owned(),
+            logical_axes: logical_axes.iter().map(|name| name.map(str::to_owned)).collect(),
+            dims: dims.to_vec(),
+            dtype,
+            spec: spec.to_string(),
+            bytes: sharding.shard_dims(dims).iter().product::<usize>() * dtype.byte_size(),
+        };
+        self.values.lock().expect("no panic while the values are held").insert(value);
     }
 
     /// The placement of an array whose dimensions have these logical axes (`None`: never split).

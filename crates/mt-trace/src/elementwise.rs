@@ -3,9 +3,12 @@
 use std::ops;
 
 use mt_ir::{Binary, Comparison, Literal, Op, Reduction, Scalar, ShapeError, Unary};
-use mt_shape::{Axis, DType, HostArray};
+use mt_shape::{Axis, DType, HostArray, Sharding};
 
-use crate::{Region, Tensor, trace::tensor_type};
+use crate::{
+    Region, Tensor,
+    trace::{sizes, tensor_type},
+};
 
 impl<'t> Region<'t> {
     /// A tensor with the same number in every element.
@@ -370,10 +373,20 @@ impl<'t> Tensor<'t> {
     /// Places the tensor: for each axis, in order, its logical name, or `None` for an axis that is never split.
     #[track_caller]
     pub fn constrain(self, logical_axes: &[Option<&str>]) -> Self {
-        match self.placed_by("constrain", logical_axes) {
-            Some(spec) => self.apply_one(Op::Constrain(spec), &[], &self.axes()),
-            None => self,
+        let Some(spec) = self.placed_by("constrain", logical_axes) else { return self };
+        let axes = self.axes();
+        let scope = self.trace.scope();
+        self.trace.placement.note_value(&scope, self.dtype(), logical_axes, &sizes(&axes), &spec);
+        self.apply_one(Op::Constrain(spec), &[], &axes)
+    }
+
+    /// Places the tensor where logical axes alone do not.
+    #[track_caller]
+    pub fn constrain_to(self, sharding: &Sharding) -> Self {
+        if sharding.mesh.num_devices() == 1 {
+            return self;
         }
+        self.apply_one(Op::Constrain(sharding.spec.clone()), &[], &self.axes())
     }
 }
 

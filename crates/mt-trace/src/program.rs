@@ -52,15 +52,37 @@ impl<'t> Inputs<'t> {
         logical_axes: &[Option<&str>],
         donated: bool,
     ) -> Tensor<'t> {
-        let sharding = self.region.trace.placement.sharding(logical_axes, &sizes(axes));
+        let sharding = self.placement().sharding(logical_axes, &sizes(axes));
+        self.placed_input(name, dtype, axes, sharding, donated)
+    }
+
+    /// As [`Self::input`], for an argument that logical axes alone do not place.
+    pub fn placed_input(
+        &self,
+        name: &str,
+        dtype: DType,
+        axes: &[Axis],
+        sharding: Sharding,
+        donated: bool,
+    ) -> Tensor<'t> {
         self.boundaries.borrow_mut().push(Boundary { name: name.to_owned(), sharding, donated });
         self.region.trace.input(dtype, axes)
     }
 
     /// A result whose axes have these logical names.
     pub fn output(&self, name: &str, tensor: Tensor<'t>, logical_axes: &[Option<&str>]) -> Output<'t> {
-        let sharding = self.region.trace.placement.sharding(logical_axes, &sizes(&tensor.axes()));
+        let sharding = self.placement().sharding(logical_axes, &sizes(&tensor.axes()));
+        self.placed_output(name, tensor, sharding)
+    }
+
+    /// As [`Self::output`], for a result that logical axes alone do not place.
+    pub fn placed_output(&self, name: &str, tensor: Tensor<'t>, sharding: Sharding) -> Output<'t> {
         Output { name: name.to_owned(), tensor, sharding }
+    }
+
+    /// The mesh, and the rules that place logical axes on it.
+    pub fn placement(&self) -> &'t Placement {
+        &self.region.trace.placement
     }
 
     /// A result of which every device has a whole copy.

@@ -32,6 +32,10 @@ pub enum TrainError {
     Trace { program: &'static str, source: Box<TraceError> },
     #[error(transparent)]
     Mask(#[from] MaskError),
+    #[error(
+        "mesh axis `{axis}` has {size} devices, but splits nothing: {size} divides none of {dimensions}\nhint: choose a size that divides one of these, or give the devices to another axis"
+    )]
+    SplitsNothing { axis: String, size: usize, dimensions: String },
     #[error("{0}")]
     ResumeConflict(String),
     #[error(
@@ -62,6 +66,7 @@ impl TrainError {
             Self::Config(_)
             | Self::Model(_)
             | Self::Mask(_)
+            | Self::SplitsNothing { .. }
             | Self::ResumeConflict(_)
             | Self::AlreadyPast { .. }
             | Self::UnknownToken { .. }

@@ -40,6 +40,14 @@ impl Evaluator {
         step: u64,
     ) -> Result<EvaluationMeasurements, TrainError> {
         let program = &self.program.program;
+        // Evaluation may have a placement of its own.
+        let moved: Vec<Option<Array>> = parameters
+            .iter()
+            .zip(program.inputs())
+            .map(|(array, argument)| array.moved(runtime, &argument.sharding))
+            .collect::<Result<_, _>>()?;
+        let parameters: Vec<&Array> =
+            moved.iter().zip(parameters).map(|(moved, own)| moved.as_ref().unwrap_or(own)).collect();
         let mut sums = Metrics::default();
         let mut pending: Vec<PendingArray> = Vec::new();
         let mut bytes = 0_u64;
@@ -59,8 +67,8 @@ impl Evaluator {
                 self.vocab_size,
                 self.order,
             )?;
-            let arguments =
-                parameters.iter().map(Input::Borrow).chain(arrays.iter().map(Input::Borrow)).collect();
+            let own = parameters.iter().copied().map(Input::Borrow);
+            let arguments = own.chain(arrays.iter().map(Input::Borrow)).collect();
             pending.push(program.run(arguments)?[0].to_host_async()?);
             if pending.len() > IN_FLIGHT {
                 add(&mut sums, pending.remove(0))?;

@@ -14,6 +14,7 @@ pub mod metrics;
 mod objective;
 mod optimizer_tree;
 mod peak;
+mod placement;
 mod program;
 mod restore;
 mod run;

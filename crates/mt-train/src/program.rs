@@ -70,15 +70,20 @@ impl Programs<'_> {
         let specs = self.model.parameters();
         let mut names = Vec::new();
         let program = self.build("train_step", |inputs| {
-            let state = self.layout.declare_all(inputs);
+            let mut state = self.layout.declare_all(inputs);
             let batch = self.batch(inputs, rows, length);
             let region = inputs.region();
             let dropout = region.key(self.seed).fold_in_name("dropout").fold_in(state.step);
 
             let LossAndGradients { loss, weights, mut metrics, gradients } =
                 self.objective.loss_and_gradients(&specs, &state.values.parameters, batch, dropout);
-
-            let (next, updated) = region.scope("optimizer", || self.update.update(state, loss, gradients));
+            let at_slots = |tensors| self.layout.at_slots(&self.placement, tensors);
+            let gradients = at_slots(gradients);
+            state.values.parameters = at_slots(state.values.parameters);
+            let (mut next, updated) =
+                region.scope("optimizer", || self.update.update(state, loss, gradients));
+            // They are made in parts, then gathered once.
+            next.values.parameters = at_slots(next.values.parameters);
             let mut outputs = self.layout.outputs_of(inputs, next);
             metrics.splice(0..0, [(names::LOSS, loss), (names::TOTAL_WEIGHTS, weights)]);
             metrics.extend(updated);

@@ -20,6 +20,7 @@ use crate::{
     metrics::{ConsoleStyle, MetricLogger, MetricLoggerOptions},
     objective::Objective,
     peak::peak_tflops,
+    placement::{self, DATA_AXIS, check_axes, warn_of_replicas},
     program::Programs,
     restore::{Restored, check_sources, restore},
     signals::StopSignal,
@@ -93,8 +94,15 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     settings.check_devices(&topology)?;
     let placement = Arc::new(settings.placement.placement(&topology)?);
 
-    let programs = programs(&settings, &*model, placement.clone(), runtime.platform())?;
+    let programs = programs_of(&settings, &*model, placement.clone(), runtime.platform())?;
     let layout = &*programs.layout;
+    let batch_dims =
+        [settings.data.batch_schedule(runtime.num_devices())?.full_rows(), settings.data.max_target_length];
+    let batch = {
+        let names = batch_axes(&settings);
+        placement.sharding(&names.each_ref().map(|name| Some(name.as_str())), &batch_dims)
+    };
+    check_axes(&placement, layout, &batch)?;
 
     let directory = settings.run.directory();
     let lock = RunLock::acquire(&directory)?;
@@ -148,6 +156,11 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     for note in placement.notes() {
         eprintln!("note: {note}");
     }
+    if settings.placement.shard_optimizer_over_data && placement.mesh().axis_size(DATA_AXIS) <= Some(1) {
+        eprintln!(
+            "note: `shard_optimizer_over_data` has no effect: the mesh has no two devices along `data`"
+        );
+    }
     if runtime.platform() == Platform::Cpu && settings.model.remat.offloads() {
         eprintln!("note: nothing is moved to the host's memory, which is the memory of a CPU's devices too");
     }
@@ -156,6 +169,9 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     let evaluator = match &data.evaluation {
         Some(set) => {
             let rows = settings.data.eval_global_batch(runtime.num_devices())?;
+            let group = settings.placement.for_evaluation();
+            let placement = Arc::new(group.placement(&topology)?);
+            let programs = programs_of(&settings, &*model, placement, runtime.platform())?;
             let program = programs.evaluation_step(rows, length)?.try_map(|program| compile(&program))?;
             runtime.check_memory(&[&program.program])?;
             Some(Evaluator::new(program, set.clone(), settings.model.vocab_size, programs.order))
@@ -173,9 +189,9 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         newest,
         &initialize,
     )?;
-    warn_of_replicas(&settings, &*model, &state, placement.mesh());
+    warn_of_replicas(&settings.placement, &*model, &state, placement.mesh());
     if settings.debug.debug_sharding {
-        report_placement(&*model, &placement, &state);
+        placement::report(&placement, layout, &state.arrays, (&batch_axes(&settings), &batch_dims, &batch));
     }
 
     save_config(config, &settings)?;
@@ -250,7 +266,7 @@ fn open_data(
 ///
 /// # Errors
 /// A mask does not fit the model's parameters.
-pub(crate) fn programs<'a>(
+pub(crate) fn programs_of<'a>(
     settings: &TrainConfig,
     model: &'a dyn Model,
     placement: Arc<Placement>,
@@ -261,11 +277,15 @@ pub(crate) fn programs<'a>(
         Some(parts) => SequenceOrder::Paired { parts },
         None => SequenceOrder::AsRead,
     };
+    let layout = StateLayout::new(model, &update);
     Ok(Programs {
         model,
         placement,
         platform,
-        layout: Arc::new(StateLayout::new(model, &update)),
+        layout: Arc::new(match settings.placement.shard_optimizer_over_data {
+            true => layout.with_slots_over(DATA_AXIS),
+            false => layout,
+        }),
         update,
         objective: objective(settings, model),
         seed: settings.model.init_weights_seed,
@@ -376,49 +396,4 @@ fn save_config(config: &Config, settings: &TrainConfig) -> Result<(), TrainError
         File::open(settings.run.directory())?.sync_all()
     };
     write().map_err(TrainError::io("write", &path))
-}
-
-/// Warns if more of the parameters than `sharding_tolerance` is on every device of axes that split parameters.
-fn warn_of_replicas(
-    settings: &TrainConfig,
-    model: &dyn Model,
-    state: &crate::state::TrainState,
-    mesh: &mt_shape::Mesh,
-) {
-    let specs = model.parameters();
-    let names: Vec<&str> = specs.iter().flat_map(|(_, spec)| &spec.logical_axes).flatten().copied().collect();
-    let rules = &settings.placement.logical_axis_rules.0;
-    let splits = |axis: &String| {
-        rules.iter().any(|(rule, axes)| names.contains(&rule.as_str()) && axes.contains(axis))
-    };
-    let parts: usize = mesh.axes().iter().filter(|(axis, _)| splits(axis)).map(|(_, size)| size).product();
-    let whole: usize = state.parameters().iter().map(|array| array.ty().byte_size()).sum();
-    let held: usize = state.parameters().iter().map(|array| array.bytes_on_device(0)).sum();
-    let excess = held as f64 * parts as f64 / whole as f64 - 1.0;
-    if parts > 1 && excess > settings.placement.sharding_tolerance {
-        eprintln!(
-            "warning: each device holds {} of parameters, {:.0}% more than its part of {}, as some are not split\n\
-             hint: `debug_sharding=true` shows where each parameter is; `sharding_tolerance` is {}",
-            mt_runtime::format_bytes(held as u64),
-            100.0 * excess,
-            mt_runtime::format_bytes((whole / parts) as u64),
-            settings.placement.sharding_tolerance
-        );
-    }
-}
-
-/// Prints where each parameter is.
-fn report_placement(model: &dyn Model, placement: &Placement, state: &crate::state::TrainState) {
-    eprintln!("{:<60} {:<24} {:<40} bytes a device", "parameter", "shape", "mesh axes");
-    for ((path, spec), array) in model.parameters().iter().zip(state.parameters()) {
-        let sharding = placement.sharding(&spec.logical_axes, &spec.dims());
-        let shape = format!("{:?}", spec.dims());
-        eprintln!(
-            "{:<60} {shape:<24} {:<40} {}",
-            path.to_string(),
-            sharding.spec.to_string(),
-            array.bytes_on_device(0)
-        );
-    }
-    eprintln!("state on one device: {}", mt_runtime::format_bytes(state.bytes_on_device(0) as u64));
 }

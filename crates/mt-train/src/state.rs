@@ -31,6 +31,8 @@ pub(crate) struct StateLayout {
     pub num_parameters: usize,
     /// What the optimizer keeps comes next.
     num_slots: usize,
+    /// The mesh axis over which these are split besides those that rules name.
+    slots_over: Option<&'static str>,
     /// Places in checkpoints with what is always in them.
     constants: Vec<(Vec<KeySegment>, HostArray)>,
     /// Places in checkpoints that hold nothing.
@@ -103,7 +105,14 @@ impl StateLayout {
             step.copies = tree.counts;
         }
         entries.push(step);
-        Self { entries, num_parameters: parameters.len(), num_slots, constants: tree.constants, empty }
+        Self {
+            entries,
+            num_parameters: parameters.len(),
+            num_slots,
+            slots_over: None,
+            constants: tree.constants,
+            empty,
+        }
     }
 
     /// Declares the whole state as arguments of a program, which are given up to it.
@@ -130,11 +139,30 @@ impl StateLayout {
         self.outputs(inputs, &all)
     }
 
+    /// Splits what the optimizer keeps for each parameter over a mesh axis besides those that rules name.
+    pub fn with_slots_over(mut self, mesh_axis: &'static str) -> Self {
+        for entry in &mut self.entries[self.num_parameters..][..self.num_slots] {
+            entry.array.split_over = Some(mesh_axis);
+        }
+        self.slots_over = Some(mesh_axis);
+        self
+    }
+
+    /// Parameters, or what is of their shape, where the optimizer works on them.
+    pub fn at_slots<'t>(&self, placement: &Placement, tensors: Vec<Tensor<'t>>) -> Vec<Tensor<'t>> {
+        let Some(mesh_axis) = self.slots_over else { return tensors };
+        let place = |(entry, tensor): (&StateEntry, Tensor<'t>)| {
+            let array = StateArray { split_over: Some(mesh_axis), ..entry.array.clone() };
+            tensor.constrain_to(&array.sharding(placement))
+        };
+        self.entries.iter().zip(tensors).map(place).collect()
+    }
+
     /// Declares the first entries, or all, as arguments of a program.
     pub fn declare<'t>(&self, inputs: &Inputs<'t>, entries: Range<usize>, donated: bool) -> Vec<Tensor<'t>> {
         let declare = |entry: &StateEntry| {
-            let StateArray { dtype, logical_axes, .. } = &entry.array;
-            inputs.input(&entry.name, *dtype, &entry.axes, logical_axes, donated)
+            let sharding = entry.array.sharding(inputs.placement());
+            inputs.placed_input(&entry.name, entry.array.dtype, &entry.axes, sharding, donated)
         };
         self.entries[entries].iter().map(declare).collect()
     }
@@ -142,7 +170,7 @@ impl StateLayout {
     /// Results of a program that are the state.
     pub fn outputs<'t>(&self, inputs: &Inputs<'t>, state: &[Tensor<'t>]) -> Vec<Output<'t>> {
         let output = |(entry, tensor): (&StateEntry, &Tensor<'t>)| {
-            inputs.output(&entry.name, *tensor, &entry.array.logical_axes)
+            inputs.placed_output(&entry.name, *tensor, entry.array.sharding(inputs.placement()))
         };
         self.entries.iter().zip(state).map(output).collect()
     }
@@ -195,6 +223,7 @@ fn plain(key: Vec<KeySegment>, dtype: DType, dims: &[usize]) -> StateArray {
         dtype,
         dims: dims.to_vec(),
         logical_axes: vec![None; dims.len()],
+        split_over: None,
     }
 }
 
@@ -208,6 +237,7 @@ fn kept_for(parameter: &StateArray, slot: &Slot, holder: &[KeySegment]) -> State
         dtype: slot.dtype,
         dims: slot.axes.iter().map(|axis| parameter.dims[*axis]).collect(),
         logical_axes: slot.axes.iter().map(|axis| parameter.logical_axes[*axis]).collect(),
+        split_over: None,
         stored: stored.of_axes(&slot.axes, parameter.dims.len()),
     }
 }
@@ -287,11 +317,6 @@ impl TrainState {
             vec![ExtraItem { item: EXACT_ITEM.to_owned(), entries: exact }]
         };
         Ok((items, extra))
-    }
-
-    /// The bytes of the state on one device.
-    pub fn bytes_on_device(&self, device: usize) -> usize {
-        self.arrays.iter().map(|array| array.bytes_on_device(device)).sum()
     }
 }
 

@@ -8,7 +8,7 @@ const KEYS: [&str; 4] = ["vocab_size=264", "steps=10", "eval_interval=-1", "debu
 /// The bytes that one device holds of each parameter.
 fn bytes_on_a_device(outcome: &Outcome) -> Vec<(String, u64)> {
     let table = outcome.errors.lines().skip_while(|line| !line.starts_with("parameter ")).skip(1);
-    let rows = table.take_while(|line| !line.starts_with("state on one device"));
+    let rows = table.take_while(|line| !line.is_empty());
     let rows = rows.map(|line| {
         let (name, bytes) = (line.split(' ').next(), line.rsplit(' ').next());
         (name.unwrap().to_owned(), bytes.unwrap().parse().unwrap())
@@ -69,4 +69,68 @@ fn eight_devices_train_as_one() {
     sandbox
         .train("eight0", &["vocab_size=264", "eval_interval=-1", "steps=14", "per_device_batch_size=1"])
         .refused(&["`per_device_batch_size`"]);
+}
+
+#[test]
+fn a_run_goes_on_on_other_meshes() {
+    let sandbox = Sandbox::new();
+    let keys = |devices: usize, steps: &'static str| -> Vec<String> {
+        let mut keys: Vec<String> = KEYS[..1].iter().map(|key| (*key).to_owned()).collect();
+        keys.extend([format!("num_cpu_devices={devices}"), format!("per_device_batch_size={}", 8 / devices)]);
+        keys.extend(["eval_interval=-1", steps].map(str::to_owned));
+        keys
+    };
+    let train = |run: &str, devices: usize, steps: &'static str, mesh: &[&str]| {
+        let keys = keys(devices, steps);
+        let keys: Vec<&str> = keys.iter().map(String::as_str).chain(mesh.iter().copied()).collect();
+        sandbox.train(run, &keys).succeeded()
+    };
+    train("whole", 1, "steps=12", &[]);
+    let expected = sandbox.metrics("whole").losses();
+    let zero = ["ici_data_parallelism=8", "ici_fsdp_parallelism=1", "shard_optimizer_over_data=true"];
+    train("moved", 1, "steps=3", &[]);
+    train("moved", 8, "steps=6", &["ici_fsdp_parallelism=8"]);
+    train("moved", 8, "steps=8", &["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"]);
+    train("moved", 8, "steps=10", &zero);
+    train("moved", 4, "steps=12", &["num_cpu_slices=2"]);
+    let losses = sandbox.metrics("moved").losses();
+    assert_eq!(losses.len(), 12);
+    for (step, (loss, expected)) in losses.iter().zip(&expected).enumerate() {
+        assert!((loss - expected).abs() <= 1e-5 * expected, "step {step}: {loss}, not {expected}");
+    }
+}
+
+#[test]
+fn evaluation_has_its_own_placement() {
+    let sandbox = Sandbox::new();
+    let keys =
+        ["vocab_size=264", "steps=4", "eval_interval=4", "num_cpu_devices=8", "per_device_batch_size=1"];
+    let losses = |run: &str, more: &[&str]| {
+        sandbox.train(run, &[&keys[..], more].concat()).succeeded();
+        sandbox.metrics(run).evaluation_losses()
+    };
+    let expected = losses("same", &[]);
+    assert!(!expected.is_empty());
+    let check = |run: &str, more: &[&str]| {
+        for (loss, expected) in losses(run, more).iter().zip(&expected) {
+            assert!((loss - expected).abs() <= 1e-5 * expected, "{more:?}: {loss}, not {expected}");
+        }
+    };
+    check("preset", &["ici_tensor_parallelism=2", "custom_mesh_and_rule_for_eval=pure-fsdp"]);
+    let rules = "logical_axis_rules_for_eval=[['activation_embed_and_logits_batch', ['fsdp']], \
+                 ['activation_batch', ['fsdp']]]";
+    check("rules", &[rules]);
+}
+
+#[test]
+fn an_axis_that_divides_nothing_is_refused() {
+    let sandbox = Sandbox::new();
+    let keys = ["num_cpu_devices=3", "ici_tensor_parallelism=3"];
+    sandbox.train("run", &keys).refused(&[
+        "mesh axis `tensor` has 3 devices, but splits nothing",
+        "`q_heads` (4)",
+        "`mlp` (64)",
+        "`vocab` (260)",
+        "hint: ",
+    ]);
 }

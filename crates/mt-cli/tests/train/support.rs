@@ -193,6 +193,11 @@ impl Metrics {
         self.training.values().map(|record| record["learning/loss"].as_f64().unwrap_or(f64::NAN)).collect()
     }
 
+    /// The evaluation losses in order.
+    pub fn evaluation_losses(&self) -> Vec<f64> {
+        self.evaluation.values().map(|record| record["eval/avg_loss"].as_f64().unwrap_or(f64::NAN)).collect()
+    }
+
     /// Everything that does not depend on the clock.
     pub fn learning(&self) -> Vec<String> {
         let records = self.training.values().chain(self.evaluation.values());

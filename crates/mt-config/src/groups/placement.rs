@@ -2,13 +2,16 @@
 
 use mt_shape::{HybridAxis, LogicalRules, Mesh, Placement, Topology};
 
-use super::{group, read};
+use super::{FromValue, group, read};
 use crate::{
+    coerce::coerce,
     config::Config,
     error::{ConfigError, Problem},
     key::Class,
     origin::Origin,
+    resolve::MESHES,
     table,
+    yaml::{self, Embedded},
 };
 
 /// Mesh axes, each with what the keys of its sizes are called: `ici_STEM_parallelism` and `dcn_STEM_parallelism`.
@@ -75,6 +78,9 @@ group! {
         sharding_tolerance: f64,
         num_slices: i64,
         num_cpu_slices: usize,
+        shard_optimizer_over_data: bool,
+        logical_axis_rules_for_eval: LogicalRules,
+        custom_mesh_and_rule_for_eval: Option<String>,
     }
     besides {
         ici: Parallelism = |config, problems| Some(Parallelism::read("ici", config, problems)),
@@ -83,7 +89,31 @@ group! {
             let origin = |name| config.entry(name).origin.clone();
             Some(SlicesOrigin { num_slices: origin("num_slices"), num_cpu_slices: origin("num_cpu_slices") })
         },
+        preset_for_eval: Option<MeshAndRules> = |config, _| Some(MeshAndRules::for_evaluation(config)),
         mesh_axes_origin: Origin = |config, _| Some(config.entry("mesh_axes").origin.clone()),
+    }
+}
+
+/// Mesh axes with the rules that belong to them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MeshAndRules {
+    mesh_axes: Vec<String>,
+    rules: LogicalRules,
+}
+
+impl MeshAndRules {
+    /// What `custom_mesh_and_rule_for_eval` names.
+    fn for_evaluation(config: &Config) -> Option<Self> {
+        let name = config.entry("custom_mesh_and_rule_for_eval").value.as_str()?;
+        let settings = yaml::embedded(Embedded::Preset, &format!("{MESHES}/{name}"))?;
+        let value = |name: &str| {
+            let setting = settings.iter().find(|setting| setting.name == name)?;
+            coerce(table::lookup(name)?, &setting.value).ok()
+        };
+        Some(Self {
+            mesh_axes: Vec::from_value(&value("mesh_axes")?)?,
+            rules: LogicalRules::from_value(&value("logical_axis_rules")?)?,
+        })
     }
 }
 
@@ -232,6 +262,29 @@ impl PlacementGroup {
     /// The parallelisms and the number of devices do not fit.
     pub fn placement(&self, devices: impl Into<Topology>) -> Result<Placement, ConfigError> {
         Ok(Placement::new(self.mesh(devices)?, self.logical_axis_rules.clone()))
+    }
+
+    /// The group as it is in evaluation: with the mesh and rules that `custom_mesh_and_rule_for_eval` names, and the
+    /// rules of `logical_axis_rules_for_eval`. Axes that only the mesh for training has split nothing then.
+    pub fn for_evaluation(&self) -> Self {
+        let mut group = self.clone();
+        if let Some(MeshAndRules { mesh_axes, rules }) = self.preset_for_eval.clone() {
+            for parallelism in [&mut group.ici, &mut group.dcn] {
+                parallelism.sizes.retain(|size| mesh_axes.iter().any(|axis| axis == size.axis));
+            }
+            (group.mesh_axes, group.logical_axis_rules) = (mesh_axes, rules);
+            group.mesh_axes_origin = Origin::Preset {
+                name: format!(
+                    "{MESHES}/{}",
+                    self.custom_mesh_and_rule_for_eval.as_deref().unwrap_or_default()
+                ),
+                line: 1,
+            };
+        }
+        if !self.logical_axis_rules_for_eval.0.is_empty() {
+            group.logical_axis_rules = self.logical_axis_rules_for_eval.clone();
+        }
+        group
     }
 
     /// Into how many parts the rules split a batch on this mesh.

@@ -140,14 +140,20 @@ impl TrainConfig {
     pub fn check_devices(&self, devices: impl Into<Topology>) -> Result<(), ConfigError> {
         let topology = devices.into();
         let num_devices = topology.num_devices();
-        let mesh = self.placement.mesh(topology)?;
+        let mesh = self.placement.mesh(&topology)?;
         for (key, origin, rows) in self.data.micro_batches(num_devices)? {
             self.placement.check_batch(&mesh, key, origin, rows)?;
         }
+        let placement = self.placement.for_evaluation();
+        let mesh = placement.mesh(&topology)?;
         let batch = self.data.eval_global_batch(num_devices)?;
         let origin = &self.data.eval_batch_origin;
-        self.placement.check_batch(&mesh, "eval_per_device_batch_size", origin, batch)?;
-        self.context.check_length(&mesh, &self.placement.logical_axis_rules, self.data.max_target_length)
+        placement.check_batch(&mesh, "eval_per_device_batch_size", origin, batch)?;
+        for placement in [&self.placement, &placement] {
+            let mesh = placement.mesh(&topology)?;
+            self.context.check_length(&mesh, &placement.logical_axis_rules, self.data.max_target_length)?;
+        }
+        Ok(())
     }
 }
 

@@ -1,7 +1,6 @@
 //! Features that are not built yet and that several keys or choices ask for.
 
 pub(crate) const AHEAD_OF_TIME_COMPILATION: &str = "ahead-of-time compilation";
-pub(crate) const ANOTHER_PLACEMENT_FOR_EVALUATION: &str = "another placement for evaluation";
 pub(crate) const ARRAY_RECORD: &str = "data in ArrayRecord files";
 pub(crate) const ATTENTION_OUTPUT_OF_ANOTHER_WIDTH: &str = "attention output of another width";
 pub(crate) const ATTENTION_SINKS: &str = "attention sinks";
@@ -27,7 +26,6 @@ pub(crate) const EMERGENCY_CHECKPOINTS: &str = "emergency checkpoints";
 pub(crate) const ENGRAM_LAYERS: &str = "engram layers";
 pub(crate) const EXCHANGE_OF_HEADS: &str = "attention that exchanges heads between devices";
 pub(crate) const EXPERT_PARALLELISM: &str = "expert parallelism";
-pub(crate) const EXPLICIT_PLACEMENT: &str = "explicit placement";
 pub(crate) const FLOAT32_ACTIVATION_FUNCTIONS_IN_A_BFLOAT16_MODEL: &str =
     "float32 activation functions in a bfloat16 model";
 pub(crate) const FUSED_FEED_FORWARD_PROJECTIONS: &str = "fused feed-forward projections";
@@ -69,8 +67,6 @@ pub(crate) const SERVING: &str = "serving";
 pub(crate) const SERVING_ON_SEPARATE_SLICES: &str = "serving on separate slices";
 pub(crate) const SEVERAL_COLUMNS: &str = "documents from several columns";
 pub(crate) const SPARSE_WEIGHTS: &str = "sparse weights";
-pub(crate) const SPLITTING_THE_OPTIMIZER_STATE_OVER_THE_DATA_AXIS: &str =
-    "splitting the optimizer state over the data axis";
 pub(crate) const STATISTICS_OF_ACTIVATIONS: &str = "statistics of activations";
 pub(crate) const STRIPED_SEQUENCES: &str = "sequences dealt to devices in stripes";
 pub(crate) const SUPERVISED_FINE_TUNING: &str = "supervised fine-tuning";

@@ -16,7 +16,7 @@ const NORM_LENGTH: &[&str] = &["tensor_sequence", "sequence", "context", "contex
 /// The mesh axes that split activations along heads, hidden units and the vocabulary. Attention splits heads where the
 /// rest splits the sequence.
 const TENSOR: &[&str] = &["tensor", "tensor_transpose", "tensor_sequence"];
-const TENSOR_OR_SEQUENCE: &[&str] = &["tensor", "tensor_transpose", "sequence", "tensor_sequence"];
+const KV_HEADS: &[&str] = &["tensor", "tensor_transpose", "sequence", "tensor_sequence"];
 const HEADS: &[&str] = &["tensor", "tensor_transpose", "sequence", "tensor_sequence", "autoregressive"];
 const EMBED: &[&str] = &["tensor", "tensor_transpose"];
 /// The mesh axes that split weights along heads, hidden units and the vocabulary.
@@ -42,7 +42,7 @@ const RULES: &[(&str, &[&str])] = &[
     ("circular_repeats", &[]),
     ("activation_embed_and_logits_batch", BATCH_OVER_STAGES),
     ("activation_embed_and_logits_batch_sequence", BATCH_AND_SEQUENCE),
-    ("activation_vocab", TENSOR_OR_SEQUENCE),
+    ("activation_vocab", TENSOR),
     ("activation_vocab", EMBED),
     ("activation_vocab", &["tensor_sequence"]),
     ("vocab", TENSOR_WEIGHTS),
@@ -50,7 +50,7 @@ const RULES: &[(&str, &[&str])] = &[
     ("activation_batch_attn", BATCH),
     ("activation_input_length_attn", &["tensor_sequence", "context"]),
     ("activation_heads", HEADS),
-    ("activation_kv_heads", TENSOR_OR_SEQUENCE),
+    ("activation_kv_heads", KV_HEADS),
     ("activation_length_attn", CONTEXT),
     ("activation_q_length", CONTEXT),
     ("activation_kv_length", &[]),
@@ -204,7 +204,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 &["auto", "explicit"],
                 "Let the compiler complete the placement, or spell all of it out.",
             )
-            .refused(features::EXPLICIT_PLACEMENT)
+            .no_effect_here(
+                "programs state where arguments, results and named tensors are, and Shardy completes \
+                 the rest in both modes",
+            )
             .acts_on("placement")
             .may_change(),
             Key::boolean("shardy", true, "Partition by Shardy.")
@@ -216,7 +219,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Split the optimizer's state over the data axis as well.",
             )
-            .refused(features::SPLITTING_THE_OPTIMIZER_STATE_OVER_THE_DATA_AXIS)
             .acts_on("placement")
             .may_change(),
             Key::text(
@@ -262,7 +264,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Rules that replace those of `logical_axis_rules` during evaluation; the same \
                  if empty.",
             )
-            .refused(features::ANOTHER_PLACEMENT_FOR_EVALUATION)
             .acts_on("evaluation")
             .may_change(),
             Key::text(

@@ -198,7 +198,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Let one axis of the device network carry several axes of the mesh.",
             )
-            .refused(features::CUSTOM_DEVICE_ORDERS)
+            .no_effect_here(
+                "devices fill the mesh in the order in which the platform numbers them, slice by \
+                 slice",
+            )
             .acts_on("mesh")
             .may_change(),
             Key::boolean(
@@ -206,7 +209,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Reorder the mesh to suit the device network of TPU v6e.",
             )
-            .refused(features::CUSTOM_DEVICE_ORDERS)
+            .no_effect_here(
+                "devices fill the mesh in the order in which the platform numbers them, slice by \
+                 slice",
+            )
             .acts_on("mesh")
             .may_change(),
             Key::boolean(
@@ -231,7 +237,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 ],
                 "Named set of mesh axes and rules for evaluation; as in training if empty.",
             )
-            .refused(features::ANOTHER_PLACEMENT_FOR_EVALUATION)
             .acts_on("evaluation")
             .may_change(),
         ],

@@ -192,6 +192,8 @@ fn several_devices_agree_with_one() {
     for parallelism in [
         ["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"],
         ["ici_fsdp_parallelism=8", "ici_tensor_parallelism=1"],
+        ["ici_fsdp_parallelism=4", "ici_autoregressive_parallelism=2"],
+        ["ici_fsdp_parallelism=2", "ici_tensor_parallelism=4"],
     ] {
         let engine = engine_on(8, &[&keys[..], &parallelism].concat());
         assert_eq!(tokens(&engine, &requests, &SamplingOptions::GREEDY), expected, "{parallelism:?}");

@@ -7,7 +7,7 @@ mod mask;
 
 use mt_derive::Tree;
 use mt_shape::{Axis, axis};
-use mt_trace::Tensor;
+use mt_trace::{DeviceGroup, Tensor};
 
 use crate::{
     Linear, NormOptions, RmsNorm, RotaryAngles,
@@ -153,14 +153,16 @@ impl<'t> Attention<Tensor<'t>> {
             }
             (None, _) => (inputs.shared.expect("a layer without keys is given those of another"), None),
         };
-        let kv_heads = keys_values.key.axis(KV_HEADS);
         let heads = self.query.kernel.axis(QUERY_HEADS);
-        let in_groups = [kv_heads, axis(GROUP, heads.size / kv_heads.size)];
         let query = prepared(self.query.forward(x, &[EMBED]), &self.query_norm, inputs.angles, options);
+        let num_parts = query.parts(&QUERY).along(QUERY_HEADS).map_or(1, DeviceGroup::size);
+        let attended = keys_values.for_each_part(num_parts, heads.size);
+        let kv_heads = attended.key.axis(KV_HEADS);
+        let in_groups = [kv_heads, axis(GROUP, heads.size / kv_heads.size)];
         let query =
             (query * options.scale).constrain(&QUERY).named("query_proj").split(QUERY_HEADS, &in_groups);
         let sinks = self.sinks.map(|sinks| sinks.split(QUERY_HEADS, &in_groups));
-        let context = attend(query, keys_values, sinks, inputs.segments, options);
+        let context = attend(query, attended, sinks, inputs.segments, options);
         let context = context.constrain(&CONTEXT).named("context").named("attention_out");
         let out = Linear { kernel: self.out.kernel.split(QUERY_HEADS, &in_groups), bias: self.out.bias };
         let output = out.forward(context, &[KV_HEADS, GROUP, HEAD_DIM]);
@@ -185,6 +187,31 @@ impl<'t> Attention<Tensor<'t>> {
         };
         let value = value.constrain(&ACTIVATION).named("value_proj");
         KeysValues { key: key.rename(POSITION, KV_POSITION), value: value.rename(POSITION, KV_POSITION) }
+    }
+}
+
+impl<'t> KeysValues<Tensor<'t>> {
+    /// Keys and values with as many heads as queries are split into parts, if there are fewer: each device then has a
+    /// copy of the head that its queries attend to. Otherwise the partitioner gathers scores.
+    #[track_caller]
+    fn for_each_part(self, num_parts: usize, query_heads: usize) -> Self {
+        let heads = self.key.axis(KV_HEADS).size;
+        let needed = (heads..=query_heads)
+            .find(|copies| copies % heads == 0 && copies % num_parts == 0 && query_heads % copies == 0);
+        let copies = needed.unwrap_or(heads) / heads;
+        if copies == 1 {
+            return self;
+        }
+        let repeated = |tensor: Tensor<'t>| {
+            let axes: Vec<Axis> = tensor
+                .axes()
+                .iter()
+                .flat_map(|own| [Some(*own), (own.name == KV_HEADS).then(|| axis(GROUP, copies))])
+                .flatten()
+                .collect();
+            tensor.broadcast(&axes).merge(&[KV_HEADS, GROUP], KV_HEADS).constrain(&ACTIVATION)
+        };
+        Self { key: repeated(self.key), value: repeated(self.value) }
     }
 }
 

@@ -3,4 +3,5 @@
 mod context;
 mod objective;
 mod placement;
+mod restore;
 mod training;

@@ -45,12 +45,30 @@ pub struct Way {
 
 pub const GATHERED_WEIGHTS: (&str, Part) = ("all-gather", Weights);
 pub const REDUCED_WEIGHTS: (&str, Part) = ("all-reduce", Weights);
+const MOVED_WEIGHTS: (&str, Part) = ("collective-permute", Weights);
 pub const GATHERED_ACTIVATIONS: (&str, Part) = ("all-gather", Activations);
 const REDUCED_ACTIVATIONS: (&str, Part) = ("all-reduce", Activations);
+const EXCHANGED_ACTIVATIONS: (&str, Part) = ("all-to-all", Activations);
 
 const FULLY_SHARDED: &[(&str, Part)] = &[GATHERED_WEIGHTS, REDUCED_WEIGHTS];
 pub const BOTH: &[(&str, Part)] =
     &[GATHERED_WEIGHTS, REDUCED_WEIGHTS, GATHERED_ACTIVATIONS, REDUCED_ACTIVATIONS];
+/// What splits sequences exchanges, beside `BOTH`, one split for another.
+const LENGTH_AND_WEIGHTS: &[(&str, Part)] =
+    &[GATHERED_WEIGHTS, REDUCED_WEIGHTS, GATHERED_ACTIVATIONS, REDUCED_ACTIVATIONS, EXCHANGED_ACTIVATIONS];
+/// Where both dimensions of a weight are wanted split over the same devices, its parts move between them.
+const TRANSPOSED: &[(&str, Part)] = &[
+    GATHERED_WEIGHTS,
+    REDUCED_WEIGHTS,
+    MOVED_WEIGHTS,
+    GATHERED_ACTIVATIONS,
+    REDUCED_ACTIVATIONS,
+    EXCHANGED_ACTIVATIONS,
+    ("collective-permute", Activations),
+];
+/// Kernels of keys and values that are not split as finely as queries are.
+const BOTH_AND_COPIED_HEADS: &[(&str, Part)] =
+    &[GATHERED_WEIGHTS, REDUCED_WEIGHTS, MOVED_WEIGHTS, GATHERED_ACTIVATIONS, REDUCED_ACTIVATIONS];
 pub const EVENLY: &[(&str, usize)] = &[("scale", 1), ("", 8)];
 pub const NORMS_IN_TWO: &[(&str, usize)] = &[("scale", 2), ("", 8)];
 
@@ -86,6 +104,13 @@ const FSDP_AND_TENSOR: Way = Way {
     parts: NORMS_IN_TWO,
     batch: 4,
 };
+/// Two heads of keys and values on four devices: each device has one of them, and so has its neighbour.
+const FSDP_AND_MORE_TENSOR: Way = Way {
+    keys: &["ici_fsdp_parallelism=2", "ici_tensor_parallelism=4"],
+    exchanges: BOTH_AND_COPIED_HEADS,
+    parts: &[("scale", 4), ("key", 2), ("value", 2), ("", 8)],
+    batch: 2,
+};
 const DATA_AND_FSDP_AND_TENSOR: Way = Way {
     keys: &["ici_data_parallelism=2", "ici_fsdp_parallelism=2", "ici_tensor_parallelism=2"],
     exchanges: BOTH,
@@ -93,21 +118,78 @@ const DATA_AND_FSDP_AND_TENSOR: Way = Way {
     batch: 4,
 };
 
+const FSDP_AND_TENSOR_SEQUENCE: Way = Way {
+    keys: &["ici_fsdp_parallelism=4", "ici_tensor_sequence_parallelism=2"],
+    exchanges: LENGTH_AND_WEIGHTS,
+    parts: EVENLY,
+    batch: 4,
+};
+const FSDP_AND_SEQUENCE: Way = Way {
+    keys: &["ici_fsdp_parallelism=4", "ici_sequence_parallelism=2"],
+    exchanges: LENGTH_AND_WEIGHTS,
+    parts: EVENLY,
+    batch: 4,
+};
+const FSDP_AND_TENSOR_TRANSPOSE: Way = Way {
+    keys: &["ici_fsdp_parallelism=4", "ici_tensor_transpose_parallelism=2"],
+    exchanges: TRANSPOSED,
+    parts: NORMS_IN_TWO,
+    batch: 4,
+};
+const TENSOR_IN_TWO_DIMENSIONS: Way = Way {
+    keys: &["ici_fsdp_parallelism=2", "ici_tensor_parallelism=2", "ici_tensor_transpose_parallelism=2"],
+    exchanges: TRANSPOSED,
+    parts: &[("scale", 4), ("key", 4), ("value", 4), ("", 8)],
+    batch: 2,
+};
+/// The optimizer's state is split where parameters are copies: each device updates its part, and parts are gathered.
+const DATA_WITH_SPLIT_STATE: Way = Way {
+    keys: &["ici_data_parallelism=8", "ici_fsdp_parallelism=1", "shard_optimizer_over_data=true"],
+    exchanges: FULLY_SHARDED,
+    parts: &[("params.", 1), ("", 8)],
+    batch: 8,
+};
+const DATA_AND_TENSOR_WITH_SPLIT_STATE: Way = Way {
+    keys: &[
+        "ici_data_parallelism=4",
+        "ici_fsdp_parallelism=1",
+        "ici_tensor_parallelism=2",
+        "shard_optimizer_over_data=true",
+    ],
+    exchanges: BOTH,
+    parts: &[("params.", 2), ("", 8)],
+    batch: 4,
+};
+/// Each pair of neighbours along `data` is of two slices, so that devices are not in their own order.
+const OVER_SLICES: Way = Way {
+    keys: &[
+        "num_cpu_slices=2",
+        "ici_data_parallelism=4",
+        "ici_fsdp_parallelism=1",
+        "dcn_data_parallelism=1",
+        "dcn_fsdp_parallelism=2",
+    ],
+    exchanges: FULLY_SHARDED,
+    parts: &[("scale", 1), ("", 2)],
+    batch: 8,
+};
+
 fn check(ways: &[Way]) {
     check_with(&[], ways);
 }
 
-/// The same with further keys of the model.
-pub fn check_with(model: &[&str], ways: &[Way]) {
+/// Compares each way with one device, scanned and not. `both` are keys of both sides, which give them the same memory
+/// to fill.
+pub fn check_with(both: &[&str], ways: &[Way]) {
     let mut report = String::new();
     for way in ways {
         for scan in ["scan_layers=true", "scan_layers=false"] {
-            let model = [model, &[scan]].concat();
+            let model = [&[scan], both].concat();
             let expected = on_one_device(&model);
             let actual = train(&model, way.keys, NUM_DEVICES);
             let problems = problems(way, &actual, &expected);
             if !problems.is_empty() {
-                let _ = writeln!(report, "{:?} {scan}:\n{problems}", way.keys);
+                let _ = writeln!(report, "{:?} {model:?}:\n{problems}", way.keys);
             }
         }
     }
@@ -149,6 +231,22 @@ fn problems(way: &Way, actual: &Trained, expected: &Trained) -> String {
             *others.entry(format!("{kind} of {part:?}, {bytes} bytes, from `{source}`")).or_default() += 1;
         }
     }
+    // On CPU gradients are not scattered as they are reduced: each device receives them whole. What one of two mesh
+    // axes splits may be reduced over the other one by itself.
+    let splits_batch_alone = way.exchanges == [REDUCED_WEIGHTS] || way.exchanges == FULLY_SHARDED;
+    let total = |wanted: (&str, Part)| -> usize {
+        let alike = exchanges(actual).into_iter().filter(|(kind, part, ..)| (*kind, *part) == wanted);
+        alike.map(|(_, _, bytes, _)| bytes).sum()
+    };
+    let is_one_axis = way.keys.iter().any(|key| key.ends_with("=8"));
+    let most_reduced = parameters + if is_one_axis { SMALL } else { parameters / 2 };
+    let (reduced, gathered) = (total(REDUCED_WEIGHTS), total(GATHERED_WEIGHTS));
+    if splits_batch_alone && !(parameters..=most_reduced).contains(&reduced) {
+        let _ = writeln!(text, "  {reduced} bytes are reduced, but gradients have {parameters}");
+    }
+    if splits_batch_alone && gathered > 2 * parameters {
+        let _ = writeln!(text, "  {gathered} bytes are gathered, more than twice {parameters}");
+    }
     for (other, times) in others {
         let _ = writeln!(text, "  {times} × {other}");
     }
@@ -159,7 +257,7 @@ fn problems(way: &Way, actual: &Trained, expected: &Trained) -> String {
 const SMALL: usize = 256;
 
 /// How many arrays of the residual stream's width a device may have whole at once, for products with split weights.
-const RESIDUALS: usize = 4;
+const RESIDUALS: usize = 6;
 
 fn parameter_bytes(trained: &Trained) -> usize {
     trained.bytes.iter().filter(|(name, _)| name.starts_with("params.")).map(|(_, bytes)| bytes[0]).sum()
@@ -176,6 +274,40 @@ fn batches_and_weights_split() {
 }
 
 #[test]
+fn optimizer_states_split() {
+    check(&[DATA_WITH_SPLIT_STATE, DATA_AND_TENSOR_WITH_SPLIT_STATE]);
+}
+
+#[test]
+fn whatever_the_backward_pass_keeps() {
+    for policy in [
+        "remat_policy=none",
+        "remat_policy=minimal",
+        "remat_policy=minimal_with_context",
+        "remat_policy=save_dot_with_context_except_mlp",
+        "remat_policy=save_dot_except_mlpwi",
+        "remat_policy=save_dot_except_mlp",
+        "remat_policy=save_qkv_proj",
+        "remat_policy=save_out_proj",
+        "remat_policy=minimal_offloaded",
+        "remat_policy=qkv_proj_offloaded",
+    ] {
+        check_with(&[policy], &[FSDP_AND_TENSOR]);
+    }
+}
+
+#[test]
+fn sequences_and_slices_split() {
+    check(&[FSDP_AND_TENSOR_SEQUENCE, FSDP_AND_SEQUENCE, OVER_SLICES]);
+}
+
+#[test]
 fn heads_and_hidden_units_split() {
-    check(&[FSDP_AND_TENSOR, DATA_AND_FSDP_AND_TENSOR]);
+    check(&[
+        FSDP_AND_TENSOR,
+        FSDP_AND_MORE_TENSOR,
+        DATA_AND_FSDP_AND_TENSOR,
+        FSDP_AND_TENSOR_TRANSPOSE,
+        TENSOR_IN_TWO_DIMENSIONS,
+    ]);
 }

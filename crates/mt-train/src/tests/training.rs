@@ -6,12 +6,18 @@ use std::{
 };
 
 use mt_config::{Config, Request, TrainConfig};
+use mt_data::Batch;
 use mt_models::Model;
-use mt_nn::SequenceOrder;
 use mt_runtime::{Array, Collective, CompileSettings, Executable, Input, Platform, testing::cpu};
-use mt_shape::{DType, HostArray, Placement};
+use mt_shape::{HostArray, Placement};
 
-use crate::{measured::Measured, metrics::names::LOSS, program::BATCH_ARRAYS, run::programs, state::stored};
+use crate::{
+    measured::Measured,
+    metrics::names::LOSS,
+    program::Programs,
+    run::programs_of,
+    state::{StateLayout, batch_arrays},
+};
 
 /// Steps of each run.
 pub const NUM_STEPS: usize = 5;
@@ -19,6 +25,7 @@ pub const NUM_DEVICES: usize = 8;
 pub const NUM_ROWS: usize = 16;
 /// Alone has the factor 5, which tells activations from weights by their number of elements.
 pub const LENGTH: usize = 40;
+const VOCAB: usize = 256;
 
 /// A model small enough to compile in moments. Later values of a key replace earlier ones.
 pub const TINY: &[&str] = &[
@@ -76,22 +83,12 @@ impl Setup {
         Self { settings, model, placement }
     }
 
-    pub fn train_step(&self) -> Measured<mt_ir::Program> {
-        programs(&self.settings, &*self.model, self.placement.clone(), Platform::Cpu)
-            .unwrap()
-            .train_step(NUM_ROWS, LENGTH)
-            .unwrap()
+    pub fn programs(&self) -> Programs<'_> {
+        programs_of(&self.settings, &*self.model, self.placement.clone(), Platform::Cpu).unwrap()
     }
 
-    pub fn order(&self) -> SequenceOrder {
-        programs(&self.settings, &*self.model, self.placement.clone(), Platform::Cpu).unwrap().order
-    }
-
-    pub fn initialize(&self) -> mt_ir::Program {
-        programs(&self.settings, &*self.model, self.placement.clone(), Platform::Cpu)
-            .unwrap()
-            .initialize()
-            .unwrap()
+    pub fn layout(&self) -> StateLayout {
+        Arc::into_inner(self.programs().layout).expect("no one else has the layout")
     }
 }
 
@@ -108,7 +105,7 @@ pub struct Trained {
 }
 
 /// The same numbers without a pattern in every run.
-fn numbers(seed: u64, count: usize, below: usize) -> Vec<i32> {
+pub fn numbers(seed: u64, count: usize, below: usize) -> Vec<i32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
     let next = || {
         state ^= state << 13;
@@ -119,8 +116,8 @@ fn numbers(seed: u64, count: usize, below: usize) -> Vec<i32> {
     std::iter::repeat_with(next).take(count).collect()
 }
 
-/// Rows of one or two documents, some with padding behind them, in the order of [`BATCH_ARRAYS`].
-fn batch() -> [HostArray; BATCH_ARRAYS.len()] {
+/// Rows of one or two documents, some with padding behind them.
+fn batch() -> Batch {
     let count = NUM_ROWS * LENGTH;
     let (mut positions, mut segments) = (vec![0; count], vec![0; count]);
     for row in 0..NUM_ROWS {
@@ -133,15 +130,17 @@ fn batch() -> [HostArray; BATCH_ARRAYS.len()] {
             }
         }
     }
-    let array = |values: &[i32]| HostArray::from_slice(DType::I32, &[NUM_ROWS, LENGTH], values).unwrap();
-    let (tokens, targets) = (numbers(11, count, 256), numbers(12, count, 256));
-    [array(&tokens), array(&positions), array(&segments), array(&targets), array(&segments)]
-}
-
-/// Rows of tokens as a step takes them.
-fn reordered(rows: &HostArray, order: SequenceOrder) -> HostArray {
-    let values: Vec<i32> = rows.to_f64().iter().map(|value| *value as i32).collect();
-    HostArray::from_slice(DType::I32, rows.dims(), &stored(&values, LENGTH, order)).unwrap()
+    Batch {
+        rows: NUM_ROWS,
+        length: LENGTH,
+        inputs: numbers(11, count, VOCAB),
+        inputs_position: positions.clone(),
+        inputs_segmentation: segments.clone(),
+        targets: numbers(12, count, VOCAB),
+        targets_position: positions,
+        targets_segmentation: segments,
+        target_bytes: 0,
+    }
 }
 
 /// Compiles a program for CPU devices. It runs a few times on small arrays: optimized machine code takes twice as long
@@ -158,7 +157,8 @@ fn first_values(arguments: &[&str]) -> Arc<BTreeMap<String, HostArray>> {
     let key: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
     let mut known = KNOWN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
     let make = || {
-        let program = compile(&Setup::new(arguments, 1).initialize());
+        let setup = Setup::new(arguments, 1);
+        let program = compile(&setup.programs().initialize().unwrap());
         let outputs = program.run(Vec::new()).unwrap();
         let named = program.outputs().iter().zip(&outputs);
         Arc::new(named.map(|(value, array)| (value.name.clone(), array.to_host().unwrap())).collect())
@@ -170,26 +170,20 @@ fn first_values(arguments: &[&str]) -> Arc<BTreeMap<String, HostArray>> {
 pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
     let first = first_values(model);
     let setup = Setup::new(&[model, way].concat(), num_devices);
-    let Measured { program, names } = setup.train_step();
+    let programs = setup.programs();
+    let Measured { program, names } = programs.train_step(NUM_ROWS, LENGTH).unwrap();
     let loss = names.iter().position(|name| *name == LOSS).expect("a step tells its loss");
     let step = compile(&program);
     let runtime = cpu(num_devices);
     let is_state = |name: &str| first.contains_key(name);
-    let order = setup.order();
-    let mut batch = batch().into_iter().map(|array| reordered(&array, order));
-    let mut state: BTreeMap<String, Array> = BTreeMap::new();
-    let mut given = Vec::new();
-    for value in step.inputs() {
-        match first.get(&value.name) {
-            Some(host) => {
-                state.insert(value.name.clone(), Array::from_host(runtime, host, &value.sharding).unwrap());
-            }
-            None => {
-                let host = batch.next().expect("what is not state is of the batch");
-                given.push(Array::from_host(runtime, &host, &value.sharding).unwrap());
-            }
-        }
-    }
+    let place = |value: &mt_ir::ProgramValue| {
+        let array = Array::from_host(runtime, &first[&value.name], &value.sharding).unwrap();
+        (value.name.clone(), array)
+    };
+    let inputs = step.inputs();
+    let num_state = inputs.iter().take_while(|value| is_state(&value.name)).count();
+    let mut state: BTreeMap<String, Array> = inputs[..num_state].iter().map(place).collect();
+    let given = batch_arrays(runtime, &inputs[num_state..], &batch(), VOCAB, programs.order).unwrap();
     let bytes = state
         .iter()
         .map(|(name, array)| {
