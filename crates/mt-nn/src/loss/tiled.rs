@@ -147,8 +147,7 @@ impl TiledHead<'_> {
     fn split<'b>(&self, arguments: &[Tensor<'b>]) -> (Vec<Tensor<'b>>, Tile<Tensor<'b>>) {
         let (parameters, tokens) = arguments.split_at(arguments.len() - 3);
         let gather = |(parameter, logical_axes): (&Tensor<'b>, &Vec<Option<&'static str>>)| {
-            let is_gathered = |name: &&'static str| self.gathered.contains(name);
-            if !logical_axes.iter().flatten().any(|name| is_gathered(&name)) {
+            if !logical_axes.iter().flatten().any(|name| self.gathered.contains(name)) {
                 return *parameter;
             }
             let kept: Vec<Option<&str>> =

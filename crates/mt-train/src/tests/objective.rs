@@ -283,6 +283,20 @@ fn parts_and_tiles_on_eight_devices() {
 }
 
 #[test]
+fn parts_and_tiles_exchange_weights_only() {
+    for (parts, tiles, gather_head_once) in [(1, 1, false), (2, 1, false), (1, 4, false), (1, 4, true)] {
+        let setting = Setting { mesh: Some(FSDP), parts, tiles, gather_head_once, ..Setting::default() };
+        let exchanges = compile(&traced(setting).1).collectives().unwrap();
+        for exchange in &exchanges {
+            for bytes in &exchange.arrays {
+                // Of all sizes only the length has the factor 3.
+                assert!(!(bytes / 4).is_multiple_of(3), "{parts} parts, {tiles} tiles: {exchange:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn all_devices_drop_the_same() {
     let keys = &["enable_dropout=true", "dropout_rate=0.2"][..];
     for parts in [1, 2] {
