@@ -2,6 +2,7 @@
 
 mod context;
 mod objective;
+mod optimizers;
 mod placement;
 mod restore;
 mod training;
