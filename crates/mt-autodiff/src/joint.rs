@@ -177,7 +177,7 @@ impl Differentiation<'_> {
         let mut origin = source;
         while let Some(index) = producers[origin.index()] {
             match &self.graph.nodes()[index] {
-                Node { op: Op::Constrain(_), operands, .. } => origin = operands[0],
+                Node { op: Op::Constrain(_) | Op::Transfer(_), operands, .. } => origin = operands[0],
                 _ => return None,
             }
         }

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use mt_shape::{DType, Mesh, Sharding};
 
+use crate::Memory;
+
 /// Element type and dimensions of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TensorType {
@@ -55,6 +57,8 @@ pub struct ProgramValue {
     pub sharding: Sharding,
     /// For an argument: its memory may be reused, so that it must be given up when the program runs.
     pub donated: bool,
+    /// The memory of its devices that it is in.
+    pub memory: Memory,
 }
 
 /// A value that a program computes on its way.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use mt_config::ModelGroup;
 use mt_nn::{ParamSpec, SequenceOrder, attention::KeysValues};
 use mt_shape::{Axis, DType, Path};
-use mt_trace::{Key, Tensor};
+use mt_trace::{Key, Memory, Tensor};
 
 use crate::{FlopCount, StoredParameter, families::build_decoder, hugging_face::FileTensor};
 
@@ -100,6 +100,8 @@ pub struct Forward<'t> {
     pub cache: Option<Cache<'t>>,
     /// What each layer makes is returned as well.
     pub taps: bool,
+    /// The memory that the parameters of layers are in; all others are on the device.
+    pub layers_in: Memory,
 }
 
 /// What a model makes of tokens.

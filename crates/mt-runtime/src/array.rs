@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use mt_ir::TensorType;
+use mt_ir::{Memory, TensorType};
 use mt_pjrt::{Buffer, PendingHostArray};
 use mt_shape::{DType, HostArray, Sharding};
 
@@ -24,6 +24,8 @@ use crate::{Runtime, RuntimeError};
 pub struct Array {
     ty: TensorType,
     sharding: Sharding,
+    /// The memory that all parts are in.
+    memory: Memory,
     /// One for each device of the mesh.
     buffers: Vec<Buffer>,
     _live: LiveBytes,
@@ -150,7 +152,7 @@ impl Array {
         buffer: impl FnMut(usize) -> Result<Buffer, RuntimeError>,
     ) -> Result<Self, RuntimeError> {
         let buffers = (0..sharding.mesh.num_devices()).map(buffer).collect::<Result<_, _>>()?;
-        Ok(Self::from_buffers(runtime, ty, sharding.clone(), buffers))
+        Ok(Self::from_buffers(runtime, ty, sharding.clone(), Memory::Device, buffers))
     }
 
     /// An array of the buffers of each device, which are known to fit.
@@ -158,12 +160,26 @@ impl Array {
         runtime: &Runtime,
         ty: TensorType,
         sharding: Sharding,
+        memory: Memory,
         buffers: Vec<Buffer>,
     ) -> Self {
         let shard_size = |buffer: &Buffer| buffer.dims().iter().product::<usize>() * ty.dtype.byte_size();
         let bytes = buffers.iter().map(|buffer| shard_size(buffer) as u64).sum();
         let live = LiveBytes::new(runtime.live_counter(), bytes);
-        Self { ty, sharding, buffers, _live: live }
+        Self { ty, sharding, memory, buffers, _live: live }
+    }
+
+    /// The array in another memory of its devices.
+    ///
+    /// # Errors
+    /// A device has no such memory, or there is no room in it.
+    pub fn moved_to(self, runtime: &Runtime, memory: Memory) -> Result<Self, RuntimeError> {
+        if memory == self.memory {
+            return Ok(self);
+        }
+        let copy = |(device, buffer): (usize, &Buffer)| buffer.copy_to_memory(device, memory.kind());
+        let buffers = self.buffers.iter().enumerate().map(copy).collect::<Result<_, _>>()?;
+        Ok(Self::from_buffers(runtime, self.ty, self.sharding, memory, buffers))
     }
 
     /// The type of the whole array.
@@ -179,6 +195,11 @@ impl Array {
     /// The dimensions of the whole array.
     pub fn dims(&self) -> &[usize] {
         &self.ty.dims
+    }
+
+    /// The memory that the array is in.
+    pub fn memory(&self) -> Memory {
+        self.memory
     }
 
     /// How the array is split.
@@ -216,8 +237,12 @@ impl Array {
         self.buffers
     }
 
-    /// The bytes that the array takes in the memory of one device; 0 if the device is not of the mesh.
+    /// The bytes that the array takes in the memory of one device; 0 if the device is not of the mesh, or the array in
+    /// the host's memory.
     pub fn bytes_on_device(&self, device: usize) -> usize {
+        if self.memory != Memory::Device {
+            return 0;
+        }
         let of_shape = |buffer: &Buffer| buffer.dims().iter().product::<usize>() * self.ty.dtype.byte_size();
         self.buffers.get(device).map_or(0, |buffer| buffer.size_on_device().unwrap_or(of_shape(buffer)))
     }

@@ -2,7 +2,7 @@
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
-use mt_ir::{Program, ProgramTemporary, ProgramValue, TensorType};
+use mt_ir::{Memory, Program, ProgramTemporary, ProgramValue, TensorType};
 use mt_pjrt::{Argument, Buffer, CompileOptions, MemoryUse, Platform, Plugin};
 use mt_shape::{Mesh, Sharding};
 
@@ -169,7 +169,7 @@ impl Executable {
             let buffers: Vec<Buffer> = per_device.iter_mut().filter_map(Iterator::next).collect();
             self.check_result(value, &buffers)?;
             let (ty, sharding) = (value.ty.clone(), value.sharding.clone());
-            results.push(Array::from_buffers(&inner.runtime, ty, sharding, buffers));
+            results.push(Array::from_buffers(&inner.runtime, ty, sharding, value.memory, buffers));
         }
         Ok(results)
     }
@@ -193,6 +193,12 @@ impl Executable {
             }
             if !array.is_placed_as(&value.sharding) {
                 let (given, needed) = (describe(array.sharding()), describe(&value.sharding));
+                let (program, argument) = (program(), argument());
+                return Err(RuntimeError::ArgumentSharding { program, argument, given, needed });
+            }
+            if array.memory() != value.memory {
+                let kind = |memory: Memory| format!("memory `{}`", memory.kind());
+                let (given, needed) = (kind(array.memory()), kind(value.memory));
                 let (program, argument) = (program(), argument());
                 return Err(RuntimeError::ArgumentSharding { program, argument, given, needed });
             }

@@ -192,7 +192,7 @@ fn group_available(folder: &Path) -> Option<u64> {
 mod tests {
     use std::sync::Arc;
 
-    use mt_ir::TensorType;
+    use mt_ir::{Memory, TensorType};
     use mt_shape::{DType, Mesh, PartitionSpec, Sharding};
 
     use super::*;
@@ -208,6 +208,7 @@ mod tests {
                 ty: TensorType::new(DType::F32, [size]),
                 sharding,
                 donated: false,
+                memory: Memory::Device,
             }
         };
         let temporary = |name: &str, size: usize| ProgramTemporary {

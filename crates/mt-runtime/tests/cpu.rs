@@ -2,14 +2,20 @@
 
 use std::{fs, path::Path, sync::Arc};
 
-use mt_ir::{Program, ProgramValue, TensorType};
+use mt_ir::{Memory, Program, ProgramValue, TensorType};
 use mt_runtime::{
     Array, CompileSettings, Executable, Input, Platform, Runtime, RuntimeError, RuntimeOptions, testing,
 };
 use mt_shape::{DType, HostArray, Mesh, PartitionSpec, Sharding};
 
 fn value(name: &str, ty: &TensorType, sharding: &Sharding, donated: bool) -> ProgramValue {
-    ProgramValue { name: name.into(), ty: ty.clone(), sharding: sharding.clone(), donated }
+    ProgramValue {
+        name: name.into(),
+        ty: ty.clone(),
+        sharding: sharding.clone(),
+        donated,
+        memory: Memory::Device,
+    }
 }
 
 fn single(rank: usize) -> Sharding {

@@ -2,7 +2,7 @@
 
 use std::ops;
 
-use mt_ir::{Binary, Comparison, Literal, Op, Reduction, Scalar, ShapeError, Unary};
+use mt_ir::{Binary, Comparison, Literal, Memory, Op, Reduction, Scalar, ShapeError, Unary};
 use mt_shape::{Axis, DType, HostArray, Sharding};
 
 use crate::{
@@ -368,6 +368,12 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub fn named(self, name: &str) -> Self {
         self.apply_one(Op::Name(name.into()), &[], &self.axes())
+    }
+
+    /// The tensor in another memory of its devices. Its gradient is made on the device in any case.
+    #[track_caller]
+    pub fn moved_to(self, memory: Memory) -> Self {
+        self.apply_one(Op::Transfer(memory), &[], &self.axes())
     }
 
     /// Places the tensor: for each axis, in order, its logical name, or `None` for an axis that is never split.

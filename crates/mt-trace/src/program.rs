@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use mt_ir::{Boundary, PrintOptions, Program, Target, eliminate_dead_code, print_program, verify};
+use mt_ir::{Boundary, Memory, PrintOptions, Program, Target, eliminate_dead_code, print_program, verify};
 use mt_shape::{Axis, DType, Placement, Sharding};
 
 use crate::{
@@ -35,6 +35,17 @@ pub struct Output<'t> {
     name: String,
     tensor: Tensor<'t>,
     sharding: Sharding,
+    memory: Memory,
+}
+
+impl Output<'_> {
+    /// The result, moved to `memory`.
+    pub fn moved_to(self, memory: Memory) -> Self {
+        if memory == self.memory {
+            return self;
+        }
+        Self { tensor: self.tensor.moved_to(memory), memory, ..self }
+    }
 }
 
 impl<'t> Inputs<'t> {
@@ -53,19 +64,21 @@ impl<'t> Inputs<'t> {
         donated: bool,
     ) -> Tensor<'t> {
         let sharding = self.placement().sharding(logical_axes, &sizes(axes));
-        self.placed_input(name, dtype, axes, sharding, donated)
+        self.placed_input(Memory::Device, name, dtype, axes, sharding, donated)
     }
 
-    /// As [`Self::input`], for an argument that logical axes alone do not place.
+    /// As [`Self::input`], for an argument that logical axes alone do not place. In another memory than the device's own
+    /// it is to be moved there before it is used.
     pub fn placed_input(
         &self,
+        memory: Memory,
         name: &str,
         dtype: DType,
         axes: &[Axis],
         sharding: Sharding,
         donated: bool,
     ) -> Tensor<'t> {
-        self.boundaries.borrow_mut().push(Boundary { name: name.to_owned(), sharding, donated });
+        self.boundaries.borrow_mut().push(Boundary { name: name.to_owned(), sharding, donated, memory });
         self.region.trace.input(dtype, axes)
     }
 
@@ -77,7 +90,7 @@ impl<'t> Inputs<'t> {
 
     /// As [`Self::output`], for a result that logical axes alone do not place.
     pub fn placed_output(&self, name: &str, tensor: Tensor<'t>, sharding: Sharding) -> Output<'t> {
-        Output { name: name.to_owned(), tensor, sharding }
+        Output { name: name.to_owned(), tensor, sharding, memory: Memory::Device }
     }
 
     /// The mesh, and the rules that place logical axes on it.
@@ -108,7 +121,12 @@ where
         let graph = trace.close(&tensors).graph;
         let outputs: Vec<Boundary> = outputs
             .into_iter()
-            .map(|output| Boundary { name: output.name, sharding: output.sharding, donated: false })
+            .map(|output| Boundary {
+                name: output.name,
+                sharding: output.sharding,
+                donated: false,
+                memory: output.memory,
+            })
             .collect();
         (graph, inputs.boundaries.into_inner(), outputs)
     }));

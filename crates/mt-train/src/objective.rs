@@ -8,7 +8,7 @@ use mt_nn::{
     divisor, token_loss, token_weights,
 };
 use mt_shape::{Axis, DType, Path, axis};
-use mt_trace::{Key, Region, ScanOptions, Tensor};
+use mt_trace::{Key, Memory, Region, ScanOptions, Tensor};
 
 use crate::{measured::NamedTensors, metrics::names};
 
@@ -36,6 +36,8 @@ pub(crate) struct Objective<'a> {
     pub accumulation_steps: usize,
     /// The logical axes of batches.
     pub batch_axes: [String; 2],
+    /// The memory that the parameters of layers are in; all others are on the device.
+    pub layers_in: Memory,
 }
 
 /// The loss of a batch and what follows from it.
@@ -138,7 +140,7 @@ impl Objective<'_> {
     ) -> (Tensor<'t>, Vec<Tensor<'t>>, Vec<Tensor<'t>>) {
         let (loss, parts, gradients) =
             region.value_and_grad_list(&Parameters(parameters.to_vec()), |_, parameters| {
-                let forward = Forward { dropout: Some(dropout), ..Forward::default() };
+                let forward = Forward { dropout: Some(dropout), ..self.forward() };
                 let hidden = self.model.hidden(&parameters.0, batch.tokens, forward);
                 let tokens = self.token_loss(&parameters.0, hidden.hidden, batch);
                 let mut loss = tokens.total / divisor;
@@ -169,9 +171,13 @@ impl Objective<'_> {
         (loss, parts, gradients)
     }
 
+    fn forward<'t>(&self) -> Forward<'t> {
+        Forward { layers_in: self.layers_in, ..Forward::default() }
+    }
+
     /// The sums over a batch that an evaluation adds up.
     pub fn evaluate<'t>(&self, parameters: &[Tensor<'t>], batch: BatchTensors<'t>) -> NamedTensors<'t> {
-        let hidden = self.model.hidden(parameters, batch.tokens, Forward::default());
+        let hidden = self.model.hidden(parameters, batch.tokens, self.forward());
         let loss = self.token_loss(parameters, hidden.hidden, batch);
         let sums =
             [(names::EVALUATION_TOTAL_LOSS, loss.total), (names::EVALUATION_TOTAL_WEIGHTS, loss.weights)];

@@ -75,8 +75,10 @@ impl Programs<'_> {
             let region = inputs.region();
             let dropout = region.key(self.seed).fold_in_name("dropout").fold_in(state.step);
 
+            let parameters = self.layout.for_model(&specs, &state.values.parameters);
             let LossAndGradients { loss, weights, mut metrics, gradients } =
-                self.objective.loss_and_gradients(&specs, &state.values.parameters, batch, dropout);
+                self.objective.loss_and_gradients(&specs, &parameters, batch, dropout);
+            state = self.layout.on_device(state);
             let at_slots = |tensors| self.layout.at_slots(&self.placement, tensors);
             let gradients = at_slots(gradients);
             state.values.parameters = at_slots(state.values.parameters);
@@ -97,9 +99,11 @@ impl Programs<'_> {
 
     /// The parameters and a batch; the sums over its tokens.
     pub fn evaluation_step(&self, rows: usize, length: usize) -> Result<Measured<Program>, TrainError> {
+        let specs = self.model.parameters();
         let mut names = Vec::new();
         let program = self.build("eval_step", |inputs| {
             let parameters = self.layout.declare(inputs, 0..self.layout.num_parameters, false);
+            let parameters = self.layout.for_model(&specs, &parameters);
             let batch = self.batch(inputs, rows, length);
             let (vector, reported) = reported(inputs, &self.objective.evaluate(&parameters, batch));
             names = reported;

@@ -99,11 +99,13 @@ pub(crate) fn restore(
     let mut state = fresh()?;
     if let Some(path) = group.parameters_path() {
         state.replace_parameters(|| {
-            if is_hugging_face(path) {
-                Ok(Weights::open(model, path)?.load(runtime, placement, model, None)?)
+            let parameters = if is_hugging_face(path) {
+                Weights::open(model, path)?.load(runtime, placement, model, None)?
             } else {
-                load_checked_parameters(runtime, placement, model, &Checkpoint::open_path(path)?)
-            }
+                load_checked_parameters(runtime, placement, model, &Checkpoint::open_path(path)?)?
+            };
+            let memory = layout.parameters_in();
+            parameters.into_iter().map(|array| Ok(array.moved_to(runtime, memory)?)).collect()
         })?;
     }
     Ok(Restored { state, first_step: 0, iterator: None })

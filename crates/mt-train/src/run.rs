@@ -7,6 +7,7 @@ use std::{
 
 use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock};
 use mt_config::{Config, Request, TrainConfig};
+use mt_ir::Memory;
 use mt_models::{Model, ModelError, start_runtime};
 use mt_nn::SequenceOrder;
 use mt_runtime::{CompileSettings, Executable, Platform, Runtime};
@@ -273,11 +274,17 @@ pub(crate) fn programs_of<'a>(
     platform: Platform,
 ) -> Result<Programs<'a>, TrainError> {
     let update = UpdateRule::new(&settings.optimizer, model)?;
+    // To a CPU both memories are one.
+    let memory = |is_offloaded: bool| {
+        if is_offloaded && platform != Platform::Cpu { Memory::Host } else { Memory::Device }
+    };
+    let parameters_in = memory(settings.model.remat.parameter_memory_host_offload);
+    let slots_in = memory(settings.model.remat.optimizer_memory_host_offload);
     let order = match settings.context.paired_parts(placement.mesh()) {
         Some(parts) => SequenceOrder::Paired { parts },
         None => SequenceOrder::AsRead,
     };
-    let layout = StateLayout::new(model, &update);
+    let layout = StateLayout::new(model, &update).kept_in(parameters_in, slots_in);
     Ok(Programs {
         model,
         placement,
@@ -287,13 +294,13 @@ pub(crate) fn programs_of<'a>(
             false => layout,
         }),
         update,
-        objective: objective(settings, model),
+        objective: objective(settings, model, parameters_in),
         seed: settings.model.init_weights_seed,
         order,
     })
 }
 
-fn objective<'a>(settings: &TrainConfig, model: &'a dyn Model) -> Objective<'a> {
+fn objective<'a>(settings: &TrainConfig, model: &'a dyn Model, layers_in: Memory) -> Objective<'a> {
     let group = &settings.objective;
     Objective {
         model,
@@ -303,6 +310,7 @@ fn objective<'a>(settings: &TrainConfig, model: &'a dyn Model) -> Objective<'a> 
         gather_head_once: group.vocab_tiling_ag_once,
         accumulation_steps: settings.objective.gradient_accumulation_steps,
         batch_axes: batch_axes(settings),
+        layers_in,
     }
 }
 

@@ -6,15 +6,15 @@ use mt_checkpoint::{
     Checkpoint, CheckpointError, Empty, Entry, ExpectedArray, ExtraItem, KeySegment, entry_name,
 };
 use mt_data::Batch;
-use mt_ir::ProgramValue;
+use mt_ir::{Memory, ProgramValue};
 use mt_models::{
-    Affine, EXACT_ITEM, Model, StateArray, StateEntries, StateReader, StoredParameter, expected_parameters,
-    load_parameters, moment_scale, parameter_key,
+    Affine, EXACT_ITEM, Model, StateArray, StateEntries, StateError, StateReader, StoredParameter,
+    expected_parameters, load_parameters, moment_scale, parameter_key,
 };
-use mt_nn::SequenceOrder;
+use mt_nn::{LayerPlace, ParamSpec, SequenceOrder};
 use mt_optim::{History, Slot, Values};
 use mt_runtime::{Array, Executable, Input, Runtime, RuntimeError};
-use mt_shape::{Axis, DType, HostArray, Placement};
+use mt_shape::{Axis, DType, HostArray, Path, Placement};
 use mt_trace::{Inputs, Output, Tensor};
 
 use crate::{
@@ -45,6 +45,8 @@ pub(crate) struct StateEntry {
     pub name: String,
     pub axes: Vec<Axis>,
     pub array: StateArray,
+    /// The memory that it is in between steps.
+    pub memory: Memory,
     /// Other places in checkpoints that hold the same.
     copies: Vec<Vec<KeySegment>>,
 }
@@ -63,6 +65,7 @@ impl StateLayout {
                 name: format!("params.{}", parameter.path),
                 axes: parameter.axes.clone(),
                 array: array.clone(),
+                memory: Memory::Device,
                 copies: Vec::new(),
             })
             .collect();
@@ -76,6 +79,7 @@ impl StateLayout {
                 name: format!("{}.{}", slot.name, parameter.path),
                 axes: slot.axes.iter().map(|axis| parameter.axes[*axis]).collect(),
                 array: kept_for(array, slot, &holder),
+                memory: Memory::Device,
                 copies: Vec::new(),
             });
         }
@@ -158,19 +162,54 @@ impl StateLayout {
         self.entries.iter().zip(tensors).map(place).collect()
     }
 
-    /// Declares the first entries, or all, as arguments of a program.
+    /// The same state, with parameters and what is kept for them in these memories.
+    pub fn kept_in(mut self, parameters: Memory, slots: Memory) -> Self {
+        let arrays = self.num_parameters + self.num_slots;
+        for (index, entry) in self.entries[..arrays].iter_mut().enumerate() {
+            entry.memory = if index < self.num_parameters { parameters } else { slots };
+        }
+        self
+    }
+
+    /// The memory that parameters are in between steps.
+    pub fn parameters_in(&self) -> Memory {
+        self.entries.first().map_or(Memory::Device, |entry| entry.memory)
+    }
+
+    /// Declares the first entries, or all, as arguments of a program, each in its memory.
     pub fn declare<'t>(&self, inputs: &Inputs<'t>, entries: Range<usize>, donated: bool) -> Vec<Tensor<'t>> {
         let declare = |entry: &StateEntry| {
             let sharding = entry.array.sharding(inputs.placement());
-            inputs.placed_input(&entry.name, entry.array.dtype, &entry.axes, sharding, donated)
+            inputs.placed_input(entry.memory, &entry.name, entry.array.dtype, &entry.axes, sharding, donated)
         };
         self.entries[entries].iter().map(declare).collect()
     }
 
-    /// Results of a program that are the state.
+    /// The state, brought to the device.
+    pub fn on_device<'t>(&self, state: StateTensors<'t>) -> StateTensors<'t> {
+        let fetched = |entries: &[StateEntry], tensors: &[Tensor<'t>]| -> Vec<Tensor<'t>> {
+            entries.iter().zip(tensors).map(|(entry, tensor)| on_device(*tensor, entry.memory)).collect()
+        };
+        let Values { parameters, slots } = &state.values;
+        let (of_parameters, rest) = self.entries.split_at(self.num_parameters);
+        let values = Values { parameters: fetched(of_parameters, parameters), slots: fetched(rest, slots) };
+        StateTensors { values, ..state }
+    }
+
+    /// Parameters as models take them: those of layers where they are, the others on the device.
+    pub fn for_model<'t>(&self, specs: &[(Path, ParamSpec)], tensors: &[Tensor<'t>]) -> Vec<Tensor<'t>> {
+        let place = |spec: &ParamSpec, tensor: Tensor<'t>| match spec.place {
+            LayerPlace::None => on_device(tensor, self.parameters_in()),
+            LayerPlace::One(_) | LayerPlace::Stacked { .. } => tensor,
+        };
+        specs.iter().zip(tensors).map(|((_, spec), tensor)| place(spec, *tensor)).collect()
+    }
+
+    /// Results of a program that are the state, each in its memory.
     pub fn outputs<'t>(&self, inputs: &Inputs<'t>, state: &[Tensor<'t>]) -> Vec<Output<'t>> {
         let output = |(entry, tensor): (&StateEntry, &Tensor<'t>)| {
-            inputs.placed_output(&entry.name, *tensor, entry.array.sharding(inputs.placement()))
+            let sharding = entry.array.sharding(inputs.placement());
+            inputs.placed_output(&entry.name, *tensor, sharding).moved_to(entry.memory)
         };
         self.entries.iter().zip(state).map(output).collect()
     }
@@ -203,6 +242,7 @@ impl StateEntry {
             name: name.to_owned(),
             axes: Vec::new(),
             array: plain(key, DType::I32, &[]),
+            memory: Memory::Device,
             copies: Vec::new(),
         }
     }
@@ -210,7 +250,7 @@ impl StateEntry {
     /// The last values of something.
     fn ring(name: &str, axis: Axis, key: Vec<KeySegment>) -> Self {
         let array = plain(key, DType::F32, &[axis.size]);
-        Self { name: name.to_owned(), axes: vec![axis], array, copies: Vec::new() }
+        Self { name: name.to_owned(), axes: vec![axis], array, memory: Memory::Device, copies: Vec::new() }
     }
 }
 
@@ -239,6 +279,13 @@ fn kept_for(parameter: &StateArray, slot: &Slot, holder: &[KeySegment]) -> State
         logical_axes: slot.axes.iter().map(|axis| parameter.logical_axes[*axis]).collect(),
         split_over: None,
         stored: stored.of_axes(&slot.axes, parameter.dims.len()),
+    }
+}
+
+fn on_device(tensor: Tensor<'_>, memory: Memory) -> Tensor<'_> {
+    match memory {
+        Memory::Device => tensor,
+        Memory::Host => tensor.moved_to(Memory::Device),
     }
 }
 
@@ -275,7 +322,8 @@ impl TrainState {
     ) -> Result<Self, TrainError> {
         layout.check(checkpoint)?;
         let reader = StateReader::open(runtime, placement, checkpoint)?;
-        let arrays: Result<_, _> = layout.entries.iter().map(|entry| reader.read(&entry.array)).collect();
+        let read = |entry: &StateEntry| Ok(reader.read(&entry.array)?.moved_to(runtime, entry.memory)?);
+        let arrays: Result<_, StateError> = layout.entries.iter().map(read).collect();
         Ok(Self { arrays: arrays?, num_parameters: layout.num_parameters })
     }
 

@@ -82,7 +82,8 @@ const POLICIES: &[(RematPolicy, Tensors)] = &[
 ];
 
 group! {
-    /// What the backward pass keeps of the forward pass. The keys of tensors count with `remat_policy=custom` only.
+    /// What the backward pass keeps of the forward pass, and what is kept in the host's memory. The keys of tensors
+    /// count with `remat_policy=custom` only.
     pub struct RematGroup {
         remat_policy: RematPolicy,
         decoder_layer_input: TensorLocation,
@@ -98,6 +99,8 @@ group! {
         kv_proj: TensorLocation,
         out_proj: TensorLocation,
         attention_out: TensorLocation,
+        optimizer_memory_host_offload: bool,
+        parameter_memory_host_offload: bool,
     }
 }
 
@@ -137,8 +140,32 @@ impl RematGroup {
         tensors.into_iter().filter(|(_, place)| *place != TensorLocation::Remat).collect()
     }
 
-    /// Whether tensors are kept in the host's memory.
+    /// Whether anything is kept in the host's memory.
     pub fn offloads(&self) -> bool {
-        self.kept().is_some_and(|kept| kept.iter().any(|(_, place)| *place == TensorLocation::Offload))
+        let state = self.optimizer_memory_host_offload || self.parameter_memory_host_offload;
+        state
+            || self.kept().is_some_and(|kept| kept.iter().any(|(_, place)| *place == TensorLocation::Offload))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guide_has_the_table() {
+        let guide = include_str!("../../../../docs/training.md");
+        for (policy, tensors) in POLICIES {
+            let name = format!("`{}`", policy.name());
+            let row = guide.lines().find(|line| line.starts_with('|') && line.contains(&name));
+            let row = row.unwrap_or_else(|| panic!("{name} is not in the guide"));
+            let refers =
+                ["the same and", "what `minimal` keeps", "those, and"].iter().any(|text| row.contains(text));
+            for tensor in tensors.iter().flat_map(|(names, _)| *names) {
+                assert!(refers || row.contains(&format!("`{tensor}`")), "{name} keeps `{tensor}`: {row}");
+            }
+            let on_host = tensors.iter().any(|(_, place)| *place == HOST);
+            assert_eq!(row.contains("host's memory"), on_host, "{row}");
+        }
     }
 }

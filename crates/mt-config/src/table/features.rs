@@ -44,7 +44,6 @@ pub(crate) const MOVING_OLD_CHECKPOINTS_ASIDE: &str = "moving old checkpoints as
 pub(crate) const MULTIMODAL_MODELS: &str = "multimodal models";
 pub(crate) const MULTI_TIER_CHECKPOINTS: &str = "multi-tier checkpoints";
 pub(crate) const MULTI_TOKEN_PREDICTION: &str = "multi-token prediction";
-pub(crate) const OFFLOADING: &str = "offloading to host memory";
 pub(crate) const OLMO_DATA: &str = "OLMo data";
 pub(crate) const OTHER_ATTENTION_TYPES: &str = "other attention types";
 pub(crate) const OTHER_MATRIX_PRODUCT_PRECISIONS: &str = "other matrix product precisions";

@@ -166,15 +166,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
             false,
             "Keep the optimizer's state in host memory between updates.",
         )
-        .refused(features::OFFLOADING)
         .acts_on("optimizer")
         .may_change(),
         Key::boolean(
             "parameter_memory_host_offload",
             false,
-            "Keep the weights in host memory while they are not used.",
+            "Keep the weights in host memory between training steps, and bring those of a \
+             layer to the device when it is computed.",
         )
-        .refused(features::OFFLOADING)
         .acts_on("placement")
         .may_change(),
         location(

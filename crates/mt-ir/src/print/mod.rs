@@ -7,7 +7,7 @@ use std::{fmt::Write as _, sync::Arc};
 
 use mt_shape::{DType, Mesh, PartitionSpec, Sharding};
 
-use crate::{Graph, Program, ProgramValue, TensorType, ValueId, temporaries::largest_temporaries};
+use crate::{Graph, Memory, Program, ProgramValue, TensorType, ValueId, temporaries::largest_temporaries};
 
 /// The kind of device that a program is printed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -38,6 +38,8 @@ pub struct Boundary {
     pub sharding: Sharding,
     /// For an argument: its memory may be reused for results.
     pub donated: bool,
+    /// The memory that it is in, unless the target has only one.
+    pub memory: Memory,
 }
 
 /// Prints `graph` as a module whose `main` takes its inputs and returns its outputs.
@@ -60,6 +62,7 @@ pub fn print_program(
                 ty: graph.ty(*id).clone(),
                 sharding: boundary.sharding.clone(),
                 donated: boundary.donated,
+                memory: if options.target == Target::Cpu { Memory::Device } else { boundary.memory },
             })
             .collect()
     };
@@ -112,7 +115,7 @@ fn string(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// For each donated argument, the result that takes its memory: one of its type and placement, first of all the one
+/// For each donated argument, the result that takes its memory: one of its type, placement and kind of memory, first of all the one
 /// of its name, so that a state's parts are updated in place and not moved among each other.
 fn aliases(inputs: &[ProgramValue], outputs: &[ProgramValue]) -> Vec<Option<usize>> {
     let mut aliases = vec![None; inputs.len()];
@@ -123,6 +126,7 @@ fn aliases(inputs: &[ProgramValue], outputs: &[ProgramValue]) -> Vec<Option<usiz
                 !taken[index]
                     && output.ty == input.ty
                     && output.sharding.spec == input.sharding.spec
+                    && output.memory == input.memory
                     && (!by_name || output.name == input.name)
             };
             if alias.is_none() {
@@ -134,6 +138,11 @@ fn aliases(inputs: &[ProgramValue], outputs: &[ProgramValue]) -> Vec<Option<usiz
         }
     }
     aliases
+}
+
+/// The attributes of an argument or a result, with the space before them.
+fn dictionary(attributes: &[String]) -> String {
+    if attributes.is_empty() { String::new() } else { format!(" {{{}}}", attributes.join(", ")) }
 }
 
 /// The scope path, which profiles show; nothing outside of all scopes, since MLIR refuses an empty name.
@@ -159,33 +168,16 @@ impl Printer<'_> {
         for ((id, input), alias) in graph.inputs().iter().zip(inputs).zip(aliases) {
             let name = self.fresh();
             names[id.index()] = Some(name);
-            let mut attributes = Vec::new();
-            if sharded {
-                attributes.push(format!(
-                    "sdy.sharding = #sdy.sharding<@mesh, {}>",
-                    self.spec(&input.sharding.spec)
-                ));
-            }
+            let mut attributes = self.placed(input);
             match alias {
                 Some(output) => attributes.push(format!("tf.aliasing_output = {output} : i32")),
                 None if input.donated => attributes.push("jax.buffer_donor = true".to_owned()),
                 None => {}
             }
-            let attributes =
-                if attributes.is_empty() { String::new() } else { format!(" {{{}}}", attributes.join(", ")) };
-            arguments.push(format!("%{name}: {}{attributes}", tensor(&input.ty)));
+            arguments.push(format!("%{name}: {}{}", tensor(&input.ty), dictionary(&attributes)));
         }
-        let results: Vec<String> = outputs
-            .iter()
-            .map(|output| {
-                let placement = if sharded {
-                    format!(" {{sdy.sharding = #sdy.sharding<@mesh, {}>}}", self.spec(&output.sharding.spec))
-                } else {
-                    String::new()
-                };
-                tensor(&output.ty) + &placement
-            })
-            .collect();
+        let results: Vec<String> =
+            outputs.iter().map(|output| tensor(&output.ty) + &dictionary(&self.placed(output))).collect();
         let _ = writeln!(
             self.text,
             "  func.func public @main({}) -> ({}) {{",
@@ -197,6 +189,19 @@ impl Printer<'_> {
         let types: Vec<TensorType> = graph.output_types();
         self.terminator("func.return", &returned, &types);
         self.text.push_str("  }\n}\n");
+    }
+
+    /// The attributes that say where an argument or a result is.
+    fn placed(&self, value: &ProgramValue) -> Vec<String> {
+        let mut attributes = Vec::new();
+        if self.options.mesh.num_devices() > 1 {
+            attributes
+                .push(format!("sdy.sharding = #sdy.sharding<@mesh, {}>", self.spec(&value.sharding.spec)));
+        }
+        if value.memory != Memory::Device {
+            attributes.push(format!("mhlo.memory_kind = {}", string(value.memory.kind())));
+        }
+        attributes
     }
 
     fn nodes(&mut self, graph: &Graph, names: &mut Names) {

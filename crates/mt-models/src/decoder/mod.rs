@@ -231,6 +231,7 @@ impl Model for Decoder {
             cache: forward.cache.as_ref().map(|cache| (cache.start, cache.layers.clone())),
             per_layer: model.per_layer.as_ref().map(|per_layer| per_layer.forward(tokens.tokens, x, config)),
             taps: forward.taps,
+            layers_in: forward.layers_in,
         };
         let mut taps = if forward.taps { vec![("embedding".to_owned(), x)] } else { Vec::new() };
         let outputs = x.scope("decoder", |x| model.layers.forward(x, config, &inputs));

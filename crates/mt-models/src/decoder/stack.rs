@@ -10,7 +10,7 @@ use mt_nn::{
     constrain_to_specs,
 };
 use mt_shape::{Axis, DType, Tree, axis};
-use mt_trace::{Key, Region, SavePolicy, ScanOptions, Tensor};
+use mt_trace::{Key, Memory, Region, SavePolicy, ScanOptions, Tensor};
 
 use super::{
     DecoderConfig, LayerConfig, Values,
@@ -39,6 +39,8 @@ pub(super) struct StackInputs<'t> {
     pub per_layer: Option<Tensor<'t>>,
     /// Whether what each layer makes is returned.
     pub taps: bool,
+    /// The memory that the layers' parameters are in.
+    pub layers_in: Memory,
 }
 
 /// What comes of all layers.
@@ -134,7 +136,7 @@ impl<'t> Layers<Tensor<'t>> {
             let (mut written, mut taps) = (Vec::new(), Vec::new());
             let mut caches = slice.caches.iter();
             for (slot, kind) in kinds.iter().enumerate() {
-                let layer = constrain_to_specs(&slice.layers[slot], &slice_specs[slot]);
+                let layer = constrain_to_specs(&inputs.on_device(&slice.layers[slot]), &slice_specs[slot]);
                 let cache = if has_cache(kind) { caches.next() } else { None };
                 let given = LayerInputs {
                     attention: inputs.attention(kind, start.zip(cache.copied()), None),
@@ -260,10 +262,18 @@ fn one<'b, 't: 'b>(
         dropout: inputs.dropout(config, slice.keys.first().copied()),
         per_layer: slice.per_layer,
     };
-    slice.layers[0].forward(x, config.norm, kind, given)
+    inputs.on_device(&slice.layers[0]).forward(x, config.norm, kind, given)
 }
 
 impl<'t> StackInputs<'t> {
+    /// A layer's parameters, brought to the device only now, so that there are never more than those of one layer.
+    fn on_device<'b>(&self, layer: &DecoderLayer<Tensor<'b>>) -> DecoderLayer<Tensor<'b>> {
+        match self.layers_in {
+            Memory::Device => layer.clone(),
+            Memory::Host => layer.map_leaves(|_, parameter| parameter.moved_to(Memory::Device)),
+        }
+    }
+
     fn attention<'b>(
         &self,
         kind: &LayerConfig,
