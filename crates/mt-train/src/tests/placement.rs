@@ -297,6 +297,12 @@ fn whatever_the_backward_pass_keeps() {
 }
 
 #[test]
+fn batches_in_parts() {
+    let ways = [FSDP_AND_TENSOR, DATA_AND_TENSOR_WITH_SPLIT_STATE];
+    check_with(&["gradient_accumulation_steps=2"], &ways);
+}
+
+#[test]
 fn sequences_and_slices_split() {
     check(&[FSDP_AND_TENSOR_SEQUENCE, FSDP_AND_SEQUENCE, OVER_SLICES]);
 }
