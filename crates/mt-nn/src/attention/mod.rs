@@ -196,8 +196,11 @@ impl<'t> KeysValues<Tensor<'t>> {
     #[track_caller]
     fn for_each_part(self, num_parts: usize, query_heads: usize) -> Self {
         let heads = self.key.axis(KV_HEADS).size;
-        let needed = (heads..=query_heads)
-            .find(|copies| copies % heads == 0 && copies % num_parts == 0 && query_heads % copies == 0);
+        let needed = (heads..=query_heads).find(|copies| {
+            copies.is_multiple_of(heads)
+                && copies.is_multiple_of(num_parts)
+                && query_heads.is_multiple_of(*copies)
+        });
         let copies = needed.unwrap_or(heads) / heads;
         if copies == 1 {
             return self;
