@@ -28,7 +28,7 @@ impl Entry {
     }
 
     /// Whether someone wants the value: a default counts only where it is given by hand, not where a file repeats it.
-    fn is_asked_for(&self) -> bool {
+    pub(crate) fn is_asked_for(&self) -> bool {
         self.is_changed() || matches!(self.origin, Origin::Argument | Origin::Environment { .. })
     }
 
@@ -140,11 +140,26 @@ impl Config {
                 Class::Refused(_) | Class::Effective if !self.matters(entry) => {
                     format!("without {}", alternatives(&entry.key.condition_texts()))
                 }
+                Class::Effective => format!("here: {}", self.missing_tensor(entry.key.name)?),
                 _ => return None,
             };
             Some(format!("`{}` ({}) has no effect {reason}", entry.key.name, entry.origin))
         });
         self.notes.iter().cloned().chain(without_effect).collect()
+    }
+
+    /// Why no layer makes the tensor that a key keeps for the backward pass, if none does.
+    fn missing_tensor(&self, key: &str) -> Option<&'static str> {
+        let is_gated = self.entry("mlp_activations").value.as_array().is_some_and(|gates| gates.len() > 1);
+        match (key, is_gated) {
+            ("mlpwi", true) => {
+                Some("feed-forward layers have a gate, so their tensors are `mlpwi_0` and `mlpwi_1`")
+            }
+            ("mlpwi_0" | "mlpwi_1", false) => {
+                Some("feed-forward layers have no gate, so their tensor is `mlpwi`")
+            }
+            _ => None,
+        }
     }
 
     /// Whether the key of an entry means anything, as far as the keys it belongs to say.

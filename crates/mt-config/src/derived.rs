@@ -7,8 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     config::Config,
-    groups::{MESH_AXES, RunGroup, Scales, TensorLocation},
-    key::{Choice, Kind},
+    groups::{KeptIn, MESH_AXES, RematGroup, RematPolicy, RunGroup, Scales},
     table,
 };
 
@@ -172,19 +171,16 @@ fn directories(config: &Config, values: &mut Values) {
 
 /// Which named tensors a custom remat policy keeps, and where.
 fn memory(config: &Config, values: &mut Values) {
-    let custom = config.entry("remat_policy").value == "custom";
-    let at = |place: &str| -> Value {
-        let names = config.entries().filter(|entry| is_location(entry.key.kind) && entry.value == place);
-        custom.then(|| names.map(|entry| entry.key.name).collect::<Vec<_>>()).into()
+    let group = RematGroup::from_config(config).ok();
+    let kept = group.filter(|group| group.remat_policy == RematPolicy::Custom).and_then(|group| group.kept());
+    let names = |of: KeptIn| -> Value {
+        let in_place = |kept: &Vec<(&'static str, KeptIn)>| {
+            kept.iter().filter(|(_, place)| *place == of).map(|(name, _)| *name).collect::<Vec<_>>()
+        };
+        kept.as_ref().map(in_place).into()
     };
-    let on_device = at("device");
-    let offloaded = at("offload");
-    values.push(("tensors_on_device", on_device));
-    values.push(("tensors_to_offload", offloaded));
-}
-
-fn is_location(kind: Kind) -> bool {
-    matches!(kind, Kind::Choice(words) if words == TensorLocation::WORDS)
+    values.push(("tensors_on_device", names(KeptIn::Device)));
+    values.push(("tensors_to_offload", names(KeptIn::Host)));
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use mt_config::{
-    AttentionKind, Config, DecodeConfig, Hardware, Origin, RematPolicy, Request, TrainConfig, table,
+    AttentionKind, Config, DecodeConfig, Hardware, KeptIn, Origin, RematPolicy, Request, TrainConfig, table,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -265,6 +265,44 @@ fn features_that_are_not_built_are_refused_by_name() {
 }
 
 #[test]
+fn the_key_of_one_projection_goes_before_that_of_several() {
+    let kept = |arguments: &[&str]| {
+        let remat = training(&[&["remat_policy=custom"], arguments].concat()).unwrap().model.remat;
+        let kept = remat.kept().unwrap().into_iter();
+        kept.filter(|(name, _)| name.ends_with("_proj")).collect::<Vec<_>>()
+    };
+    let (device, host) = (KeptIn::Device, KeptIn::Host);
+    assert_eq!(
+        kept(&["qkv_proj=device", "kv_proj=offload"]),
+        [("query_proj", device), ("key_proj", host), ("value_proj", host)]
+    );
+    assert_eq!(
+        kept(&["qkv_proj=device", "query_proj=remat", "key_proj=offload"]),
+        [("key_proj", host), ("value_proj", device)]
+    );
+    assert_eq!(kept(&["kv_proj=remat", "qkv_proj=offload"]), [("query_proj", host)]);
+    let config = resolved(&["remat_policy=custom", "qkv_proj=offload", "query_proj=remat"]);
+    assert_eq!(config.entry("tensors_to_offload").value, json!(["key_proj", "value_proj"]));
+}
+
+/// The rules say whether a sequence is split, whatever axis does it.
+#[test]
+fn chunks_are_dealt_where_rules_split_sequences() {
+    let parts = |arguments: &[&str]| {
+        let settings = training(&[&["ici_fsdp_parallelism=1"], arguments].concat()).unwrap();
+        settings.context.paired_parts(&settings.placement.placement(8).unwrap())
+    };
+    let split = "ici_context_parallelism=8";
+    assert_eq!(parts(&[split]), Some(8));
+    assert_eq!(parts(&[split, "context_parallel_load_balance=false"]), None);
+    assert_eq!(parts(&[split, "logical_axis_rules=[['activation_length_attn', []]]"]), None);
+    let experts = ["custom_mesh_and_rule=ep-as-cp", "ici_expert_parallelism=8"];
+    assert_eq!(parts(&experts), Some(8));
+    assert_eq!(parts(&[&experts[..], &["context_sharding=expert"]].concat()), Some(8));
+    assert_eq!(parts(&["ici_expert_parallelism=8"]), None);
+}
+
+#[test]
 fn keys_without_effect_are_noted() {
     let config = resolved(&["shardy=false", "hf_access_token=abc"]);
     let notes = config.notes().join("\n");
@@ -300,6 +338,18 @@ fn keys_that_others_make_moot_are_noted() {
         (
             &["param_scan_axis=0", "scan_layers=false"],
             "`param_scan_axis` (command line) has no effect without `scan_layers=true`",
+        ),
+        (
+            &["mlpwo=offload", "remat_policy=minimal"],
+            "`mlpwo` (command line) has no effect without `remat_policy=custom`",
+        ),
+        (
+            &["mlpwi=device", "remat_policy=custom"],
+            "`mlpwi` (command line) has no effect here: feed-forward layers have a gate",
+        ),
+        (
+            &["mlpwi_1=device", "remat_policy=custom", "mlp_activations=[gelu]"],
+            "`mlpwi_1` (command line) has no effect here: feed-forward layers have no gate",
         ),
     ] {
         let notes = resolved(arguments).notes().join("\n");

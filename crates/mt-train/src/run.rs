@@ -162,8 +162,12 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
             "note: `shard_optimizer_over_data` has no effect: the mesh has no two devices along `data`"
         );
     }
-    if runtime.platform() == Platform::Cpu && settings.model.remat.offloads() {
-        eprintln!("note: nothing is moved to the host's memory, which is the memory of a CPU's devices too");
+    if runtime.platform() == Platform::Cpu {
+        for key in settings.model.remat.offloading() {
+            eprintln!(
+                "note: `{key}` offloads, but the memory of a CPU's devices is the host's: tensors stay where they are"
+            );
+        }
     }
     runtime.check_memory(&[&largest.program])?;
 
@@ -280,7 +284,7 @@ pub(crate) fn programs_of<'a>(
     };
     let parameters_in = memory(settings.model.remat.parameter_memory_host_offload);
     let slots_in = memory(settings.model.remat.optimizer_memory_host_offload);
-    let order = match settings.context.paired_parts(placement.mesh()) {
+    let order = match settings.context.paired_parts(&placement) {
         Some(parts) => SequenceOrder::Paired { parts },
         None => SequenceOrder::AsRead,
     };

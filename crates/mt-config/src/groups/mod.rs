@@ -41,7 +41,7 @@ pub use objective::ObjectiveGroup;
 pub(crate) use placement::MESH_AXES;
 pub use placement::{Parallelism, PlacementGroup};
 pub use ramp::BatchSchedule;
-pub use remat::{RematGroup, RematPolicy, TensorLocation};
+pub use remat::{KeptIn, RematGroup, RematPolicy, TensorLocation};
 pub use run::{
     CheckpointGroup, DebugGroup, DecodeGroup, LogitsGroup, RunGroup, run_directory_of, saved_config_path,
     tokenizer_directory,

@@ -36,11 +36,19 @@ choice! {
     }
 }
 
-const DEVICE: TensorLocation = TensorLocation::Device;
-const HOST: TensorLocation = TensorLocation::Offload;
+/// Where a kept tensor is between the forward and the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeptIn {
+    Device,
+    /// The host's memory.
+    Host,
+}
 
 /// The tensors that a policy keeps, and where. `quantization` is what quantized layers would name.
-type Tensors = &'static [(&'static [&'static str], TensorLocation)];
+type Tensors = &'static [(&'static [&'static str], KeptIn)];
+
+const DEVICE: KeptIn = KeptIn::Device;
+const HOST: KeptIn = KeptIn::Host;
 
 const QKV: &[&str] = &["query_proj", "key_proj", "value_proj"];
 const OUT: &[&str] = &["out_proj"];
@@ -49,37 +57,57 @@ const MLPWI: &[&str] = &["mlpwi_0", "mlpwi_1", "mlpwi"];
 const MLPWO: &[&str] = &["mlpwo"];
 const QUANTIZATION: &[&str] = &["quantization"];
 
-/// Every policy that is a list of tensors.
-const POLICIES: &[(RematPolicy, Tensors)] = &[
-    (RematPolicy::Full, &[]),
-    (RematPolicy::SaveOutProj, &[(OUT, DEVICE)]),
-    (RematPolicy::SaveQkvProj, &[(QKV, DEVICE)]),
-    (RematPolicy::SaveDotExceptMlp, &[(QKV, DEVICE), (OUT, DEVICE)]),
-    (RematPolicy::SaveDotWithContextExceptMlp, &[(QKV, DEVICE), (CONTEXT, DEVICE), (OUT, DEVICE)]),
-    (RematPolicy::SaveDotExceptMlpwi, &[(QKV, DEVICE), (OUT, DEVICE), (MLPWO, DEVICE)]),
-    (RematPolicy::Minimal, &[(QKV, DEVICE), (OUT, DEVICE), (MLPWI, DEVICE), (MLPWO, DEVICE)]),
-    (
-        RematPolicy::MinimalWithContext,
-        &[(QKV, DEVICE), (CONTEXT, DEVICE), (OUT, DEVICE), (MLPWI, DEVICE), (MLPWO, DEVICE)],
-    ),
-    (
-        RematPolicy::MinimalWithQuantization,
-        &[(QKV, DEVICE), (OUT, DEVICE), (MLPWI, DEVICE), (MLPWO, DEVICE), (QUANTIZATION, DEVICE)],
-    ),
-    (
-        RematPolicy::MinimalWithContextAndQuantization,
-        &[
-            (QKV, DEVICE),
-            (CONTEXT, DEVICE),
-            (OUT, DEVICE),
-            (MLPWI, DEVICE),
-            (MLPWO, DEVICE),
-            (QUANTIZATION, DEVICE),
-        ],
-    ),
-    (RematPolicy::QkvProjOffloaded, &[(QKV, HOST)]),
-    (RematPolicy::MinimalOffloaded, &[(QKV, HOST), (OUT, HOST), (MLPWI, HOST), (MLPWO, HOST)]),
-];
+/// What a policy means.
+enum Meaning {
+    /// Everything is kept.
+    Everything,
+    Tensors(Tensors),
+    /// What the keys of tensors say.
+    Keys,
+}
+
+impl RematPolicy {
+    const fn meaning(self) -> Meaning {
+        let tensors: Tensors = match self {
+            Self::None => return Meaning::Everything,
+            Self::Custom => return Meaning::Keys,
+            Self::Full => &[],
+            Self::SaveOutProj => &[(OUT, DEVICE)],
+            Self::SaveQkvProj => &[(QKV, DEVICE)],
+            Self::SaveDotExceptMlp => &[(QKV, DEVICE), (OUT, DEVICE)],
+            Self::SaveDotWithContextExceptMlp => &[(QKV, DEVICE), (CONTEXT, DEVICE), (OUT, DEVICE)],
+            Self::SaveDotExceptMlpwi => &[(QKV, DEVICE), (OUT, DEVICE), (MLPWO, DEVICE)],
+            Self::Minimal => &[(QKV, DEVICE), (OUT, DEVICE), (MLPWI, DEVICE), (MLPWO, DEVICE)],
+            Self::MinimalWithContext => {
+                &[(QKV, DEVICE), (CONTEXT, DEVICE), (OUT, DEVICE), (MLPWI, DEVICE), (MLPWO, DEVICE)]
+            }
+            Self::MinimalWithQuantization => {
+                &[(QKV, DEVICE), (OUT, DEVICE), (MLPWI, DEVICE), (MLPWO, DEVICE), (QUANTIZATION, DEVICE)]
+            }
+            Self::MinimalWithContextAndQuantization => &[
+                (QKV, DEVICE),
+                (CONTEXT, DEVICE),
+                (OUT, DEVICE),
+                (MLPWI, DEVICE),
+                (MLPWO, DEVICE),
+                (QUANTIZATION, DEVICE),
+            ],
+            Self::QkvProjOffloaded => &[(QKV, HOST)],
+            Self::MinimalOffloaded => &[(QKV, HOST), (OUT, HOST), (MLPWI, HOST), (MLPWO, HOST)],
+        };
+        Meaning::Tensors(tensors)
+    }
+}
+
+impl TensorLocation {
+    const fn kept_in(self) -> Option<KeptIn> {
+        match self {
+            Self::Remat => None,
+            Self::Device => Some(DEVICE),
+            Self::Offload => Some(HOST),
+        }
+    }
+}
 
 group! {
     /// What the backward pass keeps of the forward pass, and what is kept in the host's memory. The keys of tensors
@@ -102,6 +130,11 @@ group! {
         optimizer_memory_host_offload: bool,
         parameter_memory_host_offload: bool,
     }
+    besides {
+        asked: Vec<&'static str> = |config, _| {
+            Some(Self::KEYS.iter().copied().filter(|key| config.entry(key).is_asked_for()).collect())
+        },
+    }
 }
 
 impl RematGroup {
@@ -109,42 +142,58 @@ impl RematGroup {
 
     /// The names of the tensors that are kept for the backward pass, and where; everything else is computed again.
     /// None keeps all that the backward pass reads.
-    pub fn kept(&self) -> Option<Vec<(&'static str, TensorLocation)>> {
-        if self.remat_policy == RematPolicy::Custom {
-            return Some(self.custom());
+    pub fn kept(&self) -> Option<Vec<(&'static str, KeptIn)>> {
+        match self.remat_policy.meaning() {
+            Meaning::Everything => None,
+            Meaning::Keys => Some(self.custom()),
+            Meaning::Tensors(tensors) => {
+                let named =
+                    tensors.iter().flat_map(|(names, place)| names.iter().map(|name| (*name, *place)));
+                Some(named.collect())
+            }
         }
-        let (_, tensors) = POLICIES.iter().find(|(policy, _)| *policy == self.remat_policy)?;
-        let named = tensors.iter().flat_map(|(names, place)| names.iter().map(|name| (*name, *place)));
-        Some(named.collect())
     }
 
-    fn custom(&self) -> Vec<(&'static str, TensorLocation)> {
-        // The first of several keys that asks for something.
-        let first = |places: &[TensorLocation]| {
-            let mut asking = places.iter().copied().filter(|place| *place != TensorLocation::Remat);
-            asking.next().unwrap_or(TensorLocation::Remat)
-        };
+    fn custom(&self) -> Vec<(&'static str, KeptIn)> {
+        let query = ("query_proj", self.query_proj);
+        let key = ("key_proj", self.key_proj);
+        let value = ("value_proj", self.value_proj);
+        let (both, all) = (("kv_proj", self.kv_proj), ("qkv_proj", self.qkv_proj));
+        let own = |name, location| (name, vec![(name, location)]);
+        // Each with its keys, from the one of the tensor alone to that of the most.
         let tensors = [
-            ("decoder_layer_input", self.decoder_layer_input),
-            ("query_proj", first(&[self.query_proj, self.qkv_proj])),
-            ("key_proj", first(&[self.key_proj, self.kv_proj, self.qkv_proj])),
-            ("value_proj", first(&[self.value_proj, self.kv_proj, self.qkv_proj])),
-            ("context", self.context),
-            ("attention_out", self.attention_out),
-            ("out_proj", self.out_proj),
-            ("mlpwi", self.mlpwi),
-            ("mlpwi_0", self.mlpwi_0),
-            ("mlpwi_1", self.mlpwi_1),
-            ("mlpwo", self.mlpwo),
+            own("decoder_layer_input", self.decoder_layer_input),
+            ("query_proj", vec![query, all]),
+            ("key_proj", vec![key, both, all]),
+            ("value_proj", vec![value, both, all]),
+            own("context", self.context),
+            own("attention_out", self.attention_out),
+            own("out_proj", self.out_proj),
+            own("mlpwi", self.mlpwi),
+            own("mlpwi_0", self.mlpwi_0),
+            own("mlpwi_1", self.mlpwi_1),
+            own("mlpwo", self.mlpwo),
         ];
-        tensors.into_iter().filter(|(_, place)| *place != TensorLocation::Remat).collect()
+        // The first key that asks for something counts; `remat`, the default, does so where it is given by hand.
+        let asks = |key: &str, location| location != TensorLocation::Remat || self.asked.contains(&key);
+        let kept = tensors.into_iter().filter_map(|(name, keys)| {
+            let (_, location) = keys.into_iter().find(|(key, location)| asks(key, *location))?;
+            Some((name, location.kept_in()?))
+        });
+        kept.collect()
     }
 
-    /// Whether anything is kept in the host's memory.
-    pub fn offloads(&self) -> bool {
-        let state = self.optimizer_memory_host_offload || self.parameter_memory_host_offload;
-        state
-            || self.kept().is_some_and(|kept| kept.iter().any(|(_, place)| *place == TensorLocation::Offload))
+    /// What keeps anything in the host's memory, as a command line says it.
+    pub fn offloading(&self) -> Vec<String> {
+        let is_on_host = |kept: Vec<(&str, KeptIn)>| kept.iter().any(|(_, place)| *place == KeptIn::Host);
+        [
+            (self.kept().is_some_and(is_on_host), format!("remat_policy={}", self.remat_policy.name())),
+            (self.optimizer_memory_host_offload, "optimizer_memory_host_offload=true".to_owned()),
+            (self.parameter_memory_host_offload, "parameter_memory_host_offload=true".to_owned()),
+        ]
+        .into_iter()
+        .filter_map(|(offloads, key)| offloads.then_some(key))
+        .collect()
     }
 }
 
@@ -155,10 +204,12 @@ mod tests {
     #[test]
     fn the_guide_has_the_table() {
         let guide = include_str!("../../../../docs/training.md");
-        for (policy, tensors) in POLICIES {
-            let name = format!("`{}`", policy.name());
+        for word in RematPolicy::WORDS {
+            let name = format!("`{word}`");
             let row = guide.lines().find(|line| line.starts_with('|') && line.contains(&name));
             let row = row.unwrap_or_else(|| panic!("{name} is not in the guide"));
+            let policy = RematPolicy::from_value(&(*word).into()).unwrap();
+            let Meaning::Tensors(tensors) = policy.meaning() else { continue };
             let refers =
                 ["the same and", "what `minimal` keeps", "those, and"].iter().any(|text| row.contains(text));
             for tensor in tensors.iter().flat_map(|(names, _)| *names) {

@@ -150,8 +150,7 @@ impl TrainConfig {
         let origin = &self.data.eval_batch_origin;
         placement.check_batch(&mesh, "eval_per_device_batch_size", origin, batch)?;
         for placement in [&self.placement, &placement] {
-            let mesh = placement.mesh(&topology)?;
-            self.context.check_length(&mesh, &placement.logical_axis_rules, self.data.max_target_length)?;
+            self.context.check_length(&placement.placement(&topology)?, self.data.max_target_length)?;
         }
         Ok(())
     }

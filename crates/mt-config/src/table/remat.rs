@@ -129,8 +129,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         location(
             "qkv_proj",
             "Recompute the query, key and value projections in the backward pass, or keep \
-             them on the device or the host (`remat_policy=custom`); the key of one of them \
-             goes before.",
+             them on the device or the host (`remat_policy=custom`). The key of one of them \
+             goes before, also with `remat` if that is given by hand.",
         ),
         location(
             "out_proj",
@@ -153,7 +153,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
             "attention_out",
             "Recompute what attention gives to its output projection in the backward pass, or \
              keep it on the device or the host (`remat_policy=custom`). Unlike `context`, it \
-             does not spare the recomputation of attention block by block.",
+             does not spare the recomputation of attention block by block. Both are one tensor: \
+             where both are kept, `context` says where.",
         ),
         location(
             "engram",
@@ -185,7 +186,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         location(
             "kv_proj",
             "Recompute the key and value projections in the backward pass, or keep them on \
-             the device or the host (`remat_policy=custom`); the key of one of them goes before.",
+             the device or the host (`remat_policy=custom`). The key of one of them goes before, \
+             also with `remat` if that is given by hand.",
         ),
     ],
 }];

@@ -1,8 +1,7 @@
 //! What most families make of the configuration, for each to change.
 
 use mt_config::{
-    AttentionKind, AttentionType, LayerAttention, MlpActivation, ModelGroup, RematGroup, RopeType,
-    TensorLocation,
+    AttentionKind, AttentionType, KeptIn, LayerAttention, MlpActivation, ModelGroup, RematGroup, RopeType,
 };
 use mt_nn::{
     Activation, NormOptions, RotaryExtent, RotaryOptions, RotaryScaling,
@@ -83,8 +82,8 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
 fn remat(group: &RematGroup) -> Option<SavePolicy> {
     let kept = group.kept()?;
     let memory = |place| match place {
-        TensorLocation::Offload => Memory::Host,
-        TensorLocation::Device | TensorLocation::Remat => Memory::Device,
+        KeptIn::Host => Memory::Host,
+        KeptIn::Device => Memory::Device,
     };
     Some(SavePolicy::Names(kept.into_iter().map(|(name, place)| (name.to_owned(), memory(place))).collect()))
 }
