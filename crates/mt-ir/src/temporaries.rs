@@ -2,13 +2,13 @@
 
 use std::cmp::Reverse;
 
-use crate::{Graph, Op, ProgramTemporary, ValueId};
+use crate::{Graph, Memory, Op, ProgramTemporary, ValueId};
 
 /// How many are kept: enough for a message.
 const NUM_KEPT: usize = 12;
 
-/// The largest values of `graph` and its regions that are neither arguments nor results, the largest first; several
-/// of one name and type count once.
+/// The largest values in device memory of `graph` and its regions that are neither arguments nor results, the largest
+/// first; several of one name and type count once.
 pub(crate) fn largest_temporaries(graph: &Graph) -> Vec<ProgramTemporary> {
     let mut graphs = Vec::new();
     let mut values = Vec::new();
@@ -50,9 +50,10 @@ fn collect<'g>(
             Op::CustomVjp(op) => collect(&op.primal, false, graphs, values),
             op if takes_no_memory(op) => {}
             op => {
-                values.extend(
-                    node.results.iter().filter(|id| !is_result[id.index()]).map(|result| (index, *result)),
-                );
+                let on_device =
+                    |id: &&ValueId| !is_result[id.index()] && !graphs[index].is_in_host_memory(**id);
+                let results: Vec<ValueId> = node.results.iter().filter(on_device).copied().collect();
+                values.extend(results.into_iter().map(|result| (index, result)));
                 op.regions().into_iter().for_each(|region| collect(region, false, graphs, values));
             }
         }
@@ -107,6 +108,24 @@ impl<'g> Labelled<'g> {
             }
         }
         value
+    }
+
+    /// Whether a value was moved to the host's memory, or is stacked of what a scan's body moves there.
+    fn is_in_host_memory(&self, mut value: ValueId) -> bool {
+        while let Some(index) = self.producers[value.index()] {
+            let node = &self.graph.nodes()[index];
+            let result = node.results.iter().position(|result| *result == value).unwrap_or(0);
+            let within = |region: &Graph| Labelled::new(region).is_in_host_memory(region.outputs()[result]);
+            match &node.op {
+                Op::Transfer(memory) => return *memory == Memory::Host,
+                Op::Scan(scan) => return result >= scan.num_carry && within(&scan.body),
+                Op::Remat(remat) => return within(&remat.body),
+                Op::CustomVjp(op) => return within(&op.primal),
+                op if is_identity(op) => value = node.operands[result],
+                _ => return false,
+            }
+        }
+        false
     }
 
     /// Where a value comes from: its scope, and its own name or the operation's.

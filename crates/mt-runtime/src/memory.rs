@@ -83,7 +83,7 @@ fn message(
         text += "\n  ";
         text += &line;
     }
-    text += "\nhint: a smaller batch or a shorter sequence, `remat_policy=full`, or a larger mesh needs less";
+    text += "\nhint: a smaller batch or a shorter sequence, `remat_policy=full` if it is another, or a larger mesh needs less";
     text
 }
 
