@@ -8,7 +8,7 @@ use std::{fs, sync::Arc};
 use mt_derive::Tree;
 use mt_ir::Target;
 use mt_nn::{
-    NormOptions,
+    NormOptions, SequenceOrder,
     attention::{AttentionKernel, AttentionOptions, MaskSpec, Segments, blockwise, dense},
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION},
 };
@@ -98,12 +98,23 @@ fn compiled(dtype: DType, length: usize, block: Option<usize>) -> Executable {
         let (loss, [], gradients) = inputs.region().value_and_grad(&Operands(operands), |_, operands| {
             let [query, key, value] = [0, 1, 2].map(|index| operands.0[index].cast(dtype));
             let context = match block {
-                None => {
-                    dense(query, key, value, Segments::within(segments).mask(options.mask), None, &options)
-                }
-                Some(block) => {
-                    blockwise(query, key, value, Segments::within(segments), None, &options, block)
-                }
+                None => dense(
+                    query,
+                    key,
+                    value,
+                    Segments::within(segments, SequenceOrder::AsRead).mask(options.mask),
+                    None,
+                    &options,
+                ),
+                Some(block) => blockwise(
+                    query,
+                    key,
+                    value,
+                    Segments::within(segments, SequenceOrder::AsRead),
+                    None,
+                    &options,
+                    block,
+                ),
             };
             (context.cast(DType::F32).square().sum_all(), [])
         });

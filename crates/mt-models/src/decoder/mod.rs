@@ -190,7 +190,7 @@ impl Model for Decoder {
         let config = &self.config;
         let model = self.specs.with_leaves(parameters.iter().copied());
         let segments = match &forward.cache {
-            None => Segments::within(tokens.segmentation).stored(tokens.order),
+            None => Segments::within(tokens.segmentation, tokens.order),
             Some(cache) => Segments {
                 query: tokens.segmentation,
                 key: cache.segmentation,

@@ -110,7 +110,9 @@ impl Layout {
         while part != 0 {
             (run, part) = (part, run % part);
         }
-        Self { length, order, run, block: block.min(run) }
+        // As many blocks as of the full size, but evenly large: little is left to fill up.
+        let block = run.div_ceil(run.div_ceil(block));
+        Self { length, order, run, block }
     }
 
     fn num_key_blocks(self) -> usize {
@@ -499,11 +501,23 @@ mod tests {
 
     #[test]
     fn blocks_end_with_their_chunk() {
-        // Chunks of 6 places in blocks of 4 and 2.
+        // Chunks of 7 places in blocks of 4 and 3.
         let order = SequenceOrder::Paired { parts: 2 };
-        let tables = Layout::new(24, order, 2, 4).tables(MaskSpec { window: Some(3), ..MaskSpec::CAUSAL });
-        assert_eq!(tables.places, [0, 4, 18, 22, 6, 10, 12, 16]);
-        assert_eq!(tables.firsts, [0, 0, 4, 5, 1, 2, 2, 3]);
-        assert_eq!(tables.ends, [1, 2, 6, 6, 3, 3, 4, 5]);
+        let tables = Layout::new(28, order, 2, 4).tables(MaskSpec { window: Some(3), ..MaskSpec::CAUSAL });
+        assert_eq!(tables.places, [0, 4, 21, 25, 7, 11, 14, 18]);
+        assert_eq!(tables.firsts, [0, 0, 4, 5, 1, 2, 3, 4]);
+        assert_eq!(tables.ends, [1, 2, 7, 7, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn blocks_are_evenly_large() {
+        let filled = |length: usize, order: SequenceOrder, parts: usize| {
+            let layout = Layout::new(length, order, parts, BLOCK_SIZE);
+            (layout.block, layout.run.next_multiple_of(layout.block) - layout.run)
+        };
+        assert_eq!(filled(2080, SequenceOrder::Paired { parts: 4 }, 4), (87, 1));
+        assert_eq!(filled(600, SequenceOrder::AsRead, 1), (120, 0));
+        assert_eq!(filled(1024, SequenceOrder::AsRead, 1), (BLOCK_SIZE, 0));
+        assert_eq!(filled(100, SequenceOrder::AsRead, 1), (100, 0));
     }
 }

@@ -84,22 +84,13 @@ pub struct Segments<'t> {
 }
 
 impl<'t> Segments<'t> {
-    /// Sequences that attend to themselves.
+    /// Sequences that attend to themselves, stored in an order.
     ///
     /// # Shapes
     /// `i32[batch, position]`
-    pub fn within(segmentation: Tensor<'t>) -> Self {
-        Self {
-            query: segmentation,
-            key: segmentation.rename(POSITION, KV_POSITION),
-            first_query: None,
-            order: SequenceOrder::AsRead,
-        }
-    }
-
-    /// The same of sequences that are stored in another order.
-    pub fn stored(self, order: SequenceOrder) -> Self {
-        Self { order, ..self }
+    pub fn within(segmentation: Tensor<'t>, order: SequenceOrder) -> Self {
+        let key = segmentation.rename(POSITION, KV_POSITION);
+        Self { query: segmentation, key, first_query: None, order }
     }
 
     /// Whether each query sees each key.

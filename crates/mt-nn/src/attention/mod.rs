@@ -242,16 +242,19 @@ fn attend<'t>(
     options: &AttentionOptions,
 ) -> Tensor<'t> {
     let length = query.axis(POSITION).size;
+    let is_cached = segments.first_query.is_some();
     let is_dense = match options.kernel {
         // Keys of a cache are not at the queries' places, which blocks take for granted.
-        _ if segments.first_query.is_some() => true,
+        _ if is_cached => true,
         AttentionKernel::Automatic => length < DENSE_LIMIT,
         AttentionKernel::Dense => true,
         AttentionKernel::Blockwise => false,
     };
     if is_dense {
-        // Queries may be split over devices; each sees all keys.
-        let (key, value) = (key.constrain(&ATTENDED), value.constrain(&ATTENDED));
+        // Queries may be split over devices; each sees all keys. A cache stays as it is placed: it is larger than what
+        // few queries make of its parts.
+        let placed = |tensor: Tensor<'t>| if is_cached { tensor } else { tensor.constrain(&ATTENDED) };
+        let (key, value) = (placed(key), placed(value));
         dense(query, key, value, segments.mask(options.mask), sinks, options)
     } else {
         blockwise(query, key, value, segments, sinks, options, BLOCK_SIZE)

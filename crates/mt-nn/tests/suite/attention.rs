@@ -2,7 +2,7 @@
 
 use mt_derive::Tree;
 use mt_nn::{
-    NormOptions,
+    NormOptions, SequenceOrder,
     attention::{AttentionKernel, AttentionOptions, MaskSpec, Segments, blockwise, dense},
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION},
 };
@@ -89,9 +89,16 @@ fn context<'t>(
     let [query, key, value] = [t[0], t[1], t[2]].map(|tensor| tensor.cast(dtype));
     let sinks = (sinks == Sinks::With).then_some(t[3]);
     if block == 0 {
-        dense(query, key, value, Segments::within(t[4]).mask(options.mask), sinks, options)
+        dense(
+            query,
+            key,
+            value,
+            Segments::within(t[4], SequenceOrder::AsRead).mask(options.mask),
+            sinks,
+            options,
+        )
     } else {
-        blockwise(query, key, value, Segments::within(t[4]), sinks, options, block)
+        blockwise(query, key, value, Segments::within(t[4], SequenceOrder::AsRead), sinks, options, block)
     }
 }
 

@@ -112,7 +112,8 @@ fn check(options: AttentionOptions) {
         let (x, segmentation) = (t[0], t[7]);
         let pair = Pair::new(&t, options);
         let positions = region.iota(DType::I32, axis(POSITION, LENGTH)).broadcast(&segmentation.axes());
-        let (whole, _) = pair.forward(x, positions, Segments::within(segmentation), None);
+        let (whole, _) =
+            pair.forward(x, positions, Segments::within(segmentation, SequenceOrder::AsRead), None);
 
         // The cache has a slot more than tokens.
         let slots = axis(KV_POSITION, LENGTH + 1);

@@ -116,7 +116,7 @@ impl Case {
     fn attend<'t>(self, leaves: &[Tensor<'t>], segments: Tensor<'t>, dtype: DType) -> Tensor<'t> {
         let [query, key, value] = [0, 1, 2].map(|index| leaves[index].cast(dtype));
         let sinks = self.has_sinks.then_some(leaves[3]);
-        let segments = Segments::within(segments).stored(self.order);
+        let segments = Segments::within(segments, self.order);
         let options = self.options();
         if self.block == 0 {
             let whole: [Option<&str>; 4] = [KEY[0], None, KEY[2], None];

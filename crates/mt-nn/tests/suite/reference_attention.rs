@@ -1,7 +1,7 @@
 //! Attention against Hugging Face transformers.
 
 use mt_nn::{
-    Linear, NormOptions, RmsNorm, Rotary, RotaryExtent, RotaryOptions, RotaryScaling,
+    Linear, NormOptions, RmsNorm, Rotary, RotaryExtent, RotaryOptions, RotaryScaling, SequenceOrder,
     attention::{Attention, AttentionInputs, AttentionKernel, AttentionOptions, MaskSpec, Segments},
     axes::{EMBED, HEAD_DIM, KV_HEADS, QUERY_HEADS},
 };
@@ -82,7 +82,7 @@ fn check_attention(name: &str, others: &[Named], rotary: Option<RotaryOptions>, 
             };
             let inputs = AttentionInputs {
                 angles: rotary.map(|rotary| Rotary::new(&rotary).angles(t[2])),
-                segments: Segments::within(t[1]),
+                segments: Segments::within(t[1], SequenceOrder::AsRead),
                 cache: None,
                 shared: None,
             };
@@ -174,7 +174,7 @@ fn shared_keys_and_values_match() {
             };
             let inputs = AttentionInputs {
                 angles: Some(rotary.angles(t[2])),
-                segments: Segments::within(t[1]),
+                segments: Segments::within(t[1], SequenceOrder::AsRead),
                 cache: None,
                 shared: None,
             };
