@@ -9,7 +9,14 @@ use crate::{SequenceOrder, axes::POSITION};
 #[track_caller]
 pub fn dropout<'t>(x: Tensor<'t>, rate: f64, key: Key<'t>, order: SequenceOrder) -> Tensor<'t> {
     let drawn = key.uniform(&x.axes());
-    let drawn = if x.has_axis(POSITION) { order.store(drawn, POSITION) } else { drawn };
+    let drawn = match order {
+        // Every device draws all numbers, and brings them into order by itself: otherwise they would be split first, and
+        // sent to where they belong.
+        SequenceOrder::Paired { .. } if x.has_axis(POSITION) => {
+            order.store(drawn, POSITION).constrain(&vec![None; drawn.axes().len()])
+        }
+        _ => drawn,
+    };
     let keep = drawn.greater_equal(rate);
     let zeros = x.region().full(x.dtype(), &[], 0.0);
     keep.select(x * (1.0 / (1.0 - rate)), zeros.broadcast(&x.axes()))
