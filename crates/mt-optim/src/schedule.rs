@@ -18,7 +18,7 @@ pub struct Schedule {
 /// What comes between the rise and the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScheduleShape {
-    /// Half a cosine, which would reach its end in the step after the last.
+    /// Half a cosine that reaches its end in the last step.
     Cosine,
     /// A line that reaches its end in the last step.
     Linear,
@@ -26,7 +26,7 @@ pub enum ScheduleShape {
     Constant,
     /// The peak, then a line of so many steps that reaches its end in the last.
     StableThenLinear { fall_steps: u64 },
-    /// The peak, then half a cosine of so many steps.
+    /// The peak, then half a cosine of so many steps that reaches its end in the last.
     StableThenCosine { fall_steps: u64 },
 }
 
@@ -41,7 +41,9 @@ impl Schedule {
         let rise = step * (self.peak / warmup.max(1.0));
         let last = self.peak * self.final_fraction;
         let cosine = |start: f64| {
-            let progress = (step - start) * (1.0 / (total - start).max(1.0));
+            let intervals = total - start - 1.0;
+            // MaxText's only step of a cosine is its last, of a line its first.
+            let progress = if intervals > 0.0 { (step - start) * (1.0 / intervals) } else { number(1.0) };
             let share = ((progress * std::f64::consts::PI).cos() + 1.0) * 0.5;
             share * (self.peak - last) + last
         };

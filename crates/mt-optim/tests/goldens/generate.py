@@ -15,11 +15,17 @@ PEAK, FINAL_FRACTION, WARMUP, SCHEDULE, STEPS = 0.02, 0.1, 3, 8, 10
 SHAPES = {"a": (5, 3), "b": (7,), "c": (2, 3, 2)}
 
 
-def falling(step):
-    share = 0.5 * (jnp.cos(jnp.pi * step / (SCHEDULE - WARMUP)) + 1)
-    return PEAK * share + PEAK * FINAL_FRACTION * (1 - share)
+# As `make_cos_schedule` of MaxText's maxtext_utils.py has it.
+def cosine(peak, final, steps):
+    def rate(step):
+        progress = step / (steps - 1) if steps > 1 else 1.0
+        share = 0.5 * (jnp.cos(jnp.pi * progress) + 1)
+        return peak * share + final * (1 - share)
+
+    return rate
 
 
+falling = cosine(PEAK, PEAK * FINAL_FRACTION, SCHEDULE - WARMUP)
 schedule = optax.join_schedules(
     [optax.linear_schedule(0.0, PEAK, WARMUP), falling, optax.constant_schedule(0.0)], [WARMUP, SCHEDULE]
 )
@@ -99,21 +105,24 @@ for case, optimizer in cases.items():
 
 # The other shapes of schedules, `fall` being the steps of a `wsd` schedule's end.
 def rates(peak, final, warmup, total, fall, shape):
-    cosine = lambda steps: lambda step: peak * (s := 0.5 * (jnp.cos(jnp.pi * step / steps) + 1)) + final * (1 - s)
     line = lambda steps: optax.linear_schedule(peak, final, max(steps - 1, 1))
     rise = optax.linear_schedule(0.0, peak, warmup)
     constant = optax.constant_schedule
     stable = total - fall
     pieces, boundaries = {
+        "cosine": ([rise, cosine(peak, final, total - warmup)], [warmup]),
         "linear": ([rise, line(total - warmup)], [warmup]),
         "constant": ([rise, constant(peak)], [warmup]),
         "wsd_linear": ([rise, constant(peak), line(fall)], [warmup, stable]),
-        "wsd_cosine": ([rise, constant(peak), cosine(fall)], [warmup, stable]),
+        "wsd_cosine": ([rise, constant(peak), cosine(peak, final, fall)], [warmup, stable]),
     }[shape]
     joined = optax.join_schedules([*pieces, constant(0.0)], [*boundaries, total])
     return np.asarray([joined(step) for step in range(total + 3)], dtype=np.float32)
 
 
-for shape in ["linear", "constant", "wsd_linear", "wsd_cosine"]:
+for shape in ["cosine", "linear", "constant", "wsd_linear", "wsd_cosine"]:
     tensors[f"rates.{shape}"] = rates(0.02, 0.002, 4, 21, 7, shape)
+    # Falls of one step.
+    tensors[f"rates.{shape}.short"] = rates(0.02, 0.002, 4, 5, 1, shape)
+tensors["rates.cosine.whole"] = rates(1.0, 0.1, 0, 100, 0, "cosine")
 save_file(tensors, pathlib.Path(__file__).with_name("optimizers.safetensors"))

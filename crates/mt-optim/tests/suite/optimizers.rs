@@ -184,8 +184,7 @@ fn muon_keeps_one_moment_of_matrices() {
 }
 
 #[track_caller]
-fn check_rates(case: &str, shape: ScheduleShape) {
-    let schedule = Schedule { peak: 0.02, warmup_steps: 4, total_steps: 21, final_fraction: 0.1, shape };
+fn check_rates(case: &str, schedule: Schedule) {
     let program = traced("rates", |inputs| {
         let step = inputs.input("step", DType::I32, &[], &[], false);
         vec![inputs.replicated("rate", schedule.at(step))]
@@ -193,14 +192,31 @@ fn check_rates(case: &str, shape: ScheduleShape) {
     for (step, expected) in golden(&format!("rates.{case}")).to_f64().iter().enumerate() {
         let step = HostArray::from_slice(DType::I32, &[], &[step as i32]).unwrap();
         let rate = testing::run(&program, &[step]).unwrap()[0].to_f64()[0];
-        assert!((rate - expected).abs() <= 1e-6 * 0.02, "{case}: {rate} is not {expected}");
+        assert!((rate - expected).abs() <= 1e-6 * schedule.peak, "{case}: {rate} is not {expected}");
     }
 }
 
 #[test]
 fn schedules_match() {
-    check_rates("linear", ScheduleShape::Linear);
-    check_rates("constant", ScheduleShape::Constant);
-    check_rates("wsd_linear", ScheduleShape::StableThenLinear { fall_steps: 7 });
-    check_rates("wsd_cosine", ScheduleShape::StableThenCosine { fall_steps: 7 });
+    let schedule = |warmup_steps: u64, total_steps: u64, shape: ScheduleShape| Schedule {
+        peak: 0.02,
+        warmup_steps,
+        total_steps,
+        final_fraction: 0.1,
+        shape,
+    };
+    let linear = |fall_steps: u64| ScheduleShape::StableThenLinear { fall_steps };
+    let cosine = |fall_steps: u64| ScheduleShape::StableThenCosine { fall_steps };
+    check_rates("cosine", schedule(4, 21, ScheduleShape::Cosine));
+    check_rates("linear", schedule(4, 21, ScheduleShape::Linear));
+    check_rates("constant", schedule(4, 21, ScheduleShape::Constant));
+    check_rates("wsd_linear", schedule(4, 21, linear(7)));
+    check_rates("wsd_cosine", schedule(4, 21, cosine(7)));
+    check_rates("cosine.short", schedule(4, 5, ScheduleShape::Cosine));
+    check_rates("linear.short", schedule(4, 5, ScheduleShape::Linear));
+    check_rates("constant.short", schedule(4, 5, ScheduleShape::Constant));
+    check_rates("wsd_linear.short", schedule(4, 5, linear(1)));
+    check_rates("wsd_cosine.short", schedule(4, 5, cosine(1)));
+    let whole = Schedule { peak: 1.0, ..schedule(0, 100, ScheduleShape::Cosine) };
+    check_rates("cosine.whole", whole);
 }
