@@ -247,34 +247,43 @@ impl Config {
     /// What keeps a run of `saved` from being resumed with this configuration: every key whose change would make it
     /// another run.
     ///
-    /// The number of devices may change as long as the global batch stays the same, so `per_device_batch_size` is
-    /// compared in the batch that all devices have together.
+    /// The number of devices may change as long as the global batch stays the same, so sizes of batches are compared as
+    /// those that all devices have together.
     pub fn resume_conflicts(
         &self,
         num_devices: usize,
         saved: &Self,
         saved_num_devices: usize,
     ) -> Vec<Difference> {
-        let batch = |config: &Self, devices: usize| {
-            config.entry("per_device_batch_size").value.as_f64().unwrap_or_default() * devices as f64
-        };
-        let same_batch = batch(self, num_devices) == batch(saved, saved_num_devices);
         let mut conflicts: Vec<Difference> = saved
             .differences(self)
             .into_iter()
             .filter(|difference| !difference.may_change_on_resume())
-            .filter(|difference| !(same_batch && difference.key.name == "per_device_batch_size"))
             .collect();
-        let compared = conflicts.iter().any(|conflict| conflict.key.name == "per_device_batch_size");
-        if !same_batch && !compared {
-            let shown = |config: &Self, devices: usize| {
-                format!("{} on {devices} devices", config.entry("per_device_batch_size").shown())
+        let mut sizes = vec!["per_device_batch_size"];
+        if [self, saved].iter().all(|config| config.entry("enable_rampup_batch_size").value == true) {
+            sizes.extend(["per_device_batch_size_start", "per_device_batch_size_increment"]);
+        }
+        for name in sizes {
+            let batch = |config: &Self, devices: usize| {
+                config.entry(name).value.as_f64().unwrap_or_default() * devices as f64
             };
-            conflicts.push(Difference {
-                key: self.entry("per_device_batch_size").key,
-                left: shown(saved, saved_num_devices),
-                right: shown(self, num_devices),
-            });
+            let is_same = (batch(self, num_devices) - batch(saved, saved_num_devices)).abs() < 1e-6;
+            if is_same {
+                conflicts.retain(|conflict| conflict.key.name != name);
+                continue;
+            }
+            if num_devices == saved_num_devices {
+                continue;
+            }
+            let shown = |config: &Self, devices: usize| {
+                format!("{} on {devices} devices", config.entry(name).shown())
+            };
+            let (left, right) = (shown(saved, saved_num_devices), shown(self, num_devices));
+            match conflicts.iter_mut().find(|conflict| conflict.key.name == name) {
+                Some(conflict) => (conflict.left, conflict.right) = (left, right),
+                None => conflicts.push(Difference { key: self.entry(name).key, left, right }),
+            }
         }
         conflicts
     }

@@ -202,7 +202,7 @@ fn defaults_of_maxtext_make_a_typed_configuration() {
     assert_eq!(config.model.attention, AttentionKind::Autoselected);
     assert_eq!(config.model.remat.remat_policy, RematPolicy::Full);
     assert_eq!(config.run.hardware, Hardware::Auto);
-    assert_eq!(config.data.micro_batch(2).unwrap(), 24);
+    assert_eq!(config.data.batch_schedule(2).unwrap().full_rows(), 24);
     assert_eq!(config.data.eval_global_batch(2).unwrap(), 24);
     assert_eq!(config.optimizer.schedule_steps(), 150_001);
     assert_eq!(config.optimizer.warmup_steps(), 15_000);
@@ -602,6 +602,38 @@ fn resuming_allows_what_does_not_change_the_run() {
         conflicts(&["per_device_batch_size=4", "head_dim=64", "data_shuffle_seed=1", "hardware=cpu"], 2),
         ["head_dim", "data_shuffle_seed"]
     );
+}
+
+#[test]
+fn resuming_compares_batches_that_grow_over_all_devices() {
+    let growing = |[full, start, increment]: [u32; 3]| {
+        resolved(&[
+            "enable_rampup_batch_size=true",
+            &format!("per_device_batch_size={full}"),
+            &format!("per_device_batch_size_start={start}"),
+            &format!("per_device_batch_size_increment={increment}"),
+        ])
+    };
+    let check = |now: [u32; 3], devices: usize, expected: &[(&str, &str, &str)]| {
+        let conflicts = growing(now).resume_conflicts(devices, &growing([4, 2, 1]), 8);
+        let conflicts: Vec<(&str, &str, &str)> = conflicts
+            .iter()
+            .map(|conflict| (conflict.key.name, conflict.left.as_str(), conflict.right.as_str()))
+            .collect();
+        assert_eq!(conflicts, expected, "{now:?} on {devices} devices");
+    };
+    check([4, 2, 1], 8, &[]);
+    check([8, 4, 2], 4, &[]);
+    check(
+        [8, 2, 1],
+        4,
+        &[
+            ("per_device_batch_size_start", "2.0 on 8 devices", "2.0 on 4 devices"),
+            ("per_device_batch_size_increment", "1.0 on 8 devices", "1.0 on 4 devices"),
+        ],
+    );
+    check([8, 4, 4], 4, &[("per_device_batch_size_increment", "1.0 on 8 devices", "4.0 on 4 devices")]);
+    check([4, 1, 1], 8, &[("per_device_batch_size_start", "2.0", "1.0")]);
 }
 
 #[test]
