@@ -174,7 +174,7 @@ impl TrainIterator {
         let produced = (self.rows - first) as usize;
         if produced < self.options.batch_rows {
             self.ended = true;
-            self.explain_shortage()?;
+            self.explain_shortage(first)?;
             if produced == 0 || self.options.remainder == Remainder::Drop {
                 return Ok(None);
             }
@@ -244,13 +244,14 @@ impl TrainIterator {
         }
     }
 
-    /// An end that comes before there was anything is a mistake of the user, who should hear of it.
-    fn explain_shortage(&self) -> Result<()> {
+    /// An end that comes before there was anything is a mistake of the user, who should hear of it. `first` are the rows
+    /// before the batch that is not full: where batches grow, there may be some, and still fewer than it has.
+    fn explain_shortage(&self, first: u64) -> Result<()> {
         let dataset = self.dataset.name().to_string();
         if self.rows == 0 {
             return Err(DataError::NoTokens { dataset, documents: self.dataset.num_documents() });
         }
-        if self.options.remainder == Remainder::Drop && self.rows < self.options.batch_rows as u64 {
+        if self.options.remainder == Remainder::Drop && first == 0 {
             let (batch_rows, length) = (self.options.batch_rows, self.options.length);
             return Err(DataError::TooSmall { dataset, rows: self.rows, batch_rows, length });
         }

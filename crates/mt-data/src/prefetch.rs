@@ -25,19 +25,12 @@ pub struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// Starts the thread; at most `depth` batches wait to be taken.
+    /// Starts the thread; at most `depth` batches wait to be taken. `rows` are those of each batch on all hosts together;
+    /// after the last of them the size stays.
     ///
     /// # Errors
     /// A thread that cannot be started.
-    pub fn new(iterator: TrainIterator, depth: usize) -> Result<Self> {
-        Self::with_rows(iterator, depth, std::iter::empty())
-    }
-
-    /// As [`Prefetcher::new`], with the rows of each batch on all hosts together, until there are no more of them.
-    ///
-    /// # Errors
-    /// A thread that cannot be started.
-    pub fn with_rows(
+    pub fn new(
         iterator: TrainIterator,
         depth: usize,
         rows: impl Iterator<Item = usize> + Send + 'static,

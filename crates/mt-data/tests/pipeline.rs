@@ -3,6 +3,7 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::iter::empty;
 use std::sync::Arc;
 
 use common::{check_resume, documents, drain, options_of, tokens_of};
@@ -87,7 +88,7 @@ fn the_rows_of_a_batch_may_change_and_their_order_stays() {
         };
         let sizes = [2, 2, 4, 6, 6];
         let whole = open(20).next().unwrap().unwrap();
-        let mut growing = Prefetcher::with_rows(open(6), 2, sizes.into_iter()).unwrap();
+        let mut growing = Prefetcher::new(open(6), 2, sizes.into_iter()).unwrap();
         let mut rows = Vec::new();
         for (index, size) in sizes.into_iter().enumerate() {
             let (batch, state) = growing.next().unwrap().unwrap();
@@ -108,6 +109,30 @@ fn the_rows_of_a_batch_may_change_and_their_order_stays() {
     let options = DatasetOptions { num_hosts: 2, ..options_of(memory(&documents)) };
     let refused = TrainIterator::open(options, tokenizer()).unwrap().set_batch_rows(3).unwrap_err();
     assert!(refused.to_string().contains("2 hosts cannot share a batch of 3 rows"), "{refused}");
+}
+
+#[test]
+fn data_that_ends_while_batches_grow_ends_as_other_data_does() {
+    let documents: Vec<String> = (0..6).map(|index| format!("{index} ").repeat(3)).collect();
+    let options = DatasetOptions {
+        packing: Packing::Off,
+        batch_rows: 2,
+        num_epoch: Some(1),
+        ..options_of(memory(&documents))
+    };
+    let open = || TrainIterator::open(options.clone(), tokenizer()).unwrap();
+    let mut growing = Prefetcher::new(open(), 2, [2, 8].into_iter()).unwrap();
+    let (_, position) = growing.next().unwrap().unwrap();
+    assert!(growing.next().unwrap().is_none());
+
+    let mut resumed = open();
+    resumed.restore(&position).unwrap();
+    resumed.set_batch_rows(8).unwrap();
+    assert!(resumed.next().unwrap().is_none());
+
+    let mut too_small = open();
+    too_small.set_batch_rows(8).unwrap();
+    assert!(matches!(too_small.next(), Err(DataError::TooSmall { rows: 6, batch_rows: 8, .. })));
 }
 
 fn packing() -> impl Strategy<Value = Packing> {
@@ -314,7 +339,8 @@ fn prefetching_changes_nothing_and_ends_cleanly() {
     let mut options = options_of(memory(&documents));
     options.num_epoch = Some(2);
     let mut plain = TrainIterator::open(options.clone(), tokenizer()).unwrap();
-    let mut ahead = Prefetcher::new(TrainIterator::open(options.clone(), tokenizer()).unwrap(), 3).unwrap();
+    let mut ahead =
+        Prefetcher::new(TrainIterator::open(options.clone(), tokenizer()).unwrap(), 3, empty()).unwrap();
     let mut steps = 0;
     while let Some((batch, state)) = ahead.next().unwrap() {
         assert_eq!(Some(batch), plain.next().unwrap());
@@ -326,7 +352,7 @@ fn prefetching_changes_nothing_and_ends_cleanly() {
     assert_eq!(ahead.take_waited(), std::time::Duration::ZERO, "{waited:?} is counted once");
     // Dropped while the thread waits for room in the queue.
     options.num_epoch = None;
-    let mut ahead = Prefetcher::new(TrainIterator::open(options, tokenizer()).unwrap(), 1).unwrap();
+    let mut ahead = Prefetcher::new(TrainIterator::open(options, tokenizer()).unwrap(), 1, empty()).unwrap();
     assert!(ahead.next().unwrap().is_some());
     drop(ahead);
 }
@@ -340,7 +366,7 @@ fn errors_come_in_their_place() {
     let source = Source::JsonLines { files: vec![path.to_string_lossy().into()], column: "text".into() };
     let mut options = DatasetOptions::training(source, 10, 1);
     (options.packing, options.shuffle) = (Packing::Off, false);
-    let mut ahead = Prefetcher::new(TrainIterator::open(options, tokenizer()).unwrap(), 2).unwrap();
+    let mut ahead = Prefetcher::new(TrainIterator::open(options, tokenizer()).unwrap(), 2, empty()).unwrap();
     for _ in 0..3 {
         assert!(ahead.next().unwrap().is_some());
     }
