@@ -103,42 +103,45 @@ impl Placement {
 
     /// The placement of an array whose dimensions have these logical axes (`None`: never split).
     ///
-    /// As in MaxText, rules are tried in order; a rule whose mesh axes are taken by another dimension is skipped.
-    /// Of the axes of the rule that is used, those of size 1 and those that do not divide the dimension are dropped.
+    /// As in MaxText, rules are tried in order, a rule whose mesh axes another dimension took is skipped, and of the axes
+    /// of the rule that is used, those of size 1 and those that do not divide the dimension are dropped. MaxText drops
+    /// these at the end, when they have kept other dimensions from being split; here they are free for the rules that
+    /// follow, and a rule of which nothing is left is not the dimension's last.
     pub fn sharding(&self, logical_axes: &[Option<&str>], dims: &[usize]) -> Sharding {
         assert_eq!(logical_axes.len(), dims.len(), "one logical axis for each dimension");
-        let mut assigned: Vec<Option<&[String]>> = vec![None; dims.len()];
+        let mut spec: Vec<Vec<String>> = vec![Vec::new(); dims.len()];
+        let mut is_placed = vec![false; dims.len()];
+        let mut taken: BTreeSet<&str> = BTreeSet::new();
         for (name, mesh_axes) in &self.rules.0 {
             let Some(dim) = logical_axes.iter().position(|axis| *axis == Some(name.as_str())) else {
                 continue;
             };
-            let taken =
-                assigned.iter().flatten().flat_map(|axes| axes.iter()).any(|axis| mesh_axes.contains(axis));
-            if assigned[dim].is_none() && !taken {
-                assigned[dim] = Some(mesh_axes);
+            if is_placed[dim] || mesh_axes.iter().any(|axis| taken.contains(axis.as_str())) {
+                continue;
             }
-        }
-        let spec =
-            assigned.into_iter().zip(dims).zip(logical_axes).map(|((mesh_axes, size), logical_axis)| {
-                let mut remaining = *size;
-                let mut kept = Vec::new();
-                for axis in mesh_axes.unwrap_or_default() {
-                    let Some(parts) = self.mesh.axis_size(axis).filter(|parts| *parts > 1) else { continue };
-                    if remaining % parts == 0 {
-                        remaining /= parts;
-                        kept.push(axis.clone());
-                    } else {
-                        self.notes.lock().expect("no panic while the notes are held").insert(PlacementNote {
-                            logical_axis: logical_axis.unwrap_or_default().to_owned(),
-                            mesh_axis: axis.clone(),
-                            mesh_axis_size: parts,
-                            dimension: *size,
-                        });
-                    }
+            let mut remaining = dims[dim];
+            let mut is_whole = true;
+            for axis in mesh_axes {
+                let parts = self.mesh.axis_size(axis).unwrap_or(1);
+                if !remaining.is_multiple_of(parts) {
+                    is_whole = false;
+                    self.notes.lock().expect("no panic while the notes are held").insert(PlacementNote {
+                        logical_axis: name.clone(),
+                        mesh_axis: axis.clone(),
+                        mesh_axis_size: parts,
+                        dimension: dims[dim],
+                    });
+                    continue;
                 }
-                kept
-            });
-        Sharding { spec: PartitionSpec(spec.collect()), mesh: self.mesh.clone() }
+                remaining /= parts;
+                taken.insert(axis);
+                if parts > 1 {
+                    spec[dim].push(axis.clone());
+                }
+            }
+            is_placed[dim] = is_whole || !spec[dim].is_empty();
+        }
+        Sharding { spec: PartitionSpec(spec), mesh: self.mesh.clone() }
     }
 }
 
@@ -165,6 +168,17 @@ mod tests {
         check(&[Some("embed"), Some("mlp")], &[8, 6], "(fsdp, tensor)");
         check(&[Some("embed"), Some("embed_two")], &[8, 8], "(fsdp, -)");
         check(&[None, Some("unknown")], &[8, 8], "(-, -)");
+    }
+
+    #[test]
+    fn axes_that_do_not_fit_are_free_for_others() {
+        check(&[Some("embed"), Some("embed_two")], &[6, 8], "(-, fsdp)");
+        // The next rule of the same name, too.
+        let mesh = Mesh::new([("fsdp".to_owned(), 4), ("tensor".to_owned(), 2)]).unwrap();
+        let rule = |name: &str, axis: &str| (name.to_owned(), vec![axis.to_owned()]);
+        let rules = LogicalRules(vec![rule("mlp", "fsdp"), rule("mlp", "tensor"), rule("embed", "fsdp")]);
+        let sharding = Placement::new(mesh, rules).sharding(&[Some("mlp"), Some("embed")], &[6, 8]);
+        assert_eq!(sharding.spec.to_string(), "(tensor, fsdp)");
     }
 
     #[test]
