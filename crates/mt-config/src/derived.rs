@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 
 use crate::{
     config::Config,
-    groups::{KeptIn, MESH_AXES, RematGroup, RematPolicy, RunGroup, Scales},
+    groups::{
+        BatchSchedule, KeptIn, MESH_AXES, RematGroup, RematPolicy, RunGroup, Scales, ramp, whole_batch,
+    },
     table,
 };
 
@@ -112,8 +114,8 @@ fn batches(config: &Config, values: &mut Values) {
     let devices = num_devices(config);
     let accumulation = integer(config, "gradient_accumulation_steps").max(1);
     let batch = |per_device: f64, accumulation: i64| -> Option<Batch> {
-        // A third of a sequence on each of three devices is one sequence, whatever the last digit says.
-        let part = (per_device * devices? as f64 + 1e-6).floor() as i64;
+        let part = whole_batch(per_device, usize::try_from(devices?).ok()?)?;
+        let part = i64::try_from(part).ok()?;
         // One process reads the data of all devices, so that all that is trained on is loaded, and no more.
         let step = part.saturating_mul(accumulation);
         Some(Batch { part, step, loaded: step })
@@ -137,23 +139,17 @@ fn batches(config: &Config, values: &mut Values) {
     let increment = batch(float(config, "per_device_batch_size_increment"), accumulation).filter(|_| growing);
     values.push(("global_batch_size_to_load_start", of(&start, |batch| batch.loaded)));
     values.push(("global_batch_size_to_load_increment", of(&increment, |batch| batch.loaded)));
-    let ramp = train.zip(start).zip(increment).and_then(|((train, start), increment)| {
-        ramp(start.loaded, increment.loaded, train.loaded, integer(config, "global_rampup_samples"))
-    });
-    values.push(("rampup_samples_per_increment_to_load", ramp.map(|(samples, _)| samples).into()));
-    values.push(("rampup_end_step", ramp.map(|(_, step)| step).into()));
-}
-
-/// Sequences that each batch size of a ramp gets, and the step at which the ramp ends.
-fn ramp(start: i64, increment: i64, end: i64, samples: i64) -> Option<(f64, i64)> {
-    let increments = (end - start).checked_div(increment).filter(|increments| *increments > 0)?;
-    let samples = samples as f64 / increments as f64;
-    // Beyond this many sizes the end is not worth counting out.
-    let increments = increments.min(1 << 20);
-    let step = (0..increments)
-        .map(|index| (samples / start.saturating_add(index.saturating_mul(increment)).max(1) as f64).ceil())
-        .sum::<f64>();
-    Some((samples, step as i64))
+    let sizes = [&start, &increment, &train].map(|batch| usize::try_from(batch.as_ref()?.loaded).ok());
+    let samples = u64::try_from(integer(config, "global_rampup_samples")).unwrap_or_default();
+    let (share, schedule) = match sizes {
+        [Some(start), Some(increment), Some(full)] => (
+            ramp::share(start, increment, full, samples),
+            BatchSchedule::growing(start, increment, full, samples),
+        ),
+        _ => (None, None),
+    };
+    values.push(("rampup_samples_per_increment_to_load", share.into()));
+    values.push(("rampup_end_step", schedule.map(|schedule| schedule.end_step()).into()));
 }
 
 fn directories(config: &Config, values: &mut Values) {
@@ -181,17 +177,4 @@ fn memory(config: &Config, values: &mut Values) {
     };
     values.push(("tensors_on_device", names(KeptIn::Device)));
     values.push(("tensors_to_offload", names(KeptIn::Host)));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_ramp_ends_where_its_sizes_have_had_their_sequences() {
-        // 4, 6, 8, 10 sequences for 100 each: 25 + 17 + 13 + 10 steps.
-        assert_eq!(ramp(4, 2, 12, 400), Some((100.0, 65)));
-        assert_eq!(ramp(4, 0, 12, 400), None);
-        assert_eq!(ramp(12, 2, 12, 400), None);
-    }
 }

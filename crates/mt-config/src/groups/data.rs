@@ -134,11 +134,18 @@ impl DataGroup {
     }
 
     /// Sequences that are trained on at a time, on all devices together.
-    ///
-    /// # Errors
-    /// The devices together have no whole number of sequences.
-    pub fn micro_batch(&self, num_devices: usize) -> Result<usize, ConfigError> {
-        whole_batch("per_device_batch_size", self.per_device_batch_size, &self.batch_origin, num_devices)
+    pub(super) fn micro_batch(&self, num_devices: usize) -> Result<Sequences<'_>, ConfigError> {
+        let (per_device, origin) = (self.per_device_batch_size, &self.batch_origin);
+        Sequences::new("per_device_batch_size", per_device, origin, num_devices)
+    }
+
+    /// Sequences in an evaluation batch, on all devices together.
+    pub(super) fn evaluation_batch(&self, num_devices: usize) -> Result<Sequences<'_>, ConfigError> {
+        if self.eval_per_device_batch_size == 0.0 {
+            return self.micro_batch(num_devices);
+        }
+        let (per_device, origin) = (self.eval_per_device_batch_size, &self.eval_batch_origin);
+        Sequences::new("eval_per_device_batch_size", per_device, origin, num_devices)
     }
 
     /// Sequences in an evaluation batch, on all devices together.
@@ -146,11 +153,7 @@ impl DataGroup {
     /// # Errors
     /// The devices together have no whole number of sequences.
     pub fn eval_global_batch(&self, num_devices: usize) -> Result<usize, ConfigError> {
-        if self.eval_per_device_batch_size == 0.0 {
-            return self.micro_batch(num_devices);
-        }
-        let (per_device, origin) = (self.eval_per_device_batch_size, &self.eval_batch_origin);
-        whole_batch("eval_per_device_batch_size", per_device, origin, num_devices)
+        Ok(self.evaluation_batch(num_devices)?.number)
     }
 }
 
@@ -169,29 +172,62 @@ fn patterns(text: Option<&str>) -> Vec<String> {
     parts.map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
 }
 
-pub(super) fn whole_batch(
-    key: &str,
-    per_device: f64,
-    origin: &Origin,
-    num_devices: usize,
-) -> Result<usize, ConfigError> {
+/// Sequences on all devices together.
+#[derive(Clone, Copy)]
+pub(super) struct Sequences<'a> {
+    /// The key that says how many there are on each.
+    pub key: &'static str,
+    pub per_device: f64,
+    pub origin: &'a Origin,
+    pub number: usize,
+    /// Whether batches grow by so many.
+    pub is_growth: bool,
+}
+
+impl<'a> Sequences<'a> {
+    /// # Errors
+    /// The devices together have no whole number of sequences.
+    pub fn new(
+        key: &'static str,
+        per_device: f64,
+        origin: &'a Origin,
+        num_devices: usize,
+    ) -> Result<Self, ConfigError> {
+        if let Some(number) = whole_batch(per_device, num_devices) {
+            return Ok(Self { key, per_device, origin, number, is_growth: false });
+        }
+        // Whole numbers of sequences on each device can be split by every mesh.
+        let nearest = (per_device.round() as usize).max(1);
+        Err(Problem::inconsistent(
+            format!(
+                "`{key}` is `{per_device}` ({origin}), which on {num_devices} devices makes {} sequences",
+                shortened(per_device * num_devices as f64)
+            ),
+            format!(
+                "use `{key}={nearest}`, which makes {}, or another number of devices",
+                nearest * num_devices
+            ),
+        )
+        .into())
+    }
+}
+
+/// The sequences of all devices together, if it is a whole number of them and at least one.
+pub(crate) fn whole_batch(per_device: f64, num_devices: usize) -> Option<usize> {
     let batch = per_device * num_devices as f64;
     let rounded = batch.round();
     // A third of a sequence on each of three devices is one sequence, whatever the last digit says.
-    if rounded >= 1.0 && (batch - rounded).abs() < 1e-6 {
-        return Ok(rounded as usize);
-    }
-    let nearest = rounded.max(1.0);
-    Err(Problem::inconsistent(
-        format!(
-            "`{key}` is `{per_device}` ({origin}), which on {num_devices} devices makes {batch} sequences"
-        ),
-        format!(
-            "use `{key}={}` for a batch of {nearest}, or another number of devices",
-            nearest / num_devices as f64
-        ),
-    )
-    .into())
+    (rounded >= 1.0 && (batch - rounded).abs() < 1e-6).then_some(rounded as usize)
+}
+
+/// Whether a number is as users would write it.
+pub(super) fn is_short(number: f64) -> bool {
+    shortened(number) == number
+}
+
+/// A number with at most four digits after the point.
+pub(super) fn shortened(number: f64) -> f64 {
+    (number * 1e4).round() / 1e4
 }
 
 group! {

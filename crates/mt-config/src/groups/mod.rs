@@ -10,7 +10,7 @@ mod data;
 mod model;
 mod objective;
 mod placement;
-mod ramp;
+pub(crate) mod ramp;
 mod remat;
 mod run;
 mod whole;
@@ -34,6 +34,7 @@ pub use choices::{
     ReorderStrategy, RopeType, SamplingStrategy, TokenizerType, WsdDecayStyle,
 };
 pub use context::ContextGroup;
+pub(crate) use data::whole_batch;
 pub use data::{DataGroup, TokenizerGroup};
 pub(crate) use model::Scales;
 pub use model::{ModelGroup, OptimizerGroup};

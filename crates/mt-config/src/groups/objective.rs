@@ -1,7 +1,7 @@
 //! The loss of a batch and how its gradients are computed.
 
 use super::group;
-use crate::{config::Config, error::Problem};
+use crate::{config::Config, error::Problem, origin::Origin};
 
 group! {
     /// What is minimized, and in what parts it is computed.
@@ -11,6 +11,9 @@ group! {
         vocab_tiling_ag_once: bool,
         gradient_accumulation_steps: usize,
         max_target_length: usize,
+    }
+    besides {
+        tiling_origin: Origin = |config, _| Some(config.entry("num_vocab_tiling").origin.clone()),
     }
 }
 

@@ -2,7 +2,11 @@
 
 use mt_shape::{HybridAxis, LogicalRules, Mesh, Placement, Topology};
 
-use super::{FromValue, group, read};
+use super::{
+    FromValue, ObjectiveGroup,
+    data::{Sequences, is_short},
+    group, read,
+};
 use crate::{
     coerce::coerce,
     config::Config,
@@ -123,6 +127,9 @@ pub struct SlicesOrigin {
     num_slices: Origin,
     num_cpu_slices: Origin,
 }
+
+/// The logical axis of the positions of hidden states.
+const HIDDEN_POSITIONS: &str = "activation_norm_length";
 
 /// As many as `num_cpu_devices` may be.
 const MOST_CPU_DEVICES: usize = 4096;
@@ -287,6 +294,20 @@ impl PlacementGroup {
         group
     }
 
+    /// Whether each axis of a training batch has a logical name.
+    pub(super) fn check_batch_axes(&self, config: &Config, problems: &mut Vec<Problem>) {
+        let names = &self.input_data_sharding_logical_axes;
+        if names.len() != 2 {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but a batch has two axes, sequences and their tokens",
+                    config.stated("input_data_sharding_logical_axes")
+                ),
+                "name the logical axis of each, such as `input_data_sharding_logical_axes=['activation_embed_and_logits_batch','activation_norm_length']`",
+            ));
+        }
+    }
+
     /// Into how many parts the rules split a batch on this mesh.
     pub fn num_batch_parts(&self, mesh: &Mesh) -> usize {
         let Some(logical) = self.input_data_sharding_logical_axes.first() else { return 1 };
@@ -294,19 +315,14 @@ impl PlacementGroup {
         rule.map_or(1, |(_, axes)| axes.iter().filter_map(|axis| mesh.axis_size(axis)).product())
     }
 
-    /// Checks that a batch can be split over the devices.
+    /// Checks that batches can be split over the devices.
     ///
     /// # Errors
-    /// The batch is no multiple of the parts it is split into.
-    pub(super) fn check_batch(
-        &self,
-        mesh: &Mesh,
-        key: &str,
-        origin: &Origin,
-        batch: usize,
-    ) -> Result<(), ConfigError> {
+    /// A number of sequences is no multiple of the parts it is split into.
+    pub(super) fn check_batch(&self, mesh: &Mesh, sequences: &Sequences<'_>) -> Result<(), ConfigError> {
+        let &Sequences { key, per_device, origin, number, is_growth } = sequences;
         let parts = self.num_batch_parts(mesh);
-        if batch.is_multiple_of(parts) {
+        if number.is_multiple_of(parts) {
             return Ok(());
         }
         let axes: Vec<String> = mesh
@@ -316,14 +332,54 @@ impl PlacementGroup {
             .map(|(name, size)| format!("{name}={size}"))
             .collect();
         let devices = mesh.num_devices();
-        let larger = batch.next_multiple_of(parts);
+        let counted = counted(number, "sequence");
+        let (made, split, what) = match is_growth {
+            true => (format!("lets batches grow by {counted}"), "these", "growth by"),
+            false => (format!("makes a batch of {counted}"), "it", "a batch of"),
+        };
+        // Whole numbers of sequences on each device can always be split.
+        let larger = Some(number.next_multiple_of(parts))
+            .filter(|larger| is_short(*larger as f64 / devices as f64))
+            .unwrap_or(number.next_multiple_of(devices));
         Err(Problem::inconsistent(
             format!(
-                "`{key}` is `{}` ({origin}), which on {devices} devices makes a batch of {batch} sequences, but the mesh {} splits it into {parts} parts",
-                batch as f64 / devices as f64,
+                "`{key}` is `{per_device}` ({origin}), which on {devices} devices {made}, but the mesh {} splits {split} into {parts} parts",
                 axes.join(" × ")
             ),
-            format!("use `{key}={}` for a batch of {larger}, or more `ici_tensor_parallelism`, which does not split the batch", larger as f64 / devices as f64),
+            format!(
+                "use `{key}={}` for {what} {larger}, or more `ici_tensor_parallelism`, which does not split the batch",
+                larger as f64 / devices as f64
+            ),
+        )
+        .into())
+    }
+
+    /// Checks that tiles of a sequence's positions can be split as the sequence is.
+    ///
+    /// # Errors
+    /// A tile is no multiple of the parts a sequence is split into.
+    pub(super) fn check_tiles(&self, mesh: Mesh, objective: &ObjectiveGroup) -> Result<(), ConfigError> {
+        let (tiles, length) = (objective.num_vocab_tiling, objective.max_target_length);
+        let placement = Placement::new(mesh, self.logical_axis_rules.clone());
+        let split = placement.sharding(&[Some(HIDDEN_POSITIONS)], &[length]);
+        let size = |axis: &String| placement.mesh().axis_size(axis).unwrap_or(1);
+        let parts: usize = split.spec.0.iter().flatten().map(size).product();
+        if tiles == 1 || (length / tiles).is_multiple_of(parts) {
+            return Ok(());
+        }
+        let axes: Vec<String> =
+            split.spec.0.iter().flatten().map(|axis| format!("{axis}={}", size(axis))).collect();
+        let fewer = (1..tiles).rev().find(|tiles| length.is_multiple_of(tiles * parts)).unwrap_or(1);
+        Err(Problem::inconsistent(
+            format!(
+                "`num_vocab_tiling` is `{tiles}` ({}) and the mesh {} splits sequences into {parts} parts, but `max_target_length` is `{length}`, which is no multiple of {tiles} × {parts}",
+                objective.tiling_origin,
+                axes.join(" × ")
+            ),
+            format!(
+                "use `num_vocab_tiling={fewer}`, or `max_target_length={}`",
+                length.next_multiple_of(tiles * parts)
+            ),
         )
         .into())
     }

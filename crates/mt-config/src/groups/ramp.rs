@@ -1,6 +1,9 @@
 //! Batches that grow.
 
-use super::DataGroup;
+use super::{
+    DataGroup,
+    data::{Sequences, shortened},
+};
 use crate::{
     config::Config,
     error::{ConfigError, Problem},
@@ -26,10 +29,33 @@ impl BatchSchedule {
     }
 
     /// The step from which on batches have grown.
-    pub fn end_step(&self) -> u64 {
+    pub(crate) fn end_step(&self) -> u64 {
         self.stages[self.stages.len() - 1].0
     }
+
+    /// Batches of `full` sequences after those of `start`, of `start` and `increment` and so on, each size until it has
+    /// had its share of `samples`. None if they never get there.
+    pub(crate) fn growing(start: usize, increment: usize, full: usize, samples: u64) -> Option<Self> {
+        let samples = share(start, increment, full, samples)?;
+        let mut stages = Vec::new();
+        let mut step = 0_u64;
+        for rows in (start..full).step_by(increment).take(MOST_SIZES) {
+            stages.push((step, rows));
+            step = step.saturating_add((samples / rows.max(1) as f64).ceil() as u64);
+        }
+        stages.push((step, full));
+        Some(Self { stages })
+    }
 }
+
+/// The sequences that each size gets of a batch that grows; none if it does not grow to its full size.
+pub(crate) fn share(start: usize, increment: usize, full: usize, samples: u64) -> Option<f64> {
+    let increments = full.checked_sub(start)?.checked_div(increment).filter(|number| *number > 0)?;
+    Some(samples as f64 / increments as f64)
+}
+
+/// More sizes than any run has programs for; what comes after them is not counted out.
+const MOST_SIZES: usize = 1 << 16;
 
 impl DataGroup {
     /// The sequences of each step: those that are trained on for one after the other's gradients are added up, and
@@ -38,51 +64,40 @@ impl DataGroup {
     /// # Errors
     /// The devices together have no whole number of sequences.
     pub fn batch_schedule(&self, num_devices: usize) -> Result<BatchSchedule, ConfigError> {
-        let accumulated = |rows: usize| rows * self.gradient_accumulation_steps;
-        let mut stages = Vec::new();
-        let full = accumulated(self.micro_batch(num_devices)?);
-        let mut step = 0_u64;
-        if let Some((start, increment)) = self.ramp(num_devices)? {
-            let (mut rows, increment) = (accumulated(start), accumulated(increment));
-            let num_increments = ((full - rows) / increment).max(1);
-            let samples = self.global_rampup_samples as f64 / num_increments as f64;
-            while rows < full {
-                stages.push((step, rows));
-                step += (samples / rows as f64).ceil() as u64;
-                rows += increment;
-            }
-        }
-        stages.push((step, full));
-        Ok(BatchSchedule { stages })
+        let accumulated = |part: &Sequences<'_>| part.number * self.gradient_accumulation_steps;
+        let full = accumulated(&self.micro_batch(num_devices)?);
+        let growing = self.ramp(num_devices)?.and_then(|[start, increment]| {
+            let (start, increment) = (accumulated(&start), accumulated(&increment));
+            BatchSchedule::growing(start, increment, full, self.global_rampup_samples)
+        });
+        Ok(growing.unwrap_or(BatchSchedule { stages: vec![(0, full)] }))
     }
 
-    /// The sequences that are trained on at a time, in the batches of each size, with the key that says so.
-    pub(super) fn micro_batches(
-        &self,
-        num_devices: usize,
-    ) -> Result<Vec<(&'static str, &crate::Origin, usize)>, ConfigError> {
-        let mut sizes = vec![("per_device_batch_size", &self.batch_origin, self.micro_batch(num_devices)?)];
-        if let Some((start, increment)) = self.ramp(num_devices)? {
-            sizes.push(("per_device_batch_size_start", &self.ramp_start_origin, start));
-            sizes.push(("per_device_batch_size_increment", &self.ramp_increment_origin, increment));
-        }
+    /// The sequences that are trained on at a time, in the batches of each size.
+    pub(super) fn micro_batches(&self, num_devices: usize) -> Result<Vec<Sequences<'_>>, ConfigError> {
+        let mut sizes = vec![self.micro_batch(num_devices)?];
+        sizes.extend(self.ramp(num_devices)?.into_iter().flatten());
         Ok(sizes)
     }
 
     /// The sequences of the first batches and of an increment, on all devices together, if batches grow.
-    fn ramp(&self, num_devices: usize) -> Result<Option<(usize, usize)>, ConfigError> {
+    fn ramp(&self, num_devices: usize) -> Result<Option<[Sequences<'_>; 2]>, ConfigError> {
         if !self.enable_rampup_batch_size {
             return Ok(None);
         }
-        let whole = |key, size, origin| super::data::whole_batch(key, size, origin, num_devices);
-        let start =
-            whole("per_device_batch_size_start", self.per_device_batch_size_start, &self.ramp_start_origin)?;
-        let increment = whole(
+        let start = Sequences::new(
+            "per_device_batch_size_start",
+            self.per_device_batch_size_start,
+            &self.ramp_start_origin,
+            num_devices,
+        )?;
+        let increment = Sequences::new(
             "per_device_batch_size_increment",
             self.per_device_batch_size_increment,
             &self.ramp_increment_origin,
+            num_devices,
         )?;
-        Ok(Some((start, increment)))
+        Ok(Some([start, Sequences { is_growth: true, ..increment }]))
     }
 
     /// Whether batches that grow come to their full size.
@@ -115,17 +130,22 @@ impl DataGroup {
         }
         let increments = (full - start) / increment;
         if (increments - increments.round()).abs() > 1e-6 {
-            let whole = increments.floor().max(1.0);
+            // Whole numbers of sequences, and all at once, are possible on any number of devices.
+            let growth = full - start;
+            let most = increments.min(MOST_SIZES as f64) as u32;
+            let is_whole = |times: &u32| (growth / f64::from(*times)).fract() == 0.0;
+            let times = (1..=most).rev().find(is_whole).unwrap_or(1);
             problems.push(Problem::inconsistent(
                 format!(
-                    "{}, {} and {}, so that batches would grow {increments} times",
+                    "{}, {} and {}, so that batches would grow {} times",
                     stated("per_device_batch_size_start"),
                     stated("per_device_batch_size"),
-                    stated("per_device_batch_size_increment")
+                    stated("per_device_batch_size_increment"),
+                    shortened(increments)
                 ),
                 format!(
-                    "let them grow a whole number of times: `per_device_batch_size_increment={}` for {whole}",
-                    (full - start) / whole
+                    "let them grow a whole number of times: `per_device_batch_size_increment={}` for {times}",
+                    growth / f64::from(times)
                 ),
             ));
         }

@@ -88,6 +88,7 @@ command! {
 
 impl TrainConfig {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        self.placement.check_batch_axes(config, problems);
         // What data needs that cannot be had anyway is no news.
         if self.data.is_of_hub() {
             return;
@@ -141,16 +142,15 @@ impl TrainConfig {
         let topology = devices.into();
         let num_devices = topology.num_devices();
         let mesh = self.placement.mesh(&topology)?;
-        for (key, origin, rows) in self.data.micro_batches(num_devices)? {
-            self.placement.check_batch(&mesh, key, origin, rows)?;
+        for sequences in self.data.micro_batches(num_devices)? {
+            self.placement.check_batch(&mesh, &sequences)?;
         }
         let placement = self.placement.for_evaluation();
         let mesh = placement.mesh(&topology)?;
-        let batch = self.data.eval_global_batch(num_devices)?;
-        let origin = &self.data.eval_batch_origin;
-        placement.check_batch(&mesh, "eval_per_device_batch_size", origin, batch)?;
+        placement.check_batch(&mesh, &self.data.evaluation_batch(num_devices)?)?;
         for placement in [&self.placement, &placement] {
             self.context.check_length(&placement.placement(&topology)?, self.data.max_target_length)?;
+            placement.check_tiles(placement.mesh(&topology)?, &self.objective)?;
         }
         Ok(())
     }
