@@ -4,13 +4,13 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use mt_ir::Program;
 use mt_models::{Forward, Model, Tokens};
-use mt_nn::{SequenceOrder, token_cross_entropy};
+use mt_nn::SequenceOrder;
 use mt_shape::{HostArray, Placement};
 use mt_trace::program;
 
 use crate::harness::{
-    Batch, Parameters, by_name, declare, declare_batch, model, norm, options, parameters, placement,
-    relative_error, run,
+    Batch, Parameters, by_name, cross_entropy, declare, declare_batch, model, norm, options, parameters,
+    placement, relative_error, run,
 };
 
 const LENGTH: usize = 48;
@@ -33,7 +33,7 @@ fn gradient_program(
             inputs.region().value_and_grad(&Parameters(parameters), |_, parameters| {
                 let (logits, _) =
                     model.logits(&parameters.0, tokens, Forward { dropout, ..Forward::default() });
-                (token_cross_entropy(logits, targets, segmentation).mean(), [])
+                (cross_entropy(logits, targets, segmentation), [])
             });
         let gradients = gradients.0.iter().zip(&specs);
         std::iter::once(inputs.replicated("loss", loss))

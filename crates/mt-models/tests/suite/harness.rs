@@ -13,7 +13,7 @@ use mt_models::{
 use mt_nn::{
     Initializer, LayerPlace, ParamSpec,
     axes::{BATCH, POSITION},
-    token_cross_entropy,
+    divisor, token_loss,
 };
 use mt_runtime::{Array, CompileSettings, Executable, Input, testing::cpu};
 use mt_shape::{DType, HostArray, Path, Placement, axis};
@@ -272,7 +272,7 @@ pub fn gradient_program_for(model: &dyn Model, target: Target, rows: usize, leng
         let dropout = Some(region.key(9));
         let (loss, [logits], gradients) = region.value_and_grad(&Parameters(parameters), |_, parameters| {
             let (logits, _) = model.logits(&parameters.0, tokens, Forward { dropout, ..Forward::default() });
-            (token_cross_entropy(logits, targets, targets_segmentation).mean(), [logits])
+            (cross_entropy(logits, targets, targets_segmentation), [logits])
         });
         let mut outputs =
             vec![inputs.replicated("loss", loss), inputs.replicated("logits", logits.cast(DType::F32))];
@@ -297,7 +297,7 @@ pub fn logits(model: &dyn Model, parameters: &[HostArray], batch: &Batch) -> Hos
         let (tokens, [targets, segmentation]) = declare_batch(inputs, batch.rows, batch.length);
         let (logits, _) = model.logits(&parameters, tokens, Forward::default());
         // All arguments stay in use, so that one list of arrays serves every program.
-        let loss = token_cross_entropy(logits, targets, segmentation).mean();
+        let loss = cross_entropy(logits, targets, segmentation);
         vec![inputs.replicated("logits", logits.cast(DType::F32)), inputs.replicated("loss", loss)]
     })
     .unwrap();
@@ -358,4 +358,10 @@ impl Golden {
     pub fn names(&self) -> Vec<String> {
         SafeTensors::deserialize(&self.bytes).unwrap().names().iter().map(|name| (*name).to_owned()).collect()
     }
+}
+
+/// The mean cross-entropy of tokens that count.
+pub fn cross_entropy<'t>(logits: Tensor<'t>, targets: Tensor<'t>, segmentation: Tensor<'t>) -> Tensor<'t> {
+    let loss = token_loss(logits, targets, segmentation, 0.0);
+    loss.total / divisor(loss.weights)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mt_ir::Program;
 use mt_models::{Forward, Model};
-use mt_nn::{LayerPlace, ParamSpec, token_cross_entropy};
+use mt_nn::{LayerPlace, ParamSpec};
 use mt_optim::{
     Adam, AdamForm, Optimizer, Parameter, Schedule, ScheduleShape, Values, clip_by_global_norm, global_norm,
 };
@@ -16,8 +16,8 @@ use mt_trace::program;
 use crate::{
     directory::Directory,
     harness::{
-        Batch, Golden, Parameters, compile, declare, declare_batch, from_hugging_face, gradients, options,
-        relative_error,
+        Batch, Golden, Parameters, compile, cross_entropy, declare, declare_batch, from_hugging_face,
+        gradients, options, relative_error,
     },
 };
 
@@ -54,7 +54,7 @@ fn step_program(model: &dyn Model, placement: &Arc<Placement>, batch: &Batch, sc
             region.value_and_grad(&Parameters(parameters.clone()), |_, parameters| {
                 let (logits, _) =
                     model.logits(&parameters.0, tokens, Forward { dropout, ..Forward::default() });
-                (token_cross_entropy(logits, targets, segmentation).mean(), [])
+                (cross_entropy(logits, targets, segmentation), [])
             });
         let gradients: Vec<_> = gradients
             .0

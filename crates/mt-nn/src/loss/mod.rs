@@ -19,14 +19,6 @@ pub struct TokenLoss<'t> {
     pub weights: Tensor<'t>,
 }
 
-impl<'t> TokenLoss<'t> {
-    /// The mean over weighted tokens; 0 if no token has weight.
-    #[track_caller]
-    pub fn mean(self) -> Tensor<'t> {
-        self.total / divisor(self.weights)
-    }
-}
-
 /// What a sum over tokens is divided by, which is not 0 where no token has weight.
 #[track_caller]
 pub fn divisor(weights: Tensor<'_>) -> Tensor<'_> {
@@ -42,21 +34,12 @@ pub fn token_weights(segmentation: Tensor<'_>) -> Tensor<'_> {
     segmentation.differs(0.0).cast(DType::F32)
 }
 
-/// Cross-entropy between the distributions that `logits` give and `targets`, over tokens whose segment id is not 0.
+/// Cross-entropy between the distributions that `logits` give and `targets`, over tokens whose segment id is not 0, with
+/// `z_loss_multiplier` times log²Z added to each token's, where Z is the sum of the exponentials of its logits (Chowdhery
+/// et al., 2022).
 ///
 /// # Shapes
 /// `[batch, position, vocab], i32[batch, position], i32[batch, position] -> f32[], f32[]`
-#[track_caller]
-pub fn token_cross_entropy<'t>(
-    logits: Tensor<'t>,
-    targets: Tensor<'t>,
-    segmentation: Tensor<'t>,
-) -> TokenLoss<'t> {
-    token_loss(logits, targets, segmentation, 0.0)
-}
-
-/// As [`token_cross_entropy`], with `z_loss_multiplier` times log²Z added to each token's loss, where Z is the sum of
-/// the exponentials of its logits (Chowdhery et al., 2022).
 #[track_caller]
 pub fn token_loss<'t>(
     logits: Tensor<'t>,

@@ -69,7 +69,7 @@ impl TiledHead<'_> {
         );
         TokenLoss {
             total: sums[0],
-            z_loss: sums.get(1).copied(),
+            z_loss: sums.get(1).copied().map(Tensor::stop_gradient),
             weights: token_weights(segmentation).sum(&[BATCH, POSITION]),
         }
     }
@@ -123,6 +123,7 @@ impl TiledHead<'_> {
     }
 
     fn backward<'b>(&self, gradients: &[Tensor<'b>], cotangents: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
+        // The sum of the z-loss alone is only reported: `token_loss` stops its gradient.
         let scale = cotangents[0];
         gradients.iter().map(|gradient| (gradient.cast(DType::F32) * scale).cast(gradient.dtype())).collect()
     }

@@ -3,7 +3,7 @@
 use mt_nn::{
     TiledHead, TokenLoss,
     axes::{BATCH, EMBED, POSITION, VOCAB},
-    token_loss,
+    divisor, token_loss,
 };
 use mt_shape::{Axis, DType, HostArray, axis};
 use mt_trace::Tensor;
@@ -60,6 +60,11 @@ fn loss_of<'t>(t: &[Tensor<'t>], tiles: Option<usize>) -> TokenLoss<'t> {
     }
 }
 
+/// The mean over tokens that count.
+fn mean(loss: TokenLoss<'_>) -> Tensor<'_> {
+    loss.total / divisor(loss.weights)
+}
+
 #[test]
 fn token_loss_is_its_formula() {
     let Sizes(rows, length, _, vocab) = SMALL;
@@ -85,13 +90,12 @@ fn token_loss_is_its_formula() {
 
     let parts = run("token_loss", &arguments, |_, t| {
         let loss = token_loss(t[0], t[1], t[2], MULTIPLIER);
-        vec![loss.mean(), loss.z_loss.unwrap() / loss.weights]
+        vec![mean(loss), loss.z_loss.unwrap() / loss.weights]
     });
     assert_close("the loss", &parts[0], &scalar(loss), 1e-6);
     assert_close("the z-loss", &parts[1], &scalar(z_loss), 1e-6);
-    let (_, gradients) = gradients("token_loss", &arguments, &scalar(1.0), |t| {
-        token_loss(t[0], t[1], t[2], MULTIPLIER).mean()
-    });
+    let (_, gradients) =
+        gradients("token_loss", &arguments, &scalar(1.0), |t| mean(token_loss(t[0], t[1], t[2], MULTIPLIER)));
     assert_close("the gradient", &gradients[0], &gradient, 1e-6);
 }
 
@@ -99,7 +103,7 @@ fn token_loss_is_its_formula() {
 fn tiles_change_neither_loss_nor_gradients() {
     let cotangent = HostArray::from_slice(DType::F32, &[], &[-2.5_f32]).unwrap();
     let of = |tiles: Option<usize>| {
-        gradients("tiled", &SMALL.arguments(), &cotangent, |t| loss_of(t, tiles).mean())
+        gradients("tiled", &SMALL.arguments(), &cotangent, |t| mean(loss_of(t, tiles)))
     };
     let z_loss = |tiles: Option<usize>| {
         run("tiled_z", &SMALL.arguments(), |_, t| vec![loss_of(&t, tiles).z_loss.unwrap()]).remove(0)
@@ -121,7 +125,7 @@ fn tiles_take_narrow_hidden_states() {
     let cotangent = HostArray::from_slice(DType::F32, &[], &[1.0_f32]).unwrap();
     let of = |tiles: Option<usize>| {
         gradients("narrow", &SMALL.arguments(), &cotangent, |t| {
-            loss_of(&[&[t[0].cast(DType::BF16)], &t[1..]].concat(), tiles).mean()
+            mean(loss_of(&[&[t[0].cast(DType::BF16)], &t[1..]].concat(), tiles))
         })
     };
     let ((loss, whole), (tiled, parts)) = (of(None), of(Some(3)));
@@ -141,9 +145,9 @@ struct Differentiated<L> {
 
 fn differentiated<'t>(t: &[Tensor<'t>], tiles: Option<usize>) -> Vec<Tensor<'t>> {
     let both = Differentiated { hidden: t[0], matrix: t[1] };
-    let (loss, [], gradients) = t[0].region().value_and_grad(&both, |_, both| {
-        (loss_of(&[both.hidden, both.matrix, t[2], t[3]], tiles).mean(), [])
-    });
+    let (loss, [], gradients) = t[0]
+        .region()
+        .value_and_grad(&both, |_, both| (mean(loss_of(&[both.hidden, both.matrix, t[2], t[3]], tiles)), []));
     vec![loss, gradients.hidden, gradients.matrix]
 }
 
