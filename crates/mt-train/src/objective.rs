@@ -24,7 +24,7 @@ pub(crate) struct BatchTensors<'t> {
 #[derive(Clone)]
 pub(crate) struct Objective<'a> {
     pub model: &'a dyn Model,
-    /// The type that gradients are added up and handed on in.
+    /// The type that gradients are handed on in. Those of parts are added up in `f32`.
     pub gradient_dtype: DType,
     /// The weight of the squared log-partition function.
     pub z_loss_multiplier: f64,
@@ -38,6 +38,16 @@ pub(crate) struct Objective<'a> {
     pub batch_axes: [String; 2],
     /// The memory that the parameters of layers are in; all others are on the device.
     pub layers_in: Memory,
+}
+
+/// What a loss is computed from.
+#[derive(Clone, Copy)]
+struct Given<'a, 't> {
+    parameters: &'a [Tensor<'t>],
+    batch: BatchTensors<'t>,
+    dropout: Key<'t>,
+    /// What sums over all tokens of the whole batch are divided by.
+    divisor: Tensor<'t>,
 }
 
 /// The loss of a batch and what follows from it.
@@ -87,13 +97,12 @@ impl Objective<'_> {
         let divisor = divisor(weights);
         let mut names = Vec::new();
         let (loss, parts, gradients) = if self.accumulation_steps == 1 {
-            self.differentiate(region, specs, parameters, batch, dropout, divisor, &mut names)
+            let given = Given { parameters, batch, dropout, divisor };
+            self.differentiate(region, specs, given, &mut names)
         } else {
             let zeros: Vec<Tensor<'t>> = specs
                 .iter()
-                .map(|(_, spec)| {
-                    region.full(self.gradient_dtype, &spec.axes, 0.0).constrain(&spec.logical_axes)
-                })
+                .map(|(_, spec)| region.full(DType::F32, &spec.axes, 0.0).constrain(&spec.logical_axes))
                 .collect();
             let parts = self.cut(batch);
             let options = ScanOptions::over(axis(PART, self.accumulation_steps));
@@ -111,31 +120,27 @@ impl Objective<'_> {
                 };
                 // Rows of different parts are dropped from differently.
                 let dropout = Key::fold_in(dropout, part.index);
-                let (loss, parts, gradients) =
-                    self.differentiate(*region, specs, &parameters, batch, dropout, divisor, &mut names);
+                let given = Given { parameters: &parameters, batch, dropout, divisor };
+                let (loss, parts, gradients) = self.differentiate(*region, specs, given, &mut names);
                 let sums = sums.iter().zip(&gradients).zip(specs).map(|((sum, gradient), (_, spec))| {
                     // They stay split from one part to the next.
-                    (*sum + *gradient).constrain(&spec.logical_axes)
+                    (*sum + gradient.cast(DType::F32)).constrain(&spec.logical_axes)
                 });
                 (sums.collect(), [vec![loss], parts].concat())
             });
             let totals: Vec<Tensor<'t>> = stacked.iter().map(|values| values.sum(&[PART])).collect();
-            (totals[0], totals[1..].to_vec(), sums)
+            let gradients = sums.iter().map(|sum| sum.cast(self.gradient_dtype)).collect();
+            (totals[0], totals[1..].to_vec(), gradients)
         };
         LossAndGradients { loss, weights, metrics: names.into_iter().zip(parts).collect(), gradients }
     }
 
-    /// The share of a batch's loss that some of its rows have, its parts, whose names go to `names`, and its
-    /// gradients; `divisor` is what sums over all tokens of the batch are divided by.
-    #[expect(clippy::too_many_arguments, reason = "all of them differ between a batch and a part of it")]
+    /// The share of a batch's loss that some of its rows have, its parts, whose names go to `names`, and its gradients.
     fn differentiate<'t>(
         &self,
         region: Region<'t>,
         specs: &[(Path, ParamSpec)],
-        parameters: &[Tensor<'t>],
-        batch: BatchTensors<'t>,
-        dropout: Key<'t>,
-        divisor: Tensor<'t>,
+        Given { parameters, batch, dropout, divisor }: Given<'_, 't>,
         names: &mut Vec<&'static str>,
     ) -> (Tensor<'t>, Vec<Tensor<'t>>, Vec<Tensor<'t>>) {
         let (loss, parts, gradients) =

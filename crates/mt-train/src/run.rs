@@ -41,14 +41,14 @@ pub struct TrainOptions {
 }
 
 /// How a run ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Ending {
     /// All steps are done.
     Completed,
     /// They were done before; nothing was.
     AlreadyComplete,
-    /// The evaluation loss came down to the target first.
-    TargetReached,
+    /// The evaluation loss came down to the target.
+    TargetReached { loss: f64, target: f64 },
     /// The data ended first.
     DataEnded,
     /// A signal asked the run to stop.
@@ -150,10 +150,19 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     let length = settings.data.max_target_length;
     let compile =
         |program: &mt_ir::Program| runtime.compile(program, &compile_settings(&settings, &program.name));
-    let mut steps =
-        BySize::new(|rows| programs.train_step(rows, length)?.try_map(|program| Ok(compile(&program)?)));
+    let full_rows = batches.full_rows();
+    let mut steps = BySize::new(|rows| {
+        programs.train_step(rows, length)?.try_map(|program| {
+            let mut own = compile_settings(&settings, &program.name);
+            if rows != full_rows {
+                // The programs of all sizes have one name.
+                own.dump_to = own.dump_to.map(|directory| directory.join(format!("rows_{rows}")));
+            }
+            Ok(runtime.compile(&program, &own)?)
+        })
+    });
     // Batches that grow end with those that need the most memory.
-    let largest = steps.of(batches.full_rows())?;
+    let largest = steps.of(full_rows)?;
     for note in placement.notes() {
         eprintln!("note: {note}");
     }
@@ -319,8 +328,8 @@ fn objective<'a>(settings: &TrainConfig, model: &'a dyn Model, layers_in: Memory
 }
 
 fn batch_axes(settings: &TrainConfig) -> [String; 2] {
-    let mut names = settings.placement.input_data_sharding_logical_axes.iter().cloned();
-    [names.next().unwrap_or_default(), names.next().unwrap_or_default()]
+    let names = &settings.placement.input_data_sharding_logical_axes;
+    names.clone().try_into().expect("the configuration was checked to have two names")
 }
 
 fn compile_settings(settings: &TrainConfig, program: &str) -> CompileSettings {

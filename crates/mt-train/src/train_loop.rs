@@ -69,7 +69,7 @@ struct InFlight {
     ended: Option<Instant>,
 }
 
-/// Whether a step's numbers are all finite, so that its state is worth saving.
+/// Whether the state after a step is finite, so that it is worth saving.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Health {
     Finite,
@@ -106,7 +106,7 @@ impl Loop<'_> {
         let mut position = data.state();
         let (sizes, first_step) = (self.batches.clone(), self.first_step);
         let rows = (first_step..).map(move |step| sizes.rows_at(step));
-        let mut batches = Prefetcher::with_rows(data, PREFETCH, rows)?;
+        let mut batches = Prefetcher::new(data, PREFETCH, rows)?;
         let run = &self.settings.run;
         let mut state = state;
         let mut in_flight: Option<InFlight> = None;
@@ -117,7 +117,7 @@ impl Loop<'_> {
         let mut step = self.first_step;
         let mut saved = None;
         let mut health = Health::Finite;
-        let ending = loop {
+        let mut ending = loop {
             if self.evaluates_before(step) && step < run.steps {
                 if let Some(done) = in_flight.take() {
                     health = self.finish_step(done)?;
@@ -125,9 +125,8 @@ impl Loop<'_> {
                 last_evaluation = self.evaluate(&state, step)?;
                 first_evaluation = first_evaluation.or(last_evaluation);
                 evaluated = Some(step);
-                let target = run.target_loss();
-                if last_evaluation.zip(target).is_some_and(|(evaluation, target)| evaluation.loss <= target) {
-                    break Ending::TargetReached;
+                if let Some(reached) = self.target_reached(last_evaluation) {
+                    break reached;
                 }
             }
             if step >= run.steps {
@@ -184,6 +183,7 @@ impl Loop<'_> {
         if is_over && evaluated != Some(step) && is_due {
             last_evaluation = self.evaluate(&state, step)?.or(last_evaluation);
             first_evaluation = first_evaluation.or(last_evaluation);
+            ending = self.target_reached(last_evaluation).unwrap_or(ending);
         }
         let last = step.checked_sub(1).filter(|last| saved != Some(*last) && *last >= self.first_step);
         let wants_save = self.settings.checkpoint.save_checkpoint_on_completion
@@ -199,12 +199,20 @@ impl Loop<'_> {
         Ok(Progress { ending, steps: step, first_evaluation, last_evaluation })
     }
 
-    /// Whether the parameters are evaluated before step `step`: at the start, and at each interval.
+    /// Whether the parameters are evaluated before step `step`: before the first step that may be, and at each interval
+    /// from there.
     fn evaluates_before(&self, step: u64) -> bool {
         let Some(interval) = self.settings.run.eval_interval.filter(|_| self.evaluator.is_some()) else {
             return false;
         };
-        step.is_multiple_of(interval) && step >= self.settings.run.eval_start_step
+        step.checked_sub(self.settings.run.eval_start_step)
+            .is_some_and(|since| since.is_multiple_of(interval))
+    }
+
+    /// What ends a run whose evaluation came down to the target.
+    fn target_reached(&self, evaluation: Option<EvaluationSummary>) -> Option<Ending> {
+        let (loss, target) = (evaluation?.loss, self.settings.run.target_loss()?);
+        (loss <= target).then_some(Ending::TargetReached { loss, target })
     }
 
     /// Whether a checkpoint is due after step `step`. The one after the last step comes after the last evaluation.
@@ -254,8 +262,13 @@ impl Loop<'_> {
         let [loss, raw_gradient_norm, parameter_norm] =
             [names::LOSS, names::RAW_GRADIENT_NORM, names::PARAMETER_NORM]
                 .map(|name| record.metrics.get(name).unwrap_or(f64::NAN));
+        let is_skipped = record.metrics.get(names::STEP_SKIPPED) == Some(1.0);
         self.logger.log_step(record)?;
         let run = &self.settings.run;
+        // What was wrong with a step that was skipped is not in its state.
+        if is_skipped {
+            return Ok(if parameter_norm.is_finite() { Health::Finite } else { Health::NotFinite });
+        }
         if (loss.is_nan() && run.abort_on_nan_loss) || (loss.is_infinite() && run.abort_on_inf_loss) {
             self.logger.flush()?;
             return Err(TrainError::NonFiniteLoss { step: done.step, loss });

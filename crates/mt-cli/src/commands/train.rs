@@ -56,9 +56,10 @@ fn close(config: &Config, report: &TrainReport, given: &[String]) -> Result<Exit
             );
             return Ok(ExitCode::from(u8::try_from(128 + signal).unwrap_or(1)));
         }
-        Ending::TargetReached => {
-            eprintln!("the evaluation loss reached its target after {} steps", report.steps);
-        }
+        Ending::TargetReached { loss, target } => eprintln!(
+            "the evaluation loss of {loss:.3} reached the target of {target} after {} steps",
+            report.steps
+        ),
         Ending::DataEnded => eprintln!("the data ended after {} steps", report.steps),
         Ending::Completed => {}
     }

@@ -78,12 +78,36 @@ fn batches_grow_and_a_resumed_run_goes_on_with_them() {
 }
 
 #[test]
+fn data_that_ends_before_batches_have_grown_ends_a_run_in_order() {
+    let sandbox = Sandbox::new();
+    let keys = [
+        &GROWING[..],
+        &["num_epoch=1", "per_device_batch_size=4000", "per_device_batch_size_increment=3998", "steps=50"],
+        &["global_rampup_samples=6", "eval_interval=100", "eval_steps=2", "checkpoint_period=100"],
+    ];
+    let ended = sandbox.train("ended", &keys.concat()).succeeded();
+    assert!(ended.errors.contains("the data ended after 3 steps"), "{}", ended.errors);
+    assert!(sandbox.metrics("ended").evaluation.contains_key(&3));
+    assert_eq!(*sandbox.checkpoints("ended").last().unwrap(), 2);
+}
+
+#[test]
+fn every_size_of_batch_is_dumped() {
+    let sandbox = Sandbox::new();
+    let dump = ["dump_hlo=true", "dump_hlo_local_dir=dump", "dump_hlo_local_module_name=jit_train_step"];
+    sandbox.train("dumped", &[&GROWING[..], &dump, &[QUIET, "steps=8"]].concat()).succeeded();
+    for file in ["train_step", "rows_2/train_step", "rows_4/train_step"] {
+        assert!(sandbox.path(&format!("dump/{file}.stablehlo.mlir")).is_file(), "{file}");
+    }
+}
+
+#[test]
 fn evaluations_begin_late_and_end_a_run() {
     let sandbox = Sandbox::new();
-    let keys = ["steps=8", "eval_interval=2", "eval_steps=2", "eval_start_step=4", "z_loss_multiplier=0.001"];
+    let keys = ["steps=8", "eval_interval=3", "eval_steps=2", "eval_start_step=4", "z_loss_multiplier=0.001"];
     sandbox.train("late", &keys).succeeded();
     let metrics = sandbox.metrics("late");
-    assert!(metrics.evaluation.keys().copied().eq([4, 6, 8]), "{:?}", metrics.evaluation.keys());
+    assert!(metrics.evaluation.keys().copied().eq([4, 7, 8]), "{:?}", metrics.evaluation.keys());
     let record = &metrics.evaluation[&8];
     let value = |name: &str| record[name].as_f64().unwrap();
     let (loss, z_loss) = (value("eval/avg_loss"), value("eval/avg_z_loss"));
@@ -95,11 +119,15 @@ fn evaluations_begin_late_and_end_a_run() {
     // The second time it evaluates at once and is content.
     for _ in 0..2 {
         let stopped = sandbox.train("enough", &enough).succeeded();
-        assert!(stopped.errors.contains("reached its target after 4 steps"), "{}", stopped.errors);
+        assert!(stopped.errors.contains("reached the target of 50 after 4 steps"), "{}", stopped.errors);
         assert_eq!(*sandbox.checkpoints("enough").last().unwrap(), 3);
     }
     let missed = sandbox.train("missed", &[&keys[..], &["target_eval_loss=0.001"]].concat()).succeeded();
-    assert!(!missed.errors.contains("reached its target"), "{}", missed.errors);
+    assert!(!missed.errors.contains("reached the target"), "{}", missed.errors);
+    // Only the evaluation at the end is due.
+    let last = ["steps=3", "eval_interval=9", "eval_steps=2", "eval_start_step=3", "target_eval_loss=50"];
+    let last = sandbox.train("last", &last).succeeded();
+    assert!(last.errors.contains("reached the target of 50 after 3 steps"), "{}", last.errors);
 }
 
 #[test]
@@ -120,6 +148,23 @@ fn batches_that_do_not_come_out_are_refused() {
             "per_device_batch_size_increment=0.5",
         ]),
         &["`per_device_batch_size_start` is `0.5`", "a batch of 2 sequences", "4 parts"],
+    );
+    check(
+        &growing(&["num_cpu_devices=4", "per_device_batch_size_increment=0.5"]),
+        &["`per_device_batch_size_increment` is `0.5`", "lets batches grow by 2 sequences", "4 parts"],
+    );
+    check(
+        &["num_vocab_tiling=16", "num_cpu_devices=4", "ici_context_parallelism=4"],
+        &[
+            "`num_vocab_tiling` is `16`",
+            "into 4 parts",
+            "`max_target_length` is `32`",
+            "`num_vocab_tiling=8`",
+        ],
+    );
+    check(
+        &["input_data_sharding_logical_axes=['activation_batch']"],
+        &["`input_data_sharding_logical_axes` is", "two axes", "hint: "],
     );
     assert!(sandbox.checkpoints("wrong").is_empty());
 }

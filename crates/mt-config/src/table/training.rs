@@ -40,12 +40,20 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .at_least(0.0)
                 .acts_on("evaluation")
                 .may_change(),
-            Key::boolean("abort_on_nan_loss", true, "Stop when the loss is not a number.")
-                .acts_on("training loop")
-                .may_change(),
-            Key::boolean("abort_on_inf_loss", true, "Stop when the loss is infinite.")
-                .acts_on("training loop")
-                .may_change(),
+            Key::boolean(
+                "abort_on_nan_loss",
+                true,
+                "Stop when the loss is not a number, unless `skip_step_on_spikes` skips the step.",
+            )
+            .acts_on("training loop")
+            .may_change(),
+            Key::boolean(
+                "abort_on_inf_loss",
+                true,
+                "Stop when the loss is infinite, unless `skip_step_on_spikes` skips the step.",
+            )
+            .acts_on("training loop")
+            .may_change(),
             Key::boolean("enable_dropout", true, "Drop activations while training, as `dropout_rate` says.")
                 .acts_on("model"),
             Key::float("dropout_rate", 0.0, "Share of activations that are dropped.")
@@ -113,8 +121,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "eval_start_step",
                 0,
-                "First step before which the model may be evaluated; earlier evaluations are \
-                 left out.",
+                "First step with an evaluation, from which `eval_interval` counts. Evaluations come \
+                 before their step, and at the end; MaxText's come after it.",
             )
             .at_least(0.0)
             .only_with("eval_interval", &[])
@@ -285,7 +293,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "adamw_mask",
                 &[],
                 "Regular expressions; parameters that one of them fits, such as \
-                 `decoder/decoder_norm/scale`, do not decay.",
+                 `decoder/decoder_norm/scale`, do not decay. With `opt_type=muon` of those that \
+                 Adam treats, which in MaxText all decay.",
             )
             .only_with("opt_type", &["adamw", "adam_pax", "muon"])
             .acts_on("optimizer"),
