@@ -126,6 +126,7 @@ mod tests {
             ),
             "{rows}"
         );
-        assert!(rows.contains("`fsdp`, `fsdp_transpose`, `tensor`"), "{rows}");
+        assert!(rows.contains("`fsdp`, `fsdp_transpose`, `sequence`"), "{rows}");
+        assert!(rows.contains("`expert` | `diloco`, `pipeline`"), "{rows}");
     }
 }
