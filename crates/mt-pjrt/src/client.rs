@@ -153,7 +153,7 @@ impl Client {
         Executable::compile(self, name, stablehlo, options)
     }
 
-    /// Loads what [`CompiledProgram::serialize`] returned for a program of this name.
+    /// Loads what [`crate::CompiledProgram::serialize`] returned for a program of this name.
     ///
     /// # Errors
     /// The bytes do not belong to this plugin or these devices.
