@@ -227,7 +227,8 @@ fn rules_are_compared_one_by_one() {
         .unwrap();
     let outcome = maxtext_in(directory.path(), &["config", "diff", "base", "mine.yml"], &[]);
     assert_eq!(
-        outcome.output, "logical_axis_rules:\n  norm: ['tensor'] → ['fsdp']\n  mine: no rule → []\n",
+        outcome.output,
+        "logical_axis_rules:\n  norm: ['tensor', 'tensor_transpose'] → ['fsdp']\n  mine: no rule → []\n",
         "{}",
         outcome.errors
     );
