@@ -11,7 +11,12 @@ use mt_shape::{DType, HostArray, Placement, axis};
 use mt_trace::program;
 
 use super::{VOCAB_SIZE, engine_on, model, prompt, resolve, weights};
-use crate::{Request, engine::Sizes, program::Programs};
+use crate::{
+    Request,
+    engine::Sizes,
+    program::{ProgramKey, Programs},
+    sampler::Sampler,
+};
 
 /// Steps that are compared.
 const NUM_STEPS: usize = 9;
@@ -148,6 +153,42 @@ fn slots_split_over_devices() {
             assert_eq!(part[part.len() - 3] * 8, dims[dims.len() - 3], "{part:?} of {dims:?}");
         }
         check_on(8, &keys, &[1, 18, 3]);
+    }
+}
+
+/// The bytes of the largest array with slots that devices send each other in a step, and those of a device's part of a
+/// cache.
+fn sent_and_cached(keys: &[&str]) -> (u64, u64) {
+    // Of all sizes only this one has the factor 5.
+    const SLOTS: usize = 40;
+    let engine = engine_on(8, keys);
+    let step =
+        engine.executable(ProgramKey::Step { batch: 4, slots: SLOTS, sampler: Sampler::Greedy }).unwrap();
+    let collectives = step.collectives().unwrap();
+    let arrays = collectives.iter().flat_map(|collective| collective.arrays.iter().copied());
+    let sent = arrays.filter(|bytes| (bytes / 4).is_multiple_of(5)).max();
+    let cache = &engine.programs.model.cache(4, SLOTS)[0];
+    let dims: Vec<usize> = cache.axes.iter().map(|axis| axis.size).collect();
+    let part = engine.programs.placement.sharding(&cache.logical_axes, &dims).shard_dims(&dims);
+    (sent.unwrap_or(0), 4 * part.iter().product::<usize>() as u64)
+}
+
+/// What devices send each other in a step is small: caches, however they are split, stay where they are.
+#[test]
+fn caches_are_not_gathered() {
+    let sizes =
+        ["base_mlp_dim=48", "base_num_query_heads=4", "base_num_kv_heads=4", "base_num_decoder_layers=1"];
+    let slots = "logical_axis_rules=[['cache_sequence', ['context_autoregressive']]]";
+    for keys in [
+        &["ici_autoregressive_parallelism=4", "ici_fsdp_parallelism=2"][..],
+        &["ici_autoregressive_parallelism=2", "ici_tensor_parallelism=2", "ici_fsdp_parallelism=2"],
+        &[slots, "ici_context_autoregressive_parallelism=8", "ici_fsdp_parallelism=1"],
+    ] {
+        let (sent, cached) = sent_and_cached(&[keys, &sizes].concat());
+        assert!(
+            sent < cached,
+            "{keys:?}: {sent} bytes are sent, and a device's part of a cache has {cached}"
+        );
     }
 }
 

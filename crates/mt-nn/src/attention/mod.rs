@@ -114,6 +114,10 @@ const CONTEXT: [Option<&str>; 5] = [
     None,
     Some("activation_kv_head_dim"),
 ];
+/// What is made of a cache, whose heads are split as it says: by another name for the dimension of a head, the tensor
+/// axes would be taken.
+const CONTEXT_OF_CACHE: [Option<&str>; 5] =
+    [Some("decode_batch"), Some("cache_heads"), Some("activation_length_attn"), None, Some("cache_kv")];
 const OUTPUT: [Option<&str>; 3] =
     [Some("activation_batch"), Some("activation_norm_length"), Some("activation_embed")];
 const ACTIVATION: [Option<&str>; 4] = [
@@ -122,6 +126,9 @@ const ACTIVATION: [Option<&str>; 4] = [
     Some("activation_kv_heads"),
     Some("activation_kv_head_dim"),
 ];
+/// Keys and values in a cache.
+pub const CACHED: [Option<&str>; 4] =
+    [Some("decode_batch"), Some("cache_sequence"), Some("cache_heads"), Some("cache_kv")];
 /// Keys and values as queries see them.
 const ATTENDED: [Option<&str>; 4] = [
     Some("activation_kv_batch"),
@@ -146,7 +153,9 @@ impl<'t> Attention<Tensor<'t>> {
         let (keys_values, written) = match (own, inputs.cache) {
             (Some(own), None) => (own, None),
             (Some(own), Some(cache)) => {
+                // A cache stays where it is: the loop over layers would otherwise carry it whole.
                 let all = cache.write(own.key, own.value);
+                let all = KeysValues { key: all.key.constrain(&CACHED), value: all.value.constrain(&CACHED) };
                 let keys_values =
                     KeysValues { key: all.key.cast(x.dtype()), value: all.value.cast(x.dtype()) };
                 (keys_values, Some(all))
@@ -163,7 +172,8 @@ impl<'t> Attention<Tensor<'t>> {
             (query * options.scale).constrain(&QUERY).named("query_proj").split(QUERY_HEADS, &in_groups);
         let sinks = self.sinks.map(|sinks| sinks.split(QUERY_HEADS, &in_groups));
         let context = attend(query, attended, sinks, inputs.segments, options);
-        let context = context.constrain(&CONTEXT).named("context").named("attention_out");
+        let placed = if inputs.segments.first_query.is_some() { &CONTEXT_OF_CACHE } else { &CONTEXT };
+        let context = context.constrain(placed).named("context").named("attention_out");
         let out = Linear { kernel: self.out.kernel.split(QUERY_HEADS, &in_groups), bias: self.out.bias };
         let output = out.forward(context, &[KV_HEADS, GROUP, HEAD_DIM]);
         Attended { output: output.constrain(&OUTPUT).named("out_proj"), keys_values, written }
