@@ -13,6 +13,8 @@ pub(crate) struct Partition {
     /// From the region's inputs that `uses_inputs` marks, the saved values, and the cotangents of the outputs, to the
     /// gradients that exist, in order. What is kept in host memory is brought back first.
     pub backward: Graph,
+    /// Which inputs of the backward region were on the host to begin with, and the region itself brings to the device.
+    pub from_host: Vec<bool>,
     /// Which of the region's inputs the backward region reads.
     pub uses_inputs: Vec<bool>,
     pub num_saved: usize,
@@ -78,11 +80,13 @@ pub(crate) fn partition(
     }
     forward.set_outputs(results);
     let backward = extract(graph, &[kept_inputs.as_slice(), &saved, cotangents].concat(), &gradients);
+    let from_host = fetched_inputs(&backward);
     let kept_in = inputs_in.iter().zip(&uses_inputs).filter(|(_, used)| **used).map(|(memory, _)| *memory);
     let backward = fetched(backward, &kept_in.chain(saved_in).collect::<Vec<_>>());
     Ok(Partition {
         forward: verified("partition into a forward region", forward)?,
         backward: verified("partition into a backward region", backward)?,
+        from_host,
         uses_inputs,
         num_saved: saved.len(),
         inputs_in,
@@ -95,6 +99,21 @@ pub(crate) fn moved(graph: &mut Graph, value: ValueId, memory: Memory) -> ValueI
         Memory::Device => value,
         Memory::Host => graph.emit(Op::Transfer(memory), &[value]),
     }
+}
+
+/// Which inputs of a graph are only brought to the device.
+fn fetched_inputs(graph: &Graph) -> Vec<bool> {
+    let (mut fetched, mut read) = (vec![false; graph.num_values()], vec![false; graph.num_values()]);
+    for node in graph.nodes() {
+        let uses = if node.op == Op::Transfer(Memory::Device) { &mut fetched } else { &mut read };
+        for operand in &node.operands {
+            uses[operand.index()] = true;
+        }
+    }
+    for output in graph.outputs() {
+        read[output.index()] = true;
+    }
+    graph.inputs().iter().map(|input| fetched[input.index()] && !read[input.index()]).collect()
 }
 
 /// A graph whose leading inputs are in these memories, instead of the device's own.

@@ -31,8 +31,9 @@ pub(crate) struct RegionTape {
     cotangents: Vec<bool>,
     /// For each operand: which output of the backward graph is its gradient.
     gradients: Vec<Option<usize>>,
-    /// Whether the compiler must not merge the recomputation with the forward pass.
-    barrier: bool,
+    /// If the compiler must not merge the recomputation with the forward pass: which of the backward graph's inputs
+    /// were on the host to begin with.
+    barrier: Option<Vec<bool>>,
 }
 
 pub(crate) struct ScanTape {
@@ -86,7 +87,7 @@ pub(crate) fn forward(
                 residuals,
                 cotangents: wanted.to_vec(),
                 gradients: numbered(&joint.gradients),
-                barrier: true,
+                barrier: Some(parts.from_host),
             };
             (results.to_vec(), Tape::Region(tape))
         }
@@ -101,7 +102,7 @@ pub(crate) fn forward(
                 residuals: residuals.to_vec(),
                 cotangents: vec![true; node.results.len()],
                 gradients,
-                barrier: false,
+                barrier: None,
             };
             (results.to_vec(), Tape::Region(tape))
         }
@@ -184,9 +185,14 @@ fn backward_region(
     let types = result_types(builder, node, cotangents, outputs);
     let seeds = filled(builder, &types, cotangents, &tape.cotangents);
     let mut arguments = [tape.residuals, seeds].concat();
-    if tape.barrier {
-        // With the cotangents among the operands, recomputation starts only once the backward pass gets here.
-        arguments = builder.emit_all(Op::OptimizationBarrier, &arguments);
+    if let Some(from_host) = &tape.barrier {
+        // With the cotangents among the operands, recomputation starts only once the backward pass gets here. What was
+        // on the host to begin with stays outside: XLA takes all that leaves a barrier with it for values on the host.
+        let inside: Vec<usize> = (0..arguments.len()).filter(|index| !from_host[*index]).collect();
+        let operands: Vec<ValueId> = inside.iter().map(|index| arguments[*index]).collect();
+        for (index, value) in inside.iter().zip(builder.emit_all(Op::OptimizationBarrier, &operands)) {
+            arguments[*index] = value;
+        }
     }
     let gradients = builder.inline(&tape.backward, &arguments);
     tape.gradients.iter().map(|gradient| gradient.map(|index| gradients[index])).collect()

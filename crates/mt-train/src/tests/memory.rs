@@ -68,3 +68,21 @@ fn a_cpu_has_one_memory() {
     let plain = train_step(&[], Platform::Cpu);
     assert_eq!(train_step(&keys, Platform::Cpu).text, plain.text);
 }
+
+/// XLA would take all that leaves a barrier with them for values on the host, and refuse the program.
+#[test]
+fn weights_on_the_host_pass_no_barrier() {
+    let program = train_step(&["parameter_memory_host_offload=true", "scan_layers=false"], Platform::Tpu);
+    // Arguments are numbered in order, and parameters are the first.
+    let on_host = on_host(&program.inputs).len();
+    let barriers = program.text.lines().filter(|line| line.contains("\"stablehlo.optimization_barrier\""));
+    let mut count = 0;
+    for line in barriers {
+        let operands = line.split_once("barrier\"(").unwrap().1.split_once(')').unwrap().0;
+        let mut numbers =
+            operands.split(", ").map(|operand| operand.trim_start_matches('%').parse::<usize>().unwrap());
+        assert!(numbers.all(|number| number >= on_host), "{line}");
+        count += 1;
+    }
+    assert!(count > 0);
+}
