@@ -191,6 +191,9 @@ pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
         })
         .collect();
     let (mut losses, mut gradients) = (Vec::new(), BTreeMap::new());
+    // Programs of many devices that run at once on few cores may wait for each other until XLA gives up.
+    static RUNNING: Mutex<()> = Mutex::new(());
+    let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
     for index in 0..NUM_STEPS {
         let mut given = given.iter();
         let inputs = step.inputs().iter().map(|value| match state.remove(&value.name) {
@@ -210,6 +213,7 @@ pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
             }
         }
     }
+    drop(running);
     let temporaries = step.memory().unwrap().temporaries;
     let exchanges = step.collectives().unwrap();
     Trained { losses, gradients, bytes, temporaries, exchanges }
