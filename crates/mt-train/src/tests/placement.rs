@@ -139,7 +139,7 @@ const FSDP_AND_TENSOR_TRANSPOSE: Way = Way {
 const TENSOR_IN_TWO_DIMENSIONS: Way = Way {
     keys: &["ici_fsdp_parallelism=2", "ici_tensor_parallelism=2", "ici_tensor_transpose_parallelism=2"],
     exchanges: TRANSPOSED,
-    parts: &[("scale", 4), ("key", 4), ("value", 4), ("", 8)],
+    parts: &[("scale", 4), ("", 8)],
     batch: 2,
 };
 /// The optimizer's state is split where parameters are copies: each device updates its part, and parts are gathered.
