@@ -259,6 +259,13 @@ fn load_or_compile(
     let client = runtime.client();
     let mut xla_flags = settings.xla_flags.clone();
     xla_flags.extend(platform_flags(runtime.platform(), client.plugin()));
+    const CONCURRENT: &str = "xla_cpu_enable_concurrency_optimized_scheduler";
+    let is_given = xla_flags.iter().any(|(name, _)| name == CONCURRENT);
+    if runtime.platform() == Platform::Cpu && program.mesh.num_devices() > 1 && !is_given {
+        // Each device would meet collectives that do not depend on each other in an order of its own, and wait for the
+        // others until XLA gives up.
+        xla_flags.push((CONCURRENT.to_owned(), "false".to_owned()));
+    }
     let mut options = CompileOptions { devices: program.mesh.devices(), xla_flags };
     let compile = |options: &CompileOptions| {
         client.compile(&program.name, &program.text, options).map_err(|error| option_error(error, settings))
