@@ -48,6 +48,7 @@ for round in 1 2 3; do
   # The memory that one of these gives back is the next one's: it costs least.
   run warm-floor floor
   run warm-import load
+  run warm-import-again again
   # A virtual machine may give free memory back to its host within a second, and then has to ask for it again.
   sleep 5
   run warm-after-pause-floor floor
