@@ -28,6 +28,9 @@ pub struct Chip {
     pub memory_bandwidth: f64,
     /// Bytes a second to all other chips of a slice together, one way.
     pub link_bandwidth: f64,
+    /// Bytes a second to chips of other slices, one way: this chip's share of its host's network. For GPUs, whose
+    /// slices are machines, that of usual machines. `None` where none is usual.
+    pub slice_bandwidth: Option<f64>,
     /// How the sizes in names of topologies are counted, and which there are.
     sizes: Sizes,
 }
@@ -53,10 +56,21 @@ const fn tpu(
     gib: u64,
     memory_bandwidth: f64,
     link_bandwidth: f64,
+    slice_bandwidth: f64,
     sizes: Sizes,
 ) -> Chip {
-    let (hardware, memory) = (Hardware::Tpu, gib * GIB);
-    Chip { generation, hardware, device_kind, peak_tflops, memory, memory_bandwidth, link_bandwidth, sizes }
+    let (hardware, memory, slice_bandwidth) = (Hardware::Tpu, gib * GIB, Some(slice_bandwidth));
+    Chip {
+        generation,
+        hardware,
+        device_kind,
+        peak_tflops,
+        memory,
+        memory_bandwidth,
+        link_bandwidth,
+        slice_bandwidth,
+        sizes,
+    }
 }
 
 const fn gpu(
@@ -66,27 +80,42 @@ const fn gpu(
     gigabytes: u64,
     memory_bandwidth: f64,
     link_bandwidth: f64,
+    slice_bandwidth: Option<f64>,
     sizes: Sizes,
 ) -> Chip {
     let (hardware, memory) = (Hardware::Gpu, gigabytes * 1_000_000_000);
-    Chip { generation, hardware, device_kind, peak_tflops, memory, memory_bandwidth, link_bandwidth, sizes }
+    Chip {
+        generation,
+        hardware,
+        device_kind,
+        peak_tflops,
+        memory,
+        memory_bandwidth,
+        link_bandwidth,
+        slice_bandwidth,
+        sizes,
+    }
 }
 
 /// The chips that are known. The first whose kind is part of a device's name is that device's.
+///
+/// Between slices: 25 GB/s for a TPU host of four chips (v4, v5p) or of eight (v5e), and 100 Gb/s for each chip since v6e.
+/// `a3` is the machine with 1 Tb/s for eight GPUs; other machines of eight are NVIDIA's own, with an adapter of 400 Gb/s
+/// for each GPU, or of 200 Gb/s for an A100.
 pub static CHIPS: &[Chip] = &[
-    tpu("v4", "TPU v4", 275.0, 32, 1.228e12, 1.35e11, Sizes::Block { most_chips: 4096 }),
-    tpu("v5e", "TPU v5 lite", 197.0, 16, 8.19e11, 2.0e11, Sizes::Plane),
-    tpu("v5e", "TPU v5e", 197.0, 16, 8.19e11, 2.0e11, Sizes::Unnamed),
-    tpu("v5p", "TPU v5", 459.0, 95, 2.765e12, 6.0e11, Sizes::Block { most_chips: 8960 }),
-    tpu("v6e", "TPU v6", 918.0, 32, 1.64e12, 4.0e11, Sizes::Plane),
-    tpu("tpu7x", "TPU7x", 2307.0, 192, 7.38e12, 6.0e11, Sizes::Block { most_chips: 9216 }),
-    gpu("a3", "H100", 989.0, 80, 3.35e12, 4.5e11, Sizes::Machine),
-    gpu("h100", "H100", 989.0, 80, 3.35e12, 4.5e11, Sizes::Machine),
-    gpu("h200", "H200", 989.0, 141, 4.8e12, 4.5e11, Sizes::Machine),
-    gpu("b200", "B200", 2250.0, 180, 8.0e12, 9.0e11, Sizes::Machine),
-    gpu("a100", "A100", 312.0, 80, 2.039e12, 3.0e11, Sizes::Machine),
-    gpu("l40s", "L40S", 362.0, 48, 8.64e11, 3.2e10, Sizes::Unnamed),
-    gpu("l4", "L4", 121.0, 24, 3.0e11, 3.2e10, Sizes::Unnamed),
+    tpu("v4", "TPU v4", 275.0, 32, 1.228e12, 1.35e11, 6.25e9, Sizes::Block { most_chips: 4096 }),
+    tpu("v5e", "TPU v5 lite", 197.0, 16, 8.19e11, 2.0e11, 3.125e9, Sizes::Plane),
+    tpu("v5e", "TPU v5e", 197.0, 16, 8.19e11, 2.0e11, 3.125e9, Sizes::Unnamed),
+    tpu("v5p", "TPU v5", 459.0, 95, 2.765e12, 6.0e11, 6.25e9, Sizes::Block { most_chips: 8960 }),
+    tpu("v6e", "TPU v6", 918.0, 32, 1.64e12, 4.0e11, 1.25e10, Sizes::Plane),
+    tpu("tpu7x", "TPU7x", 2307.0, 192, 7.38e12, 6.0e11, 1.25e10, Sizes::Block { most_chips: 9216 }),
+    gpu("a3", "H100", 989.0, 80, 3.35e12, 4.5e11, Some(1.5625e10), Sizes::Machine),
+    gpu("h100", "H100", 989.0, 80, 3.35e12, 4.5e11, Some(5.0e10), Sizes::Machine),
+    gpu("h200", "H200", 989.0, 141, 4.8e12, 4.5e11, Some(5.0e10), Sizes::Machine),
+    gpu("b200", "B200", 2250.0, 180, 8.0e12, 9.0e11, Some(5.0e10), Sizes::Machine),
+    gpu("a100", "A100", 312.0, 80, 2.039e12, 3.0e11, Some(2.5e10), Sizes::Machine),
+    gpu("l40s", "L40S", 362.0, 48, 8.64e11, 3.2e10, None, Sizes::Unnamed),
+    gpu("l4", "L4", 121.0, 24, 3.0e11, 3.2e10, None, Sizes::Unnamed),
 ];
 
 /// Blocks of 64 chips are wired to each other, so that larger slices consist of whole ones.

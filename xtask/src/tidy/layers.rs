@@ -13,6 +13,7 @@ const LAYERS: &[&[&str]] = &[
     &["mt-nn", "mt-optim", "mt-data", "mt-checkpoint"],
     &["mt-models"],
     &["mt-train", "mt-engine"],
+    &["mt-plan"],
     &["mt-cli", "mt-server"],
 ];
 

@@ -1,0 +1,290 @@
+//! How long a step takes at best, and what bounds it.
+//!
+//! The roofline: a chip multiplies matrices at its peak, moves bytes at its memory's bandwidth and exchanges them at its
+//! links', all as its data sheet says. Real programs reach less of each; which of them is the largest holds all the same.
+//! Vector units have no published peak, so element-wise operations count through the bytes they move.
+
+use std::collections::BTreeMap;
+
+use mt_config::{Chip, Hardware};
+use mt_models::Model;
+use mt_shape::DType;
+
+/// What one step does on each device.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Floating-point operations of matrix products, by the type of what is multiplied.
+    pub products: BTreeMap<DType, f64>,
+    /// Bytes read from and written to the device's memory.
+    pub memory_bytes: f64,
+    pub exchanges: Vec<Exchange>,
+}
+
+/// A collective operation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Exchange {
+    pub kind: ExchangeKind,
+    /// Bytes on each device of what is gathered, reduced or exchanged: the larger of operand and result.
+    pub bytes: f64,
+    /// How often it runs in a step.
+    pub times: f64,
+    /// The number of devices that exchange with each other.
+    pub group: usize,
+    /// How many slices these are in.
+    pub slices: usize,
+}
+
+/// What a collective does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ExchangeKind {
+    AllGather,
+    ReduceScatter,
+    AllReduce,
+    AllToAll,
+    /// Each device sends all to one other.
+    Permute,
+}
+
+impl ExchangeKind {
+    /// The kind of this name in an optimized program, such as `all-gather`.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "all-gather" => Some(Self::AllGather),
+            "reduce-scatter" => Some(Self::ReduceScatter),
+            "all-reduce" => Some(Self::AllReduce),
+            "all-to-all" | "ragged-all-to-all" => Some(Self::AllToAll),
+            "collective-permute" => Some(Self::Permute),
+            _ => None,
+        }
+    }
+}
+
+impl Exchange {
+    /// Bytes that each device sends to others of its slice, and to other slices.
+    ///
+    /// Rings: all but one part of what there is goes around once, for a sum twice. What spans slices is exchanged within
+    /// each slice first, so that every device sends its part of the slice's alone.
+    pub fn sent(&self) -> (f64, f64) {
+        let slices = self.slices.max(1);
+        let within = (self.group / slices).max(1);
+        let others = |number: usize| (number - 1) as f64 / number as f64;
+        let all = self.bytes * self.times;
+        match self.kind {
+            ExchangeKind::Permute if self.group == 1 => (0.0, 0.0),
+            // Of a ring over slices, one device of each slice sends to the next slice, and a step waits for it.
+            ExchangeKind::Permute if slices > 1 => (0.0, all),
+            ExchangeKind::Permute => (all, 0.0),
+            ExchangeKind::AllReduce => {
+                (2.0 * all * others(within), 2.0 * all / within as f64 * others(slices))
+            }
+            ExchangeKind::AllGather | ExchangeKind::ReduceScatter => {
+                (all * others(within), all / within as f64 * others(slices))
+            }
+            // Nothing is summed or shared on the way: what is for other slices has to go there whole.
+            ExchangeKind::AllToAll => (all * others(within), all * others(slices)),
+        }
+    }
+}
+
+/// What the time of a step may be bound by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// Matrix products.
+    Compute,
+    /// The device's memory.
+    Memory,
+    /// The links within a slice.
+    Links,
+    /// The network between slices.
+    Slices,
+}
+
+impl Bound {
+    /// What it is called in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Compute => "matrix products",
+            Self::Memory => "memory bandwidth",
+            Self::Links => "links within a slice",
+            Self::Slices => "network between slices",
+        }
+    }
+}
+
+/// How long each part of a device takes, in seconds. What is not known of the chip is `None`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Roofline {
+    pub compute: Option<f64>,
+    pub memory: f64,
+    pub links: f64,
+    pub slices: Option<f64>,
+}
+
+impl Roofline {
+    /// The times of `work` on a chip.
+    pub fn new(chip: &Chip, work: &Work) -> Self {
+        let seconds = |(dtype, flops): (&DType, &f64)| Some(flops / (peak_tflops(chip, *dtype)? * 1e12));
+        let (links, slices) = work
+            .exchanges
+            .iter()
+            .map(Exchange::sent)
+            .fold((0.0, 0.0), |sum, sent| (sum.0 + sent.0, sum.1 + sent.1));
+        Self {
+            compute: work.products.iter().map(seconds).sum(),
+            memory: work.memory_bytes / chip.memory_bandwidth,
+            links: links / chip.link_bandwidth,
+            slices: if slices == 0.0 { Some(0.0) } else { chip.slice_bandwidth.map(|each| slices / each) },
+        }
+    }
+
+    /// The times in the order of [`Bound`], if all are known.
+    pub fn times(&self) -> Option<[(Bound, f64); 4]> {
+        Some([
+            (Bound::Compute, self.compute?),
+            (Bound::Memory, self.memory),
+            (Bound::Links, self.links),
+            (Bound::Slices, self.slices?),
+        ])
+    }
+
+    /// What takes longest.
+    pub fn bound(&self) -> Option<Bound> {
+        self.times()?.into_iter().max_by(|(_, one), (_, other)| one.total_cmp(other)).map(|(bound, _)| bound)
+    }
+
+    /// The time of a step if everything goes on at once.
+    pub fn overlapped(&self) -> Option<f64> {
+        Some(self.times()?.into_iter().map(|(_, seconds)| seconds).fold(0.0, f64::max))
+    }
+
+    /// The time of a step if one waits for the other. Products and memory go on at once in any case.
+    pub fn serial(&self) -> Option<f64> {
+        Some(self.compute?.max(self.memory) + self.links + self.slices?)
+    }
+}
+
+/// The chip's peak for products of this type, in 10¹² operations a second, if it is known.
+pub fn peak_tflops(chip: &Chip, dtype: DType) -> Option<f64> {
+    match (dtype, chip.hardware) {
+        (DType::BF16 | DType::F16, _) => Some(chip.peak_tflops),
+        // At the default precision one pass of `bf16` products on TPUs, and NVIDIA's `tf32`.
+        (DType::F32, Hardware::Tpu) => Some(chip.peak_tflops),
+        (DType::F32, Hardware::Gpu) => Some(chip.peak_tflops / 2.0),
+        _ => None,
+    }
+}
+
+/// A step's operations by the model's formula, which its speed is compared with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ModelFlops {
+    /// Of one step on all devices, as MaxText counts them: matrix products, with half of attention's under a causal mask.
+    pub step: f64,
+    /// 6 for each parameter that acts on a token, and token.
+    pub six_n_d: f64,
+    /// The tokens of a step.
+    pub tokens: usize,
+}
+
+impl ModelFlops {
+    /// Those of a step with `rows` sequences of `length` tokens.
+    pub fn new(model: &dyn Model, rows: usize, length: usize) -> Self {
+        let tokens = rows * length;
+        Self {
+            step: model.flops().training_step(rows, length),
+            six_n_d: 6.0 * model.num_active_parameters() as f64 * tokens as f64,
+            tokens,
+        }
+    }
+
+    /// What a step of `seconds` on `num_devices` chips means.
+    pub fn speed(&self, seconds: f64, chip: &Chip, num_devices: usize) -> Speed {
+        let device_seconds = seconds * num_devices as f64;
+        Speed {
+            step_seconds: seconds,
+            tokens_per_second_per_device: self.tokens as f64 / device_seconds,
+            tflops_per_second_per_device: self.step / device_seconds / 1e12,
+            utilization: self.step / device_seconds / (chip.peak_tflops * 1e12),
+        }
+    }
+
+    /// The time of a step in which a part of the chips' peak is used.
+    pub fn seconds_at(&self, utilization: f64, chip: &Chip, num_devices: usize) -> f64 {
+        self.step / (utilization * chip.peak_tflops * 1e12 * num_devices as f64)
+    }
+}
+
+/// How fast a run is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    pub step_seconds: f64,
+    pub tokens_per_second_per_device: f64,
+    pub tflops_per_second_per_device: f64,
+    /// The model's operations as a part of the chips' peak (MFU).
+    pub utilization: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chip(generation: &str) -> &'static Chip {
+        mt_config::CHIPS.iter().find(|chip| chip.generation == generation).unwrap()
+    }
+
+    fn exchange(kind: ExchangeKind, group: usize, slices: usize) -> Exchange {
+        Exchange { kind, bytes: 800.0, times: 2.0, group, slices }
+    }
+
+    #[test]
+    fn collectives_send_what_rings_do() {
+        let check = |kind, group, slices, expected| {
+            assert_eq!(exchange(kind, group, slices).sent(), expected, "{kind:?} {group} {slices}");
+        };
+        check(ExchangeKind::AllGather, 4, 1, (1200.0, 0.0));
+        check(ExchangeKind::ReduceScatter, 8, 1, (1400.0, 0.0));
+        check(ExchangeKind::AllReduce, 4, 1, (2400.0, 0.0));
+        check(ExchangeKind::AllReduce, 1, 1, (0.0, 0.0));
+        check(ExchangeKind::AllToAll, 4, 1, (1200.0, 0.0));
+        check(ExchangeKind::Permute, 4, 1, (1600.0, 0.0));
+        check(ExchangeKind::Permute, 4, 2, (0.0, 1600.0));
+        // Within slices of 4, then between two slices a quarter each.
+        check(ExchangeKind::AllReduce, 8, 2, (2400.0, 400.0));
+        check(ExchangeKind::AllGather, 8, 2, (1200.0, 200.0));
+        check(ExchangeKind::AllGather, 2, 2, (0.0, 800.0));
+    }
+
+    #[test]
+    fn the_longest_time_bounds_a_step() {
+        let chip = chip("v5p");
+        let mut work = Work {
+            products: BTreeMap::from([(DType::BF16, 459e12), (DType::F32, 459e12)]),
+            memory_bytes: 2.765e12,
+            exchanges: vec![Exchange {
+                kind: ExchangeKind::AllGather,
+                bytes: 6e11 * 2.0,
+                times: 1.0,
+                group: 2,
+                slices: 1,
+            }],
+        };
+        let roofline = Roofline::new(chip, &work);
+        let expected = Roofline { compute: Some(2.0), memory: 1.0, links: 1.0, slices: Some(0.0) };
+        assert_eq!(roofline, expected);
+        assert_eq!(roofline.bound(), Some(Bound::Compute));
+        assert_eq!((roofline.overlapped(), roofline.serial()), (Some(2.0), Some(3.0)));
+
+        work.exchanges[0].slices = 2;
+        let roofline = Roofline::new(chip, &work);
+        assert_eq!((roofline.links, roofline.slices), (0.0, Some(96.0)));
+        assert_eq!(roofline.bound(), Some(Bound::Slices));
+    }
+
+    #[test]
+    fn what_a_data_sheet_lacks_is_unknown() {
+        let across = Work { exchanges: vec![exchange(ExchangeKind::AllGather, 2, 2)], ..Work::default() };
+        let roofline = Roofline::new(chip("l4"), &across);
+        assert_eq!((roofline.slices, roofline.bound(), roofline.serial()), (None, None, None));
+        let doubles = Work { products: BTreeMap::from([(DType::F64, 1.0)]), ..Work::default() };
+        assert_eq!(Roofline::new(chip("v5e"), &doubles).compute, None);
+    }
+}

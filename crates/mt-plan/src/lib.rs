@@ -1,0 +1,8 @@
+//! What a run costs, before it runs: how long a step takes, what bounds it, and what it needs of a device's memory.
+//!
+//! Phase: before all others. `mt-train` and `mt-engine` below make the programs that are judged here; no device is
+//! started.
+
+#![forbid(unsafe_code)]
+
+pub mod cost;
