@@ -401,9 +401,31 @@ impl TrainIterator {
         // The end of one epoch and the start of the next may be without tokens, so only two epochs in succession, or the
         // first one as a whole, say that there are none.
         if self.barren / 2 >= documents || (self.barren == documents && self.cursor.example == documents) {
+            // Of rows that are documents a host reads its own only, which may be empty ones again and again.
+            if self.options.packing == Packing::Off
+                && self.options.num_hosts > 1
+                && self.an_epoch_has_tokens()?
+            {
+                self.barren = 0;
+                return Ok(());
+            }
             return Err(DataError::NoTokens { dataset: self.dataset.name().into(), documents });
         }
         Ok(())
+    }
+
+    /// Whether any of as many documents as there are, of all hosts, from the cursor on, has a token to predict.
+    fn an_epoch_has_tokens(&mut self) -> Result<bool> {
+        let first = self.cursor.example;
+        for example in first..first + self.dataset.num_documents() {
+            match self.reader.document(example, |_| true)? {
+                Some(document) if num_pairs(document) > 0 => return Ok(true),
+                Some(_) => {}
+                // The last epoch ends: what is left are rows of padding.
+                None => return Ok(true),
+            }
+        }
+        Ok(false)
     }
 }
 

@@ -251,6 +251,29 @@ proptest! {
     }
 }
 
+/// Of two documents, four hosts read one each, and two of them nothing but the empty one.
+#[test]
+fn a_host_may_have_nothing_but_empty_documents() {
+    let some: Vec<String> = vec![String::new(), "never nothing".into()];
+    let open = |documents: &[String], host_index| {
+        let options = DatasetOptions {
+            packing: Packing::Off,
+            shuffle: false,
+            num_hosts: 4,
+            host_index,
+            ..options_of(memory(documents))
+        };
+        TrainIterator::open(options, tokenizer()).unwrap()
+    };
+    for host in 0..4 {
+        assert_eq!(drain(&mut open(&some, host), 20).len(), 20);
+    }
+    let none = vec![String::new(); 2];
+    let mut iterator = open(&none, 0);
+    let refused = (0..20).find_map(|_| iterator.next().err()).unwrap();
+    assert!(matches!(refused, DataError::NoTokens { documents: 2, .. }), "{refused}");
+}
+
 #[test]
 fn every_source_resumes_exactly() {
     let directory = tempfile::tempdir().unwrap();
