@@ -148,6 +148,16 @@ impl Optimizer {
         }
     }
 
+    /// The part and name of what may be kept, whether or not there are parameters that it is kept for.
+    pub fn slot_names(&self) -> &'static [(Option<&'static str>, &'static str)] {
+        match self {
+            Self::Adam(_) => &[(None, "mu"), (None, "nu")],
+            Self::Sgd => &[],
+            Self::Muon(_) => &[(Some(Muon::ADAM), "mu"), (Some(Muon::ADAM), "nu"), (Some(Muon::MUON), "mu")],
+            Self::Adafactor(_) => &[(None, "v"), (None, "v_row"), (None, "v_col")],
+        }
+    }
+
     /// The part that treats a parameter.
     pub fn part_of(&self, parameter: &Parameter) -> Option<&'static str> {
         match self {

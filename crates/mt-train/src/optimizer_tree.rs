@@ -21,6 +21,8 @@ pub(crate) struct OptimizerTree {
     pub constants: Vec<(Key, HostArray)>,
     /// What holds nothing.
     pub empty: Vec<Key>,
+    /// What stands for slots that are not kept for a parameter, though it is trained by their part.
+    pub placeholder: Option<HostArray>,
 }
 
 pub(crate) struct HistoryKeys {
@@ -33,7 +35,7 @@ impl OptimizerTree {
     pub fn new(rule: &UpdateRule) -> Self {
         let mut tree = Self::default();
         let mut root: Key = vec!["opt_state".into()];
-        if rule.parameters.iter().any(|parameter| !parameter.is_trained) {
+        if rule.masks_training {
             let of = |label: &str| extended(&root, [key("inner_states"), key(label), key("inner_state")]);
             tree.empty.push(of("frozen"));
             root = of("trainable");
@@ -53,7 +55,10 @@ impl OptimizerTree {
                 tree.counts.push(extended(&root, [key("count")]));
                 tree.slots.push((None, root));
             }
-            Optimizer::Adam(_) => tree.chain(None, &root, &[Holds::State, Holds::Nothing, Holds::Count]),
+            Optimizer::Adam(_) => {
+                let decay = if rule.masks_decay { Holds::NothingWithin } else { Holds::Nothing };
+                tree.chain(None, &root, &[Holds::State, decay, Holds::Count]);
+            }
             Optimizer::Sgd => tree.chain(None, &root, &[Holds::Nothing, Holds::Count]),
             Optimizer::Muon(_) => {
                 for part in rule.optimizer.parts() {
@@ -73,6 +78,7 @@ impl OptimizerTree {
             Optimizer::Adafactor(_) => {
                 let chain = [Holds::State, Holds::Nothing, Holds::Count, Holds::Nothing, Holds::Nothing];
                 tree.chain(None, &root, &chain);
+                tree.placeholder = Some(HostArray::zeros(DType::F32, &[1]));
             }
         }
         tree
@@ -88,6 +94,7 @@ impl OptimizerTree {
                 }
                 Holds::Count => self.counts.push(extended(&own, [key("count")])),
                 Holds::Nothing => self.empty.push(own),
+                Holds::NothingWithin => self.empty.push(extended(&own, [key("inner_state")])),
             }
         }
     }
@@ -106,6 +113,8 @@ enum Holds {
     /// The number of updates.
     Count,
     Nothing,
+    /// Nothing, in the transformation that a mask is about.
+    NothingWithin,
 }
 
 fn key(name: &str) -> KeySegment {

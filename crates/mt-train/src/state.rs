@@ -83,18 +83,21 @@ impl StateLayout {
                 copies: Vec::new(),
             });
         }
-        let mut kinds: Vec<(Option<&str>, &str)> = slots.iter().map(|slot| (slot.part, slot.name)).collect();
-        kinds.sort_unstable();
-        kinds.dedup();
-        for (part, name) in kinds {
+        let mut constants = tree.constants.clone();
+        for (part, name) in rule.optimizer.slot_names() {
             // optax marks the parameters for which nothing is kept.
-            let holder = [tree.of_part(part), &[name.into()]].concat();
+            let holder = [tree.of_part(*part), &[(*name).into()]].concat();
             let has = |index: usize| {
-                let same = |slot: &&Slot| (slot.part, slot.name) == (part, name);
+                let same = |slot: &&Slot| (slot.part, slot.name) == (*part, *name);
                 slots.iter().filter(same).any(|slot| slot.parameter == index)
             };
-            let lacking = (0..arrays.len()).filter(|index| !has(*index));
-            empty.extend(lacking.map(|index| parameter_key(&holder, &arrays[index].stored)));
+            for index in (0..arrays.len()).filter(|index| !has(*index)) {
+                let key = parameter_key(&holder, &arrays[index].stored);
+                match &tree.placeholder {
+                    Some(value) if parameters[index].is_trained => constants.push((key, value.clone())),
+                    _ => empty.push(key),
+                }
+            }
         }
         let num_slots = slots.len();
         let mut step = StateEntry::number(STEP, vec![STEP.into()]);
@@ -109,14 +112,7 @@ impl StateLayout {
             step.copies = tree.counts;
         }
         entries.push(step);
-        Self {
-            entries,
-            num_parameters: parameters.len(),
-            num_slots,
-            slots_over: None,
-            constants: tree.constants,
-            empty,
-        }
+        Self { entries, num_parameters: parameters.len(), num_slots, slots_over: None, constants, empty }
     }
 
     /// Declares the whole state as arguments of a program, which are given up to it.
@@ -216,22 +212,26 @@ impl StateLayout {
 
     /// Checks that a checkpoint has the whole state, without reading it.
     pub fn check(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-        let arrays = self
-            .entries
-            .iter()
-            .flat_map(|entry| {
-                let copies =
-                    entry.copies.iter().map(|key| StateArray { key: key.clone(), ..entry.array.clone() });
-                std::iter::once(entry.array.clone()).chain(copies)
-            })
-            .map(|array| array.expected());
-        let constants = self.constants.iter().map(|(key, value)| ExpectedArray {
-            name: entry_name(key),
-            dtype: value.dtype(),
-            dims: value.dims().to_vec(),
-        });
-        let expected: Vec<ExpectedArray> = arrays.chain(constants).collect();
+        let named = |(key, array): (Vec<KeySegment>, Option<(DType, Vec<usize>)>)| {
+            array.map(|(dtype, dims)| ExpectedArray { name: entry_name(&key), dtype, dims })
+        };
+        let expected: Vec<ExpectedArray> = self.described().into_iter().filter_map(named).collect();
         checkpoint.compare(&expected).check()
+    }
+
+    /// The places in a checkpoint, with the types and dimensions of the arrays there; other places hold nothing.
+    pub fn described(&self) -> Vec<(Vec<KeySegment>, Option<(DType, Vec<usize>)>)> {
+        let arrays = self.entries.iter().flat_map(|entry| {
+            let ExpectedArray { dtype, dims, .. } = entry.array.expected();
+            let keys = std::iter::once(&entry.array.key).chain(&entry.copies);
+            keys.map(move |key| (key.clone(), Some((dtype, dims.clone()))))
+        });
+        let constants = self
+            .constants
+            .iter()
+            .map(|(key, value)| (key.clone(), Some((value.dtype(), value.dims().to_vec()))));
+        let empty = self.empty.iter().map(|key| (key.clone(), None));
+        arrays.chain(constants).chain(empty).collect()
     }
 }
 

@@ -21,6 +21,10 @@ pub(crate) struct UpdateRule {
     pub clipping_norm: Option<f64>,
     /// Steps that count as spikes change nothing.
     pub guard: Option<SpikeGuard>,
+    /// A pattern says which parameters are trained, be it all.
+    pub masks_training: bool,
+    /// A pattern says which parameters decay.
+    pub masks_decay: bool,
 }
 
 /// The state of training in a program.
@@ -46,6 +50,8 @@ impl UpdateRule {
                 interval: group.skip_step_interval,
                 scaling_factor: group.skip_step_scaling_factor,
             }),
+            masks_training: !group.trainable_parameters_mask.is_empty(),
+            masks_decay: !group.adamw_mask.is_empty(),
         })
     }
 

@@ -24,7 +24,7 @@ const LAYER: [(&str, &[usize]); 9] = [
 
 const LAYERS: usize = 3;
 
-fn train(directory: &Path, name: &str, scan: bool) {
+fn train(directory: &Path, name: &str, keys: &[&str]) {
     let text = directory.join("text.txt");
     std::fs::write(
         &text,
@@ -39,7 +39,7 @@ fn train(directory: &Path, name: &str, scan: bool) {
         .arg(format!("hf_train_files={}", text.display()))
         .arg(format!("base_output_directory={}", directory.display()))
         .arg(format!("run_name={name}"))
-        .arg(format!("scan_layers={scan}"))
+        .args(keys)
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -66,12 +66,34 @@ fn parameters(scan: bool) -> BTreeMap<String, Vec<usize>> {
     expected
 }
 
-fn check(scan: bool) {
-    let directory = tempfile::tempdir().unwrap();
-    train(directory.path(), "run", scan);
-    let checkpoints = directory.path().join("run/checkpoints");
+/// The last checkpoint of a run with these keys, after Orbax has read the same numbers from it, and the dimensions of
+/// the arrays that it found.
+fn restored(directory: &Path, keys: &[&str]) -> (Checkpoint, BTreeMap<String, Vec<usize>>) {
+    train(directory, "run", keys);
+    let checkpoints = directory.join("run/checkpoints");
     let restored = python::python(python::ORBAX, "restore_run.py", &[&checkpoints]);
     let restored: BTreeMap<String, Value> = serde_json::from_str(&restored).unwrap();
+    let ours = Checkpoint::open(&checkpoints, 2).unwrap();
+    let entries = ours.entries();
+    let arrays: Vec<_> =
+        entries.iter().filter(|entry| !matches!(entry.value, StoredValue::Empty(_))).collect();
+    assert_eq!(arrays.len(), restored.len());
+    for entry in arrays {
+        let array = ours.read_all(&entry.name).unwrap();
+        let contents: String = array.bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(restored[&entry.name]["dtype"], array.dtype().name(), "{}", entry.name);
+        assert!(restored[&entry.name]["contents"] == contents.as_str(), "{} differs", entry.name);
+    }
+    let dims = |(name, array): (&String, &Value)| {
+        (name.clone(), serde_json::from_value(array["dims"].clone()).unwrap())
+    };
+    let found = restored.iter().map(dims).collect();
+    (ours, found)
+}
+
+fn check(scan: bool) {
+    let directory = tempfile::tempdir().unwrap();
+    let (ours, found) = restored(directory.path(), &[&format!("scan_layers={scan}")]);
 
     let mut expected: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (name, dims) in parameters(scan) {
@@ -82,22 +104,8 @@ fn check(scan: bool) {
     for scalar in ["step", "opt_state.0.count", "opt_state.2.count"] {
         expected.insert(scalar.to_owned(), Vec::new());
     }
-    let found: BTreeMap<String, Vec<usize>> = restored
-        .iter()
-        .map(|(name, array)| (name.clone(), serde_json::from_value(array["dims"].clone()).unwrap()))
-        .collect();
     assert_eq!(found, expected);
 
-    let ours = Checkpoint::open(&checkpoints, 2).unwrap();
-    for entry in ours.entries() {
-        if let StoredValue::Empty(_) = entry.value {
-            continue;
-        }
-        let array = ours.read_all(&entry.name).unwrap();
-        let contents: String = array.bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(restored[&entry.name]["dtype"], array.dtype().name(), "{}", entry.name);
-        assert!(restored[&entry.name]["contents"] == contents.as_str(), "{} differs", entry.name);
-    }
     assert_eq!(ours.read_all("step").unwrap().to_f64(), [3.0]);
     // What is stored of a query kernel is the kernel times `head_dim^-0.5`, which is no power of two here.
     let exact = ours.item("exact").unwrap().expect("the unscaled kernels are kept");
@@ -117,4 +125,26 @@ fn orbax_restores_a_run_with_scanned_layers() {
 #[test]
 fn orbax_restores_a_run_with_unscanned_layers() {
     check(false);
+}
+
+#[test]
+fn orbax_restores_the_state_of_every_optimizer() {
+    let check = |keys: &[&str], places: &[&str]| {
+        let directory = tempfile::tempdir().unwrap();
+        let (_, found) = restored(directory.path(), keys);
+        for place in places {
+            assert!(found.contains_key(*place), "{keys:?}: `{place}` is not in {:?}", found.keys());
+        }
+    };
+    let [adam, muon] = ["adam", "muon"].map(|part| format!("opt_state.inner_states.{part}.inner_state.0"));
+    let momentum = format!("{muon}.mu.params.decoder.layers.mlp.wo.kernel");
+    check(&["opt_type=muon"], &[&momentum, &format!("{adam}.nu.params.token_embedder.embedding")]);
+    let factored = "opt_state.0.v_row.params.decoder.layers.mlp.wo.kernel";
+    check(&["opt_type=adafactor", "base_emb_dim=128", "base_mlp_dim=136"], &[factored]);
+    check(&["opt_type=sgd"], &["opt_state.1.count"]);
+    let masks = ["opt_type=adamw", "adamw_mask=['norm']", "trainable_parameters_mask=['mlp']"];
+    let spikes = ["skip_step_on_spikes=true", "skip_step_interval=4"];
+    let trainable = "opt_state.inner_states.trainable.inner_state";
+    check(&[masks, [spikes[0], spikes[1], "opt_type=adam_pax"]].concat(), &[&format!("{trainable}.losses")]);
+    check(&masks, &[&format!("{trainable}.0.nu.params.decoder.layers.mlp.wi_0.kernel")]);
 }
