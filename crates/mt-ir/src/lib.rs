@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod counts;
 mod graph;
 mod op;
 mod print;
@@ -14,6 +15,7 @@ mod temporaries;
 mod transform;
 mod verify;
 
+pub use counts::Counts;
 pub use graph::{Graph, Node, ValueId};
 pub use op::{
     Binary, Collective, CollectiveKind, Comparison, CustomVjp, Dot, GatherDims, Literal, ManualComputation,

@@ -253,6 +253,9 @@ pub struct While {
     pub condition: Arc<Graph>,
     pub body: Arc<Graph>,
     pub num_captured: usize,
+    /// How often the body runs, on average where the loop runs several times, if who made it knows. It changes nothing
+    /// but what is counted.
+    pub trips: Option<f64>,
 }
 
 /// Runs `body` over slices of its inputs along their leading dimension.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mt_shape::{DType, Mesh, Sharding};
 
-use crate::Memory;
+use crate::{Counts, Memory};
 
 /// Element type and dimensions of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -84,4 +84,6 @@ pub struct Program {
     pub outputs: Vec<ProgramValue>,
     /// The largest values in between, before the compiler fuses operations; many are never stored whole.
     pub temporaries: Vec<ProgramTemporary>,
+    /// What a run of it does, on all devices together.
+    pub counts: Counts,
 }

@@ -194,6 +194,7 @@ fn clean_while(node: &Node, op: &While, used: &[bool]) -> Node {
         condition: with_inputs(&condition, &inputs),
         body: with_inputs(&body, &inputs),
         num_captured: inputs[..captured].iter().filter(|flag| **flag).count(),
+        trips: op.trips,
     };
     Node {
         op: Op::While(op),

@@ -262,7 +262,7 @@ fn regions() {
     check(Op::Case { branches: vec![] }, std::slice::from_ref(&y), "takes at least one branch");
 
     let condition = graph(&both, &[1]);
-    let op = Op::While(While { condition, body: graph(&both, &[0, 1]), num_captured: 0 });
+    let op = Op::While(While { condition, body: graph(&both, &[0, 1]), num_captured: 0, trips: None });
     check(op, &both, "the condition's result has types `int32[]`, expected `bool[]`");
 
     let one = std::slice::from_ref(&x);

@@ -3,7 +3,7 @@
 use std::{fmt, path::PathBuf, sync::Arc};
 
 use mt_ir::{Memory, Program, ProgramTemporary, ProgramValue, TensorType};
-use mt_pjrt::{Argument, Buffer, CompileOptions, MemoryUse, Platform, Plugin};
+use mt_pjrt::{Argument, Buffer, CompileOptions, MemoryUse, NamedValue, Platform, Plugin};
 use mt_shape::{Mesh, Sharding};
 
 use crate::{
@@ -138,6 +138,18 @@ impl Executable {
     pub fn collectives(&self) -> Result<Vec<Collective>, RuntimeError> {
         let (format, bytes) = self.inner.executable.program().optimized_program()?;
         hlo::collectives(&format, &bytes)
+    }
+
+    /// The floating-point operations of one device that the compiler counts, with bodies of loops once.
+    ///
+    /// # Errors
+    /// The platform does not say.
+    pub fn counted_flops(&self) -> Result<Option<f64>, RuntimeError> {
+        let analysis = self.inner.executable.program().cost_analysis()?;
+        Ok(analysis.into_iter().find_map(|(name, value)| match value {
+            NamedValue::Float(flops) if name == "flops" => Some(flops.into()),
+            _ => None,
+        }))
     }
 
     /// Starts the program. The results can be used at once; errors of the run show when they are waited for or read.

@@ -54,6 +54,7 @@ fn update(dims: &[usize], constant: u32) -> Program {
         inputs: vec![value("weights", &ty, &sharding, true), value("gradient", &ty, &sharding, false)],
         outputs: vec![value("weights", &ty, &sharding, false)],
         temporaries: Vec::new(),
+        counts: mt_ir::Counts::default(),
     }
 }
 
@@ -264,6 +265,7 @@ fn sharded_update() -> Program {
             value("sum", &TensorType::scalar(DType::F32), &Sharding::replicated(mesh.clone(), 0), false),
         ],
         temporaries: Vec::new(),
+        counts: mt_ir::Counts::default(),
         mesh,
     }
 }
@@ -401,6 +403,7 @@ fn chain(dtype: DType, size: usize, length: usize) -> Program {
         inputs: vec![value("a", &ty, &sharding, false)],
         outputs: vec![value("r", &TensorType::new(DType::F32, [size, size]), &sharding, false)],
         temporaries: Vec::new(),
+        counts: mt_ir::Counts::default(),
     }
 }
 
@@ -457,6 +460,7 @@ fn collectives_of_loops_are_counted_with_their_turns() {
         inputs: vec![value("a", &ty, &split, false)],
         outputs: vec![value("r", &ty, &Sharding::replicated(mesh, 2), false)],
         temporaries: Vec::new(),
+        counts: mt_ir::Counts::default(),
     };
     let collectives = compile(testing::cpu(8), &program).collectives().unwrap();
     let of_kind = |kind: &str| -> Vec<(u64, u64)> {

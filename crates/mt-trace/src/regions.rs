@@ -168,10 +168,12 @@ impl<'t> Region<'t> {
         (results, stacked)
     }
 
-    /// Runs `body` on the carry while `condition` holds.
+    /// Runs `body` on the carry while `condition` holds. If it is known how often that is on average, `trips` says it to
+    /// those who count operations.
     #[track_caller]
     pub fn while_loop<const C: usize>(
         self,
+        trips: Option<f64>,
         carry: [Tensor<'t>; C],
         condition: impl for<'b> FnOnce(Body<'b, 't>, [Tensor<'b>; C]) -> Tensor<'b>,
         body: impl for<'b> FnOnce(Body<'b, 't>, [Tensor<'b>; C]) -> [Tensor<'b>; C],
@@ -193,6 +195,7 @@ impl<'t> Region<'t> {
             condition: Arc::new(with_captures(&condition, &captures, self)),
             body: Arc::new(with_captures(&body, &captures, self)),
             num_captured: captures.len(),
+            trips,
         });
         let axes: Vec<&[Axis]> = carry_axes.iter().map(|axes| &**axes).collect();
         array(trace.emit_innermost(op, &captures, &carry, &axes))

@@ -349,6 +349,7 @@ fn regions() -> Vec<Case> {
         case("while_without_gradient", vec![any(&[A]), integers(&[], &[4])], |region, x| {
             let (limit, growth) = (x[1], x[0].stop_gradient());
             let [count, power] = region.while_loop(
+                None,
                 [region.integer(DType::I32, 0), growth],
                 |_, [count, _]| count.less(limit),
                 |_, [count, power]| [count + 1.0, power * growth],

@@ -7,7 +7,9 @@ use std::{fmt::Write as _, sync::Arc};
 
 use mt_shape::{DType, Mesh, PartitionSpec, Sharding};
 
-use crate::{Graph, Memory, Program, ProgramValue, TensorType, ValueId, temporaries::largest_temporaries};
+use crate::{
+    Counts, Graph, Memory, Program, ProgramValue, TensorType, ValueId, temporaries::largest_temporaries,
+};
 
 /// The kind of device that a program is printed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -77,6 +79,7 @@ pub fn print_program(
         inputs,
         outputs,
         temporaries: largest_temporaries(graph),
+        counts: Counts::of(graph),
     }
 }
 

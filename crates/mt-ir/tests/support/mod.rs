@@ -236,7 +236,7 @@ fn counting(choices: &[Choice], depth: usize) -> While {
     let nothing = step.multiply(inputs[2], zero);
     let count = step.add(nothing, limit);
     step.set_outputs(vec![count, next]);
-    While { condition: Arc::new(condition), body: Arc::new(step), num_captured: 1 }
+    While { condition: Arc::new(condition), body: Arc::new(step), num_captured: 1, trips: None }
 }
 
 /// `x·sin(y)` and `x`, with their true derivative given by hand.

@@ -134,6 +134,13 @@ impl Layout {
         }
         tables
     }
+
+    /// How many blocks of keys a block of queries visits, on average over all devices' blocks.
+    fn mean_visits(self, mask: MaskSpec) -> f64 {
+        let BlockTables { firsts, ends, .. } = self.tables(mask);
+        let visits: i32 = ends.iter().zip(&firsts).map(|(end, first)| (end - first).max(0)).sum();
+        f64::from(visits) / firsts.len() as f64
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -337,6 +344,7 @@ impl Kernel {
                     region.full(DType::F32, &wide, 0.0),
                 ];
                 let [_, largest, sum, total] = region.while_loop(
+                    Some(self.layout.mean_visits(self.options.mask)),
                     start,
                     |_, [block, _, _, _]| block.less(q.end),
                     |_, [block, largest, sum, total]| {
@@ -429,6 +437,7 @@ impl Kernel {
                 let wide = resized(&query_axes, POSITION, block_size);
                 let start = [q.first, region.full(DType::F32, &wide, 0.0), dk, dv];
                 let [_, dq, dk, dv] = region.while_loop(
+                    Some(self.layout.mean_visits(self.options.mask)),
                     start,
                     |_, [block, _, _, _]| block.less(q.end),
                     |_, [block, dq, dk, dv]| {

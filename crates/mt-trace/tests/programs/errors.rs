@@ -204,7 +204,7 @@ fn gradients_that_do_not_exist() {
             let (_, [], gradients) = region.value_and_grad(&leaves(&[x]), |body, x| {
                 let start = x[0].value;
                 let [last] = body.scope("search", || {
-                    body.while_loop([start], |_, [x]| x.sum_all().less(9.0), |_, [x]| [x * 2.0])
+                    body.while_loop(None, [start], |_, [x]| x.sum_all().less(9.0), |_, [x]| [x * 2.0])
                 });
                 (last.sum_all(), [])
             });

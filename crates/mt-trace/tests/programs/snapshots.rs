@@ -98,7 +98,8 @@ fn control_flow() {
         let x = inputs.input("x", DType::F32, &[A], &[None], false);
         let index = inputs.input("index", DType::I32, &[], &[], false);
         let [chosen] = inputs.region().case(index, &[&|_| [x.sin()], &|_| [x * 2.0]]);
-        let [last] = inputs.region().while_loop([chosen], |_, [x]| x.sum_all().less(10.0), |_, [y]| [y + x]);
+        let [last] =
+            inputs.region().while_loop(None, [chosen], |_, [x]| x.sum_all().less(10.0), |_, [y]| [y + x]);
         let nothing: Vec<Leaf<mt_trace::Tensor<'_>>> = Vec::new();
         let [result] = inputs
             .region()
