@@ -25,12 +25,13 @@ pub use coerce::value_text;
 pub use config::{Config, Difference, Entry, yaml_text};
 pub use error::{ConfigError, Problem};
 pub use groups::{
-    AttentionGroup, AttentionKind, AttentionType, BatchSchedule, CheckpointGroup, ContextGroup, DataGroup,
-    DatasetType, DebugGroup, DecodeConfig, DecodeGroup, DecoderBlock, Hardware, HfTextUnit, KeptIn,
-    LayerAttention, LearningRateSchedule, LoadConfig, LogitsGroup, MlpActivation, ModelGroup, ObjectiveGroup,
-    OptimizerGroup, OptimizerType, PackingType, Parallelism, PlacementGroup, PositionGroup, RematGroup,
-    RematPolicy, RopeType, RunGroup, SamplingStrategy, TensorLocation, TokenizerGroup, TokenizerType,
-    TrainConfig, WsdDecayStyle, run_directory_of, saved_config_path, tokenizer_directory,
+    AbsentHardware, AheadGroup, AttentionGroup, AttentionKind, AttentionType, BatchSchedule, CheckpointGroup,
+    ContextGroup, DataGroup, DatasetType, DebugGroup, DecodeConfig, DecodeGroup, DecoderBlock, Hardware,
+    HfTextUnit, KeptIn, LayerAttention, LearningRateSchedule, LoadConfig, LogitsGroup, MlpActivation,
+    ModelGroup, ObjectiveGroup, OptimizerGroup, OptimizerType, PackingType, Parallelism, PlacementGroup,
+    PositionGroup, RematGroup, RematPolicy, RopeType, RunGroup, SamplingStrategy, TensorLocation,
+    TokenizerGroup, TokenizerType, TrainConfig, WsdDecayStyle, run_directory_of, saved_config_path,
+    tokenizer_directory,
 };
 pub use key::{Class, Key, Kind, Literal};
 pub use named::{Named, model_names, nearest_names, preset_names};

@@ -7,7 +7,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use mt_config::{Config, Request, RunGroup, table, tokenizer_directory, value_text};
+use mt_config::{AheadGroup, Config, Request, RunGroup, table, tokenizer_directory, value_text};
 use mt_train::{Ending, TrainOptions, TrainReport, metrics::ConsoleStyle, train};
 
 use crate::{
@@ -20,6 +20,13 @@ use crate::{
 pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
     let given = settings.settings.clone();
     let (config, is_named) = configure(settings.settings)?;
+    if let Some(hardware) = AheadGroup::from_config(&config)?.compile_topology {
+        let origin = &config.entry("compile_topology").origin;
+        return Err(Failure::user(format!(
+            "`compile_topology` is `{hardware}` ({origin}), but a run is trained on the hardware that is there\nhint: leave it out, or let `{} estimate` say what the run would need",
+            program()
+        )));
+    }
     let mut announcement = Vec::new();
     if !is_named {
         let name = value_text(&config.entry("run_name").value);

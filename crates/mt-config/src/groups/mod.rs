@@ -3,6 +3,7 @@
 //! The fields of a group are keys, under their own names; `maxtext config explain KEY` and the table say what each
 //! means. Only effective keys are fields, so code cannot read a key that is refused or has no effect.
 
+mod ahead;
 mod architecture;
 mod choices;
 mod context;
@@ -27,6 +28,7 @@ use crate::{
     table::features,
 };
 
+pub use ahead::{AbsentHardware, AheadGroup};
 pub use architecture::{AttentionGroup, PositionGroup};
 pub use choices::{
     AttentionKind, AttentionType, ContextAxis, ContextStrategy, DatasetType, DecoderBlock, Hardware,
@@ -66,6 +68,7 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("DecodeGroup", DecodeGroup::KEYS, "decode"),
     ("LogitsGroup", LogitsGroup::KEYS, "logits"),
     ("DebugGroup", DebugGroup::KEYS, "train and decode"),
+    ("AheadGroup", AheadGroup::KEYS, "estimate"),
 ];
 
 /// Declares a group: a struct whose fields are keys, besides some that are made of several keys, and how it is read

@@ -450,20 +450,17 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "compile_topology",
                 "",
-                "Name of the hardware to compile for without having it, such as `v5p-128`; \
+                "Name of the hardware that is not there to estimate a run for, such as `v5p-128`; \
                  empty for this machine.",
             )
-            .refused(features::AHEAD_OF_TIME_COMPILATION)
             .acts_on("compilation")
             .may_change(),
             Key::integer(
                 "compile_topology_num_slices",
                 -1,
-                "Number of slices of the hardware that is compiled for; -1 if none is compiled \
-                 for.",
+                "Number of slices of the hardware that `compile_topology` names; -1 for one.",
             )
             .at_least(-1.0)
-            .refused(features::AHEAD_OF_TIME_COMPILATION)
             .only_with("compile_topology", &[])
             .acts_on("compilation")
             .may_change(),

@@ -1,0 +1,91 @@
+//! Hardware that is not there.
+
+use mt_shape::Topology;
+
+use super::{PlacementGroup, group};
+use crate::{
+    CompileTopology,
+    config::Config,
+    error::{ConfigError, Problem},
+    origin::Origin,
+};
+
+group! {
+    /// The hardware that programs are compiled for, or a run's costs are estimated for, without having it.
+    pub struct AheadGroup {
+        compile_topology: Option<String>,
+        compile_topology_num_slices: i64,
+    }
+    besides {
+        topology_origin: Origin = |config, _| Some(config.entry("compile_topology").origin.clone()),
+    }
+}
+
+/// Slices of hardware that is not there.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AbsentHardware {
+    /// One slice.
+    pub slice: CompileTopology,
+    pub num_slices: usize,
+}
+
+impl AheadGroup {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if self.compile_topology_num_slices == 0 {
+            problems.push(Problem::inconsistent(
+                format!("{}, which leaves no device", config.stated("compile_topology_num_slices")),
+                "use 1 for one slice, or leave it out",
+            ));
+        }
+    }
+
+    /// The hardware, if any is named.
+    ///
+    /// # Errors
+    /// There is none of this name; the nearest are listed.
+    pub fn hardware(&self) -> Result<Option<AbsentHardware>, ConfigError> {
+        let Some(name) = &self.compile_topology else { return Ok(None) };
+        let slice = CompileTopology::named(name)?;
+        let num_slices = usize::try_from(self.compile_topology_num_slices).unwrap_or(1);
+        Ok(Some(AbsentHardware { slice, num_slices }))
+    }
+}
+
+impl AbsentHardware {
+    /// The slice of each device, all those of one slice after those of the one before.
+    pub fn slices(&self) -> Vec<i64> {
+        let of_slice = self.slice.chips_per_slice();
+        (0..self.num_slices).flat_map(|slice| std::iter::repeat_n(slice as i64, of_slice)).collect()
+    }
+
+    /// The devices by slice.
+    ///
+    /// # Errors
+    /// `num_slices` is another number.
+    pub fn topology(&self, placement: &PlacementGroup) -> Result<Topology, ConfigError> {
+        let slices = self.slices();
+        placement.topology(slices.len(), Some(&slices))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{AheadGroup, Config, Request};
+
+    fn group(arguments: &[&str]) -> AheadGroup {
+        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        let config = Config::resolve(&Request { arguments, ..Request::default() }).unwrap();
+        AheadGroup::from_config(&config).unwrap()
+    }
+
+    #[test]
+    fn slices_of_absent_hardware() {
+        assert_eq!(group(&[]).hardware().unwrap(), None);
+        let hardware = group(&["compile_topology=v5e-4"]).hardware().unwrap().unwrap();
+        assert_eq!((hardware.num_slices, hardware.slices()), (1, vec![0; 4]));
+        let two = group(&["compile_topology=v5e-4", "compile_topology_num_slices=2"]);
+        assert_eq!(two.hardware().unwrap().unwrap().slices(), [0, 0, 0, 0, 1, 1, 1, 1]);
+        let message = group(&["compile_topology=v5x-128"]).hardware().unwrap_err().to_string();
+        assert!(message.contains("there is no hardware named `v5x-128`"), "{message}");
+    }
+}
