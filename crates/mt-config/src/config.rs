@@ -247,37 +247,42 @@ impl Config {
     /// What keeps a run of `saved` from being resumed with this configuration: every key whose change would make it
     /// another run.
     ///
-    /// The number of devices may change as long as the global batch stays the same, so sizes of batches are compared as
-    /// those that all devices have together.
+    /// The number of devices may change, and that of a batch's parts, as long as the global batch stays the same, so
+    /// sizes of batches are compared as those that all devices have together in all parts.
     pub fn resume_conflicts(
         &self,
         num_devices: usize,
         saved: &Self,
         saved_num_devices: usize,
     ) -> Vec<Difference> {
-        let mut conflicts: Vec<Difference> = saved
-            .differences(self)
-            .into_iter()
-            .filter(|difference| !difference.may_change_on_resume())
-            .collect();
+        const PARTS: &str = "gradient_accumulation_steps";
+        let is_own = |key: &Key| !key.may_change_on_resume && key.name != PARTS;
+        let mut conflicts: Vec<Difference> =
+            saved.differences(self).into_iter().filter(|difference| is_own(difference.key)).collect();
+        let parts = |config: &Self| config.entry(PARTS).value.as_f64().unwrap_or(1.0);
+        let same_parts = parts(self) == parts(saved);
         let mut sizes = vec!["per_device_batch_size"];
         if [self, saved].iter().all(|config| config.entry("enable_rampup_batch_size").value == true) {
             sizes.extend(["per_device_batch_size_start", "per_device_batch_size_increment"]);
         }
         for name in sizes {
             let batch = |config: &Self, devices: usize| {
-                config.entry(name).value.as_f64().unwrap_or_default() * devices as f64
+                config.entry(name).value.as_f64().unwrap_or_default() * devices as f64 * parts(config)
             };
             let is_same = (batch(self, num_devices) - batch(saved, saved_num_devices)).abs() < 1e-6;
             if is_same {
                 conflicts.retain(|conflict| conflict.key.name != name);
                 continue;
             }
-            if num_devices == saved_num_devices {
-                continue;
-            }
             let shown = |config: &Self, devices: usize| {
-                format!("{} on {devices} devices", config.entry(name).shown())
+                let mut shown = config.entry(name).shown();
+                if num_devices != saved_num_devices {
+                    shown.push_str(&format!(" on {devices} devices"));
+                }
+                if !same_parts {
+                    shown.push_str(&format!(" with {PARTS}={}", parts(config)));
+                }
+                shown
             };
             let (left, right) = (shown(saved, saved_num_devices), shown(self, num_devices));
             match conflicts.iter_mut().find(|conflict| conflict.key.name == name) {

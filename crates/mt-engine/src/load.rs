@@ -9,7 +9,7 @@ use mt_checkpoint::{Checkpoint, SkippedStep, complete_steps, latest_valid};
 use mt_config::{DebugGroup, DecodeConfig, LoadConfig, TokenizerGroup, TokenizerType};
 use mt_data::{Tokenizer, TokenizerKind};
 use mt_models::{
-    Model, StateError, build, expected_parameters,
+    Model, StateError, build, check_parameters,
     hugging_face::{Weights, check_files, is_hugging_face as is_published},
     load_parameters, start_runtime,
 };
@@ -215,9 +215,6 @@ fn parameters(
     model: &dyn Model,
     checkpoint: &Checkpoint,
 ) -> Result<Vec<Array>, StateError> {
-    let mut comparison = checkpoint.compare(&expected_parameters(model));
-    // A checkpoint of a run holds the optimizer's state as well.
-    comparison.unexpected.retain(|name| name.starts_with("params."));
-    comparison.check()?;
+    check_parameters(model, checkpoint)?;
     load_parameters(runtime, placement, model, checkpoint)
 }

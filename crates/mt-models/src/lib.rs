@@ -13,6 +13,7 @@ mod flops;
 mod hardware;
 pub mod hugging_face;
 mod model;
+mod reader;
 mod state;
 mod storage;
 
@@ -20,8 +21,6 @@ pub use families::build_decoder;
 pub use flops::{AttentionFlops, FlopCount};
 pub use hardware::start_runtime;
 pub use model::{Cache, CacheSpec, Forward, Hidden, Model, ModelError, Tokens, build};
-pub use state::{
-    EXACT_ITEM, StateArray, StateEntries, StateError, StateReader, expected_parameters, load_parameters,
-    parameter_key,
-};
+pub use reader::{StateReader, check_parameters, load_parameters};
+pub use state::{EXACT_ITEM, StateArray, StateEntries, StateError, parameter_key};
 pub use storage::{Affine, StoredParameter, moment_scale};

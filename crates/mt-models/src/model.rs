@@ -134,6 +134,9 @@ pub trait Model: Send + Sync {
     /// How each parameter is stored in MaxText's checkpoints, in the same order.
     fn storage(&self) -> Vec<StoredParameter>;
 
+    /// The same model with its layers scanned if they are not, or the other way round, if they can be.
+    fn otherwise_scanned(&self) -> Option<Box<dyn Model>>;
+
     /// The tensors of Hugging Face's files that hold the parameters.
     ///
     /// # Errors

@@ -3,15 +3,13 @@
 use std::path::PathBuf;
 
 use mt_checkpoint::{
-    ArraySource, Checkpoint, CheckpointError, CheckpointItem, Entry, ExpectedArray, KeySegment, SourceError,
-    Value, entry_name,
+    ArraySource, CheckpointError, Entry, ExpectedArray, KeySegment, SourceError, Value, entry_name,
 };
-use mt_ir::TensorType;
-use mt_nn::ParamSpec;
-use mt_runtime::{Array, PendingHostArray, Runtime, RuntimeError};
-use mt_shape::{DType, HostArray, Placement, Sharding};
+use mt_nn::{LayerPlace, ParamSpec};
+use mt_runtime::{Array, PendingHostArray, RuntimeError};
+use mt_shape::{DType, HostArray, Path, Placement, Sharding};
 
-use crate::{Affine, Model, ModelError, StoredParameter};
+use crate::{Affine, Model, ModelError, StoredParameter, decoder::role};
 
 /// State cannot be saved or loaded.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +66,10 @@ pub struct StateArray {
     pub logical_axes: Vec<Option<&'static str>>,
     /// A mesh axis over which the array is split besides.
     pub split_over: Option<&'static str>,
+    /// The layers whose array it is.
+    pub place: LayerPlace,
+    /// What it is for in its layer, or in the model.
+    pub role: String,
 }
 
 /// The item beside `items` that holds, unscaled, what scaling would round.
@@ -76,8 +78,10 @@ pub const EXACT_ITEM: &str = "exact";
 impl StateArray {
     /// The parameters of a model, in its order.
     pub fn parameters(model: &dyn Model) -> Vec<Self> {
-        let array = |(stored, (_, spec)): (StoredParameter, (_, ParamSpec))| Self {
+        let array = |(stored, (path, spec)): (StoredParameter, (Path, ParamSpec))| Self {
             key: parameter_key(&["params".into()], &stored),
+            place: spec.place,
+            role: role(&path, spec.place),
             affine: stored.affine(),
             stored,
             dtype: spec.dtype,
@@ -86,6 +90,22 @@ impl StateArray {
             split_over: None,
         };
         model.storage().into_iter().zip(model.parameters()).map(array).collect()
+    }
+
+    /// The place in the checkpoint's tree of the model's form that the array is of.
+    pub(crate) fn holder(&self) -> &[KeySegment] {
+        &self.key[..self.key.len() - self.stored.key.len()]
+    }
+
+    /// The layers along the first axis, the one whose array it is, or none.
+    pub fn layers(&self) -> Vec<Option<usize>> {
+        match self.place {
+            LayerPlace::None => vec![None],
+            LayerPlace::One(layer) => vec![Some(layer)],
+            LayerPlace::Stacked { first, step } => {
+                (0..self.dims[0]).map(|index| Some(first + index * step)).collect()
+            }
+        }
     }
 
     /// Where the array is on a mesh.
@@ -101,45 +121,6 @@ impl StateArray {
             dtype: self.dtype,
             dims: self.stored.stored_dims(&self.dims),
         }
-    }
-}
-
-/// Reads the state of a checkpoint onto devices.
-pub struct StateReader<'a> {
-    runtime: &'a Runtime,
-    placement: &'a Placement,
-    checkpoint: &'a Checkpoint,
-    exact: Option<CheckpointItem>,
-}
-
-impl<'a> StateReader<'a> {
-    /// # Errors
-    /// What the checkpoint says of itself is damaged.
-    pub fn open(
-        runtime: &'a Runtime,
-        placement: &'a Placement,
-        checkpoint: &'a Checkpoint,
-    ) -> Result<Self, StateError> {
-        Ok(Self { runtime, placement, checkpoint, exact: checkpoint.item(EXACT_ITEM)? })
-    }
-
-    /// Reads an array, each part where it belongs.
-    ///
-    /// # Errors
-    /// The array is missing, damaged, or has another shape.
-    pub fn read(&self, array: &StateArray) -> Result<Array, StateError> {
-        let StateArray { stored, dtype, .. } = array;
-        let name = entry_name(&array.key);
-        let unscaled = self.exact.as_ref().filter(|item| item.array(&name).is_ok());
-        let ty = TensorType::new(*dtype, array.dims.clone());
-        Array::from_shards(self.runtime, &ty, &array.sharding(self.placement), |ranges| {
-            let ranges = stored.stored_ranges(ranges);
-            let (part, affine) = match unscaled {
-                Some(item) => (item.read(&name, &ranges)?, Affine::IDENTITY),
-                None => (self.checkpoint.read(&name, &ranges)?, array.affine),
-            };
-            Ok::<_, StateError>(converted(stored.from_stored(&part, affine), *dtype))
-        })
     }
 }
 
@@ -185,25 +166,6 @@ impl StateEntries {
         }
         Ok(entries)
     }
-}
-
-/// The parameters that a checkpoint of a model is expected to hold.
-pub fn expected_parameters(model: &dyn Model) -> Vec<ExpectedArray> {
-    StateArray::parameters(model).iter().map(StateArray::expected).collect()
-}
-
-/// Reads the parameters onto the devices, each part where it belongs.
-///
-/// # Errors
-/// An array is missing, damaged, or has another shape.
-pub fn load_parameters(
-    runtime: &Runtime,
-    placement: &Placement,
-    model: &dyn Model,
-    checkpoint: &Checkpoint,
-) -> Result<Vec<Array>, StateError> {
-    let reader = StateReader::open(runtime, placement, checkpoint)?;
-    StateArray::parameters(model).iter().map(|array| reader.read(array)).collect()
 }
 
 /// The numbers in another type.

@@ -50,12 +50,15 @@ pub(crate) fn trained(patterns: &[String], names: &[String]) -> Result<Vec<bool>
     Ok(trained)
 }
 
-/// Which parameters do not decay: those that a pattern fits. Lists of patterns are written for many models, so one that
-/// fits nothing is said in a warning as long as another fits something.
+/// Which parameters do not decay: those that a pattern fits. Lists of patterns are written for many models, so one may
+/// fit nothing as long as another fits something; these are returned as well.
 ///
 /// # Errors
 /// A pattern is no expression, or none fits anything.
-pub(crate) fn undecayed(patterns: &[String], names: &[String]) -> Result<Vec<bool>, TrainError> {
+pub(crate) fn undecayed<'a>(
+    patterns: &'a [String],
+    names: &[String],
+) -> Result<(Vec<bool>, Vec<&'a String>), TrainError> {
     const KEY: &str = "adamw_mask";
     let mut undecayed = vec![false; names.len()];
     let mut idle = Vec::new();
@@ -71,10 +74,7 @@ pub(crate) fn undecayed(patterns: &[String], names: &[String]) -> Result<Vec<boo
     {
         return Err(no_parameter(KEY, pattern, names).into());
     }
-    for pattern in idle {
-        eprintln!("warning: `{pattern}` of `{KEY}` fits the name of no parameter of this model");
-    }
-    Ok(undecayed)
+    Ok((undecayed, idle))
 }
 
 fn fitting(key: &'static str, pattern: &str, names: &[String]) -> Result<Vec<bool>, MaskError> {
@@ -139,8 +139,14 @@ mod tests {
         check(&["mlp"], [true, false, false]);
         check(&["scale$", "^token"], [false, true, true]);
         check(&["^(?!.*norm).*"], [true, false, true]);
-        assert_eq!(undecayed(&[], &names()).unwrap(), [false; 3]);
-        assert_eq!(undecayed(&patterns(&[".*norm.*", ".*bias"]), &names()).unwrap(), [false, true, false]);
+        let check = |given: &[&str], expected: [bool; 3], idle: &[&str]| {
+            let given = patterns(given);
+            let (undecayed, found) = undecayed(&given, &names()).unwrap();
+            assert_eq!(undecayed, expected, "{given:?}");
+            assert_eq!(found, idle, "{given:?}");
+        };
+        check(&[], [false; 3], &[]);
+        check(&[".*norm.*", ".*bias"], [false, true, false], &[".*bias"]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use mt_checkpoint::{Checkpoint, CheckpointManager, latest_valid};
 use mt_config::CheckpointGroup;
 use mt_data::IteratorState;
 use mt_models::{
-    Model,
+    Model, check_parameters,
     hugging_face::{Weights, is_hugging_face},
 };
 use mt_runtime::{Executable, Runtime};
@@ -12,7 +12,7 @@ use mt_shape::Placement;
 
 use crate::{
     TrainError,
-    state::{StateLayout, TrainState, check_parameters, load_checked_parameters, steps_done},
+    state::{StateLayout, TrainState, load_checked_parameters, steps_done},
 };
 
 /// Where the iterator's state is in a step.

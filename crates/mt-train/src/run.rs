@@ -119,7 +119,7 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     )?;
     let newest = manager.latest()?;
     if let Some(newest) = newest {
-        check_resumable(config, &settings, &runtime, &manager, newest)?;
+        check_resumable(config, &settings, layout, &runtime, &manager, newest)?;
     }
     let chart = directory.join("metrics").join("loss.svg");
     if newest.is_some_and(|step| step + 1 >= settings.run.steps)
@@ -297,7 +297,11 @@ pub(crate) fn programs_of<'a>(
         Some(parts) => SequenceOrder::Paired { parts },
         None => SequenceOrder::AsRead,
     };
-    let layout = StateLayout::new(model, &update).kept_in(parameters_in, slots_in);
+    let other = model.otherwise_scanned().and_then(|other| {
+        let rule = update.of_other(&settings.optimizer, model, &*other)?;
+        Some(StateLayout::new(&*other, &rule))
+    });
+    let layout = StateLayout::new(model, &update).kept_in(parameters_in, slots_in).or_held_as(other);
     Ok(Programs {
         model,
         placement,
@@ -347,6 +351,7 @@ fn compile_settings(settings: &TrainConfig, program: &str) -> CompileSettings {
 fn check_resumable(
     config: &Config,
     settings: &TrainConfig,
+    layout: &StateLayout,
     runtime: &Runtime,
     manager: &CheckpointManager,
     newest: u64,
@@ -373,15 +378,22 @@ fn check_resumable(
         .and_then(|checkpoint| checkpoint.custom_metadata().get("num_devices")?.as_u64())
         .map_or(runtime.num_devices(), |devices| devices as usize);
     let conflicts = config.resume_conflicts(runtime.num_devices(), &saved, saved_devices);
-    if conflicts.is_empty() {
-        return Ok(());
-    }
     let mut lines: Vec<String> = conflicts
         .iter()
         .map(|conflict| {
             format!("`{}` was `{}` and is now `{}`", conflict.key.name, conflict.left, conflict.right)
         })
         .collect();
+    let [before, now] = [&saved, config].map(|config| config.entry("scan_layers").shown());
+    if before != now && !layout.may_be_otherwise_scanned() {
+        lines.push(format!(
+            "`scan_layers` was `{before}` and is now `{now}`, and the names of layers' parameters with it: the patterns of \
+             `trainable_parameters_mask` and `adamw_mask` fit others"
+        ));
+    }
+    if lines.is_empty() {
+        return Ok(());
+    }
     lines.insert(0, format!("run `{name}` has checkpoints made with another configuration"));
     lines.push(
         "hint: repeat the run's values to resume it, or choose another `run_name` to start a new run"

@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use mt_checkpoint::{
-    Checkpoint, CheckpointError, Empty, Entry, ExpectedArray, ExtraItem, KeySegment, entry_name,
+    Checkpoint, CheckpointError, Comparison, Empty, Entry, ExpectedArray, ExtraItem, KeySegment, entry_name,
 };
 use mt_data::Batch;
 use mt_ir::{Memory, ProgramValue};
 use mt_models::{
-    Affine, EXACT_ITEM, Model, StateArray, StateEntries, StateError, StateReader, StoredParameter,
-    expected_parameters, load_parameters, moment_scale, parameter_key,
+    Affine, EXACT_ITEM, Model, StateArray, StateEntries, StateReader, StoredParameter, check_parameters,
+    load_parameters, moment_scale, parameter_key,
 };
 use mt_nn::{LayerPlace, ParamSpec, SequenceOrder};
 use mt_optim::{History, Slot, Values};
@@ -37,6 +37,8 @@ pub(crate) struct StateLayout {
     constants: Vec<(Vec<KeySegment>, HostArray)>,
     /// Places in checkpoints that hold nothing.
     empty: Vec<Vec<KeySegment>>,
+    /// The state of the same training with layers scanned if these are not, or the other way round.
+    other: Option<Box<Self>>,
 }
 
 /// One array of the state.
@@ -112,7 +114,15 @@ impl StateLayout {
             step.copies = tree.counts;
         }
         entries.push(step);
-        Self { entries, num_parameters: parameters.len(), num_slots, slots_over: None, constants, empty }
+        Self {
+            entries,
+            num_parameters: parameters.len(),
+            num_slots,
+            slots_over: None,
+            constants,
+            empty,
+            other: None,
+        }
     }
 
     /// Declares the whole state as arguments of a program, which are given up to it.
@@ -137,6 +147,16 @@ impl StateLayout {
             .map(|(history, updates)| vec![history.losses, history.gradient_norms, history.count, updates]);
         let all = [parameters, slots, spikes.unwrap_or_default(), vec![step]].concat();
         self.outputs(inputs, &all)
+    }
+
+    /// Reads checkpoints that hold the state like this as well.
+    pub fn or_held_as(self, other: Option<Self>) -> Self {
+        Self { other: other.map(Box::new), ..self }
+    }
+
+    /// Whether the state is the same with layers scanned if these are not, or the other way round.
+    pub fn may_be_otherwise_scanned(&self) -> bool {
+        self.other.is_some()
     }
 
     /// Splits what the optimizer keeps for each parameter over a mesh axis besides those that rules name.
@@ -212,11 +232,18 @@ impl StateLayout {
 
     /// Checks that a checkpoint has the whole state, without reading it.
     pub fn check(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+        match &self.other {
+            Some(other) if other.compared(checkpoint).fits() => Ok(()),
+            _ => self.compared(checkpoint).check(),
+        }
+    }
+
+    fn compared(&self, checkpoint: &Checkpoint) -> Comparison {
         let named = |(key, array): (Vec<KeySegment>, Option<(DType, Vec<usize>)>)| {
             array.map(|(dtype, dims)| ExpectedArray { name: entry_name(&key), dtype, dims })
         };
         let expected: Vec<ExpectedArray> = self.described().into_iter().filter_map(named).collect();
-        checkpoint.compare(&expected).check()
+        checkpoint.compare(&expected)
     }
 
     /// The places in a checkpoint, with the types and dimensions of the arrays there; other places hold nothing.
@@ -264,6 +291,8 @@ fn plain(key: Vec<KeySegment>, dtype: DType, dims: &[usize]) -> StateArray {
         dims: dims.to_vec(),
         logical_axes: vec![None; dims.len()],
         split_over: None,
+        place: LayerPlace::None,
+        role: String::new(),
     }
 }
 
@@ -278,6 +307,8 @@ fn kept_for(parameter: &StateArray, slot: &Slot, holder: &[KeySegment]) -> State
         dims: slot.axes.iter().map(|axis| parameter.dims[*axis]).collect(),
         logical_axes: slot.axes.iter().map(|axis| parameter.logical_axes[*axis]).collect(),
         split_over: None,
+        place: parameter.place,
+        role: parameter.role.clone(),
         stored: stored.of_axes(&slot.axes, parameter.dims.len()),
     }
 }
@@ -322,9 +353,14 @@ impl TrainState {
     ) -> Result<Self, TrainError> {
         layout.check(checkpoint)?;
         let reader = StateReader::open(runtime, placement, checkpoint)?;
-        let read = |entry: &StateEntry| Ok(reader.read(&entry.array)?.moved_to(runtime, entry.memory)?);
-        let arrays: Result<_, StateError> = layout.entries.iter().map(read).collect();
-        Ok(Self { arrays: arrays?, num_parameters: layout.num_parameters })
+        let described = |layout: &StateLayout| -> Vec<StateArray> {
+            layout.entries.iter().map(|entry| entry.array.clone()).collect()
+        };
+        let other = layout.other.as_deref().map(described);
+        let arrays = reader.read_all(&described(layout), other.as_deref(), |index, array| {
+            array.moved_to(runtime, layout.entries[index].memory)
+        })?;
+        Ok(Self { arrays, num_parameters: layout.num_parameters })
     }
 
     /// The parameters.
@@ -366,14 +402,6 @@ impl TrainState {
         };
         Ok((items, extra))
     }
-}
-
-/// Checks that a checkpoint has the parameters of a model, without reading them.
-pub(crate) fn check_parameters(model: &dyn Model, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-    let mut comparison = checkpoint.compare(&expected_parameters(model));
-    // What is kept for them may be there, too; only parameters matter.
-    comparison.unexpected.retain(|name| name.starts_with("params."));
-    comparison.check()
 }
 
 /// The parameters of a checkpoint.

@@ -1,7 +1,9 @@
 //! How gradients change the parameters: clipping, the schedule, the optimizer, and steps that are skipped.
 
+use std::collections::BTreeMap;
+
 use mt_config::{LearningRateSchedule, OptimizerGroup, OptimizerType, WsdDecayStyle};
-use mt_models::Model;
+use mt_models::{Model, StateArray};
 use mt_nn::LayerPlace;
 use mt_optim::{
     Adafactor, Adam, AdamForm, History, Muon, Optimizer, Parameter, Schedule, ScheduleShape, SpikeGuard,
@@ -41,9 +43,37 @@ impl UpdateRule {
     /// # Errors
     /// A mask does not fit the model's parameters.
     pub fn new(group: &OptimizerGroup, model: &dyn Model) -> Result<Self, TrainError> {
-        Ok(Self {
+        let (parameters, idle) = parameters(group, model)?;
+        for pattern in idle {
+            eprintln!("warning: `{pattern}` of `adamw_mask` fits the name of no parameter of this model");
+        }
+        Ok(Self::of_parameters(group, parameters))
+    }
+
+    /// The same rule for `other`, which is `model` with its layers run in another way. None if patterns choose other
+    /// parameters there.
+    pub fn of_other(&self, group: &OptimizerGroup, model: &dyn Model, other: &dyn Model) -> Option<Self> {
+        let (parameters, _) = parameters(group, other).ok()?;
+        let chosen = |model: &dyn Model, parameters: &[Parameter]| -> BTreeMap<_, _> {
+            let arrays = StateArray::parameters(model);
+            let of_array = |(array, parameter): (&StateArray, &Parameter)| {
+                let chosen = (parameter.is_trained, parameter.decays);
+                array
+                    .layers()
+                    .into_iter()
+                    .map(|layer| ((array.role.clone(), layer), chosen))
+                    .collect::<Vec<_>>()
+            };
+            arrays.iter().zip(parameters).flat_map(of_array).collect()
+        };
+        let is_same = chosen(model, &self.parameters) == chosen(other, &parameters);
+        is_same.then(|| Self::of_parameters(group, parameters))
+    }
+
+    fn of_parameters(group: &OptimizerGroup, parameters: Vec<Parameter>) -> Self {
+        Self {
             optimizer: optimizer(group),
-            parameters: parameters(group, model)?,
+            parameters,
             schedule: schedule(group),
             clipping_norm: group.clipping_norm(),
             guard: group.skip_step_on_spikes.then_some(SpikeGuard {
@@ -52,7 +82,7 @@ impl UpdateRule {
             }),
             masks_training: !group.trainable_parameters_mask.is_empty(),
             masks_decay: !group.adamw_mask.is_empty(),
-        })
+        }
     }
 
     /// The state after a step, and what is reported of it.
@@ -100,13 +130,16 @@ impl UpdateRule {
     }
 }
 
-/// The parameters of a model as optimizers know them.
-fn parameters(group: &OptimizerGroup, model: &dyn Model) -> Result<Vec<Parameter>, TrainError> {
+/// The parameters of a model as optimizers know them, and the patterns of what does not decay that fit none.
+fn parameters<'a>(
+    group: &'a OptimizerGroup,
+    model: &dyn Model,
+) -> Result<(Vec<Parameter>, Vec<&'a String>), TrainError> {
     let names: Vec<String> = model.storage().iter().map(|stored| stored.key.join("/")).collect();
     let trained = masks::trained(&group.trainable_parameters_mask, &names)?;
-    let undecayed = masks::undecayed(&group.adamw_mask, &names)?;
+    let (undecayed, idle) = masks::undecayed(&group.adamw_mask, &names)?;
     let described = model.parameters().into_iter().zip(trained).zip(undecayed);
-    Ok(described
+    let parameters = described
         .map(|(((path, spec), is_trained), is_undecayed)| Parameter {
             path,
             axes: spec.axes,
@@ -117,7 +150,8 @@ fn parameters(group: &OptimizerGroup, model: &dyn Model) -> Result<Vec<Parameter
             is_trained,
             decays: !is_undecayed,
         })
-        .collect())
+        .collect();
+    Ok((parameters, idle))
 }
 
 fn optimizer(group: &OptimizerGroup) -> Optimizer {

@@ -113,3 +113,35 @@ fn what_is_kept_and_where() {
     assert!(sandbox.path("runs/two/config.yml").is_file());
     assert!(sandbox.path("runs/two/tokenizer/tokenizer.json").is_file());
 }
+
+#[test]
+fn a_run_goes_on_computed_in_other_ways() {
+    let sandbox = Sandbox::new();
+    let train = |run: &str, keys: &[&str]| {
+        let keys = [&["eval_interval=-1", "opt_type=muon"], keys].concat();
+        sandbox.train(run, &keys).succeeded()
+    };
+    train("whole", &["steps=10", "per_device_batch_size=4"]);
+    train("moved", &["steps=3", "per_device_batch_size=4"]);
+    let parts = ["per_device_batch_size=2", "gradient_accumulation_steps=2"];
+    train("moved", &[&parts[..], &["steps=6", "scan_layers=false", "num_vocab_tiling=4"]].concat());
+    train("moved", &["steps=10", "per_device_batch_size=4", "remat_policy=minimal"]);
+    let (losses, expected) = (sandbox.metrics("moved").losses(), sandbox.metrics("whole").losses());
+    assert_eq!(losses.len(), 10);
+    for (step, (loss, expected)) in losses.iter().zip(&expected).enumerate() {
+        assert!((loss - expected).abs() <= 1e-5 * expected, "step {step}: {loss}, not {expected}");
+    }
+    let others = ["eval_interval=-1", "opt_type=muon", "steps=12", "gradient_accumulation_steps=3"];
+    sandbox
+        .train("moved", &others)
+        .refused(&["`per_device_batch_size` was `4.0 with gradient_accumulation_steps=1` and is now \
+         `2.0 with gradient_accumulation_steps=3`"]);
+    // Patterns fit names, which say how layers are run.
+    let decay = ["eval_interval=-1", "adamw_mask=['norm','layers_0/']"];
+    sandbox.train("decay", &[&decay[..], &["steps=2", "scan_layers=false"]].concat()).succeeded();
+    let scanned = sandbox.train("decay", &[&decay[..], &["steps=4"]].concat());
+    scanned.failed(
+        2,
+        &["`scan_layers` was `false` and is now `true`, and the names", "`adamw_mask` fit others"],
+    );
+}

@@ -289,7 +289,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .may_change(),
             Key::integer("num_vocab_tiling", 1, "Parts in which logits and loss are computed.")
                 .at_least(1.0)
-                .acts_on("loss"),
+                .acts_on("loss")
+                .may_change(),
             Key::text(
                 "chat_template_path",
                 "",

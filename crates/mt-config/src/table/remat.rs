@@ -29,7 +29,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         .acts_on("autodiff")
         .may_change(),
         Key::boolean("scan_layers", true, "Compile one layer and loop over the stacked weights of all.")
-            .acts_on("model"),
+            .acts_on("model")
+            .may_change(),
         Key::integer("param_scan_axis", 1, "Where stacked weights have their layer axis in a checkpoint.")
             .only_with("scan_layers", &["true"])
             .at_least(0.0)

@@ -28,6 +28,7 @@ pub use parameters::{Parameter, Place};
 pub use stack::Layers;
 
 pub(crate) use layer::PER_LAYER;
+pub(crate) use parameters::role;
 
 use layer::{RESIDUAL, norm_specs, rms_specs};
 use stack::{StackInputs, stack_specs};
@@ -166,6 +167,13 @@ impl Model for Decoder {
 
     fn storage(&self) -> Vec<StoredParameter> {
         self.family.storage(&self.config, &self.specs.leaves())
+    }
+
+    fn otherwise_scanned(&self) -> Option<Box<dyn Model>> {
+        let scan_layers = !self.config.scan_layers;
+        let can_be = !(scan_layers && self.config.shares_layers());
+        let config = DecoderConfig { scan_layers, ..self.config.clone() };
+        can_be.then(|| -> Box<dyn Model> { Box::new(Self::new(config, self.family)) })
     }
 
     fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError> {

@@ -27,19 +27,17 @@ pub enum Place {
 impl Parameter {
     /// What a parameter of a decoder is for.
     pub fn of(config: &DecoderConfig, path: &Path, spec: &ParamSpec) -> Self {
-        let segments = path.segments();
-        let in_layer = || segments[3..].join(".");
+        let role = role(path, spec.place);
         match spec.place {
-            LayerPlace::None => Self { role: segments.join("."), place: Place::Model },
+            LayerPlace::None => Self { role, place: Place::Model },
             LayerPlace::One(index) => {
                 let scanned = config.num_cycles() * config.cycle;
                 let remainder = (scanned > 0).then(|| index - scanned);
-                Self { role: in_layer(), place: Place::Layer { index, remainder } }
+                Self { role, place: Place::Layer { index, remainder } }
             }
-            LayerPlace::Stacked { first, step } => Self {
-                role: in_layer(),
-                place: Place::Cycle { slot: first, length: step, count: spec.axes[0].size },
-            },
+            LayerPlace::Stacked { first, step } => {
+                Self { role, place: Place::Cycle { slot: first, length: step, count: spec.axes[0].size } }
+            }
         }
     }
 
@@ -50,5 +48,13 @@ impl Parameter {
             Place::Layer { index, .. } => vec![index],
             Place::Cycle { slot, length, count } => (0..count).map(|cycle| slot + cycle * length).collect(),
         }
+    }
+}
+
+/// The name of a part, without that of its layer.
+pub(crate) fn role(path: &Path, place: LayerPlace) -> String {
+    match place {
+        LayerPlace::None => path.segments().join("."),
+        LayerPlace::One(_) | LayerPlace::Stacked { .. } => path.segments()[3..].join("."),
     }
 }

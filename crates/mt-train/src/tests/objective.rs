@@ -61,6 +61,10 @@ impl Model for WithAuxiliary {
         self.0.storage()
     }
 
+    fn otherwise_scanned(&self) -> Option<Box<dyn Model>> {
+        self.0.otherwise_scanned()
+    }
+
     fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError> {
         self.0.file_tensors()
     }

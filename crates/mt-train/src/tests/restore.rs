@@ -1,4 +1,7 @@
-//! A checkpoint of any mesh, restored on any other, is the same state to the bit.
+//! A checkpoint of any mesh, restored on any other, is the same state to the bit, and so it is whichever layers the one
+//! or the other run scans.
+
+use std::collections::BTreeMap;
 
 use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock, SaveRequest};
 use mt_models::load_parameters;
@@ -53,24 +56,33 @@ fn values(layout: &StateLayout) -> Vec<HostArray> {
     layout.entries.iter().enumerate().map(value).collect()
 }
 
-#[track_caller]
-fn check(model: &[&str], from: Mesh, to: &[Mesh]) {
-    let directory = tempfile::tempdir().unwrap();
-    let (setup, layout) = setup(model, from);
+/// A checkpoint of these values, on this mesh.
+fn saved(
+    directory: &std::path::Path,
+    model: &[&str],
+    mesh: Mesh,
+) -> (Checkpoint, StateLayout, Vec<HostArray>) {
+    let (setup, layout) = setup(model, mesh);
     let values = values(&layout);
     let place = |(entry, value): (&crate::state::StateEntry, &HostArray)| {
-        Array::from_host(cpu(from.1), value, &entry.array.sharding(&setup.placement)).unwrap()
+        Array::from_host(cpu(mesh.1), value, &entry.array.sharding(&setup.placement)).unwrap()
     };
     let arrays = layout.entries.iter().zip(&values).map(place).collect();
     let (state, _) = TrainState::from_outputs(arrays, &layout);
     let (entries, extra_items) = state.entries(&layout).unwrap();
-    let lock = RunLock::acquire(directory.path()).unwrap();
-    let mut manager = CheckpointManager::open(directory.path(), &lock, ManagerOptions::default()).unwrap();
+    let lock = RunLock::acquire(directory).unwrap();
+    let mut manager = CheckpointManager::open(directory, &lock, ManagerOptions::default()).unwrap();
     manager.save(3, SaveRequest { entries, extra_items, ..SaveRequest::default() }).unwrap();
     manager.wait_until_finished().unwrap();
-    let checkpoint = Checkpoint::open(directory.path(), 3).unwrap();
+    (Checkpoint::open(directory, 3).unwrap(), layout, values)
+}
+
+#[track_caller]
+fn check(model: &[&str], from: Mesh, to: &[Mesh]) {
+    let directory = tempfile::tempdir().unwrap();
+    let (checkpoint, _, values) = saved(directory.path(), model, from);
     for mesh in to {
-        let (setup, layout) = self::setup(model, *mesh);
+        let (setup, layout) = setup(model, *mesh);
         let runtime = cpu(mesh.1);
         let restored = TrainState::load(runtime, &setup.placement, &layout, &checkpoint).unwrap();
         for ((entry, value), array) in layout.entries.iter().zip(&values).zip(&restored.arrays) {
@@ -101,4 +113,67 @@ fn so_is_one_that_checkpoints_hold_in_another_form() {
     let folded = &["decoder_block=gemma", "head_dim=24", "logits_via_embedding=true"];
     check(folded, FSDP_AND_TENSOR, &[ONE, FSDP]);
     check(folded, DATA_WITH_SPLIT_STATE, &[FSDP_AND_TENSOR]);
+}
+
+/// The bytes of what is kept for each layer, and for the model, by name.
+fn by_layer(
+    layout: &StateLayout,
+    values: &[HostArray],
+) -> BTreeMap<(String, String, Option<usize>), Vec<u8>> {
+    let mut parts = BTreeMap::new();
+    for (entry, value) in layout.entries.iter().zip(values) {
+        let layers = entry.array.layers();
+        let kind = entry.name.split('.').next().unwrap().to_owned();
+        let size = value.bytes().len() / layers.len();
+        for (place, layer) in layers.into_iter().enumerate() {
+            let role = if entry.array.role.is_empty() { &entry.name } else { &entry.array.role };
+            let name = (kind.clone(), role.clone(), layer);
+            let of_layer = value.bytes()[place * size..][..size].to_vec();
+            assert!(parts.insert(name, of_layer).is_none(), "`{}` is there twice", entry.name);
+        }
+    }
+    parts
+}
+
+#[track_caller]
+fn check_scan(model: &[&str], from: Mesh, to: Mesh) {
+    for [before, after] in [[true, false], [false, true]] {
+        let scan = [before, after].map(|scan| format!("scan_layers={scan}"));
+        let models = scan.each_ref().map(|scan| [model, &[scan.as_str()]].concat());
+        let directory = tempfile::tempdir().unwrap();
+        let (checkpoint, saved, values) = saved(directory.path(), &models[0], from);
+        let (setup, layout) = setup(&models[1], to);
+        layout.check(&checkpoint).unwrap();
+        let restored = TrainState::load(cpu(to.1), &setup.placement, &layout, &checkpoint).unwrap();
+        let host = |arrays: &[Array]| -> Vec<HostArray> {
+            arrays.iter().map(|array| array.to_host().unwrap()).collect()
+        };
+        let expected = by_layer(&saved, &values);
+        assert!(by_layer(&layout, &host(&restored.arrays)) == expected, "{model:?} from {before} to {after}");
+        let parameters = load_parameters(cpu(to.1), &setup.placement, &*setup.model, &checkpoint).unwrap();
+        assert_eq!(host(&parameters), host(restored.parameters()), "{model:?} from {before} to {after}");
+    }
+}
+
+#[test]
+fn a_state_is_the_same_with_layers_scanned_or_not() {
+    check_scan(&["skip_step_on_spikes=true", "skip_step_interval=4"], FSDP, FSDP_AND_TENSOR);
+    let masks = ["adamw_mask=['norm']", "trainable_parameters_mask=['mlp','embedding']"];
+    check_scan(&[&["opt_type=muon"][..], &masks].concat(), ONE, FSDP_ON_FOUR);
+    check_scan(&["opt_type=adafactor", "base_emb_dim=128", "base_mlp_dim=136"], FSDP_AND_TENSOR, ONE);
+    // What checkpoints hold scaled, and a cycle of several layers with some that are left over.
+    let folded = ["decoder_block=gemma", "head_dim=24", "logits_via_embedding=true"];
+    check_scan(&folded, FSDP, ONE);
+    let local = ["sliding_window_size=16", "logits_via_embedding=true"];
+    check_scan(&[&local[..], &["decoder_block=gemma3", "base_num_decoder_layers=7"]].concat(), ONE, FSDP);
+    check_scan(&[&local[..], &["decoder_block=gemma2"]].concat(), ONE, ONE);
+}
+
+#[test]
+fn patterns_that_choose_other_layers_are_no_way_to_scan() {
+    let otherwise = |keys: &[&str]| setup(keys, ONE).1.may_be_otherwise_scanned();
+    assert!(otherwise(&["trainable_parameters_mask=['mlp']"]));
+    assert!(!otherwise(&["trainable_parameters_mask=['layers_0']", "scan_layers=false"]));
+    assert!(!otherwise(&["adamw_mask=['layers_0']", "scan_layers=false"]));
+    assert!(!otherwise(&["adamw_mask=['layers/']"]));
 }

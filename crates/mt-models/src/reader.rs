@@ -1,0 +1,196 @@
+//! Reading the state of checkpoints onto devices, whether or not the layers of the run that wrote them were scanned.
+
+use std::{cell::RefCell, collections::HashMap, ops::Range};
+
+use mt_checkpoint::{Checkpoint, CheckpointError, CheckpointItem, entry_name};
+use mt_ir::TensorType;
+use mt_nn::LayerPlace;
+use mt_runtime::{Array, Runtime, RuntimeError};
+use mt_shape::{HostArray, Placement};
+
+use crate::{Affine, EXACT_ITEM, Model, StateArray, StateError, state::converted};
+
+/// Reads the state of a checkpoint onto devices.
+pub struct StateReader<'a> {
+    runtime: &'a Runtime,
+    placement: &'a Placement,
+    checkpoint: &'a Checkpoint,
+    exact: Option<CheckpointItem>,
+}
+
+impl<'a> StateReader<'a> {
+    /// # Errors
+    /// What the checkpoint says of itself is damaged.
+    pub fn open(
+        runtime: &'a Runtime,
+        placement: &'a Placement,
+        checkpoint: &'a Checkpoint,
+    ) -> Result<Self, StateError> {
+        Ok(Self { runtime, placement, checkpoint, exact: checkpoint.item(EXACT_ITEM)? })
+    }
+
+    /// Reads arrays, each part where it belongs, and hands each with its number to `keep`. `other` are those of the same
+    /// model with its layers scanned if they are not, or the other way round: a checkpoint may hold either.
+    ///
+    /// # Errors
+    /// An array is missing, damaged, or has another shape.
+    pub fn read_all(
+        &self,
+        arrays: &[StateArray],
+        other: Option<&[StateArray]>,
+        keep: impl Fn(usize, Array) -> Result<Array, RuntimeError>,
+    ) -> Result<Vec<Array>, StateError> {
+        let held = other.filter(|other| !has_all(self.checkpoint, arrays) && has_all(self.checkpoint, other));
+        let Some(held) = held else {
+            return arrays
+                .iter()
+                .enumerate()
+                .map(|(index, array)| Ok(keep(index, self.read(array)?)?))
+                .collect();
+        };
+        let across = Across { reader: self, held, stack: RefCell::default() };
+        // Layers of one stack come one after another, so that it is read once.
+        let mut order: Vec<usize> = (0..arrays.len()).collect();
+        order.sort_by_key(|index| across.part(&arrays[*index], arrays[*index].layers()[0]).0);
+        let mut made: Vec<Option<Array>> = arrays.iter().map(|_| None).collect();
+        for index in order {
+            let array = self.placed(&arrays[index], |ranges| across.read(&arrays[index], ranges))?;
+            made[index] = Some(keep(index, array)?);
+        }
+        Ok(made.into_iter().map(|array| array.expect("every array was read")).collect())
+    }
+
+    /// Reads an array, each part where it belongs.
+    fn read(&self, array: &StateArray) -> Result<Array, StateError> {
+        self.placed(array, |ranges| self.part(array, ranges))
+    }
+
+    fn placed(
+        &self,
+        array: &StateArray,
+        part: impl FnMut(&[Range<usize>]) -> Result<HostArray, StateError>,
+    ) -> Result<Array, StateError> {
+        let ty = TensorType::new(array.dtype, array.dims.clone());
+        Array::from_shards(self.runtime, &ty, &array.sharding(self.placement), part)
+    }
+
+    /// A part of an array that the checkpoint holds as it is described.
+    fn part(&self, array: &StateArray, ranges: &[Range<usize>]) -> Result<HostArray, StateError> {
+        let StateArray { stored, dtype, .. } = array;
+        let name = entry_name(&array.key);
+        let unscaled = self.exact.as_ref().filter(|item| item.array(&name).is_ok());
+        let ranges = stored.stored_ranges(ranges);
+        let (part, affine) = match unscaled {
+            Some(item) => (item.read(&name, &ranges)?, Affine::IDENTITY),
+            None => (self.checkpoint.read(&name, &ranges)?, array.affine),
+        };
+        Ok(converted(stored.from_stored(&part, affine), *dtype))
+    }
+}
+
+/// Reads arrays from those in which a checkpoint holds the layers otherwise.
+struct Across<'a> {
+    reader: &'a StateReader<'a>,
+    held: &'a [StateArray],
+    stack: RefCell<Stack>,
+}
+
+/// The parts of all layers of the stack that was read last, by their ranges in a layer.
+#[derive(Default)]
+struct Stack {
+    held: usize,
+    parts: HashMap<Vec<Range<usize>>, HostArray>,
+}
+
+impl Across<'_> {
+    /// Where one layer of an array is: in which of those that are held, and at which place in its stack if it is one.
+    fn part(&self, array: &StateArray, layer: Option<usize>) -> (usize, Option<usize>) {
+        let found = self.held.iter().enumerate().find_map(|(index, held)| {
+            let is_same = (held.holder(), &held.role) == (array.holder(), &array.role);
+            let place = held.layers().iter().position(|own| *own == layer).filter(|_| is_same)?;
+            Some((index, matches!(held.place, LayerPlace::Stacked { .. }).then_some(place)))
+        });
+        found.expect("a model has the same layers however they are run")
+    }
+
+    fn read(&self, array: &StateArray, ranges: &[Range<usize>]) -> Result<HostArray, StateError> {
+        let LayerPlace::Stacked { .. } = array.place else {
+            return self.layer(self.part(array, array.layers()[0]), ranges);
+        };
+        let dims: Vec<usize> = ranges.iter().map(ExactSizeIterator::len).collect();
+        let mut stacked = HostArray::zeros(array.dtype, &dims);
+        let size = dims[1..].iter().product::<usize>() * array.dtype.byte_size();
+        for (place, layer) in ranges[0].clone().enumerate() {
+            let part = self.layer(self.part(array, array.layers()[layer]), &ranges[1..])?;
+            stacked.bytes_mut()[place * size..][..size].copy_from_slice(part.bytes());
+        }
+        Ok(stacked)
+    }
+
+    /// A part of one layer, or of what is of no layer.
+    fn layer(
+        &self,
+        (index, place): (usize, Option<usize>),
+        ranges: &[Range<usize>],
+    ) -> Result<HostArray, StateError> {
+        let held = &self.held[index];
+        let Some(place) = place else { return self.reader.part(held, ranges) };
+        let mut stack = self.stack.borrow_mut();
+        if stack.held != index {
+            *stack = Stack { held: index, parts: HashMap::new() };
+        }
+        if !stack.parts.contains_key(ranges) {
+            let whole = [std::slice::from_ref(&(0..held.dims[0])), ranges].concat();
+            stack.parts.insert(ranges.to_vec(), self.reader.part(held, &whole)?);
+        }
+        let part = &stack.parts[ranges];
+        let size = part.bytes().len() / held.dims[0];
+        let layer =
+            HostArray::from_bytes(part.dtype(), &part.dims()[1..], &part.bytes()[place * size..][..size]);
+        Ok(layer.expect("a layer has the same part of all bytes"))
+    }
+}
+
+fn has_all(checkpoint: &Checkpoint, arrays: &[StateArray]) -> bool {
+    let expected: Vec<_> = arrays.iter().map(StateArray::expected).collect();
+    let comparison = checkpoint.compare(&expected);
+    comparison.missing.is_empty() && comparison.wrong_shape.is_empty()
+}
+
+/// The arrays of the parameters, and those of a checkpoint in which layers are scanned otherwise.
+fn forms(model: &dyn Model) -> (Vec<StateArray>, Option<Vec<StateArray>>) {
+    let other = model.otherwise_scanned().map(|other| StateArray::parameters(&*other));
+    (StateArray::parameters(model), other)
+}
+
+/// Checks that a checkpoint has the parameters of a model, without reading them.
+///
+/// # Errors
+/// Names or shapes differ. The error lists all differences.
+pub fn check_parameters(model: &dyn Model, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+    let compared = |arrays: &[StateArray]| {
+        let expected: Vec<_> = arrays.iter().map(StateArray::expected).collect();
+        let mut comparison = checkpoint.compare(&expected);
+        // What is kept for them may be there, too; only parameters matter.
+        comparison.unexpected.retain(|name| name.starts_with("params."));
+        comparison
+    };
+    let (arrays, other) = forms(model);
+    let comparison = compared(&arrays);
+    if other.is_some_and(|other| compared(&other).fits()) { Ok(()) } else { comparison.check() }
+}
+
+/// Reads the parameters onto the devices, each part where it belongs.
+///
+/// # Errors
+/// An array is missing, damaged, or has another shape.
+pub fn load_parameters(
+    runtime: &Runtime,
+    placement: &Placement,
+    model: &dyn Model,
+    checkpoint: &Checkpoint,
+) -> Result<Vec<Array>, StateError> {
+    let (arrays, other) = forms(model);
+    let reader = StateReader::open(runtime, placement, checkpoint)?;
+    reader.read_all(&arrays, other.as_deref(), |_, array| Ok(array))
+}
