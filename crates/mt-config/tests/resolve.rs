@@ -246,7 +246,6 @@ fn features_that_are_not_built_are_refused_by_name() {
         ("profiler=xplane", &["profiling is not built yet", "`profiler=''`"]),
         ("ici_pipeline_parallelism=2", &["pipeline parallelism"]),
         ("checkpoint_storage_use_zarr3=false", &["writing Zarr version 2"]),
-        ("use_qk_clip=true", &["query and key clipping"]),
     ] {
         let config = resolved(
             &["dataset_type=synthetic"]

@@ -7,7 +7,10 @@ use mt_nn::{ParamSpec, SequenceOrder, attention::KeysValues};
 use mt_shape::{Axis, DType, Path};
 use mt_trace::{Key, Memory, Tensor};
 
-use crate::{FlopCount, StoredParameter, families::build_decoder, hugging_face::FileTensor};
+use crate::{
+    FlopCount, LayerOutput, OfLayers, ScoreWeights, StoredParameter, families::build_decoder,
+    hugging_face::FileTensor,
+};
 
 /// A model cannot be built or converted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -98,8 +101,10 @@ pub struct Forward<'t> {
     pub dropout: Option<Key<'t>>,
     /// Tokens attend to a cache, which is returned with theirs written.
     pub cache: Option<Cache<'t>>,
-    /// What each layer makes is returned as well.
+    /// What each layer makes is returned as well, under names.
     pub taps: bool,
+    /// What of layers is returned as [`Hidden::layer_outputs`].
+    pub layer_outputs: Vec<LayerOutput>,
     /// The memory that the parameters of layers are in; all others are on the device.
     pub layers_in: Memory,
 }
@@ -113,6 +118,8 @@ pub struct Hidden<'t> {
     pub cache: Vec<KeysValues<Tensor<'t>>>,
     /// Names and values of what layers made, if they were asked for.
     pub taps: Vec<(String, Tensor<'t>)>,
+    /// What was asked for of layers, with entries for those that have it.
+    pub layer_outputs: Vec<OfLayers<'t>>,
     /// What is added to the loss besides that of the tokens, under the names of metrics. Each is of the whole call,
     /// not a sum over its tokens.
     pub auxiliary_losses: Vec<(&'static str, Tensor<'t>)>,
@@ -148,6 +155,9 @@ pub trait Model: Send + Sync {
 
     /// How many positions there are vectors for, where positions are learned.
     fn num_learned_positions(&self) -> Option<usize>;
+
+    /// What attention's scores are made of, of all layers that have attention.
+    fn score_weights(&self) -> Vec<ScoreWeights>;
 
     /// Hidden states, and the cache if there was one.
     ///

@@ -9,7 +9,9 @@ use mt_derive::Tree;
 use mt_ir::Target;
 use mt_nn::{
     NormOptions, SequenceOrder,
-    attention::{AttentionKernel, AttentionOptions, MaskSpec, Segments, blockwise, dense},
+    attention::{
+        AttentionKernel, AttentionOptions, Context, KeysValues, MaskSpec, Segments, blockwise, dense,
+    },
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION},
 };
 use mt_runtime::{Array, CompileSettings, Executable, Input, testing::cpu};
@@ -97,24 +99,11 @@ fn compiled(dtype: DType, length: usize, block: Option<usize>) -> Executable {
         let segments = input("segments", &[batch, queries], DType::I32);
         let (loss, [], gradients) = inputs.region().value_and_grad(&Operands(operands), |_, operands| {
             let [query, key, value] = [0, 1, 2].map(|index| operands.0[index].cast(dtype));
-            let context = match block {
-                None => dense(
-                    query,
-                    key,
-                    value,
-                    Segments::within(segments, SequenceOrder::AsRead).mask(options.mask),
-                    None,
-                    &options,
-                ),
-                Some(block) => blockwise(
-                    query,
-                    key,
-                    value,
-                    Segments::within(segments, SequenceOrder::AsRead),
-                    None,
-                    &options,
-                    block,
-                ),
+            let keys_values = KeysValues { key, value };
+            let segments = Segments::within(segments, SequenceOrder::AsRead);
+            let Context { context, .. } = match block {
+                None => dense(query, keys_values, segments.mask(options.mask), None, &options, false),
+                Some(block) => blockwise(query, keys_values, segments, None, &options, block, false),
             };
             (context.cast(DType::F32).square().sum_all(), [])
         });

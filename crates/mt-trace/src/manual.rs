@@ -83,6 +83,17 @@ impl Parts {
         arguments: [Tensor<'t>; A],
         body: impl for<'b> FnOnce([Tensor<'b>; A]) -> [Tensor<'b>; N],
     ) -> [Tensor<'t>; N] {
+        let results = self.run_list(arguments, |arguments| body(arguments).to_vec());
+        results.try_into().unwrap_or_else(|_| unreachable!("the body has {N} results"))
+    }
+
+    /// As [`Parts::run`], with a number of results that only the body knows.
+    #[track_caller]
+    pub fn run_list<'t, const A: usize>(
+        &self,
+        arguments: [Tensor<'t>; A],
+        body: impl for<'b> FnOnce([Tensor<'b>; A]) -> Vec<Tensor<'b>>,
+    ) -> Vec<Tensor<'t>> {
         const { assert!(A > 0, "what is computed of nothing is the same on every device") };
         let trace = arguments[0].trace;
         let mut locals = Vec::with_capacity(A);
@@ -113,8 +124,7 @@ impl Parts {
             output_specs: whole.iter().map(|axes| self.spec(axes)).collect(),
         });
         let axes: Vec<&[Axis]> = whole.iter().map(Vec::as_slice).collect();
-        let results = trace.emit_innermost(op, &[], &arguments, &axes);
-        results.try_into().unwrap_or_else(|_| unreachable!("the body has {N} results"))
+        trace.emit_innermost(op, &[], &arguments, &axes)
     }
 
     fn num_parts(&self, axis: &Axis) -> usize {

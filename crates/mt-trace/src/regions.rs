@@ -178,16 +178,33 @@ impl<'t> Region<'t> {
         condition: impl for<'b> FnOnce(Body<'b, 't>, [Tensor<'b>; C]) -> Tensor<'b>,
         body: impl for<'b> FnOnce(Body<'b, 't>, [Tensor<'b>; C]) -> [Tensor<'b>; C],
     ) -> [Tensor<'t>; C] {
+        let results = self.while_loop_list(
+            trips,
+            &carry,
+            |region, carry| condition(region, array(carry)),
+            |region, carry| body(region, array(carry)).to_vec(),
+        );
+        array(results)
+    }
+
+    /// As [`Region::while_loop`], with a carry whose number only the code knows that runs it.
+    #[track_caller]
+    pub fn while_loop_list(
+        self,
+        trips: Option<f64>,
+        carry: &[Tensor<'t>],
+        condition: impl for<'b> FnOnce(Body<'b, 't>, Vec<Tensor<'b>>) -> Tensor<'b>,
+        body: impl for<'b> FnOnce(Body<'b, 't>, Vec<Tensor<'b>>) -> Vec<Tensor<'b>>,
+    ) -> Vec<Tensor<'t>> {
         let trace = self.trace;
-        check_open(&carry);
-        let carry_axes = axes_of(&carry);
+        check_open(carry);
+        let carry_axes = axes_of(carry);
+        let declared = || carry.iter().map(|tensor| trace.input(tensor.dtype(), &tensor.axes())).collect();
         let region = trace.open(true);
-        let inner = carry.map(|tensor| trace.input(tensor.dtype(), &tensor.axes()));
-        let proceed = condition(Body::new(region), inner);
+        let proceed = condition(Body::new(region), declared());
         let condition = trace.close(&[proceed]);
         let region = trace.open(true);
-        let inner = carry.map(|tensor| trace.input(tensor.dtype(), &tensor.axes()));
-        let next = body(Body::new(region), inner);
+        let next = body(Body::new(region), declared());
         let next = broadcast_all(&next, &carry_axes);
         let body = trace.close(&next);
         let captures = union(&condition.captures, &body.captures);
@@ -198,7 +215,7 @@ impl<'t> Region<'t> {
             trips,
         });
         let axes: Vec<&[Axis]> = carry_axes.iter().map(|axes| &**axes).collect();
-        array(trace.emit_innermost(op, &captures, &carry, &axes))
+        trace.emit_innermost(op, &captures, carry, &axes)
     }
 
     /// Runs one of several branches, chosen by an `i32` scalar (out of range: the last one).
@@ -242,6 +259,25 @@ impl<'t> Region<'t> {
         M: Tree<Leaf = Tensor<'t>>,
         F: for<'b> FnOnce(Body<'b, 't>, [Tensor<'b>; A], M::With<Tensor<'b>>) -> [Tensor<'b>; N],
     {
+        let results = self.remat_list(save, arguments, parameters, |region, arguments, parameters| {
+            body(region, arguments, parameters).to_vec()
+        });
+        array(results)
+    }
+
+    /// As [`Region::remat`], with a number of results that only the body knows.
+    #[track_caller]
+    pub fn remat_list<const A: usize, M, F>(
+        self,
+        save: SavePolicy,
+        arguments: [Tensor<'t>; A],
+        parameters: &M,
+        body: F,
+    ) -> Vec<Tensor<'t>>
+    where
+        M: Tree<Leaf = Tensor<'t>>,
+        F: for<'b> FnOnce(Body<'b, 't>, [Tensor<'b>; A], M::With<Tensor<'b>>) -> Vec<Tensor<'b>>,
+    {
         let trace = self.trace;
         let mut operands = arguments.to_vec();
         parameters.map_leaves(|_, leaf| operands.push(*leaf));
@@ -254,7 +290,7 @@ impl<'t> Region<'t> {
         let Closed { graph, captures } = trace.close(&results);
         let axes: Vec<&[Axis]> = axes.iter().map(|axes| &**axes).collect();
         let op = Op::Remat(Remat { body: Arc::new(graph), save });
-        array(trace.emit_innermost(op, &captures, &operands, &axes))
+        trace.emit_innermost(op, &captures, &operands, &axes)
     }
 
     /// Traces `loss` once and returns its value, its other results, and the gradients of the value with respect to

@@ -9,7 +9,7 @@ use mt_models::{ModelError, StateError};
 use mt_runtime::RuntimeError;
 use mt_trace::TraceError;
 
-use crate::{masks::MaskError, metrics::MetricsError};
+use crate::{masks::MaskError, metrics::MetricsError, query_key_clip::QueryKeyClipError};
 
 /// A run could not start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +32,8 @@ pub enum TrainError {
     Trace { program: &'static str, source: Box<TraceError> },
     #[error(transparent)]
     Mask(#[from] MaskError),
+    #[error(transparent)]
+    QueryKeyClip(#[from] QueryKeyClipError),
     #[error(
         "mesh axis `{axis}` has {size} devices, but splits nothing: {size} divides none of {dimensions}\nhint: choose a size that divides one of these, or give the devices to another axis"
     )]
@@ -66,6 +68,7 @@ impl TrainError {
             Self::Config(_)
             | Self::Model(_)
             | Self::Mask(_)
+            | Self::QueryKeyClip(_)
             | Self::SplitsNothing { .. }
             | Self::ResumeConflict(_)
             | Self::AlreadyPast { .. }

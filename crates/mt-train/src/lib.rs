@@ -16,6 +16,7 @@ mod optimizer_tree;
 mod peak;
 mod placement;
 mod program;
+mod query_key_clip;
 mod restore;
 mod run;
 mod signals;
@@ -28,4 +29,5 @@ mod tests;
 
 pub use error::TrainError;
 pub use masks::MaskError;
+pub use query_key_clip::QueryKeyClipError;
 pub use run::{Ending, EvaluationSummary, TrainOptions, TrainReport, train};

@@ -1,16 +1,16 @@
 //! What training minimizes: the loss of a batch, and its gradients.
 
 use mt_derive::Tree;
-use mt_models::{Forward, Model, Tokens};
+use mt_models::{Forward, Model, OfLayers, Tokens};
 use mt_nn::{
-    ParamSpec, TiledHead, TokenLoss,
+    LayerPlace, ParamSpec, TiledHead, TokenLoss,
     axes::{BATCH, POSITION},
     divisor, token_loss, token_weights,
 };
 use mt_shape::{Axis, DType, Path, axis};
 use mt_trace::{Key, Memory, Region, ScanOptions, Tensor};
 
-use crate::{measured::NamedTensors, metrics::names};
+use crate::{measured::NamedTensors, metrics::names, query_key_clip::SCORES};
 
 /// A batch on its devices, each array `i32[batch, position]`.
 #[derive(Clone, Copy)]
@@ -38,6 +38,8 @@ pub(crate) struct Objective<'a> {
     pub batch_axes: [String; 2],
     /// The memory that the parameters of layers are in; all others are on the device.
     pub layers_in: Memory,
+    /// Whether the largest scores of attention are found besides.
+    pub with_scores: bool,
 }
 
 /// What a loss is computed from.
@@ -60,6 +62,17 @@ pub(crate) struct LossAndGradients<'t> {
     pub metrics: NamedTensors<'t>,
     /// In the order of the parameters, placed as they are.
     pub gradients: Vec<Tensor<'t>>,
+    /// The largest scores of each head, if they are wanted: `[q_heads]`, or stacked.
+    pub scores: Vec<OfLayers<'t>>,
+}
+
+/// What there is besides a loss, in the order of the values.
+#[derive(Default)]
+struct Besides {
+    /// The names of the loss's parts.
+    names: Vec<&'static str>,
+    /// The layers whose largest scores follow.
+    places: Vec<LayerPlace>,
 }
 
 /// A list of parameters, to be differentiated.
@@ -95,10 +108,10 @@ impl Objective<'_> {
         let region = batch.targets.region();
         let weights = token_weights(batch.targets_segmentation).sum(&[BATCH, POSITION]);
         let divisor = divisor(weights);
-        let mut names = Vec::new();
-        let (loss, parts, gradients) = if self.accumulation_steps == 1 {
+        let mut besides = Besides::default();
+        let (loss, others, gradients) = if self.accumulation_steps == 1 {
             let given = Given { parameters, batch, dropout, divisor };
-            self.differentiate(region, specs, given, &mut names)
+            self.differentiate(region, specs, given, &mut besides)
         } else {
             let zeros: Vec<Tensor<'t>> = specs
                 .iter()
@@ -121,31 +134,47 @@ impl Objective<'_> {
                 // Rows of different parts are dropped from differently.
                 let dropout = Key::fold_in(dropout, part.index);
                 let given = Given { parameters: &parameters, batch, dropout, divisor };
-                let (loss, parts, gradients) = self.differentiate(*region, specs, given, &mut names);
+                let (loss, others, gradients) = self.differentiate(*region, specs, given, &mut besides);
                 let sums = sums.iter().zip(&gradients).zip(specs).map(|((sum, gradient), (_, spec))| {
                     // They stay split from one part to the next.
                     (*sum + gradient.cast(DType::F32)).constrain(&spec.logical_axes)
                 });
-                (sums.collect(), [vec![loss], parts].concat())
+                (sums.collect(), [vec![loss], others].concat())
             });
-            let totals: Vec<Tensor<'t>> = stacked.iter().map(|values| values.sum(&[PART])).collect();
+            let (sums_of_parts, maxima_of_parts) = stacked.split_at(1 + besides.names.len());
+            let totals: Vec<Tensor<'t>> = sums_of_parts
+                .iter()
+                .map(|values| values.sum(&[PART]))
+                .chain(maxima_of_parts.iter().map(|values| values.max(&[PART])))
+                .collect();
             let gradients = sums.iter().map(|sum| sum.cast(self.gradient_dtype)).collect();
             (totals[0], totals[1..].to_vec(), gradients)
         };
-        LossAndGradients { loss, weights, metrics: names.into_iter().zip(parts).collect(), gradients }
+        let (parts, scores) = others.split_at(besides.names.len());
+        let scores = besides.places.iter().zip(scores);
+        LossAndGradients {
+            loss,
+            weights,
+            metrics: besides.names.iter().copied().zip(parts.iter().copied()).collect(),
+            gradients,
+            scores: scores
+                .map(|(place, value)| OfLayers { output: SCORES, place: *place, value: *value })
+                .collect(),
+        }
     }
 
-    /// The share of a batch's loss that some of its rows have, its parts, whose names go to `names`, and its gradients.
+    /// The share of a batch's loss that some of its rows have, what there is `besides`, and its gradients.
     fn differentiate<'t>(
         &self,
         region: Region<'t>,
         specs: &[(Path, ParamSpec)],
         Given { parameters, batch, dropout, divisor }: Given<'_, 't>,
-        names: &mut Vec<&'static str>,
+        besides: &mut Besides,
     ) -> (Tensor<'t>, Vec<Tensor<'t>>, Vec<Tensor<'t>>) {
-        let (loss, parts, gradients) =
+        let (loss, others, gradients) =
             region.value_and_grad_list(&Parameters(parameters.to_vec()), |_, parameters| {
-                let forward = Forward { dropout: Some(dropout), ..self.forward() };
+                let layer_outputs = if self.with_scores { vec![SCORES] } else { Vec::new() };
+                let forward = Forward { dropout: Some(dropout), layer_outputs, ..self.forward() };
                 let hidden = self.model.hidden(&parameters.0, batch.tokens, forward);
                 let tokens = self.token_loss(&parameters.0, hidden.hidden, batch);
                 let mut loss = tokens.total / divisor;
@@ -163,8 +192,10 @@ impl Objective<'_> {
                     parts.splice(0..0, [(names::LM_LOSS, cross_entropy)]);
                     parts.extend(z_loss.map(|z_loss| (names::Z_LOSS, z_loss)));
                 }
-                names.extend(parts.iter().map(|(name, _)| *name));
-                (loss, parts.into_iter().map(|(_, value)| value).collect())
+                besides.names = parts.iter().map(|(name, _)| *name).collect();
+                besides.places = hidden.layer_outputs.iter().map(|scores| scores.place).collect();
+                let scores = hidden.layer_outputs.iter().map(|scores| scores.value.max(&[BATCH]));
+                (loss, parts.into_iter().map(|(_, value)| value).chain(scores).collect())
             });
         // Without these the partitioner may leave gradients, and with them the optimizer, on every device.
         let gradients = gradients
@@ -173,7 +204,7 @@ impl Objective<'_> {
             .zip(specs)
             .map(|(gradient, (_, spec))| gradient.cast(self.gradient_dtype).constrain(&spec.logical_axes))
             .collect();
-        (loss, parts, gradients)
+        (loss, others, gradients)
     }
 
     fn forward<'t>(&self) -> Forward<'t> {

@@ -76,14 +76,14 @@ impl Programs<'_> {
             let dropout = region.key(self.seed).fold_in_name("dropout").fold_in(state.step);
 
             let parameters = self.layout.for_model(&specs, &state.values.parameters);
-            let LossAndGradients { loss, weights, mut metrics, gradients } =
+            let LossAndGradients { loss, weights, mut metrics, gradients, scores } =
                 self.objective.loss_and_gradients(&specs, &parameters, batch, dropout);
             state = self.layout.on_device(state);
             let at_slots = |tensors| self.layout.at_slots(&self.placement, tensors);
             let gradients = at_slots(gradients);
             state.values.parameters = at_slots(state.values.parameters);
             let (mut next, updated) =
-                region.scope("optimizer", || self.update.update(state, loss, gradients));
+                region.scope("optimizer", || self.update.update(state, loss, gradients, &scores));
             // They are made in parts, then gathered once.
             next.values.parameters = at_slots(next.values.parameters);
             let mut outputs = self.layout.outputs_of(inputs, next);

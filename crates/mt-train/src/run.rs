@@ -328,6 +328,7 @@ fn objective<'a>(settings: &TrainConfig, model: &'a dyn Model, layers_in: Memory
         accumulation_steps: settings.objective.gradient_accumulation_steps,
         batch_axes: batch_axes(settings),
         layers_in,
+        with_scores: settings.optimizer.use_qk_clip,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use mt_config::{LearningRateSchedule, OptimizerGroup, OptimizerType, WsdDecayStyle};
-use mt_models::{Model, StateArray};
+use mt_models::{Model, OfLayers, StateArray};
 use mt_nn::LayerPlace;
 use mt_optim::{
     Adafactor, Adam, AdamForm, History, Muon, Optimizer, Parameter, Schedule, ScheduleShape, SpikeGuard,
@@ -12,7 +12,12 @@ use mt_optim::{
 use mt_shape::DType;
 use mt_trace::Tensor;
 
-use crate::{TrainError, masks, measured::NamedTensors, metrics::names};
+use crate::{
+    TrainError, masks,
+    measured::NamedTensors,
+    metrics::names,
+    query_key_clip::{QueryKeyClip, largest},
+};
 
 /// How gradients change the parameters.
 pub(crate) struct UpdateRule {
@@ -27,6 +32,7 @@ pub(crate) struct UpdateRule {
     pub masks_training: bool,
     /// A pattern says which parameters decay.
     pub masks_decay: bool,
+    pub query_key_clip: Option<QueryKeyClip>,
 }
 
 /// The state of training in a program.
@@ -41,13 +47,13 @@ pub(crate) struct StateTensors<'t> {
 
 impl UpdateRule {
     /// # Errors
-    /// A mask does not fit the model's parameters.
+    /// A mask does not fit the model's parameters, or its queries and keys cannot be clipped.
     pub fn new(group: &OptimizerGroup, model: &dyn Model) -> Result<Self, TrainError> {
         let (parameters, idle) = parameters(group, model)?;
         for pattern in idle {
             eprintln!("warning: `{pattern}` of `adamw_mask` fits the name of no parameter of this model");
         }
-        Ok(Self::of_parameters(group, parameters))
+        Self::of_parameters(group, model, parameters)
     }
 
     /// The same rule for `other`, which is `model` with its layers run in another way. None if patterns choose other
@@ -67,11 +73,17 @@ impl UpdateRule {
             arrays.iter().zip(parameters).flat_map(of_array).collect()
         };
         let is_same = chosen(model, &self.parameters) == chosen(other, &parameters);
-        is_same.then(|| Self::of_parameters(group, parameters))
+        if is_same { Self::of_parameters(group, other, parameters).ok() } else { None }
     }
 
-    fn of_parameters(group: &OptimizerGroup, parameters: Vec<Parameter>) -> Self {
-        Self {
+    fn of_parameters(
+        group: &OptimizerGroup,
+        model: &dyn Model,
+        parameters: Vec<Parameter>,
+    ) -> Result<Self, TrainError> {
+        let query_key_clip =
+            group.use_qk_clip.then(|| QueryKeyClip::new(group, model, &parameters)).transpose()?;
+        Ok(Self {
             optimizer: optimizer(group),
             parameters,
             schedule: schedule(group),
@@ -82,15 +94,18 @@ impl UpdateRule {
             }),
             masks_training: !group.trainable_parameters_mask.is_empty(),
             masks_decay: !group.adamw_mask.is_empty(),
-        }
+            query_key_clip,
+        })
     }
 
-    /// The state after a step, and what is reported of it.
+    /// The state after a step, and what is reported of it. `scores` are the largest ones of each head, if queries and
+    /// keys are clipped.
     pub fn update<'t>(
         &self,
         state: StateTensors<'t>,
         loss: Tensor<'t>,
         gradients: Vec<Tensor<'t>>,
+        scores: &[OfLayers<'t>],
     ) -> (StateTensors<'t>, NamedTensors<'t>) {
         // Gradients of what is not trained are never computed, as nothing reads them.
         let trained = |gradients: &[Tensor<'t>]| -> Vec<Tensor<'t>> {
@@ -109,6 +124,9 @@ impl UpdateRule {
         let count = state.spikes.map_or(state.step, |(_, updates)| updates);
         let rate = self.schedule.at(count);
         let mut next = self.optimizer.update(&self.parameters, &state.values, &gradients, count, rate);
+        if let Some(clip) = &self.query_key_clip {
+            next.parameters = clip.clip(&next.parameters, scores);
+        }
         let mut reported = vec![(names::GRADIENT_NORM, norm), (names::RAW_GRADIENT_NORM, raw_norm)];
         let mut skipped = None;
         let spikes = self.guard.zip(state.spikes).map(|(guard, (history, updates))| {
@@ -126,6 +144,7 @@ impl UpdateRule {
         reported
             .extend([(names::PARAMETER_NORM, global_norm(&next.parameters)), (names::LEARNING_RATE, rate)]);
         reported.extend(skipped);
+        reported.extend(largest(scores).map(|largest| (names::LARGEST_SCORE, largest)));
         (StateTensors { values: next, spikes, step: state.step + 1.0 }, reported)
     }
 }

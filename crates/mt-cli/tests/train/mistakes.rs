@@ -43,7 +43,10 @@ fn values_that_do_not_fit() {
         &["lr_schedule_type=wsd", "warmup_steps_fraction=0.6", "wsd_decay_steps_fraction=0.5"],
         &["`warmup_steps_fraction` is `0.6`", "`wsd_decay_steps_fraction` is `0.5`", "hint: "],
     );
-    check(&["use_qk_clip=true"], &["`use_qk_clip` is `true`", "multi-head latent attention"]);
+    check(
+        &["use_qk_clip=true", "decoder_block=qwen3", "use_qk_norm=true"],
+        &["`use_qk_clip` is `true` (command line)", "normalizes queries and keys", "hint: leave out"],
+    );
     assert!(sandbox.checkpoints("wrong").is_empty());
 }
 

@@ -14,6 +14,7 @@ use crate::{
     coerce::value_text,
     config::{Config, report},
     error::Problem,
+    origin::Origin,
 };
 
 group! {
@@ -185,6 +186,11 @@ group! {
         learning_rate_schedule_steps: Option<u64>,
         steps: u64,
         gradient_clipping_threshold: f64,
+        use_qk_clip: bool,
+        qk_clip_threshold: f64,
+    }
+    besides {
+        qk_clip_origin: Origin = |config, _| Some(config.entry("use_qk_clip").origin.clone()),
     }
 }
 
@@ -239,6 +245,12 @@ impl OptimizerGroup {
                     config.stated("wsd_decay_steps_fraction")
                 ),
                 "lower one of them, so that their sum is at most 1",
+            ));
+        }
+        if self.use_qk_clip && self.qk_clip_threshold == 0.0 {
+            problems.push(Problem::inconsistent(
+                format!("{}, so that queries would become zero", config.stated("qk_clip_threshold")),
+                "use a score that heads may have, such as the default, `qk_clip_threshold=100.0`",
             ));
         }
         if self.learning_rate_schedule_steps == Some(0) {

@@ -182,18 +182,17 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "use_qk_clip",
                 false,
-                "Shrink the query and key weights of heads whose attention logits grow past a \
-                 threshold.",
+                "Scale down the query and key weights of heads whose largest attention score, before \
+                 any soft cap, is above a threshold. MaxText does so with multi-head latent attention \
+                 only.",
             )
-            .refused(features::QK_CLIP)
             .acts_on("optimizer"),
             Key::float(
                 "qk_clip_threshold",
                 100.0,
-                "Largest attention logit that query and key clipping tolerates.",
+                "Largest attention score that query and key clipping tolerates.",
             )
             .at_least(0.0)
-            .refused(features::QK_CLIP)
             .only_with("use_qk_clip", &[])
             .acts_on("optimizer"),
             Key::integer(

@@ -53,7 +53,6 @@ pub(crate) const PREFERENCE_OPTIMIZATION: &str = "preference optimization";
 pub(crate) const PREFIX_CACHING: &str = "prefix caching";
 pub(crate) const PROCESSES: &str = "several processes";
 pub(crate) const PROFILING: &str = "profiling";
-pub(crate) const QK_CLIP: &str = "query and key clipping (of multi-head latent attention)";
 pub(crate) const QK_NORM: &str = "normalized queries and keys without a scale";
 pub(crate) const QUANTIZATION: &str = "quantization";
 pub(crate) const QUANTIZED_CACHE: &str = "a quantized cache";

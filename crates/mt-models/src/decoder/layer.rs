@@ -10,6 +10,7 @@ use mt_shape::Axis;
 use mt_trace::Tensor;
 
 use super::{DecoderConfig, LayerConfig, NormKind, QueryKeyNorm, Values};
+use crate::LayerOutput;
 
 /// A layer's parameters. What a family's layers do not have is absent.
 #[derive(Clone, Debug, Tree)]
@@ -51,8 +52,16 @@ pub(super) struct LayerOutputs<'t> {
     pub keys_values: Option<KeysValues<Tensor<'t>>>,
     /// The cache, if there was one and the layer has keys and values of its own.
     pub written: Option<KeysValues<Tensor<'t>>>,
-    /// What attention and the feed-forward layer added.
-    pub parts: Vec<(&'static str, Tensor<'t>)>,
+    /// What else can be asked for.
+    pub others: Vec<(LayerOutput, Tensor<'t>)>,
+}
+
+impl<'t> LayerOutputs<'t> {
+    /// What is asked for of all that the layer made, in the order in which it did.
+    pub(super) fn wanted(&self, wanted: &[LayerOutput]) -> Vec<(LayerOutput, Tensor<'t>)> {
+        let all = self.others.iter().copied().chain([(LayerOutput::Residual, self.x)]);
+        all.filter(|(output, _)| wanted.contains(output)).collect()
+    }
 }
 
 pub(super) const RESIDUAL: [Option<&str>; 3] =
@@ -189,7 +198,7 @@ impl<'t> DecoderLayer<Tensor<'t>> {
             Some(layer) => layer.forward(x, EMBED, norm),
             None => x,
         };
-        let mut outputs = LayerOutputs { x, keys_values: None, written: None, parts: Vec::new() };
+        let mut outputs = LayerOutputs { x, keys_values: None, written: None, others: Vec::new() };
         if let Some(square) = &self.square {
             outputs.x = square.forward(x, &[EMBED]).rename(SQUARE_OUTPUT, EMBED).constrain(&RESIDUAL);
             return outputs;
@@ -197,10 +206,11 @@ impl<'t> DecoderLayer<Tensor<'t>> {
         let normed = normalized(&self.pre_attention_norm, x);
         let mut attended = None;
         if let (Some(attention), Some(config)) = (&self.attention, &config.attention) {
-            let Attended { output, keys_values, written } =
+            let Attended { output, keys_values, written, largest_scores } =
                 x.scope("self_attention", |_| attention.forward(normed, &inputs.attention, &config.options));
             let output = normalized(&self.post_attention_norm, output);
-            outputs.parts.push(("attention", output));
+            outputs.others.push((LayerOutput::Attention, output));
+            outputs.others.extend(largest_scores.map(|scores| (LayerOutput::LargestScores, scores)));
             (outputs.keys_values, outputs.written) = (Some(keys_values), written);
             attended = Some(inputs.dropout.apply("attention", output));
         }
@@ -210,7 +220,7 @@ impl<'t> DecoderLayer<Tensor<'t>> {
         let mlp = self.mlp.as_ref().zip(config.mlp.as_ref());
         if config.parallel {
             let hidden = mlp.map(|(mlp, config)| hidden(mlp, &config.activations, normed));
-            outputs.parts.extend(hidden.map(|hidden| ("mlp", hidden)));
+            outputs.others.extend(hidden.map(|hidden| (LayerOutput::Mlp, hidden)));
             let added = attended.into_iter().chain(hidden.map(|hidden| inputs.dropout.apply("mlp", hidden)));
             outputs.x = added.fold(x, |x, part| x + part).constrain(&RESIDUAL);
         } else {
@@ -220,7 +230,7 @@ impl<'t> DecoderLayer<Tensor<'t>> {
             if let Some((mlp, config)) = mlp {
                 let x = outputs.x;
                 let hidden = hidden(mlp, &config.activations, normalized(&self.pre_mlp_norm, x));
-                outputs.parts.push(("mlp", hidden));
+                outputs.others.push((LayerOutput::Mlp, hidden));
                 outputs.x = (x + inputs.dropout.apply("mlp", hidden)).constrain(&RESIDUAL);
             }
         }

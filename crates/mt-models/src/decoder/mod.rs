@@ -10,8 +10,8 @@ mod stack;
 
 use mt_derive::Tree;
 use mt_nn::{
-    Embedding, Initializer, Linear, Norm, ParamSpec, PositionTable, RmsNorm, Rotary, RotaryAngles,
-    RotaryOptions, RotaryScaling,
+    Embedding, Initializer, LayerPlace, Linear, Norm, ParamSpec, PositionTable, RmsNorm, Rotary,
+    RotaryAngles, RotaryOptions, RotaryScaling,
     attention::Segments,
     axes::{BATCH, EMBED, KV_POSITION, LAYERS, POSITION, TABLE_POSITION},
     sinusoidal_positions,
@@ -34,7 +34,8 @@ use layer::{RESIDUAL, norm_specs, rms_specs};
 use stack::{StackInputs, stack_specs};
 
 use crate::{
-    CacheSpec, FlopCount, Forward, Hidden, Model, ModelError, StoredParameter, Tokens,
+    CacheSpec, FlopCount, Forward, Hidden, LayerOutput, Model, ModelError, OfLayers, ScoreWeights,
+    StoredParameter, Tokens,
     families::Family,
     hugging_face::{self, FileTensor},
 };
@@ -151,6 +152,25 @@ impl<'t> PerLayerEmbedding<Tensor<'t>> {
     }
 }
 
+/// What taps show of layers.
+const TAPS: &[LayerOutput] = &[LayerOutput::Attention, LayerOutput::Mlp, LayerOutput::Residual];
+
+/// Names and values of what layers made, from the first layer to the last.
+fn named_taps<'t>(made: &[OfLayers<'t>]) -> Vec<(String, Tensor<'t>)> {
+    let named = made.iter().filter_map(|of_layers| {
+        let name = match of_layers.output {
+            LayerOutput::Attention => "attention",
+            LayerOutput::Mlp => "mlp",
+            LayerOutput::Residual => "output",
+            LayerOutput::LargestScores => return None,
+        };
+        Some(of_layers.of_each().into_iter().map(move |(layer, value)| (layer, name, value)))
+    });
+    let mut each: Vec<(usize, &str, Tensor<'t>)> = named.flatten().collect();
+    each.sort_by_key(|(layer, ..)| *layer);
+    each.into_iter().map(|(layer, name, value)| (format!("layers.{layer}.{name}"), value)).collect()
+}
+
 /// A number as activations of this type hold it.
 fn rounded(number: f64, dtype: DType) -> f64 {
     match dtype {
@@ -192,6 +212,38 @@ impl Model for Decoder {
             Positions::Learned(count) => Some(count),
             Positions::None | Positions::Sinusoidal => None,
         }
+    }
+
+    fn score_weights(&self) -> Vec<ScoreWeights> {
+        let mut next = 0..;
+        let numbers = self.specs.map_leaves(|_, _| next.next().expect("there is always a next number"));
+        let scanned = numbers.layers.cycle.iter().enumerate();
+        let scanned = scanned
+            .map(|(slot, layer)| (layer, slot, LayerPlace::Stacked { first: slot, step: self.config.cycle }));
+        let first = self.config.layers.len() - numbers.layers.rest.len();
+        let rest = numbers
+            .layers
+            .rest
+            .iter()
+            .zip(first..)
+            .map(|(layer, index)| (layer, index, LayerPlace::One(index)));
+        let weights = scanned.chain(rest).filter_map(|(layer, index, place)| {
+            let (numbers, attention) =
+                (layer.attention.as_ref()?, self.config.layers[index].attention.as_ref()?);
+            let of = |linear: &Linear<usize>| [linear.kernel].into_iter().chain(linear.bias).collect();
+            let is_shared =
+                self.config.attentions().any(|attention| attention.values == Values::OfLayer(index));
+            let is_own = attention.values == Values::Own && !is_shared;
+            let has_own_heads = attention.kv_heads.size == attention.query_heads.size;
+            let keys = numbers.key.as_ref().filter(|_| is_own && has_own_heads);
+            Some(ScoreWeights {
+                place,
+                queries: of(&numbers.query),
+                keys: keys.map(of).unwrap_or_default(),
+                are_normalized: attention.query_key_norm != QueryKeyNorm::None,
+            })
+        });
+        weights.collect()
     }
 
     fn hidden<'t>(&self, parameters: &[Tensor<'t>], tokens: Tokens<'t>, forward: Forward<'t>) -> Hidden<'t> {
@@ -238,12 +290,14 @@ impl Model for Decoder {
             dropout: forward.dropout.filter(|_| config.dropout_rate > 0.0),
             cache: forward.cache.as_ref().map(|cache| (cache.start, cache.layers.clone())),
             per_layer: model.per_layer.as_ref().map(|per_layer| per_layer.forward(tokens.tokens, x, config)),
-            taps: forward.taps,
+            wanted: [forward.layer_outputs.as_slice(), if forward.taps { TAPS } else { &[] }].concat(),
             layers_in: forward.layers_in,
         };
         let mut taps = if forward.taps { vec![("embedding".to_owned(), x)] } else { Vec::new() };
         let outputs = x.scope("decoder", |x| model.layers.forward(x, config, &inputs));
-        taps.extend(outputs.taps);
+        if forward.taps {
+            taps.extend(named_taps(&outputs.others));
+        }
         let hidden = match &model.final_norm {
             Some(norm) => norm.forward(outputs.x, EMBED, config.norm),
             None => outputs.x,
@@ -251,7 +305,9 @@ impl Model for Decoder {
         if forward.taps {
             taps.push(("final_norm".to_owned(), hidden));
         }
-        Hidden { hidden, cache: outputs.cache, taps, auxiliary_losses: Vec::new() }
+        let mut layer_outputs = outputs.others;
+        layer_outputs.retain(|of_layers| forward.layer_outputs.contains(&of_layers.output));
+        Hidden { hidden, cache: outputs.cache, taps, layer_outputs, auxiliary_losses: Vec::new() }
     }
 
     fn head_parameters(&self) -> Vec<usize> {

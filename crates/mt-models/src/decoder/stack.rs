@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use mt_derive::Tree;
 use mt_nn::{
-    Dropout, LayerIndex, ParamSpec, RotaryAngles, RotaryOptions,
+    Dropout, LayerIndex, LayerPlace, ParamSpec, RotaryAngles, RotaryOptions,
     attention::{AttentionInputs, CachedKeysValues, KeysValues, Segments},
     axes::LAYERS,
     constrain_to_specs,
@@ -16,6 +16,7 @@ use super::{
     DecoderConfig, LayerConfig, Values,
     layer::{DecoderLayer, LayerInputs, LayerOutputs, layer_specs},
 };
+use crate::{LayerOutput, OfLayers};
 
 /// All layers.
 #[derive(Clone, Debug, Tree)]
@@ -37,8 +38,8 @@ pub(super) struct StackInputs<'t> {
     pub cache: Option<(Tensor<'t>, Vec<KeysValues<Tensor<'t>>>)>,
     /// The tokens' vectors for each layer: `[batch, position, layers, per_layer]`.
     pub per_layer: Option<Tensor<'t>>,
-    /// Whether what each layer makes is returned.
-    pub taps: bool,
+    /// What of layers is returned.
+    pub wanted: Vec<LayerOutput>,
     /// The memory that the layers' parameters are in.
     pub layers_in: Memory,
 }
@@ -48,8 +49,8 @@ pub(super) struct StackOutputs<'t> {
     pub x: Tensor<'t>,
     /// In the order of the inputs.
     pub cache: Vec<KeysValues<Tensor<'t>>>,
-    /// Names and values, if they were asked for, from the first layer to the last.
-    pub taps: Vec<(String, Tensor<'t>)>,
+    /// What was asked for.
+    pub others: Vec<OfLayers<'t>>,
 }
 
 /// What a scan slices, or a layer that is computed again is given.
@@ -103,7 +104,7 @@ impl<'t> Layers<Tensor<'t>> {
         config: &DecoderConfig,
         inputs: &StackInputs<'t>,
     ) -> StackOutputs<'t> {
-        let mut outputs = StackOutputs { x, cache: Vec::new(), taps: Vec::new() };
+        let mut outputs = StackOutputs { x, cache: Vec::new(), others: Vec::new() };
         if !self.cycle.is_empty() {
             self.scanned(config, inputs, &mut outputs);
         }
@@ -132,8 +133,10 @@ impl<'t> Layers<Tensor<'t>> {
         };
         let start = inputs.cache.as_ref().map(|(start, _)| *start);
         let options = ScanOptions::over(layers).saving(save);
-        let ([x], mut stacked) = region.scan_list(options, [x], &sliced, |_, [mut x], slice| {
-            let (mut written, mut taps) = (Vec::new(), Vec::new());
+        // The slot of the cycle and the kind of what is stacked besides caches.
+        let mut made_by: Vec<(usize, LayerOutput)> = Vec::new();
+        let ([x], stacked) = region.scan_list(options, [x], &sliced, |_, [mut x], slice| {
+            let (mut written, mut others) = (Vec::new(), Vec::new());
             let mut caches = slice.caches.iter();
             for (slot, kind) in kinds.iter().enumerate() {
                 let layer = constrain_to_specs(&inputs.on_device(&slice.layers[slot]), &slice_specs[slot]);
@@ -146,33 +149,22 @@ impl<'t> Layers<Tensor<'t>> {
                 let made = layer.forward(x, config.norm, kind, given);
                 x = made.x;
                 written.extend(made.written.into_iter().flat_map(|cache| [cache.key, cache.value]));
-                if inputs.taps {
-                    taps.extend(made.parts.iter().map(|(_, part)| *part).chain([made.x]));
+                for (output, value) in made.wanted(&inputs.wanted) {
+                    made_by.push((slot, output));
+                    others.push(value);
                 }
             }
-            written.extend(taps);
+            written.extend(others);
             ([x], written)
         });
         outputs.x = x;
-        if inputs.cache.is_some() {
-            let taps = stacked.split_off(2 * num_caches);
-            outputs.cache.extend(stacked.chunks(2).map(|pair| KeysValues { key: pair[0], value: pair[1] }));
-            stacked = taps;
-        }
-        if inputs.taps {
-            for cycle in 0..layers.size {
-                let mut all = stacked.iter();
-                for (slot, kind) in kinds.iter().enumerate() {
-                    for name in part_names(kind) {
-                        let tap = all.next().expect("every part of every slot is stacked");
-                        outputs.taps.push((
-                            format!("layers.{}.{name}", cycle * config.cycle + slot),
-                            tap.at(LAYERS, cycle),
-                        ));
-                    }
-                }
-            }
-        }
+        let (written, others) = stacked.split_at(stacked.len() - made_by.len());
+        outputs.cache.extend(written.chunks(2).map(|pair| KeysValues { key: pair[0], value: pair[1] }));
+        outputs.others.extend(made_by.iter().zip(others).map(|((slot, output), value)| OfLayers {
+            output: *output,
+            place: LayerPlace::Stacked { first: *slot, step: config.cycle },
+            value: *value,
+        }));
     }
 
     fn unrolled(&self, config: &DecoderConfig, inputs: &StackInputs<'t>, outputs: &mut StackOutputs<'t>) {
@@ -211,11 +203,11 @@ impl<'t> Layers<Tensor<'t>> {
             if let Some(keys_values) = made.keys_values.filter(|_| is_source) {
                 kept.insert(index, keys_values);
             }
-            if inputs.taps {
-                let values = made.parts.iter().map(|(_, part)| *part).chain([made.x]);
-                let names = part_names(kind).into_iter().map(|name| format!("layers.{index}.{name}"));
-                outputs.taps.extend(names.zip(values));
-            }
+            outputs.others.extend(made.wanted(&inputs.wanted).into_iter().map(|(output, value)| OfLayers {
+                output,
+                place: LayerPlace::One(index),
+                value,
+            }));
         }
     }
 }
@@ -230,22 +222,31 @@ fn recomputed<'t>(
     is_source: bool,
 ) -> LayerOutputs<'t> {
     let start = inputs.cache.as_ref().map(|(start, _)| *start);
-    let save = config.remat.clone().filter(|_| inputs.cache.is_none() && !inputs.taps);
-    let Some(save) = save else {
+    let Some(save) = config.remat.clone().filter(|_| inputs.cache.is_none()) else {
         return one(x, config, kind, inputs, start, arguments);
     };
-    let region = x.region();
-    if !is_source {
-        let [x] = region
-            .remat(save, [x], arguments, |_, [x], slice| [one(x, config, kind, inputs, None, &slice).x]);
-        return LayerOutputs { x, keys_values: None, written: None, parts: Vec::new() };
-    }
-    let [x, key, value] = region.remat(save, [x], arguments, |_, [x], slice| {
+    // What follows the residual stream, and keys and values if others take them.
+    let mut kinds = Vec::new();
+    let results = x.region().remat_list(save, [x], arguments, |_, [x], slice| {
         let made = one(x, config, kind, inputs, None, &slice);
-        let keys_values = made.keys_values.expect("a layer that others take keys from has attention");
-        [made.x, keys_values.key, keys_values.value]
+        let keys_values = made.keys_values.filter(|_| is_source);
+        let others =
+            made.wanted(&inputs.wanted).into_iter().filter(|(kind, _)| *kind != LayerOutput::Residual);
+        let mut results = vec![made.x];
+        results.extend(keys_values.into_iter().flat_map(|both| [both.key, both.value]));
+        for (kind, value) in others {
+            kinds.push(kind);
+            results.push(value);
+        }
+        results
     });
-    LayerOutputs { x, keys_values: Some(KeysValues { key, value }), written: None, parts: Vec::new() }
+    let (own, others) = results.split_at(results.len() - kinds.len());
+    LayerOutputs {
+        x: own[0],
+        keys_values: (own.len() == 3).then(|| KeysValues { key: own[1], value: own[2] }),
+        written: None,
+        others: kinds.into_iter().zip(others.iter().copied()).collect(),
+    }
 }
 
 fn one<'b, 't: 'b>(
@@ -292,6 +293,7 @@ impl<'t> StackInputs<'t> {
             segments: self.segments,
             cache: cache.map(|(start, cached)| CachedKeysValues { cached, start }),
             shared,
+            with_scores: self.wanted.contains(&LayerOutput::LargestScores),
         }
     }
 
@@ -300,12 +302,6 @@ impl<'t> StackInputs<'t> {
         let (rate, order) = (config.dropout_rate, self.segments.order);
         key.map_or(Dropout::Off, |key| Dropout::On { rate, key: Key::new(key), order })
     }
-}
-
-fn part_names(kind: &LayerConfig) -> Vec<&'static str> {
-    let attention = kind.attention.is_some().then_some("attention");
-    let mlp = kind.mlp.is_some().then_some("mlp");
-    attention.into_iter().chain(mlp).chain(["output"]).collect()
 }
 
 /// The dropout keys of scanned layers: for each slot of the cycle those of its layers, stacked.

@@ -7,7 +7,7 @@
 use mt_shape::{Axis, DType, HostArray, axis};
 use mt_trace::{DeviceGroup, Parts, Region, ScanOptions, Tensor};
 
-use super::{AttentionOptions, CONTEXT, MASKED, MaskSpec, Segments, resized};
+use super::{AttentionOptions, CONTEXT, Context, KeysValues, MASKED, MaskSpec, Segments, resized};
 use crate::{
     SequenceOrder,
     axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION},
@@ -32,17 +32,17 @@ const FILLER: f64 = -1.0;
 ///
 /// # Shapes
 /// `[batch, position, kv_heads, group, head_dim], [batch, kv_position, kv_heads, head_dim] (twice),
-/// i32[batch, position], [kv_heads, group] -> [batch, kv_heads, position, group, head_dim]`
+/// i32[batch, position], [kv_heads, group]`
 #[track_caller]
 pub fn blockwise<'t>(
     query: Tensor<'t>,
-    key: Tensor<'t>,
-    value: Tensor<'t>,
+    KeysValues { key, value }: KeysValues<Tensor<'t>>,
     segments: Segments<'t>,
     sinks: Option<Tensor<'t>>,
     options: &AttentionOptions,
     block: usize,
-) -> Tensor<'t> {
+    with_scores: bool,
+) -> Context<'t> {
     let axes = query.axes();
     let batch: Vec<&'static str> = axes
         .iter()
@@ -55,31 +55,35 @@ pub fn blockwise<'t>(
     let parts = query.parts(&SPLIT).with_axes_like(POSITION, &[KV_POSITION, BLOCKS]);
     let num_parts = parts.along(POSITION).map_or(1, DeviceGroup::size);
     let layout = Layout::new(query.axis(POSITION).size, segments.order, num_parts, block);
-    let kernel = Kernel { layout, parts, options: *options };
+    let kernel = Kernel { layout, parts, options: *options, with_scores };
     let has_sinks = sinks.is_some();
     let in_groups = [query.axis(KV_HEADS), query.axis(GROUP)];
     let sinks = match sinks {
         Some(sinks) => sinks.cast(DType::F32).broadcast(&in_groups),
         None => query.region().full(DType::F32, &in_groups, MASKED),
     };
-    let [context] = query.region().custom_vjp(
+    let results = query.region().custom_vjp_list(
         "blockwise_attention",
-        [query, key, value, segments.query, sinks],
-        [true, true, true, false, has_sinks],
-        |_, [query, key, value, segments, sinks]| [kernel.forward(query, key, value, segments, sinks).0],
-        |_, [query, key, value, segments, sinks]| {
-            let (context, log_sums) = kernel.forward(query, key, value, segments, sinks);
+        &[query, key, value, segments.query, sinks],
+        &[true, true, true, false, has_sinks],
+        |_, arguments| {
+            let Rows { context, largest_scores, .. } = kernel.forward(&arguments);
+            [context].into_iter().chain(largest_scores).collect()
+        },
+        |_, arguments| {
+            let Rows { context, log_sums, largest_scores } = kernel.forward(&arguments);
             let context = context.constrain(&CONTEXT).named("context");
             let log_sums = log_sums.constrain(&CONTEXT[..4]).named("context");
-            ([context], vec![query, key, value, segments, sinks, context, log_sums])
+            let results = [context].into_iter().chain(largest_scores).collect();
+            (results, [arguments.as_slice(), &[context, log_sums]].concat())
         },
-        |_, residuals, [cotangent]| {
-            let mut gradients = kernel.backward(&residuals, cotangent);
+        |_, residuals, cotangents| {
+            let mut gradients = kernel.backward(&residuals, cotangents[0]);
             gradients.truncate(if has_sinks { 4 } else { 3 });
             gradients
         },
     );
-    context
+    Context { context: results[0], largest_scores: results.get(1).map(|scores| scores.stop_gradient()) }
 }
 
 /// How rows are cut into blocks.
@@ -148,6 +152,15 @@ struct Kernel {
     layout: Layout,
     parts: Parts,
     options: AttentionOptions,
+    with_scores: bool,
+}
+
+/// What the forward pass makes of queries.
+struct Rows<'b> {
+    context: Tensor<'b>,
+    /// The logarithm of the sum of a query's exponentiated scores.
+    log_sums: Tensor<'b>,
+    largest_scores: Option<Tensor<'b>>,
 }
 
 /// What a scan over blocks of queries slices.
@@ -181,13 +194,13 @@ impl Kernel {
     }
 
     /// Runs `body` on every device's part if the sequence is split, or else leaves it to the partitioner.
-    fn on_devices<'b, const A: usize, const N: usize>(
+    fn on_devices<'b, const A: usize>(
         &self,
         arguments: [Tensor<'b>; A],
-        body: impl for<'c> FnOnce([Tensor<'c>; A]) -> [Tensor<'c>; N],
-    ) -> [Tensor<'b>; N] {
+        body: impl for<'c> FnOnce([Tensor<'c>; A]) -> Vec<Tensor<'c>>,
+    ) -> Vec<Tensor<'b>> {
         match self.parts.along(POSITION) {
-            Some(_) => self.parts.run(arguments, body),
+            Some(_) => self.parts.run_list(arguments, body),
             None => body(arguments),
         }
     }
@@ -260,10 +273,13 @@ impl Kernel {
         self.layout.num_key_blocks() * self.layout.block
     }
 
-    /// Scores of a block of queries with a block of keys.
-    fn scores<'b>(&self, query: Tensor<'b>, key: Tensor<'b>) -> Tensor<'b> {
+    /// Scores of a block of queries with a block of keys, before they are capped.
+    fn uncapped<'b>(&self, query: Tensor<'b>, key: Tensor<'b>) -> Tensor<'b> {
         let product = if self.options.float32_product { DType::F32 } else { query.dtype() };
-        let scores = query.cast(product).contract_into(key.cast(product), &[HEAD_DIM], DType::F32);
+        query.cast(product).contract_into(key.cast(product), &[HEAD_DIM], DType::F32)
+    }
+
+    fn capped<'b>(&self, scores: Tensor<'b>) -> Tensor<'b> {
         match self.options.soft_cap {
             Some(cap) => (scores / cap).tanh() * cap,
             None => scores,
@@ -289,23 +305,19 @@ impl Kernel {
         mask.select(scores, region.full(DType::F32, &[], MASKED).broadcast(&scores.axes()))
     }
 
-    /// The context, and for each query the logarithm of the sum of its exponentiated scores.
-    fn forward<'b>(
-        &self,
-        query: Tensor<'b>,
-        key: Tensor<'b>,
-        value: Tensor<'b>,
-        segments: Tensor<'b>,
-        sinks: Tensor<'b>,
-    ) -> (Tensor<'b>, Tensor<'b>) {
+    /// What queries, keys, values, segments and sinks make.
+    fn forward<'b>(&self, arguments: &[Tensor<'b>]) -> Rows<'b> {
+        let &[query, key, value, segments, sinks] = arguments else {
+            unreachable!("the kernel has five arguments")
+        };
         let [places, firsts, ends] = self.tables(query.region());
-        let [context, log_sums] = self.on_devices(
+        let results = self.on_devices(
             [places, firsts, ends, query, key, value, segments, sinks],
             |[places, firsts, ends, query, key, value, segments, sinks]| {
                 self.forward_part([places, firsts, ends], query, key, value, segments, sinks)
             },
         );
-        (context, log_sums)
+        Rows { context: results[0], log_sums: results[1], largest_scores: results.get(2).copied() }
     }
 
     /// As [`Kernel::forward`], of one device's queries.
@@ -317,7 +329,7 @@ impl Kernel {
         value: Tensor<'b>,
         segments: Tensor<'b>,
         sinks: Tensor<'b>,
-    ) -> [Tensor<'b>; 2] {
+    ) -> Vec<Tensor<'b>> {
         let region = query.region();
         let block = self.layout.block;
         let (key, value) = (self.keys(key, 0.0), self.keys(value, 0.0));
@@ -332,34 +344,54 @@ impl Kernel {
         let blocks = inputs.place.axis(BLOCKS);
         let query_axes = query.axes();
         let row_axes: Vec<Axis> = query_axes.iter().filter(|axis| axis.name != HEAD_DIM).copied().collect();
-        let ([], [context, log_sums]) =
-            region.scan(ScanOptions::over(blocks), [], &inputs, |region, [], q| {
-                let rows = resized(&row_axes, POSITION, block);
-                let wide = resized(&query_axes, POSITION, block);
-                // The sinks come first: their exponential, taken relative to themselves, is 1, and their value 0.
-                let start = [
-                    q.first,
-                    sinks.broadcast(&rows),
-                    region.full(DType::F32, &rows, 1.0),
-                    region.full(DType::F32, &wide, 0.0),
-                ];
-                let [_, largest, sum, total] = region.while_loop(
-                    Some(self.layout.mean_visits(self.options.mask)),
-                    start,
-                    |_, [block, _, _, _]| block.less(q.end),
-                    |_, [block, largest, sum, total]| {
-                        let (k, v, k_segments) = self.key_block(key, value, key_segments, block);
-                        let scores = self.masked(self.scores(q.query, k), q, k_segments, block);
-                        let next = largest.maximum(scores.max(&[KV_POSITION]).broadcast(&largest.axes()));
-                        let weights = (scores - next).exp();
-                        let fade = (largest - next).exp();
-                        let product = weights.cast(v.dtype()).contract_into(v, &[KV_POSITION], DType::F32);
-                        [block + 1.0, next, sum * fade + weights.sum(&[KV_POSITION]), total * fade + product]
-                    },
-                );
-                ([], [(total / sum).cast(q.query.dtype()), largest + sum.log()])
-            });
-        [self.join(context, &query_axes), self.join(log_sums, &row_axes)]
+        let ([], made) = region.scan_list(ScanOptions::over(blocks), [], &inputs, |region, [], q| {
+            let rows = resized(&row_axes, POSITION, block);
+            let wide = resized(&query_axes, POSITION, block);
+            // The sinks come first: their exponential, taken relative to themselves, is 1, and their value 0.
+            let mut start = vec![
+                q.first,
+                sinks.broadcast(&rows),
+                region.full(DType::F32, &rows, 1.0),
+                region.full(DType::F32, &wide, 0.0),
+            ];
+            if self.with_scores {
+                start.push(region.full(DType::F32, &rows, MASKED));
+            }
+            let last = region.while_loop_list(
+                Some(self.layout.mean_visits(self.options.mask)),
+                &start,
+                |_, carry| carry[0].less(q.end),
+                |_, carry| {
+                    let (block, largest, sum, total) = (carry[0], carry[1], carry[2], carry[3]);
+                    let (k, v, k_segments) = self.key_block(key, value, key_segments, block);
+                    let uncapped = self.uncapped(q.query, k);
+                    let scores = self.masked(self.capped(uncapped), q, k_segments, block);
+                    let next = largest.maximum(scores.max(&[KV_POSITION]).broadcast(&largest.axes()));
+                    let weights = (scores - next).exp();
+                    let fade = (largest - next).exp();
+                    let product = weights.cast(v.dtype()).contract_into(v, &[KV_POSITION], DType::F32);
+                    let mut after = vec![
+                        block + 1.0,
+                        next,
+                        sum * fade + weights.sum(&[KV_POSITION]),
+                        total * fade + product,
+                    ];
+                    // Unlike those that are subtracted, these are of keys alone.
+                    after.extend(carry.get(4).map(|largest| {
+                        let scores = self.masked(uncapped, q, k_segments, block);
+                        largest.maximum(scores.max(&[KV_POSITION]).broadcast(&largest.axes()))
+                    }));
+                    after
+                },
+            );
+            let (largest, sum, total) = (last[1], last[2], last[3]);
+            let rows = [(total / sum).cast(q.query.dtype()), largest + sum.log()];
+            ([], rows.into_iter().chain(last.get(4).copied()).collect())
+        });
+        let joined = |(index, blocks): (usize, &Tensor<'b>)| {
+            self.join(*blocks, if index == 0 { &query_axes } else { &row_axes })
+        };
+        made.iter().enumerate().map(joined).collect()
     }
 
     fn key_block<'b>(
@@ -384,7 +416,7 @@ impl Kernel {
         // Softmax's derivative subtracts from each score's cotangent their weighted mean.
         let correction = (context.cast(DType::F32) * cotangent.cast(DType::F32)).sum(&[HEAD_DIM]);
         let [places, firsts, ends] = self.tables(query.region());
-        let [query_gradient, key_gradient, value_gradient] = self.on_devices(
+        let mut gradients = self.on_devices(
             [places, firsts, ends, query, key, value, segments, cotangent, *log_sums, correction],
             |[places, firsts, ends, query, key, value, segments, cotangent, log_sums, correction]| {
                 let rows = [cotangent, log_sums, correction];
@@ -395,8 +427,8 @@ impl Kernel {
         let sinks_weight = (sinks.broadcast(&log_sums.axes()) - *log_sums).exp();
         let others: Vec<&'static str> =
             log_sums.axes().iter().map(|axis| axis.name).filter(|name| !sinks.has_axis(name)).collect();
-        let sinks_gradient = (sinks_weight * correction).sum(&others) * -1.0;
-        vec![query_gradient, key_gradient, value_gradient, sinks_gradient]
+        gradients.push((sinks_weight * correction).sum(&others) * -1.0);
+        gradients
     }
 
     /// The gradients of one device's queries, and its part of those of keys and values.
@@ -408,7 +440,7 @@ impl Kernel {
         own_value: Tensor<'b>,
         segments: Tensor<'b>,
         [cotangent, log_sums, correction]: [Tensor<'b>; 3],
-    ) -> [Tensor<'b>; 3] {
+    ) -> Vec<Tensor<'b>> {
         let region: Region<'b> = query.region();
         let block_size = self.layout.block;
         let (key, value) = (self.keys(own_key, 0.0), self.keys(own_value, 0.0));
@@ -443,7 +475,7 @@ impl Kernel {
                     |_, [block, dq, dk, dv]| {
                         let (k, v, k_segments) = self.key_block(key, value, key_segments, block);
                         let dtype = k.dtype();
-                        let scores = self.scores(q.query, k);
+                        let scores = self.capped(self.uncapped(q.query, k));
                         let masked = self.masked(scores, q, k_segments, block);
                         let weights = (masked - rows.log_sums).exp();
                         let from_value = rows.cotangent.contract_into(v, &[HEAD_DIM], DType::F32);
@@ -472,7 +504,7 @@ impl Kernel {
                 ([dk, dv], [dq])
             },
         );
-        [
+        vec![
             self.join(query_gradient, &query_axes).cast(query.dtype()),
             self.own_keys(key_gradient).cast(own_key.dtype()),
             self.own_keys(value_gradient).cast(own_value.dtype()),

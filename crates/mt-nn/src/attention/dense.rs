@@ -3,39 +3,41 @@
 use mt_shape::DType;
 use mt_trace::Tensor;
 
-use super::{AttentionOptions, MASKED};
+use super::{AttentionOptions, Context, KeysValues, MASKED};
 use crate::axes::{HEAD_DIM, KV_POSITION};
 
 /// Softmax of masked scores, times values. Queries are already scaled.
 ///
 /// # Shapes
 /// `[batch, position, kv_heads, group, head_dim], [batch, kv_position, kv_heads, head_dim] (twice),
-/// bool[batch, position, kv_position], [kv_heads, group] -> [batch, kv_heads, position, group, head_dim]`
+/// bool[batch, position, kv_position], [kv_heads, group]`
 #[track_caller]
 pub fn dense<'t>(
     query: Tensor<'t>,
-    key: Tensor<'t>,
-    value: Tensor<'t>,
+    KeysValues { key, value }: KeysValues<Tensor<'t>>,
     mask: Tensor<'t>,
     sinks: Option<Tensor<'t>>,
     options: &AttentionOptions,
-) -> Tensor<'t> {
+    with_scores: bool,
+) -> Context<'t> {
     let dtype = query.dtype();
     let (query, key) =
         if options.float32_product { (query.cast(DType::F32), key.cast(DType::F32)) } else { (query, key) };
     let score_type = if options.float32_scores { DType::F32 } else { query.dtype() };
-    let scores = query.contract_into(key, &[HEAD_DIM], score_type);
+    let uncapped = query.contract_into(key, &[HEAD_DIM], score_type);
     let scores = match options.soft_cap {
-        Some(cap) => (scores / cap).tanh() * cap,
-        None => scores,
+        Some(cap) => (uncapped / cap).tanh() * cap,
+        None => uncapped,
     };
     let masked = scores.region().full(score_type, &[], MASKED).broadcast(&scores.axes());
     let scores = mask.select(scores, masked);
+    let largest_scores = with_scores
+        .then(|| mask.select(uncapped.stop_gradient(), masked).max(&[KV_POSITION]).cast(DType::F32));
     let weights = match sinks {
         Some(sinks) => softmax_with_sinks(scores, sinks.cast(score_type)),
         None => scores.softmax(KV_POSITION),
     };
-    weights.cast(dtype).contract(value, &[KV_POSITION])
+    Context { context: weights.cast(dtype).contract(value, &[KV_POSITION]), largest_scores }
 }
 
 /// Softmax over the keys and one more score, whose weight is left out.

@@ -6,7 +6,7 @@ mod dense;
 mod mask;
 
 use mt_derive::Tree;
-use mt_shape::{Axis, axis};
+use mt_shape::{Axis, DType, Tree, axis};
 use mt_trace::{DeviceGroup, Tensor};
 
 use crate::{
@@ -87,6 +87,8 @@ pub struct AttentionInputs<'t> {
     pub cache: Option<CachedKeysValues<'t>>,
     /// [`Attended::keys_values`] of another layer, for a layer without keys.
     pub shared: Option<KeysValues<Tensor<'t>>>,
+    /// Whether [`Attended::largest_scores`] are wanted.
+    pub with_scores: bool,
 }
 
 /// What attention returns.
@@ -98,6 +100,18 @@ pub struct Attended<'t> {
     pub keys_values: KeysValues<Tensor<'t>>,
     /// The cache with this call's keys and values.
     pub written: Option<KeysValues<Tensor<'t>>>,
+    /// `f32[batch, q_heads]`, if they are wanted: the largest score of each head with any key that one of a row's tokens
+    /// sees, scaled, and before it is capped. Rows without tokens have [`MASKED`]. They have no gradient.
+    pub largest_scores: Option<Tensor<'t>>,
+}
+
+/// What a kernel makes of queries, keys and values.
+#[derive(Clone, Copy)]
+pub struct Context<'t> {
+    /// `[batch, kv_heads, position, group, head_dim]`
+    pub context: Tensor<'t>,
+    /// `f32[batch, kv_heads, position, group]`, if they are wanted: each query's largest score, before it is capped.
+    pub largest_scores: Option<Tensor<'t>>,
 }
 
 // A tensor is placed before it is named: a remat policy that keeps it keeps it split.
@@ -118,6 +132,7 @@ const CONTEXT: [Option<&str>; 5] = [
 /// axes would be taken.
 const CONTEXT_OF_CACHE: [Option<&str>; 5] =
     [Some("decode_batch"), Some("cache_heads"), Some("activation_length_attn"), None, Some("cache_kv")];
+const LARGEST_SCORES: [Option<&str>; 2] = [Some("activation_kv_batch"), Some("activation_heads")];
 const OUTPUT: [Option<&str>; 3] =
     [Some("activation_batch"), Some("activation_norm_length"), Some("activation_embed")];
 const ACTIVATION: [Option<&str>; 4] = [
@@ -171,12 +186,14 @@ impl<'t> Attention<Tensor<'t>> {
         let query =
             (query * options.scale).constrain(&QUERY).named("query_proj").split(QUERY_HEADS, &in_groups);
         let sinks = self.sinks.map(|sinks| sinks.split(QUERY_HEADS, &in_groups));
-        let context = attend(query, attended, sinks, inputs.segments, options);
+        let Context { context, largest_scores } = attend(query, attended, sinks, inputs, options);
         let placed = if inputs.segments.first_query.is_some() { &CONTEXT_OF_CACHE } else { &CONTEXT };
         let context = context.constrain(placed).named("context").named("attention_out");
         let out = Linear { kernel: self.out.kernel.split(QUERY_HEADS, &in_groups), bias: self.out.bias };
         let output = out.forward(context, &[KV_HEADS, GROUP, HEAD_DIM]);
-        Attended { output: output.constrain(&OUTPUT).named("out_proj"), keys_values, written }
+        let output = output.constrain(&OUTPUT).named("out_proj");
+        let largest_scores = largest_scores.map(|scores| largest_of_rows(scores, inputs.segments.query));
+        Attended { output, keys_values, written, largest_scores }
     }
 
     #[track_caller]
@@ -243,14 +260,27 @@ fn prepared<'t>(
     angles.map_or(normalized, |angles| angles.rotate(normalized))
 }
 
+/// The largest score of each head in a row, without those of padding.
+///
+/// # Shapes
+/// `[batch, kv_heads, position, group], i32[batch, position] -> [batch, q_heads]`
+#[track_caller]
+fn largest_of_rows<'t>(scores: Tensor<'t>, segments: Tensor<'t>) -> Tensor<'t> {
+    let axes = scores.axes();
+    let none = scores.region().full(DType::F32, &axes, MASKED);
+    let largest = segments.differs(0.0).broadcast(&axes).select(scores, none).max(&[POSITION]);
+    let rows = segments.axes()[0].name;
+    largest.order(&[rows, KV_HEADS, GROUP]).merge(&[KV_HEADS, GROUP], QUERY_HEADS).constrain(&LARGEST_SCORES)
+}
+
 #[track_caller]
 fn attend<'t>(
     query: Tensor<'t>,
-    KeysValues { key, value }: KeysValues<Tensor<'t>>,
+    keys_values: KeysValues<Tensor<'t>>,
     sinks: Option<Tensor<'t>>,
-    segments: Segments<'t>,
+    &AttentionInputs { segments, with_scores, .. }: &AttentionInputs<'t>,
     options: &AttentionOptions,
-) -> Tensor<'t> {
+) -> Context<'t> {
     let length = query.axis(POSITION).size;
     let is_cached = segments.first_query.is_some();
     let is_dense = match options.kernel {
@@ -263,11 +293,11 @@ fn attend<'t>(
     if is_dense {
         // Queries may be split over devices; each sees all keys. A cache stays as it is placed: it is larger than what
         // few queries make of its parts.
-        let placed = |tensor: Tensor<'t>| if is_cached { tensor } else { tensor.constrain(&ATTENDED) };
-        let (key, value) = (placed(key), placed(value));
-        dense(query, key, value, segments.mask(options.mask), sinks, options)
+        let placed = |tensor: &Tensor<'t>| if is_cached { *tensor } else { tensor.constrain(&ATTENDED) };
+        let keys_values = keys_values.map_leaves(|_, tensor| placed(tensor));
+        dense(query, keys_values, segments.mask(options.mask), sinks, options, with_scores)
     } else {
-        blockwise(query, key, value, segments, sinks, options, BLOCK_SIZE)
+        blockwise(query, keys_values, segments, sinks, options, BLOCK_SIZE, with_scores)
     }
 }
 

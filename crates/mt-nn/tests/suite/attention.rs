@@ -3,7 +3,9 @@
 use mt_derive::Tree;
 use mt_nn::{
     NormOptions, SequenceOrder,
-    attention::{AttentionKernel, AttentionOptions, MaskSpec, Segments, blockwise, dense},
+    attention::{
+        AttentionKernel, AttentionOptions, Context, KeysValues, MaskSpec, Segments, blockwise, dense,
+    },
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION},
 };
 use mt_shape::{DType, HostArray, axis};
@@ -87,18 +89,23 @@ fn context<'t>(
     block: usize,
 ) -> Tensor<'t> {
     let [query, key, value] = [t[0], t[1], t[2]].map(|tensor| tensor.cast(dtype));
-    let sinks = (sinks == Sinks::With).then_some(t[3]);
+    attend([query, key, value], t[4], (sinks == Sinks::With).then_some(t[3]), options, block, false).context
+}
+
+fn attend<'t>(
+    [query, key, value]: [Tensor<'t>; 3],
+    segments: Tensor<'t>,
+    sinks: Option<Tensor<'t>>,
+    options: &AttentionOptions,
+    block: usize,
+    with_scores: bool,
+) -> Context<'t> {
+    let (keys_values, segments) =
+        (KeysValues { key, value }, Segments::within(segments, SequenceOrder::AsRead));
     if block == 0 {
-        dense(
-            query,
-            key,
-            value,
-            Segments::within(t[4], SequenceOrder::AsRead).mask(options.mask),
-            sinks,
-            options,
-        )
+        dense(query, keys_values, segments.mask(options.mask), sinks, options, with_scores)
     } else {
-        blockwise(query, key, value, Segments::within(t[4], SequenceOrder::AsRead), sinks, options, block)
+        blockwise(query, keys_values, segments, sinks, options, block, with_scores)
     }
 }
 
@@ -127,6 +134,77 @@ fn blockwise_equals_dense() {
     check(Case { length: 29, block: 3, kv_heads: 1, group: 5, head_dim: 2, ..CASE });
     check(Case { length: 1, block: 1, batch: 1, ..CASE });
     check(Case { kv_heads: 3, group: 1, ..CASE });
+}
+
+/// Of each query, by plain loops: `[batch, kv_heads, position, group]`.
+fn largest_scores(case: Case, options: &AttentionOptions) -> Vec<f64> {
+    let Case { batch, length, kv_heads, group, head_dim, .. } = case;
+    let arguments = case.arguments();
+    let [query, key, segments] = [0, 1, 4].map(|index| arguments[index].1.to_f64());
+    let MaskSpec { causal, window, chunk } = options.mask;
+    let sees = |query: usize, key: usize| {
+        (!causal || key <= query)
+            && window.is_none_or(|window| key + window > query)
+            && chunk.is_none_or(|chunk| query / chunk == key / chunk)
+    };
+    let mut largest = Vec::new();
+    for (row, head) in (0..batch).flat_map(|row| (0..kv_heads).map(move |head| (row, head))) {
+        for (place, member) in (0..length).flat_map(|place| (0..group).map(move |member| (place, member))) {
+            let same = |other: &usize| segments[row * length + place] == segments[row * length + other];
+            let q = (((row * length + place) * kv_heads + head) * group + member) * head_dim;
+            let scores = (0..length).filter(|other| sees(place, *other)).filter(same).map(|other| {
+                let k = ((row * length + other) * kv_heads + head) * head_dim;
+                (0..head_dim).map(|index| query[q + index] * key[k + index]).sum::<f64>()
+            });
+            largest.push(scores.fold(f64::NEG_INFINITY, f64::max));
+        }
+    }
+    largest
+}
+
+/// They are those that a query sees, whatever sinks and caps make of them, and have no part in gradients.
+#[test]
+fn largest_scores_of_both_kernels() {
+    let capped = |options| AttentionOptions { soft_cap: Some(0.7), ..options };
+    for (case, options, sinks) in [
+        (CASE, OPTIONS, Sinks::Without),
+        (CASE, OPTIONS, Sinks::With),
+        (CASE, capped(masked(true, Some(11), None)), Sinks::With),
+        (CASE, masked(true, Some(1), None), Sinks::Without),
+        (Case { length: 48, block: 16, kv_heads: 3, group: 1, ..CASE }, capped(OPTIONS), Sinks::Without),
+        (Case { length: 29, block: 3, ..CASE }, masked(false, None, Some(13)), Sinks::With),
+    ] {
+        let expected = largest_scores(case, &options);
+        let arguments = case.arguments();
+        for block in [0, case.block] {
+            let made = run("largest", &arguments, |region, t| {
+                let segments = t[4];
+                let (_, made, gradients) = region.value_and_grad_list(&Operands(t[..4].to_vec()), |_, t| {
+                    let t = t.0;
+                    let sinks = (sinks == Sinks::With).then_some(t[3]);
+                    let made = attend([t[0], t[1], t[2]], segments, sinks, &options, block, true);
+                    let scores = made.largest_scores.unwrap();
+                    let scores = scores.order(&[BATCH, KV_HEADS, POSITION, GROUP]);
+                    (made.context.square().sum_all() + scores.sum_all(), vec![scores])
+                });
+                let (_, [], without) = region.value_and_grad(&Operands(t[..4].to_vec()), |_, t| {
+                    let t = [t.0.as_slice(), &[segments]].concat();
+                    (context(&t, DType::F32, &options, sinks, block).square().sum_all(), [])
+                });
+                [made, gradients.0, without.0].concat()
+            });
+            let scores = made[0].to_f64();
+            for (score, expected) in scores.iter().zip(&expected) {
+                assert!(
+                    (score - expected).abs() <= 1e-5,
+                    "{options:?}, block {block}: {score}, not {expected}"
+                );
+            }
+            for (part, (gradient, without)) in PARTS[1..].iter().zip(made[1..5].iter().zip(&made[5..])) {
+                assert_eq!(gradient, without, "{part}");
+            }
+        }
+    }
 }
 
 fn masked(causal: bool, window: Option<usize>, chunk: Option<usize>) -> AttentionOptions {

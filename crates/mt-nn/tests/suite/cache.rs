@@ -90,7 +90,7 @@ impl<'t> Pair<'t> {
         cache: Option<CachedKeysValues<'t>>,
     ) -> (Tensor<'t>, Option<KeysValues<Tensor<'t>>>) {
         let angles = Some(self.rotary.angles(positions));
-        let inputs = AttentionInputs { angles, segments, cache, shared: None };
+        let inputs = AttentionInputs { angles, segments, cache, shared: None, with_scores: false };
         let first = self.first.forward(x, &inputs, &self.options);
         let inputs = AttentionInputs { cache: None, shared: Some(first.keys_values), ..inputs };
         let second = self.second.forward(x, &inputs, &self.options);

@@ -6,7 +6,9 @@ use mt_derive::Tree;
 use mt_ir::{Program, Target};
 use mt_nn::{
     NormOptions, SequenceOrder,
-    attention::{AttentionKernel, AttentionOptions, MaskSpec, Segments, blockwise, dense},
+    attention::{
+        AttentionKernel, AttentionOptions, Context, KeysValues, MaskSpec, Segments, blockwise, dense,
+    },
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION},
 };
 use mt_runtime::{CompileSettings, testing};
@@ -31,6 +33,7 @@ struct Case {
     soft_cap: Option<f64>,
     has_sinks: bool,
     group: usize,
+    with_scores: bool,
 }
 
 const ONE: &[(&str, usize)] = &[("fsdp", 1)];
@@ -44,6 +47,7 @@ const CASE: Case = Case {
     soft_cap: None,
     has_sinks: false,
     group: 3,
+    with_scores: false,
 };
 
 const QUERY: [Option<&str>; 5] =
@@ -99,31 +103,34 @@ impl Case {
             let leaves = vec![query, key(), key(), input(&[heads, group], &SINKS, DType::F32)];
             let segments = input(&[rows, positions], &TOKENS, DType::I32);
             let cotangent = input(&context_axes, &CONTEXT, DType::F32);
-            let (_, [context], gradients) = inputs.region().value_and_grad(&Leaves(leaves), |_, leaves| {
-                let context = self.attend(&leaves.0, segments, dtype).cast(DType::F32).constrain(&CONTEXT);
-                ((context * cotangent).sum_all(), [context])
+            let (_, made, gradients) = inputs.region().value_and_grad_list(&Leaves(leaves), |_, leaves| {
+                let Context { context, largest_scores } = self.attend(&leaves.0, segments, dtype);
+                let context = context.cast(DType::F32).constrain(&CONTEXT);
+                ((context * cotangent).sum_all(), [context].into_iter().chain(largest_scores).collect())
             });
-            let mut outputs = vec![inputs.output("context", context, &CONTEXT)];
+            let mut outputs = vec![inputs.output("context", made[0], &CONTEXT)];
             let logical: [&[Option<&str>]; 4] = [&QUERY, &KEY, &KEY, &SINKS];
             for (gradient, logical) in gradients.0.iter().zip(logical) {
                 outputs.push(inputs.output("gradient", *gradient, logical));
             }
+            outputs.extend(made.get(1).map(|scores| inputs.output("scores", *scores, &CONTEXT[..4])));
             outputs
         })
         .unwrap()
     }
 
-    fn attend<'t>(self, leaves: &[Tensor<'t>], segments: Tensor<'t>, dtype: DType) -> Tensor<'t> {
+    fn attend<'t>(self, leaves: &[Tensor<'t>], segments: Tensor<'t>, dtype: DType) -> Context<'t> {
         let [query, key, value] = [0, 1, 2].map(|index| leaves[index].cast(dtype));
         let sinks = self.has_sinks.then_some(leaves[3]);
         let segments = Segments::within(segments, self.order);
         let options = self.options();
         if self.block == 0 {
             let whole: [Option<&str>; 4] = [KEY[0], None, KEY[2], None];
-            let (key, value) = (key.constrain(&whole), value.constrain(&whole));
-            dense(query, key, value, segments.mask(options.mask), sinks, &options)
+            let keys_values = KeysValues { key: key.constrain(&whole), value: value.constrain(&whole) };
+            dense(query, keys_values, segments.mask(options.mask), sinks, &options, self.with_scores)
         } else {
-            blockwise(query, key, value, segments, sinks, &options, self.block)
+            let keys_values = KeysValues { key, value };
+            blockwise(query, keys_values, segments, sinks, &options, self.block, self.with_scores)
         }
     }
 
@@ -146,7 +153,7 @@ impl Case {
         ]
     }
 
-    /// The context and the gradients, in the order in which tokens are read.
+    /// The context, the gradients, and the largest scores if they are wanted, in the order in which tokens are read.
     fn run(self, name: &str, dtype: DType) -> Vec<HostArray> {
         let program = self.program(name, dtype);
         let places: Vec<usize> = (0..self.length).map(|index| self.order.place(index, self.length)).collect();
@@ -161,7 +168,7 @@ impl Case {
             .map(|(a, dim)| permuted(a, dim, &places))
             .collect();
         let results = testing::run(&program, &arguments).unwrap();
-        results.iter().zip([2, 1, 1, 1, 9]).map(|(a, dim)| permuted(a, dim, &indices)).collect()
+        results.iter().zip([2, 1, 1, 1, 9, 2]).map(|(a, dim)| permuted(a, dim, &indices)).collect()
     }
 }
 
@@ -180,8 +187,14 @@ fn permuted(array: &HostArray, dim: usize, from: &[usize]) -> HostArray {
     HostArray::from_bytes(array.dtype(), dims, &bytes).unwrap()
 }
 
-const PARTS: [&str; 5] =
-    ["context", "query's gradient", "key's gradient", "value's gradient", "sinks' gradient"];
+const PARTS: [&str; 6] = [
+    "context",
+    "query's gradient",
+    "key's gradient",
+    "value's gradient",
+    "sinks' gradient",
+    "largest scores",
+];
 
 #[track_caller]
 fn check_in(
@@ -257,6 +270,13 @@ fn windows_chunks_caps_and_sinks() {
     ] {
         check(Case { block, mask, soft_cap, has_sinks, ..CASE }, SOME);
     }
+}
+
+#[test]
+fn largest_scores() {
+    let case = Case { with_scores: true, soft_cap: Some(0.7), has_sinks: true, ..CASE };
+    check(Case { block: 5, ..case }, SOME);
+    check(Case { block: 0, ..case }, &SOME[1..]);
 }
 
 #[test]

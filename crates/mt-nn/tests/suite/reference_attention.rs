@@ -85,6 +85,7 @@ fn check_attention(name: &str, others: &[Named], rotary: Option<RotaryOptions>, 
                 segments: Segments::within(t[1], SequenceOrder::AsRead),
                 cache: None,
                 shared: None,
+                with_scores: false,
             };
             layer(find).forward(t[0], &inputs, &options).output
         });
@@ -177,6 +178,7 @@ fn shared_keys_and_values_match() {
                 segments: Segments::within(t[1], SequenceOrder::AsRead),
                 cache: None,
                 shared: None,
+                with_scores: false,
             };
             let attended = layer(find).forward(t[0], &inputs, &options);
             let inputs = AttentionInputs { shared: Some(attended.keys_values), ..inputs };

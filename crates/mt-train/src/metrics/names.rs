@@ -18,6 +18,8 @@ pub const RAW_GRADIENT_NORM: &str = "learning/raw_grad_norm";
 pub const PARAMETER_NORM: &str = "learning/param_norm";
 /// The learning rate of the step.
 pub const LEARNING_RATE: &str = "learning/current_learning_rate";
+/// The largest score of any head of attention in the step, before it is capped, if queries and keys are clipped.
+pub const LARGEST_SCORE: &str = "learning/max_logits";
 /// 1 if the step counted as a spike and changed nothing, else 0.
 pub const STEP_SKIPPED: &str = "optim/step_skipped";
 

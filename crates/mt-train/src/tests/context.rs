@@ -42,4 +42,5 @@ fn sequences_split_in_blocks() {
     let sent = |way: Way| Way { exchanges: SENT, ..way };
     let ways = [sent(CONTEXT), sent(UNBALANCED), Way { exchanges: WITH_HEADS, ..WITH_TENSOR }];
     check_with(&["attention=flash"], &ways);
+    check_with(&["attention=flash", "use_qk_clip=true", "qk_clip_threshold=2"], &ways[..1]);
 }

@@ -6,5 +6,6 @@ mod memory;
 mod objective;
 mod optimizers;
 mod placement;
+mod query_key_clip;
 mod restore;
 mod training;

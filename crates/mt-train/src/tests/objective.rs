@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use mt_config::{Config, ModelGroup, PlacementGroup, Request};
 use mt_ir::{Program, Target};
 use mt_models::{
-    CacheSpec, FlopCount, Forward, Hidden, Model, ModelError, StoredParameter, Tokens,
+    CacheSpec, FlopCount, Forward, Hidden, Model, ModelError, ScoreWeights, StoredParameter, Tokens,
     hugging_face::FileTensor,
 };
 use mt_nn::{
@@ -77,6 +77,10 @@ impl Model for WithAuxiliary {
         self.0.num_learned_positions()
     }
 
+    fn score_weights(&self) -> Vec<ScoreWeights> {
+        self.0.score_weights()
+    }
+
     fn hidden<'t>(&self, parameters: &[Tensor<'t>], tokens: Tokens<'t>, forward: Forward<'t>) -> Hidden<'t> {
         let mut hidden = self.0.hidden(parameters, tokens, forward);
         let size = hidden.hidden.square().mean(&[BATCH, POSITION, EMBED]);
@@ -122,6 +126,7 @@ fn objective<'a>(model: &'a dyn Model, setting: Setting<'_>) -> Objective<'a> {
         accumulation_steps: setting.parts.max(1),
         batch_axes: ["activation_embed_and_logits_batch".into(), "activation_norm_length".into()],
         layers_in: mt_trace::Memory::Device,
+        with_scores: false,
     }
 }
 

@@ -302,6 +302,13 @@ fn batches_in_parts() {
     check_with(&["gradient_accumulation_steps=2"], &ways);
 }
 
+/// Finding the largest scores needs exchanges of a few numbers only.
+#[test]
+fn queries_and_keys_clipped() {
+    let ways = [FSDP, FSDP_AND_TENSOR, FSDP_AND_MORE_TENSOR];
+    check_with(&["use_qk_clip=true", "qk_clip_threshold=2"], &ways);
+}
+
 #[test]
 fn sequences_and_slices_split() {
     check(&[FSDP_AND_TENSOR_SEQUENCE, FSDP_AND_SEQUENCE, OVER_SLICES]);

@@ -95,6 +95,10 @@ impl Setup {
 /// What comes of a few steps.
 pub struct Trained {
     pub losses: Vec<f64>,
+    /// What else each step reports, by name.
+    pub reported: BTreeMap<&'static str, Vec<f64>>,
+    /// The state before and after all steps, by name.
+    pub states: [BTreeMap<String, Vec<f64>>; 2],
     /// Of the first step, by name.
     pub gradients: BTreeMap<String, Vec<f64>>,
     /// The bytes of each array of the state on each device, by name.
@@ -117,7 +121,7 @@ pub fn numbers(seed: u64, count: usize, below: usize) -> Vec<i32> {
 }
 
 /// Rows of one or two documents, some with padding behind them.
-fn batch() -> Batch {
+pub fn batch() -> Batch {
     let count = NUM_ROWS * LENGTH;
     let (mut positions, mut segments) = (vec![0; count], vec![0; count]);
     for row in 0..NUM_ROWS {
@@ -184,7 +188,6 @@ pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
     let setup = Setup::new(&[model, way].concat(), num_devices);
     let programs = setup.programs();
     let Measured { program, names } = programs.train_step(NUM_ROWS, LENGTH).unwrap();
-    let loss = names.iter().position(|name| *name == LOSS).expect("a step tells its loss");
     let step = compile(&program);
     let runtime = cpu(num_devices);
     let is_state = |name: &str| first.contains_key(name);
@@ -202,7 +205,8 @@ pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
             (name.clone(), (0..num_devices).map(|device| array.bytes_on_device(device)).collect())
         })
         .collect();
-    let (mut losses, mut gradients) = (Vec::new(), BTreeMap::new());
+    let mut gradients = BTreeMap::new();
+    let mut reported: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     // Programs of many devices that run at once on few cores may wait for each other until XLA gives up.
     static RUNNING: Mutex<()> = Mutex::new(());
     let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -221,7 +225,9 @@ pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
                 }
                 state.insert(value.name.clone(), array);
             } else if value.name == "metrics" {
-                losses.push(array.to_host().unwrap().to_f64()[loss]);
+                for (name, number) in names.iter().zip(array.to_host().unwrap().to_f64()) {
+                    reported.entry(*name).or_default().push(number);
+                }
             }
         }
     }
@@ -229,7 +235,10 @@ pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
     let temporaries =
         if num_devices > 1 { temporaries(&program) } else { step.memory().unwrap().temporaries };
     let exchanges = step.collectives().unwrap();
-    Trained { losses, gradients, bytes, temporaries, exchanges }
+    let before = first.iter().map(|(name, array)| (name.clone(), array.to_f64())).collect();
+    let after = state.iter().map(|(name, array)| (name.clone(), array.to_host().unwrap().to_f64())).collect();
+    let losses = reported[LOSS].clone();
+    Trained { losses, reported, states: [before, after], gradients, bytes, temporaries, exchanges }
 }
 
 /// The same on one device, made once for each model.
