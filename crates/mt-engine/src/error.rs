@@ -3,7 +3,7 @@
 use mt_checkpoint::CheckpointError;
 use mt_config::ConfigError;
 use mt_data::DataError;
-use mt_models::{ModelError, StateError};
+use mt_models::{ModelError, SplitsNothing, StateError};
 use mt_runtime::RuntimeError;
 use mt_trace::TraceError;
 
@@ -64,6 +64,8 @@ pub enum EngineError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]
+    SplitsNothing(#[from] SplitsNothing),
+    #[error(transparent)]
     Data(#[from] DataError),
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -85,6 +87,7 @@ impl EngineError {
             | Self::EmptyRow { .. }
             | Self::RowTooLong { .. }
             | Self::Sampling(_)
+            | Self::SplitsNothing(_)
             | Self::NoTokenizer
             | Self::NoCheckpoint
             | Self::Config(_)

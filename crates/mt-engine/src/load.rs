@@ -9,12 +9,12 @@ use mt_checkpoint::{Checkpoint, SkippedStep, complete_steps, latest_valid};
 use mt_config::{DebugGroup, DecodeConfig, LoadConfig, TokenizerGroup, TokenizerType};
 use mt_data::{Tokenizer, TokenizerKind};
 use mt_models::{
-    Model, StateError, build, check_parameters,
+    CacheSpec, Model, PlacementRow, StateArray, StateError, build, check_axes, check_parameters,
     hugging_face::{Weights, check_files, is_hugging_face as is_published},
-    load_parameters, start_runtime,
+    load_parameters, print_placements, start_runtime,
 };
 use mt_runtime::{Array, CompileSettings, Runtime};
-use mt_shape::Placement;
+use mt_shape::{Placement, Sharding};
 
 use crate::{Engine, EngineError, EngineOptions};
 
@@ -62,6 +62,7 @@ pub fn load_model(config: &LoadConfig) -> Result<LoadedModel, EngineError> {
     let runtime = start_runtime(&config.run, &config.debug)?;
     let topology = config.placement.topology(runtime.num_devices(), runtime.slices().as_deref())?;
     let placement = Arc::new(config.placement.placement(topology)?);
+    check_axes(&placement, &shardings(&*model, &placement, config.model.max_target_length))?;
     let loaded = match published {
         Some(published) => LoadedWeights {
             parameters: published.load_to_read(&runtime, &placement, &*model, None)?,
@@ -71,6 +72,9 @@ pub fn load_model(config: &LoadConfig) -> Result<LoadedModel, EngineError> {
         },
         None => weights(&runtime, &placement, &*model, path)?,
     };
+    if config.debug.debug_sharding {
+        report(&*model, &placement, &loaded.parameters, config.model.max_target_length);
+    }
     Ok(LoadedModel {
         runtime,
         placement,
@@ -81,6 +85,48 @@ pub fn load_model(config: &LoadConfig) -> Result<LoadedModel, EngineError> {
         checkpoint: loaded.path,
         skipped: loaded.skipped,
     })
+}
+
+/// Where parameters are, and the caches of as many sequences as run at once.
+fn shardings(model: &dyn Model, placement: &Placement, length: usize) -> Vec<Sharding> {
+    let parameters = StateArray::parameters(model);
+    let parameters = parameters.iter().map(|array| array.sharding(placement));
+    let caches = model.cache(MAX_BATCH, length);
+    parameters
+        .chain(caches.iter().map(|cache| placement.sharding(&cache.logical_axes, &cache.dims())))
+        .collect()
+}
+
+/// Prints where parameters are, and the caches of as many sequences as run at once.
+fn report(model: &dyn Model, placement: &Placement, parameters: &[Array], length: usize) {
+    let owned = |names: &[Option<&str>]| -> Vec<Option<String>> {
+        names.iter().map(|name| name.map(str::to_owned)).collect()
+    };
+    let rows: Vec<PlacementRow> = model
+        .parameters()
+        .iter()
+        .zip(parameters)
+        .map(|((path, spec), array)| {
+            let axes = array.sharding().spec.to_string();
+            PlacementRow::new(
+                &path.to_string(),
+                &spec.dims(),
+                owned(&spec.logical_axes),
+                axes,
+                array.bytes_on_device(0),
+            )
+        })
+        .collect();
+    print_placements("parameter", &rows);
+    let cache = |(index, cache): (usize, &CacheSpec)| {
+        let sharding = placement.sharding(&cache.logical_axes, &cache.dims());
+        let bytes = sharding.shard_dims(&cache.dims()).iter().product::<usize>() * cache.dtype.byte_size();
+        let name = format!("keys, values {index}");
+        PlacementRow::new(&name, &cache.dims(), owned(&cache.logical_axes), sharding.spec.to_string(), bytes)
+    };
+    let caches = model.cache(MAX_BATCH, length);
+    let rows: Vec<PlacementRow> = caches.iter().enumerate().map(cache).collect();
+    print_placements(&format!("cache of {MAX_BATCH} sequences"), &rows);
 }
 
 /// Loads a model, and makes an engine of it.

@@ -133,6 +133,13 @@ pub struct CacheSpec {
     pub dtype: DType,
 }
 
+impl CacheSpec {
+    /// The sizes of its axes.
+    pub fn dims(&self) -> Vec<usize> {
+        self.axes.iter().map(|axis| axis.size).collect()
+    }
+}
+
 /// A language model: parameters, and a function from tokens to scores of the next ones.
 pub trait Model: Send + Sync {
     /// The parameters in the order in which functions take them.

@@ -52,12 +52,28 @@ pub struct Placement {
     rules: LogicalRules,
     notes: Mutex<BTreeSet<PlacementNote>>,
     values: Mutex<BTreeSet<PlacedValue>>,
+    seen: Mutex<Seen>,
+}
+
+/// What arrays have been placed so far.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Their logical axes.
+    logical_axes: BTreeSet<String>,
+    /// The mesh axes that they are split over.
+    mesh_axes: BTreeSet<String>,
 }
 
 impl Placement {
     /// Places arrays on `mesh` by `rules`.
     pub fn new(mesh: Mesh, rules: LogicalRules) -> Self {
-        Self { mesh: Arc::new(mesh), rules, notes: Mutex::default(), values: Mutex::default() }
+        Self {
+            mesh: Arc::new(mesh),
+            rules,
+            notes: Mutex::default(),
+            values: Mutex::default(),
+            seen: Mutex::default(),
+        }
     }
 
     /// Everything on one device.
@@ -73,6 +89,18 @@ impl Placement {
     /// What rules asked for and did not get, so far.
     pub fn notes(&self) -> Vec<PlacementNote> {
         self.notes.lock().expect("no panic while the notes are held").iter().cloned().collect()
+    }
+
+    /// The logical axes of what has been placed so far.
+    pub fn logical_axes(&self) -> BTreeSet<String> {
+        self.seen.lock().expect("no panic while this is held").logical_axes.clone()
+    }
+
+    /// The mesh axes of several devices over which nothing has been split so far, with their sizes.
+    pub fn idle_mesh_axes(&self) -> Vec<(String, usize)> {
+        let seen = self.seen.lock().expect("no panic while this is held");
+        let axes = self.mesh.axes().iter().filter(|(axis, size)| *size > 1 && !seen.mesh_axes.contains(axis));
+        axes.cloned().collect()
     }
 
     /// The intermediate values that code placed so far.
@@ -141,6 +169,10 @@ impl Placement {
             }
             is_placed[dim] = is_whole || !spec[dim].is_empty();
         }
+        let mut seen = self.seen.lock().expect("no panic while this is held");
+        seen.logical_axes.extend(logical_axes.iter().flatten().map(|name| (*name).to_owned()));
+        seen.mesh_axes.extend(spec.iter().flatten().cloned());
+        drop(seen);
         Sharding { spec: PartitionSpec(spec), mesh: self.mesh.clone() }
     }
 }
@@ -179,6 +211,18 @@ mod tests {
         let rules = LogicalRules(vec![rule("mlp", "fsdp"), rule("mlp", "tensor"), rule("embed", "fsdp")]);
         let sharding = Placement::new(mesh, rules).sharding(&[Some("mlp"), Some("embed")], &[6, 8]);
         assert_eq!(sharding.spec.to_string(), "(tensor, fsdp)");
+    }
+
+    #[test]
+    fn what_is_placed_is_remembered() {
+        let placement = placement();
+        let idle = |placement: &Placement| -> Vec<String> {
+            placement.idle_mesh_axes().into_iter().map(|(axis, _)| axis).collect()
+        };
+        assert_eq!(idle(&placement), ["fsdp", "tensor"]);
+        placement.sharding(&[Some("embed"), Some("heads"), None], &[8, 6, 2]);
+        assert_eq!(idle(&placement), ["tensor"]);
+        assert!(placement.logical_axes().iter().eq(["embed", "heads"]));
     }
 
     #[test]

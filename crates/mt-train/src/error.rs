@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use mt_checkpoint::CheckpointError;
 use mt_config::ConfigError;
 use mt_data::DataError;
-use mt_models::{ModelError, StateError};
+use mt_models::{ModelError, SplitsNothing, StateError};
 use mt_runtime::RuntimeError;
 use mt_trace::TraceError;
 
@@ -34,10 +34,8 @@ pub enum TrainError {
     Mask(#[from] MaskError),
     #[error(transparent)]
     QueryKeyClip(#[from] QueryKeyClipError),
-    #[error(
-        "mesh axis `{axis}` has {size} devices, but splits nothing: {size} divides none of {dimensions}\nhint: choose a size that divides one of these, or give the devices to another axis"
-    )]
-    SplitsNothing { axis: String, size: usize, dimensions: String },
+    #[error(transparent)]
+    SplitsNothing(#[from] SplitsNothing),
     #[error("{0}")]
     ResumeConflict(String),
     #[error(
@@ -69,7 +67,7 @@ impl TrainError {
             | Self::Model(_)
             | Self::Mask(_)
             | Self::QueryKeyClip(_)
-            | Self::SplitsNothing { .. }
+            | Self::SplitsNothing(_)
             | Self::ResumeConflict(_)
             | Self::AlreadyPast { .. }
             | Self::UnknownToken { .. }

@@ -1,7 +1,7 @@
 //! What there is to say about where arrays are: mesh axes that split nothing, copies, and a table of everything.
 
 use mt_config::PlacementGroup;
-use mt_models::Model;
+use mt_models::{Model, PlacementRow, check_axes, print_placements};
 use mt_runtime::{Array, format_bytes};
 use mt_shape::{Mesh, Placement, Sharding};
 
@@ -14,37 +14,15 @@ use crate::{
 pub(crate) const DATA_AXIS: &str = "data";
 
 /// Refuses a mesh axis that splits neither the batch nor any array of the state, because its size divides none.
-pub(crate) fn check_axes(
+pub(crate) fn check_state_axes(
     placement: &Placement,
     layout: &StateLayout,
     batch: &Sharding,
 ) -> Result<(), TrainError> {
-    let shardings: Vec<Sharding> =
+    let mut arrays: Vec<Sharding> =
         layout.entries.iter().map(|entry| entry.array.sharding(placement)).collect();
-    let splits = |axis: &str| {
-        let all = shardings.iter().chain([batch]);
-        all.flat_map(|sharding| &sharding.spec.0).flatten().any(|used| used == axis)
-    };
-    for (axis, size) in placement.mesh().axes() {
-        if *size == 1 || splits(axis) {
-            continue;
-        }
-        let notes = placement.notes();
-        let mut dimensions: Vec<String> = notes
-            .iter()
-            .filter(|note| note.mesh_axis == *axis)
-            .map(|note| format!("`{}` ({})", note.logical_axis, note.dimension))
-            .collect();
-        dimensions.dedup();
-        if !dimensions.is_empty() {
-            return Err(TrainError::SplitsNothing {
-                axis: axis.clone(),
-                size: *size,
-                dimensions: dimensions.join(", "),
-            });
-        }
-    }
-    Ok(())
+    arrays.push(batch.clone());
+    Ok(check_axes(placement, &arrays)?)
 }
 
 /// Warns if more of the parameters than `sharding_tolerance` is on every device of axes that split parameters.
@@ -71,35 +49,6 @@ pub(crate) fn warn_of_replicas(group: &PlacementGroup, model: &dyn Model, state:
     }
 }
 
-/// A row of the table of placements.
-struct Row {
-    name: String,
-    shape: String,
-    logical_axes: String,
-    mesh_axes: String,
-    bytes: usize,
-}
-
-impl Row {
-    fn new(
-        name: &str,
-        dims: &[usize],
-        logical_axes: impl IntoIterator<Item = Option<String>>,
-        mesh_axes: String,
-        bytes: usize,
-    ) -> Self {
-        let logical: Vec<String> =
-            logical_axes.into_iter().map(|axis| axis.unwrap_or_else(|| "-".to_owned())).collect();
-        Self {
-            name: name.to_owned(),
-            shape: format!("{dims:?}"),
-            logical_axes: format!("({})", logical.join(", ")),
-            mesh_axes,
-            bytes,
-        }
-    }
-}
-
 /// Prints where everything is: parameters, the optimizer's state, the batch, and what model code places between.
 pub(crate) fn report(
     placement: &Placement,
@@ -111,50 +60,21 @@ pub(crate) fn report(
         let name = entry.name.strip_prefix("params.").unwrap_or(&entry.name);
         let logical = entry.array.logical_axes.iter().map(|axis| axis.map(str::to_owned));
         let spec = entry.array.sharding(placement).spec.to_string();
-        Row::new(name, &entry.array.dims, logical, spec, array.bytes_on_device(0))
+        PlacementRow::new(name, &entry.array.dims, logical, spec, array.bytes_on_device(0))
     });
-    let mut parameters: Vec<Row> = entries.collect();
+    let mut parameters: Vec<PlacementRow> = entries.collect();
     let slots = parameters.split_off(layout.num_parameters);
     let (names, dims, sharding) = batch;
     let bytes = sharding.shard_dims(dims).iter().product::<usize>() * size_of::<i32>();
     let logical = names.iter().map(|name| Some(name.clone()));
-    let batch = Row::new("each array", dims, logical, sharding.spec.to_string(), bytes);
-    let activations = placement
-        .values()
-        .into_iter()
-        .map(|value| Row::new(&value.scope, &value.dims, value.logical_axes, value.spec, value.bytes));
-    print("parameter", parameters);
-    print("optimizer state", slots);
-    print("batch", vec![batch]);
-    print("activation", activations.collect());
+    let batch = PlacementRow::new("each array", dims, logical, sharding.spec.to_string(), bytes);
+    let activations = placement.values().into_iter().map(|value| {
+        PlacementRow::new(&value.scope, &value.dims, value.logical_axes, value.spec, value.bytes)
+    });
+    print_placements("parameter", &parameters);
+    print_placements("optimizer state", &slots);
+    print_placements("batch", &[batch]);
+    print_placements("activation", &activations.collect::<Vec<_>>());
     let bytes: usize = state.iter().map(|array| array.bytes_on_device(0)).sum();
     eprintln!("state on one device: {}", format_bytes(bytes as u64));
-}
-
-/// Prints rows under a title, in columns as wide as they need to be.
-fn print(title: &str, rows: Vec<Row>) {
-    if rows.is_empty() {
-        return;
-    }
-    let header = Row {
-        name: title.to_owned(),
-        shape: "shape".to_owned(),
-        logical_axes: "logical axes".to_owned(),
-        mesh_axes: "mesh axes".to_owned(),
-        bytes: 0,
-    };
-    let width = |text: fn(&Row) -> &str| {
-        std::iter::once(&header).chain(&rows).map(|row| text(row).chars().count()).max().unwrap_or(0)
-    };
-    let (name, shape) = (width(|row| &row.name), width(|row| &row.shape));
-    let (logical, mesh) = (width(|row| &row.logical_axes), width(|row| &row.mesh_axes));
-    let line = |row: &Row, bytes: &str| {
-        let Row { name: a, shape: b, logical_axes: c, mesh_axes: d, .. } = row;
-        eprintln!("{a:<name$}  {b:<shape$}  {c:<logical$}  {d:<mesh$}  {bytes}");
-    };
-    line(&header, "bytes a device");
-    for row in &rows {
-        line(row, &row.bytes.to_string());
-    }
-    eprintln!();
 }

@@ -1,6 +1,7 @@
 //! A training run from its configuration to its last checkpoint.
 
 use std::{
+    cell::RefCell,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -21,7 +22,7 @@ use crate::{
     metrics::{ConsoleStyle, MetricLogger, MetricLoggerOptions},
     objective::Objective,
     peak::peak_tflops,
-    placement::{self, DATA_AXIS, check_axes, warn_of_replicas},
+    placement::{self, DATA_AXIS, check_state_axes, warn_of_replicas},
     program::Programs,
     restore::{Restored, check_sources, restore},
     signals::StopSignal,
@@ -103,7 +104,13 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         let names = batch_axes(&settings);
         placement.sharding(&names.each_ref().map(|name| Some(name.as_str())), &batch_dims)
     };
-    check_axes(&placement, layout, &batch)?;
+    check_state_axes(&placement, layout, &batch)?;
+
+    let length = settings.data.max_target_length;
+    // Batches that grow end with those that need the most memory.
+    let full_rows = batch_dims[0];
+    let full_step = programs.train_step(full_rows, length)?;
+    let placement_warnings = settings.placement.check_use(&placement)?;
 
     let directory = settings.run.directory();
     let lock = RunLock::acquire(&directory)?;
@@ -147,12 +154,12 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         eprintln!("{line}");
     }
     let batches = settings.data.batch_schedule(runtime.num_devices())?;
-    let length = settings.data.max_target_length;
     let compile =
         |program: &mt_ir::Program| runtime.compile(program, &compile_settings(&settings, &program.name));
-    let full_rows = batches.full_rows();
+    let traced = RefCell::new(Some(full_step));
     let mut steps = BySize::new(|rows| {
-        programs.train_step(rows, length)?.try_map(|program| {
+        let known = if rows == full_rows { traced.take() } else { None };
+        known.map_or_else(|| programs.train_step(rows, length), Ok)?.try_map(|program| {
             let mut own = compile_settings(&settings, &program.name);
             if rows != full_rows {
                 // The programs of all sizes have one name.
@@ -161,10 +168,12 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
             Ok(runtime.compile(&program, &own)?)
         })
     });
-    // Batches that grow end with those that need the most memory.
     let largest = steps.of(full_rows)?;
     for note in placement.notes() {
         eprintln!("note: {note}");
+    }
+    for warning in placement_warnings {
+        eprintln!("{warning}");
     }
     if settings.placement.shard_optimizer_over_data && placement.mesh().axis_size(DATA_AXIS) <= Some(1) {
         eprintln!(

@@ -134,3 +134,65 @@ fn an_axis_that_divides_nothing_is_refused() {
         "hint: ",
     ]);
 }
+
+#[test]
+fn rules_that_say_nothing_are_told() {
+    let sandbox = Sandbox::new();
+    let train = |run: &str, rules: &str, keys: &[&str]| {
+        let rules = format!("logical_axis_rules={rules}");
+        let own = ["num_cpu_devices=8", "per_device_batch_size=1", "steps=1", "eval_interval=-1", &rules];
+        sandbox.train(run, &[&own[..], keys].concat())
+    };
+    let check = |run: &str, rules: &str, keys: &[&str], said: &[&str]| {
+        let errors = train(run, rules, keys).succeeded().errors;
+        for part in said {
+            assert!(errors.contains(part), "no {part:?} in:\n{errors}");
+        }
+        assert_eq!(said.is_empty(), !errors.contains("of `logical_axis_rules`"), "{errors}");
+    };
+    check("fits", "[['mlp','fsdp']]", &[], &[]);
+    check(
+        "strange",
+        "[['mlp','tensr'],['activation_mpl','tensor'],['exp','tensor']]",
+        &["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"],
+        &[
+            "warning: `logical_axis_rules` (command line) names the mesh axis `tensr`, which there is not\n\
+             hint: did you mean `tensor`?",
+            "names the logical axis `activation_mpl`, which there is not\nhint: did you mean `activation_mlp`",
+            "note: nothing in this program has the logical axes `exp` of `logical_axis_rules` (command line)",
+        ],
+    );
+    let whole = "override_logical_axis_rules=true";
+    check(
+        "copies",
+        "[['mlp','tensor'],['activation_mlp','tensor']]",
+        &[whole],
+        &[
+            "warning: the 8 devices along mesh axis `fsdp` all compute the same: no rule of `logical_axis_rules`",
+        ],
+    );
+    let asked = &[whole, "ici_fsdp_parallelism=1", "ici_tensor_parallelism=8"];
+    train("asked", "[['embed','fsdp'],['exp','tensor']]", asked).refused(&[
+        "`ici_tensor_parallelism` is `8` (command line), but no rule of `logical_axis_rules` (command line) \
+         splits anything over `tensor`",
+        "hint: add a rule such as `['embed', 'tensor']`",
+    ]);
+}
+
+#[test]
+fn decoding_checks_and_shows_placement_as_training_does() {
+    let sandbox = Sandbox::new();
+    sandbox.train("run", &["steps=1", "eval_interval=-1"]).succeeded();
+    let decode = |keys: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_maxtext"));
+        let own = ["decode", "load_parameters_path=runs/run", "prompt=All", "max_target_length=8"];
+        command.args(own).args(keys).current_dir(sandbox.path(""));
+        outcome(&mut command)
+    };
+    decode(&["num_cpu_devices=3", "ici_tensor_parallelism=3"])
+        .failed(2, &["mesh axis `tensor` has 3 devices, but splits nothing", "`q_heads` (4)", "hint: "]);
+    let shown = decode(&["num_cpu_devices=2", "debug_sharding=true"]).succeeded().errors;
+    for part in ["layers.cycle.0.mlp.wi_0.kernel", "(layers, embed, mlp)", "cache of 64 sequences"] {
+        assert!(shown.contains(part), "no {part:?} in:\n{shown}");
+    }
+}

@@ -1,5 +1,7 @@
 //! The device mesh and the placement rules.
 
+use std::collections::BTreeSet;
+
 use mt_shape::{HybridAxis, LogicalRules, Mesh, Placement, Topology};
 
 use super::{
@@ -12,6 +14,7 @@ use crate::{
     config::Config,
     error::{ConfigError, Problem},
     key::Class,
+    named::nearest_names,
     origin::Origin,
     resolve::MESHES,
     table,
@@ -95,6 +98,7 @@ group! {
         },
         preset_for_eval: Option<MeshAndRules> = |config, _| Some(MeshAndRules::for_evaluation(config)),
         mesh_axes_origin: Origin = |config, _| Some(config.entry("mesh_axes").origin.clone()),
+        rules_origin: Origin = |config, _| Some(config.entry("logical_axis_rules").origin.clone()),
     }
 }
 
@@ -269,6 +273,85 @@ impl PlacementGroup {
     /// The parallelisms and the number of devices do not fit.
     pub fn placement(&self, devices: impl Into<Topology>) -> Result<Placement, ConfigError> {
         Ok(Placement::new(self.mesh(devices)?, self.logical_axis_rules.clone()))
+    }
+
+    /// Checks that everything in mesh and rules has an effect on a program whose arrays have all been placed, and
+    /// returns warnings and notes.
+    ///
+    /// # Errors
+    /// Nothing is split over a mesh axis that the user asked for.
+    pub fn check_use(&self, placement: &Placement) -> Result<Vec<String>, ConfigError> {
+        let origin = &self.rules_origin;
+        let mut messages = self.rules_without_effect(placement);
+        for (axis, size) in placement.idle_mesh_axes() {
+            let sizes = [&self.ici, &self.dcn].map(|of| of.sizes.iter().find(|size| size.axis == axis));
+            let asked = sizes.into_iter().flatten().find(|size| size.origin.is_given() && size.size != 1);
+            let reason = format!("no rule of `logical_axis_rules` ({origin}) splits anything over `{axis}`");
+            let rule = format!("add a rule such as `['embed', '{axis}']`");
+            match asked {
+                Some(asked) => {
+                    return Err(Problem::inconsistent(
+                        format!("{}, but {reason}", asked.stated()),
+                        format!("{rule}, or leave out `{}`", asked.key),
+                    )
+                    .into());
+                }
+                None => messages.push(format!(
+                    "warning: the {size} devices along mesh axis `{axis}` all compute the same: {reason}\n\
+                     hint: {rule}, or give the devices to an axis that rules name"
+                )),
+            }
+        }
+        Ok(messages)
+    }
+
+    /// Warnings and notes about rules of the user's that name what there is not.
+    fn rules_without_effect(&self, placement: &Placement) -> Vec<String> {
+        let key = table::lookup("logical_axis_rules").expect("the key is in the table");
+        let usual = LogicalRules::from_value(&key.default.value()).expect("the default is of the key's kind");
+        if !self.rules_origin.is_given() {
+            return Vec::new();
+        }
+        let own = self.logical_axis_rules.0.iter().filter(|rule| !usual.0.contains(rule));
+        let known_axes: BTreeSet<&str> = MESH_AXES
+            .iter()
+            .map(|(axis, _)| *axis)
+            .chain(self.mesh_axes.iter().map(String::as_str))
+            .collect();
+        let used = placement.logical_axes();
+        let known_names: BTreeSet<&str> =
+            usual.0.iter().map(|(name, _)| name).chain(&used).map(String::as_str).collect();
+        let mut unknown = Vec::new();
+        let mut idle = BTreeSet::new();
+        for (name, axes) in own {
+            let strange = axes.iter().find(|axis| !known_axes.contains(axis.as_str()));
+            if let Some(axis) = strange {
+                unknown.push(("mesh", axis.as_str(), did_you_mean(axis, &known_axes)));
+            }
+            // On one device nothing is placed.
+            if placement.mesh().num_devices() == 1 || used.contains(name) {
+                continue;
+            }
+            if known_names.contains(name.as_str()) {
+                idle.insert(format!("`{name}`"));
+            } else {
+                unknown.push(("logical", name.as_str(), did_you_mean(name, &known_names)));
+            }
+        }
+        let origin = &self.rules_origin;
+        let warning = |(kind, name, hint): (&str, &str, String)| {
+            format!(
+                "warning: `logical_axis_rules` ({origin}) names the {kind} axis `{name}`, which there is not\nhint: {hint}"
+            )
+        };
+        let mut messages: Vec<String> = unknown.into_iter().map(warning).collect();
+        if !idle.is_empty() {
+            let names = idle.into_iter().collect::<Vec<_>>().join(", ");
+            messages.push(format!(
+                "note: nothing in this program has the logical axes {names} of `logical_axis_rules` ({origin})"
+            ));
+        }
+        messages
     }
 
     /// The group as it is in evaluation: with the mesh and rules that `custom_mesh_and_rule_for_eval` names, and the
@@ -482,6 +565,16 @@ impl Parallelism {
             "choose sizes whose product is {available}, or set one of them to -1 to take what is left{as_many}"
         )
     }
+}
+
+/// A hint at the names that an unknown one may stand for.
+fn did_you_mean(name: &str, known: &BTreeSet<&str>) -> String {
+    let near = nearest_names(name, known.iter().copied());
+    if near.is_empty() {
+        return "`debug_sharding=true` shows the axes of every array".to_owned();
+    }
+    let near: Vec<String> = near.iter().map(|name| format!("`{name}`")).collect();
+    format!("did you mean {}?", near.join(" or "))
 }
 
 /// A number with its noun.

@@ -96,6 +96,9 @@ fn any_of_a_runs_directories_will_do() {
         assert_eq!(answer(&loaded), expected);
     }
 
+    let unscanned = load_from(run.path(), &config(run.path(), &["scan_layers=false"])).unwrap();
+    assert_eq!(answer(&unscanned), expected);
+
     let chunk = chunk_of(&checkpoints.join("2"));
     let mut bytes = fs::read(&chunk).unwrap();
     let middle = bytes.len() / 2;
@@ -124,7 +127,6 @@ fn what_does_not_fit_is_named() {
         &["mlp.wi_0.kernel", "[24, 2, 40]", "[24, 2, 48]", "hint: use the model settings"],
     );
     check(&["base_num_decoder_layers=3"], &["[24, 2]", "[24, 3]"]);
-    check(&["scan_layers=false"], &["layers_0"]);
     check(&["vocab_size=100"], &["259 tokens", "`vocab_size` of 100"]);
 
     let empty = tempfile::tempdir().unwrap();

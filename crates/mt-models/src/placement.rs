@@ -1,0 +1,97 @@
+//! What there is to say about where arrays are: mesh axes that split nothing, and a table of everything.
+
+use mt_shape::{Placement, Sharding};
+
+/// A mesh axis splits nothing, because its size divides nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "mesh axis `{axis}` has {size} devices, but splits nothing: {size} divides none of {dimensions}\nhint: choose a size that divides one of these, or give the devices to another axis"
+)]
+pub struct SplitsNothing {
+    axis: String,
+    size: usize,
+    dimensions: String,
+}
+
+/// Refuses a mesh axis that splits none of these arrays, because its size divides none of their dimensions.
+///
+/// # Errors
+/// There is such an axis.
+pub fn check_axes(placement: &Placement, arrays: &[Sharding]) -> Result<(), SplitsNothing> {
+    let splits =
+        |axis: &str| arrays.iter().flat_map(|sharding| &sharding.spec.0).flatten().any(|used| used == axis);
+    for (axis, size) in placement.mesh().axes() {
+        if *size == 1 || splits(axis) {
+            continue;
+        }
+        let notes = placement.notes();
+        let mut dimensions: Vec<String> = notes
+            .iter()
+            .filter(|note| note.mesh_axis == *axis)
+            .map(|note| format!("`{}` ({})", note.logical_axis, note.dimension))
+            .collect();
+        dimensions.dedup();
+        if !dimensions.is_empty() {
+            return Err(SplitsNothing { axis: axis.clone(), size: *size, dimensions: dimensions.join(", ") });
+        }
+    }
+    Ok(())
+}
+
+/// A row of the table of placements.
+pub struct PlacementRow {
+    name: String,
+    shape: String,
+    logical_axes: String,
+    mesh_axes: String,
+    bytes: usize,
+}
+
+impl PlacementRow {
+    /// An array of which each device holds `bytes`.
+    pub fn new(
+        name: &str,
+        dims: &[usize],
+        logical_axes: impl IntoIterator<Item = Option<String>>,
+        mesh_axes: String,
+        bytes: usize,
+    ) -> Self {
+        let logical: Vec<String> =
+            logical_axes.into_iter().map(|axis| axis.unwrap_or_else(|| "-".to_owned())).collect();
+        Self {
+            name: name.to_owned(),
+            shape: format!("{dims:?}"),
+            logical_axes: format!("({})", logical.join(", ")),
+            mesh_axes,
+            bytes,
+        }
+    }
+}
+
+/// Prints rows under a title on standard error, in columns as wide as they need to be.
+pub fn print_placements(title: &str, rows: &[PlacementRow]) {
+    if rows.is_empty() {
+        return;
+    }
+    let header = PlacementRow {
+        name: title.to_owned(),
+        shape: "shape".to_owned(),
+        logical_axes: "logical axes".to_owned(),
+        mesh_axes: "mesh axes".to_owned(),
+        bytes: 0,
+    };
+    let width = |text: fn(&PlacementRow) -> &str| {
+        std::iter::once(&header).chain(rows).map(|row| text(row).chars().count()).max().unwrap_or(0)
+    };
+    let (name, shape) = (width(|row| &row.name), width(|row| &row.shape));
+    let (logical, mesh) = (width(|row| &row.logical_axes), width(|row| &row.mesh_axes));
+    let line = |row: &PlacementRow, bytes: &str| {
+        let PlacementRow { name: a, shape: b, logical_axes: c, mesh_axes: d, .. } = row;
+        eprintln!("{a:<name$}  {b:<shape$}  {c:<logical$}  {d:<mesh$}  {bytes}");
+    };
+    line(&header, "bytes a device");
+    for row in rows {
+        line(row, &row.bytes.to_string());
+    }
+    eprintln!();
+}
