@@ -67,6 +67,12 @@ impl From<mt_train::TrainError> for Failure {
     }
 }
 
+impl From<mt_plan::PlanError> for Failure {
+    fn from(error: mt_plan::PlanError) -> Self {
+        Self::from_error(&error, error.is_user_error())
+    }
+}
+
 impl From<mt_engine::EngineError> for Failure {
     fn from(error: mt_engine::EngineError) -> Self {
         Self::from_error(&error, error.is_user_error())

@@ -37,6 +37,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     match arguments.command {
         Command::Train(settings) => return commands::train::run(settings),
         Command::Decode(settings) => commands::decode::run(settings)?,
+        Command::Estimate(command) => commands::estimate::run(command)?,
         Command::Logits(command) => commands::logits::run(command)?,
         Command::Config(command) => commands::config::run(command)?,
         Command::Checkpoint(command) => commands::checkpoint::run(command)?,

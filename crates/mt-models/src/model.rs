@@ -8,7 +8,9 @@ use mt_shape::{Axis, DType, Path};
 use mt_trace::{Key, Memory, Tensor};
 
 use crate::{
-    FlopCount, LayerOutput, OfLayers, ScoreWeights, StoredParameter, families::build_decoder,
+    FlopCount, LayerOutput, OfLayers, ScoreWeights, StoredParameter,
+    decoder::{Activation, RegionActivations},
+    families::build_decoder,
     hugging_face::FileTensor,
 };
 
@@ -184,6 +186,13 @@ pub trait Model: Send + Sync {
 
     /// The caches for `batch` sequences of up to `slots` tokens, one for each layer or stack of layers that has one.
     fn cache(&self, batch: usize, slots: usize) -> Vec<CacheSpec>;
+
+    /// The tensors that the layers make of `rows` sequences of `length` tokens, by the regions that the backward pass
+    /// computes again.
+    fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations>;
+
+    /// What [`Model::apply_head`] makes of as many.
+    fn scores(&self, rows: usize, length: usize) -> Activation;
 
     /// Floating-point operations of training.
     fn flops(&self) -> FlopCount;

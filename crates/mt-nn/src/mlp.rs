@@ -36,6 +36,10 @@ impl Activation {
     }
 }
 
+/// Where hidden units are placed.
+pub const HIDDEN: [Option<&str>; 3] =
+    [Some("activation_batch"), Some("activation_length"), Some("activation_mlp")];
+
 /// A feed-forward layer whose hidden units are products of one or two projections: `wo(a₀(wi_0 x) · a₁(wi_1 x))`.
 #[derive(Clone, Debug, Tree)]
 pub struct Mlp<L> {
@@ -53,11 +57,7 @@ impl<'t> Mlp<Tensor<'t>> {
     #[track_caller]
     pub fn forward(&self, x: Tensor<'t>, activations: &[Activation], dropout: Dropout<'t>) -> Tensor<'t> {
         let project = |linear: &Linear<Tensor<'t>>, name: &str, activation: Activation| {
-            let hidden = linear.forward(x, &[EMBED]).constrain(&[
-                Some("activation_batch"),
-                Some("activation_length"),
-                Some("activation_mlp"),
-            ]);
+            let hidden = linear.forward(x, &[EMBED]).constrain(&HIDDEN);
             activation.apply(hidden.named(name))
         };
         let first = if self.wi_1.is_some() { "mlpwi_0" } else { "mlpwi" };

@@ -6,3 +6,8 @@
 #![forbid(unsafe_code)]
 
 pub mod cost;
+mod error;
+mod estimate;
+
+pub use error::PlanError;
+pub use estimate::{Budget, Estimate, MemoryEstimate, Parameters, Verdict};

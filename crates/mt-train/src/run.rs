@@ -341,7 +341,7 @@ fn objective<'a>(settings: &TrainConfig, model: &'a dyn Model, layers_in: Memory
     }
 }
 
-fn batch_axes(settings: &TrainConfig) -> [String; 2] {
+pub(crate) fn batch_axes(settings: &TrainConfig) -> [String; 2] {
     let names = &settings.placement.input_data_sharding_logical_axes;
     names.clone().try_into().expect("the configuration was checked to have two names")
 }

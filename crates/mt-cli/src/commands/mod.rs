@@ -4,6 +4,7 @@ pub mod checkpoint;
 pub mod completion;
 pub mod config;
 pub mod decode;
+pub mod estimate;
 pub mod logits;
 pub mod plugin;
 pub mod tokenizer;

@@ -21,7 +21,17 @@ fn check(words: &[&str], expected: &[&str]) {
 
 #[test]
 fn commands_and_options_are_completed() {
-    let commands = ["train", "decode", "logits", "config", "checkpoint", "tokenizer", "plugin", "completion"];
+    let commands = [
+        "train",
+        "decode",
+        "estimate",
+        "logits",
+        "config",
+        "checkpoint",
+        "tokenizer",
+        "plugin",
+        "completion",
+    ];
     check(&[""], &commands);
     check(&["tr"], &["train"]);
     check(&["config", ""], &["show", "explain", "check", "diff", "models"]);

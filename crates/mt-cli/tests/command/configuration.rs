@@ -181,7 +181,7 @@ fn commands_are_checked() {
     check_wrong(&["config", "check", "--steps=3"], &["without dashes"]);
     check_wrong(&["config", "check", "decode"], &["which model to decode with"]);
     check_wrong(&["config", "check", "decode", "load_parameters_path=/nowhere"], &["does not exist"]);
-    for command in ["compile", "sft", "dpo", "rl", "distill", "serve", "eval", "bench", "estimate"] {
+    for command in ["compile", "sft", "dpo", "rl", "distill", "serve", "eval", "bench"] {
         check_wrong(
             &["config", "check", command, "steps=3"],
             &[&format!("the command `{command}` is not built yet"), "`train` and `decode`"],

@@ -3,6 +3,7 @@
 mod checkpoint;
 mod completion;
 mod configuration;
+mod estimate;
 mod models;
 
 use std::{path::Path, process::Command};
@@ -66,13 +67,23 @@ fn check_output(arguments: &[&str], parts: &[&str]) {
 fn help_shows_commands_and_examples() {
     check_output(
         &["--help"],
-        &["train", "decode", "config", "tokenizer", "plugin", "Examples:", "maxtext train run.yml"],
+        &[
+            "train",
+            "decode",
+            "estimate",
+            "config",
+            "tokenizer",
+            "plugin",
+            "Examples:",
+            "maxtext train run.yml",
+        ],
     );
     check_output(
         &["train", "--help"],
         &["quick start", "Examples:", "hf_train_files=", "maxtext config explain KEY"],
     );
     check_output(&["decode", "--help"], &["prompt=", "decode_seed"]);
+    check_output(&["estimate", "--help"], &["Examples:", "--mfu", "compile_topology=v5p-2048"]);
     check_output(&["tokenizer", "train", "--help"], &["--vocab-size", "--output"]);
     check_output(&["config", "-h"], &["Examples:", "show", "explain", "check", "diff", "models"]);
     for command in ["show", "explain", "check", "diff", "models"] {

@@ -454,7 +454,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  empty for this machine.",
             )
             .acts_on("compilation")
-            .may_change(),
+            .run_level(),
             Key::integer(
                 "compile_topology_num_slices",
                 -1,
@@ -463,7 +463,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(-1.0)
             .only_with("compile_topology", &[])
             .acts_on("compilation")
-            .may_change(),
+            .run_level(),
             Key::boolean(
                 "write_estimator_result",
                 false,

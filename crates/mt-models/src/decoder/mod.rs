@@ -3,6 +3,7 @@
 //! A family decides what its layers have ([`DecoderConfig`]); everything here is shared, and asks for parts, never for
 //! families.
 
+mod activations;
 mod config;
 mod layer;
 mod parameters;
@@ -19,6 +20,7 @@ use mt_nn::{
 use mt_shape::{Axis, DType, Path, Tree, axis};
 use mt_trace::Tensor;
 
+pub use activations::{Activation, RegionActivations};
 pub use config::{
     AttentionConfig, DecoderConfig, EmbeddingConfig, HeadConfig, LayerConfig, LayerNorms, MlpConfig,
     NormKind, Positions, QueryKeyNorm, Values,
@@ -61,6 +63,10 @@ pub struct PerLayerEmbedding<L> {
     pub projection: Linear<L>,
     pub norm: RmsNorm<L>,
 }
+
+/// Where scores of tokens are placed.
+const LOGITS: [Option<&str>; 3] =
+    [Some("activation_embed_and_logits_batch"), Some("activation_length"), Some("activation_vocab")];
 
 /// The longest period of sinusoidal positions, over 2π.
 const SINUSOIDAL_TIMESCALE: f64 = 10_000.0;
@@ -331,11 +337,7 @@ impl Model for Decoder {
                 None => scores,
             }
         });
-        logits.constrain(&[
-            Some("activation_embed_and_logits_batch"),
-            Some("activation_length"),
-            Some("activation_vocab"),
-        ])
+        logits.constrain(&LOGITS)
     }
 
     fn num_active_parameters(&self) -> usize {
@@ -357,6 +359,19 @@ impl Model for Decoder {
             })
         });
         caches.collect()
+    }
+
+    fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations> {
+        self.config.activations(rows, length)
+    }
+
+    fn scores(&self, rows: usize, length: usize) -> Activation {
+        Activation {
+            name: None,
+            dims: vec![rows, length, self.config.vocab.size],
+            logical_axes: LOGITS.to_vec(),
+            dtype: if self.config.head.in_f32 { DType::F32 } else { self.config.dtype },
+        }
     }
 
     fn flops(&self) -> FlopCount {

@@ -115,13 +115,15 @@ pub struct Context<'t> {
 }
 
 // A tensor is placed before it is named: a remat policy that keeps it keeps it split.
-const QUERY: [Option<&str>; 4] = [
+/// Queries.
+pub const QUERY: [Option<&str>; 4] = [
     Some("activation_kv_batch"),
     Some("activation_length_attn"),
     Some("activation_heads"),
     Some("activation_kv"),
 ];
-const CONTEXT: [Option<&str>; 5] = [
+/// What heads make of values, in groups that share these.
+pub const CONTEXT: [Option<&str>; 5] = [
     Some("activation_kv_batch"),
     Some("activation_kv_heads"),
     Some("activation_length_attn"),
@@ -135,7 +137,8 @@ const CONTEXT_OF_CACHE: [Option<&str>; 5] =
 const LARGEST_SCORES: [Option<&str>; 2] = [Some("activation_kv_batch"), Some("activation_heads")];
 const OUTPUT: [Option<&str>; 3] =
     [Some("activation_batch"), Some("activation_norm_length"), Some("activation_embed")];
-const ACTIVATION: [Option<&str>; 4] = [
+/// Keys and values.
+pub const ACTIVATION: [Option<&str>; 4] = [
     Some("activation_kv_batch"),
     Some("activation_length_attn"),
     Some("activation_kv_heads"),

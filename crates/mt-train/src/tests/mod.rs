@@ -6,6 +6,7 @@ mod memory;
 mod objective;
 mod optimizers;
 mod placement;
+mod planned;
 mod query_key_clip;
 mod restore;
 mod training;

@@ -6,6 +6,7 @@ use mt_config::{Config, ModelGroup, PlacementGroup, Request};
 use mt_ir::{Program, Target};
 use mt_models::{
     CacheSpec, FlopCount, Forward, Hidden, Model, ModelError, ScoreWeights, StoredParameter, Tokens,
+    decoder::{Activation, RegionActivations},
     hugging_face::FileTensor,
 };
 use mt_nn::{
@@ -98,6 +99,14 @@ impl Model for WithAuxiliary {
 
     fn cache(&self, batch: usize, slots: usize) -> Vec<CacheSpec> {
         self.0.cache(batch, slots)
+    }
+
+    fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations> {
+        self.0.activations(rows, length)
+    }
+
+    fn scores(&self, rows: usize, length: usize) -> Activation {
+        self.0.scores(rows, length)
     }
 
     fn flops(&self) -> FlopCount {

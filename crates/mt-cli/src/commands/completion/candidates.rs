@@ -66,7 +66,7 @@ fn options(command: &Command) -> Vec<Candidate> {
 /// What the positional arguments of a command may be.
 fn arguments(command: &Command, path: &[&str], given: &[String], current: &str) -> Vec<Candidate> {
     match path {
-        ["train" | "decode"]
+        ["train" | "decode" | "estimate"]
         | ["config", "show"]
         | ["checkpoint", "export" | "import"]
         | ["tokenizer", "train"] => settings(given, current),

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Commands of MaxText that this program is to have.
-const NOT_BUILT: &[&str] = &["compile", "sft", "dpo", "rl", "distill", "serve", "eval", "bench", "estimate"];
+const NOT_BUILT: &[&str] = &["compile", "sft", "dpo", "rl", "distill", "serve", "eval", "bench"];
 
 /// Commands whose arguments can be checked.
 pub const CHECKED: &[&str] = &["train", "decode"];

@@ -1,0 +1,374 @@
+//! What a run needs and takes, from shapes alone: nothing is traced or compiled, and no plugin is loaded.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use mt_config::{AheadGroup, Chip, Config, Hardware, KeptIn, TrainConfig};
+use mt_ir::Memory;
+use mt_models::{Model, ModelError, decoder::Activation};
+use mt_nn::LayerPlace;
+use mt_runtime::Platform;
+use mt_shape::{DType, Placement, Topology};
+use mt_train::{StateKind, planned_state};
+
+use crate::{PlanError, cost::ModelFlops};
+
+/// Tokens for each parameter at which a given number of operations yields the lowest loss, about (Hoffmann et al., 2022).
+const CHINCHILLA: f64 = 20.0;
+
+/// From what part of a device's memory on an estimate leaves open whether a run fits, and up to which.
+const CLOSE: [f64; 2] = [0.7, 1.25];
+
+/// What a run needs and takes.
+#[derive(Clone, Debug)]
+pub struct Estimate {
+    /// As it was asked for: `compile_topology`, or none for devices of this machine.
+    pub hardware: Option<String>,
+    /// What is known of each device, if anything.
+    pub chip: Option<&'static Chip>,
+    pub num_devices: usize,
+    pub num_slices: usize,
+    /// The mesh axes with more than one device.
+    pub mesh: Vec<(String, usize)>,
+    pub parameters: Parameters,
+    /// Sequences of a step, on all devices together.
+    pub rows: usize,
+    pub length: usize,
+    pub flops: ModelFlops,
+    pub memory: MemoryEstimate,
+    pub budget: Budget,
+    /// What would help if memory is short.
+    advice: Vec<Advice>,
+}
+
+/// Numbers of weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameters {
+    pub total: usize,
+    /// Those that act on a token.
+    pub active: usize,
+    /// Those of tables in which tokens are looked up.
+    pub embedding: usize,
+}
+
+/// Bytes on one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryEstimate {
+    pub parameters: u64,
+    pub optimizer: u64,
+    pub batch: u64,
+    pub gradients: u64,
+    /// What the backward pass needs of the layers, which the remat policy decides.
+    pub activations: u64,
+    /// What layers need while their gradients are computed: all that they make, with its gradients, and their weights,
+    /// gathered.
+    pub layer: u64,
+    /// Scores of all tokens with their gradients, and the weights that make them, gathered.
+    pub logits: u64,
+    /// In the host's memory, of each device.
+    pub host: u64,
+}
+
+impl MemoryEstimate {
+    /// What is there all the time.
+    pub fn state(&self) -> u64 {
+        self.parameters + self.optimizer + self.batch
+    }
+
+    /// The most that is there at a time. Scores are gone before there are gradients of layers.
+    pub fn peak(&self) -> u64 {
+        self.state() + self.activations + self.logits.max(self.layer + self.gradients)
+    }
+}
+
+/// How much there is to compute.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Budget {
+    /// The tokens of all steps.
+    pub tokens: f64,
+    pub six_n_d: f64,
+    /// The tokens that a model of this size is best trained on, if operations are what is scarce.
+    pub chinchilla_tokens: f64,
+    pub chinchilla_six_n_d: f64,
+}
+
+/// Whether a device's memory is large enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing is known of the devices.
+    Unknown,
+    Fits,
+    /// It is too close for an estimate.
+    Close,
+    DoesNotFit,
+}
+
+/// What would help if memory is short.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Advice {
+    /// Devices along this mesh axis have copies of the state.
+    SplitState {
+        axis: String,
+        size: usize,
+    },
+    SmallerMoments,
+    MoreDevices,
+    Remat,
+    SmallerBatch,
+    Accumulate,
+    SplitSequences,
+    TileLogits,
+}
+
+impl Estimate {
+    /// Estimates the run that a configuration describes.
+    ///
+    /// # Errors
+    /// The configuration asks for what there is not, or does not fit the devices.
+    pub fn new(config: &Config) -> Result<Self, PlanError> {
+        let settings = TrainConfig::from_config(config)?;
+        let model = mt_models::build(&settings.model)?;
+        let length = settings.data.max_target_length;
+        if let Some(positions) = model.num_learned_positions().filter(|positions| length > *positions) {
+            return Err(ModelError::TooFewPositions { length, positions }.into());
+        }
+        let hardware = AheadGroup::from_config(config)?.hardware()?;
+        let topology = match &hardware {
+            Some(hardware) => hardware.topology(&settings.placement)?,
+            None => settings.placement.topology(settings.run.num_cpu_devices, None)?,
+        };
+        settings.check_devices(&topology)?;
+        let placement = Arc::new(settings.placement.placement(&topology)?);
+        let chip = hardware.as_ref().map(|hardware| hardware.slice.chip);
+        let rows = settings.data.batch_schedule(topology.num_devices())?.full_rows();
+        let planner = Planner { settings: &settings, model: &*model, placement: &placement, rows, length };
+        let memory = planner.memory(chip)?;
+        let flops = ModelFlops::new(&*model, rows, length);
+        Ok(Self {
+            hardware: hardware.map(|hardware| hardware.slice.name),
+            chip,
+            num_devices: topology.num_devices(),
+            num_slices: topology.num_slices(),
+            mesh: placement.mesh().axes().iter().filter(|(_, size)| *size > 1).cloned().collect(),
+            parameters: parameters(&*model),
+            rows,
+            length,
+            budget: Budget::new(&*model, settings.run.steps as f64 * flops.tokens as f64),
+            flops,
+            advice: planner.advice(&memory, &topology),
+            memory,
+        })
+    }
+
+    /// Whether the memory of a device is large enough.
+    pub fn verdict(&self) -> Verdict {
+        let Some(chip) = self.chip else { return Verdict::Unknown };
+        let (memory, peak) = (chip.memory as f64, self.memory.peak() as f64);
+        // State takes what shapes say.
+        if self.memory.state() as f64 > memory || peak > memory * CLOSE[1] {
+            Verdict::DoesNotFit
+        } else if peak > memory * CLOSE[0] {
+            Verdict::Close
+        } else {
+            Verdict::Fits
+        }
+    }
+
+    /// What would help, the best first, if memory is short.
+    pub fn advice(&self) -> Vec<String> {
+        self.advice.iter().map(Advice::text).collect()
+    }
+
+    /// The seconds that `flops` take on all devices at a share of their peak, if that is known.
+    pub fn seconds(&self, flops: f64, utilization: f64) -> Option<f64> {
+        let peak = self.chip?.peak_tflops * 1e12 * self.num_devices as f64;
+        Some(flops / (peak * utilization))
+    }
+}
+
+impl Budget {
+    fn new(model: &dyn Model, tokens: f64) -> Self {
+        let per_token = 6.0 * model.num_active_parameters() as f64;
+        let chinchilla_tokens = CHINCHILLA * model.num_parameters() as f64;
+        Self {
+            tokens,
+            six_n_d: per_token * tokens,
+            chinchilla_tokens,
+            chinchilla_six_n_d: per_token * chinchilla_tokens,
+        }
+    }
+}
+
+fn parameters(model: &dyn Model) -> Parameters {
+    let total = model.num_parameters();
+    let is_table = |path: &str| {
+        ["token_embedder.", "positions.", "per_layer.embedding"].iter().any(|start| path.starts_with(start))
+    };
+    let of_tables = model.parameters().into_iter().filter(|(path, _)| is_table(&path.to_string()));
+    Parameters {
+        total,
+        active: model.num_active_parameters(),
+        embedding: of_tables.map(|(_, spec)| spec.num_elements()).sum(),
+    }
+}
+
+/// What memory follows from.
+struct Planner<'a> {
+    settings: &'a TrainConfig,
+    model: &'a dyn Model,
+    placement: &'a Arc<Placement>,
+    rows: usize,
+    length: usize,
+}
+
+impl Planner<'_> {
+    fn memory(&self, chip: Option<&Chip>) -> Result<MemoryEstimate, PlanError> {
+        let platform = match chip.map(|chip| chip.hardware) {
+            Some(Hardware::Tpu) => Platform::Tpu,
+            Some(Hardware::Gpu) => Platform::Gpu,
+            _ => Platform::Cpu,
+        };
+        let mut memory = MemoryEstimate { batch: self.batch(), ..MemoryEstimate::default() };
+        let accumulation = self.settings.objective.gradient_accumulation_steps;
+        // Gradients of parts are added up in f32.
+        let sums = if accumulation > 1 { DType::F32.byte_size() } else { 0 };
+        let gradient_bytes = self.settings.optimizer.grad_dtype.byte_size() + sums;
+        for array in planned_state(self.settings, self.model, self.placement, platform, self.rows)? {
+            let bytes = array.bytes_on_device() as u64;
+            if array.kind == StateKind::Parameter {
+                memory.gradients += bytes / array.ty.dtype.byte_size() as u64 * gradient_bytes as u64;
+            }
+            match (array.memory, array.kind) {
+                (Memory::Host, _) => memory.host += bytes,
+                (Memory::Device, StateKind::Parameter) => memory.parameters += bytes,
+                (Memory::Device, StateKind::Optimizer) => memory.optimizer += bytes,
+            }
+        }
+        let kept = self.settings.model.remat.kept();
+        let kept_in = |name: Option<&str>| match &kept {
+            None => Some(KeptIn::Device),
+            Some(kept) => kept.iter().find(|(known, _)| Some(*known) == name).map(|(_, place)| *place),
+        };
+        let part = self.rows / accumulation;
+        for region in self.model.activations(part, self.length) {
+            let input = kept_in(region.input.name).unwrap_or(KeptIn::Device);
+            let named = region.made.iter().filter_map(|made| Some((made, kept_in(made.name)?)));
+            for (tensor, place) in std::iter::once((&region.input, input)).chain(named) {
+                let bytes = self.on_device(tensor) * region.times as u64;
+                match place {
+                    KeptIn::Host if platform != Platform::Cpu => memory.host += bytes,
+                    KeptIn::Device | KeptIn::Host => memory.activations += bytes,
+                }
+            }
+            let made: u64 = region.made.iter().map(|made| self.on_device(made)).sum();
+            memory.layer = memory.layer.max(2 * made);
+        }
+        memory.layer += self.gathered_layer();
+        let scores = self.model.scores(part, self.length);
+        // In their own type, and in f32 with their gradients.
+        let per_score = (scores.dtype.byte_size() + DType::F32.byte_size()) as u64;
+        let scores = self.on_device(&scores) / scores.dtype.byte_size() as u64 * per_score;
+        memory.logits = scores / self.settings.objective.num_vocab_tiling as u64 + self.gathered_head();
+        Ok(memory)
+    }
+
+    /// Tokens, positions, segments, targets and their segments.
+    fn batch(&self) -> u64 {
+        let names = &self.settings.placement.input_data_sharding_logical_axes;
+        let names: Vec<Option<&str>> = names.iter().map(|name| Some(name.as_str())).collect();
+        5 * self.bytes(&names, &[self.rows, self.length], DType::I32)
+    }
+
+    fn bytes(&self, logical_axes: &[Option<&str>], dims: &[usize], dtype: DType) -> u64 {
+        let shard = self.placement.sharding(logical_axes, dims).shard_dims(dims);
+        (shard.iter().product::<usize>() * dtype.byte_size()) as u64
+    }
+
+    fn on_device(&self, tensor: &Activation) -> u64 {
+        self.bytes(&tensor.logical_axes, &tensor.dims, tensor.dtype)
+    }
+
+    /// The mesh axes that split batches: weights that are split along them are gathered where they are used.
+    fn batch_axes(&self) -> BTreeSet<String> {
+        let regions = self.model.activations(self.rows, self.length);
+        let inputs = regions.iter().map(|region| &region.input);
+        let axes = inputs.flat_map(|input| {
+            let spec = self.placement.sharding(&input.logical_axes, &input.dims).spec;
+            spec.0.into_iter().take(2).flatten()
+        });
+        axes.collect()
+    }
+
+    /// Bytes of a weight in the type of activations, of which devices along the axes of the batch have all.
+    fn gathered(&self, logical_axes: &[Option<&str>], dims: &[usize], batch_axes: &BTreeSet<String>) -> u64 {
+        let sharding = self.placement.sharding(logical_axes, dims);
+        let others = sharding.spec.0.iter().flatten().filter(|axis| !batch_axes.contains(*axis));
+        let parts: usize = others.filter_map(|axis| self.placement.mesh().axis_size(axis)).product();
+        (dims.iter().product::<usize>() / parts * self.settings.model.dtype.byte_size()) as u64
+    }
+
+    /// The weights of a layer, the mean over all layers, and their gradients before these are dealt out.
+    fn gathered_layer(&self) -> u64 {
+        let batch_axes = self.batch_axes();
+        let of_layers =
+            self.model.parameters().into_iter().filter(|(_, spec)| spec.place != LayerPlace::None);
+        let all: u64 =
+            of_layers.map(|(_, spec)| self.gathered(&spec.logical_axes, &spec.dims(), &batch_axes)).sum();
+        2 * all / self.settings.model.num_decoder_layers().max(1) as u64
+    }
+
+    fn gathered_head(&self) -> u64 {
+        let (parameters, batch_axes) = (self.model.parameters(), self.batch_axes());
+        let of_head = self.model.head_parameters().into_iter().map(|index| &parameters[index].1);
+        of_head.map(|spec| self.gathered(&spec.logical_axes, &spec.dims(), &batch_axes)).sum()
+    }
+
+    fn advice(&self, memory: &MemoryEstimate, topology: &Topology) -> Vec<Advice> {
+        let (settings, mesh) = (self.settings, self.placement.mesh());
+        let copies = mesh.axes().iter().find(|(axis, size)| axis == "data" && *size > 1);
+        let rows = self.rows / settings.placement.num_batch_parts(mesh).max(1);
+        let of_state = [
+            copies.map(|(axis, size)| Advice::SplitState { axis: axis.clone(), size: *size }),
+            (memory.optimizer >= memory.parameters && settings.optimizer.first_moment_dtype() == DType::F32)
+                .then_some(Advice::SmallerMoments),
+            Some(Advice::MoreDevices),
+        ];
+        let keeps = settings.model.remat.kept().is_none_or(|kept| !kept.is_empty());
+        let of_activations = [
+            keeps.then_some(Advice::Remat),
+            (rows > 1).then_some(Advice::Accumulate),
+            (settings.data.per_device_batch_size > 1.0).then_some(Advice::SmallerBatch),
+            (topology.num_devices() > 1 && rows == 1).then_some(Advice::SplitSequences),
+        ];
+        let of_logits = [(settings.objective.num_vocab_tiling == 1).then_some(Advice::TileLogits)];
+        let mut kinds: [(u64, Vec<Option<Advice>>); 3] = [
+            (memory.state() + memory.gradients, of_state.into()),
+            (memory.activations + memory.layer, of_activations.into()),
+            (memory.logits.saturating_sub(memory.layer + memory.gradients), of_logits.into()),
+        ];
+        kinds.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+        kinds.into_iter().filter(|(bytes, _)| *bytes > 0).flat_map(|(_, advice)| advice).flatten().collect()
+    }
+}
+
+impl Advice {
+    fn text(&self) -> String {
+        match self {
+            Self::SplitState { axis, size } => format!(
+                "parameters and optimizer state are on each of the {size} devices along `{axis}`: more `ici_fsdp_parallelism` instead, or `shard_optimizer_over_data=true`"
+            ),
+            Self::SmallerMoments => "`mu_dtype=bfloat16` halves the first moments".to_owned(),
+            Self::MoreDevices => "more devices, over which `fsdp` splits the state".to_owned(),
+            Self::Remat => "`remat_policy=full` keeps only the input of each layer".to_owned(),
+            Self::SmallerBatch => "a smaller `per_device_batch_size`".to_owned(),
+            Self::Accumulate => {
+                "a smaller `per_device_batch_size` with more `gradient_accumulation_steps`, for the same batch"
+                    .to_owned()
+            }
+            Self::SplitSequences => {
+                "`ici_context_parallelism` or `ici_tensor_parallelism`, which split sequences and layers"
+                    .to_owned()
+            }
+            Self::TileLogits => "`num_vocab_tiling=8` computes scores in parts".to_owned(),
+        }
+    }
+}
