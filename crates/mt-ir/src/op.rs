@@ -209,6 +209,9 @@ pub struct Dot {
     pub result: DType,
     /// The number of bits that products of `f32` keep on accelerators.
     pub precision: Precision,
+    /// Whether a result that is wider than the operands may be rounded to their type on its way: where it is a sum over
+    /// devices, the printer halves by that what they exchange and hold.
+    pub may_round: bool,
 }
 
 /// The precision of `f32` dot products on accelerators whose matrix units are narrower.

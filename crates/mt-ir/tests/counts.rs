@@ -32,6 +32,7 @@ fn dot(batch: usize, result: DType) -> Op {
         rhs_contract: vec![batch],
         result,
         precision: Precision::Default,
+        may_round: false,
     })
 }
 

@@ -39,7 +39,8 @@ fn splat(dtype: DType, value: Scalar) -> Op {
 
 fn dot(numbers: [&[usize]; 4], result: DType) -> Op {
     let [lhs_batch, rhs_batch, lhs_contract, rhs_contract] = numbers.map(<[usize]>::to_vec);
-    Op::Dot(Dot { lhs_batch, rhs_batch, lhs_contract, rhs_contract, result, precision: Precision::Default })
+    let (precision, may_round) = (Precision::Default, false);
+    Op::Dot(Dot { lhs_batch, rhs_batch, lhs_contract, rhs_contract, result, precision, may_round })
 }
 
 #[test]

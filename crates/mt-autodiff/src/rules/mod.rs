@@ -64,7 +64,12 @@ pub(crate) fn vector_jacobian_product(
             let cotangent = c.cotangent();
             vec![Some(c.builder.emit(Op::Constrain(spec.clone()), &[cotangent]))]
         }
-        Op::OptimizationBarrier => cotangents.to_vec(),
+        // What is made together going forward is made together going back.
+        Op::OptimizationBarrier => {
+            let given: Vec<ValueId> = cotangents.iter().copied().flatten().collect();
+            let mut held = c.builder.emit_all(Op::OptimizationBarrier, &given).into_iter();
+            cotangents.iter().map(|cotangent| cotangent.and_then(|_| held.next())).collect()
+        }
         Op::Reduce { kind, dimensions } => vec![reduce(c, *kind, dimensions)],
         Op::CumulativeSum { dimension, reverse } => {
             let cotangent = c.cotangent();
@@ -141,6 +146,7 @@ pub(crate) fn dot(
             rhs_contract: rhs_free.clone(),
             result: dtypes[0],
             precision: dot.precision,
+            may_round: false,
         };
         let product = builder.emit(Op::Dot(op), &[cotangent, rhs]);
         // Dimensions now: batch, left free, then the contracted ones in the right side's order.
@@ -157,6 +163,7 @@ pub(crate) fn dot(
             rhs_contract: cotangent_lhs,
             result: dtypes[1],
             precision: dot.precision,
+            may_round: true,
         };
         let product = builder.emit(Op::Dot(op), &[lhs, cotangent]);
         let order = contracted_in_order(&dot.lhs_contract, &dot.rhs_contract);

@@ -23,7 +23,15 @@ fn positional<'t>(lhs: Tensor<'t>, rhs: Tensor<'t>, numbers: [&[usize]; 4], axes
     let [lhs_batch, rhs_batch, lhs_contract, rhs_contract] = numbers.map(<[usize]>::to_vec);
     let (result, precision) = (lhs.dtype(), Precision::Highest);
     lhs.apply_one(
-        Op::Dot(Dot { lhs_batch, rhs_batch, lhs_contract, rhs_contract, result, precision }),
+        Op::Dot(Dot {
+            lhs_batch,
+            rhs_batch,
+            lhs_contract,
+            rhs_contract,
+            result,
+            precision,
+            may_round: false,
+        }),
         &[rhs],
         axes,
     )

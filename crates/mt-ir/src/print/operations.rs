@@ -296,8 +296,15 @@ impl Printer<'_> {
         let precision = format!(
             "precision_config = [#stablehlo<precision {precision}>, #stablehlo<precision {precision}>]"
         );
-        let narrow = matches!(dot.result, DType::BF16 | DType::F16);
-        let printed = if narrow && self.options.target == Target::Cpu {
+        let is_narrow = |dtype: DType| matches!(dtype, DType::BF16 | DType::F16);
+        let of_operands = operands[0].1.dtype;
+        let rounds = dot.may_round
+            && is_narrow(of_operands)
+            && self.options.target == Target::Accelerator
+            && self.options.mesh.num_devices() > 1;
+        let printed = if rounds {
+            TensorType::new(of_operands, result.dims.clone())
+        } else if is_narrow(dot.result) && self.options.target == Target::Cpu {
             TensorType::new(DType::F32, result.dims.clone())
         } else {
             result.clone()
