@@ -192,6 +192,10 @@ impl CompileTopology {
     /// # Errors
     /// There is none; the nearest names are listed.
     pub fn named(name: &str) -> Result<Self, ConfigError> {
+        Ok(Self::find(name)?)
+    }
+
+    pub(crate) fn find(name: &str) -> Result<Self, Problem> {
         let found = |chip: &'static Chip, bounds| Self { name: name.to_owned(), chip, bounds };
         if let Some((generation, sides)) = name.split_once(':') {
             let sides: Option<Vec<usize>> =
@@ -214,7 +218,7 @@ impl CompileTopology {
         sliced.next().map(|(chip, bounds)| found(chip, bounds)).ok_or_else(|| Self::unknown(name))
     }
 
-    fn unknown(name: &str) -> ConfigError {
+    fn unknown(name: &str) -> Problem {
         let generations: Vec<&str> = named_chips().map(|chip| chip.generation).collect();
         let generation = name.split(['-', ':']).next().unwrap_or_default();
         let size: Option<usize> = name.rsplit_once('-').and_then(|(_, size)| size.parse().ok());
@@ -234,7 +238,7 @@ impl CompileTopology {
         } else {
             format!("the nearest are {}; sides work, too, such as `v5p:4x4x8`", nearest.join(" and "))
         };
-        Problem::inconsistent(format!("there is no hardware named `{name}`"), hint).into()
+        Problem::inconsistent(format!("there is no hardware named `{name}`"), hint)
     }
 
     /// The chips of a slice.

@@ -22,6 +22,8 @@ pub fn prepare_environment() -> bool {
     set("TF_CPP_MIN_LOG_LEVEL", "2");
     if !Platform::Tpu.is_present() {
         set("TPU_SKIP_MDS_QUERY", "1");
+        // Without TPUs there is nothing that several processes could not share.
+        set("ALLOW_MULTIPLE_LIBTPU_LOAD", "1");
     }
     true
 }

@@ -1,6 +1,10 @@
 //! Compiling for hardware that is not there.
 
-use std::{fmt, path::PathBuf, time::Duration, time::Instant};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
 
 use mt_ir::Program;
 use mt_pjrt::{
@@ -8,10 +12,11 @@ use mt_pjrt::{
 };
 
 use crate::{
-    Collective, CompileSettings, RuntimeError,
+    Activity, CompileSettings, RuntimeError,
+    compiled_file::{Identity, write},
     dump::Dump,
     executable::{check_shardings, option_error, platform_flags},
-    hlo,
+    fingerprint, hlo,
 };
 
 /// Which hardware to compile for.
@@ -20,9 +25,12 @@ pub struct AheadOptions {
     pub platform: Platform,
     /// The plugin's file; `None` to look for one, and to install it if there is none.
     pub plugin_path: Option<PathBuf>,
-    /// What the plugin calls one slice, such as `v5p:4x4x4`.
+    /// What the plugin calls one slice, such as `v5p:4x4x4`; of GPUs, machines with processes with devices, such as
+    /// `1x1x8`.
     pub topology: String,
     pub num_slices: usize,
+    /// What the compiler has to know of a GPU, as the text of its `GpuTargetConfigProto`.
+    pub gpu_description: Option<String>,
 }
 
 /// Hardware that programs can be compiled for.
@@ -37,6 +45,8 @@ pub struct AheadOfTime {
 #[derive(Debug)]
 pub struct AheadProgram {
     program: CompiledProgram,
+    num_devices: usize,
+    identity: Identity,
     /// How long the compiler took.
     pub elapsed: Duration,
 }
@@ -49,9 +59,17 @@ impl AheadOfTime {
     pub fn new(options: &AheadOptions) -> Result<Self, RuntimeError> {
         let location = find_or_install(options.platform, options.plugin_path.as_deref())?;
         let plugin = Plugin::load(&location.path)?;
-        let slices = [("num_slices".to_owned(), NamedValue::Integer(options.num_slices as i64))];
-        let named: &[_] = if options.num_slices > 1 { &slices } else { &[] };
-        let topology = Topology::new(&plugin, &options.topology, named)?;
+        let mut named = Vec::new();
+        if options.num_slices > 1 {
+            named.push(("num_slices".to_owned(), NamedValue::Integer(options.num_slices as i64)));
+        }
+        let mut name = options.topology.as_str();
+        if let Some(description) = &options.gpu_description {
+            named.push(("topology".to_owned(), NamedValue::String(name.to_owned())));
+            named.push(("target_config".to_owned(), NamedValue::String(description.clone())));
+            name = "";
+        }
+        let topology = Topology::new(&plugin, name, &named)?;
         Ok(Self { platform: options.platform, plugin, topology, num_slices: options.num_slices })
     }
 
@@ -68,6 +86,17 @@ impl AheadOfTime {
     /// The number of slices.
     pub fn num_slices(&self) -> usize {
         self.num_slices
+    }
+
+    /// The slice of each device, where the platform has slices.
+    pub fn slices(&self) -> Option<Vec<i64>> {
+        let devices = self.topology.devices();
+        (self.num_slices > 1).then(|| devices.iter().map(|device| device.slice() as i64).collect())
+    }
+
+    /// The file of the plugin.
+    pub fn plugin_path(&self) -> &Path {
+        self.plugin.path()
     }
 
     /// What the plugin calls the kind of its devices.
@@ -102,11 +131,61 @@ impl AheadOfTime {
         options.xla_flags.extend(dump.iter().flat_map(Dump::flags));
         let start = Instant::now();
         let compiled = self.topology.compile(&program.name, &program.text, &options);
-        let compiled = compiled.map_err(|error| option_error(error, settings))?;
+        let compiled =
+            compiled.map_err(|error| match OutOfMemory::of(&error.to_string(), self.memory_limit()) {
+                Some(lack) => RuntimeError::OutOfMemory { program: program.name.clone(), lack },
+                None => option_error(error, settings),
+            })?;
         let elapsed = start.elapsed();
         dump.map(Dump::finish).transpose()?;
-        Ok(AheadProgram { program: compiled, elapsed })
+        let identity = Identity::new(
+            program,
+            settings,
+            &fingerprint::of_plugin(self.plugin.path())?,
+            self.device_kind(),
+            self.num_slices,
+        );
+        Ok(AheadProgram { program: compiled, num_devices: program.mesh.num_devices(), identity, elapsed })
     }
+}
+
+/// What the compiler says of a program that does not fit into the memory of a device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutOfMemory {
+    /// The bytes that it needs, where it says so.
+    pub needed: Option<u64>,
+    /// The bytes that a program can have.
+    pub available: Option<u64>,
+    /// The compiler's own words.
+    pub message: String,
+}
+
+impl OutOfMemory {
+    /// What an error says, if it is about memory.
+    fn of(message: &str, limit: Option<u64>) -> Option<Self> {
+        let is_memory = ["CompileTimeHbmOom", "Ran out of memory", "RESOURCE_EXHAUSTED", "Out of memory"];
+        if !is_memory.iter().any(|text| message.contains(text)) {
+            return None;
+        }
+        let words = message.split(|letter: char| letter.is_whitespace() || "()".contains(letter));
+        let mut sizes = words.filter_map(parse_size);
+        let (needed, available) = (sizes.next(), sizes.next());
+        Some(Self { needed, available: available.or(limit), message: message.trim().to_owned() })
+    }
+}
+
+/// A size as the compiler writes it, such as `18.53G`.
+fn parse_size(word: &str) -> Option<u64> {
+    let word = word.trim_end_matches(['.', ',', ';']);
+    let (number, power) = match word.chars().last()? {
+        'K' => (&word[..word.len() - 1], 10),
+        'M' => (&word[..word.len() - 1], 20),
+        'G' => (&word[..word.len() - 1], 30),
+        'T' => (&word[..word.len() - 1], 40),
+        _ => return None,
+    };
+    let number: f64 = number.parse().ok()?;
+    Some((number * f64::from(1_u32 << 10).powi(power / 10)) as u64)
 }
 
 impl AheadProgram {
@@ -118,26 +197,53 @@ impl AheadProgram {
         Ok(self.program.memory()?)
     }
 
-    /// The collectives that the compiled program runs on each device.
+    /// What the compiled program does on each device.
     ///
     /// # Errors
     /// The platform does not keep its optimized program.
-    pub fn collectives(&self) -> Result<Vec<Collective>, RuntimeError> {
+    pub fn activity(&self) -> Result<Activity, RuntimeError> {
         let (format, bytes) = self.program.optimized_program()?;
-        hlo::collectives(&format, &bytes)
+        hlo::activity(&format, &bytes, self.num_devices)
     }
 
-    /// The program as bytes, to be loaded where the hardware is.
+    /// Writes the program to a file, which [`crate::Runtime::load_compiled`] reads where the hardware is.
     ///
     /// # Errors
-    /// The platform cannot do that.
-    pub fn serialize(&self) -> Result<Vec<u8>, RuntimeError> {
-        Ok(self.program.serialize()?)
+    /// The platform cannot do that, or the file cannot be written.
+    pub fn save(&self, path: &Path) -> Result<(), RuntimeError> {
+        write(path, &self.identity, &self.program.serialize()?)
     }
 }
 
 impl fmt::Debug for AheadOfTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "AheadOfTime({}, {} devices)", self.platform, self.num_devices())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_compilers_say_of_memory_is_understood() {
+        let check = |message: &str, needed: f64, available: f64| {
+            let lack = OutOfMemory::of(message, None).unwrap();
+            let gib = |bytes: Option<u64>| bytes.unwrap() as f64 / (1_u64 << 30) as f64;
+            assert!((gib(lack.needed) - needed).abs() < 1e-6, "{lack:?}");
+            assert!((gib(lack.available) - available).abs() < 1e-6, "{lack:?}");
+        };
+        check(
+            "E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO temporaries \
+             (28.87G) exceeds available HBM (15.75G). HLO module: train_step.",
+            28.87,
+            15.75,
+        );
+        check(
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 18.53G of 15.75G hbm. Exceeded",
+            18.53,
+            15.75,
+        );
+        assert_eq!(OutOfMemory::of("invalid argument: 3.5G", None), None);
     }
 }

@@ -6,6 +6,8 @@ use mt_ir::TensorType;
 use mt_pjrt::Platform;
 use mt_shape::PartitionSpec;
 
+use crate::OutOfMemory;
+
 /// A failure to set up the hardware, or to compile or run a program.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
@@ -40,6 +42,13 @@ pub enum RuntimeError {
     OptimizedProgram { format: String, reason: String },
     #[error("{0}")]
     Memory(String),
+    #[error("program `{program}` does not fit into the memory of a device: {}", .lack.message)]
+    OutOfMemory { program: String, lack: OutOfMemory },
+    #[error(
+        "`{path}` is not the compiled program of this run:\n  {}\nhint: compile it again for this run, name another file, or leave out `compiled_trainstep_file`",
+        .reasons.join("\n  ")
+    )]
+    CompiledFile { path: PathBuf, reasons: Vec<String> },
     #[error("`{path}`: {source}")]
     Io { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
@@ -54,6 +63,7 @@ impl RuntimeError {
             Self::CompilerOption { .. }
             | Self::NoDevice(_)
             | Self::TooFewDevices { .. }
+            | Self::CompiledFile { .. }
             | Self::Memory(_) => true,
             // A directory that was named and cannot be written to.
             Self::Io { source, .. } => matches!(

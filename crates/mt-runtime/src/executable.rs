@@ -1,14 +1,23 @@
 //! Compiled programs that check what they are given.
 
-use std::{fmt, path::PathBuf, sync::Arc};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use mt_ir::{Memory, Program, ProgramTemporary, ProgramValue, TensorType};
 use mt_pjrt::{Argument, Buffer, CompileOptions, MemoryUse, NamedValue, Platform, Plugin};
 use mt_shape::{Mesh, Sharding};
 
 use crate::{
-    Array, Collective, Runtime, RuntimeError, array::check_sharding, cache::ExecutableCache, dump::Dump,
-    fingerprint::Fingerprint, hlo,
+    Activity, Array, Collective, Runtime, RuntimeError,
+    array::check_sharding,
+    cache::ExecutableCache,
+    compiled_file::{self, Identity},
+    dump::Dump,
+    fingerprint::{self, Fingerprint},
+    hlo,
 };
 
 /// How to compile one program.
@@ -76,6 +85,42 @@ impl Executable {
     ) -> Result<Self, RuntimeError> {
         check_shardings(program, runtime.num_devices())?;
         let (executable, is_cached) = load_or_compile(runtime, program, settings)?;
+        Self::of(runtime, program, executable, is_cached)
+    }
+
+    /// The program from a file that [`Self::save`] or [`crate::AheadProgram::save`] wrote.
+    pub(crate) fn load(
+        runtime: &Runtime,
+        program: &Program,
+        settings: &CompileSettings,
+        path: &Path,
+    ) -> Result<Self, RuntimeError> {
+        check_shardings(program, runtime.num_devices())?;
+        let payload = compiled_file::read(path, &identity(runtime, program, settings)?)?;
+        let executable = runtime.client().load_executable(&program.name, &payload)?;
+        Self::of(runtime, program, executable, true)
+    }
+
+    /// Writes the program, which `program` became by these settings, to a file that [`Runtime::load_compiled`] reads.
+    ///
+    /// # Errors
+    /// The platform cannot do that, or the file cannot be written.
+    pub fn save(
+        &self,
+        program: &Program,
+        settings: &CompileSettings,
+        path: &Path,
+    ) -> Result<(), RuntimeError> {
+        let identity = identity(&self.inner.runtime, program, settings)?;
+        compiled_file::write(path, &identity, &self.inner.executable.program().serialize()?)
+    }
+
+    fn of(
+        runtime: &Runtime,
+        program: &Program,
+        executable: mt_pjrt::Executable,
+        is_cached: bool,
+    ) -> Result<Self, RuntimeError> {
         if executable.num_outputs() != program.outputs.len() {
             let (needed, given) = (program.outputs.len(), executable.num_outputs());
             return Err(RuntimeError::ResultCount { program: program.name.clone(), needed, given });
@@ -131,13 +176,21 @@ impl Executable {
         Ok(self.inner.executable.program().memory()?)
     }
 
+    /// What the compiled program does on each device.
+    ///
+    /// # Errors
+    /// The platform does not keep its optimized program.
+    pub fn activity(&self) -> Result<Activity, RuntimeError> {
+        let (format, bytes) = self.inner.executable.program().optimized_program()?;
+        hlo::activity(&format, &bytes, self.inner.mesh.num_devices())
+    }
+
     /// The collectives that the compiled program runs on each device.
     ///
     /// # Errors
     /// The platform does not keep its optimized program.
     pub fn collectives(&self) -> Result<Vec<Collective>, RuntimeError> {
-        let (format, bytes) = self.inner.executable.program().optimized_program()?;
-        hlo::collectives(&format, &bytes)
+        Ok(self.activity()?.collectives)
     }
 
     /// The floating-point operations of one device that the compiler counts, with bodies of loops once.
@@ -302,6 +355,20 @@ fn load_or_compile(
         cache.store(&key, &serialized);
     }
     Ok((executable, false))
+}
+
+fn identity(
+    runtime: &Runtime,
+    program: &Program,
+    settings: &CompileSettings,
+) -> Result<Identity, RuntimeError> {
+    let plugin = fingerprint::of_plugin(runtime.plugin_path())?;
+    let devices = runtime.devices();
+    let kind = devices.first().map_or("", |device| device.kind());
+    let mut slices = runtime.slices().unwrap_or_default();
+    slices.sort_unstable();
+    slices.dedup();
+    Ok(Identity::new(program, settings, &plugin, kind, slices.len().max(1)))
 }
 
 /// An error that names an option which the user gave is about that option.

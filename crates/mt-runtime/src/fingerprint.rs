@@ -52,6 +52,12 @@ pub(crate) fn of_machine(client: &Client, hashes: Option<&Path>) -> Result<[u8; 
     Ok(fingerprint.finish())
 }
 
+/// The hash of a plugin's file.
+pub(crate) fn of_plugin(path: &Path) -> Result<[u8; 32], RuntimeError> {
+    let hashes = mt_pjrt::cache_directory().ok().map(|directory| directory.join("executables"));
+    of_file(path, hashes.as_deref())
+}
+
 /// The environment variables that change what is compiled, in order.
 fn compiler_environment(variables: impl Iterator<Item = (String, String)>) -> BTreeMap<String, String> {
     let matters = |name: &str| {

@@ -1,5 +1,5 @@
 //! What the compiler's optimized program does, of what the compiler does not say itself: which collectives run, how
-//! often, and how much they carry.
+//! often, and how much they carry; and how many bytes go to and from the devices' memory.
 //!
 //! The messages have the fields that are read here, with the numbers that XLA's `hlo.proto` and `xla_data.proto` give
 //! them; others are passed over.
@@ -11,7 +11,7 @@ use prost::Message;
 use crate::RuntimeError;
 
 /// A collective operation of an optimized program.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Collective {
     /// Such as `all-gather`.
     pub kind: String,
@@ -21,8 +21,21 @@ pub struct Collective {
     pub arrays: Vec<u64>,
     /// How often it runs in one run of the program. Loops whose number of turns is unknown count once.
     pub times: u64,
+    /// Places of the mesh whose devices exchange with each other: the first of several groups alike. Of an exchange in
+    /// pairs, the two that are farthest from each other.
+    pub places: Vec<usize>,
     /// The name scope of the operation that it comes from.
     pub source: String,
+}
+
+/// What one run of an optimized program does on each device.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Activity {
+    /// The largest first; alike ones of one source are one.
+    pub collectives: Vec<Collective>,
+    /// Bytes that are read from and written to the device's main memory. What stays in memory on the chip between two
+    /// operations is left out, and of what an operation takes a slice of, only the slice counts.
+    pub memory_bytes: f64,
 }
 
 const KINDS: [&str; 6] =
@@ -70,8 +83,91 @@ struct Instruction {
     called_computation_ids: Vec<i64>,
     #[prost(bytes = "vec", tag = "43")]
     backend_config: Vec<u8>,
+    #[prost(message, repeated, tag = "49")]
+    replica_groups: Vec<ReplicaGroup>,
+    #[prost(message, repeated, tag = "52")]
+    source_target_pairs: Vec<SourceTarget>,
     #[prost(string, tag = "63")]
     comparison_direction: String,
+    #[prost(int64, tag = "9")]
+    parameter_number: i64,
+    #[prost(message, optional, tag = "87")]
+    device_list: Option<DeviceList>,
+    #[prost(message, optional, tag = "93")]
+    mesh_groups: Option<MeshGroups>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ReplicaGroup {
+    #[prost(int64, repeated, tag = "1")]
+    replica_ids: Vec<i64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct SourceTarget {
+    #[prost(int64, tag = "1")]
+    source: i64,
+    #[prost(int64, tag = "2")]
+    target: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct DeviceList {
+    #[prost(message, repeated, tag = "1")]
+    replica_groups: Vec<ReplicaGroup>,
+    #[prost(message, optional, tag = "2")]
+    iota: Option<IotaGroups>,
+}
+
+/// Groups that are consecutive numbers after a transposition.
+#[derive(Clone, PartialEq, Message)]
+struct IotaGroups {
+    #[prost(int64, tag = "2")]
+    num_devices_per_group: i64,
+    #[prost(int64, repeated, tag = "3")]
+    reshape_dims: Vec<i64>,
+    #[prost(int32, repeated, tag = "4")]
+    transpose_permutation: Vec<i32>,
+}
+
+/// Groups along axes of a mesh.
+#[derive(Clone, PartialEq, Message)]
+struct MeshGroups {
+    #[prost(message, optional, tag = "1")]
+    mesh: Option<GroupMesh>,
+    #[prost(message, repeated, tag = "2")]
+    axes: Vec<GroupAxis>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct GroupMesh {
+    #[prost(message, repeated, tag = "1")]
+    axes: Vec<MeshAxis>,
+    #[prost(int64, repeated, tag = "2")]
+    device_ids: Vec<i64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct MeshAxis {
+    #[prost(int64, tag = "2")]
+    size: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct GroupAxis {
+    #[prost(int64, tag = "1")]
+    index: i64,
+    #[prost(message, optional, tag = "2")]
+    part: Option<AxisPart>,
+}
+
+/// A factor of an axis: `size` of its positions, each `pre_size` of which the axis has before it.
+#[derive(Clone, PartialEq, Message)]
+struct AxisPart {
+    #[prost(int64, tag = "1")]
+    pre_size: i64,
+    #[prost(int64, tag = "2")]
+    size: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -88,6 +184,14 @@ struct Shape {
     dimensions: Vec<i64>,
     #[prost(message, repeated, tag = "4")]
     tuple_shapes: Vec<Shape>,
+    #[prost(message, optional, tag = "5")]
+    layout: Option<Layout>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Layout {
+    #[prost(int64, tag = "8")]
+    memory_space: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -117,6 +221,15 @@ impl Shape {
         own + self.tuple_shapes.iter().map(Self::bytes).sum::<u64>()
     }
 
+    /// The bytes that are in the main memory of the device.
+    fn main_bytes(&self) -> u64 {
+        if !self.tuple_shapes.is_empty() {
+            return self.tuple_shapes.iter().map(Self::main_bytes).sum();
+        }
+        let is_main = self.layout.as_ref().is_none_or(|layout| layout.memory_space == 0);
+        if is_main { self.bytes() } else { 0 }
+    }
+
     /// The bytes of each array of a tuple, or of the only one.
     fn arrays(&self) -> Vec<u64> {
         if self.tuple_shapes.is_empty() {
@@ -126,11 +239,11 @@ impl Shape {
     }
 }
 
-/// The collectives of an optimized program, the largest first; alike ones of one source are one.
+/// What an optimized program for `num_devices` devices does.
 ///
 /// # Errors
 /// The bytes are no optimized program.
-pub(crate) fn collectives(format: &str, bytes: &[u8]) -> Result<Vec<Collective>, RuntimeError> {
+pub(crate) fn activity(format: &str, bytes: &[u8], num_devices: usize) -> Result<Activity, RuntimeError> {
     let unreadable = |reason: String| RuntimeError::OptimizedProgram { format: format.to_owned(), reason };
     let module = match format {
         "hlo_with_config" => ModuleWithConfig::decode(bytes).map(|with_config| with_config.module),
@@ -140,48 +253,163 @@ pub(crate) fn collectives(format: &str, bytes: &[u8]) -> Result<Vec<Collective>,
     let module = module.map_err(|error| unreadable(error.to_string()))?;
     let module = module.ok_or_else(|| unreadable("it is empty".to_owned()))?;
     let computations = module.computations.iter().map(|computation| (computation.id, computation)).collect();
-    let mut walk = Walk { computations, found: HashMap::new() };
+    let mut walk = Walk { computations, num_devices, found: HashMap::new(), memory_bytes: 0.0 };
     walk.visit(module.entry_computation_id, 1);
-    let mut found: Vec<Collective> = walk
-        .found
-        .into_iter()
-        .map(|((kind, bytes, arrays, source), times)| Collective { kind, bytes, arrays, times, source })
-        .collect();
-    found.sort_by(|a, b| {
+    let mut collectives: Vec<Collective> =
+        walk.found.into_iter().map(|(collective, times)| Collective { times, ..collective }).collect();
+    collectives.sort_by(|a, b| {
         (b.bytes * b.times, &a.kind, &a.source).cmp(&(a.bytes * a.times, &b.kind, &b.source))
     });
-    Ok(found)
+    Ok(Activity { collectives, memory_bytes: walk.memory_bytes })
 }
 
 struct Walk<'m> {
     computations: HashMap<i64, &'m Computation>,
-    found: HashMap<(String, u64, Vec<u64>, String), u64>,
+    num_devices: usize,
+    /// How often each runs, whose own number is 0.
+    found: HashMap<Collective, u64>,
+    memory_bytes: f64,
 }
 
 impl Walk<'_> {
     /// Counts what a computation does when it runs `times` times.
     fn visit(&mut self, id: i64, times: u64) {
         let Some(&computation) = self.computations.get(&id) else { return };
+        let by_id: HashMap<i64, &Instruction> =
+            computation.instructions.iter().map(|instruction| (instruction.id, instruction)).collect();
         for instruction in &computation.instructions {
             let opcode = instruction.opcode.trim_end_matches("-start");
             if KINDS.contains(&opcode) {
-                let source = instruction
-                    .metadata
-                    .as_ref()
-                    .map(|metadata| metadata.op_name.clone())
-                    .unwrap_or_default();
-                let bytes = collective_bytes(computation, instruction);
-                let arrays = result(instruction).map(Shape::arrays).unwrap_or_default();
-                let key = (opcode.to_owned(), bytes, arrays, source);
-                *self.found.entry(key).or_default() += times;
-                // What it calls combines two numbers.
-                continue;
+                let metadata = instruction.metadata.as_ref();
+                let source = metadata.map(|metadata| metadata.op_name.clone()).unwrap_or_default();
+                let collective = Collective {
+                    kind: opcode.to_owned(),
+                    bytes: collective_bytes(&by_id, instruction),
+                    arrays: result(instruction).map(Shape::arrays).unwrap_or_default(),
+                    times: 0,
+                    places: places(instruction, self.num_devices),
+                    source,
+                };
+                *self.found.entry(collective).or_default() += times;
             }
-            let turns = if opcode == "while" { self.turns(instruction).unwrap_or(1) } else { 1 };
-            for called in &instruction.called_computation_ids {
-                self.visit(*called, times * turns);
+            self.memory_bytes += times as f64 * self.moved(&by_id, instruction) as f64;
+            match opcode {
+                "while" => {
+                    let turns = self.turns(instruction).unwrap_or(1);
+                    for called in &instruction.called_computation_ids {
+                        self.visit(*called, times * turns);
+                    }
+                }
+                // What a collective calls combines two numbers, and what is within a fusion moves nothing; but
+                // collectives may be in it.
+                _ if KINDS.contains(&opcode) => {}
+                "fusion" => self.visit_fused(instruction, times),
+                _ => {
+                    for called in &instruction.called_computation_ids {
+                        self.visit(*called, times);
+                    }
+                }
             }
         }
+    }
+
+    /// As [`Self::visit`], for the collectives that a fusion consists of.
+    fn visit_fused(&mut self, fusion: &Instruction, times: u64) {
+        let before = self.memory_bytes;
+        for called in &fusion.called_computation_ids {
+            self.visit(*called, times);
+        }
+        self.memory_bytes = before;
+    }
+
+    /// The bytes that an instruction reads from main memory and writes to it.
+    fn moved(&self, by_id: &HashMap<i64, &Instruction>, instruction: &Instruction) -> u64 {
+        let size =
+            |id: &i64| by_id.get(id).and_then(|operand| operand.shape.as_ref()).map_or(0, Shape::main_bytes);
+        let own = instruction.shape.as_ref().map_or(0, Shape::main_bytes);
+        let operands = || instruction.operand_ids.iter().map(size).sum::<u64>();
+        match instruction.opcode.as_str() {
+            // These name what is there, wait for it, or call what is counted.
+            "parameter"
+            | "constant"
+            | "tuple"
+            | "get-tuple-element"
+            | "bitcast"
+            | "while"
+            | "conditional"
+            | "call"
+            | "after-all"
+            | "add-dependency"
+            | "optimization-barrier"
+            | "partition-id"
+            | "replica-id"
+            | "iota"
+            | "domain" => 0,
+            opcode if opcode.ends_with("-done") => 0,
+            // Returns its operand beside the copy.
+            "copy-start" => instruction
+                .shape
+                .as_ref()
+                .map_or(0, |shape| shape.tuple_shapes.iter().take(2).map(Shape::main_bytes).sum()),
+            "async-start" => instruction.shape.as_ref().map_or(0, |shape| {
+                shape.tuple_shapes.iter().skip(1).take(1).map(|result| 2 * result.main_bytes()).sum()
+            }),
+            opcode if KINDS.contains(&opcode.trim_end_matches("-start")) => {
+                operands() + result(instruction).map_or(0, Shape::main_bytes)
+            }
+            "dynamic-slice" | "slice" | "gather" => 2 * own,
+            "dynamic-update-slice" => 2 * instruction.operand_ids.get(1).map_or(0, size),
+            "scatter" => 3 * instruction.operand_ids.get(2).map_or(0, size),
+            "fusion" => self.moved_by_fusion(by_id, instruction).unwrap_or_else(|| own + operands()),
+            _ => own + operands(),
+        }
+    }
+
+    /// The bytes that a fusion reads and writes: of what it slices or writes a slice of, that slice.
+    fn moved_by_fusion(&self, by_id: &HashMap<i64, &Instruction>, fusion: &Instruction) -> Option<u64> {
+        let fused = self.computations.get(fusion.called_computation_ids.first()?)?;
+        let inner: HashMap<i64, &Instruction> =
+            fused.instructions.iter().map(|instruction| (instruction.id, instruction)).collect();
+        let bytes = |id: &i64| inner.get(id).and_then(|value| value.shape.as_ref()).map_or(0, Shape::bytes);
+        let mut users: HashMap<i64, Vec<&Instruction>> = HashMap::new();
+        for user in &fused.instructions {
+            for operand in &user.operand_ids {
+                users.entry(*operand).or_default().push(user);
+            }
+        }
+        let mut sum = 0;
+        for parameter in fused.instructions.iter().filter(|inner| inner.opcode == "parameter") {
+            let operand = fusion.operand_ids.get(usize::try_from(parameter.parameter_number).ok()?)?;
+            let whole = by_id.get(operand)?.shape.as_ref().map_or(0, Shape::main_bytes);
+            let uses = users.get(&parameter.id).map(Vec::as_slice).unwrap_or_default();
+            let parts = uses.iter().map(|user| {
+                let is_first = user.operand_ids.first() == Some(&parameter.id);
+                match user.opcode.as_str() {
+                    "dynamic-slice" | "slice" | "gather" if is_first => Some(bytes(&user.id)),
+                    "dynamic-update-slice" if is_first => Some(0),
+                    _ => None,
+                }
+            });
+            let parts: Option<u64> = parts.sum();
+            sum += parts.map_or(whole, |parts| parts.min(whole));
+        }
+        let root = inner.get(&fused.root_id)?;
+        let roots = if root.opcode == "tuple" { root.operand_ids.clone() } else { vec![root.id] };
+        let shape = fusion.shape.as_ref()?;
+        let results =
+            if shape.tuple_shapes.is_empty() { std::slice::from_ref(shape) } else { &shape.tuple_shapes[..] };
+        for (mut id, result) in roots.into_iter().zip(results) {
+            while let Some(value) = inner.get(&id).filter(|value| value.opcode == "bitcast") {
+                id = *value.operand_ids.first()?;
+            }
+            let value = inner.get(&id)?;
+            let written = match value.opcode.as_str() {
+                "dynamic-update-slice" => bytes(value.operand_ids.get(1)?),
+                _ => result.main_bytes(),
+            };
+            sum += written.min(result.main_bytes());
+        }
+        Some(sum)
     }
 
     /// How often a loop turns: what the compiler notes, or the bound that a counter from 0 is compared with.
@@ -216,11 +444,9 @@ fn constant(instruction: &Instruction) -> Option<u64> {
     u64::try_from(number).ok()
 }
 
-fn collective_bytes(computation: &Computation, instruction: &Instruction) -> u64 {
-    let bytes_of = |id: &i64| {
-        let operand = computation.instructions.iter().find(|instruction| instruction.id == *id);
-        operand.and_then(|operand| operand.shape.as_ref()).map_or(0, Shape::bytes)
-    };
+fn collective_bytes(by_id: &HashMap<i64, &Instruction>, instruction: &Instruction) -> u64 {
+    let bytes_of =
+        |id: &i64| by_id.get(id).and_then(|operand| operand.shape.as_ref()).map_or(0, Shape::bytes);
     let operands: u64 = instruction.operand_ids.iter().map(bytes_of).sum();
     operands.max(result(instruction).map_or(0, Shape::bytes))
 }
@@ -231,4 +457,119 @@ fn result(instruction: &Instruction) -> Option<&Shape> {
     // What starts a gathering or an exchange returns its operands, too.
     let with_operands = instruction.opcode.ends_with("-start") && shape.tuple_shapes.len() > 1;
     Some(if with_operands { &shape.tuple_shapes[1] } else { shape })
+}
+
+/// The first group of places that exchange with each other.
+fn places(instruction: &Instruction, num_devices: usize) -> Vec<usize> {
+    let numbers =
+        |ids: &[i64]| -> Vec<usize> { ids.iter().filter_map(|id| usize::try_from(*id).ok()).collect() };
+    if let Some(far) =
+        instruction.source_target_pairs.iter().max_by_key(|pair| pair.source.abs_diff(pair.target))
+    {
+        return numbers(&[far.source, far.target]);
+    }
+    let listed = instruction.device_list.as_ref();
+    let groups = listed.map_or(&instruction.replica_groups, |listed| &listed.replica_groups);
+    if let Some(first) = groups.first().or(instruction.replica_groups.first()) {
+        return numbers(&first.replica_ids);
+    }
+    if let Some(iota) = listed.and_then(|listed| listed.iota.as_ref()) {
+        return iota_group(iota);
+    }
+    match &instruction.mesh_groups {
+        Some(groups) => mesh_group(groups),
+        None => (0..num_devices).collect(),
+    }
+}
+
+fn iota_group(iota: &IotaGroups) -> Vec<usize> {
+    let dims: Vec<usize> = iota.reshape_dims.iter().map(|size| *size as usize).collect();
+    let order: Vec<usize> = match iota.transpose_permutation.len() {
+        0 => (0..dims.len()).collect(),
+        _ => iota.transpose_permutation.iter().map(|dimension| *dimension as usize).collect(),
+    };
+    let stride = |dimension: usize| dims[dimension + 1..].iter().product::<usize>();
+    (0..iota.num_devices_per_group.max(0) as usize)
+        .map(|index| {
+            let mut rest = index;
+            let mut place = 0;
+            for dimension in order.iter().rev() {
+                place += rest % dims[*dimension] * stride(*dimension);
+                rest /= dims[*dimension];
+            }
+            place
+        })
+        .collect()
+}
+
+fn mesh_group(groups: &MeshGroups) -> Vec<usize> {
+    let Some(mesh) = &groups.mesh else { return Vec::new() };
+    let sizes: Vec<usize> = mesh.axes.iter().map(|axis| axis.size.max(0) as usize).collect();
+    let mut places = vec![0];
+    for axis in &groups.axes {
+        let Ok(index) = usize::try_from(axis.index) else { continue };
+        let Some(whole) = sizes.get(index) else { continue };
+        let stride: usize = sizes[index + 1..].iter().product();
+        // Of a part of an axis, the positions behind it vary faster.
+        let (size, stride) = match &axis.part {
+            Some(part) if part.size > 0 => {
+                let (before, size) = (part.pre_size.max(1) as usize, part.size as usize);
+                (size, stride * (whole / (before * size)).max(1))
+            }
+            _ => (*whole, stride),
+        };
+        places = places.iter().flat_map(|place| (0..size).map(move |step| place + step * stride)).collect();
+    }
+    let named = |place: &usize| {
+        mesh.device_ids.get(*place).and_then(|id| usize::try_from(*id).ok()).unwrap_or(*place)
+    };
+    places.iter().map(named).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mesh(sizes: &[i64], axes: &[(i64, Option<(i64, i64)>)]) -> MeshGroups {
+        MeshGroups {
+            mesh: Some(GroupMesh {
+                axes: sizes.iter().map(|size| MeshAxis { size: *size }).collect(),
+                device_ids: Vec::new(),
+            }),
+            axes: axes
+                .iter()
+                .map(|(index, part)| GroupAxis {
+                    index: *index,
+                    part: part.map(|(pre_size, size)| AxisPart { pre_size, size }),
+                })
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn groups_are_along_axes_of_meshes() {
+        let check = |groups: &MeshGroups, expected: &[usize]| assert_eq!(mesh_group(groups), expected);
+        check(&mesh(&[2, 4], &[(1, None)]), &[0, 1, 2, 3]);
+        check(&mesh(&[2, 4], &[(0, None)]), &[0, 4]);
+        check(&mesh(&[2, 4], &[(1, Some((1, 2)))]), &[0, 2]);
+        check(&mesh(&[2, 4], &[(1, Some((2, 2)))]), &[0, 1]);
+        check(&mesh(&[2, 2, 2], &[(0, None), (2, None)]), &[0, 1, 4, 5]);
+        let mut swapped = mesh(&[2, 2], &[(1, None)]);
+        swapped.mesh.as_mut().unwrap().device_ids = vec![3, 1, 2, 0];
+        check(&swapped, &[3, 1]);
+    }
+
+    #[test]
+    fn groups_are_consecutive_after_a_transposition() {
+        let groups = |per_group, dims: &[i64], permutation: &[i32]| {
+            iota_group(&IotaGroups {
+                num_devices_per_group: per_group,
+                reshape_dims: dims.into(),
+                transpose_permutation: permutation.into(),
+            })
+        };
+        assert_eq!(groups(4, &[8], &[]), [0, 1, 2, 3]);
+        assert_eq!(groups(2, &[2, 4], &[1, 0]), [0, 4]);
+        assert_eq!(groups(4, &[2, 2, 2], &[1, 0, 2]), [0, 1, 4, 5]);
+    }
 }

@@ -9,6 +9,7 @@
 mod ahead;
 mod array;
 mod cache;
+mod compiled_file;
 mod dump;
 mod error;
 mod executable;
@@ -18,12 +19,12 @@ mod memory;
 mod runtime;
 pub mod testing;
 
-pub use ahead::{AheadOfTime, AheadOptions, AheadProgram};
+pub use ahead::{AheadOfTime, AheadOptions, AheadProgram, OutOfMemory};
 pub use array::{Array, PendingArray, Shard};
 pub use error::RuntimeError;
 pub use executable::{CompileSettings, Executable, Input};
-pub use hlo::Collective;
-pub use memory::format_bytes;
+pub use hlo::{Activity, Collective};
+pub use memory::{LargeArray, format_bytes, largest_arrays};
 pub use mt_pjrt::{
     DeviceMemoryStats, MemoryUse, NamedValue, PendingHostArray, Platform, prefer_large_pages,
     prepare_environment,

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use mt_ir::{ProgramTemporary, ProgramValue};
+use mt_ir::{ProgramTemporary, ProgramValue, TensorType};
 use mt_pjrt::{MemoryUse, Platform};
 
 use crate::{Executable, Runtime, RuntimeError};
@@ -77,44 +77,67 @@ fn message(
         bytes(memory.temporaries),
     );
     text += "\nlargest arrays:";
-    for line in
-        largest_arrays(executable.inputs(), executable.outputs(), executable.temporaries(), num_devices)
-    {
+    let arrays =
+        largest_arrays(executable.inputs(), executable.outputs(), executable.temporaries(), num_devices);
+    for array in arrays {
         text += "\n  ";
-        text += &line;
+        text += &array.line(num_devices);
     }
     text += "\nhint: a smaller batch or a shorter sequence, `remat_policy=full` if it is another, or a larger mesh needs less";
     text
 }
 
-/// The largest arguments, results and values in between, each on a line of a message.
-fn largest_arrays(
+/// An array of a program.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LargeArray {
+    pub name: String,
+    /// The type of the whole array, all shards together.
+    pub ty: TensorType,
+    /// The bytes on each device; of what the program computes on its way, if the compiler splits it evenly.
+    pub bytes: u64,
+    /// Whether it is computed on the way. The compiler may fuse such values away, or split them otherwise.
+    pub is_temporary: bool,
+}
+
+/// The largest arguments, results and values in between of a program as it is given to the compiler.
+pub fn largest_arrays(
     inputs: &[ProgramValue],
     outputs: &[ProgramValue],
     temporaries: &[ProgramTemporary],
     num_devices: usize,
-) -> Vec<String> {
-    let (on_each, over_all) =
-        if num_devices > 1 { (" on each device", " over all devices") } else { ("", "") };
+) -> Vec<LargeArray> {
     // Results that have the name of an argument are its next value.
     let is_new = |value: &&ProgramValue| inputs.iter().all(|input| input.name != value.name);
-    let mut lines: Vec<(u64, String)> = Vec::new();
-    for value in inputs.iter().chain(outputs.iter().filter(is_new)) {
-        let bytes = shard_bytes(value);
-        lines.push((bytes, format!("`{}` {}: {}{on_each}", value.name, value.ty, format_bytes(bytes))));
+    let values = inputs.iter().chain(outputs.iter().filter(is_new)).map(|value| LargeArray {
+        name: value.name.clone(),
+        ty: value.ty.clone(),
+        bytes: shard_bytes(value),
+        is_temporary: false,
+    });
+    let temporaries = temporaries.iter().map(|ProgramTemporary { name, ty }| LargeArray {
+        name: name.clone(),
+        ty: ty.clone(),
+        bytes: ty.byte_size() as u64 / num_devices as u64,
+        is_temporary: true,
+    });
+    let mut all: Vec<LargeArray> = values.chain(temporaries).collect();
+    all.sort_by_key(|array| Reverse(array.bytes));
+    all.truncate(NUM_NAMED);
+    all
+}
+
+impl LargeArray {
+    /// The array on a line of a message about a program for so many devices.
+    fn line(&self, num_devices: usize) -> String {
+        let (on_each, over_all) =
+            if num_devices > 1 { (" on each device", " over all devices") } else { ("", "") };
+        let Self { name, ty, bytes, is_temporary } = self;
+        if *is_temporary {
+            let size = format_bytes(ty.byte_size() as u64);
+            return format!("`{name}` {ty}: {size}{over_all}, a temporary before operations are fused");
+        }
+        format!("`{name}` {ty}: {}{on_each}", format_bytes(*bytes))
     }
-    for temporary in temporaries {
-        let (ProgramTemporary { name, ty }, bytes) = (temporary, temporary.ty.byte_size() as u64);
-        let size = format_bytes(bytes);
-        // How it is split is the compiler's choice, which is mostly an even one.
-        let rank = bytes / num_devices as u64;
-        lines.push((
-            rank,
-            format!("`{name}` {ty}: {size}{over_all}, a temporary before operations are fused"),
-        ));
-    }
-    lines.sort_by_key(|(bytes, _)| Reverse(*bytes));
-    lines.into_iter().take(NUM_NAMED).map(|(_, line)| line).collect()
 }
 
 fn shard_bytes(value: &ProgramValue) -> u64 {
@@ -192,7 +215,7 @@ fn group_available(folder: &Path) -> Option<u64> {
 mod tests {
     use std::sync::Arc;
 
-    use mt_ir::{Memory, TensorType};
+    use mt_ir::Memory;
     use mt_shape::{DType, Mesh, PartitionSpec, Sharding};
 
     use super::*;
@@ -218,7 +241,8 @@ mod tests {
         let inputs = [value("split", 1024, &["data"]), value("whole", 768, &[])];
         let outputs = [value("split", 1024, &["data"]), value("loss", 1, &[])];
         let temporaries = [temporary("layers/hidden", 2048), temporary("layers/small", 256)];
-        let lines = largest_arrays(&inputs, &outputs, &temporaries, 4);
+        let lines: Vec<String> =
+            largest_arrays(&inputs, &outputs, &temporaries, 4).iter().map(|array| array.line(4)).collect();
         let expected = [
             "`whole` float32[768]: 3.0 KiB on each device",
             "`layers/hidden` float32[2048]: 8.0 KiB over all devices, a temporary before operations are fused",
@@ -227,8 +251,11 @@ mod tests {
             "`loss` float32[1]: 4 B on each device",
         ];
         assert_eq!(lines, expected);
-        let lines = largest_arrays(&[], &[], &temporaries, 1);
-        assert_eq!(lines[1], "`layers/small` float32[256]: 1.0 KiB, a temporary before operations are fused");
+        let arrays = largest_arrays(&[], &[], &temporaries, 1);
+        assert_eq!(
+            arrays[1].line(1),
+            "`layers/small` float32[256]: 1.0 KiB, a temporary before operations are fused"
+        );
     }
 
     #[test]

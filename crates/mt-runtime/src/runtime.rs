@@ -125,6 +125,19 @@ impl Runtime {
         Executable::compile(self, program, settings)
     }
 
+    /// Loads a program that was compiled before, here or without the hardware.
+    ///
+    /// # Errors
+    /// The file is damaged, or of another program, other hardware or another plugin; the message says what differs.
+    pub fn load_compiled(
+        &self,
+        program: &Program,
+        settings: &CompileSettings,
+        path: &Path,
+    ) -> Result<Executable, RuntimeError> {
+        Executable::load(self, program, settings, path)
+    }
+
     /// Checks that each of the programs, run alone, fits into the memory that there is. Arrays that exist already
     /// count as available, because they are taken to be the programs' arguments.
     ///

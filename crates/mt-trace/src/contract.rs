@@ -49,6 +49,7 @@ impl<'t> Tensor<'t> {
             rhs_contract: other.positions(over),
             result,
             precision: Precision::Default,
+            may_round: false,
         };
         self.apply_one(Op::Dot(dot), &[other], &axes)
     }

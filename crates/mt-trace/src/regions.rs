@@ -455,6 +455,14 @@ impl<'t> Region<'t> {
         array(self.trace.emit(Op::OptimizationBarrier, &tensors, self, &axes))
     }
 
+    /// As [`Self::optimization_barrier`]. Gradients are held back likewise, until there are those of all tensors.
+    #[track_caller]
+    pub fn optimization_barrier_list(self, tensors: &[Tensor<'t>]) -> Vec<Tensor<'t>> {
+        let axes = axes_of(tensors);
+        let axes: Vec<&[Axis]> = axes.iter().map(|axes| &**axes).collect();
+        self.trace.emit(Op::OptimizationBarrier, tensors, self, &axes)
+    }
+
     /// Unwinds with an error of the model's own, such as a configuration it cannot be built with.
     #[track_caller]
     pub fn fail(self, operation: &str, message: impl Into<String>) -> ! {

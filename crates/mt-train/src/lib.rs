@@ -15,6 +15,7 @@ mod objective;
 mod optimizer_tree;
 mod peak;
 mod placement;
+mod plan;
 mod planned;
 mod program;
 mod query_key_clip;
@@ -30,6 +31,7 @@ mod tests;
 
 pub use error::TrainError;
 pub use masks::MaskError;
+pub use plan::{ArgumentBytes, Devices, TrainPlan};
 pub use planned::{PlannedArray, StateKind, planned_state};
 pub use query_key_clip::QueryKeyClipError;
 pub use run::{Ending, EvaluationSummary, TrainOptions, TrainReport, train};

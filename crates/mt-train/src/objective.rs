@@ -40,6 +40,8 @@ pub(crate) struct Objective<'a> {
     pub layers_in: Memory,
     /// Whether the largest scores of attention are found besides.
     pub with_scores: bool,
+    /// Whether there are several devices.
+    pub is_split: bool,
 }
 
 /// What a loss is computed from.
@@ -176,7 +178,12 @@ impl Objective<'_> {
                 let layer_outputs = if self.with_scores { vec![SCORES] } else { Vec::new() };
                 let forward = Forward { dropout: Some(dropout), layer_outputs, ..self.forward() };
                 let hidden = self.model.hidden(&parameters.0, batch.tokens, forward);
-                let tokens = self.token_loss(&parameters.0, hidden.hidden, batch);
+                let tokens = if self.is_split {
+                    let (parameters, hidden) = self.before_head(specs, &parameters.0, hidden.hidden);
+                    self.token_loss(&parameters, hidden, batch)
+                } else {
+                    self.token_loss(&parameters.0, hidden.hidden, batch)
+                };
                 let mut loss = tokens.total / divisor;
                 let mut parts: NamedTensors<'_> = Vec::new();
                 let share = 1.0 / self.accumulation_steps as f64;
@@ -205,6 +212,26 @@ impl Objective<'_> {
             .map(|(gradient, (_, spec))| gradient.cast(self.gradient_dtype).constrain(&spec.logical_axes))
             .collect();
         (loss, others, gradients)
+    }
+
+    /// The parameters and the hidden states as the head takes them, so that the gradients of its parameters are split
+    /// before those of layers are begun. Otherwise each device keeps whole sums of the former until all are made.
+    fn before_head<'t>(
+        &self,
+        specs: &[(Path, ParamSpec)],
+        parameters: &[Tensor<'t>],
+        hidden: Tensor<'t>,
+    ) -> (Vec<Tensor<'t>>, Tensor<'t>) {
+        let of_head = self.model.head_parameters();
+        let mut held: Vec<Tensor<'t>> = of_head.iter().map(|index| parameters[*index]).collect();
+        held.push(hidden);
+        let mut held = hidden.region().optimization_barrier_list(&held);
+        let hidden = held.pop().expect("as many come out as go in");
+        let mut parameters = parameters.to_vec();
+        for (index, tensor) in of_head.into_iter().zip(held) {
+            parameters[index] = tensor.constrain(&specs[index].1.logical_axes);
+        }
+        (parameters, hidden)
     }
 
     fn forward<'t>(&self) -> Forward<'t> {

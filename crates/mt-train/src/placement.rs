@@ -2,12 +2,12 @@
 
 use mt_config::PlacementGroup;
 use mt_models::{Model, PlacementRow, check_axes, print_placements};
-use mt_runtime::{Array, format_bytes};
+use mt_runtime::format_bytes;
 use mt_shape::{Mesh, Placement, Sharding};
 
 use crate::{
     TrainError,
-    state::{StateLayout, TrainState},
+    state::{StateEntry, StateLayout, TrainState},
 };
 
 /// The mesh axis along which devices have copies of parameters.
@@ -53,14 +53,15 @@ pub(crate) fn warn_of_replicas(group: &PlacementGroup, model: &dyn Model, state:
 pub(crate) fn report(
     placement: &Placement,
     layout: &StateLayout,
-    state: &[Array],
     batch: (&[String], &[usize], &Sharding),
 ) {
-    let entries = layout.entries.iter().zip(state).map(|(entry, array)| {
+    let mut bytes_of_state = 0;
+    let entries = layout.entries.iter().map(|entry| {
         let name = entry.name.strip_prefix("params.").unwrap_or(&entry.name);
         let logical = entry.array.logical_axes.iter().map(|axis| axis.map(str::to_owned));
         let spec = entry.array.sharding(placement).spec.to_string();
-        PlacementRow::new(name, &entry.array.dims, logical, spec, array.bytes_on_device(0))
+        bytes_of_state += bytes_on_device(placement, entry);
+        PlacementRow::new(name, &entry.array.dims, logical, spec, bytes_on_device(placement, entry))
     });
     let mut parameters: Vec<PlacementRow> = entries.collect();
     let slots = parameters.split_off(layout.num_parameters);
@@ -75,6 +76,11 @@ pub(crate) fn report(
     print_placements("optimizer state", &slots);
     print_placements("batch", &[batch]);
     print_placements("activation", &activations.collect::<Vec<_>>());
-    let bytes: usize = state.iter().map(|array| array.bytes_on_device(0)).sum();
-    eprintln!("state on one device: {}", format_bytes(bytes as u64));
+    eprintln!("state on one device: {}", format_bytes(bytes_of_state as u64));
+}
+
+/// The bytes of an array of the state on each device.
+pub(crate) fn bytes_on_device(placement: &Placement, entry: &StateEntry) -> usize {
+    let parts = entry.array.sharding(placement).shard_dims(&entry.array.dims);
+    parts.iter().product::<usize>() * entry.array.dtype.byte_size()
 }

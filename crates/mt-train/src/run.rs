@@ -9,7 +9,7 @@ use std::{
 use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock};
 use mt_config::{Config, Request, TrainConfig};
 use mt_ir::Memory;
-use mt_models::{Model, ModelError, start_runtime};
+use mt_models::{Model, start_runtime};
 use mt_nn::SequenceOrder;
 use mt_runtime::{CompileSettings, Executable, Platform, Runtime};
 use mt_shape::Placement;
@@ -22,7 +22,8 @@ use crate::{
     metrics::{ConsoleStyle, MetricLogger, MetricLoggerOptions},
     objective::Objective,
     peak::peak_tflops,
-    placement::{self, DATA_AXIS, check_state_axes, warn_of_replicas},
+    placement::{DATA_AXIS, warn_of_replicas},
+    plan::{Devices, Intended, TrainPlan},
     program::Programs,
     restore::{Restored, check_sources, restore},
     signals::StopSignal,
@@ -85,32 +86,17 @@ pub struct TrainReport {
 pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, TrainError> {
     // Before the long work of compiling, so that no signal is lost.
     let stop = StopSignal::listen()?;
-    let settings = TrainConfig::from_config(config)?;
-    let model = mt_models::build(&settings.model)?;
-    let length = settings.model.max_target_length;
-    if let Some(positions) = model.num_learned_positions().filter(|positions| length > *positions) {
-        return Err(ModelError::TooFewPositions { length, positions }.into());
-    }
-    let runtime = start_runtime(&settings.run, &settings.debug)?;
-    let topology = settings.placement.topology(runtime.num_devices(), runtime.slices().as_deref())?;
-    settings.check_devices(&topology)?;
-    let placement = Arc::new(settings.placement.placement(&topology)?);
-
-    let programs = programs_of(&settings, &*model, placement.clone(), runtime.platform())?;
+    let intended = Intended::new(config)?;
+    let runtime = start_runtime(&intended.settings.run, &intended.settings.debug)?;
+    let plan = TrainPlan::on(intended, &Devices::of(&runtime))?;
+    let TrainPlan { settings, model, topology, placement, .. } = &plan;
+    let programs = plan.programs()?;
     let layout = &*programs.layout;
-    let batch_dims =
-        [settings.data.batch_schedule(runtime.num_devices())?.full_rows(), settings.data.max_target_length];
-    let batch = {
-        let names = batch_axes(&settings);
-        placement.sharding(&names.each_ref().map(|name| Some(name.as_str())), &batch_dims)
-    };
-    check_state_axes(&placement, layout, &batch)?;
-
     let length = settings.data.max_target_length;
     // Batches that grow end with those that need the most memory.
-    let full_rows = batch_dims[0];
+    let [full_rows, _] = plan.batch_dims()?;
     let full_step = programs.train_step(full_rows, length)?;
-    let placement_warnings = settings.placement.check_use(&placement)?;
+    let placement_warnings = settings.placement.check_use(placement)?;
 
     let directory = settings.run.directory();
     let lock = RunLock::acquire(&directory)?;
@@ -126,7 +112,7 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     )?;
     let newest = manager.latest()?;
     if let Some(newest) = newest {
-        check_resumable(config, &settings, layout, &runtime, &manager, newest)?;
+        check_resumable(config, settings, layout, &runtime, &manager, newest)?;
     }
     let chart = directory.join("metrics").join("loss.svg");
     if newest.is_some_and(|step| step + 1 >= settings.run.steps)
@@ -145,27 +131,33 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         });
     }
     if newest.is_none() {
-        check_metrics_file(&settings)?;
-        check_sources(&*model, layout, &settings.checkpoint, settings.run.steps)?;
+        check_metrics_file(settings)?;
+        check_sources(&**model, layout, &settings.checkpoint, settings.run.steps)?;
     }
 
-    let data = open_data(&settings, options, &runtime, &directory, newest.is_some())?;
+    let data = open_data(settings, options, &runtime, &directory, newest.is_some())?;
     for line in &options.announcement {
         eprintln!("{line}");
     }
     let batches = settings.data.batch_schedule(runtime.num_devices())?;
     let compile =
-        |program: &mt_ir::Program| runtime.compile(program, &compile_settings(&settings, &program.name));
+        |program: &mt_ir::Program| runtime.compile(program, &compile_settings(settings, &program.name));
     let traced = RefCell::new(Some(full_step));
     let mut steps = BySize::new(|rows| {
         let known = if rows == full_rows { traced.take() } else { None };
         known.map_or_else(|| programs.train_step(rows, length), Ok)?.try_map(|program| {
-            let mut own = compile_settings(&settings, &program.name);
+            let mut own = compile_settings(settings, &program.name);
             if rows != full_rows {
                 // The programs of all sizes have one name.
                 own.dump_to = own.dump_to.map(|directory| directory.join(format!("rows_{rows}")));
             }
-            Ok(runtime.compile(&program, &own)?)
+            match &settings.ahead.compiled_trainstep_file {
+                Some(file) if rows == full_rows && file.is_file() => {
+                    eprintln!("the training step is the compiled one in `{}`", file.display());
+                    Ok(runtime.load_compiled(&program, &own, file)?)
+                }
+                _ => Ok(runtime.compile(&program, &own)?),
+            }
         })
     });
     let largest = steps.of(full_rows)?;
@@ -193,8 +185,8 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         Some(set) => {
             let rows = settings.data.eval_global_batch(runtime.num_devices())?;
             let group = settings.placement.for_evaluation();
-            let placement = Arc::new(group.placement(&topology)?);
-            let programs = programs_of(&settings, &*model, placement, runtime.platform())?;
+            let placement = Arc::new(group.placement(topology)?);
+            let programs = programs_of(settings, &**model, placement, runtime.platform())?;
             let program = programs.evaluation_step(rows, length)?.try_map(|program| compile(&program))?;
             runtime.check_memory(&[&program.program])?;
             Some(Evaluator::new(program, set.clone(), settings.model.vocab_size, programs.order))
@@ -204,20 +196,20 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     let initialize = || -> Result<Executable, TrainError> { Ok(compile(&programs.initialize()?)?) };
     let Restored { state, first_step, iterator } = restore(
         &runtime,
-        &placement,
-        &*model,
+        placement,
+        &**model,
         layout,
         &settings.checkpoint,
         &mut manager,
         newest,
         &initialize,
     )?;
-    warn_of_replicas(&settings.placement, &*model, &state, placement.mesh());
+    warn_of_replicas(&settings.placement, &**model, &state, placement.mesh());
     if settings.debug.debug_sharding {
-        placement::report(&placement, layout, &state.arrays, (&batch_axes(&settings), &batch_dims, &batch));
+        plan.print_placements()?;
     }
 
-    save_config(config, &settings)?;
+    save_config(config, settings)?;
     let logger = MetricLogger::start(MetricLoggerOptions {
         run_name: settings.run.run_name.clone(),
         total_steps: settings.run.steps,
@@ -229,9 +221,9 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         chart_file: Some(chart.clone()),
     })?;
     let progress = Loop {
-        settings: &settings,
+        settings,
         runtime: &runtime,
-        model: &*model,
+        model: &**model,
         layout,
         steps,
         batches,
@@ -311,6 +303,7 @@ pub(crate) fn programs_of<'a>(
         Some(StateLayout::new(&*other, &rule))
     });
     let layout = StateLayout::new(model, &update).kept_in(parameters_in, slots_in).or_held_as(other);
+    let objective = objective(settings, model, parameters_in, placement.mesh().num_devices() > 1);
     Ok(Programs {
         model,
         placement,
@@ -320,13 +313,18 @@ pub(crate) fn programs_of<'a>(
             false => layout,
         }),
         update,
-        objective: objective(settings, model, parameters_in),
+        objective,
         seed: settings.model.init_weights_seed,
         order,
     })
 }
 
-fn objective<'a>(settings: &TrainConfig, model: &'a dyn Model, layers_in: Memory) -> Objective<'a> {
+fn objective<'a>(
+    settings: &TrainConfig,
+    model: &'a dyn Model,
+    layers_in: Memory,
+    is_split: bool,
+) -> Objective<'a> {
     let group = &settings.objective;
     Objective {
         model,
@@ -338,6 +336,7 @@ fn objective<'a>(settings: &TrainConfig, model: &'a dyn Model, layers_in: Memory
         batch_axes: batch_axes(settings),
         layers_in,
         with_scores: settings.optimizer.use_qk_clip,
+        is_split,
     }
 }
 
@@ -346,7 +345,7 @@ pub(crate) fn batch_axes(settings: &TrainConfig) -> [String; 2] {
     names.clone().try_into().expect("the configuration was checked to have two names")
 }
 
-fn compile_settings(settings: &TrainConfig, program: &str) -> CompileSettings {
+pub(crate) fn compile_settings(settings: &TrainConfig, program: &str) -> CompileSettings {
     let debug = &settings.debug;
     // MaxText's name for the step is that of the jitted function.
     let wanted = debug.dump_hlo_local_module_name.trim_start_matches("jit_");

@@ -1,8 +1,10 @@
 //! Hardware that is not there.
 
+use std::path::PathBuf;
+
 use mt_shape::Topology;
 
-use super::{PlacementGroup, group};
+use super::{Hardware, PlacementGroup, group};
 use crate::{
     CompileTopology,
     config::Config,
@@ -15,9 +17,12 @@ group! {
     pub struct AheadGroup {
         compile_topology: Option<String>,
         compile_topology_num_slices: i64,
+        compiled_trainstep_file: Option<PathBuf>,
     }
     besides {
         topology_origin: Origin = |config, _| Some(config.entry("compile_topology").origin.clone()),
+        slices_origin: Origin =
+            |config, _| Some(config.entry("compile_topology_num_slices").origin.clone()),
     }
 }
 
@@ -45,8 +50,23 @@ impl AheadGroup {
     /// There is none of this name; the nearest are listed.
     pub fn hardware(&self) -> Result<Option<AbsentHardware>, ConfigError> {
         let Some(name) = &self.compile_topology else { return Ok(None) };
-        let slice = CompileTopology::named(name)?;
+        let slice = CompileTopology::find(name).map_err(|problem| match problem {
+            Problem::Inconsistent { message, hint } => {
+                Problem::inconsistent(format!("{message} ({})", self.topology_origin), hint)
+            }
+            other => other,
+        })?;
         let num_slices = usize::try_from(self.compile_topology_num_slices).unwrap_or(1);
+        if num_slices > 1 && slice.chip.hardware == Hardware::Gpu {
+            return Err(Problem::inconsistent(
+                format!(
+                    "`compile_topology_num_slices` is `{num_slices}` ({}), but `compile_topology` is `{name}` ({}), a machine of GPUs, and slices are of TPUs",
+                    self.slices_origin, self.topology_origin
+                ),
+                "leave out `compile_topology_num_slices`, or name a TPU, such as `v5p-128`",
+            )
+            .into());
+        }
         Ok(Some(AbsentHardware { slice, num_slices }))
     }
 }
@@ -86,6 +106,9 @@ mod tests {
         let two = group(&["compile_topology=v5e-4", "compile_topology_num_slices=2"]);
         assert_eq!(two.hardware().unwrap().unwrap().slices(), [0, 0, 0, 0, 1, 1, 1, 1]);
         let message = group(&["compile_topology=v5x-128"]).hardware().unwrap_err().to_string();
-        assert!(message.contains("there is no hardware named `v5x-128`"), "{message}");
+        assert!(message.contains("there is no hardware named `v5x-128` (command line)"), "{message}");
+        let machines = group(&["compile_topology=h100-8", "compile_topology_num_slices=2"]);
+        let message = machines.hardware().unwrap_err().to_string();
+        assert!(message.contains("a machine of GPUs, and slices are of TPUs"), "{message}");
     }
 }

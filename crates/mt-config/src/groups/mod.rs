@@ -68,7 +68,7 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("DecodeGroup", DecodeGroup::KEYS, "decode"),
     ("LogitsGroup", LogitsGroup::KEYS, "logits"),
     ("DebugGroup", DebugGroup::KEYS, "train and decode"),
-    ("AheadGroup", AheadGroup::KEYS, "estimate"),
+    ("AheadGroup", AheadGroup::KEYS, "compile, estimate and train"),
 ];
 
 /// Declares a group: a struct whose fields are keys, besides some that are made of several keys, and how it is read

@@ -5,7 +5,7 @@ use std::{collections::HashSet, path::PathBuf};
 use mt_shape::Topology;
 
 use super::{
-    CheckpointGroup, ContextGroup, DataGroup, DatasetType, DebugGroup, DecodeGroup, ModelGroup,
+    AheadGroup, CheckpointGroup, ContextGroup, DataGroup, DatasetType, DebugGroup, DecodeGroup, ModelGroup,
     ObjectiveGroup, OptimizerGroup, PlacementGroup, RunGroup, TokenizerGroup, TokenizerType,
 };
 use crate::{
@@ -59,6 +59,7 @@ command! {
         pub placement: PlacementGroup,
         pub context: ContextGroup,
         pub debug: DebugGroup,
+        pub ahead: AheadGroup,
     }
 }
 

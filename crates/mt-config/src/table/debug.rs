@@ -444,14 +444,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "File that the compiled training step is written to ahead of time and read \
                  from; empty for none.",
             )
-            .refused(features::AHEAD_OF_TIME_COMPILATION)
             .acts_on("compilation")
             .may_change(),
             Key::text(
                 "compile_topology",
                 "",
-                "Name of the hardware that is not there to estimate a run for, such as `v5p-128`; \
-                 empty for this machine.",
+                "Name of the hardware that is not there to compile a run for, or to estimate it for, \
+                 such as `v5p-128`; empty for this machine.",
             )
             .acts_on("compilation")
             .run_level(),

@@ -1,6 +1,5 @@
 //! Features that are not built yet and that several keys or choices ask for.
 
-pub(crate) const AHEAD_OF_TIME_COMPILATION: &str = "ahead-of-time compilation";
 pub(crate) const ARRAY_RECORD: &str = "data in ArrayRecord files";
 pub(crate) const ATTENTION_OUTPUT_OF_ANOTHER_WIDTH: &str = "attention output of another width";
 pub(crate) const ATTENTION_SINKS: &str = "attention sinks";

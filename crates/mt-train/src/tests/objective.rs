@@ -134,6 +134,7 @@ fn objective<'a>(model: &'a dyn Model, setting: Setting<'_>) -> Objective<'a> {
         gather_head_once: setting.gather_head_once,
         accumulation_steps: setting.parts.max(1),
         batch_axes: ["activation_embed_and_logits_batch".into(), "activation_norm_length".into()],
+        is_split: setting.mesh.is_some(),
         layers_in: mt_trace::Memory::Device,
         with_scores: false,
     }

@@ -1,0 +1,183 @@
+//! A run on its devices, before any of them is touched: its model, where everything is, and its programs.
+
+use std::sync::Arc;
+
+use mt_config::{Config, TrainConfig};
+use mt_ir::Program;
+use mt_models::{Model, ModelError};
+use mt_runtime::{CompileSettings, Platform, Runtime};
+use mt_shape::{Placement, Sharding, Topology};
+
+use crate::{
+    TrainError,
+    measured::Measured,
+    placement::{bytes_on_device, check_state_axes, report},
+    program::{BATCH_ARRAYS, Programs},
+    run::{batch_axes, compile_settings, programs_of},
+    state::StateEntry,
+};
+
+/// The devices that a run is for. They need not be there.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Devices {
+    pub platform: Platform,
+    pub number: usize,
+    /// The slice of each device, where devices say it.
+    pub slices: Option<Vec<i64>>,
+}
+
+impl Devices {
+    /// Those that are there.
+    pub fn of(runtime: &Runtime) -> Self {
+        Self {
+            platform: runtime.platform(),
+            number: runtime.num_devices(),
+            slices: runtime.slices().as_deref().map(<[i64]>::to_vec),
+        }
+    }
+}
+
+/// A configuration that was read and found to be that of a run, and its model.
+pub(crate) struct Intended {
+    pub settings: TrainConfig,
+    pub model: Box<dyn Model>,
+}
+
+impl Intended {
+    /// # Errors
+    /// The configuration asks for what there is not.
+    pub fn new(config: &Config) -> Result<Self, TrainError> {
+        let settings = TrainConfig::from_config(config)?;
+        let model = mt_models::build(&settings.model)?;
+        let length = settings.model.max_target_length;
+        if let Some(positions) = model.num_learned_positions().filter(|positions| length > *positions) {
+            return Err(ModelError::TooFewPositions { length, positions }.into());
+        }
+        Ok(Self { settings, model })
+    }
+}
+
+/// Bytes on each device of what a training step is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArgumentBytes {
+    pub parameters: u64,
+    /// What the optimizer keeps, and counts.
+    pub optimizer: u64,
+    pub batch: u64,
+}
+
+/// What a run is on given devices.
+pub struct TrainPlan {
+    pub(crate) settings: TrainConfig,
+    pub(crate) model: Box<dyn Model>,
+    pub(crate) platform: Platform,
+    pub(crate) topology: Topology,
+    pub(crate) placement: Arc<Placement>,
+}
+
+impl TrainPlan {
+    /// The plan of the run that a configuration describes.
+    ///
+    /// # Errors
+    /// The configuration asks for what there is not, or does not fit the devices.
+    pub fn new(config: &Config, devices: &Devices) -> Result<Self, TrainError> {
+        Self::on(Intended::new(config)?, devices)
+    }
+
+    pub(crate) fn on(intended: Intended, devices: &Devices) -> Result<Self, TrainError> {
+        let Intended { settings, model } = intended;
+        let topology = settings.placement.topology(devices.number, devices.slices.as_deref())?;
+        settings.check_devices(&topology)?;
+        let placement = Arc::new(settings.placement.placement(&topology)?);
+        let plan = Self { settings, model, platform: devices.platform, topology, placement };
+        check_state_axes(&plan.placement, &plan.programs()?.layout, &plan.batch_sharding()?)?;
+        Ok(plan)
+    }
+
+    /// The program of a training step with as many sequences as training ends with.
+    ///
+    /// # Errors
+    /// Some of what the configuration asks for does not fit together.
+    pub fn train_step(&self) -> Result<Program, TrainError> {
+        let [rows, length] = self.batch_dims()?;
+        let Measured { program, .. } = self.programs()?.train_step(rows, length)?;
+        Ok(program)
+    }
+
+    /// The program that makes the state of a fresh run.
+    ///
+    /// # Errors
+    /// As for the training step.
+    pub fn initialize(&self) -> Result<Program, TrainError> {
+        self.programs()?.initialize()
+    }
+
+    /// How its programs are compiled.
+    pub fn compile_settings(&self, program: &Program) -> CompileSettings {
+        compile_settings(&self.settings, &program.name)
+    }
+
+    /// The configuration that it was made from.
+    pub fn settings(&self) -> &TrainConfig {
+        &self.settings
+    }
+
+    pub fn model(&self) -> &dyn Model {
+        &*self.model
+    }
+
+    /// The mesh, and what is split over it.
+    pub fn placement(&self) -> &Arc<Placement> {
+        &self.placement
+    }
+
+    /// The devices by slice.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// The sequences of a whole batch, and their length.
+    ///
+    /// # Errors
+    /// The batch does not fit the devices.
+    pub fn batch_dims(&self) -> Result<[usize; 2], TrainError> {
+        let data = &self.settings.data;
+        Ok([data.batch_schedule(self.topology.num_devices())?.full_rows(), data.max_target_length])
+    }
+
+    /// What the arguments of a training step take on each device.
+    ///
+    /// # Errors
+    /// As for the training step.
+    pub fn argument_bytes(&self) -> Result<ArgumentBytes, TrainError> {
+        let layout = self.programs()?.layout;
+        let bytes = |entries: &[StateEntry]| {
+            entries.iter().map(|entry| bytes_on_device(&self.placement, entry) as u64).sum()
+        };
+        let (parameters, rest) = layout.entries.split_at(layout.num_parameters);
+        let rows = self.batch_sharding()?.shard_dims(&self.batch_dims()?);
+        let batch = BATCH_ARRAYS.len() * rows.iter().product::<usize>() * size_of::<i32>();
+        Ok(ArgumentBytes { parameters: bytes(parameters), optimizer: bytes(rest), batch: batch as u64 })
+    }
+
+    /// Prints on standard error where everything is: parameters, the optimizer's state, the batch, and what model code
+    /// places between them in the programs that were made so far.
+    ///
+    /// # Errors
+    /// As for the training step.
+    pub fn print_placements(&self) -> Result<(), TrainError> {
+        let layout = self.programs()?.layout;
+        let (dims, sharding) = (self.batch_dims()?, self.batch_sharding()?);
+        report(&self.placement, &layout, (&batch_axes(&self.settings), &dims, &sharding));
+        Ok(())
+    }
+
+    pub(crate) fn programs(&self) -> Result<Programs<'_>, TrainError> {
+        programs_of(&self.settings, &*self.model, self.placement.clone(), self.platform)
+    }
+
+    pub(crate) fn batch_sharding(&self) -> Result<Sharding, TrainError> {
+        let names = batch_axes(&self.settings);
+        Ok(self.placement.sharding(&names.each_ref().map(|name| Some(name.as_str())), &self.batch_dims()?))
+    }
+}
