@@ -89,6 +89,34 @@ Examples:
       remat_policy=full per_device_batch_size=1 --mfu 45
   maxtext estimate hf_model_path=Qwen3-0.6B compile_topology=h100-8 --json";
 
+const COMPILE: &str = "\
+Compiles the programs of a run for hardware that need not be there, and reports
+what they need and how fast they can be.
+
+`compile_topology` names the hardware: `v5p-128`, `v5e-256`, `h100-8`, or sides,
+such as `v5p:4x4x8`; `compile_topology_num_slices` the number of slices. Without
+it, programs are compiled for what is there. All other keys are those of `train`
+or `decode`; no data is read. The report has the memory of each device, the
+operations of a step, the collectives, and the time and the model's share of the
+peak (MFU) that the chip's data sheet allows. A program that does not fit ends
+with exit status 1, the largest arrays, and what would help.
+
+`compiled_trainstep_file` receives the compiled training step, which `train`
+takes from there on that hardware. `dump_hlo=true` writes the program as the
+compiler gets it and as it leaves it.";
+
+const COMPILE_EXAMPLES: &str = "\
+Examples:
+  maxtext compile compile_topology=v5p-128 model_name=llama2-7b \\
+      dataset_type=synthetic max_target_length=2048 per_device_batch_size=4
+  maxtext compile run.yml compile_topology=v5e-256 \\
+      compile_topology_num_slices=2 --json > report.json
+  maxtext compile --program decode compile_topology=v5e-8 model_name=llama2-7b
+  maxtext compile run.yml compile_topology=h100-8 compiled_trainstep_file=step
+
+See also:
+  maxtext plugin install tpu      the compiler for TPUs, also done at first use";
+
 const LOGITS: &str = "\
 Computes the logits of rows of tokens, and writes them as an array of NumPy's.
 
@@ -292,6 +320,9 @@ pub enum Command {
     /// Estimate parameters, operations, memory and training time, from shapes alone
     #[command(long_about = ESTIMATE, after_help = ESTIMATE_EXAMPLES)]
     Estimate(Estimate),
+    /// Compile a run for hardware that need not be there, and tell what it needs
+    #[command(long_about = COMPILE, after_help = COMPILE_EXAMPLES)]
+    Compile(Compile),
     /// Compute the scores that a model gives to tokens, and compare them with others
     #[command(long_about = LOGITS, after_help = LOGITS_EXAMPLES)]
     Logits(Logits),
@@ -374,6 +405,35 @@ pub struct Estimate {
     pub mfu: Option<f64>,
     #[command(flatten)]
     pub settings: Settings,
+}
+
+/// What to compile, and how to report it.
+#[derive(Debug, Args)]
+pub struct Compile {
+    /// Which programs: the training step, or the two of generation
+    #[arg(long, value_enum, default_value = "train")]
+    pub program: CompiledProgram,
+    /// Write one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Write to standard error where each parameter and activation is
+    #[arg(long)]
+    pub placement: bool,
+    #[command(flatten)]
+    pub settings: Settings,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CompiledProgram {
+    Train,
+    Decode,
+}
+
+impl CompiledProgram {
+    /// The one of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::from_str(name, false).ok()
+    }
 }
 
 /// What to score, and what else to do with the scores.

@@ -36,6 +36,7 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     match arguments.command {
         Command::Train(settings) => return commands::train::run(settings),
+        Command::Compile(command) => return commands::compile::run(command),
         Command::Decode(settings) => commands::decode::run(settings)?,
         Command::Estimate(command) => commands::estimate::run(command)?,
         Command::Logits(command) => commands::logits::run(command)?,

@@ -333,10 +333,21 @@ impl Sizes {
     pub fn of(requests: &[Request], num_steps: usize) -> Self {
         let longest = requests.iter().map(|request| request.prompt.len() - 1).max().unwrap_or(0);
         let length = longest.next_power_of_two().max(MIN_SLOTS);
+        Self::with(requests.len(), length, num_steps)
+    }
+
+    /// The largest for `rows` prompts of up to `prompt` tokens, which become up to `tokens`.
+    pub fn most(rows: usize, prompt: usize, tokens: usize) -> Self {
+        let longest = prompt.min(tokens).saturating_sub(1);
+        let length = longest.next_power_of_two().max(MIN_SLOTS);
+        Self::with(rows, length, tokens.saturating_sub(longest))
+    }
+
+    fn with(rows: usize, length: usize, num_steps: usize) -> Self {
         // Every step attends to all slots, so that these are counted more finely: in eighths of a power of two.
         let needed = length + num_steps;
         let grain = (needed.next_power_of_two() / 8).max(MIN_SLOTS);
-        Self { batch: requests.len().next_power_of_two(), length, slots: needed.next_multiple_of(grain) }
+        Self { batch: rows.next_power_of_two(), length, slots: needed.next_multiple_of(grain) }
     }
 
     pub fn prefill(self) -> ProgramKey {

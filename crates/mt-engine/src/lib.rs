@@ -16,6 +16,7 @@ mod error;
 mod load;
 mod logits;
 mod options;
+mod plan;
 mod program;
 mod sampler;
 #[cfg(test)]
@@ -31,3 +32,4 @@ pub use options::{
     EngineOptions, FinishReason, GeneratedToken, Generation, GenerationEvent, Limits, Request, Row,
     SamplingOptions, Timing,
 };
+pub use plan::DecodePlan;

@@ -19,7 +19,7 @@ use mt_shape::{Placement, Sharding};
 use crate::{Engine, EngineError, EngineOptions};
 
 /// Most rows that run at once.
-const MAX_BATCH: usize = 64;
+pub(crate) const MAX_BATCH: usize = 64;
 
 /// A model that is ready to continue text.
 pub struct Loaded {

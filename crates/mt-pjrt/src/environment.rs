@@ -21,9 +21,19 @@ pub fn prepare_environment() -> bool {
     };
     set("TF_CPP_MIN_LOG_LEVEL", "2");
     if !Platform::Tpu.is_present() {
-        set("TPU_SKIP_MDS_QUERY", "1");
-        // Without TPUs there is nothing that several processes could not share.
-        set("ALLOW_MULTIPLE_LIBTPU_LOAD", "1");
+        let absent = [
+            ("TPU_SKIP_MDS_QUERY", "1"),
+            // Without TPUs there is nothing that several processes could not share.
+            ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
+            // What the metadata service would say, so that libtpu does not complain of its absence; programs are
+            // compiled for the topology that is named, whatever stands here.
+            ("TPU_ACCELERATOR_TYPE", "v5p-8"),
+            ("TPU_WORKER_HOSTNAMES", "localhost"),
+            ("TPU_WORKER_ID", "0"),
+            ("TPU_MIN_LOG_LEVEL", "3"),
+            ("TPU_STDERR_LOG_LEVEL", "3"),
+        ];
+        absent.iter().for_each(|(name, value)| set(name, value));
     }
     true
 }

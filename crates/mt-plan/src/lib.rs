@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod compile;
 pub mod cost;
 mod error;
 mod estimate;

@@ -50,11 +50,7 @@ pub(crate) fn warn_of_replicas(group: &PlacementGroup, model: &dyn Model, state:
 }
 
 /// Prints where everything is: parameters, the optimizer's state, the batch, and what model code places between.
-pub(crate) fn report(
-    placement: &Placement,
-    layout: &StateLayout,
-    batch: (&[String], &[usize], &Sharding),
-) {
+pub(crate) fn report(placement: &Placement, layout: &StateLayout, batch: (&[String], &[usize], &Sharding)) {
     let mut bytes_of_state = 0;
     let entries = layout.entries.iter().map(|entry| {
         let name = entry.name.strip_prefix("params.").unwrap_or(&entry.name);

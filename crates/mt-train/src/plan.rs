@@ -38,9 +38,9 @@ impl Devices {
 }
 
 /// A configuration that was read and found to be that of a run, and its model.
-pub(crate) struct Intended {
-    pub settings: TrainConfig,
-    pub model: Box<dyn Model>,
+pub struct Intended {
+    pub(crate) settings: TrainConfig,
+    pub(crate) model: Box<dyn Model>,
 }
 
 impl Intended {
@@ -54,6 +54,11 @@ impl Intended {
             return Err(ModelError::TooFewPositions { length, positions }.into());
         }
         Ok(Self { settings, model })
+    }
+
+    /// The configuration.
+    pub fn settings(&self) -> &TrainConfig {
+        &self.settings
     }
 }
 
@@ -84,7 +89,11 @@ impl TrainPlan {
         Self::on(Intended::new(config)?, devices)
     }
 
-    pub(crate) fn on(intended: Intended, devices: &Devices) -> Result<Self, TrainError> {
+    /// As [`Self::new`], of a configuration that was read already.
+    ///
+    /// # Errors
+    /// It does not fit the devices.
+    pub fn on(intended: Intended, devices: &Devices) -> Result<Self, TrainError> {
         let Intended { settings, model } = intended;
         let topology = settings.placement.topology(devices.number, devices.slices.as_deref())?;
         settings.check_devices(&topology)?;

@@ -1,6 +1,7 @@
 //! One module a subcommand.
 
 pub mod checkpoint;
+pub mod compile;
 pub mod completion;
 pub mod config;
 pub mod decode;

@@ -1,0 +1,104 @@
+//! `maxtext compile`.
+
+use std::{
+    io::{self, IsTerminal, Write},
+    process::ExitCode,
+    sync::mpsc::{self, RecvTimeoutError, Sender},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use mt_config::Request;
+use mt_plan::compile::{Subject, compile};
+
+use crate::{
+    arguments::{Compile, CompiledProgram},
+    commands::{resolve, warn},
+    failure::{Failure, print},
+};
+
+/// Runs `maxtext compile`. A program that does not fit is an answer, with exit status 1.
+pub fn run(mut command: Compile) -> Result<ExitCode, Failure> {
+    command.json |= command.settings.take_flag("--json");
+    command.placement |= command.settings.take_flag("--placement");
+    if let Some(given) = command.settings.take_option("--program") {
+        command.program = CompiledProgram::named(&given).ok_or_else(|| {
+            Failure::user(format!("there is no program `{given}`\nhint: one of `train`, `decode`"))
+        })?;
+    }
+    let config = resolve(&Request::from_process(command.settings.settings).with_quick_start())?;
+    warn(&config);
+    let subject = match command.program {
+        CompiledProgram::Train => Subject::Training,
+        CompiledProgram::Decode => Subject::Decoding,
+    };
+    let progress = Progress::start();
+    let report = compile(&config, subject, command.placement, &mut |phase| progress.begin(phase));
+    progress.end();
+    let report = report?;
+    if command.json {
+        let json = serde_json::to_string_pretty(&report);
+        print(&json.map_err(|error| Failure::run(error.to_string()))?)?;
+    } else {
+        print(report.to_string().trim_end())?;
+    }
+    Ok(if report.fits() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// Says on standard error what goes on, and for how long: compilers take minutes and say nothing.
+struct Progress {
+    phases: Sender<String>,
+    writer: JoinHandle<()>,
+}
+
+/// How often a line on a terminal is written anew, and how often one is added elsewhere.
+const TICKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+
+impl Progress {
+    fn start() -> Self {
+        let (phases, received) = mpsc::channel::<String>();
+        let writer = thread::spawn(move || {
+            let is_terminal = io::stderr().is_terminal();
+            let tick = TICKS[usize::from(!is_terminal)];
+            let mut current: Option<(String, Instant)> = None;
+            let say = |text: &str, ends: bool| {
+                // Nothing is left to be done if standard error is closed.
+                let _ = match (is_terminal, ends) {
+                    (true, false) => write!(io::stderr(), "\r\x1b[K{text}"),
+                    (true, true) => write!(io::stderr(), "\r\x1b[K"),
+                    (false, _) => writeln!(io::stderr(), "{text}"),
+                };
+            };
+            loop {
+                match received.recv_timeout(tick) {
+                    Ok(phase) => {
+                        say(&phase, false);
+                        current = Some((phase, Instant::now()));
+                    }
+                    Err(RecvTimeoutError::Timeout) => {
+                        if let Some((phase, start)) = &current {
+                            say(&format!("{phase}: {} s", start.elapsed().as_secs()), false);
+                        }
+                    }
+                    Err(RecvTimeoutError::Disconnected) => {
+                        if is_terminal && current.is_some() {
+                            say("", true);
+                        }
+                        return;
+                    }
+                }
+            }
+        });
+        Self { phases, writer }
+    }
+
+    fn begin(&self, phase: String) {
+        // The writer lives as long as this does.
+        let _ = self.phases.send(phase);
+    }
+
+    fn end(self) {
+        drop(self.phases);
+        let _ = self.writer.join();
+    }
+}

@@ -1,0 +1,182 @@
+//! What programs are compiled for: hardware that is not there, or what is.
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use mt_config::{AbsentHardware, Chip, DebugGroup, Hardware, RunGroup};
+use mt_ir::Program;
+use mt_models::start_runtime;
+use mt_runtime::{
+    Activity, AheadOfTime, AheadOptions, AheadProgram, CompileSettings, Executable, MemoryUse, Platform,
+    Runtime, RuntimeError,
+};
+use mt_train::Devices;
+
+use super::gpu;
+
+/// What programs are compiled for.
+pub enum Target {
+    /// Hardware that is not there.
+    Absent { hardware: AbsentHardware, compiler: AheadOfTime },
+    /// What is there.
+    Present(Runtime),
+}
+
+/// A compiled program.
+pub(super) struct Compiled {
+    program: Either,
+    pub elapsed: Duration,
+}
+
+enum Either {
+    Ahead(AheadProgram),
+    Here(Executable),
+}
+
+/// The devices of hardware that is not there.
+pub(super) fn devices(hardware: &AbsentHardware) -> Devices {
+    let slices = hardware.slices();
+    let platform = match hardware.slice.chip.hardware {
+        Hardware::Gpu => Platform::Gpu,
+        Hardware::Cpu => Platform::Cpu,
+        _ => Platform::Tpu,
+    };
+    let several = (hardware.num_slices > 1).then_some(slices.clone());
+    Devices { platform, number: slices.len(), slices: several }
+}
+
+impl Target {
+    /// Loads the compiler of `hardware`, or starts what is there.
+    ///
+    /// # Errors
+    /// There is no plugin and it cannot be installed, or it does not know the hardware.
+    pub fn new(
+        hardware: Option<AbsentHardware>,
+        run: &RunGroup,
+        debug: &DebugGroup,
+    ) -> Result<Self, RuntimeError> {
+        let Some(hardware) = hardware else { return Ok(Self::Present(start_runtime(run, debug)?)) };
+        let chip = hardware.slice.chip;
+        let is_gpu = chip.hardware == Hardware::Gpu;
+        let topology = if is_gpu {
+            format!("1x1x{}", hardware.slice.chips_per_slice())
+        } else {
+            hardware.slice.compiler_name()
+        };
+        let compiler = AheadOfTime::new(&AheadOptions {
+            platform: devices(&hardware).platform,
+            plugin_path: run.pjrt_plugin_path.clone(),
+            topology,
+            num_slices: hardware.num_slices,
+            gpu_description: if is_gpu { Some(gpu::description(chip)) } else { None },
+        })?;
+        Ok(Self::Absent { hardware, compiler })
+    }
+
+    /// Its devices.
+    pub fn devices(&self) -> Devices {
+        match self {
+            // The plugin lists the devices of slices in an order of its own.
+            Self::Absent { compiler, .. } => Devices {
+                platform: compiler.platform(),
+                number: compiler.num_devices(),
+                slices: compiler.slices(),
+            },
+            Self::Present(runtime) => Devices::of(runtime),
+        }
+    }
+
+    /// What it is called: as it was asked for, or as its devices say.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Absent { hardware, .. } => hardware.slice.name.clone(),
+            Self::Present(runtime) => format!("this machine's {}", runtime.platform()),
+        }
+    }
+
+    /// What its devices say of their kind.
+    pub fn device_kind(&self) -> String {
+        match self {
+            Self::Absent { compiler, .. } => compiler.device_kind().to_owned(),
+            Self::Present(runtime) => {
+                runtime.devices().first().map(|device| device.kind().to_owned()).unwrap_or_default()
+            }
+        }
+    }
+
+    /// What its chips can do, if that is known.
+    pub fn chip(&self) -> Option<&'static Chip> {
+        match self {
+            Self::Absent { hardware, .. } => Some(hardware.slice.chip),
+            Self::Present(_) => Chip::of_device(&self.device_kind()),
+        }
+    }
+
+    /// The number of slices.
+    pub fn num_slices(&self) -> usize {
+        match self {
+            Self::Absent { hardware, .. } => hardware.num_slices,
+            Self::Present(runtime) => {
+                let mut slices = runtime.slices().unwrap_or_default();
+                slices.sort_unstable();
+                slices.dedup();
+                slices.len().max(1)
+            }
+        }
+    }
+
+    /// The bytes of memory of each device that programs can use; `None` where devices have the host's.
+    pub fn memory_limit(&self) -> Option<u64> {
+        match self {
+            Self::Absent { hardware, compiler } => {
+                Some(compiler.memory_limit().unwrap_or(hardware.slice.chip.memory))
+            }
+            Self::Present(runtime) => {
+                runtime.devices().first().and_then(|device| device.memory_stats()?.bytes_limit)
+            }
+        }
+    }
+
+    pub(super) fn compile(
+        &self,
+        program: &Program,
+        settings: &CompileSettings,
+    ) -> Result<Compiled, RuntimeError> {
+        let start = Instant::now();
+        let program = match self {
+            Self::Absent { compiler, .. } => Either::Ahead(compiler.compile(program, settings)?),
+            Self::Present(runtime) => Either::Here(runtime.compile(program, settings)?),
+        };
+        Ok(Compiled { program, elapsed: start.elapsed() })
+    }
+}
+
+impl Compiled {
+    pub fn memory(&self) -> Result<MemoryUse, RuntimeError> {
+        match &self.program {
+            Either::Ahead(program) => program.memory(),
+            Either::Here(program) => program.memory(),
+        }
+    }
+
+    pub fn activity(&self) -> Result<Activity, RuntimeError> {
+        match &self.program {
+            Either::Ahead(program) => program.activity(),
+            Either::Here(program) => program.activity(),
+        }
+    }
+
+    pub fn save(
+        &self,
+        program: &Program,
+        settings: &CompileSettings,
+        path: &Path,
+    ) -> Result<(), RuntimeError> {
+        match &self.program {
+            Either::Ahead(compiled) => compiled.save(path),
+            Either::Here(compiled) => compiled.save(program, settings, path),
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! Compiling a run's programs for hardware that is not there, or for what is, and what the compiled programs are like.
+
+mod gpu;
+mod hardware;
+mod report;
+
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use mt_config::{Chip, Config, ConfigError, DecodeConfig};
+use mt_engine::{DecodePlan, EngineError};
+use mt_ir::Program;
+use mt_runtime::{CompileSettings, MemoryUse, OutOfMemory, RuntimeError, largest_arrays};
+use mt_shape::Placement;
+use mt_train::{TrainError, TrainPlan};
+
+pub use self::{
+    hardware::Target,
+    report::{Arguments, Array, Exchanged, Fit, Flops, Lack, Memory, ProgramReport, Report, Times},
+};
+use crate::cost::{Exchange, ExchangeKind, ModelFlops, Roofline, Work};
+
+/// Which programs to compile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// The training step.
+    Training,
+    /// The two of generation: filling the cache with prompts, and one step.
+    Decoding,
+}
+
+/// A program could not be made or compiled.
+#[derive(Debug, thiserror::Error)]
+pub enum CompileError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+}
+
+impl CompileError {
+    /// Whether what the user asked for is at fault, rather than the machine or the compiler.
+    pub fn is_user_error(&self) -> bool {
+        match self {
+            Self::Config(_) => true,
+            Self::Train(error) => error.is_user_error(),
+            Self::Engine(error) => error.is_user_error(),
+            Self::Runtime(error) => error.is_user_error(),
+        }
+    }
+}
+
+/// Compiles the programs of a configuration. `progress` is told what begins. With `shows_placement` it is said on
+/// standard error where everything is.
+///
+/// That a program does not fit into the memory of a device is part of the report.
+///
+/// # Errors
+/// The configuration is wrong or does not fit the hardware, or the compiler fails.
+pub fn compile(
+    config: &Config,
+    subject: Subject,
+    shows_placement: bool,
+    progress: &mut dyn FnMut(String),
+) -> Result<Report, CompileError> {
+    match subject {
+        Subject::Training => training(config, shows_placement, progress),
+        Subject::Decoding => decoding(config, progress),
+    }
+}
+
+fn training(
+    config: &Config,
+    shows_placement: bool,
+    progress: &mut dyn FnMut(String),
+) -> Result<Report, CompileError> {
+    let intended = mt_train::Intended::new(config)?;
+    let settings = intended.settings();
+    let (file, hardware) = (settings.ahead.compiled_trainstep_file.clone(), settings.ahead.hardware()?);
+    // What does not fit is said before a plugin is looked for, which may take a download.
+    if let Some(hardware) = &hardware {
+        TrainPlan::new(config, &hardware::devices(hardware))?;
+    }
+    progress("finding the compiler".to_owned());
+    let target = Target::new(hardware, &settings.run, &settings.debug)?;
+    let plan = TrainPlan::on(intended, &target.devices())?;
+    let start = Instant::now();
+    let program = plan.train_step()?;
+    let made = start.elapsed();
+    if shows_placement || plan.settings().debug.debug_sharding {
+        plan.print_placements()?;
+    }
+    let [rows, length] = plan.batch_dims()?;
+    let model = ModelFlops::new(plan.model(), rows, length);
+    let formula = Formula { flops: model.step, six_n_d: Some(model.six_n_d), tokens: model.tokens };
+    let given = Given { program: &program, made, settings: plan.compile_settings(&program), formula };
+    let arguments = plan.argument_bytes()?;
+    let mut report = program_report(&target, &given, file.as_deref(), progress)?;
+    report.predicted_arguments = Some(Arguments {
+        parameters: arguments.parameters,
+        optimizer: arguments.optimizer,
+        batch: arguments.batch,
+    });
+    if let Fit::TooLarge(lack) = &mut report.fit {
+        lack.remedies = remedies_of_training(&plan, lack, arguments.parameters + arguments.optimizer);
+    }
+    Ok(Report { programs: vec![report], sequences: rows, length, ..describe(&target, plan.placement()) })
+}
+
+fn decoding(config: &Config, progress: &mut dyn FnMut(String)) -> Result<Report, CompileError> {
+    let settings = DecodeConfig::from_config(config)?;
+    let hardware = mt_config::AheadGroup::from_config(config)?.hardware()?;
+    let plan_on = |devices: &mt_train::Devices| {
+        DecodePlan::new(settings.clone(), devices.platform, devices.number, devices.slices.as_deref())
+    };
+    if let Some(hardware) = &hardware {
+        plan_on(&hardware::devices(hardware))?;
+    }
+    progress("finding the compiler".to_owned());
+    let target = Target::new(hardware, &settings.run, &settings.debug)?;
+    let plan = plan_on(&target.devices())?;
+    let mut programs = Vec::new();
+    let rows = plan.rows();
+    for (program, tokens) in
+        [(DecodePlan::prefill as fn(&DecodePlan) -> _, rows * plan.prompt_length()), (DecodePlan::step, rows)]
+    {
+        let start = Instant::now();
+        let program = program(&plan)?;
+        let made = start.elapsed();
+        let flops = 2.0 * plan.model().num_active_parameters() as f64 * tokens as f64;
+        let formula = Formula { flops, six_n_d: None, tokens };
+        let given = Given { program: &program, made, settings: plan.compile_settings(), formula };
+        let mut report = program_report(&target, &given, None, progress)?;
+        if let Fit::TooLarge(lack) = &mut report.fit {
+            lack.remedies = vec![
+                "more devices along `ici_tensor_parallelism` or `ici_autoregressive_parallelism`".to_owned(),
+                "a shorter `max_target_length`, which the cache is as long as".to_owned(),
+                "`weight_dtype=bfloat16`, if it is another".to_owned(),
+            ];
+        }
+        programs.push(report);
+    }
+    Ok(Report {
+        programs,
+        sequences: rows,
+        length: plan.prompt_length(),
+        ..describe(&target, plan.placement())
+    })
+}
+
+/// A report without programs.
+fn describe(target: &Target, placement: &Placement) -> Report {
+    let mesh = placement.mesh().axes().iter().filter(|(_, size)| *size > 1).cloned().collect();
+    Report {
+        hardware: target.name(),
+        device_kind: target.device_kind(),
+        chip: target.chip().map(|chip| chip.generation),
+        num_devices: target.devices().number,
+        num_slices: target.num_slices(),
+        device_memory: target.memory_limit(),
+        mesh,
+        sequences: 0,
+        length: 0,
+        programs: Vec::new(),
+        host_memory: host_memory(),
+    }
+}
+
+/// What a program's operations are compared with.
+struct Formula {
+    flops: f64,
+    six_n_d: Option<f64>,
+    tokens: usize,
+}
+
+/// A program that is to be compiled.
+struct Given<'a> {
+    program: &'a Program,
+    /// How long making it took.
+    made: Duration,
+    settings: CompileSettings,
+    formula: Formula,
+}
+
+fn program_report(
+    target: &Target,
+    given: &Given<'_>,
+    file: Option<&Path>,
+    progress: &mut dyn FnMut(String),
+) -> Result<ProgramReport, CompileError> {
+    let Given { program, made, settings, formula } = given;
+    let num_devices = program.mesh.num_devices();
+    progress(format!("compiling `{}` for {num_devices} devices", program.name));
+    let counts = &program.counts;
+    let mut report = ProgramReport {
+        name: program.name.clone(),
+        trace_seconds: made.as_secs_f64(),
+        compile_seconds: 0.0,
+        text_bytes: program.text.len(),
+        predicted_arguments: None,
+        fit: Fit::Unknown,
+        flops: Flops {
+            products: counts.all_products(),
+            products_by_type: counts
+                .products
+                .iter()
+                .map(|(dtype, flops)| (dtype.to_string(), *flops))
+                .collect(),
+            others: counts.others,
+            is_at_least: counts.is_at_least,
+            model: formula.flops,
+            six_n_d: formula.six_n_d,
+        },
+        tokens: formula.tokens,
+        memory_traffic: None,
+        intensity: None,
+        exchanges: Vec::new(),
+        times: None,
+        written: Vec::new(),
+    };
+    if let Some(directory) = &settings.dump_to {
+        let files = ["stablehlo.mlir", "optimized.hlo"];
+        report.written.extend(files.map(|file| directory.join(format!("{}.{file}", program.name))));
+    }
+    let start = Instant::now();
+    let compiled = match target.compile(program, settings) {
+        Ok(compiled) => compiled,
+        Err(RuntimeError::OutOfMemory { lack, .. }) => {
+            report.compile_seconds = start.elapsed().as_secs_f64();
+            report.fit = Fit::TooLarge(self::lack(program, &lack));
+            return Ok(report);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    report.compile_seconds = compiled.elapsed.as_secs_f64();
+    let memory = compiled.memory()?;
+    report.fit = fit(target, program, &memory);
+    let activity = compiled.activity()?;
+    report.exchanges = report::exchanged(&activity.collectives, &|places| slices_of(target, program, places));
+    report.memory_traffic = Some(activity.memory_bytes);
+    if activity.memory_bytes > 0.0 {
+        report.intensity = Some(counts.all_products() / num_devices as f64 / activity.memory_bytes);
+    }
+    if let Some(chip) = target.chip() {
+        let exchanges = activity.collectives.iter().filter_map(|collective| {
+            Some(Exchange {
+                kind: ExchangeKind::named(&collective.kind)?,
+                bytes: collective.bytes as f64,
+                times: collective.times as f64,
+                group: collective.places.len(),
+                slices: slices_of(target, program, &collective.places),
+            })
+        });
+        let products: BTreeMap<_, _> =
+            counts.products.iter().map(|(dtype, flops)| (*dtype, flops / num_devices as f64)).collect();
+        let work = Work { products, memory_bytes: activity.memory_bytes, exchanges: exchanges.collect() };
+        report.times = times(chip, &work, formula, num_devices);
+    }
+    if let Some(file) = file {
+        compiled.save(program, settings, file)?;
+        report.written.push(file.to_owned());
+    }
+    Ok(report)
+}
+
+/// In how many slices the devices at these places of the mesh are.
+fn slices_of(target: &Target, program: &Program, places: &[usize]) -> usize {
+    let Some(slices) = target.devices().slices else { return 1 };
+    let mut of_places: Vec<i64> =
+        places.iter().filter_map(|place| slices.get(program.mesh.device(*place)).copied()).collect();
+    of_places.sort_unstable();
+    of_places.dedup();
+    of_places.len().max(1)
+}
+
+fn times(chip: &Chip, work: &Work, formula: &Formula, num_devices: usize) -> Option<Times> {
+    let roofline = Roofline::new(chip, work);
+    let (overlapped, serial) = (roofline.overlapped()?, roofline.serial()?);
+    let utilization = |seconds: f64| formula.flops / (seconds * num_devices as f64 * chip.peak_tflops * 1e12);
+    Some(Times {
+        products: roofline.compute?,
+        memory: roofline.memory,
+        links: roofline.links,
+        slices: roofline.slices?,
+        overlapped,
+        serial,
+        bound: roofline.bound()?.name(),
+        utilization: utilization(overlapped),
+        serial_utilization: utilization(serial),
+        tokens_per_second_per_device: formula.tokens as f64 / overlapped / num_devices as f64,
+        tflops_per_second_per_device: formula.flops / overlapped / num_devices as f64 / 1e12,
+    })
+}
+
+/// Whether a program fits that was compiled: compilers for GPUs do not know how much memory there is.
+fn fit(target: &Target, program: &Program, memory: &MemoryUse) -> Fit {
+    let memory = Memory::from(*memory);
+    match target.memory_limit() {
+        Some(available) if memory.needed > available => Fit::TooLarge(Lack {
+            needed: Some(memory.needed),
+            available: Some(available),
+            compiled: Some(memory),
+            message: None,
+            largest: largest(program),
+            remedies: Vec::new(),
+        }),
+        available => Fit::Fits { memory, part: available.map(|bytes| memory.needed as f64 / bytes as f64) },
+    }
+}
+
+fn lack(program: &Program, said: &OutOfMemory) -> Lack {
+    Lack {
+        needed: said.needed,
+        available: said.available,
+        compiled: None,
+        message: Some(said.message.clone()),
+        largest: largest(program),
+        remedies: Vec::new(),
+    }
+}
+
+fn largest(program: &Program) -> Vec<Array> {
+    let arrays =
+        largest_arrays(&program.inputs, &program.outputs, &program.temporaries, program.mesh.num_devices());
+    arrays
+        .into_iter()
+        .map(|array| Array {
+            name: array.name,
+            ty: array.ty.to_string(),
+            bytes: array.bytes,
+            is_temporary: array.is_temporary,
+        })
+        .collect()
+}
+
+/// What would help a training step that does not fit.
+fn remedies_of_training(plan: &TrainPlan, lack: &Lack, state: u64) -> Vec<String> {
+    let settings = plan.settings();
+    let mesh = plan.placement().mesh();
+    let size = |axis: &str| mesh.axis_size(axis).unwrap_or(1);
+    let mut remedies = Vec::new();
+    // If the state alone takes most of the memory, nothing about activations helps.
+    let is_state = lack.available.is_some_and(|available| state * 10 > available * 8);
+    if is_state {
+        let state = mt_runtime::format_bytes(state);
+        if size("data") > 1 {
+            remedies.push(format!(
+                "parameters and optimizer take {state} on each device: split them over the {} devices along `data` too, by `ici_fsdp_parallelism` in place of `ici_data_parallelism`",
+                size("data")
+            ));
+        } else {
+            remedies.push(format!(
+                "parameters and optimizer take {state} on each device: more devices, or `optimizer_memory_host_offload=true`"
+            ));
+        }
+    }
+    if settings.model.remat.remat_policy != mt_config::RematPolicy::Full {
+        remedies.push("`remat_policy=full`, which keeps the least of the forward pass".to_owned());
+    }
+    let [rows, length] = plan.batch_dims().unwrap_or_default();
+    let per_device = rows as f64 / mesh.num_devices() as f64;
+    if per_device > 1.0 {
+        remedies.push(format!(
+            "`per_device_batch_size={}`, with `gradient_accumulation_steps` for the same batch",
+            (per_device / 2.0).max(1.0)
+        ));
+    } else if !is_state {
+        remedies.push(
+            "more `ici_tensor_parallelism` or `ici_context_parallelism`, which split the activations of one sequence"
+                .to_owned(),
+        );
+    }
+    if settings.objective.num_vocab_tiling == 1
+        && lack.largest.iter().any(|array| array.name.contains("logits"))
+    {
+        remedies.push("`num_vocab_tiling=8`, which makes logits in tiles".to_owned());
+    }
+    if length > 4096 && remedies.len() < 3 {
+        remedies.push("a shorter `max_target_length`".to_owned());
+    }
+    remedies
+}
+
+/// The most memory that this process has had, if the system says.
+fn host_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}
