@@ -59,6 +59,9 @@ fn num_devices(config: &Config) -> Option<i64> {
     config.known_devices().and_then(|number| i64::try_from(number).ok())
 }
 
+/// The logical axis of a sequence's queries.
+const ATTENTION_LENGTH: &str = "activation_length_attn";
+
 fn mesh(config: &Config, values: &mut Values) {
     let devices = num_devices(config);
     values.push(("num_target_devices", devices.into()));
@@ -88,10 +91,17 @@ fn mesh(config: &Config, values: &mut Values) {
         -1 => filled[axes.iter().position(|name| *name == *axis)?].as_i64(),
         size => Some(size),
     };
-    let context = config.entry("context_sharding").value.as_str().unwrap_or_default();
-    let context = of_axis(context, "ici", &ici)
-        .zip(of_axis(context, "dcn", &dcn))
-        .map(|(ici, dcn)| ici.saturating_mul(dcn));
+    // Sequences in attention are split over the axes of the first rule that names one of the mesh.
+    let rules = config.entry("logical_axis_rules").value.as_array().cloned().unwrap_or_default();
+    let split = rules.iter().filter(|rule| rule[0] == ATTENTION_LENGTH).find_map(|rule| {
+        let of_rule = rule[1].as_array()?.iter().filter(|axis| axes.contains(axis));
+        let of_rule: Vec<&str> = of_rule.filter_map(Value::as_str).collect();
+        (!of_rule.is_empty()).then_some(of_rule)
+    });
+    let context = split.unwrap_or_default().into_iter().try_fold(1_i64, |all, axis| {
+        let (ici, dcn) = (of_axis(axis, "ici", &ici)?, of_axis(axis, "dcn", &dcn)?);
+        Some(all.saturating_mul(ici).saturating_mul(dcn))
+    });
     values.push(("ici_parallelism", ici));
     values.push(("dcn_parallelism", dcn));
     let both = |axis: &str| {

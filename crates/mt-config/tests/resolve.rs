@@ -796,3 +796,34 @@ fn key_heads_that_the_partitioner_copies_wrongly_are_refused() {
     checked(&["ici_tensor_parallelism=4", "ici_context_parallelism=2"]).unwrap();
     checked(&["ici_sequence_parallelism=4", "ici_context_parallelism=2"]).unwrap();
 }
+
+#[test]
+fn what_rules_split_is_counted_by_rules() {
+    let parts = |keys: &[&str]| {
+        let eight = ["num_cpu_devices=8", "hardware=cpu"];
+        resolved(&[&eight[..], keys].concat()).entry("context_parallel_size").value.clone()
+    };
+    assert_eq!(parts(&[]), json!(1));
+    assert_eq!(parts(&["ici_context_parallelism=4"]), json!(4));
+    let experts = ["custom_mesh_and_rule=ep-as-cp", "ici_expert_parallelism=4"];
+    assert_eq!(parts(&experts), json!(4));
+
+    let batch = |rules: &str| {
+        let config = training(&["num_cpu_devices=8", "ici_tensor_parallelism=2", rules]).unwrap();
+        config.placement.num_batch_parts(&config.placement.mesh(8).unwrap())
+    };
+    assert_eq!(batch("sharding_tolerance=0.1"), 4);
+    // A dimension that has no mesh axes after a rule takes those of the next.
+    let rule = |axis: &str| format!("['activation_embed_and_logits_batch',['{axis}']]");
+    let taken = "['activation_norm_length',['fsdp']]";
+    assert_eq!(batch(&format!("logical_axis_rules=[{taken},{},{}]", rule("fsdp"), rule("tensor"))), 2);
+}
+
+#[test]
+fn what_needs_less_memory_is_not_there_yet() {
+    let hint = |keys: &[&str]| training(keys).unwrap().less_memory();
+    let usual = hint(&[]);
+    assert!(!usual.contains("remat_policy") && usual.contains("`num_vocab_tiling=4`"), "{usual}");
+    let other = hint(&["remat_policy=minimal", "num_vocab_tiling=2"]);
+    assert!(other.contains("`remat_policy=full`") && !other.contains("num_vocab_tiling"), "{other}");
+}

@@ -20,6 +20,9 @@ use crate::{
     sampler::Sampler,
 };
 
+/// What to do about programs that do not fit into memory.
+pub(crate) const LESS_MEMORY: &str = "fewer or shorter sequences at once, or a larger mesh need less";
+
 /// A model that continues sequences.
 pub struct Engine {
     runtime: Runtime,
@@ -205,7 +208,7 @@ impl Engine {
         }
         let program = self.programs.trace(key)?;
         let executable = self.runtime.compile(&program, &self.options.compile)?;
-        self.runtime.check_memory(&[&executable])?;
+        self.runtime.check_memory(&[&executable], LESS_MEMORY)?;
         executables.insert(key, executable.clone());
         Ok(executable)
     }

@@ -7,7 +7,7 @@ use mt_runtime::{Array, CompileSettings, Input, Platform};
 use mt_shape::{DType, HostArray, Sharding, axis};
 use mt_trace::{ProgramOptions, program};
 
-use crate::{EngineError, LoadedModel};
+use crate::{EngineError, LoadedModel, engine::LESS_MEMORY};
 
 /// What a model makes of rows of tokens.
 pub struct Scores {
@@ -68,7 +68,7 @@ pub fn score(
         [inputs.replicated("logits", logits)].into_iter().chain(taps).collect()
     })?;
     let executable = runtime.compile(&traced, compile)?;
-    runtime.check_memory(&[&executable])?;
+    runtime.check_memory(&[&executable], LESS_MEMORY)?;
     let replicated = |dims: &[usize], values: &[i32]| -> Result<Array, EngineError> {
         let host = HostArray::from_slice(DType::I32, dims, values).map_err(mt_runtime::RuntimeError::from)?;
         Ok(Array::from_host(runtime, &host, &Sharding::replicated(placement.mesh().clone(), dims.len()))?)

@@ -16,7 +16,7 @@ use crate::{Executable, Runtime, RuntimeError};
 const NUM_NAMED: usize = 8;
 
 /// See [`Runtime::check_memory`].
-pub(crate) fn check(runtime: &Runtime, executables: &[&Executable]) -> Result<(), RuntimeError> {
+pub(crate) fn check(runtime: &Runtime, executables: &[&Executable], hint: &str) -> Result<(), RuntimeError> {
     for executable in executables {
         let memory = executable.memory()?;
         let num_devices = executable.mesh().num_devices() as u64;
@@ -31,13 +31,9 @@ pub(crate) fn check(runtime: &Runtime, executables: &[&Executable]) -> Result<()
         if let Some(available) = available
             && needed > available
         {
-            return Err(RuntimeError::Memory(message(
-                runtime.platform(),
-                executable,
-                &memory,
-                needed,
-                available,
-            )));
+            return Err(RuntimeError::Memory(
+                message(runtime.platform(), executable, &memory, needed, available) + "\nhint: " + hint,
+            ));
         }
     }
     Ok(())
@@ -83,7 +79,6 @@ fn message(
         text += "\n  ";
         text += &array.line(num_devices);
     }
-    text += "\nhint: a smaller batch or a shorter sequence, `remat_policy=full` if it is another, or a larger mesh needs less";
     text
 }
 

@@ -139,12 +139,12 @@ impl Runtime {
     }
 
     /// Checks that each of the programs, run alone, fits into the memory that there is. Arrays that exist already
-    /// count as available, because they are taken to be the programs' arguments.
+    /// count as available, because they are taken to be the programs' arguments. `hint` says what would need less.
     ///
     /// # Errors
     /// A program does not fit; the message names the totals and the largest arrays.
-    pub fn check_memory(&self, executables: &[&Executable]) -> Result<(), RuntimeError> {
-        memory::check(self, executables)
+    pub fn check_memory(&self, executables: &[&Executable], hint: &str) -> Result<(), RuntimeError> {
+        memory::check(self, executables, hint)
     }
 
     /// The bytes of all arrays that exist, on all devices together.

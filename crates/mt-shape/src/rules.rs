@@ -36,6 +36,8 @@ impl fmt::Display for PlacementNote {
 pub struct PlacedValue {
     /// The scopes that the code was in, such as `decoder/mlp`.
     pub scope: String,
+    /// Its own name if it has one, or the operation that made it.
+    pub name: String,
     pub logical_axes: Vec<Option<String>>,
     pub dims: Vec<usize>,
     pub dtype: DType,
@@ -51,7 +53,7 @@ pub struct Placement {
     mesh: Arc<Mesh>,
     rules: LogicalRules,
     notes: Mutex<BTreeSet<PlacementNote>>,
-    values: Mutex<BTreeSet<PlacedValue>>,
+    values: Mutex<Vec<PlacedValue>>,
     seen: Mutex<Seen>,
 }
 
@@ -103,15 +105,22 @@ impl Placement {
         axes.cloned().collect()
     }
 
-    /// The intermediate values that code placed so far.
-    pub fn values(&self) -> Vec<PlacedValue> {
+    /// The different intermediate values that code placed so far.
+    pub fn values(&self) -> BTreeSet<PlacedValue> {
         self.values.lock().expect("no panic while the values are held").iter().cloned().collect()
+    }
+
+    /// Gives the value that was added last to [`Self::values`] a name of its own.
+    pub fn name_last_value(&self, name: &str) {
+        if let Some(last) = self.values.lock().expect("no panic while the values are held").last_mut() {
+            name.clone_into(&mut last.name);
+        }
     }
 
     /// Adds an intermediate value that is split as `spec` says to [`Self::values`].
     pub fn note_value(
         &self,
-        scope: &str,
+        (scope, name): (&str, &str),
         dtype: DType,
         logical_axes: &[Option<&str>],
         dims: &[usize],
@@ -120,13 +129,14 @@ impl Placement {
         let sharding = Sharding { mesh: self.mesh.clone(), spec: spec.clone() };
         let value = PlacedValue {
             scope: scope.to_owned(),
+            name: name.to_owned(),
             logical_axes: logical_axes.iter().map(|name| name.map(str::to_owned)).collect(),
             dims: dims.to_vec(),
             dtype,
             spec: spec.to_string(),
             bytes: sharding.shard_dims(dims).iter().product::<usize>() * dtype.byte_size(),
         };
-        self.values.lock().expect("no panic while the values are held").insert(value);
+        self.values.lock().expect("no panic while the values are held").push(value);
     }
 
     /// The placement of an array whose dimensions have these logical axes (`None`: never split).

@@ -10,6 +10,9 @@ use crate::{
     trace::{sizes, tensor_type},
 };
 
+/// The operation that places a tensor.
+const CONSTRAIN: &str = "constrain";
+
 impl<'t> Region<'t> {
     /// A tensor with the same number in every element.
     #[track_caller]
@@ -367,6 +370,9 @@ impl<'t> Tensor<'t> {
     /// The identity; names the tensor so that remat policies can refer to it, such as `query_proj`.
     #[track_caller]
     pub fn named(self, name: &str) -> Self {
+        if self.trace.last_operation(self) == Some(CONSTRAIN) {
+            self.trace.placement.name_last_value(name);
+        }
         self.apply_one(Op::Name(name.into()), &[], &self.axes())
     }
 
@@ -379,10 +385,12 @@ impl<'t> Tensor<'t> {
     /// Places the tensor: for each axis, in order, its logical name, or `None` for an axis that is never split.
     #[track_caller]
     pub fn constrain(self, logical_axes: &[Option<&str>]) -> Self {
-        let Some(spec) = self.placed_by("constrain", logical_axes) else { return self };
+        let Some(spec) = self.placed_by(CONSTRAIN, logical_axes) else { return self };
         let axes = self.axes();
         let scope = self.trace.scope();
-        self.trace.placement.note_value(&scope, self.dtype(), logical_axes, &sizes(&axes), &spec);
+        let made_by = self.trace.last_operation(self).unwrap_or("argument");
+        let made_by = made_by.trim_start_matches("stablehlo.");
+        self.trace.placement.note_value((&scope, made_by), self.dtype(), logical_axes, &sizes(&axes), &spec);
         self.apply_one(Op::Constrain(spec), &[], &axes)
     }
 

@@ -351,6 +351,14 @@ impl Trace {
         Some(self.state.borrow().frames[depth].graph.ty(tensor.value).dtype)
     }
 
+    /// The name of the operation that made a tensor, if it was the last one of its region.
+    pub(crate) fn last_operation(&self, tensor: Tensor<'_>) -> Option<&'static str> {
+        let depth = self.open_depth(tensor.region)?;
+        let state = self.state.borrow();
+        let last = state.frames[depth].graph.nodes().last()?;
+        last.results.contains(&tensor.value).then(|| last.op.name())
+    }
+
     #[track_caller]
     fn bring_all(&self, operation: &str, tensors: &[Tensor<'_>], depth: usize) -> Vec<ValueId> {
         let mut values = Vec::with_capacity(tensors.len());

@@ -39,9 +39,15 @@ pub enum TrainError {
     #[error("{0}")]
     ResumeConflict(String),
     #[error(
-        "the loss of step {step} is {loss}\nhint: the last good checkpoint is kept; lower `learning_rate`, lengthen the warm-up, or look at the data of this step"
+        "the loss of step {step} is {loss}\nhint: {}lower `learning_rate`, lengthen the warm-up, or look at the data of this step",
+        if *.is_saved { "the last good checkpoint is kept; " } else { "" }
     )]
-    NonFiniteLoss { step: u64, loss: f64 },
+    NonFiniteLoss {
+        step: u64,
+        loss: f64,
+        /// Whether there is a checkpoint of an earlier step.
+        is_saved: bool,
+    },
     #[error(
         "the state in `{path}` has done {done} steps already, and `steps` is `{steps}`\nhint: raise `steps`, or use `load_parameters_path` to start anew from the weights",
         path = path.display()

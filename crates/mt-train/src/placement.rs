@@ -39,12 +39,14 @@ pub(crate) fn warn_of_replicas(group: &PlacementGroup, model: &dyn Model, state:
     let excess = held as f64 * parts as f64 / whole as f64 - 1.0;
     if parts > 1 && excess > group.sharding_tolerance {
         eprintln!(
-            "warning: each device holds {} of parameters, {:.0}% more than its part of {}, as some are not split\n\
-             hint: `debug_sharding=true` shows where each parameter is; `sharding_tolerance` is {}",
+            "warning: each device holds {} of parameters, {:.2}% more than its part of {}, as some are not split, and \
+             `sharding_tolerance` ({}) allows {}%\n\
+             hint: `debug_sharding=true` shows where each parameter is",
             format_bytes(held as u64),
             100.0 * excess,
             format_bytes((whole / parts) as u64),
-            group.sharding_tolerance
+            group.sharding_tolerance,
+            100.0 * group.sharding_tolerance
         );
     }
 }
@@ -66,7 +68,9 @@ pub(crate) fn report(placement: &Placement, layout: &StateLayout, batch: (&[Stri
     let logical = names.iter().map(|name| Some(name.clone()));
     let batch = PlacementRow::new("each array", dims, logical, sharding.spec.to_string(), bytes);
     let activations = placement.values().into_iter().map(|value| {
-        PlacementRow::new(&value.scope, &value.dims, value.logical_axes, value.spec, value.bytes)
+        let name = format!("{}/{}", value.scope, value.name);
+        let name = name.trim_start_matches('/');
+        PlacementRow::new(name, &value.dims, value.logical_axes, value.spec, value.bytes)
     });
     print_placements("parameter", &parameters);
     print_placements("optimizer state", &slots);

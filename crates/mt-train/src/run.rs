@@ -167,7 +167,11 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     for warning in placement_warnings {
         eprintln!("{warning}");
     }
-    if settings.placement.shard_optimizer_over_data && placement.mesh().axis_size(DATA_AXIS) <= Some(1) {
+    if settings.placement.shard_optimizer_over_data && layout.num_slots == 0 {
+        let optimizer = settings.optimizer.opt_type.name();
+        eprintln!("note: `shard_optimizer_over_data` splits no state: `opt_type={optimizer}` keeps none");
+    } else if settings.placement.shard_optimizer_over_data && placement.mesh().axis_size(DATA_AXIS) <= Some(1)
+    {
         eprintln!(
             "note: `shard_optimizer_over_data` has no effect: the mesh has no two devices along `data`"
         );
@@ -179,7 +183,8 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
             );
         }
     }
-    runtime.check_memory(&[&largest.program])?;
+    let less_memory = settings.less_memory();
+    runtime.check_memory(&[&largest.program], &less_memory)?;
 
     let evaluator = match &data.evaluation {
         Some(set) => {
@@ -188,7 +193,7 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
             let placement = Arc::new(group.placement(topology)?);
             let programs = programs_of(settings, &**model, placement, runtime.platform())?;
             let program = programs.evaluation_step(rows, length)?.try_map(|program| compile(&program))?;
-            runtime.check_memory(&[&program.program])?;
+            runtime.check_memory(&[&program.program], &less_memory)?;
             Some(Evaluator::new(program, set.clone(), settings.model.vocab_size, programs.order))
         }
         None => None,

@@ -30,7 +30,7 @@ pub(crate) struct StateLayout {
     /// The first entries are the parameters, in the model's order.
     pub num_parameters: usize,
     /// What the optimizer keeps comes next.
-    num_slots: usize,
+    pub num_slots: usize,
     /// The mesh axis over which these are split besides those that rules name.
     slots_over: Option<&'static str>,
     /// Places in checkpoints with what is always in them.

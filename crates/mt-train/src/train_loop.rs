@@ -271,7 +271,10 @@ impl Loop<'_> {
         }
         if (loss.is_nan() && run.abort_on_nan_loss) || (loss.is_infinite() && run.abort_on_inf_loss) {
             self.logger.flush()?;
-            return Err(TrainError::NonFiniteLoss { step: done.step, loss });
+            // One that is still being written is of a step that went well.
+            self.manager.wait_until_finished()?;
+            let is_saved = self.manager.latest()?.is_some();
+            return Err(TrainError::NonFiniteLoss { step: done.step, loss, is_saved });
         }
         let is_finite = [loss, raw_gradient_norm, parameter_norm].iter().all(|value| value.is_finite());
         Ok(if is_finite { Health::Finite } else { Health::NotFinite })

@@ -72,6 +72,29 @@ fn eight_devices_train_as_one() {
 }
 
 #[test]
+fn activations_have_names() {
+    let sandbox = Sandbox::new();
+    let keys = ["steps=1", "eval_interval=-1", "num_cpu_devices=8", "per_device_batch_size=1"];
+    let errors = sandbox.train("run", &[&keys[..], &["debug_sharding=true"]].concat()).succeeded().errors;
+    let rows: Vec<&str> = errors.lines().skip_while(|line| !line.starts_with("activation ")).collect();
+    for name in ["query_proj", "key_proj", "out_proj", "mlpwi_0", "mlpwo", "add"] {
+        assert!(rows.iter().any(|row| row.contains(&format!("/{name} "))), "no `{name}` in {rows:#?}");
+    }
+    // What keeps no state has none to split.
+    let zero = [
+        "opt_type=sgd",
+        "ici_data_parallelism=8",
+        "ici_fsdp_parallelism=1",
+        "shard_optimizer_over_data=true",
+    ];
+    let errors = sandbox.train("zero", &[&keys[..], &zero].concat()).succeeded().errors;
+    assert!(
+        errors.contains("`shard_optimizer_over_data` splits no state: `opt_type=sgd` keeps none"),
+        "{errors}"
+    );
+}
+
+#[test]
 fn a_run_goes_on_on_other_meshes() {
     let sandbox = Sandbox::new();
     let keys = |devices: usize, steps: &'static str| -> Vec<String> {

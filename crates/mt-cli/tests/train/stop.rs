@@ -75,6 +75,9 @@ fn a_loss_that_is_no_number_is_not_saved() {
     let wild = ["learning_rate=1e30", "gradient_clipping_threshold=0", "checkpoint_period=1"];
     let outcome = sandbox.train("wild", &wild);
     outcome.failed(1, &["the loss of step ", "hint: the last good checkpoint is kept"]);
+    let unsaved = sandbox.train("unsaved", &[&wild[..], &["enable_checkpointing=false"]].concat());
+    let unsaved = unsaved.failed(1, &["the loss of step ", "hint: lower `learning_rate`"]);
+    assert!(!unsaved.errors.contains("checkpoint is kept"), "{}", unsaved.errors);
     let saved = sandbox.checkpoints("wild");
     let metrics = sandbox.metrics("wild");
     let aborted = *metrics.training.keys().last().unwrap();

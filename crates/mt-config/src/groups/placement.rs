@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use mt_shape::{HybridAxis, LogicalRules, Mesh, Placement, Topology};
+use mt_shape::{HybridAxis, LogicalRules, Mesh, PartitionSpec, Placement, Topology};
 
 use super::{
     FromValue, ObjectiveGroup,
@@ -166,7 +166,8 @@ impl PlacementGroup {
                         "use 1 for an axis that splits nothing, or -1 for one that takes the devices that are left",
                     ));
                 }
-                if size > 1 && !self.mesh_axes.iter().any(|name| name == axis) {
+                let is_in_mesh = self.mesh_axes.iter().any(|name| name == axis);
+                if size > 1 && !is_in_mesh {
                     problems.push(Problem::inconsistent(
                         format!(
                             "{}, but `mesh_axes` ({}) has no `{axis}`",
@@ -180,7 +181,7 @@ impl PlacementGroup {
                     self.logical_axis_rules.0.iter().any(|(_, axes)| axes.iter().any(|name| name == axis));
                 // The one axis that is for a cache.
                 let logical = if axis == "context_autoregressive" { "cache_sequence" } else { "embed" };
-                if size > 1 && !ruled {
+                if size > 1 && is_in_mesh && !ruled {
                     problems.push(Problem::inconsistent(
                         format!(
                             "{}, but no rule of `logical_axis_rules` ({}) names `{axis}`",
@@ -393,9 +394,48 @@ impl PlacementGroup {
 
     /// Into how many parts the rules split a batch on this mesh.
     pub fn num_batch_parts(&self, mesh: &Mesh) -> usize {
-        let Some(logical) = self.input_data_sharding_logical_axes.first() else { return 1 };
-        let rule = self.logical_axis_rules.0.iter().find(|(name, _)| name == logical);
-        rule.map_or(1, |(_, axes)| axes.iter().filter_map(|axis| mesh.axis_size(axis)).product())
+        self.batch_axes(mesh).iter().filter_map(|axis| mesh.axis_size(axis)).product()
+    }
+
+    /// The mesh axes over which the rules split the sequences of a batch, however many there are.
+    fn batch_axes(&self, mesh: &Mesh) -> Vec<String> {
+        let names: Vec<Option<&str>> =
+            self.input_data_sharding_logical_axes.iter().map(|name| Some(name.as_str())).collect();
+        // Every product of axes divides the number of devices.
+        let dims = vec![mesh.num_devices(); names.len()];
+        let placement = Placement::new(mesh.clone(), self.logical_axis_rules.clone());
+        let PartitionSpec(axes) = placement.sharding(&names, &dims).spec;
+        axes.into_iter().next().unwrap_or_default()
+    }
+
+    /// The keys of axes that split something else than the batch, as a hint names them.
+    fn beside_batch(&self, mesh: &Mesh) -> String {
+        let of_batch = self.batch_axes(mesh);
+        let names = |axis: &&str| {
+            let rules = &self.logical_axis_rules.0;
+            let logical = self.input_data_sharding_logical_axes.first();
+            let splits = |of_batch: bool| {
+                rules.iter().any(|(name, axes)| {
+                    (Some(name) == logical) == of_batch && axes.iter().any(|other| other == axis)
+                })
+            };
+            mesh.axis_size(axis).is_some()
+                && !of_batch.iter().any(|other| other == axis)
+                && splits(false)
+                && !splits(true)
+        };
+        let keys: Vec<String> = ["tensor", "context", "sequence"]
+            .into_iter()
+            .filter(names)
+            .map(|axis| format!("`ici_{axis}_parallelism`"))
+            .collect();
+        match &keys[..] {
+            [] => String::new(),
+            [key] => format!(", or more {key}, which does not split the batch"),
+            [others @ .., last] => {
+                format!(", or more {} or {last}, which do not split the batch", others.join(", "))
+            }
+        }
     }
 
     /// Checks that batches can be split over the devices.
@@ -430,8 +470,9 @@ impl PlacementGroup {
                 axes.join(" × ")
             ),
             format!(
-                "use `{key}={}` for {what} {larger}, or more `ici_tensor_parallelism`, which does not split the batch",
-                larger as f64 / devices as f64
+                "use `{key}={}` for {what} {larger}{}",
+                larger as f64 / devices as f64,
+                self.beside_batch(mesh)
             ),
         )
         .into())

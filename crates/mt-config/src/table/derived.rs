@@ -50,7 +50,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
             .acts_on("mesh")
             .neutral(&[Literal::Bool(false)]),
         Key::optional_integer("context_parallel_size", "Number of parts that sequences are split into.")
-            .derived(&["context_sharding", "ici_context_parallelism", "dcn_context_parallelism"])
+            .derived(&["logical_axis_rules", "ici_context_parallelism", "dcn_context_parallelism"])
             .acts_on("mesh")
             .neutral(&[Literal::Integer(1)]),
         Key::optional_integer(
