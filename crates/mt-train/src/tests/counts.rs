@@ -72,6 +72,20 @@ fn scanning_splitting_and_tiling_change_no_count() {
     assert_eq!(step(&[DENSE, "ici_fsdp_parallelism=8"], 8, LENGTH).products, plain.products);
 }
 
+#[test]
+fn all_families_are_counted_alike_scanned_or_not() {
+    for family in ["default", "mistral", "gemma", "gemma2", "gemma3", "qwen2", "qwen3", "olmo3", "gpt3"] {
+        let decoder_block = format!("decoder_block={family}");
+        // Whole cycles, of up to six layers, and a rest.
+        let windows = "sliding_window_size=16";
+        let keys = [decoder_block.as_str(), windows, "base_num_decoder_layers=8", "remat_policy=minimal"];
+        let of = |scan| step(&[&keys[..], &[scan]].concat(), 1, LENGTH);
+        let (scanned, unrolled) = (of(SCANNED), of(UNROLLED));
+        assert_eq!(scanned.products, unrolled.products, "{family}");
+        assert_near(scanned.others, unrolled.others, 0.1);
+    }
+}
+
 /// In blocks of 128 by 128, of which a mask excludes some.
 #[test]
 fn attention_counts_the_blocks_that_it_visits() {
