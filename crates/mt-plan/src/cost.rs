@@ -195,32 +195,6 @@ impl ModelFlops {
             tokens,
         }
     }
-
-    /// What a step of `seconds` on `num_devices` chips means.
-    pub fn speed(&self, seconds: f64, chip: &Chip, num_devices: usize) -> Speed {
-        let device_seconds = seconds * num_devices as f64;
-        Speed {
-            step_seconds: seconds,
-            tokens_per_second_per_device: self.tokens as f64 / device_seconds,
-            tflops_per_second_per_device: self.step / device_seconds / 1e12,
-            utilization: self.step / device_seconds / (chip.peak_tflops * 1e12),
-        }
-    }
-
-    /// The time of a step in which a part of the chips' peak is used.
-    pub fn seconds_at(&self, utilization: f64, chip: &Chip, num_devices: usize) -> f64 {
-        self.step / (utilization * chip.peak_tflops * 1e12 * num_devices as f64)
-    }
-}
-
-/// How fast a run is.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Speed {
-    pub step_seconds: f64,
-    pub tokens_per_second_per_device: f64,
-    pub tflops_per_second_per_device: f64,
-    /// The model's operations as a part of the chips' peak (MFU).
-    pub utilization: f64,
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! What can go wrong.
 
 use mt_config::ConfigError;
-use mt_models::ModelError;
 use mt_train::TrainError;
 
 /// A run cannot be planned.
@@ -9,8 +8,6 @@ use mt_train::TrainError;
 pub enum PlanError {
     #[error(transparent)]
     Config(#[from] ConfigError),
-    #[error(transparent)]
-    Model(#[from] ModelError),
     #[error(transparent)]
     Train(Box<TrainError>),
 }
@@ -25,7 +22,7 @@ impl PlanError {
     /// Whether what the user asked for is at fault.
     pub fn is_user_error(&self) -> bool {
         match self {
-            Self::Config(_) | Self::Model(_) => true,
+            Self::Config(_) => true,
             Self::Train(error) => error.is_user_error(),
         }
     }

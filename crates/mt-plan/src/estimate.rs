@@ -1,16 +1,16 @@
 //! What a run needs and takes, from shapes alone: nothing is traced or compiled, and no plugin is loaded.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
-use mt_config::{AheadGroup, Chip, Config, Hardware, KeptIn, TrainConfig};
+use mt_config::{Chip, Config, KeptIn};
 use mt_ir::Memory;
-use mt_models::{Model, ModelError, decoder::Activation};
+use mt_models::{Model, decoder::Activation};
 use mt_nn::LayerPlace;
 use mt_runtime::Platform;
-use mt_shape::{DType, Placement, Topology};
-use mt_train::{StateKind, planned_state};
+use mt_shape::DType;
+use mt_train::{Devices, Intended, StateKind, TrainPlan};
 
-use crate::{PlanError, cost::ModelFlops};
+use crate::{PlanError, compile::hardware::devices, cost::ModelFlops};
 
 /// Tokens for each parameter at which a given number of operations yields the lowest loss, about (Hoffmann et al., 2022).
 const CHINCHILLA: f64 = 20.0;
@@ -125,36 +125,31 @@ impl Estimate {
     /// # Errors
     /// The configuration asks for what there is not, or does not fit the devices.
     pub fn new(config: &Config) -> Result<Self, PlanError> {
-        let settings = TrainConfig::from_config(config)?;
-        let model = mt_models::build(&settings.model)?;
-        let length = settings.data.max_target_length;
-        if let Some(positions) = model.num_learned_positions().filter(|positions| length > *positions) {
-            return Err(ModelError::TooFewPositions { length, positions }.into());
-        }
-        let hardware = AheadGroup::from_config(config)?.hardware()?;
-        let topology = match &hardware {
-            Some(hardware) => hardware.topology(&settings.placement)?,
-            None => settings.placement.topology(settings.run.num_cpu_devices, None)?,
+        let intended = Intended::new(config)?;
+        let (ahead, run) = (&intended.settings().ahead, &intended.settings().run);
+        let hardware = ahead.hardware()?;
+        let devices = match &hardware {
+            Some(hardware) => devices(hardware),
+            None => Devices { platform: Platform::Cpu, number: run.num_cpu_devices, slices: None },
         };
-        settings.check_devices(&topology)?;
-        let placement = Arc::new(settings.placement.placement(&topology)?);
-        let chip = hardware.as_ref().map(|hardware| hardware.slice.chip);
-        let rows = settings.data.batch_schedule(topology.num_devices())?.full_rows();
-        let planner = Planner { settings: &settings, model: &*model, placement: &placement, rows, length };
-        let memory = planner.memory(chip)?;
-        let flops = ModelFlops::new(&*model, rows, length);
+        let plan = TrainPlan::on(intended, &devices)?;
+        let (settings, model, topology) = (plan.settings(), plan.model(), plan.topology());
+        let [rows, length] = plan.batch_dims()?;
+        let planner = Planner { plan: &plan, rows, length };
+        let memory = planner.memory(devices.platform)?;
+        let flops = ModelFlops::new(model, rows, length);
         Ok(Self {
+            chip: hardware.as_ref().map(|hardware| hardware.slice.chip),
             hardware: hardware.map(|hardware| hardware.slice.name),
-            chip,
             num_devices: topology.num_devices(),
             num_slices: topology.num_slices(),
-            mesh: placement.mesh().axes().iter().filter(|(_, size)| *size > 1).cloned().collect(),
-            parameters: parameters(&*model),
+            mesh: plan.placement().mesh().axes().iter().filter(|(_, size)| *size > 1).cloned().collect(),
+            parameters: parameters(model),
             rows,
             length,
-            budget: Budget::new(&*model, settings.run.steps as f64 * flops.tokens as f64),
+            budget: Budget::new(model, settings.run.steps as f64 * flops.tokens as f64),
             flops,
-            advice: planner.advice(&memory, &topology),
+            advice: planner.advice(&memory),
             memory,
         })
     }
@@ -213,26 +208,20 @@ fn parameters(model: &dyn Model) -> Parameters {
 
 /// What memory follows from.
 struct Planner<'a> {
-    settings: &'a TrainConfig,
-    model: &'a dyn Model,
-    placement: &'a Arc<Placement>,
+    plan: &'a TrainPlan,
     rows: usize,
     length: usize,
 }
 
 impl Planner<'_> {
-    fn memory(&self, chip: Option<&Chip>) -> Result<MemoryEstimate, PlanError> {
-        let platform = match chip.map(|chip| chip.hardware) {
-            Some(Hardware::Tpu) => Platform::Tpu,
-            Some(Hardware::Gpu) => Platform::Gpu,
-            _ => Platform::Cpu,
-        };
+    fn memory(&self, platform: Platform) -> Result<MemoryEstimate, PlanError> {
+        let (settings, model) = (self.plan.settings(), self.plan.model());
         let mut memory = MemoryEstimate { batch: self.batch(), ..MemoryEstimate::default() };
-        let accumulation = self.settings.objective.gradient_accumulation_steps;
+        let accumulation = settings.objective.gradient_accumulation_steps;
         // Gradients of parts are added up in f32.
         let sums = if accumulation > 1 { DType::F32.byte_size() } else { 0 };
-        let gradient_bytes = self.settings.optimizer.grad_dtype.byte_size() + sums;
-        for array in planned_state(self.settings, self.model, self.placement, platform, self.rows)? {
+        let gradient_bytes = settings.optimizer.grad_dtype.byte_size() + sums;
+        for array in self.plan.state()? {
             let bytes = array.bytes_on_device() as u64;
             if array.kind == StateKind::Parameter {
                 memory.gradients += bytes / array.ty.dtype.byte_size() as u64 * gradient_bytes as u64;
@@ -243,13 +232,13 @@ impl Planner<'_> {
                 (Memory::Device, StateKind::Optimizer) => memory.optimizer += bytes,
             }
         }
-        let kept = self.settings.model.remat.kept();
+        let kept = settings.model.remat.kept();
         let kept_in = |name: Option<&str>| match &kept {
             None => Some(KeptIn::Device),
             Some(kept) => kept.iter().find(|(known, _)| Some(*known) == name).map(|(_, place)| *place),
         };
         let part = self.rows / accumulation;
-        for region in self.model.activations(part, self.length) {
+        for region in model.activations(part, self.length) {
             let input = kept_in(region.input.name).unwrap_or(KeptIn::Device);
             let named = region.made.iter().filter_map(|made| Some((made, kept_in(made.name)?)));
             for (tensor, place) in std::iter::once((&region.input, input)).chain(named) {
@@ -263,23 +252,23 @@ impl Planner<'_> {
             memory.layer = memory.layer.max(2 * made);
         }
         memory.layer += self.gathered_layer();
-        let scores = self.model.scores(part, self.length);
+        let scores = model.scores(part, self.length);
         // In their own type, and in f32 with their gradients.
         let per_score = (scores.dtype.byte_size() + DType::F32.byte_size()) as u64;
         let scores = self.on_device(&scores) / scores.dtype.byte_size() as u64 * per_score;
-        memory.logits = scores / self.settings.objective.num_vocab_tiling as u64 + self.gathered_head();
+        memory.logits = scores / settings.objective.num_vocab_tiling as u64 + self.gathered_head();
         Ok(memory)
     }
 
     /// Tokens, positions, segments, targets and their segments.
     fn batch(&self) -> u64 {
-        let names = &self.settings.placement.input_data_sharding_logical_axes;
+        let names = &self.plan.settings().placement.input_data_sharding_logical_axes;
         let names: Vec<Option<&str>> = names.iter().map(|name| Some(name.as_str())).collect();
         5 * self.bytes(&names, &[self.rows, self.length], DType::I32)
     }
 
     fn bytes(&self, logical_axes: &[Option<&str>], dims: &[usize], dtype: DType) -> u64 {
-        let shard = self.placement.sharding(logical_axes, dims).shard_dims(dims);
+        let shard = self.plan.placement().sharding(logical_axes, dims).shard_dims(dims);
         (shard.iter().product::<usize>() * dtype.byte_size()) as u64
     }
 
@@ -289,10 +278,10 @@ impl Planner<'_> {
 
     /// The mesh axes that split batches: weights that are split along them are gathered where they are used.
     fn batch_axes(&self) -> BTreeSet<String> {
-        let regions = self.model.activations(self.rows, self.length);
+        let regions = self.plan.model().activations(self.rows, self.length);
         let inputs = regions.iter().map(|region| &region.input);
         let axes = inputs.flat_map(|input| {
-            let spec = self.placement.sharding(&input.logical_axes, &input.dims).spec;
+            let spec = self.plan.placement().sharding(&input.logical_axes, &input.dims).spec;
             spec.0.into_iter().take(2).flatten()
         });
         axes.collect()
@@ -300,30 +289,30 @@ impl Planner<'_> {
 
     /// Bytes of a weight in the type of activations, of which devices along the axes of the batch have all.
     fn gathered(&self, logical_axes: &[Option<&str>], dims: &[usize], batch_axes: &BTreeSet<String>) -> u64 {
-        let sharding = self.placement.sharding(logical_axes, dims);
+        let sharding = self.plan.placement().sharding(logical_axes, dims);
         let others = sharding.spec.0.iter().flatten().filter(|axis| !batch_axes.contains(*axis));
-        let parts: usize = others.filter_map(|axis| self.placement.mesh().axis_size(axis)).product();
-        (dims.iter().product::<usize>() / parts * self.settings.model.dtype.byte_size()) as u64
+        let parts: usize = others.filter_map(|axis| self.plan.placement().mesh().axis_size(axis)).product();
+        (dims.iter().product::<usize>() / parts * self.plan.settings().model.dtype.byte_size()) as u64
     }
 
     /// The weights of a layer, the mean over all layers, and their gradients before these are dealt out.
     fn gathered_layer(&self) -> u64 {
         let batch_axes = self.batch_axes();
         let of_layers =
-            self.model.parameters().into_iter().filter(|(_, spec)| spec.place != LayerPlace::None);
+            self.plan.model().parameters().into_iter().filter(|(_, spec)| spec.place != LayerPlace::None);
         let all: u64 =
             of_layers.map(|(_, spec)| self.gathered(&spec.logical_axes, &spec.dims(), &batch_axes)).sum();
-        2 * all / self.settings.model.num_decoder_layers().max(1) as u64
+        2 * all / self.plan.settings().model.num_decoder_layers().max(1) as u64
     }
 
     fn gathered_head(&self) -> u64 {
-        let (parameters, batch_axes) = (self.model.parameters(), self.batch_axes());
-        let of_head = self.model.head_parameters().into_iter().map(|index| &parameters[index].1);
+        let (parameters, batch_axes) = (self.plan.model().parameters(), self.batch_axes());
+        let of_head = self.plan.model().head_parameters().into_iter().map(|index| &parameters[index].1);
         of_head.map(|spec| self.gathered(&spec.logical_axes, &spec.dims(), &batch_axes)).sum()
     }
 
-    fn advice(&self, memory: &MemoryEstimate, topology: &Topology) -> Vec<Advice> {
-        let (settings, mesh) = (self.settings, self.placement.mesh());
+    fn advice(&self, memory: &MemoryEstimate) -> Vec<Advice> {
+        let (settings, mesh) = (self.plan.settings(), self.plan.placement().mesh());
         let copies = mesh.axes().iter().find(|(axis, size)| axis == "data" && *size > 1);
         let rows = self.rows / settings.placement.num_batch_parts(mesh).max(1);
         let of_state = [
@@ -337,7 +326,7 @@ impl Planner<'_> {
             keeps.then_some(Advice::Remat),
             (rows > 1).then_some(Advice::Accumulate),
             (settings.data.per_device_batch_size > 1.0).then_some(Advice::SmallerBatch),
-            (topology.num_devices() > 1 && rows == 1).then_some(Advice::SplitSequences),
+            (mesh.num_devices() > 1 && rows == 1).then_some(Advice::SplitSequences),
         ];
         let of_logits = [(settings.objective.num_vocab_tiling == 1).then_some(Advice::TileLogits)];
         let mut kinds: [(u64, Vec<Option<Advice>>); 3] = [

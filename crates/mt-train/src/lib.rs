@@ -32,6 +32,6 @@ mod tests;
 pub use error::TrainError;
 pub use masks::MaskError;
 pub use plan::{ArgumentBytes, Devices, Intended, TrainPlan};
-pub use planned::{PlannedArray, StateKind, planned_state};
+pub use planned::{PlannedArray, StateKind};
 pub use query_key_clip::QueryKeyClipError;
 pub use run::{Ending, EvaluationSummary, TrainOptions, TrainReport, train};

@@ -1,18 +1,9 @@
 //! The state of a run that has not begun.
 
-use std::sync::Arc;
-
-use mt_config::TrainConfig;
 use mt_ir::{Memory, TensorType};
-use mt_models::Model;
-use mt_runtime::Platform;
-use mt_shape::{Placement, Sharding};
+use mt_shape::Sharding;
 
-use crate::{
-    TrainError,
-    placement::check_state_axes,
-    run::{batch_axes, programs_of},
-};
+use crate::{TrainError, TrainPlan};
 
 /// What an array of a run's state is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,29 +33,20 @@ impl PlannedArray {
     }
 }
 
-/// The state of a run that trains `model` on devices which `placement` describes, with batches of `rows` sequences. No
-/// device is needed, and nothing is traced.
-///
-/// # Errors
-/// A mask does not fit the parameters, or a mesh axis splits nothing.
-pub fn planned_state(
-    settings: &TrainConfig,
-    model: &dyn Model,
-    placement: &Arc<Placement>,
-    platform: Platform,
-    rows: usize,
-) -> Result<Vec<PlannedArray>, TrainError> {
-    let layout = programs_of(settings, model, placement.clone(), platform)?.layout;
-    let names = batch_axes(settings);
-    let dims = [rows, settings.data.max_target_length];
-    let batch = placement.sharding(&names.each_ref().map(|name| Some(name.as_str())), &dims);
-    check_state_axes(placement, &layout, &batch)?;
-    let planned = layout.entries.iter().enumerate().map(|(index, entry)| PlannedArray {
-        kind: if index < layout.num_parameters { StateKind::Parameter } else { StateKind::Optimizer },
-        name: entry.name.clone(),
-        ty: TensorType::new(entry.array.dtype, entry.array.dims.clone()),
-        sharding: entry.array.sharding(placement),
-        memory: entry.memory,
-    });
-    Ok(planned.collect())
+impl TrainPlan {
+    /// The arrays of the state, in the order in which programs take them.
+    ///
+    /// # Errors
+    /// A mask does not fit the parameters.
+    pub fn state(&self) -> Result<Vec<PlannedArray>, TrainError> {
+        let layout = self.programs()?.layout;
+        let planned = layout.entries.iter().enumerate().map(|(index, entry)| PlannedArray {
+            kind: if index < layout.num_parameters { StateKind::Parameter } else { StateKind::Optimizer },
+            name: entry.name.clone(),
+            ty: TensorType::new(entry.array.dtype, entry.array.dims.clone()),
+            sharding: entry.array.sharding(&self.placement),
+            memory: entry.memory,
+        });
+        Ok(planned.collect())
+    }
 }

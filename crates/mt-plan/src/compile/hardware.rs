@@ -36,7 +36,7 @@ enum Either {
 }
 
 /// The devices of hardware that is not there.
-pub(super) fn devices(hardware: &AbsentHardware) -> Devices {
+pub(crate) fn devices(hardware: &AbsentHardware) -> Devices {
     let slices = hardware.slices();
     let platform = match hardware.slice.chip.hardware {
         Hardware::Gpu => Platform::Gpu,

@@ -1,7 +1,7 @@
 //! Compiling a run's programs for hardware that is not there, or for what is, and what the compiled programs are like.
 
 mod gpu;
-mod hardware;
+pub(crate) mod hardware;
 mod report;
 
 use std::{

@@ -3,14 +3,15 @@
 use mt_runtime::Platform;
 
 use super::training::{LENGTH, NUM_DEVICES, NUM_ROWS, Setup};
-use crate::planned_state;
+use crate::{Devices, Intended, TrainPlan};
 
 #[track_caller]
 fn check(arguments: &[&str]) {
     let setup = Setup::new(arguments, NUM_DEVICES);
     let program = setup.programs().train_step(NUM_ROWS, LENGTH).unwrap().program;
-    let planned =
-        planned_state(&setup.settings, &*setup.model, &setup.placement, Platform::Cpu, NUM_ROWS).unwrap();
+    let intended = Intended { settings: setup.settings, model: setup.model };
+    let devices = Devices { platform: Platform::Cpu, number: NUM_DEVICES, slices: None };
+    let planned = TrainPlan::on(intended, &devices).unwrap().state().unwrap();
     assert!(program.inputs.len() > planned.len(), "a batch comes after the state");
     for (array, input) in planned.iter().zip(&program.inputs) {
         let known = (&array.name, &array.ty, &array.sharding.spec, array.memory);
