@@ -1,9 +1,9 @@
 //! A training run from its configuration to its last checkpoint.
 
 use std::{
-    cell::RefCell,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
+    thread,
 };
 
 use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock};
@@ -18,7 +18,7 @@ use crate::{
     TrainError,
     data::{DataRequest, RunData},
     evaluation::Evaluator,
-    measured::BySize,
+    measured::{BySize, Measured},
     metrics::{ConsoleStyle, MetricLogger, MetricLoggerOptions},
     objective::Objective,
     peak::peak_tflops,
@@ -142,9 +142,12 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     let batches = settings.data.batch_schedule(runtime.num_devices())?;
     let compile =
         |program: &mt_ir::Program| runtime.compile(program, &compile_settings(settings, &program.name));
-    let traced = RefCell::new(Some(full_step));
-    let mut steps = BySize::new(|rows| {
-        let known = if rows == full_rows { traced.take() } else { None };
+    let traced = Mutex::new(Some(full_step));
+    let compile_step = |rows: usize| {
+        let known = match rows == full_rows {
+            true => traced.lock().unwrap_or_else(PoisonError::into_inner).take(),
+            false => None,
+        };
         known.map_or_else(|| programs.train_step(rows, length), Ok)?.try_map(|program| {
             let mut own = compile_settings(settings, &program.name);
             if rows != full_rows {
@@ -159,8 +162,8 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
                 _ => Ok(runtime.compile(&program, &own)?),
             }
         })
-    });
-    let largest = steps.of(full_rows)?;
+    };
+    let largest: Measured<Executable> = compile_step(full_rows)?;
     for note in placement.notes() {
         eprintln!("note: {note}");
     }
@@ -225,23 +228,25 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         tensorboard_directory: settings.run.enable_tensorboard.then(|| settings.run.tensorboard_directory()),
         chart_file: Some(chart.clone()),
     })?;
-    let progress = Loop {
-        settings,
-        runtime: &runtime,
-        model: &**model,
-        layout,
-        steps,
-        batches,
-        evaluator,
-        manager,
-        logger,
-        length,
-        order: programs.order,
-        first_step,
-        stop,
-        peak_tflops: peak_tflops(&runtime, settings.model.dtype),
-    }
-    .run(state, data.train, iterator)?;
+    let progress = thread::scope(|scope| {
+        Loop {
+            settings,
+            runtime: &runtime,
+            model: &**model,
+            layout,
+            steps: BySize::new(&compile_step, scope, [(full_rows, largest)]),
+            batches,
+            evaluator,
+            manager,
+            logger,
+            length,
+            order: programs.order,
+            first_step,
+            stop,
+            peak_tflops: peak_tflops(&runtime, settings.model.dtype),
+        }
+        .run(state, data.train, iterator)
+    })?;
     let Progress { ending, steps, first_evaluation, last_evaluation } = progress;
     let unigram_bits_per_byte = if config.is_quick_start() && ending == Ending::Completed {
         data.baseline.bits_per_byte()?

@@ -11,13 +11,13 @@ use mt_config::{BatchSchedule, TrainConfig};
 use mt_data::{Batch, IteratorState, Prefetcher, TrainIterator};
 use mt_models::Model;
 use mt_nn::SequenceOrder;
-use mt_runtime::{Input, PendingArray, Runtime};
+use mt_runtime::{Executable, Input, PendingArray, Runtime};
 use serde_json::json;
 
 use crate::{
     TrainError,
     evaluation::Evaluator,
-    measured::BySize,
+    measured::{BySize, Measured},
     metrics::{MetricLogger, StepMeasurements, names},
     restore::{ITERATOR_FILE, ITERATOR_ITEM},
     run::{Ending, EvaluationSummary},
@@ -29,12 +29,12 @@ use crate::{
 const PREFETCH: usize = 4;
 
 /// Everything the loop works with.
-pub(crate) struct Loop<'a> {
+pub(crate) struct Loop<'a, 'scope, 'env> {
     pub settings: &'a TrainConfig,
     pub runtime: &'a Runtime,
     pub model: &'a dyn Model,
     pub layout: &'a StateLayout,
-    pub steps: BySize<'a>,
+    pub steps: BySize<'scope, 'env, Measured<Executable>>,
     /// The rows of each step's batch.
     pub batches: BatchSchedule,
     pub evaluator: Option<Evaluator>,
@@ -76,7 +76,7 @@ enum Health {
     NotFinite,
 }
 
-impl Loop<'_> {
+impl Loop<'_, '_, '_> {
     /// Runs to the last step, the end of the data or a signal.
     pub fn run(
         mut self,
@@ -159,6 +159,9 @@ impl Loop<'_> {
                 position = after;
             }
             let (next_state, metrics) = self.start_step(state, &batch)?;
+            if let Some(larger) = self.batches.next_rows(step, run.steps) {
+                self.steps.prepare(larger);
+            }
             state = next_state;
             let started = InFlight { step, rows: batch.rows, metrics, data_wait, began, ended: None };
             if let Some(done) = in_flight.replace(started) {

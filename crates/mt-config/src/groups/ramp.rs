@@ -23,6 +23,12 @@ impl BatchSchedule {
         self.stages[after.max(1) - 1].1
     }
 
+    /// The sequences of the next size after that of a step, if there are such steps before `end`.
+    pub fn next_rows(&self, step: u64, end: u64) -> Option<usize> {
+        let next = self.stages.iter().find(|(first, _)| *first > step)?;
+        (next.0 < end).then_some(next.1)
+    }
+
     /// The sequences of a step once batches have grown.
     pub fn full_rows(&self) -> usize {
         self.stages[self.stages.len() - 1].1
@@ -199,6 +205,11 @@ mod tests {
             assert_eq!(schedule.rows_at(step), rows, "step {step}");
         }
         assert_eq!((schedule.rows_at(u64::MAX), schedule.full_rows(), schedule.end_step()), (12, 12, 65));
+        let next = |step: u64, end: u64| schedule.next_rows(step, end);
+        assert_eq!(
+            (next(0, 100), next(64, 100), next(64, 65), next(65, 100)),
+            (Some(schedule.rows_at(schedule.stages[1].0)), Some(12), None, None)
+        );
 
         let accumulated =
             [&GROWING[..], &["gradient_accumulation_steps=3", "num_cpu_devices=2", "hardware=cpu"]];
