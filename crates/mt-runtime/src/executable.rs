@@ -111,8 +111,15 @@ impl Executable {
         settings: &CompileSettings,
         path: &Path,
     ) -> Result<(), RuntimeError> {
-        let identity = identity(&self.inner.runtime, program, settings)?;
-        compiled_file::write(path, &identity, &self.inner.executable.program().serialize()?)
+        let runtime = &self.inner.runtime;
+        let identity = identity(runtime, program, settings)?;
+        // XLA's CPU compiler leaves functions out when it writes what it has read.
+        let kept = match runtime.cache().filter(|_| self.inner.is_cached) {
+            Some(cache) => cache.load(&key(runtime, program, &compile_options(runtime, program, settings))?),
+            None => None,
+        };
+        let payload = kept.map_or_else(|| self.inner.executable.program().serialize(), Ok)?;
+        compiled_file::write(path, &identity, &payload)
     }
 
     fn of(
@@ -316,14 +323,10 @@ pub(crate) fn platform_flags(platform: Platform, plugin: &Plugin) -> Option<(Str
     directory.map(|directory| ("xla_gpu_cuda_data_dir".into(), directory.to_string_lossy().into_owned()))
 }
 
-fn load_or_compile(
-    runtime: &Runtime,
-    program: &Program,
-    settings: &CompileSettings,
-) -> Result<(mt_pjrt::Executable, bool), RuntimeError> {
-    let client = runtime.client();
+/// The options that a program is compiled with, but for dumps.
+fn compile_options(runtime: &Runtime, program: &Program, settings: &CompileSettings) -> CompileOptions {
     let mut xla_flags = settings.xla_flags.clone();
-    xla_flags.extend(platform_flags(runtime.platform(), client.plugin()));
+    xla_flags.extend(platform_flags(runtime.platform(), runtime.client().plugin()));
     const CONCURRENT: &str = "xla_cpu_enable_concurrency_optimized_scheduler";
     let is_given = xla_flags.iter().any(|(name, _)| name == CONCURRENT);
     if runtime.platform() == Platform::Cpu && program.mesh.num_devices() > 1 && !is_given {
@@ -331,7 +334,16 @@ fn load_or_compile(
         // others until XLA gives up.
         xla_flags.push((CONCURRENT.to_owned(), "false".to_owned()));
     }
-    let mut options = CompileOptions { devices: program.mesh.devices(), xla_flags };
+    CompileOptions { devices: program.mesh.devices(), xla_flags }
+}
+
+fn load_or_compile(
+    runtime: &Runtime,
+    program: &Program,
+    settings: &CompileSettings,
+) -> Result<(mt_pjrt::Executable, bool), RuntimeError> {
+    let client = runtime.client();
+    let mut options = compile_options(runtime, program, settings);
     let compile = |options: &CompileOptions| {
         client.compile(&program.name, &program.text, options).map_err(|error| option_error(error, settings))
     };

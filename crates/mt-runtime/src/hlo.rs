@@ -83,6 +83,10 @@ struct Instruction {
     called_computation_ids: Vec<i64>,
     #[prost(bytes = "vec", tag = "43")]
     backend_config: Vec<u8>,
+    #[prost(string, tag = "28")]
+    custom_call_target: String,
+    #[prost(message, optional, tag = "68")]
+    frontend_attributes: Option<FrontendAttributes>,
     #[prost(message, repeated, tag = "49")]
     replica_groups: Vec<ReplicaGroup>,
     #[prost(message, repeated, tag = "52")]
@@ -95,6 +99,12 @@ struct Instruction {
     device_list: Option<DeviceList>,
     #[prost(message, optional, tag = "93")]
     mesh_groups: Option<MeshGroups>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct FrontendAttributes {
+    #[prost(map = "string, string", tag = "1")]
+    map: HashMap<String, String>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -279,7 +289,7 @@ impl Walk<'_> {
             computation.instructions.iter().map(|instruction| (instruction.id, instruction)).collect();
         for instruction in &computation.instructions {
             let opcode = instruction.opcode.trim_end_matches("-start");
-            if KINDS.contains(&opcode) {
+            if KINDS.contains(&opcode) && !continues_chain(computation, instruction) {
                 let metadata = instruction.metadata.as_ref();
                 let source = metadata.map(|metadata| metadata.op_name.clone()).unwrap_or_default();
                 let collective = Collective {
@@ -368,6 +378,9 @@ impl Walk<'_> {
     /// The bytes that a fusion reads and writes: of what it slices or writes a slice of, that slice.
     fn moved_by_fusion(&self, by_id: &HashMap<i64, &Instruction>, fusion: &Instruction) -> Option<u64> {
         let fused = self.computations.get(fusion.called_computation_ids.first()?)?;
+        if calls(fused, CHAIN_START) || calls(fused, CHAIN_DONE) {
+            return Some(0);
+        }
         let inner: HashMap<i64, &Instruction> =
             fused.instructions.iter().map(|instruction| (instruction.id, instruction)).collect();
         let bytes = |id: &i64| inner.get(id).and_then(|value| value.shape.as_ref()).map_or(0, Shape::bytes);
@@ -435,6 +448,23 @@ impl Walk<'_> {
         let bound = bounds.next().filter(|_| bounds.next().is_none())?;
         (root.opcode == "compare" && root.comparison_direction == "LT").then_some(bound)
     }
+}
+
+/// TPUs exchange while they compute: one collective stands in the fusion that starts it, in those that go on with it, and
+/// in the one that waits for its end. All of them name the chain.
+const CHAIN: &str = "chain_id";
+const CHAIN_START: &str = "AsyncCollectiveStart";
+const CHAIN_DONE: &str = "AsyncCollectiveDone";
+
+fn calls(computation: &Computation, target: &str) -> bool {
+    computation.instructions.iter().any(|instruction| instruction.custom_call_target == target)
+}
+
+/// Whether a collective is one that was started in another fusion.
+fn continues_chain(computation: &Computation, instruction: &Instruction) -> bool {
+    let attributes = instruction.frontend_attributes.as_ref();
+    attributes.is_some_and(|attributes| attributes.map.contains_key(CHAIN))
+        && !calls(computation, CHAIN_START)
 }
 
 /// The number that an instruction is, if it is a whole one.

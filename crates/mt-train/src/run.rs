@@ -156,8 +156,9 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
             }
             match &settings.ahead.compiled_trainstep_file {
                 Some(file) if rows == full_rows && file.is_file() => {
+                    let step = runtime.load_compiled(&program, &own, file)?;
                     eprintln!("the training step is the compiled one in `{}`", file.display());
-                    Ok(runtime.load_compiled(&program, &own, file)?)
+                    Ok(step)
                 }
                 _ => Ok(runtime.compile(&program, &own)?),
             }

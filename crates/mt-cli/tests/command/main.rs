@@ -1,6 +1,7 @@
 //! The binary as users see it: exit statuses, messages, help.
 
 mod checkpoint;
+mod compile;
 mod completion;
 mod configuration;
 mod estimate;

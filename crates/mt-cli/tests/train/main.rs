@@ -1,6 +1,7 @@
 //! `maxtext train` from the outside: small models, real processes, real files.
 
 mod batches;
+mod compile;
 mod data;
 mod kill;
 mod mistakes;

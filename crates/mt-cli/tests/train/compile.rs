@@ -1,0 +1,129 @@
+//! Compiled programs in files, and programs for hardware that is not there.
+
+use std::{fs, process::Command};
+
+use mt_pjrt::{Platform, PluginOrigin, find_plugin};
+use serde_json::Value;
+
+use crate::support::{Outcome, Sandbox, outcome};
+
+/// Runs `maxtext compile` with the arguments that `train` would have.
+fn compile(sandbox: &Sandbox, options: &[&str], keys: &[&str]) -> Outcome {
+    let train = sandbox.command("compiled", keys);
+    let arguments: Vec<_> = train.get_args().skip(1).map(|argument| argument.to_owned()).collect();
+    let mut command = Command::new(train.get_program());
+    command.current_dir(sandbox.path("")).arg("compile").args(options).args(arguments);
+    for (name, value) in train.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    outcome(&mut command)
+}
+
+fn json(outcome: &Outcome) -> Value {
+    serde_json::from_str(&outcome.output).unwrap_or_else(|error| panic!("{error}: {}", outcome.output))
+}
+
+#[test]
+fn training_takes_its_compiled_step_from_a_file() {
+    let sandbox = Sandbox::new();
+    let keys = ["steps=3", "eval_interval=-1", "compiled_trainstep_file=compiled/step", "num_cpu_devices=2"];
+    let report = json(&compile(&sandbox, &["--json"], &keys).succeeded());
+    let program = &report["programs"][0];
+    assert_eq!(program["verdict"], "fits");
+    let number = |value: &Value| value.as_f64().unwrap();
+    let predicted: f64 = ["parameters", "optimizer", "batch"]
+        .map(|part| number(&program["predicted_arguments"][part]))
+        .iter()
+        .sum();
+    let arguments = number(&program["memory"]["arguments"]);
+    assert!((arguments / predicted - 1.0).abs() < 0.01, "{arguments} and {predicted}");
+    assert!(number(&program["flops"]["products"]) > number(&program["flops"]["model"]));
+    let kinds: Vec<&Value> =
+        program["exchanges"].as_array().unwrap().iter().map(|each| &each["kind"]).collect();
+    assert!(kinds.contains(&&Value::from("all-gather")), "{kinds:?}");
+
+    let loaded = sandbox.train("loaded", &keys).succeeded();
+    assert!(loaded.errors.contains("the training step is the compiled one in"), "{}", loaded.errors);
+    sandbox.train("compiled", &keys[..2].iter().chain(&keys[3..]).copied().collect::<Vec<_>>()).succeeded();
+    assert_eq!(sandbox.metrics("loaded").losses(), sandbox.metrics("compiled").losses());
+
+    let other = [&keys[..], &["learning_rate=0.5"]].concat();
+    sandbox.train("other", &other).failed(2, &["compiled/step", "its program text is", "compile it again"]);
+    let fewer = [&keys[..3], &["num_cpu_devices=1"]].concat();
+    sandbox.train("fewer", &fewer).failed(2, &["its devices is `2`, that of this run `1`"]);
+    fs::write(sandbox.path("compiled/step"), "no program").unwrap();
+    sandbox.train("damaged", &keys).failed(2, &["it is no compiled program, or damaged"]);
+}
+
+/// The plugin for TPUs, where one is installed: tests do not download it.
+fn has_tpu_compiler() -> bool {
+    let found = find_plugin(Platform::Tpu, None).unwrap();
+    let is_there = found.is_some_and(|location| location.origin != PluginOrigin::Named);
+    if !is_there {
+        eprintln!("there is no plugin for TPUs here, so nothing is compiled for them");
+    }
+    is_there
+}
+
+/// A small model of several layers in which activations are most of the memory.
+const DEEP: [&str; 11] = [
+    "compile_topology=v5e-4",
+    "base_emb_dim=512",
+    "base_mlp_dim=2048",
+    "base_num_query_heads=4",
+    "base_num_kv_heads=4",
+    "head_dim=128",
+    "base_num_decoder_layers=8",
+    "max_target_length=1024",
+    "per_device_batch_size=8",
+    "eval_interval=-1",
+    "attention=flash",
+];
+
+fn memory(sandbox: &Sandbox, keys: &[&str]) -> (f64, f64) {
+    let report = json(&compile(sandbox, &["--json"], &[&DEEP[..], keys].concat()).succeeded());
+    let program = &report["programs"][0];
+    let predicted = &program["predicted_arguments"];
+    let predicted: f64 =
+        ["parameters", "optimizer", "batch"].map(|part| predicted[part].as_f64().unwrap()).iter().sum();
+    let memory = |part: &str| program["memory"][part].as_f64().unwrap();
+    let arguments = memory("arguments");
+    // What is offloaded is no argument in the device's memory.
+    assert!(arguments < predicted * 1.02, "{arguments} and {predicted}");
+    (memory("temporaries"), memory("host"))
+}
+
+#[test]
+fn remat_policies_and_offloading_change_memory_as_their_names_promise() {
+    if !has_tpu_compiler() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let policies = ["full", "save_out_proj", "save_qkv_proj", "minimal", "minimal_offloaded"];
+    let all: Vec<(f64, f64)> =
+        policies.iter().map(|policy| memory(&sandbox, &[&format!("remat_policy={policy}")])).collect();
+    for pair in all[..4].windows(2) {
+        assert!(pair[0].0 < pair[1].0, "each keeps more than the one before: {all:?}");
+    }
+    assert!(all[..4].iter().all(|(_, host)| *host == 0.0), "{all:?}");
+    let (device, host) = all[4];
+    assert!(host > 0.0 && device < all[3].0, "{all:?}");
+}
+
+#[test]
+fn what_does_not_fit_is_an_answer() {
+    if !has_tpu_compiler() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let keys = [&DEEP[..], &["per_device_batch_size=4096", "remat_policy=minimal"]].concat();
+    let outcome = compile(&sandbox, &[], &keys);
+    assert_eq!(outcome.status, 1, "{}", outcome.errors);
+    for part in ["DOES NOT FIT", "largest arrays", "would help", "remat_policy=full", "per_device_batch_size"]
+    {
+        assert!(outcome.output.contains(part), "no {part} in {}", outcome.output);
+    }
+}
