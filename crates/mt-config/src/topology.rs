@@ -192,10 +192,10 @@ impl CompileTopology {
     /// # Errors
     /// There is none; the nearest names are listed.
     pub fn named(name: &str) -> Result<Self, ConfigError> {
-        Ok(Self::find(name)?)
+        Self::find(name).map_err(|problem| (*problem).into())
     }
 
-    pub(crate) fn find(name: &str) -> Result<Self, Problem> {
+    pub(crate) fn find(name: &str) -> Result<Self, Box<Problem>> {
         let found = |chip: &'static Chip, bounds| Self { name: name.to_owned(), chip, bounds };
         if let Some((generation, sides)) = name.split_once(':') {
             let sides: Option<Vec<usize>> =
@@ -206,7 +206,7 @@ impl CompileTopology {
             {
                 return Ok(found(chip, sides));
             }
-            return Err(Self::unknown(name));
+            return Err(Box::new(Self::unknown(name)));
         }
         let (generation, size) = name.rsplit_once('-').unwrap_or((name, ""));
         let size = match (size, generation) {
@@ -215,7 +215,7 @@ impl CompileTopology {
         };
         let of_generation = named_chips().filter(|chip| chip.generation == generation);
         let mut sliced = of_generation.filter_map(|chip| Some((chip, chip.bounds(size?)?)));
-        sliced.next().map(|(chip, bounds)| found(chip, bounds)).ok_or_else(|| Self::unknown(name))
+        sliced.next().map(|(chip, bounds)| found(chip, bounds)).ok_or_else(|| Box::new(Self::unknown(name)))
     }
 
     fn unknown(name: &str) -> Problem {

@@ -50,7 +50,7 @@ impl AheadGroup {
     /// There is none of this name; the nearest are listed.
     pub fn hardware(&self) -> Result<Option<AbsentHardware>, ConfigError> {
         let Some(name) = &self.compile_topology else { return Ok(None) };
-        let slice = CompileTopology::find(name).map_err(|problem| match problem {
+        let slice = CompileTopology::find(name).map_err(|problem| match *problem {
             Problem::Inconsistent { message, hint } => {
                 Problem::inconsistent(format!("{message} ({})", self.topology_origin), hint)
             }
