@@ -38,11 +38,23 @@ pub enum CompileError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]
-    Train(#[from] TrainError),
+    Train(Box<TrainError>),
     #[error(transparent)]
-    Engine(#[from] EngineError),
+    Engine(Box<EngineError>),
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
+}
+
+impl From<TrainError> for CompileError {
+    fn from(error: TrainError) -> Self {
+        Self::Train(Box::new(error))
+    }
+}
+
+impl From<EngineError> for CompileError {
+    fn from(error: EngineError) -> Self {
+        Self::Engine(Box::new(error))
+    }
 }
 
 impl CompileError {
@@ -118,7 +130,9 @@ fn decoding(config: &Config, progress: &mut dyn FnMut(String)) -> Result<Report,
     let settings = DecodeConfig::from_config(config)?;
     let hardware = mt_config::AheadGroup::from_config(config)?.hardware()?;
     let plan_on = |devices: &mt_train::Devices| {
-        DecodePlan::new(settings.clone(), devices.platform, devices.number, devices.slices.as_deref())
+        let slices = devices.slices.as_deref();
+        DecodePlan::new(settings.clone(), devices.platform, devices.number, slices)
+            .map_err(CompileError::from)
     };
     if let Some(hardware) = &hardware {
         plan_on(&hardware::devices(hardware))?;
