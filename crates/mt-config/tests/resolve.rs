@@ -708,23 +708,6 @@ fn variables_of_other_programs_are_not_warned_of() {
 }
 
 #[test]
-fn key_heads_that_the_partitioner_copies_wrongly_are_refused() {
-    let checked = |arguments: &[&str]| {
-        let model = ["base_num_query_heads=8", "base_num_kv_heads=2", "ici_fsdp_parallelism=1"];
-        training(&[&model, arguments].concat()).unwrap().check_devices(8)
-    };
-    let error =
-        checked(&["ici_tensor_parallelism=2", "ici_sequence_parallelism=2", "ici_context_parallelism=2"]);
-    let message = error.unwrap_err().to_string();
-    assert!(
-        message.contains("2 key heads into 4 parts") && message.contains("ici_tensor_parallelism=4"),
-        "{message}"
-    );
-    checked(&["ici_tensor_parallelism=4", "ici_context_parallelism=2"]).unwrap();
-    checked(&["ici_sequence_parallelism=4", "ici_context_parallelism=2"]).unwrap();
-}
-
-#[test]
 fn what_rules_split_is_counted_by_rules() {
     let parts = |keys: &[&str]| {
         let eight = ["num_cpu_devices=8", "hardware=cpu"];

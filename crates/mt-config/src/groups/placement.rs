@@ -478,33 +478,6 @@ impl PlacementGroup {
         .into())
     }
 
-    /// Refuses the one way to split attention that the compiler's partitioner gets wrong: key heads that are copied
-    /// because there are fewer than parts, where `sequence` or `tensor_sequence` splits them together with a tensor
-    /// axis, while `context` splits sequences. Gradients are then off by a few percent, without an error.
-    ///
-    /// # Errors
-    /// The mesh is of this kind.
-    pub(super) fn check_copied_heads(&self, mesh: &Mesh, num_kv_heads: usize) -> Result<(), ConfigError> {
-        let of =
-            |axes: &[&str]| -> usize { axes.iter().map(|axis| mesh.axis_size(axis).unwrap_or(1)).product() };
-        let tensor = of(&["tensor", "tensor_transpose"]);
-        let sequence = of(&["sequence", "tensor_sequence"]);
-        let context = of(&["context", "context_usp_ulysses"]);
-        let parts = tensor * sequence;
-        if tensor == 1 || sequence == 1 || context == 1 || num_kv_heads.is_multiple_of(parts) {
-            return Ok(());
-        }
-        Err(Problem::inconsistent(
-            format!(
-                "tensor axes ({tensor}) and sequence axes ({sequence}) split the {num_kv_heads} key heads into {parts} parts, and `context` ({context}) splits sequences, for which the compiler's partitioner makes wrong gradients"
-            ),
-            format!(
-                "use `ici_tensor_parallelism={parts}` in place of the sequence axes, or more `ici_context_parallelism`"
-            ),
-        )
-        .into())
-    }
-
     /// Checks that tiles of a sequence's positions can be split as the sequence is.
     ///
     /// # Errors

@@ -181,7 +181,6 @@ impl TrainConfig {
         for placement in [&self.placement, &placement] {
             self.context.check_length(&placement.placement(&topology)?, self.data.max_target_length)?;
             placement.check_tiles(placement.mesh(&topology)?, &self.objective)?;
-            placement.check_copied_heads(&placement.mesh(&topology)?, self.model.num_kv_heads())?;
         }
         Ok(())
     }

@@ -134,6 +134,11 @@ pub const CONTEXT: [Option<&str>; 5] = [
 /// axes would be taken.
 const CONTEXT_OF_CACHE: [Option<&str>; 5] =
     [Some("decode_batch"), Some("cache_heads"), Some("activation_length_attn"), None, Some("cache_kv")];
+/// What projections are made of, split as their results are, and so its gradient. Products that also split a sequence in
+/// another way (`sequence`, `tensor_sequence`) are something that the partitioner gets wrong where key heads are copied
+/// along such an axis and a tensor axis splits them.
+const INPUT: [Option<&str>; 3] =
+    [Some("activation_kv_batch"), Some("activation_length_attn"), Some("activation_embed")];
 const LARGEST_SCORES: [Option<&str>; 2] = [Some("activation_kv_batch"), Some("activation_heads")];
 const OUTPUT: [Option<&str>; 3] =
     [Some("activation_batch"), Some("activation_norm_length"), Some("activation_embed")];
@@ -167,6 +172,7 @@ impl<'t> Attention<Tensor<'t>> {
         inputs: &AttentionInputs<'t>,
         options: &AttentionOptions,
     ) -> Attended<'t> {
+        let x = x.constrain(&INPUT);
         let own = self.key.as_ref().map(|key| self.keys_values(x, key, inputs.angles, options));
         let (keys_values, written) = match (own, inputs.cache) {
             (Some(own), None) => (own, None),

@@ -196,7 +196,8 @@ pub fn check_with(both: &[&str], ways: &[Way]) {
     assert!(report.is_empty(), "\n{report}");
 }
 
-fn problems(way: &Way, actual: &Trained, expected: &Trained) -> String {
+/// Losses and gradients that differ.
+fn wrong_numbers(actual: &Trained, expected: &Trained) -> String {
     let mut text = String::new();
     for (step, (loss, expected)) in actual.losses.iter().zip(&expected.losses).enumerate() {
         if ((loss - expected) / expected).abs() > 1e-5 {
@@ -209,6 +210,11 @@ fn problems(way: &Way, actual: &Trained, expected: &Trained) -> String {
             let _ = writeln!(text, "  gradient of `{name}` differs by {error:e}");
         }
     }
+    text
+}
+
+fn problems(way: &Way, actual: &Trained, expected: &Trained) -> String {
+    let mut text = wrong_numbers(actual, expected);
     for (name, bytes) in &actual.bytes {
         let whole = expected.bytes[name][0];
         let parts = way.parts.iter().find(|(part, _)| name.contains(part)).map_or(1, |(_, parts)| *parts);
@@ -312,6 +318,24 @@ fn queries_and_keys_clipped() {
 #[test]
 fn sequences_and_slices_split() {
     check(&[FSDP_AND_TENSOR_SEQUENCE, FSDP_AND_SEQUENCE, OVER_SLICES]);
+}
+
+/// Fewer heads of keys than parts, which tensor axes make together with those that split sequences outside of attention.
+/// The partitioner moves much between so many kinds of splits; here only numbers count.
+#[test]
+fn heads_copied_for_parts_of_sequences() {
+    let model = ["base_num_query_heads=8", "base_num_kv_heads=2"];
+    for (attention, axes) in [
+        ("attention=dot_product", ["tensor", "sequence", "context"]),
+        ("attention=dot_product", ["tensor", "sequence", "tensor_sequence"]),
+        ("attention=flash", ["tensor_transpose", "tensor_sequence", "context"]),
+    ] {
+        let model = [&model, [attention].as_slice()].concat();
+        let sizes: Vec<String> = axes.iter().map(|axis| format!("ici_{axis}_parallelism=2")).collect();
+        let way: Vec<&str> = sizes.iter().map(String::as_str).chain(["ici_fsdp_parallelism=1"]).collect();
+        let wrong = wrong_numbers(&train(&model, &way, NUM_DEVICES), &on_one_device(&model));
+        assert!(wrong.is_empty(), "{way:?} {model:?}:\n{wrong}");
+    }
 }
 
 #[test]
