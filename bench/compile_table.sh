@@ -16,10 +16,10 @@ maxtext=${MAXTEXT:-target/release/maxtext}
 mkdir -p "$reports"
 
 # name | MFU published for it in percent | hardware | slices | keys
-named="dataset_type=synthetic max_target_length=2048 remat_policy=full per_device_batch_size=1"
+named="max_target_length=2048 remat_policy=full per_device_batch_size=1"
 # Dense models: shape, batch, remat policy and mesh of MaxText's published configurations for these sizes. For 1160B there
 # is none, so that it is the one of 1024B with 19 for 16 layers.
-dense="dataset_type=synthetic max_target_length=2048 attention=flash"
+dense="max_target_length=2048 attention=flash"
 v5p() { echo "$dense global_parameter_scale=$1 per_device_batch_size=$2 remat_policy=$3 ici_tensor_parallelism=$4"; }
 v5e() { echo "$dense global_parameter_scale=$1 per_device_batch_size=$2 remat_policy=$3"; }
 runs=(

@@ -8,12 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mt_config::Request;
 use mt_plan::compile::{Subject, compile};
 
 use crate::{
     arguments::{Compile, CompiledProgram},
-    commands::{resolve, warn},
+    commands::resolve_without_data,
     failure::{Failure, print},
 };
 
@@ -26,8 +25,7 @@ pub fn run(mut command: Compile) -> Result<ExitCode, Failure> {
             Failure::user(format!("there is no program `{given}`\nhint: one of `train`, `decode`"))
         })?;
     }
-    let config = resolve(&Request::from_process(command.settings.settings).with_quick_start())?;
-    warn(&config);
+    let config = resolve_without_data(command.settings.settings)?;
     let subject = match command.program {
         CompiledProgram::Train => Subject::Training,
         CompiledProgram::Decode => Subject::Decoding,

@@ -2,14 +2,13 @@
 
 use std::time::Instant;
 
-use mt_config::{Config, Request};
 use mt_plan::{Estimate, Verdict};
 use mt_runtime::format_bytes;
 use serde_json::{Value, json};
 
 use crate::{
     arguments::Estimate as Arguments,
-    commands::{resolve, warn},
+    commands::resolve_without_data,
     failure::{Failure, print},
 };
 
@@ -35,7 +34,7 @@ pub fn run(mut arguments: Arguments) -> Result<(), Failure> {
             Failure::user(format!("`--mfu` is `{text}`\nhint: {error}, such as `--mfu 45`"))
         })?);
     }
-    let config = configure(settings.settings.clone())?;
+    let config = resolve_without_data(settings.settings.clone())?;
     let name = config.entry("model_name").value.as_str().unwrap_or_default().to_owned();
     let report = Report {
         estimate: Estimate::new(&config)?,
@@ -53,18 +52,6 @@ pub fn parse_percent(text: &str) -> Result<f64, String> {
     percent
         .filter(|percent| *percent > 0.0 && *percent <= 100.0)
         .ok_or_else(|| "give a part of the chips' peak in percent, above 0 and at most 100".to_owned())
-}
-
-/// The configuration of the run, but for its data, which costs nothing.
-fn configure(arguments: Vec<String>) -> Result<Config, Failure> {
-    let mut request = Request::from_process(arguments).with_quick_start();
-    let config = resolve(&request)?;
-    warn(&config);
-    if config.is_quick_start() {
-        return Ok(config);
-    }
-    request.arguments.push("dataset_type=synthetic".to_owned());
-    resolve(&request)
 }
 
 impl Report {

@@ -54,6 +54,19 @@ pub fn over_run(request: Request, given: &Config, run: &Path) -> Request {
     request
 }
 
+/// The configuration of a run that is not started, with its notes reported. No data is read, so that it does not matter
+/// whether there is any, or a reader of its kind.
+fn resolve_without_data(arguments: Vec<String>) -> Result<Config, Failure> {
+    let mut request = Request::from_process(arguments).with_quick_start();
+    let config = resolve(&request)?;
+    warn(&config);
+    if config.is_quick_start() {
+        return Ok(config);
+    }
+    request.arguments.push("dataset_type=synthetic".to_owned());
+    resolve(&request)
+}
+
 /// Says what is worth knowing about a configuration though nothing is wrong with it.
 fn warn(config: &Config) {
     for note in config.notes() {

@@ -101,7 +101,7 @@ pub struct Attended<'t> {
     /// The cache with this call's keys and values.
     pub written: Option<KeysValues<Tensor<'t>>>,
     /// `f32[batch, q_heads]`, if they are wanted: the largest score of each head with any key that one of a row's tokens
-    /// sees, scaled, and before it is capped. Rows without tokens have [`MASKED`]. They have no gradient.
+    /// sees, scaled, and before it is capped. Rows without tokens have the score of what is masked. They have no gradient.
     pub largest_scores: Option<Tensor<'t>>,
 }
 
