@@ -56,11 +56,12 @@ fn close(config: &Config, report: &TrainReport, given: &[String]) -> Result<Exit
             return Ok(ExitCode::SUCCESS);
         }
         Ending::Stopped { signal } => {
-            eprintln!(
-                "stopped by a signal after {} steps; to resume: {}",
-                report.steps,
-                command(given, &name)
-            );
+            let next = if has_checkpoints {
+                format!("to resume: {}", command(given, &name))
+            } else {
+                "there is no checkpoint to resume from".to_owned()
+            };
+            eprintln!("stopped by a signal after {} steps; {next}", report.steps);
             return Ok(ExitCode::from(u8::try_from(128 + signal).unwrap_or(1)));
         }
         Ending::TargetReached { loss, target } => eprintln!(

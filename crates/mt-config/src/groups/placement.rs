@@ -46,6 +46,8 @@ pub struct Parallelism {
     network: &'static str,
     /// The axes whose keys have an effect.
     sizes: Vec<AxisSize>,
+    /// The preset whose mesh axes these are, where it is not the mesh of training.
+    preset_for_eval: Option<String>,
 }
 
 /// The size of one mesh axis as a key sets it.
@@ -72,7 +74,7 @@ impl Parallelism {
             let size = (key.class == Class::Effective).then(|| read(config, key.name, problems))??;
             Some(AxisSize { axis, key: key.name, size, origin: entry.origin.clone() })
         });
-        Self { network, sizes: sizes.collect() }
+        Self { network, sizes: sizes.collect(), preset_for_eval: None }
     }
 }
 
@@ -362,6 +364,7 @@ impl PlacementGroup {
         if let Some(MeshAndRules { mesh_axes, rules }) = self.preset_for_eval.clone() {
             for parallelism in [&mut group.ici, &mut group.dcn] {
                 parallelism.sizes.retain(|size| mesh_axes.iter().any(|axis| axis == size.axis));
+                parallelism.preset_for_eval = self.custom_mesh_and_rule_for_eval.clone();
             }
             (group.mesh_axes, group.logical_axis_rules) = (mesh_axes, rules);
             group.mesh_axes_origin = Origin::Preset {
@@ -549,6 +552,12 @@ impl Parallelism {
             } else {
                 format!("{described} is not the number of {unit}{of_slice}, which is {available}")
             };
+            let message = match &self.preset_for_eval {
+                Some(preset) => {
+                    format!("of the mesh axes that `custom_mesh_and_rule_for_eval={preset}` has, {message}")
+                }
+                None => message,
+            };
             return Err(
                 Problem::inconsistent(message, self.sizes_that_fit(product, available, num_slices)).into()
             );
@@ -560,7 +569,8 @@ impl Parallelism {
     /// How to mend sizes whose product is not `available`.
     fn sizes_that_fit(&self, product: usize, available: usize, num_slices: usize) -> String {
         let as_many = |key: &str, unit: &str, number: Option<usize>| match number {
-            Some(number) if number <= MOST_CPU_DEVICES => {
+            // Another number of devices would not fit the mesh of training.
+            Some(number) if number <= MOST_CPU_DEVICES && self.preset_for_eval.is_none() => {
                 format!("; on a CPU, `{key}={number}` makes as many {unit}")
             }
             _ => String::new(),

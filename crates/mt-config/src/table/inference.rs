@@ -15,6 +15,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Tokens in a training sequence; when decoding, in prompt and answer together.",
             )
             .at_least(1.0)
+            .at_most(16_777_216.0)
             .acts_on("model"),
             Key::integer("max_prefill_predict_length", 64, "Most tokens of a prompt.")
                 .at_least(1.0)

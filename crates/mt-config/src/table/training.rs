@@ -202,6 +202,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Batches whose gradients are summed before the weights change.",
             )
             .at_least(1.0)
+            .at_most(1e6)
             .acts_on("training loop"),
             Key::boolean(
                 "skip_step_on_spikes",
@@ -224,6 +225,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  taken.",
             )
             .at_least(1.0)
+            .at_most(1e6)
             .only_with("skip_step_on_spikes", &[])
             .acts_on("optimizer"),
             Key::float(
