@@ -35,7 +35,7 @@ fn exchanges(trained: &Trained) -> Vec<(&str, Part, usize, &str)> {
 #[derive(Clone, Copy)]
 pub struct Way {
     pub keys: &'static [&'static str],
-    /// What devices exchange, beside what is as small as a norm's scale or a loss.
+    /// What devices exchange, all of it, beside what is as small as a norm's scale or a loss.
     pub exchanges: &'static [(&'static str, Part)],
     /// Into how many parts parameters are split, by a part of their name; the first that fits counts.
     pub parts: &'static [(&'static str, usize)],
@@ -56,18 +56,17 @@ pub const BOTH: &[(&str, Part)] =
 /// What splits sequences exchanges, beside `BOTH`, one split for another.
 const LENGTH_AND_WEIGHTS: &[(&str, Part)] =
     &[GATHERED_WEIGHTS, REDUCED_WEIGHTS, GATHERED_ACTIVATIONS, REDUCED_ACTIVATIONS, EXCHANGED_ACTIVATIONS];
-/// Where both dimensions of a weight are wanted split over the same devices, its parts move between them.
-const TRANSPOSED: &[(&str, Part)] = &[
+const TWO_DIMENSIONS: &[(&str, Part)] = &[
     GATHERED_WEIGHTS,
     REDUCED_WEIGHTS,
     MOVED_WEIGHTS,
     GATHERED_ACTIVATIONS,
     REDUCED_ACTIVATIONS,
-    EXCHANGED_ACTIVATIONS,
     ("collective-permute", Activations),
 ];
-/// Kernels of keys and values that are not split as finely as queries are.
-const BOTH_AND_COPIED_HEADS: &[(&str, Part)] =
+/// Weights that are wanted in two splits move from one to the other: kernels of keys that are not split as finely as
+/// queries, and those of which both dimensions are wanted split over the same devices.
+const BOTH_AND_MOVED: &[(&str, Part)] =
     &[GATHERED_WEIGHTS, REDUCED_WEIGHTS, MOVED_WEIGHTS, GATHERED_ACTIVATIONS, REDUCED_ACTIVATIONS];
 pub const EVENLY: &[(&str, usize)] = &[("scale", 1), ("", 8)];
 pub const NORMS_IN_TWO: &[(&str, usize)] = &[("scale", 2), ("", 8)];
@@ -107,7 +106,7 @@ const FSDP_AND_TENSOR: Way = Way {
 /// Two heads of keys and values on four devices: each device has one of them, and so has its neighbour.
 const FSDP_AND_MORE_TENSOR: Way = Way {
     keys: &["ici_fsdp_parallelism=2", "ici_tensor_parallelism=4"],
-    exchanges: BOTH_AND_COPIED_HEADS,
+    exchanges: BOTH_AND_MOVED,
     parts: &[("scale", 4), ("key", 2), ("value", 2), ("", 8)],
     batch: 2,
 };
@@ -132,13 +131,13 @@ const FSDP_AND_SEQUENCE: Way = Way {
 };
 const FSDP_AND_TENSOR_TRANSPOSE: Way = Way {
     keys: &["ici_fsdp_parallelism=4", "ici_tensor_transpose_parallelism=2"],
-    exchanges: TRANSPOSED,
+    exchanges: BOTH_AND_MOVED,
     parts: NORMS_IN_TWO,
     batch: 4,
 };
 const TENSOR_IN_TWO_DIMENSIONS: Way = Way {
     keys: &["ici_fsdp_parallelism=2", "ici_tensor_parallelism=2", "ici_tensor_transpose_parallelism=2"],
-    exchanges: TRANSPOSED,
+    exchanges: TWO_DIMENSIONS,
     parts: &[("scale", 4), ("", 8)],
     batch: 2,
 };
@@ -199,6 +198,9 @@ pub fn check_with(both: &[&str], ways: &[Way]) {
 /// Losses and gradients that differ.
 fn wrong_numbers(actual: &Trained, expected: &Trained) -> String {
     let mut text = String::new();
+    assert_eq!(actual.losses.len(), expected.losses.len());
+    assert!(actual.gradients.keys().eq(expected.gradients.keys()), "the same parameters have gradients");
+    assert!(actual.bytes.keys().eq(expected.bytes.keys()), "the same arrays are held");
     for (step, (loss, expected)) in actual.losses.iter().zip(&expected.losses).enumerate() {
         if ((loss - expected) / expected).abs() > 1e-5 {
             let _ = writeln!(text, "  loss {loss} of step {step} is not {expected}");
@@ -235,6 +237,12 @@ fn problems(way: &Way, actual: &Trained, expected: &Trained) -> String {
         let is_promised = way.exchanges.contains(&(kind, part)) && (part == Weights || bytes <= widest);
         if bytes > SMALL && !is_promised {
             *others.entry(format!("{kind} of {part:?}, {bytes} bytes, from `{source}`")).or_default() += 1;
+        }
+    }
+    for promised in way.exchanges {
+        let mut all = exchanges(actual).into_iter();
+        if !all.any(|(kind, part, bytes, _)| (kind, part) == *promised && bytes > SMALL) {
+            let _ = writeln!(text, "  there is no {} of {:?}", promised.0, promised.1);
         }
     }
     // On CPU gradients are not scattered as they are reduced: each device receives them whole. What one of two mesh
@@ -329,10 +337,14 @@ fn heads_copied_for_parts_of_sequences() {
         ("attention=dot_product", ["tensor", "sequence", "context"]),
         ("attention=dot_product", ["tensor", "sequence", "tensor_sequence"]),
         ("attention=flash", ["tensor_transpose", "tensor_sequence", "context"]),
+        ("attention=flash", ["fsdp", "tensor", "tensor_sequence"]),
     ] {
         let model = [&model, [attention].as_slice()].concat();
         let sizes: Vec<String> = axes.iter().map(|axis| format!("ici_{axis}_parallelism=2")).collect();
-        let way: Vec<&str> = sizes.iter().map(String::as_str).chain(["ici_fsdp_parallelism=1"]).collect();
+        let mut way: Vec<&str> = sizes.iter().map(String::as_str).collect();
+        if !axes.contains(&"fsdp") {
+            way.push("ici_fsdp_parallelism=1");
+        }
         let wrong = wrong_numbers(&train(&model, &way, NUM_DEVICES), &on_one_device(&model));
         assert!(wrong.is_empty(), "{way:?} {model:?}:\n{wrong}");
     }
