@@ -231,6 +231,11 @@ fn problems(way: &Way, actual: &Trained, expected: &Trained) -> String {
     if actual.temporaries as usize > most {
         let _ = writeln!(text, "  temporaries take {} bytes, more than {most}", actual.temporaries);
     }
+    // What is computed twice is held twice.
+    let share = actual.flops * NUM_DEVICES as f64 / expected.flops;
+    if share > MOST_COMPUTED {
+        let _ = writeln!(text, "  devices together compute {share:.2} times what one does alone");
+    }
     let widest = residual * 2;
     let mut others: BTreeMap<String, usize> = BTreeMap::new();
     for (kind, part, bytes, source) in exchanges(actual) {
@@ -273,6 +278,9 @@ const SMALL: usize = 256;
 /// How many arrays of the residual stream's width a device may have whole at once, for products with split weights.
 const RESIDUALS: usize = 6;
 
+/// How much more all devices may compute than one alone: the update of weights that are copies, copied heads of keys.
+const MOST_COMPUTED: f64 = 1.2;
+
 fn parameter_bytes(trained: &Trained) -> usize {
     trained.bytes.iter().filter(|(name, _)| name.starts_with("params.")).map(|(_, bytes)| bytes[0]).sum()
 }
@@ -298,6 +306,8 @@ fn whatever_the_backward_pass_keeps() {
         "remat_policy=none",
         "remat_policy=minimal",
         "remat_policy=minimal_with_context",
+        "remat_policy=minimal_with_quantization",
+        "remat_policy=minimal_with_context_and_quantization",
         "remat_policy=save_dot_with_context_except_mlp",
         "remat_policy=save_dot_except_mlpwi",
         "remat_policy=save_dot_except_mlp",
@@ -308,6 +318,8 @@ fn whatever_the_backward_pass_keeps() {
     ] {
         check_with(&[policy], &[FSDP_AND_TENSOR]);
     }
+    let chosen = ["remat_policy=custom", "query_proj=device", "mlpwo=device", "context=offload"];
+    check_with(&chosen, &[FSDP_AND_TENSOR, FSDP]);
 }
 
 #[test]

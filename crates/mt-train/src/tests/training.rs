@@ -105,6 +105,8 @@ pub struct Trained {
     pub bytes: BTreeMap<String, Vec<usize>>,
     /// What the step needs on each device beside its arguments and results.
     pub temporaries: u64,
+    /// Operations that the compiler counts for a step on one device, with bodies of loops once.
+    pub flops: f64,
     pub exchanges: Vec<Collective>,
 }
 
@@ -238,7 +240,8 @@ pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
     let before = first.iter().map(|(name, array)| (name.clone(), array.to_f64())).collect();
     let after = state.iter().map(|(name, array)| (name.clone(), array.to_host().unwrap().to_f64())).collect();
     let losses = reported[LOSS].clone();
-    Trained { losses, reported, states: [before, after], gradients, bytes, temporaries, exchanges }
+    let flops = step.counted_flops().unwrap().expect("the CPU's plugin counts");
+    Trained { losses, reported, states: [before, after], gradients, bytes, temporaries, flops, exchanges }
 }
 
 /// The same on one device, made once for each model.
