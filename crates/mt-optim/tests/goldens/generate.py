@@ -64,6 +64,10 @@ random = np.random.default_rng(5)
 draw = lambda scale: {name: (random.normal(size=shape) * scale).astype(np.float32) for name, shape in shapes.items()}
 start = draw(1.0)
 gradients = [draw(0.3) for _ in range(STEPS)]
+# Some are so small that what is added to denominators counts.
+for gradient in gradients:
+    gradient["b"][:3] *= 1e-8
+    gradient["d1"] *= 1e-8
 dimensions = optax.contrib.MuonDimensionNumbers
 linear = {"a": dimensions((0,), (1,)), "b": None, "c": dimensions((0,), (1, 2)), "e": dimensions((0, 1), (2,))}
 linear |= {f"d{layer}": dimensions((0,), (1,)) for layer in range(LAYERS)}
