@@ -61,12 +61,6 @@ impl From<mt_checkpoint::CheckpointError> for Failure {
     }
 }
 
-impl From<mt_plan::compile::CompileError> for Failure {
-    fn from(error: mt_plan::compile::CompileError) -> Self {
-        Self::from_error(&error, error.is_user_error())
-    }
-}
-
 impl From<mt_train::TrainError> for Failure {
     fn from(error: mt_train::TrainError) -> Self {
         Self::from_error(&error, error.is_user_error())

@@ -38,6 +38,13 @@ pub struct MemoryUse {
     pub peak: u64,
 }
 
+impl MemoryUse {
+    /// What one device must hold while the program runs.
+    pub fn on_device(&self) -> u64 {
+        (self.arguments + self.outputs + self.temporaries + self.code).saturating_sub(self.aliased)
+    }
+}
+
 impl CompiledProgram {
     /// Takes over a handle.
     ///

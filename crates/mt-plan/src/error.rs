@@ -1,15 +1,21 @@
 //! What can go wrong.
 
 use mt_config::ConfigError;
+use mt_engine::EngineError;
+use mt_runtime::RuntimeError;
 use mt_train::TrainError;
 
-/// A run cannot be planned.
+/// A run cannot be planned, or its programs not be made or compiled.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]
     Train(Box<TrainError>),
+    #[error(transparent)]
+    Engine(Box<EngineError>),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
 }
 
 impl From<TrainError> for PlanError {
@@ -18,12 +24,20 @@ impl From<TrainError> for PlanError {
     }
 }
 
+impl From<EngineError> for PlanError {
+    fn from(error: EngineError) -> Self {
+        Self::Engine(Box::new(error))
+    }
+}
+
 impl PlanError {
-    /// Whether what the user asked for is at fault.
+    /// Whether what the user asked for is at fault, rather than the machine or the compiler.
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::Config(_) => true,
             Self::Train(error) => error.is_user_error(),
+            Self::Engine(error) => error.is_user_error(),
+            Self::Runtime(error) => error.is_user_error(),
         }
     }
 }

@@ -134,9 +134,9 @@ impl Estimate {
         };
         let plan = TrainPlan::on(intended, &devices)?;
         let (settings, model, topology) = (plan.settings(), plan.model(), plan.topology());
-        let [rows, length] = plan.batch_dims()?;
+        let [rows, length] = plan.batch_dims();
         let planner = Planner { plan: &plan, rows, length };
-        let memory = planner.memory(devices.platform)?;
+        let memory = planner.memory(devices.platform);
         let flops = ModelFlops::new(model, rows, length);
         Ok(Self {
             chip: hardware.as_ref().map(|hardware| hardware.slice.chip),
@@ -214,14 +214,15 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    fn memory(&self, platform: Platform) -> Result<MemoryEstimate, PlanError> {
+    fn memory(&self, platform: Platform) -> MemoryEstimate {
         let (settings, model) = (self.plan.settings(), self.plan.model());
-        let mut memory = MemoryEstimate { batch: self.batch(), ..MemoryEstimate::default() };
+        let mut memory =
+            MemoryEstimate { batch: self.plan.argument_bytes().batch, ..MemoryEstimate::default() };
         let accumulation = settings.objective.gradient_accumulation_steps;
         // Gradients of parts are added up in f32.
         let sums = if accumulation > 1 { DType::F32.byte_size() } else { 0 };
         let gradient_bytes = settings.optimizer.grad_dtype.byte_size() + sums;
-        for array in self.plan.state()? {
+        for array in self.plan.state() {
             let bytes = array.bytes_on_device() as u64;
             if array.kind == StateKind::Parameter {
                 memory.gradients += bytes / array.ty.dtype.byte_size() as u64 * gradient_bytes as u64;
@@ -257,14 +258,7 @@ impl Planner<'_> {
         let per_score = (scores.dtype.byte_size() + DType::F32.byte_size()) as u64;
         let scores = self.on_device(&scores) / scores.dtype.byte_size() as u64 * per_score;
         memory.logits = scores / settings.objective.num_vocab_tiling as u64 + self.gathered_head();
-        Ok(memory)
-    }
-
-    /// Tokens, positions, segments, targets and their segments.
-    fn batch(&self) -> u64 {
-        let names = &self.plan.settings().placement.input_data_sharding_logical_axes;
-        let names: Vec<Option<&str>> = names.iter().map(|name| Some(name.as_str())).collect();
-        5 * self.bytes(&names, &[self.rows, self.length], DType::I32)
+        memory
     }
 
     fn bytes(&self, logical_axes: &[Option<&str>], dims: &[usize], dtype: DType) -> u64 {

@@ -24,9 +24,9 @@ pub(crate) fn check(runtime: &Runtime, executables: &[&Executable], hint: &str) 
         let (needed, available) = match runtime.platform() {
             Platform::Cpu => {
                 let available = available_host_memory().map(|bytes| bytes + runtime.live_bytes());
-                (per_device(&memory) * num_devices, available)
+                (memory.on_device() * num_devices, available)
             }
-            Platform::Gpu | Platform::Tpu => (per_device(&memory), smallest_device(runtime)),
+            Platform::Gpu | Platform::Tpu => (memory.on_device(), smallest_device(runtime)),
         };
         if let Some(available) = available
             && needed > available
@@ -37,11 +37,6 @@ pub(crate) fn check(runtime: &Runtime, executables: &[&Executable], hint: &str) 
         }
     }
     Ok(())
-}
-
-/// What one device must hold while the program runs.
-fn per_device(memory: &MemoryUse) -> u64 {
-    (memory.arguments + memory.outputs + memory.temporaries + memory.code).saturating_sub(memory.aliased)
 }
 
 fn message(

@@ -6,8 +6,9 @@ use mt_runtime::format_bytes;
 use mt_shape::{Mesh, Placement, Sharding};
 
 use crate::{
-    TrainError,
-    state::{StateEntry, StateLayout, TrainState},
+    TrainError, TrainPlan,
+    planned::{PlannedArray, StateKind},
+    state::{StateLayout, TrainState},
 };
 
 /// The mesh axis along which devices have copies of parameters.
@@ -52,35 +53,32 @@ pub(crate) fn warn_of_replicas(group: &PlacementGroup, model: &dyn Model, state:
 }
 
 /// Prints where everything is: parameters, the optimizer's state, the batch, and what model code places between.
-pub(crate) fn report(placement: &Placement, layout: &StateLayout, batch: (&[String], &[usize], &Sharding)) {
-    let mut bytes_of_state = 0;
-    let entries = layout.entries.iter().map(|entry| {
-        let name = entry.name.strip_prefix("params.").unwrap_or(&entry.name);
-        let logical = entry.array.logical_axes.iter().map(|axis| axis.map(str::to_owned));
-        let spec = entry.array.sharding(placement).spec.to_string();
-        bytes_of_state += bytes_on_device(placement, entry);
-        PlacementRow::new(name, &entry.array.dims, logical, spec, bytes_on_device(placement, entry))
-    });
-    let mut parameters: Vec<PlacementRow> = entries.collect();
-    let slots = parameters.split_off(layout.num_parameters);
+pub(crate) fn report(plan: &TrainPlan, batch: (&[String], &[usize], &Sharding)) {
+    let state = plan.state();
+    let rows_of = |kind: StateKind| -> Vec<PlacementRow> {
+        let arrays = state.iter().filter(|array| array.kind == kind);
+        arrays
+            .map(|array| {
+                let name = array.name.strip_prefix("params.").unwrap_or(&array.name);
+                let logical = array.logical_axes.iter().map(|axis| axis.map(str::to_owned));
+                let spec = array.sharding.spec.to_string();
+                PlacementRow::new(name, &array.ty.dims, logical, spec, array.bytes_on_device())
+            })
+            .collect()
+    };
     let (names, dims, sharding) = batch;
     let bytes = sharding.shard_dims(dims).iter().product::<usize>() * size_of::<i32>();
     let logical = names.iter().map(|name| Some(name.clone()));
     let batch = PlacementRow::new("each array", dims, logical, sharding.spec.to_string(), bytes);
-    let activations = placement.values().into_iter().map(|value| {
+    let activations = plan.placement.values().into_iter().map(|value| {
         let name = format!("{}/{}", value.scope, value.name);
         let name = name.trim_start_matches('/');
         PlacementRow::new(name, &value.dims, value.logical_axes, value.spec, value.bytes)
     });
-    print_placements("parameter", &parameters);
-    print_placements("optimizer state", &slots);
+    print_placements("parameter", &rows_of(StateKind::Parameter));
+    print_placements("optimizer state", &rows_of(StateKind::Optimizer));
     print_placements("batch", &[batch]);
     print_placements("activation", &activations.collect::<Vec<_>>());
-    eprintln!("state on one device: {}", format_bytes(bytes_of_state as u64));
-}
-
-/// The bytes of an array of the state on each device.
-pub(crate) fn bytes_on_device(placement: &Placement, entry: &StateEntry) -> usize {
-    let parts = entry.array.sharding(placement).shard_dims(&entry.array.dims);
-    parts.iter().product::<usize>() * entry.array.dtype.byte_size()
+    let of_state: usize = state.iter().map(PlannedArray::bytes_on_device).sum();
+    eprintln!("state on one device: {}", format_bytes(of_state as u64));
 }

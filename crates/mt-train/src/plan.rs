@@ -7,14 +7,15 @@ use mt_ir::Program;
 use mt_models::{Model, ModelError};
 use mt_runtime::{CompileSettings, Platform, Runtime};
 use mt_shape::{Placement, Sharding, Topology};
+use serde::Serialize;
 
 use crate::{
     TrainError,
     measured::Measured,
-    placement::{bytes_on_device, check_state_axes, report},
+    placement::{check_state_axes, report},
+    planned::StateKind,
     program::{BATCH_ARRAYS, Programs},
-    run::{batch_axes, compile_settings, programs_of},
-    state::StateEntry,
+    run::{StateRule, batch_axes, compile_settings, programs_of},
 };
 
 /// The devices that a run is for. They need not be there.
@@ -63,12 +64,18 @@ impl Intended {
 }
 
 /// Bytes on each device of what a training step is given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ArgumentBytes {
     pub parameters: u64,
     /// What the optimizer keeps, and counts.
     pub optimizer: u64,
     pub batch: u64,
+}
+
+impl ArgumentBytes {
+    pub fn total(&self) -> u64 {
+        self.parameters + self.optimizer + self.batch
+    }
 }
 
 /// What a run is on given devices.
@@ -78,6 +85,8 @@ pub struct TrainPlan {
     pub(crate) platform: Platform,
     pub(crate) topology: Topology,
     pub(crate) placement: Arc<Placement>,
+    pub(crate) state_rule: StateRule,
+    batch_dims: [usize; 2],
 }
 
 impl TrainPlan {
@@ -98,8 +107,12 @@ impl TrainPlan {
         let topology = settings.placement.topology(devices.number, devices.slices.as_deref())?;
         settings.check_devices(&topology)?;
         let placement = Arc::new(settings.placement.placement(&topology)?);
-        let plan = Self { settings, model, platform: devices.platform, topology, placement };
-        check_state_axes(&plan.placement, &plan.programs()?.layout, &plan.batch_sharding()?)?;
+        let rows = settings.data.batch_schedule(topology.num_devices())?.full_rows();
+        let batch_dims = [rows, settings.data.max_target_length];
+        let platform = devices.platform;
+        let state_rule = StateRule::new(&settings, &*model, platform)?;
+        let plan = Self { settings, model, platform, topology, placement, state_rule, batch_dims };
+        check_state_axes(&plan.placement, &plan.state_rule.layout, &plan.batch_sharding())?;
         Ok(plan)
     }
 
@@ -108,8 +121,8 @@ impl TrainPlan {
     /// # Errors
     /// Some of what the configuration asks for does not fit together.
     pub fn train_step(&self) -> Result<Program, TrainError> {
-        let [rows, length] = self.batch_dims()?;
-        let Measured { program, .. } = self.programs()?.train_step(rows, length)?;
+        let [rows, length] = self.batch_dims;
+        let Measured { program, .. } = self.programs().train_step(rows, length)?;
         Ok(program)
     }
 
@@ -118,7 +131,7 @@ impl TrainPlan {
     /// # Errors
     /// As for the training step.
     pub fn initialize(&self) -> Result<Program, TrainError> {
-        self.programs()?.initialize()
+        self.programs().initialize()
     }
 
     /// How its programs are compiled.
@@ -146,47 +159,42 @@ impl TrainPlan {
     }
 
     /// The sequences of a whole batch, and their length.
-    ///
-    /// # Errors
-    /// The batch does not fit the devices.
-    pub fn batch_dims(&self) -> Result<[usize; 2], TrainError> {
-        let data = &self.settings.data;
-        Ok([data.batch_schedule(self.topology.num_devices())?.full_rows(), data.max_target_length])
+    pub fn batch_dims(&self) -> [usize; 2] {
+        self.batch_dims
     }
 
     /// What the arguments of a training step take on each device.
-    ///
-    /// # Errors
-    /// As for the training step.
-    pub fn argument_bytes(&self) -> Result<ArgumentBytes, TrainError> {
-        let layout = self.programs()?.layout;
-        let bytes = |entries: &[StateEntry]| {
-            entries.iter().map(|entry| bytes_on_device(&self.placement, entry) as u64).sum()
-        };
-        let (parameters, rest) = layout.entries.split_at(layout.num_parameters);
-        let rows = self.batch_sharding()?.shard_dims(&self.batch_dims()?);
-        let batch = BATCH_ARRAYS.len() * rows.iter().product::<usize>() * size_of::<i32>();
-        Ok(ArgumentBytes { parameters: bytes(parameters), optimizer: bytes(rest), batch: batch as u64 })
+    pub fn argument_bytes(&self) -> ArgumentBytes {
+        let mut bytes = ArgumentBytes { parameters: 0, optimizer: 0, batch: 0 };
+        for array in self.state() {
+            let part = match array.kind {
+                StateKind::Parameter => &mut bytes.parameters,
+                StateKind::Optimizer => &mut bytes.optimizer,
+            };
+            *part += array.bytes_on_device() as u64;
+        }
+        let rows = self.batch_sharding().shard_dims(&self.batch_dims);
+        bytes.batch = (BATCH_ARRAYS.len() * rows.iter().product::<usize>() * size_of::<i32>()) as u64;
+        bytes
     }
 
     /// Prints on standard error where everything is: parameters, the optimizer's state, the batch, and what model code
     /// places between them in the programs that were made so far.
-    ///
-    /// # Errors
-    /// As for the training step.
-    pub fn print_placements(&self) -> Result<(), TrainError> {
-        let layout = self.programs()?.layout;
-        let (dims, sharding) = (self.batch_dims()?, self.batch_sharding()?);
-        report(&self.placement, &layout, (&batch_axes(&self.settings), &dims, &sharding));
-        Ok(())
+    pub fn print_placements(&self) {
+        report(self, (&batch_axes(&self.settings), &self.batch_dims, &self.batch_sharding()));
     }
 
-    pub(crate) fn programs(&self) -> Result<Programs<'_>, TrainError> {
-        programs_of(&self.settings, &*self.model, self.placement.clone(), self.platform)
+    pub(crate) fn programs(&self) -> Programs<'_> {
+        self.programs_at(self.placement.clone())
     }
 
-    pub(crate) fn batch_sharding(&self) -> Result<Sharding, TrainError> {
+    /// The programs of the run on another mesh of the same devices, or under other rules.
+    pub(crate) fn programs_at(&self, placement: Arc<Placement>) -> Programs<'_> {
+        programs_of(&self.settings, &*self.model, placement, self.platform, self.state_rule.clone())
+    }
+
+    fn batch_sharding(&self) -> Sharding {
         let names = batch_axes(&self.settings);
-        Ok(self.placement.sharding(&names.each_ref().map(|name| Some(name.as_str())), &self.batch_dims()?))
+        self.placement.sharding(&names.each_ref().map(|name| Some(name.as_str())), &self.batch_dims)
     }
 }

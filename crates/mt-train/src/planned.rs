@@ -3,7 +3,7 @@
 use mt_ir::{Memory, TensorType};
 use mt_shape::Sharding;
 
-use crate::{TrainError, TrainPlan};
+use crate::TrainPlan;
 
 /// What an array of a run's state is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +19,7 @@ pub struct PlannedArray {
     pub kind: StateKind,
     /// Its name in programs.
     pub name: String,
+    pub(crate) logical_axes: Vec<Option<&'static str>>,
     /// The whole array, all shards together.
     pub ty: TensorType,
     pub sharding: Sharding,
@@ -35,18 +36,16 @@ impl PlannedArray {
 
 impl TrainPlan {
     /// The arrays of the state, in the order in which programs take them.
-    ///
-    /// # Errors
-    /// A mask does not fit the parameters.
-    pub fn state(&self) -> Result<Vec<PlannedArray>, TrainError> {
-        let layout = self.programs()?.layout;
+    pub fn state(&self) -> Vec<PlannedArray> {
+        let layout = &self.state_rule.layout;
         let planned = layout.entries.iter().enumerate().map(|(index, entry)| PlannedArray {
             kind: if index < layout.num_parameters { StateKind::Parameter } else { StateKind::Optimizer },
             name: entry.name.clone(),
+            logical_axes: entry.array.logical_axes.clone(),
             ty: TensorType::new(entry.array.dtype, entry.array.dims.clone()),
             sharding: entry.array.sharding(&self.placement),
             memory: entry.memory,
         });
-        Ok(planned.collect())
+        planned.collect()
     }
 }

@@ -28,7 +28,7 @@ pub(crate) struct Programs<'a> {
     pub placement: Arc<Placement>,
     pub platform: Platform,
     pub layout: Arc<StateLayout>,
-    pub update: UpdateRule,
+    pub update: Arc<UpdateRule>,
     pub objective: Objective<'a>,
     pub seed: u64,
     /// How the tokens of a batch's rows are stored.

@@ -90,11 +90,11 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     let runtime = start_runtime(&intended.settings.run, &intended.settings.debug)?;
     let plan = TrainPlan::on(intended, &Devices::of(&runtime))?;
     let TrainPlan { settings, model, topology, placement, .. } = &plan;
-    let programs = plan.programs()?;
+    let programs = plan.programs();
     let layout = &*programs.layout;
     let length = settings.data.max_target_length;
     // Batches that grow end with those that need the most memory.
-    let [full_rows, _] = plan.batch_dims()?;
+    let [full_rows, _] = plan.batch_dims();
     let full_step = programs.train_step(full_rows, length)?;
     let placement_warnings = settings.placement.check_use(placement)?;
 
@@ -195,7 +195,7 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
             let rows = settings.data.eval_global_batch(runtime.num_devices())?;
             let group = settings.placement.for_evaluation();
             let placement = Arc::new(group.placement(topology)?);
-            let programs = programs_of(settings, &**model, placement, runtime.platform())?;
+            let programs = plan.programs_at(placement);
             let program = programs.evaluation_step(rows, length)?.try_map(|program| compile(&program))?;
             runtime.check_memory(&[&program.program], &less_memory)?;
             Some(Evaluator::new(program, set.clone(), settings.model.vocab_size, programs.order))
@@ -215,7 +215,7 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     )?;
     warn_of_replicas(&settings.placement, &**model, &state, placement.mesh());
     if settings.debug.debug_sharding {
-        plan.print_placements()?;
+        plan.print_placements();
     }
 
     save_config(config, settings)?;
@@ -288,46 +288,56 @@ fn open_data(
     .open()
 }
 
+/// The state of a run and how its steps change it, which are the same on every mesh.
+#[derive(Clone)]
+pub(crate) struct StateRule {
+    pub layout: Arc<StateLayout>,
+    pub update: Arc<UpdateRule>,
+}
+
+impl StateRule {
+    /// # Errors
+    /// A mask does not fit the model's parameters, or its queries and keys cannot be clipped.
+    pub fn new(settings: &TrainConfig, model: &dyn Model, platform: Platform) -> Result<Self, TrainError> {
+        let update = UpdateRule::new(&settings.optimizer, model)?;
+        let remat = &settings.model.remat;
+        let parameters_in = memory(remat.parameter_memory_host_offload, platform);
+        let slots_in = memory(remat.optimizer_memory_host_offload, platform);
+        let other = model.otherwise_scanned().and_then(|other| {
+            let rule = update.of_other(&settings.optimizer, model, &*other)?;
+            Some(StateLayout::new(&*other, &rule))
+        });
+        let layout = StateLayout::new(model, &update).kept_in(parameters_in, slots_in).or_held_as(other);
+        let layout = match settings.placement.shard_optimizer_over_data {
+            true => layout.with_slots_over(DATA_AXIS),
+            false => layout,
+        };
+        Ok(Self { layout: Arc::new(layout), update: Arc::new(update) })
+    }
+}
+
+/// Where is what may be offloaded. To a CPU both memories are one.
+fn memory(is_offloaded: bool, platform: Platform) -> Memory {
+    if is_offloaded && platform != Platform::Cpu { Memory::Host } else { Memory::Device }
+}
+
 /// What the programs of a run are made from.
-///
-/// # Errors
-/// A mask does not fit the model's parameters.
 pub(crate) fn programs_of<'a>(
     settings: &TrainConfig,
     model: &'a dyn Model,
     placement: Arc<Placement>,
     platform: Platform,
-) -> Result<Programs<'a>, TrainError> {
-    let update = UpdateRule::new(&settings.optimizer, model)?;
-    // To a CPU both memories are one.
-    let memory = |is_offloaded: bool| {
-        if is_offloaded && platform != Platform::Cpu { Memory::Host } else { Memory::Device }
-    };
-    let parameters_in = memory(settings.model.remat.parameter_memory_host_offload);
-    let slots_in = memory(settings.model.remat.optimizer_memory_host_offload);
+    state_rule: StateRule,
+) -> Programs<'a> {
+    let parameters_in = memory(settings.model.remat.parameter_memory_host_offload, platform);
     let order = match settings.context.paired_parts(&placement) {
         Some(parts) => SequenceOrder::Paired { parts },
         None => SequenceOrder::AsRead,
     };
-    let other = model.otherwise_scanned().and_then(|other| {
-        let rule = update.of_other(&settings.optimizer, model, &*other)?;
-        Some(StateLayout::new(&*other, &rule))
-    });
-    let layout = StateLayout::new(model, &update).kept_in(parameters_in, slots_in).or_held_as(other);
     let objective = objective(settings, model, parameters_in, placement.mesh().num_devices() > 1);
-    Ok(Programs {
-        model,
-        placement,
-        platform,
-        layout: Arc::new(match settings.placement.shard_optimizer_over_data {
-            true => layout.with_slots_over(DATA_AXIS),
-            false => layout,
-        }),
-        update,
-        objective,
-        seed: settings.model.init_weights_seed,
-        order,
-    })
+    let StateRule { layout, update } = state_rule;
+    let seed = settings.model.init_weights_seed;
+    Programs { model, placement, platform, layout, update, objective, seed, order }
 }
 
 fn objective<'a>(

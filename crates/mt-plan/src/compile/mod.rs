@@ -10,18 +10,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mt_config::{Chip, Config, ConfigError, DecodeConfig};
-use mt_engine::{DecodePlan, EngineError};
+use mt_config::{Chip, Config, DecodeConfig};
+use mt_engine::DecodePlan;
 use mt_ir::Program;
 use mt_runtime::{CompileSettings, MemoryUse, OutOfMemory, RuntimeError, largest_arrays};
 use mt_shape::Placement;
-use mt_train::{TrainError, TrainPlan};
+use mt_train::TrainPlan;
 
 pub use self::{
     hardware::Target,
-    report::{Arguments, Array, Exchanged, Fit, Flops, Lack, Memory, ProgramReport, Report, Times},
+    report::{Array, Exchanged, Fit, Flops, Lack, Memory, ProgramReport, Report, Times},
 };
-use crate::cost::{Exchange, ExchangeKind, ModelFlops, Roofline, Work};
+use crate::{
+    PlanError,
+    cost::{Exchange, ExchangeKind, ModelFlops, Roofline, Work},
+};
 
 /// Which programs to compile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,43 +33,6 @@ pub enum Subject {
     Training,
     /// The two of generation: filling the cache with prompts, and one step.
     Decoding,
-}
-
-/// A program could not be made or compiled.
-#[derive(Debug, thiserror::Error)]
-pub enum CompileError {
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    #[error(transparent)]
-    Train(Box<TrainError>),
-    #[error(transparent)]
-    Engine(Box<EngineError>),
-    #[error(transparent)]
-    Runtime(#[from] RuntimeError),
-}
-
-impl From<TrainError> for CompileError {
-    fn from(error: TrainError) -> Self {
-        Self::Train(Box::new(error))
-    }
-}
-
-impl From<EngineError> for CompileError {
-    fn from(error: EngineError) -> Self {
-        Self::Engine(Box::new(error))
-    }
-}
-
-impl CompileError {
-    /// Whether what the user asked for is at fault, rather than the machine or the compiler.
-    pub fn is_user_error(&self) -> bool {
-        match self {
-            Self::Config(_) => true,
-            Self::Train(error) => error.is_user_error(),
-            Self::Engine(error) => error.is_user_error(),
-            Self::Runtime(error) => error.is_user_error(),
-        }
-    }
 }
 
 /// Compiles the programs of a configuration. `progress` is told what begins. With `shows_placement` it is said on
@@ -81,7 +47,7 @@ pub fn compile(
     subject: Subject,
     shows_placement: bool,
     progress: &mut dyn FnMut(String),
-) -> Result<Report, CompileError> {
+) -> Result<Report, PlanError> {
     match subject {
         Subject::Training => training(config, shows_placement, progress),
         Subject::Decoding => decoding(config, progress),
@@ -92,7 +58,7 @@ fn training(
     config: &Config,
     shows_placement: bool,
     progress: &mut dyn FnMut(String),
-) -> Result<Report, CompileError> {
+) -> Result<Report, PlanError> {
     let intended = mt_train::Intended::new(config)?;
     let settings = intended.settings();
     let (file, hardware) = (settings.ahead.compiled_trainstep_file.clone(), settings.ahead.hardware()?);
@@ -107,32 +73,27 @@ fn training(
     let program = plan.train_step()?;
     let made = start.elapsed();
     if shows_placement || plan.settings().debug.debug_sharding {
-        plan.print_placements()?;
+        plan.print_placements();
     }
-    let [rows, length] = plan.batch_dims()?;
+    let [rows, length] = plan.batch_dims();
     let model = ModelFlops::new(plan.model(), rows, length);
     let formula = Formula { flops: model.step, six_n_d: Some(model.six_n_d), tokens: model.tokens };
     let given = Given { program: &program, made, settings: plan.compile_settings(&program), formula };
-    let arguments = plan.argument_bytes()?;
+    let arguments = plan.argument_bytes();
     let mut report = program_report(&target, &given, file.as_deref(), progress)?;
-    report.predicted_arguments = Some(Arguments {
-        parameters: arguments.parameters,
-        optimizer: arguments.optimizer,
-        batch: arguments.batch,
-    });
+    report.predicted_arguments = Some(arguments);
     if let Fit::TooLarge(lack) = &mut report.fit {
         lack.remedies = remedies_of_training(&plan, lack, arguments.parameters + arguments.optimizer);
     }
     Ok(Report { programs: vec![report], sequences: rows, length, ..describe(&target, plan.placement()) })
 }
 
-fn decoding(config: &Config, progress: &mut dyn FnMut(String)) -> Result<Report, CompileError> {
+fn decoding(config: &Config, progress: &mut dyn FnMut(String)) -> Result<Report, PlanError> {
     let settings = DecodeConfig::from_config(config)?;
     let hardware = mt_config::AheadGroup::from_config(config)?.hardware()?;
     let plan_on = |devices: &mt_train::Devices| {
         let slices = devices.slices.as_deref();
-        DecodePlan::new(settings.clone(), devices.platform, devices.number, slices)
-            .map_err(CompileError::from)
+        DecodePlan::new(settings.clone(), devices.platform, devices.number, slices).map_err(PlanError::from)
     };
     if let Some(hardware) = &hardware {
         plan_on(&hardware::devices(hardware))?;
@@ -208,7 +169,7 @@ fn program_report(
     given: &Given<'_>,
     file: Option<&Path>,
     progress: &mut dyn FnMut(String),
-) -> Result<ProgramReport, CompileError> {
+) -> Result<ProgramReport, PlanError> {
     let Given { program, made, settings, formula } = given;
     let num_devices = program.mesh.num_devices();
     progress(format!("compiling `{}` for {num_devices} devices", program.name));
@@ -378,7 +339,7 @@ fn remedies_of_training(plan: &TrainPlan, lack: &Lack, state: u64) -> Vec<String
     if settings.model.remat.remat_policy != mt_config::RematPolicy::Full {
         remedies.push("`remat_policy=full`, which keeps the least of the forward pass".to_owned());
     }
-    let [rows, length] = plan.batch_dims().unwrap_or_default();
+    let [rows, length] = plan.batch_dims();
     let per_device = rows as f64 / mesh.num_devices() as f64;
     if per_device > 1.0 {
         remedies.push(format!(

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
 use mt_runtime::{Collective, MemoryUse, format_bytes};
+use mt_train::ArgumentBytes;
 use serde::Serialize;
 
 /// What came of compiling.
@@ -35,7 +36,7 @@ pub struct ProgramReport {
     pub compile_seconds: f64,
     pub text_bytes: usize,
     /// What the placement predicts of the arguments on each device.
-    pub predicted_arguments: Option<Arguments>,
+    pub predicted_arguments: Option<ArgumentBytes>,
     #[serde(flatten)]
     pub fit: Fit,
     pub flops: Flops,
@@ -48,20 +49,6 @@ pub struct ProgramReport {
     pub times: Option<Times>,
     /// Files that were written.
     pub written: Vec<PathBuf>,
-}
-
-/// Bytes of arguments on each device.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Arguments {
-    pub parameters: u64,
-    pub optimizer: u64,
-    pub batch: u64,
-}
-
-impl Arguments {
-    pub fn total(&self) -> u64 {
-        self.parameters + self.optimizer + self.batch
-    }
 }
 
 /// Whether a program fits into the memory of a device.
@@ -94,10 +81,9 @@ pub struct Memory {
 
 impl From<MemoryUse> for Memory {
     fn from(memory: MemoryUse) -> Self {
-        let sum = memory.arguments + memory.outputs + memory.temporaries + memory.code;
         let host = memory.host_arguments + memory.host_outputs + memory.host_temporaries;
         Self {
-            needed: sum.saturating_sub(memory.aliased),
+            needed: memory.on_device(),
             arguments: memory.arguments,
             outputs: memory.outputs,
             aliased: memory.aliased,

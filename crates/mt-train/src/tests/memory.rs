@@ -4,14 +4,12 @@ use mt_ir::{Memory, Program, ProgramValue};
 use mt_runtime::Platform;
 
 use super::training::{LENGTH, NUM_ROWS, Setup};
-use crate::run::programs_of;
 
 const OFFLOADED: &str = "mhlo.memory_kind = \"pinned_host\"";
 
 fn train_step(arguments: &[&str], platform: Platform) -> Program {
     let setup = Setup::new(arguments, 1);
-    let programs = programs_of(&setup.settings, &*setup.model, setup.placement.clone(), platform).unwrap();
-    programs.train_step(NUM_ROWS, LENGTH).unwrap().program
+    setup.programs_for(platform).train_step(NUM_ROWS, LENGTH).unwrap().program
 }
 
 /// The names of arguments or results that are in the host's memory.

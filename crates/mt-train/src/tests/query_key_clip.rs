@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::training::{LENGTH, NUM_DEVICES, NUM_ROWS, Setup, Trained, batch, on_one_device, train};
-use crate::{metrics::names::LARGEST_SCORE, query_key_clip::QueryKeyClipError, run::programs_of};
+use crate::{metrics::names::LARGEST_SCORE, query_key_clip::QueryKeyClipError, run::StateRule};
 
 /// Of the tiny model.
 const EMBED: usize = 32;
@@ -175,8 +175,8 @@ fn nothing_changes_below_the_threshold() {
 #[test]
 fn what_cannot_be_clipped_is_refused() {
     let refused = |keys: &[&str]| {
-        let Setup { settings, model, placement } = Setup::new(&[&["use_qk_clip=true"], keys].concat(), 1);
-        let made = programs_of(&settings, &*model, placement, mt_runtime::Platform::Cpu);
+        let Setup { settings, model, .. } = Setup::new(&[&["use_qk_clip=true"], keys].concat(), 1);
+        let made = StateRule::new(&settings, &*model, mt_runtime::Platform::Cpu);
         match made.err() {
             Some(crate::TrainError::QueryKeyClip(error)) => error,
             other => panic!("{keys:?}: {other:?}"),

@@ -15,7 +15,7 @@ use crate::{
     measured::Measured,
     metrics::names::LOSS,
     program::Programs,
-    run::programs_of,
+    run::{StateRule, programs_of},
     state::{StateLayout, batch_arrays},
 };
 
@@ -84,7 +84,12 @@ impl Setup {
     }
 
     pub fn programs(&self) -> Programs<'_> {
-        programs_of(&self.settings, &*self.model, self.placement.clone(), Platform::Cpu).unwrap()
+        self.programs_for(Platform::Cpu)
+    }
+
+    pub fn programs_for(&self, platform: Platform) -> Programs<'_> {
+        let state_rule = StateRule::new(&self.settings, &*self.model, platform).unwrap();
+        programs_of(&self.settings, &*self.model, self.placement.clone(), platform, state_rule)
     }
 
     pub fn layout(&self) -> StateLayout {
