@@ -5,7 +5,7 @@ use crate::repository::Repository;
 
 /// The crates from the bottom to the top. A crate may depend on those in lower rows.
 const LAYERS: &[&[&str]] = &[
-    &["mt-shape", "mt-derive"],
+    &["mt-shape", "mt-derive", "mt-kernels"],
     &["mt-config", "mt-pjrt"],
     &["mt-ir"],
     &["mt-autodiff", "mt-runtime"],
