@@ -6,6 +6,8 @@
 //!
 //! Results depend on the number of threads at most, never on which of them is faster.
 
+mod dot;
 mod team;
 
+pub use dot::{Arithmetic, Dim, Elements, ElementsMut, Operand, dot};
 pub use team::{Alone, ScopedThreads, Team};

@@ -4,7 +4,7 @@ use super::Finding;
 use crate::repository::{Repository, TextFile};
 
 /// Crates that call into other languages.
-const UNSAFE_CRATES: &[&str] = &["crates/mt-pjrt"];
+const UNSAFE_CRATES: &[&str] = &["crates/mt-pjrt", "crates/mt-kernels"];
 
 /// A longer source file holds more than one idea.
 const MAXIMUM_LINES: usize = 800;

@@ -1,0 +1,159 @@
+//! What computes a tile of the result, for each instruction set.
+
+use half::bf16;
+
+use super::Arithmetic;
+use super::pack::{self, Format, Panel};
+
+/// A way to compute tiles.
+pub(super) struct Kernel {
+    /// The rows and columns of the largest tile; columns come in whole vectors of `lanes`.
+    pub rows: usize,
+    pub columns: usize,
+    pub lanes: usize,
+    /// How many contracted elements panels hold: a panel of columns stays in the first cache.
+    pub depth: usize,
+    pub format: Format,
+    /// Computes a tile.
+    ///
+    /// # Safety
+    /// The processor has the instructions, and the tile's pointers reach as far as [`Tile`] says.
+    pub multiply: unsafe fn(&Tile),
+    /// Copies a panel.
+    ///
+    /// # Safety
+    /// The processor has the instructions, and the panel's pointers reach as far as [`Panel`] says.
+    pub pack: unsafe fn(&Panel),
+}
+
+/// A tile of the result, and the panels that it is computed from.
+pub(super) struct Tile {
+    /// How many words each row and column of the panels has.
+    pub steps: usize,
+    /// `[steps, rows]`
+    pub lhs: *const u32,
+    /// `[steps, columns, rounded up to whole vectors]`
+    pub rhs: *const u32,
+    pub rows: usize,
+    pub columns: usize,
+    /// What the sums start from, if anything.
+    pub initial: Option<*const f32>,
+    pub initial_stride: usize,
+    pub out: Out,
+    pub out_stride: usize,
+}
+
+/// Where a tile goes.
+#[derive(Clone, Copy)]
+pub(super) enum Out {
+    F32(*mut f32),
+    Bf16(*mut bf16),
+}
+
+impl Out {
+    /// # Safety
+    /// The memory that this points to has more than `count` elements left.
+    pub unsafe fn add(self, count: usize) -> Self {
+        match self {
+            // SAFETY: what the caller promises.
+            Self::F32(start) => Self::F32(unsafe { start.add(count) }),
+            // SAFETY: what the caller promises.
+            Self::Bf16(start) => Self::Bf16(unsafe { start.add(count) }),
+        }
+    }
+}
+
+impl Kernel {
+    /// The fastest one that this processor has.
+    pub fn detect(arithmetic: Arithmetic) -> &'static Self {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(kernel) = super::x86::available(arithmetic).first() {
+            return kernel;
+        }
+        Self::portable(arithmetic)
+    }
+
+    pub fn portable(arithmetic: Arithmetic) -> &'static Self {
+        match arithmetic {
+            Arithmetic::F32 => &PORTABLE,
+            Arithmetic::Bf16 => &PORTABLE_BF16,
+        }
+    }
+}
+
+const PORTABLE_ROWS: usize = 4;
+const PORTABLE_COLUMNS: usize = 8;
+
+static PORTABLE: Kernel = Kernel {
+    rows: PORTABLE_ROWS,
+    columns: PORTABLE_COLUMNS,
+    lanes: PORTABLE_COLUMNS,
+    depth: 256,
+    format: Format::F32,
+    multiply: multiply_portable,
+    pack: pack::portable,
+};
+
+static PORTABLE_BF16: Kernel = Kernel { format: Format::RoundedF32, ..PORTABLE };
+
+/// Computes a tile without special instructions.
+///
+/// # Safety
+/// See [`Kernel::multiply`].
+unsafe fn multiply_portable(tile: &Tile) {
+    match tile.rows {
+        // SAFETY: what the caller promises.
+        1 => unsafe { multiply_rows::<1>(tile) },
+        // SAFETY: what the caller promises.
+        2 => unsafe { multiply_rows::<2>(tile) },
+        // SAFETY: what the caller promises.
+        3 => unsafe { multiply_rows::<3>(tile) },
+        // SAFETY: what the caller promises.
+        _ => unsafe { multiply_rows::<PORTABLE_ROWS>(tile) },
+    }
+}
+
+/// # Safety
+/// See [`Kernel::multiply`]; the tile has as many rows.
+unsafe fn multiply_rows<const ROWS: usize>(tile: &Tile) {
+    // SAFETY: the panels' sizes are as `Tile` says.
+    let (lhs, rhs) = unsafe {
+        (
+            std::slice::from_raw_parts(tile.lhs.cast::<[f32; ROWS]>(), tile.steps),
+            std::slice::from_raw_parts(tile.rhs.cast::<[f32; PORTABLE_COLUMNS]>(), tile.steps),
+        )
+    };
+    let mut sums = [[0f32; PORTABLE_COLUMNS]; ROWS];
+    for (lhs, rhs) in lhs.iter().zip(rhs) {
+        for (sums, lhs) in sums.iter_mut().zip(lhs) {
+            for (sum, rhs) in sums.iter_mut().zip(rhs) {
+                *sum += lhs * rhs;
+            }
+        }
+    }
+    for (row, sums) in sums.iter().enumerate() {
+        // SAFETY: the tile's rows lie in the memory that its pointers point to.
+        unsafe { finish_row(tile, row, sums) };
+    }
+}
+
+/// Adds what the sums start from to a row's sums and writes them.
+///
+/// # Safety
+/// The tile has this row, and at most as many columns as there are sums.
+pub(super) unsafe fn finish_row(tile: &Tile, row: usize, sums: &[f32]) {
+    for (column, &sum) in sums[..tile.columns].iter().enumerate() {
+        let sum = match tile.initial {
+            // SAFETY: the element lies in the tile.
+            Some(initial) => sum + unsafe { *initial.add(row * tile.initial_stride + column) },
+            None => sum,
+        };
+        // SAFETY: the element lies in the tile.
+        match unsafe { tile.out.add(row * tile.out_stride + column) } {
+            // SAFETY: as above.
+            Out::F32(out) => unsafe { *out = sum },
+            // SAFETY: as above.
+            Out::Bf16(out) => unsafe { *out = bf16::from_f32(sum) },
+        }
+    }
+}

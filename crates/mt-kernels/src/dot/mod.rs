@@ -1,0 +1,99 @@
+//! General dot products.
+//!
+//! A product is brought to one batch, rows, columns and one contraction ([`shape`]). Blocks of both operands are copied
+//! into panels in the order in which the innermost loop reads them ([`pack`]), and tiles of the result are computed in
+//! registers ([`kernel`]). [`driver`] divides the work among threads.
+
+mod buffer;
+mod driver;
+mod kernel;
+mod pack;
+mod shape;
+#[cfg(test)]
+mod tests;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use half::bf16;
+
+use crate::Team;
+use kernel::Kernel;
+use shape::Problem;
+
+/// A dimension of an operand; the stride counts elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dim {
+    pub size: usize,
+    pub stride: usize,
+}
+
+/// An operand's numbers.
+#[derive(Clone, Copy, Debug)]
+pub enum Elements<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [bf16]),
+}
+
+/// Where a result goes.
+#[derive(Debug)]
+pub enum ElementsMut<'a> {
+    F32(&'a mut [f32]),
+    /// The sums, which are of `f32`, are rounded to nearest even.
+    Bf16(&'a mut [bf16]),
+}
+
+/// One side of a general dot product. The dimensions of each list are in the order in which they are counted,
+/// outermost first; batch and contracted dimensions of both sides correspond one to one.
+#[derive(Clone, Debug)]
+pub struct Operand<'a> {
+    pub elements: Elements<'a>,
+    pub batch: Vec<Dim>,
+    pub free: Vec<Dim>,
+    pub contract: Vec<Dim>,
+}
+
+/// How products are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// Multiplications of `f32`, to which operands of `bf16` are widened.
+    F32,
+    /// Operands of `f32` are rounded to `bf16`, to nearest even; products are summed in `f32`. Processors with
+    /// instructions for this count subnormal numbers as zero.
+    Bf16,
+}
+
+/// Computes the general dot product of `lhs` and `rhs`: dense, row-major, of shape
+/// `[batch…, free dimensions of lhs…, free dimensions of rhs…]`.
+///
+/// # Panics
+/// If the batch or contracted dimensions of the two sides differ in size, an operand's dimensions reach beyond its
+/// elements, or the result has another number of elements.
+pub fn dot(team: &dyn Team, lhs: &Operand, rhs: &Operand, arithmetic: Arithmetic, result: ElementsMut) {
+    dot_with(team, Kernel::detect(arithmetic), lhs, rhs, result);
+}
+
+fn dot_with(team: &dyn Team, kernel: &Kernel, lhs: &Operand, rhs: &Operand, mut result: ElementsMut) {
+    let problem = Problem::new(lhs, rhs);
+    let len = match &result {
+        ElementsMut::F32(elements) => elements.len(),
+        ElementsMut::Bf16(elements) => elements.len(),
+    };
+    assert_eq!(len, problem.batch_len() * problem.rows * problem.columns, "elements of the result");
+    if problem.depth == 0 {
+        match &mut result {
+            ElementsMut::F32(elements) => elements.fill(0.0),
+            ElementsMut::Bf16(elements) => elements.fill(bf16::ZERO),
+        }
+    } else if len != 0 {
+        driver::run(team, kernel, &problem, result);
+    }
+}
+
+impl Elements<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::F32(elements) => elements.len(),
+            Self::Bf16(elements) => elements.len(),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Products brought to as few dimensions as their strides allow.
+
+use super::{Dim, Elements, Operand};
+
+/// A general dot product, whose dimensions all have at least two elements and cannot be merged further.
+pub(super) struct Problem<'a> {
+    pub batch: Vec<BatchDim>,
+    pub rows: usize,
+    pub columns: usize,
+    pub depth: usize,
+    pub lhs: Side<'a>,
+    pub rhs: Side<'a>,
+}
+
+pub(super) struct BatchDim {
+    pub size: usize,
+    pub lhs_stride: usize,
+    pub rhs_stride: usize,
+}
+
+pub(super) struct Side<'a> {
+    pub elements: Elements<'a>,
+    pub free: Vec<Dim>,
+    pub contract: Vec<Dim>,
+}
+
+impl<'a> Problem<'a> {
+    pub fn new(lhs: &Operand<'a>, rhs: &Operand<'a>) -> Self {
+        check_bounds(lhs);
+        check_bounds(rhs);
+        let batch = merge(pair(&lhs.batch, &rhs.batch));
+        let mut contract = pair(&lhs.contract, &rhs.contract);
+        // The order of summation is ours to choose: the one in which memory is contiguous.
+        contract.sort_by_key(|dim| std::cmp::Reverse(dim.strides[0].saturating_add(dim.strides[1])));
+        let contract = merge(contract);
+        let side = |operand: &Operand<'a>, index: usize| Side {
+            elements: operand.elements,
+            free: merge(
+                operand.free.iter().map(|dim| Joint { size: dim.size, strides: [dim.stride] }).collect(),
+            )
+            .iter()
+            .map(|dim| Dim { size: dim.size, stride: dim.strides[0] })
+            .collect(),
+            contract: contract.iter().map(|dim| Dim { size: dim.size, stride: dim.strides[index] }).collect(),
+        };
+        Self {
+            batch: batch
+                .iter()
+                .map(|dim| BatchDim {
+                    size: dim.size,
+                    lhs_stride: dim.strides[0],
+                    rhs_stride: dim.strides[1],
+                })
+                .collect(),
+            rows: count(&lhs.free),
+            columns: count(&rhs.free),
+            depth: count(&lhs.contract),
+            lhs: side(lhs, 0),
+            rhs: side(rhs, 1),
+        }
+    }
+
+    pub fn batch_len(&self) -> usize {
+        self.batch.iter().map(|dim| dim.size).product()
+    }
+
+    /// Where the operands of a batch element begin.
+    pub fn batch_offsets(&self, mut index: usize) -> (usize, usize) {
+        let mut offsets = (0, 0);
+        for dim in self.batch.iter().rev() {
+            let position = index % dim.size;
+            index /= dim.size;
+            offsets.0 += position * dim.lhs_stride;
+            offsets.1 += position * dim.rhs_stride;
+        }
+        offsets
+    }
+}
+
+/// Writes the offsets of the elements from `start` on, each plus `base`, counting through `dims`.
+pub(super) fn offsets(dims: &[Dim], base: usize, start: usize, out: &mut [usize]) {
+    let Some((inner, outer)) = dims.split_last() else {
+        out.fill(base);
+        return;
+    };
+    let mut block = start / inner.size;
+    let mut position = start % inner.size;
+    let mut rest = out;
+    while !rest.is_empty() {
+        let mut first = base;
+        let mut index = block;
+        for dim in outer.iter().rev() {
+            first += index % dim.size * dim.stride;
+            index /= dim.size;
+        }
+        let len = rest.len().min(inner.size - position);
+        let (now, later) = rest.split_at_mut(len);
+        for (step, offset) in now.iter_mut().enumerate() {
+            *offset = first + (position + step) * inner.stride;
+        }
+        rest = later;
+        position = 0;
+        block += 1;
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Joint<const N: usize> {
+    size: usize,
+    strides: [usize; N],
+}
+
+fn pair(lhs: &[Dim], rhs: &[Dim]) -> Vec<Joint<2>> {
+    assert_eq!(lhs.len(), rhs.len(), "batch and contracted dimensions correspond");
+    let joint = |(lhs, rhs): (&Dim, &Dim)| {
+        assert_eq!(lhs.size, rhs.size, "batch and contracted dimensions correspond");
+        Joint { size: lhs.size, strides: [lhs.stride, rhs.stride] }
+    };
+    lhs.iter().zip(rhs).map(joint).collect()
+}
+
+/// Drops dimensions of one element, and merges each dimension with the next one where both count like one.
+fn merge<const N: usize>(dims: Vec<Joint<N>>) -> Vec<Joint<N>> {
+    let mut merged: Vec<Joint<N>> = Vec::with_capacity(dims.len());
+    for dim in dims {
+        if dim.size == 1 {
+            continue;
+        }
+        match merged.last_mut() {
+            Some(last) if (0..N).all(|side| last.strides[side] == dim.strides[side] * dim.size) => {
+                last.size *= dim.size;
+                last.strides = dim.strides;
+            }
+            _ => merged.push(dim),
+        }
+    }
+    merged
+}
+
+fn count(dims: &[Dim]) -> usize {
+    dims.iter().map(|dim| dim.size).product()
+}
+
+/// All later reads rely on this.
+fn check_bounds(operand: &Operand) {
+    let dims = || operand.batch.iter().chain(&operand.free).chain(&operand.contract);
+    if dims().any(|dim| dim.size == 0) {
+        return;
+    }
+    let last = dims().try_fold(0usize, |last, dim| last.checked_add((dim.size - 1).checked_mul(dim.stride)?));
+    assert!(
+        last.is_some_and(|last| last < operand.elements.len()),
+        "an operand's dimensions lie within its elements"
+    );
+}

@@ -1,0 +1,238 @@
+use half::bf16;
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+
+use super::kernel::Kernel;
+use super::{Arithmetic, Dim, Elements, ElementsMut, Operand, dot_with};
+use crate::{Alone, ScopedThreads};
+
+/// Every kernel that the processor has.
+fn kernels(arithmetic: Arithmetic) -> Vec<&'static Kernel> {
+    let mut kernels = vec![Kernel::portable(arithmetic)];
+    #[cfg(target_arch = "x86_64")]
+    kernels.extend(super::x86::available(arithmetic));
+    kernels
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    F32,
+    Bf16,
+}
+
+#[derive(Clone, Debug)]
+enum Numbers {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+}
+
+impl Numbers {
+    fn new(kind: Kind, len: usize, mut seed: u64) -> Self {
+        let next = || {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let mantissa = (seed >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+            mantissa * f32::powi(2.0, ((seed >> 32) % 7) as i32 - 3)
+        };
+        let numbers: Vec<f32> = std::iter::repeat_with(next).take(len).collect();
+        match kind {
+            Kind::F32 => Self::F32(numbers),
+            Kind::Bf16 => Self::Bf16(numbers.into_iter().map(bf16::from_f32).collect()),
+        }
+    }
+
+    fn elements(&self) -> Elements<'_> {
+        match self {
+            Self::F32(numbers) => Elements::F32(numbers),
+            Self::Bf16(numbers) => Elements::Bf16(numbers),
+        }
+    }
+
+    /// The factor that an element stands for.
+    fn factor(&self, index: usize, arithmetic: Arithmetic) -> f64 {
+        match (self, arithmetic) {
+            (Self::F32(numbers), Arithmetic::F32) => numbers[index].into(),
+            (Self::F32(numbers), Arithmetic::Bf16) => bf16::from_f32(numbers[index]).into(),
+            (Self::Bf16(numbers), _) => numbers[index].into(),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Side {
+    numbers: Numbers,
+    batch: Vec<Dim>,
+    free: Vec<Dim>,
+    contract: Vec<Dim>,
+}
+
+impl Side {
+    /// Lays out an operand: `order` sorts its dimensions from the innermost on, `gaps` are elements between theirs.
+    fn new(kind: Kind, batch: &[usize], free: &[usize], contract: &[usize], layout: &Layout) -> Self {
+        let sizes: Vec<usize> = [batch, free, contract].concat();
+        let mut order: Vec<usize> = (0..sizes.len()).collect();
+        order.sort_by_key(|&dim| layout.order[dim]);
+        let mut dims: Vec<Dim> = sizes.iter().map(|&size| Dim { size, stride: 0 }).collect();
+        let mut stride = 1;
+        for dim in order {
+            dims[dim].stride = stride;
+            stride = stride * sizes[dim].max(1) + layout.gaps[dim];
+        }
+        let contract = dims.split_off(batch.len() + free.len());
+        let free = dims.split_off(batch.len());
+        Self { numbers: Numbers::new(kind, stride, layout.seed), batch: dims, free, contract }
+    }
+
+    fn operand(&self) -> Operand<'_> {
+        Operand {
+            elements: self.numbers.elements(),
+            batch: self.batch.clone(),
+            free: self.free.clone(),
+            contract: self.contract.clone(),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Layout {
+    order: [u32; 6],
+    gaps: [usize; 6],
+    seed: u64,
+}
+
+fn layouts() -> impl Strategy<Value = Layout> {
+    let gap = prop_oneof![6 => Just(0), 1 => 1usize..4];
+    (prop::array::uniform6(any::<u32>()), prop::array::uniform6(gap), any::<u64>())
+        .prop_map(|(order, gaps, seed)| Layout { order, gaps, seed })
+}
+
+fn kinds() -> impl Strategy<Value = Kind> {
+    prop_oneof![Just(Kind::F32), Just(Kind::Bf16)]
+}
+
+fn arithmetics() -> impl Strategy<Value = Arithmetic> {
+    prop_oneof![Just(Arithmetic::F32), Just(Arithmetic::Bf16)]
+}
+
+/// The offsets of the elements that `dims` count.
+fn count(dims: &[Dim]) -> Vec<usize> {
+    dims.iter().fold(vec![0], |offsets, dim| {
+        offsets
+            .iter()
+            .flat_map(|&offset| (0..dim.size).map(move |index| offset + index * dim.stride))
+            .collect()
+    })
+}
+
+/// The exact sums, and the sums of the absolute products.
+fn reference(lhs: &Side, rhs: &Side, arithmetic: Arithmetic) -> Vec<(f64, f64)> {
+    let contract: Vec<(usize, usize)> = count(&lhs.contract).into_iter().zip(count(&rhs.contract)).collect();
+    let (rows, columns) = (count(&lhs.free), count(&rhs.free));
+    let mut sums = Vec::new();
+    for (lhs_batch, rhs_batch) in count(&lhs.batch).into_iter().zip(count(&rhs.batch)) {
+        for row in &rows {
+            for column in &columns {
+                let mut sum = (0.0, 0.0);
+                for (left, right) in &contract {
+                    let product = lhs.numbers.factor(lhs_batch + row + left, arithmetic)
+                        * rhs.numbers.factor(rhs_batch + column + right, arithmetic);
+                    sum.0 += product;
+                    sum.1 += product.abs();
+                }
+                sums.push(sum);
+            }
+        }
+    }
+    sums
+}
+
+/// Compares all kernels with the exact sums, and their results in `bf16` with those in `f32`.
+fn check(lhs: &Side, rhs: &Side, arithmetic: Arithmetic, threads: usize) -> Result<(), TestCaseError> {
+    let exact = reference(lhs, rhs, arithmetic);
+    let terms = count(&lhs.contract).len() as f64;
+    // Summing n products in any order, each product and sum rounded once, is wrong by at most n·u / (1 - n·u) of the
+    // sum of their absolute values.
+    let unit = f64::from(f32::EPSILON) / 2.0;
+    let relative = terms * unit / (1.0 - terms * unit);
+    for (index, kernel) in kernels(arithmetic).into_iter().enumerate() {
+        let mut result = vec![f32::NAN; exact.len()];
+        dot_with(&Alone, kernel, &lhs.operand(), &rhs.operand(), ElementsMut::F32(&mut result));
+        for (position, (&result, (exact, absolute))) in result.iter().zip(&exact).enumerate() {
+            let error = (f64::from(result) - exact).abs();
+            prop_assert!(
+                error <= relative * absolute,
+                "kernel {index}, element {position}: {result} instead of {exact}"
+            );
+        }
+        let team = ScopedThreads(threads);
+        let mut again = vec![f32::NAN; exact.len()];
+        dot_with(&team, kernel, &lhs.operand(), &rhs.operand(), ElementsMut::F32(&mut again));
+        prop_assert_eq!(&result, &again, "kernel {} with other threads", index);
+        let mut narrow = vec![bf16::NAN; exact.len()];
+        dot_with(&team, kernel, &lhs.operand(), &rhs.operand(), ElementsMut::Bf16(&mut narrow));
+        let rounded: Vec<bf16> = result.into_iter().map(bf16::from_f32).collect();
+        prop_assert_eq!(narrow, rounded, "kernel {}", index);
+    }
+    Ok(())
+}
+
+fn run(
+    batch: &[usize],
+    free: [&[usize]; 2],
+    contract: &[usize],
+    layouts: &[Layout; 2],
+    kinds: [Kind; 2],
+    arithmetic: Arithmetic,
+    threads: usize,
+) -> Result<(), TestCaseError> {
+    let lhs = Side::new(kinds[0], batch, free[0], contract, &layouts[0]);
+    let rhs = Side::new(kinds[1], batch, free[1], contract, &layouts[1]);
+    check(&lhs, &rhs, arithmetic, threads)
+}
+
+proptest! {
+    #[test]
+    fn small_dimensions_of_all_kinds(
+        batch in prop::collection::vec(0usize..4, 0..=2),
+        lhs_free in prop::collection::vec(0usize..8, 0..=2),
+        rhs_free in prop::collection::vec(0usize..9, 0..=2),
+        contract in prop::collection::vec(0usize..10, 0..=2),
+        layouts in prop::array::uniform2(layouts()),
+        kinds in prop::array::uniform2(kinds()),
+        arithmetic in arithmetics(),
+        threads in 1usize..4,
+    ) {
+        run(&batch, [&lhs_free, &rhs_free], &contract, &layouts, kinds, arithmetic, threads)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn matrices(
+        batch in 1usize..3,
+        rows in 1usize..70,
+        columns in 1usize..150,
+        depth in 1usize..150,
+        layouts in prop::array::uniform2(layouts()),
+        kinds in prop::array::uniform2(kinds()),
+        arithmetic in arithmetics(),
+        threads in 1usize..4,
+    ) {
+        run(&[batch], [&[rows], &[columns]], &[depth], &layouts, kinds, arithmetic, threads)?;
+    }
+
+    #[test]
+    fn several_blocks(
+        rows in prop_oneof![1usize..20, 500usize..530],
+        columns in prop_oneof![1usize..20, 500usize..530],
+        depth in prop_oneof![1usize..20, 500usize..530, 1020usize..1030],
+        layouts in prop::array::uniform2(layouts()),
+        kinds in prop::array::uniform2(kinds()),
+        arithmetic in arithmetics(),
+        threads in 1usize..4,
+    ) {
+        prop_assume!(rows * columns * depth < 1 << 22);
+        run(&[], [&[rows], &[columns]], &[depth], &layouts, kinds, arithmetic, threads)?;
+    }
+}
