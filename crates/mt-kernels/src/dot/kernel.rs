@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::Arithmetic;
-use super::pack::{self, Format, Panel};
+use super::pack::{self, Format, Panels};
 
 /// A way to compute tiles.
 pub(super) struct Kernel {
@@ -19,11 +19,11 @@ pub(super) struct Kernel {
     /// # Safety
     /// The processor has the instructions, and the tile's pointers reach as far as [`Tile`] says.
     pub multiply: unsafe fn(&Tile),
-    /// Copies a panel.
+    /// Copies panels.
     ///
     /// # Safety
-    /// The processor has the instructions, and the panel's pointers reach as far as [`Panel`] says.
-    pub pack: unsafe fn(&Panel),
+    /// The processor has the instructions, and the panel's pointers reach as far as [`Panels`] says.
+    pub pack: unsafe fn(&Panels),
 }
 
 /// A tile of the result, and the panels that it is computed from.

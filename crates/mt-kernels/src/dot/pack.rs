@@ -3,7 +3,12 @@
 //! A panel holds, for each step along the contraction, one word of each of its lines (rows of the left operand, columns
 //! of the right one). A word is an `f32`, or two `bf16` that follow each other along the contraction.
 
+use std::ops::Range;
+
 use half::bf16;
+
+use super::Dim;
+use super::shape::offsets;
 
 /// What a word of a panel is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,57 +37,109 @@ pub(super) enum Source {
     Bf16(*const bf16),
 }
 
-/// What to copy, and where to.
-pub(super) struct Panel<'a> {
+/// Positions along the contraction.
+#[derive(Default)]
+pub(super) struct Depth {
+    /// Where each one's elements lie, relative to those of the line.
+    pub offsets: Vec<usize>,
+    /// How many, from each one on, lie next to each other.
+    pub runs: Vec<usize>,
+}
+
+impl Depth {
+    /// Describes some positions of an operand.
+    pub fn fill(&mut self, dims: &[Dim], range: Range<usize>) {
+        self.offsets.resize(range.len(), 0);
+        self.runs.resize(range.len(), 0);
+        offsets(dims, 0, range.start, &mut self.offsets);
+        let mut run = 0;
+        for index in (0..range.len()).rev() {
+            let continues = self.offsets.get(index + 1) == Some(&(self.offsets[index] + 1));
+            run = if continues { run + 1 } else { 1 };
+            self.runs[index] = run;
+        }
+    }
+}
+
+/// What to copy, and where to: panels of `width` lines each, one after the other.
+pub(super) struct Panels<'a> {
     pub source: Source,
     /// Where each line begins.
     pub lines: &'a [usize],
-    /// Where its elements lie, relative to the line's begin.
-    pub depth: &'a [usize],
+    /// See [`Depth`]; runs may reach beyond these positions.
+    pub offsets: &'a [usize],
+    pub runs: &'a [usize],
     pub format: Format,
-    /// `[steps, width]`; what exceeds the lines, or the depth in the last step, is filled with zeros.
+    /// `[panels, steps, width]`; what exceeds the lines, or the depth in the last step, is filled with zeros.
     pub out: *mut u32,
     pub width: usize,
 }
 
-/// Copies a panel element by element.
-///
-/// # Safety
-/// All offsets lie in the source, and `out` has room for the panel.
-#[inline(always)]
-pub(super) unsafe fn portable(panel: &Panel) {
-    // SAFETY: what the caller promises.
-    unsafe { portable_steps(panel, 0) }
+impl Panels<'_> {
+    pub fn steps(&self) -> usize {
+        self.format.steps(self.offsets.len())
+    }
+
+    pub fn count(&self) -> usize {
+        self.lines.len().div_ceil(self.width)
+    }
+
+    /// Where the words of a panel's step begin.
+    ///
+    /// # Safety
+    /// There is such a step.
+    #[inline(always)]
+    pub unsafe fn word(&self, panel: usize, step: usize) -> *mut u32 {
+        // SAFETY: what the caller promises.
+        unsafe { self.out.add((panel * self.steps() + step) * self.width) }
+    }
+
+    /// Whether the lines' elements lie next to each other.
+    pub fn lines_are_adjacent(&self) -> bool {
+        self.lines.windows(2).all(|pair| pair[1] == pair[0] + 1)
+    }
 }
 
-/// Copies the steps of a panel from `first` on, element by element.
+/// Copies panels element by element.
 ///
 /// # Safety
-/// As for [`portable`].
+/// All offsets lie in the source, and `out` has room for the panels.
+pub(super) unsafe fn portable(panels: &Panels) {
+    for panel in 0..panels.count() {
+        // SAFETY: what the caller promises.
+        unsafe { copy_elements(panels, panel, 0..panels.steps()) }
+    }
+}
+
+/// Copies some steps of a panel element by element.
+///
+/// # Safety
+/// As for [`portable`]; the panel has the steps.
 #[inline(always)]
-pub(super) unsafe fn portable_steps(panel: &Panel, first: usize) {
-    let depth = panel.depth;
-    for step in first..panel.format.steps(depth.len()) {
-        for line in 0..panel.width {
-            let word = match panel.lines.get(line) {
+pub(super) unsafe fn copy_elements(panels: &Panels, panel: usize, steps: Range<usize>) {
+    let depth = panels.offsets;
+    let lines = &panels.lines[panel * panels.width..];
+    for step in steps {
+        for lane in 0..panels.width {
+            let word = match lines.get(lane) {
                 None => 0,
                 Some(&line) => {
                     // SAFETY: the offsets lie in the source.
-                    let element = |offset: usize| unsafe { load(panel.source, line + offset) };
-                    match panel.format {
+                    let element = |offset: usize| unsafe { load(panels.source, line + offset) };
+                    let rounded = |offset: usize| bf16::from_f32(element(offset));
+                    match panels.format {
                         Format::F32 => element(depth[step]).to_bits(),
-                        Format::RoundedF32 => round(element(depth[step])).to_f32().to_bits(),
+                        Format::RoundedF32 => rounded(depth[step]).to_f32().to_bits(),
                         Format::Pairs => {
-                            let low = round(element(depth[2 * step])).to_bits();
-                            let high =
-                                depth.get(2 * step + 1).map_or(0, |&offset| round(element(offset)).to_bits());
+                            let low = rounded(depth[2 * step]).to_bits();
+                            let high = depth.get(2 * step + 1).map_or(0, |&offset| rounded(offset).to_bits());
                             u32::from(low) | u32::from(high) << 16
                         }
                     }
                 }
             };
             // SAFETY: the word lies in the panel.
-            unsafe { *panel.out.add(step * panel.width + line) = word };
+            unsafe { *panels.word(panel, step).add(lane) = word };
         }
     }
 }
@@ -97,9 +154,4 @@ unsafe fn load(source: Source, offset: usize) -> f32 {
         // SAFETY: what the caller promises.
         Source::Bf16(start) => unsafe { *start.add(offset) }.to_f32(),
     }
-}
-
-#[inline(always)]
-fn round(number: f32) -> bf16 {
-    bf16::from_f32(number)
 }

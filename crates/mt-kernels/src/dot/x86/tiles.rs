@@ -1,52 +1,8 @@
-//! Tiles and panels with the instructions of x86 processors.
+//! Tiles of a product, summed in registers.
 
 use std::arch::x86_64::*;
 
-use super::Arithmetic;
-use super::kernel::{Kernel, Out, Tile};
-use super::pack::{self, Format, Panel};
-
-/// The kernels that this processor can run, the fastest first.
-pub(super) fn available(arithmetic: Arithmetic) -> &'static [Kernel] {
-    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-    let avx512 = avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
-    match arithmetic {
-        Arithmetic::F32 if avx512 => &F32,
-        Arithmetic::F32 if avx2 => &F32[1..],
-        Arithmetic::Bf16 if avx512 && is_x86_feature_detected!("avx512bf16") => &BF16,
-        Arithmetic::Bf16 if avx512 => &BF16[1..],
-        Arithmetic::Bf16 if avx2 => &BF16[2..],
-        _ => &[],
-    }
-}
-
-static F32: [Kernel; 2] = [AVX512_F32, AVX2_F32];
-
-static BF16: [Kernel; 3] = [
-    Kernel { format: Format::Pairs, depth: 512, multiply: multiply_avx512_bf16, ..AVX512_F32 },
-    Kernel { format: Format::RoundedF32, ..AVX512_F32 },
-    Kernel { format: Format::RoundedF32, ..AVX2_F32 },
-];
-
-const AVX512_F32: Kernel = Kernel {
-    rows: 14,
-    columns: 32,
-    lanes: 16,
-    depth: 256,
-    format: Format::F32,
-    multiply: multiply_avx512,
-    pack: pack_avx512,
-};
-
-const AVX2_F32: Kernel = Kernel {
-    rows: 6,
-    columns: 16,
-    lanes: 8,
-    depth: 256,
-    format: Format::F32,
-    multiply: multiply_avx2,
-    pack: pack_avx2,
-};
+use super::super::kernel::{Out, Tile, finish_row};
 
 /// Calls the instance of a function for the tile's rows and vectors.
 macro_rules! dispatch {
@@ -62,17 +18,17 @@ macro_rules! dispatch {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn multiply_avx512_bf16(tile: &Tile) {
+pub(super) unsafe fn multiply_avx512_bf16(tile: &Tile) {
     dispatch!(tile_avx512_bf16, tile, 16, 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
 }
 
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn multiply_avx512(tile: &Tile) {
+pub(super) unsafe fn multiply_avx512(tile: &Tile) {
     dispatch!(tile_avx512, tile, 16, 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
 }
 
 #[target_feature(enable = "avx2,fma")]
-unsafe fn multiply_avx2(tile: &Tile) {
+pub(super) unsafe fn multiply_avx2(tile: &Tile) {
     dispatch!(tile_avx2, tile, 8, 1 2 3 4 5 6)
 }
 
@@ -98,7 +54,7 @@ unsafe fn tile_avx512_bf16<const ROWS: usize, const VECTORS: usize>(tile: &Tile)
         }
     }
     // SAFETY: the tile has these rows and vectors.
-    unsafe { finish_avx512(tile, &sums) };
+    unsafe { finish_avx512(tile, sums, |sum| std::mem::transmute(_mm512_cvtneps_pbh(sum))) };
 }
 
 #[target_feature(enable = "avx512f,avx512bw")]
@@ -123,39 +79,59 @@ unsafe fn tile_avx512<const ROWS: usize, const VECTORS: usize>(tile: &Tile) {
         }
     }
     // SAFETY: the tile has these rows and vectors.
-    unsafe { finish_avx512(tile, &sums) };
+    unsafe { finish_avx512(tile, sums, |sum| _mm512_cvtepi32_epi16(round_avx512(sum))) };
+}
+
+/// Does something with each row that a tile has, in straight code: or sums would be kept in memory.
+macro_rules! each_row {
+    ($row:ident, $rows:ident, $body:expr) => {
+        each_row!(@ $row, $rows, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13)
+    };
+    (@ $row:ident, $rows:ident, $body:expr, $($number:literal)*) => {{
+        $(if $number < $rows {
+            let $row: usize = $number;
+            $body
+        })*
+    }};
 }
 
 /// Adds what the sums start from and writes them.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
+///
+/// # Safety
+/// The tile has these rows and vectors; the caller has AVX-512F and BW enabled, and this is inlined there.
+#[inline(always)]
 unsafe fn finish_avx512<const ROWS: usize, const VECTORS: usize>(
     tile: &Tile,
-    sums: &[[__m512; VECTORS]; ROWS],
+    mut sums: [[__m512; VECTORS]; ROWS],
+    round: impl Fn(__m512) -> __m256i,
 ) {
-    for (row, sums) in sums.iter().enumerate() {
-        for (vector, &sum) in sums.iter().enumerate() {
-            let column = 16 * vector;
-            let count = (tile.columns - column).min(16);
-            let mask = (u32::MAX >> (32 - count)) as __mmask16;
-            // SAFETY: the columns of the mask lie in the tile.
-            unsafe {
-                let sum = match tile.initial {
-                    Some(initial) => {
-                        let initial = initial.add(row * tile.initial_stride + column);
-                        _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, initial))
-                    }
-                    None => sum,
-                };
-                match tile.out.add(row * tile.out_stride + column) {
-                    Out::F32(out) => _mm512_mask_storeu_ps(out, mask, sum),
-                    Out::Bf16(out) => {
-                        let narrow = _mm512_cvtepi32_epi16(round_avx512(sum));
-                        let narrow = _mm512_castsi256_si512(narrow);
-                        _mm512_mask_storeu_epi16(out.cast(), u32::from(mask), narrow);
-                    }
+    let last = u16::MAX >> (16 * VECTORS - tile.columns);
+    let mask = |vector: usize| if vector + 1 == VECTORS { last } else { __mmask16::MAX };
+    // SAFETY: the columns of the masks lie in the tile.
+    unsafe {
+        if let Some(initial) = tile.initial {
+            each_row!(row, ROWS, {
+                for (vector, sum) in sums[row].iter_mut().enumerate() {
+                    let initial = initial.add(row * tile.initial_stride + 16 * vector);
+                    let initial = _mm512_maskz_loadu_ps(mask(vector), initial);
+                    *sum = _mm512_add_ps(*sum, initial);
                 }
-            }
+            });
+        }
+        match tile.out {
+            Out::F32(out) => each_row!(row, ROWS, {
+                for (vector, sum) in sums[row].into_iter().enumerate() {
+                    let out = out.add(row * tile.out_stride + 16 * vector);
+                    _mm512_mask_storeu_ps(out, mask(vector), sum);
+                }
+            }),
+            Out::Bf16(out) => each_row!(row, ROWS, {
+                for (vector, sum) in sums[row].into_iter().enumerate() {
+                    let out = out.add(row * tile.out_stride + 16 * vector);
+                    let narrow = _mm512_castsi256_si512(round(sum));
+                    _mm512_mask_storeu_epi16(out.cast(), u32::from(mask(vector)), narrow);
+                }
+            }),
         }
     }
 }
@@ -163,7 +139,7 @@ unsafe fn finish_avx512<const ROWS: usize, const VECTORS: usize>(
 /// Rounds to `bf16`, in the lower halves; unlike the instruction for this, without losing subnormal numbers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn round_avx512(numbers: __m512) -> __m512i {
+pub(super) fn round_avx512(numbers: __m512) -> __m512i {
     let bits = _mm512_castps_si512(numbers);
     let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
     let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
@@ -207,18 +183,6 @@ unsafe fn tile_avx2<const ROWS: usize, const VECTORS: usize>(tile: &Tile) {
             unsafe { _mm256_storeu_ps(all.as_mut_ptr().add(8 * vector), sum) };
         }
         // SAFETY: the tile has this row and no more columns.
-        unsafe { super::kernel::finish_row(tile, row, &all) };
+        unsafe { finish_row(tile, row, &all) };
     }
-}
-
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn pack_avx512(panel: &Panel) {
-    // SAFETY: what the caller promises.
-    unsafe { pack::portable(panel) }
-}
-
-#[target_feature(enable = "avx2,fma")]
-unsafe fn pack_avx2(panel: &Panel) {
-    // SAFETY: what the caller promises.
-    unsafe { pack::portable(panel) }
 }
