@@ -1,6 +1,10 @@
 //! Hardware that programs are compiled for without being there, by MaxText's names.
 
-use crate::{ConfigError, Hardware, Problem, suggest};
+use crate::{
+    ConfigError,
+    Hardware::{self, Gpu, Tpu},
+    Problem, suggest,
+};
 
 /// Hardware to compile for.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,7 +16,8 @@ pub struct CompileTopology {
     pub bounds: Vec<usize>,
 }
 
-/// What a chip can do at best, from its maker's data sheet.
+/// What a device can do at best, from the data sheet of the maker of its chip. A chip is one device, or several that
+/// share what it has.
 #[derive(Debug, PartialEq)]
 pub struct Chip {
     /// What names of topologies begin with, and what the compiler calls its generation.
@@ -28,7 +33,7 @@ pub struct Chip {
     pub memory_bandwidth: f64,
     /// Bytes a second to all other chips of a slice together, one way.
     pub link_bandwidth: f64,
-    /// Bytes a second to chips of other slices, one way: this chip's share of its host's network. For GPUs, whose
+    /// Bytes a second to chips of other slices, one way: this device's share of its host's network. For GPUs, whose
     /// slices are machines, that of usual machines. `None` where none is usual.
     pub slice_bandwidth: Option<f64>,
     /// How the sizes in names of topologies are counted, and which there are.
@@ -39,51 +44,35 @@ pub struct Chip {
 enum Sizes {
     /// Chips in a square or in two, up to 16 by 16.
     Plane,
-    /// Two for each chip, which are in a block of at most as many.
-    Block { most_chips: usize },
+    /// Two for each chip, which are in a block of at most as many. The two cores of a chip are one device, or two.
+    Block { most_chips: usize, devices_per_chip: usize },
     /// No sizes: one machine of eight.
     Machine,
     /// No topology has a name.
     Unnamed,
 }
 
-const GIB: u64 = 1 << 30;
-
-const fn tpu(
-    generation: &'static str,
-    device_kind: &'static str,
-    peak_tflops: f64,
-    gib: u64,
-    memory_bandwidth: f64,
-    link_bandwidth: f64,
-    slice_bandwidth: f64,
-    sizes: Sizes,
-) -> Chip {
-    let (hardware, memory, slice_bandwidth) = (Hardware::Tpu, gib * GIB, Some(slice_bandwidth));
-    Chip {
-        generation,
-        hardware,
-        device_kind,
-        peak_tflops,
-        memory,
-        memory_bandwidth,
-        link_bandwidth,
-        slice_bandwidth,
-        sizes,
-    }
+const fn gib(number: u64) -> u64 {
+    number << 30
 }
 
-const fn gpu(
-    generation: &'static str,
-    device_kind: &'static str,
+const fn gigabytes(number: u64) -> u64 {
+    number * 1_000_000_000
+}
+
+const fn block(most_chips: usize, devices_per_chip: usize) -> Sizes {
+    Sizes::Block { most_chips, devices_per_chip }
+}
+
+const fn chip(
+    (hardware, generation, device_kind): (Hardware, &'static str, &'static str),
     peak_tflops: f64,
-    gigabytes: u64,
+    memory: u64,
     memory_bandwidth: f64,
     link_bandwidth: f64,
     slice_bandwidth: Option<f64>,
     sizes: Sizes,
 ) -> Chip {
-    let (hardware, memory) = (Hardware::Gpu, gigabytes * 1_000_000_000);
     Chip {
         generation,
         hardware,
@@ -99,23 +88,24 @@ const fn gpu(
 
 /// The chips that are known. The first whose kind is part of a device's name is that device's.
 ///
-/// Between slices: 25 GB/s for a TPU host of four chips (v4, v5p) or of eight (v5e), and 100 Gb/s for each chip since v6e.
-/// `a3` is the machine with 1 Tb/s for eight GPUs; other machines of eight are NVIDIA's own, with an adapter of 400 Gb/s
-/// for each GPU, or of 200 Gb/s for an A100.
+/// Between slices, of each chip: v5p and TPU7x 50 and 100 Gb/s, v5e 2 × 100 Gb/s and v6e 4 × 200 Gb/s for a host of
+/// eight, as Google's pages about them say. For v4 there is no such page, and what v5p has is assumed. `a3` is Google's
+/// machine with 1 Tb/s for eight GPUs; the other machines of eight are NVIDIA's own (DGX), whose data sheets have an
+/// adapter of 400 Gb/s for each GPU, or of 200 Gb/s for an A100.
 pub static CHIPS: &[Chip] = &[
-    tpu("v4", "TPU v4", 275.0, 32, 1.228e12, 1.35e11, 6.25e9, Sizes::Block { most_chips: 4096 }),
-    tpu("v5e", "TPU v5 lite", 197.0, 16, 8.19e11, 2.0e11, 3.125e9, Sizes::Plane),
-    tpu("v5e", "TPU v5e", 197.0, 16, 8.19e11, 2.0e11, 3.125e9, Sizes::Unnamed),
-    tpu("v5p", "TPU v5", 459.0, 95, 2.765e12, 6.0e11, 6.25e9, Sizes::Block { most_chips: 8960 }),
-    tpu("v6e", "TPU v6", 918.0, 32, 1.64e12, 4.0e11, 1.25e10, Sizes::Plane),
-    tpu("tpu7x", "TPU7x", 2307.0, 192, 7.38e12, 6.0e11, 1.25e10, Sizes::Block { most_chips: 9216 }),
-    gpu("a3", "H100", 989.0, 80, 3.35e12, 4.5e11, Some(1.5625e10), Sizes::Machine),
-    gpu("h100", "H100", 989.0, 80, 3.35e12, 4.5e11, Some(5.0e10), Sizes::Machine),
-    gpu("h200", "H200", 989.0, 141, 4.8e12, 4.5e11, Some(5.0e10), Sizes::Machine),
-    gpu("b200", "B200", 2250.0, 180, 8.0e12, 9.0e11, Some(5.0e10), Sizes::Machine),
-    gpu("a100", "A100", 312.0, 80, 2.039e12, 3.0e11, Some(2.5e10), Sizes::Machine),
-    gpu("l40s", "L40S", 362.0, 48, 8.64e11, 3.2e10, None, Sizes::Unnamed),
-    gpu("l4", "L4", 121.0, 24, 3.0e11, 3.2e10, None, Sizes::Unnamed),
+    chip((Tpu, "v4", "TPU v4"), 275.0, gib(32), 1.228e12, 1.35e11, Some(6.25e9), block(4096, 1)),
+    chip((Tpu, "v5e", "TPU v5 lite"), 197.0, gib(16), 8.19e11, 2.0e11, Some(3.125e9), Sizes::Plane),
+    chip((Tpu, "v5e", "TPU v5e"), 197.0, gib(16), 8.19e11, 2.0e11, Some(3.125e9), Sizes::Unnamed),
+    chip((Tpu, "v5p", "TPU v5"), 459.0, gib(95), 2.765e12, 6.0e11, Some(6.25e9), block(8960, 1)),
+    chip((Tpu, "v6e", "TPU v6"), 918.0, gib(32), 1.64e12, 4.0e11, Some(1.25e10), Sizes::Plane),
+    chip((Tpu, "tpu7x", "TPU7x"), 1153.5, gib(96), 3.69e12, 3.0e11, Some(6.25e9), block(9216, 2)),
+    chip((Gpu, "a3", "H100"), 989.0, gigabytes(80), 3.35e12, 4.5e11, Some(1.5625e10), Sizes::Machine),
+    chip((Gpu, "h100", "H100"), 989.0, gigabytes(80), 3.35e12, 4.5e11, Some(5.0e10), Sizes::Machine),
+    chip((Gpu, "h200", "H200"), 989.0, gigabytes(141), 4.8e12, 4.5e11, Some(5.0e10), Sizes::Machine),
+    chip((Gpu, "b200", "B200"), 2250.0, gigabytes(180), 8.0e12, 9.0e11, Some(5.0e10), Sizes::Machine),
+    chip((Gpu, "a100", "A100"), 312.0, gigabytes(80), 2.039e12, 3.0e11, Some(2.5e10), Sizes::Machine),
+    chip((Gpu, "l40s", "L40S"), 362.0, gigabytes(48), 8.64e11, 3.2e10, None, Sizes::Unnamed),
+    chip((Gpu, "l4", "L4"), 121.0, gigabytes(24), 3.0e11, 3.2e10, None, Sizes::Unnamed),
 ];
 
 /// Blocks of 64 chips are wired to each other, so that larger slices consist of whole ones.
@@ -130,12 +120,20 @@ impl Chip {
         CHIPS.iter().find(|chip| kind.contains(chip.device_kind))
     }
 
+    /// The devices that a chip is.
+    pub fn devices_per_chip(&self) -> usize {
+        match self.sizes {
+            Sizes::Block { devices_per_chip, .. } => devices_per_chip,
+            Sizes::Plane | Sizes::Machine | Sizes::Unnamed => 1,
+        }
+    }
+
     /// The sides of the slice whose name ends in `size`, if there is one.
     fn bounds(&self, size: usize) -> Option<Vec<usize>> {
         match self.sizes {
             Sizes::Plane => plane(size),
-            Sizes::Block { most_chips } if size.is_multiple_of(2) && size / 2 <= most_chips => {
-                block(size / 2)
+            Sizes::Block { most_chips, .. } if size.is_multiple_of(2) && size / 2 <= most_chips => {
+                block_sides(size / 2)
             }
             // Names count the chips of a machine, of which there are eight or fewer.
             Sizes::Machine if matches!(size, 1 | 2 | 4 | 8) => Some(vec![size]),
@@ -147,7 +145,7 @@ impl Chip {
     fn sizes(&self) -> impl Iterator<Item = usize> {
         let most = match self.sizes {
             Sizes::Plane => 256,
-            Sizes::Block { most_chips } => 2 * most_chips,
+            Sizes::Block { most_chips, .. } => 2 * most_chips,
             Sizes::Machine => 8,
             Sizes::Unnamed => 0,
         };
@@ -164,7 +162,7 @@ fn plane(chips: usize) -> Option<Vec<usize>> {
 }
 
 /// The sides of a slice of chips in a block: of those that the chips can form, the nearest to a cube.
-fn block(chips: usize) -> Option<Vec<usize>> {
+fn block_sides(chips: usize) -> Option<Vec<usize>> {
     match chips {
         1 => return Some(vec![1, 1, 1]),
         4 => return Some(vec![2, 2, 1]),
@@ -246,6 +244,20 @@ impl CompileTopology {
         self.bounds.iter().product()
     }
 
+    /// The devices of a slice.
+    pub fn devices_per_slice(&self) -> usize {
+        self.chips_per_slice() * self.chip.devices_per_chip()
+    }
+
+    /// What the compiler calls the way of using its chips, where the cores of a chip can be one device or several.
+    pub fn chip_config(&self) -> Option<&'static str> {
+        match self.chip.sizes {
+            Sizes::Block { devices_per_chip: 1, .. } => Some("megacore"),
+            Sizes::Block { .. } => Some("default"),
+            Sizes::Plane | Sizes::Machine | Sizes::Unnamed => None,
+        }
+    }
+
     /// What the compiler calls it, such as `v5p:4x4x4`.
     pub fn compiler_name(&self) -> String {
         let sides: Vec<String> = self.bounds.iter().map(usize::to_string).collect();
@@ -276,6 +288,12 @@ mod tests {
     fn check(name: &str, compiler_name: &str, chips: usize) {
         let topology = CompileTopology::named(name).unwrap();
         assert_eq!((topology.compiler_name().as_str(), topology.chips_per_slice()), (compiler_name, chips));
+    }
+
+    #[test]
+    fn cores_are_devices_where_the_compiler_takes_them_for_such() {
+        let devices = |name| CompileTopology::named(name).unwrap().devices_per_slice();
+        assert_eq!(["v4-8", "v5p-8", "tpu7x-8", "v6e-8", "h100-8"].map(devices), [4, 4, 8, 8, 8]);
     }
 
     #[test]

@@ -154,6 +154,11 @@ impl Estimate {
         })
     }
 
+    /// The number of chips, of which some are several devices.
+    pub fn num_chips(&self) -> usize {
+        self.num_devices / self.chip.map_or(1, Chip::devices_per_chip)
+    }
+
     /// Whether the memory of a device is large enough.
     pub fn verdict(&self) -> Verdict {
         let Some(chip) = self.chip else { return Verdict::Unknown };

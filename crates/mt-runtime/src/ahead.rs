@@ -28,6 +28,8 @@ pub struct AheadOptions {
     /// What the plugin calls one slice, such as `v5p:4x4x4`; of GPUs, machines with processes with devices, such as
     /// `1x1x8`.
     pub topology: String,
+    /// What the plugin calls the way of using its chips, such as `megacore`, where there are several.
+    pub chip_config: Option<&'static str>,
     pub num_slices: usize,
     /// What the compiler has to know of a GPU, as the text of its `GpuTargetConfigProto`.
     pub gpu_description: Option<String>,
@@ -45,7 +47,8 @@ pub struct AheadOfTime {
 #[derive(Debug)]
 pub struct AheadProgram {
     program: CompiledProgram,
-    num_devices: usize,
+    /// The number that the compiler gives to the device at each place of the mesh.
+    device_ids: Vec<i64>,
     identity: Identity,
     /// How long the compiler took.
     pub elapsed: Duration,
@@ -62,6 +65,9 @@ impl AheadOfTime {
         let mut named = Vec::new();
         if options.num_slices > 1 {
             named.push(("num_slices".to_owned(), NamedValue::Integer(options.num_slices as i64)));
+        }
+        if let Some(config) = options.chip_config {
+            named.push(("chip_config_name".to_owned(), NamedValue::String(config.to_owned())));
         }
         let mut name = options.topology.as_str();
         if let Some(description) = &options.gpu_description {
@@ -145,7 +151,9 @@ impl AheadOfTime {
             self.device_kind(),
             self.num_slices,
         );
-        Ok(AheadProgram { program: compiled, num_devices: program.mesh.num_devices(), identity, elapsed })
+        let devices = self.topology.devices();
+        let device_ids = options.devices.iter().map(|device| i64::from(devices[*device].id)).collect();
+        Ok(AheadProgram { program: compiled, device_ids, identity, elapsed })
     }
 }
 
@@ -203,7 +211,7 @@ impl AheadProgram {
     /// The platform does not keep its optimized program.
     pub fn activity(&self) -> Result<Activity, RuntimeError> {
         let (format, bytes) = self.program.optimized_program()?;
-        hlo::activity(&format, &bytes, self.num_devices)
+        hlo::activity(&format, &bytes, &self.device_ids)
     }
 
     /// Writes the program to a file, which [`crate::Runtime::load_compiled`] reads where the hardware is.

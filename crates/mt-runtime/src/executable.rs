@@ -189,7 +189,10 @@ impl Executable {
     /// The platform does not keep its optimized program.
     pub fn activity(&self) -> Result<Activity, RuntimeError> {
         let (format, bytes) = self.inner.executable.program().optimized_program()?;
-        hlo::activity(&format, &bytes, self.inner.mesh.num_devices())
+        let devices = self.inner.runtime.devices();
+        let ids: Vec<i64> =
+            self.inner.mesh.devices().into_iter().map(|device| devices[device].id().into()).collect();
+        hlo::activity(&format, &bytes, &ids)
     }
 
     /// The collectives that the compiled program runs on each device.

@@ -249,11 +249,11 @@ impl Shape {
     }
 }
 
-/// What an optimized program for `num_devices` devices does.
+/// What an optimized program does. `device_ids` are the numbers that the compiler gives to the devices of the mesh.
 ///
 /// # Errors
 /// The bytes are no optimized program.
-pub(crate) fn activity(format: &str, bytes: &[u8], num_devices: usize) -> Result<Activity, RuntimeError> {
+pub(crate) fn activity(format: &str, bytes: &[u8], device_ids: &[i64]) -> Result<Activity, RuntimeError> {
     let unreadable = |reason: String| RuntimeError::OptimizedProgram { format: format.to_owned(), reason };
     let module = match format {
         "hlo_with_config" => ModuleWithConfig::decode(bytes).map(|with_config| with_config.module),
@@ -263,7 +263,7 @@ pub(crate) fn activity(format: &str, bytes: &[u8], num_devices: usize) -> Result
     let module = module.map_err(|error| unreadable(error.to_string()))?;
     let module = module.ok_or_else(|| unreadable("it is empty".to_owned()))?;
     let computations = module.computations.iter().map(|computation| (computation.id, computation)).collect();
-    let mut walk = Walk { computations, num_devices, found: HashMap::new(), memory_bytes: 0.0 };
+    let mut walk = Walk { computations, device_ids, found: HashMap::new(), memory_bytes: 0.0 };
     walk.visit(module.entry_computation_id, 1);
     let mut collectives: Vec<Collective> =
         walk.found.into_iter().map(|(collective, times)| Collective { times, ..collective }).collect();
@@ -275,7 +275,7 @@ pub(crate) fn activity(format: &str, bytes: &[u8], num_devices: usize) -> Result
 
 struct Walk<'m> {
     computations: HashMap<i64, &'m Computation>,
-    num_devices: usize,
+    device_ids: &'m [i64],
     /// How often each runs, whose own number is 0.
     found: HashMap<Collective, u64>,
     memory_bytes: f64,
@@ -297,10 +297,13 @@ impl Walk<'_> {
                     bytes: collective_bytes(&by_id, instruction),
                     arrays: result(instruction).map(Shape::arrays).unwrap_or_default(),
                     times: 0,
-                    places: places(instruction, self.num_devices),
+                    places: places(instruction, self.device_ids.len()),
                     source,
                 };
                 *self.found.entry(collective).or_default() += times;
+            }
+            if let Some(between) = between_slices(&by_id, instruction, self.device_ids) {
+                *self.found.entry(between).or_default() += times;
             }
             self.memory_bytes += times as f64 * self.moved(&by_id, instruction) as f64;
             match opcode {
@@ -367,6 +370,8 @@ impl Walk<'_> {
             opcode if KINDS.contains(&opcode.trim_end_matches("-start")) => {
                 operands() + result(instruction).map_or(0, Shape::main_bytes)
             }
+            "send" => operands(),
+            "recv" => own,
             "dynamic-slice" | "slice" | "gather" => 2 * own,
             "dynamic-update-slice" => 2 * instruction.operand_ids.get(1).map_or(0, size),
             "scatter" => 3 * instruction.operand_ids.get(2).map_or(0, size),
@@ -465,6 +470,52 @@ fn continues_chain(computation: &Computation, instruction: &Instruction) -> bool
     let attributes = instruction.frontend_attributes.as_ref();
     attributes.is_some_and(|attributes| attributes.map.contains_key(CHAIN))
         && !calls(computation, CHAIN_START)
+}
+
+/// What a slice of TPUs sends to other slices: between them a collective is run by the hosts, to which the program gives
+/// its part.
+fn between_slices(
+    by_id: &HashMap<i64, &Instruction>,
+    instruction: &Instruction,
+    device_ids: &[i64],
+) -> Option<Collective> {
+    if instruction.opcode != "send" {
+        return None;
+    }
+    let attributes = &instruction.frontend_attributes.as_ref()?.map;
+    let kind = match attributes.get("_xla_megascale_transfer_type")?.as_str() {
+        "ALL_GATHER" => "all-gather",
+        "ALL_REDUCE" => "all-reduce",
+        "REDUCE_SCATTER" => "reduce-scatter",
+        "ALL_TO_ALL" => "all-to-all",
+        "RAGGED_ALL_TO_ALL" => "ragged-all-to-all",
+        _ => "collective-permute",
+    };
+    let places = slice_group(attributes.get("_xla_megascale_target")?, device_ids);
+    let sent = by_id.get(instruction.operand_ids.first()?)?.shape.as_ref()?.bytes();
+    let bytes = if kind == "all-gather" { sent * places.len() as u64 } else { sent };
+    let source = instruction.metadata.as_ref().map(|metadata| metadata.op_name.clone()).unwrap_or_default();
+    Some(Collective { kind: kind.to_owned(), bytes, arrays: vec![bytes], times: 0, places, source })
+}
+
+/// The places of the first group that exchanges between slices, as in `{1,2}x{0:3}`: device 0 of slices 1 and 2. Numbers
+/// of devices begin with that of their slice.
+fn slice_group(target: &str, device_ids: &[i64]) -> Vec<usize> {
+    const OF_SLICE: i64 = 100_000;
+    let mut parts = target.split('x').map(numbers);
+    let (slices, devices) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let first = devices.first().copied().unwrap_or_default();
+    let place = |slice: &i64| device_ids.iter().position(|id| *id == slice * OF_SLICE + first);
+    slices.iter().filter_map(place).collect()
+}
+
+/// Numbers in braces, and from one to another: `{0:3,8}`.
+fn numbers(text: &str) -> Vec<i64> {
+    let ranges = text.trim_matches(['{', '}']).split(',').filter_map(|range| {
+        let (first, last) = range.split_once(':').unwrap_or((range, range));
+        Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)
+    });
+    ranges.flatten().collect()
 }
 
 /// The number that an instruction is, if it is a whole one.
@@ -587,6 +638,14 @@ mod tests {
         let mut swapped = mesh(&[2, 2], &[(1, None)]);
         swapped.mesh.as_mut().unwrap().device_ids = vec![3, 1, 2, 0];
         check(&swapped, &[3, 1]);
+    }
+
+    #[test]
+    fn groups_between_slices_are_of_one_device_of_each() {
+        let ids: Vec<i64> = (0..8).map(|place| 100_000 * (place % 2 + 1) + place / 2).collect();
+        assert_eq!(slice_group("{1,2}x{0:3}", &ids), [0, 1]);
+        assert_eq!(slice_group("{1:2}x{2,3}", &ids), [4, 5]);
+        assert_eq!(slice_group("{2}x{3}", &ids), [7]);
     }
 
     #[test]

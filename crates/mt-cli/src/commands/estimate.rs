@@ -112,7 +112,7 @@ impl Report {
             lines.push(format!("  {name}: {} tokens, {} operations (6·N·D)", count(tokens), count(flops)));
             for utilization in &self.utilizations {
                 if let Some(seconds) = estimate.seconds(flops, *utilization) {
-                    let hours = seconds / 3600.0 * estimate.num_devices as f64;
+                    let hours = seconds / 3600.0 * estimate.num_chips() as f64;
                     lines.push(format!(
                         "    at {:.0}% of the chips' peak: {}, {} chip-hours",
                         utilization * 100.0,
@@ -136,7 +136,11 @@ impl Report {
                     1 => name.clone(),
                     slices => format!("{slices} × {name}"),
                 };
-                format!("{slices}: {} ({})", counted(estimate.num_devices, "chip"), chip.generation)
+                let devices = match chip.devices_per_chip() {
+                    1 => String::new(),
+                    several => format!(", {several} devices each"),
+                };
+                format!("{slices}: {} ({}{devices})", counted(estimate.num_chips(), "chip"), chip.generation)
             }
             _ => counted(estimate.num_devices, "device"),
         };
@@ -168,7 +172,7 @@ impl Report {
         let trained = |tokens: f64, flops: f64| {
             let times = self.utilizations.iter().filter_map(|utilization| {
                 let seconds = estimate.seconds(flops, *utilization)?;
-                let chip_hours = seconds / 3600.0 * estimate.num_devices as f64;
+                let chip_hours = seconds / 3600.0 * estimate.num_chips() as f64;
                 Some(json!({ "mfu": utilization, "seconds": seconds, "chip_hours": chip_hours }))
             });
             json!({ "tokens": tokens, "flops": flops, "times": times.collect::<Vec<_>>() })

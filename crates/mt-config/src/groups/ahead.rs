@@ -74,7 +74,7 @@ impl AheadGroup {
 impl AbsentHardware {
     /// The slice of each device, all those of one slice after those of the one before.
     pub fn slices(&self) -> Vec<i64> {
-        let of_slice = self.slice.chips_per_slice();
+        let of_slice = self.slice.devices_per_slice();
         (0..self.num_slices).flat_map(|slice| std::iter::repeat_n(slice as i64, of_slice)).collect()
     }
 

@@ -69,6 +69,7 @@ impl Target {
             platform: devices(&hardware).platform,
             plugin_path: run.pjrt_plugin_path.clone(),
             topology,
+            chip_config: hardware.slice.chip_config(),
             num_slices: hardware.num_slices,
             gpu_description: if is_gpu { Some(gpu::description(chip)) } else { None },
         })?;
