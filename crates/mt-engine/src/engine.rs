@@ -8,9 +8,8 @@ use std::{
 };
 
 use bytemuck::Pod;
-use mt_ir::Target;
 use mt_models::Model;
-use mt_runtime::{Array, Executable, Input, PendingArray, Platform, Runtime, RuntimeError};
+use mt_runtime::{Array, Executable, Input, PendingArray, Runtime, RuntimeError};
 use mt_shape::{DType, HostArray, Placement, Sharding};
 
 use crate::{
@@ -58,7 +57,7 @@ impl Engine {
         if let Some(positions) = model.num_learned_positions() {
             options.max_target_length = options.max_target_length.min(positions);
         }
-        let target = if runtime.platform() == Platform::Cpu { Target::Cpu } else { Target::Accelerator };
+        let target = runtime.target();
         let parameter_types = parameters.iter().map(Array::dtype).collect();
         let num_choices = options.num_choices.min(options.vocab_size);
         let programs = Programs { model, placement, target, parameter_types, num_choices };

@@ -1,9 +1,8 @@
 //! Scores of given tokens, in one pass.
 
-use mt_ir::Target;
 use mt_models::{Forward, Tokens};
 use mt_nn::axes::{BATCH, POSITION};
-use mt_runtime::{Array, CompileSettings, Input, Platform};
+use mt_runtime::{Array, CompileSettings, Input};
 use mt_shape::{DType, HostArray, Sharding, axis};
 use mt_trace::{ProgramOptions, program};
 
@@ -43,7 +42,7 @@ pub fn score(
             return Err(EngineError::TokenOutOfRange { number, token, vocab_size });
         }
     }
-    let target = if runtime.platform() == Platform::Cpu { Target::Cpu } else { Target::Accelerator };
+    let target = runtime.target();
     let options = ProgramOptions { name: "logits".to_owned(), placement: placement.clone(), target };
     let specs = model.parameters();
     let axes = [axis(BATCH, rows.len()), axis(POSITION, length)];

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use mt_config::DecodeConfig;
-use mt_ir::{Program, Target};
+use mt_ir::Program;
 use mt_models::{Model, build};
-use mt_runtime::{CompileSettings, Platform};
+use mt_runtime::{CompileSettings, Platform, target_of};
 use mt_shape::Placement;
 
 use crate::{
@@ -38,7 +38,7 @@ impl DecodePlan {
         let model = build(&settings.model)?;
         let topology = settings.placement.topology(num_devices, slices)?;
         let placement = Arc::new(settings.placement.placement(topology)?);
-        let target = if platform == Platform::Cpu { Target::Cpu } else { Target::Accelerator };
+        let target = target_of(platform, settings.run.cpu_kernels);
         let parameter_types = model.parameters().iter().map(|(_, spec)| spec.dtype).collect();
         let decode = &settings.decode;
         let positions = model.num_learned_positions().unwrap_or(usize::MAX);

@@ -22,7 +22,7 @@ pub use op::{
     Memory, Op, Precision, Reduction, Remat, SavePolicy, Scalar, Scan, ScatterDims, ScatterKind, Unary,
     While,
 };
-pub use print::{Boundary, PrintOptions, Target, print_program};
+pub use print::{Boundary, CpuKernels, PrintOptions, Target, print_program};
 pub use program::{Program, ProgramTemporary, ProgramValue, TensorType};
 pub use shape_rules::{ShapeError, infer};
 pub use transform::{eliminate_dead_code, extract};

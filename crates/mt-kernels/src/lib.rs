@@ -7,7 +7,32 @@
 //! Results depend on the number of threads at most, never on which of them is faster.
 
 mod dot;
+mod ffi;
+mod handlers;
 mod team;
 
 pub use dot::{Arithmetic, Dim, Elements, ElementsMut, Operand, dot};
+pub use ffi::Handler;
+pub use handlers::handlers;
 pub use team::{Alone, ScopedThreads, Team};
+
+/// The types for which kernels are faster than XLA on this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Support {
+    pub f32: bool,
+    pub bf16: bool,
+}
+
+/// What the machine's processor has instructions for.
+pub fn support() -> Support {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let wide = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
+        let f32 = wide || (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"));
+        Support { f32, bf16: wide && is_x86_feature_detected!("avx512bf16") }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        Support { f32: false, bf16: false }
+    }
+}

@@ -17,6 +17,7 @@ pub fn start_runtime(run: &RunGroup, debug: &DebugGroup) -> Result<Runtime, Runt
     Runtime::new(&RuntimeOptions {
         platform,
         plugin_path: run.pjrt_plugin_path.clone(),
+        cpu_kernels: run.cpu_kernels,
         num_cpu_devices: Some(run.num_cpu_devices),
         cache_directory: debug.jax_cache_dir.clone(),
         ..RuntimeOptions::default()

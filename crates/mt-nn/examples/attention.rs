@@ -85,7 +85,7 @@ fn compiled(dtype: DType, length: usize, block: Option<usize>) -> Executable {
     let program_options = ProgramOptions {
         name: "attention".to_owned(),
         placement: Arc::new(Placement::single()),
-        target: Target::Cpu,
+        target: Target::CPU,
     };
     let program = program(&program_options, |inputs| {
         let input = |name: &str, axes: &[mt_shape::Axis], dtype: DType| {

@@ -4,7 +4,7 @@
 //! work; [`Buffer`]s and [`Executable`]s belong to a client and keep it alive, so that nothing can be used after it
 //! is destroyed. `mt-runtime` is the only user: it adds sharding, caching and checks.
 //!
-//! Together with the custom-call kernels this is where the workspace's `unsafe` code is. Programs call
+//! Together with `mt-kernels` this is where the workspace's `unsafe` code is. Programs call
 //! [`prepare_environment`] first thing in `main`.
 
 mod buffer;

@@ -106,6 +106,47 @@ impl Plugin {
         Ok(unsafe { named_values(arguments.attributes, arguments.num_attributes) })
     }
 
+    /// Makes the kernels of `mt-kernels` known to the plugin, so that programs can call them; for plugins of CPUs.
+    ///
+    /// # Errors
+    /// The plugin does not take any, or refuses one.
+    pub fn register_kernels(&self) -> Result<(), Error> {
+        const CALL: &str = "RegisterHandler";
+        const PLATFORM: &str = "HOST";
+        let mut extension = self.inner.api.extension_start.cast::<sys::ExtensionBase>();
+        // SAFETY: extensions are a list that ends with null and lives as long as the process.
+        while let Some(base) = unsafe { extension.as_ref() }
+            && base.kind != sys::EXTENSION_FFI
+        {
+            extension = base.next;
+        }
+        // SAFETY: the pointer is null, or the kind says what it points to.
+        let extension = unsafe { extension.cast::<sys::FfiExtension>().as_ref() };
+        let Some(register) = extension.and_then(|extension| extension.register_handler) else {
+            let message = "the plugin takes no kernels".to_owned();
+            return Err(
+                PjrtError { code: ErrorCode::Unimplemented, message, program: None, call: CALL }.into()
+            );
+        };
+        for handler in mt_kernels::handlers() {
+            let mut arguments = sys::RegisterHandler {
+                struct_size: size_of::<sys::RegisterHandler>(),
+                target_name: handler.name.as_ptr().cast(),
+                target_name_size: handler.name.len(),
+                handler: handler.address as *mut c_void,
+                platform_name: PLATFORM.as_ptr().cast(),
+                platform_name_size: PLATFORM.len(),
+                traits: 0,
+            };
+            // SAFETY: the structure is the function's own; names are copied, and handlers are functions.
+            unsafe {
+                let error = register((&raw mut arguments).cast());
+                self.take_error(error, CALL)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Calls the function that `arguments` belong to.
     ///
     /// # Safety

@@ -268,6 +268,38 @@ pub struct Api {
     pub functions: [Option<Function>; NUM_SLOTS],
 }
 
+/// The head of every extension of the API.
+#[repr(C)]
+pub struct ExtensionBase {
+    pub struct_size: usize,
+    pub kind: c_int,
+    pub next: *mut Self,
+}
+
+/// `PJRT_Extension_Type_FFI`
+pub const EXTENSION_FFI: c_int = 5;
+
+/// `PJRT_FFI_Extension`
+#[repr(C)]
+pub struct FfiExtension {
+    pub base: ExtensionBase,
+    pub register_type: Option<Function>,
+    pub add_user_data: Option<Function>,
+    pub register_handler: Option<Function>,
+}
+
+/// `PJRT_FFI_Register_Handler_Args`, which has no extensions.
+#[repr(C)]
+pub struct RegisterHandler {
+    pub struct_size: usize,
+    pub target_name: *const c_char,
+    pub target_name_size: usize,
+    pub handler: *mut c_void,
+    pub platform_name: *const c_char,
+    pub platform_name_size: usize,
+    pub traits: c_int,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union NamedValueContents {

@@ -29,7 +29,7 @@ pub use mt_pjrt::{
     DeviceMemoryStats, MemoryUse, NamedValue, PendingHostArray, Platform, prefer_large_pages,
     prepare_environment,
 };
-pub use runtime::{Runtime, RuntimeOptions};
+pub use runtime::{Runtime, RuntimeOptions, target_of};
 
 /// Plugins: where they are, and how they are installed.
 pub mod plugin {

@@ -9,7 +9,8 @@ use std::{
     },
 };
 
-use mt_ir::Program;
+use mt_ir::{CpuKernels, Program, Target};
+use mt_kernels::Support;
 use mt_pjrt::{Client, ClientOptions, Device, NamedValue, Platform, Plugin, find_or_install};
 
 use crate::{CompileSettings, Executable, RuntimeError, cache::ExecutableCache, fingerprint, memory};
@@ -23,6 +24,8 @@ pub struct RuntimeOptions {
     pub plugin_path: Option<PathBuf>,
     /// For CPUs: the number of virtual devices; `None` for what `XLA_FLAGS` forces, or 1.
     pub num_cpu_devices: Option<usize>,
+    /// Whether programs for CPUs call kernels where these are faster.
+    pub cpu_kernels: bool,
     /// Options of the plugin's client, such as `memory_fraction`.
     pub client_options: Vec<(String, NamedValue)>,
     /// Where executables are kept; `None` for the user's cache, an empty path for nowhere.
@@ -37,6 +40,7 @@ impl Default for RuntimeOptions {
             platform: None,
             plugin_path: None,
             num_cpu_devices: None,
+            cpu_kernels: true,
             client_options: Vec::new(),
             cache_directory: None,
             cache_bytes: 4 << 30,
@@ -52,6 +56,7 @@ pub struct Runtime {
 
 struct Inner {
     platform: Platform,
+    target: Target,
     client: Client,
     cache: Option<ExecutableCache>,
     /// What executables depend on besides their program; found when the first is compiled.
@@ -76,20 +81,35 @@ impl Runtime {
         if client.num_devices() == 0 {
             return Err(RuntimeError::NoDevice(platform));
         }
+        let target = target_of(platform, options.cpu_kernels);
+        if matches!(target, Target::Cpu(kernels) if kernels != CpuKernels::NONE) {
+            plugin.register_kernels()?;
+        }
         let directory = match &options.cache_directory {
             Some(directory) if directory.as_os_str().is_empty() => None,
             Some(directory) => Some(directory.clone()),
             None => Some(mt_pjrt::cache_directory()?.join("executables")),
         };
         let cache = directory.map(|directory| ExecutableCache::new(directory, options.cache_bytes));
-        let inner =
-            Inner { platform, client, cache, fingerprint: OnceLock::new(), live_bytes: Arc::default() };
+        let inner = Inner {
+            platform,
+            target,
+            client,
+            cache,
+            fingerprint: OnceLock::new(),
+            live_bytes: Arc::default(),
+        };
         Ok(Self { inner: Arc::new(inner) })
     }
 
     /// The kind of hardware.
     pub fn platform(&self) -> Platform {
         self.inner.platform
+    }
+
+    /// What programs are printed for.
+    pub fn target(&self) -> Target {
+        self.inner.target
     }
 
     /// The file of the plugin.
@@ -177,6 +197,18 @@ impl Runtime {
 impl fmt::Debug for Runtime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Runtime({}, {} devices)", self.platform(), self.num_devices())
+    }
+}
+
+/// What programs for a platform are printed for.
+pub fn target_of(platform: Platform, cpu_kernels: bool) -> Target {
+    match platform {
+        Platform::Cpu if cpu_kernels => {
+            let Support { f32, bf16 } = mt_kernels::support();
+            Target::Cpu(CpuKernels { f32, bf16 })
+        }
+        Platform::Cpu => Target::CPU,
+        _ => Target::Accelerator,
     }
 }
 

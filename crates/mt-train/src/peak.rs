@@ -27,7 +27,7 @@ fn measured(runtime: &Runtime, dtype: DType) -> Option<f64> {
     let options = ProgramOptions {
         name: "matrix_product".to_owned(),
         placement: placement.clone(),
-        target: Target::Cpu,
+        target: Target::CPU,
     };
     let (rows, inner, columns) = (axis("rows", SIZE), axis("inner", SIZE), axis("columns", SIZE));
     let program = program(&options, |inputs| {

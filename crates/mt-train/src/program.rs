@@ -9,7 +9,6 @@ use mt_nn::{
     axes::{BATCH, POSITION},
     initialize,
 };
-use mt_runtime::Platform;
 use mt_shape::{DType, Placement, axis};
 use mt_trace::{Inputs, Output, ProgramOptions, program};
 
@@ -26,7 +25,7 @@ use crate::{
 pub(crate) struct Programs<'a> {
     pub model: &'a dyn Model,
     pub placement: Arc<Placement>,
-    pub platform: Platform,
+    pub target: Target,
     pub layout: Arc<StateLayout>,
     pub update: Arc<UpdateRule>,
     pub objective: Objective<'a>,
@@ -41,8 +40,7 @@ pub(crate) const BATCH_ARRAYS: [&str; 5] =
 
 impl Programs<'_> {
     fn options(&self, name: &str) -> ProgramOptions {
-        let target = if self.platform == Platform::Cpu { Target::Cpu } else { Target::Accelerator };
-        ProgramOptions { name: name.to_owned(), placement: self.placement.clone(), target }
+        ProgramOptions { name: name.to_owned(), placement: self.placement.clone(), target: self.target }
     }
 
     fn build<F>(&self, name: &'static str, code: F) -> Result<Program, TrainError>

@@ -11,7 +11,7 @@ use mt_config::{Config, Request, TrainConfig};
 use mt_ir::Memory;
 use mt_models::{Model, start_runtime};
 use mt_nn::SequenceOrder;
-use mt_runtime::{CompileSettings, Executable, Platform, Runtime};
+use mt_runtime::{CompileSettings, Executable, Platform, Runtime, target_of};
 use mt_shape::Placement;
 
 use crate::{
@@ -336,8 +336,9 @@ pub(crate) fn programs_of<'a>(
     };
     let objective = objective(settings, model, parameters_in, placement.mesh().num_devices() > 1);
     let StateRule { layout, update } = state_rule;
+    let target = target_of(platform, settings.run.cpu_kernels);
     let seed = settings.model.init_weights_seed;
-    Programs { model, placement, platform, layout, update, objective, seed, order }
+    Programs { model, placement, target, layout, update, objective, seed, order }
 }
 
 fn objective<'a>(

@@ -31,7 +31,7 @@ pub fn options(name: &str) -> ProgramOptions {
 
 /// Options for a program on a mesh.
 pub fn options_on(name: &str, placement: Placement) -> ProgramOptions {
-    ProgramOptions { name: name.into(), placement: Arc::new(placement), target: Target::Cpu }
+    ProgramOptions { name: name.into(), placement: Arc::new(placement), target: Target::CPU }
 }
 
 /// A mesh of 8 devices, with rules that place `rows` on its first axis and `columns` on its second.

@@ -26,6 +26,7 @@ group! {
         enable_tensorboard: bool,
         hardware: Hardware,
         num_cpu_devices: usize,
+        cpu_kernels: bool,
         pjrt_plugin_path: Option<PathBuf>,
     }
 }

@@ -100,6 +100,15 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .acts_on("runtime")
                 .run_level()
                 .own(),
+            Key::boolean(
+                "cpu_kernels",
+                true,
+                "Programs for one CPU device call this program's own kernels where these are faster than \
+                 XLA's code.",
+            )
+            .acts_on("runtime")
+            .run_level()
+            .own(),
             Key::integer(
                 "num_cpu_slices",
                 1,

@@ -26,7 +26,7 @@ fn reference(keys: &[&str], weights: &[HostArray], sequence: &[u32]) -> Vec<f64>
     let model = model(keys);
     let parameter_types = vec![DType::F32; weights.len()];
     let placement = Arc::new(Placement::single());
-    let target = Target::Cpu;
+    let target = Target::CPU;
     let programs = Programs { model, placement, target, parameter_types, num_choices: VOCAB_SIZE };
     let program = program(&programs.options("whole"), |inputs| {
         let parameters = programs.parameters(inputs);

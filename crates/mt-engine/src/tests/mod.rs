@@ -53,7 +53,7 @@ pub fn weights(model: &dyn Model) -> Vec<HostArray> {
     let options = ProgramOptions {
         name: "initialize".to_owned(),
         placement: Arc::new(Placement::single()),
-        target: Target::Cpu,
+        target: Target::CPU,
     };
     let program = program(&options, |inputs| {
         let region = inputs.region();

@@ -22,7 +22,7 @@ fn shares(scores: &[f32], options: SamplingOptions) -> (Vec<f64>, Vec<f64>) {
     let program_options = ProgramOptions {
         name: "draws".to_owned(),
         placement: Arc::new(Placement::single()),
-        target: Target::Cpu,
+        target: Target::CPU,
     };
     let program = program(&program_options, |inputs| {
         let (batch, vocab) = (axis(BATCH, NUM_DRAWS), axis(VOCAB, size));

@@ -1,11 +1,14 @@
 //! Prints graphs as StableHLO text with Shardy annotations.
 
+mod kernels;
 mod operations;
 mod regions;
 
 use std::{fmt::Write as _, sync::Arc};
 
 use mt_shape::{DType, Mesh, PartitionSpec, Sharding};
+
+use kernels::Views;
 
 use crate::{
     Counts, Graph, Memory, Program, ProgramValue, TensorType, ValueId, temporaries::largest_temporaries,
@@ -19,8 +22,30 @@ pub enum Target {
     #[default]
     Accelerator,
     /// Dot products return `f32`, which is converted: XLA's CPU plugin runs it more than twice as fast. There is one
-    /// memory, and nothing is moved.
-    Cpu,
+    /// memory, and nothing is moved. Where there are kernels, programs for one device call them.
+    Cpu(CpuKernels),
+}
+
+/// The types for which the machine's kernels (`mt-kernels`) multiply matrices faster than XLA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuKernels {
+    pub f32: bool,
+    pub bf16: bool,
+}
+
+impl CpuKernels {
+    /// Everything is left to XLA.
+    pub const NONE: Self = Self { f32: false, bf16: false };
+}
+
+impl Target {
+    /// A CPU, without kernels.
+    pub const CPU: Self = Self::Cpu(CpuKernels::NONE);
+
+    /// Whether the devices are CPUs.
+    pub const fn is_cpu(self) -> bool {
+        matches!(self, Self::Cpu(_))
+    }
 }
 
 /// What the text depends on besides the graph.
@@ -64,13 +89,13 @@ pub fn print_program(
                 ty: graph.ty(*id).clone(),
                 sharding: boundary.sharding.clone(),
                 donated: boundary.donated,
-                memory: if options.target == Target::Cpu { Memory::Device } else { boundary.memory },
+                memory: if options.target.is_cpu() { Memory::Device } else { boundary.memory },
             })
             .collect()
     };
     let inputs = values(graph.inputs(), inputs);
     let outputs = values(graph.outputs(), outputs);
-    let mut printer = Printer { text: String::new(), next: 0, indent: 2, options };
+    let mut printer = Printer { text: String::new(), next: 0, indent: 2, options, views: Views::default() };
     printer.module(graph, &inputs, &outputs);
     Program {
         name: options.name.clone(),
@@ -91,6 +116,7 @@ struct Printer<'a> {
     next: Name,
     indent: usize,
     options: &'a PrintOptions,
+    views: Views,
 }
 
 /// The names of a graph's values, by index.
@@ -170,6 +196,7 @@ impl Printer<'_> {
         let mut arguments = Vec::new();
         for ((id, input), alias) in graph.inputs().iter().zip(inputs).zip(aliases) {
             let name = self.fresh();
+            self.note_argument(name);
             names[id.index()] = Some(name);
             let mut attributes = self.placed(input);
             match alias {

@@ -154,7 +154,11 @@ impl Printer<'_> {
             }
             Op::Select => simple(self, "stablehlo.select", &[]),
             Op::Clamp => simple(self, "stablehlo.clamp", &[]),
-            Op::Convert(_) => simple(self, "stablehlo.convert", &[]),
+            Op::Convert(dtype) => {
+                let name = simple(self, "stablehlo.convert", &[]);
+                self.note_convert(named[0], *dtype, name[0]);
+                name
+            }
             Op::Bitcast(_) => simple(self, "stablehlo.bitcast_convert", &[]),
             Op::Reduce { kind, dimensions } => {
                 vec![self.reduce(*kind, dimensions, named[0], results[0], scope)]
@@ -168,9 +172,16 @@ impl Printer<'_> {
                 "stablehlo.broadcast_in_dim",
                 &[format!("broadcast_dimensions = {}", i64_array(mapping))],
             ),
-            Op::Reshape { .. } => simple(self, "stablehlo.reshape", &[]),
+            Op::Reshape { dims } => {
+                let name = simple(self, "stablehlo.reshape", &[]);
+                self.note_reshape(named[0], dims, name[0]);
+                name
+            }
             Op::Transpose { permutation } => {
-                simple(self, "stablehlo.transpose", &[format!("permutation = {}", i64_array(permutation))])
+                let attribute = format!("permutation = {}", i64_array(permutation));
+                let name = simple(self, "stablehlo.transpose", &[attribute]);
+                self.note_transpose(named[0], permutation, name[0]);
+                name
             }
             Op::Slice { start, limit, stride } => simple(
                 self,
@@ -216,7 +227,7 @@ impl Printer<'_> {
                 let sharding = format!("sharding = #sdy.sharding<@mesh, {}>", self.spec(spec));
                 simple(self, "sdy.sharding_constraint", &[sharding])
             }
-            Op::Transfer(_) if self.options.target == Target::Cpu => operands.to_vec(),
+            Op::Transfer(_) if self.options.target.is_cpu() => operands.to_vec(),
             Op::Transfer(memory) => simple(
                 self,
                 "stablehlo.custom_call",
@@ -270,7 +281,10 @@ impl Printer<'_> {
     }
 
     fn dot(&mut self, dot: &Dot, operands: &[(Name, &TensorType)], result: &TensorType, scope: &str) -> Name {
-        let merges = self.options.target == Target::Cpu && self.options.mesh.num_devices() == 1;
+        if let Some(name) = self.kernel_dot(dot, operands, result, scope) {
+            return name;
+        }
+        let merges = self.options.target.is_cpu() && self.options.mesh.num_devices() == 1;
         if merges && let Some((merged, types)) = merged_dot(dot, operands) {
             let [lhs, rhs] = [0, 1].map(|side| {
                 (
@@ -304,7 +318,7 @@ impl Printer<'_> {
             && self.options.mesh.num_devices() > 1;
         let printed = if rounds {
             TensorType::new(of_operands, result.dims.clone())
-        } else if is_narrow(dot.result) && self.options.target == Target::Cpu {
+        } else if is_narrow(dot.result) && self.options.target.is_cpu() {
             TensorType::new(DType::F32, result.dims.clone())
         } else {
             result.clone()

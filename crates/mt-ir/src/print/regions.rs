@@ -63,7 +63,7 @@ impl Printer<'_> {
         let (names, text) = self.block_arguments(types);
         self.line(&format!("^bb0({text}):"));
         self.indent += 2;
-        let next = body(self, &names);
+        let next = self.in_loop(|printer| body(printer, &names));
         self.indent -= 2;
         self.terminator("stablehlo.return", &next, types);
         let types: Vec<String> = types.iter().map(tensor).collect();
@@ -183,7 +183,9 @@ impl Printer<'_> {
         let attribute = format!("slice_sizes = {}", i64_array(&slice.dims));
         let name = self.operation("stablehlo.dynamic_slice", &operands, &[attribute], &slice, scope);
         let result = TensorType::new(ty.dtype, &ty.dims[1..]);
-        self.operation("stablehlo.reshape", &[(name, &slice)], &[], &result, scope)
+        let name = self.operation("stablehlo.reshape", &[(name, &slice)], &[], &result, scope);
+        self.note_slice((stack, ty), position, name);
+        name
     }
 
     fn write_at(

@@ -197,7 +197,7 @@ impl Batch {
 pub struct Parameters<L>(pub Vec<L>);
 
 pub fn options(name: &str, placement: Arc<Placement>) -> ProgramOptions {
-    ProgramOptions { name: name.to_owned(), placement, target: Target::Cpu }
+    ProgramOptions { name: name.to_owned(), placement, target: Target::CPU }
 }
 
 pub fn declare<'t>(
@@ -258,7 +258,7 @@ pub struct Gradients {
 
 /// The program from parameters and a batch to loss, logits and gradients. Dropout draws from a fixed key.
 pub fn gradient_program(model: &dyn Model, rows: usize, length: usize) -> Program {
-    gradient_program_for(model, Target::Cpu, rows, length)
+    gradient_program_for(model, Target::CPU, rows, length)
 }
 
 /// The same for another kind of device.

@@ -188,7 +188,7 @@ fn what_is_offloaded_is_moved_out_and_back() {
                 let moves = format!("{{_xla_buffer_placement = \"{memory}\"}}");
                 assert_eq!(text.matches(&moves).count(), expected, "{policy:?} {scan}: to {memory}");
             }
-            assert!(!program(Target::Cpu).contains("annotate_device_placement"), "{policy:?} {scan}");
+            assert!(!program(Target::CPU).contains("annotate_device_placement"), "{policy:?} {scan}");
         }
     }
 }

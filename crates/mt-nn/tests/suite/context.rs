@@ -93,7 +93,7 @@ impl Case {
         let [heads, group, width] = [axis(KV_HEADS, KV), axis(GROUP, self.group), axis(HEAD_DIM, WIDTH)];
         let context_axes = [rows, heads, positions, group, width];
         let options =
-            ProgramOptions { name: name.to_owned(), placement: self.placement(), target: Target::Cpu };
+            ProgramOptions { name: name.to_owned(), placement: self.placement(), target: Target::CPU };
         program(&options, |inputs| {
             let input = |axes: &[Axis], logical: &[Option<&str>], dtype: DType| {
                 inputs.input("argument", dtype, axes, logical, false)

@@ -55,7 +55,7 @@ where
     let options = ProgramOptions {
         name: name.to_owned(),
         placement: Arc::new(Placement::single()),
-        target: Target::Cpu,
+        target: Target::CPU,
     };
     program(&options, |inputs| outputs(inputs, arguments, code)).unwrap()
 }

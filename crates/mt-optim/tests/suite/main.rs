@@ -58,7 +58,7 @@ where
     let options = ProgramOptions {
         name: name.to_owned(),
         placement: Arc::new(Placement::single()),
-        target: Target::Cpu,
+        target: Target::CPU,
     };
     program(&options, code).unwrap()
 }

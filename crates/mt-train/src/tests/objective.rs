@@ -153,7 +153,7 @@ fn traced(setting: Setting<'_>) -> (WithAuxiliary, Program, Vec<&'static str>) {
         Some(mesh) => of_mesh(mesh),
     };
     let options =
-        ProgramOptions { name: "gradients".to_owned(), placement: Arc::new(placement), target: Target::Cpu };
+        ProgramOptions { name: "gradients".to_owned(), placement: Arc::new(placement), target: Target::CPU };
     let specs = model.parameters();
     let objective = objective(&model, setting);
     let mut names = Vec::new();

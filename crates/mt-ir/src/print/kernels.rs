@@ -1,0 +1,229 @@
+//! Calls of kernels for CPUs in place of dot products.
+//!
+//! A kernel reads its operands through sizes and strides. So what only changes an operand's view, as transposing and
+//! slicing do, or its type, as the cast of a weight does, is left to the kernel, and the compiler finds the operation
+//! itself without use.
+
+use std::collections::{HashMap, HashSet};
+
+use mt_shape::DType;
+
+use super::{Name, Printer, Target, i64_array, list, string};
+use crate::{CpuKernels, Dot, TensorType};
+
+/// The handler that `mt-kernels` has for products.
+const DOT: &str = "maxtext.dot";
+
+/// Products with fewer multiplications are left to XLA, whose code for them can be fused with what is around.
+const FEWEST_MULTIPLICATIONS: usize = 1 << 14;
+
+/// How a value can be read from an array that exists anyway.
+#[derive(Clone, Debug)]
+struct View {
+    array: Name,
+    ty: TensorType,
+    dims: Vec<Extent>,
+    /// The position in the array's leading dimension that `dims` leave out.
+    position: Option<Name>,
+    /// Whether elements are rounded to `bf16` when they are read, and how many loops were around the cast.
+    cast: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Extent {
+    size: usize,
+    /// In elements.
+    stride: usize,
+}
+
+/// The views of values printed so far.
+#[derive(Default)]
+pub(super) struct Views {
+    views: HashMap<Name, View>,
+    /// Arguments of the program: what is there before it begins, and is read from memory in any case.
+    arguments: HashSet<Name>,
+    num_loops: usize,
+}
+
+impl View {
+    fn of_array(array: Name, ty: &TensorType) -> Self {
+        Self { array, ty: ty.clone(), dims: dense(&ty.dims), position: None, cast: None }
+    }
+
+    /// The view in another shape, if strides can express it.
+    fn reshaped(&self, dims: &[usize]) -> Option<Self> {
+        let mut result = Vec::with_capacity(dims.len());
+        // Dimensions of both shapes with the same product are taken together.
+        let mut rest = self.dims.as_slice();
+        let mut wanted = dims;
+        while !wanted.is_empty() {
+            let (mut num_wanted, mut num_own) = (1, 0);
+            let (mut size, mut own) = (wanted[0], 1);
+            while size != own {
+                if own < size {
+                    own *= rest.get(num_own)?.size;
+                    num_own += 1;
+                } else {
+                    size *= *wanted.get(num_wanted)?;
+                    num_wanted += 1;
+                }
+            }
+            let run = &rest[..num_own];
+            let is_dense = run.windows(2).all(|pair| pair[0].stride == pair[1].stride * pair[1].size);
+            if !is_dense {
+                return None;
+            }
+            let stride = run.last().map_or(1, |extent| extent.stride);
+            let split = dense(&wanted[..num_wanted]);
+            result.extend(split.iter().map(|extent| Extent { stride: extent.stride * stride, ..*extent }));
+            (rest, wanted) = (&rest[num_own..], &wanted[num_wanted..]);
+        }
+        rest.iter().all(|extent| extent.size == 1).then(|| Self { dims: result, ..self.clone() })
+    }
+}
+
+/// Extents of a row-major array.
+fn dense(dims: &[usize]) -> Vec<Extent> {
+    let mut stride = 1;
+    let mut extents: Vec<Extent> = dims
+        .iter()
+        .rev()
+        .map(|size| {
+            let extent = Extent { size: *size, stride };
+            stride *= size;
+            extent
+        })
+        .collect();
+    extents.reverse();
+    extents
+}
+
+impl Printer<'_> {
+    fn kernels(&self) -> CpuKernels {
+        match self.options.target {
+            // A program for several devices is partitioned, which calls are not.
+            Target::Cpu(kernels) if self.options.mesh.num_devices() == 1 => kernels,
+            _ => CpuKernels::NONE,
+        }
+    }
+
+    pub(super) fn note_argument(&mut self, name: Name) {
+        self.views.arguments.insert(name);
+    }
+
+    /// Runs `print` for the inside of a loop.
+    pub(super) fn in_loop<R>(&mut self, print: impl FnOnce(&mut Self) -> R) -> R {
+        self.views.num_loops += 1;
+        let result = print(self);
+        self.views.num_loops -= 1;
+        result
+    }
+
+    fn view(&self, name: Name, ty: &TensorType) -> View {
+        self.views.views.get(&name).cloned().unwrap_or_else(|| View::of_array(name, ty))
+    }
+
+    pub(super) fn note_transpose(&mut self, from: (Name, &TensorType), permutation: &[usize], to: Name) {
+        let view = self.view(from.0, from.1);
+        let dims = permutation.iter().map(|dim| view.dims[*dim]).collect();
+        self.views.views.insert(to, View { dims, ..view });
+    }
+
+    pub(super) fn note_reshape(&mut self, from: (Name, &TensorType), dims: &[usize], to: Name) {
+        if let Some(view) = self.view(from.0, from.1).reshaped(dims) {
+            self.views.views.insert(to, view);
+        }
+    }
+
+    /// Notes that `to` is what `stack` has at `position` of its leading dimension.
+    pub(super) fn note_slice(&mut self, stack: (Name, &TensorType), position: Name, to: Name) {
+        let whole = View::of_array(stack.0, stack.1);
+        let view = View { dims: whole.dims[1..].to_vec(), position: Some(position), ..whole };
+        self.views.views.insert(to, view);
+    }
+
+    /// Notes a cast, if what is cast comes from an argument: other values are better written in the narrow type.
+    pub(super) fn note_convert(&mut self, from: (Name, &TensorType), dtype: DType, to: Name) {
+        let view = self.view(from.0, from.1);
+        let is_stored = view.position.is_some() || self.views.arguments.contains(&view.array);
+        if is_stored && view.cast.is_none() && (from.1.dtype, dtype) == (DType::F32, DType::BF16) {
+            self.views.views.insert(to, View { cast: Some(self.views.num_loops), ..view });
+        }
+    }
+
+    /// Prints a dot product as the call of a kernel, if there is one for it.
+    pub(super) fn kernel_dot(
+        &mut self,
+        dot: &Dot,
+        operands: &[(Name, &TensorType)],
+        result: &TensorType,
+        scope: &str,
+    ) -> Option<Name> {
+        let kernels = self.kernels();
+        let (lhs, rhs) = (operands[0].1, operands[1].1);
+        let multiplies = match (lhs.dtype, rhs.dtype) {
+            (DType::F32, DType::F32) => kernels.f32,
+            (DType::BF16, DType::BF16) => kernels.bf16,
+            _ => false,
+        };
+        let contracted: usize = dot.lhs_contract.iter().map(|dim| lhs.dims[*dim]).product();
+        let multiplications = result.num_elements() * contracted;
+        let fits = multiplies
+            && matches!(result.dtype, DType::F32 | DType::BF16)
+            && multiplications >= FEWEST_MULTIPLICATIONS;
+        if !fits {
+            return None;
+        }
+        let sides = [
+            (operands[0], &dot.lhs_batch, &dot.lhs_contract),
+            (operands[1], &dot.rhs_batch, &dot.rhs_contract),
+        ];
+        let mut arguments: Vec<(Name, TensorType)> = Vec::new();
+        let mut positions = Vec::new();
+        let mut attributes = Vec::new();
+        for (index, ((name, ty), batch, contract)) in sides.into_iter().enumerate() {
+            let view = self.view(name, ty);
+            // What is cast once and read in each turn of a loop is better read in its narrow type.
+            let view = if view.cast.is_some_and(|num_loops| num_loops < self.views.num_loops) {
+                View::of_array(name, ty)
+            } else {
+                view
+            };
+            let free: Vec<usize> =
+                (0..ty.rank()).filter(|dim| !batch.contains(dim) && !contract.contains(dim)).collect();
+            let numbers = [batch.as_slice(), &free, contract].into_iter().flat_map(|dims| {
+                let extents = dims.iter().flat_map(|dim| [view.dims[*dim].size, view.dims[*dim].stride]);
+                std::iter::once(dims.len()).chain(extents)
+            });
+            attributes.push(format!("{} = {}", ["lhs", "rhs"][index], i64_array(numbers)));
+            arguments.push((view.array, view.ty.clone()));
+            let sliced = view.position.map(|position| {
+                positions.push((position, TensorType::scalar(DType::I32)));
+                (arguments.len(), view.ty.dims[1..].iter().product::<usize>())
+            });
+            // The stride of the leading dimension, or 0 for none.
+            let stride = sliced.map_or(0, |(_, stride)| stride);
+            attributes.push(format!("{}_slice = {stride} : i64", ["lhs", "rhs"][index]));
+        }
+        arguments.append(&mut positions);
+        attributes.push(format!("narrow = {} : i64", u8::from(lhs.dtype == DType::BF16)));
+        let layouts = list(arguments.iter().map(|(_, ty)| row_major(ty.rank())));
+        let attributes = [
+            "api_version = 4 : i32".to_owned(),
+            format!("call_target_name = {}", string(DOT)),
+            format!("backend_config = {{{}}}", attributes.join(", ")),
+            format!("operand_layouts = {layouts}"),
+            format!("result_layouts = [{}]", row_major(result.rank())),
+        ];
+        let arguments: Vec<(Name, &TensorType)> = arguments.iter().map(|(name, ty)| (*name, ty)).collect();
+        Some(self.operation("stablehlo.custom_call", &arguments, &attributes, result, scope))
+    }
+}
+
+/// The layout of a dense row-major array, the fastest dimension first.
+fn row_major(rank: usize) -> String {
+    if rank == 0 {
+        return "dense<> : tensor<0xindex>".to_owned();
+    }
+    format!("dense<{}> : tensor<{rank}xindex>", list((0..rank).rev()))
+}

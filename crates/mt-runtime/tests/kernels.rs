@@ -1,0 +1,180 @@
+//! Programs that call kernels against those that do not.
+
+use std::sync::Arc;
+
+use mt_ir::{
+    Boundary, CpuKernels, Dot, Graph, Memory, Op, Precision, PrintOptions, Program, SavePolicy, Scan, Target,
+    TensorType, ValueId, eliminate_dead_code, print_program,
+};
+use mt_runtime::testing;
+use mt_shape::{DType, HostArray, Mesh, Sharding};
+
+const ALL: Target = Target::Cpu(CpuKernels { f32: true, bf16: true });
+
+fn printed(graph: &Graph, target: Target) -> Program {
+    let boundary = |ty: &TensorType| Boundary {
+        name: "value".into(),
+        sharding: Sharding::replicated(Arc::new(Mesh::single()), ty.rank()),
+        donated: false,
+        memory: Memory::Device,
+    };
+    let inputs: Vec<Boundary> = graph.input_types().iter().map(boundary).collect();
+    let outputs: Vec<Boundary> = graph.output_types().iter().map(boundary).collect();
+    let options = PrintOptions { name: "products".into(), mesh: Arc::new(Mesh::single()), target };
+    print_program(graph, &inputs, &outputs, &options)
+}
+
+/// Numbers in -1..1 that differ from array to array.
+fn numbers(ty: &TensorType, seed: usize) -> HostArray {
+    let values: Vec<f32> = (0..ty.num_elements())
+        .map(|index| ((index * 7919 + seed * 104_729) % 2003) as f32 / 1001.5 - 1.0)
+        .collect();
+    match ty.dtype {
+        DType::BF16 => {
+            let values: Vec<half::bf16> = values.into_iter().map(half::bf16::from_f32).collect();
+            HostArray::from_slice(DType::BF16, &ty.dims, &values).unwrap()
+        }
+        DType::F16 => {
+            let values: Vec<half::f16> = values.into_iter().map(half::f16::from_f32).collect();
+            HostArray::from_slice(DType::F16, &ty.dims, &values).unwrap()
+        }
+        _ => HostArray::from_slice(DType::F32, &ty.dims, &values).unwrap(),
+    }
+}
+
+/// Runs the graph with and without kernels; `num_calls` are printed.
+#[track_caller]
+fn check(name: &str, graph: &Graph, num_calls: usize) {
+    let graph = eliminate_dead_code(graph);
+    let inputs: Vec<HostArray> =
+        graph.input_types().iter().enumerate().map(|(index, ty)| numbers(ty, index)).collect();
+    let with = printed(&graph, ALL);
+    assert_eq!(with.text.matches("maxtext.dot").count(), num_calls, "{name}:\n{}", with.text);
+    let with = testing::run(&with, &inputs).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let without = testing::run(&printed(&graph, Target::CPU), &inputs).unwrap();
+    for (with, without) in with.iter().zip(&without) {
+        let (with, without) = (with.to_f64(), without.to_f64());
+        let largest = without.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+        // Sums in another order, and where results are `bf16` the next one of these.
+        let is_narrow = graph.output_types()[0].dtype == DType::BF16;
+        let bound = if is_narrow { largest * 2.0_f64.powi(-7) } else { largest * 2e-6 };
+        for (index, (with, without)) in with.iter().zip(&without).enumerate() {
+            assert!((with - without).abs() <= bound, "{name}, element {index}: {with}, not {without}");
+        }
+    }
+}
+
+fn dot(batch: [&[usize]; 2], contract: [&[usize]; 2], result: DType) -> Op {
+    let [lhs_batch, rhs_batch] = batch.map(<[usize]>::to_vec);
+    let [lhs_contract, rhs_contract] = contract.map(<[usize]>::to_vec);
+    Op::Dot(Dot {
+        lhs_batch,
+        rhs_batch,
+        lhs_contract,
+        rhs_contract,
+        result,
+        precision: Precision::Default,
+        may_round: false,
+    })
+}
+
+fn product(
+    types: [TensorType; 2],
+    dot: Op,
+    prepare: impl Fn(&mut Graph, ValueId, usize) -> ValueId,
+) -> Graph {
+    let mut graph = Graph::new();
+    let inputs = types.map(|ty| graph.input(ty));
+    let sides: Vec<ValueId> =
+        inputs.iter().enumerate().map(|(side, input)| prepare(&mut graph, *input, side)).collect();
+    let result = graph.emit(dot, &sides);
+    graph.set_outputs(vec![result]);
+    graph
+}
+
+fn ty(dtype: DType, dims: &[usize]) -> TensorType {
+    TensorType::new(dtype, dims)
+}
+
+#[test]
+fn products_of_all_orders() {
+    for (dtype, result) in [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::BF16, DType::BF16)] {
+        let check = |name: &str, lhs: &[usize], rhs: &[usize], op: Op| {
+            let graph = product([ty(dtype, lhs), ty(dtype, rhs)], op, |_, input, _| input);
+            check(&format!("{name} {dtype:?}"), &graph, 1);
+        };
+        check("forward", &[2, 33, 40], &[40, 70], dot([&[], &[]], [&[2], &[0]], result));
+        check("input's gradient", &[2, 33, 70], &[40, 70], dot([&[], &[]], [&[2], &[1]], result));
+        check("weight's gradient", &[2, 33, 40], &[2, 33, 70], dot([&[], &[]], [&[0, 1], &[0, 1]], result));
+        check("heads", &[3, 17, 4, 24], &[3, 19, 4, 24], dot([&[0, 2], &[0, 2]], [&[3], &[3]], result));
+        check("batch last", &[17, 24, 12], &[24, 19, 12], dot([&[2], &[2]], [&[1], &[0]], result));
+        check("a row", &[1, 300], &[300, 517], dot([&[], &[]], [&[1], &[0]], result));
+        check("a row with a table's rows", &[1, 300], &[517, 300], dot([&[], &[]], [&[1], &[1]], result));
+    }
+}
+
+#[test]
+fn views_are_read_in_place() {
+    let transposed = |graph: &mut Graph, input: ValueId, _: usize| {
+        graph.emit(Op::Transpose { permutation: vec![2, 0, 1] }, &[input])
+    };
+    let types = || [ty(DType::F32, &[12, 20, 16]), ty(DType::F32, &[12, 20, 16])];
+    check("transposed", &product(types(), dot([&[0], &[0]], [&[1], &[1]], DType::F32), transposed), 1);
+    let split = |graph: &mut Graph, input: ValueId, _: usize| {
+        let input = graph.emit(Op::Transpose { permutation: vec![1, 0, 2] }, &[input]);
+        graph.reshape(input, &[5, 4, 12, 1, 16])
+    };
+    let op = dot([&[1], &[1]], [&[0, 4], &[0, 4]], DType::F32);
+    check("split", &product(types(), op, split), 1);
+    // Neighbours in the new order are none in memory: the compiler has to move them.
+    let merged = |graph: &mut Graph, input: ValueId, _: usize| {
+        let input = graph.emit(Op::Transpose { permutation: vec![1, 0, 2] }, &[input]);
+        graph.reshape(input, &[240, 16])
+    };
+    check("merged", &product(types(), dot([&[], &[]], [&[1], &[1]], DType::F32), merged), 1);
+    let cast = |graph: &mut Graph, input: ValueId, _: usize| graph.convert(input, DType::BF16);
+    let types = [ty(DType::F32, &[70, 50]), ty(DType::F32, &[50, 90])];
+    let cast = product(types, dot([&[], &[]], [&[1], &[0]], DType::BF16), cast);
+    let text = printed(&cast, ALL).text;
+    let call = text.lines().find(|line| line.contains("maxtext.dot")).unwrap();
+    assert!(call.contains("(tensor<70x50xf32>, tensor<50x90xf32>) -> tensor<70x90xbf16>"), "{call}");
+    check("cast", &cast, 1);
+}
+
+#[test]
+fn layers_of_a_scan_are_read_from_their_stack() {
+    let mut body = Graph::new();
+    let x = body.input(ty(DType::F32, &[24, 40]));
+    let weight = body.input(ty(DType::F32, &[40, 40]));
+    let narrow = [x, weight].map(|value| body.convert(value, DType::BF16));
+    let product = body.emit(dot([&[], &[]], [&[1], &[0]], DType::BF16), &narrow);
+    let next = body.convert(product, DType::F32);
+    body.set_outputs(vec![next, weight]);
+    for reverse in [false, true] {
+        let mut graph = Graph::new();
+        let inputs = [ty(DType::F32, &[24, 40]), ty(DType::F32, &[5, 40, 40])].map(|ty| graph.input(ty));
+        let scan = Scan {
+            body: Arc::new(body.clone()),
+            length: 5,
+            reverse,
+            num_captured: 0,
+            num_carry: 1,
+            save: SavePolicy::Everything,
+        };
+        let results = graph.emit_all(Op::Scan(scan), &inputs);
+        graph.set_outputs(results);
+        let text = printed(&graph, ALL).text;
+        let call = text.lines().find(|line| line.contains("maxtext.dot")).unwrap();
+        assert!(call.contains("(tensor<24x40xbf16>, tensor<5x40x40xf32>, tensor<i32>)"), "{call}");
+        check("scan", &graph, 1);
+    }
+}
+
+#[test]
+fn small_products_and_other_types_are_left_to_the_compiler() {
+    let plain = |_: &mut Graph, input: ValueId, _: usize| input;
+    let op = || dot([&[], &[]], [&[1], &[0]], DType::F32);
+    check("small", &product([ty(DType::F32, &[4, 8]), ty(DType::F32, &[8, 4])], op(), plain), 0);
+    let types = [ty(DType::F16, &[64, 64]), ty(DType::F16, &[64, 64])];
+    check("half", &product(types, op(), plain), 0);
+}
