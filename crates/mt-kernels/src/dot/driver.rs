@@ -7,9 +7,8 @@ use std::ops::Range;
 
 use super::buffer::Buffer;
 use super::kernel::{Kernel, Out, Tile};
-use super::pack::{Depth, Panels, Source};
+use super::pack::{Depth, Panels};
 use super::shape::{Problem, Side, offsets};
-use super::{Elements, ElementsMut};
 use crate::{Alone, Team};
 
 /// Below this many multiplications a second thread costs more than it gains.
@@ -37,11 +36,7 @@ const TASK_COLUMN_PANELS: usize = 8;
 const TASKS_PER_THREAD: usize = 8;
 
 /// Computes a product that has at least one element and a contraction of at least one.
-pub(super) fn run(team: &dyn Team, kernel: &Kernel, problem: &Problem, mut result: ElementsMut) {
-    let out = match &mut result {
-        ElementsMut::F32(elements) => Out::F32(elements.as_mut_ptr()),
-        ElementsMut::Bf16(elements) => Out::Bf16(elements.as_mut_ptr()),
-    };
+pub(super) fn run(team: &dyn Team, kernel: &Kernel, problem: &Problem, out: Out) {
     let call = Call { kernel, problem, out };
     let batch = problem.batch_len();
     let threads = team.num_threads();
@@ -188,10 +183,7 @@ impl Call<'_> {
             let steps = self.kernel.format.steps(block.len());
             let before = self.kernel.format.steps(block.start) * all + lines.start * steps;
             let panels = Panels {
-                source: match side.elements {
-                    Elements::F32(elements) => Source::F32(elements.as_ptr()),
-                    Elements::Bf16(elements) => Source::Bf16(elements.as_ptr()),
-                },
+                source: side.source(),
                 lines: line_offsets,
                 offsets: &depth.offsets[block.clone()],
                 runs: &depth.runs[block],

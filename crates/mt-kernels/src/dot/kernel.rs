@@ -4,6 +4,7 @@ use half::bf16;
 
 use super::Arithmetic;
 use super::pack::{self, Format, Panels};
+use super::stream::Streams;
 
 /// A way to compute tiles.
 pub(super) struct Kernel {
@@ -24,6 +25,7 @@ pub(super) struct Kernel {
     /// # Safety
     /// The processor has the instructions, and the panel's pointers reach as far as [`Panels`] says.
     pub pack: unsafe fn(&Panels),
+    pub streams: Option<Streams>,
 }
 
 /// A tile of the result, and the panels that it is computed from.
@@ -61,6 +63,17 @@ impl Out {
             Self::Bf16(start) => Self::Bf16(unsafe { start.add(count) }),
         }
     }
+
+    /// # Safety
+    /// The memory that this points to has an element, which nothing else accesses.
+    pub unsafe fn write(self, sum: f32) {
+        match self {
+            // SAFETY: what the caller promises.
+            Self::F32(out) => unsafe { *out = sum },
+            // SAFETY: what the caller promises.
+            Self::Bf16(out) => unsafe { *out = bf16::from_f32(sum) },
+        }
+    }
 }
 
 impl Kernel {
@@ -92,6 +105,7 @@ static PORTABLE: Kernel = Kernel {
     format: Format::F32,
     multiply: multiply_portable,
     pack: pack::portable,
+    streams: None,
 };
 
 static PORTABLE_BF16: Kernel = Kernel { format: Format::RoundedF32, ..PORTABLE };
@@ -149,11 +163,6 @@ pub(super) unsafe fn finish_row(tile: &Tile, row: usize, sums: &[f32]) {
             None => sum,
         };
         // SAFETY: the element lies in the tile.
-        match unsafe { tile.out.add(row * tile.out_stride + column) } {
-            // SAFETY: as above.
-            Out::F32(out) => unsafe { *out = sum },
-            // SAFETY: as above.
-            Out::Bf16(out) => unsafe { *out = bf16::from_f32(sum) },
-        }
+        unsafe { tile.out.add(row * tile.out_stride + column).write(sum) };
     }
 }

@@ -2,13 +2,15 @@
 //!
 //! A product is brought to one batch, rows, columns and one contraction ([`shape`]). Blocks of both operands are copied
 //! into panels in the order in which the innermost loop reads them ([`pack`]), and tiles of the result are computed in
-//! registers ([`kernel`]). [`driver`] divides the work among threads.
+//! registers ([`kernel`]). [`driver`] divides the work among threads. Where one side has few lines, as when decoding,
+//! [`stream`] reads the other one where it lies.
 
 mod buffer;
 mod driver;
 mod kernel;
 mod pack;
 mod shape;
+mod stream;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
@@ -17,7 +19,7 @@ mod x86;
 use half::bf16;
 
 use crate::Team;
-use kernel::Kernel;
+use kernel::{Kernel, Out};
 use shape::Problem;
 
 /// A dimension of an operand; the stride counts elements.
@@ -85,7 +87,13 @@ fn dot_with(team: &dyn Team, kernel: &Kernel, lhs: &Operand, rhs: &Operand, mut 
             ElementsMut::Bf16(elements) => elements.fill(bf16::ZERO),
         }
     } else if len != 0 {
-        driver::run(team, kernel, &problem, result);
+        let out = match &mut result {
+            ElementsMut::F32(elements) => Out::F32(elements.as_mut_ptr()),
+            ElementsMut::Bf16(elements) => Out::Bf16(elements.as_mut_ptr()),
+        };
+        if !stream::run(team, kernel, &problem, out) {
+            driver::run(team, kernel, &problem, out);
+        }
     }
 }
 

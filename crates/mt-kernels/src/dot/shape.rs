@@ -1,5 +1,6 @@
 //! Products brought to as few dimensions as their strides allow.
 
+use super::pack::Source;
 use super::{Dim, Elements, Operand};
 
 /// A general dot product, whose dimensions all have at least two elements and cannot be merged further.
@@ -74,6 +75,15 @@ impl<'a> Problem<'a> {
             offsets.1 += position * dim.rhs_stride;
         }
         offsets
+    }
+}
+
+impl Side<'_> {
+    pub fn source(&self) -> Source {
+        match self.elements {
+            Elements::F32(elements) => Source::F32(elements.as_ptr()),
+            Elements::Bf16(elements) => Source::Bf16(elements.as_ptr()),
+        }
     }
 }
 

@@ -1,11 +1,14 @@
 //! Tiles and panels with the instructions of x86 processors.
 
+mod load;
 mod panels;
+mod streams;
 mod tiles;
 
 use super::Arithmetic;
 use super::kernel::Kernel;
 use super::pack::Format;
+use super::stream::Streams;
 
 /// The kernels that this processor can run, the fastest first.
 pub(super) fn available(arithmetic: Arithmetic) -> &'static [Kernel] {
@@ -32,9 +35,17 @@ static BF16: [Kernel; 3] = [
         depth: 512,
         multiply: tiles::multiply_avx512_bf16,
         pack: panels::pack_avx512_bf16,
+        streams: Some(Streams { across: streams::across_avx512_bf16, along: streams::along_avx512_bf16 }),
         ..AVX512_F32
     },
-    Kernel { format: Format::RoundedF32, ..AVX512_F32 },
+    Kernel {
+        format: Format::RoundedF32,
+        streams: Some(Streams {
+            across: streams::across_avx512_rounded,
+            along: streams::along_avx512_rounded,
+        }),
+        ..AVX512_F32
+    },
     Kernel { format: Format::RoundedF32, ..AVX2_F32 },
 ];
 
@@ -46,6 +57,7 @@ const AVX512_F32: Kernel = Kernel {
     format: Format::F32,
     multiply: tiles::multiply_avx512,
     pack: panels::pack_avx512,
+    streams: Some(Streams { across: streams::across_avx512, along: streams::along_avx512 }),
 };
 
 const AVX2_F32: Kernel = Kernel {
@@ -56,4 +68,5 @@ const AVX2_F32: Kernel = Kernel {
     format: Format::F32,
     multiply: tiles::multiply_avx2,
     pack: panels::pack_avx2,
+    streams: None,
 };

@@ -2,10 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use half::bf16;
-
 use super::super::pack::{Format, Panels, Source, copy_elements, portable};
-use super::tiles::round_avx512;
+use super::load::{Load, PairsOfBf16, PairsOfF32, Plain, Rounded, Widened, first_lanes};
 
 /// Copies panels of pairs of `bf16`.
 ///
@@ -48,178 +46,6 @@ pub(super) unsafe fn pack_avx2(panels: &Panels) {
     unsafe { portable(panels) }
 }
 
-/// How words are made of an operand's elements. The functions must be inlined where the instructions are enabled.
-trait Load: Copy {
-    /// How many elements along the contraction a word has.
-    const DEPTH: usize;
-
-    /// A word of each of up to sixteen adjacent lines: of the elements from `first` on and, where words have two, those
-    /// from `second` on, if any.
-    ///
-    /// # Safety
-    /// The elements of the mask lie in the source.
-    unsafe fn across(self, first: usize, second: Option<usize>, mask: __mmask16) -> __m512i;
-
-    /// Up to sixteen words of a line: of `count` elements from `first` on.
-    ///
-    /// # Safety
-    /// The elements lie in the source.
-    unsafe fn along(self, first: usize, count: usize) -> __m512i;
-}
-
-#[derive(Clone, Copy)]
-struct Plain(*const f32);
-
-impl Load for Plain {
-    const DEPTH: usize = 1;
-
-    #[inline(always)]
-    unsafe fn across(self, first: usize, _: Option<usize>, mask: __mmask16) -> __m512i {
-        // SAFETY: what the caller promises.
-        unsafe { _mm512_castps_si512(_mm512_maskz_loadu_ps(mask, self.0.add(first))) }
-    }
-
-    #[inline(always)]
-    unsafe fn along(self, first: usize, count: usize) -> __m512i {
-        // SAFETY: what the caller promises.
-        unsafe { self.across(first, None, first_lanes(count)) }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Rounded(*const f32);
-
-impl Load for Rounded {
-    const DEPTH: usize = 1;
-
-    #[inline(always)]
-    unsafe fn across(self, first: usize, _: Option<usize>, mask: __mmask16) -> __m512i {
-        // SAFETY: what the caller promises.
-        unsafe { _mm512_slli_epi32::<16>(round_avx512(_mm512_maskz_loadu_ps(mask, self.0.add(first)))) }
-    }
-
-    #[inline(always)]
-    unsafe fn along(self, first: usize, count: usize) -> __m512i {
-        // SAFETY: what the caller promises.
-        unsafe { self.across(first, None, first_lanes(count)) }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Widened(*const bf16);
-
-impl Load for Widened {
-    const DEPTH: usize = 1;
-
-    #[inline(always)]
-    unsafe fn across(self, first: usize, _: Option<usize>, mask: __mmask16) -> __m512i {
-        // SAFETY: what the caller promises.
-        unsafe { _mm512_slli_epi32::<16>(load_halves(self.0.add(first), mask)) }
-    }
-
-    #[inline(always)]
-    unsafe fn along(self, first: usize, count: usize) -> __m512i {
-        // SAFETY: what the caller promises.
-        unsafe { self.across(first, None, first_lanes(count)) }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct PairsOfBf16(*const bf16);
-
-impl Load for PairsOfBf16 {
-    const DEPTH: usize = 2;
-
-    #[inline(always)]
-    unsafe fn across(self, first: usize, second: Option<usize>, mask: __mmask16) -> __m512i {
-        // SAFETY: what the caller promises.
-        unsafe {
-            let low = load_halves(self.0.add(first), mask);
-            let Some(second) = second else { return low };
-            let high = load_halves(self.0.add(second), mask);
-            _mm512_or_si512(low, _mm512_slli_epi32::<16>(high))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn along(self, first: usize, count: usize) -> __m512i {
-        // SAFETY: what the caller promises.
-        unsafe { _mm512_maskz_loadu_epi16(u32::MAX >> (32 - count), self.0.add(first).cast()) }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct PairsOfF32(*const f32);
-
-impl Load for PairsOfF32 {
-    const DEPTH: usize = 2;
-
-    #[inline(always)]
-    unsafe fn across(self, first: usize, second: Option<usize>, mask: __mmask16) -> __m512i {
-        // SAFETY: what the caller promises; both types are 64 bytes without invalid values.
-        unsafe {
-            let low = _mm512_maskz_loadu_ps(mask, self.0.add(first));
-            let high =
-                second.map_or(_mm512_setzero_ps(), |second| _mm512_maskz_loadu_ps(mask, self.0.add(second)));
-            let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
-            _mm512_permutexvar_epi16(INTERLEAVE.vector(), rounded)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn along(self, first: usize, count: usize) -> __m512i {
-        // SAFETY: what the caller promises; both types are 64 bytes without invalid values.
-        unsafe {
-            let low = _mm512_maskz_loadu_ps(first_lanes(count.min(16)), self.0.add(first));
-            let high = match count {
-                0..=16 => _mm512_setzero_ps(),
-                _ => _mm512_maskz_loadu_ps(first_lanes(count - 16), self.0.add(first + 16)),
-            };
-            std::mem::transmute(_mm512_cvtne2ps_pbh(high, low))
-        }
-    }
-}
-
-/// Sixteen halves, each in a word of its own.
-///
-/// # Safety
-/// The elements of the mask lie in the source.
-#[inline(always)]
-unsafe fn load_halves(start: *const bf16, mask: __mmask16) -> __m512i {
-    // SAFETY: what the caller promises.
-    unsafe { _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, start.cast())) }
-}
-
-/// A mask of the first lanes, of which there is at least one.
-#[inline(always)]
-fn first_lanes(count: usize) -> __mmask16 {
-    u16::MAX >> (16 - count)
-}
-
-/// Brings the first half of a vector to the even positions and the second half to the odd ones.
-static INTERLEAVE: Indices = Indices(interleave());
-
-#[repr(align(64))]
-struct Indices([u16; 32]);
-
-impl Indices {
-    #[inline(always)]
-    fn vector(&self) -> __m512i {
-        // SAFETY: the array has 64 bytes.
-        unsafe { _mm512_loadu_si512(self.0.as_ptr().cast()) }
-    }
-}
-
-const fn interleave() -> [u16; 32] {
-    let mut indices = [0; 32];
-    let mut index = 0;
-    while index < 32 {
-        indices[index] = (index / 2 + index % 2 * 16) as u16;
-        index += 1;
-    }
-    indices
-}
-
 /// Fewer words than this along a line are not worth transposing.
 const SHORT: usize = 4;
 
@@ -229,7 +55,7 @@ const SHORT: usize = 4;
 unsafe fn copy<L: Load>(panels: &Panels, load: L) {
     // SAFETY: what the caller promises.
     unsafe {
-        if panels.lines_are_adjacent() {
+        if panels.width > 1 && panels.lines_are_adjacent() {
             copy_across(panels, load);
         } else {
             for panel in 0..panels.count() {
@@ -291,6 +117,15 @@ unsafe fn copy_along<L: Load>(panels: &Panels, panel: usize, load: L) {
             let words = words.max(1);
             // SAFETY: what the caller promises.
             unsafe { copy_elements(panels, panel, step..step + words) };
+            step += words;
+            continue;
+        }
+        if width == 1 {
+            // SAFETY: as below; the words of the only line follow each other.
+            unsafe {
+                let line = load.along(panel_lines[0] + offsets[position], count);
+                _mm512_mask_storeu_epi32(panels.word(panel, step).cast(), first_lanes(words), line);
+            }
             step += words;
             continue;
         }

@@ -150,7 +150,7 @@ pub(super) fn round_avx512(numbers: __m512) -> __m512i {
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-fn as_bf16(words: __m512i) -> __m512bh {
+pub(super) fn as_bf16(words: __m512i) -> __m512bh {
     // SAFETY: both are 64 bytes without invalid values.
     unsafe { std::mem::transmute(words) }
 }

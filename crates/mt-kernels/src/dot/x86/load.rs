@@ -1,0 +1,235 @@
+//! Words of panels, made of operands' elements sixteen at a time.
+
+use std::arch::x86_64::*;
+
+use half::bf16;
+
+use super::tiles::{as_bf16, round_avx512};
+
+/// How words are made of an operand's elements. The functions must be inlined where the instructions are enabled.
+pub(super) trait Load: Copy {
+    /// How many elements along the contraction a word has.
+    const DEPTH: usize;
+
+    /// A word of each of up to sixteen adjacent lines: of the elements from `first` on and, where words have two, those
+    /// from `second` on, if any.
+    ///
+    /// # Safety
+    /// The elements of the mask lie in the source.
+    unsafe fn across(self, first: usize, second: Option<usize>, mask: __mmask16) -> __m512i;
+
+    /// Up to sixteen words of a line: of `count` elements from `first` on.
+    ///
+    /// # Safety
+    /// The elements lie in the source.
+    unsafe fn along(self, first: usize, count: usize) -> __m512i;
+
+    /// Adds products of words to sums.
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    #[inline(always)]
+    unsafe fn add_products(sums: __m512, left: __m512i, right: __m512i) -> __m512 {
+        // SAFETY: what the caller promises.
+        unsafe { _mm512_fmadd_ps(_mm512_castsi512_ps(left), _mm512_castsi512_ps(right), sums) }
+    }
+
+    /// Brings elements into the caches that will be needed, wherever they are.
+    fn prefetch(self, first: usize);
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Plain(pub *const f32);
+
+impl Load for Plain {
+    const DEPTH: usize = 1;
+
+    #[inline(always)]
+    unsafe fn across(self, first: usize, _: Option<usize>, mask: __mmask16) -> __m512i {
+        // SAFETY: what the caller promises.
+        unsafe { _mm512_castps_si512(_mm512_maskz_loadu_ps(mask, self.0.add(first))) }
+    }
+
+    #[inline(always)]
+    unsafe fn along(self, first: usize, count: usize) -> __m512i {
+        // SAFETY: what the caller promises.
+        unsafe { self.across(first, None, first_lanes(count)) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, first: usize) {
+        prefetch(self.0.wrapping_add(first));
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Rounded(pub *const f32);
+
+impl Load for Rounded {
+    const DEPTH: usize = 1;
+
+    #[inline(always)]
+    unsafe fn across(self, first: usize, _: Option<usize>, mask: __mmask16) -> __m512i {
+        // SAFETY: what the caller promises.
+        unsafe { _mm512_slli_epi32::<16>(round_avx512(_mm512_maskz_loadu_ps(mask, self.0.add(first)))) }
+    }
+
+    #[inline(always)]
+    unsafe fn along(self, first: usize, count: usize) -> __m512i {
+        // SAFETY: what the caller promises.
+        unsafe { self.across(first, None, first_lanes(count)) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, first: usize) {
+        prefetch(self.0.wrapping_add(first));
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Widened(pub *const bf16);
+
+impl Load for Widened {
+    const DEPTH: usize = 1;
+
+    #[inline(always)]
+    unsafe fn across(self, first: usize, _: Option<usize>, mask: __mmask16) -> __m512i {
+        // SAFETY: what the caller promises.
+        unsafe { _mm512_slli_epi32::<16>(load_halves(self.0.add(first), mask)) }
+    }
+
+    #[inline(always)]
+    unsafe fn along(self, first: usize, count: usize) -> __m512i {
+        // SAFETY: what the caller promises.
+        unsafe { self.across(first, None, first_lanes(count)) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, first: usize) {
+        prefetch(self.0.wrapping_add(first));
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct PairsOfBf16(pub *const bf16);
+
+impl Load for PairsOfBf16 {
+    const DEPTH: usize = 2;
+
+    #[inline(always)]
+    unsafe fn across(self, first: usize, second: Option<usize>, mask: __mmask16) -> __m512i {
+        // SAFETY: what the caller promises.
+        unsafe {
+            let low = load_halves(self.0.add(first), mask);
+            let Some(second) = second else { return low };
+            let high = load_halves(self.0.add(second), mask);
+            _mm512_or_si512(low, _mm512_slli_epi32::<16>(high))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn along(self, first: usize, count: usize) -> __m512i {
+        // SAFETY: what the caller promises.
+        unsafe { _mm512_maskz_loadu_epi16(u32::MAX >> (32 - count), self.0.add(first).cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_products(sums: __m512, left: __m512i, right: __m512i) -> __m512 {
+        // SAFETY: what the caller promises.
+        unsafe { _mm512_dpbf16_ps(sums, as_bf16(left), as_bf16(right)) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, first: usize) {
+        prefetch(self.0.wrapping_add(first));
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct PairsOfF32(pub *const f32);
+
+impl Load for PairsOfF32 {
+    const DEPTH: usize = 2;
+
+    #[inline(always)]
+    unsafe fn across(self, first: usize, second: Option<usize>, mask: __mmask16) -> __m512i {
+        // SAFETY: what the caller promises; both types are 64 bytes without invalid values.
+        unsafe {
+            let low = _mm512_maskz_loadu_ps(mask, self.0.add(first));
+            let high =
+                second.map_or(_mm512_setzero_ps(), |second| _mm512_maskz_loadu_ps(mask, self.0.add(second)));
+            let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+            _mm512_permutexvar_epi16(INTERLEAVE.vector(), rounded)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn along(self, first: usize, count: usize) -> __m512i {
+        // SAFETY: what the caller promises; both types are 64 bytes without invalid values.
+        unsafe {
+            let low = _mm512_maskz_loadu_ps(first_lanes(count.min(16)), self.0.add(first));
+            let high = match count {
+                0..=16 => _mm512_setzero_ps(),
+                _ => _mm512_maskz_loadu_ps(first_lanes(count - 16), self.0.add(first + 16)),
+            };
+            std::mem::transmute(_mm512_cvtne2ps_pbh(high, low))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_products(sums: __m512, left: __m512i, right: __m512i) -> __m512 {
+        // SAFETY: what the caller promises.
+        unsafe { _mm512_dpbf16_ps(sums, as_bf16(left), as_bf16(right)) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, first: usize) {
+        prefetch(self.0.wrapping_add(first));
+    }
+}
+
+/// Sixteen halves, each in a word of its own.
+///
+/// # Safety
+/// The elements of the mask lie in the source.
+#[inline(always)]
+unsafe fn load_halves(start: *const bf16, mask: __mmask16) -> __m512i {
+    // SAFETY: what the caller promises.
+    unsafe { _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, start.cast())) }
+}
+
+/// A mask of the first lanes, of which there is at least one.
+#[inline(always)]
+pub(super) fn first_lanes(count: usize) -> __mmask16 {
+    u16::MAX >> (16 - count)
+}
+
+/// Brings the first half of a vector to the even positions and the second half to the odd ones.
+static INTERLEAVE: Indices = Indices(interleave());
+
+#[repr(align(64))]
+struct Indices([u16; 32]);
+
+impl Indices {
+    #[inline(always)]
+    fn vector(&self) -> __m512i {
+        // SAFETY: the array has 64 bytes.
+        unsafe { _mm512_loadu_si512(self.0.as_ptr().cast()) }
+    }
+}
+
+const fn interleave() -> [u16; 32] {
+    let mut indices = [0; 32];
+    let mut index = 0;
+    while index < 32 {
+        indices[index] = (index / 2 + index % 2 * 16) as u16;
+        index += 1;
+    }
+    indices
+}
+
+#[inline(always)]
+fn prefetch<T>(element: *const T) {
+    // SAFETY: prefetching reads nothing, and the address need not be one of ours.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(element.cast()) }
+}
