@@ -6,6 +6,7 @@
 //!
 //! Results depend on the number of threads at most, never on which of them is faster.
 
+pub mod attention;
 mod dot;
 mod ffi;
 mod handlers;

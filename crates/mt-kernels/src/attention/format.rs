@@ -1,0 +1,215 @@
+//! How operands of products are stored: as words of 32 bits that hold one number or two.
+//!
+//! A product takes rows of words on its left and columns of words on its right. With two numbers in a word, those on
+//! the left are neighbours in a row and those on the right neighbours in a column.
+
+use half::bf16;
+
+use super::simd::{Simd, SimdBf16};
+
+/// What queries, keys and values are made of.
+pub trait Element: Copy + Send + Sync + 'static {
+    fn to_f32(self) -> f32;
+    /// Rounds to the nearest, ties to even.
+    fn from_f32(value: f32) -> Self;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    // Without branches, unlike the one of `half`, so that loops of it become vectors.
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        let bits = value.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+        let not_a_number = bits >> 16 | 0x40;
+        Self::from_bits(if value.is_nan() { not_a_number } else { rounded } as u16)
+    }
+}
+
+/// Vectors of a format's instructions.
+pub(super) type Floats<F> = <<F as Format>::Simd as Simd>::Floats;
+/// As [`Floats`], of words.
+pub(super) type Words<F> = <<F as Format>::Simd as Simd>::Words;
+
+/// How operands are stored and multiplied.
+pub(super) trait Format: Copy + Send + Sync {
+    type Simd: Simd;
+    type Element: Element;
+    /// Numbers in a word.
+    const STEP: usize;
+
+    fn simd(self) -> Self::Simd;
+    /// To each sum, the products of what words hold.
+    fn add_products(self, sum: Floats<Self>, left: Words<Self>, right: Words<Self>) -> Floats<Self>;
+    /// Stores two rows, in [`Self::STEP`] words of each column or one.
+    fn store_rows(self, first: Floats<Self>, second: Floats<Self>, to: &mut [u32], apart: usize);
+    /// Stores neighbours of one row.
+    fn store_row(self, first: Floats<Self>, second: Floats<Self>, to: &mut [u32]);
+    /// Stores elements of one row, and zeros after them.
+    fn copy_row(self, from: &[Self::Element], to: &mut [u32]);
+}
+
+/// `f32`.
+#[derive(Clone, Copy)]
+pub(super) struct Single<S>(pub S);
+
+impl<S: Simd> Format for Single<S> {
+    type Simd = S;
+    type Element = f32;
+    const STEP: usize = 1;
+
+    #[inline(always)]
+    fn simd(self) -> S {
+        self.0
+    }
+
+    #[inline(always)]
+    fn add_products(self, sum: S::Floats, left: S::Words, right: S::Words) -> S::Floats {
+        self.0.mul_add(self.0.floats(left), self.0.floats(right), sum)
+    }
+
+    #[inline(always)]
+    fn store_rows(self, first: S::Floats, second: S::Floats, to: &mut [u32], apart: usize) {
+        store_words(self.0, self.0.bits(first), to);
+        store_words(self.0, self.0.bits(second), &mut to[apart..]);
+    }
+
+    #[inline(always)]
+    fn store_row(self, first: S::Floats, second: S::Floats, to: &mut [u32]) {
+        self.store_rows(first, second, to, S::WIDTH);
+    }
+
+    #[inline(always)]
+    fn copy_row(self, from: &[f32], to: &mut [u32]) {
+        let (own, rest) = to.split_at_mut(from.len());
+        for (word, value) in own.iter_mut().zip(from) {
+            *word = value.to_bits();
+        }
+        rest.fill(0);
+    }
+}
+
+/// `bf16` as the `f32` of the same value, for processors without products of `bf16`.
+#[derive(Clone, Copy)]
+pub(super) struct Widened<S>(pub S);
+
+impl<S: Simd> Format for Widened<S> {
+    type Simd = S;
+    type Element = bf16;
+    const STEP: usize = 1;
+
+    #[inline(always)]
+    fn simd(self) -> S {
+        self.0
+    }
+
+    #[inline(always)]
+    fn add_products(self, sum: S::Floats, left: S::Words, right: S::Words) -> S::Floats {
+        self.0.mul_add(self.0.floats(left), self.0.floats(right), sum)
+    }
+
+    #[inline(always)]
+    fn store_rows(self, first: S::Floats, second: S::Floats, to: &mut [u32], apart: usize) {
+        let (first, second) = (self.0.round_bf16(first), self.0.round_bf16(second));
+        Single(self.0).store_rows(first, second, to, apart);
+    }
+
+    #[inline(always)]
+    fn store_row(self, first: S::Floats, second: S::Floats, to: &mut [u32]) {
+        self.store_rows(first, second, to, S::WIDTH);
+    }
+
+    #[inline(always)]
+    fn copy_row(self, from: &[bf16], to: &mut [u32]) {
+        let (own, rest) = to.split_at_mut(from.len());
+        for (word, value) in own.iter_mut().zip(from) {
+            *word = value.to_f32().to_bits();
+        }
+        rest.fill(0);
+    }
+}
+
+/// `bf16`, two in a word.
+#[derive(Clone, Copy)]
+pub(super) struct Pairs<S>(pub S);
+
+impl<S: SimdBf16> Format for Pairs<S> {
+    type Simd = S;
+    type Element = bf16;
+    const STEP: usize = 2;
+
+    #[inline(always)]
+    fn simd(self) -> S {
+        self.0
+    }
+
+    #[inline(always)]
+    fn add_products(self, sum: S::Floats, left: S::Words, right: S::Words) -> S::Floats {
+        self.0.add_products(sum, left, right)
+    }
+
+    #[inline(always)]
+    fn store_rows(self, first: S::Floats, second: S::Floats, to: &mut [u32], _apart: usize) {
+        store_words(self.0, self.0.zip(first, second), to);
+    }
+
+    #[inline(always)]
+    fn store_row(self, first: S::Floats, second: S::Floats, to: &mut [u32]) {
+        store_words(self.0, self.0.join(first, second), to);
+    }
+
+    #[inline(always)]
+    fn copy_row(self, from: &[bf16], to: &mut [u32]) {
+        let (pairs, last) = from.as_chunks::<2>();
+        let (own, rest) = to.split_at_mut(pairs.len());
+        for (word, [first, second]) in own.iter_mut().zip(pairs) {
+            *word = u32::from(first.to_bits()) | u32::from(second.to_bits()) << 16;
+        }
+        rest.fill(0);
+        if let [last] = last {
+            rest[0] = last.to_bits().into();
+        }
+    }
+}
+
+/// Of rows of words that each hold neighbours, words that hold what is below each other.
+#[inline(always)]
+pub(super) fn zip_rows<F: Format>(rows: &[u32], apart: usize, to: &mut [u32], to_apart: usize) {
+    debug_assert_eq!(F::STEP, 2, "a word of one number has no neighbours");
+    for (pair, to) in rows.chunks_exact(2 * apart).zip(to.chunks_exact_mut(to_apart)) {
+        let (first, second) = pair.split_at(apart);
+        for ((columns, first), second) in to.as_chunks_mut::<2>().0.iter_mut().zip(first).zip(second) {
+            *columns = [first & 0xffff | second << 16, first >> 16 | second & 0xffff_0000];
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) fn store_words<S: Simd>(simd: S, words: S::Words, to: &mut [u32]) {
+    assert!(to.len() >= S::WIDTH);
+    // SAFETY: there is enough room.
+    unsafe { simd.store_words(words, to.as_mut_ptr()) }
+}
+
+#[inline(always)]
+pub(super) fn load_words<S: Simd>(simd: S, from: &[u32]) -> S::Words {
+    assert!(from.len() >= S::WIDTH);
+    // SAFETY: there are enough words.
+    unsafe { simd.load_words(from.as_ptr()) }
+}

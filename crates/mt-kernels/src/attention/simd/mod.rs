@@ -1,0 +1,289 @@
+//! Vectors of `f32` and words, and what attention computes with them.
+//!
+//! A value that implements [`Simd`] is proof that the processor has the instructions: it is made only after asking.
+//! Functions that take one are inlined into [`Simd::run`], which is compiled for these instructions.
+
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub(super) use portable::Portable;
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::{Avx2, Avx512, Avx512Bf16};
+
+/// Work that is compiled for each kind of instructions.
+pub(super) trait Work {
+    /// Does it. Implementations are `#[inline(always)]`: only so are they compiled for the instructions.
+    fn run(self);
+}
+
+/// Instructions for vectors of [`Simd::WIDTH`] numbers of 32 bits.
+pub(super) trait Simd: Copy + Send + Sync {
+    /// Of `f32`.
+    type Floats: Copy;
+    /// Of `u32`, or of `i32`.
+    type Words: Copy;
+    type Mask: Copy;
+    const WIDTH: usize;
+    /// Rows and vectors of the largest tile of a product that stays in registers.
+    const TILE: (usize, usize);
+
+    /// Runs `work` compiled for these instructions, never inlined.
+    fn run(self, work: impl Work);
+
+    fn splat(self, value: f32) -> Self::Floats;
+    fn add(self, left: Self::Floats, right: Self::Floats) -> Self::Floats;
+    fn sub(self, left: Self::Floats, right: Self::Floats) -> Self::Floats;
+    fn mul(self, left: Self::Floats, right: Self::Floats) -> Self::Floats;
+    fn div(self, left: Self::Floats, right: Self::Floats) -> Self::Floats;
+    /// `left · right + addend`
+    fn mul_add(self, left: Self::Floats, right: Self::Floats, addend: Self::Floats) -> Self::Floats;
+    /// The larger one; `right` if one is no number.
+    fn max(self, left: Self::Floats, right: Self::Floats) -> Self::Floats;
+    /// To the nearest whole number, halves to the even one.
+    fn round(self, value: Self::Floats) -> Self::Floats;
+    /// `value · 2^power` of a whole `power` between -127 and 127, where 2⁻¹²⁷ counts as 0.
+    fn times_power_of_two(self, value: Self::Floats, power: Self::Floats) -> Self::Floats;
+    fn less(self, left: Self::Floats, right: Self::Floats) -> Self::Mask;
+    fn select(self, mask: Self::Mask, yes: Self::Floats, no: Self::Floats) -> Self::Floats;
+
+    fn splat_word(self, value: u32) -> Self::Words;
+    fn bits(self, value: Self::Floats) -> Self::Words;
+    fn floats(self, value: Self::Words) -> Self::Floats;
+    fn both(self, left: Self::Mask, right: Self::Mask) -> Self::Mask;
+    fn equal_words(self, left: Self::Words, right: Self::Words) -> Self::Mask;
+    /// Of words with signs.
+    fn at_most(self, left: Self::Words, right: Self::Words) -> Self::Mask;
+    /// To the nearest number that `bf16` holds, ties to even.
+    fn round_bf16(self, value: Self::Floats) -> Self::Floats;
+
+    /// # Safety
+    /// `from` points to [`Self::WIDTH`] words.
+    unsafe fn load_words(self, from: *const u32) -> Self::Words;
+    /// # Safety
+    /// `to` points to [`Self::WIDTH`] words.
+    unsafe fn store_words(self, words: Self::Words, to: *mut u32);
+    /// Swaps rows and columns of a square of [`Self::WIDTH`] words.
+    ///
+    /// # Safety
+    /// `from` and `to` point to as many rows, that far apart, and do not overlap.
+    unsafe fn transpose_square(self, from: *const u32, from_apart: usize, to: *mut u32, to_apart: usize);
+
+    #[inline(always)]
+    fn load(self, from: &[f32]) -> Self::Floats {
+        assert!(from.len() >= Self::WIDTH);
+        // SAFETY: there are enough numbers.
+        self.floats(unsafe { self.load_words(from.as_ptr().cast()) })
+    }
+
+    #[inline(always)]
+    fn store(self, value: Self::Floats, to: &mut [f32]) {
+        assert!(to.len() >= Self::WIDTH);
+        // SAFETY: there is enough room.
+        unsafe { self.store_words(self.bits(value), to.as_mut_ptr().cast()) }
+    }
+
+    /// `e^x` for `x` below 88, to 2 units in the last place; 0 for `x` below -87.5.
+    #[inline(always)]
+    fn exp(self, x: Self::Floats) -> Self::Floats {
+        // The second operand is what `max` keeps if it is no number.
+        let x = self.max(self.splat(-88.0), x);
+        let power = self.round(self.mul(x, self.splat(std::f32::consts::LOG2_E)));
+        let rest = self.mul_add(power, self.splat(-0.693_359_4), x);
+        let rest = self.mul_add(power, self.splat(2.121_944_4e-4), rest);
+        let mut sum = self.splat(1.987_569_1e-4);
+        for coefficient in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+            sum = self.mul_add(sum, rest, self.splat(coefficient));
+        }
+        let sum = self.mul_add(sum, self.mul(rest, rest), self.add(rest, self.splat(1.0)));
+        self.times_power_of_two(sum, power)
+    }
+
+    /// The hyperbolic tangent, to 3 units in the last place.
+    #[inline(always)]
+    fn tanh(self, x: Self::Floats) -> Self::Floats {
+        let negative = self.sub(self.splat(0.0), x);
+        let size = self.max(negative, x);
+        // Near 0, where the other form cancels: x + x³·p(x²).
+        let square = self.mul(x, x);
+        let mut sum = self.splat(-5.704_988e-3);
+        for coefficient in [2.063_909e-2, -5.373_971_5e-2, 1.333_144_2e-1, -3.333_328e-1] {
+            sum = self.mul_add(sum, square, self.splat(coefficient));
+        }
+        let near = self.mul_add(self.mul(sum, square), x, x);
+        let decay = self.exp(self.mul(size, self.splat(-2.0)));
+        let one = self.splat(1.0);
+        let far = self.div(self.sub(one, decay), self.add(one, decay));
+        let far = self.select(self.less(x, self.splat(0.0)), self.sub(self.splat(0.0), far), far);
+        self.select(self.less(size, self.splat(0.625)), near, far)
+    }
+}
+
+/// Instructions for products of pairs of `bf16`, which words hold: the first in the lower half.
+pub(super) trait SimdBf16: Simd {
+    /// To each sum, the products of both halves.
+    fn add_products(self, sum: Self::Floats, left: Self::Words, right: Self::Words) -> Self::Floats;
+    /// Pairs of each number of `first` and the same of `second`.
+    fn zip(self, first: Self::Floats, second: Self::Floats) -> Self::Words;
+    /// Pairs of neighbours, those in `first` before those in `second`.
+    fn join(self, first: Self::Floats, second: Self::Floats) -> Self::Words;
+}
+
+/// Swaps rows and columns. All sizes are multiples of [`Simd::WIDTH`].
+#[inline(always)]
+pub(super) fn transpose<S: Simd>(
+    simd: S,
+    [rows, columns]: [usize; 2],
+    from: &[u32],
+    from_apart: usize,
+    to: &mut [u32],
+    to_apart: usize,
+) {
+    assert!(rows.is_multiple_of(S::WIDTH) && columns.is_multiple_of(S::WIDTH) && rows != 0 && columns != 0);
+    assert!((rows - 1) * from_apart + columns <= from.len() && (columns - 1) * to_apart + rows <= to.len());
+    for row in (0..rows).step_by(S::WIDTH) {
+        for column in (0..columns).step_by(S::WIDTH) {
+            // SAFETY: the squares lie within rows and columns, which were checked to fit.
+            unsafe {
+                let from = from.as_ptr().add(row * from_apart + column);
+                let to = to.as_mut_ptr().add(column * to_apart + row);
+                simd.transpose_square(from, from_apart, to, to_apart);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a block with each kind of instructions that the processor has.
+    macro_rules! with_each {
+        ($simd:ident => $body:block) => {{
+            {
+                let $simd = Portable;
+                $body
+            }
+            #[cfg(target_arch = "x86_64")]
+            {
+                if let Some($simd) = Avx2::detect() {
+                    $body
+                }
+                if let Some($simd) = Avx512::detect() {
+                    $body
+                }
+                if let Some($simd) = Avx512Bf16::detect() {
+                    $body
+                }
+            }
+        }};
+    }
+
+    #[derive(Clone, Copy)]
+    enum Function {
+        Exp,
+        Tanh,
+        RoundBf16,
+    }
+
+    struct Map<'a, S>(S, Function, &'a [f32], &'a mut [f32]);
+
+    impl<S: Simd> Work for Map<'_, S> {
+        #[inline(always)]
+        fn run(self) {
+            let Self(simd, function, inputs, results) = self;
+            for (from, to) in inputs.chunks(S::WIDTH).zip(results.chunks_mut(S::WIDTH)) {
+                let x = simd.load(from);
+                let y = match function {
+                    Function::Exp => simd.exp(x),
+                    Function::Tanh => simd.tanh(x),
+                    Function::RoundBf16 => simd.round_bf16(x),
+                };
+                simd.store(y, to);
+            }
+        }
+    }
+
+    fn check(function: Function, exact: fn(f64) -> f64, range: (f64, f64), units: f64) {
+        let count = 1 << 16;
+        let step = (range.1 - range.0) / f64::from(count);
+        let inputs: Vec<f32> = (0..count).map(|index| (range.0 + f64::from(index) * step) as f32).collect();
+        with_each!(simd => {
+            let mut results = vec![0.0; inputs.len()];
+            simd.run(Map(simd, function, &inputs, &mut results));
+            for (x, y) in inputs.iter().zip(&results) {
+                let wanted = exact(f64::from(*x));
+                let size = (wanted as f32).abs();
+                let unit = f64::from(size.next_up()) - f64::from(size);
+                let distance = (f64::from(*y) - wanted).abs() / unit;
+                assert!(distance <= units, "of {x}: {y}, not {wanted}, {distance} units");
+            }
+        });
+    }
+
+    #[test]
+    fn exponentials_are_right_to_two_units() {
+        check(Function::Exp, f64::exp, (-87.0, 0.0), 2.0);
+        check(Function::Exp, f64::exp, (-1.0, 1.0), 2.0);
+        check(Function::Exp, f64::exp, (0.0, 80.0), 2.0);
+    }
+
+    #[test]
+    fn tangents_are_right_to_three_units() {
+        check(Function::Tanh, f64::tanh, (-1.0, 1.0), 3.0);
+        check(Function::Tanh, f64::tanh, (-20.0, 20.0), 3.0);
+        check(Function::Tanh, f64::tanh, (-1e-3, 1e-3), 3.0);
+    }
+
+    #[test]
+    fn what_is_masked_vanishes_and_what_is_no_number_stays() {
+        let inputs = [-1e30, -88.5, -1e5, f32::NEG_INFINITY, f32::NAN, 0.0, -1e30, -1e30].repeat(2);
+        with_each!(simd => {
+            let mut results = vec![1.0; 16];
+            simd.run(Map(simd, Function::Exp, &inputs, &mut results));
+            assert_eq!(results[..4], [0.0; 4]);
+            assert!(results[4].is_nan());
+            assert_eq!(results[5], 1.0);
+            simd.run(Map(simd, Function::Tanh, &inputs, &mut results));
+            assert_eq!(results[0], -1.0);
+            assert!(results[4].is_nan());
+        });
+    }
+
+    #[test]
+    fn numbers_are_rounded_to_the_nearest_of_fewer_places() {
+        let numbers = (0..1 << 12).map(|index| f32::from_bits(0x3f80_0000 + index * 0x123));
+        let inputs: Vec<f32> = numbers
+            .chain([f32::NAN, f32::INFINITY, f32::MAX, -f32::MAX].into_iter().cycle().take(16))
+            .collect();
+        with_each!(simd => {
+            let mut results = vec![1.0; inputs.len()];
+            simd.run(Map(simd, Function::RoundBf16, &inputs, &mut results));
+            for (x, y) in inputs.iter().zip(&results) {
+                let wanted = half::bf16::from_f32(*x).to_f32();
+                assert!(wanted == *y || (wanted.is_nan() && y.is_nan()), "{x}: {y}");
+            }
+        });
+    }
+
+    struct Transpose<'a, S>(S, &'a [u32], &'a mut [u32]);
+
+    impl<S: Simd> Work for Transpose<'_, S> {
+        #[inline(always)]
+        fn run(self) {
+            transpose(self.0, [16, 32], self.1, 40, self.2, 20);
+        }
+    }
+
+    #[test]
+    fn squares_are_transposed() {
+        let from: Vec<u32> = (0..16 * 40).collect();
+        with_each!(simd => {
+            let mut to = vec![0; 32 * 20];
+            simd.run(Transpose(simd, &from, &mut to));
+            for (row, column) in (0..16).flat_map(|row| (0..32).map(move |column| (row, column))) {
+                assert_eq!(to[column * 20 + row], from[row * 40 + column]);
+            }
+        });
+    }
+}

@@ -1,0 +1,152 @@
+//! Vectors as arrays, for processors without better instructions.
+
+use super::{Simd, Work};
+
+#[derive(Clone, Copy)]
+pub(in crate::attention) struct Portable;
+
+const WIDTH: usize = 8;
+
+/// Applies a function of numbers to vectors. The compiler makes vectors of what a processor has of these loops.
+macro_rules! each {
+    ($index:ident: $value:expr) => {{
+        let mut result = [Default::default(); WIDTH];
+        let mut $index = 0;
+        while $index < WIDTH {
+            result[$index] = $value;
+            $index += 1;
+        }
+        result
+    }};
+}
+
+impl Simd for Portable {
+    type Floats = [f32; WIDTH];
+    type Words = [u32; WIDTH];
+    type Mask = [bool; WIDTH];
+    const WIDTH: usize = WIDTH;
+    const TILE: (usize, usize) = (4, 1);
+
+    #[inline(always)]
+    fn run(self, work: impl Work) {
+        #[inline(never)]
+        fn run(work: impl Work) {
+            work.run();
+        }
+        run(work);
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Self::Floats {
+        [value; WIDTH]
+    }
+
+    #[inline(always)]
+    fn add(self, left: Self::Floats, right: Self::Floats) -> Self::Floats {
+        each!(index: left[index] + right[index])
+    }
+
+    #[inline(always)]
+    fn sub(self, left: Self::Floats, right: Self::Floats) -> Self::Floats {
+        each!(index: left[index] - right[index])
+    }
+
+    #[inline(always)]
+    fn mul(self, left: Self::Floats, right: Self::Floats) -> Self::Floats {
+        each!(index: left[index] * right[index])
+    }
+
+    #[inline(always)]
+    fn div(self, left: Self::Floats, right: Self::Floats) -> Self::Floats {
+        each!(index: left[index] / right[index])
+    }
+
+    #[inline(always)]
+    fn mul_add(self, left: Self::Floats, right: Self::Floats, addend: Self::Floats) -> Self::Floats {
+        each!(index: left[index] * right[index] + addend[index])
+    }
+
+    #[inline(always)]
+    fn max(self, left: Self::Floats, right: Self::Floats) -> Self::Floats {
+        each!(index: if left[index] > right[index] { left[index] } else { right[index] })
+    }
+
+    #[inline(always)]
+    fn round(self, value: Self::Floats) -> Self::Floats {
+        // Adding a number whose last place counts ones leaves no place for what is smaller.
+        const ONES: f32 = 12_582_912.0;
+        each!(index: (value[index] + ONES) - ONES)
+    }
+
+    #[inline(always)]
+    fn times_power_of_two(self, value: Self::Floats, power: Self::Floats) -> Self::Floats {
+        each!(index: value[index] * f32::from_bits(((power[index] as i32 + 127) as u32) << 23))
+    }
+
+    #[inline(always)]
+    fn less(self, left: Self::Floats, right: Self::Floats) -> Self::Mask {
+        each!(index: left[index] < right[index])
+    }
+
+    #[inline(always)]
+    fn select(self, mask: Self::Mask, yes: Self::Floats, no: Self::Floats) -> Self::Floats {
+        each!(index: if mask[index] { yes[index] } else { no[index] })
+    }
+
+    #[inline(always)]
+    fn splat_word(self, value: u32) -> Self::Words {
+        [value; WIDTH]
+    }
+
+    #[inline(always)]
+    fn bits(self, value: Self::Floats) -> Self::Words {
+        each!(index: value[index].to_bits())
+    }
+
+    #[inline(always)]
+    fn floats(self, value: Self::Words) -> Self::Floats {
+        each!(index: f32::from_bits(value[index]))
+    }
+
+    #[inline(always)]
+    fn both(self, left: Self::Mask, right: Self::Mask) -> Self::Mask {
+        each!(index: left[index] & right[index])
+    }
+
+    #[inline(always)]
+    fn equal_words(self, left: Self::Words, right: Self::Words) -> Self::Mask {
+        each!(index: left[index] == right[index])
+    }
+
+    #[inline(always)]
+    fn at_most(self, left: Self::Words, right: Self::Words) -> Self::Mask {
+        each!(index: left[index] as i32 <= right[index] as i32)
+    }
+
+    #[inline(always)]
+    fn round_bf16(self, value: Self::Floats) -> Self::Floats {
+        each!(index: half::bf16::from_f32(value[index]).to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn load_words(self, from: *const u32) -> Self::Words {
+        // SAFETY: the caller says so.
+        unsafe { from.cast::<Self::Words>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store_words(self, words: Self::Words, to: *mut u32) {
+        // SAFETY: the caller says so.
+        unsafe { to.cast::<Self::Words>().write_unaligned(words) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_square(self, from: *const u32, from_apart: usize, to: *mut u32, to_apart: usize) {
+        for row in 0..WIDTH {
+            for column in 0..WIDTH {
+                // SAFETY: the caller says so.
+                unsafe { *to.add(column * to_apart + row) = *from.add(row * from_apart + column) };
+            }
+        }
+    }
+}
