@@ -65,15 +65,32 @@ impl Out {
     }
 
     /// # Safety
-    /// The memory that this points to has an element, which nothing else accesses.
-    pub unsafe fn write(self, sum: f32) {
+    /// The memory that this points to has room for the sums, which nothing else accesses.
+    pub unsafe fn write_all(self, sums: &[f32], stride: usize) {
         match self {
-            // SAFETY: what the caller promises.
-            Self::F32(out) => unsafe { *out = sum },
-            // SAFETY: what the caller promises.
-            Self::Bf16(out) => unsafe { *out = bf16::from_f32(sum) },
+            Self::F32(out) => {
+                for (index, &sum) in sums.iter().enumerate() {
+                    // SAFETY: what the caller promises.
+                    unsafe { *out.add(index * stride) = sum };
+                }
+            }
+            Self::Bf16(out) => {
+                for (index, &sum) in sums.iter().enumerate() {
+                    // SAFETY: what the caller promises.
+                    unsafe { *out.add(index * stride) = round(sum) };
+                }
+            }
         }
     }
+}
+
+/// Rounds to nearest even, as `bf16::from_f32` does, without branches.
+#[inline(always)]
+pub(super) fn round(number: f32) -> bf16 {
+    let bits = number.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    let quiet = bits | 0x0040_0000;
+    bf16::from_bits(((if number.is_nan() { quiet } else { rounded }) >> 16) as u16)
 }
 
 impl Kernel {
@@ -145,7 +162,7 @@ unsafe fn multiply_rows<const ROWS: usize>(tile: &Tile) {
             }
         }
     }
-    for (row, sums) in sums.iter().enumerate() {
+    for (row, sums) in sums.iter_mut().enumerate() {
         // SAFETY: the tile's rows lie in the memory that its pointers point to.
         unsafe { finish_row(tile, row, sums) };
     }
@@ -155,14 +172,14 @@ unsafe fn multiply_rows<const ROWS: usize>(tile: &Tile) {
 ///
 /// # Safety
 /// The tile has this row, and at most as many columns as there are sums.
-pub(super) unsafe fn finish_row(tile: &Tile, row: usize, sums: &[f32]) {
-    for (column, &sum) in sums[..tile.columns].iter().enumerate() {
-        let sum = match tile.initial {
+pub(super) unsafe fn finish_row(tile: &Tile, row: usize, sums: &mut [f32]) {
+    let sums = &mut sums[..tile.columns];
+    if let Some(initial) = tile.initial {
+        for (column, sum) in sums.iter_mut().enumerate() {
             // SAFETY: the element lies in the tile.
-            Some(initial) => sum + unsafe { *initial.add(row * tile.initial_stride + column) },
-            None => sum,
-        };
-        // SAFETY: the element lies in the tile.
-        unsafe { tile.out.add(row * tile.out_stride + column).write(sum) };
+            *sum += unsafe { *initial.add(row * tile.initial_stride + column) };
+        }
     }
+    // SAFETY: the row lies in the tile.
+    unsafe { tile.out.add(row * tile.out_stride).write_all(sums, 1) };
 }

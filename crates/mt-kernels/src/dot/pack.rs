@@ -8,6 +8,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::Dim;
+use super::kernel::round;
 use super::shape::offsets;
 
 /// What a word of a panel is.
@@ -126,7 +127,7 @@ pub(super) unsafe fn copy_elements(panels: &Panels, panel: usize, steps: Range<u
                 Some(&line) => {
                     // SAFETY: the offsets lie in the source.
                     let element = |offset: usize| unsafe { load(panels.source, line + offset) };
-                    let rounded = |offset: usize| bf16::from_f32(element(offset));
+                    let rounded = |offset: usize| round(element(offset));
                     match panels.format {
                         Format::F32 => element(depth[step]).to_bits(),
                         Format::RoundedF32 => rounded(depth[step]).to_f32().to_bits(),

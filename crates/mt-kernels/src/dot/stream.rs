@@ -17,15 +17,18 @@ pub(super) const FEW: usize = 16;
 const SMALL: usize = 1 << 17;
 
 /// The most lines of a task; their sums stay in the first two caches.
-const TASK_LINES: usize = 1024;
+const TASK_LINES: usize = 2048;
 
 /// The fewest lines of a task, if there are as many: shorter stretches of memory are read more slowly.
-const SHORTEST_TASK: usize = 128;
+const SHORTEST_TASK: usize = 256;
 
 /// Lines in multiples of this are computed without a remainder.
 const LINES: usize = 128;
 
-const TASKS_PER_THREAD: usize = 4;
+const TASKS_PER_THREAD: usize = 2;
+
+/// How many words of a line follow each other in factors, where lines are not next to each other.
+const VECTOR: usize = 16;
 
 /// How a processor computes such products.
 #[derive(Clone, Copy)]
@@ -49,7 +52,8 @@ pub(super) struct Strip<'a> {
     pub lines: &'a [usize],
     /// Where the contracted elements lie, relative to a line's begin.
     pub offsets: &'a [usize],
-    /// The few lines: words `[steps, few]` for lines that are next to each other, `[few, steps]` otherwise.
+    /// The few lines: words `[steps, few]` for lines that are next to each other, `[steps / 16, few, 16]` otherwise, with
+    /// zeros at the end.
     pub factors: *const u32,
     /// How many lines the factors have: a power of two of at most [`FEW`].
     pub few: usize,
@@ -79,9 +83,8 @@ pub(super) fn run(team: &dyn Team, kernel: &Kernel, problem: &Problem, out: Out)
     let mut many_depth = vec![0; problem.depth];
     offsets(&many_side.contract, 0, 0, &mut many_depth);
     let padded = few.next_power_of_two();
-    let steps = kernel.format.steps(problem.depth);
     let batch = problem.batch_len();
-    let factors = Buffer::take(batch * padded * steps);
+    let factors = Buffer::take(batch * factor_words(kernel, problem, padded));
     let call = Call {
         kernel,
         problem,
@@ -112,6 +115,11 @@ pub(super) fn run(team: &dyn Team, kernel: &Kernel, problem: &Problem, out: Out)
     true
 }
 
+/// How many words the few lines of a batch element have.
+fn factor_words(kernel: &Kernel, problem: &Problem, few: usize) -> usize {
+    kernel.format.steps(problem.depth).next_multiple_of(VECTOR) * few
+}
+
 /// What all tasks of a call share.
 struct Call<'a> {
     kernel: &'a Kernel,
@@ -140,30 +148,46 @@ impl Call<'_> {
 
     fn factors(&self, batch: usize) -> *mut u32 {
         // SAFETY: the buffer has room for all batch elements.
-        unsafe { self.factors.add(batch * self.padded * self.kernel.format.steps(self.problem.depth)) }
+        unsafe { self.factors.add(batch * self.factor_words()) }
+    }
+
+    fn factor_words(&self) -> usize {
+        factor_words(self.kernel, self.problem, self.padded)
     }
 
     /// Packs the few lines of a batch element.
     fn pack(&self, side: &Side, depth: &Depth, batch: usize) {
-        let out = self.factors(batch);
+        let factors = self.factors(batch);
         let steps = self.kernel.format.steps(self.problem.depth);
         let mut lines = [0; FEW];
         let lines = &mut lines[..self.few];
         offsets(&side.free, self.bases(batch).0, 0, lines);
+        let lines_in_order = (!self.across).then(|| Buffer::take(self.few * steps));
         let panels = Panels {
             source: side.source(),
             lines,
             offsets: &depth.offsets,
             runs: &depth.runs,
             format: self.kernel.format,
-            out,
+            out: lines_in_order.as_ref().map_or(factors, |lines| lines.words()),
             width: if self.across { self.padded } else { 1 },
         };
-        // SAFETY: all offsets lie in the operand, as was checked, and the buffer has room for the panels.
-        unsafe {
-            (self.kernel.pack)(&panels);
-            if !self.across {
-                out.add(self.few * steps).write_bytes(0, (self.padded - self.few) * steps);
+        // SAFETY: all offsets lie in the operand, as was checked, and the buffers have room for the panels.
+        unsafe { (self.kernel.pack)(&panels) };
+        if let Some(lines) = lines_in_order {
+            // SAFETY: the buffers have been taken with these sizes; the panels have been written.
+            let (lines, out) = unsafe {
+                let factors = std::slice::from_raw_parts_mut(
+                    factors.cast::<[u32; VECTOR]>(),
+                    self.factor_words() / VECTOR,
+                );
+                (std::slice::from_raw_parts(lines.words(), self.few * steps), factors)
+            };
+            out.fill([0; VECTOR]);
+            for (few, line) in lines.chunks_exact(steps).enumerate() {
+                for (block, words) in line.chunks(VECTOR).enumerate() {
+                    out[block * self.padded + few][..words.len()].copy_from_slice(words);
+                }
             }
         }
     }
@@ -190,10 +214,9 @@ impl Call<'_> {
         let first = batch * self.few * self.many;
         let (few_stride, many_stride) = if self.rows_are_few { (self.many, 1) } else { (1, self.few) };
         for (index, sums) in sums.chunks_exact(range.len()).enumerate() {
-            for (line, &sum) in range.clone().zip(sums) {
-                // SAFETY: the element lies in the result, and belongs to this strip alone.
-                unsafe { self.out.add(first + index * few_stride + line * many_stride).write(sum) };
-            }
+            let first = first + index * few_stride + range.start * many_stride;
+            // SAFETY: the elements lie in the result, and belong to this strip alone.
+            unsafe { self.out.add(first).write_all(sums, many_stride) };
         }
     }
 }

@@ -18,6 +18,17 @@ pub(super) trait Load: Copy {
     /// The elements of the mask lie in the source.
     unsafe fn across(self, first: usize, second: Option<usize>, mask: __mmask16) -> __m512i;
 
+    /// A word of each of 32 adjacent lines.
+    ///
+    /// # Safety
+    /// The elements lie in the source.
+    #[inline(always)]
+    unsafe fn across_two(self, first: usize, second: usize) -> [__m512i; 2] {
+        let all = __mmask16::MAX;
+        // SAFETY: what the caller promises.
+        unsafe { [self.across(first, Some(second), all), self.across(first + 16, Some(second + 16), all)] }
+    }
+
     /// Up to sixteen words of a line: of `count` elements from `first` on.
     ///
     /// # Safety
@@ -128,6 +139,16 @@ impl Load for PairsOfBf16 {
     }
 
     #[inline(always)]
+    unsafe fn across_two(self, first: usize, second: usize) -> [__m512i; 2] {
+        // SAFETY: what the caller promises.
+        unsafe {
+            let low = _mm512_loadu_si512(self.0.add(first).cast());
+            let high = _mm512_loadu_si512(self.0.add(second).cast());
+            [LOWER.vector(), UPPER.vector()].map(|indices| _mm512_permutex2var_epi16(low, indices, high))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn along(self, first: usize, count: usize) -> __m512i {
         // SAFETY: what the caller promises.
         unsafe { _mm512_maskz_loadu_epi16(u32::MAX >> (32 - count), self.0.add(first).cast()) }
@@ -205,7 +226,13 @@ pub(super) fn first_lanes(count: usize) -> __mmask16 {
 }
 
 /// Brings the first half of a vector to the even positions and the second half to the odd ones.
-static INTERLEAVE: Indices = Indices(interleave());
+static INTERLEAVE: Indices = Indices(interleave(0, 16));
+
+/// Interleaves the first halves of two vectors.
+static LOWER: Indices = Indices(interleave(0, 32));
+
+/// Interleaves the second halves of two vectors.
+static UPPER: Indices = Indices(interleave(16, 48));
 
 #[repr(align(64))]
 struct Indices([u16; 32]);
@@ -218,11 +245,12 @@ impl Indices {
     }
 }
 
-const fn interleave() -> [u16; 32] {
+const fn interleave(even: u16, odd: u16) -> [u16; 32] {
     let mut indices = [0; 32];
     let mut index = 0;
-    while index < 32 {
-        indices[index] = (index / 2 + index % 2 * 16) as u16;
+    while index < 16 {
+        indices[2 * index] = even + index as u16;
+        indices[2 * index + 1] = odd + index as u16;
         index += 1;
     }
     indices

@@ -6,17 +6,25 @@ use super::super::pack::Source;
 use super::super::stream::Strip;
 use super::load::{Load, PairsOfBf16, PairsOfF32, Plain, Rounded, Widened, first_lanes};
 
-/// Calls a function for the number of lines of the factors, and as many vectors or lines of the strip at a time as leave
-/// registers free.
+/// Calls a function for the number of lines of the factors that are multiplied at a time.
 macro_rules! dispatch {
-    ($function:ident, $strip:ident, $load:expr) => {{
+    (across, $strip:ident, $load:expr) => {{
         let load = $load;
         match $strip.few {
-            1 => $function::<_, 1, 8>($strip, load),
-            2 => $function::<_, 2, 8>($strip, load),
-            4 => $function::<_, 4, 4>($strip, load),
-            8 => $function::<_, 8, 2>($strip, load),
-            _ => $function::<_, 16, 1>($strip, load),
+            1 => across::<_, 1>($strip, load),
+            2 => across::<_, 2>($strip, load),
+            4 => across::<_, 4>($strip, load),
+            _ => across::<_, 8>($strip, load),
+        }
+    }};
+    // As many lines of the strip at a time as leave registers free.
+    (along, $strip:ident, $load:expr) => {{
+        let load = $load;
+        match $strip.few {
+            1 => along::<_, 1, 8>($strip, load),
+            2 => along::<_, 2, 8>($strip, load),
+            4 => along::<_, 4, 4>($strip, load),
+            _ => along::<_, 8, 2>($strip, load),
         }
     }};
 }
@@ -61,34 +69,38 @@ functions! {
     across_avx512_bf16, along_avx512_bf16, "avx512f,avx512bw,avx512vl,avx512bf16", PairsOfF32, PairsOfBf16;
 }
 
-/// How many steps are done for some lines before the next ones. Their pages are known to the processor meanwhile.
-const BLOCK: usize = 32;
+/// How many contracted elements are done for all lines before the next ones. With few factors memory is the limit, and
+/// processors follow about eight streams; with more it is loading and storing the sums.
+const fn block(few: usize) -> usize {
+    if few < 8 { 8 } else { 32 }
+}
 
 /// # Safety
 /// See [`super::Streams::across`].
 #[inline(always)]
-unsafe fn across<L: Load, const FEW: usize, const VECTORS: usize>(strip: &Strip, load: L) {
+unsafe fn across<L: Load, const FEW: usize>(strip: &Strip, load: L) {
     let count = strip.lines.len();
-    let steps = strip.offsets.len().div_ceil(L::DEPTH);
-    for start in (0..steps).step_by(BLOCK) {
-        let end = (start + BLOCK).min(steps);
+    for (index, depth) in strip.offsets.chunks(block(FEW)).enumerate() {
+        let start = index * block(FEW) / L::DEPTH;
         let mut line = 0;
-        // SAFETY: the lines and steps lie in the strip.
-        unsafe {
-            while line + 16 * VECTORS <= count {
-                across_block::<L, FEW, VECTORS>(strip, load, start, end, line, 16);
-                line += 16 * VECTORS;
+        while line < count {
+            let lanes = (count - line).min(32);
+            for few in (0..strip.few).step_by(FEW) {
+                // SAFETY: the lines and steps lie in the strip.
+                unsafe {
+                    match lanes {
+                        32 => across_block::<L, FEW, 2>(strip, load, start, depth, line, 32, few),
+                        17.. => across_block::<L, FEW, 2>(strip, load, start, depth, line, lanes, few),
+                        _ => across_block::<L, FEW, 1>(strip, load, start, depth, line, lanes, few),
+                    }
+                }
             }
-            while line < count {
-                let lanes = (count - line).min(16);
-                across_block::<L, FEW, 1>(strip, load, start, end, line, lanes);
-                line += lanes;
-            }
+            line += lanes;
         }
     }
 }
 
-/// Adds some steps of some lines, of which the last vector has so many lanes.
+/// Adds the steps from `start` on for so many lines from `line` on and some of the few, from `few` on.
 ///
 /// # Safety
 /// The strip has these steps and lines.
@@ -97,74 +109,94 @@ unsafe fn across_block<L: Load, const FEW: usize, const VECTORS: usize>(
     strip: &Strip,
     load: L,
     start: usize,
-    end: usize,
+    depth: &[usize],
     line: usize,
     lanes: usize,
+    few: usize,
 ) {
-    let depth = strip.offsets;
-    let mask = first_lanes(lanes);
+    let mask =
+        |vector: usize| if vector + 1 < VECTORS { __mmask16::MAX } else { first_lanes(lanes - 16 * vector) };
     let first_line = strip.lines[0] + line;
-    // SAFETY: the processor has the instruction.
-    let mut sums = [[unsafe { _mm512_setzero_ps() }; VECTORS]; FEW];
+    let all = strip.lines.len();
     // SAFETY: the lines, steps and factors lie in the strip.
     unsafe {
-        let out = strip.sums.add(line);
+        let mut sums = [[_mm512_setzero_ps(); VECTORS]; FEW];
+        let out = strip.sums.add(few * all + line);
         if start > 0 {
             for (few, sums) in sums.iter_mut().enumerate() {
                 for (vector, sum) in sums.iter_mut().enumerate() {
-                    *sum = _mm512_maskz_loadu_ps(mask, out.add(few * strip.lines.len() + 16 * vector));
+                    *sum = _mm512_maskz_loadu_ps(mask(vector), out.add(few * all + 16 * vector));
                 }
             }
         }
-        for step in start..end {
-            let position = step * L::DEPTH;
-            let first = first_line + depth[position];
-            let second =
-                if L::DEPTH == 2 { depth.get(position + 1).map(|second| first_line + second) } else { None };
-            let later = first_line + depth[(position + BLOCK * L::DEPTH).min(depth.len() - 1)];
-            let factors = strip.factors.add(step * FEW);
-            for vector in 0..VECTORS {
-                load.prefetch(later + 16 * vector);
-                let words = load.across(first + 16 * vector, second.map(|second| second + 16 * vector), mask);
-                for (few, sums) in sums.iter_mut().enumerate() {
-                    let factor = _mm512_set1_epi32(*factors.add(few) as i32);
-                    sums[vector] = L::add_products(sums[vector], factor, words);
+        let mut factors = strip.factors.add(start * strip.few + few);
+        for offsets in depth.chunks(L::DEPTH) {
+            let first = first_line + offsets[0];
+            let second = offsets.get(1).map(|second| first_line + second);
+            if FEW == 8 {
+                load.prefetch(first + AHEAD);
+                load.prefetch(second.unwrap_or(first) + AHEAD);
+            }
+            let words = match second {
+                Some(second) if lanes == 32 => load.across_two(first, second),
+                None if lanes == 32 && L::DEPTH == 1 => load.across_two(first, first),
+                _ => std::array::from_fn(|vector| match vector {
+                    0 => load.across(first, second, mask(0)),
+                    _ if VECTORS == 1 => _mm512_setzero_si512(),
+                    _ => load.across(first + 16, second.map(|second| second + 16), mask(1)),
+                }),
+            };
+            for (few, sums) in sums.iter_mut().enumerate() {
+                let factor = _mm512_set1_epi32(*factors.add(few) as i32);
+                for (sum, words) in sums.iter_mut().zip(words) {
+                    *sum = L::add_products(*sum, factor, words);
                 }
             }
+            factors = factors.add(strip.few);
         }
         for (few, sums) in sums.iter().enumerate() {
             for (vector, &sum) in sums.iter().enumerate() {
-                _mm512_mask_storeu_ps(out.add(few * strip.lines.len() + 16 * vector), mask, sum);
+                _mm512_mask_storeu_ps(out.add(few * all + 16 * vector), mask(vector), sum);
             }
         }
     }
 }
+
+/// How many elements ahead lines are fetched.
+const AHEAD: usize = 256;
 
 /// # Safety
 /// See [`super::Streams::along`].
 #[inline(always)]
 unsafe fn along<L: Load, const FEW: usize, const LINES: usize>(strip: &Strip, load: L) {
     let count = strip.lines.len();
-    let mut line = 0;
+    let whole = count - count % LINES;
     // SAFETY: the lines lie in the strip.
     unsafe {
-        while line + LINES <= count {
-            along_lines::<L, FEW, LINES>(strip, load, line);
-            line += LINES;
+        for line in (0..whole).step_by(LINES) {
+            for few in (0..strip.few).step_by(FEW) {
+                along_lines::<L, FEW, LINES>(strip, load, line, few);
+            }
         }
-        while line < count {
-            along_lines::<L, FEW, 1>(strip, load, line);
-            line += 1;
+        for line in whole..count {
+            for few in (0..strip.few).step_by(FEW) {
+                along_lines::<L, FEW, 1>(strip, load, line, few);
+            }
         }
     }
 }
 
-/// Computes some lines.
+/// Computes some lines with some of the few, from `few` on.
 ///
 /// # Safety
 /// The strip has these lines.
 #[inline(always)]
-unsafe fn along_lines<L: Load, const FEW: usize, const LINES: usize>(strip: &Strip, load: L, line: usize) {
+unsafe fn along_lines<L: Load, const FEW: usize, const LINES: usize>(
+    strip: &Strip,
+    load: L,
+    line: usize,
+    few: usize,
+) {
     let depth = strip.offsets.len();
     let steps = depth.div_ceil(L::DEPTH);
     let all = strip.lines.len();
@@ -175,35 +207,52 @@ unsafe fn along_lines<L: Load, const FEW: usize, const LINES: usize>(strip: &Str
     let mut sums = [[unsafe { _mm512_setzero_ps() }; LINES]; FEW];
     // SAFETY: the lines and factors lie in the strip.
     unsafe {
+        let mut factors = strip.factors.add(16 * few);
         let mut step = 0;
-        while step + 16 <= steps && (step + 16) * L::DEPTH <= depth {
+        while step < steps {
             let position = step * L::DEPTH;
+            let count = (depth - position).min(16 * L::DEPTH);
             for index in 0..LINES {
                 load.prefetch(later[index] + position);
-                let words = load.along(lines[index] + position, 16 * L::DEPTH);
+                let words = match count == 16 * L::DEPTH {
+                    true => load.along(lines[index] + position, 16 * L::DEPTH),
+                    false => load.along(lines[index] + position, count),
+                };
                 for (few, sums) in sums.iter_mut().enumerate() {
-                    let factors = _mm512_loadu_si512(strip.factors.add(few * steps + step).cast());
+                    let factors = _mm512_loadu_si512(factors.add(16 * few).cast());
                     sums[index] = L::add_products(sums[index], factors, words);
                 }
             }
+            factors = factors.add(16 * strip.few);
             step += 16;
         }
-        if step < steps {
-            let position = step * L::DEPTH;
-            let mask = first_lanes(steps - step);
-            for index in 0..LINES {
-                let words = load.along(lines[index] + position, depth - position);
-                for (few, sums) in sums.iter_mut().enumerate() {
-                    let factors =
-                        _mm512_maskz_loadu_epi32(mask, strip.factors.add(few * steps + step).cast());
-                    sums[index] = L::add_products(sums[index], factors, words);
-                }
+        let sums = sums.as_flattened();
+        for start in (0..sums.len()).step_by(4) {
+            let sums: [__m512; 4] = std::array::from_fn(|index| sums[(start + index).min(sums.len() - 1)]);
+            let totals = reduce(sums);
+            for (index, total) in (start..FEW * LINES).zip(totals) {
+                *strip.sums.add((few + index / LINES) * all + line + index % LINES) = total;
             }
         }
-        for (few, sums) in sums.iter().enumerate() {
-            for (index, &sum) in sums.iter().enumerate() {
-                *strip.sums.add(few * all + line + index) = _mm512_reduce_add_ps(sum);
-            }
-        }
+    }
+}
+
+/// Sums the lanes of each vector.
+///
+/// # Safety
+/// The processor has the instructions.
+#[inline(always)]
+unsafe fn reduce([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+    // SAFETY: what the caller promises; both types are 16 bytes without invalid values.
+    unsafe {
+        let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+        let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+        let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+        let low = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+        let high = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+        let quarters = _mm512_add_ps(low, high);
+        let halves = _mm512_add_ps(quarters, _mm512_shuffle_f32x4::<0b01_00_11_10>(quarters, quarters));
+        let whole = _mm_add_ps(_mm512_castps512_ps128(halves), _mm512_extractf32x4_ps::<1>(halves));
+        std::mem::transmute(whole)
     }
 }

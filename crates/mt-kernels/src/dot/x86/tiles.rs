@@ -183,6 +183,6 @@ unsafe fn tile_avx2<const ROWS: usize, const VECTORS: usize>(tile: &Tile) {
             unsafe { _mm256_storeu_ps(all.as_mut_ptr().add(8 * vector), sum) };
         }
         // SAFETY: the tile has this row and no more columns.
-        unsafe { finish_row(tile, row, &all) };
+        unsafe { finish_row(tile, row, &mut all) };
     }
 }
