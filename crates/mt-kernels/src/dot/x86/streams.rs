@@ -198,40 +198,44 @@ unsafe fn along_lines<L: Load, const FEW: usize, const LINES: usize>(
     few: usize,
 ) {
     let depth = strip.offsets.len();
-    let steps = depth.div_ceil(L::DEPTH);
     let all = strip.lines.len();
-    let lines: [usize; LINES] = std::array::from_fn(|index| strip.lines[line + index] + strip.offsets[0]);
-    let later: [usize; LINES] =
-        std::array::from_fn(|index| strip.lines[(line + LINES + index).min(all - 1)] + strip.offsets[0]);
-    // SAFETY: the processor has the instruction.
-    let mut sums = [[unsafe { _mm512_setzero_ps() }; LINES]; FEW];
+    let vector = 16 * L::DEPTH;
     // SAFETY: the lines and factors lie in the strip.
     unsafe {
-        let mut factors = strip.factors.add(16 * few);
-        let mut step = 0;
-        while step < steps {
-            let position = step * L::DEPTH;
-            let count = (depth - position).min(16 * L::DEPTH);
-            for index in 0..LINES {
-                load.prefetch(later[index] + position);
-                let words = match count == 16 * L::DEPTH {
-                    true => load.along(lines[index] + position, 16 * L::DEPTH),
-                    false => load.along(lines[index] + position, count),
-                };
-                for (few, sums) in sums.iter_mut().enumerate() {
-                    let factors = _mm512_loadu_si512(factors.add(16 * few).cast());
-                    sums[index] = L::add_products(sums[index], factors, words);
+        let mut sums = [[_mm512_setzero_ps(); FEW]; LINES];
+        let add = |sums: &mut [__m512; FEW], line: usize, position: usize| {
+            let first = strip.lines[line] + strip.offsets[0] + position;
+            let words = match depth - position {
+                count if count < vector => load.along(first, count),
+                _ => load.along(first, vector),
+            };
+            let factors = strip.factors.add(position / L::DEPTH * strip.few + 16 * few);
+            for (few, sum) in sums.iter_mut().enumerate() {
+                *sum = L::add_products(*sum, _mm512_loadu_si512(factors.add(16 * few).cast()), words);
+            }
+        };
+        if FEW == 1 {
+            // Memory is read fastest in order.
+            for (line, sums) in (line..).zip(&mut sums) {
+                for position in (0..depth).step_by(vector) {
+                    add(sums, line, position);
                 }
             }
-            factors = factors.add(16 * strip.few);
-            step += 16;
+        } else {
+            // Factors are loaded less often.
+            for position in (0..depth).step_by(vector) {
+                for (line, sums) in (line..).zip(&mut sums) {
+                    load.prefetch(strip.lines[(line + LINES).min(all - 1)] + strip.offsets[0] + position);
+                    add(sums, line, position);
+                }
+            }
         }
         let sums = sums.as_flattened();
         for start in (0..sums.len()).step_by(4) {
             let sums: [__m512; 4] = std::array::from_fn(|index| sums[(start + index).min(sums.len() - 1)]);
             let totals = reduce(sums);
             for (index, total) in (start..FEW * LINES).zip(totals) {
-                *strip.sums.add((few + index / LINES) * all + line + index % LINES) = total;
+                *strip.sums.add((few + index % FEW) * all + line + index / FEW) = total;
             }
         }
     }
