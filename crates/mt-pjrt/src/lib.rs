@@ -30,12 +30,12 @@ pub use compiled::{CompiledProgram, MemoryUse};
 pub use discover::{
     PLUGIN_PATH_VARIABLE, PluginLocation, PluginOrigin, find_all, find_or_install, find_plugin,
 };
-pub use environment::prepare_environment;
+pub use environment::{prepare_environment, restart_with_large_pages};
 pub use error::{Error, ErrorCode, PjrtError};
 pub use event::Event;
 pub use executable::{Argument, Executable, Execution};
 pub use install::{cache_directory, install};
-pub use memory::prefer_large_pages;
+pub use memory::{prefer_large_pages, release_free_memory};
 pub use options::CompileOptions;
 pub use platform::Platform;
 pub use plugin::{NamedValue, Plugin};

@@ -27,6 +27,19 @@ pub fn prefer_large_pages(bytes: &mut [u8]) {
     let _ = unsafe { madvise(address.cast(), end - first, LARGE_PAGES) };
 }
 
+/// Gives memory that is free back to the system, which the allocator otherwise keeps. Compiling a program takes hundreds
+/// of megabytes that nothing needs afterwards.
+pub fn release_free_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        unsafe extern "C" {
+            fn malloc_trim(keep: usize) -> c_int;
+        }
+        // SAFETY: the function may be called at any time, from any thread.
+        let _ = unsafe { malloc_trim(0) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

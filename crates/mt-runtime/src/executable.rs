@@ -330,12 +330,19 @@ pub(crate) fn platform_flags(platform: Platform, plugin: &Plugin) -> Option<(Str
 fn compile_options(runtime: &Runtime, program: &Program, settings: &CompileSettings) -> CompileOptions {
     let mut xla_flags = settings.xla_flags.clone();
     xla_flags.extend(platform_flags(runtime.platform(), runtime.client().plugin()));
-    const CONCURRENT: &str = "xla_cpu_enable_concurrency_optimized_scheduler";
-    let is_given = xla_flags.iter().any(|(name, _)| name == CONCURRENT);
-    if runtime.platform() == Platform::Cpu && program.mesh.num_devices() > 1 && !is_given {
-        // Each device would meet collectives that do not depend on each other in an order of its own, and wait for the
-        // others until XLA gives up.
-        xla_flags.push((CONCURRENT.to_owned(), "false".to_owned()));
+    if runtime.platform() == Platform::Cpu {
+        let mut default = |flag: &str, value: &str| {
+            if xla_flags.iter().all(|(name, _)| name != flag) {
+                xla_flags.push((flag.to_owned(), value.to_owned()));
+            }
+        };
+        // What a scan keeps of its layers in `bf16` would be cast to `f32` whole before the reverse scan.
+        default("xla_disable_hlo_passes", "while-loop-invariant-code-motion");
+        if program.mesh.num_devices() > 1 {
+            // Each device would meet collectives that do not depend on each other in an order of its own, and wait for
+            // the others until XLA gives up.
+            default("xla_cpu_enable_concurrency_optimized_scheduler", "false");
+        }
     }
     CompileOptions { devices: program.mesh.devices(), xla_flags }
 }
@@ -348,7 +355,9 @@ fn load_or_compile(
     let client = runtime.client();
     let mut options = compile_options(runtime, program, settings);
     let compile = |options: &CompileOptions| {
-        client.compile(&program.name, &program.text, options).map_err(|error| option_error(error, settings))
+        let executable = client.compile(&program.name, &program.text, options);
+        mt_pjrt::release_free_memory();
+        executable.map_err(|error| option_error(error, settings))
     };
     if let Some(directory) = &settings.dump_to {
         let dump = Dump::start(directory, program)?;
