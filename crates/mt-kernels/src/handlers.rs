@@ -10,22 +10,26 @@ pub fn handlers() -> &'static [Handler] {
     &[Handler { name: "maxtext.dot", address: call_dot }]
 }
 
-/// A general dot product. Arguments: the arrays that the left and the right side are read from; then, for each side that
-/// is a slice of its array, the slice's position. Attributes:
+/// A general dot product. Arguments: the arrays that the left and the right side are read from; if the product is added to
+/// something, this, whose memory the result has; then, for each side that is a slice of its array, the slice's position.
+/// Attributes:
 /// - `lhs`, `rhs`: three lists of dimensions, over which products are batched, which are free, and which are summed over:
 ///   each a number of dimensions, then their sizes and strides in elements;
 /// - `lhs_slice`, `rhs_slice`: the number of elements between two positions of a slice, or 0 where there is none;
+/// - `adds`: 1 if the product is added to an argument;
 /// - `narrow`: 1 if products are of `bf16`, to which elements are rounded; 0 for `f32`.
 unsafe extern "C" fn call_dot(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
     unsafe {
         answer(frame, |call| {
-            let mut positions = 2;
+            let adds = call.integer("adds")? == 1;
+            let mut positions = if adds { 3 } else { 2 };
             let lhs = operand(call, 0, "lhs", "lhs_slice", &mut positions)?;
             let rhs = operand(call, 1, "rhs", "rhs_slice", &mut positions)?;
             let arithmetic = if call.integer("narrow")? == 1 { Arithmetic::Bf16 } else { Arithmetic::F32 };
-            // Programs are printed without any aliasing of results.
+            // The result shares its memory with the argument that it is added to, which is not read otherwise, or with none.
             let result = match call.data_mut(0)? {
+                DataMut::F32(elements) if adds => ElementsMut::Added(elements),
                 DataMut::F32(elements) => ElementsMut::F32(elements),
                 DataMut::Bf16(elements) => ElementsMut::Bf16(elements),
             };

@@ -178,3 +178,31 @@ fn small_products_and_other_types_are_left_to_the_compiler() {
     let types = [ty(DType::F16, &[64, 64]), ty(DType::F16, &[64, 64])];
     check("half", &product(types, op(), plain), 0);
 }
+
+#[test]
+fn products_are_added_in_place() {
+    for dtype in [DType::F32, DType::BF16] {
+        let types = [ty(dtype, &[30, 50]), ty(dtype, &[50, 70]), ty(DType::F32, &[30, 70])];
+        let mut graph = Graph::new();
+        let [lhs, rhs, addend] = types.map(|ty| graph.input(ty));
+        let product = || dot([&[], &[]], [&[1], &[0]], DType::F32);
+        let first = graph.emit(product(), &[lhs, rhs]);
+        let second = graph.emit(product(), &[lhs, rhs]);
+        // The addend is still needed afterwards.
+        let sum = graph.add(first, addend);
+        let sum = graph.add(sum, second);
+        graph.set_outputs(vec![sum, addend]);
+        let text = printed(&graph, ALL).text;
+        assert_eq!(text.matches("stablehlo.add").count(), 0, "{text}");
+        check("added", &graph, 2);
+        // A product that has another use is there anyway.
+        let mut graph = Graph::new();
+        let types = [ty(dtype, &[30, 50]), ty(dtype, &[50, 70]), ty(DType::F32, &[30, 70])];
+        let [lhs, rhs, addend] = types.map(|ty| graph.input(ty));
+        let product = graph.emit(product(), &[lhs, rhs]);
+        let sum = graph.add(addend, product);
+        let twice = graph.add(product, product);
+        graph.set_outputs(vec![sum, twice]);
+        check("shared", &graph, 1);
+    }
+}

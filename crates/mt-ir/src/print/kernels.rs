@@ -8,8 +8,8 @@ use std::collections::{HashMap, HashSet};
 
 use mt_shape::DType;
 
-use super::{Name, Printer, Target, i64_array, list, string};
-use crate::{CpuKernels, Dot, TensorType};
+use super::{Name, Names, Printer, Target, i64_array, list, string};
+use crate::{Binary, CpuKernels, Dot, Graph, Node, Op, TensorType, ValueId};
 
 /// The handler that `mt-kernels` has for products.
 const DOT: &str = "maxtext.dot";
@@ -151,27 +151,71 @@ impl Printer<'_> {
         }
     }
 
-    /// Prints a dot product as the call of a kernel, if there is one for it.
-    pub(super) fn kernel_dot(
-        &mut self,
-        dot: &Dot,
-        operands: &[(Name, &TensorType)],
-        result: &TensorType,
-        scope: &str,
-    ) -> Option<Name> {
+    /// Products of `f32` that are only added to something: the sum's node and the product's, by index. A kernel adds them
+    /// to what is there, so that they are never held.
+    pub(super) fn added_products(&self, graph: &Graph) -> HashMap<usize, usize> {
+        let mut added = HashMap::new();
+        if self.kernels() == CpuKernels::NONE {
+            return added;
+        }
+        let mut uses = vec![0; graph.num_values()];
+        let operands = graph.nodes().iter().flat_map(|node| &node.operands);
+        operands.chain(graph.outputs()).for_each(|id| uses[id.index()] += 1);
+        let producers = graph.producers();
+        for (index, node) in graph.nodes().iter().enumerate() {
+            let product = |id: &ValueId| {
+                let producer = producers[id.index()].filter(|_| uses[id.index()] == 1)?;
+                let of_product = &graph.nodes()[producer];
+                let Op::Dot(dot) = &of_product.op else { return None };
+                let types: Vec<&TensorType> = of_product.operands.iter().map(|id| graph.ty(*id)).collect();
+                let ty = graph.ty(*id);
+                (ty.dtype == DType::F32 && self.has_kernel(dot, &types, ty)).then_some(producer)
+            };
+            if node.op == Op::Binary(Binary::Add)
+                && let Some(product) = node.operands.iter().find_map(product)
+            {
+                added.insert(index, product);
+            }
+        }
+        added
+    }
+
+    /// Whether a product is a kernel's.
+    fn has_kernel(&self, dot: &Dot, operands: &[&TensorType], result: &TensorType) -> bool {
         let kernels = self.kernels();
-        let (lhs, rhs) = (operands[0].1, operands[1].1);
-        let multiplies = match (lhs.dtype, rhs.dtype) {
+        let multiplies = match (operands[0].dtype, operands[1].dtype) {
             (DType::F32, DType::F32) => kernels.f32,
             (DType::BF16, DType::BF16) => kernels.bf16,
             _ => false,
         };
-        let contracted: usize = dot.lhs_contract.iter().map(|dim| lhs.dims[*dim]).product();
-        let multiplications = result.num_elements() * contracted;
-        let fits = multiplies
+        let contracted: usize = dot.lhs_contract.iter().map(|dim| operands[0].dims[*dim]).product();
+        multiplies
             && matches!(result.dtype, DType::F32 | DType::BF16)
-            && multiplications >= FEWEST_MULTIPLICATIONS;
-        if !fits {
+            && result.num_elements() * contracted >= FEWEST_MULTIPLICATIONS
+    }
+
+    /// Prints a sum and the product that is added in it.
+    pub(super) fn added_product(&mut self, graph: &Graph, sum: &Node, product: &Node, names: &Names) -> Name {
+        let Op::Dot(dot) = &product.op else { unreachable!("what is added is a product") };
+        let operands: Vec<(Name, &TensorType)> =
+            product.operands.iter().map(|id| (Self::name(names, *id), graph.ty(*id))).collect();
+        let is_other = |id: &&ValueId| **id != product.results[0];
+        let addend = sum.operands.iter().find(is_other).expect("a product that is used once has an addend");
+        let addend = Some(Self::name(names, *addend));
+        let result = graph.ty(sum.results[0]);
+        self.kernel_dot(dot, &operands, addend, result, &product.scope).expect("it is a kernel's")
+    }
+
+    /// Prints a dot product as the call of a kernel, if there is one for it, which adds it to `addend` if there is one.
+    pub(super) fn kernel_dot(
+        &mut self,
+        dot: &Dot,
+        operands: &[(Name, &TensorType)],
+        addend: Option<Name>,
+        result: &TensorType,
+        scope: &str,
+    ) -> Option<Name> {
+        if !self.has_kernel(dot, &[operands[0].1, operands[1].1], result) {
             return None;
         }
         let sides = [
@@ -205,15 +249,20 @@ impl Printer<'_> {
             let stride = sliced.map_or(0, |(_, stride)| stride);
             attributes.push(format!("{}_slice = {stride} : i64", ["lhs", "rhs"][index]));
         }
+        arguments.extend(addend.map(|addend| (addend, result.clone())));
         arguments.append(&mut positions);
-        attributes.push(format!("narrow = {} : i64", u8::from(lhs.dtype == DType::BF16)));
+        attributes.push(format!("adds = {} : i64", u8::from(addend.is_some())));
+        attributes.push(format!("narrow = {} : i64", u8::from(operands[0].1.dtype == DType::BF16)));
         let layouts = list(arguments.iter().map(|(_, ty)| row_major(ty.rank())));
+        let alias = "#stablehlo.output_operand_alias<output_tuple_indices = [], operand_index = 2, operand_tuple_indices = []>";
+        let aliases = if addend.is_some() { alias } else { "" };
         let attributes = [
             "api_version = 4 : i32".to_owned(),
             format!("call_target_name = {}", string(DOT)),
             format!("backend_config = {{{}}}", attributes.join(", ")),
             format!("operand_layouts = {layouts}"),
             format!("result_layouts = [{}]", row_major(result.rank())),
+            format!("output_operand_aliases = [{aliases}]"),
         ];
         let arguments: Vec<(Name, &TensorType)> = arguments.iter().map(|(name, ty)| (*name, ty)).collect();
         Some(self.operation("stablehlo.custom_call", &arguments, &attributes, result, scope))

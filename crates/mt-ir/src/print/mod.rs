@@ -4,7 +4,7 @@ mod kernels;
 mod operations;
 mod regions;
 
-use std::{fmt::Write as _, sync::Arc};
+use std::{collections::HashSet, fmt::Write as _, sync::Arc};
 
 use mt_shape::{DType, Mesh, PartitionSpec, Sharding};
 
@@ -236,9 +236,18 @@ impl Printer<'_> {
 
     fn nodes(&mut self, graph: &Graph, names: &mut Names) {
         self.indent += 2;
-        for node in graph.nodes() {
-            let operands: Vec<Name> = node.operands.iter().map(|id| Self::name(names, *id)).collect();
-            let results = self.node(graph, node, &operands);
+        let added = self.added_products(graph);
+        let deferred: HashSet<usize> = added.values().copied().collect();
+        for (index, node) in graph.nodes().iter().enumerate() {
+            if deferred.contains(&index) {
+                continue;
+            }
+            let results = if let Some(product) = added.get(&index) {
+                vec![self.added_product(graph, node, &graph.nodes()[*product], names)]
+            } else {
+                let operands: Vec<Name> = node.operands.iter().map(|id| Self::name(names, *id)).collect();
+                self.node(graph, node, &operands)
+            };
             for (id, name) in node.results.iter().zip(results) {
                 names[id.index()] = Some(name);
             }

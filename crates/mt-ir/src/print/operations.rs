@@ -281,7 +281,7 @@ impl Printer<'_> {
     }
 
     fn dot(&mut self, dot: &Dot, operands: &[(Name, &TensorType)], result: &TensorType, scope: &str) -> Name {
-        if let Some(name) = self.kernel_dot(dot, operands, result, scope) {
+        if let Some(name) = self.kernel_dot(dot, operands, None, result, scope) {
             return name;
         }
         let merges = self.options.target.is_cpu() && self.options.mesh.num_devices() == 1;

@@ -35,9 +35,9 @@ const TASK_COLUMN_PANELS: usize = 8;
 /// With fewer tasks for each thread, the last ones leave threads idle for long.
 const TASKS_PER_THREAD: usize = 8;
 
-/// Computes a product that has at least one element and a contraction of at least one.
-pub(super) fn run(team: &dyn Team, kernel: &Kernel, problem: &Problem, out: Out) {
-    let call = Call { kernel, problem, out };
+/// Computes a product that has at least one element and a contraction of at least one, or adds it to a result of `f32`.
+pub(super) fn run(team: &dyn Team, kernel: &Kernel, problem: &Problem, out: Out, adds: bool) {
+    let call = Call { kernel, problem, out, adds };
     let batch = problem.batch_len();
     let threads = team.num_threads();
     if threads == 1 || batch * problem.rows * problem.columns * problem.depth <= SMALL {
@@ -54,6 +54,7 @@ struct Call<'a> {
     kernel: &'a Kernel,
     problem: &'a Problem<'a>,
     out: Out,
+    adds: bool,
 }
 
 // SAFETY: tasks write to parts of the result that do not overlap.
@@ -238,7 +239,7 @@ impl Call<'_> {
                     // SAFETY: the tile lies in the chunk.
                     let sums = chunk.sums.map(|sums| unsafe { sums.add(row * all_columns + column) });
                     let initial = match (sums, out) {
-                        _ if is_first => None,
+                        _ if is_first && !self.adds => None,
                         (Some(sums), _) => Some((sums.cast_const(), all_columns)),
                         (None, Out::F32(out)) => Some((out.cast_const(), problem.columns)),
                         (None, Out::Bf16(_)) => None,

@@ -40,6 +40,8 @@ pub enum Elements<'a> {
 #[derive(Debug)]
 pub enum ElementsMut<'a> {
     F32(&'a mut [f32]),
+    /// The product is added to what is there.
+    Added(&'a mut [f32]),
     /// The sums, which are of `f32`, are rounded to nearest even.
     Bf16(&'a mut [bf16]),
 }
@@ -77,22 +79,24 @@ pub fn dot(team: &dyn Team, lhs: &Operand, rhs: &Operand, arithmetic: Arithmetic
 fn dot_with(team: &dyn Team, kernel: &Kernel, lhs: &Operand, rhs: &Operand, mut result: ElementsMut) {
     let problem = Problem::new(lhs, rhs);
     let len = match &result {
-        ElementsMut::F32(elements) => elements.len(),
+        ElementsMut::F32(elements) | ElementsMut::Added(elements) => elements.len(),
         ElementsMut::Bf16(elements) => elements.len(),
     };
     assert_eq!(len, problem.batch_len() * problem.rows * problem.columns, "elements of the result");
     if problem.depth == 0 {
         match &mut result {
             ElementsMut::F32(elements) => elements.fill(0.0),
+            ElementsMut::Added(_) => {}
             ElementsMut::Bf16(elements) => elements.fill(bf16::ZERO),
         }
     } else if len != 0 {
         let out = match &mut result {
-            ElementsMut::F32(elements) => Out::F32(elements.as_mut_ptr()),
+            ElementsMut::F32(elements) | ElementsMut::Added(elements) => Out::F32(elements.as_mut_ptr()),
             ElementsMut::Bf16(elements) => Out::Bf16(elements.as_mut_ptr()),
         };
-        if !stream::run(team, kernel, &problem, out) {
-            driver::run(team, kernel, &problem, out);
+        let adds = matches!(result, ElementsMut::Added(_));
+        if adds || !stream::run(team, kernel, &problem, out) {
+            driver::run(team, kernel, &problem, out, adds);
         }
     }
 }
