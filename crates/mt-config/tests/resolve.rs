@@ -728,12 +728,3 @@ fn what_rules_split_is_counted_by_rules() {
     let taken = "['activation_norm_length',['fsdp']]";
     assert_eq!(batch(&format!("logical_axis_rules=[{taken},{},{}]", rule("fsdp"), rule("tensor"))), 2);
 }
-
-#[test]
-fn what_needs_less_memory_is_not_there_yet() {
-    let hint = |keys: &[&str]| training(keys).unwrap().less_memory();
-    let usual = hint(&[]);
-    assert!(!usual.contains("remat_policy") && usual.contains("`num_vocab_tiling=4`"), "{usual}");
-    let other = hint(&["remat_policy=minimal", "num_vocab_tiling=2"]);
-    assert!(other.contains("`remat_policy=full`") && !other.contains("num_vocab_tiling"), "{other}");
-}

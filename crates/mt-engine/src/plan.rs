@@ -6,7 +6,7 @@ use mt_config::DecodeConfig;
 use mt_ir::Program;
 use mt_models::{Model, build};
 use mt_runtime::{CompileSettings, Platform, target_of};
-use mt_shape::Placement;
+use mt_shape::{Placement, Topology};
 
 use crate::{
     EngineError,
@@ -22,6 +22,7 @@ pub struct DecodePlan {
     programs: Programs,
     sizes: Sizes,
     settings: DecodeConfig,
+    topology: Topology,
 }
 
 impl DecodePlan {
@@ -37,7 +38,7 @@ impl DecodePlan {
     ) -> Result<Self, EngineError> {
         let model = build(&settings.model)?;
         let topology = settings.placement.topology(num_devices, slices)?;
-        let placement = Arc::new(settings.placement.placement(topology)?);
+        let placement = Arc::new(settings.placement.placement(&topology)?);
         let target = target_of(platform, settings.run.cpu_kernels);
         let parameter_types = model.parameters().iter().map(|(_, spec)| spec.dtype).collect();
         let decode = &settings.decode;
@@ -49,7 +50,7 @@ impl DecodePlan {
         );
         let num_choices = settings.model.vocab_size;
         let programs = Programs { model, placement, target, parameter_types, num_choices };
-        Ok(Self { programs, sizes, settings })
+        Ok(Self { programs, sizes, settings, topology })
     }
 
     /// The program that fills the cache with prompts.
@@ -75,6 +76,11 @@ impl DecodePlan {
 
     pub fn model(&self) -> &dyn Model {
         &*self.programs.model
+    }
+
+    /// The devices by slice.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
     }
 
     /// The mesh, and what is split over it.

@@ -8,7 +8,7 @@ use mt_models::{Model, decoder::Activation};
 use mt_nn::LayerPlace;
 use mt_runtime::Platform;
 use mt_shape::DType;
-use mt_train::{Devices, Intended, StateKind, TrainPlan};
+use mt_train::{Devices, Intended, Needs, StateKind, TrainPlan};
 
 use crate::{PlanError, compile::hardware::devices, cost::ModelFlops};
 
@@ -36,8 +36,8 @@ pub struct Estimate {
     pub flops: ModelFlops,
     pub memory: MemoryEstimate,
     pub budget: Budget,
-    /// What would help if memory is short.
-    advice: Vec<Advice>,
+    /// What would help if memory is short, the best first.
+    pub remedies: Vec<String>,
 }
 
 /// Numbers of weights.
@@ -74,6 +74,15 @@ impl MemoryEstimate {
         self.parameters + self.optimizer + self.batch
     }
 
+    /// What its parts depend on.
+    fn needs(&self) -> Needs {
+        Needs {
+            state: self.state() + self.gradients,
+            activations: self.activations + self.layer,
+            logits: self.logits.saturating_sub(self.layer + self.gradients),
+        }
+    }
+
     /// The most that is there at a time. Scores are gone before there are gradients of layers.
     pub fn peak(&self) -> u64 {
         self.state() + self.activations + self.logits.max(self.layer + self.gradients)
@@ -102,23 +111,6 @@ pub enum Verdict {
     DoesNotFit,
 }
 
-/// What would help if memory is short.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Advice {
-    /// Devices along this mesh axis have copies of the state.
-    SplitState {
-        axis: String,
-        size: usize,
-    },
-    SmallerMoments,
-    MoreDevices,
-    Remat,
-    SmallerBatch,
-    Accumulate,
-    SplitSequences,
-    TileLogits,
-}
-
 impl Estimate {
     /// Estimates the run that a configuration describes.
     ///
@@ -140,17 +132,17 @@ impl Estimate {
         let flops = ModelFlops::new(model, rows, length);
         Ok(Self {
             chip: hardware.as_ref().map(|hardware| hardware.slice.chip),
-            hardware: hardware.map(|hardware| hardware.slice.name),
             num_devices: topology.num_devices(),
             num_slices: topology.num_slices(),
-            mesh: plan.placement().mesh().axes().iter().filter(|(_, size)| *size > 1).cloned().collect(),
+            mesh: plan.placement().mesh().split_axes().cloned().collect(),
             parameters: parameters(model),
             rows,
             length,
             budget: Budget::new(model, settings.run.steps as f64 * flops.tokens as f64),
             flops,
-            advice: planner.advice(&memory),
+            remedies: plan.remedies(memory.needs(), hardware.as_ref().map(|known| known.slice.chip.memory)),
             memory,
+            hardware: hardware.map(|hardware| hardware.slice.name),
         })
     }
 
@@ -171,11 +163,6 @@ impl Estimate {
         } else {
             Verdict::Fits
         }
-    }
-
-    /// What would help, the best first, if memory is short.
-    pub fn advice(&self) -> Vec<String> {
-        self.advice.iter().map(Advice::text).collect()
     }
 
     /// The seconds that `flops` take on all devices at a share of their peak, if that is known.
@@ -258,11 +245,7 @@ impl Planner<'_> {
             memory.layer = memory.layer.max(2 * made);
         }
         memory.layer += self.gathered_layer();
-        let scores = model.scores(part, self.length);
-        // In their own type, and in f32 with their gradients.
-        let per_score = (scores.dtype.byte_size() + DType::F32.byte_size()) as u64;
-        let scores = self.on_device(&scores) / scores.dtype.byte_size() as u64 * per_score;
-        memory.logits = scores / settings.objective.num_vocab_tiling as u64 + self.gathered_head();
+        memory.logits = self.plan.score_bytes() + self.gathered_head();
         memory
     }
 
@@ -308,55 +291,5 @@ impl Planner<'_> {
         let (parameters, batch_axes) = (self.plan.model().parameters(), self.batch_axes());
         let of_head = self.plan.model().head_parameters().into_iter().map(|index| &parameters[index].1);
         of_head.map(|spec| self.gathered(&spec.logical_axes, &spec.dims(), &batch_axes)).sum()
-    }
-
-    fn advice(&self, memory: &MemoryEstimate) -> Vec<Advice> {
-        let (settings, mesh) = (self.plan.settings(), self.plan.placement().mesh());
-        let copies = mesh.axes().iter().find(|(axis, size)| axis == "data" && *size > 1);
-        let rows = self.rows / settings.placement.num_batch_parts(mesh).max(1);
-        let of_state = [
-            copies.map(|(axis, size)| Advice::SplitState { axis: axis.clone(), size: *size }),
-            (memory.optimizer >= memory.parameters && settings.optimizer.first_moment_dtype() == DType::F32)
-                .then_some(Advice::SmallerMoments),
-            Some(Advice::MoreDevices),
-        ];
-        let keeps = settings.model.remat.kept().is_none_or(|kept| !kept.is_empty());
-        let of_activations = [
-            keeps.then_some(Advice::Remat),
-            (rows > 1).then_some(Advice::Accumulate),
-            (settings.data.per_device_batch_size > 1.0).then_some(Advice::SmallerBatch),
-            (mesh.num_devices() > 1 && rows == 1).then_some(Advice::SplitSequences),
-        ];
-        let of_logits = [(settings.objective.num_vocab_tiling == 1).then_some(Advice::TileLogits)];
-        let mut kinds: [(u64, Vec<Option<Advice>>); 3] = [
-            (memory.state() + memory.gradients, of_state.into()),
-            (memory.activations + memory.layer, of_activations.into()),
-            (memory.logits.saturating_sub(memory.layer + memory.gradients), of_logits.into()),
-        ];
-        kinds.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
-        kinds.into_iter().filter(|(bytes, _)| *bytes > 0).flat_map(|(_, advice)| advice).flatten().collect()
-    }
-}
-
-impl Advice {
-    fn text(&self) -> String {
-        match self {
-            Self::SplitState { axis, size } => format!(
-                "parameters and optimizer state are on each of the {size} devices along `{axis}`: more `ici_fsdp_parallelism` instead, or `shard_optimizer_over_data=true`"
-            ),
-            Self::SmallerMoments => "`mu_dtype=bfloat16` halves the first moments".to_owned(),
-            Self::MoreDevices => "more devices, over which `fsdp` splits the state".to_owned(),
-            Self::Remat => "`remat_policy=full` keeps only the input of each layer".to_owned(),
-            Self::SmallerBatch => "a smaller `per_device_batch_size`".to_owned(),
-            Self::Accumulate => {
-                "a smaller `per_device_batch_size` with more `gradient_accumulation_steps`, for the same batch"
-                    .to_owned()
-            }
-            Self::SplitSequences => {
-                "`ici_context_parallelism` or `ici_tensor_parallelism`, which split sequences and layers"
-                    .to_owned()
-            }
-            Self::TileLogits => "`num_vocab_tiling=8` computes scores in parts".to_owned(),
-        }
     }
 }

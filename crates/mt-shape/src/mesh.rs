@@ -48,6 +48,11 @@ impl Topology {
         self.slices.len()
     }
 
+    /// In how many slices some of the devices are.
+    pub fn num_slices_of(&self, devices: &[usize]) -> usize {
+        self.slices.iter().filter(|slice| slice.iter().any(|device| devices.contains(device))).count()
+    }
+
     /// The number of devices in all slices.
     pub fn num_devices(&self) -> usize {
         self.slices.iter().map(Vec::len).sum()
@@ -163,6 +168,11 @@ impl Mesh {
     /// Names and sizes of the axes.
     pub fn axes(&self) -> &[(String, usize)] {
         &self.axes
+    }
+
+    /// The axes that split anything: those of more than one place.
+    pub fn split_axes(&self) -> impl Iterator<Item = &(String, usize)> {
+        self.axes.iter().filter(|(_, size)| *size > 1)
     }
 
     /// The size of an axis, if the mesh has it.

@@ -187,8 +187,11 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
             );
         }
     }
-    let less_memory = settings.less_memory();
-    runtime.check_memory(&[&largest.program], &less_memory)?;
+    let less_memory = |program: &Executable| -> Result<String, TrainError> {
+        let needs = plan.needs(Some(program.memory()?.on_device()));
+        Ok(format!("what needs less, the best first:\n  {}", plan.remedies(needs, None).join("\n  ")))
+    };
+    runtime.check_memory(&[&largest.program], &less_memory(&largest.program)?)?;
 
     let evaluator = match &data.evaluation {
         Some(set) => {
@@ -197,7 +200,7 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
             let placement = Arc::new(group.placement(topology)?);
             let programs = plan.programs_at(placement);
             let program = programs.evaluation_step(rows, length)?.try_map(|program| compile(&program))?;
-            runtime.check_memory(&[&program.program], &less_memory)?;
+            runtime.check_memory(&[&program.program], &less_memory(&program.program)?)?;
             Some(Evaluator::new(program, set.clone(), settings.model.vocab_size, programs.order))
         }
         None => None,

@@ -101,7 +101,7 @@ impl Report {
         }
         lines.push(self.verdict());
         if matches!(estimate.verdict(), Verdict::Close | Verdict::DoesNotFit) {
-            lines.extend(estimate.advice().into_iter().map(|advice| format!("  what helps: {advice}")));
+            lines.extend(estimate.remedies.iter().map(|remedy| format!("  what helps: {remedy}")));
         }
         let budget = estimate.budget;
         lines.push("training".to_owned());
@@ -211,7 +211,7 @@ impl Report {
                 Verdict::Close => "close",
                 Verdict::DoesNotFit => "does not fit",
             },
-            "advice": estimate.advice(),
+            "advice": estimate.remedies,
             "training": {
                 "steps": trained(budget.tokens, budget.six_n_d),
                 "chinchilla": trained(budget.chinchilla_tokens, budget.chinchilla_six_n_d),

@@ -451,12 +451,7 @@ impl PlacementGroup {
         if number.is_multiple_of(parts) {
             return Ok(());
         }
-        let axes: Vec<String> = mesh
-            .axes()
-            .iter()
-            .filter(|(_, size)| *size > 1)
-            .map(|(name, size)| format!("{name}={size}"))
-            .collect();
+        let axes: Vec<String> = mesh.split_axes().map(|(name, size)| format!("{name}={size}")).collect();
         let devices = mesh.num_devices();
         let counted = counted(number, "sequence");
         let (made, split, what) = match is_growth {

@@ -6,7 +6,7 @@ use mt_shape::Topology;
 
 use super::{
     AheadGroup, CheckpointGroup, ContextGroup, DataGroup, DatasetType, DebugGroup, DecodeGroup, ModelGroup,
-    ObjectiveGroup, OptimizerGroup, PlacementGroup, RematPolicy, RunGroup, TokenizerGroup, TokenizerType,
+    ObjectiveGroup, OptimizerGroup, PlacementGroup, RunGroup, TokenizerGroup, TokenizerType,
 };
 use crate::{
     config::{Config, not_built, report},
@@ -138,21 +138,6 @@ impl TrainConfig {
                 "name `hf_eval_files`, or leave out `eval_interval`",
             ));
         }
-    }
-
-    /// What would need less memory, as a hint.
-    pub fn less_memory(&self) -> String {
-        let mut ways = Vec::new();
-        let is_full = self.model.remat.remat_policy == RematPolicy::Full;
-        ways.extend((!is_full).then_some("`remat_policy=full`"));
-        ways.push(
-            "a smaller `per_device_batch_size`, with more `gradient_accumulation_steps` for the same steps",
-        );
-        let is_tiled = self.objective.num_vocab_tiling > 1;
-        ways.extend((!is_tiled).then_some("`num_vocab_tiling=4`, so that logits are computed in parts"));
-        ways.push("a shorter `max_target_length`");
-        let last = "a larger mesh";
-        format!("what needs less: {}, or {last}", ways.join(", "))
     }
 
     /// Where the tokenizer is that comes with the parameters the run begins with, unless keys name another.

@@ -115,19 +115,6 @@ impl Target {
         }
     }
 
-    /// The number of slices.
-    pub fn num_slices(&self) -> usize {
-        match self {
-            Self::Absent { hardware, .. } => hardware.num_slices,
-            Self::Present(runtime) => {
-                let mut slices = runtime.slices().unwrap_or_default();
-                slices.sort_unstable();
-                slices.dedup();
-                slices.len().max(1)
-            }
-        }
-    }
-
     /// The bytes of memory of each device that programs can use; `None` where devices have the host's.
     pub fn memory_limit(&self) -> Option<u64> {
         match self {

@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mt_config::{Chip, Config, DecodeConfig};
+use mt_config::{AbsentHardware, Chip, Config, DebugGroup, DecodeConfig, RunGroup};
 use mt_engine::DecodePlan;
 use mt_ir::Program;
 use mt_runtime::{CompileSettings, MemoryUse, OutOfMemory, RuntimeError, largest_arrays};
-use mt_shape::Placement;
-use mt_train::TrainPlan;
+use mt_shape::{Placement, Topology};
+use mt_train::{Devices, TrainPlan};
 
 pub use self::{
     hardware::Target,
@@ -59,16 +59,10 @@ fn training(
     shows_placement: bool,
     progress: &mut dyn FnMut(String),
 ) -> Result<Report, PlanError> {
-    let intended = mt_train::Intended::new(config)?;
-    let settings = intended.settings();
-    let (file, hardware) = (settings.ahead.compiled_trainstep_file.clone(), settings.ahead.hardware()?);
-    // What does not fit is said before a plugin is looked for, which may take a download.
-    if let Some(hardware) = &hardware {
-        TrainPlan::new(config, &hardware::devices(hardware))?;
-    }
-    progress("finding the compiler".to_owned());
-    let target = Target::new(hardware, &settings.run, &settings.debug)?;
-    let plan = TrainPlan::on(intended, &target.devices())?;
+    let settings = mt_config::TrainConfig::from_config(config)?;
+    let (file, hardware) = (&settings.ahead.compiled_trainstep_file, settings.ahead.hardware()?);
+    let plan_on = |devices: &Devices| TrainPlan::new(config, devices).map_err(PlanError::from);
+    let (target, plan) = planned(hardware, &settings.run, &settings.debug, &plan_on, progress)?;
     let start = Instant::now();
     let program = plan.train_step()?;
     let made = start.elapsed();
@@ -78,29 +72,30 @@ fn training(
     let [rows, length] = plan.batch_dims();
     let model = ModelFlops::new(plan.model(), rows, length);
     let formula = Formula { flops: model.step, six_n_d: Some(model.six_n_d), tokens: model.tokens };
-    let given = Given { program: &program, made, settings: plan.compile_settings(&program), formula };
+    let settings = plan.compile_settings(&program);
+    let given = Given { program: &program, made, settings, formula, topology: plan.topology() };
     let arguments = plan.argument_bytes();
     let mut report = program_report(&target, &given, file.as_deref(), progress)?;
     report.predicted_arguments = Some(arguments);
     if let Fit::TooLarge(lack) = &mut report.fit {
-        lack.remedies = remedies_of_training(&plan, lack, arguments.parameters + arguments.optimizer);
+        lack.remedies = plan.remedies(plan.needs(lack.needed), lack.available);
     }
-    Ok(Report { programs: vec![report], sequences: rows, length, ..describe(&target, plan.placement()) })
+    Ok(Report {
+        programs: vec![report],
+        sequences: rows,
+        length,
+        ..describe(&target, plan.placement(), plan.topology())
+    })
 }
 
 fn decoding(config: &Config, progress: &mut dyn FnMut(String)) -> Result<Report, PlanError> {
     let settings = DecodeConfig::from_config(config)?;
     let hardware = mt_config::AheadGroup::from_config(config)?.hardware()?;
-    let plan_on = |devices: &mt_train::Devices| {
+    let plan_on = |devices: &Devices| {
         let slices = devices.slices.as_deref();
         DecodePlan::new(settings.clone(), devices.platform, devices.number, slices).map_err(PlanError::from)
     };
-    if let Some(hardware) = &hardware {
-        plan_on(&hardware::devices(hardware))?;
-    }
-    progress("finding the compiler".to_owned());
-    let target = Target::new(hardware, &settings.run, &settings.debug)?;
-    let plan = plan_on(&target.devices())?;
+    let (target, plan) = planned(hardware, &settings.run, &settings.debug, &plan_on, progress)?;
     let mut programs = Vec::new();
     let rows = plan.rows();
     for (program, tokens) in
@@ -111,7 +106,8 @@ fn decoding(config: &Config, progress: &mut dyn FnMut(String)) -> Result<Report,
         let made = start.elapsed();
         let flops = 2.0 * plan.model().num_active_parameters() as f64 * tokens as f64;
         let formula = Formula { flops, six_n_d: None, tokens };
-        let given = Given { program: &program, made, settings: plan.compile_settings(), formula };
+        let settings = plan.compile_settings();
+        let given = Given { program: &program, made, settings, formula, topology: plan.topology() };
         let mut report = program_report(&target, &given, None, progress)?;
         if let Fit::TooLarge(lack) = &mut report.fit {
             lack.remedies = vec![
@@ -126,19 +122,40 @@ fn decoding(config: &Config, progress: &mut dyn FnMut(String)) -> Result<Report,
         programs,
         sequences: rows,
         length: plan.prompt_length(),
-        ..describe(&target, plan.placement())
+        ..describe(&target, plan.placement(), plan.topology())
     })
 }
 
+/// What to compile for, and the plan of a run there. What does not fit hardware that is not there is said before a plugin
+/// is looked for, which may take a download.
+fn planned<P>(
+    hardware: Option<AbsentHardware>,
+    run: &RunGroup,
+    debug: &DebugGroup,
+    plan_on: &dyn Fn(&Devices) -> Result<P, PlanError>,
+    progress: &mut dyn FnMut(String),
+) -> Result<(Target, P), PlanError> {
+    let known = hardware.as_ref().map(hardware::devices);
+    let plan = known.as_ref().map(plan_on).transpose()?;
+    progress("finding the compiler".to_owned());
+    let target = Target::new(hardware, run, debug)?;
+    let devices = target.devices();
+    // The plugin may list the devices of slices in an order of its own.
+    match plan {
+        Some(plan) if known.as_ref() == Some(&devices) => Ok((target, plan)),
+        _ => Ok((target, plan_on(&devices)?)),
+    }
+}
+
 /// A report without programs.
-fn describe(target: &Target, placement: &Placement) -> Report {
-    let mesh = placement.mesh().axes().iter().filter(|(_, size)| *size > 1).cloned().collect();
+fn describe(target: &Target, placement: &Placement, topology: &Topology) -> Report {
+    let mesh = placement.mesh().split_axes().cloned().collect();
     Report {
         hardware: target.name(),
         device_kind: target.device_kind(),
         chip: target.chip().map(|chip| chip.generation),
         num_devices: target.devices().number,
-        num_slices: target.num_slices(),
+        num_slices: topology.num_slices(),
         device_memory: target.memory_limit(),
         mesh,
         sequences: 0,
@@ -162,6 +179,7 @@ struct Given<'a> {
     made: Duration,
     settings: CompileSettings,
     formula: Formula,
+    topology: &'a Topology,
 }
 
 fn program_report(
@@ -170,7 +188,7 @@ fn program_report(
     file: Option<&Path>,
     progress: &mut dyn FnMut(String),
 ) -> Result<ProgramReport, PlanError> {
-    let Given { program, made, settings, formula } = given;
+    let Given { program, made, settings, formula, topology } = given;
     let num_devices = program.mesh.num_devices();
     progress(format!("compiling `{}` for {num_devices} devices", program.name));
     let counts = &program.counts;
@@ -218,7 +236,11 @@ fn program_report(
     let memory = compiled.memory()?;
     report.fit = fit(target, program, &memory);
     let activity = compiled.activity()?;
-    report.exchanges = report::exchanged(&activity.collectives, &|places| slices_of(target, program, places));
+    let slices_of = |places: &[usize]| {
+        let devices: Vec<usize> = places.iter().map(|place| program.mesh.device(*place)).collect();
+        topology.num_slices_of(&devices).max(1)
+    };
+    report.exchanges = report::exchanged(&activity.collectives, &slices_of);
     report.memory_traffic = Some(activity.memory_bytes);
     if activity.memory_bytes > 0.0 {
         report.intensity = Some(counts.all_products() / num_devices as f64 / activity.memory_bytes);
@@ -230,7 +252,7 @@ fn program_report(
                 bytes: collective.bytes as f64,
                 times: collective.times as f64,
                 group: collective.places.len(),
-                slices: slices_of(target, program, &collective.places),
+                slices: slices_of(&collective.places),
             })
         });
         let products: BTreeMap<_, _> =
@@ -243,16 +265,6 @@ fn program_report(
         report.written.push(file.to_owned());
     }
     Ok(report)
-}
-
-/// In how many slices the devices at these places of the mesh are.
-fn slices_of(target: &Target, program: &Program, places: &[usize]) -> usize {
-    let Some(slices) = target.devices().slices else { return 1 };
-    let mut of_places: Vec<i64> =
-        places.iter().filter_map(|place| slices.get(program.mesh.device(*place)).copied()).collect();
-    of_places.sort_unstable();
-    of_places.dedup();
-    of_places.len().max(1)
 }
 
 fn times(chip: &Chip, work: &Work, formula: &Formula, num_devices: usize) -> Option<Times> {
@@ -313,54 +325,6 @@ fn largest(program: &Program) -> Vec<Array> {
             is_temporary: array.is_temporary,
         })
         .collect()
-}
-
-/// What would help a training step that does not fit.
-fn remedies_of_training(plan: &TrainPlan, lack: &Lack, state: u64) -> Vec<String> {
-    let settings = plan.settings();
-    let mesh = plan.placement().mesh();
-    let size = |axis: &str| mesh.axis_size(axis).unwrap_or(1);
-    let mut remedies = Vec::new();
-    // If the state alone takes most of the memory, nothing about activations helps.
-    let is_state = lack.available.is_some_and(|available| state * 10 > available * 8);
-    if is_state {
-        let state = mt_runtime::format_bytes(state);
-        if size("data") > 1 {
-            remedies.push(format!(
-                "parameters and optimizer take {state} on each device: split them over the {} devices along `data` too, by `ici_fsdp_parallelism` in place of `ici_data_parallelism`",
-                size("data")
-            ));
-        } else {
-            remedies.push(format!(
-                "parameters and optimizer take {state} on each device: more devices, or `optimizer_memory_host_offload=true`"
-            ));
-        }
-    }
-    if settings.model.remat.remat_policy != mt_config::RematPolicy::Full {
-        remedies.push("`remat_policy=full`, which keeps the least of the forward pass".to_owned());
-    }
-    let [rows, length] = plan.batch_dims();
-    let per_device = rows as f64 / mesh.num_devices() as f64;
-    if per_device > 1.0 {
-        remedies.push(format!(
-            "`per_device_batch_size={}`, with `gradient_accumulation_steps` for the same batch",
-            (per_device / 2.0).max(1.0)
-        ));
-    } else if !is_state {
-        remedies.push(
-            "more `ici_tensor_parallelism` or `ici_context_parallelism`, which split the activations of one sequence"
-                .to_owned(),
-        );
-    }
-    if settings.objective.num_vocab_tiling == 1
-        && lack.largest.iter().any(|array| array.name.contains("logits"))
-    {
-        remedies.push("`num_vocab_tiling=8`, which makes logits in tiles".to_owned());
-    }
-    if length > 4096 && remedies.len() < 3 {
-        remedies.push("a shorter `max_target_length`".to_owned());
-    }
-    remedies
 }
 
 /// The most memory that this process has had, if the system says.

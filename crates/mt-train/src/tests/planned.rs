@@ -3,7 +3,7 @@
 use mt_runtime::Platform;
 
 use super::training::{LENGTH, NUM_DEVICES, NUM_ROWS, Setup};
-use crate::{Devices, Intended, TrainPlan};
+use crate::{Devices, Intended, Needs, TrainPlan};
 
 #[track_caller]
 fn check(arguments: &[&str]) {
@@ -28,4 +28,39 @@ fn the_state_is_known_before_it_is_there() {
     check(&["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2", "scan_layers=false"]);
     check(&["ici_data_parallelism=8", "ici_fsdp_parallelism=1", "shard_optimizer_over_data=true"]);
     check(&["opt_type=muon", "skip_step_on_spikes=true"]);
+}
+
+#[test]
+fn what_helps_is_not_there_yet_and_for_what_takes_most() {
+    let remedies = |arguments: &[&str], platform, state, available| {
+        let setup = Setup::new(arguments, NUM_DEVICES);
+        let intended = Intended { settings: setup.settings, model: setup.model };
+        let devices = Devices { platform, number: NUM_DEVICES, slices: None };
+        let plan = TrainPlan::on(intended, &devices).unwrap();
+        plan.remedies(Needs { state, activations: 10, logits: 5 }, available).join("\n")
+    };
+    let check = |found: &str, there: &[&str], absent: &[&str]| {
+        let places: Vec<_> = there.iter().map(|text| found.find(text)).collect();
+        assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{there:?} in {found}");
+        assert!(absent.iter().all(|text| !found.contains(text)), "none of {absent:?} in {found}");
+    };
+    let copied = ["ici_data_parallelism=8", "ici_fsdp_parallelism=1", "remat_policy=minimal"];
+    check(
+        &remedies(&copied, Platform::Tpu, 20, None),
+        &[
+            "along `data`",
+            "mu_dtype",
+            "host_offload",
+            "more devices",
+            "remat_policy=full",
+            "num_vocab_tiling",
+        ],
+        &[],
+    );
+    check(&remedies(&copied, Platform::Tpu, 20, Some(24)), &["along `data`"], &["remat_policy", "vocab"]);
+    check(
+        &remedies(&["num_vocab_tiling=2", "mu_dtype=bfloat16"], Platform::Cpu, 1, None),
+        &["max_target_length"],
+        &["along `data`", "more devices", "remat_policy", "num_vocab_tiling", "mu_dtype"],
+    );
 }
