@@ -115,7 +115,8 @@ Examples:
   maxtext compile run.yml compile_topology=h100-8 compiled_trainstep_file=step
 
 See also:
-  maxtext plugin install tpu      the compiler for TPUs, also done at first use";
+  maxtext plugin install tpu      the compiler for TPUs, also done at first use;
+                                  that for GPUs is installed at first use only";
 
 const LOGITS: &str = "\
 Computes the logits of rows of tokens, and writes them as an array of NumPy's.
@@ -289,8 +290,8 @@ Examples:
 const PLUGIN_INSTALL: &str = "\
 Installs a plugin into the user's cache directory.
 
-The plugins for CPUs and TPUs are installed at first use, so this is needed for
-GPUs, and to prepare a machine that has no network later.";
+The plugins for CPUs and TPUs are installed at first use, so this is needed to
+run on GPUs, and to prepare a machine that has no network later.";
 
 const COMPLETION: &str = "\
 Prints a script that makes a shell complete commands, options, keys and values.";

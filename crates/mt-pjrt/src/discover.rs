@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use crate::{Error, Platform, cache_directory, install::Installer};
+use crate::{Error, Platform, cache_directory, install::Installer, manifest::Purpose};
 
 /// The environment variable that names a plugin's file.
 pub const PLUGIN_PATH_VARIABLE: &str = "MAXTEXT_PJRT_PLUGIN_PATH";
@@ -63,11 +63,23 @@ pub fn find_or_install(platform: Platform, named: Option<&Path>) -> Result<Plugi
         return Ok(location);
     }
     match platform {
-        Platform::Cpu | Platform::Tpu => Installer::for_this_machine()?.install(platform),
+        Platform::Cpu | Platform::Tpu => Installer::for_this_machine()?.install(platform, Purpose::Run),
         Platform::Gpu => Err(Error::PluginNotFound {
             platform,
             hint: "run `maxtext plugin install gpu` once, or use the CPU with `hardware=cpu`".into(),
         }),
+    }
+}
+
+/// As [`find_plugin`], to compile with it and not to run anything; if there is none, installs what compiling needs. For
+/// GPUs this is a small part of the plugin, in a folder of its own, in which nothing looks that runs programs.
+///
+/// # Errors
+/// A named file does not exist, or the installation fails.
+pub fn find_or_install_compiler(platform: Platform, named: Option<&Path>) -> Result<PluginLocation, Error> {
+    match find_plugin(platform, named)? {
+        Some(location) => Ok(location),
+        None => Installer::for_this_machine()?.install(platform, Purpose::Compile),
     }
 }
 
@@ -104,7 +116,7 @@ fn find_in(platform: Platform, folders: &[PathBuf], origin: PluginOrigin) -> Opt
 }
 
 fn find_in_cache(platform: Platform) -> Option<PluginLocation> {
-    let folder = Installer::new("python3", cache_directory().ok()?).folder(platform)?;
+    let folder = Installer::new("python3", cache_directory().ok()?).folder(platform, Purpose::Run)?;
     find_in(platform, &[folder], PluginOrigin::Cache)
 }
 

@@ -9,7 +9,10 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-use crate::{Error, Platform, PluginLocation, PluginOrigin, manifest::Wheel};
+use crate::{
+    Error, Platform, PluginLocation, PluginOrigin,
+    manifest::{Purpose, Wheel},
+};
 
 /// The user's cache directory of this program: `$XDG_CACHE_HOME/maxtext` or `~/.cache/maxtext`.
 ///
@@ -26,7 +29,7 @@ pub fn cache_directory() -> Result<PathBuf, Error> {
 /// # Errors
 /// There is no build for this machine, no Python with pip, no network or no space, or a file is not what it should be.
 pub fn install(platform: Platform) -> Result<PluginLocation, Error> {
-    Installer::for_this_machine()?.install(platform)
+    Installer::for_this_machine()?.install(platform, Purpose::Run)
 }
 
 /// What an installation depends on.
@@ -52,8 +55,8 @@ impl Installer {
     }
 
     /// Where the files for `platform` are unpacked: a folder for each set of pinned files.
-    pub(crate) fn folder(&self, platform: Platform) -> Option<PathBuf> {
-        Some(self.folder_of(platform, platform.wheels(&self.os, &self.architecture)?))
+    pub(crate) fn folder(&self, platform: Platform, purpose: Purpose) -> Option<PathBuf> {
+        Some(self.folder_of(platform, &platform.wheels(purpose, &self.os, &self.architecture)?))
     }
 
     fn folder_of(&self, platform: Platform, wheels: &[Wheel]) -> PathBuf {
@@ -63,12 +66,12 @@ impl Installer {
         self.cache.join("plugins").join(format!("{platform}-{}", &digest[..16]))
     }
 
-    pub(crate) fn install(&self, platform: Platform) -> Result<PluginLocation, Error> {
-        let Some(wheels) = platform.wheels(&self.os, &self.architecture) else {
+    pub(crate) fn install(&self, platform: Platform, purpose: Purpose) -> Result<PluginLocation, Error> {
+        let Some(wheels) = platform.wheels(purpose, &self.os, &self.architecture) else {
             let (os, architecture) = (self.os.clone(), self.architecture.clone());
             return Err(Error::UnsupportedHost { platform, os, architecture });
         };
-        self.install_wheels(platform, wheels)
+        self.install_wheels(platform, &wheels)
     }
 
     fn install_wheels(&self, platform: Platform, wheels: &[Wheel]) -> Result<PluginLocation, Error> {
@@ -84,8 +87,7 @@ impl Installer {
         if location.path.is_file() {
             return Ok(location);
         }
-        let names: Vec<&str> =
-            wheels.iter().map(|wheel| wheel.file.split('-').next().unwrap_or_default()).collect();
+        let names: Vec<&str> = wheels.iter().map(Wheel::package).collect();
         eprintln!("installing the {platform} plugin ({}) into {}", names.join(", "), folder.display());
 
         // What an interrupted installation left is of no use.
@@ -271,7 +273,7 @@ mod tests {
             let mut installer = Installer::new("python3", directory.path().into());
             installer.os = os.into();
             installer.architecture = architecture.into();
-            let error = installer.install(platform).unwrap_err().to_string();
+            let error = installer.install(platform, Purpose::Run).unwrap_err().to_string();
             assert!(error.contains(&format!("no build for {os} on {architecture}")), "{error}");
         };
         check(Platform::Cpu, "macos", "aarch64");

@@ -28,7 +28,8 @@ pub use buffer::{Buffer, PendingHostArray};
 pub use client::{Client, ClientOptions, Device, DeviceMemoryStats, Memory};
 pub use compiled::{CompiledProgram, MemoryUse};
 pub use discover::{
-    PLUGIN_PATH_VARIABLE, PluginLocation, PluginOrigin, find_all, find_or_install, find_plugin,
+    PLUGIN_PATH_VARIABLE, PluginLocation, PluginOrigin, find_all, find_or_install, find_or_install_compiler,
+    find_plugin,
 };
 pub use environment::{prepare_environment, restart_with_large_pages};
 pub use error::{Error, ErrorCode, PjrtError};

@@ -11,6 +11,11 @@ pub(crate) struct Wheel {
 }
 
 impl Wheel {
+    /// The name of the package.
+    pub(crate) fn package(&self) -> &'static str {
+        self.file.split('-').next().unwrap_or_default()
+    }
+
     /// What pip is asked for: name and version, and the tags that the file has.
     pub(crate) fn pip_arguments(&self) -> Vec<String> {
         let parts: Vec<&str> = self.file.trim_end_matches(".whl").split('-').collect();
@@ -47,7 +52,15 @@ impl Platform {
     }
 
     /// The files to install on a machine of this operating system and architecture, if there are any.
-    pub(crate) fn wheels(self, os: &str, architecture: &str) -> Option<&'static [Wheel]> {
+    pub(crate) fn wheels(self, purpose: Purpose, os: &str, architecture: &str) -> Option<Vec<Wheel>> {
+        let mut wheels = self.all_wheels(os, architecture)?.to_vec();
+        if (self, purpose) == (Self::Gpu, Purpose::Compile) {
+            wheels.retain(|wheel| OF_COMPILER.contains(&wheel.package()));
+        }
+        Some(wheels)
+    }
+
+    fn all_wheels(self, os: &str, architecture: &str) -> Option<&'static [Wheel]> {
         match (self, os, architecture) {
             (Self::Cpu, "linux", "x86_64") => Some(CPU_X86_64),
             (Self::Cpu, "linux", "aarch64") => Some(CPU_AARCH64),
@@ -58,6 +71,18 @@ impl Platform {
         }
     }
 }
+
+/// What a plugin is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Running programs on devices that are there.
+    Run,
+    /// Compiling them alone, for which a GPU's plugin needs none of the libraries that its programs call.
+    Compile,
+}
+
+/// Of the wheels for GPUs, those that compiling needs: the plugin, the assembler and the device library.
+const OF_COMPILER: [&str; 3] = ["jax_cuda13_pjrt", "nvidia_cuda_nvcc", "nvidia_nvvm"];
 
 /// The CPU plugin on x86-64.
 const CPU_X86_64: &[Wheel] = &[wheel(
@@ -218,13 +243,28 @@ mod tests {
     fn every_pinned_file_is_complete() {
         for platform in Platform::ALL {
             for architecture in ["x86_64", "aarch64"] {
-                for wheel in platform.wheels("linux", architecture).unwrap_or_default() {
+                for wheel in platform.wheels(Purpose::Run, "linux", architecture).unwrap_or_default() {
                     assert_eq!(wheel.sha256.len(), 64, "{}", wheel.file);
                     assert!(wheel.pip_arguments().len() >= 9, "{}", wheel.file);
                     assert!(wheel.file.contains(architecture), "{}", wheel.file);
                 }
             }
         }
-        assert_eq!(Platform::Cpu.wheels("macos", "aarch64"), None);
+        assert_eq!(Platform::Cpu.wheels(Purpose::Run, "macos", "aarch64"), None);
+    }
+
+    #[test]
+    fn compiling_for_gpus_needs_three_of_their_packages() {
+        for architecture in ["x86_64", "aarch64"] {
+            let wheels = |platform: Platform, purpose| {
+                platform.wheels(purpose, "linux", architecture).unwrap_or_default()
+            };
+            let compiler = wheels(Platform::Gpu, Purpose::Compile);
+            assert_eq!(compiler.iter().map(Wheel::package).collect::<Vec<_>>(), OF_COMPILER);
+            assert!(wheels(Platform::Gpu, Purpose::Run).len() > compiler.len());
+            for platform in [Platform::Cpu, Platform::Tpu] {
+                assert_eq!(wheels(platform, Purpose::Compile), wheels(platform, Purpose::Run));
+            }
+        }
     }
 }

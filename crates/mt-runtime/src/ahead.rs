@@ -8,7 +8,8 @@ use std::{
 
 use mt_ir::Program;
 use mt_pjrt::{
-    CompileOptions, CompiledProgram, MemoryUse, NamedValue, Platform, Plugin, Topology, find_or_install,
+    CompileOptions, CompiledProgram, MemoryUse, NamedValue, Platform, Plugin, Topology,
+    find_or_install_compiler,
 };
 
 use crate::{
@@ -60,7 +61,7 @@ impl AheadOfTime {
     /// # Errors
     /// There is no plugin or it cannot be installed, or it does not know the hardware.
     pub fn new(options: &AheadOptions) -> Result<Self, RuntimeError> {
-        let location = find_or_install(options.platform, options.plugin_path.as_deref())?;
+        let location = find_or_install_compiler(options.platform, options.plugin_path.as_deref())?;
         let plugin = Plugin::load(&location.path)?;
         let mut named = Vec::new();
         if options.num_slices > 1 {
