@@ -63,6 +63,9 @@ pub fn load_model(config: &LoadConfig) -> Result<LoadedModel, EngineError> {
     let topology = config.placement.topology(runtime.num_devices(), runtime.slices().as_deref())?;
     let placement = Arc::new(config.placement.placement(topology)?);
     check_axes(&placement, &shardings(&*model, &placement, config.model.max_target_length))?;
+    for warning in config.placement.misspelled_rules(&placement) {
+        eprintln!("{warning}");
+    }
     let loaded = match published {
         Some(published) => LoadedWeights {
             parameters: published.load_to_read(&runtime, &placement, &*model, None)?,

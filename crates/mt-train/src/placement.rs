@@ -1,9 +1,11 @@
 //! What there is to say about where arrays are: mesh axes that split nothing, copies, and a table of everything.
 
+use std::collections::BTreeSet;
+
 use mt_config::PlacementGroup;
 use mt_models::{Model, PlacementRow, check_axes, print_placements};
 use mt_runtime::format_bytes;
-use mt_shape::{Mesh, Placement, Sharding};
+use mt_shape::{Mesh, PlacedValue, Placement, Sharding};
 
 use crate::{
     TrainError, TrainPlan,
@@ -70,15 +72,27 @@ pub(crate) fn report(plan: &TrainPlan, batch: (&[String], &[usize], &Sharding)) 
     let bytes = sharding.shard_dims(dims).iter().product::<usize>() * size_of::<i32>();
     let logical = names.iter().map(|name| Some(name.clone()));
     let batch = PlacementRow::new("each array", dims, logical, sharding.spec.to_string(), bytes);
-    let activations = plan.placement.values().into_iter().map(|value| {
-        let name = format!("{}/{}", value.scope, value.name);
-        let name = name.trim_start_matches('/');
-        PlacementRow::new(name, &value.dims, value.logical_axes, value.spec, value.bytes)
-    });
+    let specs = plan.model.parameters();
+    let of_weights: BTreeSet<&str> =
+        specs.iter().flat_map(|(_, spec)| &spec.logical_axes).flatten().copied().collect();
+    let is_weight = |value: &PlacedValue| {
+        let mut names = value.logical_axes.iter().flatten().peekable();
+        names.peek().is_some() && names.all(|name| of_weights.contains(name.as_str()))
+    };
+    let (weights, activations): (Vec<_>, Vec<_>) = plan.placement.values().into_iter().partition(is_weight);
+    let placed = |values: Vec<PlacedValue>| -> Vec<PlacementRow> {
+        let rows = values.into_iter().map(|value| {
+            let name = format!("{}/{}", value.scope, value.name);
+            let name = name.trim_start_matches('/');
+            PlacementRow::new(name, &value.dims, value.logical_axes, value.spec, value.bytes)
+        });
+        rows.collect()
+    };
     print_placements("parameter", &rows_of(StateKind::Parameter));
     print_placements("optimizer state", &rows_of(StateKind::Optimizer));
     print_placements("batch", &[batch]);
-    print_placements("activation", &activations.collect::<Vec<_>>());
+    print_placements("weight, as it is used", &placed(weights));
+    print_placements("activation", &placed(activations));
     let of_state: usize = state.iter().map(PlannedArray::bytes_on_device).sum();
     eprintln!("state on one device: {}", format_bytes(of_state as u64));
 }

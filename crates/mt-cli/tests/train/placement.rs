@@ -80,6 +80,8 @@ fn activations_have_names() {
     for name in ["query_proj", "key_proj", "out_proj", "mlpwi_0", "mlpwo", "add"] {
         assert!(rows.iter().any(|row| row.contains(&format!("/{name} "))), "no `{name}` in {rows:#?}");
     }
+    assert!(!rows.iter().any(|row| row.contains(" (embed, mlp) ")), "weights are no activations: {rows:#?}");
+    assert!(errors.contains("weight, as it is used ") && errors.contains("(embed, mlp)"), "{errors}");
     // What keeps no state has none to split.
     let zero = [
         "opt_type=sgd",

@@ -149,6 +149,36 @@ impl PlacementGroup {
                     "name each mesh axis once",
                 ));
             }
+            // Presets for other programs have axes of theirs.
+            let is_known = MESH_AXES.iter().any(|(known, _)| known == axis);
+            if !is_known && !matches!(self.mesh_axes_origin, Origin::Preset { .. }) {
+                let known = MESH_AXES.iter().map(|(known, _)| *known);
+                let near: Vec<String> =
+                    nearest_names(axis, known.clone()).into_iter().map(|name| format!("`{name}`")).collect();
+                let hint = match near.is_empty() {
+                    true => format!("the mesh axes are {}", known.collect::<Vec<_>>().join(", ")),
+                    false => format!("did you mean {}?", near.join(" or ")),
+                };
+                problems.push(Problem::inconsistent(
+                    format!(
+                        "`mesh_axes` ({}) names `{axis}`, which there is not: no key gives it a size",
+                        self.mesh_axes_origin
+                    ),
+                    hint,
+                ));
+            }
+        }
+        for (name, axes) in &self.logical_axis_rules.0 {
+            let twice = axes.iter().enumerate().find(|(index, axis)| axes[..*index].contains(axis));
+            if let Some((_, axis)) = twice {
+                problems.push(Problem::inconsistent(
+                    format!(
+                        "the rule for `{name}` in `logical_axis_rules` ({}) names `{axis}` twice",
+                        self.rules_origin
+                    ),
+                    "name each mesh axis once in a rule: a dimension is split over it once",
+                ));
+            }
         }
         for parallelism in [&self.ici, &self.dcn] {
             let sizes = &parallelism.sizes;
@@ -285,7 +315,8 @@ impl PlacementGroup {
     /// Nothing is split over a mesh axis that the user asked for.
     pub fn check_use(&self, placement: &Placement) -> Result<Vec<String>, ConfigError> {
         let origin = &self.rules_origin;
-        let mut messages = self.rules_without_effect(placement);
+        let (mut messages, note) = self.rules_without_effect(placement);
+        messages.extend(note);
         for (axis, size) in placement.idle_mesh_axes() {
             let sizes = [&self.ici, &self.dcn].map(|of| of.sizes.iter().find(|size| size.axis == axis));
             let asked = sizes.into_iter().flatten().find(|size| size.origin.is_given() && size.size != 1);
@@ -308,12 +339,18 @@ impl PlacementGroup {
         Ok(messages)
     }
 
-    /// Warnings and notes about rules of the user's that name what there is not.
-    fn rules_without_effect(&self, placement: &Placement) -> Vec<String> {
+    /// Warnings about rules of the user's that name axes which there are not, of a program whose weights and caches have
+    /// been placed.
+    pub fn misspelled_rules(&self, placement: &Placement) -> Vec<String> {
+        self.rules_without_effect(placement).0
+    }
+
+    /// Warnings about rules of the user's that name what there is not, and notes about those that nothing needs.
+    fn rules_without_effect(&self, placement: &Placement) -> (Vec<String>, Option<String>) {
         let key = table::lookup("logical_axis_rules").expect("the key is in the table");
         let usual = LogicalRules::from_value(&key.default.value()).expect("the default is of the key's kind");
         if !self.rules_origin.is_given() {
-            return Vec::new();
+            return (Vec::new(), None);
         }
         let own = self.logical_axis_rules.0.iter().filter(|rule| !usual.0.contains(rule));
         let known_axes: BTreeSet<&str> = MESH_AXES
@@ -347,14 +384,11 @@ impl PlacementGroup {
                 "warning: `logical_axis_rules` ({origin}) names the {kind} axis `{name}`, which there is not\nhint: {hint}"
             )
         };
-        let mut messages: Vec<String> = unknown.into_iter().map(warning).collect();
-        if !idle.is_empty() {
+        let note = (!idle.is_empty()).then(|| {
             let names = idle.into_iter().collect::<Vec<_>>().join(", ");
-            messages.push(format!(
-                "note: nothing in this program has the logical axes {names} of `logical_axis_rules` ({origin})"
-            ));
-        }
-        messages
+            format!("note: nothing in this program has the logical axes {names} of `logical_axis_rules` ({origin})")
+        });
+        (unknown.into_iter().map(warning).collect(), note)
     }
 
     /// The group as it is in evaluation: with the mesh and rules that `custom_mesh_and_rule_for_eval` names, and the

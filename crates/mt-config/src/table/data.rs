@@ -26,6 +26,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  together have a whole number.",
             )
             .at_least(0.0)
+            .at_most(1_048_576.0)
             .acts_on("data"),
             Key::float(
                 "eval_per_device_batch_size",
@@ -33,6 +34,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Sequences in an evaluation batch, for each device; as in training if 0.",
             )
             .at_least(0.0)
+            .at_most(1_048_576.0)
             .acts_on("evaluation")
             .may_change(),
             Key::texts("train_data_columns", &["text"], "Columns of the training data that hold the text.")
@@ -124,6 +126,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  `enable_rampup_batch_size`.",
             )
             .at_least(0.0)
+            .at_most(1_048_576.0)
             .only_with("enable_rampup_batch_size", &[])
             .acts_on("data"),
             Key::float(
@@ -133,6 +136,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  `enable_rampup_batch_size`.",
             )
             .at_least(0.0)
+            .at_most(1_048_576.0)
             .only_with("enable_rampup_batch_size", &[])
             .acts_on("data"),
             Key::integer(
