@@ -338,11 +338,10 @@ fn compile_options(runtime: &Runtime, program: &Program, settings: &CompileSetti
         };
         // What a scan keeps of its layers in `bf16` would be cast to `f32` whole before the reverse scan.
         default("xla_disable_hlo_passes", "while-loop-invariant-code-motion");
-        if program.mesh.num_devices() > 1 {
-            // Each device would meet collectives that do not depend on each other in an order of its own, and wait for
-            // the others until XLA gives up.
-            default("xla_cpu_enable_concurrency_optimized_scheduler", "false");
-        }
+        // In an order for operations side by side, which most operations here are too large to gain from, more arrays are
+        // alive at once. Several devices would even meet collectives that do not depend on each other in different
+        // orders, and wait for each other until XLA gives up.
+        default("xla_cpu_enable_concurrency_optimized_scheduler", "false");
     }
     CompileOptions { devices: program.mesh.devices(), xla_flags }
 }

@@ -157,21 +157,9 @@ pub fn batch() -> Batch {
 /// Compiles a program for CPU devices. It runs a few times on small arrays: optimized machine code takes twice as long
 /// to make, and gains nothing.
 pub fn compile(program: &mt_ir::Program) -> Executable {
-    compile_with(program, &[])
-}
-
-fn compile_with(program: &mt_ir::Program, flags: &[(&str, &str)]) -> Executable {
-    let flags = [&[("xla_backend_optimization_level", "0")], flags].concat();
-    let xla_flags = flags.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    let xla_flags = vec![("xla_backend_optimization_level".to_owned(), "0".to_owned())];
     let settings = CompileSettings { xla_flags, ..CompileSettings::default() };
     cpu(program.mesh.num_devices()).compile(program, &settings).unwrap()
-}
-
-/// Bytes of temporaries on a device. One device and several are scheduled alike for it, so that they can be compared:
-/// what several run is scheduled so that their collectives come in one order.
-fn temporaries(program: &mt_ir::Program) -> u64 {
-    let scheduled = compile_with(program, &[("xla_cpu_enable_concurrency_optimized_scheduler", "true")]);
-    scheduled.memory().unwrap().temporaries
 }
 
 /// The first state of a run, by name, made on one device.
@@ -239,8 +227,7 @@ pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
         }
     }
     drop(running);
-    let temporaries =
-        if num_devices > 1 { temporaries(&program) } else { step.memory().unwrap().temporaries };
+    let temporaries = step.memory().unwrap().temporaries;
     let exchanges = step.collectives().unwrap();
     let before = first.iter().map(|(name, array)| (name.clone(), array.to_f64())).collect();
     let after = state.iter().map(|(name, array)| (name.clone(), array.to_host().unwrap().to_f64())).collect();
