@@ -2,6 +2,7 @@
 
 mod context;
 mod counts;
+mod kernels;
 mod memory;
 mod objective;
 mod optimizers;

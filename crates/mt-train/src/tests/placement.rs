@@ -196,7 +196,7 @@ pub fn check_with(both: &[&str], ways: &[Way]) {
 }
 
 /// Losses and gradients that differ.
-fn wrong_numbers(actual: &Trained, expected: &Trained) -> String {
+pub fn wrong_numbers(actual: &Trained, expected: &Trained) -> String {
     let mut text = String::new();
     assert_eq!(actual.losses.len(), expected.losses.len());
     assert!(actual.gradients.keys().eq(expected.gradients.keys()), "the same parameters have gradients");
