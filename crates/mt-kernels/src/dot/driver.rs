@@ -27,7 +27,7 @@ const PACKED_PANELS: usize = 8;
 const MAXIMUM_WIDTH: usize = 32;
 
 /// The most panels of rows of a task: together they stay in the second cache.
-const TASK_ROW_PANELS: usize = 36;
+const TASK_ROW_PANELS: usize = 18;
 
 /// The most panels of columns of a task.
 const TASK_COLUMN_PANELS: usize = 8;

@@ -11,6 +11,9 @@ pub(super) trait Load: Copy {
     /// How many elements along the contraction a word has.
     const DEPTH: usize;
 
+    /// How many elements a line of a cache has.
+    const CACHE_LINE: usize;
+
     /// A word of each of up to sixteen adjacent lines: of the elements from `first` on and, where words have two, those
     /// from `second` on, if any.
     ///
@@ -54,6 +57,7 @@ pub(super) struct Plain(pub *const f32);
 
 impl Load for Plain {
     const DEPTH: usize = 1;
+    const CACHE_LINE: usize = 16;
 
     #[inline(always)]
     unsafe fn across(self, first: usize, _: Option<usize>, mask: __mmask16) -> __m512i {
@@ -78,6 +82,7 @@ pub(super) struct Rounded(pub *const f32);
 
 impl Load for Rounded {
     const DEPTH: usize = 1;
+    const CACHE_LINE: usize = 16;
 
     #[inline(always)]
     unsafe fn across(self, first: usize, _: Option<usize>, mask: __mmask16) -> __m512i {
@@ -102,6 +107,7 @@ pub(super) struct Widened(pub *const bf16);
 
 impl Load for Widened {
     const DEPTH: usize = 1;
+    const CACHE_LINE: usize = 32;
 
     #[inline(always)]
     unsafe fn across(self, first: usize, _: Option<usize>, mask: __mmask16) -> __m512i {
@@ -126,6 +132,7 @@ pub(super) struct PairsOfBf16(pub *const bf16);
 
 impl Load for PairsOfBf16 {
     const DEPTH: usize = 2;
+    const CACHE_LINE: usize = 32;
 
     #[inline(always)]
     unsafe fn across(self, first: usize, second: Option<usize>, mask: __mmask16) -> __m512i {
@@ -171,6 +178,7 @@ pub(super) struct PairsOfF32(pub *const f32);
 
 impl Load for PairsOfF32 {
     const DEPTH: usize = 2;
+    const CACHE_LINE: usize = 16;
 
     #[inline(always)]
     unsafe fn across(self, first: usize, second: Option<usize>, mask: __mmask16) -> __m512i {

@@ -32,7 +32,7 @@ static F32: [Kernel; 2] = [AVX512_F32, AVX2_F32];
 static BF16: [Kernel; 3] = [
     Kernel {
         format: Format::Pairs,
-        depth: 512,
+        depth: 1024,
         multiply: tiles::multiply_avx512_bf16,
         pack: panels::pack_avx512_bf16,
         streams: Some(Streams { across: streams::across_avx512_bf16, along: streams::along_avx512_bf16 }),
@@ -53,7 +53,7 @@ const AVX512_F32: Kernel = Kernel {
     rows: 14,
     columns: 32,
     lanes: 16,
-    depth: 256,
+    depth: 512,
     format: Format::F32,
     multiply: tiles::multiply_avx512,
     pack: panels::pack_avx512,

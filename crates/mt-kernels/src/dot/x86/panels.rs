@@ -65,6 +65,9 @@ unsafe fn copy<L: Load>(panels: &Panels, load: L) {
     }
 }
 
+/// How many steps ahead elements are fetched. Processors do so themselves along lines only.
+const AHEAD: usize = 4;
+
 /// Copies panels whose lines are adjacent: a step has its words next to each other already.
 ///
 /// # Safety
@@ -76,6 +79,11 @@ unsafe fn copy_across<L: Load>(panels: &Panels, load: L) {
         let first = lines[0] + offsets[step * L::DEPTH];
         let second =
             if L::DEPTH == 2 { offsets.get(2 * step + 1).map(|second| lines[0] + second) } else { None };
+        for later in offsets.iter().skip((step + AHEAD) * L::DEPTH).take(L::DEPTH) {
+            for line in (0..lines.len()).step_by(L::CACHE_LINE) {
+                load.prefetch(lines[0] + later + line);
+            }
+        }
         for panel in 0..panels.count() {
             for lane in (0..width).step_by(16) {
                 let line = panel * width + lane;
@@ -95,6 +103,9 @@ unsafe fn copy_across<L: Load>(panels: &Panels, load: L) {
         }
     }
 }
+
+/// How many lines of the cache ahead elements are fetched.
+const AHEAD_ALONG: usize = 4;
 
 /// Copies a panel by transposing what is adjacent along its lines.
 ///
@@ -137,10 +148,12 @@ unsafe fn copy_along<L: Load>(panels: &Panels, panel: usize, load: L) {
                 let mut rows = [_mm512_setzero_si512(); 16];
                 if let Some(lines) = lines.first_chunk::<16>() {
                     for line in 0..16 {
+                        load.prefetch(lines[line] + start + AHEAD_ALONG * L::CACHE_LINE);
                         rows[line] = load.along(lines[line] + start, count);
                     }
                 } else {
                     for (row, line) in rows.iter_mut().zip(lines) {
+                        load.prefetch(line + start + AHEAD_ALONG * L::CACHE_LINE);
                         *row = load.along(line + start, count);
                     }
                 }

@@ -34,6 +34,7 @@ pub(super) unsafe fn multiply_avx2(tile: &Tile) {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn tile_avx512_bf16<const ROWS: usize, const VECTORS: usize>(tile: &Tile) {
+    prefetch_result::<ROWS>(tile);
     let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
     let (mut lhs, mut rhs) = (tile.lhs, tile.rhs);
     for _ in 0..tile.steps {
@@ -59,6 +60,7 @@ unsafe fn tile_avx512_bf16<const ROWS: usize, const VECTORS: usize>(tile: &Tile)
 
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn tile_avx512<const ROWS: usize, const VECTORS: usize>(tile: &Tile) {
+    prefetch_result::<ROWS>(tile);
     let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
     let (mut lhs, mut rhs) = (tile.lhs.cast::<f32>(), tile.rhs.cast::<f32>());
     for _ in 0..tile.steps {
@@ -80,6 +82,22 @@ unsafe fn tile_avx512<const ROWS: usize, const VECTORS: usize>(tile: &Tile) {
     }
     // SAFETY: the tile has these rows and vectors.
     unsafe { finish_avx512(tile, sums, |sum| _mm512_cvtepi32_epi16(round_avx512(sum))) };
+}
+
+/// Brings what will be read and written last into the caches, while the sums are computed.
+#[inline(always)]
+fn prefetch_result<const ROWS: usize>(tile: &Tile) {
+    for row in 0..ROWS {
+        let (start, bytes) = match tile.out {
+            Out::F32(out) => (out.wrapping_add(row * tile.out_stride).cast::<i8>(), 4 * tile.columns),
+            Out::Bf16(out) => (out.wrapping_add(row * tile.out_stride).cast::<i8>(), 2 * tile.columns),
+        };
+        // SAFETY: prefetching reads nothing.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_ET0>(start);
+            _mm_prefetch::<_MM_HINT_ET0>(start.wrapping_add(bytes - 1));
+        }
+    }
 }
 
 /// Does something with each row that a tile has, in straight code: or sums would be kept in memory.
