@@ -1,7 +1,8 @@
 //! How a product is divided into chunks, tasks, blocks and tiles.
 //!
-//! A chunk's operands are packed whole, once, by all threads together; then they compute the chunk's tiles. Sums grow
-//! along the contraction in an order that depends on its size alone, so that results do not depend on the threads.
+//! All threads together pack the operand with fewer lines. Then each task packs lines of the other one, block by block
+//! along the contraction, and computes their part of the result while they are in its caches: so each element is packed
+//! once. Sums grow along the contraction in an order that depends on its size alone, not on the threads.
 
 use std::ops::Range;
 
@@ -14,11 +15,11 @@ use crate::{Alone, Team};
 /// Below this many multiplications a second thread costs more than it gains.
 const SMALL: usize = 1 << 17;
 
-/// The most contracted elements of a chunk.
-const CHUNK_DEPTH: usize = 4096;
+/// The most contracted elements of a chunk: a multiple of each kernel's block.
+const CHUNK_DEPTH: usize = if cfg!(test) { 1024 } else { 4096 };
 
-/// The most words of each packed operand and of the sums of a chunk, unless a single panel has more.
-const CHUNK_WORDS: usize = 4 << 20;
+/// The most words of the operand that threads share, and of the sums of a chunk, unless a single panel has more.
+const CHUNK_WORDS: usize = if cfg!(test) { 1 << 14 } else { 4 << 20 };
 
 /// How many panels are packed together: what lies next to each other in memory is read together.
 const PACKED_PANELS: usize = 8;
@@ -26,18 +27,16 @@ const PACKED_PANELS: usize = 8;
 /// The widest panel of any kernel.
 const MAXIMUM_WIDTH: usize = 32;
 
-/// The most panels of rows of a task: together they stay in the second cache.
-const TASK_ROW_PANELS: usize = 18;
-
-/// The most panels of columns of a task.
-const TASK_COLUMN_PANELS: usize = 8;
+/// The most rows or columns of a task: a block of them stays in the second cache, beside panels of the other operand.
+const TASK_ROWS: usize = 128;
+const TASK_COLUMNS: usize = 256;
 
 /// With fewer tasks for each thread, the last ones leave threads idle for long.
 const TASKS_PER_THREAD: usize = 8;
 
 /// Computes a product that has at least one element and a contraction of at least one, or adds it to a result of `f32`.
 pub(super) fn run(team: &dyn Team, kernel: &Kernel, problem: &Problem, out: Out, adds: bool) {
-    let call = Call { kernel, problem, out, adds };
+    let call = Call { kernel, problem, out, adds, rows_are_shared: problem.rows < problem.columns };
     let batch = problem.batch_len();
     let threads = team.num_threads();
     if threads == 1 || batch * problem.rows * problem.columns * problem.depth <= SMALL {
@@ -55,226 +54,251 @@ struct Call<'a> {
     problem: &'a Problem<'a>,
     out: Out,
     adds: bool,
+    /// Whether the rows are packed by all threads together, and not the columns.
+    rows_are_shared: bool,
 }
 
 // SAFETY: tasks write to parts of the result that do not overlap.
 unsafe impl Sync for Call<'_> {}
 
-/// A part of a product, whose operands are packed.
-struct Chunk {
+/// A part of a product.
+struct Chunk<'a> {
     batch: usize,
     rows: Range<usize>,
     columns: Range<usize>,
     depth: Range<usize>,
-    lhs: *mut u32,
-    rhs: *mut u32,
+    lhs_depth: &'a Depth,
+    rhs_depth: &'a Depth,
+    /// The operand that all tasks share: `[depth blocks, panels, steps, lines of the panel]`.
+    shared: *mut u32,
     /// Where sums are kept that become a result of fewer bits: `[rows, columns]`.
     sums: Option<*mut f32>,
 }
 
 // SAFETY: tasks write to parts of the buffers that do not overlap, and read what an earlier round has written.
-unsafe impl Sync for Chunk {}
+unsafe impl Sync for Chunk<'_> {}
 
 impl Call<'_> {
     /// Computes a batch element.
     fn product(&self, team: &dyn Team, batch: usize) {
         let Self { kernel, problem, .. } = *self;
-        let needs_sums = matches!(self.out, Out::Bf16(_)) && problem.depth > kernel.depth;
         let depth = problem.depth.min(CHUNK_DEPTH);
-        let lines = |panel: usize| (CHUNK_WORDS / kernel.format.steps(depth) / panel).max(1) * panel;
-        let rows = lines(kernel.rows).min(problem.rows);
-        let mut columns = lines(kernel.columns);
-        if needs_sums {
-            columns = columns.min((CHUNK_WORDS / rows / kernel.columns).max(1) * kernel.columns);
+        let steps = kernel.format.steps(depth);
+        let (mut rows, mut columns) = (problem.rows, problem.columns);
+        let limit = |lines: usize, words: usize, panel: usize| lines.min((words / panel).max(1) * panel);
+        if self.rows_are_shared {
+            rows = limit(rows, CHUNK_WORDS / steps, kernel.rows);
+        } else {
+            columns = limit(columns, CHUNK_WORDS / steps, kernel.columns);
         }
-        let columns = columns.min(problem.columns);
-        let words = kernel.format.steps(depth);
-        let lhs = Buffer::take(rows * words);
-        let rhs = Buffer::take(columns.next_multiple_of(kernel.lanes) * words);
+        let needs_sums = matches!(self.out, Out::Bf16(_)) && problem.depth > kernel.depth;
+        if needs_sums && self.rows_are_shared {
+            columns = limit(columns, CHUNK_WORDS / rows, kernel.columns);
+        } else if needs_sums {
+            rows = limit(rows, CHUNK_WORDS / columns, kernel.rows);
+        }
+        let shared_lines = if self.rows_are_shared { rows } else { columns.next_multiple_of(kernel.lanes) };
+        let shared = Buffer::take(shared_lines * steps);
         let sums = needs_sums.then(|| Buffer::take(rows * columns));
-        let (lhs_base, rhs_base) = problem.batch_offsets(batch);
         let (mut lhs_depth, mut rhs_depth) = (Depth::default(), Depth::default());
-        let (mut lhs_packed, mut rhs_packed) = (None, None);
+        let mut packed = None;
         for column_chunk in chunks(0..problem.columns, columns) {
             for row_chunk in chunks(0..problem.rows, rows) {
                 for depth_chunk in chunks(0..problem.depth, depth) {
+                    lhs_depth.fill(&problem.lhs.contract, depth_chunk.clone());
+                    rhs_depth.fill(&problem.rhs.contract, depth_chunk.clone());
                     let chunk = Chunk {
                         batch,
                         rows: row_chunk.clone(),
                         columns: column_chunk.clone(),
-                        depth: depth_chunk.clone(),
-                        lhs: lhs.words(),
-                        rhs: rhs.words(),
+                        depth: depth_chunk,
+                        lhs_depth: &lhs_depth,
+                        rhs_depth: &rhs_depth,
+                        shared: shared.words(),
                         sums: sums.as_ref().map(|sums| sums.words().cast()),
                     };
-                    let lhs_wanted = Some((row_chunk.start, depth_chunk.start));
-                    let rhs_wanted = Some((column_chunk.start, depth_chunk.start));
-                    let (pack_lhs, pack_rhs) = (lhs_packed != lhs_wanted, rhs_packed != rhs_wanted);
-                    if pack_lhs {
-                        lhs_depth.fill(&problem.lhs.contract, depth_chunk.clone());
+                    let lines = if self.rows_are_shared { &chunk.rows } else { &chunk.columns };
+                    let wanted = Some((lines.start, chunk.depth.start));
+                    if packed != wanted {
+                        self.pack_shared(team, &chunk);
+                        packed = wanted;
                     }
-                    if pack_rhs {
-                        rhs_depth.fill(&problem.rhs.contract, depth_chunk);
-                    }
-                    let lhs_groups = if pack_lhs { self.groups(row_chunk.len(), kernel.rows) } else { 0 };
-                    let rhs_groups =
-                        if pack_rhs { self.groups(column_chunk.len(), kernel.columns) } else { 0 };
-                    team.for_each(lhs_groups + rhs_groups, &|index| match index.checked_sub(lhs_groups) {
-                        None => self.pack_rows(&chunk, lhs_base, &lhs_depth, index),
-                        Some(index) => self.pack_columns(&chunk, rhs_base, &rhs_depth, index),
-                    });
-                    (lhs_packed, rhs_packed) = (lhs_wanted, rhs_wanted);
                     self.multiply(team, &chunk);
                 }
             }
         }
     }
 
-    /// How many tasks pack so many lines.
-    fn groups(&self, lines: usize, width: usize) -> usize {
-        lines.div_ceil(width * PACKED_PANELS)
-    }
-
-    fn pack_rows(&self, chunk: &Chunk, base: usize, depth: &Depth, group: usize) {
-        let rows = self.kernel.rows;
-        let side = &self.problem.lhs;
-        let group = self.group(group, rows, chunk.rows.len());
-        let full = group.start + group.len() / rows * rows;
-        for (lines, width) in [(group.start..full, rows), (full..group.end, group.end - full)] {
-            self.pack(side, base, depth, chunk.rows.start, lines, width, chunk.rows.len(), chunk.lhs);
-        }
-    }
-
-    fn pack_columns(&self, chunk: &Chunk, base: usize, depth: &Depth, group: usize) {
-        let Kernel { columns, lanes, .. } = *self.kernel;
-        let side = &self.problem.rhs;
-        let group = self.group(group, columns, chunk.columns.len());
-        let full = group.start + group.len() / columns * columns;
-        let width = (group.end - full).next_multiple_of(lanes);
-        let all = chunk.columns.len().next_multiple_of(lanes);
-        for (lines, width) in [(group.start..full, columns), (full..group.end, width)] {
-            self.pack(side, base, depth, chunk.columns.start, lines, width, all, chunk.rhs);
-        }
-    }
-
-    fn group(&self, index: usize, width: usize, end: usize) -> Range<usize> {
-        let lines = width * PACKED_PANELS;
-        index * lines..((index + 1) * lines).min(end)
-    }
-
-    /// Packs some lines of a chunk, which has `all` lines, for all of its depth.
-    fn pack(
-        &self,
-        side: &Side,
-        base: usize,
-        depth: &Depth,
-        first_line: usize,
-        lines: Range<usize>,
-        width: usize,
-        all: usize,
-        out: *mut u32,
-    ) {
-        if lines.is_empty() {
-            return;
-        }
-        let mut line_offsets = [0; MAXIMUM_WIDTH * PACKED_PANELS];
-        let line_offsets = &mut line_offsets[..lines.len()];
-        offsets(&side.free, base, first_line + lines.start, line_offsets);
-        for block in chunks(0..depth.offsets.len(), self.kernel.depth) {
-            let steps = self.kernel.format.steps(block.len());
-            let before = self.kernel.format.steps(block.start) * all + lines.start * steps;
-            let panels = Panels {
-                source: side.source(),
-                lines: line_offsets,
-                offsets: &depth.offsets[block.clone()],
-                runs: &depth.runs[block],
-                format: self.kernel.format,
+    fn pack_shared(&self, team: &dyn Team, chunk: &Chunk) {
+        let (lines, width) = match self.rows_are_shared {
+            true => (chunk.rows.len(), self.kernel.rows),
+            false => (chunk.columns.len(), self.kernel.columns),
+        };
+        let group = width * PACKED_PANELS;
+        let all = if self.rows_are_shared { lines } else { lines.next_multiple_of(self.kernel.lanes) };
+        team.for_each(lines.div_ceil(group), &|index| {
+            let lines = index * group..((index + 1) * group).min(lines);
+            for block in chunks(0..chunk.depth.len(), self.kernel.depth) {
+                let steps = self.kernel.format.steps(block.len());
+                let before = self.kernel.format.steps(block.start) * all + lines.start * steps;
                 // SAFETY: the buffer has a word for each step of each line.
-                out: unsafe { out.add(before) },
-                width,
-            };
-            // SAFETY: all offsets lie in the operand, as was checked, and the buffer has room for the panels.
-            unsafe { (self.kernel.pack)(&panels) };
-        }
-    }
-
-    /// Computes a chunk's tiles.
-    fn multiply(&self, team: &dyn Team, chunk: &Chunk) {
-        let row_panels = chunk.rows.len().div_ceil(self.kernel.rows);
-        let column_panels = chunk.columns.len().div_ceil(self.kernel.columns);
-        let mut row_tasks = row_panels.div_ceil(TASK_ROW_PANELS);
-        let mut column_tasks = column_panels.div_ceil(TASK_COLUMN_PANELS);
-        let threads = team.num_threads();
-        if threads > 1 {
-            let wanted = TASKS_PER_THREAD * threads;
-            column_tasks = column_tasks.max(wanted.div_ceil(row_tasks)).min(column_panels);
-            row_tasks = row_tasks.max(wanted.div_ceil(column_tasks)).min(row_panels);
-        }
-        team.for_each(row_tasks * column_tasks, &|index| {
-            let rows = part(row_panels, row_tasks, index / column_tasks);
-            let columns = part(column_panels, column_tasks, index % column_tasks);
-            self.multiply_panels(chunk, rows, columns);
+                let out = unsafe { chunk.shared.add(before) };
+                self.pack(chunk, self.rows_are_shared, lines.clone(), block, out);
+            }
         });
     }
 
-    /// Computes the tiles of some panels.
-    fn multiply_panels(&self, chunk: &Chunk, row_panels: Range<usize>, column_panels: Range<usize>) {
+    /// Packs a block of lines of a chunk.
+    fn pack(&self, chunk: &Chunk, rows: bool, lines: Range<usize>, depth: Range<usize>, out: *mut u32) {
         let Self { kernel, problem, .. } = *self;
-        let all_rows = chunk.rows.len();
-        let all_columns = chunk.columns.len();
-        let padded_columns = all_columns.next_multiple_of(kernel.lanes);
-        for block in chunks(chunk.depth.clone(), kernel.depth) {
-            let steps = kernel.format.steps(block.len());
-            let steps_before = kernel.format.steps(block.start - chunk.depth.start);
-            let (is_first, is_last) = (block.start == 0, block.end == problem.depth);
-            for column_panel in column_panels.clone() {
-                let column = column_panel * kernel.columns;
-                for row_panel in row_panels.clone() {
-                    let row = row_panel * kernel.rows;
-                    let first = (chunk.batch * problem.rows + chunk.rows.start + row) * problem.columns
-                        + chunk.columns.start
-                        + column;
-                    // SAFETY: the tile lies in the result.
-                    let out = unsafe { self.out.add(first) };
-                    // SAFETY: the tile lies in the chunk.
-                    let sums = chunk.sums.map(|sums| unsafe { sums.add(row * all_columns + column) });
-                    let initial = match (sums, out) {
-                        _ if is_first && !self.adds => None,
-                        (Some(sums), _) => Some((sums.cast_const(), all_columns)),
-                        (None, Out::F32(out)) => Some((out.cast_const(), problem.columns)),
-                        (None, Out::Bf16(_)) => None,
-                    };
-                    let (out, out_stride) = match sums {
-                        Some(sums) if !is_last => (Out::F32(sums), all_columns),
-                        _ => (out, problem.columns),
-                    };
-                    let tile = Tile {
-                        steps,
-                        // SAFETY: the buffer has a word for each step of each row.
-                        lhs: unsafe { chunk.lhs.add(steps_before * all_rows + row * steps) },
-                        // SAFETY: the buffer has a word for each step of each column.
-                        rhs: unsafe { chunk.rhs.add(steps_before * padded_columns + column * steps) },
-                        rows: kernel.rows.min(all_rows - row),
-                        columns: kernel.columns.min(all_columns - column),
-                        initial: initial.map(|initial| initial.0),
-                        initial_stride: initial.map_or(0, |initial| initial.1),
-                        out,
-                        out_stride,
-                    };
-                    // SAFETY: the panels were packed, and the tile lies in the result and in the sums.
-                    unsafe { (kernel.multiply)(&tile) };
+        let (lhs_base, rhs_base) = problem.batch_offsets(chunk.batch);
+        let (side, base, first, positions, width) = match rows {
+            true => (&problem.lhs, lhs_base, chunk.rows.start, chunk.lhs_depth, kernel.rows),
+            false => (&problem.rhs, rhs_base, chunk.columns.start, chunk.rhs_depth, kernel.columns),
+        };
+        let steps = kernel.format.steps(depth.len());
+        for group in chunks(lines.clone(), width * PACKED_PANELS) {
+            let full = group.start + group.len() / width * width;
+            // A panel of fewer rows has as many words, one of fewer columns whole vectors.
+            let rest =
+                if rows { group.end - full } else { (group.end - full).next_multiple_of(kernel.lanes) };
+            for (part, width) in [(group.start..full, width), (full..group.end, rest)] {
+                if !part.is_empty() {
+                    // SAFETY: the buffer has a word for each step of each line.
+                    let out = unsafe { out.add((part.start - lines.start) * steps) };
+                    let part = first + part.start..first + part.end;
+                    self.pack_panels(side, base, part, width, positions, depth.clone(), out);
                 }
             }
         }
+    }
+
+    /// Packs panels of one width.
+    fn pack_panels(
+        &self,
+        side: &Side,
+        base: usize,
+        lines: Range<usize>,
+        width: usize,
+        positions: &Depth,
+        depth: Range<usize>,
+        out: *mut u32,
+    ) {
+        let mut line_offsets = [0; MAXIMUM_WIDTH * PACKED_PANELS];
+        let line_offsets = &mut line_offsets[..lines.len()];
+        offsets(&side.free, base, lines.start, line_offsets);
+        let panels = Panels {
+            source: side.source(),
+            lines: line_offsets,
+            offsets: &positions.offsets[depth.clone()],
+            runs: &positions.runs[depth],
+            format: self.kernel.format,
+            out,
+            width,
+        };
+        // SAFETY: all offsets lie in the operand, as was checked, and the buffer has room for the panels.
+        unsafe { (self.kernel.pack)(&panels) };
+    }
+
+    /// Computes a chunk, whose shared operand is packed.
+    fn multiply(&self, team: &dyn Team, chunk: &Chunk) {
+        let (lines, width, task_lines) = match self.rows_are_shared {
+            true => (chunk.columns.len(), self.kernel.columns, TASK_COLUMNS),
+            false => (chunk.rows.len(), self.kernel.rows, TASK_ROWS),
+        };
+        let panels = lines.div_ceil(width);
+        let mut tasks = panels.div_ceil(task_lines / width);
+        if team.num_threads() > 1 {
+            tasks = tasks.max((TASKS_PER_THREAD * team.num_threads()).min(panels));
+        }
+        team.for_each(tasks, &|index| {
+            let (start, end) = (panels * index / tasks, panels * (index + 1) / tasks);
+            self.multiply_lines(chunk, start * width..(end * width).min(lines));
+        });
+    }
+
+    /// Packs and multiplies some lines of the operand that is not shared, which begin with a panel.
+    fn multiply_lines(&self, chunk: &Chunk, lines: Range<usize>) {
+        let Self { kernel, problem, rows_are_shared, .. } = *self;
+        let steps = kernel.format.steps(chunk.depth.len().min(kernel.depth));
+        let own = Buffer::take(lines.len().next_multiple_of(kernel.lanes) * steps);
+        let shared_lines = match rows_are_shared {
+            true => chunk.rows.len(),
+            false => chunk.columns.len().next_multiple_of(kernel.lanes),
+        };
+        let (shared_width, own_width) = match rows_are_shared {
+            true => (kernel.rows, kernel.columns),
+            false => (kernel.columns, kernel.rows),
+        };
+        for block in chunks(0..chunk.depth.len(), kernel.depth) {
+            let steps = kernel.format.steps(block.len());
+            self.pack(chunk, !rows_are_shared, lines.clone(), block.clone(), own.words());
+            // SAFETY: the buffer has a word for each step of each line.
+            let shared = unsafe { chunk.shared.add(kernel.format.steps(block.start) * shared_lines) };
+            let is_first = chunk.depth.start + block.start == 0;
+            let is_last = chunk.depth.start + block.end == problem.depth;
+            for shared_line in (0..shared_lines).step_by(shared_width) {
+                for own_line in lines.clone().step_by(own_width) {
+                    // SAFETY: the buffers have a word for each step of each line.
+                    let (shared, own) = unsafe {
+                        (shared.add(shared_line * steps), own.words().add((own_line - lines.start) * steps))
+                    };
+                    let (lhs, rhs, row, column) = match rows_are_shared {
+                        true => (shared, own, shared_line, own_line),
+                        false => (own, shared, own_line, shared_line),
+                    };
+                    self.multiply_panels(chunk, steps, lhs, rhs, row, column, is_first, is_last);
+                }
+            }
+        }
+    }
+
+    /// Computes the tile of two panels.
+    fn multiply_panels(
+        &self,
+        chunk: &Chunk,
+        steps: usize,
+        lhs: *const u32,
+        rhs: *const u32,
+        row: usize,
+        column: usize,
+        is_first: bool,
+        is_last: bool,
+    ) {
+        let Self { kernel, problem, .. } = *self;
+        let all_columns = chunk.columns.len();
+        let first = (chunk.batch * problem.rows + chunk.rows.start + row) * problem.columns;
+        // SAFETY: the tile lies in the result.
+        let out = unsafe { self.out.add(first + chunk.columns.start + column) };
+        // SAFETY: the tile lies in the chunk.
+        let sums = chunk.sums.map(|sums| unsafe { sums.add(row * all_columns + column) });
+        let (initial, initial_stride) = match (sums, out) {
+            _ if is_first && !self.adds => (None, 0),
+            (Some(sums), _) => (Some(sums.cast_const()), all_columns),
+            (None, Out::F32(out)) => (Some(out.cast_const()), problem.columns),
+            (None, Out::Bf16(_)) => unreachable!("sums of several blocks are kept as `f32`"),
+        };
+        let (out, out_stride) = match sums {
+            Some(sums) if !is_last => (Out::F32(sums), all_columns),
+            _ => (out, problem.columns),
+        };
+        let tile = Tile {
+            steps,
+            lhs,
+            rhs,
+            rows: kernel.rows.min(chunk.rows.len() - row),
+            columns: kernel.columns.min(all_columns - column),
+            initial,
+            initial_stride,
+            out,
+            out_stride,
+        };
+        // SAFETY: the panels were packed, and the tile lies in the result and in the sums.
+        unsafe { (kernel.multiply)(&tile) };
     }
 }
 
 fn chunks(all: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     let end = all.end;
     all.step_by(size).map(move |start| start..(start + size).min(end))
-}
-
-/// One of `parts` nearly equal parts.
-fn part(count: usize, parts: usize, index: usize) -> Range<usize> {
-    count * index / parts..count * (index + 1) / parts
 }

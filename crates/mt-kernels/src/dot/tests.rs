@@ -152,14 +152,14 @@ fn check(lhs: &Side, rhs: &Side, arithmetic: Arithmetic, threads: usize) -> Resu
     // Summing n products in any order, each product and sum rounded once, is wrong by at most n·u / (1 - n·u) of the
     // sum of their absolute values.
     let unit = f64::from(f32::EPSILON) / 2.0;
-    let relative = terms * unit / (1.0 - terms * unit);
+    let bound = |terms: f64| terms * unit / (1.0 - terms * unit);
     for (index, kernel) in kernels(arithmetic).into_iter().enumerate() {
         let mut result = vec![f32::NAN; exact.len()];
         dot_with(&Alone, kernel, &lhs.operand(), &rhs.operand(), ElementsMut::F32(&mut result));
         for (position, (&result, (exact, absolute))) in result.iter().zip(&exact).enumerate() {
             let error = (f64::from(result) - exact).abs();
             prop_assert!(
-                error <= relative * absolute,
+                error <= bound(terms) * absolute,
                 "kernel {index}, element {position}: {result} instead of {exact}"
             );
         }
@@ -171,6 +171,12 @@ fn check(lhs: &Side, rhs: &Side, arithmetic: Arithmetic, threads: usize) -> Resu
         dot_with(&team, kernel, &lhs.operand(), &rhs.operand(), ElementsMut::Bf16(&mut narrow));
         let rounded: Vec<bf16> = result.into_iter().map(bf16::from_f32).collect();
         prop_assert_eq!(narrow, rounded, "kernel {}", index);
+        let mut added = vec![0.75; exact.len()];
+        dot_with(&team, kernel, &lhs.operand(), &rhs.operand(), ElementsMut::Added(&mut added));
+        for (added, (exact, absolute)) in added.into_iter().zip(&exact) {
+            let error = (f64::from(added) - exact - 0.75).abs();
+            prop_assert!(error <= bound(terms + 1.0) * (absolute + 0.75), "kernel {index}: added {added}");
+        }
     }
     Ok(())
 }
@@ -223,6 +229,26 @@ proptest! {
     }
 
     #[test]
+    fn few_lines(
+        few in 1usize..=16,
+        many in prop_oneof![1usize..40, 100usize..700],
+        depth in prop_oneof![1usize..70, 500usize..520],
+        swapped in any::<bool>(),
+        by_depth in any::<bool>(),
+        layouts in prop::array::uniform2(layouts()),
+        kinds in prop::array::uniform2(kinds()),
+        arithmetic in arithmetics(),
+        threads in 1usize..4,
+    ) {
+        let mut layouts = layouts;
+        let side = usize::from(!swapped);
+        // The batch and the free dimension come before the contracted one.
+        layouts[side].order = if by_depth { [2, 1, 0, 0, 0, 0] } else { [2, 0, 1, 0, 0, 0] };
+        let free: [&[usize]; 2] = if swapped { [&[many], &[few]] } else { [&[few], &[many]] };
+        run(&[2], free, &[depth], &layouts, kinds, arithmetic, threads)?;
+    }
+
+    #[test]
     fn several_blocks(
         rows in prop_oneof![1usize..20, 500usize..530],
         columns in prop_oneof![1usize..20, 500usize..530],
@@ -234,5 +260,65 @@ proptest! {
     ) {
         prop_assume!(rows * columns * depth < 1 << 22);
         run(&[], [&[rows], &[columns]], &[depth], &layouts, kinds, arithmetic, threads)?;
+    }
+}
+
+/// Numbers at which rounding to `bf16` could go wrong.
+fn numbers_to_round() -> Vec<f32> {
+    let mut numbers = vec![f32::NAN, f32::INFINITY, f32::MAX, f32::MIN_POSITIVE, 0.0];
+    for bits in [0x3f80_0000u32, 0x3f81_0000, 0x7f7f_0000, 0x0080_0000] {
+        // Half way to the next number, and just before and after.
+        numbers.extend(
+            [0x0000_7fff, 0x0000_8000, 0x0000_8001, 0x0000_ffff].map(|rest| f32::from_bits(bits | rest)),
+        );
+    }
+    // A sum that starts from zero never is the negative zero.
+    let negative: Vec<f32> = numbers.iter().filter(|&&number| number != 0.0).map(|number| -number).collect();
+    numbers.extend(negative);
+    numbers
+}
+
+/// Multiplies each number by one.
+fn multiply_by_one(kernel: &Kernel, numbers: &[f32], result: ElementsMut) {
+    let dim = |size| vec![Dim { size, stride: 1 }];
+    // Several columns, or the product would be one of a few lines with many.
+    let ones = [1.0; 20];
+    let lhs = Operand {
+        elements: Elements::F32(numbers),
+        batch: vec![],
+        free: dim(numbers.len()),
+        contract: dim(1),
+    };
+    let rhs =
+        Operand { elements: Elements::F32(&ones), batch: vec![], free: dim(ones.len()), contract: dim(1) };
+    dot_with(&Alone, kernel, &lhs, &rhs, result);
+}
+
+#[test]
+fn results_are_rounded_to_nearest_even() {
+    let numbers = [numbers_to_round(), vec![f32::from_bits(0x8001), -f32::from_bits(1)]].concat();
+    let expected: Vec<bf16> = numbers.iter().flat_map(|&number| [bf16::from_f32(number); 20]).collect();
+    for kernel in kernels(Arithmetic::F32) {
+        let mut result = vec![bf16::ZERO; expected.len()];
+        multiply_by_one(kernel, &numbers, ElementsMut::Bf16(&mut result));
+        for (result, expected) in result.iter().zip(&expected) {
+            assert_eq!(result.to_bits(), expected.to_bits(), "{expected}");
+        }
+    }
+}
+
+#[test]
+fn operands_are_rounded_to_nearest_even() {
+    let numbers = numbers_to_round();
+    let expected: Vec<bf16> = numbers.iter().flat_map(|&number| [bf16::from_f32(number); 20]).collect();
+    for kernel in kernels(Arithmetic::Bf16) {
+        let mut result = vec![0.0; expected.len()];
+        multiply_by_one(kernel, &numbers, ElementsMut::F32(&mut result));
+        for (&result, &expected) in result.iter().zip(&expected) {
+            assert!(
+                result == expected.to_f32() || result.is_nan() && expected.is_nan(),
+                "{result} not {expected}"
+            );
+        }
     }
 }
