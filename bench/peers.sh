@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Measures this program beside JAX, PyTorch and llama.cpp on this machine, in alternation, and prints a table.
+# `bench/peers.sh --help` lists what can be chosen; bench/README.md says what is compared.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if [[ " $* " != *" --ours"* && " $* " != *" --help "* && " $* " != *" -h "* ]]; then
+  cargo build --quiet --release -p mt-cli
+  set -- --ours "${CARGO_TARGET_DIR:-target}/release/maxtext" "$@"
+fi
+exec python3 -B bench/peers/run.py "$@"

@@ -1,0 +1,304 @@
+"""Who is measured, and what each may choose from: how its process is started and what it tells."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import model
+
+HERE = Path(__file__).parent
+THREADS = len(os.sched_getaffinity(0))
+
+# Settings of a contestant that are variables of its environment.
+VARIABLES = {
+    "allocator": {
+        "default": {},
+        # The C library gives large blocks back to the system at once, and every step touches fresh pages.
+        "keeping": {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)},
+        "huge pages": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+    },
+    "flags": {
+        "default": {},
+        "xnnpack": {"XLA_FLAGS": "--xla_cpu_experimental_xnn_fusion_type=LIBRARY_FUSION_TYPE_DOT"},
+        "onednn": {"XLA_FLAGS": "--xla_cpu_experimental_onednn_fusion_type=LIBRARY_FUSION_TYPE_DOT"},
+    },
+}
+
+JAX_STEP = {
+    "layers": ["unrolled", "scanned"],
+    "products": ["wide", "narrow", "wide both ways"],
+    "remat": ["none", "products", "full"],
+    "attention": ["manual", "library"],
+    "flags": list(VARIABLES["flags"]),
+    "allocator": list(VARIABLES["allocator"]),
+}
+TORCH_STEP = {
+    "stream": ["float32", "bfloat16"],
+    "attention": ["library", "manual"],
+    "allocator": list(VARIABLES["allocator"]),
+}
+
+
+@dataclass
+class Contestant:
+    name: str
+    title: str
+    # By kind of work, the values of each choice; the first is taken where nothing was measured.
+    choices: dict
+
+
+CONTESTANTS = [
+    Contestant(
+        "ours",
+        "this program",
+        {
+            # A key that is none is left out of the command line.
+            "train": {
+                "remat_policy": [None, "none", "minimal_with_context"],
+                "scan_layers": [None, "false"],
+                "attention": [None, "dot_product", "flash"],
+                "num_vocab_tiling": [None, "4"],
+            },
+            "decode": {"scan_layers": [None, "false"]},
+        },
+    ),
+    Contestant(
+        "jax",
+        "JAX",
+        {
+            "train": JAX_STEP,
+            "decode": {
+                "layers": ["unrolled", "scanned"],
+                "loop": ["on the host", "on the device"],
+                "weights": ["inputs first", "outputs first"],
+                "products": ["dot", "sums"],
+                "flags": list(VARIABLES["flags"]),
+            },
+        },
+    ),
+    Contestant("torch", "PyTorch eager", {"train": TORCH_STEP}),
+    Contestant(
+        "compiled", "PyTorch compiled", {"train": {**TORCH_STEP, "mode": ["default", "max-autotune-no-cudagraphs"]}}
+    ),
+    Contestant(
+        "llama",
+        "llama.cpp",
+        {
+            "decode": {
+                "attention": ["fused", "plain"],
+                "cache": ["float16", "float32", "bfloat16"],
+                "weights": ["read", "mapped"],
+            }
+        },
+    ),
+]
+PROGRAMS = {
+    ("jax", "train"): "jax_train.py",
+    ("jax", "decode"): "jax_decode.py",
+    ("torch", "train"): "torch_train.py",
+    ("compiled", "train"): "torch_train.py",
+    ("llama", "decode"): "llama_decode.py",
+}
+
+
+@dataclass
+class Job:
+    """One process to run."""
+
+    kind: str
+    dtype: str
+    steps: int
+    # From the published weights, so that losses and tokens can be compared, or from random ones of its own.
+    from_weights: bool
+    # Where compiled programs are kept, if they are.
+    cache: Path | None = None
+
+
+@dataclass
+class Outcome:
+    """What one process did; `seconds` are those of each step, or of a token for each answer."""
+
+    seconds: list = field(default_factory=list)
+    losses: list = field(default_factory=list)
+    tokens: list = field(default_factory=list)
+    first_step: float | None = None
+    # Of the whole process: the most memory that it had, and the time of all its threads on processors.
+    peak_bytes: int = 0
+    processor_seconds: float = 0.0
+
+
+class Failed(Exception):
+    pass
+
+
+@dataclass
+class Arena:
+    """Where contestants and what they read are."""
+
+    python: Path
+    files: Path
+    ours: Path
+    ours_keys: list
+
+    def run(self, name, job, variant):
+        """Runs one process of a contestant.
+
+        Raises Failed with the end of what it printed if it does not end well.
+        """
+        scratch = Path(tempfile.mkdtemp(prefix="maxtext-peers-"))
+        try:
+            if name == "ours":
+                return self.run_ours(job, variant, scratch)
+            return self.run_peer(name, job, variant)
+        finally:
+            shutil.rmtree(scratch)
+
+    def run_peer(self, name, job, variant):
+        environment = {"JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
+        for choice, value in variant.items():
+            environment |= VARIABLES.get(choice, {}).get(value, {})
+        weights = self.files / "model" / "model.safetensors"
+        if name == "llama":
+            weights = self.files / f"{job.dtype}.gguf"
+        asked = {
+            "dtype": job.dtype,
+            "steps": job.steps,
+            "variant": variant,
+            "tokens": str(self.files / "tokens.npy"),
+            "weights": str(weights) if job.from_weights or job.kind == "decode" else None,
+            "cache": str(job.cache / name) if job.cache else None,
+            "compiled": name == "compiled",
+            "threads": THREADS,
+        }
+        command = [self.python, HERE / PROGRAMS[name, job.kind], json.dumps(asked)]
+        outcome = Outcome()
+
+        def read(line, seconds):
+            event = json.loads(line)
+            outcome.seconds.append(event["seconds"])
+            if "loss" in event:
+                outcome.losses.append(event["loss"])
+            outcome.tokens = event.get("tokens", [])
+            outcome.first_step = outcome.first_step or seconds
+
+        watched(command, environment, read, outcome)
+        return outcome
+
+    def run_ours(self, job, variant, scratch):
+        keys = {"dtype": job.dtype, "hardware": "cpu", **{k: v for k, v in variant.items() if v is not None}}
+        if job.cache:
+            keys["jax_cache_dir"] = job.cache / "ours"
+        if job.kind == "decode":
+            return self.decode_ours(job, keys)
+        metrics = scratch / "metrics.jsonl"
+        keys |= {
+            "run_name": "peers",
+            "base_output_directory": scratch,
+            "metrics_file": metrics,
+            "steps": job.steps,
+            "log_period": 1,
+            "enable_checkpointing": "false",
+            "enable_tensorboard": "false",
+            "dataset_type": "hf",
+            "hf_path": "text",
+            "hf_text_unit": "line",
+            "hf_train_files": self.files / "rows.txt",
+            "enable_data_shuffling": "false",
+            "num_epoch": -1,
+            "add_bos": "false",
+            "add_eos": "false",
+            "max_target_length": model.LENGTH,
+            "per_device_batch_size": model.BATCH,
+            "learning_rate": model.LEARNING_RATE,
+            "lr_schedule_type": "constant",
+            "warmup_steps_fraction": 0,
+            "adam_b1": model.BETA1,
+            "adam_b2": model.BETA2,
+            "adam_eps": model.ADAM_EPSILON,
+            "adam_weight_decay": model.WEIGHT_DECAY,
+            "gradient_clipping_threshold": model.CLIP,
+        }
+        if job.from_weights:
+            keys["hf_model_path"] = self.files / "model"
+        else:
+            keys |= {
+                "tokenizer_path": self.files / "model" / "tokenizer.json",
+                "vocab_size": model.VOCAB,
+                "base_emb_dim": model.EMBED,
+                "base_num_decoder_layers": model.LAYERS,
+                "base_num_query_heads": model.HEADS,
+                "base_num_kv_heads": model.HEADS,
+                "head_dim": model.HEAD_DIM,
+                "base_mlp_dim": model.MLP,
+                "logits_via_embedding": "false",
+            }
+        outcome = Outcome()
+
+        def read(line, seconds):
+            if line.startswith("completed step:"):
+                outcome.first_step = outcome.first_step or seconds
+
+        watched(self.command("train", keys), {}, read, outcome)
+        for line in metrics.read_text().splitlines():
+            record = json.loads(line)
+            if "perf/step_time_seconds" in record:
+                outcome.seconds.append(record["perf/step_time_seconds"])
+                outcome.losses.append(record["learning/loss"])
+        return outcome
+
+    def decode_ours(self, job, keys):
+        with open(self.files / "rows.txt") as rows:
+            prompt = " ".join(rows.readline().split()[: model.PROMPT])
+        keys |= {
+            "hf_model_path": self.files / "model",
+            "weight_dtype": job.dtype,
+            "add_bos": "false",
+            "max_target_length": model.PROMPT + model.GENERATED,
+            "max_prefill_predict_length": model.PROMPT,
+            "prompt": prompt,
+        }
+        outcome = Outcome()
+        for _ in range(job.steps):
+            answers = []
+            command = self.command("decode", keys) + ["--json"]
+            told = watched(command, {}, lambda line, seconds: answers.append(json.loads(line)), outcome)
+            timing = re.search(r"(\d+) tokens in ([\d.]+) s .* the first after ([\d.]+) s", told)
+            number, total, first = int(timing[1]), float(timing[2]), float(timing[3])
+            outcome.tokens = answers[0]["tokens"]
+            outcome.seconds.append((total - first) / (number - 1))
+        return outcome
+
+    def command(self, verb, keys):
+        return [self.ours, verb] + [f"{key}={value}" for key, value in keys.items()] + self.ours_keys
+
+
+def watched(command, environment, read, outcome):
+    """Runs a command, gives each line that it prints to `read` with the seconds since its start, notes in the outcome
+    what it used, and returns what it wrote to standard error."""
+    with tempfile.TemporaryFile("w+") as errors:
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        for line in process.stdout:
+            read(line, time.perf_counter() - start)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        errors.seek(0)
+        told = errors.read()
+    if process.returncode != 0:
+        raise Failed(f"{Path(command[0]).name} ended with status {process.returncode}:\n{told[-2000:]}")
+    # Linux counts in kilobytes.
+    outcome.peak_bytes = usage.ru_maxrss * 1024
+    outcome.processor_seconds = usage.ru_utime + usage.ru_stime
+    return told

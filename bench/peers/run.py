@@ -1,0 +1,242 @@
+"""Measures this program and its peers in alternation. `bench/peers.sh` calls it; the standard library is enough for it."""
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import table
+from contestants import CONTESTANTS, HERE, Arena, Failed, Job
+
+STEP_ROWS = {"bf16-step": "bfloat16", "f32-step": "float32"}
+DECODE_ROWS = {"f32-decode": "float32", "bf16-decode": "bfloat16"}
+ROWS = [*STEP_ROWS, "start", *DECODE_ROWS, "losses"]
+# Losses of as many steps agree in float32.
+LOSS_STEPS, LOSS_TOLERANCE = 10, 1e-3
+# Steps that are not counted: programs are compiled in the first, and memory is touched first.
+WARMING = 2
+
+
+def arguments():
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    parser = argparse.ArgumentParser(prog="bench/peers.sh", description="Measures this program beside its peers.")
+    parser.add_argument("--ours", type=Path, required=True, help="the program (built if this is left out)")
+    parser.add_argument("--ours-key", action="append", default=[], metavar="KEY=VALUE", help="a key for it, repeatable")
+    parser.add_argument("--rows", default=",".join(ROWS), help="what is measured: %(default)s")
+    parser.add_argument("--only", default=",".join(one.name for one in CONTESTANTS), help="who: %(default)s")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each process runs (%(default)s)")
+    parser.add_argument("--steps", type=int, default=6, help="training steps of a process that count (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="one round of two steps, to see that all works")
+    parser.add_argument(
+        "--choose",
+        default=None,
+        metavar="NAMES",
+        help="whose choices are measured anew; otherwise those of peers without any. `none` measures none",
+    )
+    parser.add_argument(
+        "--environment", type=Path, default=cache / "maxtext-peers", help="where peers are: %(default)s"
+    )
+    parser.add_argument("--json", type=Path, help="a file for all figures (peers.json in the environment)")
+    asked = parser.parse_args()
+    asked.rows, asked.only = asked.rows.split(","), asked.only.split(",")
+    for given, known in [(asked.rows, ROWS), (asked.only, [one.name for one in CONTESTANTS])]:
+        if unknown := set(given) - set(known):
+            parser.error(f"`{', '.join(sorted(unknown))}` is none of {', '.join(known)}")
+    if asked.quick:
+        asked.rounds, asked.steps = 1, 2
+    if not os.access(asked.ours, os.X_OK):
+        parser.error(f"`{asked.ours}` is no program")
+    asked.ours = asked.ours.resolve()
+    return asked
+
+
+def prepared(asked):
+    """Makes the peers' environment and the files that all read, unless they are there."""
+    directory = asked.environment
+    directory.mkdir(parents=True, exist_ok=True)
+    python = directory / "venv" / "bin" / "python"
+    requirements = HERE / "requirements.txt"
+
+    def once(name, sources, make):
+        digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+        made = directory / name
+        if not made.exists() or made.read_text() != digest:
+            make()
+            made.write_text(digest)
+
+    def environment():
+        say(f"installing the peers in {directory}; llama.cpp is compiled, which takes minutes")
+        subprocess.run([sys.executable, "-m", "venv", directory / "venv"], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--requirement", requirements], check=True)
+
+    def files():
+        (directory / "files").mkdir(exist_ok=True)
+        subprocess.run([python, "-B", HERE / "inputs.py", directory / "files"], check=True)
+
+    once("installed", [requirements], environment)
+    once("written", [HERE / "inputs.py", HERE / "model.py"], files)
+    return Arena(python, directory / "files", asked.ours, asked.ours_key)
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+class Choices:
+    """The best of what each contestant may choose from, kept in a file for each kind of work and type."""
+
+    def __init__(self, arena, asked):
+        self.arena = arena
+        self.file = asked.environment / "choices.json"
+        self.known = json.loads(self.file.read_text()) if self.file.exists() else {}
+        self.asked = asked.choose.split(",") if asked.choose else None
+        self.fresh = set()
+        self.caches = asked.environment / "caches"
+
+    def of(self, contestant, kind, dtype):
+        offered = contestant.choices[kind]
+        first = {name: values[0] for name, values in offered.items()}
+        key = f"{contestant.name} {kind} {dtype}"
+        kept = self.known.get(key)
+        usable = kept is not None and all(kept.get(name) in values for name, values in offered.items())
+        if self.asked is None:
+            measures = contestant.name != "ours" and not usable
+        else:
+            measures = contestant.name in self.asked and key not in self.fresh
+        if measures:
+            self.known[key] = self.measured(contestant, kind, dtype, first)
+            self.fresh.add(key)
+            self.file.write_text(json.dumps(self.known, indent=2))
+        elif not usable:
+            return first
+        return self.known[key]
+
+    def measured(self, contestant, kind, dtype, first):
+        """Takes one choice after the other, and keeps of each the fastest value."""
+        say(f"what is best for {contestant.title}, {kind} in {dtype}:")
+
+        def least(variant):
+            job = Job(kind, dtype, 2 if kind == "decode" else 4, False, self.caches)
+            try:
+                seconds = min(self.arena.run(contestant.name, job, variant).seconds[1:])
+            except Failed as failure:
+                say(f"  {variant}: {failure}")
+                return float("inf")
+            say(f"  {variant}: {seconds:.4f} s")
+            return seconds
+
+        best, least_seconds = first, least(first)
+        for name, values in contestant.choices[kind].items():
+            base = best
+            for value in values:
+                if value != base[name]:
+                    variant = {**base, name: value}
+                    if (seconds := least(variant)) < least_seconds:
+                        best, least_seconds = variant, seconds
+        return best
+
+
+class Measurements:
+    def __init__(self, asked, arena):
+        self.asked, self.arena = asked, arena
+        self.choices = Choices(arena, asked)
+        self.runs = []
+
+    def run(self, contestant, row, job, variant):
+        say(f"  {row}: {contestant.title}")
+        try:
+            outcome = self.arena.run(contestant.name, job, variant)
+        except Failed as failure:
+            say(f"  {row}: {contestant.title}: {failure}")
+            self.runs.append({"row": row, "contestant": contestant.name, "failure": str(failure)})
+            return
+        self.runs.append({"row": row, "contestant": contestant.name, "variant": variant, **vars(outcome)})
+
+    def take_part(self, kind, number=0):
+        """Those who do this kind of work; another one begins in each round."""
+        able = [one for one in CONTESTANTS if one.name in self.asked.only and kind in one.choices]
+        start = number % max(len(able), 1)
+        return able[start:] + able[:start]
+
+    def round(self, number):
+        rows, caches = self.asked.rows, self.choices.caches
+        for row in [row for row in STEP_ROWS if row in rows]:
+            for one in self.take_part("train", number):
+                job = Job("train", STEP_ROWS[row], WARMING + self.asked.steps, False, caches)
+                self.run(one, row, job, self.choices.of(one, "train", STEP_ROWS[row]))
+        if "start" in rows:
+            for one in self.take_part("train", number):
+                variant = self.choices.of(one, "train", "bfloat16")
+                empty = Path(tempfile.mkdtemp(prefix="maxtext-peers-"))
+                for row in ["cold-start", "warm-start"]:
+                    self.run(one, row, Job("train", "bfloat16", 1, False, empty), variant)
+                shutil.rmtree(empty)
+        for row in [row for row in DECODE_ROWS if row in rows]:
+            for one in self.take_part("decode", number):
+                job = Job("decode", DECODE_ROWS[row], 2, True, caches)
+                self.run(one, row, job, self.choices.of(one, "decode", DECODE_ROWS[row]))
+
+    def losses(self):
+        for row, dtype in {"f32-losses": "float32", "bf16-losses": "bfloat16"}.items():
+            for one in self.take_part("train"):
+                job = Job("train", dtype, LOSS_STEPS, True, self.choices.caches)
+                self.run(one, row, job, self.choices.of(one, "train", dtype))
+
+
+def differences(runs, row):
+    """By contestant, how far its losses are from JAX's at most."""
+    losses = {run["contestant"]: run["losses"] for run in runs if run["row"] == row and "losses" in run}
+    if "jax" not in losses:
+        return {}
+    return {
+        name: max(abs(mine - theirs) for mine, theirs in zip(values, losses["jax"], strict=True))
+        for name, values in losses.items()
+    }
+
+
+def main():
+    asked = arguments()
+    arena = prepared(asked)
+    measurements = Measurements(asked, arena)
+    machine = table.machine(arena.python)
+    loads = [os.getloadavg()[0]]
+    # What is to be chosen is chosen before the rounds, which then follow one another without a pause.
+    for kind, rows in {"train": {**STEP_ROWS, "start": "bfloat16"}, "decode": DECODE_ROWS}.items():
+        for one in measurements.take_part(kind):
+            for dtype in sorted({dtype for row, dtype in rows.items() if row in asked.rows}):
+                measurements.choices.of(one, kind, dtype)
+    for number in range(asked.rounds):
+        say(f"round {number + 1} of {asked.rounds}, load of the machine: {os.getloadavg()[0]:.1f}")
+        measurements.round(number)
+    if "losses" in asked.rows:
+        say("losses")
+        measurements.losses()
+    loads.append(os.getloadavg()[0])
+
+    runs = measurements.runs
+    report = {
+        "date": datetime.date.today().isoformat(),
+        "command": "bench/peers.sh " + " ".join(sys.argv[1:]),
+        "machine": machine,
+        "load": loads,
+        "choices": measurements.choices.known,
+        "differences": {row: differences(runs, row) for row in ["f32-losses", "bf16-losses"]},
+        "runs": runs,
+    }
+    file = asked.json or asked.environment / "peers.json"
+    file.write_text(json.dumps(report, indent=1))
+    say(f"all figures: {file}")
+    print(table.markdown(report, WARMING))
+    apart = report["differences"]["f32-losses"].get("ours", 0.0)
+    if apart > LOSS_TOLERANCE or any("failure" in run for run in runs):
+        sys.exit(f"losses are {apart:.1e} apart, or a contestant failed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The table of what was measured."""
+
+import platform
+import statistics
+import subprocess
+
+from contestants import CONTESTANTS, THREADS
+
+PACKAGES = ["jax", "optax", "torch", "llama_cpp_python"]
+
+
+def machine(python):
+    names = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+    code = f"from importlib.metadata import version\nfor name in {PACKAGES}: print(name, version(name))"
+    versions = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "threads": THREADS,
+        "versions": dict(line.split() for line in versions.splitlines()),
+    }
+
+
+def figures(runs, row, value):
+    """By contestant, the median of a value over its runs of a row."""
+    found = {}
+    for run in runs:
+        if run["row"] == row and "failure" not in run:
+            found.setdefault(run["contestant"], []).extend(value(run))
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def rows(runs, warming):
+    def steps(run):
+        return run["seconds"][warming:]
+
+    def answers(run):
+        return [1000 * seconds for seconds in run["seconds"][1:]]
+
+    def first(run):
+        return [run["first_step"]]
+
+    def peak(run):
+        return [run["peak_bytes"] / 1e9]
+
+    return [
+        ("bf16 step", "s", figures(runs, "bf16-step", steps)),
+        ("f32 step", "s", figures(runs, "f32-step", steps)),
+        ("start to the end of the first step, cold", "s", figures(runs, "cold-start", first)),
+        ("the same, programs compiled before", "s", figures(runs, "warm-start", first)),
+        ("peak memory, bf16 step", "GB", figures(runs, "bf16-step", peak)),
+        ("peak memory, f32 step", "GB", figures(runs, "f32-step", peak)),
+        ("decode, one sequence, f32", "ms a token", figures(runs, "f32-decode", answers)),
+        ("decode, one sequence, bf16", "ms a token", figures(runs, "bf16-decode", answers)),
+        ("peak memory, decode in bf16", "GB", figures(runs, "bf16-decode", peak)),
+    ]
+
+
+def number(value):
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def markdown(report, warming):
+    runs = report["runs"]
+    present = {run["contestant"] for run in runs}
+    shown = [one for one in CONTESTANTS if one.name in present]
+    machine = report["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    loads = " to ".join(f"{load:.1f}" for load in report["load"])
+    lines = [
+        f"{report['date']}, {machine['processor']}, {machine['threads']} threads, load {loads}; {versions}; "
+        f"`{report['command']}`",
+        "",
+        "| | " + " | ".join(one.title for one in shown) + " | against the best peer |",
+        "|---" * (len(shown) + 2) + "|",
+    ]
+    for title, unit, found in rows(runs, warming):
+        if not found:
+            continue
+        cells = [f"{number(found[one.name])} {unit}" if one.name in found else "" for one in shown]
+        peers = [value for name, value in found.items() if name != "ours"]
+        ratio = f"{found['ours'] / min(peers):.2f}" if peers and "ours" in found else ""
+        lines.append(f"| {title} | " + " | ".join(cells) + f" | {ratio} |")
+    for row, title in {"f32-losses": "losses of 10 steps from JAX's, f32", "bf16-losses": "the same, bf16"}.items():
+        if apart := report["differences"][row]:
+            cells = [f"{apart[one.name]:.1e}" if one.name in apart else "" for one in shown]
+            lines.append(f"| {title} | " + " | ".join(cells) + " | |")
+    lines += agreement(runs)
+    return "\n".join(lines)
+
+
+def agreement(runs):
+    """How many tokens contestants chose alike in float32."""
+    tokens = {run["contestant"]: run["tokens"] for run in runs if run["row"] == "f32-decode" and run.get("tokens")}
+    if "ours" not in tokens:
+        return []
+    lines = [""]
+    for name, theirs in tokens.items():
+        if name != "ours":
+            pairs = zip(tokens["ours"], theirs)
+            alike = next((index for index, (mine, other) in enumerate(pairs) if mine != other), len(theirs))
+            lines.append(f"The first {alike} of {len(theirs)} tokens in float32 are those of {name}.")
+    return lines
