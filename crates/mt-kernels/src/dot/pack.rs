@@ -101,14 +101,53 @@ impl Panels<'_> {
     }
 }
 
-/// Copies panels element by element.
+/// Copies panels element by element, with what instructions the caller has.
 ///
 /// # Safety
 /// All offsets lie in the source, and `out` has room for the panels.
+#[inline(always)]
 pub(super) unsafe fn portable(panels: &Panels) {
-    for panel in 0..panels.count() {
-        // SAFETY: what the caller promises.
-        unsafe { copy_elements(panels, panel, 0..panels.steps()) }
+    // SAFETY: what the caller promises.
+    unsafe {
+        match (panels.source, panels.format) {
+            (_, Format::Pairs) => {
+                for panel in 0..panels.count() {
+                    copy_elements(panels, panel, 0..panels.steps());
+                }
+            }
+            (Source::F32(start), Format::F32) => copy_words(panels, |offset| (*start.add(offset)).to_bits()),
+            (Source::F32(start), Format::RoundedF32) => {
+                copy_words(panels, |offset| u32::from(round(*start.add(offset)).to_bits()) << 16);
+            }
+            (Source::Bf16(start), Format::F32 | Format::RoundedF32) => {
+                copy_words(panels, |offset| u32::from((*start.add(offset)).to_bits()) << 16);
+            }
+        }
+    }
+}
+
+/// Copies panels of which each word is made of one element.
+///
+/// # Safety
+/// `out` has room for the panels.
+#[inline(always)]
+unsafe fn copy_words(panels: &Panels, word: impl Fn(usize) -> u32) {
+    let are_adjacent = panels.lines_are_adjacent();
+    for (panel, lines) in panels.lines.chunks(panels.width).enumerate() {
+        for (step, offset) in panels.offsets.iter().enumerate() {
+            // SAFETY: the step's words lie in the panel, and nothing else accesses them.
+            let words = unsafe {
+                let words = panels.word(panel, step);
+                words.write_bytes(0, panels.width);
+                std::slice::from_raw_parts_mut(words, lines.len())
+            };
+            if are_adjacent {
+                let first = lines[0] + offset;
+                words.iter_mut().enumerate().for_each(|(lane, out)| *out = word(first + lane));
+            } else {
+                words.iter_mut().zip(lines).for_each(|(out, line)| *out = word(line + offset));
+            }
+        }
     }
 }
 

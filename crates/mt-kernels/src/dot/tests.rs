@@ -8,10 +8,12 @@ use crate::{Alone, ScopedThreads};
 
 /// Every kernel that the processor has.
 fn kernels(arithmetic: Arithmetic) -> Vec<&'static Kernel> {
-    let mut kernels = vec![Kernel::portable(arithmetic)];
+    let portable = [Kernel::portable(arithmetic)];
     #[cfg(target_arch = "x86_64")]
-    kernels.extend(super::x86::available(arithmetic));
-    kernels
+    let special = super::x86::available(arithmetic);
+    #[cfg(not(target_arch = "x86_64"))]
+    let special = [];
+    portable.into_iter().chain(special).collect()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
