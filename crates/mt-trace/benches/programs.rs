@@ -1,10 +1,13 @@
-//! Traces, differentiates and prints an unrolled decoder, and says how long each takes: `cargo run --release -p
-//! mt-trace --example unrolled_decoder`. The first argument is the number of layers.
+//! How long model code takes to become a program: `cargo bench -p mt-trace`.
+//!
+//! The code is an unrolled decoder's, without gradients and with them. Every program is checked and printed; what
+//! differentiating and printing take by themselves is measured in `mt-autodiff`.
 
 #![forbid(unsafe_code)]
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use mt_derive::Tree;
 use mt_ir::Target;
 use mt_shape::{Axis, DType, Placement, axis};
@@ -88,7 +91,7 @@ fn loss<'t>(
     (logits.log_sum_exp("vocab") - logits.max(&["vocab"])).mean(&["batch", "position"])
 }
 
-fn step<'t>(inputs: &Inputs<'t>, num_layers: usize, remat: bool) -> Vec<Output<'t>> {
+fn step<'t>(inputs: &Inputs<'t>, num_layers: usize, kind: Kind) -> Vec<Output<'t>> {
     let parameter =
         |name: &str, axes: &[Axis]| inputs.input(name, DType::F32, axes, &vec![None; axes.len()], true);
     let layer = |_| Layer {
@@ -107,6 +110,12 @@ fn step<'t>(inputs: &Inputs<'t>, num_layers: usize, remat: bool) -> Vec<Output<'
         layers: (0..num_layers).map(layer).collect(),
     };
     let tokens = inputs.input("tokens", DType::I32, &[BATCH, POSITION], &[None, None], false);
+    let remat = match kind {
+        Kind::Loss => {
+            return vec![inputs.replicated("loss", loss(inputs.region(), &decoder, tokens, false))];
+        }
+        Kind::Gradients { remat } => remat,
+    };
     let (value, [], gradients) =
         inputs.region().value_and_grad(&decoder, |body, decoder| (loss(*body, &decoder, tokens, remat), []));
     let mut outputs = vec![inputs.replicated("loss", value)];
@@ -116,18 +125,37 @@ fn step<'t>(inputs: &Inputs<'t>, num_layers: usize, remat: bool) -> Vec<Output<'
     outputs
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let num_layers = std::env::args().nth(1).map_or(Ok(32), |text| text.parse())?;
-    for remat in [false, true] {
-        let options = ProgramOptions {
-            name: "step".into(),
-            placement: Arc::new(Placement::single()),
-            target: Target::Accelerator,
-        };
-        let start = Instant::now();
-        let program = program(&options, |inputs| step(inputs, num_layers, remat))?;
-        let (lines, bytes) = (program.text.lines().count(), program.text.len());
-        println!("{num_layers} layers, remat {remat}: {:?}, {lines} lines, {bytes} bytes", start.elapsed());
-    }
-    Ok(())
+/// What a program computes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Loss,
+    Gradients { remat: bool },
 }
+
+fn programs(criterion: &mut Criterion) {
+    let options = ProgramOptions {
+        name: "step".into(),
+        placement: Arc::new(Placement::single()),
+        target: Target::Accelerator,
+    };
+    let mut group = criterion.benchmark_group("program");
+    let kinds = [
+        ("loss", Kind::Loss),
+        ("gradients", Kind::Gradients { remat: false }),
+        ("gradients with remat", Kind::Gradients { remat: true }),
+    ];
+    for (name, kind) in kinds {
+        for num_layers in [8, 32] {
+            group.bench_function(BenchmarkId::new(name, format!("{num_layers} layers")), |bencher| {
+                bencher.iter(|| {
+                    program(&options, |inputs| step(inputs, num_layers, kind))
+                        .expect("the code has no misuse")
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, programs);
+criterion_main!(benches);
