@@ -104,7 +104,7 @@ fn decoding(config: &Config, progress: &mut dyn FnMut(String)) -> Result<Report,
         let start = Instant::now();
         let program = program(&plan)?;
         let made = start.elapsed();
-        let flops = 2.0 * plan.model().num_active_parameters() as f64 * tokens as f64;
+        let flops = 2.0 * plan.model().flops().weights_per_token as f64 * tokens as f64;
         let formula = Formula { flops, six_n_d: None, tokens };
         let settings = plan.compile_settings();
         let given = Given { program: &program, made, settings, formula, topology: plan.topology() };
