@@ -107,7 +107,7 @@ pub(crate) fn forward(
             (results.to_vec(), Tape::Region(tape))
         }
         Op::Case { branches } => forward_case(builder, branches, operands, active, wanted)?,
-        Op::While(_) | Op::ManualComputation(_) => {
+        Op::While(_) | Op::Kernel(_) | Op::ManualComputation(_) => {
             return Err(AutodiffError::NotDifferentiable {
                 op: node.op.name(),
                 scope: node.scope.to_string(),

@@ -63,6 +63,7 @@ impl Counts {
                 }
                 Op::Remat(remat) => self.add_graph(&remat.body, times),
                 Op::CustomVjp(op) => self.add_graph(&op.primal, times),
+                Op::Kernel(op) => self.add_graph(&op.body, times),
                 Op::ManualComputation(op) => {
                     let devices: usize = op.manual_axes.iter().map(|(_, size)| size).product();
                     self.add_graph(&op.body, times * devices as f64);

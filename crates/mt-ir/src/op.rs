@@ -111,6 +111,7 @@ pub enum Op {
     Scan(Scan),
     Remat(Remat),
     CustomVjp(Arc<CustomVjp>),
+    Kernel(Kernel),
     ManualComputation(ManualComputation),
     Collective(Collective),
 }
@@ -317,6 +318,19 @@ pub struct CustomVjp {
     pub differentiable: Vec<bool>,
 }
 
+/// Computes what `body` does: by the call of a kernel where there is one, or else by `body` itself.
+///
+/// The kernel is one for the element type of the first operand. It has no derivative; what does is a [`CustomVjp`]
+/// around it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kernel {
+    /// Names the kernel's handler (`mt-kernels`).
+    pub name: &'static str,
+    /// What the kernel is told besides its operands.
+    pub attributes: Vec<(&'static str, i64)>,
+    pub body: Arc<Graph>,
+}
+
 /// Code for one device, over the mesh axes `manual_axes`; the partitioner handles the others.
 ///
 /// Inside the body values have the sizes of one device's part along those axes.
@@ -484,6 +498,7 @@ impl Op {
             Self::Scan(_) => "scan",
             Self::Remat(_) => "remat",
             Self::CustomVjp(_) => "custom_vjp",
+            Self::Kernel(_) => "kernel",
             Self::ManualComputation(_) => "manual_computation",
             Self::Collective(_) => "collective",
         }
@@ -497,6 +512,7 @@ impl Op {
             Self::Scan(op) => vec![&op.body],
             Self::Remat(op) => vec![&op.body],
             Self::CustomVjp(op) => vec![&op.primal, &op.forward, &op.backward],
+            Self::Kernel(op) => vec![&op.body],
             Self::ManualComputation(op) => vec![&op.body],
             _ => Vec::new(),
         }

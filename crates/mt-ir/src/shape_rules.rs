@@ -108,6 +108,7 @@ fn infer_many(op: &Op, operands: &[&TensorType]) -> Option<Result<Vec<TensorType
         Op::Scan(op) => infer_scan(op, operands),
         Op::Remat(op) => region_inputs(&op.body, operands).map(|()| op.body.output_types()),
         Op::CustomVjp(op) => infer_custom_vjp(op, operands),
+        Op::Kernel(op) => region_inputs(&op.body, operands).map(|()| op.body.output_types()),
         Op::ManualComputation(op) => infer_manual(op, operands),
         _ => return None,
     })

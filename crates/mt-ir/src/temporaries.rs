@@ -48,6 +48,8 @@ fn collect<'g>(
             // Printed in place, so that what they return is among what their bodies compute.
             Op::Remat(op) => collect(&op.body, false, graphs, values),
             Op::CustomVjp(op) => collect(&op.primal, false, graphs, values),
+            // A kernel that is called instead takes less.
+            Op::Kernel(op) => collect(&op.body, false, graphs, values),
             op if takes_no_memory(op) => {}
             op => {
                 let on_device =
@@ -121,6 +123,7 @@ impl<'g> Labelled<'g> {
                 Op::Scan(scan) => return result >= scan.num_carry && within(&scan.body),
                 Op::Remat(remat) => return within(&remat.body),
                 Op::CustomVjp(op) => return within(&op.primal),
+                Op::Kernel(op) => return within(&op.body),
                 op if is_identity(op) => value = node.operands[result],
                 _ => return false,
             }
@@ -142,6 +145,7 @@ impl<'g> Labelled<'g> {
             }
             (None, Op::Remat(remat)) => inner(&remat.body),
             (None, Op::CustomVjp(op)) => inner(&op.primal),
+            (None, Op::Kernel(op)) => inner(&op.body),
             (None, op) => {
                 let name = op.name();
                 format!("{}{}", prefix(&node.scope), name.split_once('.').map_or(name, |(_, name)| name))

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use crate::{Graph, Node, Op, Scan, ValueId, While};
+use crate::{Graph, Kernel, Node, Op, Scan, ValueId, While};
 
 /// The part of `graph` that computes `outputs` from `inputs`, which may be any of its values.
 ///
@@ -127,6 +127,10 @@ fn clean_node(node: &Node, used: &[bool]) -> Node {
             op.forward = Arc::new(eliminate_dead_code(&op.forward));
             op.backward = Arc::new(eliminate_dead_code(&op.backward));
             Node { op: Op::CustomVjp(Arc::new(op)), ..node.clone() }
+        }
+        Op::Kernel(op) => {
+            let body = Arc::new(eliminate_dead_code(&op.body));
+            Node { op: Op::Kernel(Kernel { body, ..op.clone() }), ..node.clone() }
         }
         Op::OptimizationBarrier => Node {
             op: Op::OptimizationBarrier,

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use mt_ir::{
-    Binary, Collective, CollectiveKind, Comparison, CustomVjp, Dot, GatherDims, Graph, Literal,
+    Binary, Collective, CollectiveKind, Comparison, CustomVjp, Dot, GatherDims, Graph, Kernel, Literal,
     ManualComputation, Op, Precision, Reduction, SavePolicy, Scalar, Scan, ScatterDims, ScatterKind,
     TensorType, Unary, While, infer,
 };
@@ -284,6 +284,11 @@ fn regions() {
     let wrong = CustomVjp { forward: graph(one, &[0]), ..op };
     let message = "the backward function's input has types `float32[2]`, `float32[2]`, expected `float32[2]`";
     check(Op::CustomVjp(Arc::new(wrong)), one, message);
+
+    let kernel = Kernel { name: "f", attributes: vec![("size", 2)], body: graph(&both, &[1, 0, 0]) };
+    check(Op::Kernel(kernel.clone()), &both, "int32[] float32[2] float32[2]");
+    let message = "operand 1 has type `float32[2]`, expected `int32[]`";
+    check(Op::Kernel(kernel), &[x.clone(), x.clone()], message);
 }
 
 #[test]

@@ -1,13 +1,23 @@
 //! What programs can call.
 
+use half::bf16;
+
 use crate::{
-    Arithmetic, Dim, Elements, ElementsMut, Operand, dot,
+    Arithmetic, Dim, Elements, ElementsMut, Operand,
+    attention::{
+        self, Gradients, Inputs, Instructions, Mask, Options, Outcome, Residuals, Results, Shape, Strides,
+    },
+    dot,
     ffi::{Call, Data, DataMut, Error, Fault, Frame, Handler, answer},
 };
 
 /// All handlers, for registration with the plugin for CPUs.
 pub fn handlers() -> &'static [Handler] {
-    &[Handler { name: "maxtext.dot", address: call_dot }]
+    &[
+        Handler { name: "maxtext.dot", address: call_dot },
+        Handler { name: "maxtext.attention_forward", address: call_attention_forward },
+        Handler { name: "maxtext.attention_backward", address: call_attention_backward },
+    ]
 }
 
 /// A general dot product. Arguments: the arrays that the left and the right side are read from; if the product is added to
@@ -66,12 +76,7 @@ fn operand<'a>(
     let between = call.integer(slice)? as usize;
     let mut start = 0;
     if between != 0 {
-        let Data::I32(&[position]) = call.data(*positions)? else {
-            return Err("a slice has no position".to_owned());
-        };
-        // As slices elsewhere in programs, those that would not fit are moved.
-        let last = call.dims(argument)?.first().map_or(0, |count| count.saturating_sub(1));
-        start = between * (position.max(0) as usize).min(last);
+        start = between * slice_position(call, argument, *positions)?;
         *positions += 1;
     }
     let outside = || format!("argument {argument} is smaller than what is read of it");
@@ -81,4 +86,248 @@ fn operand<'a>(
         Data::I32(_) => return Err(format!("argument {argument} has integers")),
     };
     Ok(Operand { elements, batch, free, contract })
+}
+
+/// What queries make of values. Arguments: queries `[batch, kv_heads, position, group, head_dim]`, keys and values
+/// `[batch, kv_heads, position, head_dim]`, segments `[batch, position]`, sinks `[kv_heads, group]`; then positions of
+/// slices. Results, dense: context, shaped as queries; logarithms of sums, without `head_dim`; and largest scores, shaped
+/// as these, if `with_scores` is 1. Attributes:
+/// - `operands`: how each argument is read: the number of elements between two positions of a slice, or 0 if it is none,
+///   the number of dimensions, and their sizes and strides;
+/// - `causal`: 1 if queries see no later keys; `window` and `chunk`: their sizes, or 0;
+/// - `soft_cap`: the bits of the cap as `f32`, or 0.
+unsafe extern "C" fn call_attention_forward(frame: *mut Frame) -> *mut Error {
+    // SAFETY: XLA calls a handler with a frame of its own.
+    unsafe {
+        answer(frame, |call| {
+            let operands = views(call)?;
+            match call.data(0)? {
+                Data::F32(_) => attention_forward::<f32>(call, &operands),
+                Data::Bf16(_) => attention_forward::<bf16>(call, &operands),
+                Data::I32(_) => Err("queries are integers".to_owned()),
+            }
+        })
+    }
+}
+
+/// Gradients of queries, keys, values and sinks, dense and shaped as these. Arguments: those of the forward pass, its
+/// context and logarithms of sums, and the context's cotangent. Attributes are the same.
+unsafe extern "C" fn call_attention_backward(frame: *mut Frame) -> *mut Error {
+    // SAFETY: XLA calls a handler with a frame of its own.
+    unsafe {
+        answer(frame, |call| {
+            let operands = views(call)?;
+            match call.data(0)? {
+                Data::F32(_) => attention_backward::<f32>(call, &operands),
+                Data::Bf16(_) => attention_backward::<bf16>(call, &operands),
+                Data::I32(_) => Err("queries are integers".to_owned()),
+            }
+        })
+    }
+}
+
+/// How an argument is read.
+struct View {
+    argument: usize,
+    /// The first element.
+    start: usize,
+    dims: Vec<Dim>,
+}
+
+fn views(call: &Call<'_>) -> Result<Vec<View>, Fault> {
+    let mut numbers = call.integers("operands")?.iter().map(|number| *number as usize);
+    let mut views = Vec::new();
+    let mut between = Vec::new();
+    while let Some(slice) = numbers.next() {
+        let rank = numbers.next().ok_or("a list of dimensions ends early")?;
+        let dims: Option<Vec<Dim>> =
+            (0..rank).map(|_| Some(Dim { size: numbers.next()?, stride: numbers.next()? })).collect();
+        views.push(View {
+            argument: views.len(),
+            start: 0,
+            dims: dims.ok_or("a list of dimensions ends early")?,
+        });
+        between.push(slice);
+    }
+    let num_operands = views.len();
+    let slices = views.iter_mut().zip(between).filter(|(_, between)| *between != 0);
+    for (index, (view, between)) in slices.enumerate() {
+        view.start = between * slice_position(call, view.argument, num_operands + index)?;
+    }
+    Ok(views)
+}
+
+/// The position of an argument's slice, which another argument holds.
+fn slice_position(call: &Call<'_>, argument: usize, position: usize) -> Result<usize, Fault> {
+    let Data::I32(&[position]) = call.data(position)? else {
+        return Err("a slice has no position".to_owned());
+    };
+    // As slices elsewhere in programs, those that would not fit are moved.
+    let last = call.dims(argument)?.first().map_or(0, |count| count.saturating_sub(1));
+    Ok((position.max(0) as usize).min(last))
+}
+
+/// An element with its kind of buffers.
+trait BufferElement: attention::Attend {
+    fn of(data: Data<'_>) -> Option<&[Self]>;
+    fn of_mut(data: DataMut<'_>) -> Option<&mut [Self]>;
+}
+
+impl BufferElement for f32 {
+    fn of(data: Data<'_>) -> Option<&[Self]> {
+        if let Data::F32(elements) = data { Some(elements) } else { None }
+    }
+
+    fn of_mut(data: DataMut<'_>) -> Option<&mut [Self]> {
+        if let DataMut::F32(elements) = data { Some(elements) } else { None }
+    }
+}
+
+impl BufferElement for bf16 {
+    fn of(data: Data<'_>) -> Option<&[Self]> {
+        if let Data::Bf16(elements) = data { Some(elements) } else { None }
+    }
+
+    fn of_mut(data: DataMut<'_>) -> Option<&mut [Self]> {
+        if let DataMut::Bf16(elements) = data { Some(elements) } else { None }
+    }
+}
+
+impl View {
+    fn elements<'a, E: BufferElement>(&self, call: &Call<'a>) -> Result<&'a [E], Fault> {
+        let other = || format!("argument {} has another type", self.argument);
+        let elements = E::of(call.data(self.argument)?).ok_or_else(other)?;
+        elements.get(self.start..).ok_or_else(|| format!("argument {} ends early", self.argument))
+    }
+
+    /// The sizes, of which there are `N`.
+    fn sizes<const N: usize>(&self) -> Result<[usize; N], Fault> {
+        let sizes: Vec<usize> = self.dims.iter().map(|dim| dim.size).collect();
+        sizes.try_into().map_err(|_| format!("argument {} has not {N} dimensions", self.argument))
+    }
+
+    /// Of queries, keys or rows: their batch, heads and positions come first, and then groups if there are any.
+    fn strides(&self, has_group: bool) -> Strides {
+        let stride = |index: usize| self.dims.get(index).map_or(0, |dim| dim.stride);
+        Strides {
+            batch: stride(0),
+            kv_head: stride(1),
+            position: stride(2),
+            group: if has_group { stride(3) } else { 0 },
+        }
+    }
+
+    /// The elements of a matrix one after the other.
+    fn gathered<T: Copy>(&self, elements: &[T]) -> Result<Vec<T>, Fault> {
+        let [rows, columns] = self.dims[..] else {
+            return Err(format!("argument {} is no matrix", self.argument));
+        };
+        let index = |row: usize, column: usize| self.start + row * rows.stride + column * columns.stride;
+        let indices = (0..rows.size).flat_map(|row| (0..columns.size).map(move |column| index(row, column)));
+        let elements: Option<Vec<T>> = indices.map(|index| elements.get(index).copied()).collect();
+        elements.ok_or_else(|| format!("argument {} ends early", self.argument))
+    }
+}
+
+/// What both passes are given.
+struct AttentionCall {
+    options: Options,
+    segments: Vec<i32>,
+    sinks: Vec<f32>,
+}
+
+impl AttentionCall {
+    fn new(call: &Call<'_>, operands: &[View]) -> Result<Self, Fault> {
+        let [query, _, _, segments, sinks, ..] = operands else {
+            return Err("arguments are missing".to_owned());
+        };
+        let [batch, kv_heads, length, group, head_dim] = query.sizes()?;
+        let size = |name: &str| -> Result<Option<usize>, Fault> {
+            Ok(Some(call.integer(name)? as usize).filter(|size| *size != 0))
+        };
+        let soft_cap = f32::from_bits(call.integer("soft_cap")? as u32);
+        let options = Options {
+            shape: Shape { batch, length, kv_heads, group, head_dim },
+            mask: Mask {
+                causal: call.integer("causal")? == 1,
+                window: size("window")?,
+                chunk: size("chunk")?,
+            },
+            soft_cap: Some(soft_cap).filter(|cap| *cap != 0.0),
+            instructions: Instructions::best(),
+        };
+        let (Data::I32(segment_data), Data::F32(sink_data)) =
+            (call.data(segments.argument)?, call.data(sinks.argument)?)
+        else {
+            return Err("segments or sinks have another type".to_owned());
+        };
+        let (segments, sinks) = (segments.gathered(segment_data)?, sinks.gathered(sink_data)?);
+        Ok(Self { options, segments, sinks })
+    }
+
+    fn inputs<'a, E: BufferElement>(
+        &'a self,
+        call: &Call<'a>,
+        operands: &[View],
+    ) -> Result<Inputs<'a, E>, Fault> {
+        let shape = self.options.shape;
+        let [query, key, value] = [0, 1, 2].map(|index: usize| &operands[index]);
+        let queries = query.elements(call)?;
+        Ok(Inputs {
+            query: attention::Operand::queries(queries, query.strides(true), shape),
+            key: attention::Operand::keys(key.elements(call)?, key.strides(false), shape),
+            value: attention::Operand::keys(value.elements(call)?, value.strides(false), shape),
+            segments: &self.segments,
+            sinks: Some(&self.sinks),
+        })
+    }
+}
+
+fn result<'a, E: BufferElement>(call: &Call<'a>, index: usize) -> Result<&'a mut [E], Fault> {
+    // SAFETY: each result is taken once by the functions below, and programs are printed without any aliasing of results.
+    let data = unsafe { call.data_mut(index)? };
+    E::of_mut(data).ok_or_else(|| format!("result {index} has another type"))
+}
+
+fn attention_forward<E: BufferElement>(call: &Call<'_>, operands: &[View]) -> Result<(), Fault> {
+    let attention = AttentionCall::new(call, operands)?;
+    let shape = attention.options.shape;
+    let inputs = attention.inputs::<E>(call, operands)?;
+    let dense = Strides::heads_first(shape);
+    let rows = Strides::heads_first(Shape { head_dim: 1, ..shape });
+    let largest_scores = match call.integer("with_scores")? {
+        1 => Some(Outcome::rows(result(call, 2)?, rows, shape)),
+        _ => None,
+    };
+    let results = Results {
+        context: Outcome::queries(result::<E>(call, 0)?, dense, shape),
+        log_sums: Outcome::rows(result(call, 1)?, rows, shape),
+        largest_scores,
+    };
+    E::forward(&call.team(), &attention.options, &inputs, &results);
+    Ok(())
+}
+
+fn attention_backward<E: BufferElement>(call: &Call<'_>, operands: &[View]) -> Result<(), Fault> {
+    let attention = AttentionCall::new(call, operands)?;
+    let shape = attention.options.shape;
+    let inputs = attention.inputs::<E>(call, operands)?;
+    let [context, log_sums, cotangent] = &operands[5..] else {
+        return Err("arguments are missing".to_owned());
+    };
+    let residuals = Residuals {
+        context: attention::Operand::queries(context.elements(call)?, context.strides(true), shape),
+        log_sums: attention::Operand::rows(log_sums.elements(call)?, log_sums.strides(true), shape),
+        cotangent: attention::Operand::queries(cotangent.elements(call)?, cotangent.strides(true), shape),
+    };
+    let dense = Strides::heads_first(shape);
+    let keys = Strides { group: 0, ..Strides::heads_first(Shape { group: 1, ..shape }) };
+    let gradients = Gradients {
+        query: Outcome::queries(result::<E>(call, 0)?, dense, shape),
+        key: Outcome::keys(result::<E>(call, 1)?, keys, shape),
+        value: Outcome::keys(result::<E>(call, 2)?, keys, shape),
+        sinks: Some(result(call, 3)?),
+    };
+    E::backward(&call.team(), &attention.options, &inputs, &residuals, gradients);
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! Times dense and blockwise attention, forward and backward, at several lengths.
+//! Times dense and blockwise attention, forward and backward, at several lengths, with and without kernels.
 //!
 //! `cargo run --release -p mt-nn --example attention` prints milliseconds of processor time, which other work on the
 //! machine disturbs less than it does elapsed time, and their ratio. `DENSE_LIMIT` and `BLOCK_SIZE` follow from it.
@@ -10,11 +10,12 @@ use mt_ir::Target;
 use mt_nn::{
     NormOptions, SequenceOrder,
     attention::{
-        AttentionKernel, AttentionOptions, Context, KeysValues, MaskSpec, Segments, blockwise, dense,
+        AttentionKernel, AttentionOptions, BLOCK_SIZE, Context, KeysValues, MaskSpec, Segments, blockwise,
+        dense,
     },
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION},
 };
-use mt_runtime::{Array, CompileSettings, Executable, Input, testing::cpu};
+use mt_runtime::{Array, CompileSettings, Executable, Input, Platform, target_of, testing::cpu};
 use mt_shape::{DType, HostArray, Placement, axis};
 use mt_trace::{ProgramOptions, program};
 
@@ -28,24 +29,34 @@ struct Operands<L>(Vec<L>);
 
 fn main() {
     for dtype in [DType::F32, DType::BF16] {
-        for length in [256, 512, 1024, 2048, 4096] {
-            let dense = milliseconds(dtype, length, None);
+        for length in [64, 128, 256, 512, 1024, 2048, 4096] {
+            let target = Target::CPU;
+            let dense = milliseconds(target, dtype, length, None);
+            let kernels = target_of(Platform::Cpu, true);
+            let dense_kernels = milliseconds(kernels, dtype, length, None);
+            let kernel = milliseconds(kernels, dtype, length, Some(length.min(BLOCK_SIZE)));
             let blocks: Vec<String> = BLOCKS
                 .iter()
                 .filter(|block| **block <= length)
                 .map(|block| {
-                    let blockwise = milliseconds(dtype, length, Some(*block));
+                    let blockwise = milliseconds(target, dtype, length, Some(*block));
                     format!("blocks of {block} {blockwise:.0} ({:.2})", blockwise / dense)
                 })
                 .collect();
-            println!("{dtype}, length {length}: dense {dense:.0}, {}", blocks.join(", "));
+            println!(
+                "{dtype}, length {length}: dense {dense:.0}, {}, dense with kernels {dense_kernels:.0} ({:.2}), \
+                 kernels {kernel:.0} ({:.2})",
+                blocks.join(", "),
+                dense_kernels / dense,
+                kernel / dense,
+            );
         }
     }
 }
 
 /// Processor time of context and gradients, the best of several runs.
-fn milliseconds(dtype: DType, length: usize, block: Option<usize>) -> f64 {
-    let step = compiled(dtype, length, block);
+fn milliseconds(target: Target, dtype: DType, length: usize, block: Option<usize>) -> f64 {
+    let step = compiled(target, dtype, length, block);
     let inputs: Vec<Array> = step
         .inputs()
         .iter()
@@ -68,7 +79,7 @@ fn milliseconds(dtype: DType, length: usize, block: Option<usize>) -> f64 {
     best
 }
 
-fn compiled(dtype: DType, length: usize, block: Option<usize>) -> Executable {
+fn compiled(target: Target, dtype: DType, length: usize, block: Option<usize>) -> Executable {
     let options = AttentionOptions {
         scale: 1.0,
         kernel: AttentionKernel::Automatic,
@@ -82,11 +93,8 @@ fn compiled(dtype: DType, length: usize, block: Option<usize>) -> Executable {
     let [batch, queries, keys] =
         [axis(BATCH, NUM_TOKENS / length), axis(POSITION, length), axis(KV_POSITION, length)];
     let [kv_heads, group, head_dim] = [axis(KV_HEADS, 4), axis(GROUP, 2), axis(HEAD_DIM, 64)];
-    let program_options = ProgramOptions {
-        name: "attention".to_owned(),
-        placement: Arc::new(Placement::single()),
-        target: Target::CPU,
-    };
+    let program_options =
+        ProgramOptions { name: "attention".to_owned(), placement: Arc::new(Placement::single()), target };
     let program = program(&program_options, |inputs| {
         let input = |name: &str, axes: &[mt_shape::Axis], dtype: DType| {
             inputs.input(name, dtype, axes, &vec![None; axes.len()], false)

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use mt_autodiff::joint;
 use mt_ir::{
-    CustomVjp, Graph, Op, Remat, SavePolicy, Scan, ShapeError, ValueId, While, eliminate_dead_code, verify,
+    CustomVjp, Graph, Kernel, Op, Remat, SavePolicy, Scan, ShapeError, ValueId, While, eliminate_dead_code,
+    verify,
 };
 use mt_shape::{Axis, Tree};
 
@@ -445,6 +446,28 @@ impl<'t> Region<'t> {
         };
         let axes: Vec<&[Axis]> = axes.iter().map(|axes| &**axes).collect();
         trace.emit_innermost(Op::CustomVjp(Arc::new(op)), &[], arguments, &axes)
+    }
+
+    /// What `body` makes of `operands`, computed by the kernel `name` where there is one for the first operand's type. The
+    /// body captures nothing. There is no derivative but that of a [`Self::custom_vjp`] around it.
+    #[track_caller]
+    pub fn kernel(
+        self,
+        name: &'static str,
+        attributes: Vec<(&'static str, i64)>,
+        operands: &[Tensor<'t>],
+        body: impl for<'b> FnOnce(Region<'b>, Vec<Tensor<'b>>) -> Vec<Tensor<'b>>,
+    ) -> Vec<Tensor<'t>> {
+        let trace = self.trace;
+        check_open(operands);
+        let region = trace.open(false);
+        let declared = operands.iter().map(|tensor| trace.input(tensor.dtype(), &tensor.axes())).collect();
+        let results = body(region, declared);
+        check_open(&results);
+        let axes = axes_of(&results);
+        let body = Arc::new(trace.close(&results).graph);
+        let axes: Vec<&[Axis]> = axes.iter().map(|axes| &**axes).collect();
+        trace.emit_innermost(Op::Kernel(Kernel { name, attributes, body }), &[], operands, &axes)
     }
 
     /// The identity on several tensors at once, through which the compiler does not move or merge computations.

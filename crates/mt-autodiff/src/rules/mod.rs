@@ -102,7 +102,7 @@ pub(crate) fn vector_jacobian_product(
         Op::Case { .. } | Op::Scan(_) | Op::Remat(_) | Op::CustomVjp(_) => {
             unreachable!("regions have their own rules")
         }
-        Op::While(_) | Op::ManualComputation(_) | Op::Collective(_) => {
+        Op::While(_) | Op::Kernel(_) | Op::ManualComputation(_) | Op::Collective(_) => {
             return Err(AutodiffError::NotDifferentiable {
                 op: node.op.name(),
                 scope: node.scope.to_string(),

@@ -1,4 +1,4 @@
-//! Calls of kernels for CPUs in place of dot products.
+//! Calls of kernels for CPUs in place of dot products, and of what has kernels of its own.
 //!
 //! A kernel reads its operands through sizes and strides. So what only changes an operand's view, as transposing and
 //! slicing do, or its type, as the cast of a weight does, is left to the kernel, and the compiler finds the operation
@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use mt_shape::DType;
 
 use super::{Name, Names, Printer, Target, i64_array, list, string};
-use crate::{Binary, CpuKernels, Dot, Graph, Node, Op, TensorType, ValueId};
+use crate::{Binary, CpuKernels, Dot, Graph, Kernel, Node, Op, TensorType, ValueId};
 
 /// The handler that `mt-kernels` has for products.
 const DOT: &str = "maxtext.dot";
@@ -253,19 +253,74 @@ impl Printer<'_> {
         arguments.append(&mut positions);
         attributes.push(format!("adds = {} : i64", u8::from(addend.is_some())));
         attributes.push(format!("narrow = {} : i64", u8::from(operands[0].1.dtype == DType::BF16)));
-        let layouts = list(arguments.iter().map(|(_, ty)| row_major(ty.rank())));
         let alias = "#stablehlo.output_operand_alias<output_tuple_indices = [], operand_index = 2, operand_tuple_indices = []>";
         let aliases = if addend.is_some() { alias } else { "" };
+        Some(self.call(DOT, &arguments, &attributes, aliases, &[result], scope)[0])
+    }
+
+    /// Prints the call of a kernel that does what `kernel.body` does, if there is one for the type.
+    ///
+    /// The attribute `operands` says how each is read: the number of elements between two positions of a slice, or 0 if
+    /// it is none; the number of dimensions; and their sizes and strides. Positions follow the operands.
+    pub(super) fn kernel_call(
+        &mut self,
+        kernel: &Kernel,
+        operands: &[(Name, &TensorType)],
+        results: &[&TensorType],
+        scope: &str,
+    ) -> Option<Vec<Name>> {
+        let kernels = self.kernels();
+        let is_there = match operands.first()?.1.dtype {
+            DType::F32 => kernels.f32,
+            DType::BF16 => kernels.bf16,
+            _ => false,
+        };
+        if !is_there {
+            return None;
+        }
+        let mut arguments: Vec<(Name, TensorType)> = Vec::new();
+        let mut positions = Vec::new();
+        let mut read = Vec::new();
+        for (name, ty) in operands {
+            let view = self.view(*name, ty);
+            // Kernels read runs of the last dimension, in the type that they compute with.
+            let is_run = view.dims.last().is_none_or(|extent| extent.stride == 1);
+            let view = if is_run && view.cast.is_none() { view } else { View::of_array(*name, ty) };
+            let slice = view.position.map_or(0, |position| {
+                positions.push((position, TensorType::scalar(DType::I32)));
+                view.ty.dims[1..].iter().product()
+            });
+            read.extend([slice, view.dims.len()]);
+            read.extend(view.dims.iter().flat_map(|extent| [extent.size, extent.stride]));
+            arguments.push((view.array, view.ty));
+        }
+        arguments.append(&mut positions);
+        let mut attributes = vec![format!("operands = {}", i64_array(read))];
+        attributes.extend(kernel.attributes.iter().map(|(name, value)| format!("{name} = {value} : i64")));
+        Some(self.call(kernel.name, &arguments, &attributes, "", results, scope))
+    }
+
+    /// Prints the call of a handler with dense row-major operands and results. `aliases` says which results take the
+    /// memory of operands.
+    fn call(
+        &mut self,
+        handler: &str,
+        arguments: &[(Name, TensorType)],
+        attributes: &[String],
+        aliases: &str,
+        results: &[&TensorType],
+        scope: &str,
+    ) -> Vec<Name> {
         let attributes = [
             "api_version = 4 : i32".to_owned(),
-            format!("call_target_name = {}", string(DOT)),
+            format!("call_target_name = {}", string(handler)),
             format!("backend_config = {{{}}}", attributes.join(", ")),
-            format!("operand_layouts = {layouts}"),
-            format!("result_layouts = [{}]", row_major(result.rank())),
+            format!("operand_layouts = {}", list(arguments.iter().map(|(_, ty)| row_major(ty.rank())))),
+            format!("result_layouts = {}", list(results.iter().map(|ty| row_major(ty.rank())))),
             format!("output_operand_aliases = [{aliases}]"),
         ];
         let arguments: Vec<(Name, &TensorType)> = arguments.iter().map(|(name, ty)| (*name, ty)).collect();
-        Some(self.operation("stablehlo.custom_call", &arguments, &attributes, result, scope))
+        self.variadic("stablehlo.custom_call", &arguments, &attributes, results, scope)
     }
 }
 

@@ -249,6 +249,10 @@ impl Printer<'_> {
             Op::Scan(scan) => self.scan(scan, &named, scope),
             Op::Remat(remat) => self.inline(&remat.body, operands),
             Op::CustomVjp(op) => self.inline(&op.primal, operands),
+            Op::Kernel(op) => match self.kernel_call(op, &named, &results, scope) {
+                Some(results) => results,
+                None => self.inline(&op.body, operands),
+            },
             Op::ManualComputation(op) => self.manual(op, &named, &results, scope),
         }
     }

@@ -80,6 +80,7 @@ pub fn run(graph: &Graph, inputs: &[Vec<Dual>]) -> Vec<Vec<Dual>> {
             Op::Name(_) | Op::Transfer(_) | Op::OptimizationBarrier | Op::Reshape { .. } => operands,
             Op::Remat(remat) => run(&remat.body, &operands),
             Op::CustomVjp(op) => run(&op.primal, &operands),
+            Op::Kernel(op) => run(&op.body, &operands),
             Op::Case { branches } => {
                 run(&branches[(operands[0][0].value as usize).min(branches.len() - 1)], &operands[1..])
             }

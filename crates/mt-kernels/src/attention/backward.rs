@@ -330,7 +330,9 @@ impl<F: Format> Task<'_, '_, F> {
             if let Some(sinks) = self.inputs.sinks {
                 // A sink's own value is 0, so that of the cotangent of its score only the weighted mean is left.
                 let sink = sinks[row.kv_head * self.sequence.options.shape.group + row.group];
-                self.sinks[row.group] -= (sink - log_sum).exp() * correction;
+                if sink > MASKED {
+                    self.sinks[row.group] -= (sink - log_sum).exp() * correction;
+                }
             }
         }
         known

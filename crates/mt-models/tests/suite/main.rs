@@ -11,6 +11,7 @@ mod directory;
 mod equivalence;
 mod families;
 mod harness;
+mod kernels;
 mod length;
 mod placement;
 mod reference;

@@ -66,19 +66,19 @@ pub fn blockwise<'t>(
         "blockwise_attention",
         &[query, key, value, segments.query, sinks],
         &[true, true, true, false, has_sinks],
-        |_, arguments| {
-            let Rows { context, largest_scores, .. } = kernel.forward(&arguments);
+        |region, arguments| {
+            let Rows { context, largest_scores, .. } = kernel.forward(region, &arguments);
             [context].into_iter().chain(largest_scores).collect()
         },
-        |_, arguments| {
-            let Rows { context, log_sums, largest_scores } = kernel.forward(&arguments);
+        |region, arguments| {
+            let Rows { context, log_sums, largest_scores } = kernel.forward(region, &arguments);
             let context = context.constrain(&CONTEXT).named("context");
             let log_sums = log_sums.constrain(&CONTEXT[..4]).named("context");
             let results = [context].into_iter().chain(largest_scores).collect();
             (results, [arguments.as_slice(), &[context, log_sums]].concat())
         },
-        |_, residuals, cotangents| {
-            let mut gradients = kernel.backward(&residuals, cotangents[0]);
+        |region, residuals, cotangents| {
+            let mut gradients = kernel.backward(region, &[residuals.as_slice(), &cotangents[..1]].concat());
             gradients.truncate(if has_sinks { 4 } else { 3 });
             gradients
         },
@@ -305,19 +305,50 @@ impl Kernel {
         mask.select(scores, region.full(DType::F32, &[], MASKED).broadcast(&scores.axes()))
     }
 
+    /// What a kernel for CPUs is told, where there can be one: of a sequence that is whole and stored as it is read.
+    fn attributes(&self, operands: &[Tensor<'_>]) -> Option<Vec<(&'static str, i64)>> {
+        let is_whole = self.parts.along(POSITION).is_none() && self.layout.order == SequenceOrder::AsRead;
+        let is_of_one_type = operands[..3].iter().all(|operand| operand.dtype() == operands[0].dtype());
+        let MaskSpec { causal, window, chunk } = self.options.mask;
+        // No window or chunk is 0.
+        let size = |size: Option<usize>| size.map_or(0, |size| size as i64);
+        // As the bits of an `f32`, of which 0 is no cap.
+        let soft_cap = self.options.soft_cap.map_or(0, |cap| (cap as f32).to_bits());
+        (is_whole && is_of_one_type).then(|| {
+            vec![
+                ("causal", i64::from(causal)),
+                ("window", size(window)),
+                ("chunk", size(chunk)),
+                ("soft_cap", i64::from(soft_cap)),
+                ("with_scores", i64::from(self.with_scores)),
+            ]
+        })
+    }
+
     /// What queries, keys, values, segments and sinks make.
-    fn forward<'b>(&self, arguments: &[Tensor<'b>]) -> Rows<'b> {
+    fn forward<'b>(&self, region: Region<'b>, arguments: &[Tensor<'b>]) -> Rows<'b> {
+        let results = match self.attributes(arguments) {
+            Some(attributes) => {
+                region.kernel("maxtext.attention_forward", attributes, arguments, |_, arguments| {
+                    self.forward_blocks(&arguments)
+                })
+            }
+            None => self.forward_blocks(arguments),
+        };
+        Rows { context: results[0], log_sums: results[1], largest_scores: results.get(2).copied() }
+    }
+
+    fn forward_blocks<'b>(&self, arguments: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
         let &[query, key, value, segments, sinks] = arguments else {
             unreachable!("the kernel has five arguments")
         };
         let [places, firsts, ends] = self.tables(query.region());
-        let results = self.on_devices(
+        self.on_devices(
             [places, firsts, ends, query, key, value, segments, sinks],
             |[places, firsts, ends, query, key, value, segments, sinks]| {
                 self.forward_part([places, firsts, ends], query, key, value, segments, sinks)
             },
-        );
-        Rows { context: results[0], log_sums: results[1], largest_scores: results.get(2).copied() }
+        )
     }
 
     /// As [`Kernel::forward`], of one device's queries.
@@ -407,12 +438,23 @@ impl Kernel {
         (cut(key), cut(value), cut(segments))
     }
 
-    /// The gradients of queries, keys, values and sinks.
-    fn backward<'b>(&self, residuals: &[Tensor<'b>], cotangent: Tensor<'b>) -> Vec<Tensor<'b>> {
-        let [query, key, value, segments, sinks, context, log_sums] = residuals else {
+    /// The gradients of queries, keys, values and sinks, from what the forward function keeps and the cotangent.
+    fn backward<'b>(&self, region: Region<'b>, operands: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
+        match self.attributes(operands) {
+            Some(attributes) => {
+                region.kernel("maxtext.attention_backward", attributes, operands, |_, operands| {
+                    self.backward_blocks(&operands)
+                })
+            }
+            None => self.backward_blocks(operands),
+        }
+    }
+
+    fn backward_blocks<'b>(&self, operands: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
+        let [query, key, value, segments, sinks, context, log_sums, cotangent] = operands else {
             unreachable!("the forward function returns seven residuals")
         };
-        let (query, key, value, segments) = (*query, *key, *value, *segments);
+        let (query, key, value, segments, cotangent) = (*query, *key, *value, *segments, *cotangent);
         // Softmax's derivative subtracts from each score's cotangent their weighted mean.
         let correction = (context.cast(DType::F32) * cotangent.cast(DType::F32)).sum(&[HEAD_DIM]);
         let [places, firsts, ends] = self.tables(query.region());

@@ -22,24 +22,26 @@ const KV: usize = 2;
 const WIDTH: usize = 6;
 
 /// A row of a table: a mesh, an order, a length and what attention does.
-#[derive(Clone, Copy)]
-struct Case {
-    mesh: &'static [(&'static str, usize)],
-    order: SequenceOrder,
-    length: usize,
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    pub mesh: &'static [(&'static str, usize)],
+    pub target: Target,
+    pub order: SequenceOrder,
+    pub length: usize,
     /// Dense for blocks of 0.
-    block: usize,
-    mask: MaskSpec,
-    soft_cap: Option<f64>,
-    has_sinks: bool,
-    group: usize,
-    with_scores: bool,
+    pub block: usize,
+    pub mask: MaskSpec,
+    pub soft_cap: Option<f64>,
+    pub has_sinks: bool,
+    pub group: usize,
+    pub with_scores: bool,
 }
 
 const ONE: &[(&str, usize)] = &[("fsdp", 1)];
 
-const CASE: Case = Case {
+pub const CASE: Case = Case {
     mesh: ONE,
+    target: Target::CPU,
     order: SequenceOrder::AsRead,
     length: 48,
     block: 6,
@@ -87,13 +89,13 @@ impl Case {
         }
     }
 
-    fn program(self, name: &str, dtype: DType) -> Program {
+    pub fn program(self, name: &str, dtype: DType) -> Program {
         let [rows, positions, keys] =
             [axis(BATCH, ROWS), axis(POSITION, self.length), axis(KV_POSITION, self.length)];
         let [heads, group, width] = [axis(KV_HEADS, KV), axis(GROUP, self.group), axis(HEAD_DIM, WIDTH)];
         let context_axes = [rows, heads, positions, group, width];
         let options =
-            ProgramOptions { name: name.to_owned(), placement: self.placement(), target: Target::CPU };
+            ProgramOptions { name: name.to_owned(), placement: self.placement(), target: self.target };
         program(&options, |inputs| {
             let input = |axes: &[Axis], logical: &[Option<&str>], dtype: DType| {
                 inputs.input("argument", dtype, axes, logical, false)
@@ -154,7 +156,7 @@ impl Case {
     }
 
     /// The context, the gradients, and the largest scores if they are wanted, in the order in which tokens are read.
-    fn run(self, name: &str, dtype: DType) -> Vec<HostArray> {
+    pub fn run(self, name: &str, dtype: DType) -> Vec<HostArray> {
         let program = self.program(name, dtype);
         let places: Vec<usize> = (0..self.length).map(|index| self.order.place(index, self.length)).collect();
         let mut indices = vec![0; self.length];
@@ -187,7 +189,7 @@ fn permuted(array: &HostArray, dim: usize, from: &[usize]) -> HostArray {
     HostArray::from_bytes(array.dtype(), dims, &bytes).unwrap()
 }
 
-const PARTS: [&str; 6] = [
+pub const PARTS: [&str; 6] = [
     "context",
     "query's gradient",
     "key's gradient",
@@ -220,7 +222,7 @@ fn check(case: Case, cases: &[(&'static [(&'static str, usize)], SequenceOrder)]
 
 const CONTEXT_8: &[(&str, usize)] = &[("fsdp", 1), ("context", 8), ("tensor", 1)];
 const CONTEXT_4: &[(&str, usize)] = &[("fsdp", 1), ("context", 4), ("tensor", 2)];
-const CONTEXT_2: &[(&str, usize)] = &[("fsdp", 2), ("context", 2), ("tensor", 2)];
+pub const CONTEXT_2: &[(&str, usize)] = &[("fsdp", 2), ("context", 2), ("tensor", 2)];
 const OUTERMOST: &[(&str, usize)] = &[("context", 4), ("fsdp", 2)];
 
 const fn paired(parts: usize) -> SequenceOrder {

@@ -1,6 +1,7 @@
 //! Runs layers on the CPU plugin: against reference values, and against each other.
 
 mod attention;
+mod attention_kernels;
 mod cache;
 mod context;
 mod dropout;

@@ -1,0 +1,39 @@
+//! Models that call kernels against the same models without.
+
+use mt_ir::{CpuKernels, Target};
+
+use crate::harness::{Batch, by_name, gradient_program_for, model, parameters, relative_error, run};
+
+const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true });
+const ROWS: usize = 2;
+const LENGTH: usize = 72;
+
+#[track_caller]
+fn check(arguments: &[&str], tolerance: f64) {
+    let model = &*model(&[&["attention=flash", "vocab_size=256"], arguments].concat());
+    let batch = Batch::packed(&[&[30, 42], &[72]], LENGTH, 256);
+    let inputs = [parameters(model).as_slice(), &batch.arrays].concat();
+    let [(loss, gradients), (wanted_loss, wanted)] = [KERNELS, Target::CPU].map(|target| {
+        let program = gradient_program_for(model, target, ROWS, LENGTH);
+        let num_calls = program.text.matches("maxtext.attention_backward").count();
+        assert_eq!(num_calls != 0, target == KERNELS, "{arguments:?}");
+        let mut outputs = run(&program, &inputs);
+        let gradients = outputs.split_off(2);
+        (outputs[0].to_f64()[0], by_name(model, &gradients))
+    });
+    let error = (loss - wanted_loss).abs() / wanted_loss;
+    assert!(error <= tolerance, "{arguments:?}: the loss differs by {error:e}");
+    for (name, gradient) in &gradients {
+        let error = relative_error(gradient, &wanted[name]);
+        assert!(error <= tolerance, "{arguments:?}: the gradient of {name} differs by {error:e}");
+    }
+}
+
+#[test]
+fn gradients_are_those_without_kernels() {
+    check(&[], 1e-5);
+    check(&["scan_layers=false", "remat_policy=full"], 1e-5);
+    check(&["remat_policy=minimal"], 1e-5);
+    check(&["decoder_block=gemma2", "sliding_window_size=20", "attn_logits_soft_cap=3"], 1e-5);
+    check(&["decoder_block=gemma3", "sliding_window_size=20"], 1e-5);
+}
