@@ -240,7 +240,7 @@ fn temporaries(policy: &str, scan: &str) -> u64 {
     ];
     let model = model(&[MODEL, &[policy, scan]].concat());
     let program = gradient_program(&*model, 64, 16);
-    compile(&program).memory().unwrap().temporaries
+    mt_runtime::testing::temporaries(&program).unwrap()
 }
 
 /// What the compiler sets aside grows with the bytes of the named tensors of all layers. The rest of it, what one layer

@@ -8,7 +8,10 @@ use std::{
 use mt_config::{Config, Request, TrainConfig};
 use mt_data::Batch;
 use mt_models::Model;
-use mt_runtime::{Array, Collective, CompileSettings, Executable, Input, Platform, testing::cpu};
+use mt_runtime::{
+    Array, Collective, CompileSettings, Executable, Input, Platform,
+    testing::{self, cpu},
+};
 use mt_shape::{HostArray, Placement};
 
 use crate::{
@@ -159,21 +162,9 @@ pub fn batch() -> Batch {
 /// Compiles a program for CPU devices. It runs a few times on small arrays: optimized machine code takes twice as long
 /// to make, and gains nothing.
 pub fn compile(program: &mt_ir::Program) -> Executable {
-    compile_with(program, &[])
-}
-
-fn compile_with(program: &mt_ir::Program, flags: &[(&str, &str)]) -> Executable {
-    let flags = [&[("xla_backend_optimization_level", "0")], flags].concat();
-    let xla_flags = flags.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    let xla_flags = vec![("xla_backend_optimization_level".to_owned(), "0".to_owned())];
     let settings = CompileSettings { xla_flags, ..CompileSettings::default() };
     cpu(program.mesh.num_devices()).compile(program, &settings).unwrap()
-}
-
-/// Bytes of temporaries on a device with XLA's own passes and order: then a device of several holds its share of what one
-/// holds. What `mt-runtime` chooses instead gains more on one device than on several.
-fn temporaries(program: &mt_ir::Program) -> u64 {
-    let own = [("xla_cpu_enable_concurrency_optimized_scheduler", "true"), ("xla_disable_hlo_passes", "")];
-    compile_with(program, &own).memory().unwrap().temporaries
 }
 
 /// The first state of a run, by name, made on one device.
@@ -241,7 +232,7 @@ pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
         }
     }
     drop(running);
-    let temporaries = temporaries(&program);
+    let temporaries = testing::temporaries(&program).unwrap();
     let exchanges = step.collectives().unwrap();
     let before = first.iter().map(|(name, array)| (name.clone(), array.to_f64())).collect();
     let after = state.iter().map(|(name, array)| (name.clone(), array.to_host().unwrap().to_f64())).collect();
