@@ -25,7 +25,7 @@ pub struct Residuals<'a, E> {
     pub cotangent: Operand<'a, E>,
 }
 
-/// What [`backward`] writes.
+/// What [`super::backward`] writes.
 pub struct Gradients<'a, E> {
     pub query: Outcome<'a, E>,
     pub key: Outcome<'a, E>,

@@ -6,8 +6,8 @@ use mt_config::{KeptIn, ModelGroup};
 use mt_ir::{Program, Target};
 
 use crate::harness::{
-    Batch, by_name, compile, config, gradient_program, gradient_program_for, gradients, model, norm,
-    parameters, relative_error,
+    Batch, by_name, config, gradient_program, gradient_program_for, gradients, model, norm, parameters,
+    relative_error,
 };
 
 const NUM_LAYERS: usize = 4;
