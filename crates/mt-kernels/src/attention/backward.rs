@@ -25,7 +25,7 @@ pub struct Residuals<'a, E> {
     pub cotangent: Operand<'a, E>,
 }
 
-/// What [`super::backward`] writes.
+/// What the backward pass writes.
 pub struct Gradients<'a, E> {
     pub query: Outcome<'a, E>,
     pub key: Outcome<'a, E>,

@@ -16,7 +16,7 @@ use crate::Team;
 /// Keys in a block: scores with a block of queries take half of the first cache.
 const NUM_KEYS: usize = 64;
 
-/// What [`super::forward`] writes.
+/// What the forward pass writes.
 pub struct Results<'a, E> {
     pub context: Outcome<'a, E>,
     /// The logarithm of the sum of each query's exponentiated scores.
