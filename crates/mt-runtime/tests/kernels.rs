@@ -137,7 +137,7 @@ fn views_are_read_in_place() {
     let cast = product(types, dot([&[], &[]], [&[1], &[0]], DType::BF16), cast);
     let text = printed(&cast, ALL).text;
     let call = text.lines().find(|line| line.contains("maxtext.dot")).unwrap();
-    assert!(call.contains("(tensor<70x50xf32>, tensor<50x90xf32>) -> tensor<70x90xbf16>"), "{call}");
+    assert!(call.contains(": (tensor<70x50xf32>, tensor<50x90xf32>) ->"), "{call}");
     check("cast", &cast, 1);
 }
 
