@@ -59,12 +59,7 @@ fn operand<'a>(
     let mut numbers = call.integers(dims)?.iter().map(|number| *number as usize);
     let mut lists: [Vec<Dim>; 3] = Default::default();
     for list in &mut lists {
-        let count = numbers.next().unwrap_or(0);
-        for _ in 0..count {
-            let (size, stride) =
-                numbers.next().zip(numbers.next()).ok_or("a list of dimensions ends early")?;
-            list.push(Dim { size, stride });
-        }
+        *list = next_dims(&mut numbers)?;
     }
     let [batch, free, contract] = lists;
     let dims = || batch.iter().chain(&free).chain(&contract);
@@ -139,14 +134,7 @@ fn views(call: &Call<'_>) -> Result<Vec<View>, Fault> {
     let mut views = Vec::new();
     let mut between = Vec::new();
     while let Some(slice) = numbers.next() {
-        let rank = numbers.next().ok_or("a list of dimensions ends early")?;
-        let dims: Option<Vec<Dim>> =
-            (0..rank).map(|_| Some(Dim { size: numbers.next()?, stride: numbers.next()? })).collect();
-        views.push(View {
-            argument: views.len(),
-            start: 0,
-            dims: dims.ok_or("a list of dimensions ends early")?,
-        });
+        views.push(View { argument: views.len(), start: 0, dims: next_dims(&mut numbers)? });
         between.push(slice);
     }
     let num_operands = views.len();
@@ -155,6 +143,15 @@ fn views(call: &Call<'_>) -> Result<Vec<View>, Fault> {
         view.start = between * slice_position(call, view.argument, num_operands + index)?;
     }
     Ok(views)
+}
+
+/// A number of dimensions, and then their sizes and strides.
+fn next_dims(numbers: &mut impl Iterator<Item = usize>) -> Result<Vec<Dim>, Fault> {
+    let count = numbers.next();
+    let dims: Option<Vec<Dim>> = count.and_then(|count| {
+        (0..count).map(|_| Some(Dim { size: numbers.next()?, stride: numbers.next()? })).collect()
+    });
+    dims.ok_or_else(|| "a list of dimensions ends early".to_owned())
 }
 
 /// The position of an argument's slice, which another argument holds.

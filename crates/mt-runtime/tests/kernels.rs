@@ -195,6 +195,14 @@ fn products_are_added_in_place() {
         let text = printed(&graph, ALL).text;
         assert_eq!(text.matches("stablehlo.add").count(), 0, "{text}");
         check("added", &graph, 2);
+        // What is added to is multiplied as well, and so must not be overwritten meanwhile.
+        let mut graph = Graph::new();
+        let [both, rhs] = [ty(DType::F32, &[40, 40]), ty(DType::F32, &[40, 40])].map(|ty| graph.input(ty));
+        let both = graph.add(both, both);
+        let product_of_both = graph.emit(product(), &[both, rhs]);
+        let sum = graph.add(both, product_of_both);
+        graph.set_outputs(vec![sum]);
+        check("added to an operand", &graph, 1);
         // A product that has another use is there anyway.
         let mut graph = Graph::new();
         let types = [ty(dtype, &[30, 50]), ty(dtype, &[50, 70]), ty(DType::F32, &[30, 70])];

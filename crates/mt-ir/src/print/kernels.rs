@@ -50,6 +50,11 @@ impl View {
         Self { array, ty: ty.clone(), dims: dense(&ty.dims), position: None, cast: None }
     }
 
+    /// The number of elements between two positions of a slice, or 0 if the view is none.
+    fn slice_stride(&self) -> usize {
+        if self.position.is_some() { self.ty.dims[1..].iter().product() } else { 0 }
+    }
+
     /// The view in another shape, if strides can express it.
     fn reshaped(&self, dims: &[usize]) -> Option<Self> {
         let mut result = Vec::with_capacity(dims.len());
@@ -182,14 +187,9 @@ impl Printer<'_> {
 
     /// Whether a product is a kernel's.
     fn has_kernel(&self, dot: &Dot, operands: &[&TensorType], result: &TensorType) -> bool {
-        let kernels = self.kernels();
-        let multiplies = match (operands[0].dtype, operands[1].dtype) {
-            (DType::F32, DType::F32) => kernels.f32,
-            (DType::BF16, DType::BF16) => kernels.bf16,
-            _ => false,
-        };
         let contracted: usize = dot.lhs_contract.iter().map(|dim| operands[0].dims[*dim]).product();
-        multiplies
+        operands[0].dtype == operands[1].dtype
+            && self.kernels().are_for(operands[0].dtype)
             && matches!(result.dtype, DType::F32 | DType::BF16)
             && result.num_elements() * contracted >= FEWEST_MULTIPLICATIONS
     }
@@ -240,14 +240,9 @@ impl Printer<'_> {
                 std::iter::once(dims.len()).chain(extents)
             });
             attributes.push(format!("{} = {}", ["lhs", "rhs"][index], i64_array(numbers)));
-            arguments.push((view.array, view.ty.clone()));
-            let sliced = view.position.map(|position| {
-                positions.push((position, TensorType::scalar(DType::I32)));
-                (arguments.len(), view.ty.dims[1..].iter().product::<usize>())
-            });
-            // The stride of the leading dimension, or 0 for none.
-            let stride = sliced.map_or(0, |(_, stride)| stride);
-            attributes.push(format!("{}_slice = {stride} : i64", ["lhs", "rhs"][index]));
+            attributes.push(format!("{}_slice = {} : i64", ["lhs", "rhs"][index], view.slice_stride()));
+            positions.extend(view.position.map(|position| (position, TensorType::scalar(DType::I32))));
+            arguments.push((view.array, view.ty));
         }
         arguments.extend(addend.map(|addend| (addend, result.clone())));
         arguments.append(&mut positions);
@@ -269,13 +264,7 @@ impl Printer<'_> {
         results: &[&TensorType],
         scope: &str,
     ) -> Option<Vec<Name>> {
-        let kernels = self.kernels();
-        let is_there = match operands.first()?.1.dtype {
-            DType::F32 => kernels.f32,
-            DType::BF16 => kernels.bf16,
-            _ => false,
-        };
-        if !is_there {
+        if !self.kernels().are_for(operands.first()?.1.dtype) {
             return None;
         }
         let mut arguments: Vec<(Name, TensorType)> = Vec::new();
@@ -286,11 +275,8 @@ impl Printer<'_> {
             // Kernels read runs of the last dimension, in the type that they compute with.
             let is_run = view.dims.last().is_none_or(|extent| extent.stride == 1);
             let view = if is_run && view.cast.is_none() { view } else { View::of_array(*name, ty) };
-            let slice = view.position.map_or(0, |position| {
-                positions.push((position, TensorType::scalar(DType::I32)));
-                view.ty.dims[1..].iter().product()
-            });
-            read.extend([slice, view.dims.len()]);
+            positions.extend(view.position.map(|position| (position, TensorType::scalar(DType::I32))));
+            read.extend([view.slice_stride(), view.dims.len()]);
             read.extend(view.dims.iter().flat_map(|extent| [extent.size, extent.stride]));
             arguments.push((view.array, view.ty));
         }

@@ -36,6 +36,15 @@ pub struct CpuKernels {
 impl CpuKernels {
     /// Everything is left to XLA.
     pub const NONE: Self = Self { f32: false, bf16: false };
+
+    /// Whether there are kernels for a type.
+    pub const fn are_for(self, dtype: DType) -> bool {
+        match dtype {
+            DType::F32 => self.f32,
+            DType::BF16 => self.bf16,
+            _ => false,
+        }
+    }
 }
 
 impl Target {

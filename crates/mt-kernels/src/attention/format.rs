@@ -60,7 +60,10 @@ pub(super) trait Format: Copy + Send + Sync {
     /// Stores two rows, in [`Self::STEP`] words of each column or one.
     fn store_rows(self, first: Floats<Self>, second: Floats<Self>, to: &mut [u32], apart: usize);
     /// Stores neighbours of one row.
-    fn store_row(self, first: Floats<Self>, second: Floats<Self>, to: &mut [u32]);
+    #[inline(always)]
+    fn store_row(self, first: Floats<Self>, second: Floats<Self>, to: &mut [u32]) {
+        self.store_rows(first, second, to, Self::Simd::WIDTH);
+    }
     /// Stores elements of one row, and zeros after them.
     fn copy_row(self, from: &[Self::Element], to: &mut [u32]);
 }
@@ -91,17 +94,8 @@ impl<S: Simd> Format for Single<S> {
     }
 
     #[inline(always)]
-    fn store_row(self, first: S::Floats, second: S::Floats, to: &mut [u32]) {
-        self.store_rows(first, second, to, S::WIDTH);
-    }
-
-    #[inline(always)]
     fn copy_row(self, from: &[f32], to: &mut [u32]) {
-        let (own, rest) = to.split_at_mut(from.len());
-        for (word, value) in own.iter_mut().zip(from) {
-            *word = value.to_bits();
-        }
-        rest.fill(0);
+        copy_singles(from, to);
     }
 }
 
@@ -131,17 +125,8 @@ impl<S: Simd> Format for Widened<S> {
     }
 
     #[inline(always)]
-    fn store_row(self, first: S::Floats, second: S::Floats, to: &mut [u32]) {
-        self.store_rows(first, second, to, S::WIDTH);
-    }
-
-    #[inline(always)]
     fn copy_row(self, from: &[bf16], to: &mut [u32]) {
-        let (own, rest) = to.split_at_mut(from.len());
-        for (word, value) in own.iter_mut().zip(from) {
-            *word = value.to_f32().to_bits();
-        }
-        rest.fill(0);
+        copy_singles(from, to);
     }
 }
 
@@ -186,6 +171,16 @@ impl<S: SimdBf16> Format for Pairs<S> {
             rest[0] = last.to_bits().into();
         }
     }
+}
+
+/// Copies elements to words that hold one each, and fills the rest with zeros.
+#[inline(always)]
+fn copy_singles<E: Element>(from: &[E], to: &mut [u32]) {
+    let (own, rest) = to.split_at_mut(from.len());
+    for (word, value) in own.iter_mut().zip(from) {
+        *word = value.to_f32().to_bits();
+    }
+    rest.fill(0);
 }
 
 /// Of rows of words that each hold neighbours, words that hold what is below each other.

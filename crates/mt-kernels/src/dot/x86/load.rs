@@ -8,11 +8,16 @@ use super::tiles::{as_bf16, round_avx512};
 
 /// How words are made of an operand's elements. The functions must be inlined where the instructions are enabled.
 pub(super) trait Load: Copy {
+    type Element;
+
     /// How many elements along the contraction a word has.
     const DEPTH: usize;
 
     /// How many elements a line of a cache has.
     const CACHE_LINE: usize;
+
+    /// The source's first element.
+    fn source(self) -> *const Self::Element;
 
     /// A word of each of up to sixteen adjacent lines: of the elements from `first` on and, where words have two, those
     /// from `second` on, if any.
@@ -36,7 +41,11 @@ pub(super) trait Load: Copy {
     ///
     /// # Safety
     /// The elements lie in the source.
-    unsafe fn along(self, first: usize, count: usize) -> __m512i;
+    #[inline(always)]
+    unsafe fn along(self, first: usize, count: usize) -> __m512i {
+        // SAFETY: what the caller promises; a word is of one element here.
+        unsafe { self.across(first, None, first_lanes(count)) }
+    }
 
     /// Adds products of words to sums.
     ///
@@ -49,31 +58,30 @@ pub(super) trait Load: Copy {
     }
 
     /// Brings elements into the caches that will be needed, wherever they are.
-    fn prefetch(self, first: usize);
+    #[inline(always)]
+    fn prefetch(self, first: usize) {
+        // SAFETY: prefetching reads nothing, and the address need not be one of ours.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(self.source().wrapping_add(first).cast()) }
+    }
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct Plain(pub *const f32);
 
 impl Load for Plain {
+    type Element = f32;
     const DEPTH: usize = 1;
     const CACHE_LINE: usize = 16;
+
+    #[inline(always)]
+    fn source(self) -> *const f32 {
+        self.0
+    }
 
     #[inline(always)]
     unsafe fn across(self, first: usize, _: Option<usize>, mask: __mmask16) -> __m512i {
         // SAFETY: what the caller promises.
         unsafe { _mm512_castps_si512(_mm512_maskz_loadu_ps(mask, self.0.add(first))) }
-    }
-
-    #[inline(always)]
-    unsafe fn along(self, first: usize, count: usize) -> __m512i {
-        // SAFETY: what the caller promises.
-        unsafe { self.across(first, None, first_lanes(count)) }
-    }
-
-    #[inline(always)]
-    fn prefetch(self, first: usize) {
-        prefetch(self.0.wrapping_add(first));
     }
 }
 
@@ -81,24 +89,19 @@ impl Load for Plain {
 pub(super) struct Rounded(pub *const f32);
 
 impl Load for Rounded {
+    type Element = f32;
     const DEPTH: usize = 1;
     const CACHE_LINE: usize = 16;
+
+    #[inline(always)]
+    fn source(self) -> *const f32 {
+        self.0
+    }
 
     #[inline(always)]
     unsafe fn across(self, first: usize, _: Option<usize>, mask: __mmask16) -> __m512i {
         // SAFETY: what the caller promises.
         unsafe { _mm512_slli_epi32::<16>(round_avx512(_mm512_maskz_loadu_ps(mask, self.0.add(first)))) }
-    }
-
-    #[inline(always)]
-    unsafe fn along(self, first: usize, count: usize) -> __m512i {
-        // SAFETY: what the caller promises.
-        unsafe { self.across(first, None, first_lanes(count)) }
-    }
-
-    #[inline(always)]
-    fn prefetch(self, first: usize) {
-        prefetch(self.0.wrapping_add(first));
     }
 }
 
@@ -106,24 +109,19 @@ impl Load for Rounded {
 pub(super) struct Widened(pub *const bf16);
 
 impl Load for Widened {
+    type Element = bf16;
     const DEPTH: usize = 1;
     const CACHE_LINE: usize = 32;
+
+    #[inline(always)]
+    fn source(self) -> *const bf16 {
+        self.0
+    }
 
     #[inline(always)]
     unsafe fn across(self, first: usize, _: Option<usize>, mask: __mmask16) -> __m512i {
         // SAFETY: what the caller promises.
         unsafe { _mm512_slli_epi32::<16>(load_halves(self.0.add(first), mask)) }
-    }
-
-    #[inline(always)]
-    unsafe fn along(self, first: usize, count: usize) -> __m512i {
-        // SAFETY: what the caller promises.
-        unsafe { self.across(first, None, first_lanes(count)) }
-    }
-
-    #[inline(always)]
-    fn prefetch(self, first: usize) {
-        prefetch(self.0.wrapping_add(first));
     }
 }
 
@@ -131,8 +129,14 @@ impl Load for Widened {
 pub(super) struct PairsOfBf16(pub *const bf16);
 
 impl Load for PairsOfBf16 {
+    type Element = bf16;
     const DEPTH: usize = 2;
     const CACHE_LINE: usize = 32;
+
+    #[inline(always)]
+    fn source(self) -> *const bf16 {
+        self.0
+    }
 
     #[inline(always)]
     unsafe fn across(self, first: usize, second: Option<usize>, mask: __mmask16) -> __m512i {
@@ -166,19 +170,20 @@ impl Load for PairsOfBf16 {
         // SAFETY: what the caller promises.
         unsafe { _mm512_dpbf16_ps(sums, as_bf16(left), as_bf16(right)) }
     }
-
-    #[inline(always)]
-    fn prefetch(self, first: usize) {
-        prefetch(self.0.wrapping_add(first));
-    }
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct PairsOfF32(pub *const f32);
 
 impl Load for PairsOfF32 {
+    type Element = f32;
     const DEPTH: usize = 2;
     const CACHE_LINE: usize = 16;
+
+    #[inline(always)]
+    fn source(self) -> *const f32 {
+        self.0
+    }
 
     #[inline(always)]
     unsafe fn across(self, first: usize, second: Option<usize>, mask: __mmask16) -> __m512i {
@@ -209,11 +214,6 @@ impl Load for PairsOfF32 {
     unsafe fn add_products(sums: __m512, left: __m512i, right: __m512i) -> __m512 {
         // SAFETY: what the caller promises.
         unsafe { _mm512_dpbf16_ps(sums, as_bf16(left), as_bf16(right)) }
-    }
-
-    #[inline(always)]
-    fn prefetch(self, first: usize) {
-        prefetch(self.0.wrapping_add(first));
     }
 }
 
@@ -262,10 +262,4 @@ const fn interleave(even: u16, odd: u16) -> [u16; 32] {
         index += 1;
     }
     indices
-}
-
-#[inline(always)]
-fn prefetch<T>(element: *const T) {
-    // SAFETY: prefetching reads nothing, and the address need not be one of ours.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(element.cast()) }
 }
