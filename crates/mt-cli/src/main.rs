@@ -24,9 +24,6 @@ fn main() -> ExitCode {
     // Plugins read environment variables when they are loaded, and these may only be set while there is one thread.
     mt_pjrt::prepare_environment();
     let arguments = Arguments::parse();
-    if let Command::Train(_) | Command::Decode(_) | Command::Logits(_) = &arguments.command {
-        mt_pjrt::restart_with_large_pages();
-    }
     match failure::without_panics(|| run(arguments)) {
         Ok(code) => code,
         Err(failure) => {

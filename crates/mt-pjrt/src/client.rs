@@ -3,7 +3,7 @@
 use std::{fmt, ptr::NonNull, sync::Arc};
 
 use crate::{
-    CompileOptions, Error, Executable, NamedValue, Plugin,
+    CompileOptions, Error, Executable, NamedValue, Plugin, allocator,
     plugin::{array, named_values, text},
     sys,
 };
@@ -79,6 +79,7 @@ impl Client {
         }
         let mut named = options.options.clone();
         if !is_accelerator(plugin) {
+            allocator::keep_large_memory();
             named.push(("cpu_device_count".into(), NamedValue::Integer(options.num_cpu_devices as i64)));
         }
         let raw_options: Vec<_> = named.iter().map(|(name, value)| value.to_raw(name)).collect();

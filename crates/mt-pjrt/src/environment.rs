@@ -38,31 +38,6 @@ pub fn prepare_environment() -> bool {
     true
 }
 
-/// Starts the program again with an allocator that asks the system for large pages, where that is what it takes to get
-/// them; otherwise returns. XLA allocates the temporaries of each execution anew, and on two cores a twelfth of a
-/// training step went into handing out their memory in pages of 4 kB.
-///
-/// glibc reads this setting once, before `main`. To be called before anything has been done.
-pub fn restart_with_large_pages() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    {
-        use std::{os::unix::process::CommandExt, process::Command};
-
-        const TUNABLES: &str = "GLIBC_TUNABLES";
-        let pages = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
-        if !pages.contains("[madvise]") || env::var_os(TUNABLES).is_some() || !is_single_threaded() {
-            return;
-        }
-        let mut arguments = env::args_os();
-        let mut command = Command::new("/proc/self/exe");
-        if let Some(name) = arguments.next() {
-            command.arg0(name);
-        }
-        // Returns only if the program cannot be started, and then it goes on as it is.
-        let _ = command.args(arguments).env(TUNABLES, "glibc.malloc.hugetlb=1").exec();
-    }
-}
-
 fn is_single_threaded() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     status.lines().any(|line| line.strip_prefix("Threads:").is_some_and(|count| count.trim() == "1"))

@@ -7,6 +7,7 @@
 //! Together with `mt-kernels` this is where the workspace's `unsafe` code is. Programs call
 //! [`prepare_environment`] first thing in `main`.
 
+mod allocator;
 mod buffer;
 mod client;
 mod compiled;
@@ -24,6 +25,7 @@ mod plugin;
 mod sys;
 mod topology;
 
+pub use allocator::release_free_memory;
 pub use buffer::{Buffer, PendingHostArray};
 pub use client::{Client, ClientOptions, Device, DeviceMemoryStats, Memory};
 pub use compiled::{CompiledProgram, MemoryUse};
@@ -31,12 +33,12 @@ pub use discover::{
     PLUGIN_PATH_VARIABLE, PluginLocation, PluginOrigin, find_all, find_or_install, find_or_install_compiler,
     find_plugin,
 };
-pub use environment::{prepare_environment, restart_with_large_pages};
+pub use environment::prepare_environment;
 pub use error::{Error, ErrorCode, PjrtError};
 pub use event::Event;
 pub use executable::{Argument, Executable, Execution};
 pub use install::{cache_directory, install};
-pub use memory::{prefer_large_pages, release_free_memory};
+pub use memory::prefer_large_pages;
 pub use options::CompileOptions;
 pub use platform::Platform;
 pub use plugin::{NamedValue, Plugin};

@@ -15,29 +15,21 @@ const PAGE: usize = 1 << 21;
 /// Asks for large pages for memory that is about to be filled: bringing in gigabytes in pages of 4 kB takes longer than
 /// filling them. Nothing is promised.
 pub fn prefer_large_pages(bytes: &mut [u8]) {
-    let start = bytes.as_mut_ptr().addr();
+    advise_large_pages(bytes);
+}
+
+/// [`prefer_large_pages`] for memory that only its allocator knows yet.
+pub(crate) fn advise_large_pages(bytes: *mut [u8]) {
+    let start = bytes.cast::<u8>().addr();
     let first = start.next_multiple_of(PAGE);
     let end = (start + bytes.len()) / PAGE * PAGE;
     if first >= end {
         return;
     }
-    let address = bytes.as_mut_ptr().wrapping_add(first - start);
+    let address = bytes.cast::<u8>().wrapping_add(first - start);
     // SAFETY: the range is within memory that belongs to the caller, and the advice changes no contents. That it is not
     // taken is no failure.
     let _ = unsafe { madvise(address.cast(), end - first, LARGE_PAGES) };
-}
-
-/// Gives memory that is free back to the system, which the allocator otherwise keeps. Compiling a program takes hundreds
-/// of megabytes that nothing needs afterwards.
-pub fn release_free_memory() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    {
-        unsafe extern "C" {
-            fn malloc_trim(keep: usize) -> c_int;
-        }
-        // SAFETY: the function may be called at any time, from any thread.
-        let _ = unsafe { malloc_trim(0) };
-    }
 }
 
 #[cfg(test)]
