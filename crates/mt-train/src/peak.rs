@@ -3,7 +3,6 @@
 use std::{sync::Arc, time::Instant};
 
 use mt_config::Chip;
-use mt_ir::Target;
 use mt_runtime::{Array, CompileSettings, Input, Platform, Runtime};
 use mt_shape::{DType, HostArray, Placement, Sharding, axis};
 use mt_trace::{ProgramOptions, program};
@@ -27,7 +26,7 @@ fn measured(runtime: &Runtime, dtype: DType) -> Option<f64> {
     let options = ProgramOptions {
         name: "matrix_product".to_owned(),
         placement: placement.clone(),
-        target: Target::CPU,
+        target: runtime.target(),
     };
     let (rows, inner, columns) = (axis("rows", SIZE), axis("inner", SIZE), axis("columns", SIZE));
     let program = program(&options, |inputs| {

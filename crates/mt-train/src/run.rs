@@ -1,6 +1,8 @@
 //! A training run from its configuration to its last checkpoint.
 
 use std::{
+    cell::RefCell,
+    panic::resume_unwind,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     thread,
@@ -164,7 +166,15 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
             }
         })
     };
-    let largest: Measured<Executable> = compile_step(full_rows)?;
+    let compile_initialize = || -> Result<Executable, TrainError> { Ok(compile(&programs.initialize()?)?) };
+    let is_fresh = newest.is_none() && settings.checkpoint.load_full_state_path.is_none();
+    // Side by side: compilers use one thread most of the time.
+    let (largest, initialize) = thread::scope(|scope| {
+        let initialize = is_fresh.then(|| scope.spawn(compile_initialize));
+        let largest = compile_step(full_rows);
+        (largest, initialize.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))))
+    });
+    let largest: Measured<Executable> = largest?;
     for note in placement.notes() {
         eprintln!("note: {note}");
     }
@@ -205,7 +215,8 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         }
         None => None,
     };
-    let initialize = || -> Result<Executable, TrainError> { Ok(compile(&programs.initialize()?)?) };
+    let initialize = RefCell::new(initialize);
+    let initialize = || initialize.take().unwrap_or_else(&compile_initialize);
     let Restored { state, first_step, iterator } = restore(
         &runtime,
         placement,
