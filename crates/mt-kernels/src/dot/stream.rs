@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, Pooled};
 use super::kernel::{Kernel, Out};
 use super::pack::{Depth, Panels, Source};
 use super::shape::{Problem, Side, offsets};
@@ -19,8 +19,20 @@ const SMALL: usize = 1 << 17;
 /// The most lines of a task; their sums stay in the first two caches.
 const TASK_LINES: usize = 2048;
 
+/// The fewest lines next to each other of which a task takes some. Fewer are all read by each task, for a stretch of the
+/// contraction, as memory is read fastest in order.
+const LONG_RUN: usize = 8192;
+
+/// How many elements such a stretch has, unless there would be one or very many.
+const STRETCH: usize = 1 << 18;
+
+const MOST_STRETCHES: usize = 16;
+
 /// The fewest lines of a task, if there are as many: shorter stretches of memory are read more slowly.
 const SHORTEST_TASK: usize = 256;
+
+/// From so many of the few lines on, sums do not stay in registers for long enough, and tasks have fewer of the many.
+const FEW_REREAD: usize = 8;
 
 /// Lines in multiples of this are computed without a remainder.
 const LINES: usize = 128;
@@ -48,8 +60,9 @@ pub(super) struct Streams {
 /// A part of the many lines.
 pub(super) struct Strip<'a> {
     pub source: Source,
-    /// Where each line begins.
+    /// Where each line begins; only the first of those that are next to each other.
     pub lines: &'a [usize],
+    pub num_lines: usize,
     /// Where the contracted elements lie, relative to a line's begin.
     pub offsets: &'a [usize],
     /// The few lines: words `[steps, few]` for lines that are next to each other, `[steps / 16, few, 16]` otherwise, with
@@ -103,15 +116,19 @@ pub(super) fn run(team: &dyn Team, kernel: &Kernel, problem: &Problem, out: Out)
         call.pack(few_side, &few_depth, index);
     }
     let threads = team.num_threads();
-    let parts = (TASKS_PER_THREAD * threads).div_ceil(batch);
-    let lines = (many.div_ceil(parts)).next_multiple_of(LINES).clamp(SHORTEST_TASK, TASK_LINES);
-    let strips = many.div_ceil(lines);
     let alone = threads == 1 || batch * many * problem.depth <= SMALL;
     let team: &dyn Team = if alone { &Alone } else { team };
-    team.for_each(batch * strips, &|index| {
-        let start = index % strips * lines;
-        call.strip(index / strips, start..(start + lines).min(many));
-    });
+    if across && padded < FEW_REREAD && many < LONG_RUN && many * problem.depth > SMALL {
+        call.in_stretches(team, batch);
+    } else {
+        let parts = if alone { 1 } else { (TASKS_PER_THREAD * threads).div_ceil(batch) };
+        let lines = many.div_ceil(parts).next_multiple_of(LINES).clamp(SHORTEST_TASK, TASK_LINES);
+        let strips = many.div_ceil(lines);
+        team.for_each(batch * strips, &|index| {
+            let start = index % strips * lines;
+            call.strip(index / strips, start..(start + lines).min(many));
+        });
+    }
     true
 }
 
@@ -192,31 +209,84 @@ impl Call<'_> {
         }
     }
 
+    /// Computes all lines in stretches of the contraction, whose sums are added up in the end.
+    /// Where these begin does not depend on the number of threads, and so sums do not.
+    fn in_stretches(&self, team: &dyn Team, batch: usize) {
+        let depth = self.problem.depth;
+        let parts = (depth * self.many / STRETCH).clamp(2, MOST_STRETCHES);
+        let stretch = depth.div_ceil(parts).next_multiple_of(VECTOR);
+        let stretches = depth.div_ceil(stretch);
+        let partial = Sums(Buffer::take(stretches * batch * self.padded * self.many));
+        team.for_each(stretches * batch, &|index| {
+            let start = index / batch * stretch;
+            let sums = partial.at(index * self.padded * self.many);
+            self.sum(index % batch, 0..self.many, start..(start + stretch).min(depth), sums);
+        });
+        for index in 0..batch {
+            // SAFETY: all sums have been written, and nobody else has them now.
+            let [sums, others @ ..] = &mut *Vec::from_iter((0..stretches).map(|stretch| unsafe {
+                let start = partial.at((stretch * batch + index) * self.padded * self.many);
+                std::slice::from_raw_parts_mut(start, self.few * self.many)
+            })) else {
+                continue;
+            };
+            for others in others {
+                sums.iter_mut().zip(&**others).for_each(|(sum, other)| *sum += other);
+            }
+            self.write(sums, index, 0..self.many);
+        }
+    }
+
     /// Computes some of the many lines of a batch element.
     fn strip(&self, batch: usize, range: Range<usize>) {
-        let mut lines = [0; TASK_LINES];
-        let lines = &mut lines[..range.len()];
-        offsets(&self.many_side.free, self.bases(batch).1, range.start, lines);
         let sums = Buffer::take(self.padded * range.len());
+        let sums = sums.words().cast();
+        self.sum(batch, range.clone(), 0..self.problem.depth, sums);
+        // SAFETY: the sums have been written.
+        let sums = unsafe { std::slice::from_raw_parts(sums, self.few * range.len()) };
+        self.write(sums, batch, range);
+    }
+
+    /// Sums products of some of the many lines: `[padded, lines]`.
+    fn sum(&self, batch: usize, range: Range<usize>, depth: Range<usize>, sums: *mut f32) {
+        let mut lines = [0; TASK_LINES];
+        let lines = &mut lines[..if self.across { 1 } else { range.len() }];
+        offsets(&self.many_side.free, self.bases(batch).1, range.start, lines);
+        let steps_before = self.kernel.format.steps(depth.start);
         let strip = Strip {
             source: self.many_side.source(),
             lines,
-            offsets: self.depth,
-            factors: self.factors(batch),
+            num_lines: range.len(),
+            offsets: &self.depth[depth],
+            // SAFETY: there are factors for all steps.
+            factors: unsafe { self.factors(batch).add(steps_before * self.padded) },
             few: self.padded,
-            sums: sums.words().cast(),
+            sums,
         };
-        // SAFETY: all offsets lie in the operand, as was checked, and the buffers have room for the factors and sums.
-        let sums = unsafe {
-            (if self.across { self.streams.across } else { self.streams.along })(&strip);
-            std::slice::from_raw_parts(strip.sums, self.few * range.len())
-        };
+        // SAFETY: all offsets lie in the operand, as was checked, and there is room for the factors and sums.
+        unsafe { (if self.across { self.streams.across } else { self.streams.along })(&strip) };
+    }
+
+    fn write(&self, sums: &[f32], batch: usize, lines: Range<usize>) {
         let first = batch * self.few * self.many;
         let (few_stride, many_stride) = if self.rows_are_few { (self.many, 1) } else { (1, self.few) };
-        for (index, sums) in sums.chunks_exact(range.len()).enumerate() {
-            let first = first + index * few_stride + range.start * many_stride;
-            // SAFETY: the elements lie in the result, and belong to this strip alone.
+        for (index, sums) in sums.chunks_exact(lines.len()).enumerate() {
+            let first = first + index * few_stride + lines.start * many_stride;
+            // SAFETY: the elements lie in the result, and belong to these lines alone.
             unsafe { self.out.add(first).write_all(sums, many_stride) };
         }
+    }
+}
+
+/// Sums to which tasks write each their own part.
+struct Sums(Pooled);
+
+// SAFETY: see above.
+unsafe impl Sync for Sums {}
+
+impl Sums {
+    fn at(&self, index: usize) -> *mut f32 {
+        // SAFETY: callers ask for sums that there are.
+        unsafe { self.0.words().cast::<f32>().add(index) }
     }
 }

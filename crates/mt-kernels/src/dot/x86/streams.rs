@@ -79,12 +79,23 @@ const fn block(few: usize) -> usize {
 /// See [`super::Streams::across`].
 #[inline(always)]
 unsafe fn across<L: Load, const FEW: usize>(strip: &Strip, load: L) {
-    let count = strip.lines.len();
+    let count = strip.num_lines;
+    // Lines that are all there is, and few: their elements follow each other in memory, which is then fetched in order.
+    let in_order = match strip.offsets {
+        [first, second, ..] => FEW < 8 && second - first == count && count <= SHORT_RUN * L::CACHE_LINE,
+        _ => false,
+    };
     for (index, depth) in strip.offsets.chunks(block(FEW)).enumerate() {
         let start = index * block(FEW) / L::DEPTH;
         let mut line = 0;
         while line < count {
             let lanes = (count - line).min(32);
+            if in_order {
+                let first = strip.lines[0] + depth[0] + line * block(FEW) + ORDERED_AHEAD * L::CACHE_LINE;
+                (0..32 * block(FEW))
+                    .step_by(L::CACHE_LINE)
+                    .for_each(|element| load.prefetch(first + element));
+            }
             for few in (0..strip.few).step_by(FEW) {
                 // SAFETY: the lines and steps lie in the strip.
                 unsafe {
@@ -117,7 +128,7 @@ unsafe fn across_block<L: Load, const FEW: usize, const VECTORS: usize>(
     let mask =
         |vector: usize| if vector + 1 < VECTORS { __mmask16::MAX } else { first_lanes(lanes - 16 * vector) };
     let first_line = strip.lines[0] + line;
-    let all = strip.lines.len();
+    let all = strip.num_lines;
     // SAFETY: the lines, steps and factors lie in the strip.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); VECTORS]; FEW];
@@ -161,6 +172,12 @@ unsafe fn across_block<L: Load, const FEW: usize, const VECTORS: usize>(
         }
     }
 }
+
+/// Processors find streams within pages. Shorter runs than this, in lines of a cache, are too many streams in one.
+const SHORT_RUN: usize = 16;
+
+/// How far ahead memory is fetched in order, in lines of a cache.
+const ORDERED_AHEAD: usize = 128;
 
 /// How many elements ahead lines are fetched.
 const AHEAD: usize = 256;
