@@ -5,7 +5,8 @@ use half::bf16;
 use crate::{
     Arithmetic, Dim, Elements, ElementsMut, Operand,
     attention::{
-        self, Gradients, Inputs, Instructions, Mask, Options, Outcome, Residuals, Results, Shape, Strides,
+        self, CachedInputs, CachedOptions, Gradients, Inputs, Instructions, Mask, Options, Outcome,
+        Residuals, Results, Shape, Strides,
     },
     dot,
     ffi::{Call, Data, DataMut, Error, Fault, Frame, Handler, answer},
@@ -17,6 +18,8 @@ pub fn handlers() -> &'static [Handler] {
         Handler { name: "maxtext.dot", address: call_dot },
         Handler { name: "maxtext.attention_forward", address: call_attention_forward },
         Handler { name: "maxtext.attention_backward", address: call_attention_backward },
+        Handler { name: "maxtext.attention_to_cache", address: call_attention_to_cache },
+        Handler { name: "maxtext.update_slice", address: call_update_slice },
     ]
 }
 
@@ -121,6 +124,67 @@ unsafe extern "C" fn call_attention_backward(frame: *mut Frame) -> *mut Error {
     }
 }
 
+/// What one token of each row makes of a cache. Arguments: queries `[batch, 1, kv_heads, group, head_dim]`, the tokens' keys
+/// and values `[batch, 1, kv_heads, head_dim]`, those of the cache `[batch, slots, kv_heads, head_dim]`, the tokens'
+/// segments `[batch, 1]` and those of the cache `[batch, slots]`, the tokens' slot, sinks `[kv_heads, group]`; then
+/// positions of slices. Result, dense: context `[batch, kv_heads, 1, group, head_dim]`. Attributes are those of attention
+/// within sequences.
+unsafe extern "C" fn call_attention_to_cache(frame: *mut Frame) -> *mut Error {
+    // SAFETY: XLA calls a handler with a frame of its own.
+    unsafe {
+        answer(frame, |call| match call.data(0)? {
+            Data::F32(_) => attention_to_cache::<f32>(call),
+            Data::Bf16(_) => attention_to_cache::<bf16>(call),
+            Data::I32(_) => Err("queries are integers".to_owned()),
+        })
+    }
+}
+
+/// An array, part of which is replaced. Arguments: the array, whose memory the result has, the part, and where it begins
+/// in each dimension.
+unsafe extern "C" fn call_update_slice(frame: *mut Frame) -> *mut Error {
+    // SAFETY: XLA calls a handler with a frame of its own.
+    unsafe {
+        answer(frame, |call| {
+            let (dims, part) = (call.dims(0)?, call.dims(1)?);
+            let mut starts = Vec::with_capacity(dims.len());
+            for (dim, (size, part)) in dims.iter().zip(&part).enumerate() {
+                let Data::I32(&[start]) = call.data(2 + dim)? else {
+                    return Err("a part has no position".to_owned());
+                };
+                starts.push((start.max(0) as usize).min(size - part));
+            }
+            // The argument that shares its memory with the result is not read.
+            match (call.data_mut(0)?, call.data(1)?) {
+                (DataMut::F32(all), Data::F32(own)) => replace(all, &dims, own, &part, &starts),
+                (DataMut::Bf16(all), Data::Bf16(own)) => replace(all, &dims, own, &part, &starts),
+                _ => return Err("a part has another type".to_owned()),
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Copies a part to where it belongs, in runs that lie together in both.
+fn replace<T: Copy>(all: &mut [T], dims: &[usize], part: &[T], part_dims: &[usize], starts: &[usize]) {
+    let Some((rank, _)) = dims.iter().zip(part_dims).enumerate().rfind(|(_, (size, part))| size != part)
+    else {
+        return all.copy_from_slice(part);
+    };
+    let within: usize = dims[rank + 1..].iter().product();
+    let run = part_dims[rank] * within;
+    for (index, from) in part.chunks_exact(run.max(1)).enumerate() {
+        let (mut rest, mut stride) = (index, dims[rank] * within);
+        let mut start = starts[rank] * within;
+        for dim in (0..rank).rev() {
+            start += (rest % part_dims[dim] + starts[dim]) * stride;
+            rest /= part_dims[dim];
+            stride *= dims[dim];
+        }
+        all[start..start + run].copy_from_slice(from);
+    }
+}
+
 /// How an argument is read.
 struct View {
     argument: usize,
@@ -214,6 +278,13 @@ impl View {
         }
     }
 
+    /// Of queries, or keys: their batch, positions and heads come first, and then groups if there are any.
+    fn positions_first(&self) -> Strides {
+        let stride = |index: usize| self.dims.get(index).map_or(0, |dim| dim.stride);
+        let group = if self.dims.len() == 5 { stride(3) } else { 0 };
+        Strides { batch: stride(0), position: stride(1), kv_head: stride(2), group }
+    }
+
     /// The elements of a matrix one after the other.
     fn gathered<T: Copy>(&self, elements: &[T]) -> Result<Vec<T>, Fault> {
         let [rows, columns] = self.dims[..] else {
@@ -239,18 +310,11 @@ impl AttentionCall {
             return Err("arguments are missing".to_owned());
         };
         let [batch, kv_heads, length, group, head_dim] = query.sizes()?;
-        let size = |name: &str| -> Result<Option<usize>, Fault> {
-            Ok(Some(call.integer(name)? as usize).filter(|size| *size != 0))
-        };
-        let soft_cap = f32::from_bits(call.integer("soft_cap")? as u32);
+        let (mask, soft_cap) = mask_and_cap(call)?;
         let options = Options {
             shape: Shape { batch, length, kv_heads, group, head_dim },
-            mask: Mask {
-                causal: call.integer("causal")? == 1,
-                window: size("window")?,
-                chunk: size("chunk")?,
-            },
-            soft_cap: Some(soft_cap).filter(|cap| *cap != 0.0),
+            mask,
+            soft_cap,
             instructions: Instructions::best(),
         };
         let (Data::I32(segment_data), Data::F32(sink_data)) =
@@ -278,6 +342,57 @@ impl AttentionCall {
             sinks: Some(&self.sinks),
         })
     }
+}
+
+/// Which keys are seen, and what scores are capped at.
+fn mask_and_cap(call: &Call<'_>) -> Result<(Mask, Option<f32>), Fault> {
+    let size = |name: &str| -> Result<Option<usize>, Fault> {
+        Ok(Some(call.integer(name)? as usize).filter(|size| *size != 0))
+    };
+    let soft_cap = f32::from_bits(call.integer("soft_cap")? as u32);
+    let mask = Mask { causal: call.integer("causal")? == 1, window: size("window")?, chunk: size("chunk")? };
+    Ok((mask, Some(soft_cap).filter(|cap| *cap != 0.0)))
+}
+
+fn attention_to_cache<E: BufferElement>(call: &Call<'_>) -> Result<(), Fault> {
+    let operands = views(call)?;
+    let [query, key, value, cached_key, cached_value, segments, cached_segments, slot, sinks] = &operands[..]
+    else {
+        return Err("arguments are missing".to_owned());
+    };
+    let [batch, length, kv_heads, group, head_dim] = query.sizes()?;
+    let [_, slots, _, _] = cached_key.sizes()?;
+    let shape = Shape { batch, length, kv_heads, group, head_dim };
+    let cache = Shape { length: slots, ..shape };
+    let (Data::I32(segment_data), Data::I32(cached_data), Data::I32(&[slot]), Data::F32(sink_data)) = (
+        call.data(segments.argument)?,
+        call.data(cached_segments.argument)?,
+        call.data(slot.argument)?,
+        call.data(sinks.argument)?,
+    ) else {
+        return Err("segments, slots or sinks have another type".to_owned());
+    };
+    let (segments, sinks) = (segments.gathered(segment_data)?, sinks.gathered(sink_data)?);
+    let cached_segments = cached_segments.gathered(cached_data)?;
+    let keys = |view: &View, shape: Shape| -> Result<attention::Operand<'_, E>, Fault> {
+        Ok(attention::Operand::keys(view.elements(call)?, view.positions_first(), shape))
+    };
+    let inputs = CachedInputs {
+        query: attention::Operand::queries(query.elements(call)?, query.positions_first(), shape),
+        key: keys(key, shape)?,
+        value: keys(value, shape)?,
+        cached_key: keys(cached_key, cache)?,
+        cached_value: keys(cached_value, cache)?,
+        slot: (slot.max(0) as usize).min(slots.saturating_sub(1)),
+        segments: &segments,
+        cached_segments: &cached_segments,
+        sinks: &sinks,
+    };
+    let (mask, soft_cap) = mask_and_cap(call)?;
+    let options = CachedOptions { shape, mask, soft_cap };
+    let context = Outcome::queries(result::<E>(call, 0)?, Strides::heads_first(shape), shape);
+    E::attend_to_cache(&call.team(), &options, Instructions::best(), &inputs, &context);
+    Ok(())
 }
 
 fn result<'a, E: BufferElement>(call: &Call<'a>, index: usize) -> Result<&'a mut [E], Fault> {

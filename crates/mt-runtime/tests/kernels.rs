@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use mt_ir::{
-    Boundary, CpuKernels, Dot, Graph, Memory, Op, Precision, PrintOptions, Program, SavePolicy, Scan, Target,
-    TensorType, ValueId, eliminate_dead_code, print_program,
+    Boundary, CpuKernels, Dot, Graph, Literal, Memory, Op, Precision, PrintOptions, Program, SavePolicy,
+    Scalar, Scan, Target, TensorType, ValueId, eliminate_dead_code, print_program,
 };
 use mt_runtime::testing;
 use mt_shape::{DType, HostArray, Mesh, Sharding};
@@ -212,5 +212,27 @@ fn products_are_added_in_place() {
         let twice = graph.add(product, product);
         graph.set_outputs(vec![sum, twice]);
         check("shared", &graph, 1);
+    }
+}
+
+#[test]
+fn slices_are_replaced_in_place() {
+    let types = [ty(DType::BF16, &[3, 2, 7, 4, 5]), ty(DType::BF16, &[3, 2, 2, 4, 5])];
+    let position = |graph: &mut Graph, value: i64| {
+        let ty = TensorType::scalar(DType::I32);
+        graph.emit(Op::Constant(Literal::Splat { ty, value: Scalar::Int(value) }), &[])
+    };
+    // The last one does not fit, and is moved.
+    for start in [0, 3, 5, 6] {
+        let mut graph = Graph::new();
+        let [all, part] = types.clone().map(|ty| graph.input(ty));
+        let starts = [0, 0, start, 0, 0].map(|start| position(&mut graph, start));
+        let operands = [[all, part].as_slice(), &starts].concat();
+        let updated = graph.emit(Op::DynamicUpdateSlice, &operands);
+        // What was there before is still needed.
+        graph.set_outputs(vec![updated, all]);
+        let text = printed(&graph, ALL).text;
+        assert_eq!(text.matches("maxtext.update_slice").count(), 1, "{text}");
+        check("update", &graph, 0);
     }
 }

@@ -14,6 +14,9 @@ use crate::{Binary, CpuKernels, Dot, Graph, Kernel, Node, Op, TensorType, ValueI
 /// The handler that `mt-kernels` has for products.
 const DOT: &str = "maxtext.dot";
 
+/// The handler that replaces a part of an array.
+const UPDATE: &str = "maxtext.update_slice";
+
 /// Products with fewer multiplications are left to XLA, whose code for them can be fused with what is around.
 const FEWEST_MULTIPLICATIONS: usize = 1 << 14;
 
@@ -248,9 +251,8 @@ impl Printer<'_> {
         arguments.append(&mut positions);
         attributes.push(format!("adds = {} : i64", u8::from(addend.is_some())));
         attributes.push(format!("narrow = {} : i64", u8::from(operands[0].1.dtype == DType::BF16)));
-        let alias = "#stablehlo.output_operand_alias<output_tuple_indices = [], operand_index = 2, operand_tuple_indices = []>";
-        let aliases = if addend.is_some() { alias } else { "" };
-        Some(self.call(DOT, &arguments, &attributes, aliases, &[result], scope)[0])
+        let aliases = if addend.is_some() { alias(2) } else { String::new() };
+        Some(self.call(DOT, &arguments, &attributes, &aliases, &[result], scope)[0])
     }
 
     /// Prints the call of a kernel that does what `kernel.body` does, if there is one for the type.
@@ -286,6 +288,21 @@ impl Printer<'_> {
         Some(self.call(kernel.name, &arguments, &attributes, "", results, scope))
     }
 
+    /// Prints the update of a slice in `bf16` as the call of a kernel: XLA would make all of the array `f32` and back.
+    pub(super) fn kernel_update(
+        &mut self,
+        operands: &[(Name, &TensorType)],
+        result: &TensorType,
+        scope: &str,
+    ) -> Option<Name> {
+        if result.dtype != DType::BF16 || !self.kernels().are_for(DType::BF16) {
+            return None;
+        }
+        let arguments: Vec<(Name, TensorType)> =
+            operands.iter().map(|(name, ty)| (*name, (*ty).clone())).collect();
+        Some(self.call(UPDATE, &arguments, &[], &alias(0), &[result], scope)[0])
+    }
+
     /// Prints the call of a handler with dense row-major operands and results. `aliases` says which results take the
     /// memory of operands.
     fn call(
@@ -308,6 +325,13 @@ impl Printer<'_> {
         let arguments: Vec<(Name, &TensorType)> = arguments.iter().map(|(name, ty)| (*name, ty)).collect();
         self.variadic("stablehlo.custom_call", &arguments, &attributes, results, scope)
     }
+}
+
+/// That the result takes the memory of an operand.
+fn alias(operand: usize) -> String {
+    format!(
+        "#stablehlo.output_operand_alias<output_tuple_indices = [], operand_index = {operand}, operand_tuple_indices = []>"
+    )
 }
 
 /// The layout of a dense row-major array, the fastest dimension first.

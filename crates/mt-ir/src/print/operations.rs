@@ -210,7 +210,10 @@ impl Printer<'_> {
             Op::DynamicSlice { sizes } => {
                 simple(self, "stablehlo.dynamic_slice", &[format!("slice_sizes = {}", i64_array(sizes))])
             }
-            Op::DynamicUpdateSlice => simple(self, "stablehlo.dynamic_update_slice", &[]),
+            Op::DynamicUpdateSlice => match self.kernel_update(&named, results[0], scope) {
+                Some(updated) => vec![updated],
+                None => simple(self, "stablehlo.dynamic_update_slice", &[]),
+            },
             Op::Gather(dims) => simple(self, "stablehlo.gather", &gather(dims)),
             Op::Scatter { dims, kind } => vec![self.scatter(dims, *kind, &named, results[0], scope)],
             Op::Sort { dimension, descending } => self.sort(*dimension, *descending, &named, scope),

@@ -8,6 +8,7 @@
 //! block.
 
 mod backward;
+mod cached;
 mod format;
 mod forward;
 mod operands;
@@ -21,6 +22,7 @@ mod tests;
 use crate::Team;
 
 pub use backward::{Gradients, Residuals};
+pub use cached::{CachedInputs, CachedOptions};
 pub use format::Element;
 pub use forward::Results;
 pub use operands::{Operand, Outcome, Shape, Strides};
@@ -105,6 +107,14 @@ pub trait Attend: Element {
         residuals: &Residuals<'_, Self>,
         gradients: Gradients<'_, Self>,
     );
+    /// What tokens make of a cache and of their own values.
+    fn attend_to_cache(
+        team: &dyn Team,
+        options: &CachedOptions,
+        instructions: Instructions,
+        inputs: &CachedInputs<'_, Self>,
+        context: &Outcome<'_, Self>,
+    );
 }
 
 /// Runs `$body` with `$format`, which stores elements for the instructions that are to be used.
@@ -160,6 +170,18 @@ macro_rules! attend {
                 inputs.check(options);
                 with_format!(options.instructions, $single, $widest, format => {
                     backward::run(team, format, options, inputs, residuals, gradients)
+                });
+            }
+
+            fn attend_to_cache(
+                team: &dyn Team,
+                options: &CachedOptions,
+                instructions: Instructions,
+                inputs: &CachedInputs<'_, Self>,
+                context: &Outcome<'_, Self>,
+            ) {
+                with_format!(instructions, Single, Single, format => {
+                    cached::run(team, format::Format::simd(format), options, inputs, context)
                 });
             }
         }

@@ -385,3 +385,152 @@ fn what_is_no_number_is_not_hidden() {
         }
     }
 }
+
+/// Tokens that attend to a cache.
+#[derive(Clone, Copy, Debug)]
+struct CachedCase {
+    shape: Shape,
+    slots: usize,
+    slot: usize,
+    mask: Mask,
+    soft_cap: Option<f32>,
+    has_sinks: bool,
+    /// How many slots from the second row on are empty before the token's own.
+    empty: usize,
+}
+
+const CACHED: CachedCase = CachedCase {
+    shape: Shape { batch: 1, length: 1, kv_heads: 2, group: 1, head_dim: 16 },
+    slots: 40,
+    slot: 30,
+    mask: CAUSAL,
+    soft_cap: None,
+    has_sinks: false,
+    empty: 0,
+};
+
+fn cached_cases() -> Vec<CachedCase> {
+    let shape = |batch, kv_heads, group, head_dim| Shape { batch, length: 1, kv_heads, group, head_dim };
+    let mut cases = vec![CACHED, CachedCase { slot: 0, ..CACHED }, CachedCase { slot: 39, ..CACHED }];
+    for shape in [shape(1, 1, 1, 1), shape(3, 2, 3, 5), shape(2, 1, 7, 80), shape(1, 8, 1, 64)] {
+        for (slots, slot) in [(1, 0), (64, 31), (400, 333)] {
+            cases.push(CachedCase { shape, slots, slot, ..CACHED });
+        }
+    }
+    for (window, chunk) in
+        [(Some(1), None), (Some(9), None), (None, Some(7)), (Some(20), Some(12)), (None, Some(500))]
+    {
+        let mask = Mask { window, chunk, ..CAUSAL };
+        cases.push(CachedCase { mask, shape: shape(3, 2, 2, 24), empty: 11, ..CACHED });
+        cases.push(CachedCase {
+            mask,
+            shape: shape(2, 1, 1, 8),
+            slots: 300,
+            slot: 290,
+            empty: 100,
+            ..CACHED
+        });
+    }
+    cases.push(CachedCase { soft_cap: Some(1.5), slots: 200, slot: 150, ..CACHED });
+    cases.push(CachedCase {
+        has_sinks: true,
+        shape: shape(2, 2, 3, 16),
+        slots: 200,
+        slot: 199,
+        empty: 20,
+        ..CACHED
+    });
+    cases
+}
+
+fn check_cached<E: Attend + Default>(tolerance: f64) {
+    for case in cached_cases() {
+        let Shape { batch, kv_heads, group, head_dim, .. } = case.shape;
+        let of_cache = Shape { batch, length: case.slots, kv_heads, group, head_dim };
+        let values = Values::<E>::new(&Case { shape: of_cache, ..PLAIN });
+        let own = Values::<E>::new(&Case { shape: case.shape, ..PLAIN });
+        let mut cached_segments = vec![0; batch * case.slots];
+        for (row, segments) in cached_segments.chunks_exact_mut(case.slots).enumerate() {
+            segments[..=case.slot].fill(1);
+            let first = case.slot.saturating_sub(case.empty * row);
+            segments[first..case.slot].fill(0);
+        }
+        let sinks = if case.has_sinks { own.sinks.clone() } else { vec![MASKED; kv_heads * group] };
+        let expected = exact_cached(&case, &values, &own, &cached_segments, &sinks);
+        let options = CachedOptions { shape: case.shape, mask: case.mask, soft_cap: case.soft_cap };
+        let cache = Strides::positions_first(Shape { group: 1, ..of_cache });
+        let keys = Strides::positions_first(Shape { group: 1, ..case.shape });
+        let inputs = CachedInputs {
+            query: Operand::queries(&own.query, Strides::positions_first(case.shape), case.shape),
+            key: Operand::keys(&own.key, Strides { group: 0, ..keys }, case.shape),
+            value: Operand::keys(&own.value, Strides { group: 0, ..keys }, case.shape),
+            cached_key: Operand::keys(&values.key, Strides { group: 0, ..cache }, of_cache),
+            cached_value: Operand::keys(&values.value, Strides { group: 0, ..cache }, of_cache),
+            slot: case.slot,
+            segments: &vec![1; batch],
+            cached_segments: &cached_segments,
+            sinks: &sinks,
+        };
+        for instructions in Instructions::available() {
+            for threads in [1, 3] {
+                let team: &dyn Team = if threads == 1 { &Alone } else { &ScopedThreads(threads) };
+                let mut context = vec![E::default(); expected.len()];
+                let outcome = Outcome::queries(&mut context, Strides::heads_first(case.shape), case.shape);
+                E::attend_to_cache(team, &options, instructions, &inputs, &outcome);
+                for (index, (given, wanted)) in context.iter().zip(&expected).enumerate() {
+                    let given = f64::from(given.to_f32());
+                    assert!(
+                        (given - wanted).abs() <= tolerance,
+                        "{case:?}, {instructions:?}, {threads} threads, {index}: {given}, not {wanted}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// `[batch, kv_heads, group, head_dim]`
+fn exact_cached<E: Element>(
+    case: &CachedCase,
+    cache: &Values<E>,
+    own: &Values<E>,
+    segments: &[i32],
+    sinks: &[f32],
+) -> Vec<f64> {
+    let Shape { batch, kv_heads, group, head_dim, .. } = case.shape;
+    let mut context = Vec::new();
+    for (row, head) in (0..batch).flat_map(|row| (0..kv_heads * group).map(move |head| (row, head))) {
+        let query = &own.query[(row * kv_heads * group + head) * head_dim..][..head_dim];
+        let segments = &segments[row * case.slots..][..case.slots];
+        let place = |slot: usize| segments[..slot].iter().filter(|segment| **segment != 0).count();
+        let seen = (0..=case.slot).filter(|slot| {
+            let (query, key) = (place(case.slot), place(*slot));
+            segments[*slot] == 1
+                && case.mask.window.is_none_or(|window| query - key < window)
+                && case.mask.chunk.is_none_or(|chunk| query / chunk == key / chunk)
+        });
+        let of = |slot: usize| {
+            let (from, index) = if slot == case.slot { (own, row) } else { (cache, row * case.slots + slot) };
+            let start = (index * kv_heads + head / group) * head_dim;
+            (&from.key[start..][..head_dim], &from.value[start..][..head_dim])
+        };
+        let score = |slot: usize| {
+            let products = query.iter().zip(of(slot).0);
+            let score: f64 = products.map(|(a, b)| f64::from(a.to_f32()) * f64::from(b.to_f32())).sum();
+            case.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
+        };
+        let weights: Vec<(usize, f64)> = seen.map(|slot| (slot, score(slot).exp())).collect();
+        let sum = weights.iter().map(|(_, weight)| weight).sum::<f64>() + f64::from(sinks[head]).exp();
+        context.extend((0..head_dim).map(|dim| {
+            let weighted = weights.iter().map(|(slot, weight)| weight * f64::from(of(*slot).1[dim].to_f32()));
+            weighted.sum::<f64>() / sum
+        }));
+    }
+    context
+}
+
+#[test]
+fn tokens_attend_to_caches() {
+    check_cached::<f32>(2e-6);
+    check_cached::<bf16>(8e-3);
+}

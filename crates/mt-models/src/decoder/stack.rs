@@ -123,11 +123,12 @@ impl<'t> Layers<Tensor<'t>> {
             .collect();
         let save = config.remat.clone().unwrap_or(SavePolicy::Everything);
         let num_caches = kinds.iter().filter(|kind| has_cache(kind)).count();
-        let caches = inputs.cache.as_ref().map(|(_, caches)| caches[..num_caches].to_vec());
+        let caches =
+            inputs.cache.as_ref().map(|(_, caches)| caches[..num_caches].to_vec()).unwrap_or_default();
         let sliced = Sliced {
             layers: self.cycle.clone(),
             keys: inputs.dropout.map(|key| layer_keys(region, key, layers, config.cycle)).unwrap_or_default(),
-            caches: caches.unwrap_or_default(),
+            caches: caches.clone(),
             shared: None,
             per_layer: None,
         };
@@ -159,7 +160,13 @@ impl<'t> Layers<Tensor<'t>> {
         });
         outputs.x = x;
         let (written, others) = stacked.split_at(stacked.len() - made_by.len());
-        outputs.cache.extend(written.chunks(2).map(|pair| KeysValues { key: pair[0], value: pair[1] }));
+        // What is new is written once for all layers: the loop only reads caches, and carries none.
+        let written = written
+            .chunks(2)
+            .zip(caches)
+            .zip(start.into_iter().cycle())
+            .map(|((pair, cached), start)| CachedKeysValues { cached, start }.write(pair[0], pair[1]));
+        outputs.cache.extend(written);
         outputs.others.extend(made_by.iter().zip(others).map(|((slot, output), value)| OfLayers {
             output: *output,
             place: LayerPlace::Stacked { first: *slot, step: config.cycle },
@@ -199,7 +206,10 @@ impl<'t> Layers<Tensor<'t>> {
                 recomputed(x, config, kind, inputs, &arguments, is_source)
             });
             outputs.x = made.x;
-            outputs.cache.extend(made.written);
+            let cache = inputs.cache.as_ref().map(|(start, _)| *start).zip(arguments.caches.first());
+            outputs.cache.extend(made.written.zip(cache).map(|(own, (start, cached))| {
+                CachedKeysValues { cached: *cached, start }.write(own.key, own.value)
+            }));
             if let Some(keys_values) = made.keys_values.filter(|_| is_source) {
                 kept.insert(index, keys_values);
             }

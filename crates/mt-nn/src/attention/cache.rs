@@ -1,9 +1,11 @@
 //! Keys and values of earlier tokens.
 
 use mt_derive::Tree;
+use mt_shape::{DType, Tree};
 use mt_trace::Tensor;
 
-use crate::axes::KV_POSITION;
+use super::{AttentionOptions, CACHED, Context, MASKED, Segments, dense, mask::MaskSpec};
+use crate::axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION};
 
 /// Keys and values of one layer, or of a stack of layers.
 ///
@@ -32,4 +34,58 @@ impl<'t> CachedKeysValues<'t> {
         };
         KeysValues { key: write(self.cached.key, key), value: write(self.cached.value, value) }
     }
+}
+
+/// Whether a kernel for CPUs can attend to a cache: with one token of each row, in one type.
+pub(super) fn has_kernel<'t>(query: Tensor<'t>, cache: &CachedKeysValues<'t>) -> bool {
+    let KeysValues { key, value } = cache.cached;
+    query.axis(POSITION).size == 1 && [key, value].iter().all(|cached| cached.dtype() == query.dtype())
+}
+
+/// One token of each row attends to a cache and to itself.
+#[track_caller]
+pub(super) fn attend<'t>(
+    query: Tensor<'t>,
+    own: KeysValues<Tensor<'t>>,
+    cache: CachedKeysValues<'t>,
+    sinks: Option<Tensor<'t>>,
+    segments: Segments<'t>,
+    options: &AttentionOptions,
+) -> Context<'t> {
+    let has_sinks = sinks.is_some();
+    let in_groups = [query.axis(KV_HEADS), query.axis(GROUP)];
+    let sinks = match sinks {
+        Some(sinks) => sinks.cast(DType::F32).broadcast(&in_groups),
+        None => query.region().full(DType::F32, &in_groups, MASKED),
+    };
+    let rows = segments.query.axes()[0].name;
+    let keys = [rows, KV_POSITION, KV_HEADS, HEAD_DIM];
+    let KeysValues { key, value } = own.map_leaves(|_, own| own.order(&keys));
+    let cached = cache.cached.map_leaves(|_, cached| cached.order(&keys));
+    let query = query.order(&[rows, POSITION, KV_HEADS, GROUP, HEAD_DIM]);
+    let operands =
+        [query, key, value, cached.key, cached.value, segments.query, segments.key, cache.start, sinks];
+    let MaskSpec { causal, window, chunk } = options.mask;
+    // No window or chunk is 0; a cap is told as the bits of an `f32`, of which 0 is none.
+    let size = |size: Option<usize>| size.map_or(0, |size| size as i64);
+    let attributes = vec![
+        ("causal", i64::from(causal)),
+        ("window", size(window)),
+        ("chunk", size(chunk)),
+        ("soft_cap", i64::from(options.soft_cap.map_or(0, |cap| (cap as f32).to_bits()))),
+    ];
+    let order = segments.order;
+    let made = query.region().kernel("maxtext.attention_to_cache", attributes, &operands, |_, operands| {
+        let [query, key, value, cached_key, cached_value, query_segments, key_segments, start, sinks] =
+            operands[..]
+        else {
+            unreachable!("the kernel has nine arguments")
+        };
+        let cache = CachedKeysValues { cached: KeysValues { key: cached_key, value: cached_value }, start };
+        let all = cache.write(key, value).map_leaves(|_, all| all.constrain(&CACHED).cast(query.dtype()));
+        let segments = Segments { query: query_segments, key: key_segments, first_query: Some(start), order };
+        let sinks = has_sinks.then_some(sinks);
+        vec![dense(query, all, segments.mask(options.mask), sinks, options, false).context]
+    });
+    Context { context: made[0], largest_scores: None }
 }

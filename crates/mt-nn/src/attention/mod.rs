@@ -98,7 +98,7 @@ pub struct Attended<'t> {
     pub output: Tensor<'t>,
     /// The keys and values that were attended to, normalized and turned: those of the whole cache if there is one.
     pub keys_values: KeysValues<Tensor<'t>>,
-    /// The cache with this call's keys and values.
+    /// This call's keys and values, which are to be written to the cache if there is one.
     pub written: Option<KeysValues<Tensor<'t>>>,
     /// `f32[batch, q_heads]`, if they are wanted: the largest score of each head with any key that one of a row's tokens
     /// sees, scaled, and before it is capped. Rows without tokens have the score of what is masked. They have no gradient.
@@ -178,11 +178,8 @@ impl<'t> Attention<Tensor<'t>> {
             (Some(own), None) => (own, None),
             (Some(own), Some(cache)) => {
                 // A cache stays where it is: the loop over layers would otherwise carry it whole.
-                let all = cache.write(own.key, own.value);
-                let all = KeysValues { key: all.key.constrain(&CACHED), value: all.value.constrain(&CACHED) };
-                let keys_values =
-                    KeysValues { key: all.key.cast(x.dtype()), value: all.value.cast(x.dtype()) };
-                (keys_values, Some(all))
+                let all = cache.write(own.key, own.value).map_leaves(|_, all| all.constrain(&CACHED));
+                (all.map_leaves(|_, all| all.cast(x.dtype())), Some(own))
             }
             (None, _) => (inputs.shared.expect("a layer without keys is given those of another"), None),
         };
@@ -195,7 +192,13 @@ impl<'t> Attention<Tensor<'t>> {
         let query =
             (query * options.scale).constrain(&QUERY).named("query_proj").split(QUERY_HEADS, &in_groups);
         let sinks = self.sinks.map(|sinks| sinks.split(QUERY_HEADS, &in_groups));
-        let Context { context, largest_scores } = attend(query, attended, sinks, inputs, options);
+        let cache = inputs
+            .cache
+            .filter(|cache| cache::has_kernel(query, cache) && num_parts == 1 && !inputs.with_scores);
+        let Context { context, largest_scores } = match written.zip(cache) {
+            Some((own, cache)) => cache::attend(query, own, cache, sinks, inputs.segments, options),
+            None => attend(query, attended, sinks, inputs, options),
+        };
         let placed = if inputs.segments.first_query.is_some() { &CONTEXT_OF_CACHE } else { &CONTEXT };
         let context = context.constrain(placed).named("context").named("attention_out");
         let out = Linear { kernel: self.out.kernel.split(QUERY_HEADS, &in_groups), bias: self.out.bias };

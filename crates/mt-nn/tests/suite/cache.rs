@@ -1,5 +1,6 @@
 //! Attention to a cache against attention within whole sequences.
 
+use mt_ir::{CpuKernels, Target};
 use mt_nn::{
     Linear, NormOptions, RmsNorm, Rotary, RotaryOptions, SequenceOrder,
     attention::{
@@ -12,7 +13,7 @@ use mt_shape::{Axis, DType, axis};
 use mt_trace::Tensor;
 
 use crate::{
-    harness::{Argument, assert_close, integers, numbers, run},
+    harness::{Argument, assert_close, integers, numbers, run_for},
     reference_rotary::PLAIN,
 };
 
@@ -81,7 +82,7 @@ impl<'t> Pair<'t> {
         Self { first, second, rotary: Rotary::new(&RotaryOptions { head_dim: 4, ..PLAIN }), options }
     }
 
-    /// With the first layer's cache as it is afterwards.
+    /// With what is to be written to the first layer's cache.
     fn forward(
         &self,
         x: Tensor<'t>,
@@ -108,7 +109,13 @@ fn rows<'t>(tensor: Tensor<'t>, starts: [usize; 2], size: usize) -> Tensor<'t> {
 
 #[track_caller]
 fn check(options: AttentionOptions) {
-    let results = run("cached", &arguments(), |region, t| {
+    check_for(Target::CPU, options);
+    check_for(Target::Cpu(CpuKernels { f32: true, bf16: true }), options);
+}
+
+#[track_caller]
+fn check_for(target: Target, options: AttentionOptions) {
+    let results = run_for(target, "cached", &arguments(), |region, t| {
         let (x, segmentation) = (t[0], t[7]);
         let pair = Pair::new(&t, options);
         let positions = region.iota(DType::I32, axis(POSITION, LENGTH)).broadcast(&segmentation.axes());
@@ -133,9 +140,10 @@ fn check(options: AttentionOptions) {
             let order = SequenceOrder::AsRead;
             let segments = Segments { query, key: occupied, first_query: Some(start), order };
             let (x, positions) = (rows(x, starts, size), rows(positions, starts, size));
-            let (output, written) =
-                pair.forward(x, positions, segments, Some(CachedKeysValues { cached, start }));
-            cached = written.unwrap();
+            let cache = CachedKeysValues { cached, start };
+            let (output, written) = pair.forward(x, positions, segments, Some(cache));
+            let KeysValues { key, value } = written.unwrap();
+            cached = cache.write(key, value);
             outputs.push(output);
         }
         let steps = outputs[1].concatenate(&outputs[2..], POSITION);

@@ -48,15 +48,11 @@ pub type Argument = (Vec<Axis>, HostArray);
 #[derive(Tree)]
 struct Leaves<L>(Vec<L>);
 
-fn traced<F>(name: &str, arguments: &[Argument], code: F) -> Program
+fn traced<F>(name: &str, target: Target, arguments: &[Argument], code: F) -> Program
 where
     F: for<'t> FnOnce(Region<'t>, Vec<Tensor<'t>>) -> Vec<Tensor<'t>>,
 {
-    let options = ProgramOptions {
-        name: name.to_owned(),
-        placement: Arc::new(Placement::single()),
-        target: Target::CPU,
-    };
+    let options = ProgramOptions { name: name.to_owned(), placement: Arc::new(Placement::single()), target };
     program(&options, |inputs| outputs(inputs, arguments, code)).unwrap()
 }
 
@@ -84,7 +80,7 @@ pub fn text<F>(arguments: &[Argument], code: F) -> String
 where
     F: for<'t> FnOnce(Region<'t>, Vec<Tensor<'t>>) -> Vec<Tensor<'t>>,
 {
-    traced("text", arguments, code).text
+    traced("text", Target::CPU, arguments, code).text
 }
 
 /// The memory that the program which `code` makes needs besides arguments and results.
@@ -92,7 +88,7 @@ pub fn temporary_bytes<F>(arguments: &[Argument], code: F) -> u64
 where
     F: for<'t> FnOnce(Region<'t>, Vec<Tensor<'t>>) -> Vec<Tensor<'t>>,
 {
-    let program = traced("memory", arguments, code);
+    let program = traced("memory", Target::CPU, arguments, code);
     let executable = testing::cpu(1).compile(&program, &CompileSettings::default()).unwrap();
     executable.memory().unwrap().temporaries
 }
@@ -102,7 +98,15 @@ pub fn run<F>(name: &str, arguments: &[Argument], code: F) -> Vec<HostArray>
 where
     F: for<'t> FnOnce(Region<'t>, Vec<Tensor<'t>>) -> Vec<Tensor<'t>>,
 {
-    let program = traced(name, arguments, code);
+    run_for(Target::CPU, name, arguments, code)
+}
+
+/// As [`run`], with a program for `target`.
+pub fn run_for<F>(target: Target, name: &str, arguments: &[Argument], code: F) -> Vec<HostArray>
+where
+    F: for<'t> FnOnce(Region<'t>, Vec<Tensor<'t>>) -> Vec<Tensor<'t>>,
+{
+    let program = traced(name, target, arguments, code);
     let arrays: Vec<HostArray> = arguments.iter().map(|(_, array)| array.clone()).collect();
     testing::run(&program, &arrays).unwrap()
 }

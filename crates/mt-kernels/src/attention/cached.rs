@@ -1,0 +1,259 @@
+//! One token of each row, which attends to a cache and to itself.
+//!
+//! All that is seen of a cache is read once, in the order in which it lies there. Threads take stretches of slots; each
+//! keeps the largest score of a head, the sum of weights and that of weighted values, and what they have is put together
+//! in the end.
+
+use super::{
+    Element, MASKED, Mask,
+    operands::{Operand, Outcome, Row, Shape},
+    simd::{Simd, Work},
+};
+use crate::Team;
+
+/// Slots whose scores are computed before they are exponentiated.
+const BLOCK: usize = 32;
+
+/// Fewer slots are no task of their own.
+const SHORTEST_TASK: usize = 64;
+
+/// Numbers that are added at once.
+const LANES: usize = 16;
+
+/// A token and a cache, into which its own key and value have yet to be written.
+#[derive(Clone, Copy)]
+pub struct CachedInputs<'a, E> {
+    /// Of the token, scaled.
+    pub query: Operand<'a, E>,
+    pub key: Operand<'a, E>,
+    pub value: Operand<'a, E>,
+    pub cached_key: Operand<'a, E>,
+    pub cached_value: Operand<'a, E>,
+    /// The token's slot.
+    pub slot: usize,
+    /// `[batch]`: the token's segment.
+    pub segments: &'a [i32],
+    /// `[batch, slots]`: those of the cache, the token's own among them; 0 are empty.
+    pub cached_segments: &'a [i32],
+    /// `[kv_heads, group]`: one more score for each head, of a key whose value is zero.
+    pub sinks: &'a [f32],
+}
+
+/// What is computed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CachedOptions {
+    /// The token's: of length 1.
+    pub shape: Shape,
+    pub mask: Mask,
+    pub soft_cap: Option<f32>,
+}
+
+pub(super) fn run<S: Simd, E: Element>(
+    team: &dyn Team,
+    simd: S,
+    options: &CachedOptions,
+    inputs: &CachedInputs<'_, E>,
+    context: &Outcome<'_, E>,
+) {
+    let Shape { batch, length, kv_heads, group, head_dim } = options.shape;
+    let num_slots = inputs.cached_segments.len() / batch.max(1);
+    assert!(length == 1 && inputs.segments.len() == batch, "each row has one token");
+    assert!(
+        inputs.slot < num_slots && inputs.sinks.len() == kv_heads * group,
+        "there is a slot, and a sink of each head"
+    );
+    let rows: Vec<Vec<usize>> = inputs
+        .cached_segments
+        .chunks_exact(num_slots)
+        .zip(inputs.segments)
+        .map(|(cached, segment)| visible(options.mask, inputs.slot, *segment, cached))
+        .collect();
+    let all: usize = rows.iter().map(Vec::len).sum();
+    let stretch = all.div_ceil(2 * team.num_threads()).next_multiple_of(BLOCK).max(SHORTEST_TASK);
+    let tasks: Vec<(usize, &[usize])> = rows
+        .iter()
+        .enumerate()
+        .flat_map(|(row, slots)| slots.chunks(stretch).map(move |slots| (row, slots)))
+        .collect();
+    let heads = kv_heads * group;
+    let mut states = vec![0.0; tasks.len() * heads * (2 + head_dim)];
+    let parts: Vec<_> = states.chunks_exact_mut(heads * (2 + head_dim)).map(std::sync::Mutex::new).collect();
+    team.for_each(tasks.len(), &|index| {
+        let (batch, slots) = tasks[index];
+        let mut state = parts[index].try_lock().expect("a task runs once");
+        simd.run(Stretch { simd, options, inputs, batch, slots, state: State::of(&mut state, heads) });
+    });
+    drop(parts);
+    let mut total = vec![0.0; head_dim];
+    for row in 0..batch {
+        let all = tasks.iter().zip(states.chunks_exact_mut(heads * (2 + head_dim)));
+        let own = all.filter(|((batch, _), _)| *batch == row);
+        let own: Vec<State> = own.map(|(_, state)| State::of(state, heads)).collect();
+        for head in 0..heads {
+            let sink = inputs.sinks[head];
+            let largest = own.iter().map(|state| state.largest[head]).fold(sink, f32::max);
+            let mut sum = (sink - largest).exp();
+            total.fill(0.0);
+            for state in &own {
+                let factor = (state.largest[head] - largest).exp();
+                sum += state.sums[head] * factor;
+                let values = &state.totals[head * head_dim..][..head_dim];
+                total.iter_mut().zip(values).for_each(|(total, value)| *total += value * factor);
+            }
+            total.iter_mut().for_each(|total| *total /= sum);
+            let row = Row { batch: row, position: 0, kv_head: head / group, group: head % group };
+            // SAFETY: nobody else writes now.
+            unsafe { context.write(row, &total) };
+        }
+    }
+}
+
+/// The slots that a token sees.
+fn visible(mask: Mask, own: usize, segment: i32, cached: &[i32]) -> Vec<usize> {
+    let end = if mask.causal { own + 1 } else { cached.len() };
+    let is_segment = |slot: &usize| cached[*slot] == segment;
+    if mask.window.is_none() && mask.chunk.is_none() {
+        return (0..end).filter(is_segment).collect();
+    }
+    // Slots that a shorter prompt leaves empty are no places.
+    let mut count = 0_isize;
+    let places: Vec<isize> = cached
+        .iter()
+        .map(|segment| {
+            count += isize::from(*segment != 0);
+            count - 1
+        })
+        .collect();
+    let sees = |slot: &usize| {
+        let [query, key] = [own, *slot].map(|slot| places[slot]);
+        mask.window.is_none_or(|window| query - key < window as isize)
+            && mask.chunk.is_none_or(|chunk| query / chunk as isize == key / chunk as isize)
+            && (!mask.causal || key <= query)
+    };
+    (0..cached.len()).filter(is_segment).filter(sees).collect()
+}
+
+/// What heads have come to.
+struct State<'a> {
+    largest: &'a mut [f32],
+    sums: &'a mut [f32],
+    /// `[heads, head_dim]`
+    totals: &'a mut [f32],
+}
+
+impl<'a> State<'a> {
+    fn of(numbers: &'a mut [f32], heads: usize) -> Self {
+        let (largest, rest) = numbers.split_at_mut(heads);
+        let (sums, totals) = rest.split_at_mut(heads);
+        Self { largest, sums, totals }
+    }
+}
+
+/// A task: some slots of a row.
+struct Stretch<'a, S, E> {
+    simd: S,
+    options: &'a CachedOptions,
+    inputs: &'a CachedInputs<'a, E>,
+    batch: usize,
+    slots: &'a [usize],
+    state: State<'a>,
+}
+
+impl<S: Simd, E: Element> Work for Stretch<'_, S, E> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { simd, options, inputs, batch, slots, state } = self;
+        let Shape { kv_heads, group, head_dim, .. } = options.shape;
+        let heads = kv_heads * group;
+        let widened = |head: usize| {
+            let row = Row { batch, position: 0, kv_head: head / group, group: head % group };
+            inputs.query.row(row).iter().map(|number| number.to_f32())
+        };
+        let queries: Vec<f32> = (0..heads).flat_map(widened).collect();
+        let mut scores = vec![0.0; heads * BLOCK];
+        state.largest.fill(MASKED);
+        for slots in slots.chunks(BLOCK) {
+            for (index, slot) in slots.iter().enumerate() {
+                for kv_head in 0..kv_heads {
+                    let key = row(&inputs.key, &inputs.cached_key, inputs.slot, batch, *slot, kv_head);
+                    for head in kv_head * group..(kv_head + 1) * group {
+                        scores[head * BLOCK + index] = product(&queries[head * head_dim..][..head_dim], key);
+                    }
+                }
+            }
+            for (head, scores) in scores.chunks_exact_mut(BLOCK).enumerate() {
+                let totals = &mut state.totals[head * head_dim..][..head_dim];
+                scores[slots.len()..].fill(MASKED);
+                if let Some(cap) = options.soft_cap {
+                    for scores in scores[..slots.len().next_multiple_of(S::WIDTH)].chunks_exact_mut(S::WIDTH)
+                    {
+                        let capped = simd.tanh(simd.div(simd.load(scores), simd.splat(cap)));
+                        simd.store(simd.mul(capped, simd.splat(cap)), scores);
+                    }
+                    scores[slots.len()..].fill(MASKED);
+                }
+                let before = state.largest[head];
+                let largest = scores.iter().fold(before, |largest, score| largest.max(*score));
+                for scores in scores.chunks_exact_mut(S::WIDTH) {
+                    simd.store(simd.exp(simd.sub(simd.load(scores), simd.splat(largest))), scores);
+                }
+                let factor = (before - largest).exp();
+                state.largest[head] = largest;
+                state.sums[head] = state.sums[head] * factor + scores[..slots.len()].iter().sum::<f32>();
+                if factor != 1.0 {
+                    totals.iter_mut().for_each(|total| *total *= factor);
+                }
+            }
+            for (index, slot) in slots.iter().enumerate() {
+                for kv_head in 0..kv_heads {
+                    let value = row(&inputs.value, &inputs.cached_value, inputs.slot, batch, *slot, kv_head);
+                    for head in kv_head * group..(kv_head + 1) * group {
+                        let weight = scores[head * BLOCK + index];
+                        let totals = &mut state.totals[head * head_dim..][..head_dim];
+                        for (total, value) in totals.iter_mut().zip(value) {
+                            *total += weight * value.to_f32();
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A key or value: the token's own or one of the cache.
+#[inline(always)]
+fn row<'a, E: Element>(
+    own: &Operand<'a, E>,
+    cached: &Operand<'a, E>,
+    own_slot: usize,
+    batch: usize,
+    slot: usize,
+    kv_head: usize,
+) -> &'a [E] {
+    if slot == own_slot {
+        own.row(Row { batch, position: 0, kv_head, group: 0 })
+    } else {
+        cached.row(Row { batch, position: slot, kv_head, group: 0 })
+    }
+}
+
+#[inline(always)]
+fn product<E: Element>(query: &[f32], key: &[E]) -> f32 {
+    let mut sums = [0.0; LANES];
+    let (queries, last_queries) = query.as_chunks::<LANES>();
+    let (keys, last_keys) = key.as_chunks::<LANES>();
+    for (query, key) in queries.iter().zip(keys) {
+        for lane in 0..LANES {
+            sums[lane] += query[lane] * key[lane].to_f32();
+        }
+    }
+    let mut lanes = LANES;
+    while lanes > 1 {
+        lanes /= 2;
+        for lane in 0..lanes {
+            sums[lane] += sums[lane + lanes];
+        }
+    }
+    let last = last_queries.iter().zip(last_keys).map(|(query, key)| query * key.to_f32());
+    sums[0] + last.sum::<f32>()
+}
