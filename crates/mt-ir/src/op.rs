@@ -328,7 +328,17 @@ pub struct Kernel {
     pub name: &'static str,
     /// What the kernel is told besides its operands.
     pub attributes: Vec<(&'static str, i64)>,
+    pub operands: KernelOperands,
     pub body: Arc<Graph>,
+}
+
+/// How a kernel takes its operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelOperands {
+    /// It reads them through sizes and strides, as which transposes and slices before it are passed on.
+    Strided,
+    /// Dense. The memory of the first so many operands becomes that of as many results, of the same types.
+    Dense { num_updated: usize },
 }
 
 /// Code for one device, over the mesh axes `manual_axes`; the partitioner handles the others.

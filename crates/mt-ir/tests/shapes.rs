@@ -5,9 +5,9 @@
 use std::sync::Arc;
 
 use mt_ir::{
-    Binary, Collective, CollectiveKind, Comparison, CustomVjp, Dot, GatherDims, Graph, Kernel, Literal,
-    ManualComputation, Op, Precision, Reduction, SavePolicy, Scalar, Scan, ScatterDims, ScatterKind,
-    TensorType, Unary, While, infer,
+    Binary, Collective, CollectiveKind, Comparison, CustomVjp, Dot, GatherDims, Graph, Kernel,
+    KernelOperands, Literal, ManualComputation, Op, Precision, Reduction, SavePolicy, Scalar, Scan,
+    ScatterDims, ScatterKind, TensorType, Unary, While, infer,
 };
 use mt_shape::{DType, PartitionSpec};
 
@@ -285,7 +285,12 @@ fn regions() {
     let message = "the backward function's input has types `float32[2]`, `float32[2]`, expected `float32[2]`";
     check(Op::CustomVjp(Arc::new(wrong)), one, message);
 
-    let kernel = Kernel { name: "f", attributes: vec![("size", 2)], body: graph(&both, &[1, 0, 0]) };
+    let kernel = Kernel {
+        name: "f",
+        attributes: vec![("size", 2)],
+        operands: KernelOperands::Strided,
+        body: graph(&both, &[1, 0, 0]),
+    };
     check(Op::Kernel(kernel.clone()), &both, "int32[] float32[2] float32[2]");
     let message = "operand 1 has type `float32[2]`, expected `int32[]`";
     check(Op::Kernel(kernel), &[x.clone(), x.clone()], message);

@@ -7,10 +7,9 @@ use std::{fs, hint::black_box};
 
 use half::bf16;
 use mt_kernels::{
-    Alone,
+    Alone, Instructions,
     attention::{
-        Attend, Gradients, Inputs, Instructions, Mask, Operand, Options, Outcome, Residuals, Results, Shape,
-        Strides,
+        Attend, Gradients, Inputs, Mask, Operand, Options, Outcome, Residuals, Results, Shape, Strides,
     },
 };
 

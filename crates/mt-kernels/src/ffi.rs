@@ -106,6 +106,20 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// The elements of a result that has the memory, and the contents, of the argument of the same index.
+    ///
+    /// # Safety
+    /// It is taken once, and the argument is not read otherwise.
+    pub(crate) unsafe fn updated(&self, index: usize) -> Result<DataMut<'a>, Fault> {
+        let (argument, result) = (self.argument(index)?, self.result(index)?);
+        if argument.data != result.data || argument.dtype != result.dtype || argument.dims() != result.dims()
+        {
+            return Err(format!("result {index} has other memory than its argument"));
+        }
+        // SAFETY: what the caller promises; the contents are the argument's.
+        unsafe { self.data_mut(index) }
+    }
+
     /// An attribute that is a list of integers.
     pub(crate) fn integers(&self, name: &str) -> Result<&'a [i64], Fault> {
         let (kind, value) = self.attribute(name)?;

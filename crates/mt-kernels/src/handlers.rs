@@ -3,13 +3,14 @@
 use half::bf16;
 
 use crate::{
-    Arithmetic, Dim, Elements, ElementsMut, Operand,
+    Arithmetic, Dim, Elements, ElementsMut, Instructions, Operand,
     attention::{
-        self, CachedInputs, CachedOptions, Gradients, Inputs, Instructions, Mask, Options, Outcome,
-        Residuals, Results, Shape, Strides,
+        self, CachedInputs, CachedOptions, Gradients, Inputs, Mask, Options, Outcome, Residuals, Results,
+        Shape, Strides,
     },
     dot,
     ffi::{Call, Data, DataMut, Error, Fault, Frame, Handler, answer},
+    optimizer::{AdamNumbers, AdamState, adam, sum_of_squares},
 };
 
 /// All handlers, for registration with the plugin for CPUs.
@@ -20,6 +21,8 @@ pub fn handlers() -> &'static [Handler] {
         Handler { name: "maxtext.attention_backward", address: call_attention_backward },
         Handler { name: "maxtext.attention_to_cache", address: call_attention_to_cache },
         Handler { name: "maxtext.update_slice", address: call_update_slice },
+        Handler { name: "maxtext.adam", address: call_adam },
+        Handler { name: "maxtext.sum_of_squares", address: call_sum_of_squares },
     ]
 }
 
@@ -442,4 +445,79 @@ fn attention_backward<E: BufferElement>(call: &Call<'_>, operands: &[View]) -> R
     };
     E::backward(&call.team(), &attention.options, &inputs, &residuals, gradients);
     Ok(())
+}
+
+/// A step of Adam. Arguments: the parameter and both moments, whose memory the first three results have; the gradient;
+/// then numbers, which are scalars: what gradients are multiplied by, the learning rate, what divides the first moment,
+/// what divides the second one and, if `nesterov` is 1, what divides the gradient that is added to the first moment. If
+/// `pax` is 1, the third and the fourth are the shares of moments that are kept. The last result is the sum of the new
+/// parameter's squares. Attributes, numbers being the bits of an `f32`: `b1`, `b2`, `epsilon`, `epsilon_root`,
+/// `weight_decay`, and `new_share_1` and `new_share_2`, which are 1 less `b1` and `b2`.
+unsafe extern "C" fn call_adam(frame: *mut Frame) -> *mut Error {
+    // SAFETY: XLA calls a handler with a frame of its own.
+    unsafe {
+        answer(frame, |call| {
+            let number = |name: &str| call.integer(name).map(|bits| f32::from_bits(bits as u32));
+            let scalar = |argument: usize| match call.data(argument)? {
+                Data::F32(&[number]) => Ok(number),
+                _ => Err(format!("argument {argument} is no number")),
+            };
+            let shares = [[number("b1")?, number("new_share_1")?], [number("b2")?, number("new_share_2")?]];
+            let (first, second) = (scalar(6)?, scalar(7)?);
+            let mut numbers = AdamNumbers {
+                gradient_factor: scalar(4)?,
+                learning_rate: scalar(5)?,
+                first_shares: shares[0],
+                second_shares: shares[1],
+                update_shares: [1.0 / first, 0.0],
+                second_factor: 1.0 / second,
+                epsilon: number("epsilon")?,
+                epsilon_root: number("epsilon_root")?,
+                weight_decay: number("weight_decay")?,
+            };
+            if call.integer("nesterov")? == 1 {
+                numbers.update_shares = [shares[0][0] / first, shares[0][1] / scalar(8)?];
+            }
+            if call.integer("pax")? == 1 {
+                numbers.first_shares = [first, 1.0 - first];
+                numbers.second_shares = [second, 1.0 - second];
+                numbers.update_shares = [1.0, 0.0];
+                numbers.second_factor = 1.0;
+            }
+            let Data::F32(gradient) = call.data(3)? else {
+                return Err("the gradient has another type".to_owned());
+            };
+            let DataMut::F32([squares]) = call.data_mut(3)? else {
+                return Err("the sum of squares is no number".to_owned());
+            };
+            // The first three arguments are reached only as these results.
+            let [DataMut::F32(parameter), DataMut::F32(first), DataMut::F32(second)] =
+                [call.updated(0)?, call.updated(1)?, call.updated(2)?]
+            else {
+                return Err("an array has another type".to_owned());
+            };
+            let state = AdamState { parameter, first, second };
+            *squares = adam(&call.team(), Instructions::best(), &numbers, gradient, state);
+            Ok(())
+        })
+    }
+}
+
+/// The sum of the squares of the only argument's elements.
+unsafe extern "C" fn call_sum_of_squares(frame: *mut Frame) -> *mut Error {
+    // SAFETY: XLA calls a handler with a frame of its own.
+    unsafe {
+        answer(frame, |call| {
+            let DataMut::F32([sum]) = call.data_mut(0)? else {
+                return Err("the result is no number".to_owned());
+            };
+            let (team, instructions) = (call.team(), Instructions::best());
+            *sum = match call.data(0)? {
+                Data::F32(elements) => sum_of_squares(&team, instructions, elements),
+                Data::Bf16(elements) => sum_of_squares(&team, instructions, elements),
+                Data::I32(_) => return Err("the argument has integers".to_owned()),
+            };
+            Ok(())
+        })
+    }
 }

@@ -10,11 +10,15 @@ pub mod attention;
 mod dot;
 mod ffi;
 mod handlers;
+mod optimizer;
+mod simd;
 mod team;
 
 pub use dot::{Arithmetic, Dim, Elements, ElementsMut, Operand, dot};
 pub use ffi::Handler;
 pub use handlers::handlers;
+pub use optimizer::{AdamNumbers, AdamState, adam, sum_of_squares};
+pub use simd::Instructions;
 pub use team::{Alone, ScopedThreads, Team};
 
 /// The types for which kernels are faster than XLA on this machine.

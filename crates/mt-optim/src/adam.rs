@@ -1,9 +1,9 @@
 //! Adam with decoupled weight decay (Loshchilov and Hutter, 2019), with the conventions of optax or of Pax.
 
 use mt_shape::DType;
-use mt_trace::Tensor;
+use mt_trace::{KernelOperands, Tensor};
 
-use crate::{Parameter, Slot};
+use crate::{Parameter, Slot, StepInputs, clip::sum_of_squares};
 
 /// The optimizer's constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -78,7 +78,75 @@ pub(crate) struct AdamStep<'t> {
     gradient: Option<Tensor<'t>>,
 }
 
+/// What comes of a step of one parameter.
+pub(crate) struct Stepped<'t> {
+    pub value: Tensor<'t>,
+    pub moments: [Tensor<'t>; 2],
+    /// The sum of the new value's squares.
+    pub squares: Tensor<'t>,
+}
+
 impl<'t> AdamStep<'t> {
+    /// The whole step of a parameter, with clipping and learning rate, which a kernel takes in one pass over the arrays
+    /// and in their own memory. None if there is no kernel for their types.
+    #[track_caller]
+    pub fn at_once(
+        &self,
+        parameter: &Parameter,
+        value: Tensor<'t>,
+        moments: &[Tensor<'t>],
+        gradient: Tensor<'t>,
+        inputs: &StepInputs<'_, 't>,
+    ) -> Option<Stepped<'t>> {
+        let arrays = [value, moments[0], moments[1], gradient];
+        if arrays.iter().any(|array| array.dtype() != DType::F32) {
+            return None;
+        }
+        let factor = inputs.clipping_factor.unwrap_or_else(|| value.region().full(DType::F32, &[], 1.0));
+        let numbers = [factor, inputs.learning_rate, self.first, self.second];
+        let operands: Vec<Tensor<'t>> = arrays.into_iter().chain(numbers).chain(self.gradient).collect();
+        let results = value.region().kernel(
+            "maxtext.adam",
+            self.attributes(parameter),
+            KernelOperands::Dense { num_updated: 3 },
+            &operands,
+            |_, operands| {
+                let [value, first_moment, second_moment, gradient, factor, rate, first, second] =
+                    operands[..8]
+                else {
+                    unreachable!("there are eight operands, and for Nesterov's form another")
+                };
+                let step =
+                    AdamStep { constants: self.constants, first, second, gradient: operands.get(8).copied() };
+                let moments = [first_moment, second_moment];
+                let (update, moments) = step.update(parameter, value, gradient * factor, &moments);
+                let next = value - update * rate;
+                vec![next, moments[0], moments[1], sum_of_squares(next)]
+            },
+        );
+        let [value, first, second, squares] = results[..] else {
+            unreachable!("the kernel has four results")
+        };
+        Some(Stepped { value, moments: [first, second], squares })
+    }
+
+    /// What the kernel is told: numbers as the bits of an `f32`.
+    fn attributes(&self, parameter: &Parameter) -> Vec<(&'static str, i64)> {
+        let Adam { form, b1, b2, epsilon, epsilon_root, weight_decay, .. } = self.constants;
+        let number = |value: f64| i64::from((value as f32).to_bits());
+        vec![
+            ("nesterov", i64::from(form == AdamForm::Nesterov)),
+            ("pax", i64::from(form == AdamForm::Pax)),
+            ("b1", number(b1)),
+            ("new_share_1", number(1.0 - b1)),
+            ("b2", number(b2)),
+            ("new_share_2", number(1.0 - b2)),
+            ("epsilon", number(epsilon)),
+            ("epsilon_root", number(epsilon_root)),
+            ("weight_decay", number(if parameter.decays { weight_decay } else { 0.0 })),
+        ]
+    }
+
     /// What is taken off a parameter, before the learning rate, and the new moments.
     #[track_caller]
     pub fn update(

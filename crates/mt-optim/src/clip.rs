@@ -1,7 +1,7 @@
 //! Gradient clipping.
 
 use mt_shape::DType;
-use mt_trace::Tensor;
+use mt_trace::{KernelOperands, Tensor};
 
 /// The root of the sum of all squares, in `f32`.
 ///
@@ -9,18 +9,32 @@ use mt_trace::Tensor;
 /// There are no tensors.
 #[track_caller]
 pub fn global_norm<'t>(tensors: &[Tensor<'t>]) -> Tensor<'t> {
-    let squares = tensors.iter().map(|tensor| tensor.cast(DType::F32).square().sum_all());
-    squares.reduce(|total, square| total + square).expect("at least one tensor").sqrt()
+    let squares: Vec<Tensor<'t>> = tensors.iter().map(|tensor| sum_of_squares(*tensor)).collect();
+    norm(&squares)
 }
 
-/// Scales gradients down so that their global norm is at most `threshold`. `norm` is their norm.
+/// The norm of several tensors, of which the sums of squares are given.
+///
+/// # Panics
+/// There are no tensors.
 #[track_caller]
-pub fn clip_by_global_norm<'t>(
-    gradients: &[Tensor<'t>],
-    norm: Tensor<'t>,
-    threshold: f64,
-) -> Vec<Tensor<'t>> {
+pub fn norm<'t>(squares: &[Tensor<'t>]) -> Tensor<'t> {
+    let total = squares.iter().copied().reduce(|total, square| total + square);
+    total.expect("at least one tensor").sqrt()
+}
+
+/// The sum of all squares, in `f32`.
+#[track_caller]
+pub fn sum_of_squares(tensor: Tensor<'_>) -> Tensor<'_> {
+    let dense = KernelOperands::Dense { num_updated: 0 };
+    tensor.region().kernel("maxtext.sum_of_squares", Vec::new(), dense, &[tensor], |_, operands| {
+        vec![operands[0].cast(DType::F32).square().sum_all()]
+    })[0]
+}
+
+/// What gradients of a global norm are multiplied by for it to be at most `threshold`.
+#[track_caller]
+pub fn clipping_factor(norm: Tensor<'_>, threshold: f64) -> Tensor<'_> {
     // The larger of norm and threshold divides, so that gradients within the threshold stay as they are.
-    let factor = norm.region().full(DType::F32, &[], threshold) / norm.maximum(threshold);
-    gradients.iter().map(|gradient| *gradient * factor.cast(gradient.dtype())).collect()
+    norm.region().full(DType::F32, &[], threshold) / norm.maximum(threshold)
 }

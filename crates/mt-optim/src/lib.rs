@@ -16,8 +16,8 @@ mod spikes;
 
 pub use adafactor::Adafactor;
 pub use adam::{Adam, AdamForm};
-pub use clip::{clip_by_global_norm, global_norm};
+pub use clip::{clipping_factor, global_norm, norm};
 pub use muon::{Muon, NEWTON_SCHULZ};
-pub use optimizer::{Optimizer, Parameter, Slot, Values};
+pub use optimizer::{Optimizer, Parameter, Slot, StepInputs, Updated, Values};
 pub use schedule::{Schedule, ScheduleShape};
 pub use spikes::{History, SpikeGuard};

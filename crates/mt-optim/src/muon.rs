@@ -87,7 +87,7 @@ pub(crate) struct MuonStep<'t> {
     momentum: Tensor<'t>,
     /// What divides the gradient.
     gradient: Tensor<'t>,
-    adam: AdamStep<'t>,
+    pub adam: AdamStep<'t>,
 }
 
 impl<'t> MuonStep<'t> {

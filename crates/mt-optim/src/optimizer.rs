@@ -7,6 +7,7 @@ use crate::{
     Adafactor, Adam, Muon,
     adafactor::AdafactorStep,
     adam::AdamStep,
+    clip::sum_of_squares,
     muon::{MuonStep, matrix},
 };
 
@@ -52,6 +53,28 @@ pub struct Values<'t> {
     pub slots: Vec<Tensor<'t>>,
 }
 
+/// What a step is taken with.
+#[derive(Clone, Copy, Debug)]
+pub struct StepInputs<'a, 't> {
+    /// One for each parameter. Those of parameters that are not trained are not looked at.
+    pub gradients: &'a [Tensor<'t>],
+    /// What gradients are multiplied by, if they are clipped: an `f32` scalar.
+    pub clipping_factor: Option<Tensor<'t>>,
+    /// The number of earlier steps, an integer scalar.
+    pub count: Tensor<'t>,
+    pub learning_rate: Tensor<'t>,
+    /// Whether something besides the step reads the values before it, which kernels would overwrite.
+    pub keeps_values: bool,
+}
+
+/// What comes of a step.
+#[derive(Clone, Debug)]
+pub struct Updated<'t> {
+    pub values: Values<'t>,
+    /// The sum of squares of each parameter.
+    pub squares: Vec<Tensor<'t>>,
+}
+
 /// How parameters follow their gradients.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Optimizer {
@@ -68,6 +91,17 @@ enum Step<'t> {
     Sgd,
     Muon(MuonStep<'t>),
     Adafactor(AdafactorStep<'t>),
+}
+
+impl<'t> Step<'t> {
+    /// The step of Adam, if that is what is taken for a parameter.
+    fn adam(&self, parameter: &Parameter) -> Option<&AdamStep<'t>> {
+        match self {
+            Self::Adam(adam) => Some(adam),
+            Self::Muon(muon) => matrix(parameter).is_none().then_some(&muon.adam),
+            Self::Sgd | Self::Adafactor(_) => None,
+        }
+    }
 }
 
 impl Optimizer {
@@ -95,17 +129,15 @@ impl Optimizer {
         }
     }
 
-    /// One step: the new values. `count` is the number of earlier steps, an integer scalar. Gradients of parameters
-    /// that are not trained are not looked at.
+    /// One step.
     #[track_caller]
     pub fn update<'t>(
         &self,
         parameters: &[Parameter],
         values: &Values<'t>,
-        gradients: &[Tensor<'t>],
-        count: Tensor<'t>,
-        learning_rate: Tensor<'t>,
-    ) -> Values<'t> {
+        inputs: &StepInputs<'_, 't>,
+    ) -> Updated<'t> {
+        let StepInputs { gradients, clipping_factor, count, learning_rate, .. } = *inputs;
         let slots = self.slots(parameters);
         let step = match self {
             Self::Adam(adam) => Step::Adam(adam.step(count)),
@@ -114,16 +146,31 @@ impl Optimizer {
             Self::Adafactor(adafactor) => Step::Adafactor(adafactor.step(count)),
         };
         let mut next = values.clone();
+        let mut squares = Vec::new();
         for (index, (parameter, gradient)) in parameters.iter().zip(gradients).enumerate() {
             if !parameter.is_trained {
+                squares.push(sum_of_squares(values.parameters[index]));
                 continue;
             }
             let own: Vec<usize> =
                 (0..slots.len()).filter(|position| slots[*position].parameter == index).collect();
-            let kept: Vec<Tensor<'t>> =
-                own.iter().map(|position| values.slots[*position].cast(DType::F32)).collect();
             let value = values.parameters[index];
+            let kept: Vec<Tensor<'t>> = own.iter().map(|position| values.slots[*position]).collect();
+            if let Some(adam) = step.adam(parameter)
+                && !inputs.keeps_values
+                && let Some(made) = adam.at_once(parameter, value, &kept, *gradient, inputs)
+            {
+                next.parameters[index] = made.value;
+                own.iter().zip(made.moments).for_each(|(position, moment)| next.slots[*position] = moment);
+                squares.push(made.squares);
+                continue;
+            }
+            let kept: Vec<Tensor<'t>> = kept.iter().map(|kept| kept.cast(DType::F32)).collect();
             let wide = value.cast(DType::F32);
+            let gradient = match clipping_factor {
+                Some(factor) => *gradient * factor.cast(gradient.dtype()),
+                None => *gradient,
+            };
             let gradient = gradient.cast(DType::F32);
             let (update, kept) = match &step {
                 Step::Adam(step) => step.update(parameter, wide, gradient, &kept),
@@ -135,8 +182,9 @@ impl Optimizer {
             for (position, kept) in own.into_iter().zip(kept) {
                 next.slots[position] = kept.cast(slots[position].dtype);
             }
+            squares.push(sum_of_squares(next.parameters[index]));
         }
-        next
+        Updated { values: next, squares }
     }
 
     /// The parts that treat parameters in their own way, as [`Slot::part`] names them, whether or not there are such

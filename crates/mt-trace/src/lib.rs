@@ -23,7 +23,7 @@ mod trace;
 
 pub use error::{TraceError, TraceErrorKind};
 pub use manual::{DeviceGroup, Parts};
-pub use mt_ir::{Memory, Precision, SavePolicy};
+pub use mt_ir::{KernelOperands, Memory, Precision, SavePolicy};
 pub use program::{Inputs, Output, ProgramOptions, program};
 pub use random::Key;
 pub use regions::ScanOptions;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use mt_autodiff::joint;
 use mt_ir::{
-    CustomVjp, Graph, Kernel, Op, Remat, SavePolicy, Scan, ShapeError, ValueId, While, eliminate_dead_code,
-    verify,
+    CustomVjp, Graph, Kernel, KernelOperands, Op, Remat, SavePolicy, Scan, ShapeError, ValueId, While,
+    eliminate_dead_code, verify,
 };
 use mt_shape::{Axis, Tree};
 
@@ -449,12 +449,14 @@ impl<'t> Region<'t> {
     }
 
     /// What `body` makes of `operands`, computed by the kernel `name` where there is one for the first operand's type. The
-    /// body captures nothing. There is no derivative but that of a [`Self::custom_vjp`] around it.
+    /// body captures nothing. There is no derivative but that of a [`Self::custom_vjp`] around it. `taken` says how the kernel
+    /// takes its operands.
     #[track_caller]
     pub fn kernel(
         self,
         name: &'static str,
         attributes: Vec<(&'static str, i64)>,
+        taken: KernelOperands,
         operands: &[Tensor<'t>],
         body: impl for<'b> FnOnce(Region<'b>, Vec<Tensor<'b>>) -> Vec<Tensor<'b>>,
     ) -> Vec<Tensor<'t>> {
@@ -467,7 +469,12 @@ impl<'t> Region<'t> {
         let axes = axes_of(&results);
         let body = Arc::new(trace.close(&results).graph);
         let axes: Vec<&[Axis]> = axes.iter().map(|axes| &**axes).collect();
-        trace.emit_innermost(Op::Kernel(Kernel { name, attributes, body }), &[], operands, &axes)
+        trace.emit_innermost(
+            Op::Kernel(Kernel { name, attributes, operands: taken, body }),
+            &[],
+            operands,
+            &axes,
+        )
     }
 
     /// The identity on several tensors at once, through which the compiler does not move or merge computations.

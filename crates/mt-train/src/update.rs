@@ -7,7 +7,7 @@ use mt_models::{Model, OfLayers, StateArray};
 use mt_nn::LayerPlace;
 use mt_optim::{
     Adafactor, Adam, AdamForm, History, Muon, Optimizer, Parameter, Schedule, ScheduleShape, SpikeGuard,
-    Values, clip_by_global_norm, global_norm,
+    StepInputs, Updated, Values, clipping_factor, global_norm, norm,
 };
 use mt_shape::DType;
 use mt_trace::Tensor;
@@ -108,26 +108,29 @@ impl UpdateRule {
         scores: &[OfLayers<'t>],
     ) -> (StateTensors<'t>, NamedTensors<'t>) {
         // Gradients of what is not trained are never computed, as nothing reads them.
-        let trained = |gradients: &[Tensor<'t>]| -> Vec<Tensor<'t>> {
-            let pairs = gradients.iter().zip(&self.parameters);
-            pairs.filter(|(_, parameter)| parameter.is_trained).map(|(gradient, _)| *gradient).collect()
-        };
-        let raw_norm = global_norm(&trained(&gradients));
-        let (gradients, norm) = match self.clipping_norm {
-            Some(threshold) => {
-                let clipped = clip_by_global_norm(&gradients, raw_norm, threshold);
-                let norm = global_norm(&trained(&clipped));
-                (clipped, norm)
-            }
-            None => (gradients, raw_norm),
-        };
+        let pairs = gradients.iter().zip(&self.parameters);
+        let trained: Vec<Tensor<'t>> =
+            pairs.filter(|(_, parameter)| parameter.is_trained).map(|(gradient, _)| *gradient).collect();
+        let raw_norm = global_norm(&trained);
+        let clipping_factor = self.clipping_norm.map(|threshold| clipping_factor(raw_norm, threshold));
+        // Gradients are multiplied in their own type, to which the factor is rounded.
+        let rounded = |factor: Tensor<'t>| factor.cast(trained[0].dtype()).cast(DType::F32);
+        let gradient_norm = clipping_factor.map_or(raw_norm, |factor| raw_norm * rounded(factor));
         let count = state.spikes.map_or(state.step, |(_, updates)| updates);
         let rate = self.schedule.at(count);
-        let mut next = self.optimizer.update(&self.parameters, &state.values, &gradients, count, rate);
+        let inputs = StepInputs {
+            gradients: &gradients,
+            clipping_factor,
+            count,
+            learning_rate: rate,
+            keeps_values: self.guard.is_some(),
+        };
+        let Updated { values: mut next, squares } =
+            self.optimizer.update(&self.parameters, &state.values, &inputs);
         if let Some(clip) = &self.query_key_clip {
             next.parameters = clip.clip(&next.parameters, scores);
         }
-        let mut reported = vec![(names::GRADIENT_NORM, norm), (names::RAW_GRADIENT_NORM, raw_norm)];
+        let mut reported = vec![(names::GRADIENT_NORM, gradient_norm), (names::RAW_GRADIENT_NORM, raw_norm)];
         let mut skipped = None;
         let spikes = self.guard.zip(state.spikes).map(|(guard, (history, updates))| {
             let (is_spike, history) = guard.judge(history, loss, raw_norm);
@@ -141,8 +144,9 @@ impl UpdateRule {
             skipped = Some((names::STEP_SKIPPED, is_spike.cast(DType::F32)));
             (history, is_spike.select(updates, updates + 1.0))
         });
-        reported
-            .extend([(names::PARAMETER_NORM, global_norm(&next.parameters)), (names::LEARNING_RATE, rate)]);
+        let is_changed = self.query_key_clip.is_some() || self.guard.is_some();
+        let parameter_norm = if is_changed { global_norm(&next.parameters) } else { norm(&squares) };
+        reported.extend([(names::PARAMETER_NORM, parameter_norm), (names::LEARNING_RATE, rate)]);
         reported.extend(skipped);
         reported.extend(largest(scores).map(|largest| (names::LARGEST_SCORE, largest)));
         (StateTensors { values: next, spikes, step: state.step + 1.0 }, reported)

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use mt_shape::DType;
 
 use super::{Name, Names, Printer, Target, i64_array, list, string};
-use crate::{Binary, CpuKernels, Dot, Graph, Kernel, Node, Op, TensorType, ValueId};
+use crate::{Binary, CpuKernels, Dot, Graph, Kernel, KernelOperands, Node, Op, TensorType, ValueId};
 
 /// The handler that `mt-kernels` has for products.
 const DOT: &str = "maxtext.dot";
@@ -251,13 +251,13 @@ impl Printer<'_> {
         arguments.append(&mut positions);
         attributes.push(format!("adds = {} : i64", u8::from(addend.is_some())));
         attributes.push(format!("narrow = {} : i64", u8::from(operands[0].1.dtype == DType::BF16)));
-        let aliases = if addend.is_some() { alias(2) } else { String::new() };
+        let aliases = if addend.is_some() { alias("", 2) } else { String::new() };
         Some(self.call(DOT, &arguments, &attributes, &aliases, &[result], scope)[0])
     }
 
     /// Prints the call of a kernel that does what `kernel.body` does, if there is one for the type.
     ///
-    /// The attribute `operands` says how each is read: the number of elements between two positions of a slice, or 0 if
+    /// Of operands that are read through strides the attribute `operands` says how: the number of elements between two positions of a slice, or 0 if
     /// it is none; the number of dimensions; and their sizes and strides. Positions follow the operands.
     pub(super) fn kernel_call(
         &mut self,
@@ -268,6 +268,15 @@ impl Printer<'_> {
     ) -> Option<Vec<Name>> {
         if !self.kernels().are_for(operands.first()?.1.dtype) {
             return None;
+        }
+        let own: Vec<String> =
+            kernel.attributes.iter().map(|(name, value)| format!("{name} = {value} : i64")).collect();
+        if let KernelOperands::Dense { num_updated } = kernel.operands {
+            let arguments: Vec<(Name, TensorType)> =
+                operands.iter().map(|(name, ty)| (*name, (*ty).clone())).collect();
+            let place = |result: usize| if results.len() == 1 { String::new() } else { result.to_string() };
+            let aliases: Vec<String> = (0..num_updated).map(|index| alias(&place(index), index)).collect();
+            return Some(self.call(kernel.name, &arguments, &own, &aliases.join(", "), results, scope));
         }
         let mut arguments: Vec<(Name, TensorType)> = Vec::new();
         let mut positions = Vec::new();
@@ -284,7 +293,7 @@ impl Printer<'_> {
         }
         arguments.append(&mut positions);
         let mut attributes = vec![format!("operands = {}", i64_array(read))];
-        attributes.extend(kernel.attributes.iter().map(|(name, value)| format!("{name} = {value} : i64")));
+        attributes.extend(own);
         Some(self.call(kernel.name, &arguments, &attributes, "", results, scope))
     }
 
@@ -300,7 +309,7 @@ impl Printer<'_> {
         }
         let arguments: Vec<(Name, TensorType)> =
             operands.iter().map(|(name, ty)| (*name, (*ty).clone())).collect();
-        Some(self.call(UPDATE, &arguments, &[], &alias(0), &[result], scope)[0])
+        Some(self.call(UPDATE, &arguments, &[], &alias("", 0), &[result], scope)[0])
     }
 
     /// Prints the call of a handler with dense row-major operands and results. `aliases` says which results take the
@@ -327,10 +336,10 @@ impl Printer<'_> {
     }
 }
 
-/// That the result takes the memory of an operand.
-fn alias(operand: usize) -> String {
+/// That a result takes the memory of an operand. `result` is its place among several, or empty.
+fn alias(result: &str, operand: usize) -> String {
     format!(
-        "#stablehlo.output_operand_alias<output_tuple_indices = [], operand_index = {operand}, operand_tuple_indices = []>"
+        "#stablehlo.output_operand_alias<output_tuple_indices = [{result}], operand_index = {operand}, operand_tuple_indices = []>"
     )
 }
 

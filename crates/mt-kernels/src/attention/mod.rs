@@ -15,11 +15,10 @@ mod operands;
 mod product;
 mod scratch;
 mod sequence;
-mod simd;
 #[cfg(test)]
 mod tests;
 
-use crate::Team;
+use crate::{Instructions, Team, simd};
 
 pub use backward::{Gradients, Residuals};
 pub use cached::{CachedInputs, CachedOptions};
@@ -62,38 +61,6 @@ pub struct Inputs<'a, E> {
 
 /// What masked scores are set to: low enough to vanish, finite so that their differences are numbers.
 const MASKED: f32 = -1e30;
-
-/// The instructions that are used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Instructions {
-    /// Those that every processor has.
-    Portable,
-    /// AVX2 with fused multiply-add.
-    Avx2,
-    /// AVX-512 F, BW, DQ and VL.
-    Avx512,
-    /// As `Avx512`, with products of `bf16`.
-    Avx512Bf16,
-}
-
-impl Instructions {
-    /// Those that this processor has, the best ones last.
-    pub fn available() -> Vec<Self> {
-        let mut available = vec![Self::Portable];
-        #[cfg(target_arch = "x86_64")]
-        {
-            available.extend(simd::Avx2::detect().map(|_| Self::Avx2));
-            available.extend(simd::Avx512::detect().map(|_| Self::Avx512));
-            available.extend(simd::Avx512Bf16::detect().map(|_| Self::Avx512Bf16));
-        }
-        available
-    }
-
-    /// The best ones that this processor has.
-    pub fn best() -> Self {
-        Self::available().pop().expect("every processor has some")
-    }
-}
 
 /// What queries, keys and values can be made of.
 pub trait Attend: Element {

@@ -7,7 +7,8 @@ use mt_ir::Program;
 use mt_models::{Forward, Model};
 use mt_nn::{LayerPlace, ParamSpec};
 use mt_optim::{
-    Adam, AdamForm, Optimizer, Parameter, Schedule, ScheduleShape, Values, clip_by_global_norm, global_norm,
+    Adam, AdamForm, Optimizer, Parameter, Schedule, ScheduleShape, StepInputs, Values, clipping_factor,
+    global_norm,
 };
 use mt_runtime::{Array, Input, testing::cpu};
 use mt_shape::{DType, HostArray, Path, Placement};
@@ -63,10 +64,15 @@ fn step_program(model: &dyn Model, placement: &Arc<Placement>, batch: &Batch, sc
             .map(|(gradient, (_, spec))| gradient.constrain(&spec.logical_axes))
             .collect();
         let norm = global_norm(&gradients);
-        let clipped = clip_by_global_norm(&gradients, norm, 1.0);
         let described: Vec<Parameter> = specs.iter().map(described).collect();
-        let next =
-            OPTIMIZER.update(&described, &Values { parameters, slots }, &clipped, step, schedule.at(step));
+        let given = StepInputs {
+            gradients: &gradients,
+            clipping_factor: Some(clipping_factor(norm, 1.0)),
+            count: step,
+            learning_rate: schedule.at(step),
+            keeps_values: false,
+        };
+        let next = OPTIMIZER.update(&described, &Values { parameters, slots }, &given).values;
         let state = next.parameters.iter().chain(&next.slots);
         let logical = specs.iter().cycle().map(|(_, spec)| &spec.logical_axes);
         let mut outputs: Vec<_> =

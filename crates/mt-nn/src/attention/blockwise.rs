@@ -5,7 +5,7 @@
 //! given: it computes scores again from the logarithms of the sums.
 
 use mt_shape::{Axis, DType, HostArray, axis};
-use mt_trace::{DeviceGroup, Parts, Region, ScanOptions, Tensor};
+use mt_trace::{DeviceGroup, KernelOperands, Parts, Region, ScanOptions, Tensor};
 
 use super::{AttentionOptions, CONTEXT, Context, KeysValues, MASKED, MaskSpec, Segments, resized};
 use crate::{
@@ -328,11 +328,13 @@ impl Kernel {
     /// What queries, keys, values, segments and sinks make.
     fn forward<'b>(&self, region: Region<'b>, arguments: &[Tensor<'b>]) -> Rows<'b> {
         let results = match self.attributes(arguments) {
-            Some(attributes) => {
-                region.kernel("maxtext.attention_forward", attributes, arguments, |_, arguments| {
-                    self.forward_blocks(&arguments)
-                })
-            }
+            Some(attributes) => region.kernel(
+                "maxtext.attention_forward",
+                attributes,
+                KernelOperands::Strided,
+                arguments,
+                |_, arguments| self.forward_blocks(&arguments),
+            ),
             None => self.forward_blocks(arguments),
         };
         Rows { context: results[0], log_sums: results[1], largest_scores: results.get(2).copied() }
@@ -441,11 +443,13 @@ impl Kernel {
     /// The gradients of queries, keys, values and sinks, from what the forward function keeps and the cotangent.
     fn backward<'b>(&self, region: Region<'b>, operands: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
         match self.attributes(operands) {
-            Some(attributes) => {
-                region.kernel("maxtext.attention_backward", attributes, operands, |_, operands| {
-                    self.backward_blocks(&operands)
-                })
-            }
+            Some(attributes) => region.kernel(
+                "maxtext.attention_backward",
+                attributes,
+                KernelOperands::Strided,
+                operands,
+                |_, operands| self.backward_blocks(&operands),
+            ),
             None => self.backward_blocks(operands),
         }
     }

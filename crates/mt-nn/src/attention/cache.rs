@@ -2,7 +2,7 @@
 
 use mt_derive::Tree;
 use mt_shape::{DType, Tree};
-use mt_trace::Tensor;
+use mt_trace::{KernelOperands, Tensor};
 
 use super::{AttentionOptions, CACHED, Context, MASKED, Segments, dense, mask::MaskSpec};
 use crate::axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION};
@@ -75,17 +75,25 @@ pub(super) fn attend<'t>(
         ("soft_cap", i64::from(options.soft_cap.map_or(0, |cap| (cap as f32).to_bits()))),
     ];
     let order = segments.order;
-    let made = query.region().kernel("maxtext.attention_to_cache", attributes, &operands, |_, operands| {
-        let [query, key, value, cached_key, cached_value, query_segments, key_segments, start, sinks] =
-            operands[..]
-        else {
-            unreachable!("the kernel has nine arguments")
-        };
-        let cache = CachedKeysValues { cached: KeysValues { key: cached_key, value: cached_value }, start };
-        let all = cache.write(key, value).map_leaves(|_, all| all.constrain(&CACHED).cast(query.dtype()));
-        let segments = Segments { query: query_segments, key: key_segments, first_query: Some(start), order };
-        let sinks = has_sinks.then_some(sinks);
-        vec![dense(query, all, segments.mask(options.mask), sinks, options, false).context]
-    });
+    let made = query.region().kernel(
+        "maxtext.attention_to_cache",
+        attributes,
+        KernelOperands::Strided,
+        &operands,
+        |_, operands| {
+            let [query, key, value, cached_key, cached_value, query_segments, key_segments, start, sinks] =
+                operands[..]
+            else {
+                unreachable!("the kernel has nine arguments")
+            };
+            let cache =
+                CachedKeysValues { cached: KeysValues { key: cached_key, value: cached_value }, start };
+            let all = cache.write(key, value).map_leaves(|_, all| all.constrain(&CACHED).cast(query.dtype()));
+            let segments =
+                Segments { query: query_segments, key: key_segments, first_query: Some(start), order };
+            let sinks = has_sinks.then_some(sinks);
+            vec![dense(query, all, segments.mask(options.mask), sinks, options, false).context]
+        },
+    );
     Context { context: made[0], largest_scores: None }
 }

@@ -5,14 +5,17 @@ mod spikes;
 
 use std::{fs, path::PathBuf, sync::Arc};
 
-use mt_ir::{Program, Target};
+use mt_ir::{CpuKernels, Program, Target};
 use mt_optim::{
-    Adam, AdamForm, Optimizer, Parameter, Schedule, ScheduleShape, Values, clip_by_global_norm, global_norm,
+    Adam, AdamForm, Optimizer, Parameter, Schedule, ScheduleShape, StepInputs, Values, clipping_factor,
+    global_norm,
 };
 use mt_runtime::testing;
 use mt_shape::{Axis, DType, HostArray, Path, Placement, axis};
 use mt_trace::{Inputs, Output, ProgramOptions, Tensor, program};
 use safetensors::SafeTensors;
+
+const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true });
 
 const NUM_STEPS: usize = 10;
 const PARAMETERS: [(&str, &[usize]); 3] = [("a", &[5, 3]), ("b", &[7]), ("c", &[2, 3, 2])];
@@ -55,11 +58,14 @@ fn traced<F>(name: &str, code: F) -> Program
 where
     F: for<'t> FnOnce(&Inputs<'t>) -> Vec<Output<'t>>,
 {
-    let options = ProgramOptions {
-        name: name.to_owned(),
-        placement: Arc::new(Placement::single()),
-        target: Target::CPU,
-    };
+    traced_for(Target::CPU, name, code)
+}
+
+fn traced_for<F>(target: Target, name: &str, code: F) -> Program
+where
+    F: for<'t> FnOnce(&Inputs<'t>) -> Vec<Output<'t>>,
+{
+    let options = ProgramOptions { name: name.to_owned(), placement: Arc::new(Placement::single()), target };
     program(&options, code).unwrap()
 }
 
@@ -99,25 +105,30 @@ fn declare<'t>(inputs: &Inputs<'t>, prefix: &str, dtype: DType) -> Vec<Tensor<'t
 
 /// A step of clipping and AdamW: parameters, both moments, the step's number and gradients to the next of all but
 /// gradients, and the gradients' norm.
-fn step_program(optimizer: &Adam) -> Program {
-    traced("step", |inputs| {
+fn step_program(target: Target, optimizer: &Adam) -> Program {
+    traced_for(target, "step", |inputs| {
         let parameters = declare(inputs, "parameter", DType::F32);
         let first = declare(inputs, "first", optimizer.first_moment_dtype);
         let slots = [first, declare(inputs, "second", DType::F32)].concat();
         let step = inputs.input("step", DType::I32, &[], &[], false);
         let gradients = declare(inputs, "gradient", DType::F32);
         let norm = global_norm(&gradients);
-        let clipped = clip_by_global_norm(&gradients, norm, 1.0);
+        let given = StepInputs {
+            gradients: &gradients,
+            clipping_factor: Some(clipping_factor(norm, 1.0)),
+            count: step,
+            learning_rate: SCHEDULE.at(step),
+            keeps_values: false,
+        };
         let values = Values { parameters, slots };
-        let next =
-            Optimizer::Adam(*optimizer).update(&described(), &values, &clipped, step, SCHEDULE.at(step));
+        let next = Optimizer::Adam(*optimizer).update(&described(), &values, &given).values;
         let results = next.parameters.into_iter().chain(next.slots).chain([step + 1.0, norm]);
         results.map(|tensor| inputs.replicated("result", tensor)).collect()
     })
 }
 
 #[track_caller]
-fn check(case: &str, first_moment_dtype: DType, tolerance: f64, moment_tolerance: f64) {
+fn check(case: &str, target: Target, first_moment_dtype: DType, tolerance: f64, moment_tolerance: f64) {
     let optimizer = Adam {
         form: AdamForm::Standard,
         b1: 0.9,
@@ -127,7 +138,7 @@ fn check(case: &str, first_moment_dtype: DType, tolerance: f64, moment_tolerance
         weight_decay: 0.1,
         first_moment_dtype,
     };
-    let program = step_program(&optimizer);
+    let program = step_program(target, &optimizer);
     let start = PARAMETERS.map(|(name, _)| golden(&format!("{case}.start.{name}")));
     let zeros = |dtype: DType| PARAMETERS.map(|(_, dims)| HostArray::zeros(dtype, dims));
     let mut state: Vec<HostArray> =
@@ -163,14 +174,19 @@ fn check(case: &str, first_moment_dtype: DType, tolerance: f64, moment_tolerance
 
 #[test]
 fn ten_steps_match_optax() {
-    check("f32", DType::F32, 1e-5, 1e-5);
+    check("f32", Target::CPU, DType::F32, 1e-5, 1e-5);
+}
+
+#[test]
+fn ten_steps_by_kernels_match_optax() {
+    check("f32", KERNELS, DType::F32, 1e-5, 1e-5);
 }
 
 #[test]
 fn ten_steps_with_narrow_moments_match_optax() {
     // optax multiplies the narrow moment by its decay in `bf16`, too; here only what is kept is rounded. Each step may
     // round the other way.
-    check("bf16_moments", DType::BF16, 1e-2, NUM_STEPS as f64 / 256.0);
+    check("bf16_moments", Target::CPU, DType::BF16, 1e-2, NUM_STEPS as f64 / 256.0);
 }
 
 #[test]
@@ -212,9 +228,12 @@ fn schedules_without_warmup_or_end_are_numbers() {
 fn gradients_within_the_threshold_stay_the_same_bits() {
     let program = traced("clip", |inputs| {
         let gradients = declare(inputs, "gradient", DType::F32);
-        let clipped = clip_by_global_norm(&gradients, global_norm(&gradients), 1e3);
-        let norm = global_norm(&clip_by_global_norm(&gradients, global_norm(&gradients), 0.5));
-        clipped.into_iter().chain([norm]).map(|tensor| inputs.replicated("clipped", tensor)).collect()
+        let clipped = |threshold: f64| -> Vec<Tensor<'_>> {
+            let factor = clipping_factor(global_norm(&gradients), threshold);
+            gradients.iter().map(|gradient| *gradient * factor).collect()
+        };
+        let norm = global_norm(&clipped(0.5));
+        clipped(1e3).into_iter().chain([norm]).map(|tensor| inputs.replicated("clipped", tensor)).collect()
     });
     let gradients = PARAMETERS.map(|(name, _)| golden(&format!("f32.gradient.0.{name}")));
     let results = testing::run(&program, &gradients).unwrap();

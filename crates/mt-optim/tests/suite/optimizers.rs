@@ -1,14 +1,14 @@
 //! Every optimizer and schedule against optax; `goldens/generate.py` made the values.
 
-use mt_ir::Program;
+use mt_ir::{Program, Target};
 use mt_optim::{
-    Adafactor, Adam, AdamForm, Muon, Optimizer, Parameter, Schedule, ScheduleShape, Slot, Values,
+    Adafactor, Adam, AdamForm, Muon, Optimizer, Parameter, Schedule, ScheduleShape, Slot, StepInputs, Values,
 };
 use mt_runtime::testing;
 use mt_shape::{Axis, DType, HostArray, axis};
 use mt_trace::{Inputs, Tensor};
 
-use crate::{NUM_STEPS, SCHEDULE, assert_close, golden_of, path, traced};
+use crate::{KERNELS, NUM_STEPS, SCHEDULE, assert_close, golden_of, path, traced, traced_for};
 
 /// Names, dimensions, whether the first counts layers, and how many are inputs of a linear map.
 const PARAMETERS: [(&str, &[usize], bool, usize); 5] = [
@@ -62,8 +62,8 @@ fn slot_axes(slot: &Slot, parameters: &[Parameter]) -> Vec<Axis> {
 }
 
 /// Parameters, slots, the number of steps and gradients to the next of all but gradients.
-fn step_program(optimizer: &Optimizer, parameters: &[Parameter]) -> Program {
-    traced("step", |inputs: &Inputs<'_>| {
+fn step_program(target: Target, optimizer: &Optimizer, parameters: &[Parameter]) -> Program {
+    traced_for(target, "step", |inputs: &Inputs<'_>| {
         let declare = |name: &str, dtype: DType, axes: &[Axis]| {
             inputs.input(name, dtype, axes, &vec![None; axes.len()], false)
         };
@@ -80,16 +80,29 @@ fn step_program(optimizer: &Optimizer, parameters: &[Parameter]) -> Program {
         };
         let count = declare("count", DType::I32, &[]);
         let gradients = of_parameters("gradient");
-        let next = optimizer.update(parameters, &values, &gradients, count, SCHEDULE.at(count));
+        let given = StepInputs {
+            gradients: &gradients,
+            clipping_factor: None,
+            count,
+            learning_rate: SCHEDULE.at(count),
+            keeps_values: false,
+        };
+        let next = optimizer.update(parameters, &values, &given).values;
         let results = next.parameters.into_iter().chain(next.slots).chain([count + 1.0]);
         results.map(|tensor| inputs.replicated("result", tensor)).collect()
     })
 }
 
-/// Takes ten steps and compares the parameters after each.
+/// Takes ten steps with kernels and ten without, and compares the parameters after each.
 #[track_caller]
 fn check(case: &str, optimizer: &Optimizer, parameters: &[Parameter]) {
-    let program = step_program(optimizer, parameters);
+    for target in [Target::CPU, KERNELS] {
+        check_program(case, &step_program(target, optimizer, parameters), optimizer, parameters);
+    }
+}
+
+#[track_caller]
+fn check_program(case: &str, program: &Program, optimizer: &Optimizer, parameters: &[Parameter]) {
     let mut state: Vec<HostArray> =
         PARAMETERS.iter().map(|(name, ..)| golden(&format!("start.{name}"))).collect();
     for slot in optimizer.slots(parameters) {
@@ -99,7 +112,7 @@ fn check(case: &str, optimizer: &Optimizer, parameters: &[Parameter]) {
     state.push(HostArray::zeros(DType::I32, &[]));
     for step in 0..NUM_STEPS {
         let gradients = PARAMETERS.map(|(name, ..)| golden(&format!("gradient.{step}.{name}")));
-        state = testing::run(&program, &[state, gradients.to_vec()].concat()).unwrap();
+        state = testing::run(program, &[state, gradients.to_vec()].concat()).unwrap();
         for ((name, ..), parameter) in PARAMETERS.iter().zip(&state) {
             let expected = golden(&format!("{case}.{step}.{name}"));
             assert_close(&format!("{case}: `{name}` after step {step}"), parameter, &expected, 1e-5);
@@ -112,6 +125,18 @@ fn without_decay_of_c() -> Vec<Parameter> {
         .into_iter()
         .map(|parameter| Parameter { decays: parameter.path != path("c"), ..parameter })
         .collect()
+}
+
+#[test]
+fn kernels_take_the_steps_of_adam() {
+    let num_calls = |target: Target, optimizer: &Optimizer| {
+        step_program(target, optimizer, &parameters()).text.matches("\"maxtext.adam\"").count()
+    };
+    let adam = Optimizer::Adam(ADAM);
+    assert_eq!(num_calls(KERNELS, &adam), PARAMETERS.len());
+    assert_eq!(num_calls(Target::CPU, &adam), 0);
+    let narrow = Optimizer::Adam(Adam { first_moment_dtype: DType::BF16, ..ADAM });
+    assert_eq!(num_calls(KERNELS, &narrow), 0);
 }
 
 #[test]

@@ -6,24 +6,24 @@ use super::{Simd, SimdBf16, Work};
 
 /// AVX2 with fused multiply-add.
 #[derive(Clone, Copy)]
-pub(in crate::attention) struct Avx2(());
+pub(crate) struct Avx2(());
 
 /// AVX-512 F, BW, DQ and VL.
 #[derive(Clone, Copy)]
-pub(in crate::attention) struct Avx512(());
+pub(crate) struct Avx512(());
 
 /// As [`Avx512`], with products of `bf16`.
 #[derive(Clone, Copy)]
-pub(in crate::attention) struct Avx512Bf16(Avx512);
+pub(crate) struct Avx512Bf16(Avx512);
 
 impl Avx2 {
-    pub(in crate::attention) fn detect() -> Option<Self> {
+    pub(crate) fn detect() -> Option<Self> {
         (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")).then_some(Self(()))
     }
 }
 
 impl Avx512 {
-    pub(in crate::attention) fn detect() -> Option<Self> {
+    pub(crate) fn detect() -> Option<Self> {
         let has_all = Avx2::detect().is_some()
             && is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
@@ -34,7 +34,7 @@ impl Avx512 {
 }
 
 impl Avx512Bf16 {
-    pub(in crate::attention) fn detect() -> Option<Self> {
+    pub(crate) fn detect() -> Option<Self> {
         Avx512::detect().filter(|_| is_x86_feature_detected!("avx512bf16")).map(Self)
     }
 }

@@ -3,7 +3,7 @@
 use super::{Simd, Work};
 
 #[derive(Clone, Copy)]
-pub(in crate::attention) struct Portable;
+pub(crate) struct Portable;
 
 const WIDTH: usize = 8;
 

@@ -1,4 +1,4 @@
-//! Vectors of `f32` and words, and what attention computes with them.
+//! Vectors of `f32` and words, and functions of them.
 //!
 //! A value that implements [`Simd`] is proof that the processor has the instructions: it is made only after asking.
 //! Functions that take one are inlined into [`Simd::run`], which is compiled for these instructions.
@@ -7,18 +7,74 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(super) use portable::Portable;
+pub(crate) use portable::Portable;
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{Avx2, Avx512, Avx512Bf16};
+pub(crate) use x86::{Avx2, Avx512, Avx512Bf16};
+
+/// The instructions that are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instructions {
+    /// Those that every processor has.
+    Portable,
+    /// AVX2 with fused multiply-add.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// As `Avx512`, with products of `bf16`.
+    Avx512Bf16,
+}
+
+impl Instructions {
+    /// Those that this processor has, the best ones last.
+    pub fn available() -> Vec<Self> {
+        let mut available = vec![Self::Portable];
+        #[cfg(target_arch = "x86_64")]
+        {
+            available.extend(Avx2::detect().map(|_| Self::Avx2));
+            available.extend(Avx512::detect().map(|_| Self::Avx512));
+            available.extend(Avx512Bf16::detect().map(|_| Self::Avx512Bf16));
+        }
+        available
+    }
+
+    /// The best ones that this processor has.
+    pub fn best() -> Self {
+        Self::available().pop().expect("every processor has some")
+    }
+}
 
 /// Work that is compiled for each kind of instructions.
-pub(super) trait Work {
+pub(crate) trait Work {
     /// Does it. Implementations are `#[inline(always)]`: only so are they compiled for the instructions.
     fn run(self);
 }
 
+/// Evaluates `$body` with the vectors of some instructions.
+macro_rules! with_simd {
+    ($instructions:expr, $simd:ident => $body:expr) => {
+        match $instructions {
+            #[cfg(target_arch = "x86_64")]
+            $crate::simd::Instructions::Avx2 => {
+                let $simd = $crate::simd::Avx2::detect().expect("the processor has AVX2");
+                $body
+            }
+            #[cfg(target_arch = "x86_64")]
+            $crate::simd::Instructions::Avx512 | $crate::simd::Instructions::Avx512Bf16 => {
+                let $simd = $crate::simd::Avx512::detect().expect("the processor has AVX-512");
+                $body
+            }
+            _ => {
+                let $simd = $crate::simd::Portable;
+                $body
+            }
+        }
+    };
+}
+
+pub(crate) use with_simd;
+
 /// Instructions for vectors of [`Simd::WIDTH`] numbers of 32 bits.
-pub(super) trait Simd: Copy + Send + Sync {
+pub(crate) trait Simd: Copy + Send + Sync {
     /// Of `f32`.
     type Floats: Copy;
     /// Of `u32`, or of `i32`.
@@ -120,7 +176,7 @@ pub(super) trait Simd: Copy + Send + Sync {
 }
 
 /// Instructions for products of pairs of `bf16`, which words hold: the first in the lower half.
-pub(super) trait SimdBf16: Simd {
+pub(crate) trait SimdBf16: Simd {
     /// To each sum, the products of both halves.
     fn add_products(self, sum: Self::Floats, left: Self::Words, right: Self::Words) -> Self::Floats;
     /// Pairs of each number of `first` and the same of `second`.
@@ -131,7 +187,7 @@ pub(super) trait SimdBf16: Simd {
 
 /// Swaps rows and columns. All sizes are multiples of [`Simd::WIDTH`].
 #[inline(always)]
-pub(super) fn transpose<S: Simd>(
+pub(crate) fn transpose<S: Simd>(
     simd: S,
     [rows, columns]: [usize; 2],
     from: &[u32],
