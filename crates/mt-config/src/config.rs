@@ -5,6 +5,7 @@ use std::{collections::HashMap, fmt, path::PathBuf, sync::Arc};
 use serde_json::{Map, Value};
 
 use crate::{
+    CompileTopology,
     coerce::value_text,
     derived,
     error::{Problem, alternatives, short},
@@ -140,12 +141,27 @@ impl Config {
                 Class::Refused(_) | Class::Effective if !self.matters(entry) => {
                     format!("without {}", alternatives(&entry.key.condition_texts()))
                 }
+                Class::Effective if self.is_of_this_machine(entry) => {
+                    format!("beside `compile_topology={}`", value_text(&self.entry("compile_topology").value))
+                }
                 Class::Effective => format!("here: {}", self.missing_tensor(entry.key.name)?),
                 _ => return None,
             };
             Some(format!("`{}` ({}) has no effect {reason}", entry.key.name, entry.origin))
         });
         self.notes.iter().cloned().chain(without_effect).collect()
+    }
+
+    /// Whether an entry says something of this machine while another one is named.
+    fn is_of_this_machine(&self, entry: &Entry) -> bool {
+        let other = self.entry("compile_topology");
+        let Some(name) = other.value.as_str().filter(|_| other.key.asks(&other.value)) else { return false };
+        match entry.key.name {
+            "num_cpu_devices" => true,
+            "hardware" => CompileTopology::find(name)
+                .is_ok_and(|slice| value_text(&entry.value) != slice.chip.hardware.name()),
+            _ => false,
+        }
     }
 
     /// Why no layer makes the tensor that a key keeps for the backward pass, if none does.

@@ -31,7 +31,8 @@ pub struct Chip {
     pub memory: u64,
     /// Bytes a second from and to memory.
     pub memory_bandwidth: f64,
-    /// Bytes a second to all other chips of a slice together, one way.
+    /// Bytes a second to all other chips of a slice together, one way. For v4 it is Google's 1.1 PB/s of a pod that
+    /// reduces, by its 4096 chips.
     pub link_bandwidth: f64,
     /// Bytes a second to chips of other slices, one way: this device's share of its host's network. For GPUs, whose
     /// slices are machines, that of usual machines. `None` where none is usual.
@@ -93,7 +94,7 @@ const fn chip(
 /// machine with 1 Tb/s for eight GPUs; the other machines of eight are NVIDIA's own (DGX), whose data sheets have an
 /// adapter of 400 Gb/s for each GPU, or of 200 Gb/s for an A100.
 pub static CHIPS: &[Chip] = &[
-    chip((Tpu, "v4", "TPU v4"), 275.0, gib(32), 1.228e12, 1.35e11, Some(6.25e9), block(4096, 1)),
+    chip((Tpu, "v4", "TPU v4"), 275.0, gib(32), 1.228e12, 2.7e11, Some(6.25e9), block(4096, 1)),
     chip((Tpu, "v5e", "TPU v5 lite"), 197.0, gib(16), 8.19e11, 2.0e11, Some(3.125e9), Sizes::Plane),
     chip((Tpu, "v5e", "TPU v5e"), 197.0, gib(16), 8.19e11, 2.0e11, Some(3.125e9), Sizes::Unnamed),
     chip((Tpu, "v5p", "TPU v5"), 459.0, gib(95), 2.765e12, 6.0e11, Some(6.25e9), block(8960, 1)),

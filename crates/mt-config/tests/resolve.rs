@@ -350,6 +350,14 @@ fn keys_that_others_make_moot_are_noted() {
             &["mlpwi_1=device", "remat_policy=custom", "mlp_activations=[gelu]"],
             "`mlpwi_1` (command line) has no effect here: feed-forward layers have no gate",
         ),
+        (
+            &["hardware=cpu", "compile_topology=v5e-4"],
+            "`hardware` (command line) has no effect beside `compile_topology=v5e-4`",
+        ),
+        (
+            &["num_cpu_devices=8", "compile_topology=v5e-4"],
+            "`num_cpu_devices` (command line) has no effect beside `compile_topology=v5e-4`",
+        ),
     ] {
         let notes = resolved(arguments).notes().join("\n");
         assert!(notes.contains(note), "{arguments:?}: {notes}");
@@ -359,6 +367,8 @@ fn keys_that_others_make_moot_are_noted() {
         &["sliding_window_size=8", "attention_pattern=local,global"],
         &["sliding_window_size=8", "decoder_block=gemma2"],
         &["param_scan_axis=0"],
+        &["hardware=tpu", "compile_topology=v5e-4"],
+        &["hardware=cpu", "num_cpu_devices=8"],
     ] {
         assert_eq!(resolved(arguments).notes(), Vec::<String>::new(), "{arguments:?}");
     }

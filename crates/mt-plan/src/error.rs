@@ -10,6 +10,11 @@ use mt_train::TrainError;
 pub enum PlanError {
     #[error(transparent)]
     Config(#[from] ConfigError),
+    #[error(
+        "`compiled_trainstep_file` is for the training step, and this compiles programs that generate\n\
+         hint: leave it out, or compile the training step, without `--program decode`"
+    )]
+    NoTrainingStep,
     #[error(transparent)]
     Train(Box<TrainError>),
     #[error(transparent)]
@@ -34,7 +39,7 @@ impl PlanError {
     /// Whether what the user asked for is at fault, rather than the machine or the compiler.
     pub fn is_user_error(&self) -> bool {
         match self {
-            Self::Config(_) => true,
+            Self::Config(_) | Self::NoTrainingStep => true,
             Self::Train(error) => error.is_user_error(),
             Self::Engine(error) => error.is_user_error(),
             Self::Runtime(error) => error.is_user_error(),

@@ -161,7 +161,7 @@ impl AheadOfTime {
 /// What the compiler says of a program that does not fit into the memory of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutOfMemory {
-    /// The bytes that it needs, where it says so.
+    /// The bytes that it needs in all, where it says so. libtpu speaks of temporaries, but counts arguments too.
     pub needed: Option<u64>,
     /// The bytes that a program can have.
     pub available: Option<u64>,

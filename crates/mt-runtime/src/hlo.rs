@@ -317,6 +317,8 @@ impl Walk<'_> {
                 // collectives may be in it.
                 _ if KINDS.contains(&opcode) => {}
                 "fusion" => self.visit_fused(instruction, times),
+                // These name the computation that was started.
+                "async-update" | "async-done" => {}
                 _ => {
                     for called in &instruction.called_computation_ids {
                         self.visit(*called, times);
@@ -339,6 +341,8 @@ impl Walk<'_> {
     fn moved(&self, by_id: &HashMap<i64, &Instruction>, instruction: &Instruction) -> u64 {
         let size =
             |id: &i64| by_id.get(id).and_then(|operand| operand.shape.as_ref()).map_or(0, Shape::main_bytes);
+        let whole =
+            |id: &i64| by_id.get(id).and_then(|operand| operand.shape.as_ref()).map_or(0, Shape::bytes);
         let own = instruction.shape.as_ref().map_or(0, Shape::main_bytes);
         let operands = || instruction.operand_ids.iter().map(size).sum::<u64>();
         match instruction.opcode.as_str() {
@@ -351,6 +355,8 @@ impl Walk<'_> {
             | "while"
             | "conditional"
             | "call"
+            | "async-start"
+            | "async-update"
             | "after-all"
             | "add-dependency"
             | "optimization-barrier"
@@ -364,16 +370,20 @@ impl Walk<'_> {
                 .shape
                 .as_ref()
                 .map_or(0, |shape| shape.tuple_shapes.iter().take(2).map(Shape::main_bytes).sum()),
-            "async-start" => instruction.shape.as_ref().map_or(0, |shape| {
-                shape.tuple_shapes.iter().skip(1).take(1).map(|result| 2 * result.main_bytes()).sum()
-            }),
             opcode if KINDS.contains(&opcode.trim_end_matches("-start")) => {
                 operands() + result(instruction).map_or(0, Shape::main_bytes)
             }
             "send" => operands(),
             "recv" => own,
-            "dynamic-slice" | "slice" | "gather" => 2 * own,
-            "dynamic-update-slice" => 2 * instruction.operand_ids.get(1).map_or(0, size),
+            // As much is read as is written, where both are in main memory.
+            "dynamic-slice" | "slice" | "gather" => {
+                let part = instruction.shape.as_ref().map_or(0, Shape::bytes);
+                own + instruction.operand_ids.first().map_or(0, size).min(part)
+            }
+            "dynamic-update-slice" => {
+                let part = instruction.operand_ids.get(1);
+                part.map_or(0, size) + own.min(part.map_or(0, whole))
+            }
             "scatter" => 3 * instruction.operand_ids.get(2).map_or(0, size),
             "fusion" => self.moved_by_fusion(by_id, instruction).unwrap_or_else(|| own + operands()),
             _ => own + operands(),

@@ -93,6 +93,9 @@ fn memory(sandbox: &Sandbox, keys: &[&str]) -> (f64, f64) {
     let arguments = memory("arguments");
     // What is offloaded is no argument in the device's memory.
     assert!(arguments < predicted * 1.02, "{arguments} and {predicted}");
+    // All arguments are read, and what they become is written over them.
+    let traffic = program["memory_traffic"].as_f64().unwrap();
+    assert!(traffic > arguments + memory("aliased"), "{traffic} and {arguments}");
     (memory("temporaries"), memory("host"))
 }
 

@@ -90,7 +90,11 @@ fn training(
 
 fn decoding(config: &Config, progress: &mut dyn FnMut(String)) -> Result<Report, PlanError> {
     let settings = DecodeConfig::from_config(config)?;
-    let hardware = mt_config::AheadGroup::from_config(config)?.hardware()?;
+    let ahead = mt_config::AheadGroup::from_config(config)?;
+    if ahead.compiled_trainstep_file.is_some() {
+        return Err(PlanError::NoTrainingStep);
+    }
+    let hardware = ahead.hardware()?;
     let plan_on = |devices: &Devices| {
         let slices = devices.slices.as_deref();
         DecodePlan::new(settings.clone(), devices.platform, devices.number, slices).map_err(PlanError::from)

@@ -256,9 +256,8 @@ impl fmt::Display for ProgramReport {
                 line(
                     "memory",
                     format!(
-                        "DOES NOT FIT: {} are needed{} of {}",
+                        "DOES NOT FIT: {} are needed of {}",
                         known(lack.needed),
-                        if lack.compiled.is_none() { " for temporaries or in all" } else { "" },
                         lack.available.map_or("what there is".to_owned(), format_bytes)
                     ),
                 )?;
