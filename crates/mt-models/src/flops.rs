@@ -5,6 +5,8 @@
 pub struct FlopCount {
     /// Weights that multiply each token: projections and the output head, not the embedding's lookup.
     pub weights_per_token: usize,
+    /// Those of them that are the output head's.
+    pub head_weights: usize,
     /// One for each layer with attention.
     pub attention: Vec<AttentionFlops>,
 }

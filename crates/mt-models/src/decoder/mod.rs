@@ -384,6 +384,8 @@ impl Model for Decoder {
             + self.specs.per_layer.as_ref().map_or(0, |per_layer| table(&per_layer.embedding));
         FlopCount {
             weights_per_token: all - looked_up,
+            // Of the same shape as the table, whether it is the table or not.
+            head_weights: table(&self.specs.token_embedder.embedding),
             attention: self
                 .config
                 .attentions()

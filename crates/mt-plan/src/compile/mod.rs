@@ -102,13 +102,18 @@ fn decoding(config: &Config, progress: &mut dyn FnMut(String)) -> Result<Report,
     let (target, plan) = planned(hardware, &settings.run, &settings.debug, &plan_on, progress)?;
     let mut programs = Vec::new();
     let rows = plan.rows();
-    for (program, tokens) in
-        [(DecodePlan::prefill as fn(&DecodePlan) -> _, rows * plan.prompt_length()), (DecodePlan::step, rows)]
-    {
+    let flops = plan.model().flops();
+    // Filling the cache computes no scores of tokens.
+    let filling = flops.weights_per_token - flops.head_weights;
+    let made: [(fn(&DecodePlan) -> _, _, _); 2] = [
+        (DecodePlan::prefill, rows * plan.prompt_length(), filling),
+        (DecodePlan::step, rows, flops.weights_per_token),
+    ];
+    for (program, tokens, weights) in made {
         let start = Instant::now();
         let program = program(&plan)?;
         let made = start.elapsed();
-        let flops = 2.0 * plan.model().flops().weights_per_token as f64 * tokens as f64;
+        let flops = 2.0 * weights as f64 * tokens as f64;
         let formula = Formula { flops, six_n_d: None, tokens };
         let settings = plan.compile_settings();
         let given = Given { program: &program, made, settings, formula, topology: plan.topology() };
