@@ -115,6 +115,12 @@ const SIDE: usize = 4;
 /// The longest side of a block.
 const LONGEST: usize = 256;
 
+/// Why there is no name for other numbers of GPUs.
+const OF_A_MACHINE: &str = "GPUs are those of one machine, which are 1, 2, 4 or 8";
+
+/// The longest side of a plane.
+const PLANE_SIDE: usize = 16;
+
 impl Chip {
     /// The chip of a device of this kind, if it is known.
     pub fn of_device(kind: &str) -> Option<&'static Self> {
@@ -186,7 +192,7 @@ impl CompileTopology {
     /// such as `v5p:4x4x8`.
     ///
     /// As in MaxText, sizes count the two cores of each chip for v4, v5p and TPU7x, and chips for the others; `a3` is one
-    /// machine of eight.
+    /// machine of eight. `v7x` is TPU7x and `v5litepod` v5e.
     ///
     /// # Errors
     /// There is none; the nearest names are listed.
@@ -195,47 +201,64 @@ impl CompileTopology {
     }
 
     pub(crate) fn find(name: &str) -> Result<Self, Box<Problem>> {
+        let unknown = |why: Option<String>| Box::new(Self::unknown(name, why));
         let found = |chip: &'static Chip, bounds| Self { name: name.to_owned(), chip, bounds };
         if let Some((generation, sides)) = name.split_once(':') {
-            let sides: Option<Vec<usize>> =
-                sides.split('x').map(|side| side.parse().ok().filter(|side| *side > 0)).collect();
-            let chip = named_chips().find(|chip| chip.generation == generation);
-            if let (Some(chip), Some(sides)) = (chip, sides)
-                && sides.len() == chip.num_sides()
-            {
-                return Ok(found(chip, sides));
-            }
-            return Err(Box::new(Self::unknown(name)));
+            let of_generation = |chip: &&Chip| chip.generation == canonical(generation);
+            let chip = named_chips().find(of_generation).ok_or_else(|| unknown(None))?;
+            let sides: Vec<usize> = sides
+                .split('x')
+                .map(|side| side.parse().ok().filter(|side| *side > 0))
+                .collect::<Option<_>>()
+                .ok_or_else(|| unknown(None))?;
+            chip.check_sides(&sides).map_err(|why| unknown(Some(why)))?;
+            return Ok(found(chip, sides));
         }
         let (generation, size) = name.rsplit_once('-').unwrap_or((name, ""));
         let size = match (size, generation) {
             ("", "a3") => Some(8),
             _ => size.parse().ok(),
         };
-        let of_generation = named_chips().filter(|chip| chip.generation == generation);
-        let mut sliced = of_generation.filter_map(|chip| Some((chip, chip.bounds(size?)?)));
-        sliced.next().map(|(chip, bounds)| found(chip, bounds)).ok_or_else(|| Box::new(Self::unknown(name)))
+        let of_generation = || named_chips().filter(|chip| chip.generation == canonical(generation));
+        let mut sliced = of_generation().filter_map(|chip| Some((chip, chip.bounds(size?)?)));
+        sliced.next().map(|(chip, bounds)| found(chip, bounds)).ok_or_else(|| {
+            let is_machine = size.is_some() && of_generation().any(|chip| chip.sizes == Sizes::Machine);
+            unknown(is_machine.then(|| OF_A_MACHINE.to_owned()))
+        })
     }
 
-    fn unknown(name: &str) -> Problem {
-        let generations: Vec<&str> = named_chips().map(|chip| chip.generation).collect();
-        let generation = name.split(['-', ':']).next().unwrap_or_default();
-        let size: Option<usize> = name.rsplit_once('-').and_then(|(_, size)| size.parse().ok());
-        let nearest: Vec<String> = match named_chips().find(|chip| chip.generation == generation) {
-            // Of a generation that is known, the sizes on both sides.
-            Some(chip) => {
-                let wanted = size.unwrap_or(usize::MAX);
-                let mut sizes: Vec<usize> = chip.sizes().collect();
-                sizes.sort_by_key(|size| size.abs_diff(wanted));
-                sizes.iter().take(2).map(|size| format!("{}-{size}", chip.generation)).collect()
-            }
-            None => suggest::nearest(generation, generations.iter().copied()),
+    /// What is wrong with `name`: `why`, if more is known than that it is none, and the names that are near.
+    fn unknown(name: &str, why: Option<String>) -> Problem {
+        let generations = || named_chips().map(|chip| chip.generation);
+        let spelled = name.to_lowercase().replace('_', "-");
+        let generation = spelled.split(['-', ':']).next().unwrap_or_default();
+        let chip_of = |generation: &str| named_chips().find(|chip| chip.generation == generation);
+        let chips = match chip_of(canonical(generation)) {
+            Some(chip) => vec![chip],
+            None => suggest::nearest(generation, generations())
+                .iter()
+                .filter_map(|generation| chip_of(generation))
+                .collect(),
+        };
+        let nearest: Vec<String> = match &chips[..] {
+            [] => Vec::new(),
+            [chip] => chip.nearest_names(&spelled, 2),
+            several => several.iter().flat_map(|chip| chip.nearest_names(&spelled, 1)).collect(),
         };
         let nearest: Vec<String> = nearest.iter().map(|name| format!("`{name}`")).collect();
-        let hint = if nearest.is_empty() {
-            format!("name one of {} with a size, such as `v5p-128` or `h100-8`", generations.join(", "))
-        } else {
-            format!("the nearest are {}; sides work, too, such as `v5p:4x4x8`", nearest.join(" and "))
+        let nearest = match &nearest[..] {
+            [] => {
+                let generations: Vec<&str> = generations().collect();
+                format!("name one of {} with a size, such as `v5p-128` or `h100-8`", generations.join(", "))
+            }
+            [only] => format!("the nearest is {only}"),
+            several => format!("the nearest are {}", several.join(" and ")),
+        };
+        let sides = chips.first().and_then(|chip| chip.example_of_sides());
+        let hint = match (why, sides) {
+            (Some(why), _) => format!("{why}; {nearest}"),
+            (None, Some(sides)) => format!("{nearest}; sides work, too, such as `{sides}`"),
+            (None, None) => nearest,
         };
         Problem::inconsistent(format!("there is no hardware named `{name}`"), hint)
     }
@@ -271,6 +294,15 @@ fn named_chips() -> impl Iterator<Item = &'static Chip> {
     CHIPS.iter().filter(|chip| chip.sizes != Sizes::Unnamed)
 }
 
+/// The generation that a name begins with, which may be what MaxText or Google's tools call it.
+fn canonical(generation: &str) -> &str {
+    match generation {
+        "v7x" => "tpu7x",
+        "v5litepod" => "v5e",
+        generation => generation,
+    }
+}
+
 impl Chip {
     fn num_sides(&self) -> usize {
         match self.sizes {
@@ -278,6 +310,93 @@ impl Chip {
             Sizes::Block { .. } => 3,
             Sizes::Machine | Sizes::Unnamed => 1,
         }
+    }
+
+    /// Whether there can be slices with these sides. The compiler ends the process where they are too long, so that
+    /// nothing but what it takes may reach it.
+    ///
+    /// # Errors
+    /// There is none; the text says why.
+    fn check_sides(&self, sides: &[usize]) -> Result<(), String> {
+        let Self { generation, .. } = self;
+        if let (Sizes::Machine, [size]) = (&self.sizes, sides)
+            && self.bounds(*size).is_none()
+        {
+            return Err(OF_A_MACHINE.to_owned());
+        }
+        let num_sides = self.num_sides();
+        if sides.len() != num_sides {
+            let unit = if num_sides == 1 { "number" } else { "sides" };
+            return Err(format!("`{generation}` has {num_sides} {unit} after the colon"));
+        }
+        match self.sizes {
+            Sizes::Plane if sides.iter().any(|side| !side.is_power_of_two() || *side > PLANE_SIDE) => {
+                Err(format!("sides of `{generation}` are 1, 2, 4, 8 or {PLANE_SIDE}"))
+            }
+            Sizes::Block { most_chips, .. } => self.check_block(sides, most_chips),
+            Sizes::Plane | Sizes::Machine | Sizes::Unnamed => Ok(()),
+        }
+    }
+
+    fn check_block(&self, sides: &[usize], most_chips: usize) -> Result<(), String> {
+        let Self { generation, .. } = self;
+        if sides.iter().any(|side| *side > LONGEST) {
+            return Err(format!("sides of `{generation}` are at most {LONGEST}"));
+        }
+        let chips: usize = sides.iter().product();
+        if chips > most_chips {
+            return Err(format!("slices of `{generation}` have at most {most_chips} chips"));
+        }
+        let cube = SIDE.pow(3);
+        if chips > cube && sides.iter().any(|side| !side.is_multiple_of(SIDE)) {
+            return Err(format!("sides of slices of more than {cube} chips are multiples of {SIDE}"));
+        }
+        // Hosts have 2 by 2 chips, or by 1 where the slice is no wider.
+        if sides.iter().take(2).any(|side| *side > 1 && side % 2 == 1) {
+            return Err("hosts have 2x2 chips, so that the first two sides are even or 1".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The names of this chip's slices that are nearest to what `name` asks for, which is of this chip or looks like
+    /// it. Without a size in it, those of the largest.
+    fn nearest_names(&self, name: &str, most: usize) -> Vec<String> {
+        let size = match name.split_once(':') {
+            Some((_, sides)) => {
+                let sides: Option<Vec<usize>> = sides.split('x').map(|side| side.parse().ok()).collect();
+                let chips = sides.map(|sides| sides.into_iter().fold(1, usize::saturating_mul));
+                // Names count the cores of chips in blocks.
+                let per_chip = if matches!(self.sizes, Sizes::Block { .. }) { 2 } else { 1 };
+                chips.map(|chips| chips.saturating_mul(per_chip))
+            }
+            None => name.rsplit_once('-').and_then(|(_, size)| size.parse().ok()),
+        };
+        let wanted = size.unwrap_or(usize::MAX);
+        let mut sizes: Vec<usize> = self.sizes().collect();
+        sizes.sort_by_key(|size| size.abs_diff(wanted));
+        // What is written in another way has one name, not neighbours.
+        let most = if sizes.first() == Some(&wanted) && !name.contains(':') { 1 } else { most };
+        sizes.iter().take(most).map(|size| format!("{}-{size}", self.generation)).collect()
+    }
+
+    /// The name of the slice with this number of devices, if there is one.
+    pub(crate) fn name_of_slice(&self, num_devices: usize) -> Option<String> {
+        let chips = num_devices / self.devices_per_chip();
+        let is_whole = num_devices.is_multiple_of(self.devices_per_chip());
+        let mut sizes = self.sizes();
+        let size = sizes
+            .find(|size| self.bounds(*size).is_some_and(|sides| sides.iter().product::<usize>() == chips));
+        size.filter(|_| is_whole).map(|size| format!("{}-{size}", self.generation))
+    }
+
+    /// How sides are written, for chips whose slices have several.
+    fn example_of_sides(&self) -> Option<String> {
+        let sides = match self.sizes {
+            Sizes::Plane => "4x8",
+            Sizes::Block { .. } => "4x4x8",
+            Sizes::Machine | Sizes::Unnamed => return None,
+        };
+        Some(format!("{}:{sides}", self.generation))
     }
 }
 
@@ -319,14 +438,108 @@ mod tests {
     }
 
     #[test]
-    fn unknown_names_list_the_nearest() {
-        let message = |name: &str| CompileTopology::named(name).unwrap_err().to_string();
-        assert!(message("v5p-130").contains("`v5p-128`"), "{}", message("v5p-130"));
-        assert!(message("v5p-100000").contains("`v5p-17920`"));
-        assert!(message("v5x-128").contains("v5"), "{}", message("v5x-128"));
-        for name in ["v5p", "v5p-8576", "v5e-2", "v5e-512", "v5p:4x4", "v5p:0x4x4", "l4-1", "", "-"] {
-            assert!(message(name).contains("hint"), "{name}: {}", message(name));
+    fn generations_have_other_names() {
+        check("v7x-8", "tpu7x:2x2x1", 4);
+        check("v7x:2x2x1", "tpu7x:2x2x1", 4);
+        check("v5litepod-8", "v5e:2x4", 8);
+        check("v5litepod:2x4", "v5e:2x4", 8);
+    }
+
+    /// libtpu makes topologies of these.
+    #[test]
+    fn sides_that_hosts_divide_are_taken() {
+        for sides in ["1x1", "1x2", "2x1", "1x4", "4x1", "1x8", "2x2", "2x4", "4x2", "4x16", "16x2", "16x16"]
+        {
+            for generation in ["v5e", "v6e"] {
+                let name = format!("{generation}:{sides}");
+                assert_eq!(CompileTopology::named(&name).unwrap().compiler_name(), name);
+            }
         }
+        for sides in ["1x1x1", "1x1x2", "2x1x1", "1x2x3", "2x2x3", "4x4x1", "2x4x8", "4x4x4", "12x8x4"] {
+            for generation in ["v4", "v5p", "tpu7x"] {
+                let name = format!("{generation}:{sides}");
+                assert_eq!(CompileTopology::named(&name).unwrap().compiler_name(), name);
+            }
+        }
+        check("h100:4", "h100:4", 4);
+    }
+
+    #[track_caller]
+    fn check_refused(name: &str, hint: &str) {
+        let message = CompileTopology::named(name).unwrap_err().to_string();
+        assert!(message.contains(&format!("there is no hardware named `{name}`")), "{message}");
+        assert!(message.contains(hint), "{message}");
+    }
+
+    #[test]
+    fn impossible_sides_are_refused_and_it_is_said_why() {
+        for sides in ["32x32", "16x18", "9999999999x9999999999"] {
+            check_refused(
+                &format!("v5e:{sides}"),
+                "hint: sides of `v5e` are 1, 2, 4, 8 or 16; the nearest are `v5e-256` and `v5e-128`",
+            );
+        }
+        // libtpu takes these three at first, and has no routes between their chips.
+        for name in ["v5e:10x2", "v5e:12x12", "v6e:6x16", "v5e:3x5", "v5e:1x3", "v6e:3x1"] {
+            check_refused(name, "are 1, 2, 4, 8 or 16; the nearest");
+        }
+        check_refused("v5p:64x64x64", "slices of `v5p` have at most 8960 chips; the nearest are `v5p-17920`");
+        check_refused("v4:16x16x32", "at most 4096 chips; the nearest are `v4-8192`");
+        check_refused("tpu7x:64x64x64", "at most 9216 chips; the nearest are `tpu7x-18432`");
+        check_refused("v5p:2x2x258", "sides of `v5p` are at most 256");
+        for name in ["v5p:2x2x32", "v4:6x6x6", "tpu7x:2x2x256", "v5p:4x4x5"] {
+            check_refused(name, "sides of slices of more than 64 chips are multiples of 4; the nearest");
+        }
+        for name in ["v5p:2x3x1", "v4:1x3x1", "tpu7x:3x3x3"] {
+            check_refused(
+                name,
+                "hosts have 2x2 chips, so that the first two sides are even or 1; the nearest",
+            );
+        }
+        check_refused("v5e:3x5", "the nearest are `v5e-16` and `v5e-8`");
+        check_refused("v5p:4x4", "`v5p` has 3 sides after the colon; the nearest are `v5p-32`");
+        check_refused("h100:4x2", "`h100` has 1 number after the colon; the nearest are `h100-8`");
+        for name in ["h100:16", "h100:3", "a100:0x", "b200-16", "h200-"] {
+            assert!(!CompileTopology::named(name).unwrap_err().to_string().contains("sides"), "{name}");
+        }
+        check_refused(
+            "h100:16",
+            "one machine, which are 1, 2, 4 or 8; the nearest are `h100-8` and `h100-4`",
+        );
+        check_refused("h100:3", "one machine");
+    }
+
+    #[test]
+    fn unknown_names_list_the_nearest() {
+        check_refused("v5p-130", "`v5p-128`");
+        check_refused("v5p-100000", "`v5p-17920`");
+        check_refused("v5x-128", "`v5e-128`");
+        check_refused("V5E-8", "hint: the nearest is `v5e-8`; sides work, too, such as `v5e:4x8`");
+        check_refused("h100_8", "hint: the nearest is `h100-8`");
+        check_refused("V7X-8", "the nearest is `tpu7x-8`");
+        check_refused(
+            "h100-16",
+            "one machine, which are 1, 2, 4 or 8; the nearest are `h100-8` and `h100-4`",
+        );
+        check_refused("v5e:axb", "such as `v5e:4x8`");
+        for name in
+            ["v5p", "v5p-8576", "v5e-2", "v5e-512", "v5p:4x4", "v5p:0x4x4", "l4-1", "", "-", ":", "v5e:"]
+        {
+            check_refused(name, "hint");
+        }
+    }
+
+    #[test]
+    fn slices_are_found_by_their_devices() {
+        let name = |generation: &str, devices| {
+            CHIPS.iter().find(|chip| chip.generation == generation)?.name_of_slice(devices)
+        };
+        assert_eq!(name("v5e", 8).as_deref(), Some("v5e-8"));
+        assert_eq!(name("v5p", 8).as_deref(), Some("v5p-16"));
+        assert_eq!(name("tpu7x", 8).as_deref(), Some("tpu7x-8"));
+        assert_eq!(name("tpu7x", 3), None);
+        assert_eq!(name("v5e", 6), None);
+        assert_eq!(name("h100", 16), None);
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub enum PluginOrigin {
     Python,
     /// In the user's cache directory, where [`crate::install`] puts it.
     Cache,
+    /// There, too, but only to compile with: what programs call is not with it.
+    Compiler,
 }
 
 impl PluginOrigin {
@@ -37,6 +39,7 @@ impl PluginOrigin {
             Self::Named => "named",
             Self::Python => "python",
             Self::Cache => "cache",
+            Self::Compiler => "compiler",
         }
     }
 }
@@ -83,18 +86,27 @@ pub fn find_or_install_compiler(platform: Platform, named: Option<&Path>) -> Res
     }
 }
 
-/// Every plugin on this machine that would be found for some platform.
+/// The file that [`PLUGIN_PATH_VARIABLE`] names, which is used in place of all that [`find_all`] lists.
 ///
 /// # Errors
-/// A file that the environment names does not exist.
-pub fn find_all() -> Result<Vec<PluginLocation>, Error> {
+/// It does not exist.
+pub fn named_plugin() -> Result<Option<PathBuf>, Error> {
+    // Which platform it is for shows when it is loaded.
+    Ok(find_named(Platform::Cpu, None)?.map(|location| location.path))
+}
+
+/// Every plugin on this machine that is found for some platform where no file is named, and what only compiles.
+pub fn find_all() -> Vec<PluginLocation> {
     let folders = python_folders();
     let mut all = Vec::new();
     for platform in Platform::ALL {
         all.extend(find_in(platform, &folders, PluginOrigin::Python));
         all.extend(find_in_cache(platform));
+        if platform == Platform::Gpu {
+            all.extend(find_in_folder_of(platform, Purpose::Compile, PluginOrigin::Compiler));
+        }
     }
-    Ok(all)
+    all
 }
 
 fn find_named(platform: Platform, named: Option<&Path>) -> Result<Option<PluginLocation>, Error> {
@@ -116,8 +128,12 @@ fn find_in(platform: Platform, folders: &[PathBuf], origin: PluginOrigin) -> Opt
 }
 
 fn find_in_cache(platform: Platform) -> Option<PluginLocation> {
-    let folder = Installer::new("python3", cache_directory().ok()?).folder(platform, Purpose::Run)?;
-    find_in(platform, &[folder], PluginOrigin::Cache)
+    find_in_folder_of(platform, Purpose::Run, PluginOrigin::Cache)
+}
+
+fn find_in_folder_of(platform: Platform, purpose: Purpose, origin: PluginOrigin) -> Option<PluginLocation> {
+    let folder = Installer::new("python3", cache_directory().ok()?).folder(platform, purpose)?;
+    find_in(platform, &[folder], origin)
 }
 
 /// The folders that Python packages are installed in: those of the active virtual environment, which is found

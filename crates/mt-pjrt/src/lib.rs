@@ -31,7 +31,7 @@ pub use client::{Client, ClientOptions, Device, DeviceMemoryStats, Memory};
 pub use compiled::{CompiledProgram, MemoryUse};
 pub use discover::{
     PLUGIN_PATH_VARIABLE, PluginLocation, PluginOrigin, find_all, find_or_install, find_or_install_compiler,
-    find_plugin,
+    find_plugin, named_plugin,
 };
 pub use environment::prepare_environment;
 pub use error::{Error, ErrorCode, PjrtError};

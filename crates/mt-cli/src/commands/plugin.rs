@@ -1,6 +1,8 @@
 //! `maxtext plugin`: list, install.
 
-use mt_pjrt::{Platform, PluginLocation};
+use std::path::Path;
+
+use mt_pjrt::{PLUGIN_PATH_VARIABLE, Platform, PluginLocation, PluginOrigin};
 use serde_json::{Value, json};
 
 use crate::{
@@ -20,22 +22,25 @@ pub fn run(command: PluginCommand) -> Result<(), Failure> {
 }
 
 fn list(as_json: bool) -> Result<(), Failure> {
-    let all = mt_pjrt::find_all()?;
+    let (named, all) = (mt_pjrt::named_plugin()?, mt_pjrt::find_all());
     if as_json {
-        let entries: Vec<Value> = all
-            .iter()
-            .map(|plugin| {
-                json!({
-                    "platform": plugin.platform.name(),
-                    "origin": plugin.origin.name(),
-                    "path": plugin.path.display().to_string(),
-                })
+        let entry = |platform: Option<Platform>, origin: PluginOrigin, path: &Path| {
+            json!({
+                "platform": platform.map(Platform::name),
+                "origin": origin.name(),
+                "path": path.display().to_string(),
             })
-            .collect();
+        };
+        let named = named.iter().map(|path| entry(None, PluginOrigin::Named, path));
+        let found = all.iter().map(|plugin| entry(Some(plugin.platform), plugin.origin, &plugin.path));
+        let entries: Vec<Value> = named.chain(found).collect();
         return print(&format!("{:#}", Value::Array(entries)));
     }
-    let lines: Vec<String> =
-        Platform::ALL.into_iter().flat_map(|platform| of_platform(platform, &all)).collect();
+    let of_environment = named.iter().map(|path| {
+        format!("`{PLUGIN_PATH_VARIABLE}` names {}, which is used in place of these:", path.display())
+    });
+    let of_platforms = Platform::ALL.into_iter().flat_map(|platform| of_platform(platform, &all));
+    let lines: Vec<String> = of_environment.chain(of_platforms).collect();
     print(&lines.join("\n"))
 }
 
@@ -43,9 +48,11 @@ fn of_platform(platform: Platform, all: &[PluginLocation]) -> Vec<String> {
     let found: Vec<String> = all
         .iter()
         .filter(|plugin| plugin.platform == platform)
-        .map(|plugin| format!("{platform}  {:<7} {}", plugin.origin.name(), plugin.path.display()))
+        .map(|plugin| format!("{platform}  {:<8} {}", plugin.origin.name(), plugin.path.display()))
         .collect();
-    if !found.is_empty() {
+    let runs =
+        |plugin: &PluginLocation| plugin.platform == platform && plugin.origin != PluginOrigin::Compiler;
+    if all.iter().any(runs) {
         return found;
     }
     let remedy = match platform {
@@ -53,5 +60,6 @@ fn of_platform(platform: Platform, all: &[PluginLocation]) -> Vec<String> {
         Platform::Gpu => "not installed; `maxtext plugin install gpu` does",
     };
     let present = if platform.is_present() { "" } else { "; this machine has none" };
-    vec![format!("{platform}  -       {remedy}{present}")]
+    let missing = format!("{platform}  -        {remedy}{present}");
+    std::iter::once(missing).chain(found).collect()
 }

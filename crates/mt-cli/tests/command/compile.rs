@@ -15,6 +15,18 @@ fn impossible_hardware_is_refused() {
     );
     check_refused(&["compile_topology=v55p-128"], &["no hardware named `v55p-128`", "v5p"]);
     check_refused(
+        &["compile_topology=v5e:32x32"],
+        &["no hardware named `v5e:32x32` (command line)", "1, 2, 4, 8 or 16", "`v5e-256`"],
+    );
+    check_refused(
+        &["compile_topology=v5e:3x5"],
+        &["no hardware named `v5e:3x5`", "1, 2, 4, 8 or 16", "`v5e-16`"],
+    );
+    check_refused(
+        &["compile_topology=h100:16"],
+        &["no hardware named `h100:16` (command line)", "one machine", "`h100-8`"],
+    );
+    check_refused(
         &["compile_topology=a3", "compile_topology_num_slices=2"],
         &["`compile_topology` is `a3` (command line), a machine of GPUs, and slices are of TPUs"],
     );
@@ -28,7 +40,19 @@ fn impossible_hardware_is_refused() {
 fn meshes_and_batches_must_fit_the_hardware() {
     check_refused(
         &["compile_topology=v5e-4", "ici_fsdp_parallelism=8"],
-        &["`ici_fsdp_parallelism=8` (command line)", "which is 4"],
+        &[
+            "`ici_fsdp_parallelism=8` (command line)",
+            "which is 4",
+            "; `compile_topology=v5e-8` has as many devices",
+        ],
+    );
+    check_refused(
+        &["compile_topology=v5e-4", "dcn_data_parallelism=3"],
+        &["asks for several slices, but there is one", "; `compile_topology_num_slices=3` is for as many"],
+    );
+    check_refused(
+        &["compile_topology=v5e-4", "num_cpu_slices=2"],
+        &["`num_cpu_slices` is `2` (command line)", "`compile_topology_num_slices=2`"],
     );
     check_refused(
         &["compile_topology=v5e-4", "compile_topology_num_slices=2", "dcn_data_parallelism=4"],

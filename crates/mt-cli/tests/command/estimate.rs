@@ -83,7 +83,13 @@ fn estimates_are_read_by_people() {
 
 #[test]
 fn impossible_requests_are_refused() {
-    check_wrong(&["estimate", "compile_topology=v5x-128"], &["no hardware named `v5x-128`", "`v5p`"]);
+    check_wrong(&["estimate", "compile_topology=v5x-128"], &["no hardware named `v5x-128`", "`v5p-128`"]);
+    for name in ["h100:16", "h100:3", "v5e:9999999999x9999999999", "v5p:64x64x64"] {
+        check_wrong(
+            &["estimate", &format!("compile_topology={name}")],
+            &[&format!("no hardware named `{name}` (command line)"), "the nearest are"],
+        );
+    }
     check_wrong(
         &["estimate", "model_name=llama2-7b", "compile_topology=v5e-16", "ici_fsdp_parallelism=32"],
         &["`ici_fsdp_parallelism=32`", "16"],

@@ -147,6 +147,16 @@ fn plugins_are_listed() {
     }
     let json = maxtext_in(home.path(), &["plugin", "list", "--json"], &environment);
     assert!(serde_json::from_str::<serde_json::Value>(&json.output).unwrap().is_array());
+
+    let file = home.path().join("plugin.so");
+    std::fs::write(&file, "").unwrap();
+    let named = [environment[0], ("MAXTEXT_PJRT_PLUGIN_PATH", file.to_str().unwrap())];
+    let list = maxtext_in(home.path(), &["plugin", "list"], &named).output;
+    let expected = format!("`MAXTEXT_PJRT_PLUGIN_PATH` names {}, which is used in place", file.display());
+    assert!(list.contains(&expected), "{list}");
+    let json = maxtext_in(home.path(), &["plugin", "list", "--json"], &named).output;
+    let entries: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(entries[0]["origin"], "named", "{json}");
 }
 
 #[test]

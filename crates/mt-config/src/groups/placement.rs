@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 use mt_shape::{HybridAxis, LogicalRules, Mesh, PartitionSpec, Placement, Topology};
 
 use super::{
-    FromValue, ObjectiveGroup,
+    FromValue, Hardware, ObjectiveGroup,
     data::{Sequences, is_short},
     group, read,
 };
 use crate::{
+    CompileTopology,
     coerce::coerce,
     config::Config,
     error::{ConfigError, Problem},
@@ -48,6 +49,8 @@ pub struct Parallelism {
     sizes: Vec<AxisSize>,
     /// The preset whose mesh axes these are, where it is not the mesh of training.
     preset_for_eval: Option<String>,
+    /// `compile_topology`, where the devices are those of hardware that is not there.
+    absent: Option<String>,
 }
 
 /// The size of one mesh axis as a key sets it.
@@ -74,8 +77,14 @@ impl Parallelism {
             let size = (key.class == Class::Effective).then(|| read(config, key.name, problems))??;
             Some(AxisSize { axis, key: key.name, size, origin: entry.origin.clone() })
         });
-        Self { network, sizes: sizes.collect(), preset_for_eval: None }
+        Self { network, sizes: sizes.collect(), preset_for_eval: None, absent: absent_hardware(config) }
     }
+}
+
+/// `compile_topology`, if it is set.
+fn absent_hardware(config: &Config) -> Option<String> {
+    let name = config.entry("compile_topology").value.as_str()?;
+    Some(name.to_owned()).filter(|name| !name.is_empty())
 }
 
 group! {
@@ -101,6 +110,7 @@ group! {
         preset_for_eval: Option<MeshAndRules> = |config, _| Some(MeshAndRules::for_evaluation(config)),
         mesh_axes_origin: Origin = |config, _| Some(config.entry("mesh_axes").origin.clone()),
         rules_origin: Origin = |config, _| Some(config.entry("logical_axis_rules").origin.clone()),
+        absent: Option<String> = |config, _| Some(absent_hardware(config)),
     }
 }
 
@@ -139,6 +149,9 @@ const HIDDEN_POSITIONS: &str = "activation_norm_length";
 
 /// As many as `num_cpu_devices` may be.
 const MOST_CPU_DEVICES: usize = 4096;
+
+/// As many as `compile_topology_num_slices` may be.
+const MOST_ABSENT_SLICES: usize = 1024;
 
 impl PlacementGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
@@ -232,6 +245,16 @@ impl PlacementGroup {
     /// # Errors
     /// The slices have different sizes, or they are not as many as `num_slices` says.
     pub fn topology(&self, num_devices: usize, slices: Option<&[i64]>) -> Result<Topology, ConfigError> {
+        if let (Some(name), None, 2..) = (&self.absent, slices, self.num_cpu_slices) {
+            let (slices, origin) = (self.num_cpu_slices, &self.slices_origin.num_cpu_slices);
+            return Err(Problem::inconsistent(
+                format!(
+                    "`num_cpu_slices` is `{slices}` ({origin}), but the devices are those of `compile_topology={name}`"
+                ),
+                format!("leave it out; `compile_topology_num_slices={slices}` is for as many slices"),
+            )
+            .into());
+        }
         let topology = match slices {
             Some(slices) => Topology::of_slices(slices).map_err(|error| {
                 Problem::inconsistent(error.to_string(), "use slices of one size: a mesh is a grid")
@@ -249,9 +272,16 @@ impl PlacementGroup {
         let found = topology.num_slices();
         if self.num_slices > 0 && self.num_slices != found as i64 {
             let (slices, origin) = (self.num_slices, &self.slices_origin.num_slices);
+            let as_many = match self.absent {
+                Some(_) => format!("`compile_topology_num_slices={slices}` is for as many"),
+                None => format!("on a CPU, `num_cpu_slices={slices}` deals its devices to as many"),
+            };
             return Err(Problem::inconsistent(
-                format!("`num_slices` is `{slices}` ({origin}), but the devices are of {}", counted(found, "slice")),
-                format!("leave out `num_slices`, which are counted; on a CPU, `num_cpu_slices={slices}` deals its devices to as many"),
+                format!(
+                    "`num_slices` is `{slices}` ({origin}), but the devices are of {}",
+                    counted(found, "slice")
+                ),
+                format!("leave out `num_slices`, which are counted; {as_many}"),
             )
             .into());
         }
@@ -597,26 +627,50 @@ impl Parallelism {
 
     /// How to mend sizes whose product is not `available`.
     fn sizes_that_fit(&self, product: usize, available: usize, num_slices: usize) -> String {
-        let as_many = |key: &str, unit: &str, number: Option<usize>| match number {
-            // Another number of devices would not fit the mesh of training.
-            Some(number) if number <= MOST_CPU_DEVICES && self.preset_for_eval.is_none() => {
-                format!("; on a CPU, `{key}={number}` makes as many {unit}")
-            }
-            _ => String::new(),
+        // Another number of devices would not fit the mesh of training.
+        let is_of_training = self.preset_for_eval.is_none();
+        let as_many = match (&self.absent, self.network) {
+            _ if !is_of_training => String::new(),
+            (Some(name), "dcn") => more_slices(name, product),
+            (Some(name), _) => other_hardware(name, product),
+            (None, "dcn") => on_cpu("num_cpu_slices", "slices", Some(product)),
+            (None, _) => on_cpu("num_cpu_devices", "devices", product.checked_mul(num_slices)),
         };
         if self.network == "dcn" && num_slices == 1 {
-            let as_many = as_many("num_cpu_slices", "slices", Some(product));
             return format!(
                 "leave out the `dcn_*_parallelism` keys, or split within the slice: `ici_*_parallelism`{as_many}"
             );
         }
-        let as_many = match self.network {
-            "dcn" => as_many("num_cpu_slices", "slices", Some(product)),
-            _ => as_many("num_cpu_devices", "devices", product.checked_mul(num_slices)),
-        };
         format!(
             "choose sizes whose product is {available}, or set one of them to -1 to take what is left{as_many}"
         )
+    }
+}
+
+/// How to get `number` CPU devices or slices.
+fn on_cpu(key: &str, unit: &str, number: Option<usize>) -> String {
+    match number.filter(|number| *number <= MOST_CPU_DEVICES) {
+        Some(number) => format!("; on a CPU, `{key}={number}` makes as many {unit}"),
+        None => String::new(),
+    }
+}
+
+/// How to get `number` slices of the hardware of this name. Those of GPUs, machines, are not compiled for together.
+fn more_slices(name: &str, number: usize) -> String {
+    match CompileTopology::named(name) {
+        Ok(found) if found.chip.hardware == Hardware::Tpu && number <= MOST_ABSENT_SLICES => {
+            format!("; `compile_topology_num_slices={number}` is for as many slices")
+        }
+        _ => String::new(),
+    }
+}
+
+/// Hardware with `number` devices in a slice, of the generation of that of this name.
+fn other_hardware(name: &str, number: usize) -> String {
+    let other = CompileTopology::named(name).ok().and_then(|found| found.chip.name_of_slice(number));
+    match other {
+        Some(other) => format!("; `compile_topology={other}` has as many devices"),
+        None => "; or name other hardware in `compile_topology`".to_owned(),
     }
 }
 

@@ -460,6 +460,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of slices of the hardware that `compile_topology` names; -1 for one.",
             )
             .at_least(-1.0)
+            .at_most(1024.0)
             .only_with("compile_topology", &[])
             .acts_on("compilation")
             .run_level(),
