@@ -152,10 +152,14 @@ impl Config {
         self.notes.iter().cloned().chain(without_effect).collect()
     }
 
+    /// `compile_topology`, if it names hardware that is not there.
+    pub(crate) fn absent_hardware(&self) -> Option<&str> {
+        self.entry("compile_topology").value.as_str().filter(|name| !name.is_empty())
+    }
+
     /// Whether an entry says something of this machine while another one is named.
     fn is_of_this_machine(&self, entry: &Entry) -> bool {
-        let other = self.entry("compile_topology");
-        let Some(name) = other.value.as_str().filter(|_| other.key.asks(&other.value)) else { return false };
+        let Some(name) = self.absent_hardware() else { return false };
         match entry.key.name {
             "num_cpu_devices" => true,
             "hardware" => CompileTopology::find(name)

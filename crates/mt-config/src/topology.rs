@@ -139,20 +139,28 @@ impl Chip {
     fn bounds(&self, size: usize) -> Option<Vec<usize>> {
         match self.sizes {
             Sizes::Plane => plane(size),
-            Sizes::Block { most_chips, .. } if size.is_multiple_of(2) && size / 2 <= most_chips => {
-                block_sides(size / 2)
+            Sizes::Block { most_chips, .. } => {
+                let chips = size / self.counted_per_chip();
+                (chips <= most_chips && size.is_multiple_of(self.counted_per_chip()))
+                    .then(|| block_sides(chips))
+                    .flatten()
             }
             // Names count the chips of a machine, of which there are eight or fewer.
             Sizes::Machine if matches!(size, 1 | 2 | 4 | 8) => Some(vec![size]),
-            Sizes::Block { .. } | Sizes::Machine | Sizes::Unnamed => None,
+            Sizes::Machine | Sizes::Unnamed => None,
         }
+    }
+
+    /// What sizes in names count for each chip: the cores of those in blocks.
+    fn counted_per_chip(&self) -> usize {
+        if matches!(self.sizes, Sizes::Block { .. }) { 2 } else { 1 }
     }
 
     /// The sizes that names end in, from the smallest.
     fn sizes(&self) -> impl Iterator<Item = usize> {
         let most = match self.sizes {
-            Sizes::Plane => 256,
-            Sizes::Block { most_chips, .. } => 2 * most_chips,
+            Sizes::Plane => PLANE_SIDE * PLANE_SIDE,
+            Sizes::Block { most_chips, .. } => self.counted_per_chip() * most_chips,
             Sizes::Machine => 8,
             Sizes::Unnamed => 0,
         };
@@ -319,11 +327,6 @@ impl Chip {
     /// There is none; the text says why.
     fn check_sides(&self, sides: &[usize]) -> Result<(), String> {
         let Self { generation, .. } = self;
-        if let (Sizes::Machine, [size]) = (&self.sizes, sides)
-            && self.bounds(*size).is_none()
-        {
-            return Err(OF_A_MACHINE.to_owned());
-        }
         let num_sides = self.num_sides();
         if sides.len() != num_sides {
             let unit = if num_sides == 1 { "number" } else { "sides" };
@@ -334,6 +337,7 @@ impl Chip {
                 Err(format!("sides of `{generation}` are 1, 2, 4, 8 or {PLANE_SIDE}"))
             }
             Sizes::Block { most_chips, .. } => self.check_block(sides, most_chips),
+            Sizes::Machine if self.bounds(sides[0]).is_none() => Err(OF_A_MACHINE.to_owned()),
             Sizes::Plane | Sizes::Machine | Sizes::Unnamed => Ok(()),
         }
     }
@@ -365,9 +369,7 @@ impl Chip {
             Some((_, sides)) => {
                 let sides: Option<Vec<usize>> = sides.split('x').map(|side| side.parse().ok()).collect();
                 let chips = sides.map(|sides| sides.into_iter().fold(1, usize::saturating_mul));
-                // Names count the cores of chips in blocks.
-                let per_chip = if matches!(self.sizes, Sizes::Block { .. }) { 2 } else { 1 };
-                chips.map(|chips| chips.saturating_mul(per_chip))
+                chips.map(|chips| chips.saturating_mul(self.counted_per_chip()))
             }
             None => name.rsplit_once('-').and_then(|(_, size)| size.parse().ok()),
         };
@@ -381,12 +383,9 @@ impl Chip {
 
     /// The name of the slice with this number of devices, if there is one.
     pub(crate) fn name_of_slice(&self, num_devices: usize) -> Option<String> {
-        let chips = num_devices / self.devices_per_chip();
         let is_whole = num_devices.is_multiple_of(self.devices_per_chip());
-        let mut sizes = self.sizes();
-        let size = sizes
-            .find(|size| self.bounds(*size).is_some_and(|sides| sides.iter().product::<usize>() == chips));
-        size.filter(|_| is_whole).map(|size| format!("{}-{size}", self.generation))
+        let size = (num_devices / self.devices_per_chip()).checked_mul(self.counted_per_chip())?;
+        (is_whole && self.bounds(size).is_some()).then(|| format!("{}-{size}", self.generation))
     }
 
     /// How sides are written, for chips whose slices have several.

@@ -5,8 +5,7 @@ use half::bf16;
 use crate::{
     Arithmetic, Dim, Elements, ElementsMut, Instructions, Operand,
     attention::{
-        self, CachedInputs, CachedOptions, Gradients, Inputs, Mask, Options, Outcome, Residuals, Results,
-        Shape, Strides,
+        self, CachedInputs, Gradients, Inputs, Mask, Options, Outcome, Residuals, Results, Shape, Strides,
     },
     dot,
     ffi::{Call, Data, DataMut, Error, Fault, Frame, Handler, answer},
@@ -157,8 +156,8 @@ unsafe extern "C" fn call_update_slice(frame: *mut Frame) -> *mut Error {
                 };
                 starts.push((start.max(0) as usize).min(size - part));
             }
-            // The argument that shares its memory with the result is not read.
-            match (call.data_mut(0)?, call.data(1)?) {
+            // The argument that shares its memory with the result is reached only as that.
+            match (call.updated(0)?, call.data(1)?) {
                 (DataMut::F32(all), Data::F32(own)) => replace(all, &dims, own, &part, &starts),
                 (DataMut::Bf16(all), Data::Bf16(own)) => replace(all, &dims, own, &part, &starts),
                 _ => return Err("a part has another type".to_owned()),
@@ -392,9 +391,9 @@ fn attention_to_cache<E: BufferElement>(call: &Call<'_>) -> Result<(), Fault> {
         sinks: &sinks,
     };
     let (mask, soft_cap) = mask_and_cap(call)?;
-    let options = CachedOptions { shape, mask, soft_cap };
+    let options = Options { shape, mask, soft_cap, instructions: Instructions::best() };
     let context = Outcome::queries(result::<E>(call, 0)?, Strides::heads_first(shape), shape);
-    E::attend_to_cache(&call.team(), &options, Instructions::best(), &inputs, &context);
+    attention::attend_to_cache(&call.team(), &options, &inputs, &context);
     Ok(())
 }
 

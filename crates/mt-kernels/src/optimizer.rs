@@ -59,29 +59,38 @@ pub fn adam(
     assert!([parameter.len(), first.len(), second.len()] == [length; 3], "arrays are of one length");
     let moments = first.chunks_mut(PART).zip(second.chunks_mut(PART));
     let arrays = parameter.chunks_mut(PART).zip(moments).zip(gradient.chunks(PART));
-    let parts: Vec<_> = arrays
-        .map(|((parameter, (first, second)), gradient)| {
-            Mutex::new((0.0, gradient, AdamState { parameter, first, second }))
-        })
-        .collect();
-    team.for_each(parts.len(), &|index| {
-        let mut part = parts[index].lock().unwrap_or_else(PoisonError::into_inner);
-        let (squares, gradient, state) = &mut *part;
-        with_simd!(instructions, simd => simd.run(AdamPart { numbers: *numbers, gradient, state, squares }));
-    });
-    let sums = parts.into_iter().map(|part| part.into_inner().unwrap_or_else(PoisonError::into_inner).0);
-    sums.sum::<f64>() as f32
+    let parts = arrays
+        .map(|((parameter, (first, second)), gradient)| (gradient, AdamState { parameter, first, second }));
+    sum_of_parts(team, parts, &|(gradient, state)| {
+        let mut squares = 0.0;
+        let numbers = *numbers;
+        with_simd!(instructions, simd => simd.run(AdamPart { numbers, gradient, state, squares: &mut squares }));
+        squares
+    })
 }
 
 /// The sum of all squares.
 pub fn sum_of_squares<E: Element>(team: &dyn Team, instructions: Instructions, elements: &[E]) -> f32 {
-    let parts: Vec<_> = elements.chunks(PART).map(|elements| Mutex::new((0.0, elements))).collect();
+    sum_of_parts(team, elements.chunks(PART), &|elements| {
+        let mut squares = 0.0;
+        with_simd!(instructions, simd => simd.run(SquaresPart { elements, squares: &mut squares }));
+        squares
+    })
+}
+
+/// Does the work of each part, and adds up what comes of it in the order of parts, whichever thread does which.
+fn sum_of_parts<P: Send>(
+    team: &dyn Team,
+    parts: impl Iterator<Item = P>,
+    work: &(dyn Fn(&mut P) -> f64 + Sync),
+) -> f32 {
+    let parts: Vec<_> = parts.map(|part| Mutex::new((part, 0.0))).collect();
     team.for_each(parts.len(), &|index| {
         let mut part = parts[index].lock().unwrap_or_else(PoisonError::into_inner);
-        let (squares, elements) = &mut *part;
-        with_simd!(instructions, simd => simd.run(SquaresPart { elements, squares }));
+        let (part, sum) = &mut *part;
+        *sum = work(part);
     });
-    let sums = parts.into_iter().map(|part| part.into_inner().unwrap_or_else(PoisonError::into_inner).0);
+    let sums = parts.into_iter().map(|part| part.into_inner().unwrap_or_else(PoisonError::into_inner).1);
     sums.sum::<f64>() as f32
 }
 

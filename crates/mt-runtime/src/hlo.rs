@@ -339,10 +339,8 @@ impl Walk<'_> {
 
     /// The bytes that an instruction reads from main memory and writes to it.
     fn moved(&self, by_id: &HashMap<i64, &Instruction>, instruction: &Instruction) -> u64 {
-        let size =
-            |id: &i64| by_id.get(id).and_then(|operand| operand.shape.as_ref()).map_or(0, Shape::main_bytes);
-        let whole =
-            |id: &i64| by_id.get(id).and_then(|operand| operand.shape.as_ref()).map_or(0, Shape::bytes);
+        let shape = |id: &i64| by_id.get(id).and_then(|operand| operand.shape.as_ref());
+        let size = |id: &i64| shape(id).map_or(0, Shape::main_bytes);
         let own = instruction.shape.as_ref().map_or(0, Shape::main_bytes);
         let operands = || instruction.operand_ids.iter().map(size).sum::<u64>();
         match instruction.opcode.as_str() {
@@ -382,7 +380,7 @@ impl Walk<'_> {
             }
             "dynamic-update-slice" => {
                 let part = instruction.operand_ids.get(1);
-                part.map_or(0, size) + own.min(part.map_or(0, whole))
+                part.map_or(0, size) + own.min(part.and_then(shape).map_or(0, Shape::bytes))
             }
             "scatter" => 3 * instruction.operand_ids.get(2).map_or(0, size),
             "fusion" => self.moved_by_fusion(by_id, instruction).unwrap_or_else(|| own + operands()),

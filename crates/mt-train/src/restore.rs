@@ -61,7 +61,7 @@ pub(crate) fn restore(
     group: &CheckpointGroup,
     manager: &mut CheckpointManager,
     newest: Option<u64>,
-    initialize: &dyn Fn() -> Result<Executable, TrainError>,
+    initialize: impl FnOnce() -> Result<Executable, TrainError>,
 ) -> Result<Restored, TrainError> {
     if newest.is_some() {
         let mut failure = None;
@@ -90,13 +90,12 @@ pub(crate) fn restore(
             }
         }
     }
-    let fresh = || TrainState::initialize(&initialize()?, layout);
     if let Some(path) = &group.load_full_state_path {
         let checkpoint = Checkpoint::open_path(path)?;
         let state = TrainState::load(runtime, placement, layout, &checkpoint)?;
         return Ok(Restored { state, first_step: steps_done(&checkpoint)?, iterator: None });
     }
-    let mut state = fresh()?;
+    let mut state = TrainState::initialize(&initialize()?, layout)?;
     if let Some(path) = group.parameters_path() {
         state.replace_parameters(|| {
             let parameters = if is_hugging_face(path) {

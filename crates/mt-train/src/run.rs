@@ -1,7 +1,6 @@
 //! A training run from its configuration to its last checkpoint.
 
 use std::{
-    cell::RefCell,
     panic::resume_unwind,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -215,18 +214,10 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         }
         None => None,
     };
-    let initialize = RefCell::new(initialize);
-    let initialize = || initialize.take().unwrap_or_else(&compile_initialize);
-    let Restored { state, first_step, iterator } = restore(
-        &runtime,
-        placement,
-        &**model,
-        layout,
-        &settings.checkpoint,
-        &mut manager,
-        newest,
-        &initialize,
-    )?;
+    let Restored { state, first_step, iterator } =
+        restore(&runtime, placement, &**model, layout, &settings.checkpoint, &mut manager, newest, || {
+            initialize.unwrap_or_else(compile_initialize)
+        })?;
     warn_of_replicas(&settings.placement, &**model, &state, placement.mesh());
     if settings.debug.debug_sharding {
         plan.print_placements();

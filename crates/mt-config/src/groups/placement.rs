@@ -77,14 +77,13 @@ impl Parallelism {
             let size = (key.class == Class::Effective).then(|| read(config, key.name, problems))??;
             Some(AxisSize { axis, key: key.name, size, origin: entry.origin.clone() })
         });
-        Self { network, sizes: sizes.collect(), preset_for_eval: None, absent: absent_hardware(config) }
+        Self {
+            network,
+            sizes: sizes.collect(),
+            preset_for_eval: None,
+            absent: config.absent_hardware().map(str::to_owned),
+        }
     }
-}
-
-/// `compile_topology`, if it is set.
-fn absent_hardware(config: &Config) -> Option<String> {
-    let name = config.entry("compile_topology").value.as_str()?;
-    Some(name.to_owned()).filter(|name| !name.is_empty())
 }
 
 group! {
@@ -110,7 +109,7 @@ group! {
         preset_for_eval: Option<MeshAndRules> = |config, _| Some(MeshAndRules::for_evaluation(config)),
         mesh_axes_origin: Origin = |config, _| Some(config.entry("mesh_axes").origin.clone()),
         rules_origin: Origin = |config, _| Some(config.entry("logical_axis_rules").origin.clone()),
-        absent: Option<String> = |config, _| Some(absent_hardware(config)),
+        absent: Option<String> = |config, _| Some(config.absent_hardware().map(str::to_owned)),
     }
 }
 

@@ -257,8 +257,9 @@ impl Printer<'_> {
 
     /// Prints the call of a kernel that does what `kernel.body` does, if there is one for the type.
     ///
-    /// Of operands that are read through strides the attribute `operands` says how: the number of elements between two positions of a slice, or 0 if
-    /// it is none; the number of dimensions; and their sizes and strides. Positions follow the operands.
+    /// Of operands that are read through strides the attribute `operands` says how: the number of elements between two
+    /// positions of a slice, or 0 if it is none; the number of dimensions; and their sizes and strides. Positions follow
+    /// the operands.
     pub(super) fn kernel_call(
         &mut self,
         kernel: &Kernel,
@@ -272,8 +273,7 @@ impl Printer<'_> {
         let own: Vec<String> =
             kernel.attributes.iter().map(|(name, value)| format!("{name} = {value} : i64")).collect();
         if let KernelOperands::Dense { num_updated } = kernel.operands {
-            let arguments: Vec<(Name, TensorType)> =
-                operands.iter().map(|(name, ty)| (*name, (*ty).clone())).collect();
+            let arguments = whole(operands);
             let place = |result: usize| if results.len() == 1 { String::new() } else { result.to_string() };
             let aliases: Vec<String> = (0..num_updated).map(|index| alias(&place(index), index)).collect();
             return Some(self.call(kernel.name, &arguments, &own, &aliases.join(", "), results, scope));
@@ -307,9 +307,7 @@ impl Printer<'_> {
         if result.dtype != DType::BF16 || !self.kernels().are_for(DType::BF16) {
             return None;
         }
-        let arguments: Vec<(Name, TensorType)> =
-            operands.iter().map(|(name, ty)| (*name, (*ty).clone())).collect();
-        Some(self.call(UPDATE, &arguments, &[], &alias("", 0), &[result], scope)[0])
+        Some(self.call(UPDATE, &whole(operands), &[], &alias("", 0), &[result], scope)[0])
     }
 
     /// Prints the call of a handler with dense row-major operands and results. `aliases` says which results take the
@@ -334,6 +332,11 @@ impl Printer<'_> {
         let arguments: Vec<(Name, &TensorType)> = arguments.iter().map(|(name, ty)| (*name, ty)).collect();
         self.variadic("stablehlo.custom_call", &arguments, &attributes, results, scope)
     }
+}
+
+/// Operands that are passed on as they are.
+fn whole(operands: &[(Name, &TensorType)]) -> Vec<(Name, TensorType)> {
+    operands.iter().map(|(name, ty)| (*name, (*ty).clone())).collect()
 }
 
 /// That a result takes the memory of an operand. `result` is its place among several, or empty.

@@ -5,11 +5,13 @@
 //! in the end.
 
 use super::{
-    Element, MASKED, Mask,
+    Element, MASKED, Mask, Options,
     operands::{Operand, Outcome, Row, Shape},
-    simd::{Simd, Work},
 };
-use crate::Team;
+use crate::{
+    Team,
+    simd::{Simd, Work, with_simd},
+};
 
 /// Slots whose scores are computed before they are exponentiated.
 const BLOCK: usize = 32;
@@ -39,19 +41,20 @@ pub struct CachedInputs<'a, E> {
     pub sinks: &'a [f32],
 }
 
-/// What is computed.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CachedOptions {
-    /// The token's: of length 1.
-    pub shape: Shape,
-    pub mask: Mask,
-    pub soft_cap: Option<f32>,
+/// What tokens make of a cache and of their own values. The shape is the tokens': of length 1.
+pub fn attend_to_cache<E: Element>(
+    team: &dyn Team,
+    options: &Options,
+    inputs: &CachedInputs<'_, E>,
+    context: &Outcome<'_, E>,
+) {
+    with_simd!(options.instructions, simd => run(team, simd, options, inputs, context));
 }
 
-pub(super) fn run<S: Simd, E: Element>(
+fn run<S: Simd, E: Element>(
     team: &dyn Team,
     simd: S,
-    options: &CachedOptions,
+    options: &Options,
     inputs: &CachedInputs<'_, E>,
     context: &Outcome<'_, E>,
 ) {
@@ -152,7 +155,7 @@ impl<'a> State<'a> {
 /// A task: some slots of a row.
 struct Stretch<'a, S, E> {
     simd: S,
-    options: &'a CachedOptions,
+    options: &'a Options,
     inputs: &'a CachedInputs<'a, E>,
     batch: usize,
     slots: &'a [usize],
@@ -183,15 +186,14 @@ impl<S: Simd, E: Element> Work for Stretch<'_, S, E> {
             }
             for (head, scores) in scores.chunks_exact_mut(BLOCK).enumerate() {
                 let totals = &mut state.totals[head * head_dim..][..head_dim];
-                scores[slots.len()..].fill(MASKED);
                 if let Some(cap) = options.soft_cap {
                     for scores in scores[..slots.len().next_multiple_of(S::WIDTH)].chunks_exact_mut(S::WIDTH)
                     {
                         let capped = simd.tanh(simd.div(simd.load(scores), simd.splat(cap)));
                         simd.store(simd.mul(capped, simd.splat(cap)), scores);
                     }
-                    scores[slots.len()..].fill(MASKED);
                 }
+                scores[slots.len()..].fill(MASKED);
                 let before = state.largest[head];
                 let largest = scores.iter().fold(before, |largest, score| largest.max(*score));
                 for scores in scores.chunks_exact_mut(S::WIDTH) {

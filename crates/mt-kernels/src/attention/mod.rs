@@ -21,7 +21,7 @@ mod tests;
 use crate::{Instructions, Team, simd};
 
 pub use backward::{Gradients, Residuals};
-pub use cached::{CachedInputs, CachedOptions};
+pub use cached::{CachedInputs, attend_to_cache};
 pub use format::Element;
 pub use forward::Results;
 pub use operands::{Operand, Outcome, Shape, Strides};
@@ -73,14 +73,6 @@ pub trait Attend: Element {
         inputs: &Inputs<'_, Self>,
         residuals: &Residuals<'_, Self>,
         gradients: Gradients<'_, Self>,
-    );
-    /// What tokens make of a cache and of their own values.
-    fn attend_to_cache(
-        team: &dyn Team,
-        options: &CachedOptions,
-        instructions: Instructions,
-        inputs: &CachedInputs<'_, Self>,
-        context: &Outcome<'_, Self>,
     );
 }
 
@@ -137,18 +129,6 @@ macro_rules! attend {
                 inputs.check(options);
                 with_format!(options.instructions, $single, $widest, format => {
                     backward::run(team, format, options, inputs, residuals, gradients)
-                });
-            }
-
-            fn attend_to_cache(
-                team: &dyn Team,
-                options: &CachedOptions,
-                instructions: Instructions,
-                inputs: &CachedInputs<'_, Self>,
-                context: &Outcome<'_, Self>,
-            ) {
-                with_format!(instructions, Single, Single, format => {
-                    cached::run(team, format::Format::simd(format), options, inputs, context)
                 });
             }
         }

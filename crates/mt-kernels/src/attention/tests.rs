@@ -457,7 +457,6 @@ fn check_cached<E: Attend + Default>(tolerance: f64) {
         }
         let sinks = if case.has_sinks { own.sinks.clone() } else { vec![MASKED; kv_heads * group] };
         let expected = exact_cached(&case, &values, &own, &cached_segments, &sinks);
-        let options = CachedOptions { shape: case.shape, mask: case.mask, soft_cap: case.soft_cap };
         let cache = Strides::positions_first(Shape { group: 1, ..of_cache });
         let keys = Strides::positions_first(Shape { group: 1, ..case.shape });
         let inputs = CachedInputs {
@@ -472,11 +471,13 @@ fn check_cached<E: Attend + Default>(tolerance: f64) {
             sinks: &sinks,
         };
         for instructions in Instructions::available() {
+            let options =
+                Options { shape: case.shape, mask: case.mask, soft_cap: case.soft_cap, instructions };
             for threads in [1, 3] {
                 let team: &dyn Team = if threads == 1 { &Alone } else { &ScopedThreads(threads) };
                 let mut context = vec![E::default(); expected.len()];
                 let outcome = Outcome::queries(&mut context, Strides::heads_first(case.shape), case.shape);
-                E::attend_to_cache(team, &options, instructions, &inputs, &outcome);
+                attend_to_cache(team, &options, &inputs, &outcome);
                 for (index, (given, wanted)) in context.iter().zip(&expected).enumerate() {
                     let given = f64::from(given.to_f32());
                     assert!(

@@ -7,7 +7,9 @@
 use mt_shape::{Axis, DType, HostArray, axis};
 use mt_trace::{DeviceGroup, KernelOperands, Parts, Region, ScanOptions, Tensor};
 
-use super::{AttentionOptions, CONTEXT, Context, KeysValues, MASKED, MaskSpec, Segments, resized};
+use super::{
+    AttentionOptions, CONTEXT, Context, KeysValues, MASKED, MaskSpec, Segments, resized, sinks_of_heads,
+};
 use crate::{
     SequenceOrder,
     axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION},
@@ -57,11 +59,7 @@ pub fn blockwise<'t>(
     let layout = Layout::new(query.axis(POSITION).size, segments.order, num_parts, block);
     let kernel = Kernel { layout, parts, options: *options, with_scores };
     let has_sinks = sinks.is_some();
-    let in_groups = [query.axis(KV_HEADS), query.axis(GROUP)];
-    let sinks = match sinks {
-        Some(sinks) => sinks.cast(DType::F32).broadcast(&in_groups),
-        None => query.region().full(DType::F32, &in_groups, MASKED),
-    };
+    let sinks = sinks_of_heads(query, sinks);
     let results = query.region().custom_vjp_list(
         "blockwise_attention",
         &[query, key, value, segments.query, sinks],
@@ -309,19 +307,10 @@ impl Kernel {
     fn attributes(&self, operands: &[Tensor<'_>]) -> Option<Vec<(&'static str, i64)>> {
         let is_whole = self.parts.along(POSITION).is_none() && self.layout.order == SequenceOrder::AsRead;
         let is_of_one_type = operands[..3].iter().all(|operand| operand.dtype() == operands[0].dtype());
-        let MaskSpec { causal, window, chunk } = self.options.mask;
-        // No window or chunk is 0.
-        let size = |size: Option<usize>| size.map_or(0, |size| size as i64);
-        // As the bits of an `f32`, of which 0 is no cap.
-        let soft_cap = self.options.soft_cap.map_or(0, |cap| (cap as f32).to_bits());
         (is_whole && is_of_one_type).then(|| {
-            vec![
-                ("causal", i64::from(causal)),
-                ("window", size(window)),
-                ("chunk", size(chunk)),
-                ("soft_cap", i64::from(soft_cap)),
-                ("with_scores", i64::from(self.with_scores)),
-            ]
+            let mut attributes = self.options.for_kernels();
+            attributes.push(("with_scores", i64::from(self.with_scores)));
+            attributes
         })
     }
 

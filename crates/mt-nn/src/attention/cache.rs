@@ -1,10 +1,10 @@
 //! Keys and values of earlier tokens.
 
 use mt_derive::Tree;
-use mt_shape::{DType, Tree};
+use mt_shape::Tree;
 use mt_trace::{KernelOperands, Tensor};
 
-use super::{AttentionOptions, CACHED, Context, MASKED, Segments, dense, mask::MaskSpec};
+use super::{AttentionOptions, CACHED, Context, Segments, dense, sinks_of_heads};
 use crate::axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION};
 
 /// Keys and values of one layer, or of a stack of layers.
@@ -53,11 +53,7 @@ pub(super) fn attend<'t>(
     options: &AttentionOptions,
 ) -> Context<'t> {
     let has_sinks = sinks.is_some();
-    let in_groups = [query.axis(KV_HEADS), query.axis(GROUP)];
-    let sinks = match sinks {
-        Some(sinks) => sinks.cast(DType::F32).broadcast(&in_groups),
-        None => query.region().full(DType::F32, &in_groups, MASKED),
-    };
+    let sinks = sinks_of_heads(query, sinks);
     let rows = segments.query.axes()[0].name;
     let keys = [rows, KV_POSITION, KV_HEADS, HEAD_DIM];
     let KeysValues { key, value } = own.map_leaves(|_, own| own.order(&keys));
@@ -65,19 +61,10 @@ pub(super) fn attend<'t>(
     let query = query.order(&[rows, POSITION, KV_HEADS, GROUP, HEAD_DIM]);
     let operands =
         [query, key, value, cached.key, cached.value, segments.query, segments.key, cache.start, sinks];
-    let MaskSpec { causal, window, chunk } = options.mask;
-    // No window or chunk is 0; a cap is told as the bits of an `f32`, of which 0 is none.
-    let size = |size: Option<usize>| size.map_or(0, |size| size as i64);
-    let attributes = vec![
-        ("causal", i64::from(causal)),
-        ("window", size(window)),
-        ("chunk", size(chunk)),
-        ("soft_cap", i64::from(options.soft_cap.map_or(0, |cap| (cap as f32).to_bits()))),
-    ];
     let order = segments.order;
     let made = query.region().kernel(
         "maxtext.attention_to_cache",
-        attributes,
+        options.for_kernels(),
         KernelOperands::Strided,
         &operands,
         |_, operands| {

@@ -57,6 +57,31 @@ pub const DENSE_LIMIT: usize = 512;
 /// What masked scores are set to: low enough to vanish, finite so that rows without any key stay numbers.
 pub(crate) const MASKED: f64 = -1e30;
 
+impl AttentionOptions {
+    /// What kernels are told: no window or chunk is 0, and the cap is the bits of an `f32`, of which 0 is none.
+    fn for_kernels(&self) -> Vec<(&'static str, i64)> {
+        let MaskSpec { causal, window, chunk } = self.mask;
+        let size = |size: Option<usize>| size.map_or(0, |size| size as i64);
+        let soft_cap = self.soft_cap.map_or(0, |cap| (cap as f32).to_bits());
+        vec![
+            ("causal", i64::from(causal)),
+            ("window", size(window)),
+            ("chunk", size(chunk)),
+            ("soft_cap", i64::from(soft_cap)),
+        ]
+    }
+}
+
+/// `f32[kv_heads, group]`: the sinks of a query's heads, and scores of what is masked if there are none.
+#[track_caller]
+fn sinks_of_heads<'t>(query: Tensor<'t>, sinks: Option<Tensor<'t>>) -> Tensor<'t> {
+    let in_groups = [query.axis(KV_HEADS), query.axis(GROUP)];
+    match sinks {
+        Some(sinks) => sinks.cast(DType::F32).broadcast(&in_groups),
+        None => query.region().full(DType::F32, &in_groups, MASKED),
+    }
+}
+
 /// Multi-head attention with query heads in groups that share keys and values (Ainslie et al., 2023).
 #[derive(Clone, Debug, Tree)]
 pub struct Attention<L> {
