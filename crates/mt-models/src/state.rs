@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use half::slice::HalfFloatSliceExt;
 use mt_checkpoint::{
     ArraySource, CheckpointError, Entry, ExpectedArray, KeySegment, SourceError, Value, entry_name,
 };
@@ -173,8 +174,16 @@ pub(crate) fn converted(array: HostArray, dtype: DType) -> HostArray {
     if array.dtype() == dtype {
         return array;
     }
-    let numbers = array.to_f64();
     let dims = array.dims();
+    // What most weights are, and most models want: nothing is made in between.
+    if let (DType::F32, DType::BF16) = (array.dtype(), dtype) {
+        let mut made = HostArray::zeros(dtype, dims);
+        let numbers = bytemuck::cast_slice::<u8, f32>(array.bytes());
+        let values = bytemuck::cast_slice_mut::<u8, half::bf16>(made.bytes_mut());
+        values.convert_from_f32_slice(numbers);
+        return made;
+    }
+    let numbers = array.to_f64();
     let made = match dtype {
         DType::F64 => HostArray::from_slice(dtype, dims, &numbers),
         DType::BF16 => {

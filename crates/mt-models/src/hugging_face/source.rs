@@ -63,13 +63,11 @@ impl TensorSource {
         (!dtype.known().is_some_and(DType::is_float)).then(|| dtype.to_string())
     }
 
-    /// Whether a tensor lies in the files as numbers of this type, in the order in which [`Self::read`] gives them.
-    pub fn is_plain(&self, name: &str, dtype: DType) -> bool {
+    /// The type of the numbers of a tensor that is plain: it lies in the files in the order in which [`Self::read`] gives it.
+    pub fn plain_type(&self, name: &str) -> Option<DType> {
         match self {
-            Self::Safetensors(directory) => {
-                directory.tensor(name).is_some_and(|tensor| tensor.dtype.known() == Some(dtype))
-            }
-            Self::Consolidated(_) => false,
+            Self::Safetensors(directory) => directory.tensor(name)?.dtype.known(),
+            Self::Consolidated(_) => None,
         }
     }
 

@@ -155,8 +155,8 @@ impl Weights {
                 let work = layers.iter().zip(made.bytes_mut().chunks_mut(size.max(1)));
                 let work = work.flat_map(|(layer, bytes)| {
                     let (tensor, part) = parts[&(index, *layer)];
-                    let is_direct = self.is_direct(tensor, own, inner, dtype);
-                    pieces(tensor, part, is_direct, bytes)
+                    let in_rows = self.stored_rows(tensor, own, inner).is_some();
+                    pieces(tensor, part, in_rows, bytes)
                 });
                 in_parallel(work, |buffer, piece| self.read_piece(piece, own, inner, dtype, buffer))?;
                 Ok(made)
@@ -176,30 +176,39 @@ impl Weights {
         buffer: &mut Vec<u8>,
     ) -> Result<(), StateError> {
         let Piece { tensor, part, rows, made } = piece;
-        if !self.is_direct(tensor, dims, ranges, dtype) {
+        let Some(stored) = self.stored_rows(tensor, dims, ranges) else {
             let whole = self.source.read(&self.names[&tensor.name])?;
             let values = converted(sliced(parameter_part(&whole, part, dims), ranges), dtype);
             made.copy_from_slice(values.bytes());
             return Ok(());
-        }
-        if matches!(part.layout, Layout::Same(_)) {
+        };
+        if stored == dtype && matches!(part.layout, Layout::Same(_)) {
             return self.read_rows(tensor, rows, made);
         }
-        let row = tensor.dims.last().map_or(1, |columns| columns * dtype.byte_size());
-        // What is transposed together is read together: it is then still in the processor's cache.
+        let columns = tensor.dims.last().copied().unwrap_or(1);
+        // What is converted and transposed together is read together: it is then still in the processor's cache, and no
+        // tensor is in memory in both types.
         for first in rows.clone().step_by(SIDE) {
             let some = first..rows.end.min(first + SIDE);
-            buffer.resize(some.len() * row, 0);
-            self.read_rows(tensor, some, buffer)?;
-            write_rows(buffer, first, dtype, &tensor.dims, part, made);
+            let place = first - rows.start;
+            if stored == dtype {
+                buffer.resize(some.len() * columns * stored.byte_size(), 0);
+                self.read_rows(tensor, some, buffer)?;
+                write_rows(buffer, place, dtype, &tensor.dims, part, made);
+            } else {
+                let mut read = HostArray::zeros(stored, &[some.len(), columns]);
+                self.read_rows(tensor, some, read.bytes_mut())?;
+                write_rows(converted(read, dtype).bytes(), place, dtype, &tensor.dims, part, made);
+            }
         }
         Ok(())
     }
 
-    /// Whether what is wanted of a layer are a tensor's bytes, all of them, at other places perhaps.
-    fn is_direct(&self, tensor: &FileTensor, dims: &[usize], ranges: &[Range<usize>], dtype: DType) -> bool {
+    /// The type of a tensor's numbers in the files, if they are read row by row: all of them are wanted, perhaps in another
+    /// type or at other places.
+    fn stored_rows(&self, tensor: &FileTensor, dims: &[usize], ranges: &[Range<usize>]) -> Option<DType> {
         let is_whole = ranges.iter().zip(dims).all(|(range, dim)| range.len() == *dim);
-        is_whole && self.source.is_plain(&self.names[&tensor.name], dtype)
+        self.source.plain_type(&self.names[&tensor.name]).filter(|_| is_whole)
     }
 
     /// Reads the bytes of some rows of a tensor that is plain.
@@ -226,15 +235,16 @@ struct Piece<'a> {
     made: &'a mut [u8],
 }
 
-/// The pieces of one layer's part: one, or several if only bytes are read, as a large matrix may be a parameter alone.
+/// The pieces of one layer's part: one, or several if it lies in the file in the same order and is read row by row, as a
+/// large matrix may be a parameter alone.
 fn pieces<'a>(
     tensor: &'a FileTensor,
     part: &'a TensorPart,
-    is_direct: bool,
+    in_rows: bool,
     made: &'a mut [u8],
 ) -> impl Iterator<Item = Piece<'a>> {
     let all = num_rows(tensor);
-    let (rows, bytes) = if is_direct && matches!(part.layout, Layout::Same(_)) {
+    let (rows, bytes) = if in_rows && matches!(part.layout, Layout::Same(_)) {
         let row = made.len() / all.max(1);
         let rows = (COPIED_AT_ONCE / row.max(1)).max(1);
         (rows, rows * row)
