@@ -8,15 +8,15 @@ use std::{
     ffi::{CString, c_char, c_int, c_void},
     panic::{AssertUnwindSafe, catch_unwind},
     slice,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
+    sync::Arc,
 };
 
 use half::bf16;
 
-use crate::Team;
+use crate::{
+    Team,
+    shared::{Shared, join, share},
+};
 
 /// The address of a handler. It takes a call frame, and returns null or an error.
 pub type Address = unsafe extern "C" fn(*mut Frame) -> *mut Error;
@@ -196,58 +196,6 @@ pub(crate) struct XlaThreads<'a> {
     num_threads: usize,
 }
 
-/// The tasks of one [`Team::for_each`], which scheduled threads reach through an `Arc`, because they may come when
-/// everything is done and the caller is gone.
-struct Shared {
-    /// Dereferenced only by threads that have entered.
-    task: *const (dyn Fn(usize) + Sync),
-    count: usize,
-    next: AtomicUsize,
-    /// How many threads besides the caller are at work, and [`CLOSED`] once nobody may enter.
-    entered: AtomicUsize,
-    panicked: AtomicBool,
-}
-
-const CLOSED: usize = 1 << (usize::BITS - 1);
-
-// SAFETY: the task may be called from any thread, and is only as long as the caller waits.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
-
-impl Shared {
-    /// Runs tasks until none is left.
-    fn work(&self) {
-        // SAFETY: the caller of `for_each` waits for all who have entered before its task goes.
-        let task = unsafe { &*self.task };
-        let done = catch_unwind(AssertUnwindSafe(|| {
-            while let index = self.next.fetch_add(1, Ordering::Relaxed)
-                && index < self.count
-            {
-                task(index);
-            }
-        }));
-        if done.is_err() {
-            self.panicked.store(true, Ordering::Relaxed);
-        }
-    }
-
-    fn enter(&self) -> bool {
-        let enter = |entered: usize| (entered & CLOSED == 0).then_some(entered + 1);
-        self.entered.fetch_update(Ordering::Acquire, Ordering::Relaxed, enter).is_ok()
-    }
-}
-
-/// What a scheduled thread runs.
-unsafe extern "C" fn join(shared: *mut c_void) {
-    // SAFETY: this is the `Arc` that was scheduled, once.
-    let shared = unsafe { Arc::from_raw(shared.cast_const().cast::<Shared>()) };
-    if shared.enter() {
-        shared.work();
-        shared.entered.fetch_sub(1, Ordering::Release);
-    }
-}
-
 // SAFETY: other threads reach the frame only to schedule tasks, which XLA allows from any thread; it does not change.
 unsafe impl Sync for XlaThreads<'_> {}
 
@@ -261,28 +209,7 @@ impl Team for XlaThreads<'_> {
         if others == 0 {
             return (0..count).for_each(task);
         }
-        let shared = Arc::new(Shared {
-            // SAFETY: only the lifetime changes; the end of this function waits for all who use it.
-            task: unsafe {
-                std::mem::transmute::<&(dyn Fn(usize) + Sync), *const (dyn Fn(usize) + Sync)>(task)
-            },
-            count,
-            next: AtomicUsize::new(0),
-            entered: AtomicUsize::new(0),
-            panicked: AtomicBool::new(false),
-        });
-        for _ in 0..others {
-            self.frame.schedule(join, Arc::into_raw(shared.clone()).cast_mut().cast());
-        }
-        shared.work();
-        shared.entered.fetch_or(CLOSED, Ordering::Acquire);
-        let mut waits = 0_u32;
-        while shared.entered.load(Ordering::Acquire) != CLOSED {
-            waits += 1;
-            // On a busy machine a thread that has entered may be waiting for this one's processor.
-            if waits.is_multiple_of(4096) { std::thread::yield_now() } else { std::hint::spin_loop() }
-        }
-        assert!(!shared.panicked.load(Ordering::Relaxed), "a task panicked");
+        share(others, count, task, &|tasks| self.frame.schedule(tasks));
     }
 }
 
@@ -483,23 +410,25 @@ impl Frame {
         (error.is_null() && count > 0).then_some(count as usize)
     }
 
-    /// Has a thread run a task, or runs it here if there is none.
-    fn schedule(&self, task: unsafe extern "C" fn(*mut c_void), data: *mut c_void) {
+    /// Has a thread join in, unless there is none.
+    fn schedule(&self, tasks: Arc<Shared>) {
+        let data = Arc::into_raw(tasks).cast_mut().cast();
         let mut arguments = Schedule {
             struct_size: size_of::<Schedule>(),
             extension: std::ptr::null_mut(),
             context: self.context,
-            task,
+            task: join,
             data,
         };
-        // SAFETY: the function takes this structure; a task that was refused has not been run.
+        // SAFETY: the function takes this structure. A task that was refused has not been run, and what it would have been
+        // given is still ours.
         unsafe {
             let refused = match (*self.api).thread_pool_schedule {
                 Some(schedule) => !schedule((&raw mut arguments).cast()).is_null(),
                 None => true,
             };
             if refused {
-                task(data);
+                drop(Arc::from_raw(data.cast_const().cast::<Shared>()));
             }
         }
     }

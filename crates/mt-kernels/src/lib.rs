@@ -11,6 +11,7 @@ mod dot;
 mod ffi;
 mod handlers;
 mod optimizer;
+mod shared;
 mod simd;
 mod team;
 
