@@ -68,6 +68,10 @@ unsafe fn copy<L: Load>(panels: &Panels, load: L) {
 /// How many steps ahead elements are fetched. Processors do so themselves along lines only.
 const AHEAD: usize = 4;
 
+/// How many steps of a panel are copied before those of the next one. Panels often lie so that the same steps of several
+/// of them compete for places in the first cache, and so do rows of the source.
+const STEPS_TOGETHER: usize = 4;
+
 /// Copies panels whose lines are adjacent: a step has its words next to each other already.
 ///
 /// # Safety
@@ -75,29 +79,46 @@ const AHEAD: usize = 4;
 #[inline(always)]
 unsafe fn copy_across<L: Load>(panels: &Panels, load: L) {
     let Panels { lines, offsets, width, .. } = *panels;
-    for step in 0..panels.steps() {
-        let first = lines[0] + offsets[step * L::DEPTH];
-        let second =
-            if L::DEPTH == 2 { offsets.get(2 * step + 1).map(|second| lines[0] + second) } else { None };
-        for later in offsets.iter().skip((step + AHEAD) * L::DEPTH).take(L::DEPTH) {
+    let steps = panels.steps();
+    let mut next = 0;
+    while next < steps {
+        let some = next..(next + STEPS_TOGETHER).min(steps);
+        next = some.end;
+        for later in offsets.iter().skip((some.start + AHEAD) * L::DEPTH).take(some.len() * L::DEPTH) {
             for line in (0..lines.len()).step_by(L::CACHE_LINE) {
                 load.prefetch(lines[0] + later + line);
             }
         }
         for panel in 0..panels.count() {
-            for lane in (0..width).step_by(16) {
-                let line = panel * width + lane;
-                let lanes = lines.len().saturating_sub(line).min(16).min(width - lane);
+            let line = panel * width;
+            let is_wide = width == 32 && lines.len() - line >= 32;
+            for step in some.clone() {
+                let first = lines[0] + line + offsets[step * L::DEPTH];
+                let second = match L::DEPTH {
+                    2 => offsets.get(2 * step + 1).map(|second| lines[0] + line + second),
+                    _ => None,
+                };
                 // SAFETY: the lines' elements lie in the source, and the words in the panel.
                 unsafe {
-                    let words = match lanes {
-                        0 => _mm512_setzero_si512(),
-                        _ => {
-                            load.across(first + line, second.map(|second| second + line), first_lanes(lanes))
-                        }
-                    };
-                    let mask = first_lanes((width - lane).min(16));
-                    _mm512_mask_storeu_epi32(panels.word(panel, step).add(lane).cast(), mask, words);
+                    let out = panels.word(panel, step);
+                    if is_wide && (L::DEPTH == 1 || second.is_some()) {
+                        let words = load.across_two(first, second.unwrap_or(first));
+                        _mm512_storeu_si512(out.cast(), words[0]);
+                        _mm512_storeu_si512(out.add(16).cast(), words[1]);
+                        continue;
+                    }
+                    for lane in (0..width).step_by(16) {
+                        let lanes = (lines.len() - line).saturating_sub(lane).min(16).min(width - lane);
+                        let words = match lanes {
+                            0 => _mm512_setzero_si512(),
+                            _ => {
+                                let second = second.map(|second| second + lane);
+                                load.across(first + lane, second, first_lanes(lanes))
+                            }
+                        };
+                        let mask = first_lanes((width - lane).min(16));
+                        _mm512_mask_storeu_epi32(out.add(lane).cast(), mask, words);
+                    }
                 }
             }
         }
@@ -146,28 +167,29 @@ unsafe fn copy_along<L: Load>(panels: &Panels, panel: usize, load: L) {
                 let lines = panel_lines.get(lane..).unwrap_or_default();
                 let start = offsets[position];
                 let mut rows = [_mm512_setzero_si512(); 16];
-                if let Some(lines) = lines.first_chunk::<16>() {
+                if let (Some(lines), true) = (lines.first_chunk::<16>(), count == 16 * L::DEPTH) {
                     for line in 0..16 {
-                        load.prefetch(lines[line] + start + AHEAD_ALONG * L::CACHE_LINE);
-                        rows[line] = load.along(lines[line] + start, count);
+                        for later in (0..count).step_by(L::CACHE_LINE) {
+                            load.prefetch(lines[line] + start + later + AHEAD_ALONG * L::CACHE_LINE);
+                        }
+                        rows[line] = load.along(lines[line] + start, 16 * L::DEPTH);
                     }
-                } else {
-                    for (row, line) in rows.iter_mut().zip(lines) {
-                        load.prefetch(line + start + AHEAD_ALONG * L::CACHE_LINE);
-                        *row = load.along(line + start, count);
+                    let columns = transpose(&rows);
+                    let out = panels.word(panel, step).add(lane);
+                    let mask = first_lanes((width - lane).min(16));
+                    for (step, column) in columns.iter().enumerate() {
+                        _mm512_mask_storeu_epi32(out.add(step * width).cast(), mask, *column);
                     }
+                    continue;
+                }
+                for (row, line) in rows.iter_mut().zip(lines) {
+                    *row = load.along(line + start, count);
                 }
                 let columns = transpose(&rows);
                 let out = panels.word(panel, step).add(lane);
                 let mask = first_lanes((width - lane).min(16));
-                if words == 16 {
-                    for (step, column) in columns.iter().enumerate() {
-                        _mm512_mask_storeu_epi32(out.add(step * width).cast(), mask, *column);
-                    }
-                } else {
-                    for (step, column) in columns.iter().take(words).enumerate() {
-                        _mm512_mask_storeu_epi32(out.add(step * width).cast(), mask, *column);
-                    }
+                for (step, column) in columns.iter().take(words).enumerate() {
+                    _mm512_mask_storeu_epi32(out.add(step * width).cast(), mask, *column);
                 }
             }
         }
