@@ -2,13 +2,18 @@
 //!
 //! All threads together pack the operand with fewer lines. Then each task packs lines of the other one, block by block
 //! along the contraction, and computes their part of the result while they are in its caches: so each element is packed
-//! once. Sums grow along the contraction in an order that depends on its size alone, not on the threads.
+//! once, or not at all if it is the left operand's and tiles can read it where it lies. Sums grow along the contraction
+//! in an order that depends on its size alone, not on the threads.
 
+use std::cell::Cell;
 use std::ops::Range;
 
+use half::bf16;
+
+use super::ahead::Ahead;
 use super::buffer::Buffer;
 use super::kernel::{Kernel, Out, Tile};
-use super::pack::{Depth, Panels};
+use super::pack::{Depth, Format, Panels, Source};
 use super::shape::{Problem, Side, offsets};
 use crate::{Alone, Team};
 
@@ -31,12 +36,23 @@ const MAXIMUM_WIDTH: usize = 32;
 const TASK_ROWS: usize = 128;
 const TASK_COLUMNS: usize = 256;
 
+/// Of the first cache: the bytes between what falls into the same place, and how much of that there is room for.
+const CACHE_PERIOD: usize = 4096;
+const CACHE_WAYS: usize = 8;
+
 /// With fewer tasks for each thread, the last ones leave threads idle for long.
 const TASKS_PER_THREAD: usize = 8;
 
 /// Computes a product that has at least one element and a contraction of at least one, or adds it to a result of `f32`.
 pub(super) fn run(team: &dyn Team, kernel: &Kernel, problem: &Problem, out: Out, adds: bool) {
-    let call = Call { kernel, problem, out, adds, rows_are_shared: problem.rows < problem.columns };
+    let call = Call {
+        kernel,
+        problem,
+        out,
+        adds,
+        rows_are_shared: problem.rows < problem.columns,
+        row_stride: row_stride(kernel, problem),
+    };
     let batch = problem.batch_len();
     let threads = team.num_threads();
     if threads == 1 || batch * problem.rows * problem.columns * problem.depth <= SMALL {
@@ -48,6 +64,22 @@ pub(super) fn run(team: &dyn Team, kernel: &Kernel, problem: &Problem, out: Out,
     }
 }
 
+/// How many bytes lie between rows of the left operand, if tiles can read them in place.
+fn row_stride(kernel: &Kernel, problem: &Problem) -> Option<usize> {
+    let ([free], [contract]) = (&*problem.lhs.free, &*problem.lhs.contract) else { return None };
+    let bytes = match (problem.lhs.source(), kernel.format) {
+        (Source::F32(_), Format::F32) => size_of::<f32>(),
+        // The last word of an odd number of elements would reach beyond the row.
+        (Source::Bf16(_), Format::Pairs) if problem.depth.is_multiple_of(2) => size_of::<bf16>(),
+        _ => return None,
+    };
+    let stride = free.stride * bytes;
+    // Into how many different places of the first cache a column's elements fall.
+    let places = CACHE_PERIOD >> stride.trailing_zeros().min(CACHE_PERIOD.trailing_zeros());
+    let has_room = kernel.rows.div_ceil(places) < CACHE_WAYS;
+    (kernel.reads_rows && contract.stride == 1 && has_room).then_some(stride)
+}
+
 /// What all tasks of a call share.
 struct Call<'a> {
     kernel: &'a Kernel,
@@ -56,6 +88,8 @@ struct Call<'a> {
     adds: bool,
     /// Whether the rows are packed by all threads together, and not the columns.
     rows_are_shared: bool,
+    /// How many bytes lie between rows of the left operand that tiles read in place.
+    row_stride: Option<usize>,
 }
 
 // SAFETY: tasks write to parts of the result that do not overlap.
@@ -98,7 +132,8 @@ impl Call<'_> {
             rows = limit(rows, CHUNK_WORDS / columns, kernel.rows);
         }
         let shared_lines = if self.rows_are_shared { rows } else { columns.next_multiple_of(kernel.lanes) };
-        let shared = Buffer::take(shared_lines * steps);
+        let packs_shared = !self.rows_are_shared || self.row_stride.is_none();
+        let shared = Buffer::take(if packs_shared { shared_lines * steps } else { 0 });
         let sums = needs_sums.then(|| Buffer::take(rows * columns));
         let (mut lhs_depth, mut rhs_depth) = (Depth::default(), Depth::default());
         let mut packed = None;
@@ -119,7 +154,7 @@ impl Call<'_> {
                     };
                     let lines = if self.rows_are_shared { &chunk.rows } else { &chunk.columns };
                     let wanted = Some((lines.start, chunk.depth.start));
-                    if packed != wanted {
+                    if packs_shared && packed != wanted {
                         self.pack_shared(team, &chunk);
                         packed = wanted;
                     }
@@ -173,6 +208,27 @@ impl Call<'_> {
         }
     }
 
+    /// A block of lines of a chunk, to be fetched ahead: nothing if neither its lines nor its positions are contiguous.
+    fn ahead(&self, chunk: &Chunk, rows: bool, lines: Range<usize>, depth: Range<usize>) -> Ahead {
+        let (lhs_base, rhs_base) = self.problem.batch_offsets(chunk.batch);
+        let (side, base, first) = match rows {
+            true => (&self.problem.lhs, lhs_base, chunk.rows.start),
+            false => (&self.problem.rhs, rhs_base, chunk.columns.start),
+        };
+        let ([free], [contract]) = (&*side.free, &*side.contract) else { return Ahead::nothing() };
+        let start =
+            base + (first + lines.start) * free.stride + (chunk.depth.start + depth.start) * contract.stride;
+        let (start, bytes) = match side.source() {
+            Source::F32(source) => (source.wrapping_add(start).cast(), size_of::<f32>()),
+            Source::Bf16(source) => (source.wrapping_add(start).cast(), size_of::<bf16>()),
+        };
+        match (free.stride, contract.stride) {
+            (stride, 1) => Ahead::rows(start, depth.len() * bytes, lines.len(), stride * bytes),
+            (1, stride) => Ahead::rows(start, lines.len() * bytes, depth.len(), stride * bytes),
+            _ => Ahead::nothing(),
+        }
+    }
+
     /// Packs panels of one width.
     fn pack_panels(
         &self,
@@ -211,17 +267,22 @@ impl Call<'_> {
         if team.num_threads() > 1 {
             tasks = tasks.max((TASKS_PER_THREAD * team.num_threads()).min(panels));
         }
+        let task =
+            |index: usize| panels * index / tasks * width..(panels * (index + 1) / tasks * width).min(lines);
         team.for_each(tasks, &|index| {
-            let (start, end) = (panels * index / tasks, panels * (index + 1) / tasks);
-            self.multiply_lines(chunk, start * width..(end * width).min(lines));
+            // The task after this one that this thread is likely to run.
+            let later = index + team.num_threads();
+            self.multiply_lines(chunk, task(index), (later < tasks).then(|| task(later)));
         });
     }
 
     /// Packs and multiplies some lines of the operand that is not shared, which begin with a panel.
-    fn multiply_lines(&self, chunk: &Chunk, lines: Range<usize>) {
+    fn multiply_lines(&self, chunk: &Chunk, lines: Range<usize>, later: Option<Range<usize>>) {
         let Self { kernel, problem, rows_are_shared, .. } = *self;
         let steps = kernel.format.steps(chunk.depth.len().min(kernel.depth));
-        let own = Buffer::take(lines.len().next_multiple_of(kernel.lanes) * steps);
+        let packs_own = rows_are_shared || self.row_stride.is_none();
+        let own =
+            Buffer::take(if packs_own { lines.len().next_multiple_of(kernel.lanes) * steps } else { 0 });
         let shared_lines = match rows_are_shared {
             true => chunk.rows.len(),
             false => chunk.columns.len().next_multiple_of(kernel.lanes),
@@ -232,24 +293,52 @@ impl Call<'_> {
         };
         for block in chunks(0..chunk.depth.len(), kernel.depth) {
             let steps = kernel.format.steps(block.len());
-            self.pack(chunk, !rows_are_shared, lines.clone(), block.clone(), own.words());
-            // SAFETY: the buffer has a word for each step of each line.
-            let shared = unsafe { chunk.shared.add(kernel.format.steps(block.start) * shared_lines) };
+            if packs_own {
+                self.pack(chunk, !rows_are_shared, lines.clone(), block.clone(), own.words());
+            }
+            let shared = chunk.shared.wrapping_add(kernel.format.steps(block.start) * shared_lines);
+            let next = block.end..(block.end + kernel.depth).min(chunk.depth.len());
+            let ahead = Cell::new(match &later {
+                _ if !next.is_empty() => self.ahead(chunk, !rows_are_shared, lines.clone(), next),
+                Some(later) => {
+                    let first = 0..chunk.depth.len().min(kernel.depth);
+                    self.ahead(chunk, !rows_are_shared, later.clone(), first)
+                }
+                None => Ahead::nothing(),
+            });
             let is_first = chunk.depth.start + block.start == 0;
             let is_last = chunk.depth.start + block.end == problem.depth;
             for shared_line in (0..shared_lines).step_by(shared_width) {
                 for own_line in lines.clone().step_by(own_width) {
-                    // SAFETY: the buffers have a word for each step of each line.
-                    let (shared, own) = unsafe {
-                        (shared.add(shared_line * steps), own.words().add((own_line - lines.start) * steps))
-                    };
+                    // What is not packed has no words, and its pointer is not used.
+                    let shared = shared.wrapping_add(shared_line * steps);
+                    let own = own.words().wrapping_add((own_line - lines.start) * steps);
                     let (lhs, rhs, row, column) = match rows_are_shared {
                         true => (shared, own, shared_line, own_line),
                         false => (own, shared, own_line, shared_line),
                     };
-                    self.multiply_panels(chunk, steps, lhs, rhs, row, column, is_first, is_last);
+                    let lhs = match self.row_stride {
+                        Some(_) => self.row(chunk, row, block.start),
+                        None => lhs,
+                    };
+                    self.multiply_panels(chunk, steps, lhs, rhs, row, column, is_first, is_last, &ahead);
                 }
             }
+        }
+    }
+
+    /// Where a row's elements lie from a position on; the row and the position are relative to the chunk.
+    fn row(&self, chunk: &Chunk, row: usize, position: usize) -> *const u32 {
+        let (base, _) = self.problem.batch_offsets(chunk.batch);
+        let lhs = &self.problem.lhs;
+        let start = base
+            + (chunk.rows.start + row) * lhs.free[0].stride
+            + (chunk.depth.start + position) * lhs.contract[0].stride;
+        match lhs.source() {
+            // SAFETY: the offset lies in the operand, as was checked.
+            Source::F32(source) => unsafe { source.add(start).cast() },
+            // SAFETY: as above.
+            Source::Bf16(source) => unsafe { source.add(start).cast() },
         }
     }
 
@@ -264,6 +353,7 @@ impl Call<'_> {
         column: usize,
         is_first: bool,
         is_last: bool,
+        ahead: &Cell<Ahead>,
     ) {
         let Self { kernel, problem, .. } = *self;
         let all_columns = chunk.columns.len();
@@ -285,6 +375,7 @@ impl Call<'_> {
         let tile = Tile {
             steps,
             lhs,
+            lhs_stride: self.row_stride,
             rhs,
             rows: kernel.rows.min(chunk.rows.len() - row),
             columns: kernel.columns.min(all_columns - column),
@@ -292,6 +383,7 @@ impl Call<'_> {
             initial_stride,
             out,
             out_stride,
+            ahead,
         };
         // SAFETY: the panels were packed, and the tile lies in the result and in the sums.
         unsafe { (kernel.multiply)(&tile) };

@@ -1,8 +1,11 @@
 //! What computes a tile of the result, for each instruction set.
 
+use std::cell::Cell;
+
 use half::bf16;
 
 use super::Arithmetic;
+use super::ahead::Ahead;
 use super::pack::{self, Format, Panels};
 use super::stream::Streams;
 
@@ -15,6 +18,8 @@ pub(super) struct Kernel {
     /// How many contracted elements panels hold: a panel of columns stays in the first cache.
     pub depth: usize,
     pub format: Format,
+    /// Whether tiles can read rows in place.
+    pub reads_rows: bool,
     /// Computes a tile.
     ///
     /// # Safety
@@ -29,11 +34,13 @@ pub(super) struct Kernel {
 }
 
 /// A tile of the result, and the panels that it is computed from.
-pub(super) struct Tile {
+pub(super) struct Tile<'a> {
     /// How many words each row and column of the panels has.
     pub steps: usize,
-    /// `[steps, rows]`
+    /// `[steps, rows]`, or `[rows, steps]` where rows are read in place.
     pub lhs: *const u32,
+    /// How many bytes lie between rows that are read in place, which need not be aligned.
+    pub lhs_stride: Option<usize>,
     /// `[steps, columns, rounded up to whole vectors]`
     pub rhs: *const u32,
     pub rows: usize,
@@ -43,6 +50,8 @@ pub(super) struct Tile {
     pub initial_stride: usize,
     pub out: Out,
     pub out_stride: usize,
+    /// What to bring into the second cache meanwhile.
+    pub ahead: &'a Cell<Ahead>,
 }
 
 /// Where a tile goes.
@@ -120,6 +129,7 @@ static PORTABLE: Kernel = Kernel {
     lanes: PORTABLE_COLUMNS,
     depth: 256,
     format: Format::F32,
+    reads_rows: false,
     multiply: multiply_portable,
     pack: pack::portable,
     streams: None,

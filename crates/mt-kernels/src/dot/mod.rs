@@ -8,6 +8,7 @@
 // Other processors have the portable kernels alone, which leave some of what follows unused.
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 
+mod ahead;
 mod buffer;
 mod driver;
 mod kernel;

@@ -265,6 +265,28 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Rows of the left operand that are contiguous, at any distance and beginning anywhere, are not copied.
+    #[test]
+    fn contiguous_rows(
+        rows in prop_oneof![1usize..60, 130usize..150],
+        columns in prop_oneof![17usize..50, 130usize..150],
+        depth in prop_oneof![1usize..70, 510usize..516, 1022usize..1028],
+        gap in 0usize..40,
+        layouts in prop::array::uniform2(layouts()),
+        kinds in prop::array::uniform2(kinds()),
+        arithmetic in arithmetics(),
+        threads in 1usize..4,
+    ) {
+        let mut layouts = layouts;
+        layouts[0].order = [2, 1, 0, 0, 0, 0];
+        layouts[0].gaps[2] = gap;
+        run(&[2], [&[rows], &[columns]], &[depth], &layouts, kinds, arithmetic, threads)?;
+    }
+}
+
 /// Numbers at which rounding to `bf16` could go wrong.
 fn numbers_to_round() -> Vec<f32> {
     let mut numbers = vec![f32::NAN, f32::INFINITY, f32::MAX, f32::MIN_POSITIVE, 0.0];

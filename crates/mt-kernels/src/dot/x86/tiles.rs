@@ -2,16 +2,23 @@
 
 use std::arch::x86_64::*;
 
+use super::super::ahead::Ahead;
 use super::super::kernel::{Out, Tile, finish_row};
 
-/// Calls the instance of a function for the tile's rows and vectors.
+/// Evaluates an expression with the tile's rows and vectors as constants.
 macro_rules! dispatch {
-    ($function:ident, $tile:ident, $lanes:literal, $($rows:literal)*) => {
+    ($tile:ident, $lanes:literal, $($number:literal)*; $rows:ident, $vectors:ident => $body:expr) => {
         match ($tile.rows, $tile.columns > $lanes) {
-            // SAFETY: what the caller promises.
-            $(($rows, false) => unsafe { $function::<$rows, 1>($tile) },
-            // SAFETY: what the caller promises.
-            ($rows, true) => unsafe { $function::<$rows, 2>($tile) },)*
+            $(($number, false) => {
+                const $rows: usize = $number;
+                const $vectors: usize = 1;
+                $body
+            }
+            ($number, true) => {
+                const $rows: usize = $number;
+                const $vectors: usize = 2;
+                $body
+            })*
             _ => unreachable!("a kernel's tiles have at most its rows"),
         }
     };
@@ -19,69 +26,122 @@ macro_rules! dispatch {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(super) unsafe fn multiply_avx512_bf16(tile: &Tile) {
-    dispatch!(tile_avx512_bf16, tile, 16, 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+    dispatch!(tile, 16, 1 2 3 4 5 6 7 8 9 10 11 12 13 14; ROWS, VECTORS => match tile.lhs_stride {
+        // SAFETY: what the caller promises.
+        None => unsafe { tile_avx512_bf16::<ROWS, VECTORS, false>(tile, 0) },
+        // SAFETY: what the caller promises.
+        Some(stride) => unsafe { tile_avx512_bf16::<ROWS, VECTORS, true>(tile, stride) },
+    })
 }
 
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn multiply_avx512(tile: &Tile) {
-    dispatch!(tile_avx512, tile, 16, 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+    dispatch!(tile, 16, 1 2 3 4 5 6 7 8 9 10 11 12 13 14; ROWS, VECTORS => match tile.lhs_stride {
+        // SAFETY: what the caller promises.
+        None => unsafe { tile_avx512::<ROWS, VECTORS, false>(tile, 0) },
+        // SAFETY: what the caller promises.
+        Some(stride) => unsafe { tile_avx512::<ROWS, VECTORS, true>(tile, stride) },
+    })
 }
 
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn multiply_avx2(tile: &Tile) {
-    dispatch!(tile_avx2, tile, 8, 1 2 3 4 5 6)
+    // SAFETY: what the caller promises.
+    dispatch!(tile, 8, 1 2 3 4 5 6; ROWS, VECTORS => unsafe { tile_avx2::<ROWS, VECTORS>(tile) })
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn tile_avx512_bf16<const ROWS: usize, const VECTORS: usize>(tile: &Tile) {
+unsafe fn tile_avx512_bf16<const ROWS: usize, const VECTORS: usize, const IN_PLACE: bool>(
+    tile: &Tile,
+    lhs_stride: usize,
+) {
     prefetch_result::<ROWS>(tile);
     let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
     let (mut lhs, mut rhs) = (tile.lhs, tile.rhs);
-    for _ in 0..tile.steps {
-        // SAFETY: the panels have as many steps, of so many rows and whole vectors of columns.
-        unsafe {
-            let mut columns = [_mm512_setzero_si512(); VECTORS];
-            for (vector, columns) in columns.iter_mut().enumerate() {
-                *columns = _mm512_loadu_si512(rhs.add(16 * vector).cast());
-            }
-            for (row, sums) in sums.iter_mut().enumerate() {
-                let factor = as_bf16(_mm512_set1_epi32(*lhs.add(row) as i32));
-                for (sum, columns) in sums.iter_mut().zip(columns) {
-                    *sum = _mm512_dpbf16_ps(*sum, factor, as_bf16(columns));
+    let mut ahead = tile.ahead.get();
+    let mut left = tile.steps;
+    while left != 0 {
+        let steps = left.min(STEPS_PER_FETCH);
+        left -= steps;
+        fetch(&mut ahead);
+        for _ in 0..steps {
+            // SAFETY: the panels have as many steps, of so many rows and whole vectors of columns.
+            unsafe {
+                let mut columns = [_mm512_setzero_si512(); VECTORS];
+                for (vector, columns) in columns.iter_mut().enumerate() {
+                    *columns = _mm512_loadu_si512(rhs.add(16 * vector).cast());
                 }
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let factor = as_bf16(_mm512_set1_epi32(word::<_, IN_PLACE>(lhs, row, lhs_stride) as i32));
+                    for (sum, columns) in sums.iter_mut().zip(columns) {
+                        *sum = _mm512_dpbf16_ps(*sum, factor, as_bf16(columns));
+                    }
+                }
+                lhs = lhs.add(if IN_PLACE { 1 } else { ROWS });
+                rhs = rhs.add(16 * VECTORS);
             }
-            lhs = lhs.add(ROWS);
-            rhs = rhs.add(16 * VECTORS);
         }
     }
+    tile.ahead.set(ahead);
     // SAFETY: the tile has these rows and vectors.
     unsafe { finish_avx512(tile, sums, |sum| std::mem::transmute(_mm512_cvtneps_pbh(sum))) };
 }
 
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn tile_avx512<const ROWS: usize, const VECTORS: usize>(tile: &Tile) {
+unsafe fn tile_avx512<const ROWS: usize, const VECTORS: usize, const IN_PLACE: bool>(
+    tile: &Tile,
+    lhs_stride: usize,
+) {
     prefetch_result::<ROWS>(tile);
     let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
     let (mut lhs, mut rhs) = (tile.lhs.cast::<f32>(), tile.rhs.cast::<f32>());
-    for _ in 0..tile.steps {
-        // SAFETY: the panels have as many steps, of so many rows and whole vectors of columns.
-        unsafe {
-            let mut columns = [_mm512_setzero_ps(); VECTORS];
-            for (vector, columns) in columns.iter_mut().enumerate() {
-                *columns = _mm512_loadu_ps(rhs.add(16 * vector));
-            }
-            for (row, sums) in sums.iter_mut().enumerate() {
-                let factor = _mm512_set1_ps(*lhs.add(row));
-                for (sum, columns) in sums.iter_mut().zip(columns) {
-                    *sum = _mm512_fmadd_ps(factor, columns, *sum);
+    let mut ahead = tile.ahead.get();
+    let mut left = tile.steps;
+    while left != 0 {
+        let steps = left.min(STEPS_PER_FETCH);
+        left -= steps;
+        fetch(&mut ahead);
+        for _ in 0..steps {
+            // SAFETY: the panels have as many steps, of so many rows and whole vectors of columns.
+            unsafe {
+                let mut columns = [_mm512_setzero_ps(); VECTORS];
+                for (vector, columns) in columns.iter_mut().enumerate() {
+                    *columns = _mm512_loadu_ps(rhs.add(16 * vector));
                 }
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let factor = _mm512_set1_ps(word::<_, IN_PLACE>(lhs, row, lhs_stride));
+                    for (sum, columns) in sums.iter_mut().zip(columns) {
+                        *sum = _mm512_fmadd_ps(factor, columns, *sum);
+                    }
+                }
+                lhs = lhs.add(if IN_PLACE { 1 } else { ROWS });
+                rhs = rhs.add(16 * VECTORS);
             }
-            lhs = lhs.add(ROWS);
-            rhs = rhs.add(16 * VECTORS);
         }
     }
+    tile.ahead.set(ahead);
     // SAFETY: the tile has these rows and vectors.
     unsafe { finish_avx512(tile, sums, |sum| _mm512_cvtepi32_epi16(round_avx512(sum))) };
+}
+
+/// A row's word.
+///
+/// # Safety
+/// There is such a word in the panel, or in memory.
+#[inline(always)]
+unsafe fn word<T, const IN_PLACE: bool>(words: *const T, row: usize, stride: usize) -> T {
+    // SAFETY: what the caller promises.
+    unsafe { if IN_PLACE { words.byte_add(row * stride).read_unaligned() } else { words.add(row).read() } }
+}
+
+/// How many steps pass from one line that is fetched ahead to the next.
+const STEPS_PER_FETCH: usize = 4;
+
+/// Brings a line into the second cache.
+#[inline(always)]
+fn fetch(ahead: &mut Ahead) {
+    // SAFETY: prefetching reads nothing.
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(ahead.take().cast()) };
 }
 
 /// Brings what will be read and written last into the caches, while the sums are computed.
