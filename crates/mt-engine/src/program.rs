@@ -106,6 +106,8 @@ impl Programs {
                 layers: specs.iter().map(empty).collect(),
                 start: region.integer(DType::I32, 0),
                 segmentation: occupied,
+                // Over several devices a cache is split otherwise than what sequences make of themselves.
+                is_filled: self.placement.mesh().num_devices() == 1,
                 slots,
             };
             let tokens = Tokens::as_read(tokens, positions, segmentation);
@@ -179,7 +181,7 @@ impl Programs {
             &parameters,
             Tokens::as_read(tokens.broadcast(&one), positions.broadcast(&one), segmentation),
             Forward {
-                cache: Some(Cache { layers, start, segmentation: occupied, slots }),
+                cache: Some(Cache { layers, start, segmentation: occupied, is_filled: false, slots }),
                 ..Forward::default()
             },
         );

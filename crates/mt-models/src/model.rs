@@ -91,6 +91,8 @@ pub struct Cache<'t> {
     pub start: Tensor<'t>,
     /// Which document each slot belongs to, this call's tokens included; 0 is empty. `i32[batch, kv_position]`
     pub segmentation: Tensor<'t>,
+    /// Whether this call's tokens fill all of these slots: they then attend to each other as whole sequences do.
+    pub is_filled: bool,
     /// The number of slots when all is read, of which a call may have only the first: frequencies that depend on the
     /// length of the text are then the same in all calls.
     pub slots: usize,

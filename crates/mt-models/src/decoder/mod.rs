@@ -256,13 +256,13 @@ impl Model for Decoder {
         let config = &self.config;
         let model = self.specs.with_leaves(parameters.iter().copied());
         let segments = match &forward.cache {
-            None => Segments::within(tokens.segmentation, tokens.order),
-            Some(cache) => Segments {
+            Some(cache) if !cache.is_filled => Segments {
                 query: tokens.segmentation,
                 key: cache.segmentation,
                 first_query: Some(cache.start),
                 order: tokens.order,
             },
+            _ => Segments::within(tokens.segmentation, tokens.order),
         };
         let length = forward.cache.as_ref().map_or(tokens.tokens.axis(POSITION).size, |cache| cache.slots);
         let mut angles: Vec<(RotaryOptions, RotaryAngles<'t>)> = Vec::new();

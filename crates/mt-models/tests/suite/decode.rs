@@ -37,7 +37,8 @@ fn extend_program(model: &dyn Model, rows: usize, length: usize, slots: usize) -
             let one = || inputs.input("cache", spec.dtype, &spec.axes, &spec.logical_axes, false);
             KeysValues { key: one(), value: one() }
         });
-        let cache = Cache { layers: layers.collect(), start, segmentation, slots };
+        let is_filled = length == slots;
+        let cache = Cache { layers: layers.collect(), start, segmentation, is_filled, slots };
         let forward = Forward { cache: Some(cache), ..Forward::default() };
         let (logits, cache) = model.logits(&parameters, tokens, forward);
         // Layers without rotary embeddings do not ask for positions.

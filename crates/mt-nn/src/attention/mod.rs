@@ -108,7 +108,8 @@ pub struct AttentionInputs<'t> {
     /// Turn queries and keys; none where these do not know positions.
     pub angles: Option<RotaryAngles<'t>>,
     pub segments: Segments<'t>,
-    /// Where this layer's own keys and values are kept.
+    /// Where this layer's own keys and values are kept. Without a first query in `segments` they fill it, and what is
+    /// attended to are these alone.
     pub cache: Option<CachedKeysValues<'t>>,
     /// [`Attended::keys_values`] of another layer, for a layer without keys.
     pub shared: Option<KeysValues<Tensor<'t>>>,
@@ -203,7 +204,10 @@ impl<'t> Attention<Tensor<'t>> {
             (Some(own), None) => (own, None),
             (Some(own), Some(cache)) => {
                 // A cache stays where it is: the loop over layers would otherwise carry it whole.
-                let all = cache.write(own.key, own.value).map_leaves(|_, all| all.constrain(&CACHED));
+                let all = match inputs.segments.first_query {
+                    Some(_) => cache.write(own.key, own.value).map_leaves(|_, all| all.constrain(&CACHED)),
+                    None => own.map_leaves(|_, own| own.cast(cache.cached.key.dtype())),
+                };
                 (all.map_leaves(|_, all| all.cast(x.dtype())), Some(own))
             }
             (None, _) => (inputs.shared.expect("a layer without keys is given those of another"), None),
@@ -217,9 +221,10 @@ impl<'t> Attention<Tensor<'t>> {
         let query =
             (query * options.scale).constrain(&QUERY).named("query_proj").split(QUERY_HEADS, &in_groups);
         let sinks = self.sinks.map(|sinks| sinks.split(QUERY_HEADS, &in_groups));
-        let cache = inputs
-            .cache
-            .filter(|cache| cache::has_kernel(query, cache) && num_parts == 1 && !inputs.with_scores);
+        let cache = inputs.cache.filter(|cache| {
+            let is_attended = inputs.segments.first_query.is_some();
+            is_attended && cache::has_kernel(query, cache) && num_parts == 1 && !inputs.with_scores
+        });
         let Context { context, largest_scores } = match written.zip(cache) {
             Some((own, cache)) => cache::attend(query, own, cache, sinks, inputs.segments, options),
             None => attend(query, attended, sinks, inputs, options),
