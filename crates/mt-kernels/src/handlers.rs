@@ -3,10 +3,11 @@
 use half::bf16;
 
 use crate::{
-    Arithmetic, Dim, Elements, ElementsMut, Instructions, Operand,
+    Arithmetic, Cotangents, Dim, Elements, ElementsMut, Instructions, Operand, Rows,
     attention::{
         self, CachedInputs, Gradients, Inputs, Mask, Options, Outcome, Residuals, Results, Shape, Strides,
     },
+    cross_entropy::{cross_entropy, cross_entropy_gradient},
     dot,
     ffi::{Call, Data, DataMut, Error, Fault, Frame, Handler, answer},
     optimizer::{AdamNumbers, AdamState, adam, sum_of_squares},
@@ -22,6 +23,8 @@ pub fn handlers() -> &'static [Handler] {
         Handler { name: "maxtext.update_slice", address: call_update_slice },
         Handler { name: "maxtext.adam", address: call_adam },
         Handler { name: "maxtext.sum_of_squares", address: call_sum_of_squares },
+        Handler { name: "maxtext.cross_entropy", address: call_cross_entropy },
+        Handler { name: "maxtext.cross_entropy_gradient", address: call_cross_entropy_gradient },
     ]
 }
 
@@ -519,4 +522,60 @@ unsafe extern "C" fn call_sum_of_squares(frame: *mut Frame) -> *mut Error {
             Ok(())
         })
     }
+}
+
+/// Losses of tokens. Arguments: logits `[…, vocab]`, targets `[…]`. Results, as `f32`: cross-entropies `[…]`, and logarithms
+/// of the sums of exponentials.
+unsafe extern "C" fn call_cross_entropy(frame: *mut Frame) -> *mut Error {
+    // SAFETY: XLA calls a handler with a frame of its own.
+    unsafe {
+        answer(frame, |call| {
+            let rows = rows(call)?;
+            let results = [result::<f32>(call, 0)?, result::<f32>(call, 1)?];
+            let (team, instructions) = (call.team(), Instructions::best());
+            match call.data(0)? {
+                Data::F32(logits) => cross_entropy(&team, instructions, rows, logits, results),
+                Data::Bf16(logits) => cross_entropy(&team, instructions, rows, logits, results),
+                Data::I32(_) => return Err("logits are integers".to_owned()),
+            }
+            Ok(())
+        })
+    }
+}
+
+/// The gradients of logits. Arguments: those of [`call_cross_entropy`], of which the logits have the memory of the only
+/// result; its second result; and the cotangents of both.
+unsafe extern "C" fn call_cross_entropy_gradient(frame: *mut Frame) -> *mut Error {
+    // SAFETY: XLA calls a handler with a frame of its own.
+    unsafe {
+        answer(frame, |call| {
+            let rows = rows(call)?;
+            let floats = |argument: usize| match call.data(argument)? {
+                Data::F32(elements) => Ok(elements),
+                _ => Err(format!("argument {argument} has another type")),
+            };
+            let log_z = floats(2)?;
+            let cotangents = Cotangents { cross_entropy: floats(3)?, log_z: floats(4)? };
+            let (team, instructions) = (call.team(), Instructions::best());
+            // The first argument is reached only as this result.
+            match call.updated(0)? {
+                DataMut::F32(logits) => {
+                    cross_entropy_gradient(&team, instructions, rows, logits, log_z, cotangents);
+                }
+                DataMut::Bf16(logits) => {
+                    cross_entropy_gradient(&team, instructions, rows, logits, log_z, cotangents);
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// What calls know of rows of logits.
+fn rows<'a>(call: &Call<'a>) -> Result<Rows<'a>, Fault> {
+    let Data::I32(targets) = call.data(1)? else {
+        return Err("targets are no integers".to_owned());
+    };
+    let vocab = call.dims(0)?.last().copied().ok_or("logits have no dimensions")?;
+    Ok(Rows { targets, vocab })
 }

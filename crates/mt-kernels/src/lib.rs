@@ -7,6 +7,7 @@
 //! Results depend on the number of threads at most, never on which of them is faster.
 
 pub mod attention;
+mod cross_entropy;
 mod dot;
 mod ffi;
 mod handlers;
@@ -15,6 +16,7 @@ mod shared;
 mod simd;
 mod team;
 
+pub use cross_entropy::{Cotangents, Rows, cross_entropy, cross_entropy_gradient};
 pub use dot::{Arithmetic, Dim, Elements, ElementsMut, Operand, dot};
 pub use ffi::Handler;
 pub use handlers::handlers;

@@ -3,7 +3,7 @@
 mod tiled;
 
 use mt_shape::DType;
-use mt_trace::Tensor;
+use mt_trace::{KernelOperands, Tensor};
 
 use crate::axes::{BATCH, POSITION, VOCAB};
 
@@ -72,22 +72,55 @@ fn cross_entropy<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> (Tensor<'t>, Te
         "cross_entropy",
         [logits, targets],
         [true, false],
-        |_, [logits, targets]| each_token(logits, targets),
+        |_, [logits, targets]| losses(logits, targets),
         |_, [logits, targets]| {
-            let [cross_entropy, log_z] = each_token(logits, targets);
+            let [cross_entropy, log_z] = losses(logits, targets);
             ([cross_entropy, log_z], vec![logits, targets, log_z])
         },
         |_, residuals, [of_cross_entropy, of_log_z]| {
             let [logits, targets, log_z] = residuals[..] else { unreachable!("forward keeps these three") };
-            let probabilities = (logits.cast(DType::F32) - log_z).exp();
-            let gradient = probabilities * (of_cross_entropy + of_log_z);
-            let zeros = logits.region().full(DType::F32, &logits.axes(), 0.0);
-            let of_target =
-                is_target(logits, targets).select(of_cross_entropy.broadcast(&logits.axes()), zeros);
-            vec![(gradient - of_target).cast(logits.dtype())]
+            let operands = [logits, targets, log_z, of_cross_entropy, of_log_z];
+            if !has_kernel(logits, targets) {
+                return vec![logits_gradient(&operands)];
+            }
+            let name = "maxtext.cross_entropy_gradient";
+            let in_place = KernelOperands::Dense { num_updated: 1 };
+            logits
+                .region()
+                .kernel(name, Vec::new(), in_place, &operands, |_, operands| vec![logits_gradient(&operands)])
         },
     );
     (cross_entropy, log_z)
+}
+
+/// Whether kernels read these: rows of logits, with a target for each.
+fn has_kernel(logits: Tensor<'_>, targets: Tensor<'_>) -> bool {
+    let axes = logits.axes();
+    axes.last().is_some_and(|axis| axis.name == VOCAB) && axes[..axes.len() - 1] == *targets.axes()
+}
+
+fn losses<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> [Tensor<'t>; 2] {
+    if !has_kernel(logits, targets) {
+        return each_token(logits, targets);
+    }
+    let dense = KernelOperands::Dense { num_updated: 0 };
+    let operands = [logits, targets];
+    let results =
+        logits.region().kernel("maxtext.cross_entropy", Vec::new(), dense, &operands, |_, operands| {
+            each_token(operands[0], operands[1]).to_vec()
+        });
+    [results[0], results[1]]
+}
+
+fn logits_gradient<'t>(operands: &[Tensor<'t>]) -> Tensor<'t> {
+    let [logits, targets, log_z, of_cross_entropy, of_log_z] = *operands else {
+        unreachable!("a gradient is made of five tensors")
+    };
+    let probabilities = (logits.cast(DType::F32) - log_z).exp();
+    let gradient = probabilities * (of_cross_entropy + of_log_z);
+    let zeros = logits.region().full(DType::F32, &logits.axes(), 0.0);
+    let of_target = is_target(logits, targets).select(of_cross_entropy.broadcast(&logits.axes()), zeros);
+    (gradient - of_target).cast(logits.dtype())
 }
 
 fn each_token<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> [Tensor<'t>; 2] {

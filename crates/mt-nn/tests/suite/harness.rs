@@ -80,7 +80,15 @@ pub fn text<F>(arguments: &[Argument], code: F) -> String
 where
     F: for<'t> FnOnce(Region<'t>, Vec<Tensor<'t>>) -> Vec<Tensor<'t>>,
 {
-    traced("text", Target::CPU, arguments, code).text
+    text_for(Target::CPU, arguments, code)
+}
+
+/// As [`text`], for `target`.
+pub fn text_for<F>(target: Target, arguments: &[Argument], code: F) -> String
+where
+    F: for<'t> FnOnce(Region<'t>, Vec<Tensor<'t>>) -> Vec<Tensor<'t>>,
+{
+    traced("text", target, arguments, code).text
 }
 
 /// The memory that the program which `code` makes needs besides arguments and results.

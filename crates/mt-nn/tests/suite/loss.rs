@@ -1,5 +1,6 @@
 //! The loss of tokens against its formula, and in tiles against the whole.
 
+use mt_ir::{CpuKernels, Target};
 use mt_nn::{
     TiledHead, TokenLoss,
     axes::{BATCH, EMBED, POSITION, VOCAB},
@@ -8,7 +9,9 @@ use mt_nn::{
 use mt_shape::{Axis, DType, HostArray, axis};
 use mt_trace::Tensor;
 
-use crate::harness::{Argument, assert_close, gradients, integers, numbers, run, temporary_bytes, text};
+use crate::harness::{
+    Argument, assert_close, gradients, integers, numbers, run, run_for, temporary_bytes, text, text_for,
+};
 
 const MULTIPLIER: f64 = 0.02;
 
@@ -167,4 +170,29 @@ fn logits_are_never_whole() {
     let (whole, tiled) = (bytes_of(None), bytes_of(Some(16)));
     assert!(whole >= 16 << 20, "{whole}");
     assert!(tiled <= 6 << 20, "{tiled}");
+}
+
+/// The same with hidden states, and so logits, of some type.
+fn differentiated_in<'t>(dtype: DType, t: &[Tensor<'t>], tiles: Option<usize>) -> Vec<Tensor<'t>> {
+    differentiated(&[&[t[0].cast(dtype)], &t[1..]].concat(), tiles)
+}
+
+#[test]
+fn kernels_do_what_programs_do() {
+    const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true });
+    let (one, many) = (Sizes(1, 1, 3, 2), Sizes(3, 7, 5, 200));
+    for (sizes, tiles) in [(SMALL, None), (SMALL, Some(3)), (one, None), (many, Some(7))] {
+        let arguments = sizes.arguments();
+        for (dtype, tolerance) in [(DType::F32, 2e-6), (DType::BF16, 8e-3)] {
+            let what = format!("{tiles:?} in {dtype}");
+            let text = text_for(KERNELS, &arguments, |_, t| differentiated_in(dtype, &t, tiles));
+            assert_eq!(text.matches("maxtext.cross_entropy").count(), 2, "{what}");
+            let of = |target: Target| {
+                run_for(target, "kernels", &arguments, |_, t| differentiated_in(dtype, &t, tiles))
+            };
+            for (with, without) in of(KERNELS).iter().zip(&of(Target::CPU)) {
+                assert_close(&what, with, without, tolerance);
+            }
+        }
+    }
 }
