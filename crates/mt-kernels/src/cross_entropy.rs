@@ -5,12 +5,13 @@ use std::sync::{Mutex, PoisonError};
 use crate::{
     Team,
     attention::Element,
+    block::{BLOCK, filled, narrowed, widened},
     simd::{Instructions, Simd, Work, with_simd},
 };
 
 /// What is known of rows.
 #[derive(Clone, Copy, Debug)]
-pub struct Rows<'a> {
+pub struct Targets<'a> {
     /// For each row the index of its target. One that is no index counts as one whose logit is 0.
     pub targets: &'a [i32],
     /// The length of a row.
@@ -31,7 +32,7 @@ pub struct Cotangents<'a> {
 pub fn cross_entropy<E: Element>(
     team: &dyn Team,
     instructions: Instructions,
-    rows: Rows<'_>,
+    rows: Targets<'_>,
     logits: &[E],
     [cross_entropy, log_z]: [&mut [f32]; 2],
 ) {
@@ -54,7 +55,7 @@ pub fn cross_entropy<E: Element>(
 pub fn cross_entropy_gradient<E: Element>(
     team: &dyn Team,
     instructions: Instructions,
-    rows: Rows<'_>,
+    rows: Targets<'_>,
     logits: &mut [E],
     log_z: &[f32],
     cotangents: Cotangents<'_>,
@@ -76,7 +77,7 @@ pub fn cross_entropy_gradient<E: Element>(
     });
 }
 
-impl Rows<'_> {
+impl Targets<'_> {
     fn check(&self, num_logits: usize, num_results: [usize; 2]) {
         let count = self.targets.len();
         assert_eq!(num_logits, count * self.vocab, "each row has a target");
@@ -100,7 +101,8 @@ impl<S: Simd, E: Element> Work for LogZ<'_, '_, S, E> {
     fn run(self) {
         let Self { simd, logits, log_z } = self;
         let (blocks, rest) = logits.as_chunks::<BLOCK>();
-        let rest = filled(rest);
+        // The last block is filled up with what has no weight.
+        let rest = filled(rest, f32::NEG_INFINITY);
         // A row is read twice, the second time from the cache.
         let mut largest = [simd.splat(f32::NEG_INFINITY); SIDE_BY_SIDE];
         for block in blocks.iter().chain([&rest]) {
@@ -145,47 +147,21 @@ impl<S: Simd, E: Element> Work for Gradient<'_, S, E> {
     fn run(self) {
         let Self { simd, logits, log_z, factor } = self;
         let (blocks, rest) = logits.as_chunks_mut::<BLOCK>();
-        let mut last = filled(rest);
+        let mut last = filled(rest, f32::NEG_INFINITY);
         for block in blocks.iter_mut().chain([&mut last]) {
             let mut wide = widened(block);
             for vector in wide.0.chunks_exact_mut(S::WIDTH) {
                 let probabilities = simd.exp(simd.sub(simd.load(vector), simd.splat(log_z)));
                 simd.store(simd.mul(probabilities, simd.splat(factor)), vector);
             }
-            for (element, number) in block.iter_mut().zip(wide.0) {
-                *element = E::from_f32(number);
-            }
+            narrowed(&wide, block);
         }
         rest.copy_from_slice(&last[..rest.len()]);
     }
 }
 
-/// Elements that are taken at once, as each vector takes a while.
-const BLOCK: usize = 64;
-
 /// Vectors that are kept side by side; a block has at least as many.
 const SIDE_BY_SIDE: usize = 4;
-
-/// Where vectors go by way of memory: none of them lies in two lines of the cache.
-#[repr(align(64))]
-struct Wide([f32; BLOCK]);
-
-#[inline(always)]
-fn widened<E: Element>(block: &[E; BLOCK]) -> Wide {
-    let mut wide = Wide([0.0; BLOCK]);
-    for (wide, element) in wide.0.iter_mut().zip(block) {
-        *wide = element.to_f32();
-    }
-    wide
-}
-
-/// The last block, filled up with what has no weight.
-#[inline(always)]
-fn filled<E: Element>(rest: &[E]) -> [E; BLOCK] {
-    let mut block = [E::from_f32(f32::NEG_INFINITY); BLOCK];
-    block[..rest.len()].copy_from_slice(rest);
-    block
-}
 
 #[cfg(test)]
 mod tests {
@@ -202,7 +178,7 @@ mod tests {
             (0..num_rows).map(|row| (row * 7 % vocab) as i32 - i32::from(row == 0)).collect();
         let [of_cross_entropy, of_log_z]: [Vec<f32>; 2] =
             [0.3, 0.7].map(|scale| (0..num_rows).map(|row| (row as f32 * scale).cos()).collect());
-        let rows = Rows { targets: &targets, vocab };
+        let rows = Targets { targets: &targets, vocab };
         let team = ScopedThreads(2);
         let (mut losses, mut log_z) = (vec![0.0; num_rows], vec![0.0; num_rows]);
         cross_entropy(&team, instructions, rows, &logits, [&mut losses, &mut log_z]);
@@ -245,7 +221,7 @@ mod tests {
     fn what_is_masked_has_no_weight_and_what_is_no_number_shows() {
         for instructions in Instructions::available() {
             let logits = [[1.0, f32::NEG_INFINITY, -1e30], [0.0, f32::NAN, 1.0]].concat();
-            let rows = Rows { targets: &[0, 0], vocab: 3 };
+            let rows = Targets { targets: &[0, 0], vocab: 3 };
             let (mut losses, mut log_z) = ([9.0; 2], [9.0; 2]);
             cross_entropy(&ScopedThreads(1), instructions, rows, &logits, [&mut losses, &mut log_z]);
             assert_eq!((losses[0], log_z[0]), (0.0, 1.0));

@@ -1,15 +1,18 @@
 //! What programs can call.
 
+use std::ops::Range;
+
 use half::bf16;
 
 use crate::{
-    Arithmetic, Cotangents, Dim, Elements, ElementsMut, Instructions, Operand, Rows,
+    Arithmetic, Cotangents, Dim, Elements, ElementsMut, Gate, Instructions, Operand, Rows, Targets,
     attention::{
         self, CachedInputs, Gradients, Inputs, Mask, Options, Outcome, Residuals, Results, Shape, Strides,
     },
     cross_entropy::{cross_entropy, cross_entropy_gradient},
     dot,
     ffi::{Call, Data, DataMut, Error, Fault, Frame, Handler, answer},
+    gate::{gated, gated_gradient},
     optimizer::{AdamNumbers, AdamState, adam, sum_of_squares},
 };
 
@@ -25,35 +28,54 @@ pub fn handlers() -> &'static [Handler] {
         Handler { name: "maxtext.sum_of_squares", address: call_sum_of_squares },
         Handler { name: "maxtext.cross_entropy", address: call_cross_entropy },
         Handler { name: "maxtext.cross_entropy_gradient", address: call_cross_entropy_gradient },
+        Handler { name: "maxtext.gated", address: call_gated },
+        Handler { name: "maxtext.gated_gradient", address: call_gated_gradient },
     ]
 }
 
 /// A general dot product. Arguments: the arrays that the left and the right side are read from; if the product is added to
-/// something, this, whose memory the result has; then, for each side that is a slice of its array, the slice's position.
+/// something, or written into a slice of something, this, whose memory the result has; then the positions of slices: for
+/// each side that is a slice of its array, and for the result.
 /// Attributes:
 /// - `lhs`, `rhs`: three lists of dimensions, over which products are batched, which are free, and which are summed over:
 ///   each a number of dimensions, then their sizes and strides in elements;
 /// - `lhs_slice`, `rhs_slice`: the number of elements between two positions of a slice, or 0 where there is none;
 /// - `adds`: 1 if the product is added to an argument;
+/// - `into`: the number of elements between two positions of slices of the result, or 0 if the product is all of it;
 /// - `narrow`: 1 if products are of `bf16`, to which elements are rounded; 0 for `f32`.
 unsafe extern "C" fn call_dot(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
     unsafe {
         answer(frame, |call| {
-            let adds = call.integer("adds")? == 1;
-            let mut positions = if adds { 3 } else { 2 };
+            let (adds, into) = (call.integer("adds")? == 1, call.integer("into")? as usize);
+            let mut positions = if adds || into != 0 { 3 } else { 2 };
             let lhs = operand(call, 0, "lhs", "lhs_slice", &mut positions)?;
             let rhs = operand(call, 1, "rhs", "rhs_slice", &mut positions)?;
             let arithmetic = if call.integer("narrow")? == 1 { Arithmetic::Bf16 } else { Arithmetic::F32 };
-            // The result shares its memory with the argument that it is added to, which is not read otherwise, or with none.
+            let range = if into == 0 {
+                None
+            } else {
+                let start = into * slice_position(call, 2, positions)?;
+                Some(start..start + into)
+            };
+            let outside = "the result is smaller than what is written to it";
+            // The result shares its memory with the third argument, which is not read otherwise, or with none.
             let result = match call.data_mut(0)? {
                 DataMut::F32(elements) if adds => ElementsMut::Added(elements),
-                DataMut::F32(elements) => ElementsMut::F32(elements),
-                DataMut::Bf16(elements) => ElementsMut::Bf16(elements),
+                DataMut::F32(elements) => ElementsMut::F32(part(elements, range).ok_or(outside)?),
+                DataMut::Bf16(elements) => ElementsMut::Bf16(part(elements, range).ok_or(outside)?),
             };
             dot(&call.team(), &lhs, &rhs, arithmetic, result);
             Ok(())
         })
+    }
+}
+
+/// All elements, or those of a range.
+fn part<T>(elements: &mut [T], range: Option<Range<usize>>) -> Option<&mut [T]> {
+    match range {
+        None => Some(elements),
+        Some(range) => elements.get_mut(range),
     }
 }
 
@@ -264,6 +286,10 @@ impl View {
         let other = || format!("argument {} has another type", self.argument);
         let elements = E::of(call.data(self.argument)?).ok_or_else(other)?;
         elements.get(self.start..).ok_or_else(|| format!("argument {} ends early", self.argument))
+    }
+
+    fn rows<'a, E: BufferElement>(&'a self, call: &Call<'a>) -> Result<Rows<'a, E>, Fault> {
+        Ok(Rows { elements: self.elements(call)?, dims: &self.dims })
     }
 
     /// The sizes, of which there are `N`.
@@ -572,10 +598,57 @@ unsafe extern "C" fn call_cross_entropy_gradient(frame: *mut Frame) -> *mut Erro
 }
 
 /// What calls know of rows of logits.
-fn rows<'a>(call: &Call<'a>) -> Result<Rows<'a>, Fault> {
+fn rows<'a>(call: &Call<'a>) -> Result<Targets<'a>, Fault> {
     let Data::I32(targets) = call.data(1)? else {
         return Err("targets are no integers".to_owned());
     };
     let vocab = call.dims(0)?.last().copied().ok_or("logits have no dimensions")?;
-    Ok(Rows { targets, vocab })
+    Ok(Targets { targets, vocab })
+}
+
+/// The product of activated gates and another projection. Arguments: both, of the same sizes; then positions of slices.
+/// Result, dense: the product. Attributes: `operands`, as for attention, and `gelu`: 1 for this function, 0 for SiLU.
+unsafe extern "C" fn call_gated(frame: *mut Frame) -> *mut Error {
+    // SAFETY: XLA calls a handler with a frame of its own.
+    unsafe {
+        answer(frame, |call| match call.data(0)? {
+            Data::F32(_) => gated_rows::<f32>(call),
+            Data::Bf16(_) => gated_rows::<bf16>(call),
+            Data::I32(_) => Err("gates are integers".to_owned()),
+        })
+    }
+}
+
+/// Gradients of both arguments of [`call_gated`], dense. Arguments: these, and the gradient of their product; then positions
+/// of slices. Attributes are the same.
+unsafe extern "C" fn call_gated_gradient(frame: *mut Frame) -> *mut Error {
+    // SAFETY: XLA calls a handler with a frame of its own.
+    unsafe {
+        answer(frame, |call| match call.data(0)? {
+            Data::F32(_) => gated_row_gradients::<f32>(call),
+            Data::Bf16(_) => gated_row_gradients::<bf16>(call),
+            Data::I32(_) => Err("gates are integers".to_owned()),
+        })
+    }
+}
+
+fn gated_rows<E: BufferElement>(call: &Call<'_>) -> Result<(), Fault> {
+    let views = views(call)?;
+    let [gates, up] = &views[..] else { return Err("arguments are missing".to_owned()) };
+    let operands = [gates.rows::<E>(call)?, up.rows(call)?];
+    gated(&call.team(), Instructions::best(), gate(call)?, operands, result(call, 0)?);
+    Ok(())
+}
+
+fn gated_row_gradients<E: BufferElement>(call: &Call<'_>) -> Result<(), Fault> {
+    let views = views(call)?;
+    let [gates, up, of_hidden] = &views[..] else { return Err("arguments are missing".to_owned()) };
+    let operands = [gates.rows::<E>(call)?, up.rows(call)?, of_hidden.rows(call)?];
+    let results = [result(call, 0)?, result(call, 1)?];
+    gated_gradient(&call.team(), Instructions::best(), gate(call)?, operands, results);
+    Ok(())
+}
+
+fn gate(call: &Call<'_>) -> Result<Gate, Fault> {
+    Ok(if call.integer("gelu")? == 1 { Gate::Gelu } else { Gate::Silu })
 }

@@ -7,18 +7,21 @@
 //! Results depend on the number of threads at most, never on which of them is faster.
 
 pub mod attention;
+mod block;
 mod cross_entropy;
 mod dot;
 mod ffi;
+mod gate;
 mod handlers;
 mod optimizer;
 mod shared;
 mod simd;
 mod team;
 
-pub use cross_entropy::{Cotangents, Rows, cross_entropy, cross_entropy_gradient};
+pub use cross_entropy::{Cotangents, Targets, cross_entropy, cross_entropy_gradient};
 pub use dot::{Arithmetic, Dim, Elements, ElementsMut, Operand, dot};
 pub use ffi::Handler;
+pub use gate::{Gate, Rows, gated, gated_gradient};
 pub use handlers::handlers;
 pub use optimizer::{AdamNumbers, AdamState, adam, sum_of_squares};
 pub use simd::Instructions;

@@ -23,7 +23,7 @@ pub use dropout::{Dropout, dropout};
 pub use embedding::Embedding;
 pub use linear::Linear;
 pub use loss::{TiledHead, TokenLoss, divisor, token_loss, token_weights};
-pub use mlp::{Activation, HIDDEN, Mlp};
+pub use mlp::{Activation, HIDDEN, Mlp, gated};
 pub use norm::{LayerNorm, Norm, NormOptions, RmsNorm, rms_normalize};
 pub use order::SequenceOrder;
 pub use param::{Initializer, LayerIndex, LayerPlace, ParamSpec, constrain_to_specs, initialize};

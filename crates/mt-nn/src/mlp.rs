@@ -1,7 +1,8 @@
 //! Feed-forward layers.
 
 use mt_derive::Tree;
-use mt_trace::Tensor;
+use mt_shape::DType;
+use mt_trace::{KernelOperands, Tensor};
 
 use crate::{
     Dropout, Linear,
@@ -34,6 +35,76 @@ impl Activation {
             Self::Linear => x,
         }
     }
+
+    /// What kernels for products with a gate are told of the function, if they know it.
+    fn kernel_attributes(self) -> Option<Vec<(&'static str, i64)>> {
+        match self {
+            Self::Silu => Some(vec![("gelu", 0)]),
+            Self::Gelu => Some(vec![("gelu", 1)]),
+            _ => None,
+        }
+    }
+}
+
+/// The product of two projections, to each of which a function is applied.
+///
+/// # Shapes
+/// `[…], […] -> […]`
+#[track_caller]
+pub fn gated<'t>(activations: [Activation; 2], gate: Tensor<'t>, up: Tensor<'t>) -> Tensor<'t> {
+    let [function, Activation::Linear] = activations else {
+        return activations[0].apply(gate) * activations[1].apply(up);
+    };
+    let is_alike = gate.axes() == up.axes() && gate.dtype() == up.dtype();
+    if !is_alike || function.kernel_attributes().is_none() {
+        return function.apply(gate) * up;
+    }
+    let [hidden] = gate.region().custom_vjp(
+        "gated",
+        [gate, up],
+        [true, true],
+        |_, operands| [gated_by_kernel(function, operands)],
+        |_, operands| ([gated_by_kernel(function, operands)], operands.to_vec()),
+        |_, residuals, [of_hidden]| {
+            gradients_by_kernel(function, &[residuals.as_slice(), &[of_hidden]].concat())
+        },
+    );
+    hidden
+}
+
+fn gated_by_kernel<'t>(function: Activation, operands: [Tensor<'t>; 2]) -> Tensor<'t> {
+    let attributes = function.kernel_attributes().unwrap_or_default();
+    operands[0].region().kernel(
+        "maxtext.gated",
+        attributes,
+        KernelOperands::Strided,
+        &operands,
+        |_, operands| vec![function.apply(operands[0]) * operands[1]],
+    )[0]
+}
+
+/// The two operands' gradients, given these and that of their product.
+fn gradients_by_kernel<'t>(function: Activation, operands: &[Tensor<'t>]) -> Vec<Tensor<'t>> {
+    #[derive(Tree)]
+    struct Both<L> {
+        gate: L,
+        up: L,
+    }
+    let attributes = function.kernel_attributes().unwrap_or_default();
+    operands[0].region().kernel(
+        "maxtext.gated_gradient",
+        attributes,
+        KernelOperands::Strided,
+        operands,
+        |region, operands| {
+            let both = Both { gate: operands[0], up: operands[1] };
+            let (_, [], gradients) = region.value_and_grad(&both, |_, both| {
+                let weighted = function.apply(both.gate) * both.up * operands[2];
+                (weighted.cast(DType::F32).sum_all(), [])
+            });
+            vec![gradients.gate, gradients.up]
+        },
+    )
 }
 
 /// Where hidden units are placed.
@@ -56,15 +127,16 @@ impl<'t> Mlp<Tensor<'t>> {
     /// `[batch, position, embed] -> [batch, position, embed]`
     #[track_caller]
     pub fn forward(&self, x: Tensor<'t>, activations: &[Activation], dropout: Dropout<'t>) -> Tensor<'t> {
-        let project = |linear: &Linear<Tensor<'t>>, name: &str, activation: Activation| {
-            let hidden = linear.forward(x, &[EMBED]).constrain(&HIDDEN);
-            activation.apply(hidden.named(name))
+        let project = |linear: &Linear<Tensor<'t>>, name: &str| {
+            linear.forward(x, &[EMBED]).constrain(&HIDDEN).named(name)
         };
-        let first = if self.wi_1.is_some() { "mlpwi_0" } else { "mlpwi" };
-        let mut hidden = project(&self.wi_0, first, activations[0]);
-        if let Some(wi_1) = &self.wi_1 {
-            hidden = hidden * project(wi_1, "mlpwi_1", activations[1]);
-        }
+        let hidden = match &self.wi_1 {
+            None => activations[0].apply(project(&self.wi_0, "mlpwi")),
+            Some(wi_1) => {
+                let (gate, up) = (project(&self.wi_0, "mlpwi_0"), project(wi_1, "mlpwi_1"));
+                gated([activations[0], activations[1]], gate, up)
+            }
+        };
         let hidden = dropout.apply("mlp_hidden", hidden);
         let output = self.wo.forward(hidden, &[MLP]).constrain(&[
             Some("activation_batch"),

@@ -182,17 +182,33 @@ impl<'t> RotaryAngles<'t> {
     /// `[batch, position, …, head_dim] -> [batch, position, …, head_dim]`
     #[track_caller]
     pub fn rotate(self, x: Tensor<'t>) -> Tensor<'t> {
-        let (size, pairs) = (x.axis(HEAD_DIM).size, self.cos.axis(ROTARY_PAIR).size);
-        let half = |start: usize| {
-            x.slice(HEAD_DIM, start, start + pairs).rename(HEAD_DIM, ROTARY_PAIR).cast(DType::F32)
-        };
-        let (first, second) = (half(0), half(pairs));
-        let turned = [first * self.cos - second * self.sin, second * self.cos + first * self.sin];
-        let [first, second] = turned.map(|half| half.rename(ROTARY_PAIR, HEAD_DIM));
-        let turned = first.concatenate(&[second], HEAD_DIM).cast(x.dtype());
-        if 2 * pairs == size {
-            return turned;
-        }
-        turned.concatenate(&[x.slice(HEAD_DIM, 2 * pairs, size)], HEAD_DIM)
+        let [turned] = x.region().custom_vjp(
+            "rotary",
+            [x, self.cos, self.sin],
+            [true, false, false],
+            |_, [x, cos, sin]| [turn(x, cos, sin)],
+            |_, [x, cos, sin]| ([turn(x, cos, sin)], vec![cos, sin]),
+            |_, residuals, [of_turned]| {
+                let [cos, sin] = residuals[..] else { unreachable!("forward keeps both") };
+                vec![turn(of_turned, cos, -sin)]
+            },
+        );
+        turned
     }
+}
+
+/// Turns pairs by angles with these cosines and sines. By the same angles in the other direction it is its own derivative.
+#[track_caller]
+fn turn<'t>(x: Tensor<'t>, cos: Tensor<'t>, sin: Tensor<'t>) -> Tensor<'t> {
+    let (size, pairs) = (x.axis(HEAD_DIM).size, cos.axis(ROTARY_PAIR).size);
+    let half =
+        |start: usize| x.slice(HEAD_DIM, start, start + pairs).rename(HEAD_DIM, ROTARY_PAIR).cast(DType::F32);
+    let (first, second) = (half(0), half(pairs));
+    let turned = [first * cos - second * sin, second * cos + first * sin];
+    let [first, second] = turned.map(|half| half.rename(ROTARY_PAIR, HEAD_DIM));
+    let turned = first.concatenate(&[second], HEAD_DIM).cast(x.dtype());
+    if 2 * pairs == size {
+        return turned;
+    }
+    turned.concatenate(&[x.slice(HEAD_DIM, 2 * pairs, size)], HEAD_DIM)
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use mt_ir::{
-    Boundary, CpuKernels, Dot, Graph, Literal, Memory, Op, Precision, PrintOptions, Program, SavePolicy,
-    Scalar, Scan, Target, TensorType, ValueId, eliminate_dead_code, print_program,
+    Boundary, CpuKernels, Dot, Graph, Literal, Memory, Op, Precision, PrintOptions, Program, Reduction,
+    SavePolicy, Scalar, Scan, Target, TensorType, ValueId, eliminate_dead_code, print_program,
 };
 use mt_runtime::testing;
 use mt_shape::{DType, HostArray, Mesh, Sharding};
@@ -234,5 +234,54 @@ fn slices_are_replaced_in_place() {
         let text = printed(&graph, ALL).text;
         assert_eq!(text.matches("maxtext.update_slice").count(), 1, "{text}");
         check("update", &graph, 0);
+    }
+}
+
+#[test]
+fn products_are_written_into_stacks() {
+    for (dtype, result) in [(DType::F32, DType::F32), (DType::BF16, DType::BF16)] {
+        for reverse in [false, true] {
+            // Of each turn the product, the product again, and what else is made of it.
+            let mut body = Graph::new();
+            let [carry, lhs, rhs] = [&[20, 30], &[20, 50], &[50, 30]].map(|dims| body.input(ty(dtype, dims)));
+            let product = body.emit(dot([&[], &[]], [&[1], &[0]], result), &[lhs, rhs]);
+            let named = body.emit(Op::StopGradient, &[product]);
+            let doubled = body.add(product, product);
+            body.set_outputs(vec![doubled, named, product, carry]);
+            let scan = Scan {
+                body: Arc::new(body),
+                length: 3,
+                reverse,
+                num_captured: 0,
+                num_carry: 1,
+                save: SavePolicy::Everything,
+            };
+            let mut graph = Graph::new();
+            let [carry, lhs, rhs] =
+                [[20, 30].as_slice(), &[3, 20, 50], &[3, 50, 30]].map(|dims| graph.input(ty(dtype, dims)));
+            let results = graph.emit_all(Op::Scan(scan), &[carry, lhs, rhs]);
+            graph.set_outputs(results);
+            check(&format!("{dtype}, {reverse}"), &graph, 1);
+            let text = printed(&graph, ALL).text;
+            assert_eq!(text.matches("into = 600").count(), 1, "{text}");
+        }
+    }
+}
+
+#[test]
+fn sums_over_leading_dimensions_are_products() {
+    for dtype in [DType::F32, DType::BF16] {
+        let of = |dims: &[usize], dimensions: Vec<usize>| {
+            let mut graph = Graph::new();
+            let input = graph.input(ty(dtype, dims));
+            let sum = graph.emit(Op::Reduce { kind: Reduction::Sum, dimensions }, &[input]);
+            graph.set_outputs(vec![sum]);
+            graph
+        };
+        check("of a scale", &of(&[3, 129, 70], vec![0, 1]), 1);
+        check("of a row", &of(&[300, 5, 33], vec![0]), 1);
+        check("of a few", &of(&[3, 9, 7], vec![0, 1]), 0);
+        check("across", &of(&[30, 129, 70], vec![2]), 0);
+        check("of the inner", &of(&[30, 129, 70], vec![1]), 0);
     }
 }

@@ -8,8 +8,10 @@ use std::collections::{HashMap, HashSet};
 
 use mt_shape::DType;
 
-use super::{Name, Names, Printer, Target, i64_array, list, string};
-use crate::{Binary, CpuKernels, Dot, Graph, Kernel, KernelOperands, Node, Op, TensorType, ValueId};
+use super::{Name, Names, Printer, Target, i64_array, list, string, tensor};
+use crate::{
+    Binary, CpuKernels, Dot, Graph, Kernel, KernelOperands, Node, Op, Precision, TensorType, ValueId,
+};
 
 /// The handler that `mt-kernels` has for products.
 const DOT: &str = "maxtext.dot";
@@ -37,6 +39,27 @@ struct Extent {
     size: usize,
     /// In elements.
     stride: usize,
+}
+
+/// A slice of a stack that a product is written to.
+pub(super) struct Slice {
+    /// The stack; once the product is printed, the one that has it.
+    pub stack: Name,
+    /// The stack's type.
+    pub ty: TensorType,
+    /// The slice's position in the leading dimension.
+    pub position: Name,
+}
+
+/// Of products of a graph, by their nodes' indices.
+pub(super) type Slices = HashMap<usize, Slice>;
+
+/// Where a kernel writes a product.
+enum Destination<'a> {
+    New,
+    /// It is added to this value, in place.
+    Added(Name),
+    Slice(&'a Slice),
 }
 
 /// The views of values printed so far.
@@ -159,6 +182,43 @@ impl Printer<'_> {
         }
     }
 
+    /// For each output of a scan's body that is stacked, the node of the product that a kernel can write into the stack.
+    pub(super) fn stacked_products(&self, body: &Graph, stacked: &[ValueId]) -> Vec<Option<usize>> {
+        let producers = body.producers();
+        let mut taken = HashSet::new();
+        let mut product = |id: &ValueId| {
+            let mut index = producers[id.index()]?;
+            // What prints nothing, as there is one device.
+            while matches!(body.nodes()[index].op, Op::Name(_) | Op::StopGradient | Op::Constrain(_)) {
+                index = producers[body.nodes()[index].operands[0].index()]?;
+            }
+            let node = &body.nodes()[index];
+            let Op::Dot(dot) = &node.op else { return None };
+            let types: Vec<&TensorType> = node.operands.iter().map(|id| body.ty(*id)).collect();
+            let ty = body.ty(node.results[0]);
+            (self.has_kernel(dot, &types, ty) && taken.insert(index)).then_some(index)
+        };
+        stacked.iter().map(&mut product).collect()
+    }
+
+    /// Prints a product that is written to a slice, and reads it from there.
+    pub(super) fn product_into(
+        &mut self,
+        graph: &Graph,
+        node: &Node,
+        slice: &mut Slice,
+        names: &Names,
+    ) -> Name {
+        let Op::Dot(dot) = &node.op else { unreachable!("what is written to slices is a product") };
+        let operands: Vec<(Name, &TensorType)> =
+            node.operands.iter().map(|id| (Self::name(names, *id), graph.ty(*id))).collect();
+        let result = graph.ty(node.results[0]);
+        let into = Destination::Slice(slice);
+        slice.stack = self.call_dot(dot, &operands, into, result, &node.scope).expect("it is a kernel's");
+        let zero = self.scalar_i32(0);
+        self.slice_at(slice.stack, &slice.ty, slice.position, zero, &node.scope)
+    }
+
     /// Products of `f32` that are only added to something: the sum's node and the product's, by index. A kernel adds them
     /// to what is there, so that they are never held.
     pub(super) fn added_products(&self, graph: &Graph) -> HashMap<usize, usize> {
@@ -204,17 +264,61 @@ impl Printer<'_> {
             product.operands.iter().map(|id| (Self::name(names, *id), graph.ty(*id))).collect();
         let is_other = |id: &&ValueId| **id != product.results[0];
         let addend = sum.operands.iter().find(is_other).expect("a product that is used once has an addend");
-        let addend = Some(Self::name(names, *addend));
+        let added = Destination::Added(Self::name(names, *addend));
         let result = graph.ty(sum.results[0]);
-        self.kernel_dot(dot, &operands, addend, result, &product.scope).expect("it is a kernel's")
+        self.call_dot(dot, &operands, added, result, &product.scope).expect("it is a kernel's")
     }
 
-    /// Prints a dot product as the call of a kernel, if there is one for it, which adds it to `addend` if there is one.
+    /// Prints a dot product as the call of a kernel, if there is one for it.
     pub(super) fn kernel_dot(
         &mut self,
         dot: &Dot,
         operands: &[(Name, &TensorType)],
-        addend: Option<Name>,
+        result: &TensorType,
+        scope: &str,
+    ) -> Option<Name> {
+        self.call_dot(dot, operands, Destination::New, result, scope)
+    }
+
+    /// Prints a sum over leading dimensions, as gradients of scales and biases are, as a product with ones: XLA walks over
+    /// such sums across memory.
+    pub(super) fn kernel_sum(
+        &mut self,
+        dimensions: &[usize],
+        operand: (Name, &TensorType),
+        result: &TensorType,
+        scope: &str,
+    ) -> Option<Name> {
+        let contract: Vec<usize> = (0..dimensions.len()).collect();
+        let is_leading = dimensions.len() < operand.1.rank() && *dimensions == contract;
+        if !is_leading {
+            return None;
+        }
+        let dtype = operand.1.dtype;
+        let dot = Dot {
+            lhs_batch: Vec::new(),
+            rhs_batch: Vec::new(),
+            lhs_contract: contract.clone(),
+            rhs_contract: contract,
+            result: dtype,
+            precision: Precision::Highest,
+            may_round: false,
+        };
+        let ones = TensorType::new(dtype, &operand.1.dims[..dimensions.len()]);
+        if !self.has_kernel(&dot, &[&ones, operand.1], result) {
+            return None;
+        }
+        let value = [format!("value = dense<1.0> : {}", tensor(&ones))];
+        let name = self.operation("stablehlo.constant", &[], &value, &ones, scope);
+        self.kernel_dot(&dot, &[(name, &ones), operand], result, scope)
+    }
+
+    /// As [`Self::kernel_dot`], with a place for the result: returns the name of what is there then.
+    fn call_dot(
+        &mut self,
+        dot: &Dot,
+        operands: &[(Name, &TensorType)],
+        destination: Destination<'_>,
         result: &TensorType,
         scope: &str,
     ) -> Option<Name> {
@@ -247,12 +351,27 @@ impl Printer<'_> {
             positions.extend(view.position.map(|position| (position, TensorType::scalar(DType::I32))));
             arguments.push((view.array, view.ty));
         }
-        arguments.extend(addend.map(|addend| (addend, result.clone())));
+        let (mut adds, mut into, mut aliases, mut written) = (0, 0, String::new(), result);
+        match destination {
+            Destination::New => {}
+            Destination::Added(addend) => {
+                adds = 1;
+                aliases = alias("", arguments.len());
+                arguments.push((addend, result.clone()));
+            }
+            Destination::Slice(slice) => {
+                into = result.num_elements();
+                aliases = alias("", arguments.len());
+                arguments.push((slice.stack, slice.ty.clone()));
+                positions.push((slice.position, TensorType::scalar(DType::I32)));
+                written = &slice.ty;
+            }
+        }
         arguments.append(&mut positions);
-        attributes.push(format!("adds = {} : i64", u8::from(addend.is_some())));
+        attributes.push(format!("adds = {adds} : i64"));
+        attributes.push(format!("into = {into} : i64"));
         attributes.push(format!("narrow = {} : i64", u8::from(operands[0].1.dtype == DType::BF16)));
-        let aliases = if addend.is_some() { alias("", 2) } else { String::new() };
-        Some(self.call(DOT, &arguments, &attributes, &aliases, &[result], scope)[0])
+        Some(self.call(DOT, &arguments, &attributes, &aliases, &[written], scope)[0])
     }
 
     /// Prints the call of a kernel that does what `kernel.body` does, if there is one for the type.

@@ -8,7 +8,7 @@ use std::{collections::HashSet, fmt::Write as _, sync::Arc};
 
 use mt_shape::{DType, Mesh, PartitionSpec, Sharding};
 
-use kernels::Views;
+use kernels::{Slices, Views};
 
 use crate::{
     Counts, Graph, Memory, Program, ProgramValue, TensorType, ValueId, temporaries::largest_temporaries,
@@ -223,7 +223,7 @@ impl Printer<'_> {
             arguments.join(", "),
             results.join(", ")
         );
-        self.nodes(graph, &mut names);
+        self.nodes(graph, &mut names, &mut Slices::new());
         let returned: Vec<Name> = graph.outputs().iter().map(|id| Self::name(&names, *id)).collect();
         let types: Vec<TensorType> = graph.output_types();
         self.terminator("func.return", &returned, &types);
@@ -243,7 +243,8 @@ impl Printer<'_> {
         attributes
     }
 
-    fn nodes(&mut self, graph: &Graph, names: &mut Names) {
+    /// Prints the nodes of a graph. Those that `slices` has results for write them there.
+    fn nodes(&mut self, graph: &Graph, names: &mut Names, slices: &mut Slices) {
         self.indent += 2;
         let added = self.added_products(graph);
         let deferred: HashSet<usize> = added.values().copied().collect();
@@ -253,6 +254,8 @@ impl Printer<'_> {
             }
             let results = if let Some(product) = added.get(&index) {
                 vec![self.added_product(graph, node, &graph.nodes()[*product], names)]
+            } else if let Some(slice) = slices.get_mut(&index) {
+                vec![self.product_into(graph, node, slice, names)]
             } else {
                 let operands: Vec<Name> = node.operands.iter().map(|id| Self::name(names, *id)).collect();
                 self.node(graph, node, &operands)
@@ -266,12 +269,17 @@ impl Printer<'_> {
 
     /// Prints the nodes of `graph` with `arguments` for its inputs; returns the names of its outputs.
     fn inline(&mut self, graph: &Graph, arguments: &[Name]) -> Vec<Name> {
+        self.inline_into(graph, arguments, &mut Slices::new())
+    }
+
+    /// As [`Self::inline`], with nodes whose results go into slices.
+    fn inline_into(&mut self, graph: &Graph, arguments: &[Name], slices: &mut Slices) -> Vec<Name> {
         let mut names: Names = vec![None; graph.num_values()];
         for (id, argument) in graph.inputs().iter().zip(arguments) {
             names[id.index()] = Some(*argument);
         }
         self.indent -= 2;
-        self.nodes(graph, &mut names);
+        self.nodes(graph, &mut names, slices);
         self.indent += 2;
         graph.outputs().iter().map(|id| Self::name(&names, *id)).collect()
     }

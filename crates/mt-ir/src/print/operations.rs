@@ -288,7 +288,7 @@ impl Printer<'_> {
     }
 
     fn dot(&mut self, dot: &Dot, operands: &[(Name, &TensorType)], result: &TensorType, scope: &str) -> Name {
-        if let Some(name) = self.kernel_dot(dot, operands, None, result, scope) {
+        if let Some(name) = self.kernel_dot(dot, operands, result, scope) {
             return name;
         }
         let merges = self.options.target.is_cpu() && self.options.mesh.num_devices() == 1;
@@ -356,6 +356,11 @@ impl Printer<'_> {
         result: &TensorType,
         scope: &str,
     ) -> Name {
+        if kind == Reduction::Sum
+            && let Some(name) = self.kernel_sum(dimensions, (operand, ty), result, scope)
+        {
+            return name;
+        }
         let scalar = TensorType::scalar(ty.dtype);
         let initial =
             self.operation("stablehlo.constant", &[], &[literal(&identity(kind, ty.dtype))], &scalar, scope);

@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use mt_shape::DType;
 
-use super::{Name, Printer, i64_array, list, location, string, tensor};
+use super::{
+    Name, Printer, i64_array,
+    kernels::{Slice, Slices},
+    list, location, string, tensor,
+};
 use crate::{Graph, ManualComputation, Scan, TensorType, While};
 
 impl Printer<'_> {
@@ -142,13 +146,25 @@ impl Printer<'_> {
                     .zip(slice_types)
                     .map(|(input, (_, ty))| printer.slice_at(*input, ty, position, zero, scope))
                     .collect();
-                let outputs = printer.inline(&scan.body, &[captured, carry, &slices].concat());
+                let products = printer.stacked_products(&scan.body, &scan.body.outputs()[scan.num_carry..]);
+                let mut written: Slices = products
+                    .iter()
+                    .zip(stacks.iter().zip(&stacked_types))
+                    .filter_map(|(product, (stack, ty))| {
+                        Some(((*product)?, Slice { stack: *stack, ty: ty.clone(), position }))
+                    })
+                    .collect();
+                let arguments = [captured, carry, &slices].concat();
+                let outputs = printer.inline_into(&scan.body, &arguments, &mut written);
                 let (next, pieces) = outputs.split_at(scan.num_carry);
                 let stacks: Vec<Name> = stacks
                     .iter()
-                    .zip(pieces)
+                    .zip(pieces.iter().zip(products))
                     .zip(&stacked_types)
-                    .map(|((stack, piece), ty)| printer.write_at(*stack, *piece, ty, position, zero, scope))
+                    .map(|((stack, (piece, product)), ty)| match product {
+                        Some(product) => written[&product].stack,
+                        None => printer.write_at(*stack, *piece, ty, position, zero, scope),
+                    })
                     .collect();
                 let one = printer.scalar_i32(1);
                 let operands = [(state[0], &index_type), (one, &index_type)];
@@ -175,7 +191,14 @@ impl Printer<'_> {
         )
     }
 
-    fn slice_at(&mut self, stack: Name, ty: &TensorType, position: Name, zero: Name, scope: &str) -> Name {
+    pub(super) fn slice_at(
+        &mut self,
+        stack: Name,
+        ty: &TensorType,
+        position: Name,
+        zero: Name,
+        scope: &str,
+    ) -> Name {
         let index_type = TensorType::scalar(DType::I32);
         let mut operands = vec![(stack, ty), (position, &index_type)];
         operands.extend((1..ty.rank()).map(|_| (zero, &index_type)));
