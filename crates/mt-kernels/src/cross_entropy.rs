@@ -69,7 +69,7 @@ pub fn cross_entropy_gradient<E: Element>(
         let factor = of_target + cotangents.log_z[row];
         let log_z = log_z[row];
         let target = rows.target(row).map(|target| (target, logits[target].to_f32()));
-        with_simd!(instructions, simd => simd.run(Gradient { simd, logits: &mut **logits, log_z, factor }));
+        with_simd!(instructions, simd => simd.run(Gradient { simd, logits: &mut logits, log_z, factor }));
         if let Some((target, logit)) = target {
             // From the logit again, since what was stored may be rounded.
             logits[target] = E::from_f32((logit - log_z).exp() * factor - of_target);
