@@ -1,6 +1,6 @@
 //! Elements of any type, taken a block at a time as `f32`.
 
-use crate::attention::Element;
+use crate::Element;
 
 /// How many elements are taken at once: several vectors, as each takes a while.
 pub(crate) const BLOCK: usize = 64;

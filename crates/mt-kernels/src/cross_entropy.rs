@@ -1,10 +1,9 @@
-//! Cross-entropy of rows of logits, and its gradient: each in one pass over memory.
+//! Cross-entropy of rows of logits, and its gradient, a row at a time: memory is read once, and then the cache.
 
 use std::sync::{Mutex, PoisonError};
 
 use crate::{
-    Team,
-    attention::Element,
+    Element, Team,
     block::{BLOCK, filled, narrowed, widened},
     simd::{Instructions, Simd, Work, with_simd},
 };

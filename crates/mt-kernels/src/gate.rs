@@ -3,8 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use crate::{
-    Dim, Team,
-    attention::Element,
+    Dim, Element, Team,
     block::{BLOCK, filled, narrowed, widened},
     simd::{Instructions, Simd, Work, with_simd},
 };
@@ -221,14 +220,17 @@ impl Gate {
             }
             Self::Gelu => {
                 let scale = simd.splat((2.0 / std::f32::consts::PI).sqrt());
-                let (square, cubic) = (simd.mul(x, x), simd.splat(0.044_715));
-                let inner = simd.mul(scale, simd.mul_add(simd.mul(cubic, square), x, x));
+                // Beyond these the tangent is 1 or -1 anyway, and squares could overflow.
+                let (low, high) = (simd.splat(-30.0), simd.splat(30.0));
+                let bound = simd.select(simd.less(x, low), low, simd.select(simd.less(high, x), high, x));
+                let (square, cubic) = (simd.mul(bound, bound), simd.splat(0.044_715));
+                let inner = simd.mul(scale, simd.mul_add(simd.mul(cubic, square), bound, bound));
                 let tangent = simd.tanh(inner);
                 let share = simd.mul(simd.splat(0.5), simd.add(one, tangent));
                 let inner_slope =
                     simd.mul(scale, simd.mul_add(simd.mul(simd.splat(3.0), cubic), square, one));
                 let bend = simd.mul(simd.splat(0.5), simd.sub(one, simd.mul(tangent, tangent)));
-                [simd.mul(x, share), simd.mul_add(simd.mul(x, bend), inner_slope, share)]
+                [simd.mul(x, share), simd.mul_add(simd.mul(bound, bend), inner_slope, share)]
             }
         }
     }
@@ -321,6 +323,12 @@ mod tests {
                 gated(&ScopedThreads(1), instructions, gate, operands, &mut hidden);
                 assert_eq!(hidden[..4], [0.0, 0.0, 200.0, 1e8], "{gate:?} by {instructions:?}");
                 assert!(hidden[4].is_nan(), "{gate:?} by {instructions:?}");
+                let (mut of_gates, mut of_up) = ([9.0; 5], [9.0; 5]);
+                let operands = [operands[0], operands[1], operands[1]];
+                let results = [of_gates.as_mut_slice(), &mut of_up];
+                gated_gradient(&ScopedThreads(1), instructions, gate, operands, results);
+                assert_eq!(of_gates[..4], [0.0, 0.0, 1.0, 1.0], "{gate:?} by {instructions:?}");
+                assert!(of_gates[4].is_nan(), "{gate:?} by {instructions:?}");
             }
         }
     }

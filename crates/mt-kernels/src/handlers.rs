@@ -426,8 +426,9 @@ fn attention_to_cache<E: BufferElement>(call: &Call<'_>) -> Result<(), Fault> {
     Ok(())
 }
 
+/// A result of a call that is printed without any result in an argument's memory, which is taken once.
 fn result<'a, E: BufferElement>(call: &Call<'a>, index: usize) -> Result<&'a mut [E], Fault> {
-    // SAFETY: each result is taken once by the functions below, and programs are printed without any aliasing of results.
+    // SAFETY: what is said above holds for all callers.
     let data = unsafe { call.data_mut(index)? };
     E::of_mut(data).ok_or_else(|| format!("result {index} has another type"))
 }

@@ -10,6 +10,7 @@ pub mod attention;
 mod block;
 mod cross_entropy;
 mod dot;
+mod element;
 mod ffi;
 mod gate;
 mod handlers;
@@ -20,6 +21,7 @@ mod team;
 
 pub use cross_entropy::{Cotangents, Targets, cross_entropy, cross_entropy_gradient};
 pub use dot::{Arithmetic, Dim, Elements, ElementsMut, Operand, dot};
+pub use element::Element;
 pub use ffi::Handler;
 pub use gate::{Gate, Rows, gated, gated_gradient};
 pub use handlers::handlers;

@@ -3,8 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use crate::{
-    Team,
-    attention::Element,
+    Element, Team,
     simd::{Instructions, Simd, Work, with_simd},
 };
 

@@ -37,14 +37,17 @@ impl Activation {
     }
 
     /// What kernels for products with a gate are told of the function, if they know it.
-    fn kernel_attributes(self) -> Option<Vec<(&'static str, i64)>> {
+    fn gelu_attribute(self) -> Option<i64> {
         match self {
-            Self::Silu => Some(vec![("gelu", 0)]),
-            Self::Gelu => Some(vec![("gelu", 1)]),
+            Self::Silu => Some(0),
+            Self::Gelu => Some(1),
             _ => None,
         }
     }
 }
+
+/// Fewer units, as those of a token, are left to the compiler: to call a kernel takes as long as to compute them.
+const FEWEST_GATED: usize = 1 << 14;
 
 /// The product of two projections, to each of which a function is applied.
 ///
@@ -55,28 +58,28 @@ pub fn gated<'t>(activations: [Activation; 2], gate: Tensor<'t>, up: Tensor<'t>)
     let [function, Activation::Linear] = activations else {
         return activations[0].apply(gate) * activations[1].apply(up);
     };
+    let elements: usize = gate.axes().iter().map(|axis| axis.size).product();
     let is_alike = gate.axes() == up.axes() && gate.dtype() == up.dtype();
-    if !is_alike || function.kernel_attributes().is_none() {
+    let Some(gelu) = function.gelu_attribute().filter(|_| is_alike && elements >= FEWEST_GATED) else {
         return function.apply(gate) * up;
-    }
+    };
     let [hidden] = gate.region().custom_vjp(
         "gated",
         [gate, up],
         [true, true],
-        |_, operands| [gated_by_kernel(function, operands)],
-        |_, operands| ([gated_by_kernel(function, operands)], operands.to_vec()),
+        |_, operands| [gated_by_kernel(function, gelu, operands)],
+        |_, operands| ([gated_by_kernel(function, gelu, operands)], operands.to_vec()),
         |_, residuals, [of_hidden]| {
-            gradients_by_kernel(function, &[residuals.as_slice(), &[of_hidden]].concat())
+            gradients_by_kernel(function, gelu, &[residuals.as_slice(), &[of_hidden]].concat())
         },
     );
     hidden
 }
 
-fn gated_by_kernel<'t>(function: Activation, operands: [Tensor<'t>; 2]) -> Tensor<'t> {
-    let attributes = function.kernel_attributes().unwrap_or_default();
+fn gated_by_kernel<'t>(function: Activation, gelu: i64, operands: [Tensor<'t>; 2]) -> Tensor<'t> {
     operands[0].region().kernel(
         "maxtext.gated",
-        attributes,
+        vec![("gelu", gelu)],
         KernelOperands::Strided,
         &operands,
         |_, operands| vec![function.apply(operands[0]) * operands[1]],
@@ -84,16 +87,15 @@ fn gated_by_kernel<'t>(function: Activation, operands: [Tensor<'t>; 2]) -> Tenso
 }
 
 /// The two operands' gradients, given these and that of their product.
-fn gradients_by_kernel<'t>(function: Activation, operands: &[Tensor<'t>]) -> Vec<Tensor<'t>> {
+fn gradients_by_kernel<'t>(function: Activation, gelu: i64, operands: &[Tensor<'t>]) -> Vec<Tensor<'t>> {
     #[derive(Tree)]
     struct Both<L> {
         gate: L,
         up: L,
     }
-    let attributes = function.kernel_attributes().unwrap_or_default();
     operands[0].region().kernel(
         "maxtext.gated_gradient",
-        attributes,
+        vec![("gelu", gelu)],
         KernelOperands::Strided,
         operands,
         |region, operands| {

@@ -294,6 +294,9 @@ fn sums_over_leading_dimensions_are_products() {
     for dtype in [DType::F32, DType::BF16] {
         check(dtype, &[3, 129, 70], &[0, 1], 1);
         check(dtype, &[300, 5, 33], &[0], 1);
+        check(dtype, &[40_000, 65], &[0], 1);
+        check(dtype, &[70_000, 65], &[0], 0);
+        check(dtype, &[40_000, 2], &[0], 0);
         check(dtype, &[3, 9, 7], &[0, 1], 0);
         check(dtype, &[30, 129, 70], &[2], 0);
         check(dtype, &[30, 129, 70], &[1], 0);

@@ -22,6 +22,12 @@ const UPDATE: &str = "maxtext.update_slice";
 /// Products with fewer multiplications are left to XLA, whose code for them can be fused with what is around.
 const FEWEST_MULTIPLICATIONS: usize = 1 << 14;
 
+/// With fewer sums than a few vectors hold, a product with ones is none that kernels are quick at.
+const FEWEST_SUMS: usize = 64;
+
+/// Longer sums are left to XLA, which adds them up in stages: they would lose digits one after the other.
+const MOST_ADDED: usize = 1 << 16;
+
 /// How a value can be read from an array that exists anyway.
 #[derive(Clone, Debug)]
 struct View {
@@ -290,11 +296,11 @@ impl Printer<'_> {
         scope: &str,
     ) -> Option<Name> {
         let contract: Vec<usize> = (0..dimensions.len()).collect();
+        let (dtype, count) = (operand.1.dtype, operand.1.num_elements() / result.num_elements().max(1));
         let is_leading = dimensions.len() < operand.1.rank() && *dimensions == contract;
-        if !is_leading {
+        if !is_leading || count > MOST_ADDED || result.num_elements() < FEWEST_SUMS {
             return None;
         }
-        let dtype = operand.1.dtype;
         let dot = Dot {
             lhs_batch: Vec::new(),
             rhs_batch: Vec::new(),

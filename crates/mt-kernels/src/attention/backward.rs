@@ -3,8 +3,8 @@
 use std::{ops::Range, sync::OnceLock};
 
 use super::{
-    Inputs, MASKED, Operand, Options, Outcome,
-    format::{Element, Format, zip_rows},
+    Element, Inputs, MASKED, Operand, Options, Outcome,
+    format::{Format, zip_rows},
     forward::{capped, num_shares},
     operands::Row,
     product::{Product, Rows, Start},

@@ -18,11 +18,10 @@ mod sequence;
 #[cfg(test)]
 mod tests;
 
-use crate::{Instructions, Team, simd};
+use crate::{Element, Instructions, Team, simd};
 
 pub use backward::{Gradients, Residuals};
 pub use cached::{CachedInputs, attend_to_cache};
-pub use format::Element;
 pub use forward::Results;
 pub use operands::{Operand, Outcome, Shape, Strides};
 

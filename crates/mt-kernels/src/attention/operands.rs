@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::format::Element;
+use crate::Element;
 
 /// Sizes of queries. Keys and values have the same, without groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,6 +3,8 @@
 //! A value that implements [`Simd`] is proof that the processor has the instructions: it is made only after asking.
 //! Functions that take one are inlined into [`Simd::run`], which is compiled for these instructions.
 
+use std::sync::OnceLock;
+
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -39,7 +41,8 @@ impl Instructions {
 
     /// The best ones that this processor has.
     pub fn best() -> Self {
-        Self::available().pop().expect("every processor has some")
+        static BEST: OnceLock<Instructions> = OnceLock::new();
+        *BEST.get_or_init(|| Self::available().pop().expect("every processor has some"))
     }
 }
 

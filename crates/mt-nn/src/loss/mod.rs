@@ -96,7 +96,8 @@ fn cross_entropy<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> (Tensor<'t>, Te
 /// Whether kernels read these: rows of logits, with a target for each.
 fn has_kernel(logits: Tensor<'_>, targets: Tensor<'_>) -> bool {
     let axes = logits.axes();
-    axes.last().is_some_and(|axis| axis.name == VOCAB) && axes[..axes.len() - 1] == *targets.axes()
+    let is_last = axes.last().is_some_and(|axis| axis.name == VOCAB);
+    is_last && axes[..axes.len() - 1] == *targets.axes() && targets.dtype() == DType::I32
 }
 
 fn losses<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> [Tensor<'t>; 2] {

@@ -36,7 +36,9 @@ fn kernels_do_what_programs_do() {
     use Activation::{Gelu, Linear, Relu, Silu};
     let cases = [([Silu, Linear], 2), ([Gelu, Linear], 2), ([Relu, Linear], 0), ([Silu, Silu], 0)];
     for (activations, num_calls) in cases {
-        for (rows, length, hidden) in [(1, 1, 1), (2, 5, 33), (3, 2, 200)] {
+        // The last has too few units for a kernel.
+        for (rows, length, hidden) in [(1, 1, 16411), (2, 59, 333), (3, 90, 61), (2, 5, 33)] {
+            let num_calls = if rows * length * hidden < 1 << 14 { 0 } else { num_calls };
             let axes = vec![axis(BATCH, rows), axis(POSITION, length), axis(MLP, hidden)];
             let arguments: Vec<Argument> =
                 (0..3).map(|seed| (axes.clone(), numbers(seed, &[rows, length, hidden]))).collect();
