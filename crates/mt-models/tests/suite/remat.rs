@@ -266,5 +266,7 @@ fn memory_is_what_policies_promise() {
         );
         before = now;
     }
-    assert!(temporaries("remat_policy=none") > 2 * before);
+    // What lies between products is kept as well, but for rotary embeddings and gates, whose derivatives need none of it.
+    let none = temporaries("remat_policy=none");
+    assert!(none > before + before / 2, "{none} bytes, not many more than {before}");
 }
