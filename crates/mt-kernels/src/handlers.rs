@@ -33,6 +33,17 @@ pub fn handlers() -> &'static [Handler] {
     ]
 }
 
+/// Calls a function for the type of the first argument's numbers, which are `f32` or `bf16`.
+macro_rules! of_floats {
+    ($call:ident, $what:literal, $function:ident($($argument:expr),*)) => {
+        match $call.data(0)? {
+            Data::F32(_) => $function::<f32>($($argument),*),
+            Data::Bf16(_) => $function::<bf16>($($argument),*),
+            Data::I32(_) => Err(concat!($what, " are integers").to_owned()),
+        }
+    };
+}
+
 /// A general dot product. Arguments: the arrays that the left and the right side are read from; if the product is added to
 /// something, or written into a slice of something, this, whose memory the result has; then the positions of slices: for
 /// each side that is a slice of its array, and for the result.
@@ -126,11 +137,7 @@ unsafe extern "C" fn call_attention_forward(frame: *mut Frame) -> *mut Error {
     unsafe {
         answer(frame, |call| {
             let operands = views(call)?;
-            match call.data(0)? {
-                Data::F32(_) => attention_forward::<f32>(call, &operands),
-                Data::Bf16(_) => attention_forward::<bf16>(call, &operands),
-                Data::I32(_) => Err("queries are integers".to_owned()),
-            }
+            of_floats!(call, "queries", attention_forward(call, &operands))
         })
     }
 }
@@ -142,11 +149,7 @@ unsafe extern "C" fn call_attention_backward(frame: *mut Frame) -> *mut Error {
     unsafe {
         answer(frame, |call| {
             let operands = views(call)?;
-            match call.data(0)? {
-                Data::F32(_) => attention_backward::<f32>(call, &operands),
-                Data::Bf16(_) => attention_backward::<bf16>(call, &operands),
-                Data::I32(_) => Err("queries are integers".to_owned()),
-            }
+            of_floats!(call, "queries", attention_backward(call, &operands))
         })
     }
 }
@@ -158,13 +161,7 @@ unsafe extern "C" fn call_attention_backward(frame: *mut Frame) -> *mut Error {
 /// within sequences.
 unsafe extern "C" fn call_attention_to_cache(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
-    unsafe {
-        answer(frame, |call| match call.data(0)? {
-            Data::F32(_) => attention_to_cache::<f32>(call),
-            Data::Bf16(_) => attention_to_cache::<bf16>(call),
-            Data::I32(_) => Err("queries are integers".to_owned()),
-        })
-    }
+    unsafe { answer(frame, |call| of_floats!(call, "queries", attention_to_cache(call))) }
 }
 
 /// An array, part of which is replaced. Arguments: the array, whose memory the result has, the part, and where it begins
@@ -611,26 +608,14 @@ fn rows<'a>(call: &Call<'a>) -> Result<Targets<'a>, Fault> {
 /// Result, dense: the product. Attributes: `operands`, as for attention, and `gelu`: 1 for this function, 0 for SiLU.
 unsafe extern "C" fn call_gated(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
-    unsafe {
-        answer(frame, |call| match call.data(0)? {
-            Data::F32(_) => gated_rows::<f32>(call),
-            Data::Bf16(_) => gated_rows::<bf16>(call),
-            Data::I32(_) => Err("gates are integers".to_owned()),
-        })
-    }
+    unsafe { answer(frame, |call| of_floats!(call, "gates", gated_rows(call))) }
 }
 
 /// Gradients of both arguments of [`call_gated`], dense. Arguments: these, and the gradient of their product; then positions
 /// of slices. Attributes are the same.
 unsafe extern "C" fn call_gated_gradient(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
-    unsafe {
-        answer(frame, |call| match call.data(0)? {
-            Data::F32(_) => gated_row_gradients::<f32>(call),
-            Data::Bf16(_) => gated_row_gradients::<bf16>(call),
-            Data::I32(_) => Err("gates are integers".to_owned()),
-        })
-    }
+    unsafe { answer(frame, |call| of_floats!(call, "gates", gated_row_gradients(call))) }
 }
 
 fn gated_rows<E: BufferElement>(call: &Call<'_>) -> Result<(), Fault> {

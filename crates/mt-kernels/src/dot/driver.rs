@@ -183,13 +183,22 @@ impl Call<'_> {
         });
     }
 
+    /// The operand of a chunk's rows or columns, where its batch element begins, and the chunk's first line.
+    fn side(&self, chunk: &Chunk, rows: bool) -> (&Side<'_>, usize, usize) {
+        let (lhs_base, rhs_base) = self.problem.batch_offsets(chunk.batch);
+        match rows {
+            true => (&self.problem.lhs, lhs_base, chunk.rows.start),
+            false => (&self.problem.rhs, rhs_base, chunk.columns.start),
+        }
+    }
+
     /// Packs a block of lines of a chunk.
     fn pack(&self, chunk: &Chunk, rows: bool, lines: Range<usize>, depth: Range<usize>, out: *mut u32) {
-        let Self { kernel, problem, .. } = *self;
-        let (lhs_base, rhs_base) = problem.batch_offsets(chunk.batch);
-        let (side, base, first, positions, width) = match rows {
-            true => (&problem.lhs, lhs_base, chunk.rows.start, chunk.lhs_depth, kernel.rows),
-            false => (&problem.rhs, rhs_base, chunk.columns.start, chunk.rhs_depth, kernel.columns),
+        let kernel = self.kernel;
+        let (side, base, first) = self.side(chunk, rows);
+        let (positions, width) = match rows {
+            true => (chunk.lhs_depth, kernel.rows),
+            false => (chunk.rhs_depth, kernel.columns),
         };
         let steps = kernel.format.steps(depth.len());
         for group in chunks(lines.clone(), width * PACKED_PANELS) {
@@ -210,11 +219,7 @@ impl Call<'_> {
 
     /// A block of lines of a chunk, to be fetched ahead: nothing if neither its lines nor its positions are contiguous.
     fn ahead(&self, chunk: &Chunk, rows: bool, lines: Range<usize>, depth: Range<usize>) -> Ahead {
-        let (lhs_base, rhs_base) = self.problem.batch_offsets(chunk.batch);
-        let (side, base, first) = match rows {
-            true => (&self.problem.lhs, lhs_base, chunk.rows.start),
-            false => (&self.problem.rhs, rhs_base, chunk.columns.start),
-        };
+        let (side, base, first) = self.side(chunk, rows);
         let ([free], [contract]) = (&*side.free, &*side.contract) else { return Ahead::nothing() };
         let start =
             base + (first + lines.start) * free.stride + (chunk.depth.start + depth.start) * contract.stride;

@@ -24,6 +24,22 @@ macro_rules! dispatch {
     };
 }
 
+/// Does something for each step of a tile, and fetches ahead meanwhile. A macro, as closures are not compiled for the
+/// instructions of their surroundings.
+macro_rules! each_step {
+    ($tile:ident, $body:block) => {{
+        let mut ahead = $tile.ahead.get();
+        let mut left = $tile.steps;
+        while left != 0 {
+            let steps = left.min(STEPS_PER_FETCH);
+            left -= steps;
+            fetch(&mut ahead);
+            for _ in 0..steps $body
+        }
+        $tile.ahead.set(ahead);
+    }};
+}
+
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(super) unsafe fn multiply_avx512_bf16(tile: &Tile) {
     dispatch!(tile, 16, 1 2 3 4 5 6 7 8 9 10 11 12 13 14; ROWS, VECTORS => match tile.lhs_stride {
@@ -58,31 +74,23 @@ unsafe fn tile_avx512_bf16<const ROWS: usize, const VECTORS: usize, const IN_PLA
     prefetch_result::<ROWS>(tile);
     let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
     let (mut lhs, mut rhs) = (tile.lhs, tile.rhs);
-    let mut ahead = tile.ahead.get();
-    let mut left = tile.steps;
-    while left != 0 {
-        let steps = left.min(STEPS_PER_FETCH);
-        left -= steps;
-        fetch(&mut ahead);
-        for _ in 0..steps {
-            // SAFETY: the panels have as many steps, of so many rows and whole vectors of columns.
-            unsafe {
-                let mut columns = [_mm512_setzero_si512(); VECTORS];
-                for (vector, columns) in columns.iter_mut().enumerate() {
-                    *columns = _mm512_loadu_si512(rhs.add(16 * vector).cast());
-                }
-                for (row, sums) in sums.iter_mut().enumerate() {
-                    let factor = as_bf16(_mm512_set1_epi32(word::<_, IN_PLACE>(lhs, row, lhs_stride) as i32));
-                    for (sum, columns) in sums.iter_mut().zip(columns) {
-                        *sum = _mm512_dpbf16_ps(*sum, factor, as_bf16(columns));
-                    }
-                }
-                lhs = lhs.add(if IN_PLACE { 1 } else { ROWS });
-                rhs = rhs.add(16 * VECTORS);
+    each_step!(tile, {
+        // SAFETY: the panels have as many steps, of so many rows and whole vectors of columns.
+        unsafe {
+            let mut columns = [_mm512_setzero_si512(); VECTORS];
+            for (vector, columns) in columns.iter_mut().enumerate() {
+                *columns = _mm512_loadu_si512(rhs.add(16 * vector).cast());
             }
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let factor = as_bf16(_mm512_set1_epi32(word::<_, IN_PLACE>(lhs, row, lhs_stride) as i32));
+                for (sum, columns) in sums.iter_mut().zip(columns) {
+                    *sum = _mm512_dpbf16_ps(*sum, factor, as_bf16(columns));
+                }
+            }
+            lhs = lhs.add(if IN_PLACE { 1 } else { ROWS });
+            rhs = rhs.add(16 * VECTORS);
         }
-    }
-    tile.ahead.set(ahead);
+    });
     // SAFETY: the tile has these rows and vectors.
     unsafe { finish_avx512(tile, sums, |sum| std::mem::transmute(_mm512_cvtneps_pbh(sum))) };
 }
@@ -95,31 +103,23 @@ unsafe fn tile_avx512<const ROWS: usize, const VECTORS: usize, const IN_PLACE: b
     prefetch_result::<ROWS>(tile);
     let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
     let (mut lhs, mut rhs) = (tile.lhs.cast::<f32>(), tile.rhs.cast::<f32>());
-    let mut ahead = tile.ahead.get();
-    let mut left = tile.steps;
-    while left != 0 {
-        let steps = left.min(STEPS_PER_FETCH);
-        left -= steps;
-        fetch(&mut ahead);
-        for _ in 0..steps {
-            // SAFETY: the panels have as many steps, of so many rows and whole vectors of columns.
-            unsafe {
-                let mut columns = [_mm512_setzero_ps(); VECTORS];
-                for (vector, columns) in columns.iter_mut().enumerate() {
-                    *columns = _mm512_loadu_ps(rhs.add(16 * vector));
-                }
-                for (row, sums) in sums.iter_mut().enumerate() {
-                    let factor = _mm512_set1_ps(word::<_, IN_PLACE>(lhs, row, lhs_stride));
-                    for (sum, columns) in sums.iter_mut().zip(columns) {
-                        *sum = _mm512_fmadd_ps(factor, columns, *sum);
-                    }
-                }
-                lhs = lhs.add(if IN_PLACE { 1 } else { ROWS });
-                rhs = rhs.add(16 * VECTORS);
+    each_step!(tile, {
+        // SAFETY: the panels have as many steps, of so many rows and whole vectors of columns.
+        unsafe {
+            let mut columns = [_mm512_setzero_ps(); VECTORS];
+            for (vector, columns) in columns.iter_mut().enumerate() {
+                *columns = _mm512_loadu_ps(rhs.add(16 * vector));
             }
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let factor = _mm512_set1_ps(word::<_, IN_PLACE>(lhs, row, lhs_stride));
+                for (sum, columns) in sums.iter_mut().zip(columns) {
+                    *sum = _mm512_fmadd_ps(factor, columns, *sum);
+                }
+            }
+            lhs = lhs.add(if IN_PLACE { 1 } else { ROWS });
+            rhs = rhs.add(16 * VECTORS);
         }
-    }
-    tile.ahead.set(ahead);
+    });
     // SAFETY: the tile has these rows and vectors.
     unsafe { finish_avx512(tile, sums, |sum| _mm512_cvtepi32_epi16(round_avx512(sum))) };
 }
