@@ -34,6 +34,7 @@ pub(crate) enum Data<'a> {
     F32(&'a [f32]),
     Bf16(&'a [bf16]),
     I32(&'a [i32]),
+    U64(&'a [u64]),
 }
 
 /// The elements of a result.
@@ -75,6 +76,11 @@ impl<'a> Call<'a> {
         Ok(self.argument(argument)?.dims())
     }
 
+    /// The dimensions of a result.
+    pub(crate) fn result_dims(&self, result: usize) -> Result<Vec<usize>, Fault> {
+        Ok(self.result(result)?.dims())
+    }
+
     /// The elements of an argument.
     pub(crate) fn data(&self, argument: usize) -> Result<Data<'a>, Fault> {
         let buffer = self.argument(argument)?;
@@ -84,6 +90,7 @@ impl<'a> Call<'a> {
                 F32 => Data::F32(buffer.elements()),
                 BF16 => Data::Bf16(buffer.elements()),
                 S32 => Data::I32(buffer.elements()),
+                U64 => Data::U64(buffer.elements()),
                 other => return Err(format!("argument {argument} has elements of type {other}")),
             })
         }
@@ -217,6 +224,7 @@ const F32: c_int = 11;
 const BF16: c_int = 16;
 const S32: c_int = 4;
 const S64: c_int = 5;
+const U64: c_int = 9;
 const ATTRIBUTE_ARRAY: c_int = 1;
 const ATTRIBUTE_SCALAR: c_int = 3;
 const STAGE_EXECUTE: c_int = 3;

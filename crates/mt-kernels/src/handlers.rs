@@ -13,6 +13,7 @@ use crate::{
     dot,
     ffi::{Call, Data, DataMut, Error, Fault, Frame, Handler, answer},
     gate::{gated, gated_gradient},
+    normal::{Normal, normal},
     optimizer::{AdamNumbers, AdamState, adam, sum_of_squares},
 };
 
@@ -30,6 +31,7 @@ pub fn handlers() -> &'static [Handler] {
         Handler { name: "maxtext.cross_entropy_gradient", address: call_cross_entropy_gradient },
         Handler { name: "maxtext.gated", address: call_gated },
         Handler { name: "maxtext.gated_gradient", address: call_gated_gradient },
+        Handler { name: "maxtext.normal", address: call_normal },
     ]
 }
 
@@ -39,7 +41,7 @@ macro_rules! of_floats {
         match $call.data(0)? {
             Data::F32(_) => $function::<f32>($($argument),*),
             Data::Bf16(_) => $function::<bf16>($($argument),*),
-            Data::I32(_) => Err(concat!($what, " are integers").to_owned()),
+            Data::I32(_) | Data::U64(_) => Err(concat!($what, " are integers").to_owned()),
         }
     };
 }
@@ -119,7 +121,7 @@ fn operand<'a>(
     let elements = match call.data(argument)? {
         Data::F32(elements) => Elements::F32(elements.get(start..start + end).ok_or_else(outside)?),
         Data::Bf16(elements) => Elements::Bf16(elements.get(start..start + end).ok_or_else(outside)?),
-        Data::I32(_) => return Err(format!("argument {argument} has integers")),
+        Data::I32(_) | Data::U64(_) => return Err(format!("argument {argument} has integers")),
     };
     Ok(Operand { elements, batch, free, contract })
 }
@@ -541,7 +543,7 @@ unsafe extern "C" fn call_sum_of_squares(frame: *mut Frame) -> *mut Error {
             *sum = match call.data(0)? {
                 Data::F32(elements) => sum_of_squares(&team, instructions, elements),
                 Data::Bf16(elements) => sum_of_squares(&team, instructions, elements),
-                Data::I32(_) => return Err("the argument has integers".to_owned()),
+                Data::I32(_) | Data::U64(_) => return Err("the argument has integers".to_owned()),
             };
             Ok(())
         })
@@ -560,7 +562,7 @@ unsafe extern "C" fn call_cross_entropy(frame: *mut Frame) -> *mut Error {
             match call.data(0)? {
                 Data::F32(logits) => cross_entropy(&team, instructions, rows, logits, results),
                 Data::Bf16(logits) => cross_entropy(&team, instructions, rows, logits, results),
-                Data::I32(_) => return Err("logits are integers".to_owned()),
+                Data::I32(_) | Data::U64(_) => return Err("logits are integers".to_owned()),
             }
             Ok(())
         })
@@ -637,4 +639,31 @@ fn gated_row_gradients<E: BufferElement>(call: &Call<'_>) -> Result<(), Fault> {
 
 fn gate(call: &Call<'_>) -> Result<Gate, Fault> {
     Ok(if call.integer("gelu")? == 1 { Gate::Gelu } else { Gate::Silu })
+}
+
+/// Random numbers of a normal distribution. Arguments: what deviations are multiplied by, a key, and the numbers of streams
+/// `[count]`. Result: `[count, …]`, each drawn with the key that is derived from the key and the number of the stream.
+/// Attributes, the bits of an `f32`: `bound`, the largest deviation, and `edge`, its share.
+unsafe extern "C" fn call_normal(frame: *mut Frame) -> *mut Error {
+    // SAFETY: XLA calls a handler with a frame of its own.
+    unsafe {
+        answer(frame, |call| {
+            let number = |name: &str| call.integer(name).map(|bits| f32::from_bits(bits as u32));
+            let (Data::F32(&[scale]), Data::U64(&[key]), Data::U64(streams)) =
+                (call.data(0)?, call.data(1)?, call.data(2)?)
+            else {
+                return Err("an argument has another type".to_owned());
+            };
+            let distribution = Normal { scale, bound: number("bound")?, edge: number("edge")? };
+            let dims = call.result_dims(0)?;
+            let out = result(call, 0)?;
+            match dims.split_first() {
+                Some((count, dims)) if *count == streams.len() => {
+                    normal(&call.team(), Instructions::best(), distribution, key, streams, dims, out);
+                    Ok(())
+                }
+                _ => Err("the result has not one array for each stream".to_owned()),
+            }
+        })
+    }
 }

@@ -1,7 +1,7 @@
 //! What a parameter is: shape, placement and initial value, declared together.
 
 use mt_shape::{Axis, DType, Path, Tree};
-use mt_trace::{Key, Region, ScanOptions, Tensor};
+use mt_trace::{KernelOperands, Key, NORMAL_BOUND, Region, ScanOptions, Tensor, share_within};
 
 /// A parameter's shape, logical axes, initial value and type.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,6 +44,12 @@ pub enum Initializer {
         deviation: f64,
     },
 }
+
+/// Where truncated distributions end, in deviations.
+const TRUNCATED: f64 = 2.0;
+
+/// The axis of a single stream of random numbers.
+const STREAM: &str = "stream";
 
 /// The standard deviation of a standard normal distribution that is cut at two deviations.
 const TRUNCATED_DEVIATION: f64 = 0.879_625_661_034_239_8;
@@ -119,33 +125,52 @@ fn initialize_one<'t>(region: Region<'t>, key: Key<'t>, path: &Path, spec: &Para
         .map(|index| segments[index].as_str())
         .collect();
     let key = key.fold_in_name(&name.join("."));
-    let (initializer, dtype) = (spec.initializer, spec.dtype);
     let number = |number: usize| region.integer(DType::U64, number as i64);
-    let (first, step) = match spec.place {
-        LayerPlace::Stacked { first, step } => (first, step),
-        LayerPlace::One(layer) => {
-            return draw(region, initializer, key.fold_in(number(layer)), &spec.axes).cast(dtype);
+    // The numbers of the layers that are drawn, and how these are stacked.
+    let one = |layer: usize| number(layer).unsqueeze(STREAM);
+    let (streams, axes) = match spec.place {
+        LayerPlace::Stacked { first, step } => {
+            (region.iota(DType::U64, spec.axes[0]) * number(step) + number(first), &spec.axes[1..])
         }
-        LayerPlace::None => return draw(region, initializer, key.fold_in(number(0)), &spec.axes).cast(dtype),
+        LayerPlace::One(layer) => (one(layer), &spec.axes[..]),
+        LayerPlace::None => (one(0), &spec.axes[..]),
     };
-    let layers = spec.axes[0];
-    let index = LayerIndex { index: region.iota(DType::U64, layers) * number(step) + number(first) };
-    let axes = spec.axes[1..].to_vec();
-    let ([], [stacked]) = region.scan(ScanOptions::over(layers), [], &index, |region, [], layer| {
-        ([], [draw(*region, initializer, key.fold_in(layer.index), &axes).cast(dtype)])
-    });
-    stacked
+    let drawn = match spec.initializer {
+        Initializer::Zeros => return region.full(spec.dtype, &spec.axes, 0.0),
+        Initializer::Ones => return region.full(spec.dtype, &spec.axes, 1.0),
+        Initializer::Normal { deviation } => draw(region, key, streams, axes, NORMAL_BOUND, deviation),
+        Initializer::TruncatedNormal { deviation } => {
+            draw(region, key, streams, axes, TRUNCATED, deviation / TRUNCATED_DEVIATION)
+        }
+    };
+    let drawn = drawn.cast(spec.dtype);
+    if matches!(spec.place, LayerPlace::Stacked { .. }) { drawn } else { drawn.squeeze(STREAM) }
 }
 
-fn draw<'t>(region: Region<'t>, initializer: Initializer, key: Key<'t>, axes: &[Axis]) -> Tensor<'t> {
-    match initializer {
-        Initializer::Zeros => region.full(DType::F32, axes, 0.0),
-        Initializer::Ones => region.full(DType::F32, axes, 1.0),
-        Initializer::Normal { deviation } => key.normal(axes) * deviation,
-        Initializer::TruncatedNormal { deviation } => {
-            key.truncated_normal(axes) * (deviation / TRUNCATED_DEVIATION)
-        }
-    }
+/// Draws normal numbers of `axes` for each of `streams`, from keys of their own: `[streams] -> [streams, …]`.
+fn draw<'t>(
+    region: Region<'t>,
+    key: Key<'t>,
+    streams: Tensor<'t>,
+    axes: &[Axis],
+    bound: f64,
+    scale: f64,
+) -> Tensor<'t> {
+    let bits = |number: f64| i64::from((number as f32).to_bits());
+    let attributes = vec![("bound", bits(bound)), ("edge", bits(share_within(bound)))];
+    // The first operand says which type the kernel computes with.
+    let operands = [region.full(DType::F32, &[], scale), key.value(), streams];
+    let taken = KernelOperands::Dense { num_updated: 0 };
+    region.kernel("maxtext.normal", attributes, taken, &operands, |region, operands| {
+        let [scale, key, streams] = operands[..] else { unreachable!("it has three operands") };
+        let key = Key::new(key);
+        let index = LayerIndex { index: streams };
+        let options = ScanOptions::over(streams.axes()[0]);
+        let ([], [drawn]) = region.scan(options, [], &index, |_, [], stream| {
+            ([], [key.fold_in(stream.index).normal_within(axes, bound) * scale])
+        });
+        vec![drawn]
+    })[0]
 }
 
 /// The number of each layer, for a scan over layers.

@@ -75,23 +75,24 @@ impl<'t> Key<'t> {
     /// Standard normal `f32`.
     #[track_caller]
     pub fn normal(self, axes: &[Axis]) -> Tensor<'t> {
-        self.truncated_normal_between(axes, -6.0, 6.0)
+        self.normal_within(axes, NORMAL_BOUND)
     }
 
     /// Normal `f32` of mean 0 and deviation 1 before it is cut to ±2, as initializers use it.
     #[track_caller]
     pub fn truncated_normal(self, axes: &[Axis]) -> Tensor<'t> {
-        self.truncated_normal_between(axes, -2.0, 2.0)
+        self.normal_within(axes, 2.0)
     }
 
+    /// Normal `f32` of mean 0 and deviation 1 before it is cut to ±`bound`.
     #[track_caller]
-    fn truncated_normal_between(self, axes: &[Axis], low: f64, high: f64) -> Tensor<'t> {
+    pub fn normal_within(self, axes: &[Axis], bound: f64) -> Tensor<'t> {
         // By inversion: uniform between the values of erf at the bounds, then its inverse. Half a step keeps clear
         // of both bounds.
-        let [from, to] = [low, high].map(|bound| erf(bound / std::f64::consts::SQRT_2));
+        let edge = share_within(bound);
         let uniform = self.uniform(axes) + 0.5 / f64::from(1 << 24);
-        let value = (uniform * (to - from) + from).clamp(-1.0 + 1e-7, 1.0 - 1e-7);
-        (value.erf_inv() * std::f64::consts::SQRT_2).clamp(low, high)
+        let value = (uniform * (2.0 * edge) - edge).clamp(-1.0 + 1e-7, 1.0 - 1e-7);
+        (value.erf_inv() * std::f64::consts::SQRT_2).clamp(-bound, bound)
     }
 
     /// The key at a counter. ThreeFry maps counters to blocks one to one, so that other counters give other keys.
@@ -107,6 +108,14 @@ impl<'t> Key<'t> {
         let op = Op::RandomBits { ty: TensorType::new(dtype, dims) };
         state.apply(op, &[], &[&[STATE], axes])[1]
     }
+}
+
+/// Where normal numbers end that are not meant to be cut.
+pub const NORMAL_BOUND: f64 = 6.0;
+
+/// The share of a normal distribution that is at most so many deviations from its mean.
+pub fn share_within(deviations: f64) -> f64 {
+    erf(deviations / std::f64::consts::SQRT_2)
 }
 
 /// The error function to `f64` precision near enough for initializers (Abramowitz and Stegun 7.1.26 is not: this is

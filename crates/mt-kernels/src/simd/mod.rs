@@ -99,6 +99,8 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn mul_add(self, left: Self::Floats, right: Self::Floats, addend: Self::Floats) -> Self::Floats;
     /// The larger one; `right` if one is no number.
     fn max(self, left: Self::Floats, right: Self::Floats) -> Self::Floats;
+    /// The smaller one; `right` if one is no number.
+    fn min(self, left: Self::Floats, right: Self::Floats) -> Self::Floats;
     /// To the nearest whole number, halves to the even one.
     fn round(self, value: Self::Floats) -> Self::Floats;
     /// `value · 2^power` of a whole `power` between -127 and 127, where 2⁻¹²⁷ counts as 0.
@@ -113,6 +115,15 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn equal_words(self, left: Self::Words, right: Self::Words) -> Self::Mask;
     /// Of words with signs.
     fn at_most(self, left: Self::Words, right: Self::Words) -> Self::Mask;
+    fn add_words(self, left: Self::Words, right: Self::Words) -> Self::Words;
+    fn xor_words(self, left: Self::Words, right: Self::Words) -> Self::Words;
+    fn and_words(self, left: Self::Words, right: Self::Words) -> Self::Words;
+    /// By a number of bits above 0 and below 32.
+    fn rotate_left(self, value: Self::Words, by: u32) -> Self::Words;
+    /// As words without signs, by a number of bits below 32.
+    fn shift_right(self, value: Self::Words, by: u32) -> Self::Words;
+    /// Of words with signs.
+    fn converted(self, value: Self::Words) -> Self::Floats;
     /// To the nearest number that `bf16` holds, ties to even.
     fn round_bf16(self, value: Self::Floats) -> Self::Floats;
 
@@ -156,6 +167,34 @@ pub(crate) trait Simd: Copy + Send + Sync {
         }
         let sum = self.mul_add(sum, self.mul(rest, rest), self.add(rest, self.splat(1.0)));
         self.times_power_of_two(sum, power)
+    }
+
+    /// The natural logarithm of a normal number above 0, to 2 units in the last place, or 1e-7 near 1.
+    #[inline(always)]
+    fn log(self, x: Self::Floats) -> Self::Floats {
+        // x = 2^power · (1 + f), where 1 + f lies between √½ and √2.
+        const ROOT_HALF: u32 = 0x3f35_04f3;
+        let shifted = self.add_words(self.bits(x), self.splat_word(0x3f80_0000 - ROOT_HALF));
+        let power = self.sub(self.converted(self.shift_right(shifted, 23)), self.splat(127.0));
+        let fraction = self.and_words(shifted, self.splat_word(0x007f_ffff));
+        let f = self.sub(self.floats(self.add_words(fraction, self.splat_word(ROOT_HALF))), self.splat(1.0));
+        let mut sum = self.splat(7.037_684e-2);
+        for coefficient in [
+            -1.151_461e-1,
+            1.167_699_9e-1,
+            -1.242_014e-1,
+            1.424_932_3e-1,
+            -1.666_805_8e-1,
+            2.000_071_5e-1,
+            -2.499_999_4e-1,
+            3.333_333e-1,
+        ] {
+            sum = self.mul_add(sum, f, self.splat(coefficient));
+        }
+        let square = self.mul(f, f);
+        let sum = self.mul_add(power, self.splat(-2.121_944_4e-4), self.mul(self.mul(sum, f), square));
+        let sum = self.add(self.mul_add(square, self.splat(-0.5), sum), f);
+        self.mul_add(power, self.splat(0.693_359_4), sum)
     }
 
     /// The hyperbolic tangent, to 3 units in the last place.
@@ -242,6 +281,7 @@ mod tests {
     enum Function {
         Exp,
         Tanh,
+        Log,
         RoundBf16,
     }
 
@@ -256,6 +296,7 @@ mod tests {
                 let y = match function {
                     Function::Exp => simd.exp(x),
                     Function::Tanh => simd.tanh(x),
+                    Function::Log => simd.log(x),
                     Function::RoundBf16 => simd.round_bf16(x),
                 };
                 simd.store(y, to);
@@ -292,6 +333,12 @@ mod tests {
         check(Function::Tanh, f64::tanh, (-1.0, 1.0), 3.0);
         check(Function::Tanh, f64::tanh, (-20.0, 20.0), 3.0);
         check(Function::Tanh, f64::tanh, (-1e-3, 1e-3), 3.0);
+    }
+
+    #[test]
+    fn logarithms_are_right_to_two_units() {
+        check(Function::Log, f64::ln, (1e-7, 0.7), 2.0);
+        check(Function::Log, f64::ln, (1.5, 1e6), 2.0);
     }
 
     #[test]

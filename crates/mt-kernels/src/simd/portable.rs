@@ -72,6 +72,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn min(self, left: Self::Floats, right: Self::Floats) -> Self::Floats {
+        each!(index: if left[index] < right[index] { left[index] } else { right[index] })
+    }
+
+    #[inline(always)]
     fn round(self, value: Self::Floats) -> Self::Floats {
         // Adding a number whose last place counts ones leaves no place for what is smaller.
         const ONES: f32 = 12_582_912.0;
@@ -121,6 +126,36 @@ impl Simd for Portable {
     #[inline(always)]
     fn at_most(self, left: Self::Words, right: Self::Words) -> Self::Mask {
         each!(index: left[index] as i32 <= right[index] as i32)
+    }
+
+    #[inline(always)]
+    fn add_words(self, left: Self::Words, right: Self::Words) -> Self::Words {
+        each!(index: left[index].wrapping_add(right[index]))
+    }
+
+    #[inline(always)]
+    fn xor_words(self, left: Self::Words, right: Self::Words) -> Self::Words {
+        each!(index: left[index] ^ right[index])
+    }
+
+    #[inline(always)]
+    fn and_words(self, left: Self::Words, right: Self::Words) -> Self::Words {
+        each!(index: left[index] & right[index])
+    }
+
+    #[inline(always)]
+    fn rotate_left(self, value: Self::Words, by: u32) -> Self::Words {
+        each!(index: value[index].rotate_left(by))
+    }
+
+    #[inline(always)]
+    fn shift_right(self, value: Self::Words, by: u32) -> Self::Words {
+        each!(index: value[index] >> by)
+    }
+
+    #[inline(always)]
+    fn converted(self, value: Self::Words) -> Self::Floats {
+        each!(index: value[index] as i32 as f32)
     }
 
     #[inline(always)]

@@ -87,6 +87,7 @@ impl Simd for Avx2 {
             _mm256_fmadd_ps(left, right, addend)
         }
         fn max(self, left: __m256, right: __m256) -> __m256 { _mm256_max_ps(left, right) }
+        fn min(self, left: __m256, right: __m256) -> __m256 { _mm256_min_ps(left, right) }
         fn round(self, value: __m256) -> __m256 {
             _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(value)
         }
@@ -108,6 +109,19 @@ impl Simd for Avx2 {
         fn at_most(self, left: __m256i, right: __m256i) -> __m256 {
             _mm256_castsi256_ps(_mm256_xor_si256(_mm256_cmpgt_epi32(left, right), _mm256_set1_epi32(-1)))
         }
+        fn add_words(self, left: __m256i, right: __m256i) -> __m256i { _mm256_add_epi32(left, right) }
+        fn xor_words(self, left: __m256i, right: __m256i) -> __m256i { _mm256_xor_si256(left, right) }
+        fn and_words(self, left: __m256i, right: __m256i) -> __m256i { _mm256_and_si256(left, right) }
+        fn rotate_left(self, value: __m256i, by: u32) -> __m256i {
+            {
+                let high = _mm256_sllv_epi32(value, _mm256_set1_epi32(by as i32));
+                _mm256_or_si256(high, _mm256_srlv_epi32(value, _mm256_set1_epi32(32 - by as i32)))
+            }
+        }
+        fn shift_right(self, value: __m256i, by: u32) -> __m256i {
+            _mm256_srlv_epi32(value, _mm256_set1_epi32(by as i32))
+        }
+        fn converted(self, value: __m256i) -> __m256 { _mm256_cvtepi32_ps(value) }
         fn round_bf16(self, value: __m256) -> __m256 {
             {
                 let bits = _mm256_castps_si256(value);
@@ -187,6 +201,7 @@ impl Simd for Avx512 {
             _mm512_fmadd_ps(left, right, addend)
         }
         fn max(self, left: __m512, right: __m512) -> __m512 { _mm512_max_ps(left, right) }
+        fn min(self, left: __m512, right: __m512) -> __m512 { _mm512_min_ps(left, right) }
         fn round(self, value: __m512) -> __m512 { _mm512_roundscale_ps::<0>(value) }
         fn times_power_of_two(self, value: __m512, power: __m512) -> __m512 {
             {
@@ -205,6 +220,16 @@ impl Simd for Avx512 {
             _mm512_cmpeq_epi32_mask(left, right)
         }
         fn at_most(self, left: __m512i, right: __m512i) -> __mmask16 { _mm512_cmple_epi32_mask(left, right) }
+        fn add_words(self, left: __m512i, right: __m512i) -> __m512i { _mm512_add_epi32(left, right) }
+        fn xor_words(self, left: __m512i, right: __m512i) -> __m512i { _mm512_xor_si512(left, right) }
+        fn and_words(self, left: __m512i, right: __m512i) -> __m512i { _mm512_and_si512(left, right) }
+        fn rotate_left(self, value: __m512i, by: u32) -> __m512i {
+            _mm512_rolv_epi32(value, _mm512_set1_epi32(by as i32))
+        }
+        fn shift_right(self, value: __m512i, by: u32) -> __m512i {
+            _mm512_srlv_epi32(value, _mm512_set1_epi32(by as i32))
+        }
+        fn converted(self, value: __m512i) -> __m512 { _mm512_cvtepi32_ps(value) }
         fn round_bf16(self, value: __m512) -> __m512 {
             {
                 let bits = _mm512_castps_si512(value);
@@ -301,6 +326,7 @@ impl Simd for Avx512Bf16 {
         fn div(self, left: __m512, right: __m512) -> __m512;
         fn mul_add(self, left: __m512, right: __m512, addend: __m512) -> __m512;
         fn max(self, left: __m512, right: __m512) -> __m512;
+        fn min(self, left: __m512, right: __m512) -> __m512;
         fn round(self, value: __m512) -> __m512;
         fn times_power_of_two(self, value: __m512, power: __m512) -> __m512;
         fn less(self, left: __m512, right: __m512) -> __mmask16;
@@ -311,6 +337,12 @@ impl Simd for Avx512Bf16 {
         fn both(self, left: __mmask16, right: __mmask16) -> __mmask16;
         fn equal_words(self, left: __m512i, right: __m512i) -> __mmask16;
         fn at_most(self, left: __m512i, right: __m512i) -> __mmask16;
+        fn add_words(self, left: __m512i, right: __m512i) -> __m512i;
+        fn xor_words(self, left: __m512i, right: __m512i) -> __m512i;
+        fn and_words(self, left: __m512i, right: __m512i) -> __m512i;
+        fn rotate_left(self, value: __m512i, by: u32) -> __m512i;
+        fn shift_right(self, value: __m512i, by: u32) -> __m512i;
+        fn converted(self, value: __m512i) -> __m512;
         fn round_bf16(self, value: __m512) -> __m512;
     }
 

@@ -1,13 +1,14 @@
 //! First values of parameters.
 
+use mt_ir::{CpuKernels, Target};
 use mt_nn::{
     Initializer, ParamSpec,
-    axes::{EMBED, LAYERS, MLP},
+    axes::{EMBED, LAYERS, MLP, QUERY_HEADS},
     initialize,
 };
 use mt_shape::{Path, axis};
 
-use crate::harness::run;
+use crate::harness::{run, run_for};
 
 const FAN_IN: usize = 400;
 
@@ -78,4 +79,39 @@ fn stacked_and_unrolled_layers_start_alike() {
     assert_eq!(stacked[1].to_f64(), [&unrolled[1][..], &unrolled[3]].concat());
     assert_eq!(stacked[2].to_f64(), unrolled[4]);
     assert_ne!(unrolled[0], unrolled[1]);
+}
+
+#[test]
+fn kernels_draw_what_programs_draw() {
+    let kernels = Target::Cpu(CpuKernels { f32: true, bf16: false });
+    // With and without an even dimension, which comes first, in the middle, or last.
+    for [embed, head, mlp] in
+        [[7, 1, 5], [1, 1, 1], [5, 5, 3], [6, 3, 70], [3, 4, 65], [3, 9, 130], [41, 300, 3]]
+    {
+        let axes =
+            [(axis(EMBED, embed), "embed"), (axis(QUERY_HEADS, head), "heads"), (axis(MLP, mlp), "mlp")];
+        let spec = |initializer| ParamSpec::new(axes, initializer);
+        let specs = [
+            (path(&["a"]), spec(Initializer::fan_in(1.0, embed))),
+            (path(&["b"]), spec(Initializer::Normal { deviation: 0.02 })),
+            (path(&["layers", "c"]), spec(Initializer::fan_in(3.0, 2)).stacked(axis(LAYERS, 3), 1, 4)),
+            (path(&["layers", "2", "d"]), spec(Initializer::Normal { deviation: 2.0 }).of_layer(2)),
+        ];
+        let scales = [(1.0 / embed as f64).sqrt(), 0.02, 1.5_f64.sqrt(), 2.0];
+        let of = |target| {
+            run_for(target, "initialize", &[], |region, _| initialize(region, region.key(5), &specs))
+        };
+        for (index, (with, without)) in of(kernels).iter().zip(&of(Target::CPU)).enumerate() {
+            assert_eq!(with.dims(), without.dims());
+            for (with, without) in with.to_f64().iter().zip(without.to_f64()) {
+                // Programs square a number near 1 in the tails, and lose digits of its distance to 1.
+                let tolerance = if without.abs() > 2.5 * scales[index] { 1e-3 } else { 3e-6 };
+                let error = (with - without).abs();
+                assert!(
+                    error <= tolerance * scales[index],
+                    "{embed} x {head} x {mlp}, {index}: {with}, not {without}"
+                );
+            }
+        }
+    }
 }
