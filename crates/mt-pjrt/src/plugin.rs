@@ -34,6 +34,19 @@ unsafe impl Sync for Inner {}
 
 static LOADED: Mutex<Option<HashMap<PathBuf, Plugin>>> = Mutex::new(None);
 
+/// Has the system read a file as a whole, on a thread of its own. Compilers jump about in their hundreds of megabytes, of
+/// which a disk would otherwise be asked for a few pages at a time.
+fn read_ahead(path: &Path) {
+    #[cfg(target_os = "linux")]
+    if let Ok(file) = std::fs::File::open(path) {
+        // It is advice: nothing depends on it, nor on the thread.
+        let advise = move || rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed).ok();
+        drop(std::thread::Builder::new().name("read-ahead".to_owned()).spawn(advise));
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = path;
+}
+
 impl Plugin {
     /// Loads the plugin at `path` and initializes it; the second time, returns the loaded one.
     ///
@@ -53,6 +66,7 @@ impl Plugin {
 
     fn open(path: &Path) -> Result<Self, Error> {
         let load_error = |source| Error::Load { path: path.to_owned(), source };
+        read_ahead(path);
         // SAFETY: running the initializers of a library is what loading a plugin means; whoever chooses the path
         // trusts the file.
         let library = unsafe { libloading::Library::new(path) }.map_err(load_error)?;

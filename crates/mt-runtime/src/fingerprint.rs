@@ -31,11 +31,11 @@ impl Fingerprint {
     }
 }
 
-/// The plugin, its devices, the environment that it reads, and the processor it compiles for. `hashes` is a
-/// directory in which the hash of the plugin's file may be kept, since reading the file takes a while.
-pub(crate) fn of_machine(client: &Client, hashes: Option<&Path>) -> Result<[u8; 32], RuntimeError> {
+/// The plugin, whose file has the hash `file`, its devices, the environment that it reads, and the processor it compiles
+/// for.
+pub(crate) fn of_machine(client: &Client, file: [u8; 32]) -> [u8; 32] {
     let mut fingerprint = Fingerprint::default();
-    fingerprint.add(of_file(client.plugin().path(), hashes)?);
+    fingerprint.add(file);
     fingerprint.add(client.platform_name()).add(client.platform_version());
     for device in client.devices() {
         fingerprint.add(device.id().to_le_bytes()).add(device.kind());
@@ -49,7 +49,7 @@ pub(crate) fn of_machine(client: &Client, hashes: Option<&Path>) -> Result<[u8; 
     }
     fingerprint.add(thread::available_parallelism().map_or(1, usize::from).to_le_bytes());
     fingerprint.add(allowed_processors()).add(processor());
-    Ok(fingerprint.finish())
+    fingerprint.finish()
 }
 
 /// The hash of a plugin's file.
@@ -93,8 +93,9 @@ fn processor() -> String {
     first.lines().filter(matters).collect::<Vec<_>>().join("\n")
 }
 
-/// The hash of a file's contents, kept under its path, size and time of change.
-fn of_file(path: &Path, hashes: Option<&Path>) -> Result<[u8; 32], RuntimeError> {
+/// The hash of a file's contents. `hashes` is a directory in which it may be kept under the file's path, size and time of
+/// change, since reading the file takes a while.
+pub(crate) fn of_file(path: &Path, hashes: Option<&Path>) -> Result<[u8; 32], RuntimeError> {
     let io_error = |source| RuntimeError::io(path, source);
     let metadata = fs::metadata(path).map_err(io_error)?;
     let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);

@@ -2,11 +2,13 @@
 
 use std::{
     env, fmt,
+    panic::resume_unwind,
     path::{Path, PathBuf},
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    thread::{self, JoinHandle},
 };
 
 use mt_ir::{CpuKernels, Program, Target};
@@ -61,9 +63,13 @@ struct Inner {
     cache: Option<ExecutableCache>,
     /// What executables depend on besides their program; found when the first is compiled.
     fingerprint: OnceLock<[u8; 32]>,
+    /// The thread that hashes the plugin's file from the beginning on, if executables are kept.
+    hashing: Mutex<Option<Hashing>>,
     /// Bytes of the arrays that exist, on all devices together.
     live_bytes: Arc<AtomicU64>,
 }
+
+type Hashing = JoinHandle<Result<[u8; 32], RuntimeError>>;
 
 impl Runtime {
     /// Finds the plugin, installing it if need be, and starts it.
@@ -73,6 +79,14 @@ impl Runtime {
     pub fn new(options: &RuntimeOptions) -> Result<Self, RuntimeError> {
         let platform = options.platform.unwrap_or_else(Platform::best_present);
         let location = find_or_install(platform, options.plugin_path.as_deref())?;
+        let directory = match &options.cache_directory {
+            Some(directory) if directory.as_os_str().is_empty() => None,
+            Some(directory) => Some(directory.clone()),
+            None => Some(mt_pjrt::cache_directory()?.join("executables")),
+        };
+        let hashing = directory.clone().zip(location.path.canonicalize().ok());
+        let hashing = hashing
+            .map(|(directory, path)| thread::spawn(move || fingerprint::of_file(&path, Some(&directory))));
         let plugin = Plugin::load(&location.path)?;
         let forced = || forced_device_count(&env::var("XLA_FLAGS").unwrap_or_default());
         let num_cpu_devices = options.num_cpu_devices.or_else(forced).unwrap_or(1);
@@ -85,11 +99,6 @@ impl Runtime {
         if matches!(target, Target::Cpu(kernels) if kernels != CpuKernels::NONE) {
             plugin.register_kernels()?;
         }
-        let directory = match &options.cache_directory {
-            Some(directory) if directory.as_os_str().is_empty() => None,
-            Some(directory) => Some(directory.clone()),
-            None => Some(mt_pjrt::cache_directory()?.join("executables")),
-        };
         let cache = directory.map(|directory| ExecutableCache::new(directory, options.cache_bytes));
         let inner = Inner {
             platform,
@@ -97,6 +106,7 @@ impl Runtime {
             client,
             cache,
             fingerprint: OnceLock::new(),
+            hashing: Mutex::new(hashing),
             live_bytes: Arc::default(),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -185,11 +195,15 @@ impl Runtime {
     }
 
     pub(crate) fn fingerprint(&self) -> Result<[u8; 32], RuntimeError> {
+        let mut hashing = self.inner.hashing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(fingerprint) = self.inner.fingerprint.get() {
             return Ok(*fingerprint);
         }
-        let hashes = self.cache().map(ExecutableCache::directory);
-        let fingerprint = fingerprint::of_machine(&self.inner.client, hashes)?;
+        let file = match hashing.take() {
+            Some(hashing) => hashing.join().unwrap_or_else(|panic| resume_unwind(panic))?,
+            None => fingerprint::of_file(self.plugin_path(), self.cache().map(ExecutableCache::directory))?,
+        };
+        let fingerprint = fingerprint::of_machine(&self.inner.client, file);
         Ok(*self.inner.fingerprint.get_or_init(|| fingerprint))
     }
 }
