@@ -7,7 +7,7 @@ use mt_models::{
     Model, check_parameters,
     hugging_face::{Weights, is_hugging_face},
 };
-use mt_runtime::{Executable, Runtime};
+use mt_runtime::Runtime;
 use mt_shape::Placement;
 
 use crate::{
@@ -61,7 +61,7 @@ pub(crate) fn restore(
     group: &CheckpointGroup,
     manager: &mut CheckpointManager,
     newest: Option<u64>,
-    initialize: impl FnOnce() -> Result<Executable, TrainError>,
+    initialize: impl FnOnce() -> Result<TrainState, TrainError>,
 ) -> Result<Restored, TrainError> {
     if newest.is_some() {
         let mut failure = None;
@@ -95,7 +95,7 @@ pub(crate) fn restore(
         let state = TrainState::load(runtime, placement, layout, &checkpoint)?;
         return Ok(Restored { state, first_step: steps_done(&checkpoint)?, iterator: None });
     }
-    let mut state = TrainState::initialize(&initialize()?, layout)?;
+    let mut state = initialize()?;
     if let Some(path) = group.parameters_path() {
         state.replace_parameters(|| {
             let parameters = if is_hugging_face(path) {

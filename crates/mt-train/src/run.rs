@@ -28,7 +28,7 @@ use crate::{
     program::Programs,
     restore::{Restored, check_sources, restore},
     signals::StopSignal,
-    state::{StateLayout, steps_done},
+    state::{StateLayout, TrainState, steps_done},
     train_loop::{Loop, Progress},
     update::UpdateRule,
 };
@@ -166,12 +166,20 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         })
     };
     let compile_initialize = || -> Result<Executable, TrainError> { Ok(compile(&programs.initialize()?)?) };
+    let initialize_early = || -> Result<Initial, TrainError> {
+        let program = compile_initialize()?;
+        // Compilers of other devices may measure on them, and want the memory. What does not fit is refused below.
+        if runtime.platform() != Platform::Cpu || runtime.check_memory(&[&program], "").is_err() {
+            return Ok(Initial::Program(program));
+        }
+        Ok(Initial::State(TrainState::initialize(&program, layout)?))
+    };
     let is_fresh = newest.is_none() && settings.checkpoint.load_full_state_path.is_none();
     // Side by side: compilers use one thread most of the time.
-    let (largest, initialize) = thread::scope(|scope| {
-        let initialize = is_fresh.then(|| scope.spawn(compile_initialize));
+    let (largest, initial) = thread::scope(|scope| {
+        let initial = is_fresh.then(|| scope.spawn(initialize_early));
         let largest = compile_step(full_rows);
-        (largest, initialize.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))))
+        (largest, initial.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))))
     });
     let largest: Measured<Executable> = largest?;
     for note in placement.notes() {
@@ -216,7 +224,11 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
     };
     let Restored { state, first_step, iterator } =
         restore(&runtime, placement, &**model, layout, &settings.checkpoint, &mut manager, newest, || {
-            initialize.unwrap_or_else(compile_initialize)
+            match initial.transpose()? {
+                Some(Initial::State(state)) => Ok(state),
+                Some(Initial::Program(program)) => TrainState::initialize(&program, layout),
+                None => TrainState::initialize(&compile_initialize()?, layout),
+            }
         })?;
     warn_of_replicas(&settings.placement, &**model, &state, placement.mesh());
     if settings.debug.debug_sharding {
@@ -269,6 +281,12 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         unigram_bits_per_byte,
         chart,
     })
+}
+
+/// What a fresh run begins with.
+enum Initial {
+    Program(Executable),
+    State(TrainState),
 }
 
 fn open_data(
