@@ -63,7 +63,7 @@ CONTESTANTS = [
                 "remat_policy": [None, "none", "minimal_with_context"],
                 "scan_layers": [None, "false"],
                 "attention": [None, "dot_product", "flash"],
-                "num_vocab_tiling": [None, "4"],
+                "num_vocab_tiling": [None, "2", "4"],
             },
             "decode": {"scan_layers": [None, "false"]},
         },
