@@ -54,7 +54,7 @@ pub struct Normal {
 /// Draws an array of `dims` for each of `streams`, each with the key that is derived from `key` and the stream.
 ///
 /// # Panics
-/// `out` has not as many numbers, or an array more than 2³² pairs.
+/// `out` has not as many numbers, or an array has 2³² pairs or more.
 pub fn normal(
     team: &dyn Team,
     instructions: Instructions,
@@ -75,22 +75,23 @@ pub fn normal(
         let first = index % parts * PART;
         let range = [first, (first + PART).min(pairs.count)];
         let stream = index / parts;
-        // SAFETY: the array of a stream lies in the results.
+        // SAFETY: the results have `size` numbers for each stream.
         let out = unsafe { out.of(stream * size) };
         let key = keys[stream];
         with_simd!(instructions, simd => simd.run(Draw { simd, distribution, key, pairs, range, out }));
     });
 }
 
-/// Where numbers are written, each by one task.
+/// The results. Each number is written by one task: tasks have streams or counters of their own, and the numbers of two
+/// counters lie in different places.
 struct Out(*mut f32);
 
-// SAFETY: see above.
+// SAFETY: tasks write to different places, and nobody reads.
 unsafe impl Sync for Out {}
 
 impl Out {
     /// # Safety
-    /// There are so many numbers.
+    /// There are at least `offset` numbers.
     unsafe fn of(&self, offset: usize) -> *mut f32 {
         // SAFETY: the caller says so.
         unsafe { self.0.add(offset) }

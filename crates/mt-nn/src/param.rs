@@ -1,7 +1,9 @@
 //! What a parameter is: shape, placement and initial value, declared together.
 
 use mt_shape::{Axis, DType, Path, Tree};
-use mt_trace::{KernelOperands, Key, NORMAL_BOUND, Region, ScanOptions, Tensor, share_within};
+use mt_trace::{
+    KernelOperands, Key, NORMAL_BOUND, Region, ScanOptions, TRUNCATED_BOUND, Tensor, share_within,
+};
 
 /// A parameter's shape, logical axes, initial value and type.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,9 +46,6 @@ pub enum Initializer {
         deviation: f64,
     },
 }
-
-/// Where truncated distributions end, in deviations.
-const TRUNCATED: f64 = 2.0;
 
 /// The axis of a single stream of random numbers.
 const STREAM: &str = "stream";
@@ -135,42 +134,68 @@ fn initialize_one<'t>(region: Region<'t>, key: Key<'t>, path: &Path, spec: &Para
         LayerPlace::One(layer) => (one(layer), &spec.axes[..]),
         LayerPlace::None => (one(0), &spec.axes[..]),
     };
-    let drawn = match spec.initializer {
+    let (bound, scale) = match spec.initializer {
         Initializer::Zeros => return region.full(spec.dtype, &spec.axes, 0.0),
         Initializer::Ones => return region.full(spec.dtype, &spec.axes, 1.0),
-        Initializer::Normal { deviation } => draw(region, key, streams, axes, NORMAL_BOUND, deviation),
-        Initializer::TruncatedNormal { deviation } => {
-            draw(region, key, streams, axes, TRUNCATED, deviation / TRUNCATED_DEVIATION)
-        }
+        Initializer::Normal { deviation } => (NORMAL_BOUND, deviation),
+        Initializer::TruncatedNormal { deviation } => (TRUNCATED_BOUND, deviation / TRUNCATED_DEVIATION),
     };
-    let drawn = drawn.cast(spec.dtype);
+    let drawn = draw(region, key, streams, axes, Normal { bound, scale, dtype: spec.dtype });
     if matches!(spec.place, LayerPlace::Stacked { .. }) { drawn } else { drawn.squeeze(STREAM) }
 }
 
-/// Draws normal numbers of `axes` for each of `streams`, from keys of their own: `[streams] -> [streams, …]`.
+/// A normal distribution, which is cut at `bound` deviations before it is scaled.
+#[derive(Clone, Copy)]
+struct Normal {
+    bound: f64,
+    scale: f64,
+    dtype: DType,
+}
+
+/// The most elements that the kernel draws with one key.
+const MOST_DRAWN: usize = 1 << 32;
+
+/// Draws numbers of `axes` for each of `streams`, from keys of their own: `[streams] -> [streams, …]`.
 fn draw<'t>(
     region: Region<'t>,
     key: Key<'t>,
     streams: Tensor<'t>,
     axes: &[Axis],
-    bound: f64,
-    scale: f64,
+    normal: Normal,
 ) -> Tensor<'t> {
+    let elements: usize = axes.iter().map(|axis| axis.size).product();
+    if normal.dtype != DType::F32 || elements > MOST_DRAWN {
+        return draw_each(region, key, streams, axes, normal);
+    }
     let bits = |number: f64| i64::from((number as f32).to_bits());
-    let attributes = vec![("bound", bits(bound)), ("edge", bits(share_within(bound)))];
+    let attributes = vec![("bound", bits(normal.bound)), ("edge", bits(share_within(normal.bound)))];
     // The first operand says which type the kernel computes with.
-    let operands = [region.full(DType::F32, &[], scale), key.value(), streams];
+    let operands = [region.full(DType::F32, &[], normal.scale), key.value(), streams];
     let taken = KernelOperands::Dense { num_updated: 0 };
     region.kernel("maxtext.normal", attributes, taken, &operands, |region, operands| {
-        let [scale, key, streams] = operands[..] else { unreachable!("it has three operands") };
-        let key = Key::new(key);
-        let index = LayerIndex { index: streams };
-        let options = ScanOptions::over(streams.axes()[0]);
-        let ([], [drawn]) = region.scan(options, [], &index, |_, [], stream| {
-            ([], [key.fold_in(stream.index).normal_within(axes, bound) * scale])
-        });
-        vec![drawn]
+        vec![draw_each(region, Key::new(operands[1]), operands[2], axes, normal)]
     })[0]
+}
+
+/// As [`draw`], by the compiler.
+fn draw_each<'t>(
+    region: Region<'t>,
+    key: Key<'t>,
+    streams: Tensor<'t>,
+    axes: &[Axis],
+    Normal { bound, scale, dtype }: Normal,
+) -> Tensor<'t> {
+    let stream_axis = streams.axes()[0];
+    if stream_axis.size == 1 {
+        let key = key.fold_in(streams.squeeze(stream_axis.name));
+        return (key.normal_within(axes, bound) * scale).cast(dtype).unsqueeze(stream_axis.name);
+    }
+    let index = LayerIndex { index: streams };
+    let ([], [drawn]) = region.scan(ScanOptions::over(stream_axis), [], &index, |_, [], stream| {
+        let drawn = key.fold_in(stream.index).normal_within(axes, bound) * scale;
+        ([], [drawn.cast(dtype)])
+    });
+    drawn
 }
 
 /// The number of each layer, for a scan over layers.

@@ -4,6 +4,7 @@ use std::{
     collections::HashMap,
     ffi::{c_char, c_void},
     fmt,
+    num::NonZero,
     path::{Path, PathBuf},
     slice,
     sync::{Arc, Mutex, PoisonError},
@@ -39,8 +40,14 @@ static LOADED: Mutex<Option<HashMap<PathBuf, Plugin>>> = Mutex::new(None);
 fn read_ahead(path: &Path) {
     #[cfg(target_os = "linux")]
     if let Ok(file) = std::fs::File::open(path) {
-        // It is advice: nothing depends on it, nor on the thread.
-        let advise = move || rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed).ok();
+        // The system takes up so much of a piece of advice at least. Nothing depends on it, nor on the thread.
+        const PIECE: u64 = 2 << 20;
+        let advise = move || {
+            let length = file.metadata().map_or(0, |metadata| metadata.len());
+            for start in (0..length).step_by(PIECE as usize) {
+                let _ = rustix::fs::fadvise(&file, start, NonZero::new(PIECE), rustix::fs::Advice::WillNeed);
+            }
+        };
         drop(std::thread::Builder::new().name("read-ahead".to_owned()).spawn(advise));
     }
     #[cfg(not(target_os = "linux"))]

@@ -5,7 +5,7 @@ use std::{
     panic::resume_unwind,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
@@ -61,15 +61,29 @@ struct Inner {
     target: Target,
     client: Client,
     cache: Option<ExecutableCache>,
-    /// What executables depend on besides their program; found when the first is compiled.
-    fingerprint: OnceLock<[u8; 32]>,
-    /// The thread that hashes the plugin's file from the beginning on, if executables are kept.
-    hashing: Mutex<Option<Hashing>>,
+    /// What executables depend on besides their program.
+    fingerprint: Mutex<LazyFingerprint>,
     /// Bytes of the arrays that exist, on all devices together.
     live_bytes: Arc<AtomicU64>,
 }
 
-type Hashing = JoinHandle<Result<[u8; 32], RuntimeError>>;
+/// What is found when the first program is compiled.
+enum LazyFingerprint {
+    Unknown,
+    /// The plugin's file is hashed by a thread from the beginning on.
+    Hashing(JoinHandle<Result<[u8; 32], RuntimeError>>),
+    Known([u8; 32]),
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The thread writes to the cache's directory, which may be removed after the runtime.
+        let fingerprint = self.fingerprint.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let LazyFingerprint::Hashing(hashing) = std::mem::replace(fingerprint, LazyFingerprint::Unknown) {
+            let _ = hashing.join();
+        }
+    }
+}
 
 impl Runtime {
     /// Finds the plugin, installing it if need be, and starts it.
@@ -84,9 +98,11 @@ impl Runtime {
             Some(directory) => Some(directory.clone()),
             None => Some(mt_pjrt::cache_directory()?.join("executables")),
         };
-        let hashing = directory.clone().zip(location.path.canonicalize().ok());
-        let hashing = hashing
-            .map(|(directory, path)| thread::spawn(move || fingerprint::of_file(&path, Some(&directory))));
+        let files = directory.clone().zip(location.path.canonicalize().ok());
+        let hashing = files.and_then(|(directory, path)| {
+            let hash = move || fingerprint::of_file(&path, Some(&directory));
+            thread::Builder::new().name("hash-plugin".to_owned()).spawn(hash).ok()
+        });
         let plugin = Plugin::load(&location.path)?;
         let forced = || forced_device_count(&env::var("XLA_FLAGS").unwrap_or_default());
         let num_cpu_devices = options.num_cpu_devices.or_else(forced).unwrap_or(1);
@@ -105,8 +121,7 @@ impl Runtime {
             target,
             client,
             cache,
-            fingerprint: OnceLock::new(),
-            hashing: Mutex::new(hashing),
+            fingerprint: Mutex::new(hashing.map_or(LazyFingerprint::Unknown, LazyFingerprint::Hashing)),
             live_bytes: Arc::default(),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -195,16 +210,22 @@ impl Runtime {
     }
 
     pub(crate) fn fingerprint(&self) -> Result<[u8; 32], RuntimeError> {
-        let mut hashing = self.inner.hashing.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(fingerprint) = self.inner.fingerprint.get() {
-            return Ok(*fingerprint);
-        }
-        let file = match hashing.take() {
-            Some(hashing) => hashing.join().unwrap_or_else(|panic| resume_unwind(panic))?,
-            None => fingerprint::of_file(self.plugin_path(), self.cache().map(ExecutableCache::directory))?,
+        let mut lazy = self.inner.fingerprint.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = match std::mem::replace(&mut *lazy, LazyFingerprint::Unknown) {
+            LazyFingerprint::Known(fingerprint) => {
+                *lazy = LazyFingerprint::Known(fingerprint);
+                return Ok(fingerprint);
+            }
+            LazyFingerprint::Hashing(hashing) => {
+                hashing.join().unwrap_or_else(|panic| resume_unwind(panic))?
+            }
+            LazyFingerprint::Unknown => {
+                fingerprint::of_file(self.plugin_path(), self.cache().map(ExecutableCache::directory))?
+            }
         };
         let fingerprint = fingerprint::of_machine(&self.inner.client, file);
-        Ok(*self.inner.fingerprint.get_or_init(|| fingerprint))
+        *lazy = LazyFingerprint::Known(fingerprint);
+        Ok(fingerprint)
     }
 }
 

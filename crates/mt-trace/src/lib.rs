@@ -25,7 +25,7 @@ pub use error::{TraceError, TraceErrorKind};
 pub use manual::{DeviceGroup, Parts};
 pub use mt_ir::{KernelOperands, Memory, Precision, SavePolicy};
 pub use program::{Inputs, Output, ProgramOptions, program};
-pub use random::{Key, NORMAL_BOUND, share_within};
+pub use random::{Key, NORMAL_BOUND, TRUNCATED_BOUND, share_within};
 pub use regions::ScanOptions;
 pub use tensor::Tensor;
 pub use trace::{Body, Region};

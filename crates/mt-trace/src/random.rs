@@ -81,7 +81,7 @@ impl<'t> Key<'t> {
     /// Normal `f32` of mean 0 and deviation 1 before it is cut to ±2, as initializers use it.
     #[track_caller]
     pub fn truncated_normal(self, axes: &[Axis]) -> Tensor<'t> {
-        self.normal_within(axes, 2.0)
+        self.normal_within(axes, TRUNCATED_BOUND)
     }
 
     /// Normal `f32` of mean 0 and deviation 1 before it is cut to ±`bound`.
@@ -112,6 +112,9 @@ impl<'t> Key<'t> {
 
 /// Where normal numbers end that are not meant to be cut.
 pub const NORMAL_BOUND: f64 = 6.0;
+
+/// Where truncated normal numbers end, as initializers use them.
+pub const TRUNCATED_BOUND: f64 = 2.0;
 
 /// The share of a normal distribution that is at most so many deviations from its mean.
 pub fn share_within(deviations: f64) -> f64 {

@@ -3,7 +3,10 @@
 use std::{
     panic::resume_unwind,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
 };
 
@@ -166,19 +169,28 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         })
     };
     let compile_initialize = || -> Result<Executable, TrainError> { Ok(compile(&programs.initialize()?)?) };
+    let has_failed = AtomicBool::new(false);
     let initialize_early = || -> Result<Initial, TrainError> {
         let program = compile_initialize()?;
-        // Compilers of other devices may measure on them, and want the memory. What does not fit is refused below.
-        if runtime.platform() != Platform::Cpu || runtime.check_memory(&[&program], "").is_err() {
+        // Compilers of other devices may measure on them, and want the memory. A state that does not fit is refused
+        // below, with the step that takes it.
+        if runtime.platform() != Platform::Cpu
+            || has_failed.load(Ordering::Relaxed)
+            || runtime.check_memory(&[&program], "").is_err()
+        {
             return Ok(Initial::Program(program));
         }
-        Ok(Initial::State(TrainState::initialize(&program, layout)?))
+        let state = TrainState::initialize(&program, layout)?;
+        // What is not written yet would still count as free memory.
+        state.wait()?;
+        Ok(Initial::State(state))
     };
     let is_fresh = newest.is_none() && settings.checkpoint.load_full_state_path.is_none();
     // Side by side: compilers use one thread most of the time.
     let (largest, initial) = thread::scope(|scope| {
         let initial = is_fresh.then(|| scope.spawn(initialize_early));
         let largest = compile_step(full_rows);
+        has_failed.store(largest.is_err(), Ordering::Relaxed);
         (largest, initial.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))))
     });
     let largest: Measured<Executable> = largest?;

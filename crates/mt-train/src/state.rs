@@ -344,6 +344,11 @@ impl TrainState {
         Ok(Self::from_outputs(program.run(Vec::new())?, layout).0)
     }
 
+    /// Waits until all of it is there.
+    pub fn wait(&self) -> Result<(), TrainError> {
+        self.arrays.iter().try_for_each(|array| Ok(array.wait()?))
+    }
+
     /// The whole state of a checkpoint.
     pub fn load(
         runtime: &Runtime,

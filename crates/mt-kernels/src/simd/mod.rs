@@ -342,6 +342,19 @@ mod tests {
     }
 
     #[test]
+    fn logarithms_near_one_are_right_to_their_last_place_but_one() {
+        let inputs: Vec<f32> = (0..1 << 14).map(|index| 0.7 + index as f32 * 0.8 / 16384.0).collect();
+        with_each!(simd => {
+            let mut results = vec![1.0; inputs.len()];
+            simd.run(Map(simd, Function::Log, &inputs, &mut results));
+            for (x, y) in inputs.iter().zip(&results) {
+                let error = (f64::from(*y) - f64::from(*x).ln()).abs();
+                assert!(error <= 1e-7, "of {x}: {y}, {error:e} apart");
+            }
+        });
+    }
+
+    #[test]
     fn what_is_masked_vanishes_and_what_is_no_number_stays() {
         let inputs = [-1e30, -88.5, -1e5, f32::NEG_INFINITY, f32::NAN, 0.0, -1e30, -1e30].repeat(2);
         with_each!(simd => {

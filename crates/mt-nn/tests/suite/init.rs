@@ -8,7 +8,7 @@ use mt_nn::{
 };
 use mt_shape::{Path, axis};
 
-use crate::harness::{run, run_for};
+use crate::harness::{run, run_for, text_for};
 
 const FAN_IN: usize = 400;
 
@@ -98,6 +98,8 @@ fn kernels_draw_what_programs_draw() {
             (path(&["layers", "2", "d"]), spec(Initializer::Normal { deviation: 2.0 }).of_layer(2)),
         ];
         let scales = [(1.0 / embed as f64).sqrt(), 0.02, 1.5_f64.sqrt(), 2.0];
+        let text = text_for(kernels, &[], |region, _| initialize(region, region.key(5), &specs));
+        assert_eq!(text.matches("maxtext.normal").count(), specs.len());
         let of = |target| {
             run_for(target, "initialize", &[], |region, _| initialize(region, region.key(5), &specs))
         };
