@@ -13,6 +13,7 @@ import model
 
 F32 = jnp.float32
 asked = job.read()
+jax_model.keep_programs(asked["cache"])
 variant, dtype = asked["variant"], jnp.dtype(asked["dtype"])
 LENGTH = model.PROMPT + model.GENERATED
 

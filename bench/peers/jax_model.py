@@ -10,6 +10,14 @@ import model
 F32 = jnp.float32
 
 
+def keep_programs(directory):
+    """Compiled programs are kept in a directory, if there is one, and read from there the next time."""
+    if directory:
+        jax.config.update("jax_compilation_cache_dir", directory)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
 def layer_names():
     return {name: name.split(".")[-1] for name in model.LAYER}
 

@@ -12,10 +12,7 @@ import job
 import model
 
 asked = job.read()
-if asked["cache"]:
-    jax.config.update("jax_compilation_cache_dir", asked["cache"])
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+jax_model.keep_programs(asked["cache"])
 variant, dtype = asked["variant"], jnp.dtype(asked["dtype"])
 optimizer = optax.chain(
     optax.clip_by_global_norm(model.CLIP),

@@ -29,7 +29,16 @@ def figures(runs, row, value):
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def rows(runs, warming):
+def ratios(runs, row, value, peer):
+    """In each round, this program's median over that of a peer."""
+    numbers = sorted({run["round"] for run in runs if run["row"] == row and "failure" not in run})
+    for number in numbers:
+        found = figures([run for run in runs if run.get("round") == number], row, value)
+        if {"ours", peer} <= set(found):
+            yield found["ours"] / found[peer]
+
+
+def rows(warming):
     def steps(run):
         return run["seconds"][warming:]
 
@@ -43,15 +52,16 @@ def rows(runs, warming):
         return [run["peak_bytes"] / 1e9]
 
     return [
-        ("bf16 step", "s", figures(runs, "bf16-step", steps)),
-        ("f32 step", "s", figures(runs, "f32-step", steps)),
-        ("start to the end of the first step, cold", "s", figures(runs, "cold-start", first)),
-        ("the same, programs compiled before", "s", figures(runs, "warm-start", first)),
-        ("peak memory, bf16 step", "GB", figures(runs, "bf16-step", peak)),
-        ("peak memory, f32 step", "GB", figures(runs, "f32-step", peak)),
-        ("decode, one sequence, f32", "ms a token", figures(runs, "f32-decode", answers)),
-        ("decode, one sequence, bf16", "ms a token", figures(runs, "bf16-decode", answers)),
-        ("peak memory, decode in bf16", "GB", figures(runs, "bf16-decode", peak)),
+        ("bf16 step", "s", "bf16-step", steps),
+        ("f32 step", "s", "f32-step", steps),
+        ("start to the end of the first step, cold", "s", "cold-start", first),
+        ("the same, programs compiled before", "s", "warm-start", first),
+        ("peak memory, bf16 step", "GB", "bf16-step", peak),
+        ("peak memory, f32 step", "GB", "f32-step", peak),
+        ("peak memory, cold start", "GB", "cold-start", peak),
+        ("decode, one sequence, f32", "ms a token", "f32-decode", answers),
+        ("decode, one sequence, bf16", "ms a token", "bf16-decode", answers),
+        ("peak memory, decode in bf16", "GB", "bf16-decode", peak),
     ]
 
 
@@ -68,17 +78,20 @@ def markdown(report, warming):
     loads = " to ".join(f"{load:.1f}" for load in report["load"])
     lines = [
         f"{report['date']}, {machine['processor']}, {machine['threads']} threads, load {loads}; {versions}; "
-        f"`{report['command']}`",
+        f"`{report['command']}` at {report['commit']}",
         "",
-        "| | " + " | ".join(one.title for one in shown) + " | against the best peer |",
+        "| | " + " | ".join(one.title for one in shown) + " | against the best peer, by rounds |",
         "|---" * (len(shown) + 2) + "|",
     ]
-    for title, unit, found in rows(runs, warming):
+    for title, unit, row, value in rows(warming):
+        found = figures(runs, row, value)
         if not found:
             continue
         cells = [f"{number(found[one.name])} {unit}" if one.name in found else "" for one in shown]
-        peers = [value for name, value in found.items() if name != "ours"]
-        ratio = f"{found['ours'] / min(peers):.2f}" if peers and "ours" in found else ""
+        peers = {peer: median for peer, median in found.items() if peer != "ours"}
+        ratio = ""
+        if peers and "ours" in found and (each := list(ratios(runs, row, value, min(peers, key=peers.get)))):
+            ratio = f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})"
         lines.append(f"| {title} | " + " | ".join(cells) + f" | {ratio} |")
     for row, title in {"f32-losses": "losses of 10 steps from JAX's, f32", "bf16-losses": "the same, bf16"}.items():
         if apart := report["differences"][row]:
