@@ -4,7 +4,6 @@ use std::{
     collections::HashMap,
     ffi::{c_char, c_void},
     fmt,
-    num::NonZero,
     path::{Path, PathBuf},
     slice,
     sync::{Arc, Mutex, PoisonError},
@@ -35,25 +34,6 @@ unsafe impl Sync for Inner {}
 
 static LOADED: Mutex<Option<HashMap<PathBuf, Plugin>>> = Mutex::new(None);
 
-/// Has the system read a file as a whole, on a thread of its own. Compilers jump about in their hundreds of megabytes, of
-/// which a disk would otherwise be asked for a few pages at a time.
-fn read_ahead(path: &Path) {
-    #[cfg(target_os = "linux")]
-    if let Ok(file) = std::fs::File::open(path) {
-        // The system takes up so much of a piece of advice at least. Nothing depends on it, nor on the thread.
-        const PIECE: u64 = 2 << 20;
-        let advise = move || {
-            let length = file.metadata().map_or(0, |metadata| metadata.len());
-            for start in (0..length).step_by(PIECE as usize) {
-                let _ = rustix::fs::fadvise(&file, start, NonZero::new(PIECE), rustix::fs::Advice::WillNeed);
-            }
-        };
-        drop(std::thread::Builder::new().name("read-ahead".to_owned()).spawn(advise));
-    }
-    #[cfg(not(target_os = "linux"))]
-    let _ = path;
-}
-
 impl Plugin {
     /// Loads the plugin at `path` and initializes it; the second time, returns the loaded one.
     ///
@@ -73,7 +53,6 @@ impl Plugin {
 
     fn open(path: &Path) -> Result<Self, Error> {
         let load_error = |source| Error::Load { path: path.to_owned(), source };
-        read_ahead(path);
         // SAFETY: running the initializers of a library is what loading a plugin means; whoever chooses the path
         // trusts the file.
         let library = unsafe { libloading::Library::new(path) }.map_err(load_error)?;
