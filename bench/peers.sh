@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-if [[ " $* " != *" --ours"* && " $* " != *" --help "* && " $* " != *" -h "* ]]; then
+if [[ " $* " != *" --ours "* && " $* " != *" --ours="* && " $* " != *" --help "* && " $* " != *" -h "* ]]; then
   cargo build --quiet --release -p mt-cli
   set -- --ours "${CARGO_TARGET_DIR:-target}/release/maxtext" "$@"
 fi

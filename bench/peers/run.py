@@ -19,6 +19,8 @@ DECODE_ROWS = {"f32-decode": "float32", "bf16-decode": "bfloat16"}
 ROWS = [*STEP_ROWS, "start", *DECODE_ROWS, "losses"]
 # Losses of as many steps agree in float32.
 LOSS_STEPS, LOSS_TOLERANCE = 10, 1e-3
+# The load from which on a machine is said not to be idle.
+BUSY = 0.5
 # Steps that are not counted: programs are compiled in the first, and memory is touched first.
 WARMING = 2
 
@@ -170,6 +172,8 @@ class Measurements:
             say(f"  {row}: {contestant.title}: {failure}")
             self.runs.append({"row": row, "contestant": contestant.name, "failure": str(failure)})
             return
+        if contestant.name == "ours":
+            variant = variant | dict(key.split("=", 1) for key in self.asked.ours_key)
         run = {"row": row, "round": self.number, "contestant": contestant.name, "variant": variant}
         self.runs.append({**run, **vars(outcome)})
 
@@ -230,6 +234,8 @@ def main():
     measurements = Measurements(asked, arena)
     machine = table.machine(arena.python)
     loads = [os.getloadavg()[0]]
+    if loads[0] > BUSY:
+        say(f"the machine is not idle, or was not a minute ago: its load is {loads[0]:.1f}")
     # What is to be chosen is chosen before the rounds, which then follow one another without a pause.
     for kind, rows in {"train": STEP_ROWS, "start": {"start": "bfloat16"}, "decode": DECODE_ROWS}.items():
         for one in measurements.take_part(kind):

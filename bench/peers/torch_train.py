@@ -106,6 +106,8 @@ def rotate(x, sin, cos):
 
 
 def main():
+    # Weights are read or drawn below: modules need not draw others before.
+    nn.Linear.reset_parameters = nn.Embedding.reset_parameters = lambda module: None
     network = Model()
     if asked["weights"]:
         network.load_state_dict(load_file(asked["weights"]))

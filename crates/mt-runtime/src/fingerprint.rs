@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     env, fs, io,
-    io::Read,
+    io::{Read, Seek, SeekFrom},
     path::Path,
     thread,
     time::{SystemTime, UNIX_EPOCH},
@@ -31,11 +31,11 @@ impl Fingerprint {
     }
 }
 
-/// The plugin, whose file has the hash `file`, its devices, the environment that it reads, and the processor it compiles
-/// for.
-pub(crate) fn of_machine(client: &Client, file: [u8; 32]) -> [u8; 32] {
+/// The plugin, its devices, the environment that it reads, and the processor it compiles for. `hashes` is a
+/// directory in which the hash of the plugin's file may be kept, since reading the file takes a while.
+pub(crate) fn of_machine(client: &Client, hashes: Option<&Path>) -> Result<[u8; 32], RuntimeError> {
     let mut fingerprint = Fingerprint::default();
-    fingerprint.add(file);
+    fingerprint.add(of_file(client.plugin().path(), hashes)?);
     fingerprint.add(client.platform_name()).add(client.platform_version());
     for device in client.devices() {
         fingerprint.add(device.id().to_le_bytes()).add(device.kind());
@@ -49,7 +49,7 @@ pub(crate) fn of_machine(client: &Client, file: [u8; 32]) -> [u8; 32] {
     }
     fingerprint.add(thread::available_parallelism().map_or(1, usize::from).to_le_bytes());
     fingerprint.add(allowed_processors()).add(processor());
-    fingerprint.finish()
+    Ok(fingerprint.finish())
 }
 
 /// The hash of a plugin's file.
@@ -93,9 +93,8 @@ fn processor() -> String {
     first.lines().filter(matters).collect::<Vec<_>>().join("\n")
 }
 
-/// The hash of a file's contents. `hashes` is a directory in which it may be kept under the file's path, size and time of
-/// change, since reading the file takes a while.
-pub(crate) fn of_file(path: &Path, hashes: Option<&Path>) -> Result<[u8; 32], RuntimeError> {
+/// The hash of a file's contents, kept under its path, size and time of change.
+fn of_file(path: &Path, hashes: Option<&Path>) -> Result<[u8; 32], RuntimeError> {
     let io_error = |source| RuntimeError::io(path, source);
     let metadata = fs::metadata(path).map_err(io_error)?;
     let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
@@ -118,16 +117,29 @@ pub(crate) fn of_file(path: &Path, hashes: Option<&Path>) -> Result<[u8; 32], Ru
     Ok(hash)
 }
 
+/// Of a large file, how many blocks are hashed, and their size: a disk delivers these few megabytes at once, while the
+/// whole of a plugin can take it seconds, for which all programs would wait.
+const BLOCKS: u64 = 256;
+const BLOCK: u64 = 16 << 10;
+
+/// The hash of a file's size and contents; of a large one, of blocks at equal distances from its first to its last byte.
+/// Plugins that differ at all differ in most of these, since what follows a change is moved.
 fn hash_file(path: &Path) -> io::Result<[u8; 32]> {
     let mut file = fs::File::open(path)?;
+    let size = file.metadata()?.len();
     let mut hasher = Sha256::new();
-    let mut chunk = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut chunk)? {
-            0 => return Ok(hasher.finalize().into()),
-            count => hasher.update(&chunk[..count]),
-        }
+    hasher.update(size.to_le_bytes());
+    if size <= BLOCKS * BLOCK {
+        io::copy(&mut file, &mut hasher)?;
+        return Ok(hasher.finalize().into());
     }
+    let mut block = vec![0; BLOCK as usize];
+    for index in 0..BLOCKS {
+        file.seek(SeekFrom::Start((size - BLOCK) * index / (BLOCKS - 1)))?;
+        file.read_exact(&mut block)?;
+        hasher.update(&block);
+    }
+    Ok(hasher.finalize().into())
 }
 
 pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
@@ -170,5 +182,30 @@ mod tests {
         assert_eq!(fs::read_dir(&hashes).unwrap().count(), 1);
         fs::write(&path, "other").unwrap();
         assert_ne!(of_file(&path, Some(&hashes)).unwrap(), first);
+    }
+
+    #[test]
+    fn of_large_files_the_ends_the_size_and_what_is_moved_count() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("plugin");
+        let hash = |contents: &[u8]| {
+            fs::write(&path, contents).unwrap();
+            hash_file(&path).unwrap()
+        };
+        let size = (BLOCKS * BLOCK * 2) as usize + 3;
+        let contents: Vec<u8> =
+            (0..size as u32).map(|index| (index.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();
+        let changed = |index: usize| {
+            let mut changed = contents.clone();
+            changed[index] ^= 1;
+            changed
+        };
+        let first = hash(&contents);
+        assert_eq!(hash(&contents), first);
+        let inserted = [&contents[..size / 2], &[7], &contents[size / 2..]].concat();
+        let moved = [&inserted[..size]].concat();
+        for other in [changed(0), changed(size - 1), inserted, moved, contents[..size - 1].to_vec()] {
+            assert_ne!(hash(&other), first);
+        }
     }
 }

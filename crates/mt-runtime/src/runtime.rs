@@ -2,13 +2,11 @@
 
 use std::{
     env, fmt,
-    panic::resume_unwind,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
-    thread::{self, JoinHandle},
 };
 
 use mt_ir::{CpuKernels, Program, Target};
@@ -61,28 +59,10 @@ struct Inner {
     target: Target,
     client: Client,
     cache: Option<ExecutableCache>,
-    /// What executables depend on besides their program.
-    fingerprint: Mutex<LazyFingerprint>,
+    /// What executables depend on besides their program; found when the first is compiled.
+    fingerprint: OnceLock<[u8; 32]>,
     /// Bytes of the arrays that exist, on all devices together.
     live_bytes: Arc<AtomicU64>,
-}
-
-/// What is found when the first program is compiled.
-enum LazyFingerprint {
-    Unknown,
-    /// The plugin's file is hashed by a thread from the beginning on.
-    Hashing(JoinHandle<Result<[u8; 32], RuntimeError>>),
-    Known([u8; 32]),
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // The thread writes to the cache's directory, which may be removed after the runtime.
-        let fingerprint = self.fingerprint.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let LazyFingerprint::Hashing(hashing) = std::mem::replace(fingerprint, LazyFingerprint::Unknown) {
-            let _ = hashing.join();
-        }
-    }
 }
 
 impl Runtime {
@@ -93,16 +73,6 @@ impl Runtime {
     pub fn new(options: &RuntimeOptions) -> Result<Self, RuntimeError> {
         let platform = options.platform.unwrap_or_else(Platform::best_present);
         let location = find_or_install(platform, options.plugin_path.as_deref())?;
-        let directory = match &options.cache_directory {
-            Some(directory) if directory.as_os_str().is_empty() => None,
-            Some(directory) => Some(directory.clone()),
-            None => Some(mt_pjrt::cache_directory()?.join("executables")),
-        };
-        let files = directory.clone().zip(location.path.canonicalize().ok());
-        let hashing = files.and_then(|(directory, path)| {
-            let hash = move || fingerprint::of_file(&path, Some(&directory));
-            thread::Builder::new().name("hash-plugin".to_owned()).spawn(hash).ok()
-        });
         let plugin = Plugin::load(&location.path)?;
         let forced = || forced_device_count(&env::var("XLA_FLAGS").unwrap_or_default());
         let num_cpu_devices = options.num_cpu_devices.or_else(forced).unwrap_or(1);
@@ -115,13 +85,18 @@ impl Runtime {
         if matches!(target, Target::Cpu(kernels) if kernels != CpuKernels::NONE) {
             plugin.register_kernels()?;
         }
+        let directory = match &options.cache_directory {
+            Some(directory) if directory.as_os_str().is_empty() => None,
+            Some(directory) => Some(directory.clone()),
+            None => Some(mt_pjrt::cache_directory()?.join("executables")),
+        };
         let cache = directory.map(|directory| ExecutableCache::new(directory, options.cache_bytes));
         let inner = Inner {
             platform,
             target,
             client,
             cache,
-            fingerprint: Mutex::new(hashing.map_or(LazyFingerprint::Unknown, LazyFingerprint::Hashing)),
+            fingerprint: OnceLock::new(),
             live_bytes: Arc::default(),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -210,22 +185,12 @@ impl Runtime {
     }
 
     pub(crate) fn fingerprint(&self) -> Result<[u8; 32], RuntimeError> {
-        let mut lazy = self.inner.fingerprint.lock().unwrap_or_else(PoisonError::into_inner);
-        let file = match std::mem::replace(&mut *lazy, LazyFingerprint::Unknown) {
-            LazyFingerprint::Known(fingerprint) => {
-                *lazy = LazyFingerprint::Known(fingerprint);
-                return Ok(fingerprint);
-            }
-            LazyFingerprint::Hashing(hashing) => {
-                hashing.join().unwrap_or_else(|panic| resume_unwind(panic))?
-            }
-            LazyFingerprint::Unknown => {
-                fingerprint::of_file(self.plugin_path(), self.cache().map(ExecutableCache::directory))?
-            }
-        };
-        let fingerprint = fingerprint::of_machine(&self.inner.client, file);
-        *lazy = LazyFingerprint::Known(fingerprint);
-        Ok(fingerprint)
+        if let Some(fingerprint) = self.inner.fingerprint.get() {
+            return Ok(*fingerprint);
+        }
+        let hashes = self.cache().map(ExecutableCache::directory);
+        let fingerprint = fingerprint::of_machine(&self.inner.client, hashes)?;
+        Ok(*self.inner.fingerprint.get_or_init(|| fingerprint))
     }
 }
 
