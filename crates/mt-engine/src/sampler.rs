@@ -1,9 +1,12 @@
 //! Choosing the next token, on the device.
 
 use mt_derive::Tree;
-use mt_nn::axes::{BATCH, VOCAB};
+use mt_nn::{
+    axes::{BATCH, VOCAB},
+    cross_entropy,
+};
 use mt_shape::{Axis, DType};
-use mt_trace::{Key, ScanOptions, Tensor};
+use mt_trace::{KernelOperands, Key, ScanOptions, Tensor};
 
 /// How tokens are chosen, as far as programs depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,18 +87,19 @@ impl Sampler {
 /// # Shapes
 /// `f32[batch, vocab], i32[batch] -> f32[batch]`
 pub(crate) fn log_probability<'t>(logits: Tensor<'t>, tokens: Tensor<'t>) -> Tensor<'t> {
-    let ids = logits.region().iota(DType::I32, logits.axis(VOCAB)).broadcast(&logits.axes());
-    let score = ids.equals(tokens).select(logits, zeros_like(logits)).sum(&[VOCAB]);
-    score - logits.log_sum_exp(VOCAB)
+    -cross_entropy(logits, tokens).0
 }
 
 /// The first token with the highest score.
 fn likeliest(logits: Tensor<'_>) -> Tensor<'_> {
-    let vocab = logits.axis(VOCAB);
-    let region = logits.region();
-    let ids = region.iota(DType::I32, vocab).broadcast(&logits.axes());
-    let last = region.full(DType::I32, &logits.axes(), vocab.size as f64 - 1.0);
-    logits.equals(logits.max(&[VOCAB])).select(ids, last).min(&[VOCAB])
+    let dense = KernelOperands::Dense { num_updated: 0 };
+    logits.region().kernel("maxtext.largest", Vec::new(), dense, &[logits], |region, operands| {
+        let logits = operands[0];
+        let vocab = logits.axis(VOCAB);
+        let ids = region.iota(DType::I32, vocab).broadcast(&logits.axes());
+        let last = region.full(DType::I32, &logits.axes(), vocab.size as f64 - 1.0);
+        vec![logits.equals(logits.max(&[VOCAB])).select(ids, last).min(&[VOCAB])]
+    })[0]
 }
 
 /// One number in `0..1` for each row, which depends on nothing of the other rows.

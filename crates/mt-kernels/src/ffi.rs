@@ -42,6 +42,7 @@ pub(crate) enum Data<'a> {
 pub(crate) enum DataMut<'a> {
     F32(&'a mut [f32]),
     Bf16(&'a mut [bf16]),
+    I32(&'a mut [i32]),
 }
 
 /// One call: buffers, attributes, and threads.
@@ -76,6 +77,10 @@ impl<'a> Call<'a> {
         Ok(self.argument(argument)?.dims())
     }
 
+    pub(crate) fn num_results(&self) -> usize {
+        self.frame.results.size as usize
+    }
+
     /// The dimensions of a result.
     pub(crate) fn result_dims(&self, result: usize) -> Result<Vec<usize>, Fault> {
         Ok(self.result(result)?.dims())
@@ -108,6 +113,7 @@ impl<'a> Call<'a> {
             Ok(match buffer.dtype {
                 F32 => DataMut::F32(buffer.elements_mut()),
                 BF16 => DataMut::Bf16(buffer.elements_mut()),
+                S32 => DataMut::I32(buffer.elements_mut()),
                 other => return Err(format!("result {result} has elements of type {other}")),
             })
         }

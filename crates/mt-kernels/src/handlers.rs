@@ -10,9 +10,10 @@ use crate::{
         self, CachedInputs, Gradients, Inputs, Mask, Options, Outcome, Residuals, Results, Shape, Strides,
     },
     cross_entropy::{cross_entropy, cross_entropy_gradient},
-    dot,
+    dot::{Product, dots},
     ffi::{Call, Data, DataMut, Error, Fault, Frame, Handler, answer},
     gate::{gated, gated_gradient},
+    largest::largest,
     normal::{Normal, normal},
     optimizer::{AdamNumbers, AdamState, adam, sum_of_squares},
 };
@@ -29,6 +30,7 @@ pub fn handlers() -> &'static [Handler] {
         Handler { name: "maxtext.sum_of_squares", address: call_sum_of_squares },
         Handler { name: "maxtext.cross_entropy", address: call_cross_entropy },
         Handler { name: "maxtext.cross_entropy_gradient", address: call_cross_entropy_gradient },
+        Handler { name: "maxtext.largest", address: call_largest },
         Handler { name: "maxtext.gated", address: call_gated },
         Handler { name: "maxtext.gated_gradient", address: call_gated_gradient },
         Handler { name: "maxtext.normal", address: call_normal },
@@ -46,13 +48,13 @@ macro_rules! of_floats {
     };
 }
 
-/// A general dot product. Arguments: the arrays that the left and the right side are read from; if the product is added to
-/// something, or written into a slice of something, this, whose memory the result has; then the positions of slices: for
-/// each side that is a slice of its array, and for the result.
+/// General dot products of one left side with several right sides. Arguments: the arrays that the left and the right sides are
+/// read from; if the only product is added to something, or written into a slice of something, this, whose memory the
+/// result has; then the positions of slices: for each side that is a slice of its array, and for the result.
 /// Attributes:
-/// - `lhs`, `rhs`: three lists of dimensions, over which products are batched, which are free, and which are summed over:
-///   each a number of dimensions, then their sizes and strides in elements;
-/// - `lhs_slice`, `rhs_slice`: the number of elements between two positions of a slice, or 0 where there is none;
+/// - `operands`: for each side the number of elements between two positions of a slice, or 0 if it is none; then three lists
+///   of dimensions, over which products are batched, which are free, and which are summed over: each a number of
+///   dimensions, then their sizes and strides in elements;
 /// - `adds`: 1 if the product is added to an argument;
 /// - `into`: the number of elements between two positions of slices of the result, or 0 if the product is all of it;
 /// - `narrow`: 1 if products are of `bf16`, to which elements are rounded; 0 for `f32`.
@@ -61,9 +63,15 @@ unsafe extern "C" fn call_dot(frame: *mut Frame) -> *mut Error {
     unsafe {
         answer(frame, |call| {
             let (adds, into) = (call.integer("adds")? == 1, call.integer("into")? as usize);
-            let mut positions = if adds || into != 0 { 3 } else { 2 };
-            let lhs = operand(call, 0, "lhs", "lhs_slice", &mut positions)?;
-            let rhs = operand(call, 1, "rhs", "rhs_slice", &mut positions)?;
+            let count = call.num_results();
+            let has_place = adds || into != 0;
+            if has_place && count != 1 {
+                return Err("several products have places".to_owned());
+            }
+            let mut positions = 1 + count + usize::from(has_place);
+            let mut numbers = call.integers("operands")?.iter().map(|number| *number as usize);
+            let sides = (0..=count).map(|argument| operand(call, argument, &mut numbers, &mut positions));
+            let sides = sides.collect::<Result<Vec<Operand>, Fault>>()?;
             let arithmetic = if call.integer("narrow")? == 1 { Arithmetic::Bf16 } else { Arithmetic::F32 };
             let range = if into == 0 {
                 None
@@ -72,13 +80,20 @@ unsafe extern "C" fn call_dot(frame: *mut Frame) -> *mut Error {
                 Some(start..start + into)
             };
             let outside = "the result is smaller than what is written to it";
-            // The result shares its memory with the third argument, which is not read otherwise, or with none.
-            let result = match call.data_mut(0)? {
-                DataMut::F32(elements) if adds => ElementsMut::Added(elements),
-                DataMut::F32(elements) => ElementsMut::F32(part(elements, range).ok_or(outside)?),
-                DataMut::Bf16(elements) => ElementsMut::Bf16(part(elements, range).ok_or(outside)?),
-            };
-            dot(&call.team(), &lhs, &rhs, arithmetic, result);
+            let mut products = Vec::with_capacity(count);
+            for (index, rhs) in sides[1..].iter().enumerate() {
+                // A result shares its memory with the third argument, which is not read otherwise, or with none.
+                let result = match call.data_mut(index)? {
+                    DataMut::F32(elements) if adds => ElementsMut::Added(elements),
+                    DataMut::F32(elements) => ElementsMut::F32(part(elements, range.clone()).ok_or(outside)?),
+                    DataMut::Bf16(elements) => {
+                        ElementsMut::Bf16(part(elements, range.clone()).ok_or(outside)?)
+                    }
+                    DataMut::I32(_) => return Err("the result has integers".to_owned()),
+                };
+                products.push(Product { lhs: &sides[0], rhs, result });
+            }
+            dots(&call.team(), arithmetic, products);
             Ok(())
         })
     }
@@ -95,14 +110,13 @@ fn part<T>(elements: &mut [T], range: Option<Range<usize>>) -> Option<&mut [T]> 
 fn operand<'a>(
     call: &Call<'a>,
     argument: usize,
-    dims: &str,
-    slice: &str,
+    numbers: &mut impl Iterator<Item = usize>,
     positions: &mut usize,
 ) -> Result<Operand<'a>, Fault> {
-    let mut numbers = call.integers(dims)?.iter().map(|number| *number as usize);
+    let between = numbers.next().ok_or_else(|| format!("nothing says how argument {argument} is read"))?;
     let mut lists: [Vec<Dim>; 3] = Default::default();
     for list in &mut lists {
-        *list = next_dims(&mut numbers)?;
+        *list = next_dims(numbers)?;
     }
     let [batch, free, contract] = lists;
     let dims = || batch.iter().chain(&free).chain(&contract);
@@ -111,7 +125,6 @@ fn operand<'a>(
         true => 0,
         false => dims().map(|dim| (dim.size - 1) * dim.stride).sum::<usize>() + 1,
     };
-    let between = call.integer(slice)? as usize;
     let mut start = 0;
     if between != 0 {
         start = between * slice_position(call, argument, *positions)?;
@@ -591,6 +604,26 @@ unsafe extern "C" fn call_cross_entropy_gradient(frame: *mut Frame) -> *mut Erro
                 DataMut::Bf16(logits) => {
                     cross_entropy_gradient(&team, instructions, rows, logits, log_z, cotangents);
                 }
+                DataMut::I32(_) => return Err("logits are integers".to_owned()),
+            }
+            Ok(())
+        })
+    }
+}
+
+/// The index of each row's largest element, the first of equal ones. Argument: `[…, elements]`. Result: `[…]`.
+unsafe extern "C" fn call_largest(frame: *mut Frame) -> *mut Error {
+    // SAFETY: XLA calls a handler with a frame of its own.
+    unsafe {
+        answer(frame, |call| {
+            let DataMut::I32(indices) = call.data_mut(0)? else {
+                return Err("indices have another type".to_owned());
+            };
+            let (team, instructions) = (call.team(), Instructions::best());
+            match call.data(0)? {
+                Data::F32(elements) => largest(&team, instructions, elements, indices),
+                Data::Bf16(elements) => largest(&team, instructions, elements, indices),
+                Data::I32(_) | Data::U64(_) => return Err("elements are integers".to_owned()),
             }
             Ok(())
         })

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use mt_config::{Chip, Config, KeptIn};
+use mt_config::{Chip, Config};
 use mt_ir::Memory;
-use mt_models::{Model, decoder::Activation};
+use mt_models::Model;
 use mt_nn::LayerPlace;
 use mt_runtime::Platform;
 use mt_shape::DType;
@@ -128,7 +128,7 @@ impl Estimate {
         let (settings, model, topology) = (plan.settings(), plan.model(), plan.topology());
         let [rows, length] = plan.batch_dims();
         let planner = Planner { plan: &plan, rows, length };
-        let memory = planner.memory(devices.platform);
+        let memory = planner.memory();
         let flops = ModelFlops::new(model, rows, length);
         Ok(Self {
             chip: hardware.as_ref().map(|hardware| hardware.slice.chip),
@@ -206,7 +206,7 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    fn memory(&self, platform: Platform) -> MemoryEstimate {
+    fn memory(&self) -> MemoryEstimate {
         let (settings, model) = (self.plan.settings(), self.plan.model());
         let mut memory =
             MemoryEstimate { batch: self.plan.argument_bytes().batch, ..MemoryEstimate::default() };
@@ -225,37 +225,16 @@ impl Planner<'_> {
                 (Memory::Device, StateKind::Optimizer) => memory.optimizer += bytes,
             }
         }
-        let kept = settings.model.remat.kept();
-        let kept_in = |name: Option<&str>| match &kept {
-            None => Some(KeptIn::Device),
-            Some(kept) => kept.iter().find(|(known, _)| Some(*known) == name).map(|(_, place)| *place),
-        };
-        let part = self.rows / accumulation;
-        for region in model.activations(part, self.length) {
-            let input = kept_in(region.input.name).unwrap_or(KeptIn::Device);
-            let named = region.made.iter().filter_map(|made| Some((made, kept_in(made.name)?)));
-            for (tensor, place) in std::iter::once((&region.input, input)).chain(named) {
-                let bytes = self.on_device(tensor) * region.times as u64;
-                match place {
-                    KeptIn::Host if platform != Platform::Cpu => memory.host += bytes,
-                    KeptIn::Device | KeptIn::Host => memory.activations += bytes,
-                }
-            }
-            let made: u64 = region.made.iter().map(|made| self.on_device(made)).sum();
+        let kept = self.plan.kept_bytes(&settings.model.remat);
+        memory.activations += kept.device;
+        memory.host += kept.host;
+        for region in model.activations(self.rows / accumulation, self.length) {
+            let made: u64 = region.made.iter().map(|made| self.plan.activation_bytes(made)).sum();
             memory.layer = memory.layer.max(2 * made);
         }
         memory.layer += self.gathered_layer();
         memory.logits = self.plan.score_bytes() + self.gathered_head();
         memory
-    }
-
-    fn bytes(&self, logical_axes: &[Option<&str>], dims: &[usize], dtype: DType) -> u64 {
-        let shard = self.plan.placement().sharding(logical_axes, dims).shard_dims(dims);
-        (shard.iter().product::<usize>() * dtype.byte_size()) as u64
-    }
-
-    fn on_device(&self, tensor: &Activation) -> u64 {
-        self.bytes(&tensor.logical_axes, &tensor.dims, tensor.dtype)
     }
 
     /// The mesh axes that split batches: weights that are split along them are gathered where they are used.

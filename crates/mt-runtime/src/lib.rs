@@ -24,7 +24,7 @@ pub use array::{Array, PendingArray, Shard};
 pub use error::RuntimeError;
 pub use executable::{CompileSettings, Executable, Input};
 pub use hlo::{Activity, Collective};
-pub use memory::{LargeArray, format_bytes, largest_arrays};
+pub use memory::{LargeArray, MemoryNeed, format_bytes, largest_arrays};
 pub use mt_pjrt::{
     DeviceMemoryStats, MemoryUse, NamedValue, PendingHostArray, Platform, prefer_large_pages,
     prepare_environment,

@@ -15,22 +15,36 @@ use crate::{Executable, Runtime, RuntimeError};
 /// How many arrays a message names.
 const NUM_NAMED: usize = 8;
 
+/// What a program that runs alone needs of a memory, and what there is of it, if that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryNeed {
+    pub needed: u64,
+    pub available: Option<u64>,
+    /// How many of the program's devices share it: all of a CPU client's, or one.
+    pub num_devices: u64,
+}
+
+/// See [`Runtime::memory_need`].
+pub(crate) fn need(runtime: &Runtime, executable: &Executable) -> Result<MemoryNeed, RuntimeError> {
+    // The devices of a CPU client share the machine's memory; others have their own, all of one size.
+    let (num_devices, available) = match runtime.platform() {
+        Platform::Cpu => {
+            let available = available_host_memory().map(|bytes| bytes + runtime.live_bytes());
+            (executable.mesh().num_devices() as u64, available)
+        }
+        Platform::Gpu | Platform::Tpu => (1, smallest_device(runtime)),
+    };
+    Ok(MemoryNeed { needed: executable.memory()?.on_device() * num_devices, available, num_devices })
+}
+
 /// See [`Runtime::check_memory`].
 pub(crate) fn check(runtime: &Runtime, executables: &[&Executable], hint: &str) -> Result<(), RuntimeError> {
     for executable in executables {
-        let memory = executable.memory()?;
-        let num_devices = executable.mesh().num_devices() as u64;
-        // The devices of a CPU client share the machine's memory; others have their own, all of one size.
-        let (needed, available) = match runtime.platform() {
-            Platform::Cpu => {
-                let available = available_host_memory().map(|bytes| bytes + runtime.live_bytes());
-                (memory.on_device() * num_devices, available)
-            }
-            Platform::Gpu | Platform::Tpu => (memory.on_device(), smallest_device(runtime)),
-        };
+        let MemoryNeed { needed, available, .. } = need(runtime, executable)?;
         if let Some(available) = available
             && needed > available
         {
+            let memory = executable.memory()?;
             return Err(RuntimeError::Memory(
                 message(runtime.platform(), executable, &memory, needed, available) + "\nhint: " + hint,
             ));

@@ -13,7 +13,9 @@ use mt_ir::{CpuKernels, Program, Target};
 use mt_kernels::Support;
 use mt_pjrt::{Client, ClientOptions, Device, NamedValue, Platform, Plugin, find_or_install};
 
-use crate::{CompileSettings, Executable, RuntimeError, cache::ExecutableCache, fingerprint, memory};
+use crate::{
+    CompileSettings, Executable, MemoryNeed, RuntimeError, cache::ExecutableCache, fingerprint, memory,
+};
 
 /// How to set up a runtime.
 #[derive(Clone, Debug)]
@@ -165,6 +167,14 @@ impl Runtime {
     /// A program does not fit; the message names the totals and the largest arrays.
     pub fn check_memory(&self, executables: &[&Executable], hint: &str) -> Result<(), RuntimeError> {
         memory::check(self, executables, hint)
+    }
+
+    /// What a program, run alone, needs of a memory, and what there is of it. Arrays that exist already count as available.
+    ///
+    /// # Errors
+    /// The compiler does not say what the program needs.
+    pub fn memory_need(&self, executable: &Executable) -> Result<MemoryNeed, RuntimeError> {
+        memory::need(self, executable)
     }
 
     /// The bytes of all arrays that exist, on all devices together.

@@ -113,6 +113,39 @@ fn products_of_all_orders() {
     }
 }
 
+/// Products with a few rows, the last of which multiplies what the first has made.
+fn products_of(rows: usize, dtype: DType) -> Graph {
+    let mut graph = Graph::new();
+    let x = graph.input(ty(dtype, &[rows, 1, 128]));
+    let dims: [&[usize]; 4] = [&[128, 5, 60], &[200, 128], &[128, 300], &[rows, 1, 128]];
+    let [first, second, third, other] = dims.map(|dims| graph.input(ty(dtype, dims)));
+    let by_rows = || dot([&[], &[]], [&[2], &[0]], dtype);
+    let first = graph.emit(by_rows(), &[x, first]);
+    let named = graph.emit(Op::StopGradient, &[x]);
+    let second = graph.emit(dot([&[], &[]], [&[2], &[1]], dtype), &[named, second]);
+    // Of another left operand.
+    let of_other = graph.emit(by_rows(), &[other, third]);
+    let third = graph.emit(by_rows(), &[x, third]);
+    let made = graph.reshape(of_other, &[300 * rows]);
+    let made = graph.emit(Op::Slice { start: vec![0], limit: vec![128 * 2], stride: vec![1] }, &[made]);
+    let made = graph.reshape(made, &[128, 2]);
+    let wide = Op::Broadcast { dims: vec![128, 2, 70], mapping: vec![0, 1] };
+    let made = graph.emit(wide, &[made]);
+    let last = graph.emit(by_rows(), &[x, made]);
+    graph.set_outputs(vec![first, second, third, of_other, last]);
+    graph
+}
+
+#[test]
+fn few_rows_are_multiplied_together() {
+    for dtype in [DType::F32, DType::BF16] {
+        for rows in [1, 3, 16] {
+            check(&format!("{rows} rows in {dtype}"), &products_of(rows, dtype), 3);
+        }
+        check(&format!("many rows in {dtype}"), &products_of(17, dtype), 5);
+    }
+}
+
 #[test]
 fn views_are_read_in_place() {
     let transposed = |graph: &mut Graph, input: ValueId, _: usize| {

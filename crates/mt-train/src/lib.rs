@@ -33,7 +33,7 @@ mod tests;
 pub use error::TrainError;
 pub use masks::MaskError;
 pub use plan::{ArgumentBytes, Devices, Intended, TrainPlan};
-pub use planned::{PlannedArray, StateKind};
+pub use planned::{KeptBytes, PlannedArray, StateKind};
 pub use query_key_clip::QueryKeyClipError;
 pub use remedies::Needs;
 pub use run::{Ending, EvaluationSummary, TrainOptions, TrainReport, train};

@@ -1,6 +1,9 @@
-//! The state of a run that has not begun.
+//! What a run that has not begun will hold.
 
+use mt_config::{KeptIn, RematGroup};
 use mt_ir::{Memory, TensorType};
+use mt_models::decoder::Activation;
+use mt_runtime::Platform;
 use mt_shape::Sharding;
 
 use crate::TrainPlan;
@@ -34,7 +37,45 @@ impl PlannedArray {
     }
 }
 
+/// Bytes on each device of what layers make and the backward pass keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeptBytes {
+    pub device: u64,
+    /// In the host's memory.
+    pub host: u64,
+}
+
 impl TrainPlan {
+    /// What a step keeps for its backward pass.
+    pub fn kept_bytes(&self, remat: &RematGroup) -> KeptBytes {
+        let [rows, length] = self.batch_dims();
+        let rows = rows / self.settings.objective.gradient_accumulation_steps;
+        let kept = remat.kept();
+        let kept_in = |name: Option<&str>| match &kept {
+            None => Some(KeptIn::Device),
+            Some(kept) => kept.iter().find(|(known, _)| Some(*known) == name).map(|(_, place)| *place),
+        };
+        let mut bytes = KeptBytes::default();
+        for region in self.model.activations(rows, length) {
+            let input = kept_in(region.input.name).unwrap_or(KeptIn::Device);
+            let named = region.made.iter().filter_map(|made| Some((made, kept_in(made.name)?)));
+            for (tensor, place) in std::iter::once((&region.input, input)).chain(named) {
+                let of_tensor = self.activation_bytes(tensor) * region.times as u64;
+                match place {
+                    KeptIn::Host if self.platform != Platform::Cpu => bytes.host += of_tensor,
+                    KeptIn::Device | KeptIn::Host => bytes.device += of_tensor,
+                }
+            }
+        }
+        bytes
+    }
+
+    /// What one device holds of a tensor that layers make.
+    pub fn activation_bytes(&self, tensor: &Activation) -> u64 {
+        let shard = self.placement.sharding(&tensor.logical_axes, &tensor.dims).shard_dims(&tensor.dims);
+        (shard.iter().product::<usize>() * tensor.dtype.byte_size()) as u64
+    }
+
     /// The arrays of the state, in the order in which programs take them.
     pub fn state(&self) -> Vec<PlannedArray> {
         let layout = &self.state_rule.layout;

@@ -1,6 +1,7 @@
-//! What would help a run that needs more memory than there is.
+//! What would help a run that needs more memory than there is, or much less.
 
-use mt_runtime::{Platform, format_bytes};
+use mt_config::{RematGroup, RematPolicy};
+use mt_runtime::{MemoryNeed, Platform, format_bytes};
 use mt_shape::DType;
 
 use crate::{TrainPlan, placement::DATA_AXIS};
@@ -16,7 +17,31 @@ pub struct Needs {
     pub logits: u64,
 }
 
+/// Up to which part of a memory the default policy is said to save what need not be saved.
+const PLENTY: f64 = 0.7;
+
 impl TrainPlan {
+    /// What would make steps shorter with memory that is left over by the default policy, which computes each layer twice.
+    pub fn less_remat(&self, need: MemoryNeed) -> Option<String> {
+        let remat = &self.settings.model.remat;
+        if remat.remat_policy != RematPolicy::Full || remat.asked.contains(&"remat_policy") {
+            return None;
+        }
+        let faster = RematPolicy::MinimalWithContext;
+        let kept = |remat: &RematGroup| self.kept_bytes(remat).device * need.num_devices;
+        let more = kept(&RematGroup { remat_policy: faster, ..remat.clone() }).saturating_sub(kept(remat));
+        let available = need.available?;
+        ((need.needed + more) as f64 <= PLENTY * available as f64).then(|| {
+            format!(
+                "`remat_policy=full`, the default, computes each layer twice; `remat_policy={}` takes about {} more memory, \
+                 of which {} are left, and makes steps shorter",
+                faster.name(),
+                format_bytes(more),
+                format_bytes(available - need.needed),
+            )
+        })
+    }
+
     /// The needs of a compiled training step that takes `total` bytes, if that is known.
     pub fn needs(&self, total: Option<u64>) -> Needs {
         let (state, logits) = (self.argument_bytes().total(), self.score_bytes());

@@ -221,6 +221,9 @@ pub fn train(config: &Config, options: &TrainOptions) -> Result<TrainReport, Tra
         Ok(format!("what needs less, the best first:\n  {}", plan.remedies(needs, None).join("\n  ")))
     };
     runtime.check_memory(&[&largest.program], &less_memory(&largest.program)?)?;
+    if let Some(advice) = plan.less_remat(runtime.memory_need(&largest.program)?) {
+        eprintln!("note: {advice}");
+    }
 
     let evaluator = match &data.evaluation {
         Some(set) => {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mt_ir::Target;
+use mt_ir::{CpuKernels, Target};
 use mt_nn::axes::{BATCH, VOCAB};
 use mt_runtime::testing;
 use mt_shape::{DType, HostArray, Placement, axis};
@@ -16,14 +16,11 @@ use crate::{
 const NUM_DRAWS: usize = 20_000;
 
 /// Shares of the tokens among many draws from the same scores, and the log-probability of each that was drawn.
-fn shares(scores: &[f32], options: SamplingOptions) -> (Vec<f64>, Vec<f64>) {
+fn shares(target: Target, scores: &[f32], options: SamplingOptions) -> (Vec<f64>, Vec<f64>) {
     let size = scores.len();
     let sampler = options.sampler(size).unwrap();
-    let program_options = ProgramOptions {
-        name: "draws".to_owned(),
-        placement: Arc::new(Placement::single()),
-        target: Target::CPU,
-    };
+    let program_options =
+        ProgramOptions { name: "draws".to_owned(), placement: Arc::new(Placement::single()), target };
     let program = program(&program_options, |inputs| {
         let (batch, vocab) = (axis(BATCH, NUM_DRAWS), axis(VOCAB, size));
         let scalar = |name, dtype| inputs.input(name, dtype, &[], &[], false);
@@ -69,17 +66,20 @@ const PROBABILITIES: [f64; 10] = [0.02, 0.3, 0.0, 0.1, 0.05, 0.25, 0.08, 0.01, 0
 #[track_caller]
 fn check(options: SamplingOptions, expected: [f64; 10]) {
     let scores = PROBABILITIES.map(|probability| (probability.max(1e-30).ln() + 3.0) as f32);
-    let (shares, log_probabilities) = shares(&scores, SamplingOptions { seed: 11, ..options });
     let total: f64 = expected.iter().sum();
-    for (token, expected) in expected.into_iter().enumerate() {
-        let (share, expected) = (shares[token], expected / total);
-        // Five standard deviations of a share.
-        let slack = 5.0 * (expected * (1.0 - expected) / NUM_DRAWS as f64).sqrt();
-        assert!((share - expected).abs() <= slack, "{options:?} token {token}: {share} is not {expected}");
-        if share > 0.0 {
-            // Log-probabilities are the model's own.
-            let exact = PROBABILITIES[token].ln();
-            assert!((log_probabilities[token] - exact).abs() < 1e-5, "{}", log_probabilities[token]);
+    for target in [Target::CPU, Target::Cpu(CpuKernels { f32: true, bf16: false })] {
+        let (shares, log_probabilities) = shares(target, &scores, SamplingOptions { seed: 11, ..options });
+        for (token, expected) in expected.into_iter().enumerate() {
+            let (share, expected) = (shares[token], expected / total);
+            // Five standard deviations of a share.
+            let slack = 5.0 * (expected * (1.0 - expected) / NUM_DRAWS as f64).sqrt();
+            let what = format!("{options:?} token {token}");
+            assert!((share - expected).abs() <= slack, "{what}: {share} is not {expected}");
+            if share > 0.0 {
+                // Log-probabilities are the model's own.
+                let exact = PROBABILITIES[token].ln();
+                assert!((log_probabilities[token] - exact).abs() < 1e-5, "{}", log_probabilities[token]);
+            }
         }
     }
 }

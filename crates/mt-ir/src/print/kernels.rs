@@ -9,9 +9,7 @@ use std::collections::{HashMap, HashSet};
 use mt_shape::DType;
 
 use super::{Name, Names, Printer, Target, i64_array, list, string, tensor};
-use crate::{
-    Binary, CpuKernels, Dot, Graph, Kernel, KernelOperands, Node, Op, Precision, TensorType, ValueId,
-};
+use crate::{CpuKernels, Dot, Graph, Kernel, KernelOperands, Node, Op, Precision, TensorType, ValueId};
 
 /// The handler that `mt-kernels` has for products.
 const DOT: &str = "maxtext.dot";
@@ -66,6 +64,13 @@ enum Destination<'a> {
     /// It is added to this value, in place.
     Added(Name),
     Slice(&'a Slice),
+}
+
+/// An operand of a product, and which of its dimensions products are batched and summed over.
+struct Side<'a> {
+    value: (Name, &'a TensorType),
+    batch: Vec<usize>,
+    contract: Vec<usize>,
 }
 
 /// The views of values printed so far.
@@ -136,7 +141,7 @@ fn dense(dims: &[usize]) -> Vec<Extent> {
 }
 
 impl Printer<'_> {
-    fn kernels(&self) -> CpuKernels {
+    pub(super) fn kernels(&self) -> CpuKernels {
         match self.options.target {
             // A program for several devices is partitioned, which calls are not.
             Target::Cpu(kernels) if self.options.mesh.num_devices() == 1 => kernels,
@@ -188,25 +193,6 @@ impl Printer<'_> {
         }
     }
 
-    /// For each output of a scan's body that is stacked, the node of the product that a kernel can write into the stack.
-    pub(super) fn stacked_products(&self, body: &Graph, stacked: &[ValueId]) -> Vec<Option<usize>> {
-        let producers = body.producers();
-        let mut taken = HashSet::new();
-        let mut product = |id: &ValueId| {
-            let mut index = producers[id.index()]?;
-            // What prints nothing, as there is one device.
-            while matches!(body.nodes()[index].op, Op::Name(_) | Op::StopGradient | Op::Constrain(_)) {
-                index = producers[body.nodes()[index].operands[0].index()]?;
-            }
-            let node = &body.nodes()[index];
-            let Op::Dot(dot) = &node.op else { return None };
-            let types: Vec<&TensorType> = node.operands.iter().map(|id| body.ty(*id)).collect();
-            let ty = body.ty(node.results[0]);
-            (self.has_kernel(dot, &types, ty) && taken.insert(index)).then_some(index)
-        };
-        stacked.iter().map(&mut product).collect()
-    }
-
     /// Prints a product that is written to a slice, and reads it from there.
     pub(super) fn product_into(
         &mut self,
@@ -225,37 +211,8 @@ impl Printer<'_> {
         self.slice_at(slice.stack, &slice.ty, slice.position, zero, &node.scope)
     }
 
-    /// Products of `f32` that are only added to something: the sum's node and the product's, by index. A kernel adds them
-    /// to what is there, so that they are never held.
-    pub(super) fn added_products(&self, graph: &Graph) -> HashMap<usize, usize> {
-        let mut added = HashMap::new();
-        if self.kernels() == CpuKernels::NONE {
-            return added;
-        }
-        let mut uses = vec![0; graph.num_values()];
-        let operands = graph.nodes().iter().flat_map(|node| &node.operands);
-        operands.chain(graph.outputs()).for_each(|id| uses[id.index()] += 1);
-        let producers = graph.producers();
-        for (index, node) in graph.nodes().iter().enumerate() {
-            let product = |id: &ValueId| {
-                let producer = producers[id.index()].filter(|_| uses[id.index()] == 1)?;
-                let of_product = &graph.nodes()[producer];
-                let Op::Dot(dot) = &of_product.op else { return None };
-                let types: Vec<&TensorType> = of_product.operands.iter().map(|id| graph.ty(*id)).collect();
-                let ty = graph.ty(*id);
-                (ty.dtype == DType::F32 && self.has_kernel(dot, &types, ty)).then_some(producer)
-            };
-            if node.op == Op::Binary(Binary::Add)
-                && let Some(product) = node.operands.iter().find_map(product)
-            {
-                added.insert(index, product);
-            }
-        }
-        added
-    }
-
     /// Whether a product is a kernel's.
-    fn has_kernel(&self, dot: &Dot, operands: &[&TensorType], result: &TensorType) -> bool {
+    pub(super) fn has_kernel(&self, dot: &Dot, operands: &[&TensorType], result: &TensorType) -> bool {
         let contracted: usize = dot.lhs_contract.iter().map(|dim| operands[0].dims[*dim]).product();
         operands[0].dtype == operands[1].dtype
             && self.kernels().are_for(operands[0].dtype)
@@ -273,6 +230,29 @@ impl Printer<'_> {
         let added = Destination::Added(Self::name(names, *addend));
         let result = graph.ty(sum.results[0]);
         self.call_dot(dot, &operands, added, result, &product.scope).expect("it is a kernel's")
+    }
+
+    /// Prints products with the same left operand as one call; returns a name for each.
+    pub(super) fn products_together(
+        &mut self,
+        graph: &Graph,
+        products: &[&Node],
+        names: &Names,
+    ) -> Vec<Name> {
+        let of = |product: &Node, operand: usize| {
+            let Op::Dot(dot) = &product.op else { unreachable!("only products are printed together") };
+            let (batch, contract) = match operand {
+                0 => (dot.lhs_batch.clone(), dot.lhs_contract.clone()),
+                _ => (dot.rhs_batch.clone(), dot.rhs_contract.clone()),
+            };
+            let id = product.operands[operand];
+            Side { value: (Self::name(names, id), graph.ty(id)), batch, contract }
+        };
+        let sides: Vec<Side> = std::iter::once(of(products[0], 0))
+            .chain(products.iter().map(|product| of(product, 1)))
+            .collect();
+        let results: Vec<&TensorType> = products.iter().map(|product| graph.ty(product.results[0])).collect();
+        self.call_dots(&sides, Destination::New, &results, &products[0].scope)
     }
 
     /// Prints a dot product as the call of a kernel, if there is one for it.
@@ -331,53 +311,72 @@ impl Printer<'_> {
         if !self.has_kernel(dot, &[operands[0].1, operands[1].1], result) {
             return None;
         }
+        let side = |value, batch: &[usize], contract: &[usize]| Side {
+            value,
+            batch: batch.to_vec(),
+            contract: contract.to_vec(),
+        };
         let sides = [
-            (operands[0], &dot.lhs_batch, &dot.lhs_contract),
-            (operands[1], &dot.rhs_batch, &dot.rhs_contract),
+            side(operands[0], &dot.lhs_batch, &dot.lhs_contract),
+            side(operands[1], &dot.rhs_batch, &dot.rhs_contract),
         ];
+        Some(self.call_dots(&sides, destination, &[result], scope)[0])
+    }
+
+    /// Prints the call of the kernel for products of the first side with each of the others. Unless they are new there is
+    /// one.
+    fn call_dots(
+        &mut self,
+        sides: &[Side],
+        destination: Destination<'_>,
+        results: &[&TensorType],
+        scope: &str,
+    ) -> Vec<Name> {
         let mut arguments: Vec<(Name, TensorType)> = Vec::new();
         let mut positions = Vec::new();
-        let mut attributes = Vec::new();
-        for (index, ((name, ty), batch, contract)) in sides.into_iter().enumerate() {
-            let view = self.view(name, ty);
+        let mut read = Vec::new();
+        for Side { value: (name, ty), batch, contract } in sides {
+            let view = self.view(*name, ty);
             // What is cast once and read in each turn of a loop is better read in its narrow type.
             let view = if view.cast.is_some_and(|num_loops| num_loops < self.views.num_loops) {
-                View::of_array(name, ty)
+                View::of_array(*name, ty)
             } else {
                 view
             };
             let free: Vec<usize> =
                 (0..ty.rank()).filter(|dim| !batch.contains(dim) && !contract.contains(dim)).collect();
-            let numbers = [batch.as_slice(), &free, contract].into_iter().flat_map(|dims| {
-                let extents = dims.iter().flat_map(|dim| [view.dims[*dim].size, view.dims[*dim].stride]);
-                std::iter::once(dims.len()).chain(extents)
-            });
-            attributes.push(format!("{} = {}", ["lhs", "rhs"][index], i64_array(numbers)));
-            attributes.push(format!("{}_slice = {} : i64", ["lhs", "rhs"][index], view.slice_stride()));
+            read.push(view.slice_stride());
+            for dims in [batch, &free, contract] {
+                read.push(dims.len());
+                read.extend(dims.iter().flat_map(|dim| [view.dims[*dim].size, view.dims[*dim].stride]));
+            }
             positions.extend(view.position.map(|position| (position, TensorType::scalar(DType::I32))));
             arguments.push((view.array, view.ty));
         }
-        let (mut adds, mut into, mut aliases, mut written) = (0, 0, String::new(), result);
+        let (mut adds, mut into, mut aliases, mut written) = (0, 0, String::new(), results.to_vec());
         match destination {
             Destination::New => {}
             Destination::Added(addend) => {
                 adds = 1;
                 aliases = alias("", arguments.len());
-                arguments.push((addend, result.clone()));
+                arguments.push((addend, results[0].clone()));
             }
             Destination::Slice(slice) => {
-                into = result.num_elements();
+                into = results[0].num_elements();
                 aliases = alias("", arguments.len());
                 arguments.push((slice.stack, slice.ty.clone()));
                 positions.push((slice.position, TensorType::scalar(DType::I32)));
-                written = &slice.ty;
+                written = vec![&slice.ty];
             }
         }
         arguments.append(&mut positions);
-        attributes.push(format!("adds = {adds} : i64"));
-        attributes.push(format!("into = {into} : i64"));
-        attributes.push(format!("narrow = {} : i64", u8::from(operands[0].1.dtype == DType::BF16)));
-        Some(self.call(DOT, &arguments, &attributes, &aliases, &[written], scope)[0])
+        let attributes = [
+            format!("operands = {}", i64_array(read)),
+            format!("adds = {adds} : i64"),
+            format!("into = {into} : i64"),
+            format!("narrow = {} : i64", u8::from(sides[0].value.1.dtype == DType::BF16)),
+        ];
+        self.call(DOT, &arguments, &attributes, &aliases, &written, scope)
     }
 
     /// Prints the call of a kernel that does what `kernel.body` does, if there is one for the type.

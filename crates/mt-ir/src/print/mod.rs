@@ -2,13 +2,15 @@
 
 mod kernels;
 mod operations;
+mod plan;
 mod regions;
 
-use std::{collections::HashSet, fmt::Write as _, sync::Arc};
+use std::{fmt::Write as _, sync::Arc};
 
 use mt_shape::{DType, Mesh, PartitionSpec, Sharding};
 
 use kernels::{Slices, Views};
+use plan::Step;
 
 use crate::{
     Counts, Graph, Memory, Program, ProgramValue, TensorType, ValueId, temporaries::largest_temporaries,
@@ -246,21 +248,29 @@ impl Printer<'_> {
     /// Prints the nodes of a graph. Those that `slices` has results for write them there.
     fn nodes(&mut self, graph: &Graph, names: &mut Names, slices: &mut Slices) {
         self.indent += 2;
-        let added = self.added_products(graph);
-        let deferred: HashSet<usize> = added.values().copied().collect();
+        let plan = self.plan(graph, slices);
         for (index, node) in graph.nodes().iter().enumerate() {
-            if deferred.contains(&index) {
-                continue;
-            }
-            let results = if let Some(product) = added.get(&index) {
-                vec![self.added_product(graph, node, &graph.nodes()[*product], names)]
-            } else if let Some(slice) = slices.get_mut(&index) {
-                vec![self.product_into(graph, node, slice, names)]
-            } else {
-                let operands: Vec<Name> = node.operands.iter().map(|id| Self::name(names, *id)).collect();
-                self.node(graph, node, &operands)
+            let mut printed = vec![node];
+            let results = match plan.get(&index) {
+                Some(Step::Elsewhere) => continue,
+                Some(Step::Sum { product }) => {
+                    vec![self.added_product(graph, node, &graph.nodes()[*product], names)]
+                }
+                Some(Step::IntoSlice) => {
+                    let slice = slices.get_mut(&index).expect("it is planned because it has a slice");
+                    vec![self.product_into(graph, node, slice, names)]
+                }
+                Some(Step::Together(others)) => {
+                    printed.extend(others.iter().map(|other| &graph.nodes()[*other]));
+                    self.products_together(graph, &printed, names)
+                }
+                None => {
+                    let operands: Vec<Name> = node.operands.iter().map(|id| Self::name(names, *id)).collect();
+                    self.node(graph, node, &operands)
+                }
             };
-            for (id, name) in node.results.iter().zip(results) {
+            let ids = printed.iter().flat_map(|node| &node.results);
+            for (id, name) in ids.zip(results) {
                 names[id.index()] = Some(name);
             }
         }

@@ -168,11 +168,13 @@ impl<S: Simd, E: Element> Work for Stretch<'_, S, E> {
         let Self { simd, options, inputs, batch, slots, state } = self;
         let Shape { kv_heads, group, head_dim, .. } = options.shape;
         let heads = kv_heads * group;
-        let widened = |head: usize| {
+        let mut queries = vec![0.0; heads * head_dim];
+        for (head, query) in queries.chunks_exact_mut(head_dim).enumerate() {
             let row = Row { batch, position: 0, kv_head: head / group, group: head % group };
-            inputs.query.row(row).iter().map(|number| number.to_f32())
-        };
-        let queries: Vec<f32> = (0..heads).flat_map(widened).collect();
+            for (wide, number) in query.iter_mut().zip(inputs.query.row(row)) {
+                *wide = number.to_f32();
+            }
+        }
         let mut scores = vec![0.0; heads * BLOCK];
         state.largest.fill(MASKED);
         for slots in slots.chunks(BLOCK) {

@@ -77,30 +77,71 @@ pub enum Arithmetic {
 /// If the batch or contracted dimensions of the two sides differ in size, an operand's dimensions reach beyond its
 /// elements, or the result has another number of elements.
 pub fn dot(team: &dyn Team, lhs: &Operand, rhs: &Operand, arithmetic: Arithmetic, result: ElementsMut) {
-    dot_with(team, Kernel::detect(arithmetic), lhs, rhs, result);
+    dots(team, arithmetic, vec![Product { lhs, rhs, result }]);
 }
 
-fn dot_with(team: &dyn Team, kernel: &Kernel, lhs: &Operand, rhs: &Operand, mut result: ElementsMut) {
-    let problem = Problem::new(lhs, rhs);
-    let len = match &result {
-        ElementsMut::F32(elements) | ElementsMut::Added(elements) => elements.len(),
-        ElementsMut::Bf16(elements) => elements.len(),
-    };
-    assert_eq!(len, problem.batch_len() * problem.rows * problem.columns, "elements of the result");
-    if problem.depth == 0 {
-        match &mut result {
-            ElementsMut::F32(elements) => elements.fill(0.0),
-            ElementsMut::Added(_) => {}
-            ElementsMut::Bf16(elements) => elements.fill(bf16::ZERO),
+/// One of several products that do not depend on each other.
+#[derive(Debug)]
+pub struct Product<'a> {
+    pub lhs: &'a Operand<'a>,
+    pub rhs: &'a Operand<'a>,
+    pub result: ElementsMut<'a>,
+}
+
+/// Computes products as [`dot`] does. Those of few rows or columns are computed side by side.
+///
+/// # Panics
+/// As [`dot`].
+pub fn dots(team: &dyn Team, arithmetic: Arithmetic, products: Vec<Product>) {
+    dots_with(team, Kernel::detect(arithmetic), products);
+}
+
+fn dots_with(team: &dyn Team, kernel: &Kernel, products: Vec<Product>) {
+    let mut streamed = Vec::new();
+    for Product { lhs, rhs, mut result } in products {
+        let problem = Problem::new(lhs, rhs);
+        assert_eq!(
+            result.len(),
+            problem.batch_len() * problem.rows * problem.columns,
+            "elements of the result"
+        );
+        if result.len() == 0 {
+            continue;
         }
-    } else if len != 0 {
-        let out = match &mut result {
-            ElementsMut::F32(elements) | ElementsMut::Added(elements) => Out::F32(elements.as_mut_ptr()),
-            ElementsMut::Bf16(elements) => Out::Bf16(elements.as_mut_ptr()),
-        };
         let adds = matches!(result, ElementsMut::Added(_));
-        if adds || !stream::run(team, kernel, &problem, out) {
-            driver::run(team, kernel, &problem, out, adds);
+        if problem.depth == 0 {
+            result.clear();
+        } else if adds || !stream::is_suitable(kernel, &problem) {
+            driver::run(team, kernel, &problem, result.out(), adds);
+        } else {
+            let out = result.out();
+            streamed.push((problem, out));
+        }
+    }
+    stream::run(team, kernel, &streamed);
+}
+
+impl ElementsMut<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::F32(elements) | Self::Added(elements) => elements.len(),
+            Self::Bf16(elements) => elements.len(),
+        }
+    }
+
+    fn out(&mut self) -> Out {
+        match self {
+            Self::F32(elements) | Self::Added(elements) => Out::F32(elements.as_mut_ptr()),
+            Self::Bf16(elements) => Out::Bf16(elements.as_mut_ptr()),
+        }
+    }
+
+    /// Writes a sum without terms.
+    fn clear(&mut self) {
+        match self {
+            Self::F32(elements) => elements.fill(0.0),
+            Self::Added(_) => {}
+            Self::Bf16(elements) => elements.fill(bf16::ZERO),
         }
     }
 }

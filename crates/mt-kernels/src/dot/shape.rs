@@ -105,8 +105,10 @@ pub(super) fn offsets(dims: &[Dim], base: usize, start: usize, out: &mut [usize]
         }
         let len = rest.len().min(inner.size - position);
         let (now, later) = rest.split_at_mut(len);
-        for (step, offset) in now.iter_mut().enumerate() {
-            *offset = first + (position + step) * inner.stride;
+        let mut next = first + position * inner.stride;
+        for offset in now {
+            *offset = next;
+            next += inner.stride;
         }
         rest = later;
         position = 0;

@@ -4,9 +4,10 @@
 
 use std::ops::Range;
 
+use super::Elements;
 use super::buffer::{Buffer, Pooled};
 use super::kernel::{Kernel, Out};
-use super::pack::{Depth, Panels, Source};
+use super::pack::{Depth, Format, Panels, Source};
 use super::shape::{Problem, Side, offsets};
 use crate::{Alone, Team};
 
@@ -74,62 +75,53 @@ pub(super) struct Strip<'a> {
     pub sums: *mut f32,
 }
 
-/// Computes a product if its shape is a suitable one.
-pub(super) fn run(team: &dyn Team, kernel: &Kernel, problem: &Problem, out: Out) -> bool {
-    let Some(streams) = &kernel.streams else { return false };
-    let rows_are_few = problem.rows <= problem.columns;
-    let (few, many) = match rows_are_few {
-        true => (problem.rows, problem.columns),
-        false => (problem.columns, problem.rows),
-    };
-    let (few_side, many_side) = match rows_are_few {
-        true => (&problem.lhs, &problem.rhs),
-        false => (&problem.rhs, &problem.lhs),
-    };
-    let across = matches!(*many_side.free, [dim] if dim.stride == 1);
-    let along = matches!(*many_side.contract, [dim] if dim.stride == 1);
-    if few > FEW || few * 4 > many || !(across || along) {
-        return false;
-    }
-    let mut few_depth = Depth::default();
-    few_depth.fill(&few_side.contract, 0..problem.depth);
-    let mut many_depth = vec![0; problem.depth];
-    offsets(&many_side.contract, 0, 0, &mut many_depth);
-    let padded = few.next_power_of_two();
-    let batch = problem.batch_len();
-    let factors = Buffer::take(batch * factor_words(kernel, problem, padded));
-    let call = Call {
-        kernel,
-        problem,
-        out,
-        streams,
-        many_side,
-        across,
-        depth: &many_depth,
-        factors: factors.words(),
-        few,
-        padded,
-        many,
-        rows_are_few,
-    };
-    for index in 0..batch {
-        call.pack(few_side, &few_depth, index);
-    }
+/// Whether a product can be computed so.
+pub(super) fn is_suitable(kernel: &Kernel, problem: &Problem) -> bool {
+    kernel.streams.is_some() && Form::of(problem).is_some()
+}
+
+/// Computes suitable products side by side: threads meet once, when all are done.
+pub(super) fn run(team: &dyn Team, kernel: &Kernel, products: &[(Problem, Out)]) {
+    let mut calls: Vec<Call> =
+        products.iter().map(|(problem, out)| Call::new(kernel, problem, *out)).collect();
     let threads = team.num_threads();
-    let alone = threads == 1 || batch * many * problem.depth <= SMALL;
+    let size: usize = calls.iter().map(|call| call.batch * call.many * call.problem.depth).sum();
+    let alone = threads == 1 || size <= SMALL;
     let team: &dyn Team = if alone { &Alone } else { team };
-    if across && padded < FEW_REREAD && many < LONG_RUN && many * problem.depth > SMALL {
-        call.in_stretches(team, batch);
-    } else {
-        let parts = if alone { 1 } else { (TASKS_PER_THREAD * threads).div_ceil(batch) };
-        let lines = many.div_ceil(parts).next_multiple_of(LINES).clamp(SHORTEST_TASK, TASK_LINES);
-        let strips = many.div_ceil(lines);
-        team.for_each(batch * strips, &|index| {
-            let start = index % strips * lines;
-            call.strip(index / strips, start..(start + lines).min(many));
-        });
+    let mut tasks = Vec::new();
+    for (index, call) in calls.iter_mut().enumerate() {
+        call.divide(if alone { 1 } else { TASKS_PER_THREAD * threads });
+        tasks.extend((0..call.num_tasks()).map(|task| (index, task)));
     }
-    true
+    team.for_each(tasks.len(), &|index| {
+        let (call, task) = tasks[index];
+        calls[call].run(task);
+    });
+    calls.iter().for_each(Call::finish);
+}
+
+/// Which side has the few lines, and how the many lie.
+#[derive(Clone, Copy)]
+struct Form {
+    rows_are_few: bool,
+    /// Whether lines, or else the elements of a line, are next to each other.
+    across: bool,
+}
+
+impl Form {
+    fn of(problem: &Problem) -> Option<Self> {
+        let form = Self { rows_are_few: problem.rows <= problem.columns, across: false };
+        let (few, many) = form.sides(problem.rows, problem.columns);
+        let (_, side) = form.sides(&problem.lhs, &problem.rhs);
+        let across = matches!(*side.free, [dim] if dim.stride == 1);
+        let along = matches!(*side.contract, [dim] if dim.stride == 1);
+        (few <= FEW && few * 4 <= many && (across || along)).then_some(Self { across, ..form })
+    }
+
+    /// What belongs to the few lines, then what to the many.
+    fn sides<T>(self, of_rows: T, of_columns: T) -> (T, T) {
+        if self.rows_are_few { (of_rows, of_columns) } else { (of_columns, of_rows) }
+    }
 }
 
 /// How many words the few lines of a batch element have.
@@ -137,49 +129,180 @@ fn factor_words(kernel: &Kernel, problem: &Problem, few: usize) -> usize {
     kernel.format.steps(problem.depth).next_multiple_of(VECTOR) * few
 }
 
-/// What all tasks of a call share.
+/// What all tasks of a product share.
 struct Call<'a> {
     kernel: &'a Kernel,
     problem: &'a Problem<'a>,
     out: Out,
     streams: &'a Streams,
+    form: Form,
     many_side: &'a Side<'a>,
-    across: bool,
-    depth: &'a [usize],
+    depth: Vec<usize>,
     /// `[batch, …]`, see [`Strip::factors`].
-    factors: *mut u32,
+    factors: Pooled,
+    batch: usize,
     few: usize,
     padded: usize,
     many: usize,
-    rows_are_few: bool,
+    division: Division,
+}
+
+/// What a task is.
+enum Division {
+    /// So many of the many lines of a batch element.
+    Lines(usize),
+    /// All lines, for a stretch of so many contracted elements; the sums of stretches are added up in the end.
+    Stretches { stretch: usize, partial: Pooled },
 }
 
 // SAFETY: tasks write to parts of the result that do not overlap.
 unsafe impl Sync for Call<'_> {}
 
-impl Call<'_> {
+impl<'a> Call<'a> {
+    /// With the few lines packed.
+    fn new(kernel: &'a Kernel, problem: &'a Problem<'a>, out: Out) -> Self {
+        let streams = kernel.streams.as_ref().expect("the kernel has loops for this");
+        let form = Form::of(problem).expect("the product is suitable");
+        let (few, many) = form.sides(problem.rows, problem.columns);
+        let (few_side, many_side) = form.sides(&problem.lhs, &problem.rhs);
+        let mut depth = vec![0; problem.depth];
+        offsets(&many_side.contract, 0, 0, &mut depth);
+        let (batch, padded) = (problem.batch_len(), few.next_power_of_two());
+        let call = Self {
+            kernel,
+            problem,
+            out,
+            streams,
+            form,
+            many_side,
+            depth,
+            factors: Buffer::take(batch * factor_words(kernel, problem, padded)),
+            batch,
+            few,
+            padded,
+            many,
+            division: Division::Lines(many),
+        };
+        call.pack(few_side);
+        call
+    }
+
+    /// Divides the product into tasks, at least so many if they are large enough.
+    fn divide(&mut self, tasks: usize) {
+        let Self { batch, many, padded, .. } = *self;
+        let depth = self.problem.depth;
+        if self.form.across && padded < FEW_REREAD && many < LONG_RUN && many * depth > SMALL {
+            // Where stretches begin does not depend on the number of threads, and so sums do not.
+            let parts = (depth * many / STRETCH).clamp(2, MOST_STRETCHES);
+            let stretch = depth.div_ceil(parts).next_multiple_of(VECTOR);
+            let partial = Buffer::take(depth.div_ceil(stretch) * batch * padded * many);
+            self.division = Division::Stretches { stretch, partial };
+        } else {
+            let lines = many.div_ceil(tasks.div_ceil(batch)).next_multiple_of(LINES);
+            self.division = Division::Lines(lines.clamp(SHORTEST_TASK, TASK_LINES));
+        }
+    }
+
+    fn num_tasks(&self) -> usize {
+        self.batch
+            * match &self.division {
+                Division::Lines(lines) => self.many.div_ceil(*lines),
+                Division::Stretches { stretch, .. } => self.problem.depth.div_ceil(*stretch),
+            }
+    }
+
+    fn run(&self, task: usize) {
+        match &self.division {
+            Division::Lines(lines) => {
+                let strips = self.many.div_ceil(*lines);
+                let start = task % strips * lines;
+                self.strip(task / strips, start..(start + lines).min(self.many));
+            }
+            Division::Stretches { stretch, partial } => {
+                let start = task / self.batch * stretch;
+                let sums = self.partial(partial, task);
+                let range = start..(start + stretch).min(self.problem.depth);
+                self.sum(task % self.batch, 0..self.many, range, sums);
+            }
+        }
+    }
+
+    /// Adds up stretches, when all tasks are done.
+    fn finish(&self) {
+        let Division::Stretches { stretch, partial } = &self.division else { return };
+        let stretches = self.problem.depth.div_ceil(*stretch);
+        for index in 0..self.batch {
+            // SAFETY: all sums have been written, and nobody else has them now.
+            let [sums, others @ ..] = &mut *Vec::from_iter((0..stretches).map(|stretch| unsafe {
+                let start = self.partial(partial, stretch * self.batch + index);
+                std::slice::from_raw_parts_mut(start, self.few * self.many)
+            })) else {
+                continue;
+            };
+            for others in others {
+                sums.iter_mut().zip(&**others).for_each(|(sum, other)| *sum += other);
+            }
+            self.write(sums, index, 0..self.many);
+        }
+    }
+
+    /// The sums of a task: `[padded, many]`.
+    fn partial(&self, partial: &Pooled, task: usize) -> *mut f32 {
+        // SAFETY: there is room for those of all tasks.
+        unsafe { partial.words().cast::<f32>().add(task * self.padded * self.many) }
+    }
+
     fn bases(&self, batch: usize) -> (usize, usize) {
         let (lhs, rhs) = self.problem.batch_offsets(batch);
-        if self.rows_are_few { (lhs, rhs) } else { (rhs, lhs) }
+        self.form.sides(lhs, rhs)
     }
 
     fn factors(&self, batch: usize) -> *mut u32 {
         // SAFETY: the buffer has room for all batch elements.
-        unsafe { self.factors.add(batch * self.factor_words()) }
+        unsafe { self.factors.words().add(batch * self.factor_words()) }
     }
 
     fn factor_words(&self) -> usize {
         factor_words(self.kernel, self.problem, self.padded)
     }
 
+    fn pack(&self, side: &Side) {
+        if let Some(line) = self.ready_line(side) {
+            // SAFETY: the buffer has room for the factors, which nobody else has now.
+            let factors = unsafe { std::slice::from_raw_parts_mut(self.factors(0), self.factor_words()) };
+            let (words, rest) = factors.split_at_mut(line.len());
+            words.copy_from_slice(line);
+            rest.fill(0);
+            return;
+        }
+        let mut depth = Depth::default();
+        depth.fill(&side.contract, 0..self.problem.depth);
+        (0..self.batch).for_each(|index| self.pack_lines(side, &depth, index));
+    }
+
+    /// The words of the only line, if they are what lies in memory.
+    fn ready_line<'b>(&self, side: &Side<'b>) -> Option<&'b [u32]> {
+        let is_only = self.few * self.batch == 1 && matches!(*side.contract, [dim] if dim.stride == 1);
+        let elements = match (side.elements, self.kernel.format) {
+            (Elements::F32(elements), Format::F32) => elements.as_ptr().cast::<u32>(),
+            (Elements::Bf16(elements), Format::Pairs) if self.problem.depth.is_multiple_of(2) => {
+                elements.as_ptr().cast()
+            }
+            _ => return None,
+        };
+        let steps = self.kernel.format.steps(self.problem.depth);
+        // SAFETY: the line has as many words, in which any bits are an integer.
+        (is_only && elements.is_aligned()).then(|| unsafe { std::slice::from_raw_parts(elements, steps) })
+    }
+
     /// Packs the few lines of a batch element.
-    fn pack(&self, side: &Side, depth: &Depth, batch: usize) {
+    fn pack_lines(&self, side: &Side, depth: &Depth, batch: usize) {
         let factors = self.factors(batch);
         let steps = self.kernel.format.steps(self.problem.depth);
         let mut lines = [0; FEW];
         let lines = &mut lines[..self.few];
         offsets(&side.free, self.bases(batch).0, 0, lines);
-        let lines_in_order = (!self.across).then(|| Buffer::take(self.few * steps));
+        let lines_in_order = (!self.form.across).then(|| Buffer::take(self.few * steps));
         let panels = Panels {
             source: side.source(),
             lines,
@@ -187,7 +310,7 @@ impl Call<'_> {
             runs: &depth.runs,
             format: self.kernel.format,
             out: lines_in_order.as_ref().map_or(factors, |lines| lines.words()),
-            width: if self.across { self.padded } else { 1 },
+            width: if self.form.across { self.padded } else { 1 },
         };
         // SAFETY: all offsets lie in the operand, as was checked, and the buffers have room for the panels.
         unsafe { (self.kernel.pack)(&panels) };
@@ -209,34 +332,6 @@ impl Call<'_> {
         }
     }
 
-    /// Computes all lines in stretches of the contraction, whose sums are added up in the end.
-    /// Where these begin does not depend on the number of threads, and so sums do not.
-    fn in_stretches(&self, team: &dyn Team, batch: usize) {
-        let depth = self.problem.depth;
-        let parts = (depth * self.many / STRETCH).clamp(2, MOST_STRETCHES);
-        let stretch = depth.div_ceil(parts).next_multiple_of(VECTOR);
-        let stretches = depth.div_ceil(stretch);
-        let partial = Sums(Buffer::take(stretches * batch * self.padded * self.many));
-        team.for_each(stretches * batch, &|index| {
-            let start = index / batch * stretch;
-            let sums = partial.at(index * self.padded * self.many);
-            self.sum(index % batch, 0..self.many, start..(start + stretch).min(depth), sums);
-        });
-        for index in 0..batch {
-            // SAFETY: all sums have been written, and nobody else has them now.
-            let [sums, others @ ..] = &mut *Vec::from_iter((0..stretches).map(|stretch| unsafe {
-                let start = partial.at((stretch * batch + index) * self.padded * self.many);
-                std::slice::from_raw_parts_mut(start, self.few * self.many)
-            })) else {
-                continue;
-            };
-            for others in others {
-                sums.iter_mut().zip(&**others).for_each(|(sum, other)| *sum += other);
-            }
-            self.write(sums, index, 0..self.many);
-        }
-    }
-
     /// Computes some of the many lines of a batch element.
     fn strip(&self, batch: usize, range: Range<usize>) {
         let sums = Buffer::take(self.padded * range.len());
@@ -249,13 +344,12 @@ impl Call<'_> {
 
     /// Sums products of some of the many lines: `[padded, lines]`.
     fn sum(&self, batch: usize, range: Range<usize>, depth: Range<usize>, sums: *mut f32) {
-        let mut lines = [0; TASK_LINES];
-        let lines = &mut lines[..if self.across { 1 } else { range.len() }];
-        offsets(&self.many_side.free, self.bases(batch).1, range.start, lines);
+        let mut lines = vec![0; if self.form.across { 1 } else { range.len() }];
+        offsets(&self.many_side.free, self.bases(batch).1, range.start, &mut lines);
         let steps_before = self.kernel.format.steps(depth.start);
         let strip = Strip {
             source: self.many_side.source(),
-            lines,
+            lines: &lines,
             num_lines: range.len(),
             offsets: &self.depth[depth],
             // SAFETY: there are factors for all steps.
@@ -264,29 +358,16 @@ impl Call<'_> {
             sums,
         };
         // SAFETY: all offsets lie in the operand, as was checked, and there is room for the factors and sums.
-        unsafe { (if self.across { self.streams.across } else { self.streams.along })(&strip) };
+        unsafe { (if self.form.across { self.streams.across } else { self.streams.along })(&strip) };
     }
 
     fn write(&self, sums: &[f32], batch: usize, lines: Range<usize>) {
         let first = batch * self.few * self.many;
-        let (few_stride, many_stride) = if self.rows_are_few { (self.many, 1) } else { (1, self.few) };
+        let (few_stride, many_stride) = if self.form.rows_are_few { (self.many, 1) } else { (1, self.few) };
         for (index, sums) in sums.chunks_exact(lines.len()).enumerate() {
             let first = first + index * few_stride + lines.start * many_stride;
             // SAFETY: the elements lie in the result, and belong to these lines alone.
             unsafe { self.out.add(first).write_all(sums, many_stride) };
         }
-    }
-}
-
-/// Sums to which tasks write each their own part.
-struct Sums(Pooled);
-
-// SAFETY: see above.
-unsafe impl Sync for Sums {}
-
-impl Sums {
-    fn at(&self, index: usize) -> *mut f32 {
-        // SAFETY: callers ask for sums that there are.
-        unsafe { self.0.words().cast::<f32>().add(index) }
     }
 }

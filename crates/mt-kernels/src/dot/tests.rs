@@ -3,8 +3,8 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use super::kernel::Kernel;
-use super::{Arithmetic, Dim, Elements, ElementsMut, Operand, dot_with};
-use crate::{Alone, ScopedThreads};
+use super::{Arithmetic, Dim, Elements, ElementsMut, Operand, Product, dots_with};
+use crate::{Alone, ScopedThreads, Team};
 
 /// Every kernel that the processor has.
 fn kernels(arithmetic: Arithmetic) -> Vec<&'static Kernel> {
@@ -147,6 +147,10 @@ fn reference(lhs: &Side, rhs: &Side, arithmetic: Arithmetic) -> Vec<(f64, f64)> 
     sums
 }
 
+fn dot_with(team: &dyn Team, kernel: &Kernel, lhs: &Operand, rhs: &Operand, result: ElementsMut) {
+    dots_with(team, kernel, vec![Product { lhs, rhs, result }]);
+}
+
 /// Compares all kernels with the exact sums, and their results in `bf16` with those in `f32`.
 fn check(lhs: &Side, rhs: &Side, arithmetic: Arithmetic, threads: usize) -> Result<(), TestCaseError> {
     let exact = reference(lhs, rhs, arithmetic);
@@ -167,10 +171,12 @@ fn check(lhs: &Side, rhs: &Side, arithmetic: Arithmetic, threads: usize) -> Resu
         }
         let team = ScopedThreads(threads);
         let mut again = vec![f32::NAN; exact.len()];
-        dot_with(&team, kernel, &lhs.operand(), &rhs.operand(), ElementsMut::F32(&mut again));
-        prop_assert_eq!(&result, &again, "kernel {} with other threads", index);
         let mut narrow = vec![bf16::NAN; exact.len()];
-        dot_with(&team, kernel, &lhs.operand(), &rhs.operand(), ElementsMut::Bf16(&mut narrow));
+        let (left, right) = (lhs.operand(), rhs.operand());
+        let results = [ElementsMut::F32(&mut again), ElementsMut::Bf16(&mut narrow)];
+        let products = results.map(|result| Product { lhs: &left, rhs: &right, result });
+        dots_with(&team, kernel, products.into());
+        prop_assert_eq!(&result, &again, "kernel {} with other threads", index);
         let rounded: Vec<bf16> = result.into_iter().map(bf16::from_f32).collect();
         prop_assert_eq!(narrow, rounded, "kernel {}", index);
         let mut added = vec![0.75; exact.len()];

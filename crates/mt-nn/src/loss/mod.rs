@@ -67,7 +67,7 @@ pub fn token_loss<'t>(
 /// # Shapes
 /// `[…, vocab], i32[…] -> f32[…], f32[…]`
 #[track_caller]
-fn cross_entropy<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> (Tensor<'t>, Tensor<'t>) {
+pub fn cross_entropy<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> (Tensor<'t>, Tensor<'t>) {
     let [cross_entropy, log_z] = logits.region().custom_vjp(
         "cross_entropy",
         [logits, targets],

@@ -1,6 +1,6 @@
 //! What is said of a run's state before it begins is what its programs take.
 
-use mt_runtime::Platform;
+use mt_runtime::{MemoryNeed, Platform, format_bytes};
 
 use super::training::{LENGTH, NUM_DEVICES, NUM_ROWS, Setup};
 use crate::{Devices, Intended, Needs, TrainPlan};
@@ -63,4 +63,26 @@ fn what_helps_is_not_there_yet_and_for_what_takes_most() {
         &["max_target_length"],
         &["along `data`", "more devices", "remat_policy", "num_vocab_tiling", "mu_dtype"],
     );
+}
+
+#[test]
+fn the_default_policy_is_said_to_save_what_need_not_be_saved() {
+    let advice = |arguments: &[&str], available| {
+        let setup = Setup::new(arguments, NUM_DEVICES);
+        let intended = Intended { settings: setup.settings, model: setup.model };
+        let devices = Devices { platform: Platform::Cpu, number: NUM_DEVICES, slices: None };
+        let plan = TrainPlan::on(intended, &devices).unwrap();
+        let kept = plan.kept_bytes(&plan.settings().model.remat).device;
+        (plan.less_remat(MemoryNeed { needed: 1 << 20, available, num_devices: 8 }), kept)
+    };
+    let (found, kept) = advice(&["dtype=float32"], Some(1 << 30));
+    let found = found.unwrap();
+    assert!(found.contains("remat_policy=minimal_with_context"), "{found}");
+    let (none, kept_by_it) = advice(&["dtype=float32", "remat_policy=minimal_with_context"], Some(1 << 30));
+    assert_eq!(none, None);
+    assert!(found.contains(&format_bytes(8 * (kept_by_it - kept))), "{found}: {kept}, {kept_by_it}");
+    // It is too close, it is not known, or someone wants it so.
+    assert_eq!(advice(&["dtype=float32"], Some(1 << 20)).0, None);
+    assert_eq!(advice(&["dtype=float32"], None).0, None);
+    assert_eq!(advice(&["dtype=float32", "remat_policy=full"], Some(1 << 30)).0, None);
 }

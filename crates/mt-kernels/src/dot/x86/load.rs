@@ -63,6 +63,13 @@ pub(super) trait Load: Copy {
         // SAFETY: prefetching reads nothing, and the address need not be one of ours.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(self.source().wrapping_add(first).cast()) }
     }
+
+    /// As [`Self::prefetch`], into the second cache and those behind it.
+    #[inline(always)]
+    fn prefetch_far(self, first: usize) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(self.source().wrapping_add(first).cast()) }
+    }
 }
 
 #[derive(Clone, Copy)]

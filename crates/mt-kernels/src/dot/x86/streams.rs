@@ -69,33 +69,35 @@ functions! {
     across_avx512_bf16, along_avx512_bf16, "avx512f,avx512bw,avx512vl,avx512bf16", PairsOfF32, PairsOfBf16;
 }
 
-/// How many contracted elements are done for all lines before the next ones. With few factors memory is the limit, and
-/// processors follow about eight streams; with more it is loading and storing the sums.
+/// How many contracted elements are done for all lines before the next ones: with few factors as many streams as
+/// processors follow; with more it is loading and storing the sums that takes time.
 const fn block(few: usize) -> usize {
-    if few < 8 { 8 } else { 32 }
+    if few < MANY_FACTORS { STREAMS } else { 32 }
 }
+
+const STREAMS: usize = 8;
+
+/// With fewer factors those of a block stay in registers, and memory is the limit.
+const MANY_FACTORS: usize = 8;
 
 /// # Safety
 /// See [`super::Streams::across`].
 #[inline(always)]
 unsafe fn across<L: Load, const FEW: usize>(strip: &Strip, load: L) {
     let count = strip.num_lines;
-    // Lines that are all there is, and few: their elements follow each other in memory, which is then fetched in order.
-    let in_order = match strip.offsets {
-        [first, second, ..] => FEW < 8 && second - first == count && count <= SHORT_RUN * L::CACHE_LINE,
-        _ => false,
-    };
     for (index, depth) in strip.offsets.chunks(block(FEW)).enumerate() {
         let start = index * block(FEW) / L::DEPTH;
         let mut line = 0;
+        if FEW < MANY_FACTORS
+            && let Ok(depth) = <&[usize; STREAMS]>::try_from(depth)
+        {
+            let next = strip.offsets.get((index + 1) * STREAMS).unwrap_or(&depth[0]);
+            // SAFETY: the steps lie in the strip.
+            line =
+                unsafe { across_streams::<L, FEW>(strip, load, start, depth, next.wrapping_sub(depth[0])) };
+        }
         while line < count {
             let lanes = (count - line).min(32);
-            if in_order {
-                let first = strip.lines[0] + depth[0] + line * block(FEW) + ORDERED_AHEAD * L::CACHE_LINE;
-                (0..32 * block(FEW))
-                    .step_by(L::CACHE_LINE)
-                    .for_each(|element| load.prefetch(first + element));
-            }
             for few in (0..strip.few).step_by(FEW) {
                 // SAFETY: the lines and steps lie in the strip.
                 unsafe {
@@ -109,6 +111,66 @@ unsafe fn across<L: Load, const FEW: usize>(strip: &Strip, load: L) {
             line += lanes;
         }
     }
+}
+
+/// Adds the steps from `start` on for all lines but a rest of fewer than 32; returns how many that are. Meanwhile it brings
+/// what lies `ahead` of each element into the second cache, where more can be on its way than to the first.
+///
+/// # Safety
+/// The strip has these steps.
+// Loops call no closures: these would not be compiled for the instructions.
+#[inline(always)]
+unsafe fn across_streams<L: Load, const FEW: usize>(
+    strip: &Strip,
+    load: L,
+    start: usize,
+    depth: &[usize; STREAMS],
+    ahead: usize,
+) -> usize {
+    let steps = STREAMS / L::DEPTH;
+    let all = strip.num_lines;
+    let whole = all - all % 32;
+    let mut streams = *depth;
+    for stream in &mut streams {
+        *stream += strip.lines[0];
+    }
+    // SAFETY: the lines, steps and factors lie in the strip.
+    unsafe {
+        let mut factors = [[_mm512_setzero_si512(); FEW]; STREAMS];
+        for (step, factors) in factors[..steps].iter_mut().enumerate() {
+            for (few, factor) in factors.iter_mut().enumerate() {
+                *factor = _mm512_set1_epi32(*strip.factors.add((start + step) * FEW + few) as i32);
+            }
+        }
+        for line in (0..whole).step_by(32) {
+            for stream in streams {
+                for element in (0..32).step_by(L::CACHE_LINE) {
+                    load.prefetch_far((stream + line + element).wrapping_add(ahead));
+                }
+            }
+            let mut sums = [[_mm512_setzero_ps(); 2]; FEW];
+            let out = strip.sums.add(line);
+            if start > 0 {
+                for (few, [first, second]) in sums.iter_mut().enumerate() {
+                    *first = _mm512_loadu_ps(out.add(few * all));
+                    *second = _mm512_loadu_ps(out.add(few * all + 16));
+                }
+            }
+            for (step, factors) in factors[..steps].iter().enumerate() {
+                let (first, last) = (streams[step * L::DEPTH], streams[(step + 1) * L::DEPTH - 1]);
+                let words = load.across_two(first + line, last + line);
+                for ([first, second], factor) in sums.iter_mut().zip(factors) {
+                    *first = L::add_products(*first, *factor, words[0]);
+                    *second = L::add_products(*second, *factor, words[1]);
+                }
+            }
+            for (few, [first, second]) in sums.iter().enumerate() {
+                _mm512_storeu_ps(out.add(few * all), *first);
+                _mm512_storeu_ps(out.add(few * all + 16), *second);
+            }
+        }
+    }
+    whole
 }
 
 /// Adds the steps from `start` on for so many lines from `line` on and some of the few, from `few` on.
@@ -144,7 +206,7 @@ unsafe fn across_block<L: Load, const FEW: usize, const VECTORS: usize>(
         for offsets in depth.chunks(L::DEPTH) {
             let first = first_line + offsets[0];
             let second = offsets.get(1).map(|second| first_line + second);
-            if FEW == 8 {
+            if FEW == MANY_FACTORS {
                 load.prefetch(first + AHEAD);
                 load.prefetch(second.unwrap_or(first) + AHEAD);
             }
@@ -172,12 +234,6 @@ unsafe fn across_block<L: Load, const FEW: usize, const VECTORS: usize>(
         }
     }
 }
-
-/// Processors find streams within pages. Shorter runs than this, in lines of a cache, are too many streams in one.
-const SHORT_RUN: usize = 16;
-
-/// How far ahead memory is fetched in order, in lines of a cache.
-const ORDERED_AHEAD: usize = 128;
 
 /// How many elements ahead lines are fetched.
 const AHEAD: usize = 256;
