@@ -90,10 +90,13 @@ pub(crate) fn log_probability<'t>(logits: Tensor<'t>, tokens: Tensor<'t>) -> Ten
     -cross_entropy(logits, tokens).0
 }
 
-/// The first token with the highest score.
+/// The first token with the highest score. Scores that are no numbers show in the log-probability.
 fn likeliest(logits: Tensor<'_>) -> Tensor<'_> {
+    let region = logits.region();
+    // The kernel finds the largest of the last dimension.
+    let logits = logits.order(&[BATCH, VOCAB]);
     let dense = KernelOperands::Dense { num_updated: 0 };
-    logits.region().kernel("maxtext.largest", Vec::new(), dense, &[logits], |region, operands| {
+    region.kernel("maxtext.largest", Vec::new(), dense, &[logits], |region, operands| {
         let logits = operands[0];
         let vocab = logits.axis(VOCAB);
         let ids = region.iota(DType::I32, vocab).broadcast(&logits.axes());

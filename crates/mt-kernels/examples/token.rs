@@ -33,7 +33,7 @@ impl Call {
     }
 }
 
-/// Two threads, of which one waits for tasks without ever sleeping.
+/// Two threads, of which one waits for tasks without ever sleeping. Tasks must not panic.
 struct Pair {
     task: AtomicPtr<&'static (dyn Fn(usize) + Sync)>,
     count: AtomicUsize,
@@ -64,7 +64,7 @@ impl Pair {
                 spin_loop();
                 continue;
             }
-            // SAFETY: the caller waits until this thread is done.
+            // SAFETY: the caller waits until this thread is done, as tasks do not panic.
             let task = unsafe { *task };
             self.work(task, self.count.load(Ordering::Acquire));
             self.task.store(std::ptr::null_mut(), Ordering::Release);

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::{
     Element, Team,
-    block::{BLOCK, filled, narrowed, widened},
+    block::{BLOCK, SIDE_BY_SIDE, filled, largest_of, narrowed, widened},
     simd::{Instructions, Simd, Work, with_simd},
 };
 
@@ -103,19 +103,7 @@ impl<S: Simd, E: Element> Work for LogZ<'_, '_, S, E> {
         // The last block is filled up with what has no weight.
         let rest = filled(rest, f32::NEG_INFINITY);
         // A row is read twice, the second time from the cache.
-        let mut largest = [simd.splat(f32::NEG_INFINITY); SIDE_BY_SIDE];
-        for block in blocks.iter().chain([&rest]) {
-            let wide = widened(block);
-            for (place, vector) in wide.0.chunks_exact(S::WIDTH).enumerate() {
-                let largest = &mut largest[place % SIDE_BY_SIDE];
-                *largest = simd.max(simd.load(vector), *largest);
-            }
-        }
-        let mut numbers = [f32::NEG_INFINITY; BLOCK];
-        for (vector, to) in largest.iter().zip(numbers.chunks_exact_mut(S::WIDTH)) {
-            simd.store(*vector, to);
-        }
-        let largest = numbers.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let largest = largest_of(simd, logits);
         let shift = simd.splat(largest);
         let mut sums = [simd.splat(0.0); SIDE_BY_SIDE];
         for block in blocks.iter().chain([&rest]) {
@@ -158,9 +146,6 @@ impl<S: Simd, E: Element> Work for Gradient<'_, S, E> {
         rest.copy_from_slice(&last[..rest.len()]);
     }
 }
-
-/// Vectors that are kept side by side; a block has at least as many.
-const SIDE_BY_SIDE: usize = 4;
 
 #[cfg(test)]
 mod tests {

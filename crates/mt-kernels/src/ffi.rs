@@ -77,6 +77,7 @@ impl<'a> Call<'a> {
         Ok(self.argument(argument)?.dims())
     }
 
+    /// How many results there are.
     pub(crate) fn num_results(&self) -> usize {
         self.frame.results.size as usize
     }

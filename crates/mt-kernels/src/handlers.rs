@@ -66,9 +66,10 @@ unsafe extern "C" fn call_dot(frame: *mut Frame) -> *mut Error {
             let count = call.num_results();
             let has_place = adds || into != 0;
             if has_place && count != 1 {
-                return Err("several products have places".to_owned());
+                return Err("only a single product is added to something or written into it".to_owned());
             }
-            let mut positions = 1 + count + usize::from(has_place);
+            let place = 1 + count;
+            let mut positions = place + usize::from(has_place);
             let mut numbers = call.integers("operands")?.iter().map(|number| *number as usize);
             let sides = (0..=count).map(|argument| operand(call, argument, &mut numbers, &mut positions));
             let sides = sides.collect::<Result<Vec<Operand>, Fault>>()?;
@@ -76,13 +77,13 @@ unsafe extern "C" fn call_dot(frame: *mut Frame) -> *mut Error {
             let range = if into == 0 {
                 None
             } else {
-                let start = into * slice_position(call, 2, positions)?;
+                let start = into * slice_position(call, place, positions)?;
                 Some(start..start + into)
             };
             let outside = "the result is smaller than what is written to it";
             let mut products = Vec::with_capacity(count);
             for (index, rhs) in sides[1..].iter().enumerate() {
-                // A result shares its memory with the third argument, which is not read otherwise, or with none.
+                // A result shares its memory with the argument at `place`, which is not read otherwise, or with none.
                 let result = match call.data_mut(index)? {
                     DataMut::F32(elements) if adds => ElementsMut::Added(elements),
                     DataMut::F32(elements) => ElementsMut::F32(part(elements, range.clone()).ok_or(outside)?),

@@ -4,11 +4,11 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::{
     Element, Team,
-    block::{BLOCK, widened},
+    block::{BLOCK, largest_of},
     simd::{Instructions, Simd, Work, with_simd},
 };
 
-/// The index of each row's largest element, the first of equal ones. That of a row with what is no number is any of the row's.
+/// The index of each row's largest element, the first of equal ones. What is no number is left out.
 ///
 /// # Panics
 /// Rows have no elements, or there are not as many as results.
@@ -34,28 +34,9 @@ impl<S: Simd, E: Element> Work for Largest<'_, '_, S, E> {
     #[inline(always)]
     fn run(self) {
         let Self { simd, row, index } = self;
-        let (blocks, rest) = row.as_chunks::<BLOCK>();
-        let mut places = [simd.splat(f32::NEG_INFINITY); SIDE_BY_SIDE];
-        for block in blocks {
-            let wide = widened(block);
-            for (place, vector) in wide.0.chunks_exact(S::WIDTH).enumerate() {
-                let largest = &mut places[place % SIDE_BY_SIDE];
-                *largest = simd.max(simd.load(vector), *largest);
-            }
-        }
-        let mut numbers = [f32::NEG_INFINITY; BLOCK];
-        for (vector, to) in places.iter().zip(numbers.chunks_exact_mut(S::WIDTH)) {
-            simd.store(*vector, to);
-        }
-        let mut largest = f32::NEG_INFINITY;
-        for number in numbers {
-            largest = largest.max(number);
-        }
-        for element in rest {
-            largest = largest.max(element.to_f32());
-        }
+        let largest = largest_of(simd, row);
         let mut start = 0;
-        for block in blocks {
+        for block in row.as_chunks::<BLOCK>().0 {
             let mut is_here = false;
             for element in block {
                 is_here |= element.to_f32() == largest;
@@ -76,9 +57,6 @@ impl<S: Simd, E: Element> Work for Largest<'_, '_, S, E> {
     }
 }
 
-/// Vectors that are kept side by side; a block has at least as many.
-const SIDE_BY_SIDE: usize = 4;
-
 #[cfg(test)]
 mod tests {
     use half::bf16;
@@ -88,7 +66,7 @@ mod tests {
 
     fn check<E: Element>(instructions: Instructions, row: &[f32], index: usize) {
         let row: Vec<E> = row.iter().map(|number| E::from_f32(*number)).collect();
-        // The second row is the first one the other way round, which has no equal elements.
+        // The second row is the first one the other way round.
         let back: Vec<E> = row.iter().rev().copied().collect();
         let mut indices = [-1; 2];
         largest(&ScopedThreads(2), instructions, &[&*row, &back].concat(), &mut indices);

@@ -18,7 +18,9 @@ const NUM_NAMED: usize = 8;
 /// What a program that runs alone needs of a memory, and what there is of it, if that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryNeed {
+    /// Bytes that the program's devices take of it together.
     pub needed: u64,
+    /// Bytes that are free or hold arrays of this process.
     pub available: Option<u64>,
     /// How many of the program's devices share it: all of a CPU client's, or one.
     pub num_devices: u64,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use mt_ir::{
-    Boundary, CpuKernels, Dot, Graph, Literal, Memory, Op, Precision, PrintOptions, Program, Reduction,
-    SavePolicy, Scalar, Scan, Target, TensorType, ValueId, eliminate_dead_code, print_program,
+    Binary, Boundary, CpuKernels, Dot, Graph, Literal, Memory, Op, Precision, PrintOptions, Program,
+    Reduction, SavePolicy, Scalar, Scan, Target, TensorType, ValueId, eliminate_dead_code, print_program,
 };
 use mt_runtime::testing;
 use mt_shape::{DType, HostArray, Mesh, Sharding};
@@ -144,6 +144,59 @@ fn few_rows_are_multiplied_together() {
         }
         check(&format!("many rows in {dtype}"), &products_of(17, dtype), 5);
     }
+}
+
+#[test]
+fn few_rows_in_a_scan_are_multiplied_together() {
+    // Weights are slices of stacks, and cast where they are used; products are stacked, and one of them is carried on.
+    let mut body = Graph::new();
+    let x = body.input(ty(DType::F32, &[2, 64]));
+    let [first, second] = [[64, 200], [300, 64]].map(|dims| body.input(ty(DType::F32, &dims)));
+    let narrow = body.convert(x, DType::BF16);
+    let mut multiply = |weight: ValueId, contract: usize| {
+        let weight = body.convert(weight, DType::BF16);
+        body.emit(dot([&[], &[]], [&[1], &[contract]], DType::BF16), &[narrow, weight])
+    };
+    let (first, second) = (multiply(first, 0), multiply(second, 1));
+    let part = Op::Slice { start: vec![0, 0], limit: vec![2, 64], stride: vec![1, 1] };
+    let next = body.emit(part, &[first]);
+    let next = body.convert(next, DType::F32);
+    body.set_outputs(vec![next, first, second]);
+    for reverse in [false, true] {
+        let mut graph = Graph::new();
+        let x = graph.input(ty(DType::F32, &[2, 64]));
+        let [first, second] = [[3, 64, 200], [3, 300, 64]].map(|dims| graph.input(ty(DType::F32, &dims)));
+        let small = graph.emit(
+            Op::Constant(Literal::Splat { ty: ty(DType::F32, &[2, 64]), value: Scalar::Float(0.1) }),
+            &[],
+        );
+        let x = graph.emit(Op::Binary(Binary::Multiply), &[x, small]);
+        let body = Arc::new(body.clone());
+        let scan =
+            Scan { body, length: 3, reverse, num_captured: 0, num_carry: 1, save: SavePolicy::Everything };
+        let results = graph.emit_all(Op::Scan(scan), &[x, first, second]);
+        graph.set_outputs(results[1..].to_vec());
+        let text = printed(&graph, ALL).text;
+        let call = text.lines().find(|line| line.contains("maxtext.dot")).unwrap();
+        assert!(
+            call.contains("tensor<3x64x200xf32>, tensor<3x300x64xf32>, tensor<i32>, tensor<i32>)"),
+            "{call}"
+        );
+        check(&format!("reverse: {reverse}"), &graph, 1);
+    }
+}
+
+#[test]
+fn few_rows_with_biases_are_multiplied_together() {
+    let mut graph = Graph::new();
+    let dims: [&[usize]; 4] = [&[2, 64], &[64, 200], &[64, 200], &[2, 200]];
+    let [x, first, second, bias] = dims.map(|dims| graph.input(ty(DType::F32, dims)));
+    let sums = [first, second].map(|weight| {
+        let product = graph.emit(dot([&[], &[]], [&[1], &[0]], DType::F32), &[x, weight]);
+        graph.add(product, bias)
+    });
+    graph.set_outputs(sums.to_vec());
+    check("biases", &graph, 1);
 }
 
 #[test]

@@ -46,7 +46,7 @@ pub struct KeptBytes {
 }
 
 impl TrainPlan {
-    /// What a step keeps for its backward pass.
+    /// What a step, or one of the parts in which gradients are accumulated, keeps for its backward pass.
     pub fn kept_bytes(&self, remat: &RematGroup) -> KeptBytes {
         let [rows, length] = self.batch_dims();
         let rows = rows / self.settings.objective.gradient_accumulation_steps;

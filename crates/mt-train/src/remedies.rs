@@ -21,7 +21,8 @@ pub struct Needs {
 const PLENTY: f64 = 0.7;
 
 impl TrainPlan {
-    /// What would make steps shorter with memory that is left over by the default policy, which computes each layer twice.
+    /// What would make steps shorter with memory that is left over by the default policy, which computes each layer twice,
+    /// unless a command line asks for it.
     pub fn less_remat(&self, need: MemoryNeed) -> Option<String> {
         let remat = &self.settings.model.remat;
         if remat.remat_policy != RematPolicy::Full || remat.asked.contains(&"remat_policy") {
@@ -33,7 +34,7 @@ impl TrainPlan {
         let available = need.available?;
         ((need.needed + more) as f64 <= PLENTY * available as f64).then(|| {
             format!(
-                "`remat_policy=full`, the default, computes each layer twice; `remat_policy={}` takes about {} more memory, \
+                "`remat_policy=full` computes each layer twice; `remat_policy={}` takes about {} more memory, \
                  of which {} are left, and makes steps shorter",
                 faster.name(),
                 format_bytes(more),

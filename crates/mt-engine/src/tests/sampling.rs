@@ -10,7 +10,7 @@ use mt_trace::{ProgramOptions, program};
 
 use crate::{
     SamplingOptions,
-    sampler::{Controls, log_probability},
+    sampler::{Controls, Sampler, log_probability},
 };
 
 const NUM_DRAWS: usize = 20_000;
@@ -38,6 +38,11 @@ fn shares(target: Target, scores: &[f32], options: SamplingOptions) -> (Vec<f64>
         let log_probabilities = log_probability(logits, tokens);
         vec![inputs.replicated("tokens", tokens), inputs.replicated("log_probabilities", log_probabilities)]
     });
+    let program = program.unwrap();
+    let calls = [("maxtext.cross_entropy", true), ("maxtext.largest", sampler == Sampler::Greedy)];
+    for (name, is_needed) in calls {
+        assert_eq!(program.text.contains(name), is_needed && target != Target::CPU, "{name}");
+    }
     let scalar = |dtype, number: f64| match dtype {
         DType::F32 => HostArray::from_slice(dtype, &[], &[number as f32]),
         DType::I32 => HostArray::from_slice(dtype, &[], &[number as i32]),
@@ -50,7 +55,7 @@ fn shares(target: Target, scores: &[f32], options: SamplingOptions) -> (Vec<f64>
         scalar(DType::F32, options.top_p.unwrap_or(1.0)).unwrap(),
         scalar(DType::U64, options.seed as f64).unwrap(),
     ];
-    let results = testing::run(&program.unwrap(), &inputs).unwrap();
+    let results = testing::run(&program, &inputs).unwrap();
     let mut counts = vec![0_usize; size];
     let mut log_probabilities = vec![f64::NAN; size];
     for (token, log_probability) in results[0].to_f64().into_iter().zip(results[1].to_f64()) {

@@ -69,8 +69,18 @@ enum Destination<'a> {
 /// An operand of a product, and which of its dimensions products are batched and summed over.
 struct Side<'a> {
     value: (Name, &'a TensorType),
-    batch: Vec<usize>,
-    contract: Vec<usize>,
+    batch: &'a [usize],
+    contract: &'a [usize],
+}
+
+impl<'a> Side<'a> {
+    fn left(dot: &'a Dot, value: (Name, &'a TensorType)) -> Self {
+        Self { value, batch: &dot.lhs_batch, contract: &dot.lhs_contract }
+    }
+
+    fn right(dot: &'a Dot, value: (Name, &'a TensorType)) -> Self {
+        Self { value, batch: &dot.rhs_batch, contract: &dot.rhs_contract }
+    }
 }
 
 /// The views of values printed so far.
@@ -232,25 +242,22 @@ impl Printer<'_> {
         self.call_dot(dot, &operands, added, result, &product.scope).expect("it is a kernel's")
     }
 
-    /// Prints products with the same left operand as one call; returns a name for each.
+    /// Prints products with the same left operand as one call, in the scope of the first; returns a name for each.
     pub(super) fn products_together(
         &mut self,
         graph: &Graph,
         products: &[&Node],
         names: &Names,
     ) -> Vec<Name> {
-        let of = |product: &Node, operand: usize| {
+        let value = |id: ValueId| (Self::name(names, id), graph.ty(id));
+        let mut sides = Vec::new();
+        for product in products {
             let Op::Dot(dot) = &product.op else { unreachable!("only products are printed together") };
-            let (batch, contract) = match operand {
-                0 => (dot.lhs_batch.clone(), dot.lhs_contract.clone()),
-                _ => (dot.rhs_batch.clone(), dot.rhs_contract.clone()),
-            };
-            let id = product.operands[operand];
-            Side { value: (Self::name(names, id), graph.ty(id)), batch, contract }
-        };
-        let sides: Vec<Side> = std::iter::once(of(products[0], 0))
-            .chain(products.iter().map(|product| of(product, 1)))
-            .collect();
+            if sides.is_empty() {
+                sides.push(Side::left(dot, value(product.operands[0])));
+            }
+            sides.push(Side::right(dot, value(product.operands[1])));
+        }
         let results: Vec<&TensorType> = products.iter().map(|product| graph.ty(product.results[0])).collect();
         self.call_dots(&sides, Destination::New, &results, &products[0].scope)
     }
@@ -311,20 +318,12 @@ impl Printer<'_> {
         if !self.has_kernel(dot, &[operands[0].1, operands[1].1], result) {
             return None;
         }
-        let side = |value, batch: &[usize], contract: &[usize]| Side {
-            value,
-            batch: batch.to_vec(),
-            contract: contract.to_vec(),
-        };
-        let sides = [
-            side(operands[0], &dot.lhs_batch, &dot.lhs_contract),
-            side(operands[1], &dot.rhs_batch, &dot.rhs_contract),
-        ];
+        let sides = [Side::left(dot, operands[0]), Side::right(dot, operands[1])];
         Some(self.call_dots(&sides, destination, &[result], scope)[0])
     }
 
-    /// Prints the call of the kernel for products of the first side with each of the others. Unless they are new there is
-    /// one.
+    /// Prints the call of the kernel for products of the first side with each of the others. A destination that is not new is
+    /// that of a single product.
     fn call_dots(
         &mut self,
         sides: &[Side],
@@ -346,7 +345,7 @@ impl Printer<'_> {
             let free: Vec<usize> =
                 (0..ty.rank()).filter(|dim| !batch.contains(dim) && !contract.contains(dim)).collect();
             read.push(view.slice_stride());
-            for dims in [batch, &free, contract] {
+            for dims in [*batch, &free, *contract] {
                 read.push(dims.len());
                 read.extend(dims.iter().flat_map(|dim| [view.dims[*dim].size, view.dims[*dim].stride]));
             }

@@ -13,7 +13,7 @@ use kernels::{Slices, Views};
 use plan::Step;
 
 use crate::{
-    Counts, Graph, Memory, Program, ProgramValue, TensorType, ValueId, temporaries::largest_temporaries,
+    Counts, Graph, Memory, Node, Program, ProgramValue, TensorType, ValueId, temporaries::largest_temporaries,
 };
 
 /// The kind of device that a program is printed for.
@@ -256,17 +256,19 @@ impl Printer<'_> {
                 Some(Step::Sum { product }) => {
                     vec![self.added_product(graph, node, &graph.nodes()[*product], names)]
                 }
-                Some(Step::IntoSlice) => {
-                    let slice = slices.get_mut(&index).expect("it is planned because it has a slice");
-                    vec![self.product_into(graph, node, slice, names)]
-                }
-                Some(Step::Together(others)) => {
+                Some(Step::Together { others, before }) => {
+                    for index in before {
+                        self.node_alone(graph, &graph.nodes()[*index], names);
+                    }
                     printed.extend(others.iter().map(|other| &graph.nodes()[*other]));
                     self.products_together(graph, &printed, names)
                 }
                 None => {
-                    let operands: Vec<Name> = node.operands.iter().map(|id| Self::name(names, *id)).collect();
-                    self.node(graph, node, &operands)
+                    let Some(slice) = slices.get_mut(&index) else {
+                        self.node_alone(graph, node, names);
+                        continue;
+                    };
+                    vec![self.product_into(graph, node, slice, names)]
                 }
             };
             let ids = printed.iter().flat_map(|node| &node.results);
@@ -275,6 +277,15 @@ impl Printer<'_> {
             }
         }
         self.indent -= 2;
+    }
+
+    /// Prints a node as it is.
+    fn node_alone(&mut self, graph: &Graph, node: &Node, names: &mut Names) {
+        let operands: Vec<Name> = node.operands.iter().map(|id| Self::name(names, *id)).collect();
+        let results = self.node(graph, node, &operands);
+        for (id, name) in node.results.iter().zip(results) {
+            names[id.index()] = Some(name);
+        }
     }
 
     /// Prints the nodes of `graph` with `arguments` for its inputs; returns the names of its outputs.

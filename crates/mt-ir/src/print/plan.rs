@@ -7,33 +7,37 @@ use mt_shape::DType;
 use super::{Printer, kernels::Slices};
 use crate::{Binary, CpuKernels, Dot, Graph, Node, Op, TensorType, ValueId};
 
-/// How a node is printed that is not printed by itself.
+/// How a node is printed that is not printed by itself and in its place.
 pub(super) enum Step {
     /// By another one's step.
     Elsewhere,
     /// A sum, together with the product that a kernel adds in place, so that it is never held.
     Sum { product: usize },
-    /// A product that is written into a slice.
-    IntoSlice,
-    /// A product, together with others of the same left operand.
-    Together(Vec<usize>),
+    /// A product, together with others of the same left operand. What they multiply is printed before.
+    Together { others: Vec<usize>, before: Vec<usize> },
 }
 
 /// Steps by the indices of nodes.
 pub(super) type Plan = HashMap<usize, Step>;
 
-/// With at most so many rows memory's rate is a product's limit: several in one call cost less than each alone, as threads
-/// meet less often.
+/// With at most so many rows memory's rate is a product's limit, and `mt-kernels` computes it as what its `dot::stream` calls
+/// few lines. Several in one call cost less than each alone, as threads meet less often.
 const MOST_FEW_ROWS: usize = 16;
 
+/// Products with one left operand, by the indices of their nodes.
+struct Group {
+    products: Vec<usize>,
+    before: Vec<usize>,
+}
+
 impl Printer<'_> {
-    /// Plans the printing of a graph, some of whose products are written into `slices`.
+    /// Plans the printing of a graph, but for the products that are written into `slices`.
     pub(super) fn plan(&self, graph: &Graph, slices: &Slices) -> Plan {
-        let mut plan: Plan = slices.keys().map(|product| (*product, Step::IntoSlice)).collect();
+        let mut plan = Plan::new();
         if self.kernels() != CpuKernels::NONE {
             let producers = graph.producers();
             self.plan_sums(graph, &producers, &mut plan);
-            self.plan_groups(graph, &producers, &mut plan);
+            self.plan_groups(graph, &producers, slices, &mut plan);
         }
         plan
     }
@@ -45,8 +49,11 @@ impl Printer<'_> {
         for (index, node) in graph.nodes().iter().enumerate() {
             let product = |id: &ValueId| {
                 let producer = producers[id.index()].filter(|_| uses[id.index()] == 1)?;
-                self.product(graph, producer)?;
-                (graph.ty(*id).dtype == DType::F32).then_some(producer)
+                let dot = self.product(graph, producer)?;
+                // Few rows are added quickly, and computed fastest together.
+                let is_planned =
+                    graph.ty(*id).dtype == DType::F32 && !has_few_rows(graph, &graph.nodes()[producer], dot);
+                is_planned.then_some(producer)
             };
             if node.op == Op::Binary(Binary::Add)
                 && let Some(product) = node.operands.iter().find_map(product)
@@ -57,37 +64,45 @@ impl Printer<'_> {
         }
     }
 
-    /// Products of few rows are printed with the first one of the same left operand, if what they multiply is there by then.
-    fn plan_groups(&self, graph: &Graph, producers: &[Option<usize>], plan: &mut Plan) {
-        let mut groups: Vec<Vec<usize>> = Vec::new();
-        for index in (0..graph.nodes().len()).filter(|index| !plan.contains_key(index)) {
-            if !self.product(graph, index).is_some_and(|dot| has_few_rows(graph, &graph.nodes()[index], dot))
-            {
+    /// Products of few rows are printed with the first one of the same left operand, if what they multiply can be there by
+    /// then.
+    fn plan_groups(&self, graph: &Graph, producers: &[Option<usize>], slices: &Slices, plan: &mut Plan) {
+        let mut groups: Vec<Group> = Vec::new();
+        let mut taken: HashSet<usize> = HashSet::new();
+        for (index, node) in graph.nodes().iter().enumerate() {
+            let Some(dot) = self.product(graph, index).filter(|dot| has_few_rows(graph, node, dot)) else {
+                continue;
+            };
+            if slices.contains_key(&index) || plan.contains_key(&index) {
                 continue;
             }
-            let [left, right] = graph.nodes()[index].operands[..] else { continue };
-            let fits = |group: &&mut Vec<usize>| {
-                let first = &graph.nodes()[group[0]];
-                let is_there = producers[right.index()].is_none_or(|producer| producer < group[0]);
-                let (Op::Dot(own), Op::Dot(other)) = (&graph.nodes()[index].op, &first.op) else {
-                    return false;
-                };
-                let left_of_first = unchanged(graph, producers, first.operands[0]);
-                is_there
-                    && unchanged(graph, producers, left) == left_of_first
-                    && own.lhs_contract == other.lhs_contract
-            };
-            match groups.iter_mut().find(fits) {
-                Some(group) => group.push(index),
-                None => groups.push(vec![index]),
+            let left = unchanged(graph, producers, node.operands[0]);
+            let alike = groups.iter_mut().find(|group| {
+                let first = &graph.nodes()[group.products[0]];
+                let Op::Dot(dot_of_first) = &first.op else { return false };
+                unchanged(graph, producers, first.operands[0]) == left
+                    && dot_of_first.lhs_contract == dot.lhs_contract
+            });
+            let before = alike.as_ref().and_then(|group| {
+                views_from(graph, producers, node.operands[1], group.products[0])
+                    .filter(|views| views.iter().all(|view| !taken.contains(view)))
+            });
+            match (alike, before) {
+                (Some(group), Some(before)) => {
+                    taken.extend(&before);
+                    group.before.extend(before);
+                    group.products.push(index);
+                }
+                _ => groups.push(Group { products: vec![index], before: Vec::new() }),
             }
         }
-        for group in groups {
-            if let [first, others @ ..] = &group[..]
+        for Group { products, before } in groups {
+            if let [first, others @ ..] = &products[..]
                 && !others.is_empty()
             {
-                plan.extend(others.iter().map(|other| (*other, Step::Elsewhere)));
-                plan.insert(*first, Step::Together(others.to_vec()));
+                let elsewhere = others.iter().chain(&before);
+                plan.extend(elsewhere.map(|index| (*index, Step::Elsewhere)));
+                plan.insert(*first, Step::Together { others: others.to_vec(), before });
             }
         }
     }
@@ -121,11 +136,37 @@ fn has_few_rows(graph: &Graph, node: &Node, dot: &Dot) -> bool {
     dot.lhs_batch.is_empty() && left.num_elements() <= MOST_FEW_ROWS * contracted
 }
 
-/// The value that one is another name of: what prints nothing, as there is one device.
+/// The nodes from `first` on that a value takes, in their order, if each of them only changes how another value is seen.
+fn views_from(
+    graph: &Graph,
+    producers: &[Option<usize>],
+    mut id: ValueId,
+    first: usize,
+) -> Option<Vec<usize>> {
+    let mut views = Vec::new();
+    while let Some(producer) = producers[id.index()].filter(|producer| *producer >= first) {
+        let node = &graph.nodes()[producer];
+        let is_view = matches!(node.op, Op::Convert(_) | Op::Reshape { .. } | Op::Transpose { .. });
+        if !is_view && !is_name(&node.op) {
+            return None;
+        }
+        views.push(producer);
+        id = node.operands[0];
+    }
+    views.reverse();
+    Some(views)
+}
+
+/// Whether an operation prints nothing, as there is one device.
+fn is_name(op: &Op) -> bool {
+    matches!(op, Op::Name(_) | Op::StopGradient | Op::Constrain(_))
+}
+
+/// The value that one is another name of.
 fn unchanged(graph: &Graph, producers: &[Option<usize>], mut id: ValueId) -> ValueId {
     while let Some(producer) = producers[id.index()] {
         let node = &graph.nodes()[producer];
-        if !matches!(node.op, Op::Name(_) | Op::StopGradient | Op::Constrain(_)) {
+        if !is_name(&node.op) {
             break;
         }
         id = node.operands[0];

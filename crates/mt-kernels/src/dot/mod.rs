@@ -25,6 +25,7 @@ use half::bf16;
 use crate::Team;
 use kernel::{Kernel, Out};
 use shape::Problem;
+use stream::{Form, Streamed};
 
 /// A dimension of an operand; the stride counts elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,14 +109,18 @@ fn dots_with(team: &dyn Team, kernel: &Kernel, products: Vec<Product>) {
         if result.len() == 0 {
             continue;
         }
-        let adds = matches!(result, ElementsMut::Added(_));
         if problem.depth == 0 {
             result.clear();
-        } else if adds || !stream::is_suitable(kernel, &problem) {
-            driver::run(team, kernel, &problem, result.out(), adds);
-        } else {
-            let out = result.out();
-            streamed.push((problem, out));
+            continue;
+        }
+        let out = result.out();
+        if matches!(result, ElementsMut::Added(_)) {
+            driver::run(team, kernel, &problem, out, true);
+            continue;
+        }
+        match Form::of(kernel, &problem) {
+            Some(form) => streamed.push(Streamed { problem, form, out }),
+            None => driver::run(team, kernel, &problem, out, false),
         }
     }
     stream::run(team, kernel, &streamed);

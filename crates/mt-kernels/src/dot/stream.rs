@@ -75,41 +75,47 @@ pub(super) struct Strip<'a> {
     pub sums: *mut f32,
 }
 
-/// Whether a product can be computed so.
-pub(super) fn is_suitable(kernel: &Kernel, problem: &Problem) -> bool {
-    kernel.streams.is_some() && Form::of(problem).is_some()
+/// A product that can be computed so.
+pub(super) struct Streamed<'a> {
+    pub problem: Problem<'a>,
+    pub form: Form,
+    pub out: Out,
 }
 
-/// Computes suitable products side by side: threads meet once, when all are done.
-pub(super) fn run(team: &dyn Team, kernel: &Kernel, products: &[(Problem, Out)]) {
-    let mut calls: Vec<Call> =
-        products.iter().map(|(problem, out)| Call::new(kernel, problem, *out)).collect();
+/// Computes products side by side: threads meet once, when all are done.
+pub(super) fn run(team: &dyn Team, kernel: &Kernel, products: &[Streamed]) {
+    let Some(streams) = &kernel.streams else { return };
     let threads = team.num_threads();
-    let size: usize = calls.iter().map(|call| call.batch * call.many * call.problem.depth).sum();
-    let alone = threads == 1 || size <= SMALL;
+    let sizes = products.iter().map(|Streamed { problem, form, .. }| {
+        let (_, many) = form.sides(problem.rows, problem.columns);
+        problem.batch_len() * many * problem.depth
+    });
+    let alone = threads == 1 || sizes.sum::<usize>() <= SMALL;
     let team: &dyn Team = if alone { &Alone } else { team };
-    let mut tasks = Vec::new();
-    for (index, call) in calls.iter_mut().enumerate() {
-        call.divide(if alone { 1 } else { TASKS_PER_THREAD * threads });
-        tasks.extend((0..call.num_tasks()).map(|task| (index, task)));
-    }
+    let parts = if alone { 1 } else { TASKS_PER_THREAD * threads };
+    let calls: Vec<Call> =
+        products.iter().map(|product| Call::new(kernel, streams, product, parts)).collect();
+    let tasks: Vec<(&Call, usize)> =
+        calls.iter().flat_map(|call| (0..call.num_tasks()).map(move |task| (call, task))).collect();
     team.for_each(tasks.len(), &|index| {
         let (call, task) = tasks[index];
-        calls[call].run(task);
+        call.run(task);
     });
     calls.iter().for_each(Call::finish);
 }
 
 /// Which side has the few lines, and how the many lie.
 #[derive(Clone, Copy)]
-struct Form {
+pub(super) struct Form {
     rows_are_few: bool,
     /// Whether lines, or else the elements of a line, are next to each other.
     across: bool,
 }
 
 impl Form {
-    fn of(problem: &Problem) -> Option<Self> {
+    /// That of a product, if the kernel can compute it so.
+    pub fn of(kernel: &Kernel, problem: &Problem) -> Option<Self> {
+        kernel.streams.as_ref()?;
         let form = Self { rows_are_few: problem.rows <= problem.columns, across: false };
         let (few, many) = form.sides(problem.rows, problem.columns);
         let (_, side) = form.sides(&problem.lhs, &problem.rhs);
@@ -155,14 +161,31 @@ enum Division {
     Stretches { stretch: usize, partial: Pooled },
 }
 
-// SAFETY: tasks write to parts of the result that do not overlap.
+impl Division {
+    fn of(form: Form, depth: usize, [batch, padded, many]: [usize; 3], parts: usize) -> Self {
+        if form.across && padded < FEW_REREAD && many < LONG_RUN && many * depth > SMALL {
+            // Where stretches begin does not depend on the number of threads, and so sums do not.
+            let parts = (depth * many / STRETCH).clamp(2, MOST_STRETCHES);
+            let stretch = depth.div_ceil(parts).next_multiple_of(VECTOR);
+            Self::Stretches {
+                stretch,
+                partial: Buffer::take(depth.div_ceil(stretch) * batch * padded * many),
+            }
+        } else {
+            let lines = many.div_ceil(parts.div_ceil(batch)).next_multiple_of(LINES);
+            Self::Lines(lines.clamp(SHORTEST_TASK, TASK_LINES))
+        }
+    }
+}
+
+// SAFETY: tasks write to parts of the result, and of the sums of stretches, that do not overlap; factors are only read by
+// them, and the sums only when all are done.
 unsafe impl Sync for Call<'_> {}
 
 impl<'a> Call<'a> {
-    /// With the few lines packed.
-    fn new(kernel: &'a Kernel, problem: &'a Problem<'a>, out: Out) -> Self {
-        let streams = kernel.streams.as_ref().expect("the kernel has loops for this");
-        let form = Form::of(problem).expect("the product is suitable");
+    /// With the few lines packed. Lines are divided into `parts`, if they are many enough.
+    fn new(kernel: &'a Kernel, streams: &'a Streams, product: &'a Streamed<'a>, parts: usize) -> Self {
+        let Streamed { problem, form, out } = product;
         let (few, many) = form.sides(problem.rows, problem.columns);
         let (few_side, many_side) = form.sides(&problem.lhs, &problem.rhs);
         let mut depth = vec![0; problem.depth];
@@ -171,9 +194,9 @@ impl<'a> Call<'a> {
         let call = Self {
             kernel,
             problem,
-            out,
+            out: *out,
             streams,
-            form,
+            form: *form,
             many_side,
             depth,
             factors: Buffer::take(batch * factor_words(kernel, problem, padded)),
@@ -181,26 +204,10 @@ impl<'a> Call<'a> {
             few,
             padded,
             many,
-            division: Division::Lines(many),
+            division: Division::of(*form, problem.depth, [batch, padded, many], parts),
         };
         call.pack(few_side);
         call
-    }
-
-    /// Divides the product into tasks, at least so many if they are large enough.
-    fn divide(&mut self, tasks: usize) {
-        let Self { batch, many, padded, .. } = *self;
-        let depth = self.problem.depth;
-        if self.form.across && padded < FEW_REREAD && many < LONG_RUN && many * depth > SMALL {
-            // Where stretches begin does not depend on the number of threads, and so sums do not.
-            let parts = (depth * many / STRETCH).clamp(2, MOST_STRETCHES);
-            let stretch = depth.div_ceil(parts).next_multiple_of(VECTOR);
-            let partial = Buffer::take(depth.div_ceil(stretch) * batch * padded * many);
-            self.division = Division::Stretches { stretch, partial };
-        } else {
-            let lines = many.div_ceil(tasks.div_ceil(batch)).next_multiple_of(LINES);
-            self.division = Division::Lines(lines.clamp(SHORTEST_TASK, TASK_LINES));
-        }
     }
 
     fn num_tasks(&self) -> usize {

@@ -42,10 +42,10 @@ impl Numbers {
         }
     }
 
-    fn elements(&self) -> Elements<'_> {
+    fn elements(&self, start: usize) -> Elements<'_> {
         match self {
-            Self::F32(numbers) => Elements::F32(numbers),
-            Self::Bf16(numbers) => Elements::Bf16(numbers),
+            Self::F32(numbers) => Elements::F32(&numbers[start..]),
+            Self::Bf16(numbers) => Elements::Bf16(&numbers[start..]),
         }
     }
 
@@ -62,6 +62,8 @@ impl Numbers {
 #[derive(Clone, Debug)]
 struct Side {
     numbers: Numbers,
+    /// Where the first element is among the numbers.
+    start: usize,
     batch: Vec<Dim>,
     free: Vec<Dim>,
     contract: Vec<Dim>,
@@ -81,12 +83,13 @@ impl Side {
         }
         let contract = dims.split_off(batch.len() + free.len());
         let free = dims.split_off(batch.len());
-        Self { numbers: Numbers::new(kind, stride, layout.seed), batch: dims, free, contract }
+        let start = layout.start;
+        Self { numbers: Numbers::new(kind, start + stride, layout.seed), start, batch: dims, free, contract }
     }
 
     fn operand(&self) -> Operand<'_> {
         Operand {
-            elements: self.numbers.elements(),
+            elements: self.numbers.elements(self.start),
             batch: self.batch.clone(),
             free: self.free.clone(),
             contract: self.contract.clone(),
@@ -98,13 +101,14 @@ impl Side {
 struct Layout {
     order: [u32; 6],
     gaps: [usize; 6],
+    start: usize,
     seed: u64,
 }
 
 fn layouts() -> impl Strategy<Value = Layout> {
     let gap = prop_oneof![6 => Just(0), 1 => 1usize..4];
-    (prop::array::uniform6(any::<u32>()), prop::array::uniform6(gap), any::<u64>())
-        .prop_map(|(order, gaps, seed)| Layout { order, gaps, seed })
+    (prop::array::uniform6(any::<u32>()), prop::array::uniform6(gap), 0usize..2, any::<u64>())
+        .prop_map(|(order, gaps, start, seed)| Layout { order, gaps, start, seed })
 }
 
 fn kinds() -> impl Strategy<Value = Kind> {
@@ -135,8 +139,8 @@ fn reference(lhs: &Side, rhs: &Side, arithmetic: Arithmetic) -> Vec<(f64, f64)> 
             for column in &columns {
                 let mut sum = (0.0, 0.0);
                 for (left, right) in &contract {
-                    let product = lhs.numbers.factor(lhs_batch + row + left, arithmetic)
-                        * rhs.numbers.factor(rhs_batch + column + right, arithmetic);
+                    let product = lhs.numbers.factor(lhs.start + lhs_batch + row + left, arithmetic)
+                        * rhs.numbers.factor(rhs.start + rhs_batch + column + right, arithmetic);
                     sum.0 += product;
                     sum.1 += product.abs();
                 }
@@ -238,6 +242,7 @@ proptest! {
 
     #[test]
     fn few_lines(
+        batch in 1usize..3,
         few in 1usize..=16,
         many in prop_oneof![1usize..40, 100usize..700],
         depth in prop_oneof![1usize..70, 500usize..520],
@@ -253,7 +258,7 @@ proptest! {
         // The batch and the free dimension come before the contracted one.
         layouts[side].order = if by_depth { [2, 1, 0, 0, 0, 0] } else { [2, 0, 1, 0, 0, 0] };
         let free: [&[usize]; 2] = if swapped { [&[many], &[few]] } else { [&[few], &[many]] };
-        run(&[2], free, &[depth], &layouts, kinds, arithmetic, threads)?;
+        run(&[batch], free, &[depth], &layouts, kinds, arithmetic, threads)?;
     }
 
     #[test]
@@ -290,6 +295,36 @@ proptest! {
         layouts[0].order = [2, 1, 0, 0, 0, 0];
         layouts[0].gaps[2] = gap;
         run(&[2], [&[rows], &[columns]], &[depth], &layouts, kinds, arithmetic, threads)?;
+    }
+}
+
+#[test]
+fn products_side_by_side_are_those_of_each() {
+    let layout = |seed| Layout { order: [0, 1, 2, 3, 4, 5], gaps: [0; 6], start: 0, seed };
+    // Some are computed in stretches and some by lines, some have too many rows for either, or nothing to sum or to write.
+    let sizes = [(1, 700, 300), (3, 40, 20), (1, 700, 0), (2, 9000, 20), (1, 0, 5), (40, 50, 60), (1, 65, 2)];
+    let sides: Vec<[Side; 2]> = (0..)
+        .zip(sizes)
+        .map(|(seed, (rows, columns, depth))| {
+            let lhs = Side::new(Kind::Bf16, &[], &[rows], &[depth], &layout(seed));
+            [lhs, Side::new(Kind::Bf16, &[], &[columns], &[depth], &layout(seed + 50))]
+        })
+        .collect();
+    for kernel in kernels(Arithmetic::Bf16) {
+        let operands: Vec<[Operand; 2]> =
+            sides.iter().map(|sides| sides.each_ref().map(Side::operand)).collect();
+        let empty = || sizes.map(|(rows, columns, _)| vec![f32::NAN; rows * columns]);
+        let [mut together, mut alone] = [empty(), empty()];
+        let products = operands.iter().zip(&mut together).map(|([lhs, rhs], result)| Product {
+            lhs,
+            rhs,
+            result: ElementsMut::F32(result),
+        });
+        dots_with(&ScopedThreads(2), kernel, products.collect());
+        for ([lhs, rhs], result) in operands.iter().zip(&mut alone) {
+            dot_with(&Alone, kernel, lhs, rhs, ElementsMut::F32(result));
+        }
+        assert_eq!(together, alone);
     }
 }
 

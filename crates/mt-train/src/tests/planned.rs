@@ -73,14 +73,17 @@ fn the_default_policy_is_said_to_save_what_need_not_be_saved() {
         let devices = Devices { platform: Platform::Cpu, number: NUM_DEVICES, slices: None };
         let plan = TrainPlan::on(intended, &devices).unwrap();
         let kept = plan.kept_bytes(&plan.settings().model.remat).device;
-        (plan.less_remat(MemoryNeed { needed: 1 << 20, available, num_devices: 8 }), kept)
+        (plan.less_remat(MemoryNeed { needed: 1 << 20, available, num_devices: NUM_DEVICES as u64 }), kept)
     };
     let (found, kept) = advice(&["dtype=float32"], Some(1 << 30));
     let found = found.unwrap();
     assert!(found.contains("remat_policy=minimal_with_context"), "{found}");
     let (none, kept_by_it) = advice(&["dtype=float32", "remat_policy=minimal_with_context"], Some(1 << 30));
     assert_eq!(none, None);
-    assert!(found.contains(&format_bytes(8 * (kept_by_it - kept))), "{found}: {kept}, {kept_by_it}");
+    assert!(
+        found.contains(&format_bytes(NUM_DEVICES as u64 * (kept_by_it - kept))),
+        "{found}: {kept}, {kept_by_it}"
+    );
     // It is too close, it is not known, or someone wants it so.
     assert_eq!(advice(&["dtype=float32"], Some(1 << 20)).0, None);
     assert_eq!(advice(&["dtype=float32"], None).0, None);

@@ -45,7 +45,6 @@ pub const TINY: &[&str] = &[
     "max_target_length=40",
     "dtype=float32",
     "cpu_kernels=false",
-    "remat_policy=full",
     "enable_dropout=false",
     "normalize_embedding_logits=false",
     "gradient_clipping_threshold=0",

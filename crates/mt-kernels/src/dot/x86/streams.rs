@@ -77,7 +77,7 @@ const fn block(few: usize) -> usize {
 
 const STREAMS: usize = 8;
 
-/// With fewer factors those of a block stay in registers, and memory is the limit.
+/// With fewer factors memory is the limit.
 const MANY_FACTORS: usize = 8;
 
 /// # Safety
@@ -114,10 +114,11 @@ unsafe fn across<L: Load, const FEW: usize>(strip: &Strip, load: L) {
 }
 
 /// Adds the steps from `start` on for all lines but a rest of fewer than 32; returns how many that are. Meanwhile it brings
-/// what lies `ahead` of each element into the second cache, where more can be on its way than to the first.
+/// what lies `ahead` of each element into the second cache, where more can be on its way than to the first. If the
+/// contraction has several dimensions, that need not be what is read next.
 ///
 /// # Safety
-/// The strip has these steps.
+/// The processor has the instructions; the strip has these steps, and as many of the few lines as `FEW`.
 // Loops call no closures: these would not be compiled for the instructions.
 #[inline(always)]
 unsafe fn across_streams<L: Load, const FEW: usize>(
