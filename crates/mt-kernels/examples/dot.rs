@@ -3,6 +3,8 @@
 //! With one thread, time is the thread's processor time, so that other programs disturb little. Rates are also shown as
 //! a share of what a loop without memory accesses reaches, and of the rate at which a plain loop reads memory.
 
+mod memory;
+
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -164,20 +166,11 @@ fn gigabytes_read(threads: usize, clock: fn() -> f64) -> f64 {
         let start = clock();
         team.for_each(threads, &|thread| {
             let part = memory.len() / threads;
-            black_box(read(&memory[thread * part..][..part]));
+            black_box(memory::read(&memory[thread * part..][..part]));
         });
         memory.len() as f64 * 8.0 / (clock() - start) / 1e9
     });
     rates.fold(0.0, f64::max)
-}
-
-fn read(memory: &[u64]) -> [u64; 64] {
-    memory.as_chunks::<64>().0.iter().fold([0; 64], |mut sums, chunk| {
-        for (sum, number) in sums.iter_mut().zip(chunk) {
-            *sum ^= number;
-        }
-        sums
-    })
 }
 
 fn wall_time() -> f64 {

@@ -3,6 +3,8 @@
 //! Their weights, 100 MB of `bf16`, are read from memory. Beside them a loop that only reads the same memory, with as many
 //! meetings of two threads. The model is the one of `bench/peers.sh`.
 
+mod memory;
+
 use std::{
     hint::{black_box, spin_loop},
     sync::atomic::{AtomicPtr, AtomicUsize, Ordering},
@@ -163,12 +165,6 @@ fn read(weights: &[bf16]) {
     let (_, words, _) = unsafe { weights.align_to::<u64>() };
     PAIR.for_each(4, &|part| {
         let len = words.len() / 4;
-        let chunks = words[part * len..][..len].as_chunks::<64>().0;
-        black_box(chunks.iter().fold([0; 64], |mut sums: [u64; 64], chunk| {
-            for (sum, number) in sums.iter_mut().zip(chunk) {
-                *sum ^= number;
-            }
-            sums
-        }));
+        black_box(memory::read(&words[part * len..][..len]));
     });
 }

@@ -248,32 +248,32 @@ impl Printer<'_> {
     /// Prints the nodes of a graph. Those that `slices` has results for write them there.
     fn nodes(&mut self, graph: &Graph, names: &mut Names, slices: &mut Slices) {
         self.indent += 2;
-        let plan = self.plan(graph, slices);
+        let plan = self.plan(graph);
         for (index, node) in graph.nodes().iter().enumerate() {
-            let mut printed = vec![node];
-            let results = match plan.get(&index) {
-                Some(Step::Elsewhere) => continue,
+            match plan.get(&index) {
+                Some(Step::Elsewhere) => {}
                 Some(Step::Sum { product }) => {
-                    vec![self.added_product(graph, node, &graph.nodes()[*product], names)]
+                    let name = self.added_product(graph, node, &graph.nodes()[*product], names);
+                    names[node.results[0].index()] = Some(name);
                 }
                 Some(Step::Together { others, before }) => {
                     for index in before {
                         self.node_alone(graph, &graph.nodes()[*index], names);
                     }
-                    printed.extend(others.iter().map(|other| &graph.nodes()[*other]));
-                    self.products_together(graph, &printed, names)
+                    let others = others.iter().map(|other| &graph.nodes()[*other]);
+                    let products: Vec<&Node> = std::iter::once(node).chain(others).collect();
+                    let printed = self.products_together(graph, &products, names);
+                    for (product, name) in products.iter().zip(printed) {
+                        names[product.results[0].index()] = Some(name);
+                    }
                 }
-                None => {
-                    let Some(slice) = slices.get_mut(&index) else {
-                        self.node_alone(graph, node, names);
-                        continue;
-                    };
-                    vec![self.product_into(graph, node, slice, names)]
-                }
-            };
-            let ids = printed.iter().flat_map(|node| &node.results);
-            for (id, name) in ids.zip(results) {
-                names[id.index()] = Some(name);
+                None => match slices.get_mut(&index) {
+                    Some(slice) => {
+                        let name = self.product_into(graph, node, slice, names);
+                        names[node.results[0].index()] = Some(name);
+                    }
+                    None => self.node_alone(graph, node, names),
+                },
             }
         }
         self.indent -= 2;

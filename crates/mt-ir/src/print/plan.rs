@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use mt_shape::DType;
 
-use super::{Printer, kernels::Slices};
+use super::Printer;
 use crate::{Binary, CpuKernels, Dot, Graph, Node, Op, TensorType, ValueId};
 
 /// How a node is printed that is not printed by itself and in its place.
@@ -24,20 +24,22 @@ pub(super) type Plan = HashMap<usize, Step>;
 /// few lines. Several in one call cost less than each alone, as threads meet less often.
 const MOST_FEW_ROWS: usize = 16;
 
-/// Products with one left operand, by the indices of their nodes.
-struct Group {
+/// Products with one left operand and one contraction of it, by the indices of their nodes.
+struct Group<'a> {
+    left: ValueId,
+    contract: &'a [usize],
     products: Vec<usize>,
     before: Vec<usize>,
 }
 
 impl Printer<'_> {
-    /// Plans the printing of a graph, but for the products that are written into `slices`.
-    pub(super) fn plan(&self, graph: &Graph, slices: &Slices) -> Plan {
+    /// Plans the printing of a graph, but for the products that are written into slices.
+    pub(super) fn plan(&self, graph: &Graph) -> Plan {
         let mut plan = Plan::new();
         if self.kernels() != CpuKernels::NONE {
             let producers = graph.producers();
             self.plan_sums(graph, &producers, &mut plan);
-            self.plan_groups(graph, &producers, slices, &mut plan);
+            self.plan_groups(graph, &producers, &mut plan);
         }
         plan
     }
@@ -65,24 +67,16 @@ impl Printer<'_> {
     }
 
     /// Products of few rows are printed with the first one of the same left operand, if what they multiply can be there by
-    /// then.
-    fn plan_groups(&self, graph: &Graph, producers: &[Option<usize>], slices: &Slices, plan: &mut Plan) {
+    /// then. None of them is planned otherwise, or written into a slice.
+    fn plan_groups(&self, graph: &Graph, producers: &[Option<usize>], plan: &mut Plan) {
         let mut groups: Vec<Group> = Vec::new();
         let mut taken: HashSet<usize> = HashSet::new();
         for (index, node) in graph.nodes().iter().enumerate() {
             let Some(dot) = self.product(graph, index).filter(|dot| has_few_rows(graph, node, dot)) else {
                 continue;
             };
-            if slices.contains_key(&index) || plan.contains_key(&index) {
-                continue;
-            }
-            let left = unchanged(graph, producers, node.operands[0]);
-            let alike = groups.iter_mut().find(|group| {
-                let first = &graph.nodes()[group.products[0]];
-                let Op::Dot(dot_of_first) = &first.op else { return false };
-                unchanged(graph, producers, first.operands[0]) == left
-                    && dot_of_first.lhs_contract == dot.lhs_contract
-            });
+            let (left, contract) = (unchanged(graph, producers, node.operands[0]), &*dot.lhs_contract);
+            let alike = groups.iter_mut().find(|group| (group.left, group.contract) == (left, contract));
             let before = alike.as_ref().and_then(|group| {
                 views_from(graph, producers, node.operands[1], group.products[0])
                     .filter(|views| views.iter().all(|view| !taken.contains(view)))
@@ -93,10 +87,10 @@ impl Printer<'_> {
                     group.before.extend(before);
                     group.products.push(index);
                 }
-                _ => groups.push(Group { products: vec![index], before: Vec::new() }),
+                _ => groups.push(Group { left, contract, products: vec![index], before: Vec::new() }),
             }
         }
-        for Group { products, before } in groups {
+        for Group { products, before, .. } in groups {
             if let [first, others @ ..] = &products[..]
                 && !others.is_empty()
             {
