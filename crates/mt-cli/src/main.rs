@@ -8,6 +8,7 @@
 
 mod arguments;
 mod commands;
+mod console;
 mod failure;
 mod numpy;
 

@@ -1,76 +1,128 @@
 //! What a step consumes.
 
-/// The rows of one step that this host feeds, row-major, `rows` × `length` each.
+use std::sync::Arc;
+
+use mt_shape::{DType, HostArray};
+
+/// The names of the arrays that rows of text become, each `i32[rows, length]`.
 ///
 /// Every position of a row predicts one token. `targets` are `inputs` shifted left by one inside their document, so a
 /// document of `n` tokens fills `n - 1` positions: its last token is a target only, its first one an input only, and
 /// nothing predicts across a document's end. A segmentation of 0 marks padding: no attention, no loss. Segments are
 /// numbered from 1 in each row, and positions restart at 0 with each segment, also for the later pieces of a document
 /// that was split over rows, since they do not see the earlier ones.
-#[derive(Debug, Clone, PartialEq, Eq)]
+pub mod arrays {
+    /// Token ids that the model reads.
+    pub const INPUTS: &str = "inputs";
+    /// The position of each input in its segment.
+    pub const INPUTS_POSITION: &str = "inputs_position";
+    /// The segment of each input, 0 for padding.
+    pub const INPUTS_SEGMENTATION: &str = "inputs_segmentation";
+    /// Token ids that the model predicts.
+    pub const TARGETS: &str = "targets";
+    /// The segment of each target, 0 where there is no loss.
+    pub const TARGETS_SEGMENTATION: &str = "targets_segmentation";
+}
+
+use arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION};
+
+/// An array of a batch, whose first dimension is its rows.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NamedArray {
+    pub name: &'static str,
+    pub values: Arc<HostArray>,
+}
+
+/// The rows of one step that this host feeds, as named arrays.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
     /// Number of rows.
     pub rows: usize,
-    /// Tokens in a row.
-    pub length: usize,
-    /// Token ids that the model reads.
-    pub inputs: Vec<i32>,
-    /// Position of each input in its segment.
-    pub inputs_position: Vec<i32>,
-    /// Segment of each input, 0 for padding.
-    pub inputs_segmentation: Vec<i32>,
-    /// Token ids that the model is to predict.
-    pub targets: Vec<i32>,
-    /// Position of each target in its segment.
-    pub targets_position: Vec<i32>,
-    /// Segment of each target, 0 where there is no loss.
-    pub targets_segmentation: Vec<i32>,
+    pub arrays: Vec<NamedArray>,
     /// The bytes of UTF-8 text that the targets with a loss stand for; tokens added by us (BOS, EOS) stand for none.
     pub target_bytes: u64,
 }
 
 impl Batch {
-    /// A batch of padding with room for `rows` rows, of which none is filled yet.
-    pub(crate) fn padding(rows: usize, length: usize, pad: i32) -> Self {
+    /// The array of this name, if the batch has one.
+    pub fn array(&self, name: &str) -> Option<&Arc<HostArray>> {
+        self.arrays.iter().find(|array| array.name == name).map(|array| &array.values)
+    }
+
+    /// The elements of an array of type `i32`; none if there is no such array.
+    pub fn integers(&self, name: &str) -> &[i32] {
+        let array = self.array(name).filter(|array| array.dtype() == DType::I32);
+        array.and_then(|array| array.as_slice().ok()).unwrap_or_default()
+    }
+
+    /// Number of targets that have a loss.
+    pub fn num_targets(&self) -> usize {
+        self.counted_targets().count()
+    }
+
+    /// The targets that have a loss, in order.
+    pub fn counted_targets(&self) -> impl Iterator<Item = i32> + '_ {
+        let segments = self.integers(TARGETS_SEGMENTATION);
+        self.integers(TARGETS).iter().zip(segments).filter(|(_, segment)| **segment != 0).map(|(id, _)| *id)
+    }
+}
+
+/// Rows of text in the making.
+pub(crate) struct TextRows {
+    rows: usize,
+    length: usize,
+    inputs: Vec<i32>,
+    positions: Vec<i32>,
+    segmentation: Vec<i32>,
+    targets: Vec<i32>,
+    pub target_bytes: u64,
+}
+
+impl TextRows {
+    /// Padding with room for `rows` rows, of which none is filled yet.
+    pub fn padding(rows: usize, length: usize, pad: i32) -> Self {
         let size = rows * length;
         Self {
             rows,
             length,
             inputs: vec![pad; size],
-            inputs_position: vec![0; size],
-            inputs_segmentation: vec![0; size],
+            positions: vec![0; size],
+            segmentation: vec![0; size],
             targets: vec![pad; size],
-            targets_position: vec![0; size],
-            targets_segmentation: vec![0; size],
             target_bytes: 0,
         }
     }
 
-    /// Number of targets that have a loss.
-    pub fn num_targets(&self) -> usize {
-        self.targets_segmentation.iter().filter(|&&segment| segment != 0).count()
-    }
-
-    /// The targets that have a loss, in order.
-    pub fn counted_targets(&self) -> impl Iterator<Item = i32> + '_ {
-        self.targets
-            .iter()
-            .zip(&self.targets_segmentation)
-            .filter(|(_, segment)| **segment != 0)
-            .map(|(id, _)| *id)
-    }
-
-    /// Writes `pairs` of consecutive tokens of one document into `row`, from column `start` on.
-    pub(crate) fn write_segment(&mut self, row: usize, start: usize, segment: usize, tokens: &[i32]) {
+    /// Writes the pairs of consecutive tokens of one document into `row`, from column `start` on.
+    pub fn write_segment(&mut self, row: usize, start: usize, segment: usize, tokens: &[i32]) {
         let base = row * self.length + start;
         for (offset, pair) in tokens.windows(2).enumerate() {
             let index = base + offset;
             self.inputs[index] = pair[0];
             self.targets[index] = pair[1];
-            self.inputs_position[index] = offset as i32;
-            self.targets_position[index] = offset as i32;
-            self.inputs_segmentation[index] = segment as i32;
-            self.targets_segmentation[index] = segment as i32;
+            self.positions[index] = offset as i32;
+            self.segmentation[index] = segment as i32;
+        }
+    }
+
+    /// The finished batch. Inputs and targets are in the same segments, which share one array.
+    pub fn into_batch(self) -> Batch {
+        let array = |values: &[i32]| {
+            let dims = [self.rows, self.length];
+            Arc::new(HostArray::from_slice(DType::I32, &dims, values).expect("one value for each position"))
+        };
+        let segmentation = array(&self.segmentation);
+        let arrays = [
+            (INPUTS, array(&self.inputs)),
+            (INPUTS_POSITION, array(&self.positions)),
+            (INPUTS_SEGMENTATION, segmentation.clone()),
+            (TARGETS, array(&self.targets)),
+            (TARGETS_SEGMENTATION, segmentation),
+        ];
+        Batch {
+            rows: self.rows,
+            arrays: arrays.map(|(name, values)| NamedArray { name, values }).into(),
+            target_bytes: self.target_bytes,
         }
     }
 }

@@ -94,6 +94,13 @@ pub enum DataError {
     #[error("the tokenizer {tokenizer} has no token {id}; its ids end at {last}")]
     UnknownToken { tokenizer: String, id: u32, last: u32 },
 
+    /// A document with a token that the model does not know.
+    #[error(
+        "a document of {dataset} holds token {token}, but the model's `vocab_size` is {vocab_size}\nhint: leave the text of \
+         special tokens that the model does not know out of the data"
+    )]
+    TokenOutOfVocabulary { dataset: String, token: i32, vocab_size: usize },
+
     /// A vocabulary too small to train.
     #[error(
         "`vocab_size={vocab_size}` is too small for a byte-level tokenizer\nhint: 256 bytes and {specials} special \

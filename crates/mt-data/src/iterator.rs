@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::batch::Batch;
+use crate::batch::{Batch, TextRows};
 use crate::error::{DataError, Result};
 use crate::options::{DatasetOptions, Packing, Remainder};
 use crate::random::{key, mix};
@@ -66,7 +66,7 @@ impl Row {
         self.filled += count;
     }
 
-    fn write(&self, batch: &mut Batch, row: usize) {
+    fn write(&self, batch: &mut TextRows, row: usize) {
         let mut start = 0;
         for (index, tokens) in self.segments.iter().enumerate() {
             batch.write_segment(row, start, index + 1, tokens);
@@ -162,7 +162,7 @@ impl TrainIterator {
             return Ok(None);
         }
         let mine = self.local_rows();
-        let mut batch = Batch::padding(mine.len(), self.options.length, self.pad);
+        let mut batch = TextRows::padding(mine.len(), self.options.length, self.pad);
         let first = self.rows;
         for index in 0..self.options.batch_rows {
             let Some(row) = self.next_row(first)? else { break };
@@ -180,7 +180,7 @@ impl TrainIterator {
             }
         }
         self.state = self.current_state();
-        Ok(Some(batch))
+        Ok(Some(batch.into_batch()))
     }
 
     /// The state after the last batch returned by [`TrainIterator::next`]; the next one is the first that an iterator

@@ -21,7 +21,7 @@
 //! let open = || TrainIterator::open(DatasetOptions::training(source.clone(), 8, 2), Some(Arc::new(Tokenizer::bytes())));
 //! let mut iterator = open()?;
 //! let first = iterator.next()?.expect("training data has no end");
-//! assert_eq!((first.rows, first.length, first.num_targets()), (2, 8, 16));
+//! assert_eq!((first.rows, first.num_targets()), (2, 16));
 //!
 //! let mut resumed = open()?;
 //! resumed.restore(&iterator.state())?;
@@ -46,7 +46,7 @@ mod state;
 mod statistics;
 mod tokenizer;
 
-pub use batch::Batch;
+pub use batch::{Batch, NamedArray, arrays};
 pub use chat::{ChatTemplate, Message};
 pub use error::{DataError, Result};
 pub use evaluation::{EvaluationBatches, EvaluationSet};

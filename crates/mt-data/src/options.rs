@@ -51,6 +51,8 @@ pub struct DatasetOptions {
     pub add_bos: bool,
     /// Whether each document ends with EOS, if the tokenizer has one.
     pub add_eos: bool,
+    /// The number of tokens that the model knows. A document with any other is an error.
+    pub vocab_size: Option<usize>,
     /// What becomes of an incomplete last batch.
     pub remainder: Remainder,
     /// Threads that tokenize; 0 takes as many as there are cores. The batches do not depend on it.
@@ -73,6 +75,7 @@ impl DatasetOptions {
             num_epoch: None,
             add_bos: true,
             add_eos: true,
+            vocab_size: None,
             remainder: Remainder::Drop,
             threads: 0,
         }

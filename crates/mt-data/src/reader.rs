@@ -21,6 +21,7 @@ pub(crate) struct DocumentReader {
     tokenizer: Option<Arc<Tokenizer>>,
     add_bos: bool,
     add_eos: bool,
+    vocab_size: Option<usize>,
     shuffle: Option<u64>,
     num_examples: Option<u64>,
     pool: Option<rayon::ThreadPool>,
@@ -49,6 +50,7 @@ impl DocumentReader {
             tokenizer,
             add_bos: options.add_bos,
             add_eos: options.add_eos,
+            vocab_size: options.vocab_size,
             shuffle: options.shuffle.then_some(options.seed),
             num_examples,
             pool,
@@ -114,13 +116,14 @@ impl DocumentReader {
             }
         }
         let (tokenizer, add_bos, add_eos) = (self.tokenizer.clone(), self.add_bos, self.add_eos);
+        let (dataset, vocab_size) = (self.dataset.clone(), self.vocab_size);
         let encode = |(example, text): &(u64, String)| {
             // Nothing is made of an empty text, not even the tokens around it.
             let document = match &tokenizer {
                 Some(tokenizer) if !text.is_empty() => tokenizer.encode_document(text, add_bos, add_eos),
                 _ => Ok(EncodedDocument::default()),
             };
-            (*example, document)
+            (*example, document.and_then(|document| known(document, vocab_size, &dataset)))
         };
         let encode_all = || texts.par_iter().map(encode).collect::<Vec<_>>();
         let documents = match &self.pool {
@@ -150,5 +153,17 @@ impl DocumentReader {
             Some((_, order)) => order.document(position),
             None => position,
         }
+    }
+}
+
+/// The document, if the model knows all of its tokens: a lookup in the embedding would otherwise take another row.
+fn known(document: EncodedDocument, vocab_size: Option<usize>, dataset: &Dataset) -> Result<EncodedDocument> {
+    let Some(vocab_size) = vocab_size else { return Ok(document) };
+    let is_known = |token: &&i32| usize::try_from(**token).is_ok_and(|token| token < vocab_size);
+    match document.tokens.iter().find(|token| !is_known(token)) {
+        Some(&token) => {
+            Err(DataError::TokenOutOfVocabulary { dataset: dataset.name().to_string(), token, vocab_size })
+        }
+        None => Ok(document),
     }
 }

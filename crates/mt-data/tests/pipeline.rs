@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use std::iter::empty;
 use std::sync::Arc;
 
-use common::{check_resume, documents, drain, options_of, tokens_of};
+use common::{check_resume, documents, drain, length, options_of, tokens_of};
 use mt_data::{
     Batch, DataError, Dataset, DatasetOptions, EvaluationSet, IteratorState, Packing, Prefetcher, Remainder,
     Source, TextDocument, Tokenizer, TrainIterator,
+    arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION},
 };
 use proptest::prelude::*;
 
@@ -23,27 +24,34 @@ fn memory(documents: &[String]) -> Source {
 
 /// The pieces of documents in a batch: row, inputs and targets of each segment.
 fn segments(batch: &Batch) -> Vec<(usize, Vec<i32>, Vec<i32>)> {
+    let length = length(batch);
     let mut found: BTreeMap<(usize, i32), (Vec<i32>, Vec<i32>)> = BTreeMap::new();
-    for index in 0..batch.rows * batch.length {
-        let segment = batch.inputs_segmentation[index];
-        assert_eq!(segment, batch.targets_segmentation[index]);
-        assert_eq!(batch.inputs_position[index], batch.targets_position[index]);
+    for index in 0..batch.rows * length {
+        let segment = batch.integers(INPUTS_SEGMENTATION)[index];
+        assert_eq!(segment, batch.integers(TARGETS_SEGMENTATION)[index]);
         if segment == 0 {
-            assert_eq!((batch.inputs[index], batch.targets[index], batch.inputs_position[index]), (0, 0, 0));
+            assert_eq!(
+                (
+                    batch.integers(INPUTS)[index],
+                    batch.integers(TARGETS)[index],
+                    batch.integers(INPUTS_POSITION)[index]
+                ),
+                (0, 0, 0)
+            );
             continue;
         }
-        let entry = found.entry((index / batch.length, segment)).or_default();
+        let entry = found.entry((index / length, segment)).or_default();
         assert_eq!(
-            batch.inputs_position[index] as usize,
+            batch.integers(INPUTS_POSITION)[index] as usize,
             entry.0.len(),
             "positions count from 0 in a segment"
         );
-        entry.0.push(batch.inputs[index]);
-        entry.1.push(batch.targets[index]);
+        entry.0.push(batch.integers(INPUTS)[index]);
+        entry.1.push(batch.integers(TARGETS)[index]);
     }
     // Segments are numbered from 1 without gaps, and padding comes last.
     for row in 0..batch.rows {
-        let ids = &batch.inputs_segmentation[row * batch.length..(row + 1) * batch.length];
+        let ids = &batch.integers(INPUTS_SEGMENTATION)[row * length..(row + 1) * length];
         let mut last = 0;
         for (column, id) in ids.iter().enumerate() {
             if *id == 0 {
@@ -89,22 +97,22 @@ fn the_rows_of_a_batch_may_change_and_their_order_stays() {
         let sizes = [2, 2, 4, 6, 6];
         let whole = open(20).next().unwrap().unwrap();
         let mut growing = Prefetcher::new(open(6), 2, sizes.into_iter()).unwrap();
-        let mut rows = Vec::new();
+        let mut rows: Vec<i32> = Vec::new();
         for (index, size) in sizes.into_iter().enumerate() {
             let (batch, state) = growing.next().unwrap().unwrap();
             assert_eq!(batch.rows, size);
-            rows.extend(batch.inputs);
+            rows.extend(batch.integers(INPUTS));
             // What comes next is the same for an iterator that is restored, whatever its rows.
             let mut resumed = open(6);
             resumed.restore(&state).unwrap();
             if let Some(next) = sizes.get(index + 1) {
                 resumed.set_batch_rows(*next).unwrap();
                 let start = rows.len();
-                let expected = &whole.inputs[start..start + next * whole.length];
-                assert_eq!(resumed.next().unwrap().unwrap().inputs, expected, "{packing:?}");
+                let expected = &whole.integers(INPUTS)[start..start + next * length(&whole)];
+                assert_eq!(resumed.next().unwrap().unwrap().integers(INPUTS), expected, "{packing:?}");
             }
         }
-        assert_eq!(rows, whole.inputs, "{packing:?}");
+        assert_eq!(rows, whole.integers(INPUTS), "{packing:?}");
     }
     let options = DatasetOptions { num_hosts: 2, ..options_of(memory(&documents)) };
     let refused = TrainIterator::open(options, tokenizer()).unwrap().set_batch_rows(3).unwrap_err();
@@ -160,11 +168,11 @@ proptest! {
             prop_assert_eq!(bytes, documents.iter().map(|text| text.len() as u64).sum::<u64>());
         }
         if let Some(max_segments) = max_segments {
-            let most = batches.iter().flat_map(|batch| batch.inputs_segmentation.iter().copied()).max();
+            let most = batches.iter().flat_map(|batch| batch.integers(INPUTS_SEGMENTATION).iter().copied()).max();
             prop_assert!(most.unwrap() as usize <= max_segments);
         } else if !first_fit {
             // Only the end of all data is padded.
-            let padding: usize = batches.iter().map(|batch| batch.rows * batch.length - batch.num_targets()).sum();
+            let padding: usize = batches.iter().map(|batch| batch.rows * length - batch.num_targets()).sum();
             prop_assert!(padding < rows * length);
         }
     }
@@ -217,10 +225,10 @@ proptest! {
             let mut iterator = TrainIterator::open(options.clone(), tokenizer()).unwrap();
             for (step, batch) in drain(&mut iterator, 6).iter().enumerate() {
                 let part = host * per_host * length..(host + 1) * per_host * length;
-                prop_assert_eq!(&batch.inputs, &global[step].inputs[part.clone()]);
-                prop_assert_eq!(&batch.targets, &global[step].targets[part.clone()]);
-                prop_assert_eq!(&batch.inputs_position, &global[step].inputs_position[part.clone()]);
-                prop_assert_eq!(&batch.targets_segmentation, &global[step].targets_segmentation[part]);
+                prop_assert_eq!(&batch.integers(INPUTS), &&global[step].integers(INPUTS)[part.clone()]);
+                prop_assert_eq!(&batch.integers(TARGETS), &&global[step].integers(TARGETS)[part.clone()]);
+                prop_assert_eq!(&batch.integers(INPUTS_POSITION), &&global[step].integers(INPUTS_POSITION)[part.clone()]);
+                prop_assert_eq!(&batch.integers(TARGETS_SEGMENTATION), &&global[step].integers(TARGETS_SEGMENTATION)[part]);
             }
             states.push(iterator.state());
         }
@@ -239,7 +247,7 @@ proptest! {
                 iterator.restore(state).unwrap();
             }
             let batches = drain(&mut iterator, count);
-            let inputs: Vec<i32> = batches.iter().flat_map(|batch| batch.inputs.clone()).collect();
+            let inputs: Vec<i32> = batches.iter().flat_map(|batch| batch.integers(INPUTS).to_vec()).collect();
             (inputs, iterator.state())
         };
         let (mut inputs, state) = rows(&options, None, 3);
@@ -298,10 +306,12 @@ fn epochs_visit_all_documents_in_different_orders() {
         (options.packing, options.num_epoch) = (Packing::Off, Some(3));
         let batches = drain(&mut TrainIterator::open(options.clone(), tokenizer()).unwrap(), 10_000);
         assert_eq!(batches.len(), 3 * count);
-        let epochs: Vec<Vec<&Vec<i32>>> =
-            batches.chunks(count).map(|epoch| epoch.iter().map(|batch| &batch.inputs).collect()).collect();
+        let epochs: Vec<Vec<&[i32]>> = batches
+            .chunks(count)
+            .map(|epoch| epoch.iter().map(|batch| batch.integers(INPUTS)).collect())
+            .collect();
         assert!(epochs[0] != epochs[1] && epochs[1] != epochs[2], "{source:?} repeats its order");
-        let sorted = |epoch: &Vec<&Vec<i32>>| {
+        let sorted = |epoch: &Vec<&[i32]>| {
             let mut epoch: Vec<Vec<i32>> = epoch.iter().map(|inputs| inputs.to_vec()).collect();
             epoch.sort();
             epoch
@@ -313,7 +323,7 @@ fn epochs_visit_all_documents_in_different_orders() {
         let dataset = Dataset::open(&source).unwrap();
         for (batch, text) in plain.iter().zip(dataset.documents()) {
             let tokens = tokens_of(&[text.unwrap()], true, true).remove(0);
-            assert_eq!(batch.inputs[..tokens.len().max(1) - 1], tokens[..tokens.len().max(1) - 1]);
+            assert_eq!(batch.integers(INPUTS)[..tokens.len().max(1) - 1], tokens[..tokens.len().max(1) - 1]);
         }
         (options.shuffle, options.seed) = (true, 1);
         let other = drain(&mut TrainIterator::open(options, tokenizer()).unwrap(), count);
@@ -328,7 +338,7 @@ fn synthetic_tokens_depend_on_seed_and_row_only() {
     assert_eq!(batches, drain(&mut TrainIterator::open(options.clone(), None).unwrap(), 4));
     assert_ne!(batches[0], batches[1]);
     for batch in &batches {
-        assert!(batch.inputs.iter().chain(&batch.targets).all(|id| (0..11).contains(id)));
+        assert!(batch.integers(INPUTS).iter().chain(batch.integers(TARGETS)).all(|id| (0..11).contains(id)));
         assert_eq!((batch.num_targets(), batch.target_bytes), (16, 0));
         check_complete(std::slice::from_ref(batch), &common::rows_as_documents(batch), true);
     }

@@ -6,12 +6,12 @@ use std::{
 };
 
 use mt_checkpoint::{Checkpoint, SkippedStep, complete_steps, latest_valid};
-use mt_config::{DebugGroup, DecodeConfig, LoadConfig, TokenizerGroup, TokenizerType};
+use mt_config::{DebugGroup, DecodeConfig, LoadConfig, Notice, TokenizerGroup, TokenizerType};
 use mt_data::{Tokenizer, TokenizerKind};
 use mt_models::{
     CacheSpec, Model, PlacementRow, StateArray, StateError, build, check_axes, check_parameters,
     hugging_face::{Weights, check_files, is_hugging_face as is_published},
-    load_parameters, print_placements, start_runtime,
+    load_parameters, placement_table, start_runtime,
 };
 use mt_runtime::{Array, CompileSettings, Runtime};
 use mt_shape::{Placement, Sharding};
@@ -31,6 +31,10 @@ pub struct Loaded {
     pub checkpoint: PathBuf,
     /// Newer checkpoints that are damaged, newest first.
     pub skipped: Vec<SkippedStep>,
+    /// What the user should know of the placement.
+    pub notices: Vec<Notice>,
+    /// Tables of where everything is, if the configuration asks for them.
+    pub placements: Option<String>,
 }
 
 /// A model with its weights on the devices.
@@ -47,6 +51,10 @@ pub struct LoadedModel {
     pub checkpoint: PathBuf,
     /// Newer checkpoints that are damaged, newest first.
     pub skipped: Vec<SkippedStep>,
+    /// What the user should know of the placement.
+    pub notices: Vec<Notice>,
+    /// Tables of where everything is, if the configuration asks for them.
+    pub placements: Option<String>,
 }
 
 /// Loads the published weights, the newest undamaged checkpoint, or the very step that the configuration names.
@@ -63,9 +71,7 @@ pub fn load_model(config: &LoadConfig) -> Result<LoadedModel, EngineError> {
     let topology = config.placement.topology(runtime.num_devices(), runtime.slices().as_deref())?;
     let placement = Arc::new(config.placement.placement(topology)?);
     check_axes(&placement, &shardings(&*model, &placement, config.model.max_target_length))?;
-    for warning in config.placement.misspelled_rules(&placement) {
-        eprintln!("{warning}");
-    }
+    let notices = config.placement.misspelled_rules(&placement);
     let loaded = match published {
         Some(published) => LoadedWeights {
             parameters: published.load_to_read(&runtime, &placement, &*model, None)?,
@@ -75,9 +81,10 @@ pub fn load_model(config: &LoadConfig) -> Result<LoadedModel, EngineError> {
         },
         None => weights(&runtime, &placement, &*model, path)?,
     };
-    if config.debug.debug_sharding {
-        report(&*model, &placement, &loaded.parameters, config.model.max_target_length);
-    }
+    let placements = config
+        .debug
+        .debug_sharding
+        .then(|| report(&*model, &placement, &loaded.parameters, config.model.max_target_length));
     Ok(LoadedModel {
         runtime,
         placement,
@@ -87,6 +94,8 @@ pub fn load_model(config: &LoadConfig) -> Result<LoadedModel, EngineError> {
         step: loaded.step,
         checkpoint: loaded.path,
         skipped: loaded.skipped,
+        notices,
+        placements,
     })
 }
 
@@ -100,8 +109,8 @@ fn shardings(model: &dyn Model, placement: &Placement, length: usize) -> Vec<Sha
         .collect()
 }
 
-/// Prints where parameters are, and the caches of as many sequences as run at once.
-fn report(model: &dyn Model, placement: &Placement, parameters: &[Array], length: usize) {
+/// Tables of where parameters are, and the caches of as many sequences as run at once.
+fn report(model: &dyn Model, placement: &Placement, parameters: &[Array], length: usize) -> String {
     let owned = |names: &[Option<&str>]| -> Vec<Option<String>> {
         names.iter().map(|name| name.map(str::to_owned)).collect()
     };
@@ -120,7 +129,7 @@ fn report(model: &dyn Model, placement: &Placement, parameters: &[Array], length
             )
         })
         .collect();
-    print_placements("parameter", &rows);
+    let of_parameters = placement_table("parameter", &rows);
     let cache = |(index, cache): (usize, &CacheSpec)| {
         let sharding = placement.sharding(&cache.logical_axes, &cache.dims());
         let bytes = sharding.shard_dims(&cache.dims()).iter().product::<usize>() * cache.dtype.byte_size();
@@ -129,7 +138,7 @@ fn report(model: &dyn Model, placement: &Placement, parameters: &[Array], length
     };
     let caches = model.cache(MAX_BATCH, length);
     let rows: Vec<PlacementRow> = caches.iter().enumerate().map(cache).collect();
-    print_placements(&format!("cache of {MAX_BATCH} sequences"), &rows);
+    of_parameters + &placement_table(&format!("cache of {MAX_BATCH} sequences"), &rows)
 }
 
 /// Loads a model, and makes an engine of it.
@@ -154,6 +163,8 @@ pub fn load(config: &DecodeConfig, tokenizer: Tokenizer) -> Result<Loaded, Engin
         step: loaded.step,
         checkpoint: loaded.checkpoint,
         skipped: loaded.skipped,
+        notices: loaded.notices,
+        placements: loaded.placements,
     })
 }
 

@@ -68,10 +68,10 @@ impl PlacementRow {
     }
 }
 
-/// Prints rows under a title on standard error, in columns as wide as they need to be.
-pub fn print_placements(title: &str, rows: &[PlacementRow]) {
+/// Rows under a title, in columns as wide as they need to be, with an empty line behind them. Nothing for no rows.
+pub fn placement_table(title: &str, rows: &[PlacementRow]) -> String {
     if rows.is_empty() {
-        return;
+        return String::new();
     }
     let header = PlacementRow {
         name: title.to_owned(),
@@ -87,11 +87,8 @@ pub fn print_placements(title: &str, rows: &[PlacementRow]) {
     let (logical, mesh) = (width(|row| &row.logical_axes), width(|row| &row.mesh_axes));
     let line = |row: &PlacementRow, bytes: &str| {
         let PlacementRow { name: a, shape: b, logical_axes: c, mesh_axes: d, .. } = row;
-        eprintln!("{a:<name$}  {b:<shape$}  {c:<logical$}  {d:<mesh$}  {bytes}");
+        format!("{a:<name$}  {b:<shape$}  {c:<logical$}  {d:<mesh$}  {bytes}\n")
     };
-    line(&header, "bytes a device");
-    for row in rows {
-        line(row, &row.bytes.to_string());
-    }
-    eprintln!();
+    let lines = rows.iter().map(|row| line(row, &row.bytes.to_string()));
+    std::iter::once(line(&header, "bytes a device")).chain(lines).chain(["\n".to_owned()]).collect()
 }

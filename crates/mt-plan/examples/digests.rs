@@ -4,7 +4,7 @@
 
 use std::error::Error;
 
-use mt_config::{Config, DecodeConfig, Request};
+use mt_config::{Config, DecodeConfig, Request, TrainConfig};
 use mt_engine::DecodePlan;
 use mt_runtime::Platform;
 use mt_train::{Devices, TrainPlan};
@@ -85,7 +85,8 @@ fn digests(keys: &str) -> Result<String, Box<dyn Error>> {
         arguments.push(format!("num_cpu_devices={number}"));
     }
     let config = Config::resolve(&Request { arguments, ..Request::default() })?;
-    let plan = TrainPlan::new(&config, &Devices { platform, number, slices: None })?;
+    let plan =
+        TrainPlan::new(TrainConfig::from_config(&config)?, &Devices { platform, number, slices: None })?;
     let mut texts = vec![plan.initialize()?.text, plan.train_step()?.text];
     let decoding = DecodeConfig::from_config(&config).map_err(Box::<dyn Error>::from).and_then(|settings| {
         let plan = DecodePlan::new(settings, platform, number, None)?;
@@ -100,7 +101,9 @@ fn digests(keys: &str) -> Result<String, Box<dyn Error>> {
     };
     let digests: Vec<String> = texts
         .iter()
-        .map(|text| Sha256::digest(text.as_bytes()).iter().take(6).map(|byte| format!("{byte:02x}")).collect())
+        .map(|text| {
+            Sha256::digest(text.as_bytes()).iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+        })
         .collect();
     Ok(digests.join(" ") + &failure)
 }

@@ -4,7 +4,7 @@
 
 use std::{error::Error, time::Instant};
 
-use mt_config::{Config, Request};
+use mt_config::{Config, Request, TrainConfig};
 use mt_runtime::Platform;
 use mt_train::{Devices, TrainPlan};
 
@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let runs: usize = arguments.next().ok_or("the number of runs is missing")?.parse()?;
     let config = Config::resolve(&Request { arguments: arguments.collect(), ..Request::default() })?;
     let devices = Devices { platform: Platform::Tpu, number: DEVICES, slices: None };
-    let plan = TrainPlan::new(&config, &devices)?;
+    let plan = TrainPlan::new(TrainConfig::from_config(&config)?, &devices)?;
     for _ in 0..runs {
         let start = Instant::now();
         let program = plan.train_step()?;

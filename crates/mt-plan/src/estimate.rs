@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use mt_config::{Chip, Config};
+use mt_config::{Chip, TrainConfig};
 use mt_ir::Memory;
 use mt_models::Model;
 use mt_nn::LayerPlace;
@@ -116,8 +116,8 @@ impl Estimate {
     ///
     /// # Errors
     /// The configuration asks for what there is not, or does not fit the devices.
-    pub fn new(config: &Config) -> Result<Self, PlanError> {
-        let intended = Intended::new(config)?;
+    pub fn new(settings: TrainConfig) -> Result<Self, PlanError> {
+        let intended = Intended::new(settings)?;
         let (ahead, run) = (&intended.settings().ahead, &intended.settings().run);
         let hardware = ahead.hardware()?;
         let devices = match &hardware {

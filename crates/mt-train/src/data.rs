@@ -14,7 +14,7 @@ use mt_data::{
     save_documents, train_bpe,
 };
 
-use crate::TrainError;
+use crate::{Observer, TrainError, events};
 
 /// The data of a run.
 pub(crate) struct RunData {
@@ -74,6 +74,7 @@ pub(crate) struct DataRequest<'a> {
     pub inherited_tokenizer: Option<PathBuf>,
     /// The run has checkpoints, so that its tokenizer and its copy of the data are its own.
     pub resumes: bool,
+    pub observer: &'a Observer,
 }
 
 impl DataRequest<'_> {
@@ -102,6 +103,7 @@ impl DataRequest<'_> {
             num_epoch: self.data.num_epoch,
             add_bos: self.tokenizer.add_bos,
             add_eos: self.tokenizer.add_eos,
+            vocab_size: Some(self.data.vocab_size),
             remainder: Remainder::Drop,
             ..DatasetOptions::training(source, self.data.max_target_length, rows)
         };
@@ -193,7 +195,8 @@ impl DataRequest<'_> {
             Some(kind) => Tokenizer::load_as(path, kind),
         };
         if let Some(directory) = &self.inherited_tokenizer {
-            eprintln!("note: the tokenizer is that of the loaded parameters, `{}`", directory.display());
+            let text = format!("the tokenizer is that of the loaded parameters, `{}`", directory.display());
+            events::note(self.observer, text);
             return Ok(load(directory)?);
         }
         Ok(match &self.tokenizer.tokenizer_path {

@@ -57,10 +57,12 @@ pub enum TrainError {
         "the data ended before the first step\nhint: use more files, a smaller `per_device_batch_size`, or `num_epoch=-1`"
     )]
     NoBatch,
-    #[error(
-        "the data holds token {token}, but the model's `vocab_size` is {vocab_size}\nhint: leave the text of special tokens that the model does not know out of the data"
-    )]
-    UnknownToken { token: i32, vocab_size: usize },
+    #[error("the array `{array}` of a batch does not fit the objective: {problem}")]
+    WrongBatch { array: &'static str, problem: String },
+    #[error("the state was lost when a step failed\nhint: start again from the last checkpoint")]
+    StateLost,
+    #[error("no step is done yet, so there is no state to save")]
+    NothingToSave,
     #[error("cannot {action} `{path}`: {source}", path = path.display())]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
 }
@@ -76,14 +78,14 @@ impl TrainError {
             | Self::SplitsNothing(_)
             | Self::ResumeConflict(_)
             | Self::AlreadyPast { .. }
-            | Self::UnknownToken { .. }
+            | Self::WrongBatch { .. }
             | Self::NoBatch => true,
             Self::Data(error) => error.is_user_error(),
             Self::Runtime(error) => error.is_user_error(),
             Self::Checkpoint(error) => error.is_user_error(),
             Self::State(error) => error.is_user_error(),
             Self::Metrics(error) => error.is_user_error(),
-            Self::Trace { .. } | Self::NonFiniteLoss { .. } => false,
+            Self::Trace { .. } | Self::NonFiniteLoss { .. } | Self::StateLost | Self::NothingToSave => false,
             Self::Io { source, .. } => source.kind() == std::io::ErrorKind::PermissionDenied,
         }
     }

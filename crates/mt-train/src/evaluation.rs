@@ -1,75 +1,77 @@
 //! Evaluation on held-out data.
 
-use mt_data::EvaluationSet;
+use std::sync::Arc;
+
+use mt_data::Batch;
 use mt_nn::SequenceOrder;
-use mt_runtime::{Array, Executable, Input, PendingArray, Runtime};
+use mt_runtime::{Array, Executable, Input, Runtime};
 
 use crate::{
-    TrainError,
-    measured::Measured,
+    TrainError, TrainPlan, batch,
+    measured::{Measured, PendingMetrics},
     metrics::{EvaluationMeasurements, Metrics},
-    state::batch_arrays,
+    objective::Objective,
+    plan::compile_settings,
 };
 
 /// How many batches may be on the device at once.
 const IN_FLIGHT: usize = 2;
 
-/// Runs the evaluation program over the evaluation set.
-pub(crate) struct Evaluator {
+/// The compiled evaluation of batches of one size.
+pub(crate) struct Evaluation {
     program: Measured<Executable>,
-    set: EvaluationSet,
-    vocab_size: usize,
     order: SequenceOrder,
 }
 
-impl Evaluator {
-    pub fn new(
-        program: Measured<Executable>,
-        set: EvaluationSet,
-        vocab_size: usize,
-        order: SequenceOrder,
-    ) -> Self {
-        Self { program, set, vocab_size, order }
+impl Evaluation {
+    /// Compiles the evaluation, which may have a mesh and rules of its own.
+    pub fn compile(plan: &TrainPlan, runtime: &Runtime, rows: usize) -> Result<Self, TrainError> {
+        let group = plan.settings.placement.for_evaluation();
+        let programs = plan.programs_at(Arc::new(group.placement(&plan.topology)?));
+        let program = programs.evaluation_step(rows)?.try_map(|program| {
+            let settings = compile_settings(&plan.settings, &program.name);
+            runtime.compile(&program, &settings).map_err(TrainError::from)
+        })?;
+        runtime.check_memory(&[&program.program], &plan.less_memory(&program.program)?)?;
+        Ok(Self { program, order: programs.order })
     }
 
-    /// Evaluates the parameters as they are before step `step`.
-    pub fn run(
+    /// Evaluates the parameters, of the trained model and of frozen ones, as they are before step `step`.
+    pub fn run<E: Into<TrainError>>(
         &self,
         runtime: &Runtime,
-        parameters: &[Array],
+        objective: &dyn Objective,
+        (trained, frozen): (&[Array], &[Array]),
         step: u64,
+        batches: impl Iterator<Item = Result<Batch, E>>,
     ) -> Result<EvaluationMeasurements, TrainError> {
         let program = &self.program.program;
+        let own: Vec<&Array> = trained.iter().chain(frozen).collect();
         // Evaluation may have a placement of its own.
-        let moved: Vec<Option<Array>> = parameters
+        let moved: Vec<Option<Array>> = own
             .iter()
             .zip(program.inputs())
             .map(|(array, argument)| array.moved(runtime, &argument.sharding))
             .collect::<Result<_, _>>()?;
         let parameters: Vec<&Array> =
-            moved.iter().zip(parameters).map(|(moved, own)| moved.as_ref().unwrap_or(own)).collect();
+            moved.iter().zip(own).map(|(moved, own)| moved.as_ref().unwrap_or(own)).collect();
         let mut sums = Metrics::default();
-        let mut pending: Vec<PendingArray> = Vec::new();
+        let mut pending: Vec<PendingMetrics> = Vec::new();
         let mut bytes = 0_u64;
-        let add = |sums: &mut Metrics, metrics: PendingArray| -> Result<(), TrainError> {
-            for (name, value) in self.program.read(metrics)? {
+        let add = |sums: &mut Metrics, metrics: PendingMetrics| -> Result<(), TrainError> {
+            for (name, value) in metrics.read()? {
                 sums.set(name.clone(), sums.get(&name).unwrap_or(0.0) + value);
             }
             Ok(())
         };
-        for batch in self.set.batches()? {
-            let batch = batch?;
+        for batch in batches {
+            let batch = batch.map_err(Into::into)?;
             bytes += batch.target_bytes;
-            let arrays = batch_arrays(
-                runtime,
-                &program.inputs()[parameters.len()..],
-                &batch,
-                self.vocab_size,
-                self.order,
-            )?;
-            let own = parameters.iter().copied().map(Input::Borrow);
-            let arguments = own.chain(arrays.iter().map(Input::Borrow)).collect();
-            pending.push(program.run(arguments)?[0].to_host_async()?);
+            let declared = objective.arrays(batch.rows);
+            let arguments = &program.inputs()[parameters.len()..];
+            let arrays = batch::to_devices(runtime, &declared, arguments, &batch, self.order)?;
+            let inputs = parameters.iter().copied().chain(&arrays).map(Input::Borrow).collect();
+            pending.push(self.program.pending(program.run(inputs)?[0].to_host_async()?));
             if pending.len() > IN_FLIGHT {
                 add(&mut sums, pending.remove(0))?;
             }
@@ -77,6 +79,11 @@ impl Evaluator {
         for metrics in pending {
             add(&mut sums, metrics)?;
         }
-        Ok(EvaluationMeasurements { step, sums, total_bytes: (bytes > 0).then_some(bytes as f64) })
+        Ok(EvaluationMeasurements {
+            step,
+            sums,
+            total_bytes: (bytes > 0).then_some(bytes as f64),
+            is_cross_entropy: objective.is_cross_entropy(),
+        })
     }
 }

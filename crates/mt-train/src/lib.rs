@@ -5,13 +5,16 @@
 
 #![forbid(unsafe_code)]
 
+mod batch;
 mod data;
 mod error;
 mod evaluation;
+mod events;
+mod gradients;
 mod masks;
 mod measured;
 pub mod metrics;
-mod objective;
+pub mod objective;
 mod optimizer_tree;
 mod peak;
 mod placement;
@@ -23,17 +26,22 @@ mod remedies;
 mod restore;
 mod run;
 mod signals;
+mod start;
 mod state;
 mod train_loop;
+mod trainer;
 mod update;
 
 #[cfg(test)]
 mod tests;
 
 pub use error::TrainError;
+pub use events::{Event, Observer};
 pub use masks::MaskError;
+pub use measured::PendingMetrics;
 pub use plan::{ArgumentBytes, Devices, Intended, TrainPlan};
 pub use planned::{KeptBytes, PlannedArray, StateKind};
 pub use query_key_clip::QueryKeyClipError;
 pub use remedies::Needs;
 pub use run::{Ending, EvaluationSummary, TrainOptions, TrainReport, train};
+pub use trainer::Trainer;

@@ -2,22 +2,21 @@
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
-    thread::{Scope, ScopedJoinHandle},
+    panic::resume_unwind,
+    sync::Arc,
+    thread::{self, JoinHandle},
 };
 
 use mt_runtime::PendingArray;
 use mt_shape::DType;
 use mt_trace::{Inputs, Output, Tensor};
 
-use crate::{TrainError, metrics::Metrics};
-
-/// Scalars under the names of [`crate::metrics::names`], in the order in which they are recorded.
-pub(crate) type NamedTensors<'t> = Vec<(&'static str, Tensor<'t>)>;
+use crate::{TrainError, metrics::Metrics, objective::NamedTensors};
 
 /// A program, traced or compiled, and the names of the values that it reports.
 pub(crate) struct Measured<P> {
     pub program: P,
-    pub names: Vec<&'static str>,
+    pub names: Arc<[&'static str]>,
 }
 
 impl<P> Measured<P> {
@@ -26,42 +25,52 @@ impl<P> Measured<P> {
         Ok(Measured { program: make(self.program)?, names: self.names })
     }
 
-    /// Waits for the values that a run of the program reports.
-    pub fn read(&self, metrics: PendingArray) -> Result<Metrics, TrainError> {
+    /// The values that a run of the program reports, on their way to the host.
+    pub fn pending(&self, values: PendingArray) -> PendingMetrics {
+        PendingMetrics { names: self.names.clone(), values }
+    }
+}
+
+/// Metrics of a step on their way from the devices.
+pub struct PendingMetrics {
+    names: Arc<[&'static str]>,
+    values: PendingArray,
+}
+
+impl PendingMetrics {
+    /// Waits for the values.
+    ///
+    /// # Errors
+    /// The program failed on the devices.
+    pub fn read(self) -> Result<Metrics, TrainError> {
         let mut named = Metrics::default();
-        for (name, value) in self.names.iter().zip(metrics.wait()?.to_f64()) {
+        for (name, value) in self.names.iter().zip(self.values.wait()?.to_f64()) {
             named.set(*name, value);
         }
         Ok(named)
     }
 }
 
-/// What compiles a program for batches of so many rows.
-pub(crate) type Compile<'env, P> = &'env (dyn Fn(usize) -> Result<P, TrainError> + Sync);
+/// Compiles a program for batches of so many rows.
+pub(crate) type Compile<P> = Arc<dyn Fn(usize) -> Result<P, TrainError> + Send + Sync>;
 
 /// A program for each size of batch, compiled when there is a batch of that size, or ahead of it by another thread.
-pub(crate) struct BySize<'scope, 'env, P> {
-    compile: Compile<'env, P>,
-    scope: &'scope Scope<'scope, 'env>,
+pub(crate) struct BySize<P> {
+    compile: Compile<P>,
     compiled: BTreeMap<usize, P>,
     /// The size that is being compiled.
-    ahead: Option<(usize, ScopedJoinHandle<'scope, Result<P, TrainError>>)>,
+    ahead: Option<(usize, JoinHandle<Result<P, TrainError>>)>,
 }
 
-impl<'scope, 'env, P: Send + 'scope> BySize<'scope, 'env, P> {
-    /// Threads are of `scope`, which waits for the one that still compiles when it ends.
-    pub fn new(
-        compile: Compile<'env, P>,
-        scope: &'scope Scope<'scope, 'env>,
-        compiled: impl IntoIterator<Item = (usize, P)>,
-    ) -> Self {
-        Self { compile, scope, compiled: compiled.into_iter().collect(), ahead: None }
+impl<P: Send + 'static> BySize<P> {
+    pub fn new(compile: Compile<P>, compiled: impl IntoIterator<Item = (usize, P)>) -> Self {
+        Self { compile, compiled: compiled.into_iter().collect(), ahead: None }
     }
 
     /// The program for batches of this many rows.
     pub fn of(&mut self, rows: usize) -> Result<&P, TrainError> {
         if let Some((_, thread)) = self.ahead.take_if(|(ahead, _)| *ahead == rows) {
-            let program = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            let program = thread.join().unwrap_or_else(|panic| resume_unwind(panic))?;
             self.compiled.insert(rows, program);
         }
         match self.compiled.entry(rows) {
@@ -73,8 +82,18 @@ impl<'scope, 'env, P: Send + 'scope> BySize<'scope, 'env, P> {
     /// Has the program for batches of this many rows compiled while others run.
     pub fn prepare(&mut self, rows: usize) {
         if self.ahead.is_none() && !self.compiled.contains_key(&rows) {
-            let compile = self.compile;
-            self.ahead = Some((rows, self.scope.spawn(move || compile(rows))));
+            let compile = self.compile.clone();
+            self.ahead = Some((rows, thread::spawn(move || compile(rows))));
+        }
+    }
+}
+
+impl<P> Drop for BySize<P> {
+    /// Waits for the thread that still compiles: the process must not end beneath a compiler.
+    fn drop(&mut self) {
+        if let Some((_, thread)) = self.ahead.take() {
+            // What it made is not needed, whether it failed or not.
+            let _ = thread.join();
         }
     }
 }
@@ -94,22 +113,20 @@ pub(crate) fn reported<'t>(
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        sync::Mutex,
-        thread::{self, ThreadId},
-    };
+    use std::{sync::Mutex, thread::ThreadId};
 
     use super::*;
 
     #[test]
     fn the_next_size_is_compiled_beside_the_present_one() {
-        let made: Mutex<Vec<(usize, ThreadId)>> = Mutex::default();
-        let compile = |rows: usize| {
-            made.lock().unwrap().push((rows, thread::current().id()));
+        let made: Arc<Mutex<Vec<(usize, ThreadId)>>> = Arc::default();
+        let log = made.clone();
+        let compile: Compile<usize> = Arc::new(move |rows: usize| {
+            log.lock().unwrap().push((rows, thread::current().id()));
             Ok(rows * 10)
-        };
-        thread::scope(|scope| {
-            let mut programs = BySize::new(&compile, scope, [(8, 80)]);
+        });
+        {
+            let mut programs = BySize::new(compile, [(8, 80)]);
             assert_eq!(*programs.of(2).unwrap(), 20);
             programs.prepare(4);
             programs.prepare(4);
@@ -117,8 +134,8 @@ mod tests {
             assert_eq!(*programs.of(4).unwrap(), 40);
             programs.prepare(8);
             assert_eq!(*programs.of(8).unwrap(), 80);
-        });
-        let made = made.into_inner().unwrap();
+        }
+        let made = made.lock().unwrap();
         assert!(made.iter().map(|(rows, _)| *rows).eq([2, 4]));
         assert_eq!(
             made.iter().map(|(_, by)| *by == thread::current().id()).collect::<Vec<_>>(),

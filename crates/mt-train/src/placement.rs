@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use mt_config::PlacementGroup;
-use mt_models::{Model, PlacementRow, check_axes, print_placements};
+use mt_models::{Model, PlacementRow, check_axes, placement_table};
 use mt_runtime::format_bytes;
 use mt_shape::{Mesh, PlacedValue, Placement, Sharding};
 
 use crate::{
-    TrainError, TrainPlan,
+    Observer, TrainError, TrainPlan, events,
     planned::{PlannedArray, StateKind},
     state::{StateLayout, TrainState},
 };
@@ -20,16 +20,22 @@ pub(crate) const DATA_AXIS: &str = "data";
 pub(crate) fn check_state_axes(
     placement: &Placement,
     layout: &StateLayout,
-    batch: &Sharding,
+    batch: Vec<Sharding>,
 ) -> Result<(), TrainError> {
     let mut arrays: Vec<Sharding> =
         layout.entries.iter().map(|entry| entry.array.sharding(placement)).collect();
-    arrays.push(batch.clone());
+    arrays.extend(batch);
     Ok(check_axes(placement, &arrays)?)
 }
 
 /// Warns if more of the parameters than `sharding_tolerance` is on every device of axes that split parameters.
-pub(crate) fn warn_of_replicas(group: &PlacementGroup, model: &dyn Model, state: &TrainState, mesh: &Mesh) {
+pub(crate) fn warn_of_replicas(
+    group: &PlacementGroup,
+    model: &dyn Model,
+    state: &TrainState,
+    mesh: &Mesh,
+    observer: &Observer,
+) {
     let specs = model.parameters();
     let names: Vec<&str> = specs.iter().flat_map(|(_, spec)| &spec.logical_axes).flatten().copied().collect();
     let rules = &group.logical_axis_rules.0;
@@ -41,8 +47,8 @@ pub(crate) fn warn_of_replicas(group: &PlacementGroup, model: &dyn Model, state:
     let held: usize = state.parameters().iter().map(|array| array.bytes_on_device(0)).sum();
     let excess = held as f64 * parts as f64 / whole as f64 - 1.0;
     if parts > 1 && excess > group.sharding_tolerance {
-        eprintln!(
-            "warning: each device holds {} of parameters, {:.2}% more than its part of {}, as some are not split, and \
+        let text = format!(
+            "each device holds {} of parameters, {:.2}% more than its part of {}, as some are not split, and \
              `sharding_tolerance` ({}) allows {}%\n\
              hint: `debug_sharding=true` shows where each parameter is",
             format_bytes(held as u64),
@@ -51,11 +57,12 @@ pub(crate) fn warn_of_replicas(group: &PlacementGroup, model: &dyn Model, state:
             group.sharding_tolerance,
             100.0 * group.sharding_tolerance
         );
+        events::warn(observer, text);
     }
 }
 
-/// Prints where everything is: parameters, the optimizer's state, the batch, and what model code places between.
-pub(crate) fn report(plan: &TrainPlan, batch: (&[String], &[usize], &Sharding)) {
+/// Tables of where everything is: parameters, optimizer state, the batch, and the tensors that model code places.
+pub(crate) fn report(plan: &TrainPlan) -> String {
     let state = plan.state();
     let rows_of = |kind: StateKind| -> Vec<PlacementRow> {
         let arrays = state.iter().filter(|array| array.kind == kind);
@@ -68,10 +75,16 @@ pub(crate) fn report(plan: &TrainPlan, batch: (&[String], &[usize], &Sharding)) 
             })
             .collect()
     };
-    let (names, dims, sharding) = batch;
-    let bytes = sharding.shard_dims(dims).iter().product::<usize>() * size_of::<i32>();
-    let logical = names.iter().map(|name| Some(name.clone()));
-    let batch = PlacementRow::new("each array", dims, logical, sharding.spec.to_string(), bytes);
+    let batch: Vec<PlacementRow> = plan
+        .batch_arrays()
+        .iter()
+        .map(|(array, sharding)| {
+            let dims: Vec<usize> = array.axes.iter().map(|axis| axis.size).collect();
+            let bytes = sharding.shard_dims(&dims).iter().product::<usize>() * array.dtype.byte_size();
+            let logical = plan.loss.logical_axes(array).into_iter().map(|name| name.map(str::to_owned));
+            PlacementRow::new(array.name, &dims, logical, sharding.spec.to_string(), bytes)
+        })
+        .collect();
     let specs = plan.model.parameters();
     let of_weights: BTreeSet<&str> =
         specs.iter().flat_map(|(_, spec)| &spec.logical_axes).flatten().copied().collect();
@@ -88,11 +101,14 @@ pub(crate) fn report(plan: &TrainPlan, batch: (&[String], &[usize], &Sharding)) 
         });
         rows.collect()
     };
-    print_placements("parameter", &rows_of(StateKind::Parameter));
-    print_placements("optimizer state", &rows_of(StateKind::Optimizer));
-    print_placements("batch", &[batch]);
-    print_placements("weight, as it is used", &placed(weights));
-    print_placements("activation", &placed(activations));
     let of_state: usize = state.iter().map(PlannedArray::bytes_on_device).sum();
-    eprintln!("state on one device: {}", format_bytes(of_state as u64));
+    [
+        placement_table("parameter", &rows_of(StateKind::Parameter)),
+        placement_table("optimizer state", &rows_of(StateKind::Optimizer)),
+        placement_table("batch", &batch),
+        placement_table("weight, as it is used", &placed(weights)),
+        placement_table("activation", &placed(activations)),
+        format!("state on one device: {}", format_bytes(of_state as u64)),
+    ]
+    .concat()
 }

@@ -1,21 +1,25 @@
-//! A run on its devices, before any of them is touched: its model, where everything is, and its programs.
+//! A run on its devices, before any of them is touched: its model, its objective, where everything is, and its programs.
 
 use std::sync::Arc;
 
-use mt_config::{Config, TrainConfig};
-use mt_ir::Program;
+use mt_config::TrainConfig;
+use mt_ir::{Memory, Program};
 use mt_models::{Model, ModelError};
-use mt_runtime::{CompileSettings, Platform, Runtime};
+use mt_nn::SequenceOrder;
+use mt_runtime::{CompileSettings, Platform, Runtime, target_of};
 use mt_shape::{Placement, Sharding, Topology};
 use serde::Serialize;
 
 use crate::{
     TrainError,
+    gradients::LossRule,
     measured::Measured,
-    placement::{check_state_axes, report},
+    objective::{self, BatchArray, ModelUse, Objective},
+    placement::{DATA_AXIS, check_state_axes, report},
     planned::StateKind,
-    program::{BATCH_ARRAYS, Programs},
-    run::{StateRule, batch_axes, compile_settings, programs_of},
+    program::Programs,
+    state::StateLayout,
+    update::UpdateRule,
 };
 
 /// The devices that a run is for. They need not be there.
@@ -38,23 +42,34 @@ impl Devices {
     }
 }
 
-/// A configuration that was read and found to be that of a run, and its model.
+/// A run's configuration with its model and its objective, before the devices are known.
 pub struct Intended {
     pub(crate) settings: TrainConfig,
-    pub(crate) model: Box<dyn Model>,
+    pub(crate) model: Arc<dyn Model>,
+    pub(crate) objective: Arc<dyn Objective>,
 }
 
 impl Intended {
+    /// The model and the objective of a configuration.
+    ///
     /// # Errors
-    /// The configuration asks for what there is not.
-    pub fn new(config: &Config) -> Result<Self, TrainError> {
-        let settings = TrainConfig::from_config(config)?;
-        let model = mt_models::build(&settings.model)?;
+    /// The configuration's values do not make a model.
+    pub fn new(settings: TrainConfig) -> Result<Self, TrainError> {
+        let objective = objective::of_config(&settings);
+        Self::with_objective(settings, objective)
+    }
+
+    /// The model of a configuration, trained for an objective that its caller chooses.
+    ///
+    /// # Errors
+    /// As [`Intended::new`].
+    pub fn with_objective(settings: TrainConfig, objective: Arc<dyn Objective>) -> Result<Self, TrainError> {
+        let model: Arc<dyn Model> = mt_models::build(&settings.model)?.into();
         let length = settings.model.max_target_length;
         if let Some(positions) = model.num_learned_positions().filter(|positions| length > *positions) {
             return Err(ModelError::TooFewPositions { length, positions }.into());
         }
-        Ok(Self { settings, model })
+        Ok(Self { settings, model, objective })
     }
 
     /// The configuration.
@@ -81,48 +96,49 @@ impl ArgumentBytes {
 /// What a run is on given devices.
 pub struct TrainPlan {
     pub(crate) settings: TrainConfig,
-    pub(crate) model: Box<dyn Model>,
+    pub(crate) model: Arc<dyn Model>,
     pub(crate) platform: Platform,
     pub(crate) topology: Topology,
     pub(crate) placement: Arc<Placement>,
     pub(crate) state_rule: StateRule,
-    batch_dims: [usize; 2],
+    pub(crate) loss: LossRule,
+    rows: usize,
 }
 
 impl TrainPlan {
     /// The plan of the run that a configuration describes.
     ///
     /// # Errors
-    /// The configuration asks for what there is not, or does not fit the devices.
-    pub fn new(config: &Config, devices: &Devices) -> Result<Self, TrainError> {
-        Self::on(Intended::new(config)?, devices)
+    /// The configuration's values do not make a model, or do not fit the devices.
+    pub fn new(settings: TrainConfig, devices: &Devices) -> Result<Self, TrainError> {
+        Self::on(Intended::new(settings)?, devices)
     }
 
-    /// As [`Self::new`], of a configuration that was read already.
+    /// As [`Self::new`], for a model and an objective that are there already.
     ///
     /// # Errors
-    /// It does not fit the devices.
+    /// They do not fit the devices.
     pub fn on(intended: Intended, devices: &Devices) -> Result<Self, TrainError> {
-        let Intended { settings, model } = intended;
+        let Intended { settings, model, objective } = intended;
         let topology = settings.placement.topology(devices.number, devices.slices.as_deref())?;
         settings.check_devices(&topology)?;
         let placement = Arc::new(settings.placement.placement(&topology)?);
         let rows = settings.data.batch_schedule(topology.num_devices())?.full_rows();
-        let batch_dims = [rows, settings.data.max_target_length];
         let platform = devices.platform;
         let state_rule = StateRule::new(&settings, &*model, platform)?;
-        let plan = Self { settings, model, platform, topology, placement, state_rule, batch_dims };
-        check_state_axes(&plan.placement, &plan.state_rule.layout, &plan.batch_sharding())?;
+        let loss = loss_rule(&settings, model.clone(), objective, platform, topology.num_devices() > 1);
+        let plan = Self { settings, model, platform, topology, placement, state_rule, loss, rows };
+        let batch = plan.batch_arrays().into_iter().map(|(_, sharding)| sharding).collect();
+        check_state_axes(&plan.placement, &plan.state_rule.layout, batch)?;
         Ok(plan)
     }
 
-    /// The program of a training step with as many sequences as training ends with.
+    /// The program of a training step with as many rows as training ends with.
     ///
     /// # Errors
-    /// Some of what the configuration asks for does not fit together.
+    /// The model's or the objective's code misuses an operation.
     pub fn train_step(&self) -> Result<Program, TrainError> {
-        let [rows, length] = self.batch_dims;
-        let Measured { program, .. } = self.programs().train_step(rows, length)?;
+        let Measured { program, .. } = self.programs().train_step(self.rows)?;
         Ok(program)
     }
 
@@ -144,8 +160,14 @@ impl TrainPlan {
         &self.settings
     }
 
+    /// The trained model.
     pub fn model(&self) -> &dyn Model {
         &*self.model
+    }
+
+    /// What is minimized.
+    pub fn objective(&self) -> &dyn Objective {
+        &*self.loss.objective
     }
 
     /// The mesh, and what is split over it.
@@ -158,43 +180,144 @@ impl TrainPlan {
         &self.topology
     }
 
-    /// The sequences of a whole batch, and their length.
+    /// The rows of a whole batch.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The sequences that the model processes for a whole batch, and their length.
     pub fn batch_dims(&self) -> [usize; 2] {
-        self.batch_dims
+        self.loss.objective.sequences(self.rows)
     }
 
     /// What the arguments of a training step take on each device.
     pub fn argument_bytes(&self) -> ArgumentBytes {
         let mut bytes = ArgumentBytes { parameters: 0, optimizer: 0, batch: 0 };
         for array in self.state() {
-            let part = match array.kind {
+            let group = match array.kind {
                 StateKind::Parameter => &mut bytes.parameters,
                 StateKind::Optimizer => &mut bytes.optimizer,
             };
-            *part += array.bytes_on_device() as u64;
+            *group += array.bytes_on_device() as u64;
         }
-        let rows = self.batch_sharding().shard_dims(&self.batch_dims);
-        bytes.batch = (BATCH_ARRAYS.len() * rows.iter().product::<usize>() * size_of::<i32>()) as u64;
+        for (array, sharding) in self.batch_arrays() {
+            let dims: Vec<usize> = array.axes.iter().map(|axis| axis.size).collect();
+            let elements: usize = sharding.shard_dims(&dims).iter().product();
+            bytes.batch += (elements * array.dtype.byte_size()) as u64;
+        }
         bytes
     }
 
-    /// Prints on standard error where everything is: parameters, the optimizer's state, the batch, and what model code
-    /// places between them in the programs that were made so far.
-    pub fn print_placements(&self) {
-        report(self, (&batch_axes(&self.settings), &self.batch_dims, &self.batch_sharding()));
+    /// Tables of where everything is: parameters, optimizer state, the batch, and what model code places between them in
+    /// the programs that were made so far.
+    pub fn placements(&self) -> String {
+        report(self)
     }
 
-    pub(crate) fn programs(&self) -> Programs<'_> {
+    pub(crate) fn programs(&self) -> Programs {
         self.programs_at(self.placement.clone())
     }
 
     /// The programs of the run on another mesh of the same devices, or under other rules.
-    pub(crate) fn programs_at(&self, placement: Arc<Placement>) -> Programs<'_> {
-        programs_of(&self.settings, &*self.model, placement, self.platform, self.state_rule.clone())
+    pub(crate) fn programs_at(&self, placement: Arc<Placement>) -> Programs {
+        let StateRule { layout, update } = self.state_rule.clone();
+        let order = match self.settings.context.paired_parts(&placement) {
+            Some(parts) => SequenceOrder::Paired { parts },
+            None => SequenceOrder::AsRead,
+        };
+        let mut loss = self.loss.clone();
+        loss.usage.is_split = placement.mesh().num_devices() > 1;
+        Programs {
+            model: self.model.clone(),
+            placement,
+            target: target_of(self.platform, self.settings.run.cpu_kernels),
+            layout,
+            update,
+            loss,
+            seed: self.settings.model.init_weights_seed,
+            order,
+        }
     }
 
-    fn batch_sharding(&self) -> Sharding {
-        let names = batch_axes(&self.settings);
-        self.placement.sharding(&names.each_ref().map(|name| Some(name.as_str())), &self.batch_dims)
+    /// The arrays of a whole batch, each with its placement.
+    pub(crate) fn batch_arrays(&self) -> Vec<(BatchArray, Sharding)> {
+        let place = |array: BatchArray| {
+            let dims: Vec<usize> = array.axes.iter().map(|axis| axis.size).collect();
+            let sharding = self.placement.sharding(&self.loss.logical_axes(&array), &dims);
+            (array, sharding)
+        };
+        self.loss.objective.arrays(self.rows).into_iter().map(place).collect()
+    }
+}
+
+/// The state of a run and how its steps change it, which are the same on every mesh.
+#[derive(Clone)]
+pub(crate) struct StateRule {
+    pub layout: Arc<StateLayout>,
+    pub update: Arc<UpdateRule>,
+}
+
+impl StateRule {
+    /// # Errors
+    /// A mask does not fit the model's parameters, or its queries and keys cannot be clipped.
+    pub fn new(settings: &TrainConfig, model: &dyn Model, platform: Platform) -> Result<Self, TrainError> {
+        let update = UpdateRule::new(&settings.optimizer, model)?;
+        let remat = &settings.model.remat;
+        let parameters_in = memory(remat.parameter_memory_host_offload, platform);
+        let slots_in = memory(remat.optimizer_memory_host_offload, platform);
+        let other = model.otherwise_scanned().and_then(|other| {
+            let rule = update.of_other(&settings.optimizer, model, &*other)?;
+            Some(StateLayout::new(&*other, &rule))
+        });
+        let layout = StateLayout::new(model, &update).kept_in(parameters_in, slots_in).or_held_as(other);
+        let layout = match settings.placement.shard_optimizer_over_data {
+            true => layout.with_slots_over(DATA_AXIS),
+            false => layout,
+        };
+        Ok(Self { layout: Arc::new(layout), update: Arc::new(update) })
+    }
+}
+
+/// The memory of arrays that may be offloaded. The two memories of a CPU are one.
+fn memory(is_offloaded: bool, platform: Platform) -> Memory {
+    if is_offloaded && platform != Platform::Cpu { Memory::Host } else { Memory::Device }
+}
+
+fn loss_rule(
+    settings: &TrainConfig,
+    model: Arc<dyn Model>,
+    objective: Arc<dyn Objective>,
+    platform: Platform,
+    is_split: bool,
+) -> LossRule {
+    let group = &settings.objective;
+    LossRule {
+        model,
+        frozen: objective.frozen().into(),
+        objective,
+        usage: ModelUse {
+            num_vocab_tiling: group.num_vocab_tiling,
+            gather_head_once: group.vocab_tiling_ag_once,
+            layers_in: memory(settings.model.remat.parameter_memory_host_offload, platform),
+            with_scores: settings.optimizer.use_qk_clip,
+            is_split,
+        },
+        gradient_dtype: settings.optimizer.grad_dtype,
+        accumulation_steps: group.gradient_accumulation_steps,
+        batch_axes: {
+            let names = settings.placement.input_data_sharding_logical_axes.clone();
+            names.try_into().expect("the configuration was checked to have two names")
+        },
+    }
+}
+
+pub(crate) fn compile_settings(settings: &TrainConfig, program: &str) -> CompileSettings {
+    let debug = &settings.debug;
+    // MaxText's name for the step is that of the jitted function.
+    let wanted = debug.dump_hlo_local_module_name.trim_start_matches("jit_");
+    let is_dumped = debug.dump_hlo && (wanted.is_empty() || wanted == program);
+    CompileSettings {
+        dump_to: is_dumped.then(|| debug.dump_hlo_local_dir.clone()),
+        xla_flags: debug.compiler_options(),
     }
 }

@@ -80,7 +80,11 @@ impl TrainPlan {
     pub fn state(&self) -> Vec<PlannedArray> {
         let layout = &self.state_rule.layout;
         let planned = layout.entries.iter().enumerate().map(|(index, entry)| PlannedArray {
-            kind: if index < layout.num_parameters { StateKind::Parameter } else { StateKind::Optimizer },
+            kind: if layout.parameters().contains(&index) {
+                StateKind::Parameter
+            } else {
+                StateKind::Optimizer
+            },
             name: entry.name.clone(),
             logical_axes: entry.array.logical_axes.clone(),
             ty: TensorType::new(entry.array.dtype, entry.array.dims.clone()),

@@ -3,42 +3,36 @@
 use std::sync::Arc;
 
 use mt_ir::{Program, Target};
-use mt_models::{Model, Tokens};
-use mt_nn::{
-    SequenceOrder,
-    axes::{BATCH, POSITION},
-    initialize,
-};
-use mt_shape::{DType, Placement, axis};
-use mt_trace::{Inputs, Output, ProgramOptions, program};
+use mt_models::Model;
+use mt_nn::{SequenceOrder, initialize};
+use mt_shape::Placement;
+use mt_trace::{Inputs, Output, ProgramOptions, Tensor, program};
 
 use crate::{
     TrainError,
+    gradients::{LossAndGradients, LossRule, ModelTensors},
     measured::{Measured, reported},
     metrics::names,
-    objective::{BatchTensors, LossAndGradients, Objective},
+    objective::{BatchTensors, FrozenModel, FrozenSource},
     state::StateLayout,
     update::UpdateRule,
 };
 
 /// What the programs are made from.
-pub(crate) struct Programs<'a> {
-    pub model: &'a dyn Model,
+#[derive(Clone)]
+pub(crate) struct Programs {
+    pub model: Arc<dyn Model>,
     pub placement: Arc<Placement>,
     pub target: Target,
     pub layout: Arc<StateLayout>,
     pub update: Arc<UpdateRule>,
-    pub objective: Objective<'a>,
+    pub loss: LossRule,
     pub seed: u64,
     /// How the tokens of a batch's rows are stored.
     pub order: SequenceOrder,
 }
 
-/// The arrays of a batch, in the order in which programs take them.
-pub(crate) const BATCH_ARRAYS: [&str; 5] =
-    ["inputs", "inputs_position", "inputs_segmentation", "targets", "targets_segmentation"];
-
-impl Programs<'_> {
+impl Programs {
     fn options(&self, name: &str) -> ProgramOptions {
         ProgramOptions { name: name.to_owned(), placement: self.placement.clone(), target: self.target }
     }
@@ -63,26 +57,28 @@ impl Programs<'_> {
         })
     }
 
-    /// The state, which is donated, and a batch; the next state and a vector of its metrics.
-    pub fn train_step(&self, rows: usize, length: usize) -> Result<Measured<Program>, TrainError> {
+    /// The state, which is donated, the arrays of frozen models, and a batch; the next state and a vector of its metrics.
+    pub fn train_step(&self, rows: usize) -> Result<Measured<Program>, TrainError> {
         let specs = self.model.parameters();
         let mut names = Vec::new();
         let program = self.build("train_step", |inputs| {
             let mut state = self.layout.declare_all(inputs);
-            let batch = self.batch(inputs, rows, length);
+            let frozen = self.frozen(inputs, &state.values.parameters);
+            let batch = self.batch(inputs, rows);
             let region = inputs.region();
             let dropout = region.key(self.seed).fold_in_name("dropout").fold_in(state.step);
 
-            let parameters = self.layout.for_model(&specs, &state.values.parameters);
+            let trained = self.layout.for_model(&specs, &state.values.parameters);
+            let models = ModelTensors { trained, frozen };
             let LossAndGradients { loss, weights, mut metrics, gradients, scores } =
-                self.objective.loss_and_gradients(&specs, &parameters, batch, dropout);
+                self.loss.loss_and_gradients(&specs, &models, &batch, dropout);
             state = self.layout.on_device(state);
             let at_slots = |tensors| self.layout.at_slots(&self.placement, tensors);
             let gradients = at_slots(gradients);
             state.values.parameters = at_slots(state.values.parameters);
             let (mut next, updated) =
                 region.scope("optimizer", || self.update.update(state, loss, gradients, &scores));
-            // They are made in parts, then gathered once.
+            // They are made in shards, then gathered once.
             next.values.parameters = at_slots(next.values.parameters);
             let mut outputs = self.layout.outputs_of(inputs, next);
             metrics.splice(0..0, [(names::LOSS, loss), (names::TOTAL_WEIGHTS, weights)]);
@@ -92,30 +88,55 @@ impl Programs<'_> {
             outputs.push(vector);
             outputs
         })?;
-        Ok(Measured { program, names })
+        Ok(Measured { program, names: names.into() })
     }
 
-    /// The parameters and a batch; the sums over its tokens.
-    pub fn evaluation_step(&self, rows: usize, length: usize) -> Result<Measured<Program>, TrainError> {
+    /// The parameters, the arrays of frozen models and a batch; the sums over its rows.
+    pub fn evaluation_step(&self, rows: usize) -> Result<Measured<Program>, TrainError> {
         let specs = self.model.parameters();
         let mut names = Vec::new();
         let program = self.build("eval_step", |inputs| {
-            let parameters = self.layout.declare(inputs, 0..self.layout.num_parameters, false);
-            let parameters = self.layout.for_model(&specs, &parameters);
-            let batch = self.batch(inputs, rows, length);
-            let (vector, reported) = reported(inputs, &self.objective.evaluate(&parameters, batch));
+            let parameters = self.layout.declare(inputs, self.layout.parameters(), false);
+            let frozen = self.frozen(inputs, &parameters);
+            let trained = self.layout.for_model(&specs, &parameters);
+            let batch = self.batch(inputs, rows);
+            let models = ModelTensors { trained, frozen };
+            let (vector, reported) = reported(inputs, &self.loss.evaluate(&specs, &models, &batch));
             names = reported;
             vec![vector]
         })?;
-        Ok(Measured { program, names })
+        Ok(Measured { program, names: names.into() })
     }
 
-    fn batch<'t>(&self, inputs: &Inputs<'t>, rows: usize, length: usize) -> BatchTensors<'t> {
-        let axes = [axis(BATCH, rows), axis(POSITION, length)];
-        let logical = self.objective.batch_axes.each_ref().map(|name| Some(name.as_str()));
-        let [tokens, positions, segmentation, targets, targets_segmentation] =
-            BATCH_ARRAYS.map(|name| inputs.input(name, DType::I32, &axes, &logical, false));
-        let tokens = Tokens { tokens, positions, segmentation, order: self.order };
-        BatchTensors { tokens, targets, targets_segmentation }
+    /// Whether a frozen model takes the array of the trained model's parameter `index` instead of one of its own.
+    pub fn shares(&self, frozen: &FrozenModel, index: usize) -> bool {
+        frozen.source == FrozenSource::FirstValues && !self.update.parameters[index].is_trained
+    }
+
+    /// Declares the arrays of frozen models that are not the trained model's.
+    fn frozen<'t>(&self, inputs: &Inputs<'t>, trained: &[Tensor<'t>]) -> Vec<Vec<Tensor<'t>>> {
+        let of_model = |frozen: &FrozenModel| {
+            let declare = |(index, (path, spec)): (usize, &(mt_shape::Path, mt_nn::ParamSpec))| {
+                if self.shares(frozen, index) {
+                    return trained[index];
+                }
+                let name = format!("{}.{path}", frozen.name);
+                inputs.input(&name, spec.dtype, &spec.axes, &spec.logical_axes, false)
+            };
+            frozen.model.parameters().iter().enumerate().map(declare).collect()
+        };
+        self.loss.frozen.iter().map(of_model).collect()
+    }
+
+    fn batch<'t>(&self, inputs: &Inputs<'t>, rows: usize) -> BatchTensors<'t> {
+        let arrays = self.loss.objective.arrays(rows);
+        let tensors: Vec<Tensor<'t>> = arrays
+            .iter()
+            .map(|array| {
+                let logical = self.loss.logical_axes(array);
+                inputs.input(array.name, array.dtype, &array.axes, &logical, false)
+            })
+            .collect();
+        BatchTensors::new(arrays.iter().map(|array| array.name), tensors, self.order)
     }
 }

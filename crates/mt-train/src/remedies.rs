@@ -1,10 +1,10 @@
 //! What would help a run that needs more memory than there is, or much less.
 
 use mt_config::{RematGroup, RematPolicy};
-use mt_runtime::{MemoryNeed, Platform, format_bytes};
+use mt_runtime::{Executable, MemoryNeed, Platform, format_bytes};
 use mt_shape::DType;
 
-use crate::{TrainPlan, placement::DATA_AXIS};
+use crate::{TrainError, TrainPlan, placement::DATA_AXIS};
 
 /// Bytes of each device that a training step takes, by what they depend on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,6 +41,12 @@ impl TrainPlan {
                 format_bytes(available - need.needed),
             )
         })
+    }
+
+    /// What a message says that refuses a program for its memory.
+    pub(crate) fn less_memory(&self, program: &Executable) -> Result<String, TrainError> {
+        let needs = self.needs(Some(program.memory()?.on_device()));
+        Ok(format!("what needs less, the best first:\n  {}", self.remedies(needs, None).join("\n  ")))
     }
 
     /// The needs of a compiled training step that takes `total` bytes, if that is known.

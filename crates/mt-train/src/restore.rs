@@ -1,5 +1,7 @@
 //! Where a run begins: its own newest checkpoint, another run's state or parameters, or fresh values.
 
+use std::path::{Path, PathBuf};
+
 use mt_checkpoint::{Checkpoint, CheckpointManager, latest_valid};
 use mt_config::CheckpointGroup;
 use mt_data::IteratorState;
@@ -7,11 +9,11 @@ use mt_models::{
     Model, check_parameters,
     hugging_face::{Weights, is_hugging_face},
 };
-use mt_runtime::Runtime;
+use mt_runtime::{Array, Runtime};
 use mt_shape::Placement;
 
 use crate::{
-    TrainError,
+    Observer, TrainError, TrainPlan, events,
     state::{StateLayout, TrainState, load_checked_parameters, steps_done},
 };
 
@@ -19,13 +21,25 @@ use crate::{
 pub(crate) const ITERATOR_ITEM: &str = "iter";
 pub(crate) const ITERATOR_FILE: &str = "process_0-of-1.json";
 
+/// The run's own checkpoints, of which there is at least one.
+pub(crate) struct Resume<'a> {
+    pub manager: &'a mut CheckpointManager,
+}
+
 /// The state a run begins with.
 pub(crate) struct Restored {
     pub state: TrainState,
     /// The first step to do, counted from 0.
     pub first_step: u64,
-    /// The data's position, if the run goes on.
-    pub iterator: Option<IteratorState>,
+    /// What the run continues from, if it is resumed.
+    pub resumed: Option<Resumed>,
+}
+
+/// The checkpoint from which a run continues.
+pub(crate) struct Resumed {
+    pub checkpoint: PathBuf,
+    /// The data's position. Checkpoints of runs that save none have none.
+    pub position: Option<IteratorState>,
 }
 
 /// Checks what a new run is to begin from, before the long work of compiling.
@@ -54,72 +68,91 @@ pub(crate) fn check_sources(
 
 /// Loads or makes the first state of a run.
 pub(crate) fn restore(
+    plan: &TrainPlan,
     runtime: &Runtime,
-    placement: &Placement,
-    model: &dyn Model,
-    layout: &StateLayout,
-    group: &CheckpointGroup,
-    manager: &mut CheckpointManager,
-    newest: Option<u64>,
+    resume: Option<Resume<'_>>,
+    observer: &Observer,
     initialize: impl FnOnce() -> Result<TrainState, TrainError>,
 ) -> Result<Restored, TrainError> {
-    if newest.is_some() {
-        let mut failure = None;
-        let latest = latest_valid(manager.directory(), |checkpoint| {
-            // Reading checks every byte that is read.
-            match resume(runtime, placement, layout, checkpoint) {
-                Ok(restored) => Ok(Some(restored)),
-                Err(TrainError::Checkpoint(error)) => Err(error),
-                Err(TrainError::State(mt_models::StateError::Checkpoint(error))) => Err(error),
-                Err(other) => {
-                    failure = Some(other);
-                    Ok(None)
-                }
-            }
-        })?;
-        if let Some(failure) = failure {
-            return Err(failure);
-        }
-        if let Some(latest) = latest {
-            for skipped in &latest.skipped {
-                eprintln!("warning: checkpoint {} is passed over: {}", skipped.step, skipped.reason);
-                manager.set_aside(skipped.step)?;
-            }
-            if let Some(restored) = latest.value {
-                return Ok(restored);
-            }
-        }
+    if let Some(Resume { manager }) = resume
+        && let Some(restored) = newest_whole(plan, runtime, manager, observer)?
+    {
+        return Ok(restored);
     }
+    let (layout, group, placement) = (&plan.state_rule.layout, &plan.settings.checkpoint, &plan.placement);
     if let Some(path) = &group.load_full_state_path {
         let checkpoint = Checkpoint::open_path(path)?;
         let state = TrainState::load(runtime, placement, layout, &checkpoint)?;
-        return Ok(Restored { state, first_step: steps_done(&checkpoint)?, iterator: None });
+        return Ok(Restored { state, first_step: steps_done(&checkpoint)?, resumed: None });
     }
     let mut state = initialize()?;
     if let Some(path) = group.parameters_path() {
         state.replace_parameters(|| {
-            let parameters = if is_hugging_face(path) {
-                Weights::open(model, path)?.load(runtime, placement, model, None)?
-            } else {
-                load_checked_parameters(runtime, placement, model, &Checkpoint::open_path(path)?)?
-            };
+            let parameters = load_parameters_of(runtime, placement, &*plan.model, path)?;
             let memory = layout.parameters_in();
             parameters.into_iter().map(|array| Ok(array.moved_to(runtime, memory)?)).collect()
         })?;
     }
-    Ok(Restored { state, first_step: 0, iterator: None })
+    Ok(Restored { state, first_step: 0, resumed: None })
 }
 
-fn resume(
+/// The parameters of a model in a Hugging Face directory or a checkpoint, placed by its rules.
+pub(crate) fn load_parameters_of(
+    runtime: &Runtime,
+    placement: &Placement,
+    model: &dyn Model,
+    path: &Path,
+) -> Result<Vec<Array>, TrainError> {
+    if is_hugging_face(path) {
+        return Ok(Weights::open(model, path)?.load(runtime, placement, model, None)?);
+    }
+    load_checked_parameters(runtime, placement, model, &Checkpoint::open_path(path)?)
+}
+
+/// The newest of the run's checkpoints that is not damaged. Newer ones are set aside.
+fn newest_whole(
+    plan: &TrainPlan,
+    runtime: &Runtime,
+    manager: &mut CheckpointManager,
+    observer: &Observer,
+) -> Result<Option<Restored>, TrainError> {
+    let layout = &plan.state_rule.layout;
+    let mut failure = None;
+    let latest = latest_valid(manager.directory(), |checkpoint| {
+        // Reading checks every byte that is read.
+        match resume_from(runtime, &plan.placement, layout, checkpoint) {
+            Ok(restored) => Ok(Some(restored)),
+            Err(TrainError::Checkpoint(error)) => Err(error),
+            Err(TrainError::State(mt_models::StateError::Checkpoint(error))) => Err(error),
+            Err(other) => {
+                failure = Some(other);
+                Ok(None)
+            }
+        }
+    })?;
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    let Some(latest) = latest else { return Ok(None) };
+    for skipped in &latest.skipped {
+        let text = format!("checkpoint {} is passed over: {}", skipped.step, skipped.reason);
+        events::warn(observer, text);
+        manager.set_aside(skipped.step)?;
+    }
+    Ok(latest.value)
+}
+
+fn resume_from(
     runtime: &Runtime,
     placement: &Placement,
     layout: &StateLayout,
     checkpoint: &Checkpoint,
 ) -> Result<Restored, TrainError> {
     let state = TrainState::load(runtime, placement, layout, checkpoint)?;
-    let iterator = checkpoint
+    let position = checkpoint
         .read_json(ITERATOR_ITEM, ITERATOR_FILE)?
         .map(|json| IteratorState::from_json(&json.to_string()))
         .transpose()?;
-    Ok(Restored { state, first_step: steps_done(checkpoint)?, iterator })
+    let resumed = Resumed { checkpoint: checkpoint.path().to_owned(), position };
+    Ok(Restored { state, first_step: steps_done(checkpoint)?, resumed: Some(resumed) })
 }

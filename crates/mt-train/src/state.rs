@@ -5,32 +5,27 @@ use std::ops::Range;
 use mt_checkpoint::{
     Checkpoint, CheckpointError, Comparison, Empty, Entry, ExpectedArray, ExtraItem, KeySegment, entry_name,
 };
-use mt_data::Batch;
-use mt_ir::{Memory, ProgramValue};
+use mt_ir::Memory;
 use mt_models::{
     Affine, EXACT_ITEM, Model, StateArray, StateEntries, StateReader, StoredParameter, check_parameters,
     load_parameters, moment_scale, parameter_key,
 };
-use mt_nn::{LayerPlace, ParamSpec, SequenceOrder};
+use mt_nn::{LayerPlace, ParamSpec};
 use mt_optim::{History, Slot, Values};
-use mt_runtime::{Array, Executable, Input, Runtime, RuntimeError};
+use mt_runtime::{Array, Executable, Input, Runtime};
 use mt_shape::{Axis, DType, HostArray, Path, Placement};
 use mt_trace::{Inputs, Output, Tensor};
 
 use crate::{
     TrainError,
     optimizer_tree::OptimizerTree,
-    program::BATCH_ARRAYS,
     update::{StateTensors, UpdateRule},
 };
 
 /// What the state of training consists of: arrays in the order in which programs take and return them.
 pub(crate) struct StateLayout {
     pub entries: Vec<StateEntry>,
-    /// The first entries are the parameters, in the model's order.
-    pub num_parameters: usize,
-    /// What the optimizer keeps comes next.
-    pub num_slots: usize,
+    groups: Groups,
     /// The mesh axis over which these are split besides those that rules name.
     slots_over: Option<&'static str>,
     /// Places in checkpoints with what is always in them.
@@ -39,6 +34,29 @@ pub(crate) struct StateLayout {
     empty: Vec<Vec<KeySegment>>,
     /// The state of the same training with layers scanned if these are not, or the other way round.
     other: Option<Box<Self>>,
+}
+
+/// Where each group of the state is among its entries.
+#[derive(Clone, Debug)]
+struct Groups {
+    /// In the model's order. Programs that need nothing else take these entries alone, so they are the first.
+    parameters: Range<usize>,
+    /// What the optimizer keeps for parameters.
+    slots: Range<usize>,
+    /// What tells spikes, if steps are judged.
+    guard: Option<GuardEntries>,
+    /// The number of steps done.
+    step: usize,
+}
+
+/// The entries of what tells spikes.
+#[derive(Clone, Copy, Debug)]
+struct GuardEntries {
+    losses: usize,
+    gradient_norms: usize,
+    count: usize,
+    /// The number of steps that were no spikes.
+    updates: usize,
 }
 
 /// One array of the state.
@@ -101,51 +119,78 @@ impl StateLayout {
                 }
             }
         }
-        let num_slots = slots.len();
         let mut step = StateEntry::number(STEP, vec![STEP.into()]);
+        let mut guard_entries = None;
         if let (Some(guard), Some(keys)) = (rule.guard, tree.history) {
-            entries.push(StateEntry::ring("spikes.losses", guard.axis(), keys.losses));
-            entries.push(StateEntry::ring("spikes.gradient_norms", guard.axis(), keys.gradient_norms));
-            entries.push(StateEntry::number("spikes.count", keys.count));
+            let mut add = |entry: StateEntry| {
+                entries.push(entry);
+                entries.len() - 1
+            };
             let mut counts = tree.counts.into_iter();
             let first = counts.next().expect("optimizers count their updates");
-            entries.push(StateEntry { copies: counts.collect(), ..StateEntry::number("updates", first) });
+            guard_entries = Some(GuardEntries {
+                losses: add(StateEntry::ring("spikes.losses", guard.axis(), keys.losses)),
+                gradient_norms: add(StateEntry::ring(
+                    "spikes.gradient_norms",
+                    guard.axis(),
+                    keys.gradient_norms,
+                )),
+                count: add(StateEntry::number("spikes.count", keys.count)),
+                updates: add(StateEntry { copies: counts.collect(), ..StateEntry::number("updates", first) }),
+            });
         } else {
             step.copies = tree.counts;
         }
         entries.push(step);
-        Self {
-            entries,
-            num_parameters: parameters.len(),
-            num_slots,
-            slots_over: None,
-            constants,
-            empty,
-            other: None,
-        }
+        let num_parameters = parameters.len();
+        let groups = Groups {
+            parameters: 0..num_parameters,
+            slots: num_parameters..num_parameters + slots.len(),
+            guard: guard_entries,
+            step: entries.len() - 1,
+        };
+        Self { entries, groups, slots_over: None, constants, empty, other: None }
+    }
+
+    /// The entries of the parameters, in the model's order. They are the first.
+    pub fn parameters(&self) -> Range<usize> {
+        self.groups.parameters.clone()
+    }
+
+    /// The entries of what the optimizer keeps for parameters.
+    pub fn slots(&self) -> Range<usize> {
+        self.groups.slots.clone()
     }
 
     /// Declares the whole state as arguments of a program, which are given up to it.
     pub fn declare_all<'t>(&self, inputs: &Inputs<'t>) -> StateTensors<'t> {
-        let mut parameters = self.declare(inputs, 0..self.entries.len(), true);
-        let mut slots = parameters.split_off(self.num_parameters);
-        let rest = slots.split_off(self.num_slots);
-        let (spikes, step) = match rest[..] {
-            [losses, gradient_norms, count, updates, step] => {
-                (Some((History { losses, gradient_norms, count }, updates)), step)
-            }
-            [step] => (None, step),
-            _ => unreachable!("what tells spikes, and the number of steps"),
-        };
-        StateTensors { values: Values { parameters, slots }, spikes, step }
+        let all = self.declare(inputs, 0..self.entries.len(), true);
+        let Groups { parameters, slots, guard, step } = self.groups.clone();
+        let spikes = guard.map(|guard| {
+            let history = History {
+                losses: all[guard.losses],
+                gradient_norms: all[guard.gradient_norms],
+                count: all[guard.count],
+            };
+            (history, all[guard.updates])
+        });
+        let values = Values { parameters: all[parameters].to_vec(), slots: all[slots].to_vec() };
+        StateTensors { values, spikes, step: all[step] }
     }
 
     /// Results of a program that are the whole state.
     pub fn outputs_of<'t>(&self, inputs: &Inputs<'t>, state: StateTensors<'t>) -> Vec<Output<'t>> {
         let StateTensors { values: Values { parameters, slots }, spikes, step } = state;
-        let spikes = spikes
-            .map(|(history, updates)| vec![history.losses, history.gradient_norms, history.count, updates]);
-        let all = [parameters, slots, spikes.unwrap_or_default(), vec![step]].concat();
+        let groups = &self.groups;
+        let mut all = vec![step; self.entries.len()];
+        all[groups.parameters.clone()].copy_from_slice(&parameters);
+        all[groups.slots.clone()].copy_from_slice(&slots);
+        if let Some((guard, (history, updates))) = groups.guard.zip(spikes) {
+            all[guard.losses] = history.losses;
+            all[guard.gradient_norms] = history.gradient_norms;
+            all[guard.count] = history.count;
+            all[guard.updates] = updates;
+        }
         self.outputs(inputs, &all)
     }
 
@@ -161,7 +206,7 @@ impl StateLayout {
 
     /// Splits what the optimizer keeps for each parameter over a mesh axis besides those that rules name.
     pub fn with_slots_over(mut self, mesh_axis: &'static str) -> Self {
-        for entry in &mut self.entries[self.num_parameters..][..self.num_slots] {
+        for entry in &mut self.entries[self.groups.slots.clone()] {
             entry.array.split_over = Some(mesh_axis);
         }
         self.slots_over = Some(mesh_axis);
@@ -180,9 +225,8 @@ impl StateLayout {
 
     /// The same state, with parameters and what is kept for them in these memories.
     pub fn kept_in(mut self, parameters: Memory, slots: Memory) -> Self {
-        let arrays = self.num_parameters + self.num_slots;
-        for (index, entry) in self.entries[..arrays].iter_mut().enumerate() {
-            entry.memory = if index < self.num_parameters { parameters } else { slots };
+        for (group, memory) in [(self.parameters(), parameters), (self.slots(), slots)] {
+            self.entries[group].iter_mut().for_each(|entry| entry.memory = memory);
         }
         self
     }
@@ -207,8 +251,10 @@ impl StateLayout {
             entries.iter().zip(tensors).map(|(entry, tensor)| on_device(*tensor, entry.memory)).collect()
         };
         let Values { parameters, slots } = &state.values;
-        let (of_parameters, rest) = self.entries.split_at(self.num_parameters);
-        let values = Values { parameters: fetched(of_parameters, parameters), slots: fetched(rest, slots) };
+        let values = Values {
+            parameters: fetched(&self.entries[self.parameters()], parameters),
+            slots: fetched(&self.entries[self.slots()], slots),
+        };
         StateTensors { values, ..state }
     }
 
@@ -331,7 +377,7 @@ impl TrainState {
     /// The state from the outputs of a program; what follows the state is returned, too.
     pub fn from_outputs(mut outputs: Vec<Array>, layout: &StateLayout) -> (Self, Vec<Array>) {
         let rest = outputs.split_off(layout.entries.len());
-        (Self { arrays: outputs, num_parameters: layout.num_parameters }, rest)
+        (Self { arrays: outputs, num_parameters: layout.parameters().len() }, rest)
     }
 
     /// The arguments of a training step, given up to it.
@@ -365,7 +411,7 @@ impl TrainState {
         let arrays = reader.read_all(&described(layout), other.as_deref(), |index, array| {
             array.moved_to(runtime, layout.entries[index].memory)
         })?;
-        Ok(Self { arrays, num_parameters: layout.num_parameters })
+        Ok(Self { arrays, num_parameters: layout.parameters().len() })
     }
 
     /// The parameters.
@@ -398,8 +444,7 @@ impl TrainState {
         items.extend(layout.constants.iter().map(|(key, value)| Entry::new(key.clone(), value.clone())));
         items.extend(layout.empty.iter().map(|key| Entry::empty(key.clone(), Empty::None)));
         // Arrays of the model's form are in its order, the rest in that of the tree.
-        let num_arrays = layout.num_parameters + layout.num_slots;
-        items[num_arrays..].sort_by(|left, right| left.key.cmp(&right.key));
+        items[layout.slots().end..].sort_by(|left, right| left.key.cmp(&right.key));
         let extra = if exact.is_empty() {
             Vec::new()
         } else {
@@ -424,45 +469,4 @@ pub(crate) fn load_checked_parameters(
 pub(crate) fn steps_done(checkpoint: &Checkpoint) -> Result<u64, CheckpointError> {
     let count = checkpoint.read_all(STEP)?;
     Ok(count.to_f64().first().copied().unwrap_or_default() as u64)
-}
-
-/// A batch on the devices, for the arguments that programs declare in the order of [`BATCH_ARRAYS`].
-pub(crate) fn batch_arrays(
-    runtime: &Runtime,
-    arguments: &[ProgramValue],
-    batch: &Batch,
-    vocab_size: usize,
-    order: SequenceOrder,
-) -> Result<Vec<Array>, TrainError> {
-    let mut tokens = batch.inputs.iter().chain(&batch.targets);
-    if let Some(token) = tokens.find(|token| usize::try_from(**token).is_ok_and(|token| token >= vocab_size))
-    {
-        return Err(TrainError::UnknownToken { token: *token, vocab_size });
-    }
-    let values: [&[i32]; BATCH_ARRAYS.len()] = [
-        &batch.inputs,
-        &batch.inputs_position,
-        &batch.inputs_segmentation,
-        &batch.targets,
-        &batch.targets_segmentation,
-    ];
-    let dims = [batch.rows, batch.length];
-    values
-        .into_iter()
-        .zip(arguments)
-        .map(|(values, argument)| {
-            let host = match order {
-                SequenceOrder::AsRead => HostArray::from_slice(DType::I32, &dims, values),
-                _ => HostArray::from_slice(DType::I32, &dims, &stored(values, batch.length, order)),
-            };
-            let host = host.map_err(RuntimeError::from)?;
-            Ok(Array::from_shared(runtime, host.into(), &argument.sharding)?)
-        })
-        .collect()
-}
-
-/// The values of rows as they are stored in this order.
-pub(crate) fn stored(values: &[i32], length: usize, order: SequenceOrder) -> Vec<i32> {
-    let places: Vec<usize> = (0..length).map(|index| order.place(index, length)).collect();
-    values.chunks(length).flat_map(|row| places.iter().map(|place| row[*place])).collect()
 }

@@ -6,44 +6,27 @@
 
 use std::time::{Duration, Instant};
 
-use mt_checkpoint::{CheckpointManager, JsonItem, SaveRequest};
-use mt_config::{BatchSchedule, TrainConfig};
-use mt_data::{Batch, IteratorState, Prefetcher, TrainIterator};
-use mt_models::Model;
-use mt_nn::SequenceOrder;
-use mt_runtime::{Executable, Input, PendingArray, Runtime};
-use serde_json::json;
+use mt_checkpoint::CheckpointManager;
+use mt_data::{Batch, EvaluationSet, IteratorState, Prefetcher, TrainIterator};
 
 use crate::{
-    TrainError,
-    evaluation::Evaluator,
-    measured::{BySize, Measured},
+    TrainError, Trainer,
+    measured::PendingMetrics,
     metrics::{MetricLogger, StepMeasurements, names},
-    restore::{ITERATOR_FILE, ITERATOR_ITEM},
-    run::{Ending, EvaluationSummary},
+    run::{Ending, EvaluationSummary, Schedule},
     signals::StopSignal,
-    state::{StateLayout, TrainState, batch_arrays},
 };
 
 /// How many batches are made ahead.
 const PREFETCH: usize = 4;
 
 /// Everything the loop works with.
-pub(crate) struct Loop<'a, 'scope, 'env> {
-    pub settings: &'a TrainConfig,
-    pub runtime: &'a Runtime,
-    pub model: &'a dyn Model,
-    pub layout: &'a StateLayout,
-    pub steps: BySize<'scope, 'env, Measured<Executable>>,
-    /// The rows of each step's batch.
-    pub batches: BatchSchedule,
-    pub evaluator: Option<Evaluator>,
+pub(crate) struct Loop {
+    pub trainer: Trainer,
+    pub schedule: Schedule,
+    pub evaluation: Option<EvaluationSet>,
     pub manager: CheckpointManager,
     pub logger: MetricLogger,
-    pub length: usize,
-    /// How the tokens of a batch's rows are stored on the devices.
-    pub order: SequenceOrder,
-    pub first_step: u64,
     pub stop: StopSignal,
     /// What one device can do in a second, in 10¹² operations.
     pub peak_tflops: Option<f64>,
@@ -61,7 +44,7 @@ pub(crate) struct Progress {
 struct InFlight {
     step: u64,
     rows: usize,
-    metrics: PendingArray,
+    metrics: PendingMetrics,
     data_wait: Duration,
     /// When the loop began to work on it.
     began: Instant,
@@ -76,15 +59,31 @@ enum Health {
     NotFinite,
 }
 
-impl Loop<'_, '_, '_> {
+/// Where the loop is.
+struct State {
+    batches: Prefetcher,
+    /// The data's position behind the last batch that was used.
+    position: IteratorState,
+    /// The batch of every step, if one is to be used again and again.
+    reused: Option<Batch>,
+    in_flight: Option<InFlight>,
+    health: Health,
+    first_evaluation: Option<EvaluationSummary>,
+    last_evaluation: Option<EvaluationSummary>,
+    /// The steps before which the last evaluation was.
+    evaluated: Option<u64>,
+    /// The last step that was saved.
+    saved: Option<u64>,
+}
+
+impl Loop {
     /// Runs to the last step, the end of the data or a signal.
     pub fn run(
         mut self,
-        state: TrainState,
         data: TrainIterator,
         position: Option<IteratorState>,
     ) -> Result<Progress, TrainError> {
-        let progress = self.steps(state, data, position);
+        let progress = self.steps(data, position);
         if progress.is_err() {
             // A checkpoint that is still being written is of a step that went well. Only the first error is told.
             let _ = self.manager.wait_until_finished();
@@ -96,151 +95,135 @@ impl Loop<'_, '_, '_> {
 
     fn steps(
         &mut self,
-        state: TrainState,
         mut data: TrainIterator,
         position: Option<IteratorState>,
     ) -> Result<Progress, TrainError> {
         if let Some(position) = &position {
             data.restore(position)?;
         }
-        let mut position = data.state();
-        let (sizes, first_step) = (self.batches.clone(), self.first_step);
+        let position = data.state();
+        let (sizes, first_step) = (self.schedule.batches.clone(), self.step());
         let rows = (first_step..).map(move |step| sizes.rows_at(step));
-        let mut batches = Prefetcher::new(data, PREFETCH, rows)?;
-        let run = &self.settings.run;
-        let mut state = state;
-        let mut in_flight: Option<InFlight> = None;
-        let mut first_evaluation = None;
-        let mut last_evaluation = None;
-        let mut reused: Option<Batch> = None;
-        let mut evaluated = None;
-        let mut step = self.first_step;
-        let mut saved = None;
-        let mut health = Health::Finite;
-        let mut ending = loop {
-            if self.evaluates_before(step) && step < run.steps {
-                if let Some(done) = in_flight.take() {
-                    health = self.finish_step(done)?;
-                }
-                last_evaluation = self.evaluate(&state, step)?;
-                first_evaluation = first_evaluation.or(last_evaluation);
-                evaluated = Some(step);
-                if let Some(reached) = self.target_reached(last_evaluation) {
-                    break reached;
-                }
-            }
-            if step >= run.steps {
-                break Ending::Completed;
-            }
-            // A save that failed in the background is told now, not when the next one is due.
-            self.manager.poll()?;
-            if let Some(signal) = self.stop.received() {
-                break Ending::Stopped { signal };
-            }
-            let began = Instant::now();
-            if let Some(before) = &mut in_flight {
-                before.ended = Some(began);
-            }
-            let next = match reused.clone() {
-                Some(batch) => Some((batch, position.clone())),
-                None => batches.next()?,
-            };
-            let Some((batch, after)) = next else {
-                if step == 0 {
-                    return Err(TrainError::NoBatch);
-                }
-                break Ending::DataEnded;
-            };
-            let data_wait = batches.take_waited();
-            if self.settings.data.reuse_example_batch > 0 {
-                // The data stays before this batch, so that a run that goes on finds the same one.
-                reused = Some(batch.clone());
-            } else {
-                position = after;
-            }
-            let (next_state, metrics) = self.start_step(state, &batch)?;
-            if let Some(larger) = self.batches.next_rows(step, run.steps) {
-                self.steps.prepare(larger);
-            }
-            state = next_state;
-            let started = InFlight { step, rows: batch.rows, metrics, data_wait, began, ended: None };
-            if let Some(done) = in_flight.replace(started) {
-                health = self.finish_step(done)?;
-            }
-            if self.saves_after(step) {
-                if let Some(done) = in_flight.take() {
-                    health = self.finish_step(done)?;
-                }
-                if health == Health::Finite {
-                    self.save(&state, step, &position)?;
-                    saved = Some(step);
-                }
-            }
-            step += 1;
+        let mut state = State {
+            batches: Prefetcher::new(data, PREFETCH, rows)?,
+            position,
+            reused: None,
+            in_flight: None,
+            health: Health::Finite,
+            first_evaluation: None,
+            last_evaluation: None,
+            evaluated: None,
+            saved: None,
         };
-        if let Some(done) = in_flight.take() {
-            health = self.finish_step(done)?;
+        let ending = loop {
+            if let Some(ending) = self.turn(&mut state)? {
+                break ending;
+            }
+        };
+        self.end(state, ending, first_step)
+    }
+
+    /// One turn of the loop: an evaluation and a checkpoint if they are due, and a step in between.
+    fn turn(&mut self, state: &mut State) -> Result<Option<Ending>, TrainError> {
+        let (step, steps) = (self.step(), self.trainer.plan.settings.run.steps);
+        let evaluates = self.evaluation.is_some()
+            && Schedule::evaluates_before(&self.trainer.plan.settings, step)
+            && step < steps;
+        if evaluates {
+            self.finish_in_flight(state)?;
+            if let Some(reached) = self.evaluate(state)? {
+                return Ok(Some(reached));
+            }
         }
+        if step >= steps {
+            return Ok(Some(Ending::Completed));
+        }
+        // A save that failed in the background is told now, not when the next one is due.
+        self.manager.poll()?;
+        if let Some(signal) = self.stop.received() {
+            return Ok(Some(Ending::Stopped { signal }));
+        }
+        let began = Instant::now();
+        if let Some(before) = &mut state.in_flight {
+            before.ended = Some(began);
+        }
+        let Some(batch) = self.next_batch(state)? else {
+            return if step == 0 { Err(TrainError::NoBatch) } else { Ok(Some(Ending::DataEnded)) };
+        };
+        let data_wait = state.batches.take_waited();
+        let metrics = self.trainer.step_checked(&batch)?;
+        if let Some(larger) = self.schedule.batches.next_rows(step, steps) {
+            self.trainer.prepare(larger);
+        }
+        let started = InFlight { step, rows: batch.rows, metrics, data_wait, began, ended: None };
+        if let Some(done) = state.in_flight.replace(started) {
+            state.health = self.finish_step(done)?;
+        }
+        if Schedule::saves_after(&self.trainer.plan.settings, step) {
+            self.finish_in_flight(state)?;
+            if state.health == Health::Finite {
+                self.save(state, step)?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// The next batch, and the data's position behind it.
+    fn next_batch(&self, state: &mut State) -> Result<Option<Batch>, TrainError> {
+        if let Some(batch) = &state.reused {
+            return Ok(Some(batch.clone()));
+        }
+        let Some((batch, after)) = state.batches.next()? else { return Ok(None) };
+        if self.trainer.plan.settings.data.reuse_example_batch > 0 {
+            // The data stays before this batch, so that a resumed run finds the same one.
+            state.reused = Some(batch.clone());
+        } else {
+            state.position = after;
+        }
+        Ok(Some(batch))
+    }
+
+    /// The last evaluation and the last checkpoint.
+    fn end(&mut self, mut state: State, mut ending: Ending, first_step: u64) -> Result<Progress, TrainError> {
+        self.finish_in_flight(&mut state)?;
+        let step = self.step();
+        let plan = self.trainer.plan.clone();
+        let (run, checkpoint) = (&plan.settings.run, &plan.settings.checkpoint);
         let is_over = !matches!(ending, Ending::Stopped { .. });
         let is_due = run.eval_interval.is_some() && step >= run.eval_start_step;
-        if is_over && evaluated != Some(step) && is_due {
-            last_evaluation = self.evaluate(&state, step)?.or(last_evaluation);
-            first_evaluation = first_evaluation.or(last_evaluation);
-            ending = self.target_reached(last_evaluation).unwrap_or(ending);
+        if is_over && state.evaluated != Some(step) && is_due {
+            ending = self.evaluate(&mut state)?.unwrap_or(ending);
         }
-        let last = step.checked_sub(1).filter(|last| saved != Some(*last) && *last >= self.first_step);
-        let wants_save = self.settings.checkpoint.save_checkpoint_on_completion
-            || matches!(ending, Ending::Stopped { .. });
+        let last = step.checked_sub(1).filter(|last| state.saved != Some(*last) && *last >= first_step);
+        let wants_save = checkpoint.save_checkpoint_on_completion || matches!(ending, Ending::Stopped { .. });
         if let Some(last) = last
-            && self.settings.checkpoint.enable_checkpointing
+            && checkpoint.enable_checkpointing
             && wants_save
-            && health == Health::Finite
+            && state.health == Health::Finite
         {
-            self.save(&state, last, &position)?;
+            self.save(&mut state, last)?;
         }
         self.manager.wait_until_finished()?;
+        let State { first_evaluation, last_evaluation, .. } = state;
         Ok(Progress { ending, steps: step, first_evaluation, last_evaluation })
     }
 
-    /// Whether the parameters are evaluated before step `step`: before the first step that may be, and at each interval
-    /// from there.
-    fn evaluates_before(&self, step: u64) -> bool {
-        let Some(interval) = self.settings.run.eval_interval.filter(|_| self.evaluator.is_some()) else {
-            return false;
-        };
-        step.checked_sub(self.settings.run.eval_start_step)
-            .is_some_and(|since| since.is_multiple_of(interval))
+    /// The number of steps that were started.
+    fn step(&self) -> u64 {
+        self.trainer.steps_done()
     }
 
     /// What ends a run whose evaluation came down to the target.
-    fn target_reached(&self, evaluation: Option<EvaluationSummary>) -> Option<Ending> {
-        let (loss, target) = (evaluation?.loss, self.settings.run.target_loss()?);
+    fn target_reached(&self, evaluation: EvaluationSummary) -> Option<Ending> {
+        let (loss, target) = (evaluation.loss, self.trainer.plan.settings.run.target_loss()?);
         (loss <= target).then_some(Ending::TargetReached { loss, target })
     }
 
-    /// Whether a checkpoint is due after step `step`. The one after the last step comes after the last evaluation.
-    fn saves_after(&self, step: u64) -> bool {
-        let group = &self.settings.checkpoint;
-        group.enable_checkpointing
-            && step.is_multiple_of(group.checkpoint_period.max(1))
-            && step + 1 < self.settings.run.steps
-            && (step > 0 || group.save_checkpoint_on_start)
-    }
-
-    fn start_step(
-        &mut self,
-        state: TrainState,
-        batch: &Batch,
-    ) -> Result<(TrainState, PendingArray), TrainError> {
-        let mut inputs = state.into_inputs();
-        let vocab_size = self.settings.model.vocab_size;
-        let step = &self.steps.of(batch.rows)?.program;
-        let arrays =
-            batch_arrays(self.runtime, &step.inputs()[inputs.len()..], batch, vocab_size, self.order)?;
-        inputs.extend(arrays.iter().map(Input::Borrow));
-        let outputs = step.run(inputs)?;
-        let (state, rest) = TrainState::from_outputs(outputs, self.layout);
-        Ok((state, rest[0].to_host_async()?))
+    fn finish_in_flight(&mut self, state: &mut State) -> Result<(), TrainError> {
+        if let Some(done) = state.in_flight.take() {
+            state.health = self.finish_step(done)?;
+        }
+        Ok(())
     }
 
     /// Waits for a step's metrics and records them.
@@ -248,17 +231,20 @@ impl Loop<'_, '_, '_> {
     /// A step's time is that of its turn of the loop, which waits for the device once in each turn, whether the
     /// platform runs programs while they are dispatched or afterwards.
     fn finish_step(&mut self, done: InFlight) -> Result<Health, TrainError> {
-        let values = self.steps.of(done.rows)?.read(done.metrics)?;
+        let values = done.metrics.read()?;
         let step_time = done.ended.unwrap_or_else(Instant::now).duration_since(done.began);
-        let num_devices = self.runtime.num_devices() as f64;
+        let num_devices = self.trainer.runtime.num_devices() as f64;
+        let plan = self.trainer.plan.clone();
+        let [rows, length] = plan.objective().sequences(done.rows);
         let measurements = StepMeasurements {
             step: done.step,
             values,
             step_time,
             data_wait: done.data_wait,
-            tflops_per_device: self.model.flops().training_step(done.rows, self.length) / 1e12 / num_devices,
-            tokens_per_device: (done.rows * self.length) as f64 / num_devices,
+            tflops_per_device: plan.model().flops().training_step(rows, length) / 1e12 / num_devices,
+            tokens_per_device: (rows * length) as f64 / num_devices,
             peak_tflops_per_device: self.peak_tflops,
+            is_cross_entropy: plan.objective().is_cross_entropy(),
         };
         let record = measurements.record();
         // Every step reports these.
@@ -267,7 +253,7 @@ impl Loop<'_, '_, '_> {
                 .map(|name| record.metrics.get(name).unwrap_or(f64::NAN));
         let is_skipped = record.metrics.get(names::STEP_SKIPPED) == Some(1.0);
         self.logger.log_step(record)?;
-        let run = &self.settings.run;
+        let run = &plan.settings.run;
         // What was wrong with a step that was skipped is not in its state.
         if is_skipped {
             return Ok(if parameter_norm.is_finite() { Health::Finite } else { Health::NotFinite });
@@ -283,38 +269,24 @@ impl Loop<'_, '_, '_> {
         Ok(if is_finite { Health::Finite } else { Health::NotFinite })
     }
 
-    fn evaluate(&self, state: &TrainState, step: u64) -> Result<Option<EvaluationSummary>, TrainError> {
-        let Some(evaluator) = &self.evaluator else { return Ok(None) };
-        let measured = evaluator.run(self.runtime, state.parameters(), step)?;
+    /// Evaluates the parameters, if there is held-out data. Returns what ends the run if the loss came down to the target.
+    fn evaluate(&mut self, state: &mut State) -> Result<Option<Ending>, TrainError> {
+        let Some(set) = &self.evaluation else { return Ok(None) };
+        let measured = self.trainer.evaluate(set.batches()?)?;
         self.logger.log_evaluation(measured.record())?;
-        Ok(Some(EvaluationSummary { loss: measured.loss(), bits_per_byte: measured.bits_per_byte() }))
+        let summary = EvaluationSummary { loss: measured.loss(), bits_per_byte: measured.bits_per_byte() };
+        state.evaluated = Some(self.step());
+        state.first_evaluation = state.first_evaluation.or(Some(summary));
+        state.last_evaluation = Some(summary);
+        Ok(self.target_reached(summary))
     }
 
     /// Saves the state after step `step`, whose metrics have been recorded and are finite.
-    fn save(&mut self, state: &TrainState, step: u64, position: &IteratorState) -> Result<(), TrainError> {
-        // One copy of the state in host memory at a time.
-        self.manager.wait_until_finished()?;
-        let (entries, extra_items) = state.entries(self.layout)?;
-        let position = serde_json::to_value(position).expect("an iterator's state is plain data");
+    fn save(&mut self, state: &mut State, step: u64) -> Result<(), TrainError> {
         let barrier = self.logger.barrier();
-        let metadata = json!({
-            "scan_layers": self.settings.model.scan_layers,
-            "num_devices": self.runtime.num_devices(),
-        });
-        let request = SaveRequest {
-            entries,
-            extra_items,
-            json: vec![JsonItem {
-                item: ITERATOR_ITEM.into(),
-                file: ITERATOR_FILE.into(),
-                contents: position,
-            }],
-            custom_metadata: metadata.as_object().cloned().unwrap_or_default(),
-            commit_gate: Some(Box::new(move || barrier.flush().map_err(Into::into))),
-            // The next step overwrites the state.
-            fetch_first: true,
-        };
-        self.manager.save(step, request)?;
+        let gate = Box::new(move || barrier.flush().map_err(Into::into));
+        self.trainer.save(&mut self.manager, Some(&state.position), Some(gate))?;
+        state.saved = Some(step);
         Ok(())
     }
 }

@@ -14,8 +14,8 @@ use mt_trace::Tensor;
 
 use crate::{
     TrainError, masks,
-    measured::NamedTensors,
     metrics::names,
+    objective::NamedTensors,
     query_key_clip::{QueryKeyClip, largest},
 };
 
@@ -33,6 +33,8 @@ pub(crate) struct UpdateRule {
     /// A pattern says which parameters decay.
     pub masks_decay: bool,
     pub query_key_clip: Option<QueryKeyClip>,
+    /// Patterns of `adamw_mask` that fit the name of no parameter.
+    pub idle_patterns: Vec<String>,
 }
 
 /// The state of training in a program.
@@ -50,10 +52,8 @@ impl UpdateRule {
     /// A mask does not fit the model's parameters, or its queries and keys cannot be clipped.
     pub fn new(group: &OptimizerGroup, model: &dyn Model) -> Result<Self, TrainError> {
         let (parameters, idle) = parameters(group, model)?;
-        for pattern in idle {
-            eprintln!("warning: `{pattern}` of `adamw_mask` fits the name of no parameter of this model");
-        }
-        Self::of_parameters(group, model, parameters)
+        let idle_patterns = idle.into_iter().cloned().collect();
+        Ok(Self { idle_patterns, ..Self::of_parameters(group, model, parameters)? })
     }
 
     /// The same rule for `other`, which is `model` with its layers run in another way. None if patterns choose other
@@ -95,6 +95,7 @@ impl UpdateRule {
             masks_training: !group.trainable_parameters_mask.is_empty(),
             masks_decay: !group.adamw_mask.is_empty(),
             query_key_clip,
+            idle_patterns: Vec::new(),
         })
     }
 

@@ -8,7 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mt_plan::compile::{Subject, compile};
+use mt_config::{AheadGroup, DecodeConfig, TrainConfig};
+use mt_plan::compile::{Progress as CompileProgress, Subject, compile};
 
 use crate::{
     arguments::{Compile, CompiledProgram},
@@ -27,11 +28,17 @@ pub fn run(mut command: Compile) -> Result<ExitCode, Failure> {
     }
     let config = resolve_without_data(command.settings.settings)?;
     let subject = match command.program {
-        CompiledProgram::Train => Subject::Training,
-        CompiledProgram::Decode => Subject::Decoding,
+        CompiledProgram::Train => Subject::Training(Box::new(TrainConfig::from_config(&config)?)),
+        CompiledProgram::Decode => Subject::Decoding(
+            Box::new(DecodeConfig::from_config(&config)?),
+            AheadGroup::from_config(&config)?,
+        ),
     };
     let progress = Progress::start();
-    let report = compile(&config, subject, command.placement, &mut |phase| progress.begin(phase));
+    let report = compile(subject, command.placement, &mut |told| match told {
+        CompileProgress::Phase(phase) => progress.begin(phase),
+        CompileProgress::Placements(tables) => eprintln!("{tables}"),
+    });
     progress.end();
     let report = report?;
     if command.json {

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use mt_config::TrainConfig;
 use mt_plan::{Estimate, Verdict};
 use mt_runtime::format_bytes;
 use serde_json::{Value, json};
@@ -37,7 +38,7 @@ pub fn run(mut arguments: Arguments) -> Result<(), Failure> {
     let config = resolve_without_data(settings.settings.clone())?;
     let name = config.entry("model_name").value.as_str().unwrap_or_default().to_owned();
     let report = Report {
-        estimate: Estimate::new(&config)?,
+        estimate: Estimate::new(TrainConfig::from_config(&config)?)?,
         model: if config.is_quick_start() { "the quick start".to_owned() } else { name },
         steps: config.entry("steps").value.as_u64().unwrap_or_default(),
         utilizations: arguments.mfu.map_or(UTILIZATIONS.to_vec(), |percent| vec![percent / 100.0]),

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::{
     arguments::Logits,
-    commands::{over_run, resolve, warn},
+    commands::{over_run, report_loaded, resolve, warn},
     failure::{Failure, print},
     numpy,
 };
@@ -35,6 +35,7 @@ pub fn run(mut command: Logits) -> Result<(), Failure> {
     check_writable(output)?;
     let golden = command.compare.as_deref().map(numpy::read).transpose()?;
     let loaded = load_model(&load)?;
+    report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
     let scores = score(&loaded, &rows, command.intermediates.is_some(), &compile_settings(&load.debug))?;
     numpy::write(output, &scores.logits)?;
     eprintln!("wrote logits {:?} to `{}`", scores.logits.dims(), output.display());

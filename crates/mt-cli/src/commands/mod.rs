@@ -13,7 +13,8 @@ pub mod train;
 
 use std::path::{Path, PathBuf};
 
-use mt_config::{CheckpointGroup, Config, ModelDescription, Request, saved_config_path};
+use mt_checkpoint::SkippedStep;
+use mt_config::{CheckpointGroup, Config, ModelDescription, Notice, Request, saved_config_path};
 use mt_models::hugging_face;
 
 use crate::failure::Failure;
@@ -71,5 +72,18 @@ fn resolve_without_data(arguments: Vec<String>) -> Result<Config, Failure> {
 fn warn(config: &Config) {
     for note in config.notes() {
         eprintln!("warning: {note}");
+    }
+}
+
+/// Says what is worth knowing about loaded weights: checkpoints that were passed over, and where everything is.
+fn report_loaded(skipped: &[SkippedStep], notices: &[Notice], placements: Option<&str>) {
+    for notice in notices {
+        eprintln!("{notice}");
+    }
+    if let Some(tables) = placements {
+        eprint!("{tables}");
+    }
+    for skipped in skipped {
+        eprintln!("warning: checkpoint {} is passed over: {}", skipped.step, skipped.reason);
     }
 }

@@ -4,15 +4,17 @@ use std::{
     env,
     path::{Path, PathBuf},
     process::ExitCode,
+    sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use mt_config::{AheadGroup, Config, Request, RunGroup, table, tokenizer_directory, value_text};
-use mt_train::{Ending, TrainOptions, TrainReport, metrics::ConsoleStyle, train};
+use mt_config::{Config, Request, RunGroup, RunRecord, TrainConfig, table, tokenizer_directory, value_text};
+use mt_train::{Ending, TrainOptions, TrainReport, train};
 
 use crate::{
     arguments::{Decode, Settings},
     commands::{decode, resolve, warn},
+    console::Console,
     failure::Failure,
 };
 
@@ -20,7 +22,8 @@ use crate::{
 pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
     let given = settings.settings.clone();
     let (config, is_named) = configure(settings.settings)?;
-    if let Some(hardware) = AheadGroup::from_config(&config)?.compile_topology {
+    let train_config = TrainConfig::from_config(&config)?;
+    if let Some(hardware) = &train_config.ahead.compile_topology {
         let origin = &config.entry("compile_topology").origin;
         return Err(Failure::user(format!(
             "`compile_topology` is `{hardware}` ({origin}), but a run is trained on the hardware that is there\nhint: leave it out, or let `{} estimate` say what the run would need",
@@ -32,13 +35,15 @@ pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
         let name = value_text(&config.entry("run_name").value);
         announcement.push(format!("this is the new run `{name}`; to resume it: {}", command(&given, &name)));
     }
-    if RunGroup::from_config(&config).is_ok_and(|run| run.log_config) {
+    if train_config.run.log_config {
         let given = config.entries().filter(|entry| entry.origin.is_given());
         announcement
             .extend(given.map(|entry| format!("{}: {} ({})", entry.key.name, entry.shown(), entry.origin)));
     }
-    let options = TrainOptions { console: ConsoleStyle::Automatic, repository: repository(), announcement };
-    let report = train(&config, &options)?;
+    let console = Console::new(announcement);
+    let observer = Arc::new(move |event| console.show(&event));
+    let options = TrainOptions { observer, repository: repository() };
+    let report = train(train_config, &RunRecord::new(config.clone()), &options)?;
     close(&config, &report, &given)
 }
 
@@ -81,7 +86,9 @@ fn close(config: &Config, report: &TrainReport, given: &[String]) -> Result<Exit
         }
         eprintln!("{line}");
     }
-    eprintln!("loss curve: {}", report.chart.display());
+    if let Some(chart) = &report.chart {
+        eprintln!("loss curve: {}", chart.display());
+    }
     if config.is_quick_start() && has_checkpoints {
         sample(&report.run_directory);
     }

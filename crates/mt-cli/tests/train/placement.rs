@@ -181,9 +181,9 @@ fn rules_that_say_nothing_are_told() {
         "[['mlp','tensr'],['activation_mpl','tensor'],['exp','tensor']]",
         &["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"],
         &[
-            "warning: `logical_axis_rules` (command line) names the mesh axis `tensr`, which there is not\n\
+            "warning: `logical_axis_rules` (command line) names the mesh axis `tensr`, which does not exist\n\
              hint: did you mean `tensor`?",
-            "names the logical axis `activation_mpl`, which there is not\nhint: did you mean `activation_mlp`",
+            "names the logical axis `activation_mpl`, which does not exist\nhint: did you mean `activation_mlp`",
             "note: nothing in this program has the logical axes `exp` of `logical_axis_rules` (command line)",
         ],
     );

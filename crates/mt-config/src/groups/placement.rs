@@ -16,6 +16,7 @@ use crate::{
     error::{ConfigError, Problem},
     key::Class,
     named::nearest_names,
+    notice::Notice,
     origin::Origin,
     resolve::MESHES,
     table,
@@ -342,7 +343,7 @@ impl PlacementGroup {
     ///
     /// # Errors
     /// Nothing is split over a mesh axis that the user asked for.
-    pub fn check_use(&self, placement: &Placement) -> Result<Vec<String>, ConfigError> {
+    pub fn check_use(&self, placement: &Placement) -> Result<Vec<Notice>, ConfigError> {
         let origin = &self.rules_origin;
         let (mut messages, note) = self.rules_without_effect(placement);
         messages.extend(note);
@@ -359,10 +360,10 @@ impl PlacementGroup {
                     )
                     .into());
                 }
-                None => messages.push(format!(
-                    "warning: the {size} devices along mesh axis `{axis}` all compute the same: {reason}\n\
+                None => messages.push(Notice::Warning(format!(
+                    "the {size} devices along mesh axis `{axis}` all compute the same: {reason}\n\
                      hint: {rule}, or give the devices to an axis that rules name"
-                )),
+                ))),
             }
         }
         Ok(messages)
@@ -370,12 +371,12 @@ impl PlacementGroup {
 
     /// Warnings about rules of the user's that name axes which there are not, of a program whose weights and caches have
     /// been placed.
-    pub fn misspelled_rules(&self, placement: &Placement) -> Vec<String> {
+    pub fn misspelled_rules(&self, placement: &Placement) -> Vec<Notice> {
         self.rules_without_effect(placement).0
     }
 
     /// Warnings about rules of the user's that name what there is not, and notes about those that nothing needs.
-    fn rules_without_effect(&self, placement: &Placement) -> (Vec<String>, Option<String>) {
+    fn rules_without_effect(&self, placement: &Placement) -> (Vec<Notice>, Option<Notice>) {
         let key = table::lookup("logical_axis_rules").expect("the key is in the table");
         let usual = LogicalRules::from_value(&key.default.value()).expect("the default is of the key's kind");
         if !self.rules_origin.is_given() {
@@ -409,13 +410,15 @@ impl PlacementGroup {
         }
         let origin = &self.rules_origin;
         let warning = |(kind, name, hint): (&str, &str, String)| {
-            format!(
-                "warning: `logical_axis_rules` ({origin}) names the {kind} axis `{name}`, which there is not\nhint: {hint}"
-            )
+            Notice::Warning(format!(
+                "`logical_axis_rules` ({origin}) names the {kind} axis `{name}`, which does not exist\nhint: {hint}"
+            ))
         };
         let note = (!idle.is_empty()).then(|| {
             let names = idle.into_iter().collect::<Vec<_>>().join(", ");
-            format!("note: nothing in this program has the logical axes {names} of `logical_axis_rules` ({origin})")
+            Notice::Note(format!(
+                "nothing in this program has the logical axes {names} of `logical_axis_rules` ({origin})"
+            ))
         });
         (unknown.into_iter().map(warning).collect(), note)
     }

@@ -4,7 +4,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use mt_data::{Batch, DatasetOptions, IteratorState, Source, Split, TextDocument, Tokenizer, TrainIterator};
+use mt_data::{
+    Batch, DatasetOptions, IteratorState, Source, Split, TextDocument, Tokenizer, TrainIterator,
+    arrays::{INPUTS, TARGETS},
+};
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
 use parquet::file::properties::WriterProperties;
@@ -53,11 +56,16 @@ pub fn drain(iterator: &mut TrainIterator, count: usize) -> Vec<Batch> {
     batches
 }
 
+/// Positions in a row.
+pub fn length(batch: &Batch) -> usize {
+    batch.integers(INPUTS).len() / batch.rows
+}
+
 pub fn rows_as_documents(batch: &Batch) -> Vec<Vec<i32>> {
     let row = |row: usize| {
-        let range = row * batch.length..(row + 1) * batch.length;
-        let mut tokens = batch.inputs[range.clone()].to_vec();
-        tokens.push(batch.targets[range.end - 1]);
+        let range = row * length(batch)..(row + 1) * length(batch);
+        let mut tokens = batch.integers(INPUTS)[range.clone()].to_vec();
+        tokens.push(batch.integers(TARGETS)[range.end - 1]);
         tokens
     };
     (0..batch.rows).map(row).collect()

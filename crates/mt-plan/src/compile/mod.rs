@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mt_config::{AbsentHardware, Chip, Config, DebugGroup, DecodeConfig, RunGroup};
+use mt_config::{AbsentHardware, AheadGroup, Chip, DebugGroup, DecodeConfig, RunGroup, TrainConfig};
 use mt_engine::DecodePlan;
 use mt_ir::Program;
 use mt_runtime::{CompileSettings, MemoryUse, OutOfMemory, RuntimeError, largest_arrays};
@@ -26,48 +26,54 @@ use crate::{
     cost::{Exchange, ExchangeKind, ModelFlops, Roofline, Work},
 };
 
-/// Which programs to compile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The programs to compile.
 pub enum Subject {
     /// The training step.
-    Training,
+    Training(Box<TrainConfig>),
     /// The two of generation: filling the cache with prompts, and one step.
-    Decoding,
+    Decoding(Box<DecodeConfig>, AheadGroup),
 }
 
-/// Compiles the programs of a configuration. `progress` is told what begins. With `shows_placement` it is said on
-/// standard error where everything is.
+/// What a compilation tells while it goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// A phase begins.
+    Phase(String),
+    /// Tables of where everything is.
+    Placements(String),
+}
+
+/// Compiles the programs of a configuration. `progress` is told what begins and, with `shows_placement`, where everything
+/// is.
 ///
 /// That a program does not fit into the memory of a device is part of the report.
 ///
 /// # Errors
 /// The configuration is wrong or does not fit the hardware, or the compiler fails.
 pub fn compile(
-    config: &Config,
     subject: Subject,
     shows_placement: bool,
-    progress: &mut dyn FnMut(String),
+    progress: &mut dyn FnMut(Progress),
 ) -> Result<Report, PlanError> {
     match subject {
-        Subject::Training => training(config, shows_placement, progress),
-        Subject::Decoding => decoding(config, progress),
+        Subject::Training(settings) => training(&settings, shows_placement, progress),
+        Subject::Decoding(settings, ahead) => decoding(&settings, &ahead, progress),
     }
 }
 
 fn training(
-    config: &Config,
+    settings: &TrainConfig,
     shows_placement: bool,
-    progress: &mut dyn FnMut(String),
+    progress: &mut dyn FnMut(Progress),
 ) -> Result<Report, PlanError> {
-    let settings = mt_config::TrainConfig::from_config(config)?;
     let (file, hardware) = (&settings.ahead.compiled_trainstep_file, settings.ahead.hardware()?);
-    let plan_on = |devices: &Devices| TrainPlan::new(config, devices).map_err(PlanError::from);
+    let plan_on = |devices: &Devices| TrainPlan::new(settings.clone(), devices).map_err(PlanError::from);
     let (target, plan) = planned(hardware, &settings.run, &settings.debug, &plan_on, progress)?;
     let start = Instant::now();
     let program = plan.train_step()?;
     let made = start.elapsed();
     if shows_placement || plan.settings().debug.debug_sharding {
-        plan.print_placements();
+        progress(Progress::Placements(plan.placements()));
     }
     let [rows, length] = plan.batch_dims();
     let model = ModelFlops::new(plan.model(), rows, length);
@@ -88,9 +94,11 @@ fn training(
     })
 }
 
-fn decoding(config: &Config, progress: &mut dyn FnMut(String)) -> Result<Report, PlanError> {
-    let settings = DecodeConfig::from_config(config)?;
-    let ahead = mt_config::AheadGroup::from_config(config)?;
+fn decoding(
+    settings: &DecodeConfig,
+    ahead: &AheadGroup,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Report, PlanError> {
     if ahead.compiled_trainstep_file.is_some() {
         return Err(PlanError::NoTrainingStep);
     }
@@ -142,11 +150,11 @@ fn planned<P>(
     run: &RunGroup,
     debug: &DebugGroup,
     plan_on: &dyn Fn(&Devices) -> Result<P, PlanError>,
-    progress: &mut dyn FnMut(String),
+    progress: &mut dyn FnMut(Progress),
 ) -> Result<(Target, P), PlanError> {
     let known = hardware.as_ref().map(hardware::devices);
     let plan = known.as_ref().map(plan_on).transpose()?;
-    progress("finding the compiler".to_owned());
+    progress(Progress::Phase("finding the compiler".to_owned()));
     let target = Target::new(hardware, run, debug)?;
     let devices = target.devices();
     // The plugin may list the devices of slices in an order of its own.
@@ -195,11 +203,11 @@ fn program_report(
     target: &Target,
     given: &Given<'_>,
     file: Option<&Path>,
-    progress: &mut dyn FnMut(String),
+    progress: &mut dyn FnMut(Progress),
 ) -> Result<ProgramReport, PlanError> {
     let Given { program, made, settings, formula, topology } = given;
     let num_devices = program.mesh.num_devices();
-    progress(format!("compiling `{}` for {num_devices} devices", program.name));
+    progress(Progress::Phase(format!("compiling `{}` for {num_devices} devices", program.name)));
     let counts = &program.counts;
     let mut report = ProgramReport {
         name: program.name.clone(),

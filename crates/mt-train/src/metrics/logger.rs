@@ -6,10 +6,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::chart::LossChart;
-use super::console::Console;
 use super::json_lines::{JsonLines, LossHistory};
 use super::tensorboard::EventFile;
-use super::{ConsoleStyle, EvaluationRecord, MetricsError, StepRecord};
+use super::{EvaluationRecord, MetricsError, StepRecord};
+use crate::{Event, Observer};
 
 /// How many records may wait for the writer before the loop does.
 const QUEUE_LENGTH: usize = 1024;
@@ -18,18 +18,14 @@ const QUEUE_LENGTH: usize = 1024;
 const CHART_PERIOD: Duration = Duration::from_secs(15);
 
 /// Where records go.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone)]
 pub struct MetricLoggerOptions {
     /// The run's name, which the loss curve carries.
     pub run_name: String,
-    /// The step after which the run ends, for the progress bar.
-    pub total_steps: u64,
     /// The last step of the checkpoint that the run goes on from; what is recorded of later steps is removed.
     pub last_step: Option<u64>,
-    /// How the run shows on the console.
-    pub console: ConsoleStyle,
-    /// How many steps go by between lines on the console.
-    pub log_period: u64,
+    /// Is told of each record, in order.
+    pub observer: Observer,
     /// The file of JSON lines.
     pub metrics_file: Option<PathBuf>,
     /// The directory of TensorBoard's event files.
@@ -55,7 +51,6 @@ pub struct MetricBarrier {
 enum Message {
     Step(StepRecord),
     Evaluation(EvaluationRecord),
-    Print(String),
     Synchronize(SyncSender<Result<(), MetricsError>>),
     Finish(SyncSender<Result<(), MetricsError>>),
 }
@@ -66,11 +61,11 @@ impl MetricLogger {
     /// # Errors
     /// A file cannot be opened, or holds something else than metrics.
     pub fn start(options: MetricLoggerOptions) -> Result<Self, MetricsError> {
-        let sinks = Sinks::open(&options)?;
+        let (sinks, observer) = (Sinks::open(&options)?, options.observer);
         let (queue, messages) = mpsc::sync_channel(QUEUE_LENGTH);
         let writer = thread::Builder::new()
             .name("metrics".to_owned())
-            .spawn(move || Writer { sinks, failure: None }.run(&messages))
+            .spawn(move || Writer { sinks, observer, failure: None }.run(&messages))
             .map_err(|_| MetricsError::Stopped)?;
         Ok(Self { queue, writer: Some(writer) })
     }
@@ -89,14 +84,6 @@ impl MetricLogger {
     /// As [`MetricLogger::log_step`].
     pub fn log_evaluation(&self, record: EvaluationRecord) -> Result<(), MetricsError> {
         self.send(Message::Evaluation(record))
-    }
-
-    /// Prints lines in order with the records, without disturbing the progress bar.
-    ///
-    /// # Errors
-    /// As [`MetricLogger::log_step`].
-    pub fn print(&self, text: impl Into<String>) -> Result<(), MetricsError> {
-        self.send(Message::Print(text.into()))
     }
 
     /// Waits until everything recorded so far is durable.
@@ -162,6 +149,7 @@ fn request(
 /// The writing thread.
 struct Writer {
     sinks: Sinks,
+    observer: Observer,
     /// The first failure; nothing is written to files after it, so that a file has no gap.
     failure: Option<MetricsError>,
 }
@@ -185,14 +173,13 @@ impl Writer {
     fn handle(&mut self, message: Message) {
         match message {
             Message::Step(record) => {
-                self.sinks.console.step(&record);
                 self.attempt(|sinks| sinks.step(&record));
+                (self.observer)(Event::Step(record));
             }
             Message::Evaluation(record) => {
-                self.sinks.console.evaluation(&record);
                 self.attempt(|sinks| sinks.evaluation(&record));
+                (self.observer)(Event::Evaluation(record));
             }
-            Message::Print(text) => self.sinks.console.print(&text),
             Message::Synchronize(answer) => {
                 self.attempt(Sinks::synchronize);
                 // Whoever asked may have given up waiting.
@@ -201,7 +188,7 @@ impl Writer {
             Message::Finish(answer) => {
                 self.attempt(Sinks::synchronize);
                 self.attempt(Sinks::draw);
-                self.sinks.console.finish();
+                (self.observer)(Event::Ended);
                 let _ = answer.send(self.outcome());
             }
         }
@@ -220,7 +207,6 @@ impl Writer {
 
 /// Everything that is written to.
 struct Sinks {
-    console: Console,
     json_lines: Option<JsonLines>,
     events: Option<EventFile>,
     chart: Option<LossChart>,
@@ -245,8 +231,7 @@ impl Sinks {
             Some(path) => Some(LossChart::new(path, &options.run_name, history)?),
             None => None,
         };
-        let console = Console::new(options.console, options.total_steps, first_step, options.log_period);
-        Ok(Self { console, json_lines, events, chart, drawn: Instant::now() })
+        Ok(Self { json_lines, events, chart, drawn: Instant::now() })
     }
 
     fn step(&mut self, record: &StepRecord) -> Result<(), MetricsError> {
@@ -310,10 +295,8 @@ mod tests {
     fn options(directory: &Path, last_step: Option<u64>) -> MetricLoggerOptions {
         MetricLoggerOptions {
             run_name: "test".to_owned(),
-            total_steps: 10,
             last_step,
-            console: ConsoleStyle::Quiet,
-            log_period: 1,
+            observer: std::sync::Arc::new(|_| {}),
             metrics_file: Some(directory.join("metrics/metrics.jsonl")),
             tensorboard_directory: Some(directory.join("tensorboard")),
             chart_file: Some(directory.join("metrics/loss.svg")),

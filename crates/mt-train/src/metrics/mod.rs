@@ -3,7 +3,7 @@
 //! The loop turns its measurements into records ([`StepMeasurements::record`], [`EvaluationMeasurements::record`])
 //! and hands them to a [`MetricLogger`], whose thread writes them to
 //!
-//! - the console: a progress bar on a terminal, one fixed line a step elsewhere;
+//! - the run's observer, as events;
 //! - a file of JSON lines, one object a record, with each step exactly once however often the run was killed;
 //! - TensorBoard event files;
 //! - an SVG picture of the loss curves.
@@ -12,7 +12,6 @@
 //! committed.
 
 mod chart;
-mod console;
 mod error;
 mod files;
 mod json_lines;
@@ -21,7 +20,6 @@ pub mod names;
 mod record;
 mod tensorboard;
 
-pub use console::ConsoleStyle;
 pub use error::MetricsError;
 pub use logger::{MetricBarrier, MetricLogger, MetricLoggerOptions};
 pub use record::{EvaluationMeasurements, EvaluationRecord, Metrics, StepMeasurements, StepRecord};

@@ -86,6 +86,8 @@ pub struct StepMeasurements {
     pub tokens_per_device: f64,
     /// What each device can do in a second, in units of 10¹² operations, where it is known.
     pub peak_tflops_per_device: Option<f64>,
+    /// Whether the loss is a cross-entropy in nats, so that perplexity follows from it.
+    pub is_cross_entropy: bool,
 }
 
 impl StepMeasurements {
@@ -98,7 +100,7 @@ impl StepMeasurements {
         let lm_loss = self.values.get(names::LM_LOSS);
         metrics.set_some(names::LOSS, loss);
         metrics.set_some(names::LM_LOSS, lm_loss);
-        metrics.set_some(names::PERPLEXITY, lm_loss.or(loss).map(f64::exp));
+        metrics.set_some(names::PERPLEXITY, lm_loss.or(loss).filter(|_| self.is_cross_entropy).map(f64::exp));
         metrics.set_all(&self.values);
         metrics.set(names::STEP_TIME, seconds);
         metrics.set(names::TFLOPS, self.tflops_per_device);
@@ -121,37 +123,51 @@ pub struct EvaluationMeasurements {
     pub sums: Metrics,
     /// The bytes of text that those tokens spell, where they are known.
     pub total_bytes: Option<f64>,
+    /// Whether the loss is a cross-entropy in nats, so that perplexity and bits per byte follow from it.
+    pub is_cross_entropy: bool,
 }
 
+/// What names of sums begin with, and those of their means.
+const SUM: &str = "eval/total_";
+const MEAN: &str = "eval/avg_";
+
 impl EvaluationMeasurements {
-    /// The loss of a token, in nats.
-    pub fn loss(&self) -> f64 {
-        self.sum(names::EVALUATION_TOTAL_LOSS) / self.sum(names::EVALUATION_TOTAL_WEIGHTS)
+    /// The measurements of no batch.
+    pub(crate) fn empty(step: u64) -> Self {
+        Self { step, sums: Metrics::default(), total_bytes: None, is_cross_entropy: false }
     }
 
-    /// The part of it that is the z-loss, if there is one.
-    fn z_loss(&self) -> Option<f64> {
-        let total = self.sums.get(names::EVALUATION_TOTAL_Z_LOSS)?;
-        Some(total / self.sum(names::EVALUATION_TOTAL_WEIGHTS))
+    /// The loss per unit of weight: of a token, in nats, if it is a cross-entropy.
+    pub fn loss(&self) -> f64 {
+        self.sum(names::EVALUATION_TOTAL_LOSS) / self.sum(names::EVALUATION_TOTAL_WEIGHTS)
     }
 
     /// The cross-entropy of a byte of text, in bits.
     pub fn bits_per_byte(&self) -> Option<f64> {
         let cross_entropy = self.sum(names::EVALUATION_TOTAL_LOSS) - self.sum(names::EVALUATION_TOTAL_Z_LOSS);
-        self.total_bytes.map(|bytes| cross_entropy / LN_2 / bytes)
+        self.total_bytes.filter(|_| self.is_cross_entropy).map(|bytes| cross_entropy / LN_2 / bytes)
     }
 
     fn sum(&self, name: &str) -> f64 {
         self.sums.get(name).unwrap_or(0.0)
     }
 
-    /// The record, with averages worked out.
+    /// The record, with means worked out.
     pub fn record(&self) -> EvaluationRecord {
         let loss = self.loss();
         let mut metrics = Metrics::default();
         metrics.set(names::EVALUATION_LOSS, loss);
-        metrics.set_some(names::EVALUATION_Z_LOSS, self.z_loss());
-        metrics.set(names::EVALUATION_PERPLEXITY, (loss - self.z_loss().unwrap_or(0.0)).exp());
+        let weights = self.sum(names::EVALUATION_TOTAL_WEIGHTS);
+        for (name, total) in self.sums.iter().filter(|(name, _)| *name != names::EVALUATION_TOTAL_WEIGHTS) {
+            if let Some(name) = name.strip_prefix(SUM) {
+                metrics.set(format!("{MEAN}{name}"), total / weights);
+            }
+        }
+        if self.is_cross_entropy {
+            let z_loss = self.sum(names::EVALUATION_TOTAL_Z_LOSS) / weights;
+            let z_loss = if self.sums.get(names::EVALUATION_TOTAL_Z_LOSS).is_some() { z_loss } else { 0.0 };
+            metrics.set(names::EVALUATION_PERPLEXITY, (loss - z_loss).exp());
+        }
         metrics.set_some(names::EVALUATION_BITS_PER_BYTE, self.bits_per_byte());
         metrics.set_all(&self.sums);
         EvaluationRecord { step: self.step, metrics }
@@ -185,6 +201,7 @@ pub(crate) mod tests {
             tflops_per_device: 0.25,
             tokens_per_device: 4096.0,
             peak_tflops_per_device: None,
+            is_cross_entropy: true,
         }
     }
 
@@ -196,6 +213,7 @@ pub(crate) mod tests {
                 (names::EVALUATION_TOTAL_WEIGHTS, 1000.0),
             ]),
             total_bytes: Some(4000.0),
+            is_cross_entropy: true,
         }
         .record()
     }
@@ -234,8 +252,7 @@ pub(crate) mod tests {
         assert_eq!(metrics.get(names::EVALUATION_LOSS), Some(2.0));
         assert_eq!(metrics.get(names::EVALUATION_PERPLEXITY), Some(2f64.exp()));
         assert_eq!(metrics.get(names::EVALUATION_BITS_PER_BYTE), Some(2000.0 / LN_2 / 4000.0));
-        let without_bytes =
-            EvaluationMeasurements { step: 0, sums: Metrics::default(), total_bytes: None }.record();
+        let without_bytes = EvaluationMeasurements::empty(0).record();
         assert_eq!(without_bytes.metrics.get(names::EVALUATION_BITS_PER_BYTE), None);
     }
 

@@ -17,14 +17,14 @@ const HEAD: f64 = 2.0 * TOKENS * (32 * 256) as f64;
 /// Scores and context: of each a product of all pairs of positions with the width of all heads.
 const ATTENTION: f64 = 4.0 * TOKENS * (LENGTH * 32) as f64;
 
-fn forward(arguments: &[&str], length: usize) -> Counts {
+fn forward(arguments: &[&str]) -> Counts {
     let setup = Setup::new(arguments, 1);
-    setup.programs().evaluation_step(NUM_ROWS, length).unwrap().program.counts
+    setup.programs().evaluation_step(NUM_ROWS).unwrap().program.counts
 }
 
-fn step(arguments: &[&str], num_devices: usize, length: usize) -> Counts {
+fn step(arguments: &[&str], num_devices: usize) -> Counts {
     let setup = Setup::new(arguments, num_devices);
-    let counts = setup.programs().train_step(NUM_ROWS, length).unwrap().program.counts;
+    let counts = setup.programs().train_step(NUM_ROWS).unwrap().program.counts;
     assert!(!counts.is_at_least, "how often loops run is known: {arguments:?}");
     counts
 }
@@ -39,12 +39,12 @@ fn assert_near(actual: f64, expected: f64, tolerance: f64) {
 fn products_are_those_of_the_model() {
     for scan in [SCANNED, UNROLLED] {
         let whole = 2.0 * (LAYER + ATTENTION) + HEAD;
-        let counts = forward(&[DENSE, scan], LENGTH);
+        let counts = forward(&[DENSE, scan]);
         assert_near(counts.products[&DType::F32], whole, 1e-3);
-        assert_near(step(&[DENSE, scan, "remat_policy=none"], 1, LENGTH).all_products(), 3.0 * whole, 1e-3);
+        assert_near(step(&[DENSE, scan, "remat_policy=none"], 1).all_products(), 3.0 * whole, 1e-3);
         // Layers are computed once more, but for the product that ends them.
-        let again = step(&[DENSE, scan, "remat_policy=full"], 1, LENGTH).all_products()
-            - step(&[DENSE, scan, "remat_policy=none"], 1, LENGTH).all_products();
+        let again = step(&[DENSE, scan, "remat_policy=full"], 1).all_products()
+            - step(&[DENSE, scan, "remat_policy=none"], 1).all_products();
         assert_eq!(again, 2.0 * (LAYER + ATTENTION - LAYER_END));
     }
 }
@@ -54,22 +54,22 @@ fn a_step_does_what_the_formula_says() {
     let setup = Setup::new(&[], 1);
     // The formula takes half of attention for masked.
     let formula = setup.model.flops().training_step(NUM_ROWS, LENGTH) + 3.0 * 2.0 * ATTENTION / 2.0;
-    assert_near(step(&[DENSE, "remat_policy=none"], 1, LENGTH).all_products(), formula, 0.01);
+    assert_near(step(&[DENSE, "remat_policy=none"], 1).all_products(), formula, 0.01);
 }
 
 #[test]
 fn scanning_splitting_and_tiling_change_no_count() {
     let kinds: [&[&str]; 3] = [&[DENSE], &[DENSE, "remat_policy=minimal"], &["attention=flash"]];
     for kind in kinds {
-        let scanned = step(&[kind, &[SCANNED]].concat(), 1, 512);
-        let unrolled = step(&[kind, &[UNROLLED]].concat(), 1, 512);
+        let scanned = step(&[kind, &[SCANNED, "max_target_length=512"]].concat(), 1);
+        let unrolled = step(&[kind, &[UNROLLED, "max_target_length=512"]].concat(), 1);
         assert_eq!(scanned.products, unrolled.products, "{kind:?}");
         assert_near(scanned.others, unrolled.others, 0.05);
     }
-    let plain = step(&[DENSE], 1, LENGTH);
-    assert_eq!(step(&[DENSE, "gradient_accumulation_steps=2"], 1, LENGTH).products, plain.products);
-    assert_eq!(step(&[DENSE, "num_vocab_tiling=4"], 1, LENGTH).products, plain.products);
-    assert_eq!(step(&[DENSE, "ici_fsdp_parallelism=8"], 8, LENGTH).products, plain.products);
+    let plain = step(&[DENSE], 1);
+    assert_eq!(step(&[DENSE, "gradient_accumulation_steps=2"], 1).products, plain.products);
+    assert_eq!(step(&[DENSE, "num_vocab_tiling=4"], 1).products, plain.products);
+    assert_eq!(step(&[DENSE, "ici_fsdp_parallelism=8"], 8).products, plain.products);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn all_families_are_counted_alike_scanned_or_not() {
         // Whole cycles, of up to six layers, and a rest.
         let windows = "sliding_window_size=16";
         let keys = [decoder_block.as_str(), windows, "base_num_decoder_layers=8", "remat_policy=minimal"];
-        let of = |scan| step(&[&keys[..], &[scan]].concat(), 1, LENGTH);
+        let of = |scan| step(&[&keys[..], &[scan]].concat(), 1);
         let (scanned, unrolled) = (of(SCANNED), of(UNROLLED));
         assert_eq!(scanned.products, unrolled.products, "{family}");
         assert_near(scanned.others, unrolled.others, 0.1);
@@ -98,13 +98,13 @@ fn attention_counts_the_blocks_that_it_visits() {
     for (keys, visited) in [(&[][..], causal), (&sliding[..], windowed)] {
         let keys = [&["attention=flash", "max_target_length=1024"], keys].concat();
         let linear = (2.0 * LAYER + HEAD) * (length / LENGTH) as f64 * (1024.0 / 1000.0);
-        let counts = forward(&keys, length);
+        let counts = forward(&keys);
         assert!(!counts.is_at_least);
         assert_near(counts.all_products(), linear + 2.0 * visited * block, 1e-3);
         // Split over devices, each visits its own share; all together as many.
         let split = [keys.as_slice(), &["ici_context_parallelism=4", "remat_policy=none"]].concat();
         let whole = [keys.as_slice(), &["remat_policy=none"]].concat();
-        assert_near(step(&split, 4, length).all_products(), step(&whole, 1, length).all_products(), 0.001);
+        assert_near(step(&split, 4).all_products(), step(&whole, 1).all_products(), 0.001);
     }
 }
 
@@ -112,7 +112,7 @@ fn attention_counts_the_blocks_that_it_visits() {
 #[test]
 fn the_compiler_counts_the_same() {
     let setup = Setup::new(&[DENSE, UNROLLED], 1);
-    let program = setup.programs().evaluation_step(NUM_ROWS, LENGTH).unwrap().program;
+    let program = setup.programs().evaluation_step(NUM_ROWS).unwrap().program;
     let counted = compile(&program).counted_flops().unwrap().expect("the CPU's plugin counts");
     let Counts { others, .. } = program.counts;
     assert_near(program.counts.all_products() + others, counted, 0.01);

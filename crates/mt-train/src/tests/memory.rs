@@ -3,13 +3,13 @@
 use mt_ir::{Memory, Program, ProgramValue};
 use mt_runtime::Platform;
 
-use super::training::{LENGTH, NUM_ROWS, Setup};
+use super::training::{NUM_ROWS, Setup};
 
 const OFFLOADED: &str = "mhlo.memory_kind = \"pinned_host\"";
 
 fn train_step(arguments: &[&str], platform: Platform) -> Program {
     let setup = Setup::new(arguments, 1);
-    setup.programs_for(platform).train_step(NUM_ROWS, LENGTH).unwrap().program
+    setup.programs_for(platform).train_step(NUM_ROWS).unwrap().program
 }
 
 /// The names of arguments or results that are in the host's memory.

@@ -14,14 +14,14 @@ use mt_nn::{
     axes::{BATCH, EMBED, POSITION},
 };
 use mt_runtime::{Array, Input, testing::cpu};
-use mt_shape::{DType, HostArray, Path, Placement, axis};
+use mt_shape::{DType, HostArray, Path, Placement};
 use mt_trace::{ProgramOptions, Tensor, program};
 
 use super::training::compile;
 use crate::{
+    gradients::{LossRule, ModelTensors},
     metrics::names,
-    objective::{BatchTensors, Objective},
-    program::BATCH_ARRAYS,
+    objective::{BatchTensors, ModelUse, NextToken},
 };
 
 const ROWS: usize = 16;
@@ -125,18 +125,21 @@ struct Setting<'a> {
     gather_head_once: bool,
 }
 
-fn objective<'a>(model: &'a dyn Model, setting: Setting<'_>) -> Objective<'a> {
-    Objective {
+fn rule(model: Arc<dyn Model>, setting: Setting<'_>) -> LossRule {
+    LossRule {
+        objective: Arc::new(NextToken { length: LENGTH, vocab_size: VOCAB, z_loss_multiplier: 0.05 }),
         model,
+        frozen: Arc::new([]),
+        usage: ModelUse {
+            num_vocab_tiling: setting.tiles.max(1),
+            gather_head_once: setting.gather_head_once,
+            layers_in: mt_trace::Memory::Device,
+            with_scores: false,
+            is_split: setting.mesh.is_some(),
+        },
         gradient_dtype: DType::F32,
-        z_loss_multiplier: 0.05,
-        num_vocab_tiling: setting.tiles.max(1),
-        gather_head_once: setting.gather_head_once,
         accumulation_steps: setting.parts.max(1),
         batch_axes: ["activation_embed_and_logits_batch".into(), "activation_norm_length".into()],
-        is_split: setting.mesh.is_some(),
-        layers_in: mt_trace::Memory::Device,
-        with_scores: false,
     }
 }
 
@@ -145,9 +148,10 @@ fn of_mesh(mesh: &[&str]) -> Placement {
 }
 
 /// The program from parameters and a batch to loss, weights, metrics and gradients, and the metrics' names.
-fn traced(setting: Setting<'_>) -> (WithAuxiliary, Program, Vec<&'static str>) {
+fn traced(setting: Setting<'_>) -> (Arc<dyn Model>, Program, Vec<&'static str>) {
     let config = config(setting.keys);
-    let model = WithAuxiliary(mt_models::build(&ModelGroup::from_config(&config).unwrap()).unwrap());
+    let model = mt_models::build(&ModelGroup::from_config(&config).unwrap()).unwrap();
+    let model: Arc<dyn Model> = Arc::new(WithAuxiliary(model));
     let placement = match setting.mesh {
         None => Placement::single(),
         Some(mesh) => of_mesh(mesh),
@@ -155,7 +159,7 @@ fn traced(setting: Setting<'_>) -> (WithAuxiliary, Program, Vec<&'static str>) {
     let options =
         ProgramOptions { name: "gradients".to_owned(), placement: Arc::new(placement), target: Target::CPU };
     let specs = model.parameters();
-    let objective = objective(&model, setting);
+    let rule = rule(model.clone(), setting);
     let mut names = Vec::new();
     let program = program(&options, |inputs| {
         let parameters: Vec<Tensor<'_>> = specs
@@ -164,17 +168,19 @@ fn traced(setting: Setting<'_>) -> (WithAuxiliary, Program, Vec<&'static str>) {
                 inputs.input(&path.to_string(), spec.dtype, &spec.axes, &spec.logical_axes, false)
             })
             .collect();
-        let axes = [axis(BATCH, ROWS), axis(POSITION, LENGTH)];
-        let logical = objective.batch_axes.each_ref().map(|name| Some(name.as_str()));
-        let [tokens, positions, segmentation, targets, targets_segmentation] =
-            BATCH_ARRAYS.map(|name| inputs.input(name, DType::I32, &axes, &logical, false));
-        let batch = BatchTensors {
-            tokens: Tokens { tokens, positions, segmentation, order: SequenceOrder::AsRead },
-            targets,
-            targets_segmentation,
-        };
+        let arrays = rule.objective.arrays(ROWS);
+        let tensors: Vec<Tensor<'_>> = arrays
+            .iter()
+            .map(|array| {
+                let logical = rule.logical_axes(array);
+                inputs.input(array.name, array.dtype, &array.axes, &logical, false)
+            })
+            .collect();
+        let names_of_arrays = arrays.iter().map(|array| array.name);
+        let batch = BatchTensors::new(names_of_arrays, tensors, SequenceOrder::AsRead);
         let key = inputs.region().key(9);
-        let result = objective.loss_and_gradients(&specs, &parameters, batch, key);
+        let models = ModelTensors { trained: parameters, frozen: Vec::new() };
+        let result = rule.loss_and_gradients(&specs, &models, &batch, key);
         names = result.metrics.iter().map(|(name, _)| *name).collect();
         let scalars = [result.loss, result.weights];
         let scalars = scalars.into_iter().chain(result.metrics.into_iter().map(|(_, value)| value));
@@ -185,7 +191,6 @@ fn traced(setting: Setting<'_>) -> (WithAuxiliary, Program, Vec<&'static str>) {
         outputs
     })
     .unwrap();
-    drop(objective);
     (model, program, names)
 }
 

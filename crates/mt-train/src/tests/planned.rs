@@ -2,14 +2,14 @@
 
 use mt_runtime::{MemoryNeed, Platform, format_bytes};
 
-use super::training::{LENGTH, NUM_DEVICES, NUM_ROWS, Setup};
+use super::training::{NUM_DEVICES, NUM_ROWS, Setup};
 use crate::{Devices, Intended, Needs, TrainPlan};
 
 #[track_caller]
 fn check(arguments: &[&str]) {
     let setup = Setup::new(arguments, NUM_DEVICES);
-    let program = setup.programs().train_step(NUM_ROWS, LENGTH).unwrap().program;
-    let intended = Intended { settings: setup.settings, model: setup.model };
+    let program = setup.programs().train_step(NUM_ROWS).unwrap().program;
+    let intended = Intended::new(setup.settings).unwrap();
     let devices = Devices { platform: Platform::Cpu, number: NUM_DEVICES, slices: None };
     let planned = TrainPlan::on(intended, &devices).unwrap().state();
     assert!(program.inputs.len() > planned.len(), "a batch comes after the state");
@@ -34,7 +34,7 @@ fn the_state_is_known_before_it_is_there() {
 fn what_helps_is_not_there_yet_and_for_what_takes_most() {
     let remedies = |arguments: &[&str], platform, state, available| {
         let setup = Setup::new(arguments, NUM_DEVICES);
-        let intended = Intended { settings: setup.settings, model: setup.model };
+        let intended = Intended::new(setup.settings).unwrap();
         let devices = Devices { platform, number: NUM_DEVICES, slices: None };
         let plan = TrainPlan::on(intended, &devices).unwrap();
         plan.remedies(Needs { state, activations: 10, logits: 5 }, available).join("\n")
@@ -69,7 +69,7 @@ fn what_helps_is_not_there_yet_and_for_what_takes_most() {
 fn the_default_policy_is_said_to_save_what_need_not_be_saved() {
     let advice = |arguments: &[&str], available| {
         let setup = Setup::new(arguments, NUM_DEVICES);
-        let intended = Intended { settings: setup.settings, model: setup.model };
+        let intended = Intended::new(setup.settings).unwrap();
         let devices = Devices { platform: Platform::Cpu, number: NUM_DEVICES, slices: None };
         let plan = TrainPlan::on(intended, &devices).unwrap();
         let kept = plan.kept_bytes(&plan.settings().model.remat).device;

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::training::{LENGTH, NUM_DEVICES, NUM_ROWS, Setup, Trained, batch, on_one_device, train};
-use crate::{metrics::names::LARGEST_SCORE, query_key_clip::QueryKeyClipError, run::StateRule};
+use mt_data::arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION};
+
+use super::training::{LENGTH, NUM_DEVICES, NUM_ROWS, Trained, batch, configuration, on_one_device, train};
+use crate::{metrics::names::LARGEST_SCORE, plan::StateRule, query_key_clip::QueryKeyClipError};
 
 /// Of the tiny model.
 const EMBED: usize = 32;
@@ -23,7 +25,7 @@ fn projected(state: &BTreeMap<String, Vec<f64>>, kernel: &str, heads: usize) -> 
     let (table, kernel) = (of(state, "embedding"), of(state, kernel));
     let batch = batch();
     let mut all = Vec::new();
-    for (token, position) in batch.inputs.iter().zip(&batch.inputs_position) {
+    for (token, position) in batch.integers(INPUTS).iter().zip(batch.integers(INPUTS_POSITION)) {
         let x = &table[*token as usize * EMBED..][..EMBED];
         let size = (x.iter().map(|x| x * x).sum::<f64>() / EMBED as f64 + 1e-5).sqrt();
         for head in 0..heads {
@@ -50,7 +52,8 @@ fn projected(state: &BTreeMap<String, Vec<f64>>, kernel: &str, heads: usize) -> 
 fn largest_scores(state: &BTreeMap<String, Vec<f64>>, kv_heads: usize) -> Vec<f64> {
     let queries = projected(state, "attention.query.kernel", HEADS);
     let keys = projected(state, "attention.key.kernel", kv_heads);
-    let segments = batch().inputs_segmentation;
+    let batch = batch();
+    let segments = batch.integers(INPUTS_SEGMENTATION);
     let score = |head: usize, query: usize, key: usize| {
         let query = &queries[(query * HEADS + head) * WIDTH..][..WIDTH];
         let key = &keys[(key * kv_heads + head * kv_heads / HEADS) * WIDTH..][..WIDTH];
@@ -175,7 +178,8 @@ fn nothing_changes_below_the_threshold() {
 #[test]
 fn what_cannot_be_clipped_is_refused() {
     let refused = |keys: &[&str]| {
-        let Setup { settings, model, .. } = Setup::new(&[&["use_qk_clip=true"], keys].concat(), 1);
+        let settings = configuration(&[&["use_qk_clip=true"], keys].concat(), 1);
+        let model = mt_models::build(&settings.model).unwrap();
         let made = StateRule::new(&settings, &*model, mt_runtime::Platform::Cpu);
         match made.err() {
             Some(crate::TrainError::QueryKeyClip(error)) => error,

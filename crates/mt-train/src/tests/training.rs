@@ -6,20 +6,24 @@ use std::{
 };
 
 use mt_config::{Config, Request, TrainConfig};
-use mt_data::Batch;
+use mt_data::{
+    Batch, NamedArray,
+    arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION},
+};
 use mt_models::Model;
 use mt_runtime::{
     Array, Collective, CompileSettings, Executable, Input, Platform,
     testing::{self, cpu},
 };
-use mt_shape::{HostArray, Placement};
+use mt_shape::{DType, HostArray, Placement};
 
 use crate::{
+    batch::to_devices,
     measured::Measured,
     metrics::names::LOSS,
+    plan::{Devices, TrainPlan},
     program::Programs,
-    run::{StateRule, programs_of},
-    state::{StateLayout, batch_arrays},
+    state::StateLayout,
 };
 
 /// Steps of each run.
@@ -74,31 +78,35 @@ pub fn configuration(arguments: &[&str], num_devices: usize) -> TrainConfig {
 /// A configuration with everything that is made of it.
 pub struct Setup {
     pub settings: TrainConfig,
-    pub model: Box<dyn Model>,
+    pub model: Arc<dyn Model>,
     pub placement: Arc<Placement>,
+    num_devices: usize,
 }
 
 impl Setup {
     pub fn new(arguments: &[&str], num_devices: usize) -> Self {
         let settings = configuration(arguments, num_devices);
-        let model = mt_models::build(&settings.model).unwrap();
-        let topology = settings.placement.topology(num_devices, None).unwrap();
-        let placement = Arc::new(settings.placement.placement(topology).unwrap());
-        Self { settings, model, placement }
+        let plan = plan(&settings, Platform::Cpu, num_devices);
+        Self { settings, model: plan.model.clone(), placement: plan.placement.clone(), num_devices }
     }
 
-    pub fn programs(&self) -> Programs<'_> {
+    pub fn programs(&self) -> Programs {
         self.programs_for(Platform::Cpu)
     }
 
-    pub fn programs_for(&self, platform: Platform) -> Programs<'_> {
-        let state_rule = StateRule::new(&self.settings, &*self.model, platform).unwrap();
-        programs_of(&self.settings, &*self.model, self.placement.clone(), platform, state_rule)
+    pub fn programs_for(&self, platform: Platform) -> Programs {
+        plan(&self.settings, platform, self.num_devices).programs()
     }
 
     pub fn layout(&self) -> StateLayout {
         Arc::into_inner(self.programs().layout).expect("no one else has the layout")
     }
+}
+
+/// The plan of a configuration on devices of a platform.
+fn plan(settings: &TrainConfig, platform: Platform, num_devices: usize) -> TrainPlan {
+    let devices = Devices { platform, number: num_devices, slices: None };
+    TrainPlan::new(settings.clone(), &devices).unwrap()
 }
 
 /// What comes of a few steps.
@@ -145,15 +153,19 @@ pub fn batch() -> Batch {
             }
         }
     }
+    let array = |name, values: Vec<i32>| {
+        let values = HostArray::from_slice(DType::I32, &[NUM_ROWS, LENGTH], &values).unwrap();
+        NamedArray { name, values: Arc::new(values) }
+    };
     Batch {
         rows: NUM_ROWS,
-        length: LENGTH,
-        inputs: numbers(11, count, VOCAB),
-        inputs_position: positions.clone(),
-        inputs_segmentation: segments.clone(),
-        targets: numbers(12, count, VOCAB),
-        targets_position: positions,
-        targets_segmentation: segments,
+        arrays: vec![
+            array(INPUTS, numbers(11, count, VOCAB)),
+            array(INPUTS_POSITION, positions),
+            array(INPUTS_SEGMENTATION, segments.clone()),
+            array(TARGETS, numbers(12, count, VOCAB)),
+            array(TARGETS_SEGMENTATION, segments),
+        ],
         target_bytes: 0,
     }
 }
@@ -186,7 +198,7 @@ pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
     let first = first_values(model);
     let setup = Setup::new(&[model, way].concat(), num_devices);
     let programs = setup.programs();
-    let Measured { program, names } = programs.train_step(NUM_ROWS, LENGTH).unwrap();
+    let Measured { program, names } = programs.train_step(NUM_ROWS).unwrap();
     let step = compile(&program);
     let runtime = cpu(num_devices);
     let is_state = |name: &str| first.contains_key(name);
@@ -197,7 +209,8 @@ pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
     let inputs = step.inputs();
     let num_state = inputs.iter().take_while(|value| is_state(&value.name)).count();
     let mut state: BTreeMap<String, Array> = inputs[..num_state].iter().map(place).collect();
-    let given = batch_arrays(runtime, &inputs[num_state..], &batch(), VOCAB, programs.order).unwrap();
+    let declared = programs.loss.objective.arrays(NUM_ROWS);
+    let given = to_devices(runtime, &declared, &inputs[num_state..], &batch(), programs.order).unwrap();
     let bytes = state
         .iter()
         .map(|(name, array)| {

@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     arguments::Export,
+    commands::report_loaded,
     failure::{Failure, print},
 };
 
@@ -55,9 +56,7 @@ pub fn run(command: Export) -> Result<(), Failure> {
     let mut files = Files::default();
     describe(&source, &load.model, dtype, &mut files)?;
     let loaded = load_model(&load)?;
-    for skipped in &loaded.skipped {
-        eprintln!("warning: checkpoint {} is passed over: {}", skipped.step, skipped.reason);
-    }
+    report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
     // The weights come last: without them, nobody takes the directory for a model.
     files.write(directory)?;
     let options = WeightsOptions { shard_bytes: command.shard_size, ..WeightsOptions::default() };

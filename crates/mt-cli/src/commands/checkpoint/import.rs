@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     arguments::Import,
+    commands::report_loaded,
     failure::{Failure, print},
 };
 
@@ -32,6 +33,7 @@ pub fn run(command: Import) -> Result<(), Failure> {
     let source = Source::of(command.settings)?;
     let load = LoadConfig::from_config(&source.config)?;
     let loaded = load_model(&load)?;
+    report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
     let failed = |error| Failure::run(format!("cannot write to `{}`: {error}", directory.display()));
     let lock = RunLock::acquire(directory)?;
     let options = ManagerOptions { asynchronous: false, ..ManagerOptions::default() };

@@ -20,6 +20,7 @@ use serde_json::json;
 
 use crate::{
     arguments::{Decode, Settings},
+    commands::report_loaded,
     failure::Failure,
 };
 use prompts::{Chat, Prompt};
@@ -279,9 +280,7 @@ impl Progress {
 }
 
 fn report_loading(loaded: &Loaded) {
-    for skipped in &loaded.skipped {
-        eprintln!("warning: checkpoint {} is passed over: {}", skipped.step, skipped.reason);
-    }
+    report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
     let step = loaded.step.map_or_else(String::new, |step| format!(" of step {step}"));
     eprintln!("decoding with the checkpoint{step}: {}", loaded.checkpoint.display());
 }

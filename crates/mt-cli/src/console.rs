@@ -1,28 +1,60 @@
-//! What a person sees while a run goes on.
+//! How a training run shows on the console.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use mt_config::Difference;
+use mt_train::{
+    Event,
+    metrics::{EvaluationRecord, Metrics, StepRecord, names},
+};
 
-use super::{EvaluationRecord, Metrics, StepRecord, names};
-
-/// How a run shows on the console.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ConsoleStyle {
-    /// A progress bar if standard output and standard error are a terminal, lines otherwise.
-    #[default]
-    Automatic,
-    /// A progress bar on standard error.
-    Bar,
-    /// One line every `log_period` steps on standard output.
-    Lines,
-    /// Nothing but what [`super::MetricLogger::print`] is asked to print.
-    Quiet,
+/// Shows the events of a run.
+pub struct Console {
+    /// Lines for standard error that wait until the input is known to be right.
+    announcement: Vec<String>,
+    screen: Mutex<Screen>,
 }
 
-/// Shows records on the console.
-pub(crate) struct Console {
+impl Console {
+    /// A console that prints `announcement` once nothing is wrong with the input.
+    pub fn new(announcement: Vec<String>) -> Self {
+        Self { announcement, screen: Mutex::new(Screen::new(Box::new(io::stdout()))) }
+    }
+
+    /// Shows an event.
+    pub fn show(&self, event: &Event) {
+        let mut screen = self.screen.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            Event::Accepted => self.announcement.iter().for_each(|line| screen.message(line)),
+            Event::Notice(notice) => screen.message(&notice.to_string()),
+            Event::Report(text) => screen.message(text),
+            Event::Resumed { step, checkpoint, changes } => {
+                screen.message(&resumption(*step, &checkpoint.display().to_string(), changes));
+            }
+            Event::Started { first_step, total_steps, log_period } => {
+                let is_terminal = io::stdout().is_terminal() && io::stderr().is_terminal();
+                screen.start(is_terminal, *first_step, *total_steps, *log_period);
+            }
+            Event::Step(record) => screen.step(record),
+            Event::Evaluation(record) => screen.evaluation(record),
+            Event::Ended => screen.finish(),
+        }
+    }
+}
+
+/// Says from where a run continues, and what is different from before.
+fn resumption(step: u64, checkpoint: &str, changes: &[Difference]) -> String {
+    let mut text = format!("resuming at step {step} from `{checkpoint}`");
+    for Difference { key, left, right } in changes {
+        let _ = write!(text, "\n  `{}` was `{left}` and is now `{right}`", key.name);
+    }
+    text
+}
+
+struct Screen {
     display: Display,
     output: Box<dyn Write + Send>,
     total_steps: u64,
@@ -30,24 +62,27 @@ pub(crate) struct Console {
 }
 
 enum Display {
-    Bar { bar: ProgressBar, evaluation: Option<f64> },
+    Bar {
+        bar: ProgressBar,
+        evaluation: Option<f64>,
+    },
     Lines,
-    Quiet,
+    /// No step was shown yet.
+    None,
 }
 
-impl Console {
-    pub(crate) fn new(style: ConsoleStyle, total_steps: u64, first_step: u64, log_period: u64) -> Self {
-        let interactive = || io::stdout().is_terminal() && io::stderr().is_terminal();
-        let display = match style {
-            ConsoleStyle::Bar => Display::bar(total_steps, first_step),
-            ConsoleStyle::Automatic if interactive() => Display::bar(total_steps, first_step),
-            ConsoleStyle::Automatic | ConsoleStyle::Lines => Display::Lines,
-            ConsoleStyle::Quiet => Display::Quiet,
-        };
-        Self { display, output: Box::new(io::stdout()), total_steps, log_period: log_period.max(1) }
+impl Screen {
+    fn new(output: Box<dyn Write + Send>) -> Self {
+        Self { display: Display::None, output, total_steps: 0, log_period: 1 }
     }
 
-    pub(crate) fn step(&mut self, record: &StepRecord) {
+    /// Shows a progress bar on a terminal, and elsewhere one line every `log_period` steps.
+    fn start(&mut self, is_terminal: bool, first_step: u64, total_steps: u64, log_period: u64) {
+        self.display = if is_terminal { Display::bar(total_steps, first_step) } else { Display::Lines };
+        (self.total_steps, self.log_period) = (total_steps, log_period.max(1));
+    }
+
+    fn step(&mut self, record: &StepRecord) {
         match &mut self.display {
             Display::Bar { bar, evaluation } => {
                 bar.set_message(summary(&record.metrics, *evaluation));
@@ -58,11 +93,11 @@ impl Console {
                     self.line(&step_line(record));
                 }
             }
-            Display::Quiet => {}
+            Display::None => {}
         }
     }
 
-    pub(crate) fn evaluation(&mut self, record: &EvaluationRecord) {
+    fn evaluation(&mut self, record: &EvaluationRecord) {
         match &mut self.display {
             Display::Bar { bar, evaluation } => {
                 // It joins the message with the next step.
@@ -70,20 +105,20 @@ impl Console {
                 bar.println(evaluation_line(record));
             }
             Display::Lines => self.line(&evaluation_line(record)),
-            Display::Quiet => {}
+            Display::None => {}
         }
     }
 
-    /// A line of its own, above the progress bar if there is one.
-    pub(crate) fn print(&mut self, text: &str) {
+    /// Lines on standard error, above the progress bar if there is one.
+    fn message(&self, text: &str) {
         match &self.display {
-            Display::Bar { bar, .. } => bar.println(text),
-            Display::Lines | Display::Quiet => self.line(text),
+            Display::Bar { bar, .. } => bar.suspend(|| eprintln!("{text}")),
+            Display::Lines | Display::None => eprintln!("{text}"),
         }
     }
 
     /// Leaves the progress bar as it is and the cursor below it.
-    pub(crate) fn finish(&mut self) {
+    fn finish(&mut self) {
         if let Display::Bar { bar, .. } = &self.display {
             bar.abandon();
         }
@@ -164,15 +199,19 @@ fn evaluation_line(record: &EvaluationRecord) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::{
+        sync::{Arc, Mutex},
+        time::Duration,
+    };
 
-    use super::super::record::tests::{evaluation, measured_step};
+    use mt_train::metrics::{EvaluationMeasurements, StepMeasurements};
+
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Screen(Arc<Mutex<Vec<u8>>>);
+    struct Paper(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Screen {
+    impl Write for Paper {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
         }
@@ -182,32 +221,64 @@ mod tests {
         }
     }
 
-    fn check(style: ConsoleStyle, log_period: u64, expected: &[&str]) {
-        let screen = Screen::default();
-        let mut console = Console::new(style, 6, 0, log_period);
-        console.output = Box::new(screen.clone());
-        for step in 0..6 {
-            console.step(&measured_step(step, 2.0).record());
+    /// A step of half a second with round numbers.
+    fn measured_step(step: u64) -> StepMeasurements {
+        let mut values = Metrics::default();
+        values.set(names::LOSS, 2.0);
+        values.set(names::TOTAL_WEIGHTS, 4096.0);
+        StepMeasurements {
+            step,
+            values,
+            step_time: Duration::from_millis(500),
+            data_wait: Duration::ZERO,
+            tflops_per_device: 0.25,
+            tokens_per_device: 4096.0,
+            peak_tflops_per_device: None,
+            is_cross_entropy: true,
         }
-        console.evaluation(&evaluation(5, 2.0));
-        console.print("done");
-        console.finish();
-        let bytes = screen.0.lock().unwrap().clone();
+    }
+
+    fn evaluation() -> EvaluationRecord {
+        let mut sums = Metrics::default();
+        sums.set(names::EVALUATION_TOTAL_LOSS, 2000.0);
+        sums.set(names::EVALUATION_TOTAL_WEIGHTS, 1000.0);
+        EvaluationMeasurements { step: 5, sums, total_bytes: Some(4000.0), is_cross_entropy: true }.record()
+    }
+
+    fn check(log_period: u64, expected: &[&str]) {
+        let paper = Paper::default();
+        let mut screen = Screen::new(Box::new(paper.clone()));
+        screen.start(false, 0, 6, log_period);
+        for step in 0..6 {
+            screen.step(&measured_step(step).record());
+        }
+        screen.evaluation(&evaluation());
+        screen.finish();
+        let bytes = paper.0.lock().unwrap().clone();
         assert_eq!(String::from_utf8(bytes).unwrap().lines().collect::<Vec<_>>(), expected);
     }
 
     #[test]
     fn lines_come_every_log_period_and_at_the_end() {
-        let step = |step| step_line(&measured_step(step, 2.0).record());
+        let step = |step| step_line(&measured_step(step).record());
         let evaluation = "eval metrics after step: 5, loss=2.000, total_weights=1000, perplexity=7.389, bits_per_byte=0.721";
-        check(ConsoleStyle::Lines, 2, &[&step(0), &step(2), &step(4), &step(5), evaluation, "done"]);
-        check(ConsoleStyle::Lines, 100, &[&step(0), &step(5), evaluation, "done"]);
-        check(ConsoleStyle::Quiet, 1, &["done"]);
+        check(2, &[&step(0), &step(2), &step(4), &step(5), evaluation]);
+        check(100, &[&step(0), &step(5), evaluation]);
+    }
+
+    #[test]
+    fn a_resumption_says_what_changed() {
+        let key = mt_config::table::lookup("learning_rate").unwrap();
+        let change = Difference { key, left: "1".into(), right: "2".into() };
+        assert_eq!(
+            resumption(7, "run/checkpoints/6", &[change]),
+            "resuming at step 7 from `run/checkpoints/6`\n  `learning_rate` was `1` and is now `2`"
+        );
     }
 
     #[test]
     fn the_summary_names_losses_and_speed() {
-        let metrics = measured_step(3, 2.0).record().metrics;
+        let metrics = measured_step(3).record().metrics;
         assert_eq!(summary(&metrics, None), "loss 2.000 · 8192 tokens/s/device");
         assert_eq!(summary(&metrics, Some(2.5)), "loss 2.000 · eval 2.500 · 8192 tokens/s/device");
     }
@@ -215,11 +286,11 @@ mod tests {
     #[test]
     fn step_lines_read_as_maxtext_writes_them() {
         assert_eq!(
-            step_line(&measured_step(3, 2.0).record()),
+            step_line(&measured_step(3).record()),
             "completed step: 3, seconds: 0.500, TFLOP/s/device: 0.500, Tokens/s/device: 8192.000, \
              total_weights: 4096, loss: 2.000, perplexity: 7.389"
         );
-        let mut with_terms = measured_step(3, 2.0);
+        let mut with_terms = measured_step(3);
         with_terms.values.set(names::LM_LOSS, 1.0);
         assert!(step_line(&with_terms.record()).ends_with("loss: 2.000, lm_loss: 1.000, perplexity: 2.718"));
     }

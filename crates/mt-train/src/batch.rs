@@ -1,0 +1,78 @@
+//! Batches on their way to the devices.
+
+use std::sync::Arc;
+
+use mt_data::Batch;
+use mt_ir::ProgramValue;
+use mt_nn::{SequenceOrder, axes::POSITION};
+use mt_runtime::{Array, Runtime};
+use mt_shape::{DType, HostArray};
+
+use crate::{
+    TrainError,
+    objective::{BatchArray, Objective},
+};
+
+/// Checks that a batch has the arrays that an objective declares, with elements in their bounds.
+///
+/// # Errors
+/// An array is missing, of another type or shape, or holds a number out of bounds.
+pub(crate) fn check(objective: &dyn Objective, batch: &Batch) -> Result<(), TrainError> {
+    for declared in objective.arrays(batch.rows) {
+        let wrong = |problem: String| TrainError::WrongBatch { array: declared.name, problem };
+        let array = batch.array(declared.name).ok_or_else(|| wrong("the batch lacks it".to_owned()))?;
+        let dims: Vec<usize> = declared.axes.iter().map(|axis| axis.size).collect();
+        if (array.dtype(), array.dims()) != (declared.dtype, dims.as_slice()) {
+            let given = format!("{}{:?}", array.dtype(), array.dims());
+            return Err(wrong(format!("it is `{given}`, not `{}{dims:?}`", declared.dtype)));
+        }
+        if let (Some(bound), DType::I32) = (declared.below, declared.dtype) {
+            let is_outside =
+                |number: &&i32| usize::try_from(**number).is_ok_and(|number| number >= bound) || **number < 0;
+            if let Some(number) = batch.integers(declared.name).iter().find(is_outside) {
+                return Err(wrong(format!("it holds {number}, but its numbers are from 0 to {}", bound - 1)));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The arrays that an objective declares, on the devices, for the arguments of a program that take them.
+pub(crate) fn to_devices(
+    runtime: &Runtime,
+    declared: &[BatchArray],
+    arguments: &[ProgramValue],
+    batch: &Batch,
+    order: SequenceOrder,
+) -> Result<Vec<Array>, TrainError> {
+    let place = |(declared, argument): (&BatchArray, &ProgramValue)| {
+        let host = batch.array(declared.name).ok_or_else(|| TrainError::WrongBatch {
+            array: declared.name,
+            problem: "the batch lacks it".to_owned(),
+        })?;
+        let along = declared.axes.iter().position(|axis| axis.name == POSITION);
+        let host = match (order, along) {
+            (SequenceOrder::AsRead, _) | (_, None) => host.clone(),
+            (_, Some(along)) => Arc::new(stored(host, along, order)),
+        };
+        Ok(Array::from_shared(runtime, host, &argument.sharding)?)
+    };
+    declared.iter().zip(arguments).map(place).collect()
+}
+
+/// An array whose elements along a dimension are in the order of the text, in the order in which they are stored.
+pub(crate) fn stored(array: &HostArray, along: usize, order: SequenceOrder) -> HostArray {
+    let dims = array.dims();
+    let (outer, length) = (dims[..along].iter().product::<usize>(), dims[along]);
+    let size = dims[along + 1..].iter().product::<usize>() * array.dtype().byte_size();
+    let mut stored = HostArray::zeros(array.dtype(), dims);
+    let places: Vec<usize> = (0..length).map(|index| order.place(index, length)).collect();
+    let (from, to) = (array.bytes(), stored.bytes_mut());
+    for row in 0..outer {
+        for (index, place) in places.iter().enumerate() {
+            let (source, target) = ((row * length + place) * size, (row * length + index) * size);
+            to[target..][..size].copy_from_slice(&from[source..][..size]);
+        }
+    }
+    stored
+}

@@ -1,0 +1,107 @@
+//! Prediction of the next token: pre-training and continued training on text.
+
+use mt_data::arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION};
+use mt_models::Tokens;
+use mt_nn::{
+    TokenLoss,
+    axes::{BATCH, POSITION},
+    token_weights,
+};
+use mt_shape::{DType, axis};
+use mt_trace::Tensor;
+
+use super::{
+    BatchArray, BatchTensors, BoundModel, HiddenStates, Loss, Models, NamedTensors, Objective, SideOutputs,
+};
+use crate::metrics::names;
+
+/// The mean cross-entropy of the tokens that follow each other in a document.
+pub struct NextToken {
+    /// Positions of a row.
+    pub length: usize,
+    pub vocab_size: usize,
+    /// The weight of the squared log-partition function (Chowdhery et al., 2022).
+    pub z_loss_multiplier: f64,
+}
+
+impl NextToken {
+    fn token_loss<'t>(
+        &self,
+        model: &BoundModel<'_, 't>,
+        batch: &BatchTensors<'t>,
+    ) -> (TokenLoss<'t>, SideOutputs<'t>) {
+        let tokens = Tokens {
+            tokens: batch.of(INPUTS),
+            positions: batch.of(INPUTS_POSITION),
+            segmentation: batch.of(INPUTS_SEGMENTATION),
+            order: batch.order,
+        };
+        let HiddenStates { hidden, side } = model.hidden(tokens);
+        let (targets, segmentation) = (batch.of(TARGETS), batch.of(TARGETS_SEGMENTATION));
+        (model.token_loss(hidden, targets, segmentation, self.z_loss_multiplier), side)
+    }
+}
+
+impl Objective for NextToken {
+    fn name(&self) -> &'static str {
+        "next-token prediction"
+    }
+
+    fn arrays(&self, rows: usize) -> Vec<BatchArray> {
+        let array = |name, below| BatchArray {
+            name,
+            dtype: DType::I32,
+            axes: vec![axis(BATCH, rows), axis(POSITION, self.length)],
+            below,
+        };
+        let tokens = Some(self.vocab_size);
+        vec![
+            array(INPUTS, tokens),
+            array(INPUTS_POSITION, None),
+            array(INPUTS_SEGMENTATION, None),
+            array(TARGETS, tokens),
+            array(TARGETS_SEGMENTATION, None),
+        ]
+    }
+
+    fn sequences(&self, rows: usize) -> [usize; 2] {
+        [rows, self.length]
+    }
+
+    fn is_cross_entropy(&self) -> bool {
+        true
+    }
+
+    fn weights<'t>(&self, batch: &BatchTensors<'t>) -> Vec<Tensor<'t>> {
+        vec![token_weights(batch.of(TARGETS_SEGMENTATION)).sum(&[BATCH, POSITION])]
+    }
+
+    fn loss<'t>(
+        &self,
+        models: &Models<'_, 't>,
+        batch: &BatchTensors<'t>,
+        divisors: &[Tensor<'t>],
+    ) -> Loss<'t> {
+        let (tokens, side) = self.token_loss(&models.trained, batch);
+        let divisor = divisors[0];
+        let share = tokens.total / divisor;
+        let z_loss = tokens.z_loss.map(|z_loss| z_loss / divisor);
+        let mut terms = NamedTensors::new();
+        if z_loss.is_some() || side.has_losses() {
+            // What is differentiated holds the z-loss as well.
+            let total = tokens.total / divisor;
+            let cross_entropy = z_loss.map_or(total, |z_loss| total - z_loss);
+            terms.push((names::LM_LOSS, cross_entropy));
+            terms.extend(z_loss.map(|z_loss| (names::Z_LOSS, z_loss)));
+        }
+        Loss { share, terms, side }
+    }
+
+    fn evaluate<'t>(&self, models: &Models<'_, 't>, batch: &BatchTensors<'t>) -> NamedTensors<'t> {
+        let (loss, _) = self.token_loss(&models.trained, batch);
+        let sums =
+            [(names::EVALUATION_TOTAL_LOSS, loss.total), (names::EVALUATION_TOTAL_WEIGHTS, loss.weights)];
+        let z_loss = loss.z_loss.map(|z_loss| (names::EVALUATION_TOTAL_Z_LOSS, z_loss));
+        sums.into_iter().chain(z_loss).collect()
+    }
+}

@@ -1,0 +1,215 @@
+//! A run's directory: its lock, its checkpoints and its configuration.
+
+use std::{
+    fs::File,
+    io::Write as _,
+    path::{Path, PathBuf},
+};
+
+use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock};
+use mt_config::{Difference, RunRecord, TrainConfig};
+use mt_runtime::Runtime;
+
+use super::{Ending, TrainReport};
+use crate::{
+    TrainError, TrainPlan,
+    restore::{Resume, check_sources},
+    state::steps_done,
+    train_loop::Progress,
+};
+
+/// A run's directory, held against other processes.
+pub(crate) struct RunDirectory {
+    pub path: PathBuf,
+    config_path: PathBuf,
+    lock: RunLock,
+    manager: CheckpointManager,
+    /// The newest checkpoint, if the run has any: it is resumed then.
+    pub newest: Option<u64>,
+    /// The configuration that a resumed run was saved with.
+    saved: Option<RunRecord>,
+}
+
+/// A run's directory while its checkpoints are another's to manage.
+pub(crate) struct HeldDirectory {
+    path: PathBuf,
+    _lock: RunLock,
+}
+
+impl RunDirectory {
+    /// Makes and locks the directory. Checks that the run may be resumed, or that what a new run begins from is there.
+    pub fn open(plan: &TrainPlan, runtime: &Runtime, record: &RunRecord) -> Result<Self, TrainError> {
+        let settings = &plan.settings;
+        let path = settings.run.directory();
+        let lock = RunLock::acquire(&path)?;
+        let options = ManagerOptions {
+            max_to_keep: settings.checkpoint.max_num_checkpoints_to_keep,
+            asynchronous: settings.checkpoint.async_checkpointing,
+            ..ManagerOptions::default()
+        };
+        let manager = CheckpointManager::open(settings.run.checkpoint_directory(), &lock, options)?;
+        let newest = manager.latest()?;
+        let config_path = settings.run.config_path();
+        let mut directory = Self { path, config_path, lock, manager, newest, saved: None };
+        match newest {
+            Some(newest) => directory.saved = Some(directory.resumable(plan, runtime, record, newest)?),
+            None => {
+                check_metrics_file(settings)?;
+                check_sources(
+                    &*plan.model,
+                    &plan.state_rule.layout,
+                    &settings.checkpoint,
+                    settings.run.steps,
+                )?;
+            }
+        }
+        Ok(directory)
+    }
+
+    /// The report of a run whose steps are done already.
+    pub fn finished_before(&self, plan: &TrainPlan) -> Result<Option<TrainReport>, TrainError> {
+        let steps = plan.settings.run.steps;
+        if self.newest.is_none_or(|newest| newest + 1 < steps) {
+            return Ok(None);
+        }
+        let Some(whole) = mt_checkpoint::open_latest(self.manager.directory())? else { return Ok(None) };
+        let done = steps_done(&whole.value)?;
+        Ok((done >= steps).then(|| TrainReport {
+            ending: Ending::AlreadyComplete,
+            steps: done,
+            run_directory: self.path.clone(),
+            first_evaluation: None,
+            last_evaluation: None,
+            unigram_bits_per_byte: None,
+            chart: existing(self.chart()),
+        }))
+    }
+
+    /// What the run continues from, if it has checkpoints.
+    pub fn resume(&mut self) -> Option<Resume<'_>> {
+        self.newest.map(|_| Resume { manager: &mut self.manager })
+    }
+
+    /// The values of the configuration that a resumed run was saved with and that are others now.
+    pub fn changes(&self, record: &RunRecord) -> Vec<Difference> {
+        self.saved.as_ref().map(|saved| record.changes(saved)).unwrap_or_default()
+    }
+
+    /// The picture of the loss curves.
+    pub fn chart(&self) -> PathBuf {
+        chart(&self.path)
+    }
+
+    /// Writes the configuration beside the run's other files, in one step that survives a loss of power.
+    pub fn save_config(&self, record: &RunRecord) -> Result<(), TrainError> {
+        let path = &self.config_path;
+        let partial = path.with_extension("yml.partial");
+        let write = || {
+            let mut file = File::create(&partial)?;
+            file.write_all(record.to_yaml().as_bytes())?;
+            file.sync_all()?;
+            std::fs::rename(&partial, path)?;
+            File::open(&self.path)?.sync_all()
+        };
+        write().map_err(TrainError::io("write", path))
+    }
+
+    /// The checkpoints, and the directory that stays locked beside them.
+    pub fn into_manager(self) -> (CheckpointManager, HeldDirectory) {
+        (self.manager, HeldDirectory { path: self.path, _lock: self.lock })
+    }
+
+    /// The configuration that the run was saved with. Refuses one under which it would be another run.
+    fn resumable(
+        &self,
+        plan: &TrainPlan,
+        runtime: &Runtime,
+        record: &RunRecord,
+        newest: u64,
+    ) -> Result<RunRecord, TrainError> {
+        let settings = &plan.settings;
+        let name = &settings.run.run_name;
+        if !self.config_path.is_file() {
+            return Err(TrainError::ResumeConflict(format!(
+                "run `{name}` has checkpoints, but not the configuration they were made with, `{}`\n\
+                 hint: choose another `run_name`, and begin with these checkpoints by `load_full_state_path`",
+                self.config_path.display()
+            )));
+        }
+        if !settings.checkpoint.enable_checkpointing {
+            return Err(TrainError::ResumeConflict(format!(
+                "run `{name}` has checkpoints, but `enable_checkpointing` is `false`\n\
+                 hint: leave it out to resume the run, or choose another `run_name` to start a new one"
+            )));
+        }
+        let saved = RunRecord::load(&self.config_path)?;
+        // Damage to the newest step is dealt with when it is loaded.
+        let saved_devices = Checkpoint::open(self.manager.directory(), newest)
+            .ok()
+            .and_then(|checkpoint| checkpoint.custom_metadata().get("num_devices")?.as_u64())
+            .map_or(runtime.num_devices(), |devices| devices as usize);
+        let conflicts = record.conflicts(runtime.num_devices(), &saved, saved_devices);
+        let mut lines: Vec<String> = conflicts
+            .iter()
+            .map(|conflict| {
+                format!("`{}` was `{}` and is now `{}`", conflict.key.name, conflict.left, conflict.right)
+            })
+            .collect();
+        let [before, now] = [&saved, record].map(|record| record.shown("scan_layers"));
+        if before != now && !plan.state_rule.layout.may_be_otherwise_scanned() {
+            lines.push(format!(
+                "`scan_layers` was `{before}` and is now `{now}`, and the names of layers' parameters with it: the \
+                 patterns of `trainable_parameters_mask` and `adamw_mask` fit others"
+            ));
+        }
+        if lines.is_empty() {
+            return Ok(saved);
+        }
+        lines.insert(0, format!("run `{name}` has checkpoints made with another configuration"));
+        lines.push(
+            "hint: repeat the run's values to resume it, or choose another `run_name` to start a new run"
+                .to_owned(),
+        );
+        Err(TrainError::ResumeConflict(lines.join("\n")))
+    }
+}
+
+impl HeldDirectory {
+    /// What the run did. The directory is free for other processes afterwards.
+    pub fn report(self, progress: Progress, unigram_bits_per_byte: Option<f64>) -> TrainReport {
+        let Progress { ending, steps, first_evaluation, last_evaluation } = progress;
+        let chart = existing(chart(&self.path));
+        TrainReport {
+            ending,
+            steps,
+            run_directory: self.path,
+            first_evaluation,
+            last_evaluation,
+            unigram_bits_per_byte,
+            chart,
+        }
+    }
+}
+
+fn chart(run: &Path) -> PathBuf {
+    run.join("metrics").join("loss.svg")
+}
+
+/// The path, if something is there: a run without steps draws no curve.
+fn existing(path: PathBuf) -> Option<PathBuf> {
+    path.is_file().then_some(path)
+}
+
+/// Refuses to empty a file of metrics that is not the run's own.
+fn check_metrics_file(settings: &TrainConfig) -> Result<(), TrainError> {
+    let path = settings.run.metrics_path();
+    let is_empty = std::fs::metadata(&path).map_or(true, |file| file.len() == 0);
+    if is_empty || path.starts_with(settings.run.directory()) {
+        return Ok(());
+    }
+    Err(TrainError::ResumeConflict(format!(
+        "`metrics_file` is `{}`, which has lines already, and this run is new\n\
+         hint: name another file, or remove this one",
+        path.display()
+    )))
+}

@@ -1,0 +1,216 @@
+//! From a plan to a trainer: programs are compiled, and the first state is put on the devices.
+
+use std::{
+    panic::resume_unwind,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use mt_ir::Program;
+use mt_models::Model;
+use mt_runtime::{Array, Executable, Platform, Runtime};
+
+use crate::{
+    Observer, TrainError, TrainPlan, Trainer, events,
+    measured::{BySize, Compile, Measured},
+    objective::{FrozenModel, FrozenSource},
+    placement::{DATA_AXIS, warn_of_replicas},
+    plan::compile_settings,
+    program::Programs,
+    restore::{Restored, Resume, Resumed, load_parameters_of, restore},
+    state::TrainState,
+};
+
+/// Starts a trainer.
+pub(crate) struct Start<'a> {
+    pub plan: Arc<TrainPlan>,
+    pub runtime: Runtime,
+    pub observer: &'a Observer,
+}
+
+/// What a fresh run begins with.
+enum Initial {
+    Program(Executable),
+    State(TrainState),
+}
+
+impl Start<'_> {
+    /// The trainer, and the checkpoint that it continues from if the run is resumed.
+    pub fn run(
+        self,
+        traced: Measured<Program>,
+        resume: Option<Resume<'_>>,
+    ) -> Result<(Trainer, Option<Resumed>), TrainError> {
+        let Self { plan, runtime, observer } = &self;
+        let programs = plan.programs();
+        let compile_step = self.compiler(&programs, traced);
+        let is_fresh = resume.is_none() && plan.settings.checkpoint.load_full_state_path.is_none();
+        let (largest, initial) = self.compile_both(&programs, &compile_step, is_fresh)?;
+        self.say_what_has_no_effect()?;
+        let need = plan.less_memory(&largest.program)?;
+        runtime.check_memory(&[&largest.program], &need)?;
+        if let Some(advice) = plan.less_remat(runtime.memory_need(&largest.program)?) {
+            events::note(observer, advice);
+        }
+        let layout = &programs.layout;
+        let initialize = || match initial {
+            Some(Initial::State(state)) => Ok(state),
+            Some(Initial::Program(program)) => TrainState::initialize(&program, layout),
+            None => TrainState::initialize(&self.compile(&programs.initialize()?)?, layout),
+        };
+        let Restored { state, first_step, resumed } = restore(plan, runtime, resume, observer, initialize)?;
+        let frozen = self.frozen(&programs)?;
+        warn_of_replicas(&plan.settings.placement, &*plan.model, &state, plan.placement.mesh(), observer);
+        let trainer = Trainer {
+            steps: BySize::new(compile_step, [(plan.rows(), largest)]),
+            plan: plan.clone(),
+            runtime: runtime.clone(),
+            programs,
+            evaluation: None,
+            state: Some(state),
+            frozen,
+            next_step: first_step,
+        };
+        Ok((trainer, resumed))
+    }
+
+    fn compile(&self, program: &Program) -> Result<Executable, TrainError> {
+        Ok(self.runtime.compile(program, &compile_settings(&self.plan.settings, &program.name))?)
+    }
+
+    /// Compiles the training step for batches of a number of rows; that for whole batches is traced already.
+    fn compiler(&self, programs: &Programs, traced: Measured<Program>) -> Compile<Measured<Executable>> {
+        let (plan, runtime, programs) = (self.plan.clone(), self.runtime.clone(), programs.clone());
+        let observer = self.observer.clone();
+        let traced = Mutex::new(Some(traced));
+        Arc::new(move |rows: usize| {
+            let is_whole = rows == plan.rows();
+            let known = match is_whole {
+                true => traced.lock().unwrap_or_else(PoisonError::into_inner).take(),
+                false => None,
+            };
+            known.map_or_else(|| programs.train_step(rows), Ok)?.try_map(|program| {
+                let mut own = compile_settings(&plan.settings, &program.name);
+                if !is_whole {
+                    // The programs of all sizes have one name.
+                    own.dump_to = own.dump_to.map(|directory| directory.join(format!("rows_{rows}")));
+                }
+                match &plan.settings.ahead.compiled_trainstep_file {
+                    Some(file) if is_whole && file.is_file() => {
+                        let step = runtime.load_compiled(&program, &own, file)?;
+                        events::note(
+                            &observer,
+                            format!("the training step is the compiled one in `{}`", file.display()),
+                        );
+                        Ok(step)
+                    }
+                    _ => Ok(runtime.compile(&program, &own)?),
+                }
+            })
+        })
+    }
+
+    /// Compiles the step and, for a fresh run, the program of its first state side by side: compilers use one thread most
+    /// of the time. On CPUs the first values are drawn meanwhile, too.
+    fn compile_both(
+        &self,
+        programs: &Programs,
+        compile_step: &Compile<Measured<Executable>>,
+        is_fresh: bool,
+    ) -> Result<(Measured<Executable>, Option<Initial>), TrainError> {
+        let runtime = &self.runtime;
+        let has_failed = AtomicBool::new(false);
+        let initialize_early = || -> Result<Initial, TrainError> {
+            let program = self.compile(&programs.initialize()?)?;
+            // Compilers of other devices may measure on them, and want the memory. A state that does not fit is refused
+            // later, with the step that takes it.
+            if runtime.platform() != Platform::Cpu
+                || has_failed.load(Ordering::Relaxed)
+                || runtime.check_memory(&[&program], "").is_err()
+            {
+                return Ok(Initial::Program(program));
+            }
+            let state = TrainState::initialize(&program, &programs.layout)?;
+            // What is not written yet would still count as free memory.
+            state.wait()?;
+            Ok(Initial::State(state))
+        };
+        let (largest, initial) = thread::scope(|scope| {
+            let initial = is_fresh.then(|| scope.spawn(initialize_early));
+            let largest = compile_step(self.plan.rows());
+            has_failed.store(largest.is_err(), Ordering::Relaxed);
+            (largest, initial.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))))
+        });
+        Ok((largest?, initial.transpose()?))
+    }
+
+    /// Reports keys and rules that have no effect on this run.
+    fn say_what_has_no_effect(&self) -> Result<(), TrainError> {
+        let Self { plan, runtime, observer } = self;
+        let (settings, placement) = (&plan.settings, &plan.placement);
+        for note in placement.notes() {
+            events::note(observer, note.to_string());
+        }
+        for notice in settings.placement.check_use(placement)? {
+            observer(events::Event::Notice(notice));
+        }
+        for pattern in &plan.state_rule.update.idle_patterns {
+            let text = format!("`{pattern}` of `adamw_mask` fits the name of no parameter of this model");
+            events::warn(observer, text);
+        }
+        if settings.placement.shard_optimizer_over_data {
+            let mesh = placement.mesh();
+            if plan.state_rule.layout.slots().is_empty() {
+                let optimizer = settings.optimizer.opt_type.name();
+                let text =
+                    format!("`shard_optimizer_over_data` splits no state: `opt_type={optimizer}` keeps none");
+                events::note(observer, text);
+            } else if mesh.axis_size(DATA_AXIS) <= Some(1) {
+                events::note(
+                    observer,
+                    "`shard_optimizer_over_data` has no effect: the mesh has no two devices along `data`",
+                );
+            }
+        }
+        if runtime.platform() == Platform::Cpu {
+            for key in settings.model.remat.offloading() {
+                let text = format!(
+                    "`{key}` offloads, but the memory of a CPU's devices is the host's: tensors stay where they are"
+                );
+                events::note(observer, text);
+            }
+        }
+        Ok(())
+    }
+
+    /// The parameters of frozen models that are not the trained model's arrays, in the order of the programs.
+    fn frozen(&self, programs: &Programs) -> Result<Vec<Array>, TrainError> {
+        let mut arrays = Vec::new();
+        for frozen in programs.loss.frozen.iter() {
+            let whole = self.frozen_parameters(programs, frozen)?;
+            let own = whole.into_iter().enumerate();
+            arrays.extend(own.filter(|(index, _)| !programs.shares(frozen, *index)).map(|(_, array)| array));
+        }
+        Ok(arrays)
+    }
+
+    /// All parameters of a frozen model. First values are read or drawn again, so that a resumed run has the same.
+    fn frozen_parameters(&self, programs: &Programs, frozen: &FrozenModel) -> Result<Vec<Array>, TrainError> {
+        let Self { plan, runtime, .. } = self;
+        let load = |model: &dyn Model, path: &std::path::Path| {
+            load_parameters_of(runtime, &plan.placement, model, path)
+        };
+        match (&frozen.source, plan.settings.checkpoint.parameters_path()) {
+            (FrozenSource::Path(path), _) => load(&*frozen.model, path),
+            (FrozenSource::FirstValues, Some(path)) => load(&*plan.model, path),
+            (FrozenSource::FirstValues, None) => {
+                let mut outputs = self.compile(&programs.initialize()?)?.run(Vec::new())?;
+                outputs.truncate(programs.layout.parameters().len());
+                Ok(outputs)
+            }
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! A model in training: its programs and its state on the devices, one step at a time.
+//!
+//! [`crate::train`] is one caller, which adds data, metrics, evaluations and checkpoints on a schedule. A program that
+//! makes batches of its own calls [`Trainer::step`] for each.
+
+use std::sync::Arc;
+
+use mt_checkpoint::{CheckpointManager, CommitGate, JsonItem, SaveRequest};
+use mt_data::{Batch, IteratorState};
+use mt_ir::Program;
+use mt_runtime::{Array, Executable, Input, Runtime};
+use serde_json::json;
+
+use crate::{
+    Observer, TrainError, TrainPlan, batch,
+    evaluation::Evaluation,
+    measured::{BySize, Measured, PendingMetrics},
+    metrics::EvaluationMeasurements,
+    program::Programs,
+    restore::{ITERATOR_FILE, ITERATOR_ITEM, Resume, Resumed},
+    start,
+    state::TrainState,
+};
+
+/// The programs and the state of a run on its devices.
+pub struct Trainer {
+    pub(crate) plan: Arc<TrainPlan>,
+    pub(crate) runtime: Runtime,
+    pub(crate) programs: Programs,
+    pub(crate) steps: BySize<Measured<Executable>>,
+    pub(crate) evaluation: Option<Evaluation>,
+    /// Steps take it and return the next one, so that none is left after a step that failed.
+    pub(crate) state: Option<TrainState>,
+    /// Parameters of frozen models, in the order in which programs take them.
+    pub(crate) frozen: Vec<Array>,
+    pub(crate) next_step: u64,
+}
+
+impl Trainer {
+    /// Compiles the programs of a run and puts its first state on the devices: the state or the parameters that the
+    /// configuration names, or fresh values.
+    ///
+    /// # Errors
+    /// A program cannot be compiled or needs more memory than the devices have; a checkpoint does not fit.
+    pub fn start(plan: TrainPlan, runtime: Runtime, observer: &Observer) -> Result<Self, TrainError> {
+        let traced = plan.programs().train_step(plan.rows())?;
+        let (trainer, _) = Self::begin(Arc::new(plan), runtime, traced, None, observer)?;
+        Ok(trainer)
+    }
+
+    /// As [`Trainer::start`], with the step's program traced already, and from the run's own checkpoint if it has one.
+    pub(crate) fn begin(
+        plan: Arc<TrainPlan>,
+        runtime: Runtime,
+        traced: Measured<Program>,
+        resume: Option<Resume<'_>>,
+        observer: &Observer,
+    ) -> Result<(Self, Option<Resumed>), TrainError> {
+        start::Start { plan, runtime, observer }.run(traced, resume)
+    }
+
+    /// What the run is.
+    pub fn plan(&self) -> &TrainPlan {
+        &self.plan
+    }
+
+    /// The number of steps done, those before a resumption included.
+    pub fn steps_done(&self) -> u64 {
+        self.next_step
+    }
+
+    /// The parameters, in the model's order. The next step overwrites them.
+    ///
+    /// # Errors
+    /// A step failed.
+    pub fn parameters(&self) -> Result<&[Array], TrainError> {
+        Ok(self.state()?.parameters())
+    }
+
+    /// Takes a step with a batch of any number of rows for which the devices can share the work; the first batch of a size
+    /// waits for its program to be compiled.
+    ///
+    /// # Errors
+    /// The batch is not what the objective declares, or the devices fail. The state is lost if the program fails.
+    pub fn step(&mut self, batch: &Batch) -> Result<PendingMetrics, TrainError> {
+        batch::check(self.plan.objective(), batch)?;
+        self.step_checked(batch)
+    }
+
+    /// As [`Trainer::step`], with a batch that was checked where it was made.
+    pub(crate) fn step_checked(&mut self, batch: &Batch) -> Result<PendingMetrics, TrainError> {
+        let declared = self.plan.objective().arrays(batch.rows);
+        let step = self.steps.of(batch.rows)?;
+        let arguments = step.program.inputs();
+        let arguments = &arguments[arguments.len() - declared.len()..];
+        let arrays = batch::to_devices(&self.runtime, &declared, arguments, batch, self.programs.order)?;
+        let state = self.state.take().ok_or(TrainError::StateLost)?;
+        let mut inputs = state.into_inputs();
+        inputs.extend(self.frozen.iter().chain(&arrays).map(Input::Borrow));
+        let outputs = step.program.run(inputs)?;
+        let (state, rest) = TrainState::from_outputs(outputs, &self.programs.layout);
+        self.state = Some(state);
+        self.next_step += 1;
+        Ok(step.pending(rest[0].to_host_async()?))
+    }
+
+    /// Has the program for batches of this many rows compiled on another thread.
+    pub(crate) fn prepare(&mut self, rows: usize) {
+        self.steps.prepare(rows);
+    }
+
+    /// Adds up the sums of the objective's evaluation over batches.
+    ///
+    /// # Errors
+    /// As those of [`Trainer::step`], which leaves the state as it is here.
+    pub fn evaluate<E: Into<TrainError>>(
+        &mut self,
+        batches: impl IntoIterator<Item = Result<Batch, E>>,
+    ) -> Result<EvaluationMeasurements, TrainError> {
+        let mut batches = batches.into_iter().peekable();
+        if let (None, Some(Ok(first))) = (&self.evaluation, batches.peek()) {
+            let rows = first.rows;
+            self.prepare_evaluation(rows)?;
+        }
+        let state = self.state.as_ref().ok_or(TrainError::StateLost)?;
+        let Some(evaluation) = &self.evaluation else {
+            return Ok(EvaluationMeasurements::empty(self.next_step));
+        };
+        let arrays = (state.parameters(), self.frozen.as_slice());
+        evaluation.run(&self.runtime, self.plan.objective(), arrays, self.next_step, batches)
+    }
+
+    /// Compiles the evaluation of batches of this many rows.
+    pub(crate) fn prepare_evaluation(&mut self, rows: usize) -> Result<(), TrainError> {
+        self.evaluation = Some(Evaluation::compile(&self.plan, &self.runtime, rows)?);
+        Ok(())
+    }
+
+    /// Saves the state after the last step as the checkpoint of that step, with the data's position if there is one.
+    /// Copies to the host are done when this returns; the files are written on another thread, and the checkpoint is
+    /// committed once `gate` returns.
+    ///
+    /// # Errors
+    /// No step is done, or an earlier checkpoint could not be written.
+    pub fn save(
+        &self,
+        manager: &mut CheckpointManager,
+        position: Option<&IteratorState>,
+        gate: Option<CommitGate>,
+    ) -> Result<(), TrainError> {
+        // One copy of the state in host memory at a time.
+        manager.wait_until_finished()?;
+        let (entries, extra_items) = self.state()?.entries(&self.programs.layout)?;
+        let json = position.map(|position| JsonItem {
+            item: ITERATOR_ITEM.into(),
+            file: ITERATOR_FILE.into(),
+            contents: serde_json::to_value(position).expect("an iterator's state is plain data"),
+        });
+        let metadata = json!({
+            "scan_layers": self.plan.settings().model.scan_layers,
+            "num_devices": self.runtime.num_devices(),
+        });
+        let request = SaveRequest {
+            entries,
+            extra_items,
+            json: json.into_iter().collect(),
+            custom_metadata: metadata.as_object().cloned().unwrap_or_default(),
+            commit_gate: gate,
+            // The next step overwrites the state.
+            fetch_first: true,
+        };
+        let step = self.next_step.checked_sub(1).ok_or(TrainError::NothingToSave)?;
+        manager.save(step, request)?;
+        Ok(())
+    }
+
+    fn state(&self) -> Result<&TrainState, TrainError> {
+        self.state.as_ref().ok_or(TrainError::StateLost)
+    }
+}
