@@ -22,46 +22,60 @@ use crate::{
 /// What to do about programs that do not fit into memory.
 pub(crate) const LESS_MEMORY: &str = "fewer or shorter sequences at once, or a larger mesh need less";
 
-/// A model that continues sequences.
+/// The compiled programs with which a model continues sequences. It holds no parameters, so that training and generation
+/// use one copy: [`Engine::with`] lends it those of a trainer between two steps.
 pub struct Engine {
     runtime: Runtime,
     pub(crate) programs: Programs,
-    pub(crate) parameters: Vec<Array>,
     options: EngineOptions,
     executables: Mutex<HashMap<ProgramKey, Executable>>,
 }
 
+/// An engine with the parameters of its model.
+#[derive(Clone, Copy)]
+pub struct Session<'a> {
+    engine: &'a Engine,
+    parameters: &'a [Array],
+}
+
 impl Engine {
-    /// An engine for a model whose parameters are on the devices, in the model's order and placed by its rules.
-    ///
-    /// # Errors
-    /// The arrays are not the model's parameters.
+    /// An engine for a model whose parameters are of these types, in the model's order, and placed by its rules.
     pub fn new(
         runtime: Runtime,
         placement: Arc<Placement>,
-        model: Box<dyn Model>,
-        parameters: Vec<Array>,
+        model: Arc<dyn Model>,
+        parameter_types: Vec<DType>,
         mut options: EngineOptions,
-    ) -> Result<Self, EngineError> {
-        let specs = model.parameters();
-        if specs.len() != parameters.len() {
-            return Err(EngineError::ParameterCount { needed: specs.len(), given: parameters.len() });
-        }
-        for ((path, spec), array) in specs.iter().zip(&parameters) {
-            let (needed, given) = (spec.dims(), array.dims().to_vec());
-            if needed != given {
-                return Err(EngineError::ParameterShape { name: path.to_string(), needed, given });
-            }
-        }
+    ) -> Self {
         // Where positions are learned, there are no vectors for those beyond.
         if let Some(positions) = model.num_learned_positions() {
             options.max_target_length = options.max_target_length.min(positions);
         }
         let target = runtime.target();
-        let parameter_types = parameters.iter().map(Array::dtype).collect();
         let num_choices = options.num_choices.min(options.vocab_size);
         let programs = Programs { model, placement, target, parameter_types, num_choices };
-        Ok(Self { runtime, programs, parameters, options, executables: Mutex::default() })
+        Self { runtime, programs, options, executables: Mutex::default() }
+    }
+
+    /// The engine with parameters, which stay where they are.
+    ///
+    /// # Errors
+    /// The arrays are not the model's parameters.
+    pub fn with<'a>(&'a self, parameters: &'a [Array]) -> Result<Session<'a>, EngineError> {
+        let specs = self.programs.model.parameters();
+        if specs.len() != parameters.len() {
+            return Err(EngineError::ParameterCount { needed: specs.len(), given: parameters.len() });
+        }
+        let types = &self.programs.parameter_types;
+        for (((path, spec), array), dtype) in specs.iter().zip(parameters).zip(types) {
+            let (needed, given) = (spec.dims(), array.dims().to_vec());
+            if (needed.as_slice(), *dtype) != (given.as_slice(), array.dtype()) {
+                let name = path.to_string();
+                let (needed_type, given_type) = (*dtype, array.dtype());
+                return Err(EngineError::ParameterShape { name, needed, needed_type, given, given_type });
+            }
+        }
+        Ok(Session { engine: self, parameters })
     }
 
     /// The bounds of the engine.
@@ -69,6 +83,72 @@ impl Engine {
         &self.options
     }
 
+    /// The compiled program of these sizes.
+    pub(crate) fn executable(&self, key: ProgramKey) -> Result<Executable, EngineError> {
+        let mut executables = self.executables.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(executable) = executables.get(&key) {
+            return Ok(executable.clone());
+        }
+        let program = self.programs.trace(key)?;
+        let executable = self.runtime.compile(&program, &self.options.compile)?;
+        self.runtime.check_memory(&[&executable], LESS_MEMORY)?;
+        executables.insert(key, executable.clone());
+        Ok(executable)
+    }
+
+    /// What the sampler of a step takes, in the program's order.
+    fn controls(
+        &self,
+        requests: &[Request],
+        sampling: &SamplingOptions,
+        sizes: Sizes,
+    ) -> Result<Vec<Array>, EngineError> {
+        let num_choices = self.programs.num_choices;
+        let top_k = sampling.top_k.unwrap_or(num_choices).min(num_choices) as i32;
+        let mut samples: Vec<u64> = requests.iter().map(|request| request.sample).collect();
+        samples.resize(sizes.batch, 0);
+        Ok(vec![
+            self.replicated(DType::F32, &[], &[sampling.temperature as f32])?,
+            self.replicated(DType::I32, &[], &[top_k])?,
+            self.replicated(DType::F32, &[], &[sampling.top_p.unwrap_or(1.0) as f32])?,
+            self.replicated(DType::U64, &[], &[sampling.seed])?,
+            self.replicated(DType::U64, &[sizes.batch], &samples)?,
+        ])
+    }
+
+    fn check(&self, number: usize, request: &Request) -> Result<(), EngineError> {
+        let EngineOptions { vocab_size, max_target_length, max_prefill_length, .. } = self.options;
+        let length = request.prompt.len();
+        if length == 0 {
+            return Err(EngineError::EmptyPrompt { number });
+        }
+        for (taken, limit, key) in [
+            (length + 1, max_target_length, "max_target_length"),
+            (length, max_prefill_length, "max_prefill_predict_length"),
+        ] {
+            if taken > limit {
+                return Err(EngineError::PromptTooLong { number, length, limit, key });
+            }
+        }
+        match request.prompt.iter().find(|token| **token as usize >= vocab_size) {
+            Some(&token) => Err(EngineError::UnknownToken { number, token, vocab_size }),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn replicated<T: Pod>(
+        &self,
+        dtype: DType,
+        dims: &[usize],
+        elements: &[T],
+    ) -> Result<Array, RuntimeError> {
+        let host = HostArray::from_slice(dtype, dims, elements)?;
+        let sharding = Sharding::replicated(self.programs.placement.mesh().clone(), dims.len());
+        Array::from_host(&self.runtime, &host, &sharding)
+    }
+}
+
+impl Session<'_> {
     /// Continues the requests' prompts until each answer ends. `on_event` receives every token as it comes, and can end
     /// the answer that it belongs to; what it returns for the end of an answer does not matter.
     ///
@@ -82,11 +162,11 @@ impl Engine {
         mut on_event: impl FnMut(GenerationEvent) -> ControlFlow<()>,
     ) -> Result<Generation, EngineError> {
         for (index, request) in requests.iter().enumerate() {
-            self.check(index + 1, request)?;
+            self.engine.check(index + 1, request)?;
         }
-        let sampler = sampling.sampler(self.programs.num_choices)?;
+        let sampler = sampling.sampler(self.engine.programs.num_choices)?;
         let mut generation = Generation::default();
-        for group in requests.chunks(self.options.max_batch.max(1)) {
+        for group in requests.chunks(self.engine.options.max_batch.max(1)) {
             let first = generation.rows.len();
             let mut on_event = |event| {
                 on_event(match event {
@@ -111,26 +191,6 @@ impl Engine {
         Ok(generation)
     }
 
-    fn check(&self, number: usize, request: &Request) -> Result<(), EngineError> {
-        let EngineOptions { vocab_size, max_target_length, max_prefill_length, .. } = self.options;
-        let length = request.prompt.len();
-        if length == 0 {
-            return Err(EngineError::EmptyPrompt { number });
-        }
-        for (taken, limit, key) in [
-            (length + 1, max_target_length, "max_target_length"),
-            (length, max_prefill_length, "max_prefill_predict_length"),
-        ] {
-            if taken > limit {
-                return Err(EngineError::PromptTooLong { number, length, limit, key });
-            }
-        }
-        match request.prompt.iter().find(|token| **token as usize >= vocab_size) {
-            Some(&token) => Err(EngineError::UnknownToken { number, token, vocab_size }),
-            None => Ok(()),
-        }
-    }
-
     fn generate_group(
         &self,
         requests: &[Request],
@@ -142,7 +202,7 @@ impl Engine {
         let mut answers: Vec<Answer> = requests
             .iter()
             .map(|request| {
-                let room = self.options.max_target_length - request.prompt.len();
+                let room = self.engine.options.max_target_length - request.prompt.len();
                 Answer::new(limits.max_new_tokens.unwrap_or(room).min(room))
             })
             .collect();
@@ -157,15 +217,15 @@ impl Engine {
 
         let sizes = Sizes::of(requests, num_steps);
         let compiling = Instant::now();
-        let prefill = self.executable(sizes.prefill())?;
-        let step = self.executable(sizes.step(sampler))?;
+        let prefill = self.engine.executable(sizes.prefill())?;
+        let step = self.engine.executable(sizes.step(sampler))?;
         timing.compile = compiling.elapsed();
 
         let started = Instant::now();
         let mut state = self.prefill(&prefill, requests, sizes)?;
         let controls = match sampler {
             Sampler::Greedy => Vec::new(),
-            _ => self.controls(requests, sampling, sizes)?,
+            _ => self.engine.controls(requests, sampling, sizes)?,
         };
         let mut waiting: Option<Pending> = None;
         for index in 0..=num_steps {
@@ -199,19 +259,6 @@ impl Engine {
         Ok((answers.into_iter().map(Answer::into_row).collect(), timing))
     }
 
-    /// The compiled program of these sizes.
-    pub(crate) fn executable(&self, key: ProgramKey) -> Result<Executable, EngineError> {
-        let mut executables = self.executables.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(executable) = executables.get(&key) {
-            return Ok(executable.clone());
-        }
-        let program = self.programs.trace(key)?;
-        let executable = self.runtime.compile(&program, &self.options.compile)?;
-        self.runtime.check_memory(&[&executable], LESS_MEMORY)?;
-        executables.insert(key, executable.clone());
-        Ok(executable)
-    }
-
     /// Fills the cache with all tokens of the prompts but the last ones, which the first step takes.
     pub(crate) fn prefill(
         &self,
@@ -230,34 +277,14 @@ impl Engine {
             lengths[row] = before as i32;
             last[row] = prompt[before];
         }
-        let tokens = self.replicated(DType::I32, &[batch, length], &tokens)?;
-        let lengths = self.replicated(DType::I32, &[batch], &lengths)?;
+        let tokens = self.engine.replicated(DType::I32, &[batch, length], &tokens)?;
+        let lengths = self.engine.replicated(DType::I32, &[batch], &lengths)?;
         let inputs = self.parameters.iter().map(Input::from).chain([(&tokens).into(), (&lengths).into()]);
         let mut arrays = executable.run(inputs.collect())?;
         // The last token of a prompt is at the position that is the number of tokens before it.
         arrays.push(lengths);
-        arrays.push(self.replicated(DType::I32, &[], &[length as i32])?);
-        Ok(State { donated: arrays, tokens: self.replicated(DType::I32, &[batch], &last)? })
-    }
-
-    /// What the sampler of a step takes, in the program's order.
-    fn controls(
-        &self,
-        requests: &[Request],
-        sampling: &SamplingOptions,
-        sizes: Sizes,
-    ) -> Result<Vec<Array>, EngineError> {
-        let num_choices = self.programs.num_choices;
-        let top_k = sampling.top_k.unwrap_or(num_choices).min(num_choices) as i32;
-        let mut samples: Vec<u64> = requests.iter().map(|request| request.sample).collect();
-        samples.resize(sizes.batch, 0);
-        Ok(vec![
-            self.replicated(DType::F32, &[], &[sampling.temperature as f32])?,
-            self.replicated(DType::I32, &[], &[top_k])?,
-            self.replicated(DType::F32, &[], &[sampling.top_p.unwrap_or(1.0) as f32])?,
-            self.replicated(DType::U64, &[], &[sampling.seed])?,
-            self.replicated(DType::U64, &[sizes.batch], &samples)?,
-        ])
+        arrays.push(self.engine.replicated(DType::I32, &[], &[length as i32])?);
+        Ok(State { donated: arrays, tokens: self.engine.replicated(DType::I32, &[batch], &last)? })
     }
 
     /// Starts a step, and the copy of its tokens to the host.
@@ -294,20 +321,9 @@ impl Engine {
             .chain([Input::Borrow(&state.tokens)])
             .chain(controls.iter().map(Input::from));
         let mut outputs = executable.run(inputs.collect())?;
-        let others = outputs.split_off(self.programs.num_donated());
+        let others = outputs.split_off(self.engine.programs.num_donated());
         state.donated = outputs;
         Ok(others)
-    }
-
-    pub(crate) fn replicated<T: Pod>(
-        &self,
-        dtype: DType,
-        dims: &[usize],
-        elements: &[T],
-    ) -> Result<Array, RuntimeError> {
-        let host = HostArray::from_slice(dtype, dims, elements)?;
-        let sharding = Sharding::replicated(self.programs.placement.mesh().clone(), dims.len());
-        Array::from_host(&self.runtime, &host, &sharding)
     }
 }
 

@@ -5,6 +5,7 @@ use mt_config::ConfigError;
 use mt_data::DataError;
 use mt_models::{ModelError, SplitsNothing, StateError};
 use mt_runtime::RuntimeError;
+use mt_shape::DType;
 use mt_trace::TraceError;
 
 /// A model cannot be loaded, or cannot continue what it was given.
@@ -48,8 +49,14 @@ pub enum EngineError {
     NotANumber { position: usize },
     #[error("the model has {needed} parameters, but {given} arrays are given")]
     ParameterCount { needed: usize, given: usize },
-    #[error("parameter `{name}` has dimensions {needed:?}, but an array of {given:?} is given")]
-    ParameterShape { name: String, needed: Vec<usize>, given: Vec<usize> },
+    #[error("parameter `{name}` is `{needed_type}{needed:?}`, but an array `{given_type}{given:?}` is given")]
+    ParameterShape {
+        name: String,
+        needed: Vec<usize>,
+        needed_type: DType,
+        given: Vec<usize>,
+        given_type: DType,
+    },
     #[error(
         "nothing says which tokenizer the model was trained with\nhint: name it with `tokenizer_path`, or use \
          `tokenizer_type=byte`"

@@ -22,7 +22,7 @@ mod sampler;
 #[cfg(test)]
 mod tests;
 
-pub use engine::Engine;
+pub use engine::{Engine, Session};
 pub use error::EngineError;
 pub use load::{
     Loaded, LoadedModel, check_checkpoint, compile_settings, encode_prompt, load, load_model, load_tokenizer,

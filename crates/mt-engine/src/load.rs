@@ -16,14 +16,15 @@ use mt_models::{
 use mt_runtime::{Array, CompileSettings, Runtime};
 use mt_shape::{Placement, Sharding};
 
-use crate::{Engine, EngineError, EngineOptions};
+use crate::{Engine, EngineError, EngineOptions, Session};
 
 /// Most rows that run at once.
 pub(crate) const MAX_BATCH: usize = 64;
 
 /// A model that is ready to continue text.
 pub struct Loaded {
-    pub engine: Engine,
+    engine: Engine,
+    parameters: Vec<Array>,
     pub tokenizer: Arc<Tokenizer>,
     /// The step of the checkpoint, where its directory tells it.
     pub step: Option<u64>,
@@ -37,11 +38,21 @@ pub struct Loaded {
     pub placements: Option<String>,
 }
 
+impl Loaded {
+    /// The engine with its weights.
+    ///
+    /// # Errors
+    /// They do not fit the model.
+    pub fn session(&self) -> Result<Session<'_>, EngineError> {
+        self.engine.with(&self.parameters)
+    }
+}
+
 /// A model with its weights on the devices.
 pub struct LoadedModel {
     pub runtime: Runtime,
     pub placement: Arc<Placement>,
-    pub model: Box<dyn Model>,
+    pub model: Arc<dyn Model>,
     /// In the model's order, placed by its rules.
     pub parameters: Vec<Array>,
     pub vocab_size: usize,
@@ -65,7 +76,7 @@ pub fn load_model(config: &LoadConfig) -> Result<LoadedModel, EngineError> {
     let group = &config.checkpoint;
     let path = group.parameters_path().or(group.load_full_state_path.as_deref());
     let path = path.ok_or(EngineError::NoCheckpoint)?;
-    let model = build(&config.model)?;
+    let model: Arc<dyn Model> = build(&config.model)?.into();
     let published = if is_published(path) { Some(Weights::open(&*model, path)?) } else { None };
     let runtime = start_runtime(&config.run, &config.debug)?;
     let topology = config.placement.topology(runtime.num_devices(), runtime.slices().as_deref())?;
@@ -156,9 +167,11 @@ pub fn load(config: &DecodeConfig, tokenizer: Tokenizer) -> Result<Loaded, Engin
         max_batch: MAX_BATCH,
         compile: compile_settings(&config.debug),
     };
-    let engine = Engine::new(loaded.runtime, loaded.placement, loaded.model, loaded.parameters, options)?;
+    let types = loaded.parameters.iter().map(Array::dtype).collect();
+    let engine = Engine::new(loaded.runtime, loaded.placement, loaded.model, types, options);
     Ok(Loaded {
         engine,
+        parameters: loaded.parameters,
         tokenizer: Arc::new(tokenizer),
         step: loaded.step,
         checkpoint: loaded.checkpoint,

@@ -36,7 +36,7 @@ impl DecodePlan {
         num_devices: usize,
         slices: Option<&[i64]>,
     ) -> Result<Self, EngineError> {
-        let model = build(&settings.model)?;
+        let model: Arc<dyn Model> = build(&settings.model)?.into();
         let topology = settings.placement.topology(num_devices, slices)?;
         let placement = Arc::new(settings.placement.placement(&topology)?);
         let target = target_of(platform, settings.run.cpu_kernels);

@@ -18,7 +18,7 @@ use crate::{
 
 /// What programs are traced from.
 pub(crate) struct Programs {
-    pub model: Box<dyn Model>,
+    pub model: Arc<dyn Model>,
     pub placement: Arc<Placement>,
     pub target: Target,
     /// The types of the parameters as they are in memory.

@@ -125,7 +125,7 @@ impl Estimate {
             None => Devices { platform: Platform::Cpu, number: run.num_cpu_devices, slices: None },
         };
         let plan = TrainPlan::on(intended, &devices)?;
-        let (settings, model, topology) = (plan.settings(), plan.model(), plan.topology());
+        let (settings, model, topology) = (plan.settings(), &**plan.model(), plan.topology());
         let [rows, length] = plan.batch_dims();
         let planner = Planner { plan: &plan, rows, length };
         let memory = planner.memory();

@@ -161,8 +161,8 @@ impl TrainPlan {
     }
 
     /// The trained model.
-    pub fn model(&self) -> &dyn Model {
-        &*self.model
+    pub fn model(&self) -> &Arc<dyn Model> {
+        &self.model
     }
 
     /// What is minimized.

@@ -72,7 +72,7 @@ fn check_on(num_devices: usize, keys: &[&str], lengths: &[usize]) {
         outputs
     });
     let step = testing::cpu(num_devices).compile(&step.unwrap(), &CompileSettings::default()).unwrap();
-    let mut state = engine.prefill(&prefill, &requests, sizes).unwrap();
+    let mut state = engine.session().prefill(&prefill, &requests, sizes).unwrap();
     for index in 0..NUM_STEPS {
         if index > 0 {
             let mut tokens: Vec<i32> = sequences
@@ -83,7 +83,8 @@ fn check_on(num_devices: usize, keys: &[&str], lengths: &[usize]) {
             tokens.resize(sizes.batch, 0);
             state.tokens = engine.replicated(DType::I32, &[sizes.batch], &tokens).unwrap();
         }
-        let logits = engine.run_step(&step, &mut state, &[]).unwrap()[0].to_host().unwrap().to_f64();
+        let logits =
+            engine.session().run_step(&step, &mut state, &[]).unwrap()[0].to_host().unwrap().to_f64();
         for (row, length) in lengths.iter().enumerate() {
             let position = length - 1 + index;
             let expected = &references[row][position * VOCAB_SIZE..][..VOCAB_SIZE];

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
 use mt_config::{Config, LoadConfig, ModelDescription, Request as ConfigRequest};
 use mt_models::hugging_face::{description_path, settings_of};
-use mt_runtime::CompileSettings;
+use mt_runtime::{Array, CompileSettings};
 use serde_json::Value;
 
 use crate::{Engine, EngineError, EngineOptions, Limits, Request, SamplingOptions, load_model, score};
@@ -46,13 +46,14 @@ fn greedy_answers_are_those_of_the_published_models() {
             max_batch: 8,
             compile: CompileSettings::default(),
         };
-        let engine =
-            Engine::new(loaded.runtime, loaded.placement, loaded.model, loaded.parameters, options).unwrap();
+        let types = loaded.parameters.iter().map(Array::dtype).collect();
+        let engine = Engine::new(loaded.runtime, loaded.placement, loaded.model, types, options);
+        let session = engine.with(&loaded.parameters).unwrap();
         let expected = rows(&golden["answers"]);
         let requests: Vec<Request> =
             rows(&golden["prompts"]).into_iter().map(|prompt| Request { prompt, sample: 0 }).collect();
         let limits = Limits { max_new_tokens: Some(expected[0].len()), stop: Vec::new() };
-        let generation = engine
+        let generation = session
             .generate(&requests, &SamplingOptions::GREEDY, &limits, |_| ControlFlow::Continue(()))
             .unwrap();
         let answers: Vec<Vec<u32>> = generation.rows.into_iter().map(|row| row.tokens).collect();
@@ -81,11 +82,13 @@ fn texts_are_as_long_as_positions_were_learned() {
         max_batch: 1,
         compile: CompileSettings::default(),
     };
-    let engine =
-        Engine::new(loaded.runtime, loaded.placement, loaded.model, loaded.parameters, options).unwrap();
+    let types = loaded.parameters.iter().map(Array::dtype).collect();
+    let engine = Engine::new(loaded.runtime, loaded.placement, loaded.model, types, options);
+    let session = engine.with(&loaded.parameters).unwrap();
     let limits = Limits { max_new_tokens: None, stop: Vec::new() };
     let requests = [Request { prompt: vec![1; 5], sample: 0 }];
-    let generation =
-        engine.generate(&requests, &SamplingOptions::GREEDY, &limits, |_| ControlFlow::Continue(())).unwrap();
+    let generation = session
+        .generate(&requests, &SamplingOptions::GREEDY, &limits, |_| ControlFlow::Continue(()))
+        .unwrap();
     assert!(generation.rows[0].tokens.len() <= 21 - 5, "{}", generation.rows[0].tokens.len());
 }

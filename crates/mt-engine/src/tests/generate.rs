@@ -2,10 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use super::{engine, engine_on, prompt, request};
-use crate::{
-    Engine, EngineError, FinishReason, Generation, GenerationEvent, Limits, Request, SamplingOptions,
-};
+use super::{Equipped, engine, engine_on, prompt, request};
+use crate::{EngineError, FinishReason, Generation, GenerationEvent, Limits, Request, SamplingOptions};
 
 const WEIGHTED: SamplingOptions = SamplingOptions { temperature: 1.0, top_k: None, top_p: None, seed: 3 };
 
@@ -14,7 +12,7 @@ fn at_most(max_new_tokens: usize) -> Limits {
 }
 
 fn generate(
-    engine: &Engine,
+    engine: &Equipped,
     requests: &[Request],
     sampling: &SamplingOptions,
     limits: &Limits,
@@ -22,7 +20,7 @@ fn generate(
     engine.generate(requests, sampling, limits, |_| ControlFlow::Continue(())).unwrap()
 }
 
-fn tokens(engine: &Engine, requests: &[Request], sampling: &SamplingOptions) -> Vec<Vec<u32>> {
+fn tokens(engine: &Equipped, requests: &[Request], sampling: &SamplingOptions) -> Vec<Vec<u32>> {
     generate(engine, requests, sampling, &at_most(12)).rows.into_iter().map(|row| row.tokens).collect()
 }
 
@@ -159,7 +157,7 @@ fn what_is_out_of_bounds_is_named() {
 #[test]
 fn tokens_beyond_the_tokenizer_are_not_chosen() {
     let mut engine = engine(&[]);
-    engine.programs.num_choices = 10;
+    engine.engine.programs.num_choices = 10;
     let hot = SamplingOptions { temperature: 50.0, ..WEIGHTED };
     for sampling in [SamplingOptions::GREEDY, hot, SamplingOptions { top_k: Some(40), ..hot }] {
         let answers = tokens(&engine, &[request(5, 2), request(8, 3)], &sampling);

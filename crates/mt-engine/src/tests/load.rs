@@ -60,9 +60,10 @@ fn load_from(run: &Path, config: &DecodeConfig) -> Result<Loaded, EngineError> {
 fn answer(loaded: &Loaded) -> Vec<u32> {
     let prompt = encode_prompt(&loaded.tokenizer, "Hello", true).unwrap();
     let request = Request { prompt, sample: 0 };
-    let generation = loaded
-        .engine
-        .generate(&[request], &SamplingOptions::GREEDY, &Limits::default(), |_| ControlFlow::Continue(()));
+    let generation =
+        loaded.session().unwrap().generate(&[request], &SamplingOptions::GREEDY, &Limits::default(), |_| {
+            ControlFlow::Continue(())
+        });
     generation.unwrap().rows.remove(0).tokens
 }
 

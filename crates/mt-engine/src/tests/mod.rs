@@ -6,7 +6,10 @@ mod generate;
 mod load;
 mod sampling;
 
-use std::sync::Arc;
+use std::{
+    ops::{ControlFlow, Deref},
+    sync::Arc,
+};
 
 use mt_config::{Config, ModelGroup, PlacementGroup, Request as ConfigRequest};
 use mt_ir::Target;
@@ -16,7 +19,10 @@ use mt_runtime::{Array, CompileSettings, testing};
 use mt_shape::{HostArray, Placement};
 use mt_trace::{ProgramOptions, program};
 
-use crate::{Engine, EngineOptions, Request};
+use crate::{
+    Engine, EngineError, EngineOptions, Generation, GenerationEvent, Limits, Request, SamplingOptions,
+    Session,
+};
 
 pub const VOCAB_SIZE: usize = 61;
 
@@ -44,8 +50,8 @@ pub fn resolve(keys: &[&str]) -> Config {
     Config::resolve(&ConfigRequest { arguments, ..ConfigRequest::default() }).unwrap()
 }
 
-pub fn model(keys: &[&str]) -> Box<dyn Model> {
-    build(&ModelGroup::from_config(&resolve(keys)).unwrap()).unwrap()
+pub fn model(keys: &[&str]) -> Arc<dyn Model> {
+    build(&ModelGroup::from_config(&resolve(keys)).unwrap()).unwrap().into()
 }
 
 /// Random weights, three times as large as training starts from, so that attention is not nearly uniform.
@@ -65,15 +71,45 @@ pub fn weights(model: &dyn Model) -> Vec<HostArray> {
     testing::run(&program.unwrap(), &[]).unwrap()
 }
 
+/// An engine with parameters of its own.
+pub struct Equipped {
+    pub engine: Engine,
+    pub parameters: Vec<Array>,
+}
+
+impl Equipped {
+    pub fn session(&self) -> Session<'_> {
+        self.engine.with(&self.parameters).unwrap()
+    }
+
+    pub fn generate(
+        &self,
+        requests: &[Request],
+        sampling: &SamplingOptions,
+        limits: &Limits,
+        on_event: impl FnMut(GenerationEvent) -> ControlFlow<()>,
+    ) -> Result<Generation, EngineError> {
+        self.session().generate(requests, sampling, limits, on_event)
+    }
+}
+
+impl Deref for Equipped {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
 /// An engine on `num_devices` devices that `keys` place.
-pub fn engine_on(num_devices: usize, keys: &[&str]) -> Engine {
+pub fn engine_on(num_devices: usize, keys: &[&str]) -> Equipped {
     let runtime = testing::cpu(num_devices);
     let placement = match num_devices {
         1 => Placement::single(),
         _ => PlacementGroup::from_config(&resolve(keys)).unwrap().placement(num_devices).unwrap(),
     };
     let model = model(keys);
-    let parameters = model
+    let parameters: Vec<Array> = model
         .parameters()
         .iter()
         .zip(weights(&*model))
@@ -90,10 +126,12 @@ pub fn engine_on(num_devices: usize, keys: &[&str]) -> Engine {
         max_batch: 4,
         compile: CompileSettings::default(),
     };
-    Engine::new(runtime.clone(), Arc::new(placement), model, parameters, options).unwrap()
+    let types = parameters.iter().map(Array::dtype).collect();
+    let engine = Engine::new(runtime.clone(), Arc::new(placement), model, types, options);
+    Equipped { engine, parameters }
 }
 
-pub fn engine(keys: &[&str]) -> Engine {
+pub fn engine(keys: &[&str]) -> Equipped {
     engine_on(1, keys)
 }
 

@@ -127,7 +127,7 @@ fn generate(
     }
     let mut failure: Option<Failure> = None;
     let generation =
-        loaded.engine.generate(&requests, &SamplingOptions::from_config(group), limits, |event| {
+        loaded.session()?.generate(&requests, &SamplingOptions::from_config(group), limits, |event| {
             if failure.is_none() {
                 failure = receiver.receive(event).err();
             }
