@@ -44,6 +44,7 @@ mod repository;
 mod source;
 mod state;
 mod statistics;
+mod stream;
 mod tokenizer;
 
 pub use batch::{Batch, NamedArray, arrays};
@@ -59,6 +60,7 @@ pub use repository::{Split, remove_seen, repository_corpus, repository_documents
 pub use source::{Dataset, Source, TextDocument};
 pub use state::IteratorState;
 pub use statistics::{UnigramModel, bits_per_byte};
+pub use stream::{BatchSource, HeldOut, Position};
 pub use tokenizer::{
     BYTE_LEVEL_SPECIAL_TOKENS, DecodeStream, EncodedDocument, SpecialTokens, TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE, Tokenizer, TokenizerKind, train_bpe,

@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 
 use crate::batch::Batch;
 use crate::error::{DataError, Result};
-use crate::iterator::TrainIterator;
-use crate::state::IteratorState;
+use crate::stream::{BatchSource, Position};
 
-type Item = Result<Option<(Batch, IteratorState)>>;
+type Item = Result<Option<(Batch, Position)>>;
 
-/// Runs a [`TrainIterator`] on a thread of its own, a bounded number of batches ahead.
+/// Runs a [`BatchSource`] on a thread of its own, a bounded number of batches ahead.
 ///
-/// Each batch comes with the state after it, so what a checkpoint saves belongs to the batches that were used and not
+/// Each batch comes with the position after it, so what a checkpoint saves belongs to the batches that were used and not
 /// to those that were made. Dropping the prefetcher stops the thread and waits for it.
 #[derive(Debug)]
 pub struct Prefetcher {
@@ -31,19 +30,19 @@ impl Prefetcher {
     /// # Errors
     /// A thread that cannot be started.
     pub fn new(
-        iterator: TrainIterator,
+        source: impl BatchSource + 'static,
         depth: usize,
         rows: impl Iterator<Item = usize> + Send + 'static,
     ) -> Result<Self> {
         let (sender, receiver) = sync_channel(depth.max(1));
         let thread = std::thread::Builder::new()
             .name("data".into())
-            .spawn(move || produce(iterator, rows, &sender))
+            .spawn(move || produce(source, rows, &sender))
             .map_err(|error| DataError::Worker { reason: error.to_string() })?;
         Ok(Self { receiver: Some(receiver), thread: Some(thread), waited: Duration::ZERO, ended: false })
     }
 
-    /// The next batch and the state after it, or nothing after the last epoch.
+    /// The next batch and the position after it, or nothing after the last epoch.
     ///
     /// # Errors
     /// The iterator's, once, in their place after the batches before them.
@@ -73,14 +72,14 @@ impl Prefetcher {
     }
 }
 
-fn produce(mut iterator: TrainIterator, mut rows: impl Iterator<Item = usize>, sender: &SyncSender<Item>) {
+fn produce(mut source: impl BatchSource, mut rows: impl Iterator<Item = usize>, sender: &SyncSender<Item>) {
     loop {
         let item = catch_unwind(AssertUnwindSafe(|| {
             if let Some(rows) = rows.next() {
-                iterator.set_batch_rows(rows)?;
+                source.set_batch_rows(rows)?;
             }
-            let batch = iterator.next()?;
-            Ok(batch.map(|batch| (batch, iterator.state())))
+            let batch = source.next_batch()?;
+            Ok(batch.map(|batch| (batch, source.position())))
         }))
         .unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<&str>().map(|text| text.to_string());

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use common::{check_resume, documents, drain, length, options_of, tokens_of};
 use mt_data::{
-    Batch, DataError, Dataset, DatasetOptions, EvaluationSet, IteratorState, Packing, Prefetcher, Remainder,
-    Source, TextDocument, Tokenizer, TrainIterator,
+    Batch, BatchSource, DataError, Dataset, DatasetOptions, EvaluationSet, IteratorState, Packing,
+    Prefetcher, Remainder, Source, TextDocument, Tokenizer, TrainIterator,
     arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION},
 };
 use proptest::prelude::*;
@@ -104,7 +104,7 @@ fn the_rows_of_a_batch_may_change_and_their_order_stays() {
             rows.extend(batch.integers(INPUTS));
             // What comes next is the same for an iterator that is restored, whatever its rows.
             let mut resumed = open(6);
-            resumed.restore(&state).unwrap();
+            resumed.seek(&state).unwrap();
             if let Some(next) = sizes.get(index + 1) {
                 resumed.set_batch_rows(*next).unwrap();
                 let start = rows.len();
@@ -134,7 +134,7 @@ fn data_that_ends_while_batches_grow_ends_as_other_data_does() {
     assert!(growing.next().unwrap().is_none());
 
     let mut resumed = open();
-    resumed.restore(&position).unwrap();
+    resumed.seek(&position).unwrap();
     resumed.set_batch_rows(8).unwrap();
     assert!(resumed.next().unwrap().is_none());
 
@@ -377,7 +377,7 @@ fn prefetching_changes_nothing_and_ends_cleanly() {
     let mut steps = 0;
     while let Some((batch, state)) = ahead.next().unwrap() {
         assert_eq!(Some(batch), plain.next().unwrap());
-        assert_eq!(state, plain.state());
+        assert_eq!(state, plain.position());
         steps += 1;
     }
     assert!(steps > 10 && plain.next().unwrap().is_none() && ahead.next().unwrap().is_none());

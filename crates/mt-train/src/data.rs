@@ -9,18 +9,19 @@ use mt_config::{
     DataGroup, DatasetType, HfTextUnit, PackingType, TokenizerGroup, TokenizerType, tokenizer_directory,
 };
 use mt_data::{
-    BYTE_LEVEL_SPECIAL_TOKENS, Dataset, DatasetOptions, EvaluationSet, Packing, Remainder, Source, Split,
-    TextDocument, Tokenizer, TokenizerKind, TrainIterator, UnigramModel, bits_per_byte, repository_documents,
-    save_documents, train_bpe,
+    BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, Dataset, DatasetOptions, EvaluationSet, HeldOut, Packing,
+    Remainder, Source, Split, TextDocument, Tokenizer, TokenizerKind, TrainIterator, UnigramModel,
+    bits_per_byte, repository_documents, save_documents, train_bpe,
 };
 
 use crate::{Observer, TrainError, events};
 
 /// The data of a run.
-pub(crate) struct RunData {
-    pub train: TrainIterator,
-    pub evaluation: Option<EvaluationSet>,
-    pub baseline: Baseline,
+pub struct RunData {
+    pub train: Box<dyn BatchSource>,
+    pub evaluation: Option<Box<dyn HeldOut>>,
+    /// What to compare a quick start with, where the data is text.
+    pub(crate) baseline: Option<Baseline>,
 }
 
 /// What a model that only counts tokens would achieve.
@@ -60,7 +61,7 @@ impl Baseline {
 }
 
 /// What the data of a run is made from.
-pub(crate) struct DataRequest<'a> {
+pub struct DataRequest<'a> {
     pub data: &'a DataGroup,
     pub tokenizer: &'a TokenizerGroup,
     pub run_directory: &'a Path,
@@ -78,8 +79,11 @@ pub(crate) struct DataRequest<'a> {
 }
 
 impl DataRequest<'_> {
-    /// Opens the data, and makes the tokenizer unless the run already has one.
-    pub fn open(&self) -> Result<RunData, TrainError> {
+    /// Rows of text, packed, with a tokenizer that is made unless the run already has one.
+    ///
+    /// # Errors
+    /// Files or a tokenizer that cannot be read, or that do not fit the model.
+    pub fn text(&self) -> Result<RunData, TrainError> {
         if !self.resumes {
             // What an attempt left that never came to a checkpoint.
             for stale in [self.run_directory.join("data"), tokenizer_directory(self.run_directory)] {
@@ -121,7 +125,8 @@ impl DataRequest<'_> {
             .transpose()?;
         let baseline =
             Baseline { dataset, options: train_options, evaluation: evaluation.clone(), tokenizer };
-        Ok(RunData { train, evaluation, baseline })
+        let evaluation = evaluation.map(|set| -> Box<dyn HeldOut> { Box::new(set) });
+        Ok(RunData { train: Box::new(train), evaluation, baseline: Some(baseline) })
     }
 
     fn sources(&self) -> Result<(Source, Option<Source>), TrainError> {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use mt_checkpoint::{Checkpoint, CheckpointManager, latest_valid};
 use mt_config::CheckpointGroup;
-use mt_data::IteratorState;
+use mt_data::Position;
 use mt_models::{
     Model, check_parameters,
     hugging_face::{Weights, is_hugging_face},
@@ -39,7 +39,7 @@ pub(crate) struct Restored {
 pub(crate) struct Resumed {
     pub checkpoint: PathBuf,
     /// The data's position. Checkpoints of runs that save none have none.
-    pub position: Option<IteratorState>,
+    pub position: Option<Position>,
 }
 
 /// Checks what a new run is to begin from, before the long work of compiling.
@@ -149,10 +149,7 @@ fn resume_from(
     checkpoint: &Checkpoint,
 ) -> Result<Restored, TrainError> {
     let state = TrainState::load(runtime, placement, layout, checkpoint)?;
-    let position = checkpoint
-        .read_json(ITERATOR_ITEM, ITERATOR_FILE)?
-        .map(|json| IteratorState::from_json(&json.to_string()))
-        .transpose()?;
+    let position = checkpoint.read_json(ITERATOR_ITEM, ITERATOR_FILE)?;
     let resumed = Resumed { checkpoint: checkpoint.path().to_owned(), position };
     Ok(Restored { state, first_step: steps_done(checkpoint)?, resumed: Some(resumed) })
 }

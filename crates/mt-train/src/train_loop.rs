@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use mt_checkpoint::CheckpointManager;
-use mt_data::{Batch, EvaluationSet, IteratorState, Prefetcher, TrainIterator};
+use mt_data::{Batch, BatchSource, HeldOut, Position, Prefetcher};
 
 use crate::{
     TrainError, Trainer,
@@ -24,7 +24,7 @@ const PREFETCH: usize = 4;
 pub(crate) struct Loop {
     pub trainer: Trainer,
     pub schedule: Schedule,
-    pub evaluation: Option<EvaluationSet>,
+    pub evaluation: Option<Box<dyn HeldOut>>,
     pub manager: CheckpointManager,
     pub logger: MetricLogger,
     pub stop: StopSignal,
@@ -63,7 +63,7 @@ enum Health {
 struct State {
     batches: Prefetcher,
     /// The data's position behind the last batch that was used.
-    position: IteratorState,
+    position: Position,
     /// The batch of every step, if one is to be used again and again.
     reused: Option<Batch>,
     in_flight: Option<InFlight>,
@@ -80,8 +80,8 @@ impl Loop {
     /// Runs to the last step, the end of the data or a signal.
     pub fn run(
         mut self,
-        data: TrainIterator,
-        position: Option<IteratorState>,
+        data: Box<dyn BatchSource>,
+        position: Option<Position>,
     ) -> Result<Progress, TrainError> {
         let progress = self.steps(data, position);
         if progress.is_err() {
@@ -95,13 +95,13 @@ impl Loop {
 
     fn steps(
         &mut self,
-        mut data: TrainIterator,
-        position: Option<IteratorState>,
+        mut data: Box<dyn BatchSource>,
+        position: Option<Position>,
     ) -> Result<Progress, TrainError> {
         if let Some(position) = &position {
-            data.restore(position)?;
+            data.seek(position)?;
         }
-        let position = data.state();
+        let position = data.position();
         let (sizes, first_step) = (self.schedule.batches.clone(), self.step());
         let rows = (first_step..).map(move |step| sizes.rows_at(step));
         let mut state = State {

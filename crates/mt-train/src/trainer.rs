@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use mt_checkpoint::{CheckpointManager, CommitGate, JsonItem, SaveRequest};
-use mt_data::{Batch, IteratorState};
+use mt_data::{Batch, Position};
 use mt_ir::Program;
 use mt_runtime::{Array, Executable, Input, Runtime};
 use serde_json::json;
@@ -145,7 +145,7 @@ impl Trainer {
     pub fn save(
         &self,
         manager: &mut CheckpointManager,
-        position: Option<&IteratorState>,
+        position: Option<&Position>,
         gate: Option<CommitGate>,
     ) -> Result<(), TrainError> {
         // One copy of the state in host memory at a time.
@@ -154,7 +154,7 @@ impl Trainer {
         let json = position.map(|position| JsonItem {
             item: ITERATOR_ITEM.into(),
             file: ITERATOR_FILE.into(),
-            contents: serde_json::to_value(position).expect("an iterator's state is plain data"),
+            contents: position.clone(),
         });
         let metadata = json!({
             "scan_layers": self.plan.settings().model.scan_layers,

@@ -15,10 +15,13 @@ use mt_nn::SequenceOrder;
 use mt_shape::{Axis, DType};
 use mt_trace::Tensor;
 
+pub use crate::data::{DataRequest, RunData};
 pub use bound::{BoundModel, HiddenStates, SideOutputs};
 pub use next_token::NextToken;
 
 pub(crate) use bound::ModelUse;
+
+use crate::TrainError;
 
 /// Scalars under the names of metrics, in the order in which they are recorded.
 pub type NamedTensors<'t> = Vec<(&'static str, Tensor<'t>)>;
@@ -116,6 +119,12 @@ pub trait Objective: Send + Sync {
 
     /// How many sequences of which length the trained model processes for a batch of `rows` rows.
     fn sequences(&self, rows: usize) -> [usize; 2];
+
+    /// The data of a run, whose batches have [`Objective::arrays`].
+    ///
+    /// # Errors
+    /// Data that cannot be read or does not fit the model.
+    fn data(&self, request: &DataRequest<'_>) -> Result<RunData, TrainError>;
 
     /// The models beside the trained one.
     fn frozen(&self) -> Vec<FrozenModel> {

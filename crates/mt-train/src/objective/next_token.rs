@@ -11,9 +11,10 @@ use mt_shape::{DType, axis};
 use mt_trace::Tensor;
 
 use super::{
-    BatchArray, BatchTensors, BoundModel, HiddenStates, Loss, Models, NamedTensors, Objective, SideOutputs,
+    BatchArray, BatchTensors, BoundModel, DataRequest, HiddenStates, Loss, Models, NamedTensors, Objective,
+    RunData, SideOutputs,
 };
-use crate::metrics::names;
+use crate::{TrainError, metrics::names};
 
 /// The mean cross-entropy of the tokens that follow each other in a document.
 pub struct NextToken {
@@ -66,6 +67,10 @@ impl Objective for NextToken {
 
     fn sequences(&self, rows: usize) -> [usize; 2] {
         [rows, self.length]
+    }
+
+    fn data(&self, request: &DataRequest<'_>) -> Result<RunData, TrainError> {
+        request.text()
     }
 
     fn is_cross_entropy(&self) -> bool {

@@ -6,7 +6,7 @@ mod schedule;
 use std::{path::PathBuf, sync::Arc};
 
 use mt_config::{RunRecord, TrainConfig};
-use mt_data::IteratorState;
+use mt_data::Position;
 use mt_models::start_runtime;
 use mt_runtime::Runtime;
 
@@ -111,7 +111,8 @@ pub fn train(
     let progress =
         Loop { trainer, schedule, evaluation, manager, logger, stop, peak_tflops }.run(train, position)?;
     let is_quick_start = record.is_quick_start() && progress.ending == Ending::Completed;
-    let unigram_bits_per_byte = if is_quick_start { baseline.bits_per_byte()? } else { None };
+    let baseline = baseline.filter(|_| is_quick_start);
+    let unigram_bits_per_byte = baseline.map(|baseline| baseline.bits_per_byte()).transpose()?.flatten();
     Ok(finished.report(progress, unigram_bits_per_byte))
 }
 
@@ -131,7 +132,7 @@ fn data(
     options: &TrainOptions,
 ) -> Result<RunData, TrainError> {
     let settings = &plan.settings;
-    DataRequest {
+    let request = DataRequest {
         data: &settings.data,
         tokenizer: &settings.tokenizer,
         run_directory: &directory.path,
@@ -143,8 +144,8 @@ fn data(
         inherited_tokenizer: settings.inherited_tokenizer(),
         resumes: directory.newest.is_some(),
         observer: &options.observer,
-    }
-    .open()
+    };
+    plan.objective().data(&request)
 }
 
 /// Reports from where a resumed run continues and what changed since, and the placements if they were asked for.
@@ -156,7 +157,7 @@ fn say_where_it_begins(
     resumed: Option<Resumed>,
     record: &RunRecord,
     observer: &Observer,
-) -> Result<Option<IteratorState>, TrainError> {
+) -> Result<Option<Position>, TrainError> {
     let position = match resumed {
         Some(Resumed { checkpoint, position }) => {
             let changes = directory.changes(record);

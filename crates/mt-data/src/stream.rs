@@ -1,0 +1,85 @@
+//! What a run reads: batches in an order that can be taken up anywhere, and held-out batches.
+
+use serde_json::Value;
+
+use crate::{Batch, DataError, EvaluationSet, IteratorState, Result, TrainIterator};
+
+/// The position of a source of batches, small and the same on every host. Only its source knows what it means.
+pub type Position = Value;
+
+/// Batches of training data.
+pub trait BatchSource: Send {
+    /// The next batch, or nothing after the last epoch.
+    ///
+    /// # Errors
+    /// Data that cannot be read. After an error the source is to be moved by [`BatchSource::seek`] or dropped.
+    fn next_batch(&mut self) -> Result<Option<Batch>>;
+
+    /// Makes the batches from now on of this many rows, on all hosts together.
+    ///
+    /// # Errors
+    /// The hosts cannot share the rows equally.
+    fn set_batch_rows(&mut self, rows: usize) -> Result<()>;
+
+    /// The position after the last batch that was returned.
+    fn position(&self) -> Position;
+
+    /// Goes to a position.
+    ///
+    /// # Errors
+    /// A position in other data, which is refused by name, or a damaged one.
+    fn seek(&mut self, position: &Position) -> Result<()>;
+}
+
+/// Batches of held-out data, the same ones each time.
+pub trait HeldOut: Send {
+    /// Starts over.
+    ///
+    /// # Errors
+    /// Data that cannot be read.
+    fn batches(&self) -> Result<Box<dyn Iterator<Item = Result<Batch>>>>;
+}
+
+impl BatchSource for TrainIterator {
+    fn next_batch(&mut self) -> Result<Option<Batch>> {
+        self.next()
+    }
+
+    fn set_batch_rows(&mut self, rows: usize) -> Result<()> {
+        TrainIterator::set_batch_rows(self, rows)
+    }
+
+    fn position(&self) -> Position {
+        serde_json::to_value(self.state()).expect("numbers and strings are representable in JSON")
+    }
+
+    fn seek(&mut self, position: &Position) -> Result<()> {
+        let state: IteratorState = serde_json::from_value(position.clone())
+            .map_err(|error| DataError::StateDamaged { reason: error.to_string() })?;
+        self.restore(&state)
+    }
+}
+
+impl HeldOut for EvaluationSet {
+    fn batches(&self) -> Result<Box<dyn Iterator<Item = Result<Batch>>>> {
+        Ok(Box::new(EvaluationSet::batches(self)?))
+    }
+}
+
+impl BatchSource for Box<dyn BatchSource> {
+    fn next_batch(&mut self) -> Result<Option<Batch>> {
+        (**self).next_batch()
+    }
+
+    fn set_batch_rows(&mut self, rows: usize) -> Result<()> {
+        (**self).set_batch_rows(rows)
+    }
+
+    fn position(&self) -> Position {
+        (**self).position()
+    }
+
+    fn seek(&mut self, position: &Position) -> Result<()> {
+        (**self).seek(position)
+    }
+}
