@@ -3,25 +3,33 @@
 use proc_macro2::{Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote};
 use syn::ext::IdentExt;
+use syn::meta::ParseNestedMeta;
 use syn::spanned::Spanned;
 use syn::{
     Attribute, Data, DeriveInput, Error, Field, Fields, GenericArgument, GenericParam, Generics, Ident,
-    Index, LitStr, Member, PathArguments, Result, Type, TypeParam,
+    Index, LitStr, Member, PathArguments, Result, Type, TypeParam, Variant,
 };
 
 /// The implementation of `Tree`, or what is wrong with the input, at the place where it is wrong.
 pub(crate) fn tree(input: &DeriveInput) -> Result<TokenStream> {
-    refuse_attribute(&input.attrs)?;
+    let is_tagged = is_tagged(input)?;
     let leaf = leaf_parameter(input)?;
     let name = &input.ident;
     let arms = match &input.data {
-        Data::Struct(data) => arm(&quote!(#name), &data.fields, leaf)?,
+        Data::Struct(data) => arm(&quote!(#name), &data.fields, leaf, None)?,
         Data::Enum(data) => {
             let mut arms = TokenStream::new();
+            let mut tags: Vec<String> = Vec::new();
             for variant in &data.variants {
-                refuse_attribute(&variant.attrs)?;
+                let tag = tag(variant, is_tagged)?;
+                if let Some(tag) = &tag {
+                    if tags.contains(tag) {
+                        return Err(Error::new_spanned(variant, format!("two variants are at `{tag}`")));
+                    }
+                    tags.push(tag.clone());
+                }
                 let variant_name = &variant.ident;
-                arms.extend(arm(&quote!(#name::#variant_name), &variant.fields, leaf)?);
+                arms.extend(arm(&quote!(#name::#variant_name), &variant.fields, leaf, tag.as_deref())?);
             }
             arms
         }
@@ -47,6 +55,53 @@ pub(crate) fn tree(input: &DeriveInput) -> Result<TokenStream> {
             }
         }
     })
+}
+
+/// Whether `#[tree(tagged)]` is on an enum.
+fn is_tagged(input: &DeriveInput) -> Result<bool> {
+    let mut is_tagged = false;
+    for attribute in tree_attributes(&input.attrs) {
+        if !matches!(input.data, Data::Enum(_)) {
+            return Err(misplaced(attribute));
+        }
+        attribute.parse_nested_meta(|meta| {
+            if !meta.path.is_ident("tagged") {
+                return Err(meta.error("expected `tagged`; `#[tree(…)]` otherwise belongs on a field"));
+            }
+            is_tagged = true;
+            Ok(())
+        })?;
+    }
+    Ok(is_tagged)
+}
+
+/// The path segment that a variant of a tagged enum adds.
+fn tag(variant: &Variant, is_tagged: bool) -> Result<Option<String>> {
+    let mut tag = snake_case(&variant.ident.unraw().to_string());
+    for attribute in tree_attributes(&variant.attrs) {
+        if !is_tagged {
+            return Err(misplaced(attribute));
+        }
+        attribute.parse_nested_meta(|meta| {
+            if !meta.path.is_ident("rename") {
+                return Err(meta.error("expected `rename = \"…\"`"));
+            }
+            tag = path_segment(&meta)?.value();
+            Ok(())
+        })?;
+    }
+    Ok(is_tagged.then_some(tag))
+}
+
+fn snake_case(name: &str) -> String {
+    let mut snake = String::new();
+    for character in name.chars() {
+        if character.is_uppercase() && !snake.is_empty() {
+            snake.push('_');
+        }
+        snake.extend(character.to_lowercase());
+    }
+    snake
 }
 
 /// The one type parameter, which stands alone: `With<B>` must exist for every `B`.
@@ -93,7 +148,7 @@ fn with_generics(generics: &Generics) -> TokenStream {
 }
 
 /// The match arm that takes one struct or variant apart and rebuilds it, in field order.
-fn arm(constructor: &TokenStream, fields: &Fields, leaf: &Ident) -> Result<TokenStream> {
+fn arm(constructor: &TokenStream, fields: &Fields, leaf: &Ident, tag: Option<&str>) -> Result<TokenStream> {
     let transparent = matches!(fields, Fields::Unnamed(unnamed) if unnamed.unnamed.len() == 1);
     let mut members = Vec::new();
     let mut bindings = Vec::new();
@@ -120,6 +175,7 @@ fn arm(constructor: &TokenStream, fields: &Fields, leaf: &Ident) -> Result<Token
                 Member::Unnamed(_) if transparent => None,
                 Member::Unnamed(index) => Some(index.index.to_string()),
             });
+            let segment = segment.filter(|_| !options.flatten);
             if let Some(segment) = &segment {
                 if segments.contains(segment) {
                     return Err(Error::new_spanned(field, format!("two fields are at `{segment}`")));
@@ -131,9 +187,12 @@ fn arm(constructor: &TokenStream, fields: &Fields, leaf: &Ident) -> Result<Token
         members.push(member);
         bindings.push(binding);
     }
-    Ok(quote! {
-        #constructor { #(#members: #bindings),* } => #constructor { #(#members: #values),* },
-    })
+    let rebuilt = quote!(#constructor { #(#members: #values),* });
+    let rebuilt = match tag {
+        Some(tag) => quote!(path.within(#tag, |path| #rebuilt)),
+        None => rebuilt,
+    };
+    Ok(quote!(#constructor { #(#members: #bindings),* } => #rebuilt,))
 }
 
 /// The expression that maps one field of the tree.
@@ -258,26 +317,23 @@ fn mentions(syntax: &impl ToTokens, leaf: &Ident) -> bool {
 #[derive(Default)]
 struct FieldOptions {
     skip: bool,
+    flatten: bool,
     rename: Option<LitStr>,
 }
 
 impl FieldOptions {
     fn of(field: &Field) -> Result<Self> {
         let mut options = Self::default();
-        for attribute in field.attrs.iter().filter(|attribute| attribute.path().is_ident("tree")) {
+        for attribute in tree_attributes(&field.attrs) {
             attribute.parse_nested_meta(|meta| {
                 if meta.path.is_ident("skip") {
                     options.skip = true;
+                } else if meta.path.is_ident("flatten") {
+                    options.flatten = true;
                 } else if meta.path.is_ident("rename") {
-                    let segment: LitStr = meta.value()?.parse()?;
-                    // Paths are printed with periods between their segments.
-                    if segment.value().is_empty() || segment.value().contains('.') {
-                        let message = "a path segment is not empty and has no period";
-                        return Err(Error::new(segment.span(), message));
-                    }
-                    options.rename = Some(segment);
+                    options.rename = Some(path_segment(&meta)?);
                 } else {
-                    return Err(meta.error("expected `skip` or `rename = \"…\"`"));
+                    return Err(meta.error("expected `skip`, `flatten` or `rename = \"…\"`"));
                 }
                 Ok(())
             })?;
@@ -286,17 +342,34 @@ impl FieldOptions {
             Some(rename) if options.skip => {
                 Err(Error::new(rename.span(), "a skipped field has no place in the tree to rename"))
             }
+            Some(rename) if options.flatten => {
+                Err(Error::new(rename.span(), "a flattened field adds no path segment to rename"))
+            }
+            None if options.skip && options.flatten => {
+                Err(Error::new_spanned(field, "a skipped field has no place in the tree to flatten"))
+            }
             _ => Ok(options),
         }
     }
 }
 
-/// `#[tree(…)]` belongs to fields; elsewhere it would be silently without effect.
-fn refuse_attribute(attributes: &[Attribute]) -> Result<()> {
-    match attributes.iter().find(|attribute| attribute.path().is_ident("tree")) {
-        Some(attribute) => Err(Error::new_spanned(attribute, "`#[tree(…)]` belongs on a field")),
-        None => Ok(()),
+/// The value of `rename = "…"`.
+fn path_segment(meta: &ParseNestedMeta<'_>) -> Result<LitStr> {
+    let segment: LitStr = meta.value()?.parse()?;
+    // Paths are printed with periods between their segments.
+    if segment.value().is_empty() || segment.value().contains('.') {
+        return Err(Error::new(segment.span(), "a path segment is not empty and has no period"));
     }
+    Ok(segment)
+}
+
+fn tree_attributes(attributes: &[Attribute]) -> impl Iterator<Item = &Attribute> {
+    attributes.iter().filter(|attribute| attribute.path().is_ident("tree"))
+}
+
+/// `#[tree(…)]` belongs on fields and tagged enums; elsewhere it would be silently without effect.
+fn misplaced(attribute: &Attribute) -> Error {
+    Error::new_spanned(attribute, "`#[tree(…)]` belongs on a field")
 }
 
 #[cfg(test)]
@@ -324,7 +397,13 @@ mod tests {
         check("struct S<L> { #[tree(rename = \"a.b\")] a: L }", "no period");
         check("struct S<L> { #[tree(rename = \"\")] a: L }", "not empty");
         check("struct S<L> { #[tree(rename)] a: L }", "expected `=`");
-        check("struct S<L> { #[tree(leaf)] a: L }", "expected `skip` or `rename");
+        check("struct S<L> { #[tree(leaf)] a: L }", "expected `skip`, `flatten` or `rename");
+        check("struct S<L> { a: L, #[tree(skip, flatten)] b: u8 }", "no place in the tree to flatten");
+        check("struct S<L> { #[tree(flatten, rename = \"c\")] a: L }", "adds no path segment");
+        check("#[tree(tagged)] struct S<L> { a: L }", "belongs on a field");
+        check("#[tree(tag)] enum E<L> { A(L) }", "expected `tagged`");
+        check("#[tree(tagged)] enum E<L> { A(L), #[tree(rename = \"a\")] B(L) }", "two variants are at `a`");
+        check("#[tree(tagged)] enum E<L> { #[tree(skip)] A(L) }", "expected `rename");
         check("struct S<L> { a: L, #[tree(skip, rename = \"c\")] b: u8 }", "no place in the tree");
         check("#[tree(skip)] struct S<L> { a: L }", "belongs on a field");
         check("enum E<L> { #[tree(skip)] A(L) }", "belongs on a field");

@@ -30,6 +30,10 @@ use syn::{DeriveInput, parse_macro_input};
 /// - A field adds its name to the path, an unnamed one its index; a single unnamed field adds nothing, so that
 ///   newtypes and enum variants that hold one module are transparent.
 /// - `#[tree(rename = "…")]` changes what a field adds to the path.
+/// - `#[tree(flatten)]` on a field adds nothing to the path: what the field holds stands beside the other fields. Two
+///   leaves at one path are refused where the tree is first walked with `Tree::leaves`.
+/// - `#[tree(tagged)]` on an enum adds the name of the variant in snake case to the path; `#[tree(rename = "…")]` on a
+///   variant changes it. With a flattened field, the variant's name stands where the field's would.
 /// - `#[tree(skip)]` keeps a field out of the tree; its type must be `Clone` and not mention the parameter.
 /// - The parameter carries no bounds, since `With<B>` is the same type over any `B`. Lifetimes and constants are
 ///   free.

@@ -142,3 +142,45 @@ fn macro_made_structs_derive_too() {
     module!(Wrapper, Norm<L>);
     check(&Wrapper { inner: Norm { scale: 1 }, outer: 2 }, &["inner.scale", "outer"]);
 }
+
+#[derive(Clone, Debug, PartialEq, Tree)]
+#[tree(tagged)]
+enum Mixer<L> {
+    GatedDelta(Norm<L>),
+    #[tree(rename = "mlp")]
+    Dense(L),
+    Pair(L, L),
+}
+
+#[derive(Clone, Debug, PartialEq, Tree)]
+struct Flattened<L> {
+    #[tree(flatten)]
+    mixer: Option<Mixer<L>>,
+    #[tree(flatten)]
+    others: Vec<Norm<L>>,
+    scale: L,
+}
+
+#[test]
+fn tagged_variants_and_flattened_fields_change_paths() {
+    let flattened = |mixer| Flattened { mixer, others: vec![Norm { scale: 2 }], scale: 3 };
+    check(&flattened(Some(Mixer::GatedDelta(Norm { scale: 1 }))), &["gated_delta.scale", "0.scale", "scale"]);
+    check(&flattened(Some(Mixer::Dense(1))), &["mlp", "0.scale", "scale"]);
+    check(&flattened(Some(Mixer::Pair(1, 2))), &["pair.0", "pair.1", "0.scale", "scale"]);
+    check(&flattened(None), &["0.scale", "scale"]);
+}
+
+#[test]
+fn leaves_at_one_path_are_refused() {
+    #[derive(Clone, Debug, PartialEq, Tree)]
+    struct Twice<L> {
+        #[tree(flatten)]
+        first: L,
+        #[tree(flatten)]
+        second: L,
+    }
+    let leaves = std::panic::catch_unwind(|| Twice { first: 1, second: 2 }.leaves());
+    let message = leaves.unwrap_err();
+    let message = message.downcast_ref::<String>().unwrap();
+    assert_eq!(message, "two leaves are at ``");
+}

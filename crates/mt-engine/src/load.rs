@@ -9,7 +9,7 @@ use mt_checkpoint::{Checkpoint, SkippedStep, complete_steps, latest_valid};
 use mt_config::{DebugGroup, DecodeConfig, LoadConfig, Notice, TokenizerGroup, TokenizerType};
 use mt_data::{Tokenizer, TokenizerKind};
 use mt_models::{
-    CacheSpec, Model, PlacementRow, StateArray, StateError, build, check_axes, check_parameters,
+    Model, PlacementRow, StateArray, StateError, StateSpec, build, check_axes, check_parameters,
     hugging_face::{Weights, check_files, is_hugging_face as is_published},
     load_parameters, placement_table, start_runtime,
 };
@@ -114,9 +114,9 @@ pub fn load_model(config: &LoadConfig) -> Result<LoadedModel, EngineError> {
 fn shardings(model: &dyn Model, placement: &Placement, length: usize) -> Vec<Sharding> {
     let parameters = StateArray::parameters(model);
     let parameters = parameters.iter().map(|array| array.sharding(placement));
-    let caches = model.cache(MAX_BATCH, length);
+    let state = model.state(MAX_BATCH, length);
     parameters
-        .chain(caches.iter().map(|cache| placement.sharding(&cache.logical_axes, &cache.dims())))
+        .chain(state.iter().map(|array| placement.sharding(&array.logical_axes, &array.dims())))
         .collect()
 }
 
@@ -141,14 +141,13 @@ fn report(model: &dyn Model, placement: &Placement, parameters: &[Array], length
         })
         .collect();
     let of_parameters = placement_table("parameter", &rows);
-    let cache = |(index, cache): (usize, &CacheSpec)| {
-        let sharding = placement.sharding(&cache.logical_axes, &cache.dims());
-        let bytes = sharding.shard_dims(&cache.dims()).iter().product::<usize>() * cache.dtype.byte_size();
-        let name = format!("keys, values {index}");
-        PlacementRow::new(&name, &cache.dims(), owned(&cache.logical_axes), sharding.spec.to_string(), bytes)
+    let kept = |array: &StateSpec| {
+        let (name, dims) = (array.full_name(), array.dims());
+        let sharding = placement.sharding(&array.logical_axes, &dims);
+        let bytes = sharding.shard_dims(&dims).iter().product::<usize>() * array.dtype.byte_size();
+        PlacementRow::new(&name, &dims, owned(&array.logical_axes), sharding.spec.to_string(), bytes)
     };
-    let caches = model.cache(MAX_BATCH, length);
-    let rows: Vec<PlacementRow> = caches.iter().enumerate().map(cache).collect();
+    let rows: Vec<PlacementRow> = model.state(MAX_BATCH, length).iter().map(kept).collect();
     of_parameters + &placement_table(&format!("cache of {MAX_BATCH} sequences"), &rows)
 }
 

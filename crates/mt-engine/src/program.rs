@@ -3,12 +3,9 @@
 use std::sync::Arc;
 
 use mt_ir::{Program, Target};
-use mt_models::{Cache, CacheSpec, Forward, Model, Tokens};
-use mt_nn::{
-    attention::KeysValues,
-    axes::{BATCH, KV_POSITION, POSITION, VOCAB},
-};
-use mt_shape::{Axis, DType, Placement, Tree, axis};
+use mt_models::{Forward, GenerationState, Kept, Model, StateSpec, Tokens};
+use mt_nn::axes::{BATCH, KV_POSITION, POSITION, VOCAB};
+use mt_shape::{Axis, DType, Placement, axis};
 use mt_trace::{Inputs, Output, ProgramOptions, Tensor, program};
 
 use crate::{
@@ -37,9 +34,9 @@ pub(crate) enum ProgramKey {
     Step { batch: usize, slots: usize, sampler: Sampler },
 }
 
-/// The arrays of the state behind keys and values that are donated: which slots hold tokens, the next position of each
+/// The arrays of the state behind those of the model that are donated: which slots hold tokens, the next position of each
 /// row, and the next slot. The tokens that are to be processed come last; the host reads them.
-const DONATED_BESIDES_CACHE: usize = 3;
+const DONATED_BESIDES_MODEL: usize = 3;
 
 /// One step, but for the choice of the next tokens.
 pub(crate) struct Stepped<'t> {
@@ -47,7 +44,8 @@ pub(crate) struct Stepped<'t> {
     pub logits: Tensor<'t>,
     /// How many tokens each row has now: the position of the next one. `i32[batch]`
     pub positions: Tensor<'t>,
-    cache: Vec<KeysValues<Tensor<'t>>>,
+    /// The model's state, in its order.
+    arrays: Vec<Tensor<'t>>,
     segmentation: Tensor<'t>,
     start: Tensor<'t>,
 }
@@ -66,7 +64,7 @@ impl Programs {
 
     /// How many arrays of the state a step is given to overwrite.
     pub fn num_donated(&self) -> usize {
-        2 * self.model.cache(1, 1).len() + DONATED_BESIDES_CACHE
+        self.model.state(1, 1).len() + DONATED_BESIDES_MODEL
     }
 
     pub fn options(&self, name: &str) -> ProgramOptions {
@@ -96,29 +94,43 @@ impl Programs {
             let positions = region.iota(DType::I32, position).broadcast(&axes);
             let segmentation = positions.less(lengths).cast(DType::I32);
             // Prompts see no slots but their own, so that the others are added afterwards.
-            let specs = self.model.cache(batch, length);
-            let empty = |spec: &CacheSpec| {
-                let empty = region.full(spec.dtype, &spec.axes, 0.0).constrain(&spec.logical_axes);
-                KeysValues { key: empty, value: empty }
-            };
+            let specs = self.model.state(batch, length);
+            let mut arrays: Vec<Tensor<'_>> = Vec::new();
+            for (index, spec) in specs.iter().enumerate() {
+                // Arrays of a layer that are alike begin as one.
+                let alike = |other: &StateSpec| {
+                    let of = |spec: &StateSpec| (spec.group, spec.axes.clone(), spec.dtype);
+                    of(other) == of(spec) && other.logical_axes == spec.logical_axes
+                };
+                arrays.push(match specs[..index].iter().position(alike) {
+                    Some(known) => arrays[known],
+                    None => region.full(spec.dtype, &spec.axes, 0.0).constrain(&spec.logical_axes),
+                });
+            }
             let occupied = segmentation.rename(POSITION, KV_POSITION);
-            let cache = Cache {
-                layers: specs.iter().map(empty).collect(),
+            let state = GenerationState {
+                arrays,
                 start: region.integer(DType::I32, 0),
                 segmentation: occupied,
-                // Over several devices a cache is split otherwise than what sequences make of themselves.
+                // Over several devices the state is split otherwise than what sequences make of themselves.
                 is_filled: self.placement.mesh().num_devices() == 1,
                 slots,
             };
             let tokens = Tokens::as_read(tokens, positions, segmentation);
-            let forward = Forward { cache: Some(cache), ..Forward::default() };
-            let written = self.model.hidden(&parameters, tokens, forward).cache;
+            let forward = Forward { state: Some(state), ..Forward::default() };
+            let written = self.model.hidden(&parameters, tokens, forward).state;
             let rest = slots - length;
-            let padded: Vec<_> = written
-                .iter()
-                .map(|layer| layer.map_leaves(|_, all| all.pad(KV_POSITION, 0, rest, 0.0)))
+            let padded = written.into_iter().zip(&specs).zip(self.model.state(batch, slots));
+            let padded: Vec<Tensor<'_>> = padded
+                .map(|((array, short), whole)| match short.kept {
+                    Kept::Slots { .. } => {
+                        let missing = whole.slots() - short.slots();
+                        array.pad(KV_POSITION, 0, missing, 0.0)
+                    }
+                    Kept::Whole => array,
+                })
                 .collect();
-            let mut outputs = cache_outputs(inputs, &padded, &specs);
+            let mut outputs = state_outputs(inputs, &padded, &specs);
             outputs.push(inputs.replicated("segmentation", occupied.pad(KV_POSITION, 0, rest, 0.0)));
             outputs
         });
@@ -157,14 +169,10 @@ impl Programs {
         let parameters = self.parameters(inputs);
         let region = inputs.region();
         let (batch_axis, slot_axis) = (axis(BATCH, batch), axis(KV_POSITION, slots));
-        let cache = |(index, spec): (usize, &CacheSpec)| {
-            let one = |part: &str| {
-                let name = format!("cache.{index}.{part}");
-                inputs.input(&name, spec.dtype, &spec.axes, &spec.logical_axes, true)
-            };
-            KeysValues { key: one("key"), value: one("value") }
+        let array = |spec: &StateSpec| {
+            inputs.input(&array_name(spec), spec.dtype, &spec.axes, &spec.logical_axes, true)
         };
-        let layers = self.model.cache(batch, slots).iter().enumerate().map(cache).collect();
+        let arrays = self.model.state(batch, slots).iter().map(array).collect();
         let state = |name, axes: &[Axis], donated| {
             inputs.input(name, DType::I32, axes, &vec![None; axes.len()], donated)
         };
@@ -177,11 +185,17 @@ impl Programs {
         let segmentation = region.full(DType::I32, &one, 1.0);
         let occupied =
             occupied.dynamic_update(KV_POSITION, start, segmentation.rename(POSITION, KV_POSITION));
-        let (logits, cache) = self.model.logits(
+        let (logits, arrays) = self.model.logits(
             &parameters,
             Tokens::as_read(tokens.broadcast(&one), positions.broadcast(&one), segmentation),
             Forward {
-                cache: Some(Cache { layers, start, segmentation: occupied, is_filled: false, slots }),
+                state: Some(GenerationState {
+                    arrays,
+                    start,
+                    segmentation: occupied,
+                    is_filled: false,
+                    slots,
+                }),
                 ..Forward::default()
             },
         );
@@ -191,7 +205,7 @@ impl Programs {
             .order(&[BATCH, VOCAB])
             .cast(DType::F32)
             .constrain(&[Some("decode_batch"), None]);
-        Stepped { logits, positions: positions + 1.0, cache, segmentation: occupied, start: start + 1.0 }
+        Stepped { logits, positions: positions + 1.0, arrays, segmentation: occupied, start: start + 1.0 }
     }
 
     /// The state after a step, but for the tokens.
@@ -202,7 +216,7 @@ impl Programs {
         batch: usize,
         slots: usize,
     ) -> Vec<Output<'t>> {
-        let mut outputs = cache_outputs(inputs, &stepped.cache, &self.model.cache(batch, slots));
+        let mut outputs = state_outputs(inputs, &stepped.arrays, &self.model.state(batch, slots));
         outputs.extend([
             inputs.replicated("segmentation", stepped.segmentation),
             inputs.replicated("positions", stepped.positions),
@@ -212,16 +226,14 @@ impl Programs {
     }
 }
 
-/// Keys and values of each cache, placed as they are declared.
-fn cache_outputs<'t>(
-    inputs: &Inputs<'t>,
-    cache: &[KeysValues<Tensor<'t>>],
-    specs: &[CacheSpec],
-) -> Vec<Output<'t>> {
-    let output = |(index, (layer, spec)): (usize, (&KeysValues<Tensor<'t>>, &CacheSpec))| {
-        let one =
-            |part: &str, tensor| inputs.output(&format!("cache.{index}.{part}"), tensor, &spec.logical_axes);
-        [one("key", layer.key), one("value", layer.value)]
+/// The model's state, placed as it is declared.
+fn state_outputs<'t>(inputs: &Inputs<'t>, arrays: &[Tensor<'t>], specs: &[StateSpec]) -> Vec<Output<'t>> {
+    let output = |(array, spec): (&Tensor<'t>, &StateSpec)| {
+        inputs.output(&array_name(spec), *array, &spec.logical_axes)
     };
-    cache.iter().zip(specs).enumerate().flat_map(output).collect()
+    arrays.iter().zip(specs).map(output).collect()
+}
+
+fn array_name(spec: &StateSpec) -> String {
+    format!("cache.{}", spec.full_name())
 }

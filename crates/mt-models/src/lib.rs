@@ -23,7 +23,7 @@ pub use families::build_decoder;
 pub use flops::{AttentionFlops, FlopCount};
 pub use hardware::start_runtime;
 pub use layer_output::{LayerOutput, OfLayers, ScoreWeights};
-pub use model::{Cache, CacheSpec, Forward, Hidden, Model, ModelError, Tokens, build};
+pub use model::{Forward, GenerationState, Hidden, Kept, Model, ModelError, StateSpec, Tokens, build};
 pub use placement::{PlacementRow, SplitsNothing, check_axes, placement_table};
 pub use reader::{StateReader, check_parameters, load_parameters};
 pub use state::{EXACT_ITEM, StateArray, StateEntries, StateError, parameter_key};

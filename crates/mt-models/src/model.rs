@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use mt_config::ModelGroup;
-use mt_nn::{ParamSpec, SequenceOrder, attention::KeysValues};
+use mt_nn::{ParamSpec, SequenceOrder, axes::KV_POSITION};
 use mt_shape::{Axis, DType, Path};
 use mt_trace::{Key, Memory, Tensor};
 
@@ -25,6 +25,10 @@ pub enum ModelError {
         "`num_kv_shared_layers` is set, but layers that take keys and values from others cannot be scanned\nhint: set `scan_layers=false`, or leave out `num_kv_shared_layers`"
     )]
     SharedLayersScanned,
+    #[error(
+        "`hidden_size_per_layer_input` is set, but layers with vectors of their own for tokens cannot be scanned\nhint: set `scan_layers=false`, or leave out `hidden_size_per_layer_input`"
+    )]
+    PerLayerVectorsScanned,
     #[error(
         "`max_target_length` is {length}, but the model has {positions} learned positions\nhint: set `max_target_length={positions}`, or a larger `trainable_position_size` for a new model"
     )]
@@ -82,11 +86,11 @@ impl<'t> Tokens<'t> {
     }
 }
 
-/// Keys and values of earlier tokens, for all layers.
+/// What layers keep of earlier tokens, such as keys and values.
 #[derive(Clone)]
-pub struct Cache<'t> {
-    /// In the order of [`Model::cache`].
-    pub layers: Vec<KeysValues<Tensor<'t>>>,
+pub struct GenerationState<'t> {
+    /// In the order of [`Model::state`].
+    pub arrays: Vec<Tensor<'t>>,
     /// The slot of the first token of this call: an `i32` scalar.
     pub start: Tensor<'t>,
     /// Which document each slot belongs to, this call's tokens included; 0 is empty. `i32[batch, kv_position]`
@@ -103,8 +107,8 @@ pub struct Cache<'t> {
 pub struct Forward<'t> {
     /// The key of this step's dropout, if activations are dropped.
     pub dropout: Option<Key<'t>>,
-    /// Tokens attend to a cache, which is returned with theirs written.
-    pub cache: Option<Cache<'t>>,
+    /// What is kept of earlier tokens, in generation. It is returned with these tokens added.
+    pub state: Option<GenerationState<'t>>,
     /// What each layer makes is returned as well, under names.
     pub taps: bool,
     /// What of layers is returned as [`Hidden::layer_outputs`].
@@ -118,8 +122,8 @@ pub struct Forward<'t> {
 pub struct Hidden<'t> {
     /// The hidden states that the head takes: `[batch, position, embed]`.
     pub hidden: Tensor<'t>,
-    /// The cache, if there was one, in the order of [`Model::cache`].
-    pub cache: Vec<KeysValues<Tensor<'t>>>,
+    /// The state after these tokens, if there was one, in the order of [`Model::state`].
+    pub state: Vec<Tensor<'t>>,
     /// Names and values of what layers made, if they were asked for.
     pub taps: Vec<(String, Tensor<'t>)>,
     /// What was asked for of layers, with entries for those that have it.
@@ -129,15 +133,53 @@ pub struct Hidden<'t> {
     pub auxiliary_losses: Vec<(&'static str, Tensor<'t>)>,
 }
 
-/// The shape of the keys, and of the values, of one layer's cache or of stacked layers'.
+/// An array that generation keeps for a layer, or for stacked layers.
 #[derive(Clone, Debug, PartialEq)]
-pub struct CacheSpec {
+pub struct StateSpec {
+    /// Which of the layers, or stacks of layers, that keep anything it is of.
+    pub group: usize,
+    /// Its name there, such as `key`.
+    pub name: &'static str,
     pub axes: Vec<Axis>,
     pub logical_axes: Vec<Option<&'static str>>,
     pub dtype: DType,
+    pub kept: Kept,
 }
 
-impl CacheSpec {
+/// How long an array of the state is kept, and how a call changes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// It has slots along `kv_position`, one for every `stride` tokens; a call writes those of its own tokens. Slots
+    /// that are `window` tokens back are not read again.
+    Slots { window: Option<usize>, stride: usize },
+    /// A call replaces it. Tokens of padding, which belong to no document, must leave no trace in it.
+    Whole,
+}
+
+impl Kept {
+    /// The array `old` after a call whose first token has the number `start`, given what the layer returned of it.
+    #[track_caller]
+    pub(crate) fn updated<'t>(self, old: Tensor<'t>, start: Tensor<'t>, new: Tensor<'t>) -> Tensor<'t> {
+        let new = new.cast(old.dtype());
+        match self {
+            Self::Slots { stride: 1, .. } => old.dynamic_update(KV_POSITION, start, new),
+            Self::Slots { stride, .. } => old.dynamic_update(KV_POSITION, start / stride as f64, new),
+            Self::Whole => new,
+        }
+    }
+}
+
+impl StateSpec {
+    /// Its name among those of all layers, such as `0.key`.
+    pub fn full_name(&self) -> String {
+        format!("{}.{}", self.group, self.name)
+    }
+
+    /// How many slots it has, if it has any.
+    pub fn slots(&self) -> usize {
+        self.axes.iter().find(|axis| axis.name == KV_POSITION).map_or(0, |axis| axis.size)
+    }
+
     /// The sizes of its axes.
     pub fn dims(&self) -> Vec<usize> {
         self.axes.iter().map(|axis| axis.size).collect()
@@ -170,7 +212,7 @@ pub trait Model: Send + Sync {
     /// What attention's scores are made of, of all layers that have attention.
     fn score_weights(&self) -> Vec<ScoreWeights>;
 
-    /// Hidden states, and the cache if there was one.
+    /// Hidden states, and the state of generation if there was one.
     ///
     /// # Shapes
     /// `i32[batch, position] -> [batch, position, embed]`
@@ -186,8 +228,9 @@ pub trait Model: Send + Sync {
     /// `[batch, position, embed] -> [batch, position, vocab]`
     fn apply_head<'t>(&self, parameters: &[Tensor<'t>], hidden: Tensor<'t>) -> Tensor<'t>;
 
-    /// The caches for `batch` sequences of up to `slots` tokens, one for each layer or stack of layers that has one.
-    fn cache(&self, batch: usize, slots: usize) -> Vec<CacheSpec>;
+    /// The arrays that generation keeps for `batch` sequences of up to `slots` tokens: those of one layer after the
+    /// other, or of one stack of layers.
+    fn state(&self, batch: usize, slots: usize) -> Vec<StateSpec>;
 
     /// The tensors that the layers make of `rows` sequences of `length` tokens, by the regions that the backward pass
     /// computes again.
@@ -199,7 +242,7 @@ pub trait Model: Send + Sync {
     /// Floating-point operations of training.
     fn flops(&self) -> FlopCount;
 
-    /// Scores of every token of the vocabulary as the next one, and the cache if there was one.
+    /// Scores of every token of the vocabulary as the next one, and the state of generation if there was one.
     ///
     /// # Shapes
     /// `i32[batch, position] -> [batch, position, vocab]`
@@ -208,9 +251,9 @@ pub trait Model: Send + Sync {
         parameters: &[Tensor<'t>],
         tokens: Tokens<'t>,
         forward: Forward<'t>,
-    ) -> (Tensor<'t>, Vec<KeysValues<Tensor<'t>>>) {
+    ) -> (Tensor<'t>, Vec<Tensor<'t>>) {
         let hidden = self.hidden(parameters, tokens, forward);
-        (self.head(parameters, hidden.hidden), hidden.cache)
+        (self.head(parameters, hidden.hidden), hidden.state)
     }
 
     /// As [`Model::apply_head`], from all parameters.

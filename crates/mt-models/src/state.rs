@@ -82,7 +82,7 @@ impl StateArray {
         let array = |(stored, (path, spec)): (StoredParameter, (Path, ParamSpec))| Self {
             key: parameter_key(&["params".into()], &stored),
             place: spec.place,
-            role: role(&path, spec.place),
+            role: role(&path, &spec),
             affine: stored.affine(),
             stored,
             dtype: spec.dtype,

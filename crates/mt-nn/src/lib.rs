@@ -18,6 +18,7 @@ mod order;
 mod param;
 mod position;
 mod rotary;
+mod weight;
 
 pub use dropout::{Dropout, dropout};
 pub use embedding::Embedding;
@@ -29,3 +30,4 @@ pub use order::SequenceOrder;
 pub use param::{Initializer, LayerIndex, LayerPlace, ParamSpec, constrain_to_specs, initialize};
 pub use position::{PositionTable, sinusoidal_positions};
 pub use rotary::{Rotary, RotaryAngles, RotaryExtent, RotaryOptions, RotaryScaling};
+pub use weight::{Weight, WeightFormat};

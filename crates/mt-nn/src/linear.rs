@@ -1,31 +1,46 @@
 //! Linear maps.
 
 use mt_derive::Tree;
+use mt_shape::Axis;
 use mt_trace::Tensor;
+
+use crate::Weight;
 
 /// A linear map, with or without bias. Its kernel's leading axes are contracted.
 #[derive(Clone, Debug, Tree)]
 pub struct Linear<L> {
-    pub kernel: L,
+    pub kernel: Weight<L>,
     /// Over the kernel's other axes.
     pub bias: Option<L>,
 }
 
 impl<L> Linear<L> {
-    /// A linear map without bias.
-    pub fn without_bias(kernel: L) -> Self {
-        Self { kernel, bias: None }
+    /// A linear map whose kernel is one array, without bias.
+    pub fn dense(kernel: L) -> Self {
+        Self { kernel: Weight::Dense(kernel), bias: None }
     }
 }
 
 impl<'t> Linear<Tensor<'t>> {
+    /// The same map with one axis of its kernel's input split into several.
+    #[track_caller]
+    pub fn with_split(&self, axis: &'static str, into: &[Axis]) -> Self {
+        Self { kernel: self.kernel.split(axis, into), bias: self.bias }
+    }
+
+    /// The axis of this name that the kernel has.
+    #[track_caller]
+    pub fn axis(&self, name: &'static str) -> Axis {
+        self.kernel.axis(name)
+    }
+
     /// Multiplies by the kernel in the activation's type, sums over the axes `over`, and adds the bias.
     ///
     /// # Shapes
     /// `[…, over] -> […, kernel's other axes]`
     #[track_caller]
     pub fn forward(&self, x: Tensor<'t>, over: &[&'static str]) -> Tensor<'t> {
-        let product = self.kernel.cast(x.dtype()).dot(x, over);
+        let product = self.kernel.dot(x, over);
         match self.bias {
             Some(bias) => product + bias.cast(x.dtype()),
             None => product,

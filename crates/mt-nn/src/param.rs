@@ -14,6 +14,9 @@ pub struct ParamSpec {
     pub initializer: Initializer,
     pub dtype: DType,
     pub place: LayerPlace,
+    /// What the parameter is for: its name within its layer, such as `attention.query.kernel`. Parameters of a model
+    /// are known by their paths, and this is empty.
+    pub role: String,
     /// If this is the kernel of a linear map within a layer, how many of its axes, after that of stacked layers, are
     /// those of the map's input.
     pub num_input_axes: usize,
@@ -69,6 +72,7 @@ impl ParamSpec {
             initializer,
             dtype: DType::F32,
             place: LayerPlace::None,
+            role: String::new(),
             num_input_axes: 0,
         }
     }
@@ -78,16 +82,18 @@ impl ParamSpec {
         Self { num_input_axes, ..self }
     }
 
-    /// The same parameter of several layers, those from `first` on in steps of `step`, stacked along a leading axis.
-    pub fn stacked(&self, layers: Axis, first: usize, step: usize) -> Self {
+    /// The same parameter with this role in several layers, those from `first` on in steps of `step`, stacked along a
+    /// leading axis.
+    pub fn stacked(&self, role: &Path, layers: Axis, first: usize, step: usize) -> Self {
         let axes = std::iter::once(layers).chain(self.axes.iter().copied()).collect();
         let logical_axes = std::iter::once(Some("layers")).chain(self.logical_axes.iter().copied()).collect();
-        Self { axes, logical_axes, place: LayerPlace::Stacked { first, step }, ..self.clone() }
+        let place = LayerPlace::Stacked { first, step };
+        Self { axes, logical_axes, place, role: role.to_string(), ..self.clone() }
     }
 
-    /// The same parameter, of one layer of an unrolled stack.
-    pub fn of_layer(&self, layer: usize) -> Self {
-        Self { place: LayerPlace::One(layer), ..self.clone() }
+    /// The same parameter, with this role in one layer of an unrolled stack.
+    pub fn of_layer(&self, role: &Path, layer: usize) -> Self {
+        Self { place: LayerPlace::One(layer), role: role.to_string(), ..self.clone() }
     }
 
     /// The same parameter in another type.
@@ -108,22 +114,18 @@ impl ParamSpec {
 
 /// Draws the first values of parameters.
 ///
-/// Each parameter has its own stream of random numbers, keyed by its path without layer numbers and the lists that they
-/// count, and by its layer, so that scanned and unrolled stacks start from the same values.
+/// Each parameter has its own stream of random numbers. Layers' parameters are keyed by role and layer, so that scanned
+/// and unrolled stacks start from the same values; those of the model by path.
 pub fn initialize<'t>(region: Region<'t>, key: Key<'t>, parameters: &[(Path, ParamSpec)]) -> Vec<Tensor<'t>> {
     parameters.iter().map(|(path, spec)| initialize_one(region, key, path, spec)).collect()
 }
 
 fn initialize_one<'t>(region: Region<'t>, key: Key<'t>, path: &Path, spec: &ParamSpec) -> Tensor<'t> {
-    let segments = path.segments();
-    let is_number =
-        |index: usize| segments.get(index).is_some_and(|segment| segment.parse::<usize>().is_ok());
-    let in_stack = spec.place != LayerPlace::None;
-    let name: Vec<&str> = (0..segments.len())
-        .filter(|index| !in_stack || !(is_number(*index) || is_number(index + 1)))
-        .map(|index| segments[index].as_str())
-        .collect();
-    let key = key.fold_in_name(&name.join("."));
+    let name = match spec.place {
+        LayerPlace::None => path.to_string(),
+        LayerPlace::One(_) | LayerPlace::Stacked { .. } => format!("layers.{}", spec.role),
+    };
+    let key = key.fold_in_name(&name);
     let number = |number: usize| region.integer(DType::U64, number as i64);
     // The numbers of the layers that are drawn, and how these are stacked.
     let one = |layer: usize| number(layer).unsqueeze(STREAM);

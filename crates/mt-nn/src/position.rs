@@ -4,16 +4,13 @@ use mt_derive::Tree;
 use mt_shape::{Axis, DType, HostArray};
 use mt_trace::Tensor;
 
-use crate::{
-    axes::TABLE_POSITION,
-    embedding::{looked_up, whole_rows},
-};
+use crate::{Weight, axes::TABLE_POSITION};
 
 /// A table of one learned vector for each position.
 #[derive(Clone, Debug, Tree)]
 pub struct PositionTable<L> {
     /// `[table_position, embed]`
-    pub table: L,
+    pub table: Weight<L>,
 }
 
 impl<'t> PositionTable<Tensor<'t>> {
@@ -23,8 +20,7 @@ impl<'t> PositionTable<Tensor<'t>> {
     /// `i32[batch, position] -> [batch, position, embed]`
     #[track_caller]
     pub fn lookup(&self, positions: Tensor<'t>, dtype: DType) -> Tensor<'t> {
-        let table = self.table.constrain(&whole_rows(self.table, "position"));
-        table.take(TABLE_POSITION, positions).constrain(&looked_up(self.table)).cast(dtype)
+        self.table.lookup(TABLE_POSITION, "position", positions).cast(dtype)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Trees of leaves: one module definition serves specifications, tensors, buffers, shardings and optimizer slots.
 
-use std::fmt;
+use std::{collections::HashSet, fmt};
 
 /// Where a leaf sits in its tree, as field names and indices from the root.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -53,13 +53,20 @@ pub trait Tree {
     }
 
     /// The leaves in order, each with its path.
+    ///
+    /// # Panics
+    /// Two leaves have one path, which flattened fields can lead to.
     fn leaves(&self) -> Vec<(Path, Self::Leaf)>
     where
         Self: Sized,
         Self::Leaf: Clone,
     {
         let mut leaves = Vec::new();
-        self.map_leaves(|path, leaf| leaves.push((path.clone(), leaf.clone())));
+        let mut paths = HashSet::new();
+        self.map_leaves(|path, leaf| {
+            assert!(paths.insert(path.clone()), "two leaves are at `{path}`");
+            leaves.push((path.clone(), leaf.clone()));
+        });
         leaves
     }
 

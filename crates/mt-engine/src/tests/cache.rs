@@ -148,7 +148,7 @@ fn slots_split_over_devices() {
     let placement = PlacementGroup::from_config(&resolve(&keys)).unwrap().placement(8).unwrap();
     for scan in ["scan_layers=true", "scan_layers=false"] {
         let keys = [&keys[..], &[scan]].concat();
-        for cache in model(&keys).cache(2, 32) {
+        for cache in model(&keys).state(2, 32) {
             let dims: Vec<usize> = cache.axes.iter().map(|axis| axis.size).collect();
             let part = placement.sharding(&cache.logical_axes, &dims).shard_dims(&dims);
             assert_eq!(part[part.len() - 3] * 8, dims[dims.len() - 3], "{part:?} of {dims:?}");
@@ -168,7 +168,7 @@ fn sent_and_cached(keys: &[&str]) -> (u64, u64) {
     let collectives = step.collectives().unwrap();
     let arrays = collectives.iter().flat_map(|collective| collective.arrays.iter().copied());
     let sent = arrays.filter(|bytes| (bytes / 4).is_multiple_of(5)).max();
-    let cache = &engine.programs.model.cache(4, SLOTS)[0];
+    let cache = &engine.programs.model.state(4, SLOTS)[0];
     let dims: Vec<usize> = cache.axes.iter().map(|axis| axis.size).collect();
     let part = engine.programs.placement.sharding(&cache.logical_axes, &dims).shard_dims(&dims);
     (sent.unwrap_or(0), 4 * part.iter().product::<usize>() as u64)

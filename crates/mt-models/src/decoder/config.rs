@@ -1,8 +1,13 @@
 //! What a family decides about its decoder.
 
-use mt_nn::{Activation, NormOptions, RotaryOptions, attention::AttentionOptions};
+use mt_nn::{NormOptions, WeightFormat};
 use mt_shape::{Axis, DType};
 use mt_trace::SavePolicy;
+
+use super::{
+    AttentionConfig, FeedForwardConfig, LayerRun, MixerConfig, MlpConfig,
+    part::{PartDescription, SpecBuilder},
+};
 
 /// A decoder-only language model: dimensions, layers, and how it is run.
 #[derive(Clone, Debug, PartialEq)]
@@ -11,8 +16,8 @@ pub struct DecoderConfig {
     pub vocab: Axis,
     /// One for each layer.
     pub layers: Vec<LayerConfig>,
-    /// After how many layers their kinds repeat. Scanning takes whole cycles; what is left is unrolled.
-    pub cycle: usize,
+    /// The runs that layers form, in order; the first begins with the first layer.
+    pub runs: Vec<LayerRun>,
     pub norm: NormOptions,
     pub final_norm: Option<NormKind>,
     pub embedding: EmbeddingConfig,
@@ -24,6 +29,8 @@ pub struct DecoderConfig {
     /// The type of activations.
     pub dtype: DType,
     pub weight_dtype: DType,
+    /// The form of the matrices of linear maps.
+    pub weight_format: WeightFormat,
     pub scan_layers: bool,
     pub param_scan_axis: usize,
     /// None keeps all activations.
@@ -67,10 +74,10 @@ pub struct HeadConfig {
 /// One layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerConfig {
-    pub attention: Option<AttentionConfig>,
-    pub mlp: Option<MlpConfig>,
+    pub mixer: Option<MixerConfig>,
+    pub feed_forward: Option<FeedForwardConfig>,
     pub norms: LayerNorms,
-    /// Attention and feed-forward layer read the same normalized input and are added together.
+    /// Mixer and feed-forward part read the same normalized input and are added together.
     pub parallel: bool,
     /// The layer's output is multiplied by a number of its own.
     pub scaled: bool,
@@ -119,73 +126,43 @@ impl LayerNorms {
     }
 }
 
-/// A layer's attention.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AttentionConfig {
-    pub query_heads: Axis,
-    pub kv_heads: Axis,
-    pub head_dim: Axis,
-    /// Of queries, keys and values.
-    pub input_bias: bool,
-    pub output_bias: bool,
-    pub query_key_norm: QueryKeyNorm,
-    pub values: Values,
-    pub sinks: bool,
-    /// None turns nothing.
-    pub rotary: Option<RotaryOptions>,
-    pub options: AttentionOptions,
-}
+impl LayerConfig {
+    /// Its parts, in the order in which they are applied.
+    pub fn parts(&self) -> impl Iterator<Item = &dyn PartDescription> {
+        let mixer = self.mixer.as_ref().map(|mixer| &**mixer);
+        mixer.into_iter().chain(self.feed_forward.as_ref().map(|feed_forward| &**feed_forward))
+    }
 
-/// How queries and keys are normalized.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QueryKeyNorm {
-    None,
-    PerHead,
-    /// All heads together.
-    AllHeads,
-}
+    /// Its mixer, if that is attention.
+    pub fn attention(&self) -> Option<&AttentionConfig> {
+        self.mixer.as_ref()?.get()
+    }
 
-/// Where keys and values come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Values {
-    /// A projection of their own.
-    Own,
-    /// The projection of the keys.
-    OfKeys,
-    /// Both are those of an earlier layer.
-    OfLayer(usize),
-}
+    /// As [`Self::attention`], to be changed.
+    pub fn attention_mut(&mut self) -> Option<&mut AttentionConfig> {
+        self.mixer.as_mut()?.get_mut()
+    }
 
-/// A layer's feed-forward part.
-#[derive(Clone, Debug, PartialEq)]
-pub struct MlpConfig {
-    pub width: Axis,
-    /// One for each projection.
-    pub activations: Vec<Activation>,
-    pub bias: bool,
+    /// Its feed-forward part, if that is dense, to be changed.
+    pub fn mlp_mut(&mut self) -> Option<&mut MlpConfig> {
+        self.feed_forward.as_mut()?.get_mut()
+    }
 }
 
 impl DecoderConfig {
-    /// How many whole cycles are scanned, from the first layer on.
-    pub fn num_cycles(&self) -> usize {
-        if !self.scan_layers {
-            return 0;
-        }
-        let same = self
-            .layers
-            .iter()
-            .enumerate()
-            .take_while(|(index, layer)| **layer == self.layers[index % self.cycle]);
-        same.count() / self.cycle
-    }
-
-    /// Whether layers take keys and values from other layers, which scanned layers cannot.
-    pub fn shares_layers(&self) -> bool {
-        self.attentions().any(|attention| matches!(attention.values, Values::OfLayer(_)))
-    }
-
     /// The attention of the layers that have one.
     pub fn attentions(&self) -> impl Iterator<Item = &AttentionConfig> {
-        self.layers.iter().filter_map(|layer| layer.attention.as_ref())
+        self.layers.iter().filter_map(LayerConfig::attention)
+    }
+
+    /// How parameters are declared.
+    pub(super) fn builder(&self) -> SpecBuilder {
+        SpecBuilder {
+            embed: self.embed,
+            norm: self.norm,
+            init_scale: self.init_scale,
+            dtype: self.weight_dtype,
+            weights: self.weight_format,
+        }
     }
 }

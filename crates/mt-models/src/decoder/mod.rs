@@ -1,42 +1,48 @@
 //! The decoder that all families describe: parameters, wiring, cache.
 //!
 //! A family decides what its layers have ([`DecoderConfig`]); everything here is shared, and asks for parts, never for
-//! families.
+//! families. A layer is a mixer and a feed-forward part ([`parts`]) with norms around them; layers form segments
+//! ([`SegmentConfig`]), which are scanned or not.
 
 mod activations;
 mod config;
 mod layer;
 mod parameters;
+pub mod part;
+mod parts;
+mod segments;
 mod stack;
 
 use mt_derive::Tree;
 use mt_nn::{
-    Embedding, Initializer, LayerPlace, Linear, Norm, ParamSpec, PositionTable, RmsNorm, Rotary,
-    RotaryAngles, RotaryOptions, RotaryScaling,
+    Embedding, LayerPlace, Linear, Norm, ParamSpec, PositionTable, RmsNorm, Rotary, RotaryAngles,
+    RotaryOptions, RotaryScaling, Weight,
     attention::Segments,
-    axes::{BATCH, EMBED, KV_POSITION, LAYERS, POSITION, TABLE_POSITION},
+    axes::{EMBED, LAYERS, POSITION, TABLE_POSITION, VOCAB},
     sinusoidal_positions,
 };
-use mt_shape::{Axis, DType, Path, Tree, axis};
+use mt_shape::{DType, Path, Tree, axis};
 use mt_trace::Tensor;
 
 pub use activations::{Activation, RegionActivations};
-pub use config::{
-    AttentionConfig, DecoderConfig, EmbeddingConfig, HeadConfig, LayerConfig, LayerNorms, MlpConfig,
-    NormKind, Positions, QueryKeyNorm, Values,
-};
+pub use config::{DecoderConfig, EmbeddingConfig, HeadConfig, LayerConfig, LayerNorms, NormKind, Positions};
 pub use layer::{DecoderLayer, PerLayerInput};
 pub use parameters::{Parameter, Place};
-pub use stack::Layers;
+pub use parts::{
+    AttentionConfig, FeedForward, FeedForwardConfig, Mixer, MixerConfig, MlpConfig, QueryKeyNorm, Values,
+};
+pub use segments::{LayerRun, SegmentConfig, SegmentForm};
+pub use stack::{Layers, Segment};
 
 pub(crate) use layer::PER_LAYER;
 pub(crate) use parameters::role;
 
-use layer::{RESIDUAL, norm_specs, rms_specs};
-use stack::{StackInputs, stack_specs};
+use layer::RESIDUAL;
+use part::StateDims;
+use stack::{StackInputs, StackState, stack_specs, state_specs};
 
 use crate::{
-    CacheSpec, FlopCount, Forward, Hidden, LayerOutput, Model, ModelError, OfLayers, ScoreWeights,
+    FlopCount, Forward, Hidden, LayerOutput, Model, ModelError, OfLayers, ScoreWeights, StateSpec,
     StoredParameter, Tokens,
     families::Family,
     hugging_face::{self, FileTensor},
@@ -58,7 +64,7 @@ pub struct DecoderParameters<L> {
 #[derive(Clone, Debug, Tree)]
 pub struct PerLayerEmbedding<L> {
     /// `[vocab, layers, per_layer]`
-    pub embedding: L,
+    pub embedding: Weight<L>,
     /// `[embed, layers, per_layer]`
     pub projection: Linear<L>,
     pub norm: RmsNorm<L>,
@@ -95,53 +101,55 @@ impl Decoder {
     pub fn config(&self) -> &DecoderConfig {
         &self.config
     }
+
+    /// The number of each parameter, in its place.
+    fn numbers(&self) -> DecoderParameters<usize> {
+        let mut next = 0..;
+        self.specs.map_leaves(|_, _| next.next().expect("there is always a next number"))
+    }
+
+    /// Weights of layers that do not act on a given token.
+    fn idle_weights(&self) -> usize {
+        self.config.layers.iter().flat_map(LayerConfig::parts).map(|part| part.idle_weights()).sum()
+    }
 }
 
 fn specs(config: &DecoderConfig) -> DecoderParameters<ParamSpec> {
     let (embed, vocab) = (config.embed, config.vocab);
     let layers = axis(LAYERS, config.layers.len());
-    let normal = |width: usize| Initializer::Normal { deviation: (width as f64).powf(-0.5) };
+    let builder = config.builder();
+    let deviation = |width: usize| (width as f64).powf(-0.5);
     let positions = match config.embedding.positions {
-        Positions::Learned(count) => Some(PositionTable {
-            table: ParamSpec::new(
-                [(axis(TABLE_POSITION, count), "position"), (embed, "embed_vocab")],
-                normal(embed.size),
-            ),
-        }),
+        Positions::Learned(count) => {
+            let axes = [(axis(TABLE_POSITION, count), "position"), (embed, "embed_vocab")];
+            Some(PositionTable { table: builder.table(axes, deviation(embed.size)) })
+        }
         _ => None,
     };
     let per_layer = config.embedding.per_layer.map(|width| PerLayerEmbedding {
-        embedding: ParamSpec::new(
+        embedding: builder.table(
             [(vocab, "vocab"), (layers, "layers_of_token"), (width, "embed_vocab")],
-            normal(width.size),
+            deviation(width.size),
         ),
         projection: Linear {
-            kernel: ParamSpec::new(
-                [(embed, "embed"), (layers, "layers_of_token"), (width, "mlp")],
-                Initializer::fan_in(config.init_scale, embed.size),
-            ),
+            kernel: builder.matrix(1, [(embed, "embed"), (layers, "layers_of_token"), (width, "mlp")]),
             bias: None,
         },
-        norm: rms_specs(width, config.norm),
+        norm: builder.rms(width),
     });
     let head = (!config.head.tied).then(|| Linear {
-        kernel: ParamSpec::new(
-            [(embed, "embed_vocab"), (vocab, "vocab")],
-            Initializer::fan_in(config.init_scale, embed.size),
-        ),
+        kernel: builder.matrix(1, [(embed, "embed_vocab"), (vocab, "vocab")]),
         bias: None,
     });
-    let decoder = DecoderParameters {
-        token_embedder: Embedding {
-            embedding: ParamSpec::new([(vocab, "vocab"), (embed, "embed_vocab")], normal(embed.size)),
-        },
+    let table = builder.table([(vocab, "vocab"), (embed, "embed_vocab")], deviation(embed.size));
+    DecoderParameters {
+        token_embedder: Embedding { embedding: table },
         positions,
         per_layer,
-        layers: stack_specs(config),
-        final_norm: config.final_norm.map(|kind| norm_specs(kind, embed, config.norm)),
+        layers: stack_specs(&builder, config),
+        final_norm: config.final_norm.map(|kind| builder.residual_norm(kind)),
         head,
-    };
-    decoder.map_leaves(|_, spec| spec.clone().with_dtype(config.weight_dtype))
+    }
 }
 
 impl<'t> PerLayerEmbedding<Tensor<'t>> {
@@ -151,7 +159,7 @@ impl<'t> PerLayerEmbedding<Tensor<'t>> {
     /// `i32[batch, position], [batch, position, embed] -> [batch, position, layers, per_layer]`
     fn forward(&self, tokens: Tensor<'t>, x: Tensor<'t>, config: &DecoderConfig) -> Tensor<'t> {
         let width = self.embedding.axis(PER_LAYER).size as f64;
-        let looked_up = Embedding { embedding: self.embedding }.lookup(tokens, config.dtype);
+        let looked_up = self.embedding.lookup(VOCAB, "vocab", tokens).cast(config.dtype);
         let looked_up = looked_up * rounded(width.sqrt(), config.dtype);
         let projected = self.projection.forward(x, &[EMBED]) * (config.embed.size as f64).powf(-0.5);
         (self.norm.forward(projected, PER_LAYER, config.norm) + looked_up) * 2_f64.powf(-0.5)
@@ -197,9 +205,8 @@ impl Model for Decoder {
 
     fn otherwise_scanned(&self) -> Option<Box<dyn Model>> {
         let scan_layers = !self.config.scan_layers;
-        let can_be = !(scan_layers && self.config.shares_layers());
         let config = DecoderConfig { scan_layers, ..self.config.clone() };
-        can_be.then(|| -> Box<dyn Model> { Box::new(Self::new(config, self.family)) })
+        config.check().is_ok().then(|| -> Box<dyn Model> { Box::new(Self::new(config, self.family)) })
     }
 
     fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError> {
@@ -210,7 +217,9 @@ impl Model for Decoder {
         let tied = self.config.head.tied && name.ends_with("lm_head.weight");
         // Layers that take keys and values from others keep matrices that nothing uses in older files.
         let of_keys = ["k_proj.weight", "v_proj.weight", "k_norm.weight"];
-        tied || (self.config.shares_layers() && of_keys.iter().any(|end| name.ends_with(end)))
+        let shares =
+            || self.config.attentions().any(|attention| matches!(attention.values, Values::OfLayer(_)));
+        tied || (shares() && of_keys.iter().any(|end| name.ends_with(end)))
     }
 
     fn num_learned_positions(&self) -> Option<usize> {
@@ -221,32 +230,32 @@ impl Model for Decoder {
     }
 
     fn score_weights(&self) -> Vec<ScoreWeights> {
-        let mut next = 0..;
-        let numbers = self.specs.map_leaves(|_, _| next.next().expect("there is always a next number"));
-        let scanned = numbers.layers.cycle.iter().enumerate();
-        let scanned = scanned
-            .map(|(slot, layer)| (layer, slot, LayerPlace::Stacked { first: slot, step: self.config.cycle }));
-        let first = self.config.layers.len() - numbers.layers.rest.len();
-        let rest = numbers
-            .layers
-            .rest
-            .iter()
-            .zip(first..)
-            .map(|(layer, index)| (layer, index, LayerPlace::One(index)));
-        let weights = scanned.chain(rest).filter_map(|(layer, index, place)| {
-            let (numbers, attention) =
-                (layer.attention.as_ref()?, self.config.layers[index].attention.as_ref()?);
-            let of = |linear: &Linear<usize>| [linear.kernel].into_iter().chain(linear.bias).collect();
-            let is_shared =
-                self.config.attentions().any(|attention| attention.values == Values::OfLayer(index));
-            let is_own = attention.values == Values::Own && !is_shared;
-            let has_own_heads = attention.kv_heads.size == attention.query_heads.size;
-            let keys = numbers.key.as_ref().filter(|_| is_own && has_own_heads);
-            Some(ScoreWeights {
+        let numbers = self.numbers();
+        let segments = self.config.segments();
+        let layers = numbers.layers.segments.iter().zip(&segments).flat_map(|(own, segment)| {
+            let places = segment.first..;
+            own.layers.iter().zip(&segment.kinds).zip(places).map(|((layer, kind), index)| {
+                let place = match segment.form {
+                    SegmentForm::Scanned { .. } => {
+                        LayerPlace::Stacked { first: index, step: segment.kinds.len() }
+                    }
+                    SegmentForm::Single => LayerPlace::One(index),
+                };
+                (layer, kind, index, place)
+            })
+        });
+        let weights = layers.flat_map(|(layer, kind, index, place)| {
+            let is_imported = self.config.is_imported(index);
+            let mixer = layer.mixer.as_ref().zip(kind.mixer.as_ref());
+            let feed_forward = layer.feed_forward.as_ref().zip(kind.feed_forward.as_ref());
+            let of_mixer = mixer.and_then(|(numbers, part)| part.score_weights(numbers, is_imported));
+            let of_feed_forward =
+                feed_forward.and_then(|(numbers, part)| part.score_weights(numbers, is_imported));
+            of_mixer.into_iter().chain(of_feed_forward).map(move |weights| ScoreWeights {
                 place,
-                queries: of(&numbers.query),
-                keys: keys.map(of).unwrap_or_default(),
-                are_normalized: attention.query_key_norm != QueryKeyNorm::None,
+                queries: weights.queries,
+                keys: weights.keys,
+                are_normalized: weights.are_normalized,
             })
         });
         weights.collect()
@@ -255,25 +264,25 @@ impl Model for Decoder {
     fn hidden<'t>(&self, parameters: &[Tensor<'t>], tokens: Tokens<'t>, forward: Forward<'t>) -> Hidden<'t> {
         let config = &self.config;
         let model = self.specs.with_leaves(parameters.iter().copied());
-        let segments = match &forward.cache {
-            Some(cache) if !cache.is_filled => Segments {
+        let segments = match &forward.state {
+            Some(state) if !state.is_filled => Segments {
                 query: tokens.segmentation,
-                key: cache.segmentation,
-                first_query: Some(cache.start),
+                key: state.segmentation,
+                first_query: Some(state.start),
                 order: tokens.order,
             },
             _ => Segments::within(tokens.segmentation, tokens.order),
         };
-        let length = forward.cache.as_ref().map_or(tokens.tokens.axis(POSITION).size, |cache| cache.slots);
+        let length = forward.state.as_ref().map_or(tokens.tokens.axis(POSITION).size, |state| state.slots);
         let mut angles: Vec<(RotaryOptions, RotaryAngles<'t>)> = Vec::new();
-        for options in config.attentions().filter_map(|attention| attention.rotary) {
-            if angles.iter().all(|(known, _)| *known != options) {
+        for options in config.layers.iter().flat_map(LayerConfig::parts).filter_map(|part| part.rotary()) {
+            if angles.iter().all(|(known, _)| known != options) {
                 let scaling = match config.dynamic_ntk {
                     Some((factor, original)) => RotaryScaling::dynamic_ntk(factor, original, length),
                     None => options.scaling,
                 };
-                let rotary = Rotary::new(&RotaryOptions { scaling, ..options });
-                angles.push((options, rotary.angles(tokens.positions)));
+                let rotary = Rotary::new(&RotaryOptions { scaling, ..*options });
+                angles.push((*options, rotary.angles(tokens.positions)));
             }
         }
         let mut x = model.token_embedder.lookup(tokens.tokens, config.dtype);
@@ -291,10 +300,15 @@ impl Model for Decoder {
         }
         let x = x.constrain(&RESIDUAL);
         let inputs = StackInputs {
+            tokens: tokens.tokens,
             angles,
             segments,
             dropout: forward.dropout.filter(|_| config.dropout_rate > 0.0),
-            cache: forward.cache.as_ref().map(|cache| (cache.start, cache.layers.clone())),
+            state: forward.state.map(|state| StackState {
+                start: state.start,
+                is_filled: state.is_filled,
+                arrays: state.arrays,
+            }),
             per_layer: model.per_layer.as_ref().map(|per_layer| per_layer.forward(tokens.tokens, x, config)),
             wanted: [forward.layer_outputs.as_slice(), if forward.taps { TAPS } else { &[] }].concat(),
             layers_in: forward.layers_in,
@@ -313,23 +327,26 @@ impl Model for Decoder {
         }
         let mut layer_outputs = outputs.others;
         layer_outputs.retain(|of_layers| forward.layer_outputs.contains(&of_layers.output));
-        Hidden { hidden, cache: outputs.cache, taps, layer_outputs, auxiliary_losses: Vec::new() }
+        Hidden { hidden, state: outputs.state, taps, layer_outputs, auxiliary_losses: Vec::new() }
     }
 
     fn head_parameters(&self) -> Vec<usize> {
-        let mut next = 0..;
-        let numbers = self.specs.map_leaves(|_, _| next.next().expect("there is always a next number"));
-        vec![numbers.head.map_or(numbers.token_embedder.embedding, |head| head.kernel)]
+        let numbers = self.numbers();
+        let leaves = match numbers.head {
+            Some(head) => head.leaves(),
+            None => numbers.token_embedder.leaves(),
+        };
+        leaves.into_iter().map(|(_, number)| number).collect()
     }
 
     fn apply_head<'t>(&self, parameters: &[Tensor<'t>], hidden: Tensor<'t>) -> Tensor<'t> {
         let config = self.config.head;
         let x = if config.in_f32 { hidden.cast(DType::F32) } else { hidden };
         let logits = x.scope("logits", |x| {
-            let matrix = parameters[0];
-            let scores = match self.specs.head {
-                Some(_) => Linear::without_bias(matrix).forward(x, &[EMBED]),
-                None => Embedding { embedding: matrix }.attend(x),
+            let arrays = parameters.iter().copied();
+            let scores = match &self.specs.head {
+                Some(head) => head.with_leaves(arrays).forward(x, &[EMBED]),
+                None => self.specs.token_embedder.with_leaves(arrays).attend(x),
             };
             let scores = if config.scale == 1.0 { scores } else { scores * config.scale };
             match config.soft_cap {
@@ -342,23 +359,12 @@ impl Model for Decoder {
 
     fn num_active_parameters(&self) -> usize {
         // Of a table for each layer a token uses one row, which is why publishers leave them out.
-        let tables = self.specs.per_layer.as_ref().map_or(0, |per_layer| per_layer.embedding.num_elements());
-        self.num_parameters() - tables
+        let tables = self.specs.per_layer.as_ref().map_or(0, |per_layer| num_elements(&per_layer.embedding));
+        self.num_parameters() - tables - self.idle_weights()
     }
 
-    fn cache(&self, batch: usize, slots: usize) -> Vec<CacheSpec> {
-        let caches = stack::caches(&self.config).into_iter().filter_map(|(stacked, layer)| {
-            let attention = layer.attention.as_ref()?;
-            let axes = [axis(BATCH, batch), axis(KV_POSITION, slots), attention.kv_heads, attention.head_dim];
-            let logical_axes =
-                [Some("decode_batch"), Some("cache_sequence"), Some("cache_heads"), Some("cache_kv")];
-            Some(CacheSpec {
-                axes: stacked.into_iter().chain(axes).collect::<Vec<Axis>>(),
-                logical_axes: stacked.map(|_| None).into_iter().chain(logical_axes).collect(),
-                dtype: self.config.dtype,
-            })
-        });
-        caches.collect()
+    fn state(&self, batch: usize, slots: usize) -> Vec<StateSpec> {
+        state_specs(&self.config, &StateDims { batch, slots, dtype: self.config.dtype })
     }
 
     fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations> {
@@ -375,25 +381,23 @@ impl Model for Decoder {
     }
 
     fn flops(&self) -> FlopCount {
-        let all: usize = self.specs.leaves().iter().map(|(_, spec)| spec.num_elements()).sum();
-        let table = |embedding: &ParamSpec| embedding.num_elements();
         // A tied table is counted once, as the head.
-        let looked_up = if self.config.head.tied { 0 } else { table(&self.specs.token_embedder.embedding) };
+        let table = num_elements(&self.specs.token_embedder);
+        let looked_up = if self.config.head.tied { 0 } else { table };
         let looked_up = looked_up
-            + self.specs.positions.as_ref().map_or(0, |positions| table(&positions.table))
-            + self.specs.per_layer.as_ref().map_or(0, |per_layer| table(&per_layer.embedding));
+            + self.specs.positions.as_ref().map_or(0, num_elements)
+            + self.specs.per_layer.as_ref().map_or(0, |per_layer| num_elements(&per_layer.embedding));
+        let parts = self.config.layers.iter().flat_map(LayerConfig::parts);
         FlopCount {
-            weights_per_token: all - looked_up,
+            weights_per_token: self.num_parameters() - looked_up - self.idle_weights(),
             // Of the same shape as the table, whether it is the table or not.
-            head_weights: table(&self.specs.token_embedder.embedding),
-            attention: self
-                .config
-                .attentions()
-                .map(|attention| crate::flops::AttentionFlops {
-                    width: attention.query_heads.size * attention.head_dim.size,
-                    window: attention.options.mask.window.or(attention.options.mask.chunk),
-                })
-                .collect(),
+            head_weights: table,
+            attention: parts.filter_map(|part| part.pair_operations()).collect(),
         }
     }
+}
+
+/// The number of weights in a tree.
+fn num_elements(tree: &impl Tree<Leaf = ParamSpec>) -> usize {
+    tree.leaves().iter().map(|(_, spec)| spec.num_elements()).sum()
 }

@@ -3,7 +3,7 @@
 use mt_nn::{LayerPlace, ParamSpec};
 use mt_shape::Path;
 
-use super::DecoderConfig;
+use super::{SegmentConfig, SegmentForm};
 
 /// A parameter by what it is for.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,27 +18,36 @@ pub struct Parameter {
 pub enum Place {
     /// It is of no layer.
     Model,
-    /// One layer that is not scanned. `remainder` counts from the last whole cycle, if cycles are scanned.
+    /// One layer that is not scanned. `remainder` counts from the last whole cycle, if cycles of its run are scanned.
     Layer { index: usize, remainder: Option<usize> },
-    /// The same layer of each cycle, stacked along the leading axis.
-    Cycle { slot: usize, length: usize, count: usize },
+    /// The same layer of each cycle, stacked along the leading axis: `slot` within the cycle, which begins with the
+    /// layer `first`.
+    Cycle { first: usize, slot: usize, length: usize, count: usize },
 }
 
 impl Parameter {
-    /// What a parameter of a decoder is for.
-    pub fn of(config: &DecoderConfig, path: &Path, spec: &ParamSpec) -> Self {
-        let role = role(path, spec.place);
-        match spec.place {
-            LayerPlace::None => Self { role, place: Place::Model },
+    /// What a parameter of a decoder with these segments is for.
+    pub fn of(segments: &[SegmentConfig], path: &Path, spec: &ParamSpec) -> Self {
+        let segment = |layer: usize| {
+            let segment = segments.iter().find(|segment| segment.layers().contains(&layer));
+            segment.expect("every layer is of a segment")
+        };
+        let place = match spec.place {
+            LayerPlace::None => Place::Model,
             LayerPlace::One(index) => {
-                let scanned = config.num_cycles() * config.cycle;
-                let remainder = (scanned > 0).then(|| index - scanned);
-                Self { role, place: Place::Layer { index, remainder } }
+                let segment = segment(index);
+                Place::Layer { index, remainder: segment.is_remainder.then(|| index - segment.first) }
             }
-            LayerPlace::Stacked { first, step } => {
-                Self { role, place: Place::Cycle { slot: first, length: step, count: spec.axes[0].size } }
+            LayerPlace::Stacked { first: layer, step } => {
+                let SegmentConfig { first, form, .. } = segment(layer);
+                let count = match form {
+                    SegmentForm::Scanned { repeats } => *repeats,
+                    SegmentForm::Single => 1,
+                };
+                Place::Cycle { first: *first, slot: layer - first, length: step, count }
             }
-        }
+        };
+        Self { role: role(path, spec), place }
     }
 
     /// The numbers of the layers whose parameters these are, in order; empty for those of the model.
@@ -46,15 +55,17 @@ impl Parameter {
         match self.place {
             Place::Model => Vec::new(),
             Place::Layer { index, .. } => vec![index],
-            Place::Cycle { slot, length, count } => (0..count).map(|cycle| slot + cycle * length).collect(),
+            Place::Cycle { first, slot, length, count } => {
+                (0..count).map(|cycle| first + slot + cycle * length).collect()
+            }
         }
     }
 }
 
 /// The name of a part, without that of its layer.
-pub(crate) fn role(path: &Path, place: LayerPlace) -> String {
-    match place {
-        LayerPlace::None => path.segments().join("."),
-        LayerPlace::One(_) | LayerPlace::Stacked { .. } => path.segments()[3..].join("."),
+pub(crate) fn role(path: &Path, spec: &ParamSpec) -> String {
+    match spec.place {
+        LayerPlace::None => path.to_string(),
+        LayerPlace::One(_) | LayerPlace::Stacked { .. } => spec.role.clone(),
     }
 }

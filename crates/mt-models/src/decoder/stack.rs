@@ -1,41 +1,60 @@
-//! The layers of a decoder, one after another: whole cycles scanned, the rest unrolled.
+//! The layers of a decoder, one after another, segment by segment.
 
 use std::collections::HashMap;
 
-use mt_derive::Tree;
 use mt_nn::{
-    Dropout, LayerIndex, LayerPlace, ParamSpec, RotaryAngles, RotaryOptions,
-    attention::{AttentionInputs, CachedKeysValues, KeysValues, Segments},
-    axes::LAYERS,
-    constrain_to_specs,
+    Dropout, LayerIndex, LayerPlace, ParamSpec, RotaryAngles, RotaryOptions, attention::Segments,
+    axes::LAYERS, constrain_to_specs,
 };
-use mt_shape::{Axis, DType, Tree, axis};
+use mt_shape::{Axis, DType, Path, Tree, axis};
 use mt_trace::{Key, Memory, Region, SavePolicy, ScanOptions, Tensor};
 
 use super::{
-    DecoderConfig, LayerConfig, Values,
+    DecoderConfig, LayerConfig, SegmentConfig, SegmentForm,
     layer::{DecoderLayer, LayerInputs, LayerOutputs, layer_specs},
+    part::{PartInputs, PartState, SpecBuilder, StateDims},
 };
-use crate::{LayerOutput, OfLayers};
+use crate::{LayerOutput, OfLayers, StateSpec};
 
-/// All layers.
-#[derive(Clone, Debug, Tree)]
+/// All layers, by segments.
+#[derive(Clone, Debug)]
 pub struct Layers<L> {
-    /// The layers of a cycle, each stacked over the cycles along a leading axis. Empty if nothing is scanned.
-    pub cycle: Vec<DecoderLayer<L>>,
-    /// The layers after the last whole cycle, one by one.
-    pub rest: Vec<DecoderLayer<L>>,
+    pub segments: Vec<Segment<L>>,
+}
+
+/// The layers of a segment.
+#[derive(Clone, Debug)]
+pub struct Segment<L> {
+    /// As in [`SegmentConfig`].
+    pub name: String,
+    /// The layers of a cycle, each stacked over the cycles along a leading axis, if they are scanned; or else all
+    /// layers, one by one.
+    pub layers: Vec<DecoderLayer<L>>,
+}
+
+/// Segments are known by their names in paths.
+impl<L> Tree for Layers<L> {
+    type Leaf = L;
+    type With<B> = Layers<B>;
+
+    fn map_leaves_at<B>(&self, path: &mut Path, map: &mut dyn FnMut(&Path, &L) -> B) -> Layers<B> {
+        let segments = self.segments.iter().map(|segment| Segment {
+            name: segment.name.clone(),
+            layers: path.within(&segment.name, |path| segment.layers.map_leaves_at(path, map)),
+        });
+        Layers { segments: segments.collect() }
+    }
 }
 
 /// What layers are given besides the residual stream.
 pub(super) struct StackInputs<'t> {
+    pub tokens: Tensor<'t>,
     /// The angles of each kind of rotary embedding.
     pub angles: Vec<(RotaryOptions, RotaryAngles<'t>)>,
     pub segments: Segments<'t>,
     pub dropout: Option<Key<'t>>,
-    /// The first slot of the cache to write, with the cache: one for each layer that has keys of its own, stacked for
-    /// scanned ones.
-    pub cache: Option<(Tensor<'t>, Vec<KeysValues<Tensor<'t>>>)>,
+    /// In generation.
+    pub state: Option<StackState<'t>>,
     /// The tokens' vectors for each layer: `[batch, position, layers, per_layer]`.
     pub per_layer: Option<Tensor<'t>>,
     /// What of layers is returned.
@@ -44,53 +63,72 @@ pub(super) struct StackInputs<'t> {
     pub layers_in: Memory,
 }
 
+/// The state of all layers before a call.
+pub(super) struct StackState<'t> {
+    /// The slot of the call's first token.
+    pub start: Tensor<'t>,
+    pub is_filled: bool,
+    /// In the order of [`state_specs`].
+    pub arrays: Vec<Tensor<'t>>,
+}
+
 /// What comes of all layers.
 pub(super) struct StackOutputs<'t> {
     pub x: Tensor<'t>,
     /// In the order of the inputs.
-    pub cache: Vec<KeysValues<Tensor<'t>>>,
+    pub state: Vec<Tensor<'t>>,
     /// What was asked for.
     pub others: Vec<OfLayers<'t>>,
+    /// The exports of layers that later layers import from.
+    exports: HashMap<usize, Vec<Tensor<'t>>>,
 }
 
 /// What a scan slices, or a layer that is computed again is given.
-#[derive(Tree)]
+#[derive(mt_derive::Tree)]
 struct Sliced<L> {
     layers: Vec<DecoderLayer<L>>,
+    /// The dropout keys of the layers.
     keys: Vec<L>,
-    caches: Vec<KeysValues<L>>,
-    shared: Option<KeysValues<L>>,
+    /// The state of each layer.
+    state: Vec<Vec<L>>,
+    imports: Vec<L>,
     per_layer: Option<L>,
 }
 
 /// The parameters of all layers.
-pub(super) fn stack_specs(config: &DecoderConfig) -> Layers<ParamSpec> {
-    let (cycles, length) = (config.num_cycles(), config.cycle);
-    let scanned = if cycles == 0 { 0 } else { length };
-    let cycle = config.layers[..scanned].iter().enumerate().map(|(slot, layer)| {
-        let stacked = axis(LAYERS, cycles);
-        layer_specs(config, layer).map_leaves(|_, spec| spec.stacked(stacked, slot, length))
+pub(super) fn stack_specs(builder: &SpecBuilder, config: &DecoderConfig) -> Layers<ParamSpec> {
+    let segments = config.segments().into_iter().map(|segment| {
+        let length = segment.kinds.len();
+        let layers = segment.kinds.iter().zip(segment.first..).map(|(kind, index)| {
+            layer_specs(builder, config, kind).map_leaves(|role, spec| match segment.form {
+                SegmentForm::Scanned { repeats } => spec.stacked(role, axis(LAYERS, repeats), index, length),
+                SegmentForm::Single => spec.of_layer(role, index),
+            })
+        });
+        Segment { layers: layers.collect(), name: segment.name }
     });
-    let rest = config
-        .layers
-        .iter()
-        .enumerate()
-        .skip(cycles * length)
-        .map(|(index, layer)| layer_specs(config, layer).map_leaves(|_, spec| spec.of_layer(index)));
-    Layers { cycle: cycle.collect(), rest: rest.collect() }
+    Layers { segments: segments.collect() }
 }
 
-/// For each cache: how many layers are stacked in it (none if it is one layer's), and that layer.
-pub(super) fn caches(config: &DecoderConfig) -> Vec<(Option<Axis>, &LayerConfig)> {
-    let (cycles, length) = (config.num_cycles(), config.cycle);
-    let scanned = if cycles == 0 { 0 } else { length };
-    let stacked = config.layers[..scanned].iter().map(|layer| (Some(axis(LAYERS, cycles)), layer));
-    let single = config.layers.iter().skip(cycles * length).map(|layer| (None, layer));
-    stacked.chain(single).filter(|(_, layer)| has_cache(layer)).collect()
-}
-
-fn has_cache(layer: &LayerConfig) -> bool {
-    layer.attention.as_ref().is_some_and(|attention| !matches!(attention.values, Values::OfLayer(_)))
+/// The state of all layers in generation. The arrays of layers that are scanned are stacked along a leading axis.
+pub(super) fn state_specs(config: &DecoderConfig, dims: &StateDims) -> Vec<StateSpec> {
+    let mut specs: Vec<StateSpec> = Vec::new();
+    for segment in config.segments() {
+        let stacked = match segment.form {
+            SegmentForm::Scanned { repeats } => Some(axis(LAYERS, repeats)),
+            SegmentForm::Single => None,
+        };
+        for kind in &segment.kinds {
+            let group = specs.last().map_or(0, |last| last.group + 1);
+            specs.extend(kind.state(dims).into_iter().map(|spec| StateSpec {
+                group,
+                axes: stacked.into_iter().chain(spec.axes).collect::<Vec<Axis>>(),
+                logical_axes: stacked.map(|_| None).into_iter().chain(spec.logical_axes).collect(),
+                ..spec
+            }));
+        }
+    }
+    specs
 }
 
 impl<'t> Layers<Tensor<'t>> {
@@ -104,121 +142,135 @@ impl<'t> Layers<Tensor<'t>> {
         config: &DecoderConfig,
         inputs: &StackInputs<'t>,
     ) -> StackOutputs<'t> {
-        let mut outputs = StackOutputs { x, cache: Vec::new(), others: Vec::new() };
-        if !self.cycle.is_empty() {
-            self.scanned(config, inputs, &mut outputs);
+        let mut outputs = StackOutputs { x, state: Vec::new(), others: Vec::new(), exports: HashMap::new() };
+        for (segment, described) in self.segments.iter().zip(config.segments()) {
+            let stack = Stack { config, inputs, segment: &described, layers: &segment.layers };
+            match described.form {
+                SegmentForm::Scanned { repeats } => stack.scanned(axis(LAYERS, repeats), &mut outputs),
+                SegmentForm::Single => stack.unrolled(&mut outputs),
+            }
         }
-        self.unrolled(config, inputs, &mut outputs);
         outputs
     }
+}
 
-    fn scanned(&self, config: &DecoderConfig, inputs: &StackInputs<'t>, outputs: &mut StackOutputs<'t>) {
+/// A segment that is being applied.
+struct Stack<'a, 't> {
+    config: &'a DecoderConfig,
+    inputs: &'a StackInputs<'t>,
+    segment: &'a SegmentConfig,
+    layers: &'a [DecoderLayer<Tensor<'t>>],
+}
+
+impl<'t> Stack<'_, 't> {
+    fn scanned(&self, layers: Axis, outputs: &mut StackOutputs<'t>) {
+        let Self { config, inputs, segment, .. } = *self;
         let x = outputs.x;
         let region = x.region();
-        let layers = axis(LAYERS, config.num_cycles());
-        let kinds = &config.layers[..config.cycle];
+        let kinds = &segment.kinds;
+        let builder = config.builder();
         let slice_specs: Vec<Vec<ParamSpec>> = kinds
             .iter()
-            .map(|kind| layer_specs(config, kind).leaves().into_iter().map(|(_, spec)| spec).collect())
+            .map(|kind| {
+                let specs = layer_specs(&builder, config, kind).leaves();
+                specs.into_iter().map(|(_, spec)| spec).collect()
+            })
             .collect();
         let save = config.remat.clone().unwrap_or(SavePolicy::Everything);
-        let num_caches = kinds.iter().filter(|kind| has_cache(kind)).count();
-        let caches =
-            inputs.cache.as_ref().map(|(_, caches)| caches[..num_caches].to_vec()).unwrap_or_default();
+        let state = self.state(outputs.state.len());
+        let keys = inputs.dropout.map(|key| layer_keys(region, key, layers, segment));
         let sliced = Sliced {
-            layers: self.cycle.clone(),
-            keys: inputs.dropout.map(|key| layer_keys(region, key, layers, config.cycle)).unwrap_or_default(),
-            caches: caches.clone(),
-            shared: None,
+            layers: self.layers.to_vec(),
+            keys: keys.unwrap_or_default(),
+            state: state.clone(),
+            imports: Vec::new(),
             per_layer: None,
         };
-        let start = inputs.cache.as_ref().map(|(start, _)| *start);
         let options = ScanOptions::over(layers).saving(save);
-        // The slot of the cycle and the kind of what is stacked besides caches.
+        // The slot of the cycle and the kind of what is stacked besides state.
         let mut made_by: Vec<(usize, LayerOutput)> = Vec::new();
         let ([x], stacked) = region.scan_list(options, [x], &sliced, |_, [mut x], slice| {
-            let (mut written, mut others) = (Vec::new(), Vec::new());
-            let mut caches = slice.caches.iter();
+            let (mut updates, mut others) = (Vec::new(), Vec::new());
             for (slot, kind) in kinds.iter().enumerate() {
                 let layer = constrain_to_specs(&inputs.on_device(&slice.layers[slot]), &slice_specs[slot]);
-                let cache = if has_cache(kind) { caches.next() } else { None };
-                let given = LayerInputs {
-                    attention: inputs.attention(kind, start.zip(cache.copied()), None),
-                    dropout: inputs.dropout(config, slice.keys.get(slot).copied()),
-                    per_layer: None,
-                };
-                let made = layer.forward(x, config.norm, kind, given);
+                let made = wire(x, config, kind, inputs, &layer, &slice.given(slot));
                 x = made.x;
-                written.extend(made.written.into_iter().flat_map(|cache| [cache.key, cache.value]));
+                updates.extend(&made.state);
                 for (output, value) in made.wanted(&inputs.wanted) {
                     made_by.push((slot, output));
                     others.push(value);
                 }
             }
-            written.extend(others);
-            ([x], written)
+            updates.extend(others);
+            ([x], updates)
         });
         outputs.x = x;
-        let (written, others) = stacked.split_at(stacked.len() - made_by.len());
-        // What is new is written once for all layers: the loop only reads caches, and carries none.
-        let written = written
-            .chunks(2)
-            .zip(caches)
-            .zip(start.into_iter().cycle())
-            .map(|((pair, cached), start)| CachedKeysValues { cached, start }.write(pair[0], pair[1]));
-        outputs.cache.extend(written);
+        let (updates, others) = stacked.split_at(stacked.len() - made_by.len());
+        // What is new is written once for all layers: the loop only reads state, and carries none.
+        let mut updates = updates.iter().copied();
+        for (kind, state) in kinds.iter().zip(&state) {
+            outputs.state.extend(self.updated(kind, state, &mut updates));
+        }
         outputs.others.extend(made_by.iter().zip(others).map(|((slot, output), value)| OfLayers {
             output: *output,
-            place: LayerPlace::Stacked { first: *slot, step: config.cycle },
+            place: LayerPlace::Stacked { first: segment.first + slot, step: kinds.len() },
             value: *value,
         }));
     }
 
-    fn unrolled(&self, config: &DecoderConfig, inputs: &StackInputs<'t>, outputs: &mut StackOutputs<'t>) {
-        let first = config.layers.len() - self.rest.len();
-        let mut caches =
-            inputs.cache.as_ref().map(|(_, caches)| caches[outputs.cache.len()..].iter().copied());
-        // Keys and values that later layers take.
-        let mut kept: HashMap<usize, KeysValues<Tensor<'t>>> = HashMap::new();
-        for (layer, index) in self.rest.iter().zip(first..) {
-            let kind = &config.layers[index];
+    fn unrolled(&self, outputs: &mut StackOutputs<'t>) {
+        let Self { config, inputs, segment, .. } = *self;
+        let state = self.state(outputs.state.len());
+        for (number, (layer, kind)) in self.layers.iter().zip(&segment.kinds).enumerate() {
+            let index = segment.first + number;
             let x = outputs.x;
             let region = x.region();
-            let source = kind.attention.as_ref().and_then(|attention| match attention.values {
-                Values::OfLayer(source) => Some(source),
-                _ => None,
-            });
-            let is_source = config.attentions().any(|attention| attention.values == Values::OfLayer(index));
+            let imports = kind.parts().find_map(|part| outputs.exports.get(&part.imports()?));
+            let is_imported = config.is_imported(index);
             let key = inputs.dropout.map(|key| key.fold_in(region.integer(DType::U64, index as i64)).value());
             let arguments = Sliced {
                 layers: vec![layer.clone()],
                 keys: key.into_iter().collect(),
-                caches: caches
-                    .as_mut()
-                    .filter(|_| has_cache(kind))
-                    .and_then(Iterator::next)
-                    .into_iter()
-                    .collect(),
-                shared: source.and_then(|source| kept.get(&source).copied()),
+                state: vec![state[number].clone()],
+                imports: imports.cloned().unwrap_or_default(),
                 per_layer: inputs.per_layer.map(|vectors| vectors.at(LAYERS, index)),
             };
             let made = x.scope(&format!("layers_{index}"), |x| {
-                recomputed(x, config, kind, inputs, &arguments, is_source)
+                recomputed(x, config, kind, inputs, &arguments, is_imported)
             });
             outputs.x = made.x;
-            let cache = inputs.cache.as_ref().map(|(start, _)| *start).zip(arguments.caches.first());
-            outputs.cache.extend(made.written.zip(cache).map(|(own, (start, cached))| {
-                CachedKeysValues { cached: *cached, start }.write(own.key, own.value)
-            }));
-            if let Some(keys_values) = made.keys_values.filter(|_| is_source) {
-                kept.insert(index, keys_values);
-            }
-            outputs.others.extend(made.wanted(&inputs.wanted).into_iter().map(|(output, value)| OfLayers {
+            let mut updates = made.state.iter().copied();
+            outputs.state.extend(self.updated(kind, &state[number], &mut updates));
+            let others = made.wanted(&inputs.wanted).into_iter();
+            outputs.others.extend(others.map(|(output, value)| OfLayers {
                 output,
                 place: LayerPlace::One(index),
                 value,
             }));
+            if is_imported {
+                outputs.exports.insert(index, made.exports);
+            }
         }
+    }
+
+    /// The state of each of the segment's layers, which begins at this place of the list.
+    fn state(&self, first: usize) -> Vec<Vec<Tensor<'t>>> {
+        let mut arrays = self.inputs.state.iter().flat_map(|state| state.arrays[first..].iter().copied());
+        let kinds = self.segment.kinds.iter();
+        kinds.map(|kind| arrays.by_ref().take(kind.num_state_arrays()).collect()).collect()
+    }
+
+    /// The state of a layer behind the call. `updates` begins with what the layer returned of it.
+    fn updated(
+        &self,
+        kind: &LayerConfig,
+        state: &[Tensor<'t>],
+        updates: &mut dyn Iterator<Item = Tensor<'t>>,
+    ) -> Vec<Tensor<'t>> {
+        let Some(StackState { start, .. }) = &self.inputs.state else { return Vec::new() };
+        let specs = kind.state(&StateDims::ONE);
+        let kept = specs.iter().map(|spec| spec.kept).zip(state).zip(updates);
+        kept.map(|((kept, old), new)| kept.updated(*old, *start, new)).collect()
     }
 }
 
@@ -229,51 +281,80 @@ fn recomputed<'t>(
     kind: &LayerConfig,
     inputs: &StackInputs<'t>,
     arguments: &Sliced<Tensor<'t>>,
-    is_source: bool,
+    is_imported: bool,
 ) -> LayerOutputs<'t> {
-    let start = inputs.cache.as_ref().map(|(start, _)| *start);
-    let Some(save) = config.remat.clone().filter(|_| inputs.cache.is_none()) else {
-        return one(x, config, kind, inputs, start, arguments);
+    let Some(save) = config.remat.clone().filter(|_| inputs.state.is_none()) else {
+        let layer = inputs.on_device(&arguments.layers[0]);
+        return wire(x, config, kind, inputs, &layer, &arguments.given(0));
     };
-    // What follows the residual stream, and keys and values if others take them.
-    let mut kinds = Vec::new();
+    // What follows the residual stream, and what other layers take.
+    let (mut kinds, mut num_exports) = (Vec::new(), 0);
     let results = x.region().remat_list(save, [x], arguments, |_, [x], slice| {
-        let made = one(x, config, kind, inputs, None, &slice);
-        let keys_values = made.keys_values.filter(|_| is_source);
+        let layer = inputs.on_device(&slice.layers[0]);
+        let made = wire(x, config, kind, inputs, &layer, &slice.given(0));
+        let exports = if is_imported { made.exports.as_slice() } else { &[] };
+        num_exports = exports.len();
         let others =
             made.wanted(&inputs.wanted).into_iter().filter(|(kind, _)| *kind != LayerOutput::Residual);
-        let mut results = vec![made.x];
-        results.extend(keys_values.into_iter().flat_map(|both| [both.key, both.value]));
+        let mut results = [&[made.x], exports].concat();
         for (kind, value) in others {
             kinds.push(kind);
             results.push(value);
         }
         results
     });
-    let (own, others) = results.split_at(results.len() - kinds.len());
+    let (own, others) = results.split_at(1 + num_exports);
     LayerOutputs {
         x: own[0],
-        keys_values: (own.len() == 3).then(|| KeysValues { key: own[1], value: own[2] }),
-        written: None,
+        exports: own[1..].to_vec(),
+        state: Vec::new(),
         others: kinds.into_iter().zip(others.iter().copied()).collect(),
     }
 }
 
-fn one<'b, 't: 'b>(
+/// What one layer is given of what a scan slices.
+struct Given<'a, 't> {
+    key: Option<Tensor<'t>>,
+    state: &'a [Tensor<'t>],
+    imports: &'a [Tensor<'t>],
+    per_layer: Option<Tensor<'t>>,
+}
+
+impl<'t> Sliced<Tensor<'t>> {
+    fn given(&self, slot: usize) -> Given<'_, 't> {
+        Given {
+            key: self.keys.get(slot).copied(),
+            state: &self.state[slot],
+            imports: &self.imports,
+            per_layer: self.per_layer,
+        }
+    }
+}
+
+/// Applies one layer, whether it is scanned or not.
+fn wire<'b, 't: 'b>(
     x: Tensor<'b>,
     config: &DecoderConfig,
     kind: &LayerConfig,
     inputs: &StackInputs<'t>,
-    start: Option<Tensor<'t>>,
-    slice: &Sliced<Tensor<'b>>,
+    layer: &DecoderLayer<Tensor<'b>>,
+    given: &Given<'_, 'b>,
 ) -> LayerOutputs<'b> {
-    let cache = slice.caches.first().copied();
-    let given = LayerInputs {
-        attention: inputs.attention(kind, start.map(|start| start as Tensor<'b>).zip(cache), slice.shared),
-        dropout: inputs.dropout(config, slice.keys.first().copied()),
-        per_layer: slice.per_layer,
+    let (rate, order) = (config.dropout_rate, inputs.segments.order);
+    let parts = PartInputs {
+        tokens: inputs.tokens,
+        segments: inputs.segments,
+        angles: &inputs.angles,
+        state: inputs.state.as_ref().map(|state| PartState {
+            arrays: given.state,
+            start: state.start,
+            is_filled: state.is_filled,
+        }),
+        imports: given.imports,
+        wanted: &inputs.wanted,
+        dropout: given.key.map_or(Dropout::Off, |key| Dropout::On { rate, key: Key::new(key), order }),
     };
-    inputs.on_device(&slice.layers[0]).forward(x, config.norm, kind, given)
+    layer.forward(x, config.norm, kind, LayerInputs { parts, per_layer: given.per_layer })
 }
 
 impl<'t> StackInputs<'t> {
@@ -284,43 +365,22 @@ impl<'t> StackInputs<'t> {
             Memory::Host => layer.map_leaves(|_, parameter| parameter.moved_to(Memory::Device)),
         }
     }
-
-    fn attention<'b>(
-        &self,
-        kind: &LayerConfig,
-        cache: Option<(Tensor<'b>, KeysValues<Tensor<'b>>)>,
-        shared: Option<KeysValues<Tensor<'b>>>,
-    ) -> AttentionInputs<'b>
-    where
-        't: 'b,
-    {
-        let rotary = kind.attention.as_ref().and_then(|attention| attention.rotary.as_ref());
-        AttentionInputs {
-            angles: rotary.map(|rotary| {
-                let known = self.angles.iter().find(|(other, _)| other == rotary);
-                known.expect("the angles of every layer's embedding are made").1
-            }),
-            segments: self.segments,
-            cache: cache.map(|(start, cached)| CachedKeysValues { cached, start }),
-            shared,
-            with_scores: self.wanted.contains(&LayerOutput::LargestScores),
-        }
-    }
-
-    /// The dropout of a layer with this key.
-    fn dropout<'b>(&self, config: &DecoderConfig, key: Option<Tensor<'b>>) -> Dropout<'b> {
-        let (rate, order) = (config.dropout_rate, self.segments.order);
-        key.map_or(Dropout::Off, |key| Dropout::On { rate, key: Key::new(key), order })
-    }
 }
 
 /// The dropout keys of scanned layers: for each slot of the cycle those of its layers, stacked.
-fn layer_keys<'t>(region: Region<'t>, key: Key<'t>, layers: Axis, cycle: usize) -> Vec<Tensor<'t>> {
+fn layer_keys<'t>(
+    region: Region<'t>,
+    key: Key<'t>,
+    layers: Axis,
+    segment: &SegmentConfig,
+) -> Vec<Tensor<'t>> {
+    let cycle = segment.kinds.len();
     let index = LayerIndex { index: region.iota(DType::U64, layers) };
     let ([], keys) = region.scan_list(ScanOptions::over(layers), [], &index, |region, [], layer| {
-        let first = layer.index * region.integer(DType::U64, cycle as i64);
-        let keys =
-            (0..cycle).map(|slot| key.fold_in(first + region.integer(DType::U64, slot as i64)).value());
+        let number = |number: usize| region.integer(DType::U64, number as i64);
+        let first = layer.index * number(cycle);
+        let first = if segment.first > 0 { first + number(segment.first) } else { first };
+        let keys = (0..cycle).map(|slot| key.fold_in(first + number(slot)).value());
         ([], keys.collect())
     });
     keys

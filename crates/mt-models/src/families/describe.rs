@@ -4,7 +4,7 @@ use mt_config::{
     AttentionKind, AttentionType, KeptIn, LayerAttention, MlpActivation, ModelGroup, RematGroup, RopeType,
 };
 use mt_nn::{
-    Activation, NormOptions, RotaryExtent, RotaryOptions, RotaryScaling,
+    Activation, NormOptions, RotaryExtent, RotaryOptions, RotaryScaling, WeightFormat,
     attention::{AttentionKernel, AttentionOptions, MaskSpec},
     axes,
 };
@@ -14,16 +14,16 @@ use mt_trace::{Memory, SavePolicy};
 use crate::{
     ModelError,
     decoder::{
-        AttentionConfig, DecoderConfig, EmbeddingConfig, HeadConfig, LayerConfig, LayerNorms, MlpConfig,
-        NormKind, Positions, QueryKeyNorm, Values,
+        AttentionConfig, DecoderConfig, EmbeddingConfig, HeadConfig, LayerConfig, LayerNorms, LayerRun,
+        MlpConfig, NormKind, Positions, QueryKeyNorm, Values,
     },
 };
 
 /// A decoder of equal layers with norms before their parts, as Llama's.
 pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     let layer = LayerConfig {
-        attention: Some(attention(group)),
-        mlp: Some(mlp(group)?),
+        mixer: Some(attention(group).into()),
+        feed_forward: Some(mlp(group)?.into()),
         norms: LayerNorms::before(NormKind::RootMeanSquare),
         parallel: false,
         scaled: false,
@@ -35,7 +35,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         embed,
         vocab: axis(axes::VOCAB, group.vocab_size),
         layers: vec![layer; group.num_decoder_layers()],
-        cycle: 1,
+        runs: vec![LayerRun { name: "", first: 0, cycle: 1 }],
         norm: norm(group, 0.0),
         final_norm: Some(NormKind::RootMeanSquare),
         embedding: EmbeddingConfig {
@@ -62,6 +62,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         init_scale: group.dense_init_scale,
         dtype: group.dtype,
         weight_dtype: group.weight_dtype,
+        weight_format: WeightFormat::Dense,
         scan_layers: group.scan_layers,
         param_scan_axis: group.param_scan_axis,
         remat: remat(&group.remat),
@@ -69,11 +70,12 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     pattern(group, &mut config, &[]);
     if let Some(interval) = group.positions.nope_layer_interval.filter(|interval| *interval > 0) {
         for (index, layer) in config.layers.iter_mut().enumerate() {
-            if let Some(attention) = layer.attention.as_mut().filter(|_| (index + 1) % interval == 0) {
+            if let Some(attention) = layer.attention_mut().filter(|_| (index + 1) % interval == 0) {
                 attention.rotary = None;
             }
         }
-        config.cycle = least_common_multiple(config.cycle, interval);
+        let cycle = config.runs.first().map_or(1, |run| run.cycle);
+        config.set_cycle(least_common_multiple(cycle, interval));
     }
     Ok(config)
 }
@@ -96,7 +98,7 @@ pub(super) fn norm(group: &ModelGroup, offset: f64) -> NormOptions {
 /// Norms that multiply by `1 + w` throughout.
 pub(super) fn set_norm_offset(config: &mut DecoderConfig, offset: f64) {
     config.norm.offset = offset;
-    for attention in config.layers.iter_mut().filter_map(|layer| layer.attention.as_mut()) {
+    for attention in config.layers.iter_mut().filter_map(LayerConfig::attention_mut) {
         attention.options.norm.offset = offset;
     }
 }
@@ -154,14 +156,14 @@ pub(super) fn pattern(
     }
     let kinds: Vec<LayerAttention> = pattern.iter().copied().cycle().take(config.layers.len()).collect();
     for (layer, kind) in config.layers.iter_mut().zip(&kinds) {
-        if let Some(attention) = &mut layer.attention {
+        if let Some(attention) = layer.attention_mut() {
             attention.options.mask = match kind {
                 LayerAttention::Local => local_mask(group),
                 LayerAttention::Global => MaskSpec::CAUSAL,
             };
         }
     }
-    config.cycle = period(pattern);
+    config.set_cycle(period(pattern));
     kinds
 }
 

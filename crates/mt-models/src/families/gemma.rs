@@ -116,7 +116,7 @@ pub(super) static GEMMA3: Family = Family {
         norms_around(&mut config);
         let kinds = describe::pattern(group, &mut config, SIX);
         for (layer, kind) in config.layers.iter_mut().zip(kinds) {
-            let Some(attention) = &mut layer.attention else { continue };
+            let Some(attention) = layer.attention_mut() else { continue };
             attention.query_key_norm = QueryKeyNorm::PerHead;
             if kind == LOCAL {
                 // Only global layers see far enough for positions to be scaled.

@@ -26,7 +26,7 @@ fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     gemma::norms_around(&mut config);
     let kinds = describe::pattern(group, &mut config, gemma::SIX);
     if group.layers.attention_pattern.is_empty()
-        && let Some(last) = config.layers.last_mut().and_then(|layer| layer.attention.as_mut())
+        && let Some(last) = config.layers.last_mut().and_then(|layer| layer.attention_mut())
     {
         // The last layer sees everything wherever the cycle ends.
         last.options.mask.window = None;
@@ -39,7 +39,7 @@ fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     debug_assert_eq!(kinds.len(), num_layers);
     for (index, layer) in config.layers.iter_mut().enumerate() {
         layer.scaled = true;
-        let Some(attention) = &mut layer.attention else { continue };
+        let Some(attention) = layer.attention_mut() else { continue };
         attention.query_key_norm = QueryKeyNorm::PerHead;
         attention.options.normalize_values = true;
         attention.options.scale = 1.0;
@@ -66,7 +66,7 @@ fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         if index >= first_shared {
             let source = (0..first_shared).rev().find(|earlier| is_local[*earlier] == is_local[index]);
             attention.values = Values::OfLayer(source.ok_or(ModelError::NothingToShare { layer: index })?);
-            if let Some(mlp) = layer.mlp.as_mut().filter(|_| layers.use_double_wide_mlp) {
+            if let Some(mlp) = layer.mlp_mut().filter(|_| layers.use_double_wide_mlp) {
                 mlp.width = axis(axes::MLP, 2 * group.mlp_dim());
             }
         }

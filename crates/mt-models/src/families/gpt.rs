@@ -18,10 +18,10 @@ fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     }
     for layer in &mut config.layers {
         layer.norms = LayerNorms::before(NormKind::Layer);
-        if let Some(attention) = &mut layer.attention {
+        if let Some(attention) = layer.attention_mut() {
             (attention.input_bias, attention.output_bias, attention.rotary) = (true, true, None);
         }
-        if let Some(mlp) = &mut layer.mlp {
+        if let Some(mlp) = layer.mlp_mut() {
             mlp.bias = true;
         }
     }

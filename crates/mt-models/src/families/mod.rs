@@ -20,7 +20,7 @@ pub use names::{Layout, TensorName};
 
 use crate::{
     ModelError, StoredParameter,
-    decoder::{Decoder, DecoderConfig, Parameter, Place},
+    decoder::{Decoder, DecoderConfig, LayerConfig, Parameter, Place},
     hugging_face::{HuggingFaceConfig, Settings},
 };
 
@@ -96,9 +96,7 @@ pub fn family_of(block: DecoderBlock) -> &'static Family {
 pub fn build_decoder(group: &ModelGroup) -> Result<Decoder, ModelError> {
     let family = family_of(group.decoder_block);
     let config = (family.describe)(group)?;
-    if config.shares_layers() && config.scan_layers {
-        return Err(ModelError::SharedLayersScanned);
-    }
+    config.check()?;
     Ok(Decoder::new(config, family))
 }
 
@@ -109,9 +107,10 @@ impl Family {
         config: &DecoderConfig,
         specs: &[(Path, ParamSpec)],
     ) -> Vec<StoredParameter> {
+        let segments = config.segments();
         specs
             .iter()
-            .map(|(path, spec)| self.stored(config, &Parameter::of(config, path, spec), spec))
+            .map(|(path, spec)| self.stored(config, &Parameter::of(&segments, path, spec), spec))
             .collect()
     }
 
@@ -119,7 +118,7 @@ impl Family {
         let role = parameter.role.as_str();
         let is_stacked = matches!(parameter.place, Place::Cycle { .. });
         let layer = parameter.layers().first().map(|index| &config.layers[*index]);
-        let attention = layer.and_then(|layer| layer.attention.as_ref());
+        let attention = layer.and_then(LayerConfig::attention);
         let mut stored = StoredParameter {
             key: self.maxtext_key(parameter),
             // Vectors have fewer axes than the configured position may ask for.

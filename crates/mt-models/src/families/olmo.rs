@@ -19,7 +19,7 @@ pub(super) static OLMO3: Family = Family {
         let kinds = describe::pattern(group, &mut config, &[LOCAL, LOCAL, LOCAL, LayerAttention::Global]);
         for (layer, kind) in config.layers.iter_mut().zip(kinds) {
             layer.norms = LayerNorms::after(NormKind::RootMeanSquare);
-            let Some(attention) = &mut layer.attention else { continue };
+            let Some(attention) = layer.attention_mut() else { continue };
             attention.query_key_norm = QueryKeyNorm::AllHeads;
             // MaxText scales all layers; as published, only those that see far are.
             if let Some(rotary) = attention.rotary.as_mut().filter(|_| kind == LOCAL) {

@@ -5,7 +5,7 @@ use mt_config::{DecoderBlock, ModelGroup};
 use super::{Family, HuggingFaceFamily, MaxTextLayers, describe, llama, names};
 use crate::{
     ModelError,
-    decoder::{DecoderConfig, QueryKeyNorm},
+    decoder::{DecoderConfig, LayerConfig, QueryKeyNorm},
     hugging_face::{self, HuggingFaceConfig, Settings},
 };
 
@@ -13,7 +13,7 @@ pub(super) static QWEN2: Family = Family {
     blocks: &[DecoderBlock::Qwen2],
     describe: |group| {
         let mut config = describe::decoder(group)?;
-        for attention in config.layers.iter_mut().filter_map(|layer| layer.attention.as_mut()) {
+        for attention in config.layers.iter_mut().filter_map(LayerConfig::attention_mut) {
             // Only what goes into attention has biases.
             attention.output_bias = false;
         }
@@ -44,7 +44,7 @@ pub(super) static QWEN3: Family = Family {
     blocks: &[DecoderBlock::Qwen3],
     describe: |group| {
         let mut config = describe::decoder(group)?;
-        for attention in config.layers.iter_mut().filter_map(|layer| layer.attention.as_mut()) {
+        for attention in config.layers.iter_mut().filter_map(LayerConfig::attention_mut) {
             attention.query_key_norm = QueryKeyNorm::PerHead;
         }
         Ok(config)

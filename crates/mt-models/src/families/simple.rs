@@ -29,7 +29,7 @@ pub(super) static SIMPLE: Family = Family {
     describe: |group| {
         let mut config = describe::decoder(group)?;
         for layer in &mut config.layers {
-            (layer.attention, layer.mlp, layer.square) = (None, None, true);
+            (layer.mixer, layer.feed_forward, layer.square) = (None, None, true);
             layer.norms = LayerNorms::default();
         }
         Ok(config)
@@ -46,7 +46,7 @@ pub(super) static SIMPLE_MLP: Family = Family {
     describe: |group| {
         let mut config = describe::decoder(group)?;
         for layer in &mut config.layers {
-            layer.attention = None;
+            layer.mixer = None;
             layer.norms = LayerNorms::default();
         }
         Ok(config)

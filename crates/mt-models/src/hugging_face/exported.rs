@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::{HuggingFaceConfig, settings_in};
 use crate::{
     ModelError, build_decoder,
-    decoder::{DecoderConfig, LayerConfig},
+    decoder::{DecoderConfig, FeedForwardConfig, LayerConfig, MixerConfig},
     families::family_of,
 };
 
@@ -69,11 +69,19 @@ fn differences(one: &DecoderConfig, other: &DecoderConfig) -> Vec<&'static str> 
         }),
         ("normalization", norms || differ(|a, b| a.norms != b.norms)),
         ("rotary embeddings", {
-            let rotary = |layer: &LayerConfig| layer.attention.as_ref().map(|attention| attention.rotary);
+            let rotary = |layer: &LayerConfig| layer.mixer.as_ref().and_then(|mixer| mixer.rotary().copied());
             one.dynamic_ntk != other.dynamic_ntk || layers().any(|(a, b)| rotary(a) != rotary(b))
         }),
-        ("attention", differ(attends_otherwise)),
-        ("feed-forward layers", differ(|a, b| a.mlp != b.mlp)),
+        (
+            "attention",
+            differ(|a, b| parts_differ(a.mixer.as_ref(), b.mixer.as_ref(), MixerConfig::differs_from)),
+        ),
+        ("feed-forward layers", {
+            differ(|a, b| {
+                let (a, b) = (a.feed_forward.as_ref(), b.feed_forward.as_ref());
+                parts_differ(a, b, FeedForwardConfig::differs_from)
+            })
+        }),
         ("how layers are wired", {
             differ(|a, b| (a.parallel, a.scaled, a.square) != (b.parallel, b.scaled, b.square))
         }),
@@ -81,16 +89,11 @@ fn differences(one: &DecoderConfig, other: &DecoderConfig) -> Vec<&'static str> 
     parts.into_iter().filter(|(_, is_other)| *is_other).map(|(part, _)| part).collect()
 }
 
-fn attends_otherwise(one: &LayerConfig, other: &LayerConfig) -> bool {
-    let (Some(one), Some(mut other)) = (&one.attention, other.attention.clone()) else {
-        return one.attention.is_some() != other.attention.is_some();
-    };
-    // Rotary embeddings are named by themselves, and these do not change the mathematics.
-    other.rotary = one.rotary;
-    other.options.kernel = one.options.kernel;
-    other.options.float32_product = one.options.float32_product;
-    other.options.float32_scores = one.options.float32_scores;
-    *one != other
+fn parts_differ<P>(one: Option<&P>, other: Option<&P>, differ: fn(&P, &P) -> bool) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => differ(one, other),
+        (one, other) => one.is_some() != other.is_some(),
+    }
 }
 
 /// How many positions a model says it is made for, where `declared` is what its own description says. Some ways of

@@ -38,8 +38,9 @@ pub fn file_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
     let family = model.family().hugging_face.as_ref().ok_or(ModelError::NoHuggingFaceForm)?;
     let names: Vec<&TensorName> = family.tensors.iter().copied().flatten().collect();
     let mut tensors: BTreeMap<String, FileTensor> = BTreeMap::new();
+    let segments = model.config().segments();
     for (index, (path, spec)) in model.parameters().iter().enumerate() {
-        let parameter = Parameter::of(model.config(), path, spec);
+        let parameter = Parameter::of(&segments, path, spec);
         let layers = parameter.layers();
         let in_layer = !layers.is_empty();
         let named =

@@ -3,11 +3,8 @@
 use std::sync::Arc;
 
 use mt_ir::Program;
-use mt_models::{Cache, Forward, Model, Tokens};
-use mt_nn::{
-    attention::KeysValues,
-    axes::{BATCH, KV_POSITION, POSITION},
-};
+use mt_models::{Forward, GenerationState, Model, Tokens};
+use mt_nn::axes::{BATCH, KV_POSITION, POSITION};
 use mt_runtime::Executable;
 use mt_shape::{DType, HostArray, Placement, axis};
 use mt_trace::program;
@@ -22,7 +19,7 @@ use crate::{
 /// From tokens of each row, the slot of the first, and the cache, to logits and the cache with the tokens.
 fn extend_program(model: &dyn Model, rows: usize, length: usize, slots: usize) -> Program {
     let specs = model.parameters();
-    let caches = model.cache(rows, slots);
+    let kept = model.state(rows, slots);
     program(&options("extend", Arc::new(Placement::single())), |inputs| {
         let parameters = declare(inputs, "params", &specs, false);
         let integers = |name: &str, axes: &[mt_shape::Axis]| {
@@ -33,17 +30,16 @@ fn extend_program(model: &dyn Model, rows: usize, length: usize, slots: usize) -
         let tokens = Tokens::as_read(tokens[0], tokens[1], tokens[2]);
         let start = integers("start", &[]);
         let segmentation = integers("cache_segmentation", &[axis(BATCH, rows), axis(KV_POSITION, slots)]);
-        let layers = caches.iter().map(|spec| {
-            let one = || inputs.input("cache", spec.dtype, &spec.axes, &spec.logical_axes, false);
-            KeysValues { key: one(), value: one() }
-        });
+        let array = |spec: &mt_models::StateSpec| {
+            inputs.input("cache", spec.dtype, &spec.axes, &spec.logical_axes, false)
+        };
+        let arrays = kept.iter().map(array).collect();
         let is_filled = length == slots;
-        let cache = Cache { layers: layers.collect(), start, segmentation, is_filled, slots };
-        let forward = Forward { cache: Some(cache), ..Forward::default() };
-        let (logits, cache) = model.logits(&parameters, tokens, forward);
+        let state = GenerationState { arrays, start, segmentation, is_filled, slots };
+        let forward = Forward { state: Some(state), ..Forward::default() };
+        let (logits, arrays) = model.logits(&parameters, tokens, forward);
         // Layers without rotary embeddings do not ask for positions.
         let unused = (tokens.positions + tokens.segmentation).sum_all().cast(DType::F32) * 0.0;
-        let arrays = cache.iter().flat_map(|layer| [layer.key, layer.value]);
         [logits + unused]
             .into_iter()
             .chain(arrays)
@@ -78,9 +74,8 @@ fn check(what: &str, model: &dyn Model, parameters: &[HostArray], cut: &Cut, who
         chunks.chain((longest..cut.slots).map(|start| (start, 1, &single))).collect();
     let mut filled = vec![0; rows * cut.slots];
     let mut cache: Vec<HostArray> = Vec::new();
-    for spec in model.cache(rows, cut.slots) {
-        let dims: Vec<usize> = spec.axes.iter().map(|axis| axis.size).collect();
-        cache.extend([HostArray::zeros(DType::F32, &dims), HostArray::zeros(DType::F32, &dims)]);
+    for spec in model.state(rows, cut.slots) {
+        cache.push(HostArray::zeros(DType::F32, &spec.dims()));
     }
     for (start, size, program) in pieces {
         // The position of each slot's token, if it has one.

@@ -81,7 +81,7 @@ impl Directory {
     /// The ways its layers can be run: layers that take keys and values from others cannot be scanned.
     pub fn scans(&self) -> &'static [&'static str] {
         let unrolled: &[&str] = &["scan_layers=false"];
-        let shares = self.model(unrolled).config().shares_layers();
+        let shares = self.model(unrolled).otherwise_scanned().is_none();
         if shares { unrolled } else { &["scan_layers=true", "scan_layers=false"] }
     }
 }

@@ -101,7 +101,7 @@ pub fn common_name(path: &Path, spec: &ParamSpec) -> String {
     let segments = path.segments();
     match spec.place {
         LayerPlace::None => segments.join("."),
-        _ => [&segments[..1], &segments[3..]].concat().join("."),
+        _ => format!("{}.{}", segments[0], spec.role),
     }
 }
 

@@ -212,7 +212,7 @@ impl<'t> Attention<Tensor<'t>> {
             }
             (None, _) => (inputs.shared.expect("a layer without keys is given those of another"), None),
         };
-        let heads = self.query.kernel.axis(QUERY_HEADS);
+        let heads = self.query.axis(QUERY_HEADS);
         let query = prepared(self.query.forward(x, &[EMBED]), &self.query_norm, inputs.angles, options);
         let num_parts = query.parts(&QUERY).along(QUERY_HEADS).map_or(1, DeviceGroup::size);
         let attended = keys_values.for_each_part(num_parts, heads.size);
@@ -231,8 +231,8 @@ impl<'t> Attention<Tensor<'t>> {
         };
         let placed = if inputs.segments.first_query.is_some() { &CONTEXT_OF_CACHE } else { &CONTEXT };
         let context = context.constrain(placed).named("context").named("attention_out");
-        let out = Linear { kernel: self.out.kernel.split(QUERY_HEADS, &in_groups), bias: self.out.bias };
-        let output = out.forward(context, &[KV_HEADS, GROUP, HEAD_DIM]);
+        let output =
+            self.out.with_split(QUERY_HEADS, &in_groups).forward(context, &[KV_HEADS, GROUP, HEAD_DIM]);
         let output = output.constrain(&OUTPUT).named("out_proj");
         let largest_scores = largest_scores.map(|scores| largest_of_rows(scores, inputs.segments.query));
         Attended { output, keys_values, written, largest_scores }

@@ -66,8 +66,7 @@ struct Pair<'t> {
 
 impl<'t> Pair<'t> {
     fn new(t: &[Tensor<'t>], options: AttentionOptions) -> Self {
-        let (query, key, out) =
-            (Linear::without_bias(t[1]), Linear::without_bias(t[2]), Linear::without_bias(t[3]));
+        let (query, key, out) = (Linear::dense(t[1]), Linear::dense(t[2]), Linear::dense(t[3]));
         let first = Attention {
             query,
             key: Some(key),
@@ -77,7 +76,7 @@ impl<'t> Pair<'t> {
             key_norm: Some(RmsNorm { scale: t[4] }),
             sinks: Some(t[5]),
         };
-        let query = Linear::without_bias(t[6]);
+        let query = Linear::dense(t[6]);
         let second = Attention { query, key: None, key_norm: None, ..first.clone() };
         Self { first, second, rotary: Rotary::new(&RotaryOptions { head_dim: 4, ..PLAIN }), options }
     }

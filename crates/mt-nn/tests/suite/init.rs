@@ -59,19 +59,21 @@ fn values_have_the_distribution_that_is_asked_for() {
 #[test]
 fn stacked_and_unrolled_layers_start_alike() {
     let spec = ParamSpec::new([(axis(EMBED, 7), "embed")], Initializer::fan_in(1.0, 7));
+    let wi = path(&["wi"]);
     let stacked = run("stacked", &[], |region, _| {
         // Two layers of each cycle, and one that is left.
         let layers = axis(LAYERS, 2);
         let specs = [
-            (path(&["cycle", "0", "wi"]), spec.stacked(layers, 0, 2)),
-            (path(&["cycle", "1", "wi"]), spec.stacked(layers, 1, 2)),
-            (path(&["rest", "0", "wi"]), spec.of_layer(4)),
+            (path(&["cycle", "0", "wi"]), spec.stacked(&wi, layers, 0, 2)),
+            (path(&["cycle", "1", "wi"]), spec.stacked(&wi, layers, 1, 2)),
+            (path(&["rest", "0", "wi"]), spec.of_layer(&wi, 4)),
         ];
         initialize(region, region.key(3), &specs)
     });
     let unrolled = run("unrolled", &[], |region, _| {
-        let specs: Vec<_> =
-            (0..5).map(|layer| (path(&["rest", &layer.to_string(), "wi"]), spec.of_layer(layer))).collect();
+        let specs: Vec<_> = (0..5)
+            .map(|layer| (path(&["rest", &layer.to_string(), "wi"]), spec.of_layer(&wi, layer)))
+            .collect();
         initialize(region, region.key(3), &specs)
     });
     let unrolled: Vec<Vec<f64>> = unrolled.iter().map(|layer| layer.to_f64()).collect();
@@ -94,8 +96,14 @@ fn kernels_draw_what_programs_draw() {
         let specs = [
             (path(&["a"]), spec(Initializer::fan_in(1.0, embed))),
             (path(&["b"]), spec(Initializer::Normal { deviation: 0.02 })),
-            (path(&["layers", "c"]), spec(Initializer::fan_in(3.0, 2)).stacked(axis(LAYERS, 3), 1, 4)),
-            (path(&["layers", "2", "d"]), spec(Initializer::Normal { deviation: 2.0 }).of_layer(2)),
+            (
+                path(&["layers", "c"]),
+                spec(Initializer::fan_in(3.0, 2)).stacked(&path(&["c"]), axis(LAYERS, 3), 1, 4),
+            ),
+            (
+                path(&["layers", "2", "d"]),
+                spec(Initializer::Normal { deviation: 2.0 }).of_layer(&path(&["d"]), 2),
+            ),
         ];
         let scales = [(1.0 / embed as f64).sqrt(), 0.02, 1.5_f64.sqrt(), 2.0];
         let text = text_for(kernels, &[], |region, _| initialize(region, region.key(5), &specs));

@@ -81,7 +81,7 @@ fn feed_forward_layers_match() {
     let arguments: [(&str, &[&'static str]); 4] =
         [("x", ACTIVATIONS), ("wi_0", &[EMBED, MLP]), ("wi_1", &[EMBED, MLP]), ("wo", &[MLP, EMBED])];
     check("mlp", &arguments, |t| {
-        let [wi_0, wi_1, wo] = [t[1], t[2], t[3]].map(Linear::without_bias);
+        let [wi_0, wi_1, wo] = [t[1], t[2], t[3]].map(Linear::dense);
         Mlp { wi_0, wi_1: Some(wi_1), wo }.forward(
             t[0],
             &[Activation::Silu, Activation::Linear],
@@ -102,7 +102,7 @@ fn feed_forward_layers_with_biases_match() {
         ("wi_1_bias", &[MLP]),
     ];
     fn linear<'t>(kernel: Tensor<'t>, bias: Tensor<'t>) -> Linear<Tensor<'t>> {
-        Linear { kernel, bias: Some(bias) }
+        Linear { bias: Some(bias), ..Linear::dense(kernel) }
     }
     check("mlp_with_biases", &arguments, |t| {
         let (wi_0, wi_1, wo) = (linear(t[1], t[2]), linear(t[5], t[6]), linear(t[3], t[4]));
@@ -118,10 +118,10 @@ fn feed_forward_layers_with_biases_match() {
 #[test]
 fn embeddings_match() {
     check("lookup", &[("embedding", &[VOCAB, EMBED]), ("tokens", SEQUENCES)], |t| {
-        Embedding { embedding: t[0] }.lookup(t[1], DType::F32)
+        Embedding { embedding: t[0].into() }.lookup(t[1], DType::F32)
     });
     check("attend", &[("x", ACTIVATIONS), ("embedding", &[VOCAB, EMBED])], |t| {
-        Embedding { embedding: t[1] }.attend(t[0])
+        Embedding { embedding: t[1].into() }.attend(t[0])
     });
 }
 
@@ -129,7 +129,7 @@ fn embeddings_match() {
 fn added_positions_match() {
     let table: (&str, &[&'static str]) = ("table", &[TABLE_POSITION, EMBED]);
     check("learned_positions", &[table, ("positions", SEQUENCES)], |t| {
-        PositionTable { table: t[0] }.lookup(t[1], DType::F32)
+        PositionTable { table: t[0].into() }.lookup(t[1], DType::F32)
     });
     check("sinusoidal_positions", &[("x", ACTIVATIONS), ("positions", SEQUENCES)], |t| {
         t[0] + sinusoidal_positions(t[1], t[0].axis(EMBED), 10_000.0)

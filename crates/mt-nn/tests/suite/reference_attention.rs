@@ -57,7 +57,9 @@ const NORMS_OF_HEADS: [Named; 2] = [("query_norm", &[HEAD_DIM]), ("key_norm", &[
 
 /// The layer whose parameters have these names.
 fn layer<'t>(find: impl Fn(&str) -> Option<Tensor<'t>>) -> Attention<Tensor<'t>> {
-    let linear = |name: &str| find(name).map(|kernel| Linear { kernel, bias: find(&format!("{name}_bias")) });
+    let linear = |name: &str| {
+        find(name).map(|kernel| Linear { bias: find(&format!("{name}_bias")), ..Linear::dense(kernel) })
+    };
     let norm = |name: &str| find(name).map(|scale| RmsNorm { scale });
     Attention {
         query: linear("query").unwrap(),

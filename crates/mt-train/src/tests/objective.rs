@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use mt_config::{Config, ModelGroup, PlacementGroup, Request};
 use mt_ir::{Program, Target};
 use mt_models::{
-    CacheSpec, FlopCount, Forward, Hidden, Model, ModelError, ScoreWeights, StoredParameter, Tokens,
+    FlopCount, Forward, Hidden, Model, ModelError, ScoreWeights, StateSpec, StoredParameter, Tokens,
     decoder::{Activation, RegionActivations},
     hugging_face::FileTensor,
 };
@@ -97,8 +97,8 @@ impl Model for WithAuxiliary {
         self.0.apply_head(parameters, hidden)
     }
 
-    fn cache(&self, batch: usize, slots: usize) -> Vec<CacheSpec> {
-        self.0.cache(batch, slots)
+    fn state(&self, batch: usize, slots: usize) -> Vec<StateSpec> {
+        self.0.state(batch, slots)
     }
 
     fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations> {

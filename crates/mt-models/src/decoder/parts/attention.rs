@@ -1,0 +1,227 @@
+//! Attention, with keys and values of its own or of an earlier layer.
+
+use mt_nn::{
+    Initializer, Linear, ParamSpec, RmsNorm, RotaryOptions,
+    attention::{
+        ACTIVATION, Attended, Attention, AttentionInputs, AttentionKernel, AttentionOptions, CACHED, CONTEXT,
+        CachedKeysValues, DENSE_LIMIT, KeysValues, QUERY,
+    },
+    axes::{BATCH, KV_POSITION},
+};
+use mt_shape::{Axis, DType, Tree, axis};
+use mt_trace::Tensor;
+
+use crate::{
+    AttentionFlops, Kept, LayerOutput, StateSpec,
+    decoder::{
+        Activation,
+        part::{
+            BatchDims, Part, PartDescription, PartInputs, PartOutputs, PartScoreWeights, SpecBuilder,
+            StateDims,
+        },
+    },
+};
+
+/// A layer's attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionConfig {
+    pub query_heads: Axis,
+    pub kv_heads: Axis,
+    pub head_dim: Axis,
+    /// Of queries, keys and values.
+    pub input_bias: bool,
+    pub output_bias: bool,
+    pub query_key_norm: QueryKeyNorm,
+    pub values: Values,
+    pub sinks: bool,
+    /// None turns nothing.
+    pub rotary: Option<RotaryOptions>,
+    pub options: AttentionOptions,
+}
+
+/// How queries and keys are normalized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueryKeyNorm {
+    None,
+    PerHead,
+    /// All heads together.
+    AllHeads,
+}
+
+/// Where keys and values come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Values {
+    /// A projection of their own.
+    Own,
+    /// The projection of the keys.
+    OfKeys,
+    /// Both are those of an earlier layer.
+    OfLayer(usize),
+}
+
+impl AttentionConfig {
+    fn has_keys(&self) -> bool {
+        !matches!(self.values, Values::OfLayer(_))
+    }
+}
+
+impl Part for AttentionConfig {
+    type Parameters<L> = Attention<L>;
+
+    fn specs(&self, builder: &SpecBuilder) -> Attention<ParamSpec> {
+        let (embed, heads, kv_heads, head_dim) =
+            (builder.embed, self.query_heads, self.kv_heads, self.head_dim);
+        let query = builder.linear(1, [(embed, "embed"), (heads, "q_heads"), (head_dim, "kv")]);
+        let key_value = || {
+            let kernel =
+                builder.linear(1, [(embed, "embed"), (kv_heads, "kv_heads"), (head_dim, "kv_head_dim")]);
+            builder.with_bias(kernel, self.input_bias, [(kv_heads, "kv_heads"), (head_dim, "kv_head_dim")])
+        };
+        let out = builder.linear(2, [(heads, "heads"), (head_dim, "kv"), (embed, "embed")]);
+        let norm = |of: (Axis, &'static str)| match self.query_key_norm {
+            QueryKeyNorm::None => None,
+            QueryKeyNorm::PerHead => Some(builder.rms(head_dim)),
+            QueryKeyNorm::AllHeads => Some(RmsNorm { scale: builder.scale([of, (head_dim, "norm")]) }),
+        };
+        Attention {
+            query: builder.with_bias(query, self.input_bias, [(heads, "q_heads"), (head_dim, "kv")]),
+            key: self.has_keys().then(key_value),
+            value: (self.values == Values::Own).then(key_value),
+            out: builder.with_bias(out, self.output_bias, [(embed, "norm")]),
+            query_norm: norm((heads, "q_heads")),
+            key_norm: norm((kv_heads, "kv_heads")).filter(|_| self.has_keys()),
+            sinks: self.sinks.then(|| builder.array([(heads, "q_heads")], Initializer::Zeros)),
+        }
+    }
+
+    fn forward<'t>(
+        &self,
+        parameters: &Attention<Tensor<'t>>,
+        x: Tensor<'t>,
+        inputs: &PartInputs<'_, 't>,
+    ) -> PartOutputs<'t> {
+        let pair = |arrays: &[Tensor<'t>]| match *arrays {
+            [key, value] => Some(KeysValues { key, value }),
+            _ => None,
+        };
+        let state = inputs.state.as_ref();
+        let cache = state.and_then(|state| {
+            pair(state.arrays).map(|cached| CachedKeysValues { cached, start: state.start })
+        });
+        let given = AttentionInputs {
+            angles: self.rotary.as_ref().map(|rotary| inputs.angles(rotary)),
+            segments: inputs.segments,
+            cache,
+            shared: pair(inputs.imports),
+            with_scores: inputs.wanted.contains(&LayerOutput::LargestScores),
+        };
+        let Attended { output, keys_values, written, largest_scores } =
+            parameters.forward(x, &given, &self.options);
+        PartOutputs {
+            output,
+            state: written.map(|own| vec![own.key, own.value]).unwrap_or_default(),
+            exports: vec![keys_values.key, keys_values.value],
+            others: largest_scores.map(|scores| (LayerOutput::LargestScores, scores)).into_iter().collect(),
+        }
+    }
+
+    fn score_weights(&self, numbers: &Attention<usize>, is_imported: bool) -> Option<PartScoreWeights> {
+        let of = |linear: &Linear<usize>| linear.leaves().into_iter().map(|(_, number)| number).collect();
+        let is_own = self.values == Values::Own && !is_imported;
+        let has_own_heads = self.kv_heads.size == self.query_heads.size;
+        let keys = numbers.key.as_ref().filter(|_| is_own && has_own_heads);
+        Some(PartScoreWeights {
+            queries: of(&numbers.query),
+            keys: keys.map(of).unwrap_or_default(),
+            are_normalized: self.query_key_norm != QueryKeyNorm::None,
+        })
+    }
+
+    fn differs_from(&self, other: &Self) -> bool {
+        // Rotary embeddings are compared by themselves, and these options do not change the mathematics.
+        let mut other = other.clone();
+        other.rotary = self.rotary;
+        other.options.kernel = self.options.kernel;
+        other.options.float32_product = self.options.float32_product;
+        other.options.float32_scores = self.options.float32_scores;
+        *self != other
+    }
+}
+
+impl PartDescription for AttentionConfig {
+    fn state(&self, dims: &StateDims) -> Vec<StateSpec> {
+        if !self.has_keys() {
+            return Vec::new();
+        }
+        let slots = [axis(BATCH, dims.batch), axis(KV_POSITION, dims.slots), self.kv_heads];
+        let array = |name, width: Axis| StateSpec {
+            group: 0,
+            name,
+            axes: [&slots[..], &[width]].concat(),
+            logical_axes: CACHED.to_vec(),
+            dtype: dims.dtype,
+            kept: Kept::Slots { window: self.options.mask.window, stride: 1 },
+        };
+        vec![array("key", self.head_dim), array("value", self.head_dim)]
+    }
+
+    fn activations(&self, batch: &BatchDims) -> Vec<Activation> {
+        let &BatchDims { rows, length, dtype, .. } = batch;
+        let (heads, kv_heads) = (self.query_heads.size, self.kv_heads.size);
+        let (width, group) = (self.head_dim.size, heads / kv_heads);
+        let activation = |name, dims: &[usize], logical_axes: &[Option<&'static str>]| Activation {
+            name,
+            dims: dims.to_vec(),
+            logical_axes: logical_axes.to_vec(),
+            dtype,
+        };
+        let mut made = vec![activation(Some("query_proj"), &[rows, length, heads, width], &QUERY)];
+        if self.has_keys() {
+            let of_keys = ["key_proj", "value_proj"];
+            let dims = [rows, length, kv_heads, width];
+            made.extend(of_keys.map(|name| activation(Some(name), &dims, &ACTIVATION)));
+        }
+        let is_dense = match self.options.kernel {
+            AttentionKernel::Automatic => length < DENSE_LIMIT,
+            AttentionKernel::Dense => true,
+            AttentionKernel::Blockwise => false,
+        };
+        let of_query = &CONTEXT[..4];
+        if is_dense {
+            let axes = [of_query, &[None]].concat();
+            let pairs = activation(None, &[rows, kv_heads, length, group, length], &axes);
+            // Scores, and the weights that values are multiplied by.
+            made.extend([Activation { dtype: DType::F32, ..pairs.clone() }, pairs]);
+        } else {
+            // The logarithms of the sums of weights.
+            let sums = activation(Some("context"), &[rows, kv_heads, length, group], of_query);
+            made.push(Activation { dtype: DType::F32, ..sums });
+        }
+        made.push(activation(Some("context"), &[rows, kv_heads, length, group, width], &CONTEXT));
+        made.push(batch.residual(Some("out_proj")));
+        made
+    }
+
+    fn scope(&self) -> &'static str {
+        "self_attention"
+    }
+
+    fn pair_operations(&self) -> Option<AttentionFlops> {
+        let mask = self.options.mask;
+        Some(AttentionFlops {
+            width: self.query_heads.size * self.head_dim.size,
+            window: mask.window.or(mask.chunk),
+        })
+    }
+
+    fn rotary(&self) -> Option<&RotaryOptions> {
+        self.rotary.as_ref()
+    }
+
+    fn imports(&self) -> Option<usize> {
+        match self.values {
+            Values::OfLayer(layer) => Some(layer),
+            Values::Own | Values::OfKeys => None,
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The dense feed-forward part.
+
+use mt_nn::{Activation as Function, HIDDEN, Mlp, ParamSpec};
+use mt_shape::Axis;
+use mt_trace::Tensor;
+
+use crate::decoder::{
+    Activation,
+    part::{BatchDims, Part, PartDescription, PartInputs, PartOutputs, SpecBuilder},
+};
+
+/// A dense feed-forward part.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MlpConfig {
+    pub width: Axis,
+    /// One for each projection.
+    pub activations: Vec<Function>,
+    pub bias: bool,
+}
+
+impl Part for MlpConfig {
+    type Parameters<L> = Mlp<L>;
+
+    fn specs(&self, builder: &SpecBuilder) -> Mlp<ParamSpec> {
+        let (embed, width) = (builder.embed, self.width);
+        let hidden = || {
+            let kernel = builder.linear(1, [(embed, "embed"), (width, "mlp")]);
+            builder.with_bias(kernel, self.bias, [(width, "mlp")])
+        };
+        let output = builder.linear(1, [(width, "mlp"), (embed, "embed")]);
+        Mlp {
+            wi_0: hidden(),
+            wi_1: (self.activations.len() == 2).then(hidden),
+            wo: builder.with_bias(output, self.bias, [(embed, "norm")]),
+        }
+    }
+
+    fn forward<'t>(
+        &self,
+        parameters: &Mlp<Tensor<'t>>,
+        x: Tensor<'t>,
+        inputs: &PartInputs<'_, 't>,
+    ) -> PartOutputs<'t> {
+        PartOutputs::only(parameters.forward(x, &self.activations, inputs.dropout))
+    }
+}
+
+impl PartDescription for MlpConfig {
+    fn scope(&self) -> &'static str {
+        "mlp"
+    }
+
+    fn activations(&self, batch: &BatchDims) -> Vec<Activation> {
+        let hidden = |name| Activation {
+            name,
+            dims: vec![batch.rows, batch.length, self.width.size],
+            logical_axes: HIDDEN.to_vec(),
+            dtype: batch.dtype,
+        };
+        let names: &[_] = if self.activations.len() == 2 { &["mlpwi_0", "mlpwi_1"] } else { &["mlpwi"] };
+        let mut made: Vec<Activation> = names.iter().map(|name| hidden(Some(*name))).collect();
+        // What the last product is given.
+        made.push(hidden(None));
+        made.push(batch.residual(Some("mlpwo")));
+        made
+    }
+}

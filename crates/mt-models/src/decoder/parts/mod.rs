@@ -1,0 +1,130 @@
+//! The parts that layers are made of: every mixer and every feed-forward part is a line here, and a file with its
+//! configuration, parameters, forward pass and declarations.
+
+mod attention;
+mod mlp;
+
+use std::{any::Any, ops::Deref};
+
+use mt_derive::Tree;
+use mt_nn::{Mlp, ParamSpec, attention::Attention};
+use mt_trace::Tensor;
+
+pub use attention::{AttentionConfig, QueryKeyNorm, Values};
+pub use mlp::MlpConfig;
+
+use super::part::{Part, PartDescription, PartInputs, PartOutputs, PartScoreWeights, SpecBuilder};
+
+/// Defines the configuration and the parameters of a kind of part, of which each variant is one, and hands every
+/// question to it.
+macro_rules! parts {
+    (
+        $(#[$config_attribute:meta])* config $config:ident;
+        $(#[$attribute:meta])* parameters $parameters:ident;
+        $($(#[$tag:meta])* $variant:ident: $own:ident => $module:ident,)+
+    ) => {
+        $(#[$config_attribute])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum $config {
+            $($variant($own),)+
+        }
+
+        $(#[$attribute])*
+        #[derive(Clone, Debug, Tree)]
+        #[tree(tagged)]
+        pub enum $parameters<L> {
+            $($(#[$tag])* $variant($module<L>),)+
+        }
+
+        $(impl From<$own> for $config {
+            fn from(part: $own) -> Self {
+                Self::$variant(part)
+            }
+        })+
+
+        impl Deref for $config {
+            type Target = dyn PartDescription;
+
+            fn deref(&self) -> &Self::Target {
+                match self {
+                    $(Self::$variant(part) => part,)+
+                }
+            }
+        }
+
+        impl $config {
+            /// The configuration of one part, if it is of this type.
+            pub fn get<P: Part>(&self) -> Option<&P> {
+                let part: &dyn Any = match self {
+                    $(Self::$variant(part) => part,)+
+                };
+                part.downcast_ref()
+            }
+
+            /// As [`Self::get`], to be changed.
+            pub fn get_mut<P: Part>(&mut self) -> Option<&mut P> {
+                let part: &mut dyn Any = match self {
+                    $(Self::$variant(part) => part,)+
+                };
+                part.downcast_mut()
+            }
+
+            /// As [`Part::differs_from`]; parts of different types differ.
+            pub fn differs_from(&self, other: &Self) -> bool {
+                match (self, other) {
+                    $((Self::$variant(one), Self::$variant(other)) => one.differs_from(other),)+
+                    #[allow(unreachable_patterns, reason = "there may be one variant")]
+                    _ => true,
+                }
+            }
+
+            pub(super) fn specs(&self, builder: &SpecBuilder) -> $parameters<ParamSpec> {
+                match self {
+                    $(Self::$variant(part) => $parameters::$variant(part.specs(builder)),)+
+                }
+            }
+
+            pub(super) fn forward<'t>(
+                &self,
+                parameters: &$parameters<Tensor<'t>>,
+                x: Tensor<'t>,
+                inputs: &PartInputs<'_, 't>,
+            ) -> PartOutputs<'t> {
+                match (self, parameters) {
+                    $((Self::$variant(part), $parameters::$variant(own)) => part.forward(own, x, inputs),)+
+                    #[allow(unreachable_patterns, reason = "there may be one variant")]
+                    _ => unreachable!("a part's parameters are made by its configuration"),
+                }
+            }
+
+            pub(super) fn score_weights(
+                &self,
+                numbers: &$parameters<usize>,
+                is_imported: bool,
+            ) -> Option<PartScoreWeights> {
+                match (self, numbers) {
+                    $((Self::$variant(part), $parameters::$variant(own)) => part.score_weights(own, is_imported),)+
+                    #[allow(unreachable_patterns, reason = "there may be one variant")]
+                    _ => unreachable!("a part's parameters are made by its configuration"),
+                }
+            }
+        }
+    };
+}
+
+parts! {
+    /// A mixer, which moves information between the tokens of a sequence.
+    config MixerConfig;
+    /// The parameters of a mixer.
+    parameters Mixer;
+    Attention: AttentionConfig => Attention,
+}
+
+parts! {
+    /// A feed-forward part, which works on each token alone.
+    config FeedForwardConfig;
+    /// The parameters of a feed-forward part.
+    parameters FeedForward;
+    #[tree(rename = "mlp")]
+    Dense: MlpConfig => Mlp,
+}
