@@ -1,4 +1,4 @@
-//! From the parsed structure to its implementation.
+//! Expands a parsed structure into its implementation.
 
 use proc_macro2::{Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote};
@@ -9,7 +9,7 @@ use syn::{
     Index, LitStr, Member, PathArguments, Result, Type, TypeParam,
 };
 
-/// The implementation of `Tree`, or what is wrong with the input, at the place where it is wrong.
+/// The implementation of `Tree`, or an error located at the faulty input.
 pub(crate) fn tree(input: &DeriveInput) -> Result<TokenStream> {
     refuse_attribute(&input.attrs)?;
     let leaf = leaf_parameter(input)?;
@@ -49,7 +49,7 @@ pub(crate) fn tree(input: &DeriveInput) -> Result<TokenStream> {
     })
 }
 
-/// The one type parameter, which stands alone: `With<B>` must exist for every `B`.
+/// The only type parameter. It has no siblings and no bounds, because `With<B>` must exist for every `B`.
 fn leaf_parameter(input: &DeriveInput) -> Result<&Ident> {
     let mut parameters = input.generics.type_params();
     let Some(TypeParam { ident: leaf, bounds, .. }) = parameters.next() else {
@@ -82,7 +82,7 @@ fn leaf_parameter(input: &DeriveInput) -> Result<&Ident> {
     }
 }
 
-/// The arguments of the same type over `__B`.
+/// The generic arguments with the leaf replaced by `__B`.
 fn with_generics(generics: &Generics) -> TokenStream {
     let arguments = generics.params.iter().map(|parameter| match parameter {
         GenericParam::Lifetime(lifetime) => lifetime.lifetime.to_token_stream(),
@@ -105,7 +105,7 @@ fn arm(constructor: &TokenStream, fields: &Fields, leaf: &Ident) -> Result<Token
             Some(name) => Member::Named(name.clone()),
             None => Member::Unnamed(Index::from(position)),
         };
-        // Not the field's own name, which may be `map` or `path`.
+        // Not the field's own name, which could shadow `map` or `path`.
         let binding = format_ident!("field_{}", position);
         values.push(if options.skip {
             if mentions(&field.ty, leaf) {
@@ -184,10 +184,9 @@ fn mapped(field_type: &Type, value: &TokenStream, leaf: &Ident) -> TokenStream {
     }
 }
 
-/// How a field holds its leaves.
+/// The container in which a field holds its leaves.
 ///
-/// The containers have `Tree` implementations over trees; over plain leaves, which are no trees, the code is
-/// written out.
+/// The containers implement `Tree` over trees. A plain leaf is no tree, so code for it is written out.
 enum Shape<'a> {
     Leaf,
     Tree,
@@ -242,7 +241,7 @@ fn ungrouped(field_type: &Type) -> &Type {
     }
 }
 
-/// Whether the leaf's name, or `Self`, occurs in `syntax`.
+/// Whether `syntax` mentions the leaf parameter or `Self`.
 fn mentions(syntax: &impl ToTokens, leaf: &Ident) -> bool {
     fn occurs(tokens: TokenStream, leaf: &Ident) -> bool {
         tokens.into_iter().any(|token| match token {
@@ -254,7 +253,7 @@ fn mentions(syntax: &impl ToTokens, leaf: &Ident) -> bool {
     occurs(syntax.to_token_stream(), leaf)
 }
 
-/// What `#[tree(…)]` says about a field.
+/// The options of `#[tree(…)]` on a field.
 #[derive(Default)]
 struct FieldOptions {
     skip: bool,
@@ -291,7 +290,7 @@ impl FieldOptions {
     }
 }
 
-/// `#[tree(…)]` belongs to fields; elsewhere it would be silently without effect.
+/// `#[tree(…)]` is valid only on fields; elsewhere it would have no effect.
 fn refuse_attribute(attributes: &[Attribute]) -> Result<()> {
     match attributes.iter().find(|attribute| attribute.path().is_ident("tree")) {
         Some(attribute) => Err(Error::new_spanned(attribute, "`#[tree(…)]` belongs on a field")),

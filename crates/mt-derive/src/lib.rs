@@ -1,7 +1,7 @@
 //! `#[derive(Tree)]`: writes the `mt_shape::Tree` implementation of a structure that is generic over its leaf.
 //!
-//! Phase: build of the other crates. The expansion names `::mt_shape`, so a crate that derives depends on it;
-//! `mt_shape::Tree` (the trait) and `mt_derive::Tree` (the macro) are imported side by side.
+//! Phase: build of the other crates. The expansion names `::mt_shape`, so a crate that derives must depend on it.
+//! Import `mt_shape::Tree` (the trait) and `mt_derive::Tree` (the macro) side by side.
 
 #![forbid(unsafe_code)]
 
@@ -25,14 +25,14 @@ use syn::{DeriveInput, parse_macro_input};
 /// }
 /// ```
 ///
-/// - A field whose type is the parameter is a leaf, and so are the contents of any nesting of `Option`, `Vec` and
-///   `Box` around the parameter. Every other field that mentions the parameter must itself be a `Tree` over it.
-/// - A field adds its name to the path, an unnamed one its index; a single unnamed field adds nothing, so that
-///   newtypes and enum variants that hold one module are transparent.
-/// - `#[tree(rename = "…")]` changes what a field adds to the path.
-/// - `#[tree(skip)]` keeps a field out of the tree; its type must be `Clone` and not mention the parameter.
-/// - The parameter carries no bounds, since `With<B>` is the same type over any `B`. Lifetimes and constants are
-///   free.
+/// - A field whose type is the parameter is a leaf, and so are the contents of any nesting of `Option`, `Vec` and `Box`
+///   around the parameter. Every other field that mentions the parameter must itself be a `Tree` over it.
+/// - A field adds its name to the path, an unnamed field its index. A single unnamed field adds nothing, so newtypes
+///   and enum variants that hold one module are transparent.
+/// - `#[tree(rename = "…")]` changes the path segment of a field.
+/// - `#[tree(skip)]` excludes a field from the tree; its type must be `Clone` and must not mention the parameter.
+/// - The parameter has no bounds, because `With<B>` is the same type over any `B`. Lifetimes and constant parameters
+///   are unrestricted.
 #[proc_macro_derive(Tree, attributes(tree))]
 pub fn derive_tree(input: TokenStream) -> TokenStream {
     let input = parse_macro_input!(input as DeriveInput);

@@ -1,4 +1,4 @@
-//! Shape rules: what fits, what comes out, and what is said where something does not fit.
+//! Shape rules: accepted operands, result types, and error messages.
 
 #![forbid(unsafe_code)]
 
