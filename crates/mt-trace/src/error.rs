@@ -1,4 +1,4 @@
-//! What is wrong with traced code.
+//! Errors of traced code.
 
 use std::panic::Location;
 
