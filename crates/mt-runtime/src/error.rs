@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of this crate.
 
 use std::{io::ErrorKind, path::PathBuf};
 
@@ -56,7 +56,7 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
-    /// Whether the user's input or machine set-up is at fault rather than the run.
+    /// Whether the user's input or machine setup is at fault rather than the run.
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::Pjrt(error) => error.is_user_error(),
@@ -65,7 +65,7 @@ impl RuntimeError {
             | Self::TooFewDevices { .. }
             | Self::CompiledFile { .. }
             | Self::Memory(_) => true,
-            // A directory that was named and cannot be written to.
+            // A directory that the user named and that is not writable.
             Self::Io { source, .. } => matches!(
                 source.kind(),
                 ErrorKind::PermissionDenied | ErrorKind::NotADirectory | ErrorKind::ReadOnlyFilesystem
