@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of this crate.
 
 use std::{error::Error, fmt, io, path::PathBuf};
 
@@ -117,7 +117,7 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Whether what the user gave is wrong, in contrast to a failure at run time.
+    /// Whether the user's input is wrong, as opposed to a failure at run time.
     pub fn is_user_error(&self) -> bool {
         matches!(
             self,
@@ -144,7 +144,7 @@ impl CheckpointError {
         Self::Io { action, path: path.into(), source }
     }
 
-    /// The failure of preparing a place to write to. A full disk is not the user's mistake; the rest is.
+    /// A failure to prepare a writable directory. A full disk is not the user's mistake; other causes are.
     pub(crate) fn preparing(path: impl Into<PathBuf>, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::io("prepare", path, source),
