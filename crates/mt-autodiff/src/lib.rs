@@ -19,10 +19,10 @@ use mt_ir::{Graph, VerifyError, eliminate_dead_code, verify};
 /// A graph has no gradient, or a transform built a malformed graph.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AutodiffError {
-    #[error("`{op}` in `{scope}` has no derivative, but a gradient was asked through it")]
+    #[error("`{op}` in `{scope}` has no derivative, but a requested gradient passes through it")]
     NotDifferentiable { op: &'static str, scope: String },
     /// A defect of this crate, never of its input.
-    #[error("{transform} made a graph that is not well formed: {source}")]
+    #[error("{transform} built a malformed graph: {source}")]
     IllFormed { transform: &'static str, source: Box<VerifyError> },
 }
 

@@ -38,7 +38,7 @@ pub enum CheckpointError {
     NoSuchStep { directory: PathBuf, step: u64, available: Vec<u64> },
 
     #[error(
-        "OCDBT checkpoints cannot be read: `{path}` is one\nhint: save it with `use_ocdbt` false",
+        "`{path}` is an OCDBT checkpoint, which cannot be read\nhint: save it with `use_ocdbt` false",
         path = path.display()
     )]
     Ocdbt { path: PathBuf },
@@ -72,7 +72,7 @@ pub enum CheckpointError {
     )]
     NoWeights { path: PathBuf, reason: String },
 
-    #[error("`{name}` has {expected} bytes and was to be read into {given}")]
+    #[error("`{name}` has {expected} bytes, but the buffer for it has {given}")]
     WrongSize { name: String, expected: u64, given: u64 },
 
     #[error("{0}")]
@@ -88,7 +88,7 @@ pub enum CheckpointError {
     Corrupt { step: Option<u64>, path: PathBuf, reason: String },
 
     #[error(
-        "no checkpoint in `{directory}` is undamaged: {}\nhint: start a new run, or load another run's weights",
+        "every checkpoint in `{directory}` is damaged: {}\nhint: start a new run, or load another run's weights",
         join(skipped),
         directory = directory.display()
     )]

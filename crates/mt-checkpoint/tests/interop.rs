@@ -198,5 +198,5 @@ fn we_read_checkpoints_that_orbax_wrote() {
         assert_eq!(part.to_f64()[0], f64::from(15 * 32 + 3));
     }
     let error = Checkpoint::open_path(&directory.path().join("ocdbt")).unwrap_err();
-    assert!(error.is_user_error() && error.to_string().contains("OCDBT checkpoints"), "{error}");
+    assert!(error.is_user_error() && error.to_string().contains("OCDBT checkpoint"), "{error}");
 }

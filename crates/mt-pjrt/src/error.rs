@@ -43,7 +43,7 @@ pub enum Error {
          a machine that has the plugin"
     )]
     Network { file: String, cache: PathBuf },
-    #[error("there is no space left for `{path}`\nhint: free some, or set `XDG_CACHE_HOME` to a larger disk")]
+    #[error("the disk of `{path}` is full\nhint: free some space, or set `XDG_CACHE_HOME` to a larger disk")]
     DiskFull { path: PathBuf },
     #[error("pip cannot download `{file}`: {detail}")]
     Pip { file: String, detail: String },

@@ -252,7 +252,7 @@ mod tests {
     fn failures_are_told_apart() {
         check_failure("echo 'python3: No module named pip' >&2; exit 1", "has no module `pip`");
         check_failure("echo 'WARNING: NewConnectionError(...)' >&2; exit 1", "the network cannot be reached");
-        check_failure("echo 'OSError: [Errno 28] No space left on device' >&2; exit 2", "no space left");
+        check_failure("echo 'OSError: [Errno 28] No space left on device' >&2; exit 2", "is full");
         check_failure("echo 'ERROR: something else' >&2; exit 1", "ERROR: something else");
         check_failure("exit 0", "it wrote no such file");
         check_failure(&format!("echo junk > $folder/{FILE}"), "has SHA-256");

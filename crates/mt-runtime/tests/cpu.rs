@@ -159,7 +159,7 @@ fn wrong_arguments_are_named() {
     let split = Array::from_host(testing::cpu(8), &iota(DType::F32, &[4]), &Sharding { mesh, spec }).unwrap();
     check(
         vec![right().into(), (&split).into()],
-        "argument `gradient` of program `update` is placed as `(data)` on `data=2`, but `one device` is needed",
+        "argument `gradient` of program `update` has sharding `(data)` on `data=2`, but `one device` is needed",
     );
     // The caller may give up an array that the program does not donate.
     assert!(executable.run(vec![right().into(), right().into()]).is_ok());
@@ -309,7 +309,7 @@ fn programs_need_their_devices_and_declare_their_results() {
     let executable = compile(testing::cpu(1), &program);
     let host = iota(DType::F32, &[4]);
     let error = executable.run(vec![place(&host).into(), place(&host).into()]).unwrap_err().to_string();
-    assert!(error.contains("result `weights` of program `update` came back as `float32[4]`"), "{error}");
+    assert!(error.contains("result `weights` of program `update` is `float32[4]`"), "{error}");
     program.outputs.clear();
     let error = testing::cpu(1).compile(&program, &CompileSettings::default()).unwrap_err().to_string();
     assert!(error.contains("returned 1 results, but declares 0"), "{error}");

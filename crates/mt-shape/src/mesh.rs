@@ -103,7 +103,7 @@ pub enum MeshError {
     EmptyAxis(String),
     #[error("{num_devices} devices are not {num_slices} slices of the same size")]
     UnevenSlices { num_devices: usize, num_slices: usize },
-    #[error("the mesh has {needed} places, but there are {given} devices")]
+    #[error("the mesh needs {needed} devices, but there are {given}")]
     DeviceCount { needed: usize, given: usize },
 }
 

@@ -39,7 +39,7 @@ pub enum TraceErrorKind {
     #[error("tensors of two traces were mixed")]
     ForeignTrace,
     #[error(
-        "the body of a custom derivative, or of code for one device, captures a tensor from outside; pass it as an argument"
+        "the body of a custom derivative or of per-device code captures a tensor from outside; pass it as an argument"
     )]
     ForbiddenCapture,
 }

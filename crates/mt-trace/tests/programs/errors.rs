@@ -213,7 +213,7 @@ fn gradients_that_do_not_exist() {
         line!() - 9,
     );
     let expected = "`value_and_grad` in `decoder/mlp`: `while` in `decoder/mlp/search` has no derivative, \
-                    but a gradient was asked through it";
+                    but a requested gradient passes through it";
     check(&actual, line, expected);
     assert!(matches!(
         *actual.kind,
