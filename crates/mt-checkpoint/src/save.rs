@@ -112,8 +112,8 @@ pub struct JsonItem {
 }
 
 /// Further arrays beside the state, for this program alone. They lie in a directory inside the state's, which Orbax
-/// ignores. (Beside `items`, Orbax would take the directory for an item, and refuse to restore the step without being
-/// told which item is meant.)
+/// ignores. (Beside `items`, Orbax would take the directory for an item, and refuse to restore the step unless the
+/// caller names the items.)
 #[derive(Default)]
 pub struct ExtraItem {
     pub item: String,

@@ -53,7 +53,7 @@ impl Plugin {
 
     fn open(path: &Path) -> Result<Self, Error> {
         let load_error = |source| Error::Load { path: path.to_owned(), source };
-        // SAFETY: loading a plugin runs the initializers of a library; whoever chooses the path trusts the file.
+        // SAFETY: loading a plugin runs the initializers of a library; the user who chooses the path trusts the file.
         let library = unsafe { libloading::Library::new(path) }.map_err(load_error)?;
         // SAFETY: the header declares this signature.
         let entry = unsafe { library.get::<unsafe extern "C" fn() -> *const sys::Api>(b"GetPjrtApi\0") };

@@ -17,7 +17,7 @@ pub struct TraceError {
     pub shapes: String,
     /// The line of model code.
     pub location: &'static Location<'static>,
-    /// What is wrong.
+    /// The kind of misuse.
     pub kind: Box<TraceErrorKind>,
 }
 

@@ -160,7 +160,7 @@ impl Argument {
 
 /// A function under test.
 pub type Function = for<'t> fn(Region<'t>, &[Tensor<'t>]) -> Vec<Tensor<'t>>;
-/// What the function computes, in plain Rust: the elements of each result from the elements of each argument.
+/// The same function in plain Rust: the elements of each result from the elements of each argument.
 pub type Reference = fn(&[Vec<f64>]) -> Vec<Vec<f64>>;
 
 /// A function with arguments.
