@@ -100,7 +100,9 @@ fn digests(keys: &str) -> Result<String, Box<dyn Error>> {
     };
     let digests: Vec<String> = texts
         .iter()
-        .map(|text| Sha256::digest(text.as_bytes()).iter().take(6).map(|byte| format!("{byte:02x}")).collect())
+        .map(|text| {
+            Sha256::digest(text.as_bytes()).iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+        })
         .collect();
     Ok(digests.join(" ") + &failure)
 }

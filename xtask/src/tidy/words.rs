@@ -136,7 +136,7 @@ fn is_participle(word: &str) -> bool {
     PARTICIPLES.contains(&word) || is_regular && !NOUNS.contains(&word)
 }
 
-/// The sentences of a paragraph with their offsets, without opening markup.
+/// The sentences and table cells of a paragraph with their offsets, without opening markup.
 fn sentences(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -144,7 +144,7 @@ fn sentences(text: &str) -> impl Iterator<Item = (usize, &str)> {
             return None;
         }
         let offset = text.len() - rest.len();
-        let end = rest.match_indices(['.', '!', '?']).map(|(index, _)| index + 1);
+        let end = rest.match_indices(['.', '!', '?', '|']).map(|(index, _)| index + 1);
         let end = end.into_iter().find(|end| rest[*end..].starts_with([' ', ')'])).unwrap_or(rest.len());
         let sentence = &rest[..end];
         rest = &rest[end..];
