@@ -1,4 +1,4 @@
-//! Files that are made from code, and checked to be as the code makes them.
+//! Generated files, and the check that they are current.
 
 mod support;
 
@@ -10,9 +10,9 @@ use crate::repository::Repository;
 
 /// A generated file.
 pub struct Generated {
-    /// Where it is, from the root of the repository.
+    /// Path from the root of the repository.
     pub path: &'static str,
-    /// What belongs in it.
+    /// The contents that the code generates.
     pub contents: fn() -> String,
 }
 
@@ -22,7 +22,7 @@ pub const GENERATED: &[Generated] = &[
     Generated { path: support::README, contents: support::readme },
 ];
 
-/// Writes those that are not current, and names them.
+/// Writes the files that are not current, and returns their paths.
 pub fn write(repository: &Repository) -> Result<Vec<&'static str>> {
     let mut written = Vec::new();
     for generated in GENERATED {

@@ -1,7 +1,7 @@
-//! Repository automation: `cargo xtask tidy` checks what the compiler does not, `cargo xtask generate` writes the
-//! files that are made from code.
+//! Repository automation: `cargo xtask tidy` makes checks that the compiler does not, and `cargo xtask generate` writes
+//! the generated files.
 //!
-//! Phase: before a merge. It reads the tree as text and needs no network; of the other crates it knows those whose
+//! Phase: before a merge. It reads the tree as text and needs no network. Generated files come from the crates whose
 //! code documents itself.
 
 #![forbid(unsafe_code)]
@@ -19,7 +19,7 @@ use repository::Repository;
 const USAGE: &str = "\
 usage: cargo xtask <task>
 
-  tidy       check layering, crate headers, file sizes, leftovers, links and generated files
+  tidy       check layers, crate headers, lengths, leftovers, printing, prose, links and generated files
   generate   write the generated files anew";
 
 fn main() -> ExitCode {

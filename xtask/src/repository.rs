@@ -14,7 +14,7 @@ pub struct TextFile {
     pub text: String,
 }
 
-/// All text files that are, or are about to be, under version control.
+/// All text files that are tracked, or untracked and not ignored.
 pub struct Repository {
     /// Its directory.
     pub root: PathBuf,
@@ -57,7 +57,7 @@ impl Repository {
         self.files.iter().find(|file| file.path == path).map(|file| file.text.as_str())
     }
 
-    /// The packages: their folders, with the text of their manifests.
+    /// The packages: their folders with the text of their manifests.
     pub fn packages(&self) -> impl Iterator<Item = (&str, &str)> {
         self.files.iter().filter_map(|file| {
             let folder = file.path.strip_suffix("/Cargo.toml")?;

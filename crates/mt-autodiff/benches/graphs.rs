@@ -1,7 +1,7 @@
-//! How long transforming and printing a graph takes: `cargo bench -p mt-autodiff`.
+//! Time to transform and print a graph: `cargo bench -p mt-autodiff`.
 //!
-//! The graph is a stack of gated feed-forward layers with norms, as positional operations; what model code takes to
-//! become such a graph is measured in `mt-trace`.
+//! The graph is a stack of gated feed-forward layers with norms, as positional operations. The benchmark of `mt-trace`
+//! measures tracing such a graph from model code.
 
 #![forbid(unsafe_code)]
 

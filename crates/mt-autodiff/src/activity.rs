@@ -1,4 +1,4 @@
-//! Which values take part in differentiation.
+//! Activity analysis: which values need differentiation.
 
 use mt_ir::{Graph, Node, Op};
 

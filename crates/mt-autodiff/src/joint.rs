@@ -14,21 +14,21 @@ use crate::{
 /// A graph that computes a function and its vector-Jacobian product.
 #[derive(Clone, Debug)]
 pub struct Joint {
-    /// Inputs: those of the function, then the cotangents of the outputs that were asked for. Outputs: those of the
-    /// function, then the gradients.
+    /// Inputs: those of the function, then the cotangents of the requested outputs. Outputs: those of the function,
+    /// then the gradients.
     pub graph: Graph,
-    /// For each input of the function: which output of `graph` is its gradient; `None` if it is zero everywhere or
-    /// was not asked for.
+    /// For each input of the function, the output of `graph` that is its gradient; `None` if the gradient is zero
+    /// everywhere or was not requested.
     pub gradients: Vec<Option<usize>>,
     /// The number of outputs of the function.
     pub num_outputs: usize,
 }
 
-/// Differentiates `graph` with respect to the inputs that `with_respect_to` marks, for cotangents of the outputs
-/// that `cotangents` marks; the other outputs have cotangent zero.
+/// Differentiates `graph` with respect to the inputs that `with_respect_to` marks, for cotangents of the outputs that
+/// `cotangents` marks; the other outputs have cotangent zero.
 ///
 /// # Errors
-/// A gradient was asked through an operation that has none; or a graph that this made is not well formed.
+/// A requested gradient passes through an operation without a derivative, or the resulting graph is malformed.
 pub fn joint(graph: &Graph, with_respect_to: &[bool], cotangents: &[bool]) -> Result<Joint, AutodiffError> {
     let mut builder = Graph::new();
     let arguments: Vec<ValueId> =
@@ -64,11 +64,11 @@ pub fn joint(graph: &Graph, with_respect_to: &[bool], cotangents: &[bool]) -> Re
 struct Differentiation<'g> {
     graph: &'g Graph,
     builder: Graph,
-    /// Where each value of `graph` is in `builder`.
+    /// The value in `builder` for each value of `graph`.
     map: HashMap<ValueId, ValueId>,
     active: Vec<bool>,
     needs: Vec<bool>,
-    /// Cotangents so far, by value of `graph`.
+    /// Accumulated cotangents by value of `graph`.
     cotangents: HashMap<ValueId, ValueId>,
 }
 
@@ -165,8 +165,8 @@ impl Differentiation<'_> {
         Ok(())
     }
 
-    /// For a weight that was narrowed for a dot: the weight itself, so that its gradient comes out of the dot in the
-    /// weight's own type instead of being rounded to the narrow one first.
+    /// The original of a weight that was narrowed for a dot. Its gradient then leaves the dot in the weight's own type,
+    /// without rounding to the narrow one.
     fn wide_source(&self, operand: ValueId, producers: &[Option<usize>]) -> Option<ValueId> {
         let node = &self.graph.nodes()[producers[operand.index()]?];
         let source = *node.operands.first()?;

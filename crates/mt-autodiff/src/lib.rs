@@ -1,9 +1,8 @@
 //! Reverse-mode differentiation, IR to IR.
 //!
-//! Phase: build. [`joint`] turns a graph into one that also computes gradients: the forward nodes, then for each of
-//! them, backwards, the vector-Jacobian product that the one table in `rules` gives. Regions are differentiated into
-//! a joint graph of their own, which `partition` cuts into a forward and a backward region: that cut is where remat
-//! policies act.
+//! Phase: build. [`joint`] turns a graph into one that also computes gradients: the forward nodes, then in reverse
+//! order the vector-Jacobian product of each, from the one table in `rules`. Regions are differentiated into joint
+//! graphs of their own, which `partition` cuts into a forward and a backward region. Remat policies act at that cut.
 
 #![forbid(unsafe_code)]
 
@@ -17,17 +16,17 @@ pub use joint::{Joint, joint};
 
 use mt_ir::{Graph, VerifyError, eliminate_dead_code, verify};
 
-/// A graph has no gradient, or a transform made one that is not well formed.
+/// A graph has no gradient, or a transform built a malformed graph.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AutodiffError {
-    #[error("`{op}` in `{scope}` has no derivative, but a gradient was asked through it")]
+    #[error("`{op}` in `{scope}` has no derivative, but a requested gradient passes through it")]
     NotDifferentiable { op: &'static str, scope: String },
-    /// A fault of this crate, never of what it was given.
-    #[error("{transform} made a graph that is not well formed: {source}")]
+    /// A defect of this crate, never of its input.
+    #[error("{transform} built a malformed graph: {source}")]
     IllFormed { transform: &'static str, source: Box<VerifyError> },
 }
 
-/// The result of a transform, once it is known to be well formed.
+/// The result of a transform after verification.
 fn verified(transform: &'static str, graph: Graph) -> Result<Graph, AutodiffError> {
     match verify(&graph) {
         Ok(()) => Ok(graph),
@@ -35,7 +34,7 @@ fn verified(transform: &'static str, graph: Graph) -> Result<Graph, AutodiffErro
     }
 }
 
-/// What is left of a graph without what no output depends on.
+/// The graph without dead code.
 fn cleaned(graph: &Graph) -> Result<Graph, AutodiffError> {
     verified("dead-code elimination", eliminate_dead_code(graph))
 }

@@ -8,23 +8,22 @@ use crate::{AutodiffError, Joint, verified};
 
 /// The two regions of a differentiated region.
 pub(crate) struct Partition {
-    /// From the region's inputs to its outputs, then the saved values, each in the memory where it is kept.
+    /// Maps the region's inputs to its outputs, then the saved values, each in the memory that holds it.
     pub forward: Graph,
-    /// From the region's inputs that `uses_inputs` marks, the saved values, and the cotangents of the outputs, to the
-    /// gradients that exist, in order. What is kept in host memory is brought back first.
+    /// Maps the region's inputs that `uses_inputs` marks, the saved values, and the cotangents of the outputs to the
+    /// existing gradients, in order. Values in host memory are first transferred to the device.
     pub backward: Graph,
-    /// Which inputs of the backward region were on the host to begin with, and the region itself brings to the device.
+    /// The inputs of the backward region that the forward pass received in host memory and transferred itself.
     pub from_host: Vec<bool>,
-    /// Which of the region's inputs the backward region reads.
+    /// The region's inputs that the backward region reads.
     pub uses_inputs: Vec<bool>,
     pub num_saved: usize,
-    /// In which memory the backward region takes each of the region's inputs.
+    /// For each input of the region, the memory from which the backward region takes it.
     pub inputs_in: Vec<Memory>,
 }
 
-/// Chooses what to save by `policy` and cuts. Inputs that `varying` marks are those whose consequences are worth
-/// saving: what follows from the others alone (weights, masks, random bits) is computed again, and they stay where
-/// they are.
+/// Selects the saved values by `policy` and cuts. `varying` marks inputs whose dependents are worth saving. Values that
+/// depend only on the other inputs (weights, masks, random bits) are recomputed, and those inputs stay where they are.
 pub(crate) fn partition(
     joint: &Joint,
     num_inputs: usize,
@@ -93,7 +92,7 @@ pub(crate) fn partition(
     })
 }
 
-/// A value in the memory where it is kept.
+/// A value, transferred to the memory that holds it.
 pub(crate) fn moved(graph: &mut Graph, value: ValueId, memory: Memory) -> ValueId {
     match memory {
         Memory::Device => value,
@@ -101,7 +100,7 @@ pub(crate) fn moved(graph: &mut Graph, value: ValueId, memory: Memory) -> ValueI
     }
 }
 
-/// Which inputs of a graph are only brought to the device.
+/// The inputs of a graph that it only transfers to the device.
 fn fetched_inputs(graph: &Graph) -> Vec<bool> {
     let (mut fetched, mut read) = (vec![false; graph.num_values()], vec![false; graph.num_values()]);
     for node in graph.nodes() {
@@ -116,7 +115,7 @@ fn fetched_inputs(graph: &Graph) -> Vec<bool> {
     graph.inputs().iter().map(|input| fetched[input.index()] && !read[input.index()]).collect()
 }
 
-/// A graph whose leading inputs are in these memories, instead of the device's own.
+/// A graph whose leading inputs are in the given memories instead of device memory.
 fn fetched(graph: Graph, memories: &[Memory]) -> Graph {
     if memories.iter().all(|memory| *memory == Memory::Device) {
         return graph;
@@ -147,8 +146,8 @@ fn depends_on(graph: &Graph, sources: impl IntoIterator<Item = ValueId>) -> Vec<
     depends
 }
 
-/// What is given one of the names: rules read the result of the operation that is named, not that of naming it. What
-/// is only another view of a value found before is not a second one.
+/// The values with one of the names. Rules read the result of the named operation, not that of naming it. A value that
+/// is only a view of one already found is not added.
 fn named_values(
     graph: &Graph,
     cotangents: &[ValueId],
@@ -181,12 +180,12 @@ fn is_view(op: &Op) -> bool {
     is_copy(op) || matches!(op, Op::Constrain(_) | Op::Slice { .. } | Op::Transpose { .. })
 }
 
-/// Whether a value is copied without being changed.
+/// Whether an operation copies its operand unchanged.
 fn is_copy(op: &Op) -> bool {
     matches!(op, Op::Name(_) | Op::StopGradient | Op::Transfer(_) | Op::Broadcast { .. } | Op::Reshape { .. })
 }
 
-/// The forward values that backward nodes read, less those that are cheap to compute again.
+/// The forward values that backward nodes read, except those that are cheap to recompute.
 fn frontier(
     graph: &Graph,
     inputs: &[ValueId],
@@ -198,7 +197,7 @@ fn frontier(
     let sources = inputs.iter().zip(varying).filter(|(_, varying)| **varying).map(|(input, _)| *input);
     let worth_saving = depends_on(graph, sources);
     let producers = graph.producers();
-    // What is copied without being changed is saved once, as what it was copied from.
+    // A value that was copied unchanged is saved once, as the original.
     let origin = |mut value: ValueId| loop {
         let Some(index) = producers[value.index()] else { return value };
         let node = &graph.nodes()[index];
@@ -233,7 +232,7 @@ fn frontier(
             }
         }
     }
-    // A gradient may be a forward value itself.
+    // A gradient may itself be a forward value.
     for gradient in gradients.iter().filter(|gradient| !is_backward[gradient.index()]) {
         consider(*gradient);
     }
@@ -241,7 +240,7 @@ fn frontier(
     saved
 }
 
-/// The placement that the code gives a value, if it constrains it.
+/// The sharding constraint on a value, if there is one.
 pub(crate) fn placement(graph: &Graph, value: ValueId) -> Option<mt_shape::PartitionSpec> {
     let producers = graph.producers();
     let mut value = value;

@@ -13,9 +13,9 @@ use crate::{
     partition::{moved, partition, placement},
 };
 
-/// What the backward pass of a node needs from its forward pass.
+/// The data of a node's forward pass that its backward pass needs.
 pub(crate) enum Tape {
-    /// Nothing but operands and results: the table of rules serves.
+    /// Only operands and results: the table of rules applies.
     Rule,
     Scan(ScanTape),
     /// Remat and custom derivatives: a backward graph and its leading arguments.
@@ -25,24 +25,24 @@ pub(crate) enum Tape {
 
 pub(crate) struct RegionTape {
     backward: Graph,
-    /// Values in the builder: what the backward graph reads before cotangents.
+    /// Values in the builder that the backward graph reads before cotangents.
     residuals: Vec<ValueId>,
-    /// Which outputs have cotangents among the backward graph's inputs.
+    /// The outputs whose cotangents are inputs of the backward graph.
     cotangents: Vec<bool>,
-    /// For each operand: which output of the backward graph is its gradient.
+    /// For each operand, the output of the backward graph that is its gradient.
     gradients: Vec<Option<usize>>,
-    /// If the compiler must not merge the recomputation with the forward pass: which of the backward graph's inputs
-    /// were on the host to begin with.
+    /// Set if the compiler must not merge the recomputation with the forward pass: the inputs of the backward graph
+    /// that were in host memory from the start.
     barrier: Option<Vec<bool>>,
 }
 
 pub(crate) struct ScanTape {
     scan: Scan,
     backward: Graph,
-    /// Inputs of the body that the backward body reads.
+    /// The body's inputs that the backward body reads.
     uses_inputs: Vec<bool>,
     operands: Vec<ValueId>,
-    /// Stacks of the carries that the backward body reads, then of the saved values.
+    /// Stacks of the carries that the backward body reads, then stacks of the saved values.
     carries: Vec<ValueId>,
     saved: Vec<ValueId>,
     cotangents: Vec<bool>,
@@ -54,11 +54,11 @@ pub(crate) struct CaseTape {
     /// Branch index, arguments, residuals of all branches.
     operands: Vec<ValueId>,
     cotangents: Vec<bool>,
-    /// Which arguments get gradients, in the order of the backward branches' outputs.
+    /// The arguments that get gradients, in the order of the backward branches' outputs.
     gradients: Vec<bool>,
 }
 
-/// Emits the forward pass of an operation with regions; `None` if the operation has none and is to be copied.
+/// Emits the forward pass of an operation with regions; `None` if the operation has none and can be copied.
 ///
 /// `wanted` marks the results that will have cotangents.
 pub(crate) fn forward(
@@ -142,7 +142,7 @@ fn numbered(gradients: &[Option<usize>]) -> Vec<Option<usize>> {
     gradients.iter().map(|gradient| gradient.and_then(|_| next.next())).collect()
 }
 
-/// The cotangents of the results that `wanted` marks, zeros where there is none.
+/// The cotangents of the results that `wanted` marks, with zeros for missing ones.
 fn filled(
     builder: &mut Graph,
     types: &[TensorType],
@@ -186,8 +186,9 @@ fn backward_region(
     let seeds = filled(builder, &types, cotangents, &tape.cotangents);
     let mut arguments = [tape.residuals, seeds].concat();
     if let Some(from_host) = &tape.barrier {
-        // With the cotangents among the operands, recomputation starts only once the backward pass gets here. What was
-        // on the host to begin with stays outside: XLA takes all that leaves a barrier with it for values on the host.
+        // With the cotangents among the barrier's operands, recomputation starts only when the backward pass arrives
+        // here. Values that were in host memory from the start stay outside: XLA would treat everything that leaves a
+        // barrier with them as host values.
         let inside: Vec<usize> = (0..arguments.len()).filter(|index| !from_host[*index]).collect();
         let operands: Vec<ValueId> = inside.iter().map(|index| arguments[*index]).collect();
         for (index, value) in inside.iter().zip(builder.emit_all(Op::OptimizationBarrier, &operands)) {
@@ -283,9 +284,9 @@ fn backward_case(
         .collect()
 }
 
-/// Which outputs of a scan's body have cotangents: those asked for, and carries that a later step reads, even if what
-/// a step passes on does not depend on a differentiated input: the reverse scan then still brings the cotangent of
-/// the initial carry back from the first step.
+/// The outputs of a scan's body that have cotangents: the requested ones, and carries that a later step reads. Such a
+/// carry counts even if it does not depend on a differentiated input, because the reverse scan must still carry the
+/// cotangent of the initial carry back to the first step.
 fn scan_cotangents(scan: &Scan, active: &[bool], wanted: &[bool]) -> Vec<bool> {
     let values = active_values(&scan.body, active);
     let mut outputs = wanted.to_vec();
@@ -378,10 +379,10 @@ fn backward_scan(
     let output_types = scan.body.output_types();
     let has_gradient = |index: usize| tape.gradients[index].is_some();
 
-    // The reverse scan's operands. Captured: what the body reads of the captured values.
+    // Operands of the reverse scan. Captured: the captured values that the body reads.
     let kept = |range: std::ops::Range<usize>| range.filter(|index| tape.uses_inputs[*index]);
     let captured_operands: Vec<ValueId> = kept(0..captured).map(|index| tape.operands[index]).collect();
-    // Carry: cotangents of the carry, then sums of the captured values' gradients.
+    // Carry: cotangents of the carry, then running sums of the captured values' gradients.
     let carried: Vec<usize> = (0..carry).filter(|index| tape.cotangents[*index]).collect();
     let summed: Vec<usize> = (0..captured).filter(|index| has_gradient(*index)).collect();
     let mut carry_operands = Vec::new();
@@ -419,8 +420,8 @@ fn backward_scan(
         .collect();
     let (carry_cotangents, sums) = inner_carry.split_at(carried.len());
     let (state, ys) = inner_slices.split_at(inner_slices.len() - stacked_cotangents.len());
-    // The backward graph reads: inputs (captured, carry, slices), saved values, cotangents in output order. The
-    // stacked carries come first among the slices, so what follows the captured inputs is already in that order.
+    // Inputs of the backward graph: captured values, carry, slices, saved values, cotangents in output order. The
+    // stacked carries come first among the slices, so the inputs after the captured ones are already in that order.
     let arguments = [&inner_captured, state, carry_cotangents, ys].concat();
     let gradients = body.inline(&tape.backward, &arguments);
     let gradient = |index: usize| tape.gradients[index].map(|position| gradients[position]);

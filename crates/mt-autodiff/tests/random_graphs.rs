@@ -1,4 +1,4 @@
-//! Gradients of random graphs, regions in regions, against forward-mode derivatives by an interpreter.
+//! Gradients of random graphs with nested regions, against forward-mode derivatives from an interpreter.
 
 #![forbid(unsafe_code)]
 
@@ -11,13 +11,13 @@ use proptest::prelude::*;
 
 use support::{Dual, choices, constant, graph, outputs, run};
 
-/// Numbers without a pattern.
+/// Irregular numbers.
 fn number(index: usize) -> f64 {
     (1.0 + 2.3 * index as f64).sin()
 }
 
-/// Checks `graph`'s gradients at numbers that `number` gives, by the inputs and of the outputs that are marked:
-/// along a direction, the outputs change by the same whether one asks the gradients or the interpreter.
+/// Checks `graph`'s gradients for the marked inputs and outputs, at irregular inputs: along a direction, the change of
+/// the outputs predicted by the gradients equals the interpreter's.
 fn check(graph: &Graph, with_respect_to: &[bool], wanted: &[bool]) -> Result<Joint, TestCaseError> {
     let joint =
         joint(graph, with_respect_to, wanted).map_err(|error| TestCaseError::fail(error.to_string()))?;
@@ -54,7 +54,7 @@ fn check(graph: &Graph, with_respect_to: &[bool], wanted: &[bool]) -> Result<Joi
             .filter_map(|(gradient, step)| gradient.map(|index| results[index][0].value * step))
             .collect();
         let actual: f64 = products.iter().sum();
-        // Rounding is relative to what was added up, and grows with what multiplies on the way.
+        // Rounding errors scale with the summed terms and with the factors along the way.
         let scale = 1.0 + terms.iter().chain(&products).map(|term| term.abs()).sum::<f64>();
         if scale < 1e6 {
             prop_assert!((actual - expected).abs() <= 1e-8 * scale, "{actual} instead of {expected}");
@@ -72,14 +72,14 @@ proptest! {
         check(&graph, &[true; 3], &vec![true; outputs.len()])?;
     }
 
-    /// By some of the inputs, of some of the outputs.
+    /// With respect to some inputs, for some outputs.
     #[test]
     fn some_gradients(choices in choices(), outputs in outputs(), by in any::<[bool; 3]>(), of in any::<[bool; 3]>()) {
         let graph = graph(&choices, &outputs);
         check(&graph, &by, &of[..outputs.len()])?;
     }
 
-    /// The joint graph is a graph: its gradients are second derivatives.
+    /// The joint graph is an ordinary graph: its gradients are second derivatives.
     #[test]
     fn second_derivatives(choices in prop::collection::vec(any::<(u8, usize, usize, usize)>(), 1..8), output in any::<usize>()) {
         let graph = graph(&choices, &[output]);

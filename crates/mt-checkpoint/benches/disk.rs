@@ -1,8 +1,8 @@
-//! How many bytes a second are saved and restored: `cargo bench -p mt-checkpoint`.
+//! Bytes per second saved and restored: `cargo bench -p mt-checkpoint`.
 //!
-//! A state of weights and two moments, which compress as little as trained ones do, is saved to the temporary directory,
-//! synchronized with the disk and committed, and then read back with its checksums verified. What was just written is in
-//! the page cache, so that reading measures the program and not the disk; TMPDIR chooses another one for writing.
+//! Saves a state of weights and two moments, which compress as poorly as trained ones, to the temporary directory,
+//! flushes and commits it, and reads it back while verifying its checksums. The data is still in the page cache, so
+//! reading measures the program and not the disk. TMPDIR chooses another disk for writing.
 
 #![forbid(unsafe_code)]
 
@@ -18,7 +18,7 @@ const NUM_LAYERS: usize = 4;
 const DIMS: [usize; 2] = [1024, 1536];
 const TREES: [&str; 3] = ["params", "mu", "nu"];
 
-/// Numbers as weights are: signs and mantissas without a pattern, exponents close together.
+/// Numbers like weights: irregular signs and mantissas, and a narrow range of exponents.
 fn array(seed: u64) -> HostArray {
     let mut state = seed | 1;
     let numbers: Vec<f32> = (0..DIMS.iter().product())

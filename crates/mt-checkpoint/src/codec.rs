@@ -1,4 +1,4 @@
-//! How the bytes of a chunk are encoded.
+//! The encoding of a chunk's bytes.
 
 use std::io::Read;
 
@@ -8,7 +8,7 @@ pub(crate) enum ByteCodec {
     Zstd {
         level: i32,
     },
-    /// Appends the CRC-32C of what comes before.
+    /// Appends the CRC-32C of the preceding bytes.
     Crc32c,
 }
 
@@ -32,7 +32,7 @@ pub(crate) fn encode(codecs: &[ByteCodec], mut bytes: Vec<u8>) -> std::io::Resul
     Ok(bytes)
 }
 
-/// Undoes the codecs, last first, and checks that `decoded_size` bytes come out.
+/// Undoes the codecs, last first, and checks that the result has `decoded_size` bytes.
 pub(crate) fn decode(codecs: &[ByteCodec], encoded: &[u8], decoded_size: usize) -> Result<Vec<u8>, String> {
     let mut bytes = std::borrow::Cow::Borrowed(encoded);
     for codec in codecs.iter().rev() {
@@ -56,8 +56,8 @@ pub(crate) fn decode(codecs: &[ByteCodec], encoded: &[u8], decoded_size: usize) 
     Ok(bytes.into_owned())
 }
 
-/// At most one byte more than `decoded_size` comes out. Only a frame that says itself that it holds as much is given
-/// all the memory at once: `decoded_size` comes from metadata, which may be damaged.
+/// Returns at most one byte more than `decoded_size`. Memory for the whole result is reserved only if the frame itself
+/// states that size, because `decoded_size` comes from metadata, which may be damaged.
 fn decompress(frame: &[u8], decoded_size: usize) -> std::io::Result<Vec<u8>> {
     let told = zstd::zstd_safe::get_frame_content_size(frame).ok().flatten();
     if told == Some(decoded_size as u64) {
@@ -69,7 +69,7 @@ fn decompress(frame: &[u8], decoded_size: usize) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Where a shard's inner chunks are, in row-major order of the inner grid.
+/// The locations of a shard's inner chunks, in row-major order of the inner grid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ShardIndex {
     /// Offset and length; `None` for a chunk that is not stored.
@@ -141,7 +141,7 @@ mod tests {
         let bytes: Vec<u8> = (0..200).cycle().take(5000).collect();
         let codecs = [ByteCodec::Zstd { level: 1 }];
         let telling = encode(&codecs, bytes.clone()).unwrap();
-        // Orbax's writer streams, and a stream does not know its size when it begins.
+        // Orbax's writer streams, and the size of a stream is unknown when it begins.
         let streamed = zstd::stream::encode_all(bytes.as_slice(), 1).unwrap();
         for (frame, told) in [(telling, Some(5000)), (streamed, None)] {
             assert_eq!(zstd::zstd_safe::get_frame_content_size(&frame).ok(), Some(told));

@@ -1,4 +1,4 @@
-//! Comparing what a checkpoint holds with what a run expects.
+//! Compares the contents of a checkpoint with a run's expectations.
 
 use std::{collections::HashMap, fmt, path::PathBuf};
 
@@ -6,7 +6,7 @@ use mt_shape::DType;
 
 use crate::error::{CheckpointError, Result};
 
-/// An array that a run expects to find.
+/// An array that a run expects in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpectedArray {
     pub name: String,
@@ -14,7 +14,7 @@ pub struct ExpectedArray {
     pub dims: Vec<usize>,
 }
 
-/// An array that is there, but not as expected.
+/// An array that differs from the expected one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     pub expected: ExpectedArray,
@@ -22,14 +22,14 @@ pub struct Difference {
     pub found_dims: Vec<usize>,
 }
 
-/// How a checkpoint differs from what was expected. Shown, it is a message for the user.
+/// The differences between a checkpoint and the expected arrays. Its display form is a message for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Comparison {
     pub checkpoint: PathBuf,
     pub missing: Vec<ExpectedArray>,
     pub unexpected: Vec<String>,
     pub wrong_shape: Vec<Difference>,
-    /// Of the right shape, but another element type.
+    /// Arrays of the right shape but another element type.
     pub wrong_dtype: Vec<Difference>,
 }
 

@@ -1,4 +1,4 @@
-//! Durable changes to the disk, each of which a test can make fail.
+//! Durable changes to the disk. Tests can make each of them fail.
 
 use std::{
     fs::{self, File},
@@ -9,7 +9,7 @@ use std::{
 
 use crate::error::{CheckpointError, Result};
 
-/// A change that is about to be made to the disk.
+/// A change about to be made to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DiskOperation {
     /// A directory is created.
@@ -20,16 +20,16 @@ pub enum DiskOperation {
     Sync,
     /// A file or a directory is renamed; the path is the new name.
     Rename,
-    /// A file, or a directory with all it holds, is removed.
+    /// A file is removed, or a directory with its contents.
     Remove,
 }
 
-/// Called before each change; an error it returns is what the change returns. Tests inject faults with it and end
-/// the process at chosen points.
+/// Called before each change; its error becomes the error of the change. Tests use it to inject faults and to end the
+/// process at chosen points.
 pub type DiskHook = Arc<dyn Fn(DiskOperation, &Path) -> io::Result<()> + Send + Sync>;
 
-/// Creates a directory and those above it, and flushes what names them: after a power failure a saved step is only
-/// found if its parents are.
+/// Creates a directory and its ancestors, and flushes the directories that list them: after a power failure a saved
+/// step is found only if its parents are.
 pub(crate) fn create_durably(path: &Path) -> io::Result<()> {
     let missing: Vec<&Path> = path.ancestors().take_while(|ancestor| !ancestor.exists()).collect();
     fs::create_dir_all(path)?;
@@ -42,7 +42,7 @@ pub(crate) fn create_durably(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// All changes of the disk go through this.
+/// All disk changes go through this type.
 #[derive(Clone, Default)]
 pub(crate) struct Disk {
     pub hook: Option<DiskHook>,
@@ -63,7 +63,7 @@ impl Disk {
         self.run(DiskOperation::Sync, "flush", path, || file.sync_all())
     }
 
-    /// Creates a file of a given size, whose contents are yet to be written.
+    /// Creates a file of a given size, to be filled later.
     pub fn create_file(&self, path: &Path, bytes: u64) -> Result<File> {
         self.run(DiskOperation::Write, "write", path, || {
             let file = File::create_new(path)?;
@@ -80,7 +80,7 @@ impl Disk {
         self.run(DiskOperation::Sync, "flush", path, || File::open(path)?.sync_all())
     }
 
-    /// Flushes the directories below `path`, then `path`; the files are flushed as they are written.
+    /// Flushes the directories below `path`, then `path`; files are flushed when they are written.
     pub fn sync_directories(&self, path: &Path) -> Result<()> {
         let read = |source| CheckpointError::io("list", path, source);
         for entry in fs::read_dir(path).map_err(read)? {

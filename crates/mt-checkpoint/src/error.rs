@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of this crate.
 
 use std::{error::Error, fmt, io, path::PathBuf};
 
@@ -38,7 +38,7 @@ pub enum CheckpointError {
     NoSuchStep { directory: PathBuf, step: u64, available: Vec<u64> },
 
     #[error(
-        "OCDBT checkpoints cannot be read: `{path}` is one\nhint: save it with `use_ocdbt` false",
+        "`{path}` is an OCDBT checkpoint, which cannot be read\nhint: save it with `use_ocdbt` false",
         path = path.display()
     )]
     Ocdbt { path: PathBuf },
@@ -72,7 +72,7 @@ pub enum CheckpointError {
     )]
     NoWeights { path: PathBuf, reason: String },
 
-    #[error("`{name}` has {expected} bytes and was to be read into {given}")]
+    #[error("`{name}` has {expected} bytes, but the buffer for it has {given}")]
     WrongSize { name: String, expected: u64, given: u64 },
 
     #[error("{0}")]
@@ -88,7 +88,7 @@ pub enum CheckpointError {
     Corrupt { step: Option<u64>, path: PathBuf, reason: String },
 
     #[error(
-        "no checkpoint in `{directory}` is undamaged: {}\nhint: start a new run, or load another run's weights",
+        "every checkpoint in `{directory}` is damaged: {}\nhint: start a new run, or load another run's weights",
         join(skipped),
         directory = directory.display()
     )]
@@ -117,7 +117,7 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Whether what the user gave is wrong, in contrast to a failure at run time.
+    /// Whether the user's input is wrong, as opposed to a failure at run time.
     pub fn is_user_error(&self) -> bool {
         matches!(
             self,
@@ -144,7 +144,7 @@ impl CheckpointError {
         Self::Io { action, path: path.into(), source }
     }
 
-    /// The failure of preparing a place to write to. A full disk is not the user's mistake; the rest is.
+    /// A failure to prepare a writable directory. A full disk is not the user's mistake; other causes are.
     pub(crate) fn preparing(path: impl Into<PathBuf>, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::io("prepare", path, source),

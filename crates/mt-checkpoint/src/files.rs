@@ -13,13 +13,13 @@ use crate::{
     manifest::{FileRecord, MANIFEST_FILE, Manifest},
 };
 
-/// Where a step's files are and what is recorded of them.
+/// The location of a step's files and their records.
 #[derive(Debug)]
 pub(crate) struct StepFiles {
     pub step: Option<u64>,
-    /// Holds `_CHECKPOINT_METADATA`; `None` for an item that stands alone.
+    /// Holds `_CHECKPOINT_METADATA`; `None` for an item outside of a step.
     pub step_directory: Option<PathBuf>,
-    /// Orbax itself writes none.
+    /// `None` for checkpoints that Orbax itself wrote.
     pub manifest: Option<Manifest>,
 }
 
@@ -47,7 +47,7 @@ impl StepFiles {
         manifest.files.iter().map(|(name, record)| (step_directory.join(name), *record)).collect()
     }
 
-    /// Sizes are cheap to check, and tell a step that was cut short before anything of it is used.
+    /// Checking sizes is cheap, and detects a truncated step before any of it is used.
     pub fn check_sizes(&self) -> Result<()> {
         for (path, record) in self.recorded() {
             let bytes = fs::metadata(&path).map_err(|source| self.failed_read(&path, source))?.len();
@@ -63,7 +63,7 @@ impl StepFiles {
         record.check(found).map_err(|reason| self.corrupt(path, reason))
     }
 
-    /// Whether there is, or should be, a file.
+    /// Whether a file exists or is recorded.
     pub fn holds(&self, path: &Path) -> bool {
         self.record(path).is_some() || path.exists()
     }
@@ -90,7 +90,7 @@ impl StepFiles {
         CheckpointError::Corrupt { step: self.step, path: path.to_owned(), reason: reason.into() }
     }
 
-    /// A file that should be there and is not, or ends too early, is damage; other failures are not the file's.
+    /// A missing or truncated file is damage; other failures are not the file's fault.
     pub fn failed_read(&self, path: &Path, source: io::Error) -> CheckpointError {
         match source.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => self.corrupt(path, "it is missing"),

@@ -1,4 +1,4 @@
-//! Reading the arrays of an item: what is in it, and any part of any array.
+//! Reading the arrays of an item: its contents, and any region of any array.
 
 use std::{
     collections::HashMap,
@@ -34,7 +34,7 @@ pub struct StoredEntry {
     pub value: StoredValue,
 }
 
-/// What is stored of a leaf.
+/// The stored form of a leaf.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoredValue {
     Array {
@@ -46,7 +46,7 @@ pub enum StoredValue {
     Other(String),
 }
 
-/// A tree of arrays in one directory: the state of a checkpoint, or what is stored beside it.
+/// A tree of arrays in one directory: the state of a checkpoint, or an item stored beside it.
 #[derive(Debug)]
 pub struct CheckpointItem {
     files: Arc<StepFiles>,
@@ -57,7 +57,7 @@ pub struct CheckpointItem {
     threads: usize,
 }
 
-/// The most chunks of an array whose chunks of zeros are not stored: the files do not tell how many there are.
+/// Limit on the number of chunks of an array whose zero chunks are not stored, because the files do not reveal it.
 const MOST_SPARSE_CHUNKS: usize = 1 << 20;
 
 impl CheckpointItem {
@@ -118,10 +118,10 @@ impl CheckpointItem {
         self.read_region(name, layout, &region::whole(&layout.dims))
     }
 
-    /// Reads a part of an array: only what lies in chunks that meet the ranges is touched, and checked.
+    /// Reads a region of an array. Only the chunks that intersect it are read and checked.
     ///
     /// # Errors
-    /// There is no such array, the ranges do not lie within it, or a chunk is damaged.
+    /// There is no such array, the ranges exceed it, or a chunk is damaged.
     pub fn read(&self, name: &str, ranges: &[Range<usize>]) -> Result<HostArray> {
         let layout = self.layout(name)?;
         let dims = &layout.dims;
@@ -192,7 +192,7 @@ impl CheckpointItem {
         })
     }
 
-    /// The chunks that meet a region. Damaged dimensions must not make an endless list of them.
+    /// The chunks that intersect a region. Damaged dimensions must not produce an endless list.
     fn cells(
         &self,
         name: &str,
@@ -235,12 +235,12 @@ impl CheckpointItem {
         let dims = region::lengths(wanted);
         let element_size = layout.dtype.byte_size();
         if !self.stores_every_chunk {
-            // Nothing stored vouches for the size of what is all zeros.
+            // No stored data confirms the size of an array of zeros.
             let num_bytes = region::num_elements(wanted) * element_size;
             Vec::<u8>::new().try_reserve_exact(num_bytes).map_err(|_| self.implausible(name, layout))?;
         }
-        // Made when a first part has been decoded: then dimensions and files are known to agree, and damaged ones
-        // have not asked for more memory than the files can fill.
+        // Allocated when the first box is decoded: then dimensions and files are known to agree, and damaged metadata
+        // has not requested more memory than the files can fill.
         let target = OnceLock::new();
         let zeros = || Mutex::new(HostArray::zeros(layout.dtype, &dims));
         let decoded_size = layout.encoded_dims().iter().product::<usize>() * element_size;
@@ -258,7 +258,7 @@ impl CheckpointItem {
         Ok(target.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The separately encoded parts of a chunk's file that meet the wanted region.
+    /// The separately encoded boxes of a chunk's file that intersect the wanted region.
     fn parts_of_chunk(
         &self,
         layout: &ArrayLayout,
@@ -337,8 +337,8 @@ fn read_bytes(path: &Path, range: Range<u64>) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Applies `work` to every input on several threads; results are in the order of the inputs. The first failure in
-/// that order is returned.
+/// Applies `work` to every input on several threads; results are in the order of the inputs. Returns the first failure
+/// in that order.
 pub(crate) fn parallel<T: Sync, R: Send>(
     threads: usize,
     inputs: &[T],
@@ -356,7 +356,7 @@ pub(crate) fn parallel<T: Sync, R: Send>(
             let Some(input) = inputs.get(index) else { return results };
             let result = work(input);
             if result.is_err() {
-                // Nothing further is needed: later inputs would only be read in vain.
+                // After a failure, later inputs would be read in vain.
                 next.store(inputs.len(), Ordering::Relaxed);
             }
             results.push((index, result));

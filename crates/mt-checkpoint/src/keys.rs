@@ -1,6 +1,6 @@
 //! Key paths of entries and the names made from them.
 
-/// One step of the path from the root of the tree to an entry.
+/// One segment of the path from the root of the tree to an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum KeySegment {
     /// The key of a dictionary.
@@ -10,7 +10,7 @@ pub enum KeySegment {
 }
 
 impl KeySegment {
-    /// The segment as text, as it stands in a name.
+    /// The segment's text in a name.
     pub fn text(&self) -> String {
         match self {
             Self::Key(key) => key.clone(),
@@ -37,12 +37,12 @@ impl From<usize> for KeySegment {
     }
 }
 
-/// The name an entry has on disk: the segments joined by dots, such as `opt_state.0.mu.params.scale`.
+/// An entry's name on disk: the segments joined by dots, such as `opt_state.0.mu.params.scale`.
 pub fn entry_name(key: &[KeySegment]) -> String {
     key.iter().map(KeySegment::text).collect::<Vec<_>>().join(".")
 }
 
-/// The path as Python prints a tuple of strings, which is the entry's key in `_METADATA`. Orbax evaluates it.
+/// The path in Python's notation for a tuple of strings, which is the entry's key in `_METADATA`. Orbax evaluates it.
 pub(crate) fn python_tuple(key: &[KeySegment]) -> String {
     let parts: Vec<String> = key.iter().map(|segment| python_string(&segment.text())).collect();
     match parts.as_slice() {

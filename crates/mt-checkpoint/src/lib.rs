@@ -1,14 +1,14 @@
-//! Checkpoints on disk. Runs are stored in the layout of Orbax: what this crate writes, Orbax and MaxText read, and
-//! the other way round (plain Zarr arrays; OCDBT databases are refused by name). Weights come from and go to the
-//! directories of Hugging Face ([`WeightsDirectory`], [`WeightsWriter`]), and come from files of PyTorch
-//! ([`TorchFile`], [`TorchCheckpoint`]). [`WeightsSource`] lists and compares all of them.
+//! Checkpoints on disk. Runs are stored in Orbax's layout, so Orbax and MaxText read our checkpoints and we read theirs
+//! (plain Zarr arrays; OCDBT databases are refused by name). Weights are read from and written to Hugging Face
+//! directories ([`WeightsDirectory`], [`WeightsWriter`]), and read from PyTorch files ([`TorchFile`],
+//! [`TorchCheckpoint`]). [`WeightsSource`] lists and compares all of them.
 //!
-//! Phase: run. The crate knows no models: it stores an ordered list of named arrays and empty containers, JSON beside
-//! them (the position of the data iterator) and custom metadata. The training loop (`mt-train`) decides what is in
-//! the list and maps names and layouts; `mt-shape` gives the arrays.
+//! Phase: run. The crate knows no models. It stores an ordered list of named arrays and empty containers, JSON beside
+//! them (the data position) and custom metadata. The training loop (`mt-train`) chooses the list and maps names and
+//! layouts; `mt-shape` defines the arrays.
 //!
-//! A step is written into `{step}.orbax-checkpoint-tmp/` and renamed when all of it is on the disk, so that a
-//! directory with a plain number as its name is always complete:
+//! A step is written into `{step}.orbax-checkpoint-tmp/` and renamed when all of it is on the disk, so a directory
+//! named by a plain number is always complete:
 //!
 //! ```text
 //! {step}/_CHECKPOINT_METADATA      handlers, times, custom metadata
@@ -16,12 +16,12 @@
 //! {step}/_MAXTEXT_MANIFEST         size and CRC-32C of every other file; ours, Orbax ignores it
 //! {step}/items/_METADATA           the tree: names, key paths, kinds of values
 //! {step}/items/{name}/zarr.json    shape, element type, chunks and codecs of an array
-//! {step}/items/{name}/c/0/1        one chunk, each shard of the array being one
-//! {step}/items/{item}/...          further arrays of the same layout, which Orbax does not look at
+//! {step}/items/{name}/c/0/1        one chunk, which is one shard of the array
+//! {step}/items/{item}/...          further arrays in the same layout, which Orbax ignores
 //! {step}/iter/process_0-of-1.json  JSON items, such as the data iterator's state
 //! ```
 //!
-//! Each chunk also holds the CRC-32C of its parts, which every read checks.
+//! Each chunk also holds the CRC-32C of its inner chunks, which every read checks.
 
 #![forbid(unsafe_code)]
 

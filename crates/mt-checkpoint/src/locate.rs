@@ -1,4 +1,4 @@
-//! Where checkpoints are: from a directory that the user names to the files of one step.
+//! Locating checkpoints: from a directory given by the user to the files of one step.
 
 use std::{
     fs,
@@ -11,30 +11,30 @@ use crate::{
     read::Checkpoint,
 };
 
-/// Items that hold a state or weights, in the order in which they are looked for: ours and MaxText's, the one of
-/// multi-tier checkpointing, and those of post-training.
+/// Items that hold a state or weights, in search order: ours and MaxText's, that of multi-tier checkpointing, and that
+/// of post-training.
 const ITEMS: [&str; 3] = [STATE_ITEM, "state", "model_params"];
 const OCDBT_FILE: &str = "manifest.ocdbt";
 
-/// A step that was passed over because it is damaged.
+/// A step that was skipped because it is damaged.
 #[derive(Debug)]
 pub struct SkippedStep {
     pub step: u64,
     pub reason: CheckpointError,
 }
 
-/// The newest step that could be used.
+/// The newest usable step.
 #[derive(Debug)]
 pub struct Latest<T> {
     pub step: u64,
-    /// What the attempt made of the step.
+    /// The result of the attempt on this step.
     pub value: T,
     /// Newer steps that are damaged, newest first.
     pub skipped: Vec<SkippedStep>,
 }
 
-/// The complete steps of a checkpoints directory, oldest first: subdirectories whose whole name is a number. A
-/// directory that does not exist has none.
+/// The complete steps of a checkpoints directory, oldest first: subdirectories whose whole name is a number. A missing
+/// directory has none.
 ///
 /// # Errors
 /// The directory cannot be listed.
@@ -57,8 +57,7 @@ pub fn complete_steps(checkpoints: &Path) -> Result<Vec<u64>> {
     Ok(steps)
 }
 
-/// Tries the steps of a checkpoints directory from the newest on, until one is not damaged. `None` if there are no
-/// steps at all.
+/// Tries the steps of a checkpoints directory, newest first, until one is undamaged. `None` if there are no steps.
 ///
 /// # Errors
 /// Every step is damaged, or an attempt failed for another reason.
@@ -80,7 +79,7 @@ pub fn latest_valid<T>(
     Err(CheckpointError::NothingValid { directory: checkpoints.to_owned(), skipped })
 }
 
-/// Opens the newest step of which every byte is as it was written.
+/// Opens the newest step with undamaged files.
 ///
 /// # Errors
 /// As for [`latest_valid`].
@@ -95,7 +94,7 @@ pub fn open_latest(checkpoints: &Path) -> Result<Option<Latest<Checkpoint>>> {
 #[derive(Debug)]
 pub(crate) struct Location {
     pub step: Option<u64>,
-    /// Holds `_CHECKPOINT_METADATA`; `None` for an item that stands alone.
+    /// Holds `_CHECKPOINT_METADATA`; `None` for an item outside of a step.
     pub step_directory: Option<PathBuf>,
     /// Holds `_METADATA` and the arrays.
     pub items: PathBuf,
@@ -127,7 +126,7 @@ impl Location {
         if !path.is_dir() {
             return Err(none(if path.exists() { "it is not a directory" } else { "it does not exist" }));
         }
-        // Names such as `run/checkpoints/..` or `.` say nothing: the step's number is in the real name.
+        // Paths such as `run/checkpoints/..` or `.` do not end in the step's number; the canonical path does.
         let path = &fs::canonicalize(path).map_err(|source| CheckpointError::io("find", path, source))?;
         if is_item(path) {
             let parent = path.parent().filter(|parent| parent.join(STEP_FILE).is_file());
@@ -166,7 +165,7 @@ pub(crate) fn is_ocdbt(items: &Path) -> bool {
     items.join(OCDBT_FILE).is_file()
 }
 
-/// The number that is a directory's name. Only the plain decimal form counts.
+/// The step number in a directory's name. Only the plain decimal form counts.
 fn step_of(directory: &Path) -> Option<u64> {
     let name = directory.file_name()?.to_str()?;
     name.parse().ok().filter(|step: &u64| step.to_string() == name)

@@ -13,19 +13,19 @@ use crate::{
 
 const LOCK_FILE: &str = ".maxtext.lock";
 
-/// Exclusive use of a run's directory, until dropped or until the process ends, however it ends.
+/// Exclusive use of a run's directory, until it is dropped or the process ends for any reason.
 #[derive(Debug)]
 pub struct RunLock {
     directory: PathBuf,
-    // The operating system holds the lock as long as this handle is open.
+    // The operating system holds the lock while this handle is open.
     _file: File,
 }
 
 impl RunLock {
-    /// Creates the directory if need be and locks it.
+    /// Creates the directory if it is missing, and locks it.
     ///
     /// # Errors
-    /// Another process holds the lock, or the directory cannot be written to: both are user errors.
+    /// Another process holds the lock, or the directory is not writable; both are user errors.
     pub fn acquire(directory: &Path) -> Result<Self> {
         disk::create_durably(directory).map_err(|source| CheckpointError::preparing(directory, source))?;
         let path = directory.join(LOCK_FILE);
@@ -41,7 +41,7 @@ impl RunLock {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut text = String::new();
-                // The number is only a help for the reader: without it the message is shorter.
+                // The process id only helps the reader: without it the message is shorter.
                 let process = file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
                 return Err(CheckpointError::Locked { directory: directory.to_owned(), process });
             }

@@ -1,4 +1,4 @@
-//! The checkpoints of a run: saving in the background, committing, and keeping the newest.
+//! The checkpoints of a run: saving in the background, committing, and deleting old ones.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,16 +19,16 @@ use crate::{
     save::{self, CommitGate, JsonItem, PlannedItem, SaveRequest, StepWriter},
 };
 
-/// How checkpoints are saved and kept.
+/// Options for saving and keeping checkpoints.
 #[derive(Clone)]
 pub struct ManagerOptions {
-    /// How many steps stay; the oldest go first. `None` keeps all.
+    /// The number of steps to keep; the oldest are deleted first. `None` keeps all.
     pub max_to_keep: Option<usize>,
     /// Write in the background.
     pub asynchronous: bool,
     /// Threads that compress and write arrays.
     pub threads: usize,
-    /// Called before each change of the disk, for fault tests.
+    /// Called before each disk change, for fault tests.
     pub disk_hook: Option<DiskHook>,
 }
 
@@ -39,7 +39,7 @@ impl Default for ManagerOptions {
     }
 }
 
-/// A step that was saved.
+/// Report on a saved step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SaveReport {
     pub step: u64,
@@ -47,15 +47,15 @@ pub struct SaveReport {
     pub path: PathBuf,
     /// Bytes of all files.
     pub bytes: u64,
-    /// From the request to the commit.
+    /// Time from the request to the commit.
     pub duration: Duration,
-    /// Older steps that were deleted afterwards.
+    /// Older steps deleted afterwards.
     pub deleted: Vec<u64>,
 }
 
 /// Saves the steps of one run into its checkpoints directory.
 ///
-/// Dropping the manager abandons a save that is still in flight; call [`Self::wait_until_finished`] first.
+/// Dropping the manager abandons a save in progress; call [`Self::wait_until_finished`] first.
 pub struct CheckpointManager {
     directory: PathBuf,
     disk: Disk,
@@ -65,11 +65,11 @@ pub struct CheckpointManager {
 }
 
 impl CheckpointManager {
-    /// Creates the directory if need be and removes what interrupted saves and deletions left in it. The lock shows
+    /// Creates the directory if it is missing and removes leftovers of interrupted saves and deletions. The lock proves
     /// that no other process is using the run.
     ///
     /// # Errors
-    /// The directory cannot be written to: a user error.
+    /// The directory is not writable: a user error.
     pub fn open(directory: impl Into<PathBuf>, _lock: &RunLock, options: ManagerOptions) -> Result<Self> {
         let directory = directory.into();
         let disk = Disk { hook: options.disk_hook.clone() };
@@ -82,7 +82,7 @@ impl CheckpointManager {
                 disk.remove_directory(&entry.path())?;
             }
         }
-        // Shows now, not after an hour of training, whether the directory can be written to.
+        // Detects an unwritable directory now, not after an hour of training.
         let probe = directory.join(format!("probe{TEMPORARY_SUFFIX}"));
         std::fs::create_dir(&probe).and_then(|()| std::fs::remove_dir(&probe)).map_err(unwritable)?;
         Ok(Self { directory, disk, options, in_flight: None, cancelled: Arc::default() })
@@ -93,7 +93,7 @@ impl CheckpointManager {
         &self.directory
     }
 
-    /// The complete steps, oldest first. A save in flight is not among them.
+    /// The complete steps, oldest first, without a save in progress.
     ///
     /// # Errors
     /// The directory cannot be listed.
@@ -109,11 +109,11 @@ impl CheckpointManager {
         Ok(self.steps()?.last().copied())
     }
 
-    /// Starts saving a step, after the save in flight has ended, whose report is returned. Without
-    /// `asynchronous` it saves and returns the report of this step.
+    /// Waits for the save in progress, starts saving this step, and returns the report of the earlier save. Without
+    /// `asynchronous` it saves this step and returns its report.
     ///
     /// # Errors
-    /// The save in flight failed (then this one does not start), the request is invalid, or the step exists.
+    /// The save in progress failed (this one then does not start), the request is invalid, or the step exists.
     pub fn save(&mut self, step: u64, request: SaveRequest) -> Result<Option<SaveReport>> {
         let previous = self.wait_until_finished()?;
         let destination = self.directory.join(step.to_string());
@@ -161,7 +161,7 @@ impl CheckpointManager {
         Ok(previous)
     }
 
-    /// The report of the save in flight if it has ended; does not wait.
+    /// The report of the save in progress if it has ended. Does not wait.
     ///
     /// # Errors
     /// The save failed.
@@ -172,7 +172,7 @@ impl CheckpointManager {
         }
     }
 
-    /// Waits for the save in flight and returns its report.
+    /// Waits for the save in progress and returns its report.
     ///
     /// # Errors
     /// The save failed.
@@ -181,8 +181,8 @@ impl CheckpointManager {
         thread.join().unwrap_or(Err(CheckpointError::WriterPanicked { step })).map(Some)
     }
 
-    /// Renames a damaged step to `{step}.damaged`, so that it counts no more and can be saved anew. Returns the new
-    /// path. An earlier directory of that name is replaced.
+    /// Renames a damaged step to `{step}.damaged`, so that it no longer counts and can be saved again. Returns the new
+    /// path. Replaces an earlier directory of that name.
     ///
     /// # Errors
     /// The directory cannot be renamed.
@@ -199,7 +199,7 @@ impl CheckpointManager {
 
 impl Drop for CheckpointManager {
     fn drop(&mut self) {
-        // Joining could wait for ever: a commit gate may itself wait for the owner of this manager.
+        // Joining could deadlock: a commit gate may itself wait for the owner of this manager.
         self.cancelled.store(true, Ordering::Relaxed);
     }
 }
@@ -246,7 +246,7 @@ impl Job {
             Ok(written.bytes)
         };
         let bytes = commit().inspect_err(|_| {
-            // The error that is reported is the first one; what cannot be removed now is removed by the next run.
+            // The first error is reported. The next run removes leftovers that cannot be removed now.
             let _ = std::fs::remove_dir_all(&temporary);
         })?;
         self.disk.sync_directory(&self.directory)?;
@@ -255,13 +255,13 @@ impl Job {
         Ok(SaveReport { step: self.step, path: self.destination, bytes, duration, deleted })
     }
 
-    /// Deletes all but the newest steps. A step loses its name first, so that no half deleted one is ever read.
+    /// Deletes all but the newest steps. A step is renamed first, so a half-deleted one is never read.
     fn delete_old(&self) -> Result<Vec<u64>> {
         let Some(max_to_keep) = self.max_to_keep else { return Ok(Vec::new()) };
         let mut steps = locate::complete_steps(&self.directory)?;
         let num_old = steps.len().saturating_sub(max_to_keep.max(1));
         steps.truncate(num_old);
-        // The step just saved stays even if, after a restart from an older one, it is not the newest.
+        // The step just saved stays even if, after resuming from an older step, it is not the newest.
         steps.retain(|&step| step != self.step);
         for step in &steps {
             let doomed = self.directory.join(format!("{step}.delete{TEMPORARY_SUFFIX}"));

@@ -1,5 +1,5 @@
-//! The list of a step's files with the size and CRC-32C of each. Together with its own last line, it covers every
-//! byte of a step.
+//! The list of a step's files with their sizes and CRC-32C. Including the checksum on its own last line, it covers
+//! every byte of a step.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// File name within the step's directory.
 pub(crate) const MANIFEST_FILE: &str = "_MAXTEXT_MANIFEST";
 
-/// Key of the step's custom metadata that says there is a manifest, so that its loss is noticed.
+/// Key of the step's custom metadata that records the existence of a manifest, so that its loss is noticed.
 pub(crate) const MANIFEST_MARK: &str = "maxtext_manifest";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ impl FileRecord {
         Self { bytes, crc32c }
     }
 
-    /// Says what is wrong with the contents, if something is.
+    /// Describes the mismatch between the record and the contents found, if there is one.
     pub fn check(&self, found: Self) -> Result<(), String> {
         if found.bytes != self.bytes {
             return Err(format!("it has {} bytes, {} were written", found.bytes, self.bytes));
@@ -36,7 +36,7 @@ impl FileRecord {
     }
 }
 
-/// Records by path relative to the step's directory, with `/` between the parts.
+/// Records by path relative to the step's directory, with `/` between the segments.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Manifest {
     pub version: u32,

@@ -12,13 +12,12 @@ pub(crate) const STATE_ITEM: &str = "items";
 /// Orbax ignores directories whose names contain this.
 pub(crate) const TEMPORARY_SUFFIX: &str = ".orbax-checkpoint-tmp";
 
-/// Arrays are declared as NumPy's. Orbax restores these on any machine, into `jax.Array`s where it is asked to, as
-/// MaxText does; arrays declared as `jax.Array` restore by themselves only where a device of the recorded name
-/// exists.
+/// Arrays are declared as NumPy's. Orbax restores these on any machine, and into `jax.Array`s when asked to, as MaxText
+/// does. Arrays declared as `jax.Array` restore without arguments only where a device of the recorded name exists.
 const ARRAY_TYPE: &str = "np.ndarray";
 const HANDLER: &str = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler";
 
-/// Whether a name can be that of a file or directory of a step.
+/// Whether a name is valid for a file or directory of a step.
 pub(crate) fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\0'])
 }
@@ -49,12 +48,12 @@ impl Empty {
     }
 }
 
-/// What `_METADATA` says about the value at a key path.
+/// The record of `_METADATA` about the value at a key path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Array,
     Empty(Empty),
-    /// A type that is stored in another way, such as `string`.
+    /// A type with another storage format, such as `string`.
     Other(String),
 }
 
@@ -63,7 +62,7 @@ pub(crate) struct TreeMetadata {
     pub entries: Vec<(Vec<KeySegment>, Kind)>,
     pub ocdbt: bool,
     pub zarr3: bool,
-    /// Whether a chunk without a file is damage, in contrast to a chunk of zeros.
+    /// Whether a chunk without a file is damaged, as opposed to a chunk of zeros.
     pub stores_every_chunk: bool,
 }
 

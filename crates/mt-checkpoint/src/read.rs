@@ -1,4 +1,4 @@
-//! Opening a checkpoint, and what it holds beside its arrays.
+//! Opening a checkpoint and reading the items beside its arrays.
 
 use std::{fs, io, ops::Deref, path::Path, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::{
     metadata::{self, STEP_FILE, TREE_FILE},
 };
 
-/// One checkpoint that can be read from. It dereferences to its state, the arrays of the item `items`.
+/// An open checkpoint. It dereferences to its state, the arrays of the item `items`.
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Arc<StepFiles>,
@@ -33,28 +33,28 @@ impl Checkpoint {
     /// Opens a complete step of a checkpoints directory.
     ///
     /// # Errors
-    /// There is no such step, it is of a kind that is not supported, or a file that was looked at is damaged: the
-    /// metadata is checked as a whole, of the arrays only the size of each file.
+    /// There is no such step, its format is not supported, or a file is damaged. All metadata is checked; of array
+    /// files only the sizes are.
     pub fn open(checkpoints: &Path, step: u64) -> Result<Self> {
         Self::at(Location::of_step(checkpoints, step)?)
     }
 
-    /// Opens a checkpoint by any of its directories: the run (then its newest step), its checkpoints directory
-    /// (the same), a step, or a step's items.
+    /// Opens a checkpoint by any of its directories: a run or its checkpoints directory (the newest step), a step, or a
+    /// step's items.
     ///
     /// # Errors
-    /// The path is no checkpoint, and as for [`Self::open`].
+    /// The path is no checkpoint, or one of the errors of [`Self::open`].
     pub fn open_path(path: &Path) -> Result<Self> {
         Self::at(Location::of_path(path)?)
     }
 
-    /// The number of threads that read; by default that of the processors.
+    /// The number of reading threads; by default the number of processors.
     pub fn with_threads(mut self, threads: usize) -> Self {
         self.state.set_threads(threads.max(1));
         self
     }
 
-    /// The step, where the directory's name tells it.
+    /// The step, if the directory's name contains it.
     pub fn step(&self) -> Option<u64> {
         self.files.step
     }
@@ -62,7 +62,7 @@ impl Checkpoint {
     /// The arrays that an [`ExtraItem`](crate::ExtraItem) stored beside the state; `None` if there is no such item.
     ///
     /// # Errors
-    /// The item's metadata is damaged or of a kind that is not supported.
+    /// The item's metadata is damaged or its format is not supported.
     pub fn item(&self, name: &str) -> Result<Option<CheckpointItem>> {
         let directory = self.state.path().join(name);
         if !metadata::is_plain(name) || !self.files.holds(&directory.join(TREE_FILE)) {
@@ -88,7 +88,7 @@ impl Checkpoint {
         Ok(names)
     }
 
-    /// What was recorded with the step, such as `scan_layers`.
+    /// The metadata recorded with the step, such as `scan_layers`.
     pub fn custom_metadata(&self) -> &Map<String, Json> {
         &self.custom_metadata
     }
@@ -135,7 +135,7 @@ impl Checkpoint {
         self.files.json(&path).map(Some)
     }
 
-    /// Reads every byte of every file and checks it: against the manifest if there is one, by decoding if not.
+    /// Reads and checks every byte of every file: against the manifest, or by decoding if there is none.
     ///
     /// # Errors
     /// A file is damaged.

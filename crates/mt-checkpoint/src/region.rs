@@ -18,7 +18,7 @@ pub(crate) fn num_elements(region: &[Range<usize>]) -> usize {
     lengths(region).iter().product()
 }
 
-/// What two regions have in common; `None` if that is nothing.
+/// The intersection of two regions; `None` if it is empty.
 pub(crate) fn overlap(left: &[Range<usize>], right: &[Range<usize>]) -> Option<Region> {
     let common: Region = left
         .iter()
@@ -42,8 +42,8 @@ pub(crate) fn grid(counts: &[usize]) -> impl Iterator<Item = Vec<usize>> + use<>
     })
 }
 
-/// The cells of a regular grid of `cell` sized boxes over `bounds` that meet `region`, with the box of each.
-/// Boxes at the end may reach beyond the array.
+/// The boxes of size `cell` of a regular grid over `bounds` that intersect `region`. Boxes at the end may extend beyond
+/// the array.
 pub(crate) fn cells_meeting(region: &[Range<usize>], cell: &[usize]) -> Vec<(Vec<usize>, Region)> {
     let first: Vec<usize> = region.iter().zip(cell).map(|(range, cell)| range.start / cell).collect();
     let counts: Vec<usize> = region
@@ -73,7 +73,7 @@ pub(crate) fn copy(
     common: &[Range<usize>],
     element_size: usize,
 ) {
-    // Trailing axes that are whole on both sides, and the one before them, make one contiguous run.
+    // Trailing axes that are whole on both sides, together with the axis before them, form one contiguous run.
     let mut split = common.len();
     let mut run = element_size;
     while split > 0 {

@@ -26,23 +26,23 @@ use crate::{
     zarr::ArrayLayout,
 };
 
-/// An array that is fetched one shard at a time, so that the host holds no more than one shard for each writing
-/// thread. The source is dropped when its array is written.
+/// An array that is fetched one shard at a time, so the host holds at most one shard per writing thread. The array
+/// source is dropped when its array is written.
 pub trait ArraySource: Send {
     /// The element type.
     fn dtype(&self) -> DType;
     /// The dimensions of the whole array.
     fn dims(&self) -> &[usize];
-    /// The regions of the distinct shards: the cells of a regular grid, each once. Replicas are left out.
+    /// The regions of the distinct shards: each cell of a regular grid once, without replicas.
     fn shards(&self) -> Vec<Region>;
-    /// The contents of a shard, given by its place in [`Self::shards`]. Called once for each.
+    /// The contents of the shard with this index in [`Self::shards`]. Called once for each.
     ///
     /// # Errors
     /// The device failed.
     fn fetch(&mut self, shard: usize) -> Result<HostArray, SourceError>;
 }
 
-/// An array that is in host memory already.
+/// An array in host memory.
 pub struct WholeArray {
     dtype: DType,
     dims: Vec<usize>,
@@ -85,7 +85,7 @@ impl From<HostArray> for Value {
     }
 }
 
-/// A leaf of the tree that is saved.
+/// A leaf of the saved tree.
 pub struct Entry {
     pub key: Vec<KeySegment>,
     pub value: Value,
@@ -111,44 +111,44 @@ pub struct JsonItem {
     pub contents: Json,
 }
 
-/// Further arrays beside the state, for this program alone: they lie in a directory within the state's, which Orbax
-/// does not look at. (Beside `items`, it would take the directory for an item and refuse to restore the step where it
-/// is asked for no item in particular.)
+/// Further arrays beside the state, for this program alone. They lie in a directory inside the state's, which Orbax
+/// ignores. (Beside `items`, Orbax would take the directory for an item, and refuse to restore the step unless the
+/// caller names the items.)
 #[derive(Default)]
 pub struct ExtraItem {
     pub item: String,
     pub entries: Vec<Entry>,
 }
 
-/// Called when everything is written, before the step becomes visible; it may wait. An error withdraws the step. The
-/// next save waits for this one: what opens the gate must not come after that.
+/// Called when all files are written, before the step becomes visible; it may wait. An error discards the step. The
+/// next save waits for this one, so the event that opens the gate must not depend on the next save.
 pub type CommitGate = Box<dyn FnOnce() -> Result<(), SourceError> + Send>;
 
-/// What a step is to hold.
+/// The contents of a step.
 #[derive(Default)]
 pub struct SaveRequest {
-    /// The leaves, in the order in which they are listed.
+    /// The leaves, in listing order.
     pub entries: Vec<Entry>,
     /// Arrays beside the state.
     pub extra_items: Vec<ExtraItem>,
     /// JSON beside the state.
     pub json: Vec<JsonItem>,
-    /// Recorded with the step, such as `scan_layers`.
+    /// Metadata recorded with the step, such as `scan_layers`.
     pub custom_metadata: Map<String, Json>,
-    /// Permission to commit, for example once the loss is known to be finite.
+    /// Permission to commit, for example after the loss is known to be finite.
     pub commit_gate: Option<CommitGate>,
-    /// Fetch every shard before `save` returns, so that the buffers behind the sources may be reused at once.
+    /// Whether to fetch every shard before `save` returns, so that the device buffers can be reused at once.
     pub fetch_first: bool,
 }
 
-/// What was written.
+/// Totals of the written files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Written {
     pub files: usize,
     pub bytes: u64,
 }
 
-/// An entry whose place on disk is decided.
+/// An entry with its path on disk.
 pub(crate) struct Planned {
     key: Vec<KeySegment>,
     name: String,
@@ -159,21 +159,21 @@ pub(crate) struct Planned {
 struct PlannedArray {
     source: Box<dyn ArraySource>,
     layout: ArrayLayout,
-    /// Regions of the shards with the name of each one's file.
+    /// Regions of the shards with their file names.
     shards: Vec<(Region, String)>,
 }
 
-/// A tree of arrays whose place on disk is decided.
+/// A tree of arrays with paths on disk.
 pub(crate) struct PlannedItem {
-    /// The directory within the state's; `None` for the state itself.
+    /// The directory inside the state's; `None` for the state itself.
     name: Option<String>,
     entries: Vec<Planned>,
 }
 
-/// Decides where each entry goes; the state comes first.
+/// Chooses the path of each entry; the state comes first.
 ///
 /// # Errors
-/// Names collide or cannot be file names, or an array's shards are no regular grid.
+/// Names collide or are invalid file names, or an array's shards do not form a regular grid.
 pub(crate) fn plan(entries: Vec<Entry>, extra_items: Vec<ExtraItem>) -> Result<Vec<PlannedItem>> {
     let state = plan_entries(entries)?;
     let mut taken: HashSet<String> = state.iter().map(|entry| entry.name.clone()).collect();
@@ -254,7 +254,7 @@ fn layout(source: &dyn ArraySource) -> Result<(ArrayLayout, Vec<(Region, String)
     if files.len() == num_cells { Ok((layout, files)) } else { Err(NO_GRID) }
 }
 
-/// Fetches everything now.
+/// Fetches all shards now.
 pub(crate) fn fetch_all(step: u64, items: &mut [PlannedItem]) -> Result<()> {
     struct Fetched {
         dtype: DType,
@@ -301,20 +301,20 @@ fn fetch(step: u64, name: &str, array: &mut PlannedArray, index: usize) -> Resul
     Ok(host)
 }
 
-/// Everything that writing one step takes.
+/// The inputs for writing one step.
 pub(crate) struct StepWriter<'w> {
     pub disk: &'w Disk,
     pub step: u64,
     /// The temporary directory, which does not exist yet.
     pub temporary: &'w Path,
-    /// The directory's name once it is committed.
+    /// The directory's name after the commit.
     pub destination: &'w Path,
     pub threads: usize,
     pub cancelled: &'w AtomicBool,
 }
 
 impl StepWriter<'_> {
-    /// Writes all files into the temporary directory and flushes them; the commit is the caller's.
+    /// Writes all files into the temporary directory and flushes them; the caller commits.
     pub fn write(
         &self,
         items: Vec<PlannedItem>,
@@ -365,7 +365,7 @@ impl StepWriter<'_> {
         Ok(written)
     }
 
-    /// Writes a tree of arrays; the records are by path relative to its directory.
+    /// Writes a tree of arrays; its records are keyed by path relative to its directory.
     fn write_item(
         &self,
         directory: &Path,
@@ -452,11 +452,11 @@ impl StepWriter<'_> {
     }
 }
 
-/// The inner chunks of a shard and, as the last piece, its index.
+/// The inner chunks of a shard followed by its index.
 fn encode_shard(layout: &ArrayLayout, host: &HostArray, region: &Region) -> std::io::Result<Vec<Vec<u8>>> {
     let inner_dims = layout.encoded_dims();
     let element_size = layout.dtype.byte_size();
-    // A shard at the end of an axis may be smaller than the others: the rest of its box is padding.
+    // A shard at the end of an axis may be smaller than the others; the rest of its box is padding.
     let full: Region =
         region.iter().zip(&layout.chunk_dims).map(|(range, dim)| range.start..range.start + dim).collect();
     let counts: Vec<usize> =

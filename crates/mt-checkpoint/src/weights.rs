@@ -1,4 +1,4 @@
-//! What files of weights have in common, whatever their format: tensors at places of a file.
+//! Code that all formats of weight files share: tensors at offsets of a file.
 
 use std::{
     fmt,
@@ -18,7 +18,7 @@ use crate::error::{CheckpointError, Result};
 pub enum ElementType {
     /// A type that can be read.
     Known(DType),
-    /// A type that can only be listed, by the name its format gives it, such as `F8_E4M3`.
+    /// A type that can only be listed, by its name in the format, such as `F8_E4M3`.
     Other(String),
 }
 
@@ -54,8 +54,8 @@ pub struct TensorInfo {
     pub dtype: ElementType,
     pub dims: Vec<usize>,
     pub file: Arc<Path>,
-    /// The bytes of the file that hold its elements. Elements of other tensors lie among them where a PyTorch file
-    /// stores a view.
+    /// The range of the file that holds its elements. If a PyTorch file stores a view, the range also contains elements
+    /// of other tensors.
     pub range: Range<u64>,
     /// Bytes of its elements alone.
     pub num_bytes: u64,
@@ -67,7 +67,7 @@ impl TensorInfo {
         self.dims.iter().map(|&dim| dim as u64).product()
     }
 
-    /// The element type, which reading needs to know.
+    /// The element type, or an error if it cannot be read.
     pub(crate) fn readable(&self) -> Result<DType> {
         self.dtype.known().ok_or_else(|| CheckpointError::UnreadableTensor {
             file: self.file.to_path_buf(),
@@ -91,18 +91,18 @@ impl TensorInfo {
     }
 }
 
-/// The bytes that elements take; `None` if that is more than can be counted.
+/// The size of the elements in bytes; `None` on overflow.
 pub(crate) fn checked_size(dims: &[usize], element: usize) -> Option<u64> {
     let bytes = dims.iter().try_fold(element, |bytes, &dim| bytes.checked_mul(dim))?;
-    // What memory cannot hold is no tensor. A zero among the dimensions hides no overflow of the others.
+    // A tensor that no memory can hold is invalid. A zero dimension hides no overflow of the others.
     isize::try_from(bytes).ok().and_then(|bytes| u64::try_from(bytes).ok())
 }
 
 /// An open file of weights.
 ///
-/// It is read at given places rather than mapped: reading into the array's own memory takes less time than mapping,
-/// faulting and copying, counts for no memory beyond the array, and a file that is cut short meanwhile is an error
-/// instead of a signal.
+/// The file is read at offsets rather than mapped. Reading into the array's own memory is faster than mapping, faulting
+/// and copying, and needs no memory beyond the array. A file that is truncated meanwhile causes an error instead of a
+/// signal.
 #[derive(Debug)]
 pub(crate) struct WeightsFile {
     pub path: Arc<Path>,
@@ -110,7 +110,7 @@ pub(crate) struct WeightsFile {
     file: File,
 }
 
-/// What a download leaves in place of weights that it did not fetch.
+/// The placeholder that Git LFS leaves for weights that it did not fetch.
 const LFS_POINTER: &[u8] = b"version https://git-lfs";
 
 impl WeightsFile {
@@ -128,7 +128,7 @@ impl WeightsFile {
         Ok(file)
     }
 
-    /// Fills `bytes` with what lies at `offset`.
+    /// Fills `bytes` from `offset`.
     pub fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<()> {
         self.file.read_exact_at(bytes, offset).map_err(|source| match source.kind() {
             std::io::ErrorKind::UnexpectedEof => self.bad("it became shorter while it was read", ""),
@@ -154,7 +154,7 @@ impl WeightsFile {
             let hint = "run `git lfs pull` in its directory";
             return Err(self.bad("it is a pointer of Git LFS, not the weights themselves", hint));
         }
-        // A header's length below 2^56 leaves no text in the first eight bytes, and a ZIP archive starts with `PK`.
+        // A header length below 2^56 rules out text in the first eight bytes, and a ZIP archive starts with `PK`.
         if start.trim_ascii_start().starts_with(b"<") && start.iter().all(|byte| !matches!(byte, 0..=8)) {
             return Err(self.bad("it is a web page, not weights", DOWNLOAD_HINT));
         }
@@ -165,7 +165,7 @@ impl WeightsFile {
 pub(crate) const DOWNLOAD_HINT: &str = "download it again";
 pub(crate) const MISSING_HINT: &str = "check the path, or download it again";
 
-/// The error of a file that is no usable file of weights; an empty hint is none.
+/// The error of an unusable file of weights; an empty hint means none.
 pub(crate) fn bad(path: &Path, reason: impl Into<String>, hint: &'static str) -> CheckpointError {
     CheckpointError::BadWeights { path: path.to_owned(), reason: reason.into(), hint }
 }
@@ -181,7 +181,7 @@ pub(crate) fn read_dense(
     Ok(array)
 }
 
-/// Names of a directory's files, sorted; those that are no text are left out.
+/// Names of a directory's files, sorted; names that are not UTF-8 are left out.
 pub(crate) fn file_names(directory: &Path) -> Result<Vec<String>> {
     let failed = |source| CheckpointError::io("list", directory, source);
     let mut names = Vec::new();
@@ -194,7 +194,7 @@ pub(crate) fn file_names(directory: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// A tensor with the name, among those that `path` holds.
+/// The error for a tensor name that `path` does not have.
 pub(crate) fn unknown_tensor(path: &Path, name: &str) -> CheckpointError {
     CheckpointError::NoSuchArray { checkpoint: PathBuf::from(path), name: name.to_owned() }
 }

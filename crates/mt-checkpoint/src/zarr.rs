@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::codec::ByteCodec;
 
-/// How an array lies on disk.
+/// The storage layout of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ArrayLayout {
     pub dtype: DType,
@@ -15,7 +15,7 @@ pub(crate) struct ArrayLayout {
     pub keys: ChunkKeys,
     /// Subdivision of a file into separately encoded chunks.
     pub shard: Option<Shard>,
-    /// Codecs of a file, or of each inner chunk where there is a subdivision.
+    /// Codecs of a file, or of each inner chunk if files are subdivided.
     pub codecs: Vec<ByteCodec>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Shard {
     pub index_checksum: bool,
 }
 
-/// How the name of a chunk's file is made from its place in the grid.
+/// How a chunk's file name is formed from its grid position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChunkKeys {
     /// `c/0/1`: version 3.
@@ -48,15 +48,15 @@ impl ChunkKeys {
     }
 }
 
-/// Inner chunks are about this large: small enough to be compressed and read in parallel and in part.
+/// Target size of inner chunks: small enough to be compressed and read in parallel and in ranges.
 const INNER_BYTES: usize = 8 << 20;
-/// No smaller than this where a dimension has no fitting divisor.
+/// Minimum size, for dimensions without a suitable divisor.
 const INNER_BYTES_LEAST: usize = 256 << 10;
-/// Weights hardly compress, zeros of a fresh optimizer do: the fastest level is the right one.
+/// The fastest level: weights hardly compress, while zeros of a fresh optimizer compress at any level.
 const ZSTD_LEVEL: i32 = 1;
 
 impl ArrayLayout {
-    /// The layout we write: one file per shard, in inner chunks that each carry a checksum.
+    /// The layout that we write: one file per shard, in inner chunks with a checksum each.
     pub fn for_shards(dtype: DType, dims: &[usize], shard_dims: &[usize]) -> Self {
         let inner_dims = inner_dims(shard_dims, dtype.byte_size());
         Self {
@@ -69,7 +69,7 @@ impl ArrayLayout {
         }
     }
 
-    /// Dimensions of the box that is encoded as one.
+    /// Dimensions of the separately encoded box.
     pub fn encoded_dims(&self) -> &[usize] {
         self.shard.as_ref().map_or(&self.chunk_dims, |shard| &shard.inner_dims)
     }
@@ -110,7 +110,7 @@ impl ArrayLayout {
     /// Reads `zarr.json`.
     ///
     /// # Errors
-    /// Something in it is missing, malformed or not supported.
+    /// A field is missing, malformed or not supported.
     pub fn from_zarr3(json: &Value) -> Result<Self, LayoutError> {
         let name = text(json, "/data_type")?;
         let dtype = name.parse().map_err(|_| unsupported(format!("data type `{name}`")))?;
@@ -150,7 +150,7 @@ impl ArrayLayout {
     /// Reads `.zarray`.
     ///
     /// # Errors
-    /// Something in it is missing, malformed or not supported.
+    /// A field is missing, malformed or not supported.
     pub fn from_zarr2(json: &Value) -> Result<Self, LayoutError> {
         let name = text(json, "/dtype")?;
         let dtype = zarr2_dtype(name).ok_or_else(|| unsupported(format!("data type `{name}`")))?;
@@ -195,7 +195,7 @@ impl ArrayLayout {
     }
 }
 
-/// Why metadata cannot be used.
+/// The reason why metadata cannot be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum LayoutError {
     Malformed(String),
@@ -206,7 +206,7 @@ fn unsupported(feature: String) -> LayoutError {
     LayoutError::Unsupported(feature)
 }
 
-/// Splits leading axes until a box has at most [`INNER_BYTES`], so that the boxes stay contiguous in their shard.
+/// Splits leading axes until a box has at most [`INNER_BYTES`], so that boxes are contiguous in their shard.
 fn inner_dims(shard_dims: &[usize], element_size: usize) -> Vec<usize> {
     let mut inner = shard_dims.to_vec();
     for axis in 0..inner.len() {
@@ -239,7 +239,7 @@ fn check_fill_value(json: &Value) -> Result<(), LayoutError> {
 fn byte_codecs(codecs: &[Value], dtype: DType) -> Result<Vec<ByteCodec>, LayoutError> {
     let mut kinds = Vec::new();
     for codec in codecs {
-        // A codec without configuration may be written as its name alone.
+        // A codec without configuration may be given by its name alone.
         let name = codec.as_str().or_else(|| codec["name"].as_str()).unwrap_or_default();
         match name {
             "bytes" if dtype.byte_size() > 1 && codec["configuration"]["endian"] == "big" => {

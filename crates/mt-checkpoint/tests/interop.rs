@@ -17,7 +17,7 @@ mod python;
 
 use python::{ORBAX, python};
 
-/// What both sides say about an array: the contents are hexadecimal, little-endian and row-major.
+/// An array as both sides report it: the contents are hexadecimal, little-endian and row-major.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Described {
     dtype: String,
@@ -32,7 +32,7 @@ impl Described {
     }
 }
 
-/// A mesh of two by two devices, each axis of the array being split in halves as far as it has two axes.
+/// A 2×2 mesh; each of the first two axes of the array is split in halves.
 struct Quartered(HostArray);
 
 impl ArraySource for Quartered {
@@ -66,7 +66,7 @@ impl ArraySource for Quartered {
     }
 }
 
-/// Counting numbers in any element type, so that floating-point contents are ordinary numbers.
+/// Counting numbers in any element type, so floating-point contents are ordinary numbers.
 fn counting(dtype: DType, dims: &[usize]) -> HostArray {
     let count = dims.iter().product::<usize>();
     let bytes: Vec<u8> = (0..count)
@@ -114,7 +114,7 @@ fn orbax_restores_our_checkpoints() {
     let empties = [(1, Empty::None), (2, Empty::Dict), (3, Empty::List), (4, Empty::Tuple)];
     entries.extend(empties.map(|(index, empty)| Entry::empty(vec!["opt_state".into(), index.into()], empty)));
 
-    // Named like an array of the state, with other contents: Orbax must not mistake the one for the other.
+    // Named like an array of the state, with other contents: Orbax must not confuse the two.
     let extra_items = || {
         let entries = vec![Entry::new(weight("kernel"), counting(DType::I32, &[64, 32]))];
         vec![ExtraItem { item: "exact".to_owned(), entries }]
@@ -138,7 +138,7 @@ fn orbax_restores_our_checkpoints() {
     manager.save(1235, SaveRequest::default()).unwrap();
     manager.wait_until_finished().unwrap();
     manager.set_aside(1235).unwrap();
-    // Orbax restores a step as a whole, without being told what, if it knows the kind of each directory in it.
+    // Orbax restores a whole step without further arguments if it knows the kind of each directory in it.
     let entries = vec![Entry::new(weight("kernel"), counting(DType::F32, &[64, 32]))];
     manager.save(7, SaveRequest { entries, extra_items: extra_items(), ..SaveRequest::default() }).unwrap();
     manager.wait_until_finished().unwrap();
@@ -198,5 +198,5 @@ fn we_read_checkpoints_that_orbax_wrote() {
         assert_eq!(part.to_f64()[0], f64::from(15 * 32 + 3));
     }
     let error = Checkpoint::open_path(&directory.path().join("ocdbt")).unwrap_err();
-    assert!(error.is_user_error() && error.to_string().contains("OCDBT checkpoints"), "{error}");
+    assert!(error.is_user_error() && error.to_string().contains("OCDBT checkpoint"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! What the derived implementations do: paths, order, and rebuilding.
+//! The derived implementations: paths, order, and rebuilding.
 
 #![forbid(unsafe_code)]
 
@@ -70,7 +70,7 @@ fn block(width: usize) -> Block<i32> {
     }
 }
 
-/// The paths are those expected, mapping visits them in order, and leaves put back give the same tree.
+/// Checks the paths, that mapping visits them in order, and that rebuilding from the leaves gives the same tree.
 fn check<T>(tree: &T, expected: &[&str])
 where
     T: Tree<Leaf = i32, With<i32> = T> + PartialEq + Debug,

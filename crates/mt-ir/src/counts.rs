@@ -1,4 +1,4 @@
-//! Counting what a graph does.
+//! Counts the work of a graph.
 
 use std::collections::BTreeMap;
 
@@ -6,25 +6,25 @@ use mt_shape::DType;
 
 use crate::{Dot, Graph, Op, ScatterKind, TensorType};
 
-/// What one run of a program does, on all devices together. Bodies of loops count as often as they run, which the
-/// compiler's own analysis leaves out.
+/// The work of one run of a program on all devices together. The body of a loop counts once per iteration, unlike in
+/// the compiler's own analysis.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counts {
-    /// Multiplications and additions of matrix products, by the type of what is multiplied.
+    /// FLOPs of matrix products, by the type of the operands.
     pub products: BTreeMap<DType, f64>,
-    /// Operations on single elements: arithmetic, comparisons and conversions of one element each, exponentials and
-    /// the like counted as one, and the steps of reductions, running sums, sorts and scatters.
+    /// Elementwise operations: arithmetic, comparisons, conversions and transcendental functions count one per element,
+    /// and so does each step of reductions, running sums, sorts and scatters.
     pub others: f64,
     /// Bytes of all arguments.
     pub argument_bytes: f64,
     /// Bytes of all results.
     pub result_bytes: f64,
-    /// A loop whose number of turns nobody knows was counted once, so that this is the least there is to do.
+    /// Whether a loop with an unknown trip count was counted once, which makes the counts a lower bound.
     pub is_at_least: bool,
 }
 
 impl Counts {
-    /// Counts what `graph` does. Of branches the one that does most counts.
+    /// Counts the work of `graph`. Among branches the most expensive one counts.
     pub fn of(graph: &Graph) -> Self {
         let bytes = |types: &[TensorType]| types.iter().map(|ty| ty.byte_size() as f64).sum();
         let mut counts = Self {
@@ -36,7 +36,7 @@ impl Counts {
         counts
     }
 
-    /// Multiplications and additions of matrix products of all types.
+    /// FLOPs of matrix products of all types.
     pub fn all_products(&self) -> f64 {
         self.products.values().sum()
     }
@@ -57,7 +57,7 @@ impl Counts {
                         self.is_at_least = true;
                         1.0
                     });
-                    // It is asked once more than it is answered with yes.
+                    // The condition is evaluated once more than the body.
                     self.add_graph(&op.condition, times * (trips + 1.0));
                     self.add_graph(&op.body, times * trips);
                 }
@@ -94,7 +94,7 @@ impl Counts {
                 Op::Scatter { kind: ScatterKind::Add, .. } => self.others += times * elements(operand(2)),
                 Op::Sort { dimension, .. } => self.others += times * comparisons(operand(0), *dimension),
                 Op::TopK { .. } => self.others += times * comparisons(operand(0), operand(0).rank() - 1),
-                // These move, place or name what there is; sums of collectives are the network's.
+                // These only move, place or name values; sums of collectives belong to the network.
                 Op::Constant(_)
                 | Op::Iota { .. }
                 | Op::Bitcast(_)
@@ -132,7 +132,7 @@ impl Counts {
     }
 }
 
-/// The wider type of what is multiplied, and two operations for each pair of elements.
+/// The wider operand type, and two FLOPs per pair of elements.
 fn product(dot: &Dot, lhs: &TensorType, rhs: &TensorType) -> (DType, f64) {
     let dtype = if lhs.dtype.byte_size() >= rhs.dtype.byte_size() { lhs.dtype } else { rhs.dtype };
     let shared: usize =
@@ -141,7 +141,7 @@ fn product(dot: &Dot, lhs: &TensorType, rhs: &TensorType) -> (DType, f64) {
     (dtype, 2.0 * lhs.num_elements() as f64 * free as f64)
 }
 
-/// About how many comparisons sorting takes along a dimension.
+/// The approximate number of comparisons of a sort along a dimension.
 fn comparisons(ty: &TensorType, dimension: usize) -> f64 {
     ty.num_elements() as f64 * (ty.dims[dimension].max(1) as f64).log2().ceil()
 }

@@ -23,7 +23,7 @@ pub struct Node {
     pub op: Op,
     pub operands: Vec<ValueId>,
     pub results: Vec<ValueId>,
-    /// The scope path the operation was traced in, such as `decoder/layers/mlp`.
+    /// The scope path in which the operation was traced, such as `decoder/layers/mlp`.
     pub scope: Arc<str>,
 }
 
@@ -80,8 +80,8 @@ impl Graph {
         Ok(results)
     }
 
-    /// Adds an operation that has one result and whose operands are known to fit: for transforms, which build
-    /// well-typed code from well-typed code.
+    /// Adds an operation that has one result and whose operands are known to fit. Transforms use it to build well-typed
+    /// code from well-typed code.
     ///
     /// # Panics
     /// The operands do not fit the operation, or it does not have one result.
@@ -156,7 +156,7 @@ impl Graph {
         producers
     }
 
-    /// Copies the nodes of `other` into this graph, with `arguments` for its inputs, and returns its outputs here.
+    /// Copies the nodes of `other` into this graph, replacing its inputs by `arguments`, and returns its outputs here.
     ///
     /// # Panics
     /// The arguments do not have the inputs' types.
@@ -166,7 +166,7 @@ impl Graph {
         other.outputs.iter().map(|value| map[value]).collect()
     }
 
-    /// As [`Graph::inline`], and returns where every value of `other` went.
+    /// As [`Graph::inline`], but returns the map from all values of `other` to values here.
     ///
     /// # Panics
     /// The arguments do not have the inputs' types.

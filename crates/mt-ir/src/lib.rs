@@ -1,7 +1,7 @@
 //! SSA graphs of StableHLO operations: pure shape rules, a verifier, dead-code elimination, and the printer.
 //!
-//! Phase: build. Everything here is positional and free of FFI; `mt-trace` builds graphs from named axes,
-//! `mt-autodiff` differentiates them, `mt-runtime` compiles the text that is printed here.
+//! Phase: build. This crate is positional and free of FFI. `mt-trace` builds graphs from named axes, `mt-autodiff`
+//! differentiates them, and `mt-runtime` compiles the text printed here.
 
 #![forbid(unsafe_code)]
 

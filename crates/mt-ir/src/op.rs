@@ -1,7 +1,7 @@
 //! The operations of the IR.
 //!
 //! Semantics are those of StableHLO, whose specification defines each operation of the same name. Operations with
-//! regions are isolated: a region sees its own inputs only, and what it captures is an explicit operand.
+//! regions are isolated: a region sees only its own inputs, and captured values are explicit operands.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,7 +12,7 @@ use crate::{Graph, TensorType};
 /// An operation. Its operands and results are in the [`crate::Node`] that holds it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// A value known when tracing. Large data never becomes a literal.
+    /// A value known while tracing. Large data never becomes a literal.
     Constant(Literal),
     /// Counts up along one dimension.
     Iota {
@@ -67,11 +67,11 @@ pub enum Op {
     Reverse {
         dimensions: Vec<usize>,
     },
-    /// Operands: value, then one `i32` scalar start for each dimension (clamped so that the slice fits).
+    /// Operands: value, then one `i32` scalar start per dimension, clamped so that the slice fits.
     DynamicSlice {
         sizes: Vec<usize>,
     },
-    /// Operands: value, update, then one `i32` scalar start for each dimension.
+    /// Operands: value, update, then one `i32` scalar start per dimension.
     DynamicUpdateSlice,
     /// Operands: value, start indices.
     Gather(GatherDims),
@@ -93,17 +93,17 @@ pub enum Op {
     RandomBits {
         ty: TensorType,
     },
-    /// The identity, without a gradient.
+    /// The identity, which blocks gradients.
     StopGradient,
     /// The identity; names a tensor so that remat policies can refer to it.
     Name(Arc<str>),
-    /// The identity; places its operand on the mesh.
+    /// The identity; constrains the sharding of its operand.
     Constrain(PartitionSpec),
     /// The identity; moves its operand to another memory of its device.
     Transfer(Memory),
-    /// The identity on all operands, which the compiler will not look through.
+    /// The identity on all operands, across which the compiler does not optimize.
     OptimizationBarrier,
-    /// Operands: `i32` scalar branch index, then the inputs, which every branch takes.
+    /// Operands: `i32` scalar branch index, then the inputs, which every branch receives.
     Case {
         branches: Vec<Arc<Graph>>,
     },
@@ -121,11 +121,11 @@ pub enum Op {
 pub enum Literal {
     /// The same number in every element.
     Splat { ty: TensorType, value: Scalar },
-    /// Few elements, each given.
+    /// A small array given element by element.
     Dense(HostArray),
 }
 
-/// A number or truth value in a constant. For `u64`, the bits of an integer count.
+/// A number or truth value in a constant. For `u64`, an integer's bits matter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scalar {
     Bool(bool),
@@ -205,13 +205,13 @@ pub struct Dot {
     pub rhs_batch: Vec<usize>,
     pub lhs_contract: Vec<usize>,
     pub rhs_contract: Vec<usize>,
-    /// The type of the result. Sums are accumulated in `f32` at least; the printer decides for each platform
+    /// Element type of the result. Sums are accumulated in `f32` at least. The printer decides for each platform
     /// whether a narrow result is returned directly or converted from `f32`.
     pub result: DType,
-    /// The number of bits that products of `f32` keep on accelerators.
+    /// The precision that products of `f32` keep on accelerators.
     pub precision: Precision,
-    /// Whether a result that is wider than the operands may be rounded to their type on its way: where it is a sum over
-    /// devices, the printer halves by that what they exchange and hold.
+    /// Whether a result that is wider than the operands may be rounded to their type before devices sum it. The printer
+    /// thereby halves the bytes that devices exchange and hold.
     pub may_round: bool,
 }
 
@@ -243,11 +243,11 @@ pub struct ScatterDims {
     pub index_vector_dim: usize,
 }
 
-/// How a scatter combines an update with what is there.
+/// How a scatter combines an update with the present element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScatterKind {
     Add,
-    /// The indices must be distinct for the result, and its gradient, to be defined.
+    /// Indices must be distinct; otherwise the result and its gradient are undefined.
     Replace,
 }
 
@@ -257,8 +257,8 @@ pub struct While {
     pub condition: Arc<Graph>,
     pub body: Arc<Graph>,
     pub num_captured: usize,
-    /// How often the body runs, on average where the loop runs several times, if who made it knows. It changes nothing
-    /// but what is counted.
+    /// The trip count, averaged if the loop runs several times, or `None` if the caller does not know it. It affects
+    /// only [`crate::Counts`].
     pub trips: Option<f64>,
 }
 
@@ -274,24 +274,25 @@ pub struct Scan {
     pub reverse: bool,
     pub num_captured: usize,
     pub num_carry: usize,
-    /// What a differentiated scan keeps for the reverse scan besides the carry.
+    /// Which values a differentiated scan saves for the reverse scan, in addition to the carry.
     pub save: SavePolicy,
 }
 
-/// Runs `body`; when differentiated, keeps what `save` says and recomputes the rest.
+/// Runs `body`. Its derivative saves the values that `save` selects and recomputes the others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remat {
     pub body: Arc<Graph>,
     pub save: SavePolicy,
 }
 
-/// Which tensors of a region are kept for its backward pass.
+/// Which tensors of a region are saved for its backward pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SavePolicy {
-    /// What the backward pass uses, except what follows from the region's other inputs at little cost.
+    /// All values that the backward pass reads, except those that are cheap to recompute from the region's other
+    /// inputs.
     Everything,
-    /// Only the tensors that [`Op::Name`] gives one of these names, each in the memory given. What recomputation
-    /// begins with, the inputs of the region, is kept too, in its own memory unless it is named.
+    /// Only the tensors that [`Op::Name`] gives one of these names, each in the given memory. The region's inputs, from
+    /// which recomputation starts, are saved too, in their own memory unless they are named.
     Names(BTreeMap<String, Memory>),
 }
 
@@ -301,13 +302,13 @@ pub enum Memory {
     /// The device's own.
     #[default]
     Device,
-    /// The host's, in pages that the device can read and write by itself. To a CPU both memories are one.
+    /// Host memory, in pages that the device can read and write directly. A CPU has only one memory.
     Host,
 }
 
 /// A function with its own derivative.
 ///
-/// `primal` maps arguments to outputs; `forward` maps arguments to outputs and residuals; `backward` maps residuals
+/// `primal` maps arguments to outputs, `forward` maps arguments to outputs and residuals, and `backward` maps residuals
 /// and the cotangents of all outputs to the cotangents of the arguments that `differentiable` marks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CustomVjp {
@@ -318,32 +319,32 @@ pub struct CustomVjp {
     pub differentiable: Vec<bool>,
 }
 
-/// Computes what `body` does: by the call of a kernel where there is one, or else by `body` itself.
+/// Computes `body`: by calling a kernel if there is one, otherwise as `body` itself.
 ///
-/// The kernel is one for the element type of the first operand. It has no derivative; what does is a [`CustomVjp`]
-/// around it.
+/// The kernel is selected by the element type of the first operand. The operation has no derivative; wrap it in a
+/// [`CustomVjp`] to differentiate it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kernel {
-    /// Names the kernel's handler (`mt-kernels`).
+    /// Name of the kernel's handler in `mt-kernels`.
     pub name: &'static str,
-    /// What the kernel is told besides its operands.
+    /// Parameters of the kernel besides its operands.
     pub attributes: Vec<(&'static str, i64)>,
     pub operands: KernelOperands,
     pub body: Arc<Graph>,
 }
 
-/// How a kernel takes its operands.
+/// How a kernel receives its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelOperands {
-    /// It reads them through sizes and strides, as which transposes and slices before it are passed on.
+    /// Through sizes and strides, so preceding transposes and slices need no copy.
     Strided,
-    /// Dense. The memory of the first so many operands becomes that of as many results, of the same types.
+    /// Dense. The first `num_updated` operands share memory with as many results of the same types.
     Dense { num_updated: usize },
 }
 
-/// Code for one device, over the mesh axes `manual_axes`; the partitioner handles the others.
+/// Per-device code over the mesh axes `manual_axes`; the partitioner handles the other axes.
 ///
-/// Inside the body values have the sizes of one device's part along those axes.
+/// Inside the body, values have the size of one device's shard along the manual axes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ManualComputation {
     pub body: Arc<Graph>,
@@ -357,11 +358,11 @@ pub struct ManualComputation {
 pub struct Collective {
     pub kind: CollectiveKind,
     pub mesh_axes: Vec<String>,
-    /// The number of devices that take part in one group: the product of the sizes of `mesh_axes`.
+    /// The number of devices in a group: the product of the sizes of `mesh_axes`.
     pub group_size: usize,
 }
 
-/// What a collective does.
+/// The kind of a collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CollectiveKind {
     AllReduceSum,
@@ -375,7 +376,7 @@ pub enum CollectiveKind {
         split_dimension: usize,
         concat_dimension: usize,
     },
-    /// Pairs of source and target positions along the axes.
+    /// Pairs of source and target coordinates along the axes.
     Permute {
         pairs: Vec<(usize, usize)>,
     },
@@ -459,7 +460,7 @@ impl Reduction {
 }
 
 impl Memory {
-    /// The name that XLA and PJRT know it by.
+    /// The name under which XLA and PJRT know the memory.
     pub const fn kind(self) -> &'static str {
         match self {
             Self::Device => "device",
@@ -514,7 +515,7 @@ impl Op {
         }
     }
 
-    /// The regions the operation holds.
+    /// The regions of the operation.
     pub fn regions(&self) -> Vec<&Arc<Graph>> {
         match self {
             Self::Case { branches } => branches.iter().collect(),

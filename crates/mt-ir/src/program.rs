@@ -1,4 +1,4 @@
-//! A printed program: what the runtime compiles and runs.
+//! A printed program, which the runtime compiles and runs.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub struct TensorType {
 }
 
 impl TensorType {
-    /// A type from its parts.
+    /// A type from element type and dimensions.
     pub fn new(dtype: DType, dims: impl Into<Vec<usize>>) -> Self {
         Self { dtype, dims: dims.into() }
     }
@@ -34,7 +34,7 @@ impl TensorType {
         self.dims.iter().product()
     }
 
-    /// The bytes all elements take.
+    /// The number of bytes of all elements.
     pub fn byte_size(&self) -> usize {
         self.num_elements() * self.dtype.byte_size()
     }
@@ -51,27 +51,27 @@ impl std::fmt::Display for TensorType {
 pub struct ProgramValue {
     /// A name for messages, such as `params.decoder.layers.mlp.wi_0`.
     pub name: String,
-    /// The type of the whole array, all shards together.
+    /// Type of the whole array, all shards together.
     pub ty: TensorType,
-    /// How the array is split over the program's mesh.
+    /// Sharding of the array over the program's mesh.
     pub sharding: Sharding,
-    /// For an argument: its memory may be reused, so that it must be given up when the program runs.
+    /// For an argument: its memory may be reused for results, so the caller loses the array when the program runs.
     pub donated: bool,
-    /// The memory of its devices that it is in.
+    /// The memory that holds it.
     pub memory: Memory,
 }
 
-/// A value that a program computes on its way.
+/// An intermediate value of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramTemporary {
-    /// Where it comes from: the scope path and the value's name or its operation's, such as
+    /// Origin of the value: the scope path, and the value's name or its operation's, such as
     /// `decoder/layers/mlp/mlpwi_0`.
     pub name: String,
-    /// The type of the whole array, all shards together.
+    /// Type of the whole array, all shards together.
     pub ty: TensorType,
 }
 
-/// A StableHLO module, printed, with what a caller must know of its arguments and results.
+/// A printed StableHLO module with a description of its arguments and results.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// The name, for caches, dumps and messages, such as `train_step`.
@@ -82,8 +82,8 @@ pub struct Program {
     pub mesh: Arc<Mesh>,
     pub inputs: Vec<ProgramValue>,
     pub outputs: Vec<ProgramValue>,
-    /// The largest values in between, before the compiler fuses operations; many are never stored whole.
+    /// The largest intermediate values before the compiler fuses operations; many are never stored whole.
     pub temporaries: Vec<ProgramTemporary>,
-    /// What a run of it does, on all devices together.
+    /// The work of one run on all devices together.
     pub counts: Counts,
 }

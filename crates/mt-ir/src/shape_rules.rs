@@ -392,7 +392,9 @@ fn infer_top_k(k: usize, operands: &[&TensorType]) -> Result<Vec<TensorType>> {
     let mut dims = operands[0].dims.clone();
     match dims.last_mut() {
         Some(last) if k <= *last => *last = k,
-        _ => return invalid(format!("the {k} largest of `{}` do not exist", operands[0])),
+        _ => {
+            return invalid(format!("`{}` does not have {k} elements along its last dimension", operands[0]));
+        }
     }
     Ok(vec![TensorType::new(operands[0].dtype, dims.clone()), TensorType::new(DType::I32, dims)])
 }

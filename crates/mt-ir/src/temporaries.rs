@@ -1,14 +1,14 @@
-//! The largest values that a program computes on its way.
+//! The largest intermediate values of a program.
 
 use std::cmp::Reverse;
 
 use crate::{Graph, Memory, Op, ProgramTemporary, ValueId};
 
-/// How many are kept: enough for a message.
+/// How many values are kept: enough for a message.
 const NUM_KEPT: usize = 12;
 
-/// The largest values in device memory of `graph` and its regions that are neither arguments nor results, the largest
-/// first; several of one name and type count once.
+/// The largest values in device memory of `graph` and its regions that are neither arguments nor results, in descending
+/// order. Values of one name and type count once.
 pub(crate) fn largest_temporaries(graph: &Graph) -> Vec<ProgramTemporary> {
     let mut graphs = Vec::new();
     let mut values = Vec::new();
@@ -28,7 +28,7 @@ pub(crate) fn largest_temporaries(graph: &Graph) -> Vec<ProgramTemporary> {
     kept
 }
 
-/// Adds the graph and its regions to `graphs`, and what they compute to `values`, by the graph's index.
+/// Adds the graph and its regions to `graphs`, and their intermediate values to `values`, keyed by the graph's index.
 fn collect<'g>(
     graph: &'g Graph,
     is_outermost: bool,
@@ -45,10 +45,10 @@ fn collect<'g>(
     graphs.push(labelled);
     for node in graph.nodes() {
         match &node.op {
-            // Printed in place, so that what they return is among what their bodies compute.
+            // Remat bodies are printed inline, so their results are temporaries as well.
             Op::Remat(op) => collect(&op.body, false, graphs, values),
             Op::CustomVjp(op) => collect(&op.primal, false, graphs, values),
-            // A kernel that is called instead takes less.
+            // If the kernel is called, it needs less memory than its body.
             Op::Kernel(op) => collect(&op.body, false, graphs, values),
             op if takes_no_memory(op) => {}
             op => {
@@ -62,7 +62,7 @@ fn collect<'g>(
     }
 }
 
-/// Whether the compiler need not store what an operation returns.
+/// Whether the compiler needs no memory for an operation's result.
 fn takes_no_memory(op: &Op) -> bool {
     let is_view = matches!(
         op,
@@ -78,11 +78,11 @@ fn is_identity(op: &Op) -> bool {
     )
 }
 
-/// A graph, and what is needed to call its values something.
+/// A graph with the data that labels its values.
 struct Labelled<'g> {
     graph: &'g Graph,
     producers: Vec<Option<usize>>,
-    /// The names that the code gives, by value.
+    /// The names from [`Op::Name`], by value.
     names: Vec<Option<&'g str>>,
 }
 
@@ -99,7 +99,7 @@ impl<'g> Labelled<'g> {
         labelled
     }
 
-    /// What a value is that was only named or placed.
+    /// The value behind names and sharding constraints.
     fn origin(&self, mut value: ValueId) -> ValueId {
         while let Some(index) = self.producers[value.index()] {
             let node = &self.graph.nodes()[index];
@@ -112,7 +112,7 @@ impl<'g> Labelled<'g> {
         value
     }
 
-    /// Whether a value was moved to the host's memory, or is stacked of what a scan's body moves there.
+    /// Whether a value was moved to host memory, or is a stack of values that a scan's body moves there.
     fn is_in_host_memory(&self, mut value: ValueId) -> bool {
         while let Some(index) = self.producers[value.index()] {
             let node = &self.graph.nodes()[index];
@@ -131,7 +131,7 @@ impl<'g> Labelled<'g> {
         false
     }
 
-    /// Where a value comes from: its scope, and its own name or the operation's.
+    /// A value's label: its scope, and its own name or its operation's.
     fn label(&self, value: ValueId) -> String {
         let value = self.origin(value);
         let Some(index) = self.producers[value.index()] else { return "a loop's state".to_owned() };

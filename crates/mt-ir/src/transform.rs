@@ -1,10 +1,10 @@
-//! Cutting parts out of graphs, and dropping what is not used.
+//! Extracting subgraphs and eliminating dead code.
 
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{Graph, Kernel, Node, Op, Scan, ValueId, While};
 
-/// The part of `graph` that computes `outputs` from `inputs`, which may be any of its values.
+/// The subgraph of `graph` that computes `outputs` from `inputs`, which may be any of its values.
 ///
 /// # Panics
 /// An output depends on an input of `graph` that is not among `inputs`.
@@ -42,13 +42,13 @@ pub fn extract(graph: &Graph, inputs: &[ValueId], outputs: &[ValueId]) -> Graph 
     result
 }
 
-/// Drops nodes, and results and operands of regions, that no output depends on. Inputs are all kept.
+/// Drops nodes, and results and operands of regions, on which no output depends. Keeps all inputs.
 pub fn eliminate_dead_code(graph: &Graph) -> Graph {
     let mut needed = vec![false; graph.num_values()];
     for output in graph.outputs() {
         needed[output.index()] = true;
     }
-    // Backwards, so that a region is cleaned with what is known to be used of its results.
+    // Backwards, so that the used results of a region are known before the region is cleaned.
     let mut kept: Vec<Node> = Vec::new();
     for node in graph.nodes().iter().rev() {
         let used: Vec<bool> = node.results.iter().map(|result| needed[result.index()]).collect();
@@ -74,7 +74,7 @@ fn pick<T: Clone>(items: &[T], keep: &[bool]) -> Vec<T> {
     items.iter().zip(keep).filter(|(_, keep)| **keep).map(|(item, _)| item.clone()).collect()
 }
 
-/// The region with only some outputs, and which of its inputs it then uses.
+/// The region with only the marked outputs, and which of its inputs it then reads.
 fn narrowed(region: &Graph, keep_outputs: &[bool]) -> (Graph, Vec<bool>) {
     let cleaned =
         eliminate_dead_code(&extract(region, region.inputs(), &pick(region.outputs(), keep_outputs)));
@@ -142,7 +142,7 @@ fn clean_node(node: &Node, used: &[bool]) -> Node {
     }
 }
 
-/// Which carries are needed: those whose final value is used, and those that needed outputs depend on.
+/// The needed carries: those whose final value is used, and those on which needed outputs depend.
 fn needed_carries(
     body: &Graph,
     num_captured: usize,
@@ -167,7 +167,7 @@ fn needed_carries(
 fn clean_scan(node: &Node, scan: &Scan, used: &[bool]) -> Node {
     let (captured, carry) = (scan.num_captured, scan.num_carry);
     let (cleaned, mut inputs, keep) = needed_carries(&scan.body, captured, used.to_vec(), carry);
-    // A carry that is kept is an input even if the body does not read it.
+    // A kept carry is an input even if the body does not read it.
     inputs[captured..captured + carry].copy_from_slice(&keep[..carry]);
     let count = |flags: &[bool]| flags.iter().filter(|flag| **flag).count();
     let scan = Scan {

@@ -1,8 +1,8 @@
-//! The verifier: what every transform must leave true.
+//! The verifier: invariants that every transform must preserve.
 
 use crate::{Graph, ShapeError, TensorType, infer};
 
-/// A graph is not well formed. This is a fault in the code that made it, never in a user's input.
+/// A graph is not well formed. This is a defect in the code that built it, never in a user's input.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VerifyError {
     #[error("`{op}` in `{scope}` uses a value before it is computed")]
@@ -26,7 +26,7 @@ pub fn verify(graph: &Graph) -> Result<(), VerifyError> {
         defined[input.index()] = true;
     }
     for node in graph.nodes() {
-        // Messages are made only when they are needed: graphs are verified after each transform.
+        // Messages are built only on failure, because graphs are verified after each transform.
         let (op, scope) = (node.op.name(), || node.scope.to_string());
         if node.operands.iter().any(|operand| !defined[operand.index()]) {
             return Err(VerifyError::UseBeforeDefinition { op, scope: scope() });

@@ -36,7 +36,7 @@ fn dot(batch: usize, result: DType) -> Op {
     })
 }
 
-/// The square of a matrix of 4 by 4: 2 · 4³ operations.
+/// The square of a 4×4 matrix: 2 · 4³ operations.
 fn square(graph: &mut Graph, matrix: ValueId) -> ValueId {
     graph.emit(dot(0, DType::F32), &[matrix, matrix])
 }
@@ -91,7 +91,7 @@ fn bodies_count_as_often_as_they_run() {
     });
     let scanned = graph(matrix.clone(), |graph, x| vec![graph.emit(scan.clone(), &[x])]);
     check(&scanned, &[(DType::F32, 9.0 * once)], 0.0);
-    // In a region that is computed once, in code for one of six devices.
+    // In a remat region inside per-device code for one of six devices.
     let remat = Op::Remat(Remat { body: Arc::new(scanned), save: SavePolicy::Everything });
     let local = graph(matrix.clone(), |graph, x| vec![graph.emit(remat, &[x])]);
     let everywhere = || PartitionSpec(vec![vec![], vec![]]);

@@ -1,4 +1,4 @@
-//! Shape rules: what fits, what comes out, and what is said where something does not fit.
+//! Shape rules: accepted operands, result types, and error messages.
 
 #![forbid(unsafe_code)]
 
@@ -210,7 +210,7 @@ fn indexing() {
         "operand 1 has type `int32[2]`, expected `int32[3]`",
     );
     check(Op::TopK { k: 2 }, &[f32(&[4, 3])], "float32[4, 2] int32[4, 2]");
-    check(Op::TopK { k: 4 }, &[f32(&[3])], "the 4 largest of `float32[3]` do not exist");
+    check(Op::TopK { k: 4 }, &[f32(&[3])], "`float32[3]` does not have 4 elements along its last dimension");
     let state = TensorType::new(DType::U64, [2]);
     check(
         Op::RandomBits { ty: TensorType::new(DType::U32, [5]) },

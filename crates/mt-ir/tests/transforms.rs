@@ -1,4 +1,4 @@
-//! Transforms keep graphs well formed and what they compute; the verifier finds graphs that are not.
+//! Transforms preserve well-formedness and results; the verifier finds malformed graphs.
 
 #![forbid(unsafe_code)]
 
@@ -44,12 +44,12 @@ proptest! {
         prop_assert_eq!(cleaned.input_types(), graph.input_types());
         prop_assert!(size(&cleaned) <= size(&graph));
         prop_assert_eq!(bits(&run(&cleaned, &inputs())), bits(&run(&graph, &inputs())));
-        // Once is enough.
+        // A second pass changes nothing.
         let again = eliminate_dead_code(&cleaned);
         prop_assert_eq!(size(&again), size(&cleaned));
     }
 
-    /// Cut in two at any values, the parts compute together what the whole does.
+    /// Two subgraphs, cut at any values, together compute the results of the whole graph.
     #[test]
     fn extraction_keeps_values(choices in choices(), outputs in outputs(), cut in outputs()) {
         let graph = graph(&choices, &outputs);
@@ -101,7 +101,7 @@ fn the_verifier_finds_undefined_values() {
     graph.set_outputs(vec![z]);
     assert_eq!(verify(&graph), Ok(()));
 
-    // Copied with a map that is wrong, the sum reads its own result.
+    // Copied with a wrong map, the sum reads its own result.
     let mut wrong = Graph::new();
     let first = wrong.input(SCALAR);
     let mut map = HashMap::from([(x, first)]);
@@ -119,7 +119,7 @@ fn the_verifier_finds_wrong_types() {
     wide.unary(Unary::Sin, x);
     let mut graph = Graph::new();
     let y = graph.input(SCALAR);
-    // The copied result keeps the type it had.
+    // The copied result keeps its former type.
     graph.copy_node(&wide, &wide.nodes()[0].clone(), &mut HashMap::from([(x, y)]));
     let error = verify(&graph).unwrap_err();
     assert!(matches!(error, VerifyError::ResultTypes { op: "stablehlo.sine", .. }), "{error}");

@@ -1,5 +1,5 @@
-//! Adafactor (Shazeer and Stern, 2018): second moments of matrices kept as those of their rows and columns, with the
-//! conventions and constants of optax. The layers of a stack are parameters of their own.
+//! Adafactor (Shazeer and Stern, 2018): for matrices it keeps the row and column means of the second moment.
+//! Conventions and constants are optax's. The layers of a stack are separate parameters.
 
 use mt_shape::DType;
 use mt_trace::Tensor;
@@ -13,16 +13,16 @@ pub struct Adafactor {
     pub min_factored_size: usize,
 }
 
-/// How the decay of the second moment comes near 1 over the steps.
+/// Exponent in `1 − step^exponent`, the decay of the second moment, which approaches 1.
 const DECAY_EXPONENT: f64 = -0.8;
 
 /// Added to squared gradients.
 const EPSILON: f64 = 1e-30;
 
-/// The root mean square that the update of a parameter may have before it is scaled.
+/// Updates are clipped to this root mean square before they are scaled.
 const LARGEST_UPDATE: f64 = 1.0;
 
-/// The root mean square that parameters are taken to have at least.
+/// Updates are scaled by the parameter's root mean square, but at least by this.
 const SMALLEST_PARAMETER: f64 = 1e-3;
 
 impl Default for Adafactor {
@@ -41,7 +41,7 @@ impl Adafactor {
         (parameter.axes[second].size >= self.min_factored_size).then_some((second, longest))
     }
 
-    /// The mean squares over the longest and over the second longest axis, or each square's.
+    /// The mean squares over the longest and over the second longest axis, or the elementwise second moment.
     pub(crate) fn slots(&self, index: usize, parameter: &Parameter) -> Vec<Slot> {
         let slot = |name: &'static str, without: Option<usize>| {
             let mut slot = Slot::like(name, index, parameter, DType::F32, 2);
@@ -54,7 +54,7 @@ impl Adafactor {
         }
     }
 
-    /// The step after `count` others.
+    /// Scalars of the step that follows `count` steps.
     #[track_caller]
     pub(crate) fn step<'t>(&self, count: Tensor<'t>) -> AdafactorStep<'t> {
         let number = count.cast(DType::F32) + 1.0;
@@ -62,14 +62,14 @@ impl Adafactor {
     }
 }
 
-/// What is the same for all parameters in one step.
+/// Scalars that all parameters share in one step.
 pub(crate) struct AdafactorStep<'t> {
     constants: Adafactor,
     decay: Tensor<'t>,
 }
 
 impl<'t> AdafactorStep<'t> {
-    /// What is taken off a parameter, before the learning rate, and what is kept.
+    /// The amount to subtract from the parameter before the learning rate applies, and the new slots.
     #[track_caller]
     pub fn update(
         &self,

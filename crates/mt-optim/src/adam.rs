@@ -16,34 +16,34 @@ pub struct Adam {
     /// Added inside the square root.
     pub epsilon_root: f64,
     pub weight_decay: f64,
-    /// The type the first moments are kept in.
+    /// Element type of the first moment.
     pub first_moment_dtype: DType,
 }
 
-/// How the running means make up for beginning with zeros.
+/// Correction for running means that start at zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdamForm {
-    /// They are divided by the weight that their gradients have so far.
+    /// The means are divided by the sum of the weights of their gradients.
     Standard,
-    /// So they are, and the first one is looked up a step ahead (Dozat, 2016).
+    /// As `Standard`, and the first moment looks one step ahead (Dozat, 2016).
     Nesterov,
-    /// Their decay grows from 0 to its value, so that what is kept needs no division; but for rounding the updates are
-    /// those of the standard form.
+    /// The decay grows from 0 to its value, so the means need no division. Except for rounding, the updates equal those
+    /// of `Standard`.
     Pax,
 }
 
 impl Adam {
-    /// Running means of gradients and of their squares.
+    /// The running means of the gradients and of their squares.
     pub(crate) fn slots(&self, index: usize, parameter: &Parameter, part: Option<&'static str>) -> Vec<Slot> {
         let slot = |name, dtype, order| Slot { part, ..Slot::like(name, index, parameter, dtype, order) };
         vec![slot("mu", self.first_moment_dtype, 1), slot("nu", DType::F32, 2)]
     }
 
-    /// The step after `count` others.
+    /// Scalars of the step that follows `count` steps.
     #[track_caller]
     pub(crate) fn step<'t>(&self, count: Tensor<'t>) -> AdamStep<'t> {
         let number = count.cast(DType::F32) + 1.0;
-        // One less a power of the decay.
+        // One minus a power of the decay.
         let weight = |decay: f64, power: Tensor<'t>| {
             let base = count.region().full(DType::F32, &[], decay);
             -(base.power(power)) + 1.0
@@ -67,28 +67,28 @@ impl Adam {
     }
 }
 
-/// What is the same for all parameters in one step.
+/// Scalars that all parameters share in one step.
 pub(crate) struct AdamStep<'t> {
     constants: Adam,
-    /// What divides the first moment; in Pax's form its decay.
+    /// Divisor of the first moment; in Pax's form its decay.
     first: Tensor<'t>,
-    /// What divides the second moment; in Pax's form its decay.
+    /// Divisor of the second moment; in Pax's form its decay.
     second: Tensor<'t>,
-    /// What divides the gradient that Nesterov's form adds.
+    /// Divisor of the gradient that Nesterov's form adds.
     gradient: Option<Tensor<'t>>,
 }
 
-/// What comes of a step of one parameter.
+/// The results of a step for one parameter.
 pub(crate) struct Stepped<'t> {
     pub value: Tensor<'t>,
     pub moments: [Tensor<'t>; 2],
-    /// The sum of the new value's squares.
+    /// The sum of squares of the new value.
     pub squares: Tensor<'t>,
 }
 
 impl<'t> AdamStep<'t> {
-    /// The whole step of a parameter, with clipping and learning rate, which a kernel takes in one pass over the arrays
-    /// and in their own memory. None if there is no kernel for their types.
+    /// The whole step of a parameter with clipping and learning rate, as one call of a kernel that updates the arrays
+    /// in place. `None` if there is no kernel for their types.
     #[track_caller]
     pub fn at_once(
         &self,
@@ -130,7 +130,7 @@ impl<'t> AdamStep<'t> {
         Some(Stepped { value, moments: [first, second], squares })
     }
 
-    /// What the kernel is told: numbers as the bits of an `f32`.
+    /// The kernel's attributes: numbers as the bits of an `f32`.
     fn attributes(&self, parameter: &Parameter) -> Vec<(&'static str, i64)> {
         let Adam { form, b1, b2, epsilon, epsilon_root, weight_decay, .. } = self.constants;
         let number = |value: f64| i64::from((value as f32).to_bits());
@@ -147,7 +147,7 @@ impl<'t> AdamStep<'t> {
         ]
     }
 
-    /// What is taken off a parameter, before the learning rate, and the new moments.
+    /// The amount to subtract from the parameter before the learning rate applies, and the new moments.
     #[track_caller]
     pub fn update(
         &self,

@@ -3,7 +3,7 @@
 use mt_shape::DType;
 use mt_trace::{KernelOperands, Tensor};
 
-/// The root of the sum of all squares, in `f32`.
+/// The square root of the sum of all squares, in `f32`.
 ///
 /// # Panics
 /// There are no tensors.
@@ -13,7 +13,7 @@ pub fn global_norm<'t>(tensors: &[Tensor<'t>]) -> Tensor<'t> {
     norm(&squares)
 }
 
-/// The norm of several tensors, of which the sums of squares are given.
+/// The norm of several tensors, from their sums of squares.
 ///
 /// # Panics
 /// There are no tensors.
@@ -32,9 +32,9 @@ pub fn sum_of_squares(tensor: Tensor<'_>) -> Tensor<'_> {
     })[0]
 }
 
-/// What gradients of a global norm are multiplied by for it to be at most `threshold`.
+/// The factor that limits gradients with a global norm to `threshold`.
 #[track_caller]
 pub fn clipping_factor(norm: Tensor<'_>, threshold: f64) -> Tensor<'_> {
-    // The larger of norm and threshold divides, so that gradients within the threshold stay as they are.
+    // Divides by the larger of norm and threshold, so gradients within the threshold keep their value.
     norm.region().full(DType::F32, &[], threshold) / norm.maximum(threshold)
 }

@@ -1,8 +1,7 @@
 //! Optimizers and schedules.
 //!
-//! Phase: trace. Everything here adds operations to a training program; nothing is computed on the host. Parameters,
-//! gradients and optimizer state are lists in one order, so that no optimizer knows the model. Below: `mt-trace`;
-//! above: `mt-train`.
+//! Phase: trace. All functions add operations to a training program; none computes on the host. Parameters, gradients
+//! and optimizer state are lists in one order, so no optimizer knows the model. Below: `mt-trace`; above: `mt-train`.
 
 #![forbid(unsafe_code)]
 

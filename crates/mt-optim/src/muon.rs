@@ -1,4 +1,4 @@
-//! Muon (Jordan et al., 2024): momentum whose matrices are made nearly orthogonal, with the conventions of optax.
+//! Muon (Jordan et al., 2024): momentum with approximately orthogonalized matrices, with the conventions of optax.
 
 use mt_shape::{Axis, DType};
 use mt_trace::Tensor;
@@ -13,34 +13,34 @@ use crate::{
 pub struct Muon {
     /// The decay of the momentum.
     pub beta: f64,
-    /// Added to the norm that a matrix is divided by.
+    /// Added to the norm by which a matrix is divided.
     pub epsilon: f64,
     pub weight_decay: f64,
-    /// The root mean square that updates have; without it they grow with the root of outputs per input.
+    /// The root mean square of updates. Without it updates grow with the square root of outputs per input.
     pub consistent_rms: Option<f64>,
-    /// The type the momentum is kept in.
+    /// Element type of the momentum.
     pub momentum_dtype: DType,
-    /// For what is no matrix: embeddings, heads, norms and biases.
+    /// For parameters that are not matrices: embeddings, heads, norms and biases.
     pub adam: Adam,
 }
 
-/// The coefficients of the iteration: x, x³ and x⁵.
+/// Coefficients of x, x³ and x⁵ in the iteration.
 pub const NEWTON_SCHULZ: [f64; 3] = [3.4445, -4.7750, 2.0315];
 
-/// How often it is repeated.
+/// Number of iterations.
 const NUM_ITERATIONS: usize = 5;
 
 const INPUT: &str = "muon_input";
 const OUTPUT: &str = "muon_output";
 const SIDE: &str = "muon_side";
 
-/// The inputs and outputs of a linear map, over which parameters are matrices.
+/// The axes that form a matrix: the inputs and the outputs of a linear map.
 pub(crate) struct Matrix {
     inputs: Vec<Axis>,
     outputs: Vec<Axis>,
 }
 
-/// How a parameter is read as one matrix for each layer, if it is the kernel of a linear map.
+/// The matrix view of a parameter, one matrix per layer, if it is the kernel of a linear map.
 pub(crate) fn matrix(parameter: &Parameter) -> Option<Matrix> {
     let own = &parameter.axes[parameter.own_axes()];
     let (inputs, outputs) = own.split_at_checked(parameter.num_input_axes)?;
@@ -49,12 +49,12 @@ pub(crate) fn matrix(parameter: &Parameter) -> Option<Matrix> {
 }
 
 impl Muon {
-    /// The part that treats matrices.
+    /// Name of the sub-optimizer for matrices.
     pub const MUON: &'static str = "muon";
-    /// The part that treats the rest.
+    /// Name of the sub-optimizer for other parameters.
     pub const ADAM: &'static str = "adam";
 
-    /// The running mean of gradients; for what is no matrix, what Adam keeps.
+    /// The running mean of gradients; for parameters that are not matrices, Adam's slots.
     pub(crate) fn slots(&self, index: usize, parameter: &Parameter) -> Vec<Slot> {
         if matrix(parameter).is_none() {
             return self.adam.slots(index, parameter, Some(Self::ADAM));
@@ -63,7 +63,7 @@ impl Muon {
         vec![Slot { part: Some(Self::MUON), ..slot }]
     }
 
-    /// The step after `count` others.
+    /// Scalars of the step that follows `count` steps.
     #[track_caller]
     pub(crate) fn step<'t>(&self, count: Tensor<'t>) -> MuonStep<'t> {
         let number = count.cast(DType::F32) + 1.0;
@@ -80,18 +80,18 @@ impl Muon {
     }
 }
 
-/// What is the same for all parameters in one step.
+/// Scalars that all parameters share in one step.
 pub(crate) struct MuonStep<'t> {
     constants: Muon,
-    /// What divides the momentum.
+    /// Divisor of the momentum.
     momentum: Tensor<'t>,
-    /// What divides the gradient.
+    /// Divisor of the gradient.
     gradient: Tensor<'t>,
     pub adam: AdamStep<'t>,
 }
 
 impl<'t> MuonStep<'t> {
-    /// What is taken off a parameter, before the learning rate, and what is kept.
+    /// The amount to subtract from the parameter before the learning rate applies, and the new slots.
     #[track_caller]
     pub fn update(
         &self,
@@ -117,12 +117,12 @@ impl<'t> MuonStep<'t> {
     }
 }
 
-/// Brings the singular values of each matrix near 1 by Newton and Schulz's iteration.
+/// Brings the singular values of each matrix near 1 by the Newton–Schulz iteration.
 #[track_caller]
 fn orthogonalized<'t>(tensor: Tensor<'t>, matrix: &Matrix, epsilon: f64) -> Tensor<'t> {
     let names = |axes: &[Axis]| -> Vec<&'static str> { axes.iter().map(|axis| axis.name).collect() };
     let flat = tensor.merge(&names(&matrix.inputs), INPUT).merge(&names(&matrix.outputs), OUTPUT);
-    // Products are of the shorter side.
+    // The product over the longer side is the smaller matrix.
     let (short, long) =
         if flat.axis(INPUT).size > flat.axis(OUTPUT).size { (OUTPUT, INPUT) } else { (INPUT, OUTPUT) };
     let order: Vec<&'static str> = flat.axes().iter().map(|axis| axis.name).collect();
@@ -130,7 +130,7 @@ fn orthogonalized<'t>(tensor: Tensor<'t>, matrix: &Matrix, epsilon: f64) -> Tens
     let mut x = flat / (norm + epsilon);
     let [linear, cubic, quintic] = NEWTON_SCHULZ;
     for _ in 0..NUM_ITERATIONS {
-        // In terms of the short and another short side.
+        // Two axes of the short side's size: its own and `SIDE`.
         let square = x.contract(x.rename(short, SIDE), &[long]);
         let fourth = square.rename(SIDE, long).contract(square.rename(short, long), &[long]);
         let polynomial = square * cubic + fourth * quintic;

@@ -1,4 +1,4 @@
-//! What all optimizers have in common.
+//! The interface that all optimizers share.
 
 use mt_shape::{Axis, DType, Path};
 use mt_trace::Tensor;
@@ -11,63 +11,64 @@ use crate::{
     muon::{MuonStep, matrix},
 };
 
-/// What an optimizer knows of a parameter.
+/// The description of a parameter that an optimizer receives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
     pub path: Path,
     pub axes: Vec<Axis>,
-    /// For each axis the logical name that placement rules know.
+    /// For each axis, its logical name in placement rules.
     pub logical_axes: Vec<Option<&'static str>>,
     pub dtype: DType,
-    /// The first axis counts layers, each of which is a parameter of its own.
+    /// The first axis counts layers, each of which the optimizer treats as a separate parameter.
     pub is_stacked: bool,
-    /// If it is the kernel of a linear map, how many axes after that of layers are those of the map's input.
+    /// For the kernel of a linear map, the number of input axes after the layer axis.
     pub num_input_axes: usize,
-    /// Whether it changes at all.
+    /// Whether the parameter is trained.
     pub is_trained: bool,
     /// Whether weight decay applies to it.
     pub decays: bool,
 }
 
-/// An array that an optimizer keeps from step to step; it begins with zeros.
+/// An array that an optimizer keeps between steps (a slot). It starts at zero.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slot {
-    /// What it is called, such as `mu`.
+    /// The slot's name, such as `mu`.
     pub name: &'static str,
-    /// What keeps it, if an optimizer treats some parameters in another way than others.
+    /// The sub-optimizer that keeps the slot, if the optimizer treats groups of parameters differently.
     pub part: Option<&'static str>,
-    /// Which parameter it is kept for.
+    /// Index of the slot's parameter.
     pub parameter: usize,
-    /// Those axes of the parameter that it has, in the parameter's order.
+    /// The axes that the slot shares with its parameter, in the parameter's order.
     pub axes: Vec<usize>,
     pub dtype: DType,
-    /// The power of gradients that it holds: what is kept for a parameter scaled by `s` is scaled by `s` to the power
-    /// of minus this.
+    /// The power of the gradient that the slot holds: if the parameter is scaled by `s`, the slot is scaled by `s` to
+    /// the power of minus this number.
     pub order: i32,
 }
 
-/// The values of a step, parameters in their order, and slots in that of [`Optimizer::slots`].
+/// The optimizer's values before or after a step: parameters in their order, slots in the order of
+/// [`Optimizer::slots`].
 #[derive(Clone, Debug)]
 pub struct Values<'t> {
     pub parameters: Vec<Tensor<'t>>,
     pub slots: Vec<Tensor<'t>>,
 }
 
-/// What a step is taken with.
+/// The inputs of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepInputs<'a, 't> {
-    /// One for each parameter. Those of parameters that are not trained are not looked at.
+    /// One gradient for each parameter. Gradients of parameters that are not trained are ignored.
     pub gradients: &'a [Tensor<'t>],
-    /// What gradients are multiplied by, if they are clipped: an `f32` scalar.
+    /// The factor that clips gradients, an `f32` scalar.
     pub clipping_factor: Option<Tensor<'t>>,
-    /// The number of earlier steps, an integer scalar.
+    /// The number of completed steps, an integer scalar.
     pub count: Tensor<'t>,
     pub learning_rate: Tensor<'t>,
-    /// Whether something besides the step reads the values before it, which kernels would overwrite.
+    /// Whether other code reads the values from before the step, which kernels would overwrite.
     pub keeps_values: bool,
 }
 
-/// What comes of a step.
+/// The results of a step.
 #[derive(Clone, Debug)]
 pub struct Updated<'t> {
     pub values: Values<'t>,
@@ -75,7 +76,7 @@ pub struct Updated<'t> {
     pub squares: Vec<Tensor<'t>>,
 }
 
-/// How parameters follow their gradients.
+/// The update rule.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Optimizer {
     Adam(Adam),
@@ -85,7 +86,7 @@ pub enum Optimizer {
     Adafactor(Adafactor),
 }
 
-/// What is the same for all parameters in one step.
+/// Scalars that all parameters share in one step.
 enum Step<'t> {
     Adam(AdamStep<'t>),
     Sgd,
@@ -94,7 +95,7 @@ enum Step<'t> {
 }
 
 impl<'t> Step<'t> {
-    /// The step of Adam, if that is what is taken for a parameter.
+    /// The Adam step, if Adam updates this parameter.
     fn adam(&self, parameter: &Parameter) -> Option<&AdamStep<'t>> {
         match self {
             Self::Adam(adam) => Some(adam),
@@ -105,7 +106,7 @@ impl<'t> Step<'t> {
 }
 
 impl Optimizer {
-    /// What is kept for the parameters that are trained: all slots of one name, then those of the next.
+    /// The slots of the trained parameters: all slots of one name, then those of the next.
     pub fn slots(&self, parameters: &[Parameter]) -> Vec<Slot> {
         let trained = parameters.iter().enumerate().filter(|(_, parameter)| parameter.is_trained);
         let mut slots: Vec<Slot> =
@@ -129,7 +130,7 @@ impl Optimizer {
         }
     }
 
-    /// One step.
+    /// Adds the operations of one step.
     #[track_caller]
     pub fn update<'t>(
         &self,
@@ -187,8 +188,7 @@ impl Optimizer {
         Updated { values: next, squares }
     }
 
-    /// The parts that treat parameters in their own way, as [`Slot::part`] names them, whether or not there are such
-    /// parameters.
+    /// Names of the sub-optimizers, as in [`Slot::part`], whether or not parameters use them.
     pub fn parts(&self) -> &'static [&'static str] {
         match self {
             Self::Muon(_) => &[Muon::ADAM, Muon::MUON],
@@ -196,7 +196,7 @@ impl Optimizer {
         }
     }
 
-    /// The part and name of what may be kept, whether or not there are parameters that it is kept for.
+    /// Sub-optimizer and name of each possible slot, whether or not a parameter needs it.
     pub fn slot_names(&self) -> &'static [(Option<&'static str>, &'static str)] {
         match self {
             Self::Adam(_) => &[(None, "mu"), (None, "nu")],
@@ -206,7 +206,7 @@ impl Optimizer {
         }
     }
 
-    /// The part that treats a parameter.
+    /// The sub-optimizer that updates a parameter.
     pub fn part_of(&self, parameter: &Parameter) -> Option<&'static str> {
         match self {
             Self::Muon(_) => Some(if matrix(parameter).is_some() { Muon::MUON } else { Muon::ADAM }),
@@ -216,19 +216,19 @@ impl Optimizer {
 }
 
 impl Parameter {
-    /// The positions of the axes that are one parameter's, without that of layers.
+    /// The positions of the axes other than the layer axis.
     pub(crate) fn own_axes(&self) -> std::ops::Range<usize> {
         usize::from(self.is_stacked)..self.axes.len()
     }
 
-    /// The names of those axes.
+    /// The names of the axes other than the layer axis.
     pub(crate) fn own_names(&self) -> Vec<&'static str> {
         self.axes[self.own_axes()].iter().map(|axis| axis.name).collect()
     }
 }
 
 impl Slot {
-    /// A slot of the parameter's shape.
+    /// A slot with the parameter's shape.
     pub(crate) fn like(
         name: &'static str,
         index: usize,

@@ -3,30 +3,30 @@
 use mt_shape::DType;
 use mt_trace::Tensor;
 
-/// Linear from 0 to the peak, then a shape, then 0.
+/// Linear warm-up from 0 to the peak, then a decay shape, then 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
     pub peak: f64,
     pub warmup_steps: u64,
-    /// The steps before the learning rate is 0, the rise included.
+    /// The number of steps before the learning rate becomes 0, including warm-up.
     pub total_steps: u64,
-    /// The share of the peak at the end of the fall.
+    /// The share of the peak at the end of the decay.
     pub final_fraction: f64,
     pub shape: ScheduleShape,
 }
 
-/// What comes between the rise and the end.
+/// The shape between warm-up and the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScheduleShape {
     /// Half a cosine that reaches its end in the last step.
     Cosine,
     /// A line that reaches its end in the last step.
     Linear,
-    /// The peak.
+    /// Constant at the peak.
     Constant,
-    /// The peak, then a line of so many steps that reaches its end in the last.
+    /// Constant at the peak, then a line over the last `fall_steps` steps.
     StableThenLinear { fall_steps: u64 },
-    /// The peak, then half a cosine of so many steps that reaches its end in the last.
+    /// Constant at the peak, then half a cosine over the last `fall_steps` steps.
     StableThenCosine { fall_steps: u64 },
 }
 
@@ -42,7 +42,7 @@ impl Schedule {
         let last = self.peak * self.final_fraction;
         let cosine = |start: f64| {
             let intervals = total - start - 1.0;
-            // MaxText's only step of a cosine is its last, of a line its first.
+            // In MaxText a cosine of one step takes its last value, a line of one step its first.
             let progress = if intervals > 0.0 { (step - start) * (1.0 / intervals) } else { number(1.0) };
             let share = ((progress * std::f64::consts::PI).cos() + 1.0) * 0.5;
             share * (self.peak - last) + last

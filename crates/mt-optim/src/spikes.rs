@@ -1,26 +1,26 @@
-//! Steps whose loss or gradients jump.
+//! Detection of steps whose loss or gradient norm jumps.
 
 use mt_shape::{Axis, DType, axis};
 use mt_trace::Tensor;
 
-/// When a step counts as a spike: its loss or the norm of its gradients is so many deviations above the mean of the
-/// steps before.
+/// The criterion for a spike: the loss or the gradient norm is more than `scaling_factor` standard deviations above the
+/// mean of the previous steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SpikeGuard {
-    /// The number of steps that are looked back upon.
+    /// The number of previous steps in the history.
     pub interval: usize,
-    /// The number of deviations.
+    /// The number of standard deviations.
     pub scaling_factor: f64,
 }
 
-/// The steps that are looked back upon.
+/// The losses and gradient norms of previous steps.
 #[derive(Clone, Copy, Debug)]
 pub struct History<'t> {
-    /// `f32[window]`; a ring.
+    /// `f32[window]`, a ring buffer.
     pub losses: Tensor<'t>,
-    /// `f32[window]`; a ring.
+    /// `f32[window]`, a ring buffer.
     pub gradient_norms: Tensor<'t>,
-    /// The number of steps that were written: an `i32` scalar.
+    /// The number of recorded steps, an `i32` scalar.
     pub count: Tensor<'t>,
 }
 
@@ -33,9 +33,9 @@ impl SpikeGuard {
         axis(WINDOW, self.interval)
     }
 
-    /// Whether a step is a spike, and the history with it. While less than half of the history is filled, no step is
-    /// one. Spikes are written, so that a new level becomes the normal one; what is not finite counts as a spike at any
-    /// time after that and is not written, since no mean would be a number again.
+    /// Whether a step is a spike, and the updated history. No step is a spike while less than half of the history is
+    /// filled. Spikes are recorded, so a new level becomes normal. Values that are not finite count as spikes once half
+    /// of the history is filled, and are never recorded, because the mean would stay NaN.
     #[track_caller]
     pub fn judge<'t>(
         &self,

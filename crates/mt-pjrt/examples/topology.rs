@@ -1,4 +1,4 @@
-//! Compiles a file of StableHLO text for hardware that this machine does not have, and says what memory it needs.
+//! Compiles a file of StableHLO text for hardware that this machine does not have, and prints its memory use.
 //!
 //! `topology PLATFORM TOPOLOGY FILE [DEVICES]`, such as `topology tpu v5e:2x4 step.mlir 8`
 

@@ -1,16 +1,16 @@
-//! The allocator of this program and of the plugins it loads: jemalloc, where that is known to work, in place of the C
-//! library's. The compiler for TPUs takes two thirds of the time with it, and less memory.
+//! The allocator of this program and of the plugins it loads: jemalloc instead of the C library's, where it is known to
+//! work. With it the compiler for TPUs takes two thirds of the time, and less memory.
 
-/// Gives memory that is free back to the system, which the allocator otherwise keeps. Compiling a program takes hundreds
-/// of megabytes that nothing needs afterwards.
+/// Returns free memory, which the allocator otherwise retains, to the system. Compiling a program takes hundreds of
+/// megabytes that are unused afterwards.
 pub fn release_free_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64"))]
     jemalloc::release_free_memory();
 }
 
-/// Prepares the allocator for executions on CPUs, for which XLA allocates the temporaries each time anew. Allocations of
-/// megabytes come in large pages from now on, and what is freed of them stays at hand for ten seconds; they are given
-/// back at once otherwise. On two cores a twelfth of a training step went into handing out memory in pages of 4 kB.
+/// Prepares the allocator for executions on CPUs, in which XLA allocates temporaries anew each time. From now on
+/// allocations of megabytes use huge pages, and their memory is retained for ten seconds after it is freed; otherwise
+/// it is returned at once. On two cores a twelfth of a training step went into mapping memory in pages of 4 kB.
 pub(crate) fn keep_large_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64"))]
     jemalloc::keep_large_memory();
@@ -28,14 +28,15 @@ mod jemalloc {
 
     use crate::memory::advise_large_pages;
 
-    /// What jemalloc takes from an arena of its own that gives free memory back at once (`opt.oversize_threshold`).
+    /// jemalloc serves larger allocations from an arena of their own that returns free memory at once
+    /// (`opt.oversize_threshold`).
     const LARGE: usize = 8 << 20;
 
-    /// How long free memory is kept: jemalloc's own default for all that is not large.
+    /// How long free memory is retained: jemalloc's default for all smaller allocations.
     const KEPT_MILLISECONDS: isize = 10_000;
 
     pub fn release_free_memory() {
-        // SAFETY: 4096 stands for all arenas (`MALLCTL_ARENAS_ALL`); this control takes and returns nothing.
+        // SAFETY: 4096 stands for all arenas (`MALLCTL_ARENAS_ALL`); this control reads and writes no value.
         let _ = unsafe {
             mallctl(c"arena.4096.purge".as_ptr(), ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), 0)
         };
@@ -44,14 +45,14 @@ mod jemalloc {
     pub fn keep_large_memory() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
-            // Without it programs are slower, and nothing else.
+            // Failure makes programs slower and has no other effect.
             let _ = keep_large_memory_of(arena_of_large());
         });
     }
 
-    /// The arena that large allocations come from.
+    /// The arena that serves large allocations.
     pub(super) fn arena_of_large() -> Option<c_uint> {
-        // SAFETY: the memory is only looked up, by its address, before it is freed.
+        // SAFETY: only the memory's address is looked up, before it is freed.
         unsafe {
             let memory = malloc(LARGE);
             let arena = exchange(c"arenas.lookup", Some(memory), c_uint::MAX);
@@ -66,7 +67,8 @@ mod jemalloc {
         let arena = arena?;
         let control = |name| CString::new(format!("arena.{arena}.{name}")).ok();
         let hooks_control = control("extent_hooks")?;
-        // SAFETY: hooks of an arena are a pointer to a structure that stays; new ones may be set at any time.
+        // SAFETY: the hooks of an arena are a pointer to a structure that is never freed; new hooks may be set at any
+        // time.
         unsafe {
             let usual =
                 exchange::<*mut extent_hooks_t, *mut extent_hooks_t>(&hooks_control, None, ptr::null_mut())?;
@@ -92,7 +94,7 @@ mod jemalloc {
 
     static USUAL: OnceLock<Allocate> = OnceLock::new();
 
-    /// What the hook before this one allocates, with the wish for large pages.
+    /// Allocates with the previous hook and advises huge pages.
     unsafe extern "C" fn in_large_pages(
         hooks: *mut extent_hooks_t,
         address: *mut c_void,
@@ -111,10 +113,10 @@ mod jemalloc {
         memory
     }
 
-    /// Reads a control of jemalloc's, and writes `new` to it. `None` if it is refused.
+    /// Reads a jemalloc control and writes `new` to it. `None` if jemalloc refuses it.
     ///
     /// # Safety
-    /// The control reads and writes what the types say.
+    /// The control reads and writes values of these types.
     unsafe fn exchange<N, T>(control: &CStr, new: Option<N>, mut old: T) -> Option<T> {
         let mut old_size = size_of::<T>();
         let mut new = new;
@@ -122,7 +124,7 @@ mod jemalloc {
             Some(new) => (ptr::from_mut(new).cast(), size_of::<N>()),
             None => (ptr::null_mut(), 0),
         };
-        // SAFETY: there is room for what is read, and what is written has the size that is given.
+        // SAFETY: `old` has room for the value read, and `new` has the size that is passed.
         let failure =
             unsafe { mallctl(control.as_ptr(), (&raw mut old).cast(), &raw mut old_size, pointer, size) };
         (failure == 0 && old_size == size_of::<T>()).then_some(old)

@@ -17,14 +17,14 @@ use crate::{
     sys,
 };
 
-/// An array in the memory of one device. Its contents never change; it ends when it is dropped or donated.
+/// An array in the memory of one device. Its contents never change. Dropping or donating it frees the array.
 pub struct Buffer {
     raw: NonNull<sys::Buffer>,
     connection: Arc<Connection>,
     dtype: DType,
     dims: Vec<usize>,
     device: usize,
-    /// The program that makes it, for errors that show only when the contents are needed.
+    /// The program that computes it, for errors that appear only when the contents are needed.
     program: Option<Arc<str>>,
 }
 
@@ -34,11 +34,11 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// Copies `bytes`, the row-major little-endian contents, to the client's device at index `device`. The bytes may
-    /// be reused as soon as this returns.
+    /// Copies `bytes`, the row-major little-endian contents, to the client's device at index `device`. The caller may
+    /// reuse the bytes as soon as this returns.
     ///
     /// # Errors
-    /// The number of bytes is not what the type and dimensions take, or the device has no memory left.
+    /// The number of bytes does not match the type and dimensions, or the device's memory is full.
     pub fn from_bytes(
         client: &Client,
         device: usize,
@@ -54,27 +54,28 @@ impl Buffer {
             )));
         }
         let semantics = sys::IMMUTABLE_ONLY_DURING_CALL;
-        // SAFETY: the bytes are valid during the call, which is all that these semantics ask for.
+        // SAFETY: the bytes are valid during the call, as these semantics require.
         let (buffer, _done) =
             unsafe { Self::transfer(client, device, dtype, dims, bytes.as_ptr(), semantics) }?;
         Ok(buffer)
     }
 
-    /// Hands an array to a device. On a CPU the buffer is the array's own memory; elsewhere it is copied in the
-    /// background. Either way the array is kept as long as it is needed, and nothing is written to it.
+    /// Passes an array to a device. On a CPU the buffer is the array's own memory; elsewhere the array is copied in the
+    /// background. Either way the array is kept alive as long as needed, and never written.
     ///
     /// # Errors
-    /// The device has no memory left.
+    /// The device's memory is full.
     pub fn from_host(client: &Client, device: usize, host: Arc<HostArray>) -> Result<Self, Error> {
         let (dims, range) = (host.dims().to_vec(), 0..host.bytes().len());
         Self::from_host_part(client, device, host, &dims, range)
     }
 
-    /// As [`Self::from_host`], for a part of the array with dimensions of its own, whose bytes lie together at `range`.
-    /// A part that does not start at a multiple of 64 bytes, as platforms ask of arrays, is copied everywhere.
+    /// As [`Self::from_host`], for a shard whose bytes are contiguous at `range` and that has its own dimensions. A
+    /// shard that does not start at a multiple of 64 bytes, the alignment that platforms require, is copied on every
+    /// platform.
     ///
     /// # Errors
-    /// The range is not in the array or not what the dimensions take, or the device has no memory left.
+    /// The range is outside of the array or does not match the dimensions, or the device's memory is full.
     pub fn from_host_part(
         client: &Client,
         device: usize,
@@ -99,8 +100,8 @@ impl Buffer {
             sys::IMMUTABLE_UNTIL_TRANSFER_COMPLETES
         };
         let data = bytes.as_ptr();
-        // SAFETY: the array is kept until the event says that it is not needed, and nobody changes it, because it is
-        // shared. PJRT returns an event with every buffer.
+        // SAFETY: the array is kept until the event signals that it is no longer needed, and nobody changes it, because
+        // it is shared. PJRT returns an event with every buffer.
         let (buffer, done) = unsafe { Self::transfer(client, device, dtype, dims, data, semantics) }?;
         if let Some(done) = done {
             done.keep_until_ready(host)?;
@@ -109,7 +110,7 @@ impl Buffer {
     }
 
     /// # Safety
-    /// `data` points to the contents of an array of the given type, and stays as long as `semantics` ask for.
+    /// `data` points to the contents of an array of the given type, and stays valid as long as `semantics` require.
     unsafe fn transfer(
         client: &Client,
         device: usize,
@@ -196,7 +197,7 @@ impl Buffer {
         Ok(arguments.size)
     }
 
-    /// The event of the contents' being there.
+    /// The event that fires when the contents exist.
     pub fn ready(&self) -> Result<Option<Event>, Error> {
         let mut arguments = sys::BufferReadyEvent::new();
         arguments.buffer = self.raw();
@@ -207,10 +208,10 @@ impl Buffer {
         }
     }
 
-    /// Waits until the contents are there.
+    /// Waits until the contents exist.
     ///
     /// # Errors
-    /// Those of the program that makes them.
+    /// Those of the program that computes them.
     pub fn wait(&self) -> Result<(), Error> {
         match self.ready()? {
             Some(event) => event.wait().map_err(|error| self.name_program(error)),
@@ -221,11 +222,11 @@ impl Buffer {
     /// Starts copying the contents to host memory. The buffer may be dropped or donated meanwhile.
     ///
     /// # Errors
-    /// The copy cannot be started; errors of the program that makes the contents come from the result's `wait`.
+    /// The copy cannot be started. The result's `wait` returns errors of the program that computes the contents.
     pub fn to_host_async(&self) -> Result<PendingHostArray, Error> {
         let mut host = HostArray::zeros(self.dtype, &self.dims);
         let minor_to_major: Vec<i64> = (0..self.dims.len() as i64).rev().collect();
-        // Programs may return buffers in layouts of the compiler's choice; host arrays are row-major.
+        // Programs may return buffers in layouts that the compiler chose; host arrays are row-major.
         let mut layout = sys::MemoryLayout {
             struct_size: size_of::<sys::MemoryLayout>(),
             extension_start: ptr::null_mut(),
@@ -253,8 +254,8 @@ impl Buffer {
                 program: self.program.clone(),
             });
         }
-        // SAFETY: the buffer is valid and the layout outlives the call. The destination has the size of the contents
-        // and, being on the heap, stays where it is until the event is awaited, by `wait` or by dropping.
+        // SAFETY: the buffer is valid and the layout outlives the call. The destination has the size of the contents.
+        // It is on the heap, so it does not move until the event is awaited, by `wait` or by dropping.
         let event = unsafe {
             self.connection.plugin.call(&mut arguments).map_err(|error| self.name_program(error))?;
             Event::from_raw(arguments.event, &self.connection)
@@ -265,7 +266,7 @@ impl Buffer {
     /// The contents.
     ///
     /// # Errors
-    /// Those of the program that makes them.
+    /// Those of the program that computes them.
     pub fn to_host(&self) -> Result<HostArray, Error> {
         self.to_host_async()?.wait()
     }
@@ -318,7 +319,7 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// Contents of a buffer on their way to host memory.
+/// The contents of a buffer while they are copied to host memory.
 #[must_use = "dropping it waits for the copy and discards it"]
 pub struct PendingHostArray {
     /// Present until `wait` takes it.
@@ -336,7 +337,7 @@ impl PendingHostArray {
     /// Waits for the contents.
     ///
     /// # Errors
-    /// Those of the program that makes them.
+    /// Those of the program that computes them.
     pub fn wait(mut self) -> Result<HostArray, Error> {
         if let Some(event) = &self.event {
             let result = event.wait();
@@ -352,17 +353,17 @@ impl PendingHostArray {
 
 impl Drop for PendingHostArray {
     fn drop(&mut self) {
-        // The array must not be freed while the plugin writes to it. Its error has been reported or is unwanted.
+        // The array must not be freed while the plugin writes to it. The error was already reported or is unwanted.
         if let Some(event) = self.event.take() {
             let _ = event.wait();
         }
     }
 }
 
-/// Where arrays in the memory of a host begin, in bytes.
+/// Alignment in bytes that platforms require of arrays in host memory.
 const ALIGNMENT: usize = 64;
 
-/// The C API's number of an element type.
+/// The number of an element type in the C API.
 fn to_raw(dtype: DType) -> i32 {
     match dtype {
         DType::Bool => 1,

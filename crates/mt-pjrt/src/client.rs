@@ -13,7 +13,7 @@ use crate::{
 pub struct ClientOptions {
     /// For a CPU plugin: the number of virtual devices. They share the machine's cores and memory.
     pub num_cpu_devices: usize,
-    /// For other plugins: their own options, such as `memory_fraction` or `preallocate`.
+    /// For other plugins: plugin-specific options, such as `memory_fraction` or `preallocate`.
     pub options: Vec<(String, NamedValue)>,
 }
 
@@ -23,14 +23,14 @@ impl Default for ClientOptions {
     }
 }
 
-/// A plugin at work on the devices that it found. Clones share it; it ends with the last of them and of the buffers,
-/// executables and events that belong to it.
+/// A plugin running on its devices. Clones share it. It ends with its last clone and the last of its buffers,
+/// executables and events.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) connection: Arc<Connection>,
 }
 
-/// What the handles of a client share.
+/// The state that the handles of a client share.
 pub(crate) struct Connection {
     pub(crate) plugin: Plugin,
     pub(crate) raw: NonNull<sys::Client>,
@@ -111,7 +111,7 @@ impl Client {
         &self.connection.platform_name
     }
 
-    /// What the platform says of its version, for messages and cache keys.
+    /// The platform's version string, for messages and cache keys.
     pub fn platform_version(&self) -> &str {
         &self.connection.platform_version
     }
@@ -141,10 +141,10 @@ impl Client {
         })
     }
 
-    /// Compiles a program given as StableHLO text. `name` stands in errors.
+    /// Compiles a program given as StableHLO text. Errors mention `name`.
     ///
     /// # Errors
-    /// The text is no valid program, or it does not fit the device.
+    /// The text is not a valid program, or it does not fit the device.
     pub fn compile(
         &self,
         name: &str,
@@ -154,7 +154,7 @@ impl Client {
         Executable::compile(self, name, stablehlo, options)
     }
 
-    /// Loads what [`crate::CompiledProgram::serialize`] returned for a program of this name.
+    /// Loads the bytes that [`crate::CompiledProgram::serialize`] returned for a program of this name.
     ///
     /// # Errors
     /// The bytes do not belong to this plugin or these devices.
@@ -290,7 +290,7 @@ impl Device {
         &self.raw().kind
     }
 
-    /// The number of its slice, where the platform has slices.
+    /// The number of its slice, if the platform has slices.
     pub fn slice(&self) -> Option<i64> {
         self.raw().slice
     }
@@ -301,12 +301,12 @@ impl Device {
         self.raw().memories.iter().map(describe).collect()
     }
 
-    /// The memory that buffers are put in unless another is named.
+    /// The memory that holds buffers unless another one is named.
     pub fn default_memory(&self) -> Option<Memory> {
         self.memories().into_iter().nth(self.raw().default_memory)
     }
 
-    /// What the device's allocator says; `None` where the platform does not count, as on CPU.
+    /// Statistics of the device's allocator; `None` if the platform keeps none, such as a CPU.
     pub fn memory_stats(&self) -> Option<DeviceMemoryStats> {
         let mut arguments = sys::DeviceMemoryStats::new();
         arguments.device = self.raw().raw.as_ptr();
@@ -335,7 +335,7 @@ pub struct Memory {
     pub kind: String,
 }
 
-/// What a device's allocator counts.
+/// Statistics of a device's allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemoryStats {
     pub bytes_in_use: u64,
@@ -343,12 +343,12 @@ pub struct DeviceMemoryStats {
     pub bytes_limit: Option<u64>,
 }
 
-/// A pointer that the plugin promised not to be null.
+/// A pointer that the plugin promised to be non-null.
 pub(crate) fn non_null<T>(raw: *mut T, call: &'static str) -> Result<NonNull<T>, Error> {
     NonNull::new(raw).ok_or_else(|| Error::Argument(format!("`{call}` returned nothing")))
 }
 
-/// Whether the plugin is known to be for accelerators, which refuse options that they do not know.
+/// Whether the plugin is known to be an accelerator's. Those refuse unknown options.
 fn is_accelerator(plugin: &Plugin) -> bool {
     let name =
         plugin.path().file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();

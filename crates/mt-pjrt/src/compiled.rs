@@ -1,4 +1,4 @@
-//! What a compiler made of a program, with or without devices to run it on.
+//! The compiler's output for a program, with or without devices to run it on.
 
 use std::{fmt, ptr::NonNull, sync::Arc};
 
@@ -20,26 +20,26 @@ unsafe impl Send for CompiledProgram {}
 // SAFETY: as above.
 unsafe impl Sync for CompiledProgram {}
 
-/// What a program needs in the memory of each device, in bytes.
+/// The memory that a program needs on each device, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
     pub code: u64,
     pub arguments: u64,
     pub outputs: u64,
-    /// The part of the outputs that reuses donated arguments.
+    /// The bytes of outputs that reuse donated arguments.
     pub aliased: u64,
     pub temporaries: u64,
-    /// The same in the memory of the host, where values are offloaded to it.
+    /// The same in host memory, for offloaded values.
     pub host_arguments: u64,
     pub host_outputs: u64,
     pub host_aliased: u64,
     pub host_temporaries: u64,
-    /// The compiler's own account of the peak; 0 where it gives none.
+    /// The compiler's own estimate of the peak; 0 if it gives none.
     pub peak: u64,
 }
 
 impl MemoryUse {
-    /// What one device must hold while the program runs.
+    /// The bytes that one device must hold while the program runs.
     pub fn on_device(&self) -> u64 {
         (self.arguments + self.outputs + self.temporaries + self.code).saturating_sub(self.aliased)
     }
@@ -54,7 +54,7 @@ impl CompiledProgram {
         Self { plugin: plugin.clone(), raw, name: name.into() }
     }
 
-    /// The name that was given when it was compiled.
+    /// The name given at compilation.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -66,7 +66,7 @@ impl CompiledProgram {
     /// The executable as bytes, for [`crate::Client::load_executable`] of the same plugin on a machine of the same kind.
     ///
     /// # Errors
-    /// The platform cannot do that.
+    /// The platform does not support serialization.
     pub fn serialize(&self) -> Result<Vec<u8>, Error> {
         let mut arguments = sys::ExecutableSerialize::new();
         arguments.executable = self.raw.as_ptr();
@@ -82,10 +82,10 @@ impl CompiledProgram {
         }
     }
 
-    /// What the program needs in each device's memory.
+    /// The memory that the program needs on each device.
     ///
     /// # Errors
-    /// The platform does not say.
+    /// The platform does not report it.
     pub fn memory(&self) -> Result<MemoryUse, Error> {
         let mut arguments = sys::ExecutableGetCompiledMemoryStats::new();
         arguments.executable = self.raw.as_ptr();
@@ -106,10 +106,10 @@ impl CompiledProgram {
         })
     }
 
-    /// What the compiler estimates, such as `flops`. A loop's body counts once.
+    /// The compiler's estimates, such as `flops`. A loop's body counts once.
     ///
     /// # Errors
-    /// The platform does not estimate.
+    /// The platform gives no estimates.
     pub fn cost_analysis(&self) -> Result<Vec<(String, NamedValue)>, Error> {
         let mut arguments = sys::ExecutableGetCostAnalysis::new();
         arguments.executable = self.raw.as_ptr();
@@ -123,7 +123,7 @@ impl CompiledProgram {
     /// The program after optimization, and the format of these bytes, such as `hlo_with_config`, a protocol buffer.
     ///
     /// # Errors
-    /// The platform does not keep it.
+    /// The platform does not keep the optimized program.
     pub fn optimized_program(&self) -> Result<(String, Vec<u8>), Error> {
         let mut program = sys::Program::new();
         let mut arguments = sys::ExecutableOptimizedProgram::new();

@@ -1,4 +1,4 @@
-//! Where plugins are.
+//! Discovery of plugins.
 
 use std::{
     env, fs,
@@ -28,12 +28,12 @@ pub enum PluginOrigin {
     Python,
     /// In the user's cache directory, where [`crate::install`] puts it.
     Cache,
-    /// There, too, but only to compile with: what programs call is not with it.
+    /// In the cache directory as well, but only for compiling: it lacks the libraries that programs call.
     Compiler,
 }
 
 impl PluginOrigin {
-    /// A word for lists.
+    /// A word for listings.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Named => "named",
@@ -44,8 +44,8 @@ impl PluginOrigin {
     }
 }
 
-/// The plugin for `platform`: the file `named` or that the environment names, else one among the installed Python
-/// packages, else one in the user's cache.
+/// The plugin for `platform`: the file `named`, else the file that the environment names, else one in the installed
+/// Python packages, else one in the user's cache.
 ///
 /// # Errors
 /// A named file does not exist.
@@ -57,10 +57,10 @@ pub fn find_plugin(platform: Platform, named: Option<&Path>) -> Result<Option<Pl
     Ok(python.or_else(|| find_in_cache(platform)))
 }
 
-/// As [`find_plugin`]; if there is none, installs it, except for GPUs, whose plugin takes gigabytes.
+/// As [`find_plugin`], but installs a missing plugin, except for GPUs, whose plugin takes gigabytes.
 ///
 /// # Errors
-/// A named file does not exist, or the installation fails; for GPUs, there is no plugin.
+/// A named file does not exist, the installation fails, or there is no plugin for the GPU.
 pub fn find_or_install(platform: Platform, named: Option<&Path>) -> Result<PluginLocation, Error> {
     if let Some(location) = find_plugin(platform, named)? {
         return Ok(location);
@@ -74,8 +74,8 @@ pub fn find_or_install(platform: Platform, named: Option<&Path>) -> Result<Plugi
     }
 }
 
-/// As [`find_plugin`], to compile with it and not to run anything; if there is none, installs what compiling needs. For
-/// GPUs this is a small part of the plugin, in a folder of its own, in which nothing looks that runs programs.
+/// As [`find_plugin`], but only for compiling; installs the compiler if it is missing. For GPUs the compiler is a small
+/// subset of the plugin, in a folder of its own that no code uses for running programs.
 ///
 /// # Errors
 /// A named file does not exist, or the installation fails.
@@ -86,16 +86,16 @@ pub fn find_or_install_compiler(platform: Platform, named: Option<&Path>) -> Res
     }
 }
 
-/// The file that [`PLUGIN_PATH_VARIABLE`] names, which is used in place of all that [`find_all`] lists.
+/// The file that [`PLUGIN_PATH_VARIABLE`] names, which replaces everything that [`find_all`] lists.
 ///
 /// # Errors
-/// It does not exist.
+/// The file does not exist.
 pub fn named_plugin() -> Result<Option<PathBuf>, Error> {
-    // Which platform it is for shows when it is loaded.
+    // The file's platform is known only when it is loaded.
     Ok(find_named(Platform::Cpu, None)?.map(|location| location.path))
 }
 
-/// Every plugin on this machine that is found for some platform where no file is named, and what only compiles.
+/// Every plugin on this machine that is used for some platform unless a file is named, and those for compiling alone.
 pub fn find_all() -> Vec<PluginLocation> {
     let folders = python_folders();
     let mut all = Vec::new();
@@ -136,8 +136,8 @@ fn find_in_folder_of(platform: Platform, purpose: Purpose, origin: PluginOrigin)
     find_in(platform, &[folder], origin)
 }
 
-/// The folders that Python packages are installed in: those of the active virtual environment, which is found
-/// without running Python, and those that `python3` names.
+/// The folders of installed Python packages: those of the active virtual environment, which is found without running
+/// Python, and those that `python3` reports.
 fn python_folders() -> Vec<PathBuf> {
     let mut folders = Vec::new();
     if let Some(environment) = env::var_os("VIRTUAL_ENV") {
@@ -156,8 +156,8 @@ fn python_folders() -> Vec<PathBuf> {
     folders
 }
 
-/// The folder of Python packages that a CUDA plugin is installed in. The plugin finds NVIDIA's libraries there by its
-/// own search path, which is relative to its file.
+/// The folder of Python packages in which a CUDA plugin is installed. The plugin finds NVIDIA's libraries there by a
+/// search path relative to its own file.
 pub(crate) fn packages_of(plugin: &Path) -> Option<&Path> {
     if plugin.ends_with(Platform::Gpu.library()) { plugin.ancestors().nth(3) } else { None }
 }

@@ -4,18 +4,18 @@ use std::{env, fs};
 
 use crate::Platform;
 
-/// Sets the environment variables that plugins read and that have no option: less logging, and no wait for a cloud's
-/// metadata service where there is no TPU. Variables that are set already stay.
+/// Sets environment variables that plugins read and for which they have no option: less logging, and no waiting for a
+/// cloud's metadata service on machines without TPUs. Variables that are already set keep their value.
 ///
-/// To be called first in `main`. Once a second thread runs, the environment must not change any more, so that this
-/// then does nothing and returns `false`.
+/// Call this first in `main`. The environment must not change after a second thread has started, so the function then
+/// does nothing and returns `false`.
 pub fn prepare_environment() -> bool {
     if !is_single_threaded() {
         return false;
     }
     let set = |name: &str, value: &str| {
         if env::var_os(name).is_none() {
-            // SAFETY: no other thread exists that could read or change the environment meanwhile.
+            // SAFETY: there is no other thread that could read or change the environment.
             unsafe { env::set_var(name, value) };
         }
     };
@@ -23,10 +23,10 @@ pub fn prepare_environment() -> bool {
     if !Platform::Tpu.is_present() {
         let absent = [
             ("TPU_SKIP_MDS_QUERY", "1"),
-            // Without TPUs there is nothing that several processes could not share.
+            // Without TPUs several processes have nothing to contend for.
             ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
-            // What the metadata service would say, so that libtpu does not complain of its absence; programs are
-            // compiled for the topology that is named, whatever stands here.
+            // The metadata service's answer, so that libtpu does not complain of its absence. Programs are compiled for
+            // the named topology, whatever this value is.
             ("TPU_ACCELERATOR_TYPE", "v5p-8"),
             ("TPU_WORKER_HOSTNAMES", "localhost"),
             ("TPU_WORKER_ID", "0"),
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn nothing_is_set_while_other_threads_run() {
-        // The test itself runs beside the main thread.
+        // The test runs in a thread beside the main thread.
         assert!(!prepare_environment());
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of this crate.
 
 use std::{fmt, path::PathBuf};
 
@@ -43,7 +43,7 @@ pub enum Error {
          a machine that has the plugin"
     )]
     Network { file: String, cache: PathBuf },
-    #[error("there is no space left for `{path}`\nhint: free some, or set `XDG_CACHE_HOME` to a larger disk")]
+    #[error("the disk of `{path}` is full\nhint: free some space, or set `XDG_CACHE_HOME` to a larger disk")]
     DiskFull { path: PathBuf },
     #[error("pip cannot download `{file}`: {detail}")]
     Pip { file: String, detail: String },
@@ -61,13 +61,13 @@ pub enum Error {
     NoCacheDirectory,
     #[error("`{path}`: {source}")]
     Io { path: PathBuf, source: std::io::Error },
-    /// The caller's mistake: sizes, devices or clients that do not go together.
+    /// A mistake of the caller: sizes, devices or clients that do not match.
     #[error("{0}")]
     Argument(String),
 }
 
 impl Error {
-    /// Whether the user's input or machine set-up is at fault rather than the run.
+    /// Whether the user's input or machine setup is at fault rather than the run.
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::UnknownPlatform(_)
@@ -90,7 +90,7 @@ impl Error {
         }
     }
 
-    /// Names the program in an error of PJRT that names none.
+    /// Adds the program's name to a PJRT error that has none.
     pub(crate) fn in_program(mut self, name: &str) -> Self {
         if let Self::Pjrt(error) = &mut self {
             error.program.get_or_insert_with(|| name.to_owned());
@@ -98,7 +98,7 @@ impl Error {
         self
     }
 
-    /// An I/O failure on `path`, with a full disk told apart.
+    /// An I/O failure on `path`; a full disk has a variant of its own.
     pub(crate) fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
         let path = path.into();
         match source.kind() {
@@ -113,7 +113,7 @@ impl Error {
 pub struct PjrtError {
     pub code: ErrorCode,
     pub message: String,
-    /// The program that was being compiled or run.
+    /// The program being compiled or run.
     pub program: Option<String>,
     /// The call that failed, such as `ClientCompile`.
     pub call: &'static str,

@@ -1,4 +1,4 @@
-//! Events: what asynchronous work reports its end and its errors through.
+//! Events, which report the end and the errors of asynchronous work.
 
 use std::{ffi::c_void, ptr::NonNull, sync::Arc};
 
@@ -7,7 +7,7 @@ use crate::{Error, client::Connection, sys};
 /// The end of some asynchronous work.
 pub struct Event {
     raw: NonNull<sys::Event>,
-    /// Events must not outlive the client whose work they stand for.
+    /// An event must not outlive the client whose work it represents.
     connection: Arc<Connection>,
 }
 
@@ -17,7 +17,7 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Takes over an event; null stands for work that is done, for which there is none.
+    /// Takes over an event; a null pointer means that the work is already done.
     ///
     /// # Safety
     /// `raw` is null or an event of this client that belongs to the caller.
@@ -25,7 +25,7 @@ impl Event {
         Some(Self { raw: NonNull::new(raw)?, connection: connection.clone() })
     }
 
-    /// Whether the work is done, well or badly.
+    /// Whether the work has ended, successfully or not.
     pub fn is_ready(&self) -> Result<bool, Error> {
         let mut arguments = sys::EventIsReady::new();
         arguments.event = self.raw.as_ptr();
@@ -58,9 +58,9 @@ impl Event {
         arguments.event = self.raw.as_ptr();
         arguments.callback = Some(done::<T>);
         arguments.user_arg = kept.cast();
-        // SAFETY: the event is valid; the callback's argument stays valid until the callback frees it. The event may
-        // be destroyed before: the registration belongs to the work, not to the handle. If the registration fails,
-        // the value is leaked, since the work may still use it.
+        // SAFETY: the event is valid, and the callback's argument stays valid until the callback frees it. The event
+        // may be destroyed earlier, because the registration belongs to the work, not to the handle. If the
+        // registration fails, the value is leaked, since the work may still use it.
         unsafe { self.connection.plugin.call(&mut arguments) }
     }
 }

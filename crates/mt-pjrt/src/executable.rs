@@ -16,7 +16,7 @@ pub struct Executable {
 }
 
 struct Inner {
-    /// Before the connection, which it must not outlive.
+    /// Declared before the connection, so that it is dropped first.
     program: CompiledProgram,
     loaded: Loaded,
     num_outputs: usize,
@@ -32,7 +32,7 @@ unsafe impl Sync for Inner {}
 /// An argument of a program, on one device.
 #[derive(Debug)]
 pub enum Argument<'a> {
-    /// The buffer stays as it is.
+    /// The program leaves the buffer unchanged.
     Borrow(&'a Buffer),
     /// The program may reuse the buffer's memory for its results.
     Donate(Buffer),
@@ -47,12 +47,12 @@ impl Argument<'_> {
     }
 }
 
-/// A program that was started. The outputs can be used at once: what uses them waits.
+/// A started program. Its outputs can be used at once: operations that use them wait.
 #[derive(Debug)]
 pub struct Execution {
-    /// For each device, the results.
+    /// The results of each device.
     pub outputs: Vec<Vec<Buffer>>,
-    /// For each device, the event of the program's end.
+    /// For each device, the event that marks the program's end.
     pub done: Vec<Event>,
 }
 
@@ -118,17 +118,17 @@ impl Executable {
         Ok(Self { inner: Arc::new(Inner { program, loaded, num_outputs: outputs.num_outputs, devices }) })
     }
 
-    /// The name that was given when it was compiled.
+    /// The name given at compilation.
     pub fn name(&self) -> &str {
         self.inner.program.name()
     }
 
-    /// The program, of which the compiler says what it needs.
+    /// The compiled program with the compiler's reports.
     pub fn program(&self) -> &CompiledProgram {
         &self.inner.program
     }
 
-    /// The devices that it runs on, by index among the client's.
+    /// The devices on which it runs, by index among the client's.
     pub fn devices(&self) -> &[usize] {
         &self.inner.devices
     }
@@ -138,10 +138,10 @@ impl Executable {
         self.inner.num_outputs
     }
 
-    /// Starts the program, with the arguments of each of its devices.
+    /// Starts the program with the arguments of each of its devices.
     ///
     /// # Errors
-    /// The arguments do not fit. Errors of the run itself come from the outputs and events.
+    /// The arguments do not fit. Outputs and events report errors of the run itself.
     pub fn execute(&self, arguments: Vec<Vec<Argument<'_>>>) -> Result<Execution, Error> {
         let inner = &*self.inner;
         self.check(&arguments)?;
@@ -181,7 +181,7 @@ impl Executable {
         // SAFETY: the events were just created for this call.
         let events = raw_events.iter().map(|raw| unsafe { Event::from_raw(*raw, &inner.loaded.connection) });
         execution.done.extend(events.flatten());
-        // All are taken over before one's error ends this, so that those of every device are freed.
+        // All buffers are taken over before any error returns, so that those of every device are freed.
         let outputs: Vec<Vec<Result<Buffer, Error>>> = raw_outputs
             .iter()
             .zip(&inner.devices)
@@ -247,7 +247,7 @@ impl fmt::Debug for Executable {
     }
 }
 
-/// The handle of a loaded executable, which keeps its client.
+/// The handle of a loaded executable, which keeps its client alive.
 struct Loaded {
     connection: Arc<Connection>,
     raw: NonNull<sys::LoadedExecutable>,

@@ -24,15 +24,16 @@ pub fn cache_directory() -> Result<PathBuf, Error> {
     Ok(base.ok_or(Error::NoCacheDirectory)?.join("maxtext"))
 }
 
-/// Installs the plugin for `platform` into the user's cache, unless it is there, and says so on standard error.
+/// Installs the plugin for `platform` into the user's cache, unless it is already there, and says so on standard error.
 ///
 /// # Errors
-/// There is no build for this machine, no Python with pip, no network or no space, or a file is not what it should be.
+/// There is no build for this machine, no Python with pip, no network or no disk space, or a file has the wrong
+/// checksum.
 pub fn install(platform: Platform) -> Result<PluginLocation, Error> {
     Installer::for_this_machine()?.install(platform, Purpose::Run)
 }
 
-/// What an installation depends on.
+/// The inputs of an installation.
 pub(crate) struct Installer {
     python: String,
     cache: PathBuf,
@@ -54,7 +55,7 @@ impl Installer {
         }
     }
 
-    /// Where the files for `platform` are unpacked: a folder for each set of pinned files.
+    /// The folder with the unpacked files for `platform`: one folder for each set of pinned files.
     pub(crate) fn folder(&self, platform: Platform, purpose: Purpose) -> Option<PathBuf> {
         Some(self.folder_of(platform, &platform.wheels(purpose, &self.os, &self.architecture)?))
     }
@@ -90,11 +91,11 @@ impl Installer {
         let names: Vec<&str> = wheels.iter().map(Wheel::package).collect();
         eprintln!("installing the {platform} plugin ({}) into {}", names.join(", "), folder.display());
 
-        // What an interrupted installation left is of no use.
+        // Leftovers of an interrupted installation are useless.
         let temporary = plugins.join(format!("{platform}-incomplete"));
         remove_folder(&temporary)?;
         let installed = self.fill(platform, wheels, &temporary, &folder);
-        // A failure leaves nothing, least of all on a full disk; it is what is reported.
+        // A failure leaves no files, least of all on a full disk. The failure itself is reported.
         let removed = remove_folder(&temporary);
         installed.and(removed)?;
         Ok(location)
@@ -143,7 +144,7 @@ impl Installer {
         Err(self.pip_error(platform, wheel, &String::from_utf8_lossy(&output.stderr), into))
     }
 
-    /// Tells pip's failures apart by what it says.
+    /// Distinguishes pip's failures by their messages.
     fn pip_error(&self, platform: Platform, wheel: &Wheel, said: &str, into: &Path) -> Error {
         const UNREACHABLE: [&str; 8] = [
             "NewConnectionError",
@@ -221,7 +222,7 @@ mod tests {
 
     use super::*;
 
-    /// A stand-in for Python that runs `script` in a shell; the folder that pip downloads to is `$folder`.
+    /// A fake Python that runs `script` in a shell; the folder into which pip downloads is `$folder`.
     fn installer(directory: &Path, script: &str) -> Installer {
         let python = directory.join("python");
         let find_folder = "while [ $# -gt 0 ]; do [ \"$1\" = -d ] && folder=$2; shift; done";
@@ -251,7 +252,7 @@ mod tests {
     fn failures_are_told_apart() {
         check_failure("echo 'python3: No module named pip' >&2; exit 1", "has no module `pip`");
         check_failure("echo 'WARNING: NewConnectionError(...)' >&2; exit 1", "the network cannot be reached");
-        check_failure("echo 'OSError: [Errno 28] No space left on device' >&2; exit 2", "no space left");
+        check_failure("echo 'OSError: [Errno 28] No space left on device' >&2; exit 2", "is full");
         check_failure("echo 'ERROR: something else' >&2; exit 1", "ERROR: something else");
         check_failure("exit 0", "it wrote no such file");
         check_failure(&format!("echo junk > $folder/{FILE}"), "has SHA-256");

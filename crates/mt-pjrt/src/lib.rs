@@ -1,11 +1,12 @@
 //! Safe wrapper over the PJRT C API, and discovery and installation of its plugins.
 //!
-//! Phase: run (and compile, which PJRT does too). A [`Plugin`] is a shared library; a [`Client`] is that plugin at
-//! work; [`Buffer`]s and [`Executable`]s belong to a client and keep it alive, so that nothing can be used after it
-//! is destroyed. `mt-runtime` is the only user: it adds sharding, caching and checks.
+//! Phase: run (and compile, which PJRT also does). A [`Plugin`] is a shared library, and a [`Client`] is a plugin
+//! running on devices. [`Buffer`]s and [`Executable`]s belong to a client and keep it alive, so nothing can be used
+//! after its client is destroyed. `mt-runtime` adds sharding, caching and checks; `mt-cli` prepares the environment and
+//! installs plugins.
 //!
-//! Together with `mt-kernels` this is where the workspace's `unsafe` code is. Programs call
-//! [`prepare_environment`] first thing in `main`.
+//! The `unsafe` code of the workspace is here and in `mt-kernels`. Programs call [`prepare_environment`] first in
+//! `main`.
 
 mod allocator;
 mod buffer;

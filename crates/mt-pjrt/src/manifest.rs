@@ -1,4 +1,4 @@
-//! The pinned files that are installed, and where a plugin lies in them.
+//! The pinned files to install, and the plugin's path in them.
 
 use crate::Platform;
 
@@ -16,7 +16,7 @@ impl Wheel {
         self.file.split('-').next().unwrap_or_default()
     }
 
-    /// What pip is asked for: name and version, and the tags that the file has.
+    /// pip's arguments: name and version, and the tags of the file.
     pub(crate) fn pip_arguments(&self) -> Vec<String> {
         let parts: Vec<&str> = self.file.trim_end_matches(".whl").split('-').collect();
         let [name, version, python, abi, platforms] = parts[..] else {
@@ -41,7 +41,7 @@ const fn wheel(file: &'static str, sha256: &'static str) -> Wheel {
 }
 
 impl Platform {
-    /// The library of the plugin, in the folder that its wheels are unpacked in, which is laid out as Python's
+    /// The plugin's library, relative to the folder of the unpacked wheels, which is laid out as Python's
     /// `site-packages`.
     pub(crate) const fn library(self) -> &'static str {
         match self {
@@ -51,7 +51,7 @@ impl Platform {
         }
     }
 
-    /// The files to install on a machine of this operating system and architecture, if there are any.
+    /// The files to install on this operating system and architecture, if there are any.
     pub(crate) fn wheels(self, purpose: Purpose, os: &str, architecture: &str) -> Option<Vec<Wheel>> {
         let mut wheels = self.all_wheels(os, architecture)?.to_vec();
         if (self, purpose) == (Self::Gpu, Purpose::Compile) {
@@ -72,16 +72,16 @@ impl Platform {
     }
 }
 
-/// What a plugin is for.
+/// The purpose of a plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Running programs on devices that are there.
+    /// Running programs on present devices.
     Run,
-    /// Compiling them alone, for which a GPU's plugin needs none of the libraries that its programs call.
+    /// Compiling only. A GPU's plugin then needs none of the libraries that its programs call.
     Compile,
 }
 
-/// Of the wheels for GPUs, those that compiling needs: the plugin, the assembler and the device library.
+/// The GPU wheels that compiling needs: the plugin, the assembler and the device library.
 const OF_COMPILER: [&str; 3] = ["jax_cuda13_pjrt", "nvidia_cuda_nvcc", "nvidia_nvvm"];
 
 /// The CPU plugin on x86-64.

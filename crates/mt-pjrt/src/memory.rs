@@ -9,16 +9,16 @@ unsafe extern "C" {
 /// `MADV_HUGEPAGE` of Linux on all its architectures.
 const LARGE_PAGES: c_int = 14;
 
-/// The largest page size that systems use unasked for ordinary memory.
+/// The largest page size that systems use by default for ordinary memory.
 const PAGE: usize = 1 << 21;
 
-/// Asks for large pages for memory that is about to be filled: bringing in gigabytes in pages of 4 kB takes longer than
-/// filling them. Nothing is promised.
+/// Advises huge pages for memory that is about to be filled, because mapping gigabytes in pages of 4 kB takes longer
+/// than filling them. The system may ignore the advice.
 pub fn prefer_large_pages(bytes: &mut [u8]) {
     advise_large_pages(bytes);
 }
 
-/// [`prefer_large_pages`] for memory that only its allocator knows yet.
+/// [`prefer_large_pages`] for memory that its allocator has not yet handed out.
 pub(crate) fn advise_large_pages(bytes: *mut [u8]) {
     let start = bytes.cast::<u8>().addr();
     let first = start.next_multiple_of(PAGE);
@@ -27,8 +27,8 @@ pub(crate) fn advise_large_pages(bytes: *mut [u8]) {
         return;
     }
     let address = bytes.cast::<u8>().wrapping_add(first - start);
-    // SAFETY: the range is within memory that belongs to the caller, and the advice changes no contents. That it is not
-    // taken is no failure.
+    // SAFETY: the range is within memory that belongs to the caller, and the advice changes no contents. The system may
+    // ignore it.
     let _ = unsafe { madvise(address.cast(), end - first, LARGE_PAGES) };
 }
 

@@ -1,9 +1,9 @@
-//! Options of a compilation, and their encoding as `CompileOptionsProto`.
+//! Compile options and their encoding as `CompileOptionsProto`.
 
-/// How to compile a program.
+/// Options for compiling a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompileOptions {
-    /// The devices that the program runs on, by index among the client's; the first is the first of its mesh.
+    /// The devices on which the program runs, by index among the client's, in mesh order.
     pub devices: Vec<usize>,
     /// XLA flags for this program alone, without the leading dashes, such as `("xla_dump_to", "/tmp/x")`. An unknown
     /// flag is an error.
@@ -17,13 +17,13 @@ impl Default for CompileOptions {
 }
 
 impl CompileOptions {
-    /// Runs on the first `count` devices.
+    /// Options for the first `count` devices.
     pub fn on_first(count: usize) -> Self {
         Self { devices: (0..count).collect(), ..Self::default() }
     }
 
-    /// The message, given the identifiers of all devices of the client. One replica is split into as many partitions
-    /// as there are devices; partitioning is Shardy's.
+    /// The encoded message, given the identifiers of all devices of the client. One replica is split into as many
+    /// partitions as there are devices, by Shardy's partitioner.
     pub(crate) fn encode(&self, device_ids: &[i64]) -> Vec<u8> {
         let num_partitions = self.devices.len() as u64;
         let mut assignment = Message::default();
@@ -36,7 +36,7 @@ impl CompileOptions {
         }
 
         let mut build = Message::default();
-        // No device is the default one: the assignment names them.
+        // No default device: the assignment names the devices.
         build.integer(1, -1_i64 as u64);
         build.integer(4, 1);
         build.integer(5, num_partitions);
@@ -56,7 +56,7 @@ impl CompileOptions {
     }
 }
 
-/// `OptionOverrideProto`. XLA checks the type against that of the flag, so that the text must be typed here.
+/// `OptionOverrideProto`. XLA compares the type with that of the flag, so the text is typed here.
 fn flag_value(value: &str) -> Message {
     let mut message = Message::default();
     match value {

@@ -2,7 +2,7 @@
 
 use std::{fmt, fs, path::Path, str::FromStr};
 
-/// A kind of hardware, with a plugin of its own.
+/// A kind of hardware, which has its own plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Platform {
     Cpu,

@@ -1,4 +1,4 @@
-//! Loading a plugin, and calling it.
+//! Loading and calling a plugin.
 
 use std::{
     collections::HashMap,
@@ -35,10 +35,10 @@ unsafe impl Sync for Inner {}
 static LOADED: Mutex<Option<HashMap<PathBuf, Plugin>>> = Mutex::new(None);
 
 impl Plugin {
-    /// Loads the plugin at `path` and initializes it; the second time, returns the loaded one.
+    /// Loads the plugin at `path` and initializes it. Later calls return the loaded plugin.
     ///
     /// # Errors
-    /// The file is no PJRT plugin, its API is too old, or its initialization fails.
+    /// The file is not a PJRT plugin, its API is too old, or its initialization fails.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let path = path.canonicalize().map_err(|source| Error::io(path, source))?;
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -53,10 +53,9 @@ impl Plugin {
 
     fn open(path: &Path) -> Result<Self, Error> {
         let load_error = |source| Error::Load { path: path.to_owned(), source };
-        // SAFETY: running the initializers of a library is what loading a plugin means; whoever chooses the path
-        // trusts the file.
+        // SAFETY: loading a plugin runs the initializers of a library; the user who chooses the path trusts the file.
         let library = unsafe { libloading::Library::new(path) }.map_err(load_error)?;
-        // SAFETY: this is the signature that the header gives.
+        // SAFETY: the header declares this signature.
         let entry = unsafe { library.get::<unsafe extern "C" fn() -> *const sys::Api>(b"GetPjrtApi\0") };
         let entry = *entry.map_err(load_error)?;
         std::mem::forget(library);
@@ -71,7 +70,7 @@ impl Plugin {
             let path = path.to_owned();
             return Err(Error::ApiVersion { path, major, minor, required_major, required_minor });
         }
-        // SAFETY: the version has been checked, and so the table has all the slots that `sys::Api` names.
+        // SAFETY: the version was checked, so the table has all the slots that `sys::Api` names.
         let api = unsafe { &*api };
         let plugin = Self { inner: Arc::new(Inner { path: path.to_owned(), api }) };
         // SAFETY: the call takes no arguments.
@@ -90,14 +89,14 @@ impl Plugin {
     }
 
     /// For a CUDA plugin: the folder with the assembler and the device library that its compiler needs, if they are
-    /// installed beside it. It is to be passed as the flag `xla_gpu_cuda_data_dir`.
+    /// installed beside it. Pass it as the flag `xla_gpu_cuda_data_dir`.
     pub fn cuda_data_directory(&self) -> Option<PathBuf> {
         let nvidia = packages_of(self.path())?.join("nvidia");
         let folders = ["cu13", "cuda_nvcc"].map(|name| nvidia.join(name));
         folders.into_iter().find(|folder| folder.join("bin/ptxas").is_file())
     }
 
-    /// What the plugin says of itself, such as `stablehlo_current_version`.
+    /// The plugin's attributes, such as `stablehlo_current_version`.
     pub fn attributes(&self) -> Result<Vec<(String, NamedValue)>, Error> {
         let mut arguments = sys::PluginAttributes::new();
         // SAFETY: the call only writes to its own structure.
@@ -106,21 +105,21 @@ impl Plugin {
         Ok(unsafe { named_values(arguments.attributes, arguments.num_attributes) })
     }
 
-    /// Makes the kernels of `mt-kernels` known to the plugin, so that programs can call them; for plugins of CPUs.
+    /// Registers the kernels of `mt-kernels` with a CPU plugin, so that programs can call them.
     ///
     /// # Errors
-    /// The plugin does not take any, or refuses one.
+    /// The plugin accepts no kernels, or refuses one.
     pub fn register_kernels(&self) -> Result<(), Error> {
         const CALL: &str = "RegisterHandler";
         const PLATFORM: &str = "HOST";
         let mut extension = self.inner.api.extension_start.cast::<sys::ExtensionBase>();
-        // SAFETY: extensions are a list that ends with null and lives as long as the process.
+        // SAFETY: extensions are a null-terminated list that lives as long as the process.
         while let Some(base) = unsafe { extension.as_ref() }
             && base.kind != sys::EXTENSION_FFI
         {
             extension = base.next;
         }
-        // SAFETY: the pointer is null, or the kind says what it points to.
+        // SAFETY: the pointer is null, or points to the structure that the kind names.
         let extension = unsafe { extension.cast::<sys::FfiExtension>().as_ref() };
         let Some(register) = extension.and_then(|extension| extension.register_handler) else {
             let message = "the plugin takes no kernels".to_owned();
@@ -138,7 +137,7 @@ impl Plugin {
                 platform_name_size: PLATFORM.len(),
                 traits: 0,
             };
-            // SAFETY: the structure is the function's own; names are copied, and handlers are functions.
+            // SAFETY: the structure belongs to the function; names are copied, and handlers are functions.
             unsafe {
                 let error = register((&raw mut arguments).cast());
                 self.take_error(error, CALL)?;
@@ -147,10 +146,10 @@ impl Plugin {
         Ok(())
     }
 
-    /// Calls the function that `arguments` belong to.
+    /// Calls the function to which `arguments` belong.
     ///
     /// # Safety
-    /// Every pointer in `arguments` is what the header asks for.
+    /// Every pointer in `arguments` meets the header's requirements.
     pub(crate) unsafe fn call<A: Arguments>(&self, arguments: &mut A) -> Result<(), Error> {
         let Some(function) = self.inner.api.functions[A::SLOT] else {
             let message = "the plugin does not have this function".to_owned();
@@ -160,7 +159,7 @@ impl Plugin {
         };
         // SAFETY: the structure is the function's own; the caller vouches for its contents.
         let error = unsafe { function((&raw mut *arguments).cast()) };
-        // SAFETY: the error was just returned, and nobody else has it.
+        // SAFETY: the error was just returned and has no other owner.
         unsafe { self.take_error(error, A::CALL) }
     }
 
@@ -179,7 +178,7 @@ impl Plugin {
         let mut destroy = sys::ErrorDestroy::new();
         destroy.error = error;
         // SAFETY: the error is valid until it is destroyed at the end, after its message was copied. The functions
-        // that return nothing are called through a type that returns a pointer, which is ignored.
+        // without a result are called through a type that returns a pointer, which is ignored.
         let (message, code) = unsafe {
             self.call_plain(&mut message);
             let text = text(message.message, message.message_size);
@@ -190,7 +189,7 @@ impl Plugin {
         Err(PjrtError { code, message, program: None, call }.into())
     }
 
-    /// Calls a function that cannot fail, or whose failure is of no interest, as when destroying something.
+    /// Calls a function that cannot fail, or whose failure does not matter, such as a destructor.
     ///
     /// # Safety
     /// As for [`Self::call`].
@@ -208,7 +207,7 @@ impl fmt::Debug for Plugin {
     }
 }
 
-/// A value that a plugin names, or an option for its client.
+/// A named value of a plugin, or an option for its client.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NamedValue {
     String(String),
@@ -244,7 +243,7 @@ impl NamedValue {
     }
 }
 
-/// Copies an array of named values; entries of unknown kinds are left out.
+/// Copies an array of named values; skips entries of unknown kinds.
 ///
 /// # Safety
 /// `values` points to `count` valid entries, or `count` is 0.
@@ -271,7 +270,7 @@ pub(crate) unsafe fn named_values(values: *const sys::NamedValue, count: usize) 
     values.iter().filter_map(convert).collect()
 }
 
-/// Copies a string of the plugin's.
+/// Copies a string owned by the plugin.
 ///
 /// # Safety
 /// `data` points to `size` bytes, or `size` is 0.
@@ -280,7 +279,7 @@ pub(crate) unsafe fn text(data: *const c_char, size: usize) -> String {
     String::from_utf8_lossy(unsafe { array(data.cast::<u8>(), size) }).into_owned()
 }
 
-/// An array of the plugin's, which may be null when it is empty.
+/// An array owned by the plugin, which may be null when it is empty.
 ///
 /// # Safety
 /// `data` points to `count` valid values that outlive the result, or `count` is 0.

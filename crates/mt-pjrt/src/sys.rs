@@ -1,7 +1,7 @@
-//! The part of the PJRT C API that is used here, written after the header of API 0.81.
+//! The subset of the PJRT C API that this crate uses, as of the header of API 0.81.
 //!
-//! Each call of the API takes a pointer to its own argument structure and returns an error or null. The table of
-//! the API is an array of such functions; [`Arguments::SLOT`] is a structure's place in it.
+//! Each API call takes a pointer to its own argument structure and returns an error or null. The API's table is an
+//! array of such functions; [`Arguments::SLOT`] is the index of a structure's function.
 
 #![allow(non_upper_case_globals)]
 
@@ -11,13 +11,13 @@ use std::{
     ptr,
 };
 
-/// The version that the structures below are written after, and the oldest that is accepted.
+/// The version of the header, and the oldest accepted version.
 pub const MINIMUM_VERSION: (c_int, c_int) = (0, 81);
 
-/// Space behind every argument structure, filled with zeros and counted in its `struct_size`.
+/// Zeroed space after every argument structure, included in its `struct_size`.
 ///
-/// A plugin refuses a structure that is smaller than the one it was compiled with and accepts a larger one. Fields
-/// that later versions append are optional, with zero for absence. So with this space a newer plugin works.
+/// A plugin refuses a structure smaller than the one it was compiled with and accepts a larger one. Fields that later
+/// versions append are optional, and zero means absent. With this space newer plugins work, too.
 const RESERVED: usize = 128;
 
 macro_rules! opaque {
@@ -37,7 +37,7 @@ opaque! {
 /// The argument structure of one call.
 ///
 /// # Safety
-/// The layout is that of the header's structure, and `SLOT` is the index of its function in the API's table.
+/// The structure has the layout of the header's, and `SLOT` is the index of its function in the API's table.
 pub unsafe trait Arguments {
     const SLOT: usize;
     const CALL: &'static str;
@@ -310,7 +310,7 @@ pub union NamedValueContents {
     pub boolean: bool,
 }
 
-/// A key with a value. Stands in arrays, and so has no reserved space.
+/// A key with a value. It is an element of arrays, and therefore has no reserved space.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct NamedValue {
@@ -352,7 +352,7 @@ impl Program {
         }
     }
 
-    /// A program as StableHLO text, which the result points to.
+    /// A program as StableHLO text. The result points to the text.
     pub fn stablehlo(text: &str) -> Self {
         const FORMAT: &str = "mlir";
         let mut program = Self::new();
@@ -377,7 +377,7 @@ pub struct TiledLayout {
     pub num_tiles: usize,
 }
 
-/// How a buffer is laid out. The header's union with strides is omitted: they are smaller, and not used.
+/// The layout of a buffer. The header's union with strides is omitted: strides are smaller and unused.
 #[repr(C)]
 pub struct MemoryLayout {
     pub struct_size: usize,

@@ -1,4 +1,4 @@
-//! Hardware that this machine does not have, to compile for.
+//! Hardware that is only compiled for.
 
 use std::{fmt, ptr::NonNull};
 
@@ -9,7 +9,7 @@ use crate::{
     sys,
 };
 
-/// Devices that a plugin can compile for without having them.
+/// Devices for which a plugin can compile without having them.
 pub struct Topology {
     plugin: Plugin,
     raw: NonNull<sys::TopologyDescription>,
@@ -26,14 +26,14 @@ unsafe impl Sync for Topology {}
 #[derive(Clone, Debug, PartialEq)]
 pub struct TopologyDevice {
     pub id: i32,
-    /// Such as `TPU v5p`.
+    /// For example `TPU v5p`.
     pub kind: String,
-    /// What the plugin says of it, such as `coords` and `slice_index`.
+    /// The plugin's attributes of the device, such as `coords` and `slice_index`.
     pub attributes: Vec<(String, NamedValue)>,
 }
 
 impl TopologyDevice {
-    /// The slice that the device is in; 0 where there is one.
+    /// The device's slice; 0 if there is only one.
     pub fn slice(&self) -> usize {
         let slice = self.attributes.iter().find(|(name, _)| name == "slice_index");
         match slice {
@@ -44,10 +44,10 @@ impl TopologyDevice {
 }
 
 impl Topology {
-    /// The topology that a plugin knows by `name`, such as `v5p:4x4x4`, with options of its own.
+    /// The topology that the plugin calls `name`, such as `v5p:4x4x4`, with plugin-specific options.
     ///
     /// # Errors
-    /// The plugin does not know it.
+    /// The plugin does not know the topology.
     pub fn new(plugin: &Plugin, name: &str, options: &[(String, NamedValue)]) -> Result<Self, Error> {
         let raw_options: Vec<sys::NamedValue> =
             options.iter().map(|(name, value)| value.to_raw(name)).collect();
@@ -110,11 +110,11 @@ impl Topology {
         &self.devices
     }
 
-    /// Compiles a program given as StableHLO text. `name` stands in errors; the devices of `options` are indices among
+    /// Compiles a program given as StableHLO text. Errors mention `name`; the devices of `options` are indices among
     /// [`Self::devices`].
     ///
     /// # Errors
-    /// The text is no valid program, or it does not fit the devices.
+    /// The text is not a valid program, or it does not fit the devices.
     pub fn compile(
         &self,
         name: &str,

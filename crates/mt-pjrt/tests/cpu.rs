@@ -88,7 +88,7 @@ fn programs_add() {
     let sum = run(&executable, vec![Argument::Borrow(&a), Argument::Borrow(&b)]).remove(0);
     sum.wait().unwrap();
     assert_eq!(sum.to_host().unwrap().as_slice::<f32>().unwrap(), [3.5; 15]);
-    // The same array may be two arguments.
+    // The same array may be passed twice.
     let double = run(&executable, vec![Argument::Borrow(&a), Argument::Borrow(&a)]).remove(0);
     assert_eq!(double.to_host().unwrap().as_slice::<f32>().unwrap(), [3.0; 15]);
 }
@@ -132,7 +132,7 @@ fn donated_arrays_are_reused_and_borrowed_ones_stay() {
     let b = run(&executable, vec![Argument::Borrow(&a)]).remove(0);
     assert_eq!(b.to_host().unwrap().as_slice::<f32>().unwrap()[7], 2.0);
     assert_eq!(a.to_host().unwrap().as_slice::<f32>().unwrap()[7], 1.0);
-    // A copy that has been started is finished before the memory is reused.
+    // A started copy finishes before the memory is reused.
     let pending: Vec<_> = (0..4).map(|_| a.to_host_async().unwrap()).collect();
     let mut c = run(&executable, vec![Argument::Donate(a)]).remove(0);
     for _ in 0..5 {
@@ -154,7 +154,7 @@ fn host_arrays_without_a_copy_are_kept_and_never_written() {
     assert_eq!(incremented.to_host().unwrap().as_slice::<f32>().unwrap()[3], 2.0);
     assert_eq!(host.as_slice::<f32>().unwrap()[3], 1.0);
     drop(incremented);
-    // The plugin lets go of the array in the background.
+    // The plugin releases the array in the background.
     let mut patience = 200;
     while Arc::strong_count(&host) > 1 && patience > 0 {
         std::thread::sleep(std::time::Duration::from_millis(10));
@@ -195,7 +195,7 @@ fn eight_devices_share_a_program() {
         return %c : tensor<8x6xf32> } }"#;
     let executable = client().compile("sharded", text, &CompileOptions::on_first(8)).unwrap();
     assert_eq!(executable.devices(), [0, 1, 2, 3, 4, 5, 6, 7]);
-    // Rows of `a` are their index, `b` is ones: each element of row r of the product is 4r.
+    // Row r of `a` is filled with r and `b` with ones: each element of row r of the product is 4r.
     let shard = |device: usize, dims: &[usize], value: &dyn Fn(usize) -> f32| {
         let count: usize = dims.iter().product();
         let values: Vec<f32> = (0..count).map(value).collect();
@@ -244,7 +244,7 @@ fn bad_programs_are_errors_with_a_message() {
     assert_eq!(error.program.as_deref(), Some("bad"));
     assert!(error.to_string().starts_with("program `bad`: "), "{error}");
     assert!(error.message.contains("use of undeclared SSA value name"), "{error:?}");
-    // Parsing errors have no code of their own; errors of options do.
+    // Parsing errors have no code of their own; option errors do.
     let options =
         CompileOptions { xla_flags: vec![("xla_no_such_flag".into(), "1".into())], ..Default::default() };
     let error = client().compile("flagged", &add("2xf32"), &options).unwrap_err();
@@ -260,7 +260,7 @@ fn wrong_arguments_are_errors() {
     let wrong = floats(&[4], &[1.0; 4]);
     let error = executable.execute(vec![]).unwrap_err().to_string();
     assert!(error.contains("runs on 1 devices, but arguments are given for 0"), "{error}");
-    // The plugin notices the others, some of them only when the results are needed.
+    // The plugin detects the other mistakes, some only when the results are needed.
     let check = |arguments: Vec<Argument<'_>>| {
         let result = executable.execute(vec![arguments]);
         let error = result.and_then(|execution| execution.outputs[0][0].to_host()).unwrap_err().to_string();

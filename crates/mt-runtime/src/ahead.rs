@@ -1,4 +1,4 @@
-//! Compiling for hardware that is not there.
+//! Compilation for hardware that this machine does not have.
 
 use std::{
     fmt,
@@ -20,23 +20,22 @@ use crate::{
     fingerprint, hlo,
 };
 
-/// Which hardware to compile for.
+/// The hardware to compile for.
 #[derive(Clone, Debug)]
 pub struct AheadOptions {
     pub platform: Platform,
-    /// The plugin's file; `None` to look for one, and to install it if there is none.
+    /// The plugin's file; `None` searches for one and installs it if there is none.
     pub plugin_path: Option<PathBuf>,
-    /// What the plugin calls one slice, such as `v5p:4x4x4`; of GPUs, machines with processes with devices, such as
-    /// `1x1x8`.
+    /// The plugin's name for one slice, such as `v5p:4x4x4`; for GPUs, machines × processes × devices, such as `1x1x8`.
     pub topology: String,
-    /// What the plugin calls the way of using its chips, such as `megacore`, where there are several.
+    /// The plugin's name for the mode of its chips, such as `megacore`, if there are several modes.
     pub chip_config: Option<&'static str>,
     pub num_slices: usize,
-    /// What the compiler has to know of a GPU, as the text of its `GpuTargetConfigProto`.
+    /// The description of a GPU that its compiler needs, as the text of a `GpuTargetConfigProto`.
     pub gpu_description: Option<String>,
 }
 
-/// Hardware that programs can be compiled for.
+/// Hardware for which programs can be compiled.
 pub struct AheadOfTime {
     platform: Platform,
     plugin: Plugin,
@@ -44,22 +43,22 @@ pub struct AheadOfTime {
     num_slices: usize,
 }
 
-/// A program compiled for hardware that is not there.
+/// A program compiled for absent hardware.
 #[derive(Debug)]
 pub struct AheadProgram {
     program: CompiledProgram,
-    /// The number that the compiler gives to the device at each place of the mesh.
+    /// The compiler's number for the device in each grid cell of the mesh.
     device_ids: Vec<i64>,
     identity: Identity,
-    /// How long the compiler took.
+    /// Time that the compiler took.
     pub elapsed: Duration,
 }
 
 impl AheadOfTime {
-    /// Loads the plugin, installing it if need be, and describes the hardware.
+    /// Loads the plugin, installing it if it is missing, and describes the hardware.
     ///
     /// # Errors
-    /// There is no plugin or it cannot be installed, or it does not know the hardware.
+    /// There is no plugin and none can be installed, or the plugin does not know the hardware.
     pub fn new(options: &AheadOptions) -> Result<Self, RuntimeError> {
         let location = find_or_install_compiler(options.platform, options.plugin_path.as_deref())?;
         let plugin = Plugin::load(&location.path)?;
@@ -95,7 +94,7 @@ impl AheadOfTime {
         self.num_slices
     }
 
-    /// The slice of each device, where the platform has slices.
+    /// The slice of each device, if the platform has slices.
     pub fn slices(&self) -> Option<Vec<i64>> {
         let devices = self.topology.devices();
         (self.num_slices > 1).then(|| devices.iter().map(|device| device.slice() as i64).collect())
@@ -106,12 +105,12 @@ impl AheadOfTime {
         self.plugin.path()
     }
 
-    /// What the plugin calls the kind of its devices.
+    /// The plugin's name for the kind of its devices.
     pub fn device_kind(&self) -> &str {
         self.topology.devices().first().map_or("", |device| &device.kind)
     }
 
-    /// The bytes of memory that programs can use on each device, if the plugin says.
+    /// The bytes of memory that programs can use on each device, if the plugin reports them.
     pub fn memory_limit(&self) -> Option<u64> {
         let attributes = &self.topology.devices().first()?.attributes;
         attributes.iter().find_map(|(name, value)| match (name.as_str(), value) {
@@ -123,7 +122,7 @@ impl AheadOfTime {
     /// Compiles a program for the first devices.
     ///
     /// # Errors
-    /// The program is not valid, or there are too few devices or too little memory for it.
+    /// The program is invalid, or it needs more devices or memory than there are.
     pub fn compile(
         &self,
         program: &Program,
@@ -158,19 +157,19 @@ impl AheadOfTime {
     }
 }
 
-/// What the compiler says of a program that does not fit into the memory of a device.
+/// The compiler's report on a program that does not fit into the memory of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutOfMemory {
-    /// The bytes that it needs in all, where it says so. libtpu speaks of temporaries, but counts arguments too.
+    /// The total bytes needed, if reported. libtpu speaks of temporaries but counts arguments too.
     pub needed: Option<u64>,
-    /// The bytes that a program can have.
+    /// The bytes available to a program.
     pub available: Option<u64>,
-    /// The compiler's own words.
+    /// The compiler's message.
     pub message: String,
 }
 
 impl OutOfMemory {
-    /// What an error says, if it is about memory.
+    /// The report in an error message, if the error is about memory.
     fn of(message: &str, limit: Option<u64>) -> Option<Self> {
         let is_memory = ["CompileTimeHbmOom", "Ran out of memory", "RESOURCE_EXHAUSTED", "Out of memory"];
         if !is_memory.iter().any(|text| message.contains(text)) {
@@ -183,7 +182,7 @@ impl OutOfMemory {
     }
 }
 
-/// A size as the compiler writes it, such as `18.53G`.
+/// A size in the compiler's notation, such as `18.53G`.
 fn parse_size(word: &str) -> Option<u64> {
     let word = word.trim_end_matches(['.', ',', ';']);
     let (number, power) = match word.chars().last()? {
@@ -198,15 +197,15 @@ fn parse_size(word: &str) -> Option<u64> {
 }
 
 impl AheadProgram {
-    /// What the program needs in the memory of each device.
+    /// The memory that the program needs on each device.
     ///
     /// # Errors
-    /// The platform does not say.
+    /// The platform does not report it.
     pub fn memory(&self) -> Result<MemoryUse, RuntimeError> {
         Ok(self.program.memory()?)
     }
 
-    /// What the compiled program does on each device.
+    /// The work of the compiled program on each device.
     ///
     /// # Errors
     /// The platform does not keep its optimized program.
@@ -215,10 +214,10 @@ impl AheadProgram {
         hlo::activity(&format, &bytes, &self.device_ids)
     }
 
-    /// Writes the program to a file, which [`crate::Runtime::load_compiled`] reads where the hardware is.
+    /// Writes the program to a file, which [`crate::Runtime::load_compiled`] reads on a machine with the hardware.
     ///
     /// # Errors
-    /// The platform cannot do that, or the file cannot be written.
+    /// The platform does not support serialization, or the file cannot be written.
     pub fn save(&self, path: &Path) -> Result<(), RuntimeError> {
         write(path, &self.identity, &self.program.serialize()?)
     }

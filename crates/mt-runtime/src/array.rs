@@ -17,33 +17,33 @@ use mt_shape::{DType, HostArray, Sharding};
 
 use crate::{Runtime, RuntimeError};
 
-/// An array on the devices of a mesh, each of which holds the part that the sharding gives it.
+/// An array on the devices of a mesh. Each device holds the shard that the sharding gives it.
 ///
-/// Arrays are results of asynchronous work: they can be used at once, and errors of the program that makes them show
-/// when they are waited for or read.
+/// Arrays are results of asynchronous work. They can be used at once; errors of the program that computes them appear
+/// when they are awaited or read.
 pub struct Array {
     ty: TensorType,
     sharding: Sharding,
-    /// The memory that all parts are in.
+    /// The memory that holds all shards.
     memory: Memory,
     /// One for each device of the mesh.
     buffers: Vec<Buffer>,
     _live: LiveBytes,
 }
 
-/// A part of an array, and one of the devices that hold it.
+/// A shard of an array, and one of the devices that hold it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
     pub device: usize,
-    /// The indices along each dimension.
+    /// The index range along each dimension.
     pub ranges: Vec<Range<usize>>,
 }
 
 impl Array {
-    /// Copies an array to the devices of a mesh, splitting it as `sharding` says.
+    /// Copies an array to the devices of a mesh, sharded by `sharding`.
     ///
     /// # Errors
-    /// The sharding does not fit the array or the devices, or they have no memory left.
+    /// The sharding does not fit the array or the devices, or their memory is full.
     pub fn from_host(runtime: &Runtime, host: &HostArray, sharding: &Sharding) -> Result<Self, RuntimeError> {
         let ty = TensorType::new(host.dtype(), host.dims());
         check_sharding("array", &ty, sharding)?;
@@ -55,9 +55,9 @@ impl Array {
         })
     }
 
-    /// As [`Self::from_host`], but without a copy where the platform can use host memory and the parts lie together in
-    /// it, as those of an array that is not split, or only along its leading dimension, do. The memory of the result is
-    /// not reused if it is donated.
+    /// As [`Self::from_host`], but without a copy if the platform can use host memory and the shards are contiguous in
+    /// it, which holds for arrays that are not split, or only along the leading dimension. Donating the result does not
+    /// reuse its memory.
     ///
     /// # Errors
     /// As those of [`Self::from_host`].
@@ -79,8 +79,8 @@ impl Array {
         })
     }
 
-    /// Makes an array of shards that are read one at a time, so that the whole is never in host memory. Devices that
-    /// hold the same part are given copies of one shard.
+    /// Builds an array from shards that are read one at a time, so the whole array is never in host memory. Devices
+    /// that hold the same shard receive copies of one.
     ///
     /// # Errors
     /// As those of [`Self::from_host`], and those of `shard`.
@@ -95,8 +95,8 @@ impl Array {
         })
     }
 
-    /// As [`Self::from_shards`], but where the platform can use host memory the shards themselves are the array. The
-    /// memory of the result is not reused if it is donated.
+    /// As [`Self::from_shards`], but if the platform can use host memory, the shards themselves become the array.
+    /// Donating the result does not reuse its memory.
     ///
     /// # Errors
     /// As those of [`Self::from_shards`].
@@ -155,7 +155,7 @@ impl Array {
         Ok(Self::from_buffers(runtime, ty, sharding.clone(), Memory::Device, buffers))
     }
 
-    /// An array of the buffers of each device, which are known to fit.
+    /// An array of one buffer per device, which are known to fit.
     pub(crate) fn from_buffers(
         runtime: &Runtime,
         ty: TensorType,
@@ -172,7 +172,7 @@ impl Array {
     /// The array in another memory of its devices.
     ///
     /// # Errors
-    /// A device has no such memory, or there is no room in it.
+    /// A device has no such memory, or the memory is full.
     pub fn moved_to(self, runtime: &Runtime, memory: Memory) -> Result<Self, RuntimeError> {
         if memory == self.memory {
             return Ok(self);
@@ -197,17 +197,17 @@ impl Array {
         &self.ty.dims
     }
 
-    /// The memory that the array is in.
+    /// The memory that holds the array.
     pub fn memory(&self) -> Memory {
         self.memory
     }
 
-    /// How the array is split.
+    /// The array's sharding.
     pub fn sharding(&self) -> &Sharding {
         &self.sharding
     }
 
-    /// Whether each device has the part of the array that `sharding` gives it.
+    /// Whether each device already holds the shard that `sharding` gives it.
     pub(crate) fn is_placed_as(&self, sharding: &Sharding) -> bool {
         let (own, dims) = (&self.sharding, &self.ty.dims);
         let places = 0..sharding.mesh.num_devices();
@@ -218,7 +218,7 @@ impl Array {
                     .all(|place| own.shard_ranges(dims, place) == sharding.shard_ranges(dims, place))
     }
 
-    /// The array where `sharding` puts it, by way of the host's memory; `None` if it is there already.
+    /// The array with another sharding, resharded through host memory; `None` if it has that sharding already.
     ///
     /// # Errors
     /// As those of [`Self::from_host`].
@@ -237,8 +237,8 @@ impl Array {
         self.buffers
     }
 
-    /// The bytes that the array takes in the memory of one device; 0 if the device is not of the mesh, or the array in
-    /// the host's memory.
+    /// The bytes that the array takes in the memory of one device; 0 if the device is outside of the mesh or the array
+    /// is in host memory.
     pub fn bytes_on_device(&self, device: usize) -> usize {
         if self.memory != Memory::Device {
             return 0;
@@ -247,15 +247,15 @@ impl Array {
         self.buffers.get(device).map_or(0, |buffer| buffer.size_on_device().unwrap_or(of_shape(buffer)))
     }
 
-    /// Waits until the array is there.
+    /// Waits until the array exists.
     ///
     /// # Errors
-    /// Those of the program that makes it.
+    /// Those of the program that computes it.
     pub fn wait(&self) -> Result<(), RuntimeError> {
         self.buffers.iter().try_for_each(|buffer| Ok(buffer.wait()?))
     }
 
-    /// The distinct parts of the array, each with the first device that holds it.
+    /// The distinct shards of the array, each with the first device that holds it.
     pub fn shards(&self) -> Vec<Shard> {
         let mut shards: Vec<Shard> = Vec::new();
         for device in 0..self.buffers.len() {
@@ -267,18 +267,18 @@ impl Array {
         shards
     }
 
-    /// The part that `device` holds.
+    /// The shard that `device` holds.
     ///
     /// # Errors
-    /// The device is not of the mesh, or the program that makes the array failed.
+    /// The device is outside of the mesh, or the program that computes the array failed.
     pub fn shard_to_host(&self, device: usize) -> Result<HostArray, RuntimeError> {
         Ok(self.shard_to_host_async(device)?.wait()?)
     }
 
-    /// Starts copying the part that `device` holds to host memory. The array may be dropped or donated meanwhile.
+    /// Starts copying the shard that `device` holds to host memory. The array may be dropped or donated meanwhile.
     ///
     /// # Errors
-    /// The device is not of the mesh, or the copy cannot be started.
+    /// The device is outside of the mesh, or the copy cannot be started.
     pub fn shard_to_host_async(&self, device: usize) -> Result<PendingHostArray, RuntimeError> {
         let buffer = self.buffers.get(device).ok_or_else(|| {
             mt_pjrt::Error::Argument(format!(
@@ -289,11 +289,11 @@ impl Array {
         Ok(buffer.to_host_async()?)
     }
 
-    /// Starts copying the array to host memory, each distinct part once. The array may be dropped or donated
+    /// Starts copying the array to host memory, each distinct shard once. The array may be dropped or donated
     /// meanwhile.
     ///
     /// # Errors
-    /// The copy cannot be started; errors of the program that makes the array come from the result's `wait`.
+    /// The copy cannot be started. The result's `wait` returns errors of the program that computes the array.
     pub fn to_host_async(&self) -> Result<PendingArray, RuntimeError> {
         let start = |shard: Shard| Ok((self.buffers[shard.device].to_host_async()?, shard.ranges));
         let parts = self.shards().into_iter().map(start).collect::<Result<_, RuntimeError>>()?;
@@ -303,7 +303,7 @@ impl Array {
     /// The whole array.
     ///
     /// # Errors
-    /// Those of the program that makes it.
+    /// Those of the program that computes it.
     pub fn to_host(&self) -> Result<HostArray, RuntimeError> {
         self.to_host_async()?.wait()
     }
@@ -315,7 +315,7 @@ impl fmt::Debug for Array {
     }
 }
 
-/// An array on its way to host memory.
+/// An array that is being copied to host memory.
 #[must_use = "dropping it waits for the copy and discards it"]
 pub struct PendingArray {
     ty: TensorType,
@@ -326,7 +326,7 @@ impl PendingArray {
     /// Waits for the array.
     ///
     /// # Errors
-    /// Those of the program that makes it.
+    /// Those of the program that computes it.
     pub fn wait(self) -> Result<HostArray, RuntimeError> {
         let mut parts = self.parts;
         if parts.len() == 1 {
@@ -346,7 +346,7 @@ impl PendingArray {
     }
 }
 
-/// Counts an array's bytes for as long as it exists.
+/// Counts an array's bytes while it exists.
 struct LiveBytes {
     counter: Arc<AtomicU64>,
     bytes: u64,
@@ -365,7 +365,7 @@ impl Drop for LiveBytes {
     }
 }
 
-/// Whether a sharding splits every dimension evenly, over axes that its mesh has.
+/// Checks that a sharding splits every dimension evenly, over axes that its mesh has.
 pub(crate) fn check_sharding(name: &str, ty: &TensorType, sharding: &Sharding) -> Result<(), RuntimeError> {
     let fail = |reason: String| {
         Err(RuntimeError::Sharding { name: name.into(), ty: ty.clone(), spec: sharding.spec.clone(), reason })
@@ -392,14 +392,14 @@ pub(crate) fn check_sharding(name: &str, ty: &TensorType, sharding: &Sharding) -
     Ok(())
 }
 
-/// The runs of bytes that make up a part.
+/// The contiguous byte ranges of a shard.
 fn runs(host: &HostArray, ranges: &[Range<usize>]) -> Vec<Range<usize>> {
     let mut runs = Vec::new();
     for_each_run(host.dims(), ranges, host.dtype().byte_size(), |in_whole, _| runs.push(in_whole));
     runs
 }
 
-/// The bytes of a part's runs, copied only if there are several.
+/// The bytes of a shard, copied only if they are not contiguous.
 fn gather<'a>(host: &'a HostArray, runs: &[Range<usize>]) -> Cow<'a, [u8]> {
     let bytes = host.bytes();
     match runs {
@@ -408,8 +408,8 @@ fn gather<'a>(host: &'a HostArray, runs: &[Range<usize>]) -> Cow<'a, [u8]> {
     }
 }
 
-/// Calls `copy` with each run of bytes that lies together in an array and in its part: the bytes in the array, and
-/// those in the part.
+/// Calls `copy` with each run of bytes that is contiguous in an array and in its shard: its range in the array, and its
+/// range in the shard.
 fn for_each_run(
     dims: &[usize],
     ranges: &[Range<usize>],
@@ -419,7 +419,7 @@ fn for_each_run(
     if ranges.iter().any(Range::is_empty) {
         return;
     }
-    // Dimensions behind the last one that is split belong to each run whole.
+    // Dimensions after the last split one belong to each run whole.
     let split = (0..dims.len()).rev().find(|dim| ranges[*dim].len() != dims[*dim]);
     let split = split.unwrap_or(0);
     let inner: usize = dims.get(split + 1..).unwrap_or_default().iter().product::<usize>() * element_size;

@@ -1,8 +1,8 @@
-//! Executables on disk.
+//! The cache of executables on disk.
 //!
-//! Each entry is a file named by its key, with a header that holds the length and the SHA-256 of the rest. Entries
-//! are written under another name and renamed, so that any number of processes may share the directory. A failing
-//! cache costs time, never a run: what cannot be read is compiled, what cannot be written is not kept.
+//! Each entry is a file named by its key, with a header that holds the length and the SHA-256 of the payload. Entries
+//! are written under another name and renamed, so any number of processes may share the directory. A failing cache
+//! costs time, never a run: an unreadable entry is compiled again, and an entry that cannot be written is not kept.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use crate::fingerprint::hexadecimal;
 const MAGIC: &[u8; 8] = b"mtexec01";
 const HEADER_SIZE: usize = 8 + 8 + 32;
 
-/// Temporary files of processes that died are removed after this time.
+/// Age after which temporary files of dead processes are removed.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
 /// A directory of executables of bounded size.
@@ -43,7 +43,7 @@ impl ExecutableCache {
         self.directory.join(format!("{}.executable", hexadecimal(key)))
     }
 
-    /// The entry of this key, if it is there and whole. A damaged one is removed.
+    /// The entry with this key, if it exists and is undamaged. A damaged one is removed.
     pub(crate) fn load(&self, key: &[u8; 32]) -> Option<Vec<u8>> {
         let path = self.path(key);
         let bytes = fs::read(&path).ok()?;
@@ -51,7 +51,7 @@ impl ExecutableCache {
             self.remove(key);
             return None;
         };
-        // The time of change serves as the time of last use.
+        // The modification time serves as the time of last use.
         let _ = fs::File::options()
             .append(true)
             .open(&path)
@@ -59,7 +59,7 @@ impl ExecutableCache {
         Some(payload.to_vec())
     }
 
-    /// Keeps an entry, and removes the ones not used for longest if there are too many.
+    /// Stores an entry, and removes the least recently used ones if the cache is too large.
     pub(crate) fn store(&self, key: &[u8; 32], payload: &[u8]) {
         if payload.len() as u64 > self.max_bytes {
             return;
@@ -71,7 +71,7 @@ impl ExecutableCache {
         }
     }
 
-    /// Removes an entry that turned out to be of no use.
+    /// Removes an entry that turned out to be unusable.
     pub(crate) fn remove(&self, key: &[u8; 32]) {
         let _ = fs::remove_file(self.path(key));
     }
@@ -105,7 +105,7 @@ impl ExecutableCache {
     }
 }
 
-/// What follows the header, if the file is whole.
+/// The payload after the header, if the file is undamaged.
 fn payload(bytes: &[u8]) -> Option<&[u8]> {
     let (header, payload) = bytes.split_at_checked(HEADER_SIZE)?;
     let length = (payload.len() as u64).to_le_bytes();
@@ -114,7 +114,7 @@ fn payload(bytes: &[u8]) -> Option<&[u8]> {
     whole.then_some(payload)
 }
 
-/// Writes a file in one step, as other processes see it.
+/// Writes a file atomically, as seen by other processes.
 pub(crate) fn write_atomically(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let directory = path.parent().unwrap_or(Path::new("."));

@@ -1,6 +1,6 @@
-//! Compiled programs in files of their own, with what they were compiled from and for.
+//! Compiled programs in files, with a record of their inputs and their target.
 //!
-//! A file is a header of lines `name: value`, an empty line, the SHA-256 of the rest, and the plugin's own bytes.
+//! A file is a header of lines `name: value`, an empty line, the SHA-256 of the payload, and the plugin's own bytes.
 
 use std::{fs, path::Path};
 
@@ -15,12 +15,12 @@ use crate::{
 
 const FIRST_LINE: &str = "maxtext compiled program, format 1";
 
-/// What a compiled program belongs to. It may run only where all of it is the same.
+/// The identity of a compiled program. It runs only where all of it is the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity(Vec<(&'static str, String)>);
 
 impl Identity {
-    /// That of a program for devices of a kind. `plugin` is the hash of the plugin's file.
+    /// The identity of a program for devices of a kind. `plugin` is the hash of the plugin's file.
     pub(crate) fn new(
         program: &Program,
         settings: &CompileSettings,
@@ -47,7 +47,7 @@ impl Identity {
         ])
     }
 
-    /// What differs from the program that is wanted, each on a line.
+    /// The differences from the wanted program, one per line.
     fn differences(&self, wanted: &Self) -> Vec<String> {
         let short = |value: &str| match value.len() {
             64 => value[..12].to_owned(),
@@ -74,7 +74,7 @@ pub(crate) fn write(path: &Path, identity: &Identity, payload: &[u8]) -> Result<
         .map_err(|source| RuntimeError::io(path, source))
 }
 
-/// Reads a compiled program that has to be the wanted one.
+/// Reads a compiled program and checks that it is the wanted one.
 pub(crate) fn read(path: &Path, wanted: &Identity) -> Result<Vec<u8>, RuntimeError> {
     let bytes = fs::read(path).map_err(|source| RuntimeError::io(path, source))?;
     let refuse = |reasons: Vec<String>| RuntimeError::CompiledFile { path: path.to_owned(), reasons };

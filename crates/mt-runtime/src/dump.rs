@@ -9,8 +9,8 @@ use mt_ir::Program;
 
 use crate::RuntimeError;
 
-/// A dump in progress: `NAME.stablehlo.mlir` is written, `NAME.optimized.hlo` follows the compilation, and all that
-/// XLA writes is in `NAME.xla`.
+/// A dump in progress. `NAME.stablehlo.mlir` is written first, `NAME.optimized.hlo` follows after compilation, and
+/// `NAME.xla` holds all files that XLA writes.
 pub(crate) struct Dump {
     directory: PathBuf,
     xla: PathBuf,
@@ -22,7 +22,7 @@ impl Dump {
         let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
         let name = program.name.replace(|letter| !is_plain(letter), "_");
         let xla = directory.join(format!("{name}.xla"));
-        // What an earlier run left would be taken for this one's.
+        // Files of an earlier run would be mistaken for this run's.
         if xla.exists() {
             fs::remove_dir_all(&xla).map_err(|source| RuntimeError::io(&xla, source))?;
         }
@@ -32,7 +32,7 @@ impl Dump {
         Ok(Self { directory: directory.to_owned(), xla, name })
     }
 
-    /// The flags that make XLA write.
+    /// The flags that make XLA write files.
     pub(crate) fn flags(&self) -> [(String, String); 2] {
         let directory = self.xla.to_string_lossy().into_owned();
         [("xla_dump_to".into(), directory), ("xla_dump_hlo_as_text".into(), "true".into())]

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of this crate.
 
 use std::{io::ErrorKind, path::PathBuf};
 
@@ -13,7 +13,7 @@ use crate::OutOfMemory;
 pub enum RuntimeError {
     #[error(transparent)]
     Pjrt(#[from] mt_pjrt::Error),
-    #[error("the compiler does not take the option `{option}`: {source}\nhint: see `compile_xla_flags`")]
+    #[error("the compiler rejects the option `{option}`: {source}\nhint: see `compile_xla_flags`")]
     CompilerOption { option: String, source: mt_pjrt::Error },
     #[error("{0} has no device\nhint: `hardware=cpu` uses the CPU")]
     NoDevice(Platform),
@@ -28,12 +28,12 @@ pub enum RuntimeError {
     ArgumentCount { program: String, needed: usize, given: usize },
     #[error("argument `{argument}` of program `{program}` is `{given}`, but `{needed}` is needed")]
     ArgumentType { program: String, argument: String, given: TensorType, needed: TensorType },
-    #[error("argument `{argument}` of program `{program}` is placed as {given}, but {needed} is needed")]
+    #[error("argument `{argument}` of program `{program}` has sharding {given}, but {needed} is needed")]
     ArgumentSharding { program: String, argument: String, given: String, needed: String },
-    #[error("argument `{argument}` of program `{program}` is donated, and so must be given up, not borrowed")]
+    #[error("argument `{argument}` of program `{program}` is donated, so it cannot be borrowed")]
     ArgumentBorrowed { program: String, argument: String },
     #[error(
-        "result `{result}` of program `{program}` came back as `{given}` on each device, but `{needed}` was declared"
+        "result `{result}` of program `{program}` is `{given}` on each device, but `{needed}` was declared"
     )]
     ResultType { program: String, result: String, given: TensorType, needed: TensorType },
     #[error("program `{program}` returned {given} results, but declares {needed}")]
@@ -56,7 +56,7 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
-    /// Whether the user's input or machine set-up is at fault rather than the run.
+    /// Whether the user's input or machine setup is at fault rather than the run.
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::Pjrt(error) => error.is_user_error(),
@@ -65,7 +65,7 @@ impl RuntimeError {
             | Self::TooFewDevices { .. }
             | Self::CompiledFile { .. }
             | Self::Memory(_) => true,
-            // A directory that was named and cannot be written to.
+            // A directory that the user named and that is not writable.
             Self::Io { source, .. } => matches!(
                 source.kind(),
                 ErrorKind::PermissionDenied | ErrorKind::NotADirectory | ErrorKind::ReadOnlyFilesystem

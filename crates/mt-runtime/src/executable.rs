@@ -1,4 +1,4 @@
-//! Compiled programs that check what they are given.
+//! Compiled programs that check their arguments and results.
 
 use std::{
     fmt,
@@ -20,11 +20,11 @@ use crate::{
     hlo,
 };
 
-/// How to compile one program.
+/// Options for compiling one program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CompileSettings {
-    /// A directory to write the program's StableHLO and optimized HLO text to. The cache is passed over then,
-    /// because only a compilation yields the optimized text.
+    /// A directory for the program's StableHLO and optimized HLO text. The cache is then bypassed, because only a
+    /// compilation yields the optimized text.
     pub dump_to: Option<PathBuf>,
     /// XLA flags for this program alone, without the leading dashes.
     pub xla_flags: Vec<(String, String)>,
@@ -33,9 +33,9 @@ pub struct CompileSettings {
 /// An argument of a program.
 #[derive(Debug)]
 pub enum Input<'a> {
-    /// The array stays.
+    /// The caller keeps the array.
     Borrow(&'a Array),
-    /// The array ends; its memory is reused for results if the program donates this argument.
+    /// The caller gives up the array; its memory is reused for results if the program donates this argument.
     Donate(Array),
 }
 
@@ -88,7 +88,7 @@ impl Executable {
         Self::of(runtime, program, executable, is_cached)
     }
 
-    /// The program from a file that [`Self::save`] or [`crate::AheadProgram::save`] wrote.
+    /// Loads the program from a file that [`Self::save`] or [`crate::AheadProgram::save`] wrote.
     pub(crate) fn load(
         runtime: &Runtime,
         program: &Program,
@@ -101,10 +101,11 @@ impl Executable {
         Self::of(runtime, program, executable, true)
     }
 
-    /// Writes the program, which `program` became by these settings, to a file that [`Runtime::load_compiled`] reads.
+    /// Writes this executable, compiled from `program` with these settings, to a file that [`Runtime::load_compiled`]
+    /// reads.
     ///
     /// # Errors
-    /// The platform cannot do that, or the file cannot be written.
+    /// The platform does not support serialization, or the file cannot be written.
     pub fn save(
         &self,
         program: &Program,
@@ -113,7 +114,7 @@ impl Executable {
     ) -> Result<(), RuntimeError> {
         let runtime = &self.inner.runtime;
         let identity = identity(runtime, program, settings)?;
-        // XLA's CPU compiler leaves functions out when it writes what it has read.
+        // When XLA's CPU compiler serializes a program that it has loaded, functions are missing.
         let kept = match runtime.cache().filter(|_| self.inner.is_cached) {
             Some(cache) => cache.load(&key(runtime, program, &compile_options(runtime, program, settings))?),
             None => None,
@@ -150,7 +151,7 @@ impl Executable {
         &self.inner.name
     }
 
-    /// The devices that it runs on.
+    /// The devices on which it runs.
     pub fn mesh(&self) -> &Arc<Mesh> {
         &self.inner.mesh
     }
@@ -165,7 +166,7 @@ impl Executable {
         &self.inner.outputs
     }
 
-    /// The largest values that the program computes on its way, as it was given to the compiler.
+    /// The largest intermediate values of the program before compilation.
     pub(crate) fn temporaries(&self) -> &[ProgramTemporary] {
         &self.inner.temporaries
     }
@@ -175,15 +176,15 @@ impl Executable {
         self.inner.is_cached
     }
 
-    /// What the program needs in the memory of each device.
+    /// The memory that the program needs on each device.
     ///
     /// # Errors
-    /// The platform does not say.
+    /// The platform does not report it.
     pub fn memory(&self) -> Result<MemoryUse, RuntimeError> {
         Ok(self.inner.executable.program().memory()?)
     }
 
-    /// What the compiled program does on each device.
+    /// The work of the compiled program on each device.
     ///
     /// # Errors
     /// The platform does not keep its optimized program.
@@ -203,10 +204,10 @@ impl Executable {
         Ok(self.activity()?.collectives)
     }
 
-    /// The floating-point operations of one device that the compiler counts, with bodies of loops once.
+    /// The compiler's FLOPs count for one device, in which a loop's body counts once.
     ///
     /// # Errors
-    /// The platform does not say.
+    /// The platform does not report it.
     pub fn counted_flops(&self) -> Result<Option<f64>, RuntimeError> {
         let analysis = self.inner.executable.program().cost_analysis()?;
         Ok(analysis.into_iter().find_map(|(name, value)| match value {
@@ -215,10 +216,10 @@ impl Executable {
         }))
     }
 
-    /// Starts the program. The results can be used at once; errors of the run show when they are waited for or read.
+    /// Starts the program. The results can be used at once; errors of the run appear when they are awaited or read.
     ///
     /// # Errors
-    /// The arguments are not those that the program takes.
+    /// The arguments do not match the program's.
     pub fn run(&self, inputs: Vec<Input<'_>>) -> Result<Vec<Array>, RuntimeError> {
         let inner = &*self.inner;
         self.check_inputs(&inputs)?;
@@ -284,7 +285,7 @@ impl Executable {
         Ok(())
     }
 
-    /// The compiler ignores shardings that it cannot satisfy, so that what it returns is looked at.
+    /// Checks the shardings of the results, because the compiler ignores shardings that it cannot satisfy.
     fn check_result(&self, value: &ProgramValue, buffers: &[Buffer]) -> Result<(), RuntimeError> {
         let dims = value.sharding.shard_dims(&value.ty.dims);
         for buffer in buffers {
@@ -307,7 +308,7 @@ impl fmt::Debug for Executable {
     }
 }
 
-/// Checks that a program's arguments and results can be split as it says over the devices that there are.
+/// Checks that a program's arguments and results can be sharded over the available devices.
 pub(crate) fn check_shardings(program: &Program, available: usize) -> Result<(), RuntimeError> {
     let needed = program.mesh.num_devices();
     if needed > available {
@@ -320,13 +321,13 @@ pub(crate) fn check_shardings(program: &Program, available: usize) -> Result<(),
     Ok(())
 }
 
-/// The flags without which a platform's compiler does not find its tools.
+/// The flags that a platform's compiler needs to find its tools.
 pub(crate) fn platform_flags(platform: Platform, plugin: &Plugin) -> Option<(String, String)> {
     let directory = if platform == Platform::Gpu { plugin.cuda_data_directory() } else { None };
     directory.map(|directory| ("xla_gpu_cuda_data_dir".into(), directory.to_string_lossy().into_owned()))
 }
 
-/// The options that a program is compiled with, but for dumps.
+/// The compile options of a program, except for dumps.
 fn compile_options(runtime: &Runtime, program: &Program, settings: &CompileSettings) -> CompileOptions {
     let mut xla_flags = settings.xla_flags.clone();
     xla_flags.extend(platform_flags(runtime.platform(), runtime.client().plugin()));
@@ -336,11 +337,11 @@ fn compile_options(runtime: &Runtime, program: &Program, settings: &CompileSetti
                 xla_flags.push((flag.to_owned(), value.to_owned()));
             }
         };
-        // What a scan keeps of its layers in `bf16` would be cast to `f32` whole before the reverse scan.
+        // Otherwise the `bf16` stacks of a scan would be cast to `f32` whole before the reverse scan.
         default("xla_disable_hlo_passes", "while-loop-invariant-code-motion");
-        // In an order for operations side by side, which most operations here are too large to gain from, more arrays are
-        // alive at once. Several devices would even meet collectives that do not depend on each other in different
-        // orders, and wait for each other until XLA gives up.
+        // A schedule for concurrent operations keeps more arrays alive, and most operations here are too large to gain
+        // from concurrency. Several devices would even reach independent collectives in different orders, and wait for
+        // each other until XLA gives up.
         default("xla_cpu_enable_concurrency_optimized_scheduler", "false");
     }
     CompileOptions { devices: program.mesh.devices(), xla_flags }
@@ -373,7 +374,7 @@ fn load_or_compile(
         return Ok((executable, true));
     }
     let executable = compile(&options)?;
-    // What cannot be serialized is compiled each time: on CPU, programs with XNNPACK fusions.
+    // A program that cannot be serialized is compiled each time: on CPU, programs with XNNPACK fusions.
     if let Ok(serialized) = executable.program().serialize() {
         cache.store(&key, &serialized);
     }
@@ -394,7 +395,7 @@ fn identity(
     Ok(Identity::new(program, settings, &plugin, kind, slices.len().max(1)))
 }
 
-/// An error that names an option which the user gave is about that option.
+/// An error that mentions an option of the user is an error of that option.
 pub(crate) fn option_error(error: mt_pjrt::Error, settings: &CompileSettings) -> RuntimeError {
     let text = error.to_string();
     match settings.xla_flags.iter().find(|(name, _)| text.contains(name.as_str())) {

@@ -1,4 +1,4 @@
-//! What a compiled executable depends on besides its program.
+//! The inputs of a compiled executable besides its program.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{RuntimeError, cache::write_atomically};
 
-/// A hash of parts, each preceded by its length, so that no two lists of parts look alike.
+/// A hash of byte strings, each preceded by its length, so that different lists never hash the same input.
 #[derive(Default)]
 pub(crate) struct Fingerprint(Sha256);
 
@@ -31,8 +31,8 @@ impl Fingerprint {
     }
 }
 
-/// The plugin, its devices, the environment that it reads, and the processor it compiles for. `hashes` is a
-/// directory in which the hash of the plugin's file may be kept, since reading the file takes a while.
+/// The plugin, its devices, the environment that it reads, and the processor for which it compiles. `hashes` is a
+/// directory for the hash of the plugin's file, because reading the file takes a while.
 pub(crate) fn of_machine(client: &Client, hashes: Option<&Path>) -> Result<[u8; 32], RuntimeError> {
     let mut fingerprint = Fingerprint::default();
     fingerprint.add(of_file(client.plugin().path(), hashes)?);
@@ -58,7 +58,7 @@ pub(crate) fn of_plugin(path: &Path) -> Result<[u8; 32], RuntimeError> {
     of_file(path, hashes.as_deref())
 }
 
-/// The environment variables that change what is compiled, in order.
+/// The environment variables that affect compilation, in order.
 fn compiler_environment(variables: impl Iterator<Item = (String, String)>) -> BTreeMap<String, String> {
     let matters = |name: &str| {
         name.starts_with("XLA_") || ["LIBTPU_INIT_ARGS", "TF_XLA_FLAGS", "NPROC"].contains(&name)
@@ -66,7 +66,7 @@ fn compiler_environment(variables: impl Iterator<Item = (String, String)>) -> BT
     variables.filter(|(name, _)| matters(name)).collect()
 }
 
-/// The processors that this process may use: the compiler splits work by their number.
+/// The processors available to this process. The compiler divides work by their number.
 fn allowed_processors() -> String {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     status.lines().find(|line| line.starts_with("Cpus_allowed:")).unwrap_or_default().to_owned()
@@ -93,7 +93,7 @@ fn processor() -> String {
     first.lines().filter(matters).collect::<Vec<_>>().join("\n")
 }
 
-/// The hash of a file's contents, kept under its path, size and time of change.
+/// The hash of a file's contents, cached under its path, size and modification time.
 fn of_file(path: &Path, hashes: Option<&Path>) -> Result<[u8; 32], RuntimeError> {
     let io_error = |source| RuntimeError::io(path, source);
     let metadata = fs::metadata(path).map_err(io_error)?;
@@ -111,19 +111,19 @@ fn of_file(path: &Path, hashes: Option<&Path>) -> Result<[u8; 32], RuntimeError>
     }
     let hash = hash_file(path).map_err(io_error)?;
     if let Some(kept) = kept {
-        // A cache that cannot be written costs time only.
+        // A cache that is not writable only costs time.
         let _ = write_atomically(&kept, &[&hash]);
     }
     Ok(hash)
 }
 
-/// Of a large file, how many blocks are hashed, and their size: a disk delivers these few megabytes at once, while the
-/// whole of a plugin can take it seconds, for which all programs would wait.
+/// Number and size of the hashed blocks of a large file. A disk delivers these few megabytes at once, but may take
+/// seconds for a whole plugin, for which all programs would wait.
 const BLOCKS: u64 = 256;
 const BLOCK: u64 = 16 << 10;
 
-/// The hash of a file's size and contents; of a large one, of blocks at equal distances from its first to its last byte.
-/// Plugins that differ at all differ in most of these, since what follows a change is moved.
+/// The hash of a file's size and contents; for a large file, of blocks at equal distances from its first to its last
+/// byte. Different plugins differ in most of these blocks, because a change shifts everything after it.
 fn hash_file(path: &Path) -> io::Result<[u8; 32]> {
     let mut file = fs::File::open(path)?;
     let size = file.metadata()?.len();

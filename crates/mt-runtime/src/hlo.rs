@@ -1,8 +1,8 @@
-//! What the compiler's optimized program does, of what the compiler does not say itself: which collectives run, how
-//! often, and how much they carry; and how many bytes go to and from the devices' memory.
+//! Facts about an optimized program that the compiler does not report: which collectives run, how often, and how many
+//! bytes they carry; and the bytes that go to and from the devices' memory.
 //!
-//! The messages have the fields that are read here, with the numbers that XLA's `hlo.proto` and `xla_data.proto` give
-//! them; others are passed over.
+//! The messages declare only the fields that are read here, with their numbers in XLA's `hlo.proto` and
+//! `xla_data.proto`; other fields are skipped.
 
 use std::collections::HashMap;
 
@@ -13,28 +13,28 @@ use crate::RuntimeError;
 /// A collective operation of an optimized program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Collective {
-    /// Such as `all-gather`.
+    /// For example `all-gather`.
     pub kind: String,
-    /// Bytes on each device, of what is gathered, reduced or exchanged: the larger of operand and result.
+    /// Bytes on each device that are gathered, reduced or exchanged: the larger of operand and result.
     pub bytes: u64,
-    /// Bytes on each device of every array that results: one operation may carry several.
+    /// Bytes on each device of every resulting array; one operation may carry several.
     pub arrays: Vec<u64>,
-    /// How often it runs in one run of the program. Loops whose number of turns is unknown count once.
+    /// Executions in one run of the program. A loop with an unknown trip count counts once.
     pub times: u64,
-    /// Places of the mesh whose devices exchange with each other: the first of several groups alike. Of an exchange in
-    /// pairs, the two that are farthest from each other.
+    /// Mesh grid cells whose devices communicate: the first of several equal groups. For a pairwise exchange, the two
+    /// cells that are farthest apart.
     pub places: Vec<usize>,
-    /// The name scope of the operation that it comes from.
+    /// The name scope of the operation that caused it.
     pub source: String,
 }
 
-/// What one run of an optimized program does on each device.
+/// The work of one run of an optimized program on each device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Activity {
-    /// The largest first; alike ones of one source are one.
+    /// In descending order of bytes; equal ones from one operation are merged.
     pub collectives: Vec<Collective>,
-    /// Bytes that are read from and written to the device's main memory. What stays in memory on the chip between two
-    /// operations is left out, and of what an operation takes a slice of, only the slice counts.
+    /// Bytes read from and written to the device's main memory. Values that stay on the chip between two operations do
+    /// not count, and if an operation reads a slice, only the slice counts.
     pub memory_bytes: f64,
 }
 
@@ -129,7 +129,7 @@ struct DeviceList {
     iota: Option<IotaGroups>,
 }
 
-/// Groups that are consecutive numbers after a transposition.
+/// Groups that are consecutive device numbers after a transposition.
 #[derive(Clone, PartialEq, Message)]
 struct IotaGroups {
     #[prost(int64, tag = "2")]
@@ -171,7 +171,7 @@ struct GroupAxis {
     part: Option<AxisPart>,
 }
 
-/// A factor of an axis: `size` of its positions, each `pre_size` of which the axis has before it.
+/// A sub-axis: `size` of the axis's positions, after `pre_size` that precede it.
 #[derive(Clone, PartialEq, Message)]
 struct AxisPart {
     #[prost(int64, tag = "1")]
@@ -214,7 +214,7 @@ struct Literal {
 
 impl Shape {
     fn bytes(&self) -> u64 {
-        // The numbers of `PrimitiveType`, by the bits of an element; those under a byte are packed.
+        // Bits per element by the number of `PrimitiveType`; elements smaller than a byte are packed.
         let bits = match self.element_type {
             1 | 2 | 6 | 19 | 20 | 23..=25 | 28 | 29 | 33 => 8,
             3 | 7 | 10 | 16 => 16,
@@ -231,7 +231,7 @@ impl Shape {
         own + self.tuple_shapes.iter().map(Self::bytes).sum::<u64>()
     }
 
-    /// The bytes that are in the main memory of the device.
+    /// The bytes that are in the device's main memory.
     fn main_bytes(&self) -> u64 {
         if !self.tuple_shapes.is_empty() {
             return self.tuple_shapes.iter().map(Self::main_bytes).sum();
@@ -240,7 +240,7 @@ impl Shape {
         if is_main { self.bytes() } else { 0 }
     }
 
-    /// The bytes of each array of a tuple, or of the only one.
+    /// The bytes of each array of a tuple, or of a single array.
     fn arrays(&self) -> Vec<u64> {
         if self.tuple_shapes.is_empty() {
             return vec![self.bytes()];
@@ -249,10 +249,10 @@ impl Shape {
     }
 }
 
-/// What an optimized program does. `device_ids` are the numbers that the compiler gives to the devices of the mesh.
+/// The work of an optimized program. `device_ids` are the compiler's numbers for the devices of the mesh.
 ///
 /// # Errors
-/// The bytes are no optimized program.
+/// The bytes are not an optimized program.
 pub(crate) fn activity(format: &str, bytes: &[u8], device_ids: &[i64]) -> Result<Activity, RuntimeError> {
     let unreadable = |reason: String| RuntimeError::OptimizedProgram { format: format.to_owned(), reason };
     let module = match format {
@@ -276,13 +276,13 @@ pub(crate) fn activity(format: &str, bytes: &[u8], device_ids: &[i64]) -> Result
 struct Walk<'m> {
     computations: HashMap<i64, &'m Computation>,
     device_ids: &'m [i64],
-    /// How often each runs, whose own number is 0.
+    /// Executions of each collective, whose own `times` is 0 here.
     found: HashMap<Collective, u64>,
     memory_bytes: f64,
 }
 
 impl Walk<'_> {
-    /// Counts what a computation does when it runs `times` times.
+    /// Counts the work of a computation that runs `times` times.
     fn visit(&mut self, id: i64, times: u64) {
         let Some(&computation) = self.computations.get(&id) else { return };
         let by_id: HashMap<i64, &Instruction> =
@@ -313,8 +313,8 @@ impl Walk<'_> {
                         self.visit(*called, times * turns);
                     }
                 }
-                // What a collective calls combines two numbers, and what is within a fusion moves nothing; but
-                // collectives may be in it.
+                // The computation that a collective calls combines two numbers, and the inside of a fusion moves no
+                // bytes. But a fusion may contain collectives.
                 _ if KINDS.contains(&opcode) => {}
                 "fusion" => self.visit_fused(instruction, times),
                 // These name the computation that was started.
@@ -328,7 +328,7 @@ impl Walk<'_> {
         }
     }
 
-    /// As [`Self::visit`], for the collectives that a fusion consists of.
+    /// As [`Self::visit`], for the collectives inside a fusion.
     fn visit_fused(&mut self, fusion: &Instruction, times: u64) {
         let before = self.memory_bytes;
         for called in &fusion.called_computation_ids {
@@ -344,7 +344,7 @@ impl Walk<'_> {
         let own = instruction.shape.as_ref().map_or(0, Shape::main_bytes);
         let operands = || instruction.operand_ids.iter().map(size).sum::<u64>();
         match instruction.opcode.as_str() {
-            // These name what is there, wait for it, or call what is counted.
+            // These name a value, wait for it, or call a computation that is counted.
             "parameter"
             | "constant"
             | "tuple"
@@ -373,7 +373,7 @@ impl Walk<'_> {
             }
             "send" => operands(),
             "recv" => own,
-            // As much is read as is written, where both are in main memory.
+            // Bytes read equal bytes written, if both are in main memory.
             "dynamic-slice" | "slice" | "gather" => {
                 let part = instruction.shape.as_ref().map_or(0, Shape::bytes);
                 own + instruction.operand_ids.first().map_or(0, size).min(part)
@@ -388,7 +388,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The bytes that a fusion reads and writes: of what it slices or writes a slice of, that slice.
+    /// The bytes that a fusion reads and writes. If it reads or writes a slice, only the slice counts.
     fn moved_by_fusion(&self, by_id: &HashMap<i64, &Instruction>, fusion: &Instruction) -> Option<u64> {
         let fused = self.computations.get(fusion.called_computation_ids.first()?)?;
         if calls(fused, CHAIN_START) || calls(fused, CHAIN_DONE) {
@@ -438,7 +438,7 @@ impl Walk<'_> {
         Some(sum)
     }
 
-    /// How often a loop turns: what the compiler notes, or the bound that a counter from 0 is compared with.
+    /// The trip count of a loop: the compiler's note, or the bound with which a counter that starts at 0 is compared.
     fn turns(&self, instruction: &Instruction) -> Option<u64> {
         let noted = String::from_utf8_lossy(&instruction.backend_config);
         if let Some((_, rest)) = noted.split_once("\"known_trip_count\"") {
@@ -449,7 +449,7 @@ impl Walk<'_> {
                 .collect();
             return digits.parse().ok();
         }
-        // The condition is the second computation that a loop calls.
+        // The condition is the second computation of a loop.
         let condition = self.computations.get(instruction.called_computation_ids.get(1)?)?;
         let find = |id: i64| condition.instructions.iter().find(|instruction| instruction.id == id);
         let mut root = find(condition.root_id)?;
@@ -463,8 +463,8 @@ impl Walk<'_> {
     }
 }
 
-/// TPUs exchange while they compute: one collective stands in the fusion that starts it, in those that go on with it, and
-/// in the one that waits for its end. All of them name the chain.
+/// TPUs overlap collectives with computation: one collective appears in the fusion that starts it, in those that
+/// continue it, and in the one that waits for its end. All of them carry the chain's id.
 const CHAIN: &str = "chain_id";
 const CHAIN_START: &str = "AsyncCollectiveStart";
 const CHAIN_DONE: &str = "AsyncCollectiveDone";
@@ -473,15 +473,15 @@ fn calls(computation: &Computation, target: &str) -> bool {
     computation.instructions.iter().any(|instruction| instruction.custom_call_target == target)
 }
 
-/// Whether a collective is one that was started in another fusion.
+/// Whether a collective was started in another fusion.
 fn continues_chain(computation: &Computation, instruction: &Instruction) -> bool {
     let attributes = instruction.frontend_attributes.as_ref();
     attributes.is_some_and(|attributes| attributes.map.contains_key(CHAIN))
         && !calls(computation, CHAIN_START)
 }
 
-/// What a slice of TPUs sends to other slices: between them a collective is run by the hosts, to which the program gives
-/// its part.
+/// The bytes that a TPU slice sends to other slices. The hosts run collectives between slices, and the program passes
+/// them its contribution.
 fn between_slices(
     by_id: &HashMap<i64, &Instruction>,
     instruction: &Instruction,
@@ -506,8 +506,8 @@ fn between_slices(
     Some(Collective { kind: kind.to_owned(), bytes, arrays: vec![bytes], times: 0, places, source })
 }
 
-/// The places of the first group that exchanges between slices, as in `{1,2}x{0:3}`: device 0 of slices 1 and 2. Numbers
-/// of devices begin with that of their slice.
+/// The grid cells of the first group that communicates between slices, as in `{1,2}x{0:3}`: device 0 of slices 1 and 2.
+/// Device numbers begin with the number of their slice.
 fn slice_group(target: &str, device_ids: &[i64]) -> Vec<usize> {
     const OF_SLICE: i64 = 100_000;
     let mut parts = target.split('x').map(numbers);
@@ -517,7 +517,7 @@ fn slice_group(target: &str, device_ids: &[i64]) -> Vec<usize> {
     slices.iter().filter_map(place).collect()
 }
 
-/// Numbers in braces, and from one to another: `{0:3,8}`.
+/// Numbers and ranges in braces: `{0:3,8}`.
 fn numbers(text: &str) -> Vec<i64> {
     let ranges = text.trim_matches(['{', '}']).split(',').filter_map(|range| {
         let (first, last) = range.split_once(':').unwrap_or((range, range));
@@ -526,7 +526,7 @@ fn numbers(text: &str) -> Vec<i64> {
     ranges.flatten().collect()
 }
 
-/// The number that an instruction is, if it is a whole one.
+/// The value of an instruction that is an integer constant.
 fn constant(instruction: &Instruction) -> Option<u64> {
     let literal = instruction.literal.as_ref()?;
     let number = literal.s32s.first().map(|number| i64::from(*number)).or(literal.s64s.first().copied())?;
@@ -540,15 +540,15 @@ fn collective_bytes(by_id: &HashMap<i64, &Instruction>, instruction: &Instructio
     operands.max(result(instruction).map_or(0, Shape::bytes))
 }
 
-/// What a collective makes.
+/// The result of a collective.
 fn result(instruction: &Instruction) -> Option<&Shape> {
     let shape = instruction.shape.as_ref()?;
-    // What starts a gathering or an exchange returns its operands, too.
+    // An asynchronous start of a gather or permute also returns its operands.
     let with_operands = instruction.opcode.ends_with("-start") && shape.tuple_shapes.len() > 1;
     Some(if with_operands { &shape.tuple_shapes[1] } else { shape })
 }
 
-/// The first group of places that exchange with each other.
+/// The first group of grid cells that communicate.
 fn places(instruction: &Instruction, num_devices: usize) -> Vec<usize> {
     let numbers =
         |ids: &[i64]| -> Vec<usize> { ids.iter().filter_map(|id| usize::try_from(*id).ok()).collect() };
@@ -599,7 +599,7 @@ fn mesh_group(groups: &MeshGroups) -> Vec<usize> {
         let Ok(index) = usize::try_from(axis.index) else { continue };
         let Some(whole) = sizes.get(index) else { continue };
         let stride: usize = sizes[index + 1..].iter().product();
-        // Of a part of an axis, the positions behind it vary faster.
+        // Within a sub-axis, the positions after it vary faster.
         let (size, stride) = match &axis.part {
             Some(part) if part.size > 0 => {
                 let (before, size) = (part.pre_size.max(1) as usize, part.size as usize);

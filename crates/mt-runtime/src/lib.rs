@@ -1,8 +1,8 @@
-//! Compiles printed programs, caches executables on disk, and holds arrays that know their placement.
+//! Compiles printed programs, caches executables on disk, and holds arrays with their shardings.
 //!
-//! Phase: compile and run. A [`Runtime`] is the hardware at work; it turns an `mt_ir::Program` into an
-//! [`Executable`], which takes and returns [`Array`]s. This is the only user of `mt-pjrt`; layers above never see
-//! devices' buffers.
+//! Phase: compile and run. A [`Runtime`] represents the running hardware. It turns an `mt_ir::Program` into an
+//! [`Executable`], which takes and returns [`Array`]s. Programs reach `mt-pjrt` only through this crate; layers above
+//! never see device buffers.
 
 #![forbid(unsafe_code)]
 
@@ -31,7 +31,7 @@ pub use mt_pjrt::{
 };
 pub use runtime::{Runtime, RuntimeOptions, target_of};
 
-/// Plugins: where they are, and how they are installed.
+/// Discovery and installation of plugins.
 pub mod plugin {
     pub use mt_pjrt::{PluginLocation, PluginOrigin, find_all, find_plugin, install};
 }

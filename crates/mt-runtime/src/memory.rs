@@ -1,4 +1,4 @@
-//! Whether programs fit into memory.
+//! Checks whether programs fit into memory.
 
 use std::{
     cmp::Reverse,
@@ -12,23 +12,23 @@ use mt_pjrt::{MemoryUse, Platform};
 
 use crate::{Executable, Runtime, RuntimeError};
 
-/// How many arrays a message names.
+/// The number of arrays that a message lists.
 const NUM_NAMED: usize = 8;
 
-/// What a program that runs alone needs of a memory, and what there is of it, if that is known.
+/// The memory that a program needs when it runs alone, and the available memory, if known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryNeed {
-    /// Bytes that the program's devices take of it together.
+    /// Bytes that the program needs on all devices that share the memory.
     pub needed: u64,
     /// Bytes that are free or hold arrays of this process.
     pub available: Option<u64>,
-    /// How many of the program's devices share it: all of a CPU client's, or one.
+    /// The number of the program's devices that share the memory: all of a CPU client's, or one.
     pub num_devices: u64,
 }
 
 /// See [`Runtime::memory_need`].
 pub(crate) fn need(runtime: &Runtime, executable: &Executable) -> Result<MemoryNeed, RuntimeError> {
-    // The devices of a CPU client share the machine's memory; others have their own, all of one size.
+    // The devices of a CPU client share the machine's memory; other devices have their own, all of one size.
     let (num_devices, available) = match runtime.platform() {
         Platform::Cpu => {
             let available = available_host_memory().map(|bytes| bytes + runtime.live_bytes());
@@ -99,20 +99,20 @@ pub struct LargeArray {
     pub name: String,
     /// The type of the whole array, all shards together.
     pub ty: TensorType,
-    /// The bytes on each device; of what the program computes on its way, if the compiler splits it evenly.
+    /// Bytes on each device; for a temporary, if the compiler splits it evenly.
     pub bytes: u64,
-    /// Whether it is computed on the way. The compiler may fuse such values away, or split them otherwise.
+    /// Whether it is an intermediate value. The compiler may fuse such values away, or split them otherwise.
     pub is_temporary: bool,
 }
 
-/// The largest arguments, results and values in between of a program as it is given to the compiler.
+/// The largest arguments, results and intermediate values of a program before compilation.
 pub fn largest_arrays(
     inputs: &[ProgramValue],
     outputs: &[ProgramValue],
     temporaries: &[ProgramTemporary],
     num_devices: usize,
 ) -> Vec<LargeArray> {
-    // Results that have the name of an argument are its next value.
+    // A result with the name of an argument is that argument's next value.
     let is_new = |value: &&ProgramValue| inputs.iter().all(|input| input.name != value.name);
     let values = inputs.iter().chain(outputs.iter().filter(is_new)).map(|value| LargeArray {
         name: value.name.clone(),
@@ -133,7 +133,7 @@ pub fn largest_arrays(
 }
 
 impl LargeArray {
-    /// The array on a line of a message about a program for so many devices.
+    /// One line about the array, in a message about a program for `num_devices` devices.
     fn line(&self, num_devices: usize) -> String {
         let (on_each, over_all) =
             if num_devices > 1 { (" on each device", " over all devices") } else { ("", "") };
@@ -151,7 +151,7 @@ fn shard_bytes(value: &ProgramValue) -> u64 {
     (dims.iter().product::<usize>() * value.ty.dtype.byte_size()) as u64
 }
 
-/// A number of bytes for people, such as `1.5 GiB`.
+/// A human-readable number of bytes, such as `1.5 GiB`.
 pub fn format_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -171,8 +171,8 @@ fn smallest_device(runtime: &Runtime) -> Option<u64> {
     limits.collect::<Option<Vec<u64>>>()?.into_iter().min()
 }
 
-/// What this process may still take of the machine's memory: what is free or can be freed, within the limits of the
-/// control groups that it is in. `None` if the system does not say.
+/// Bytes of the machine's memory still available to this process: memory that is free or can be freed, within the
+/// limits of its control groups. `None` if the system does not report it.
 fn available_host_memory() -> Option<u64> {
     let machine = parse_meminfo(&fs::read_to_string("/proc/meminfo").ok()?)?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -186,7 +186,7 @@ fn parse_meminfo(text: &str) -> Option<u64> {
     Some(kibibytes * 1024)
 }
 
-/// The folders of a process's control groups and of the groups around them, of both versions.
+/// The folders of a process's control groups and their ancestors, for both versions.
 fn group_folders(groups: &str, root: &Path) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     for line in groups.lines() {
@@ -197,7 +197,7 @@ fn group_folders(groups: &str, root: &Path) -> Vec<PathBuf> {
             _ if controllers.split(',').any(|name| name == "memory") => root.join("memory"),
             _ => continue,
         };
-        // Within a container the path may be the host's, which does not exist here; the base is its group then.
+        // In a container the path may be the host's, which does not exist here; then the group is the base folder.
         for ancestor in Path::new(path.trim_start_matches('/')).ancestors() {
             folders.push(base.join(ancestor));
         }
@@ -209,7 +209,7 @@ fn group_available(folder: &Path) -> Option<u64> {
     let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
     let limit = number("memory.max").or_else(|| number("memory.limit_in_bytes"))?;
     let used = number("memory.current").or_else(|| number("memory.usage_in_bytes"))?;
-    // Pages of files that are not in use are counted as used but given back on demand.
+    // Unused pages of the file cache count as used, but the system frees them on demand.
     let statistics = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
     let find =
         |name: &str| statistics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());

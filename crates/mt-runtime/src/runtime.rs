@@ -1,4 +1,4 @@
-//! The hardware at work.
+//! The running hardware.
 
 use std::{
     env, fmt,
@@ -17,22 +17,22 @@ use crate::{
     CompileSettings, Executable, MemoryNeed, RuntimeError, cache::ExecutableCache, fingerprint, memory,
 };
 
-/// How to set up a runtime.
+/// Options of a runtime.
 #[derive(Clone, Debug)]
 pub struct RuntimeOptions {
-    /// The hardware; `None` for the fastest that the machine has.
+    /// The hardware; `None` selects the fastest that the machine has.
     pub platform: Option<Platform>,
-    /// The plugin's file; `None` to look for one, and to install it if there is none.
+    /// The plugin's file; `None` searches for one and installs it if there is none.
     pub plugin_path: Option<PathBuf>,
-    /// For CPUs: the number of virtual devices; `None` for what `XLA_FLAGS` forces, or 1.
+    /// The number of virtual CPU devices; `None` takes the number in `XLA_FLAGS`, or 1.
     pub num_cpu_devices: Option<usize>,
     /// Whether programs for CPUs call kernels where these are faster.
     pub cpu_kernels: bool,
     /// Options of the plugin's client, such as `memory_fraction`.
     pub client_options: Vec<(String, NamedValue)>,
-    /// Where executables are kept; `None` for the user's cache, an empty path for nowhere.
+    /// The cache of executables; `None` is the user's cache, an empty path disables caching.
     pub cache_directory: Option<PathBuf>,
-    /// How many bytes of executables are kept.
+    /// The size limit of the cache in bytes.
     pub cache_bytes: u64,
 }
 
@@ -61,17 +61,17 @@ struct Inner {
     target: Target,
     client: Client,
     cache: Option<ExecutableCache>,
-    /// What executables depend on besides their program; found when the first is compiled.
+    /// The fingerprint of the machine in cache keys; computed at the first compilation.
     fingerprint: OnceLock<[u8; 32]>,
-    /// Bytes of the arrays that exist, on all devices together.
+    /// Bytes of all live arrays, on all devices together.
     live_bytes: Arc<AtomicU64>,
 }
 
 impl Runtime {
-    /// Finds the plugin, installing it if need be, and starts it.
+    /// Finds the plugin, installing it if it is missing, and starts it.
     ///
     /// # Errors
-    /// There is no plugin or it cannot be installed, or the hardware does not work.
+    /// There is no plugin and none can be installed, or the hardware does not work.
     pub fn new(options: &RuntimeOptions) -> Result<Self, RuntimeError> {
         let platform = options.platform.unwrap_or_else(Platform::best_present);
         let location = find_or_install(platform, options.plugin_path.as_deref())?;
@@ -109,7 +109,7 @@ impl Runtime {
         self.inner.platform
     }
 
-    /// What programs are printed for.
+    /// The target for which programs are printed.
     pub fn target(&self) -> Target {
         self.inner.target
     }
@@ -119,7 +119,7 @@ impl Runtime {
         self.inner.client.plugin().path()
     }
 
-    /// What the platform says of its version.
+    /// The platform's version string.
     pub fn platform_version(&self) -> &str {
         self.inner.client.platform_version()
     }
@@ -134,7 +134,7 @@ impl Runtime {
         self.inner.client.devices()
     }
 
-    /// The slice of each device, where the platform has slices.
+    /// The slice of each device, if the platform has slices.
     pub fn slices(&self) -> Option<Vec<i64>> {
         self.devices().iter().map(Device::slice).collect()
     }
@@ -142,15 +142,16 @@ impl Runtime {
     /// Compiles a program for the first devices, or loads it from the cache.
     ///
     /// # Errors
-    /// The program is not valid, or there are too few devices or too little memory for it.
+    /// The program is invalid, or it needs more devices or memory than there are.
     pub fn compile(&self, program: &Program, settings: &CompileSettings) -> Result<Executable, RuntimeError> {
         Executable::compile(self, program, settings)
     }
 
-    /// Loads a program that was compiled before, here or without the hardware.
+    /// Loads a program that was compiled before, here or ahead of time.
     ///
     /// # Errors
-    /// The file is damaged, or of another program, other hardware or another plugin; the message says what differs.
+    /// The file is damaged, or belongs to another program, other hardware or another plugin; the message names the
+    /// differences.
     pub fn load_compiled(
         &self,
         program: &Program,
@@ -160,8 +161,8 @@ impl Runtime {
         Executable::load(self, program, settings, path)
     }
 
-    /// Checks that each of the programs, run alone, fits into the memory that there is. Arrays that exist already
-    /// count as available, because they are taken to be the programs' arguments. `hint` says what would need less.
+    /// Checks that each program, run alone, fits into the memory. Existing arrays count as available, because they are
+    /// taken to be the programs' arguments. `hint` names a remedy.
     ///
     /// # Errors
     /// A program does not fit; the message names the totals and the largest arrays.
@@ -169,15 +170,15 @@ impl Runtime {
         memory::check(self, executables, hint)
     }
 
-    /// What a program, run alone, needs of a memory, and what there is of it. Arrays that exist already count as available.
+    /// The memory that a program needs when run alone, and the available memory. Existing arrays count as available.
     ///
     /// # Errors
-    /// The compiler does not say what the program needs.
+    /// The compiler does not report the memory that the program needs.
     pub fn memory_need(&self, executable: &Executable) -> Result<MemoryNeed, RuntimeError> {
         memory::need(self, executable)
     }
 
-    /// The bytes of all arrays that exist, on all devices together.
+    /// Bytes of all live arrays, on all devices together.
     pub fn live_bytes(&self) -> u64 {
         self.inner.live_bytes.load(Ordering::Relaxed)
     }
@@ -210,7 +211,7 @@ impl fmt::Debug for Runtime {
     }
 }
 
-/// What programs for a platform are printed for.
+/// The target for which programs of a platform are printed.
 pub fn target_of(platform: Platform, cpu_kernels: bool) -> Target {
     match platform {
         Platform::Cpu if cpu_kernels => {
@@ -222,10 +223,10 @@ pub fn target_of(platform: Platform, cpu_kernels: bool) -> Target {
     }
 }
 
-/// The number of CPU devices that these XLA flags ask for.
+/// The number of CPU devices that these XLA flags request.
 fn forced_device_count(flags: &str) -> Option<usize> {
     const FLAG: &str = "--xla_force_host_platform_device_count=";
-    // As in XLA, the last one counts.
+    // As in XLA, the last flag counts.
     let value = flags.split_whitespace().filter_map(|flag| flag.strip_prefix(FLAG)).next_back()?;
     value.parse().ok().filter(|count| *count > 0)
 }

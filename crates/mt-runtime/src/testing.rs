@@ -1,4 +1,4 @@
-//! For tests of this crate and those above: one runtime for each number of CPU devices and process.
+//! For tests of this crate and those above: one runtime per number of CPU devices in each process.
 
 use std::{
     collections::BTreeMap,
@@ -31,8 +31,8 @@ pub fn cpu(num_devices: usize) -> &'static Runtime {
     })
 }
 
-/// Bytes of temporaries of a program for CPU devices under XLA's own passes and order. These keep what a program says to
-/// keep, and of several devices each holds its share; what this crate chooses instead takes less, but less evenly.
+/// Bytes of temporaries of a program for CPU devices with XLA's own passes and schedule. These keep exactly the saved
+/// values, and each of several devices holds its share. This crate's own choices take less memory, but less evenly.
 ///
 /// # Errors
 /// The program is not valid.
@@ -40,7 +40,7 @@ pub fn temporaries(program: &Program) -> Result<u64, RuntimeError> {
     const OWN: [(&str, &str); 3] = [
         ("xla_cpu_enable_concurrency_optimized_scheduler", "true"),
         ("xla_disable_hlo_passes", ""),
-        // Machine code is not what is asked for.
+        // No machine code is needed.
         ("xla_backend_optimization_level", "0"),
     ];
     let xla_flags = OWN.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
@@ -57,7 +57,7 @@ pub fn run(program: &Program, inputs: &[HostArray]) -> Result<Vec<HostArray>, Ru
     let executable = runtime.compile(program, &CompileSettings::default())?;
     let mut arguments = Vec::with_capacity(inputs.len());
     for (index, input) in inputs.iter().enumerate() {
-        // Extra arguments are placed somehow; running then says that there are too many.
+        // Surplus arguments are replicated; running then reports that there are too many.
         let sharding = program.inputs.get(index).map(|value| value.sharding.clone());
         let sharding = sharding
             .unwrap_or_else(|| mt_shape::Sharding::replicated(program.mesh.clone(), input.dims().len()));

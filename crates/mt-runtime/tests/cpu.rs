@@ -34,7 +34,7 @@ fn iota(dtype: DType, dims: &[usize]) -> HostArray {
     host
 }
 
-/// `weights + gradient`, where the weights are given up, and a constant that tells programs of different tests apart.
+/// `weights + gradient` with donated weights, and a constant that distinguishes the programs of different tests.
 fn update(dims: &[usize], constant: u32) -> Program {
     let ty = TensorType::new(DType::F32, dims);
     let shape: String = dims.iter().map(|size| format!("{size}x")).collect();
@@ -94,7 +94,7 @@ fn the_second_compilation_is_loaded() {
     assert!(!executable.is_cached());
     check_update(&first, &executable, 1.0);
     let memory = executable.memory().unwrap();
-    // Another runtime, as another process would have.
+    // Another runtime, as in another process.
     let second = runtime_with_cache(directory.path());
     let loaded = compile(&second, &program);
     assert!(loaded.is_cached());
@@ -159,9 +159,9 @@ fn wrong_arguments_are_named() {
     let split = Array::from_host(testing::cpu(8), &iota(DType::F32, &[4]), &Sharding { mesh, spec }).unwrap();
     check(
         vec![right().into(), (&split).into()],
-        "argument `gradient` of program `update` is placed as `(data)` on `data=2`, but `one device` is needed",
+        "argument `gradient` of program `update` has sharding `(data)` on `data=2`, but `one device` is needed",
     );
-    // An array that is not donated may still be given up.
+    // The caller may give up an array that the program does not donate.
     assert!(executable.run(vec![right().into(), right().into()]).is_ok());
 }
 
@@ -274,7 +274,7 @@ fn sharded_update() -> Program {
 fn eight_devices_train_together() {
     let runtime = testing::cpu(8);
     let program = sharded_update();
-    // Twice: compiled, or loaded where an earlier run of the test left it, and certainly loaded.
+    // Twice: first compiled, or loaded from an earlier run of the test, then certainly loaded.
     for _ in 0..2 {
         let executable = compile(runtime, &program);
         let sharding = &program.inputs[0].sharding;
@@ -309,7 +309,7 @@ fn programs_need_their_devices_and_declare_their_results() {
     let executable = compile(testing::cpu(1), &program);
     let host = iota(DType::F32, &[4]);
     let error = executable.run(vec![place(&host).into(), place(&host).into()]).unwrap_err().to_string();
-    assert!(error.contains("result `weights` of program `update` came back as `float32[4]`"), "{error}");
+    assert!(error.contains("result `weights` of program `update` is `float32[4]`"), "{error}");
     program.outputs.clear();
     let error = testing::cpu(1).compile(&program, &CompileSettings::default()).unwrap_err().to_string();
     assert!(error.contains("returned 1 results, but declares 0"), "{error}");
@@ -334,7 +334,7 @@ fn programs_are_dumped() {
 fn memory_is_checked_before_the_first_step() {
     let runtime = testing::cpu(8);
     runtime.check_memory(&[&compile(runtime, &sharded_update())], "").unwrap();
-    // 64 TiB of weights, which no test machine has; compiling them takes none.
+    // 64 TiB of weights, which no test machine has; compiling needs none of it.
     let program = update(&[1 << 22, 1 << 22], 7);
     let executable = compile(testing::cpu(1), &program);
     let memory = executable.memory().unwrap();
@@ -410,13 +410,13 @@ fn chain(dtype: DType, size: usize, length: usize) -> Program {
 #[test]
 fn loaded_programs_compute_the_same_bits() {
     let fusion = ("xla_cpu_experimental_xnn_fusion_type".to_owned(), "LIBRARY_FUSION_TYPE_DOT".to_owned());
-    // The plugin cannot serialize programs with these fusions, which are compiled each time.
+    // The plugin cannot serialize programs with these fusions, so they are compiled each time.
     let cases = [(DType::F32, vec![], true), (DType::BF16, vec![], true), (DType::BF16, vec![fusion], false)];
     for (dtype, xla_flags, is_serializable) in cases {
         let directory = tempfile::tempdir().unwrap();
         let settings = CompileSettings { xla_flags, ..CompileSettings::default() };
         let mut host = HostArray::zeros(dtype, &[384, 384]);
-        // Bytes that make small numbers of either type.
+        // Bytes that are small numbers in either type.
         host.bytes_mut().iter_mut().enumerate().for_each(|(index, byte)| *byte = ((index * 37) % 61) as u8);
         let results = [false, true].map(|is_second| {
             let runtime = runtime_with_cache(directory.path());
@@ -434,7 +434,8 @@ fn collectives_of_loops_are_counted_with_their_turns() {
     let mesh = Arc::new(Mesh::new([("x".to_owned(), 8)]).unwrap());
     let split = Sharding { mesh: mesh.clone(), spec: PartitionSpec(vec![vec![], vec!["x".into()]]) };
     let ty = TensorType::new(DType::F32, [16, 16]);
-    // Products over the split dimension of what stays split along it: five reductions, and one gathering at the end.
+    // Products over the split dimension of a value that stays split along it: five reductions, and one all-gather at
+    // the end.
     let text = r#"module @loop { sdy.mesh @mesh = <["x"=8]>
         func.func public @main(%a: tensor<16x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>})
             -> (tensor<16x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}) {

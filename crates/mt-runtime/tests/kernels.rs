@@ -1,4 +1,4 @@
-//! Programs that call kernels against those that do not.
+//! Programs with kernels against programs without.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ fn numbers(ty: &TensorType, seed: usize) -> HostArray {
     }
 }
 
-/// Runs the graph with and without kernels; `num_calls` are printed.
+/// Runs the graph with and without kernels and checks that `num_calls` calls are printed.
 #[track_caller]
 fn check(name: &str, graph: &Graph, num_calls: usize) {
     let graph = eliminate_dead_code(graph);
@@ -55,7 +55,7 @@ fn check(name: &str, graph: &Graph, num_calls: usize) {
     for (with, without) in with.iter().zip(&without) {
         let (with, without) = (with.to_f64(), without.to_f64());
         let largest = without.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
-        // Sums in another order, and where results are `bf16` the next one of these.
+        // Kernels sum in another order; `bf16` results may be off by one representable number.
         let is_narrow = graph.output_types()[0].dtype == DType::BF16;
         let bound = if is_narrow { largest * 2.0_f64.powi(-7) } else { largest * 2e-6 };
         for (index, (with, without)) in with.iter().zip(&without).enumerate() {
@@ -113,7 +113,7 @@ fn products_of_all_orders() {
     }
 }
 
-/// Products with a few rows, the last of which multiplies what the first has made.
+/// Products with few rows. The last one multiplies the result of the first.
 fn products_of(rows: usize, dtype: DType) -> Graph {
     let mut graph = Graph::new();
     let x = graph.input(ty(dtype, &[rows, 1, 128]));
@@ -123,7 +123,7 @@ fn products_of(rows: usize, dtype: DType) -> Graph {
     let first = graph.emit(by_rows(), &[x, first]);
     let named = graph.emit(Op::StopGradient, &[x]);
     let second = graph.emit(dot([&[], &[]], [&[2], &[1]], dtype), &[named, second]);
-    // Of another left operand.
+    // With another left operand.
     let of_other = graph.emit(by_rows(), &[other, third]);
     let third = graph.emit(by_rows(), &[x, third]);
     let made = graph.reshape(of_other, &[300 * rows]);
@@ -148,7 +148,7 @@ fn few_rows_are_multiplied_together() {
 
 #[test]
 fn few_rows_in_a_scan_are_multiplied_together() {
-    // Weights are slices of stacks, and cast where they are used; products are stacked, and one of them is carried on.
+    // Weights are slices of stacks and are cast at their use; products are stacked, and one of them is carried.
     let mut body = Graph::new();
     let x = body.input(ty(DType::F32, &[2, 64]));
     let [first, second] = [[64, 200], [300, 64]].map(|dims| body.input(ty(DType::F32, &dims)));
@@ -212,7 +212,7 @@ fn views_are_read_in_place() {
     };
     let op = dot([&[1], &[1]], [&[0, 4], &[0, 4]], DType::F32);
     check("split", &product(types(), op, split), 1);
-    // Neighbours in the new order are none in memory: the compiler has to move them.
+    // Adjacent elements of the new order are not adjacent in memory, so the compiler must copy them.
     let merged = |graph: &mut Graph, input: ValueId, _: usize| {
         let input = graph.emit(Op::Transpose { permutation: vec![1, 0, 2] }, &[input]);
         graph.reshape(input, &[240, 16])
@@ -281,7 +281,7 @@ fn products_are_added_in_place() {
         let text = printed(&graph, ALL).text;
         assert_eq!(text.matches("stablehlo.add").count(), 0, "{text}");
         check("added", &graph, 2);
-        // What is added to is multiplied as well, and so must not be overwritten meanwhile.
+        // The addend is multiplied as well, so it must not be overwritten in between.
         let mut graph = Graph::new();
         let [both, rhs] = [ty(DType::F32, &[40, 40]), ty(DType::F32, &[40, 40])].map(|ty| graph.input(ty));
         let both = graph.add(both, both);
@@ -289,7 +289,7 @@ fn products_are_added_in_place() {
         let sum = graph.add(both, product_of_both);
         graph.set_outputs(vec![sum]);
         check("added to an operand", &graph, 1);
-        // A product that has another use is there anyway.
+        // A product with another use is stored anyway.
         let mut graph = Graph::new();
         let types = [ty(dtype, &[30, 50]), ty(dtype, &[50, 70]), ty(DType::F32, &[30, 70])];
         let [lhs, rhs, addend] = types.map(|ty| graph.input(ty));
@@ -308,14 +308,14 @@ fn slices_are_replaced_in_place() {
         let ty = TensorType::scalar(DType::I32);
         graph.emit(Op::Constant(Literal::Splat { ty, value: Scalar::Int(value) }), &[])
     };
-    // The last one does not fit, and is moved.
+    // The last start does not fit and is clamped.
     for start in [0, 3, 5, 6] {
         let mut graph = Graph::new();
         let [all, part] = types.clone().map(|ty| graph.input(ty));
         let starts = [0, 0, start, 0, 0].map(|start| position(&mut graph, start));
         let operands = [[all, part].as_slice(), &starts].concat();
         let updated = graph.emit(Op::DynamicUpdateSlice, &operands);
-        // What was there before is still needed.
+        // The previous contents are still needed.
         graph.set_outputs(vec![updated, all]);
         let text = printed(&graph, ALL).text;
         assert_eq!(text.matches("maxtext.update_slice").count(), 1, "{text}");
@@ -327,7 +327,7 @@ fn slices_are_replaced_in_place() {
 fn products_are_written_into_stacks() {
     for (dtype, result) in [(DType::F32, DType::F32), (DType::BF16, DType::BF16)] {
         for reverse in [false, true] {
-            // Of each turn the product, the product again, and what else is made of it.
+            // In each iteration: the product, the product again, and another value computed from it.
             let mut body = Graph::new();
             let [carry, lhs, rhs] = [&[20, 30], &[20, 50], &[50, 30]].map(|dims| body.input(ty(dtype, dims)));
             let product = body.emit(dot([&[], &[]], [&[1], &[0]], result), &[lhs, rhs]);
@@ -369,7 +369,7 @@ fn sums_over_leading_dimensions_are_products() {
         if num_calls == 0 {
             return;
         }
-        // Not against the program without kernels, which rounds partial sums to `bf16`.
+        // Not compared with the program without kernels, which rounds partial sums to `bf16`.
         let input = input.to_f64();
         for (index, sum) in sums.iter().enumerate() {
             let wanted: f64 = input.iter().skip(index).step_by(sums.len()).sum();

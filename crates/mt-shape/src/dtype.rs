@@ -108,7 +108,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// The text names no element type.
+/// The text is not the name of an element type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not an element type")]
 pub struct UnknownDType(pub String);

@@ -4,7 +4,7 @@ use bytemuck::Pod;
 
 use crate::DType;
 
-/// Where contents begin, in bytes: an XLA client can use such memory without a copy.
+/// Alignment of the contents in bytes. An XLA client can use memory with this alignment without a copy.
 const ALIGNMENT: usize = 64;
 
 /// A dense row-major array in host memory, aligned to 64 bytes.
@@ -12,8 +12,8 @@ pub struct HostArray {
     dtype: DType,
     dims: Vec<usize>,
     num_bytes: usize,
-    /// The contents, and what lies before them. A vector of elements that are aligned like the contents would be
-    /// written with zeros when it is made, as allocators give fresh pages, which are zero, for usual alignments alone.
+    /// The contents, after up to `ALIGNMENT` bytes of padding. A `Vec` with a larger alignment would be zeroed when it
+    /// is allocated: allocators hand out fresh zero pages only for the usual alignments.
     words: Vec<u64>,
     /// The first byte of the contents.
     start: usize,
@@ -32,7 +32,7 @@ impl HostArray {
     /// An array of zero bytes.
     pub fn zeros(dtype: DType, dims: &[usize]) -> Self {
         let num_bytes = dims.iter().product::<usize>() * dtype.byte_size();
-        // Fresh pages are zero, so large arrays are not written before they are filled.
+        // Fresh pages are zero, so large arrays are not touched before they are filled.
         let words = vec![0_u64; (num_bytes + ALIGNMENT).div_ceil(size_of::<u64>())];
         let address = words.as_ptr().addr();
         let start = address.next_multiple_of(ALIGNMENT) - address;
@@ -42,7 +42,7 @@ impl HostArray {
     /// Copies `bytes`, the little-endian row-major contents.
     ///
     /// # Errors
-    /// The number of bytes is not what the type and the dimensions take.
+    /// The number of bytes differs from the size of an array of this type and these dimensions.
     pub fn from_bytes(dtype: DType, dims: &[usize], bytes: &[u8]) -> Result<Self, HostArrayError> {
         let mut array = Self::zeros(dtype, dims);
         if bytes.len() != array.num_bytes {
@@ -67,7 +67,7 @@ impl HostArray {
     /// The same elements with other dimensions.
     ///
     /// # Panics
-    /// The number of elements is another.
+    /// The number of elements differs.
     pub fn reshaped(self, dims: &[usize]) -> Self {
         assert_eq!(self.num_elements(), dims.iter().product::<usize>(), "{:?} as {dims:?}", self.dims);
         Self { dims: dims.to_vec(), ..self }
@@ -93,7 +93,7 @@ impl HostArray {
         &bytemuck::cast_slice(&self.words)[self.start..][..self.num_bytes]
     }
 
-    /// The contents, to be overwritten.
+    /// The contents, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.words)[self.start..][..self.num_bytes]
     }
@@ -109,7 +109,7 @@ impl HostArray {
         Ok(bytemuck::cast_slice(self.bytes()))
     }
 
-    /// Every element as `f64`, whatever the element type: for tests, statistics and reports.
+    /// Every element as `f64`, for any element type; meant for tests, statistics and reports.
     pub fn to_f64(&self) -> Vec<f64> {
         fn all<T: Pod>(bytes: &[u8], convert: impl Fn(T) -> f64) -> Vec<f64> {
             bytemuck::cast_slice::<u8, T>(bytes).iter().map(|value| convert(*value)).collect()
@@ -134,7 +134,7 @@ impl HostArray {
 
 impl Clone for HostArray {
     fn clone(&self) -> Self {
-        // Other memory begins elsewhere within its line.
+        // A copy's contents begin at another offset in its buffer.
         let mut made = Self::zeros(self.dtype, &self.dims);
         made.bytes_mut().copy_from_slice(self.bytes());
         made

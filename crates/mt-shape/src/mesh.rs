@@ -2,18 +2,19 @@
 
 use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc};
 
-/// The devices that there are, by slice: those of a slice are joined by a network much faster than that between slices.
+/// The available devices, grouped into slices. The network within a slice is much faster than the network between
+/// slices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// The devices of each slice, as many in each.
+    /// The devices of each slice. All slices have the same size.
     slices: Vec<Vec<usize>>,
 }
 
 impl Topology {
-    /// Devices `0..num_devices` in slices of neighbours.
+    /// Devices `0..num_devices`, divided into slices of consecutive devices.
     ///
     /// # Errors
-    /// The devices cannot be dealt evenly to so many slices.
+    /// `num_slices` does not divide `num_devices`.
     pub fn even(num_devices: usize, num_slices: usize) -> Result<Self, MeshError> {
         if num_slices == 0 || !num_devices.is_multiple_of(num_slices) {
             return Err(MeshError::UnevenSlices { num_devices, num_slices });
@@ -24,7 +25,7 @@ impl Topology {
         })
     }
 
-    /// The topology of devices that say of which slice they are.
+    /// The topology of devices whose slice numbers are given.
     ///
     /// # Errors
     /// Slices have different numbers of devices.
@@ -48,7 +49,7 @@ impl Topology {
         self.slices.len()
     }
 
-    /// In how many slices some of the devices are.
+    /// The number of slices to which the given devices belong.
     pub fn num_slices_of(&self, devices: &[usize]) -> usize {
         self.slices.iter().filter(|slice| slice.iter().any(|device| devices.contains(device))).count()
     }
@@ -64,7 +65,7 @@ impl Topology {
     }
 }
 
-/// One slice of so many devices.
+/// A single slice of that many devices.
 impl From<usize> for Topology {
     fn from(num_devices: usize) -> Self {
         Self { slices: vec![(0..num_devices).collect()] }
@@ -77,7 +78,7 @@ impl From<&Topology> for Topology {
     }
 }
 
-/// An axis of a mesh over slices: how many devices of a slice it spans, and how many slices.
+/// A mesh axis that may span slices: its number of devices within a slice, and of slices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HybridAxis {
     pub name: String,
@@ -85,11 +86,11 @@ pub struct HybridAxis {
     pub over_slices: usize,
 }
 
-/// A grid of devices with named axes. Place `i` of the grid has the row-major coordinates of `i`.
+/// A grid of devices with named axes. Grid cell `i` has the row-major coordinates of `i`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Mesh {
     axes: Vec<(String, usize)>,
-    /// The device at each place; empty if device `i` is at place `i`.
+    /// The device in each grid cell; empty if device `i` is in cell `i`.
     devices: Vec<usize>,
 }
 
@@ -102,7 +103,7 @@ pub enum MeshError {
     EmptyAxis(String),
     #[error("{num_devices} devices are not {num_slices} slices of the same size")]
     UnevenSlices { num_devices: usize, num_slices: usize },
-    #[error("the mesh has {needed} places, but there are {given} devices")]
+    #[error("the mesh needs {needed} devices, but there are {given}")]
     DeviceCount { needed: usize, given: usize },
 }
 
@@ -124,10 +125,10 @@ impl Mesh {
         Ok(Self { axes, devices: Vec::new() })
     }
 
-    /// A mesh over slices. Along each axis the devices of one slice are neighbours, and slices vary slower.
+    /// A mesh over slices. Along each axis the devices of one slice are neighbors, and slices vary slowest.
     ///
     /// # Errors
-    /// Those of [`Self::new`], or the axes do not have as many places as there are devices and slices.
+    /// Those of [`Self::new`], or the sizes of the axes do not match the numbers of devices and slices.
     pub fn hybrid(axes: &[HybridAxis], topology: &Topology) -> Result<Self, MeshError> {
         let mesh =
             Self::new(axes.iter().map(|axis| (axis.name.clone(), axis.within_slice * axis.over_slices)))?;
@@ -155,12 +156,12 @@ impl Mesh {
         Self { axes: Vec::new(), devices: Vec::new() }
     }
 
-    /// The device at a place of the grid.
+    /// The device in a grid cell.
     pub fn device(&self, place: usize) -> usize {
         self.devices.get(place).copied().unwrap_or(place)
     }
 
-    /// The devices in the order of their places.
+    /// The devices in the order of their grid cells.
     pub fn devices(&self) -> Vec<usize> {
         (0..self.num_devices()).map(|place| self.device(place)).collect()
     }
@@ -170,7 +171,7 @@ impl Mesh {
         &self.axes
     }
 
-    /// The axes that split anything: those of more than one place.
+    /// The axes with more than one device.
     pub fn split_axes(&self) -> impl Iterator<Item = &(String, usize)> {
         self.axes.iter().filter(|(_, size)| *size > 1)
     }
@@ -185,7 +186,7 @@ impl Mesh {
         self.axes.iter().map(|(_, size)| size).product()
     }
 
-    /// The position of a place along the axis `name`; 0 if the mesh has no such axis.
+    /// The coordinate of a grid cell along the axis `name`; 0 if the mesh has no such axis.
     pub fn coordinate(&self, place: usize, name: &str) -> usize {
         let mut stride = 1;
         for (axis, size) in self.axes.iter().rev() {
@@ -203,7 +204,7 @@ impl Mesh {
 pub struct PartitionSpec(pub Vec<Vec<String>>);
 
 impl PartitionSpec {
-    /// The specification of an array of `rank` dimensions of which every device holds a whole copy.
+    /// The specification of a replicated array of rank `rank`: every device holds a whole copy.
     pub fn replicated(rank: usize) -> Self {
         Self(vec![Vec::new(); rank])
     }
@@ -213,7 +214,7 @@ impl PartitionSpec {
         self.0.iter().all(Vec::is_empty)
     }
 
-    /// The specification with one more, unsplit, leading dimension.
+    /// The specification with an additional leading dimension, which is not split.
     pub fn with_leading(&self) -> Self {
         Self(std::iter::once(Vec::new()).chain(self.0.iter().cloned()).collect())
     }
@@ -240,8 +241,8 @@ impl Sharding {
         Self { mesh, spec: PartitionSpec::replicated(rank) }
     }
 
-    /// The sharding with one more mesh axis, which splits the first dimension that it divides. As it is if the axis
-    /// divides none, splits one already, or is not of the mesh.
+    /// Splits the first divisible dimension over one more mesh axis. Returns the sharding unchanged if the axis divides
+    /// no dimension, already splits one, or does not belong to the mesh.
     pub fn split_further(mut self, dims: &[usize], mesh_axis: &str) -> Self {
         let Some(size) = self.mesh.axis_size(mesh_axis).filter(|size| *size > 1) else { return self };
         let is_used = self.spec.0.iter().flatten().any(|axis| axis == mesh_axis);
@@ -252,15 +253,15 @@ impl Sharding {
         self
     }
 
-    /// Into how many parts dimension `dim` is split.
+    /// The number of shards along dimension `dim`.
     pub fn num_parts(&self, dim: usize) -> usize {
         self.spec.0[dim].iter().map(|axis| self.mesh.axis_size(axis).unwrap_or(1)).product()
     }
 
-    /// The dimensions of the part of an array that one device holds.
+    /// The dimensions of one device's shard of an array.
     ///
     /// # Panics
-    /// A dimension is not divisible by its number of parts; [`crate::Placement`] never makes such a specification.
+    /// The number of shards does not divide a dimension; [`crate::Placement`] never makes such a specification.
     pub fn shard_dims(&self, dims: &[usize]) -> Vec<usize> {
         dims.iter()
             .enumerate()
@@ -272,7 +273,7 @@ impl Sharding {
             .collect()
     }
 
-    /// The index ranges that the device at a place holds, one for each dimension.
+    /// The index range of each dimension in the shard of the device in grid cell `place`.
     pub fn shard_ranges(&self, dims: &[usize], place: usize) -> Vec<Range<usize>> {
         self.shard_dims(dims)
             .into_iter()

@@ -8,11 +8,11 @@ use std::{
 
 use crate::{DType, Mesh, PartitionSpec, Sharding};
 
-/// Ordered rules from a logical axis name to mesh axes. A name may have several; the first that fits is used.
+/// Ordered rules from a logical axis name to mesh axes. A name may have several rules; the first that fits is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogicalRules(pub Vec<(String, Vec<String>)>);
 
-/// A mesh axis that a rule asked for but that does not divide the dimension.
+/// A mesh axis that a rule names but that does not divide the dimension.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PlacementNote {
     pub logical_axis: String,
@@ -31,19 +31,19 @@ impl fmt::Display for PlacementNote {
     }
 }
 
-/// Where code placed an intermediate value by its logical axes.
+/// The sharding that code requested for an intermediate value by its logical axes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PlacedValue {
-    /// The scopes that the code was in, such as `decoder/mlp`.
+    /// The enclosing scopes, such as `decoder/mlp`.
     pub scope: String,
-    /// Its own name if it has one, or the operation that made it.
+    /// The value's own name, or else the operation that computes it.
     pub name: String,
     pub logical_axes: Vec<Option<String>>,
     pub dims: Vec<usize>,
     pub dtype: DType,
-    /// The mesh axes, as a partition specification is shown.
+    /// The mesh axes, in the display form of a partition specification.
     pub spec: String,
-    /// What one device holds of the value.
+    /// Bytes of the value's shard on one device.
     pub bytes: usize,
 }
 
@@ -57,17 +57,17 @@ pub struct Placement {
     seen: Mutex<Seen>,
 }
 
-/// What arrays have been placed so far.
+/// Records of the arrays that were placed so far.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Their logical axes.
+    /// Logical axes of these arrays.
     logical_axes: BTreeSet<String>,
-    /// The mesh axes that they are split over.
+    /// Mesh axes over which these arrays are split.
     mesh_axes: BTreeSet<String>,
 }
 
 impl Placement {
-    /// Places arrays on `mesh` by `rules`.
+    /// A placement of arrays on `mesh` by `rules`.
     pub fn new(mesh: Mesh, rules: LogicalRules) -> Self {
         Self {
             mesh: Arc::new(mesh),
@@ -78,7 +78,7 @@ impl Placement {
         }
     }
 
-    /// Everything on one device.
+    /// The placement of everything on one device.
     pub fn single() -> Self {
         Self::new(Mesh::single(), LogicalRules::default())
     }
@@ -88,36 +88,36 @@ impl Placement {
         &self.mesh
     }
 
-    /// What rules asked for and did not get, so far.
+    /// The mesh axes that rules requested and indivisible dimensions rejected, so far.
     pub fn notes(&self) -> Vec<PlacementNote> {
         self.notes.lock().expect("no panic while the notes are held").iter().cloned().collect()
     }
 
-    /// The logical axes of what has been placed so far.
+    /// The logical axes of the arrays placed so far.
     pub fn logical_axes(&self) -> BTreeSet<String> {
         self.seen.lock().expect("no panic while this is held").logical_axes.clone()
     }
 
-    /// The mesh axes of several devices over which nothing has been split so far, with their sizes.
+    /// Names and sizes of mesh axes with several devices over which no array has been split so far.
     pub fn idle_mesh_axes(&self) -> Vec<(String, usize)> {
         let seen = self.seen.lock().expect("no panic while this is held");
         let axes = self.mesh.axes().iter().filter(|(axis, size)| *size > 1 && !seen.mesh_axes.contains(axis));
         axes.cloned().collect()
     }
 
-    /// The different intermediate values that code placed so far.
+    /// The distinct intermediate values that code has placed so far.
     pub fn values(&self) -> BTreeSet<PlacedValue> {
         self.values.lock().expect("no panic while the values are held").iter().cloned().collect()
     }
 
-    /// Gives the value that was added last to [`Self::values`] a name of its own.
+    /// Names the value that was added last to [`Self::values`].
     pub fn name_last_value(&self, name: &str) {
         if let Some(last) = self.values.lock().expect("no panic while the values are held").last_mut() {
             name.clone_into(&mut last.name);
         }
     }
 
-    /// Adds an intermediate value that is split as `spec` says to [`Self::values`].
+    /// Adds an intermediate value with sharding `spec` to [`Self::values`].
     pub fn note_value(
         &self,
         (scope, name): (&str, &str),
@@ -139,12 +139,12 @@ impl Placement {
         self.values.lock().expect("no panic while the values are held").push(value);
     }
 
-    /// The placement of an array whose dimensions have these logical axes (`None`: never split).
+    /// The sharding of an array whose dimensions have these logical axes (`None`: never split).
     ///
-    /// As in MaxText, rules are tried in order, a rule whose mesh axes another dimension took is skipped, and of the axes
-    /// of the rule that is used, those of size 1 and those that do not divide the dimension are dropped. MaxText drops
-    /// these at the end, when they have kept other dimensions from being split; here they are free for the rules that
-    /// follow, and a rule of which nothing is left is not the dimension's last.
+    /// As in MaxText, rules are tried in order, and a rule is skipped if another dimension uses one of its mesh axes.
+    /// Axes of size 1 and axes that do not divide the dimension are dropped from the chosen rule. MaxText drops them at
+    /// the end, after they have blocked other dimensions. Here they remain free for later rules, and if no axis of a
+    /// rule is left, the next rule for the dimension is tried.
     pub fn sharding(&self, logical_axes: &[Option<&str>], dims: &[usize]) -> Sharding {
         assert_eq!(logical_axes.len(), dims.len(), "one logical axis for each dimension");
         let mut spec: Vec<Vec<String>> = vec![Vec::new(); dims.len()];
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn axes_that_do_not_fit_are_free_for_others() {
         check(&[Some("embed"), Some("embed_two")], &[6, 8], "(-, fsdp)");
-        // The next rule of the same name, too.
+        // They are free for the next rule of the same name, too.
         let mesh = Mesh::new([("fsdp".to_owned(), 4), ("tensor".to_owned(), 2)]).unwrap();
         let rule = |name: &str, axis: &str| (name.to_owned(), vec![axis.to_owned()]);
         let rules = LogicalRules(vec![rule("mlp", "fsdp"), rule("mlp", "tensor"), rule("embed", "fsdp")]);

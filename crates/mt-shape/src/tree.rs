@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, fmt};
 
-/// Where a leaf sits in its tree, as field names and indices from the root.
+/// A leaf's path in its tree: field names and indices from the root.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Path(Vec<String>);
 
@@ -32,19 +32,19 @@ impl fmt::Display for Path {
 /// Derive it with `#[derive(Tree)]` on a struct generic over its leaf. A plain leaf is a field whose type is the
 /// parameter itself; every other field is a tree over the same parameter.
 pub trait Tree {
-    /// What the leaves are.
+    /// The type of the leaves.
     type Leaf;
-    /// The same structure with other leaves.
+    /// The same structure over leaves of type `B`.
     type With<B>;
 
-    /// Rebuilds the structure, in field order, with the leaves that `map` makes.
+    /// Rebuilds the structure in field order from the results of `map`.
     fn map_leaves_at<B>(
         &self,
         path: &mut Path,
         map: &mut dyn FnMut(&Path, &Self::Leaf) -> B,
     ) -> Self::With<B>;
 
-    /// Rebuilds the structure with the leaves that `map` makes of each path and leaf.
+    /// Rebuilds the structure from the results of `map` for each path and leaf.
     fn map_leaves<B>(&self, mut map: impl FnMut(&Path, &Self::Leaf) -> B) -> Self::With<B>
     where
         Self: Sized,

@@ -1,7 +1,7 @@
-//! How long model code takes to become a program: `cargo bench -p mt-trace`.
+//! Time from model code to a program: `cargo bench -p mt-trace`.
 //!
-//! The code is an unrolled decoder's, without gradients and with them. Every program is checked and printed; what
-//! differentiating and printing take by themselves is measured in `mt-autodiff`.
+//! The code is an unrolled decoder's, with and without gradients. Every program is verified and printed. The benchmark
+//! of `mt-autodiff` measures differentiation and printing alone.
 
 #![forbid(unsafe_code)]
 
@@ -125,7 +125,7 @@ fn step<'t>(inputs: &Inputs<'t>, num_layers: usize, kind: Kind) -> Vec<Output<'t
     outputs
 }
 
-/// What a program computes.
+/// The contents of a benchmarked program.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Loss,

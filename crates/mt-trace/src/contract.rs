@@ -6,7 +6,7 @@ use mt_shape::{Axis, DType};
 use crate::Tensor;
 
 impl<'t> Tensor<'t> {
-    /// Multiplies an activation by this weight and sums over the axes `over`.
+    /// Multiplies an activation by this weight and contracts the axes `over`.
     ///
     /// The activation stays on the left: the result has its remaining axes first, then the weight's.
     #[track_caller]
@@ -14,9 +14,10 @@ impl<'t> Tensor<'t> {
         activation.contract(self, over)
     }
 
-    /// Multiplies two tensors and sums over the axes `over`. Other axes that both have are batch axes.
+    /// Multiplies two tensors and contracts the axes `over`. Other shared axes are batch axes.
     ///
-    /// The result has batch axes first, then this tensor's other axes, then the other's, and the operands' type.
+    /// The result has batch axes first, then this tensor's other axes, then the other tensor's; its type is that of the
+    /// operands.
     #[track_caller]
     pub fn contract(self, other: Self, over: &[&'static str]) -> Self {
         self.contract_into(other, over, self.dtype())

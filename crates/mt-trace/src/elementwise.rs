@@ -10,7 +10,7 @@ use crate::{
     trace::{sizes, tensor_type},
 };
 
-/// The operation that places a tensor.
+/// Name of the sharding-constraint operation in messages.
 const CONSTRAIN: &str = "constrain";
 
 impl<'t> Region<'t> {
@@ -66,7 +66,7 @@ unary_methods! {
     sign => Sign;
     /// e to the power of each element.
     exp => Exp;
-    /// e to the power of each element, less 1, precise near 0.
+    /// e to the power of each element, minus 1, precise near 0.
     exp_m1 => ExpM1;
     /// The natural logarithm.
     log => Log;
@@ -127,9 +127,9 @@ binary_methods! {
     logical_or => Or;
     /// Truth of exactly one, or the bits set in exactly one.
     logical_xor => Xor;
-    /// Bits moved towards the higher ones.
+    /// Shifts bits towards the higher ones.
     shift_left => ShiftLeft;
-    /// Bits moved towards the lower ones, filled with zeros.
+    /// Shifts bits towards the lower ones and fills with zeros.
     shift_right => ShiftRightLogical;
 }
 
@@ -192,9 +192,9 @@ impl<'t> Tensor<'t> {
         lhs.apply_one(Op::Binary(binary), &[rhs], &lhs.axes())
     }
 
-    /// Both sides with the same axes in the same order. One side's axes must all be in the other's: which axes a
-    /// result has is never a guess. The order is that of the side with more axes, the left one's if they have the
-    /// same.
+    /// Both operands with the same axes in the same order. The axes of one operand must include those of the other, so
+    /// the axes of a result are never guessed. The order is that of the operand with more axes; if both have the same
+    /// axes, that of the left one.
     #[track_caller]
     pub(crate) fn aligned(self, operation: &str, other: Operand<'t>) -> (Self, Self) {
         let other = match other {
@@ -248,8 +248,8 @@ impl<'t> Tensor<'t> {
         self * self
     }
 
-    /// Each element of `if_true` where the truth value is set, of `if_false` elsewhere. Axes as for operators, over
-    /// all three.
+    /// Selects the element of `if_true` where the condition holds, and that of `if_false` elsewhere. Axes follow the
+    /// rules of operators, applied to all three operands.
     #[track_caller]
     pub fn select(self, if_true: impl Into<Operand<'t>>, if_false: Tensor<'t>) -> Self {
         let (if_false, if_true) = if_false.aligned("select", if_true.into());
@@ -347,7 +347,7 @@ impl<'t> Tensor<'t> {
         self.apply_one(op, &[], &self.axes())
     }
 
-    /// e to the power of each element, divided by their sum over an axis; in the tensor's type.
+    /// Softmax over an axis, in the tensor's type.
     #[track_caller]
     pub fn softmax(self, over: &'static str) -> Self {
         let shifted = (self - self.max(&[over]).stop_gradient()).exp();
@@ -361,7 +361,7 @@ impl<'t> Tensor<'t> {
         (self - largest).exp().sum(&[over]).log() + largest
     }
 
-    /// The identity, through which no gradient flows.
+    /// The identity, which blocks gradients.
     #[track_caller]
     pub fn stop_gradient(self) -> Self {
         self.apply_one(Op::StopGradient, &[], &self.axes())
@@ -376,13 +376,14 @@ impl<'t> Tensor<'t> {
         self.apply_one(Op::Name(name.into()), &[], &self.axes())
     }
 
-    /// The tensor in another memory of its devices. Its gradient is made on the device in any case.
+    /// The tensor in another memory of its devices. Its gradient is computed on the device in any case.
     #[track_caller]
     pub fn moved_to(self, memory: Memory) -> Self {
         self.apply_one(Op::Transfer(memory), &[], &self.axes())
     }
 
-    /// Places the tensor: for each axis, in order, its logical name, or `None` for an axis that is never split.
+    /// Constrains the tensor's sharding: for each axis, in order, its logical name, or `None` for an axis that is never
+    /// split.
     #[track_caller]
     pub fn constrain(self, logical_axes: &[Option<&str>]) -> Self {
         let Some(spec) = self.placed_by(CONSTRAIN, logical_axes) else { return self };
@@ -394,7 +395,7 @@ impl<'t> Tensor<'t> {
         self.apply_one(Op::Constrain(spec), &[], &axes)
     }
 
-    /// Places the tensor where logical axes alone do not.
+    /// Constrains the tensor to a sharding that logical axes alone do not express.
     #[track_caller]
     pub fn constrain_to(self, sharding: &Sharding) -> Self {
         if sharding.mesh.num_devices() == 1 {

@@ -1,4 +1,4 @@
-//! What is wrong with traced code.
+//! Errors of traced code.
 
 use std::panic::Location;
 
@@ -17,7 +17,7 @@ pub struct TraceError {
     pub shapes: String,
     /// The line of model code.
     pub location: &'static Location<'static>,
-    /// What is wrong.
+    /// The kind of misuse.
     pub kind: Box<TraceErrorKind>,
 }
 
@@ -39,7 +39,7 @@ pub enum TraceErrorKind {
     #[error("tensors of two traces were mixed")]
     ForeignTrace,
     #[error(
-        "the body of a custom derivative, or of code for one device, captures a tensor from outside; pass it as an argument"
+        "the body of a custom derivative or of per-device code captures a tensor from outside; pass it as an argument"
     )]
     ForbiddenCapture,
 }

@@ -1,4 +1,4 @@
-//! Lookups, sorts and choices by rank.
+//! Lookups, sorts and top-k.
 
 use mt_ir::{GatherDims, Op};
 use mt_shape::Axis;
@@ -37,7 +37,7 @@ impl<'t> Tensor<'t> {
         (results[0], results[1])
     }
 
-    /// Sorts along an axis, and moves the elements of `others`, which have the same axes, along.
+    /// Sorts along an axis and applies the same permutation to `others`, which have the same axes.
     #[track_caller]
     pub fn sort_with(self, others: &[Self], along: &'static str, descending: bool) -> Vec<Self> {
         let axes = self.axes();

@@ -1,4 +1,4 @@
-//! Operations on axes: renaming, ordering, splitting, cutting and joining.
+//! Operations on axes: renaming, ordering, splitting, slicing and concatenating.
 
 use mt_ir::{Literal, Op, Scalar, ShapeError, TensorType};
 use mt_shape::Axis;
@@ -19,7 +19,7 @@ impl<'t> Tensor<'t> {
         self.with_axes(&axes)
     }
 
-    /// The tensor with exactly these axes, in this order: those it has are moved, the others are added by repeating.
+    /// The tensor with exactly these axes, in this order: existing axes are transposed, missing ones are broadcast.
     #[track_caller]
     pub fn broadcast(self, axes: &[Axis]) -> Self {
         let own = self.axes();
@@ -62,7 +62,7 @@ impl<'t> Tensor<'t> {
         self.apply_one(Op::Reshape { dims: sizes(&axes) }, &[], &axes)
     }
 
-    /// Replaces neighbouring axes, given in order, by one.
+    /// Merges adjacent axes, given in order, into one.
     #[track_caller]
     pub fn merge(self, names: &[&'static str], into: &'static str) -> Self {
         let position = self.position(names[0]);
@@ -111,7 +111,7 @@ impl<'t> Tensor<'t> {
         self.slice(along, position, position + 1).squeeze(along)
     }
 
-    /// Adds elements of value `value` before and after along an axis.
+    /// Pads an axis before and after with `value`.
     #[track_caller]
     pub fn pad(self, along: &'static str, before: usize, after: usize, value: f64) -> Self {
         let position = self.position(along);
@@ -124,7 +124,7 @@ impl<'t> Tensor<'t> {
         self.apply_one(Op::Pad { low, high, interior: vec![0; axes.len()] }, &[padding], &axes)
     }
 
-    /// Joins tensors along an axis; their other axes are the same, in any order.
+    /// Concatenates tensors along an axis; their other axes must be the same, in any order.
     #[track_caller]
     pub fn concatenate(self, others: &[Self], along: &'static str) -> Self {
         let dimension = self.position(along);
@@ -146,7 +146,7 @@ impl<'t> Tensor<'t> {
         self.apply_one(Op::Reverse { dimensions }, &[], &self.axes())
     }
 
-    /// `size` elements along an axis from `start`, an `i32` scalar, which is moved so that they fit.
+    /// `size` elements along an axis from `start`, an `i32` scalar, which is clamped so that they fit.
     #[track_caller]
     pub fn dynamic_slice(self, along: &'static str, start: Self, size: usize) -> Self {
         let position = self.position(along);
@@ -156,7 +156,7 @@ impl<'t> Tensor<'t> {
         self.apply_one(Op::DynamicSlice { sizes: sizes(&axes) }, &starts, &axes)
     }
 
-    /// The tensor with `update` written along an axis from `start`, an `i32` scalar, which is moved so that it fits.
+    /// The tensor with `update` written along an axis from `start`, an `i32` scalar, which is clamped so that it fits.
     #[track_caller]
     pub fn dynamic_update(self, along: &'static str, start: Self, update: Self) -> Self {
         let position = self.position(along);

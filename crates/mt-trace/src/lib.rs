@@ -3,9 +3,9 @@
 //! Phase: trace. Model code computes with [`Tensor`] handles; every operation adds a node to the graph under
 //! construction. [`program`] runs such code once and prints the StableHLO program for `mt-runtime` to compile.
 //!
-//! Misuse (axes that do not fit, a handle that left its region) unwinds with a [`TraceError`] that holds the
-//! operation, the scope, the shapes and the source line; [`program`] catches it and returns it as a `Result`. That
-//! is the one place where unwinding becomes an error value, so that model code can be written as algebra.
+//! Misuse (axes that do not fit, a handle that left its region) unwinds with a [`TraceError`] that holds the operation,
+//! the scope, the shapes and the source line. [`program`] catches it and returns it as a `Result`. Nowhere else does
+//! unwinding become an error value, so model code reads as algebra.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! Code for one device: what each device does with its part of arrays, and how devices communicate.
+//! Per-device code: computation on each device's shards, and collectives among devices.
 //!
-//! Model code does not know mesh axes. It says by which logical axes a tensor is placed, and is told whether that splits
-//! an axis. Between such code and the partitioner the mesh is not divided: the code is for one device along all mesh
-//! axes, so that nothing is sent that it does not send.
+//! Model code does not know mesh axes. It names the logical axes by which a tensor is sharded, and learns whether these
+//! split an axis. Per-device code is manual over all mesh axes, never over some of them, so the partitioner adds no
+//! communication inside.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use mt_shape::{Axis, PartitionSpec};
 
 use crate::{Tensor, trace::sizes};
 
-/// Which axes of some tensors are split over devices, and how.
+/// How the axes of some tensors are sharded over devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parts {
     /// Names and sizes of all mesh axes.
@@ -19,7 +19,7 @@ pub struct Parts {
     split: Vec<(&'static str, DeviceGroup)>,
 }
 
-/// The devices over which an axis is split: each holds one of equally large parts, in the order of the parts.
+/// The devices over which an axis is sharded. Each holds one of the equally large shards, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceGroup {
     /// Names and sizes of the mesh axes, the slowest first.
@@ -27,7 +27,7 @@ pub struct DeviceGroup {
 }
 
 impl<'t> Tensor<'t> {
-    /// How the tensor's axes are split if it is placed by these logical axes. In code for one device they are not.
+    /// How the tensor's axes are sharded when it is constrained by these logical axes. In per-device code no axis is.
     #[track_caller]
     pub fn parts(self, logical_axes: &[Option<&str>]) -> Parts {
         let mesh = self.trace.placement.mesh();
@@ -44,7 +44,7 @@ impl<'t> Tensor<'t> {
         }
     }
 
-    /// Where logical axes place the tensor. None if there is one device, or if the code is for one.
+    /// The sharding that logical axes give the tensor. `None` on a single device and in per-device code.
     #[track_caller]
     pub(crate) fn placed_by(self, operation: &str, logical_axes: &[Option<&str>]) -> Option<PartitionSpec> {
         let axes = self.axes();
@@ -61,12 +61,12 @@ impl<'t> Tensor<'t> {
 }
 
 impl Parts {
-    /// The devices that an axis is split over, if it is.
+    /// The devices over which an axis is sharded, if it is.
     pub fn along(&self, axis: &str) -> Option<&DeviceGroup> {
         self.split.iter().find(|(name, _)| *name == axis).map(|(_, group)| group)
     }
 
-    /// The same, and other axes split as one of these is.
+    /// Also shards the axes `others` as `axis` is sharded.
     pub fn with_axes_like(mut self, axis: &'static str, others: &[&'static str]) -> Self {
         if let Some(group) = self.along(axis).cloned() {
             self.split.extend(others.iter().map(|other| (*other, group.clone())));
@@ -74,9 +74,9 @@ impl Parts {
         self
     }
 
-    /// Runs `body` on each device, on its parts of the arguments, and puts its results together: along axes that are
-    /// split from the parts of the devices; along others they are the same everywhere. The body captures nothing. What
-    /// differs between devices, their numbers included, are arguments with an axis that is split.
+    /// Runs `body` on each device with its shards of the arguments, and assembles the results: sharded axes from the
+    /// devices' shards; along other axes all devices return the same values. The body captures nothing. Values that
+    /// differ between devices, such as device numbers, are arguments with a sharded axis.
     #[track_caller]
     pub fn run<'t, const A: usize, const N: usize>(
         &self,
@@ -87,7 +87,7 @@ impl Parts {
         results.try_into().unwrap_or_else(|_| unreachable!("the body has {N} results"))
     }
 
-    /// As [`Parts::run`], with a number of results that only the body knows.
+    /// As [`Parts::run`], for a body that alone determines the number of results.
     #[track_caller]
     pub fn run_list<'t, const A: usize>(
         &self,
@@ -152,7 +152,7 @@ impl DeviceGroup {
         self.mesh_axes.iter().map(|(axis, _)| axis.clone()).collect()
     }
 
-    /// The devices' tensors one after another along an axis, on every device.
+    /// All-gathers the devices' tensors along an axis.
     #[track_caller]
     pub fn all_gather<'b>(&self, tensor: Tensor<'b>, along: &'static str) -> Tensor<'b> {
         let dimension = tensor.position(along);
@@ -161,7 +161,7 @@ impl DeviceGroup {
         self.collective(CollectiveKind::AllGather { dimension }, tensor, &axes)
     }
 
-    /// The sum of the devices' tensors, of which each device keeps its part along an axis.
+    /// The reduce-scattered sum of the devices' tensors: each device keeps its shard along an axis.
     #[track_caller]
     pub fn reduce_scatter<'b>(&self, tensor: Tensor<'b>, along: &'static str) -> Tensor<'b> {
         let dimension = tensor.position(along);
@@ -170,7 +170,7 @@ impl DeviceGroup {
         self.collective(CollectiveKind::ReduceScatterSum { dimension }, tensor, &axes)
     }
 
-    /// The sum of the devices' tensors, on every device.
+    /// The all-reduced sum of the devices' tensors.
     #[track_caller]
     pub fn all_reduce<'b>(&self, tensor: Tensor<'b>) -> Tensor<'b> {
         self.collective(CollectiveKind::AllReduceSum, tensor, &tensor.axes())

@@ -1,4 +1,4 @@
-//! The boundary: runs model code once and prints the program.
+//! The boundary of tracing: runs model code once and prints the program.
 
 use std::{
     cell::RefCell,
@@ -14,7 +14,7 @@ use crate::{
     trace::{Trace, sizes},
 };
 
-/// What a program depends on besides its code.
+/// The inputs of a program besides its code.
 #[derive(Clone, Debug)]
 pub struct ProgramOptions {
     pub name: String,
@@ -67,8 +67,8 @@ impl<'t> Inputs<'t> {
         self.placed_input(Memory::Device, name, dtype, axes, sharding, donated)
     }
 
-    /// As [`Self::input`], for an argument that logical axes alone do not place. In another memory than the device's own
-    /// it is to be moved there before it is used.
+    /// As [`Self::input`], for a sharding that logical axes alone do not express. An argument outside device memory
+    /// must be transferred before use.
     pub fn placed_input(
         &self,
         memory: Memory,
@@ -88,7 +88,7 @@ impl<'t> Inputs<'t> {
         self.placed_output(name, tensor, sharding)
     }
 
-    /// As [`Self::output`], for a result that logical axes alone do not place.
+    /// As [`Self::output`], for a sharding that logical axes alone do not express.
     pub fn placed_output(&self, name: &str, tensor: Tensor<'t>, sharding: Sharding) -> Output<'t> {
         Output { name: name.to_owned(), tensor, sharding, memory: Memory::Device }
     }
@@ -98,7 +98,7 @@ impl<'t> Inputs<'t> {
         &self.region.trace.placement
     }
 
-    /// A result of which every device has a whole copy.
+    /// A replicated result: every device has a whole copy.
     pub fn replicated(&self, name: &str, tensor: Tensor<'t>) -> Output<'t> {
         let rank = tensor.axes().len();
         self.output(name, tensor, &vec![None; rank])
@@ -108,7 +108,7 @@ impl<'t> Inputs<'t> {
 /// Runs `code` once and prints the program that it traced.
 ///
 /// # Errors
-/// The code misused an operation, or asked for a gradient that does not exist.
+/// The code misused an operation, or requested a gradient that does not exist.
 pub fn program<F>(options: &ProgramOptions, code: F) -> Result<Program, TraceError>
 where
     F: for<'t> FnOnce(&Inputs<'t>) -> Vec<Output<'t>>,

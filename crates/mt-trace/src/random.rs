@@ -8,14 +8,13 @@ use crate::{Region, Tensor};
 const STATE: Axis = axis("state", 2);
 const ONE: Axis = axis("state", 1);
 
-/// Where random numbers come from: a value, not a state. The same key gives the same numbers, however the program is
-/// scanned, recomputed or split over devices, so each use needs a key of its own, made by [`Key::fold_in`] or
-/// [`Key::split`].
+/// A source of random numbers: a value, not a state. The same key gives the same numbers, however the program is
+/// scanned, recomputed or sharded, so each use needs its own key, made by [`Key::fold_in`] or [`Key::split`].
 #[derive(Clone, Copy)]
 pub struct Key<'t>(Tensor<'t>);
 
 impl<'t> Key<'t> {
-    /// The key that a `u64` scalar gives.
+    /// The key with the value of a `u64` scalar.
     #[track_caller]
     pub fn new(seed: Tensor<'t>) -> Self {
         Self(seed.cast(DType::U64))
@@ -26,29 +25,29 @@ impl<'t> Key<'t> {
         self.0
     }
 
-    /// Another key, which depends on this one and on an integer scalar such as a step or a layer.
+    /// A key derived from this one and an integer scalar, such as a step or a layer.
     #[track_caller]
     pub fn fold_in(self, data: Tensor<'t>) -> Self {
-        // The counter's high bit keeps derived keys apart from the bits that a key draws.
+        // The counter's high bit separates derived keys from the bits that a key draws.
         let high = self.0.region().integer(DType::U64, i64::MIN);
         self.derive(data.cast(DType::U64).logical_or(high))
     }
 
-    /// Another key, which depends on this one and on a name such as a parameter's path.
+    /// A key derived from this one and a name, such as a parameter's path.
     #[track_caller]
     pub fn fold_in_name(self, name: &str) -> Self {
-        // FNV-1a: any fixed function of the name serves, since ThreeFry does the mixing.
+        // FNV-1a. Any fixed function of the name works, because ThreeFry does the mixing.
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
         self.fold_in(self.0.region().integer(DType::U64, (hash >> 1) as i64))
     }
 
-    /// Several keys, which depend on this one: all distinct, and none equal to what [`Key::fold_in`] makes of this key.
-    /// The first ones are the same however many are asked for.
+    /// Several keys derived from this one: all distinct, and different from every key that [`Key::fold_in`] derives.
+    /// The first keys do not depend on the number requested.
     #[track_caller]
     pub fn split(self, count: usize) -> Vec<Self> {
-        // The counter's second-highest bit alone: between what a key draws and what is folded in.
+        // Only the counter's second-highest bit is set: the range between drawn bits and folded keys.
         let counter = |index: usize| self.0.region().integer(DType::U64, 1 << 62 | index as i64);
         let mut keys = Vec::with_capacity(count);
         for index in 0..count {
@@ -67,7 +66,7 @@ impl<'t> Key<'t> {
     /// Uniformly random `f32` in `0..1`.
     #[track_caller]
     pub fn uniform(self, axes: &[Axis]) -> Tensor<'t> {
-        // 24 bits are what an `f32` between 0 and 1 holds at even spacing.
+        // An `f32` between 0 and 1 holds 24 bits at even spacing.
         let shift = self.0.region().full(DType::U32, &[], 8.0);
         self.bits(axes).shift_right(shift).cast(DType::F32) * (1.0 / f64::from(1 << 24))
     }
@@ -78,24 +77,24 @@ impl<'t> Key<'t> {
         self.normal_within(axes, NORMAL_BOUND)
     }
 
-    /// Normal `f32` of mean 0 and deviation 1 before it is cut to ±2, as initializers use it.
+    /// Normal `f32` with mean 0 and standard deviation 1, truncated to ±2, as initializers use it.
     #[track_caller]
     pub fn truncated_normal(self, axes: &[Axis]) -> Tensor<'t> {
         self.normal_within(axes, TRUNCATED_BOUND)
     }
 
-    /// Normal `f32` of mean 0 and deviation 1 before it is cut to ±`bound`.
+    /// Normal `f32` with mean 0 and standard deviation 1, truncated to ±`bound`.
     #[track_caller]
     pub fn normal_within(self, axes: &[Axis], bound: f64) -> Tensor<'t> {
-        // By inversion: uniform between the values of erf at the bounds, then its inverse. Half a step keeps clear
-        // of both bounds.
+        // By inversion: uniform between the values of erf at the bounds, then its inverse. Half a step of distance
+        // avoids both bounds.
         let edge = share_within(bound);
         let uniform = self.uniform(axes) + 0.5 / f64::from(1 << 24);
         let value = (uniform * (2.0 * edge) - edge).clamp(-1.0 + 1e-7, 1.0 - 1e-7);
         (value.erf_inv() * std::f64::consts::SQRT_2).clamp(-bound, bound)
     }
 
-    /// The key at a counter. ThreeFry maps counters to blocks one to one, so that other counters give other keys.
+    /// The key at a counter. ThreeFry maps counters to blocks one to one, so different counters give different keys.
     #[track_caller]
     fn derive(self, counter: Tensor<'t>) -> Self {
         Self(self.generate(counter, DType::U64, &[ONE]).squeeze("state"))
@@ -110,19 +109,19 @@ impl<'t> Key<'t> {
     }
 }
 
-/// Where normal numbers end that are not meant to be cut.
+/// Bound of normal numbers that are not meant to be truncated.
 pub const NORMAL_BOUND: f64 = 6.0;
 
-/// Where truncated normal numbers end, as initializers use them.
+/// Bound of truncated normal numbers, as initializers use them.
 pub const TRUNCATED_BOUND: f64 = 2.0;
 
-/// The share of a normal distribution that is at most so many deviations from its mean.
+/// The probability that a normal number is at most `deviations` standard deviations from its mean.
 pub fn share_within(deviations: f64) -> f64 {
     erf(deviations / std::f64::consts::SQRT_2)
 }
 
-/// The error function to `f64` precision near enough for initializers (Abramowitz and Stegun 7.1.26 is not: this is
-/// its Taylor series, summed until terms vanish, for arguments up to about 5).
+/// The error function, as its Taylor series summed until terms vanish, for arguments up to about 5. Initializers need
+/// nearly `f64` precision, which Abramowitz and Stegun 7.1.26 does not give.
 fn erf(x: f64) -> f64 {
     let (mut term, mut sum) = (x, x);
     for n in 1..200 {

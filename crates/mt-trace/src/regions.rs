@@ -14,26 +14,26 @@ use crate::{
     trace::{Body, Closed},
 };
 
-/// How a scan runs.
+/// Options of a scan.
 #[derive(Clone, Debug)]
 pub struct ScanOptions {
     /// The number of steps: the size of the scanned axis.
     pub length: usize,
-    /// The axis of the inputs that is scanned, and of the stacked outputs. It must be leading.
+    /// The scanned axis of the inputs and of the stacked outputs. It must be leading.
     pub axis: &'static str,
     /// From the last slice to the first.
     pub reverse: bool,
-    /// What is kept for the backward pass besides the carry.
+    /// Which values are saved for the backward pass, in addition to the carry.
     pub save: SavePolicy,
 }
 
 impl ScanOptions {
-    /// Scans over an axis from its start, keeping what the backward pass needs.
+    /// A forward scan over an axis that saves the values that the backward pass reads.
     pub fn over(axis: Axis) -> Self {
         Self { length: axis.size, axis: axis.name, reverse: false, save: SavePolicy::Everything }
     }
 
-    /// The same scan with another policy on what to keep.
+    /// The same scan with another save policy.
     pub fn saving(self, save: SavePolicy) -> Self {
         Self { save, ..self }
     }
@@ -43,7 +43,7 @@ fn axes_of(tensors: &[Tensor<'_>]) -> Vec<Arc<[Axis]>> {
     tensors.iter().map(|tensor| tensor.axes()).collect()
 }
 
-/// Fails here, with the caller's line, if a tensor's region has ended; a closure that finds out has no caller.
+/// Fails here, with the caller's line, if a tensor's region has ended. A closure that detects this has no caller.
 #[track_caller]
 fn check_open(tensors: &[Tensor<'_>]) {
     for tensor in tensors {
@@ -91,7 +91,7 @@ impl<'t> Region<'t> {
         (carry, array(stacked))
     }
 
-    /// As [`Region::scan`], with a number of stacked results that only the body knows.
+    /// As [`Region::scan`], for a body that alone determines the number of stacked results.
     #[track_caller]
     pub fn scan_list<const C: usize, X, F>(
         self,
@@ -115,7 +115,7 @@ impl<'t> Region<'t> {
         (array(carry), stacked)
     }
 
-    /// As [`Region::scan`], with a carry and stacked results whose numbers only the code knows that runs it.
+    /// As [`Region::scan`], for code that determines the numbers of carries and stacked results at run time.
     #[track_caller]
     pub fn scan_lists<X, F>(
         self,
@@ -149,7 +149,7 @@ impl<'t> Region<'t> {
         let inner_carry = carry.iter().map(|tensor| trace.input(tensor.dtype(), &tensor.axes())).collect();
         let slices = inputs.map_leaves(|_, leaf| trace.input(leaf.dtype(), &leaf.axes()[1..]));
         let (next, stacked) = body(Body::new(region), inner_carry, slices);
-        // The carry keeps the axes' order it came with.
+        // The carry keeps the order of its axes.
         let next = broadcast_all(&next, &carry_axes);
         let stacked_axes: Vec<Vec<Axis>> =
             stacked.iter().map(|tensor| [&[scanned], &*tensor.axes()].concat()).collect();
@@ -169,8 +169,8 @@ impl<'t> Region<'t> {
         (results, stacked)
     }
 
-    /// Runs `body` on the carry while `condition` holds. If it is known how often that is on average, `trips` says it to
-    /// those who count operations.
+    /// Runs `body` on the carry while `condition` holds. `trips` is the average number of iterations, if known;
+    /// operation counts use it.
     #[track_caller]
     pub fn while_loop<const C: usize>(
         self,
@@ -188,7 +188,7 @@ impl<'t> Region<'t> {
         array(results)
     }
 
-    /// As [`Region::while_loop`], with a carry whose number only the code knows that runs it.
+    /// As [`Region::while_loop`], for code that determines the number of carries at run time.
     #[track_caller]
     pub fn while_loop_list(
         self,
@@ -240,14 +240,14 @@ impl<'t> Region<'t> {
         let captures = closed.iter().fold(Vec::new(), |all, branch| union(&all, &branch.captures));
         let branches = closed.iter().map(|branch| Arc::new(with_captures(branch, &captures, self))).collect();
         let axes: Vec<&[Axis]> = axes.iter().map(|axes| &**axes).collect();
-        // The index comes first, so it is brought in as if it were captured.
+        // The index comes first, so it is passed in like a captured value.
         let index = trace.emit_innermost(Op::StopGradient, &[], &[index], &[&[]])[0];
         let operands = [&[index.value], captures.as_slice()].concat();
         array(trace.emit_innermost(Op::Case { branches }, &operands, &[], &axes))
     }
 
-    /// Runs `body`; in the backward pass keeps what `save` says and computes the rest again. What the body is to
-    /// compute again must follow from `arguments` and `parameters`.
+    /// Runs `body`. The backward pass uses the values that `save` selects and recomputes the others. Recomputed values
+    /// must depend only on `arguments` and `parameters`.
     #[track_caller]
     pub fn remat<const A: usize, const N: usize, M, F>(
         self,
@@ -266,7 +266,7 @@ impl<'t> Region<'t> {
         array(results)
     }
 
-    /// As [`Region::remat`], with a number of results that only the body knows.
+    /// As [`Region::remat`], for a body that alone determines the number of results.
     #[track_caller]
     pub fn remat_list<const A: usize, M, F>(
         self,
@@ -295,7 +295,7 @@ impl<'t> Region<'t> {
     }
 
     /// Traces `loss` once and returns its value, its other results, and the gradients of the value with respect to
-    /// `parameters`, zeros where it does not depend on one.
+    /// `parameters`; gradients are zero where the value does not depend on a parameter.
     #[track_caller]
     pub fn value_and_grad<const N: usize, M, F>(
         self,
@@ -313,7 +313,7 @@ impl<'t> Region<'t> {
         (value, array(others), gradients)
     }
 
-    /// As [`Region::value_and_grad`], with a number of other results that only the body knows.
+    /// As [`Region::value_and_grad`], for a body that alone determines the number of other results.
     #[track_caller]
     pub fn value_and_grad_list<M, F>(
         self,
@@ -366,9 +366,9 @@ impl<'t> Region<'t> {
         (results[0], results[1..].to_vec(), gradients)
     }
 
-    /// A function with its own derivative. `forward` also returns residuals, from which, and from the cotangents of
-    /// the results, `backward` computes the cotangents of the arguments that `differentiable` marks. The functions
-    /// capture nothing.
+    /// A function with its own derivative. `forward` also returns residuals. From these and the cotangents of the
+    /// results, `backward` computes the cotangents of the arguments that `differentiable` marks. The functions capture
+    /// nothing.
     #[track_caller]
     pub fn custom_vjp<const A: usize, const N: usize>(
         self,
@@ -393,7 +393,7 @@ impl<'t> Region<'t> {
         array(results)
     }
 
-    /// As [`Region::custom_vjp`], with a number of arguments and of results that only the code knows that runs it.
+    /// As [`Region::custom_vjp`], for code that determines the numbers of arguments and results at run time.
     #[track_caller]
     pub fn custom_vjp_list(
         self,
@@ -448,9 +448,9 @@ impl<'t> Region<'t> {
         trace.emit_innermost(Op::CustomVjp(Arc::new(op)), &[], arguments, &axes)
     }
 
-    /// What `body` makes of `operands`, computed by the kernel `name` where there is one for the first operand's type. The
-    /// body captures nothing. There is no derivative but that of a [`Self::custom_vjp`] around it. `taken` says how the kernel
-    /// takes its operands.
+    /// The result of `body` for `operands`, computed by the kernel `name` if there is one for the first operand's type.
+    /// The body captures nothing. The operation has no derivative; wrap it in a [`Self::custom_vjp`] to differentiate
+    /// it. `taken` says how the kernel receives its operands.
     #[track_caller]
     pub fn kernel(
         self,
@@ -477,7 +477,7 @@ impl<'t> Region<'t> {
         )
     }
 
-    /// The identity on several tensors at once, through which the compiler does not move or merge computations.
+    /// The identity on several tensors at once, across which the compiler does not move or merge computations.
     #[track_caller]
     pub fn optimization_barrier<const N: usize>(self, tensors: [Tensor<'t>; N]) -> [Tensor<'t>; N] {
         let axes = axes_of(&tensors);
@@ -485,7 +485,7 @@ impl<'t> Region<'t> {
         array(self.trace.emit(Op::OptimizationBarrier, &tensors, self, &axes))
     }
 
-    /// As [`Self::optimization_barrier`]. Gradients are held back likewise, until there are those of all tensors.
+    /// As [`Self::optimization_barrier`], and their gradients pass a barrier too: none continues until all exist.
     #[track_caller]
     pub fn optimization_barrier_list(self, tensors: &[Tensor<'t>]) -> Vec<Tensor<'t>> {
         let axes = axes_of(tensors);
@@ -493,7 +493,7 @@ impl<'t> Region<'t> {
         self.trace.emit(Op::OptimizationBarrier, tensors, self, &axes)
     }
 
-    /// Unwinds with an error of the model's own, such as a configuration it cannot be built with.
+    /// Unwinds with an error of the model's own, such as a configuration that it does not support.
     #[track_caller]
     pub fn fail(self, operation: &str, message: impl Into<String>) -> ! {
         self.trace.fail(operation, &[], TraceErrorKind::Shape(ShapeError::Invalid(message.into())))
@@ -510,7 +510,7 @@ fn union(first: &[ValueId], second: &[ValueId]) -> Vec<ValueId> {
     all
 }
 
-/// The region with all of `captures` as its leading inputs, also those it does not read.
+/// The region with all of `captures` as its leading inputs, including those it does not read.
 fn with_captures(region: &Closed, captures: &[ValueId], enclosing: Region<'_>) -> Graph {
     let mut graph = Graph::new();
     let outer: Vec<ValueId> =

@@ -9,8 +9,8 @@ use crate::{Region, trace::Trace};
 
 /// A tensor with named axes in a traced program.
 ///
-/// A handle is `Copy`: it names a value, it does not hold one. Axes have an order, which decides layouts and how
-/// programs read, but operations find them by name.
+/// A handle is `Copy`: it names a value and does not hold one. Axes have an order, which determines the layout and the
+/// text of programs, but operations find axes by name.
 #[derive(Clone, Copy)]
 pub struct Tensor<'t> {
     pub(crate) trace: &'t Trace,
@@ -52,8 +52,8 @@ impl<'t> Tensor<'t> {
         self.trace.scoped(name, || body(self))
     }
 
-    /// Adds an operation given by its positional description: the way out for code that needs positions. The first
-    /// operand is the tensor itself; `axes` are those of each result.
+    /// Adds an operation given by its positional description, for code that needs positions. The first operand is the
+    /// tensor itself; `axes` are those of each result.
     #[track_caller]
     pub fn apply(self, op: Op, others: &[Self], axes: &[&[Axis]]) -> Vec<Self> {
         let operands = [&[self], others].concat();

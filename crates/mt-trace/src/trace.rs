@@ -14,7 +14,7 @@ use mt_shape::{Axis, DType, Placement};
 
 use crate::{Tensor, TraceError, TraceErrorKind};
 
-/// Everything traced so far.
+/// The state of tracing.
 pub(crate) struct Trace {
     pub(crate) placement: Arc<Placement>,
     state: RefCell<State>,
@@ -34,26 +34,26 @@ struct Frame {
     graph: Graph,
     /// Declared inputs, in order.
     inputs: Vec<ValueId>,
-    /// Values of the enclosing frame, and the inputs that stand for them here.
+    /// Values of the enclosing frame, and the inputs that represent them in this one.
     captures: Vec<(ValueId, ValueId)>,
     captured: HashMap<ValueId, ValueId>,
     may_capture: bool,
-    /// The region, with those in it, is code for one device.
+    /// Whether the region and the regions inside it are per-device code.
     for_one_device: bool,
 }
 
-/// An open region: where operations without operands are added.
+/// An open region, to which operations without operands are added.
 ///
 /// Bodies of `scan`, `remat` and `value_and_grad` receive one. An operation with operands belongs to the innermost
-/// region among them, so that what does not depend on a loop's state is computed outside the loop.
+/// region among them, so values that do not depend on a loop's state are computed outside the loop.
 #[derive(Clone, Copy)]
 pub struct Region<'t> {
     pub(crate) trace: &'t Trace,
     pub(crate) id: u32,
 }
 
-/// The region of a body, which receives it: a [`Region`] that knows that the region around it lives longer, so that
-/// the body may use handles of both, while none of its own can leave it.
+/// The region of a body. It knows that the enclosing region lives longer, so the body may use handles of both, while
+/// its own handles cannot leave it.
 ///
 /// ```
 /// # use mt_shape::{axis, DType};
@@ -70,7 +70,7 @@ pub struct Region<'t> {
 /// }
 /// ```
 ///
-/// A handle of the body does not leave it other than as a result:
+/// A handle of the body can leave it only as a result:
 ///
 /// ```compile_fail
 /// # use mt_shape::{axis, DType};
@@ -106,7 +106,7 @@ pub struct Region<'t> {
 /// # }
 /// ```
 ///
-/// And the functions of a custom derivative capture nothing:
+/// The functions of a custom derivative capture nothing:
 ///
 /// ```compile_fail
 /// # use mt_trace::{Region, Tensor};
@@ -153,12 +153,12 @@ impl Trace {
         self.open_frame(may_capture, false)
     }
 
-    /// Opens a region of code for one device.
+    /// Opens a region of per-device code.
     pub(crate) fn open_for_one_device(&self) -> Region<'_> {
         self.open_frame(false, true)
     }
 
-    /// Whether what is traced is code for one device.
+    /// Whether the code being traced is per-device code.
     pub(crate) fn is_for_one_device(&self) -> bool {
         self.state.borrow().frames.iter().any(|frame| frame.for_one_device)
     }
@@ -204,8 +204,8 @@ impl Trace {
         Closed { graph, captures: outer }
     }
 
-    /// Adds an operation to the innermost region among its operands (to `region` if there are none); returns the
-    /// handles of its results, whose axes are given.
+    /// Adds an operation to the innermost region among its operands (to `region` if there are none), and returns
+    /// handles of its results with the given axes.
     #[track_caller]
     pub(crate) fn emit(
         &self,
@@ -215,7 +215,7 @@ impl Trace {
         axes: &[&[Axis]],
     ) -> Vec<Tensor<'_>> {
         let mut depth = if operands.is_empty() { self.region_depth(op.name(), region.id, &[]) } else { 0 };
-        // No closures here and below: a closure has no caller, so that errors would lose the line of model code.
+        // No closures here and below: a closure has no caller, so errors would lose the line of model code.
         for operand in operands {
             depth = depth.max(self.depth(op.name(), *operand));
         }
@@ -264,7 +264,7 @@ impl Trace {
 
     pub(crate) fn handle(&self, region: u32, value: ValueId, axes: &[Axis]) -> Tensor<'_> {
         let mut state = self.state.borrow_mut();
-        // Neighbouring operations mostly share their axes, so looking back a little keeps the table small.
+        // Adjacent operations mostly share their axes, so a short look back keeps the table small.
         let start = state.axes.len().saturating_sub(8);
         let known = state.axes[start..].iter().position(|known| **known == *axes).map(|index| start + index);
         let index = known.unwrap_or_else(|| {
@@ -301,7 +301,7 @@ impl Trace {
         }
     }
 
-    /// The scope path now.
+    /// The current scope path.
     pub(crate) fn scope(&self) -> String {
         self.state.borrow().scopes.join("/")
     }
@@ -351,7 +351,7 @@ impl Trace {
         Some(self.state.borrow().frames[depth].graph.ty(tensor.value).dtype)
     }
 
-    /// The name of the operation that made a tensor, if it was the last one of its region.
+    /// The name of the operation that computed a tensor, if it was the last one of its region.
     pub(crate) fn last_operation(&self, tensor: Tensor<'_>) -> Option<&'static str> {
         let depth = self.open_depth(tensor.region)?;
         let state = self.state.borrow();
@@ -368,7 +368,7 @@ impl Trace {
         values
     }
 
-    /// The value that stands for `tensor` in the frame at `depth`, capturing it through the frames between.
+    /// The value that represents `tensor` in the frame at `depth`, captured through the frames between.
     #[track_caller]
     fn bring(&self, operation: &str, tensor: Tensor<'_>, depth: usize) -> ValueId {
         let own = self.depth(operation, tensor);

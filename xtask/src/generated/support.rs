@@ -1,26 +1,26 @@
-//! The part of the README that says what is built and what is not, from the key table: it cannot promise more than
-//! the program accepts.
+//! The README's section on what is built and what is not, generated from the key table. It therefore promises only
+//! values that the program accepts.
 
 use std::{fs, path::Path};
 
 use mt_config::{Class, Key, Kind, Literal, table};
 
-/// The file that holds the part.
+/// The file that contains the section.
 pub const README: &str = "README.md";
 
-/// The part is between these lines; the rest of the file is written by hand.
+/// The markers around the section; the rest of the file is written by hand.
 const BEGIN: &str = "<!-- support: made by `cargo xtask generate` -->\n";
 const END: &str = "<!-- end of support -->\n";
 
-/// What the rows are about, and the keys whose choices they list.
+/// The title of each row, and the key whose choices it lists.
 const ROWS: &[(&str, &str)] = &[
     ("Model families", "decoder_block"),
     ("Attention", "attention"),
     ("Attention masks", "attention_type"),
     ("Rotary scaling", "rope_type"),
-    ("Computation", "dtype"),
-    ("Weights, for other uses than training", "weight_dtype"),
-    ("Recomputation", "remat_policy"),
+    ("Type of activations", "dtype"),
+    ("Type of weights, except in training", "weight_dtype"),
+    ("Rematerialization", "remat_policy"),
     ("Optimizers", "opt_type"),
     ("Schedules", "lr_schedule_type"),
     ("Data", "dataset_type"),
@@ -30,10 +30,10 @@ const ROWS: &[(&str, &str)] = &[
     ("Hardware", "hardware"),
 ];
 
-/// The README as it is to be: as it is on disk, with the part made anew.
+/// The README on disk with the section generated anew.
 pub fn readme() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(README);
-    // Without the file or its marks there is nothing to keep current; that there is a README is another check.
+    // Without the file or its markers no section is replaced; another check requires the README.
     with_part(&fs::read_to_string(path).unwrap_or_default(), &part())
 }
 
@@ -50,13 +50,13 @@ fn part() -> String {
         text.push_str(&row(title, &format!("`{name}`"), &choices(key)));
     }
     text.push_str(&row("Parallelism", "`ici_*_parallelism`", &mesh_axes()));
-    text.push_str("\nKeys that are known and refused until what they ask for is built: ");
+    text.push_str("\nKeys that request these features are refused by name: ");
     text.push_str(&refused_features().join(", "));
     text.push_str(".\n");
     text
 }
 
-/// Names of things that are built, or not.
+/// Names of features that are built, and of those that are not.
 struct Split {
     built: Vec<&'static str>,
     missing: Vec<&'static str>,
@@ -89,7 +89,7 @@ fn mesh_axes() -> Split {
     split
 }
 
-/// What refused keys wait for, each thing once.
+/// The features that refused keys need, each once.
 fn refused_features() -> Vec<&'static str> {
     let mut features = Vec::new();
     for key in table::keys() {
@@ -119,7 +119,7 @@ mod tests {
     fn refused_choices_are_not_said_to_work() {
         let rows = part();
         assert!(rows.contains("`olmo3`, `gpt3`, `simple`, `simple_mlp` | `mixtral`, "), "{rows}");
-        // A key that is refused as a whole has its default.
+        // The default of a key that is refused as a whole counts as built.
         assert!(
             rows.contains(
                 "| Attention masks (`attention_type`) | `global`, `local_sliding`, `chunk` | `mla`, "

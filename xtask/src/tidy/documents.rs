@@ -1,14 +1,14 @@
-//! What the documents promise, and what no file may say.
+//! Promises of the documents, and text that no file may contain.
 
 use super::Finding;
 use crate::generated::Generated;
 use crate::repository::{Repository, TextFile};
 
-/// The quick start, as it stands in the README's code blocks.
+/// The quick start's commands in the README's code blocks.
 const QUICK_START: &[&str] = &["cargo run --release -- train", "cargo test"];
 
-/// Packages are fetched through their clients, as the user has configured them, so no host is ever named. In
-/// pieces, or this file would be the first finding.
+/// Packages are fetched through their clients as the user configured them, so no host is ever named. In pieces, or this
+/// file would be the first finding.
 const PACKAGE_HOSTS: &[&str] = &[
     concat!("py", "pi.org"),
     concat!("python", "hosted.org"),
@@ -33,7 +33,7 @@ pub(super) fn check(repository: &Repository) -> Vec<Finding> {
     findings
 }
 
-/// Generated files are as the code makes them.
+/// Checks that generated files equal the output of the code.
 pub(super) fn check_generated(repository: &Repository, generated: &[Generated]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for generated in generated {
@@ -41,7 +41,7 @@ pub(super) fn check_generated(repository: &Repository, generated: &[Generated]) 
         let text = repository.text(generated.path).unwrap_or_default();
         if text != contents {
             let same = text.lines().zip(contents.lines()).take_while(|(now, then)| now == then).count();
-            let message = "not as the code makes it: run `cargo xtask generate`";
+            let message = "is out of date: run `cargo xtask generate`";
             findings.push(Finding::new(generated.path, same + 1, message));
         }
     }
@@ -70,7 +70,7 @@ fn check_hosts(file: &TextFile, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Links between the repository's files lead somewhere.
+/// Checks that links between files of the repository have targets.
 fn check_links(repository: &Repository, file: &TextFile, findings: &mut Vec<Finding>) {
     let folder = file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
     let mut in_code = false;
@@ -102,7 +102,7 @@ fn check_links(repository: &Repository, file: &TextFile, findings: &mut Vec<Find
     }
 }
 
-/// A link's target from the root of the repository.
+/// The path of a link's target from the root of the repository.
 fn resolved(folder: &str, target: &str) -> String {
     let mut segments: Vec<&str> = folder.split('/').filter(|segment| !segment.is_empty()).collect();
     for segment in target.split('/') {

@@ -1,17 +1,17 @@
-//! Every field of a group of configuration keys is read by something: a key that is a field but changes nothing would
-//! be ignored in silence.
+//! Some code reads every field of every group of configuration keys. A key that is a field but changes nothing would be
+//! ignored silently.
 
 use super::Finding;
 use crate::repository::Repository;
 
-/// Where groups are declared.
+/// The folder of the groups.
 const GROUPS: &str = "crates/mt-config/src/groups/";
 
-/// A group of keys, as its declaration says.
+/// A group of keys as declared.
 struct Group<'a> {
     path: &'a str,
     name: &'a str,
-    /// Names of fields, with their lines.
+    /// Names of the fields with their lines.
     fields: Vec<(usize, &'a str)>,
 }
 
@@ -69,8 +69,8 @@ fn is_identifier(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|one| one.is_ascii_lowercase() || one.is_ascii_digit() || one == '_')
 }
 
-/// Whether code outside tests reads a field. A name that several groups have counts for this one where the value it
-/// is read of is called after the group, or where the group is mentioned.
+/// Whether code outside of tests reads a field. If several groups have a field of this name, a use counts for this
+/// group only if the receiver is named after the group, or if the file mentions the group.
 fn is_read(repository: &Repository, group: &str, field: &str, is_shared: bool) -> bool {
     let handle = group.trim_end_matches("Group").to_lowercase();
     repository
@@ -96,13 +96,13 @@ fn is_read(repository: &Repository, group: &str, field: &str, is_shared: bool) -
         })
 }
 
-/// The lines of a file outside its comments and its module of tests, which by custom is the last item.
-fn code(text: &str) -> impl Iterator<Item = &str> {
+/// The lines of a file outside of its comments and its test module, which by convention is the last item.
+pub(super) fn code(text: &str) -> impl Iterator<Item = &str> {
     let is_ahead = |line: &&str| line.trim() != "#[cfg(test)]";
     text.lines().take_while(is_ahead).map(|line| line.split_once("//").map_or(line, |(code, _)| code))
 }
 
-/// What `field` is read of in a line: the names before `.field`.
+/// The receivers of a field in a line: the names before `.field`.
 fn receivers<'a>(line: &'a str, field: &'a str) -> impl Iterator<Item = &'a str> {
     let part = |one: char| one.is_alphanumeric() || one == '_';
     line.match_indices(field).filter_map(move |(start, _)| {

@@ -1,4 +1,4 @@
-//! Dependencies between the crates point down.
+//! Dependencies between crates point to lower layers.
 
 use super::Finding;
 use crate::repository::Repository;
@@ -17,11 +17,11 @@ const LAYERS: &[&[&str]] = &[
     &["mt-cli", "mt-server"],
 ];
 
-/// Crates that only some of those above them may use.
+/// Crates that only some of the higher crates may use.
 const RESERVED: &[(&str, &[&str], &str)] =
     &[("mt-pjrt", &["mt-runtime", "mt-cli"], "programs reach the devices through `mt-runtime`")];
 
-/// Lower crates that a crate must do without.
+/// Lower crates that a crate must not use.
 const FORBIDDEN: &[(&str, &[&str], &str)] = &[
     ("mt-data", &["mt-ir", "mt-trace", "mt-autodiff", "mt-runtime"], "data knows no tensors"),
     ("mt-checkpoint", &["mt-ir", "mt-trace", "mt-autodiff"], "checkpoints know no models"),
@@ -86,7 +86,7 @@ fn declared_name(manifest: &str) -> Option<(&str, usize)> {
 
 /// The workspace's crates among the dependencies of a manifest.
 ///
-/// Development dependencies are free: tests of lower layers run programs, which takes the upper ones.
+/// Development dependencies are unrestricted: tests of lower layers run programs, which needs the upper layers.
 fn dependencies(manifest: &str) -> Vec<Dependency<'_>> {
     let mut found = Vec::new();
     let mut in_dependencies = false;
@@ -94,7 +94,7 @@ fn dependencies(manifest: &str) -> Vec<Dependency<'_>> {
         let line = line.trim();
         let key = if let Some(header) = line.strip_prefix('[') {
             let header = header.trim_end_matches(']');
-            // Either the table of all, or `[dependencies.name]`.
+            // Either the table of all dependencies, or `[dependencies.name]`.
             let table_of_all = |kind: &str| header == kind || header.ends_with(&format!(".{kind}"));
             in_dependencies = table_of_all("dependencies") || table_of_all("build-dependencies");
             match header.rsplit_once('.') {

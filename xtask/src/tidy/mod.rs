@@ -1,9 +1,13 @@
 //! The checks of `cargo xtask tidy`.
 
+mod allowances;
 mod documents;
 mod fields;
+mod functions;
 mod layers;
 mod sources;
+mod terminals;
+mod words;
 
 use std::fmt;
 
@@ -13,11 +17,11 @@ use crate::repository::Repository;
 /// Something to fix.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
-    /// In which file.
+    /// The problem and its remedy.
     pub path: String,
-    /// On which line, counted from one.
+    /// Line, counted from one.
     pub line: usize,
-    /// What is wrong, and what to do about it.
+    /// The problem and its remedy.
     pub message: String,
 }
 
@@ -33,7 +37,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Everything that any check finds, by file and line.
+/// The findings of all checks, by file and line.
 pub fn findings(repository: &Repository) -> Vec<Finding> {
     let checks = [
         layers::check(repository),
@@ -41,6 +45,9 @@ pub fn findings(repository: &Repository) -> Vec<Finding> {
         fields::check(repository),
         documents::check(repository),
         documents::check_generated(repository, GENERATED),
+        functions::check(repository),
+        terminals::check(repository),
+        words::check(repository),
     ];
     let mut findings: Vec<_> = checks.into_iter().flatten().collect();
     findings.sort();

@@ -1,4 +1,4 @@
-//! Every crate's header, and what no source file may hold.
+//! The header of every crate, and text that no source file may contain.
 
 use super::Finding;
 use crate::repository::{Repository, TextFile};
@@ -9,7 +9,7 @@ const UNSAFE_CRATES: &[&str] = &["crates/mt-pjrt", "crates/mt-kernels"];
 /// A longer source file holds more than one idea.
 const MAXIMUM_LINES: usize = 800;
 
-/// What is left behind while writing, and what hides a test. In pieces, or this file would be the first finding.
+/// Leftovers of writing, and attributes that hide a test. In pieces, or this file would be the first finding.
 const LEFTOVERS: &[(&str, &str)] = &[
     (concat!("to", "do!"), "write what is missing"),
     (concat!("unimple", "mented!"), "write what is missing"),
@@ -78,7 +78,7 @@ fn check_source(file: &TextFile, findings: &mut Vec<Finding>) {
 }
 
 /// Whether `word` occurs in `line` other than as a part of a longer word.
-fn contains_word(line: &str, word: &str) -> bool {
+pub(super) fn contains_word(line: &str, word: &str) -> bool {
     let continues =
         |character: Option<char>| character.is_some_and(|one| one.is_alphanumeric() || one == '_');
     line.match_indices(word).any(|(start, _)| {

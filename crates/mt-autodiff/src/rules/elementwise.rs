@@ -102,7 +102,8 @@ pub(super) fn binary(c: &mut Context<'_>, binary: Binary) -> Vec<Option<ValueId>
             let lhs_gradient = needs[0].then(|| {
                 let one = b.splat_like(rhs, 1.0);
                 let less = b.binary(Binary::Subtract, rhs, one);
-                // An exponent of zero is replaced: the factor is zero then, which an infinite power would undo.
+                // Where the exponent is zero, the factor is zero; an infinite power would turn it into NaN, so the
+                // exponent is replaced.
                 let zero = b.splat_like(rhs, 0.0);
                 let is_zero = b.emit(Op::Compare(Comparison::Equal), &[rhs, zero]);
                 let less = b.emit(Op::Select, &[is_zero, one, less]);
@@ -111,7 +112,7 @@ pub(super) fn binary(c: &mut Context<'_>, binary: Binary) -> Vec<Option<ValueId>
                 b.multiply(g, factor)
             });
             let rhs_gradient = needs[1].then(|| {
-                // The logarithm of a base of zero is replaced, since zero to any positive power stays zero.
+                // A zero base is replaced before the logarithm, since zero to any positive power stays zero.
                 let zero = b.splat_like(lhs, 0.0);
                 let one = b.splat_like(lhs, 1.0);
                 let is_zero = b.emit(Op::Compare(Comparison::Equal), &[lhs, zero]);

@@ -1,4 +1,5 @@
-//! Gathers, scatters and sorts. Indices must be in range: out of range a gather clamps and a scatter drops.
+//! Gathers, scatters and sorts. Indices must be in range: out-of-range indices are clamped by a gather and dropped by a
+//! scatter.
 
 use mt_ir::{Comparison, GatherDims, Op, Reduction, ScatterDims, ScatterKind, TensorType, ValueId};
 use mt_shape::DType;
@@ -53,7 +54,7 @@ pub(super) fn scatter(c: &mut Context<'_>, dims: &ScatterDims, kind: ScatterKind
     vec![operand_gradient, None, update_gradient]
 }
 
-/// A sort is a permutation, which sorting the positions along undoes.
+/// A sort is a permutation. Sorting the positions along with the keys yields its inverse.
 pub(super) fn sort(c: &mut Context<'_>, dimension: usize, descending: bool) -> Vec<Option<ValueId>> {
     let dims = c.ty(c.operands[0]).dims;
     let positions = c.builder.emit(Op::Iota { ty: TensorType::new(DType::I32, dims), dimension }, &[]);
@@ -65,7 +66,7 @@ pub(super) fn sort(c: &mut Context<'_>, dimension: usize, descending: bool) -> V
     c.cotangents.iter().map(|cotangent| cotangent.and_then(|_| restored.next())).collect()
 }
 
-/// Each of the `k` cotangents goes to the position its value came from.
+/// Each of the `k` cotangents goes to the position of its value in the operand.
 pub(super) fn top_k(c: &mut Context<'_>, k: usize) -> Option<ValueId> {
     let g = c.cotangents[0]?;
     let operand = c.ty(c.operands[0]);

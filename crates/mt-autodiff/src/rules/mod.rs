@@ -9,14 +9,14 @@ use mt_shape::DType;
 
 use crate::AutodiffError;
 
-/// What a rule is given: the builder, and the node's operands, results and cotangents there.
+/// The inputs of a rule: the builder, and the node's operands, results and cotangents in it.
 pub(crate) struct Context<'a> {
     pub builder: &'a mut Graph,
     pub operands: &'a [ValueId],
     pub results: &'a [ValueId],
     /// One for each result; at least one exists.
     pub cotangents: &'a [Option<ValueId>],
-    /// Which operands' gradients are wanted.
+    /// The operands whose gradients are requested.
     pub needs: &'a [bool],
 }
 
@@ -30,7 +30,7 @@ impl Context<'_> {
     }
 }
 
-/// Emits the gradients of a node's operands; `None` is zero.
+/// Emits the gradients of a node's operands; `None` means zero.
 pub(crate) fn vector_jacobian_product(
     builder: &mut Graph,
     node: &Node,
@@ -58,13 +58,13 @@ pub(crate) fn vector_jacobian_product(
             let (cotangent, dtype) = (c.cotangent(), c.ty(operands[0]).dtype);
             vec![dtype.is_float().then(|| c.builder.convert(cotangent, dtype))]
         }
-        // A gradient is made on the device, wherever what it is the gradient of is kept.
+        // A gradient is computed on the device, whichever memory holds the value.
         Op::Name(_) | Op::Transfer(_) => vec![Some(c.cotangent())],
         Op::Constrain(spec) => {
             let cotangent = c.cotangent();
             vec![Some(c.builder.emit(Op::Constrain(spec.clone()), &[cotangent]))]
         }
-        // What is made together going forward is made together going back.
+        // Values that the forward pass computes together get their gradients together.
         Op::OptimizationBarrier => {
             let given: Vec<ValueId> = cotangents.iter().copied().flatten().collect();
             let mut held = c.builder.emit_all(Op::OptimizationBarrier, &given).into_iter();
@@ -113,7 +113,7 @@ pub(crate) fn vector_jacobian_product(
 
 /// The gradients of a dot's operands, in the element types `dtypes`.
 ///
-/// Cotangents are brought to the operands' type first, so that both products run in the narrow type.
+/// Cotangents are first converted to the operands' type, so both products run in the narrow type.
 pub(crate) fn dot(
     builder: &mut Graph,
     dot: &Dot,
@@ -155,7 +155,7 @@ pub(crate) fn dot(
         transpose_to(builder, product, &layout)
     });
     let rhs_gradient = needs[1].then(|| {
-        // The activation stays on the left, so that the contraction is over its leading dimensions.
+        // The activation stays on the left, so the contraction is over its leading dimensions.
         let op = Dot {
             lhs_batch: dot.lhs_batch.clone(),
             rhs_batch: batch,
@@ -173,7 +173,7 @@ pub(crate) fn dot(
     vec![lhs_gradient, rhs_gradient]
 }
 
-/// A product lists contracted dimensions in ascending order of one side (`own`); names them on the other (`other`).
+/// Maps contracted dimensions in ascending order of one side (`own`) to the dimensions of the other side (`other`).
 fn contracted_in_order(own: &[usize], other: &[usize]) -> Vec<usize> {
     let mut pairs: Vec<(usize, usize)> = own.iter().copied().zip(other.iter().copied()).collect();
     pairs.sort_unstable();
@@ -223,8 +223,8 @@ fn reduce(c: &mut Context<'_>, kind: Reduction, dimensions: &[usize]) -> Option<
             Some(c.builder.multiply(mask, share))
         }
         Reduction::Product => {
-            // The product of the other elements: by division where no element is zero; where exactly one is, only
-            // its own gradient is not zero.
+            // The product of the other elements: by division where no element is zero. If exactly one element is zero,
+            // only its own gradient is not zero.
             let zero = c.builder.splat_like(operand, 0.0);
             let one = c.builder.splat_like(operand, 1.0);
             let is_zero = c.builder.emit(Op::Compare(Comparison::Equal), &[operand, zero]);

@@ -6,7 +6,7 @@ use super::Context;
 
 pub(super) fn broadcast(c: &mut Context<'_>, dims: &[usize], mapping: &[usize]) -> ValueId {
     let (operand, g) = (c.ty(c.operands[0]), c.cotangent());
-    // Summed: new dimensions, and dimensions of size 1 that were stretched.
+    // Summed over: new dimensions, and dimensions of size 1 that were stretched.
     let stretched = |dimension: &usize| {
         mapping
             .iter()
@@ -68,7 +68,7 @@ pub(super) fn pad(
         inner = c.builder.emit(Op::Slice { start: vec![0; limit.len()], limit, stride }, &[inner]);
     }
     let padding = c.needs[1].then(|| {
-        // Every element of the result is either the operand's or the padding.
+        // Every element of the result comes either from the operand or from the padding.
         let total = |c: &mut Context<'_>, value: ValueId| {
             let dimensions = (0..c.ty(value).rank()).collect();
             c.builder.emit(Op::Reduce { kind: Reduction::Sum, dimensions }, &[value])

@@ -1,4 +1,4 @@
-//! Constants and conversions: that text says exactly what was meant.
+//! Constants and conversions: the printed text denotes the exact value.
 
 use mt_shape::{Axis, DType, HostArray, axis};
 use mt_trace::{Region, Tensor, program};
@@ -19,7 +19,7 @@ fn check(name: &str, expected: Vec<HostArray>, code: impl for<'t> FnOnce(Region<
     let actual = Compiled::new(program.unwrap()).run(&[]);
     assert_eq!(actual.len(), expected.len());
     for (index, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
-        // Bits, so that zeros have signs and NaN equals itself.
+        // Compares bits, so zeros have signs and NaN equals itself.
         let same = (actual.dtype(), actual.dims(), actual.bytes());
         assert_eq!(same, (expected.dtype(), expected.dims(), expected.bytes()), "result {index} of `{name}`");
     }
@@ -57,7 +57,8 @@ fn splats_of_every_type() {
     let values = |dtype: DType| -> Vec<f64> {
         let mut values = samples(dtype).to_vec();
         if dtype.is_float() {
-            // Numbers without a short decimal form, the smallest ones, and what rounds to infinity in narrow types.
+            // Numbers without a short decimal form, the smallest ones, and numbers that round to infinity in narrow
+            // types.
             values.extend([
                 -f64::INFINITY,
                 f64::NAN,
@@ -106,7 +107,7 @@ fn counting_up() {
     check("iota", expected, |region| types.map(|dtype| region.iota(dtype, B)).collect());
 }
 
-/// Every type to every other; and bits as another type of their size.
+/// Every type to every other, and bit casts to types of the same size.
 #[test]
 fn conversions() {
     let values = [0.0, 1.0, 3.0];

@@ -1,4 +1,4 @@
-//! Scans, branches, recomputation and custom derivatives, and how they nest.
+//! Scans, branches, recomputation and custom derivatives, and their nesting.
 
 use mt_shape::{Axis, DType, axis};
 use mt_trace::{Memory, Region, SavePolicy, ScanOptions, Tensor};
@@ -133,7 +133,7 @@ fn scans() -> Vec<Case> {
             vec![states]
         }),
         case("replaced_carry", vec![any(&[A])], |region, x| {
-            // Only the first step reads what depends on the argument.
+            // Only the first step reads values that depend on the argument.
             let nothing: Vec<Leaf<Tensor<'_>>> = Vec::new();
             let ([_], [sines]) =
                 region.scan(ScanOptions::over(STEPS), [x[0]], &nothing, |body, [state], _| {
@@ -206,7 +206,8 @@ fn nested_inputs() -> Vec<crate::harness::Argument> {
     vec![any(&[A]), any(&[LAYERS, STEPS, A]), any(&[A])]
 }
 
-/// `x·sin(y)` with a derivative that is marked: three times the true one by `x`; none by the third argument.
+/// `x·sin(y)` with a recognizable derivative: three times the true one with respect to `x`, and none for the third
+/// argument.
 fn marked<'t>(region: Region<'t>, x: Tensor<'t>, y: Tensor<'t>) -> Tensor<'t> {
     let [product, _] = region.custom_vjp(
         "marked",
@@ -358,7 +359,7 @@ fn regions() -> Vec<Case> {
         })
         .like(|x| vec![x[0].clone(), vec![4.0]]),
         case("second_order", vec![any(&[A]), any(&[A, B])], |region, x| {
-            // The gradient of a gradient: of what a step of gradient descent returns.
+            // The gradient of a gradient, through the result of a step of gradient descent.
             let weight = x[1];
             let (value, [], gradients) = region.value_and_grad(&leaves(&x[..1]), |_, x| {
                 (weight.dot(x[0].value.sin(), &["a"]).tanh().square().sum_all(), [])

@@ -82,10 +82,10 @@ fn dots() {
     check_narrow("dots", &cases, DType::F16, 4e-3);
 }
 
-/// The gradient of a weight that was narrowed for its dot comes out in the weight's own type, not rounded.
+/// The gradient of a weight that was narrowed for its dot has the weight's own type and is not rounded.
 #[test]
 fn weight_gradients_are_wide() {
-    // Two activations whose sum needs more bits than `bf16` has, and which `bf16` holds themselves.
+    // Two activations that `bf16` represents exactly, but whose sum it does not.
     let activation = given(&[axis("batch", 2), ONE], &[256.0, 1.0]);
     let mut weight = given(&[ONE], &[0.5]);
     weight.dtype = DType::F32;
@@ -93,7 +93,7 @@ fn weight_gradients_are_wide() {
         let narrow = x[1].cast(DType::BF16).named("weight");
         let product = narrow.contract(x[0].cast(DType::BF16), &["one"]);
         let direct = x[1].cast(DType::BF16).dot(x[0].cast(DType::BF16), &["one"]);
-        // Cotangents of one, whatever the weights of the check.
+        // Cotangents of one, for any weights of the check.
         let ones = direct.cast(DType::F64).sum_all() / x[0].region().full(DType::F64, &[], 1.0_f64.cos());
         vec![ones, product.stop_gradient()]
     });

@@ -115,7 +115,7 @@ fn binary_operations() {
 #[test]
 fn narrow_types_follow_f64() {
     let cases: Vec<Case> = unary().into_iter().chain(binary()).collect();
-    // What jumps, or has no more than a few bits of its own in a narrow type.
+    // Excludes functions that jump, or that keep only a few bits in a narrow type.
     let smooth = |case: &Case| !["erf_inv", "comparisons", "convert", "remainder"].contains(&case.name);
     let cases: Vec<Case> = cases.into_iter().filter(smooth).collect();
     check_narrow("elementwise", &cases, DType::F32, 1e-5);
@@ -123,7 +123,7 @@ fn narrow_types_follow_f64() {
     check_narrow("elementwise", &cases, DType::F16, 6e-3);
 }
 
-/// Gradients where a function has a corner: by convention, as tests elsewhere rely on them.
+/// Gradients at corners of functions follow conventions on which other tests rely.
 #[test]
 fn corners() {
     let a = [A];

@@ -56,7 +56,7 @@ impl Compiled {
         Self { runtime, executable: executable.unwrap_or_else(|error| panic!("{error}\n{}", program.text)) }
     }
 
-    /// Runs the program on whole arrays, which are split and joined as the program's shardings say.
+    /// Runs the program on whole arrays, which are split and joined by the program's shardings.
     #[track_caller]
     pub fn run(&self, inputs: &[HostArray]) -> Vec<HostArray> {
         let values = inputs.iter().zip(self.executable.inputs());
@@ -81,7 +81,7 @@ pub struct Argument {
     pub dtype: DType,
 }
 
-/// Numbers between `low` and `high` without a pattern, the same in every run.
+/// Irregular numbers between `low` and `high`, the same in every run.
 pub fn numbers(count: usize, low: f64, high: f64) -> Vec<f64> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(count as u64 + 1)
         ^ low.to_bits()
@@ -160,7 +160,7 @@ impl Argument {
 
 /// A function under test.
 pub type Function = for<'t> fn(Region<'t>, &[Tensor<'t>]) -> Vec<Tensor<'t>>;
-/// What the function computes, in plain Rust: the elements of each result from the elements of each argument.
+/// The same function in plain Rust: the elements of each result from the elements of each argument.
 pub type Reference = fn(&[Vec<f64>]) -> Vec<Vec<f64>>;
 
 /// A function with arguments.
@@ -184,7 +184,7 @@ impl Case {
     }
 }
 
-/// A number for each element, so that each has a cotangent of its own.
+/// An irregular number for each element, so that each has its own cotangent.
 fn weights<'t>(region: Region<'t>, like: Tensor<'t>) -> Tensor<'t> {
     let dims: Vec<usize> = like.axes().iter().map(|axis| axis.size).collect();
     let values: Vec<f64> =
@@ -192,7 +192,7 @@ fn weights<'t>(region: Region<'t>, like: Tensor<'t>) -> Tensor<'t> {
     region.table(array(DType::F64, &dims, &values), &like.axes()).cast(like.dtype())
 }
 
-/// All outputs of a function in one number.
+/// A single number computed from all outputs of a function.
 fn loss<'t>(region: Region<'t>, outputs: &[Tensor<'t>]) -> Tensor<'t> {
     let floats = outputs.iter().filter(|output| output.dtype().is_float());
     let sums = floats.map(|output| (*output * weights(region, *output)).sum_all());
@@ -304,8 +304,8 @@ pub fn check(name: &str, cases: &[Case]) -> Vec<Evaluated> {
     evaluated
 }
 
-/// Central differences of the cases' losses by each argument. One program evaluates all cases; each run moves one
-/// element of every case.
+/// Central differences of the cases' losses with respect to each argument. One program evaluates all cases, and each
+/// run perturbs one element of every case.
 fn finite_differences(name: &str, cases: &[Case]) -> Vec<Vec<Vec<f64>>> {
     const STEP: f64 = 3e-6;
     let program = traced(program(&options(&format!("{name}_losses")), |inputs| {

@@ -1,4 +1,4 @@
-//! Gathers, scatters, sorts and choices by rank.
+//! Gathers, scatters, sorts and top-k.
 
 use mt_ir::{GatherDims, Op, ScatterDims, ScatterKind};
 use mt_shape::{Axis, DType, axis};
@@ -34,7 +34,7 @@ fn cases() -> Vec<Case> {
         case("take_one", vec![any(&[B]), integers(&[], &[3])], |_, x| vec![x[0].take("b", x[1])])
             .like(|x| vec![vec![x[0][3]]]),
         case("windows", vec![any(&[A, B]), integers(&[K, C], &[0, 0, 1, 2, 0, 1, 1, 0])], |_, x| {
-            // Windows of 2×3 elements, whose corners the indices give.
+            // Windows of 2×3 elements whose corners the indices give.
             let dims = GatherDims {
                 offset_dims: vec![1, 2],
                 collapsed_slice_dims: vec![],

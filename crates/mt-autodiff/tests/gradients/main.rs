@@ -1,7 +1,7 @@
 //! Values and gradients of every operation, computed by the CPU plugin.
 //!
-//! Values are compared with plain Rust, gradients with finite differences in `f64`, and those of narrower types with
-//! those of `f64`.
+//! Values are compared with plain Rust, gradients with finite differences in `f64`, and gradients in narrower types
+//! with those in `f64`.
 
 #![forbid(unsafe_code)]
 

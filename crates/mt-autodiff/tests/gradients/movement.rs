@@ -120,7 +120,7 @@ fn cases() -> Vec<Case> {
         }),
         case("shift", x(), |_, x| vec![x[0].slice("b", 1, x[0].axis("b").size).pad("b", 0, 1, 0.0)]),
         case("dynamic_slice", vec![any(&[A, B]), integers(&[], &[2]), integers(&[], &[4])], |_, x| {
-            // The second start is moved so that the slice fits.
+            // The second start is clamped so that the slice fits.
             vec![
                 x[0].dynamic_slice("b", x[1], 3),
                 x[0].dynamic_slice("b", x[2], 3),

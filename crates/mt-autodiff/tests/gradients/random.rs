@@ -1,4 +1,4 @@
-//! Random numbers: their distribution, and that they depend on nothing but the key.
+//! Random numbers: their distribution, and their dependence on the key alone.
 
 use mt_shape::{Axis, DType, HostArray, axis};
 use mt_trace::{Key, ScanOptions, Tensor, program};
@@ -62,7 +62,7 @@ fn moments() {
     assert!(correlation(&normal, &truncated).abs() < 0.02);
 }
 
-/// Keys that differ in anything, also in the order of what was folded in, draw different bits.
+/// Keys that differ in anything, including the order of folding, draw different bits.
 #[test]
 fn keys_differ() {
     let program = program(&options("keys"), |inputs| {
@@ -98,7 +98,7 @@ fn keys_differ() {
     }
 }
 
-/// Keys that are split off are distinct, among themselves and from folded ones, and do not depend on their number.
+/// Split keys are distinct from each other and from folded ones, and do not depend on their number.
 #[test]
 fn split_keys_differ_and_stay() {
     let program = program(&options("split"), |inputs| {
@@ -115,7 +115,7 @@ fn split_keys_differ_and_stay() {
     let distinct: std::collections::BTreeSet<u64> = values[..11].iter().copied().collect();
     assert_eq!(distinct.len(), 11, "{values:?}");
     assert_eq!(values[..3], values[11..]);
-    // What runs drew must not change from one version to the next.
+    // Random streams must not change from one version to the next.
     assert_eq!(values[..2], [11_169_227_059_624_890_280, 8_706_208_582_943_293_541]);
 }
 
@@ -123,7 +123,7 @@ fn drawn<'t>(key: Key<'t>, layer: Tensor<'t>) -> Tensor<'t> {
     key.fold_in(layer).normal(&[ROWS, COLUMNS])
 }
 
-/// The same key gives the same bits in a scan, outside of it, and split over devices.
+/// The same key gives the same bits in a scan, outside of it, and sharded over devices.
 #[test]
 fn bits_do_not_depend_on_where() {
     let layers = axis("layers", 3);

@@ -111,7 +111,7 @@ fn ties_share() {
     );
 }
 
-/// Every reduction that a type has, over elements and over none.
+/// Every reduction of every supported type, over elements and over an empty range.
 #[test]
 fn every_type() {
     let program = mt_trace::program(&options("every_type"), |inputs| {

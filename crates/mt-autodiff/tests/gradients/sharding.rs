@@ -1,4 +1,4 @@
-//! Programs split over 8 virtual devices.
+//! Programs partitioned over 8 virtual devices.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ fn sharded_steps_equal_those_of_one_device() {
     for (actual, expected) in sharded.run(&inputs).iter().zip(&expected) {
         assert_close("sharded", actual, &expected.to_f64(), 1e-6);
     }
-    // Donated weights share memory with the new ones: whole on one device, an eighth on each of 8.
+    // Donated weights share memory with the new ones: the whole array on one device, an eighth on each of 8.
     assert_eq!(single.aliased_bytes(), 2 * 144 * 4);
     assert_eq!(sharded.aliased_bytes(), 2 * 144 * 4 / 8);
 }
@@ -67,8 +67,8 @@ fn axes(names: &[&str]) -> Vec<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// Runs a collective over `mesh_axes` inside a manual computation over the mesh axes that placements name, and over
-/// those. The argument, 8×6, and the result are split by the given placements.
+/// Runs a collective over `mesh_axes` inside a manual computation over those axes and the axes that the shardings name.
+/// The argument, 8×6, and the result have the given shardings.
 #[track_caller]
 fn collective(
     name: &str,
@@ -118,7 +118,7 @@ fn sent(row: usize, column: usize) -> f64 {
 
 #[test]
 fn all_reduce() {
-    // Rows are summed over the four parts: the result has two rows.
+    // Rows are summed over the four shards, so the result has two rows.
     let actual = collective(
         "all_reduce",
         (CollectiveKind::AllReduceSum, &["fsdp"]),
@@ -161,7 +161,7 @@ fn reduce_scatter() {
 
 #[test]
 fn all_to_all() {
-    // From columns that are split to rows that are: the array itself stays.
+    // From sharded columns to sharded rows: the array itself does not change.
     let kind = CollectiveKind::AllToAll { split_dimension: 0, concat_dimension: 1 };
     let actual = collective(
         "all_to_all",
@@ -174,7 +174,7 @@ fn all_to_all() {
 
 #[test]
 fn permute() {
-    // Every part of the rows moves one place on; nothing comes to the first.
+    // Every shard of rows moves to the next device; the first device receives none.
     let kind = CollectiveKind::Permute { pairs: vec![(0, 1), (1, 2), (2, 3)] };
     let actual = collective("permute", (kind, &["fsdp"]), [SPLIT, SPLIT], [ROWS, COLUMNS]);
     let moved = |row: usize, column: usize| if row < 2 { 0.0 } else { sent(row - 2, column) };
@@ -193,7 +193,7 @@ fn arrays_are_split_and_joined() {
     assert_eq!(Compiled::new(program.unwrap()).run(&[input])[0].to_f64(), doubled);
 }
 
-/// The axes that are not manual are the partitioner's, inside of the body too.
+/// Axes that are not manual belong to the partitioner, inside the body too.
 #[test]
 fn other_axes_stay_automatic() {
     let rows: [&[&str]; 2] = [&["fsdp"], &[]];
@@ -206,7 +206,8 @@ fn other_axes_stay_automatic() {
     assert_eq!(actual, (0..48).map(|index| 4.0 * sent(index / 6, index % 6)).collect::<Vec<_>>());
 }
 
-/// Code for one device from handles: its number, the sum over the group, and its part of what all have.
+/// Per-device code written with handles: the device number, the sum over the group, and the device's shard of the
+/// total.
 #[test]
 fn each_device_runs_its_part() {
     let program = program(&options_on("parts", mesh()), |inputs| {
@@ -217,7 +218,7 @@ fn each_device_runs_its_part() {
         let numbers = inputs.region().iota(DType::F32, axis("device", 4));
         let [weighted, sums, scattered] = parts.run([x, numbers], |[x, number]| {
             assert_eq!((x.axes()[0].size, x.axes()[1].size), (2, 3));
-            // Constraints mean nothing where there is but one device.
+            // Constraints have no effect on a single device.
             let weighted = (x * number.squeeze("device")).constrain(&[Some("rows"), None]);
             let sums = rows.all_reduce(x).rename("rows", "pair");
             [weighted, sums, rows.reduce_scatter(rows.all_gather(x, "rows"), "rows")]
@@ -236,7 +237,7 @@ fn each_device_runs_its_part() {
     assert_eq!(results[2], values.iter().map(|value| value * 4.0).collect::<Vec<_>>());
 }
 
-/// It has no derivative but a given one.
+/// Per-device code has a derivative only if one is given.
 #[test]
 fn code_for_one_device_is_not_differentiated() {
     let error = program(&options_on("derivative", mesh()), |inputs| {

@@ -1,4 +1,4 @@
-//! The differences of two sources.
+//! Differences of two checkpoints.
 
 use std::collections::HashMap;
 
@@ -7,37 +7,38 @@ use mt_shape::HostArray;
 use super::{ListedTensor, WeightsSource};
 use crate::error::Result;
 
-/// How two sources differ. Lists are in the order of the left source; what only the right one has, in its order.
+/// The differences of two checkpoints. Lists are in the order of the left one; tensors that only the right one has are
+/// in its order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ListingDiff {
     pub only_left: Vec<ListedTensor>,
     pub only_right: Vec<ListedTensor>,
-    /// Tensors with the same name and other dimensions.
+    /// Tensors with the same name but other dimensions.
     pub shapes: Vec<ListedDifference>,
-    /// Tensors with the same name and dimensions and another element type.
+    /// Tensors with the same name and dimensions but another element type.
     pub dtypes: Vec<ListedDifference>,
     /// Tensors with the same name, dimensions and element type.
     pub num_same: usize,
-    /// Of the tensors with the same name and dimensions; empty unless values were compared. Tensors that are no
-    /// arrays or whose element type cannot be read are left out.
+    /// Differences among tensors with the same name and dimensions; empty unless values were compared. Leaves that are
+    /// no arrays, and arrays with unreadable element types, are left out.
     pub values: Vec<ValueDifference>,
 }
 
-/// A tensor that both sources have, but not alike.
+/// A tensor that both checkpoints have, with a difference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedDifference {
     pub left: ListedTensor,
     pub right: ListedTensor,
 }
 
-/// How far the values of a tensor differ, measured in `f64`.
+/// The numeric difference of a tensor, measured in `f64`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValueDifference {
     pub name: String,
     pub num_elements: u64,
-    /// Elements that are not equal. Numbers that are no numbers are equal to each other.
+    /// Unequal elements. NaNs are equal to each other.
     pub num_different: u64,
-    /// The largest |left − right|; infinite where one side is no number or infinite and the other is not.
+    /// The largest |left − right|; infinite if exactly one side is NaN or infinite.
     pub max_absolute: f64,
     /// The largest |left − right| / max(|left|, |right|).
     pub max_relative: f64,
@@ -46,11 +47,11 @@ pub struct ValueDifference {
 }
 
 impl ListingDiff {
-    /// Compares what two sources hold and, with `values`, every element of the tensors that both hold in the same
-    /// shape. One tensor of each is in memory at a time.
+    /// Compares two checkpoints and, with `values`, every element of the tensors that both hold in the same shape. One
+    /// tensor of each is in memory at a time.
     ///
     /// # Errors
-    /// A source cannot be read.
+    /// A checkpoint cannot be read.
     pub fn of(left: &WeightsSource, right: &WeightsSource, values: bool) -> Result<Self> {
         let (of_left, of_right) = (left.listing()?.tensors, right.listing()?.tensors);
         let mut rest: HashMap<&str, &ListedTensor> =
@@ -81,7 +82,7 @@ impl ListingDiff {
         Ok(diff)
     }
 
-    /// Whether names, dimensions and element types agree, and the values as far as they were compared.
+    /// Whether names, dimensions and element types agree, and the values if they were compared.
     pub fn is_empty(&self) -> bool {
         self.only_left.is_empty()
             && self.only_right.is_empty()
@@ -90,13 +91,13 @@ impl ListingDiff {
             && self.values.iter().all(ValueDifference::is_equal)
     }
 
-    /// How many of the tensors whose values were compared are equal.
+    /// The number of tensors with compared and equal values.
     pub fn num_equal(&self) -> usize {
         self.values.iter().filter(|difference| difference.is_equal()).count()
     }
 }
 
-/// Elements that are converted at a time: as `f64`, a whole embedding would take several times its memory.
+/// Elements converted at a time. A whole embedding as `f64` would take several times its memory.
 const BLOCK: usize = 1 << 16;
 
 impl ValueDifference {
@@ -126,7 +127,7 @@ impl ValueDifference {
             }
         }
         if left.dtype() == right.dtype() && left.dtype().is_integer() {
-            // Large integers that differ may be the same number in floating point.
+            // Different large integers may be the same number in floating point.
             let size = left.dtype().byte_size();
             let pairs = left.bytes().chunks_exact(size).zip(right.bytes().chunks_exact(size));
             difference.num_different = pairs.filter(|(left, right)| left != right).count() as u64;

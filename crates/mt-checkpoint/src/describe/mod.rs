@@ -1,4 +1,4 @@
-//! What any kind of checkpoint or weights holds, for people: one listing, and the differences of two.
+//! Listings and comparisons of checkpoints and weights of any kind.
 
 mod diff;
 
@@ -22,20 +22,20 @@ use crate::{
 
 pub use diff::{ListedDifference, ListingDiff, ValueDifference};
 
-/// Anything that tensors can be read from.
+/// A checkpoint or a file of weights of any kind.
 #[derive(Debug)]
 pub enum WeightsSource {
     /// A Hugging Face directory or a safetensors file.
     Safetensors(WeightsDirectory),
-    /// A file that `torch.save` wrote.
+    /// A file written by `torch.save`.
     Torch(TorchFile),
     /// The `consolidated.*.pth` files of a directory.
     TorchDirectory(TorchCheckpoint),
-    /// An Orbax checkpoint, such as one of our runs'.
+    /// An Orbax checkpoint, such as one of our own runs.
     Orbax(Checkpoint),
 }
 
-/// Which kind of source a listing is of.
+/// The kind of a listed checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceKind {
     Safetensors,
@@ -49,25 +49,25 @@ pub struct ListedTensor {
     pub name: String,
     pub dtype: ElementType,
     pub dims: Vec<usize>,
-    /// Bytes of its elements, before any compression.
+    /// Bytes of its elements before compression.
     pub bytes: u64,
     /// The file that holds it, or the directory of its chunks.
     pub place: PathBuf,
 }
 
-/// What a source holds.
+/// The contents of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
     pub path: PathBuf,
     pub kind: SourceKind,
-    /// The step, if the source is a checkpoint that knows it.
+    /// The step, if the checkpoint records it.
     pub step: Option<u64>,
     pub tensors: Vec<ListedTensor>,
-    /// Further arrays that an Orbax checkpoint stores beside the listed state, by the names of their items.
+    /// Names of the items with further arrays that an Orbax checkpoint stores beside the listed state.
     pub other_items: Vec<String>,
 }
 
-/// Sums over some tensors.
+/// Totals over some tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     pub tensors: usize,
@@ -76,11 +76,11 @@ pub struct Totals {
 }
 
 impl WeightsSource {
-    /// Opens whatever is at a path: a Hugging Face directory, a directory with `consolidated.*.pth`, a run,
+    /// Opens the checkpoint at a path: a Hugging Face directory, a directory with `consolidated.*.pth`, a run,
     /// checkpoints, step or items directory, or a single file of weights.
     ///
     /// # Errors
-    /// The path is none of these, or what it is cannot be used: user errors.
+    /// The path is none of these, or the checkpoint is unusable: user errors.
     pub fn open(path: &Path) -> Result<Self> {
         if path.is_file() {
             return Self::open_file(path);
@@ -103,7 +103,7 @@ impl WeightsSource {
         }
     }
 
-    /// Which tensors there are.
+    /// The list of tensors.
     ///
     /// # Errors
     /// A checkpoint's directory cannot be listed.
@@ -157,7 +157,7 @@ impl WeightsSource {
     /// Reads a tensor by its name in the listing.
     ///
     /// # Errors
-    /// There is no such tensor, its element type cannot be read, or what holds it is damaged.
+    /// The tensor does not exist, its element type cannot be read, or its file is damaged.
     pub fn read(&self, name: &str) -> Result<HostArray> {
         match self {
             Self::Safetensors(weights) => weights.read(name),
@@ -200,17 +200,17 @@ impl WeightsSource {
 }
 
 impl Listing {
-    /// The sums over all tensors.
+    /// The totals over all tensors.
     pub fn totals(&self) -> Totals {
         self.tensors.iter().fold(Totals::default(), Totals::with)
     }
 
-    /// The sums for each element type, that of the most bytes first.
+    /// The totals for each element type, in descending order of bytes.
     pub fn by_dtype(&self) -> Vec<(ElementType, Totals)> {
         self.grouped(|tensor| tensor.dtype.clone())
     }
 
-    /// The sums for each part at the top of the tree, such as `model` and `lm_head`, that of the most bytes first.
+    /// The totals for each top-level entry of the tree, such as `model` and `lm_head`, in descending order of bytes.
     pub fn by_part(&self) -> Vec<(String, Totals)> {
         self.grouped(|tensor| {
             let end = tensor.name.find('/').or_else(|| tensor.name.find('.')).unwrap_or(tensor.name.len());
@@ -231,7 +231,7 @@ impl Listing {
 }
 
 impl ListedTensor {
-    /// The number of elements; of what is no array, one.
+    /// The number of elements; one for a leaf that is no array.
     pub fn num_elements(&self) -> u64 {
         self.dims.iter().fold(1, |elements, &dim| elements.saturating_mul(dim as u64))
     }
@@ -257,7 +257,7 @@ fn listed(tensor: &TensorInfo, prefix: Option<&str>) -> ListedTensor {
     }
 }
 
-/// What tells apart tensors of the same name in several files, such as `consolidated.00/`.
+/// A prefix that distinguishes tensors of the same name in several files, such as `consolidated.00/`.
 fn file_prefix(file: &TorchFile) -> String {
     let stem = file.path().file_stem().unwrap_or_default();
     format!("{}/", stem.to_string_lossy())

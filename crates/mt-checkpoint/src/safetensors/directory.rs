@@ -1,4 +1,4 @@
-//! Reading.
+//! Reading safetensors.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -16,14 +16,14 @@ use crate::{
     weights::{self, DOWNLOAD_HINT, TensorInfo, WeightsFile},
 };
 
-/// The weights of a Hugging Face directory, or of one safetensors file. Headers are read when it is opened, tensors
-/// when they are asked for; several threads may do so.
+/// The weights of a Hugging Face directory or of one safetensors file. Opening reads the headers; tensors are read on
+/// request, also by several threads.
 #[derive(Debug)]
 pub struct WeightsDirectory {
     path: PathBuf,
     files: Vec<WeightsFile>,
     tensors: Vec<TensorInfo>,
-    /// For each name, the places in `tensors` and `files`.
+    /// For each name, its indices in `tensors` and `files`.
     places: HashMap<String, (usize, usize)>,
 }
 
@@ -33,11 +33,11 @@ struct Index {
 }
 
 impl WeightsDirectory {
-    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` lists, or else every safetensors
-    /// file of a directory. A path to a file opens that file alone.
+    /// Opens `model.safetensors`, or the files that `model.safetensors.index.json` lists, or else every safetensors
+    /// file of a directory. A path to a file opens only that file.
     ///
     /// # Errors
-    /// There are no weights, or the files contradict themselves or each other: a user error.
+    /// There are no weights, or the files are inconsistent: a user error.
     pub fn open(path: &Path) -> Result<Self> {
         if !path.is_dir() {
             return Self::of_files(path, &[path.to_owned()]);
@@ -65,7 +65,7 @@ impl WeightsDirectory {
         Ok(names.iter().any(|name| name == INDEX_FILE || name.ends_with(EXTENSION)))
     }
 
-    /// What was opened.
+    /// The opened path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -75,7 +75,7 @@ impl WeightsDirectory {
         self.files.iter().map(|file| &*file.path)
     }
 
-    /// The tensors in the order of the files and of their places there.
+    /// The tensors, in the order of the files and of their offsets.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
@@ -85,7 +85,7 @@ impl WeightsDirectory {
         self.tensors.iter().map(|tensor| tensor.name.as_str())
     }
 
-    /// The tensor of a name.
+    /// The tensor with this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.places.get(name).map(|&(tensor, _)| &self.tensors[tensor])
     }
@@ -105,7 +105,7 @@ impl WeightsDirectory {
         weights::read_dense(dtype, &tensor.dims, |bytes| file.read_at(bytes, tensor.range.start))
     }
 
-    /// Reads some positions of a tensor's leading axis, and nothing else.
+    /// Reads only some rows (positions of the leading axis) of a tensor.
     ///
     /// # Errors
     /// As for [`Self::read`], and if the tensor has no such rows.
@@ -119,8 +119,8 @@ impl WeightsDirectory {
         })
     }
 
-    /// Reads a tensor into memory that the caller uses again for the next one: new memory takes several times as
-    /// long as the reading does.
+    /// Reads a tensor into memory that the caller reuses for the next one. Allocating new memory takes several times as
+    /// long as reading.
     ///
     /// # Errors
     /// As for [`Self::read`], and if `bytes` does not have the tensor's size.
@@ -131,8 +131,8 @@ impl WeightsDirectory {
         file.read_at(bytes, tensor.range.start)
     }
 
-    /// As [`Self::read_into`], for some positions of the leading axis: memory that stays in the processor's cache is
-    /// filled faster than memory of a whole tensor's size.
+    /// As [`Self::read_into`], for some rows. Memory that stays in the processor's cache is filled faster than memory
+    /// of a whole tensor's size.
     ///
     /// # Errors
     /// As for [`Self::read_rows`], and if `bytes` does not have the size of the rows.
@@ -220,7 +220,7 @@ fn check_size(name: &str, expected: u64, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Without an index, only the names tell that a shard is missing.
+/// Without an index, only the file names reveal a missing file.
 fn check_series(directory: &Path, names: &[&str]) -> Result<()> {
     let mut series: BTreeMap<(&str, usize), Vec<usize>> = BTreeMap::new();
     for name in names {

@@ -1,7 +1,7 @@
-//! The header of a safetensors file: the length of a JSON object, and the object, which places every tensor.
+//! The header of a safetensors file: the length of a JSON object, and the object, which locates every tensor.
 //!
-//! It is read here rather than by the `safetensors` crate, which wants the whole file in memory, refuses a file for
-//! one element type that it does not know, and names no tensor in its errors.
+//! This code replaces the `safetensors` crate, which needs the whole file in memory, refuses a file for one unknown
+//! element type, and names no tensor in its errors.
 
 use std::{collections::HashSet, fmt, ops::Range};
 
@@ -23,7 +23,7 @@ const LENGTH_SIZE: u64 = 8;
 const MAXIMUM_HEADER: u64 = 100_000_000;
 /// The key that holds text about the file instead of a tensor.
 pub(super) const METADATA_KEY: &str = "__metadata__";
-/// The element types in the format's own order, in which larger ones come later. Files start with the largest.
+/// The element types in the format's own order, larger ones later. Files start with the largest.
 const DTYPES: [(&str, DType); 13] = [
     ("BOOL", DType::Bool),
     ("U8", DType::U8),
@@ -40,12 +40,12 @@ const DTYPES: [(&str, DType); 13] = [
     ("U64", DType::U64),
 ];
 
-/// The place of an element type in the format's order.
+/// The rank of an element type in the format's order.
 pub(super) fn rank(dtype: DType) -> usize {
     DTYPES.iter().position(|(_, known)| *known == dtype).expect("the table has every element type")
 }
 
-/// The beginning of a file that holds these tensors one after the other.
+/// The header of a file that holds these tensors one after the other.
 pub(super) fn encode<'a>(
     tensors: impl Iterator<Item = (&'a str, DType, &'a [usize], Range<u64>)>,
 ) -> Vec<u8> {
@@ -57,12 +57,12 @@ pub(super) fn encode<'a>(
         header.insert(name.to_owned(), place);
     }
     let mut text = Json::Object(header).to_string().into_bytes();
-    // The tensors start at a multiple of eight, so that those of the largest types are aligned in a mapped file.
+    // Tensors start at a multiple of eight, so that those of the largest types are aligned in a mapped file.
     text.resize(text.len().next_multiple_of(LENGTH_SIZE as usize), b' ');
     [&(text.len() as u64).to_le_bytes(), text.as_slice()].concat()
 }
 
-/// Reads which tensors a file holds, in the order of their places.
+/// Reads the list of tensors in a file, in the order of their offsets.
 pub(super) fn read(file: &WeightsFile) -> Result<Vec<TensorInfo>> {
     let too_short = |reason| file.bad(reason, DOWNLOAD_HINT);
     if file.length < LENGTH_SIZE {
@@ -114,7 +114,7 @@ fn tensor(file: &WeightsFile, data: u64, name: String, place: Place) -> Result<T
     Ok(TensorInfo { name, dtype, dims, file: file.path.clone(), range: first..last, num_bytes })
 }
 
-/// The tensors must fill the file, each byte belonging to one of them.
+/// Checks that the tensors fill the file, and that each byte belongs to exactly one of them.
 fn check_places(file: &WeightsFile, data: u64, tensors: &[TensorInfo]) -> Result<()> {
     let mut end = data;
     let mut previous: Option<&TensorInfo> = None;
@@ -151,7 +151,7 @@ struct Place {
     data_offsets: (u64, u64),
 }
 
-/// The tensors as they are listed. A map would hide that a name is there twice.
+/// The tensors as listed. A map would hide duplicate names.
 struct Header(Vec<(String, Place)>);
 
 impl<'de> Deserialize<'de> for Header {

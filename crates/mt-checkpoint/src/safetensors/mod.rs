@@ -1,9 +1,9 @@
-//! Weights as Hugging Face stores them: files of the safetensors format, one or several with an index.
+//! Weights in Hugging Face's format: safetensors files, one or several with an index.
 //!
 //! ```text
 //! model.safetensors                    all tensors, or
-//! model-00001-of-00003.safetensors     a shard of them
-//! model.safetensors.index.json         which shard holds which tensor
+//! model-00001-of-00003.safetensors     one of several files
+//! model.safetensors.index.json         the file of each tensor
 //! ```
 
 mod directory;
@@ -19,12 +19,12 @@ const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
 const EXTENSION: &str = ".safetensors";
 
-/// The name of a shard, the first of which is 0.
+/// The name of the file with this index, counted from 0.
 fn shard_name(index: usize, count: usize) -> String {
     format!("model-{:05}-of-{count:05}{EXTENSION}", index + 1)
 }
 
-/// The number of a shard from one on and how many there are, where a name tells them.
+/// The number of a file, counted from 1, and the number of files, if the name contains them.
 fn shard_number(name: &str) -> Option<(&str, usize, usize)> {
     let (rest, count) = name.strip_suffix(EXTENSION)?.rsplit_once("-of-")?;
     let (series, number) = rest.rsplit_once('-')?;
@@ -35,7 +35,7 @@ fn shard_number(name: &str) -> Option<(&str, usize, usize)> {
     Some((series, number_of(number)?, number_of(count)?))
 }
 
-/// The index of a sharded directory, as transformers writes it: sorted.
+/// The index of a directory with several files, sorted as transformers writes it.
 fn index_text(total_size: u64, shard_of_tensor: &[(&str, String)]) -> String {
     let mut sorted: Vec<_> = shard_of_tensor.iter().collect();
     sorted.sort_unstable();

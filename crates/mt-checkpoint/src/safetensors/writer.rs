@@ -1,4 +1,4 @@
-//! Writing.
+//! Writing safetensors.
 
 use std::{
     collections::HashMap,
@@ -20,7 +20,7 @@ use crate::{
 /// Files are written in this subdirectory and moved out of it when all of them are on the disk.
 const TEMPORARY: &str = ".maxtext-weights-tmp";
 
-/// A tensor that is going to be written.
+/// A tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
     pub name: String,
@@ -28,25 +28,25 @@ pub struct TensorSpec {
     pub dims: Vec<usize>,
 }
 
-/// How weights are written.
+/// Options for writing weights.
 #[derive(Clone)]
 pub struct WeightsOptions {
-    /// The most bytes of tensors in one file. A larger tensor has a file of its own.
+    /// The maximum number of tensor bytes in one file. A larger tensor has a file of its own.
     pub shard_bytes: u64,
-    /// Replace the weights that the directory holds.
+    /// Whether to replace weights that the directory already holds.
     pub replace: bool,
-    /// Called before each change of the disk, for fault tests.
+    /// Called before each disk change, for fault tests.
     pub disk_hook: Option<DiskHook>,
 }
 
 impl Default for WeightsOptions {
-    /// Files of five gigabytes; nothing is replaced.
+    /// Files of at most five gigabytes; existing weights are not replaced.
     fn default() -> Self {
         Self { shard_bytes: 5_000_000_000, replace: false, disk_hook: None }
     }
 }
 
-/// What was written.
+/// The written files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrittenWeights {
     /// The files, the index last.
@@ -57,8 +57,8 @@ pub struct WrittenWeights {
 
 /// Writes the weights of a Hugging Face directory tensor by tensor.
 ///
-/// Which tensor comes into which file, and their order there, are those of transformers and of the `safetensors`
-/// library, so that the same tensors make the same bytes. Nothing has its final name until [`Self::finish`].
+/// The distribution of tensors over files and their order are those of transformers and the `safetensors` library, so
+/// the same tensors give the same bytes. No file has its final name before [`Self::finish`].
 pub struct WeightsWriter {
     directory: PathBuf,
     disk: Disk,
@@ -68,12 +68,12 @@ pub struct WeightsWriter {
     num_bytes: u64,
 }
 
-/// Where a tensor goes.
+/// The location of a tensor.
 struct Slot {
-    /// The tensor's place in the list.
+    /// The tensor's index in the list.
     tensor: usize,
     shard: usize,
-    /// Bytes of the file.
+    /// Its range of bytes in the file.
     range: Range<u64>,
     written: bool,
 }
@@ -86,12 +86,11 @@ struct Shard {
 }
 
 impl WeightsWriter {
-    /// Creates the directory if need be, and files as large as they are going to be. The tensors are given in the
-    /// order in which they are spread over files; their contents may come in any order.
+    /// Creates the directory if it is missing, and files of their final size. Tensors are distributed over files in the
+    /// given order; their contents may be written in any order.
     ///
     /// # Errors
-    /// The directory holds weights that are not to be replaced, or cannot be written to (user errors), or a name is
-    /// given twice.
+    /// The directory holds weights that must not be replaced or is not writable (user errors), or a name appears twice.
     pub fn create(directory: &Path, tensors: Vec<TensorSpec>, options: WeightsOptions) -> Result<Self> {
         let unwritable = |source| CheckpointError::preparing(directory, source);
         let disk = Disk { hook: options.disk_hook };
@@ -104,7 +103,7 @@ impl WeightsWriter {
         }
         let temporary = directory.join(TEMPORARY);
         if temporary.exists() {
-            // A writer that was interrupted left it.
+            // Leftovers of an interrupted writer.
             disk.remove_directory(&temporary)?;
         }
         fs::create_dir(&temporary).map_err(unwritable)?;
@@ -127,7 +126,7 @@ impl WeightsWriter {
     /// Writes one tensor.
     ///
     /// # Errors
-    /// The tensor was not announced, is another or is written already, or the file cannot be written.
+    /// The tensor was not announced, has another type or shape, or is already written, or the file cannot be written.
     pub fn write(&mut self, name: &str, array: &HostArray) -> Result<()> {
         let Some(slot) = self.slots.get_mut(name) else {
             return Err(invalid(name, "it was not announced"));
@@ -151,7 +150,7 @@ impl WeightsWriter {
         Ok(())
     }
 
-    /// Flushes the files and gives them their names, the index last.
+    /// Flushes the files and gives them their final names, the index last.
     ///
     /// # Errors
     /// A tensor was not written, or the disk failed.
@@ -185,7 +184,8 @@ impl WeightsWriter {
         Ok(WrittenWeights { files, num_bytes: self.num_bytes })
     }
 
-    /// The tensors of each file, as transformers spreads them: in order, a new file when one would get too large.
+    /// The tensors of each file, distributed as by transformers: in order, starting a new file when one would become
+    /// too large.
     fn split(&mut self, shard_bytes: u64) -> Result<Vec<Vec<usize>>> {
         let mut parts = Vec::new();
         let (mut part, mut part_bytes) = (Vec::new(), 0);
@@ -246,7 +246,8 @@ impl WeightsWriter {
         Ok(())
     }
 
-    /// Removes the weights that are there, the index first: what an interruption leaves is whole or seen not to be.
+    /// Removes existing weights, the index first, so that an interruption leaves either complete weights or a visible
+    /// gap.
     fn remove_replaced(&self) -> Result<()> {
         let mut names = weights::file_names(&self.directory)?;
         names.retain(|name| is_own(name));
@@ -263,7 +264,7 @@ impl WeightsWriter {
 
 impl Drop for WeightsWriter {
     fn drop(&mut self) {
-        // What cannot be removed now, the next writer removes.
+        // The next writer removes leftovers that cannot be removed now.
         let _ = fs::remove_dir_all(self.directory.join(TEMPORARY));
     }
 }
@@ -272,7 +273,7 @@ impl TensorSpec {
     /// Bytes of its elements.
     ///
     /// # Errors
-    /// There are more than can be counted.
+    /// The number overflows.
     pub fn num_bytes(&self) -> Result<u64> {
         checked_size(&self.dims, self.dtype.byte_size())
             .ok_or_else(|| invalid(&self.name, format!("its dimensions {:?} are too large", self.dims)))
@@ -283,7 +284,7 @@ fn is_weights(name: &str) -> bool {
     name == INDEX_FILE || name.ends_with(EXTENSION)
 }
 
-/// Whether a file has one of the names that a writer gives.
+/// Whether a file name is one that a writer gives.
 fn is_own(name: &str) -> bool {
     let is_shard = shard_number(name).is_some_and(|(series, _, _)| series == "model");
     name == INDEX_FILE || name == SINGLE_FILE || is_shard

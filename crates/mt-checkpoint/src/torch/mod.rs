@@ -1,4 +1,4 @@
-//! Weights as PyTorch saves them: a ZIP archive of a pickle and of the storages that tensors are views of.
+//! Weights in PyTorch's format: a ZIP archive with a pickle and the storages of which tensors are views.
 //!
 //! ```text
 //! {name}/data.pkl       a dictionary of tensors: storage, offset, dimensions, strides
@@ -25,8 +25,8 @@ use crate::{
 };
 use pickle::PickledTensor;
 
-/// A file that `torch.save` wrote of a dictionary of tensors. Nothing in it is executed. The pickle is read when the
-/// file is opened, tensors when they are asked for; several threads may do so.
+/// A file in which `torch.save` wrote a dictionary of tensors. Reading executes no code. Opening reads the pickle;
+/// tensors are read on request, also by several threads.
 #[derive(Debug)]
 pub struct TorchFile {
     file: WeightsFile,
@@ -42,7 +42,7 @@ impl TorchFile {
     /// Opens a file.
     ///
     /// # Errors
-    /// It is no such file, or not whole, or holds more than tensors: a user error.
+    /// The file is not of this format, is incomplete, or holds values other than tensors: a user error.
     pub fn open(path: &Path) -> Result<Self> {
         let file = WeightsFile::open(path)?;
         let mut archive = Archive::open(&file)?;
@@ -70,13 +70,12 @@ impl TorchFile {
         &self.file.path
     }
 
-    /// The tensors in the stored order. Those of dictionaries within the dictionary are named by all keys, joined by
-    /// dots.
+    /// The tensors in stored order. In nested dictionaries, a tensor's name joins all keys with dots.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// The tensor of a name.
+    /// The tensor with this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.places.get(name).map(|&index| &self.tensors[index])
     }
@@ -90,7 +89,7 @@ impl TorchFile {
         self.read_view(tensor, tensor.dims.clone(), strides, 0)
     }
 
-    /// Reads some positions of a tensor's leading axis.
+    /// Reads some rows (positions of the leading axis) of a tensor.
     ///
     /// # Errors
     /// As for [`Self::read`], and if the tensor has no such rows.
@@ -105,7 +104,7 @@ impl TorchFile {
         Ok((&self.tensors[index], &self.strides[index]))
     }
 
-    /// Reads rows of a tensor; `dims` are those of the rows.
+    /// Reads rows of a tensor; `dims` are the dimensions of those rows.
     fn read_view(
         &self,
         tensor: &TensorInfo,
@@ -139,8 +138,8 @@ impl TorchFile {
     }
 }
 
-/// Meta's checkpoint of a Llama model: `consolidated.00.pth` and, where the model was split over devices, further
-/// files with slices of the same tensors. `params.json` beside them describes the model.
+/// Meta's checkpoint of a Llama model: `consolidated.00.pth` and, if the model was sharded over devices, further files
+/// with slices of the same tensors. `params.json` beside them describes the model.
 #[derive(Debug)]
 pub struct TorchCheckpoint {
     path: PathBuf,
@@ -151,7 +150,7 @@ impl TorchCheckpoint {
     /// Opens the files of a directory.
     ///
     /// # Errors
-    /// One of the files is missing or, as for [`TorchFile::open`], unusable.
+    /// A file is missing or, as for [`TorchFile::open`], unusable.
     pub fn open(directory: &Path) -> Result<Self> {
         let mut numbers = Self::numbers(directory)?;
         numbers.sort_unstable();
@@ -179,7 +178,7 @@ impl TorchCheckpoint {
         &self.path
     }
 
-    /// The files by number. Each has every tensor's name, and one slice of it or, like norms, all of it.
+    /// The files by number. Each has every tensor's name, with one slice of the tensor or, for norms, all of it.
     pub fn files(&self) -> &[TorchFile] {
         &self.files
     }
@@ -194,7 +193,7 @@ impl TorchCheckpoint {
     }
 }
 
-/// Where a tensor's elements lie, which must be within its storage.
+/// The location of a tensor's elements, which must be inside its storage.
 fn place(
     name: &str,
     tensor: PickledTensor,
@@ -213,7 +212,7 @@ fn place(
     let Some(end) = end.filter(|&end| first <= end && end <= storage.end - storage.start) else {
         return Err("reaches beyond its storage".to_owned());
     };
-    // One element may stand for any number of them, more than memory holds. Weights are never stored so.
+    // With stride zero, one element can stand for more elements than memory holds. Weights are never stored so.
     if num_bytes > end - first {
         return Err("repeats elements of its storage".to_owned());
     }
@@ -221,7 +220,7 @@ fn place(
     Ok(TensorInfo { name: name.to_owned(), dtype, dims, file: file.path.clone(), range, num_bytes })
 }
 
-/// Whether elements lie one after the other in row-major order. The stride of an axis with one position says nothing.
+/// Whether elements are contiguous in row-major order. The stride of an axis of size 1 does not matter.
 fn is_dense(dims: &[usize], strides: &[usize]) -> bool {
     let mut expected = 1;
     dims.iter().zip(strides).rev().all(|(&dim, &stride)| {
@@ -235,11 +234,11 @@ fn last_element(dims: &[usize], strides: &[usize]) -> usize {
     dims.iter().zip(strides).map(|(dim, stride)| (dim - 1) * stride).sum()
 }
 
-/// The archive while its contents are listed.
+/// The archive while its entries are listed.
 struct Archive<'a> {
     file: &'a WeightsFile,
     zip: ZipArchive<BufReader<&'a std::fs::File>>,
-    /// What the names of all entries start with.
+    /// The common prefix of all entry names.
     prefix: String,
     storages: HashMap<String, Range<u64>>,
 }
@@ -275,7 +274,7 @@ impl<'a> Archive<'a> {
         self.small("data.pkl")?.ok_or_else(missing)
     }
 
-    /// The bytes of the file that are a storage.
+    /// The bytes of the file that form a storage.
     fn storage(&mut self, key: &str) -> Result<Range<u64>> {
         if let Some(range) = self.storages.get(key) {
             return Ok(range.clone());

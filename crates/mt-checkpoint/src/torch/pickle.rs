@@ -1,7 +1,7 @@
-//! The part of Python's pickle language that `torch.save` uses for dictionaries of tensors.
+//! The subset of Python's pickle language that `torch.save` uses for dictionaries of tensors.
 //!
-//! A pickle is a program. This reader builds plain values and runs nothing: the few functions that tensors are made
-//! with are known by name and become data, and every other name is refused.
+//! A pickle is a program. This reader builds plain values and executes nothing: it knows the few functions that
+//! construct tensors by name and turns them into data. It refuses every other name.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use mt_shape::DType;
 
 use crate::weights::ElementType;
 
-/// What makes a pickle unusable.
+/// The error describes why a pickle is unusable.
 pub(super) type Result<T> = std::result::Result<T, String>;
 
 /// A tensor as a view of a storage, with lengths in elements.
@@ -24,8 +24,8 @@ pub(super) struct PickledTensor {
     pub strides: Vec<usize>,
 }
 
-/// Reads the tensors of a dictionary, by the keys that lead to them, joined by dots, in the stored order. Values that
-/// are no tensors are left out.
+/// Reads the tensors of a dictionary in stored order. A tensor's name joins its keys with dots. Values that are no
+/// tensors are left out.
 pub(super) fn tensors(pickle: &[u8]) -> Result<Vec<(String, PickledTensor)>> {
     let mut machine = Machine { input: pickle, ..Machine::default() };
     let root = machine.run()?;
@@ -37,11 +37,11 @@ pub(super) fn tensors(pickle: &[u8]) -> Result<Vec<(String, PickledTensor)>> {
     Ok(found)
 }
 
-/// More values than a checkpoint has: a value may contain another many times, and those contain others in turn.
+/// More values than any checkpoint has. A value may contain another one many times, which contains others in turn.
 const MAXIMUM_VALUES: usize = 1 << 22;
 const MAXIMUM_DEPTH: usize = 32;
 
-/// Types for which a storage has a class of its own, with the class's name.
+/// Types whose storages have a class of their own, with the class's name.
 const STORAGES: [(&str, &str); 11] = [
     ("FloatStorage", "float32"),
     ("DoubleStorage", "float64"),
@@ -55,7 +55,7 @@ const STORAGES: [(&str, &str); 11] = [
     ("BoolStorage", "bool"),
     ("ComplexFloatStorage", "complex64"),
 ];
-/// Types that can only be listed, with the bytes of an element.
+/// Types that can only be listed, with their size in bytes.
 const UNREADABLE: [(&str, usize); 9] = [
     ("float8_e4m3fn", 1),
     ("float8_e4m3fnuz", 1),
@@ -73,7 +73,7 @@ type Id = usize;
 #[derive(Clone, Debug)]
 enum Value {
     None,
-    /// Something that tensors do not depend on.
+    /// A value that does not affect tensors.
     Plain,
     Integer(i64),
     Text(String),
@@ -83,7 +83,7 @@ enum Value {
     Global(Global),
     Storage {
         key: String,
-        /// `None`: the tensor tells.
+        /// `None`: the tensor states the type.
         dtype: Option<(ElementType, usize)>,
     },
     Tensor(PickledTensor),
@@ -92,7 +92,7 @@ enum Value {
 #[derive(Clone, Debug)]
 enum Global {
     OrderedDict,
-    /// `_rebuild_tensor`, `_rebuild_tensor_v2`, `_rebuild_tensor_v3`; the last is given the element type.
+    /// `_rebuild_tensor`, `_rebuild_tensor_v2`, `_rebuild_tensor_v3`; the last receives the element type.
     RebuildTensor {
         takes_dtype: bool,
     },
@@ -126,7 +126,7 @@ impl Global {
     }
 }
 
-/// The element type that torch gives a name, and its size.
+/// The element type with this name in torch, and its size.
 fn element_type(name: &str) -> Option<(ElementType, usize)> {
     if let Ok(dtype) = name.parse::<DType>() {
         return Some((dtype.into(), dtype.byte_size()));
@@ -135,7 +135,7 @@ fn element_type(name: &str) -> Option<(ElementType, usize)> {
     Some((ElementType::Other((*name).to_owned()), *size))
 }
 
-/// Runs the opcodes. Values refer to each other by number, because they may be changed after they are referred to.
+/// Runs the opcodes. Values refer to each other by number, because a value may change after it is referenced.
 #[derive(Default)]
 struct Machine<'a> {
     input: &'a [u8],
@@ -152,7 +152,7 @@ impl Machine<'_> {
             let opcode = self.byte()?;
             match opcode {
                 b'.' => return self.pop(),
-                // The protocol's number, and the length of what follows.
+                // The protocol number, and the length of a frame.
                 0x80 => drop(self.byte()?),
                 0x95 => drop(self.take(8)?),
                 b'(' => self.marks.push(self.stack.len()),
@@ -245,7 +245,7 @@ impl Machine<'_> {
         }
     }
 
-    /// An object of the archive: always a storage.
+    /// A persistent object of the archive: always a storage.
     fn persistent(&mut self) -> Result<()> {
         let id = self.pop()?;
         let storage = match &self.values[id] {
@@ -308,7 +308,7 @@ impl Machine<'_> {
         Ok(Value::Tensor(PickledTensor { storage, dtype, element_size, offset, dims, strides }))
     }
 
-    /// Attributes of a dictionary, such as the versions of the modules: nothing that tensors depend on.
+    /// Attributes of a dictionary, such as module versions, which do not affect tensors.
     fn build(&mut self) -> Result<()> {
         self.pop()?;
         match self.values[self.top()?] {
@@ -450,7 +450,7 @@ impl Machine<'_> {
         Ok(line)
     }
 
-    /// A number of any length, of which only those that count elements are of use.
+    /// An integer of any length. Only those that fit a count are used.
     fn long(&mut self) -> Result<i64> {
         let length = usize::from(self.byte()?);
         let bytes = self.take(length)?;
@@ -490,7 +490,7 @@ mod tests {
 
     use super::*;
 
-    /// The pickle of a dictionary with one tensor: `value` is put where the tensor's arguments are.
+    /// The pickle of a dictionary with one tensor, with `value` in place of the tensor's arguments.
     fn dictionary(value: &[u8]) -> Vec<u8> {
         [b"\x80\x02}X\x01\0\0\0a".as_slice(), value, b"s."].concat()
     }
@@ -498,7 +498,7 @@ mod tests {
     const REBUILD: &[u8] = b"ctorch._utils\n_rebuild_tensor_v2\n";
     const STORAGE: &[u8] = b"(X\x07\0\0\0storagectorch\nHalfStorage\nX\x01\0\0\x005X\x03\0\0\0cpuK\x06tQ";
 
-    /// A call that makes a tensor, with opcodes for offset, dimensions and strides.
+    /// A call that constructs a tensor, with opcodes for offset, dimensions and strides.
     fn rebuild(offset: &[u8], dims: &[u8], strides: &[u8]) -> Vec<u8> {
         dictionary(&[REBUILD, b"(", STORAGE, offset, dims, strides, b"\x89NtR"].concat())
     }
@@ -562,7 +562,7 @@ mod tests {
 
     #[test]
     fn values_within_themselves_end() {
-        // A dictionary that contains itself, and lists each of which contains the one before ten times.
+        // A dictionary that contains itself, and nested lists of which each contains the previous one ten times.
         let check = |pickle: &[u8], expected: &str| assert_eq!(tensors(pickle), Err(expected.to_owned()));
         check(b"\x80\x02}q\0X\x01\0\0\0ah\0s.", "its dictionaries lie too deep in each other");
         let mut pickle = b"\x80\x02}X\x01\0\0\0a]q\0".to_vec();
@@ -583,7 +583,7 @@ mod tests {
                 let place = index.index(pickle.len());
                 pickle[place] = byte;
             }
-            // Whichever it is, it ends.
+            // Any result is fine, as long as the reader terminates.
             let _ = tensors(&pickle);
         }
     }

@@ -1,22 +1,23 @@
-//! Python with other people's programs, for tests.
+//! Python with third-party packages, for tests.
 
 use std::{
     path::{Path, PathBuf},
     process::Command,
 };
 
-/// Orbax, and what it is tested with.
+/// Orbax and the packages it is tested with.
 pub const ORBAX: &[&str] =
     &["orbax-checkpoint==0.12.8", "tensorstore==0.1.86", "jax==0.10.2", "numpy==2.4.6"];
 
-/// Runs a script of `tests/interop` of the crate under test, with these packages, and returns what it prints.
+/// Runs a script of `tests/interop` of the crate under test with these packages, and returns its output.
 pub fn python(packages: &[&str], script: &str, arguments: &[&Path]) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop").join(script);
     let mut command = Command::new(interpreter(packages));
     run(command.arg(script).args(arguments).env("JAX_PLATFORMS", "cpu"))
 }
 
-/// Python with the pinned packages, after the first of which it is called. The environment is made once; tests that start together wait for it.
+/// Python with the pinned packages, in an environment named after the first one. The environment is created once; tests
+/// that start together wait for it.
 fn interpreter(packages: &[&str]) -> PathBuf {
     let root = std::env::temp_dir().join("maxtext-interop");
     std::fs::create_dir_all(&root).unwrap();

@@ -23,10 +23,10 @@ use crate::support::{Run, check_state, names, request, scratch, synchronous};
 const DIRECTORY: &str = "MT_CHECKPOINT_TEST_DIRECTORY";
 const PERMITTED: &str = "MT_CHECKPOINT_TEST_PERMITTED";
 const CHILD: [&str; 3] = ["crash::child", "--exact", "--nocapture"];
-/// Written by a child that came to the end of its plan.
+/// Written by a child that completed its plan.
 const FINISHED: &str = "child finished";
 
-/// Does nothing unless it is run as the child of another test.
+/// Does nothing unless it runs as the child of another test.
 #[test]
 fn child() {
     let Ok(directory) = std::env::var(DIRECTORY) else { return };
@@ -43,7 +43,7 @@ fn child() {
             };
             CheckpointManager::open(checkpoints, &lock, options).unwrap().save(2, request(2)).unwrap();
         }
-        // Without a plan, steps are saved until the process is killed; a test that failed forgets to do so.
+        // Without a plan, steps are saved until the process is killed; a failed test may forget to do so.
         Err(_) => {
             let options = ManagerOptions { max_to_keep: Some(2), ..ManagerOptions::default() };
             let mut manager = CheckpointManager::open(checkpoints, &lock, options).unwrap();
@@ -59,8 +59,7 @@ fn child() {
     println!("{FINISHED}");
 }
 
-/// Ends the process before a change of the disk; before a write it leaves a part of other contents, as a write that
-/// was under way does.
+/// Ends the process before a disk change. Before a write it leaves partial contents, as an interrupted write does.
 fn abort_after(permitted: usize) -> DiskHook {
     let count = AtomicUsize::new(0);
     Arc::new(move |operation, path| {
@@ -70,7 +69,7 @@ fn abort_after(permitted: usize) -> DiskHook {
         match operation {
             DiskOperation::Write => std::fs::write(path, b"torn")?,
             DiskOperation::Remove => {
-                // A removal that was under way has removed some of the files.
+                // An interrupted removal has removed some of the files.
                 let _ = std::fs::remove_file(path.join("_CHECKPOINT_METADATA"));
                 let _ = std::fs::remove_dir_all(path.join("items"));
             }
@@ -130,7 +129,7 @@ fn a_run_that_is_killed_at_random_moments_resumes() {
     let mut num_resumed = 0;
     for attempt in 0_u64..24 {
         let mut child = start(directory.path()).spawn().unwrap();
-        // The first child is given the time to save a step, however slow the machine is.
+        // The first child gets enough time to save a step, even on a slow machine.
         while newest.is_none()
             && child.try_wait().unwrap().is_none()
             && complete_steps(&checkpoints).unwrap().is_empty()
@@ -166,7 +165,7 @@ fn a_lock_ends_with_its_process() {
         }
         std::thread::sleep(Duration::from_millis(2));
         if child.try_wait().unwrap().is_some() {
-            // This test held the lock when the child asked for it.
+            // This test held the lock when the child requested it.
             child = start(directory.path()).spawn().unwrap();
         }
     };

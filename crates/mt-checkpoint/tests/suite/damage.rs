@@ -1,5 +1,5 @@
-//! Every file of a step, truncated, changed or missing: an error that names the file and the step, never a panic
-//! or other values.
+//! Every file of a step, truncated, changed or missing: the result is an error that names the file and the step, never
+//! a panic or wrong values.
 
 use std::{fs, path::Path};
 
@@ -63,7 +63,7 @@ fn every_damaged_file_is_named() {
 fn chunks_are_checked_without_a_manifest_too() {
     let run = Run::with_steps(&[3]);
     let step = run.checkpoints().join("3");
-    // As an item on its own, the state has no manifest.
+    // As an item outside of a step, the state has no manifest.
     let items = run.directory.path().join("alone");
     fs::rename(step.join("items"), &items).unwrap();
     let open = || Checkpoint::open_path(&items).unwrap();
@@ -88,7 +88,7 @@ fn chunks_are_checked_without_a_manifest_too() {
     open().verify().unwrap();
 }
 
-/// Metadata that asks for more than there is: a state without a manifest, one value of a `zarr.json` replaced.
+/// Metadata with too large values: a state without a manifest, with one value of a `zarr.json` replaced.
 #[test]
 fn damaged_dimensions_do_not_ask_for_memory() {
     let run = Run::with_steps(&[3]);
@@ -163,7 +163,7 @@ fn the_newest_undamaged_step_is_found() {
     assert_eq!(skipped, [30, 20]);
     assert!(latest.skipped[0].reason.to_string().contains("items/step/c"), "{:?}", latest.skipped);
 
-    // Damaged steps are set aside, so that they can be saved anew and are not counted.
+    // Damaged steps are set aside, so they can be saved again and do not count.
     let mut manager = run.manager(synchronous());
     manager.set_aside(30).unwrap();
     manager.set_aside(20).unwrap();

@@ -1,4 +1,4 @@
-//! Listings of every kind of source, and their differences.
+//! Listings of every kind of checkpoint, and their differences.
 
 use std::fs;
 
@@ -119,7 +119,7 @@ fn equal_sources_do_not_differ() {
         assert_eq!((diff.num_equal(), diff.num_same), (diff.values.len(), diff.values.len()));
         assert!(ListingDiff::of(&source(left), &source(right), false).unwrap().values.is_empty());
     }
-    // Element types that cannot be read are compared by what is listed.
+    // Tensors with unreadable element types are compared by their listed properties.
     let float8 = source("float8.safetensors");
     let diff = ListingDiff::of(&float8, &float8, true).unwrap();
     assert_eq!((diff.num_same, diff.values.len()), (2, 1));

@@ -1,4 +1,4 @@
-//! Failures that the disk reports.
+//! Failures reported by the disk.
 
 use std::{
     collections::HashSet,
@@ -32,7 +32,7 @@ fn fail_after(permitted: usize, kind: io::ErrorKind) -> DiskHook {
 
 #[test]
 fn a_full_disk_fails_the_save_and_leaves_the_step_before_it() {
-    // In the background, where the path is the same, every fifth place is enough.
+    // In the background, where the code path is the same, every fifth change suffices.
     for (asynchronous, stride) in [(false, 1), (true, 5)] {
         let mut num_failures = 0;
         for permitted in (0..).step_by(stride) {
@@ -53,7 +53,7 @@ fn a_full_disk_fails_the_save_and_leaves_the_step_before_it() {
             num_failures += 1;
             assert!(matches!(error, CheckpointError::Io { .. }) && !error.is_user_error(), "{error}");
             assert!(error.to_string().contains("hint: free some space"), "{error}");
-            // A failed save leaves nothing; only after the commit may the deletion of the old step be at fault.
+            // A failed save leaves no files; after the commit only the deletion of the old step can have failed.
             if steps == [1] {
                 assert_eq!(names(manager.directory()), ["1"]);
                 manager.save(2, request(2)).unwrap();
@@ -87,7 +87,7 @@ fn everything_is_flushed_before_the_commit() {
         .position(|(operation, path)| *operation == DiskOperation::Rename && *path == step)
         .unwrap();
 
-    // What is flushed is known by its final name: items are renamed once before the step is.
+    // Flushed paths are compared by their final names: items are renamed once before the step is.
     let final_name = |path: &Path| PathBuf::from(path.to_string_lossy().replace(".orbax-checkpoint-tmp", ""));
     let mut dirty = HashSet::new();
     let mut created = HashSet::new();
@@ -109,7 +109,7 @@ fn everything_is_flushed_before_the_commit() {
             DiskOperation::Remove => {}
         }
     }
-    // The parent of the step is flushed right after the commit, which makes the commit itself durable.
+    // The parent of the step is flushed right after the commit, which makes the commit durable.
     assert_eq!(dirty, HashSet::from([run.checkpoints()]));
     assert_eq!(log[commit + 1..], [(DiskOperation::Sync, run.checkpoints())]);
 }

@@ -1,4 +1,4 @@
-//! Saving, restoring and what happens when either is disturbed; weights of other programs.
+//! Saving and restoring, interruptions of both, and weights of other programs.
 
 mod crash;
 mod damage;

@@ -82,7 +82,7 @@ fn arrays_beside_the_state_are_read_like_it() {
     let run = Run::with_steps(&[5]);
     let step = run.checkpoints().join("5");
     let moved = run.directory.path().join("moved");
-    // With a manifest, by the path of the state, and moved away without a manifest.
+    // With a manifest, by the path of the state, and moved elsewhere without a manifest.
     for path in [step.clone(), step.join("items"), moved.clone()] {
         if path == moved {
             std::fs::rename(step.join("items"), &moved).unwrap();
@@ -125,7 +125,7 @@ fn large_shards_are_read_in_part() {
     assert_eq!(checkpoint.read_all("w").unwrap(), large);
     assert_eq!(checkpoint.read("w", &[2047..2050, 3..6]).unwrap(), slice(&large, &[2047..2050, 3..6]));
 
-    // Damage in the last inner chunk is no matter to a reader of the first one.
+    // Damage in the last inner chunk does not affect a reader of the first one.
     let file = checkpoint.path().join("w/c/0/0");
     let mut contents = std::fs::read(&file).unwrap();
     let near_end = contents.len() - 1000;
@@ -269,7 +269,7 @@ fn an_error_in_the_background_is_returned_by_the_next_call() {
     assert!(names(manager.directory()).is_empty());
     manager.save(2, request(2)).unwrap();
     manager.wait_until_finished().unwrap();
-    // Fetching first shows the failure at once.
+    // Fetching first reports the failure at once.
     let error = manager.save(3, SaveRequest { fetch_first: true, ..broken() }).unwrap_err();
     assert!(matches!(error, CheckpointError::Fetch { step: 3, .. }), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Files of the safetensors format: those of the library that defines it, ours, and damaged ones.
+//! Safetensors files: those of the library that defines the format, ours, and damaged ones.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -27,7 +27,7 @@ fn spec(name: &str, dtype: DType, dims: &[usize]) -> TensorSpec {
     TensorSpec { name: name.to_owned(), dtype, dims: dims.to_vec() }
 }
 
-/// Writes tensors whose contents depend on their place.
+/// Writes tensors whose contents depend on their index.
 fn write(
     directory: &Path,
     specs: &[TensorSpec],
@@ -81,7 +81,7 @@ fn files_of_the_library_are_read_and_written_to_the_byte() {
         }
         let written = writer.finish().unwrap();
         assert_eq!(written.files, [directory.path().join("model.safetensors")]);
-        // The generator gave no metadata to the files beside those of PyTorch.
+        // The generator gave no metadata to the files other than PyTorch's.
         if name == "mixed" {
             assert_eq!(fs::read(&written.files[0]).unwrap(), file);
         }
@@ -385,7 +385,7 @@ fn an_interrupted_writer_leaves_old_weights_or_none() {
         });
         match write(directory.path(), &new, options(Some(hook))) {
             Ok(_) => break,
-            // All that is left is to remove what is temporary.
+            // Only the removal of temporary files remains.
             Err(_) if directory.path().join("model.safetensors.index.json").exists() && num_none > 0 => {
                 check_written(directory.path(), &new);
             }
@@ -396,7 +396,7 @@ fn an_interrupted_writer_leaves_old_weights_or_none() {
                         check_written(directory.path(), &old);
                         num_old += 1;
                     }
-                    // Every shard has its name; only the index is missing.
+                    // Every file has its final name; only the index is missing.
                     Ok(_) => check_written(directory.path(), &new),
                     Err(error) => {
                         assert!(error.is_user_error(), "{error}");
@@ -441,7 +441,7 @@ fn nothing_is_there_until_all_is_written() {
     drop(create());
     assert_eq!(names(directory.path()), [""; 0]);
 
-    // What an ended process left is no obstacle.
+    // Leftovers of an ended process do not matter.
     fs::create_dir(directory.path().join(".maxtext-weights-tmp")).unwrap();
     fs::write(directory.path().join(".maxtext-weights-tmp/model.safetensors"), "half").unwrap();
     assert_eq!(write(directory.path(), &specs, WeightsOptions::default()).unwrap(), ["model.safetensors"]);

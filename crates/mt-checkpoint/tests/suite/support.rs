@@ -1,4 +1,4 @@
-//! A small state to save, and the check that it came back.
+//! A small state to save, and the check that it was restored.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ pub struct Sharded {
 }
 
 impl Sharded {
-    /// Splits each axis into equal parts, the last one smaller where they do not fit.
+    /// Splits each axis into equal shards, the last one smaller if the size is not divisible.
     pub fn new(array: HostArray, shard_dims: &[usize]) -> Self {
         let mut shards: Vec<Region> = vec![vec![]];
         for (&dim, &shard) in array.dims().iter().zip(shard_dims) {
@@ -56,7 +56,7 @@ impl ArraySource for Sharded {
     }
 }
 
-/// A part of an array, computed element by element.
+/// A region of an array, computed element by element.
 pub fn slice(array: &HostArray, region: &[std::ops::Range<usize>]) -> HostArray {
     let dims: Vec<usize> = region.iter().map(|range| range.len()).collect();
     let size = array.dtype().byte_size();
@@ -95,7 +95,7 @@ pub fn expected_arrays(step: u64) -> BTreeMap<&'static str, HostArray> {
     ])
 }
 
-/// The array that the item `exact` holds under the name of one of the state's.
+/// The array that the item `exact` holds under the name of one of the state's arrays.
 pub fn exact_array(step: u64) -> HostArray {
     array(DType::F32, &[8, 2, 6], step + 2)
 }
@@ -139,7 +139,7 @@ pub fn request(step: u64) -> SaveRequest {
     }
 }
 
-/// Fails unless the checkpoint holds the small state of `step`, whole.
+/// Fails unless the checkpoint holds the complete small state of `step`.
 pub fn check_state(checkpoint: &Checkpoint, step: u64) {
     checkpoint.verify().unwrap();
     let expected = expected_arrays(step);
@@ -160,12 +160,12 @@ pub fn check_state(checkpoint: &Checkpoint, step: u64) {
     assert_eq!(position, Some(json!({"next_index": step})));
 }
 
-/// A temporary directory, in memory where there is such a place: hundreds of saves are flushed to it.
+/// A temporary directory, in memory if possible, because hundreds of saves are flushed to it.
 pub fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-/// A run's directory in a temporary place, with its lock held.
+/// A run's directory in a temporary directory, with its lock held.
 pub struct Run {
     pub lock: RunLock,
     pub directory: tempfile::TempDir,
@@ -196,7 +196,7 @@ impl Run {
     }
 }
 
-/// One thread, in the foreground: the disk is changed in the same order each time.
+/// One thread, in the foreground: disk changes happen in the same order each time.
 pub fn synchronous() -> ManagerOptions {
     ManagerOptions { asynchronous: false, threads: 1, ..ManagerOptions::default() }
 }

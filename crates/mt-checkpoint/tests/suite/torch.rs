@@ -1,4 +1,4 @@
-//! Files that PyTorch saved.
+//! Files saved by PyTorch.
 
 use std::{fs, path::Path};
 
@@ -92,7 +92,7 @@ fn what_is_more_than_tensors_is_refused() {
     let check = |name: &str, expected: &[&str]| {
         check_refused(TorchFile::open(&golden(name)), &[expected, &[name]].concat());
     };
-    // Python calls the module that `os` is on this system by its own name.
+    // Python has its own name for the module behind `os` on this system.
     check(
         "command.pth",
         &["its pickle asks for `posix.system`, which is no part of a dictionary of tensors"],
@@ -111,7 +111,7 @@ fn check_damaged(path: &Path, contents: &[u8]) -> bool {
     match TorchFile::open(path) {
         Ok(file) => {
             for tensor in file.tensors() {
-                // Changed contents of a storage are read as they are; nothing else can go wrong with them.
+                // Changed contents of a storage are read as they are, which is not an error.
                 assert_eq!(file.read(&tensor.name).unwrap().dims(), tensor.dims);
             }
             false
@@ -138,7 +138,7 @@ fn damaged_files_are_refused() {
         damaged[position] ^= 1 << (position % 8);
         num_refused += usize::from(check_damaged(&path, &damaged));
     }
-    // The archive checks the pickle's sum.
+    // The archive checks the pickle's checksum.
     assert!(num_refused > 700, "{num_refused} of {}", contents.len());
     assert!(check_damaged(&path, b"<html>not found</html>"));
     assert!(check_damaged(&path, b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n"));

@@ -1,8 +1,8 @@
-//! Calls of kernels for CPUs in place of dot products, and of what has kernels of its own.
+//! Calls of CPU kernels, for dot products and for operations that have a kernel of their own.
 //!
-//! A kernel reads its operands through sizes and strides. So what only changes an operand's view, as transposing and
-//! slicing do, or its type, as the cast of a weight does, is left to the kernel, and the compiler finds the operation
-//! itself without use.
+//! A kernel reads its operands through sizes and strides. Operations that only change the view of an operand
+//! (transposes, slices) or its type (the cast of a weight) are therefore left to the kernel. The compiler then finds
+//! them unused and drops them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,30 +11,30 @@ use mt_shape::DType;
 use super::{Name, Names, Printer, Target, i64_array, list, string, tensor};
 use crate::{CpuKernels, Dot, Graph, Kernel, KernelOperands, Node, Op, Precision, TensorType, ValueId};
 
-/// The handler that `mt-kernels` has for products.
+/// The handler of `mt-kernels` for products.
 const DOT: &str = "maxtext.dot";
 
-/// The handler that replaces a part of an array.
+/// The handler that replaces a slice of an array.
 const UPDATE: &str = "maxtext.update_slice";
 
-/// Products with fewer multiplications are left to XLA, whose code for them can be fused with what is around.
+/// Smaller products, in multiplications, are left to XLA, which can fuse them with their neighbors.
 const FEWEST_MULTIPLICATIONS: usize = 1 << 14;
 
-/// With fewer sums than a few vectors hold, a product with ones is none that kernels are quick at.
+/// With fewer sums than a few vector registers hold, a product with ones is slow as a kernel.
 const FEWEST_SUMS: usize = 64;
 
-/// Longer sums are left to XLA, which adds them up in stages: they would lose digits one after the other.
+/// Longer sums are left to XLA, which adds in stages: adding one element after the other would lose digits.
 const MOST_ADDED: usize = 1 << 16;
 
-/// How a value can be read from an array that exists anyway.
+/// How to read a value from an array that exists anyway.
 #[derive(Clone, Debug)]
 struct View {
     array: Name,
     ty: TensorType,
     dims: Vec<Extent>,
-    /// The position in the array's leading dimension that `dims` leave out.
+    /// The position in the array's leading dimension, which `dims` omits.
     position: Option<Name>,
-    /// Whether elements are rounded to `bf16` when they are read, and how many loops were around the cast.
+    /// For elements that are rounded to `bf16` when read: the number of loops around the cast.
     cast: Option<usize>,
 }
 
@@ -45,9 +45,9 @@ struct Extent {
     stride: usize,
 }
 
-/// A slice of a stack that a product is written to.
+/// The slice of a stack into which a product is written.
 pub(super) struct Slice {
-    /// The stack; once the product is printed, the one that has it.
+    /// The stack; after the product is printed, the updated stack.
     pub stack: Name,
     /// The stack's type.
     pub ty: TensorType,
@@ -55,18 +55,18 @@ pub(super) struct Slice {
     pub position: Name,
 }
 
-/// Of products of a graph, by their nodes' indices.
+/// Slices for products of a graph, by the indices of their nodes.
 pub(super) type Slices = HashMap<usize, Slice>;
 
 /// Where a kernel writes a product.
 enum Destination<'a> {
     New,
-    /// It is added to this value, in place.
+    /// Added to this value, in place.
     Added(Name),
     Slice(&'a Slice),
 }
 
-/// An operand of a product, and which of its dimensions products are batched and summed over.
+/// An operand of a product, with its batch and contracting dimensions.
 struct Side<'a> {
     value: (Name, &'a TensorType),
     batch: &'a [usize],
@@ -87,7 +87,7 @@ impl<'a> Side<'a> {
 #[derive(Default)]
 pub(super) struct Views {
     views: HashMap<Name, View>,
-    /// Arguments of the program: what is there before it begins, and is read from memory in any case.
+    /// Arguments of the program, which exist in memory before the program runs.
     arguments: HashSet<Name>,
     num_loops: usize,
 }
@@ -97,7 +97,7 @@ impl View {
         Self { array, ty: ty.clone(), dims: dense(&ty.dims), position: None, cast: None }
     }
 
-    /// The number of elements between two positions of a slice, or 0 if the view is none.
+    /// The number of elements between two positions of a slice, or 0 if the view is no slice.
     fn slice_stride(&self) -> usize {
         if self.position.is_some() { self.ty.dims[1..].iter().product() } else { 0 }
     }
@@ -105,7 +105,7 @@ impl View {
     /// The view in another shape, if strides can express it.
     fn reshaped(&self, dims: &[usize]) -> Option<Self> {
         let mut result = Vec::with_capacity(dims.len());
-        // Dimensions of both shapes with the same product are taken together.
+        // Groups dimensions of both shapes with equal products.
         let mut rest = self.dims.as_slice();
         let mut wanted = dims;
         while !wanted.is_empty() {
@@ -153,7 +153,7 @@ fn dense(dims: &[usize]) -> Vec<Extent> {
 impl Printer<'_> {
     pub(super) fn kernels(&self) -> CpuKernels {
         match self.options.target {
-            // A program for several devices is partitioned, which calls are not.
+            // Programs for several devices are partitioned, and the partitioner cannot split calls.
             Target::Cpu(kernels) if self.options.mesh.num_devices() == 1 => kernels,
             _ => CpuKernels::NONE,
         }
@@ -187,14 +187,14 @@ impl Printer<'_> {
         }
     }
 
-    /// Notes that `to` is what `stack` has at `position` of its leading dimension.
+    /// Records that `to` is the slice of `stack` at `position` of its leading dimension.
     pub(super) fn note_slice(&mut self, stack: (Name, &TensorType), position: Name, to: Name) {
         let whole = View::of_array(stack.0, stack.1);
         let view = View { dims: whole.dims[1..].to_vec(), position: Some(position), ..whole };
         self.views.views.insert(to, view);
     }
 
-    /// Notes a cast, if what is cast comes from an argument: other values are better written in the narrow type.
+    /// Records a cast of an argument. Casts of other values are better stored in the narrow type.
     pub(super) fn note_convert(&mut self, from: (Name, &TensorType), dtype: DType, to: Name) {
         let view = self.view(from.0, from.1);
         let is_stored = view.position.is_some() || self.views.arguments.contains(&view.array);
@@ -203,7 +203,7 @@ impl Printer<'_> {
         }
     }
 
-    /// Prints a product that is written to a slice, and reads it from there.
+    /// Prints a product that is written into a slice, and reads it from there.
     pub(super) fn product_into(
         &mut self,
         graph: &Graph,
@@ -221,7 +221,7 @@ impl Printer<'_> {
         self.slice_at(slice.stack, &slice.ty, slice.position, zero, &node.scope)
     }
 
-    /// Whether a product is a kernel's.
+    /// Whether a kernel computes a product.
     pub(super) fn has_kernel(&self, dot: &Dot, operands: &[&TensorType], result: &TensorType) -> bool {
         let contracted: usize = dot.lhs_contract.iter().map(|dim| operands[0].dims[*dim]).product();
         operands[0].dtype == operands[1].dtype
@@ -230,7 +230,7 @@ impl Printer<'_> {
             && result.num_elements() * contracted >= FEWEST_MULTIPLICATIONS
     }
 
-    /// Prints a sum and the product that is added in it.
+    /// Prints a sum together with the product that the kernel adds in place.
     pub(super) fn added_product(&mut self, graph: &Graph, sum: &Node, product: &Node, names: &Names) -> Name {
         let Op::Dot(dot) = &product.op else { unreachable!("what is added is a product") };
         let operands: Vec<(Name, &TensorType)> =
@@ -262,7 +262,7 @@ impl Printer<'_> {
         self.call_dots(&sides, Destination::New, &results, &products[0].scope)
     }
 
-    /// Prints a dot product as the call of a kernel, if there is one for it.
+    /// Prints a dot product as the call of a kernel, if there is a kernel for it.
     pub(super) fn kernel_dot(
         &mut self,
         dot: &Dot,
@@ -273,8 +273,8 @@ impl Printer<'_> {
         self.call_dot(dot, operands, Destination::New, result, scope)
     }
 
-    /// Prints a sum over leading dimensions, as gradients of scales and biases are, as a product with ones: XLA walks over
-    /// such sums across memory.
+    /// Prints a sum over leading dimensions, such as the gradient of a scale or bias, as a product with ones. XLA's
+    /// code for such sums strides across memory.
     pub(super) fn kernel_sum(
         &mut self,
         dimensions: &[usize],
@@ -306,7 +306,7 @@ impl Printer<'_> {
         self.kernel_dot(&dot, &[(name, &ones), operand], result, scope)
     }
 
-    /// As [`Self::kernel_dot`], with a place for the result: returns the name of what is there then.
+    /// As [`Self::kernel_dot`], but writes the result to `destination`; returns the name of the written value.
     fn call_dot(
         &mut self,
         dot: &Dot,
@@ -322,8 +322,8 @@ impl Printer<'_> {
         Some(self.call_dots(&sides, destination, &[result], scope)[0])
     }
 
-    /// Prints the call of the kernel for products of the first side with each of the others. A destination that is not new is
-    /// that of a single product.
+    /// Prints one kernel call for the products of the first operand with each of the others. Only a single product can
+    /// have a destination other than `New`.
     fn call_dots(
         &mut self,
         sides: &[Side],
@@ -336,7 +336,7 @@ impl Printer<'_> {
         let mut read = Vec::new();
         for Side { value: (name, ty), batch, contract } in sides {
             let view = self.view(*name, ty);
-            // What is cast once and read in each turn of a loop is better read in its narrow type.
+            // A value that is cast once and read in each iteration of a loop is cheaper to read in its narrow type.
             let view = if view.cast.is_some_and(|num_loops| num_loops < self.views.num_loops) {
                 View::of_array(*name, ty)
             } else {
@@ -378,11 +378,11 @@ impl Printer<'_> {
         self.call(DOT, &arguments, &attributes, &aliases, &written, scope)
     }
 
-    /// Prints the call of a kernel that does what `kernel.body` does, if there is one for the type.
+    /// Prints the kernel call that computes `kernel.body`, if there is a kernel for the type.
     ///
-    /// Of operands that are read through strides the attribute `operands` says how: the number of elements between two
-    /// positions of a slice, or 0 if it is none; the number of dimensions; and their sizes and strides. Positions follow
-    /// the operands.
+    /// The attribute `operands` describes each operand that is read through strides: the number of elements between two
+    /// positions of a slice, or 0 if the operand is no slice; the number of dimensions; and their sizes and strides.
+    /// Slice positions follow the operands.
     pub(super) fn kernel_call(
         &mut self,
         kernel: &Kernel,
@@ -406,7 +406,7 @@ impl Printer<'_> {
         let mut read = Vec::new();
         for (name, ty) in operands {
             let view = self.view(*name, ty);
-            // Kernels read runs of the last dimension, in the type that they compute with.
+            // Kernels read contiguous runs of the last dimension, in the type in which they compute.
             let is_run = view.dims.last().is_none_or(|extent| extent.stride == 1);
             let view = if is_run && view.cast.is_none() { view } else { View::of_array(*name, ty) };
             positions.extend(view.position.map(|position| (position, TensorType::scalar(DType::I32))));
@@ -420,7 +420,8 @@ impl Printer<'_> {
         Some(self.call(kernel.name, &arguments, &attributes, "", results, scope))
     }
 
-    /// Prints the update of a slice in `bf16` as the call of a kernel: XLA would make all of the array `f32` and back.
+    /// Prints the update of a `bf16` slice as the call of a kernel. XLA would convert the whole array to `f32` and
+    /// back.
     pub(super) fn kernel_update(
         &mut self,
         operands: &[(Name, &TensorType)],
@@ -433,8 +434,8 @@ impl Printer<'_> {
         Some(self.call(UPDATE, &whole(operands), &[], &alias("", 0), &[result], scope)[0])
     }
 
-    /// Prints the call of a handler with dense row-major operands and results. `aliases` says which results take the
-    /// memory of operands.
+    /// Prints the call of a handler with dense row-major operands and results. `aliases` lists which results share
+    /// memory with which operands.
     fn call(
         &mut self,
         handler: &str,
@@ -457,12 +458,12 @@ impl Printer<'_> {
     }
 }
 
-/// Operands that are passed on as they are.
+/// Operands that are passed on unchanged.
 fn whole(operands: &[(Name, &TensorType)]) -> Vec<(Name, TensorType)> {
     operands.iter().map(|(name, ty)| (*name, (*ty).clone())).collect()
 }
 
-/// That a result takes the memory of an operand. `result` is its place among several, or empty.
+/// The alias of a result with an operand. `result` is its index among several results, or empty.
 fn alias(result: &str, operand: usize) -> String {
     format!(
         "#stablehlo.output_operand_alias<output_tuple_indices = [{result}], operand_index = {operand}, operand_tuple_indices = []>"

@@ -19,16 +19,16 @@ use crate::{
 /// The kind of device that a program is printed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Target {
-    /// GPU and TPU. Dot products return narrow types directly, since an `f32` result doubles the bytes of
-    /// all-reduces, and values are moved between device and host memory as the program says.
+    /// GPU and TPU. Dot products return narrow types directly, because an `f32` result doubles the bytes of
+    /// all-reduces. Transfers between device and host memory are printed.
     #[default]
     Accelerator,
-    /// Dot products return `f32`, which is converted: XLA's CPU plugin runs it more than twice as fast. There is one
-    /// memory, and nothing is moved. Where there are kernels, programs for one device call them.
+    /// Dot products return `f32` and are converted, which XLA's CPU plugin runs more than twice as fast. There is one
+    /// memory, so transfers are not printed. Programs for one device call kernels.
     Cpu(CpuKernels),
 }
 
-/// The types for which the machine's kernels (`mt-kernels`) multiply matrices faster than XLA.
+/// The types for which `mt-kernels` multiplies matrices faster than XLA on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuKernels {
     pub f32: bool,
@@ -36,7 +36,7 @@ pub struct CpuKernels {
 }
 
 impl CpuKernels {
-    /// Everything is left to XLA.
+    /// No kernels: XLA computes everything.
     pub const NONE: Self = Self { f32: false, bf16: false };
 
     /// Whether there are kernels for a type.
@@ -59,24 +59,24 @@ impl Target {
     }
 }
 
-/// What the text depends on besides the graph.
+/// The inputs of printing besides the graph.
 #[derive(Clone, Debug)]
 pub struct PrintOptions {
     /// The program's name.
     pub name: String,
-    /// The devices that placements refer to.
+    /// The mesh that shardings refer to.
     pub mesh: Arc<Mesh>,
     pub target: Target,
 }
 
-/// Names, placements and donation of the arguments or results of a program.
+/// Names, shardings and donation of the arguments or results of a program.
 #[derive(Clone, Debug)]
 pub struct Boundary {
     pub name: String,
     pub sharding: Sharding,
     /// For an argument: its memory may be reused for results.
     pub donated: bool,
-    /// The memory that it is in, unless the target has only one.
+    /// The memory that holds it, unless the target has only one.
     pub memory: Memory,
 }
 
@@ -155,8 +155,8 @@ fn string(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// For each donated argument, the result that takes its memory: one of its type, placement and kind of memory, first of all the one
-/// of its name, so that a state's parts are updated in place and not moved among each other.
+/// For each donated argument, the result that reuses its memory: one of the same type, sharding and memory kind,
+/// preferably one of the same name, so that state is updated in place and not permuted.
 fn aliases(inputs: &[ProgramValue], outputs: &[ProgramValue]) -> Vec<Option<usize>> {
     let mut aliases = vec![None; inputs.len()];
     let mut taken = vec![false; outputs.len()];
@@ -185,7 +185,7 @@ fn dictionary(attributes: &[String]) -> String {
     if attributes.is_empty() { String::new() } else { format!(" {{{}}}", attributes.join(", ")) }
 }
 
-/// The scope path, which profiles show; nothing outside of all scopes, since MLIR refuses an empty name.
+/// The scope path, which profiles show. Empty outside of all scopes, because MLIR refuses an empty name.
 fn location(scope: &str) -> String {
     if scope.is_empty() { String::new() } else { format!(" loc({})", string(scope)) }
 }
@@ -232,7 +232,7 @@ impl Printer<'_> {
         self.text.push_str("  }\n}\n");
     }
 
-    /// The attributes that say where an argument or a result is.
+    /// The attributes for the sharding and memory of an argument or a result.
     fn placed(&self, value: &ProgramValue) -> Vec<String> {
         let mut attributes = Vec::new();
         if self.options.mesh.num_devices() > 1 {
@@ -245,7 +245,7 @@ impl Printer<'_> {
         attributes
     }
 
-    /// Prints the nodes of a graph. Those that `slices` has results for write them there.
+    /// Prints the nodes of a graph. Products in `slices` write their results there.
     fn nodes(&mut self, graph: &Graph, names: &mut Names, slices: &mut Slices) {
         self.indent += 2;
         let plan = self.plan(graph);
@@ -279,7 +279,7 @@ impl Printer<'_> {
         self.indent -= 2;
     }
 
-    /// Prints a node as it is.
+    /// Prints a node by itself.
     fn node_alone(&mut self, graph: &Graph, node: &Node, names: &mut Names) {
         let operands: Vec<Name> = node.operands.iter().map(|id| Self::name(names, *id)).collect();
         let results = self.node(graph, node, &operands);
@@ -288,12 +288,12 @@ impl Printer<'_> {
         }
     }
 
-    /// Prints the nodes of `graph` with `arguments` for its inputs; returns the names of its outputs.
+    /// Prints the nodes of `graph`, replacing its inputs by `arguments`; returns the names of its outputs.
     fn inline(&mut self, graph: &Graph, arguments: &[Name]) -> Vec<Name> {
         self.inline_into(graph, arguments, &mut Slices::new())
     }
 
-    /// As [`Self::inline`], with nodes whose results go into slices.
+    /// As [`Self::inline`], but products in `slices` write their results there.
     fn inline_into(&mut self, graph: &Graph, arguments: &[Name], slices: &mut Slices) -> Vec<Name> {
         let mut names: Names = vec![None; graph.num_values()];
         for (id, argument) in graph.inputs().iter().zip(arguments) {

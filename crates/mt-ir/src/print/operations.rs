@@ -1,4 +1,4 @@
-//! Operations without regions of their own in the IR.
+//! Prints operations without regions.
 
 use mt_shape::{DType, HostArray};
 
@@ -8,7 +8,7 @@ use crate::{
     Scalar, ScatterDims, ScatterKind, TensorType,
 };
 
-/// A float as MLIR reads it back exactly: decimal where the shortest form is exact, bits otherwise.
+/// The shortest decimal that MLIR reads back exactly, or else the bits in hexadecimal.
 fn float(value: f64, dtype: DType) -> String {
     match dtype {
         DType::F64 if value.is_finite() => decimal(&format!("{value:e}")),
@@ -16,7 +16,7 @@ fn float(value: f64, dtype: DType) -> String {
         DType::F32 => {
             let value = value as f32;
             let text = format!("{value:e}");
-            // MLIR reads decimals as `f64` and rounds again, which can miss by one bit.
+            // MLIR reads a decimal as `f64` and rounds again, which can be off by one bit.
             let read = text.parse::<f64>().map(|read| (read as f32).to_bits());
             if value.is_finite() && read == Ok(value.to_bits()) {
                 decimal(&text)
@@ -29,7 +29,7 @@ fn float(value: f64, dtype: DType) -> String {
     }
 }
 
-/// MLIR wants a decimal point before an exponent.
+/// MLIR requires a decimal point before an exponent.
 fn decimal(scientific: &str) -> String {
     match scientific.split_once('e') {
         Some((mantissa, exponent)) if !mantissa.contains('.') => format!("{mantissa}.0e{exponent}"),
@@ -37,11 +37,12 @@ fn decimal(scientific: &str) -> String {
     }
 }
 
-/// A dot that sums over neighbouring dimensions, as one that sums over their product, and its operands' types.
+/// Rewrites a dot that contracts several adjacent dimensions to contract their product; also returns its operand types.
 ///
-/// XLA's CPU compiler copies the operands of a dot with several contracting dimensions into another order; with one it
-/// multiplies them as they are. Gradients of weights, which sum over batch and position, run up to 1.5 times as fast.
-/// Narrow operands are left alone: merged, some fail at run time with "Unsupported element type for DotThunk".
+/// XLA's CPU compiler copies the operands of a dot with several contracting dimensions into another order, and
+/// multiplies them as they are if there is one. Gradients of weights, which sum over batch and position, run up to 1.5
+/// times as fast. Dots with narrow operands are left alone: merged, some fail at run time with "Unsupported element
+/// type for DotThunk".
 fn merged_dot(dot: &Dot, operands: &[(Name, &TensorType)]) -> Option<(Dot, [TensorType; 2])> {
     let are_neighbours = |dimensions: &[usize]| dimensions.windows(2).all(|pair| pair[1] == pair[0] + 1);
     let fits = dot.lhs_contract.len() > 1
@@ -90,7 +91,7 @@ fn dense(array: &HostArray) -> String {
     if hex.is_empty() { String::new() } else { format!("\"0x{hex}\"") }
 }
 
-/// Row-major items in brackets, one pair for each dimension; nothing if there are no items.
+/// Row-major items in nested brackets, one pair per dimension; empty if there are no items.
 fn nested(items: Vec<String>, dims: &[usize]) -> String {
     if items.is_empty() {
         return String::new();
@@ -467,7 +468,7 @@ impl Printer<'_> {
         let (lhs, rhs, ty) = &pairs[0];
         let direction = if descending { "GT" } else { "LT" };
         let less = self.fresh();
-        // A total order on floats puts NaN at the end instead of leaving the order undefined.
+        // A total order on floats puts NaN last instead of leaving the order undefined.
         let compare_type = if operands[0].1.dtype.is_float() {
             ", compare_type = #stablehlo<comparison_type TOTALORDER>"
         } else {
@@ -565,7 +566,7 @@ impl Printer<'_> {
         }
     }
 
-    /// The devices that communicate with each other along `mesh_axes`, the first axis varying slowest.
+    /// The groups of devices that communicate along `mesh_axes`, the first axis varying slowest.
     fn replica_groups(&self, mesh_axes: &[String]) -> Vec<Vec<usize>> {
         let mesh = &self.options.mesh;
         let position = |device: usize, along: bool| -> Vec<usize> {

@@ -1,4 +1,4 @@
-//! Which products of a graph are not printed each by itself, decided before any of its nodes is printed.
+//! Chooses, before printing, which products of a graph are printed together with other nodes.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,24 +7,26 @@ use mt_shape::DType;
 use super::Printer;
 use crate::{Binary, CpuKernels, Dot, Graph, Node, Op, TensorType, ValueId};
 
-/// How a node is printed that is not printed by itself and in its place.
+/// How to print a node that is not printed alone.
 pub(super) enum Step {
-    /// By another one's step.
+    /// Printed by another node's step.
     Elsewhere,
-    /// A sum, together with the product that a kernel adds in place, so that it is never held.
+    /// A sum, together with the product that a kernel adds in place, so the product itself is never stored.
     Sum { product: usize },
-    /// A product, together with others of the same left operand. What they multiply is printed before.
+    /// A product, together with `others` that share its left operand. `before` are nodes that compute their right
+    /// operands.
     Together { others: Vec<usize>, before: Vec<usize> },
 }
 
-/// Steps by the indices of nodes.
+/// Steps by node index.
 pub(super) type Plan = HashMap<usize, Step>;
 
-/// With at most so many rows memory's rate is a product's limit, and `mt-kernels` computes it as what its `dot::stream` calls
-/// few lines. Several in one call cost less than each alone, as threads meet less often.
+/// With at most this many rows, a product is limited by the rate of memory, and `mt-kernels` computes it with
+/// `dot::stream`. Several such products in one call cost less than separate calls, because threads synchronize less
+/// often.
 const MOST_FEW_ROWS: usize = 16;
 
-/// Products with one left operand and one contraction of it, by the indices of their nodes.
+/// Products with the same left operand and contraction, by node index.
 struct Group<'a> {
     left: ValueId,
     contract: &'a [usize],
@@ -33,7 +35,7 @@ struct Group<'a> {
 }
 
 impl Printer<'_> {
-    /// Plans the printing of a graph, but for the products that are written into slices.
+    /// Plans the printing of a graph, except for products that are written into slices.
     pub(super) fn plan(&self, graph: &Graph) -> Plan {
         let mut plan = Plan::new();
         if self.kernels() != CpuKernels::NONE {
@@ -52,7 +54,7 @@ impl Printer<'_> {
             let product = |id: &ValueId| {
                 let producer = producers[id.index()].filter(|_| uses[id.index()] == 1)?;
                 let dot = self.product(graph, producer)?;
-                // Few rows are added quickly, and computed fastest together.
+                // A sum with few rows is cheap, and its product is fastest in a group.
                 let is_planned =
                     graph.ty(*id).dtype == DType::F32 && !has_few_rows(graph, &graph.nodes()[producer], dot);
                 is_planned.then_some(producer)
@@ -66,8 +68,8 @@ impl Printer<'_> {
         }
     }
 
-    /// Products of few rows are printed with the first one of the same left operand, if what they multiply can be there by
-    /// then. None of them is planned otherwise, or written into a slice.
+    /// Groups products of few rows at the first product with the same left operand, if their right operands are
+    /// available by then. Products that are planned otherwise or written into a slice stay out.
     fn plan_groups(&self, graph: &Graph, producers: &[Option<usize>], plan: &mut Plan) {
         let mut groups: Vec<Group> = Vec::new();
         let mut taken: HashSet<usize> = HashSet::new();
@@ -101,20 +103,20 @@ impl Printer<'_> {
         }
     }
 
-    /// For each output of a scan's body that is stacked, the node of the product that a kernel can write into the stack.
+    /// For each stacked output of a scan's body, the node of the product that a kernel can write into the stack.
     pub(super) fn stacked_products(&self, body: &Graph, stacked: &[ValueId]) -> Vec<Option<usize>> {
         let producers = body.producers();
         let mut taken = HashSet::new();
         let mut product = |id: &ValueId| {
             let index = producers[unchanged(body, &producers, *id).index()]?;
             let dot = self.product(body, index)?;
-            // Few rows are sooner copied than computed by themselves.
+            // A few rows are cheaper to copy than to compute in a separate call.
             (!has_few_rows(body, &body.nodes()[index], dot) && taken.insert(index)).then_some(index)
         };
         stacked.iter().map(&mut product).collect()
     }
 
-    /// The product that a node is, if a kernel computes it.
+    /// The product of a node, if a kernel computes it.
     fn product<'a>(&self, graph: &'a Graph, index: usize) -> Option<&'a Dot> {
         let node = &graph.nodes()[index];
         let Op::Dot(dot) = &node.op else { return None };
@@ -123,14 +125,14 @@ impl Printer<'_> {
     }
 }
 
-/// Whether a product is not batched, and has few rows.
+/// Whether a product has no batch dimension and few rows.
 fn has_few_rows(graph: &Graph, node: &Node, dot: &Dot) -> bool {
     let left = graph.ty(node.operands[0]);
     let contracted: usize = dot.lhs_contract.iter().map(|dim| left.dims[*dim]).product();
     dot.lhs_batch.is_empty() && left.num_elements() <= MOST_FEW_ROWS * contracted
 }
 
-/// The nodes from `first` on that a value takes, in their order, if each of them only changes how another value is seen.
+/// The nodes from `first` on that compute a value, in order, if each only changes the view of another value.
 fn views_from(
     graph: &Graph,
     producers: &[Option<usize>],
@@ -151,12 +153,12 @@ fn views_from(
     Some(views)
 }
 
-/// Whether an operation prints nothing, as there is one device.
+/// Whether an operation prints no text on one device.
 fn is_name(op: &Op) -> bool {
     matches!(op, Op::Name(_) | Op::StopGradient | Op::Constrain(_))
 }
 
-/// The value that one is another name of.
+/// The value behind names and other operations that change nothing.
 fn unchanged(graph: &Graph, producers: &[Option<usize>], mut id: ValueId) -> ValueId {
     while let Some(producer) = producers[id.index()] {
         let node = &graph.nodes()[producer];

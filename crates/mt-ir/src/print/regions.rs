@@ -94,7 +94,7 @@ impl Printer<'_> {
         )
     }
 
-    /// A scan is a loop with a counter that slices its inputs and writes its stacks in place.
+    /// Prints a scan as a loop with a counter that slices the scan's inputs and writes its stacks in place.
     pub(super) fn scan(&mut self, scan: &Scan, operands: &[(Name, &TensorType)], scope: &str) -> Vec<Name> {
         let names: Vec<Name> = operands.iter().map(|(name, _)| *name).collect();
         let (captured, rest) = names.split_at(scan.num_captured);

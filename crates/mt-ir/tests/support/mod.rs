@@ -1,4 +1,4 @@
-//! Random graphs of `f64` scalars, and an interpreter for them that carries derivatives along.
+//! Random graphs of `f64` scalars, and an interpreter that also computes forward-mode derivatives.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,7 +15,7 @@ use proptest::prelude::*;
 /// The type of most values.
 pub const SCALAR: TensorType = TensorType { dtype: DType::F64, dims: Vec::new() };
 
-/// A number and its derivative along some direction of the inputs.
+/// A number with its derivative along some direction of the inputs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dual {
     pub value: f64,
@@ -120,7 +120,7 @@ fn run_scan(scan: &Scan, operands: &[Vec<Dual>]) -> Vec<Vec<Dual>> {
     carry.into_iter().chain(stacks.into_iter().map(|stack| stack.concat())).collect()
 }
 
-/// What the next node of a random graph is: a kind, and numbers that choose operands.
+/// The kind of the next node of a random graph, and numbers that choose its operands.
 pub type Choice = (u8, usize, usize, usize);
 
 /// Random choices for the nodes of a graph.
@@ -133,7 +133,7 @@ pub fn outputs() -> impl Strategy<Value = Vec<usize>> {
     prop::collection::vec(any::<usize>(), 1..4)
 }
 
-/// A graph of three scalars that the choices describe.
+/// The graph of three scalars that the choices describe.
 pub fn graph(choices: &[Choice], outputs: &[usize]) -> Graph {
     let mut graph = Graph::new();
     let inputs = (0..3).map(|_| graph.input(SCALAR)).collect();
@@ -156,7 +156,7 @@ fn body(choices: &[Choice], num_inputs: usize, num_outputs: usize, depth: usize)
     let mut graph = Graph::new();
     let inputs: Vec<ValueId> = (0..num_inputs).map(|_| graph.input(SCALAR)).collect();
     let values = grow(&mut graph, inputs, choices, depth);
-    // The latest value, and others: some depend on little.
+    // The latest value, and others, some of which depend on little.
     let last = values.len() - 1;
     graph.set_outputs((0..num_outputs).map(|index| values[(last + index * last) % values.len()]).collect());
     Arc::new(graph)
@@ -167,7 +167,7 @@ fn scan(body: Arc<Graph>, length: usize, [num_captured, num_carry]: [usize; 2], 
     Op::Scan(Scan { body, length, reverse, num_captured, num_carry, save })
 }
 
-/// Adds random nodes; returns all scalars there are.
+/// Adds random nodes; returns all scalars.
 fn grow(graph: &mut Graph, mut values: Vec<ValueId>, choices: &[Choice], depth: usize) -> Vec<ValueId> {
     for (index, (kind, a, b, c)) in choices.iter().enumerate() {
         let pick = |number: usize| values[number % values.len()];
@@ -209,7 +209,7 @@ fn grow(graph: &mut Graph, mut values: Vec<ValueId>, choices: &[Choice], depth: 
                 graph.emit_all(read, &[y, z, made[1], made[2]])
             }
             12 => {
-                // Loops have no gradient, so none is asked for.
+                // Loops have no gradient, so their operands stop gradients.
                 let operands = [x, y, z].map(|value| graph.emit(Op::StopGradient, &[value]));
                 graph.emit_all(Op::While(counting(inner, depth)), &operands)
             }
@@ -231,7 +231,7 @@ fn counting(choices: &[Choice], depth: usize) -> While {
     let mut step = Graph::new();
     let inputs = [SCALAR; 3].map(|ty| step.input(ty));
     let next = step.inline(&inner, &inputs)[0];
-    // From wherever it starts, the counter reaches the limit in a few steps.
+    // From any start, the counter reaches the limit in a few steps.
     let zero = step.splat(SCALAR, 0.0);
     let limit = step.splat(SCALAR, 3.0);
     let nothing = step.multiply(inputs[2], zero);

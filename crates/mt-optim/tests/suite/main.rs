@@ -1,4 +1,4 @@
-//! The optimizer against optax, run on the CPU plugin; `goldens/generate.py` made the values.
+//! The optimizer against optax, run on the CPU plugin; `goldens/generate.py` made the expected values.
 
 mod optimizers;
 mod spikes;
@@ -42,7 +42,7 @@ fn golden_of(file: &str, name: &str) -> HostArray {
     HostArray::from_bytes(DType::F32, view.shape(), view.data()).unwrap()
 }
 
-/// Differences are measured against the largest element.
+/// Checks differences relative to the largest element.
 #[track_caller]
 fn assert_close(what: &str, actual: &HostArray, expected: &HostArray, tolerance: f64) {
     assert_eq!(actual.dims(), expected.dims(), "{what}");
@@ -73,7 +73,7 @@ fn axes(dims: &[usize]) -> Vec<Axis> {
     AXES.iter().zip(dims).map(|(name, size)| axis(name, *size)).collect()
 }
 
-/// The parameters as optimizers know them.
+/// The parameters as optimizers see them.
 fn described() -> Vec<Parameter> {
     let parameter = |(name, dims): &(&str, &[usize])| Parameter {
         path: path(name),
@@ -103,8 +103,8 @@ fn declare<'t>(inputs: &Inputs<'t>, prefix: &str, dtype: DType) -> Vec<Tensor<'t
         .collect()
 }
 
-/// A step of clipping and AdamW: parameters, both moments, the step's number and gradients to the next of all but
-/// gradients, and the gradients' norm.
+/// A step of clipping and AdamW. Inputs: parameters, both moments, the step count and gradients. Outputs: their next
+/// values except gradients, and the gradient norm.
 fn step_program(target: Target, optimizer: &Adam) -> Program {
     traced_for(target, "step", |inputs| {
         let parameters = declare(inputs, "parameter", DType::F32);
@@ -184,8 +184,8 @@ fn ten_steps_by_kernels_match_optax() {
 
 #[test]
 fn ten_steps_with_narrow_moments_match_optax() {
-    // optax multiplies the narrow moment by its decay in `bf16`, too; here only what is kept is rounded. Each step may
-    // round the other way.
+    // optax also multiplies the narrow moment by its decay in `bf16`. Here only the stored value is rounded, so each
+    // step may round differently.
     check("bf16_moments", Target::CPU, DType::BF16, 1e-2, NUM_STEPS as f64 / 256.0);
 }
 
@@ -219,7 +219,7 @@ fn schedules_without_warmup_or_end_are_numbers() {
     let only_warmup = Schedule { warmup_steps: 8, ..SCHEDULE };
     assert!((rate(only_warmup, 4) - peak / 2.0).abs() < 1e-8);
     assert_eq!(rate(only_warmup, 8), 0.0);
-    // The only step of a cosine is its last.
+    // A cosine of one step takes its last value.
     let single = Schedule { warmup_steps: 0, total_steps: 1, ..SCHEDULE };
     assert!((rate(single, 0) - peak * SCHEDULE.final_fraction).abs() < 1e-8);
 }

@@ -1,4 +1,4 @@
-//! Every optimizer and schedule against optax; `goldens/generate.py` made the values.
+//! Every optimizer and schedule against optax; `goldens/generate.py` made the expected values.
 
 use mt_ir::{Program, Target};
 use mt_optim::{
@@ -10,7 +10,7 @@ use mt_trace::{Inputs, Tensor};
 
 use crate::{KERNELS, NUM_STEPS, SCHEDULE, assert_close, golden_of, path, traced, traced_for};
 
-/// Names, dimensions, whether the first counts layers, and how many are inputs of a linear map.
+/// Name, dimensions, whether the first axis counts layers, and the number of input axes of a linear map.
 const PARAMETERS: [(&str, &[usize], bool, usize); 5] = [
     ("a", &[5, 3], false, 1),
     ("b", &[7], false, 0),
@@ -61,7 +61,7 @@ fn slot_axes(slot: &Slot, parameters: &[Parameter]) -> Vec<Axis> {
     slot.axes.iter().map(|axis| parameters[slot.parameter].axes[*axis]).collect()
 }
 
-/// Parameters, slots, the number of steps and gradients to the next of all but gradients.
+/// A step. Inputs: parameters, slots, the step count and gradients. Outputs: their next values except gradients.
 fn step_program(target: Target, optimizer: &Optimizer, parameters: &[Parameter]) -> Program {
     traced_for(target, "step", |inputs: &Inputs<'_>| {
         let declare = |name: &str, dtype: DType, axes: &[Axis]| {
@@ -171,7 +171,7 @@ fn muon_matches() {
 fn adafactor_matches() {
     let optimizer = Optimizer::Adafactor(Adafactor { min_factored_size: 2 });
     check("adafactor", &optimizer, &parameters());
-    // The layer axis of `d` is in both of its factors.
+    // Both factored moments of `d` have its layer axis.
     let parameters = parameters();
     let axes = |name: &str| -> Vec<Vec<usize>> {
         let slots = optimizer.slots(&parameters);

@@ -1,4 +1,4 @@
-//! Which steps count as spikes, against the same rule in double precision.
+//! Spike detection against the same rule in double precision.
 
 use std::collections::VecDeque;
 
@@ -25,7 +25,7 @@ fn program() -> Program {
     })
 }
 
-/// Whether a value is within the deviations of the ones before.
+/// Whether a value is within the allowed deviations of the previous ones.
 fn is_normal(before: &VecDeque<f64>, value: f64) -> bool {
     let count = before.len() as f64;
     let mean = before.iter().sum::<f64>() / count.max(1.0);

@@ -1,4 +1,4 @@
-//! What misuse is told: the operation, the scope, the shapes, and the line.
+//! Messages about misuse: the operation, the scope, the shapes, and the line.
 
 use mt_autodiff::AutodiffError;
 use mt_ir::{Op, ShapeError};
@@ -11,7 +11,7 @@ const A: Axis = axis("a", 3);
 const B: Axis = axis("b", 4);
 const STEPS: Axis = axis("steps", 2);
 
-/// The error of code that gets a tensor `f32[a=3, b=4]` and a tensor `f32[a=3]`.
+/// The error of code that receives a tensor `f32[a=3, b=4]` and a tensor `f32[a=3]`.
 #[track_caller]
 fn error(code: impl for<'t> FnOnce(Region<'t>, Tensor<'t>, Tensor<'t>) -> Tensor<'t>) -> TraceError {
     trace(|inputs: &Inputs<'_>| {
@@ -24,7 +24,7 @@ fn error(code: impl for<'t> FnOnce(Region<'t>, Tensor<'t>, Tensor<'t>) -> Tensor
     .unwrap_err()
 }
 
-/// Checks the message, whose line is given relative to the caller's.
+/// Checks the message; its line is given relative to the caller's.
 #[track_caller]
 fn check(error: &TraceError, line: u32, message: &str) {
     let here = std::panic::Location::caller();
@@ -130,7 +130,7 @@ fn types_that_do_not_fit() {
 
 #[test]
 fn a_handle_that_left_its_region() {
-    // Lifetimes keep a body's handles inside, but an outer region, used inside, adds to the innermost one.
+    // Lifetimes keep a body's handles inside, but an outer region used inside a body adds to the innermost one.
     let (actual, line) = (
         error(|region, _, y| {
             let mut leaked = None;
@@ -213,7 +213,7 @@ fn gradients_that_do_not_exist() {
         line!() - 9,
     );
     let expected = "`value_and_grad` in `decoder/mlp`: `while` in `decoder/mlp/search` has no derivative, \
-                    but a gradient was asked through it";
+                    but a requested gradient passes through it";
     check(&actual, line, expected);
     assert!(matches!(
         *actual.kind,

@@ -1,4 +1,4 @@
-//! Tracing: errors of misuse, and the programs that come out.
+//! Tracing: errors of misuse, and the resulting programs.
 
 #![forbid(unsafe_code)]
 
@@ -27,7 +27,7 @@ fn options(placement: Placement) -> ProgramOptions {
     ProgramOptions { name: "test".into(), placement: Arc::new(placement), target: Target::Accelerator }
 }
 
-/// Four devices, with rules that place `rows` on them.
+/// Four devices, with rules that shard `rows` over them.
 fn mesh() -> Placement {
     let mesh = Mesh::new([("fsdp".to_owned(), 4)]).unwrap();
     Placement::new(mesh, LogicalRules(vec![("rows".to_owned(), vec!["fsdp".to_owned()])]))

@@ -1,4 +1,4 @@
-//! Where operations end up: outside of loops if they can, and not at all if nothing uses them.
+//! Where operations end up: outside of loops if possible, and nowhere if unused.
 
 use mt_ir::Program;
 use mt_shape::{Axis, DType, Placement, axis};
@@ -74,7 +74,8 @@ fn policies_decide_what_is_stacked() {
         let program = layers(save, Placement::single());
         let all = loops(&program);
         assert_eq!(all.len(), 2, "{}", program.text);
-        // The forward loop: a counter, the carry, and what is kept. Neither the unused stack nor its exponential.
+        // The forward loop: a counter, the carry, and the saved values, but neither the unused stack nor its
+        // exponential.
         assert_eq!(all[0][..2], ["tensor<i32>", "tensor<3xf32>"]);
         assert_eq!(count(&program, "stablehlo.exponential"), 0);
         all[0][2..].to_vec()
@@ -82,7 +83,7 @@ fn policies_decide_what_is_stacked() {
     let (carry, hidden) = ("tensor<4x3xf32>", "tensor<4x5xf32>");
     assert_eq!(stacks(names(&[])), [carry]);
     assert_eq!(stacks(names(&["hidden"])), [carry, hidden]);
-    // Nothing reads this one.
+    // The backward pass reads no saved `out`.
     assert_eq!(stacks(names(&["out"])), [carry]);
     // The product, its logistic, and the sine of that.
     assert_eq!(stacks(SavePolicy::Everything).len(), 4);
@@ -121,7 +122,7 @@ fn dead_code_is_not_printed() {
         vec![inputs.replicated("barrier", barrier), inputs.replicated("kept", kept)]
     })
     .unwrap();
-    // Inputs stay, so that callers need not know which are read.
+    // Inputs stay, so callers need not know which ones are read.
     assert_eq!(program.inputs.len(), 2);
     for operation in ["tanh", "cosine", "sqrt", "log"] {
         assert_eq!(count(&program, &format!("stablehlo.{operation}")), 0, "{operation}: {}", program.text);
@@ -173,7 +174,7 @@ fn donated_memory_goes_to_the_result_of_the_same_name() {
     assert_eq!(aliases, ["2", "1", "0"]);
 }
 
-/// Messages about memory name what a backward pass keeps and what loops compute, the largest first.
+/// Messages about memory name the values that a backward pass keeps and that loops compute, the largest first.
 #[test]
 fn the_largest_values_in_between_are_known() {
     let check = |save: SavePolicy, expected: &[&str]| {
