@@ -158,7 +158,16 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// An attribute that is an integer and may be missing.
+    pub(crate) fn integer_if_given(&self, name: &str) -> Result<Option<i64>, Fault> {
+        self.find_attribute(name).map(|_| self.integer(name)).transpose()
+    }
+
     fn attribute(&self, name: &str) -> Result<(c_int, *const c_void), Fault> {
+        self.find_attribute(name).ok_or_else(|| format!("the attribute `{name}` is missing"))
+    }
+
+    fn find_attribute(&self, name: &str) -> Option<(c_int, *const c_void)> {
         let attributes = &self.frame.attributes;
         let size = attributes.size as usize;
         // SAFETY: the three arrays have `size` entries.
@@ -171,9 +180,8 @@ impl<'a> Call<'a> {
         };
         // SAFETY: the pointers are to spans, each of `length` bytes.
         let text = |span: &*const ByteSpan| unsafe { slice_of((**span).start, (**span).length) };
-        let index = names.iter().position(|span| text(span) == name.as_bytes());
-        let index = index.ok_or_else(|| format!("the attribute `{name}` is missing"))?;
-        Ok((kinds[index], values[index]))
+        let index = names.iter().position(|span| text(span) == name.as_bytes())?;
+        Some((kinds[index], values[index]))
     }
 
     /// The threads that XLA runs the program with, one of which makes this call.

@@ -494,12 +494,16 @@ fn attention_backward<E: BufferElement>(call: &Call<'_>, operands: &[View]) -> R
 /// what divides the second one and, if `nesterov` is 1, what divides the gradient that is added to the first moment. If
 /// `pax` is 1, the third and the fourth are the shares of moments that are kept. The last result is the sum of the new
 /// parameter's squares. Attributes, numbers being the bits of an `f32`: `b1`, `b2`, `epsilon`, `epsilon_root`,
-/// `weight_decay`, and `new_share_1` and `new_share_2`, which are 1 less `b1` and `b2`.
+/// `weight_decay`, and `new_share_1` and `new_share_2`, which are 1 less `b1` and `b2`. Where another form of the parameter
+/// is stepped: `update_scale`, by which the update is multiplied before weight decay, and `constant_decay`, which is added
+/// to it.
 unsafe extern "C" fn call_adam(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
     unsafe {
         answer(frame, |call| {
-            let number = |name: &str| call.integer(name).map(|bits| f32::from_bits(bits as u32));
+            let of_bits = |bits: i64| f32::from_bits(bits as u32);
+            let number = |name: &str| call.integer(name).map(of_bits);
+            let optional = |name: &str| Ok::<_, Fault>(call.integer_if_given(name)?.map(of_bits));
             let scalar = |argument: usize| match call.data(argument)? {
                 Data::F32(&[number]) => Ok(number),
                 _ => Err(format!("argument {argument} is no number")),
@@ -516,6 +520,7 @@ unsafe extern "C" fn call_adam(frame: *mut Frame) -> *mut Error {
                 epsilon: number("epsilon")?,
                 epsilon_root: number("epsilon_root")?,
                 weight_decay: number("weight_decay")?,
+                constant_decay: optional("constant_decay")?.unwrap_or(-0.0),
             };
             if call.integer("nesterov")? == 1 {
                 numbers.update_shares = [shares[0][0] / first, shares[0][1] / scalar(8)?];
@@ -526,6 +531,8 @@ unsafe extern "C" fn call_adam(frame: *mut Frame) -> *mut Error {
                 numbers.update_shares = [1.0, 0.0];
                 numbers.second_factor = 1.0;
             }
+            let update_scale = optional("update_scale")?.unwrap_or(1.0);
+            numbers.update_shares = numbers.update_shares.map(|share| share * update_scale);
             let Data::F32(gradient) = call.data(3)? else {
                 return Err("the gradient has another type".to_owned());
             };

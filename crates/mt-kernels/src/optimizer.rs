@@ -32,6 +32,8 @@ pub struct AdamNumbers {
     /// Added to what the root is taken of.
     pub epsilon_root: f32,
     pub weight_decay: f32,
+    /// What weight decay adds to updates whatever the parameter's value is; -0.0, which changes no bit, if it is nothing.
+    pub constant_decay: f32,
 }
 
 /// What a step changes: arrays of the same length.
@@ -135,7 +137,7 @@ impl AdamNumbers {
         *second = *second * self.second_shares[0] + gradient * gradient * self.second_shares[1];
         let root = (*second * self.second_factor + self.epsilon_root).sqrt();
         let update = *first * self.update_shares[0] + gradient * self.update_shares[1];
-        let update = update / (root + self.epsilon) + *parameter * self.weight_decay;
+        let update = update / (root + self.epsilon) + *parameter * self.weight_decay + self.constant_decay;
         *parameter -= update * self.learning_rate;
     }
 }
@@ -188,6 +190,7 @@ mod tests {
         epsilon: 1e-8,
         epsilon_root: 1e-9,
         weight_decay: 0.1,
+        constant_decay: 0.03,
     };
 
     fn numbers(length: usize, phase: f32) -> Vec<f32> {
@@ -204,7 +207,7 @@ mod tests {
         let second = share(second_shares, wide(second), gradient * gradient);
         let root = (second * wide(NUMBERS.second_factor) + wide(NUMBERS.epsilon_root)).sqrt();
         let update = share(update_shares, first, gradient) / (root + wide(NUMBERS.epsilon));
-        let update = update + wide(parameter) * wide(NUMBERS.weight_decay);
+        let update = update + wide(parameter) * wide(NUMBERS.weight_decay) + wide(NUMBERS.constant_decay);
         [wide(parameter) - update * wide(NUMBERS.learning_rate), first, second]
     }
 

@@ -78,7 +78,8 @@ impl<'t> AdafactorStep<'t> {
         gradient: Tensor<'t>,
         kept: &[Tensor<'t>],
     ) -> (Tensor<'t>, Vec<Tensor<'t>>) {
-        let squares = gradient.square() + EPSILON;
+        // With respect to the form that is stepped, gradients are divided by its scale, which the factors undo.
+        let squares = gradient.square() + EPSILON * parameter.form.scale.powi(2);
         let mean = |kept: Tensor<'t>, new: Tensor<'t>| kept * self.decay + new * (-self.decay + 1.0);
         let (update, kept) = match self.constants.factored(parameter) {
             Some((second, longest)) => {
@@ -96,7 +97,7 @@ impl<'t> AdafactorStep<'t> {
         let names = parameter.own_names();
         let root_mean_square = |tensor: Tensor<'t>| tensor.square().mean(&names).sqrt();
         let excess = (root_mean_square(update) * (1.0 / LARGEST_UPDATE)).maximum(1.0);
-        let size = root_mean_square(value).maximum(SMALLEST_PARAMETER);
-        (update / excess * size, kept)
+        let size = root_mean_square(parameter.form.of(value)).maximum(SMALLEST_PARAMETER);
+        (parameter.form.to_value(update / excess * size), kept)
     }
 }

@@ -3,7 +3,7 @@
 use mt_shape::DType;
 use mt_trace::{KernelOperands, Tensor};
 
-use crate::{Parameter, Slot, StepInputs, clip::sum_of_squares};
+use crate::{Parameter, Slot, StepForm, StepInputs, clip::sum_of_squares};
 
 /// The optimizer's constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -134,17 +134,24 @@ impl<'t> AdamStep<'t> {
     fn attributes(&self, parameter: &Parameter) -> Vec<(&'static str, i64)> {
         let Adam { form, b1, b2, epsilon, epsilon_root, weight_decay, .. } = self.constants;
         let number = |value: f64| i64::from((value as f32).to_bits());
-        vec![
+        let StepForm { scale, .. } = parameter.form;
+        let weight_decay = if parameter.decays { weight_decay } else { 0.0 };
+        let mut attributes = vec![
             ("nesterov", i64::from(form == AdamForm::Nesterov)),
             ("pax", i64::from(form == AdamForm::Pax)),
             ("b1", number(b1)),
             ("new_share_1", number(1.0 - b1)),
             ("b2", number(b2)),
             ("new_share_2", number(1.0 - b2)),
-            ("epsilon", number(epsilon)),
-            ("epsilon_root", number(epsilon_root)),
-            ("weight_decay", number(if parameter.decays { weight_decay } else { 0.0 })),
-        ]
+            ("epsilon", number(epsilon * scale)),
+            ("epsilon_root", number(epsilon_root * scale.powi(2))),
+            ("weight_decay", number(weight_decay)),
+        ];
+        if parameter.form != StepForm::VALUE {
+            attributes.push(("update_scale", number(1.0 / scale)));
+            attributes.push(("constant_decay", number(parameter.form.constant_decay(weight_decay))));
+        }
+        attributes
     }
 
     /// The amount to subtract from the parameter before the learning rate applies, and the new moments.
@@ -173,12 +180,15 @@ impl<'t> AdamStep<'t> {
             };
             (first, second, numerator, second / self.second)
         };
-        let update = numerator / ((squares + epsilon_root).sqrt() + epsilon);
+        // With respect to the form that is stepped, all gradients are divided by its scale: they are as they are here
+        // where what is added to denominators is multiplied by it.
+        let StepForm { scale, .. } = parameter.form;
+        let update = numerator / ((squares + epsilon_root * scale.powi(2)).sqrt() + epsilon * scale);
         (decayed(update, parameter, value, weight_decay), vec![first, second])
     }
 }
 
-/// The update with weight decay, if the parameter decays.
+/// What an update of the form that is stepped takes off the value, with weight decay if the parameter decays.
 #[track_caller]
 pub(crate) fn decayed<'t>(
     update: Tensor<'t>,
@@ -186,5 +196,10 @@ pub(crate) fn decayed<'t>(
     value: Tensor<'t>,
     weight_decay: f64,
 ) -> Tensor<'t> {
-    if parameter.decays && weight_decay != 0.0 { update + value * weight_decay } else { update }
+    let update = parameter.form.to_value(update);
+    if parameter.decays && weight_decay != 0.0 {
+        update + parameter.form.decay(value, weight_decay)
+    } else {
+        update
+    }
 }

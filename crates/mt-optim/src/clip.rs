@@ -3,6 +3,8 @@
 use mt_shape::DType;
 use mt_trace::{KernelOperands, Tensor};
 
+use crate::Parameter;
+
 /// The square root of the sum of all squares, in `f32`.
 ///
 /// # Panics
@@ -10,6 +12,18 @@ use mt_trace::{KernelOperands, Tensor};
 #[track_caller]
 pub fn global_norm<'t>(tensors: &[Tensor<'t>]) -> Tensor<'t> {
     let squares: Vec<Tensor<'t>> = tensors.iter().map(|tensor| sum_of_squares(*tensor)).collect();
+    norm(&squares)
+}
+
+/// The norm of the gradients of all parameters that are trained, with respect to the forms that are stepped.
+///
+/// # Panics
+/// No parameter is trained.
+#[track_caller]
+pub fn gradient_norm<'t>(parameters: &[Parameter], gradients: &[Tensor<'t>]) -> Tensor<'t> {
+    let trained = parameters.iter().zip(gradients).filter(|(parameter, _)| parameter.is_trained);
+    let squares: Vec<Tensor<'t>> =
+        trained.map(|(parameter, gradient)| parameter.gradient_squares(*gradient)).collect();
     norm(&squares)
 }
 

@@ -8,6 +8,7 @@
 mod adafactor;
 mod adam;
 mod clip;
+mod form;
 mod muon;
 mod optimizer;
 mod schedule;
@@ -15,7 +16,8 @@ mod spikes;
 
 pub use adafactor::Adafactor;
 pub use adam::{Adam, AdamForm};
-pub use clip::{clipping_factor, global_norm, norm};
+pub use clip::{clipping_factor, global_norm, gradient_norm, norm};
+pub use form::StepForm;
 pub use muon::{Muon, NEWTON_SCHULZ};
 pub use optimizer::{Optimizer, Parameter, Slot, StepInputs, Updated, Values};
 pub use schedule::{Schedule, ScheduleShape};

@@ -106,7 +106,8 @@ impl<'t> MuonStep<'t> {
         let Muon { beta, epsilon, weight_decay, consistent_rms, .. } = self.constants;
         let momentum = kept[0] * beta + gradient * (1.0 - beta);
         let ahead = momentum / self.momentum * beta + gradient / self.gradient * (1.0 - beta);
-        let update = orthogonalized(ahead, &matrix, epsilon);
+        // With respect to the form that is stepped, the matrix and its norm are divided by the form's scale.
+        let update = orthogonalized(ahead, &matrix, epsilon * parameter.form.scale);
         let size = |axes: &[Axis]| axes.iter().map(|axis| axis.size).product::<usize>() as f64;
         let (inputs, outputs) = (size(&matrix.inputs), size(&matrix.outputs));
         let scale = match consistent_rms {

@@ -4,10 +4,10 @@ use mt_shape::{Axis, DType, Path};
 use mt_trace::Tensor;
 
 use crate::{
-    Adafactor, Adam, Muon,
+    Adafactor, Adam, Muon, StepForm,
     adafactor::AdafactorStep,
     adam::AdamStep,
-    clip::sum_of_squares,
+    form::scaled,
     muon::{MuonStep, matrix},
 };
 
@@ -27,6 +27,8 @@ pub struct Parameter {
     pub is_trained: bool,
     /// Whether weight decay applies to it.
     pub decays: bool,
+    /// The form in which it is stepped.
+    pub form: StepForm,
 }
 
 /// An array that an optimizer keeps between steps (a slot). It starts at zero.
@@ -72,7 +74,7 @@ pub struct StepInputs<'a, 't> {
 #[derive(Clone, Debug)]
 pub struct Updated<'t> {
     pub values: Values<'t>,
-    /// The sum of squares of each parameter.
+    /// The sum of squares of each parameter in the form that is stepped.
     pub squares: Vec<Tensor<'t>>,
 }
 
@@ -150,7 +152,7 @@ impl Optimizer {
         let mut squares = Vec::new();
         for (index, (parameter, gradient)) in parameters.iter().zip(gradients).enumerate() {
             if !parameter.is_trained {
-                squares.push(sum_of_squares(values.parameters[index]));
+                squares.push(parameter.sum_of_squares(values.parameters[index]));
                 continue;
             }
             let own: Vec<usize> =
@@ -163,7 +165,7 @@ impl Optimizer {
             {
                 next.parameters[index] = made.value;
                 own.iter().zip(made.moments).for_each(|(position, moment)| next.slots[*position] = moment);
-                squares.push(made.squares);
+                squares.push(parameter.sum_of_squares_from(made.value, made.squares));
                 continue;
             }
             let kept: Vec<Tensor<'t>> = kept.iter().map(|kept| kept.cast(DType::F32)).collect();
@@ -175,7 +177,7 @@ impl Optimizer {
             let gradient = gradient.cast(DType::F32);
             let (update, kept) = match &step {
                 Step::Adam(step) => step.update(parameter, wide, gradient, &kept),
-                Step::Sgd => (gradient, Vec::new()),
+                Step::Sgd => (scaled(gradient, parameter.form.scale.powi(-2)), Vec::new()),
                 Step::Muon(step) => step.update(parameter, wide, gradient, &kept),
                 Step::Adafactor(step) => step.update(parameter, wide, gradient, &kept),
             };
@@ -183,7 +185,7 @@ impl Optimizer {
             for (position, kept) in own.into_iter().zip(kept) {
                 next.slots[position] = kept.cast(slots[position].dtype);
             }
-            squares.push(sum_of_squares(next.parameters[index]));
+            squares.push(parameter.sum_of_squares(next.parameters[index]));
         }
         Updated { values: next, squares }
     }

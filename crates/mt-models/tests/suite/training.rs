@@ -7,8 +7,8 @@ use mt_ir::Program;
 use mt_models::{Forward, Model};
 use mt_nn::{LayerPlace, ParamSpec};
 use mt_optim::{
-    Adam, AdamForm, Optimizer, Parameter, Schedule, ScheduleShape, StepInputs, Values, clipping_factor,
-    global_norm,
+    Adam, AdamForm, Optimizer, Parameter, Schedule, ScheduleShape, StepForm, StepInputs, Values,
+    clipping_factor, global_norm,
 };
 use mt_runtime::{Array, Input, testing::cpu};
 use mt_shape::{DType, HostArray, Path, Placement};
@@ -96,6 +96,7 @@ fn described((path, spec): &(Path, ParamSpec)) -> Parameter {
         num_input_axes: spec.num_input_axes,
         is_trained: true,
         decays: true,
+        form: StepForm::VALUE,
     }
 }
 

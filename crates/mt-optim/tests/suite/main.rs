@@ -7,8 +7,8 @@ use std::{fs, path::PathBuf, sync::Arc};
 
 use mt_ir::{CpuKernels, Program, Target};
 use mt_optim::{
-    Adam, AdamForm, Optimizer, Parameter, Schedule, ScheduleShape, StepInputs, Values, clipping_factor,
-    global_norm,
+    Adam, AdamForm, Optimizer, Parameter, Schedule, ScheduleShape, StepForm, StepInputs, Values,
+    clipping_factor, global_norm,
 };
 use mt_runtime::testing;
 use mt_shape::{Axis, DType, HostArray, Path, Placement, axis};
@@ -84,6 +84,7 @@ fn described() -> Vec<Parameter> {
         num_input_axes: 0,
         is_trained: true,
         decays: true,
+        form: StepForm::VALUE,
     };
     PARAMETERS.iter().map(parameter).collect()
 }

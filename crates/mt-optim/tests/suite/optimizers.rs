@@ -2,7 +2,8 @@
 
 use mt_ir::{Program, Target};
 use mt_optim::{
-    Adafactor, Adam, AdamForm, Muon, Optimizer, Parameter, Schedule, ScheduleShape, Slot, StepInputs, Values,
+    Adafactor, Adam, AdamForm, Muon, Optimizer, Parameter, Schedule, ScheduleShape, Slot, StepForm,
+    StepInputs, Values,
 };
 use mt_runtime::testing;
 use mt_shape::{Axis, DType, HostArray, axis};
@@ -53,6 +54,7 @@ fn parameters() -> Vec<Parameter> {
         num_input_axes: *num_input_axes,
         is_trained: true,
         decays: true,
+        form: StepForm::VALUE,
     };
     PARAMETERS.iter().map(parameter).collect()
 }
@@ -93,29 +95,58 @@ fn step_program(target: Target, optimizer: &Optimizer, parameters: &[Parameter])
     })
 }
 
-/// Takes ten steps with kernels and ten without, and compares the parameters after each.
+/// Forms of the parameters, in their order.
+const FORMS: [StepForm; 5] = [
+    StepForm { scale: 0.35, offset: 0.0 },
+    StepForm { scale: 1.0, offset: 1.0 },
+    StepForm { scale: 3.5, offset: 0.0 },
+    StepForm { scale: 1.0, offset: -1.0 },
+    StepForm { scale: 0.25, offset: 0.5 },
+];
+
+/// Takes ten steps with kernels and ten without, of the values and of other forms, and compares the parameters after
+/// each.
 #[track_caller]
 fn check(case: &str, optimizer: &Optimizer, parameters: &[Parameter]) {
-    for target in [Target::CPU, KERNELS] {
-        check_program(case, &step_program(target, optimizer, parameters), optimizer, parameters);
+    for forms in [[StepForm::VALUE; 5], FORMS] {
+        let formed =
+            parameters.iter().zip(forms).map(|(parameter, form)| Parameter { form, ..parameter.clone() });
+        let parameters: Vec<Parameter> = formed.collect();
+        for target in [Target::CPU, KERNELS] {
+            let program = step_program(target, optimizer, &parameters);
+            check_program(case, &program, optimizer, &parameters);
+        }
     }
+}
+
+fn mapped(array: &HostArray, map: impl Fn(f64) -> f64) -> HostArray {
+    let numbers: Vec<f32> = array.to_f64().into_iter().map(|number| map(number) as f32).collect();
+    HostArray::from_slice(DType::F32, array.dims(), &numbers).unwrap()
 }
 
 #[track_caller]
 fn check_program(case: &str, program: &Program, optimizer: &Optimizer, parameters: &[Parameter]) {
-    let mut state: Vec<HostArray> =
-        PARAMETERS.iter().map(|(name, ..)| golden(&format!("start.{name}"))).collect();
+    // The golden's parameters are the forms that are stepped here.
+    let forms: Vec<StepForm> = parameters.iter().map(|parameter| parameter.form).collect();
+    let start = PARAMETERS.iter().zip(&forms).map(|((name, ..), StepForm { scale, offset })| {
+        mapped(&golden(&format!("start.{name}")), |number| (number - offset) / scale)
+    });
+    let mut state: Vec<HostArray> = start.collect();
     for slot in optimizer.slots(parameters) {
         let dims: Vec<usize> = slot_axes(&slot, parameters).iter().map(|axis| axis.size).collect();
         state.push(HostArray::zeros(slot.dtype, &dims));
     }
     state.push(HostArray::zeros(DType::I32, &[]));
     for step in 0..NUM_STEPS {
-        let gradients = PARAMETERS.map(|(name, ..)| golden(&format!("gradient.{step}.{name}")));
-        state = testing::run(program, &[state, gradients.to_vec()].concat()).unwrap();
-        for ((name, ..), parameter) in PARAMETERS.iter().zip(&state) {
+        let gradients = PARAMETERS.iter().zip(&forms).map(|((name, ..), form)| {
+            mapped(&golden(&format!("gradient.{step}.{name}")), |number| number * form.scale)
+        });
+        state = testing::run(program, &[state, gradients.collect()].concat()).unwrap();
+        for (((name, ..), parameter), StepForm { scale, offset }) in PARAMETERS.iter().zip(&state).zip(&forms)
+        {
             let expected = golden(&format!("{case}.{step}.{name}"));
-            assert_close(&format!("{case}: `{name}` after step {step}"), parameter, &expected, 1e-5);
+            let stepped = mapped(parameter, |number| number * scale + offset);
+            assert_close(&format!("{case}: `{name}` after step {step}"), &stepped, &expected, 1e-5);
         }
     }
 }

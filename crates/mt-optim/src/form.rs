@@ -1,0 +1,81 @@
+//! The form in which a parameter is stepped.
+
+use mt_trace::Tensor;
+
+use crate::{Parameter, clip::sum_of_squares};
+
+/// The form of a parameter that its optimizer steps: `value * scale + offset`, where `scale` is positive.
+///
+/// Gradients with respect to this form are those with respect to the value divided by `scale`, and an update of the form
+/// changes the value by the update divided by `scale`. Clipping, weight decay and the parameter's size are those of the
+/// form. Slots hold moments of gradients with respect to the value whatever the form is, so that state, and what
+/// checkpoints hold, does not depend on it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepForm {
+    pub scale: f64,
+    pub offset: f64,
+}
+
+impl StepForm {
+    /// The value itself.
+    pub const VALUE: Self = Self { scale: 1.0, offset: 0.0 };
+
+    /// The form of a value.
+    #[track_caller]
+    pub(crate) fn of(self, value: Tensor<'_>) -> Tensor<'_> {
+        let scaled = scaled(value, self.scale);
+        if self.offset == 0.0 { scaled } else { scaled + self.offset }
+    }
+
+    /// What an update of the form changes the value by.
+    #[track_caller]
+    pub(crate) fn to_value(self, update: Tensor<'_>) -> Tensor<'_> {
+        scaled(update, 1.0 / self.scale)
+    }
+
+    /// What weight decay takes off the value, before the learning rate.
+    #[track_caller]
+    pub(crate) fn decay(self, value: Tensor<'_>, weight_decay: f64) -> Tensor<'_> {
+        let decay = value * weight_decay;
+        if self.offset == 0.0 { decay } else { decay + self.constant_decay(weight_decay) }
+    }
+
+    /// What of weight decay does not depend on the value.
+    pub(crate) fn constant_decay(self, weight_decay: f64) -> f64 {
+        weight_decay * self.offset / self.scale
+    }
+}
+
+impl Parameter {
+    /// The sum of the squares of the form that is stepped.
+    #[track_caller]
+    pub fn sum_of_squares<'t>(&self, value: Tensor<'t>) -> Tensor<'t> {
+        if self.form.offset == 0.0 {
+            self.scaled_squares(sum_of_squares(value))
+        } else {
+            sum_of_squares(self.form.of(value.cast(mt_shape::DType::F32)))
+        }
+    }
+
+    /// The same, where the sum of the value's squares is known.
+    #[track_caller]
+    pub(crate) fn sum_of_squares_from<'t>(&self, value: Tensor<'t>, squares: Tensor<'t>) -> Tensor<'t> {
+        if self.form.offset == 0.0 { self.scaled_squares(squares) } else { self.sum_of_squares(value) }
+    }
+
+    fn scaled_squares<'t>(&self, squares: Tensor<'t>) -> Tensor<'t> {
+        scaled(squares, self.form.scale.powi(2))
+    }
+
+    /// The sum of the squares of the gradient with respect to the form that is stepped.
+    #[track_caller]
+    pub fn gradient_squares<'t>(&self, gradient: Tensor<'t>) -> Tensor<'t> {
+        scaled(sum_of_squares(gradient), self.form.scale.powi(-2))
+    }
+}
+
+/// The tensor itself where the factor is 1, so that programs that step values are printed without factors.
+#[track_caller]
+pub(crate) fn scaled(tensor: Tensor<'_>, factor: f64) -> Tensor<'_> {
+    if factor == 1.0 { tensor } else { tensor * factor }
+}
