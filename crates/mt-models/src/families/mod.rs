@@ -20,7 +20,7 @@ pub use names::{Layout, TensorName};
 
 use crate::{
     ModelError, StoredParameter,
-    decoder::{Decoder, DecoderConfig, LayerConfig, Parameter, Place},
+    decoder::{Decoder, DecoderConfig, LayerConfig, NormKind, Parameter, Place},
     hugging_face::{HuggingFaceConfig, Settings},
 };
 
@@ -139,6 +139,10 @@ impl Family {
         if role == "token_embedder.embedding" {
             stored.scale = config.embedding.scale.unwrap_or(1.0);
         }
+        if norm_kind(config, layer, role) == Some(NormKind::Layer) && role.ends_with(".scale") {
+            // MaxText multiplies by `1 + w` here.
+            stored.offset -= 1.0;
+        }
         stored
     }
 
@@ -179,5 +183,18 @@ impl Family {
             part[0].push_str(if pair == 0 { "_local" } else { "_global" });
         }
         in_decoder([layers, part].concat())
+    }
+}
+
+/// The kind of the norm that a parameter belongs to, if it does to one of those around a layer's parts or the last.
+fn norm_kind(config: &DecoderConfig, layer: Option<&LayerConfig>, role: &str) -> Option<NormKind> {
+    let norms = layer.map(|layer| layer.norms).unwrap_or_default();
+    match role.split('.').next()? {
+        "final_norm" => config.final_norm,
+        "pre_attention_norm" => norms.pre_attention,
+        "post_attention_norm" => norms.post_attention,
+        "pre_mlp_norm" => norms.pre_mlp,
+        "post_mlp_norm" => norms.post_mlp,
+        _ => None,
     }
 }
