@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::{Config, ConfigError, Difference, Request};
+use crate::{Config, ConfigError, Difference, OptimizerSpace, Request};
 
 /// A resolved configuration that is written beside a run's checkpoints and compared when the run resumes. It cannot be
 /// changed.
@@ -12,9 +12,10 @@ pub struct RunRecord {
 }
 
 impl RunRecord {
-    /// The record of a configuration.
+    /// The record of a configuration, with the space of the optimizer that it leads to.
     pub fn new(config: Config) -> Self {
-        Self { config }
+        let space = OptimizerSpace::of(&config);
+        Self::stepped_in(space, config)
     }
 
     /// The record that a run left in a file.
@@ -22,7 +23,13 @@ impl RunRecord {
     /// # Errors
     /// The file cannot be read, or its values do not resolve.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        Ok(Self { config: Config::resolve(&Request::default().over_saved(path.to_owned()))? })
+        let config = Config::resolve(&Request::default().over_saved(path.to_owned()))?;
+        Ok(Self::stepped_in(OptimizerSpace::recorded(&config), config))
+    }
+
+    fn stepped_in(space: OptimizerSpace, mut config: Config) -> Self {
+        config.adopt(OptimizerSpace::KEY, space.name());
+        Self { config }
     }
 
     /// The contents of the file.

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use mt_config::{LearningRateSchedule, OptimizerGroup, OptimizerType, WsdDecayStyle};
-use mt_models::{Model, OfLayers, StateArray};
+use mt_config::{LearningRateSchedule, OptimizerGroup, OptimizerSpace, OptimizerType, WsdDecayStyle};
+use mt_models::{Affine, Model, OfLayers, StateArray};
 use mt_nn::LayerPlace;
 use mt_optim::{
     Adafactor, Adam, AdamForm, History, Muon, Optimizer, Parameter, Schedule, ScheduleShape, SpikeGuard,
-    StepInputs, Updated, Values, clipping_factor, global_norm, norm,
+    StepForm, StepInputs, Updated, Values, clipping_factor, gradient_norm, norm,
 };
 use mt_shape::DType;
 use mt_trace::Tensor;
@@ -109,13 +109,10 @@ impl UpdateRule {
         scores: &[OfLayers<'t>],
     ) -> (StateTensors<'t>, NamedTensors<'t>) {
         // Gradients of what is not trained are never computed, as nothing reads them.
-        let pairs = gradients.iter().zip(&self.parameters);
-        let trained: Vec<Tensor<'t>> =
-            pairs.filter(|(_, parameter)| parameter.is_trained).map(|(gradient, _)| *gradient).collect();
-        let raw_norm = global_norm(&trained);
+        let raw_norm = gradient_norm(&self.parameters, &gradients);
         let clipping_factor = self.clipping_norm.map(|threshold| clipping_factor(raw_norm, threshold));
         // Gradients are multiplied in their own type, to which the factor is rounded.
-        let rounded = |factor: Tensor<'t>| factor.cast(trained[0].dtype()).cast(DType::F32);
+        let rounded = |factor: Tensor<'t>| factor.cast(gradients[0].dtype()).cast(DType::F32);
         let gradient_norm = clipping_factor.map_or(raw_norm, |factor| raw_norm * rounded(factor));
         let count = state.spikes.map_or(state.step, |(_, updates)| updates);
         let rate = self.schedule.at(count);
@@ -146,11 +143,21 @@ impl UpdateRule {
             (history, is_spike.select(updates, updates + 1.0))
         });
         let is_changed = self.query_key_clip.is_some() || self.guard.is_some();
-        let parameter_norm = if is_changed { global_norm(&next.parameters) } else { norm(&squares) };
+        let squares = match is_changed {
+            true => self.squares(&next.parameters),
+            false => squares,
+        };
+        let parameter_norm = norm(&squares);
         reported.extend([(names::PARAMETER_NORM, parameter_norm), (names::LEARNING_RATE, rate)]);
         reported.extend(skipped);
         reported.extend(largest(scores).map(|largest| (names::LARGEST_SCORE, largest)));
         (StateTensors { values: next, spikes, step: state.step + 1.0 }, reported)
+    }
+
+    /// The sum of squares of each parameter, in the form that is stepped.
+    fn squares<'t>(&self, values: &[Tensor<'t>]) -> Vec<Tensor<'t>> {
+        let pairs = self.parameters.iter().zip(values);
+        pairs.map(|(parameter, value)| parameter.sum_of_squares(*value)).collect()
     }
 }
 
@@ -159,12 +166,14 @@ fn parameters<'a>(
     group: &'a OptimizerGroup,
     model: &dyn Model,
 ) -> Result<(Vec<Parameter>, Vec<&'a String>), TrainError> {
-    let names: Vec<String> = model.storage().iter().map(|stored| stored.key.join("/")).collect();
+    let storage = model.storage();
+    let names: Vec<String> = storage.iter().map(|stored| stored.key.join("/")).collect();
     let trained = masks::trained(&group.trainable_parameters_mask, &names)?;
     let (undecayed, idle) = masks::undecayed(&group.adamw_mask, &names)?;
-    let described = model.parameters().into_iter().zip(trained).zip(undecayed);
+    let forms = storage.iter().map(|stored| step_form(group.space, stored.affine()));
+    let described = model.parameters().into_iter().zip(forms).zip(trained).zip(undecayed);
     let parameters = described
-        .map(|(((path, spec), is_trained), is_undecayed)| Parameter {
+        .map(|((((path, spec), form), is_trained), is_undecayed)| Parameter {
             path,
             axes: spec.axes,
             logical_axes: spec.logical_axes,
@@ -173,9 +182,18 @@ fn parameters<'a>(
             num_input_axes: spec.num_input_axes,
             is_trained,
             decays: !is_undecayed,
+            form,
         })
         .collect();
     Ok((parameters, idle))
+}
+
+/// The form in which a parameter is stepped that MaxText stores like this.
+fn step_form(space: OptimizerSpace, stored: Affine) -> StepForm {
+    match space {
+        OptimizerSpace::MaxText => StepForm { scale: stored.scale, offset: stored.offset },
+        OptimizerSpace::Published => StepForm::VALUE,
+    }
 }
 
 fn optimizer(group: &OptimizerGroup) -> Optimizer {

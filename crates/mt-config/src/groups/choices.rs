@@ -274,6 +274,16 @@ choice! {
 }
 
 choice! {
+    /// The form of the weights that the optimizer steps, as a configuration asks for it.
+    pub enum OptimizerSpaceChoice {
+        /// The one that suits what the run begins with.
+        Auto = "auto",
+        MaxText = "maxtext",
+        Published = "published",
+    }
+}
+
+choice! {
     /// How the learning rate falls after the warm-up.
     pub enum LearningRateSchedule {
         Cosine = "cosine",

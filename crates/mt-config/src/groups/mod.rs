@@ -14,6 +14,7 @@ mod placement;
 pub(crate) mod ramp;
 mod remat;
 mod run;
+mod space;
 mod whole;
 
 use std::path::PathBuf;
@@ -32,8 +33,8 @@ pub use ahead::{AbsentHardware, AheadGroup};
 pub use architecture::{AttentionGroup, PositionGroup};
 pub use choices::{
     AttentionKind, AttentionType, ContextAxis, ContextStrategy, DatasetType, DecoderBlock, Hardware,
-    HfTextUnit, LayerAttention, LearningRateSchedule, MlpActivation, OptimizerType, PackingType,
-    ReorderStrategy, RopeType, SamplingStrategy, TokenizerType, WsdDecayStyle,
+    HfTextUnit, LayerAttention, LearningRateSchedule, MlpActivation, OptimizerSpaceChoice, OptimizerType,
+    PackingType, ReorderStrategy, RopeType, SamplingStrategy, TokenizerType, WsdDecayStyle,
 };
 pub use context::ContextGroup;
 pub(crate) use data::whole_batch;
@@ -49,6 +50,7 @@ pub use run::{
     CheckpointGroup, DebugGroup, DecodeGroup, LogitsGroup, RunGroup, run_directory_of, saved_config_path,
     tokenizer_directory,
 };
+pub use space::{OptimizerSpace, is_published_model};
 pub use whole::{DecodeConfig, LoadConfig, TrainConfig};
 
 /// Every group with its keys and the commands that receive it.

@@ -5,10 +5,12 @@ use mt_shape::DType;
 use super::{
     architecture::{AttentionGroup, PositionGroup},
     choices::{
-        AttentionKind, DecoderBlock, LearningRateSchedule, MlpActivation, OptimizerType, WsdDecayStyle,
+        AttentionKind, DecoderBlock, LearningRateSchedule, MlpActivation, OptimizerSpaceChoice,
+        OptimizerType, WsdDecayStyle,
     },
     group,
     remat::RematGroup,
+    space::OptimizerSpace,
 };
 use crate::{
     coerce::value_text,
@@ -161,6 +163,7 @@ group! {
     /// The optimizer and the schedule of its learning rate.
     pub struct OptimizerGroup {
         opt_type: OptimizerType,
+        optimizer_space: OptimizerSpaceChoice,
         adam_b1: f64,
         adam_b2: f64,
         adam_eps: f64,
@@ -190,6 +193,7 @@ group! {
         qk_clip_threshold: f64,
     }
     besides {
+        space: OptimizerSpace = |config, _| Some(OptimizerSpace::of(config)),
         qk_clip_origin: Origin = |config, _| Some(config.entry("use_qk_clip").origin.clone()),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{KeyGroup, features};
 use crate::{
-    groups::{LearningRateSchedule, OptimizerType, WsdDecayStyle},
+    groups::{LearningRateSchedule, OptimizerSpaceChoice, OptimizerType, WsdDecayStyle},
     key::{Key, Literal},
 };
 
@@ -153,6 +153,16 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  moments of matrices kept by rows and columns, no momentum and no weight decay.",
             )
             .acts_on("optimizer"),
+            Key::of::<OptimizerSpaceChoice>(
+                "optimizer_space",
+                "auto",
+                "Form of the weights in which gradients are clipped, weights decay and the optimizer steps: as \
+                 MaxText's checkpoints store them, or as published models have them. `auto` is `published` \
+                 for a run that begins with published weights, and else `maxtext`; a run goes on in the space \
+                 that it began in.",
+            )
+            .acts_on("optimizer")
+            .own(),
             Key::float(
                 "learning_rate",
                 3e-5,

@@ -14,7 +14,7 @@ use mt_runtime::{Array, Runtime, prefer_large_pages};
 use mt_shape::{DType, HostArray, Placement};
 
 use super::{
-    FileTensor, TensorPart, consolidated, parameter_part,
+    FileTensor, TensorPart, parameter_part,
     source::TensorSource,
     tensor_bytes,
     tensors::{SIDE, write_rows},
@@ -381,11 +381,7 @@ fn layer_of(stacked: &HostArray, layer: usize) -> HostArray {
 /// Whether a path is a published model's directory: one of Hugging Face's, with a `config.json`, or one in Llama's first
 /// format; and no run of ours.
 pub fn is_hugging_face(path: &Path) -> bool {
-    // Weights alone are meant as such a directory, too, so that what is missing is said.
-    let has_weights = ["model.safetensors", "model.safetensors.index.json"];
-    let has_weights = has_weights.iter().any(|name| path.join(name).is_file());
-    let is_published = has_weights || path.join("config.json").is_file() || consolidated::is_at(path);
-    is_published && !path.join("config.yml").is_file()
+    mt_config::is_published_model(path)
 }
 
 /// The file of a directory that says how its model is sampled.

@@ -5,6 +5,7 @@ mod counts;
 mod kernels;
 mod memory;
 mod objective;
+mod optimizer_space;
 mod optimizers;
 mod placement;
 mod planned;
