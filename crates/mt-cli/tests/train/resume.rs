@@ -145,3 +145,37 @@ fn a_run_goes_on_computed_in_other_ways() {
         &["`scan_layers` was `false` and is now `true`, and the names", "`adamw_mask` fit others"],
     );
 }
+
+#[test]
+fn runs_go_on_in_the_space_that_their_optimizer_began_in() {
+    let sandbox = Sandbox::new();
+    let train = |run: &str, keys: &[&str]| {
+        sandbox.train(run, &[&["eval_interval=-1", "decoder_block=llama2"], keys].concat())
+    };
+    let config = |run: &str| sandbox.path(&format!("runs/{run}/config.yml"));
+    let recorded = |run: &str| -> String {
+        let text = fs::read_to_string(config(run)).unwrap();
+        text.lines().find_map(|line| line.strip_prefix("optimizer_space: ")).unwrap().to_owned()
+    };
+    train("run", &["steps=2"]).succeeded();
+    assert_eq!(recorded("run"), "\"maxtext\"");
+    let was_maxtext = ["`optimizer_space` was `maxtext` and is now `published`", "hint: "];
+    train("run", &["steps=4", "optimizer_space=published"]).refused(&was_maxtext);
+    train("run", &["steps=4", "optimizer_space=maxtext"]).succeeded();
+
+    // A run from before there was a choice.
+    train("whole", &["steps=6", "optimizer_space=published"]).succeeded();
+    assert_ne!(sandbox.metrics("run").losses()[3], sandbox.metrics("whole").losses()[3]);
+    train("earlier", &["steps=6", "optimizer_space=published", "checkpoint_period=3"]).succeeded();
+    let without: Vec<String> = fs::read_to_string(config("earlier"))
+        .unwrap()
+        .lines()
+        .filter(|line| !line.starts_with("optimizer_space"))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    fs::write(config("earlier"), without.concat()).unwrap();
+    let was_published = ["`optimizer_space` was `published` and is now `maxtext`"];
+    train("earlier", &["steps=9", "optimizer_space=maxtext"]).refused(&was_published);
+    train("earlier", &["steps=9"]).succeeded();
+    assert_eq!(recorded("earlier"), "\"published\"");
+}
