@@ -105,7 +105,8 @@ fn check_phrases(path: &str, paragraph: &Paragraph, findings: &mut Vec<Finding>)
             let before = text[..start].chars().next_back();
             let after = text[start + phrase.len()..].chars().next();
             let is_word = |character: Option<char>| character.is_some_and(char::is_alphanumeric);
-            if !is_word(before) && !(is_word(after) && phrase.ends_with(char::is_alphabetic)) {
+            let continues = is_word(after) && phrase.ends_with(char::is_alphabetic);
+            if !is_word(before) && !continues {
                 let message = format!("the phrase \"{phrase}\": {remedy}");
                 findings.push(Finding::new(path, paragraph.line_at(start), message));
             }
