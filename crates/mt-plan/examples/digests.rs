@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 /// What every configuration has, unless it says otherwise.
 const COMMON: &str = "dataset_type=synthetic run_name=digests base_emb_dim=64 base_num_query_heads=4 base_num_kv_heads=2 \
     head_dim=16 base_mlp_dim=96 base_num_decoder_layers=7 vocab_size=256 max_target_length=64 \
-    max_prefill_predict_length=16 per_device_batch_size=4 steps=10";
+    max_prefill_predict_length=16 per_device_batch_size=4 steps=10 optimizer_space=published";
 
 const FAMILIES: [&str; 14] = [
     "decoder_block=default",
