@@ -11,7 +11,7 @@ use mt_shape::{Axis, DType};
 use mt_trace::Tensor;
 
 use super::{Activation, NormKind};
-use crate::{AttentionFlops, LayerOutput, StateSpec};
+use crate::{AttentionFlops, LayerOutput, OutputLabel, StateSpec};
 
 /// A part of a layer, by its configuration: its parameters, its forward pass, and what follows from the parameters.
 pub trait Part: PartDescription + Clone + PartialEq {
@@ -90,13 +90,15 @@ pub struct StateDims {
     pub batch: usize,
     /// Tokens of a sequence that can be kept.
     pub slots: usize,
+    /// The width of the residual stream.
+    pub embed: usize,
     /// The type of activations.
     pub dtype: DType,
 }
 
 impl StateDims {
     /// Where only the number of arrays and how they are kept matters.
-    pub(super) const ONE: Self = Self { batch: 1, slots: 1, dtype: DType::F32 };
+    pub(super) const ONE: Self = Self { batch: 1, slots: 1, embed: 1, dtype: DType::F32 };
 }
 
 /// The sizes that an activation's shape follows from.
@@ -147,8 +149,8 @@ pub struct PartOutputs<'t> {
     pub state: Vec<Tensor<'t>>,
     /// What later layers can import.
     pub exports: Vec<Tensor<'t>>,
-    /// The outputs that were asked for and that the part has.
-    pub others: Vec<(LayerOutput, Tensor<'t>)>,
+    /// The outputs of the part that were asked for; auxiliary losses are added to the loss.
+    pub others: Vec<(OutputLabel, Tensor<'t>)>,
 }
 
 impl<'t> PartOutputs<'t> {
@@ -222,7 +224,7 @@ impl SpecBuilder {
     ) -> Linear<ParamSpec> {
         let fan_in = axes[..num_inputs].iter().map(|(axis, _)| axis.size).product();
         let dense = self.array(axes, Initializer::fan_in(self.init_scale, fan_in));
-        Linear { kernel: self.weights.specs(dense.with_input_axes(num_inputs)), bias: None }
+        Linear::new(self.weights.specs(dense.with_input_axes(num_inputs)))
     }
 
     /// The map with a bias over these axes, if it has one.
@@ -232,7 +234,7 @@ impl SpecBuilder {
         has_bias: bool,
         axes: [(Axis, &'static str); N],
     ) -> Linear<ParamSpec> {
-        Linear { bias: has_bias.then(|| self.array(axes, Initializer::Zeros)), ..linear }
+        linear.with_bias(has_bias.then(|| self.array(axes, Initializer::Zeros)))
     }
 
     /// A scale that leaves what it scales as it is.
