@@ -39,7 +39,7 @@ const ACTIVATIONS: &[&str] = &[
     "activation_vocab",
 ];
 
-/// Axes of what generation keeps.
+/// Axes of the state of generation.
 const STATE: &[&str] = &["cache_heads", "cache_kv", "cache_sequence", "decode_batch"];
 
 /// Whether models use this name.

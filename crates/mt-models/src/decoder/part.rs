@@ -1,4 +1,4 @@
-//! What a part of a layer is: a mixer, which moves information between tokens, or a feed-forward part, which works on
+//! The parts of a layer: a mixer, which moves information between tokens, or a feed-forward part, which works on
 //! each token alone.
 
 use std::{any::Any, fmt};
@@ -48,7 +48,7 @@ pub trait Part: PartDescription + Clone + PartialEq {
     }
 }
 
-/// What a part declares beside its forward pass.
+/// The declarations of a part beside its forward pass.
 pub trait PartDescription: Any + fmt::Debug {
     /// The arrays that generation keeps between calls, in the order in which the forward pass takes and returns them.
     fn state(&self, _dims: &StateDims) -> Vec<StateSpec> {
@@ -112,7 +112,7 @@ pub struct BatchDims {
     pub dtype: DType,
 }
 
-/// What parts take besides activations. Mixers and feed-forward parts take the same.
+/// The inputs of parts in addition to activations. Mixers and feed-forward parts take the same.
 #[derive(Clone, Copy)]
 pub struct PartInputs<'a, 't> {
     /// `i32[batch, position]`
@@ -124,7 +124,7 @@ pub struct PartInputs<'a, 't> {
     pub state: Option<PartState<'a, 't>>,
     /// The exports of the layer that the part imports from.
     pub imports: &'a [Tensor<'t>],
-    /// The outputs that the caller asked for.
+    /// The kinds of outputs that the caller requests.
     pub wanted: &'a [LayerOutput],
     pub dropout: Dropout<'t>,
 }
@@ -140,16 +140,16 @@ pub struct PartState<'a, 't> {
     pub is_filled: bool,
 }
 
-/// What a part returns.
+/// The results of a part.
 pub struct PartOutputs<'t> {
     /// `[batch, position, embed]`
     pub output: Tensor<'t>,
     /// In the order of [`PartDescription::state`]: the values of this call's slots where slots are kept, or the whole
     /// array. Empty without a state.
     pub state: Vec<Tensor<'t>>,
-    /// What later layers can import.
+    /// Tensors that later layers can import.
     pub exports: Vec<Tensor<'t>>,
-    /// The outputs of the part that were asked for; auxiliary losses are added to the loss.
+    /// The requested outputs of the part, and its auxiliary losses.
     pub others: Vec<(OutputLabel, Tensor<'t>)>,
 }
 

@@ -1,4 +1,4 @@
-//! What layers of any kind can rely on: segments, state, outputs and losses of parts, and declarations that are true.
+//! Guarantees to layers of any kind: segments, state, outputs and losses of parts, and declarations that are true.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

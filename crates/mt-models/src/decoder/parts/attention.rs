@@ -31,7 +31,7 @@ pub struct AttentionConfig {
     pub head_dim: Axis,
     /// The width of a head's values.
     pub value_dim: Axis,
-    /// Of queries, keys and values.
+    /// Whether queries, keys and values have biases.
     pub input_bias: bool,
     pub output_bias: bool,
     pub query_key_norm: QueryKeyNorm,
