@@ -13,8 +13,7 @@ use mt_data::{
     arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION},
 };
 use mt_engine::{Engine, EngineOptions, Limits, Request, SamplingOptions};
-use mt_models::start_runtime;
-use mt_runtime::{Array, CompileSettings};
+use mt_runtime::{Array, CompileSettings, start_runtime};
 use mt_shape::{DType, HostArray};
 use mt_train::{Devices, Event, Observer, TrainPlan, Trainer, metrics::names};
 

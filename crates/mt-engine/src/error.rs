@@ -3,9 +3,9 @@
 use mt_checkpoint::CheckpointError;
 use mt_config::ConfigError;
 use mt_data::DataError;
-use mt_models::{ModelError, SplitsNothing, StateError};
+use mt_models::{ModelError, StateError};
 use mt_runtime::RuntimeError;
-use mt_shape::DType;
+use mt_shape::{DType, SplitsNothing};
 use mt_trace::TraceError;
 
 /// A model cannot be loaded, or cannot continue what it was given.

@@ -9,12 +9,12 @@ use mt_checkpoint::{Checkpoint, SkippedStep, complete_steps, latest_valid};
 use mt_config::{DebugGroup, DecodeConfig, LoadConfig, Notice, TokenizerGroup, TokenizerType};
 use mt_data::{Tokenizer, TokenizerKind};
 use mt_models::{
-    Model, PlacementRow, StateArray, StateError, StateSpec, build, check_axes, check_parameters,
+    Model, StateArray, StateError, StateSpec, build, check_parameters,
     hugging_face::{Weights, check_files, is_hugging_face as is_published},
-    load_parameters, placement_table, start_runtime,
+    load_parameters,
 };
-use mt_runtime::{Array, CompileSettings, Runtime};
-use mt_shape::{Placement, Sharding};
+use mt_runtime::{Array, CompileSettings, Runtime, start_runtime};
+use mt_shape::{Placement, PlacementRow, Sharding, check_axes, placement_table};
 
 use crate::{Engine, EngineError, EngineOptions, Session};
 

@@ -97,13 +97,17 @@ impl Programs {
             let specs = self.model.state(batch, length);
             let mut arrays: Vec<Tensor<'_>> = Vec::new();
             for (index, spec) in specs.iter().enumerate() {
-                // Arrays of a layer that are alike begin as one.
+                // Arrays of a layer that are alike, but for the names of their axes, begin as one.
                 let alike = |other: &StateSpec| {
-                    let of = |spec: &StateSpec| (spec.group, spec.axes.clone(), spec.dtype);
+                    let of = |spec: &StateSpec| (spec.group, spec.dims(), spec.dtype);
                     of(other) == of(spec) && other.logical_axes == spec.logical_axes
                 };
-                arrays.push(match specs[..index].iter().position(alike) {
-                    Some(known) => arrays[known],
+                let known = specs[..index].iter().position(alike);
+                arrays.push(match known.map(|known| (arrays[known], &specs[known].axes)) {
+                    Some((known, axes)) => axes
+                        .iter()
+                        .zip(&spec.axes)
+                        .fold(known, |array, (own, axis)| array.rename(own.name, axis.name)),
                     None => region.full(spec.dtype, &spec.axes, 0.0).constrain(&spec.logical_axes),
                 });
             }

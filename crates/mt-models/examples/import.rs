@@ -22,7 +22,7 @@ use anyhow::{Context, Result, bail};
 use mt_checkpoint::{TensorSpec, WeightsOptions, WeightsWriter};
 use mt_config::{Config, ModelGroup, Request, value_text};
 use mt_models::{
-    Model, build_decoder,
+    Model, Storage, build_decoder,
     hugging_face::{Weights, settings_of},
 };
 use mt_runtime::{Runtime, RuntimeOptions, prefer_large_pages};

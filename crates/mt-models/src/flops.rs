@@ -14,7 +14,7 @@ pub struct FlopCount {
 /// The attention of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionFlops {
-    /// Query heads times the width of a head.
+    /// Query heads times the width of a head's key and value together.
     pub width: usize,
     /// How many positions are seen at most.
     pub window: Option<usize>,
@@ -22,7 +22,7 @@ pub struct AttentionFlops {
 
 impl FlopCount {
     /// Operations of one training step over `rows` sequences of `length` tokens: 6 for each weight and token, and
-    /// for attention 12 for each pair of positions and head dimension, of which the mask leaves part.
+    /// for attention 6 for each pair of positions and dimension of keys and values, of which the mask leaves part.
     pub fn training_step(&self, rows: usize, length: usize) -> f64 {
         let tokens = (rows * length) as f64;
         let attention: f64 = self
@@ -35,7 +35,7 @@ impl FlopCount {
                     Some(window) => window * (length - window / 2.0),
                     None => length * length / 2.0,
                 };
-                12.0 * layer.width as f64 * pairs * rows as f64
+                6.0 * layer.width as f64 * pairs * rows as f64
             })
             .sum();
         6.0 * self.weights_per_token as f64 * tokens + attention

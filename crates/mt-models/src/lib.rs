@@ -10,21 +10,20 @@
 pub mod decoder;
 pub mod families;
 mod flops;
-mod hardware;
 pub mod hugging_face;
 mod layer_output;
 mod model;
-mod placement;
 mod reader;
 mod state;
 mod storage;
 
 pub use families::build_decoder;
 pub use flops::{AttentionFlops, FlopCount};
-pub use hardware::start_runtime;
-pub use layer_output::{LayerOutput, OfLayers, ScoreWeights};
-pub use model::{Forward, GenerationState, Hidden, Kept, Model, ModelError, StateSpec, Tokens, build};
-pub use placement::{PlacementRow, SplitsNothing, check_axes, placement_table};
+pub use layer_output::{LayerOutput, OfLayers, OutputLabel, Reduce, ScoreWeights, statistics};
+pub use model::{
+    Description, Forward, ForwardPass, GenerationState, Hidden, Kept, Model, ModelError, StateSpec, Storage,
+    Tokens, build,
+};
 pub use reader::{StateReader, check_parameters, load_parameters};
 pub use state::{EXACT_ITEM, StateArray, StateEntries, StateError, parameter_key};
 pub use storage::{Affine, StoredParameter, moment_scale};

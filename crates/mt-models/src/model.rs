@@ -89,7 +89,7 @@ impl<'t> Tokens<'t> {
 /// What layers keep of earlier tokens, such as keys and values.
 #[derive(Clone)]
 pub struct GenerationState<'t> {
-    /// In the order of [`Model::state`].
+    /// In the order of [`ForwardPass::state`].
     pub arrays: Vec<Tensor<'t>>,
     /// The slot of the first token of this call: an `i32` scalar.
     pub start: Tensor<'t>,
@@ -111,7 +111,7 @@ pub struct Forward<'t> {
     pub state: Option<GenerationState<'t>>,
     /// What each layer makes is returned as well, under names.
     pub taps: bool,
-    /// What of layers is returned as [`Hidden::layer_outputs`].
+    /// The kinds of layers' outputs that are returned as [`Hidden::layer_outputs`].
     pub layer_outputs: Vec<LayerOutput>,
     /// The memory that the parameters of layers are in; all others are on the device.
     pub layers_in: Memory,
@@ -122,7 +122,7 @@ pub struct Forward<'t> {
 pub struct Hidden<'t> {
     /// The hidden states that the head takes: `[batch, position, embed]`.
     pub hidden: Tensor<'t>,
-    /// The state after these tokens, if there was one, in the order of [`Model::state`].
+    /// The state after these tokens, if there was one, in the order of [`ForwardPass::state`].
     pub state: Vec<Tensor<'t>>,
     /// Names and values of what layers made, if they were asked for.
     pub taps: Vec<(String, Tensor<'t>)>,
@@ -186,31 +186,13 @@ impl StateSpec {
     }
 }
 
-/// A language model: parameters, and a function from tokens to scores of the next ones.
-pub trait Model: Send + Sync {
+/// The parameters of a model, and the function from tokens to scores of the next ones.
+pub trait ForwardPass {
     /// The parameters in the order in which functions take them.
     fn parameters(&self) -> Vec<(Path, ParamSpec)>;
 
-    /// How each parameter is stored in MaxText's checkpoints, in the same order.
-    fn storage(&self) -> Vec<StoredParameter>;
-
-    /// The same model with its layers scanned if they are not, or the other way round, if they can be.
-    fn otherwise_scanned(&self) -> Option<Box<dyn Model>>;
-
-    /// The tensors of Hugging Face's files that hold the parameters.
-    ///
-    /// # Errors
-    /// The model's family has no such form.
-    fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError>;
-
-    /// Whether a tensor of Hugging Face's files is known and not needed, such as the output matrix of a tied head.
-    fn ignores_tensor(&self, name: &str) -> bool;
-
     /// How many positions there are vectors for, where positions are learned.
     fn num_learned_positions(&self) -> Option<usize>;
-
-    /// What attention's scores are made of, of all layers that have attention.
-    fn score_weights(&self) -> Vec<ScoreWeights>;
 
     /// Hidden states, and the state of generation if there was one.
     ///
@@ -222,7 +204,7 @@ pub trait Model: Send + Sync {
     fn head_parameters(&self) -> Vec<usize>;
 
     /// Scores of every token of the vocabulary as the next one, from the parameters that
-    /// [`Model::head_parameters`] names.
+    /// [`ForwardPass::head_parameters`] names.
     ///
     /// # Shapes
     /// `[batch, position, embed] -> [batch, position, vocab]`
@@ -231,16 +213,6 @@ pub trait Model: Send + Sync {
     /// The arrays that generation keeps for `batch` sequences of up to `slots` tokens: those of one layer after the
     /// other, or of one stack of layers.
     fn state(&self, batch: usize, slots: usize) -> Vec<StateSpec>;
-
-    /// The tensors that the layers make of `rows` sequences of `length` tokens, by the regions that the backward pass
-    /// computes again.
-    fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations>;
-
-    /// What [`Model::apply_head`] makes of as many.
-    fn scores(&self, rows: usize, length: usize) -> Activation;
-
-    /// Floating-point operations of training.
-    fn flops(&self) -> FlopCount;
 
     /// Scores of every token of the vocabulary as the next one, and the state of generation if there was one.
     ///
@@ -256,12 +228,46 @@ pub trait Model: Send + Sync {
         (self.head(parameters, hidden.hidden), hidden.state)
     }
 
-    /// As [`Model::apply_head`], from all parameters.
+    /// As [`ForwardPass::apply_head`], from all parameters.
     fn head<'t>(&self, parameters: &[Tensor<'t>], hidden: Tensor<'t>) -> Tensor<'t> {
         let of_head: Vec<Tensor<'t>> =
             self.head_parameters().into_iter().map(|index| parameters[index]).collect();
         self.apply_head(&of_head, hidden)
     }
+}
+
+/// How a model's parameters are stored: in MaxText's checkpoints and in Hugging Face's files.
+pub trait Storage {
+    /// How each parameter is stored in MaxText's checkpoints, in the same order.
+    fn storage(&self) -> Vec<StoredParameter>;
+
+    /// The same model with its layers scanned if they are not, or the other way round, if they can be.
+    fn otherwise_scanned(&self) -> Option<Box<dyn Model>>;
+
+    /// The tensors of Hugging Face's files that hold the parameters.
+    ///
+    /// # Errors
+    /// The model's family has no such form.
+    fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError>;
+
+    /// Whether a tensor of Hugging Face's files is known and not needed, such as the output matrix of a tied head.
+    fn ignores_tensor(&self, name: &str) -> bool;
+}
+
+/// What follows from a model's shapes: sizes, memory and operations.
+pub trait Description: ForwardPass {
+    /// What attention's scores are made of, of all layers that have attention.
+    fn score_weights(&self) -> Vec<ScoreWeights>;
+
+    /// The tensors that the layers make of `rows` sequences of `length` tokens, by the regions that the backward pass
+    /// computes again.
+    fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations>;
+
+    /// What [`ForwardPass::apply_head`] makes of as many.
+    fn scores(&self, rows: usize, length: usize) -> Activation;
+
+    /// Floating-point operations of training.
+    fn flops(&self) -> FlopCount;
 
     /// The number of weights.
     fn num_parameters(&self) -> usize {
@@ -274,6 +280,11 @@ pub trait Model: Send + Sync {
         self.num_parameters()
     }
 }
+
+/// A language model: everything that a [`ForwardPass`], a [`Storage`] and a [`Description`] say of it.
+pub trait Model: Storage + Description + Send + Sync {}
+
+impl<M: Storage + Description + Send + Sync> Model for M {}
 
 /// Builds the model that a configuration describes.
 ///

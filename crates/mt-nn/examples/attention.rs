@@ -13,7 +13,7 @@ use mt_nn::{
         AttentionKernel, AttentionOptions, BLOCK_SIZE, Context, KeysValues, MaskSpec, Segments, blockwise,
         dense,
     },
-    axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION},
+    axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
 use mt_runtime::{Array, CompileSettings, Executable, Input, Platform, target_of, testing::cpu};
 use mt_shape::{DType, HostArray, Placement, axis};
@@ -102,7 +102,7 @@ fn compiled(target: Target, dtype: DType, length: usize, block: Option<usize>) -
         let operands = vec![
             input("query", &[batch, queries, kv_heads, group, head_dim], DType::F32),
             input("key", &[batch, keys, kv_heads, head_dim], DType::F32),
-            input("value", &[batch, keys, kv_heads, head_dim], DType::F32),
+            input("value", &[batch, keys, kv_heads, axis(VALUE_DIM, 64)], DType::F32),
         ];
         let segments = input("segments", &[batch, queries], DType::I32);
         let (loss, [], gradients) = inputs.region().value_and_grad(&Operands(operands), |_, operands| {

@@ -14,8 +14,10 @@ pub const QUERY_HEADS: &str = "q_heads";
 pub const KV_HEADS: &str = "kv_heads";
 /// Query heads that share one key and value head.
 pub const GROUP: &str = "group";
-/// Width of a head.
+/// Width of a head's queries and keys.
 pub const HEAD_DIM: &str = "head_dim";
+/// Width of a head's values.
+pub const VALUE_DIM: &str = "value_dim";
 /// Width of a feed-forward layer.
 pub const MLP: &str = "mlp";
 /// Tokens of the vocabulary.

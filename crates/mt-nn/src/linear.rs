@@ -9,15 +9,26 @@ use crate::Weight;
 /// A linear map, with or without bias. Its kernel's leading axes are contracted.
 #[derive(Clone, Debug, Tree)]
 pub struct Linear<L> {
-    pub kernel: Weight<L>,
+    kernel: Weight<L>,
     /// Over the kernel's other axes.
-    pub bias: Option<L>,
+    bias: Option<L>,
 }
 
 impl<L> Linear<L> {
     /// A linear map whose kernel is one array, without bias.
     pub fn dense(kernel: L) -> Self {
-        Self { kernel: Weight::Dense(kernel), bias: None }
+        Self::new(Weight::Dense(kernel))
+    }
+
+    /// A linear map without bias.
+    pub fn new(kernel: Weight<L>) -> Self {
+        Self { kernel, bias: None }
+    }
+
+    /// The same map with this bias, or with none.
+    #[must_use]
+    pub fn with_bias(self, bias: Option<L>) -> Self {
+        Self { bias, ..self }
     }
 }
 

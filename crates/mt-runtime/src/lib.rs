@@ -14,6 +14,7 @@ mod dump;
 mod error;
 mod executable;
 mod fingerprint;
+mod hardware;
 mod hlo;
 mod memory;
 mod runtime;
@@ -23,6 +24,7 @@ pub use ahead::{AheadOfTime, AheadOptions, AheadProgram, OutOfMemory};
 pub use array::{Array, PendingArray, Shard};
 pub use error::RuntimeError;
 pub use executable::{CompileSettings, Executable, Input};
+pub use hardware::start_runtime;
 pub use hlo::{Activity, Collective};
 pub use memory::{LargeArray, MemoryNeed, format_bytes, largest_arrays};
 pub use mt_pjrt::{

@@ -8,13 +8,17 @@
 mod axis;
 mod dtype;
 mod host;
+mod logical;
 mod mesh;
 mod rules;
+mod table;
 mod tree;
 
 pub use axis::{Axis, axis};
 pub use dtype::{DType, UnknownDType};
 pub use host::{HostArray, HostArrayError};
+pub use logical::{UNSPLIT_LOGICAL_AXES, is_logical_axis, logical_axes};
 pub use mesh::{HybridAxis, Mesh, MeshError, PartitionSpec, Sharding, Topology};
 pub use rules::{LogicalRules, PlacedValue, Placement, PlacementNote};
+pub use table::{PlacementRow, SplitsNothing, check_axes, placement_table};
 pub use tree::{Path, Tree};

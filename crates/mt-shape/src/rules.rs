@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::{DType, Mesh, PartitionSpec, Sharding};
+use crate::{DType, Mesh, PartitionSpec, Sharding, is_logical_axis};
 
 /// Ordered rules from a logical axis name to mesh axes. A name may have several rules; the first that fits is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -91,6 +91,18 @@ impl Placement {
     /// The mesh axes that rules requested and indivisible dimensions rejected, so far.
     pub fn notes(&self) -> Vec<PlacementNote> {
         self.notes.lock().expect("no panic while the notes are held").iter().cloned().collect()
+    }
+
+    /// Whether a rule has this name.
+    pub fn has_rule(&self, logical_axis: &str) -> bool {
+        self.rules.0.iter().any(|(known, _)| known == logical_axis)
+    }
+
+    /// The first of these names that neither a rule nor the list of logical axes knows. On one device, names place nothing.
+    pub fn unknown_axis<'a>(&self, logical_axes: &[Option<&'a str>]) -> Option<&'a str> {
+        let is_known = |name: &str| is_logical_axis(name) || self.has_rule(name);
+        let mut names = logical_axes.iter().copied().flatten();
+        names.find(|name| self.mesh.num_devices() > 1 && !is_known(name))
     }
 
     /// The logical axes of the arrays placed so far.
@@ -210,6 +222,14 @@ mod tests {
         check(&[Some("embed"), Some("mlp")], &[8, 6], "(fsdp, tensor)");
         check(&[Some("embed"), Some("embed_two")], &[8, 8], "(fsdp, -)");
         check(&[None, Some("unknown")], &[8, 8], "(-, -)");
+    }
+
+    #[test]
+    fn names_that_nothing_knows_are_found() {
+        let names = [None, Some("embed_two"), Some("activation_batch"), Some("activation_bach")];
+        assert_eq!(placement().unknown_axis(&names), Some("activation_bach"));
+        assert_eq!(placement().unknown_axis(&names[..3]), None);
+        assert_eq!(Placement::single().unknown_axis(&names), None);
     }
 
     #[test]

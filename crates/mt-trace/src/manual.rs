@@ -56,6 +56,10 @@ impl<'t> Tensor<'t> {
         if placement.mesh().num_devices() == 1 || self.trace.is_for_one_device() {
             return None;
         }
+        if let Some(name) = placement.unknown_axis(logical_axes) {
+            let message = format!("no rule and no model knows the logical axis `{name}`");
+            self.trace.fail(operation, &[self], ShapeError::Invalid(message));
+        }
         Some(placement.sharding(logical_axes, &sizes(&axes)).spec)
     }
 }

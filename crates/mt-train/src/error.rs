@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use mt_checkpoint::CheckpointError;
 use mt_config::ConfigError;
 use mt_data::DataError;
-use mt_models::{ModelError, SplitsNothing, StateError};
+use mt_models::{ModelError, StateError};
 use mt_runtime::RuntimeError;
+use mt_shape::SplitsNothing;
 use mt_trace::TraceError;
 
 use crate::{masks::MaskError, metrics::MetricsError, query_key_clip::QueryKeyClipError};

@@ -135,7 +135,7 @@ impl LossRule {
             metrics: names.terms.iter().copied().zip(terms.iter().copied()).collect(),
             gradients,
             scores: scores
-                .map(|(place, value)| OfLayers { output: SCORES, place: *place, value: *value })
+                .map(|(place, value)| OfLayers { label: SCORES.label(), place: *place, value: *value })
                 .collect(),
         }
     }

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use mt_config::PlacementGroup;
-use mt_models::{Model, PlacementRow, check_axes, placement_table};
+use mt_models::Model;
 use mt_runtime::format_bytes;
-use mt_shape::{Mesh, PlacedValue, Placement, Sharding};
+use mt_shape::{Mesh, PlacedValue, Placement, PlacementRow, Sharding, check_axes, placement_table};
 
 use crate::{
     Observer, TrainError, TrainPlan, events,

@@ -8,7 +8,7 @@ use super::{
     DecoderConfig, FeedForward, FeedForwardConfig, LayerConfig, Mixer, NormKind,
     part::{PartInputs, PartOutputs, PartState, SpecBuilder, StateDims},
 };
-use crate::{LayerOutput, StateSpec};
+use crate::{LayerOutput, OutputLabel, StateSpec, layer_output::statistics_of};
 
 /// A layer's parameters. What a family's layers do not have is absent.
 #[derive(Clone, Debug, Tree)]
@@ -54,7 +54,7 @@ pub(super) struct LayerOutputs<'t> {
     /// The updates of the state, of the mixer, then of the feed-forward part.
     pub state: Vec<Tensor<'t>>,
     /// What else can be asked for.
-    pub others: Vec<(LayerOutput, Tensor<'t>)>,
+    pub others: Vec<(OutputLabel, Tensor<'t>)>,
 }
 
 impl<'t> LayerOutputs<'t> {
@@ -66,9 +66,9 @@ impl<'t> LayerOutputs<'t> {
     }
 
     /// What is asked for of all that the layer made, in the order in which it did.
-    pub(super) fn wanted(&self, wanted: &[LayerOutput]) -> Vec<(LayerOutput, Tensor<'t>)> {
-        let all = self.others.iter().copied().chain([(LayerOutput::Residual, self.x)]);
-        all.filter(|(output, _)| wanted.contains(output)).collect()
+    pub(super) fn wanted(&self, wanted: &[LayerOutput]) -> Vec<(OutputLabel, Tensor<'t>)> {
+        let all = self.others.iter().copied().chain([(LayerOutput::Residual.label(), self.x)]);
+        all.filter(|(label, _)| wanted.contains(&label.kind)).collect()
     }
 }
 
@@ -121,6 +121,20 @@ impl<'t> DecoderLayer<Tensor<'t>> {
         config: &LayerConfig,
         inputs: LayerInputs<'_, 't>,
     ) -> LayerOutputs<'t> {
+        let mut outputs = self.apply(x, norm, config, inputs);
+        if inputs.parts.wanted.contains(&LayerOutput::Statistics) {
+            outputs.others.extend(statistics_of(outputs.x));
+        }
+        outputs
+    }
+
+    fn apply(
+        &self,
+        x: Tensor<'t>,
+        norm: NormOptions,
+        config: &LayerConfig,
+        inputs: LayerInputs<'_, 't>,
+    ) -> LayerOutputs<'t> {
         let x = x.named("decoder_layer_input");
         let normalized = |layer: &Option<Norm<Tensor<'t>>>, x: Tensor<'t>| match layer {
             Some(layer) => layer.forward(x, EMBED, norm),
@@ -139,7 +153,7 @@ impl<'t> DecoderLayer<Tensor<'t>> {
             let parts = inputs.parts.with_state(|arrays| &arrays[..num_mixer_arrays]);
             let made = x.scope(described.scope(), |_| described.forward(mixer, normed, &parts));
             let output = normalized(&self.post_attention_norm, made.output);
-            outputs.others.push((LayerOutput::Attention, output));
+            outputs.others.push((LayerOutput::Mixer.label(), output));
             outputs.add(made);
             mixed = Some(dropout.apply("attention", output));
         }
@@ -155,7 +169,7 @@ impl<'t> DecoderLayer<Tensor<'t>> {
         if config.parallel {
             let made = feed_forward.map(|(part, config)| hidden(part, config, normed));
             let output = made.as_ref().map(|made| made.output);
-            outputs.others.extend(output.map(|output| (LayerOutput::Mlp, output)));
+            outputs.others.extend(output.map(|output| (LayerOutput::FeedForward.label(), output)));
             made.into_iter().for_each(|made| outputs.add(made));
             let added = mixed.into_iter().chain(output.map(|output| dropout.apply("mlp", output)));
             outputs.x = added.fold(x, |x, part| x + part).constrain(&RESIDUAL);
@@ -167,7 +181,7 @@ impl<'t> DecoderLayer<Tensor<'t>> {
                 let x = outputs.x;
                 let made = hidden(part, config, normalized(&self.pre_mlp_norm, x));
                 let output = made.output;
-                outputs.others.push((LayerOutput::Mlp, output));
+                outputs.others.push((LayerOutput::FeedForward.label(), output));
                 outputs.add(made);
                 outputs.x = (x + dropout.apply("mlp", output)).constrain(&RESIDUAL);
             }

@@ -12,6 +12,8 @@ pub mod part;
 mod parts;
 mod segments;
 mod stack;
+#[cfg(test)]
+mod tests;
 
 use mt_derive::Tree;
 use mt_nn::{
@@ -42,10 +44,11 @@ use part::StateDims;
 use stack::{StackInputs, StackState, stack_specs, state_specs};
 
 use crate::{
-    FlopCount, Forward, Hidden, LayerOutput, Model, ModelError, OfLayers, ScoreWeights, StateSpec,
-    StoredParameter, Tokens,
+    Description, FlopCount, Forward, ForwardPass, Hidden, LayerOutput, Model, ModelError, OfLayers,
+    ScoreWeights, StateSpec, Storage, StoredParameter, Tokens,
     families::Family,
     hugging_face::{self, FileTensor},
+    layer_output::auxiliary_losses,
 };
 
 /// All parameters of a decoder.
@@ -131,16 +134,13 @@ fn specs(config: &DecoderConfig) -> DecoderParameters<ParamSpec> {
             [(vocab, "vocab"), (layers, "layers_of_token"), (width, "embed_vocab")],
             deviation(width.size),
         ),
-        projection: Linear {
-            kernel: builder.matrix(1, [(embed, "embed"), (layers, "layers_of_token"), (width, "mlp")]),
-            bias: None,
-        },
+        projection: Linear::new(
+            builder.matrix(1, [(embed, "embed"), (layers, "layers_of_token"), (width, "mlp")]),
+        ),
         norm: builder.rms(width),
     });
-    let head = (!config.head.tied).then(|| Linear {
-        kernel: builder.matrix(1, [(embed, "embed_vocab"), (vocab, "vocab")]),
-        bias: None,
-    });
+    let head = (!config.head.tied)
+        .then(|| Linear::new(builder.matrix(1, [(embed, "embed_vocab"), (vocab, "vocab")])));
     let table = builder.table([(vocab, "vocab"), (embed, "embed_vocab")], deviation(embed.size));
     DecoderParameters {
         token_embedder: Embedding { embedding: table },
@@ -167,16 +167,16 @@ impl<'t> PerLayerEmbedding<Tensor<'t>> {
 }
 
 /// What taps show of layers.
-const TAPS: &[LayerOutput] = &[LayerOutput::Attention, LayerOutput::Mlp, LayerOutput::Residual];
+const TAPS: &[LayerOutput] = &[LayerOutput::Mixer, LayerOutput::FeedForward, LayerOutput::Residual];
 
 /// Names and values of what layers made, from the first layer to the last.
 fn named_taps<'t>(made: &[OfLayers<'t>]) -> Vec<(String, Tensor<'t>)> {
     let named = made.iter().filter_map(|of_layers| {
-        let name = match of_layers.output {
-            LayerOutput::Attention => "attention",
-            LayerOutput::Mlp => "mlp",
+        let name = match of_layers.label.kind {
+            LayerOutput::Mixer => "attention",
+            LayerOutput::FeedForward => "mlp",
             LayerOutput::Residual => "output",
-            LayerOutput::LargestScores => return None,
+            LayerOutput::LargestScores | LayerOutput::Statistics | LayerOutput::AuxiliaryLoss => return None,
         };
         Some(of_layers.of_each().into_iter().map(move |(layer, value)| (layer, name, value)))
     });
@@ -194,32 +194,9 @@ fn rounded(number: f64, dtype: DType) -> f64 {
     }
 }
 
-impl Model for Decoder {
+impl ForwardPass for Decoder {
     fn parameters(&self) -> Vec<(Path, ParamSpec)> {
         self.specs.leaves()
-    }
-
-    fn storage(&self) -> Vec<StoredParameter> {
-        self.family.storage(&self.config, &self.specs.leaves())
-    }
-
-    fn otherwise_scanned(&self) -> Option<Box<dyn Model>> {
-        let scan_layers = !self.config.scan_layers;
-        let config = DecoderConfig { scan_layers, ..self.config.clone() };
-        config.check().is_ok().then(|| -> Box<dyn Model> { Box::new(Self::new(config, self.family)) })
-    }
-
-    fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError> {
-        hugging_face::file_tensors(self)
-    }
-
-    fn ignores_tensor(&self, name: &str) -> bool {
-        let tied = self.config.head.tied && name.ends_with("lm_head.weight");
-        // Layers that take keys and values from others keep matrices that nothing uses in older files.
-        let of_keys = ["k_proj.weight", "v_proj.weight", "k_norm.weight"];
-        let shares =
-            || self.config.attentions().any(|attention| matches!(attention.values, Values::OfLayer(_)));
-        tied || (shares() && of_keys.iter().any(|end| name.ends_with(end)))
     }
 
     fn num_learned_positions(&self) -> Option<usize> {
@@ -227,38 +204,6 @@ impl Model for Decoder {
             Positions::Learned(count) => Some(count),
             Positions::None | Positions::Sinusoidal => None,
         }
-    }
-
-    fn score_weights(&self) -> Vec<ScoreWeights> {
-        let numbers = self.numbers();
-        let segments = self.config.segments();
-        let layers = numbers.layers.segments.iter().zip(&segments).flat_map(|(own, segment)| {
-            let places = segment.first..;
-            own.layers.iter().zip(&segment.kinds).zip(places).map(|((layer, kind), index)| {
-                let place = match segment.form {
-                    SegmentForm::Scanned { .. } => {
-                        LayerPlace::Stacked { first: index, step: segment.kinds.len() }
-                    }
-                    SegmentForm::Single => LayerPlace::One(index),
-                };
-                (layer, kind, index, place)
-            })
-        });
-        let weights = layers.flat_map(|(layer, kind, index, place)| {
-            let is_imported = self.config.is_imported(index);
-            let mixer = layer.mixer.as_ref().zip(kind.mixer.as_ref());
-            let feed_forward = layer.feed_forward.as_ref().zip(kind.feed_forward.as_ref());
-            let of_mixer = mixer.and_then(|(numbers, part)| part.score_weights(numbers, is_imported));
-            let of_feed_forward =
-                feed_forward.and_then(|(numbers, part)| part.score_weights(numbers, is_imported));
-            of_mixer.into_iter().chain(of_feed_forward).map(move |weights| ScoreWeights {
-                place,
-                queries: weights.queries,
-                keys: weights.keys,
-                are_normalized: weights.are_normalized,
-            })
-        });
-        weights.collect()
     }
 
     fn hidden<'t>(&self, parameters: &[Tensor<'t>], tokens: Tokens<'t>, forward: Forward<'t>) -> Hidden<'t> {
@@ -299,6 +244,11 @@ impl Model for Decoder {
             x = x + added;
         }
         let x = x.constrain(&RESIDUAL);
+        let mut wanted = [forward.layer_outputs.as_slice(), if forward.taps { TAPS } else { &[] }].concat();
+        if forward.state.is_none() {
+            // Generation minimizes nothing.
+            wanted.push(LayerOutput::AuxiliaryLoss);
+        }
         let inputs = StackInputs {
             tokens: tokens.tokens,
             angles,
@@ -310,7 +260,7 @@ impl Model for Decoder {
                 arrays: state.arrays,
             }),
             per_layer: model.per_layer.as_ref().map(|per_layer| per_layer.forward(tokens.tokens, x, config)),
-            wanted: [forward.layer_outputs.as_slice(), if forward.taps { TAPS } else { &[] }].concat(),
+            wanted,
             layers_in: forward.layers_in,
         };
         let mut taps = if forward.taps { vec![("embedding".to_owned(), x)] } else { Vec::new() };
@@ -325,9 +275,10 @@ impl Model for Decoder {
         if forward.taps {
             taps.push(("final_norm".to_owned(), hidden));
         }
+        let auxiliary_losses = auxiliary_losses(&outputs.others);
         let mut layer_outputs = outputs.others;
-        layer_outputs.retain(|of_layers| forward.layer_outputs.contains(&of_layers.output));
-        Hidden { hidden, state: outputs.state, taps, layer_outputs, auxiliary_losses: Vec::new() }
+        layer_outputs.retain(|of_layers| forward.layer_outputs.contains(&of_layers.label.kind));
+        Hidden { hidden, state: outputs.state, taps, layer_outputs, auxiliary_losses }
     }
 
     fn head_parameters(&self) -> Vec<usize> {
@@ -357,14 +308,68 @@ impl Model for Decoder {
         logits.constrain(&LOGITS)
     }
 
-    fn num_active_parameters(&self) -> usize {
-        // Of a table for each layer a token uses one row, which is why publishers leave them out.
-        let tables = self.specs.per_layer.as_ref().map_or(0, |per_layer| num_elements(&per_layer.embedding));
-        self.num_parameters() - tables - self.idle_weights()
+    fn state(&self, batch: usize, slots: usize) -> Vec<StateSpec> {
+        let (embed, dtype) = (self.config.embed.size, self.config.dtype);
+        state_specs(&self.config, &StateDims { batch, slots, embed, dtype })
+    }
+}
+
+impl Storage for Decoder {
+    fn storage(&self) -> Vec<StoredParameter> {
+        self.family.storage(&self.config, &self.specs.leaves())
     }
 
-    fn state(&self, batch: usize, slots: usize) -> Vec<StateSpec> {
-        state_specs(&self.config, &StateDims { batch, slots, dtype: self.config.dtype })
+    fn otherwise_scanned(&self) -> Option<Box<dyn Model>> {
+        let scan_layers = !self.config.scan_layers;
+        let config = DecoderConfig { scan_layers, ..self.config.clone() };
+        config.check().is_ok().then(|| -> Box<dyn Model> { Box::new(Self::new(config, self.family)) })
+    }
+
+    fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError> {
+        hugging_face::file_tensors(self)
+    }
+
+    fn ignores_tensor(&self, name: &str) -> bool {
+        let tied = self.config.head.tied && name.ends_with("lm_head.weight");
+        // Layers that take keys and values from others keep matrices that nothing uses in older files.
+        let of_keys = ["k_proj.weight", "v_proj.weight", "k_norm.weight"];
+        let shares =
+            || self.config.attentions().any(|attention| matches!(attention.values, Values::OfLayer(_)));
+        tied || (shares() && of_keys.iter().any(|end| name.ends_with(end)))
+    }
+}
+
+impl Description for Decoder {
+    fn score_weights(&self) -> Vec<ScoreWeights> {
+        let numbers = self.numbers();
+        let segments = self.config.segments();
+        let layers = numbers.layers.segments.iter().zip(&segments).flat_map(|(own, segment)| {
+            let places = segment.first..;
+            own.layers.iter().zip(&segment.kinds).zip(places).map(|((layer, kind), index)| {
+                let place = match segment.form {
+                    SegmentForm::Scanned { .. } => {
+                        LayerPlace::Stacked { first: index, step: segment.kinds.len() }
+                    }
+                    SegmentForm::Single => LayerPlace::One(index),
+                };
+                (layer, kind, index, place)
+            })
+        });
+        let weights = layers.flat_map(|(layer, kind, index, place)| {
+            let is_imported = self.config.is_imported(index);
+            let mixer = layer.mixer.as_ref().zip(kind.mixer.as_ref());
+            let feed_forward = layer.feed_forward.as_ref().zip(kind.feed_forward.as_ref());
+            let of_mixer = mixer.and_then(|(numbers, part)| part.score_weights(numbers, is_imported));
+            let of_feed_forward =
+                feed_forward.and_then(|(numbers, part)| part.score_weights(numbers, is_imported));
+            of_mixer.into_iter().chain(of_feed_forward).map(move |weights| ScoreWeights {
+                place,
+                queries: weights.queries,
+                keys: weights.keys,
+                are_normalized: weights.are_normalized,
+            })
+        });
+        weights.collect()
     }
 
     fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations> {
@@ -394,6 +399,12 @@ impl Model for Decoder {
             head_weights: table,
             attention: parts.filter_map(|part| part.pair_operations()).collect(),
         }
+    }
+
+    fn num_active_parameters(&self) -> usize {
+        // Of a table for each layer a token uses one row, which is why publishers leave them out.
+        let tables = self.specs.per_layer.as_ref().map_or(0, |per_layer| num_elements(&per_layer.embedding));
+        self.num_parameters() - tables - self.idle_weights()
     }
 }
 

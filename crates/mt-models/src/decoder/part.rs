@@ -1,4 +1,4 @@
-//! What a part of a layer is: a mixer, which moves information between tokens, or a feed-forward part, which works on
+//! The parts of a layer: a mixer, which moves information between tokens, or a feed-forward part, which works on
 //! each token alone.
 
 use std::{any::Any, fmt};
@@ -11,7 +11,7 @@ use mt_shape::{Axis, DType};
 use mt_trace::Tensor;
 
 use super::{Activation, NormKind};
-use crate::{AttentionFlops, LayerOutput, StateSpec};
+use crate::{AttentionFlops, LayerOutput, OutputLabel, StateSpec};
 
 /// A part of a layer, by its configuration: its parameters, its forward pass, and what follows from the parameters.
 pub trait Part: PartDescription + Clone + PartialEq {
@@ -48,7 +48,7 @@ pub trait Part: PartDescription + Clone + PartialEq {
     }
 }
 
-/// What a part declares beside its forward pass.
+/// The declarations of a part beside its forward pass.
 pub trait PartDescription: Any + fmt::Debug {
     /// The arrays that generation keeps between calls, in the order in which the forward pass takes and returns them.
     fn state(&self, _dims: &StateDims) -> Vec<StateSpec> {
@@ -90,13 +90,15 @@ pub struct StateDims {
     pub batch: usize,
     /// Tokens of a sequence that can be kept.
     pub slots: usize,
+    /// The width of the residual stream.
+    pub embed: usize,
     /// The type of activations.
     pub dtype: DType,
 }
 
 impl StateDims {
     /// Where only the number of arrays and how they are kept matters.
-    pub(super) const ONE: Self = Self { batch: 1, slots: 1, dtype: DType::F32 };
+    pub(super) const ONE: Self = Self { batch: 1, slots: 1, embed: 1, dtype: DType::F32 };
 }
 
 /// The sizes that an activation's shape follows from.
@@ -110,7 +112,7 @@ pub struct BatchDims {
     pub dtype: DType,
 }
 
-/// What parts take besides activations. Mixers and feed-forward parts take the same.
+/// The inputs of parts in addition to activations. Mixers and feed-forward parts take the same.
 #[derive(Clone, Copy)]
 pub struct PartInputs<'a, 't> {
     /// `i32[batch, position]`
@@ -122,7 +124,7 @@ pub struct PartInputs<'a, 't> {
     pub state: Option<PartState<'a, 't>>,
     /// The exports of the layer that the part imports from.
     pub imports: &'a [Tensor<'t>],
-    /// The outputs that the caller asked for.
+    /// The kinds of outputs that the caller requests.
     pub wanted: &'a [LayerOutput],
     pub dropout: Dropout<'t>,
 }
@@ -138,17 +140,17 @@ pub struct PartState<'a, 't> {
     pub is_filled: bool,
 }
 
-/// What a part returns.
+/// The results of a part.
 pub struct PartOutputs<'t> {
     /// `[batch, position, embed]`
     pub output: Tensor<'t>,
     /// In the order of [`PartDescription::state`]: the values of this call's slots where slots are kept, or the whole
     /// array. Empty without a state.
     pub state: Vec<Tensor<'t>>,
-    /// What later layers can import.
+    /// Tensors that later layers can import.
     pub exports: Vec<Tensor<'t>>,
-    /// The outputs that were asked for and that the part has.
-    pub others: Vec<(LayerOutput, Tensor<'t>)>,
+    /// The requested outputs of the part, and its auxiliary losses.
+    pub others: Vec<(OutputLabel, Tensor<'t>)>,
 }
 
 impl<'t> PartOutputs<'t> {
@@ -222,7 +224,7 @@ impl SpecBuilder {
     ) -> Linear<ParamSpec> {
         let fan_in = axes[..num_inputs].iter().map(|(axis, _)| axis.size).product();
         let dense = self.array(axes, Initializer::fan_in(self.init_scale, fan_in));
-        Linear { kernel: self.weights.specs(dense.with_input_axes(num_inputs)), bias: None }
+        Linear::new(self.weights.specs(dense.with_input_axes(num_inputs)))
     }
 
     /// The map with a bias over these axes, if it has one.
@@ -232,7 +234,7 @@ impl SpecBuilder {
         has_bias: bool,
         axes: [(Axis, &'static str); N],
     ) -> Linear<ParamSpec> {
-        Linear { bias: has_bias.then(|| self.array(axes, Initializer::Zeros)), ..linear }
+        linear.with_bias(has_bias.then(|| self.array(axes, Initializer::Zeros)))
     }
 
     /// A scale that leaves what it scales as it is.

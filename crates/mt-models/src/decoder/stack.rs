@@ -14,7 +14,7 @@ use super::{
     layer::{DecoderLayer, LayerInputs, LayerOutputs, layer_specs},
     part::{PartInputs, PartState, SpecBuilder, StateDims},
 };
-use crate::{LayerOutput, OfLayers, StateSpec};
+use crate::{LayerOutput, OfLayers, OutputLabel, StateSpec};
 
 /// All layers, by segments.
 #[derive(Clone, Debug)]
@@ -187,8 +187,8 @@ impl<'t> Stack<'_, 't> {
             per_layer: None,
         };
         let options = ScanOptions::over(layers).saving(save);
-        // The slot of the cycle and the kind of what is stacked besides state.
-        let mut made_by: Vec<(usize, LayerOutput)> = Vec::new();
+        // The slot of the cycle and the label of what is stacked besides state.
+        let mut made_by: Vec<(usize, OutputLabel)> = Vec::new();
         let ([x], stacked) = region.scan_list(options, [x], &sliced, |_, [mut x], slice| {
             let (mut updates, mut others) = (Vec::new(), Vec::new());
             for (slot, kind) in kinds.iter().enumerate() {
@@ -196,8 +196,8 @@ impl<'t> Stack<'_, 't> {
                 let made = wire(x, config, kind, inputs, &layer, &slice.given(slot));
                 x = made.x;
                 updates.extend(&made.state);
-                for (output, value) in made.wanted(&inputs.wanted) {
-                    made_by.push((slot, output));
+                for (label, value) in made.wanted(&inputs.wanted) {
+                    made_by.push((slot, label));
                     others.push(value);
                 }
             }
@@ -211,8 +211,8 @@ impl<'t> Stack<'_, 't> {
         for (kind, state) in kinds.iter().zip(&state) {
             outputs.state.extend(self.updated(kind, state, &mut updates));
         }
-        outputs.others.extend(made_by.iter().zip(others).map(|((slot, output), value)| OfLayers {
-            output: *output,
+        outputs.others.extend(made_by.iter().zip(others).map(|((slot, label), value)| OfLayers {
+            label: *label,
             place: LayerPlace::Stacked { first: segment.first + slot, step: kinds.len() },
             value: *value,
         }));
@@ -242,8 +242,8 @@ impl<'t> Stack<'_, 't> {
             let mut updates = made.state.iter().copied();
             outputs.state.extend(self.updated(kind, &state[number], &mut updates));
             let others = made.wanted(&inputs.wanted).into_iter();
-            outputs.others.extend(others.map(|(output, value)| OfLayers {
-                output,
+            outputs.others.extend(others.map(|(label, value)| OfLayers {
+                label,
                 place: LayerPlace::One(index),
                 value,
             }));
@@ -288,17 +288,17 @@ fn recomputed<'t>(
         return wire(x, config, kind, inputs, &layer, &arguments.given(0));
     };
     // What follows the residual stream, and what other layers take.
-    let (mut kinds, mut num_exports) = (Vec::new(), 0);
+    let (mut labels, mut num_exports) = (Vec::new(), 0);
     let results = x.region().remat_list(save, [x], arguments, |_, [x], slice| {
         let layer = inputs.on_device(&slice.layers[0]);
         let made = wire(x, config, kind, inputs, &layer, &slice.given(0));
         let exports = if is_imported { made.exports.as_slice() } else { &[] };
         num_exports = exports.len();
         let others =
-            made.wanted(&inputs.wanted).into_iter().filter(|(kind, _)| *kind != LayerOutput::Residual);
+            made.wanted(&inputs.wanted).into_iter().filter(|(label, _)| label.kind != LayerOutput::Residual);
         let mut results = [&[made.x], exports].concat();
-        for (kind, value) in others {
-            kinds.push(kind);
+        for (label, value) in others {
+            labels.push(label);
             results.push(value);
         }
         results
@@ -308,7 +308,7 @@ fn recomputed<'t>(
         x: own[0],
         exports: own[1..].to_vec(),
         state: Vec::new(),
-        others: kinds.into_iter().zip(others.iter().copied()).collect(),
+        others: labels.into_iter().zip(others.iter().copied()).collect(),
     }
 }
 

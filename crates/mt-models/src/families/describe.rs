@@ -109,6 +109,7 @@ fn attention(group: &ModelGroup) -> AttentionConfig {
         query_heads: axis(axes::QUERY_HEADS, group.num_query_heads()),
         kv_heads: axis(axes::KV_HEADS, group.num_kv_heads()),
         head_dim: axis(axes::HEAD_DIM, group.head_dim),
+        value_dim: axis(axes::VALUE_DIM, group.head_dim),
         input_bias: layers.attention_bias,
         output_bias: layers.attention_bias,
         query_key_norm: if layers.use_qk_norm { QueryKeyNorm::PerHead } else { QueryKeyNorm::None },

@@ -50,7 +50,7 @@ fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
             attention.rotary = Some(mt_nn::RotaryOptions { extent, ..rotary });
         } else {
             let head_dim = if layers.global_head_dim > 0 { layers.global_head_dim } else { group.head_dim };
-            attention.head_dim = axis(axes::HEAD_DIM, head_dim);
+            attention.set_width(head_dim);
             if layers.global_num_kv_heads > 0 {
                 attention.kv_heads = axis(axes::KV_HEADS, layers.global_num_kv_heads);
             }

@@ -6,7 +6,7 @@ use mt_nn::ParamSpec;
 use mt_shape::{DType, HostArray};
 
 use crate::{
-    Model, ModelError,
+    ForwardPass, ModelError,
     decoder::{Decoder, Parameter},
     families::{Layout, TensorName},
 };

@@ -1,7 +1,7 @@
 //! The number of weights of named models.
 
 use mt_config::{Config, ModelGroup, Request};
-use mt_models::{Model, build_decoder};
+use mt_models::{Description, build_decoder};
 
 /// What is published, in millions: the tensors of text models. Names are rounded, these are not.
 const PUBLISHED: &[(&str, f64)] = &[

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use mt_config::{Config, ModelGroup, Request, value_text};
 use mt_models::{
-    Model, ModelError, build_decoder,
+    Model, ModelError, Storage, build_decoder,
     decoder::Decoder,
     hugging_face::{Weights, settings_of},
 };

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use mt_models::{
-    Forward, Model,
+    Forward, ForwardPass,
     decoder::Decoder,
     hugging_face::{Weights, write_weights},
 };

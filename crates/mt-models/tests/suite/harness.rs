@@ -6,7 +6,7 @@ use mt_config::{Config, ModelGroup, PlacementGroup, Request};
 use mt_derive::Tree;
 use mt_ir::{Program, Target};
 use mt_models::{
-    Forward, Model, Tokens,
+    Forward, ForwardPass, Model, Tokens,
     decoder::Decoder,
     hugging_face::{file_tensors, parameter_part},
 };

@@ -13,6 +13,7 @@ mod families;
 mod harness;
 mod kernels;
 mod length;
+mod logical_axes;
 mod placement;
 mod reference;
 mod remat;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mt_models::{Model, hugging_face::Weights};
+use mt_models::{Description, Model, hugging_face::Weights};
 use mt_nn::ParamSpec;
 use mt_optim::{Schedule, ScheduleShape};
 use mt_runtime::testing::cpu;

@@ -1,6 +1,6 @@
 //! Whole models against Hugging Face transformers; `goldens/generate.py` made the values.
 
-use mt_models::{Model, hugging_face::file_tensors};
+use mt_models::{ForwardPass, hugging_face::file_tensors};
 use mt_shape::{DType, HostArray};
 
 use crate::harness::{

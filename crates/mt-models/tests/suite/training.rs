@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use mt_ir::Program;
-use mt_models::{Forward, Model};
+use mt_models::{Forward, ForwardPass, Model};
 use mt_nn::{LayerPlace, ParamSpec};
 use mt_optim::{
     Adam, AdamForm, Optimizer, Parameter, Schedule, ScheduleShape, StepForm, StepInputs, Values,

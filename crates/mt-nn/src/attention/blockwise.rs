@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     SequenceOrder,
-    axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION},
+    axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
 
 /// Positions in a block. Of 64, 128, 256 and 512, measured on 2 cores by `examples/attention.rs`, 64 and 128 take about
@@ -33,7 +33,8 @@ const FILLER: f64 = -1.0;
 /// devices send each other.
 ///
 /// # Shapes
-/// `[batch, position, kv_heads, group, head_dim], [batch, kv_position, kv_heads, head_dim] (twice),
+/// `[batch, position, kv_heads, group, head_dim], [batch, kv_position, kv_heads, head_dim],
+/// [batch, kv_position, kv_heads, value_dim],
 /// i32[batch, position], [kv_heads, group]`
 #[track_caller]
 pub fn blockwise<'t>(
@@ -53,7 +54,7 @@ pub fn blockwise<'t>(
         .collect();
     let query = query.order(&[batch[0], KV_HEADS, POSITION, GROUP, HEAD_DIM]);
     let key = key.order(&[batch[0], KV_HEADS, KV_POSITION, HEAD_DIM]);
-    let value = value.order(&[batch[0], KV_HEADS, KV_POSITION, HEAD_DIM]);
+    let value = value.order(&[batch[0], KV_HEADS, KV_POSITION, VALUE_DIM]);
     let parts = query.parts(&SPLIT).with_axes_like(POSITION, &[KV_POSITION, BLOCKS]);
     let num_parts = parts.along(POSITION).map_or(1, DeviceGroup::size);
     let layout = Layout::new(query.axis(POSITION).size, segments.order, num_parts, block);
@@ -303,11 +304,13 @@ impl Kernel {
         mask.select(scores, region.full(DType::F32, &[], MASKED).broadcast(&scores.axes()))
     }
 
-    /// What a kernel for CPUs is told, where there can be one: of a sequence that is whole and stored as it is read.
+    /// What a kernel for CPUs is told, where there can be one: of a sequence that is whole and stored as it is read, with
+    /// keys as wide as values.
     fn attributes(&self, operands: &[Tensor<'_>]) -> Option<Vec<(&'static str, i64)>> {
         let is_whole = self.parts.along(POSITION).is_none() && self.layout.order == SequenceOrder::AsRead;
         let is_of_one_type = operands[..3].iter().all(|operand| operand.dtype() == operands[0].dtype());
-        (is_whole && is_of_one_type).then(|| {
+        let is_of_one_width = operands[0].axis(HEAD_DIM).size == operands[2].axis(VALUE_DIM).size;
+        (is_whole && is_of_one_type && is_of_one_width).then(|| {
             let mut attributes = self.options.for_kernels();
             attributes.push(("with_scores", i64::from(self.with_scores)));
             attributes
@@ -366,9 +369,10 @@ impl Kernel {
         let blocks = inputs.place.axis(BLOCKS);
         let query_axes = query.axes();
         let row_axes: Vec<Axis> = query_axes.iter().filter(|axis| axis.name != HEAD_DIM).copied().collect();
+        let context_axes = [&row_axes[..], &[value.axis(VALUE_DIM)]].concat();
         let ([], made) = region.scan_list(ScanOptions::over(blocks), [], &inputs, |region, [], q| {
             let rows = resized(&row_axes, POSITION, block);
-            let wide = resized(&query_axes, POSITION, block);
+            let wide = resized(&context_axes, POSITION, block);
             // The sinks come first: their exponential, taken relative to themselves, is 1, and their value 0.
             let mut start = vec![
                 q.first,
@@ -411,7 +415,7 @@ impl Kernel {
             ([], rows.into_iter().chain(last.get(4).copied()).collect())
         });
         let joined = |(index, blocks): (usize, &Tensor<'b>)| {
-            self.join(*blocks, if index == 0 { &query_axes } else { &row_axes })
+            self.join(*blocks, if index == 0 { &context_axes } else { &row_axes })
         };
         made.iter().enumerate().map(joined).collect()
     }
@@ -449,7 +453,7 @@ impl Kernel {
         };
         let (query, key, value, segments, cotangent) = (*query, *key, *value, *segments, *cotangent);
         // Softmax's derivative subtracts from each score's cotangent their weighted mean.
-        let correction = (context.cast(DType::F32) * cotangent.cast(DType::F32)).sum(&[HEAD_DIM]);
+        let correction = (context.cast(DType::F32) * cotangent.cast(DType::F32)).sum(&[VALUE_DIM]);
         let [places, firsts, ends] = self.tables(query.region());
         let mut gradients = self.on_devices(
             [places, firsts, ends, query, key, value, segments, cotangent, *log_sums, correction],
@@ -513,7 +517,7 @@ impl Kernel {
                         let scores = self.capped(self.uncapped(q.query, k));
                         let masked = self.masked(scores, q, k_segments, block);
                         let weights = (masked - rows.log_sums).exp();
-                        let from_value = rows.cotangent.contract_into(v, &[HEAD_DIM], DType::F32);
+                        let from_value = rows.cotangent.contract_into(v, &[VALUE_DIM], DType::F32);
                         let gradient = weights * (from_value - rows.correction);
                         let gradient = match self.options.soft_cap {
                             // The derivative of tanh is 1 - tanh².

@@ -5,12 +5,12 @@ use mt_shape::Tree;
 use mt_trace::{KernelOperands, Tensor};
 
 use super::{AttentionOptions, CACHED, Context, Segments, dense, sinks_of_heads};
-use crate::axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION};
+use crate::axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM};
 
 /// Keys and values of one layer, or of a stack of layers.
 ///
 /// # Shapes
-/// `[batch, kv_position, kv_heads, head_dim]`, or with a leading `layers`
+/// `[batch, kv_position, kv_heads, head_dim]`, of values `value_dim`, or with a leading `layers`
 #[derive(Clone, Copy, Debug, Tree)]
 pub struct KeysValues<L> {
     pub key: L,
@@ -36,10 +36,12 @@ impl<'t> CachedKeysValues<'t> {
     }
 }
 
-/// Whether a kernel for CPUs can attend to a cache: with one token of each row, in one type.
+/// Whether a kernel for CPUs can attend to a cache: with one token of each row, in one type, and with keys as wide as values.
 pub(super) fn has_kernel<'t>(query: Tensor<'t>, cache: &CachedKeysValues<'t>) -> bool {
     let KeysValues { key, value } = cache.cached;
-    query.axis(POSITION).size == 1 && [key, value].iter().all(|cached| cached.dtype() == query.dtype())
+    let is_of_one_width = query.axis(HEAD_DIM).size == value.axis(VALUE_DIM).size;
+    let is_of_one_type = [key, value].iter().all(|cached| cached.dtype() == query.dtype());
+    query.axis(POSITION).size == 1 && is_of_one_width && is_of_one_type
 }
 
 /// One token of each row attends to a cache and to itself.
@@ -55,9 +57,12 @@ pub(super) fn attend<'t>(
     let has_sinks = sinks.is_some();
     let sinks = sinks_of_heads(query, sinks);
     let rows = segments.query.axes()[0].name;
-    let keys = [rows, KV_POSITION, KV_HEADS, HEAD_DIM];
-    let KeysValues { key, value } = own.map_leaves(|_, own| own.order(&keys));
-    let cached = cache.cached.map_leaves(|_, cached| cached.order(&keys));
+    let ordered = |KeysValues { key, value }: KeysValues<Tensor<'t>>| KeysValues {
+        key: key.order(&[rows, KV_POSITION, KV_HEADS, HEAD_DIM]),
+        value: value.order(&[rows, KV_POSITION, KV_HEADS, VALUE_DIM]),
+    };
+    let KeysValues { key, value } = ordered(own);
+    let cached = ordered(cache.cached);
     let query = query.order(&[rows, POSITION, KV_HEADS, GROUP, HEAD_DIM]);
     let operands =
         [query, key, value, cached.key, cached.value, segments.query, segments.key, cache.start, sinks];

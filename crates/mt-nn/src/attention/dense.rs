@@ -9,7 +9,8 @@ use crate::axes::{HEAD_DIM, KV_POSITION};
 /// Softmax of masked scores, times values. Queries are already scaled.
 ///
 /// # Shapes
-/// `[batch, position, kv_heads, group, head_dim], [batch, kv_position, kv_heads, head_dim] (twice),
+/// `[batch, position, kv_heads, group, head_dim], [batch, kv_position, kv_heads, head_dim],
+/// [batch, kv_position, kv_heads, value_dim],
 /// bool[batch, position, kv_position], [kv_heads, group]`
 #[track_caller]
 pub fn dense<'t>(

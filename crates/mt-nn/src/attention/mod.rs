@@ -11,7 +11,7 @@ use mt_trace::{DeviceGroup, Tensor};
 
 use crate::{
     Linear, NormOptions, RmsNorm, RotaryAngles,
-    axes::{EMBED, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, QUERY_HEADS},
+    axes::{EMBED, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, QUERY_HEADS, VALUE_DIM},
     rms_normalize,
 };
 
@@ -89,10 +89,10 @@ pub struct Attention<L> {
     pub query: Linear<L>,
     /// `[embed, kv_heads, head_dim]`; absent if keys and values are those of another layer.
     pub key: Option<Linear<L>>,
-    /// `[embed, kv_heads, head_dim]`; absent beside a key projection whose results, before their norm and rotation,
+    /// `[embed, kv_heads, value_dim]`; absent beside a key projection whose results, before their norm and rotation,
     /// are the values, too.
     pub value: Option<Linear<L>>,
-    /// `[q_heads, head_dim, embed]`
+    /// `[q_heads, value_dim, embed]`
     pub out: Linear<L>,
     /// `[head_dim]`, for each head, or `[q_heads, head_dim]`, over all heads together.
     pub query_norm: Option<RmsNorm<L>>,
@@ -134,7 +134,7 @@ pub struct Attended<'t> {
 /// What a kernel makes of queries, keys and values.
 #[derive(Clone, Copy)]
 pub struct Context<'t> {
-    /// `[batch, kv_heads, position, group, head_dim]`
+    /// `[batch, kv_heads, position, group, value_dim]`
     pub context: Tensor<'t>,
     /// `f32[batch, kv_heads, position, group]`, if they are wanted: each query's largest score, before it is capped.
     pub largest_scores: Option<Tensor<'t>>,
@@ -232,7 +232,7 @@ impl<'t> Attention<Tensor<'t>> {
         let placed = if inputs.segments.first_query.is_some() { &CONTEXT_OF_CACHE } else { &CONTEXT };
         let context = context.constrain(placed).named("context").named("attention_out");
         let output =
-            self.out.with_split(QUERY_HEADS, &in_groups).forward(context, &[KV_HEADS, GROUP, HEAD_DIM]);
+            self.out.with_split(QUERY_HEADS, &in_groups).forward(context, &[KV_HEADS, GROUP, VALUE_DIM]);
         let output = output.constrain(&OUTPUT).named("out_proj");
         let largest_scores = largest_scores.map(|scores| largest_of_rows(scores, inputs.segments.query));
         Attended { output, keys_values, written, largest_scores }
@@ -247,10 +247,13 @@ impl<'t> Attention<Tensor<'t>> {
         options: &AttentionOptions,
     ) -> KeysValues<Tensor<'t>> {
         let key = key.forward(x, &[EMBED]);
-        let value = self.value.as_ref().map_or(key, |value| value.forward(x, &[EMBED]));
+        let value = match &self.value {
+            Some(value) => value.forward(x, &[EMBED]),
+            None => key.rename(HEAD_DIM, VALUE_DIM),
+        };
         let key = prepared(key, &self.key_norm, angles, options).constrain(&ACTIVATION).named("key_proj");
         let value = if options.normalize_values {
-            rms_normalize(value, &[HEAD_DIM], options.norm.epsilon)
+            rms_normalize(value, &[VALUE_DIM], options.norm.epsilon)
         } else {
             value
         };

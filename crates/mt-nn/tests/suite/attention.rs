@@ -6,7 +6,7 @@ use mt_nn::{
     attention::{
         AttentionKernel, AttentionOptions, Context, KeysValues, MaskSpec, Segments, blockwise, dense,
     },
-    axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION},
+    axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
 use mt_shape::{DType, HostArray, axis};
 use mt_trace::Tensor;
@@ -31,19 +31,20 @@ struct Case {
     kv_heads: usize,
     group: usize,
     head_dim: usize,
+    value_dim: usize,
     block: usize,
 }
 
-const CASE: Case = Case { batch: 2, length: 37, kv_heads: 2, group: 3, head_dim: 6, block: 8 };
+const CASE: Case = Case { batch: 2, length: 37, kv_heads: 2, group: 3, head_dim: 6, value_dim: 6, block: 8 };
 
 impl Case {
     /// Queries, keys, values, sinks and segments: documents of odd lengths, then padding.
     fn arguments(self) -> Vec<Argument> {
-        let Self { batch, length, kv_heads, group, head_dim, .. } = self;
+        let Self { batch, length, kv_heads, group, head_dim, value_dim, .. } = self;
         let [batch, keys] = [axis(BATCH, batch), axis(KV_POSITION, length)];
         let [kv_heads, group, head_dim] =
             [axis(KV_HEADS, kv_heads), axis(GROUP, group), axis(HEAD_DIM, head_dim)];
-        let queries = axis(POSITION, length);
+        let (queries, value_dim) = (axis(POSITION, length), axis(VALUE_DIM, value_dim));
         let tensor = |seed, axes: Vec<_>| {
             let dims: Vec<usize> = axes.iter().map(|axis: &mt_shape::Axis| axis.size).collect();
             (axes, numbers(seed, &dims))
@@ -57,7 +58,7 @@ impl Case {
         vec![
             tensor(1, vec![batch, queries, kv_heads, group, head_dim]),
             tensor(2, vec![batch, keys, kv_heads, head_dim]),
-            tensor(3, vec![batch, keys, kv_heads, head_dim]),
+            tensor(3, vec![batch, keys, kv_heads, value_dim]),
             tensor(5, vec![kv_heads, group]),
             (vec![batch, queries], integers(&[batch.size, length], &segments)),
         ]
@@ -65,7 +66,7 @@ impl Case {
 
     /// The context in `f32` and the gradients of queries, keys, values and sinks.
     fn run(self, dtype: DType, options: &AttentionOptions, sinks: Sinks, is_dense: bool) -> Vec<HostArray> {
-        let cotangent = numbers(4, &[self.batch * self.kv_heads * self.length * self.group * self.head_dim]);
+        let cotangent = numbers(4, &[self.batch * self.kv_heads * self.length * self.group * self.value_dim]);
         let block = self.block;
         let (context, gradients) = gradients("attention", &self.arguments(), &cotangent, |t| {
             context(t, dtype, options, sinks, if is_dense { 0 } else { block })
@@ -131,9 +132,20 @@ fn blockwise_equals_dense() {
     // Blocks that divide the length, one block, and blocks larger than documents or smaller.
     check(Case { length: 48, block: 16, ..CASE });
     check(Case { length: 13, block: 13, ..CASE });
-    check(Case { length: 29, block: 3, kv_heads: 1, group: 5, head_dim: 2, ..CASE });
+    check(Case { length: 29, block: 3, kv_heads: 1, group: 5, head_dim: 2, value_dim: 2, ..CASE });
     check(Case { length: 1, block: 1, batch: 1, ..CASE });
     check(Case { kv_heads: 3, group: 1, ..CASE });
+}
+
+#[test]
+fn blockwise_equals_dense_with_other_widths_of_values() {
+    for value_dim in [1, 4, 9] {
+        let case = Case { value_dim, ..CASE };
+        check(case, DType::F32, OPTIONS, Sinks::Without, 1e-6);
+        let options = AttentionOptions { soft_cap: Some(0.7), ..masked(true, Some(11), None) };
+        check(case, DType::F32, options, Sinks::With, 1e-6);
+        check(Case { length: 48, block: 16, ..case }, DType::BF16, OPTIONS, Sinks::Without, 1.2e-2);
+    }
 }
 
 /// Of each query, by plain loops: `[batch, kv_heads, position, group]`.
@@ -254,7 +266,7 @@ fn blocks_outside_of_the_mask_are_not_visited() {
     // Whatever a value is multiplied by, one that is no number shows in the sum.
     let mut arguments = CASE.arguments();
     let (axes, values) = &mut arguments[2];
-    let per_key = CASE.kv_heads * CASE.head_dim;
+    let per_key = CASE.kv_heads * CASE.value_dim;
     let mut poisoned: Vec<f32> = values.to_f64().iter().map(|value| *value as f32).collect();
     for row in 0..CASE.batch {
         let start = row * CASE.length * per_key;
@@ -265,7 +277,7 @@ fn blocks_outside_of_the_mask_are_not_visited() {
     let clean = |options: AttentionOptions| {
         let results = run("visited", &arguments, |_, t| {
             let context = context(&t, DType::F32, &options, Sinks::Without, CASE.block);
-            vec![context.is_finite().all(&[BATCH, KV_HEADS, GROUP, HEAD_DIM]).cast(DType::I32)]
+            vec![context.is_finite().all(&[BATCH, KV_HEADS, GROUP, VALUE_DIM]).cast(DType::I32)]
         });
         results[0].to_f64().iter().map(|value| *value == 1.0).collect::<Vec<bool>>()
     };
@@ -325,7 +337,7 @@ fn scores_in_f32_are_nearer() {
     let dims = arguments[0].1.dims().to_vec();
     let large: Vec<f32> = arguments[0].1.to_f64().iter().map(|value| (*value * 6.0) as f32).collect();
     arguments[0].1 = HostArray::from_slice(DType::F32, &dims, &large).unwrap();
-    let cotangent = numbers(4, &[CASE.batch * CASE.kv_heads * CASE.length * CASE.group * CASE.head_dim]);
+    let cotangent = numbers(4, &[CASE.batch * CASE.kv_heads * CASE.length * CASE.group * CASE.value_dim]);
     let run = |dtype: DType, options: AttentionOptions| {
         // Rounded once, so that only what happens to the scores differs.
         gradients("scores", &arguments, &cotangent, |t| {

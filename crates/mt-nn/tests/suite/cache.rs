@@ -7,7 +7,7 @@ use mt_nn::{
         Attention, AttentionInputs, AttentionKernel, AttentionOptions, CachedKeysValues, KeysValues,
         MaskSpec, Segments,
     },
-    axes::{BATCH, EMBED, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, QUERY_HEADS},
+    axes::{BATCH, EMBED, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, QUERY_HEADS, VALUE_DIM},
 };
 use mt_shape::{Axis, DType, axis};
 use mt_trace::Tensor;
@@ -33,12 +33,14 @@ const OPTIONS: AttentionOptions = AttentionOptions {
     normalize_values: false,
 };
 
-fn arguments() -> Vec<Argument> {
+/// The last is a value projection of this width.
+fn arguments(value_width: usize) -> Vec<Argument> {
     let tensor = |seed: u64, axes: &[Axis]| {
         let dims: Vec<usize> = axes.iter().map(|axis| axis.size).collect();
         (axes.to_vec(), numbers(seed, &dims))
     };
     let [batch, length, embed] = [axis(BATCH, 2), axis(POSITION, LENGTH), axis(EMBED, 9)];
+    let value_dim = axis(VALUE_DIM, value_width);
     let [heads, kv_heads, head_dim] = [axis(QUERY_HEADS, 6), axis(KV_HEADS, 2), axis(HEAD_DIM, 4)];
     let segments: Vec<i32> = PROMPTS
         .iter()
@@ -48,15 +50,16 @@ fn arguments() -> Vec<Argument> {
         tensor(1, &[batch, length, embed]),
         tensor(2, &[embed, heads, head_dim]),
         tensor(3, &[embed, kv_heads, head_dim]),
-        tensor(4, &[heads, head_dim, embed]),
+        tensor(4, &[heads, value_dim, embed]),
         tensor(5, &[head_dim]),
         tensor(6, &[heads]),
         tensor(7, &[embed, heads, head_dim]),
         (vec![batch, length], integers(&[2, LENGTH], &segments)),
+        tensor(8, &[embed, kv_heads, value_dim]),
     ]
 }
 
-/// A layer whose values are its keys, and one that attends to the same; what both return, added.
+/// A layer whose values are its keys, unless it has a projection of another width for them, and one that attends to the same; what both return, added.
 struct Pair<'t> {
     first: Attention<Tensor<'t>>,
     second: Attention<Tensor<'t>>,
@@ -69,8 +72,8 @@ impl<'t> Pair<'t> {
         let (query, key, out) = (Linear::dense(t[1]), Linear::dense(t[2]), Linear::dense(t[3]));
         let first = Attention {
             query,
+            value: (t[8].axis(VALUE_DIM).size != key.axis(HEAD_DIM).size).then(|| Linear::dense(t[8])),
             key: Some(key),
-            value: None,
             out,
             query_norm: None,
             key_norm: Some(RmsNorm { scale: t[4] }),
@@ -108,13 +111,15 @@ fn rows<'t>(tensor: Tensor<'t>, starts: [usize; 2], size: usize) -> Tensor<'t> {
 
 #[track_caller]
 fn check(options: AttentionOptions) {
-    check_for(Target::CPU, options);
-    check_for(Target::Cpu(CpuKernels { f32: true, bf16: true }), options);
+    for value_width in [4, 6] {
+        check_for(Target::CPU, options, value_width);
+        check_for(Target::Cpu(CpuKernels { f32: true, bf16: true }), options, value_width);
+    }
 }
 
 #[track_caller]
-fn check_for(target: Target, options: AttentionOptions) {
-    let results = run_for(target, "cached", &arguments(), |region, t| {
+fn check_for(target: Target, options: AttentionOptions, value_width: usize) {
+    let results = run_for(target, "cached", &arguments(value_width), |region, t| {
         let (x, segmentation) = (t[0], t[7]);
         let pair = Pair::new(&t, options);
         let positions = region.iota(DType::I32, axis(POSITION, LENGTH)).broadcast(&segmentation.axes());
@@ -123,9 +128,10 @@ fn check_for(target: Target, options: AttentionOptions) {
 
         // The cache has a slot more than tokens.
         let slots = axis(KV_POSITION, LENGTH + 1);
-        let axes = [axis(BATCH, 2), slots, axis(KV_HEADS, 2), axis(HEAD_DIM, 4)];
-        let empty = region.full(DType::F32, &axes, 0.0);
-        let mut cached = KeysValues { key: empty, value: empty };
+        let axes = [axis(BATCH, 2), slots, axis(KV_HEADS, 2)];
+        let empty = |width| region.full(DType::F32, &[&axes[..], &[width]].concat(), 0.0);
+        let width = t[8].axis(VALUE_DIM);
+        let mut cached = KeysValues { key: empty(axis(HEAD_DIM, 4)), value: empty(width) };
         let mut occupied = region.full(DType::I32, &axes[..2], 0.0);
         let places = region.iota(DType::I32, axis(POSITION, PROMPTS[0]));
         let row = |prompt: usize| places.less(prompt as f64).cast(DType::I32).unsqueeze(BATCH);

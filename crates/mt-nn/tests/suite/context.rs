@@ -9,7 +9,7 @@ use mt_nn::{
     attention::{
         AttentionKernel, AttentionOptions, Context, KeysValues, MaskSpec, Segments, blockwise, dense,
     },
-    axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION},
+    axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
 use mt_runtime::{CompileSettings, testing};
 use mt_shape::{Axis, DType, HostArray, LogicalRules, Mesh, Placement, axis};
@@ -93,16 +93,18 @@ impl Case {
         let [rows, positions, keys] =
             [axis(BATCH, ROWS), axis(POSITION, self.length), axis(KV_POSITION, self.length)];
         let [heads, group, width] = [axis(KV_HEADS, KV), axis(GROUP, self.group), axis(HEAD_DIM, WIDTH)];
-        let context_axes = [rows, heads, positions, group, width];
+        let value_width = axis(VALUE_DIM, WIDTH);
+        let context_axes = [rows, heads, positions, group, value_width];
         let options =
             ProgramOptions { name: name.to_owned(), placement: self.placement(), target: self.target };
         program(&options, |inputs| {
             let input = |axes: &[Axis], logical: &[Option<&str>], dtype: DType| {
                 inputs.input("argument", dtype, axes, logical, false)
             };
-            let key = || input(&[rows, keys, heads, width], &KEY, DType::F32);
+            let key = |width| input(&[rows, keys, heads, width], &KEY, DType::F32);
             let query = input(&[rows, positions, heads, group, width], &QUERY, DType::F32);
-            let leaves = vec![query, key(), key(), input(&[heads, group], &SINKS, DType::F32)];
+            let leaves =
+                vec![query, key(width), key(value_width), input(&[heads, group], &SINKS, DType::F32)];
             let segments = input(&[rows, positions], &TOKENS, DType::I32);
             let cotangent = input(&context_axes, &CONTEXT, DType::F32);
             let (_, made, gradients) = inputs.region().value_and_grad_list(&Leaves(leaves), |_, leaves| {

@@ -102,7 +102,7 @@ fn feed_forward_layers_with_biases_match() {
         ("wi_1_bias", &[MLP]),
     ];
     fn linear<'t>(kernel: Tensor<'t>, bias: Tensor<'t>) -> Linear<Tensor<'t>> {
-        Linear { bias: Some(bias), ..Linear::dense(kernel) }
+        Linear::dense(kernel).with_bias(Some(bias))
     }
     check("mlp_with_biases", &arguments, |t| {
         let (wi_0, wi_1, wo) = (linear(t[1], t[2]), linear(t[5], t[6]), linear(t[3], t[4]));

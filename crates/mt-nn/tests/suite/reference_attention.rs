@@ -3,7 +3,7 @@
 use mt_nn::{
     Linear, NormOptions, RmsNorm, Rotary, RotaryExtent, RotaryOptions, RotaryScaling, SequenceOrder,
     attention::{Attention, AttentionInputs, AttentionKernel, AttentionOptions, MaskSpec, Segments},
-    axes::{EMBED, HEAD_DIM, KV_HEADS, QUERY_HEADS},
+    axes::{EMBED, HEAD_DIM, KV_HEADS, QUERY_HEADS, VALUE_DIM},
 };
 use mt_trace::Tensor;
 
@@ -44,22 +44,21 @@ const INPUTS: [Named; 3] = [("x", ACTIVATIONS), ("segments", SEQUENCES), ("posit
 const PROJECTIONS: [Named; 4] = [
     ("query", &[EMBED, QUERY_HEADS, HEAD_DIM]),
     ("key", &[EMBED, KV_HEADS, HEAD_DIM]),
-    ("value", &[EMBED, KV_HEADS, HEAD_DIM]),
-    ("out", &[QUERY_HEADS, HEAD_DIM, EMBED]),
+    ("value", &[EMBED, KV_HEADS, VALUE_DIM]),
+    ("out", &[QUERY_HEADS, VALUE_DIM, EMBED]),
 ];
 const BIASES: [Named; 4] = [
     ("query_bias", &[QUERY_HEADS, HEAD_DIM]),
     ("key_bias", &[KV_HEADS, HEAD_DIM]),
-    ("value_bias", &[KV_HEADS, HEAD_DIM]),
+    ("value_bias", &[KV_HEADS, VALUE_DIM]),
     ("out_bias", &[EMBED]),
 ];
 const NORMS_OF_HEADS: [Named; 2] = [("query_norm", &[HEAD_DIM]), ("key_norm", &[HEAD_DIM])];
 
 /// The layer whose parameters have these names.
 fn layer<'t>(find: impl Fn(&str) -> Option<Tensor<'t>>) -> Attention<Tensor<'t>> {
-    let linear = |name: &str| {
-        find(name).map(|kernel| Linear { bias: find(&format!("{name}_bias")), ..Linear::dense(kernel) })
-    };
+    let linear =
+        |name: &str| find(name).map(|kernel| Linear::dense(kernel).with_bias(find(&format!("{name}_bias"))));
     let norm = |name: &str| find(name).map(|scale| RmsNorm { scale });
     Attention {
         query: linear("query").unwrap(),

@@ -7,10 +7,9 @@ use std::{
 
 use mt_config::{AbsentHardware, Chip, DebugGroup, Hardware, RunGroup};
 use mt_ir::Program;
-use mt_models::start_runtime;
 use mt_runtime::{
     Activity, AheadOfTime, AheadOptions, AheadProgram, CompileSettings, Executable, MemoryUse, Platform,
-    Runtime, RuntimeError,
+    Runtime, RuntimeError, start_runtime,
 };
 use mt_train::Devices;
 

@@ -7,8 +7,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use mt_config::{RunRecord, TrainConfig};
 use mt_data::Position;
-use mt_models::start_runtime;
-use mt_runtime::Runtime;
+use mt_runtime::{Runtime, start_runtime};
 
 use crate::{
     Event, Intended, Observer, TrainError, TrainPlan, Trainer,

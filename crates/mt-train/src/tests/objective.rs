@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use mt_config::{Config, ModelGroup, PlacementGroup, Request};
 use mt_ir::{Program, Target};
 use mt_models::{
-    FlopCount, Forward, Hidden, Model, ModelError, ScoreWeights, StateSpec, StoredParameter, Tokens,
+    Description, FlopCount, Forward, ForwardPass, Hidden, Model, ModelError, ScoreWeights, StateSpec,
+    Storage, StoredParameter, Tokens,
     decoder::{Activation, RegionActivations},
     hugging_face::FileTensor,
 };
@@ -53,33 +54,13 @@ const AUXILIARY: &str = "learning/artificial_loss";
 /// A model that wants its hidden states to be small.
 struct WithAuxiliary(Box<dyn Model>);
 
-impl Model for WithAuxiliary {
+impl ForwardPass for WithAuxiliary {
     fn parameters(&self) -> Vec<(Path, ParamSpec)> {
         self.0.parameters()
     }
 
-    fn storage(&self) -> Vec<StoredParameter> {
-        self.0.storage()
-    }
-
-    fn otherwise_scanned(&self) -> Option<Box<dyn Model>> {
-        self.0.otherwise_scanned()
-    }
-
-    fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError> {
-        self.0.file_tensors()
-    }
-
-    fn ignores_tensor(&self, name: &str) -> bool {
-        self.0.ignores_tensor(name)
-    }
-
     fn num_learned_positions(&self) -> Option<usize> {
         self.0.num_learned_positions()
-    }
-
-    fn score_weights(&self) -> Vec<ScoreWeights> {
-        self.0.score_weights()
     }
 
     fn hidden<'t>(&self, parameters: &[Tensor<'t>], tokens: Tokens<'t>, forward: Forward<'t>) -> Hidden<'t> {
@@ -99,6 +80,30 @@ impl Model for WithAuxiliary {
 
     fn state(&self, batch: usize, slots: usize) -> Vec<StateSpec> {
         self.0.state(batch, slots)
+    }
+}
+
+impl Storage for WithAuxiliary {
+    fn storage(&self) -> Vec<StoredParameter> {
+        self.0.storage()
+    }
+
+    fn otherwise_scanned(&self) -> Option<Box<dyn Model>> {
+        self.0.otherwise_scanned()
+    }
+
+    fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError> {
+        self.0.file_tensors()
+    }
+
+    fn ignores_tensor(&self, name: &str) -> bool {
+        self.0.ignores_tensor(name)
+    }
+}
+
+impl Description for WithAuxiliary {
+    fn score_weights(&self) -> Vec<ScoreWeights> {
+        self.0.score_weights()
     }
 
     fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations> {

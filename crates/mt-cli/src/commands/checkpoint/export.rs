@@ -11,7 +11,7 @@ use mt_config::{LoadConfig, ModelGroup, TokenizerGroup, tokenizer_directory};
 use mt_data::Tokenizer;
 use mt_engine::{load_model, load_tokenizer};
 use mt_models::{
-    Model, ModelError, build_decoder,
+    ModelError, Storage, build_decoder,
     hugging_face::{check_described, config_of, context_length, description_path, write_weights},
 };
 use mt_shape::DType;

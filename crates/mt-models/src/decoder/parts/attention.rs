@@ -27,8 +27,11 @@ use crate::{
 pub struct AttentionConfig {
     pub query_heads: Axis,
     pub kv_heads: Axis,
+    /// The width of a head's queries and keys.
     pub head_dim: Axis,
-    /// Of queries, keys and values.
+    /// The width of a head's values.
+    pub value_dim: Axis,
+    /// Whether queries, keys and values have biases.
     pub input_bias: bool,
     pub output_bias: bool,
     pub query_key_norm: QueryKeyNorm,
@@ -60,6 +63,11 @@ pub enum Values {
 }
 
 impl AttentionConfig {
+    /// Makes queries, keys and values of heads this wide.
+    pub fn set_width(&mut self, width: usize) {
+        (self.head_dim.size, self.value_dim.size) = (width, width);
+    }
+
     fn has_keys(&self) -> bool {
         !matches!(self.values, Values::OfLayer(_))
     }
@@ -69,15 +77,15 @@ impl Part for AttentionConfig {
     type Parameters<L> = Attention<L>;
 
     fn specs(&self, builder: &SpecBuilder) -> Attention<ParamSpec> {
-        let (embed, heads, kv_heads, head_dim) =
-            (builder.embed, self.query_heads, self.kv_heads, self.head_dim);
+        let (embed, heads, kv_heads) = (builder.embed, self.query_heads, self.kv_heads);
+        let (head_dim, value_dim) = (self.head_dim, self.value_dim);
         let query = builder.linear(1, [(embed, "embed"), (heads, "q_heads"), (head_dim, "kv")]);
-        let key_value = || {
+        let key_value = |width: Axis| {
             let kernel =
-                builder.linear(1, [(embed, "embed"), (kv_heads, "kv_heads"), (head_dim, "kv_head_dim")]);
-            builder.with_bias(kernel, self.input_bias, [(kv_heads, "kv_heads"), (head_dim, "kv_head_dim")])
+                builder.linear(1, [(embed, "embed"), (kv_heads, "kv_heads"), (width, "kv_head_dim")]);
+            builder.with_bias(kernel, self.input_bias, [(kv_heads, "kv_heads"), (width, "kv_head_dim")])
         };
-        let out = builder.linear(2, [(heads, "heads"), (head_dim, "kv"), (embed, "embed")]);
+        let out = builder.linear(2, [(heads, "heads"), (value_dim, "kv"), (embed, "embed")]);
         let norm = |of: (Axis, &'static str)| match self.query_key_norm {
             QueryKeyNorm::None => None,
             QueryKeyNorm::PerHead => Some(builder.rms(head_dim)),
@@ -85,8 +93,8 @@ impl Part for AttentionConfig {
         };
         Attention {
             query: builder.with_bias(query, self.input_bias, [(heads, "q_heads"), (head_dim, "kv")]),
-            key: self.has_keys().then(key_value),
-            value: (self.values == Values::Own).then(key_value),
+            key: self.has_keys().then(|| key_value(head_dim)),
+            value: (self.values == Values::Own).then(|| key_value(value_dim)),
             out: builder.with_bias(out, self.output_bias, [(embed, "norm")]),
             query_norm: norm((heads, "q_heads")),
             key_norm: norm((kv_heads, "kv_heads")).filter(|_| self.has_keys()),
@@ -121,7 +129,10 @@ impl Part for AttentionConfig {
             output,
             state: written.map(|own| vec![own.key, own.value]).unwrap_or_default(),
             exports: vec![keys_values.key, keys_values.value],
-            others: largest_scores.map(|scores| (LayerOutput::LargestScores, scores)).into_iter().collect(),
+            others: largest_scores
+                .map(|scores| (LayerOutput::LargestScores.label(), scores))
+                .into_iter()
+                .collect(),
         }
     }
 
@@ -162,13 +173,13 @@ impl PartDescription for AttentionConfig {
             dtype: dims.dtype,
             kept: Kept::Slots { window: self.options.mask.window, stride: 1 },
         };
-        vec![array("key", self.head_dim), array("value", self.head_dim)]
+        vec![array("key", self.head_dim), array("value", self.value_dim)]
     }
 
     fn activations(&self, batch: &BatchDims) -> Vec<Activation> {
         let &BatchDims { rows, length, dtype, .. } = batch;
         let (heads, kv_heads) = (self.query_heads.size, self.kv_heads.size);
-        let (width, group) = (self.head_dim.size, heads / kv_heads);
+        let (width, value_width, group) = (self.head_dim.size, self.value_dim.size, heads / kv_heads);
         let activation = |name, dims: &[usize], logical_axes: &[Option<&'static str>]| Activation {
             name,
             dims: dims.to_vec(),
@@ -177,9 +188,12 @@ impl PartDescription for AttentionConfig {
         };
         let mut made = vec![activation(Some("query_proj"), &[rows, length, heads, width], &QUERY)];
         if self.has_keys() {
-            let of_keys = ["key_proj", "value_proj"];
-            let dims = [rows, length, kv_heads, width];
-            made.extend(of_keys.map(|name| activation(Some(name), &dims, &ACTIVATION)));
+            let of_keys = [("key_proj", width), ("value_proj", value_width)];
+            made.extend(
+                of_keys.map(|(name, width)| {
+                    activation(Some(name), &[rows, length, kv_heads, width], &ACTIVATION)
+                }),
+            );
         }
         let is_dense = match self.options.kernel {
             AttentionKernel::Automatic => length < DENSE_LIMIT,
@@ -197,7 +211,7 @@ impl PartDescription for AttentionConfig {
             let sums = activation(Some("context"), &[rows, kv_heads, length, group], of_query);
             made.push(Activation { dtype: DType::F32, ..sums });
         }
-        made.push(activation(Some("context"), &[rows, kv_heads, length, group, width], &CONTEXT));
+        made.push(activation(Some("context"), &[rows, kv_heads, length, group, value_width], &CONTEXT));
         made.push(batch.residual(Some("out_proj")));
         made
     }
@@ -209,7 +223,7 @@ impl PartDescription for AttentionConfig {
     fn pair_operations(&self) -> Option<AttentionFlops> {
         let mask = self.options.mask;
         Some(AttentionFlops {
-            width: self.query_heads.size * self.head_dim.size,
+            width: self.query_heads.size * (self.head_dim.size + self.value_dim.size),
             window: mask.window.or(mask.chunk),
         })
     }

@@ -59,7 +59,7 @@ impl PartDescription for MlpConfig {
         };
         let names: &[_] = if self.activations.len() == 2 { &["mlpwi_0", "mlpwi_1"] } else { &["mlpwi"] };
         let mut made: Vec<Activation> = names.iter().map(|name| hidden(Some(*name))).collect();
-        // What the last product is given.
+        // The input of the last product.
         made.push(hidden(None));
         made.push(batch.residual(Some("mlpwo")));
         made

@@ -3,6 +3,8 @@
 
 mod attention;
 mod mlp;
+#[cfg(test)]
+pub(super) mod probe;
 
 use std::{any::Any, ops::Deref};
 
@@ -12,31 +14,33 @@ use mt_trace::Tensor;
 
 pub use attention::{AttentionConfig, QueryKeyNorm, Values};
 pub use mlp::MlpConfig;
+#[cfg(test)]
+use probe::{Decay, DecayConfig, Shift, ShiftConfig};
 
 use super::part::{Part, PartDescription, PartInputs, PartOutputs, PartScoreWeights, SpecBuilder};
 
 /// Defines the configuration and the parameters of a kind of part, of which each variant is one, and hands every
-/// question to it.
+/// question to it. `@when(…)` before a variant is the condition under which there is one.
 macro_rules! parts {
     (
         $(#[$config_attribute:meta])* config $config:ident;
         $(#[$attribute:meta])* parameters $parameters:ident;
-        $($(#[$tag:meta])* $variant:ident: $own:ident => $module:ident,)+
+        $($(@when($when:meta))? $(#[$tag:meta])* $variant:ident: $own:ident => $module:ident,)+
     ) => {
         $(#[$config_attribute])*
         #[derive(Clone, Debug, PartialEq)]
         pub enum $config {
-            $($variant($own),)+
+            $($(#[cfg($when)])? $variant($own),)+
         }
 
         $(#[$attribute])*
         #[derive(Clone, Debug, Tree)]
         #[tree(tagged)]
         pub enum $parameters<L> {
-            $($(#[$tag])* $variant($module<L>),)+
+            $($(#[cfg($when)])? $(#[$tag])* $variant($module<L>),)+
         }
 
-        $(impl From<$own> for $config {
+        $($(#[cfg($when)])? impl From<$own> for $config {
             fn from(part: $own) -> Self {
                 Self::$variant(part)
             }
@@ -47,7 +51,7 @@ macro_rules! parts {
 
             fn deref(&self) -> &Self::Target {
                 match self {
-                    $(Self::$variant(part) => part,)+
+                    $($(#[cfg($when)])? Self::$variant(part) => part,)+
                 }
             }
         }
@@ -56,7 +60,7 @@ macro_rules! parts {
             /// The configuration of one part, if it is of this type.
             pub fn get<P: Part>(&self) -> Option<&P> {
                 let part: &dyn Any = match self {
-                    $(Self::$variant(part) => part,)+
+                    $($(#[cfg($when)])? Self::$variant(part) => part,)+
                 };
                 part.downcast_ref()
             }
@@ -64,7 +68,7 @@ macro_rules! parts {
             /// As [`Self::get`], to be changed.
             pub fn get_mut<P: Part>(&mut self) -> Option<&mut P> {
                 let part: &mut dyn Any = match self {
-                    $(Self::$variant(part) => part,)+
+                    $($(#[cfg($when)])? Self::$variant(part) => part,)+
                 };
                 part.downcast_mut()
             }
@@ -72,7 +76,7 @@ macro_rules! parts {
             /// As [`Part::differs_from`]; parts of different types differ.
             pub fn differs_from(&self, other: &Self) -> bool {
                 match (self, other) {
-                    $((Self::$variant(one), Self::$variant(other)) => one.differs_from(other),)+
+                    $($(#[cfg($when)])? (Self::$variant(one), Self::$variant(other)) => one.differs_from(other),)+
                     #[allow(unreachable_patterns, reason = "there may be one variant")]
                     _ => true,
                 }
@@ -80,7 +84,7 @@ macro_rules! parts {
 
             pub(super) fn specs(&self, builder: &SpecBuilder) -> $parameters<ParamSpec> {
                 match self {
-                    $(Self::$variant(part) => $parameters::$variant(part.specs(builder)),)+
+                    $($(#[cfg($when)])? Self::$variant(part) => $parameters::$variant(part.specs(builder)),)+
                 }
             }
 
@@ -91,7 +95,7 @@ macro_rules! parts {
                 inputs: &PartInputs<'_, 't>,
             ) -> PartOutputs<'t> {
                 match (self, parameters) {
-                    $((Self::$variant(part), $parameters::$variant(own)) => part.forward(own, x, inputs),)+
+                    $($(#[cfg($when)])? (Self::$variant(part), $parameters::$variant(own)) => part.forward(own, x, inputs),)+
                     #[allow(unreachable_patterns, reason = "there may be one variant")]
                     _ => unreachable!("a part's parameters are made by its configuration"),
                 }
@@ -103,7 +107,7 @@ macro_rules! parts {
                 is_imported: bool,
             ) -> Option<PartScoreWeights> {
                 match (self, numbers) {
-                    $((Self::$variant(part), $parameters::$variant(own)) => part.score_weights(own, is_imported),)+
+                    $($(#[cfg($when)])? (Self::$variant(part), $parameters::$variant(own)) => part.score_weights(own, is_imported),)+
                     #[allow(unreachable_patterns, reason = "there may be one variant")]
                     _ => unreachable!("a part's parameters are made by its configuration"),
                 }
@@ -118,6 +122,7 @@ parts! {
     /// The parameters of a mixer.
     parameters Mixer;
     Attention: AttentionConfig => Attention,
+    @when(test) Decay: DecayConfig => Decay,
 }
 
 parts! {
@@ -127,4 +132,5 @@ parts! {
     parameters FeedForward;
     #[tree(rename = "mlp")]
     Dense: MlpConfig => Mlp,
+    @when(test) Shift: ShiftConfig => Shift,
 }

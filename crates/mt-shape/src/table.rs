@@ -1,6 +1,6 @@
-//! What there is to say about where arrays are: mesh axes that split nothing, and a table of everything.
+//! Reports on placement: mesh axes that split nothing, and tables of arrays.
 
-use mt_shape::{Placement, Sharding};
+use crate::{Placement, Sharding};
 
 /// A mesh axis splits nothing, because its size divides nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,7 +1,9 @@
-//! The hardware that models run on.
+//! The hardware that a configuration asks for.
 
 use mt_config::{DebugGroup, Hardware, RunGroup};
-use mt_runtime::{Platform, Runtime, RuntimeError, RuntimeOptions};
+use mt_pjrt::Platform;
+
+use crate::{Runtime, RuntimeError, RuntimeOptions};
 
 /// Starts the hardware that a configuration asks for.
 ///

@@ -1,0 +1,61 @@
+//! Every logical axis of every model has a rule, or is left whole on purpose.
+
+use std::collections::BTreeSet;
+
+use mt_models::{Model, families::FAMILIES};
+use mt_shape::{UNSPLIT_LOGICAL_AXES, is_logical_axis, logical_axes};
+
+use crate::harness::{model, placement};
+
+/// Models that together have every parameter and activation that families can have.
+const MODELS: &[&[&str]] = &[
+    &["decoder_block=default"],
+    &["decoder_block=llama2", "attention_bias=true", "mlp_bias=true"],
+    &["decoder_block=llama2", "scan_layers=false", "logits_via_embedding=true"],
+    &["decoder_block=mistral"],
+    &["decoder_block=gemma"],
+    &["decoder_block=gemma2"],
+    &["decoder_block=gemma3", "base_num_decoder_layers=7"],
+    &["decoder_block=gemma4"],
+    &["decoder_block=gemma4_small", "scan_layers=false", "hidden_size_per_layer_input=8"],
+    &["decoder_block=qwen2", "attention_bias=true"],
+    &["decoder_block=qwen3", "use_qk_norm=true"],
+    &["decoder_block=olmo3"],
+    &["decoder_block=gpt3"],
+    &["decoder_block=simple"],
+    &["decoder_block=simple_mlp"],
+];
+
+fn used(model: &dyn Model) -> BTreeSet<&'static str> {
+    let mut axes: Vec<Option<&'static str>> = Vec::new();
+    for (_, spec) in model.parameters() {
+        axes.extend(spec.logical_axes);
+    }
+    for spec in model.state(2, 16) {
+        axes.extend(spec.logical_axes);
+    }
+    for region in model.activations(2, 16) {
+        let all = std::iter::once(region.input).chain(region.made);
+        axes.extend(all.flat_map(|activation| activation.logical_axes));
+    }
+    axes.extend(model.scores(2, 16).logical_axes);
+    axes.into_iter().flatten().collect()
+}
+
+#[test]
+fn every_name_is_known_and_has_a_rule() {
+    let rules = placement(&["num_cpu_devices=8", "ici_fsdp_parallelism=8"], 8);
+    let mesh_free: BTreeSet<&str> = UNSPLIT_LOGICAL_AXES.into();
+    let names: Vec<&str> = logical_axes().collect();
+    let without_rule: BTreeSet<&str> = names.iter().copied().filter(|name| !rules.has_rule(name)).collect();
+    assert_eq!(without_rule, mesh_free);
+    for family in FAMILIES {
+        let mut blocks = family.blocks.iter().map(|block| format!("decoder_block={}", block.name()));
+        assert!(blocks.any(|block| MODELS.iter().any(|model| model[0] == block)), "{family:?}");
+    }
+    for arguments in MODELS {
+        let unknown: Vec<&str> =
+            used(&*model(arguments)).into_iter().filter(|name| !is_logical_axis(name)).collect();
+        assert!(unknown.is_empty(), "{arguments:?}: {unknown:?}");
+    }
+}
