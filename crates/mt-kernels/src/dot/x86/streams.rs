@@ -214,11 +214,13 @@ unsafe fn across_block<L: Load, const FEW: usize, const VECTORS: usize>(
             let words = match second {
                 Some(second) if lanes == 32 => load.across_two(first, second),
                 None if lanes == 32 && L::DEPTH == 1 => load.across_two(first, first),
-                _ => std::array::from_fn(|vector| match vector {
-                    0 => load.across(first, second, mask(0)),
-                    _ if VECTORS == 1 => _mm512_setzero_si512(),
-                    _ => load.across(first + 16, second.map(|second| second + 16), mask(1)),
-                }),
+                _ => {
+                    let mut words = [load.across(first, second, mask(0)), _mm512_setzero_si512()];
+                    if VECTORS == 2 {
+                        words[1] = load.across(first + 16, second.map(|second| second + 16), mask(1));
+                    }
+                    words
+                }
             };
             for (few, sums) in sums.iter_mut().enumerate() {
                 let factor = _mm512_set1_epi32(*factors.add(few) as i32);
@@ -277,22 +279,11 @@ unsafe fn along_lines<L: Load, const FEW: usize, const LINES: usize>(
     // SAFETY: the lines and factors lie in the strip.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); FEW]; LINES];
-        let add = |sums: &mut [__m512; FEW], line: usize, position: usize| {
-            let first = strip.lines[line] + strip.offsets[0] + position;
-            let words = match depth - position {
-                count if count < vector => load.along(first, count),
-                _ => load.along(first, vector),
-            };
-            let factors = strip.factors.add(position / L::DEPTH * strip.few + 16 * few);
-            for (few, sum) in sums.iter_mut().enumerate() {
-                *sum = L::add_products(*sum, _mm512_loadu_si512(factors.add(16 * few).cast()), words);
-            }
-        };
         if FEW == 1 {
             // Memory is read fastest in order.
             for (line, sums) in (line..).zip(&mut sums) {
                 for position in (0..depth).step_by(vector) {
-                    add(sums, line, position);
+                    add_along(strip, load, sums, line, position, few);
                 }
             }
         } else {
@@ -300,7 +291,7 @@ unsafe fn along_lines<L: Load, const FEW: usize, const LINES: usize>(
             for position in (0..depth).step_by(vector) {
                 for (line, sums) in (line..).zip(&mut sums) {
                     load.prefetch(strip.lines[(line + LINES).min(all - 1)] + strip.offsets[0] + position);
-                    add(sums, line, position);
+                    add_along(strip, load, sums, line, position, few);
                 }
             }
         }
@@ -311,6 +302,35 @@ unsafe fn along_lines<L: Load, const FEW: usize, const LINES: usize>(
             for (index, total) in (start..FEW * LINES).zip(totals) {
                 *strip.sums.add((few + index % FEW) * all + line + index / FEW) = total;
             }
+        }
+    }
+}
+
+/// Adds a vector of words of a line, from a position on, with some of the few, from `few` on. No closure: it would not be
+/// compiled for the instructions wherever it is not inlined.
+///
+/// # Safety
+/// The strip has this line and position.
+#[inline(always)]
+unsafe fn add_along<L: Load, const FEW: usize>(
+    strip: &Strip,
+    load: L,
+    sums: &mut [__m512; FEW],
+    line: usize,
+    position: usize,
+    few: usize,
+) {
+    let vector = 16 * L::DEPTH;
+    let first = strip.lines[line] + strip.offsets[0] + position;
+    // SAFETY: the line's elements lie in the source, and there are factors for all positions.
+    unsafe {
+        let words = match strip.offsets.len() - position {
+            count if count < vector => load.along(first, count),
+            _ => load.along(first, vector),
+        };
+        let factors = strip.factors.add(position / L::DEPTH * strip.few + 16 * few);
+        for (few, sum) in sums.iter_mut().enumerate() {
+            *sum = L::add_products(*sum, _mm512_loadu_si512(factors.add(16 * few).cast()), words);
         }
     }
 }
