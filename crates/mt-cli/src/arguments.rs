@@ -657,9 +657,9 @@ pub struct TokenizerTrain {
 
 #[derive(Debug, Subcommand)]
 pub enum PluginCommand {
-    /// List the plugins on this machine
+    /// List the plugins on this machine and the kernels for its processor
     List {
-        /// Write one JSON array
+        /// Write one JSON object
         #[arg(long)]
         json: bool,
     },

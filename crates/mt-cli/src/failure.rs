@@ -91,6 +91,12 @@ impl From<mt_models::StateError> for Failure {
     }
 }
 
+impl From<mt_runtime::RuntimeError> for Failure {
+    fn from(error: mt_runtime::RuntimeError) -> Self {
+        Self::from_error(&error, error.is_user_error())
+    }
+}
+
 impl From<mt_pjrt::Error> for Failure {
     fn from(error: mt_pjrt::Error) -> Self {
         Self::from_error(&error, error.is_user_error())

@@ -39,7 +39,7 @@ impl DecodePlan {
         let model: Arc<dyn Model> = build(&settings.model)?.into();
         let topology = settings.placement.topology(num_devices, slices)?;
         let placement = Arc::new(settings.placement.placement(&topology)?);
-        let target = target_of(platform, settings.run.cpu_kernels);
+        let target = target_of(platform, settings.run.cpu_kernels)?;
         let parameter_types = model.parameters().iter().map(|(_, spec)| spec.dtype).collect();
         let decode = &settings.decode;
         let positions = model.num_learned_positions().unwrap_or(usize::MAX);

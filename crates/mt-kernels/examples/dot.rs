@@ -1,4 +1,8 @@
-//! Measures dot products in the shapes of training and decoding: `cargo run --release --example dot [filter] [threads]`.
+//! Measures dot products in the shapes of training and decoding:
+//! `cargo run --release --example dot [filter] [threads] [kernels]`.
+//!
+//! Products are computed by the preferred kernels, or by each kernel whose name contains the third argument: `_` and `avx`
+//! show all kernels for `bf16`, and for vectors, beside each other.
 //!
 //! With one thread, time is the thread's processor time, so that other programs disturb little. Rates are also shown as
 //! a share of what a loop without memory accesses reaches, and of the rate at which a plain loop reads memory.
@@ -9,7 +13,10 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use half::bf16;
-use mt_kernels::{Alone, Arithmetic, Dim, Elements, ElementsMut, Operand, ScopedThreads, Team, dot};
+use mt_kernels::{
+    Alone, Arithmetic, Candidate, Dim, Elements, ElementsMut, Features, Kernels, Operand, Purpose,
+    ScopedThreads, Team, dot, dot_by,
+};
 
 /// A product of `[batch, rows, depth]` and `[batch, depth, columns]`, each stored in one of two orders.
 struct Shape {
@@ -66,12 +73,13 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let filter = arguments.next().unwrap_or_default();
     let threads: usize = arguments.next().map_or(1, |threads| threads.parse().expect("a number of threads"));
+    let kernels = arguments.next();
     let clock = if threads == 1 { processor_time } else { wall_time };
     let read = gigabytes_read(threads, clock);
     println!("{threads} threads, memory read at {read:.1} GB/s");
     println!(
-        "{:24} {:10} {:22} {:>9} {:>9} {:>7} {:>8}",
-        "product", "arithmetic", "operands -> result", "us", "GFLOP/s", "of peak", "GB/s"
+        "{:24} {:16} {:22} {:>9} {:>9} {:>7} {:>8}",
+        "product", "kernel", "operands -> result", "us", "GFLOP/s", "of peak", "GB/s"
     );
     for shape in SHAPES.iter().filter(|shape| shape.name.contains(&filter)) {
         for (arithmetic, kinds) in [
@@ -81,12 +89,26 @@ fn main() {
             (Arithmetic::Bf16, [false, false, false]),
             (Arithmetic::F32, [false, false, false]),
         ] {
-            measure(shape, arithmetic, kinds, threads, clock);
+            let Some(name) = &kernels else {
+                measure(shape, arithmetic, None, kinds, threads, clock);
+                continue;
+            };
+            let available = Candidate::available(Features::detect(), arithmetic);
+            for candidate in available.into_iter().filter(|candidate| candidate.name().contains(name)) {
+                measure(shape, arithmetic, Some(candidate), kinds, threads, clock);
+            }
         }
     }
 }
 
-fn measure(shape: &Shape, arithmetic: Arithmetic, kinds: [bool; 3], threads: usize, clock: fn() -> f64) {
+fn measure(
+    shape: &Shape,
+    arithmetic: Arithmetic,
+    candidate: Option<&Candidate>,
+    kinds: [bool; 3],
+    threads: usize,
+    clock: fn() -> f64,
+) {
     let &Shape { name, batch, rows, columns, depth, lhs_by_depth, rhs_by_depth } = shape;
     let lhs = Numbers::new(batch * rows * depth, kinds[0]);
     let rhs = Numbers::new(batch * depth * columns, kinds[1]);
@@ -104,16 +126,21 @@ fn measure(shape: &Shape, arithmetic: Arithmetic, kinds: [bool; 3], threads: usi
         rounds += 1;
         let start = clock();
         for _ in 0..repetitions as usize {
-            dot(&*team, &lhs, &rhs, arithmetic, result.elements_mut());
+            match candidate {
+                None => dot(&*team, &lhs, &rhs, arithmetic, result.elements_mut()),
+                Some(candidate) => dot_by(&*team, candidate, &lhs, &rhs, result.elements_mut()),
+            }
         }
         best = best.min((clock() - start) / repetitions);
         peak = peak.max(peak_gigaflops(arithmetic, clock) * threads as f64);
     }
     let bytes = (batch * depth) as f64 * (rows * size(kinds[0]) + columns * size(kinds[1])) as f64;
     let kind = |narrow: bool| if narrow { "bf16" } else { "f32" };
+    let purpose = if rows <= 16 { Purpose::FewRows } else { Purpose::ManyRows };
+    let preferred = || Kernels::in_use().of(arithmetic, purpose);
     println!(
-        "{name:24} {:10} {:22} {:9.1} {:9.1} {:7.2} {:8.1}",
-        format!("{arithmetic:?}").to_lowercase(),
+        "{name:24} {:16} {:22} {:9.1} {:9.1} {:7.2} {:8.1}",
+        candidate.unwrap_or_else(preferred).name(),
         format!("{} x {} -> {}", kind(kinds[0]), kind(kinds[1]), kind(kinds[2])),
         best * 1e6,
         flops / best / 1e9,

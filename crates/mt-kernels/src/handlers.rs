@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::bf16;
 
 use crate::{
-    Arithmetic, Cotangents, Dim, Elements, ElementsMut, Gate, Instructions, Operand, Rows, Targets,
+    Arithmetic, Cotangents, Dim, Elements, ElementsMut, Gate, Instructions, Kernels, Operand, Rows, Targets,
     attention::{
         self, CachedInputs, Gradients, Inputs, Mask, Options, Outcome, Residuals, Results, Shape, Strides,
     },
@@ -270,11 +270,16 @@ fn slice_position(call: &Call<'_>, argument: usize, position: usize) -> Result<u
 
 /// An element with its kind of buffers.
 trait BufferElement: attention::Attend {
+    /// How its products are computed.
+    const ARITHMETIC: Arithmetic;
+
     fn of(data: Data<'_>) -> Option<&[Self]>;
     fn of_mut(data: DataMut<'_>) -> Option<&mut [Self]>;
 }
 
 impl BufferElement for f32 {
+    const ARITHMETIC: Arithmetic = Arithmetic::F32;
+
     fn of(data: Data<'_>) -> Option<&[Self]> {
         if let Data::F32(elements) = data { Some(elements) } else { None }
     }
@@ -285,6 +290,8 @@ impl BufferElement for f32 {
 }
 
 impl BufferElement for bf16 {
+    const ARITHMETIC: Arithmetic = Arithmetic::Bf16;
+
     fn of(data: Data<'_>) -> Option<&[Self]> {
         if let Data::Bf16(elements) = data { Some(elements) } else { None }
     }
@@ -349,7 +356,8 @@ struct AttentionCall {
 }
 
 impl AttentionCall {
-    fn new(call: &Call<'_>, operands: &[View]) -> Result<Self, Fault> {
+    /// Of elements that are multiplied so.
+    fn new(call: &Call<'_>, operands: &[View], arithmetic: Arithmetic) -> Result<Self, Fault> {
         let [query, _, _, segments, sinks, ..] = operands else {
             return Err("arguments are missing".to_owned());
         };
@@ -359,7 +367,7 @@ impl AttentionCall {
             shape: Shape { batch, length, kv_heads, group, head_dim },
             mask,
             soft_cap,
-            instructions: Instructions::best(),
+            instructions: Kernels::in_use().attention(arithmetic),
         };
         let (Data::I32(segment_data), Data::F32(sink_data)) =
             (call.data(segments.argument)?, call.data(sinks.argument)?)
@@ -447,7 +455,7 @@ fn result<'a, E: BufferElement>(call: &Call<'a>, index: usize) -> Result<&'a mut
 }
 
 fn attention_forward<E: BufferElement>(call: &Call<'_>, operands: &[View]) -> Result<(), Fault> {
-    let attention = AttentionCall::new(call, operands)?;
+    let attention = AttentionCall::new(call, operands, E::ARITHMETIC)?;
     let shape = attention.options.shape;
     let inputs = attention.inputs::<E>(call, operands)?;
     let dense = Strides::heads_first(shape);
@@ -466,7 +474,7 @@ fn attention_forward<E: BufferElement>(call: &Call<'_>, operands: &[View]) -> Re
 }
 
 fn attention_backward<E: BufferElement>(call: &Call<'_>, operands: &[View]) -> Result<(), Fault> {
-    let attention = AttentionCall::new(call, operands)?;
+    let attention = AttentionCall::new(call, operands, E::ARITHMETIC)?;
     let shape = attention.options.shape;
     let inputs = attention.inputs::<E>(call, operands)?;
     let [context, log_sums, cotangent] = &operands[5..] else {

@@ -32,7 +32,7 @@ fn main() {
         for length in [64, 128, 256, 512, 1024, 2048, 4096] {
             let target = Target::CPU;
             let dense = milliseconds(target, dtype, length, None);
-            let kernels = target_of(Platform::Cpu, true);
+            let kernels = target_of(Platform::Cpu, true).expect("the environment names features that exist");
             let dense_kernels = milliseconds(kernels, dtype, length, None);
             let kernel = milliseconds(kernels, dtype, length, Some(length.min(BLOCK_SIZE)));
             let blocks: Vec<String> = BLOCKS

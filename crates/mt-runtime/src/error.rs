@@ -3,6 +3,7 @@
 use std::{io::ErrorKind, path::PathBuf};
 
 use mt_ir::TensorType;
+use mt_kernels::Feature;
 use mt_pjrt::Platform;
 use mt_shape::PartitionSpec;
 
@@ -40,6 +41,14 @@ pub enum RuntimeError {
     ResultCount { program: String, needed: usize, given: usize },
     #[error("the compiler's optimized program, in the format `{format}`, cannot be read: {reason}")]
     OptimizedProgram { format: String, reason: String },
+    #[error(
+        "`MAXTEXT_CPU_FEATURES` names `{word}`, which is no feature that kernels use\nhint: features are {}, with \
+         commas between them, or `none`",
+        quoted(Feature::ALL.into_iter().map(Feature::name))
+    )]
+    CpuFeature { word: String },
+    #[error("`MAXTEXT_CPU_KERNELS` names `{word}`, which is {problem}\nhint: {hint}")]
+    CpuKernel { word: String, problem: String, hint: String },
     #[error("{0}")]
     Memory(String),
     #[error("program `{program}` does not fit into the memory of a device: {}", .lack.message)]
@@ -55,6 +64,11 @@ pub enum RuntimeError {
     Host(#[from] mt_shape::HostArrayError),
 }
 
+/// Names for a message.
+pub(crate) fn quoted<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    names.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
 impl RuntimeError {
     /// Whether the user's input or machine setup is at fault rather than the run.
     pub fn is_user_error(&self) -> bool {
@@ -64,6 +78,8 @@ impl RuntimeError {
             | Self::NoDevice(_)
             | Self::TooFewDevices { .. }
             | Self::CompiledFile { .. }
+            | Self::CpuFeature { .. }
+            | Self::CpuKernel { .. }
             | Self::Memory(_) => true,
             // A directory that the user named and that is not writable.
             Self::Io { source, .. } => matches!(

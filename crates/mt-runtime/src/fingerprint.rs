@@ -73,7 +73,7 @@ fn allowed_processors() -> String {
 }
 
 /// The processor's model and features.
-fn processor() -> String {
+pub(crate) fn processor() -> String {
     let description = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let first = description.split("\n\n").next().unwrap_or_default();
     let matters = |line: &&str| {
@@ -91,6 +91,13 @@ fn processor() -> String {
         .any(|name| line.starts_with(name))
     };
     first.lines().filter(matters).collect::<Vec<_>>().join("\n")
+}
+
+/// The processor's name.
+pub(crate) fn processor_name() -> String {
+    let description = processor();
+    let name = description.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or_else(|| env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
 }
 
 /// The hash of a file's contents, cached under its path, size and modification time.

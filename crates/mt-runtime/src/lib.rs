@@ -16,6 +16,7 @@ mod executable;
 mod fingerprint;
 mod hardware;
 mod hlo;
+mod kernels;
 mod memory;
 mod runtime;
 pub mod testing;
@@ -26,6 +27,9 @@ pub use error::RuntimeError;
 pub use executable::{CompileSettings, Executable, Input};
 pub use hardware::start_runtime;
 pub use hlo::{Activity, Collective};
+pub use kernels::{
+    CPU_FEATURES_VARIABLE, CPU_KERNELS_VARIABLE, KernelChoice, KernelReport, Reason, kernels_in_use,
+};
 pub use memory::{LargeArray, MemoryNeed, format_bytes, largest_arrays};
 pub use mt_pjrt::{
     DeviceMemoryStats, MemoryUse, NamedValue, PendingHostArray, Platform, prefer_large_pages,

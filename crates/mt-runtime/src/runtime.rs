@@ -14,7 +14,11 @@ use mt_kernels::Support;
 use mt_pjrt::{Client, ClientOptions, Device, NamedValue, Platform, Plugin, find_or_install};
 
 use crate::{
-    CompileSettings, Executable, MemoryNeed, RuntimeError, cache::ExecutableCache, fingerprint, memory,
+    CompileSettings, Executable, MemoryNeed, RuntimeError,
+    cache::ExecutableCache,
+    fingerprint,
+    kernels::{kernels_in_use, support},
+    memory,
 };
 
 /// Options of a runtime.
@@ -71,9 +75,15 @@ impl Runtime {
     /// Finds the plugin, installing it if it is missing, and starts it.
     ///
     /// # Errors
-    /// There is no plugin and none can be installed, or the hardware does not work.
+    /// There is no plugin and none can be installed, the hardware does not work, or the environment names features or
+    /// kernels that do not exist.
     pub fn new(options: &RuntimeOptions) -> Result<Self, RuntimeError> {
         let platform = options.platform.unwrap_or_else(Platform::best_present);
+        let target = target_of(platform, options.cpu_kernels)?;
+        let calls_kernels = matches!(target, Target::Cpu(kernels) if kernels != CpuKernels::NONE);
+        if calls_kernels {
+            kernels_in_use()?;
+        }
         let location = find_or_install(platform, options.plugin_path.as_deref())?;
         let plugin = Plugin::load(&location.path)?;
         let forced = || forced_device_count(&env::var("XLA_FLAGS").unwrap_or_default());
@@ -83,8 +93,7 @@ impl Runtime {
         if client.num_devices() == 0 {
             return Err(RuntimeError::NoDevice(platform));
         }
-        let target = target_of(platform, options.cpu_kernels);
-        if matches!(target, Target::Cpu(kernels) if kernels != CpuKernels::NONE) {
+        if calls_kernels {
             plugin.register_kernels()?;
         }
         let directory = match &options.cache_directory {
@@ -212,15 +221,18 @@ impl fmt::Debug for Runtime {
 }
 
 /// The target for which programs of a platform are printed.
-pub fn target_of(platform: Platform, cpu_kernels: bool) -> Target {
-    match platform {
+///
+/// # Errors
+/// The environment names CPU features that do not exist.
+pub fn target_of(platform: Platform, cpu_kernels: bool) -> Result<Target, RuntimeError> {
+    Ok(match platform {
         Platform::Cpu if cpu_kernels => {
-            let Support { f32, bf16 } = mt_kernels::support();
+            let Support { f32, bf16 } = support()?;
             Target::Cpu(CpuKernels { f32, bf16 })
         }
         Platform::Cpu => Target::CPU,
         _ => Target::Accelerator,
-    }
+    })
 }
 
 /// The number of CPU devices that these XLA flags request.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mt_config::TrainConfig;
-use mt_ir::{Memory, Program};
+use mt_ir::{Memory, Program, Target};
 use mt_models::{Model, ModelError};
 use mt_nn::SequenceOrder;
 use mt_runtime::{CompileSettings, Platform, Runtime, target_of};
@@ -98,6 +98,8 @@ pub struct TrainPlan {
     pub(crate) settings: TrainConfig,
     pub(crate) model: Arc<dyn Model>,
     pub(crate) platform: Platform,
+    /// The target for which programs are printed.
+    target: Target,
     pub(crate) topology: Topology,
     pub(crate) placement: Arc<Placement>,
     pub(crate) state_rule: StateRule,
@@ -127,7 +129,8 @@ impl TrainPlan {
         let platform = devices.platform;
         let state_rule = StateRule::new(&settings, &*model, platform)?;
         let loss = loss_rule(&settings, model.clone(), objective, platform, topology.num_devices() > 1);
-        let plan = Self { settings, model, platform, topology, placement, state_rule, loss, rows };
+        let target = target_of(platform, settings.run.cpu_kernels)?;
+        let plan = Self { settings, model, platform, target, topology, placement, state_rule, loss, rows };
         let batch = plan.batch_arrays().into_iter().map(|(_, sharding)| sharding).collect();
         check_state_axes(&plan.placement, &plan.state_rule.layout, batch)?;
         Ok(plan)
@@ -230,7 +233,7 @@ impl TrainPlan {
         Programs {
             model: self.model.clone(),
             placement,
-            target: target_of(self.platform, self.settings.run.cpu_kernels),
+            target: self.target,
             layout,
             update,
             loss,

@@ -5,6 +5,7 @@ mod compile;
 mod completion;
 mod configuration;
 mod estimate;
+mod kernels;
 mod models;
 
 use std::{path::Path, process::Command};
@@ -146,7 +147,7 @@ fn plugins_are_listed() {
         assert!(list.output.lines().any(|line| line.starts_with(platform)), "{}", list.output);
     }
     let json = maxtext_in(home.path(), &["plugin", "list", "--json"], &environment);
-    assert!(serde_json::from_str::<serde_json::Value>(&json.output).unwrap().is_array());
+    assert!(serde_json::from_str::<serde_json::Value>(&json.output).unwrap()["plugins"].is_array());
 
     let file = home.path().join("plugin.so");
     std::fs::write(&file, "").unwrap();
@@ -156,7 +157,7 @@ fn plugins_are_listed() {
     assert!(list.contains(&expected), "{list}");
     let json = maxtext_in(home.path(), &["plugin", "list", "--json"], &named).output;
     let entries: serde_json::Value = serde_json::from_str(&json).unwrap();
-    assert_eq!(entries[0]["origin"], "named", "{json}");
+    assert_eq!(entries["plugins"][0]["origin"], "named", "{json}");
 }
 
 #[test]

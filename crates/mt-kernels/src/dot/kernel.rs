@@ -4,33 +4,33 @@ use std::cell::Cell;
 
 use half::bf16;
 
-use super::Arithmetic;
 use super::ahead::Ahead;
 use super::pack::{self, Format, Panels};
 use super::stream::Streams;
 
-/// A way to compute tiles.
-pub(super) struct Kernel {
+/// A way to compute tiles. Whoever calls its functions has made sure that the processor has the instructions, see
+/// [`crate::Candidate`].
+pub(crate) struct Kernel {
     /// The rows and columns of the largest tile; columns come in whole vectors of `lanes`.
-    pub rows: usize,
-    pub columns: usize,
-    pub lanes: usize,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) lanes: usize,
     /// How many contracted elements panels hold: a panel of columns stays in the first cache.
-    pub depth: usize,
-    pub format: Format,
+    pub(super) depth: usize,
+    pub(super) format: Format,
     /// Whether tiles can read rows in place.
-    pub reads_rows: bool,
+    pub(super) reads_rows: bool,
     /// Computes a tile.
     ///
     /// # Safety
     /// The processor has the instructions, and the tile's pointers reach as far as [`Tile`] says.
-    pub multiply: unsafe fn(&Tile),
+    pub(super) multiply: unsafe fn(&Tile),
     /// Copies panels.
     ///
     /// # Safety
     /// The processor has the instructions, and the panel's pointers reach as far as [`Panels`] says.
-    pub pack: unsafe fn(&Panels),
-    pub streams: Option<Streams>,
+    pub(super) pack: unsafe fn(&Panels),
+    pub(super) streams: Option<Streams>,
 }
 
 /// A tile of the result, and the panels that it is computed from.
@@ -103,27 +103,16 @@ pub(super) fn round(number: f32) -> bf16 {
 }
 
 impl Kernel {
-    /// The fastest one that this processor has.
-    pub fn detect(arithmetic: Arithmetic) -> &'static Self {
-        #[cfg(target_arch = "x86_64")]
-        if let Some(kernel) = super::x86::available(arithmetic).first() {
-            return kernel;
-        }
-        Self::portable(arithmetic)
-    }
-
-    pub fn portable(arithmetic: Arithmetic) -> &'static Self {
-        match arithmetic {
-            Arithmetic::F32 => &PORTABLE,
-            Arithmetic::Bf16 => &PORTABLE_BF16,
-        }
+    /// Whether it computes products of few rows in a way of its own.
+    pub(crate) fn can_stream(&self) -> bool {
+        self.streams.is_some()
     }
 }
 
 const PORTABLE_ROWS: usize = 4;
 const PORTABLE_COLUMNS: usize = 8;
 
-static PORTABLE: Kernel = Kernel {
+pub(crate) static PORTABLE: Kernel = Kernel {
     rows: PORTABLE_ROWS,
     columns: PORTABLE_COLUMNS,
     lanes: PORTABLE_COLUMNS,
@@ -135,7 +124,7 @@ static PORTABLE: Kernel = Kernel {
     streams: None,
 };
 
-static PORTABLE_BF16: Kernel = Kernel { format: Format::RoundedF32, ..PORTABLE };
+pub(crate) static PORTABLE_WIDENED: Kernel = Kernel { format: Format::RoundedF32, ..PORTABLE };
 
 /// Computes a tile without special instructions.
 ///

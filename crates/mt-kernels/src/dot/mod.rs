@@ -18,14 +18,16 @@ mod stream;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
-mod x86;
+pub(crate) mod x86;
 
 use half::bf16;
 
-use crate::Team;
-use kernel::{Kernel, Out};
+use crate::{Candidate, Kernels, Purpose, Team};
+use kernel::Out;
 use shape::Problem;
 use stream::{Form, Streamed};
+
+pub(crate) use kernel::{Kernel, PORTABLE, PORTABLE_WIDENED};
 
 /// A dimension of an operand; the stride counts elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +73,18 @@ pub enum Arithmetic {
     Bf16,
 }
 
+impl Arithmetic {
+    pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
+
+    /// The name of the type that is multiplied.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
 /// Computes the general dot product of `lhs` and `rhs`: dense, row-major, of shape
 /// `[batch…, free dimensions of lhs…, free dimensions of rhs…]`.
 ///
@@ -94,10 +108,21 @@ pub struct Product<'a> {
 /// # Panics
 /// As [`dot`].
 pub fn dots(team: &dyn Team, arithmetic: Arithmetic, products: Vec<Product>) {
-    dots_with(team, Kernel::detect(arithmetic), products);
+    let kernels = Kernels::in_use();
+    let [many, few] = [Purpose::ManyRows, Purpose::FewRows].map(|purpose| kernels.of(arithmetic, purpose));
+    dots_with(team, many.kernel(), few.kernel(), products);
 }
 
-fn dots_with(team: &dyn Team, kernel: &Kernel, products: Vec<Product>) {
+/// Computes a product as [`dot`] does, by a kernel of the caller's choice.
+///
+/// # Panics
+/// As [`dot`].
+pub fn dot_by(team: &dyn Team, candidate: &Candidate, lhs: &Operand, rhs: &Operand, result: ElementsMut) {
+    dots_with(team, candidate.kernel(), candidate.kernel(), vec![Product { lhs, rhs, result }]);
+}
+
+/// Computes products by a kernel for many rows and another one, if it can stream, for few.
+fn dots_with(team: &dyn Team, kernel: &Kernel, few_rows: &Kernel, products: Vec<Product>) {
     let mut streamed = Vec::new();
     for Product { lhs, rhs, mut result } in products {
         let problem = Problem::new(lhs, rhs);
@@ -118,12 +143,12 @@ fn dots_with(team: &dyn Team, kernel: &Kernel, products: Vec<Product>) {
             driver::run(team, kernel, &problem, out, true);
             continue;
         }
-        match Form::of(kernel, &problem) {
+        match Form::of(few_rows, &problem) {
             Some(form) => streamed.push(Streamed { problem, form, out }),
             None => driver::run(team, kernel, &problem, out, false),
         }
     }
-    stream::run(team, kernel, &streamed);
+    stream::run(team, few_rows, &streamed);
 }
 
 impl ElementsMut<'_> {

@@ -2,18 +2,12 @@ use half::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use super::kernel::Kernel;
-use super::{Arithmetic, Dim, Elements, ElementsMut, Operand, Product, dots_with};
-use crate::{Alone, ScopedThreads, Team};
+use super::{Arithmetic, Dim, Elements, ElementsMut, Operand, Product, dot_by as dot_with};
+use crate::{Alone, Candidate, Features, ScopedThreads, Team};
 
 /// Every kernel that the processor has.
-fn kernels(arithmetic: Arithmetic) -> Vec<&'static Kernel> {
-    let portable = [Kernel::portable(arithmetic)];
-    #[cfg(target_arch = "x86_64")]
-    let special = super::x86::available(arithmetic);
-    #[cfg(not(target_arch = "x86_64"))]
-    let special = [];
-    portable.into_iter().chain(special).collect()
+fn kernels(arithmetic: Arithmetic) -> Vec<&'static Candidate> {
+    Candidate::available(Features::detect(), arithmetic)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,8 +145,8 @@ fn reference(lhs: &Side, rhs: &Side, arithmetic: Arithmetic) -> Vec<(f64, f64)> 
     sums
 }
 
-fn dot_with(team: &dyn Team, kernel: &Kernel, lhs: &Operand, rhs: &Operand, result: ElementsMut) {
-    dots_with(team, kernel, vec![Product { lhs, rhs, result }]);
+fn dots_with(team: &dyn Team, candidate: &Candidate, products: Vec<Product>) {
+    super::dots_with(team, candidate.kernel(), candidate.kernel(), products);
 }
 
 /// Compares all kernels with the exact sums, and their results in `bf16` with those in `f32`.
@@ -163,14 +157,14 @@ fn check(lhs: &Side, rhs: &Side, arithmetic: Arithmetic, threads: usize) -> Resu
     // sum of their absolute values.
     let unit = f64::from(f32::EPSILON) / 2.0;
     let bound = |terms: f64| terms * unit / (1.0 - terms * unit);
-    for (index, kernel) in kernels(arithmetic).into_iter().enumerate() {
+    for kernel in kernels(arithmetic) {
         let mut result = vec![f32::NAN; exact.len()];
         dot_with(&Alone, kernel, &lhs.operand(), &rhs.operand(), ElementsMut::F32(&mut result));
         for (position, (&result, (exact, absolute))) in result.iter().zip(&exact).enumerate() {
             let error = (f64::from(result) - exact).abs();
             prop_assert!(
                 error <= bound(terms) * absolute,
-                "kernel {index}, element {position}: {result} instead of {exact}"
+                "{kernel:?}, element {position}: {result} instead of {exact}"
             );
         }
         let team = ScopedThreads(threads);
@@ -180,14 +174,14 @@ fn check(lhs: &Side, rhs: &Side, arithmetic: Arithmetic, threads: usize) -> Resu
         let results = [ElementsMut::F32(&mut again), ElementsMut::Bf16(&mut narrow)];
         let products = results.map(|result| Product { lhs: &left, rhs: &right, result });
         dots_with(&team, kernel, products.into());
-        prop_assert_eq!(&result, &again, "kernel {} with other threads", index);
+        prop_assert_eq!(&result, &again, "{:?} with other threads", kernel);
         let rounded: Vec<bf16> = result.into_iter().map(bf16::from_f32).collect();
-        prop_assert_eq!(narrow, rounded, "kernel {}", index);
+        prop_assert_eq!(narrow, rounded, "{:?}", kernel);
         let mut added = vec![0.75; exact.len()];
         dot_with(&team, kernel, &lhs.operand(), &rhs.operand(), ElementsMut::Added(&mut added));
         for (added, (exact, absolute)) in added.into_iter().zip(&exact) {
             let error = (f64::from(added) - exact - 0.75).abs();
-            prop_assert!(error <= bound(terms + 1.0) * (absolute + 0.75), "kernel {index}: added {added}");
+            prop_assert!(error <= bound(terms + 1.0) * (absolute + 0.75), "{kernel:?}: added {added}");
         }
     }
     Ok(())
@@ -344,7 +338,7 @@ fn numbers_to_round() -> Vec<f32> {
 }
 
 /// Multiplies each number by one.
-fn multiply_by_one(kernel: &Kernel, numbers: &[f32], result: ElementsMut) {
+fn multiply_by_one(kernel: &Candidate, numbers: &[f32], result: ElementsMut) {
     let dim = |size| vec![Dim { size, stride: 1 }];
     // Several columns, or the product would be one of a few lines with many.
     let ones = [1.0; 20];
@@ -385,5 +379,56 @@ fn operands_are_rounded_to_nearest_even() {
                 "{result} not {expected}"
             );
         }
+    }
+}
+
+/// Kernels that widen `bf16` while they pack them compute the same as the kernels of `f32` from the same numbers.
+#[test]
+fn widened_products_are_those_of_f32() {
+    let layout = |order, gap, seed| Layout { order, gaps: [gap; 6], start: 1, seed };
+    let orders = [[0, 1, 2, 3, 4, 5], [2, 1, 0, 0, 0, 0], [1, 2, 0, 0, 0, 0], [0, 2, 1, 0, 0, 0]];
+    // Edges in all three dimensions, one block and several, and few rows.
+    let sizes = [[15, 33, 7], [29, 47, 513], [1, 700, 301], [4, 130, 64], [40, 17, 1], [28, 64, 1025]];
+    let pairs = [("avx512_widened", "avx512"), ("avx2_widened", "avx2"), ("portable_widened", "portable")];
+    for (widened, plain) in pairs {
+        let find = |arithmetic, name| kernels(arithmetic).into_iter().find(|kernel| kernel.name() == name);
+        let (Some(widened), Some(plain)) = (find(Arithmetic::Bf16, widened), find(Arithmetic::F32, plain))
+        else {
+            continue;
+        };
+        for (seed, [rows, columns, depth]) in (0..).zip(sizes) {
+            for order in orders {
+                let side = |kind, size: usize, seed| {
+                    Side::new(kind, &[2], &[size], &[depth], &layout(order, seed as usize % 3, seed))
+                };
+                let narrow = [side(Kind::Bf16, rows, seed), side(Kind::Bf16, columns, seed + 9)];
+                let mut wide = narrow.clone();
+                for side in &mut wide {
+                    let Numbers::Bf16(numbers) = &side.numbers else { unreachable!("made so above") };
+                    side.numbers = Numbers::F32(numbers.iter().map(|number| number.to_f32()).collect());
+                }
+                let results = [(widened, &narrow), (plain, &wide)].map(|(kernel, [lhs, rhs])| {
+                    let (lhs, rhs) = (lhs.operand(), rhs.operand());
+                    let mut wide = vec![f32::NAN; 2 * rows * columns];
+                    let mut narrow = vec![bf16::NAN; wide.len()];
+                    dot_with(&Alone, kernel, &lhs, &rhs, ElementsMut::F32(&mut wide));
+                    dot_with(&ScopedThreads(2), kernel, &lhs, &rhs, ElementsMut::Bf16(&mut narrow));
+                    (wide, narrow)
+                });
+                assert_eq!(results[0], results[1], "{widened:?}, {rows} by {columns} by {depth}, {order:?}");
+            }
+        }
+    }
+}
+
+/// Unlike the processor's products of `bf16`, widened ones keep subnormal numbers.
+#[test]
+fn widened_products_keep_subnormal_numbers() {
+    let numbers = [f32::from_bits(1 << 16), -f32::from_bits(0x7f << 16), f32::MIN_POSITIVE];
+    let expected: Vec<f32> = numbers.iter().flat_map(|&number| [number; 20]).collect();
+    for kernel in kernels(Arithmetic::Bf16).into_iter().filter(|kernel| kernel.name().ends_with("_widened")) {
+        let mut result = vec![0.0; expected.len()];
+        multiply_by_one(kernel, &numbers, ElementsMut::F32(&mut result));
+        assert_eq!(result, expected, "{kernel:?}");
     }
 }

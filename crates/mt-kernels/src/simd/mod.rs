@@ -3,7 +3,7 @@
 //! A value that implements [`Simd`] is proof that the processor has the instructions: it is made only after asking.
 //! Functions that take one are inlined into [`Simd::run`], which is compiled for these instructions.
 
-use std::sync::OnceLock;
+use crate::{Feature, Features, Kernels};
 
 mod portable;
 #[cfg(target_arch = "x86_64")]
@@ -39,10 +39,19 @@ impl Instructions {
         available
     }
 
-    /// The best ones that this processor has.
+    /// The widest ones that kernels may use, see [`Kernels`].
     pub fn best() -> Self {
-        static BEST: OnceLock<Instructions> = OnceLock::new();
-        *BEST.get_or_init(|| Self::available().pop().expect("every processor has some"))
+        Kernels::in_use().instructions()
+    }
+
+    /// The widest ones of some features.
+    pub(crate) fn of(features: Features) -> Self {
+        match features.iter().last() {
+            None => Self::Portable,
+            Some(Feature::Avx2) => Self::Avx2,
+            Some(Feature::Avx512) => Self::Avx512,
+            Some(Feature::Avx512Bf16) => Self::Avx512Bf16,
+        }
     }
 }
 

@@ -1,0 +1,209 @@
+//! The kernels for products: the one table that a new one is added to.
+
+use std::fmt;
+
+use crate::{
+    Arithmetic, Feature, Features, Instructions,
+    dot::{self, Kernel},
+};
+
+/// A kernel that this processor can run. Values are handed out by [`Candidate::available`] alone, and so are proof that it
+/// has the instructions.
+pub struct Candidate {
+    name: &'static str,
+    arithmetic: Arithmetic,
+    /// `None` for what every processor has.
+    needs: Option<Feature>,
+    kernel: &'static Kernel,
+    /// With which attention multiplies in the same way.
+    attention: Option<Instructions>,
+}
+
+/// What a kernel is chosen for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Products of more than a few rows and columns.
+    ManyRows,
+    /// Products that read one operand once, where it lies, as when generating.
+    FewRows,
+    /// The products inside attention, forward and backward.
+    Attention,
+}
+
+impl Purpose {
+    pub const ALL: [Self; 3] = [Self::ManyRows, Self::FewRows, Self::Attention];
+
+    /// A name for lists and files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ManyRows => "many_rows",
+            Self::FewRows => "few_rows",
+            Self::Attention => "attention",
+        }
+    }
+}
+
+/// Raised when kernels are added or their speed changes, so that times measured before are measured again.
+pub const KERNEL_SET: u32 = 1;
+
+/// Of each arithmetic, the kernels in the order in which they are preferred where none is clearly faster.
+static CANDIDATES: &[Candidate] = &[
+    #[cfg(target_arch = "x86_64")]
+    Candidate {
+        name: "avx512_bf16",
+        arithmetic: Arithmetic::Bf16,
+        needs: Some(Feature::Avx512Bf16),
+        kernel: &dot::x86::AVX512_BF16,
+        attention: Some(Instructions::Avx512Bf16),
+    },
+    #[cfg(target_arch = "x86_64")]
+    Candidate {
+        name: "avx512_widened",
+        arithmetic: Arithmetic::Bf16,
+        needs: Some(Feature::Avx512),
+        kernel: &dot::x86::AVX512_WIDENED,
+        attention: Some(Instructions::Avx512),
+    },
+    #[cfg(target_arch = "x86_64")]
+    Candidate {
+        name: "avx2_widened",
+        arithmetic: Arithmetic::Bf16,
+        needs: Some(Feature::Avx2),
+        kernel: &dot::x86::AVX2_WIDENED,
+        attention: Some(Instructions::Avx2),
+    },
+    Candidate {
+        name: "portable_widened",
+        arithmetic: Arithmetic::Bf16,
+        needs: None,
+        kernel: &dot::PORTABLE_WIDENED,
+        attention: Some(Instructions::Portable),
+    },
+    #[cfg(target_arch = "x86_64")]
+    Candidate {
+        name: "avx512",
+        arithmetic: Arithmetic::F32,
+        needs: Some(Feature::Avx512),
+        kernel: &dot::x86::AVX512,
+        attention: Some(Instructions::Avx512),
+    },
+    #[cfg(target_arch = "x86_64")]
+    Candidate {
+        name: "avx2",
+        arithmetic: Arithmetic::F32,
+        needs: Some(Feature::Avx2),
+        kernel: &dot::x86::AVX2,
+        attention: Some(Instructions::Avx2),
+    },
+    Candidate {
+        name: "portable",
+        arithmetic: Arithmetic::F32,
+        needs: None,
+        kernel: &dot::PORTABLE,
+        attention: Some(Instructions::Portable),
+    },
+];
+
+impl Candidate {
+    /// Those of an arithmetic that need no other features, in order of preference. There is at least one.
+    pub fn available(features: Features, arithmetic: Arithmetic) -> Vec<&'static Self> {
+        let has = |feature| features.contains(feature);
+        let own = CANDIDATES.iter().filter(|candidate| candidate.arithmetic == arithmetic);
+        own.filter(|candidate| candidate.needs.is_none_or(has)).collect()
+    }
+
+    /// The names of all, whether or not this processor can run them.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        CANDIDATES.iter().map(|candidate| candidate.name)
+    }
+
+    /// Of [`Self::available`], those among which one is chosen for a purpose: not the portable one where there are others.
+    /// None if no kernel treats few rows differently from many.
+    pub fn contenders(features: Features, arithmetic: Arithmetic, purpose: Purpose) -> Vec<&'static Self> {
+        let mut contenders = Self::available(features, arithmetic);
+        contenders.retain(|candidate| match purpose {
+            Purpose::ManyRows => true,
+            Purpose::FewRows => candidate.kernel.can_stream(),
+            Purpose::Attention => candidate.attention.is_some(),
+        });
+        if contenders.iter().any(|candidate| candidate.needs.is_some()) {
+            contenders.retain(|candidate| candidate.needs.is_some());
+        }
+        contenders
+    }
+
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    pub fn arithmetic(&self) -> Arithmetic {
+        self.arithmetic
+    }
+
+    /// With which attention multiplies as this kernel does, if it can.
+    pub(crate) fn attention(&self) -> Option<Instructions> {
+        self.attention
+    }
+
+    pub(crate) fn kernel(&self) -> &'static Kernel {
+        self.kernel
+    }
+}
+
+impl PartialEq for Candidate {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Candidate {}
+
+impl fmt::Debug for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_words_of_their_own() {
+        let names: Vec<&str> = Candidate::names().collect();
+        for (index, name) in names.iter().enumerate() {
+            assert!(!names[..index].contains(name), "{name}");
+            assert!(name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'), "{name}");
+        }
+    }
+
+    #[test]
+    fn features_decide_which_kernels_there_are() {
+        let check = |list: &str, arithmetic: Arithmetic, purpose: Purpose, expected: &[&str]| {
+            let features = Features::named(list).unwrap();
+            let contenders = Candidate::contenders(features, arithmetic, purpose);
+            let names: Vec<&str> = contenders.iter().map(|candidate| candidate.name()).collect();
+            assert_eq!(names, expected, "{list}, {arithmetic:?}, {purpose:?}");
+        };
+        use {Arithmetic::*, Purpose::*};
+        check("none", Bf16, ManyRows, &["portable_widened"]);
+        check("none", F32, ManyRows, &["portable"]);
+        check("none", F32, FewRows, &[]);
+        let detected = Features::detect();
+        if detected.contains(Feature::Avx2) {
+            check("avx2", Bf16, ManyRows, &["avx2_widened"]);
+            check("avx2", Bf16, FewRows, &[]);
+            check("avx2", F32, Attention, &["avx2"]);
+        }
+        if detected.contains(Feature::Avx512) {
+            check("avx512", Bf16, ManyRows, &["avx512_widened", "avx2_widened"]);
+            check("avx512", Bf16, FewRows, &["avx512_widened"]);
+            check("avx512", F32, ManyRows, &["avx512", "avx2"]);
+        }
+        if detected.contains(Feature::Avx512Bf16) {
+            check("avx512_bf16", Bf16, ManyRows, &["avx512_bf16", "avx512_widened", "avx2_widened"]);
+            check("avx512_bf16", Bf16, FewRows, &["avx512_bf16", "avx512_widened"]);
+            check("avx512_bf16", F32, FewRows, &["avx512"]);
+        }
+    }
+}

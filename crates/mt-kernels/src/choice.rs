@@ -1,0 +1,176 @@
+//! Which kernels are used: those of the richest features, unless others were measured to be clearly faster.
+//!
+//! What a processor has says little about what it does well: some multiply `bf16` more slowly than `f32`. `mt-runtime`
+//! keeps the times, so that a machine measures once, and installs the choice before any program runs.
+
+use std::sync::OnceLock;
+
+use crate::{Arithmetic, Candidate, Feature, Features, Instructions, Purpose};
+
+/// How long a kernel took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    pub purpose: Purpose,
+    pub candidate: &'static Candidate,
+    pub nanoseconds: u64,
+}
+
+/// The types for which programs call kernels, because these are faster than XLA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Support {
+    pub f32: bool,
+    pub bf16: bool,
+}
+
+impl Support {
+    /// With so many features.
+    pub fn of(features: Features) -> Self {
+        // With AVX2 alone a step takes longer with widened operands than with XLA's products of `bf16`.
+        Self { f32: features.contains(Feature::Avx2), bf16: features.contains(Feature::Avx512) }
+    }
+}
+
+/// A kernel for each arithmetic and purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernels {
+    features: Features,
+    chosen: [[&'static Candidate; Purpose::ALL.len()]; 2],
+}
+
+static IN_USE: OnceLock<Kernels> = OnceLock::new();
+
+impl Kernels {
+    /// The first contenders of all.
+    pub fn preferred(features: Features) -> Self {
+        let first = |arithmetic, purpose| {
+            let contenders = Candidate::contenders(features, arithmetic, purpose);
+            contenders.first().copied().unwrap_or_else(|| Candidate::available(features, arithmetic)[0])
+        };
+        let chosen = Arithmetic::ALL.map(|arithmetic| Purpose::ALL.map(|purpose| first(arithmetic, purpose)));
+        Self { features, chosen }
+    }
+
+    /// These, with another kernel for a purpose.
+    ///
+    /// # Panics
+    /// If it is not one of the contenders.
+    #[must_use]
+    pub fn with(mut self, purpose: Purpose, candidate: &'static Candidate) -> Self {
+        let chosen = &mut self.chosen[candidate.arithmetic() as usize];
+        let contenders = Candidate::contenders(self.features, candidate.arithmetic(), purpose);
+        assert!(contenders.contains(&candidate), "{candidate:?} is a kernel for {purpose:?}");
+        chosen[purpose as usize] = candidate;
+        let has_own =
+            |purpose| !Candidate::contenders(self.features, candidate.arithmetic(), purpose).is_empty();
+        // Where no kernel treats few rows differently, that for many computes them.
+        if purpose == Purpose::ManyRows && !has_own(Purpose::FewRows) {
+            chosen[Purpose::FewRows as usize] = candidate;
+        }
+        self
+    }
+
+    /// The kernel for a purpose.
+    pub fn of(&self, arithmetic: Arithmetic, purpose: Purpose) -> &'static Candidate {
+        self.chosen[arithmetic as usize][purpose as usize]
+    }
+
+    /// Those that kernels may use.
+    pub fn features(&self) -> Features {
+        self.features
+    }
+
+    /// The instructions of all that is not a product: the widest ones.
+    pub(crate) fn instructions(&self) -> Instructions {
+        Instructions::of(self.features)
+    }
+
+    /// The instructions for attention.
+    pub(crate) fn attention(&self, arithmetic: Arithmetic) -> Instructions {
+        self.of(arithmetic, Purpose::Attention).attention().unwrap_or_else(|| self.instructions())
+    }
+
+    /// Makes programs call these, unless some are in use already. Returns those in use.
+    pub fn install(self) -> &'static Self {
+        IN_USE.get_or_init(|| self)
+    }
+
+    /// Those that programs call: the installed ones, or the preferred ones of all features.
+    pub fn in_use() -> &'static Self {
+        IN_USE.get_or_init(|| Self::preferred(Features::detect()))
+    }
+}
+
+/// The share of a preferred kernel's time that another one may take at most to be chosen instead: measurements of the same
+/// kernel differ by a few percent.
+const CLEARLY_FASTER: (u64, u64) = (9, 10);
+
+/// The first of the timings, which are in order of preference, unless a later one is clearly faster than those before.
+pub fn fastest(timings: impl IntoIterator<Item = Timing>) -> Option<&'static Candidate> {
+    let (numerator, denominator) = CLEARLY_FASTER;
+    let better = |best: Timing, other: Timing| {
+        let is_faster = u128::from(other.nanoseconds) * u128::from(denominator)
+            <= u128::from(best.nanoseconds) * u128::from(numerator);
+        if is_faster { other } else { best }
+    };
+    timings.into_iter().reduce(better).map(|timing| timing.candidate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(times: &[u64], expected: usize) {
+        let features = Features::detect();
+        let candidates = Candidate::available(features, Arithmetic::Bf16);
+        let timings = times.iter().zip(&candidates).map(|(nanoseconds, candidate)| Timing {
+            purpose: Purpose::ManyRows,
+            candidate,
+            nanoseconds: *nanoseconds,
+        });
+        // A processor with fewer kernels has fewer times.
+        if times.len() <= candidates.len() {
+            assert_eq!(fastest(timings), Some(candidates[expected]), "{times:?}");
+        }
+    }
+
+    #[test]
+    fn a_preferred_kernel_stays_unless_another_is_clearly_faster() {
+        check(&[100], 0);
+        check(&[100, 200], 0);
+        check(&[100, 91], 0);
+        check(&[100, 90], 1);
+        check(&[100, 91, 89], 2);
+        check(&[100, 50, 46], 1);
+        check(&[100, 50, 45, 10], 3);
+        check(&[u64::MAX, u64::MAX - 1], 0);
+        assert_eq!(fastest([]), None);
+    }
+
+    #[test]
+    fn what_is_chosen_is_used() {
+        for features in
+            [Features::detect(), Features::named("avx2").unwrap(), Features::named("none").unwrap()]
+        {
+            let preferred = Kernels::preferred(features);
+            for arithmetic in Arithmetic::ALL {
+                for purpose in Purpose::ALL {
+                    for candidate in Candidate::contenders(features, arithmetic, purpose) {
+                        let kernels = preferred.with(purpose, candidate);
+                        assert_eq!(kernels.of(arithmetic, purpose), candidate);
+                        let others = Purpose::ALL.into_iter().filter(|other| *other != purpose);
+                        for other in others {
+                            let is_shared = other == Purpose::FewRows
+                                && Candidate::contenders(features, arithmetic, other).is_empty();
+                            let expected = if is_shared {
+                                kernels.of(arithmetic, Purpose::ManyRows)
+                            } else {
+                                preferred.of(arithmetic, other)
+                            };
+                            assert_eq!(kernels.of(arithmetic, other), expected, "{candidate:?}, {other:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
