@@ -24,9 +24,7 @@ mod tests;
 
 pub use engine::{Engine, Session};
 pub use error::EngineError;
-pub use load::{
-    Loaded, LoadedModel, check_checkpoint, compile_settings, encode_prompt, load, load_model, load_tokenizer,
-};
+pub use load::{Loaded, LoadedModel, check_checkpoint, encode_prompt, load, load_model, load_tokenizer};
 pub use logits::{Scores, score};
 pub use options::{
     EngineOptions, FinishReason, GeneratedToken, Generation, GenerationEvent, Limits, Request, Row,

@@ -6,7 +6,7 @@ use std::{
 };
 
 use mt_checkpoint::{Checkpoint, SkippedStep, complete_steps, latest_valid};
-use mt_config::{DebugGroup, DecodeConfig, LoadConfig, Notice, TokenizerGroup, TokenizerType};
+use mt_config::{DecodeConfig, LoadConfig, Notice, TokenizerGroup, TokenizerType};
 use mt_data::{Tokenizer, TokenizerKind};
 use mt_models::{
     Model, StateArray, StateError, StateSpec, build, check_parameters,
@@ -164,7 +164,7 @@ pub fn load(config: &DecodeConfig, tokenizer: Tokenizer) -> Result<Loaded, Engin
         max_target_length: config.decode.max_target_length,
         max_prefill_length: config.decode.max_prefill_predict_length,
         max_batch: MAX_BATCH,
-        compile: compile_settings(&config.debug),
+        compile: CompileSettings::of(&config.debug),
     };
     let types = loaded.parameters.iter().map(Array::dtype).collect();
     let engine = Engine::new(loaded.runtime, loaded.placement, loaded.model, types, options);
@@ -178,14 +178,6 @@ pub fn load(config: &DecodeConfig, tokenizer: Tokenizer) -> Result<Loaded, Engin
         notices: loaded.notices,
         placements: loaded.placements,
     })
-}
-
-/// How programs are compiled.
-pub fn compile_settings(debug: &DebugGroup) -> CompileSettings {
-    CompileSettings {
-        dump_to: debug.dump_hlo.then(|| debug.dump_hlo_local_dir.clone()),
-        xla_flags: debug.compiler_options(),
-    }
 }
 
 /// Checks that there is a checkpoint where a path leads, before anything is built for it.

@@ -8,13 +8,7 @@ use mt_models::{Model, build};
 use mt_runtime::{CompileSettings, Platform, target_of};
 use mt_shape::{Placement, Topology};
 
-use crate::{
-    EngineError,
-    engine::Sizes,
-    load::{MAX_BATCH, compile_settings},
-    program::Programs,
-    sampler::Sampler,
-};
+use crate::{EngineError, engine::Sizes, load::MAX_BATCH, program::Programs, sampler::Sampler};
 
 /// What generation is on given devices: as many rows at once as there can be, with the longest prompts and answers that
 /// the configuration allows.
@@ -71,7 +65,7 @@ impl DecodePlan {
 
     /// How its programs are compiled.
     pub fn compile_settings(&self) -> CompileSettings {
-        compile_settings(&self.settings.debug)
+        CompileSettings::of(&self.settings.debug)
     }
 
     pub fn model(&self) -> &dyn Model {

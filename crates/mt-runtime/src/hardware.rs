@@ -3,7 +3,7 @@
 use mt_config::{DebugGroup, Hardware, RunGroup};
 use mt_pjrt::Platform;
 
-use crate::{Runtime, RuntimeError, RuntimeOptions};
+use crate::{CompileSettings, Runtime, RuntimeError, RuntimeOptions};
 
 /// Starts the hardware that a configuration asks for.
 ///
@@ -24,4 +24,14 @@ pub fn start_runtime(run: &RunGroup, debug: &DebugGroup) -> Result<Runtime, Runt
         cache_directory: debug.jax_cache_dir.clone(),
         ..RuntimeOptions::default()
     })
+}
+
+impl CompileSettings {
+    /// The settings that a configuration asks for.
+    pub fn of(debug: &DebugGroup) -> Self {
+        Self {
+            dump_to: debug.dump_hlo.then(|| debug.dump_hlo_local_dir.clone()),
+            xla_flags: debug.compiler_options(),
+        }
+    }
 }

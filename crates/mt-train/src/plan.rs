@@ -318,9 +318,7 @@ pub(crate) fn compile_settings(settings: &TrainConfig, program: &str) -> Compile
     let debug = &settings.debug;
     // MaxText's name for the step is that of the jitted function.
     let wanted = debug.dump_hlo_local_module_name.trim_start_matches("jit_");
-    let is_dumped = debug.dump_hlo && (wanted.is_empty() || wanted == program);
-    CompileSettings {
-        dump_to: is_dumped.then(|| debug.dump_hlo_local_dir.clone()),
-        xla_flags: debug.compiler_options(),
-    }
+    let is_dumped = wanted.is_empty() || wanted == program;
+    let all = CompileSettings::of(debug);
+    CompileSettings { dump_to: all.dump_to.filter(|_| is_dumped), ..all }
 }

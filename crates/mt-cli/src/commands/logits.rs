@@ -3,7 +3,8 @@
 use std::{fs, path::Path};
 
 use mt_config::{Config, LoadConfig, LogitsGroup, Request, run_directory_of};
-use mt_engine::{compile_settings, load_model, score};
+use mt_engine::{load_model, score};
+use mt_runtime::CompileSettings;
 use mt_shape::HostArray;
 use serde_json::json;
 
@@ -36,7 +37,7 @@ pub fn run(mut command: Logits) -> Result<(), Failure> {
     let golden = command.compare.as_deref().map(numpy::read).transpose()?;
     let loaded = load_model(&load)?;
     report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
-    let scores = score(&loaded, &rows, command.intermediates.is_some(), &compile_settings(&load.debug))?;
+    let scores = score(&loaded, &rows, command.intermediates.is_some(), &CompileSettings::of(&load.debug))?;
     numpy::write(output, &scores.logits)?;
     eprintln!("wrote logits {:?} to `{}`", scores.logits.dims(), output.display());
     if let Some(directory) = &command.intermediates {
