@@ -323,7 +323,7 @@ fn declared_activations_are_those_that_are_made() {
     for arguments in [
         &["decoder_block=llama2"][..],
         &["decoder_block=llama2", "attention=flash", "dtype=bfloat16"],
-        &["decoder_block=gemma3", "scan_layers=true", "base_num_decoder_layers=7"],
+        &["decoder_block=gemma3", "base_num_decoder_layers=7", "sliding_window_size=4"],
         &["decoder_block=gpt3", "mlp_activations=[gelu]"],
         &["decoder_block=simple_mlp"],
     ] {
