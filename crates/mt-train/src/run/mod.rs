@@ -6,7 +6,7 @@ mod schedule;
 use std::{path::PathBuf, sync::Arc};
 
 use mt_config::{RunRecord, TrainConfig};
-use mt_data::Position;
+use mt_data::{DataError, Position, Watch};
 use mt_models::start_runtime;
 use mt_runtime::Runtime;
 
@@ -92,12 +92,18 @@ pub fn train(
         return Ok(report);
     }
     let schedule = Schedule::new(&plan, &runtime)?;
-    let data = data(&plan, &schedule, &directory, options)?;
+    let data = match (data(&plan, &schedule, &directory, options, &stop), stop.received()) {
+        (Err(TrainError::Data(DataError::Stopped)), Some(signal)) => return Ok(directory.stopped(signal)),
+        (data, _) => data?,
+    };
     (options.observer)(Event::Accepted);
 
     let observer = &options.observer;
     let (mut trainer, resumed) =
         Trainer::begin(plan.clone(), runtime.clone(), traced, directory.resume(), observer)?;
+    if let Some(signal) = stop.received() {
+        return Ok(directory.stopped(signal));
+    }
     if data.evaluation.is_some() {
         trainer.prepare_evaluation(schedule.evaluation_rows)?;
     }
@@ -130,8 +136,11 @@ fn data(
     schedule: &Schedule,
     directory: &RunDirectory,
     options: &TrainOptions,
+    stop: &StopSignal,
 ) -> Result<RunData, TrainError> {
     let settings = &plan.settings;
+    let report = |progress| (options.observer)(Event::Progress(progress));
+    let is_stopped = || stop.received().is_some();
     let request = DataRequest {
         data: &settings.data,
         tokenizer: &settings.tokenizer,
@@ -144,6 +153,7 @@ fn data(
         inherited_tokenizer: settings.inherited_tokenizer(),
         resumes: directory.newest.is_some(),
         observer: &options.observer,
+        watch: Watch::new(&report, &is_stopped),
     };
     plan.objective().data(&request)
 }
