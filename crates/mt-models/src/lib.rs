@@ -27,4 +27,4 @@ pub use model::{Cache, CacheSpec, Forward, Hidden, Model, ModelError, Tokens, bu
 pub use placement::{PlacementRow, SplitsNothing, check_axes, placement_table};
 pub use reader::{StateReader, check_parameters, load_parameters};
 pub use state::{EXACT_ITEM, StateArray, StateEntries, StateError, parameter_key};
-pub use storage::{Affine, StoredParameter, moment_scale};
+pub use storage::{Affine, StoredParameter, StoredSlice, moment_scale};

@@ -133,6 +133,8 @@ pub struct AttentionConfig {
     pub sinks: bool,
     /// None turns nothing.
     pub rotary: Option<RotaryOptions>,
+    /// MaxText's checkpoints hold the projections of queries, keys and values as one array.
+    pub stored_fused: bool,
     pub options: AttentionOptions,
 }
 

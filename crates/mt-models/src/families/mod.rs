@@ -19,8 +19,8 @@ use mt_shape::Path;
 pub use names::{Layout, TensorName};
 
 use crate::{
-    ModelError, StoredParameter,
-    decoder::{Decoder, DecoderConfig, Parameter, Place},
+    ModelError, StoredParameter, StoredSlice,
+    decoder::{Decoder, DecoderConfig, LayerConfig, NormKind, Parameter, Place},
     hugging_face::{HuggingFaceConfig, Settings},
 };
 
@@ -127,6 +127,8 @@ impl Family {
             scale: 1.0,
             offset: if role.ends_with("norm.scale") { config.norm.offset } else { 0.0 },
             interleaved: false,
+            slice: None,
+            earlier: None,
         };
         if let Some(attention) = attention {
             let is_query = role.starts_with("attention.query.");
@@ -140,7 +142,37 @@ impl Family {
         if role == "token_embedder.embedding" {
             stored.scale = config.embedding.scale.unwrap_or(1.0);
         }
+        let mut earlier = stored.clone();
+        earlier.key = gpt::earlier_key(&stored.key);
+        if norm_kind(config, layer, role) == Some(NormKind::Layer) && role.ends_with(".scale") {
+            // MaxText multiplies by `1 + w` here.
+            stored.offset -= 1.0;
+        }
+        if layer.and_then(|layer| layer.mlp.as_ref()).is_some_and(|mlp| mlp.activations.len() == 1) {
+            // Without a gate there is one projection, which has no number.
+            rename(&mut stored.key, "wi_0", "wi");
+        }
+        if attention.is_some_and(|attention| attention.stored_fused) {
+            self.fuse(config, role, &mut stored);
+        }
+        if stored != earlier {
+            stored.earlier = Some(Box::new(earlier));
+        }
         stored
+    }
+
+    /// Makes queries, keys and values slices of one array, `qkv_proj`: `[embed, 3, heads, head_dim]`, or the biases
+    /// without the first axis.
+    fn fuse(&self, config: &DecoderConfig, role: &str, stored: &mut StoredParameter) {
+        let Some((name, kind)) = role.strip_prefix("attention.").and_then(|rest| rest.split_once('.')) else {
+            return;
+        };
+        let Some(index) = ["query", "key", "value"].iter().position(|known| *known == name) else { return };
+        let axis = usize::from(kind == "kernel");
+        rename(&mut stored.key, name, "qkv_proj");
+        stored.slice = Some(StoredSlice { axis, index, of: 3, is_exact: !self.folds_query_scale });
+        // There is one more axis before which that of layers may be.
+        stored.layer_axis = stored.layer_axis.map(|_| config.param_scan_axis.min(axis + 3));
     }
 
     fn maxtext_key(&self, parameter: &Parameter) -> Vec<String> {
@@ -180,5 +212,24 @@ impl Family {
             part[0].push_str(if pair == 0 { "_local" } else { "_global" });
         }
         in_decoder([layers, part].concat())
+    }
+}
+
+/// The kind of the norm that a parameter belongs to, if it does to one of those around a layer's parts or the last.
+fn norm_kind(config: &DecoderConfig, layer: Option<&LayerConfig>, role: &str) -> Option<NormKind> {
+    let norms = layer.map(|layer| layer.norms).unwrap_or_default();
+    match role.split('.').next()? {
+        "final_norm" => config.final_norm,
+        "pre_attention_norm" => norms.pre_attention,
+        "post_attention_norm" => norms.post_attention,
+        "pre_mlp_norm" => norms.pre_mlp,
+        "post_mlp_norm" => norms.post_mlp,
+        _ => None,
+    }
+}
+
+fn rename(key: &mut [String], from: &str, to: &str) {
+    for segment in key.iter_mut().filter(|segment| *segment == from) {
+        *segment = to.to_owned();
     }
 }

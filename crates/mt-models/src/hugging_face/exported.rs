@@ -159,6 +159,7 @@ fn attends_otherwise(one: &LayerConfig, other: &LayerConfig) -> bool {
     };
     // Rotary embeddings are named by themselves, and these do not change the mathematics.
     other.rotary = one.rotary;
+    other.stored_fused = one.stored_fused;
     other.options.kernel = one.options.kernel;
     other.options.float32_product = one.options.float32_product;
     other.options.float32_scores = one.options.float32_scores;
