@@ -11,23 +11,36 @@ use mt_train::{
     metrics::{EvaluationRecord, Metrics, StepRecord, names},
 };
 
+use crate::progress::DataProgress;
+
 /// Shows the events of a run.
 pub struct Console {
     /// Lines for standard error that wait until the input is known to be right.
     announcement: Vec<String>,
     screen: Mutex<Screen>,
+    /// What goes on before the first step.
+    before: DataProgress,
 }
 
 impl Console {
     /// A console that prints `announcement` once nothing is wrong with the input.
     pub fn new(announcement: Vec<String>) -> Self {
-        Self { announcement, screen: Mutex::new(Screen::new(Box::new(io::stdout()))) }
+        Self {
+            announcement,
+            screen: Mutex::new(Screen::new(Box::new(io::stdout()))),
+            before: DataProgress::default(),
+        }
     }
 
     /// Shows an event.
     pub fn show(&self, event: &Event) {
+        if let Event::Progress(progress) = event {
+            return self.before.show(*progress);
+        }
+        self.before.end();
         let mut screen = self.screen.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
+            Event::Progress(_) => {}
             Event::Accepted => self.announcement.iter().for_each(|line| screen.message(line)),
             Event::Notice(notice) => screen.message(&notice.to_string()),
             Event::Report(text) => screen.message(text),

@@ -11,6 +11,7 @@ mod commands;
 mod console;
 mod failure;
 mod numpy;
+mod progress;
 
 use std::process::ExitCode;
 

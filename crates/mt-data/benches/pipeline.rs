@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use mt_data::{
-    BYTE_LEVEL_SPECIAL_TOKENS, Dataset, DatasetOptions, Packing, Source, Tokenizer, TrainIterator, train_bpe,
+    BYTE_LEVEL_SPECIAL_TOKENS, Dataset, DatasetOptions, Packing, Source, Tokenizer, TrainIterator, Watch,
+    train_bpe,
 };
 
 const NUM_DOCUMENTS: u64 = 512;
@@ -49,7 +50,8 @@ fn documents() -> Vec<String> {
 fn pipeline(criterion: &mut Criterion) {
     let documents = documents();
     let bytes: usize = documents.iter().map(String::len).sum();
-    let train = || train_bpe(documents.iter().cloned().map(Ok), 4096, &BYTE_LEVEL_SPECIAL_TOKENS);
+    let train =
+        || train_bpe(documents.iter().cloned().map(Ok), 4096, &BYTE_LEVEL_SPECIAL_TOKENS, Watch::silent());
     let trained = Arc::new(train().expect("the documents hold text"));
     let tokenizers = [("bytes", Arc::new(Tokenizer::bytes())), ("trained", trained)];
 

@@ -38,7 +38,10 @@ pub enum DataError {
     MissingColumn { path: PathBuf, place: String, column: String, available: String },
 
     /// A column that holds no text.
-    #[error("`{path}`{place}: column `{column}` holds {found}, not text")]
+    #[error(
+        "`{path}`{place}: column `{column}` holds {found}, not text\nhint: mend or leave out what is no text, or name \
+         another column with `train_data_columns` (or `eval_data_columns`)"
+    )]
     ColumnType { path: PathBuf, place: String, column: String, found: String },
 
     /// A parquet file that cannot be decoded.
@@ -127,6 +130,10 @@ pub enum DataError {
     #[error("the saved data position is damaged: {reason}")]
     StateDamaged { reason: String },
 
+    /// The caller asked for long work to stop.
+    #[error("stopped on request")]
+    Stopped,
+
     /// The loading thread died.
     #[error("the data loading thread stopped: {reason}")]
     Worker { reason: String },
@@ -146,7 +153,7 @@ impl DataError {
                     | io::ErrorKind::IsADirectory
                     | io::ErrorKind::NotADirectory
             ),
-            Self::Worker { .. } | Self::Train { .. } | Self::Tokenize { .. } => false,
+            Self::Worker { .. } | Self::Train { .. } | Self::Tokenize { .. } | Self::Stopped => false,
             _ => true,
         }
     }

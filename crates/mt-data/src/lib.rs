@@ -46,6 +46,7 @@ mod state;
 mod statistics;
 mod stream;
 mod tokenizer;
+mod watch;
 
 pub use batch::{Batch, NamedArray, arrays};
 pub use chat::{ChatTemplate, Message};
@@ -65,3 +66,4 @@ pub use tokenizer::{
     BYTE_LEVEL_SPECIAL_TOKENS, DecodeStream, EncodedDocument, SpecialTokens, TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE, Tokenizer, TokenizerKind, train_bpe,
 };
+pub use watch::{Progress, Task, Watch};

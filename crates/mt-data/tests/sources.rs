@@ -107,10 +107,34 @@ fn wrong_json_is_located() {
     check("", "text", &["holds no document"]);
     std::fs::write(
         &path,
-        "{\"a.b\": \"plain\", \"a\": {\"b\": \"nested\"}}\n{\"a\": {\"b\": \"nested\"}}\n{\"a.b\": null}",
+        "{\"a.b\": \"plain\", \"a\": {\"b\": \"nested\"}}\n{\"a\": {\"b\": \"nested\"}}\n{\"a.b\": \"\"}",
     )
     .unwrap();
     assert_eq!(read(&source("a.b")).unwrap(), ["plain", "nested", ""]);
+}
+
+#[test]
+fn every_line_of_json_is_checked_when_files_are_opened() {
+    let directory = tempfile::tempdir().unwrap();
+    let good = "{\"text\": \"a\"}\n".repeat(400_000);
+    std::fs::write(directory.path().join("a.jsonl"), &good).unwrap();
+    let path = directory.path().join("b.jsonl");
+    let source =
+        Source::JsonLines { files: pattern(&directory.path().join("*.jsonl")), column: "text".into() };
+    // Lines in the first block that is read, and in a later one; the first wrong line is named, not a later one.
+    for lines in [7, 399_999] {
+        for (wrong, expected) in [
+            ("{\"text\": 12}", ": column `text` holds a number, not text\nhint: "),
+            ("{\"text\": null}", ": column `text` holds null, not text\nhint: "),
+            ("{\"id\": 1}", " has no column `text`; it has `id`"),
+            ("{\"text\": }", ": not valid JSON"),
+        ] {
+            let before = &good[..good.len() / 400_000 * lines];
+            std::fs::write(&path, format!("{before}\n{wrong}\n{before}{{\"text\": true}}\n")).unwrap();
+            let line = lines + 2;
+            check_error(&source, &[&format!("b.jsonl`, line {line}{expected}")]);
+        }
+    }
 }
 
 #[test]

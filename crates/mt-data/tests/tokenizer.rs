@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use mt_data::{BYTE_LEVEL_SPECIAL_TOKENS, DecodeStream, SpecialTokens, TOKENIZER_FILE, Tokenizer, train_bpe};
+use mt_data::{
+    BYTE_LEVEL_SPECIAL_TOKENS, DecodeStream, SpecialTokens, TOKENIZER_FILE, Tokenizer, Watch, train_bpe,
+};
 use proptest::prelude::*;
 
 const TEXT: &str =
@@ -18,7 +20,8 @@ fn corpus() -> Vec<String> {
 }
 
 fn train(documents: &[String], vocab_size: usize) -> Tokenizer {
-    train_bpe(documents.iter().cloned().map(Ok), vocab_size, &BYTE_LEVEL_SPECIAL_TOKENS).unwrap()
+    train_bpe(documents.iter().cloned().map(Ok), vocab_size, &BYTE_LEVEL_SPECIAL_TOKENS, Watch::silent())
+        .unwrap()
 }
 
 fn saved(tokenizer: &Tokenizer) -> Vec<u8> {
@@ -85,7 +88,9 @@ fn training_is_deterministic_and_compresses() {
 
 #[test]
 fn merges_go_by_frequency_then_by_id() {
-    let tokenizer = train_bpe(["ab ab ab cd cd cd xy"].map(|text| Ok(text.to_string())), 261, &[]).unwrap();
+    let tokenizer =
+        train_bpe(["ab ab ab cd cd cd xy"].map(|text| Ok(text.to_string())), 261, &[], Watch::silent())
+            .unwrap();
     // ` c`, `cd` and `ab` come three times, the smallest ids win; ` ab` comes twice, ` xy` once and stays apart.
     let learnt: Vec<String> = (256..260).map(|id| tokenizer.token(id).unwrap()).collect();
     assert_eq!(learnt, ["Ġc", "ab", "Ġcd", "Ġab"]);
@@ -94,10 +99,11 @@ fn merges_go_by_frequency_then_by_id() {
 
 #[test]
 fn impossible_training_is_explained() {
-    let error = train_bpe([Ok("text".to_string())], 258, &BYTE_LEVEL_SPECIAL_TOKENS).unwrap_err();
+    let error =
+        train_bpe([Ok("text".to_string())], 258, &BYTE_LEVEL_SPECIAL_TOKENS, Watch::silent()).unwrap_err();
     assert!(error.is_user_error());
     assert!(error.to_string().contains("`vocab_size=258` is too small") && error.to_string().contains("259"));
-    let error = train_bpe([Ok(String::new())], 300, &[]).unwrap_err();
+    let error = train_bpe([Ok(String::new())], 300, &[], Watch::silent()).unwrap_err();
     assert_eq!(error.to_string(), "cannot train a tokenizer: the documents hold no text");
 }
 
@@ -126,7 +132,7 @@ fn special_tokens_come_from_the_files_beside() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
     let tokens = ["<unk>", "<s>", "</s>", "<|im_end|>"];
-    let tokenizer = train_bpe(corpus().into_iter().map(Ok), 300, &tokens).unwrap();
+    let tokenizer = train_bpe(corpus().into_iter().map(Ok), 300, &tokens, Watch::silent()).unwrap();
     std::fs::write(path.join(TOKENIZER_FILE), saved(&tokenizer)).unwrap();
     let check = |bos, eos, pad, unk| {
         assert_eq!(*Tokenizer::load(path).unwrap().special(), SpecialTokens { bos, eos, pad, unk });
@@ -234,5 +240,21 @@ proptest! {
     fn streamed_bytes_join_to_the_whole(ids in proptest::collection::vec(3u32..259, 0..40)) {
         let tokenizer = Arc::new(Tokenizer::bytes());
         prop_assert_eq!(stream(&tokenizer, &ids).concat(), tokenizer.decode(&ids, true).unwrap());
+    }
+}
+
+#[test]
+fn one_endless_word_is_learnt_and_encoded_in_pieces() {
+    let word = "a".repeat(3 << 20);
+    let tokenizer = train(std::slice::from_ref(&word), 275);
+    // Of the powers of two, up to the longest word that is counted as one.
+    let learnt: Vec<usize> =
+        (259..tokenizer.vocab_size() as u32).map(|id| tokenizer.token(id).unwrap().len()).collect();
+    assert_eq!(learnt, (1..15).map(|power| 1 << power).collect::<Vec<_>>());
+    for tokenizer in [tokenizer, Tokenizer::bytes()] {
+        let document = tokenizer.encode_document(&word, false, true).unwrap();
+        let ids: Vec<u32> = document.tokens.iter().map(|id| *id as u32).collect();
+        assert_eq!(document.bytes.iter().map(|bytes| *bytes as usize).sum::<usize>(), word.len());
+        assert!(tokenizer.decode(&ids, true).unwrap() == word);
     }
 }

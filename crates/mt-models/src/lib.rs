@@ -26,4 +26,4 @@ pub use model::{
 };
 pub use reader::{StateReader, check_parameters, load_parameters};
 pub use state::{EXACT_ITEM, StateArray, StateEntries, StateError, parameter_key};
-pub use storage::{Affine, StoredParameter, moment_scale};
+pub use storage::{Affine, StoredParameter, StoredSlice, moment_scale};

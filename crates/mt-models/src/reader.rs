@@ -30,7 +30,8 @@ impl<'a> StateReader<'a> {
     }
 
     /// Reads arrays, each part where it belongs, and hands each with its number to `keep`. `other` are those of the same
-    /// model with its layers scanned if they are not, or the other way round: a checkpoint may hold either.
+    /// model with its layers scanned if they are not, or the other way round: a checkpoint may hold either, also as
+    /// earlier versions of this program stored them.
     ///
     /// # Errors
     /// An array is missing, damaged, or has another shape.
@@ -40,7 +41,7 @@ impl<'a> StateReader<'a> {
         other: Option<&[StateArray]>,
         keep: impl Fn(usize, Array) -> Result<Array, RuntimeError>,
     ) -> Result<Vec<Array>, StateError> {
-        let held = other.filter(|other| !has_all(self.checkpoint, arrays) && has_all(self.checkpoint, other));
+        let held = held_otherwise(self.checkpoint, arrays, other);
         let Some(held) = held else {
             return arrays
                 .iter()
@@ -48,7 +49,7 @@ impl<'a> StateReader<'a> {
                 .map(|(index, array)| Ok(keep(index, self.read(array)?)?))
                 .collect();
         };
-        let across = Across { reader: self, held, stack: RefCell::default() };
+        let across = Across { reader: self, held: &held, stack: RefCell::default() };
         // Layers of one stack come one after another, so that it is read once.
         let mut order: Vec<usize> = (0..arrays.len()).collect();
         order.sort_by_key(|index| across.part(&arrays[*index], arrays[*index].layers()[0]).0);
@@ -151,6 +152,26 @@ impl Across<'_> {
     }
 }
 
+/// The arrays in the form in which a checkpoint has them all, if it is not the one that is described.
+fn held_otherwise(
+    checkpoint: &Checkpoint,
+    arrays: &[StateArray],
+    other: Option<&[StateArray]>,
+) -> Option<Vec<StateArray>> {
+    if has_all(checkpoint, arrays) {
+        return None;
+    }
+    let other = other.map(<[_]>::to_vec);
+    let forms = other.iter().cloned().chain(earlier(arrays)).chain(other.as_deref().and_then(earlier));
+    forms.into_iter().find(|form| has_all(checkpoint, form))
+}
+
+/// The arrays as earlier versions of this program stored them, if they did otherwise.
+fn earlier(arrays: &[StateArray]) -> Option<Vec<StateArray>> {
+    let differs = arrays.iter().any(|array| array.stored.earlier.is_some());
+    differs.then(|| arrays.iter().map(StateArray::as_earlier).collect())
+}
+
 fn has_all(checkpoint: &Checkpoint, arrays: &[StateArray]) -> bool {
     let expected: Vec<_> = arrays.iter().map(StateArray::expected).collect();
     let comparison = checkpoint.compare(&expected);
@@ -176,8 +197,9 @@ pub fn check_parameters(model: &dyn Model, checkpoint: &Checkpoint) -> Result<()
         comparison
     };
     let (arrays, other) = forms(model);
-    let comparison = compared(&arrays);
-    if other.is_some_and(|other| compared(&other).fits()) { Ok(()) } else { comparison.check() }
+    let other_forms = other.iter().cloned().chain(earlier(&arrays)).chain(other.as_deref().and_then(earlier));
+    let fits_otherwise = other_forms.into_iter().any(|form| compared(&form).fits());
+    if fits_otherwise { Ok(()) } else { compared(&arrays).check() }
 }
 
 /// Reads the parameters onto the devices, each part where it belongs.

@@ -1,6 +1,6 @@
 //! Parameters and what is kept for them, to and from checkpoints.
 
-use std::path::PathBuf;
+use std::{ops::Range, path::PathBuf};
 
 use half::slice::HalfFloatSliceExt;
 use mt_checkpoint::{
@@ -115,6 +115,20 @@ impl StateArray {
         self.split_over.map_or(sharding.clone(), |mesh_axis| sharding.split_further(&self.dims, mesh_axis))
     }
 
+    /// The same array as earlier versions of this program stored it.
+    #[must_use]
+    pub fn as_earlier(&self) -> Self {
+        let Some(earlier) = &self.stored.earlier else { return self.clone() };
+        // What is added is added to parameters, not to their moments.
+        let is_moment = self.affine.offset != self.stored.offset;
+        Self {
+            key: self.holder().iter().cloned().chain(earlier.key.iter().cloned().map(Into::into)).collect(),
+            affine: if is_moment { self.affine } else { Affine { offset: earlier.offset, ..self.affine } },
+            stored: (**earlier).clone(),
+            ..self.clone()
+        }
+    }
+
     /// What a checkpoint that has the array holds.
     pub fn expected(&self) -> ExpectedArray {
         ExpectedArray {
@@ -134,10 +148,8 @@ pub fn parameter_key(tree: &[KeySegment], stored: &StoredParameter) -> Vec<KeySe
 /// What is to be saved of the state.
 #[derive(Default)]
 pub struct StateEntries {
-    /// In MaxText's form.
-    pub items: Vec<Entry>,
-    /// Under the same names, unscaled, what MaxText's form rounds.
-    pub exact: Vec<Entry>,
+    items: Vec<StoredArray>,
+    exact: Vec<StoredArray>,
 }
 
 impl StateEntries {
@@ -148,11 +160,9 @@ impl StateEntries {
     pub fn add(&mut self, described: &StateArray, array: &Array) -> Result<(), RuntimeError> {
         let StateArray { key, stored, affine, .. } = described;
         if !stored.is_exact() {
-            let source = Shards::start(array, stored.clone(), Affine::IDENTITY)?;
-            self.exact.push(Entry { key: key.clone(), value: Value::Array(Box::new(source)) });
+            add(&mut self.exact, key, Shards::start(array, stored.clone(), Affine::IDENTITY)?);
         }
-        let source = Shards::start(array, stored.clone(), *affine)?;
-        self.items.push(Entry { key: key.clone(), value: Value::Array(Box::new(source)) });
+        add(&mut self.items, key, Shards::start(array, stored.clone(), *affine)?);
         Ok(())
     }
 
@@ -166,6 +176,50 @@ impl StateEntries {
             entries.add(described, array)?;
         }
         Ok(entries)
+    }
+
+    /// How many stored arrays there are: fewer than those that were added, where one holds several.
+    pub fn num_stored(&self) -> usize {
+        self.items.len()
+    }
+
+    /// What is saved in MaxText's form, and under the same names, unscaled, what that form rounds.
+    pub fn into_entries(self) -> (Vec<Entry>, Vec<Entry>) {
+        let entries = |arrays: Vec<StoredArray>| arrays.into_iter().map(StoredArray::into_entry).collect();
+        (entries(self.items), entries(self.exact))
+    }
+}
+
+/// Adds shards to the stored array of the same name, or as a new one.
+fn add(arrays: &mut Vec<StoredArray>, key: &[KeySegment], shards: Shards) {
+    let is_slice = shards.stored.slice.is_some();
+    match arrays.iter_mut().find(|array| is_slice && array.key == key) {
+        Some(array) => array.parameters.push(shards),
+        None => arrays.push(StoredArray { key: key.to_vec(), parameters: vec![shards] }),
+    }
+}
+
+/// An array of a checkpoint: a parameter, or several as its slices.
+struct StoredArray {
+    key: Vec<KeySegment>,
+    parameters: Vec<Shards>,
+}
+
+impl StoredArray {
+    fn into_entry(mut self) -> Entry {
+        let grid = |shards: &Shards| -> Vec<mt_checkpoint::Region> {
+            shards.pending.iter().map(|shard| shard.ranges.clone()).collect()
+        };
+        let first = grid(&self.parameters[0]);
+        // Files are the cells of one grid, so parameters that are split in different ways are written whole.
+        if self.parameters.iter().any(|shards| grid(shards) != first) {
+            for shards in &mut self.parameters {
+                shards.is_whole = true;
+            }
+        }
+        let first = &self.parameters[0];
+        let slices = Slices { dims: first.stored.stored_dims(&first.dims), parameters: self.parameters };
+        Entry { key: self.key, value: Value::Array(Box::new(slices)) }
     }
 }
 
@@ -222,8 +276,17 @@ struct Shards {
     stored: StoredParameter,
     affine: Affine,
     dtype: DType,
+    /// In memory.
     dims: Vec<usize>,
-    pending: Vec<(mt_checkpoint::Region, Option<PendingHostArray>)>,
+    pending: Vec<PendingShard>,
+    /// The shards are put together before they are written.
+    is_whole: bool,
+}
+
+struct PendingShard {
+    /// In memory.
+    ranges: Vec<Range<usize>>,
+    array: Option<PendingHostArray>,
 }
 
 impl Shards {
@@ -232,17 +295,77 @@ impl Shards {
             .shards()
             .into_iter()
             .map(|shard| {
-                Ok((stored.stored_ranges(&shard.ranges), Some(array.shard_to_host_async(shard.device)?)))
+                let array = Some(array.shard_to_host_async(shard.device)?);
+                Ok(PendingShard { ranges: shard.ranges, array })
             })
             .collect::<Result<_, RuntimeError>>()?;
-        let dims = stored.stored_dims(array.dims());
-        Ok(Self { stored, affine, dtype: array.dtype(), dims, pending })
+        let dims = array.dims().to_vec();
+        Ok(Self { stored, affine, dtype: array.dtype(), dims, pending, is_whole: false })
+    }
+
+    fn regions(&self) -> Vec<mt_checkpoint::Region> {
+        if self.is_whole {
+            let whole: Vec<Range<usize>> = self.dims.iter().map(|dim| 0..*dim).collect();
+            return vec![self.stored.stored_ranges(&whole)];
+        }
+        self.pending.iter().map(|shard| self.stored.stored_ranges(&shard.ranges)).collect()
+    }
+
+    fn num_regions(&self) -> usize {
+        if self.is_whole { 1 } else { self.pending.len() }
+    }
+
+    fn fetch(&mut self, index: usize) -> Result<HostArray, SourceError> {
+        if !self.is_whole {
+            return Ok(self.stored.to_stored(&self.pending[index].wait()?, self.affine));
+        }
+        let mut whole = HostArray::zeros(self.dtype, &self.dims);
+        for shard in &mut self.pending {
+            let part = shard.wait()?;
+            place(&mut whole, &shard.ranges, &part);
+        }
+        Ok(self.stored.to_stored(&whole, self.affine))
     }
 }
 
-impl ArraySource for Shards {
+impl PendingShard {
+    fn wait(&mut self) -> Result<HostArray, SourceError> {
+        let pending = self.array.take().ok_or("a shard was fetched twice")?;
+        Ok(pending.wait().map_err(RuntimeError::from)?)
+    }
+}
+
+/// Copies a part to where it is in the whole array.
+fn place(whole: &mut HostArray, ranges: &[Range<usize>], part: &HostArray) {
+    let Some((last, outer)) = ranges.split_last() else {
+        whole.bytes_mut().copy_from_slice(part.bytes());
+        return;
+    };
+    let dims = whole.dims().to_vec();
+    let size = part.dtype().byte_size();
+    let row = last.len() * size;
+    let num_rows: usize = outer.iter().map(ExactSizeIterator::len).product();
+    for number in 0..num_rows {
+        let (mut rest, mut start, mut stride) = (number, 0, dims[dims.len() - 1]);
+        for (range, dim) in outer.iter().zip(&dims[..outer.len()]).rev() {
+            start += (range.start + rest % range.len()) * stride;
+            rest /= range.len();
+            stride *= dim;
+        }
+        let target = (start + last.start) * size;
+        whole.bytes_mut()[target..target + row].copy_from_slice(&part.bytes()[number * row..][..row]);
+    }
+}
+
+/// The parameters in one stored array: one, or as many as it has slices.
+struct Slices {
+    dims: Vec<usize>,
+    parameters: Vec<Shards>,
+}
+
+impl ArraySource for Slices {
     fn dtype(&self) -> DType {
-        self.dtype
+        self.parameters[0].dtype
     }
 
     fn dims(&self) -> &[usize] {
@@ -250,19 +373,40 @@ impl ArraySource for Shards {
     }
 
     fn shards(&self) -> Vec<mt_checkpoint::Region> {
-        self.pending.iter().map(|(region, _)| region.clone()).collect()
+        self.parameters.iter().flat_map(Shards::regions).collect()
     }
 
     fn fetch(&mut self, shard: usize) -> Result<HostArray, SourceError> {
-        let pending = self.pending[shard].1.take().ok_or("a shard was fetched twice")?;
-        let part = pending.wait().map_err(RuntimeError::from)?;
-        Ok(self.stored.to_stored(&part, self.affine))
+        let mut index = shard;
+        for parameter in &mut self.parameters {
+            let num_regions = parameter.num_regions();
+            if index < num_regions {
+                return parameter.fetch(index);
+            }
+            index -= num_regions;
+        }
+        Err("there is no such shard".into())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_put_in_their_places() {
+        let numbers = |range: Range<i32>| range.collect::<Vec<i32>>();
+        let mut whole = HostArray::zeros(DType::I32, &[2, 3, 4]);
+        let part = HostArray::from_slice(DType::I32, &[1, 2, 2], &numbers(1..5)).unwrap();
+        place(&mut whole, &[1..2, 1..3, 2..4], &part);
+        let filled: Vec<(usize, i32)> =
+            whole.as_slice::<i32>().unwrap().iter().copied().enumerate().collect();
+        let filled: Vec<_> = filled.into_iter().filter(|(_, number)| *number != 0).collect();
+        assert_eq!(filled, [(18, 1), (19, 2), (22, 3), (23, 4)]);
+        let mut scalar = HostArray::zeros(DType::I32, &[]);
+        place(&mut scalar, &[], &HostArray::from_slice(DType::I32, &[], &[7]).unwrap());
+        assert_eq!(scalar.to_f64(), [7.0]);
+    }
 
     #[test]
     fn numbers_just_beyond_the_middle_are_rounded_up() {

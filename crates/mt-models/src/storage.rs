@@ -9,7 +9,8 @@ use crate::state::{to_bf16, to_f16};
 /// The place and layout of a parameter in MaxText's checkpoints.
 ///
 /// What is stored is this program's parameter with the leading layer axis moved to `layer_axis`, the last axis in the
-/// order that `interleaved` says, times `scale`, plus `offset`.
+/// order that `interleaved` says, times `scale`, plus `offset`; alone, or as one slice of an array that holds several
+/// parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredParameter {
     /// The key path below `params`, such as `decoder`, `layers`, `mlp`, `wi_0`, `kernel`.
@@ -22,6 +23,22 @@ pub struct StoredParameter {
     pub offset: f64,
     /// The two halves of the last axis are stored as pairs: `(i, i + n/2)` becomes `(2i, 2i + 1)`.
     pub interleaved: bool,
+    /// The stored array holds several parameters of the same dimensions, and this is one of them.
+    pub slice: Option<StoredSlice>,
+    /// How earlier versions of this program stored the parameter, if otherwise.
+    pub earlier: Option<Box<StoredParameter>>,
+}
+
+/// The slice that a parameter is of a stored array, such as the queries of MaxText's fused `qkv_proj`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StoredSlice {
+    /// The axis along which parameters lie side by side, counted without that of layers.
+    pub axis: usize,
+    pub index: usize,
+    /// How many parameters the stored array holds.
+    pub of: usize,
+    /// Whether storing and loading gives the same bits for all of them.
+    pub is_exact: bool,
 }
 
 /// What a conversion does to numbers: a parameter's, or those of one of its moments.
@@ -50,17 +67,32 @@ pub fn moment_scale(scale: f64, order: i32) -> f64 {
 impl StoredParameter {
     /// A parameter stored as it is in memory.
     pub fn plain(key: Vec<String>) -> Self {
-        Self { key, layer_axis: None, scale: 1.0, offset: 0.0, interleaved: false }
+        Self {
+            key,
+            layer_axis: None,
+            scale: 1.0,
+            offset: 0.0,
+            interleaved: false,
+            slice: None,
+            earlier: None,
+        }
     }
 
     /// The layout of what is kept for a parameter of `rank` axes and has only these of them.
     pub fn of_axes(&self, axes: &[usize], rank: usize) -> Self {
-        let layer_axis = self.layer_axis.filter(|_| axes.contains(&0));
-        // In the file, the axes up to this position come before that of layers.
-        let before = |position: usize| (1..=position).filter(|axis| !axes.contains(axis)).count();
+        let is_stacked = self.layer_axis.is_some();
+        // The axes in the file without that of layers; the one along which parameters lie stays.
+        let mut order: Vec<Option<usize>> = (usize::from(is_stacked)..rank).map(Some).collect();
+        if let Some(slice) = self.slice {
+            order.insert(slice.axis, None);
+        }
+        let is_kept = |axis: &&Option<usize>| axis.is_none_or(|axis| axes.contains(&axis));
+        let kept_before = |position: usize| order[..position].iter().filter(is_kept).count();
         Self {
-            layer_axis: layer_axis.map(|position| position - before(position)),
+            layer_axis: self.layer_axis.filter(|_| axes.contains(&0)).map(kept_before),
             interleaved: self.interleaved && axes.contains(&(rank - 1)),
+            slice: self.slice.map(|slice| StoredSlice { axis: kept_before(slice.axis), ..slice }),
+            earlier: self.earlier.as_ref().map(|earlier| Box::new(earlier.of_axes(axes, rank))),
             ..self.clone()
         }
     }
@@ -70,27 +102,49 @@ impl StoredParameter {
         Affine { scale: self.scale, offset: self.offset }
     }
 
-    /// Whether storing and loading gives the same bits.
+    /// Whether storing and loading gives the same bits for the whole stored array.
     pub fn is_exact(&self) -> bool {
-        self.affine().is_exact()
+        self.slice.map_or(self.affine().is_exact(), |slice| slice.is_exact)
     }
 
-    /// The dimensions in the file of a parameter with these dimensions in memory.
+    /// The dimensions of the stored array, for a parameter with these dimensions in memory.
     pub fn stored_dims(&self, dims: &[usize]) -> Vec<usize> {
-        self.move_out(dims)
+        self.in_stored_order(dims, |slice| slice.of)
     }
 
     /// The ranges in the file of a part with these ranges in memory.
     pub fn stored_ranges(&self, ranges: &[Range<usize>]) -> Vec<Range<usize>> {
-        self.move_out(ranges)
+        self.in_stored_order(ranges, |slice| slice.index..slice.index + 1)
+    }
+
+    /// What belongs to the axes in memory, in the order of the stored array's; `of_slice` gives what belongs to the axis
+    /// along which several parameters lie.
+    pub fn in_stored_order<T: Clone>(&self, items: &[T], of_slice: impl Fn(StoredSlice) -> T) -> Vec<T> {
+        let (layers, rest) = items.split_at(usize::from(self.layer_axis.is_some()));
+        let mut ordered = rest.to_vec();
+        if let Some(slice) = self.slice {
+            ordered.insert(slice.axis, of_slice(slice));
+        }
+        if let (Some(axis), [layers]) = (self.layer_axis, layers) {
+            ordered.insert(axis, layers.clone());
+        }
+        ordered
     }
 
     /// The part as it is stored; `affine` is the parameter's, or that of one of its moments.
     pub fn to_stored(&self, part: &HostArray, affine: Affine) -> HostArray {
         let ordered = if self.interleaved { regrouped(part, 2) } else { part.clone() };
-        let moved = match self.layer_axis {
-            Some(axis) => move_axis(&ordered, 0, axis),
+        let sliced = match self.slice {
+            Some(slice) => {
+                let mut dims = ordered.dims().to_vec();
+                dims.insert(slice.axis + usize::from(self.layer_axis.is_some()), 1);
+                ordered.reshaped(&dims)
+            }
             None => ordered,
+        };
+        let moved = match self.layer_axis {
+            Some(axis) => move_axis(&sliced, 0, axis),
+            None => sliced,
         };
         mapped(moved, |number| number * affine.scale + affine.offset, affine)
     }
@@ -101,22 +155,21 @@ impl StoredParameter {
             Some(axis) => move_axis(part, axis, 0),
             None => part.clone(),
         };
+        let whole = match self.slice {
+            Some(slice) => {
+                let mut dims = moved.dims().to_vec();
+                dims.remove(slice.axis + usize::from(self.layer_axis.is_some()));
+                moved.reshaped(&dims)
+            }
+            None => moved,
+        };
         let ordered = if self.interleaved {
-            let pairs = moved.dims().last().map_or(1, |size| size / 2);
-            regrouped(&moved, pairs)
+            let pairs = whole.dims().last().map_or(1, |size| size / 2);
+            regrouped(&whole, pairs)
         } else {
-            moved
+            whole
         };
         mapped(ordered, |number| (number - affine.offset) / affine.scale, affine)
-    }
-
-    fn move_out<T: Clone>(&self, items: &[T]) -> Vec<T> {
-        let mut items = items.to_vec();
-        if let Some(axis) = self.layer_axis {
-            let layers = items.remove(0);
-            items.insert(axis, layers);
-        }
-        items
     }
 }
 
@@ -249,6 +302,36 @@ mod tests {
         check(&[0, 1, 2], Some(2), false);
         check(&[0, 3], Some(0), true);
         check(&[1, 2, 3], None, true);
+    }
+
+    #[test]
+    fn slices_lie_beside_each_other() {
+        let slice = |index| StoredSlice { axis: 1, index, of: 3, is_exact: true };
+        let dims = [2, 4, 5];
+        let parameter = |index| StoredParameter {
+            layer_axis: Some(1),
+            slice: Some(slice(index)),
+            ..StoredParameter::plain(vec![])
+        };
+        let numbers: Vec<f32> = (0..40).map(|number| number as f32).collect();
+        let array = HostArray::from_slice(DType::F32, &dims, &numbers).unwrap();
+        for index in 0..3 {
+            let stored = parameter(index);
+            assert_eq!(stored.stored_dims(&dims), [4, 2, 3, 5]);
+            assert_eq!(stored.stored_ranges(&[0..2, 1..4, 0..5]), [1..4, 0..2, index..index + 1, 0..5]);
+            let written = stored.to_stored(&array, Affine { scale: 2.0, offset: 1.0 });
+            assert_eq!(written.dims(), [4, 2, 1, 5]);
+            // Row 3 of layer 1.
+            assert_eq!(written.to_f64()[(3 * 2 + 1) * 5], 2.0 * f64::from(numbers[(4 + 3) * 5]) + 1.0);
+            assert_eq!(stored.from_stored(&written, Affine { scale: 2.0, offset: 1.0 }), array);
+        }
+        // What lacks axes keeps the place of the slice.
+        let check = |axes: &[usize], dims: &[usize], expected: &[usize]| {
+            assert_eq!(parameter(2).of_axes(axes, 3).stored_dims(dims), expected, "{axes:?}");
+        };
+        check(&[0, 1], &[2, 4], &[4, 2, 3]);
+        check(&[0, 2], &[2, 5], &[2, 3, 5]);
+        check(&[1, 2], &[4, 5], &[4, 3, 5]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use mt_config::{
 };
 use mt_data::{
     BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, Dataset, DatasetOptions, EvaluationSet, HeldOut, Packing,
-    Remainder, Source, Split, TextDocument, Tokenizer, TokenizerKind, TrainIterator, UnigramModel,
+    Remainder, Source, Split, TextDocument, Tokenizer, TokenizerKind, TrainIterator, UnigramModel, Watch,
     bits_per_byte, repository_documents, save_documents, train_bpe,
 };
 
@@ -76,6 +76,8 @@ pub struct DataRequest<'a> {
     /// The run has checkpoints, so that its tokenizer and its copy of the data are its own.
     pub resumes: bool,
     pub observer: &'a Observer,
+    /// Receives the progress of long work, and stops it.
+    pub watch: Watch<'a>,
 }
 
 impl DataRequest<'_> {
@@ -93,7 +95,7 @@ impl DataRequest<'_> {
             }
         }
         let (train, evaluation) = self.sources()?;
-        let dataset = Arc::new(Dataset::open(&train)?);
+        let dataset = Arc::new(Dataset::open_watched(&train, self.watch)?);
         let tokenizer = self.open_tokenizer(&dataset)?;
         let options = |source: Source, rows: usize| DatasetOptions {
             packing: match (self.data.packing, self.data.grain_packing_type) {
@@ -205,7 +207,7 @@ impl DataRequest<'_> {
             return Ok(load(directory)?);
         }
         Ok(match &self.tokenizer.tokenizer_path {
-            None if size > 0 => train_bpe(train.documents(), size, &BYTE_LEVEL_SPECIAL_TOKENS)?,
+            None if size > 0 => train_bpe(train.documents(), size, &BYTE_LEVEL_SPECIAL_TOKENS, self.watch)?,
             None => Tokenizer::bytes(),
             Some(path) => load(path)?,
         })

@@ -14,6 +14,8 @@ pub enum Event {
     Notice(Notice),
     /// Text in lines that the configuration asked for, such as a table of placements.
     Report(String),
+    /// How far reading the data or training a tokenizer is. Sent many times a second.
+    Progress(mt_data::Progress),
     /// The run continues from a checkpoint.
     Resumed {
         /// The first step to be done.

@@ -113,6 +113,10 @@ impl StateLayout {
             };
             for index in (0..arrays.len()).filter(|index| !has(*index)) {
                 let key = parameter_key(&holder, &arrays[index].stored);
+                // Parameters in one stored array have one place.
+                if constants.iter().any(|(known, _)| *known == key) || empty.contains(&key) {
+                    continue;
+                }
                 match &tree.placeholder {
                     Some(value) if parameters[index].is_trained => constants.push((key, value.clone())),
                     _ => empty.push(key),
@@ -278,26 +282,39 @@ impl StateLayout {
 
     /// Checks that a checkpoint has the whole state, without reading it.
     pub fn check(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-        match &self.other {
-            Some(other) if other.compared(checkpoint).fits() => Ok(()),
-            _ => self.compared(checkpoint).check(),
-        }
+        let same = |array: &StateArray| array.clone();
+        let forms = std::iter::once(self).chain(self.other.as_deref());
+        let fits = |form: &Self| {
+            form.compared(checkpoint, same).fits() || form.compared(checkpoint, StateArray::as_earlier).fits()
+        };
+        if forms.into_iter().any(fits) { Ok(()) } else { self.compared(checkpoint, same).check() }
     }
 
-    fn compared(&self, checkpoint: &Checkpoint) -> Comparison {
+    fn compared(&self, checkpoint: &Checkpoint, form: impl Fn(&StateArray) -> StateArray) -> Comparison {
         let named = |(key, array): (Vec<KeySegment>, Option<(DType, Vec<usize>)>)| {
             array.map(|(dtype, dims)| ExpectedArray { name: entry_name(&key), dtype, dims })
         };
-        let expected: Vec<ExpectedArray> = self.described().into_iter().filter_map(named).collect();
+        let expected: Vec<ExpectedArray> = self.described_as(form).into_iter().filter_map(named).collect();
         checkpoint.compare(&expected)
     }
 
     /// The places in a checkpoint, with the types and dimensions of the arrays there; other places hold nothing.
+    #[cfg(test)]
     pub fn described(&self) -> Vec<(Vec<KeySegment>, Option<(DType, Vec<usize>)>)> {
+        self.described_as(StateArray::clone)
+    }
+
+    fn described_as(
+        &self,
+        form: impl Fn(&StateArray) -> StateArray,
+    ) -> Vec<(Vec<KeySegment>, Option<(DType, Vec<usize>)>)> {
         let arrays = self.entries.iter().flat_map(|entry| {
-            let ExpectedArray { dtype, dims, .. } = entry.array.expected();
-            let keys = std::iter::once(&entry.array.key).chain(&entry.copies);
-            keys.map(move |key| (key.clone(), Some((dtype, dims.clone()))))
+            let array = form(&entry.array);
+            // Of several parameters in one stored array the first stands for it.
+            let is_first = array.stored.slice.is_none_or(|slice| slice.index == 0);
+            let ExpectedArray { dtype, dims, .. } = array.expected();
+            let keys = std::iter::once(array.key).chain(entry.copies.clone()).filter(|_| is_first);
+            keys.map(|key| (key, Some((dtype, dims.clone())))).collect::<Vec<_>>()
         });
         let constants = self
             .constants
@@ -434,17 +451,21 @@ impl TrainState {
     /// What a checkpoint of the state holds. Copies to the host are started.
     pub fn entries(&self, layout: &StateLayout) -> Result<(Vec<Entry>, Vec<ExtraItem>), TrainError> {
         let mut entries = StateEntries::default();
-        for (entry, array) in layout.entries.iter().zip(&self.arrays) {
+        // Arrays of the model's form are in its order, the rest in that of the tree.
+        let mut num_ordered = 0;
+        for (index, (entry, array)) in layout.entries.iter().zip(&self.arrays).enumerate() {
             entries.add(&entry.array, array)?;
+            if index < layout.slots().end {
+                num_ordered = entries.num_stored();
+            }
             for key in &entry.copies {
                 entries.add(&StateArray { key: key.clone(), ..entry.array.clone() }, array)?;
             }
         }
-        let StateEntries { mut items, exact } = entries;
+        let (mut items, exact) = entries.into_entries();
         items.extend(layout.constants.iter().map(|(key, value)| Entry::new(key.clone(), value.clone())));
         items.extend(layout.empty.iter().map(|key| Entry::empty(key.clone(), Empty::None)));
-        // Arrays of the model's form are in its order, the rest in that of the tree.
-        items[layout.slots().end..].sort_by(|left, right| left.key.cmp(&right.key));
+        items[num_ordered..].sort_by(|left, right| left.key.cmp(&right.key));
         let extra = if exact.is_empty() {
             Vec::new()
         } else {

@@ -1,12 +1,13 @@
 //! `maxtext tokenizer`: train.
 
 use mt_config::{Config, DataGroup, HfTextUnit, Request};
-use mt_data::{BYTE_LEVEL_SPECIAL_TOKENS, Dataset, Source, Split, TOKENIZER_FILE, TextDocument};
+use mt_data::{BYTE_LEVEL_SPECIAL_TOKENS, Dataset, Source, Split, TOKENIZER_FILE, TextDocument, Watch};
 
 use crate::{
     arguments::{TokenizerCommand, TokenizerTrain},
     commands::warn,
     failure::{Failure, print},
+    progress::DataProgress,
 };
 
 /// Runs a subcommand of `maxtext tokenizer`.
@@ -25,9 +26,14 @@ fn train(arguments: TokenizerTrain) -> Result<(), Failure> {
     let config = Config::resolve(&request)?;
     warn(&config);
     let data = DataGroup::from_config(&config)?;
-    let dataset = Dataset::open(&source(&data)?)?;
-    let documents = (0..dataset.num_documents()).map(|index| dataset.read(index));
-    let tokenizer = mt_data::train_bpe(documents, arguments.vocab_size, &BYTE_LEVEL_SPECIAL_TOKENS)?;
+    let progress = DataProgress::default();
+    let report = |now| progress.show(now);
+    // A signal ends the process, which has nothing to keep.
+    let watch = Watch::new(&report, &|| false);
+    let dataset = Dataset::open_watched(&source(&data)?, watch)?;
+    let documents = dataset.documents();
+    let tokenizer = mt_data::train_bpe(documents, arguments.vocab_size, &BYTE_LEVEL_SPECIAL_TOKENS, watch)?;
+    progress.end();
     tokenizer.save(&arguments.output)?;
     print(&format!(
         "trained {} tokens on {} documents; `{}` is ready for `tokenizer_path={}`",

@@ -69,13 +69,19 @@ fn transformers_loads_a_model_trained_here() {
                  base_num_decoder_layers=3 max_target_length=32 per_device_batch_size=2 num_epoch=-1 \
                  dtype=float32 steps=2";
     maxtext(directory.path(), &train.split_whitespace().collect::<Vec<_>>());
+    // Tied, with MaxText's factor of the scores and a scale of attention of its own.
+    let tied =
+        train.replace("run_name=small", "run_name=tied logits_via_embedding=true query_pre_attn_scalar=30");
+    maxtext(directory.path(), &tied.split_whitespace().collect::<Vec<_>>());
     std::fs::write(
         directory.path().join("tokens.json"),
         "[[68, 111, 111, 35, 107], [1, 100, 115, 115, 124]]",
     )
     .unwrap();
     let mut pairs = Vec::new();
-    for (source, output) in [("runs/small", "newest"), ("runs/small/checkpoints/0", "first")] {
+    for (source, output) in
+        [("runs/small", "newest"), ("runs/small/checkpoints/0", "first"), ("runs/tied", "tied")]
+    {
         let (run, logits) = (format!("load_parameters_path={source}"), format!("{output}.npy"));
         let scores = ["tokens_path=tokens.json".to_owned(), format!("logits_path={logits}")];
         maxtext(directory.path(), &["checkpoint", "export", "--output", output, &run]);

@@ -67,9 +67,14 @@ fn files_that_do_not_fit() {
         &["hf_path=parquet", "hf_train_files=torn.parquet", "eval_interval=-1"],
         &["`torn.parquet` is not a readable parquet file"],
     );
-    // A line in the middle is met when the run has begun.
-    let torn = sandbox.train("torn", &["hf_path=json", "hf_train_files=torn.jsonl", "eval_interval=-1"]);
-    torn.failed(2, &["`torn.jsonl`, line 2"]);
+    // A line in the middle is found before the run begins, whatever its first batch would hold.
+    let json = |file: &str, parts: &[&str]| {
+        let files = format!("hf_train_files={file}");
+        check(&["hf_path=json", &files, "eval_interval=-1"], parts);
+    };
+    json("torn.jsonl", &["`torn.jsonl`, line 2"]);
+    fs::write(sandbox.path("null.jsonl"), "{\"text\": \"a\"}\n\n{\"text\": null}\n").unwrap();
+    json("null.jsonl", &["`null.jsonl`, line 3: column `text` holds null", "hint: "]);
     check(&["hf_train_files=latin.txt"], &["`latin.txt` is not UTF-8"]);
     check(
         &["tokenizer_type=huggingface", "tokenizer_path=train.txt"],

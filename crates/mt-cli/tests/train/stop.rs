@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Sandbox, prose};
+use crate::support::{Random, Sandbox, prose};
 
 fn send(signal: &str, process: &Child) {
     let kill = format!("kill -{signal} {}", process.id());
@@ -44,6 +44,29 @@ fn signals_stop_runs_with_a_checkpoint() {
     sandbox.train("whole", &["dropout_rate=0.1", "head_dim=40"]).succeeded();
     check(&sandbox, "INT", 130);
     check(&sandbox, "TERM", 143);
+}
+
+#[test]
+fn a_signal_stops_the_training_of_a_tokenizer() {
+    let sandbox = Sandbox::new();
+    // One word without a pattern, whose tokens take minutes to learn.
+    let mut random = Random(3);
+    let word: String = (0..20_000_000).map(|_| char::from(b'a' + random.below(26) as u8)).collect();
+    fs::write(sandbox.path("word.txt"), word).unwrap();
+    let keys = ["hf_train_files=word.txt", "tokenizer_vocab_size=60000", "vocab_size=60000"];
+    let keys = [&keys[..], &["tokenizer_type=huggingface", "eval_interval=-1"]].concat();
+    let mut process = sandbox.command("word", &keys).spawn().unwrap();
+    // What is said of the work comes after some seconds.
+    let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
+    let reached = lines.by_ref().any(|line| line.unwrap().starts_with("training the tokenizer: "));
+    assert!(reached);
+    let sent = Instant::now();
+    send("TERM", &process);
+    let errors: Vec<String> = lines.map(Result::unwrap).collect();
+    assert_eq!(process.wait().unwrap().code(), Some(143), "{errors:?}");
+    assert!(sent.elapsed() < Duration::from_secs(10));
+    assert!(errors.iter().any(|line| line.contains("stopped by a signal after 0 steps")), "{errors:?}");
+    assert!(!sandbox.path("runs/word/tokenizer").exists());
 }
 
 #[test]

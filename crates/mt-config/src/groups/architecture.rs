@@ -16,6 +16,7 @@ group! {
         query_pre_attn_scalar: Option<f64>,
         attn_logits_soft_cap: Option<f64>,
         attention_bias: bool,
+        fused_qkv: bool,
         mlp_bias: bool,
         use_qk_norm: bool,
         share_kv_projections: bool,

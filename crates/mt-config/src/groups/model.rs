@@ -99,6 +99,17 @@ impl ModelGroup {
                 ),
             ));
         }
+        if self.layers.fused_qkv && self.decoder_block == DecoderBlock::Gpt3 && queries != keys {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {} is not {}",
+                    config.stated("fused_qkv"),
+                    config.stated("base_num_kv_heads"),
+                    config.stated("base_num_query_heads")
+                ),
+                format!("use `base_num_kv_heads={queries}`, or leave out `fused_qkv`"),
+            ));
+        }
         if !self.head_dim.is_multiple_of(2) {
             problems.push(Problem::inconsistent(
                 format!("{}, but rotary embeddings turn pairs of dimensions", config.stated("head_dim")),

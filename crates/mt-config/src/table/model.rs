@@ -78,11 +78,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .acts_on("normalization"),
-            Key::boolean("fused_qkv", false, "Compute queries, keys and values with one matrix.")
-                .no_effect_here(
-                    "the matrices stay three, in checkpoints too; the compiler joins their products",
-                )
-                .acts_on("attention"),
+            Key::boolean(
+                "fused_qkv",
+                false,
+                "Store the projections of queries, keys and values of GPT-3's layers as one array in checkpoints. They are computed in the same way.",
+            )
+            .only_with("decoder_block", &["gpt3"])
+            .acts_on("attention"),
             Key::boolean(
                 "fused_mlp",
                 false,

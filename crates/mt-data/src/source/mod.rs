@@ -5,6 +5,7 @@
 //! (parquet).
 
 mod guard;
+mod json;
 mod order;
 mod parquet;
 mod text;
@@ -16,6 +17,7 @@ use sha2::{Digest, Sha256};
 use crate::error::{DataError, Result};
 use crate::files;
 use crate::repository::{self, Split};
+use crate::watch::Watch;
 
 pub(crate) use order::Order;
 use parquet::ParquetDocuments;
@@ -37,7 +39,7 @@ pub enum Source {
     Synthetic { vocab_size: usize },
     /// Plain text files.
     Text { files: Vec<String>, document: TextDocument },
-    /// JSON lines: one object a line, the text under `column`, where `a.b` looks inside the object `a`.
+    /// JSON lines: one object a line, with a string under `column`, where `a.b` looks inside the object `a`.
     JsonLines { files: Vec<String>, column: String },
     /// Parquet files, the text in the string column `column`, where `a.b` is the field `b` of the group `a`.
     Parquet { files: Vec<String>, column: String },
@@ -67,12 +69,20 @@ enum Documents {
 impl Dataset {
     /// Opens a source.
     ///
-    /// Text and JSON lines are read through once, for their index, their checksum and their encoding; of parquet files
-    /// the footers are read, and the first row group.
+    /// Text and JSON lines are read through once, for their index, their checksum and their encoding, and every line of
+    /// JSON is checked; of parquet files the footers are read, and the first row group.
     ///
     /// # Errors
     /// Files that are missing, unreadable, of the wrong format or without the column; a dataset without documents.
     pub fn open(source: &Source) -> Result<Self> {
+        Self::open_watched(source, Watch::silent())
+    }
+
+    /// [`Dataset::open`] with progress, which can be stopped.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::open`], and [`DataError::Stopped`].
+    pub fn open_watched(source: &Source, watch: Watch<'_>) -> Result<Self> {
         let mut identity = Identity::default();
         let (name, documents) = match source {
             Source::Synthetic { vocab_size } => {
@@ -87,14 +97,16 @@ impl Dataset {
             Source::Text { files, document } => {
                 let paths = files::expand(files)?;
                 let documents = match document {
-                    TextDocument::File => Documents::Files(FileDocuments::open(paths, &mut identity)?),
-                    TextDocument::Line => Documents::Lines(LineDocuments::open(paths, None, &mut identity)?),
+                    TextDocument::File => Documents::Files(FileDocuments::open(paths, &mut identity, watch)?),
+                    TextDocument::Line => {
+                        Documents::Lines(LineDocuments::open(paths, None, &mut identity, watch)?)
+                    }
                 };
                 (files::quoted(files), documents)
             }
             Source::JsonLines { files, column } => {
                 let paths = files::expand(files)?;
-                let documents = LineDocuments::open(paths, Some(column.clone()), &mut identity)?;
+                let documents = LineDocuments::open(paths, Some(column.clone()), &mut identity, watch)?;
                 (files::quoted(files), Documents::Lines(documents))
             }
             Source::Parquet { files, column } => {

@@ -5,14 +5,18 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
-use serde_json::Value;
 
 use super::Identity;
+use super::json::{JsonProblem, text_under};
 use crate::error::{DataError, Result};
 use crate::files;
+use crate::watch::{Task, Watch};
 
+/// Lines are checked in blocks of so many bytes.
+const BLOCK_BYTES: usize = 4 << 20;
 /// As many files stay open between reads; more are opened for each read.
 const MAX_OPEN_FILES: usize = 256;
 
@@ -23,9 +27,12 @@ pub(super) struct FileDocuments {
 }
 
 impl FileDocuments {
-    pub(super) fn open(paths: Vec<PathBuf>, identity: &mut Identity) -> Result<Self> {
-        let checked = paths.par_iter().map(|path| read_text(path)).map(|text| {
-            text.map(|text| (text.len() as u64, crc32c::crc32c(text.as_bytes()), text.trim().is_empty()))
+    pub(super) fn open(paths: Vec<PathBuf>, identity: &mut Identity, watch: Watch<'_>) -> Result<Self> {
+        let indexed = Indexed::new(&paths, watch);
+        let checked = paths.par_iter().map(|path| {
+            let text = read_text(path)?;
+            indexed.advance(text.len())?;
+            Ok((text.len() as u64, crc32c::crc32c(text.as_bytes()), text.trim().is_empty()))
         });
         let checked = checked.collect::<Vec<_>>().into_iter().collect::<Result<Vec<_>>>()?;
         for (path, (length, checksum, _)) in paths.iter().zip(&checked) {
@@ -83,9 +90,15 @@ struct LineFile {
 }
 
 impl LineDocuments {
-    pub(super) fn open(paths: Vec<PathBuf>, column: Option<String>, identity: &mut Identity) -> Result<Self> {
-        let files = paths.into_par_iter().map(index_lines).collect::<Vec<_>>();
-        let files = files.into_iter().collect::<Result<Vec<_>>>()?;
+    pub(super) fn open(
+        paths: Vec<PathBuf>,
+        column: Option<String>,
+        identity: &mut Identity,
+        watch: Watch<'_>,
+    ) -> Result<Self> {
+        let indexed = Indexed::new(&paths, watch);
+        let files = paths.into_par_iter().map(|path| index_lines(path, column.as_deref(), &indexed));
+        let files = files.collect::<Vec<_>>().into_iter().collect::<Result<Vec<_>>>()?;
         let mut firsts = vec![0];
         for file in &files {
             identity.add(&files::name(&file.path), file.length, file.checksum);
@@ -93,16 +106,7 @@ impl LineDocuments {
         }
         identity.add(column.as_deref().unwrap_or(""), 0, 0);
         let keep_open = files.len() <= MAX_OPEN_FILES;
-        let documents = Self { files, firsts, column, keep_open };
-        if documents.column.is_some() {
-            // A wrong column shows before anything is compiled.
-            for (file, first) in documents.files.iter().zip(&documents.firsts) {
-                if !file.starts.is_empty() {
-                    documents.read(*first)?;
-                }
-            }
-        }
-        Ok(documents)
+        Ok(Self { files, firsts, column, keep_open })
     }
 
     pub(super) fn len(&self) -> u64 {
@@ -115,9 +119,8 @@ impl LineDocuments {
         let line = file.read_line((index - self.firsts[which]) as usize, self.keep_open)?;
         match &self.column {
             None => Ok(line.text),
-            Some(column) => {
-                json_text(&line.text, column).map_err(|problem| file.json_error(line.start, column, problem))
-            }
+            Some(column) => text_under(&line.text, column)
+                .map_err(|problem| json_error(&file.path, file.line_number(line.start), column, problem)),
         }
     }
 }
@@ -127,27 +130,71 @@ struct Line {
     text: String,
 }
 
-fn index_lines(path: PathBuf) -> Result<LineFile> {
+/// How many bytes of some files have been read through.
+struct Indexed<'a> {
+    done: AtomicU64,
+    total: u64,
+    watch: Watch<'a>,
+}
+
+impl<'a> Indexed<'a> {
+    fn new(paths: &[PathBuf], watch: Watch<'a>) -> Self {
+        // A file without a size is reported when it is opened.
+        let total = paths.iter().filter_map(|path| fs::metadata(path).ok()).map(|file| file.len()).sum();
+        Self { done: AtomicU64::new(0), total, watch }
+    }
+
+    fn advance(&self, bytes: usize) -> Result<()> {
+        let done = self.done.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+        self.watch.advance(Task::IndexFiles, done, Some(self.total))
+    }
+}
+
+/// Finds a file's lines, all of which must be texts, or, where a column is named, objects with a text in it. The first
+/// line that is not is reported, whichever would be read first.
+fn index_lines(path: PathBuf, column: Option<&str>, indexed: &Indexed<'_>) -> Result<LineFile> {
     let mut reader = BufReader::with_capacity(1 << 20, files::open(&path)?);
-    let (mut starts, mut offset, mut checksum, mut number) = (Vec::new(), 0u64, 0, 0u64);
-    let mut line = Vec::new();
+    let (mut starts, mut offset, mut checksum, mut number) = (Vec::new(), 0, 0, 0);
+    let mut block = Vec::new();
+    // The ends of the block's lines.
+    let mut ends = Vec::new();
     loop {
-        line.clear();
-        let length = reader.read_until(b'\n', &mut line).map_err(DataError::io("read", &path))?;
-        if length == 0 {
+        block.clear();
+        ends.clear();
+        while block.len() < BLOCK_BYTES
+            && reader.read_until(b'\n', &mut block).map_err(DataError::io("read", &path))? > 0
+        {
+            ends.push(block.len());
+        }
+        if block.is_empty() {
             break;
         }
-        number += 1;
-        checksum = crc32c::crc32c_append(checksum, &line);
-        match std::str::from_utf8(&line) {
-            Ok(text) if text.trim().is_empty() => {}
-            Ok(_) => starts.push(offset),
-            Err(error) => {
-                let offset = offset + error.valid_up_to() as u64;
-                return Err(DataError::NotUtf8 { path, offset, line: number });
+        checksum = crc32c::crc32c_append(checksum, &block);
+        let line_at = |index: usize| (index.checked_sub(1).map_or(0, |before| ends[before]), ends[index]);
+        let check = |index: usize| -> Result<Option<u64>> {
+            let (start, end) = line_at(index);
+            let (at, line) = (offset + start as u64, number + index as u64 + 1);
+            let text = std::str::from_utf8(&block[start..end]).map_err(|error| {
+                let offset = at + error.valid_up_to() as u64;
+                DataError::NotUtf8 { path: path.clone(), offset, line }
+            })?;
+            if text.trim().is_empty() {
+                return Ok(None);
             }
+            if let Some(column) = column {
+                let text = text.strip_prefix('\u{feff}').filter(|_| at == 0).unwrap_or(text);
+                text_under(text.trim_end_matches(['\r', '\n']), column)
+                    .map_err(|problem| json_error(&path, line, column, problem))?;
+            }
+            Ok(Some(at))
+        };
+        // In order, so that the first line that is wrong is the one that is named.
+        for start in (0..ends.len()).into_par_iter().map(check).collect::<Vec<_>>() {
+            starts.extend(start?);
         }
-        offset += length as u64;
+        offset += block.len() as u64;
+        number += ends.len() as u64;
+        indexed.advance(block.len())?;
     }
     Ok(LineFile { path, length: offset, checksum, starts, file: OnceLock::new() })
 }
@@ -200,79 +247,13 @@ impl LineFile {
             reader.consume(length);
         }
     }
-
-    fn json_error(&self, start: u64, column: &str, problem: JsonProblem) -> DataError {
-        let (path, line, column) = (self.path.clone(), self.line_number(start), column.to_string());
-        let place = format!(", line {line},");
-        match problem {
-            JsonProblem::Syntax(reason) => DataError::Json { path, line, reason },
-            JsonProblem::Missing(available) => DataError::MissingColumn {
-                path,
-                place: place.trim_end_matches(',').into(),
-                column,
-                available,
-            },
-            JsonProblem::Type(found) => DataError::ColumnType {
-                path,
-                place: place.trim_end_matches(',').into(),
-                column,
-                found: found.into(),
-            },
-        }
-    }
 }
 
-#[derive(Debug, PartialEq)]
-enum JsonProblem {
-    Syntax(String),
-    Missing(String),
-    Type(&'static str),
-}
-
-/// The text under `column`; a null is an empty document.
-fn json_text(line: &str, column: &str) -> Result<String, JsonProblem> {
-    let value: Value = serde_json::from_str(line).map_err(|error| {
-        let hint = if matches!(line.trim(), "[" | "{") || line.trim_start().starts_with('[') {
-            "\nhint: each line must be a JSON object of its own; write an indented file or an array as JSON lines, for \
-             example with `jq -c .[]`"
-        } else {
-            "\nhint: mend or remove the line; each must be one JSON object, such as `{\"text\": \"…\"}`"
-        };
-        // The parser says `line 1`, which would contradict the line of the file.
-        let reason = error.to_string();
-        let reason = reason.split(" at line ").next().unwrap_or(&reason).to_string();
-        JsonProblem::Syntax(format!("not valid JSON at column {}: {reason}{hint}", error.column()))
-    })?;
-    let Value::Object(object) = &value else {
-        let hint = "\nhint: each line must be a JSON object of its own, such as `{\"text\": \"…\"}`";
-        return Err(JsonProblem::Syntax(format!("holds {}, not a JSON object{hint}", kind(&value))));
-    };
-    let mut found = object.get(column);
-    if found.is_none() && column.contains('.') {
-        found = column.split('.').try_fold(&value, |value, name| value.get(name));
-    }
-    match found {
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Null) => Ok(String::new()),
-        Some(other) => Err(JsonProblem::Type(kind(other))),
-        None => {
-            let names: Vec<&String> = object.keys().collect();
-            Err(JsonProblem::Missing(if names.is_empty() {
-                "no column".into()
-            } else {
-                files::quoted(&names)
-            }))
-        }
-    }
-}
-
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a truth value",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
+fn json_error(path: &Path, line: u64, column: &str, problem: JsonProblem) -> DataError {
+    let (path, column, place) = (path.to_path_buf(), column.to_string(), format!(", line {line}"));
+    match problem {
+        JsonProblem::Syntax(reason) => DataError::Json { path, line, reason },
+        JsonProblem::Missing(available) => DataError::MissingColumn { path, place, column, available },
+        JsonProblem::Type(found) => DataError::ColumnType { path, place, column, found: found.into() },
     }
 }

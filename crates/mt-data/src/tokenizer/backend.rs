@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 
+use super::hugging_face::HuggingFace;
 use super::sentencepiece::{SentencePiece, SentencePieceToken};
 use super::tiktoken::Tiktoken;
 use super::trie::ByteTrie;
 
 /// A kind of tokenizer with its vocabulary.
 pub(super) enum Backend {
-    HuggingFace(Box<tokenizers::Tokenizer>),
+    HuggingFace(Box<HuggingFace>),
     SentencePiece(Box<SentencePiece>, AddedTokens),
     Tiktoken(Box<Tiktoken>, AddedTokens),
 }
@@ -44,7 +45,7 @@ impl AddedTokens {
     }
 
     /// Cuts a text at its added tokens: each is given after the text before it.
-    fn split<'a>(&self, text: &'a str) -> Vec<(&'a str, Option<u32>)> {
+    pub(super) fn split<'a>(&self, text: &'a str) -> Vec<(&'a str, Option<u32>)> {
         let (mut parts, mut start, mut at) = (Vec::new(), 0, 0);
         while at < text.len() {
             match self.by_text.longest_prefix(&text.as_bytes()[at..]) {
@@ -68,34 +69,27 @@ impl Backend {
     /// The token ids of a text, without any that mark its beginning or end.
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
         match self {
-            Self::HuggingFace(tokenizer) => {
-                let encoding = tokenizer.encode_fast(text, false).map_err(|error| error.to_string())?;
-                Ok(encoding.get_ids().to_vec())
-            }
+            Self::HuggingFace(tokenizer) => tokenizer.encode(text),
             Self::SentencePiece(model, _) => Ok(model.encode(text).into_iter().map(|(id, _)| id).collect()),
             Self::Tiktoken(model, _) => model.encode(text),
         }
     }
 
-    /// Like [`Backend::encode`], with the places in the text where tokens end; those of the parts of a character may
-    /// overlap, and white space may be left out.
-    pub(super) fn encode_with_ends(&self, text: &str) -> Result<Vec<Token>, String> {
+    /// Calls `visit` with each token of [`Backend::encode`] and where in the text it ends; the ends of the bytes of a
+    /// character may be the same, and white space may be left out.
+    pub(super) fn for_each_token(&self, text: &str, mut visit: impl FnMut(Token)) -> Result<(), String> {
         match self {
-            Self::HuggingFace(tokenizer) => {
-                let encoding = tokenizer.encode(text, false).map_err(|error| error.to_string())?;
-                let ends = encoding.get_offsets().iter().map(|(_, end)| *end);
-                Ok(encoding.get_ids().iter().copied().zip(ends).collect())
-            }
-            Self::SentencePiece(model, _) => Ok(model.encode(text)),
+            Self::HuggingFace(tokenizer) => tokenizer.for_each_token(text, visit)?,
+            Self::SentencePiece(model, _) => model.encode(text).into_iter().for_each(visit),
             Self::Tiktoken(model, _) => {
                 let mut end = 0;
-                let tokens = model.encode(text)?.into_iter().map(|id| {
+                for id in model.encode(text)? {
                     end += model.bytes(id).map_or(0, <[u8]>::len);
-                    (id, text.ceil_char_boundary(end))
-                });
-                Ok(tokens.collect())
+                    visit((id, text.ceil_char_boundary(end)));
+                }
             }
         }
+        Ok(())
     }
 
     /// Like [`Backend::encode`], where the names of special tokens become these tokens.
@@ -119,7 +113,7 @@ impl Backend {
         let is_seen = |token: &&AddedToken| !(token.is_special && skip_special_tokens);
         match self {
             Self::HuggingFace(tokenizer) => {
-                tokenizer.decode(ids, skip_special_tokens).map_err(|error| error.to_string())
+                tokenizer.inner.decode(ids, skip_special_tokens).map_err(|error| error.to_string())
             }
             Self::SentencePiece(model, added) => {
                 let tokens = ids.iter().filter_map(|id| match added.by_id.get(id) {
@@ -148,7 +142,7 @@ impl Backend {
     /// The token itself, as the vocabulary spells it.
     pub(super) fn token(&self, id: u32) -> Option<String> {
         let (added, own) = match self {
-            Self::HuggingFace(tokenizer) => return tokenizer.id_to_token(id),
+            Self::HuggingFace(tokenizer) => return tokenizer.inner.id_to_token(id),
             Self::SentencePiece(model, added) => (added, model.piece(id).map(str::to_string)),
             Self::Tiktoken(model, added) => {
                 (added, model.bytes(id).map(|bytes| String::from_utf8_lossy(bytes).into_owned()))
@@ -160,7 +154,7 @@ impl Backend {
     /// The id of a token as the vocabulary spells it.
     pub(super) fn id(&self, token: &str) -> Option<u32> {
         match self {
-            Self::HuggingFace(tokenizer) => tokenizer.token_to_id(token),
+            Self::HuggingFace(tokenizer) => tokenizer.inner.token_to_id(token),
             Self::SentencePiece(model, added) => added.id(token).or_else(|| model.id(token)),
             Self::Tiktoken(model, added) => added.id(token).or_else(|| model.id(token)),
         }
@@ -170,7 +164,7 @@ impl Backend {
     pub(super) fn vocab_size(&self) -> usize {
         let (own, added) = match self {
             Self::HuggingFace(tokenizer) => {
-                return tokenizer.get_vocab(true).values().max().map_or(0, |id| *id as usize + 1);
+                return tokenizer.inner.get_vocab(true).values().max().map_or(0, |id| *id as usize + 1);
             }
             Self::SentencePiece(model, added) => (model.len(), added),
             Self::Tiktoken(model, added) => (model.len(), added),

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::backend::{AddedToken, AddedTokens, Backend};
 use super::companions::Companions;
+use super::hugging_face::HuggingFace;
 use super::sentencepiece::SentencePiece;
 use super::tiktoken::Tiktoken;
 use super::{MODEL_FILE, TOKENIZER_FILE};
@@ -119,7 +120,7 @@ pub(super) fn parse(
             // Both are stored by some publishers and would lose or add tokens.
             inner.with_padding(None);
             inner.with_truncation(None).map_err(|error| invalid(error.to_string()))?;
-            Ok(Backend::HuggingFace(Box::new(inner)))
+            Ok(Backend::HuggingFace(Box::new(HuggingFace::new(inner, bytes))))
         }
         TokenizerKind::SentencePiece => {
             let model = SentencePiece::parse(bytes).map_err(invalid)?;

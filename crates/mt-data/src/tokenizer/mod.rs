@@ -3,8 +3,11 @@
 mod backend;
 mod bpe;
 mod companions;
+mod hugging_face;
+mod learn;
 mod load;
 mod merge;
+mod pieces;
 mod sentencepiece;
 mod special;
 mod stream;
@@ -144,9 +147,9 @@ impl Tokenizer {
         let mut end_ids = companions.end_ids()?;
         end_ids.extend(special.eos);
         let mut adds = companions.adds()?;
-        if let Backend::HuggingFace(inner) = &backend {
+        if let Backend::HuggingFace(tokenizer) = &backend {
             // What the tokenizer's own last step adds.
-            let encoding = inner.encode_fast("a", true).ok();
+            let encoding = tokenizer.inner.encode_fast("a", true).ok();
             let ids = encoding.as_ref().map(|encoding| encoding.get_ids()).unwrap_or_default();
             adds[0] = adds[0].or(Some(special.bos.is_some() && ids.first().copied() == special.bos));
             adds[1] = adds[1].or(Some(special.eos.is_some() && ids.last().copied() == special.eos));
@@ -200,21 +203,21 @@ impl Tokenizer {
     /// # Errors
     /// Text that the tokenizer's model refuses.
     pub fn encode_document(&self, text: &str, add_bos: bool, add_eos: bool) -> Result<EncodedDocument> {
-        let tokens =
-            self.backend.encode_with_ends(text).map_err(|reason| self.failure("encode a text", reason))?;
         let mut document = EncodedDocument::default();
         let bos = self.special.bos.filter(|_| add_bos);
         document.tokens.extend(bos.map(|id| id as i32));
         document.bytes.extend(bos.map(|_| 0));
-        // Offsets may leave out white space, and those of the parts of a character overlap; what is counted is how far
-        // into the text each token gets.
+        let before = document.tokens.len();
+        // Offsets may leave out white space, and those of the bytes of a character are the same; what is counted is how
+        // far into the text each token gets.
         let mut covered = 0;
-        for (id, end) in &tokens {
-            document.tokens.push(*id as i32);
+        let encoded = self.backend.for_each_token(text, |(id, end)| {
+            document.tokens.push(id as i32);
             document.bytes.push(end.saturating_sub(covered) as u32);
-            covered = covered.max(*end);
-        }
-        if !tokens.is_empty()
+            covered = covered.max(end);
+        });
+        encoded.map_err(|reason| self.failure("encode a text", reason))?;
+        if document.bytes.len() > before
             && let Some(last) = document.bytes.last_mut()
         {
             *last += text.len().saturating_sub(covered) as u32;

@@ -44,7 +44,7 @@ fn run() -> tempfile::TempDir {
     let directory = run.path().join("checkpoints");
     let mut manager = CheckpointManager::open(&directory, &lock, ManagerOptions::default()).unwrap();
     for step in [1, 2] {
-        let entries = StateEntries::of_parameters(&*model, &arrays).unwrap().items;
+        let (entries, _) = StateEntries::of_parameters(&*model, &arrays).unwrap().into_entries();
         manager.save(step, SaveRequest { entries, ..SaveRequest::default() }).unwrap();
     }
     manager.wait_until_finished().unwrap();

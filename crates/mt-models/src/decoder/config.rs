@@ -143,7 +143,12 @@ impl LayerConfig {
         self.mixer.as_mut()?.get_mut()
     }
 
-    /// Its feed-forward part, if that is dense, to be changed.
+    /// Its feed-forward part, if that is dense.
+    pub fn mlp(&self) -> Option<&MlpConfig> {
+        self.feed_forward.as_ref()?.get()
+    }
+
+    /// As [`Self::mlp`], to be changed.
     pub fn mlp_mut(&mut self) -> Option<&mut MlpConfig> {
         self.feed_forward.as_mut()?.get_mut()
     }

@@ -115,6 +115,7 @@ fn attention(group: &ModelGroup) -> AttentionConfig {
         query_key_norm: if layers.use_qk_norm { QueryKeyNorm::PerHead } else { QueryKeyNorm::None },
         values: Values::Own,
         sinks: false,
+        stored_fused: false,
         rotary: Some(rotary(group, group.head_dim, group.positions.rope_max_timescale, scaling(group))),
         options: AttentionOptions {
             scale: layers.query_pre_attn_scalar.unwrap_or(group.head_dim as f64).powf(-0.5),

@@ -20,6 +20,7 @@ fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         layer.norms = LayerNorms::before(NormKind::Layer);
         if let Some(attention) = layer.attention_mut() {
             (attention.input_bias, attention.output_bias, attention.rotary) = (true, true, None);
+            attention.stored_fused = group.layers.fused_qkv;
         }
         if let Some(mlp) = layer.mlp_mut() {
             mlp.bias = true;
@@ -28,10 +29,23 @@ fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     Ok(config)
 }
 
+/// The norm before the feed-forward layer, which is inside it.
+const MLP_NORM: &str = "mlp.mlp_layer_norm";
+
+/// The key that earlier versions of this program gave to a parameter.
+pub(super) fn earlier_key(key: &[String]) -> Vec<String> {
+    let joined = key.join(".").replace(MLP_NORM, "pre_mlp_norm");
+    joined.split('.').map(str::to_owned).collect()
+}
+
 pub(super) static GPT3: Family = Family {
     blocks: &[DecoderBlock::Gpt3],
     describe,
-    maxtext_parts: &[("attention", "self_attention"), ("pre_attention_norm", "pre_self_attention_norm")],
+    maxtext_parts: &[
+        ("attention", "self_attention"),
+        ("pre_attention_norm", "pre_self_attention_norm"),
+        ("pre_mlp_norm", MLP_NORM),
+    ],
     maxtext_layers: MaxTextLayers::Plain,
     folds_query_scale: false,
     hugging_face: Some(HuggingFaceFamily {

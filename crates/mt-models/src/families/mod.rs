@@ -19,7 +19,7 @@ use mt_shape::Path;
 pub use names::{Layout, TensorName};
 
 use crate::{
-    ModelError, StoredParameter,
+    ModelError, StoredParameter, StoredSlice,
     decoder::{Decoder, DecoderConfig, LayerConfig, NormKind, Parameter, Place},
     hugging_face::{HuggingFaceConfig, Settings},
 };
@@ -126,6 +126,8 @@ impl Family {
             scale: 1.0,
             offset: if role.ends_with("norm.scale") { config.norm.offset } else { 0.0 },
             interleaved: false,
+            slice: None,
+            earlier: None,
         };
         if let Some(attention) = attention {
             let is_query = role.starts_with("attention.query.");
@@ -139,11 +141,37 @@ impl Family {
         if role == "token_embedder.embedding" {
             stored.scale = config.embedding.scale.unwrap_or(1.0);
         }
+        let mut earlier = stored.clone();
+        earlier.key = gpt::earlier_key(&stored.key);
         if norm_kind(config, layer, role) == Some(NormKind::Layer) && role.ends_with(".scale") {
             // MaxText multiplies by `1 + w` here.
             stored.offset -= 1.0;
         }
+        if layer.and_then(LayerConfig::mlp).is_some_and(|mlp| mlp.activations.len() == 1) {
+            // Without a gate there is one projection, which has no number.
+            rename(&mut stored.key, "wi_0", "wi");
+        }
+        if attention.is_some_and(|attention| attention.stored_fused) {
+            self.fuse(config, role, &mut stored);
+        }
+        if stored != earlier {
+            stored.earlier = Some(Box::new(earlier));
+        }
         stored
+    }
+
+    /// Makes queries, keys and values slices of one array, `qkv_proj`: `[embed, 3, heads, head_dim]`, or the biases
+    /// without the first axis.
+    fn fuse(&self, config: &DecoderConfig, role: &str, stored: &mut StoredParameter) {
+        let Some((name, kind)) = role.strip_prefix("attention.").and_then(|rest| rest.split_once('.')) else {
+            return;
+        };
+        let Some(index) = ["query", "key", "value"].iter().position(|known| *known == name) else { return };
+        let axis = usize::from(kind == "kernel");
+        rename(&mut stored.key, name, "qkv_proj");
+        stored.slice = Some(StoredSlice { axis, index, of: 3, is_exact: !self.folds_query_scale });
+        // There is one more axis before which that of layers may be.
+        stored.layer_axis = stored.layer_axis.map(|_| config.param_scan_axis.min(axis + 3));
     }
 
     fn maxtext_key(&self, parameter: &Parameter) -> Vec<String> {
@@ -196,5 +224,11 @@ fn norm_kind(config: &DecoderConfig, layer: Option<&LayerConfig>, role: &str) ->
         "pre_mlp_norm" => norms.pre_mlp,
         "post_mlp_norm" => norms.post_mlp,
         _ => None,
+    }
+}
+
+fn rename(key: &mut [String], from: &str, to: &str) {
+    for segment in key.iter_mut().filter(|segment| *segment == from) {
+        *segment = to.to_owned();
     }
 }

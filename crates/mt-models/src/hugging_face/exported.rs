@@ -25,15 +25,26 @@ pub fn config_of(group: &ModelGroup, config: &DecoderConfig, dtype: DType) -> Op
 }
 
 /// Refuses a `config.json` that means another model when it is read again: keys can ask for more than families say in
-/// theirs, and what is not said there would be missing without a word.
+/// theirs, and what is not said there would be missing without a word. `given` is the configuration of the model.
 ///
 /// # Errors
-/// It means another model; what differs is named.
-pub fn check_described(made: &Map<String, Value>, config: &DecoderConfig) -> Result<(), ModelError> {
+/// It means another model; what differs is named, with the keys that make the difference.
+pub fn check_described(
+    made: &Map<String, Value>,
+    config: &DecoderConfig,
+    given: &Config,
+) -> Result<(), ModelError> {
     let differing: Vec<String> = match read_again(made) {
-        Ok(read) => differences(config, &read).into_iter().map(str::to_owned).collect(),
+        Ok((read, meant)) => differences(config, &read)
+            .into_iter()
+            .map(|(part, keys)| with_keys(part, keys, |key| given.entry(key).value != meant.entry(key).value))
+            .collect(),
         // The first line says what is wrong, those after it what to do about a file.
-        Err(error) => error.lines().take(1).map(str::to_owned).collect(),
+        Err(error) => error
+            .lines()
+            .take(1)
+            .map(|line| with_keys(line, ROTARY_KEYS, |key| given.entry(key).is_changed()))
+            .collect(),
     };
     if differing.is_empty() {
         return Ok(());
@@ -42,51 +53,107 @@ pub fn check_described(made: &Map<String, Value>, config: &DecoderConfig) -> Res
     Err(ModelError::NotDescribable { model_type, differing })
 }
 
-/// The model that a `config.json` means, or why it means none.
-fn read_again(made: &Map<String, Value>) -> Result<DecoderConfig, String> {
+/// A part of a model with those of its keys that differ.
+fn with_keys(part: &str, keys: &[&str], differs: impl Fn(&str) -> bool) -> String {
+    let keys: Vec<String> = keys.iter().filter(|key| differs(key)).map(|key| format!("`{key}`")).collect();
+    if keys.is_empty() { part.to_owned() } else { format!("{part} ({})", keys.join(", ")) }
+}
+
+/// The model that a `config.json` means with its configuration, or why it means none.
+fn read_again(made: &Map<String, Value>) -> Result<(DecoderConfig, Config), String> {
     let settings =
         settings_in(HuggingFaceConfig::of_values(made.clone())).map_err(|error| error.to_string())?;
     let text = |(key, value): (&str, Value)| format!("{key}={}", value_text(&value));
     let arguments = settings.into_pairs().into_iter().map(text).collect();
     let config = Config::resolve(&Request { arguments, ..Request::default() });
-    let group =
-        config.and_then(|config| ModelGroup::from_config(&config)).map_err(|error| error.to_string())?;
-    Ok(build_decoder(&group).map_err(|error| error.to_string())?.config().clone())
+    let config = config.map_err(|error| error.to_string())?;
+    let group = ModelGroup::from_config(&config).map_err(|error| error.to_string())?;
+    let read = build_decoder(&group).map_err(|error| error.to_string())?.config().clone();
+    Ok((read, config))
 }
 
-/// The parts in which two models differ, however they are run.
-fn differences(one: &DecoderConfig, other: &DecoderConfig) -> Vec<&'static str> {
+const ROTARY_KEYS: &[&str] = &[
+    "rope_type",
+    "rope_use_scale",
+    "rope_min_timescale",
+    "rope_max_timescale",
+    "local_rope_max_timescale",
+    "rope_linear_scaling_factor",
+    "rope_factor",
+    "rope_truncate",
+    "rope_attention_scaling",
+    "rope_attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+    "nope_layer_interval",
+];
+
+/// The parts in which two models differ, however they are run, and the keys that say what these parts are.
+fn differences(one: &DecoderConfig, other: &DecoderConfig) -> Vec<(&'static str, &'static [&'static str])> {
     let layers = || one.layers.iter().zip(&other.layers);
     let differ = |part: fn(&LayerConfig, &LayerConfig) -> bool| layers().any(|(a, b)| part(a, b));
     let norms = (one.norm, one.final_norm) != (other.norm, other.final_norm);
-    let parts = [
-        ("the size of embeddings", (one.embed, one.vocab) != (other.embed, other.vocab)),
-        ("the number of layers", one.layers.len() != other.layers.len()),
-        ("what is done to embeddings", one.embedding != other.embedding),
-        ("the scores of tokens", {
-            let of = |config: &DecoderConfig| (config.head.tied, config.head.scale, config.head.soft_cap);
-            of(one) != of(other)
-        }),
-        ("normalization", norms || differ(|a, b| a.norms != b.norms)),
-        ("rotary embeddings", {
+    let parts: [(&str, &[&str], bool); 9] = [
+        (
+            "the size of embeddings",
+            &["base_emb_dim", "vocab_size"],
+            (one.embed, one.vocab) != (other.embed, other.vocab),
+        ),
+        ("the number of layers", &["base_num_decoder_layers"], one.layers.len() != other.layers.len()),
+        (
+            "what is done to embeddings",
+            &["use_untrainable_positional_embedding", "trainable_position_size"],
+            one.embedding != other.embedding,
+        ),
+        (
+            "the scores of tokens",
+            &["logits_via_embedding", "normalize_embedding_logits", "final_logits_soft_cap"],
+            {
+                let of = |config: &DecoderConfig| (config.head.tied, config.head.scale, config.head.soft_cap);
+                of(one) != of(other)
+            },
+        ),
+        (
+            "normalization",
+            &["normalization_layer_epsilon", "use_post_attn_norm", "use_post_ffw_norm"],
+            norms || differ(|a, b| a.norms != b.norms),
+        ),
+        ("rotary embeddings", ROTARY_KEYS, {
             let rotary = |layer: &LayerConfig| layer.mixer.as_ref().and_then(|mixer| mixer.rotary().copied());
             one.dynamic_ntk != other.dynamic_ntk || layers().any(|(a, b)| rotary(a) != rotary(b))
         }),
         (
             "attention",
+            &[
+                "base_num_query_heads",
+                "base_num_kv_heads",
+                "head_dim",
+                "attention_bias",
+                "attention_type",
+                "attention_pattern",
+                "sliding_window_size",
+                "chunk_attn_window_size",
+                "attn_logits_soft_cap",
+                "query_pre_attn_scalar",
+                "use_qk_norm",
+            ],
             differ(|a, b| parts_differ(a.mixer.as_ref(), b.mixer.as_ref(), MixerConfig::differs_from)),
         ),
-        ("feed-forward layers", {
+        (
+            "feed-forward layers",
+            &["base_mlp_dim", "mlp_activations", "mlp_bias"],
             differ(|a, b| {
                 let (a, b) = (a.feed_forward.as_ref(), b.feed_forward.as_ref());
                 parts_differ(a, b, FeedForwardConfig::differs_from)
-            })
-        }),
-        ("how layers are wired", {
+            }),
+        ),
+        ("how layers are wired", &["decoder_block"], {
             differ(|a, b| (a.parallel, a.scaled, a.square) != (b.parallel, b.scaled, b.square))
         }),
     ];
-    parts.into_iter().filter(|(_, is_other)| *is_other).map(|(part, _)| part).collect()
+    parts.into_iter().filter(|(_, _, is_other)| *is_other).map(|(part, keys, _)| (part, keys)).collect()
 }
 
 fn parts_differ<P>(one: Option<&P>, other: Option<&P>, differ: fn(&P, &P) -> bool) -> bool {

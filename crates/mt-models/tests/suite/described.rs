@@ -25,7 +25,8 @@ fn what_is_made_of_a_published_model_means_the_same_model() {
         let group = directory.group(&[]).unwrap();
         let decoder = build_decoder(&group).unwrap();
         let made = config_of(&group, decoder.config(), DType::F32).unwrap();
-        check_described(&made, decoder.config()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let given = Config::resolve(&Request::default()).unwrap();
+        check_described(&made, decoder.config(), &given).unwrap_or_else(|error| panic!("{name}: {error}"));
         num_checked += 1;
     }
     assert!(num_checked > 30, "{num_checked} directories");
@@ -40,11 +41,11 @@ fn models_that_a_file_cannot_describe_are_refused() {
         ("llama2", "attention_type=chunk chunk_attn_window_size=4", "attention"),
         ("llama2", "attention_pattern=local,global sliding_window_size=4", "attention"),
         ("llama2", "use_qk_norm=true", "attention"),
-        ("llama2", "query_pre_attn_scalar=3", "attention"),
         ("llama2", "rope_min_timescale=2", "rotary embeddings"),
         ("llama2", "use_untrainable_positional_embedding=true", "what is done to embeddings"),
         ("llama2", "mlp_activations=silu", "feed-forward layers"),
-        ("llama2", "logits_via_embedding=true", "the scores of tokens"),
+        ("mistral", "normalize_embedding_logits=true logits_via_embedding=true", "the scores of tokens"),
+        ("qwen3", "normalize_embedding_logits=true logits_via_embedding=true", "the scores of tokens"),
         ("mistral", "attention_bias=true", "attention"),
         ("mistral", "attention_pattern=local,global sliding_window_size=4", "attention"),
         ("qwen3", "attn_logits_soft_cap=2", "attention"),
@@ -60,11 +61,39 @@ fn models_that_a_file_cannot_describe_are_refused() {
         let group = ModelGroup::from_config(&config).unwrap();
         let decoder = build_decoder(&group).unwrap();
         let made = config_of(&group, decoder.config(), DType::F32).unwrap();
-        let Err(error) = check_described(&made, decoder.config()) else {
+        let Err(error) = check_described(&made, decoder.config(), &config) else {
             panic!("{block} with {key} is taken for another model");
         };
         assert!(error.to_string().contains(part), "{block} with {key}: {error}");
+        // The key that makes the difference is named.
+        let name = key.split('=').next().unwrap();
+        assert!(error.to_string().contains(&format!("`{name}`")), "{block} with {key}: {error}");
     }
+}
+
+#[test]
+fn a_llama_with_factors_is_described_as_a_granite() {
+    let check = |keys: &[&str], expected: &[(&str, f64)]| {
+        let arguments = [&["decoder_block=llama2", "base_emb_dim=48", "head_dim=24"], keys].concat();
+        let arguments = arguments.into_iter().map(str::to_owned).collect();
+        let config = Config::resolve(&Request { arguments, ..Request::default() }).unwrap();
+        let group = ModelGroup::from_config(&config).unwrap();
+        let decoder = build_decoder(&group).unwrap();
+        let made = config_of(&group, decoder.config(), DType::F32).unwrap();
+        assert_eq!(made["model_type"] == "granite", !expected.is_empty(), "{keys:?}");
+        for (key, value) in expected {
+            assert!((made[*key].as_f64().unwrap() - value).abs() < 1e-9, "{key} of {keys:?}");
+        }
+        check_described(&made, decoder.config(), &config).unwrap_or_else(|error| panic!("{keys:?}: {error}"));
+    };
+    check(&[], &[]);
+    check(&["logits_via_embedding=true", "normalize_embedding_logits=false"], &[]);
+    let scale = 24_f64.powf(-0.5);
+    check(
+        &["logits_via_embedding=true"],
+        &[("logits_scaling", 48_f64.sqrt()), ("attention_multiplier", scale), ("embedding_multiplier", 1.0)],
+    );
+    check(&["query_pre_attn_scalar=16"], &[("logits_scaling", 1.0), ("attention_multiplier", 0.25)]);
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Parameters at the checkpoint boundary: MaxText's names, shapes, logical axes and placement.
 
-use mt_models::{StoredParameter, moment_scale};
+use std::collections::BTreeMap;
+
+use mt_models::moment_scale;
 use mt_shape::{DType, HostArray};
 
 use crate::harness::{f32_array, model, numbers, placement};
@@ -119,14 +121,6 @@ const GEMMA3_UNSCANNED: &[Fact] = &[
     ("self_attention/value/kernel", &[64, 2, 16], &["embed", "kv_heads", "kv_head_dim"], "(fsdp, tensor, -)"),
 ];
 
-/// Moves what belongs to the leading axis in memory to where the file has it.
-fn stored_order<T: Clone>(stored: &StoredParameter, items: &[T]) -> Vec<T> {
-    let places = vec![0..1; items.len()];
-    let order: Vec<usize> = (0..items.len()).collect();
-    assert_eq!(stored.stored_ranges(&places).len(), items.len());
-    stored.stored_dims(&order).into_iter().map(|index| items[index].clone()).collect()
-}
-
 /// Compares a model's parameters with facts: those outside of layers, and those in the layers of each prefix.
 #[track_caller]
 fn check(arguments: &[&str], outside: &[Fact], layers: &[(&[Fact], &[&str])]) {
@@ -135,9 +129,9 @@ fn check(arguments: &[&str], outside: &[Fact], layers: &[(&[Fact], &[&str])]) {
     let mut actual = Vec::new();
     for ((path, spec), stored) in model.parameters().iter().zip(model.storage()) {
         let sharding = placement.sharding(&spec.logical_axes, &spec.dims());
-        let axes = stored_order(&stored, &sharding.spec.0);
-        let logical: Vec<String> =
-            stored_order(&stored, &spec.logical_axes).iter().map(|name| name.unwrap().to_owned()).collect();
+        let axes = stored.in_stored_order(&sharding.spec.0, |_| Default::default());
+        let logical = stored.in_stored_order(&spec.logical_axes, |_| Some("qkv"));
+        let logical: Vec<String> = logical.iter().map(|name| name.unwrap().to_owned()).collect();
         let stored_spec = mt_shape::PartitionSpec(axes).to_string();
         actual.push((stored.key.join("/"), stored.stored_dims(&spec.dims()), logical, stored_spec));
         assert_eq!(spec.dtype, DType::F32, "{path}");
@@ -290,8 +284,9 @@ fn a_tied_output_and_a_layer_without_gate_have_fewer_parameters() {
     assert_eq!(all.len(), tied.len() + 1);
     assert!(!tied.contains(&"decoder/logits_dense/kernel".to_owned()));
     let ungated = keys(&["mlp_activations=gelu"]);
-    assert!(!ungated.contains(&"decoder/layers/mlp/wi_1/kernel".to_owned()));
-    assert!(ungated.contains(&"decoder/layers/mlp/wi_0/kernel".to_owned()));
+    let in_mlp = |name: &str| ungated.contains(&format!("decoder/layers/mlp/{name}/kernel"));
+    // A single projection has no number.
+    assert_eq!(["wi", "wi_0", "wi_1", "wo"].map(in_mlp), [true, false, false, true]);
 }
 
 #[test]
@@ -335,4 +330,86 @@ fn queries_hold_the_scale_of_attention_and_their_moments_its_inverse() {
     assert_eq!(at(&written, [7, 1, 2, 3]), at(&array, [1, 7, 2, 3]) * 0.25);
     // A part on a device is stored where it is in the whole.
     assert_eq!(query.stored_ranges(&[0..3, 16..32, 0..2, 0..16]), [16..32, 0..3, 0..2, 0..16]);
+}
+
+/// Keys, dimensions and how many parameters each array holds, of MaxText's `gpt3` of width 64.
+#[track_caller]
+fn check_gpt3(arguments: &[&str], expected: &[(&str, &[usize])]) {
+    let keys =
+        ["decoder_block=gpt3", "mlp_activations=gelu", "logits_via_embedding=true", "base_num_kv_heads=4"];
+    let keys = [&keys[..], &["max_target_length=32", "base_num_decoder_layers=3"], arguments].concat();
+    let model = model(&keys);
+    let mut actual: BTreeMap<String, (Vec<usize>, Vec<usize>)> = BTreeMap::new();
+    for ((path, spec), stored) in model.parameters().iter().zip(model.storage()) {
+        let dims = stored.stored_dims(&spec.dims());
+        let (known, slices) = actual.entry(stored.key.join("/")).or_insert((dims.clone(), Vec::new()));
+        assert_eq!(*known, dims, "{path}");
+        slices.extend(stored.slice.map(|slice| slice.index));
+        assert_eq!(spec.dtype, DType::F32, "{path}");
+        let is_norm = path.to_string().ends_with("norm.scale");
+        assert_eq!((stored.scale, stored.offset), (1.0, if is_norm { -1.0 } else { 0.0 }), "{path}");
+    }
+    for (key, (_, slices)) in &actual {
+        let expected: &[usize] = if key.contains("qkv_proj") { &[0, 1, 2] } else { &[] };
+        assert_eq!(slices, expected, "{key}");
+    }
+    let actual: Vec<(&str, &[usize])> =
+        actual.iter().map(|(key, (dims, _))| (key.as_str(), &dims[..])).collect();
+    let mut expected = expected.to_vec();
+    expected.extend([
+        ("decoder/decoder_norm/bias", &[64][..]),
+        ("decoder/decoder_norm/scale", &[64]),
+        ("decoder/position_embedder/embedding", &[32, 64]),
+        ("token_embedder/embedding", &[256, 64]),
+    ]);
+    expected.sort_unstable();
+    assert_eq!(actual, expected);
+}
+
+/// What `gpt3.py` and `linears.py` of MaxText declare, with the axis of layers at 1 where they are scanned.
+#[test]
+fn gpt3_is_stored_as_maxtext_stores_it() {
+    let scanned: [(&str, &[usize]); 12] = [
+        ("mlp/mlp_layer_norm/bias", &[64, 3]),
+        ("mlp/mlp_layer_norm/scale", &[64, 3]),
+        ("mlp/wi/bias", &[128, 3]),
+        ("mlp/wi/kernel", &[64, 3, 128]),
+        ("mlp/wo/bias", &[64, 3]),
+        ("mlp/wo/kernel", &[128, 3, 64]),
+        ("pre_self_attention_norm/bias", &[64, 3]),
+        ("pre_self_attention_norm/scale", &[64, 3]),
+        ("self_attention/out/bias", &[64, 3]),
+        ("self_attention/out/kernel", &[4, 3, 16, 64]),
+        ("self_attention/qkv_proj/bias", &[3, 3, 4, 16]),
+        ("self_attention/qkv_proj/kernel", &[64, 3, 3, 4, 16]),
+    ];
+    let names: Vec<String> = scanned.iter().map(|(name, _)| format!("decoder/layers/{name}")).collect();
+    let expected: Vec<(&str, &[usize])> =
+        names.iter().zip(&scanned).map(|(name, (_, dims))| (name.as_str(), *dims)).collect();
+    check_gpt3(&["fused_qkv=true", "scan_layers=true"], &expected);
+
+    // One layer has the same arrays without the axis of layers, which is the second of all.
+    let mut expected: Vec<(String, Vec<usize>)> = Vec::new();
+    for layer in 0..3 {
+        for (name, dims) in scanned {
+            let dims = [&dims[..1], &dims[2..]].concat();
+            expected.push((format!("decoder/layers_{layer}/{name}"), dims));
+        }
+    }
+    let expected: Vec<(&str, &[usize])> =
+        expected.iter().map(|(name, dims)| (name.as_str(), dims.as_slice())).collect();
+    check_gpt3(&["fused_qkv=true", "scan_layers=false"], &expected);
+
+    let separate = expected.iter().filter(|(name, _)| !name.contains("qkv_proj")).copied();
+    let mut apart: Vec<(String, Vec<usize>)> = Vec::new();
+    for layer in 0..3 {
+        for name in ["query", "key", "value"] {
+            apart.push((format!("decoder/layers_{layer}/self_attention/{name}/bias"), vec![4, 16]));
+            apart.push((format!("decoder/layers_{layer}/self_attention/{name}/kernel"), vec![64, 4, 16]));
+        }
+    }
+    let apart: Vec<(&str, &[usize])> =
+        apart.iter().map(|(name, dims)| (name.as_str(), dims.as_slice())).collect();
+    let apart: Vec<(&str, &[usize])> = separate.chain(apart).collect();
+    check_gpt3(&["fused_qkv=false", "scan_layers=false"], &apart);
 }

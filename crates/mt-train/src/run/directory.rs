@@ -74,15 +74,24 @@ impl RunDirectory {
         }
         let Some(whole) = mt_checkpoint::open_latest(self.manager.directory())? else { return Ok(None) };
         let done = steps_done(&whole.value)?;
-        Ok((done >= steps).then(|| TrainReport {
-            ending: Ending::AlreadyComplete,
-            steps: done,
+        Ok((done >= steps).then(|| self.without_steps(Ending::AlreadyComplete, done)))
+    }
+
+    /// The report of a run that a signal stopped before it did a step.
+    pub fn stopped(&self, signal: i32) -> TrainReport {
+        self.without_steps(Ending::Stopped { signal }, self.newest.map_or(0, |newest| newest + 1))
+    }
+
+    fn without_steps(&self, ending: Ending, steps: u64) -> TrainReport {
+        TrainReport {
+            ending,
+            steps,
             run_directory: self.path.clone(),
             first_evaluation: None,
             last_evaluation: None,
             unigram_bits_per_byte: None,
             chart: existing(self.chart()),
-        }))
+        }
     }
 
     /// What the run continues from, if it has checkpoints.

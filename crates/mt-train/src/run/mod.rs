@@ -6,7 +6,7 @@ mod schedule;
 use std::{path::PathBuf, sync::Arc};
 
 use mt_config::{RunRecord, TrainConfig};
-use mt_data::Position;
+use mt_data::{DataError, Position, Watch};
 use mt_runtime::{Runtime, start_runtime};
 
 use crate::{
@@ -91,12 +91,18 @@ pub fn train(
         return Ok(report);
     }
     let schedule = Schedule::new(&plan, &runtime)?;
-    let data = data(&plan, &schedule, &directory, options)?;
+    let data = match (data(&plan, &schedule, &directory, options, &stop), stop.received()) {
+        (Err(TrainError::Data(DataError::Stopped)), Some(signal)) => return Ok(directory.stopped(signal)),
+        (data, _) => data?,
+    };
     (options.observer)(Event::Accepted);
 
     let observer = &options.observer;
     let (mut trainer, resumed) =
         Trainer::begin(plan.clone(), runtime.clone(), traced, directory.resume(), observer)?;
+    if let Some(signal) = stop.received() {
+        return Ok(directory.stopped(signal));
+    }
     if data.evaluation.is_some() {
         trainer.prepare_evaluation(schedule.evaluation_rows)?;
     }
@@ -129,8 +135,11 @@ fn data(
     schedule: &Schedule,
     directory: &RunDirectory,
     options: &TrainOptions,
+    stop: &StopSignal,
 ) -> Result<RunData, TrainError> {
     let settings = &plan.settings;
+    let report = |progress| (options.observer)(Event::Progress(progress));
+    let is_stopped = || stop.received().is_some();
     let request = DataRequest {
         data: &settings.data,
         tokenizer: &settings.tokenizer,
@@ -143,6 +152,7 @@ fn data(
         inherited_tokenizer: settings.inherited_tokenizer(),
         resumes: directory.newest.is_some(),
         observer: &options.observer,
+        watch: Watch::new(&report, &is_stopped),
     };
     plan.objective().data(&request)
 }

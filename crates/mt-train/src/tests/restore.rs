@@ -62,7 +62,17 @@ fn saved(
     model: &[&str],
     mesh: Mesh,
 ) -> (Checkpoint, StateLayout, Vec<HostArray>) {
-    let (setup, layout) = setup(model, mesh);
+    let (_, layout) = setup(model, mesh);
+    saved_as(directory, layout, mesh)
+}
+
+/// As [`saved`], for a state that is described already.
+fn saved_as(
+    directory: &std::path::Path,
+    layout: StateLayout,
+    mesh: Mesh,
+) -> (Checkpoint, StateLayout, Vec<HostArray>) {
+    let (setup, _) = setup(&[], mesh);
     let values = values(&layout);
     let place = |(entry, value): (&crate::state::StateEntry, &HostArray)| {
         Array::from_host(cpu(mesh.1), value, &entry.array.sharding(&setup.placement)).unwrap()
@@ -176,4 +186,83 @@ fn patterns_that_choose_other_layers_are_no_way_to_scan() {
     assert!(!otherwise(&["trainable_parameters_mask=['layers_0']", "scan_layers=false"]));
     assert!(!otherwise(&["adamw_mask=['layers_0']", "scan_layers=false"]));
     assert!(!otherwise(&["adamw_mask=['layers/']"]));
+}
+
+const GPT3: [&str; 5] = [
+    "decoder_block=gpt3",
+    "fused_qkv=true",
+    "mlp_activations=gelu",
+    "base_num_kv_heads=4",
+    "logits_via_embedding=true",
+];
+
+#[test]
+fn several_parameters_in_one_stored_array_come_back() {
+    for scan in ["scan_layers=true", "scan_layers=false"] {
+        let model = [&GPT3[..], &["base_num_query_heads=4", scan]].concat();
+        check(&model, FSDP_AND_TENSOR, &[ONE, FSDP]);
+        // Keys are split in another way than queries, so their shards are no grid.
+        let apart =
+            [&model[..], &["logical_axis_rules=[['q_heads',['tensor']],['kv_heads',[]],['embed',['fsdp']]]"]];
+        check(&apart.concat(), FSDP_AND_TENSOR, &[ONE]);
+        check(&[&model[..], &["opt_type=adafactor"]].concat(), ONE, &[FSDP]);
+        check(&[&model[..], &["opt_type=muon"]].concat(), ONE, &[FSDP]);
+    }
+    let model = [&GPT3[..], &["base_num_query_heads=4"]].concat();
+    check_scan(&model, FSDP, FSDP_AND_TENSOR);
+    let masks = ["trainable_parameters_mask=['qkv_proj','mlp_layer_norm']"];
+    check_scan(&[&model[..], &masks].concat(), ONE, ONE);
+
+    let directory = tempfile::tempdir().unwrap();
+    let (checkpoint, layout, values) =
+        saved(directory.path(), &[&model[..], &["scan_layers=false"]].concat(), ONE);
+    let value = |name: &str| {
+        let index = layout.entries.iter().position(|entry| entry.name == name).unwrap();
+        values[index].to_f64()
+    };
+    for (kind, tree) in [("params", "params"), ("mu", "opt_state.0.mu"), ("nu", "opt_state.0.nu")] {
+        let fused =
+            checkpoint.read_all(&format!("{tree}.params.decoder.layers_1.self_attention.qkv_proj.bias"));
+        let parts = ["query", "key", "value"]
+            .map(|part| value(&format!("{kind}.decoder.layers.1.attention.{part}.bias")))
+            .concat();
+        assert_eq!(fused.unwrap().to_f64(), parts, "{kind}");
+        let norm = checkpoint.read_all(&format!("{tree}.params.decoder.layers_1.mlp.mlp_layer_norm.scale"));
+        let shift = if kind == "params" { 1.0 } else { 0.0 };
+        let expected: Vec<f64> = value(&format!("{kind}.decoder.layers.1.pre_mlp_norm.scale"))
+            .iter()
+            .map(|number| f64::from((number - shift) as f32))
+            .collect();
+        assert_eq!(norm.unwrap().to_f64(), expected, "{kind}");
+    }
+}
+
+/// Checkpoints that were written before several parameters could be in one stored array.
+#[test]
+fn states_are_read_as_earlier_versions_stored_them() {
+    let model = [&GPT3[..], &["base_num_query_heads=4"]].concat();
+    for [before, after] in [[true, true], [false, false], [true, false]] {
+        let keys = |scan: bool| {
+            [&model[..], if scan { &["scan_layers=true"] } else { &["scan_layers=false"] }].concat()
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let (_, mut earlier) = setup(&keys(before), ONE);
+        for entry in &mut earlier.entries {
+            entry.array = entry.array.as_earlier();
+        }
+        let (checkpoint, saved, values) = saved_as(directory.path(), earlier, ONE);
+        let names: Vec<String> = checkpoint.entries().iter().map(|entry| entry.name.clone()).collect();
+        assert!(names.iter().any(|name| name.ends_with("self_attention.query.kernel")), "{names:?}");
+        assert!(!names.iter().any(|name| name.contains("qkv_proj") || name.contains("mlp_layer_norm")));
+        let (setup, layout) = setup(&keys(after), FSDP);
+        layout.check(&checkpoint).unwrap();
+        let restored = TrainState::load(cpu(FSDP.1), &setup.placement, &layout, &checkpoint).unwrap();
+        let host = |arrays: &[Array]| -> Vec<HostArray> {
+            arrays.iter().map(|array| array.to_host().unwrap()).collect()
+        };
+        assert!(by_layer(&layout, &host(&restored.arrays)) == by_layer(&saved, &values), "{before}, {after}");
+        mt_models::check_parameters(&*setup.model, &checkpoint).unwrap();
+        let parameters = load_parameters(cpu(FSDP.1), &setup.placement, &*setup.model, &checkpoint).unwrap();
+        assert_eq!(host(&parameters), host(restored.parameters()));
+    }
 }

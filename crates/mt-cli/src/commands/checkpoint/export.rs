@@ -157,7 +157,7 @@ fn describe(source: &Source, group: &ModelGroup, dtype: DType, files: &mut Files
             return Ok(());
         }
     }
-    check_described(&made, decoder.config())?;
+    check_described(&made, decoder.config(), &source.config)?;
     let is_declared = source.config.entry("max_position_embeddings").is_changed();
     let declared = is_declared.then_some(group.positions.max_position_embeddings);
     if made.contains_key("max_position_embeddings") {

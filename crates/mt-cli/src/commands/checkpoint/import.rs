@@ -46,10 +46,11 @@ pub fn run(command: Import) -> Result<(), Failure> {
     }
     let entries = StateEntries::of_parameters(&*loaded.model, &loaded.parameters)
         .map_err(mt_models::StateError::from)?;
-    let extra = ExtraItem { item: EXACT_ITEM.to_owned(), entries: entries.exact };
+    let (entries, exact) = entries.into_entries();
+    let extra = ExtraItem { item: EXACT_ITEM.to_owned(), entries: exact };
     let metadata = json!({ "scan_layers": load.model.scan_layers });
     let request = SaveRequest {
-        entries: entries.items,
+        entries,
         extra_items: if extra.entries.is_empty() { Vec::new() } else { vec![extra] },
         custom_metadata: metadata.as_object().cloned().unwrap_or_default(),
         ..SaveRequest::default()

@@ -39,6 +39,8 @@ pub struct AttentionConfig {
     pub sinks: bool,
     /// None turns nothing.
     pub rotary: Option<RotaryOptions>,
+    /// Whether MaxText's checkpoints hold the projections of queries, keys and values as one array.
+    pub stored_fused: bool,
     pub options: AttentionOptions,
 }
 
@@ -152,6 +154,7 @@ impl Part for AttentionConfig {
         // Rotary embeddings are compared by themselves, and these options do not change the mathematics.
         let mut other = other.clone();
         other.rotary = self.rotary;
+        other.stored_fused = self.stored_fused;
         other.options.kernel = self.options.kernel;
         other.options.float32_product = self.options.float32_product;
         other.options.float32_scores = self.options.float32_scores;

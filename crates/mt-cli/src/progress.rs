@@ -1,0 +1,113 @@
+//! Progress of work that has no steps yet, on standard error.
+
+use std::{
+    io::{self, IsTerminal, Write},
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use mt_data::{Progress, Task};
+
+/// Work that takes no longer shows nothing.
+const QUIET: Duration = Duration::from_secs(2);
+/// How often the line on a terminal is written anew, and how often one is added elsewhere.
+const TICKS: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(10)];
+/// The width of a bar in characters.
+const BAR: u64 = 16;
+
+/// Shows how far reading data and training a tokenizer are: a bar on a terminal, a line every few seconds elsewhere.
+#[derive(Default)]
+pub struct DataProgress {
+    current: Mutex<Option<Current>>,
+}
+
+struct Current {
+    task: Task,
+    /// When the next line is due.
+    due: Instant,
+    shown: Option<Progress>,
+}
+
+impl DataProgress {
+    /// Shows the progress, if it is time to. May be called from any thread.
+    pub fn show(&self, progress: Progress) {
+        let is_terminal = io::stderr().is_terminal();
+        let now = Instant::now();
+        let mut guard = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = guard.as_ref().is_none_or(|current| current.task != progress.task);
+        if is_new && let Some(before) = guard.take() {
+            clear(&before);
+        }
+        let begun = Current { task: progress.task, due: now + QUIET, shown: None };
+        let current = guard.get_or_insert(begun);
+        let is_done = progress.total == Some(progress.done);
+        if is_done && is_terminal {
+            clear(current);
+            current.shown = None;
+            return;
+        }
+        let is_last = is_done && current.shown.is_some() && current.shown != Some(progress);
+        if now < current.due && !is_last {
+            return;
+        }
+        current.due = now + TICKS[usize::from(!is_terminal)];
+        current.shown = Some(progress);
+        // Nothing is left to be done if standard error is closed.
+        let _ = match is_terminal {
+            true => write!(io::stderr(), "\r\x1b[K{}{}", bar(progress), text(progress)),
+            false => writeln!(io::stderr(), "{}", text(progress)),
+        };
+    }
+
+    /// Leaves nothing on a terminal.
+    pub fn end(&self) {
+        if let Some(current) = self.current.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            clear(&current);
+        }
+    }
+}
+
+/// Removes a bar from a terminal.
+fn clear(current: &Current) {
+    if current.shown.is_some() && io::stderr().is_terminal() {
+        // Nothing is left to be done if standard error is closed.
+        let _ = write!(io::stderr(), "\r\x1b[K");
+    }
+}
+
+fn bar(progress: Progress) -> String {
+    let Some(total) = progress.total.filter(|total| *total > 0) else { return String::new() };
+    let full = (u128::from(progress.done) * u128::from(BAR) / u128::from(total)).min(BAR.into()) as usize;
+    format!("{}{} ", "━".repeat(full), "─".repeat(BAR as usize - full))
+}
+
+fn text(progress: Progress) -> String {
+    let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
+    let (work, amount): (&str, &dyn Fn(u64) -> String) = match progress.task {
+        Task::IndexFiles => ("reading the data", &megabytes),
+        Task::CountWords => ("training the tokenizer: counting words", &megabytes),
+        Task::LearnMerges => ("training the tokenizer: learning tokens", &|tokens| tokens.to_string()),
+    };
+    match progress.total {
+        Some(total) => format!("{work}: {} of {}", amount(progress.done), amount(total)),
+        None => format!("{work}: {}", amount(progress.done)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_reads_as_amounts() {
+        let progress = |task, done, total| Progress { task, done, total };
+        let reading = progress(Task::IndexFiles, 1_500_000, Some(3_000_000));
+        assert_eq!(text(reading), "reading the data: 1.5 MB of 3.0 MB");
+        assert_eq!(bar(reading), "━━━━━━━━──────── ");
+        let counting = progress(Task::CountWords, 500_000, None);
+        assert_eq!(text(counting), "training the tokenizer: counting words: 0.5 MB");
+        assert_eq!(bar(counting), "");
+        let learning = progress(Task::LearnMerges, 700, Some(4096));
+        assert_eq!(text(learning), "training the tokenizer: learning tokens: 700 of 4096");
+    }
+}

@@ -1,0 +1,212 @@
+//! The commands of the README and the guides do what the pages say: each is run, made smaller where it takes long.
+//!
+//! A block marked `sh` holds commands that succeed. In a block marked `text`, a line after `$ ` is a command, which
+//! fails if a line after it begins with `error: `, with that message. A page's commands run one after the other in a
+//! directory of their own, where the files and models are that the page takes for granted.
+
+mod commands;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use commands::{Documented, commands_of, yaml_blocks};
+
+/// Commands that are not run, by how they begin, and why.
+const NOT_RUN: &[(&str, &str)] = &[
+    ("cargo run --release -- train", "builds the program; what it does is `maxtext train`"),
+    ("cargo test", "runs this test"),
+    ("bench/peers.sh ", "installs other programs and takes hours"),
+    ("maxtext compile compile_topology=v5p-64 ", "downloads the compiler of TPUs"),
+    ("maxtext compile run.yml compile_topology=v5e-256 ", "downloads the compiler of TPUs"),
+    ("maxtext train run.yml compiled_trainstep_file=step", "needs the TPUs that the file is for"),
+    ("source <(maxtext completion zsh)", "needs zsh"),
+    ("maxtext completion fish | source", "needs fish"),
+];
+
+/// What is appended to commands that contain a text: of several values for a key the last counts.
+const SHORTENED: &[(&str, &str)] = &[
+    ("maxtext train run_name=first", "steps=2"),
+    ("run_name=books dataset_type=hf", "steps=2"),
+    ("run_name=tuned hf_model_path=", "steps=2"),
+    ("run_name=split num_cpu_devices=8 ici_fsdp", "steps=2"),
+    ("maxtext train tuned.yml", "steps=2 per_device_batch_size=1"),
+    ("maxtext train whole.yml", "steps=2 per_device_batch_size=1"),
+];
+
+/// What stands for what no test machine has.
+const REPLACED: &[(&str, &str)] = &[
+    ("/data/checkpoints/39", "data/checkpoints/39"),
+    (
+        "model_name=llama3-8b",
+        "base_emb_dim=64 base_num_query_heads=4 base_num_kv_heads=2 head_dim=16 base_mlp_dim=192 \
+         base_num_decoder_layers=2 vocab_size=259 logits_via_embedding=true",
+    ),
+];
+
+/// The model that stands for a published one of another family than that of the training guide.
+const QWEN3: &str = "maxtext train run_name=qwen3 decoder_block=qwen3 use_qk_norm=true dataset_type=hf hf_path=text \
+                     hf_train_files=text/a*.txt tokenizer_type=byte vocab_size=259 base_emb_dim=32 \
+                     base_num_query_heads=2 base_num_kv_heads=1 head_dim=16 base_mlp_dim=64 \
+                     base_num_decoder_layers=1 max_target_length=64 per_device_batch_size=1 steps=1";
+
+#[test]
+fn documented_commands_run() {
+    let pages = pages();
+    assert!(pages.len() > 10, "{pages:?}");
+    let mut all: Vec<String> = Vec::new();
+    let prepared = Sandbox::prepared();
+    for page in &pages {
+        let text = fs::read_to_string(page).unwrap();
+        let documented = commands_of(&text);
+        all.extend(documented.iter().map(|documented| documented.command.clone()));
+        if documented.iter().all(|documented| reason_not_to_run(&documented.command).is_some()) {
+            continue;
+        }
+        let sandbox = prepared.copy(page, &text);
+        for documented in &documented {
+            check(&sandbox, page, documented);
+        }
+    }
+    let is_used = |part: &str| all.iter().any(|command| command.contains(part));
+    for (part, _) in NOT_RUN.iter().chain(SHORTENED).chain(REPLACED) {
+        assert!(is_used(part), "no page has a command with `{part}` any more");
+    }
+}
+
+/// The README and the guides; the key reference is generated and has no commands.
+fn pages() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut pages: Vec<PathBuf> = fs::read_dir(root.join("docs"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "md"))
+        .collect();
+    pages.push(root.join("README.md"));
+    pages.sort();
+    pages
+}
+
+fn reason_not_to_run(command: &str) -> Option<&'static str> {
+    NOT_RUN.iter().find(|(start, _)| command.starts_with(start)).map(|(_, reason)| *reason)
+}
+
+#[track_caller]
+fn check(sandbox: &Sandbox, page: &Path, documented: &Documented) {
+    if reason_not_to_run(&documented.command).is_some() {
+        return;
+    }
+    let mut command = documented.command.clone();
+    for (part, replacement) in REPLACED {
+        command = command.replace(part, replacement);
+    }
+    for (part, appended) in SHORTENED {
+        if documented.command.contains(part) {
+            command = format!("{command} {appended}");
+        }
+    }
+    let output = sandbox.run(&command);
+    let said = String::from_utf8_lossy(&output.stderr);
+    let context = || {
+        format!("{}, line {}: `{command}`\n{}{said}", page.display(), documented.line, {
+            String::from_utf8_lossy(&output.stdout)
+        })
+    };
+    match &documented.error {
+        None => assert!(output.status.success(), "{}", context()),
+        Some(error) => {
+            assert_eq!(output.status.code(), Some(2), "{}", context());
+            assert!(said.lines().any(|line| line == error), "not `{error}`: {}", context());
+        }
+    }
+}
+
+/// A directory with what pages take for granted.
+struct Sandbox {
+    directory: tempfile::TempDir,
+}
+
+impl Sandbox {
+    fn empty() -> Self {
+        let memory = Path::new("/dev/shm");
+        let directory = tempfile::tempdir_in(memory).or_else(|_| tempfile::tempdir()).unwrap();
+        fs::create_dir(directory.path().join("bin")).unwrap();
+        let program = directory.path().join("bin/maxtext");
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_maxtext"), program).unwrap();
+        Self { directory }
+    }
+
+    /// Texts, the run of the training guide, and published models.
+    fn prepared() -> Self {
+        let sandbox = Self::empty();
+        let text = "Before a merge, the training loop runs every test.\n";
+        for (path, contents) in [
+            ("text/a1.txt", text.repeat(400)),
+            ("text/a2.txt", text.to_uppercase().repeat(400)),
+            ("text/eval.txt", text.repeat(40)),
+            ("books/one.txt", text.repeat(300)),
+            ("books/two.txt", text.to_lowercase().repeat(300)),
+            ("tokens.json", "[[1, 75, 104, 111], [2, 7, 9]]".to_owned()),
+            ("books.yml", Self::training_guide()),
+        ] {
+            sandbox.write(path, &contents);
+        }
+        for command in [
+            "maxtext train books.yml run_name=books",
+            "maxtext checkpoint export --output models/llama load_parameters_path=maxtext_output/books",
+            QWEN3,
+            "maxtext checkpoint export --output Qwen3-0.6B load_parameters_path=maxtext_output/qwen3",
+            "cp -r models/llama Llama-3.2-1B-Instruct",
+            "cp -r maxtext_output/books/tokenizer models/Meta-Llama-3-8B",
+            "mkdir data && cp -r maxtext_output/books/checkpoints data/checkpoints",
+            "mkdir maxtext_checkpoint && cp -r maxtext_output/books/checkpoints/39 maxtext_checkpoint/0",
+            "rm -r maxtext_output/qwen3",
+        ] {
+            let output = sandbox.run(command);
+            assert!(output.status.success(), "`{command}`: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        sandbox
+    }
+
+    /// The configuration of the training guide, which other pages go on with.
+    fn training_guide() -> String {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/training.md");
+        yaml_blocks(&fs::read_to_string(page).unwrap()).remove(0)
+    }
+
+    /// The same for one page. The training guide and the README make the run themselves.
+    fn copy(&self, page: &Path, text: &str) -> Self {
+        let copy = Self::empty();
+        let (from, to) = (self.directory.path().display(), copy.directory.path().display());
+        assert!(copy.run(&format!("cp -r {from}/. {to}")).status.success());
+        let name = page.file_name().unwrap().to_str().unwrap();
+        if ["README.md", "training.md", "configuring.md"].contains(&name) {
+            fs::remove_dir_all(copy.directory.path().join("maxtext_output")).unwrap();
+        }
+        if name == "configuring.md" {
+            for (file, contents) in ["books.yml", "tuned.yml"].iter().zip(yaml_blocks(text)) {
+                copy.write(file, &contents);
+            }
+        }
+        copy
+    }
+
+    fn write(&self, relative: &str, contents: &str) {
+        let path = self.directory.path().join(relative);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, contents).unwrap();
+    }
+
+    fn run(&self, command: &str) -> Output {
+        let path = std::env::var("PATH").unwrap();
+        let path = format!("{}:{path}", self.directory.path().join("bin").display());
+        let mut bash = Command::new("bash");
+        bash.args(["-c", command])
+            .current_dir(self.directory.path())
+            .env("PATH", path)
+            .env_remove("XLA_FLAGS");
+        bash.output().unwrap()
+    }
+}

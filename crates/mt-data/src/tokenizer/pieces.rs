@@ -1,0 +1,79 @@
+//! Cutting a long text into pieces that give the same words as the whole.
+//!
+//! A pre-tokenizer keeps tens of bytes for each byte of its input, so a document of many megabytes is handed to it in
+//! pieces. These end where the byte-level pattern ends a word whatever stands around it.
+
+/// A piece is at least as long, unless it is the last.
+const MIN_BYTES: usize = 64 << 10;
+/// A piece is no longer. Text in which no word ends for so long is cut inside a word.
+const MAX_BYTES: usize = 256 << 10;
+
+/// The pieces of a text, in order. `may_begin` says whether a piece may begin with this character, which must not occur
+/// in any token that is found in a text before it is split into words.
+///
+/// A document shorter than 64 KiB is one piece.
+pub(super) fn pieces(text: &str, may_begin: impl Fn(char) -> bool) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let (piece, tail) = rest.split_at(length_of_first(rest, &may_begin));
+        rest = tail;
+        Some(piece)
+    })
+}
+
+fn length_of_first(text: &str, may_begin: impl Fn(char) -> bool) -> usize {
+    if text.len() <= MIN_BYTES {
+        return text.len();
+    }
+    let limit = text.floor_char_boundary(MAX_BYTES);
+    let start = text.floor_char_boundary(MIN_BYTES);
+    let mut before = None;
+    for (index, character) in text[start..limit].char_indices() {
+        if before.is_some_and(|before| ends_word(before, character)) && may_begin(character) {
+            return start + index;
+        }
+        before = Some(character);
+    }
+    limit
+}
+
+/// Whether the byte-level pattern always ends a word between two characters: no alternative of
+/// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+` matches both. Characters about whose
+/// class the pattern and Rust might differ are not considered.
+fn ends_word(before: char, after: char) -> bool {
+    let is_letter =
+        |c: char| c.is_ascii_alphabetic() || matches!(c, '\u{4e00}'..='\u{9fff}' | '\u{ac00}'..='\u{d7a3}');
+    match after {
+        ' ' | '\n' => before.is_ascii_graphic() || is_letter(before),
+        _ => is_letter(before) && !after.is_whitespace() && !after.is_alphanumeric(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, may_begin: impl Fn(char) -> bool, expected: &[usize]) {
+        let pieces: Vec<&str> = pieces(text, may_begin).collect();
+        assert_eq!(pieces.concat(), text);
+        assert_eq!(pieces.iter().map(|piece| piece.len()).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn pieces_end_with_words() {
+        check("", |_| true, &[]);
+        check("short text", |_| true, &[10]);
+        let words = "word ".repeat(MIN_BYTES / 4);
+        check(&words, |_| true, &[MIN_BYTES + 3, words.len() - MIN_BYTES - 3]);
+        check(&words, |c| c != ' ', &[words.len()]);
+        let ideographs = format!("{}。{}", "漢".repeat(MIN_BYTES / 3 + 5), "字".repeat(MIN_BYTES / 3));
+        let first = 3 * (MIN_BYTES / 3 + 5);
+        check(&ideographs, |_| true, &[first, ideographs.len() - first]);
+        check(&"a".repeat(MAX_BYTES + 7), |_| true, &[MAX_BYTES, 7]);
+        check(&"漢".repeat(MAX_BYTES / 3 + 1), |_| true, &[MAX_BYTES / 3 * 3, 3]);
+    }
+}

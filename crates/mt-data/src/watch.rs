@@ -1,0 +1,59 @@
+//! Progress of long work, and its cancellation.
+
+use crate::error::{DataError, Result};
+
+/// Work of this crate that can take minutes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Reading files through for their index and checksum, in bytes.
+    IndexFiles,
+    /// Counting the words on which a tokenizer is trained, in bytes of text.
+    CountWords,
+    /// Learning the merges of a tokenizer, in tokens of its vocabulary.
+    LearnMerges,
+}
+
+/// How far a task is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    pub task: Task,
+    pub done: u64,
+    /// The amount of `done` at the end, where it is known.
+    pub total: Option<u64>,
+}
+
+/// What a caller of long work supplies: a function that receives its progress, and one that says whether to stop.
+///
+/// Both are called from several threads, many times a second.
+#[derive(Clone, Copy)]
+pub struct Watch<'a> {
+    report: &'a (dyn Fn(Progress) + Sync),
+    is_stopped: &'a (dyn Fn() -> bool + Sync),
+}
+
+impl<'a> Watch<'a> {
+    /// Work stops with [`DataError::Stopped`] soon after `is_stopped` returns `true`.
+    pub fn new(report: &'a (dyn Fn(Progress) + Sync), is_stopped: &'a (dyn Fn() -> bool + Sync)) -> Self {
+        Self { report, is_stopped }
+    }
+
+    /// Reports to nobody and never stops.
+    pub fn silent() -> Watch<'static> {
+        Watch { report: &|_| {}, is_stopped: &|| false }
+    }
+
+    /// Reports progress.
+    ///
+    /// # Errors
+    /// [`DataError::Stopped`] if the caller wants the work to stop.
+    pub(crate) fn advance(&self, task: Task, done: u64, total: Option<u64>) -> Result<()> {
+        (self.report)(Progress { task, done, total });
+        self.check()
+    }
+
+    /// # Errors
+    /// [`DataError::Stopped`] if the caller wants the work to stop.
+    pub(crate) fn check(&self) -> Result<()> {
+        if (self.is_stopped)() { Err(DataError::Stopped) } else { Ok(()) }
+    }
+}
