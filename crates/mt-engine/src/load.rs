@@ -6,10 +6,10 @@ use std::{
 };
 
 use mt_checkpoint::{Checkpoint, SkippedStep, complete_steps, latest_valid};
-use mt_config::{DecodeConfig, LoadConfig, Notice, TokenizerGroup, TokenizerType};
+use mt_config::{DecodeConfig, LoadConfig, Notice, TokenizerGroup};
 use mt_data::{Tokenizer, TokenizerKind};
 use mt_models::{
-    Model, StateArray, StateError, StateSpec, build, check_parameters,
+    Model, StateArray, StateError, StateSpec, build,
     hugging_face::{Weights, check_files, is_hugging_face as is_published},
     load_parameters,
 };
@@ -204,12 +204,7 @@ pub fn load_tokenizer(group: &TokenizerGroup, brought: Option<&Path>) -> Result<
     if let Some(directory) = brought {
         return Ok(Tokenizer::load(directory)?);
     }
-    let kind = match group.tokenizer_type {
-        TokenizerType::Byte => return Ok(Tokenizer::bytes()),
-        TokenizerType::HuggingFace => TokenizerKind::HuggingFace,
-        TokenizerType::SentencePiece => TokenizerKind::SentencePiece,
-        TokenizerType::Tiktoken => TokenizerKind::Tiktoken,
-    };
+    let Some(kind) = TokenizerKind::named(group.tokenizer_type.name()) else { return Ok(Tokenizer::bytes()) };
     let path = group.tokenizer_path.as_ref().ok_or(EngineError::NoTokenizer)?;
     Ok(Tokenizer::load_as(path, kind)?)
 }
@@ -242,13 +237,13 @@ fn weights(
 ) -> Result<LoadedWeights, EngineError> {
     let Some(checkpoints) = checkpoints_directory(path)? else {
         let checkpoint = Checkpoint::open_path(path)?;
-        let parameters = parameters(runtime, placement, model, &checkpoint)?;
+        let parameters = load_parameters(runtime, placement, model, &checkpoint)?;
         let (step, path) = (checkpoint.step(), checkpoint.path().to_owned());
         return Ok(LoadedWeights { parameters, step, path, skipped: Vec::new() });
     };
     let latest = latest_valid(&checkpoints, |checkpoint| {
         let path = checkpoint.path().to_owned();
-        match parameters(runtime, placement, model, checkpoint) {
+        match load_parameters(runtime, placement, model, checkpoint) {
             Ok(parameters) => Ok(Ok((parameters, path))),
             // Only damage leads to an older step.
             Err(StateError::Checkpoint(error)) => Err(error),
@@ -271,14 +266,4 @@ fn checkpoints_directory(path: &Path) -> Result<Option<PathBuf>, EngineError> {
         }
     }
     Ok(None)
-}
-
-fn parameters(
-    runtime: &Runtime,
-    placement: &Placement,
-    model: &dyn Model,
-    checkpoint: &Checkpoint,
-) -> Result<Vec<Array>, StateError> {
-    check_parameters(model, checkpoint)?;
-    load_parameters(runtime, placement, model, checkpoint)
 }

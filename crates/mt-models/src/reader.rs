@@ -202,16 +202,17 @@ pub fn check_parameters(model: &dyn Model, checkpoint: &Checkpoint) -> Result<()
     if fits_otherwise { Ok(()) } else { compared(&arrays).check() }
 }
 
-/// Reads the parameters onto the devices, each part where it belongs.
+/// Checks that a checkpoint has the parameters of a model, and reads them onto the devices, each shard where it belongs.
 ///
 /// # Errors
-/// An array is missing, damaged, or has another shape.
+/// Names or shapes differ, or an array is damaged.
 pub fn load_parameters(
     runtime: &Runtime,
     placement: &Placement,
     model: &dyn Model,
     checkpoint: &Checkpoint,
 ) -> Result<Vec<Array>, StateError> {
+    check_parameters(model, checkpoint)?;
     let (arrays, other) = forms(model);
     let reader = StateReader::open(runtime, placement, checkpoint)?;
     reader.read_all(&arrays, other.as_deref(), |_, array| Ok(array))

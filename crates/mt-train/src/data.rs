@@ -5,9 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use mt_config::{
-    DataGroup, DatasetType, HfTextUnit, PackingType, TokenizerGroup, TokenizerType, tokenizer_directory,
-};
+use mt_config::{DataGroup, DatasetType, HfTextUnit, PackingType, TokenizerGroup, tokenizer_directory};
 use mt_data::{
     BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, Dataset, DatasetOptions, EvaluationSet, HeldOut, Packing,
     Remainder, Source, Split, TextDocument, Tokenizer, TokenizerKind, TrainIterator, UnigramModel, Watch,
@@ -191,12 +189,7 @@ impl DataRequest<'_> {
 
     fn make_tokenizer(&self, train: &Dataset) -> Result<Tokenizer, TrainError> {
         let size = self.tokenizer.tokenizer_vocab_size;
-        let kind = match self.tokenizer.tokenizer_type {
-            TokenizerType::Byte => None,
-            TokenizerType::HuggingFace => Some(TokenizerKind::HuggingFace),
-            TokenizerType::SentencePiece => Some(TokenizerKind::SentencePiece),
-            TokenizerType::Tiktoken => Some(TokenizerKind::Tiktoken),
-        };
+        let kind = TokenizerKind::named(self.tokenizer.tokenizer_type.name());
         let load = |path: &Path| match kind {
             None => Tokenizer::load(path),
             Some(kind) => Tokenizer::load_as(path, kind),

@@ -8,13 +8,14 @@ use mt_data::Position;
 use mt_models::{
     Model, check_parameters,
     hugging_face::{Weights, is_hugging_face},
+    load_parameters,
 };
 use mt_runtime::{Array, Runtime};
 use mt_shape::Placement;
 
 use crate::{
     Observer, TrainError, TrainPlan, events,
-    state::{StateLayout, TrainState, load_checked_parameters, steps_done},
+    state::{StateLayout, TrainState, steps_done},
 };
 
 /// Where the iterator's state is in a step.
@@ -106,7 +107,7 @@ pub(crate) fn load_parameters_of(
     if is_hugging_face(path) {
         return Ok(Weights::open(model, path)?.load(runtime, placement, model, None)?);
     }
-    load_checked_parameters(runtime, placement, model, &Checkpoint::open_path(path)?)
+    Ok(load_parameters(runtime, placement, model, &Checkpoint::open_path(path)?)?)
 }
 
 /// The newest of the run's checkpoints that is not damaged. Newer ones are set aside.

@@ -7,8 +7,8 @@ use mt_checkpoint::{
 };
 use mt_ir::Memory;
 use mt_models::{
-    Affine, EXACT_ITEM, Model, StateArray, StateEntries, StateReader, StoredParameter, check_parameters,
-    load_parameters, moment_scale, parameter_key,
+    Affine, EXACT_ITEM, Model, StateArray, StateEntries, StateReader, StoredParameter, moment_scale,
+    parameter_key,
 };
 use mt_nn::{LayerPlace, ParamSpec};
 use mt_optim::{History, Slot, Values};
@@ -473,17 +473,6 @@ impl TrainState {
         };
         Ok((items, extra))
     }
-}
-
-/// The parameters of a checkpoint.
-pub(crate) fn load_checked_parameters(
-    runtime: &Runtime,
-    placement: &Placement,
-    model: &dyn Model,
-    checkpoint: &Checkpoint,
-) -> Result<Vec<Array>, TrainError> {
-    check_parameters(model, checkpoint)?;
-    Ok(load_parameters(runtime, placement, model, checkpoint)?)
 }
 
 /// The number of steps that a checkpoint's state has done.

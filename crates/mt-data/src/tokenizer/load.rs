@@ -32,6 +32,11 @@ impl TokenizerKind {
         }
     }
 
+    /// The kind that a configuration names; none for bytes, which have no file.
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::HuggingFace, Self::SentencePiece, Self::Tiktoken].into_iter().find(|kind| kind.name() == name)
+    }
+
     /// The name of the file that such a tokenizer is saved as.
     pub(super) fn file_name(self) -> &'static str {
         match self {
