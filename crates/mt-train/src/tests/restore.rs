@@ -216,20 +216,23 @@ fn several_parameters_in_one_stored_array_come_back() {
     let directory = tempfile::tempdir().unwrap();
     let (checkpoint, layout, values) =
         saved(directory.path(), &[&model[..], &["scan_layers=false"]].concat(), ONE);
-    let value = |name: &str| {
-        let index = layout.entries.iter().position(|entry| entry.name == name).unwrap();
-        values[index].to_f64()
+    let value = |kind: &str, role: &str| {
+        let is_it = |entry: &crate::state::StateEntry| {
+            entry.name.starts_with(&format!("{kind}."))
+                && entry.array.role == role
+                && entry.array.layers() == [Some(1)]
+        };
+        values[layout.entries.iter().position(is_it).unwrap()].to_f64()
     };
     for (kind, tree) in [("params", "params"), ("mu", "opt_state.0.mu"), ("nu", "opt_state.0.nu")] {
         let fused =
             checkpoint.read_all(&format!("{tree}.params.decoder.layers_1.self_attention.qkv_proj.bias"));
-        let parts = ["query", "key", "value"]
-            .map(|part| value(&format!("{kind}.decoder.layers.1.attention.{part}.bias")))
-            .concat();
+        let parts =
+            ["query", "key", "value"].map(|part| value(kind, &format!("attention.{part}.bias"))).concat();
         assert_eq!(fused.unwrap().to_f64(), parts, "{kind}");
         let norm = checkpoint.read_all(&format!("{tree}.params.decoder.layers_1.mlp.mlp_layer_norm.scale"));
         let shift = if kind == "params" { 1.0 } else { 0.0 };
-        let expected: Vec<f64> = value(&format!("{kind}.decoder.layers.1.pre_mlp_norm.scale"))
+        let expected: Vec<f64> = value(kind, "pre_mlp_norm.scale")
             .iter()
             .map(|number| f64::from((number - shift) as f32))
             .collect();
