@@ -18,7 +18,7 @@ pub struct Console {
     /// Lines for standard error that wait until the input is known to be right.
     announcement: Vec<String>,
     screen: Mutex<Screen>,
-    /// What goes on before the first step.
+    /// Progress of long work before the first step.
     before: DataProgress,
 }
 
@@ -157,7 +157,7 @@ impl Display {
     }
 }
 
-/// What stands beside the progress bar, the most important first: a narrow terminal cuts it off.
+/// The text beside the progress bar, the most important first: a narrow terminal cuts it off.
 fn summary(step: &Metrics, evaluation_loss: Option<f64>) -> String {
     let parts = [
         step.get(names::LOSS).map(|loss| format!("loss {loss:.3}")),

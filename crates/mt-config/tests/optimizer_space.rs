@@ -12,7 +12,7 @@ fn resolved(arguments: &[&str]) -> Config {
 #[track_caller]
 fn check(arguments: &[&str], expected: OptimizerSpace) {
     let config = resolved(arguments);
-    assert_eq!(OptimizerGroup::from_config(&config).unwrap().space, expected, "{arguments:?}");
+    assert_eq!(OptimizerGroup::from_config(&config).unwrap().space(), expected, "{arguments:?}");
     assert_eq!(RunRecord::new(config).shown("optimizer_space"), expected.name(), "{arguments:?}");
 }
 

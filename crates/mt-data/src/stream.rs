@@ -1,4 +1,4 @@
-//! What a run reads: batches in an order that can be taken up anywhere, and held-out batches.
+//! Sources of a run's batches: training data whose order can be resumed anywhere, and held-out data.
 
 use serde_json::Value;
 

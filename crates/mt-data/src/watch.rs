@@ -22,7 +22,7 @@ pub struct Progress {
     pub total: Option<u64>,
 }
 
-/// What a caller of long work supplies: a function that receives its progress, and one that says whether to stop.
+/// Two functions that a caller of long work supplies: one receives its progress, one says whether to stop.
 ///
 /// Both are called from several threads, many times a second.
 #[derive(Clone, Copy)]

@@ -32,7 +32,7 @@ pub struct Loaded {
     pub checkpoint: PathBuf,
     /// Newer checkpoints that are damaged, newest first.
     pub skipped: Vec<SkippedStep>,
-    /// What the user should know of the placement.
+    /// Notes and warnings about the placement.
     pub notices: Vec<Notice>,
     /// Tables of where everything is, if the configuration asks for them.
     pub placements: Option<String>,
@@ -62,7 +62,7 @@ pub struct LoadedModel {
     pub checkpoint: PathBuf,
     /// Newer checkpoints that are damaged, newest first.
     pub skipped: Vec<SkippedStep>,
-    /// What the user should know of the placement.
+    /// Notes and warnings about the placement.
     pub notices: Vec<Notice>,
     /// Tables of where everything is, if the configuration asks for them.
     pub placements: Option<String>,

@@ -19,7 +19,7 @@ pub struct Candidate {
     attention: Option<Instructions>,
 }
 
-/// What a kernel is chosen for.
+/// The purpose for which a kernel is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Products of more than a few rows and columns.
@@ -46,7 +46,7 @@ impl Purpose {
 /// Raised when kernels are added or their speed changes, so that times measured before are measured again.
 pub const KERNEL_SET: u32 = 1;
 
-/// Of each arithmetic, the kernels in the order in which they are preferred where none is clearly faster.
+/// The kernels of each arithmetic, in the order in which they are preferred where none is clearly faster.
 static CANDIDATES: &[Candidate] = &[
     #[cfg(target_arch = "x86_64")]
     Candidate {
@@ -117,7 +117,7 @@ impl Candidate {
         CANDIDATES.iter().map(|candidate| candidate.name)
     }
 
-    /// Of [`Self::available`], those among which one is chosen for a purpose: not the portable one where there are others.
+    /// The members of [`Self::available`] among which one is chosen for a purpose: not the portable one where others exist.
     /// None if no kernel treats few rows differently from many.
     pub fn contenders(features: Features, arithmetic: Arithmetic, purpose: Purpose) -> Vec<&'static Self> {
         let mut contenders = Self::available(features, arithmetic);

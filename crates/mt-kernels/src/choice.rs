@@ -1,6 +1,6 @@
 //! Which kernels are used: those of the richest features, unless others were measured to be clearly faster.
 //!
-//! What a processor has says little about what it does well: some multiply `bf16` more slowly than `f32`. `mt-runtime`
+//! The instructions of a processor say little about their speed: some multiply `bf16` more slowly than `f32`. `mt-runtime`
 //! keeps the times, so that a machine measures once, and installs the choice before any program runs.
 
 use std::sync::OnceLock;
@@ -23,7 +23,7 @@ pub struct Support {
 }
 
 impl Support {
-    /// With so many features.
+    /// The number of features.
     pub fn of(features: Features) -> Self {
         // With AVX2 alone a step takes longer with widened operands than with XLA's products of `bf16`.
         Self { f32: features.contains(Feature::Avx2), bf16: features.contains(Feature::Avx512) }

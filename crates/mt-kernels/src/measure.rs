@@ -17,7 +17,7 @@ const FEWEST_ROUNDS: usize = 4;
 /// How long contenders for one purpose are run in turns.
 const BUDGET: Duration = Duration::from_micros(1500);
 
-/// With so many rounds nothing more is learned.
+/// The number of rounds after which times no longer change.
 const MOST_ROUNDS: usize = 40;
 
 /// The contenders for a purpose, each with the least time of several runs on one thread, in order of preference. Empty
@@ -33,7 +33,7 @@ pub fn measure(features: Features, arithmetic: Arithmetic, purpose: Purpose) -> 
     }
 }
 
-/// What contenders compute.
+/// The work that contenders compute.
 struct Sample<E> {
     purpose: Purpose,
     left: Vec<E>,
@@ -45,7 +45,7 @@ struct Sample<E> {
 const MANY_ROWS: [usize; 3] = [56, 256, 512];
 const FEW_ROWS: [usize; 3] = [4, 512, 512];
 
-/// Of attention.
+/// Products of attention.
 const SHAPE: Shape = Shape { batch: 1, length: 256, kv_heads: 1, group: 1, head_dim: 64 };
 
 /// An element that both products and attention can be made of.

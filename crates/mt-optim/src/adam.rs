@@ -188,7 +188,7 @@ impl<'t> AdamStep<'t> {
     }
 }
 
-/// What an update of the form that is stepped takes off the value, with weight decay if the parameter decays.
+/// The amount that an update of the stepped form takes off the value, with weight decay if the parameter decays.
 #[track_caller]
 pub(crate) fn decayed<'t>(
     update: Tensor<'t>,

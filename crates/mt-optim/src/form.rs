@@ -27,20 +27,20 @@ impl StepForm {
         if self.offset == 0.0 { scaled } else { scaled + self.offset }
     }
 
-    /// What an update of the form changes the value by.
+    /// The change of the value by an update of the form.
     #[track_caller]
     pub(crate) fn to_value(self, update: Tensor<'_>) -> Tensor<'_> {
         scaled(update, 1.0 / self.scale)
     }
 
-    /// What weight decay takes off the value, before the learning rate.
+    /// The amount that weight decay takes off the value, before the learning rate.
     #[track_caller]
     pub(crate) fn decay(self, value: Tensor<'_>, weight_decay: f64) -> Tensor<'_> {
         let decay = value * weight_decay;
         if self.offset == 0.0 { decay } else { decay + self.constant_decay(weight_decay) }
     }
 
-    /// What of weight decay does not depend on the value.
+    /// The share of weight decay that does not depend on the value.
     pub(crate) fn constant_decay(self, weight_decay: f64) -> f64 {
         weight_decay * self.offset / self.scale
     }

@@ -40,7 +40,7 @@ pub struct KernelReport {
     pub features_are_named: bool,
     /// Where times are kept.
     pub file: Option<PathBuf>,
-    /// Of the types for which programs call kernels.
+    /// The choices for the types for which programs call kernels.
     pub choices: Vec<KernelChoice>,
 }
 
@@ -63,7 +63,7 @@ pub struct KernelChoice {
     pub timings: Vec<Timing>,
 }
 
-/// What a choice rests on.
+/// The basis of a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// No other kernel uses these features for this purpose.
@@ -214,7 +214,7 @@ fn supported(features: Features) -> impl Iterator<Item = Arithmetic> {
     })
 }
 
-/// What is compared with these features, each with its contenders in order.
+/// The comparisons with these features, each with its contenders in order.
 fn comparisons(features: Features) -> impl Iterator<Item = (Purpose, Vec<&'static Candidate>)> {
     let all = supported(features).flat_map(|arithmetic| Purpose::ALL.map(|purpose| (arithmetic, purpose)));
     all.map(move |(arithmetic, purpose)| (purpose, Candidate::contenders(features, arithmetic, purpose)))
@@ -232,7 +232,7 @@ fn measure_all(features: Features) -> Vec<Timing> {
 /// each time, and a hash of all lines before it.
 struct TimesFile {
     path: PathBuf,
-    /// What the times are of.
+    /// The measured work.
     heading: String,
     features: Features,
 }
@@ -261,7 +261,7 @@ impl TimesFile {
                 timings.push(Timing { purpose, candidate, nanoseconds: line.trim().parse().ok()? });
             }
         }
-        // What was altered is not what was measured.
+        // An altered file does not hold the measured times.
         (self.text(&timings) == text).then_some(timings)
     }
 

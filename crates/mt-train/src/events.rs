@@ -1,4 +1,4 @@
-//! What a run tells its caller while it goes on.
+//! Events of a run, for its caller.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -12,7 +12,7 @@ pub enum Event {
     /// The input was found to be right; long work begins.
     Accepted,
     Notice(Notice),
-    /// Text in lines that the configuration asked for, such as a table of placements.
+    /// Text in lines that a key requests, such as a table of placements.
     Report(String),
     /// How far reading the data or training a tokenizer is. Sent many times a second.
     Progress(mt_data::Progress),

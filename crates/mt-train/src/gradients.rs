@@ -56,14 +56,14 @@ pub(crate) struct LossAndGradients<'t> {
     pub scores: Vec<OfLayers<'t>>,
 }
 
-/// What the micro-batches of one loss have in common.
+/// The inputs of a micro-batch's loss.
 #[derive(Clone, Copy)]
 struct MicroBatch<'a, 't> {
     parameters: &'a [Tensor<'t>],
     frozen: &'a [Vec<Tensor<'t>>],
     batch: &'a BatchTensors<'t>,
     dropout: Key<'t>,
-    /// What sums over the whole batch are divided by.
+    /// Divisors of sums over the whole batch.
     divisors: &'a [Tensor<'t>],
 }
 
@@ -80,7 +80,7 @@ struct SideNames {
 #[derive(Tree)]
 struct Parameters<L>(Vec<L>);
 
-/// What a scan over micro-batches slices.
+/// The arrays that a scan over micro-batches slices.
 #[derive(Tree)]
 struct Slice<L> {
     index: L,

@@ -32,7 +32,7 @@ pub(crate) struct Restored {
     pub state: TrainState,
     /// The first step to do, counted from 0.
     pub first_step: u64,
-    /// What the run continues from, if it is resumed.
+    /// The checkpoint of a resumed run.
     pub resumed: Option<Resumed>,
 }
 

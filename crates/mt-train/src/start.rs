@@ -31,7 +31,7 @@ pub(crate) struct Start<'a> {
     pub observer: &'a Observer,
 }
 
-/// What a fresh run begins with.
+/// The first state of a fresh run, or the program that makes it.
 enum Initial {
     Program(Executable),
     State(TrainState),
@@ -134,7 +134,7 @@ impl Start<'_> {
                 return Ok(Initial::Program(program));
             }
             let state = TrainState::initialize(&program, &programs.layout)?;
-            // What is not written yet would still count as free memory.
+            // Memory that is not written yet would still count as free.
             state.wait()?;
             Ok(Initial::State(state))
         };

@@ -59,7 +59,7 @@ impl Trainer {
         start::Start { plan, runtime, observer }.run(traced, resume)
     }
 
-    /// What the run is.
+    /// The plan of the run.
     pub fn plan(&self) -> &TrainPlan {
         &self.plan
     }

@@ -170,7 +170,7 @@ fn parameters<'a>(
     let names: Vec<String> = storage.iter().map(|stored| stored.key.join("/")).collect();
     let trained = masks::trained(&group.trainable_parameters_mask, &names)?;
     let (undecayed, idle) = masks::undecayed(&group.adamw_mask, &names)?;
-    let forms = storage.iter().map(|stored| step_form(group.space, stored.affine()));
+    let forms = storage.iter().map(|stored| step_form(group.space(), stored.affine()));
     let described = model.parameters().into_iter().zip(forms).zip(trained).zip(undecayed);
     let parameters = described
         .map(|((((path, spec), form), is_trained), is_undecayed)| Parameter {

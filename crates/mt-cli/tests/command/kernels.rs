@@ -9,7 +9,7 @@ use crate::maxtext_in;
 const FEATURES: &str = "MAXTEXT_CPU_FEATURES";
 const KERNELS: &str = "MAXTEXT_CPU_KERNELS";
 
-/// What `plugin list --json` says of kernels, in a home of its own.
+/// The kernels in the output of `plugin list --json`, in a home of its own.
 #[track_caller]
 fn kernels(home: &Path, environment: &[(&str, &str)]) -> Value {
     let environment = [&[("XDG_CACHE_HOME", home.to_str().unwrap())], environment].concat();
@@ -76,7 +76,7 @@ fn named_features_leave_out_kernels() {
         of_bf16.iter().all(|choice| choice["kernel"].as_str().unwrap().ends_with("_widened")),
         "{of_bf16:#?}"
     );
-    // Names of what the processor lacks change nothing.
+    // Features that the processor lacks change nothing.
     let every = kernels(home.path(), &[(FEATURES, "avx2,avx512,avx512_bf16")]);
     assert_eq!(every["features"], all["features"]);
     let environment = [("XDG_CACHE_HOME", home.path().to_str().unwrap()), (FEATURES, "none")];

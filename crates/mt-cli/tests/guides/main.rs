@@ -26,7 +26,7 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("maxtext completion fish | source", "needs fish"),
 ];
 
-/// What is appended to commands that contain a text: of several values for a key the last counts.
+/// Keys appended to commands that contain a text: of several values for a key the last counts.
 const SHORTENED: &[(&str, &str)] = &[
     ("maxtext train run_name=first", "steps=2"),
     ("run_name=books dataset_type=hf", "steps=2"),
@@ -36,7 +36,7 @@ const SHORTENED: &[(&str, &str)] = &[
     ("maxtext train whole.yml", "steps=2 per_device_batch_size=1"),
 ];
 
-/// What stands for what no test machine has.
+/// Replacements for files and hardware that no test machine has.
 const REPLACED: &[(&str, &str)] = &[
     ("/data/checkpoints/39", "data/checkpoints/39"),
     (

@@ -56,7 +56,7 @@ fn a_signal_stops_the_training_of_a_tokenizer() {
     let keys = ["hf_train_files=word.txt", "tokenizer_vocab_size=60000", "vocab_size=60000"];
     let keys = [&keys[..], &["tokenizer_type=huggingface", "eval_interval=-1"]].concat();
     let mut process = sandbox.command("word", &keys).spawn().unwrap();
-    // What is said of the work comes after some seconds.
+    // Progress lines begin after some seconds.
     let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
     let reached = lines.by_ref().any(|line| line.unwrap().starts_with("training the tokenizer: "));
     assert!(reached);

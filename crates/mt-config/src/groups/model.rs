@@ -204,12 +204,17 @@ group! {
         qk_clip_threshold: f64,
     }
     besides {
-        space: OptimizerSpace = |config, _| Some(OptimizerSpace::of(config)),
+        automatic_space: OptimizerSpace = |config, _| Some(OptimizerSpace::automatic(config)),
         qk_clip_origin: Origin = |config, _| Some(config.entry("use_qk_clip").origin.clone()),
     }
 }
 
 impl OptimizerGroup {
+    /// The form of the weights that the optimizer steps.
+    pub fn space(&self) -> OptimizerSpace {
+        OptimizerSpace::of_choice(self.optimizer_space).unwrap_or(self.automatic_space)
+    }
+
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         if self.weight_dtype != DType::F32 {
             let entry = config.entry("weight_dtype");

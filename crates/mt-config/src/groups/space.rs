@@ -12,9 +12,9 @@ use crate::{config::Config, origin::Origin, yaml};
 /// The form of the weights in which gradients are clipped, weights decay and the optimizer steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OptimizerSpace {
-    /// What MaxText's checkpoints store, with constants folded into some parameters.
+    /// The form that MaxText's checkpoints store, with constants folded into some parameters.
     MaxText,
-    /// What published models have.
+    /// The form that published models have.
     Published,
 }
 
@@ -30,7 +30,7 @@ impl OptimizerSpace {
         }
     }
 
-    fn of_choice(choice: OptimizerSpaceChoice) -> Option<Self> {
+    pub(super) fn of_choice(choice: OptimizerSpaceChoice) -> Option<Self> {
         match choice {
             OptimizerSpaceChoice::Auto => None,
             OptimizerSpaceChoice::MaxText => Some(Self::MaxText),
@@ -55,7 +55,7 @@ impl OptimizerSpace {
     }
 
     /// The space where a configuration leaves the choice.
-    fn automatic(config: &Config) -> Self {
+    pub(super) fn automatic(config: &Config) -> Self {
         // A file that was resolved before there was a choice.
         if config.resolved_file.is_some() && config.entry(Self::KEY).origin == Origin::Default {
             return Self::Published;
@@ -98,7 +98,7 @@ fn has_checkpoints(directory: &Path) -> bool {
 /// format; and no run of ours.
 pub fn is_published_model(path: &Path) -> bool {
     let has = |name: &str| path.join(name).is_file();
-    // Weights alone are meant as such a directory, too, so that what is missing is said.
+    // A directory of weights alone counts, too, so that the error names the file that is missing.
     let is_hugging_face =
         has("config.json") || has("model.safetensors") || has("model.safetensors.index.json");
     let is_first_format = has("params.json") && has("consolidated.00.pth");

@@ -54,7 +54,7 @@ fn columns(line: &str) -> String {
     }
 }
 
-/// What a value holds under a column.
+/// The contents of a value under a column.
 enum Held {
     Text(String),
     /// A value of another kind.
@@ -65,7 +65,7 @@ enum Held {
     NoObject(&'static str),
 }
 
-/// Finds the column in a value, or takes the value itself. The rest of the line is passed over without being kept.
+/// Finds the column in a value, or takes the value itself. The rest of the line is skipped without being kept.
 struct Under<'a>(Option<&'a str>);
 
 impl Under<'_> {

@@ -15,7 +15,7 @@ use crate::error::{DataError, Result};
 use crate::files;
 use crate::watch::{Task, Watch};
 
-/// Lines are checked in blocks of so many bytes.
+/// The bytes of a block in which lines are checked.
 const BLOCK_BYTES: usize = 4 << 20;
 /// As many files stay open between reads; more are opened for each read.
 const MAX_OPEN_FILES: usize = 256;

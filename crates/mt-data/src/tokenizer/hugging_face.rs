@@ -128,7 +128,7 @@ fn as_bytes(added: &AddedTokens, text: &str, mut visit: impl FnMut(Token)) {
 mod tests {
     use super::*;
 
-    /// What the library itself makes of a text.
+    /// The tokens that the library itself makes of a text.
     fn whole(tokenizer: &HuggingFace, text: &str) -> Vec<Token> {
         let encoding = tokenizer.inner.encode(text, false).unwrap();
         let ends = encoding.get_offsets().iter().map(|(_, end)| *end);

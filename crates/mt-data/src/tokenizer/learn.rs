@@ -63,7 +63,7 @@ pub(super) fn learn_merges(
         merges.push(pair);
         watch.advance(Task::LearnMerges, tokens.len() as u64, Some(vocab_size as u64))?;
         for made in text.merge(pair, new, &found.positions, &mut pairs, watch)? {
-            // What occurs once now will never occur twice.
+            // A pair that occurs once now never occurs twice.
             match pairs[&made].count {
                 0 | 1 => _ = pairs.remove(&made),
                 count => queue.push((count, Reverse(made))),

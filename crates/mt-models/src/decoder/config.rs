@@ -129,8 +129,8 @@ impl LayerNorms {
 impl LayerConfig {
     /// Its parts, in the order in which they are applied.
     pub fn parts(&self) -> impl Iterator<Item = &dyn PartDescription> {
-        let mixer = self.mixer.as_ref().map(|mixer| &**mixer);
-        mixer.into_iter().chain(self.feed_forward.as_ref().map(|feed_forward| &**feed_forward))
+        let mixer = self.mixer.as_deref();
+        mixer.into_iter().chain(self.feed_forward.as_deref())
     }
 
     /// Its mixer, if that is attention.

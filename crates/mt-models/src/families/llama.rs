@@ -66,7 +66,7 @@ fn is_close(one: f64, other: f64) -> bool {
     (one - other).abs() <= 1e-9 * other.abs()
 }
 
-/// What Granite's factors mean.
+/// The meaning of Granite's factors.
 fn granite_settings(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), ModelError> {
     for key in ["embedding_multiplier", "residual_multiplier"] {
         if config.number(key)?.is_some_and(|factor| factor != 1.0) {

@@ -23,7 +23,7 @@ pub(crate) struct ModelUse {
     pub is_split: bool,
 }
 
-/// What a run of a model makes beside hidden states.
+/// Outputs of a forward pass beside hidden states.
 #[derive(Clone, Default)]
 pub struct SideOutputs<'t> {
     /// Losses of layers under the names of metrics, each of the whole micro-batch and not a sum over its tokens.

@@ -1,4 +1,4 @@
-//! What a run minimizes.
+//! Objectives: the losses that runs minimize.
 //!
 //! The loop, micro-batches, placement, rematerialization, vocabulary tiling, evaluation and resuming work with any
 //! [`Objective`]; none of them knows which one it is. An objective is added in a file of its own, beside
@@ -105,11 +105,11 @@ pub struct Loss<'t> {
     pub share: Tensor<'t>,
     /// Summands of `share` that are reported under names of their own, and other sums over the micro-batch.
     pub terms: NamedTensors<'t>,
-    /// What the trained model made beside hidden states ([`HiddenStates::side`]). Auxiliary losses are added to the loss.
+    /// Further outputs of the trained model ([`HiddenStates::side`]). Auxiliary losses are added to the loss.
     pub side: SideOutputs<'t>,
 }
 
-/// What a run minimizes: the arrays of a batch, the models that take part, and a loss.
+/// An objective of training: the arrays of a batch, the models that take part, and a loss.
 pub trait Objective: Send + Sync {
     /// Its name in messages.
     fn name(&self) -> &'static str;
@@ -136,7 +136,7 @@ pub trait Objective: Send + Sync {
         false
     }
 
-    /// What sums over a batch are divided by, such as its number of tokens: scalars that follow from the whole batch
+    /// The divisors of sums over a batch, such as its number of tokens: scalars that follow from the whole batch
     /// alone, before it is cut into micro-batches. The first is reported as the batch's weight.
     fn weights<'t>(&self, batch: &BatchTensors<'t>) -> Vec<Tensor<'t>>;
 

@@ -93,7 +93,7 @@ impl Objective for NextToken {
         let z_loss = tokens.z_loss.map(|z_loss| z_loss / divisor);
         let mut terms = NamedTensors::new();
         if z_loss.is_some() || side.has_losses() {
-            // What is differentiated holds the z-loss as well.
+            // The differentiated sum includes the z-loss.
             let total = tokens.total / divisor;
             let cross_entropy = z_loss.map_or(total, |z_loss| total - z_loss);
             terms.push((names::LM_LOSS, cross_entropy));

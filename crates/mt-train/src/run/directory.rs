@@ -94,7 +94,7 @@ impl RunDirectory {
         }
     }
 
-    /// What the run continues from, if it has checkpoints.
+    /// The run's checkpoints, if it has any.
     pub fn resume(&mut self) -> Option<Resume<'_>> {
         self.newest.map(|_| Resume { manager: &mut self.manager })
     }
@@ -152,7 +152,7 @@ impl RunDirectory {
             )));
         }
         let saved = RunRecord::load(&self.config_path)?;
-        // Damage to the newest step is dealt with when it is loaded.
+        // Loading handles damage to the newest step.
         let saved_devices = Checkpoint::open(self.manager.directory(), newest)
             .ok()
             .and_then(|checkpoint| checkpoint.custom_metadata().get("num_devices")?.as_u64())
@@ -184,7 +184,7 @@ impl RunDirectory {
 }
 
 impl HeldDirectory {
-    /// What the run did. The directory is free for other processes afterwards.
+    /// The report of the run. The directory is free for other processes afterwards.
     pub fn report(self, progress: Progress, unigram_bits_per_byte: Option<f64>) -> TrainReport {
         let Progress { ending, steps, first_evaluation, last_evaluation } = progress;
         let chart = existing(chart(&self.path));

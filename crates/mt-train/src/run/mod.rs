@@ -23,10 +23,10 @@ use crate::{
 use directory::RunDirectory;
 pub(crate) use schedule::Schedule;
 
-/// What a caller decides about a run besides its configuration.
+/// Choices of a run's caller beside its configuration.
 #[derive(Clone)]
 pub struct TrainOptions {
-    /// Is told what happens.
+    /// Receives the events of the run.
     pub observer: Observer,
     /// The clone of this repository, whose files the quick start trains on.
     pub repository: PathBuf,
@@ -54,7 +54,7 @@ pub struct EvaluationSummary {
     pub bits_per_byte: Option<f64>,
 }
 
-/// What a run did.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct TrainReport {
     pub ending: Ending,
@@ -157,7 +157,7 @@ fn data(
     plan.objective().data(&request)
 }
 
-/// Reports from where a resumed run continues and what changed since, and the placements if they were asked for.
+/// Reports from where a resumed run continues and what changed since, and the placements if a key requests them.
 /// Returns the data's position.
 fn say_where_it_begins(
     plan: &TrainPlan,

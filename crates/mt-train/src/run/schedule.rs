@@ -5,7 +5,7 @@ use mt_runtime::Runtime;
 
 use crate::{TrainError, TrainPlan};
 
-/// What happens before and after each step.
+/// The batches, evaluations and checkpoints of a run, by step.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
     /// The rows of each step's batch.

@@ -69,7 +69,7 @@ impl Golden {
         self.array(name).to_f64()
     }
 
-    /// What is there for an array of the state: of a layer's array, for each of its layers.
+    /// The values of an array of the state; a layer's array has values for each of its layers.
     fn of(&self, prefix: &str, array: &StateArray) -> Vec<Vec<f64>> {
         let of_layer = |layer: Option<usize>| match layer {
             None => self.numbers(&format!("{prefix}.{}", array.role)),

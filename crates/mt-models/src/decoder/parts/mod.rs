@@ -29,6 +29,7 @@ macro_rules! parts {
     ) => {
         $(#[$config_attribute])*
         #[derive(Clone, Debug, PartialEq)]
+        #[allow(clippy::large_enum_variant, reason = "there are few layers")]
         pub enum $config {
             $($(#[cfg($when)])? $variant($own),)+
         }
