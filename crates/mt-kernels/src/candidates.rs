@@ -1,4 +1,4 @@
-//! The kernels for products: the one table that a new one is added to.
+//! The table of kernels for products. A new kernel is added here and nowhere else.
 
 use std::fmt;
 
@@ -7,24 +7,24 @@ use crate::{
     dot::{self, Kernel},
 };
 
-/// A kernel that this processor can run. Values are handed out by [`Candidate::available`] alone, and so are proof that it
-/// has the instructions.
+/// A kernel that this processor can run. [`Candidate::available`] is the only source of values, so a value proves that
+/// the processor has the instructions.
 pub struct Candidate {
     name: &'static str,
     arithmetic: Arithmetic,
     /// `None` for what every processor has.
     needs: Option<Feature>,
     kernel: &'static Kernel,
-    /// With which attention multiplies in the same way.
+    /// The instructions with which attention multiplies in the same way.
     attention: Option<Instructions>,
 }
 
-/// The purpose for which a kernel is chosen.
+/// A use for which a kernel is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Products of more than a few rows and columns.
     ManyRows,
-    /// Products that read one operand once, where it lies, as when generating.
+    /// Products with few rows or columns, as in decoding, which read the other operand in place.
     FewRows,
     /// The products inside attention, forward and backward.
     Attention,
@@ -43,10 +43,10 @@ impl Purpose {
     }
 }
 
-/// Raised when kernels are added or their speed changes, so that times measured before are measured again.
+/// The version of the kernels. Raise it when kernels are added or their speed changes, so that cached times expire.
 pub const KERNEL_SET: u32 = 1;
 
-/// The kernels of each arithmetic, in the order in which they are preferred where none is clearly faster.
+/// The kernels of each arithmetic in order of preference, which decides unless one is clearly faster.
 static CANDIDATES: &[Candidate] = &[
     #[cfg(target_arch = "x86_64")]
     Candidate {
@@ -105,20 +105,20 @@ static CANDIDATES: &[Candidate] = &[
 ];
 
 impl Candidate {
-    /// Those of an arithmetic that need no other features, in order of preference. There is at least one.
+    /// The kernels of an arithmetic that need only these features, in order of preference. The last one is portable.
     pub fn available(features: Features, arithmetic: Arithmetic) -> Vec<&'static Self> {
         let has = |feature| features.contains(feature);
         let own = CANDIDATES.iter().filter(|candidate| candidate.arithmetic == arithmetic);
         own.filter(|candidate| candidate.needs.is_none_or(has)).collect()
     }
 
-    /// The names of all, whether or not this processor can run them.
+    /// The names of all kernels, including those that this processor cannot run.
     pub fn names() -> impl Iterator<Item = &'static str> {
         CANDIDATES.iter().map(|candidate| candidate.name)
     }
 
-    /// The members of [`Self::available`] among which one is chosen for a purpose: not the portable one where others exist.
-    /// None if no kernel treats few rows differently from many.
+    /// The kernels among which one is chosen for a purpose. The portable kernel is one of them only if it is alone. The list
+    /// is empty if no available kernel treats few rows differently from many.
     pub fn contenders(features: Features, arithmetic: Arithmetic, purpose: Purpose) -> Vec<&'static Self> {
         let mut contenders = Self::available(features, arithmetic);
         contenders.retain(|candidate| match purpose {
@@ -140,7 +140,7 @@ impl Candidate {
         self.arithmetic
     }
 
-    /// With which attention multiplies as this kernel does, if it can.
+    /// The instructions with which attention multiplies as this kernel does.
     pub(crate) fn attention(&self) -> Option<Instructions> {
         self.attention
     }

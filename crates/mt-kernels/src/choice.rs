@@ -1,7 +1,7 @@
-//! Which kernels are used: those of the richest features, unless others were measured to be clearly faster.
+//! The kernels in use: the first of each list of candidates, unless a later one is clearly faster.
 //!
-//! The instructions of a processor say little about their speed: some multiply `bf16` more slowly than `f32`. `mt-runtime`
-//! keeps the times, so that a machine measures once, and installs the choice before any program runs.
+//! Some processors execute instructions slowly: on them products of `bf16` take longer than products of `f32`. `mt-runtime`
+//! caches the times, so that a machine measures once, and installs the choice before any program runs.
 
 use std::sync::OnceLock;
 
@@ -23,7 +23,7 @@ pub struct Support {
 }
 
 impl Support {
-    /// The number of features.
+    /// The types that these features support.
     pub fn of(features: Features) -> Self {
         // With AVX2 alone a step takes longer with widened operands than with XLA's products of `bf16`.
         Self { f32: features.contains(Feature::Avx2), bf16: features.contains(Feature::Avx512) }
@@ -40,7 +40,7 @@ pub struct Kernels {
 static IN_USE: OnceLock<Kernels> = OnceLock::new();
 
 impl Kernels {
-    /// The first contenders of all.
+    /// The first contender for each purpose.
     pub fn preferred(features: Features) -> Self {
         let first = |arithmetic, purpose| {
             let contenders = Candidate::contenders(features, arithmetic, purpose);
@@ -50,10 +50,10 @@ impl Kernels {
         Self { features, chosen }
     }
 
-    /// These, with another kernel for a purpose.
+    /// Replaces the kernel for a purpose.
     ///
     /// # Panics
-    /// If it is not one of the contenders.
+    /// If the candidate is not one of the contenders for the purpose.
     #[must_use]
     pub fn with(mut self, purpose: Purpose, candidate: &'static Candidate) -> Self {
         let chosen = &mut self.chosen[candidate.arithmetic() as usize];
@@ -74,12 +74,12 @@ impl Kernels {
         self.chosen[arithmetic as usize][purpose as usize]
     }
 
-    /// Those that kernels may use.
+    /// The features that kernels may use.
     pub fn features(&self) -> Features {
         self.features
     }
 
-    /// The instructions of all that is not a product: the widest ones.
+    /// The widest instructions, which all kernels except those for products use.
     pub(crate) fn instructions(&self) -> Instructions {
         Instructions::of(self.features)
     }
@@ -89,22 +89,22 @@ impl Kernels {
         self.of(arithmetic, Purpose::Attention).attention().unwrap_or_else(|| self.instructions())
     }
 
-    /// Makes programs call these, unless some are in use already. Returns those in use.
+    /// Makes programs call these kernels, unless others are in use already. Returns the kernels in use.
     pub fn install(self) -> &'static Self {
         IN_USE.get_or_init(|| self)
     }
 
-    /// Those that programs call: the installed ones, or the preferred ones of all features.
+    /// The kernels that programs call: the installed ones, or the preferred ones of all features.
     pub fn in_use() -> &'static Self {
         IN_USE.get_or_init(|| Self::preferred(Features::detect()))
     }
 }
 
-/// The share of a preferred kernel's time that another one may take at most to be chosen instead: measurements of the same
-/// kernel differ by a few percent.
+/// The largest share of a preferred kernel's time with which another one replaces it. Measurements of the same kernel
+/// differ by a few percent.
 const CLEARLY_FASTER: (u64, u64) = (9, 10);
 
-/// The first of the timings, which are in order of preference, unless a later one is clearly faster than those before.
+/// The candidate of the first timing, unless a later one is clearly faster. Timings are in order of preference.
 pub fn fastest(timings: impl IntoIterator<Item = Timing>) -> Option<&'static Candidate> {
     let (numerator, denominator) = CLEARLY_FASTER;
     let better = |best: Timing, other: Timing| {

@@ -1,4 +1,4 @@
-//! Which of the processor's features kernels may use.
+//! The processor features that kernels may use.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub enum Feature {
 }
 
 impl Feature {
-    /// All of them, each after the one that it builds on.
+    /// All features, each after the one that it builds on.
     pub const ALL: [Self; 3] = [Self::Avx2, Self::Avx512, Self::Avx512Bf16];
 
     /// The name in [`Features::named`].
@@ -55,18 +55,18 @@ impl Feature {
     }
 }
 
-/// Features that this processor has, all of them or fewer. A value is proof that it has them, and contains what each one
-/// builds on.
+/// A set of features that this processor has. A value proves that the processor has them, and contains the feature that
+/// each one builds on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
     has: [bool; Feature::ALL.len()],
 }
 
 impl Features {
-    /// The one word of a list without any feature.
+    /// The list without any feature.
     pub const NONE: &'static str = "none";
 
-    /// All that this processor has.
+    /// All features of this processor.
     pub fn detect() -> Self {
         let mut all = Self { has: [false; Feature::ALL.len()] };
         for feature in Feature::ALL {
@@ -76,8 +76,8 @@ impl Features {
         all
     }
 
-    /// Those of a list of names between commas, or [`Self::NONE`], that this processor has. A name stands also for what
-    /// the feature builds on.
+    /// The features of this processor that a comma-separated list names, or none for [`Self::NONE`]. A name includes the
+    /// feature that it builds on.
     ///
     /// # Errors
     /// A word of the list is not the name of a feature.

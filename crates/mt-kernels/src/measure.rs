@@ -11,17 +11,17 @@ use crate::{
     fastest,
 };
 
-/// Each contender is run at least this often, as the first run waits for memory and for the processor to wake up.
+/// The fewest runs of each contender. The first run waits for memory and for the processor's wide units.
 const FEWEST_ROUNDS: usize = 4;
 
-/// How long contenders for one purpose are run in turns.
+/// The time for which the contenders for one purpose run in turns.
 const BUDGET: Duration = Duration::from_micros(1500);
 
-/// The number of rounds after which times no longer change.
+/// More rounds than this do not lower the least time.
 const MOST_ROUNDS: usize = 40;
 
-/// The contenders for a purpose, each with the least time of several runs on one thread, in order of preference. Empty
-/// where there is no choice. Other programs on the machine only make runs longer, which is why the least time counts.
+/// Times the contenders for a purpose on one thread and returns them in order of preference. Other processes only make
+/// runs longer, so the time of a contender is the least of several runs. The result is empty for fewer than two contenders.
 pub fn measure(features: Features, arithmetic: Arithmetic, purpose: Purpose) -> Vec<Timing> {
     let contenders = Candidate::contenders(features, arithmetic, purpose);
     if contenders.len() < 2 {
@@ -33,7 +33,7 @@ pub fn measure(features: Features, arithmetic: Arithmetic, purpose: Purpose) -> 
     }
 }
 
-/// The work that contenders compute.
+/// The product or attention that contenders compute.
 struct Sample<E> {
     purpose: Purpose,
     left: Vec<E>,
@@ -41,11 +41,11 @@ struct Sample<E> {
     result: Vec<E>,
 }
 
-/// Rows, columns and depth of products. Operands stay in the second cache: memory is as fast for all kernels.
+/// Rows, columns and depth of products. Operands stay in the L2 cache, because memory is equally fast for all kernels.
 const MANY_ROWS: [usize; 3] = [56, 256, 512];
 const FEW_ROWS: [usize; 3] = [4, 512, 512];
 
-/// Products of attention.
+/// The sizes of attention.
 const SHAPE: Shape = Shape { batch: 1, length: 256, kv_heads: 1, group: 1, head_dim: 64 };
 
 /// An element that both products and attention can be made of.
@@ -81,13 +81,13 @@ impl<E: Measured> Sample<E> {
             Purpose::FewRows => sizes(FEW_ROWS),
             Purpose::Attention => [SHAPE.length * SHAPE.head_dim; 3],
         };
-        // Neither zero nor subnormal, which some processors multiply at another speed.
+        // No number is zero or subnormal: some processors multiply those at another speed.
         let number = |index: usize| E::from_f32((index * 37 % 64) as f32 / 64.0 - 0.4921875);
         let numbers = |count: usize| (0..count).map(number).collect();
         Self { purpose, left: numbers(left), right: numbers(right), result: numbers(result) }
     }
 
-    /// The least times; of twice as many runs if another kernel than the preferred one would be chosen.
+    /// The least times, of twice as many runs if they would replace the preferred kernel.
     fn checked_times(&mut self, contenders: &[&'static Candidate]) -> Vec<Timing> {
         let mut timings = self.times(contenders);
         if fastest(timings.iter().copied()) != contenders.first().copied() {
@@ -120,7 +120,7 @@ impl<E: Measured> Sample<E> {
     fn run(&mut self, candidate: &Candidate) {
         match self.purpose {
             Purpose::ManyRows => self.multiply(candidate, MANY_ROWS, false),
-            // Few rows are multiplied in another way where the other operand is stored by columns.
+            // Another loop multiplies few rows if the columns of the other operand are contiguous.
             Purpose::FewRows => {
                 self.multiply(candidate, FEW_ROWS, false);
                 self.multiply(candidate, FEW_ROWS, true);
@@ -166,7 +166,7 @@ impl<E: Measured> Sample<E> {
     }
 }
 
-/// How many elements the operands and the result of a product have.
+/// The numbers of elements of the operands and of the result of a product.
 fn sizes([rows, columns, depth]: [usize; 3]) -> [usize; 3] {
     [rows * depth, depth * columns, rows * columns]
 }

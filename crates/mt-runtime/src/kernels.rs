@@ -1,8 +1,8 @@
-//! Which kernels programs call on this processor.
+//! The kernels that programs call on this processor.
 //!
-//! Kernels that could replace each other are timed once per model of processor, in a few milliseconds. The times are kept
-//! as text in the user's cache, for all programs that are run there, so that every run makes the same choice. A file that
-//! is damaged, or of other kernels, is measured again.
+//! Kernels that can replace each other are timed once per processor model, in about ten milliseconds. The user's cache
+//! holds the times as text, so that every run on a machine makes the same choice. A missing or damaged file is measured
+//! again.
 
 use std::{
     env, fmt, fs,
@@ -38,39 +38,39 @@ pub struct KernelReport {
     pub features: Features,
     /// Whether the environment names them.
     pub features_are_named: bool,
-    /// Where times are kept.
+    /// The file that holds the times.
     pub file: Option<PathBuf>,
-    /// The choices for the types for which programs call kernels.
+    /// The choices for the types with kernels.
     pub choices: Vec<KernelChoice>,
 }
 
 impl KernelReport {
-    /// The types of which all is left to XLA.
+    /// The types that are left to XLA.
     pub fn without_kernels(&self) -> impl Iterator<Item = Arithmetic> {
         let has_kernels = |arithmetic| self.choices.iter().any(|choice| choice.arithmetic == arithmetic);
         Arithmetic::ALL.into_iter().filter(move |arithmetic| !has_kernels(*arithmetic))
     }
 }
 
-/// Why a kernel is in use.
+/// A kernel in use and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelChoice {
     pub arithmetic: Arithmetic,
     pub purpose: Purpose,
     pub kernel: &'static Candidate,
     pub reason: Reason,
-    /// The times of all kernels that were compared.
+    /// The times of the kernels that were compared.
     pub timings: Vec<Timing>,
 }
 
-/// The basis of a choice.
+/// The reason for a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// No other kernel uses these features for this purpose.
     Only,
-    /// Times that were measured just now.
+    /// Times measured by this process.
     Measurement,
-    /// Times that an earlier start measured.
+    /// Times measured by an earlier process.
     Cache,
     /// [`CPU_KERNELS_VARIABLE`].
     Override,
@@ -94,7 +94,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Chooses the kernels that programs call from now on, when first called, and says why.
+/// Reports the kernels that programs call. The first call chooses and installs them.
 ///
 /// # Errors
 /// The environment names features or kernels that do not exist, or kernels that cannot run here.
@@ -163,7 +163,7 @@ fn named_kernels(list: &str, features: Features) -> Result<Vec<&'static Candidat
     words.map(find).collect()
 }
 
-/// The kernels for each purpose, and the file that the times of those are kept in that have to be compared.
+/// The kernel for each purpose, and the file of times if any had to be compared.
 fn choose(
     features: Features,
     named: &[&'static Candidate],
@@ -214,7 +214,7 @@ fn supported(features: Features) -> impl Iterator<Item = Arithmetic> {
     })
 }
 
-/// The comparisons with these features, each with its contenders in order.
+/// The purposes with several contenders, and these in order of preference.
 fn comparisons(features: Features) -> impl Iterator<Item = (Purpose, Vec<&'static Candidate>)> {
     let all = supported(features).flat_map(|arithmetic| Purpose::ALL.map(|purpose| (arithmetic, purpose)));
     all.map(move |(arithmetic, purpose)| (purpose, Candidate::contenders(features, arithmetic, purpose)))
@@ -228,11 +228,11 @@ fn measure_all(features: Features) -> Vec<Timing> {
     comparisons(features).flat_map(measured).collect()
 }
 
-/// The times of kernels with some features on this model of processor, as text: a line for what they depend on, a line for
-/// each time, and a hash of all lines before it.
+/// The file of times for this processor model and some features: lines that describe the processor and the kernels, a line
+/// per time, and a hash of all lines before it.
 struct TimesFile {
     path: PathBuf,
-    /// The measured work.
+    /// The lines that describe the processor and the kernels.
     heading: String,
     features: Features,
 }
@@ -261,7 +261,7 @@ impl TimesFile {
                 timings.push(Timing { purpose, candidate, nanoseconds: line.trim().parse().ok()? });
             }
         }
-        // An altered file does not hold the measured times.
+        // An altered file has another hash.
         (self.text(&timings) == text).then_some(timings)
     }
 

@@ -1,4 +1,4 @@
-//! Which kernels are in use, as `plugin list` says it and the environment decides it.
+//! The kernels in use: `plugin list` reports them and the environment overrides them.
 
 use std::{fs, path::Path};
 
@@ -9,7 +9,7 @@ use crate::maxtext_in;
 const FEATURES: &str = "MAXTEXT_CPU_FEATURES";
 const KERNELS: &str = "MAXTEXT_CPU_KERNELS";
 
-/// The kernels in the output of `plugin list --json`, in a home of its own.
+/// The kernels that `plugin list --json` reports, with its own cache directory.
 #[track_caller]
 fn kernels(home: &Path, environment: &[(&str, &str)]) -> Value {
     let environment = [&[("XDG_CACHE_HOME", home.to_str().unwrap())], environment].concat();
@@ -22,7 +22,7 @@ fn choices(kernels: &Value) -> &Vec<Value> {
     kernels["choices"].as_array().unwrap()
 }
 
-/// Those that others were compared with.
+/// The choices that were made by comparing times.
 fn compared(kernels: &Value) -> Vec<&Value> {
     choices(kernels).iter().filter(|choice| !choice["nanoseconds"].as_object().unwrap().is_empty()).collect()
 }
@@ -76,7 +76,7 @@ fn named_features_leave_out_kernels() {
         of_bf16.iter().all(|choice| choice["kernel"].as_str().unwrap().ends_with("_widened")),
         "{of_bf16:#?}"
     );
-    // Features that the processor lacks change nothing.
+    // The list cannot add features.
     let every = kernels(home.path(), &[(FEATURES, "avx2,avx512,avx512_bf16")]);
     assert_eq!(every["features"], all["features"]);
     let environment = [("XDG_CACHE_HOME", home.path().to_str().unwrap()), (FEATURES, "none")];

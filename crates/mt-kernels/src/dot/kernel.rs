@@ -8,8 +8,8 @@ use super::ahead::Ahead;
 use super::pack::{self, Format, Panels};
 use super::stream::Streams;
 
-/// A way to compute tiles. Whoever calls its functions has made sure that the processor has the instructions, see
-/// [`crate::Candidate`].
+/// A way to compute tiles. Callers obtain it from a [`crate::Candidate`], which proves that the processor has the
+/// instructions.
 pub(crate) struct Kernel {
     /// The rows and columns of the largest tile; columns come in whole vectors of `lanes`.
     pub(super) rows: usize,

@@ -39,12 +39,12 @@ impl Instructions {
         available
     }
 
-    /// The widest ones that kernels may use, see [`Kernels`].
+    /// The widest instructions that kernels may use, see [`Kernels`].
     pub fn best() -> Self {
         Kernels::in_use().instructions()
     }
 
-    /// The widest ones of some features.
+    /// The widest instructions of some features.
     pub(crate) fn of(features: Features) -> Self {
         match features.iter().last() {
             None => Self::Portable,

@@ -306,8 +306,8 @@ unsafe fn along_lines<L: Load, const FEW: usize, const LINES: usize>(
     }
 }
 
-/// Adds a vector of words of a line, from a position on, with some of the few, from `few` on. No closure: it would not be
-/// compiled for the instructions wherever it is not inlined.
+/// Adds a vector of words of a line, from a position on, with some of the few, from `few` on. A closure would not do: one
+/// that is not inlined is not compiled for the instructions.
 ///
 /// # Safety
 /// The strip has this line and position.
