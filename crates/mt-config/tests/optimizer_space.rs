@@ -52,10 +52,16 @@ fn weights_decide_where_a_run_begins_with_some() {
     }
     // Checkpoints of MaxText, and of runs.
     write(&directory.path().join("maxtext/0/items/_METADATA"), "");
-    write(&directory.path().join("run/config.yml"), "resolved: true\n");
+    write(&directory.path().join("run/config.yml"), "resolved: true\noptimizer_space: maxtext\n");
     write(&directory.path().join("run/config.json"), "");
     for other in ["maxtext/0/items", "run", "nothing"] {
         check(&[&at(other)], MAXTEXT);
+    }
+    // A run that was tuned from published weights, and one from before there was a choice.
+    write(&directory.path().join("tuned/config.yml"), "resolved: true\noptimizer_space: published\n");
+    write(&directory.path().join("earlier/config.yml"), "resolved: true\n");
+    for other in ["tuned", "tuned/checkpoints/5", "earlier"] {
+        check(&[&at(other)], PUBLISHED);
     }
 }
 

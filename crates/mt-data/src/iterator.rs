@@ -106,7 +106,9 @@ impl TrainIterator {
             return Err(DataError::Options(format!("the documents of {} need a tokenizer", dataset.name())));
         }
         let fingerprint = fingerprint(&dataset, &options, tokenizer.as_deref());
-        let pad = tokenizer.as_ref().map_or(0, |tokenizer| tokenizer.pad_id() as i32);
+        // Padding is masked, whichever token it is; the model has to know it.
+        let known = |pad: &i32| options.vocab_size.is_none_or(|size| (*pad as usize) < size);
+        let pad = tokenizer.as_ref().map(|tokenizer| tokenizer.pad_id() as i32).filter(known).unwrap_or(0);
         let reader = DocumentReader::new(dataset.clone(), tokenizer, &options)?;
         let state = IteratorState {
             version: STATE_VERSION,

@@ -8,6 +8,7 @@ use std::{
 };
 
 use bytemuck::Pod;
+use mt_ir::Memory;
 use mt_models::Model;
 use mt_runtime::{Array, Executable, Input, PendingArray, Runtime, RuntimeError};
 use mt_shape::{DType, HostArray, Placement, Sharding};
@@ -74,6 +75,9 @@ impl Engine {
                 let (needed_type, given_type) = (*dtype, array.dtype());
                 return Err(EngineError::ParameterShape { name, needed, needed_type, given, given_type });
             }
+        }
+        if parameters.iter().any(|array| array.memory() != Memory::Device) {
+            return Err(EngineError::ParametersOffloaded);
         }
         Ok(Session { engine: self, parameters })
     }

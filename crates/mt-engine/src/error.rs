@@ -47,6 +47,10 @@ pub enum EngineError {
          diverged; try an earlier checkpoint"
     )]
     NotANumber { position: usize },
+    #[error(
+        "the parameters are in the host's memory, from which generation does not read them\nhint: leave out `parameter_memory_host_offload`"
+    )]
+    ParametersOffloaded,
     #[error("the model has {needed} parameters, but {given} arrays are given")]
     ParameterCount { needed: usize, given: usize },
     #[error("parameter `{name}` is `{needed_type}{needed:?}`, but an array `{given_type}{given:?}` is given")]
@@ -97,6 +101,7 @@ impl EngineError {
             | Self::SplitsNothing(_)
             | Self::NoTokenizer
             | Self::NoCheckpoint
+            | Self::ParametersOffloaded
             | Self::Config(_)
             | Self::Model(_) => true,
             Self::NotANumber { .. }

@@ -5,8 +5,9 @@
 //! again.
 
 use std::{
-    env, fmt, fs,
+    env, fmt, fs, io,
     path::{Path, PathBuf},
+    process,
     sync::Mutex,
 };
 
@@ -45,6 +46,12 @@ pub struct KernelReport {
 }
 
 impl KernelReport {
+    /// The choices as text, by which a run is compared with its resumption: equal kernels give equal bits.
+    pub fn fingerprint(&self) -> String {
+        let choice = |choice: &KernelChoice| label(choice.purpose, choice.kernel).trim().to_owned();
+        self.choices.iter().map(choice).collect::<Vec<_>>().join(", ")
+    }
+
     /// The types that are left to XLA.
     pub fn without_kernels(&self) -> impl Iterator<Item = Arithmetic> {
         let has_kernels = |arithmetic| self.choices.iter().any(|choice| choice.arithmetic == arithmetic);
@@ -189,10 +196,12 @@ fn choose(
     }
     let mut file = directory.map(|directory| TimesFile::new(directory, features));
     let kept = file.as_ref().and_then(TimesFile::read);
-    let timings = kept.clone().unwrap_or_else(|| measure_all(features));
+    let mut timings = kept.clone().unwrap_or_else(|| measure_all(features));
     if kept.is_none() {
         // A cache that cannot be written costs time only.
-        file = file.filter(|file| write_atomically(&file.path, &[file.text(&timings).as_bytes()]).is_ok());
+        file = file.filter(|file| file.publish(&timings).is_ok());
+        // Processes that measure at once all choose from the file of the first one.
+        timings = file.as_ref().and_then(TimesFile::read).unwrap_or(timings);
     }
     for choice in choices.iter_mut().filter(|choice| choice.reason == Reason::Measurement) {
         let is_own = |timing: &&Timing| {
@@ -248,6 +257,22 @@ impl TimesFile {
             processor_name()
         );
         Self { path: directory.join(format!("{key}.times")), heading, features }
+    }
+
+    /// Writes the file unless another process has written it meanwhile. A damaged file is replaced.
+    fn publish(&self, timings: &[Timing]) -> io::Result<()> {
+        let own = self.path.with_extension(format!("{}.times", process::id()));
+        write_atomically(&own, &[self.text(timings).as_bytes()])?;
+        if self.path.exists() && self.read().is_none() {
+            fs::remove_file(&self.path)?;
+        }
+        // Unlike a renamed file, a link does not take the place of one that is there.
+        let linked = match fs::hard_link(&own, &self.path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            other => other,
+        };
+        fs::remove_file(&own)?;
+        linked
     }
 
     /// The times, if the file is there and whole.

@@ -60,6 +60,12 @@ pub enum TrainError {
     NoBatch,
     #[error("the array `{array}` of a batch does not fit the objective: {problem}")]
     WrongBatch { array: &'static str, problem: String },
+    #[error("a batch of an evaluation has {given} rows, but the first one has {expected}")]
+    EvaluationRows { expected: usize, given: usize },
+    #[error(
+        "`parameter_memory_host_offload` is `true`, which is not built for objectives with frozen models\nhint: leave out `parameter_memory_host_offload`"
+    )]
+    FrozenOffloaded,
     #[error("the state was lost when a step failed\nhint: start again from the last checkpoint")]
     StateLost,
     #[error("no step is done yet, so there is no state to save")]
@@ -80,6 +86,8 @@ impl TrainError {
             | Self::ResumeConflict(_)
             | Self::AlreadyPast { .. }
             | Self::WrongBatch { .. }
+            | Self::EvaluationRows { .. }
+            | Self::FrozenOffloaded
             | Self::NoBatch => true,
             Self::Data(error) => error.is_user_error(),
             Self::Runtime(error) => error.is_user_error(),

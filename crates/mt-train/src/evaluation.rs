@@ -19,6 +19,8 @@ const IN_FLIGHT: usize = 2;
 
 /// The compiled evaluation of batches of one size.
 pub(crate) struct Evaluation {
+    /// The rows of its batches.
+    pub rows: usize,
     program: Measured<Executable>,
     order: SequenceOrder,
 }
@@ -33,17 +35,17 @@ impl Evaluation {
             runtime.compile(&program, &settings).map_err(TrainError::from)
         })?;
         runtime.check_memory(&[&program.program], &plan.less_memory(&program.program)?)?;
-        Ok(Self { program, order: programs.order })
+        Ok(Self { rows, program, order: programs.order })
     }
 
     /// Evaluates the parameters, of the trained model and of frozen ones, as they are before step `step`.
-    pub fn run<E: Into<TrainError>>(
+    pub fn run(
         &self,
         runtime: &Runtime,
         objective: &dyn Objective,
         (trained, frozen): (&[Array], &[Array]),
         step: u64,
-        batches: impl Iterator<Item = Result<Batch, E>>,
+        batches: impl Iterator<Item = Result<Batch, TrainError>>,
     ) -> Result<EvaluationMeasurements, TrainError> {
         let program = &self.program.program;
         let own: Vec<&Array> = trained.iter().chain(frozen).collect();
@@ -65,7 +67,10 @@ impl Evaluation {
             Ok(())
         };
         for batch in batches {
-            let batch = batch.map_err(Into::into)?;
+            let batch = batch?;
+            if batch.rows != self.rows {
+                return Err(TrainError::EvaluationRows { expected: self.rows, given: batch.rows });
+            }
             bytes += batch.target_bytes;
             let declared = objective.arrays(batch.rows);
             let arguments = &program.inputs()[parameters.len()..];

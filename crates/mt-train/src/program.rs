@@ -57,6 +57,15 @@ impl Programs {
         })
     }
 
+    /// No arguments; the parameters of a fresh run.
+    pub fn initialize_parameters(&self) -> Result<Program, TrainError> {
+        let specs = self.model.parameters();
+        self.build("initialize_parameters", |inputs| {
+            let region = inputs.region();
+            self.layout.outputs(inputs, &initialize(region, region.key(self.seed), &specs))
+        })
+    }
+
     /// The state, which is donated, the arrays of frozen models, and a batch; the next state and a vector of its metrics.
     pub fn train_step(&self, rows: usize) -> Result<Measured<Program>, TrainError> {
         let specs = self.model.parameters();

@@ -10,7 +10,7 @@ use mt_models::{
     hugging_face::{Weights, is_hugging_face},
     load_parameters,
 };
-use mt_runtime::{Array, Runtime};
+use mt_runtime::{Array, Platform, Runtime, kernels_in_use};
 use mt_shape::Placement;
 
 use crate::{
@@ -21,6 +21,15 @@ use crate::{
 /// Where the iterator's state is in a step.
 pub(crate) const ITERATOR_ITEM: &str = "iter";
 pub(crate) const ITERATOR_FILE: &str = "process_0-of-1.json";
+
+/// The name of the CPU kernels in a checkpoint's metadata.
+pub(crate) const KERNELS: &str = "cpu_kernels";
+
+/// The kernels that programs call, if they run on CPUs: the same kernels give the same bits.
+pub(crate) fn kernels(runtime: &Runtime) -> Result<Option<String>, TrainError> {
+    let is_cpu = runtime.platform() == Platform::Cpu;
+    Ok(if is_cpu { Some(kernels_in_use()?.fingerprint()) } else { None })
+}
 
 /// The run's own checkpoints, of which there is at least one.
 pub(crate) struct Resume<'a> {
@@ -118,9 +127,11 @@ fn newest_whole(
     observer: &Observer,
 ) -> Result<Option<Restored>, TrainError> {
     let layout = &plan.state_rule.layout;
-    let mut failure = None;
+    let (mut failure, mut kernels_before) = (None, None);
     let latest = latest_valid(manager.directory(), |checkpoint| {
         // Reading checks every byte that is read.
+        let known = checkpoint.custom_metadata().get(KERNELS);
+        kernels_before = known.and_then(|known| known.as_str().map(str::to_owned));
         match resume_from(runtime, &plan.placement, layout, checkpoint) {
             Ok(restored) => Ok(Some(restored)),
             Err(TrainError::Checkpoint(error)) => Err(error),
@@ -139,6 +150,15 @@ fn newest_whole(
         let text = format!("checkpoint {} is passed over: {}", skipped.step, skipped.reason);
         events::warn(observer, text);
         manager.set_aside(skipped.step)?;
+    }
+    if let (Some(before), Some(now)) = (kernels_before, kernels(runtime)?)
+        && before != now
+    {
+        let text = format!(
+            "the kernels were {before} and are now {now}, so that losses repeat within rounding, not to the bit\n\
+             hint: `MAXTEXT_CPU_KERNELS` names kernels; `maxtext plugin list` shows those in use"
+        );
+        events::warn(observer, text);
     }
     Ok(latest.value)
 }

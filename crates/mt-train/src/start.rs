@@ -9,12 +9,14 @@ use std::{
     thread,
 };
 
-use mt_ir::Program;
+use mt_ir::{Memory, Program};
 use mt_models::Model;
 use mt_runtime::{Array, Executable, Platform, Runtime};
 
 use crate::{
-    Observer, TrainError, TrainPlan, Trainer, events,
+    Observer, TrainError, TrainPlan, Trainer,
+    evaluation::Evaluation,
+    events,
     measured::{BySize, Compile, Measured},
     objective::{FrozenModel, FrozenSource},
     placement::{DATA_AXIS, warn_of_replicas},
@@ -42,6 +44,7 @@ impl Start<'_> {
     pub fn run(
         self,
         traced: Measured<Program>,
+        evaluation_rows: Option<usize>,
         resume: Option<Resume<'_>>,
     ) -> Result<(Trainer, Option<Resumed>), TrainError> {
         let Self { plan, runtime, observer } = &self;
@@ -55,8 +58,9 @@ impl Start<'_> {
         if let Some(advice) = plan.less_remat(runtime.memory_need(&largest.program)?) {
             events::note(observer, advice);
         }
+        let evaluation = evaluation_rows.map(|rows| Evaluation::compile(plan, runtime, rows)).transpose()?;
         let layout = &programs.layout;
-        let initialize = || match initial {
+        let initialize = || match initial.transpose()? {
             Some(Initial::State(state)) => Ok(state),
             Some(Initial::Program(program)) => TrainState::initialize(&program, layout),
             None => TrainState::initialize(&self.compile(&programs.initialize()?)?, layout),
@@ -69,7 +73,7 @@ impl Start<'_> {
             plan: plan.clone(),
             runtime: runtime.clone(),
             programs,
-            evaluation: None,
+            evaluation,
             state: Some(state),
             frozen,
             next_step: first_step,
@@ -120,7 +124,7 @@ impl Start<'_> {
         programs: &Programs,
         compile_step: &Compile<Measured<Executable>>,
         is_fresh: bool,
-    ) -> Result<(Measured<Executable>, Option<Initial>), TrainError> {
+    ) -> Result<(Measured<Executable>, Option<Result<Initial, TrainError>>), TrainError> {
         let runtime = &self.runtime;
         let has_failed = AtomicBool::new(false);
         let initialize_early = || -> Result<Initial, TrainError> {
@@ -144,7 +148,8 @@ impl Start<'_> {
             has_failed.store(largest.is_err(), Ordering::Relaxed);
             (largest, initial.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))))
         });
-        Ok((largest?, initial.transpose()?))
+        // An error of the first values matters less than one of memory, which is found next.
+        Ok((largest?, initial))
     }
 
     /// Reports keys and rules that have no effect on this run.
@@ -189,6 +194,9 @@ impl Start<'_> {
     /// The parameters of frozen models that are not the trained model's arrays, in the order of the programs.
     fn frozen(&self, programs: &Programs) -> Result<Vec<Array>, TrainError> {
         let mut arrays = Vec::new();
+        if !programs.loss.frozen.is_empty() && programs.layout.parameters_in() != Memory::Device {
+            return Err(TrainError::FrozenOffloaded);
+        }
         for frozen in programs.loss.frozen.iter() {
             let whole = self.frozen_parameters(programs, frozen)?;
             let own = whole.into_iter().enumerate();
@@ -203,13 +211,12 @@ impl Start<'_> {
         let load = |model: &dyn Model, path: &std::path::Path| {
             load_parameters_of(runtime, &plan.placement, model, path)
         };
-        match (&frozen.source, plan.settings.checkpoint.parameters_path()) {
+        let checkpoint = &plan.settings.checkpoint;
+        match (&frozen.source, checkpoint.load_full_state_path.as_deref().or(checkpoint.parameters_path())) {
             (FrozenSource::Path(path), _) => load(&*frozen.model, path),
             (FrozenSource::FirstValues, Some(path)) => load(&*plan.model, path),
             (FrozenSource::FirstValues, None) => {
-                let mut outputs = self.compile(&programs.initialize()?)?.run(Vec::new())?;
-                outputs.truncate(programs.layout.parameters().len());
-                Ok(outputs)
+                Ok(self.compile(&programs.initialize_parameters()?)?.run(Vec::new())?)
             }
         }
     }

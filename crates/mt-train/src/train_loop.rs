@@ -22,11 +22,12 @@ const PREFETCH: usize = 4;
 
 /// Everything the loop works with.
 pub(crate) struct Loop {
+    // These are dropped before the trainer, which may have to wait for a compiler.
+    pub logger: MetricLogger,
+    pub manager: CheckpointManager,
     pub trainer: Trainer,
     pub schedule: Schedule,
     pub evaluation: Option<Box<dyn HeldOut>>,
-    pub manager: CheckpointManager,
-    pub logger: MetricLogger,
     pub stop: StopSignal,
     /// What one device can do in a second, in 10¹² operations.
     pub peak_tflops: Option<f64>,
@@ -272,7 +273,7 @@ impl Loop {
     /// Evaluates the parameters, if there is held-out data. Returns what ends the run if the loss came down to the target.
     fn evaluate(&mut self, state: &mut State) -> Result<Option<Ending>, TrainError> {
         let Some(set) = &self.evaluation else { return Ok(None) };
-        let measured = self.trainer.evaluate(set.batches()?)?;
+        let measured = self.trainer.evaluate_checked(set.batches()?)?;
         self.logger.log_evaluation(measured.record())?;
         let summary = EvaluationSummary { loss: measured.loss(), bits_per_byte: measured.bits_per_byte() };
         state.evaluated = Some(self.step());

@@ -17,7 +17,7 @@ use crate::{
     measured::{BySize, Measured, PendingMetrics},
     metrics::EvaluationMeasurements,
     program::Programs,
-    restore::{ITERATOR_FILE, ITERATOR_ITEM, Resume, Resumed},
+    restore::{self, ITERATOR_FILE, ITERATOR_ITEM, Resume, Resumed},
     start,
     state::TrainState,
 };
@@ -44,19 +44,21 @@ impl Trainer {
     /// A program cannot be compiled or needs more memory than the devices have; a checkpoint does not fit.
     pub fn start(plan: TrainPlan, runtime: Runtime, observer: &Observer) -> Result<Self, TrainError> {
         let traced = plan.programs().train_step(plan.rows())?;
-        let (trainer, _) = Self::begin(Arc::new(plan), runtime, traced, None, observer)?;
+        let (trainer, _) = Self::begin(Arc::new(plan), runtime, traced, None, None, observer)?;
         Ok(trainer)
     }
 
-    /// As [`Trainer::start`], with the step's program traced already, and from the run's own checkpoint if it has one.
+    /// As [`Trainer::start`], with the step's program traced already, the evaluation of batches of `evaluation_rows` rows
+    /// compiled as well, and from the run's own checkpoint if it has one.
     pub(crate) fn begin(
         plan: Arc<TrainPlan>,
         runtime: Runtime,
         traced: Measured<Program>,
+        evaluation_rows: Option<usize>,
         resume: Option<Resume<'_>>,
         observer: &Observer,
     ) -> Result<(Self, Option<Resumed>), TrainError> {
-        start::Start { plan, runtime, observer }.run(traced, resume)
+        start::Start { plan, runtime, observer }.run(traced, evaluation_rows, resume)
     }
 
     /// The plan of the run.
@@ -109,31 +111,42 @@ impl Trainer {
         self.steps.prepare(rows);
     }
 
-    /// Adds up the sums of the objective's evaluation over batches.
+    /// Adds up the sums of the objective's evaluation over batches, all of which have as many rows as the first.
     ///
     /// # Errors
-    /// As those of [`Trainer::step`], which leaves the state as it is here.
+    /// As those of [`Trainer::step`], but the state stays.
     pub fn evaluate<E: Into<TrainError>>(
         &mut self,
         batches: impl IntoIterator<Item = Result<Batch, E>>,
     ) -> Result<EvaluationMeasurements, TrainError> {
-        let mut batches = batches.into_iter().peekable();
-        if let (None, Some(Ok(first))) = (&self.evaluation, batches.peek()) {
-            let rows = first.rows;
-            self.prepare_evaluation(rows)?;
-        }
-        let state = self.state.as_ref().ok_or(TrainError::StateLost)?;
-        let Some(evaluation) = &self.evaluation else {
-            return Ok(EvaluationMeasurements::empty(self.next_step));
+        let plan = self.plan.clone();
+        let checked = |batch: Result<Batch, E>| {
+            let batch = batch.map_err(Into::into)?;
+            batch::check(plan.objective(), &batch)?;
+            Ok(batch)
         };
-        let arrays = (state.parameters(), self.frozen.as_slice());
-        evaluation.run(&self.runtime, self.plan.objective(), arrays, self.next_step, batches)
+        self.evaluate_checked(batches.into_iter().map(checked))
     }
 
-    /// Compiles the evaluation of batches of this many rows.
-    pub(crate) fn prepare_evaluation(&mut self, rows: usize) -> Result<(), TrainError> {
-        self.evaluation = Some(Evaluation::compile(&self.plan, &self.runtime, rows)?);
-        Ok(())
+    /// As [`Trainer::evaluate`], with batches that were checked where they were made.
+    pub(crate) fn evaluate_checked<E: Into<TrainError>>(
+        &mut self,
+        batches: impl IntoIterator<Item = Result<Batch, E>>,
+    ) -> Result<EvaluationMeasurements, TrainError> {
+        let mut batches = batches.into_iter().map(|batch| batch.map_err(Into::into));
+        let Some(first) = batches.next().transpose()? else {
+            return Ok(EvaluationMeasurements::empty(self.next_step));
+        };
+        let state = self.state.as_ref().ok_or(TrainError::StateLost)?;
+        let evaluation = match self.evaluation.take().filter(|known| known.rows == first.rows) {
+            Some(known) => known,
+            None => Evaluation::compile(&self.plan, &self.runtime, first.rows)?,
+        };
+        let arrays = (state.parameters(), self.frozen.as_slice());
+        let batches = std::iter::once(Ok(first)).chain(batches);
+        let measured = evaluation.run(&self.runtime, self.plan.objective(), arrays, self.next_step, batches);
+        self.evaluation = Some(evaluation);
+        measured
     }
 
     /// Saves the state after the last step as the checkpoint of that step, with the data's position if there is one.
@@ -156,10 +169,13 @@ impl Trainer {
             file: ITERATOR_FILE.into(),
             contents: position.clone(),
         });
-        let metadata = json!({
+        let mut metadata = json!({
             "scan_layers": self.plan.settings().model.scan_layers,
             "num_devices": self.runtime.num_devices(),
         });
+        if let Some(kernels) = restore::kernels(&self.runtime)? {
+            metadata[restore::KERNELS] = kernels.into();
+        }
         let request = SaveRequest {
             entries,
             extra_items,

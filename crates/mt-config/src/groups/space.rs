@@ -71,9 +71,13 @@ impl OptimizerSpace {
             let run = run_directory_of(state).map(|run| saved_config_path(&run));
             return run.and_then(|file| Self::of_saved_file(&file)).unwrap_or(Self::MaxText);
         }
-        let is_published = checkpoint.hf_model_path.is_some()
-            || checkpoint.parameters_path().is_some_and(is_published_model);
-        if is_published { Self::Published } else { Self::MaxText }
+        let Some(path) = checkpoint.parameters_path() else { return Self::MaxText };
+        if checkpoint.hf_model_path.is_some() || is_published_model(path) {
+            return Self::Published;
+        }
+        // Training on another run's weights is stepped as that run was.
+        let run = run_directory_of(path).map(|run| saved_config_path(&run));
+        run.and_then(|file| Self::of_saved_file(&file)).unwrap_or(Self::MaxText)
     }
 
     /// The space of the run whose configuration a file is, if it is one that this program wrote.

@@ -98,13 +98,12 @@ pub fn train(
     (options.observer)(Event::Accepted);
 
     let observer = &options.observer;
-    let (mut trainer, resumed) =
-        Trainer::begin(plan.clone(), runtime.clone(), traced, directory.resume(), observer)?;
+    let evaluation_rows = data.evaluation.is_some().then_some(schedule.evaluation_rows);
+    let resume = directory.resume();
+    let (trainer, resumed) =
+        Trainer::begin(plan.clone(), runtime.clone(), traced, evaluation_rows, resume, observer)?;
     if let Some(signal) = stop.received() {
         return Ok(directory.stopped(signal));
-    }
-    if data.evaluation.is_some() {
-        trainer.prepare_evaluation(schedule.evaluation_rows)?;
     }
     let position = say_where_it_begins(&plan, &trainer, &directory, resumed, record, observer)?;
     directory.save_config(record)?;

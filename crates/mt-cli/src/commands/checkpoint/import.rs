@@ -3,7 +3,7 @@
 use std::fs;
 
 use mt_checkpoint::{CheckpointManager, ExtraItem, ManagerOptions, RunLock, SaveRequest};
-use mt_config::{LoadConfig, saved_config_path, tokenizer_directory};
+use mt_config::{LoadConfig, RunRecord, saved_config_path, tokenizer_directory};
 use mt_data::Tokenizer;
 use mt_engine::load_model;
 use mt_models::{EXACT_ITEM, StateEntries};
@@ -38,7 +38,8 @@ pub fn run(command: Import) -> Result<(), Failure> {
     let lock = RunLock::acquire(directory)?;
     let options = ManagerOptions { asynchronous: false, ..ManagerOptions::default() };
     let mut manager = CheckpointManager::open(directory.join(CHECKPOINTS), &lock, options)?;
-    fs::write(saved_config_path(directory), source.config.to_yaml()).map_err(failed)?;
+    fs::write(saved_config_path(directory), RunRecord::new(source.config.clone()).to_yaml())
+        .map_err(failed)?;
     if let Kind::Published(published) = &source.kind
         && Tokenizer::is_saved_in(published)
     {
