@@ -313,7 +313,7 @@ fn mentions(syntax: &impl ToTokens, leaf: &Ident) -> bool {
     occurs(syntax.to_token_stream(), leaf)
 }
 
-/// What `#[tree(…)]` says about a field.
+/// The options of `#[tree(…)]` on a field.
 #[derive(Default)]
 struct FieldOptions {
     skip: bool,
