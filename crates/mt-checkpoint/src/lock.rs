@@ -14,9 +14,15 @@ use crate::{
 const LOCK_FILE: &str = ".maxtext.lock";
 
 /// Exclusive use of a run's directory, until it is dropped or the process ends for any reason.
+///
+/// A lock that is [provisional](RunLock::provisional) removes a directory that it created when it is dropped, so that a
+/// run that is refused leaves nothing behind.
 #[derive(Debug)]
 pub struct RunLock {
     directory: PathBuf,
+    /// The directories that acquiring the lock created, the run's own first.
+    created: Vec<PathBuf>,
+    is_provisional: bool,
     // The operating system holds the lock while this handle is open.
     _file: File,
 }
@@ -27,7 +33,12 @@ impl RunLock {
     /// # Errors
     /// Another process holds the lock, or the directory is not writable; both are user errors.
     pub fn acquire(directory: &Path) -> Result<Self> {
-        disk::create_durably(directory).map_err(|source| CheckpointError::preparing(directory, source))?;
+        let missing = directory.ancestors().take_while(|ancestor| !ancestor.exists());
+        let created: Vec<PathBuf> = missing.map(Path::to_owned).collect();
+        if let Err(source) = disk::create_durably(directory) {
+            remove(&created);
+            return Err(CheckpointError::preparing(directory, source));
+        }
         let path = directory.join(LOCK_FILE);
         let unwritable = |source| CheckpointError::preparing(directory, source);
         let mut file = OpenOptions::new()
@@ -51,11 +62,51 @@ impl RunLock {
             .and_then(|()| file.rewind())
             .and_then(|()| writeln!(file, "{}", std::process::id()))
             .map_err(unwritable)?;
-        Ok(Self { directory: directory.to_owned(), _file: file })
+        let mut lock = Self { directory: directory.to_owned(), created, is_provisional: false, _file: file };
+        // Another process may have created the directory meanwhile, and written to it.
+        if !lock.holds_nothing_else() {
+            lock.created.clear();
+        }
+        Ok(lock)
+    }
+
+    /// The same lock, which removes the directory when it is dropped if it was created for it, until [`RunLock::keep`].
+    pub fn provisional(mut self) -> Self {
+        self.is_provisional = true;
+        self
+    }
+
+    /// Says that the run has begun: what is in its directory stays.
+    pub fn keep(&mut self) {
+        self.is_provisional = false;
+    }
+
+    fn holds_nothing_else(&self) -> bool {
+        std::fs::read_dir(&self.directory).is_ok_and(|entries| {
+            entries.into_iter().all(|entry| entry.is_ok_and(|entry| entry.file_name() == LOCK_FILE))
+        })
     }
 
     /// The locked directory.
     pub fn directory(&self) -> &Path {
         &self.directory
+    }
+}
+
+impl Drop for RunLock {
+    fn drop(&mut self) {
+        if let ([own, ..], true) = (self.created.as_slice(), self.is_provisional) {
+            // All that it holds was made under this lock. What cannot be removed stays: the error that ended the run
+            // is the one to report.
+            let _ = std::fs::remove_dir_all(own);
+            remove(&self.created);
+        }
+    }
+}
+
+/// Removes those of the directories that are empty, from the innermost on.
+fn remove(directories: &[PathBuf]) {
+    for directory in directories {
+        let _ = std::fs::remove_dir(directory);
     }
 }

@@ -3,9 +3,13 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use mt_config::table;
 use mt_shape::DType;
 
-use crate::commands::{checkpoint::parse_bytes, estimate::parse_percent};
+use crate::{
+    commands::{checkpoint::parse_bytes, estimate::parse_percent},
+    failure::Failure,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -204,8 +208,11 @@ Lists the named models, which `model_name` takes.
 
 Heads are those of queries and of keys and values; experts those that a token
 goes to, of all, and those that all tokens go to. The numbers of parameters
-follow from the model's code, so they are known where its family is built. The
-last column says what is missing before a model can be trained: `family` if it
+follow from the model's code, so they are known where its family is built.
+Active are those that multiply the activations of one token: all but the experts
+that it is not sent to and the tables that are only looked up, of tokens,
+positions and tokens for each layer. A tied table is the output matrix, too, and
+counts. The last column says what is missing before a model can be trained: `family` if it
 is the family as a whole.";
 
 const MODELS_EXAMPLES: &str = "\
@@ -368,21 +375,34 @@ impl Settings {
     }
 
     /// Takes out an option and its value, given behind keys as `--option value` or `--option=value`.
-    pub fn take_option(&mut self, option: &str) -> Option<String> {
+    ///
+    /// # Errors
+    /// The option has no value: it is the last word, or a key follows it.
+    pub fn take_option(&mut self, option: &str, value_name: &str) -> Result<Option<String>, Failure> {
         let joined = format!("{option}=");
-        let place =
-            self.settings.iter().position(|argument| argument == option || argument.starts_with(&joined))?;
+        let is_given = |argument: &String| argument == option || argument.starts_with(&joined);
+        let Some(place) = self.settings.iter().position(is_given) else { return Ok(None) };
         let argument = self.settings.remove(place);
-        match argument.strip_prefix(&joined) {
-            Some(value) => Some(value.to_owned()),
-            None if place < self.settings.len() => Some(self.settings.remove(place)),
-            // Put back, so that the option without its value is reported.
-            None => {
-                self.settings.push(argument);
-                None
-            }
-        }
+        let value = match argument.strip_prefix(&joined) {
+            Some(value) => value.to_owned(),
+            None if place < self.settings.len() => self.settings.remove(place),
+            None => String::new(),
+        };
+        check_option(option, value_name, &value)?;
+        Ok(Some(value))
     }
+}
+
+/// Checks that an option has a value of its own, rather than none, or the key behind it.
+///
+/// # Errors
+/// It has none.
+pub fn check_option(option: &str, value_name: &str, value: &str) -> Result<(), Failure> {
+    let is_key = value.split_once('=').is_some_and(|(name, _)| table::canonical(name).is_some());
+    if !value.is_empty() && !is_key && !value.starts_with("--") {
+        return Ok(());
+    }
+    Err(Failure::user(format!("`{option}` has no value\nhint: write `{option} {value_name}`")))
 }
 
 /// What to decode, and how to write it.

@@ -47,9 +47,9 @@ impl Console {
             Event::Resumed { step, checkpoint, changes } => {
                 screen.message(&resumption(*step, &checkpoint.display().to_string(), changes));
             }
-            Event::Started { first_step, total_steps, log_period } => {
+            Event::Started { first_step, total_steps } => {
                 let is_terminal = io::stdout().is_terminal() && io::stderr().is_terminal();
-                screen.start(is_terminal, *first_step, *total_steps, *log_period);
+                screen.start(is_terminal, *first_step, *total_steps);
             }
             Event::Step(record) => screen.step(record),
             Event::Evaluation(record) => screen.evaluation(record),
@@ -70,8 +70,6 @@ fn resumption(step: u64, checkpoint: &str, changes: &[Difference]) -> String {
 struct Screen {
     display: Display,
     output: Box<dyn Write + Send>,
-    total_steps: u64,
-    log_period: u64,
 }
 
 enum Display {
@@ -86,13 +84,12 @@ enum Display {
 
 impl Screen {
     fn new(output: Box<dyn Write + Send>) -> Self {
-        Self { display: Display::None, output, total_steps: 0, log_period: 1 }
+        Self { display: Display::None, output }
     }
 
-    /// Shows a progress bar on a terminal, and elsewhere one line every `log_period` steps.
-    fn start(&mut self, is_terminal: bool, first_step: u64, total_steps: u64, log_period: u64) {
+    /// Shows a progress bar on a terminal, and elsewhere a line a step, as programs that read MaxText's logs expect.
+    fn start(&mut self, is_terminal: bool, first_step: u64, total_steps: u64) {
         self.display = if is_terminal { Display::bar(total_steps, first_step) } else { Display::Lines };
-        (self.total_steps, self.log_period) = (total_steps, log_period.max(1));
     }
 
     fn step(&mut self, record: &StepRecord) {
@@ -101,11 +98,7 @@ impl Screen {
                 bar.set_message(summary(&record.metrics, *evaluation));
                 bar.set_position(record.step + 1);
             }
-            Display::Lines => {
-                if record.step.is_multiple_of(self.log_period) || record.step + 1 == self.total_steps {
-                    self.line(&step_line(record));
-                }
-            }
+            Display::Lines => self.line(&step_line(record)),
             Display::None => {}
         }
     }
@@ -258,11 +251,11 @@ mod tests {
         EvaluationMeasurements { step: 5, sums, total_bytes: Some(4000.0), is_cross_entropy: true }.record()
     }
 
-    fn check(log_period: u64, expected: &[&str]) {
+    fn check(expected: &[&str]) {
         let paper = Paper::default();
         let mut screen = Screen::new(Box::new(paper.clone()));
-        screen.start(false, 0, 6, log_period);
-        for step in 0..6 {
+        screen.start(false, 0, 3);
+        for step in 0..3 {
             screen.step(&measured_step(step).record());
         }
         screen.evaluation(&evaluation());
@@ -272,11 +265,10 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_every_log_period_and_at_the_end() {
+    fn each_step_has_a_line() {
         let step = |step| step_line(&measured_step(step).record());
         let evaluation = "eval metrics after step: 5, loss=2.000, total_weights=1000, perplexity=7.389, bits_per_byte=0.721";
-        check(2, &[&step(0), &step(2), &step(4), &step(5), evaluation]);
-        check(100, &[&step(0), &step(5), evaluation]);
+        check(&[&step(0), &step(1), &step(2), evaluation]);
     }
 
     #[test]

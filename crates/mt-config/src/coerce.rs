@@ -163,22 +163,48 @@ fn boolean(value: &Value) -> Option<bool> {
 }
 
 fn integer(value: &Value) -> Option<i64> {
-    /// Beyond this, not every whole number is a `f64`, so a float there does not name one.
-    const LARGEST_EXACT: f64 = 9_007_199_254_740_992.0;
+    /// A float is the only one with its first 15 digits, so a whole number of as many is the one that was written.
+    const EXACT_DIGITS: usize = 15;
     match value {
         Value::Number(number) => number.as_i64().or_else(|| {
-            let float = number.as_f64()?;
-            (float.fract() == 0.0 && float.abs() <= LARGEST_EXACT).then_some(float as i64)
+            let written = format!("{:e}", number.as_f64()?);
+            let (mantissa, _) = written.split_once('e')?;
+            let num_digits = mantissa.chars().filter(char::is_ascii_digit).count();
+            if num_digits <= EXACT_DIGITS { whole_number(&written) } else { None }
         }),
-        Value::String(text) => {
-            let digits = text.trim().replace('_', "");
-            digits.parse().ok().or_else(|| {
-                let float: f64 = digits.parse().ok()?;
-                (float.fract() == 0.0 && float.abs() <= LARGEST_EXACT).then_some(float as i64)
-            })
-        }
+        Value::String(text) => whole_number(&text.trim().replace('_', "")),
         _ => None,
     }
+}
+
+/// The whole number that digits with a point and an exponent are, without going through a float: `1.5e3`, `2048.0`.
+fn whole_number(text: &str) -> Option<i64> {
+    let (sign, unsigned) = match text.strip_prefix('-') {
+        Some(rest) => ("-", rest),
+        None => ("", text.strip_prefix('+').unwrap_or(text)),
+    };
+    let (mantissa, exponent) = unsigned.split_once(['e', 'E']).unwrap_or((unsigned, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let mut digits = format!("{whole}{fraction}");
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    if digits.bytes().all(|digit| digit == b'0') {
+        return Some(0);
+    }
+    let shift = exponent.parse::<i32>().ok()?.checked_sub(i32::try_from(fraction.len()).ok()?)?;
+    match usize::try_from(shift) {
+        // More zeros than the largest number has digits.
+        Ok(20..) => return None,
+        Ok(zeros) => digits.extend(std::iter::repeat_n('0', zeros)),
+        Err(_) => {
+            let kept = digits.len().checked_sub(shift.unsigned_abs() as usize)?;
+            if digits.split_off(kept).bytes().any(|digit| digit != b'0') {
+                return None;
+            }
+        }
+    }
+    format!("{sign}{digits}").parse().ok()
 }
 
 fn float(value: &Value) -> Option<f64> {

@@ -9,6 +9,7 @@ use crate::{
     coerce::value_text,
     derived,
     error::{Problem, alternatives, short},
+    groups::Hardware,
     key::{Class, Condition, Key},
     origin::Origin,
     table::{self, features},
@@ -30,7 +31,7 @@ impl Entry {
 
     /// Whether someone wants the value: a default counts only where it is given by hand, not where a file repeats it.
     pub(crate) fn is_asked_for(&self) -> bool {
-        self.is_changed() || matches!(self.origin, Origin::Argument | Origin::Environment { .. })
+        self.is_changed() || self.origin.is_by_hand()
     }
 
     /// The key with its value and where it comes from, as messages name it.
@@ -126,15 +127,7 @@ impl Config {
 
     /// What the user should know though nothing is wrong: keys that have no effect, values that a model replaced.
     pub fn notes(&self) -> Vec<String> {
-        // What a model's or preset's file brings along is not for the user to mend.
-        // Nor is a variable that is set for other programs.
-        let is_ours = |origin: &Origin| match origin {
-            // What was noted when the file was written needs no repetition.
-            Origin::File { path, .. } => self.resolved_file.as_ref() != Some(path),
-            Origin::Environment { variable } => variable.starts_with("M_"),
-            other => other.is_given(),
-        };
-        let asking = self.entries().filter(|entry| entry.key.asks(&entry.value) && is_ours(&entry.origin));
+        let asking = self.entries().filter(|entry| self.is_noted(entry));
         let without_effect = asking.filter_map(|entry| {
             let reason = match entry.key.class {
                 Class::NoEffectHere(reason) => format!("here: {reason}"),
@@ -144,12 +137,40 @@ impl Config {
                 Class::Effective if self.is_of_this_machine(entry) => {
                     format!("beside `compile_topology={}`", value_text(&self.entry("compile_topology").value))
                 }
-                Class::Effective => format!("here: {}", self.missing_tensor(entry.key.name)?),
+                Class::Effective => format!("here: {}", self.without_effect(entry.key.name)?),
                 _ => return None,
             };
             Some(format!("`{}` ({}) has no effect {reason}", entry.key.name, entry.origin))
         });
         self.notes.iter().cloned().chain(without_effect).collect()
+    }
+
+    /// As [`Config::notes`], what only shows once it is known on which hardware a program runs.
+    pub fn notes_on(&self, hardware: Hardware) -> Vec<String> {
+        let embedding = self.entry("use_iota_embed");
+        if hardware != Hardware::Cpu || !self.is_noted(embedding) {
+            return Vec::new();
+        }
+        vec![format!(
+            "`{}` ({}) has no effect on CPUs: embeddings are gathered, which gives the same numbers without the \
+             product's operations",
+            embedding.key.name, embedding.origin
+        )]
+    }
+
+    /// Whether an entry asks for something, by the user's own doing: what a model's or preset's file brings along is not
+    /// for the user to mend, nor is a variable that is set for other programs.
+    fn is_noted(&self, entry: &Entry) -> bool {
+        let is_ours = match &entry.origin {
+            // What was noted when the file was written needs no repetition.
+            Origin::File { path, .. } => self.resolved_file.as_ref() != Some(path),
+            other => other.is_given() && !other.is_of_other_programs(),
+        };
+        let is_idle = || {
+            let can_matter = matches!(entry.key.class, Class::Effective | Class::Refused(_));
+            can_matter && entry.is_changed() && entry.origin.is_by_hand() && !self.matters(entry)
+        };
+        is_ours && (entry.key.asks(&entry.value) || is_idle())
     }
 
     /// `compile_topology`, if it names hardware that is not there.
@@ -168,8 +189,8 @@ impl Config {
         }
     }
 
-    /// Why no layer makes the tensor that a key keeps for the backward pass, if none does.
-    fn missing_tensor(&self, key: &str) -> Option<&'static str> {
+    /// Why a key that has an effect elsewhere has none beside the others.
+    fn without_effect(&self, key: &str) -> Option<&'static str> {
         let is_gated = self.entry("mlp_activations").value.as_array().is_some_and(|gates| gates.len() > 1);
         match (key, is_gated) {
             ("mlpwi", true) => {
@@ -177,6 +198,12 @@ impl Config {
             }
             ("mlpwi_0" | "mlpwi_1", false) => {
                 Some("feed-forward layers have no gate, so their tensor is `mlpwi`")
+            }
+            ("cast_logits_to_fp32", _)
+                if self.entry("dtype").value == "float32"
+                    || self.entry("logits_dot_in_fp32").value == true =>
+            {
+                Some("the output head computes logits in float32 already")
             }
             _ => None,
         }
@@ -209,7 +236,10 @@ impl Config {
     pub fn missing_features(&self) -> Vec<Problem> {
         // A default that is refused matters only to the commands that read the key; their groups report it.
         let mut missing = Vec::new();
-        for entry in self.entries().filter(|entry| self.matters(entry) && self.is_news(entry)) {
+        let is_request = |entry: &&Entry| {
+            self.matters(entry) && self.is_news(entry) && !entry.origin.is_of_other_programs()
+        };
+        for entry in self.entries().filter(is_request) {
             let feature = entry.key.missing_feature(&entry.value).filter(|_| entry.is_changed());
             if let Some(feature) = feature.or_else(|| self.unlike_family(entry)) {
                 report(&mut missing, not_built(entry, feature));

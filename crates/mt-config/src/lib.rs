@@ -21,6 +21,7 @@ mod resolve;
 mod suggest;
 pub mod table;
 mod topology;
+mod unnamed_data;
 mod yaml;
 
 pub use coerce::value_text;

@@ -28,6 +28,16 @@ impl Origin {
     pub fn is_given(&self) -> bool {
         matches!(self, Self::File { .. } | Self::Environment { .. } | Self::Argument)
     }
+
+    /// Whether the value was set for one command, rather than in a file that may only repeat a default.
+    pub(crate) fn is_by_hand(&self) -> bool {
+        matches!(self, Self::Environment { .. } | Self::Argument)
+    }
+
+    /// Whether the value comes from a variable that is set for other programs, and so requests nothing of this one.
+    pub(crate) fn is_of_other_programs(&self) -> bool {
+        matches!(self, Self::Environment { variable } if !variable.starts_with("M_"))
+    }
 }
 
 impl fmt::Display for Origin {

@@ -188,6 +188,7 @@ impl Config {
         merge.layer(&environment);
         merge.layer(&arguments);
         merge.device_count(&request.environment);
+        merge.config.settle_dataset();
         for key in table::keys().filter(|key| is_about_layers(key)) {
             let entry = merge.config.entries.get_mut(key.name).expect("every key has an entry");
             (entry.value, entry.origin) = (key.default.value(), Origin::Default);
@@ -637,7 +638,7 @@ fn mismatched(key: &'static Key, setting: &Setting, mismatch: Mismatch) -> Probl
             Problem::OutOfBounds { key: key.name, value, origin, expected: key.type_text() }
         }
         (Mismatch::TooLarge, _) => {
-            let expected = format!("{}, of at most 18 digits", key.type_text());
+            let expected = format!("{}, written in digits and at most {}", key.type_text(), i64::MAX);
             Problem::OutOfBounds { key: key.name, value, origin, expected }
         }
         _ => Problem::WrongType { key: key.name, value, origin, expected: with_article(&key.type_text()) },

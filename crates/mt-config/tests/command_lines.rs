@@ -4,7 +4,7 @@ mod common;
 
 use std::fmt::Write as _;
 
-use mt_config::{Config, ConfigError, Problem, Request, TrainConfig, value_text};
+use mt_config::{Config, ConfigError, DatasetType, Problem, Request, TrainConfig, value_text};
 use serde_json::{Map, Value};
 
 fn request(arguments: &[String]) -> Request {
@@ -97,12 +97,44 @@ fn all_of_base_yml_is_taken() {
         matches!(notes.as_slice(), [only] if only.starts_with("`checkpoint_storage_use_ocdbt`")),
         "{notes:?}"
     );
-    let error = TrainConfig::from_config(&config).unwrap_err();
-    assert_eq!(
-        verdict(Err(error)),
-        "refused: TensorFlow datasets",
-        "what every run of MaxText has to change"
-    );
+    assert_eq!(config.training_notes().len(), 1, "{:?}", config.training_notes());
+    let train = TrainConfig::from_config(&config).unwrap();
+    assert_eq!(train.data.dataset_type, DatasetType::Synthetic);
+}
+
+#[test]
+fn a_run_that_names_no_data_gets_random_tokens() {
+    let directory = tempfile::tempdir().unwrap();
+    let base = directory.path().join("base.yml");
+    std::fs::write(&base, "run_name: ''\ndataset_type: tfds\ndataset_path: ''\nhf_path: ''\n").unwrap();
+    let base = base.to_str().unwrap();
+    let of = |arguments: &[&str]| {
+        let arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        Config::resolve(&request(&arguments)).unwrap()
+    };
+    for arguments in [&["run_name=x"][..], &[base, "run_name=x"], &["learning_rate=1e-3"]] {
+        let config = of(arguments);
+        let train = TrainConfig::from_config(&config).unwrap();
+        assert_eq!(train.data.dataset_type, DatasetType::Synthetic, "{arguments:?}");
+        let notes = config.training_notes();
+        assert!(
+            matches!(notes.as_slice(), [only] if only.contains("`dataset_type=synthetic`")
+                && only.contains("TensorFlow datasets, are not built yet")),
+            "{notes:?}"
+        );
+    }
+    assert_eq!(of(&["dataset_type=synthetic"]).training_notes(), Vec::<String>::new(), "that was asked for");
+    for arguments in [
+        &[base, "dataset_path=gs://bucket/data"][..],
+        &["dataset_path=gs://bucket/data"],
+        &["dataset_name=lm1b"],
+        &[base, "hf_path=json"],
+        &["hf_train_files=a.txt"],
+        &["dataset_type=tfds"],
+    ] {
+        let error = TrainConfig::from_config(&of(arguments)).unwrap_err().to_string();
+        assert!(error.contains("TensorFlow datasets are not built yet"), "{arguments:?}: {error}");
+    }
 }
 
 #[test]

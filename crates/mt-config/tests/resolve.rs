@@ -259,8 +259,8 @@ fn features_that_are_not_built_are_refused_by_name() {
         assert_eq!(error.problems().len(), 1, "{error}");
         check_message(&error.to_string(), parts);
     }
-    let default = TrainConfig::from_config(&resolved(&["steps=3"])).unwrap_err().to_string();
-    check_message(&default, &["`dataset_type` is `tfds` (default)", "`dataset_type=hf`"]);
+    let unsaid = TrainConfig::from_config(&resolved(&["hf_path=json"])).unwrap_err().to_string();
+    check_message(&unsaid, &["`dataset_type` is `tfds` (derived)", "`dataset_type=hf`"]);
 }
 
 #[test]
@@ -712,9 +712,9 @@ fn secrets_are_neither_repeated_nor_kept_in_mappings() {
 
 #[test]
 fn variables_of_other_programs_are_not_warned_of() {
-    let notes = |variable: &str| Config::resolve(&request(&[], &[(variable, "hidden")])).unwrap().notes();
-    assert_eq!(notes("HF_TOKEN"), Vec::<String>::new());
-    assert_eq!(notes("M_HF_ACCESS_TOKEN").len(), 1);
+    let config = |variable: &str| Config::resolve(&request(&[], &[(variable, "hidden")])).unwrap();
+    assert_eq!(config("HF_TOKEN").notes(), Vec::<String>::new());
+    assert_eq!(config("M_HF_ACCESS_TOKEN").missing_features().len(), 1);
 }
 
 #[test]

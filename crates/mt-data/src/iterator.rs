@@ -20,8 +20,8 @@ const OPEN_ROWS: usize = 64;
 /// Batches of a dataset, in an order that is a function of the options alone.
 ///
 /// Every host makes the rows of all hosts and keeps its own: where a row starts depends on how many tokens all documents
-/// before it have, and so the state is one position, the same for every number of hosts. (Without packing a row is a
-/// document, and a host reads no others than its own.)
+/// before it have, and so the state is one position, the same for every number of hosts. (Where a row is a document,
+/// without packing and with long documents cut, a host reads no others than its own.)
 #[derive(Debug)]
 pub struct TrainIterator {
     dataset: Arc<Dataset>,
@@ -266,7 +266,8 @@ impl TrainIterator {
             return Ok(Some(self.synthetic_row(vocab_size)));
         }
         match self.options.packing {
-            Packing::Off => self.single_row(batch_start),
+            Packing::Off if self.options.drops_long_ends() => self.single_row(batch_start),
+            Packing::Off => self.part_row(),
             Packing::ConcatThenSplit => self.cut_row(),
             Packing::FirstFit => {
                 if self.open.is_empty() {
@@ -308,6 +309,17 @@ impl TrainIterator {
             }
         }
         self.advance(is_barren)?;
+        Ok(Some(row))
+    }
+
+    /// The next part of a document that has the row for itself.
+    fn part_row(&mut self) -> Result<Option<Row>> {
+        let mut row = Row::default();
+        let piece = self.next_piece(self.options.length, |document, start, count| {
+            row.push(document, start, count);
+        })?;
+        let Some((count, rest)) = piece else { return Ok(None) };
+        self.consume(count, rest)?;
         Ok(Some(row))
     }
 
@@ -371,7 +383,8 @@ impl TrainIterator {
             let Some(document) = self.reader.document(self.cursor.example, |_| true)? else {
                 return Ok(None);
             };
-            let (pairs, token) = (num_pairs(document), self.cursor.token);
+            let most = if self.options.drops_long_ends() { self.options.length } else { usize::MAX };
+            let (pairs, token) = (num_pairs(document).min(most), self.cursor.token);
             if token > 0 && token >= pairs {
                 let reason = format!("it points at token {token} of a document of {}", document.tokens.len());
                 return Err(DataError::StateDamaged { reason });
@@ -438,10 +451,13 @@ fn fingerprint(
     options: &DatasetOptions,
     tokenizer: Option<&Tokenizer>,
 ) -> BTreeMap<String, String> {
-    let packing = match options.packing {
-        Packing::Off => "off",
-        Packing::ConcatThenSplit => "concat_then_split",
-        Packing::FirstFit => "first_fit",
+    let packing = match (options.packing, options.drops_long_ends()) {
+        (Packing::Off, true) => "off",
+        (Packing::Off, false) => "off with long documents in several rows",
+        (Packing::ConcatThenSplit, false) => "concat_then_split",
+        (Packing::ConcatThenSplit, true) => "concat_then_split of cut documents",
+        (Packing::FirstFit, false) => "first_fit",
+        (Packing::FirstFit, true) => "first_fit of cut documents",
     };
     let segments = options.max_segments.map_or("any number".into(), |segments| segments.to_string());
     let is_synthetic = dataset.synthetic_vocab_size().is_some();

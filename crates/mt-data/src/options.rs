@@ -6,7 +6,7 @@ use crate::source::Source;
 /// How documents fill rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packing {
-    /// One document a row, trimmed to the row's length.
+    /// One document a row, or a part of one that is longer.
     Off,
     /// Rows are cut from the stream of documents: no padding, documents split where a row ends.
     ConcatThenSplit,
@@ -39,6 +39,9 @@ pub struct DatasetOptions {
     pub num_hosts: usize,
     /// How documents fill rows.
     pub packing: Packing,
+    /// Whether what a document has beyond the length of a row is dropped, rather than going on in another row. None
+    /// drops it where documents are not packed.
+    pub drops_long_ends: Option<bool>,
     /// The most documents in one row.
     pub max_segments: Option<usize>,
     /// Whether each epoch visits the documents in an order of its own.
@@ -69,6 +72,7 @@ impl DatasetOptions {
             host_index: 0,
             num_hosts: 1,
             packing: Packing::ConcatThenSplit,
+            drops_long_ends: None,
             max_segments: None,
             shuffle: true,
             seed: 0,
@@ -89,6 +93,11 @@ impl DatasetOptions {
             remainder: Remainder::Pad,
             ..Self::training(source, length, batch_rows)
         }
+    }
+
+    /// Whether what a document has beyond the length of a row is dropped.
+    pub(crate) fn drops_long_ends(&self) -> bool {
+        self.drops_long_ends.unwrap_or(self.packing == Packing::Off)
     }
 
     pub(crate) fn check(&self) -> Result<()> {

@@ -86,6 +86,42 @@ fn check_complete(batches: &[Batch], documents: &[Vec<i32>], ordered: bool) {
 }
 
 #[test]
+fn long_documents_are_cut_or_go_on_in_other_rows() {
+    let documents: Vec<String> =
+        [3, 40, 12, 27, 4].map(|length| "abcdefghij".repeat(5)[..length].to_owned()).into();
+    let tokens = tokens_of(&documents, true, true);
+    for packing in [Packing::Off, Packing::ConcatThenSplit, Packing::FirstFit] {
+        for drops_long_ends in [true, false] {
+            let options = DatasetOptions {
+                packing,
+                drops_long_ends: Some(drops_long_ends),
+                shuffle: false,
+                num_epoch: Some(1),
+                remainder: Remainder::Pad,
+                ..options_of(memory(&documents))
+            };
+            let length = options.length;
+            check_resume(&options, tokenizer(), 4);
+            let batches = drain(&mut TrainIterator::open(options, tokenizer()).unwrap(), 100);
+            let counted: usize = batches.iter().map(|batch| batch.counted_targets().count()).sum();
+            let most = if drops_long_ends { length } else { usize::MAX };
+            let expected: usize = tokens.iter().map(|document| (document.len() - 1).min(most)).sum();
+            assert_eq!(counted, expected, "{packing:?}, {drops_long_ends}");
+            let segments = |batch: &Batch| batch.integers(INPUTS_SEGMENTATION).iter().copied().max().unwrap();
+            let is_alone = batches.iter().all(|batch| segments(batch) <= 1);
+            assert_eq!(is_alone, packing == Packing::Off, "{packing:?}, {drops_long_ends}");
+        }
+    }
+    let state = |drops_long_ends: bool| {
+        let options =
+            DatasetOptions { drops_long_ends: Some(drops_long_ends), ..options_of(memory(&documents)) };
+        TrainIterator::open(options, tokenizer()).unwrap()
+    };
+    let refused = state(true).restore(&state(false).state()).unwrap_err().to_string();
+    assert!(refused.contains("the packing"), "{refused}");
+}
+
+#[test]
 fn the_rows_of_a_batch_may_change_and_their_order_stays() {
     let documents: Vec<String> = (0..40).map(|index| "word ".repeat(index % 7 + 1)).collect();
     for packing in [Packing::Off, Packing::ConcatThenSplit, Packing::FirstFit] {

@@ -13,7 +13,7 @@ use mt_models::{
     hugging_face::{Weights, check_files, is_hugging_face as is_published},
     load_parameters,
 };
-use mt_runtime::{Array, CompileSettings, Runtime, start_runtime};
+use mt_runtime::{Array, CompileSettings, Platform, Runtime, start_runtime};
 use mt_shape::{Placement, PlacementRow, Sharding, check_axes, placement_table};
 
 use crate::{Engine, EngineError, EngineOptions, Session};
@@ -82,7 +82,10 @@ pub fn load_model(config: &LoadConfig) -> Result<LoadedModel, EngineError> {
     let topology = config.placement.topology(runtime.num_devices(), runtime.slices().as_deref())?;
     let placement = Arc::new(config.placement.placement(topology)?);
     check_axes(&placement, &shardings(&*model, &placement, config.model.max_target_length))?;
-    let notices = config.placement.misspelled_rules(&placement);
+    let mut notices = config.placement.misspelled_rules(&placement);
+    if runtime.platform() == Platform::Cpu {
+        notices.extend(config.model.notes_on_cpus.iter().cloned().map(Notice::Note));
+    }
     let loaded = match published {
         Some(published) => LoadedWeights {
             parameters: published.load_to_read(&runtime, &placement, &*model, None)?,

@@ -274,8 +274,9 @@ pub trait Description: ForwardPass {
         self.parameters().iter().map(|(_, spec)| spec.num_elements()).sum()
     }
 
-    /// The number of weights that act on one token: all, but for experts that it is not sent to, and tables beside that
-    /// of the embedding of which it uses one row.
+    /// The number of active parameters: those that multiply the activations of one token. These are all but the tables
+    /// that are only looked up (of tokens, positions, and tokens for each layer), of which a token uses one row, and the
+    /// experts that it is not sent to. A table that is the output matrix as well counts.
     fn num_active_parameters(&self) -> usize {
         self.num_parameters()
     }

@@ -25,6 +25,16 @@ impl<'t> Embedding<Tensor<'t>> {
         self.embedding.lookup(VOCAB, "vocab", tokens).cast(dtype)
     }
 
+    /// As [`Self::lookup`], by a product with one-hot vectors: a table that is split along the vocabulary stays where it is,
+    /// and its gradient is a product too, instead of sums scattered over rows.
+    ///
+    /// # Shapes
+    /// `i32[batch, position] -> [batch, position, embed]`
+    #[track_caller]
+    pub fn lookup_by_product(&self, tokens: Tensor<'t>, dtype: DType) -> Tensor<'t> {
+        self.embedding.lookup_by_product(VOCAB, tokens, dtype)
+    }
+
     /// Scores every token by the product of its vector with `x`.
     ///
     /// # Shapes

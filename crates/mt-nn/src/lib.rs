@@ -23,7 +23,7 @@ mod weight;
 pub use dropout::{Dropout, dropout};
 pub use embedding::Embedding;
 pub use linear::Linear;
-pub use loss::{TiledHead, TokenLoss, cross_entropy, divisor, token_loss, token_weights};
+pub use loss::{TiledHead, TokenLoss, cross_entropy, divisor, narrow_token_loss, token_loss, token_weights};
 pub use mlp::{Activation, HIDDEN, Mlp, gated};
 pub use norm::{LayerNorm, Norm, NormOptions, RmsNorm, rms_normalize};
 pub use order::SequenceOrder;

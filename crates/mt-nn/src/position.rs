@@ -22,6 +22,15 @@ impl<'t> PositionTable<Tensor<'t>> {
     pub fn lookup(&self, positions: Tensor<'t>, dtype: DType) -> Tensor<'t> {
         self.table.lookup(TABLE_POSITION, "position", positions).cast(dtype)
     }
+
+    /// As [`Self::lookup`], by a product with one-hot vectors.
+    ///
+    /// # Shapes
+    /// `i32[batch, position] -> [batch, position, embed]`
+    #[track_caller]
+    pub fn lookup_by_product(&self, positions: Tensor<'t>, dtype: DType) -> Tensor<'t> {
+        self.table.lookup_by_product(TABLE_POSITION, positions, dtype)
+    }
 }
 
 /// The sines of each position at half as many frequencies as `width` has elements, then the cosines (Vaswani et al.,

@@ -59,6 +59,15 @@ pub enum Error {
          `MAXTEXT_PJRT_PLUGIN_PATH`"
     )]
     NoCacheDirectory,
+    #[error(
+        "cannot write to the cache of plugins and compiled programs, `{path}` ({variable}): {source}\nhint: set `XDG_CACHE_HOME` to a directory that can be written to"
+    )]
+    CacheUnwritable {
+        path: PathBuf,
+        /// How the path follows from the environment.
+        variable: &'static str,
+        source: std::io::Error,
+    },
     #[error("`{path}`: {source}")]
     Io { path: PathBuf, source: std::io::Error },
     /// A mistake of the caller: sizes, devices or clients that do not match.
@@ -78,7 +87,8 @@ impl Error {
             | Self::UnsupportedHost { .. }
             | Self::PythonMissing { .. }
             | Self::PipMissing { .. }
-            | Self::NoCacheDirectory => true,
+            | Self::NoCacheDirectory
+            | Self::CacheUnwritable { .. } => true,
             Self::Pjrt(_)
             | Self::Network { .. }
             | Self::DiskFull { .. }

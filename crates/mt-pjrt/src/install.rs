@@ -24,6 +24,19 @@ pub fn cache_directory() -> Result<PathBuf, Error> {
     Ok(base.ok_or(Error::NoCacheDirectory)?.join("maxtext"))
 }
 
+/// The failure to create or write to a directory of the cache. A full disk is an error of its own.
+fn unwritable(path: &Path, source: io::Error) -> Error {
+    match Error::io(path, source) {
+        Error::Io { path, source } => {
+            let is_set = env::var_os("XDG_CACHE_HOME").is_some_and(|value| !value.is_empty());
+            let variable =
+                if is_set { "where `XDG_CACHE_HOME` puts it" } else { "`XDG_CACHE_HOME` is not set" };
+            Error::CacheUnwritable { path, variable, source }
+        }
+        other => other,
+    }
+}
+
 /// Installs the plugin for `platform` into the user's cache, unless it is already there, and says so on standard error.
 ///
 /// # Errors
@@ -80,10 +93,11 @@ impl Installer {
         let location =
             PluginLocation { platform, path: folder.join(platform.library()), origin: PluginOrigin::Cache };
         let plugins = self.cache.join("plugins");
-        fs::create_dir_all(&plugins).map_err(|source| Error::io(&plugins, source))?;
+        let unwritable = |source| unwritable(&plugins, source);
+        fs::create_dir_all(&plugins).map_err(unwritable)?;
         // Several processes may start at once; the others wait here and then find the folder.
         let lock_path = plugins.join("lock");
-        let lock = fs::File::create(&lock_path).map_err(|source| Error::io(&lock_path, source))?;
+        let lock = fs::File::create(&lock_path).map_err(unwritable)?;
         lock.lock().map_err(|source| Error::io(&lock_path, source))?;
         if location.path.is_file() {
             return Ok(location);

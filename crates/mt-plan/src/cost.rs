@@ -179,7 +179,7 @@ pub fn peak_tflops(chip: &Chip, dtype: DType) -> Option<f64> {
 pub struct ModelFlops {
     /// Of one step on all devices, as MaxText counts them: matrix products, with half of attention's under a causal mask.
     pub step: f64,
-    /// 6 for each parameter that acts on a token, and token.
+    /// 6 for each active parameter and token.
     pub six_n_d: f64,
     /// The tokens of a step.
     pub tokens: usize,

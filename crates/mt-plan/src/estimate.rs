@@ -44,7 +44,7 @@ pub struct Estimate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters {
     pub total: usize,
-    /// Those that act on a token.
+    /// Those that multiply the activations of one token: [`mt_models::Description::num_active_parameters`].
     pub active: usize,
     /// Those of tables in which tokens are looked up.
     pub embedding: usize,

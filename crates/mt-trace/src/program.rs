@@ -113,7 +113,7 @@ pub fn program<F>(options: &ProgramOptions, code: F) -> Result<Program, TraceErr
 where
     F: for<'t> FnOnce(&Inputs<'t>) -> Vec<Output<'t>>,
 {
-    let trace = Trace::new(options.placement.clone());
+    let trace = Trace::new(options.placement.clone(), options.target);
     let traced = panic::catch_unwind(AssertUnwindSafe(|| {
         let inputs = Inputs { region: trace.open(true), boundaries: RefCell::default() };
         let outputs = code(&inputs);

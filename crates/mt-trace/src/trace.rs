@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use mt_ir::{Graph, Op, ShapeError, TensorType, ValueId, extract};
+use mt_ir::{Graph, Op, ShapeError, Target, TensorType, ValueId, extract};
 use mt_shape::{Axis, DType, Placement};
 
 use crate::{Tensor, TraceError, TraceErrorKind};
@@ -17,6 +17,8 @@ use crate::{Tensor, TraceError, TraceErrorKind};
 /// The state of tracing.
 pub(crate) struct Trace {
     pub(crate) placement: Arc<Placement>,
+    /// The kind of device that the program is for.
+    pub(crate) target: Target,
     state: RefCell<State>,
 }
 
@@ -50,6 +52,13 @@ struct Frame {
 pub struct Region<'t> {
     pub(crate) trace: &'t Trace,
     pub(crate) id: u32,
+}
+
+impl Region<'_> {
+    /// The kind of device that the program is for, where code suits one kind and not the others.
+    pub fn target(self) -> Target {
+        self.trace.target
+    }
 }
 
 /// The region of a body. It knows that the enclosing region lives longer, so the body may use handles of both, while
@@ -144,8 +153,8 @@ pub(crate) struct Closed {
 }
 
 impl Trace {
-    pub(crate) fn new(placement: Arc<Placement>) -> Self {
-        Self { placement, state: RefCell::default() }
+    pub(crate) fn new(placement: Arc<Placement>, target: Target) -> Self {
+        Self { placement, target, state: RefCell::default() }
     }
 
     /// Opens a region inside the innermost one.

@@ -101,6 +101,7 @@ impl DataRequest<'_> {
                 (true, PackingType::FirstFit) => Packing::FirstFit,
                 (true, PackingType::ConcatThenSplit) => Packing::ConcatThenSplit,
             },
+            drops_long_ends: Some(self.data.drops_long_ends()),
             max_segments: self.data.max_segments_per_seq,
             shuffle: self.data.enable_data_shuffling,
             seed: self.data.data_shuffle_seed,

@@ -29,8 +29,6 @@ pub enum Event {
     Started {
         first_step: u64,
         total_steps: u64,
-        /// How many steps pass between lines about steps.
-        log_period: u64,
     },
     Step(StepRecord),
     Evaluation(EvaluationRecord),

@@ -301,6 +301,7 @@ fn loss_rule(
         usage: ModelUse {
             num_vocab_tiling: group.num_vocab_tiling,
             gather_head_once: group.vocab_tiling_ag_once,
+            loss_in_f32: group.cast_logits_to_fp32,
             layers_in: memory(settings.model.remat.parameter_memory_host_offload, platform),
             with_scores: settings.optimizer.use_qk_clip,
             is_split,

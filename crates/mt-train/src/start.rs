@@ -181,6 +181,9 @@ impl Start<'_> {
             }
         }
         if runtime.platform() == Platform::Cpu {
+            for note in &settings.model.notes_on_cpus {
+                events::note(observer, note.clone());
+            }
             for key in settings.model.remat.offloading() {
                 let text = format!(
                     "`{key}` offloads, but the memory of a CPU's devices is the host's: tensors stay where they are"

@@ -1,10 +1,14 @@
 //! The loop over steps.
 //!
-//! The device is given a step before the metrics of the one before are read, and batches are made on another thread,
-//! so that it never waits for the host. Checkpoints are copied to the host while the loop waits, and written by
+//! The device is given a step before the metrics of the one before are read (of earlier ones, where
+//! `max_inflight_computations` is more than 2), and batches are made on another thread, so that it never waits for the
+//! host. Checkpoints are copied to the host while the loop waits, and written by
 //! another thread.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
 
 use mt_checkpoint::CheckpointManager;
 use mt_data::{Batch, BatchSource, HeldOut, Position, Prefetcher};
@@ -67,7 +71,8 @@ struct State {
     position: Position,
     /// The batch of every step, if one is to be used again and again.
     reused: Option<Batch>,
-    in_flight: Option<InFlight>,
+    /// The oldest first.
+    in_flight: VecDeque<InFlight>,
     health: Health,
     first_evaluation: Option<EvaluationSummary>,
     last_evaluation: Option<EvaluationSummary>,
@@ -109,7 +114,7 @@ impl Loop {
             batches: Prefetcher::new(data, PREFETCH, rows)?,
             position,
             reused: None,
-            in_flight: None,
+            in_flight: VecDeque::new(),
             health: Health::Finite,
             first_evaluation: None,
             last_evaluation: None,
@@ -131,7 +136,7 @@ impl Loop {
             && Schedule::evaluates_before(&self.trainer.plan.settings, step)
             && step < steps;
         if evaluates {
-            self.finish_in_flight(state)?;
+            self.finish_steps(state, 0)?;
             if let Some(reached) = self.evaluate(state)? {
                 return Ok(Some(reached));
             }
@@ -145,7 +150,7 @@ impl Loop {
             return Ok(Some(Ending::Stopped { signal }));
         }
         let began = Instant::now();
-        if let Some(before) = &mut state.in_flight {
+        if let Some(before) = state.in_flight.back_mut() {
             before.ended = Some(began);
         }
         let Some(batch) = self.next_batch(state)? else {
@@ -157,11 +162,10 @@ impl Loop {
             self.trainer.prepare(larger);
         }
         let started = InFlight { step, rows: batch.rows, metrics, data_wait, began, ended: None };
-        if let Some(done) = state.in_flight.replace(started) {
-            state.health = self.finish_step(done)?;
-        }
+        state.in_flight.push_back(started);
+        self.finish_steps(state, self.trainer.plan.settings.run.max_inflight_computations - 1)?;
         if Schedule::saves_after(&self.trainer.plan.settings, step) {
-            self.finish_in_flight(state)?;
+            self.finish_steps(state, 0)?;
             if state.health == Health::Finite {
                 self.save(state, step)?;
             }
@@ -186,7 +190,7 @@ impl Loop {
 
     /// The last evaluation and the last checkpoint.
     fn end(&mut self, mut state: State, mut ending: Ending, first_step: u64) -> Result<Progress, TrainError> {
-        self.finish_in_flight(&mut state)?;
+        self.finish_steps(&mut state, 0)?;
         let step = self.step();
         let plan = self.trainer.plan.clone();
         let (run, checkpoint) = (&plan.settings.run, &plan.settings.checkpoint);
@@ -220,8 +224,11 @@ impl Loop {
         (loss <= target).then_some(Ending::TargetReached { loss, target })
     }
 
-    fn finish_in_flight(&mut self, state: &mut State) -> Result<(), TrainError> {
-        if let Some(done) = state.in_flight.take() {
+    /// Waits for the oldest steps until at most so many are under way.
+    fn finish_steps(&mut self, state: &mut State, most: usize) -> Result<(), TrainError> {
+        while state.in_flight.len() > most
+            && let Some(done) = state.in_flight.pop_front()
+        {
             state.health = self.finish_step(done)?;
         }
         Ok(())

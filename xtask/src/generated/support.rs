@@ -30,6 +30,18 @@ const ROWS: &[(&str, &str)] = &[
     ("Hardware", "hardware"),
 ];
 
+/// What of a choice works, where the choice is taken but not all that its name says is there, or none of it was tried: a
+/// row, a name in it, and what is said behind the name.
+const QUALIFIED: &[(&str, &str, &str)] = &[
+    ("dataset_type", "hf", "local text, JSON lines and parquet; no datasets of the hub"),
+    ("hardware", "gpu", "compiled for, never run"),
+    ("hardware", "tpu", "compiled for, never run"),
+    (PARALLELISM, "expert", "as one more axis of the batch; experts are not built"),
+];
+
+/// The row of mesh axes, as its heading names the keys.
+const PARALLELISM: &str = "ici_*_parallelism";
+
 /// The README on disk with the section generated anew.
 pub fn readme() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(README);
@@ -47,10 +59,10 @@ fn part() -> String {
     let mut text = String::from("| | works | not built yet |\n|---|---|---|\n");
     for (title, name) in ROWS {
         let key = table::lookup(name).expect("the rows name keys of the table");
-        text.push_str(&row(title, &format!("`{name}`"), &choices(key)));
+        text.push_str(&row(title, name, &choices(key)));
     }
-    text.push_str(&row("Parallelism", "`ici_*_parallelism`", &mesh_axes()));
-    text.push_str("\nKeys that request these features are refused by name: ");
+    text.push_str(&row("Parallelism", PARALLELISM, &mesh_axes()));
+    text.push_str("\nFeatures that keys request and that are not built: ");
     text.push_str(&refused_features().join(", "));
     text.push_str(".\n");
     text
@@ -63,8 +75,15 @@ struct Split {
 }
 
 fn row(title: &str, key: &str, split: &Split) -> String {
-    let list = |names: &[&str]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    format!("| {title} ({key}) | {} | {} |\n", list(&split.built), list(&split.missing))
+    let named = |name: &&str| {
+        let of_name = |(of, qualified, _): &&(&str, &str, &str)| *of == key && qualified == name;
+        match QUALIFIED.iter().find(of_name) {
+            Some((_, _, what)) => format!("`{name}` ({what})"),
+            None => format!("`{name}`"),
+        }
+    };
+    let list = |names: &[&str]| names.iter().map(named).collect::<Vec<_>>().join(", ");
+    format!("| {title} (`{key}`) | {} | {} |\n", list(&split.built), list(&split.missing))
 }
 
 fn choices(key: &Key) -> Split {
@@ -127,6 +146,16 @@ mod tests {
             "{rows}"
         );
         assert!(rows.contains("`fsdp`, `fsdp_transpose`, `sequence`"), "{rows}");
-        assert!(rows.contains("`expert` | `diloco`, `pipeline`"), "{rows}");
+        assert!(rows.contains("experts are not built) | `diloco`, `pipeline`"), "{rows}");
+    }
+
+    #[test]
+    fn qualified_choices_are_among_those_that_work() {
+        let rows = part();
+        for (key, name, what) in QUALIFIED {
+            let row = rows.lines().find(|line| line.contains(&format!("(`{key}`)"))).unwrap();
+            let built = row.split(" | ").nth(1).unwrap();
+            assert!(built.contains(&format!("`{name}` ({what})")), "{key}: {row}");
+        }
     }
 }

@@ -67,6 +67,32 @@ fn a_second_run_on_the_same_directory_is_refused() {
 }
 
 #[test]
+fn a_provisional_lock_removes_what_it_created() {
+    let root = tempfile::tempdir().unwrap();
+    let runs = root.path().join("runs");
+    let run = runs.join("first");
+    let lock = RunLock::acquire(&run).unwrap().provisional();
+    fs::create_dir_all(run.join("checkpoints")).unwrap();
+    drop(lock);
+    assert!(!runs.exists(), "the run's directory and the one above it");
+
+    let mut lock = RunLock::acquire(&run).unwrap().provisional();
+    lock.keep();
+    drop(lock);
+    assert!(run.is_dir(), "a run that began");
+    drop(RunLock::acquire(&run).unwrap().provisional());
+    assert!(run.is_dir(), "a directory that was there");
+    drop(RunLock::acquire(&runs.join("second")).unwrap());
+    assert!(runs.join("second").is_dir(), "a lock that is not provisional");
+
+    let third = runs.join("third");
+    fs::write(runs.join("note"), "kept").unwrap();
+    fs::remove_dir_all(&run).unwrap();
+    drop(RunLock::acquire(&third).unwrap().provisional());
+    assert!(!third.exists() && runs.join("note").is_file(), "nothing else is removed");
+}
+
+#[test]
 fn an_unwritable_directory_is_a_user_error() {
     let run = Run::new();
     let file = run.directory.path().join("file");

@@ -21,7 +21,7 @@ use crate::{
 pub fn run(mut command: Compile) -> Result<ExitCode, Failure> {
     command.json |= command.settings.take_flag("--json");
     command.placement |= command.settings.take_flag("--placement");
-    if let Some(given) = command.settings.take_option("--program") {
+    if let Some(given) = command.settings.take_option("--program", "NAME")? {
         command.program = CompiledProgram::named(&given).ok_or_else(|| {
             Failure::user(format!("there is no program `{given}`\nhint: one of `train`, `decode`"))
         })?;

@@ -30,7 +30,7 @@ pub fn run(mut arguments: Arguments) -> Result<(), Failure> {
     let start = Instant::now();
     let settings = &mut arguments.settings;
     arguments.json |= settings.take_flag("--json");
-    if let Some(text) = settings.take_option("--mfu") {
+    if let Some(text) = settings.take_option("--mfu", "SHARE")? {
         arguments.mfu = Some(parse_percent(&text).map_err(|error| {
             Failure::user(format!("`--mfu` is `{text}`\nhint: {error}, such as `--mfu 45`"))
         })?);
@@ -63,7 +63,7 @@ impl Report {
         let parameters = estimate.parameters;
         let mut details = vec![format!("{} of them embeddings", count(parameters.embedding as f64))];
         if parameters.active != parameters.total {
-            details.push(format!("{} act on a token", count(parameters.active as f64)));
+            details.push(format!("{} active", count(parameters.active as f64)));
         }
         row("parameters", format!("{}, {}", count(parameters.total as f64), details.join(", ")));
         let tokens = estimate.flops.tokens;
@@ -79,7 +79,7 @@ impl Report {
         row(
             "operations a step",
             format!(
-                "{} by MaxText's formula, {} by 6 for each parameter and token",
+                "{} by MaxText's formula, {} by 6 for each active parameter and token",
                 count(estimate.flops.step),
                 count(estimate.flops.six_n_d)
             ),

@@ -9,7 +9,7 @@ use mt_shape::HostArray;
 use serde_json::json;
 
 use crate::{
-    arguments::Logits,
+    arguments::{Logits, check_option},
     commands::{over_run, report_loaded, resolve, warn},
     failure::{Failure, print},
     numpy,
@@ -18,11 +18,15 @@ use crate::{
 /// Runs `maxtext logits`.
 pub fn run(mut command: Logits) -> Result<(), Failure> {
     command.json |= command.settings.take_flag("--json");
-    for (option, value) in
-        [("--compare", &mut command.compare), ("--intermediates", &mut command.intermediates)]
-    {
-        if let Some(given) = command.settings.take_option(option) {
+    for (option, value_name, value) in [
+        ("--compare", "GOLDEN.npy", &mut command.compare),
+        ("--intermediates", "DIRECTORY", &mut command.intermediates),
+    ] {
+        if let Some(given) = command.settings.take_option(option, value_name)? {
             *value = Some(given.into());
+        }
+        if let Some(path) = value {
+            check_option(option, value_name, &path.to_string_lossy())?;
         }
     }
     let config = configure(command.settings.settings)?;

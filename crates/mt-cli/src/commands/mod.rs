@@ -14,7 +14,7 @@ pub mod train;
 use std::path::{Path, PathBuf};
 
 use mt_checkpoint::SkippedStep;
-use mt_config::{CheckpointGroup, Config, ModelDescription, Notice, Request, saved_config_path};
+use mt_config::{CheckpointGroup, Config, Hardware, ModelDescription, Notice, Request, saved_config_path};
 use mt_models::hugging_face;
 
 use crate::failure::Failure;
@@ -70,7 +70,21 @@ fn resolve_without_data(arguments: Vec<String>) -> Result<Config, Failure> {
 
 /// Says what is worth knowing about a configuration though nothing is wrong with it.
 fn warn(config: &Config) {
-    for note in config.notes() {
+    print_notes(config.notes());
+}
+
+/// As [`warn`], what only concerns training.
+fn warn_of_training(config: &Config) {
+    print_notes(config.training_notes());
+}
+
+/// As [`warn`], what only shows once it is known on which hardware a program runs.
+fn warn_on(config: &Config, hardware: Hardware) {
+    print_notes(config.notes_on(hardware));
+}
+
+fn print_notes(notes: Vec<String>) {
+    for note in notes {
         eprintln!("warning: {note}");
     }
 }

@@ -13,7 +13,7 @@ use mt_train::{Ending, TrainOptions, TrainReport, train};
 
 use crate::{
     arguments::{Decode, Settings},
-    commands::{decode, resolve, warn},
+    commands::{decode, resolve, warn, warn_of_training},
     console::Console,
     failure::Failure,
 };
@@ -180,6 +180,7 @@ fn configure(arguments: Vec<String>) -> Result<(Config, bool), Failure> {
     let mut config = resolve(&Request::from_process(arguments).with_quick_start())?;
     decode::adopt_tokenizer_settings(&mut config)?;
     warn(&config);
+    warn_of_training(&config);
     let model = if config.is_quick_start() { "quick-start" } else { "" };
     let model = match (model, config.entry("model_name").value.as_str()) {
         ("", Some(name)) => name,

@@ -170,6 +170,60 @@ fn configurations_are_checked() {
 }
 
 #[test]
+fn maxtexts_own_command_line_is_taken() {
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path().join("src/maxtext/configs");
+    fs::create_dir_all(&folder).unwrap();
+    // A file that states MaxText's default of every key, as its base.yml does.
+    let lines: String = mt_config::table::keys()
+        .filter(|key| {
+            !key.own && !matches!(key.class, mt_config::Class::Derived(_)) && key.name != "resolved"
+        })
+        .map(|key| format!("{}: {}\n", key.name, key.maxtext_default.unwrap_or(key.default).value()))
+        .collect();
+    // The hardware that MaxText expects is not this machine's.
+    fs::write(folder.join("base.yml"), lines.replace("hardware: \"tpu\"", "hardware: \"cpu\"")).unwrap();
+    let check = |keys: &[&str]| {
+        let all = [&["config", "check", "src/maxtext/configs/base.yml", "run_name=x"], keys].concat();
+        maxtext_in(directory.path(), &all, &[])
+    };
+    let taken = check(&[]);
+    assert_eq!(taken.status, 0, "{}", taken.errors);
+    for note in [
+        "`dataset_type=synthetic`",
+        "TensorFlow datasets, are not built yet",
+        "`checkpoint_storage_use_ocdbt`",
+    ] {
+        assert!(taken.errors.contains(note), "no {note} in\n{}", taken.errors);
+    }
+    let named = check(&["dataset_path=gs://bucket/data"]);
+    assert_eq!(named.status, 2, "{}", named.errors);
+    assert!(named.errors.contains("TensorFlow datasets are not built yet"), "{}", named.errors);
+}
+
+#[test]
+fn an_output_directory_has_to_be_one() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("afile"), "").unwrap();
+    for output in ["afile", "afile/below"] {
+        let output = format!("base_output_directory={output}");
+        let all = ["config", "check", "dataset_type=synthetic", "run_name=x", &output];
+        let outcome = maxtext_in(directory.path(), &all, &[]);
+        assert_eq!(outcome.status, 2, "{}", outcome.errors);
+        for part in ["`afile` is a file", "`base_output_directory`"] {
+            assert!(outcome.errors.contains(part), "{}", outcome.errors);
+        }
+    }
+    let new = maxtext_in(
+        directory.path(),
+        &["config", "check", "dataset_type=synthetic", "base_output_directory=new/runs"],
+        &[],
+    );
+    assert_eq!(new.status, 0, "{}", new.errors);
+    assert!(!directory.path().join("new").exists(), "checking writes nothing");
+}
+
+#[test]
 fn commands_are_checked() {
     check_output(&["config", "check", "train"], &["the quick start has no mistakes"]);
     check_output(&["config", "check", "train", "dataset_type=synthetic"], &["the configuration has no"]);

@@ -116,9 +116,10 @@ fn wrong_configurations() {
     }
     check_wrong(&["train", "steps=many"], &["`steps` is `many` (command line)", "whole number"]);
     check_wrong(&["train", "dropout_rate=2"], &["out of bounds"]);
+    check_wrong(&["train", "dataset_type=tfds"], &["`dataset_type` is `tfds`", "dataset_type=synthetic"]);
     check_wrong(
-        &["train", "learning_rate=1"],
-        &["`dataset_type` is `tfds` (default)", "dataset_type=synthetic"],
+        &["train", "dataset_type=synthetic", "run_name=two\nlines"],
+        &["`run_name`", "no line breaks"],
     );
     check_wrong(
         &["train", "dataset_type=hf"],
@@ -126,6 +127,35 @@ fn wrong_configurations() {
     );
     check_wrong(&["config", "explain", "learning_rat"], &["did you mean `learning_rate`"]);
     check_wrong(&["config", "show", "head_dim=0"], &["`head_dim` is `0`", "at least 1"]);
+}
+
+#[test]
+fn options_need_their_values() {
+    for arguments in [
+        &["logits", "tokens_path=t.json", "--compare"][..],
+        &["logits", "--compare", "tokens_path=t.json"],
+        &["logits", "tokens_path=t.json", "--compare="],
+        &["logits", "tokens_path=t.json", "--compare", "--json"],
+        &["logits", "tokens_path=t.json", "--compare", "logits_path=l.npy"],
+    ] {
+        check_wrong(arguments, &["`--compare` has no value", "hint: write `--compare GOLDEN.npy`"]);
+    }
+    check_wrong(&["estimate", "dataset_type=synthetic", "--mfu"], &["`--mfu` has no value"]);
+}
+
+#[test]
+fn an_unwritable_cache_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let environment =
+        [("XDG_CACHE_HOME", file.to_str().unwrap()), ("PATH", "/nonexistent"), ("VIRTUAL_ENV", "")];
+    // Python's packages may hold the plugin for CPUs, which then needs no cache; that for TPUs is not there either way.
+    let outcome = maxtext_in(directory.path(), &["plugin", "install", "tpu"], &environment);
+    assert_eq!(outcome.status, 2, "{}", outcome.errors);
+    for part in ["cannot write to the cache", "`XDG_CACHE_HOME`", file.to_str().unwrap()] {
+        assert!(outcome.errors.contains(part), "no {part} in:\n{}", outcome.errors);
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod mistakes;
 mod optimizers;
 mod placement;
 mod published;
+mod refusals;
 mod resume;
 mod stop;
 mod support;

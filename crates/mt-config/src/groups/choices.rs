@@ -81,6 +81,16 @@ choice! {
 }
 
 choice! {
+    /// What happens where a placement rule cannot be carried out.
+    pub enum ShardMode {
+        /// The dimension stays whole, with a note.
+        Auto = "auto",
+        /// The run is refused.
+        Explicit = "explicit",
+    }
+}
+
+choice! {
     /// The mesh axis that splits sequences.
     pub enum ContextAxis {
         Context = "context",

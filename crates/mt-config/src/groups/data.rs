@@ -24,6 +24,7 @@ group! {
         train_data_columns: Vec<String>,
         eval_data_columns: Vec<String>,
         packing: bool,
+        use_truncation: Option<bool>,
         grain_packing_type: PackingType,
         max_segments_per_seq: Option<usize>,
         enable_data_shuffling: bool,
@@ -111,6 +112,11 @@ impl DataGroup {
     pub(super) fn is_of_hub(&self) -> bool {
         self.dataset_type == DatasetType::Hf
             && self.hf_path.as_deref().is_some_and(|path| !FORMATS.contains(&path))
+    }
+
+    /// Whether what a document has beyond the length of a sequence is dropped.
+    pub fn drops_long_ends(&self) -> bool {
+        self.use_truncation.unwrap_or(!self.packing)
     }
 
     /// Whether the data is the documentation and source code of a repository.

@@ -34,7 +34,7 @@ pub use architecture::{AttentionGroup, PositionGroup};
 pub use choices::{
     AttentionKind, AttentionType, ContextAxis, ContextStrategy, DatasetType, DecoderBlock, Hardware,
     HfTextUnit, LayerAttention, LearningRateSchedule, MlpActivation, OptimizerSpaceChoice, OptimizerType,
-    PackingType, ReorderStrategy, RopeType, SamplingStrategy, TokenizerType, WsdDecayStyle,
+    PackingType, ReorderStrategy, RopeType, SamplingStrategy, ShardMode, TokenizerType, WsdDecayStyle,
 };
 pub use context::ContextGroup;
 pub(crate) use data::whole_batch;

@@ -5,7 +5,7 @@ use mt_shape::DType;
 use super::{
     architecture::{AttentionGroup, PositionGroup},
     choices::{
-        AttentionKind, DecoderBlock, LearningRateSchedule, MlpActivation, OptimizerSpaceChoice,
+        AttentionKind, DecoderBlock, Hardware, LearningRateSchedule, MlpActivation, OptimizerSpaceChoice,
         OptimizerType, WsdDecayStyle,
     },
     group,
@@ -37,6 +37,7 @@ group! {
         normalization_layer_epsilon: f64,
         enable_dropout: bool,
         dropout_rate: f64,
+        use_iota_embed: bool,
         logits_via_embedding: bool,
         normalize_embedding_logits: bool,
         logits_dot_in_fp32: bool,
@@ -53,6 +54,7 @@ group! {
         layers: AttentionGroup = AttentionGroup::read,
         positions: PositionGroup = PositionGroup::read,
         remat: RematGroup = RematGroup::read,
+        notes_on_cpus: Vec<String> = |config, _| Some(config.notes_on(Hardware::Cpu)),
     }
 }
 

@@ -7,6 +7,7 @@ group! {
     /// What is minimized, and in what parts it is computed.
     pub struct ObjectiveGroup {
         z_loss_multiplier: f64,
+        cast_logits_to_fp32: bool,
         num_vocab_tiling: usize,
         vocab_tiling_ag_once: bool,
         gradient_accumulation_steps: usize,

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use mt_shape::{HybridAxis, LogicalRules, Mesh, PartitionSpec, Placement, Topology};
+use mt_shape::{HybridAxis, LogicalRules, Mesh, PartitionSpec, Placement, PlacementNote, Topology};
 
 use super::{
-    FromValue, Hardware, ObjectiveGroup,
+    FromValue, Hardware, ObjectiveGroup, ShardMode,
     data::{Sequences, is_short},
     group, read,
 };
@@ -94,6 +94,7 @@ group! {
         logical_axis_rules: LogicalRules,
         input_data_sharding_logical_axes: Vec<String>,
         sharding_tolerance: f64,
+        shard_mode: ShardMode,
         num_slices: i64,
         num_cpu_slices: usize,
         shard_optimizer_over_data: bool,
@@ -110,6 +111,7 @@ group! {
         preset_for_eval: Option<MeshAndRules> = |config, _| Some(MeshAndRules::for_evaluation(config)),
         mesh_axes_origin: Origin = |config, _| Some(config.entry("mesh_axes").origin.clone()),
         rules_origin: Origin = |config, _| Some(config.entry("logical_axis_rules").origin.clone()),
+        shard_mode_origin: Origin = |config, _| Some(config.entry("shard_mode").origin.clone()),
         absent: Option<String> = |config, _| Some(config.absent_hardware().map(str::to_owned)),
     }
 }
@@ -338,12 +340,28 @@ impl PlacementGroup {
         Ok(Placement::new(self.mesh(devices)?, self.logical_axis_rules.clone()))
     }
 
+    /// Checks that no rule asked for a split that the size of a dimension does not allow.
+    fn check_carried_out(&self, placement: &Placement) -> Result<(), ConfigError> {
+        let problem = |note: &PlacementNote| {
+            Problem::inconsistent(
+                format!("`shard_mode` is `explicit` ({}), but {note}", self.shard_mode_origin),
+                "change the mesh or the rule so that the size divides the dimension, or use \
+                 `shard_mode=auto`, which leaves the dimension whole",
+            )
+        };
+        ConfigError::check((), placement.notes().iter().map(problem).collect())
+    }
+
     /// Checks that everything in mesh and rules has an effect on a program whose arrays have all been placed, and
     /// returns warnings and notes.
     ///
     /// # Errors
-    /// Nothing is split over a mesh axis that the user asked for.
+    /// Nothing is split over a mesh axis that the user asked for, or `shard_mode=explicit` and a rule cannot be
+    /// carried out.
     pub fn check_use(&self, placement: &Placement) -> Result<Vec<Notice>, ConfigError> {
+        if self.shard_mode == ShardMode::Explicit {
+            self.check_carried_out(placement)?;
+        }
         let origin = &self.rules_origin;
         let (mut messages, note) = self.rules_without_effect(placement);
         messages.extend(note);

@@ -16,6 +16,7 @@ group! {
         log_config: bool,
         steps: u64,
         log_period: u64,
+        max_inflight_computations: usize,
         eval_interval: Option<u64>,
         eval_steps: Option<u64>,
         eval_start_step: u64,
@@ -33,7 +34,15 @@ group! {
 
 impl RunGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
-        if self.run_name.contains(['/', '\\', '\0']) || self.run_name == ".." || self.run_name == "." {
+        if self.run_name.chars().any(char::is_control) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but the name of a directory has no line breaks or other control characters",
+                    config.stated("run_name")
+                ),
+                "use letters, digits, `-`, `_` and `.`",
+            ));
+        } else if self.run_name.contains(['/', '\\']) || self.run_name == ".." || self.run_name == "." {
             problems.push(Problem::inconsistent(
                 format!("{}, which does not name one directory", config.stated("run_name")),
                 "put the path into `base_output_directory` and its last part into `run_name`",
@@ -222,6 +231,14 @@ impl DecodeGroup {
                     config.stated("decode_sampling_strategy")
                 ),
                 "use `decode_sampling_strategy=greedy`, or a temperature above 0",
+            ));
+        }
+        let prompts = config.entry("prompts");
+        // A file that states every key states that there are none.
+        if self.prompts.is_empty() && prompts.is_asked_for() {
+            problems.push(Problem::inconsistent(
+                format!("{}, which names no prompt", prompts.stated()),
+                "name one, as in `prompts=['The training loop']`, or leave out `prompts` for `prompt`",
             ));
         }
         if self.prompts_file.is_some() && !self.prompts.is_empty() {

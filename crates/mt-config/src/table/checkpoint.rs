@@ -200,7 +200,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Keep the chunks of all arrays in one database instead of one file each.",
             )
             .maxtext_default(Literal::Bool(true))
-            .no_effect_here("arrays are kept as Zarr files without a database, which Orbax reads as well")
+            .no_effect_here(
+                "a database is not built yet; arrays are saved as Zarr files without one, which Orbax \
+                 and MaxText read as well",
+            )
             .acts_on("checkpoint")
             .may_change(),
             Key::boolean("checkpoint_storage_use_zarr3", true, "Write Zarr version 3 instead of 2.")
@@ -212,7 +215,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 2_147_483_648,
                 "Size of the data files of an OCDBT database.",
             )
-            .no_effect_here("it belongs to OCDBT storage, which is not built yet")
+            .refused(features::OCDBT_CHECKPOINTS)
             .acts_on("checkpoint")
             .may_change(),
             Key::integer(

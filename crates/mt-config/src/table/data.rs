@@ -14,10 +14,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         keys: &[
             Key::of::<DatasetType>(
                 "dataset_type",
-                "tfds",
+                "synthetic",
                 "Where training data comes from: random tokens (`synthetic`) or local text, JSON \
-                 lines and parquet files (`hf`).",
+                 lines and parquet files (`hf`). A file that repeats MaxText's default gets ours, \
+                 unless a key names data.",
             )
+            .maxtext_default(Literal::Text("tfds"))
             .acts_on("data"),
             Key::float(
                 "per_device_batch_size",
@@ -74,7 +76,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_most(1.0)
             .acts_on("data"),
             Key::float("expansion_factor_real_data", -1.0, "Let only some hosts read data.")
-                .no_effect_here("it is about several hosts; here one process reads the data of all devices")
+                .neutral(&[Literal::Float(1.0)])
+                .refused(features::HOSTS_WITHOUT_DATA)
                 .acts_on("data"),
             Key::boolean("enable_rampup_batch_size", false, "Start with small batches.")
                 .acts_on("data"),
@@ -213,7 +216,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .acts_on("evaluation"),
             Key::optional_text("hf_access_token", "Token for private repositories of the Hugging Face hub.")
                 .neutral(&[Literal::Text("")])
-                .no_effect_here("nothing is fetched from the Hugging Face hub")
+                .refused(features::HUB_DATASETS)
                 .acts_on("data")
                 .may_change()
                 .secret(),
@@ -266,9 +269,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "End each document with the token for ends, if the tokenizer has one.",
             )
             .acts_on("tokenizer"),
-            Key::boolean("use_truncation", true, "Cut documents at the sequence length.")
-                .no_effect_here("packed documents go on in the next sequence, others are always cut")
-                .acts_on("data"),
+            Key::optional_boolean(
+                "use_truncation",
+                "Drop what a document has beyond `max_target_length` tokens instead of going on with \
+                 it in another sequence. None drops it where documents are not packed.",
+            )
+            .maxtext_default(Literal::Bool(true))
+            .acts_on("data")
+            .may_change(),
             Key::boolean(
                 "tokenize_train_data",
                 true,

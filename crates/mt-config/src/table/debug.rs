@@ -140,8 +140,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Do not connect to other processes at the start.",
             )
-            .neutral(&[Literal::Bool(true)])
-            .refused(features::PROCESSES)
+            .no_effect_here("no process connects to others, as several are not built yet")
             .acts_on("runtime")
             .may_change(),
             Key::boolean("enable_single_controller", false, "Let one Pathways process control all devices.")
@@ -302,7 +301,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 true,
                 "Wait for the devices before and after a profile, so that it holds whole steps.",
             )
-            .neutral(&[Literal::Bool(false)])
             .refused(features::PROFILING)
             .only_with("profiler", &[])
             .acts_on("profiling")

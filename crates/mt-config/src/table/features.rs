@@ -29,6 +29,7 @@ pub(crate) const FLOAT32_ACTIVATION_FUNCTIONS_IN_A_BFLOAT16_MODEL: &str =
     "float32 activation functions in a bfloat16 model";
 pub(crate) const FUSED_FEED_FORWARD_PROJECTIONS: &str = "fused feed-forward projections";
 pub(crate) const GATED_DELTANET_LAYERS: &str = "Gated DeltaNet layers";
+pub(crate) const HOSTS_WITHOUT_DATA: &str = "hosts that read no data of their own";
 pub(crate) const HUB_DATASETS: &str = "datasets from the Hugging Face hub";
 pub(crate) const HYPER_CONNECTIONS: &str = "hyper-connections";
 pub(crate) const INDEXER: &str = "sparse attention with an indexer";
@@ -43,6 +44,7 @@ pub(crate) const MOVING_OLD_CHECKPOINTS_ASIDE: &str = "moving old checkpoints as
 pub(crate) const MULTIMODAL_MODELS: &str = "multimodal models";
 pub(crate) const MULTI_TIER_CHECKPOINTS: &str = "multi-tier checkpoints";
 pub(crate) const MULTI_TOKEN_PREDICTION: &str = "multi-token prediction";
+pub(crate) const OCDBT_CHECKPOINTS: &str = "checkpoints in an OCDBT database";
 pub(crate) const OLMO_DATA: &str = "OLMo data";
 pub(crate) const OTHER_ATTENTION_TYPES: &str = "other attention types";
 pub(crate) const OTHER_MATRIX_PRODUCT_PRECISIONS: &str = "other matrix product precisions";
@@ -60,6 +62,7 @@ pub(crate) const REINFORCEMENT_LEARNING: &str = "reinforcement learning";
 pub(crate) const RESTORING_ON_ONE_REPLICA: &str = "restoring on one replica";
 pub(crate) const RING_ATTENTION: &str = "ring attention";
 pub(crate) const SAVED_PREFILL_CACHES: &str = "saved prefill caches";
+pub(crate) const SEVERAL_ANSWERS_FROM_ONE_PREFILL: &str = "several answers from one prefill";
 pub(crate) const SERVING: &str = "serving";
 pub(crate) const SERVING_ON_SEPARATE_SLICES: &str = "serving on separate slices";
 pub(crate) const SEVERAL_COLUMNS: &str = "documents from several columns";
@@ -71,6 +74,7 @@ pub(crate) const TENSORFLOW_DATASETS: &str = "TensorFlow datasets";
 pub(crate) const TOKENIZED_DATA: &str = "data that is already tokenized";
 pub(crate) const WANDB: &str = "Weights & Biases";
 pub(crate) const WRITING_ZARR_VERSION_2: &str = "writing Zarr version 2";
+pub(crate) const V6E_RING: &str = "meshes in the order of a TPU v6e's ring";
 pub(crate) const YARN: &str = "variants of YaRN";
 
 /// What works in place of some of the features.
@@ -80,6 +84,11 @@ const INSTEAD: &[(&str, &str)] = &[
         HUB_DATASETS,
         "download the files and use `hf_path=parquet hf_train_files='data/*.parquet'`, or `text` or `json`",
     ),
+    (
+        OCDBT_CHECKPOINTS,
+        "leave the key out: arrays are saved as Zarr files without a database, which Orbax and MaxText read",
+    ),
+    (SEVERAL_ANSWERS_FROM_ONE_PREFILL, "set `decode_num_samples` to the number of answers to each prompt"),
     (SEVERAL_COLUMNS, "name the column that holds the text, such as `train_data_columns=text`"),
 ];
 

@@ -114,7 +114,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("server")
             .may_change(),
             Key::boolean("multi_sampling", false, "Draw several answers from one pass over the prompt.")
-                .no_effect_here("`decode_num_samples` says how many answers a prompt gets")
+                .refused(features::SEVERAL_ANSWERS_FROM_ONE_PREFILL)
                 .acts_on("decoding")
                 .may_change(),
         ],

@@ -193,9 +193,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Compute the product with the output matrix in float32.",
             )
             .acts_on("output head"),
-            Key::boolean("cast_logits_to_fp32", true, "Convert logits to float32 before the loss.")
-                .no_effect_here("the loss is always computed in float32")
-                .acts_on("output head"),
+            Key::boolean(
+                "cast_logits_to_fp32",
+                true,
+                "Convert logits to float32 before the loss; otherwise each token's loss is computed \
+                 in their own type.",
+            )
+            .acts_on("loss"),
             Key::optional_float("final_logits_soft_cap", "Bounds the logits smoothly at this magnitude.")
                 .at_least(0.0)
                 .neutral(&[Literal::Float(0.0)])
@@ -238,10 +242,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .at_least(1.0)
                 .only_with("rope_type", &["default"])
                 .acts_on("rotary embedding"),
-            Key::boolean("use_iota_embed", false, "Look embeddings up by a product with one-hot vectors.")
-                .no_effect_here("embeddings are gathered, which gives the same numbers")
-                .acts_on("embedding")
-                .may_change(),
+            Key::boolean(
+                "use_iota_embed",
+                false,
+                "Look embeddings up by a product with one-hot vectors. CPUs gather them all the same.",
+            )
+            .acts_on("embedding")
+            .may_change(),
             Key::float(
                 "local_rope_max_timescale",
                 -1.0,

@@ -260,7 +260,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 true,
                 "Leave sequences of OLMo data that repeat the same few tokens out of the loss.",
             )
-            .neutral(&[Literal::Bool(false)])
             .refused(features::OLMO_DATA)
             .only_with("dataset_type", &["olmo_grain"])
             .acts_on("data"),

@@ -1,7 +1,10 @@
 //! Meshes and the rules that place arrays on them.
 
 use super::{KeyGroup, features};
-use crate::{groups::ContextAxis, key::Key};
+use crate::{
+    groups::{ContextAxis, ShardMode},
+    key::Key,
+};
 
 /// The mesh axes that split a batch.
 const BATCH: &[&str] = &["data", "fsdp", "fsdp_transpose", "expert"];
@@ -198,15 +201,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_most(1.0)
             .acts_on("placement")
             .may_change(),
-            Key::choice(
+            Key::of::<ShardMode>(
                 "shard_mode",
                 "auto",
-                &["auto", "explicit"],
-                "Let the compiler complete the placement, or spell all of it out.",
-            )
-            .no_effect_here(
-                "programs state where arguments, results and named tensors are, and Shardy completes \
-                 the rest in both modes",
+                "What happens where a rule cannot be carried out because its mesh axis does not \
+                 divide a dimension: `auto` leaves the dimension whole, with a note, `explicit` \
+                 refuses the run. The compiler places what no rule names in both.",
             )
             .acts_on("placement")
             .may_change(),

@@ -208,8 +208,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Let one axis of the device network carry several axes of the mesh.",
             )
             .no_effect_here(
-                "devices fill the mesh in the order in which the platform numbers them, slice by \
-                 slice",
+                "a mesh takes the devices of a slice in the order in which the platform numbers them, \
+                 so that its axes always may share an axis of the device network",
             )
             .acts_on("mesh")
             .may_change(),
@@ -218,10 +218,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Reorder the mesh to suit the device network of TPU v6e.",
             )
-            .no_effect_here(
-                "devices fill the mesh in the order in which the platform numbers them, slice by \
-                 slice",
-            )
+            .refused(features::V6E_RING)
+            .only_with("hardware", &["auto", "tpu"])
             .acts_on("mesh")
             .may_change(),
             Key::boolean(

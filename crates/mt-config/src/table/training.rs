@@ -21,10 +21,15 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(-1.0)
             .acts_on("training loop")
             .run_level(),
-            Key::integer("log_period", 100, "Steps between flushes of the TensorBoard events.")
-                .at_least(1.0)
-                .acts_on("training log")
-                .run_level(),
+            Key::integer(
+                "log_period",
+                100,
+                "Steps between flushes of the TensorBoard events, which evaluations and checkpoints \
+                 flush, too. The console has a line for each step.",
+            )
+            .at_least(1.0)
+            .acts_on("training log")
+            .run_level(),
             Key::integer("eval_interval", -1, "Steps between evaluations; none if -1.")
                 .at_least(-1.0)
                 .neutral(&[Literal::Integer(0)])
@@ -131,12 +136,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "max_inflight_computations",
                 2,
-                "Most steps that wait on the devices before the loop waits for the oldest.",
+                "Most steps that are under way at once: the loop then waits for the oldest before it \
+                 starts another.",
             )
-            .no_effect_here(
-                "each step's metrics are read one step late, so at most two steps are ever \
-                 under way",
-            )
+            .at_least(1.0)
             .acts_on("training loop")
             .may_change(),
         ],

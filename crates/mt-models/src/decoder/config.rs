@@ -45,6 +45,8 @@ pub struct EmbeddingConfig {
     pub positions: Positions,
     /// Vectors of each token for each layer, of this width (Gemma's small models).
     pub per_layer: Option<Axis>,
+    /// Accelerators look tables up by products with one-hot vectors.
+    pub by_product: bool,
 }
 
 /// What is added to embeddings for positions.

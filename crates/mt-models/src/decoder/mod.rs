@@ -24,7 +24,7 @@ use mt_nn::{
     sinusoidal_positions,
 };
 use mt_shape::{DType, Path, Tree, axis};
-use mt_trace::Tensor;
+use mt_trace::{Target, Tensor};
 
 pub use activations::{Activation, RegionActivations};
 pub use config::{DecoderConfig, EmbeddingConfig, HeadConfig, LayerConfig, LayerNorms, NormKind, Positions};
@@ -159,10 +159,28 @@ impl<'t> PerLayerEmbedding<Tensor<'t>> {
     /// `i32[batch, position], [batch, position, embed] -> [batch, position, layers, per_layer]`
     fn forward(&self, tokens: Tensor<'t>, x: Tensor<'t>, config: &DecoderConfig) -> Tensor<'t> {
         let width = self.embedding.axis(PER_LAYER).size as f64;
-        let looked_up = self.embedding.lookup(VOCAB, "vocab", tokens).cast(config.dtype);
+        let looked_up = match config.looks_up_by_product(tokens) {
+            true => self.embedding.lookup_by_product(VOCAB, tokens, config.dtype),
+            false => self.embedding.lookup(VOCAB, "vocab", tokens).cast(config.dtype),
+        };
         let looked_up = looked_up * rounded(width.sqrt(), config.dtype);
         let projected = self.projection.forward(x, &[EMBED]) * (config.embed.size as f64).powf(-0.5);
         (self.norm.forward(projected, PER_LAYER, config.norm) + looked_up) * 2_f64.powf(-0.5)
+    }
+}
+
+impl DecoderConfig {
+    /// Whether tables are looked up by products in the program that `indices` are of. A CPU gathers rows for a fraction
+    /// of the operations.
+    fn looks_up_by_product(&self, indices: Tensor<'_>) -> bool {
+        self.embedding.by_product && indices.region().target() == Target::Accelerator
+    }
+
+    fn looked_up<'t>(&self, table: &Embedding<Tensor<'t>>, tokens: Tensor<'t>) -> Tensor<'t> {
+        match self.looks_up_by_product(tokens) {
+            true => table.lookup_by_product(tokens, self.dtype),
+            false => table.lookup(tokens, self.dtype),
+        }
     }
 }
 
@@ -230,7 +248,7 @@ impl ForwardPass for Decoder {
                 angles.push((*options, rotary.angles(tokens.positions)));
             }
         }
-        let mut x = model.token_embedder.lookup(tokens.tokens, config.dtype);
+        let mut x = config.looked_up(&model.token_embedder, tokens.tokens);
         if let Some(scale) = config.embedding.scale {
             x = x * rounded(scale, config.dtype);
         }
@@ -238,7 +256,10 @@ impl ForwardPass for Decoder {
             (Positions::Sinusoidal, _) => Some(
                 sinusoidal_positions(tokens.positions, config.embed, SINUSOIDAL_TIMESCALE).cast(config.dtype),
             ),
-            (_, table) => table.as_ref().map(|table| table.lookup(tokens.positions, config.dtype)),
+            (_, table) => table.as_ref().map(|table| match config.looks_up_by_product(tokens.positions) {
+                true => table.lookup_by_product(tokens.positions, config.dtype),
+                false => table.lookup(tokens.positions, config.dtype),
+            }),
         };
         if let Some(added) = added {
             x = x + added;
@@ -402,9 +423,7 @@ impl Description for Decoder {
     }
 
     fn num_active_parameters(&self) -> usize {
-        // Of a table for each layer a token uses one row, which is why publishers leave them out.
-        let tables = self.specs.per_layer.as_ref().map_or(0, |per_layer| num_elements(&per_layer.embedding));
-        self.num_parameters() - tables - self.idle_weights()
+        self.flops().weights_per_token
     }
 }
 

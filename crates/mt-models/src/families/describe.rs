@@ -46,6 +46,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
                 None => Positions::None,
             },
             per_layer: None,
+            by_product: group.use_iota_embed,
         },
         head: HeadConfig {
             tied,

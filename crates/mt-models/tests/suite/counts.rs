@@ -66,6 +66,25 @@ fn named_models_have_the_published_number_of_weights() {
 const WITH_TABLES: &[(&str, f64, f64)] = &[("gemma4-e2b", 4.6, 2.3), ("gemma4-e4b", 7.5, 4.6)];
 
 #[test]
+fn tables_that_are_only_looked_up_are_not_active() {
+    for (name, tables) in [
+        // The table of tokens, beside an output matrix of its own.
+        ("llama2-7b", 32_000 * 4096),
+        ("qwen3-8b", 151_936 * 4096),
+        // A tied table is the output matrix.
+        ("gemma2-2b", 0),
+        ("qwen3-0.6b", 0),
+        // Learned positions.
+        ("gpt3-52k", 2048 * 16),
+    ] {
+        let arguments = vec![format!("model_name={name}")];
+        let config = Config::resolve(&Request { arguments, ..Request::default() }).unwrap();
+        let model = build_decoder(&ModelGroup::from_config(&config).unwrap()).unwrap();
+        assert_eq!(model.num_parameters() - model.num_active_parameters(), tables, "{name}");
+    }
+}
+
+#[test]
 fn tables_for_each_layer_are_not_active() {
     for (name, published, effective) in WITH_TABLES {
         let arguments = vec![format!("model_name={name}"), "scan_layers=false".to_owned()];

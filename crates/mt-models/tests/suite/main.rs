@@ -14,6 +14,7 @@ mod harness;
 mod kernels;
 mod length;
 mod logical_axes;
+mod lookups;
 mod placement;
 mod reference;
 mod remat;

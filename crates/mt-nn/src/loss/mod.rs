@@ -47,7 +47,30 @@ pub fn token_loss<'t>(
     segmentation: Tensor<'t>,
     z_loss_multiplier: f64,
 ) -> TokenLoss<'t> {
-    let (cross_entropy, log_z) = cross_entropy(logits, targets);
+    summed(cross_entropy(logits, targets), segmentation, z_loss_multiplier)
+}
+
+/// As [`token_loss`], with the loss of each token computed in the type of the logits. Sums over tokens are in `f32`.
+///
+/// # Shapes
+/// `[batch, position, vocab], i32[batch, position], i32[batch, position] -> f32[], f32[]`
+#[track_caller]
+pub fn narrow_token_loss<'t>(
+    logits: Tensor<'t>,
+    targets: Tensor<'t>,
+    segmentation: Tensor<'t>,
+    z_loss_multiplier: f64,
+) -> TokenLoss<'t> {
+    let [cross_entropy, log_z] = each_token_in(logits.dtype(), logits, targets);
+    summed((cross_entropy.cast(DType::F32), log_z.cast(DType::F32)), segmentation, z_loss_multiplier)
+}
+
+/// The sums over tokens of their cross-entropies and of what log Z adds to them.
+fn summed<'t>(
+    (cross_entropy, log_z): (Tensor<'t>, Tensor<'t>),
+    segmentation: Tensor<'t>,
+    z_loss_multiplier: f64,
+) -> TokenLoss<'t> {
     let weights = token_weights(segmentation);
     let sum = |values: Tensor<'t>| (values * weights).sum(&[BATCH, POSITION]);
     let total = sum(cross_entropy);
@@ -125,10 +148,15 @@ fn logits_gradient<'t>(operands: &[Tensor<'t>]) -> Tensor<'t> {
 }
 
 fn each_token<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> [Tensor<'t>; 2] {
-    let wide = logits.cast(DType::F32);
-    let zeros = wide.region().full(DType::F32, &wide.axes(), 0.0);
-    let target_logit = is_target(logits, targets).select(wide, zeros).sum(&[VOCAB]);
-    let log_z = wide.log_sum_exp(VOCAB);
+    each_token_in(DType::F32, logits, targets)
+}
+
+/// The cross-entropy and log Z of each token, computed in a type.
+fn each_token_in<'t>(dtype: DType, logits: Tensor<'t>, targets: Tensor<'t>) -> [Tensor<'t>; 2] {
+    let logits = logits.cast(dtype);
+    let zeros = logits.region().full(dtype, &logits.axes(), 0.0);
+    let target_logit = is_target(logits, targets).select(logits, zeros).sum(&[VOCAB]);
+    let log_z = logits.log_sum_exp(VOCAB);
     [log_z - target_logit, log_z]
 }
 

@@ -4,7 +4,7 @@ use mt_derive::Tree;
 use mt_shape::{Axis, DType, axis};
 use mt_trace::{Region, ScanOptions, Tensor};
 
-use super::{TokenLoss, token_loss, token_weights};
+use super::{TokenLoss, narrow_token_loss, token_loss, token_weights};
 use crate::axes::{BATCH, POSITION};
 
 const TILE: &str = "tile";
@@ -22,6 +22,8 @@ pub struct TiledHead<'a> {
     /// How many tiles there are; it divides the number of positions.
     pub tiles: usize,
     pub z_loss_multiplier: f64,
+    /// Whether each token's loss is computed in `f32` rather than in the type of its logits.
+    pub in_f32: bool,
     /// Traced several times; captures no tensors.
     pub head: &'a Head<'a>,
     /// The logical axes of each of the head's parameters, by which their gradients are placed.
@@ -140,7 +142,8 @@ impl TiledHead<'_> {
         segmentation: Tensor<'b>,
     ) -> Vec<Tensor<'b>> {
         let logits = (self.head)(parameters, hidden);
-        let loss = token_loss(logits, targets, segmentation, self.z_loss_multiplier);
+        let loss_of = if self.in_f32 { token_loss } else { narrow_token_loss };
+        let loss = loss_of(logits, targets, segmentation, self.z_loss_multiplier);
         [Some(loss.total), loss.z_loss].into_iter().flatten().collect()
     }
 

@@ -4,7 +4,7 @@
 //! of [`Weight`] with a file of its own beside this one, and a variant of [`WeightFormat`] that chooses it.
 
 use mt_derive::Tree;
-use mt_shape::Axis;
+use mt_shape::{Axis, DType};
 use mt_trace::Tensor;
 
 use crate::ParamSpec;
@@ -69,6 +69,21 @@ impl<'t> Weight<Tensor<'t>> {
                 whole_rows.take(along, indices).constrain(&[batch, others()].concat())
             }
         }
+    }
+
+    /// As [`Self::lookup`], in the type `dtype`, by a product with one-hot vectors: a table that is split along `along`
+    /// stays where it is, and its gradient is a product, too, instead of sums scattered over rows.
+    ///
+    /// # Shapes
+    /// `[along, …], i32[batch, position] -> [batch, position, …]`
+    #[track_caller]
+    pub fn lookup_by_product(&self, along: &'static str, indices: Tensor<'t>, dtype: DType) -> Tensor<'t> {
+        let axes = [&*indices.axes(), &[self.axis(along)]].concat();
+        let numbers = indices.region().iota(DType::I32, self.axis(along)).broadcast(&axes);
+        let rows = self.dot(numbers.equals(indices).cast(dtype), &[along]);
+        let batch = [Some("activation_batch"), Some("activation_norm_length")];
+        let others = rows.axes().iter().skip(batch.len()).map(|_| None).collect::<Vec<_>>();
+        rows.constrain(&[batch.to_vec(), others].concat())
     }
 
     /// The same weight with one axis split into several.

@@ -4,7 +4,7 @@ use mt_ir::{CpuKernels, Target};
 use mt_nn::{
     TiledHead, TokenLoss,
     axes::{BATCH, EMBED, POSITION, VOCAB},
-    divisor, token_loss,
+    divisor, narrow_token_loss, token_loss,
 };
 use mt_shape::{Axis, DType, HostArray, axis};
 use mt_trace::Tensor;
@@ -55,6 +55,7 @@ fn loss_of<'t>(t: &[Tensor<'t>], tiles: Option<usize>) -> TokenLoss<'t> {
         Some(tiles) => TiledHead {
             tiles,
             z_loss_multiplier: MULTIPLIER,
+            in_f32: true,
             head: &capped,
             logical_axes: &[vec![Some("embed_vocab"), Some("vocab")]],
             gathered: &["embed_vocab"],
@@ -87,7 +88,6 @@ fn token_loss_is_its_formula() {
             gradient.push(weight * (of_z - f64::from(u8::from(index == target))));
         }
     }
-    let scalar = |value: f64| HostArray::from_slice(DType::F32, &[], &[value as f32]).unwrap();
     let gradient: Vec<f32> = gradient.iter().map(|value| *value as f32).collect();
     let gradient = HostArray::from_slice(DType::F32, &[rows, length, vocab], &gradient).unwrap();
 
@@ -100,6 +100,56 @@ fn token_loss_is_its_formula() {
     let (_, gradients) =
         gradients("token_loss", &arguments, &scalar(1.0), |t| mean(token_loss(t[0], t[1], t[2], MULTIPLIER)));
     assert_close("the gradient", &gradients[0], &gradient, 1e-6);
+}
+
+/// The nearest number that `bf16` has.
+fn rounded(value: f64) -> f64 {
+    half::bf16::from_f64(value).to_f64()
+}
+
+#[test]
+fn narrow_losses_are_those_of_the_logits_type() {
+    let Sizes(rows, length, _, vocab) = SMALL;
+    let [batch, position] = SMALL.tokens();
+    let mut arguments = SMALL.arguments().split_off(2);
+    arguments.insert(0, (vec![batch, position, axis(VOCAB, vocab)], numbers(5, &[rows, length, vocab])));
+    let losses = run("narrow", &arguments, |_, t| {
+        let narrow = |dtype: DType| narrow_token_loss(t[0].cast(dtype), t[1], t[2], MULTIPLIER);
+        vec![
+            token_loss(t[0], t[1], t[2], MULTIPLIER).total,
+            narrow(DType::F32).total,
+            narrow(DType::BF16).total,
+            token_loss(t[0].cast(DType::BF16), t[1], t[2], MULTIPLIER).total,
+        ]
+    });
+    let losses: Vec<f64> = losses.iter().map(|loss| loss.to_f64()[0]).collect();
+    let [wide, of_wide, narrow, of_narrow] = losses[..] else { panic!("four losses") };
+    assert_eq!(wide, of_wide, "in `f32` there is no difference");
+    let mut expected = 0.0;
+    for (token, logits) in arguments[0].1.to_f64().chunks(vocab).enumerate() {
+        let target = arguments[1].1.to_f64()[token] as usize;
+        let z: f64 = logits.iter().map(|logit| rounded(*logit).exp()).sum();
+        let cross_entropy = rounded(rounded(z.ln()) - rounded(logits[target]));
+        let z_loss = MULTIPLIER * rounded(z.ln()).powi(2);
+        expected += arguments[2].1.to_f64()[token].min(1.0) * (cross_entropy + z_loss);
+    }
+    // Sums of exponentials are rounded on the way, too.
+    assert!((narrow - expected).abs() < 0.02 * expected, "{narrow}, not {expected}");
+    assert_ne!(narrow, of_narrow, "rounding each token's loss shows");
+    let gradients_of = |dtype: DType| {
+        let (_, gradients) = gradients("narrow", &arguments, &scalar(1.0), |t| {
+            mean(narrow_token_loss(t[0].cast(dtype), t[1], t[2], MULTIPLIER))
+        });
+        gradients[0].clone()
+    };
+    let (narrow, wide) = (gradients_of(DType::BF16).to_f64(), gradients_of(DType::F32).to_f64());
+    for (narrow, wide) in narrow.iter().zip(&wide) {
+        assert!((narrow - wide).abs() < 0.02 * wide.abs() + 2e-3, "{narrow}, not {wide}");
+    }
+}
+
+fn scalar(value: f64) -> HostArray {
+    HostArray::from_slice(DType::F32, &[], &[value as f32]).unwrap()
 }
 
 #[test]

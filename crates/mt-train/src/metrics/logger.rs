@@ -26,6 +26,8 @@ pub struct MetricLoggerOptions {
     pub last_step: Option<u64>,
     /// Is told of each record, in order.
     pub observer: Observer,
+    /// How many steps go by between flushes of TensorBoard's events.
+    pub log_period: u64,
     /// The file of JSON lines.
     pub metrics_file: Option<PathBuf>,
     /// The directory of TensorBoard's event files.
@@ -209,6 +211,9 @@ impl Writer {
 struct Sinks {
     json_lines: Option<JsonLines>,
     events: Option<EventFile>,
+    log_period: u64,
+    /// Whether events were written since the last flush that are to be seen now.
+    has_due_events: bool,
     chart: Option<LossChart>,
     drawn: Instant,
 }
@@ -231,13 +236,21 @@ impl Sinks {
             Some(path) => Some(LossChart::new(path, &options.run_name, history)?),
             None => None,
         };
-        Ok(Self { json_lines, events, chart, drawn: Instant::now() })
+        Ok(Self {
+            json_lines,
+            events,
+            log_period: options.log_period.max(1),
+            has_due_events: false,
+            chart,
+            drawn: Instant::now(),
+        })
     }
 
     fn step(&mut self, record: &StepRecord) -> Result<(), MetricsError> {
         if let Some(chart) = &mut self.chart {
             chart.step(record);
         }
+        self.has_due_events |= record.step.is_multiple_of(self.log_period);
         self.write(record.step, &record.metrics)
     }
 
@@ -245,6 +258,7 @@ impl Sinks {
         if let Some(chart) = &mut self.chart {
             chart.evaluation(record);
         }
+        self.has_due_events = true;
         self.write(record.step, &record.metrics)
     }
 
@@ -262,8 +276,9 @@ impl Sinks {
         if let Some(json_lines) = &mut self.json_lines {
             json_lines.publish()?;
         }
-        if let Some(events) = &mut self.events {
+        if let Some(events) = self.events.as_mut().filter(|_| self.has_due_events) {
             events.publish()?;
+            self.has_due_events = false;
         }
         if self.drawn.elapsed() >= CHART_PERIOD {
             self.draw()?;
@@ -275,6 +290,7 @@ impl Sinks {
         if let Some(json_lines) = &mut self.json_lines {
             json_lines.synchronize()?;
         }
+        self.has_due_events = true;
         self.publish()
     }
 
@@ -297,6 +313,7 @@ mod tests {
             run_name: "test".to_owned(),
             last_step,
             observer: std::sync::Arc::new(|_| {}),
+            log_period: 1,
             metrics_file: Some(directory.join("metrics/metrics.jsonl")),
             tensorboard_directory: Some(directory.join("tensorboard")),
             chart_file: Some(directory.join("metrics/loss.svg")),
@@ -326,6 +343,28 @@ mod tests {
         logger.finish().unwrap();
         assert!(directory.path().join("metrics/loss.svg").is_file());
         assert_eq!(fs::read_dir(directory.path().join("tensorboard")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn events_are_flushed_every_log_period() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut sinks =
+            Sinks::open(&MetricLoggerOptions { log_period: 3, ..options(directory.path(), None) }).unwrap();
+        let file =
+            fs::read_dir(directory.path().join("tensorboard")).unwrap().next().unwrap().unwrap().path();
+        let mut sizes = vec![fs::metadata(&file).unwrap().len()];
+        for step in 0..7 {
+            sinks.step(&measured_step(step, 3.0).record()).unwrap();
+            sinks.publish().unwrap();
+            sizes.push(fs::metadata(&file).unwrap().len());
+        }
+        let grew: Vec<bool> = sizes.windows(2).map(|pair| pair[1] > pair[0]).collect();
+        assert_eq!(grew, [true, false, false, true, false, false, true]);
+        sinks.step(&measured_step(7, 3.0).record()).unwrap();
+        sinks.evaluation(&evaluation(7, 2.9)).unwrap();
+        sinks.publish().unwrap();
+        assert!(fs::metadata(&file).unwrap().len() > sizes[7], "an evaluation is seen at once");
+        assert_eq!(recorded_steps(directory.path()), (0..8).collect::<Vec<_>>(), "lines are not held back");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Models as objectives use them: with their parameters, in one program.
 
 use mt_models::{Forward, Model, OfLayers, Tokens};
-use mt_nn::{ParamSpec, TiledHead, TokenLoss, cross_entropy, token_loss};
+use mt_nn::{ParamSpec, TiledHead, TokenLoss, cross_entropy, narrow_token_loss, token_loss};
 use mt_shape::Path;
 use mt_trace::{Key, Memory, Tensor};
 
@@ -15,6 +15,8 @@ pub(crate) struct ModelUse {
     pub num_vocab_tiling: usize,
     /// Whether the head's parameters are gathered once for all tiles.
     pub gather_head_once: bool,
+    /// Whether the loss of each token is computed in `f32` rather than in the type of its logits.
+    pub loss_in_f32: bool,
     /// The memory that the parameters of layers are in; all others are on the device.
     pub layers_in: Memory,
     /// Whether the largest scores of attention are side outputs.
@@ -93,7 +95,8 @@ impl<'t> BoundModel<'_, 't> {
         let tiles = self.usage.num_vocab_tiling;
         if tiles == 1 {
             let logits = self.model.apply_head(&parameters, hidden);
-            return token_loss(logits, targets, segmentation, z_loss_multiplier);
+            let loss_of = if self.usage.loss_in_f32 { token_loss } else { narrow_token_loss };
+            return loss_of(logits, targets, segmentation, z_loss_multiplier);
         }
         let of_head = self.model.head_parameters();
         let logical_axes: Vec<_> =
@@ -101,6 +104,7 @@ impl<'t> BoundModel<'_, 't> {
         TiledHead {
             tiles,
             z_loss_multiplier,
+            in_f32: self.usage.loss_in_f32,
             head: &|parameters, hidden| self.model.apply_head(parameters, hidden),
             logical_axes: &logical_axes,
             gathered: if self.usage.gather_head_once { &["embed_vocab"] } else { &[] },

@@ -41,7 +41,7 @@ impl RunDirectory {
     pub fn open(plan: &TrainPlan, runtime: &Runtime, record: &RunRecord) -> Result<Self, TrainError> {
         let settings = &plan.settings;
         let path = settings.run.directory();
-        let lock = RunLock::acquire(&path)?;
+        let lock = RunLock::acquire(&path)?.provisional();
         let options = ManagerOptions {
             max_to_keep: settings.checkpoint.max_num_checkpoints_to_keep,
             asynchronous: settings.checkpoint.async_checkpointing,
@@ -121,6 +121,11 @@ impl RunDirectory {
             File::open(&self.path)?.sync_all()
         };
         write().map_err(TrainError::io("write", path))
+    }
+
+    /// Says that the run begins: its directory, if it is new, is no longer removed when it is dropped.
+    pub fn keep(&mut self) {
+        self.lock.keep();
     }
 
     /// The checkpoints, and the directory that stays locked beside them.

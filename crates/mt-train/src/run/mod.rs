@@ -107,6 +107,7 @@ pub fn train(
     }
     let position = say_where_it_begins(&plan, &trainer, &directory, resumed, record, observer)?;
     directory.save_config(record)?;
+    directory.keep();
 
     let RunData { train, evaluation, baseline } = data;
     let logger = start_logger(&trainer, &directory, observer)?;
@@ -192,10 +193,11 @@ fn start_logger(
         run_name: run.run_name.clone(),
         last_step: first_step.checked_sub(1),
         observer: observer.clone(),
+        log_period: run.log_period,
         metrics_file: Some(run.metrics_path()),
         tensorboard_directory: run.enable_tensorboard.then(|| run.tensorboard_directory()),
         chart_file: Some(directory.chart()),
     })?;
-    observer(Event::Started { first_step, total_steps: run.steps, log_period: run.log_period });
+    observer(Event::Started { first_step, total_steps: run.steps });
     Ok(logger)
 }

@@ -138,6 +138,7 @@ fn rule(model: Arc<dyn Model>, setting: Setting<'_>) -> LossRule {
         usage: ModelUse {
             num_vocab_tiling: setting.tiles.max(1),
             gather_head_once: setting.gather_head_once,
+            loss_in_f32: true,
             layers_in: mt_trace::Memory::Device,
             with_scores: false,
             is_split: setting.mesh.is_some(),

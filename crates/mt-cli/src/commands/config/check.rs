@@ -1,11 +1,11 @@
 //! `maxtext config check`.
 
 use clap::CommandFactory;
-use mt_config::{Config, Named, Request, TrainConfig};
+use mt_config::{Config, Hardware, Named, Request, RunGroup, TrainConfig};
 
 use crate::{
     arguments::{Check, Settings},
-    commands::{decode, resolve, warn},
+    commands::{decode, resolve, warn, warn_of_training, warn_on},
     failure::{Failure, print},
 };
 
@@ -38,11 +38,27 @@ fn check_train(settings: Settings) -> Result<(), Failure> {
     let config = resolve(&Request::from_process(settings.settings).with_quick_start())?;
     warn(&config);
     let train = TrainConfig::from_config(&config)?;
+    warn_of_training(&config);
     mt_models::build(&train.model)?;
+    check_output(&train.run)?;
     if let Some(devices) = config.known_devices() {
+        warn_on(&config, Hardware::Cpu);
         train.check_devices(train.placement.topology(devices, None)?)?;
     }
     report(if config.is_quick_start() { "the quick start" } else { "the configuration" }, &config)
+}
+
+/// Checks that the run's directory can be there: that no file is in its place or in that of a directory above it.
+fn check_output(run: &RunGroup) -> Result<(), Failure> {
+    let directory = run.directory();
+    match directory.ancestors().find(|ancestor| ancestor.exists()) {
+        Some(file) if !file.is_dir() => Err(Failure::user(format!(
+            "cannot write to `{}`: `{}` is a file\nhint: name a directory with `base_output_directory`",
+            directory.display(),
+            file.display()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 fn check_decode(settings: Settings) -> Result<(), Failure> {
@@ -50,6 +66,7 @@ fn check_decode(settings: Settings) -> Result<(), Failure> {
     prepared.check_prompts()?;
     mt_models::build(&prepared.decode.model)?;
     if let Some(devices) = prepared.config.known_devices() {
+        warn_on(&prepared.config, Hardware::Cpu);
         let placement = &prepared.decode.placement;
         placement.mesh(placement.topology(devices, None)?)?;
     }

@@ -1,0 +1,165 @@
+//! What single keys do, and what is said where they do nothing.
+
+use mt_config::{Config, ConfigError, Hardware, Request, TrainConfig};
+use serde_json::json;
+
+fn resolved(arguments: &[&str]) -> Config {
+    let arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
+    Config::resolve(&Request { arguments, ..Request::default() }).unwrap()
+}
+
+/// A command line for synthetic data, which needs no files.
+fn training(arguments: &[&str]) -> Result<TrainConfig, ConfigError> {
+    let all: Vec<&str> = ["dataset_type=synthetic"].iter().chain(arguments).copied().collect();
+    TrainConfig::from_config(&resolved(&all))
+}
+
+/// The message of an error mentions all of `parts`.
+#[track_caller]
+fn check_message(message: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(message.contains(part), "no {part:?} in:\n{message}");
+    }
+    assert!(message.contains("hint: "), "no hint in:\n{message}");
+}
+
+#[test]
+fn the_name_of_a_run_is_one_line() {
+    for name in ["two\nlines", "a\tb", "bell\u{7}"] {
+        let error = training(&[&format!("run_name={name}")]).unwrap_err().to_string();
+        check_message(&error, &["`run_name` is ", "no line breaks"]);
+        assert!(!error.contains(name), "{error}");
+    }
+}
+
+#[test]
+fn an_empty_list_of_prompts_is_a_mistake_where_it_is_given() {
+    let decode = |arguments: &[&str]| mt_config::DecodeConfig::from_config(&resolved(arguments));
+    check_message(
+        &decode(&["prompts=[]"]).unwrap_err().to_string(),
+        &["`prompts` is `[]`", "names no prompt"],
+    );
+    assert!(decode(&["prompts=['one']"]).is_ok());
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("config.yml");
+    std::fs::write(&path, resolved(&[]).to_yaml()).unwrap();
+    assert!(decode(&[path.to_str().unwrap()]).is_ok(), "a saved configuration states every key");
+}
+
+#[test]
+fn keys_of_other_programs_request_nothing() {
+    let environment = |name: &str| vec![(name.to_owned(), "hf_verysecret".to_owned())];
+    let config = |name: &str| {
+        Config::resolve(&Request { environment: environment(name), ..Request::default() }).unwrap()
+    };
+    let (theirs, ours) = (config("HF_TOKEN"), config("M_HF_ACCESS_TOKEN"));
+    assert_eq!((theirs.missing_features().len(), theirs.notes().len()), (0, 0));
+    let message = ours.missing_features()[0].to_string();
+    assert!(message.contains("`hf_access_token` is `(hidden)`"), "{message}");
+}
+
+#[test]
+fn what_asks_for_something_unbuilt_is_refused() {
+    for (setting, feature) in [
+        ("checkpoint_storage_target_data_file_size_bytes=1000", "an OCDBT database"),
+        ("expansion_factor_real_data=2", "hosts that read no data"),
+        ("hf_access_token=abc", "the Hugging Face hub"),
+        ("multi_sampling=true", "several answers from one prefill"),
+        ("optimize_mesh_for_tpu_v6e=true", "a TPU v6e's ring"),
+    ] {
+        let error = training(&[setting]).unwrap_err().to_string();
+        check_message(&error, &[feature, "not built yet"]);
+    }
+    for setting in [
+        "checkpoint_storage_target_data_file_size_bytes=2147483648",
+        "expansion_factor_real_data=1",
+        "hf_access_token=",
+        "multi_sampling=false",
+        "checkpoint_storage_use_ocdbt=true",
+        "model_name=gpt3-52k",
+    ] {
+        assert!(training(&[setting]).is_ok(), "{setting}");
+    }
+    let notes = resolved(&["checkpoint_storage_use_ocdbt=true"]).notes();
+    assert!(notes[0].contains("a database is not built yet"), "{notes:?}");
+    let cpu = resolved(&["optimize_mesh_for_tpu_v6e=true", "hardware=cpu", "dataset_type=synthetic"]);
+    assert!(TrainConfig::from_config(&cpu).is_ok());
+    assert!(cpu.notes()[0].contains("has no effect without `hardware=auto` or `hardware=tpu`"));
+}
+
+#[test]
+fn keys_say_where_they_have_no_effect() {
+    let narrow = ["cast_logits_to_fp32=false", "dtype=bfloat16"];
+    assert_eq!(resolved(&narrow).notes(), Vec::<String>::new());
+    assert!(!training(&narrow).unwrap().objective.cast_logits_to_fp32);
+    let notes = resolved(&["cast_logits_to_fp32=false", "dtype=float32"]).notes();
+    assert!(notes[0].contains("computes logits in float32 already"), "{notes:?}");
+    let embedding = resolved(&["use_iota_embed=true"]);
+    assert_eq!(embedding.notes(), Vec::<String>::new());
+    assert_eq!(embedding.notes_on(Hardware::Tpu), Vec::<String>::new());
+    let notes = embedding.notes_on(Hardware::Cpu);
+    assert!(notes[0].contains("has no effect on CPUs"), "{notes:?}");
+    assert_eq!(resolved(&["model_name=gpt3-52k"]).notes_on(Hardware::Cpu), Vec::<String>::new());
+}
+
+#[test]
+fn long_documents_are_cut_as_the_key_says() {
+    for (settings, expected) in [
+        (&[][..], false),
+        (&["packing=false"], true),
+        (&["use_truncation=true"], true),
+        (&["packing=false", "use_truncation=false"], false),
+    ] {
+        assert_eq!(training(settings).unwrap().data.drops_long_ends(), expected, "{settings:?}");
+    }
+}
+
+#[test]
+fn explicit_placement_refuses_what_cannot_be_carried_out() {
+    let mesh = ["num_cpu_devices=8", "ici_fsdp_parallelism=1", "ici_tensor_parallelism=8"];
+    let check = |mode: &str| {
+        let settings = training(&[&mesh[..], &[mode]].concat()).unwrap();
+        let placement = settings.placement.placement(8).unwrap();
+        placement.sharding(&[Some("mlp")], &[64]);
+        assert!(settings.placement.check_use(&placement).is_ok(), "what divides is carried out");
+        placement.sharding(&[Some("mlp")], &[12]);
+        settings.placement.check_use(&placement)
+    };
+    assert!(check("shard_mode=auto").is_ok());
+    let error = check("shard_mode=explicit").unwrap_err().to_string();
+    check_message(
+        &error,
+        &["`shard_mode` is `explicit` (command line)", "`mlp` of size 12", "`shard_mode=auto`"],
+    );
+}
+
+#[test]
+fn whole_numbers_are_taken_to_the_largest() {
+    for (written, expected) in [
+        ("1e18", Some(1_000_000_000_000_000_000)),
+        ("9_223_372_036_854_775_807", Some(i64::MAX)),
+        ("9.223372036854775807e18", Some(i64::MAX)),
+        ("9007199254740993", Some(9_007_199_254_740_993)),
+        ("1.50e1", Some(15)),
+        ("20e-1", Some(2)),
+        ("0e99", Some(0)),
+        ("9223372036854775808", None),
+        ("1e19", None),
+        ("1e99", None),
+        ("15e-1", None),
+        ("1e", None),
+        ("e5", None),
+        (".", None),
+    ] {
+        let request = Request { arguments: vec![format!("steps={written}")], ..Request::default() };
+        let found = Config::resolve(&request).ok().and_then(|config| config.entry("steps").value.as_i64());
+        assert_eq!(found, expected, "{written}");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("run.yml");
+    std::fs::write(&path, "steps: 1e18\n").unwrap();
+    assert_eq!(
+        resolved(&[path.to_str().unwrap()]).entry("steps").value,
+        json!(1_000_000_000_000_000_000_i64)
+    );
+}
