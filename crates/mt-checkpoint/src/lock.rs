@@ -96,7 +96,7 @@ impl RunLock {
 impl Drop for RunLock {
     fn drop(&mut self) {
         if let ([own, ..], true) = (self.created.as_slice(), self.is_provisional) {
-            // All that it holds was made under this lock. What cannot be removed stays: the error that ended the run
+            // All that it holds was made under this lock. A file that cannot be removed stays: the error that ended the run
             // is the one to report.
             let _ = std::fs::remove_dir_all(own);
             remove(&self.created);

@@ -189,10 +189,7 @@ impl Config {
         merge.layer(&arguments);
         merge.device_count(&request.environment);
         merge.config.settle_dataset();
-        for key in table::keys().filter(|key| is_about_layers(key)) {
-            let entry = merge.config.entries.get_mut(key.name).expect("every key has an entry");
-            (entry.value, entry.origin) = (key.default.value(), Origin::Default);
-        }
+        merge.forget_keys_about_layers();
         merge.derive();
         ConfigError::check(merge.config, merge.problems)
     }
@@ -436,6 +433,14 @@ impl Merge {
                 let value = short(&value_text(&value));
                 self.problems.push(Problem::Derived { key: key.name, value, origin, from });
             }
+        }
+    }
+
+    /// Keys about how layers are merged have done their work, and are no part of the result.
+    fn forget_keys_about_layers(&mut self) {
+        for key in table::keys().filter(|key| is_about_layers(key)) {
+            let entry = self.config.entries.get_mut(key.name).expect("every key has an entry");
+            (entry.value, entry.origin) = (key.default.value(), Origin::Default);
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a run trains on when no key names data.
+//! The data of a run when no key names any.
 //!
 //! MaxText's default is a TensorFlow dataset, which is not built. A run that names no data gets the table's default in its
 //! place and says so; one that names data without saying of which kind keeps MaxText's meaning, and is refused by name.
@@ -48,7 +48,7 @@ impl Config {
         (entry.value, entry.origin) = (value, origin);
     }
 
-    /// What is worth knowing about training with this configuration, besides [`Config::notes`].
+    /// Notes about training with this configuration, in addition to [`Config::notes`].
     pub fn training_notes(&self) -> Vec<String> {
         let entry = self.entry("dataset_type");
         if entry.origin != Origin::Default || entry.value != entry.key.default.value() {

@@ -1,4 +1,4 @@
-//! What single keys do, and what is said where they do nothing.
+//! Effects of single keys, and the notes about keys without effect.
 
 use mt_config::{Config, ConfigError, Hardware, Request, TrainConfig};
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! The rule for keys of what is not built: refused or noted, never ignored.
+//! The rule for keys of features that are not built: refused or noted, never ignored.
 
 use mt_config::{Class, Config, DecodeConfig, Key, Kind, Request, TrainConfig, table, value_text};
 use serde_json::{Value, json};
@@ -33,7 +33,7 @@ fn request_of(key: &Key) -> Option<String> {
     request.or_else(|| candidates.iter().find(is_taken)).map(value_text)
 }
 
-/// What becomes of a request: the words that it is refused or noted with.
+/// The outcome of a request: the words that it is refused or noted with.
 fn outcome(config: &Config, name: &str) -> Option<String> {
     let quoted = format!("`{name}`");
     let refused =

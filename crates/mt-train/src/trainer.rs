@@ -120,7 +120,7 @@ impl Trainer {
         batches: impl IntoIterator<Item = Result<Batch, E>>,
     ) -> Result<EvaluationMeasurements, TrainError> {
         let plan = self.plan.clone();
-        let checked = |batch: Result<Batch, E>| {
+        let checked = |batch: Result<Batch, E>| -> Result<Batch, TrainError> {
             let batch = batch.map_err(Into::into)?;
             batch::check(plan.objective(), &batch)?;
             Ok(batch)

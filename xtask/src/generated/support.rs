@@ -30,8 +30,8 @@ const ROWS: &[(&str, &str)] = &[
     ("Hardware", "hardware"),
 ];
 
-/// What of a choice works, where the choice is taken but not all that its name says is there, or none of it was tried: a
-/// row, a name in it, and what is said behind the name.
+/// Choices that are accepted although not all that their names promise works or was tested: a row, a name in it, and
+/// the remark behind the name.
 const QUALIFIED: &[(&str, &str, &str)] = &[
     ("dataset_type", "hf", "local text, JSON lines and parquet; no datasets of the hub"),
     ("hardware", "gpu", "compiled for, never run"),

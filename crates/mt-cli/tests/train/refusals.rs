@@ -1,4 +1,4 @@
-//! What refused runs leave behind, which is nothing, and what runs without steps say.
+//! Refused runs leave nothing behind; runs without steps say so.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ fn refused_runs_leave_no_directory_behind() {
         sandbox.train("wrong", keys).refused(&["hint: "]);
         assert!(!sandbox.path("runs").exists() && !sandbox.path("deep").exists(), "{keys:?}");
     }
-    // What is there already stays, be it a run that cannot be resumed this way.
+    // Existing files stay, even those of a run that cannot be resumed this way.
     sandbox.train("right", &["steps=2", "eval_interval=-1"]).succeeded();
     sandbox
         .train("right", &["steps=4", "eval_interval=-1", "data_shuffle_seed=9"])

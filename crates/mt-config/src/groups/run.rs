@@ -189,6 +189,27 @@ group! {
 }
 
 impl DecodeGroup {
+    fn check_prompts(&self, config: &Config, problems: &mut Vec<Problem>) {
+        let prompts = config.entry("prompts");
+        // A file that states every key states that there are none.
+        if self.prompts.is_empty() && prompts.is_asked_for() {
+            problems.push(Problem::inconsistent(
+                format!("{}, which names no prompt", prompts.stated()),
+                "name one, as in `prompts=['The training loop']`, or leave out `prompts` for `prompt`",
+            ));
+        }
+        if self.prompts_file.is_some() && !self.prompts.is_empty() {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{} and {}, but prompts come from one of the two",
+                    config.stated("prompts_file"),
+                    config.stated("prompts")
+                ),
+                "leave out `prompts_file` or `prompts`",
+            ));
+        }
+    }
+
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         use SamplingStrategy::{Composite, Greedy, Nucleus, TopK};
         let strategy = self.decode_sampling_strategy;
@@ -233,24 +254,7 @@ impl DecodeGroup {
                 "use `decode_sampling_strategy=greedy`, or a temperature above 0",
             ));
         }
-        let prompts = config.entry("prompts");
-        // A file that states every key states that there are none.
-        if self.prompts.is_empty() && prompts.is_asked_for() {
-            problems.push(Problem::inconsistent(
-                format!("{}, which names no prompt", prompts.stated()),
-                "name one, as in `prompts=['The training loop']`, or leave out `prompts` for `prompt`",
-            ));
-        }
-        if self.prompts_file.is_some() && !self.prompts.is_empty() {
-            problems.push(Problem::inconsistent(
-                format!(
-                    "{} and {}, but prompts come from one of the two",
-                    config.stated("prompts_file"),
-                    config.stated("prompts")
-                ),
-                "leave out `prompts_file` or `prompts`",
-            ));
-        }
+        self.check_prompts(config, problems);
         if self.chat_template.is_some() && self.chat_template_path.is_some() {
             problems.push(Problem::inconsistent(
                 format!(

@@ -121,7 +121,7 @@ fn embeddings_match() {
         Embedding { embedding: t[0].into() }.lookup(t[1], DType::F32)
     });
     check("lookup", &[("embedding", &[VOCAB, EMBED]), ("tokens", SEQUENCES)], |t| {
-        Embedding { embedding: t[0] }.lookup_by_product(t[1], DType::F32)
+        Embedding { embedding: t[0].into() }.lookup_by_product(t[1], DType::F32)
     });
     check("attend", &[("x", ACTIVATIONS), ("embedding", &[VOCAB, EMBED])], |t| {
         Embedding { embedding: t[1].into() }.attend(t[0])
@@ -135,7 +135,7 @@ fn added_positions_match() {
         PositionTable { table: t[0].into() }.lookup(t[1], DType::F32)
     });
     check("learned_positions", &[table, ("positions", SEQUENCES)], |t| {
-        PositionTable { table: t[0] }.lookup_by_product(t[1], DType::F32)
+        PositionTable { table: t[0].into() }.lookup_by_product(t[1], DType::F32)
     });
     check("sinusoidal_positions", &[("x", ACTIVATIONS), ("positions", SEQUENCES)], |t| {
         t[0] + sinusoidal_positions(t[1], t[0].axis(EMBED), 10_000.0)
