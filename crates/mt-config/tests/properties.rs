@@ -248,6 +248,8 @@ proptest! {
 
     #[test]
     fn what_is_set_through_any_layer_reads_back((key, written, read) in setting(), layer in 0..5_usize) {
+        // Where no key names data, the default of MaxText gives way to data that is there.
+        prop_assume!(key.name != "dataset_type" || read != "tfds");
         let layer = [Layer::Base, Layer::File, Layer::Nested, Layer::Environment, Layer::Argument][layer];
         let prefix = table::group_of(key).prefix;
         let (layer, name) = match (layer, prefix) {
