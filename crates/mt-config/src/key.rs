@@ -80,7 +80,7 @@ impl Literal {
 ///
 /// The rule for what is not built, which [`Config::missing_features`](crate::Config::missing_features) applies to every
 /// command: a value that requests a feature that is not built is refused by the feature's name. A value requests nothing
-/// if it is the default or [neutral](Key::neutral), if it comes from a variable of other programs, or if the keys that
+/// if it is the default or neutral (`Key::neutral`), if it comes from a variable of other programs, or if the keys that
 /// give the key its meaning do not have the values for it; the last is noted, as `… has no effect without …`. MaxText's
 /// own default, where ours differs, is never refused in a file that repeats it: the difference is noted. So a key of
 /// this class that a user sets is refused or noted, never ignored.

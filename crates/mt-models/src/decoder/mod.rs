@@ -1,7 +1,7 @@
 //! The decoder that all families describe: parameters, wiring, cache.
 //!
 //! A family decides what its layers have ([`DecoderConfig`]); everything here is shared, and asks for parts, never for
-//! families. A layer is a mixer and a feed-forward part ([`parts`]) with norms around them; layers form segments
+//! families. A layer is a mixer and a feed-forward part (`parts`) with norms around them; layers form segments
 //! ([`SegmentConfig`]), which are scanned or not.
 
 mod activations;

@@ -2,7 +2,7 @@
 //!
 //! The loop, micro-batches, placement, rematerialization, vocabulary tiling, evaluation and resuming work with any
 //! [`Objective`]; none of them knows which one it is. An objective is added in a file of its own, beside
-//! [`NextToken`], and chosen in [`of_config`].
+//! [`NextToken`], and chosen in `of_config`.
 
 mod bound;
 mod next_token;
