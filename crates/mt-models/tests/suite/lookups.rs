@@ -37,5 +37,13 @@ fn check(arguments: &[&str], num_tables: usize) {
 fn products_look_up_what_rows_hold() {
     check(&[], 1);
     check(&["decoder_block=gpt3", "trainable_position_size=32"], 2);
-    check(&["decoder_block=gemma4_small", "hidden_size_per_layer_input=16", "scan_layers=false"], 2);
+    check(
+        &[
+            "decoder_block=gemma4_small",
+            "hidden_size_per_layer_input=16",
+            "scan_layers=false",
+            "sliding_window_size=8",
+        ],
+        2,
+    );
 }
