@@ -171,16 +171,7 @@ fn step_line(record: &StepRecord) -> String {
         ("lm_loss", names::LM_LOSS),
         ("perplexity", names::PERPLEXITY),
     ];
-    let mut line = format!("completed step: {}", record.step);
-    for (label, name) in parts {
-        if let Some(value) = record.metrics.get(name) {
-            let _ = match name {
-                names::TOTAL_WEIGHTS => write!(line, ", {label}: {value}"),
-                _ => write!(line, ", {label}: {value:.3}"),
-            };
-        }
-    }
-    line
+    format!("completed step: {}{}", record.step, values(&record.metrics, &parts, ": "))
 }
 
 /// The line that MaxText prints for an evaluation, and what we add to it.
@@ -191,16 +182,19 @@ fn evaluation_line(record: &EvaluationRecord) -> String {
         ("perplexity", names::EVALUATION_PERPLEXITY),
         ("bits_per_byte", names::EVALUATION_BITS_PER_BYTE),
     ];
-    let mut line = format!("eval metrics after step: {}", record.step);
-    for (label, name) in parts {
-        if let Some(value) = record.metrics.get(name) {
-            let _ = match name {
-                names::EVALUATION_TOTAL_WEIGHTS => write!(line, ", {label}={value}"),
-                _ => write!(line, ", {label}={value:.3}"),
-            };
-        }
-    }
-    line
+    format!("eval metrics after step: {}{}", record.step, values(&record.metrics, &parts, "="))
+}
+
+/// The recorded metrics of `parts`, each after a comma, with `separator` between label and value. Weights are counts.
+fn values(metrics: &Metrics, parts: &[(&str, &str)], separator: &str) -> String {
+    let shown = |(label, name): &(&str, &str)| {
+        let value = metrics.get(name)?;
+        Some(match *name {
+            names::TOTAL_WEIGHTS | names::EVALUATION_TOTAL_WEIGHTS => format!(", {label}{separator}{value}"),
+            _ => format!(", {label}{separator}{value:.3}"),
+        })
+    };
+    parts.iter().filter_map(shown).collect()
 }
 
 #[cfg(test)]

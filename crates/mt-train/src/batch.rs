@@ -20,16 +20,15 @@ use crate::{
 pub(crate) fn check(objective: &dyn Objective, batch: &Batch) -> Result<(), TrainError> {
     for declared in objective.arrays(batch.rows) {
         let wrong = |problem: String| TrainError::WrongBatch { array: declared.name, problem };
-        let array = batch.array(declared.name).ok_or_else(|| wrong("the batch lacks it".to_owned()))?;
-        let dims: Vec<usize> = declared.axes.iter().map(|axis| axis.size).collect();
+        let array = array_of(batch, &declared)?;
+        let dims = declared.dims();
         if (array.dtype(), array.dims()) != (declared.dtype, dims.as_slice()) {
             let given = format!("{}{:?}", array.dtype(), array.dims());
             return Err(wrong(format!("it is `{given}`, not `{}{dims:?}`", declared.dtype)));
         }
         if let (Some(bound), DType::I32) = (declared.below, declared.dtype) {
-            let is_outside =
-                |number: &&i32| usize::try_from(**number).is_ok_and(|number| number >= bound) || **number < 0;
-            if let Some(number) = batch.integers(declared.name).iter().find(is_outside) {
+            let is_known = |number: i32| usize::try_from(number).is_ok_and(|number| number < bound);
+            if let Some(number) = batch.integers(declared.name).iter().find(|number| !is_known(**number)) {
                 return Err(wrong(format!("it holds {number}, but its numbers are from 0 to {}", bound - 1)));
             }
         }
@@ -46,10 +45,7 @@ pub(crate) fn to_devices(
     order: SequenceOrder,
 ) -> Result<Vec<Array>, TrainError> {
     let place = |(declared, argument): (&BatchArray, &ProgramValue)| {
-        let host = batch.array(declared.name).ok_or_else(|| TrainError::WrongBatch {
-            array: declared.name,
-            problem: "the batch lacks it".to_owned(),
-        })?;
+        let host = array_of(batch, declared)?;
         let along = declared.axes.iter().position(|axis| axis.name == POSITION);
         let host = match (order, along) {
             (SequenceOrder::AsRead, _) | (_, None) => host.clone(),
@@ -58,6 +54,13 @@ pub(crate) fn to_devices(
         Ok(Array::from_shared(runtime, host, &argument.sharding)?)
     };
     declared.iter().zip(arguments).map(place).collect()
+}
+
+fn array_of<'a>(batch: &'a Batch, declared: &BatchArray) -> Result<&'a Arc<HostArray>, TrainError> {
+    batch.array(declared.name).ok_or_else(|| TrainError::WrongBatch {
+        array: declared.name,
+        problem: "the batch lacks it".to_owned(),
+    })
 }
 
 /// An array whose elements along a dimension are in the order of the text, in the order in which they are stored.

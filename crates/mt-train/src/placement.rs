@@ -79,7 +79,7 @@ pub(crate) fn report(plan: &TrainPlan) -> String {
         .batch_arrays()
         .iter()
         .map(|(array, sharding)| {
-            let dims: Vec<usize> = array.axes.iter().map(|axis| axis.size).collect();
+            let dims = array.dims();
             let bytes = sharding.shard_dims(&dims).iter().product::<usize>() * array.dtype.byte_size();
             let logical = plan.loss.logical_axes(array).into_iter().map(|name| name.map(str::to_owned));
             PlacementRow::new(array.name, &dims, logical, sharding.spec.to_string(), bytes)

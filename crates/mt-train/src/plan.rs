@@ -204,8 +204,7 @@ impl TrainPlan {
             *group += array.bytes_on_device() as u64;
         }
         for (array, sharding) in self.batch_arrays() {
-            let dims: Vec<usize> = array.axes.iter().map(|axis| axis.size).collect();
-            let elements: usize = sharding.shard_dims(&dims).iter().product();
+            let elements: usize = sharding.shard_dims(&array.dims()).iter().product();
             bytes.batch += (elements * array.dtype.byte_size()) as u64;
         }
         bytes
@@ -245,8 +244,7 @@ impl TrainPlan {
     /// The arrays of a whole batch, each with its placement.
     pub(crate) fn batch_arrays(&self) -> Vec<(BatchArray, Sharding)> {
         let place = |array: BatchArray| {
-            let dims: Vec<usize> = array.axes.iter().map(|axis| axis.size).collect();
-            let sharding = self.placement.sharding(&self.loss.logical_axes(&array), &dims);
+            let sharding = self.placement.sharding(&self.loss.logical_axes(&array), &array.dims());
             (array, sharding)
         };
         self.loss.objective.arrays(self.rows).into_iter().map(place).collect()

@@ -38,6 +38,13 @@ pub struct BatchArray {
     pub below: Option<usize>,
 }
 
+impl BatchArray {
+    /// The sizes of its axes.
+    pub fn dims(&self) -> Vec<usize> {
+        self.axes.iter().map(|axis| axis.size).collect()
+    }
+}
+
 /// A batch in a program, by the names of [`Objective::arrays`].
 #[derive(Clone)]
 pub struct BatchTensors<'t> {
