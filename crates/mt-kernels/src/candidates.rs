@@ -44,10 +44,18 @@ impl Purpose {
 }
 
 /// The version of the kernels. Raise it when kernels are added or their speed changes, so that cached times expire.
-pub const KERNEL_SET: u32 = 1;
+pub const KERNEL_SET: u32 = 2;
 
 /// The kernels of each arithmetic in order of preference, which decides unless one is clearly faster.
 static CANDIDATES: &[Candidate] = &[
+    #[cfg(target_arch = "x86_64")]
+    Candidate {
+        name: "amx_bf16",
+        arithmetic: Arithmetic::Bf16,
+        needs: Some(Feature::AmxBf16),
+        kernel: &dot::x86::AMX_BF16,
+        attention: Some(Instructions::AmxBf16),
+    },
     #[cfg(target_arch = "x86_64")]
     Candidate {
         name: "avx512_bf16",
@@ -102,10 +110,38 @@ static CANDIDATES: &[Candidate] = &[
         kernel: &dot::PORTABLE,
         attention: Some(Instructions::Portable),
     },
+    #[cfg(target_arch = "x86_64")]
+    Candidate {
+        name: "amx_bf16_x3",
+        arithmetic: Arithmetic::Bf16X3,
+        needs: Some(Feature::AmxBf16),
+        kernel: &dot::x86::AMX_BF16_X3,
+        attention: None,
+    },
+];
+
+/// Kernels that tests compare with the processor's.
+#[cfg(test)]
+pub(crate) static EMULATED: &[Candidate] = &[
+    Candidate {
+        name: "emulated_bf16",
+        arithmetic: Arithmetic::Bf16,
+        needs: None,
+        kernel: &dot::EMULATED_BF16,
+        attention: None,
+    },
+    Candidate {
+        name: "emulated_bf16_x3",
+        arithmetic: Arithmetic::Bf16X3,
+        needs: None,
+        kernel: &dot::EMULATED_BF16_X3,
+        attention: None,
+    },
 ];
 
 impl Candidate {
-    /// The kernels of an arithmetic that need only these features, in order of preference. The last one is portable.
+    /// The kernels of an arithmetic that need only these features, in order of preference. The last one is portable, except
+    /// of [`Arithmetic::Bf16X3`], which may have none.
     pub fn available(features: Features, arithmetic: Arithmetic) -> Vec<&'static Self> {
         let has = |feature| features.contains(feature);
         let own = CANDIDATES.iter().filter(|candidate| candidate.arithmetic == arithmetic);
@@ -119,8 +155,16 @@ impl Candidate {
 
     /// The kernels among which one is chosen for a purpose. The portable kernel is one of them only if it is alone. The list
     /// is empty if no available kernel treats few rows differently from many.
+    ///
+    /// The kernels for `f32` contend with those for [`Arithmetic::Bf16X3`], if there are any.
     pub fn contenders(features: Features, arithmetic: Arithmetic, purpose: Purpose) -> Vec<&'static Self> {
         let mut contenders = Self::available(features, arithmetic);
+        if arithmetic == Arithmetic::Bf16X3 {
+            if contenders.is_empty() || purpose != Purpose::ManyRows {
+                return Vec::new();
+            }
+            contenders.extend(Self::available(features, Arithmetic::F32));
+        }
         contenders.retain(|candidate| match purpose {
             Purpose::ManyRows => true,
             Purpose::FewRows => candidate.kernel.can_stream(),
@@ -200,10 +244,20 @@ mod tests {
             check("avx512", Bf16, FewRows, &["avx512_widened"]);
             check("avx512", F32, ManyRows, &["avx512", "avx2"]);
         }
+        if detected.contains(Feature::AmxBf16) {
+            let all = ["amx_bf16", "avx512_bf16", "avx512_widened", "avx2_widened"];
+            check("amx_bf16", Bf16, ManyRows, &all);
+            check("amx_bf16", Bf16, Attention, &all);
+            check("amx_bf16", Bf16, FewRows, &["avx512_bf16", "avx512_widened"]);
+            check("amx_bf16", Bf16X3, ManyRows, &["amx_bf16_x3", "avx512", "avx2"]);
+            check("amx_bf16", Bf16X3, FewRows, &[]);
+            check("amx_bf16", Bf16X3, Attention, &[]);
+        }
         if detected.contains(Feature::Avx512Bf16) {
             check("avx512_bf16", Bf16, ManyRows, &["avx512_bf16", "avx512_widened", "avx2_widened"]);
             check("avx512_bf16", Bf16, FewRows, &["avx512_bf16", "avx512_widened"]);
             check("avx512_bf16", F32, FewRows, &["avx512"]);
+            check("avx512_bf16", Bf16X3, ManyRows, &[]);
         }
     }
 }

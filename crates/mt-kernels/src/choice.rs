@@ -10,6 +10,8 @@ use crate::{Arithmetic, Candidate, Feature, Features, Instructions, Purpose};
 /// How long a kernel took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
+    /// What the kernel was compared for; a kernel for `f32` serves others, too.
+    pub arithmetic: Arithmetic,
     pub purpose: Purpose,
     pub candidate: &'static Candidate,
     pub nanoseconds: u64,
@@ -34,7 +36,7 @@ impl Support {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernels {
     features: Features,
-    chosen: [[&'static Candidate; Purpose::ALL.len()]; 2],
+    chosen: [[&'static Candidate; Purpose::ALL.len()]; Arithmetic::ALL.len()],
 }
 
 static IN_USE: OnceLock<Kernels> = OnceLock::new();
@@ -44,7 +46,10 @@ impl Kernels {
     pub fn preferred(features: Features) -> Self {
         let first = |arithmetic, purpose| {
             let contenders = Candidate::contenders(features, arithmetic, purpose);
-            contenders.first().copied().unwrap_or_else(|| Candidate::available(features, arithmetic)[0])
+            let served = if arithmetic == Arithmetic::Bf16X3 { Arithmetic::F32 } else { arithmetic };
+            let others = || Candidate::contenders(features, served, purpose).first().copied();
+            let first = contenders.first().copied().or_else(others);
+            first.unwrap_or_else(|| Candidate::available(features, served)[0])
         };
         let chosen = Arithmetic::ALL.map(|arithmetic| Purpose::ALL.map(|purpose| first(arithmetic, purpose)));
         Self { features, chosen }
@@ -55,15 +60,19 @@ impl Kernels {
     /// # Panics
     /// If the candidate is not one of the contenders for the purpose.
     #[must_use]
-    pub fn with(mut self, purpose: Purpose, candidate: &'static Candidate) -> Self {
-        let chosen = &mut self.chosen[candidate.arithmetic() as usize];
-        let contenders = Candidate::contenders(self.features, candidate.arithmetic(), purpose);
+    pub fn with(mut self, arithmetic: Arithmetic, purpose: Purpose, candidate: &'static Candidate) -> Self {
+        let has_own =
+            |arithmetic, purpose| !Candidate::contenders(self.features, arithmetic, purpose).is_empty();
+        if arithmetic == Arithmetic::F32 && !has_own(Arithmetic::Bf16X3, purpose) {
+            self.chosen[Arithmetic::Bf16X3 as usize][purpose as usize] = candidate;
+        }
+        let has_own = |purpose| has_own(arithmetic, purpose);
+        let chosen = &mut self.chosen[arithmetic as usize];
+        let contenders = Candidate::contenders(self.features, arithmetic, purpose);
         assert!(contenders.contains(&candidate), "{candidate:?} is a kernel for {purpose:?}");
         chosen[purpose as usize] = candidate;
-        let has_own =
-            |purpose| !Candidate::contenders(self.features, candidate.arithmetic(), purpose).is_empty();
         // Where no kernel treats few rows differently, that for many computes them.
-        if purpose == Purpose::ManyRows && !has_own(Purpose::FewRows) {
+        if purpose == Purpose::ManyRows && arithmetic != Arithmetic::Bf16X3 && !has_own(Purpose::FewRows) {
             chosen[Purpose::FewRows as usize] = candidate;
         }
         self
@@ -123,6 +132,7 @@ mod tests {
         let features = Features::detect();
         let candidates = Candidate::available(features, Arithmetic::Bf16);
         let timings = times.iter().zip(&candidates).map(|(nanoseconds, candidate)| Timing {
+            arithmetic: Arithmetic::Bf16,
             purpose: Purpose::ManyRows,
             candidate,
             nanoseconds: *nanoseconds,
@@ -155,11 +165,12 @@ mod tests {
             for arithmetic in Arithmetic::ALL {
                 for purpose in Purpose::ALL {
                     for candidate in Candidate::contenders(features, arithmetic, purpose) {
-                        let kernels = preferred.with(purpose, candidate);
+                        let kernels = preferred.with(arithmetic, purpose, candidate);
                         assert_eq!(kernels.of(arithmetic, purpose), candidate);
                         let others = Purpose::ALL.into_iter().filter(|other| *other != purpose);
                         for other in others {
-                            let is_shared = other == Purpose::FewRows
+                            let is_shared = arithmetic != Arithmetic::Bf16X3
+                                && other == Purpose::FewRows
                                 && Candidate::contenders(features, arithmetic, other).is_empty();
                             let expected = if is_shared {
                                 kernels.of(arithmetic, Purpose::ManyRows)

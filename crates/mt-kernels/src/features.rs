@@ -11,11 +11,15 @@ pub enum Feature {
     Avx512,
     /// Dot products of `bf16` in AVX-512 registers.
     Avx512Bf16,
+    /// AMX tiles and their products of `bf16`, which the system permits.
+    AmxBf16,
+    /// As `AmxBf16`, with products of `i8`.
+    AmxInt8,
 }
 
 impl Feature {
     /// All features, each after the one that it builds on.
-    pub const ALL: [Self; 3] = [Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+    pub const ALL: [Self; 5] = [Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::AmxBf16, Self::AmxInt8];
 
     /// The name in [`Features::named`].
     pub const fn name(self) -> &'static str {
@@ -23,6 +27,8 @@ impl Feature {
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Avx512Bf16 => "avx512_bf16",
+            Self::AmxBf16 => "amx_bf16",
+            Self::AmxInt8 => "amx_int8",
         }
     }
 
@@ -32,6 +38,8 @@ impl Feature {
             Self::Avx2 => None,
             Self::Avx512 => Some(Self::Avx2),
             Self::Avx512Bf16 => Some(Self::Avx512),
+            Self::AmxBf16 => Some(Self::Avx512Bf16),
+            Self::AmxInt8 => Some(Self::AmxBf16),
         }
     }
 
@@ -46,6 +54,8 @@ impl Feature {
                     && is_x86_feature_detected!("avx512vl")
             }
             Self::Avx512Bf16 => is_x86_feature_detected!("avx512bf16"),
+            Self::AmxBf16 => crate::amx::has_bf16(),
+            Self::AmxInt8 => crate::amx::has_int8(),
         }
     }
 
@@ -137,7 +147,8 @@ mod tests {
         check("none", &[]);
         check("avx2", &[Feature::Avx2]);
         check(" avx2 , avx512 ", &[Feature::Avx2, Feature::Avx512]);
-        check("avx512_bf16", &Feature::ALL);
+        check("avx512_bf16", &Feature::ALL[..3]);
+        check("amx_int8", &Feature::ALL);
         assert_eq!(Features::named(&detected.to_string()), Ok(detected));
         for (list, word) in
             [("avx9", "avx9"), ("avx2,", ""), ("", ""), ("avx2,none", "none"), ("AVX2", "AVX2")]

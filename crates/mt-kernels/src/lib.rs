@@ -7,6 +7,7 @@
 //!
 //! Results depend on the number of threads and on the kernels in use at most, never on which thread is faster.
 
+mod amx;
 pub mod attention;
 mod block;
 mod candidates;

@@ -28,13 +28,16 @@ pub fn measure(features: Features, arithmetic: Arithmetic, purpose: Purpose) -> 
         return Vec::new();
     }
     match arithmetic {
-        Arithmetic::F32 => Sample::<f32>::new(purpose).checked_times(&contenders),
-        Arithmetic::Bf16 => Sample::<bf16>::new(purpose).checked_times(&contenders),
+        Arithmetic::F32 | Arithmetic::Bf16X3 => {
+            Sample::<f32>::new(arithmetic, purpose).checked_times(&contenders)
+        }
+        Arithmetic::Bf16 => Sample::<bf16>::new(arithmetic, purpose).checked_times(&contenders),
     }
 }
 
 /// The product or attention that contenders compute.
 struct Sample<E> {
+    arithmetic: Arithmetic,
     purpose: Purpose,
     left: Vec<E>,
     right: Vec<E>,
@@ -75,7 +78,7 @@ impl Measured for bf16 {
 }
 
 impl<E: Measured> Sample<E> {
-    fn new(purpose: Purpose) -> Self {
+    fn new(arithmetic: Arithmetic, purpose: Purpose) -> Self {
         let [left, right, result] = match purpose {
             Purpose::ManyRows => sizes(MANY_ROWS),
             Purpose::FewRows => sizes(FEW_ROWS),
@@ -84,7 +87,7 @@ impl<E: Measured> Sample<E> {
         // No number is zero or subnormal: some processors multiply those at another speed.
         let number = |index: usize| E::from_f32((index * 37 % 64) as f32 / 64.0 - 0.4921875);
         let numbers = |count: usize| (0..count).map(number).collect();
-        Self { purpose, left: numbers(left), right: numbers(right), result: numbers(result) }
+        Self { arithmetic, purpose, left: numbers(left), right: numbers(right), result: numbers(result) }
     }
 
     /// The least times, of twice as many runs if they would replace the preferred kernel.
@@ -99,9 +102,9 @@ impl<E: Measured> Sample<E> {
     }
 
     fn times(&mut self, contenders: &[&'static Candidate]) -> Vec<Timing> {
-        let purpose = self.purpose;
+        let Self { arithmetic, purpose, .. } = *self;
         let unmeasured =
-            |candidate: &&'static Candidate| Timing { purpose, candidate, nanoseconds: u64::MAX };
+            |candidate: &&'static Candidate| Timing { arithmetic, purpose, candidate, nanoseconds: u64::MAX };
         let mut timings: Vec<Timing> = contenders.iter().map(unmeasured).collect();
         let begin = Instant::now();
         let mut rounds = 0;
@@ -178,14 +181,14 @@ mod tests {
     #[test]
     fn every_contender_is_measured() {
         let features = Features::detect();
-        for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
+        for arithmetic in Arithmetic::ALL {
             for purpose in Purpose::ALL {
                 let contenders = Candidate::contenders(features, arithmetic, purpose);
                 let timings = measure(features, arithmetic, purpose);
                 let measured: Vec<_> = timings.iter().map(|timing| timing.candidate).collect();
                 assert_eq!(measured, if contenders.len() < 2 { vec![] } else { contenders });
                 for timing in timings {
-                    assert_eq!(timing.purpose, purpose);
+                    assert_eq!((timing.arithmetic, timing.purpose), (arithmetic, purpose));
                     assert!((1..u64::MAX).contains(&timing.nanoseconds), "{timing:?}");
                 }
             }

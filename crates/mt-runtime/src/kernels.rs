@@ -48,14 +48,15 @@ pub struct KernelReport {
 impl KernelReport {
     /// The choices as text, by which a run is compared with its resumption: equal kernels give equal bits.
     pub fn fingerprint(&self) -> String {
-        let choice = |choice: &KernelChoice| label(choice.purpose, choice.kernel).trim().to_owned();
+        let choice = |choice: &KernelChoice| label(choice.arithmetic, choice.purpose, choice.kernel);
         self.choices.iter().map(choice).collect::<Vec<_>>().join(", ")
     }
 
     /// The types that are left to XLA.
     pub fn without_kernels(&self) -> impl Iterator<Item = Arithmetic> {
         let has_kernels = |arithmetic| self.choices.iter().any(|choice| choice.arithmetic == arithmetic);
-        Arithmetic::ALL.into_iter().filter(move |arithmetic| !has_kernels(*arithmetic))
+        let types = [Arithmetic::F32, Arithmetic::Bf16];
+        types.into_iter().filter(move |arithmetic| !has_kernels(*arithmetic))
     }
 }
 
@@ -115,9 +116,9 @@ pub fn kernels_in_use() -> Result<KernelReport, RuntimeError> {
     let (features, features_are_named) = features()?;
     let named = named_kernels(&variable(CPU_KERNELS_VARIABLE).unwrap_or_default(), features)?;
     let (choices, file) = choose(features, &named, directory.as_deref());
-    let kernels = choices
-        .iter()
-        .fold(Kernels::preferred(features), |kernels, choice| kernels.with(choice.purpose, choice.kernel));
+    let kernels = choices.iter().fold(Kernels::preferred(features), |kernels, choice| {
+        kernels.with(choice.arithmetic, choice.purpose, choice.kernel)
+    });
     kernels.install();
     let report = KernelReport { processor: processor_name(), features, features_are_named, file, choices };
     Ok(known.insert(report).clone())
@@ -204,9 +205,8 @@ fn choose(
         timings = file.as_ref().and_then(TimesFile::read).unwrap_or(timings);
     }
     for choice in choices.iter_mut().filter(|choice| choice.reason == Reason::Measurement) {
-        let is_own = |timing: &&Timing| {
-            timing.purpose == choice.purpose && timing.candidate.arithmetic() == choice.arithmetic
-        };
+        let is_own =
+            |timing: &&Timing| timing.purpose == choice.purpose && timing.arithmetic == choice.arithmetic;
         choice.timings = timings.iter().filter(is_own).copied().collect();
         choice.kernel = fastest(choice.timings.iter().copied()).unwrap_or(choice.kernel);
         choice.reason = if kept.is_some() { Reason::Cache } else { Reason::Measurement };
@@ -220,20 +220,21 @@ fn supported(features: Features) -> impl Iterator<Item = Arithmetic> {
     Arithmetic::ALL.into_iter().filter(move |arithmetic| match arithmetic {
         Arithmetic::F32 => support.f32,
         Arithmetic::Bf16 => support.bf16,
+        Arithmetic::Bf16X3 => !Candidate::available(features, *arithmetic).is_empty(),
     })
 }
 
 /// The purposes with several contenders, and these in order of preference.
-fn comparisons(features: Features) -> impl Iterator<Item = (Purpose, Vec<&'static Candidate>)> {
+fn comparisons(features: Features) -> impl Iterator<Item = (Arithmetic, Purpose, Vec<&'static Candidate>)> {
     let all = supported(features).flat_map(|arithmetic| Purpose::ALL.map(|purpose| (arithmetic, purpose)));
-    all.map(move |(arithmetic, purpose)| (purpose, Candidate::contenders(features, arithmetic, purpose)))
-        .filter(|(_, contenders)| contenders.len() > 1)
+    all.map(move |(arithmetic, purpose)| {
+        (arithmetic, purpose, Candidate::contenders(features, arithmetic, purpose))
+    })
+    .filter(|(_, _, contenders)| contenders.len() > 1)
 }
 
 fn measure_all(features: Features) -> Vec<Timing> {
-    let measured = |(purpose, contenders): (Purpose, Vec<&'static Candidate>)| {
-        measure(features, contenders[0].arithmetic(), purpose)
-    };
+    let measured = |(arithmetic, purpose, _)| measure(features, arithmetic, purpose);
     comparisons(features).flat_map(measured).collect()
 }
 
@@ -280,10 +281,11 @@ impl TimesFile {
         let text = fs::read_to_string(&self.path).ok()?;
         let mut lines = text.strip_prefix(&self.heading)?.lines();
         let mut timings = Vec::new();
-        for (purpose, contenders) in comparisons(self.features) {
+        for (arithmetic, purpose, contenders) in comparisons(self.features) {
             for candidate in contenders {
-                let line = lines.next()?.strip_prefix(&label(purpose, candidate))?;
-                timings.push(Timing { purpose, candidate, nanoseconds: line.trim().parse().ok()? });
+                let line = lines.next()?.strip_prefix(&label(arithmetic, purpose, candidate))?;
+                let nanoseconds = line.trim().parse().ok()?;
+                timings.push(Timing { arithmetic, purpose, candidate, nanoseconds });
             }
         }
         // An altered file has another hash.
@@ -293,7 +295,7 @@ impl TimesFile {
     fn text(&self, timings: &[Timing]) -> String {
         let mut text = self.heading.clone();
         for timing in timings {
-            let label = label(timing.purpose, timing.candidate);
+            let label = label(timing.arithmetic, timing.purpose, timing.candidate);
             text += &format!("{label} {}\n", timing.nanoseconds);
         }
         let hash = hexadecimal(&Sha256::digest(&text)[..8]);
@@ -301,8 +303,8 @@ impl TimesFile {
     }
 }
 
-fn label(purpose: Purpose, candidate: &Candidate) -> String {
-    format!("{} {} {}", candidate.arithmetic().name(), purpose.name(), candidate.name())
+fn label(arithmetic: Arithmetic, purpose: Purpose, candidate: &Candidate) -> String {
+    format!("{} {} {}", arithmetic.name(), purpose.name(), candidate.name())
 }
 
 #[cfg(test)]
@@ -343,11 +345,11 @@ mod tests {
         let mut timings = measure_all(features);
         // The last contender of each comparison is the fastest by far.
         let mut expected = Vec::new();
-        for (purpose, contenders) in comparisons(features) {
+        for (arithmetic, purpose, contenders) in comparisons(features) {
             let last = contenders[contenders.len() - 1];
-            expected.push((purpose, last));
+            expected.push((arithmetic, purpose, last));
             for timing in &mut timings {
-                if timing.purpose == purpose && timing.candidate.arithmetic() == last.arithmetic() {
+                if timing.purpose == purpose && timing.arithmetic == arithmetic {
                     timing.nanoseconds = if timing.candidate == last { 10 } else { 1000 };
                 }
             }
@@ -355,7 +357,8 @@ mod tests {
         write_atomically(&file.path, &[file.text(&timings).as_bytes()]).unwrap();
         let (choices, _) = choose(features, &[], Some(directory.path()));
         let compared = choices.iter().filter(|choice| choice.reason == Reason::Cache);
-        let chosen: Vec<_> = compared.map(|choice| (choice.purpose, choice.kernel)).collect();
+        let chosen: Vec<_> =
+            compared.map(|choice| (choice.arithmetic, choice.purpose, choice.kernel)).collect();
         assert!(!chosen.is_empty() && chosen.iter().all(|choice| expected.contains(choice)), "{chosen:?}");
     }
 

@@ -90,7 +90,7 @@ macro_rules! with_format {
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            Instructions::Avx512Bf16 => {
+            Instructions::Avx512Bf16 | Instructions::AmxBf16 => {
                 let simd = simd::Avx512Bf16::detect().expect("the processor has products of bf16");
                 let $format = format::$widest(simd);
                 $body

@@ -13,8 +13,9 @@ use half::bf16;
 use super::ahead::Ahead;
 use super::buffer::Buffer;
 use super::kernel::{Kernel, Out, Tile};
-use super::pack::{Depth, Format, Panels, Source};
+use super::pack::{Depth, Format, Order, Panels, Source};
 use super::shape::{Problem, Side, offsets};
+use crate::amx::TILE;
 use crate::{Alone, Team};
 
 /// Below this many multiplications a second thread costs more than it gains.
@@ -71,6 +72,12 @@ fn row_stride(kernel: &Kernel, problem: &Problem) -> Option<usize> {
         (Source::F32(_), Format::F32) => size_of::<f32>(),
         // The last word of an odd number of elements would reach beyond the row.
         (Source::Bf16(_), Format::Pairs) if problem.depth.is_multiple_of(2) => size_of::<bf16>(),
+        // Tiles are read whole.
+        (Source::Bf16(_), Format::TilePairs)
+            if problem.depth.is_multiple_of(2 * TILE) && problem.rows.is_multiple_of(TILE) =>
+        {
+            return (contract.stride == 1).then_some(free.stride * size_of::<bf16>());
+        }
         _ => return None,
     };
     let stride = free.stride * bytes;
@@ -131,7 +138,8 @@ impl Call<'_> {
         } else if needs_sums {
             rows = limit(rows, CHUNK_WORDS / columns, kernel.rows);
         }
-        let shared_lines = if self.rows_are_shared { rows } else { columns.next_multiple_of(kernel.lanes) };
+        let shared_lines =
+            self.padded(self.rows_are_shared, if self.rows_are_shared { rows } else { columns });
         let packs_shared = !self.rows_are_shared || self.row_stride.is_none();
         let shared = Buffer::take(if packs_shared { shared_lines * steps } else { 0 });
         let sums = needs_sums.then(|| Buffer::take(rows * columns));
@@ -164,13 +172,18 @@ impl Call<'_> {
         }
     }
 
+    /// So many rows or columns with those that panels have in addition.
+    fn padded(&self, rows: bool, lines: usize) -> usize {
+        lines.next_multiple_of(if rows { self.kernel.row_lanes } else { self.kernel.lanes })
+    }
+
     fn pack_shared(&self, team: &dyn Team, chunk: &Chunk) {
         let (lines, width) = match self.rows_are_shared {
             true => (chunk.rows.len(), self.kernel.rows),
             false => (chunk.columns.len(), self.kernel.columns),
         };
         let group = width * PACKED_PANELS;
-        let all = if self.rows_are_shared { lines } else { lines.next_multiple_of(self.kernel.lanes) };
+        let all = self.padded(self.rows_are_shared, lines);
         team.for_each(lines.div_ceil(group), &|index| {
             let lines = index * group..((index + 1) * group).min(lines);
             for block in chunks(0..chunk.depth.len(), self.kernel.depth) {
@@ -203,15 +216,13 @@ impl Call<'_> {
         let steps = kernel.format.steps(depth.len());
         for group in chunks(lines.clone(), width * PACKED_PANELS) {
             let full = group.start + group.len() / width * width;
-            // A panel of fewer rows has as many words, one of fewer columns whole vectors.
-            let rest =
-                if rows { group.end - full } else { (group.end - full).next_multiple_of(kernel.lanes) };
+            let rest = self.padded(rows, group.end - full);
             for (part, width) in [(group.start..full, width), (full..group.end, rest)] {
                 if !part.is_empty() {
                     // SAFETY: the buffer has a word for each step of each line.
                     let out = unsafe { out.add((part.start - lines.start) * steps) };
                     let part = first + part.start..first + part.end;
-                    self.pack_panels(side, base, part, width, positions, depth.clone(), out);
+                    self.pack_panels(rows, side, base, part, width, positions, depth.clone(), out);
                 }
             }
         }
@@ -237,6 +248,7 @@ impl Call<'_> {
     /// Packs panels of one width.
     fn pack_panels(
         &self,
+        rows: bool,
         side: &Side,
         base: usize,
         lines: Range<usize>,
@@ -254,6 +266,7 @@ impl Call<'_> {
             offsets: &positions.offsets[depth.clone()],
             runs: &positions.runs[depth],
             format: self.kernel.format,
+            order: if rows { self.kernel.row_order } else { Order::BySteps },
             out,
             width,
         };
@@ -286,12 +299,12 @@ impl Call<'_> {
         let Self { kernel, problem, rows_are_shared, .. } = *self;
         let steps = kernel.format.steps(chunk.depth.len().min(kernel.depth));
         let packs_own = rows_are_shared || self.row_stride.is_none();
-        let own =
-            Buffer::take(if packs_own { lines.len().next_multiple_of(kernel.lanes) * steps } else { 0 });
-        let shared_lines = match rows_are_shared {
-            true => chunk.rows.len(),
-            false => chunk.columns.len().next_multiple_of(kernel.lanes),
-        };
+        // SAFETY: kernels come from a `Candidate`, so the processor has the instructions. A task begins no other session.
+        let _session = kernel.session.map(|begin| unsafe { begin() });
+        let own_lines = self.padded(!rows_are_shared, lines.len());
+        let own = Buffer::take(if packs_own { own_lines * steps } else { 0 });
+        let num_shared = if rows_are_shared { chunk.rows.len() } else { chunk.columns.len() };
+        let shared_lines = self.padded(rows_are_shared, num_shared);
         let (shared_width, own_width) = match rows_are_shared {
             true => (kernel.rows, kernel.columns),
             false => (kernel.columns, kernel.rows),
@@ -313,7 +326,7 @@ impl Call<'_> {
             });
             let is_first = chunk.depth.start + block.start == 0;
             let is_last = chunk.depth.start + block.end == problem.depth;
-            for shared_line in (0..shared_lines).step_by(shared_width) {
+            for shared_line in (0..num_shared).step_by(shared_width) {
                 for own_line in lines.clone().step_by(own_width) {
                     // What is not packed has no words, and its pointer is not used.
                     let shared = shared.wrapping_add(shared_line * steps);

@@ -5,21 +5,36 @@ use std::cell::Cell;
 use half::bf16;
 
 use super::ahead::Ahead;
-use super::pack::{self, Format, Panels};
+use super::pack::{self, Format, Order, Panels};
 use super::stream::Streams;
+use crate::amx::Session;
+#[cfg(test)]
+use {
+    super::blocks,
+    crate::amx::{BLOCK, Emulated, Multiplication, TILE},
+};
 
 /// A way to compute tiles. Callers obtain it from a [`crate::Candidate`], which proves that the processor has the
 /// instructions.
 pub(crate) struct Kernel {
-    /// The rows and columns of the largest tile; columns come in whole vectors of `lanes`.
+    /// The rows and columns of the largest tile. Columns come in whole vectors of `lanes`, packed rows in multiples of
+    /// `row_lanes`.
     pub(super) rows: usize,
+    pub(super) row_lanes: usize,
     pub(super) columns: usize,
     pub(super) lanes: usize,
     /// How many contracted elements panels hold: a panel of columns stays in the first cache.
     pub(super) depth: usize,
     pub(super) format: Format,
+    /// The order of packed rows.
+    pub(super) row_order: Order,
     /// Whether tiles can read rows in place.
     pub(super) reads_rows: bool,
+    /// Begins the time in which a thread may compute tiles, if that needs a beginning.
+    ///
+    /// # Safety
+    /// The processor has the instructions, and the thread has no other session.
+    pub(super) session: Option<unsafe fn() -> Session>,
     /// Computes a tile.
     ///
     /// # Safety
@@ -37,7 +52,7 @@ pub(crate) struct Kernel {
 pub(super) struct Tile<'a> {
     /// How many words each row and column of the panels has.
     pub steps: usize,
-    /// `[steps, rows]`, or `[rows, steps]` where rows are read in place.
+    /// `[steps, rows]`, or `[rows, steps]` where rows are packed line by line or read in place.
     pub lhs: *const u32,
     /// How many bytes lie between rows that are read in place, which need not be aligned.
     pub lhs_stride: Option<usize>,
@@ -114,11 +129,14 @@ const PORTABLE_COLUMNS: usize = 8;
 
 pub(crate) static PORTABLE: Kernel = Kernel {
     rows: PORTABLE_ROWS,
+    row_lanes: 1,
     columns: PORTABLE_COLUMNS,
     lanes: PORTABLE_COLUMNS,
     depth: 256,
     format: Format::F32,
+    row_order: Order::BySteps,
     reads_rows: false,
+    session: None,
     multiply: multiply_portable,
     pack: pack::portable,
     streams: None,
@@ -181,4 +199,60 @@ pub(super) unsafe fn finish_row(tile: &Tile, row: usize, sums: &mut [f32]) {
     }
     // SAFETY: the row lies in the tile.
     unsafe { tile.out.add(row * tile.out_stride).write_all(sums, 1) };
+}
+
+/// Multiplies tiles with the emulated matrix unit and portable panels.
+#[cfg(test)]
+pub(crate) static EMULATED_BF16: Kernel =
+    Kernel { format: Format::TilePairs, multiply: multiply_emulated_bf16, ..EMULATED };
+
+#[cfg(test)]
+pub(crate) static EMULATED_BF16_X3: Kernel =
+    Kernel { format: Format::TileSplit, multiply: multiply_emulated_bf16_x3, ..EMULATED };
+
+#[cfg(test)]
+const EMULATED: Kernel = Kernel {
+    rows: BLOCK,
+    row_lanes: TILE,
+    columns: BLOCK,
+    lanes: TILE,
+    depth: 512,
+    format: Format::TilePairs,
+    row_order: Order::ByLines,
+    reads_rows: true,
+    session: Some(Session::begin::<Emulated>),
+    multiply: multiply_emulated_bf16,
+    pack: pack::portable,
+    streams: None,
+};
+
+/// # Safety
+/// See [`Kernel::multiply`].
+#[cfg(test)]
+pub(super) unsafe fn multiply_emulated_bf16(tile: &Tile) {
+    // SAFETY: what the caller promises.
+    unsafe { multiply_emulated(tile, Multiplication::Bf16) };
+}
+
+/// # Safety
+/// See [`Kernel::multiply`].
+#[cfg(test)]
+pub(super) unsafe fn multiply_emulated_bf16_x3(tile: &Tile) {
+    // SAFETY: what the caller promises.
+    unsafe { multiply_emulated(tile, Multiplication::SplitF32) };
+}
+
+/// # Safety
+/// See [`Kernel::multiply`].
+#[cfg(test)]
+unsafe fn multiply_emulated(tile: &Tile, multiplication: Multiplication) {
+    // SAFETY: what the caller promises.
+    let sums = unsafe { blocks::sums::<Emulated>(tile, multiplication) };
+    for row in 0..tile.rows {
+        // SAFETY: the unit has written the tile's rows and columns, and the tile has this row.
+        unsafe {
+            let mut sums = std::slice::from_raw_parts(sums.row(row), tile.columns).to_vec();
+            finish_row(tile, row, &mut sums);
+        }
+    }
 }

@@ -9,6 +9,7 @@
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 
 mod ahead;
+mod blocks;
 mod buffer;
 mod driver;
 mod kernel;
@@ -27,6 +28,8 @@ use kernel::Out;
 use shape::Problem;
 use stream::{Form, Streamed};
 
+#[cfg(test)]
+pub(crate) use kernel::{EMULATED_BF16, EMULATED_BF16_X3};
 pub(crate) use kernel::{Kernel, PORTABLE, PORTABLE_WIDENED};
 
 /// A dimension of an operand; the stride counts elements.
@@ -71,16 +74,20 @@ pub enum Arithmetic {
     /// Operands of `f32` are rounded to `bf16`, to nearest even; products are summed in `f32`. Processors with
     /// instructions for this count subnormal numbers as zero.
     Bf16,
+    /// Operands of `f32` are split into two `bf16` each, and three products of these are summed in `f32`. Without a kernel
+    /// for this, as `F32`. An element that `bf16` rounds to an infinity makes sums no numbers.
+    Bf16X3,
 }
 
 impl Arithmetic {
-    pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
+    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Bf16X3];
 
-    /// The name of the type that is multiplied.
+    /// The name for lists and files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
+            Self::Bf16X3 => "bf16x3",
         }
     }
 }

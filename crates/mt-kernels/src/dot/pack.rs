@@ -1,7 +1,8 @@
 //! Copies of operands in the order in which tiles read them.
 //!
 //! A panel holds, for each step along the contraction, one word of each of its lines (rows of the left operand, columns
-//! of the right one). A word is an `f32`, or two `bf16` that follow each other along the contraction.
+//! of the right one). A word is an `f32`, or two `bf16` that follow each other along the contraction. Panels for tiles of a
+//! matrix unit have whole tiles along the contraction.
 
 use std::ops::Range;
 
@@ -10,6 +11,7 @@ use half::bf16;
 use super::Dim;
 use super::kernel::round;
 use super::shape::offsets;
+use crate::amx::TILE;
 
 /// What a word of a panel is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,6 +21,22 @@ pub(super) enum Format {
     RoundedF32,
     /// Two `bf16`, the first one in the lower half.
     Pairs,
+    /// As `Pairs`, in whole tiles.
+    TilePairs,
+    /// As `TilePairs`, of `f32` split into two `bf16`: each tile of first halves is followed by one of the remainders.
+    TileSplit,
+}
+
+/// The elements along the contraction of a tile of `bf16`.
+const TILE_DEPTH: usize = 2 * TILE;
+
+/// The order of a panel's words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Order {
+    /// The words of all lines, step by step.
+    BySteps,
+    /// The words of all steps, line by line.
+    ByLines,
 }
 
 impl Format {
@@ -27,7 +45,14 @@ impl Format {
         match self {
             Self::F32 | Self::RoundedF32 => depth,
             Self::Pairs => depth.div_ceil(2),
+            Self::TilePairs => depth.div_ceil(TILE_DEPTH) * TILE,
+            Self::TileSplit => depth.div_ceil(TILE_DEPTH) * TILE * 2,
         }
+    }
+
+    /// The tiles that hold each 16 words of a line, for formats with tiles.
+    pub fn halves(self) -> usize {
+        if self == Self::TileSplit { 2 } else { 1 }
     }
 }
 
@@ -71,7 +96,8 @@ pub(super) struct Panels<'a> {
     pub offsets: &'a [usize],
     pub runs: &'a [usize],
     pub format: Format,
-    /// `[panels, steps, width]`; what exceeds the lines, or the depth in the last step, is filled with zeros.
+    pub order: Order,
+    /// `[panels, steps, width]` or, line by line, `[panels, width, steps]`. Words beyond the lines or the depth are zero.
     pub out: *mut u32,
     pub width: usize,
 }
@@ -85,7 +111,7 @@ impl Panels<'_> {
         self.lines.len().div_ceil(self.width)
     }
 
-    /// Where the words of a panel's step begin.
+    /// Where the words of a panel's step begin, in the order of steps.
     ///
     /// # Safety
     /// There is such a step.
@@ -93,6 +119,21 @@ impl Panels<'_> {
     pub unsafe fn word(&self, panel: usize, step: usize) -> *mut u32 {
         // SAFETY: what the caller promises.
         unsafe { self.out.add((panel * self.steps() + step) * self.width) }
+    }
+
+    /// A line's word of a panel's step.
+    ///
+    /// # Safety
+    /// There are such a step and line.
+    #[inline(always)]
+    pub unsafe fn word_of_line(&self, panel: usize, step: usize, line: usize) -> *mut u32 {
+        // SAFETY: what the caller promises.
+        unsafe {
+            match self.order {
+                Order::BySteps => self.word(panel, step).add(line),
+                Order::ByLines => self.out.add((panel * self.width + line) * self.steps() + step),
+            }
+        }
     }
 
     /// Whether the lines' elements lie next to each other.
@@ -110,7 +151,7 @@ pub(super) unsafe fn portable(panels: &Panels) {
     // SAFETY: what the caller promises.
     unsafe {
         match (panels.source, panels.format) {
-            (_, Format::Pairs) => {
+            (_, Format::Pairs | Format::TilePairs | Format::TileSplit) => {
                 for panel in 0..panels.count() {
                     copy_elements(panels, panel, 0..panels.steps());
                 }
@@ -167,21 +208,37 @@ pub(super) unsafe fn copy_elements(panels: &Panels, panel: usize, steps: Range<u
                     // SAFETY: the offsets lie in the source.
                     let element = |offset: usize| unsafe { load(panels.source, line + offset) };
                     let rounded = |offset: usize| round(element(offset));
+                    let pair = |first: usize, number: &dyn Fn(usize) -> bf16| {
+                        let bits =
+                            |position: usize| depth.get(position).map_or(0, |&at| number(at).to_bits());
+                        u32::from(bits(first)) | u32::from(bits(first + 1)) << 16
+                    };
                     match panels.format {
                         Format::F32 => element(depth[step]).to_bits(),
                         Format::RoundedF32 => rounded(depth[step]).to_f32().to_bits(),
-                        Format::Pairs => {
-                            let low = rounded(depth[2 * step]).to_bits();
-                            let high = depth.get(2 * step + 1).map_or(0, |&offset| rounded(offset).to_bits());
-                            u32::from(low) | u32::from(high) << 16
+                        Format::Pairs | Format::TilePairs => pair(2 * step, &rounded),
+                        Format::TileSplit => {
+                            let first = step / (2 * TILE) * TILE_DEPTH + step % TILE * 2;
+                            if step / TILE % 2 == 0 {
+                                pair(first, &rounded)
+                            } else {
+                                pair(first, &|offset| remainder(element(offset)))
+                            }
                         }
                     }
                 }
             };
             // SAFETY: the word lies in the panel.
-            unsafe { *panels.word(panel, step).add(lane) = word };
+            unsafe { *panels.word_of_line(panel, step, lane) = word };
         }
     }
+}
+
+/// What rounding to `bf16` leaves, rounded itself. There is none of an infinity or of what is rounded to one.
+#[inline(always)]
+fn remainder(number: f32) -> bf16 {
+    let first = round(number).to_f32();
+    if first.is_finite() { round(number - first) } else { bf16::ZERO }
 }
 
 /// # Safety

@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::Elements;
 use super::buffer::{Buffer, Pooled};
 use super::kernel::{Kernel, Out};
-use super::pack::{Depth, Format, Panels, Source};
+use super::pack::{Depth, Format, Order, Panels, Source};
 use super::shape::{Problem, Side, offsets};
 use crate::{Alone, Team};
 
@@ -316,6 +316,7 @@ impl<'a> Call<'a> {
             offsets: &depth.offsets,
             runs: &depth.runs,
             format: self.kernel.format,
+            order: Order::BySteps,
             out: lines_in_order.as_ref().map_or(factors, |lines| lines.words()),
             width: if self.form.across { self.padded } else { 1 },
         };

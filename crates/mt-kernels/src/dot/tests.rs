@@ -3,11 +3,13 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use super::{Arithmetic, Dim, Elements, ElementsMut, Operand, Product, dot_by as dot_with};
+use crate::candidates::EMULATED;
 use crate::{Alone, Candidate, Features, ScopedThreads, Team};
 
 /// Every kernel that the processor has.
 fn kernels(arithmetic: Arithmetic) -> Vec<&'static Candidate> {
-    Candidate::available(Features::detect(), arithmetic)
+    let emulated = EMULATED.iter().filter(|candidate| candidate.arithmetic() == arithmetic);
+    Candidate::available(Features::detect(), arithmetic).into_iter().chain(emulated).collect()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +48,7 @@ impl Numbers {
     /// The factor that an element stands for.
     fn factor(&self, index: usize, arithmetic: Arithmetic) -> f64 {
         match (self, arithmetic) {
-            (Self::F32(numbers), Arithmetic::F32) => numbers[index].into(),
+            (Self::F32(numbers), Arithmetic::F32 | Arithmetic::Bf16X3) => numbers[index].into(),
             (Self::F32(numbers), Arithmetic::Bf16) => bf16::from_f32(numbers[index]).into(),
             (Self::Bf16(numbers), _) => numbers[index].into(),
         }
@@ -110,7 +112,7 @@ fn kinds() -> impl Strategy<Value = Kind> {
 }
 
 fn arithmetics() -> impl Strategy<Value = Arithmetic> {
-    prop_oneof![Just(Arithmetic::F32), Just(Arithmetic::Bf16)]
+    prop_oneof![Just(Arithmetic::F32), Just(Arithmetic::Bf16), Just(Arithmetic::Bf16X3)]
 }
 
 /// The offsets of the elements that `dims` count.
@@ -156,7 +158,13 @@ fn check(lhs: &Side, rhs: &Side, arithmetic: Arithmetic, threads: usize) -> Resu
     // Summing n products in any order, each product and sum rounded once, is wrong by at most n·u / (1 - n·u) of the
     // sum of their absolute values.
     let unit = f64::from(f32::EPSILON) / 2.0;
-    let bound = |terms: f64| terms * unit / (1.0 - terms * unit);
+    // Splitting a number into two `bf16` loses at most 2⁻¹⁷ of it, and the product of both remainders is at most 2⁻¹⁶.
+    let split = if arithmetic == Arithmetic::Bf16X3 { 1.01 * f64::powi(2.0, -15) } else { 0.0 };
+    let terms_of_sum = if arithmetic == Arithmetic::Bf16X3 { 3.0 } else { 1.0 };
+    let bound = |terms: f64| {
+        let terms = terms_of_sum * terms;
+        terms * unit / (1.0 - terms * unit) + split
+    };
     for kernel in kernels(arithmetic) {
         let mut result = vec![f32::NAN; exact.len()];
         dot_with(&Alone, kernel, &lhs.operand(), &rhs.operand(), ElementsMut::F32(&mut result));

@@ -24,6 +24,8 @@ pub enum Instructions {
     Avx512,
     /// As `Avx512`, with products of `bf16`.
     Avx512Bf16,
+    /// As `Avx512Bf16`, with products of tiles.
+    AmxBf16,
 }
 
 impl Instructions {
@@ -35,6 +37,7 @@ impl Instructions {
             available.extend(Avx2::detect().map(|_| Self::Avx2));
             available.extend(Avx512::detect().map(|_| Self::Avx512));
             available.extend(Avx512Bf16::detect().map(|_| Self::Avx512Bf16));
+            available.extend(Features::detect().contains(Feature::AmxBf16).then_some(Self::AmxBf16));
         }
         available
     }
@@ -50,7 +53,7 @@ impl Instructions {
             None => Self::Portable,
             Some(Feature::Avx2) => Self::Avx2,
             Some(Feature::Avx512) => Self::Avx512,
-            Some(Feature::Avx512Bf16) => Self::Avx512Bf16,
+            Some(Feature::Avx512Bf16 | Feature::AmxBf16 | Feature::AmxInt8) => Self::Avx512Bf16,
         }
     }
 }
@@ -71,7 +74,9 @@ macro_rules! with_simd {
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            $crate::simd::Instructions::Avx512 | $crate::simd::Instructions::Avx512Bf16 => {
+            $crate::simd::Instructions::Avx512
+            | $crate::simd::Instructions::Avx512Bf16
+            | $crate::simd::Instructions::AmxBf16 => {
                 let $simd = $crate::simd::Avx512::detect().expect("the processor has AVX-512");
                 $body
             }

@@ -224,6 +224,62 @@ impl Load for PairsOfF32 {
     }
 }
 
+/// What rounding to `bf16` leaves of each number, rounded itself.
+#[derive(Clone, Copy)]
+pub(super) struct PairsOfRemainders(pub *const f32);
+
+impl Load for PairsOfRemainders {
+    type Element = f32;
+    const DEPTH: usize = 2;
+    const CACHE_LINE: usize = 16;
+
+    #[inline(always)]
+    fn source(self) -> *const f32 {
+        self.0
+    }
+
+    #[inline(always)]
+    unsafe fn across(self, first: usize, second: Option<usize>, mask: __mmask16) -> __m512i {
+        // SAFETY: what the caller promises; both types are 64 bytes without invalid values.
+        unsafe {
+            let low = remainders(_mm512_maskz_loadu_ps(mask, self.0.add(first)));
+            let high = second.map_or(_mm512_setzero_ps(), |second| {
+                remainders(_mm512_maskz_loadu_ps(mask, self.0.add(second)))
+            });
+            let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+            _mm512_permutexvar_epi16(INTERLEAVE.vector(), rounded)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn along(self, first: usize, count: usize) -> __m512i {
+        // SAFETY: what the caller promises; both types are 64 bytes without invalid values.
+        unsafe {
+            let low = remainders(_mm512_maskz_loadu_ps(first_lanes(count.min(16)), self.0.add(first)));
+            let high = match count {
+                0..=16 => _mm512_setzero_ps(),
+                _ => remainders(_mm512_maskz_loadu_ps(first_lanes(count - 16), self.0.add(first + 16))),
+            };
+            std::mem::transmute(_mm512_cvtne2ps_pbh(high, low))
+        }
+    }
+}
+
+/// What rounding leaves, or 0 of what is rounded to an infinity.
+///
+/// # Safety
+/// The processor has the instructions.
+#[inline(always)]
+unsafe fn remainders(numbers: __m512) -> __m512 {
+    // SAFETY: what the caller promises.
+    unsafe {
+        let first = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(round_avx512(numbers)));
+        let magnitude = _mm512_abs_ps(first);
+        let is_finite = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(magnitude, _mm512_set1_ps(f32::INFINITY));
+        _mm512_maskz_sub_ps(is_finite, numbers, first)
+    }
+}
+
 /// Sixteen halves, each in a word of its own.
 ///
 /// # Safety

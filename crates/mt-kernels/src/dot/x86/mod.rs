@@ -1,13 +1,16 @@
 //! Tiles and panels with the instructions of x86 processors.
 
+mod blocks;
 mod load;
 mod panels;
 mod streams;
+mod tile_panels;
 mod tiles;
 
 use super::kernel::Kernel;
-use super::pack::Format;
+use super::pack::{Format, Order};
 use super::stream::Streams;
+use crate::amx::{BLOCK, Processor, Session, TILE};
 
 /// Multiplies pairs of `bf16`.
 pub(crate) static AVX512_BF16: Kernel = Kernel {
@@ -18,6 +21,13 @@ pub(crate) static AVX512_BF16: Kernel = Kernel {
     streams: Some(Streams { across: streams::across_avx512_bf16, along: streams::along_avx512_bf16 }),
     ..AVX512_F32
 };
+
+/// Multiplies tiles of `bf16`.
+pub(crate) static AMX_BF16: Kernel = AMX;
+
+/// Multiplies tiles of `f32`, each number split into two `bf16`.
+pub(crate) static AMX_BF16_X3: Kernel =
+    Kernel { format: Format::TileSplit, multiply: blocks::multiply_bf16_x3, depth: 256, ..AMX };
 
 /// Multiplies `bf16` that are widened while they are packed.
 pub(crate) static AVX512_WIDENED: Kernel = Kernel {
@@ -34,23 +44,44 @@ pub(crate) static AVX2: Kernel = AVX2_F32;
 
 const AVX512_F32: Kernel = Kernel {
     rows: 14,
+    row_lanes: 1,
     columns: 32,
     lanes: 16,
     depth: 512,
     format: Format::F32,
+    row_order: Order::BySteps,
     reads_rows: true,
+    session: None,
     multiply: tiles::multiply_avx512,
     pack: panels::pack_avx512,
     streams: Some(Streams { across: streams::across_avx512, along: streams::along_avx512 }),
 };
 
+const AMX: Kernel = Kernel {
+    rows: BLOCK,
+    row_lanes: TILE,
+    columns: BLOCK,
+    lanes: TILE,
+    depth: 512,
+    format: Format::TilePairs,
+    row_order: Order::ByLines,
+    reads_rows: true,
+    session: Some(Session::begin::<Processor>),
+    multiply: blocks::multiply_bf16,
+    pack: tile_panels::pack,
+    streams: None,
+};
+
 const AVX2_F32: Kernel = Kernel {
     rows: 6,
+    row_lanes: 1,
     columns: 16,
     lanes: 8,
     depth: 256,
     format: Format::F32,
+    row_order: Order::BySteps,
     reads_rows: false,
+    session: None,
     multiply: tiles::multiply_avx2,
     pack: panels::pack_avx2,
     streams: None,

@@ -202,7 +202,7 @@ unsafe fn copy_along<L: Load>(panels: &Panels, panel: usize, load: L) {
 /// # Safety
 /// The processor has the instructions.
 #[inline(always)]
-unsafe fn transpose(rows: &[__m512i; 16]) -> [__m512i; 16] {
+pub(super) unsafe fn transpose(rows: &[__m512i; 16]) -> [__m512i; 16] {
     // SAFETY: what the caller promises.
     unsafe {
         let zero = _mm512_setzero_si512();

@@ -139,7 +139,7 @@ const STEPS_PER_FETCH: usize = 4;
 
 /// Brings a line into the second cache.
 #[inline(always)]
-fn fetch(ahead: &mut Ahead) {
+pub(super) fn fetch(ahead: &mut Ahead) {
     // SAFETY: prefetching reads nothing.
     unsafe { _mm_prefetch::<_MM_HINT_T1>(ahead.take().cast()) };
 }

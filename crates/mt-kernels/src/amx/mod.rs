@@ -1,0 +1,118 @@
+//! Products of matrix tiles, as processors with AMX compute them.
+//!
+//! A tile has 16 rows of 64 bytes. A tile of the left operand holds 16 rows of 16 words along the contraction, a tile of
+//! the right operand 16 words of each of 16 columns, and a tile of sums 16 by 16 numbers. A word holds two `bf16` or four
+//! `i8`. [`Unit`] is everything that kernels need of the processor. [`Emulated`] computes the same bits in plain Rust, so
+//! that packing, blocking and edges are tested on every machine.
+
+#[cfg(any(test, not(target_arch = "x86_64")))]
+mod emulator;
+#[cfg(target_arch = "x86_64")]
+mod instructions;
+#[cfg(test)]
+mod tests;
+
+use std::marker::PhantomData;
+
+#[cfg(test)]
+pub(crate) use emulator::Emulated;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use instructions::{Processor, has_bf16, has_int8};
+
+/// The rows of a tile, and the words in each of them.
+pub(crate) const TILE: usize = 16;
+
+/// The rows and columns of the largest block of sums: two by two tiles.
+pub(crate) const BLOCK: usize = 2 * TILE;
+
+/// What the words of operands hold and how they are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Multiplication {
+    /// Two `bf16` a word; sums of `f32`.
+    Bf16,
+    /// Numbers of `f32`, each split into a `bf16` and a second `bf16` for the remainder. Every 16 words of the first
+    /// halves are followed by 16 words of the second halves. The product of the two second halves is left out.
+    SplitF32,
+    /// Four `i8` a word; sums of `i32`, which wrap.
+    Int8,
+}
+
+impl Multiplication {
+    /// The tiles of each operand that hold 16 words of its lines.
+    pub(crate) const fn halves(self) -> usize {
+        match self {
+            Self::Bf16 | Self::Int8 => 1,
+            Self::SplitF32 => 2,
+        }
+    }
+}
+
+/// One or two tiles in each direction of a block of sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub two_rows: bool,
+    pub two_columns: bool,
+}
+
+/// A block of sums and the operands that it is computed from. Strides and distances are in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block {
+    pub multiplication: Multiplication,
+    pub extent: Extent,
+    /// Tiles along the contraction; at least one.
+    pub count: usize,
+    /// `[rows, words]`, one tile after the other along the contraction.
+    pub left: *const u8,
+    pub left_stride: usize,
+    /// `[words, columns]`; the second tile of columns follows the first.
+    pub right: *const u8,
+    pub right_stride: usize,
+    /// Where the sums go: `[rows, columns]`, replaced.
+    pub sums: *mut u8,
+    pub sums_stride: usize,
+}
+
+/// A matrix unit.
+pub(crate) trait Unit: Copy + Send + Sync + 'static {
+    /// Configures the tiles of the calling thread.
+    ///
+    /// # Safety
+    /// The processor has the instructions, and the system has permitted their use.
+    unsafe fn enter();
+
+    /// Gives up the content of the calling thread's tiles.
+    ///
+    /// # Safety
+    /// As for [`Self::enter`].
+    unsafe fn leave();
+
+    /// Computes a block of sums.
+    ///
+    /// # Safety
+    /// The calling thread has entered. All rows of all tiles lie in readable memory, those of the sums in writable memory
+    /// that nothing else accesses.
+    unsafe fn multiply(block: &Block);
+}
+
+/// The time during which a thread may use its tiles. It ends on the thread on which it began.
+pub(crate) struct Session {
+    leave: unsafe fn(),
+    thread: PhantomData<*mut ()>,
+}
+
+impl Session {
+    /// # Safety
+    /// See [`Unit::enter`]. The thread has no other session.
+    pub(crate) unsafe fn begin<U: Unit>() -> Self {
+        // SAFETY: what the caller promises.
+        unsafe { U::enter() };
+        Self { leave: U::leave, thread: PhantomData }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // SAFETY: the session began on this thread.
+        unsafe { (self.leave)() };
+    }
+}

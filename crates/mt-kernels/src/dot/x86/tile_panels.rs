@@ -1,0 +1,170 @@
+//! Copies of operands into panels for tiles of a matrix unit, sixteen words of sixteen lines at a time.
+
+use std::arch::x86_64::*;
+
+use super::super::pack::{Format, Order, Panels, Source, copy_elements};
+use super::load::{Load, PairsOfBf16, PairsOfF32, PairsOfRemainders, first_lanes};
+use super::panels::transpose;
+use crate::amx::TILE;
+
+/// Copies panels of pairs of `bf16`, in whole tiles.
+///
+/// # Safety
+/// See [`super::Kernel::pack`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn pack(panels: &Panels) {
+    // SAFETY: what the caller promises; the processor has the instructions.
+    unsafe {
+        match (panels.source, panels.format) {
+            (Source::F32(start), Format::TileSplit) => {
+                copy(panels, PairsOfF32(start), 0);
+                copy(panels, PairsOfRemainders(start), 1);
+            }
+            (Source::F32(start), _) => copy(panels, PairsOfF32(start), 0),
+            (Source::Bf16(start), Format::TileSplit) => {
+                copy(panels, PairsOfBf16(start), 0);
+                clear(panels, 1);
+            }
+            (Source::Bf16(start), _) => copy(panels, PairsOfBf16(start), 0),
+        }
+    }
+}
+
+/// How many lines of the cache ahead elements along the contraction are fetched.
+const AHEAD: usize = 4;
+
+/// Copies one half of all panels' words.
+///
+/// # Safety
+/// See [`super::Kernel::pack`].
+#[inline(always)]
+unsafe fn copy<L: Load>(panels: &Panels, load: L, half: usize) {
+    let depth = 2 * TILE;
+    let halves = panels.format.halves();
+    let are_adjacent = panels.lines.len() > 1 && panels.lines_are_adjacent();
+    for (tile, position) in (0..panels.offsets.len()).step_by(depth).enumerate() {
+        let offsets = &panels.offsets[position..(position + depth).min(panels.offsets.len())];
+        let step = (tile * halves + half) * TILE;
+        for panel in 0..panels.count() {
+            let lines = &panels.lines[panel * panels.width..];
+            let lines = &lines[..lines.len().min(panels.width)];
+            for lane in (0..panels.width).step_by(TILE) {
+                let lines = lines.get(lane..).unwrap_or_default();
+                let lines = &lines[..lines.len().min(TILE)];
+                // SAFETY: the lines' elements lie in the source, and the words in the panel.
+                unsafe {
+                    if lines.is_empty() {
+                        store(panels, panel, step, lane, [_mm512_setzero_si512(); TILE], Order::ByLines);
+                    } else if panels.runs[position] >= offsets.len() {
+                        let words = along(load, lines, offsets);
+                        store(panels, panel, step, lane, words, Order::ByLines);
+                    } else if are_adjacent {
+                        let words = across(load, lines, offsets, panels.width);
+                        store(panels, panel, step, lane, words, Order::BySteps);
+                    } else {
+                        // Does all lanes at once.
+                        if lane == 0 {
+                            copy_elements(panels, panel, step..step + TILE);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Sixteen words of each line, whose elements are adjacent.
+///
+/// # Safety
+/// The elements lie in the source.
+#[inline(always)]
+unsafe fn along<L: Load>(load: L, lines: &[usize], offsets: &[usize]) -> [__m512i; TILE] {
+    let start = offsets[0];
+    // SAFETY: what the caller promises.
+    unsafe {
+        let mut words = [_mm512_setzero_si512(); TILE];
+        if let (Some(lines), true) = (lines.first_chunk::<TILE>(), offsets.len() == 2 * TILE) {
+            for (words, line) in words.iter_mut().zip(lines) {
+                for later in (0..2 * TILE).step_by(L::CACHE_LINE) {
+                    load.prefetch(line + start + later + AHEAD * L::CACHE_LINE);
+                }
+                *words = load.along(line + start, 2 * TILE);
+            }
+        } else {
+            for (words, line) in words.iter_mut().zip(lines) {
+                *words = load.along(line + start, offsets.len());
+            }
+        }
+        words
+    }
+}
+
+/// A word of each line for sixteen steps. The lines are adjacent.
+///
+/// # Safety
+/// The elements lie in the source.
+#[inline(always)]
+unsafe fn across<L: Load>(load: L, lines: &[usize], offsets: &[usize], width: usize) -> [__m512i; TILE] {
+    let first = lines[0];
+    // SAFETY: what the caller promises.
+    unsafe {
+        let mut words = [_mm512_setzero_si512(); TILE];
+        if let (TILE, Some(offsets)) = (lines.len(), offsets.first_chunk::<{ 2 * TILE }>()) {
+            for (words, pair) in words.iter_mut().zip(offsets.as_chunks::<2>().0) {
+                // Processors do not fetch what is this far apart by themselves.
+                load.prefetch(first + pair[0] + width);
+                load.prefetch(first + pair[1] + width);
+                *words = load.across(first + pair[0], Some(first + pair[1]), __mmask16::MAX);
+            }
+        } else {
+            for (words, pair) in words.iter_mut().zip(offsets.chunks(2)) {
+                let second = pair.get(1).map(|second| first + second);
+                *words = load.across(first + pair[0], second, first_lanes(lines.len()));
+            }
+        }
+        words
+    }
+}
+
+/// Stores a tile's words, which are in `order`, in the order of the panels.
+///
+/// # Safety
+/// The panel has the steps and lanes.
+#[inline(always)]
+unsafe fn store(
+    panels: &Panels,
+    panel: usize,
+    step: usize,
+    lane: usize,
+    words: [__m512i; TILE],
+    order: Order,
+) {
+    // SAFETY: what the caller promises.
+    unsafe {
+        let words = if order == panels.order { words } else { transpose(&words) };
+        let (start, apart) = match panels.order {
+            Order::BySteps => (panels.word(panel, step).add(lane), panels.width),
+            Order::ByLines => (panels.word_of_line(panel, step, lane), panels.steps()),
+        };
+        for (index, words) in words.into_iter().enumerate() {
+            _mm512_storeu_si512(start.add(index * apart).cast(), words);
+        }
+    }
+}
+
+/// Fills one half of all panels' words with zeros.
+///
+/// # Safety
+/// See [`super::Kernel::pack`].
+#[inline(always)]
+unsafe fn clear(panels: &Panels, half: usize) {
+    let halves = panels.format.halves();
+    for panel in 0..panels.count() {
+        for step in (half * TILE..panels.steps()).step_by(halves * TILE) {
+            for lane in (0..panels.width).step_by(TILE) {
+                // SAFETY: the panel has the steps and lanes.
+                unsafe { store(panels, panel, step, lane, [_mm512_setzero_si512(); TILE], panels.order) };
+            }
+        }
+    }
+}
