@@ -46,14 +46,16 @@ impl Unit for Emulated {
 ///
 /// # Safety
 /// See [`Unit::multiply`].
-unsafe fn sum<T: Copy + Default>(
+unsafe fn sum<T: Copy>(
     block: &Block,
     row: usize,
     column: usize,
     add: impl Fn(&mut Tile<T>, &Tile<u32>, &Tile<u32>),
     halves: &[[usize; 2]],
 ) -> Tile<T> {
-    let mut sums = [[T::default(); TILE]; TILE];
+    let initial = block.initial.wrapping_add(row * TILE * block.initial_stride + column * TILE * 4);
+    // SAFETY: what the caller promises.
+    let mut sums: Tile<T> = unsafe { load(initial, block.initial_stride) };
     for step in 0..block.count {
         for half in halves {
             let [left, right] = half.map(|half| step * block.multiplication.halves() + half);
@@ -61,7 +63,7 @@ unsafe fn sum<T: Copy + Default>(
             let (left, right) = unsafe {
                 let left = block.left.add(row * TILE * block.left_stride + left * TILE * 4);
                 let right = block.right.add(right * TILE * block.right_stride + column * TILE * 4);
-                (load(left, block.left_stride), load(right, block.right_stride))
+                (load::<u32>(left, block.left_stride), load::<u32>(right, block.right_stride))
             };
             add(&mut sums, &left, &right);
         }
@@ -71,9 +73,9 @@ unsafe fn sum<T: Copy + Default>(
 
 /// # Safety
 /// The rows lie in readable memory.
-unsafe fn load(from: *const u8, stride: usize) -> Tile<u32> {
+unsafe fn load<T: Copy>(from: *const u8, stride: usize) -> Tile<T> {
     // SAFETY: what the caller promises.
-    std::array::from_fn(|row| unsafe { from.add(row * stride).cast::<[u32; TILE]>().read_unaligned() })
+    std::array::from_fn(|row| unsafe { from.add(row * stride).cast::<[T; TILE]>().read_unaligned() })
 }
 
 /// # Safety
@@ -96,7 +98,7 @@ fn add_bf16(sums: &mut Tile<f32>, left: &Tile<u32>, right: &Tile<u32>) {
                     pair[index] = flushed(left[index].mul_add(right[index], pair[index]));
                 }
             }
-            *sum = flushed(*sum + flushed(pair[0] + pair[1]));
+            *sum = flushed(flushed(*sum) + flushed(pair[0] + pair[1]));
         }
     }
 }

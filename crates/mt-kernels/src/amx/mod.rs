@@ -67,9 +67,20 @@ pub(crate) struct Block {
     /// `[words, columns]`; the second tile of columns follows the first.
     pub right: *const u8,
     pub right_stride: usize,
-    /// Where the sums go: `[rows, columns]`, replaced.
+    /// What the sums start from: `[rows, columns]`, as the sums; see [`zeros`].
+    pub initial: *const u8,
+    pub initial_stride: usize,
+    /// Where the sums go: `[rows, columns]`. May be what they start from.
     pub sums: *mut u8,
     pub sums_stride: usize,
+}
+
+/// Initial sums of zero: a row that is read for all rows.
+pub(crate) fn zeros() -> (*const u8, usize) {
+    #[repr(align(64))]
+    struct Row([u8; 4 * BLOCK]);
+    static ZEROS: Row = Row([0; 4 * BLOCK]);
+    (ZEROS.0.as_ptr(), 0)
 }
 
 /// A matrix unit.
@@ -90,7 +101,7 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     ///
     /// # Safety
     /// The calling thread has entered. All rows of all tiles lie in readable memory, those of the sums in writable memory
-    /// that nothing else accesses.
+    /// that nothing else accesses meanwhile.
     unsafe fn multiply(block: &Block);
 }
 

@@ -5,6 +5,8 @@ struct Operands {
     block: Block,
     left: Vec<u32>,
     right: Vec<u32>,
+    /// `[row, BLOCK + 1]`
+    initial: Vec<u32>,
 }
 
 const STRIDES: [usize; 2] = [20 * TILE, 3 * TILE];
@@ -13,7 +15,8 @@ impl Operands {
     fn new(multiplication: Multiplication, extent: Extent, count: usize, word: impl FnMut() -> u32) -> Self {
         let mut words = std::iter::repeat_with(word);
         let left: Vec<u32> = words.by_ref().take(BLOCK * STRIDES[0]).collect();
-        let right: Vec<u32> = words.take(2 * count * TILE * STRIDES[1]).collect();
+        let right: Vec<u32> = words.by_ref().take(2 * count * TILE * STRIDES[1]).collect();
+        let initial = words.take(BLOCK * (BLOCK + 1)).collect();
         let block = Block {
             multiplication,
             extent,
@@ -22,10 +25,19 @@ impl Operands {
             left_stride: 4 * STRIDES[0],
             right: right.as_ptr().cast(),
             right_stride: 4 * STRIDES[1],
+            initial: zeros().0,
+            initial_stride: zeros().1,
             sums: std::ptr::null_mut(),
             sums_stride: 4 * (BLOCK + 1),
         };
-        Self { block, left, right }
+        Self { block, left, right, initial }
+    }
+
+    /// As [`Self::sums`], from the initial sums.
+    fn sums_from_initial<U: Unit>(&self) -> Vec<u32> {
+        let initial_stride = 4 * (BLOCK + 1);
+        let block = Block { initial: self.initial.as_ptr().cast(), initial_stride, ..self.block };
+        Self { block, left: Vec::new(), right: Vec::new(), initial: Vec::new() }.sums::<U>()
     }
 
     /// The sums, `[row, BLOCK + 1]`. What is not written stays [`u32::MAX`].
@@ -156,7 +168,10 @@ mod processor {
         for extent in extents() {
             for count in [1, 2, 5] {
                 let operands = Operands::new(multiplication, extent, count, &mut word);
-                let [tiles, emulated] = [operands.sums::<Processor>(), operands.sums::<Emulated>()];
+                let mut tiles = operands.sums::<Processor>();
+                tiles.extend(operands.sums_from_initial::<Processor>());
+                let mut emulated = operands.sums::<Emulated>();
+                emulated.extend(operands.sums_from_initial::<Emulated>());
                 let differing = tiles.iter().zip(&emulated).filter(|(tile, emulated)| {
                     let are_nan = [**tile, **emulated].map(|bits| f32::from_bits(bits).is_nan());
                     // The bits of what is no number are not specified.

@@ -2,42 +2,63 @@
 
 use std::mem::MaybeUninit;
 
-use super::kernel::Tile;
-use crate::amx::{BLOCK, Block, Extent, Multiplication, TILE, Unit};
+use super::kernel::{Out, Tile};
+use crate::amx::{BLOCK, Block, Extent, Multiplication, TILE, Unit, zeros};
 
 /// A block of sums: `[rows, columns]`.
 #[repr(align(64))]
 pub(super) struct Sums(MaybeUninit<[[f32; BLOCK]; BLOCK]>);
 
 impl Sums {
-    /// Some sums of a row, from a column on.
+    pub fn new() -> Self {
+        Self(MaybeUninit::uninit())
+    }
+
+    /// A row.
     #[inline(always)]
-    pub fn row(&self, row: usize) -> *const f32 {
-        self.0.as_ptr().cast::<[f32; BLOCK]>().wrapping_add(row).cast()
+    pub fn row(&mut self, row: usize) -> *mut f32 {
+        self.0.as_mut_ptr().cast::<[f32; BLOCK]>().wrapping_add(row).cast()
     }
 }
 
-/// Computes the sums of a tile. Those beyond its rows and columns are meaningless.
+/// Where the unit can write a tile's sums in place: whole tiles of numbers that are not rounded.
+#[inline(always)]
+pub(super) fn in_place(tile: &Tile) -> Option<*mut f32> {
+    match tile.out {
+        Out::F32(out) if tile.rows.is_multiple_of(TILE) && tile.columns.is_multiple_of(TILE) => Some(out),
+        _ => None,
+    }
+}
+
+/// Computes the sums of a tile from initial ones, `[rows, columns]` with a stride in numbers, or from zero.
 ///
 /// # Safety
-/// See [`super::Kernel::multiply`]; the thread is in a session of the unit.
+/// See [`super::Kernel::multiply`]; the thread is in a session of the unit. Whole tiles of initial and final sums lie in
+/// memory.
 #[inline(always)]
-pub(super) unsafe fn sums<U: Unit>(tile: &Tile, multiplication: Multiplication) -> Sums {
-    let mut sums = Sums(MaybeUninit::uninit());
-    let count = tile.steps / (multiplication.halves() * TILE);
+pub(super) unsafe fn multiply<U: Unit>(
+    tile: &Tile,
+    multiplication: Multiplication,
+    initial: Option<(*const f32, usize)>,
+    sums: *mut f32,
+    sums_stride: usize,
+) {
     let extent = Extent { two_rows: tile.rows > TILE, two_columns: tile.columns > TILE };
+    let (initial, initial_stride) =
+        initial.map_or_else(zeros, |(initial, stride)| (initial.cast(), 4 * stride));
     let block = Block {
         multiplication,
         extent,
-        count,
+        count: tile.steps / (multiplication.halves() * TILE),
         left: tile.lhs.cast(),
         left_stride: tile.lhs_stride.unwrap_or(4 * tile.steps),
         right: tile.rhs.cast(),
         right_stride: if extent.two_columns { 4 * BLOCK } else { 4 * TILE },
-        sums: sums.0.as_mut_ptr().cast(),
-        sums_stride: 4 * BLOCK,
+        initial,
+        initial_stride,
+        sums: sums.cast(),
+        sums_stride: 4 * sums_stride,
     };
-    // SAFETY: panels hold whole tiles, as do rows that are read in place; the sums have room for two by two tiles.
+    // SAFETY: panels hold whole tiles, as do rows that are read in place; the caller promises the rest.
     unsafe { U::multiply(&block) };
-    sums
 }

@@ -12,6 +12,7 @@ use half::bf16;
 
 use super::ahead::Ahead;
 use super::buffer::Buffer;
+use super::depth_first;
 use super::kernel::{Kernel, Out, Tile};
 use super::pack::{Depth, Format, Order, Panels, Source};
 use super::shape::{Problem, Side, offsets};
@@ -88,32 +89,32 @@ fn row_stride(kernel: &Kernel, problem: &Problem) -> Option<usize> {
 }
 
 /// What all tasks of a call share.
-struct Call<'a> {
-    kernel: &'a Kernel,
+pub(super) struct Call<'a> {
+    pub kernel: &'a Kernel,
     problem: &'a Problem<'a>,
-    out: Out,
+    pub out: Out,
     adds: bool,
     /// Whether the rows are packed by all threads together, and not the columns.
-    rows_are_shared: bool,
+    pub rows_are_shared: bool,
     /// How many bytes lie between rows of the left operand that tiles read in place.
-    row_stride: Option<usize>,
+    pub row_stride: Option<usize>,
 }
 
 // SAFETY: tasks write to parts of the result that do not overlap.
 unsafe impl Sync for Call<'_> {}
 
 /// A part of a product.
-struct Chunk<'a> {
+pub(super) struct Chunk<'a> {
     batch: usize,
-    rows: Range<usize>,
-    columns: Range<usize>,
-    depth: Range<usize>,
+    pub rows: Range<usize>,
+    pub columns: Range<usize>,
+    pub depth: Range<usize>,
     lhs_depth: &'a Depth,
     rhs_depth: &'a Depth,
     /// The operand that all tasks share: `[depth blocks, panels, steps, lines of the panel]`.
-    shared: *mut u32,
+    pub shared: *mut u32,
     /// Where sums are kept that become a result of fewer bits: `[rows, columns]`.
-    sums: Option<*mut f32>,
+    pub sums: Option<Matrix>,
 }
 
 // SAFETY: tasks write to parts of the buffers that do not overlap, and read what an earlier round has written.
@@ -132,7 +133,8 @@ impl Call<'_> {
         } else {
             columns = limit(columns, CHUNK_WORDS / steps, kernel.columns);
         }
-        let needs_sums = matches!(self.out, Out::Bf16(_)) && problem.depth > kernel.depth;
+        let depth_of_sums = if kernel.session.is_some() { depth } else { kernel.depth };
+        let needs_sums = matches!(self.out, Out::Bf16(_)) && problem.depth > depth_of_sums;
         if needs_sums && self.rows_are_shared {
             columns = limit(columns, CHUNK_WORDS / rows, kernel.columns);
         } else if needs_sums {
@@ -158,7 +160,9 @@ impl Call<'_> {
                         lhs_depth: &lhs_depth,
                         rhs_depth: &rhs_depth,
                         shared: shared.words(),
-                        sums: sums.as_ref().map(|sums| sums.words().cast()),
+                        sums: sums
+                            .as_ref()
+                            .map(|sums| Matrix { start: sums.words().cast(), stride: column_chunk.len() }),
                     };
                     let lines = if self.rows_are_shared { &chunk.rows } else { &chunk.columns };
                     let wanted = Some((lines.start, chunk.depth.start));
@@ -173,7 +177,7 @@ impl Call<'_> {
     }
 
     /// So many rows or columns with those that panels have in addition.
-    fn padded(&self, rows: bool, lines: usize) -> usize {
+    pub fn padded(&self, rows: bool, lines: usize) -> usize {
         lines.next_multiple_of(if rows { self.kernel.row_lanes } else { self.kernel.lanes })
     }
 
@@ -206,7 +210,7 @@ impl Call<'_> {
     }
 
     /// Packs a block of lines of a chunk.
-    fn pack(&self, chunk: &Chunk, rows: bool, lines: Range<usize>, depth: Range<usize>, out: *mut u32) {
+    pub fn pack(&self, chunk: &Chunk, rows: bool, lines: Range<usize>, depth: Range<usize>, out: *mut u32) {
         let kernel = self.kernel;
         let (side, base, first) = self.side(chunk, rows);
         let (positions, width) = match rows {
@@ -229,7 +233,7 @@ impl Call<'_> {
     }
 
     /// A block of lines of a chunk, to be fetched ahead: nothing if neither its lines nor its positions are contiguous.
-    fn ahead(&self, chunk: &Chunk, rows: bool, lines: Range<usize>, depth: Range<usize>) -> Ahead {
+    pub fn ahead(&self, chunk: &Chunk, rows: bool, lines: Range<usize>, depth: Range<usize>) -> Ahead {
         let (side, base, first) = self.side(chunk, rows);
         let ([free], [contract]) = (&*side.free, &*side.contract) else { return Ahead::nothing() };
         let start =
@@ -276,10 +280,13 @@ impl Call<'_> {
 
     /// Computes a chunk, whose shared operand is packed.
     fn multiply(&self, team: &dyn Team, chunk: &Chunk) {
-        let (lines, width, task_lines) = match self.rows_are_shared {
+        let (lines, width, mut task_lines) = match self.rows_are_shared {
             true => (chunk.columns.len(), self.kernel.columns, TASK_COLUMNS),
             false => (chunk.rows.len(), self.kernel.rows, TASK_ROWS),
         };
+        if self.kernel.session.is_some() {
+            task_lines = depth_first::task_lines(self.kernel, chunk.depth.len());
+        }
         let panels = lines.div_ceil(width);
         let mut tasks = panels.div_ceil(task_lines / width);
         if team.num_threads() > 1 {
@@ -290,7 +297,11 @@ impl Call<'_> {
         team.for_each(tasks, &|index| {
             // The task after this one that this thread is likely to run.
             let later = index + team.num_threads();
-            self.multiply_lines(chunk, task(index), (later < tasks).then(|| task(later)));
+            let later = (later < tasks).then(|| task(later));
+            match self.kernel.session {
+                None => self.multiply_lines(chunk, task(index), later),
+                Some(_) => self.multiply_depth_first(chunk, task(index), later),
+            }
         });
     }
 
@@ -299,8 +310,6 @@ impl Call<'_> {
         let Self { kernel, problem, rows_are_shared, .. } = *self;
         let steps = kernel.format.steps(chunk.depth.len().min(kernel.depth));
         let packs_own = rows_are_shared || self.row_stride.is_none();
-        // SAFETY: kernels come from a `Candidate`, so the processor has the instructions. A task begins no other session.
-        let _session = kernel.session.map(|begin| unsafe { begin() });
         let own_lines = self.padded(!rows_are_shared, lines.len());
         let own = Buffer::take(if packs_own { own_lines * steps } else { 0 });
         let num_shared = if rows_are_shared { chunk.rows.len() } else { chunk.columns.len() };
@@ -324,22 +333,15 @@ impl Call<'_> {
                 }
                 None => Ahead::nothing(),
             });
-            let is_first = chunk.depth.start + block.start == 0;
-            let is_last = chunk.depth.start + block.end == problem.depth;
             for shared_line in (0..num_shared).step_by(shared_width) {
                 for own_line in lines.clone().step_by(own_width) {
                     // What is not packed has no words, and its pointer is not used.
-                    let shared = shared.wrapping_add(shared_line * steps);
-                    let own = own.words().wrapping_add((own_line - lines.start) * steps);
-                    let (lhs, rhs, row, column) = match rows_are_shared {
-                        true => (shared, own, shared_line, own_line),
-                        false => (own, shared, own_line, shared_line),
-                    };
-                    let lhs = match self.row_stride {
-                        Some(_) => self.row(chunk, row, block.start),
-                        None => lhs,
-                    };
-                    self.multiply_panels(chunk, steps, lhs, rhs, row, column, is_first, is_last, &ahead);
+                    let panels = [
+                        shared.wrapping_add(shared_line * steps),
+                        own.words().wrapping_add((own_line - lines.start) * steps),
+                    ];
+                    let sums = chunk.sums;
+                    self.multiply_panels(chunk, panels, [shared_line, own_line], &block, sums, &ahead);
                 }
             }
         }
@@ -360,45 +362,49 @@ impl Call<'_> {
         }
     }
 
-    /// Computes the tile of two panels.
-    fn multiply_panels(
+    /// Computes the tile of two panels, of the shared operand and of the other one, for a block of the chunk's depth. Sums
+    /// that are not the last are kept in `sums`, if these are given, or else in the result.
+    pub fn multiply_panels(
         &self,
         chunk: &Chunk,
-        steps: usize,
-        lhs: *const u32,
-        rhs: *const u32,
-        row: usize,
-        column: usize,
-        is_first: bool,
-        is_last: bool,
+        [shared, own]: [*mut u32; 2],
+        [shared_line, own_line]: [usize; 2],
+        block: &Range<usize>,
+        sums: Option<Matrix>,
         ahead: &Cell<Ahead>,
     ) {
         let Self { kernel, problem, .. } = *self;
-        let all_columns = chunk.columns.len();
+        let (lhs, rhs, row, column) = match self.rows_are_shared {
+            true => (shared.cast_const(), own, shared_line, own_line),
+            false => (own.cast_const(), shared, own_line, shared_line),
+        };
+        let lhs = if self.row_stride.is_some() { self.row(chunk, row, block.start) } else { lhs };
         let first = (chunk.batch * problem.rows + chunk.rows.start + row) * problem.columns;
         // SAFETY: the tile lies in the result.
         let out = unsafe { self.out.add(first + chunk.columns.start + column) };
-        // SAFETY: the tile lies in the chunk.
-        let sums = chunk.sums.map(|sums| unsafe { sums.add(row * all_columns + column) });
-        let (initial, initial_stride) = match (sums, out) {
-            _ if is_first && !self.adds => (None, 0),
-            (Some(sums), _) => (Some(sums.cast_const()), all_columns),
-            (None, Out::F32(out)) => (Some(out.cast_const()), problem.columns),
+        // SAFETY: the tile lies in the sums.
+        let sums = sums.map(|sums| unsafe { sums.from(row, column) });
+        let is_first = chunk.depth.start + block.start == 0;
+        let is_last = chunk.depth.start + block.end == problem.depth;
+        let initial = match (sums, out) {
+            _ if is_first && !self.adds => None,
+            (Some(sums), _) => Some((sums.start.cast_const(), sums.stride)),
+            (None, Out::F32(out)) => Some((out.cast_const(), problem.columns)),
             (None, Out::Bf16(_)) => unreachable!("sums of several blocks are kept as `f32`"),
         };
         let (out, out_stride) = match sums {
-            Some(sums) if !is_last => (Out::F32(sums), all_columns),
+            Some(sums) if !is_last => (Out::F32(sums.start), sums.stride),
             _ => (out, problem.columns),
         };
         let tile = Tile {
-            steps,
+            steps: kernel.format.steps(block.len()),
             lhs,
             lhs_stride: self.row_stride,
             rhs,
             rows: kernel.rows.min(chunk.rows.len() - row),
-            columns: kernel.columns.min(all_columns - column),
-            initial,
-            initial_stride,
+            columns: kernel.columns.min(chunk.columns.len() - column),
+            initial: initial.map(|(initial, _)| initial),
+            initial_stride: initial.map_or(0, |(_, stride)| stride),
             out,
             out_stride,
             ahead,
@@ -408,7 +414,25 @@ impl Call<'_> {
     }
 }
 
-fn chunks(all: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+/// Numbers in rows.
+#[derive(Clone, Copy)]
+pub(super) struct Matrix {
+    /// That of row 0 and column 0, which may lie before what is there.
+    pub start: *mut f32,
+    pub stride: usize,
+}
+
+impl Matrix {
+    /// The numbers from a row and a column on.
+    ///
+    /// # Safety
+    /// There are such numbers.
+    unsafe fn from(self, row: usize, column: usize) -> Self {
+        Self { start: self.start.wrapping_add(row * self.stride + column), ..self }
+    }
+}
+
+pub(super) fn chunks(all: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     let end = all.end;
     all.step_by(size).map(move |start| start..(start + size).min(end))
 }

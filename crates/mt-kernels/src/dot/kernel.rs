@@ -10,7 +10,7 @@ use super::stream::Streams;
 use crate::amx::Session;
 #[cfg(test)]
 use {
-    super::blocks,
+    super::blocks::{self, Sums},
     crate::amx::{BLOCK, Emulated, Multiplication, TILE},
 };
 
@@ -246,13 +246,28 @@ pub(super) unsafe fn multiply_emulated_bf16_x3(tile: &Tile) {
 /// See [`Kernel::multiply`].
 #[cfg(test)]
 unsafe fn multiply_emulated(tile: &Tile, multiplication: Multiplication) {
+    let mut sums = Sums::new();
+    let initial = tile.initial.map(|initial| {
+        for row in 0..BLOCK {
+            for column in 0..BLOCK {
+                let is_inside = row < tile.rows && column < tile.columns;
+                // SAFETY: the element lies in the tile, and the sums have this row and column.
+                unsafe {
+                    let number =
+                        if is_inside { *initial.add(row * tile.initial_stride + column) } else { 0.0 };
+                    *sums.row(row).add(column) = number;
+                }
+            }
+        }
+        (sums.row(0).cast_const(), BLOCK)
+    });
     // SAFETY: what the caller promises.
-    let sums = unsafe { blocks::sums::<Emulated>(tile, multiplication) };
+    unsafe { blocks::multiply::<Emulated>(tile, multiplication, initial, sums.row(0), BLOCK) };
     for row in 0..tile.rows {
         // SAFETY: the unit has written the tile's rows and columns, and the tile has this row.
         unsafe {
-            let mut sums = std::slice::from_raw_parts(sums.row(row), tile.columns).to_vec();
-            finish_row(tile, row, &mut sums);
+            let sums = std::slice::from_raw_parts(sums.row(row), tile.columns);
+            tile.out.add(row * tile.out_stride).write_all(sums, 1);
         }
     }
 }

@@ -11,6 +11,7 @@
 mod ahead;
 mod blocks;
 mod buffer;
+mod depth_first;
 mod driver;
 mod kernel;
 mod pack;

@@ -4,8 +4,8 @@ use std::arch::x86_64::*;
 
 use super::super::blocks::{self, Sums};
 use super::super::kernel::{Out, Tile};
-use super::tiles::{fetch, round_avx512};
-use crate::amx::{Multiplication, Processor};
+use super::tiles::fetch;
+use crate::amx::{BLOCK, Multiplication, Processor};
 
 /// How many lines are fetched ahead for each tile.
 const LINES_FETCHED: usize = 16;
@@ -31,42 +31,87 @@ unsafe fn multiply(tile: &Tile, multiplication: Multiplication) {
         fetch(&mut ahead);
     }
     tile.ahead.set(ahead);
-    // SAFETY: what the caller promises; the unit has written the tile's rows and columns.
+    let initial = tile.initial.map(|initial| (initial, tile.initial_stride));
+    // SAFETY: what the caller promises. Sums that do not fill whole tiles are computed aside.
     unsafe {
-        let sums = blocks::sums::<Processor>(tile, multiplication);
-        if tile.columns > 16 { finish::<2>(tile, &sums) } else { finish::<1>(tile, &sums) }
+        if let Some(out) = blocks::in_place(tile) {
+            blocks::multiply::<Processor>(tile, multiplication, initial, out, tile.out_stride);
+            return;
+        }
+        let mut sums = Sums::new();
+        let initial = match initial {
+            Some(_) => {
+                if tile.columns > 16 {
+                    begin::<2>(tile, &mut sums)
+                } else {
+                    begin::<1>(tile, &mut sums)
+                }
+                Some((sums.row(0).cast_const(), BLOCK))
+            }
+            None => None,
+        };
+        blocks::multiply::<Processor>(tile, multiplication, initial, sums.row(0), BLOCK);
+        if tile.columns > 16 { finish::<2>(tile, &mut sums) } else { finish::<1>(tile, &mut sums) }
     }
 }
 
-/// Adds what the sums start from and writes them.
+/// The columns of a vector that a tile has.
+#[inline(always)]
+fn mask<const VECTORS: usize>(tile: &Tile, vector: usize) -> __mmask16 {
+    if vector + 1 == VECTORS { u16::MAX >> (16 * VECTORS - tile.columns) } else { __mmask16::MAX }
+}
+
+/// Copies what the sums start from.
+///
+/// # Safety
+/// The tile has so many vectors of columns. The caller has AVX-512F and BW enabled, and this is inlined there.
+#[inline(always)]
+unsafe fn begin<const VECTORS: usize>(tile: &Tile, sums: &mut Sums) {
+    let Some(initial) = tile.initial else { return };
+    for row in 0..BLOCK {
+        let own = sums.row(row);
+        // SAFETY: the columns of the masks lie in the tile.
+        unsafe {
+            for vector in 0..VECTORS {
+                let numbers = if row < tile.rows {
+                    let initial = initial.add(row * tile.initial_stride + 16 * vector);
+                    _mm512_maskz_loadu_ps(mask::<VECTORS>(tile, vector), initial)
+                } else {
+                    _mm512_setzero_ps()
+                };
+                _mm512_store_ps(own.add(16 * vector), numbers);
+            }
+        }
+    }
+}
+
+/// Writes the sums.
 ///
 /// # Safety
 /// The tile has so many vectors of columns, and its sums have been computed. The caller has AVX-512F and BW enabled, and
 /// this is inlined there.
 #[inline(always)]
-unsafe fn finish<const VECTORS: usize>(tile: &Tile, sums: &Sums) {
-    let last = u16::MAX >> (16 * VECTORS - tile.columns);
-    let mask = |vector: usize| if vector + 1 == VECTORS { last } else { __mmask16::MAX };
-    for row in 0..tile.rows {
-        let own = sums.row(row);
-        // SAFETY: the columns of the masks lie in the tile.
-        unsafe {
-            for vector in 0..VECTORS {
-                let mut sum = _mm512_load_ps(own.add(16 * vector));
-                if let Some(initial) = tile.initial {
-                    let initial = initial.add(row * tile.initial_stride + 16 * vector);
-                    sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask(vector), initial));
+unsafe fn finish<const VECTORS: usize>(tile: &Tile, sums: &mut Sums) {
+    // SAFETY: the columns of the masks lie in the tile.
+    unsafe {
+        match tile.out {
+            Out::F32(out) => {
+                for row in 0..tile.rows {
+                    let (own, out) = (sums.row(row), out.add(row * tile.out_stride));
+                    for vector in 0..VECTORS {
+                        let sum = _mm512_load_ps(own.add(16 * vector));
+                        _mm512_mask_storeu_ps(out.add(16 * vector), mask::<VECTORS>(tile, vector), sum);
+                    }
                 }
-                match tile.out {
-                    Out::F32(out) => {
-                        let out = out.add(row * tile.out_stride + 16 * vector);
-                        _mm512_mask_storeu_ps(out, mask(vector), sum);
-                    }
-                    Out::Bf16(out) => {
-                        let out = out.add(row * tile.out_stride + 16 * vector);
-                        let narrow = _mm512_cvtepi32_epi16(round_avx512(sum));
-                        _mm256_mask_storeu_epi16(out.cast(), mask(vector), narrow);
-                    }
+            }
+            Out::Bf16(out) => {
+                let mask = u32::MAX >> (32 - tile.columns);
+                for row in 0..tile.rows {
+                    let (own, out) = (sums.row(row), out.add(row * tile.out_stride));
+                    let low = _mm512_load_ps(own);
+                    let high = if VECTORS == 2 { _mm512_load_ps(own.add(16)) } else { _mm512_setzero_ps() };
+                    let narrow: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+                    _mm512_mask_storeu_epi16(out.cast(), mask, narrow);
                 }
             }
         }

@@ -1,0 +1,75 @@
+//! Products whose tiles a matrix unit computes.
+//!
+//! The unit is so fast that what surrounds its products matters more: a task packs its lines for all of the chunk's depth,
+//! and a tile's sums stay in the first two caches until they are complete. So blocks along the depth are the loop within
+//! that over panels of the shared operand, of which one block stays in the first cache.
+
+use std::cell::Cell;
+use std::ops::Range;
+
+use super::ahead::Ahead;
+use super::buffer::Buffer;
+use super::driver::{Call, Chunk, Matrix, chunks};
+use super::kernel::{Kernel, Out};
+
+/// The bytes of a task's own lines, which stay in the second cache.
+const OWN_BYTES: usize = 512 << 10;
+
+/// The fewest lines of a task, for each of which a panel of the shared operand is read again.
+const FEWEST_LINES: usize = 128;
+
+/// How many lines a task has, unless there would be too few tasks.
+pub(super) fn task_lines(kernel: &Kernel, depth: usize) -> usize {
+    (OWN_BYTES / (4 * kernel.format.steps(depth))).max(FEWEST_LINES)
+}
+
+impl Call<'_> {
+    /// Packs and multiplies some lines of the operand that is not shared, which begin with a panel.
+    pub fn multiply_depth_first(&self, chunk: &Chunk, lines: Range<usize>, later: Option<Range<usize>>) {
+        let Self { kernel, rows_are_shared, .. } = *self;
+        // SAFETY: kernels come from a `Candidate`, so the processor has the instructions. A task begins no other session.
+        let _session = kernel.session.map(|begin| unsafe { begin() });
+        let depth = chunk.depth.len();
+        let packs_own = rows_are_shared || self.row_stride.is_none();
+        let own_lines = self.padded(!rows_are_shared, lines.len());
+        let own = Buffer::take(if packs_own { own_lines * kernel.format.steps(depth) } else { 0 });
+        if packs_own {
+            for block in chunks(0..depth, kernel.depth) {
+                let out = own.words().wrapping_add(kernel.format.steps(block.start) * own_lines);
+                self.pack(chunk, !rows_are_shared, lines.clone(), block, out);
+            }
+        }
+        let num_shared = if rows_are_shared { chunk.rows.len() } else { chunk.columns.len() };
+        let shared_lines = self.padded(rows_are_shared, num_shared);
+        let (shared_width, own_width) = match rows_are_shared {
+            true => (kernel.rows, kernel.columns),
+            false => (kernel.columns, kernel.rows),
+        };
+        // Sums of a panel of the shared operand and all own lines, where the result has fewer bits.
+        let keeps_sums = depth > kernel.depth && chunk.sums.is_none() && matches!(self.out, Out::Bf16(_));
+        let sums = Buffer::take(if keeps_sums { shared_width * own_lines } else { 0 });
+        let ahead = Cell::new(match later {
+            Some(later) => self.ahead(chunk, !rows_are_shared, later, 0..depth),
+            None => Ahead::nothing(),
+        });
+        for shared_line in (0..num_shared).step_by(shared_width) {
+            // Rows and columns count from the chunk's first ones.
+            let stride = if rows_are_shared { own_lines } else { shared_width };
+            let before =
+                if rows_are_shared { [shared_line, lines.start] } else { [lines.start, shared_line] };
+            let start = sums.words().cast::<f32>().wrapping_sub(before[0] * stride + before[1]);
+            let sums = if keeps_sums { Some(Matrix { start, stride }) } else { chunk.sums };
+            for block in chunks(0..depth, kernel.depth) {
+                let (steps, before) = (kernel.format.steps(block.len()), kernel.format.steps(block.start));
+                for own_line in lines.clone().step_by(own_width) {
+                    // What is not packed has no words, and its pointer is not used.
+                    let panels = [
+                        chunk.shared.wrapping_add(before * shared_lines + shared_line * steps),
+                        own.words().wrapping_add(before * own_lines + (own_line - lines.start) * steps),
+                    ];
+                    self.multiply_panels(chunk, panels, [shared_line, own_line], &block, sums, &ahead);
+                }
+            }
+        }
+    }
+}
