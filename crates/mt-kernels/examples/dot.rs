@@ -153,15 +153,16 @@ fn size(narrow: bool) -> usize {
     if narrow { 2 } else { 4 }
 }
 
+/// Numbers that begin with a line of the cache, as XLA's arrays do.
 enum Numbers {
-    F32(Vec<f32>),
-    Bf16(Vec<bf16>),
+    F32(&'static mut [f32]),
+    Bf16(&'static mut [bf16]),
 }
 
 impl Numbers {
     fn new(len: usize, narrow: bool) -> Self {
         let numbers = (0..len).map(|index| ((index * 37 + index / 101) % 64) as f32 / 64.0 - 0.5);
-        if narrow { Self::Bf16(numbers.map(bf16::from_f32).collect()) } else { Self::F32(numbers.collect()) }
+        if narrow { Self::Bf16(aligned(numbers.map(bf16::from_f32))) } else { Self::F32(aligned(numbers)) }
     }
 
     fn elements_mut(&mut self) -> ElementsMut<'_> {
@@ -170,6 +171,17 @@ impl Numbers {
             Self::Bf16(numbers) => ElementsMut::Bf16(numbers),
         }
     }
+}
+
+/// The numbers in memory that is not given back.
+fn aligned<T: Copy + Default>(numbers: impl ExactSizeIterator<Item = T>) -> &'static mut [T] {
+    const LINE: usize = 64;
+    let len = numbers.len();
+    let memory = vec![T::default(); len + LINE / size_of::<T>()].leak();
+    let start = memory.as_ptr().align_offset(LINE);
+    let memory = &mut memory[start..][..len];
+    memory.iter_mut().zip(numbers).for_each(|(to, number)| *to = number);
+    memory
 }
 
 fn operand(numbers: &Numbers, batch: usize, free: usize, depth: usize, by_depth: bool) -> Operand<'_> {

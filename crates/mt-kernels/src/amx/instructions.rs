@@ -3,7 +3,7 @@
 use std::arch::{asm, x86_64::__cpuid_count};
 use std::sync::OnceLock;
 
-use super::{Block, Extent, Multiplication, TILE, Unit};
+use super::{Block, Extent, Multiplication, Streamed, TILE, Unit};
 
 /// The processor's own matrix unit.
 #[derive(Clone, Copy)]
@@ -150,9 +150,16 @@ macro_rules! tiles {
     }};
 }
 
-/// Blocks of each extent for an instruction that multiplies tiles of one kind.
+/// Blocks of each extent for an instruction that multiplies tiles of one kind, with the instructions that load tiles of the
+/// left and of the right operand.
 macro_rules! multiply {
     ($block:ident, $dot:literal) => {
+        match $block.streamed {
+            Streamed::Left => multiply!($block, $dot, "tileloaddt1", "tileloadd"),
+            Streamed::Right => multiply!($block, $dot, "tileloadd", "tileloaddt1"),
+        }
+    };
+    ($block:ident, $dot:literal, $left:literal, $right:literal) => {
         match $block.extent {
             Extent { two_rows: true, two_columns: true } => tiles!(
                 $block,
@@ -166,12 +173,12 @@ macro_rules! multiply {
                 "mov {t}, {sb}",
                 "shl {t}, 4",
                 "2:",
-                "tileloadd tmm6, [{b} + {sb}*1]",
-                "tileloadd tmm4, [{a0} + {sa}*1]",
+                concat!($right, " tmm6, [{b} + {sb}*1]"),
+                concat!($left, " tmm4, [{a0} + {sa}*1]"),
                 concat!($dot, " tmm0, tmm4, tmm6"),
-                "tileloadd tmm7, [{b} + {sb}*1 + 64]",
+                concat!($right, " tmm7, [{b} + {sb}*1 + 64]"),
                 concat!($dot, " tmm1, tmm4, tmm7"),
-                "tileloadd tmm5, [{a1} + {sa}*1]",
+                concat!($left, " tmm5, [{a1} + {sa}*1]"),
                 concat!($dot, " tmm2, tmm5, tmm6"),
                 concat!($dot, " tmm3, tmm5, tmm7"),
                 "add {a0}, 64",
@@ -197,10 +204,10 @@ macro_rules! multiply {
                 "mov {t}, {sb}",
                 "shl {t}, 4",
                 "2:",
-                "tileloadd tmm6, [{b} + {sb}*1]",
-                "tileloadd tmm4, [{a0} + {sa}*1]",
+                concat!($right, " tmm6, [{b} + {sb}*1]"),
+                concat!($left, " tmm4, [{a0} + {sa}*1]"),
                 concat!($dot, " tmm0, tmm4, tmm6"),
-                "tileloadd tmm5, [{a1} + {sa}*1]",
+                concat!($left, " tmm5, [{a1} + {sa}*1]"),
                 concat!($dot, " tmm2, tmm5, tmm6"),
                 "add {a0}, 64",
                 "add {a1}, 64",
@@ -220,10 +227,10 @@ macro_rules! multiply {
                 "mov {t}, {sb}",
                 "shl {t}, 4",
                 "2:",
-                "tileloadd tmm6, [{b} + {sb}*1]",
-                "tileloadd tmm4, [{a0} + {sa}*1]",
+                concat!($right, " tmm6, [{b} + {sb}*1]"),
+                concat!($left, " tmm4, [{a0} + {sa}*1]"),
                 concat!($dot, " tmm0, tmm4, tmm6"),
-                "tileloadd tmm7, [{b} + {sb}*1 + 64]",
+                concat!($right, " tmm7, [{b} + {sb}*1 + 64]"),
                 concat!($dot, " tmm1, tmm4, tmm7"),
                 "add {a0}, 64",
                 "add {b}, {t}",
@@ -239,8 +246,8 @@ macro_rules! multiply {
                 "mov {t}, {sb}",
                 "shl {t}, 4",
                 "2:",
-                "tileloadd tmm6, [{b} + {sb}*1]",
-                "tileloadd tmm4, [{a0} + {sa}*1]",
+                concat!($right, " tmm6, [{b} + {sb}*1]"),
+                concat!($left, " tmm4, [{a0} + {sa}*1]"),
                 concat!($dot, " tmm0, tmm4, tmm6"),
                 "add {a0}, 64",
                 "add {b}, {t}",
@@ -257,6 +264,12 @@ macro_rules! multiply {
 /// the left one's second half, and of the right one's second half.
 macro_rules! multiply_split {
     ($block:ident) => {
+        match $block.streamed {
+            Streamed::Left => multiply_split!($block, "tileloaddt1", "tileloadd"),
+            Streamed::Right => multiply_split!($block, "tileloadd", "tileloaddt1"),
+        }
+    };
+    ($block:ident, $left:literal, $right:literal) => {
         match $block.extent {
             Extent { two_rows: true, two_columns: true } => tiles!(
                 $block,
@@ -270,25 +283,25 @@ macro_rules! multiply_split {
                 "mov {t}, {sb}",
                 "shl {t}, 4",
                 "2:",
-                "tileloadd tmm6, [{b} + {sb}*1]",
-                "tileloadd tmm4, [{a0} + {sa}*1]",
+                concat!($right, " tmm6, [{b} + {sb}*1]"),
+                concat!($left, " tmm4, [{a0} + {sa}*1]"),
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{b} + {sb}*1 + 64]",
+                concat!($right, " tmm7, [{b} + {sb}*1 + 64]"),
                 "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm5, [{a1} + {sa}*1]",
+                concat!($left, " tmm5, [{a1} + {sa}*1]"),
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tdpbf16ps tmm3, tmm5, tmm7",
-                "tileloadd tmm4, [{a0} + {sa}*1 + 64]",
+                concat!($left, " tmm4, [{a0} + {sa}*1 + 64]"),
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm4, [{a1} + {sa}*1 + 64]",
+                concat!($left, " tmm4, [{a1} + {sa}*1 + 64]"),
                 "tdpbf16ps tmm2, tmm4, tmm6",
                 "tdpbf16ps tmm3, tmm4, tmm7",
                 "add {b}, {t}",
-                "tileloadd tmm6, [{b} + {sb}*1]",
-                "tileloadd tmm4, [{a0} + {sa}*1]",
+                concat!($right, " tmm6, [{b} + {sb}*1]"),
+                concat!($left, " tmm4, [{a0} + {sa}*1]"),
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{b} + {sb}*1 + 64]",
+                concat!($right, " tmm7, [{b} + {sb}*1 + 64]"),
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tdpbf16ps tmm3, tmm5, tmm7",
@@ -315,17 +328,17 @@ macro_rules! multiply_split {
                 "mov {t}, {sb}",
                 "shl {t}, 4",
                 "2:",
-                "tileloadd tmm6, [{b} + {sb}*1]",
-                "tileloadd tmm4, [{a0} + {sa}*1]",
+                concat!($right, " tmm6, [{b} + {sb}*1]"),
+                concat!($left, " tmm4, [{a0} + {sa}*1]"),
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{a1} + {sa}*1]",
+                concat!($left, " tmm5, [{a1} + {sa}*1]"),
                 "tdpbf16ps tmm2, tmm5, tmm6",
-                "tileloadd tmm3, [{a0} + {sa}*1 + 64]",
+                concat!($left, " tmm3, [{a0} + {sa}*1 + 64]"),
                 "tdpbf16ps tmm0, tmm3, tmm6",
-                "tileloadd tmm3, [{a1} + {sa}*1 + 64]",
+                concat!($left, " tmm3, [{a1} + {sa}*1 + 64]"),
                 "tdpbf16ps tmm2, tmm3, tmm6",
                 "add {b}, {t}",
-                "tileloadd tmm6, [{b} + {sb}*1]",
+                concat!($right, " tmm6, [{b} + {sb}*1]"),
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "add {a0}, 128",
@@ -346,18 +359,18 @@ macro_rules! multiply_split {
                 "mov {t}, {sb}",
                 "shl {t}, 4",
                 "2:",
-                "tileloadd tmm6, [{b} + {sb}*1]",
-                "tileloadd tmm4, [{a0} + {sa}*1]",
+                concat!($right, " tmm6, [{b} + {sb}*1]"),
+                concat!($left, " tmm4, [{a0} + {sa}*1]"),
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{b} + {sb}*1 + 64]",
+                concat!($right, " tmm7, [{b} + {sb}*1 + 64]"),
                 "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm5, [{a0} + {sa}*1 + 64]",
+                concat!($left, " tmm5, [{a0} + {sa}*1 + 64]"),
                 "tdpbf16ps tmm0, tmm5, tmm6",
                 "tdpbf16ps tmm1, tmm5, tmm7",
                 "add {b}, {t}",
-                "tileloadd tmm6, [{b} + {sb}*1]",
+                concat!($right, " tmm6, [{b} + {sb}*1]"),
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{b} + {sb}*1 + 64]",
+                concat!($right, " tmm7, [{b} + {sb}*1 + 64]"),
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 "add {a0}, 128",
                 "add {b}, {t}",
@@ -373,13 +386,13 @@ macro_rules! multiply_split {
                 "mov {t}, {sb}",
                 "shl {t}, 4",
                 "2:",
-                "tileloadd tmm6, [{b} + {sb}*1]",
-                "tileloadd tmm4, [{a0} + {sa}*1]",
+                concat!($right, " tmm6, [{b} + {sb}*1]"),
+                concat!($left, " tmm4, [{a0} + {sa}*1]"),
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{a0} + {sa}*1 + 64]",
+                concat!($left, " tmm5, [{a0} + {sa}*1 + 64]"),
                 "tdpbf16ps tmm0, tmm5, tmm6",
                 "add {b}, {t}",
-                "tileloadd tmm6, [{b} + {sb}*1]",
+                concat!($right, " tmm6, [{b} + {sb}*1]"),
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "add {a0}, 128",
                 "add {b}, {t}",

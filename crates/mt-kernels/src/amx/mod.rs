@@ -54,11 +54,19 @@ pub(crate) struct Extent {
     pub two_columns: bool,
 }
 
+/// The operand of a block that the next block does not share, so that it need not stay in the first cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Streamed {
+    Left,
+    Right,
+}
+
 /// A block of sums and the operands that it is computed from. Strides and distances are in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block {
     pub multiplication: Multiplication,
     pub extent: Extent,
+    pub streamed: Streamed,
     /// Tiles along the contraction; at least one.
     pub count: usize,
     /// `[rows, words]`, one tile after the other along the contraction.

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use super::kernel::{Out, Tile};
-use crate::amx::{BLOCK, Block, Extent, Multiplication, TILE, Unit, zeros};
+use crate::amx::{BLOCK, Block, Extent, Multiplication, Streamed, TILE, Unit, zeros};
 
 /// A block of sums: `[rows, columns]`.
 #[repr(align(64))]
@@ -49,6 +49,7 @@ pub(super) unsafe fn multiply<U: Unit>(
     let block = Block {
         multiplication,
         extent,
+        streamed: if tile.shares_lhs { Streamed::Right } else { Streamed::Left },
         count: tile.steps / (multiplication.halves() * TILE),
         left: tile.lhs.cast(),
         left_stride: tile.lhs_stride.unwrap_or(4 * tile.steps),

@@ -403,6 +403,7 @@ impl Call<'_> {
             rhs,
             rows: kernel.rows.min(chunk.rows.len() - row),
             columns: kernel.columns.min(chunk.columns.len() - column),
+            shares_lhs: self.rows_are_shared,
             initial: initial.map(|(initial, _)| initial),
             initial_stride: initial.map_or(0, |(_, stride)| stride),
             out,

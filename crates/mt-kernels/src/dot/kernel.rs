@@ -60,6 +60,8 @@ pub(super) struct Tile<'a> {
     pub rhs: *const u32,
     pub rows: usize,
     pub columns: usize,
+    /// Whether the next tile has the same rows rather than the same columns.
+    pub shares_lhs: bool,
     /// What the sums start from, if anything.
     pub initial: Option<*const f32>,
     pub initial_stride: usize,
