@@ -154,6 +154,7 @@ pub(super) fn run<F: Format>(
                 keys: &mut keys,
                 scratch,
             };
+            let _session = format.session();
             format.simd().run(task);
             Part { sinks, keys }
         });
@@ -341,14 +342,14 @@ impl<F: Format> Task<'_, '_, F> {
     #[inline(always)]
     fn visit(&mut self, columns: &Columns, index: usize, visit: &Visit, known: &Known) {
         let Self { format, widths, .. } = *self;
-        let simd = format.simd();
+
         let (block_words, query_words) = (NUM_KEYS / F::STEP, NUM_QUERIES / F::STEP);
         let scratch = &mut self.scratch;
         for (rows, columns, to) in [
             (&scratch.keys, &scratch.query, &mut scratch.scores),
             (&scratch.values, &scratch.cotangent, &mut scratch.from_values),
         ] {
-            simd.run(Product {
+            format.multiply(Product {
                 format,
                 num_rows: visit.count,
                 num_columns: NUM_QUERIES,
@@ -361,6 +362,9 @@ impl<F: Format> Task<'_, '_, F> {
             });
         }
         self.weigh(columns, visit, known);
+        if F::WHOLE > 1 {
+            self.clear(visit.count);
+        }
         let scratch = &mut self.scratch;
         // Rows of gradients are the same whichever way words of one number are stored.
         let (gradient_rows, right) = match F::STEP {
@@ -371,7 +375,7 @@ impl<F: Format> Task<'_, '_, F> {
             (&scratch.weights, right[0], &mut scratch.value_gradient),
             (gradient_rows, right[1], &mut scratch.key_gradient),
         ] {
-            simd.run(Product {
+            format.multiply(Product {
                 format,
                 num_rows: visit.count,
                 num_columns: widths.columns,
@@ -383,7 +387,7 @@ impl<F: Format> Task<'_, '_, F> {
                 to_apart: widths.columns,
             });
         }
-        simd.run(Product {
+        format.multiply(Product {
             format,
             num_rows: widths.head_dim,
             num_columns: NUM_QUERIES,
@@ -397,6 +401,18 @@ impl<F: Format> Task<'_, '_, F> {
             to: scratch.query_gradient,
             to_apart: NUM_QUERIES,
         });
+    }
+
+    /// Clears what products read beyond the visited keys.
+    #[inline(always)]
+    fn clear(&mut self, count: usize) {
+        let Scratch { weights, gradient_rows, gradient, .. } = &mut self.scratch;
+        let query_words = NUM_QUERIES / F::STEP;
+        let rows = count * query_words..count.next_multiple_of(F::WHOLE) * query_words;
+        weights[rows.clone()].fill(0);
+        gradient_rows[rows].fill(0);
+        let words = count.div_ceil(F::STEP);
+        gradient[words * NUM_QUERIES..words.next_multiple_of(F::WHOLE) * NUM_QUERIES].fill(0);
     }
 
     /// Computes weights and gradients of scores, and stores them as the products take them.

@@ -3,10 +3,22 @@
 //! A product takes rows of words on its left and columns of words on its right. With two numbers in a word, those on
 //! the left are neighbours in a row and those on the right neighbours in a column.
 
+use std::marker::PhantomData;
+
 use half::bf16;
 
-use super::simd::{Simd, SimdBf16};
-use crate::Element;
+use super::{
+    product::Product,
+    simd::{Simd, SimdBf16},
+};
+#[cfg(test)]
+use crate::amx::Emulated;
+use crate::{
+    Element,
+    amx::{Session, TILE, Unit},
+};
+#[cfg(target_arch = "x86_64")]
+use crate::{Feature, Features, amx::Processor};
 
 /// Vectors of a format's instructions.
 pub(super) type Floats<F> = <<F as Format>::Simd as Simd>::Floats;
@@ -19,8 +31,19 @@ pub(super) trait Format: Copy + Send + Sync {
     type Element: Element;
     /// Numbers in a word.
     const STEP: usize;
+    /// Products take rows and words in multiples of this.
+    const WHOLE: usize = 1;
 
     fn simd(self) -> Self::Simd;
+    /// The time in which a thread may multiply.
+    #[inline(always)]
+    fn session(self) -> Option<Session> {
+        None
+    }
+    #[inline(always)]
+    fn multiply(self, product: Product<'_, Self>) {
+        self.simd().run(product);
+    }
     /// To each sum, the products of what words hold.
     fn add_products(self, sum: Floats<Self>, left: Words<Self>, right: Words<Self>) -> Floats<Self>;
     /// Stores two rows, in [`Self::STEP`] words of each column or one.
@@ -136,6 +159,75 @@ impl<S: SimdBf16> Format for Pairs<S> {
         if let [last] = last {
             rest[0] = last.to_bits().into();
         }
+    }
+}
+
+/// As [`Pairs`], multiplied by a matrix unit.
+pub(super) struct Tiled<S, U> {
+    pairs: Pairs<S>,
+    unit: PhantomData<U>,
+}
+
+impl<S: Copy, U> Clone for Tiled<S, U> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S: Copy, U> Copy for Tiled<S, U> {}
+
+/// The format for the processor's matrix unit.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn tiled<S>(simd: S) -> Tiled<S, Processor> {
+    assert!(Features::detect().contains(Feature::AmxBf16), "the processor has tiles");
+    Tiled { pairs: Pairs(simd), unit: PhantomData }
+}
+
+#[cfg(test)]
+pub(super) fn emulated<S>(simd: S) -> Tiled<S, Emulated> {
+    Tiled { pairs: Pairs(simd), unit: PhantomData }
+}
+
+impl<S: SimdBf16, U: Unit> Format for Tiled<S, U> {
+    type Simd = S;
+    type Element = bf16;
+    const STEP: usize = 2;
+    const WHOLE: usize = TILE;
+
+    #[inline(always)]
+    fn simd(self) -> S {
+        self.pairs.0
+    }
+
+    #[inline(always)]
+    fn session(self) -> Option<Session> {
+        // SAFETY: formats are made for a unit that may be used. Attention begins one session for each task.
+        Some(unsafe { Session::begin::<U>() })
+    }
+
+    #[inline(always)]
+    fn multiply(self, product: Product<'_, Self>) {
+        product.by_tiles::<U>();
+    }
+
+    #[inline(always)]
+    fn add_products(self, sum: S::Floats, left: S::Words, right: S::Words) -> S::Floats {
+        self.pairs.add_products(sum, left, right)
+    }
+
+    #[inline(always)]
+    fn store_rows(self, first: S::Floats, second: S::Floats, to: &mut [u32], apart: usize) {
+        self.pairs.store_rows(first, second, to, apart);
+    }
+
+    #[inline(always)]
+    fn store_row(self, first: S::Floats, second: S::Floats, to: &mut [u32]) {
+        self.pairs.store_row(first, second, to);
+    }
+
+    #[inline(always)]
+    fn copy_row(self, from: &[bf16], to: &mut [u32]) {
+        self.pairs.copy_row(from, to);
     }
 }
 

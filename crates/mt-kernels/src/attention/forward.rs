@@ -59,6 +59,7 @@ pub(super) fn run<F: Format>(
             let [scores, total, context] = [scores, total, context].map(floats);
             let scratch = Scratch { keys, values, rows, zipped, query, scores, weights, total, context };
             let task = Task { format, sequence, widths, query_blocks, key_blocks, inputs, results, scratch };
+            let _session = format.session();
             format.simd().run(task);
         });
     });
@@ -177,7 +178,7 @@ impl<F: Format> Task<'_, F> {
         let Self { format, widths, .. } = *self;
         let simd = format.simd();
         let Scratch { keys, values, query, scores, weights, total, .. } = &mut self.scratch;
-        simd.run(Product {
+        format.multiply(Product {
             format,
             num_rows: visit.count,
             num_columns: NUM_QUERIES,
@@ -242,11 +243,13 @@ impl<F: Format> Task<'_, F> {
             simd.store(fade, &mut fades[column..]);
         }
         let value_words = NUM_KEYS / F::STEP;
-        simd.run(Product {
+        let num_words = visit.count.div_ceil(F::STEP);
+        weights[num_words * NUM_QUERIES..num_words.next_multiple_of(F::WHOLE) * NUM_QUERIES].fill(0);
+        format.multiply(Product {
             format,
             num_rows: widths.head_dim,
             num_columns: NUM_QUERIES,
-            num_words: visit.count.div_ceil(F::STEP),
+            num_words,
             left: Rows { words: &values[index * widths.columns * value_words..], apart: value_words },
             right: Rows { words: weights, apart: NUM_QUERIES },
             start: if is_first { Start::Zero } else { Start::Scaled(&fades) },

@@ -77,7 +77,7 @@ pub trait Attend: Element {
 
 /// Runs `$body` with `$format`, which stores elements for the instructions that are to be used.
 macro_rules! with_format {
-    ($instructions:expr, $single:ident, $widest:ident, $format:ident => $body:expr) => {
+    ($instructions:expr, [$single:ident, $widest:ident, $tiled:ident, $emulated:ident], $format:ident => $body:expr) => {
         match $instructions {
             #[cfg(target_arch = "x86_64")]
             Instructions::Avx2 => {
@@ -90,7 +90,18 @@ macro_rules! with_format {
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            Instructions::Avx512Bf16 | Instructions::AmxBf16 => {
+            Instructions::AmxBf16 => {
+                let simd = simd::Avx512Bf16::detect().expect("the processor has products of bf16");
+                let $format = format::$tiled(simd);
+                $body
+            }
+            #[cfg(test)]
+            Instructions::EmulatedTiles => {
+                let $format = format::$emulated(simd::Portable);
+                $body
+            }
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx512Bf16 => {
                 let simd = simd::Avx512Bf16::detect().expect("the processor has products of bf16");
                 let $format = format::$widest(simd);
                 $body
@@ -104,7 +115,7 @@ macro_rules! with_format {
 }
 
 macro_rules! attend {
-    ($element:ty, $single:ident, $widest:ident) => {
+    ($element:ty, $single:ident, $widest:ident, $tiled:ident, $emulated:ident) => {
         impl Attend for $element {
             fn forward(
                 team: &dyn Team,
@@ -113,7 +124,7 @@ macro_rules! attend {
                 results: &Results<'_, Self>,
             ) {
                 inputs.check(options);
-                with_format!(options.instructions, $single, $widest, format => {
+                with_format!(options.instructions, [$single, $widest, $tiled, $emulated], format => {
                     forward::run(team, format, options, inputs, results)
                 });
             }
@@ -126,7 +137,7 @@ macro_rules! attend {
                 gradients: Gradients<'_, Self>,
             ) {
                 inputs.check(options);
-                with_format!(options.instructions, $single, $widest, format => {
+                with_format!(options.instructions, [$single, $widest, $tiled, $emulated], format => {
                     backward::run(team, format, options, inputs, residuals, gradients)
                 });
             }
@@ -134,8 +145,8 @@ macro_rules! attend {
     };
 }
 
-attend!(f32, Single, Single);
-attend!(half::bf16, Widened, Pairs);
+attend!(f32, Single, Single, Single, Single);
+attend!(half::bf16, Widened, Pairs, tiled, emulated);
 
 impl<E> Inputs<'_, E> {
     fn check(&self, options: &Options) {

@@ -4,6 +4,7 @@ use super::{
     format::Format,
     simd::{Simd, Work},
 };
+use crate::amx::{BLOCK, Block, Extent, Multiplication, Streamed, TILE, Unit, zeros};
 
 /// What products are added to.
 #[derive(Clone, Copy)]
@@ -76,6 +77,59 @@ impl<F: Format> Work for Product<'_, F> {
                         2 | 4 if vectors >= 2 => tiles.columns::<2>(column),
                         _ => tiles.columns::<1>(column),
                     };
+            }
+        }
+    }
+}
+
+impl<F: Format> Product<'_, F> {
+    /// Computes the product by tiles, of rows and words up to whole ones. The thread is in a session of the unit.
+    #[inline(always)]
+    pub(super) fn by_tiles<U: Unit>(self) {
+        let Self { format, num_columns, left, right, to_apart, .. } = self;
+        let num_rows = self.num_rows.next_multiple_of(TILE);
+        let num_words = self.num_words.next_multiple_of(TILE);
+        assert!(num_rows != 0 && num_words != 0 && num_columns.is_multiple_of(TILE));
+        assert!((num_rows - 1) * left.apart + num_words <= left.words.len());
+        assert!((num_words - 1) * right.apart + num_columns <= right.words.len());
+        assert!((num_rows - 1) * to_apart + num_columns <= self.to.len());
+        if let Start::Scaled(factors) = self.start {
+            let simd = format.simd();
+            for row in self.to.chunks_mut(to_apart).take(num_rows) {
+                for column in (0..num_columns).step_by(F::Simd::WIDTH) {
+                    let scaled = simd.mul(simd.load(&row[column..]), simd.load(&factors[column..]));
+                    simd.store(scaled, &mut row[column..]);
+                }
+            }
+        }
+        for column in (0..num_columns).step_by(BLOCK) {
+            for row in (0..num_rows).step_by(BLOCK) {
+                let sums = &mut self.to[row * to_apart + column..];
+                let sums = sums.as_mut_ptr();
+                let (initial, initial_stride) = match self.start {
+                    Start::Zero => zeros(),
+                    Start::Old | Start::Scaled(_) => (sums.cast_const().cast(), 4 * to_apart),
+                };
+                let block = Block {
+                    multiplication: Multiplication::Bf16,
+                    extent: Extent {
+                        two_rows: num_rows - row > TILE,
+                        two_columns: num_columns - column > TILE,
+                    },
+                    streamed: Streamed::Left,
+                    count: num_words / TILE,
+                    left: left.words[row * left.apart..].as_ptr().cast(),
+                    left_stride: 4 * left.apart,
+                    right: right.words[column..].as_ptr().cast(),
+                    right_stride: 4 * right.apart,
+                    initial,
+                    initial_stride,
+                    sums: sums.cast(),
+                    sums_stride: 4 * to_apart,
+                };
+                // SAFETY: rows, columns and words were checked to lie within the slices. The format's session lasts while
+                // attention computes a task.
+                unsafe { U::multiply(&block) };
             }
         }
     }

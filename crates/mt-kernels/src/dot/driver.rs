@@ -307,7 +307,7 @@ impl Call<'_> {
 
     /// Packs and multiplies some lines of the operand that is not shared, which begin with a panel.
     fn multiply_lines(&self, chunk: &Chunk, lines: Range<usize>, later: Option<Range<usize>>) {
-        let Self { kernel, problem, rows_are_shared, .. } = *self;
+        let Self { kernel, rows_are_shared, .. } = *self;
         let steps = kernel.format.steps(chunk.depth.len().min(kernel.depth));
         let packs_own = rows_are_shared || self.row_stride.is_none();
         let own_lines = self.padded(!rows_are_shared, lines.len());

@@ -26,12 +26,17 @@ pub enum Instructions {
     Avx512Bf16,
     /// As `Avx512Bf16`, with products of tiles.
     AmxBf16,
+    /// As `Portable`, with products of tiles in plain Rust.
+    #[cfg(test)]
+    EmulatedTiles,
 }
 
 impl Instructions {
     /// Those that this processor has, the best ones last.
     pub fn available() -> Vec<Self> {
         let mut available = vec![Self::Portable];
+        #[cfg(test)]
+        available.push(Self::EmulatedTiles);
         #[cfg(target_arch = "x86_64")]
         {
             available.extend(Avx2::detect().map(|_| Self::Avx2));

@@ -1,5 +1,7 @@
 //! Vectors as arrays, for processors without better instructions.
 
+#[cfg(test)]
+use super::SimdBf16;
 use super::{Simd, Work};
 
 #[derive(Clone, Copy)]
@@ -184,4 +186,31 @@ impl Simd for Portable {
             }
         }
     }
+}
+
+#[cfg(test)]
+impl SimdBf16 for Portable {
+    fn add_products(self, sum: Self::Floats, left: Self::Words, right: Self::Words) -> Self::Floats {
+        let halves = |word: u32| [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)];
+        std::array::from_fn(|index| {
+            let (left, right) = (halves(left[index]), halves(right[index]));
+            sum[index] + left[0] * right[0] + left[1] * right[1]
+        })
+    }
+
+    fn zip(self, first: Self::Floats, second: Self::Floats) -> Self::Words {
+        std::array::from_fn(|index| pair(first[index], second[index]))
+    }
+
+    fn join(self, first: Self::Floats, second: Self::Floats) -> Self::Words {
+        let all = [first, second].concat();
+        std::array::from_fn(|index| pair(all[2 * index], all[2 * index + 1]))
+    }
+}
+
+/// A word of two rounded numbers.
+#[cfg(test)]
+fn pair(low: f32, high: f32) -> u32 {
+    let [low, high] = [low, high].map(|number| u32::from(half::bf16::from_f32(number).to_bits()));
+    low | high << 16
 }
