@@ -9,14 +9,17 @@ use std::ops::Range;
 
 use super::ahead::Ahead;
 use super::buffer::Buffer;
-use super::driver::{Call, Chunk, Matrix, chunks};
-use super::kernel::{Kernel, Out};
+use super::driver::{Call, Chunk, Sums, chunks};
+use super::kernel::Kernel;
 
 /// The bytes of a task's own lines, which stay in the second cache.
-const OWN_BYTES: usize = 512 << 10;
+const OWN_BYTES: usize = 1024 << 10;
 
 /// The fewest lines of a task, for each of which a panel of the shared operand is read again.
 const FEWEST_LINES: usize = 128;
+
+/// The fewest tasks for each thread, if there are enough lines. With few lines a task waits for the shared operand.
+pub(super) const TASKS_PER_THREAD: usize = 2;
 
 /// How many lines a task has, unless there would be too few tasks.
 pub(super) fn task_lines(kernel: &Kernel, depth: usize) -> usize {
@@ -45,8 +48,9 @@ impl Call<'_> {
             true => (kernel.rows, kernel.columns),
             false => (kernel.columns, kernel.rows),
         };
-        // Sums of a panel of the shared operand and all own lines, where the result has fewer bits.
-        let keeps_sums = depth > kernel.depth && chunk.sums.is_none() && matches!(self.out, Out::Bf16(_));
+        // Sums of a panel of the shared operand and all own lines. Rows of results are often so far apart that few of them fit
+        // the first cache together.
+        let keeps_sums = depth > kernel.depth && chunk.sums.is_none();
         let sums = Buffer::take(if keeps_sums { shared_width * own_lines } else { 0 });
         let ahead = Cell::new(match later {
             Some(later) => self.ahead(chunk, !rows_are_shared, later, 0..depth),
@@ -58,7 +62,8 @@ impl Call<'_> {
             let before =
                 if rows_are_shared { [shared_line, lines.start] } else { [lines.start, shared_line] };
             let start = sums.words().cast::<f32>().wrapping_sub(before[0] * stride + before[1]);
-            let sums = if keeps_sums { Some(Matrix { start, stride }) } else { chunk.sums };
+            let own_sums = Sums { start, stride, depth: chunk.depth.clone() };
+            let sums = if keeps_sums { Some(&own_sums) } else { chunk.sums.as_ref() };
             for block in chunks(0..depth, kernel.depth) {
                 let (steps, before) = (kernel.format.steps(block.len()), kernel.format.steps(block.start));
                 for own_line in lines.clone().step_by(own_width) {

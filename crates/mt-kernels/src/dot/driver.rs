@@ -114,7 +114,7 @@ pub(super) struct Chunk<'a> {
     /// The operand that all tasks share: `[depth blocks, panels, steps, lines of the panel]`.
     pub shared: *mut u32,
     /// Where sums are kept that become a result of fewer bits: `[rows, columns]`.
-    pub sums: Option<Matrix>,
+    pub sums: Option<Sums>,
 }
 
 // SAFETY: tasks write to parts of the buffers that do not overlap, and read what an earlier round has written.
@@ -160,9 +160,11 @@ impl Call<'_> {
                         lhs_depth: &lhs_depth,
                         rhs_depth: &rhs_depth,
                         shared: shared.words(),
-                        sums: sums
-                            .as_ref()
-                            .map(|sums| Matrix { start: sums.words().cast(), stride: column_chunk.len() }),
+                        sums: sums.as_ref().map(|sums| Sums {
+                            start: sums.words().cast(),
+                            stride: column_chunk.len(),
+                            depth: 0..problem.depth,
+                        }),
                     };
                     let lines = if self.rows_are_shared { &chunk.rows } else { &chunk.columns };
                     let wanted = Some((lines.start, chunk.depth.start));
@@ -284,13 +286,15 @@ impl Call<'_> {
             true => (chunk.columns.len(), self.kernel.columns, TASK_COLUMNS),
             false => (chunk.rows.len(), self.kernel.rows, TASK_ROWS),
         };
+        let mut tasks_per_thread = TASKS_PER_THREAD;
         if self.kernel.session.is_some() {
             task_lines = depth_first::task_lines(self.kernel, chunk.depth.len());
+            tasks_per_thread = depth_first::TASKS_PER_THREAD;
         }
         let panels = lines.div_ceil(width);
         let mut tasks = panels.div_ceil(task_lines / width);
         if team.num_threads() > 1 {
-            tasks = tasks.max((TASKS_PER_THREAD * team.num_threads()).min(panels));
+            tasks = tasks.max((tasks_per_thread * team.num_threads()).min(panels));
         }
         let task =
             |index: usize| panels * index / tasks * width..(panels * (index + 1) / tasks * width).min(lines);
@@ -340,7 +344,7 @@ impl Call<'_> {
                         shared.wrapping_add(shared_line * steps),
                         own.words().wrapping_add((own_line - lines.start) * steps),
                     ];
-                    let sums = chunk.sums;
+                    let sums = chunk.sums.as_ref();
                     self.multiply_panels(chunk, panels, [shared_line, own_line], &block, sums, &ahead);
                 }
             }
@@ -363,14 +367,14 @@ impl Call<'_> {
     }
 
     /// Computes the tile of two panels, of the shared operand and of the other one, for a block of the chunk's depth. Sums
-    /// that are not the last are kept in `sums`, if these are given, or else in the result.
+    /// that are not complete are kept in `sums`, if these are given, or else in the result.
     pub fn multiply_panels(
         &self,
         chunk: &Chunk,
         [shared, own]: [*mut u32; 2],
         [shared_line, own_line]: [usize; 2],
         block: &Range<usize>,
-        sums: Option<Matrix>,
+        sums: Option<&Sums>,
         ahead: &Cell<Ahead>,
     ) {
         let Self { kernel, problem, .. } = *self;
@@ -382,19 +386,20 @@ impl Call<'_> {
         let first = (chunk.batch * problem.rows + chunk.rows.start + row) * problem.columns;
         // SAFETY: the tile lies in the result.
         let out = unsafe { self.out.add(first + chunk.columns.start + column) };
+        let (start, end) = (chunk.depth.start + block.start, chunk.depth.start + block.end);
         // SAFETY: the tile lies in the sums.
-        let sums = sums.map(|sums| unsafe { sums.from(row, column) });
-        let is_first = chunk.depth.start + block.start == 0;
-        let is_last = chunk.depth.start + block.end == problem.depth;
-        let initial = match (sums, out) {
-            _ if is_first && !self.adds => None,
-            (Some(sums), _) => Some((sums.start.cast_const(), sums.stride)),
-            (None, Out::F32(out)) => Some((out.cast_const(), problem.columns)),
-            (None, Out::Bf16(_)) => unreachable!("sums of several blocks are kept as `f32`"),
+        let kept = |sums: &Sums| unsafe { sums.from(row, column) };
+        let initial = match sums.filter(|sums| sums.depth.start < start) {
+            Some(sums) => Some((kept(sums).cast_const(), sums.stride)),
+            None if start == 0 && !self.adds => None,
+            None => match out {
+                Out::F32(out) => Some((out.cast_const(), problem.columns)),
+                Out::Bf16(_) => unreachable!("sums of several blocks are kept as `f32`"),
+            },
         };
-        let (out, out_stride) = match sums {
-            Some(sums) if !is_last => (Out::F32(sums.start), sums.stride),
-            _ => (out, problem.columns),
+        let (out, out_stride) = match sums.filter(|sums| end < sums.depth.end) {
+            Some(sums) => (Out::F32(kept(sums)), sums.stride),
+            None => (out, problem.columns),
         };
         let tile = Tile {
             steps: kernel.format.steps(block.len()),
@@ -415,21 +420,22 @@ impl Call<'_> {
     }
 }
 
-/// Numbers in rows.
-#[derive(Clone, Copy)]
-pub(super) struct Matrix {
-    /// That of row 0 and column 0, which may lie before what is there.
+/// Sums that are not complete: `[rows, columns]`.
+pub(super) struct Sums {
+    /// That of the chunk's first row and column, which may lie before what is kept.
     pub start: *mut f32,
     pub stride: usize,
+    /// The positions along the contraction that are summed here; the last of these sums are written to the result.
+    pub depth: Range<usize>,
 }
 
-impl Matrix {
-    /// The numbers from a row and a column on.
+impl Sums {
+    /// The sums from a row and a column on.
     ///
     /// # Safety
-    /// There are such numbers.
-    unsafe fn from(self, row: usize, column: usize) -> Self {
-        Self { start: self.start.wrapping_add(row * self.stride + column), ..self }
+    /// There are such sums.
+    unsafe fn from(&self, row: usize, column: usize) -> *mut f32 {
+        self.start.wrapping_add(row * self.stride + column)
     }
 }
 

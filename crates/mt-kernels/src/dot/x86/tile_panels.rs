@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::super::pack::{Format, Order, Panels, Source, copy_elements};
 use super::load::{Load, PairsOfBf16, PairsOfF32, PairsOfRemainders, first_lanes};
 use super::panels::transpose;
-use crate::amx::TILE;
+use crate::amx::{BLOCK, TILE};
 
 /// Copies panels of pairs of `bf16`, in whole tiles.
 ///
@@ -48,6 +48,12 @@ unsafe fn copy<L: Load>(panels: &Panels, load: L, half: usize) {
         for panel in 0..panels.count() {
             let lines = &panels.lines[panel * panels.width..];
             let lines = &lines[..lines.len().min(panels.width)];
+            let is_whole = are_adjacent && lines.len() == BLOCK && offsets.len() == depth;
+            if is_whole && panels.runs[position] < depth {
+                // SAFETY: the lines' elements lie in the source, and the words in the panel.
+                unsafe { copy_block(panels, load, panel, step, lines[0], offsets) };
+                continue;
+            }
             for lane in (0..panels.width).step_by(TILE) {
                 let lines = lines.get(lane..).unwrap_or_default();
                 let lines = &lines[..lines.len().min(TILE)];
@@ -69,6 +75,45 @@ unsafe fn copy<L: Load>(panels: &Panels, load: L, half: usize) {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Copies sixteen words of each of 32 adjacent lines.
+///
+/// # Safety
+/// The elements lie in the source, and the words in the panel.
+#[inline(always)]
+unsafe fn copy_block<L: Load>(
+    panels: &Panels,
+    load: L,
+    panel: usize,
+    step: usize,
+    first: usize,
+    offsets: &[usize],
+) {
+    let (pairs, _) = offsets.as_chunks::<2>();
+    // SAFETY: what the caller promises.
+    unsafe {
+        let mut words = [[_mm512_setzero_si512(); TILE]; 2];
+        for (index, pair) in pairs.iter().enumerate() {
+            // Processors do not fetch what is this far apart by themselves.
+            load.prefetch(first + pair[0] + BLOCK);
+            load.prefetch(first + pair[1] + BLOCK);
+            let [low, high] = load.across_two(first + pair[0], first + pair[1]);
+            if panels.order == Order::BySteps {
+                let to = panels.word(panel, step + index);
+                _mm512_storeu_si512(to.cast(), low);
+                _mm512_storeu_si512(to.add(TILE).cast(), high);
+            } else {
+                words[0][index] = low;
+                words[1][index] = high;
+            }
+        }
+        if panels.order == Order::ByLines {
+            let [low, high] = words;
+            store(panels, panel, step, 0, low, Order::BySteps);
+            store(panels, panel, step, TILE, high, Order::BySteps);
         }
     }
 }
