@@ -416,8 +416,9 @@ impl Unit for Processor {
 
     #[inline]
     unsafe fn leave() {
+        // Kernels write some results past the caches. The fence orders these writes before the end of the thread's task.
         // SAFETY: what the caller promises.
-        unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
+        unsafe { asm!("sfence", "tilerelease", options(nostack, preserves_flags)) };
     }
 
     #[inline]

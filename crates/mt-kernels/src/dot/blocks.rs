@@ -25,7 +25,13 @@ impl Sums {
 #[inline(always)]
 pub(super) fn in_place(tile: &Tile) -> Option<*mut f32> {
     match tile.out {
-        Out::F32(out) if tile.rows.is_multiple_of(TILE) && tile.columns.is_multiple_of(TILE) => Some(out),
+        Out::F32(out)
+            if tile.rows.is_multiple_of(TILE)
+                && tile.columns.is_multiple_of(TILE)
+                && !tile.bypasses_caches =>
+        {
+            Some(out)
+        }
         _ => None,
     }
 }

@@ -42,6 +42,10 @@ const TASK_COLUMNS: usize = 256;
 const CACHE_PERIOD: usize = 4096;
 const CACHE_WAYS: usize = 8;
 
+/// The bytes of a result that is not found in the caches again. Tiles of a matrix unit write such results past the caches:
+/// otherwise every line would be read before it is written.
+const LARGE_RESULT: usize = 4 << 20;
+
 /// With fewer tasks for each thread, the last ones leave threads idle for long.
 const TASKS_PER_THREAD: usize = 8;
 
@@ -54,6 +58,8 @@ pub(super) fn run(team: &dyn Team, kernel: &Kernel, problem: &Problem, out: Out,
         adds,
         rows_are_shared: problem.rows < problem.columns,
         row_stride: row_stride(kernel, problem),
+        bypasses_caches: !adds
+            && out.bytes() * problem.batch_len() * problem.rows * problem.columns >= LARGE_RESULT,
     };
     let batch = problem.batch_len();
     let threads = team.num_threads();
@@ -98,6 +104,8 @@ pub(super) struct Call<'a> {
     pub rows_are_shared: bool,
     /// How many bytes lie between rows of the left operand that tiles read in place.
     pub row_stride: Option<usize>,
+    /// Whether the result is too large to be found in the caches again.
+    bypasses_caches: bool,
 }
 
 // SAFETY: tasks write to parts of the result that do not overlap.
@@ -397,6 +405,7 @@ impl Call<'_> {
                 Out::Bf16(_) => unreachable!("sums of several blocks are kept as `f32`"),
             },
         };
+        let bypasses_caches = self.bypasses_caches && end == problem.depth;
         let (out, out_stride) = match sums.filter(|sums| end < sums.depth.end) {
             Some(sums) => (Out::F32(kept(sums)), sums.stride),
             None => (out, problem.columns),
@@ -413,6 +422,7 @@ impl Call<'_> {
             initial_stride: initial.map_or(0, |(_, stride)| stride),
             out,
             out_stride,
+            bypasses_caches,
             ahead,
         };
         // SAFETY: the panels were packed, and the tile lies in the result and in the sums.

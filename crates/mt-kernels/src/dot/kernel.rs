@@ -67,6 +67,8 @@ pub(super) struct Tile<'a> {
     pub initial_stride: usize,
     pub out: Out,
     pub out_stride: usize,
+    /// Whether the result is too large to be found in the caches again, so that it need not pass through them.
+    pub bypasses_caches: bool,
     /// What to bring into the second cache meanwhile.
     pub ahead: &'a Cell<Ahead>,
 }
@@ -79,6 +81,21 @@ pub(super) enum Out {
 }
 
 impl Out {
+    /// The size of a number.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32(_) => size_of::<f32>(),
+            Self::Bf16(_) => size_of::<bf16>(),
+        }
+    }
+
+    pub fn address(self) -> usize {
+        match self {
+            Self::F32(start) => start.addr(),
+            Self::Bf16(start) => start.addr(),
+        }
+    }
+
     /// # Safety
     /// The memory that this points to has more than `count` elements left.
     pub unsafe fn add(self, count: usize) -> Self {

@@ -7,6 +7,9 @@ use super::super::kernel::{Out, Tile};
 use super::tiles::fetch;
 use crate::amx::{BLOCK, Multiplication, Processor};
 
+/// The bytes of a line of the cache.
+const LINE: usize = 64;
+
 /// How many lines are fetched ahead for each tile.
 const LINES_FETCHED: usize = 16;
 
@@ -92,6 +95,11 @@ unsafe fn begin<const VECTORS: usize>(tile: &Tile, sums: &mut Sums) {
 /// this is inlined there.
 #[inline(always)]
 unsafe fn finish<const VECTORS: usize>(tile: &Tile, sums: &mut Sums) {
+    // Only whole lines of the cache are written past it.
+    let bypasses_caches = tile.bypasses_caches
+        && tile.columns == BLOCK
+        && (tile.out_stride * tile.out.bytes()).is_multiple_of(LINE)
+        && tile.out.address().is_multiple_of(LINE);
     // SAFETY: the columns of the masks lie in the tile.
     unsafe {
         match tile.out {
@@ -100,7 +108,11 @@ unsafe fn finish<const VECTORS: usize>(tile: &Tile, sums: &mut Sums) {
                     let (own, out) = (sums.row(row), out.add(row * tile.out_stride));
                     for vector in 0..VECTORS {
                         let sum = _mm512_load_ps(own.add(16 * vector));
-                        _mm512_mask_storeu_ps(out.add(16 * vector), mask::<VECTORS>(tile, vector), sum);
+                        if bypasses_caches {
+                            _mm512_stream_ps(out.add(16 * vector), sum);
+                        } else {
+                            _mm512_mask_storeu_ps(out.add(16 * vector), mask::<VECTORS>(tile, vector), sum);
+                        }
                     }
                 }
             }
@@ -111,7 +123,11 @@ unsafe fn finish<const VECTORS: usize>(tile: &Tile, sums: &mut Sums) {
                     let low = _mm512_load_ps(own);
                     let high = if VECTORS == 2 { _mm512_load_ps(own.add(16)) } else { _mm512_setzero_ps() };
                     let narrow: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
-                    _mm512_mask_storeu_epi16(out.cast(), mask, narrow);
+                    if bypasses_caches {
+                        _mm512_stream_si512(out.cast(), narrow);
+                    } else {
+                        _mm512_mask_storeu_epi16(out.cast(), mask, narrow);
+                    }
                 }
             }
         }
