@@ -153,7 +153,7 @@ pub(super) unsafe fn portable(panels: &Panels) {
         match (panels.source, panels.format) {
             (_, Format::Pairs | Format::TilePairs | Format::TileSplit) => {
                 for panel in 0..panels.count() {
-                    copy_elements(panels, panel, 0..panels.steps());
+                    copy_elements(panels, panel, 0..panels.steps(), 0..panels.width);
                 }
             }
             (Source::F32(start), Format::F32) => copy_words(panels, |offset| (*start.add(offset)).to_bits()),
@@ -192,16 +192,16 @@ unsafe fn copy_words(panels: &Panels, word: impl Fn(usize) -> u32) {
     }
 }
 
-/// Copies some steps of a panel element by element.
+/// Copies some steps of some lines of a panel element by element.
 ///
 /// # Safety
-/// As for [`portable`]; the panel has the steps.
+/// As for [`portable`]; the panel has the steps and lines.
 #[inline(always)]
-pub(super) unsafe fn copy_elements(panels: &Panels, panel: usize, steps: Range<usize>) {
+pub(super) unsafe fn copy_elements(panels: &Panels, panel: usize, steps: Range<usize>, lanes: Range<usize>) {
     let depth = panels.offsets;
     let lines = &panels.lines[panel * panels.width..];
     for step in steps {
-        for lane in 0..panels.width {
+        for lane in lanes.clone() {
             let word = match lines.get(lane) {
                 None => 0,
                 Some(&line) => {

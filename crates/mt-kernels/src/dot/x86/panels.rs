@@ -148,7 +148,7 @@ unsafe fn copy_along<L: Load>(panels: &Panels, panel: usize, load: L) {
         if words < SHORT {
             let words = words.max(1);
             // SAFETY: what the caller promises.
-            unsafe { copy_elements(panels, panel, step..step + words) };
+            unsafe { copy_elements(panels, panel, step..step + words, 0..width) };
             step += words;
             continue;
         }

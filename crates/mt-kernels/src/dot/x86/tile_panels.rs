@@ -41,15 +41,19 @@ const AHEAD: usize = 4;
 unsafe fn copy<L: Load>(panels: &Panels, load: L, half: usize) {
     let depth = 2 * TILE;
     let halves = panels.format.halves();
-    let are_adjacent = panels.lines.len() > 1 && panels.lines_are_adjacent();
+    // A bit for each panel.
+    let mut whole_panels = 0_u64;
+    for (panel, lines) in panels.lines.chunks(panels.width).take(64).enumerate() {
+        whole_panels |= u64::from(lines.len() == BLOCK && are_adjacent(lines)) << panel;
+    }
     for (tile, position) in (0..panels.offsets.len()).step_by(depth).enumerate() {
         let offsets = &panels.offsets[position..(position + depth).min(panels.offsets.len())];
+        let is_run = panels.runs[position] >= offsets.len();
         let step = (tile * halves + half) * TILE;
         for panel in 0..panels.count() {
             let lines = &panels.lines[panel * panels.width..];
             let lines = &lines[..lines.len().min(panels.width)];
-            let is_whole = are_adjacent && lines.len() == BLOCK && offsets.len() == depth;
-            if is_whole && panels.runs[position] < depth {
+            if !is_run && offsets.len() == depth && panel < 64 && whole_panels >> panel & 1 == 1 {
                 // SAFETY: the lines' elements lie in the source, and the words in the panel.
                 unsafe { copy_block(panels, load, panel, step, lines[0], offsets) };
                 continue;
@@ -61,22 +65,23 @@ unsafe fn copy<L: Load>(panels: &Panels, load: L, half: usize) {
                 unsafe {
                     if lines.is_empty() {
                         store(panels, panel, step, lane, [_mm512_setzero_si512(); TILE], Order::ByLines);
-                    } else if panels.runs[position] >= offsets.len() {
+                    } else if is_run {
                         let words = along(load, lines, offsets);
                         store(panels, panel, step, lane, words, Order::ByLines);
-                    } else if are_adjacent {
-                        let words = across(load, lines, offsets, panels.width);
+                    } else if are_adjacent(lines) {
+                        let words = across(load, lines, offsets);
                         store(panels, panel, step, lane, words, Order::BySteps);
                     } else {
-                        // Does all lanes at once.
-                        if lane == 0 {
-                            copy_elements(panels, panel, step..step + TILE);
-                        }
+                        copy_elements(panels, panel, step..step + TILE, lane..lane + TILE);
                     }
                 }
             }
         }
     }
+}
+
+fn are_adjacent(lines: &[usize]) -> bool {
+    lines.len() > 1 && lines.windows(2).all(|pair| pair[1] == pair[0] + 1)
 }
 
 /// Copies sixteen words of each of 32 adjacent lines.
@@ -100,6 +105,10 @@ unsafe fn copy_block<L: Load>(
             // Processors do not fetch what is this far apart by themselves.
             load.prefetch(first + pair[0] + BLOCK);
             load.prefetch(first + pair[1] + BLOCK);
+            if L::CACHE_LINE < BLOCK {
+                load.prefetch(first + pair[0] + BLOCK + L::CACHE_LINE);
+                load.prefetch(first + pair[1] + BLOCK + L::CACHE_LINE);
+            }
             let [low, high] = load.across_two(first + pair[0], first + pair[1]);
             if panels.order == Order::BySteps {
                 let to = panels.word(panel, step + index);
@@ -149,16 +158,13 @@ unsafe fn along<L: Load>(load: L, lines: &[usize], offsets: &[usize]) -> [__m512
 /// # Safety
 /// The elements lie in the source.
 #[inline(always)]
-unsafe fn across<L: Load>(load: L, lines: &[usize], offsets: &[usize], width: usize) -> [__m512i; TILE] {
+unsafe fn across<L: Load>(load: L, lines: &[usize], offsets: &[usize]) -> [__m512i; TILE] {
     let first = lines[0];
     // SAFETY: what the caller promises.
     unsafe {
         let mut words = [_mm512_setzero_si512(); TILE];
         if let (TILE, Some(offsets)) = (lines.len(), offsets.first_chunk::<{ 2 * TILE }>()) {
             for (words, pair) in words.iter_mut().zip(offsets.as_chunks::<2>().0) {
-                // Processors do not fetch what is this far apart by themselves.
-                load.prefetch(first + pair[0] + width);
-                load.prefetch(first + pair[1] + width);
                 *words = load.across(first + pair[0], Some(first + pair[1]), __mmask16::MAX);
             }
         } else {
