@@ -8,9 +8,10 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use super::ahead::Ahead;
+use super::blocks::Sums;
 use super::buffer::Buffer;
-use super::driver::{Call, Chunk, Sums, chunks};
-use super::kernel::Kernel;
+use super::driver::{self, Call, Chunk, chunks};
+use super::kernel::{Kernel, Tile, UnitKernel};
 
 /// The bytes of a task's own lines, which stay in the second cache.
 const OWN_BYTES: usize = 1024 << 10;
@@ -28,10 +29,16 @@ pub(super) fn task_lines(kernel: &Kernel, depth: usize) -> usize {
 
 impl Call<'_> {
     /// Packs and multiplies some lines of the operand that is not shared, which begin with a panel.
-    pub fn multiply_depth_first(&self, chunk: &Chunk, lines: Range<usize>, later: Option<Range<usize>>) {
+    pub fn multiply_depth_first(
+        &self,
+        unit: &UnitKernel,
+        chunk: &Chunk,
+        lines: Range<usize>,
+        later: Option<Range<usize>>,
+    ) {
         let Self { kernel, rows_are_shared, .. } = *self;
         // SAFETY: kernels come from a `Candidate`, so the processor has the instructions. A task begins no other session.
-        let _session = kernel.session.map(|begin| unsafe { begin() });
+        let _session = unsafe { (unit.session)() };
         let depth = chunk.depth.len();
         let packs_own = rows_are_shared || self.row_stride.is_none();
         let own_lines = self.padded(!rows_are_shared, lines.len());
@@ -56,13 +63,14 @@ impl Call<'_> {
             Some(later) => self.ahead(chunk, !rows_are_shared, later, 0..depth),
             None => Ahead::nothing(),
         });
+        let mut pipeline = Pipeline { sums: [Sums::new(), Sums::new()], next: 0, unfinished: None };
         for shared_line in (0..num_shared).step_by(shared_width) {
             // Rows and columns count from the chunk's first ones.
             let stride = if rows_are_shared { own_lines } else { shared_width };
             let before =
                 if rows_are_shared { [shared_line, lines.start] } else { [lines.start, shared_line] };
             let start = sums.words().cast::<f32>().wrapping_sub(before[0] * stride + before[1]);
-            let own_sums = Sums { start, stride, depth: chunk.depth.clone() };
+            let own_sums = driver::Sums { start, stride, depth: chunk.depth.clone() };
             let sums = if keeps_sums { Some(&own_sums) } else { chunk.sums.as_ref() };
             for block in chunks(0..depth, kernel.depth) {
                 let (steps, before) = (kernel.format.steps(block.len()), kernel.format.steps(block.start));
@@ -72,9 +80,52 @@ impl Call<'_> {
                         chunk.shared.wrapping_add(before * shared_lines + shared_line * steps),
                         own.words().wrapping_add(before * own_lines + (own_line - lines.start) * steps),
                     ];
-                    self.multiply_panels(chunk, panels, [shared_line, own_line], &block, sums, &ahead);
+                    let tile = self.tile(chunk, panels, [shared_line, own_line], &block, sums, &ahead);
+                    // SAFETY: the panels were packed, and the tile lies in the result and in the sums.
+                    unsafe { pipeline.multiply(unit, tile, block.end == depth) };
                 }
             }
+        }
+        // SAFETY: as above.
+        unsafe { pipeline.finish(unit) };
+    }
+}
+
+/// Tiles in turns: each is computed before the one before it is finished.
+struct Pipeline<'a> {
+    sums: [Sums; 2],
+    /// Which sums the next tile takes; the others are those of the unfinished one.
+    next: usize,
+    unfinished: Option<Tile<'a>>,
+}
+
+impl<'a> Pipeline<'a> {
+    /// Computes a tile. Only one that is complete may be finished later: nothing else reads it.
+    ///
+    /// # Safety
+    /// See [`UnitKernel::sum`].
+    unsafe fn multiply(&mut self, unit: &UnitKernel, tile: Tile<'a>, is_complete: bool) {
+        // SAFETY: what the caller promises.
+        unsafe {
+            let is_unfinished = (unit.sum)(&tile, &mut self.sums[self.next]);
+            self.finish(unit);
+            if is_unfinished && is_complete {
+                self.unfinished = Some(tile);
+                self.next = 1 - self.next;
+            } else if is_unfinished {
+                (unit.finish)(&tile, &mut self.sums[self.next]);
+            }
+        }
+    }
+
+    /// Finishes the last tile.
+    ///
+    /// # Safety
+    /// As for [`Self::multiply`].
+    unsafe fn finish(&mut self, unit: &UnitKernel) {
+        if let Some(last) = self.unfinished.take() {
+            // SAFETY: what the caller promises.
+            unsafe { (unit.finish)(&last, &mut self.sums[1 - self.next]) };
         }
     }
 }

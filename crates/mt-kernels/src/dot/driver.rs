@@ -141,7 +141,7 @@ impl Call<'_> {
         } else {
             columns = limit(columns, CHUNK_WORDS / steps, kernel.columns);
         }
-        let depth_of_sums = if kernel.session.is_some() { depth } else { kernel.depth };
+        let depth_of_sums = if kernel.unit.is_some() { depth } else { kernel.depth };
         let needs_sums = matches!(self.out, Out::Bf16(_)) && problem.depth > depth_of_sums;
         if needs_sums && self.rows_are_shared {
             columns = limit(columns, CHUNK_WORDS / rows, kernel.columns);
@@ -295,7 +295,7 @@ impl Call<'_> {
             false => (chunk.rows.len(), self.kernel.rows, TASK_ROWS),
         };
         let mut tasks_per_thread = TASKS_PER_THREAD;
-        if self.kernel.session.is_some() {
+        if self.kernel.unit.is_some() {
             task_lines = depth_first::task_lines(self.kernel, chunk.depth.len());
             tasks_per_thread = depth_first::TASKS_PER_THREAD;
         }
@@ -310,9 +310,9 @@ impl Call<'_> {
             // The task after this one that this thread is likely to run.
             let later = index + team.num_threads();
             let later = (later < tasks).then(|| task(later));
-            match self.kernel.session {
+            match &self.kernel.unit {
                 None => self.multiply_lines(chunk, task(index), later),
-                Some(_) => self.multiply_depth_first(chunk, task(index), later),
+                Some(unit) => self.multiply_depth_first(unit, chunk, task(index), later),
             }
         });
     }
@@ -353,7 +353,9 @@ impl Call<'_> {
                         own.words().wrapping_add((own_line - lines.start) * steps),
                     ];
                     let sums = chunk.sums.as_ref();
-                    self.multiply_panels(chunk, panels, [shared_line, own_line], &block, sums, &ahead);
+                    let tile = self.tile(chunk, panels, [shared_line, own_line], &block, sums, &ahead);
+                    // SAFETY: the panels were packed, and the tile lies in the result and in the sums.
+                    unsafe { (kernel.multiply)(&tile) };
                 }
             }
         }
@@ -374,17 +376,17 @@ impl Call<'_> {
         }
     }
 
-    /// Computes the tile of two panels, of the shared operand and of the other one, for a block of the chunk's depth. Sums
-    /// that are not complete are kept in `sums`, if these are given, or else in the result.
-    pub fn multiply_panels(
+    /// The tile of two panels, of the shared operand and of the other one, for a block of the chunk's depth. Sums that are
+    /// not complete are kept in `sums`, if these are given, or else in the result.
+    pub fn tile<'b>(
         &self,
         chunk: &Chunk,
         [shared, own]: [*mut u32; 2],
         [shared_line, own_line]: [usize; 2],
         block: &Range<usize>,
         sums: Option<&Sums>,
-        ahead: &Cell<Ahead>,
-    ) {
+        ahead: &'b Cell<Ahead>,
+    ) -> Tile<'b> {
         let Self { kernel, problem, .. } = *self;
         let (lhs, rhs, row, column) = match self.rows_are_shared {
             true => (shared.cast_const(), own, shared_line, own_line),
@@ -410,7 +412,7 @@ impl Call<'_> {
             Some(sums) => (Out::F32(kept(sums)), sums.stride),
             None => (out, problem.columns),
         };
-        let tile = Tile {
+        Tile {
             steps: kernel.format.steps(block.len()),
             lhs,
             lhs_stride: self.row_stride,
@@ -424,9 +426,7 @@ impl Call<'_> {
             out_stride,
             bypasses_caches,
             ahead,
-        };
-        // SAFETY: the panels were packed, and the tile lies in the result and in the sums.
-        unsafe { (kernel.multiply)(&tile) };
+        }
     }
 }
 

@@ -5,12 +5,13 @@ use std::cell::Cell;
 use half::bf16;
 
 use super::ahead::Ahead;
+use super::blocks::Sums;
 use super::pack::{self, Format, Order, Panels};
 use super::stream::Streams;
 use crate::amx::Session;
 #[cfg(test)]
 use {
-    super::blocks::{self, Sums},
+    super::blocks,
     crate::amx::{BLOCK, Emulated, Multiplication, TILE},
 };
 
@@ -30,11 +31,8 @@ pub(crate) struct Kernel {
     pub(super) row_order: Order,
     /// Whether tiles can read rows in place.
     pub(super) reads_rows: bool,
-    /// Begins the time in which a thread may compute tiles, if that needs a beginning.
-    ///
-    /// # Safety
-    /// The processor has the instructions, and the thread has no other session.
-    pub(super) session: Option<unsafe fn() -> Session>,
+    /// For kernels of a matrix unit.
+    pub(super) unit: Option<UnitKernel>,
     /// Computes a tile.
     ///
     /// # Safety
@@ -46,6 +44,27 @@ pub(crate) struct Kernel {
     /// The processor has the instructions, and the panel's pointers reach as far as [`Panels`] says.
     pub(super) pack: unsafe fn(&Panels),
     pub(super) streams: Option<Streams>,
+}
+
+/// How a matrix unit computes tiles. The unit stores sums in memory, from where they can be read only after a while, so that
+/// the next tile is computed before a tile is finished.
+#[derive(Clone, Copy)]
+pub(super) struct UnitKernel {
+    /// Begins the time in which a thread may compute tiles.
+    ///
+    /// # Safety
+    /// The processor has the instructions, and the thread has no other session.
+    pub session: unsafe fn() -> Session,
+    /// Computes the sums of a tile. Returns whether they are to be finished; otherwise they are in place.
+    ///
+    /// # Safety
+    /// See [`Kernel::multiply`]; the thread is in a session.
+    pub sum: unsafe fn(&Tile, &mut Sums) -> bool,
+    /// Writes a tile's sums to where it belongs.
+    ///
+    /// # Safety
+    /// See [`Kernel::multiply`]; the tile's sums have been computed.
+    pub finish: unsafe fn(&Tile, &mut Sums),
 }
 
 /// A tile of the result, and the panels that it is computed from.
@@ -155,7 +174,7 @@ pub(crate) static PORTABLE: Kernel = Kernel {
     format: Format::F32,
     row_order: Order::BySteps,
     reads_rows: false,
-    session: None,
+    unit: None,
     multiply: multiply_portable,
     pack: pack::portable,
     streams: None,
@@ -222,12 +241,19 @@ pub(super) unsafe fn finish_row(tile: &Tile, row: usize, sums: &mut [f32]) {
 
 /// Multiplies tiles with the emulated matrix unit and portable panels.
 #[cfg(test)]
-pub(crate) static EMULATED_BF16: Kernel =
-    Kernel { format: Format::TilePairs, multiply: multiply_emulated_bf16, ..EMULATED };
+pub(crate) static EMULATED_BF16: Kernel = Kernel { format: Format::TilePairs, ..EMULATED };
 
 #[cfg(test)]
-pub(crate) static EMULATED_BF16_X3: Kernel =
-    Kernel { format: Format::TileSplit, multiply: multiply_emulated_bf16_x3, ..EMULATED };
+pub(crate) static EMULATED_BF16_X3: Kernel = Kernel {
+    format: Format::TileSplit,
+    unit: Some(UnitKernel {
+        session: Session::begin::<Emulated>,
+        sum: sum_emulated::<true>,
+        finish: finish_emulated,
+    }),
+    multiply: multiply_emulated::<true>,
+    ..EMULATED
+};
 
 #[cfg(test)]
 const EMULATED: Kernel = Kernel {
@@ -239,8 +265,12 @@ const EMULATED: Kernel = Kernel {
     format: Format::TilePairs,
     row_order: Order::ByLines,
     reads_rows: true,
-    session: Some(Session::begin::<Emulated>),
-    multiply: multiply_emulated_bf16,
+    unit: Some(UnitKernel {
+        session: Session::begin::<Emulated>,
+        sum: sum_emulated::<false>,
+        finish: finish_emulated,
+    }),
+    multiply: multiply_emulated::<false>,
     pack: pack::portable,
     streams: None,
 };
@@ -248,24 +278,20 @@ const EMULATED: Kernel = Kernel {
 /// # Safety
 /// See [`Kernel::multiply`].
 #[cfg(test)]
-pub(super) unsafe fn multiply_emulated_bf16(tile: &Tile) {
-    // SAFETY: what the caller promises.
-    unsafe { multiply_emulated(tile, Multiplication::Bf16) };
-}
-
-/// # Safety
-/// See [`Kernel::multiply`].
-#[cfg(test)]
-pub(super) unsafe fn multiply_emulated_bf16_x3(tile: &Tile) {
-    // SAFETY: what the caller promises.
-    unsafe { multiply_emulated(tile, Multiplication::SplitF32) };
-}
-
-/// # Safety
-/// See [`Kernel::multiply`].
-#[cfg(test)]
-unsafe fn multiply_emulated(tile: &Tile, multiplication: Multiplication) {
+unsafe fn multiply_emulated<const IS_SPLIT: bool>(tile: &Tile) {
     let mut sums = Sums::new();
+    // SAFETY: what the caller promises.
+    unsafe {
+        sum_emulated::<IS_SPLIT>(tile, &mut sums);
+        finish_emulated(tile, &mut sums);
+    }
+}
+
+/// # Safety
+/// See [`UnitKernel::sum`].
+#[cfg(test)]
+unsafe fn sum_emulated<const IS_SPLIT: bool>(tile: &Tile, sums: &mut Sums) -> bool {
+    let multiplication = if IS_SPLIT { Multiplication::SplitF32 } else { Multiplication::Bf16 };
     let initial = tile.initial.map(|initial| {
         for row in 0..BLOCK {
             for column in 0..BLOCK {
@@ -282,6 +308,13 @@ unsafe fn multiply_emulated(tile: &Tile, multiplication: Multiplication) {
     });
     // SAFETY: what the caller promises.
     unsafe { blocks::multiply::<Emulated>(tile, multiplication, initial, sums.row(0), BLOCK) };
+    true
+}
+
+/// # Safety
+/// See [`UnitKernel::finish`].
+#[cfg(test)]
+unsafe fn finish_emulated(tile: &Tile, sums: &mut Sums) {
     for row in 0..tile.rows {
         // SAFETY: the unit has written the tile's rows and columns, and the tile has this row.
         unsafe {

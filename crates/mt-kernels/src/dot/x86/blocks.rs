@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::super::blocks::{self, Sums};
 use super::super::kernel::{Out, Tile};
 use super::tiles::fetch;
-use crate::amx::{BLOCK, Multiplication, Processor};
+use crate::amx::{BLOCK, Multiplication, Processor, TILE};
 
 /// The bytes of a line of the cache.
 const LINE: usize = 64;
@@ -15,20 +15,54 @@ const LINES_FETCHED: usize = 16;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn multiply_bf16(tile: &Tile) {
+    let mut sums = Sums::new();
     // SAFETY: what the caller promises.
-    unsafe { multiply(tile, Multiplication::Bf16) };
+    unsafe {
+        if sum_bf16(tile, &mut sums) {
+            finish(tile, &mut sums);
+        }
+    }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn multiply_bf16_x3(tile: &Tile) {
+    let mut sums = Sums::new();
     // SAFETY: what the caller promises.
-    unsafe { multiply(tile, Multiplication::SplitF32) };
+    unsafe {
+        if sum_bf16_x3(tile, &mut sums) {
+            finish(tile, &mut sums);
+        }
+    }
 }
 
 /// # Safety
-/// See [`super::Kernel::multiply`].
+/// See [`super::super::kernel::UnitKernel::sum`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn sum_bf16(tile: &Tile, sums: &mut Sums) -> bool {
+    // SAFETY: what the caller promises.
+    unsafe { sum(tile, Multiplication::Bf16, sums) }
+}
+
+/// # Safety
+/// See [`super::super::kernel::UnitKernel::sum`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn sum_bf16_x3(tile: &Tile, sums: &mut Sums) -> bool {
+    // SAFETY: what the caller promises.
+    unsafe { sum(tile, Multiplication::SplitF32, sums) }
+}
+
+/// # Safety
+/// See [`super::super::kernel::UnitKernel::finish`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn finish(tile: &Tile, sums: &mut Sums) {
+    // SAFETY: what the caller promises.
+    unsafe { if tile.columns > 16 { write::<2>(tile, sums) } else { write::<1>(tile, sums) } }
+}
+
+/// # Safety
+/// See [`super::super::kernel::UnitKernel::sum`].
 #[inline(always)]
-unsafe fn multiply(tile: &Tile, multiplication: Multiplication) {
+unsafe fn sum(tile: &Tile, multiplication: Multiplication, sums: &mut Sums) -> bool {
     let mut ahead = tile.ahead.get();
     for _ in 0..LINES_FETCHED {
         fetch(&mut ahead);
@@ -39,23 +73,25 @@ unsafe fn multiply(tile: &Tile, multiplication: Multiplication) {
     unsafe {
         if let Some(out) = blocks::in_place(tile) {
             blocks::multiply::<Processor>(tile, multiplication, initial, out, tile.out_stride);
-            return;
+            return false;
         }
-        let mut sums = Sums::new();
         let initial = match initial {
+            Some(initial) if tile.rows.is_multiple_of(TILE) && tile.columns.is_multiple_of(TILE) => {
+                Some(initial)
+            }
             Some(_) => {
                 if tile.columns > 16 {
-                    begin::<2>(tile, &mut sums)
+                    begin::<2>(tile, sums)
                 } else {
-                    begin::<1>(tile, &mut sums)
+                    begin::<1>(tile, sums)
                 }
                 Some((sums.row(0).cast_const(), BLOCK))
             }
             None => None,
         };
         blocks::multiply::<Processor>(tile, multiplication, initial, sums.row(0), BLOCK);
-        if tile.columns > 16 { finish::<2>(tile, &mut sums) } else { finish::<1>(tile, &mut sums) }
     }
+    true
 }
 
 /// The columns of a vector that a tile has.
@@ -94,7 +130,7 @@ unsafe fn begin<const VECTORS: usize>(tile: &Tile, sums: &mut Sums) {
 /// The tile has so many vectors of columns, and its sums have been computed. The caller has AVX-512F and BW enabled, and
 /// this is inlined there.
 #[inline(always)]
-unsafe fn finish<const VECTORS: usize>(tile: &Tile, sums: &mut Sums) {
+unsafe fn write<const VECTORS: usize>(tile: &Tile, sums: &mut Sums) {
     // Only whole lines of the cache are written past it.
     let bypasses_caches = tile.bypasses_caches
         && tile.columns == BLOCK

@@ -7,7 +7,7 @@ mod streams;
 mod tile_panels;
 mod tiles;
 
-use super::kernel::Kernel;
+use super::kernel::{Kernel, UnitKernel};
 use super::pack::{Format, Order};
 use super::stream::Streams;
 use crate::amx::{BLOCK, Processor, Session, TILE};
@@ -26,8 +26,17 @@ pub(crate) static AVX512_BF16: Kernel = Kernel {
 pub(crate) static AMX_BF16: Kernel = AMX;
 
 /// Multiplies tiles of `f32`, each number split into two `bf16`.
-pub(crate) static AMX_BF16_X3: Kernel =
-    Kernel { format: Format::TileSplit, multiply: blocks::multiply_bf16_x3, depth: 256, ..AMX };
+pub(crate) static AMX_BF16_X3: Kernel = Kernel {
+    format: Format::TileSplit,
+    depth: 256,
+    unit: Some(UnitKernel {
+        session: Session::begin::<Processor>,
+        sum: blocks::sum_bf16_x3,
+        finish: blocks::finish,
+    }),
+    multiply: blocks::multiply_bf16_x3,
+    ..AMX
+};
 
 /// Multiplies `bf16` that are widened while they are packed.
 pub(crate) static AVX512_WIDENED: Kernel = Kernel {
@@ -51,7 +60,7 @@ const AVX512_F32: Kernel = Kernel {
     format: Format::F32,
     row_order: Order::BySteps,
     reads_rows: true,
-    session: None,
+    unit: None,
     multiply: tiles::multiply_avx512,
     pack: panels::pack_avx512,
     streams: Some(Streams { across: streams::across_avx512, along: streams::along_avx512 }),
@@ -66,7 +75,11 @@ const AMX: Kernel = Kernel {
     format: Format::TilePairs,
     row_order: Order::ByLines,
     reads_rows: true,
-    session: Some(Session::begin::<Processor>),
+    unit: Some(UnitKernel {
+        session: Session::begin::<Processor>,
+        sum: blocks::sum_bf16,
+        finish: blocks::finish,
+    }),
     multiply: blocks::multiply_bf16,
     pack: tile_panels::pack,
     streams: None,
@@ -81,7 +94,7 @@ const AVX2_F32: Kernel = Kernel {
     format: Format::F32,
     row_order: Order::BySteps,
     reads_rows: false,
-    session: None,
+    unit: None,
     multiply: tiles::multiply_avx2,
     pack: panels::pack_avx2,
     streams: None,
