@@ -118,6 +118,21 @@ static CANDIDATES: &[Candidate] = &[
         kernel: &dot::x86::AMX_BF16_X3,
         attention: None,
     },
+    #[cfg(target_arch = "x86_64")]
+    Candidate {
+        name: "amx_int8",
+        arithmetic: Arithmetic::Int8,
+        needs: Some(Feature::AmxInt8),
+        kernel: &dot::x86::AMX_INT8,
+        attention: None,
+    },
+    Candidate {
+        name: "portable_int8",
+        arithmetic: Arithmetic::Int8,
+        needs: None,
+        kernel: &dot::PORTABLE_INT8,
+        attention: None,
+    },
 ];
 
 /// Kernels that tests compare with the processor's.
@@ -252,6 +267,7 @@ mod tests {
             check("amx_bf16", Bf16X3, ManyRows, &["amx_bf16_x3", "avx512", "avx2"]);
             check("amx_bf16", Bf16X3, FewRows, &[]);
             check("amx_bf16", Bf16X3, Attention, &[]);
+            check("amx_bf16", Int8, ManyRows, &["portable_int8"]);
         }
         if detected.contains(Feature::Avx512Bf16) {
             check("avx512_bf16", Bf16, ManyRows, &["avx512_bf16", "avx512_widened", "avx2_widened"]);

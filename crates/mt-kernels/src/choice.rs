@@ -10,7 +10,7 @@ use crate::{Arithmetic, Candidate, Feature, Features, Instructions, Purpose};
 /// How long a kernel took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// What the kernel was compared for; a kernel for `f32` serves others, too.
+    /// The arithmetic of the comparison. Kernels for `f32` also contend for another one.
     pub arithmetic: Arithmetic,
     pub purpose: Purpose,
     pub candidate: &'static Candidate,

@@ -31,6 +31,8 @@ pub fn measure(features: Features, arithmetic: Arithmetic, purpose: Purpose) -> 
         Arithmetic::F32 | Arithmetic::Bf16X3 => {
             Sample::<f32>::new(arithmetic, purpose).checked_times(&contenders)
         }
+        // There is one kernel at most that is not portable.
+        Arithmetic::Int8 => Vec::new(),
         Arithmetic::Bf16 => Sample::<bf16>::new(arithmetic, purpose).checked_times(&contenders),
     }
 }

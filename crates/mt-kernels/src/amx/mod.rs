@@ -3,9 +3,8 @@
 //! A tile has 16 rows of 64 bytes. A tile of the left operand holds 16 rows of 16 words along the contraction, a tile of
 //! the right operand 16 words of each of 16 columns, and a tile of sums 16 by 16 numbers. A word holds two `bf16` or four
 //! `i8`. [`Unit`] is everything that kernels need of the processor. [`Emulated`] computes the same bits in plain Rust, so
-//! that packing, blocking and edges are tested on every machine.
+//! that packing, blocking and edges are tested on every machine, and multiplies integers where there is no unit.
 
-#[cfg(any(test, not(target_arch = "x86_64")))]
 mod emulator;
 #[cfg(target_arch = "x86_64")]
 mod instructions;
@@ -14,7 +13,6 @@ mod tests;
 
 use std::marker::PhantomData;
 
-#[cfg(test)]
 pub(crate) use emulator::Emulated;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use instructions::{Processor, has_bf16, has_int8};
@@ -25,7 +23,7 @@ pub(crate) const TILE: usize = 16;
 /// The rows and columns of the largest block of sums: two by two tiles.
 pub(crate) const BLOCK: usize = 2 * TILE;
 
-/// What the words of operands hold and how they are multiplied.
+/// The numbers in a word of an operand, and their multiplication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Multiplication {
     /// Two `bf16` a word; sums of `f32`.
@@ -75,7 +73,7 @@ pub(crate) struct Block {
     /// `[words, columns]`; the second tile of columns follows the first.
     pub right: *const u8,
     pub right_stride: usize,
-    /// What the sums start from: `[rows, columns]`, as the sums; see [`zeros`].
+    /// The initial sums: `[rows, columns]`; see [`zeros`].
     pub initial: *const u8,
     pub initial_stride: usize,
     /// Where the sums go: `[rows, columns]`. May be what they start from.

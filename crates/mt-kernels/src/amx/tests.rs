@@ -41,7 +41,7 @@ impl Operands {
         Self { block, left: Vec::new(), right: Vec::new(), initial: Vec::new() }.sums::<U>()
     }
 
-    /// The sums, `[row, BLOCK + 1]`. What is not written stays [`u32::MAX`].
+    /// The sums, `[row, BLOCK + 1]`. Places that are not written stay [`u32::MAX`].
     fn sums<U: Unit>(&self) -> Vec<u32> {
         let mut sums = vec![u32::MAX; BLOCK * (BLOCK + 1)];
         let block = Block { sums: sums.as_mut_ptr().cast(), ..self.block };
@@ -175,7 +175,7 @@ mod processor {
                 emulated.extend(operands.sums_from_initial::<Emulated>());
                 let differing = tiles.iter().zip(&emulated).filter(|(tile, emulated)| {
                     let are_nan = [**tile, **emulated].map(|bits| f32::from_bits(bits).is_nan());
-                    // The bits of what is no number are not specified.
+                    // The bits of NaN are not specified.
                     let both_nan = multiplication != Multiplication::Int8 && are_nan == [true; 2];
                     tile != emulated && !both_nan
                 });
@@ -192,7 +192,7 @@ mod processor {
         for seed in 0..20 {
             for multiplication in [Multiplication::Bf16, Multiplication::SplitF32] {
                 check(multiplication, moderate(seed));
-                // All exponents: subnormal numbers, infinities and what is no number.
+                // All exponents: subnormal numbers, infinities and NaN.
                 check(multiplication, random(seed));
                 let mut bits = random(seed);
                 // Small numbers, whose products and sums are subnormal.

@@ -21,7 +21,8 @@ impl Sums {
     }
 }
 
-/// Where the unit can write a tile's sums in place: whole tiles of numbers that are not rounded.
+/// Where the unit can write a tile's sums in place: whole tiles of numbers that are not rounded. Integers are treated as
+/// bits of numbers.
 #[inline(always)]
 pub(super) fn in_place(tile: &Tile) -> Option<*mut f32> {
     match tile.out {
@@ -31,6 +32,9 @@ pub(super) fn in_place(tile: &Tile) -> Option<*mut f32> {
                 && !tile.bypasses_caches =>
         {
             Some(out)
+        }
+        Out::I32(out) if tile.rows.is_multiple_of(TILE) && tile.columns.is_multiple_of(TILE) => {
+            Some(out.cast())
         }
         _ => None,
     }

@@ -75,7 +75,7 @@ impl Call<'_> {
             for block in chunks(0..depth, kernel.depth) {
                 let (steps, before) = (kernel.format.steps(block.len()), kernel.format.steps(block.start));
                 for own_line in lines.clone().step_by(own_width) {
-                    // What is not packed has no words, and its pointer is not used.
+                    // Rows read in place have no panel, and its pointer is not used.
                     let panels = [
                         chunk.shared.wrapping_add(before * shared_lines + shared_line * steps),
                         own.words().wrapping_add(before * own_lines + (own_line - lines.start) * steps),

@@ -85,6 +85,11 @@ fn row_stride(kernel: &Kernel, problem: &Problem) -> Option<usize> {
         {
             return (contract.stride == 1).then_some(free.stride * size_of::<bf16>());
         }
+        (Source::I8(_), Format::TileQuads)
+            if problem.depth.is_multiple_of(4 * TILE) && problem.rows.is_multiple_of(TILE) =>
+        {
+            return (contract.stride == 1).then_some(free.stride);
+        }
         _ => return None,
     };
     let stride = free.stride * bytes;
@@ -251,6 +256,7 @@ impl Call<'_> {
         let (start, bytes) = match side.source() {
             Source::F32(source) => (source.wrapping_add(start).cast(), size_of::<f32>()),
             Source::Bf16(source) => (source.wrapping_add(start).cast(), size_of::<bf16>()),
+            Source::I8(source) => (source.wrapping_add(start).cast(), size_of::<i8>()),
         };
         match (free.stride, contract.stride) {
             (stride, 1) => Ahead::rows(start, depth.len() * bytes, lines.len(), stride * bytes),
@@ -373,6 +379,8 @@ impl Call<'_> {
             Source::F32(source) => unsafe { source.add(start).cast() },
             // SAFETY: as above.
             Source::Bf16(source) => unsafe { source.add(start).cast() },
+            // SAFETY: as above.
+            Source::I8(source) => unsafe { source.add(start).cast() },
         }
     }
 
@@ -404,11 +412,14 @@ impl Call<'_> {
             None if start == 0 && !self.adds => None,
             None => match out {
                 Out::F32(out) => Some((out.cast_const(), problem.columns)),
+                // The unit loads and stores sums of both types in the same way.
+                Out::I32(out) => Some((out.cast_const().cast(), problem.columns)),
                 Out::Bf16(_) => unreachable!("sums of several blocks are kept as `f32`"),
             },
         };
         let bypasses_caches = self.bypasses_caches && end == problem.depth;
         let (out, out_stride) = match sums.filter(|sums| end < sums.depth.end) {
+            Some(sums) if matches!(out, Out::I32(_)) => (Out::I32(kept(sums).cast()), sums.stride),
             Some(sums) => (Out::F32(kept(sums)), sums.stride),
             None => (out, problem.columns),
         };

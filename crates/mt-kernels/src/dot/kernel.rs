@@ -5,15 +5,10 @@ use std::cell::Cell;
 use half::bf16;
 
 use super::ahead::Ahead;
-use super::blocks::Sums;
+use super::blocks::{self, Sums};
 use super::pack::{self, Format, Order, Panels};
 use super::stream::Streams;
-use crate::amx::Session;
-#[cfg(test)]
-use {
-    super::blocks,
-    crate::amx::{BLOCK, Emulated, Multiplication, TILE},
-};
+use crate::amx::{BLOCK, Emulated, Multiplication, Session, TILE};
 
 /// A way to compute tiles. Callers obtain it from a [`crate::Candidate`], which proves that the processor has the
 /// instructions.
@@ -97,6 +92,7 @@ pub(super) struct Tile<'a> {
 pub(super) enum Out {
     F32(*mut f32),
     Bf16(*mut bf16),
+    I32(*mut i32),
 }
 
 impl Out {
@@ -105,6 +101,7 @@ impl Out {
         match self {
             Self::F32(_) => size_of::<f32>(),
             Self::Bf16(_) => size_of::<bf16>(),
+            Self::I32(_) => size_of::<i32>(),
         }
     }
 
@@ -112,6 +109,7 @@ impl Out {
         match self {
             Self::F32(start) => start.addr(),
             Self::Bf16(start) => start.addr(),
+            Self::I32(start) => start.addr(),
         }
     }
 
@@ -123,9 +121,13 @@ impl Out {
             Self::F32(start) => Self::F32(unsafe { start.add(count) }),
             // SAFETY: what the caller promises.
             Self::Bf16(start) => Self::Bf16(unsafe { start.add(count) }),
+            // SAFETY: what the caller promises.
+            Self::I32(start) => Self::I32(unsafe { start.add(count) }),
         }
     }
 
+    /// Writes sums, of which those of integers are bits.
+    ///
     /// # Safety
     /// The memory that this points to has room for the sums, which nothing else accesses.
     pub unsafe fn write_all(self, sums: &[f32], stride: usize) {
@@ -140,6 +142,12 @@ impl Out {
                 for (index, &sum) in sums.iter().enumerate() {
                     // SAFETY: what the caller promises.
                     unsafe { *out.add(index * stride) = round(sum) };
+                }
+            }
+            Self::I32(out) => {
+                for (index, sum) in sums.iter().enumerate() {
+                    // SAFETY: what the caller promises.
+                    unsafe { *out.add(index * stride) = sum.to_bits() as i32 };
                 }
             }
         }
@@ -159,6 +167,10 @@ impl Kernel {
     /// Whether it computes products of few rows in a way of its own.
     pub(crate) fn can_stream(&self) -> bool {
         self.streams.is_some()
+    }
+
+    pub(super) fn is_for_integers(&self) -> bool {
+        self.format == Format::TileQuads
     }
 }
 
@@ -239,59 +251,62 @@ pub(super) unsafe fn finish_row(tile: &Tile, row: usize, sums: &mut [f32]) {
     unsafe { tile.out.add(row * tile.out_stride).write_all(sums, 1) };
 }
 
+/// Multiplies `i8` by the emulated matrix unit.
+pub(crate) static PORTABLE_INT8: Kernel = emulated::<INT8>(Format::TileQuads);
+
 /// Multiplies tiles with the emulated matrix unit and portable panels.
 #[cfg(test)]
-pub(crate) static EMULATED_BF16: Kernel = Kernel { format: Format::TilePairs, ..EMULATED };
+pub(crate) static EMULATED_BF16: Kernel = emulated::<BF16>(Format::TilePairs);
 
 #[cfg(test)]
-pub(crate) static EMULATED_BF16_X3: Kernel = Kernel {
-    format: Format::TileSplit,
-    unit: Some(UnitKernel {
-        session: Session::begin::<Emulated>,
-        sum: sum_emulated::<true>,
-        finish: finish_emulated,
-    }),
-    multiply: multiply_emulated::<true>,
-    ..EMULATED
-};
+pub(crate) static EMULATED_BF16_X3: Kernel = emulated::<SPLIT_F32>(Format::TileSplit);
 
-#[cfg(test)]
-const EMULATED: Kernel = Kernel {
-    rows: BLOCK,
-    row_lanes: TILE,
-    columns: BLOCK,
-    lanes: TILE,
-    depth: 512,
-    format: Format::TilePairs,
-    row_order: Order::ByLines,
-    reads_rows: true,
-    unit: Some(UnitKernel {
-        session: Session::begin::<Emulated>,
-        sum: sum_emulated::<false>,
-        finish: finish_emulated,
-    }),
-    multiply: multiply_emulated::<false>,
-    pack: pack::portable,
-    streams: None,
-};
+// Numbers of `Multiplication` as parameters of functions.
+const BF16: usize = Multiplication::Bf16 as usize;
+const SPLIT_F32: usize = Multiplication::SplitF32 as usize;
+const INT8: usize = Multiplication::Int8 as usize;
+
+/// A kernel of the emulated unit. Its panels hold less than half a first cache.
+const fn emulated<const MULTIPLICATION: usize>(format: Format) -> Kernel {
+    Kernel {
+        rows: BLOCK,
+        row_lanes: TILE,
+        columns: BLOCK,
+        lanes: TILE,
+        depth: 512,
+        format,
+        row_order: Order::ByLines,
+        reads_rows: true,
+        unit: Some(UnitKernel {
+            session: Session::begin::<Emulated>,
+            sum: sum_emulated::<MULTIPLICATION>,
+            finish: finish_emulated,
+        }),
+        multiply: multiply_emulated::<MULTIPLICATION>,
+        pack: pack::portable,
+        streams: None,
+    }
+}
 
 /// # Safety
 /// See [`Kernel::multiply`].
-#[cfg(test)]
-unsafe fn multiply_emulated<const IS_SPLIT: bool>(tile: &Tile) {
+unsafe fn multiply_emulated<const MULTIPLICATION: usize>(tile: &Tile) {
     let mut sums = Sums::new();
     // SAFETY: what the caller promises.
     unsafe {
-        sum_emulated::<IS_SPLIT>(tile, &mut sums);
+        sum_emulated::<MULTIPLICATION>(tile, &mut sums);
         finish_emulated(tile, &mut sums);
     }
 }
 
 /// # Safety
 /// See [`UnitKernel::sum`].
-#[cfg(test)]
-unsafe fn sum_emulated<const IS_SPLIT: bool>(tile: &Tile, sums: &mut Sums) -> bool {
-    let multiplication = if IS_SPLIT { Multiplication::SplitF32 } else { Multiplication::Bf16 };
+unsafe fn sum_emulated<const MULTIPLICATION: usize>(tile: &Tile, sums: &mut Sums) -> bool {
+    let multiplication = match MULTIPLICATION {
+        BF16 => Multiplication::Bf16,
+        SPLIT_F32 => Multiplication::SplitF32,
+        _ => Multiplication::Int8,
+    };
     let initial = tile.initial.map(|initial| {
         for row in 0..BLOCK {
             for column in 0..BLOCK {
@@ -313,7 +328,6 @@ unsafe fn sum_emulated<const IS_SPLIT: bool>(tile: &Tile, sums: &mut Sums) -> bo
 
 /// # Safety
 /// See [`UnitKernel::finish`].
-#[cfg(test)]
 unsafe fn finish_emulated(tile: &Tile, sums: &mut Sums) {
     for row in 0..tile.rows {
         // SAFETY: the unit has written the tile's rows and columns, and the tile has this row.

@@ -31,7 +31,7 @@ use stream::{Form, Streamed};
 
 #[cfg(test)]
 pub(crate) use kernel::{EMULATED_BF16, EMULATED_BF16_X3};
-pub(crate) use kernel::{Kernel, PORTABLE, PORTABLE_WIDENED};
+pub(crate) use kernel::{Kernel, PORTABLE, PORTABLE_INT8, PORTABLE_WIDENED};
 
 /// A dimension of an operand; the stride counts elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,8 @@ pub struct Dim {
 pub enum Elements<'a> {
     F32(&'a [f32]),
     Bf16(&'a [bf16]),
+    /// For [`Arithmetic::Int8`] alone.
+    I8(&'a [i8]),
 }
 
 /// Where a result goes.
@@ -55,6 +57,8 @@ pub enum ElementsMut<'a> {
     Added(&'a mut [f32]),
     /// The sums, which are of `f32`, are rounded to nearest even.
     Bf16(&'a mut [bf16]),
+    /// The sums of [`Arithmetic::Int8`].
+    I32(&'a mut [i32]),
 }
 
 /// One side of a general dot product. The dimensions of each list are in the order in which they are counted,
@@ -78,10 +82,12 @@ pub enum Arithmetic {
     /// Operands of `f32` are split into two `bf16` each, and three products of these are summed in `f32`. Without a kernel
     /// for this, as `F32`. An element that `bf16` rounds to an infinity makes sums no numbers.
     Bf16X3,
+    /// Operands and results are integers: `i8`, summed in `i32`. Sums wrap around.
+    Int8,
 }
 
 impl Arithmetic {
-    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Bf16X3];
+    pub const ALL: [Self; 4] = [Self::F32, Self::Bf16, Self::Bf16X3, Self::Int8];
 
     /// The name for lists and files.
     pub const fn name(self) -> &'static str {
@@ -89,6 +95,7 @@ impl Arithmetic {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
             Self::Bf16X3 => "bf16x3",
+            Self::Int8 => "int8",
         }
     }
 }
@@ -98,7 +105,7 @@ impl Arithmetic {
 ///
 /// # Panics
 /// If the batch or contracted dimensions of the two sides differ in size, an operand's dimensions reach beyond its
-/// elements, or the result has another number of elements.
+/// elements, the result has another number of elements, or the arithmetic is for other types.
 pub fn dot(team: &dyn Team, lhs: &Operand, rhs: &Operand, arithmetic: Arithmetic, result: ElementsMut) {
     dots(team, arithmetic, vec![Product { lhs, rhs, result }]);
 }
@@ -134,6 +141,14 @@ fn dots_with(team: &dyn Team, kernel: &Kernel, few_rows: &Kernel, products: Vec<
     let mut streamed = Vec::new();
     for Product { lhs, rhs, mut result } in products {
         let problem = Problem::new(lhs, rhs);
+        let are_integers = matches!(
+            (lhs.elements, rhs.elements, &result),
+            (Elements::I8(_), Elements::I8(_), ElementsMut::I32(_))
+        );
+        let has_integers = matches!(lhs.elements, Elements::I8(_))
+            || matches!(rhs.elements, Elements::I8(_))
+            || matches!(result, ElementsMut::I32(_));
+        assert_eq!([are_integers, has_integers], [kernel.is_for_integers(); 2], "types of the arithmetic");
         assert_eq!(
             result.len(),
             problem.batch_len() * problem.rows * problem.columns,
@@ -164,6 +179,7 @@ impl ElementsMut<'_> {
         match self {
             Self::F32(elements) | Self::Added(elements) => elements.len(),
             Self::Bf16(elements) => elements.len(),
+            Self::I32(elements) => elements.len(),
         }
     }
 
@@ -171,6 +187,7 @@ impl ElementsMut<'_> {
         match self {
             Self::F32(elements) | Self::Added(elements) => Out::F32(elements.as_mut_ptr()),
             Self::Bf16(elements) => Out::Bf16(elements.as_mut_ptr()),
+            Self::I32(elements) => Out::I32(elements.as_mut_ptr()),
         }
     }
 
@@ -180,6 +197,7 @@ impl ElementsMut<'_> {
             Self::F32(elements) => elements.fill(0.0),
             Self::Added(_) => {}
             Self::Bf16(elements) => elements.fill(bf16::ZERO),
+            Self::I32(elements) => elements.fill(0),
         }
     }
 }
@@ -189,6 +207,7 @@ impl Elements<'_> {
         match self {
             Self::F32(elements) => elements.len(),
             Self::Bf16(elements) => elements.len(),
+            Self::I8(elements) => elements.len(),
         }
     }
 }

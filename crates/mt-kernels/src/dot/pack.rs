@@ -25,6 +25,8 @@ pub(super) enum Format {
     TilePairs,
     /// As `TilePairs`, of `f32` split into two `bf16`: each tile of first halves is followed by one of the remainders.
     TileSplit,
+    /// Four `i8`, the first one in the lowest byte, in whole tiles.
+    TileQuads,
 }
 
 /// The elements along the contraction of a tile of `bf16`.
@@ -47,6 +49,7 @@ impl Format {
             Self::Pairs => depth.div_ceil(2),
             Self::TilePairs => depth.div_ceil(TILE_DEPTH) * TILE,
             Self::TileSplit => depth.div_ceil(TILE_DEPTH) * TILE * 2,
+            Self::TileQuads => depth.div_ceil(4 * TILE) * TILE,
         }
     }
 
@@ -61,6 +64,7 @@ impl Format {
 pub(super) enum Source {
     F32(*const f32),
     Bf16(*const bf16),
+    I8(*const i8),
 }
 
 /// Positions along the contraction.
@@ -151,7 +155,8 @@ pub(super) unsafe fn portable(panels: &Panels) {
     // SAFETY: what the caller promises.
     unsafe {
         match (panels.source, panels.format) {
-            (_, Format::Pairs | Format::TilePairs | Format::TileSplit) => {
+            (_, Format::Pairs | Format::TilePairs | Format::TileSplit | Format::TileQuads)
+            | (Source::I8(_), _) => {
                 for panel in 0..panels.count() {
                     copy_elements(panels, panel, 0..panels.steps(), 0..panels.width);
                 }
@@ -207,6 +212,11 @@ pub(super) unsafe fn copy_elements(panels: &Panels, panel: usize, steps: Range<u
                 Some(&line) => {
                     // SAFETY: the offsets lie in the source.
                     let element = |offset: usize| unsafe { load(panels.source, line + offset) };
+                    let byte = |position: usize| match (panels.source, depth.get(position)) {
+                        // SAFETY: as above.
+                        (Source::I8(start), Some(&offset)) => unsafe { *start.add(line + offset) as u8 },
+                        _ => 0,
+                    };
                     let rounded = |offset: usize| round(element(offset));
                     let pair = |first: usize, number: &dyn Fn(usize) -> bf16| {
                         let bits =
@@ -217,9 +227,12 @@ pub(super) unsafe fn copy_elements(panels: &Panels, panel: usize, steps: Range<u
                         Format::F32 => element(depth[step]).to_bits(),
                         Format::RoundedF32 => rounded(depth[step]).to_f32().to_bits(),
                         Format::Pairs | Format::TilePairs => pair(2 * step, &rounded),
+                        Format::TileQuads => {
+                            u32::from_le_bytes(std::array::from_fn(|index| byte(4 * step + index)))
+                        }
                         Format::TileSplit => {
                             let first = step / (2 * TILE) * TILE_DEPTH + step % TILE * 2;
-                            if step / TILE % 2 == 0 {
+                            if (step / TILE).is_multiple_of(2) {
                                 pair(first, &rounded)
                             } else {
                                 pair(first, &|offset| remainder(element(offset)))
@@ -234,7 +247,7 @@ pub(super) unsafe fn copy_elements(panels: &Panels, panel: usize, steps: Range<u
     }
 }
 
-/// What rounding to `bf16` leaves, rounded itself. There is none of an infinity or of what is rounded to one.
+/// The rounded remainder of rounding to `bf16`; zero if rounding gives an infinity.
 #[inline(always)]
 fn remainder(number: f32) -> bf16 {
     let first = round(number).to_f32();
@@ -250,5 +263,7 @@ unsafe fn load(source: Source, offset: usize) -> f32 {
         Source::F32(start) => unsafe { *start.add(offset) },
         // SAFETY: what the caller promises.
         Source::Bf16(start) => unsafe { *start.add(offset) }.to_f32(),
+        // SAFETY: what the caller promises.
+        Source::I8(start) => unsafe { *start.add(offset) }.into(),
     }
 }

@@ -83,6 +83,7 @@ impl Side<'_> {
         match self.elements {
             Elements::F32(elements) => Source::F32(elements.as_ptr()),
             Elements::Bf16(elements) => Source::Bf16(elements.as_ptr()),
+            Elements::I8(elements) => Source::I8(elements.as_ptr()),
         }
     }
 }

@@ -116,6 +116,9 @@ impl Form {
     /// That of a product, if the kernel can compute it so.
     pub fn of(kernel: &Kernel, problem: &Problem) -> Option<Self> {
         kernel.streams.as_ref()?;
+        if matches!(problem.lhs.elements, Elements::I8(_)) {
+            return None;
+        }
         let form = Self { rows_are_few: problem.rows <= problem.columns, across: false };
         let (few, many) = form.sides(problem.rows, problem.columns);
         let (_, side) = form.sides(&problem.lhs, &problem.rhs);

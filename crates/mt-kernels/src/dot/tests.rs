@@ -50,6 +50,7 @@ impl Numbers {
         match (self, arithmetic) {
             (Self::F32(numbers), Arithmetic::F32 | Arithmetic::Bf16X3) => numbers[index].into(),
             (Self::F32(numbers), Arithmetic::Bf16) => bf16::from_f32(numbers[index]).into(),
+            (Self::F32(_), Arithmetic::Int8) => unreachable!("integers have tests of their own"),
             (Self::Bf16(numbers), _) => numbers[index].into(),
         }
     }
@@ -438,5 +439,69 @@ fn widened_products_keep_subnormal_numbers() {
         let mut result = vec![0.0; expected.len()];
         multiply_by_one(kernel, &numbers, ElementsMut::F32(&mut result));
         assert_eq!(result, expected, "{kernel:?}");
+    }
+}
+
+/// Lays out an operand of bytes as [`Side::new`] does.
+fn bytes(side: &Side, seed: u64) -> Vec<i8> {
+    let Numbers::F32(numbers) = &side.numbers else { unreachable!("made of f32 below") };
+    let mut seed = seed;
+    let next = || {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (seed >> 56) as i8
+    };
+    std::iter::repeat_with(next).take(numbers.len()).collect()
+}
+
+fn check_integers(
+    [rows, columns, depth]: [usize; 3],
+    layouts: &[Layout; 2],
+    threads: usize,
+) -> Result<(), TestCaseError> {
+    let lhs = Side::new(Kind::F32, &[2], &[rows], &[depth], &layouts[0]);
+    let rhs = Side::new(Kind::F32, &[2], &[columns], &[depth], &layouts[1]);
+    let (left, right) = (bytes(&lhs, layouts[0].seed), bytes(&rhs, layouts[1].seed));
+    let mut exact = Vec::new();
+    let contract: Vec<_> = count(&lhs.contract).into_iter().zip(count(&rhs.contract)).collect();
+    for (lhs_batch, rhs_batch) in count(&lhs.batch).into_iter().zip(count(&rhs.batch)) {
+        for row in count(&lhs.free) {
+            for column in count(&rhs.free) {
+                let terms = contract.iter().map(|(at, other)| {
+                    let left = left[lhs.start + lhs_batch + row + at];
+                    i32::from(left) * i32::from(right[rhs.start + rhs_batch + column + other])
+                });
+                exact.push(terms.sum::<i32>());
+            }
+        }
+    }
+    let (lhs, rhs) = (
+        Operand { elements: Elements::I8(&left[lhs.start..]), ..lhs.operand() },
+        Operand { elements: Elements::I8(&right[rhs.start..]), ..rhs.operand() },
+    );
+    for kernel in kernels(Arithmetic::Int8) {
+        let mut result = vec![i32::MIN; exact.len()];
+        dot_with(&ScopedThreads(threads), kernel, &lhs, &rhs, ElementsMut::I32(&mut result));
+        prop_assert!(result == exact, "{:?}, {} by {} by {}", kernel, rows, columns, depth);
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn integers_are_exact(
+        rows in prop_oneof![1usize..40, Just(64)],
+        columns in prop_oneof![1usize..70, Just(64)],
+        depth in prop_oneof![1usize..140, Just(1024), 1020usize..1100],
+        layouts in prop::array::uniform2(layouts()),
+        by_depth in any::<bool>(),
+        threads in 1usize..4,
+    ) {
+        let mut layouts = layouts;
+        if by_depth {
+            layouts[0].order = [2, 1, 0, 0, 0, 0];
+        }
+        check_integers([rows, columns, depth], &layouts, threads)?;
     }
 }

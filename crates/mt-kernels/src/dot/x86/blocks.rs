@@ -51,6 +51,25 @@ pub(super) unsafe fn sum_bf16_x3(tile: &Tile, sums: &mut Sums) -> bool {
     unsafe { sum(tile, Multiplication::SplitF32, sums) }
 }
 
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn multiply_int8(tile: &Tile) {
+    let mut sums = Sums::new();
+    // SAFETY: what the caller promises.
+    unsafe {
+        if sum_int8(tile, &mut sums) {
+            finish(tile, &mut sums);
+        }
+    }
+}
+
+/// # Safety
+/// See [`super::super::kernel::UnitKernel::sum`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn sum_int8(tile: &Tile, sums: &mut Sums) -> bool {
+    // SAFETY: what the caller promises.
+    unsafe { sum(tile, Multiplication::Int8, sums) }
+}
+
 /// # Safety
 /// See [`super::super::kernel::UnitKernel::finish`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
@@ -100,10 +119,10 @@ fn mask<const VECTORS: usize>(tile: &Tile, vector: usize) -> __mmask16 {
     if vector + 1 == VECTORS { u16::MAX >> (16 * VECTORS - tile.columns) } else { __mmask16::MAX }
 }
 
-/// Copies what the sums start from.
+/// Copies the initial sums.
 ///
 /// # Safety
-/// The tile has so many vectors of columns. The caller has AVX-512F and BW enabled, and this is inlined there.
+/// The tile has this number of vectors of columns. The caller has AVX-512F and BW enabled, and this is inlined there.
 #[inline(always)]
 unsafe fn begin<const VECTORS: usize>(tile: &Tile, sums: &mut Sums) {
     let Some(initial) = tile.initial else { return };
@@ -127,7 +146,7 @@ unsafe fn begin<const VECTORS: usize>(tile: &Tile, sums: &mut Sums) {
 /// Writes the sums.
 ///
 /// # Safety
-/// The tile has so many vectors of columns, and its sums have been computed. The caller has AVX-512F and BW enabled, and
+/// The tile has this number of vectors of columns, and its sums have been computed. The caller has AVX-512F and BW enabled, and
 /// this is inlined there.
 #[inline(always)]
 unsafe fn write<const VECTORS: usize>(tile: &Tile, sums: &mut Sums) {
@@ -139,7 +158,13 @@ unsafe fn write<const VECTORS: usize>(tile: &Tile, sums: &mut Sums) {
     // SAFETY: the columns of the masks lie in the tile.
     unsafe {
         match tile.out {
-            Out::F32(out) => {
+            // Integers are stored as the bits that they are.
+            Out::F32(_) | Out::I32(_) => {
+                let out = match tile.out {
+                    Out::I32(out) => out.cast::<f32>(),
+                    Out::F32(out) => out,
+                    Out::Bf16(_) => unreachable!("another type"),
+                };
                 for row in 0..tile.rows {
                     let (own, out) = (sums.row(row), out.add(row * tile.out_stride));
                     for vector in 0..VECTORS {

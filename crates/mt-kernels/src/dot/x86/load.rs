@@ -224,7 +224,7 @@ impl Load for PairsOfF32 {
     }
 }
 
-/// What rounding to `bf16` leaves of each number, rounded itself.
+/// The rounded remainder of rounding each number to `bf16`.
 #[derive(Clone, Copy)]
 pub(super) struct PairsOfRemainders(pub *const f32);
 
@@ -265,7 +265,7 @@ impl Load for PairsOfRemainders {
     }
 }
 
-/// What rounding leaves, or 0 of what is rounded to an infinity.
+/// The remainders of rounding to `bf16`; zero where rounding gives an infinity.
 ///
 /// # Safety
 /// The processor has the instructions.

@@ -3,6 +3,7 @@
 mod blocks;
 mod load;
 mod panels;
+mod quads;
 mod streams;
 mod tile_panels;
 mod tiles;
@@ -35,6 +36,20 @@ pub(crate) static AMX_BF16_X3: Kernel = Kernel {
         finish: blocks::finish,
     }),
     multiply: blocks::multiply_bf16_x3,
+    ..AMX
+};
+
+/// Multiplies tiles of `i8`.
+pub(crate) static AMX_INT8: Kernel = Kernel {
+    format: Format::TileQuads,
+    depth: 1024,
+    unit: Some(UnitKernel {
+        session: Session::begin::<Processor>,
+        sum: blocks::sum_int8,
+        finish: blocks::finish,
+    }),
+    multiply: blocks::multiply_int8,
+    pack: quads::pack,
     ..AMX
 };
 

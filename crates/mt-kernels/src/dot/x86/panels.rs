@@ -16,6 +16,7 @@ pub(super) unsafe fn pack_avx512_bf16(panels: &Panels) {
         match panels.source {
             Source::F32(start) => copy(panels, PairsOfF32(start)),
             Source::Bf16(start) => copy(panels, PairsOfBf16(start)),
+            Source::I8(_) => unreachable!("integers have panels of their own"),
         }
     }
 }
@@ -32,6 +33,7 @@ pub(super) unsafe fn pack_avx512(panels: &Panels) {
             Source::F32(start) if panels.format == Format::F32 => copy(panels, Plain(start)),
             Source::F32(start) => copy(panels, Rounded(start)),
             Source::Bf16(start) => copy(panels, Widened(start)),
+            Source::I8(_) => unreachable!("integers have panels of their own"),
         }
     }
 }

@@ -42,6 +42,7 @@ macro_rules! functions {
                 match strip.source {
                     Source::F32(start) => dispatch!(across, strip, $f32(start)),
                     Source::Bf16(start) => dispatch!(across, strip, $bf16(start)),
+                    Source::I8(_) => unreachable!("integers are not streamed"),
                 }
             }
         }
@@ -57,6 +58,7 @@ macro_rules! functions {
                 match strip.source {
                     Source::F32(start) => dispatch!(along, strip, $f32(start)),
                     Source::Bf16(start) => dispatch!(along, strip, $bf16(start)),
+                    Source::I8(_) => unreachable!("integers are not streamed"),
                 }
             }
         })*

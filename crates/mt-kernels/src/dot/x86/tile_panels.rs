@@ -26,6 +26,7 @@ pub(super) unsafe fn pack(panels: &Panels) {
                 clear(panels, 1);
             }
             (Source::Bf16(start), _) => copy(panels, PairsOfBf16(start), 0),
+            (Source::I8(_), _) => unreachable!("integers have panels of their own"),
         }
     }
 }
@@ -80,7 +81,7 @@ unsafe fn copy<L: Load>(panels: &Panels, load: L, half: usize) {
     }
 }
 
-fn are_adjacent(lines: &[usize]) -> bool {
+pub(super) fn are_adjacent(lines: &[usize]) -> bool {
     lines.len() > 1 && lines.windows(2).all(|pair| pair[1] == pair[0] + 1)
 }
 
@@ -182,7 +183,7 @@ unsafe fn across<L: Load>(load: L, lines: &[usize], offsets: &[usize]) -> [__m51
 /// # Safety
 /// The panel has the steps and lanes.
 #[inline(always)]
-unsafe fn store(
+pub(super) unsafe fn store(
     panels: &Panels,
     panel: usize,
     step: usize,

@@ -149,6 +149,7 @@ pub(super) fn fetch(ahead: &mut Ahead) {
 fn prefetch_result<const ROWS: usize>(tile: &Tile) {
     for row in 0..ROWS {
         let (start, bytes) = match tile.out {
+            Out::I32(_) => return,
             Out::F32(out) => (out.wrapping_add(row * tile.out_stride).cast::<i8>(), 4 * tile.columns),
             Out::Bf16(out) => (out.wrapping_add(row * tile.out_stride).cast::<i8>(), 2 * tile.columns),
         };
@@ -197,6 +198,7 @@ unsafe fn finish_avx512<const ROWS: usize, const VECTORS: usize>(
             });
         }
         match tile.out {
+            Out::I32(_) => unreachable!("integers have kernels of their own"),
             Out::F32(out) => each_row!(row, ROWS, {
                 for (vector, sum) in sums[row].into_iter().enumerate() {
                     let out = out.add(row * tile.out_stride + 16 * vector);
