@@ -112,8 +112,12 @@ fn graphs(criterion: &mut Criterion) {
         let inputs = boundaries(both.inputs(), &both);
         let outputs = boundaries(both.outputs(), &both);
         let placement = Arc::new(Placement::single());
-        let options =
-            PrintOptions { name: "step".into(), mesh: placement.mesh().clone(), target: Target::Accelerator };
+        let options = PrintOptions {
+            name: "step".into(),
+            mesh: placement.mesh().clone(),
+            target: Target::Accelerator,
+            precision: Precision::Default,
+        };
         let program = print_program(&both, &inputs, &outputs, &options);
         group.throughput(Throughput::Bytes(program.text.len() as u64));
         group.bench_function(BenchmarkId::new("print", &layers), |bencher| {

@@ -1,6 +1,6 @@
 //! Effects of single keys, and the notes about keys without effect.
 
-use mt_config::{Config, ConfigError, Hardware, Request, TrainConfig};
+use mt_config::{Config, ConfigError, Hardware, MatmulPrecision, Request, TrainConfig};
 use serde_json::json;
 
 fn resolved(arguments: &[&str]) -> Config {
@@ -85,6 +85,23 @@ fn what_asks_for_something_unbuilt_is_refused() {
     let cpu = resolved(&["optimize_mesh_for_tpu_v6e=true", "hardware=cpu", "dataset_type=synthetic"]);
     assert!(TrainConfig::from_config(&cpu).is_ok());
     assert!(cpu.notes()[0].contains("has no effect without `hardware=auto` or `hardware=tpu`"));
+}
+
+#[test]
+fn matrix_products_have_all_precisions_of_jax() {
+    let of = |arguments: &[&str]| training(arguments).unwrap().model.matmul_precision;
+    assert_eq!(of(&[]), MatmulPrecision::Default);
+    for (word, precision) in [
+        ("default", MatmulPrecision::Default),
+        ("high", MatmulPrecision::High),
+        ("highest", MatmulPrecision::Highest),
+        ("bfloat16", MatmulPrecision::Bfloat16),
+        ("float32", MatmulPrecision::Float32),
+    ] {
+        let setting = format!("matmul_precision={word}");
+        assert_eq!(of(&[&setting]), precision);
+        assert_eq!(resolved(&[&setting]).notes(), Vec::<String>::new());
+    }
 }
 
 #[test]

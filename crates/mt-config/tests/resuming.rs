@@ -34,6 +34,7 @@ fn resuming_allows_what_does_not_change_the_run() {
         conflicts(&["per_device_batch_size=4", "head_dim=64", "data_shuffle_seed=1", "hardware=cpu"], 2),
         ["head_dim", "data_shuffle_seed"]
     );
+    assert_eq!(conflicts(&["per_device_batch_size=4", "matmul_precision=high"], 2), ["matmul_precision"]);
 }
 
 #[test]

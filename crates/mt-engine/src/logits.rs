@@ -43,7 +43,8 @@ pub fn score(
         }
     }
     let target = runtime.target();
-    let options = ProgramOptions { name: "logits".to_owned(), placement: placement.clone(), target };
+    let (name, precision) = ("logits".to_owned(), model.precision());
+    let options = ProgramOptions { name, placement: placement.clone(), target, precision };
     let specs = model.parameters();
     let axes = [axis(BATCH, rows.len()), axis(POSITION, length)];
     let mut names = Vec::new();

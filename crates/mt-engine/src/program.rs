@@ -68,7 +68,12 @@ impl Programs {
     }
 
     pub fn options(&self, name: &str) -> ProgramOptions {
-        ProgramOptions { name: name.to_owned(), placement: self.placement.clone(), target: self.target }
+        ProgramOptions {
+            name: name.to_owned(),
+            placement: self.placement.clone(),
+            target: self.target,
+            precision: self.model.precision(),
+        }
     }
 
     /// Declares the parameters.

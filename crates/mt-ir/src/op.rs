@@ -208,19 +208,22 @@ pub struct Dot {
     /// Element type of the result. Sums are accumulated in `f32` at least. The printer decides for each platform
     /// whether a narrow result is returned directly or converted from `f32`.
     pub result: DType,
-    /// The precision that products of `f32` keep on accelerators.
+    /// The precision of a product of `f32`.
     pub precision: Precision,
     /// Whether a result that is wider than the operands may be rounded to their type before devices sum it. The printer
     /// thereby halves the bytes that devices exchange and hold.
     pub may_round: bool,
 }
 
-/// The precision of `f32` dot products on accelerators whose matrix units are narrower.
+/// The precision of `f32` dot products where the hardware has faster products of narrower numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Precision {
+    /// That of the program ([`crate::PrintOptions`]); if that is `Default` too, the compiler's own choice.
     #[default]
     Default,
+    /// Three products of `bf16` or better.
     High,
+    /// That of `f32`.
     Highest,
 }
 

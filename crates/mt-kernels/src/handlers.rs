@@ -57,7 +57,8 @@ macro_rules! of_floats {
 ///   dimensions, then their sizes and strides in elements;
 /// - `adds`: 1 if the product is added to an argument;
 /// - `into`: the number of elements between two positions of slices of the result, or 0 if the product is all of it;
-/// - `narrow`: 1 if products are of `bf16`, to which elements are rounded; 0 for `f32`.
+/// - `arithmetic`: 0 multiplies in `f32`; 1 rounds elements to `bf16`; 2 splits each element of `f32` into two of `bf16`
+///   and computes three products of these ([`Arithmetic::Bf16X3`]).
 unsafe extern "C" fn call_dot(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
     unsafe {
@@ -73,7 +74,12 @@ unsafe extern "C" fn call_dot(frame: *mut Frame) -> *mut Error {
             let mut numbers = call.integers("operands")?.iter().map(|number| *number as usize);
             let sides = (0..=count).map(|argument| operand(call, argument, &mut numbers, &mut positions));
             let sides = sides.collect::<Result<Vec<Operand>, Fault>>()?;
-            let arithmetic = if call.integer("narrow")? == 1 { Arithmetic::Bf16 } else { Arithmetic::F32 };
+            let arithmetic = match call.integer("arithmetic")? {
+                0 => Arithmetic::F32,
+                1 => Arithmetic::Bf16,
+                2 => Arithmetic::Bf16X3,
+                other => return Err(format!("there is no arithmetic `{other}`")),
+            };
             let range = if into == 0 {
                 None
             } else {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use mt_config::ModelGroup;
 use mt_nn::{ParamSpec, SequenceOrder, axes::KV_POSITION};
 use mt_shape::{Axis, DType, Path};
-use mt_trace::{Key, Memory, Tensor};
+use mt_trace::{Key, Memory, Precision, Tensor};
 
 use crate::{
     FlopCount, LayerOutput, OfLayers, ScoreWeights, StoredParameter,
@@ -190,6 +190,9 @@ impl StateSpec {
 pub trait ForwardPass {
     /// The parameters in the order in which functions take them.
     fn parameters(&self) -> Vec<(Path, ParamSpec)>;
+
+    /// The precision of products of `f32` in the model's programs.
+    fn precision(&self) -> Precision;
 
     /// How many positions there are vectors for, where positions are learned.
     fn num_learned_positions(&self) -> Option<usize>;

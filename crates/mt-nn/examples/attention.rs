@@ -6,7 +6,7 @@
 use std::{fs, sync::Arc};
 
 use mt_derive::Tree;
-use mt_ir::Target;
+use mt_ir::{Precision, Target};
 use mt_nn::{
     NormOptions, SequenceOrder,
     attention::{
@@ -93,8 +93,12 @@ fn compiled(target: Target, dtype: DType, length: usize, block: Option<usize>) -
     let [batch, queries, keys] =
         [axis(BATCH, NUM_TOKENS / length), axis(POSITION, length), axis(KV_POSITION, length)];
     let [kv_heads, group, head_dim] = [axis(KV_HEADS, 4), axis(GROUP, 2), axis(HEAD_DIM, 64)];
-    let program_options =
-        ProgramOptions { name: "attention".to_owned(), placement: Arc::new(Placement::single()), target };
+    let program_options = ProgramOptions {
+        name: "attention".to_owned(),
+        placement: Arc::new(Placement::single()),
+        target,
+        precision: Precision::Default,
+    };
     let program = program(&program_options, |inputs| {
         let input = |name: &str, axes: &[mt_shape::Axis], dtype: DType| {
             inputs.input(name, dtype, axes, &vec![None; axes.len()], false)

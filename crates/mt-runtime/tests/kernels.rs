@@ -12,6 +12,10 @@ use mt_shape::{DType, HostArray, Mesh, Sharding};
 const ALL: Target = Target::Cpu(CpuKernels { f32: true, bf16: true });
 
 fn printed(graph: &Graph, target: Target) -> Program {
+    printed_with(graph, target, Precision::Default)
+}
+
+fn printed_with(graph: &Graph, target: Target, precision: Precision) -> Program {
     let boundary = |ty: &TensorType| Boundary {
         name: "value".into(),
         sharding: Sharding::replicated(Arc::new(Mesh::single()), ty.rank()),
@@ -20,7 +24,7 @@ fn printed(graph: &Graph, target: Target) -> Program {
     };
     let inputs: Vec<Boundary> = graph.input_types().iter().map(boundary).collect();
     let outputs: Vec<Boundary> = graph.output_types().iter().map(boundary).collect();
-    let options = PrintOptions { name: "products".into(), mesh: Arc::new(Mesh::single()), target };
+    let options = PrintOptions { name: "products".into(), mesh: Arc::new(Mesh::single()), target, precision };
     print_program(graph, &inputs, &outputs, &options)
 }
 
@@ -386,5 +390,39 @@ fn sums_over_leading_dimensions_are_products() {
         check(dtype, &[3, 9, 7], &[0, 1], 0);
         check(dtype, &[30, 129, 70], &[2], 0);
         check(dtype, &[30, 129, 70], &[1], 0);
+    }
+}
+
+#[test]
+fn products_of_f32_keep_the_precision_of_the_program() {
+    const DIMS: [usize; 3] = [70, 300, 130];
+    let [rows, depth, columns] = DIMS;
+    let types = [ty(DType::F32, &[rows, depth]), ty(DType::F32, &[depth, columns])];
+    let graph = product(types.clone(), dot([&[], &[]], [&[1], &[0]], DType::F32), |_, input, _| input);
+    let inputs = [0, 1].map(|side| numbers(&types[side], side));
+    let [lhs, rhs] = [0, 1].map(|side| inputs[side].to_f64());
+    // For each element of the result: the terms that it is the sum of.
+    let terms = |index: usize| {
+        let (row, column) = (index / columns, index % columns);
+        let (lhs, rhs) = (&lhs, &rhs);
+        (0..depth).map(move |step| lhs[row * depth + step] * rhs[step * columns + column])
+    };
+    // Sums of 300 terms lose less than 2^-18 in `f32`.
+    for (precision, arithmetic, bound) in
+        [(Precision::Default, 0, -18), (Precision::High, 2, -14), (Precision::Highest, 0, -18)]
+    {
+        let program = printed_with(&graph, ALL, precision);
+        let attribute = format!("arithmetic = {arithmetic} : i64");
+        assert!(program.text.contains(&attribute), "{precision:?}:\n{}", program.text);
+        let result = testing::run(&program, &inputs).unwrap()[0].to_f64();
+        for (index, value) in result.iter().enumerate() {
+            let exact: f64 = terms(index).sum();
+            let size: f64 = terms(index).map(f64::abs).sum();
+            let error = (value - exact).abs();
+            assert!(
+                error <= size * f64::powi(2.0, bound),
+                "{precision:?}, element {index}: {value}, not {exact}"
+            );
+        }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use mt_derive::Tree;
-use mt_ir::Target;
+use mt_ir::{Precision, Target};
 use mt_shape::{Axis, DType, Placement, axis};
 use mt_trace::{Inputs, Memory, Output, ProgramOptions, Region, SavePolicy, Tensor, program};
 
@@ -137,6 +137,7 @@ fn programs(criterion: &mut Criterion) {
         name: "step".into(),
         placement: Arc::new(Placement::single()),
         target: Target::Accelerator,
+        precision: Precision::Default,
     };
     let mut group = criterion.benchmark_group("program");
     let kinds = [

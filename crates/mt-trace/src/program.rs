@@ -6,7 +6,9 @@ use std::{
     sync::Arc,
 };
 
-use mt_ir::{Boundary, Memory, PrintOptions, Program, Target, eliminate_dead_code, print_program, verify};
+use mt_ir::{
+    Boundary, Memory, Precision, PrintOptions, Program, Target, eliminate_dead_code, print_program, verify,
+};
 use mt_shape::{Axis, DType, Placement, Sharding};
 
 use crate::{
@@ -22,6 +24,8 @@ pub struct ProgramOptions {
     pub placement: Arc<Placement>,
     /// The kind of device that the program is printed for.
     pub target: Target,
+    /// The precision of products of `f32` whose own precision is [`Precision::Default`].
+    pub precision: Precision,
 }
 
 /// Declares a program's arguments.
@@ -149,6 +153,7 @@ where
         name: options.name.clone(),
         mesh: options.placement.mesh().clone(),
         target: options.target,
+        precision: options.precision,
     };
     Ok(print_program(&graph, &inputs, &outputs, &print))
 }

@@ -5,28 +5,29 @@ use std::{sync::Arc, time::Instant};
 use mt_config::Chip;
 use mt_runtime::{Array, CompileSettings, Input, Platform, Runtime};
 use mt_shape::{DType, HostArray, Placement, Sharding, axis};
-use mt_trace::{ProgramOptions, program};
+use mt_trace::{Precision, ProgramOptions, program};
 
 /// The size of the matrices multiplied on a CPU, which has no published peak.
 const SIZE: usize = 1024;
 
 /// The peak of one device in 10¹² operations a second, if it is known. On a CPU it is what a large matrix product
-/// reaches here and now, shared among the virtual devices.
-pub(crate) fn peak_tflops(runtime: &Runtime, dtype: DType) -> Option<f64> {
+/// reaches here and now, with the run's type and precision, shared among the virtual devices.
+pub(crate) fn peak_tflops(runtime: &Runtime, dtype: DType, precision: Precision) -> Option<f64> {
     if runtime.platform() != Platform::Cpu {
         let devices = runtime.devices();
         let kind = devices.first()?.kind();
         return Chip::of_device(kind).map(|chip| chip.peak_tflops);
     }
-    measured(runtime, dtype).map(|peak| peak / runtime.num_devices() as f64)
+    measured(runtime, dtype, precision).map(|peak| peak / runtime.num_devices() as f64)
 }
 
-fn measured(runtime: &Runtime, dtype: DType) -> Option<f64> {
+fn measured(runtime: &Runtime, dtype: DType, precision: Precision) -> Option<f64> {
     let placement = Arc::new(Placement::single());
     let options = ProgramOptions {
         name: "matrix_product".to_owned(),
         placement: placement.clone(),
         target: runtime.target(),
+        precision,
     };
     let (rows, inner, columns) = (axis("rows", SIZE), axis("inner", SIZE), axis("columns", SIZE));
     let program = program(&options, |inputs| {

@@ -34,7 +34,12 @@ pub(crate) struct Programs {
 
 impl Programs {
     fn options(&self, name: &str) -> ProgramOptions {
-        ProgramOptions { name: name.to_owned(), placement: self.placement.clone(), target: self.target }
+        ProgramOptions {
+            name: name.to_owned(),
+            placement: self.placement.clone(),
+            target: self.target,
+            precision: self.model.precision(),
+        }
     }
 
     fn build<F>(&self, name: &'static str, code: F) -> Result<Program, TrainError>

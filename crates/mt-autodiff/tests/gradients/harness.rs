@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mt_derive::Tree;
-use mt_ir::{Program, Target};
+use mt_ir::{Precision, Program, Target};
 use mt_runtime::{Array, CompileSettings, Executable, Input, Runtime, testing::cpu};
 use mt_shape::{Axis, DType, HostArray, LogicalRules, Mesh, Placement};
 use mt_trace::{Inputs, Output, ProgramOptions, Region, Tensor, TraceError, program};
@@ -31,7 +31,12 @@ pub fn options(name: &str) -> ProgramOptions {
 
 /// Options for a program on a mesh.
 pub fn options_on(name: &str, placement: Placement) -> ProgramOptions {
-    ProgramOptions { name: name.into(), placement: Arc::new(placement), target: Target::CPU }
+    ProgramOptions {
+        name: name.into(),
+        placement: Arc::new(placement),
+        target: Target::CPU,
+        precision: Precision::Default,
+    }
 }
 
 /// A mesh of 8 devices, with rules that place `rows` on its first axis and `columns` on its second.

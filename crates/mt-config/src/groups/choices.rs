@@ -164,6 +164,21 @@ choice! {
 }
 
 choice! {
+    /// The precision of matrix products of `f32`, in JAX's words.
+    pub enum MatmulPrecision {
+        /// The compiler's.
+        Default = "default",
+        /// Three products of `bf16` or better.
+        High = "high",
+        Highest = "highest",
+        /// As `default`.
+        Bfloat16 = "bfloat16",
+        /// As `highest`.
+        Float32 = "float32",
+    }
+}
+
+choice! {
     /// How rotary frequencies are scaled.
     pub enum RopeType {
         Default = "default",

@@ -33,8 +33,9 @@ pub use ahead::{AbsentHardware, AheadGroup};
 pub use architecture::{AttentionGroup, PositionGroup};
 pub use choices::{
     AttentionKind, AttentionType, ContextAxis, ContextStrategy, DatasetType, DecoderBlock, Hardware,
-    HfTextUnit, LayerAttention, LearningRateSchedule, MlpActivation, OptimizerSpaceChoice, OptimizerType,
-    PackingType, ReorderStrategy, RopeType, SamplingStrategy, ShardMode, TokenizerType, WsdDecayStyle,
+    HfTextUnit, LayerAttention, LearningRateSchedule, MatmulPrecision, MlpActivation, OptimizerSpaceChoice,
+    OptimizerType, PackingType, ReorderStrategy, RopeType, SamplingStrategy, ShardMode, TokenizerType,
+    WsdDecayStyle,
 };
 pub use context::ContextGroup;
 pub(crate) use data::whole_batch;

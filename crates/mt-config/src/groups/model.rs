@@ -5,8 +5,8 @@ use mt_shape::DType;
 use super::{
     architecture::{AttentionGroup, PositionGroup},
     choices::{
-        AttentionKind, DecoderBlock, Hardware, LearningRateSchedule, MlpActivation, OptimizerSpaceChoice,
-        OptimizerType, WsdDecayStyle,
+        AttentionKind, DecoderBlock, Hardware, LearningRateSchedule, MatmulPrecision, MlpActivation,
+        OptimizerSpaceChoice, OptimizerType, WsdDecayStyle,
     },
     group,
     remat::RematGroup,
@@ -46,6 +46,7 @@ group! {
         float32_logits: bool,
         dtype: DType,
         weight_dtype: DType,
+        matmul_precision: MatmulPrecision,
         scan_layers: bool,
         param_scan_axis: usize,
         max_target_length: usize,

@@ -47,7 +47,6 @@ pub(crate) const MULTI_TOKEN_PREDICTION: &str = "multi-token prediction";
 pub(crate) const OCDBT_CHECKPOINTS: &str = "checkpoints in an OCDBT database";
 pub(crate) const OLMO_DATA: &str = "OLMo data";
 pub(crate) const OTHER_ATTENTION_TYPES: &str = "other attention types";
-pub(crate) const OTHER_MATRIX_PRODUCT_PRECISIONS: &str = "other matrix product precisions";
 pub(crate) const PAGED_CACHE: &str = "a paged cache";
 pub(crate) const PIPELINE_PARALLELISM: &str = "pipeline parallelism";
 pub(crate) const PREFERENCE_OPTIMIZATION: &str = "preference optimization";

@@ -2,7 +2,7 @@
 
 use super::{KeyGroup, features};
 use crate::{
-    groups::{DecoderBlock, MlpActivation, RopeType},
+    groups::{DecoderBlock, MatmulPrecision, MlpActivation, RopeType},
     key::{Key, Literal},
 };
 
@@ -154,13 +154,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::choice("grad_dtype", "float32", DTYPES, "Type of the weights' gradients.")
                 .refuse_choices(&[("float16", "float16 gradients"), ("bfloat16", "bfloat16 gradients")])
                 .acts_on("optimizer"),
-            Key::choice(
+            Key::of::<MatmulPrecision>(
                 "matmul_precision",
                 "default",
-                &["default", "high", "highest", "bfloat16", "float32"],
-                "Precision of matrix products inside the compiler.",
+                "Precision of matrix products of float32: `default` or `bfloat16`, that of the compiler; `high`, \
+                 three products of bfloat16; `highest` or `float32`, that of float32. CPUs multiply in float32, \
+                 except with `high` on processors with AMX.",
             )
-            .refused(features::OTHER_MATRIX_PRODUCT_PRECISIONS)
             .acts_on("model"),
             Key::boolean("activations_in_float32", false, "Apply activation functions in float32.")
                 .refused(features::FLOAT32_ACTIVATION_FUNCTIONS_IN_A_BFLOAT16_MODEL)

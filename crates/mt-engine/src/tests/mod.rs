@@ -12,7 +12,7 @@ use std::{
 };
 
 use mt_config::{Config, ModelGroup, PlacementGroup, Request as ConfigRequest};
-use mt_ir::Target;
+use mt_ir::{Precision, Target};
 use mt_models::{Model, build};
 use mt_nn::initialize;
 use mt_runtime::{Array, CompileSettings, testing};
@@ -60,6 +60,7 @@ pub fn weights(model: &dyn Model) -> Vec<HostArray> {
         name: "initialize".to_owned(),
         placement: Arc::new(Placement::single()),
         target: Target::CPU,
+        precision: Precision::Default,
     };
     let program = program(&options, |inputs| {
         let region = inputs.region();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mt_ir::{CpuKernels, Target};
+use mt_ir::{CpuKernels, Precision, Target};
 use mt_nn::axes::{BATCH, VOCAB};
 use mt_runtime::testing;
 use mt_shape::{DType, HostArray, Placement, axis};
@@ -19,8 +19,12 @@ const NUM_DRAWS: usize = 20_000;
 fn shares(target: Target, scores: &[f32], options: SamplingOptions) -> (Vec<f64>, Vec<f64>) {
     let size = scores.len();
     let sampler = options.sampler(size).unwrap();
-    let program_options =
-        ProgramOptions { name: "draws".to_owned(), placement: Arc::new(Placement::single()), target };
+    let program_options = ProgramOptions {
+        name: "draws".to_owned(),
+        placement: Arc::new(Placement::single()),
+        target,
+        precision: Precision::Default,
+    };
     let program = program(&program_options, |inputs| {
         let (batch, vocab) = (axis(BATCH, NUM_DRAWS), axis(VOCAB, size));
         let scalar = |name, dtype| inputs.input(name, dtype, &[], &[], false);

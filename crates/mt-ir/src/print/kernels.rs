@@ -58,6 +58,16 @@ pub(super) struct Slice {
 /// Slices for products of a graph, by the indices of their nodes.
 pub(super) type Slices = HashMap<usize, Slice>;
 
+/// How a kernel multiplies, by the number that `mt-kernels` knows it by.
+#[derive(Clone, Copy)]
+enum Arithmetic {
+    F32 = 0,
+    /// Operands are rounded to `bf16`.
+    Bf16 = 1,
+    /// Each operand of `f32` is split into two of `bf16`, which make three products.
+    Bf16X3 = 2,
+}
+
 /// Where a kernel writes a product.
 enum Destination<'a> {
     New,
@@ -259,7 +269,9 @@ impl Printer<'_> {
             sides.push(Side::right(dot, value(product.operands[1])));
         }
         let results: Vec<&TensorType> = products.iter().map(|product| graph.ty(product.results[0])).collect();
-        self.call_dots(&sides, Destination::New, &results, &products[0].scope)
+        let Op::Dot(first) = &products[0].op else { unreachable!("only products are printed together") };
+        let arithmetic = self.arithmetic(first, sides[0].value.1.dtype);
+        self.call_dots(&sides, arithmetic, Destination::New, &results, &products[0].scope)
     }
 
     /// Prints a dot product as the call of a kernel, if there is a kernel for it.
@@ -319,7 +331,17 @@ impl Printer<'_> {
             return None;
         }
         let sides = [Side::left(dot, operands[0]), Side::right(dot, operands[1])];
-        Some(self.call_dots(&sides, destination, &[result], scope)[0])
+        let arithmetic = self.arithmetic(dot, operands[0].1.dtype);
+        Some(self.call_dots(&sides, arithmetic, destination, &[result], scope)[0])
+    }
+
+    /// The kernel's arithmetic for a product whose operands have this type.
+    fn arithmetic(&self, dot: &Dot, operands: DType) -> Arithmetic {
+        match (operands, self.precision(dot, operands)) {
+            (DType::BF16, _) => Arithmetic::Bf16,
+            (_, Precision::High) => Arithmetic::Bf16X3,
+            (_, Precision::Default | Precision::Highest) => Arithmetic::F32,
+        }
     }
 
     /// Prints one kernel call for the products of the first operand with each of the others. Only a single product can
@@ -327,6 +349,7 @@ impl Printer<'_> {
     fn call_dots(
         &mut self,
         sides: &[Side],
+        arithmetic: Arithmetic,
         destination: Destination<'_>,
         results: &[&TensorType],
         scope: &str,
@@ -373,7 +396,7 @@ impl Printer<'_> {
             format!("operands = {}", i64_array(read)),
             format!("adds = {adds} : i64"),
             format!("into = {into} : i64"),
-            format!("narrow = {} : i64", u8::from(sides[0].value.1.dtype == DType::BF16)),
+            format!("arithmetic = {} : i64", arithmetic as u8),
         ];
         self.call(DOT, &arguments, &attributes, &aliases, &written, scope)
     }

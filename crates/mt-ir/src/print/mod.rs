@@ -13,7 +13,8 @@ use kernels::{Slices, Views};
 use plan::Step;
 
 use crate::{
-    Counts, Graph, Memory, Node, Program, ProgramValue, TensorType, ValueId, temporaries::largest_temporaries,
+    Counts, Dot, Graph, Memory, Node, Precision, Program, ProgramValue, TensorType, ValueId,
+    temporaries::largest_temporaries,
 };
 
 /// The kind of device that a program is printed for.
@@ -67,6 +68,8 @@ pub struct PrintOptions {
     /// The mesh that shardings refer to.
     pub mesh: Arc<Mesh>,
     pub target: Target,
+    /// The precision of products of `f32` whose own precision is [`Precision::Default`].
+    pub precision: Precision,
 }
 
 /// Names, shardings and donation of the arguments or results of a program.
@@ -303,6 +306,15 @@ impl Printer<'_> {
         self.nodes(graph, &mut names, slices);
         self.indent += 2;
         graph.outputs().iter().map(|id| Self::name(&names, *id)).collect()
+    }
+
+    /// The precision of a product whose operands have this type. The option concerns `f32` alone: narrow operands are
+    /// multiplied exactly in any case.
+    fn precision(&self, dot: &Dot, operands: DType) -> Precision {
+        match dot.precision {
+            Precision::Default if operands == DType::F32 => self.options.precision,
+            own => own,
+        }
     }
 
     fn name(names: &Names, id: ValueId) -> Name {

@@ -310,7 +310,8 @@ impl Printer<'_> {
             list(&dot.lhs_contract),
             list(&dot.rhs_contract)
         );
-        let precision = match dot.precision {
+        let of_operands = operands[0].1.dtype;
+        let precision = match self.precision(dot, of_operands) {
             Precision::Default => "DEFAULT",
             Precision::High => "HIGH",
             Precision::Highest => "HIGHEST",
@@ -319,7 +320,6 @@ impl Printer<'_> {
             "precision_config = [#stablehlo<precision {precision}>, #stablehlo<precision {precision}>]"
         );
         let is_narrow = |dtype: DType| matches!(dtype, DType::BF16 | DType::F16);
-        let of_operands = operands[0].1.dtype;
         let rounds = dot.may_round
             && is_narrow(of_operands)
             && self.options.target == Target::Accelerator

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use mt_shape::DType;
 
 use super::Printer;
-use crate::{Binary, CpuKernels, Dot, Graph, Node, Op, TensorType, ValueId};
+use crate::{Binary, CpuKernels, Dot, Graph, Node, Op, Precision, TensorType, ValueId};
 
 /// How to print a node that is not printed alone.
 pub(super) enum Step {
@@ -26,10 +26,11 @@ pub(super) type Plan = HashMap<usize, Step>;
 /// often.
 const MOST_FEW_ROWS: usize = 16;
 
-/// Products with the same left operand and contraction, by node index.
+/// Products with the same left operand, contraction and precision, by node index.
 struct Group<'a> {
     left: ValueId,
     contract: &'a [usize],
+    precision: Precision,
     products: Vec<usize>,
     before: Vec<usize>,
 }
@@ -78,7 +79,10 @@ impl Printer<'_> {
                 continue;
             };
             let (left, contract) = (unchanged(graph, producers, node.operands[0]), &*dot.lhs_contract);
-            let alike = groups.iter_mut().find(|group| (group.left, group.contract) == (left, contract));
+            let precision = self.precision(dot, graph.ty(left).dtype);
+            let alike = groups
+                .iter_mut()
+                .find(|group| (group.left, group.contract, group.precision) == (left, contract, precision));
             let before = alike.as_ref().and_then(|group| {
                 views_from(graph, producers, node.operands[1], group.products[0])
                     .filter(|views| views.iter().all(|view| !taken.contains(view)))
@@ -89,7 +93,13 @@ impl Printer<'_> {
                     group.before.extend(before);
                     group.products.push(index);
                 }
-                _ => groups.push(Group { left, contract, products: vec![index], before: Vec::new() }),
+                _ => groups.push(Group {
+                    left,
+                    contract,
+                    precision,
+                    products: vec![index],
+                    before: Vec::new(),
+                }),
             }
         }
         for Group { products, before, .. } in groups {

@@ -2,7 +2,7 @@
 
 use mt_nn::{NormOptions, WeightFormat};
 use mt_shape::{Axis, DType};
-use mt_trace::SavePolicy;
+use mt_trace::{Precision, SavePolicy};
 
 use super::{
     AttentionConfig, FeedForwardConfig, LayerRun, MixerConfig, MlpConfig,
@@ -29,6 +29,8 @@ pub struct DecoderConfig {
     /// The type of activations.
     pub dtype: DType,
     pub weight_dtype: DType,
+    /// The precision of products of `f32`.
+    pub precision: Precision,
     /// The form of the matrices of linear maps.
     pub weight_format: WeightFormat,
     pub scan_layers: bool,

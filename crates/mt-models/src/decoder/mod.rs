@@ -24,7 +24,7 @@ use mt_nn::{
     sinusoidal_positions,
 };
 use mt_shape::{DType, Path, Tree, axis};
-use mt_trace::{Target, Tensor};
+use mt_trace::{Precision, Target, Tensor};
 
 pub use activations::{Activation, RegionActivations};
 pub use config::{DecoderConfig, EmbeddingConfig, HeadConfig, LayerConfig, LayerNorms, NormKind, Positions};
@@ -215,6 +215,10 @@ fn rounded(number: f64, dtype: DType) -> f64 {
 impl ForwardPass for Decoder {
     fn parameters(&self) -> Vec<(Path, ParamSpec)> {
         self.specs.leaves()
+    }
+
+    fn precision(&self) -> Precision {
+        self.config.precision
     }
 
     fn num_learned_positions(&self) -> Option<usize> {

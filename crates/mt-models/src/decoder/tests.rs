@@ -7,7 +7,7 @@ use std::{
 
 use mt_config::{Config, ModelGroup, PlacementGroup, Request};
 use mt_derive::Tree as DeriveTree;
-use mt_ir::{Program, Target};
+use mt_ir::{Precision, Program, Target};
 use mt_nn::{
     LayerPlace, ParamSpec,
     axes::{BATCH, KV_POSITION, POSITION},
@@ -70,7 +70,7 @@ fn mixed(scan_layers: bool, remat: Option<SavePolicy>) -> Decoder {
 
 fn options() -> ProgramOptions {
     let placement = Arc::new(Placement::single());
-    ProgramOptions { name: "parts".to_owned(), placement, target: Target::CPU }
+    ProgramOptions { name: "parts".to_owned(), placement, target: Target::CPU, precision: Precision::Default }
 }
 
 #[derive(DeriveTree)]

@@ -1,7 +1,8 @@
 //! What most families make of the configuration, for each to change.
 
 use mt_config::{
-    AttentionKind, AttentionType, KeptIn, LayerAttention, MlpActivation, ModelGroup, RematGroup, RopeType,
+    AttentionKind, AttentionType, KeptIn, LayerAttention, MatmulPrecision, MlpActivation, ModelGroup,
+    RematGroup, RopeType,
 };
 use mt_nn::{
     Activation, NormOptions, RotaryExtent, RotaryOptions, RotaryScaling, WeightFormat,
@@ -9,7 +10,7 @@ use mt_nn::{
     axes,
 };
 use mt_shape::axis;
-use mt_trace::{Memory, SavePolicy};
+use mt_trace::{Memory, Precision, SavePolicy};
 
 use crate::{
     ModelError,
@@ -63,6 +64,11 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         init_scale: group.dense_init_scale,
         dtype: group.dtype,
         weight_dtype: group.weight_dtype,
+        precision: match group.matmul_precision {
+            MatmulPrecision::Default | MatmulPrecision::Bfloat16 => Precision::Default,
+            MatmulPrecision::High => Precision::High,
+            MatmulPrecision::Highest | MatmulPrecision::Float32 => Precision::Highest,
+        },
         weight_format: WeightFormat::Dense,
         scan_layers: group.scan_layers,
         param_scan_axis: group.param_scan_axis,

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 
 use mt_config::{Config, ModelGroup, PlacementGroup, Request};
 use mt_derive::Tree;
-use mt_ir::{Program, Target};
+use mt_ir::{Precision, Program, Target};
 use mt_models::{
     Forward, ForwardPass, Model, Tokens,
     decoder::Decoder,
@@ -197,7 +197,7 @@ impl Batch {
 pub struct Parameters<L>(pub Vec<L>);
 
 pub fn options(name: &str, placement: Arc<Placement>) -> ProgramOptions {
-    ProgramOptions { name: name.to_owned(), placement, target: Target::CPU }
+    ProgramOptions { name: name.to_owned(), placement, target: Target::CPU, precision: Precision::Default }
 }
 
 pub fn declare<'t>(

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use mt_derive::Tree;
-use mt_ir::{Program, Target};
+use mt_ir::{Precision, Program, Target};
 use mt_nn::{
     NormOptions, SequenceOrder,
     attention::{
@@ -95,8 +95,12 @@ impl Case {
         let [heads, group, width] = [axis(KV_HEADS, KV), axis(GROUP, self.group), axis(HEAD_DIM, WIDTH)];
         let value_width = axis(VALUE_DIM, WIDTH);
         let context_axes = [rows, heads, positions, group, value_width];
-        let options =
-            ProgramOptions { name: name.to_owned(), placement: self.placement(), target: self.target };
+        let options = ProgramOptions {
+            name: name.to_owned(),
+            placement: self.placement(),
+            target: self.target,
+            precision: Precision::Default,
+        };
         program(&options, |inputs| {
             let input = |axes: &[Axis], logical: &[Option<&str>], dtype: DType| {
                 inputs.input("argument", dtype, axes, logical, false)

@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf, sync::Arc};
 
 use mt_derive::Tree;
-use mt_ir::{Program, Target};
+use mt_ir::{Precision, Program, Target};
 use mt_runtime::{CompileSettings, testing};
 use mt_shape::{Axis, DType, HostArray, Placement};
 use mt_trace::{Inputs, Output, ProgramOptions, Region, Tensor, program};
@@ -52,7 +52,12 @@ fn traced<F>(name: &str, target: Target, arguments: &[Argument], code: F) -> Pro
 where
     F: for<'t> FnOnce(Region<'t>, Vec<Tensor<'t>>) -> Vec<Tensor<'t>>,
 {
-    let options = ProgramOptions { name: name.to_owned(), placement: Arc::new(Placement::single()), target };
+    let options = ProgramOptions {
+        name: name.to_owned(),
+        placement: Arc::new(Placement::single()),
+        target,
+        precision: Precision::Default,
+    };
     program(&options, |inputs| outputs(inputs, arguments, code)).unwrap()
 }
 

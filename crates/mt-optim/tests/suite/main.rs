@@ -5,7 +5,7 @@ mod spikes;
 
 use std::{fs, path::PathBuf, sync::Arc};
 
-use mt_ir::{CpuKernels, Program, Target};
+use mt_ir::{CpuKernels, Precision, Program, Target};
 use mt_optim::{
     Adam, AdamForm, Optimizer, Parameter, Schedule, ScheduleShape, StepForm, StepInputs, Values,
     clipping_factor, global_norm,
@@ -65,7 +65,12 @@ fn traced_for<F>(target: Target, name: &str, code: F) -> Program
 where
     F: for<'t> FnOnce(&Inputs<'t>) -> Vec<Output<'t>>,
 {
-    let options = ProgramOptions { name: name.to_owned(), placement: Arc::new(Placement::single()), target };
+    let options = ProgramOptions {
+        name: name.to_owned(),
+        placement: Arc::new(Placement::single()),
+        target,
+        precision: Precision::Default,
+    };
     program(&options, code).unwrap()
 }
 

@@ -111,7 +111,7 @@ pub fn train(
 
     let RunData { train, evaluation, baseline } = data;
     let logger = start_logger(&trainer, &directory, observer)?;
-    let peak_tflops = peak_tflops(&runtime, plan.settings.model.dtype);
+    let peak_tflops = peak_tflops(&runtime, plan.settings.model.dtype, plan.model.precision());
     let (manager, finished) = directory.into_manager();
     let progress =
         Loop { trainer, schedule, evaluation, manager, logger, stop, peak_tflops }.run(train, position)?;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use mt_config::{Config, ModelGroup, PlacementGroup, Request};
-use mt_ir::{Program, Target};
+use mt_ir::{Precision, Program, Target};
 use mt_models::{
     Description, FlopCount, Forward, ForwardPass, Hidden, Model, ModelError, ScoreWeights, StateSpec,
     Storage, StoredParameter, Tokens,
@@ -57,6 +57,10 @@ struct WithAuxiliary(Box<dyn Model>);
 impl ForwardPass for WithAuxiliary {
     fn parameters(&self) -> Vec<(Path, ParamSpec)> {
         self.0.parameters()
+    }
+
+    fn precision(&self) -> Precision {
+        self.0.precision()
     }
 
     fn num_learned_positions(&self) -> Option<usize> {
@@ -162,8 +166,12 @@ fn traced(setting: Setting<'_>) -> (Arc<dyn Model>, Program, Vec<&'static str>) 
         None => Placement::single(),
         Some(mesh) => of_mesh(mesh),
     };
-    let options =
-        ProgramOptions { name: "gradients".to_owned(), placement: Arc::new(placement), target: Target::CPU };
+    let options = ProgramOptions {
+        name: "gradients".to_owned(),
+        placement: Arc::new(placement),
+        target: Target::CPU,
+        precision: Precision::Default,
+    };
     let specs = model.parameters();
     let rule = rule(model.clone(), setting);
     let mut names = Vec::new();
