@@ -199,6 +199,11 @@ impl Candidate {
         self.arithmetic
     }
 
+    /// Whether every processor can run it.
+    pub fn is_portable(&self) -> bool {
+        self.needs.is_none()
+    }
+
     /// The instructions with which attention multiplies as this kernel does.
     pub(crate) fn attention(&self) -> Option<Instructions> {
         self.attention

@@ -220,7 +220,9 @@ fn supported(features: Features) -> impl Iterator<Item = Arithmetic> {
     Arithmetic::ALL.into_iter().filter(move |arithmetic| match arithmetic {
         Arithmetic::F32 => support.f32,
         Arithmetic::Bf16 => support.bf16,
-        Arithmetic::Bf16X3 => !Candidate::available(features, *arithmetic).is_empty(),
+        Arithmetic::Bf16X3 | Arithmetic::Int8 => {
+            Candidate::available(features, *arithmetic).iter().any(|candidate| !candidate.is_portable())
+        }
     })
 }
 

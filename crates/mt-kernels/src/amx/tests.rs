@@ -20,7 +20,7 @@ impl Operands {
         let block = Block {
             multiplication,
             extent,
-            streamed: if count % 2 == 0 { Streamed::Left } else { Streamed::Right },
+            streamed: if count.is_multiple_of(2) { Streamed::Left } else { Streamed::Right },
             count,
             left: left.as_ptr().cast(),
             left_stride: 4 * STRIDES[0],

@@ -154,8 +154,7 @@ pub(super) fn run<F: Format>(
                 keys: &mut keys,
                 scratch,
             };
-            let _session = format.session();
-            format.simd().run(task);
+            format.run(task);
             Part { sinks, keys }
         });
         assert!(parts[task].set(part).is_ok(), "each task runs once");

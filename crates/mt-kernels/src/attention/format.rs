@@ -9,7 +9,7 @@ use half::bf16;
 
 use super::{
     product::Product,
-    simd::{Simd, SimdBf16},
+    simd::{Simd, SimdBf16, Work},
 };
 #[cfg(test)]
 use crate::amx::Emulated;
@@ -39,6 +39,12 @@ pub(super) trait Format: Copy + Send + Sync {
     #[inline(always)]
     fn session(self) -> Option<Session> {
         None
+    }
+    /// Runs a task, in which products may be computed.
+    #[inline(always)]
+    fn run(self, task: impl Work) {
+        let _session = self.session();
+        self.simd().run(task);
     }
     #[inline(always)]
     fn multiply(self, product: Product<'_, Self>) {
@@ -205,6 +211,12 @@ impl<S: SimdBf16, U: Unit> Format for Tiled<S, U> {
         Some(unsafe { Session::begin::<U>() })
     }
 
+    /// Runs a task, in which products may be computed.
+    #[inline(always)]
+    fn run(self, task: impl Work) {
+        let _session = self.session();
+        self.simd().run(task);
+    }
     #[inline(always)]
     fn multiply(self, product: Product<'_, Self>) {
         product.by_tiles::<U>();

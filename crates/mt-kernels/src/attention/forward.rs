@@ -59,8 +59,7 @@ pub(super) fn run<F: Format>(
             let [scores, total, context] = [scores, total, context].map(floats);
             let scratch = Scratch { keys, values, rows, zipped, query, scores, weights, total, context };
             let task = Task { format, sequence, widths, query_blocks, key_blocks, inputs, results, scratch };
-            let _session = format.session();
-            format.simd().run(task);
+            format.run(task);
         });
     });
 }
@@ -243,13 +242,11 @@ impl<F: Format> Task<'_, F> {
             simd.store(fade, &mut fades[column..]);
         }
         let value_words = NUM_KEYS / F::STEP;
-        let num_words = visit.count.div_ceil(F::STEP);
-        weights[num_words * NUM_QUERIES..num_words.next_multiple_of(F::WHOLE) * NUM_QUERIES].fill(0);
         format.multiply(Product {
             format,
             num_rows: widths.head_dim,
             num_columns: NUM_QUERIES,
-            num_words,
+            num_words: cleared_words::<F>(weights, visit.count),
             left: Rows { words: &values[index * widths.columns * value_words..], apart: value_words },
             right: Rows { words: weights, apart: NUM_QUERIES },
             start: if is_first { Start::Zero } else { Start::Scaled(&fades) },
@@ -284,6 +281,14 @@ impl<F: Format> Task<'_, F> {
             }
         }
     }
+}
+
+/// The words of visited keys' weights. Products may read further words, which are cleared.
+#[inline(always)]
+fn cleared_words<F: Format>(weights: &mut [u32], num_keys: usize) -> usize {
+    let num_words = num_keys.div_ceil(F::STEP);
+    weights[num_words * NUM_QUERIES..num_words.next_multiple_of(F::WHOLE) * NUM_QUERIES].fill(0);
+    num_words
 }
 
 fn write_number(to: &Outcome<'_, f32>, row: Row, number: f32) {
