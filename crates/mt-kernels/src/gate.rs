@@ -28,15 +28,15 @@ pub struct Rows<'a, E> {
 }
 
 impl<'a, E> Rows<'a, E> {
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.dims.last().map_or(1, |dim| dim.size)
     }
 
-    fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.dims.iter().rev().skip(1).map(|dim| dim.size).product()
     }
 
-    fn row(&self, mut index: usize) -> &'a [E] {
+    pub(crate) fn row(&self, mut index: usize) -> &'a [E] {
         let mut start = 0;
         for dim in self.dims.iter().rev().skip(1) {
             start += index % dim.size * dim.stride;
@@ -45,7 +45,7 @@ impl<'a, E> Rows<'a, E> {
         &self.elements[start..start + self.len()]
     }
 
-    fn check(&self, other: &Self) {
+    pub(crate) fn check(&self, other: &Self) {
         assert!(self.dims.last().is_none_or(|dim| dim.stride == 1), "rows are dense");
         assert!(self.len() == other.len() && self.count() == other.count(), "arrays have the same rows");
     }

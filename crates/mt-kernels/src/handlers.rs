@@ -5,7 +5,8 @@ use std::ops::Range;
 use half::bf16;
 
 use crate::{
-    Arithmetic, Cotangents, Dim, Elements, ElementsMut, Gate, Instructions, Kernels, Operand, Rows, Targets,
+    Arithmetic, Cotangents, Dim, Elements, ElementsMut, Gate, Instructions, Kernels, Operand, RmsNorm, Rows,
+    Targets,
     attention::{
         self, CachedInputs, Gradients, Inputs, Mask, Options, Outcome, Residuals, Results, Shape, Strides,
     },
@@ -16,6 +17,7 @@ use crate::{
     largest::largest,
     normal::{Normal, normal},
     optimizer::{AdamNumbers, AdamState, adam, sum_of_squares},
+    rms_norm::{rms_norm, rms_norm_gradient},
 };
 
 /// All handlers, for registration with the plugin for CPUs.
@@ -33,6 +35,8 @@ pub fn handlers() -> &'static [Handler] {
         Handler { name: "maxtext.largest", address: call_largest },
         Handler { name: "maxtext.gated", address: call_gated },
         Handler { name: "maxtext.gated_gradient", address: call_gated_gradient },
+        Handler { name: "maxtext.rms_norm", address: call_rms_norm },
+        Handler { name: "maxtext.rms_norm_gradient", address: call_rms_norm_gradient },
         Handler { name: "maxtext.normal", address: call_normal },
     ]
 }
@@ -694,6 +698,58 @@ fn gated_row_gradients<E: BufferElement>(call: &Call<'_>) -> Result<(), Fault> {
 
 fn gate(call: &Call<'_>) -> Result<Gate, Fault> {
     Ok(if call.integer("gelu")? == 1 { Gate::Gelu } else { Gate::Silu })
+}
+
+/// Rows divided by their root mean square and multiplied by a scale. Arguments: an array, whose last dimension is that of
+/// rows; the scale as `f32`, if there is one; then positions of slices. Results, dense: normalized rows, and as `f32` the
+/// reciprocal of each row's root mean square. Attributes: `operands`, as for attention; and, the bits of an `f32`,
+/// `offset`, which is added to the scale, and `epsilon`, which is added to mean squares.
+unsafe extern "C" fn call_rms_norm(frame: *mut Frame) -> *mut Error {
+    // SAFETY: XLA calls a handler with a frame of its own.
+    unsafe { answer(frame, |call| of_floats!(call, "rows", normalized_rows(call))) }
+}
+
+/// Gradients of the arguments of [`call_rms_norm`], dense. Arguments: the gradient of normalized rows; the arguments of the
+/// other call; its second result; then positions of slices. Attributes are the same.
+unsafe extern "C" fn call_rms_norm_gradient(frame: *mut Frame) -> *mut Error {
+    // SAFETY: XLA calls a handler with a frame of its own.
+    unsafe { answer(frame, |call| of_floats!(call, "rows", normalized_row_gradients(call))) }
+}
+
+fn normalized_rows<E: BufferElement>(call: &Call<'_>) -> Result<(), Fault> {
+    let views = views(call)?;
+    let (x, scale) = views.split_first().ok_or("arguments are missing")?;
+    let norm = norm(call, scale.first())?;
+    let (team, instructions) = (call.team(), Instructions::best());
+    rms_norm(&team, instructions, norm, x.rows::<E>(call)?, result(call, 0)?, result(call, 1)?);
+    Ok(())
+}
+
+fn normalized_row_gradients<E: BufferElement>(call: &Call<'_>) -> Result<(), Fault> {
+    let mut views = views(call)?;
+    let inverses = views.pop().ok_or("arguments are missing")?;
+    let [of_normalized, x, scale @ ..] = &views[..] else { return Err("arguments are missing".to_owned()) };
+    let norm = norm(call, scale.first())?;
+    let operands = [x.rows::<E>(call)?, of_normalized.rows(call)?];
+    // Rows of one element each.
+    let dims = [&inverses.dims[..], &[Dim { size: 1, stride: 1 }]].concat();
+    let inverses = Rows { elements: inverses.elements(call)?, dims: &dims };
+    let of_scale = norm.scale.is_some().then(|| result(call, 1)).transpose()?;
+    let (team, instructions) = (call.team(), Instructions::best());
+    rms_norm_gradient(&team, instructions, norm, operands, inverses, result(call, 0)?, of_scale);
+    Ok(())
+}
+
+fn norm<'a>(call: &Call<'a>, scale: Option<&View>) -> Result<RmsNorm<'a>, Fault> {
+    let number = |name: &str| call.integer(name).map(|bits| f32::from_bits(bits as u32));
+    let scale = match scale {
+        Some(view) => {
+            let length = view.dims.first().map_or(0, |dim| dim.size);
+            Some(view.elements(call)?.get(..length).ok_or("the scale ends early")?)
+        }
+        None => None,
+    };
+    Ok(RmsNorm { scale, offset: number("offset")?, epsilon: number("epsilon")? })
 }
 
 /// Random numbers of a normal distribution. Arguments: what deviations are multiplied by, a key, and the numbers of streams

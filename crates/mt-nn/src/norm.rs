@@ -2,7 +2,7 @@
 
 use mt_derive::Tree;
 use mt_shape::DType;
-use mt_trace::Tensor;
+use mt_trace::{KernelOperands, Tensor};
 
 /// How a norm is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,14 +21,125 @@ pub struct NormOptions {
 /// `[…, over] -> […, over]`
 #[track_caller]
 pub fn rms_normalize<'t>(x: Tensor<'t>, over: &[&'static str], epsilon: f64) -> Tensor<'t> {
-    wide_rms(x, over, epsilon).cast(x.dtype())
+    scaled(x, None, over, NormOptions { epsilon, offset: 0.0 })
 }
 
+/// Smaller arrays, such as those of a token, are left to the compiler: a call of a kernel takes as long as the
+/// computation.
+const FEWEST_NORMALIZED: usize = 1 << 14;
+
+/// The normalized tensor, multiplied by the scale if there is one.
 #[track_caller]
-fn wide_rms<'t>(x: Tensor<'t>, over: &[&'static str], epsilon: f64) -> Tensor<'t> {
+fn scaled<'t>(
+    x: Tensor<'t>,
+    scale: Option<Tensor<'t>>,
+    over: &[&'static str],
+    options: NormOptions,
+) -> Tensor<'t> {
+    let axes = x.axes();
+    let is_last = axes.last().is_some_and(|axis| over == [axis.name]);
+    let is_alike =
+        scale.is_none_or(|scale| scale.axes()[..] == axes[axes.len() - 1..] && scale.dtype() == DType::F32);
+    let elements: usize = axes.iter().map(|axis| axis.size).product();
+    if !is_last || !is_alike || elements < FEWEST_NORMALIZED {
+        return normalized(x, scale, over, options)[0];
+    }
+    let over = axes[axes.len() - 1].name;
+    let arguments: Vec<Tensor<'t>> = [x].into_iter().chain(scale).collect();
+    let results = x.region().custom_vjp_list(
+        "rms_norm",
+        &arguments,
+        &vec![true; arguments.len()],
+        |_, arguments| normalized_by_kernel(&arguments, over, options)[..1].to_vec(),
+        |_, arguments| {
+            let results = normalized_by_kernel(&arguments, over, options);
+            (results[..1].to_vec(), [&arguments, &results[1..]].concat())
+        },
+        |_, residuals, cotangents| gradients_by_kernel(&[cotangents, residuals].concat(), over, options),
+    );
+    results[0]
+}
+
+/// The normalized tensor, multiplied by the scale if there is one; and the reciprocal of the root of the mean square,
+/// in `f32`.
+fn normalized<'t>(
+    x: Tensor<'t>,
+    scale: Option<Tensor<'t>>,
+    over: &[&'static str],
+    options: NormOptions,
+) -> [Tensor<'t>; 2] {
     let wide = x.cast(DType::F32);
-    let inverse = (wide.square().mean(over) + epsilon).rsqrt();
-    wide * inverse
+    let inverse = (wide.square().mean(over) + options.epsilon).rsqrt();
+    let wide = wide * inverse;
+    let result = match scale {
+        None => wide.cast(x.dtype()),
+        Some(scale) if options.offset == 0.0 => wide.cast(x.dtype()) * scale.cast(x.dtype()),
+        // In `bf16` the sum would lose most of a scale that is kept around 0.
+        Some(scale) => (wide * (scale.cast(DType::F32) + options.offset)).cast(x.dtype()),
+    };
+    [result, inverse]
+}
+
+fn normalized_by_kernel<'t>(
+    arguments: &[Tensor<'t>],
+    over: &'static str,
+    options: NormOptions,
+) -> Vec<Tensor<'t>> {
+    arguments[0].region().kernel(
+        "maxtext.rms_norm",
+        attributes(options),
+        KernelOperands::Strided,
+        arguments,
+        |_, arguments| normalized(arguments[0], arguments.get(1).copied(), &[over], options).to_vec(),
+    )
+}
+
+/// The gradients of the tensor and of the scale, if there is one. The operands are the gradient of the result, these,
+/// and the reciprocal of the root of the mean square.
+fn gradients_by_kernel<'t>(
+    operands: &[Tensor<'t>],
+    over: &'static str,
+    options: NormOptions,
+) -> Vec<Tensor<'t>> {
+    operands[0].region().kernel(
+        "maxtext.rms_norm_gradient",
+        attributes(options),
+        KernelOperands::Strided,
+        operands,
+        |_, operands| gradients(&operands, over, options),
+    )
+}
+
+/// The gradients as automatic differentiation computes them from [`normalized`], with the same roundings. The kernel
+/// rounds normalized elements as well, but neither the gradient's products with them and with the scale nor the
+/// gradient of the scale.
+fn gradients<'t>(operands: &[Tensor<'t>], over: &'static str, options: NormOptions) -> Vec<Tensor<'t>> {
+    let [of_result, x, scale @ .., inverse] = operands else { unreachable!("there are at least three") };
+    let (dtype, axes) = (x.dtype(), x.axes());
+    let rows: Vec<&'static str> = axes[..axes.len() - 1].iter().map(|axis| axis.name).collect();
+    let wide = x.cast(DType::F32);
+    let (of_wide, of_scale) = match scale.first() {
+        None => (of_result.cast(DType::F32), None),
+        Some(scale) if options.offset == 0.0 => {
+            let of_scale = (*of_result * (wide * *inverse).cast(dtype)).sum(&rows).cast(scale.dtype());
+            ((*of_result * scale.cast(dtype)).cast(DType::F32), Some(of_scale))
+        }
+        Some(scale) => {
+            let of_result = of_result.cast(DType::F32);
+            (of_result * (*scale + options.offset), Some((of_result * (wide * *inverse)).sum(&rows)))
+        }
+    };
+    let of_inverse = (of_wide * wide).sum(&[over]);
+    let of_mean = of_inverse * (inverse.square() * *inverse * -0.5);
+    let of_square = of_mean * (1.0 / x.axis(over).size as f64);
+    let of_x = of_wide * *inverse + of_square * (wide * 2.0);
+    [of_x.cast(dtype)].into_iter().chain(of_scale).collect()
+}
+
+/// The kernels' attributes: numbers as the bits of an `f32`.
+fn attributes(options: NormOptions) -> Vec<(&'static str, i64)> {
+    let number = |value: f64| i64::from((value as f32).to_bits());
+    vec![("epsilon", number(options.epsilon)), ("offset", number(options.offset))]
 }
 
 /// Root-mean-square normalization with a learned scale (Zhang and Sennrich, 2019).
@@ -44,7 +155,7 @@ impl<'t> RmsNorm<Tensor<'t>> {
     /// `[…, over] -> […, over]`
     #[track_caller]
     pub fn forward(&self, x: Tensor<'t>, over: &'static str, options: NormOptions) -> Tensor<'t> {
-        self.scaled(x, &[over], options)
+        scaled(x, Some(self.scale), &[over], options)
     }
 
     /// As [`RmsNorm::forward`], over all axes that the scale has.
@@ -54,17 +165,7 @@ impl<'t> RmsNorm<Tensor<'t>> {
     #[track_caller]
     pub fn forward_over_scale(&self, x: Tensor<'t>, options: NormOptions) -> Tensor<'t> {
         let over: Vec<&'static str> = self.scale.axes().iter().map(|axis| axis.name).collect();
-        self.scaled(x, &over, options)
-    }
-
-    #[track_caller]
-    fn scaled(&self, x: Tensor<'t>, over: &[&'static str], options: NormOptions) -> Tensor<'t> {
-        if options.offset == 0.0 {
-            return rms_normalize(x, over, options.epsilon) * self.scale.cast(x.dtype());
-        }
-        // In `bf16` the sum would lose most of a scale that is kept around 0.
-        let scale = self.scale.cast(DType::F32) + options.offset;
-        (wide_rms(x, over, options.epsilon) * scale).cast(x.dtype())
+        scaled(x, Some(self.scale), &over, options)
     }
 }
 

@@ -9,6 +9,7 @@ mod gate;
 mod harness;
 mod init;
 mod loss;
+mod norm;
 mod reference;
 mod reference_attention;
 mod reference_rotary;
