@@ -43,6 +43,11 @@ impl Feature {
         }
     }
 
+    /// Whether the processor has it and the features that it builds on.
+    fn is_usable(self) -> bool {
+        self.builds_on().is_none_or(Self::is_usable) && self.detect()
+    }
+
     #[cfg(target_arch = "x86_64")]
     fn detect(self) -> bool {
         match self {
@@ -80,8 +85,7 @@ impl Features {
     pub fn detect() -> Self {
         let mut all = Self { has: [false; Feature::ALL.len()] };
         for feature in Feature::ALL {
-            let has_base = feature.builds_on().is_none_or(|base| all.contains(base));
-            all.has[feature as usize] = has_base && feature.detect();
+            all.has[feature as usize] = feature.is_usable();
         }
         all
     }
@@ -92,7 +96,7 @@ impl Features {
     /// # Errors
     /// A word of the list is not the name of a feature.
     pub fn named(list: &str) -> Result<Self, UnknownFeature> {
-        let detected = Self::detect();
+        // Other features are not detected, because detecting tiles changes what the process is permitted to use.
         let mut named = Self { has: [false; Feature::ALL.len()] };
         if list.trim() == Self::NONE {
             return Ok(named);
@@ -101,7 +105,7 @@ impl Features {
             let feature = Feature::ALL.into_iter().find(|feature| feature.name() == word);
             let mut feature = Some(feature.ok_or_else(|| UnknownFeature(word.to_owned()))?);
             while let Some(one) = feature {
-                named.has[one as usize] = detected.contains(one);
+                named.has[one as usize] = one.is_usable();
                 feature = one.builds_on();
             }
         }

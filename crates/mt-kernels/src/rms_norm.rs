@@ -14,7 +14,7 @@ const PART: usize = 1 << 14;
 /// The most groups of rows whose gradients of the scale are summed apart.
 const MOST_PARTS: usize = 64;
 
-/// What normalized rows are multiplied by.
+/// The factor of normalized rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNorm<'a> {
     /// As many numbers as a row has; ones if it is absent.
@@ -56,7 +56,7 @@ pub fn rms_norm<E: Element>(
     });
 }
 
-/// Writes the gradients of `x` and, if asked for, of the scale of [`rms_norm`]. `inverses` are the reciprocals that
+/// Writes the gradients of `x` and, if requested, of the scale of [`rms_norm`]. `inverses` are the reciprocals that
 /// [`rms_norm`] wrote, as rows of one element. Products with the gradient of the result are not rounded.
 ///
 /// # Panics
@@ -101,7 +101,7 @@ pub fn rms_norm_gradient<E: Element>(
     }
 }
 
-/// What each row is multiplied by.
+/// The factors of each row.
 struct Factors {
     /// Filled up with zeros to whole blocks.
     numbers: Vec<f32>,
@@ -241,7 +241,7 @@ fn total<S: Simd>(simd: S, [first, second, third, fourth]: [S::Floats; SIDE_BY_S
 struct Backward<'a, S, E> {
     simd: S,
     factors: &'a Factors,
-    /// What is normalized, and the gradient of the result.
+    /// The normalized array, and the gradient of the result.
     inputs: [Rows<'a, E>; 2],
     inverses: Rows<'a, f32>,
     /// The row that the first results are of.
@@ -318,7 +318,7 @@ fn add_products<S: Simd, E: Element>(
 #[derive(Clone, Copy)]
 struct Step {
     inverse: f32,
-    /// What the row is multiplied by for the gradient that comes through its mean square.
+    /// The factor of the row in the gradient that comes through its mean square.
     slope: f32,
     rounds: bool,
 }

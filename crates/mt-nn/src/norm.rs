@@ -38,8 +38,8 @@ fn scaled<'t>(
 ) -> Tensor<'t> {
     let axes = x.axes();
     let is_last = axes.last().is_some_and(|axis| over == [axis.name]);
-    let is_alike =
-        scale.is_none_or(|scale| scale.axes()[..] == axes[axes.len() - 1..] && scale.dtype() == DType::F32);
+    let last = axes.last().map(std::slice::from_ref).unwrap_or_default();
+    let is_alike = scale.is_none_or(|scale| scale.axes()[..] == *last && scale.dtype() == DType::F32);
     let elements: usize = axes.iter().map(|axis| axis.size).product();
     if !is_last || !is_alike || elements < FEWEST_NORMALIZED {
         return normalized(x, scale, over, options)[0];

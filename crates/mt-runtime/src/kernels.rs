@@ -49,7 +49,9 @@ impl KernelReport {
     /// The choices as text, by which a run is compared with its resumption: equal kernels give equal bits.
     pub fn fingerprint(&self) -> String {
         let choice = |choice: &KernelChoice| label(choice.arithmetic, choice.purpose, choice.kernel);
-        self.choices.iter().map(choice).collect::<Vec<_>>().join(", ")
+        // Programs do not multiply integers yet.
+        let used = self.choices.iter().filter(|choice| choice.arithmetic != Arithmetic::Int8);
+        used.map(choice).collect::<Vec<_>>().join(", ")
     }
 
     /// The types that are left to XLA.
@@ -181,9 +183,12 @@ fn choose(
     for arithmetic in supported(features) {
         for purpose in Purpose::ALL {
             let contenders = Candidate::contenders(features, arithmetic, purpose);
-            let named = named.iter().find(|named| contenders.contains(named));
+            // A kernel for this arithmetic comes before those that it borrows.
+            let mut usable: Vec<_> = named.iter().filter(|named| contenders.contains(named)).collect();
+            usable.sort_by_key(|named| named.arithmetic() != arithmetic);
+            let named = usable.first();
             let (kernel, reason) = match (named, &contenders[..]) {
-                (Some(named), _) => (*named, Reason::Override),
+                (Some(named), _) => (**named, Reason::Override),
                 (None, [first, others @ ..]) => {
                     (*first, if others.is_empty() { Reason::Only } else { Reason::Measurement })
                 }

@@ -77,7 +77,7 @@ fn named_features_leave_out_kernels() {
         "{of_bf16:#?}"
     );
     // The list cannot add features.
-    let every = kernels(home.path(), &[(FEATURES, "avx2,avx512,avx512_bf16")]);
+    let every = kernels(home.path(), &[(FEATURES, "avx2,avx512,avx512_bf16,amx_bf16,amx_int8")]);
     assert_eq!(every["features"], all["features"]);
     let environment = [("XDG_CACHE_HOME", home.path().to_str().unwrap()), (FEATURES, "none")];
     let text = maxtext_in(home.path(), &["plugin", "list"], &environment).output;

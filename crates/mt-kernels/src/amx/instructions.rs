@@ -20,9 +20,11 @@ pub(crate) fn has_int8() -> bool {
     is_permitted() && leaf_7_edx() >> 25 & 1 == 1
 }
 
+/// The register that describes tiles. Virtual machines take long to answer.
 fn leaf_7_edx() -> u32 {
+    static LEAF_7_EDX: OnceLock<u32> = OnceLock::new();
     // Leaf 0 tells the highest leaf.
-    if __cpuid_count(0, 0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx }
+    *LEAF_7_EDX.get_or_init(|| if __cpuid_count(0, 0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx })
 }
 
 fn is_permitted() -> bool {

@@ -211,12 +211,6 @@ impl<S: SimdBf16, U: Unit> Format for Tiled<S, U> {
         Some(unsafe { Session::begin::<U>() })
     }
 
-    /// Runs a task, in which products may be computed.
-    #[inline(always)]
-    fn run(self, task: impl Work) {
-        let _session = self.session();
-        self.simd().run(task);
-    }
     #[inline(always)]
     fn multiply(self, product: Product<'_, Self>) {
         product.by_tiles::<U>();

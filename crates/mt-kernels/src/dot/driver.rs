@@ -44,7 +44,7 @@ const CACHE_WAYS: usize = 8;
 
 /// The bytes of a result that is not found in the caches again. Tiles of a matrix unit write such results past the caches:
 /// otherwise every line would be read before it is written.
-const LARGE_RESULT: usize = 4 << 20;
+const LARGE_RESULT: usize = if cfg!(test) { 64 << 10 } else { 4 << 20 };
 
 /// With fewer tasks for each thread, the last ones leave threads idle for long.
 const TASKS_PER_THREAD: usize = 8;

@@ -307,6 +307,8 @@ unsafe fn sum_emulated<const MULTIPLICATION: usize>(tile: &Tile, sums: &mut Sums
         SPLIT_F32 => Multiplication::SplitF32,
         _ => Multiplication::Int8,
     };
+    // One pointer for all accesses: a second one would end the first one's borrow.
+    let start = sums.row(0);
     let initial = tile.initial.map(|initial| {
         for row in 0..BLOCK {
             for column in 0..BLOCK {
@@ -315,14 +317,14 @@ unsafe fn sum_emulated<const MULTIPLICATION: usize>(tile: &Tile, sums: &mut Sums
                 unsafe {
                     let number =
                         if is_inside { *initial.add(row * tile.initial_stride + column) } else { 0.0 };
-                    *sums.row(row).add(column) = number;
+                    *start.add(row * BLOCK + column) = number;
                 }
             }
         }
-        (sums.row(0).cast_const(), BLOCK)
+        (start.cast_const(), BLOCK)
     });
     // SAFETY: what the caller promises.
-    unsafe { blocks::multiply::<Emulated>(tile, multiplication, initial, sums.row(0), BLOCK) };
+    unsafe { blocks::multiply::<Emulated>(tile, multiplication, initial, start, BLOCK) };
     true
 }
 

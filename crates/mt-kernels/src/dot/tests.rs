@@ -268,7 +268,7 @@ proptest! {
     fn several_blocks(
         rows in prop_oneof![1usize..20, 500usize..530],
         columns in prop_oneof![1usize..20, 500usize..530],
-        depth in prop_oneof![1usize..20, 500usize..530, 1020usize..1030],
+        depth in prop_oneof![1usize..20, 500usize..530, 1020usize..1030, 1590usize..1640],
         layouts in prop::array::uniform2(layouts()),
         kinds in prop::array::uniform2(kinds()),
         arithmetic in arithmetics(),
@@ -287,7 +287,7 @@ proptest! {
     fn contiguous_rows(
         rows in prop_oneof![1usize..60, 130usize..150],
         columns in prop_oneof![17usize..50, 130usize..150],
-        depth in prop_oneof![1usize..70, 510usize..516, 1022usize..1028],
+        depth in prop_oneof![1usize..70, 510usize..516, 1022usize..1028, Just(1664)],
         gap in 0usize..40,
         layouts in prop::array::uniform2(layouts()),
         kinds in prop::array::uniform2(kinds()),
@@ -493,7 +493,7 @@ proptest! {
     fn integers_are_exact(
         rows in prop_oneof![1usize..40, Just(64)],
         columns in prop_oneof![1usize..70, Just(64)],
-        depth in prop_oneof![1usize..140, Just(1024), 1020usize..1100],
+        depth in prop_oneof![1usize..140, Just(1024), 1020usize..1100, Just(1728)],
         layouts in prop::array::uniform2(layouts()),
         by_depth in any::<bool>(),
         threads in 1usize..4,

@@ -94,21 +94,23 @@ unsafe fn sum(tile: &Tile, multiplication: Multiplication, sums: &mut Sums) -> b
             blocks::multiply::<Processor>(tile, multiplication, initial, out, tile.out_stride);
             return false;
         }
+        // One pointer for all accesses: a second one would end the first one's borrow.
+        let start = sums.row(0);
         let initial = match initial {
             Some(initial) if tile.rows.is_multiple_of(TILE) && tile.columns.is_multiple_of(TILE) => {
                 Some(initial)
             }
             Some(_) => {
                 if tile.columns > 16 {
-                    begin::<2>(tile, sums)
+                    begin::<2>(tile, start)
                 } else {
-                    begin::<1>(tile, sums)
+                    begin::<1>(tile, start)
                 }
-                Some((sums.row(0).cast_const(), BLOCK))
+                Some((start.cast_const(), BLOCK))
             }
             None => None,
         };
-        blocks::multiply::<Processor>(tile, multiplication, initial, sums.row(0), BLOCK);
+        blocks::multiply::<Processor>(tile, multiplication, initial, start, BLOCK);
     }
     true
 }
@@ -124,10 +126,10 @@ fn mask<const VECTORS: usize>(tile: &Tile, vector: usize) -> __mmask16 {
 /// # Safety
 /// The tile has this number of vectors of columns. The caller has AVX-512F and BW enabled, and this is inlined there.
 #[inline(always)]
-unsafe fn begin<const VECTORS: usize>(tile: &Tile, sums: &mut Sums) {
+unsafe fn begin<const VECTORS: usize>(tile: &Tile, sums: *mut f32) {
     let Some(initial) = tile.initial else { return };
     for row in 0..BLOCK {
-        let own = sums.row(row);
+        let own = sums.wrapping_add(row * BLOCK);
         // SAFETY: the columns of the masks lie in the tile.
         unsafe {
             for vector in 0..VECTORS {

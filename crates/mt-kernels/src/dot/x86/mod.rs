@@ -42,7 +42,6 @@ pub(crate) static AMX_BF16_X3: Kernel = Kernel {
 /// Multiplies tiles of `i8`.
 pub(crate) static AMX_INT8: Kernel = Kernel {
     format: Format::TileQuads,
-    depth: 1024,
     unit: Some(UnitKernel {
         session: Session::begin::<Processor>,
         sum: blocks::sum_int8,
