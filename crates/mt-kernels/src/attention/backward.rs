@@ -341,7 +341,6 @@ impl<F: Format> Task<'_, '_, F> {
     #[inline(always)]
     fn visit(&mut self, columns: &Columns, index: usize, visit: &Visit, known: &Known) {
         let Self { format, widths, .. } = *self;
-
         let (block_words, query_words) = (NUM_KEYS / F::STEP, NUM_QUERIES / F::STEP);
         let scratch = &mut self.scratch;
         for (rows, columns, to) in [

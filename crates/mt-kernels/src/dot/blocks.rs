@@ -43,7 +43,7 @@ pub(super) fn in_place(tile: &Tile) -> Option<*mut f32> {
 /// Computes the sums of a tile from initial ones, `[rows, columns]` with a stride in numbers, or from zero.
 ///
 /// # Safety
-/// See [`super::Kernel::multiply`]; the thread is in a session of the unit. Whole tiles of initial and final sums lie in
+/// See [`super::kernel::Compute::Vectors`]; the thread is in a session of the unit. Whole tiles of initial and final sums lie in
 /// memory.
 #[inline(always)]
 pub(super) unsafe fn multiply<U: Unit>(

@@ -107,7 +107,7 @@ impl<'a> Pipeline<'a> {
     unsafe fn multiply(&mut self, unit: &UnitKernel, tile: Tile<'a>, is_complete: bool) {
         // SAFETY: what the caller promises.
         unsafe {
-            let is_unfinished = (unit.sum)(&tile, &mut self.sums[self.next]);
+            let is_unfinished = (unit.sum)(&tile, unit.multiplication, &mut self.sums[self.next]);
             self.finish(unit);
             if is_unfinished && is_complete {
                 self.unfinished = Some(tile);

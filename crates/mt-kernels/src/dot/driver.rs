@@ -13,7 +13,7 @@ use half::bf16;
 use super::ahead::Ahead;
 use super::buffer::Buffer;
 use super::depth_first;
-use super::kernel::{Kernel, Out, Tile};
+use super::kernel::{Compute, Kernel, Out, Tile};
 use super::pack::{Depth, Format, Order, Panels, Source};
 use super::shape::{Problem, Side, offsets};
 use crate::amx::TILE;
@@ -146,7 +146,7 @@ impl Call<'_> {
         } else {
             columns = limit(columns, CHUNK_WORDS / steps, kernel.columns);
         }
-        let depth_of_sums = if kernel.unit.is_some() { depth } else { kernel.depth };
+        let depth_of_sums = if kernel.is_of_unit() { depth } else { kernel.depth };
         let needs_sums = matches!(self.out, Out::Bf16(_)) && problem.depth > depth_of_sums;
         if needs_sums && self.rows_are_shared {
             columns = limit(columns, CHUNK_WORDS / rows, kernel.columns);
@@ -301,7 +301,7 @@ impl Call<'_> {
             false => (chunk.rows.len(), self.kernel.rows, TASK_ROWS),
         };
         let mut tasks_per_thread = TASKS_PER_THREAD;
-        if self.kernel.unit.is_some() {
+        if self.kernel.is_of_unit() {
             task_lines = depth_first::task_lines(self.kernel, chunk.depth.len());
             tasks_per_thread = depth_first::TASKS_PER_THREAD;
         }
@@ -316,15 +316,21 @@ impl Call<'_> {
             // The task after this one that this thread is likely to run.
             let later = index + team.num_threads();
             let later = (later < tasks).then(|| task(later));
-            match &self.kernel.unit {
-                None => self.multiply_lines(chunk, task(index), later),
-                Some(unit) => self.multiply_depth_first(unit, chunk, task(index), later),
+            match &self.kernel.compute {
+                Compute::Vectors(multiply) => self.multiply_lines(*multiply, chunk, task(index), later),
+                Compute::Unit(unit) => self.multiply_depth_first(unit, chunk, task(index), later),
             }
         });
     }
 
     /// Packs and multiplies some lines of the operand that is not shared, which begin with a panel.
-    fn multiply_lines(&self, chunk: &Chunk, lines: Range<usize>, later: Option<Range<usize>>) {
+    fn multiply_lines(
+        &self,
+        multiply: unsafe fn(&Tile),
+        chunk: &Chunk,
+        lines: Range<usize>,
+        later: Option<Range<usize>>,
+    ) {
         let Self { kernel, rows_are_shared, .. } = *self;
         let steps = kernel.format.steps(chunk.depth.len().min(kernel.depth));
         let packs_own = rows_are_shared || self.row_stride.is_none();
@@ -361,7 +367,7 @@ impl Call<'_> {
                     let sums = chunk.sums.as_ref();
                     let tile = self.tile(chunk, panels, [shared_line, own_line], &block, sums, &ahead);
                     // SAFETY: the panels were packed, and the tile lies in the result and in the sums.
-                    unsafe { (kernel.multiply)(&tile) };
+                    unsafe { multiply(&tile) };
                 }
             }
         }

@@ -26,19 +26,24 @@ pub(crate) struct Kernel {
     pub(super) row_order: Order,
     /// Whether tiles can read rows in place.
     pub(super) reads_rows: bool,
-    /// For kernels of a matrix unit.
-    pub(super) unit: Option<UnitKernel>,
-    /// Computes a tile.
-    ///
-    /// # Safety
-    /// The processor has the instructions, and the tile's pointers reach as far as [`Tile`] says.
-    pub(super) multiply: unsafe fn(&Tile),
+    pub(super) compute: Compute,
     /// Copies panels.
     ///
     /// # Safety
     /// The processor has the instructions, and the panel's pointers reach as far as [`Panels`] says.
     pub(super) pack: unsafe fn(&Panels),
     pub(super) streams: Option<Streams>,
+}
+
+/// What computes tiles.
+#[derive(Clone, Copy)]
+pub(super) enum Compute {
+    /// Vectors, a tile in one function.
+    ///
+    /// # Safety
+    /// The processor has the instructions, and the tile's pointers reach as far as [`Tile`] says.
+    Vectors(unsafe fn(&Tile)),
+    Unit(UnitKernel),
 }
 
 /// How a matrix unit computes tiles. The unit stores sums in memory, from where they can be read only after a while, so that
@@ -50,15 +55,16 @@ pub(super) struct UnitKernel {
     /// # Safety
     /// The processor has the instructions, and the thread has no other session.
     pub session: unsafe fn() -> Session,
+    pub multiplication: Multiplication,
     /// Computes the sums of a tile. Returns whether they are to be finished; otherwise they are in place.
     ///
     /// # Safety
-    /// See [`Kernel::multiply`]; the thread is in a session.
-    pub sum: unsafe fn(&Tile, &mut Sums) -> bool,
+    /// See [`Compute::Vectors`]; the thread is in a session.
+    pub sum: unsafe fn(&Tile, Multiplication, &mut Sums) -> bool,
     /// Writes a tile's sums to where it belongs.
     ///
     /// # Safety
-    /// See [`Kernel::multiply`]; the tile's sums have been computed.
+    /// See [`Compute::Vectors`]; the tile's sums have been computed.
     pub finish: unsafe fn(&Tile, &mut Sums),
 }
 
@@ -169,6 +175,10 @@ impl Kernel {
         self.streams.is_some()
     }
 
+    pub(super) fn is_of_unit(&self) -> bool {
+        matches!(self.compute, Compute::Unit(_))
+    }
+
     pub(super) fn is_for_integers(&self) -> bool {
         self.format == Format::TileQuads
     }
@@ -186,8 +196,7 @@ pub(crate) static PORTABLE: Kernel = Kernel {
     format: Format::F32,
     row_order: Order::BySteps,
     reads_rows: false,
-    unit: None,
-    multiply: multiply_portable,
+    compute: Compute::Vectors(multiply_portable),
     pack: pack::portable,
     streams: None,
 };
@@ -197,7 +206,7 @@ pub(crate) static PORTABLE_WIDENED: Kernel = Kernel { format: Format::RoundedF32
 /// Computes a tile without special instructions.
 ///
 /// # Safety
-/// See [`Kernel::multiply`].
+/// See [`Compute::Vectors`].
 unsafe fn multiply_portable(tile: &Tile) {
     match tile.rows {
         // SAFETY: what the caller promises.
@@ -212,7 +221,7 @@ unsafe fn multiply_portable(tile: &Tile) {
 }
 
 /// # Safety
-/// See [`Kernel::multiply`]; the tile has as many rows.
+/// See [`Compute::Vectors`]; the tile has as many rows.
 unsafe fn multiply_rows<const ROWS: usize>(tile: &Tile) {
     // SAFETY: the panels' sizes are as `Tile` says.
     let (lhs, rhs) = unsafe {
@@ -252,22 +261,17 @@ pub(super) unsafe fn finish_row(tile: &Tile, row: usize, sums: &mut [f32]) {
 }
 
 /// Multiplies `i8` by the emulated matrix unit.
-pub(crate) static PORTABLE_INT8: Kernel = emulated::<INT8>(Format::TileQuads);
+pub(crate) static PORTABLE_INT8: Kernel = emulated(Multiplication::Int8, Format::TileQuads);
 
 /// Multiplies tiles with the emulated matrix unit and portable panels.
 #[cfg(test)]
-pub(crate) static EMULATED_BF16: Kernel = emulated::<BF16>(Format::TilePairs);
+pub(crate) static EMULATED_BF16: Kernel = emulated(Multiplication::Bf16, Format::TilePairs);
 
 #[cfg(test)]
-pub(crate) static EMULATED_BF16_X3: Kernel = emulated::<SPLIT_F32>(Format::TileSplit);
-
-// Numbers of `Multiplication` as parameters of functions.
-const BF16: usize = Multiplication::Bf16 as usize;
-const SPLIT_F32: usize = Multiplication::SplitF32 as usize;
-const INT8: usize = Multiplication::Int8 as usize;
+pub(crate) static EMULATED_BF16_X3: Kernel = emulated(Multiplication::SplitF32, Format::TileSplit);
 
 /// A kernel of the emulated unit. Its panels hold less than half a first cache.
-const fn emulated<const MULTIPLICATION: usize>(format: Format) -> Kernel {
+const fn emulated(multiplication: Multiplication, format: Format) -> Kernel {
     Kernel {
         rows: BLOCK,
         row_lanes: TILE,
@@ -277,36 +281,20 @@ const fn emulated<const MULTIPLICATION: usize>(format: Format) -> Kernel {
         format,
         row_order: Order::ByLines,
         reads_rows: true,
-        unit: Some(UnitKernel {
+        compute: Compute::Unit(UnitKernel {
             session: Session::begin::<Emulated>,
-            sum: sum_emulated::<MULTIPLICATION>,
+            multiplication,
+            sum: sum_emulated,
             finish: finish_emulated,
         }),
-        multiply: multiply_emulated::<MULTIPLICATION>,
         pack: pack::portable,
         streams: None,
     }
 }
 
 /// # Safety
-/// See [`Kernel::multiply`].
-unsafe fn multiply_emulated<const MULTIPLICATION: usize>(tile: &Tile) {
-    let mut sums = Sums::new();
-    // SAFETY: what the caller promises.
-    unsafe {
-        sum_emulated::<MULTIPLICATION>(tile, &mut sums);
-        finish_emulated(tile, &mut sums);
-    }
-}
-
-/// # Safety
 /// See [`UnitKernel::sum`].
-unsafe fn sum_emulated<const MULTIPLICATION: usize>(tile: &Tile, sums: &mut Sums) -> bool {
-    let multiplication = match MULTIPLICATION {
-        BF16 => Multiplication::Bf16,
-        SPLIT_F32 => Multiplication::SplitF32,
-        _ => Multiplication::Int8,
-    };
+unsafe fn sum_emulated(tile: &Tile, multiplication: Multiplication, sums: &mut Sums) -> bool {
     // One pointer for all accesses: a second one would end the first one's borrow.
     let start = sums.row(0);
     let initial = tile.initial.map(|initial| {

@@ -13,63 +13,6 @@ const LINE: usize = 64;
 /// How many lines are fetched ahead for each tile.
 const LINES_FETCHED: usize = 16;
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn multiply_bf16(tile: &Tile) {
-    let mut sums = Sums::new();
-    // SAFETY: what the caller promises.
-    unsafe {
-        if sum_bf16(tile, &mut sums) {
-            finish(tile, &mut sums);
-        }
-    }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn multiply_bf16_x3(tile: &Tile) {
-    let mut sums = Sums::new();
-    // SAFETY: what the caller promises.
-    unsafe {
-        if sum_bf16_x3(tile, &mut sums) {
-            finish(tile, &mut sums);
-        }
-    }
-}
-
-/// # Safety
-/// See [`super::super::kernel::UnitKernel::sum`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn sum_bf16(tile: &Tile, sums: &mut Sums) -> bool {
-    // SAFETY: what the caller promises.
-    unsafe { sum(tile, Multiplication::Bf16, sums) }
-}
-
-/// # Safety
-/// See [`super::super::kernel::UnitKernel::sum`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn sum_bf16_x3(tile: &Tile, sums: &mut Sums) -> bool {
-    // SAFETY: what the caller promises.
-    unsafe { sum(tile, Multiplication::SplitF32, sums) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn multiply_int8(tile: &Tile) {
-    let mut sums = Sums::new();
-    // SAFETY: what the caller promises.
-    unsafe {
-        if sum_int8(tile, &mut sums) {
-            finish(tile, &mut sums);
-        }
-    }
-}
-
-/// # Safety
-/// See [`super::super::kernel::UnitKernel::sum`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn sum_int8(tile: &Tile, sums: &mut Sums) -> bool {
-    // SAFETY: what the caller promises.
-    unsafe { sum(tile, Multiplication::Int8, sums) }
-}
-
 /// # Safety
 /// See [`super::super::kernel::UnitKernel::finish`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
@@ -80,8 +23,8 @@ pub(super) unsafe fn finish(tile: &Tile, sums: &mut Sums) {
 
 /// # Safety
 /// See [`super::super::kernel::UnitKernel::sum`].
-#[inline(always)]
-unsafe fn sum(tile: &Tile, multiplication: Multiplication, sums: &mut Sums) -> bool {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn sum(tile: &Tile, multiplication: Multiplication, sums: &mut Sums) -> bool {
     let mut ahead = tile.ahead.get();
     for _ in 0..LINES_FETCHED {
         fetch(&mut ahead);

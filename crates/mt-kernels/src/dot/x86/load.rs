@@ -194,26 +194,19 @@ impl Load for PairsOfF32 {
 
     #[inline(always)]
     unsafe fn across(self, first: usize, second: Option<usize>, mask: __mmask16) -> __m512i {
-        // SAFETY: what the caller promises; both types are 64 bytes without invalid values.
+        // SAFETY: what the caller promises.
         unsafe {
-            let low = _mm512_maskz_loadu_ps(mask, self.0.add(first));
-            let high =
-                second.map_or(_mm512_setzero_ps(), |second| _mm512_maskz_loadu_ps(mask, self.0.add(second)));
-            let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
-            _mm512_permutexvar_epi16(INTERLEAVE.vector(), rounded)
+            let [low, high] = floats_across(self.0, first, second, mask);
+            zipped(low, high)
         }
     }
 
     #[inline(always)]
     unsafe fn along(self, first: usize, count: usize) -> __m512i {
-        // SAFETY: what the caller promises; both types are 64 bytes without invalid values.
+        // SAFETY: what the caller promises.
         unsafe {
-            let low = _mm512_maskz_loadu_ps(first_lanes(count.min(16)), self.0.add(first));
-            let high = match count {
-                0..=16 => _mm512_setzero_ps(),
-                _ => _mm512_maskz_loadu_ps(first_lanes(count - 16), self.0.add(first + 16)),
-            };
-            std::mem::transmute(_mm512_cvtne2ps_pbh(high, low))
+            let [low, high] = floats_along(self.0, first, count);
+            joined(low, high)
         }
     }
 
@@ -240,29 +233,80 @@ impl Load for PairsOfRemainders {
 
     #[inline(always)]
     unsafe fn across(self, first: usize, second: Option<usize>, mask: __mmask16) -> __m512i {
-        // SAFETY: what the caller promises; both types are 64 bytes without invalid values.
+        // SAFETY: what the caller promises.
         unsafe {
-            let low = remainders(_mm512_maskz_loadu_ps(mask, self.0.add(first)));
-            let high = second.map_or(_mm512_setzero_ps(), |second| {
-                remainders(_mm512_maskz_loadu_ps(mask, self.0.add(second)))
-            });
-            let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
-            _mm512_permutexvar_epi16(INTERLEAVE.vector(), rounded)
+            let [low, high] = floats_across(self.0, first, second, mask);
+            zipped(remainders(low), remainders(high))
         }
     }
 
     #[inline(always)]
     unsafe fn along(self, first: usize, count: usize) -> __m512i {
-        // SAFETY: what the caller promises; both types are 64 bytes without invalid values.
+        // SAFETY: what the caller promises.
         unsafe {
-            let low = remainders(_mm512_maskz_loadu_ps(first_lanes(count.min(16)), self.0.add(first)));
-            let high = match count {
-                0..=16 => _mm512_setzero_ps(),
-                _ => remainders(_mm512_maskz_loadu_ps(first_lanes(count - 16), self.0.add(first + 16))),
-            };
-            std::mem::transmute(_mm512_cvtne2ps_pbh(high, low))
+            let [low, high] = floats_along(self.0, first, count);
+            joined(remainders(low), remainders(high))
         }
     }
+}
+
+/// Numbers of up to sixteen adjacent lines, from `first` on and from `second` on; zeros without a second.
+///
+/// # Safety
+/// The elements of the mask lie in the source.
+#[inline(always)]
+unsafe fn floats_across(
+    source: *const f32,
+    first: usize,
+    second: Option<usize>,
+    mask: __mmask16,
+) -> [__m512; 2] {
+    // SAFETY: what the caller promises.
+    unsafe {
+        let low = _mm512_maskz_loadu_ps(mask, source.add(first));
+        let high = match second {
+            Some(second) => _mm512_maskz_loadu_ps(mask, source.add(second)),
+            None => _mm512_setzero_ps(),
+        };
+        [low, high]
+    }
+}
+
+/// Up to 32 numbers of a line, from `first` on, with zeros behind them.
+///
+/// # Safety
+/// The elements lie in the source.
+#[inline(always)]
+unsafe fn floats_along(source: *const f32, first: usize, count: usize) -> [__m512; 2] {
+    // SAFETY: what the caller promises.
+    unsafe {
+        let low = _mm512_maskz_loadu_ps(first_lanes(count.min(16)), source.add(first));
+        let high = match count {
+            0..=16 => _mm512_setzero_ps(),
+            _ => _mm512_maskz_loadu_ps(first_lanes(count - 16), source.add(first + 16)),
+        };
+        [low, high]
+    }
+}
+
+/// Rounds two vectors to `bf16` and joins them.
+///
+/// # Safety
+/// The processor has the instructions.
+#[inline(always)]
+unsafe fn joined(low: __m512, high: __m512) -> __m512i {
+    // SAFETY: what the caller promises; both types are 64 bytes without invalid values.
+    unsafe { std::mem::transmute(_mm512_cvtne2ps_pbh(high, low)) }
+}
+
+/// As [`joined`], with each number of the first vector beside that of the second.
+///
+/// # Safety
+/// The processor has the instructions.
+#[inline(always)]
+unsafe fn zipped(low: __m512, high: __m512) -> __m512i {
+    // SAFETY: what the caller promises.
+    unsafe { _mm512_permutexvar_epi16(INTERLEAVE.vector(), joined(low, high)) }
 }
 
 /// The remainders of rounding to `bf16`; zero where rounding gives an infinity.

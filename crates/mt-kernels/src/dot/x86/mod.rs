@@ -8,16 +8,16 @@ mod streams;
 mod tile_panels;
 mod tiles;
 
-use super::kernel::{Kernel, UnitKernel};
+use super::kernel::{Compute, Kernel, UnitKernel};
 use super::pack::{Format, Order};
 use super::stream::Streams;
-use crate::amx::{BLOCK, Processor, Session, TILE};
+use crate::amx::{BLOCK, Multiplication, Processor, Session, TILE};
 
 /// Multiplies pairs of `bf16`.
 pub(crate) static AVX512_BF16: Kernel = Kernel {
     format: Format::Pairs,
     depth: 1024,
-    multiply: tiles::multiply_avx512_bf16,
+    compute: Compute::Vectors(tiles::multiply_avx512_bf16),
     pack: panels::pack_avx512_bf16,
     streams: Some(Streams { across: streams::across_avx512_bf16, along: streams::along_avx512_bf16 }),
     ..AVX512_F32
@@ -27,30 +27,12 @@ pub(crate) static AVX512_BF16: Kernel = Kernel {
 pub(crate) static AMX_BF16: Kernel = AMX;
 
 /// Multiplies tiles of `f32`, each number split into two `bf16`.
-pub(crate) static AMX_BF16_X3: Kernel = Kernel {
-    format: Format::TileSplit,
-    depth: 256,
-    unit: Some(UnitKernel {
-        session: Session::begin::<Processor>,
-        sum: blocks::sum_bf16_x3,
-        finish: blocks::finish,
-    }),
-    multiply: blocks::multiply_bf16_x3,
-    ..AMX
-};
+pub(crate) static AMX_BF16_X3: Kernel =
+    Kernel { format: Format::TileSplit, depth: 256, compute: by_tiles(Multiplication::SplitF32), ..AMX };
 
 /// Multiplies tiles of `i8`.
-pub(crate) static AMX_INT8: Kernel = Kernel {
-    format: Format::TileQuads,
-    unit: Some(UnitKernel {
-        session: Session::begin::<Processor>,
-        sum: blocks::sum_int8,
-        finish: blocks::finish,
-    }),
-    multiply: blocks::multiply_int8,
-    pack: quads::pack,
-    ..AMX
-};
+pub(crate) static AMX_INT8: Kernel =
+    Kernel { format: Format::TileQuads, compute: by_tiles(Multiplication::Int8), pack: quads::pack, ..AMX };
 
 /// Multiplies `bf16` that are widened while they are packed.
 pub(crate) static AVX512_WIDENED: Kernel = Kernel {
@@ -74,11 +56,19 @@ const AVX512_F32: Kernel = Kernel {
     format: Format::F32,
     row_order: Order::BySteps,
     reads_rows: true,
-    unit: None,
-    multiply: tiles::multiply_avx512,
+    compute: Compute::Vectors(tiles::multiply_avx512),
     pack: panels::pack_avx512,
     streams: Some(Streams { across: streams::across_avx512, along: streams::along_avx512 }),
 };
+
+const fn by_tiles(multiplication: Multiplication) -> Compute {
+    Compute::Unit(UnitKernel {
+        session: Session::begin::<Processor>,
+        multiplication,
+        sum: blocks::sum,
+        finish: blocks::finish,
+    })
+}
 
 const AMX: Kernel = Kernel {
     rows: BLOCK,
@@ -89,12 +79,7 @@ const AMX: Kernel = Kernel {
     format: Format::TilePairs,
     row_order: Order::ByLines,
     reads_rows: true,
-    unit: Some(UnitKernel {
-        session: Session::begin::<Processor>,
-        sum: blocks::sum_bf16,
-        finish: blocks::finish,
-    }),
-    multiply: blocks::multiply_bf16,
+    compute: by_tiles(Multiplication::Bf16),
     pack: tile_panels::pack,
     streams: None,
 };
@@ -108,8 +93,7 @@ const AVX2_F32: Kernel = Kernel {
     format: Format::F32,
     row_order: Order::BySteps,
     reads_rows: false,
-    unit: None,
-    multiply: tiles::multiply_avx2,
+    compute: Compute::Vectors(tiles::multiply_avx2),
     pack: panels::pack_avx2,
     streams: None,
 };
