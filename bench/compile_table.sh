@@ -4,8 +4,8 @@
 #
 #   bench/compile_table.sh [FILTER]     only runs whose name contains FILTER
 #
-# Reports stay in ${REPORTS:-target/compile_table}, and what is there is not compiled again. A run that takes longer than
-# ${LIMIT:-3600} seconds is given up.
+# Reports stay in ${REPORTS:-target/compile_table}, and runs with a report are not compiled again. A run that takes
+# longer than ${LIMIT:-3600} seconds is aborted.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 reports=${REPORTS:-target/compile_table}
@@ -15,10 +15,10 @@ maxtext=${MAXTEXT:-target/release/maxtext}
 [[ -x $maxtext ]] || cargo build --release -p mt-cli || exit 1
 mkdir -p "$reports"
 
-# name | MFU published for it in percent | hardware | slices | keys
+# name | published MFU in percent | hardware | slices | keys
 named="max_target_length=2048 remat_policy=full per_device_batch_size=1"
-# Dense models: shape, batch, remat policy and mesh of MaxText's published configurations for these sizes. For 1160B there
-# is none: it is the one of 1024B with more layers that are less wide, in a width that 240 and 384 divide.
+# Dense models: shape, batch, remat policy and mesh of MaxText's published configurations for these sizes. 1160B has no
+# published configuration: it is 1024B with more and narrower layers, of a width that 240 and 384 divide.
 dense="max_target_length=2048 attention=flash"
 v5p() { echo "$dense global_parameter_scale=$1 per_device_batch_size=$2 remat_policy=$3 ici_tensor_parallelism=$4"; }
 v5e() { echo "$dense global_parameter_scale=$1 per_device_batch_size=$2 remat_policy=$3"; }
@@ -69,7 +69,7 @@ for run in "${runs[@]}"; do
     # shellcheck disable=SC2086 # keys are words
     timeout "$limit" "$maxtext" compile --json "compile_topology=$hardware" \
       "compile_topology_num_slices=$slices" $keys >"$file.partial" 2>"$file.err"
-    # 1 says that the run does not fit, which is an answer.
+    # Status 1 means that the run does not fit, which is a result.
     (($? < 2)) && mv "$file.partial" "$file"
   fi
   python3 - "$name" "$published" "$file" <<'PYTHON'

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# How long a published model of a billion bfloat16 parameters takes to load, against `cat` of its files, and the memory
-# that loading needs, against the size of the weights. Three rounds, and their medians. Needs 2 GB of disk under TMPDIR
-# and 7 GB of memory, 2 of them in /dev/shm.
+# Measures loading a published model of a billion bfloat16 parameters: the time relative to `cat` of its files, and the
+# peak memory relative to the size of the weights, as medians of three rounds. Needs 2 GB of disk under TMPDIR and 7 GB
+# of memory, 2 of them in /dev/shm.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -32,7 +32,7 @@ cat_into() {
   record "$1" "$(echo "$end - $start" | bc)"
 }
 
-# What the program itself measures, which leaves out its own start and the plugin's.
+# The program's own measurement, which excludes starting the program and the plugin.
 run() {
   record "$1" "$("$import" "$2" "$directory" | awk '{ print $1, $4, $(NF-1) }')"
 }
@@ -40,16 +40,16 @@ run() {
 echo "load of the machine: $(cut -d' ' -f1-3 /proc/loadavg)"
 for round in 1 2 3; do
   echo "round $round"
-  # The files are in the page cache, so that the disk does not decide.
+  # Reads the files into the page cache, so that the disk does not affect the times.
   cat "$directory"/*.safetensors > /dev/null
   cat_into warm-cat /dev/null
   cat_into warm-cat-to-memory "$copy"
   rm -f "$copy"
-  # The memory that one of these gives back is the next one's: it costs least.
+  # Each run reuses the memory that the previous one has just freed, which is the fastest memory to get.
   run warm-floor floor
   run warm-import load
   run warm-import-again again
-  # A virtual machine may give free memory back to its host within a second, and then has to ask for it again.
+  # A virtual machine may return free memory to its host within a second, and must then request it again.
   sleep 5
   run warm-after-pause-floor floor
   sleep 5
@@ -61,7 +61,7 @@ for round in 1 2 3; do
     drop_page_cache
     run cold-import load
   else
-    echo "cold rounds are skipped: the page cache may not be dropped here"
+    echo "cold rounds are skipped: this machine does not permit dropping the page cache"
   fi
 done
 echo "medians"

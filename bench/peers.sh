@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures this program beside JAX, PyTorch and llama.cpp on this machine, in alternation, and prints a table.
-# `bench/peers.sh --help` lists what can be chosen; bench/README.md says what is compared.
+# `bench/peers.sh --help` lists the options; bench/README.md describes the comparison.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

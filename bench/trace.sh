@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# How long the training step of llama3.1-405b takes to be traced, differentiated and printed, scanned and unrolled, for
-# 128 devices; and JAX's time for a model of the same size, if PYTHON has jax and optax. Of five runs each.
+# Measures tracing, differentiating and printing the training step of llama3.1-405b for 128 devices, with scanned and
+# with unrolled layers, in five runs each. If PYTHON has jax and optax, also measures JAX for a model of the same size.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,8 +1,7 @@
-"""How long JAX takes to trace, differentiate and lower a training step of a transformer as large as Llama 3.1 405B.
+"""Measures how long JAX takes to trace, differentiate and lower a training step of a transformer like Llama 3.1 405B.
 
-Usage: trace_jax.py [RUNS]. Needs jax and optax. Weights and batch are abstract, split over 128 devices of the CPU.
-Layers are those of Llama, each recomputed in the backward pass, scanned and unrolled; the optimizer is AdamW, after
-clipping.
+Usage: trace_jax.py [RUNS]. Needs jax and optax. Weights and batch are abstract arrays, sharded over 128 CPU devices.
+Layers are those of Llama, each rematerialized, once scanned and once unrolled. The optimizer is AdamW after clipping.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Who is measured, and what each may choose from: how its process is started and what it tells."""
+"""The measured programs: their settings, how their processes are started, and how their output is read."""
 
 import json
 import os
@@ -15,11 +15,11 @@ import model
 HERE = Path(__file__).parent
 THREADS = len(os.sched_getaffinity(0))
 
-# Settings of a contestant that are variables of its environment.
+# Settings of a contestant that are environment variables.
 VARIABLES = {
     "allocator": {
         "default": {},
-        # The C library gives large blocks back to the system at once, and every step touches fresh pages.
+        # By default the C library returns large blocks to the system at once, and every step touches new pages.
         "keeping": {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)},
         "huge pages": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
     },
@@ -38,7 +38,8 @@ JAX_STEP = {
     "flags": list(VARIABLES["flags"]),
     "allocator": list(VARIABLES["allocator"]),
 }
-# What starts soonest is another question than what steps fastest: what is not said here is as for steps.
+# The settings with the fastest start may differ from those with the fastest step. Settings that are not listed here are
+# those of the steps.
 JAX_START = {name: JAX_STEP[name] for name in ["layers", "flags"]}
 TORCH_STEP = {
     "stream": ["float32", "bfloat16"],
@@ -53,7 +54,7 @@ MODES = {"mode": ["default", "max-autotune-no-cudagraphs"]}
 class Contestant:
     name: str
     title: str
-    # By kind of work, the values of each choice; the first is taken where nothing was measured.
+    # For each kind of work, the values of each setting. The first value is used until values have been measured.
     choices: dict
 
 
@@ -62,7 +63,7 @@ CONTESTANTS = [
         "ours",
         "this program",
         {
-            # A key that is none is left out of the command line.
+            # `None` leaves the key out of the command line.
             "train": {
                 "remat_policy": [None, "none", "minimal_with_context"],
                 "scan_layers": [None, "false"],
@@ -113,26 +114,26 @@ PROGRAMS = {
 
 @dataclass
 class Job:
-    """One process to run."""
+    """The work of one process."""
 
     kind: str
     dtype: str
     steps: int
-    # From the published weights, so that losses and tokens can be compared, or from random ones of its own.
+    # Whether to load the published weights, so that losses and tokens can be compared, or to draw random ones.
     from_weights: bool
-    # Where compiled programs are kept, if they are.
+    # The directory in which compiled programs are cached; None for no cache.
     cache: Path | None = None
 
 
 @dataclass
 class Outcome:
-    """What one process did; `seconds` are those of each step, or of a token for each answer."""
+    """The measurements of one process. `seconds` has the time of each step, or of one token of each answer."""
 
     seconds: list = field(default_factory=list)
     losses: list = field(default_factory=list)
     tokens: list = field(default_factory=list)
     first_step: float | None = None
-    # Of the whole process: the most memory that it had, and the time of all its threads on processors.
+    # The peak memory of the process, and the processor time of all its threads.
     peak_bytes: int = 0
     processor_seconds: float = 0.0
 
@@ -143,7 +144,7 @@ class Failed(Exception):
 
 @dataclass
 class Arena:
-    """Where contestants and what they read are."""
+    """The paths of the contestants and of their input files."""
 
     python: Path
     files: Path
@@ -153,7 +154,7 @@ class Arena:
     def run(self, name, job, variant):
         """Runs one process of a contestant.
 
-        Raises Failed with the end of what it printed if it does not end well.
+        Raises Failed with the end of its output if the process fails.
         """
         scratch = Path(tempfile.mkdtemp(prefix="maxtext-peers-"))
         try:
@@ -283,8 +284,11 @@ class Arena:
 
 
 def watched(command, environment, read, outcome):
-    """Runs a command, gives each line that it prints to `read` with the seconds since its start, notes in the outcome
-    what it used, and returns what it wrote to standard error."""
+    """Runs a command and returns its standard error.
+
+    Passes each line of standard output to `read`, with the seconds since the start, and records memory and processor
+    time in the outcome.
+    """
     with tempfile.TemporaryFile("w+") as errors:
         start = time.perf_counter()
         process = subprocess.Popen(
@@ -302,7 +306,7 @@ def watched(command, environment, read, outcome):
         told = errors.read()
     if process.returncode != 0:
         raise Failed(f"{Path(command[0]).name} ended with status {process.returncode}:\n{told[-2000:]}")
-    # Linux counts in kilobytes.
+    # Linux reports kilobytes.
     outcome.peak_bytes = usage.ru_maxrss * 1024
     outcome.processor_seconds = usage.ru_utime + usage.ru_stime
     return told

@@ -1,7 +1,7 @@
-"""Writes what all contestants read: random weights as a published model and as GGUF, and rows of random tokens.
+"""Writes the inputs of all contestants: random weights as a published model and as GGUF, and rows of random tokens.
 
-Usage: inputs.py DIRECTORY. A row is a line of a text file whose words are the tokens, for a tokenizer that knows each
-word, and the same numbers in tokens.npy. It has one token more than a sequence, so that a document fills one sequence.
+Usage: inputs.py DIRECTORY. Each row of tokens is a line of a text file, with one word per token for a tokenizer that
+knows each word, and a row of tokens.npy. It has one token more than a sequence, so that a document fills one sequence.
 """
 
 import json
@@ -68,7 +68,7 @@ def write_published(directory, arrays):
 
 
 def paired(matrix):
-    """Rotates neighbours, as GGUF's Llama does, where the matrix rotates halves."""
+    """Reorders the rows of a matrix for rotary embedding of neighbors, as in GGUF, instead of halves."""
     halves = matrix.reshape(model.HEADS, 2, model.HEAD_DIM // 2, model.EMBED)
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(matrix.shape)
 
@@ -86,7 +86,7 @@ def write_gguf(path, arrays, kind):
     writer.add_rope_freq_base(model.ROPE_BASE)
     writer.add_layer_norm_rms_eps(model.EPSILON)
     writer.add_vocab_size(model.VOCAB)
-    # The library asks for a vocabulary; prompts are given to it as numbers.
+    # The library needs a vocabulary, although prompts are passed as numbers.
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
     writer.add_token_list([f"w{token}" for token in range(model.VOCAB)])
@@ -96,7 +96,7 @@ def write_gguf(path, arrays, kind):
     for name, array in arrays.items():
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             array = paired(array)
-        # Vectors stay in float32, as the library's own converter leaves them.
+        # Vectors stay in float32, as in the library's own converter.
         narrow = kind == gguf.LlamaFileType.MOSTLY_BF16 and array.ndim == 2
         kept = gguf.GGMLQuantizationType.BF16 if narrow else gguf.GGMLQuantizationType.F32
         writer.add_tensor(names.get_name(name, (".weight",)), gguf.quantize(array, kept), raw_dtype=kept)
@@ -112,7 +112,7 @@ def main():
     write_published(directory / "model", arrays)
     write_gguf(directory / "float32.gguf", arrays, gguf.LlamaFileType.ALL_F32)
     write_gguf(directory / "bfloat16.gguf", arrays, gguf.LlamaFileType.MOSTLY_BF16)
-    # Frequencies fall as those of words do, so that there is something to learn and losses show it.
+    # Token frequencies fall like those of words, so that the model can learn them and losses decrease.
     frequencies = 1 / np.arange(1, model.VOCAB + 1)
     shape = (ROWS, model.LENGTH + 1)
     tokens = np.random.default_rng(1).choice(model.VOCAB, shape, p=frequencies / frequencies.sum())

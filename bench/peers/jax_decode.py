@@ -1,4 +1,4 @@
-"""Continues a prompt with JAX, greedily, with a cache of keys and values. Usage: jax_decode.py JOB, see run.py."""
+"""Continues a prompt with JAX by greedy decoding with a KV cache. Usage: jax_decode.py JOB, see job.py."""
 
 import functools
 import time
@@ -21,21 +21,21 @@ LENGTH = model.PROMPT + model.GENERATED
 def linear(x, weight):
     outputs_first = variant["weights"] == "outputs first"
     if variant["products"] == "sums" and len(x) == 1:
-        # For one token the compiler's loops may be faster than its matrix product.
+        # For one token, the compiler's loops may be faster than its matrix product.
         x, wide, axis = x[0].astype(F32), weight.astype(F32), 1 if outputs_first else 0
         return jnp.sum((x if outputs_first else x[:, None]) * wide, axis=axis)[None].astype(weight.dtype)
     return jnp.dot(x, weight.T if outputs_first else weight, preferred_element_type=F32).astype(x.dtype)
 
 
 def layer(x, weights, cache, start):
-    """A layer for positions `start…` of `[position, embed]`, and the cache that it leaves."""
+    """Applies a layer to the positions from `start` on, `[position, embed]`. Returns its output and the new cache."""
     positions = start + jnp.arange(x.shape[0])
     heads = (x.shape[0], model.HEADS, model.HEAD_DIM)
     hidden = jax_model.rms_norm(x, weights["input_layernorm"])
     query = jax_model.rotate(linear(hidden, weights["q_proj"]).reshape(heads), positions)
     key = jax_model.rotate(linear(hidden, weights["k_proj"]).reshape(heads), positions)
     value = linear(hidden, weights["v_proj"]).reshape(heads)
-    # The cache lies head by head, as attention reads it.
+    # The cache is stored by head, in the order in which attention reads it.
     keys = jax.lax.dynamic_update_slice_in_dim(cache["keys"], key.swapaxes(0, 1), start, axis=1)
     values = jax.lax.dynamic_update_slice_in_dim(cache["values"], value.swapaxes(0, 1), start, axis=1)
     scores = jnp.einsum("thd,hsd->hts", query, keys, preferred_element_type=F32) * model.HEAD_DIM**-0.5
@@ -50,7 +50,7 @@ def layer(x, weights, cache, start):
 
 
 def advance(parameters, cache, tokens, start):
-    """The likeliest token after these, and the cache with them."""
+    """The most probable next token, and the cache with the given tokens."""
     x = jnp.take(parameters["embedding"], tokens, axis=0)
     if variant["layers"] == "scanned":
         x, cache = jax.lax.scan(lambda x, both: layer(x, *both, start), x, (parameters["layers"], cache))
@@ -91,7 +91,7 @@ def empty_cache():
 
 @functools.partial(jax.jit, donate_argnums=0)
 def prepare(parameters):
-    """The parameters in the type of the computation, as it reads them."""
+    """The parameters in the type and the layout of the computation."""
     parameters = jax.tree.map(lambda array: array.astype(dtype), parameters)
     if variant["weights"] == "outputs first":
         turned = lambda name, array: array if array.ndim == 1 else array.T

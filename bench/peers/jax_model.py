@@ -1,4 +1,4 @@
-"""The model in JAX, with the choices that a tuned program has. `jax_train.py` and `jax_decode.py` run it."""
+"""The model in JAX, with the settings of a tuned program. `jax_train.py` and `jax_decode.py` run it."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ F32 = jnp.float32
 
 
 def keep_programs(directory):
-    """Compiled programs are kept in a directory, if there is one, and read from there the next time."""
+    """Caches compiled programs in a directory, if one is given."""
     if directory:
         jax.config.update("jax_compilation_cache_dir", directory)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -23,7 +23,7 @@ def layer_names():
 
 
 def initial(key):
-    """Random parameters, kept in float32. Matrices are from inputs to outputs, layers a list."""
+    """Random parameters in float32. Matrices are `[inputs, outputs]`, and layers are a list."""
 
     def parameter(number, name, shape):
         if len(shape) == 1:
@@ -36,7 +36,7 @@ def initial(key):
 
 
 def published(path):
-    """The parameters of a published model's file."""
+    """The parameters in a published model's file."""
 
     def parameter(name, array):
         matrix = array.ndim == 2 and name != "model.embed_tokens.weight"
@@ -59,7 +59,7 @@ def arranged(flat):
 
 
 def stacked(parameters):
-    """The same with the layers' parameters stacked, to be scanned."""
+    """Stacks the parameters of the layers for a scan."""
     layers = jax.tree.map(lambda *arrays: jnp.stack(arrays), *parameters["layers"])
     return {**parameters, "layers": layers}
 
@@ -84,13 +84,13 @@ def narrow_linear(x, weight):
 
 
 def wide_linear(x, weight):
-    """A product whose result is float32 before it is rounded, which is faster on CPUs."""
+    """A product that is computed in float32 and then rounded, which is faster on CPUs."""
     return jnp.dot(x, weight.astype(x.dtype), preferred_element_type=F32).astype(x.dtype)
 
 
 @jax.custom_vjp
 def wide_both_linear(x, weight):
-    """The same, with gradients that are such products, too."""
+    """`wide_linear` whose gradients are computed in the same way."""
     return wide_linear(x, weight)
 
 
@@ -151,7 +151,7 @@ REMAT = {
 
 
 def loss(parameters, rows, variant, dtype):
-    """The mean cross-entropy of rows that are one token longer than a sequence."""
+    """The mean cross-entropy of rows, which are one token longer than a sequence."""
     inputs, targets = rows[:, :-1], rows[:, 1:]
     positions = jnp.arange(inputs.shape[1])
     x = jnp.take(parameters["embedding"], inputs, axis=0).astype(dtype)

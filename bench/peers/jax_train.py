@@ -1,4 +1,4 @@
-"""Trains the model with JAX and optax. Usage: jax_train.py JOB, see run.py."""
+"""Trains the model with JAX and optax. Usage: jax_train.py JOB, see job.py."""
 
 import functools
 

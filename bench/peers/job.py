@@ -1,4 +1,4 @@
-"""How the harness and a contestant's process talk: one JSON object as argument, one on each line of standard output."""
+"""The protocol between run.py and a contestant: a JSON object as argument, and one on each line of standard output."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ def tell(**event):
 
 
 def steps(job, step):
-    """Runs the steps of a job and tells loss and seconds of each; `step` takes a number and returns the loss as a float."""
+    """Runs the steps of a job and reports the loss and the seconds of each. `step` maps a step number to a loss."""
     for number in range(job["steps"]):
         start = time.perf_counter()
         loss = step(number)

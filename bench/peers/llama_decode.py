@@ -1,4 +1,4 @@
-"""Continues a prompt with llama.cpp, greedily. Usage: llama_decode.py JOB, see run.py."""
+"""Continues a prompt with llama.cpp by greedy decoding. Usage: llama_decode.py JOB, see job.py."""
 
 import time
 
@@ -30,7 +30,7 @@ def opened():
 
 
 def after(context, tokens):
-    """The likeliest token after these."""
+    """The most probable next token."""
     array = (llama_cpp.llama_token * len(tokens))(*tokens)
     assert llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(array, len(tokens))) == 0
     scores = llama_cpp.llama_get_logits_ith(context, -1)

@@ -1,4 +1,4 @@
-"""The one model that is measured, and its optimizer: what every contestant computes, with the standard library alone."""
+"""The sizes of the measured model and the constants of its optimizer. Needs only the standard library."""
 
 EMBED, LAYERS, HEADS, HEAD_DIM, MLP, VOCAB = 512, 8, 8, 64, 2048, 32000
 LENGTH, BATCH = 512, 4
@@ -6,10 +6,10 @@ EPSILON, ROPE_BASE = 1e-5, 10000.0
 
 LEARNING_RATE, BETA1, BETA2, ADAM_EPSILON, WEIGHT_DECAY, CLIP = 1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0
 
-# Decoding: a prompt, and as many tokens after it.
+# Decoding: the tokens of the prompt, and the generated tokens.
 PROMPT, GENERATED = 32, 256
 
-# The names that a layer's parameters have in published models, with their shapes: outputs first.
+# The names of a layer's parameters in published models, with their shapes `[outputs, inputs]`.
 LAYER = {
     "input_layernorm": (EMBED,),
     "self_attn.q_proj": (HEADS * HEAD_DIM, EMBED),
@@ -24,7 +24,7 @@ LAYER = {
 
 
 def parameters():
-    """The names and shapes of all parameters, as published models have them."""
+    """The names and shapes of all parameters in published models."""
     yield "model.embed_tokens.weight", (VOCAB, EMBED)
     for index in range(LAYERS):
         for name, shape in LAYER.items():

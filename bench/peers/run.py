@@ -1,4 +1,4 @@
-"""Measures this program and its peers in alternation. `bench/peers.sh` calls it; the standard library is enough for it."""
+"""Measures this program and its peers in alternation. `bench/peers.sh` calls it. Needs only the standard library."""
 
 import argparse
 import datetime
@@ -17,11 +17,11 @@ from contestants import CONTESTANTS, HERE, Arena, Failed, Job
 STEP_ROWS = {"bf16-step": "bfloat16", "f32-step": "float32"}
 DECODE_ROWS = {"f32-decode": "float32", "bf16-decode": "bfloat16"}
 ROWS = [*STEP_ROWS, "start", *DECODE_ROWS, "losses"]
-# Losses of as many steps agree in float32.
+# The number of steps with compared losses, and the largest difference in float32.
 LOSS_STEPS, LOSS_TOLERANCE = 10, 1e-3
-# The load from which on a machine is said not to be idle.
+# The load average above which the machine counts as busy.
 BUSY = 0.5
-# Steps that are not counted: programs are compiled in the first, and memory is touched first.
+# Warm-up steps, which are not counted: they compile programs and touch memory for the first time.
 WARMING = 2
 
 
@@ -30,19 +30,19 @@ def arguments():
     parser = argparse.ArgumentParser(prog="bench/peers.sh", description="Measures this program beside its peers.")
     parser.add_argument("--ours", type=Path, required=True, help="the program (built if this is left out)")
     parser.add_argument("--ours-key", action="append", default=[], metavar="KEY=VALUE", help="a key for it, repeatable")
-    parser.add_argument("--rows", default=",".join(ROWS), help="what is measured: %(default)s")
-    parser.add_argument("--only", default=",".join(one.name for one in CONTESTANTS), help="who: %(default)s")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each process runs (%(default)s)")
-    parser.add_argument("--steps", type=int, default=6, help="training steps of a process that count (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="one round of two steps, to see that all works")
+    parser.add_argument("--rows", default=",".join(ROWS), help="the measurements: %(default)s")
+    parser.add_argument("--only", default=",".join(one.name for one in CONTESTANTS), help="contestants: %(default)s")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each process (%(default)s)")
+    parser.add_argument("--steps", type=int, default=6, help="measured training steps of a process (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="one round of two steps, as a test of the setup")
     parser.add_argument(
         "--choose",
         default=None,
         metavar="NAMES",
-        help="whose choices are measured anew; otherwise those of peers without any. `none` measures none",
+        help="contestants whose settings are measured again, or `none`; by default, peers without settings",
     )
     parser.add_argument(
-        "--environment", type=Path, default=cache / "maxtext-peers", help="where peers are: %(default)s"
+        "--environment", type=Path, default=cache / "maxtext-peers", help="the directory of the peers: %(default)s"
     )
     parser.add_argument("--json", type=Path, help="a file for all figures (peers.json in the environment)")
     asked = parser.parse_args()
@@ -61,7 +61,7 @@ def arguments():
 
 
 def prepared(asked):
-    """Makes the peers' environment and the files that all read, unless they are there."""
+    """Creates the peers' environment and the input files, unless they exist."""
     directory = asked.environment
     directory.mkdir(parents=True, exist_ok=True)
     python = directory / "venv" / "bin" / "python"
@@ -93,7 +93,7 @@ def say(text):
 
 
 class Choices:
-    """The best of what each contestant may choose from, kept in a file for each kind of work and type."""
+    """The fastest settings of each contestant, for each kind of work and type. A file keeps them."""
 
     def __init__(self, arena, asked):
         self.arena = arena
@@ -124,7 +124,7 @@ class Choices:
         return self.known[key]
 
     def measured(self, contestant, kind, dtype, first):
-        """Takes one choice after the other, and keeps of each the fastest value."""
+        """Tries one setting after the other, and keeps the fastest value of each."""
         say(f"what is best for {contestant.title}, {kind} in {dtype}:")
 
         def least(variant):
@@ -148,7 +148,7 @@ class Choices:
 
 
     def seconds(self, contestant, kind, dtype, variant):
-        """The least of a step's or a token's time; or a cold and a warm start, one after the other."""
+        """The least time of a step or of a token, or the times of a cold start and a warm start after it."""
         if kind == "start":
             with tempfile.TemporaryDirectory(prefix="maxtext-peers-") as empty:
                 job = Job("train", dtype, 1, False, Path(empty))
@@ -178,7 +178,7 @@ class Measurements:
         self.runs.append({**run, **vars(outcome)})
 
     def take_part(self, kind, number=0):
-        """Those who do this kind of work; another one begins in each round."""
+        """The contestants for a kind of work, rotated by one in each round."""
         able = [one for one in CONTESTANTS if one.name in self.asked.only and kind in one.choices]
         start = number % max(len(able), 1)
         return able[start:] + able[:start]
@@ -209,7 +209,7 @@ class Measurements:
 
 
 def differences(runs, row):
-    """By contestant, how far its losses are from JAX's at most. Infinitely, if it has not as many."""
+    """The largest difference of each contestant's losses from JAX's; infinite if their numbers differ."""
     losses = {run["contestant"]: run["losses"] for run in runs if run["row"] == row and "losses" in run}
     if "jax" not in losses:
         return {}
@@ -222,7 +222,7 @@ def differences(runs, row):
 
 
 def commit():
-    """Which commit the scripts are of, and whether they were changed since."""
+    """The commit of the scripts, and whether the working tree has changes."""
     command = ["git", "-C", HERE, "describe", "--always", "--dirty", "--abbrev=12"]
     described = subprocess.run(command, capture_output=True, text=True)
     return described.stdout.strip() or None
@@ -236,7 +236,7 @@ def main():
     loads = [os.getloadavg()[0]]
     if loads[0] > BUSY:
         say(f"the machine is not idle, or was not a minute ago: its load is {loads[0]:.1f}")
-    # What is to be chosen is chosen before the rounds, which then follow one another without a pause.
+    # Settings are chosen before the rounds, so that the rounds follow one another without a pause.
     for kind, rows in {"train": STEP_ROWS, "start": {"start": "bfloat16"}, "decode": DECODE_ROWS}.items():
         for one in measurements.take_part(kind):
             for dtype in sorted({dtype for row, dtype in rows.items() if row in asked.rows}):
@@ -267,7 +267,7 @@ def main():
     failures = sorted({f"{run['contestant']} failed" for run in runs if "failure" in run})
     if "losses" in asked.rows and {"ours", "jax"} <= set(asked.only):
         apart = report["differences"]["f32-losses"].get("ours", float("inf"))
-        # What is no number is not within the tolerance either.
+        # NaN does not meet the tolerance either.
         if not apart <= LOSS_TOLERANCE:
             failures.append(f"losses are {apart:.1e} apart, more than {LOSS_TOLERANCE:.1e}")
     if failures:

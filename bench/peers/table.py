@@ -1,4 +1,4 @@
-"""The table of what was measured."""
+"""The table of measurements."""
 
 import platform
 import statistics
@@ -21,7 +21,7 @@ def machine(python):
 
 
 def figures(runs, row, value):
-    """By contestant, the median of a value over its runs of a row."""
+    """For each contestant, the median of a value over its runs of a row."""
     found = {}
     for run in runs:
         if run["row"] == row and "failure" not in run:
@@ -30,7 +30,7 @@ def figures(runs, row, value):
 
 
 def ratios(runs, row, value, peer):
-    """In each round, this program's median over that of a peer."""
+    """For each round, the ratio of this program's median to that of a peer."""
     numbers = sorted({run["round"] for run in runs if run["row"] == row and "failure" not in run})
     for number in numbers:
         found = figures([run for run in runs if run.get("round") == number], row, value)
@@ -54,8 +54,8 @@ def rows(warming):
     return [
         ("bf16 step", "s", "bf16-step", steps),
         ("f32 step", "s", "f32-step", steps),
-        ("start to the end of the first step, cold", "s", "cold-start", first),
-        ("the same, programs compiled before", "s", "warm-start", first),
+        ("time to first step, cold", "s", "cold-start", first),
+        ("time to first step, with cached programs", "s", "warm-start", first),
         ("peak memory, bf16 step", "GB", "bf16-step", peak),
         ("peak memory, f32 step", "GB", "f32-step", peak),
         ("peak memory, cold start", "GB", "cold-start", peak),
@@ -102,7 +102,7 @@ def markdown(report, warming):
 
 
 def agreement(runs):
-    """How many tokens contestants chose alike in float32."""
+    """The number of tokens in which contestants agree in float32."""
     tokens = {run["contestant"]: run["tokens"] for run in runs if run["row"] == "f32-decode" and run.get("tokens")}
     if "ours" not in tokens:
         return []

@@ -1,4 +1,4 @@
-"""Trains the model with PyTorch, eager or compiled. Usage: torch_train.py JOB, see run.py."""
+"""Trains the model with PyTorch, eager or compiled. Usage: torch_train.py JOB, see job.py."""
 
 import contextlib
 import os
@@ -106,7 +106,7 @@ def rotate(x, sin, cos):
 
 
 def main():
-    # Weights are read or drawn below: modules need not draw others before.
+    # Weights are loaded or drawn below, so modules need not initialize theirs.
     nn.Linear.reset_parameters = nn.Embedding.reset_parameters = lambda module: None
     network = Model()
     if asked["weights"]:

@@ -1,4 +1,4 @@
-//! Lists the YAML files of the program, so that adding a model or a preset is adding a file.
+//! Embeds the YAML files of models and presets; adding a file adds a model or a preset.
 
 use std::{env, fmt::Write as _, fs, path::Path};
 
@@ -22,7 +22,7 @@ fn main() {
     fs::write(Path::new(&out).join("embedded.rs"), code).expect("the output directory is writable");
 }
 
-/// Appends the names of the files below `folder`, without their endings.
+/// Appends the names of the files below `folder`, without extensions.
 fn list(folder: &Path, prefix: &str, names: &mut Vec<String>) {
     for entry in fs::read_dir(folder).expect("the folders of YAML files exist").flatten() {
         let name = entry.file_name().into_string().expect("names are UTF-8");

@@ -1,8 +1,8 @@
-//! Repository automation: `cargo xtask tidy` makes checks that the compiler does not, and `cargo xtask generate` writes
+//! Repository automation: `cargo xtask tidy` runs checks that the compiler does not, and `cargo xtask generate` writes
 //! the generated files.
 //!
 //! Phase: before a merge. It reads the tree as text and needs no network. Generated files come from the crates whose
-//! code documents itself.
+//! code they document.
 
 #![forbid(unsafe_code)]
 

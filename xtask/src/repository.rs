@@ -6,19 +6,19 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// A file that is text.
+/// A text file.
 pub struct TextFile {
-    /// From the root of the repository, with forward slashes.
+    /// The path from the root of the repository, with forward slashes.
     pub path: String,
-    /// Its contents.
+    /// The file's contents.
     pub text: String,
 }
 
 /// All text files that are tracked, or untracked and not ignored.
 pub struct Repository {
-    /// Its directory.
+    /// The root directory.
     pub root: PathBuf,
-    /// Its files, sorted by path.
+    /// The files, sorted by path.
     pub files: Vec<TextFile>,
 }
 
@@ -57,7 +57,7 @@ impl Repository {
         self.files.iter().find(|file| file.path == path).map(|file| file.text.as_str())
     }
 
-    /// The packages: their folders with the text of their manifests.
+    /// The packages: each folder with the text of its manifest.
     pub fn packages(&self) -> impl Iterator<Item = (&str, &str)> {
         self.files.iter().filter_map(|file| {
             let folder = file.path.strip_suffix("/Cargo.toml")?;

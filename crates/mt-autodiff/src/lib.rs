@@ -16,7 +16,7 @@ pub use joint::{Joint, joint};
 
 use mt_ir::{Graph, VerifyError, eliminate_dead_code, verify};
 
-/// A graph has no gradient, or a transform built a malformed graph.
+/// The error for a graph without a gradient, or for a malformed graph from a transform.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AutodiffError {
     #[error("`{op}` in `{scope}` has no derivative, but a requested gradient passes through it")]

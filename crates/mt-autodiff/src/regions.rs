@@ -363,7 +363,8 @@ fn forward_scan(
 
 /// Sums over steps are kept in `f32` at least.
 fn accumulator(ty: &TensorType) -> TensorType {
-    let dtype = if matches!(ty.dtype, DType::BF16 | DType::F16) { DType::F32 } else { ty.dtype };
+    let is_narrow = ty.dtype.is_float() && ty.dtype.bits() < DType::F32.bits();
+    let dtype = if is_narrow { DType::F32 } else { ty.dtype };
     TensorType::new(dtype, ty.dims.clone())
 }
 

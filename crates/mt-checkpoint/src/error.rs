@@ -27,7 +27,7 @@ pub enum CheckpointError {
     )]
     Unwritable { path: PathBuf, source: io::Error },
 
-    #[error("`{path}` is no checkpoint: {reason}\nhint: give a run, checkpoints, step or items directory", path = path.display())]
+    #[error("`{path}` is not a checkpoint: {reason}\nhint: give a run, checkpoints, step or items directory", path = path.display())]
     NotACheckpoint { path: PathBuf, reason: String },
 
     #[error(
@@ -61,7 +61,7 @@ pub enum CheckpointError {
     UnreadableTensor { file: PathBuf, name: String, dtype: String },
 
     #[error(
-        "`{directory}` already holds weights: `{file}`\nhint: choose another directory, or ask for them to be replaced",
+        "`{directory}` already holds weights: `{file}`\nhint: choose another directory, or request their replacement",
         directory = directory.display()
     )]
     WeightsExist { directory: PathBuf, file: String },

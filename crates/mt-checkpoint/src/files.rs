@@ -83,7 +83,7 @@ impl StepFiles {
                 .map_err(|reason| self.corrupt(path, reason))?;
         }
         serde_json::from_slice(&contents)
-            .map_err(|error| self.corrupt(path, format!("it is no JSON: {error}")))
+            .map_err(|error| self.corrupt(path, format!("it is not JSON: {error}")))
     }
 
     pub fn corrupt(&self, path: &Path, reason: impl Into<String>) -> CheckpointError {

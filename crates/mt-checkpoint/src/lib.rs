@@ -1,5 +1,5 @@
-//! Checkpoints on disk. Runs are stored in Orbax's layout, so Orbax and MaxText read our checkpoints and we read theirs
-//! (plain Zarr arrays; OCDBT databases are refused by name). Weights are read from and written to Hugging Face
+//! Checkpoints on disk. Runs are stored in Orbax's layout, so Orbax and MaxText can read them, and this crate reads theirs
+//! (plain Zarr arrays; OCDBT databases are rejected with a message). Weights are read from and written to Hugging Face
 //! directories ([`WeightsDirectory`], [`WeightsWriter`]), and read from PyTorch files ([`TorchFile`],
 //! [`TorchCheckpoint`]). [`WeightsSource`] lists and compares all of them.
 //!

@@ -1,4 +1,4 @@
-//! One run per directory.
+//! A lock that admits one run per directory.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -70,13 +70,13 @@ impl RunLock {
         Ok(lock)
     }
 
-    /// The same lock, which removes the directory when it is dropped if it was created for it, until [`RunLock::keep`].
+    /// Makes the lock provisional until [`RunLock::keep`]: dropping it removes the directory if acquiring it created one.
     pub fn provisional(mut self) -> Self {
         self.is_provisional = true;
         self
     }
 
-    /// Says that the run has begun: what is in its directory stays.
+    /// Marks the run as begun, so that its directory is kept.
     pub fn keep(&mut self) {
         self.is_provisional = false;
     }
@@ -96,7 +96,7 @@ impl RunLock {
 impl Drop for RunLock {
     fn drop(&mut self) {
         if let ([own, ..], true) = (self.created.as_slice(), self.is_provisional) {
-            // All that it holds was made under this lock. A file that cannot be removed stays: the error that ended the run
+            // Every file in it was created under this lock. Failures are ignored, because the error that ended the run
             // is the one to report.
             let _ = std::fs::remove_dir_all(own);
             remove(&self.created);
@@ -104,7 +104,7 @@ impl Drop for RunLock {
     }
 }
 
-/// Removes those of the directories that are empty, from the innermost on.
+/// Removes the empty ones of these directories, from the innermost outwards.
 fn remove(directories: &[PathBuf]) {
     for directory in directories {
         let _ = std::fs::remove_dir(directory);

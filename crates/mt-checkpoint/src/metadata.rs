@@ -12,8 +12,8 @@ pub(crate) const STATE_ITEM: &str = "items";
 /// Orbax ignores directories whose names contain this.
 pub(crate) const TEMPORARY_SUFFIX: &str = ".orbax-checkpoint-tmp";
 
-/// Arrays are declared as NumPy's. Orbax restores these on any machine, and into `jax.Array`s when asked to, as MaxText
-/// does. Arrays declared as `jax.Array` restore without arguments only where a device of the recorded name exists.
+/// Arrays are declared as NumPy's. Orbax restores these on any machine, and into `jax.Array`s on request, which MaxText
+/// makes. Arrays declared as `jax.Array` restore without arguments only where a device of the recorded name exists.
 const ARRAY_TYPE: &str = "np.ndarray";
 const HANDLER: &str = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler";
 

@@ -43,7 +43,7 @@ impl Checkpoint {
     /// step's items.
     ///
     /// # Errors
-    /// The path is no checkpoint, or one of the errors of [`Self::open`].
+    /// The path is not a checkpoint, or as [`Self::open`].
     pub fn open_path(path: &Path) -> Result<Self> {
         Self::at(Location::of_path(path)?)
     }

@@ -215,7 +215,7 @@ fn plan_entries(entries: Vec<Entry>) -> Result<Vec<Planned>> {
 }
 
 fn layout(source: &dyn ArraySource) -> Result<(ArrayLayout, Vec<(Region, String)>), &'static str> {
-    const NO_GRID: &str = "its shards are no regular grid";
+    const NO_GRID: &str = "its shards do not form a regular grid";
     let (dims, shards) = (source.dims(), source.shards());
     if dims.contains(&0) {
         return Err("it has no elements");

@@ -18,7 +18,7 @@ use crate::error::{CheckpointError, Result};
 pub enum ElementType {
     /// A type that can be read.
     Known(DType),
-    /// A type that can only be listed, by its name in the format, such as `F8_E4M3`.
+    /// A type that can only be listed, by its name in the format, such as `F8_E8M0`.
     Other(String),
 }
 

@@ -56,7 +56,7 @@ const INNER_BYTES_LEAST: usize = 256 << 10;
 const ZSTD_LEVEL: i32 = 1;
 
 impl ArrayLayout {
-    /// The layout that we write: one file per shard, in inner chunks with a checksum each.
+    /// The layout of written arrays: one file per shard, in inner chunks with a checksum each.
     pub fn for_shards(dtype: DType, dims: &[usize], shard_dims: &[usize]) -> Self {
         let inner_dims = inner_dims(shard_dims, dtype.byte_size());
         Self {
@@ -267,6 +267,9 @@ fn zarr2_dtype(name: &str) -> Option<DType> {
         "<u8" => DType::U64,
         "<f2" => DType::F16,
         "bfloat16" => DType::BF16,
+        "float8_e4m3fn" => DType::F8E4M3FN,
+        "float8_e5m2" => DType::F8E5M2,
+        "int4" => DType::I4,
         "<f4" => DType::F32,
         "<f8" => DType::F64,
         _ => return None,

@@ -77,6 +77,7 @@ fn counting(dtype: DType, dims: &[usize]) -> HostArray {
             DType::BF16 => ((index as f32 * 0.37 - 5.0).to_bits() >> 16).to_le_bytes()[..2].to_vec(),
             // Bits of positive, finite half-precision numbers.
             DType::F16 => (0x3000 + index as u16 % 0x3000).to_le_bytes().to_vec(),
+            DType::I4 => ((index as i8 * 3) << 4 >> 4).to_le_bytes().to_vec(),
             integer => (index as i64 * 3).to_le_bytes()[..integer.byte_size()].to_vec(),
         })
         .collect();

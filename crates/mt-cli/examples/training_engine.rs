@@ -1,8 +1,8 @@
-//! Training batch by batch, with batches of the caller's own: counting upwards, learned in a few dozen steps.
+//! Trains batch by batch on the caller's own batches: sequences that count upwards, learned within a few dozen steps.
 //!
-//! Between steps the inference engine answers with the trainer's own parameters, of which there is one copy.
+//! Between steps the inference engine generates with the trainer's parameters, without copying them.
 //!
-//! Usage: training_engine [DIRECTORY] [KEY=VALUE]…, with a checkpoint in the directory at the end
+//! Usage: training_engine [DIRECTORY] [KEY=VALUE]…. A checkpoint is saved in the directory at the end.
 
 use std::{error::Error, ops::ControlFlow, path::PathBuf, sync::Arc};
 
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let config = Config::resolve(&Settings { arguments, ..Settings::default() })?;
     let settings = TrainConfig::from_config(&config)?;
     let steps = settings.run.steps;
-    let runtime = start_runtime(&settings.run, &settings.debug)?;
+    let runtime = start_runtime(&settings.run, &settings.debug, &mut |begins| eprintln!("{begins}"))?;
     let plan = TrainPlan::new(settings, &Devices::of(&runtime))?;
     let (placement, model) = (plan.placement().clone(), plan.model().clone());
     let observer: Observer = Arc::new(|event| {
@@ -77,7 +77,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The tokens that the model, as it is now, puts behind three others.
+/// The tokens that the current model generates after three others.
 fn answer(engine: &Engine, trainer: &Trainer) -> Result<Vec<u32>, Box<dyn Error>> {
     let requests = [Request { prompt: vec![5, 6, 7], sample: 0 }];
     let limits = Limits { max_new_tokens: Some(5), stop: Vec::new() };

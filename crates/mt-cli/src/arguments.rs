@@ -22,17 +22,17 @@ Keys are MaxText's. They are set in a YAML file, as `key=value`, or as `M_KEY`
 in the environment.";
 
 const TRAIN: &str = "\
-Trains a model, or continues the run that `run_name` names.
+Trains a model, or resumes the run that `run_name` names.
 
-Without keys, or with keys that are only about the run (`run_name`, `steps`,
+Without keys, or with keys that only concern the run (`run_name`, `steps`,
 `base_output_directory`, logging, hardware), this trains the quick start: a
 language model of about 10 million parameters on the documentation and source
 code of the repository in the current directory.
 
 The directory `base_output_directory`/`run_name` receives checkpoints, metrics
 as JSON lines and TensorBoard events, a loss curve, the tokenizer and the
-resolved configuration. The same command again continues after an interruption;
-Ctrl-C stops with a checkpoint.";
+resolved configuration. Ctrl-C stops the run with a checkpoint; the same command
+resumes it.";
 
 const TRAIN_EXAMPLES: &str = "\
 Examples:
@@ -50,15 +50,15 @@ See also:
   maxtext config show          every key and its value
   maxtext config explain KEY   what a key does
   maxtext config models        the named models
-  maxtext config check …       look for mistakes without training";
+  maxtext config check …       find mistakes without training";
 
 const DECODE: &str = "\
-Continues prompts with a trained model, as the tokens come.
+Continues prompts with a trained model, and prints tokens as they are generated.
 
-Model and tokenizer are those of the run that `load_parameters_path` names: its
-directory, or one of its checkpoints. It may be the directory of a published
-model as well, as Hugging Face's library writes it. Models that were tuned for
-conversations get a prompt as a message; `use_chat_template` decides otherwise.";
+`load_parameters_path` names the directory of a run, one of its checkpoints, or
+the directory of a published model in Hugging Face's format; model and tokenizer
+come from there. Models that were tuned for conversations receive a prompt as a
+message, unless `use_chat_template=false`.";
 
 const DECODE_EXAMPLES: &str = "\
 Examples:
@@ -72,18 +72,19 @@ Examples:
       decode_sampling_temperature=0.8 decode_seed=7";
 
 const ESTIMATE: &str = "\
-Estimates what training would need and take, in milliseconds: nothing is traced
-or compiled, no plugin is loaded, and the hardware need not be there.
+Estimates the memory and time of training within milliseconds. Nothing is traced
+or compiled, no plugin is loaded, and the hardware may be absent.
 
-Told are parameters, operations of a step, the memory of each device by what it
-is for under the placement of the rules, the operations of the run and of
-training with 20 tokens for each parameter, and how long these take at parts of
-the chips' peak. `compile_topology` names the hardware, such as `v5p-128`, and
-`compile_topology_num_slices` the number of slices; without it nothing is known
-of the devices but their number, `num_cpu_devices`.
+Reports parameters, FLOPs per step, the memory of each device by purpose under
+the placement rules, the FLOPs of the run and of training on 20 tokens per
+parameter, and the time that these take at given fractions of the chips' peak.
+`compile_topology` names the hardware, such as `v5p-128`, and
+`compile_topology_num_slices` the number of slices. Without it, only the number
+of devices is known: `num_cpu_devices`.
 
-State takes what is said, activations about that: docs/estimating.md says what is
-left out. The exit status is 0 also if memory is too small.";
+The figures for state are exact, those for activations approximate;
+docs/estimating.md lists the omissions. The exit status is 0 even if memory is
+too small.";
 
 const ESTIMATE_EXAMPLES: &str = "\
 Examples:
@@ -94,20 +95,20 @@ Examples:
   maxtext estimate hf_model_path=Qwen3-0.6B compile_topology=h100-8 --json";
 
 const COMPILE: &str = "\
-Compiles the programs of a run for hardware that need not be there, and reports
-what they need and how fast they can be.
+Compiles the programs of a run for hardware that may be absent, and reports
+their memory and a bound on their speed.
 
 `compile_topology` names the hardware: `v5p-128`, `v5e-256`, `h100-8`, or sides,
-such as `v5p:4x4x8`; `compile_topology_num_slices` the number of slices. Without
-it, programs are compiled for what is there. All other keys are those of `train`
-or `decode`; no data is read. The report has the memory of each device, the
-operations of a step, the collectives, and the time and the model's share of the
-peak (MFU) that the chip's data sheet allows. A program that does not fit ends
-with exit status 1, the largest arrays, and what would help.
+such as `v5p:4x4x8`; `compile_topology_num_slices` sets the number of slices.
+Without it, programs are compiled for this machine's devices. All other keys are
+those of `train` or `decode`; no data is read. The report lists the memory of
+each device, the FLOPs per step, the collectives, and the step time and model
+FLOPs utilization (MFU) that the chip's data sheet allows. If a program does not
+fit, the report lists the largest arrays and remedies, and the exit status is 1.
 
-`compiled_trainstep_file` receives the compiled training step, which `train`
-takes from there on that hardware. `dump_hlo=true` writes the program as the
-compiler gets it and as it leaves it.";
+`compiled_trainstep_file` names the file for the compiled training step, which
+`train` loads from there on that hardware. `dump_hlo=true` writes the program
+before and after optimization by the compiler.";
 
 const COMPILE_EXAMPLES: &str = "\
 Examples:
@@ -119,16 +120,17 @@ Examples:
   maxtext compile run.yml compile_topology=h100-8 compiled_trainstep_file=step
 
 See also:
-  maxtext plugin install tpu      the compiler for TPUs, also done at first use;
-                                  that for GPUs is installed at first use only";
+  maxtext plugin install tpu      installs the compiler for TPUs, as the first
+                                  use does; only the first use installs the
+                                  compiler for GPUs";
 
 const LOGITS: &str = "\
-Computes the logits of rows of tokens, and writes them as an array of NumPy's.
+Computes the logits of rows of tokens, and writes them as a NumPy array.
 
-`tokens_path` is a JSON file: a list of rows, each a list of tokens. The array
-is float32, one row after another, positions, vocabulary; where rows differ in
-length, what lies behind the end of one is zero. The model is that of the run,
-the checkpoint or the published directory that `load_parameters_path` names.";
+`tokens_path` names a JSON file: a list of rows, each a list of token ids. The
+array is float32 of shape [row, position, vocabulary]; shorter rows are padded
+with zeros. `load_parameters_path` names the model: a run, a checkpoint, or the
+directory of a published model.";
 
 const LOGITS_EXAMPLES: &str = "\
 Examples:
@@ -140,10 +142,10 @@ Examples:
 
 const TOKENIZER_TRAIN: &str = "\
 Trains a byte-level BPE tokenizer on text, and writes it as a `tokenizer.json`
-that Hugging Face's library reads too.
+that Hugging Face's library reads, too.
 
-The text is what training would read: `hf_path`, `hf_train_files`,
-`hf_text_unit` and `train_data_columns`.";
+The text is the training data: `hf_path`, `hf_train_files`, `hf_text_unit` and
+`train_data_columns`.";
 
 const TOKENIZER_EXAMPLES: &str = "\
 Examples:
@@ -160,10 +162,10 @@ Examples:
   maxtext config models mistral";
 
 const SHOW: &str = "\
-Shows the value of every key, given what `maxtext train` would be given.
+Shows the value of every key under the arguments of `maxtext train`.
 
-What is shown is YAML: written to a file, it is a configuration that gives the
-same values. Values of secret keys are hidden.";
+The output is YAML: a file that contains it resolves to the same values. Values
+of secret keys are hidden.";
 
 const SHOW_EXAMPLES: &str = "\
 Examples:
@@ -178,11 +180,12 @@ Examples:
   maxtext config explain llama3.1-8b";
 
 const CHECK: &str = "\
-Looks for mistakes in what a command would be given, without running it.
+Checks the configuration of a command for mistakes, without running it.
 
-The first argument may be the command, `train` or `decode`; it is `train` if it
-is left out. Where `hardware` is `cpu` or `num_cpu_devices` is set, meshes and
-batches are checked as well. The exit status is 2 if there is a mistake.";
+The first argument may be the command: `train` (the default), `decode`,
+`estimate`, `compile` or `logits`. If `hardware` is `cpu` or `num_cpu_devices`
+is set, `train` and `decode` also check meshes and batches. The exit status is 2
+if there is a mistake.";
 
 const CHECK_EXAMPLES: &str = "\
 Examples:
@@ -195,7 +198,7 @@ const DIFF: &str = "\
 Prints the keys whose values differ between two configurations.
 
 Each is a YAML file, a preset, a named model, or the directory of a run. The
-environment is left aside. The exit status is 0 also if they differ.";
+environment is ignored. The exit status is 0 even if they differ.";
 
 const DIFF_EXAMPLES: &str = "\
 Examples:
@@ -204,16 +207,17 @@ Examples:
   maxtext config diff maxtext_output/first maxtext_output/second --json";
 
 const MODELS: &str = "\
-Lists the named models, which `model_name` takes.
+Lists the named models, the values of `model_name`.
 
-Heads are those of queries and of keys and values; experts those that a token
-goes to, of all, and those that all tokens go to. The numbers of parameters
-follow from the model's code, so they are known where its family is built.
-Active are those that multiply the activations of one token: all but the experts
-that it is not sent to and the tables that are only looked up, of tokens,
-positions and tokens for each layer. A tied table is the output matrix, too, and
-counts. The last column says what is missing before a model can be trained: `family` if it
-is the family as a whole.";
+The column of heads gives query heads / KV heads. The column of experts gives
+experts per token / experts, plus shared experts. Parameters are counted from
+the model's code, so only if the family is built.
+
+Active parameters multiply the activations of one token: all but the experts to
+which it is not routed, and the tables that are only looked up (tokens,
+positions, per-layer embeddings). A tied embedding table is the output matrix,
+too, and counts. The last column names the feature that training the model needs
+and that is not built: `family` stands for the whole family.";
 
 const MODELS_EXAMPLES: &str = "\
 Examples:
@@ -235,8 +239,8 @@ generation_config.json, and the files of its tokenizer.
 
 `load_parameters_path` names a run, one of its checkpoints, a published model's
 directory (Hugging Face's, or `consolidated.*.pth` with params.json), or a
-checkpoint of MaxText's, whose model the other keys describe. A directory that
-holds weights already is refused.";
+checkpoint of MaxText, whose model the other keys describe. An output directory
+that already contains weights is refused.";
 
 const EXPORT_EXAMPLES: &str = "\
 Examples:
@@ -249,12 +253,12 @@ Examples:
       tokenizer_path=models/Meta-Llama-3-8B";
 
 const IMPORT: &str = "\
-Writes the weights of a published model as a checkpoint of MaxText's, in a
-directory like that of a run: `checkpoints/0/items`, `config.yml` and the
-tokenizer. MaxText reads the items, and this program's commands the directory.
+Writes the weights of a published model as a MaxText checkpoint, in a directory
+like that of a run: `checkpoints/0/items`, `config.yml` and the tokenizer.
+MaxText reads the items, and this program's commands read the directory.
 
-Training and decoding take a published model's directory as it is, so this is
-needed for MaxText alone.";
+Training and decoding read a published model's directory directly, so only
+MaxText needs the import.";
 
 const IMPORT_EXAMPLES: &str = "\
 Examples:
@@ -265,9 +269,9 @@ Examples:
 const INSPECT: &str = "\
 Lists the tensors of a checkpoint: names, types, shapes and sizes, with totals.
 
-The path leads to a Hugging Face directory, a safetensors or PyTorch file, a
-directory with `consolidated.*.pth`, a run, one of its checkpoints, or any
-checkpoint of Orbax in plain Zarr. Only headers are read.";
+The path names a Hugging Face directory, a safetensors or PyTorch file, a
+directory with `consolidated.*.pth`, a run, one of its checkpoints, or any Orbax
+checkpoint in plain Zarr. Only headers are read.";
 
 const INSPECT_EXAMPLES: &str = "\
 Examples:
@@ -276,12 +280,12 @@ Examples:
   maxtext checkpoint inspect models/llama/model-00001-of-00002.safetensors";
 
 const CHECKPOINT_DIFF: &str = "\
-Compares two checkpoints of any kind: tensors that one of them lacks, other
-shapes and other types, and with `--values` every number.
+Compares two checkpoints in any formats: missing tensors, shapes, element types,
+and with `--values` every number.
 
-Of each kind of difference the first 20 tensors are listed, of other values
-those that differ most; `--json` lists all. The last line is the verdict. The
-exit status is 0 also if they differ.";
+The output lists 20 tensors per type of difference, and those whose values
+differ most; `--json` lists all. The last line is the verdict. The exit status
+is 0 even if they differ.";
 
 const CHECKPOINT_DIFF_EXAMPLES: &str = "\
 Examples:
@@ -297,11 +301,11 @@ Examples:
 const PLUGIN_INSTALL: &str = "\
 Installs a plugin into the user's cache directory.
 
-The plugins for CPUs and TPUs are installed at first use, so this is needed to
-run on GPUs, and to prepare a machine that has no network later.";
+The first use installs the plugins for CPUs and TPUs, so this command is needed
+to run on GPUs, and to prepare a machine that will have no network.";
 
 const COMPLETION: &str = "\
-Prints a script that makes a shell complete commands, options, keys and values.";
+Prints a script with which a shell completes commands, options, keys and values.";
 
 const COMPLETION_EXAMPLES: &str = "\
 Examples:
@@ -319,19 +323,19 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Train a model, or continue a run
+    /// Train a model, or resume a run
     #[command(long_about = TRAIN, after_help = TRAIN_EXAMPLES)]
     Train(Settings),
     /// Continue prompts with a trained model
     #[command(long_about = DECODE, after_help = DECODE_EXAMPLES)]
     Decode(Decode),
-    /// Estimate parameters, operations, memory and training time, from shapes alone
+    /// Estimate parameters, FLOPs, memory and training time from shapes
     #[command(long_about = ESTIMATE, after_help = ESTIMATE_EXAMPLES)]
     Estimate(Estimate),
-    /// Compile a run for hardware that need not be there, and tell what it needs
+    /// Compile a run for hardware that may be absent, and report memory and speed
     #[command(long_about = COMPILE, after_help = COMPILE_EXAMPLES)]
     Compile(Compile),
-    /// Compute the scores that a model gives to tokens, and compare them with others
+    /// Compute the logits of a model, and compare them with golden ones
     #[command(long_about = LOGITS, after_help = LOGITS_EXAMPLES)]
     Logits(Logits),
     /// Show, explain, check and compare configurations
@@ -346,14 +350,14 @@ pub enum Command {
     /// List and install the plugins that run programs on CPUs, GPUs and TPUs
     #[command(subcommand, after_help = PLUGIN_EXAMPLES)]
     Plugin(PluginCommand),
-    /// Print a script for a shell to complete commands, keys and values
+    /// Print a shell's script that completes commands, keys and values
     #[command(long_about = COMPLETION, after_help = COMPLETION_EXAMPLES)]
     Completion {
         /// The shell
         #[arg(value_enum)]
         shell: Shell,
     },
-    /// Answer the scripts of `completion`
+    /// Answer the queries of the scripts that `completion` prints
     #[command(hide = true)]
     Complete(Complete),
 }
@@ -367,14 +371,14 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Takes out an option that was given behind keys, where everything else is a key.
+    /// Removes a flag that follows keys, where clap reads all words as keys. Returns whether it was given.
     pub fn take_flag(&mut self, flag: &str) -> bool {
         let before = self.settings.len();
         self.settings.retain(|argument| argument != flag);
         self.settings.len() < before
     }
 
-    /// Takes out an option and its value, given behind keys as `--option value` or `--option=value`.
+    /// Removes an option that follows keys, written as `--option value` or `--option=value`, and returns its value.
     ///
     /// # Errors
     /// The option has no value: it is the last word, or a key follows it.
@@ -393,10 +397,10 @@ impl Settings {
     }
 }
 
-/// Checks that an option has a value of its own, rather than none, or the key behind it.
+/// Checks that an option has a value, and that the value is not the key that follows the option.
 ///
 /// # Errors
-/// It has none.
+/// The option has no value.
 pub fn check_option(option: &str, value_name: &str, value: &str) -> Result<(), Failure> {
     let is_key = value.split_once('=').is_some_and(|(name, _)| table::canonical(name).is_some());
     if !value.is_empty() && !is_key && !value.starts_with("--") {
@@ -405,39 +409,39 @@ pub fn check_option(option: &str, value_name: &str, value: &str) -> Result<(), F
     Err(Failure::user(format!("`{option}` has no value\nhint: write `{option} {value_name}`")))
 }
 
-/// What to decode, and how to write it.
+/// The arguments of `maxtext decode`.
 #[derive(Debug, Args)]
 pub struct Decode {
-    /// Write one JSON object a line: prompt, text, tokens, and why it ended
+    /// Write one JSON object per line: prompt, text, tokens, and the reason for its end
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
     pub settings: Settings,
 }
 
-/// What to estimate, and how to tell it.
+/// The arguments of `maxtext estimate`.
 #[derive(Debug, Args)]
 pub struct Estimate {
     /// Write one JSON object
     #[arg(long)]
     pub json: bool,
-    /// The part of the chips' peak that training reaches, in percent; 40 and 50 if it is left out
+    /// The fraction of the chips' peak that training reaches, in percent; by default both 40 and 50
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
     pub mfu: Option<f64>,
     #[command(flatten)]
     pub settings: Settings,
 }
 
-/// What to compile, and how to report it.
+/// The arguments of `maxtext compile`.
 #[derive(Debug, Args)]
 pub struct Compile {
-    /// Which programs: the training step, or the two of generation
+    /// The programs: the training step, or the two programs of generation
     #[arg(long, value_enum, default_value = "train")]
     pub program: CompiledProgram,
     /// Write one JSON object
     #[arg(long)]
     pub json: bool,
-    /// Write to standard error where each parameter and activation is
+    /// Write the placement of each parameter and activation to standard error
     #[arg(long)]
     pub placement: bool,
     #[command(flatten)]
@@ -451,19 +455,20 @@ pub enum CompiledProgram {
 }
 
 impl CompiledProgram {
-    /// The one of this name.
+    /// The program with this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::from_str(name, false).ok()
     }
 }
 
-/// What to score, and what else to do with the scores.
+/// The arguments of `maxtext logits`.
 #[derive(Debug, Args)]
 pub struct Logits {
-    /// Write what the embedding, each layer's parts and the last norm make into this directory, an array a file
+    /// Write the outputs of the embedding, of each layer's modules and of the final norm into this directory, one
+    /// array per file
     #[arg(long, value_name = "DIRECTORY")]
     pub intermediates: Option<PathBuf>,
-    /// Compare with logits of the same shape, and print how far apart they are
+    /// Compare with logits of the same shape, and print the differences
     #[arg(long, value_name = "GOLDEN.npy")]
     pub compare: Option<PathBuf>,
     /// Print the comparison as one JSON object
@@ -478,17 +483,17 @@ pub enum ConfigCommand {
     /// Show the value of every key
     #[command(long_about = SHOW, after_help = SHOW_EXAMPLES)]
     Show(Show),
-    /// Explain keys: type, default, bounds, what they do and what reads them
+    /// Explain keys: type, default, bounds, effect and readers
     #[command(after_help = EXPLAIN_EXAMPLES)]
     Explain {
         /// The keys
         #[arg(value_name = "KEY", required = true)]
         keys: Vec<String>,
     },
-    /// Look for mistakes in what a command would be given, without running it
+    /// Check the configuration of a command for mistakes, without running it
     #[command(long_about = CHECK, after_help = CHECK_EXAMPLES)]
     Check(Check),
-    /// Print the keys in which two configurations differ
+    /// Print the keys whose values differ between two configurations
     #[command(long_about = DIFF, after_help = DIFF_EXAMPLES)]
     Diff(Diff),
     /// List the named models
@@ -499,7 +504,7 @@ pub enum ConfigCommand {
 /// A command, a configuration file and keys.
 #[derive(Debug, Args)]
 pub struct Check {
-    /// `train` or `decode`, and what the command would be given
+    /// A command, and its arguments; without a command, those of `train`
     #[arg(value_name = "COMMAND | CONFIG.yml | KEY=VALUE", allow_hyphen_values = true)]
     pub arguments: Vec<String>,
 }
@@ -509,7 +514,7 @@ pub struct Diff {
     /// A YAML file, a preset, a named model or the directory of a run
     #[arg(value_name = "A")]
     pub left: String,
-    /// What to compare it with
+    /// The other configuration
     #[arg(value_name = "B")]
     pub right: String,
     /// Write one JSON object, from keys to both values
@@ -519,26 +524,26 @@ pub struct Diff {
 
 #[derive(Debug, Args)]
 pub struct Models {
-    /// Only models with this in their names or their families'
+    /// Only models whose name or family contains this text
     pub filter: Option<String>,
     /// Write one JSON array
     #[arg(long)]
     pub json: bool,
 }
 
-/// What a shell wants completed.
+/// A completion query of a shell.
 #[derive(Debug, Args)]
 pub struct Complete {
     #[arg(value_enum)]
     pub shell: Shell,
-    /// Which of the words is to be completed, the program's name being word 0
+    /// The index of the word to complete; the program's name is word 0
     pub index: usize,
-    /// The words behind the program's name
+    /// The words after the program's name
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub words: Vec<String>,
 }
 
-/// A shell that can complete.
+/// A shell with completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Shell {
     Bash,
@@ -548,10 +553,10 @@ pub enum Shell {
 
 #[derive(Debug, Args)]
 pub struct Show {
-    /// Show where each value comes from
+    /// Show the origin of each value
     #[arg(long)]
     pub origins: bool,
-    /// Show only what differs from the defaults
+    /// Show only values that differ from the defaults
     #[arg(long)]
     pub changed: bool,
     /// Write one JSON object
@@ -579,19 +584,19 @@ pub enum CheckpointCommand {
 
 #[derive(Debug, Args)]
 pub struct Export {
-    /// The form: `hf` is a directory of Hugging Face's
+    /// The format: `hf` is a Hugging Face directory
     #[arg(long, value_enum, default_value = "hf")]
     pub format: ExportFormat,
-    /// Directory that receives the model
+    /// Directory for the model
     #[arg(long, value_name = "DIRECTORY")]
     pub output: PathBuf,
-    /// Type of the numbers; the source's if it is left out
+    /// Element type of the weights; by default that of the source
     #[arg(long, value_enum)]
     pub dtype: Option<ExportType>,
-    /// The most bytes of weights in one file
+    /// Maximum size of a file of weights
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_bytes)]
     pub shard_size: u64,
-    /// `load_parameters_path=…`, and keys that describe the model where nothing else does
+    /// `load_parameters_path=…`, and keys that describe the model of a bare checkpoint
     #[arg(value_name = "CONFIG.yml | KEY=VALUE")]
     pub settings: Vec<String>,
 }
@@ -601,7 +606,7 @@ pub enum ExportFormat {
     Hf,
 }
 
-/// A type in which weights are written.
+/// An element type for exported weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ExportType {
     Float32,
@@ -610,7 +615,7 @@ pub enum ExportType {
 }
 
 impl ExportType {
-    /// The type of elements.
+    /// The element type.
     pub fn dtype(self) -> DType {
         match self {
             Self::Float32 => DType::F32,
@@ -622,7 +627,7 @@ impl ExportType {
 
 #[derive(Debug, Args)]
 pub struct Import {
-    /// Directory that receives the checkpoint
+    /// Directory for the checkpoint
     #[arg(long, value_name = "DIRECTORY")]
     pub output: PathBuf,
     /// `load_parameters_path=…`, and keys such as `scan_layers` and `weight_dtype`
@@ -645,10 +650,10 @@ pub struct CheckpointDiff {
     /// A Hugging Face directory, a file of weights, a run or one of its checkpoints
     #[arg(value_name = "A")]
     pub left: PathBuf,
-    /// What to compare it with
+    /// The other checkpoint
     #[arg(value_name = "B")]
     pub right: PathBuf,
-    /// Compare all numbers of the tensors that both have
+    /// Compare all numbers of the tensors that are in both
     #[arg(long)]
     pub values: bool,
     /// Write one JSON object
@@ -665,10 +670,10 @@ pub enum TokenizerCommand {
 
 #[derive(Debug, Args)]
 pub struct TokenizerTrain {
-    /// Number of tokens, the 256 bytes and 3 special tokens included
+    /// Number of tokens, including 256 bytes and 3 special tokens
     #[arg(long, value_name = "TOKENS", default_value_t = 8192)]
     pub vocab_size: usize,
-    /// Directory that receives `tokenizer.json`
+    /// Directory for `tokenizer.json`
     #[arg(long, value_name = "DIRECTORY")]
     pub output: PathBuf,
     #[command(flatten)]
@@ -686,7 +691,7 @@ pub enum PluginCommand {
     /// Install a plugin into the user's cache directory
     #[command(long_about = PLUGIN_INSTALL)]
     Install {
-        /// The kind of hardware
+        /// The hardware platform
         #[arg(value_parser = ["cpu", "gpu", "tpu"])]
         platform: String,
     },

@@ -1,4 +1,4 @@
-//! How a training run shows on the console.
+//! Console output of a training run.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
@@ -15,15 +15,15 @@ use crate::progress::DataProgress;
 
 /// Shows the events of a run.
 pub struct Console {
-    /// Lines for standard error that wait until the input is known to be right.
+    /// Lines for standard error that are printed once the input is known to be valid.
     announcement: Vec<String>,
     screen: Mutex<Screen>,
-    /// Progress of long work before the first step.
+    /// The progress of long work before the first step.
     before: DataProgress,
 }
 
 impl Console {
-    /// A console that prints `announcement` once nothing is wrong with the input.
+    /// A console that prints `announcement` once the input is known to be valid.
     pub fn new(announcement: Vec<String>) -> Self {
         Self {
             announcement,
@@ -41,6 +41,7 @@ impl Console {
         let mut screen = self.screen.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
             Event::Progress(_) => {}
+            Event::Installing(installation) => screen.message(&installation.to_string()),
             Event::Accepted => self.announcement.iter().for_each(|line| screen.message(line)),
             Event::Notice(notice) => screen.message(&notice.to_string()),
             Event::Report(text) => screen.message(text),
@@ -58,7 +59,7 @@ impl Console {
     }
 }
 
-/// Says from where a run continues, and what is different from before.
+/// Reports the step from which a run resumes, and the changed values.
 fn resumption(step: u64, checkpoint: &str, changes: &[Difference]) -> String {
     let mut text = format!("resuming at step {step} from `{checkpoint}`");
     for Difference { key, left, right } in changes {
@@ -87,7 +88,8 @@ impl Screen {
         Self { display: Display::None, output }
     }
 
-    /// Shows a progress bar on a terminal, and elsewhere a line a step, as programs that read MaxText's logs expect.
+    /// Shows a progress bar on a terminal, and elsewhere one line per step, as programs that parse MaxText's logs
+    /// expect.
     fn start(&mut self, is_terminal: bool, first_step: u64, total_steps: u64) {
         self.display = if is_terminal { Display::bar(total_steps, first_step) } else { Display::Lines };
     }
@@ -106,7 +108,7 @@ impl Screen {
     fn evaluation(&mut self, record: &EvaluationRecord) {
         match &mut self.display {
             Display::Bar { bar, evaluation } => {
-                // It joins the message with the next step.
+                // The next step's message includes the loss.
                 *evaluation = record.metrics.get(names::EVALUATION_LOSS);
                 bar.println(evaluation_line(record));
             }
@@ -115,7 +117,7 @@ impl Screen {
         }
     }
 
-    /// Lines on standard error, above the progress bar if there is one.
+    /// Prints a line to standard error, above the progress bar if one is shown.
     fn message(&self, text: &str) {
         match &self.display {
             Display::Bar { bar, .. } => bar.suspend(|| eprintln!("{text}")),
@@ -123,14 +125,14 @@ impl Screen {
         }
     }
 
-    /// Leaves the progress bar as it is and the cursor below it.
+    /// Leaves the progress bar on the screen and moves the cursor below it.
     fn finish(&mut self) {
         if let Display::Bar { bar, .. } = &self.display {
             bar.abandon();
         }
     }
 
-    /// A reader that went away, like `head`, does not end a training run.
+    /// A closed standard output, as with `head`, does not end a training run.
     fn line(&mut self, text: &str) {
         let _ = writeln!(self.output, "{text}").and_then(|()| self.output.flush());
     }
@@ -143,14 +145,14 @@ impl Display {
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("━╸─"));
         }
-        // Otherwise the estimate counts the steps before a resumed run's first as done in no time.
+        // Otherwise the estimate of the remaining time would count the steps before a resumption as done instantly.
         bar.reset_eta();
         bar.set_message("first step");
         Self::Bar { bar, evaluation: None }
     }
 }
 
-/// The text beside the progress bar, the most important first: a narrow terminal cuts it off.
+/// The text beside the progress bar, most important first, since a narrow terminal truncates it.
 fn summary(step: &Metrics, evaluation_loss: Option<f64>) -> String {
     let parts = [
         step.get(names::LOSS).map(|loss| format!("loss {loss:.3}")),
@@ -160,7 +162,7 @@ fn summary(step: &Metrics, evaluation_loss: Option<f64>) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(" · ")
 }
 
-/// The line that MaxText prints for a step, so that programs which read its logs read ours.
+/// A step's line in MaxText's format, for programs that parse its logs.
 fn step_line(record: &StepRecord) -> String {
     let parts = [
         ("seconds", names::STEP_TIME),
@@ -174,7 +176,7 @@ fn step_line(record: &StepRecord) -> String {
     format!("completed step: {}{}", record.step, values(&record.metrics, &parts, ": "))
 }
 
-/// The line that MaxText prints for an evaluation, and what we add to it.
+/// An evaluation's line in MaxText's format, with additional metrics.
 fn evaluation_line(record: &EvaluationRecord) -> String {
     let parts = [
         ("loss", names::EVALUATION_LOSS),
@@ -185,7 +187,8 @@ fn evaluation_line(record: &EvaluationRecord) -> String {
     format!("eval metrics after step: {}{}", record.step, values(&record.metrics, &parts, "="))
 }
 
-/// The recorded metrics of `parts`, each after a comma, with `separator` between label and value. Weights are counts.
+/// The recorded metrics in `parts`, each preceded by a comma, with `separator` between label and value. Weights are
+/// printed as counts.
 fn values(metrics: &Metrics, parts: &[(&str, &str)], separator: &str) -> String {
     let shown = |(label, name): &(&str, &str)| {
         let value = metrics.get(name)?;
@@ -221,7 +224,7 @@ mod tests {
         }
     }
 
-    /// A step of half a second with round numbers.
+    /// A step of half a second with round values.
     fn measured_step(step: u64) -> StepMeasurements {
         let mut values = Metrics::default();
         values.set(names::LOSS, 2.0);

@@ -1,4 +1,4 @@
-//! From any error to one message and an exit status.
+//! Converts any error to one message and an exit status.
 
 use std::{
     error::Error,
@@ -8,7 +8,7 @@ use std::{
     sync::Mutex,
 };
 
-/// Why a command did not do what it was asked to.
+/// The failure of a command.
 #[derive(Debug)]
 pub struct Failure {
     message: String,
@@ -26,14 +26,14 @@ impl Failure {
         Self { message: message.into(), is_user_error: false }
     }
 
-    /// An error of a library, whose `is_user_error` says whose fault it is.
+    /// An error of a library; `is_user_error` tells whether the input is wrong.
     fn from_error(error: &dyn Error, is_user_error: bool) -> Self {
         Self { message: with_causes(error), is_user_error }
     }
 
     /// Writes the message to standard error.
     pub fn report(&self) {
-        // Nothing is left to be done if standard error is closed.
+        // If standard error is closed, the message is lost.
         let _ = writeln!(io::stderr(), "error: {}", self.message);
     }
 
@@ -103,8 +103,7 @@ impl From<mt_pjrt::Error> for Failure {
     }
 }
 
-/// The error and what caused it on one line, the hint on the next. Causes that a message already names are not
-/// repeated.
+/// The error and its causes on one line, the hint on the next. Causes that a message already includes are not repeated.
 fn with_causes(error: &dyn Error) -> String {
     let text = error.to_string();
     let (message, hint) = match text.split_once("\nhint: ") {
@@ -127,7 +126,7 @@ fn with_causes(error: &dyn Error) -> String {
     }
 }
 
-/// Runs a command. A panic, which is a fault of the program, becomes a failure of one line instead of a backtrace.
+/// Runs a command. A panic, which is a bug, becomes a failure with a one-line message instead of a backtrace.
 pub fn without_panics<T>(
     command: impl FnOnce() -> Result<T, Failure> + panic::UnwindSafe,
 ) -> Result<T, Failure> {
@@ -146,7 +145,7 @@ pub fn without_panics<T>(
     })
 }
 
-/// Writes to standard output. A reader that went away, such as `head`, is no failure.
+/// Writes to standard output. A closed output, as with `head`, is not a failure.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut output = io::stdout().lock();
     let written = output

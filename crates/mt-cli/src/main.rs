@@ -1,8 +1,8 @@
-//! The `maxtext` command: argument parsing, and one function a subcommand.
+//! The `maxtext` command: argument parsing, and one function per subcommand.
 //!
-//! Phase: all. This is the only crate that knows command lines, exit statuses and terminals; what a subcommand does is
-//! in `mt-train`, `mt-engine`, `mt-data` and `mt-config` below. Exit status 0 is done, 1 failed at run time, 2 is wrong
-//! input.
+//! Phase: all. Only this crate parses arguments, prints, and sets exit statuses: 0 for success, 1 for failures at run
+//! time, 2 for wrong input. The subcommands' work is done by `mt-train`, `mt-engine`, `mt-plan`, `mt-data` and
+//! `mt-config`.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +23,8 @@ use crate::{
 };
 
 fn main() -> ExitCode {
-    // Plugins read environment variables when they are loaded, and these may only be set while there is one thread.
+    // Plugins read environment variables when they are loaded, and only a process with a single thread may set these
+    // safely.
     mt_pjrt::prepare_environment();
     let arguments = Arguments::parse();
     match failure::without_panics(|| run(arguments)) {

@@ -1,4 +1,4 @@
-//! Arrays in NumPy's file format (NEP 1), version 1: a line that describes the array, then its elements.
+//! Arrays in NumPy's file format (NEP 1), version 1: a header that describes the array, then its elements.
 
 use std::{fs, path::Path};
 
@@ -19,7 +19,7 @@ pub fn write(path: &Path, array: &HostArray) -> Result<(), Failure> {
     let dims: Vec<String> = array.dims().iter().map(|dim| format!("{dim},")).collect();
     let mut header =
         format!("{{'descr': '{descriptor}', 'fortran_order': False, 'shape': ({}), }}", dims.join(" "));
-    // The elements begin at a multiple of 64 bytes.
+    // The elements start at a multiple of 64 bytes.
     let start = (MAGIC.len() + 4 + header.len() + 1).next_multiple_of(64);
     header.push_str(&" ".repeat(start - MAGIC.len() - 4 - header.len() - 1));
     header.push('\n');
@@ -33,12 +33,13 @@ pub fn write(path: &Path, array: &HostArray) -> Result<(), Failure> {
 pub fn read(path: &Path) -> Result<HostArray, Failure> {
     let wrong = |reason: &str| {
         Failure::user(format!(
-            "cannot read `{}` as an array of NumPy's: {reason}\nhint: write it with `numpy.save`, as float32 or float64",
+            "cannot read `{}` as a NumPy array: {reason}\nhint: write it with `numpy.save`, as float32 or float64",
             path.display()
         ))
     };
     let bytes = fs::read(path).map_err(|error| wrong(&error.to_string()))?;
-    let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| wrong("it does not begin as one"))?;
+    let rest =
+        bytes.strip_prefix(MAGIC).ok_or_else(|| wrong("it does not begin with NumPy's magic string"))?;
     let (length, from) = match rest {
         [1, _, low, high, ..] => (usize::from(u16::from_le_bytes([*low, *high])), 4),
         [2 | 3, _, a, b, c, d, ..] => (u32::from_le_bytes([*a, *b, *c, *d]) as usize, 6),
@@ -50,7 +51,7 @@ pub fn read(path: &Path) -> Result<HostArray, Failure> {
         Some("<f4") => DType::F32,
         Some("<f8") => DType::F64,
         Some("<f2") => DType::F16,
-        _ => return Err(wrong("its elements are no floating-point numbers in little-endian order")),
+        _ => return Err(wrong("its elements are not little-endian floating-point numbers")),
     };
     if between(&header, "'fortran_order': ", ",") != Some("False") {
         return Err(wrong("its elements are in Fortran's order"));

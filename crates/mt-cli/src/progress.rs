@@ -1,4 +1,4 @@
-//! Progress of work that has no steps yet, on standard error.
+//! Progress of work before the first step, on standard error.
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -8,14 +8,14 @@ use std::{
 
 use mt_data::{Progress, Task};
 
-/// Work that takes no longer shows nothing.
+/// Shorter work shows no progress.
 const QUIET: Duration = Duration::from_secs(2);
-/// How often the line on a terminal is written anew, and how often one is added elsewhere.
+/// The interval between updates of the line on a terminal, and between lines elsewhere.
 const TICKS: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(10)];
 /// The width of a bar in characters.
 const BAR: u64 = 16;
 
-/// Shows how far reading data and training a tokenizer are: a bar on a terminal, a line every few seconds elsewhere.
+/// Shows the progress of reading data and training a tokenizer: a bar on a terminal, periodic lines elsewhere.
 #[derive(Default)]
 pub struct DataProgress {
     current: Mutex<Option<Current>>,
@@ -23,13 +23,13 @@ pub struct DataProgress {
 
 struct Current {
     task: Task,
-    /// When the next line is due.
+    /// The time of the next update.
     due: Instant,
     shown: Option<Progress>,
 }
 
 impl DataProgress {
-    /// Shows the progress, if it is time to. May be called from any thread.
+    /// Shows the progress if an update is due. Any thread may call it.
     pub fn show(&self, progress: Progress) {
         let is_terminal = io::stderr().is_terminal();
         let now = Instant::now();
@@ -52,14 +52,14 @@ impl DataProgress {
         }
         current.due = now + TICKS[usize::from(!is_terminal)];
         current.shown = Some(progress);
-        // Nothing is left to be done if standard error is closed.
+        // If standard error is closed, progress is not shown.
         let _ = match is_terminal {
             true => write!(io::stderr(), "\r\x1b[K{}{}", bar(progress), text(progress)),
             false => writeln!(io::stderr(), "{}", text(progress)),
         };
     }
 
-    /// Leaves nothing on a terminal.
+    /// Removes the bar from a terminal.
     pub fn end(&self) {
         if let Some(current) = self.current.lock().unwrap_or_else(PoisonError::into_inner).take() {
             clear(&current);
@@ -67,10 +67,10 @@ impl DataProgress {
     }
 }
 
-/// Removes a bar from a terminal.
+/// Removes the bar from a terminal.
 fn clear(current: &Current) {
     if current.shown.is_some() && io::stderr().is_terminal() {
-        // Nothing is left to be done if standard error is closed.
+        // If standard error is closed, there is no bar to remove.
         let _ = write!(io::stderr(), "\r\x1b[K");
     }
 }

@@ -1,13 +1,13 @@
-//! How long it takes to parse and resolve what a user gives: `cargo bench -p mt-config`.
+//! Times the parsing and resolution of a configuration: `cargo bench -p mt-config`.
 
 use std::{fs, hint::black_box, time::Instant};
 
 use mt_config::{Config, Request, TrainConfig};
 
-/// Runs of each case, of which the median is shown.
+/// Runs of each case; the median is shown.
 const RUNS: usize = 201;
 
-/// What a command line may take, in milliseconds.
+/// The limit for one command line, in milliseconds.
 const ALLOWED: f64 = 20.0;
 
 fn main() {
@@ -42,7 +42,7 @@ fn main() {
     }
 }
 
-/// Milliseconds of the first run, and of the median.
+/// Milliseconds of the first run, and the median.
 fn measured(request: &Request) -> (f64, f64) {
     let mut times: Vec<f64> = Vec::new();
     for _ in 0..RUNS {

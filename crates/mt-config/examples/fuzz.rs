@@ -1,12 +1,12 @@
-//! Feeds the configuration with damaged files, variables and command lines, for a bounded time.
+//! Resolves damaged files, variables and command lines, for a bounded time.
 //!
 //! ```sh
 //! cargo run --release -p mt-config --example fuzz -- --seconds 20 --seed 1
 //! cargo run --release -p mt-config --example fuzz -- --input failed.json
 //! ```
 //!
-//! Nothing may panic, take longer than a second, exhaust the stack, or be refused without words. Inputs run in a
-//! process of their own, so that the one that ends it is known: it is printed, and runs again with `--input`.
+//! No input may cause a panic, a stack overflow, more than a second of work or an error without a message. Inputs run
+//! in a child process, so that a fatal input is known: it is printed, and `--input` reruns it.
 
 use std::{
     env, fs, io,
@@ -19,18 +19,18 @@ use std::{
 use mt_config::{Config, ConfigError, DecodeConfig, Kind, Request, TrainConfig, table};
 use serde_json::{Value, json};
 
-/// No input may take longer.
+/// The time limit of one input.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// No message may be longer, whatever the values are that it shows.
+/// The limit of a message in bytes, however long the values are that it shows.
 const LONGEST_MESSAGE: usize = 4096;
 
-/// The options of a run.
+/// The options of the program.
 struct Options {
     seconds: u64,
     seed: u64,
     input: Option<PathBuf>,
-    /// Where a worker leaves the input that it is about to run.
+    /// The file in which a worker records each input before running it.
     worker: Option<PathBuf>,
 }
 
@@ -76,13 +76,13 @@ fn options() -> Result<Options, String> {
     Ok(options)
 }
 
-/// Runs a worker, and says what it was doing if it does not come to its end.
+/// Runs a worker, and reports its last input if the worker dies or hangs.
 fn supervise(options: &Options) -> Result<String, String> {
     let place = env::temp_dir().join(format!("mt-config-fuzz-{}.json", std::process::id()));
     let status = watched(options, &place).map_err(|error| format!("cannot run a worker: {error}"))?;
     let what = match status {
         Some(status) if status.success() => {
-            // It is only a note of what the worker did last.
+            // The file only records the last input, so it may stay behind.
             let _ = fs::remove_file(&place);
             return Ok(format!("seed {}: nothing found", options.seed));
         }
@@ -93,7 +93,7 @@ fn supervise(options: &Options) -> Result<String, String> {
     Err(format!("{what}\n{input}\nrun it again with `--input {}`", place.display()))
 }
 
-/// How a worker ended; none if it had to be ended.
+/// The exit status of a worker, or none if it ran past its deadline and was killed.
 fn watched(options: &Options, place: &Path) -> io::Result<Option<ExitStatus>> {
     let mut worker = Command::new(env::current_exe()?)
         .args(["--seconds", &options.seconds.to_string(), "--seed", &options.seed.to_string()])
@@ -141,7 +141,7 @@ fn work(options: &Options, place: &Path) -> Result<String, String> {
     Ok(format!("{count} inputs, {taken} of which resolved; the slowest took {slowest:.1?}"))
 }
 
-/// A command line with its variables and its files.
+/// A command line with its environment variables and files.
 #[derive(Clone, Debug, Default)]
 struct Input {
     files: Vec<(String, String)>,
@@ -168,7 +168,7 @@ impl Input {
     }
 }
 
-/// Runs an input through all that a command does before it begins. Says whether it resolves.
+/// Runs all steps of a command before it touches devices. Returns whether the input resolves.
 fn run(input: &Input, directory: &Path, verbose: bool) -> Result<bool, String> {
     for (name, text) in &input.files {
         fs::write(directory.join(name), text).map_err(|error| error.to_string())?;
@@ -209,7 +209,7 @@ fn run(input: &Input, directory: &Path, verbose: bool) -> Result<bool, String> {
     Ok(true)
 }
 
-/// Every problem is said in words, and not in too many.
+/// Checks that every problem has a message and a hint, neither too short nor too long.
 fn check(error: &ConfigError, verbose: bool) -> Result<(), String> {
     if verbose {
         println!("{error}");
@@ -229,7 +229,7 @@ fn check(error: &ConfigError, verbose: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// Random numbers: the generator of Steele, Lea and Flood (2014).
+/// Random numbers by SplitMix64 (Steele, Lea and Flood, 2014).
 struct Random(u64);
 
 impl Random {
@@ -254,7 +254,7 @@ impl Random {
     }
 }
 
-/// What YAML has a meaning for, and what programs stumble over.
+/// YAML's syntax, and characters that parsers often mishandle.
 const SYNTAX: &[&str] = &[
     ": ",
     ":",
@@ -368,7 +368,7 @@ const VALUES: &[&str] = &[
     "/dev/null",
 ];
 
-/// Where inputs come from.
+/// Generates inputs.
 struct Source {
     random: Random,
     keys: Vec<String>,
@@ -403,7 +403,7 @@ impl Source {
         let presets = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/presets/post_train");
         let files = fs::read_dir(presets).into_iter().flatten().flatten();
         let mut texts: Vec<String> = files.filter_map(|file| fs::read_to_string(file.path()).ok()).collect();
-        // A directory is listed in any order, but a seed names the same inputs everywhere.
+        // The order of directory entries varies, but a seed must name the same inputs everywhere.
         texts.sort();
         seeds.extend(texts);
         Self { random: Random(seed), keys, words, seeds }
@@ -461,7 +461,7 @@ impl Source {
         }
     }
 
-    /// A key with a value that it may take, most of the time.
+    /// A key with a value that is valid most of the time.
     fn setting(&mut self) -> (String, String) {
         let key = self.random.pick(&self.keys).clone();
         let kind = table::canonical(&key).map(|key| key.kind);
@@ -497,19 +497,19 @@ impl Source {
         if self.random.one_in(16) { self.damaged(argument, 2) } else { argument }
     }
 
-    /// A file that is damaged in some places.
+    /// A file, damaged at a few positions half of the time.
     fn file(&mut self) -> String {
         let mut text = self.random.pick(&self.seeds).clone();
         for _ in 0..self.random.below(4) {
             let (key, value) = self.setting();
             text += &format!("{key}: {value}\n");
         }
-        // Many files are whole, so that what is behind the reader is met as well.
+        // Half of the files are intact, so that inputs reach the code behind the YAML parser.
         let most = if self.random.one_in(2) { 0 } else { 1 + self.random.below(8) };
         self.damaged(text, most)
     }
 
-    /// What is too deep, too long, too large or too often referred to.
+    /// A value that is too deep, too long or too large, or that refers to itself too often.
     fn extreme(&mut self) -> String {
         let size = 1 << self.random.below(17);
         let few = size.min(4096);
@@ -535,7 +535,7 @@ impl Source {
         }
     }
 
-    /// A text with some changes.
+    /// A text with up to `most` random changes.
     fn damaged(&mut self, mut text: String, most: usize) -> String {
         for _ in 0..most {
             let place = self.place(&text);
@@ -574,7 +574,7 @@ impl Source {
         text
     }
 
-    /// A place between two characters.
+    /// A random position on a character boundary.
     fn place(&mut self, text: &str) -> usize {
         let place = self.random.below(text.len() + 1);
         (0..=place).rev().find(|place| text.is_char_boundary(*place)).unwrap_or(0)

@@ -1,4 +1,4 @@
-//! From what a user wrote to a value of a key's kind.
+//! Converts written values to the kinds of their keys.
 
 use serde_json::{Map, Number, Value};
 
@@ -7,23 +7,23 @@ use crate::{
     yaml::from_yaml,
 };
 
-/// Why a value does not suit a key.
+/// Why a value does not suit its key.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Mismatch {
-    /// It is of another type.
+    /// It has another type.
     Type,
-    /// It is outside the bounds.
+    /// It is out of bounds.
     Bounds,
-    /// It is a whole number beyond those that are represented.
+    /// It is a whole number that `i64` cannot represent.
     TooLarge,
-    /// It is no choice.
+    /// It is not one of the choices.
     Choice,
 }
 
-/// The value of `key` that `written` means.
+/// Converts `written` to the kind of `key`.
 ///
-/// Texts are read as numbers, truth values and lists where the key wants those, as YAML's and the shell's quoting
-/// makes little of the difference; `none` is the absence of a value where the key allows it.
+/// Strings are parsed as numbers, booleans and lists if the key takes those, because quoting in YAML and in shells
+/// often turns them into strings. For nullable keys `none` means that there is no value.
 pub(crate) fn coerce(key: &Key, written: &Value) -> Result<Value, Mismatch> {
     if key.nullable && is_none(written) {
         return Ok(Value::Null);
@@ -45,7 +45,7 @@ pub(crate) fn coerce(key: &Key, written: &Value) -> Result<Value, Mismatch> {
         }
         Kind::Text => match written {
             Value::String(_) => Ok(written.clone()),
-            // An empty value in YAML is an empty text, which is what MaxText's own files mean by it.
+            // An empty YAML value is an empty string, as in MaxText's own files.
             Value::Null => Ok("".into()),
             _ => Err(Mismatch::Type),
         },
@@ -90,7 +90,7 @@ pub(crate) fn coerce(key: &Key, written: &Value) -> Result<Value, Mismatch> {
     }
 }
 
-/// A list of numbers; `1,2` and `[1, 2]` mean the same.
+/// A list of numbers, written as `1,2` or `[1, 2]`.
 fn numbers<T: Into<Value>>(written: &Value, number: impl Fn(&Value) -> Option<T>) -> Option<Value> {
     let list = match parsed(written) {
         Value::Null => Vec::new(),
@@ -113,12 +113,12 @@ fn mapping(written: &Value) -> Option<Value> {
     }
 }
 
-/// A value as it is written on a command line or in a YAML file: texts plain where that is unambiguous.
+/// A value as written on a command line or in a YAML file: strings are unquoted where that is unambiguous.
 pub fn value_text(value: &Value) -> String {
     match value {
         Value::Null => "none".to_owned(),
         Value::String(text) => text.clone(),
-        // Learning rates and epsilons are easier to read this way.
+        // Learning rates and epsilons are easier to read in scientific notation.
         Value::Number(number) if number.as_f64().is_some_and(|value| value != 0.0 && value.abs() < 1e-3) => {
             format!("{:e}", number.as_f64().unwrap_or_default())
         }
@@ -163,7 +163,7 @@ fn boolean(value: &Value) -> Option<bool> {
 }
 
 fn integer(value: &Value) -> Option<i64> {
-    /// A float is the only one with its first 15 digits, so a whole number of as many is the one that was written.
+    /// A decimal number of up to 15 digits survives the conversion to `f64` and back, so such a whole number is exact.
     const EXACT_DIGITS: usize = 15;
     match value {
         Value::Number(number) => number.as_i64().or_else(|| {
@@ -177,7 +177,7 @@ fn integer(value: &Value) -> Option<i64> {
     }
 }
 
-/// The whole number that digits with a point and an exponent are, without going through a float: `1.5e3`, `2048.0`.
+/// Parses a whole number with a decimal point or an exponent exactly, without a float: `1.5e3`, `2048.0`.
 fn whole_number(text: &str) -> Option<i64> {
     let (sign, unsigned) = match text.strip_prefix('-') {
         Some(rest) => ("-", rest),
@@ -194,7 +194,7 @@ fn whole_number(text: &str) -> Option<i64> {
     }
     let shift = exponent.parse::<i32>().ok()?.checked_sub(i32::try_from(fraction.len()).ok()?)?;
     match usize::try_from(shift) {
-        // More zeros than the largest number has digits.
+        // `i64` has at most 19 digits.
         Ok(20..) => return None,
         Ok(zeros) => digits.extend(std::iter::repeat_n('0', zeros)),
         Err(_) => {
@@ -216,7 +216,7 @@ fn float(value: &Value) -> Option<f64> {
     float.is_finite().then_some(float)
 }
 
-/// A text that is a YAML list or mapping, as that; anything else as it is.
+/// Parses a string that is a YAML list or mapping, and returns any other value unchanged.
 fn parsed(value: &Value) -> Value {
     match value {
         Value::String(text) if text.trim_start().starts_with(['[', '{']) => {
@@ -238,7 +238,7 @@ fn text_list(value: &Value) -> Option<Vec<String>> {
     }
 }
 
-/// Rules with their mesh axes always as a list, whichever way they were written.
+/// Placement rules, normalized so that the mesh axes of each are a list.
 fn axis_rules(value: &Value) -> Option<Value> {
     let parsed = parsed(value);
     if matches!(&parsed, Value::Null) || parsed.as_str().is_some_and(str::is_empty) {

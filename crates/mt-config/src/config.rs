@@ -1,4 +1,4 @@
-//! The resolved configuration: each key's value and where it came from.
+//! The resolved configuration: the value of each key and its origin.
 
 use std::{collections::HashMap, fmt, path::PathBuf, sync::Arc};
 
@@ -9,7 +9,7 @@ use crate::{
     coerce::value_text,
     derived,
     error::{Problem, alternatives, short},
-    groups::Hardware,
+    groups::{Hardware, OptimizerSpace},
     key::{Class, Condition, Key},
     origin::Origin,
     table::{self, features},
@@ -24,22 +24,23 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Whether the value was set to something other than the default.
+    /// Whether the value differs from the default. Derived keys never count as changed.
     pub fn is_changed(&self) -> bool {
         !is_derived(self.key) && self.value != self.key.default.value()
     }
 
-    /// Whether someone wants the value: a default counts only where it is given by hand, not where a file repeats it.
+    /// Whether the user requests the value. A default counts only if it was set by hand, since a file may merely repeat
+    /// it.
     pub(crate) fn is_asked_for(&self) -> bool {
         self.is_changed() || self.origin.is_by_hand()
     }
 
-    /// The key with its value and where it comes from, as messages name it.
+    /// The key with its value and origin, as messages name it.
     pub(crate) fn stated(&self) -> String {
         format!("`{}` is `{}` ({})", self.key.name, short(&self.shown()), self.origin)
     }
 
-    /// The value as it may be shown.
+    /// The value for display: secrets are hidden.
     pub fn shown(&self) -> String {
         match value_text(&self.value) {
             _ if self.key.secret && self.is_changed() => "(hidden)".to_owned(),
@@ -58,23 +59,25 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// Whether a run of the one configuration may be resumed with the other as far as this key is concerned.
+    /// Whether a run of one configuration may be resumed with the other, as far as this key is concerned.
     pub fn may_change_on_resume(&self) -> bool {
         self.key.may_change_on_resume
     }
 }
 
-/// Every key's value, fixed once all layers are merged.
+/// The value of every key, fixed once all layers are merged.
 #[derive(Clone)]
 pub struct Config {
     pub(crate) entries: HashMap<&'static str, Entry>,
     pub(crate) quick_start: bool,
     pub(crate) notes: Vec<String>,
-    /// The file that a command of this program wrote, if one was given.
+    /// The given file, if `maxtext` wrote it as a resolved configuration.
     pub(crate) resolved_file: Option<Arc<PathBuf>>,
+    /// The form of the weights that the optimizer updates, fixed when the configuration is resolved.
+    pub(crate) space: OptimizerSpace,
 }
 
-/// Only what differs from the defaults, and no secrets.
+/// Shows only values that differ from the defaults, and no secrets.
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let changed = self.entries().filter(|entry| entry.is_changed());
@@ -88,15 +91,21 @@ impl Config {
         let entries = table::keys()
             .map(|key| (key.name, Entry { key, value: key.default.value(), origin: Origin::Default }))
             .collect();
-        Self { entries, quick_start: false, notes: Vec::new(), resolved_file: None }
+        Self {
+            entries,
+            quick_start: false,
+            notes: Vec::new(),
+            resolved_file: None,
+            space: OptimizerSpace::MaxText,
+        }
     }
 
-    /// The entries in the order of the table.
+    /// The entries in table order.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         table::keys().map(|key| &self.entries[key.name])
     }
 
-    /// The entry of the key of this name.
+    /// The entry of the key `name`.
     ///
     /// # Panics
     /// The table has no such key.
@@ -104,7 +113,7 @@ impl Config {
         self.entries.get(name).unwrap_or_else(|| panic!("`{name}` is not in the key table"))
     }
 
-    /// A key with its value and where it comes from, as messages name it.
+    /// A key with its value and origin, as messages name it.
     pub(crate) fn stated(&self, name: &str) -> String {
         self.entry(name).stated()
     }
@@ -114,7 +123,8 @@ impl Config {
         self.quick_start
     }
 
-    /// How many devices there are, if the keys say it: of other hardware than CPUs, that is only known where it is.
+    /// The number of devices, if the keys determine it. They do so only for CPUs; other hardware reports it at run
+    /// time.
     pub fn known_devices(&self) -> Option<usize> {
         let number = self.entry("num_cpu_devices");
         let is_cpu = match self.entry("hardware").value.as_str() {
@@ -125,7 +135,7 @@ impl Config {
         is_cpu.then(|| number.value.as_u64())?.and_then(|number| usize::try_from(number).ok())
     }
 
-    /// What the user should know though nothing is wrong: keys that have no effect, values that a model replaced.
+    /// Notes for the user about a valid configuration: keys without effect, values that a model replaced.
     pub fn notes(&self) -> Vec<String> {
         let asking = self.entries().filter(|entry| self.is_noted(entry));
         let without_effect = asking.filter_map(|entry| {
@@ -145,7 +155,7 @@ impl Config {
         self.notes.iter().cloned().chain(without_effect).collect()
     }
 
-    /// As [`Config::notes`], what only shows once it is known on which hardware a program runs.
+    /// Notes in addition to [`Config::notes`] that depend on the hardware.
     pub fn notes_on(&self, hardware: Hardware) -> Vec<String> {
         let embedding = self.entry("use_iota_embed");
         if hardware != Hardware::Cpu || !self.is_noted(embedding) {
@@ -158,11 +168,11 @@ impl Config {
         )]
     }
 
-    /// Whether an entry asks for something, by the user's own doing: what a model's or preset's file brings along is not
-    /// for the user to mend, nor is a variable that is set for other programs.
+    /// Whether notes mention an entry. They mention only values that the user chose: the user cannot change the file of
+    /// a model or preset, and variables of other programs are not meant for this one.
     fn is_noted(&self, entry: &Entry) -> bool {
         let is_ours = match &entry.origin {
-            // What was noted when the file was written needs no repetition.
+            // The notes were printed when the file was written.
             Origin::File { path, .. } => self.resolved_file.as_ref() != Some(path),
             other => other.is_given() && !other.is_of_other_programs(),
         };
@@ -173,12 +183,12 @@ impl Config {
         is_ours && (entry.key.asks(&entry.value) || is_idle())
     }
 
-    /// `compile_topology`, if it names hardware that is not there.
+    /// `compile_topology`, if it is set.
     pub(crate) fn absent_hardware(&self) -> Option<&str> {
         self.entry("compile_topology").value.as_str().filter(|name| !name.is_empty())
     }
 
-    /// Whether an entry says something of this machine while another one is named.
+    /// Whether an entry describes this machine while `compile_topology` names another.
     fn is_of_this_machine(&self, entry: &Entry) -> bool {
         let Some(name) = self.absent_hardware() else { return false };
         match entry.key.name {
@@ -189,7 +199,7 @@ impl Config {
         }
     }
 
-    /// Why a key that has an effect elsewhere has none beside the others.
+    /// Why other keys leave this key, otherwise effective, without effect.
     fn without_effect(&self, key: &str) -> Option<&'static str> {
         let is_gated = self.entry("mlp_activations").value.as_array().is_some_and(|gates| gates.len() > 1);
         match (key, is_gated) {
@@ -209,7 +219,7 @@ impl Config {
         }
     }
 
-    /// Whether the key of an entry means anything, as far as the keys it belongs to say.
+    /// Whether an entry has an effect, judging by the key's conditions.
     pub(crate) fn matters(&self, entry: &Entry) -> bool {
         let holds = |(other, values): &Condition| {
             let other = self.entry(other);
@@ -223,8 +233,8 @@ impl Config {
         conditions.peek().is_none() || conditions.any(holds)
     }
 
-    /// Whether it is worth saying that what an entry asks for is not built: what a model's family needs follows from
-    /// the family, once that is said to be missing.
+    /// Whether to report that an entry's feature is not built. If the model's family is not built, that is reported
+    /// instead of the features that the model's file requests.
     pub(crate) fn is_news(&self, entry: &Entry) -> bool {
         let family = self.entry("decoder_block");
         let family_is_missing = family.key.missing_feature(&family.value).is_some();
@@ -232,9 +242,9 @@ impl Config {
         !(family_is_missing && of_model)
     }
 
-    /// What the configuration asks for that is not built.
+    /// The requested features that are not built.
     pub fn missing_features(&self) -> Vec<Problem> {
-        // A default that is refused matters only to the commands that read the key; their groups report it.
+        // A refused default matters only to commands that read the key; their groups report it.
         let mut missing = Vec::new();
         let is_request = |entry: &&Entry| {
             self.matters(entry) && self.is_news(entry) && !entry.origin.is_of_other_programs()
@@ -248,7 +258,7 @@ impl Config {
         missing
     }
 
-    /// The feature that is missing where an entry asks for other blocks than those of its family.
+    /// The missing feature, if an entry requests blocks that differ from those of its family.
     fn unlike_family(&self, entry: &Entry) -> Option<&'static str> {
         let family = self.entry("decoder_block");
         let done = entry.key.done_by?.iter().any(|block| family.value == *block);
@@ -257,27 +267,25 @@ impl Config {
             .then_some(features::BLOCKS_UNLIKE_THEIR_FAMILYS)
     }
 
-    /// Names the run, if it has no name.
-    pub fn name_run(&mut self, name: &str) {
-        let entry = self.entries.get_mut("run_name").expect("`run_name` is in the table");
-        if entry.value == "" {
-            entry.value = name.into();
-            entry.origin = Origin::Derived;
-        }
-        self.derive();
+    /// The same configuration, with this name for the run if it has none.
+    pub fn with_run_name(self, name: &str) -> Self {
+        if self.entry("run_name").value == "" { self.with_derived("run_name", name) } else { self }
     }
 
-    /// Puts in a value that follows from what is loaded.
+    /// The same configuration, with a value that follows from the files that a command loads.
     ///
     /// # Panics
     /// The table has no such key.
-    pub fn adopt(&mut self, name: &str, value: impl Into<Value>) {
+    pub fn with_derived(mut self, name: &str, value: impl Into<Value>) -> Self {
         let entry = self.entries.get_mut(name).unwrap_or_else(|| panic!("`{name}` is not in the key table"));
         (entry.value, entry.origin) = (value.into(), Origin::Derived);
         self.derive();
+        // A run that is named only now may have a record of its own.
+        self.space = OptimizerSpace::of(&self);
+        self
     }
 
-    /// Works out the values that follow from others.
+    /// Computes the values that follow from other keys.
     pub(crate) fn derive(&mut self) {
         for (name, value) in derived::values(self) {
             let entry = self.entries.get_mut(name).expect("every key has an entry");
@@ -285,7 +293,7 @@ impl Config {
         }
     }
 
-    /// The keys whose values differ, in the order of the table. Secrets are not compared, as they are not saved.
+    /// The keys whose values differ, in table order. Secrets are never saved, so they are not compared.
     pub fn differences(&self, other: &Self) -> Vec<Difference> {
         self.entries()
             .zip(other.entries())
@@ -294,11 +302,10 @@ impl Config {
             .collect()
     }
 
-    /// What keeps a run of `saved` from being resumed with this configuration: every key whose change would make it
-    /// another run.
+    /// The differences that prevent a run of `saved` from being resumed with this configuration.
     ///
-    /// The number of devices may change, and that of a batch's parts, as long as the global batch stays the same, so
-    /// sizes of batches are compared as those that all devices have together in all parts.
+    /// The number of devices and of micro-batches may change as long as the global batch size stays the same. Batch
+    /// sizes are therefore compared over all devices and micro-batches.
     pub fn resume_conflicts(
         &self,
         num_devices: usize,
@@ -343,7 +350,7 @@ impl Config {
         conflicts
     }
 
-    /// The configuration as one JSON object from key to value, without the values of secrets.
+    /// The configuration as one JSON object from key to value. Values of secrets are hidden.
     pub fn to_json(&self, only_changed: bool) -> Map<String, Value> {
         self.entries()
             .filter(|entry| !only_changed || entry.is_changed())
@@ -358,8 +365,8 @@ impl Config {
             .collect()
     }
 
-    /// The configuration as a YAML file that resolves to the same values, whatever defaults, models and presets later
-    /// versions have. Secrets are left out.
+    /// The configuration as a YAML file that resolves to the same values even if later versions change defaults, models
+    /// or presets. Secrets are left out.
     pub fn to_yaml(&self) -> String {
         let mut text = String::from(
             "# A resolved configuration. Given to `maxtext train` it reproduces the run.\nresolved: true\n",
@@ -369,7 +376,7 @@ impl Config {
             for key in group.keys {
                 let entry = &self.entries[key.name];
                 if !key.secret && !is_derived(key) && !crate::resolve::is_about_layers(key) {
-                    // JSON is YAML; lists stay on one line, and texts that look like numbers stay texts.
+                    // JSON is YAML: lists stay on one line, and strings that look like numbers stay strings.
                     text.push_str(&format!("{}: {}\n", key.name, yaml_text(&entry.value)));
                 }
             }
@@ -382,7 +389,7 @@ pub(crate) fn is_derived(key: &Key) -> bool {
     matches!(key.class, Class::Derived(_))
 }
 
-/// The value as YAML on one line: JSON, which is YAML once characters that YAML counts as unprintable are escaped.
+/// The value as YAML on one line: JSON with the characters escaped that YAML counts as unprintable.
 pub fn yaml_text(value: &Value) -> String {
     let json = value.to_string();
     let mut text = String::with_capacity(json.len());
@@ -395,14 +402,14 @@ pub fn yaml_text(value: &Value) -> String {
             | '\u{10000}'.. => {
                 text.push(character);
             }
-            // Only texts contain such characters, and there the escape means the same in JSON and YAML.
+            // Such characters occur only in strings, where the escape has the same meaning in JSON and YAML.
             other => text.push_str(&format!("\\u{:04x}", u32::from(other))),
         }
     }
     text
 }
 
-/// Adds a problem to others. A feature that is not built is named once, with all keys that ask for it.
+/// Adds a problem. A missing feature is reported once, with all keys that request it.
 pub(crate) fn report(problems: &mut Vec<Problem>, problem: Problem) {
     if let Problem::NotBuilt { key, feature, .. } = &problem {
         let same = problems.iter_mut().find_map(|known| match known {
@@ -419,7 +426,7 @@ pub(crate) fn report(problems: &mut Vec<Problem>, problem: Problem) {
     problems.push(problem);
 }
 
-/// The problem of an entry that asks for a feature that is not built.
+/// The problem of an entry that requests a missing feature.
 pub(crate) fn not_built(entry: &Entry, feature: &'static str) -> Problem {
     let available = match (entry.key.class, entry.key.kind) {
         (_, crate::key::Kind::Bool) if entry.key.done_by.is_some() => {

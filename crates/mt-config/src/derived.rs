@@ -1,16 +1,15 @@
 //! Values that follow from other keys: dimensions, mesh sizes, batch sizes, directories.
 //!
-//! They are shown with the configuration and cannot be set. What depends on the number of devices is none until it is
-//! known, which for a CPU it is from the keys.
+//! They are shown with the configuration and cannot be set. Values that depend on the number of devices are none until
+//! it is known; the keys determine it for CPUs only.
 
 use serde_json::{Value, json};
 
 use crate::{
     config::Config,
     groups::{
-        BatchSchedule, KeptIn, MESH_AXES, RematGroup, RematPolicy, RunGroup, Scales, ramp, whole_batch,
+        BatchSchedule, KeptIn, Parallelism, RematGroup, RematPolicy, RunGroup, Scales, ramp, whole_batch,
     },
-    table,
 };
 
 /// Every derived key with its value.
@@ -45,7 +44,7 @@ fn dimensions(config: &Config, values: &mut Values) {
         values.push((name, value.into()));
     };
     let mlp = integer(config, "base_mlp_dim");
-    // Without a width of their own, experts are as wide as the feed-forward layers.
+    // Experts without a width of their own have the width of the feed-forward layers.
     let experts = Some(integer(config, "base_moe_mlp_dim")).filter(|width| *width > 0).unwrap_or(mlp);
     push("emb_dim", integer(config, "base_emb_dim"), |scales| scales.embedding);
     push("num_query_heads", integer(config, "base_num_query_heads"), |scales| scales.heads_and_mlp);
@@ -55,55 +54,36 @@ fn dimensions(config: &Config, values: &mut Values) {
     push("num_decoder_layers", integer(config, "base_num_decoder_layers"), |scales| scales.layers);
 }
 
-fn num_devices(config: &Config) -> Option<i64> {
-    config.known_devices().and_then(|number| i64::try_from(number).ok())
-}
-
-/// The logical axis of a sequence's queries.
+/// The logical axis of query positions.
 const ATTENTION_LENGTH: &str = "activation_length_attn";
 
 fn mesh(config: &Config, values: &mut Values) {
-    let devices = num_devices(config);
+    let devices = config.known_devices();
     values.push(("num_target_devices", devices.into()));
-    let slices = match devices {
-        Some(_) => integer(config, "num_cpu_slices").max(1),
-        None => integer(config, "num_slices").max(1),
-    };
+    let slices = integer(config, if devices.is_some() { "num_cpu_slices" } else { "num_slices" });
+    let slices = usize::try_from(slices).unwrap_or_default().max(1);
     let axes = config.entry("mesh_axes").value.as_array().cloned().unwrap_or_default();
-    let size = |network: &str, axis: &str| {
-        let stem = MESH_AXES.iter().find(|(name, _)| *name == axis).map(|(_, stem)| *stem);
-        stem.map(|stem| format!("{network}_{stem}_parallelism"))
-            .filter(|name| table::lookup(name).is_some())
-            .map_or(1, |name| integer(config, &name))
+    let [within_slice, over_slices] =
+        ["ici", "dcn"].map(|network| Parallelism::read(network, config, &mut Vec::new()));
+    let slice_size = devices.map(|devices| devices / slices);
+    let ici = |axis: &str| within_slice.size(axis, slice_size);
+    let dcn = |axis: &str| over_slices.size(axis, Some(slices));
+    let sizes = |size: &dyn Fn(&str) -> Option<usize>| -> Value {
+        axes.iter().filter_map(Value::as_str).map(size).collect::<Option<Vec<usize>>>().into()
     };
-    let sizes = |network: &str, available: Option<i64>| -> Value {
-        let sizes: Vec<i64> = axes.iter().filter_map(Value::as_str).map(|axis| size(network, axis)).collect();
-        let product =
-            sizes.iter().filter(|size| **size > 0).try_fold(1_i64, |all, size| all.checked_mul(*size));
-        let rest = available.zip(product).map(|(available, product)| available / product.max(1));
-        let filled: Option<Vec<i64>> =
-            sizes.into_iter().map(|size| if size == -1 { rest } else { Some(size) }).collect();
-        filled.into()
-    };
-    let (ici, dcn) = (sizes("ici", devices.map(|devices| devices / slices)), sizes("dcn", Some(slices)));
-    // An axis that takes the devices that are left may be any size while their number is not known.
-    let of_axis = |axis: &str, network: &str, filled: &Value| match size(network, axis) {
-        -1 => filled[axes.iter().position(|name| *name == *axis)?].as_i64(),
-        size => Some(size),
-    };
-    // Sequences in attention are split over the axes of the first rule that names one of the mesh.
+    // Queries are split over the mesh axes of the first rule that names any axis of this mesh.
     let rules = config.entry("logical_axis_rules").value.as_array().cloned().unwrap_or_default();
     let split = rules.iter().filter(|rule| rule[0] == ATTENTION_LENGTH).find_map(|rule| {
         let of_rule = rule[1].as_array()?.iter().filter(|axis| axes.contains(axis));
         let of_rule: Vec<&str> = of_rule.filter_map(Value::as_str).collect();
         (!of_rule.is_empty()).then_some(of_rule)
     });
-    let context = split.unwrap_or_default().into_iter().try_fold(1_i64, |all, axis| {
-        let (ici, dcn) = (of_axis(axis, "ici", &ici)?, of_axis(axis, "dcn", &dcn)?);
-        Some(all.saturating_mul(ici).saturating_mul(dcn))
-    });
-    values.push(("ici_parallelism", ici));
-    values.push(("dcn_parallelism", dcn));
+    let context = split
+        .unwrap_or_default()
+        .into_iter()
+        .try_fold(1_usize, |all, axis| Some(all.saturating_mul(ici(axis)?).saturating_mul(dcn(axis)?)));
+    values.push(("ici_parallelism", sizes(&ici)));
+    values.push(("dcn_parallelism", sizes(&dcn)));
     let both = |axis: &str| {
         let size = |network: &str| integer(config, &format!("{network}_{axis}_parallelism")).max(1);
         size("ici").saturating_mul(size("dcn"))
@@ -113,7 +93,7 @@ fn mesh(config: &Config, values: &mut Values) {
     values.push(("context_parallel_size", context.into()));
 }
 
-/// Sequences of a batch on all devices: those of one of the accumulated parts, then those of the whole step.
+/// Batch sizes in sequences, over all devices: of a micro-batch, of a step, and as loaded for a step.
 struct Batch {
     part: i64,
     step: i64,
@@ -121,12 +101,12 @@ struct Batch {
 }
 
 fn batches(config: &Config, values: &mut Values) {
-    let devices = num_devices(config);
+    let devices = config.known_devices();
     let accumulation = integer(config, "gradient_accumulation_steps").max(1);
     let batch = |per_device: f64, accumulation: i64| -> Option<Batch> {
-        let part = whole_batch(per_device, usize::try_from(devices?).ok()?)?;
+        let part = whole_batch(per_device, devices?)?;
         let part = i64::try_from(part).ok()?;
-        // One process reads the data of all devices, so that all that is trained on is loaded, and no more.
+        // One process loads the data of all devices, so it loads exactly the sequences that it trains on.
         let step = part.saturating_mul(accumulation);
         Some(Batch { part, step, loaded: step })
     };
@@ -175,7 +155,7 @@ fn directories(config: &Config, values: &mut Values) {
     ));
 }
 
-/// Which named tensors a custom remat policy keeps, and where.
+/// The named tensors that a custom remat policy keeps, by memory.
 fn memory(config: &Config, values: &mut Values) {
     let group = RematGroup::from_config(config).ok();
     let kept = group.filter(|group| group.remat_policy == RematPolicy::Custom).and_then(|group| group.kept());

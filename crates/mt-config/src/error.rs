@@ -1,4 +1,4 @@
-//! What can be wrong with a configuration.
+//! Errors of a configuration.
 
 use std::{
     fmt,
@@ -17,7 +17,7 @@ pub struct ConfigError {
     problems: Vec<Problem>,
 }
 
-/// One thing that is wrong with a configuration.
+/// One mistake in a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
     #[error("unknown key `{name}` ({origin})")]
@@ -41,7 +41,7 @@ pub enum Problem {
         origin: Origin,
         feature: &'static str,
         available: Vec<String>,
-        /// Other keys that ask for the same.
+        /// Other keys that request the same feature.
         also: Vec<&'static str>,
     },
     #[error("`{key}` is set twice: to `{first}` ({first_origin}) and to `{second}` ({second_origin})")]
@@ -66,25 +66,25 @@ pub enum Problem {
     MissingFile {
         path: PathBuf,
         nearest: Vec<String>,
-        /// Where `base_config` names it.
+        /// The `base_config` that names the file.
         named: Option<Origin>,
     },
     #[error("`{}` is not a YAML mapping of keys to values: {reason}", named(path))]
     Yaml { path: PathBuf, reason: String },
     #[error("`{}` builds on itself through `base_config`: {}", named(path), chained(through))]
     CircularBase { path: PathBuf, through: Vec<PathBuf> },
-    /// Values that are fine alone do not fit together, or not this machine.
+    /// Each value is valid, but they contradict each other or do not fit this machine.
     #[error("{message}")]
     Inconsistent { message: String, hint: String },
 }
 
 impl Problem {
-    /// Values that do not fit together.
+    /// The problem of values that contradict each other.
     pub(crate) fn inconsistent(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Inconsistent { message: message.into(), hint: hint.into() }
     }
 
-    /// What to do about it.
+    /// How to solve the problem.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::UnknownKey { nearest, .. } if nearest.is_empty() => {
@@ -122,21 +122,21 @@ impl Problem {
                 features::instead(feature).map(str::to_owned)
             }
             Self::NotBuilt { key, available, .. } if available.is_empty() => {
-                Some(format!("`maxtext config explain {key}` says what works"))
+                Some(format!("`maxtext config explain {key}` lists the values that work"))
             }
             Self::NotBuilt { key, available, .. } => {
                 let settings: Vec<String> = available
                     .iter()
                     .map(|value| format!("{key}={}", if value.is_empty() { "''" } else { value }))
                     .collect();
-                Some(format!("what works is {}", alternatives(&settings)))
+                Some(format!("use {}", alternatives(&settings)))
             }
             Self::SetTwice { .. } => Some("leave out one of the two".to_owned()),
             Self::ContradictsModel { key, model, .. } => Some(format!(
                 "leave out `{key}` to train `{model}` as it is, or add `override_model_config=true` to change it"
             )),
             Self::OtherModel { .. } => {
-                Some("leave out `model_name`, as the weights say what they are, or load others".to_owned())
+                Some("leave out `model_name`, since the weights come with a description, or load other weights".to_owned())
             }
             Self::UnknownModel { nearest, .. } if nearest.is_empty() => {
                 Some("`maxtext config models` lists every model".to_owned())
@@ -192,17 +192,17 @@ impl ConfigError {
         Self { problems }
     }
 
-    /// `value` if there are no problems.
+    /// Returns `value` if there are no problems.
     pub(crate) fn check<T>(value: T, problems: Vec<Problem>) -> Result<T, Self> {
         if problems.is_empty() { Ok(value) } else { Err(Self { problems }) }
     }
 
-    /// What is wrong, at least one thing.
+    /// The problems; there is at least one.
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
 
-    /// The same error, with where the file that is missing was named.
+    /// The same error, recording where a missing file was named.
     pub(crate) fn named_by(mut self, origin: Option<Origin>) -> Self {
         for problem in &mut self.problems {
             if let Problem::MissingFile { named, .. } = problem {
@@ -253,10 +253,10 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// Up to this many problems are listed.
+/// At most this many problems are listed.
 pub(crate) const MOST_SHOWN: usize = 50;
 
-/// Up to this many choices are listed.
+/// At most this many choices are listed.
 const MOST_CHOICES: usize = 8;
 
 fn named_by(origin: &Option<Origin>) -> String {
@@ -269,7 +269,7 @@ fn chained(paths: &[PathBuf]) -> String {
     quoted.join(" → ")
 }
 
-/// What a user wrote, as a message shows it: on one line, without what a terminal would act on, and not too long.
+/// Text from the user for a message: on one line, shortened, with control characters escaped.
 pub(crate) fn short(text: &str) -> String {
     const LONGEST: usize = 160;
     let mut shown = String::new();
@@ -286,18 +286,18 @@ pub(crate) fn short(text: &str) -> String {
     shown
 }
 
-/// A path as a message shows it.
+/// A path for a message.
 fn named(path: &Path) -> String {
     short(&path.to_string_lossy())
 }
 
-/// The verb that goes with a feature's name.
+/// The verb that agrees with a feature's name.
 pub(crate) fn is(feature: &str) -> &'static str {
     let noun = feature.split([' ', '`']).take_while(|word| !LINKS.contains(word)).last().unwrap_or_default();
     if noun.ends_with('s') && !noun.ends_with("ss") { "are" } else { "is" }
 }
 
-/// Words that end the part of a feature's name that decides between `is` and `are`.
+/// Words that end the noun phrase at the start of a feature's name, whose last word decides between `is` and `are`.
 const LINKS: &[&str] =
     &["of", "in", "from", "with", "by", "to", "on", "over", "at", "that", "without", "for"];
 
@@ -305,11 +305,11 @@ fn as_well(keys: &[&'static str]) -> String {
     const SHOWN: usize = 4;
     match keys {
         [] => String::new(),
-        [key] => format!("; `{key}` asks for the same"),
-        keys if keys.len() <= SHOWN + 1 => format!("; {} ask for the same", all(keys)),
+        [key] => format!("; `{key}` requests it, too"),
+        keys if keys.len() <= SHOWN + 1 => format!("; {} request it, too", all(keys)),
         keys => {
             let shown: Vec<String> = keys[..SHOWN].iter().map(|key| format!("`{key}`")).collect();
-            format!("; {} and {} more keys ask for the same", shown.join(", "), keys.len() - SHOWN)
+            format!("; {} and {} more keys request it, too", shown.join(", "), keys.len() - SHOWN)
         }
     }
 }

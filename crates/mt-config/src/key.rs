@@ -1,10 +1,10 @@
-//! What the table says about one key.
+//! The properties of a key in the table.
 
 use std::fmt;
 
 use serde_json::Value;
 
-/// The values a key takes.
+/// The type of a key's values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
     Bool,
@@ -13,7 +13,7 @@ pub enum Kind {
         minimum: i64,
         maximum: i64,
     },
-    /// A number between the bounds, both included. Whole numbers are written without a point as well.
+    /// A number between the bounds, both included. Whole numbers may be written without a decimal point.
     Float {
         minimum: f64,
         maximum: f64,
@@ -37,11 +37,11 @@ pub enum Kind {
     IntegerOrIntegers,
     /// A list of numbers.
     Floats,
-    /// Names and anything, as a YAML mapping.
+    /// A YAML mapping from names to arbitrary values.
     Mapping,
 }
 
-/// A default as it can be written in a constant.
+/// A default value that can be written in a constant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Literal {
     None,
@@ -76,35 +76,35 @@ impl Literal {
     }
 }
 
-/// What happens when a key is set to something other than its default.
+/// The effect of setting a key to a value other than its default.
 ///
-/// The rule for what is not built, which [`Config::missing_features`](crate::Config::missing_features) applies to every
-/// command: a value that requests a feature that is not built is refused by the feature's name. A value requests nothing
-/// if it is the default or neutral (`Key::neutral`), if it comes from a variable of other programs, or if the keys that
-/// give the key its meaning do not have the values for it; the last is noted, as `… has no effect without …`. MaxText's
-/// own default, where ours differs, is never refused in a file that repeats it: the difference is noted. So a key of
-/// this class that a user sets is refused or noted, never ignored.
+/// [`Config::missing_features`](crate::Config::missing_features) applies the same rule for every command: a value that
+/// requests a missing feature is refused, and the error names the feature. A value requests nothing if it is the
+/// default or neutral (`Key::neutral`), if it comes from a variable of other programs, or if the key's conditions do
+/// not hold; the last case is noted, as `… has no effect without …`. MaxText's own default, where ours differs, is
+/// never refused in a file that repeats it: the difference is noted. A refused key that a user sets is therefore
+/// refused or noted, never ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// The program acts on it.
+    /// The program reads it.
     Effective,
-    /// It is accepted with a warning that gives this reason.
+    /// It is accepted with a note that gives this reason.
     NoEffectHere(&'static str),
     /// It is refused until this feature is built.
     Refused(&'static str),
-    /// It cannot be set, as it follows from these keys.
+    /// It cannot be set, since it follows from these keys.
     Derived(&'static [&'static str]),
 }
 
-/// The words of a key that have a type: those that are built, and those that are refused by name.
+/// The values of an enum key: those that are built, and those that are refused.
 pub(crate) trait Choice {
-    /// All words, those that are built first.
+    /// All values; those that are built come first.
     const WORDS: &'static [&'static str];
-    /// Words that are refused, each with the feature that is not built.
+    /// The refused values, each with the missing feature.
     const REFUSED: &'static [(&'static str, &'static str)];
 }
 
-/// A key and the values of it that give another key its meaning: any that ask for something, if none are named.
+/// A key and the values of it under which another key has an effect. Without values, any value but the default.
 pub type Condition = (&'static str, &'static [&'static str]);
 
 /// One key.
@@ -112,31 +112,31 @@ pub type Condition = (&'static str, &'static [&'static str]);
 pub struct Key {
     pub name: &'static str,
     pub kind: Kind,
-    /// Whether `none` is a value too.
+    /// Whether `none` is a value, too.
     pub nullable: bool,
     pub default: Literal,
-    /// MaxText's default, where it would stop a first run here and ours differs.
+    /// MaxText's default, where ours differs because MaxText's would stop a first run here.
     pub maxtext_default: Option<Literal>,
     pub help: &'static str,
-    /// The part of the program that reads the key.
+    /// The component that reads the key.
     pub acts_on: &'static str,
     pub class: Class,
-    /// What one of must hold for the key to mean anything.
+    /// The key has an effect if any of these conditions holds, or if the list is empty.
     pub conditions: [Option<Condition>; 4],
-    /// The blocks that do what the key says, where the family decides that and no other value is built.
+    /// The blocks that have the property that the key describes, if the family decides it and no other value is built.
     pub done_by: Option<&'static [&'static str]>,
-    /// Values other than the default that ask for nothing either.
+    /// Values that are equivalent to the default.
     pub neutral: &'static [Literal],
-    /// Choices that are refused, each with the feature that is not built.
+    /// Refused choices, each with the missing feature.
     pub refused_choices: &'static [(&'static str, &'static str)],
-    /// Whether it is about the run and its records rather than what is trained: the quick start stays the quick
-    /// start when only such keys are given.
+    /// Whether the key concerns the run and its records rather than the training. The quick start applies as long as
+    /// only such keys are set.
     pub run_level: bool,
     /// Whether a run may be resumed with another value.
     pub may_change_on_resume: bool,
-    /// Whether the key is ours and MaxText does not know it.
+    /// Whether the key is an extension that MaxText does not know.
     pub own: bool,
-    /// Whether the value is never shown or saved.
+    /// Whether the value is secret, so that it is never shown or saved.
     pub secret: bool,
 }
 
@@ -203,12 +203,12 @@ impl Key {
         Self::new(name, Kind::Choice(choices), Literal::Text(default), help)
     }
 
-    /// A key whose words have a type.
+    /// A key whose values are an enum.
     pub(crate) const fn of<T: Choice>(name: &'static str, default: &'static str, help: &'static str) -> Self {
         Self::choice(name, default, T::WORDS, help).refuse_choices(T::REFUSED)
     }
 
-    /// A list whose words have a type.
+    /// A list whose items are an enum.
     pub(crate) const fn list_of<T: Choice>(
         name: &'static str,
         default: &'static [&'static str],
@@ -319,15 +319,15 @@ impl Key {
         self
     }
 
-    /// Says which keys the value follows from, instead of being set.
+    /// Marks the key as one that follows from other keys and cannot be set.
     pub(crate) const fn derived(mut self, from: &'static [&'static str]) -> Self {
         self.class = Class::Derived(from);
         self.nullable = true;
         self
     }
 
-    /// Says that the key means nothing unless another has one of these values, or any that asks for something. Given
-    /// several times, one of the conditions is enough.
+    /// Adds a condition: the key has no effect unless `key` has one of these values, or any value but its default if
+    /// none are listed. If there are several conditions, one suffices.
     pub(crate) const fn only_with(mut self, key: &'static str, values: &'static [&'static str]) -> Self {
         let mut place = 0;
         while self.conditions[place].is_some() {
@@ -337,19 +337,19 @@ impl Key {
         self
     }
 
-    /// Says that blocks of these families do what the key says and all others do not: that no value changes it.
+    /// States that exactly these families' blocks have the property, and that no value changes it.
     pub(crate) const fn done_by(mut self, blocks: &'static [&'static str]) -> Self {
         self.done_by = Some(blocks);
         self
     }
 
-    /// Lets `none` be a value too.
+    /// Allows the value `none`, too.
     pub(crate) const fn or_none(mut self) -> Self {
         self.nullable = true;
         self
     }
 
-    /// Lets these values pass as the default does, as they ask for nothing either.
+    /// Declares values that are equivalent to the default.
     pub(crate) const fn neutral(mut self, values: &'static [Literal]) -> Self {
         self.neutral = values;
         self
@@ -386,13 +386,13 @@ impl Key {
         format!("M_{}", self.name.to_uppercase())
     }
 
-    /// The type in words, such as `whole number, at least 0`.
+    /// The type as text, such as `whole number, at least 0`.
     pub fn type_text(&self) -> String {
         let none = if self.nullable { ", or none" } else { "" };
         format!("{}{none}", self.kind)
     }
 
-    /// What one of must hold for the key to mean anything, as texts such as `rope_type=yarn`; none if it always does.
+    /// The conditions, as texts such as `rope_type=yarn`; empty if the key always has an effect.
     pub fn condition_texts(&self) -> Vec<String> {
         let of = |(other, values): Condition| -> Vec<String> {
             if values.is_empty() {
@@ -403,12 +403,12 @@ impl Key {
         self.conditions.into_iter().flatten().flat_map(of).collect()
     }
 
-    /// Whether `value` asks for anything: whether it is neither the default nor means the same.
+    /// Whether `value` requests anything, that is, is neither the default nor equivalent to it.
     pub fn asks(&self, value: &Value) -> bool {
         !std::iter::once(&self.default).chain(self.neutral).any(|literal| literal.value() == *value)
     }
 
-    /// The feature that `value` asks for and that is not built, if it does.
+    /// The missing feature that `value` requests, if any.
     pub fn missing_feature(&self, value: &Value) -> Option<&'static str> {
         match self.class {
             Class::Refused(feature) if self.asks(value) => Some(feature),

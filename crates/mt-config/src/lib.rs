@@ -1,8 +1,8 @@
-//! The key table: every configuration key once, and what follows from it: YAML files, `key=value`, the environment,
-//! where each value came from, errors, explanations and the reference page.
+//! Configuration: the table that declares every key once, the merging of YAML files, `key=value` arguments and the
+//! environment, the origin of each value, error messages, and the generated reference page.
 //!
-//! Phase: before everything else. [`Config::resolve`] merges the layers; [`TrainConfig`] and [`DecodeConfig`] turn the
-//! result into small typed groups, which is all that other crates see. Of the workspace only `mt-shape` is below.
+//! Phase: before all others. [`Config::resolve`] merges the layers. [`TrainConfig`] and [`DecodeConfig`] turn the
+//! result into small typed groups, and other crates receive only those. The crate depends on `mt-shape` alone.
 
 #![forbid(unsafe_code)]
 
@@ -28,13 +28,14 @@ pub use coerce::value_text;
 pub use config::{Config, Difference, Entry, yaml_text};
 pub use error::{ConfigError, Problem};
 pub use groups::{
-    AbsentHardware, AheadGroup, AttentionGroup, AttentionKind, AttentionType, BatchSchedule, CheckpointGroup,
-    ContextGroup, DataGroup, DatasetType, DebugGroup, DecodeConfig, DecodeGroup, DecoderBlock, Hardware,
-    HfTextUnit, KeptIn, LayerAttention, LearningRateSchedule, LoadConfig, LogitsGroup, MatmulPrecision,
-    MlpActivation, ModelGroup, ObjectiveGroup, OptimizerGroup, OptimizerSpace, OptimizerSpaceChoice,
-    OptimizerType, PackingType, Parallelism, PlacementGroup, PositionGroup, RematGroup, RematPolicy,
-    RopeType, RunGroup, SamplingStrategy, TensorLocation, TokenizerGroup, TokenizerType, TrainConfig,
-    WsdDecayStyle, is_published_model, run_directory_of, saved_config_path, tokenizer_directory,
+    AbsentHardware, AheadGroup, AttentionBlocks, AttentionGroup, AttentionKind, AttentionType, BatchSchedule,
+    BlocksGroup, CheckpointGroup, ContextGroup, DataFormat, DataGroup, DatasetType, DebugGroup, DecodeConfig,
+    DecodeGroup, DecoderBlock, Hardware, HfTextUnit, KeptIn, LayerAttention, LearningRateSchedule,
+    LoadConfig, LogitsGroup, MatmulPrecision, MlpActivation, ModelGroup, MonitorGroup, ObjectiveGroup,
+    OptimizerGroup, OptimizerSpace, OptimizerSpaceChoice, OptimizerType, PackingType, Parallelism,
+    PlacementGroup, PositionGroup, RematGroup, RematPolicy, RopeType, RunGroup, SamplingStrategy,
+    TensorLocation, TokenizerGroup, TokenizerType, TrainConfig, WsdDecayStyle, is_published_model,
+    run_directory_of, saved_config_path, tokenizer_directory,
 };
 pub use key::{Class, Key, Kind, Literal};
 pub use named::{Named, model_names, nearest_names, preset_names};

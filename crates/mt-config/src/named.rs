@@ -1,4 +1,4 @@
-//! Names that stand for the values of many keys: models and presets of the program, files, and runs.
+//! Names that stand for many values: embedded models and presets, files, and runs.
 
 use std::path::{Path, PathBuf};
 
@@ -11,12 +11,12 @@ use crate::{
     yaml::{self, Embedded, MODELS, PRESETS},
 };
 
-/// What a name stands for.
+/// The thing that a name stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Named {
     Model(String),
     Preset(&'static str),
-    /// A YAML file of the user's, or one of MaxText's source tree.
+    /// A YAML file of the user, or one of MaxText's source tree.
     File(PathBuf),
     /// The directory of a run.
     Run(PathBuf),
@@ -32,16 +32,16 @@ pub fn preset_names() -> impl Iterator<Item = &'static str> {
     PRESETS.iter().map(|(name, _)| *name)
 }
 
-/// Those of `known` that look like `name`, the likeliest first.
+/// The names in `known` that resemble `name`, best match first.
 pub fn nearest_names<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     nearest(name, known)
 }
 
 impl Named {
-    /// What a name stands for: the directory of a run, a YAML file, a named model or a preset.
+    /// Resolves a name: the directory of a run, a YAML file, a named model or a preset.
     ///
     /// # Errors
-    /// It is none of these.
+    /// The name is none of these.
     pub fn find(name: &str) -> Result<Self, ConfigError> {
         let path = Path::new(name);
         if path.is_dir()
@@ -73,7 +73,7 @@ impl Named {
         .into())
     }
 
-    /// The named model or preset of the program that a name stands for.
+    /// The embedded model or preset of this name.
     pub fn embedded(name: &str) -> Option<Self> {
         let base = name.strip_suffix("-Instruct").unwrap_or(name);
         if model_names().any(|model| model == base) {
@@ -85,10 +85,10 @@ impl Named {
         }
     }
 
-    /// The configuration that the name alone makes, without the environment.
+    /// The configuration that results from the name alone, without the environment.
     ///
     /// # Errors
-    /// The file cannot be read, or is wrong.
+    /// The file cannot be read, or its values do not resolve.
     pub fn resolve(&self) -> Result<Config, ConfigError> {
         let request = Request::default();
         Config::resolve(&match self {

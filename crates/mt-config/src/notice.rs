@@ -1,13 +1,13 @@
-//! Messages about a run in which nothing is wrong.
+//! Notes and warnings about a run that has no errors.
 
 use std::fmt;
 
-/// A message for the user of a run that goes on.
+/// A message for the user of a run that continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// Worth knowing.
+    /// Information worth knowing.
     Note(String),
-    /// Probably not what the user meant.
+    /// A probable mistake.
     Warning(String),
 }
 

@@ -1,15 +1,15 @@
-//! Where a value came from.
+//! The origin of a value.
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
 /// Where the value of a key was set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nowhere: it is the table's default.
+    /// Nowhere: the value is the table's default.
     Default,
-    /// A YAML file that belongs to the program, by its name.
+    /// An embedded YAML file, by its name.
     Preset { name: String, line: u64 },
-    /// A YAML file of the user's.
+    /// A YAML file of the user.
     File { path: Arc<PathBuf>, line: u64 },
     /// The YAML file of a named model.
     Model { name: String, line: u64 },
@@ -19,22 +19,22 @@ pub enum Origin {
     Environment { variable: String },
     /// The command line.
     Argument,
-    /// Worked out by the program, such as the name of an unnamed run.
+    /// Computed by the program, such as the name of an unnamed run.
     Derived,
 }
 
 impl Origin {
-    /// Whether the user wrote the value, rather than the program or a file that belongs to it.
+    /// Whether the user set the value, rather than the program or one of its embedded files.
     pub fn is_given(&self) -> bool {
         matches!(self, Self::File { .. } | Self::Environment { .. } | Self::Argument)
     }
 
-    /// Whether the value was set for one command, rather than in a file that may only repeat a default.
+    /// Whether the value was set for this command, rather than in a file that may merely repeat a default.
     pub(crate) fn is_by_hand(&self) -> bool {
         matches!(self, Self::Environment { .. } | Self::Argument)
     }
 
-    /// Whether the value comes from a variable that is set for other programs, and so requests nothing of this one.
+    /// Whether the value comes from a variable of other programs, and so requests nothing of this one.
     pub(crate) fn is_of_other_programs(&self) -> bool {
         matches!(self, Self::Environment { variable } if !variable.starts_with("M_"))
     }

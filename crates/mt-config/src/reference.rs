@@ -1,4 +1,4 @@
-//! What the table says, as text: for one key, and as a reference page of all.
+//! The key table as text: one key, or the reference page of all keys.
 
 use serde_json::Value;
 
@@ -13,10 +13,10 @@ use crate::{
     table::{self, group_of},
 };
 
-/// What `maxtext config explain` says about a key.
+/// The text of `maxtext config explain`.
 ///
 /// # Errors
-/// There is no such key.
+/// The table has no such key.
 pub fn explain(name: &str) -> Result<String, ConfigError> {
     let Some(key) = table::canonical(name) else {
         if let Some(named) = Named::embedded(name) {
@@ -52,7 +52,7 @@ pub fn explain(name: &str) -> Result<String, ConfigError> {
     row("status", status(key));
     let conditions = key.condition_texts();
     if !conditions.is_empty() {
-        row("only with", format!("{}; means nothing otherwise", alternatives(&conditions)));
+        row("only with", format!("{}; no effect otherwise", alternatives(&conditions)));
     }
     if let Some(blocks) = key.done_by {
         row(
@@ -69,7 +69,7 @@ pub fn explain(name: &str) -> Result<String, ConfigError> {
     }
     if !key.neutral.is_empty() {
         let neutral: Vec<String> = key.neutral.iter().map(|literal| shown(&literal.value())).collect();
-        row("neutral", format!("{}, which like the default asks for nothing", neutral.join(", ")));
+        row("neutral", format!("{}, equivalent to the default", neutral.join(", ")));
     }
     if !key.refused_choices.is_empty() {
         let refused: Vec<&str> = key.refused_choices.iter().map(|(choice, _)| *choice).collect();
@@ -91,7 +91,7 @@ pub fn explain(name: &str) -> Result<String, ConfigError> {
     Ok(text)
 }
 
-/// What is said about a model or a preset that is asked for as if it were a key.
+/// The text for a model or preset whose name was given in place of a key.
 fn explain_named(name: &str, named: &Named) -> String {
     let (what, key_values) = match named {
         Named::Model(model) => (format!("{name} is a named model, not a key"), format!("model_name={model}")),
@@ -106,11 +106,11 @@ fn explain_named(name: &str, named: &Named) -> String {
     text
 }
 
-/// The groups of values that have the key, with the commands that receive each.
+/// The groups that contain the key, with the commands that receive each.
 fn readers(key: &Key) -> String {
     match key.class {
         Class::Effective => {}
-        Class::Derived(_) => return "nothing: it is worked out to be shown".to_owned(),
+        Class::Derived(_) => return "nothing: it is computed only to be shown".to_owned(),
         Class::NoEffectHere(_) | Class::Refused(_) => return "nothing".to_owned(),
     }
     let readers: Vec<String> = GROUPS
@@ -125,7 +125,7 @@ fn readers(key: &Key) -> String {
     }
 }
 
-/// The text behind a label, with lines of at most 90 columns that begin below each other.
+/// The text after a label, wrapped at 90 columns with a hanging indent.
 fn wrapped(label: &str, text: &str) -> String {
     const COLUMNS: usize = 90;
     let indent = label.chars().count();
@@ -146,7 +146,7 @@ fn wrapped(label: &str, text: &str) -> String {
     lines
 }
 
-/// The type, of choices those that are built.
+/// The type; for choices, only those that are built.
 fn type_text(key: &Key) -> String {
     match key.kind {
         Kind::Choice(choices) if !key.refused_choices.is_empty() => {
@@ -201,7 +201,7 @@ pub fn reference_page() -> String {
     page
 }
 
-/// Placement rules fill a page, so only their number is said.
+/// The default as text. Placement rules would fill a page, so only their number is given.
 fn default_text(key: &Key) -> String {
     match (key.kind, key.default.value()) {
         (Kind::AxisRules, Value::Array(rules)) => format!("{} rules, those of MaxText", rules.len()),
@@ -217,7 +217,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// A value that shows how the key is written.
+/// An example value that shows how the key is written.
 fn example(key: &Key) -> String {
     match (key.kind, key.default.value()) {
         (Kind::AxisRules, _) => "[['norm',['fsdp']]]".to_owned(),
@@ -242,7 +242,7 @@ fn status(key: &Key) -> String {
         Class::Effective => "effective".to_owned(),
         Class::NoEffectHere(reason) => format!("accepted without effect: {reason}"),
         Class::Refused(feature) => {
-            format!("only what asks for nothing, until {feature} {} built", is(feature))
+            format!("only the default or an equivalent value, until {feature} {} built", is(feature))
         }
         Class::Derived(from) => format!("follows from {}; cannot be set", all(from)),
     }
@@ -269,7 +269,7 @@ mod tests {
     fn explains_nested_names_conditions_and_neutral_values() {
         for (name, parts) in [
             ("rl.num_generations", &["num_generations (in the group `rl`)", "rl.num_generations=2"][..]),
-            ("enable_nnx", &["neutral", "`true`, which like the default asks for nothing"]),
+            ("enable_nnx", &["neutral", "`true`, equivalent to the default"]),
             ("ici_fsdp_parallelism", &["`PlacementGroup` of train and decode"]),
             ("model_name", &["every command, when it merges the layers"]),
             ("weight_dtype", &["`ModelGroup` of train and decode, `OptimizerGroup` of train"]),

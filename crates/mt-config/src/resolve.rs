@@ -1,4 +1,4 @@
-//! Merging the layers: defaults ← `base_config` chain ← given YAML ← model YAML ← environment ← command line.
+//! Merges the layers: defaults ← `base_config` chain ← given YAML ← model YAML ← environment ← command line.
 
 use std::{
     collections::HashSet,
@@ -12,6 +12,7 @@ use crate::{
     coerce::{Mismatch, coerce, value_text},
     config::Config,
     error::{ConfigError, MOST_SHOWN, Problem, short},
+    groups::OptimizerSpace,
     key::{Class, Key, Kind},
     origin::Origin,
     suggest::nearest,
@@ -19,40 +20,57 @@ use crate::{
     yaml::{self, Embedded, Setting, set_twice, shown},
 };
 
-/// The preset that trains when nothing is said about what to train.
+/// The preset that applies if nothing describes the training.
 const QUICK_START: &str = "quick-start";
 
 /// The folder of presets that `custom_mesh_and_rule` names.
 pub(crate) const MESHES: &str = "custom_mesh_and_rule";
 
-/// Keys that variables of other programs set as well, if nothing else does: of schedulers, and of Hugging Face's tools.
+/// Keys that variables of other programs (schedulers, Hugging Face's tools) also set, if our own variables and
+/// arguments do not.
 const OTHER_VARIABLES: &[(&str, &str)] = &[("run_name", "JOBSET_NAME"), ("hf_access_token", "HF_TOKEN")];
 
-/// What a configuration is resolved from.
+/// The input of resolution.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// The command line after the name of the command: at most one YAML file, and `key=value`.
+    /// The arguments after the name of the command: at most one YAML file, and `key=value`.
     pub arguments: Vec<String>,
-    /// The environment.
+    /// The environment variables.
     pub environment: Vec<(String, String)>,
-    /// A saved configuration below everything else, as decoding from a run has.
+    /// A saved configuration below all other layers; decoding from a run has one.
     pub saved: Option<PathBuf>,
-    /// Whether the quick start is meant when only keys about the run are given.
+    /// Whether the quick start applies if only run-level keys are set.
     pub quick_start: bool,
-    /// The published model that is loaded, which says what the model is as a named one does.
+    /// The description of the published model that is loaded. Like a named model, it sets the model's keys.
     pub description: Option<ModelDescription>,
 }
 
-/// What a file beside published weights says about their model.
+/// The model that a file beside published weights describes.
 #[derive(Clone, Debug, Default)]
 pub struct ModelDescription {
-    /// The file.
+    /// The path of the file.
     pub path: PathBuf,
     /// Keys with their values.
     pub settings: Vec<(String, Value)>,
+    /// The file's own keys that nothing reads.
+    pub unread: Vec<String>,
 }
 
-/// The keys whose values have to be the same in a named model and in published weights that are loaded into it.
+impl ModelDescription {
+    /// The note that names the unread keys, if there are any.
+    fn note_of_unread(&self) -> Option<String> {
+        let names: Vec<String> = self.unread.iter().map(|key| format!("`{key}`")).collect();
+        (!names.is_empty()).then(|| {
+            format!(
+                "keys of `{}` have no effect here: {}; the model differs from the published one if they change it",
+                self.path.display(),
+                names.join(", ")
+            )
+        })
+    }
+}
+
+/// The keys that must agree between a named model and the published weights that are loaded into it.
 const SHAPE_KEYS: &[&str] = &[
     "decoder_block",
     "base_emb_dim",
@@ -64,7 +82,7 @@ const SHAPE_KEYS: &[&str] = &[
 ];
 
 impl Request {
-    /// A request of these arguments and the environment of the process.
+    /// A request with these arguments and the environment of the process.
     pub fn from_process(arguments: Vec<String>) -> Self {
         let environment = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -72,12 +90,12 @@ impl Request {
         Self { arguments, environment, ..Self::default() }
     }
 
-    /// The same request, which is the quick start when it gives only keys about the run.
+    /// The same request with the quick start, which applies if only run-level keys are set.
     pub fn with_quick_start(self) -> Self {
         Self { quick_start: true, ..self }
     }
 
-    /// The same request for the model that published weights are of.
+    /// The same request for the model of published weights.
     pub fn describing(self, description: ModelDescription) -> Self {
         Self { description: Some(description), ..self }
     }
@@ -88,7 +106,7 @@ impl Request {
     }
 }
 
-/// Whether a key only says how layers are merged, so that it means nothing once they are.
+/// Whether a key only controls the merging of layers, and so has no effect afterwards.
 pub(crate) fn is_about_layers(key: &Key) -> bool {
     matches!(key.name, "base_config" | "resolved")
 }
@@ -96,10 +114,10 @@ pub(crate) fn is_about_layers(key: &Key) -> bool {
 impl Config {
     /// Merges the layers of a request.
     ///
-    /// What the values ask for is not looked at here: see [`Config::missing_features`] and the groups.
+    /// Resolution does not check whether requested features are built: see [`Config::missing_features`] and the groups.
     ///
     /// # Errors
-    /// Everything that is wrong with names, types, bounds and conflicts, together.
+    /// All mistakes in names, types and bounds, and all conflicts between layers.
     pub fn resolve(request: &Request) -> Result<Self, ConfigError> {
         let mut problems = Vec::new();
         let (file, arguments) = command_line(&request.arguments, &mut problems);
@@ -150,7 +168,7 @@ impl Config {
         };
         let from_files = || files.iter().flatten();
         let is_resolved = |layer: &Vec<Setting>| flag("resolved", &mut layer.iter());
-        // Models and presets are in a resolved file already, unless something above it names them anew.
+        // A resolved file contains its model and presets already, unless a layer above names them again.
         let resolved = files.iter().rposition(is_resolved);
         let above = || files[resolved.map_or(0, |index| index + 1)..].iter().flatten().chain(given());
         let is_due = |name: &str| resolved.is_none() || above().any(|setting| setting.name == name);
@@ -191,11 +209,13 @@ impl Config {
         merge.config.settle_dataset();
         merge.forget_keys_about_layers();
         merge.derive();
-        ConfigError::check(merge.config, merge.problems)
+        let mut config = ConfigError::check(merge.config, merge.problems)?;
+        config.space = OptimizerSpace::of(&config);
+        Ok(config)
     }
 }
 
-/// The file and the assignments of a command line. Of several for one key the last counts.
+/// The file and the assignments of a command line. The last assignment of a key wins.
 fn command_line(arguments: &[String], problems: &mut Vec<Problem>) -> (Option<PathBuf>, Vec<Setting>) {
     let mut file: Option<&String> = None;
     let mut settings: Vec<Setting> = Vec::new();
@@ -207,7 +227,7 @@ fn command_line(arguments: &[String], problems: &mut Vec<Problem>) -> (Option<Pa
                     value: Value::String(value.to_owned()),
                     origin: Origin::Argument,
                 };
-                // As in MaxText, so that wrappers can put their own values behind given ones.
+                // As in MaxText, so that wrappers can append their own values.
                 settings.retain(|other| other.name != setting.name);
                 settings.push(setting);
             }
@@ -216,11 +236,11 @@ fn command_line(arguments: &[String], problems: &mut Vec<Problem>) -> (Option<Pa
                 None => file = Some(argument),
             },
             _ => problems.push(Problem::NotAnAssignment(match argument.split_once('=') {
-                // What follows may be a secret.
+                // The value may be a secret.
                 Some((name, _)) => format!("{}=…", short(name)),
                 None => match named_secret(argument) {
                     Some(key) => format!("{}…", key.name),
-                    // Its name and an equals sign may be words of their own.
+                    // A secret's name and an equals sign may be separate words before this one.
                     None if arguments[index.saturating_sub(2)..index]
                         .iter()
                         .any(|before| named_secret(before).is_some()) =>
@@ -235,12 +255,12 @@ fn command_line(arguments: &[String], problems: &mut Vec<Problem>) -> (Option<Pa
     (file.map(PathBuf::from), settings)
 }
 
-/// The secret key whose name is in an argument.
+/// The secret key whose name occurs in an argument.
 fn named_secret(argument: &str) -> Option<&'static Key> {
     table::keys().find(|key| key.secret && argument.contains(key.name))
 }
 
-/// The keys that a user may have meant, with the name of the group that they are written under.
+/// The keys that a user may have meant, with their group's prefix if the name has one.
 fn nearest_keys(name: &str) -> Vec<String> {
     let every = || table::keys().map(|key| key.name);
     match name.split_once('.') {
@@ -253,7 +273,7 @@ fn nearest_keys(name: &str) -> Vec<String> {
     }
 }
 
-/// Whether an argument names a YAML file, or a preset.
+/// Whether an argument names a YAML file or a preset.
 fn is_file(argument: &str) -> bool {
     argument.ends_with(".yml")
         || argument.ends_with(".yaml")
@@ -284,7 +304,7 @@ fn environment(variables: &[(String, String)], problems: &mut Vec<Problem>) -> V
     settings
 }
 
-/// A file and the files it builds on, the lowest first.
+/// The settings of a file and of the files that it builds on, lowest layer first.
 fn chain(path: &Path) -> Result<Vec<Vec<Setting>>, ConfigError> {
     let mut layers = Vec::new();
     let mut seen = HashSet::new();
@@ -309,13 +329,13 @@ fn chain(path: &Path) -> Result<Vec<Vec<Setting>>, ConfigError> {
     Ok(layers)
 }
 
-/// The configuration while layers are put on it.
+/// The configuration while layers are merged.
 struct Merge {
     config: Config,
     problems: Vec<Problem>,
-    /// Whether given placement rules replace all rules rather than those of the same names.
+    /// Whether given placement rules replace all rules, rather than only those of the same names.
     replace_rules: bool,
-    /// What was set that only follows from other keys.
+    /// Derived keys that layers set, to be compared with their computed values.
     derived: Vec<(&'static Key, Value, Origin)>,
 }
 
@@ -327,7 +347,8 @@ impl Merge {
                     self.problems.push(Problem::UnknownKey {
                         name: short(&setting.name),
                         origin: setting.origin.clone(),
-                        // Many unknown keys are no misspellings, but another kind of file.
+                        // A file with this many unknown keys is not a configuration with misspellings, so no names are
+                        // suggested.
                         nearest: if self.problems.len() < MOST_SHOWN {
                             nearest_keys(&setting.name)
                         } else {
@@ -351,7 +372,7 @@ impl Merge {
         }
     }
 
-    /// Sets one name of a mapping, as in `student_overrides.model_name=llama2-7b`.
+    /// Sets one entry of a mapping, as in `student_overrides.model_name=llama2-7b`.
     fn nested(&mut self, setting: &Setting) -> bool {
         let Some((outer, inner)) = setting.name.split_once('.') else { return false };
         let Some(key) = table::lookup(outer).filter(|key| key.kind == Kind::Mapping) else { return false };
@@ -376,7 +397,7 @@ impl Merge {
         }
     }
 
-    /// Takes secrets out of a mapping, whose names and values are shown and saved.
+    /// Removes secrets from a mapping, because mappings are shown and saved.
     fn refuse_secrets(&mut self, key: &'static Key) {
         let entry = self.config.entries.get_mut(key.name).expect("every key has an entry");
         let Value::Object(mapping) = &mut entry.value else { return };
@@ -391,7 +412,7 @@ impl Merge {
         }
     }
 
-    /// The last setting of a key.
+    /// The last setting of a key, or its current value.
     fn last(&self, name: &str, settings: &mut dyn Iterator<Item = &Setting>) -> Setting {
         settings.filter(|setting| setting.name == name).last().cloned().unwrap_or_else(|| Setting {
             name: name.to_owned(),
@@ -400,10 +421,10 @@ impl Merge {
         })
     }
 
-    /// Puts a named mesh with its rules in place of what there is.
+    /// Replaces the mesh and its rules by those of a preset.
     fn mesh_layer(&mut self, mesh: &Setting) {
         let name = value_text(&mesh.value);
-        // A name that is no choice is reported where the key is set.
+        // An invalid name is reported where the key is set.
         if let Some(settings) = yaml::embedded(Embedded::Preset, &format!("{MESHES}/{name}")) {
             let replace_rules = std::mem::replace(&mut self.replace_rules, true);
             self.layer(&settings);
@@ -411,8 +432,8 @@ impl Merge {
         }
     }
 
-    /// Forgets what a file says of values that follow from others, where that is so as far as the file goes: layers
-    /// above it may change what they follow from.
+    /// Drops a file's derived keys that agree with the values computed up to that file. Layers above may change the
+    /// keys that they follow from.
     fn drop_consistent(&mut self) {
         if self.derived.is_empty() {
             return;
@@ -422,8 +443,7 @@ impl Merge {
         self.derived.retain(|(key, value, _)| *value != alone.entry(key.name).value);
     }
 
-    /// Works out what follows from the keys that are set, and compares it with what was set nevertheless, as the
-    /// configurations that MaxText saves do.
+    /// Computes the derived keys, and compares them with values that layers set, as files saved by MaxText do.
     fn derive(&mut self) {
         self.steps_of_schedule();
         self.config.derive();
@@ -436,7 +456,7 @@ impl Merge {
         }
     }
 
-    /// Keys about how layers are merged have done their work, and are no part of the result.
+    /// Resets the keys that controlled the merging, since they have no effect on the result.
     fn forget_keys_about_layers(&mut self) {
         for key in table::keys().filter(|key| is_about_layers(key)) {
             let entry = self.config.entries.get_mut(key.name).expect("every key has an entry");
@@ -444,7 +464,7 @@ impl Merge {
         }
     }
 
-    /// Trains for as long as the schedule lasts, if `steps` is -1.
+    /// Sets `steps` to the length of the schedule if it is -1.
     fn steps_of_schedule(&mut self) {
         if self.config.entry("steps").value != -1 {
             return;
@@ -466,7 +486,7 @@ impl Merge {
         (steps.value, steps.origin) = (schedule.value, Origin::Derived);
     }
 
-    /// Puts the values of a named model in place, unless what is `given` may override them and does.
+    /// Applies the values of a named model, which `given` may override only if `may_override`.
     fn model_layer(
         &mut self,
         model: &Setting,
@@ -474,7 +494,7 @@ impl Merge {
         given: &mut dyn Iterator<Item = &Setting>,
     ) {
         let name = value_text(&model.value);
-        // Tuned models have the dimensions of those they were made from.
+        // Instruct models have the dimensions of their base models.
         let base = name.strip_suffix("-Instruct").unwrap_or(&name);
         let Some(settings) = yaml::embedded(Embedded::Model, base) else {
             self.problems.push(Problem::UnknownModel {
@@ -490,7 +510,7 @@ impl Merge {
             let replaced = coerce(entry.key, &setting.value).is_ok_and(|value| value != entry.value);
             if replaced && entry.is_changed() && entry.key.kind != Kind::AxisRules {
                 self.config.notes.push(format!(
-                    "`{}` is `{}` as model `{name}` says, not `{}` ({})",
+                    "`{}` is `{}` as in model `{name}`, not `{}` ({})",
                     setting.name,
                     short(&value_text(&setting.value)),
                     short(&entry.shown()),
@@ -510,7 +530,7 @@ impl Merge {
         self.replace_rules = replace_rules;
     }
 
-    /// Reports what is `given` and contradicts a model's own settings.
+    /// Reports given values that contradict those of a model.
     fn contradictions(
         &mut self,
         name: &str,
@@ -539,7 +559,7 @@ impl Merge {
         }
     }
 
-    /// Puts what published weights say of their model in place, unless what is `given` may override it and does.
+    /// Applies the description of published weights, which `given` may override only if `may_override`.
     fn description_layer(
         &mut self,
         description: &ModelDescription,
@@ -548,6 +568,7 @@ impl Merge {
         given: &mut dyn Iterator<Item = &Setting>,
     ) {
         let path = Arc::new(description.path.clone());
+        self.config.notes.extend(description.note_of_unread());
         let settings: Vec<Setting> = description
             .settings
             .iter()
@@ -586,7 +607,7 @@ impl Merge {
         self.layer(&settings);
     }
 
-    /// A key belongs either in the environment or on the command line.
+    /// Reports keys that are set both in the environment and on the command line.
     fn set_once(&mut self, environment: &[Setting], arguments: &[Setting]) {
         for second in arguments {
             let Some(key) = table::canonical(&second.name) else { continue };
@@ -596,7 +617,7 @@ impl Merge {
         }
     }
 
-    /// Takes the number of virtual devices from JAX's way of asking for them.
+    /// Takes the number of virtual CPU devices from the XLA flag that JAX users set.
     fn device_count(&mut self, variables: &[(String, String)]) {
         const FLAG: &str = "--xla_force_host_platform_device_count=";
         let Some((_, flags)) = variables.iter().find(|(variable, _)| variable == "XLA_FLAGS") else { return };
@@ -650,7 +671,7 @@ fn mismatched(key: &'static Key, setting: &Setting, mismatch: Mismatch) -> Probl
     }
 }
 
-/// `a whole number`, but `text` and `true or false`.
+/// The type with an article: `a whole number`, but `text` and `true or false`.
 fn with_article(noun: &str) -> String {
     match noun.split([' ', ',']).next() {
         Some("whole" | "number" | "list" | "mapping") => format!("a {noun}"),
@@ -658,7 +679,7 @@ fn with_article(noun: &str) -> String {
     }
 }
 
-/// The rules with those of the names that `new` has replaced.
+/// The old rules, except those whose names occur in `new`, followed by the new rules.
 fn merged_rules(old: &Value, new: Value) -> Value {
     let (Value::Array(old), Value::Array(new)) = (old, new) else { return old.clone() };
     let names: HashSet<Value> = new.iter().map(|rule| rule[0].clone()).collect();

@@ -1,25 +1,25 @@
-//! The names a user may have meant.
+//! Suggestions for misspelled names.
 
 /// At most this many names are suggested.
 const MOST: usize = 3;
 
-/// Longer names are not names at all, and comparing them would take long.
+/// Longer names get no suggestions; comparing them would take long.
 const LONGEST: usize = 64;
 
-/// The names of `known` that look like `name`, the likeliest first.
+/// The names in `known` that resemble `name`, best match first.
 pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let wanted = name.to_lowercase();
     if wanted.len() > LONGEST {
         return Vec::new();
     }
-    // Misspellings of a third of the letters are still recognized; more would suggest unrelated names.
+    // Up to a third of the letters may differ; a larger tolerance would suggest unrelated names.
     let tolerance = (wanted.chars().count() / 3).max(1);
     let mut scored: Vec<(usize, &str)> = known
         .into_iter()
         .filter_map(|candidate| {
             let contained = wanted.len() >= 4 && (candidate.contains(&wanted) || wanted.contains(candidate));
             let related = contained || same_words(&wanted, candidate);
-            // Names whose lengths differ by more are at least as far apart.
+            // The edit distance is at least the difference in length.
             if !related && wanted.len().abs_diff(candidate.len()) > 4 * tolerance {
                 return None;
             }
@@ -40,14 +40,14 @@ pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) 
     scored.into_iter().take(MOST).map(|(_, candidate)| candidate.to_owned()).collect()
 }
 
-/// Whether all words of `name`, at least two, are words of `candidate` in any order.
+/// Whether all words of `name`, at least two, occur in `candidate` in any order.
 fn same_words(name: &str, candidate: &str) -> bool {
     let words: Vec<&str> = candidate.split(['_', '-']).collect();
     let wanted: Vec<&str> = name.split(['_', '-']).collect();
     wanted.len() >= 2 && wanted.iter().all(|word| words.contains(word))
 }
 
-/// The number of letters to insert, delete, replace or exchange with their neighbour to get from one text to the
+/// The number of insertions, deletions, replacements and exchanges of neighboring letters that turn one text into the
 /// other.
 fn edit_distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());

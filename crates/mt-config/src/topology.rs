@@ -1,4 +1,4 @@
-//! Hardware that programs are compiled for without being there, by MaxText's names.
+//! Hardware for which programs are compiled ahead of time, by MaxText's names.
 
 use crate::{
     ConfigError,
@@ -6,50 +6,50 @@ use crate::{
     Problem, suggest,
 };
 
-/// Hardware to compile for.
+/// A slice of hardware to compile for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CompileTopology {
-    /// As it was asked for, such as `v5p-128`.
+    /// The requested name, such as `v5p-128`.
     pub name: String,
     pub chip: &'static Chip,
-    /// Chips along each dimension of a slice; for GPUs, those of one machine.
+    /// Number of chips along each dimension of a slice; for GPUs, of one machine.
     pub bounds: Vec<usize>,
 }
 
-/// What a device can do at best, from the data sheet of the maker of its chip. A chip is one device, or several that
-/// share what it has.
+/// Peak figures of a device, from the data sheet of its chip. A chip is one device, or several devices that share its
+/// resources.
 #[derive(Debug, PartialEq)]
 pub struct Chip {
-    /// What names of topologies begin with, and what the compiler calls its generation.
+    /// The compiler's name of the chip's generation, with which topology names begin.
     pub generation: &'static str,
     pub hardware: Hardware,
-    /// A part of what its plugin calls the kind of device.
+    /// A substring of the plugin's device kind.
     pub device_kind: &'static str,
-    /// Dense `bf16` products, in 10¹² operations a second.
+    /// Peak of dense `bf16` products, in 10¹² FLOPs per second.
     pub peak_tflops: f64,
-    /// Bytes of memory.
+    /// Memory in bytes.
     pub memory: u64,
-    /// Bytes a second from and to memory.
+    /// Memory bandwidth in bytes per second.
     pub memory_bandwidth: f64,
-    /// Bytes a second to all other chips of a slice together, one way. For v4 it is Google's 1.1 PB/s of a pod that
-    /// reduces, by its 4096 chips.
+    /// Bandwidth to all other chips of a slice together, one way, in bytes per second. The figure for v4 is derived
+    /// from the all-reduce bandwidth that Google states for a pod: 1.1 PB/s over 4096 chips.
     pub link_bandwidth: f64,
-    /// Bytes a second to chips of other slices, one way: this device's share of its host's network. For GPUs, whose
-    /// slices are machines, that of usual machines. `None` where none is usual.
+    /// Bandwidth to chips of other slices, one way, in bytes per second: the device's share of its host's network. A
+    /// slice of GPUs is a machine, and the figure is that of common machines. `None` if no network is common.
     pub slice_bandwidth: Option<f64>,
-    /// How the sizes in names of topologies are counted, and which there are.
+    /// The sizes in topology names.
     sizes: Sizes,
 }
 
 #[derive(Debug, PartialEq)]
 enum Sizes {
-    /// Chips in a square or in two, up to 16 by 16.
+    /// The number of chips in a square or in two adjacent squares, up to 16 by 16.
     Plane,
-    /// Two for each chip, which are in a block of at most as many. The two cores of a chip are one device, or two.
+    /// Two per chip, in a block of at most `most_chips`. The two cores of a chip are one device or two.
     Block { most_chips: usize, devices_per_chip: usize },
-    /// No sizes: one machine of eight.
+    /// The number of GPUs of one machine, at most eight.
     Machine,
-    /// No topology has a name.
+    /// No topology of this chip has a name.
     Unnamed,
 }
 
@@ -87,12 +87,12 @@ const fn chip(
     }
 }
 
-/// The chips that are known. The first whose kind is part of a device's name is that device's.
+/// The known chips. A device belongs to the first chip whose kind is part of the device's name.
 ///
-/// Between slices, of each chip: v5p and TPU7x 50 and 100 Gb/s, v5e 2 × 100 Gb/s and v6e 4 × 200 Gb/s for a host of
-/// eight, as Google's pages about them say. For v4 there is no such page, and what v5p has is assumed. `a3` is Google's
-/// machine with 1 Tb/s for eight GPUs; the other machines of eight are NVIDIA's own (DGX), whose data sheets have an
-/// adapter of 400 Gb/s for each GPU, or of 200 Gb/s for an A100.
+/// Sources of the bandwidth between slices, per chip: Google's pages give 50 Gb/s for v5p, 100 Gb/s for TPU7x, and per
+/// host of eight 2 × 100 Gb/s for v5e and 4 × 200 Gb/s for v6e. No page exists for v4, so v5p's figure is assumed. `a3`
+/// is Google's machine with 1 Tb/s for eight GPUs. The other machines of eight are NVIDIA's DGX, whose data sheets list
+/// an adapter of 400 Gb/s per GPU, or 200 Gb/s for an A100.
 pub static CHIPS: &[Chip] = &[
     chip((Tpu, "v4", "TPU v4"), 275.0, gib(32), 1.228e12, 2.7e11, Some(6.25e9), block(4096, 1)),
     chip((Tpu, "v5e", "TPU v5 lite"), 197.0, gib(16), 8.19e11, 2.0e11, Some(3.125e9), Sizes::Plane),
@@ -109,25 +109,25 @@ pub static CHIPS: &[Chip] = &[
     chip((Gpu, "l4", "L4"), 121.0, gigabytes(24), 3.0e11, 3.2e10, None, Sizes::Unnamed),
 ];
 
-/// Blocks of 64 chips are wired to each other, so that larger slices consist of whole ones.
+/// The side of a cube of 64 chips. Larger slices consist of whole cubes, which are wired to each other.
 const SIDE: usize = 4;
 
 /// The longest side of a block.
 const LONGEST: usize = 256;
 
-/// Why there is no name for other numbers of GPUs.
+/// The hint for other numbers of GPUs.
 const OF_A_MACHINE: &str = "GPUs are those of one machine, which are 1, 2, 4 or 8";
 
 /// The longest side of a plane.
 const PLANE_SIDE: usize = 16;
 
 impl Chip {
-    /// The chip of a device of this kind, if it is known.
+    /// The chip of a device of this kind, if known.
     pub fn of_device(kind: &str) -> Option<&'static Self> {
         CHIPS.iter().find(|chip| kind.contains(chip.device_kind))
     }
 
-    /// The devices that a chip is.
+    /// The number of devices of a chip.
     pub fn devices_per_chip(&self) -> usize {
         match self.sizes {
             Sizes::Block { devices_per_chip, .. } => devices_per_chip,
@@ -135,7 +135,7 @@ impl Chip {
         }
     }
 
-    /// The sides of the slice whose name ends in `size`, if there is one.
+    /// The sides of the slice whose name ends in `size`, if it exists.
     fn bounds(&self, size: usize) -> Option<Vec<usize>> {
         match self.sizes {
             Sizes::Plane => plane(size),
@@ -145,18 +145,18 @@ impl Chip {
                     .then(|| block_sides(chips))
                     .flatten()
             }
-            // Names count the chips of a machine, of which there are eight or fewer.
+            // Names count the GPUs of a machine.
             Sizes::Machine if matches!(size, 1 | 2 | 4 | 8) => Some(vec![size]),
             Sizes::Machine | Sizes::Unnamed => None,
         }
     }
 
-    /// What sizes in names count for each chip: the cores of those in blocks.
+    /// The number by which a name's size counts each chip: names of block slices count cores.
     fn counted_per_chip(&self) -> usize {
         if matches!(self.sizes, Sizes::Block { .. }) { 2 } else { 1 }
     }
 
-    /// The sizes that names end in, from the smallest.
+    /// The sizes of all slices that names can denote, in ascending order.
     fn sizes(&self) -> impl Iterator<Item = usize> {
         let most = match self.sizes {
             Sizes::Plane => PLANE_SIDE * PLANE_SIDE,
@@ -168,15 +168,15 @@ impl Chip {
     }
 }
 
-/// The sides of a slice of chips in a plane.
+/// The sides of a planar slice.
 fn plane(chips: usize) -> Option<Vec<usize>> {
     let power = chips.is_power_of_two().then(|| chips.trailing_zeros())?;
-    // There is no slice of two.
+    // Slices of two chips do not exist.
     let (short, long) = (power / 2, power.div_ceil(2));
     (chips != 2 && long <= 4).then(|| vec![1 << short, 1 << long])
 }
 
-/// The sides of a slice of chips in a block: of those that the chips can form, the nearest to a cube.
+/// The sides of a block slice: among the possible ones, those nearest to a cube.
 fn block_sides(chips: usize) -> Option<Vec<usize>> {
     match chips {
         1 => return Some(vec![1, 1, 1]),
@@ -196,14 +196,14 @@ fn block_sides(chips: usize) -> Option<Vec<usize>> {
 }
 
 impl CompileTopology {
-    /// The hardware of this name: a generation and a size, such as `v5p-128` or `h100-8`, or its sides,
+    /// The hardware with this name: a generation and a size, such as `v5p-128` or `h100-8`, or a generation and sides,
     /// such as `v5p:4x4x8`.
     ///
-    /// As in MaxText, sizes count the two cores of each chip for v4, v5p and TPU7x, and chips for the others; `a3` is one
-    /// machine of eight. `v7x` is TPU7x and `v5litepod` v5e.
+    /// As in MaxText, sizes count both cores of each chip for v4, v5p and TPU7x, and chips otherwise; `a3` is one
+    /// machine of eight. `v7x` means TPU7x, and `v5litepod` means v5e.
     ///
     /// # Errors
-    /// There is none; the nearest names are listed.
+    /// No hardware has this name; the error lists the nearest names.
     pub fn named(name: &str) -> Result<Self, ConfigError> {
         Self::find(name).map_err(|problem| (*problem).into())
     }
@@ -235,7 +235,7 @@ impl CompileTopology {
         })
     }
 
-    /// What is wrong with `name`: `why`, if more is known than that it is none, and the names that are near.
+    /// The error for an unknown `name`, with the reason `why` if it is known, and with the nearest names.
     fn unknown(name: &str, why: Option<String>) -> Problem {
         let generations = || named_chips().map(|chip| chip.generation);
         let spelled = name.to_lowercase().replace('_', "-");
@@ -271,17 +271,17 @@ impl CompileTopology {
         Problem::inconsistent(format!("there is no hardware named `{name}`"), hint)
     }
 
-    /// The chips of a slice.
+    /// The number of chips of a slice.
     pub fn chips_per_slice(&self) -> usize {
         self.bounds.iter().product()
     }
 
-    /// The devices of a slice.
+    /// The number of devices of a slice.
     pub fn devices_per_slice(&self) -> usize {
         self.chips_per_slice() * self.chip.devices_per_chip()
     }
 
-    /// What the compiler calls the way of using its chips, where the cores of a chip can be one device or several.
+    /// The compiler's name for the chip configuration, if the cores of a chip can be one device or several.
     pub fn chip_config(&self) -> Option<&'static str> {
         match self.chip.sizes {
             Sizes::Block { devices_per_chip: 1, .. } => Some("megacore"),
@@ -290,19 +290,19 @@ impl CompileTopology {
         }
     }
 
-    /// What the compiler calls it, such as `v5p:4x4x4`.
+    /// The compiler's name of the slice, such as `v5p:4x4x4`.
     pub fn compiler_name(&self) -> String {
         let sides: Vec<String> = self.bounds.iter().map(usize::to_string).collect();
         format!("{}:{}", self.chip.generation, sides.join("x"))
     }
 }
 
-/// The chips that names of topologies begin with.
+/// The chips for which topology names exist.
 fn named_chips() -> impl Iterator<Item = &'static Chip> {
     CHIPS.iter().filter(|chip| chip.sizes != Sizes::Unnamed)
 }
 
-/// The generation that a name begins with, which may be what MaxText or Google's tools call it.
+/// The generation for a name, which may be an alias used by MaxText or Google's tools.
 fn canonical(generation: &str) -> &str {
     match generation {
         "v7x" => "tpu7x",
@@ -320,11 +320,11 @@ impl Chip {
         }
     }
 
-    /// Whether there can be slices with these sides. The compiler ends the process where they are too long, so that
-    /// nothing but what it takes may reach it.
+    /// Checks whether slices with these sides exist. The compiler aborts the process on sides that are too long, so
+    /// only valid ones may reach it.
     ///
     /// # Errors
-    /// There is none; the text says why.
+    /// No such slice exists; the text gives the reason.
     fn check_sides(&self, sides: &[usize]) -> Result<(), String> {
         let Self { generation, .. } = self;
         let num_sides = self.num_sides();
@@ -355,15 +355,15 @@ impl Chip {
         if chips > cube && sides.iter().any(|side| !side.is_multiple_of(SIDE)) {
             return Err(format!("sides of slices of more than {cube} chips are multiples of {SIDE}"));
         }
-        // Hosts have 2 by 2 chips, or by 1 where the slice is no wider.
+        // A host has 2 by 2 chips, or fewer where a side of the slice is 1.
         if sides.iter().take(2).any(|side| *side > 1 && side % 2 == 1) {
             return Err("hosts have 2x2 chips, so that the first two sides are even or 1".to_owned());
         }
         Ok(())
     }
 
-    /// The names of this chip's slices that are nearest to what `name` asks for, which is of this chip or looks like
-    /// it. Without a size in it, those of the largest.
+    /// The names of this chip's slices nearest to `name`, which names this chip or resembles it. Without a size in
+    /// `name`, the largest slices.
     fn nearest_names(&self, name: &str, most: usize) -> Vec<String> {
         let size = match name.split_once(':') {
             Some((_, sides)) => {
@@ -376,19 +376,19 @@ impl Chip {
         let wanted = size.unwrap_or(usize::MAX);
         let mut sizes: Vec<usize> = self.sizes().collect();
         sizes.sort_by_key(|size| size.abs_diff(wanted));
-        // What is written in another way has one name, not neighbours.
+        // A correct size in a misspelled name has one correction.
         let most = if sizes.first() == Some(&wanted) && !name.contains(':') { 1 } else { most };
         sizes.iter().take(most).map(|size| format!("{}-{size}", self.generation)).collect()
     }
 
-    /// The name of the slice with this number of devices, if there is one.
+    /// The name of the slice with this number of devices, if it exists.
     pub(crate) fn name_of_slice(&self, num_devices: usize) -> Option<String> {
         let is_whole = num_devices.is_multiple_of(self.devices_per_chip());
         let size = (num_devices / self.devices_per_chip()).checked_mul(self.counted_per_chip())?;
         (is_whole && self.bounds(size).is_some()).then(|| format!("{}-{size}", self.generation))
     }
 
-    /// How sides are written, for chips whose slices have several.
+    /// An example of sides, for chips whose slices have several.
     fn example_of_sides(&self) -> Option<String> {
         let sides = match self.sizes {
             Sizes::Plane => "4x8",
@@ -444,7 +444,7 @@ mod tests {
         check("v5litepod:2x4", "v5e:2x4", 8);
     }
 
-    /// libtpu makes topologies of these.
+    /// libtpu accepts these sides.
     #[test]
     fn sides_that_hosts_divide_are_taken() {
         for sides in ["1x1", "1x2", "2x1", "1x4", "4x1", "1x8", "2x2", "2x4", "4x2", "4x16", "16x2", "16x16"]
@@ -478,7 +478,7 @@ mod tests {
                 "hint: sides of `v5e` are 1, 2, 4, 8 or 16; the nearest are `v5e-256` and `v5e-128`",
             );
         }
-        // libtpu takes these three at first, and has no routes between their chips.
+        // libtpu accepts these sides at first, but has no routes between the chips.
         for name in ["v5e:10x2", "v5e:12x12", "v6e:6x16", "v5e:3x5", "v5e:1x3", "v6e:3x1"] {
             check_refused(name, "are 1, 2, 4, 8 or 16; the nearest");
         }

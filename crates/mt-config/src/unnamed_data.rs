@@ -1,13 +1,14 @@
-//! The data of a run when no key names any.
+//! The dataset of a run whose keys name no data.
 //!
-//! MaxText's default is a TensorFlow dataset, which is not built. A run that names no data gets the table's default in its
-//! place and says so; one that names data without saying of which kind keeps MaxText's meaning, and is refused by name.
+//! MaxText's default is a TensorFlow dataset, which is not built. A run that names no data uses the table's default
+//! instead and notes it. A run that names data without a `dataset_type` keeps MaxText's meaning, and is refused because
+//! TensorFlow datasets are not built.
 
 use serde_json::Value;
 
 use crate::{config::Config, error::is, origin::Origin, table::features::TENSORFLOW_DATASETS};
 
-/// The keys that name data, of whatever kind.
+/// The keys that name data of any type.
 const NAMING_KEYS: &[&str] = &[
     "dataset_path",
     "dataset_name",
@@ -24,8 +25,8 @@ const NAMING_KEYS: &[&str] = &[
 ];
 
 impl Config {
-    /// Puts the default in place of MaxText's where a file repeats the latter, and MaxText's in place of ours where
-    /// keys name data but none says of which kind.
+    /// Replaces MaxText's default by ours if a file merely repeats it, and ours by MaxText's if keys name data without
+    /// a type.
     pub(crate) fn settle_dataset(&mut self) {
         let entry = self.entry("dataset_type");
         let ours = entry.key.default.value();

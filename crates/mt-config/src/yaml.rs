@@ -22,7 +22,7 @@ use crate::{
     table,
 };
 
-/// One line of a file: a name, what it is set to, and where.
+/// One line of a file: a name, its value and its origin.
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
     pub(crate) name: String,
@@ -30,17 +30,17 @@ pub(crate) struct Setting {
     pub(crate) origin: Origin,
 }
 
-/// YAML files that are part of the program.
+/// The types of YAML files that are embedded in the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Embedded {
     Model,
     Preset,
 }
 
-// `MODELS`, the named models, and `PRESETS`, which a command line names as it would name a file.
+// `MODELS` holds the named models; `PRESETS` holds files that a command line names like files of the user.
 include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
 
-/// The settings of a file that is part of the program.
+/// The settings of an embedded file.
 pub(crate) fn embedded(kind: Embedded, name: &str) -> Option<Vec<Setting>> {
     let files = match kind {
         Embedded::Model => MODELS,
@@ -54,8 +54,8 @@ pub(crate) fn embedded(kind: Embedded, name: &str) -> Option<Vec<Setting>> {
     Some(parse(text, Path::new(name), origin).expect("files of the program are YAML, which a test checks"))
 }
 
-/// The settings of a file of the user's. A path that does not exist but ends as a preset is called is that preset, so
-/// that command lines written for MaxText's source tree work: `src/maxtext/configs/base.yml`.
+/// The settings of a file. A missing path that ends in a preset's name means that preset, so that command lines for
+/// MaxText's source tree work: `src/maxtext/configs/base.yml`.
 pub(crate) fn read(path: &Path) -> Result<Vec<Setting>, ConfigError> {
     match std::fs::read_to_string(path) {
         Ok(text) => {
@@ -75,8 +75,8 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Setting>, ConfigError> {
     }
 }
 
-/// The preset, or the model of the directory `models`, that a path of MaxText's source tree means. Such a path leads
-/// through the directory `configs`, is what is below that, or is a bare name: any other is a file of the user's.
+/// The preset, or the model in the directory `models`, that a path of MaxText's source tree means. Such a path leads
+/// through the directory `configs`, is relative to it, or is a bare name; any other path is a file of the user.
 pub(crate) fn stand_in(path: &Path) -> Option<(Embedded, &'static str)> {
     let stem = stem(path);
     let mut below: Vec<String> = path
@@ -102,7 +102,7 @@ pub(crate) fn stand_in(path: &Path) -> Option<(Embedded, &'static str)> {
     preset.map(|preset| (Embedded::Preset, preset)).or_else(model)
 }
 
-/// Presets whose own names look like `stem`.
+/// Presets whose last path component resembles `stem`.
 fn nearest_presets(stem: &str) -> Vec<String> {
     let own = |name: &'static str| name.rsplit('/').next().unwrap_or(name);
     let near = nearest(stem, PRESETS.iter().map(|(name, _)| own(name)));
@@ -115,7 +115,7 @@ fn nearest_presets(stem: &str) -> Vec<String> {
     presets
 }
 
-/// The name of a file without its ending; names of models have points.
+/// The file name without its YAML extension. Other dots stay, since names of models contain dots.
 pub(crate) fn stem(path: &Path) -> String {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let stem = name.strip_suffix(".yml").or_else(|| name.strip_suffix(".yaml"));
@@ -139,16 +139,16 @@ fn parse(text: &str, path: &Path, origin: impl Fn(u64) -> Origin) -> Result<Vec<
     }
 }
 
-/// More values than the largest configuration has.
+/// More nodes than any configuration has.
 const MOST_NODES: usize = 50_000;
 
-/// Reads YAML, of which no more is expanded than the largest configuration has.
+/// Parses YAML, with a limit on the number of nodes after aliases are expanded.
 pub(crate) fn from_yaml<T: DeserializeOwned>(text: &str) -> Result<T, serde_saphyr::Error> {
     let options = serde_saphyr::options! { budget: serde_saphyr::budget! { max_nodes: MOST_NODES } };
     serde_saphyr::from_str_with_options(text, options)
 }
 
-/// The problems of keys that a file sets twice. The library refuses such files, but knows one of the lines only.
+/// The problems of keys that a file sets twice. The parser rejects such files, but reports only one of the two lines.
 fn duplicates(text: &str, origin: impl Fn(u64) -> Origin) -> Vec<Problem> {
     let options = serde_saphyr::options! {
         duplicate_keys: DuplicateKeyPolicy::PassThrough,
@@ -158,7 +158,7 @@ fn duplicates(text: &str, origin: impl Fn(u64) -> Origin) -> Vec<Problem> {
     lines.map_or_else(Vec::new, |lines| set_twice_among(&lines.settings(origin)))
 }
 
-/// The problems of keys that are set twice, under the same name or another.
+/// The problems of keys that are set twice, under the same name or an alias.
 fn set_twice_among(settings: &[Setting]) -> Vec<Problem> {
     let mut first: HashMap<&str, &Setting> = HashMap::new();
     let mut problems = Vec::new();
@@ -185,7 +185,7 @@ pub(crate) fn set_twice(first: &Setting, second: &Setting) -> Problem {
     }
 }
 
-/// A value as a message shows it.
+/// A value for a message.
 pub(crate) fn shown(is_secret: bool, value: &Value) -> String {
     match value_text(value) {
         _ if is_secret => "(hidden)".to_owned(),
@@ -194,7 +194,7 @@ pub(crate) fn shown(is_secret: bool, value: &Value) -> String {
     }
 }
 
-/// Names with their values and lines. The keys of a nested group are keys, under its name or their own.
+/// Names with their values and line numbers. Keys nested in a group have its prefix.
 struct Lines(Vec<(String, Value, u64)>);
 
 impl Lines {
@@ -248,7 +248,7 @@ impl<'de> Visitor<'de> for LinesVisitor {
     }
 }
 
-/// What stands behind the name of a group: its keys, or the value of a key that is called as the group.
+/// The value of a group's name: nested keys, or the value of a key with the group's name.
 enum Nested {
     Lines(Lines),
     Value(Value),
@@ -298,24 +298,24 @@ impl<'de> Visitor<'de> for NestedVisitor {
     }
 }
 
-/// What a text means where YAML is free to choose: a number, a truth value, or the text.
+/// Interprets a string as YAML would: as a number, a boolean, or a string.
 pub(crate) fn scalar(value: &Value) -> Value {
     let parsed = value.as_str().and_then(|text| from_yaml(text).ok());
     parsed.unwrap_or_else(|| value.clone())
 }
 
-/// What the library says of files that are valid YAML but no configurations, and what it means to a user.
+/// Fragments of the parser's messages for valid YAML that is not a configuration, with replacements for users.
 const REASONS: &[(&str, &str)] = &[
     ("expected mapping start", "a line of `key: value` has to begin here"),
-    ("budget breached: Depth", "what begins here is nested too deeply"),
-    ("recursion limit exceeded", "what begins here is nested too deeply"),
+    ("budget breached: Depth", "the value that begins here is nested too deeply"),
+    ("recursion limit exceeded", "the value that begins here is nested too deeply"),
     ("budget breached", "up to here there are more values than a configuration has"),
-    ("recursive references", "an alias refers to what it is part of"),
+    ("recursive references", "an alias refers to a value that contains it"),
     (", set DuplicateKeyPolicy", ""),
     ("multiple YAML documents", "a second document begins here"),
 ];
 
-/// What is wrong, without the drawing of the place in the file, whose line is named already.
+/// The parser's message without its drawing of the file; it names the line already.
 fn reason(message: &str) -> String {
     let first = message.lines().next().unwrap_or_default().trim_start_matches("error: ");
     let mut reason = first.to_owned();
@@ -356,7 +356,7 @@ mod tests {
             ("./post_train/sft.yml", Some("post_train/sft")),
             ("models/llama3.1-405b.yml", Some("llama3.1-405b")),
             ("mine.yml", None),
-            // Files of the user's that are missing.
+            // Missing files of the user.
             ("experiments/sft.yml", None),
             ("/home/me/base.yml", None),
             ("experiments/models/llama3.1-405b.yml", None),

@@ -1,4 +1,4 @@
-//! Command lines of MaxText's documentation are taken, or refused for a feature that is not built.
+//! Command lines of MaxText's documentation are accepted, or refused for a feature that is not built.
 
 mod common;
 
@@ -11,7 +11,7 @@ fn request(arguments: &[String]) -> Request {
     Request { arguments: arguments.to_vec(), ..Request::default() }
 }
 
-/// `accepted`, the missing features, or a mistake, which no line of the table has.
+/// `accepted`, the missing features, or a mistake, which no line of the table may have.
 fn verdict(result: Result<Config, ConfigError>) -> String {
     let Err(error) = result else { return "accepted".to_owned() };
     let feature = |problem: &Problem| match problem {
@@ -79,7 +79,7 @@ fn every_preset_resolves() {
     assert!(count >= 40, "{count} presets");
 }
 
-/// The values that base.yml states, which `golden/make.py` wrote down.
+/// The values in base.yml, as recorded by `golden/make.py`.
 fn base_defaults() -> Map<String, Value> {
     let keys: Map<String, Value> = serde_json::from_str(include_str!("golden/keys.json")).unwrap();
     keys.into_iter().filter_map(|(name, row)| Some((name, row.get("base")?.clone()))).collect()
@@ -123,7 +123,11 @@ fn a_run_that_names_no_data_gets_random_tokens() {
             "{notes:?}"
         );
     }
-    assert_eq!(of(&["dataset_type=synthetic"]).training_notes(), Vec::<String>::new(), "that was asked for");
+    assert_eq!(
+        of(&["dataset_type=synthetic"]).training_notes(),
+        Vec::<String>::new(),
+        "requested random tokens"
+    );
     for arguments in [
         &[base, "dataset_path=gs://bucket/data"][..],
         &["dataset_path=gs://bucket/data"],

@@ -1,4 +1,4 @@
-//! The table against MaxText's own defaults and models, which `golden/make.py` wrote down.
+//! Compares the table with MaxText's own defaults and models, as recorded by `golden/make.py`.
 
 use mt_config::{Class, Config, Request, table};
 use serde_json::{Map, Value};
@@ -7,10 +7,10 @@ fn golden(text: &str) -> Map<String, Value> {
     serde_json::from_str(text).unwrap()
 }
 
-/// What a golden value means, without regard to how a number is written.
+/// A golden value in a normal form, with all numbers as floats.
 fn normal(value: &Value) -> Value {
     match value {
-        // Python's YAML reader takes `1e-05` for a text.
+        // Python's YAML parser reads `1e-05` as a string.
         Value::String(text) if text.contains("e-") => text.parse::<f64>().map_or(value.clone(), Value::from),
         Value::Number(number) => number.as_f64().map_or(Value::Null, Value::from),
         Value::Array(values) => values.iter().map(normal).collect(),
@@ -38,7 +38,7 @@ fn every_key_of_maxtext_has_its_default() {
         }
         settable += 1;
         let theirs = if LEFT_TO_BASE.contains(&name.as_str()) { &row["base"] } else { &row["default"] };
-        // Where ours differs, the table says so.
+        // The table records MaxText's default where ours differs.
         let ours = key.maxtext_default.unwrap_or(key.default).value();
         let is_rules = name == "logical_axis_rules";
         let theirs = if is_rules { rules(theirs) } else { theirs.clone() };
@@ -46,7 +46,7 @@ fn every_key_of_maxtext_has_its_default() {
         if normal(&ours) != normal(&theirs) {
             wrong.push(format!("`{name}` is {ours}, not {theirs}"));
         }
-        // base.yml's value asks for nothing either.
+        // The value in base.yml must be accepted, too.
         let refused = matches!(key.class, Class::Refused(_)) && key.maxtext_default.is_none();
         if let Some(base) = row.get("base").filter(|_| refused) {
             let written = Request {
@@ -60,7 +60,7 @@ fn every_key_of_maxtext_has_its_default() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // `convert_checkpoint_if_possible` is among the derived values of the schema, but is set.
+    // The schema lists `convert_checkpoint_if_possible` among the derived values, but it is settable.
     assert_eq!((settable, derived), (695, 28));
 }
 
@@ -69,7 +69,7 @@ fn rules(rules: &Value) -> Value {
     rules.as_array().unwrap().iter().map(|rule| Value::from(vec![rule[0].clone(), list(&rule[1])])).collect()
 }
 
-/// The rules without the mesh axes that only MaxText's earlier versions had, and without what is then there twice.
+/// The rules without mesh axes that only earlier versions of MaxText had, and without the resulting duplicates.
 fn without_earlier_axes(rules: &Value) -> Value {
     let mut left: Vec<Value> = Vec::new();
     for rule in rules.as_array().unwrap() {

@@ -1,6 +1,6 @@
 //! Effects of single keys, and the notes about keys without effect.
 
-use mt_config::{Config, ConfigError, Hardware, MatmulPrecision, Request, TrainConfig};
+use mt_config::{AttentionBlocks, Config, ConfigError, Hardware, MatmulPrecision, Request, TrainConfig};
 use serde_json::json;
 
 fn resolved(arguments: &[&str]) -> Config {
@@ -14,7 +14,7 @@ fn training(arguments: &[&str]) -> Result<TrainConfig, ConfigError> {
     TrainConfig::from_config(&resolved(&all))
 }
 
-/// The message of an error mentions all of `parts`.
+/// Checks that an error message contains all of `parts`.
 #[track_caller]
 fn check_message(message: &str, parts: &[&str]) {
     for part in parts {
@@ -65,7 +65,6 @@ fn what_asks_for_something_unbuilt_is_refused() {
         ("expansion_factor_real_data=2", "hosts that read no data"),
         ("hf_access_token=abc", "the Hugging Face hub"),
         ("multi_sampling=true", "several answers from one prefill"),
-        ("optimize_mesh_for_tpu_v6e=true", "a TPU v6e's ring"),
     ] {
         let error = training(&[setting]).unwrap_err().to_string();
         check_message(&error, &[feature, "not built yet"]);
@@ -137,9 +136,9 @@ fn explicit_placement_refuses_what_cannot_be_carried_out() {
     let check = |mode: &str| {
         let settings = training(&[&mesh[..], &[mode]].concat()).unwrap();
         let placement = settings.placement.placement(8).unwrap();
-        placement.sharding(&[Some("mlp")], &[64]);
+        placement.sharding(&[Some(mt_shape::logical::MLP)], &[64]);
         assert!(settings.placement.check_use(&placement).is_ok(), "what divides is carried out");
-        placement.sharding(&[Some("mlp")], &[12]);
+        placement.sharding(&[Some(mt_shape::logical::MLP)], &[12]);
         settings.placement.check_use(&placement)
     };
     assert!(check("shard_mode=auto").is_ok());
@@ -178,5 +177,24 @@ fn whole_numbers_are_taken_to_the_largest() {
     assert_eq!(
         resolved(&[path.to_str().unwrap()]).entry("steps").value,
         json!(1_000_000_000_000_000_000_i64)
+    );
+}
+
+#[test]
+fn blocks_of_attention_are_those_that_are_set() {
+    let check = |settings: &[&str], sizes: AttentionBlocks, local: AttentionBlocks| {
+        let blocks = training(settings).unwrap().model.blocks;
+        assert_eq!((blocks.sizes(), blocks.local_sizes()), (sizes, local), "{settings:?}");
+    };
+    let of = |forward, backward| AttentionBlocks { forward, backward };
+    let none = AttentionBlocks::default();
+    check(&[], none, none);
+    check(&["sa_block_q_dq=256", "sa_block_kv_dq=256"], none, none);
+    let set = of([Some(256), Some(128)], [None; 2]);
+    check(&["sa_block_q=256", "sa_block_kv=512", "sa_block_kv_compute=128"], set, set);
+    check(
+        &["sa_block_q=256", "local_sa_block_q=64", "local_sa_block_kv=32", "sa_block_kv_dkv=512"],
+        of([Some(256), None], [None, Some(512)]),
+        of([Some(64), Some(32)], [None, Some(512)]),
     );
 }

@@ -1,4 +1,4 @@
-//! What users get wrong, with the whole message that each mistake gets.
+//! User mistakes with their complete error messages.
 
 mod common;
 
@@ -6,17 +6,17 @@ use std::{fmt::Write as _, fs};
 
 use mt_config::Request;
 
-/// One mistake of the table: files, variables and a command line.
+/// One mistake of the table: files, environment variables and a command line.
 #[derive(Default)]
 struct Mistake {
     files: Vec<(String, String)>,
     command: String,
 }
 
-/// The message of a mistake, made in a directory of its own.
+/// The message of a mistake, produced in a directory of its own.
 fn message(mistake: &Mistake) -> String {
     let directory = tempfile::tempdir().unwrap();
-    // Messages name files as they were given, so that they are the same anywhere.
+    // Relative paths in messages do not depend on the machine.
     std::env::set_current_dir(directory.path()).unwrap();
     for (name, line) in &mistake.files {
         let text = fs::read_to_string(name).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! In which space an optimizer steps where the configuration leaves the choice.
+//! The space of the optimizer where the configuration leaves the choice to the program.
 
 use std::{fs, path::Path};
 
@@ -12,14 +12,14 @@ fn resolved(arguments: &[&str]) -> Config {
 #[track_caller]
 fn check(arguments: &[&str], expected: OptimizerSpace) {
     let config = resolved(arguments);
-    assert_eq!(OptimizerGroup::from_config(&config).unwrap().space(), expected, "{arguments:?}");
+    assert_eq!(OptimizerGroup::from_config(&config).unwrap().space, expected, "{arguments:?}");
     assert_eq!(RunRecord::new(config).shown("optimizer_space"), expected.name(), "{arguments:?}");
 }
 
 const MAXTEXT: OptimizerSpace = OptimizerSpace::MaxText;
 const PUBLISHED: OptimizerSpace = OptimizerSpace::Published;
 
-/// Writes an empty file, or a file of these lines, with its directories.
+/// Writes a file, possibly empty, and creates its parent directories.
 fn write(path: &Path, text: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, text).unwrap();
@@ -50,14 +50,14 @@ fn weights_decide_where_a_run_begins_with_some() {
     for published in ["a", "b", "c", "d"] {
         check(&[&at(published)], PUBLISHED);
     }
-    // Checkpoints of MaxText, and of runs.
+    // Checkpoints of MaxText and of runs.
     write(&directory.path().join("maxtext/0/items/_METADATA"), "");
     write(&directory.path().join("run/config.yml"), "resolved: true\noptimizer_space: maxtext\n");
     write(&directory.path().join("run/config.json"), "");
     for other in ["maxtext/0/items", "run", "nothing"] {
         check(&[&at(other)], MAXTEXT);
     }
-    // A run that was tuned from published weights, and one from before there was a choice.
+    // A run that was tuned from published weights, and one that was saved before the key existed.
     write(&directory.path().join("tuned/config.yml"), "resolved: true\noptimizer_space: published\n");
     write(&directory.path().join("earlier/config.yml"), "resolved: true\n");
     for other in ["tuned", "tuned/checkpoints/5", "earlier"] {
@@ -91,14 +91,14 @@ fn a_run_goes_on_as_it_began() {
         let run = directory.path().join(name);
         write(&run.join("config.yml"), &format!("resolved: true\n{line}"));
         let name = format!("run_name={name}");
-        // Without a checkpoint it begins anew.
+        // Without a complete checkpoint the run starts anew.
         fs::create_dir_all(run.join("checkpoints/5.partial")).unwrap();
         check(&[&output, &name], MAXTEXT);
         check(&[&output, &name, "hf_model_path=models/llama"], PUBLISHED);
         fs::create_dir_all(run.join("checkpoints/5")).unwrap();
         check(&[&output, &name], expected);
         check(&[&output, &name, "hf_model_path=models/llama"], expected);
-        // Its file reproduces it under another name.
+        // The saved file reproduces the run under another name.
         let file = run.join("config.yml").display().to_string();
         check(&[&file, &output, "run_name=again"], expected);
     }
@@ -132,4 +132,15 @@ fn a_run_that_would_go_on_in_another_space_is_refused() {
     check("optimizer_space: published", &[published], None);
     check("", &[published], None);
     check("", &[maxtext], Some(("published", "maxtext")));
+}
+
+#[test]
+fn a_run_that_is_named_late_keeps_its_space() {
+    let directory = tempfile::tempdir().unwrap();
+    write(&directory.path().join("tuned/config.yml"), "resolved: true\noptimizer_space: published\n");
+    write(&directory.path().join("tuned/checkpoints/5/_CHECKPOINT_METADATA"), "");
+    let space = |config: &Config| OptimizerGroup::from_config(config).unwrap().space;
+    let config = resolved(&[&key("base_output_directory", directory.path(), "")]);
+    assert_eq!(space(&config), MAXTEXT);
+    assert_eq!(space(&config.with_run_name("tuned")), PUBLISHED);
 }

@@ -1,5 +1,5 @@
-//! Properties of the layers: what is set through any of them reads back, saved configurations are whole, and secrets
-//! stay secret.
+//! Properties of the layers: values that are set through any layer read back, saved configurations are complete, and
+//! secrets stay secret.
 
 use std::path::Path;
 
@@ -7,22 +7,22 @@ use mt_config::{Class, Config, ConfigError, DecodeConfig, Key, Kind, Origin, Req
 use proptest::{prelude::*, sample::Index};
 use serde_json::{Map, Value, json};
 
-/// Keys that decide about layers, and so about other keys; and `steps`, which may follow from another.
+/// Keys that control the layers and thereby other keys, and `steps`, which may follow from another key.
 const ABOUT_LAYERS: &[&str] = &["base_config", "custom_mesh_and_rule", "model_name", "resolved", "steps"];
 
-/// Models with rules, nested values and dimensions of their own.
+/// Models with rules, nested values and their own dimensions.
 const MODELS: &[&str] = &["llama2-7b", "gemma3-4b", "deepseek3-671b", "llama3.1-8b"];
 
 fn of_no_layer() -> impl Iterator<Item = &'static Key> {
     table::keys().filter(|key| !matches!(key.class, Class::Derived(_)) && !ABOUT_LAYERS.contains(&key.name))
 }
 
-/// Keys whose values are kept as they are given: rules are merged with those that there are.
+/// Keys whose values are stored as given; rules are merged with existing ones.
 fn settable() -> Vec<&'static Key> {
     of_no_layer().filter(|key| key.kind != Kind::AxisRules).collect()
 }
 
-/// Texts that YAML, a shell or this program could take for something else.
+/// Strings that YAML, a shell or this program could misread.
 const ODD: &[&str] = &[
     "",
     " ",
@@ -141,7 +141,7 @@ fn value(kind: Kind) -> BoxedStrategy<Value> {
     }
 }
 
-/// A key, a value of it, and what that reads back as.
+/// A key, a value of it, and the value that reads back.
 fn setting_of(keys: Vec<&'static Key>) -> impl Strategy<Value = (&'static Key, Value, Value)> {
     prop::sample::select(keys).prop_flat_map(|key| {
         value(key.kind).prop_map(move |written| {
@@ -158,12 +158,12 @@ fn setting() -> impl Strategy<Value = (&'static Key, Value, Value)> {
     setting_of(settable())
 }
 
-/// A value as a shell passes it.
+/// A value as a shell argument.
 fn as_text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// A value as YAML: JSON in which everything beyond ASCII is escaped, as YAML has unprintable characters.
+/// A value as YAML: JSON with all non-ASCII characters escaped, since some are unprintable in YAML.
 fn as_yaml(value: &Value) -> String {
     let mut text = String::new();
     for character in value.to_string().chars() {
@@ -187,7 +187,7 @@ fn request(arguments: Vec<String>, environment: Vec<(String, String)>) -> Reques
     Request { arguments, environment, ..Request::default() }
 }
 
-/// Where a key is set.
+/// The layer that sets a key.
 #[derive(Clone, Copy, Debug)]
 enum Layer {
     Base,
@@ -197,7 +197,7 @@ enum Layer {
     Argument,
 }
 
-/// A request that sets keys, each in its layer, and the files that it needs.
+/// A request that sets keys, each in its layer, and writes the files that it needs.
 fn layered(directory: &Path, settings: &[(Layer, String, Value)]) -> Request {
     let (mut base, mut file, mut nested) = (String::new(), String::new(), String::new());
     let (mut environment, mut arguments) = (Vec::new(), Vec::new());
@@ -222,7 +222,7 @@ fn resolved(settings: &[(Layer, String, Value)]) -> Result<Config, ConfigError> 
     Config::resolve(&layered(tempfile::tempdir().unwrap().path(), settings))
 }
 
-/// Everything that a configuration and its errors can show.
+/// All text that a configuration and its errors can show.
 fn shown(config: &Config) -> String {
     let other = Config::resolve(&request(vec!["hf_access_token=another".to_owned()], Vec::new())).unwrap();
     let errors: Vec<ConfigError> =
@@ -248,7 +248,7 @@ proptest! {
 
     #[test]
     fn what_is_set_through_any_layer_reads_back((key, written, read) in setting(), layer in 0..5_usize) {
-        // Where no key names data, the default of MaxText gives way to data that is there.
+        // If no key names data, our default replaces MaxText's.
         prop_assume!(key.name != "dataset_type" || read != "tfds");
         let layer = [Layer::Base, Layer::File, Layer::Nested, Layer::Environment, Layer::Argument][layer];
         let prefix = table::group_of(key).prefix;

@@ -8,7 +8,7 @@ fn resolved(arguments: &[String]) -> Config {
     Config::resolve(&request).unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
 }
 
-/// A value of a key's kind that requests something, or at least is not the default.
+/// A value of a key's kind that requests a feature, or at least differs from the default.
 fn request_of(key: &Key) -> Option<String> {
     let candidates: Vec<Value> = match key.kind {
         Kind::Bool => vec![true.into(), false.into()],
@@ -33,7 +33,7 @@ fn request_of(key: &Key) -> Option<String> {
     request.or_else(|| candidates.iter().find(is_taken)).map(value_text)
 }
 
-/// The outcome of a request: the words that it is refused or noted with.
+/// The outcome of a request: the text of its refusal or note.
 fn outcome(config: &Config, name: &str) -> Option<String> {
     let quoted = format!("`{name}`");
     let refused =
@@ -54,7 +54,7 @@ fn each_refused_key_alone_is_refused_or_noted() {
         match outcome(&config, key.name) {
             Some(text) if text.contains("not built yet") => {
                 num_refused += 1;
-                // Every command that reads groups refuses it.
+                // Every command that reads groups refuses the value.
                 assert!(TrainConfig::from_config(&config).is_err(), "{setting}");
                 assert!(DecodeConfig::from_config(&config).is_err(), "{setting}");
             }

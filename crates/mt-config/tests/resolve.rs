@@ -1,10 +1,11 @@
-//! Layers, origins, conflicts, groups and saved configurations, from the outside.
+//! Layers, origins, conflicts, groups and saved configurations, through the public interface.
 
 use std::path::Path;
 
 use mt_config::{
     AttentionKind, Config, DecodeConfig, Hardware, KeptIn, Origin, RematPolicy, Request, TrainConfig, table,
 };
+use mt_shape::DeviceAttributes;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -32,7 +33,7 @@ fn write(directory: &Path, name: &str, text: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// The message of an error mentions all of `parts`.
+/// Checks that an error message contains all of `parts`.
 #[track_caller]
 fn check_message(message: &str, parts: &[&str]) {
     for part in parts {
@@ -243,7 +244,7 @@ fn features_that_are_not_built_are_refused_by_name() {
             &["`decoder_block` is `deepseek`", "command line", "`decoder_block=llama2`"][..],
         ),
         ("dataset_type=grain", &["`grain`", "`dataset_type=synthetic`"]),
-        ("profiler=xplane", &["profiling is not built yet", "`profiler=''`"]),
+        ("profiler=nsys", &["profiles by Nsight Systems", "nsys profile maxtext train"]),
         ("ici_pipeline_parallelism=2", &["pipeline parallelism"]),
         ("checkpoint_storage_use_zarr3=false", &["writing Zarr version 2"]),
     ] {
@@ -284,7 +285,7 @@ fn the_key_of_one_projection_goes_before_that_of_several() {
     assert_eq!(config.entry("tensors_to_offload").value, json!(["key_proj", "value_proj"]));
 }
 
-/// The rules say whether a sequence is split, whatever axis does it.
+/// The rules alone decide whether a sequence is split, whatever the axis.
 #[test]
 fn chunks_are_dealt_where_rules_split_sequences() {
     let parts = |arguments: &[&str]| {
@@ -440,7 +441,7 @@ fn meshes_over_slices_are_filled_in() {
     let check = |arguments: &[&str], sizes: &[(&str, usize)], devices: &[usize]| {
         let arguments = [&["num_cpu_slices=2"], arguments].concat();
         let placement = training(&arguments).unwrap().placement;
-        let mesh = placement.mesh(placement.topology(8, None).unwrap()).unwrap();
+        let mesh = placement.mesh(placement.topology(8, &DeviceAttributes::default()).unwrap()).unwrap();
         let split: Vec<(&str, usize)> = mesh
             .axes()
             .iter()
@@ -467,17 +468,42 @@ fn meshes_over_slices_are_filled_in() {
         &[("data", 4), ("fsdp", 2)],
         &[0, 4, 1, 5, 2, 6, 3, 7],
     );
-    // Devices that say of which slice they are.
+    // Devices that report their slice.
     let placement = training(&[]).unwrap().placement;
-    let topology = placement.topology(4, Some(&[1, 0, 1, 0])).unwrap();
+    let attributes = DeviceAttributes { slices: Some(vec![1, 0, 1, 0]), ..DeviceAttributes::default() };
+    let topology = placement.topology(4, &attributes).unwrap();
     assert_eq!(placement.mesh(topology).unwrap().devices(), [1, 3, 0, 2]);
+}
+
+#[test]
+fn one_axis_of_a_tpu_v6e_is_a_ring() {
+    let in_order = [0, 1, 2, 3, 4, 5, 6, 7];
+    let check = |arguments: &[&str], kind: &str, width: i64, devices: &[usize]| {
+        let placement = training(arguments).unwrap().placement;
+        let attributes = DeviceAttributes {
+            kind: kind.to_owned(),
+            slices: None,
+            coordinates: Some((0..8).map(|device| vec![device % width, device / width, 0]).collect()),
+        };
+        let topology = placement.topology(8, &attributes).unwrap();
+        assert_eq!(placement.mesh(topology).unwrap().devices(), devices, "{arguments:?} {kind} {width}");
+    };
+    const SET: &str = "optimize_mesh_for_tpu_v6e=true";
+    check(&[SET], "TPU v6 lite", 2, &[0, 2, 4, 6, 7, 5, 3, 1]);
+    check(&[SET], "TPU v6 lite", 4, &in_order);
+    check(&[SET], "TPU v5 lite", 2, &in_order);
+    check(&[], "TPU v6 lite", 2, &in_order);
+    check(&[SET, "ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"], "TPU v6 lite", 2, &in_order);
 }
 
 #[test]
 fn slices_that_do_not_fit() {
     let check = |arguments: &[&str], slices: Option<&[i64]>, parts: &[&str]| {
         let placement = training(arguments).unwrap().placement;
-        let error = placement.topology(8, slices).and_then(|topology| placement.mesh(topology)).unwrap_err();
+        let attributes =
+            DeviceAttributes { slices: slices.map(<[i64]>::to_vec), ..DeviceAttributes::default() };
+        let error =
+            placement.topology(8, &attributes).and_then(|topology| placement.mesh(topology)).unwrap_err();
         check_message(&error.to_string(), parts);
     };
     check(&["num_cpu_slices=3"], None, &["`num_cpu_slices` is `3`", "8 devices"]);
@@ -550,7 +576,7 @@ fn compiler_options_are_split() {
     check_training_refused(&["compile_xla_flags=xla_a"], &["`xla_a`"]);
 }
 
-/// Saving and reading back changes nothing.
+/// Checks that saving a configuration and reading it back changes nothing.
 #[track_caller]
 fn check_saved(config: &Config) -> Config {
     let directory = tempfile::tempdir().unwrap();
@@ -733,7 +759,7 @@ fn what_rules_split_is_counted_by_rules() {
         config.placement.num_batch_parts(&config.placement.mesh(8).unwrap())
     };
     assert_eq!(batch("sharding_tolerance=0.1"), 4);
-    // A dimension that has no mesh axes after a rule takes those of the next.
+    // A dimension without mesh axes after a rule takes those of the next rule.
     let rule = |axis: &str| format!("['activation_embed_and_logits_batch',['{axis}']]");
     let taken = "['activation_norm_length',['fsdp']]";
     assert_eq!(batch(&format!("logical_axis_rules=[{taken},{},{}]", rule("fsdp"), rule("tensor"))), 2);

@@ -1,4 +1,4 @@
-//! With which other values of its keys a run may go on.
+//! Which keys may change when a run is resumed.
 
 use mt_config::{Config, Request};
 
@@ -68,8 +68,7 @@ fn resuming_compares_batches_that_grow_over_all_devices() {
     check([8, 4, 4], 4, &[("per_device_batch_size_increment", "1.0 on 8 devices", "4.0 on 4 devices")]);
     check([4, 1, 1], 8, &[("per_device_batch_size_start", "2.0", "1.0")]);
     let parted = |[full, start, increment]: [u32; 3]| {
-        let mut parted = growing([full, start, increment]);
-        parted.adopt("gradient_accumulation_steps", 2);
+        let parted = growing([full, start, increment]).with_derived("gradient_accumulation_steps", 2);
         parted.resume_conflicts(8, &growing([4, 2, 2]), 8)
     };
     assert!(parted([2, 1, 1]).is_empty());

@@ -1,7 +1,7 @@
-//! How many tokens a second documents become: `cargo bench -p mt-data`.
+//! Throughput of tokenizing and packing: `cargo bench -p mt-data`.
 //!
-//! Documents are made of words of a fixed list, between a sentence and a few pages long. Training a tokenizer and
-//! tokenizing are measured in bytes of text, batches in tokens.
+//! Documents consist of words from a fixed list, and are between a sentence and a few pages long. Training a tokenizer
+//! and tokenizing are measured in bytes of text, batches in tokens.
 
 #![forbid(unsafe_code)]
 
@@ -17,7 +17,7 @@ const NUM_DOCUMENTS: u64 = 512;
 const LENGTH: usize = 2048;
 const ROWS: usize = 16;
 
-/// A number without a pattern.
+/// A pseudo-random number.
 fn mixed(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let number = (number ^ (number >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

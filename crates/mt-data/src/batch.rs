@@ -1,16 +1,16 @@
-//! What a step consumes.
+//! The arrays that a step consumes.
 
 use std::sync::Arc;
 
 use mt_shape::{DType, HostArray};
 
-/// The names of the arrays that rows of text become, each `i32[rows, length]`.
+/// The names of the arrays of packed rows of text, each `i32[rows, length]`.
 ///
-/// Every position of a row predicts one token. `targets` are `inputs` shifted left by one inside their document, so a
-/// document of `n` tokens fills `n - 1` positions: its last token is a target only, its first one an input only, and
-/// nothing predicts across a document's end. A segmentation of 0 marks padding: no attention, no loss. Segments are
-/// numbered from 1 in each row, and positions restart at 0 with each segment, also for the later pieces of a document
-/// that was split over rows, since they do not see the earlier ones.
+/// Every position of a row predicts one token. `targets` are `inputs` shifted left by one within their document, so a
+/// document of `n` tokens fills `n - 1` positions: its first token is only an input, its last token only a target, and
+/// no position predicts across a document's end. Segmentation 0 marks padding, which has no attention and no loss.
+/// Segments are numbered from 1 in each row, and positions restart at 0 with each segment. If a document is split over
+/// several rows, its later pieces do too, because they do not see the earlier ones.
 pub mod arrays {
     /// Token ids that the model reads.
     pub const INPUTS: &str = "inputs";
@@ -20,26 +20,26 @@ pub mod arrays {
     pub const INPUTS_SEGMENTATION: &str = "inputs_segmentation";
     /// Token ids that the model predicts.
     pub const TARGETS: &str = "targets";
-    /// The segment of each target, 0 where there is no loss.
+    /// The segment of each target; 0 if the target has no loss.
     pub const TARGETS_SEGMENTATION: &str = "targets_segmentation";
 }
 
 use arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION};
 
-/// An array of a batch, whose first dimension is its rows.
+/// An array of a batch. Its first dimension is the rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamedArray {
     pub name: &'static str,
     pub values: Arc<HostArray>,
 }
 
-/// The rows of one step that this host feeds, as named arrays.
+/// This host's rows of one step, as named arrays.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
-    /// Number of rows.
+    /// The number of rows.
     pub rows: usize,
     pub arrays: Vec<NamedArray>,
-    /// The bytes of UTF-8 text that the targets with a loss stand for; tokens added by us (BOS, EOS) stand for none.
+    /// The bytes of UTF-8 text that the targets with a loss encode. Added tokens (BOS, EOS) encode no bytes.
     pub target_bytes: u64,
 }
 
@@ -49,25 +49,25 @@ impl Batch {
         self.arrays.iter().find(|array| array.name == name).map(|array| &array.values)
     }
 
-    /// The elements of an array of type `i32`; none if there is no such array.
+    /// The elements of an array of type `i32`; empty if there is no such array.
     pub fn integers(&self, name: &str) -> &[i32] {
         let array = self.array(name).filter(|array| array.dtype() == DType::I32);
         array.and_then(|array| array.as_slice().ok()).unwrap_or_default()
     }
 
-    /// Number of targets that have a loss.
+    /// The number of targets that have a loss.
     pub fn num_targets(&self) -> usize {
         self.counted_targets().count()
     }
 
-    /// The targets that have a loss, in order.
+    /// The targets that have a loss, in row-major order.
     pub fn counted_targets(&self) -> impl Iterator<Item = i32> + '_ {
         let segments = self.integers(TARGETS_SEGMENTATION);
         self.integers(TARGETS).iter().zip(segments).filter(|(_, segment)| **segment != 0).map(|(id, _)| *id)
     }
 }
 
-/// Rows of text in the making.
+/// Rows of text under construction.
 pub(crate) struct TextRows {
     rows: usize,
     length: usize,
@@ -79,7 +79,7 @@ pub(crate) struct TextRows {
 }
 
 impl TextRows {
-    /// Padding with room for `rows` rows, of which none is filled yet.
+    /// `rows` rows of padding.
     pub fn padding(rows: usize, length: usize, pad: i32) -> Self {
         let size = rows * length;
         Self {

@@ -3,11 +3,11 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Everything that can go wrong between a file of text and a batch.
+/// Errors of reading, tokenizing and packing data.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
-    /// A pattern that is no valid glob.
+    /// A file pattern that is not a valid glob.
     #[error("`{pattern}` is not a valid file pattern: {reason}")]
     Pattern { pattern: String, reason: String },
 
@@ -26,11 +26,11 @@ pub enum DataError {
     )]
     NotUtf8 { path: PathBuf, offset: u64, line: u64 },
 
-    /// A line of a JSON lines file that is no JSON object.
+    /// A line of a JSON lines file that is not a JSON object.
     #[error("`{path}`, line {line}: {reason}")]
     Json { path: PathBuf, line: u64, reason: String },
 
-    /// A file without the column asked for.
+    /// A file without the requested column.
     #[error(
         "`{path}`{place} has no column `{column}`; it has {available}\nhint: name the text column with \
          `train_data_columns` (or `eval_data_columns`)"
@@ -39,8 +39,8 @@ pub enum DataError {
 
     /// A column that holds no text.
     #[error(
-        "`{path}`{place}: column `{column}` holds {found}, not text\nhint: mend or leave out what is no text, or name \
-         another column with `train_data_columns` (or `eval_data_columns`)"
+        "`{path}`{place}: column `{column}` holds {found}, not text\nhint: correct or remove values that are not text, \
+         or name another column with `train_data_columns` (or `eval_data_columns`)"
     )]
     ColumnType { path: PathBuf, place: String, column: String, found: String },
 
@@ -55,7 +55,7 @@ pub enum DataError {
     #[error("the dataset {dataset} holds no document{hint}")]
     Empty { dataset: String, hint: String },
 
-    /// A source whose documents give no token to train on.
+    /// A source whose documents contain no token to predict.
     #[error("the {documents} documents of {dataset} give no token to predict")]
     NoTokens { dataset: String, documents: u64 },
 
@@ -71,7 +71,7 @@ pub enum DataError {
     #[error("cannot read the tokenizer `{path}`: {reason}{hint}")]
     Tokenizer { path: PathBuf, reason: String, hint: &'static str },
 
-    /// A tokenizer of another kind than the configuration says.
+    /// A tokenizer of another kind than the configuration states.
     #[error(
         "`tokenizer_type` is `{asked}`, but `{path}` is {found}\nhint: use `tokenizer_type={kind}`, or name another \
          `tokenizer_path`"
@@ -93,11 +93,11 @@ pub enum DataError {
     #[error("the tokenizer {tokenizer} cannot {action}: {reason}")]
     Tokenize { tokenizer: String, action: &'static str, reason: String },
 
-    /// A token id that the tokenizer does not know.
+    /// A token id outside the tokenizer's vocabulary.
     #[error("the tokenizer {tokenizer} has no token {id}; its ids end at {last}")]
     UnknownToken { tokenizer: String, id: u32, last: u32 },
 
-    /// A document with a token that the model does not know.
+    /// A document with a token outside the model's vocabulary.
     #[error(
         "a document of {dataset} holds token {token}, but the model's `vocab_size` is {vocab_size}\nhint: leave the text of \
          special tokens that the model does not know out of the data"
@@ -130,11 +130,11 @@ pub enum DataError {
     #[error("the saved data position is damaged: {reason}")]
     StateDamaged { reason: String },
 
-    /// The caller asked for long work to stop.
+    /// The caller has stopped long work.
     #[error("stopped on request")]
     Stopped,
 
-    /// The loading thread died.
+    /// The loading thread has panicked.
     #[error("the data loading thread stopped: {reason}")]
     Worker { reason: String },
 }
@@ -143,7 +143,7 @@ pub enum DataError {
 pub type Result<T, E = DataError> = std::result::Result<T, E>;
 
 impl DataError {
-    /// Whether the user's input is at fault (files, columns, options), rather than the machine at run time.
+    /// Whether the user's input (files, columns, options) is the cause, rather than the machine at run time.
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::Io { source, .. } => matches!(
@@ -158,7 +158,7 @@ impl DataError {
         }
     }
 
-    /// Shorthand for [`DataError::Io`], to be used in `map_err`.
+    /// Builds [`DataError::Io`] in `map_err`.
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { action, path, source }

@@ -1,4 +1,4 @@
-//! Data to measure with.
+//! Held-out data for evaluation.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::options::{DatasetOptions, Remainder};
 use crate::source::Dataset;
 use crate::tokenizer::Tokenizer;
 
-/// The same batches each time: the documents once, in order, from the start.
+/// A set of evaluation batches: one pass over the documents in order, the same each time.
 #[derive(Debug, Clone)]
 pub struct EvaluationSet {
     dataset: Arc<Dataset>,
@@ -19,11 +19,11 @@ pub struct EvaluationSet {
 }
 
 impl EvaluationSet {
-    /// Opens the source. At most `steps` batches are given; without a number, all documents to their last token, which
-    /// a synthetic source does not have. Shuffling, epochs and remainder of the options are those of an evaluation.
+    /// Opens the source. The set has at most `steps` batches; if that is `None`, it has all documents to their last
+    /// token. The options' shuffling, number of epochs and remainder are replaced by those of an evaluation.
     ///
     /// # Errors
-    /// As [`TrainIterator::open`].
+    /// As [`TrainIterator::open`]; synthetic data without `steps`, because it never ends.
     pub fn open(
         mut options: DatasetOptions,
         tokenizer: Option<Arc<Tokenizer>>,
@@ -43,12 +43,12 @@ impl EvaluationSet {
         Ok(Self { dataset, tokenizer, options, steps })
     }
 
-    /// The dataset that is read.
+    /// The dataset of this set.
     pub fn dataset(&self) -> &Arc<Dataset> {
         &self.dataset
     }
 
-    /// Starts over.
+    /// Starts a new pass.
     ///
     /// # Errors
     /// As [`TrainIterator::new`].

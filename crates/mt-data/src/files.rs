@@ -1,4 +1,4 @@
-//! Files: patterns that name them, and writing them for good.
+//! Patterns of file names, and atomic replacement of files.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter};
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{DataError, Result};
 
-/// The files that `patterns` match, each pattern's in sorted order, in the order of the patterns, each file once.
+/// The files that `patterns` match: in the order of the patterns, sorted within each pattern, each file once.
 ///
-/// A pattern may be a plain path, a glob (`data/*.parquet`, `**/*.md`), or several of them with commas between.
+/// A pattern may be a plain path, a glob (`data/*.parquet`, `**/*.md`), or several of these separated by commas.
 ///
 /// # Errors
-/// A malformed pattern, and one that matches no file: an empty selection is never what was meant.
+/// A pattern is malformed or matches no file, because an empty selection is always a mistake.
 pub fn expand(patterns: &[String]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut seen = std::collections::HashSet::new();
@@ -32,7 +32,7 @@ pub fn expand(patterns: &[String]) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// A path that exists is taken as it is, whatever characters its name has; otherwise commas separate patterns.
+/// A path that exists is one pattern, whatever characters it contains. Otherwise commas separate patterns.
 fn split_pattern(pattern: &str) -> Vec<&str> {
     if Path::new(pattern).is_file() {
         return vec![pattern];
@@ -93,13 +93,13 @@ pub(crate) fn open(path: &Path) -> Result<File> {
     File::open(path).map_err(DataError::io("open", path))
 }
 
-/// The name by which a file enters a fingerprint: without its directory, so that data may move between machines.
+/// The name that a file contributes to a fingerprint: without its directory, so that data can move between machines.
 pub(crate) fn name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Replaces a file by what `write` writes, in one step, and waits until it is on the disk: whoever reads it, also after
-/// a loss of power, finds the old or the new one.
+/// Replaces a file atomically by the output of `write`, and waits until it is on disk. A reader finds either the old or
+/// the new file, even after a power failure.
 pub(crate) fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".partial");
@@ -109,7 +109,7 @@ pub(crate) fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> i
         write(&mut file)?;
         file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
         fs::rename(&partial, path)?;
-        // The new name is an entry of the directory, which is written by itself.
+        // The directory holds the new name, and must be synchronized separately.
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
     })();

@@ -1,4 +1,4 @@
-//! Documents to batches.
+//! The iterator that packs documents into batches.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -13,15 +13,15 @@ use crate::source::Dataset;
 use crate::state::{IteratorState, STATE_VERSION};
 use crate::tokenizer::{EncodedDocument, Tokenizer};
 
-/// Rows that first-fit packing fills at the same time. It is part of what a saved state means, so it is fixed and does
-/// not follow the batch.
+/// Rows that first-fit packing fills at the same time. The meaning of a saved state depends on this number, so it is
+/// fixed and independent of the batch size.
 const OPEN_ROWS: usize = 64;
 
-/// Batches of a dataset, in an order that is a function of the options alone.
+/// Batches of a dataset. Their order is a function of the options.
 ///
-/// Every host makes the rows of all hosts and keeps its own: where a row starts depends on how many tokens all documents
-/// before it have, and so the state is one position, the same for every number of hosts. (Where a row is a document,
-/// without packing and with long documents cut, a host reads no others than its own.)
+/// Every host packs the rows of all hosts and keeps its own. The first token of a row depends on the lengths of all
+/// earlier documents, so the state is a single position, the same for every number of hosts. Without packing and with
+/// long documents cut, each row is one document, and a host reads only its own documents.
 #[derive(Debug)]
 pub struct TrainIterator {
     dataset: Arc<Dataset>,
@@ -29,14 +29,15 @@ pub struct TrainIterator {
     reader: DocumentReader,
     fingerprint: BTreeMap<String, String>,
     pad: i32,
-    /// The next document, and how many of its positions are used.
+    /// The next document, and the number of its positions that have been used.
     cursor: Cursor,
-    /// Rows that were filled together and wait for their batch; where the first of them starts, and how many left.
+    /// The rows that were filled together and wait for their batch, the cursor at which the first of them starts, and
+    /// the number of rows already taken.
     open: VecDeque<Row>,
     open_start: Cursor,
     open_used: u64,
     rows: u64,
-    /// Documents without a token to predict, in succession.
+    /// The number of successive documents without a token to predict.
     barren: u64,
     /// The state after the last batch that was returned.
     state: IteratorState,
@@ -49,7 +50,7 @@ struct Cursor {
     token: usize,
 }
 
-/// One row in the making.
+/// A row under construction.
 #[derive(Debug, Default)]
 struct Row {
     filled: usize,
@@ -58,7 +59,7 @@ struct Row {
 }
 
 impl Row {
-    /// Appends the pairs `start..start + count` of a document as a segment of its own.
+    /// Appends the pairs `start..start + count` of a document as a new segment.
     fn push(&mut self, document: &EncodedDocument, start: usize, count: usize) {
         self.segments.push(document.tokens[start..=start + count].to_vec());
         self.bytes +=
@@ -76,26 +77,26 @@ impl Row {
     }
 }
 
-/// How many tokens of a document have a successor in it.
+/// The number of tokens of a document that have a successor in it.
 fn num_pairs(document: &EncodedDocument) -> usize {
     document.tokens.len().saturating_sub(1)
 }
 
 impl TrainIterator {
-    /// Opens the options' source and starts at its beginning. A synthetic source needs no tokenizer.
+    /// Opens the source of the options and starts at its beginning. A synthetic source needs no tokenizer.
     ///
     /// # Errors
-    /// Those of [`Dataset::open`], and options that contradict each other.
+    /// As [`Dataset::open`]; contradictory options.
     pub fn open(options: DatasetOptions, tokenizer: Option<Arc<Tokenizer>>) -> Result<Self> {
         options.check()?;
         let dataset = Arc::new(Dataset::open(&options.source)?);
         Self::new(dataset, options, tokenizer)
     }
 
-    /// Starts at the beginning of a dataset that is open already.
+    /// Starts at the beginning of an open dataset.
     ///
     /// # Errors
-    /// Options that contradict each other.
+    /// Contradictory options.
     pub fn new(
         dataset: Arc<Dataset>,
         options: DatasetOptions,
@@ -106,7 +107,7 @@ impl TrainIterator {
             return Err(DataError::Options(format!("the documents of {} need a tokenizer", dataset.name())));
         }
         let fingerprint = fingerprint(&dataset, &options, tokenizer.as_deref());
-        // Padding is masked, whichever token it is; the model has to know it.
+        // Padding is masked, so any token of the model's vocabulary serves.
         let known = |pad: &i32| options.vocab_size.is_none_or(|size| (*pad as usize) < size);
         let pad = tokenizer.as_ref().map(|tokenizer| tokenizer.pad_id() as i32).filter(known).unwrap_or(0);
         let reader = DocumentReader::new(dataset.clone(), tokenizer, &options)?;
@@ -136,12 +137,13 @@ impl TrainIterator {
         })
     }
 
-    /// The dataset that is read.
+    /// The dataset of this iterator.
     pub fn dataset(&self) -> &Arc<Dataset> {
         &self.dataset
     }
 
-    /// Makes the batches from now on of this many rows, on all hosts together. Where the data is does not depend on it.
+    /// Sets the number of rows, on all hosts together, of the following batches. The data position does not depend on
+    /// it.
     ///
     /// # Errors
     /// The hosts cannot share the rows equally.
@@ -150,11 +152,11 @@ impl TrainIterator {
         self.options.check()
     }
 
-    /// The next batch, or nothing after the last epoch.
+    /// The next batch, or `None` after the last epoch.
     ///
     /// # Errors
-    /// Documents that cannot be read or tokenized; a dataset that gives no token, or, in training, no full batch. After
-    /// an error the iterator is to be restored or dropped.
+    /// A document cannot be read or tokenized; the dataset has no token to predict or, in training, does not fill one
+    /// batch. After an error the iterator must be restored or dropped.
     #[allow(
         clippy::should_implement_trait,
         reason = "an iterator's item would have the result the wrong way round"
@@ -185,16 +187,16 @@ impl TrainIterator {
         Ok(Some(batch.into_batch()))
     }
 
-    /// The state after the last batch returned by [`TrainIterator::next`]; the next one is the first that an iterator
-    /// restored from it returns.
+    /// The state after the last batch that [`TrainIterator::next`] returned. An iterator that is restored from it
+    /// continues with the next batch.
     pub fn state(&self) -> IteratorState {
         self.state.clone()
     }
 
-    /// Goes to a saved state.
+    /// Moves to a saved state.
     ///
     /// # Errors
-    /// A state of another dataset, tokenizer, seed or packing, each refused by name, and a damaged one.
+    /// The state belongs to another dataset, tokenizer, seed or packing, which the error names, or is damaged.
     pub fn restore(&mut self, state: &IteratorState) -> Result<()> {
         state.check(&self.fingerprint)?;
         let size = self.dataset.num_documents();
@@ -246,8 +248,8 @@ impl TrainIterator {
         }
     }
 
-    /// An end that comes before there was anything is a mistake of the user, who should hear of it. `first` are the rows
-    /// before the batch that is not full: where batches grow, there may be some, and still fewer than it has.
+    /// Reports data that ends before the first full batch, because that is a mistake of the user. `first` is the number
+    /// of rows before the incomplete batch; it is positive if earlier, smaller batches were full.
     fn explain_shortage(&self, first: u64) -> Result<()> {
         let dataset = self.dataset.name().to_string();
         if self.rows == 0 {
@@ -260,7 +262,7 @@ impl TrainIterator {
         Ok(())
     }
 
-    /// The next row of the global batch whose first row is `batch_start`.
+    /// The next row of the global batch that begins with row `batch_start`.
     fn next_row(&mut self, batch_start: u64) -> Result<Option<Row>> {
         if let Some(vocab_size) = self.dataset.synthetic_vocab_size() {
             return Ok(Some(self.synthetic_row(vocab_size)));
@@ -286,14 +288,14 @@ impl TrainIterator {
         Row { filled: self.options.length, bytes: 0, segments: vec![tokens] }
     }
 
-    /// One document, trimmed. Those of other hosts are counted, not read.
+    /// A row of one truncated document. Documents of other hosts are counted but not read.
     fn single_row(&mut self, batch_start: u64) -> Result<Option<Row>> {
         let example = self.cursor.example;
         if self.reader.is_past_end(example) {
             return Ok(None);
         }
         let (mine, batch_rows) = (self.local_rows(), self.options.batch_rows as u64);
-        // Rows are examples here, so both are counted from the start of this batch.
+        // Each row is one example, so both are counted from the start of this batch.
         let batch_example = example - (self.rows - batch_start);
         let wanted = |example: u64| mine.contains(&(((example - batch_example) % batch_rows) as usize));
         let mut row = Row::default();
@@ -312,7 +314,7 @@ impl TrainIterator {
         Ok(Some(row))
     }
 
-    /// The next part of a document that has the row for itself.
+    /// The next piece of a document that does not share its row.
     fn part_row(&mut self) -> Result<Option<Row>> {
         let mut row = Row::default();
         let piece = self.next_piece(self.options.length, |document, start, count| {
@@ -340,7 +342,7 @@ impl TrainIterator {
         Ok((row.filled > 0).then_some(row))
     }
 
-    /// Fills rows with documents until one fits nowhere.
+    /// Fills rows with documents until a document fits in no row.
     fn fill_open_rows(&mut self) -> Result<()> {
         self.open_start = self.cursor;
         self.open_used = 0;
@@ -372,8 +374,8 @@ impl TrainIterator {
         Ok(())
     }
 
-    /// Hands at most `room` positions of the document at the cursor to `place`, past documents that have none. Returns
-    /// how many these are and how many are left of the document.
+    /// Passes at most `room` positions of the document at the cursor to `place`, and skips documents that have no
+    /// position. Returns the number of passed positions and of those that are left in the document.
     fn next_piece(
         &mut self,
         room: usize,
@@ -398,7 +400,7 @@ impl TrainIterator {
         }
     }
 
-    /// Moves past `count` positions of the document at the cursor, of which `rest` are left.
+    /// Moves past `count` positions of the document at the cursor, after which `rest` are left.
     fn consume(&mut self, count: usize, rest: usize) -> Result<()> {
         self.barren = 0;
         if rest == 0 {
@@ -408,15 +410,15 @@ impl TrainIterator {
         Ok(())
     }
 
-    /// Moves to the next document; a whole epoch without a token would go on for ever.
+    /// Moves to the next document. Fails if a whole epoch has no token to predict, because the search would not end.
     fn advance(&mut self, is_barren: bool) -> Result<()> {
         self.cursor = Cursor { example: self.cursor.example + 1, token: 0 };
         self.barren += u64::from(is_barren);
         let documents = self.dataset.num_documents();
-        // The end of one epoch and the start of the next may be without tokens, so only two epochs in succession, or the
-        // first one as a whole, say that there are none.
+        // The end of one epoch and the start of the next may be barren in succession. So only two successive barren
+        // epochs, or a barren first epoch, prove that no document has a token.
         if self.barren / 2 >= documents || (self.barren == documents && self.cursor.example == documents) {
-            // Of rows that are documents a host reads its own only, which may be empty ones again and again.
+            // If rows are documents, a host reads only its own documents, and these may be empty in every epoch.
             if self.options.packing == Packing::Off
                 && self.options.num_hosts > 1
                 && self.an_epoch_has_tokens()?
@@ -429,14 +431,15 @@ impl TrainIterator {
         Ok(())
     }
 
-    /// Whether any of as many documents as there are, of all hosts, from the cursor on, has a token to predict.
+    /// Whether any document of any host has a token to predict, within one epoch's number of documents from the cursor
+    /// on.
     fn an_epoch_has_tokens(&mut self) -> Result<bool> {
         let first = self.cursor.example;
         for example in first..first + self.dataset.num_documents() {
             match self.reader.document(example, |_| true)? {
                 Some(document) if num_pairs(document) > 0 => return Ok(true),
                 Some(_) => {}
-                // The last epoch ends: what is left are rows of padding.
+                // The last epoch ends, and the remaining rows are padding.
                 None => return Ok(true),
             }
         }
@@ -444,8 +447,8 @@ impl TrainIterator {
     }
 }
 
-/// What a state refers to. The number of hosts, threads and rows in a batch, the number of epochs and the remainder are
-/// not part of it: they change how far one reads, not what comes next.
+/// The settings on which a state depends. The numbers of hosts, threads, epochs and rows in a batch, and the remainder,
+/// are not included: they change how far the data is read, not its order.
 fn fingerprint(
     dataset: &Dataset,
     options: &DatasetOptions,

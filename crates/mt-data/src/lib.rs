@@ -1,17 +1,18 @@
 //! Datasets, tokenizers, packing, and resumable iterators: from files of text to the batches of a run.
 //!
-//! Phase: run. Knows neither tensors nor configuration: `mt-train` fills in [`DatasetOptions`] and puts each [`Batch`]
-//! on its devices, `mt-engine` uses the [`Tokenizer`], and `mt-checkpoint` keeps the [`IteratorState`] as JSON.
+//! Phase: run. Knows neither tensors nor configuration. `mt-train` fills in [`DatasetOptions`] and puts each [`Batch`]
+//! on its devices, `mt-engine` uses the [`Tokenizer`], and `mt-checkpoint` stores the [`IteratorState`] as JSON.
 //!
 //! ```text
 //! Source ─► Dataset (documents by index) ─► order of the epoch ─► tokens ─► packed rows ─► Batch + IteratorState
 //!                                                └─ DocumentReader ─┘    └─ TrainIterator ─┘   └─ Prefetcher
 //! ```
 //!
-//! Everything downstream of the files is a function of the global example index (epoch × documents + position), so a
-//! state is a position: a resumed run sees the batches that it would have seen, on any number of hosts and threads.
-//! Every host tokenizes all documents when packing, since where a row starts depends on all before it; that bounds the
-//! global rate by what one host tokenizes, several million tokens a second on a host with many cores.
+//! Every stage after the files is a function of the global example index (epoch × documents + position), so a state is
+//! a position: a resumed run sees the batches that it would have seen, on any number of hosts and threads. When
+//! packing, every host tokenizes all documents, because the first token of a row depends on all earlier documents. The
+//! tokenizing rate of one host therefore bounds the global rate; it is several million tokens per second on a host with
+//! many cores.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a pipeline is made of.
+//! The options of a data pipeline.
 
 use crate::error::{DataError, Result};
 use crate::source::Source;
@@ -6,59 +6,59 @@ use crate::source::Source;
 /// How documents fill rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packing {
-    /// One document a row, or a part of one that is longer.
+    /// One document per row. A longer document is cut or continues in further rows.
     Off,
-    /// Rows are cut from the stream of documents: no padding, documents split where a row ends.
+    /// Rows are cut from the stream of documents: no padding, and documents are split at the ends of rows.
     ConcatThenSplit,
-    /// Each document goes into the first open row with room for it, so only those longer than a row are split.
+    /// Each document goes into the first open row with room for it, so only documents longer than a row are split.
     FirstFit,
 }
 
-/// What becomes of the rows that do not fill a batch once the last epoch is over. Between epochs there is no remainder:
-/// a row and a batch go on into the next one.
+/// The treatment of rows that do not fill a batch after the last epoch. Epochs are contiguous, so rows and batches
+/// extend from one epoch into the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Remainder {
-    /// They are left out (training).
+    /// Drops the rows (training).
     Drop,
-    /// They are a batch filled up with padding rows (evaluation).
+    /// Adds padding rows to fill the batch (evaluation).
     Pad,
 }
 
-/// A dataset and how it becomes batches.
+/// A dataset, and its conversion to batches.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DatasetOptions {
     /// The documents.
     pub source: Source,
     /// Tokens in a row.
     pub length: usize,
-    /// Rows in the batch of all hosts together.
+    /// Rows of a batch, on all hosts together.
     pub batch_rows: usize,
-    /// This host, of `num_hosts`: it gets an equal, contiguous part of the rows.
+    /// The index of this host among `num_hosts`. It gets an equal, contiguous share of the rows.
     pub host_index: usize,
-    /// Number of hosts.
+    /// The number of hosts.
     pub num_hosts: usize,
     /// How documents fill rows.
     pub packing: Packing,
-    /// Whether what a document has beyond the length of a row is dropped, rather than going on in another row. None
-    /// drops it where documents are not packed.
+    /// Whether the tokens of a document beyond the length of a row are dropped instead of continued in another row. By
+    /// default, they are dropped if documents are not packed.
     pub drops_long_ends: Option<bool>,
-    /// The most documents in one row.
+    /// The most documents in a row.
     pub max_segments: Option<usize>,
-    /// Whether each epoch visits the documents in an order of its own.
+    /// Whether each epoch visits the documents in a random order of its own.
     pub shuffle: bool,
-    /// Seed of these orders and of synthetic tokens.
+    /// The seed of these orders and of synthetic tokens.
     pub seed: u64,
-    /// Number of passes over the documents; `None` never ends.
+    /// The number of passes over the documents; `None` for data without end.
     pub num_epoch: Option<u64>,
     /// Whether each document starts with BOS, if the tokenizer has one.
     pub add_bos: bool,
     /// Whether each document ends with EOS, if the tokenizer has one.
     pub add_eos: bool,
-    /// The number of tokens that the model knows. A document with any other is an error.
+    /// The model's vocabulary size. A document with a token outside of it is an error.
     pub vocab_size: Option<usize>,
-    /// What becomes of an incomplete last batch.
+    /// The treatment of an incomplete last batch.
     pub remainder: Remainder,
-    /// Threads that tokenize; 0 takes as many as there are cores. The batches do not depend on it.
+    /// Threads that tokenize; 0 for one per core. The batches do not depend on it.
     pub threads: usize,
 }
 
@@ -85,7 +85,7 @@ impl DatasetOptions {
         }
     }
 
-    /// Packed evaluation data for one host: every document once, in order, to the last token.
+    /// Packed evaluation data for one host: every document once, in order, to its last token.
     pub fn evaluation(source: Source, length: usize, batch_rows: usize) -> Self {
         Self {
             shuffle: false,
@@ -95,14 +95,14 @@ impl DatasetOptions {
         }
     }
 
-    /// Whether what a document has beyond the length of a row is dropped.
+    /// Whether the tokens of a document beyond the length of a row are dropped.
     pub(crate) fn drops_long_ends(&self) -> bool {
         self.drops_long_ends.unwrap_or(self.packing == Packing::Off)
     }
 
     pub(crate) fn check(&self) -> Result<()> {
         let problem = if self.length == 0 || self.batch_rows == 0 {
-            format!("a batch of {} rows of length {} holds nothing", self.batch_rows, self.length)
+            format!("a batch of {} rows of length {} is empty", self.batch_rows, self.length)
         } else if self.num_hosts == 0 || self.host_index >= self.num_hosts {
             format!("host {} of {} does not exist", self.host_index, self.num_hosts)
         } else if !self.batch_rows.is_multiple_of(self.num_hosts) {

@@ -1,4 +1,4 @@
-//! Batches made while the device works.
+//! Preparation of batches while the device works.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
@@ -11,10 +11,10 @@ use crate::stream::{BatchSource, Position};
 
 type Item = Result<Option<(Batch, Position)>>;
 
-/// Runs a [`BatchSource`] on a thread of its own, a bounded number of batches ahead.
+/// Runs a [`BatchSource`] on its own thread, a bounded number of batches ahead.
 ///
-/// Each batch comes with the position after it, so what a checkpoint saves belongs to the batches that were used and not
-/// to those that were made. Dropping the prefetcher stops the thread and waits for it.
+/// Each batch comes with the position after it, so a checkpoint saves the position of the batches that were used rather
+/// than of those that were prepared. Dropping the prefetcher stops the thread and waits for it.
 #[derive(Debug)]
 pub struct Prefetcher {
     receiver: Option<Receiver<Item>>,
@@ -24,11 +24,11 @@ pub struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// Starts the thread; at most `depth` batches wait to be taken. `rows` are those of each batch on all hosts together;
-    /// after the last of them the size stays.
+    /// Starts the thread. At most `depth` batches wait to be taken. `rows` yields the rows of each batch on all hosts
+    /// together; later batches have the size of the last one.
     ///
     /// # Errors
-    /// A thread that cannot be started.
+    /// The thread cannot be started.
     pub fn new(
         source: impl BatchSource + 'static,
         depth: usize,
@@ -42,10 +42,10 @@ impl Prefetcher {
         Ok(Self { receiver: Some(receiver), thread: Some(thread), waited: Duration::ZERO, ended: false })
     }
 
-    /// The next batch and the position after it, or nothing after the last epoch.
+    /// The next batch and the position after it, or `None` after the last epoch.
     ///
     /// # Errors
-    /// The iterator's, once, in their place after the batches before them.
+    /// The source's errors. Each is returned once, after the batches that precede it.
     #[allow(
         clippy::should_implement_trait,
         reason = "an iterator's item would have the result the wrong way round"
@@ -66,7 +66,7 @@ impl Prefetcher {
         item
     }
 
-    /// How long [`Prefetcher::next`] has had to wait since this was last asked.
+    /// The time for which [`Prefetcher::next`] has waited since the last call of this function.
     pub fn take_waited(&mut self) -> Duration {
         std::mem::take(&mut self.waited)
     }
@@ -87,7 +87,7 @@ fn produce(mut source: impl BatchSource, mut rows: impl Iterator<Item = usize>, 
             Err(DataError::Worker { reason: text.unwrap_or_else(|| "it panicked".into()) })
         });
         let is_last = !matches!(item, Ok(Some(_)));
-        // Nobody listens any more once the prefetcher is dropped.
+        // The receiver is gone once the prefetcher is dropped.
         if sender.send(item).is_err() || is_last {
             return;
         }
@@ -96,10 +96,10 @@ fn produce(mut source: impl BatchSource, mut rows: impl Iterator<Item = usize>, 
 
 impl Drop for Prefetcher {
     fn drop(&mut self) {
-        // A thread that waits for room in the queue wakes up when the queue is gone.
+        // A thread that waits for room in the queue wakes up when the receiver is dropped.
         self.receiver = None;
         if let Some(thread) = self.thread.take() {
-            // A panic was reported as an error already.
+            // A panic has already been reported as an error.
             _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! Seeded functions of an index: hashes and permutations that need no table and no sequence of calls.
+//! Seeded hashes and permutations of an index, which need neither a table nor a sequence of calls.
 
 /// Mixes 64 bits (the finalizer of SplitMix64): every input bit reaches every output bit.
 pub(crate) fn mix(value: u64) -> u64 {
@@ -8,16 +8,16 @@ pub(crate) fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Folds several numbers into one key; the order matters.
+/// Combines several numbers into one key. The order matters.
 pub(crate) fn key(parts: &[u64]) -> u64 {
     parts.iter().fold(0x6d61_7874_6578_7400, |state, part| mix(state ^ mix(*part)))
 }
 
 /// A seeded permutation of `0..size` that is computed, not stored.
 ///
-/// A Feistel network permutes the next even power of two; results outside `0..size` walk on along their cycle until
-/// they fall inside it, on average fewer than four times. So random access to a shuffled dataset of any size costs no
-/// memory, and a position can be resumed without replaying what came before it.
+/// A Feistel network permutes the range up to the next even power of two. A result outside `0..size` is permuted again
+/// until it falls inside, on average fewer than four times. So random access to a shuffled dataset of any size costs no
+/// memory, and a position can be resumed without replaying earlier ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Permutation {
     size: u64,
@@ -28,13 +28,13 @@ pub struct Permutation {
 impl Permutation {
     const ROUNDS: u64 = 6;
 
-    /// The permutation of `0..size` chosen by `key`.
+    /// The permutation of `0..size` for a key.
     pub fn new(size: u64, key: u64) -> Self {
         let bits = u64::BITS - size.saturating_sub(1).leading_zeros();
         Self { size, half_bits: bits.div_ceil(2).max(1), key }
     }
 
-    /// Where `index`, which is less than `size`, goes.
+    /// The image of `index`, which is less than `size`.
     pub fn apply(&self, index: u64) -> u64 {
         debug_assert!(index < self.size, "index {index} is outside a permutation of {}", self.size);
         let mut value = self.rounds(index);

@@ -1,4 +1,4 @@
-//! Documents in the order of training, tokenized ahead of their use.
+//! Documents in the order of training, tokenized ahead of use.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use crate::random::key;
 use crate::source::{Dataset, Order};
 use crate::tokenizer::{EncodedDocument, Tokenizer};
 
-/// As much is tokenized at once.
+/// Documents, and bytes of text, that are tokenized at once.
 const LOOKAHEAD_DOCUMENTS: usize = 256;
 const LOOKAHEAD_BYTES: usize = 4 << 20;
 
-/// Gives the tokens of the example with a global index, which counts on through the epochs.
+/// Returns the tokens of examples by their global index, which increases through the epochs.
 #[derive(Debug)]
 pub(crate) struct DocumentReader {
     dataset: Arc<Dataset>,
@@ -27,7 +27,7 @@ pub(crate) struct DocumentReader {
     pool: Option<rayon::ThreadPool>,
     order: Option<(u64, Order)>,
     queue: VecDeque<(u64, EncodedDocument)>,
-    /// The error that the next example after the queue met; it is reported when its turn comes, not before.
+    /// The error of the next example after the queue. It is reported when that example is requested.
     failed: Option<(u64, DataError)>,
 }
 
@@ -65,8 +65,8 @@ impl DocumentReader {
         self.num_examples.is_some_and(|end| example >= end)
     }
 
-    /// The tokens of `example`, or nothing past the end. Examples are to be asked for in ascending order; `wanted` says
-    /// which of the later ones will be.
+    /// The tokens of `example`, or `None` past the end. Examples are requested in ascending order; `wanted` tells which
+    /// later ones will be.
     pub(crate) fn document(
         &mut self,
         example: u64,
@@ -118,7 +118,7 @@ impl DocumentReader {
         let (tokenizer, add_bos, add_eos) = (self.tokenizer.clone(), self.add_bos, self.add_eos);
         let (dataset, vocab_size) = (self.dataset.clone(), self.vocab_size);
         let encode = |(example, text): &(u64, String)| {
-            // Nothing is made of an empty text, not even the tokens around it.
+            // An empty text has no tokens, not even BOS and EOS.
             let document = match &tokenizer {
                 Some(tokenizer) if !text.is_empty() => tokenizer.encode_document(text, add_bos, add_eos),
                 _ => Ok(EncodedDocument::default()),
@@ -141,7 +141,7 @@ impl DocumentReader {
         }
     }
 
-    /// Which document the example is.
+    /// The index of the example's document.
     fn document_index(&mut self, example: u64) -> u64 {
         let size = self.dataset.num_documents();
         let (epoch, position) = (example / size, example % size);
@@ -156,7 +156,8 @@ impl DocumentReader {
     }
 }
 
-/// The document, if the model knows all of its tokens: a lookup in the embedding would otherwise take another row.
+/// Returns the document if all its tokens are in the model's vocabulary. The embedding lookup would otherwise clamp the
+/// index and return another row.
 fn known(document: EncodedDocument, vocab_size: Option<usize>, dataset: &Dataset) -> Result<EncodedDocument> {
     let Some(vocab_size) = vocab_size else { return Ok(document) };
     let is_known = |token: &&i32| usize::try_from(**token).is_ok_and(|token| token < vocab_size);

@@ -1,4 +1,4 @@
-//! Real text that every clone has: the repository's own documentation and source code.
+//! Text that every clone has: the repository's own documentation and source code.
 
 use std::collections::HashSet;
 use std::fs;
@@ -11,18 +11,18 @@ use sha2::{Digest, Sha256};
 use crate::error::{DataError, Result};
 use crate::files::replace;
 
-/// Which part of a repository's files.
+/// A subset of a repository's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
-    /// The files to learn from.
+    /// The files for training.
     Train,
-    /// The files held out to measure with.
+    /// The held-out files for evaluation.
     Evaluation,
 }
 
-/// File names that end like this are text worth reading.
+/// Extensions of text files.
 const EXTENSIONS: [&str; 11] = ["md", "rs", "yml", "yaml", "toml", "py", "sh", "txt", "rst", "proto", "mlir"];
-/// Directories that hold what programs wrote.
+/// Directories with generated files.
 const SKIPPED_DIRECTORIES: [&str; 9] = [
     "target",
     "node_modules",
@@ -34,22 +34,22 @@ const SKIPPED_DIRECTORIES: [&str; 9] = [
     "fixtures",
     "vendor",
 ];
-/// Larger files are data.
+/// Larger files are considered data.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// Of 100 files, as many are held out.
+/// The percentage of files that are held out.
 const EVALUATION_PERCENT: u64 = 8;
-/// Shorter lines (braces, imports, ends of blocks) recur everywhere and say nothing about copies.
+/// Shorter lines (braces, imports, ends of blocks) recur in most files and do not indicate copies.
 const MIN_LINE_LENGTH: usize = 20;
-/// A held-out file with a larger share of its lines in the training files is not held out at all.
+/// A held-out file is discarded if a larger percentage of its lines occurs in the training files.
 const MAX_SEEN_PERCENT: usize = 20;
 
-/// The text files under `root` in the order of their paths, which are relative to it, without exact copies.
+/// The text files under `root`, without exact copies, sorted by their relative paths.
 ///
-/// Hidden directories, build output, generated files and golden data are left out, so are the names that the
-/// repository's `.gitignore` lists, lock files, files over 1 MiB and files that are not UTF-8. Links are not followed.
+/// Skips hidden directories, build output, generated files, golden data, names in the repository's `.gitignore`, lock
+/// files, files over 1 MiB and files that are not UTF-8. Does not follow links.
 ///
 /// # Errors
-/// Directories and files that cannot be read.
+/// A directory or a file cannot be read.
 pub fn repository_corpus(root: &Path) -> Result<Vec<(PathBuf, String)>> {
     if !root.is_dir() {
         let source = std::io::Error::from(std::io::ErrorKind::NotFound);
@@ -58,7 +58,7 @@ pub fn repository_corpus(root: &Path) -> Result<Vec<(PathBuf, String)>> {
     let ignored = ignored_names(root);
     let mut paths = Vec::new();
     collect(root, Path::new(""), &ignored, &mut paths)?;
-    // By components, so that the order does not depend on how a platform compares separators.
+    // The order by components does not depend on the platform's separator.
     paths.sort_by(|a, b| a.components().cmp(b.components()));
     let (mut seen, mut documents) = (HashSet::new(), Vec::new());
     for path in paths {
@@ -74,11 +74,11 @@ pub fn repository_corpus(root: &Path) -> Result<Vec<(PathBuf, String)>> {
 
 /// The training or the evaluation files of the repository at `root`.
 ///
-/// About 8% of the files, chosen by a hash of their path, so that a file stays on its side when others come and go, are
-/// held out. Of these the ones that are left after [`remove_seen`] are the evaluation set.
+/// About 8% of the files are held out. A hash of the path chooses them, so a file stays in its split when other files
+/// are added or removed. The evaluation set is the held-out files that [`remove_seen`] keeps.
 ///
 /// # Errors
-/// As [`repository_corpus`]; a repository too small to hold anything out.
+/// As [`repository_corpus`]; a repository without files for the split.
 pub fn repository_documents(root: &Path, split: Split) -> Result<Vec<(PathBuf, String)>> {
     let (held_out, train): (Vec<_>, Vec<_>) =
         repository_corpus(root)?.into_iter().partition(|(path, _)| is_held_out(path));
@@ -101,8 +101,8 @@ pub fn repository_documents(root: &Path, split: Split) -> Result<Vec<(PathBuf, S
     Ok(documents)
 }
 
-/// Leaves out of `held_out` what the training documents already say: documents of whose lines (blank and short ones not
-/// counted) more than a fifth occur in `train`.
+/// Removes from `held_out` the documents that repeat training text: those with more than a fifth of their lines (blank
+/// and short ones not counted) in `train`.
 pub fn remove_seen(train: &[(PathBuf, String)], held_out: Vec<(PathBuf, String)>) -> Vec<(PathBuf, String)> {
     let seen: HashSet<&str> = train.iter().flat_map(|(_, text)| long_lines(text)).collect();
     let is_new = |text: &str| {
@@ -116,11 +116,11 @@ pub fn remove_seen(train: &[(PathBuf, String)], held_out: Vec<(PathBuf, String)>
     held_out.into_iter().filter(|(_, text)| is_new(text)).collect()
 }
 
-/// Writes documents as JSON lines with the columns `path` and `text`, in one step: a run that trains on text which may
-/// change, such as a working tree, keeps what it started with.
+/// Writes documents as JSON lines with the columns `path` and `text`, atomically. A run on text that may change, such
+/// as a working tree, keeps the text with which it started.
 ///
 /// # Errors
-/// A file that cannot be written.
+/// The file cannot be written.
 pub fn save_documents(path: &Path, documents: &[(PathBuf, String)]) -> Result<()> {
     replace(path, |file| {
         for (name, text) in documents {
@@ -135,13 +135,13 @@ fn long_lines(text: &str) -> impl Iterator<Item = &str> {
 }
 
 fn is_held_out(path: &Path) -> bool {
-    // The separator is part of the hash, so it must be the same everywhere.
+    // The hash includes the separator, so it must be the same on all platforms.
     let name: Vec<_> = path.components().map(|part| part.as_os_str().to_string_lossy()).collect();
     let hash = Sha256::digest(name.join("/").as_bytes());
     u64::from_le_bytes(std::array::from_fn(|index| hash[index])) % 100 < EVALUATION_PERCENT
 }
 
-/// The plain names in `.gitignore`: where a run writes into the clone, its files must not become data.
+/// The plain names in `.gitignore`, so that files that a run writes into the clone do not become data.
 fn ignored_names(root: &Path) -> HashSet<String> {
     let text = fs::read_to_string(root.join(".gitignore")).unwrap_or_default();
     let names = text.lines().map(|line| line.trim().trim_matches('/'));
@@ -162,7 +162,7 @@ fn collect(root: &Path, relative: &Path, ignored: &HashSet<String>, paths: &mut 
         }
         let metadata = entry.metadata().map_err(DataError::io("read", entry.path()))?;
         if metadata.is_dir() {
-            // Cargo marks its output directories, whatever they are called.
+            // Cargo marks its output directories, whatever their names.
             let is_output =
                 SKIPPED_DIRECTORIES.contains(&name.as_str()) || entry.path().join("CACHEDIR.TAG").exists();
             if !is_output {

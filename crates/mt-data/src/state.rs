@@ -1,4 +1,4 @@
-//! Where an iterator is.
+//! The position of an iterator in its data.
 
 use std::collections::BTreeMap;
 
@@ -6,26 +6,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{DataError, Result};
 
-/// The version of the layout below and of the order of batches that it points into.
+/// The version of the fields below and of the order of batches.
 pub(crate) const STATE_VERSION: u32 = 1;
 
-/// Everything needed to go on exactly where an iterator was: small, the same on every host, and valid for any number of
-/// hosts, threads and rows in a batch.
+/// The position from which an iterator resumes exactly. It is small, the same on every host, and valid for any number
+/// of hosts, threads and rows in a batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IteratorState {
-    /// Version of the format.
+    /// The version of the format.
     pub version: u32,
-    /// Epoch of the next document.
+    /// The epoch of the next document.
     pub epoch: u64,
-    /// Position of the next document in that epoch's order.
+    /// The position of the next document in that epoch's order.
     pub document: u64,
-    /// How many positions of that document earlier rows have used.
+    /// The number of positions of that document that earlier rows have used.
     pub token: u64,
-    /// How many of the rows that start there have been used; rows that are filled together start at the same document.
+    /// The number of rows, among those filled together from that document on, that have been used.
     pub skip_rows: u64,
     /// Rows produced so far, on all hosts together.
     pub rows: u64,
-    /// What the numbers above refer to: hashes and settings by name.
+    /// The hashes and settings, by name, on which the numbers above depend.
     pub fingerprint: BTreeMap<String, String>,
 }
 
@@ -33,7 +33,7 @@ impl IteratorState {
     /// Reads a state from JSON.
     ///
     /// # Errors
-    /// Text that is no state.
+    /// The text is not a state.
     pub fn from_json(text: &str) -> Result<Self> {
         serde_json::from_str(text).map_err(|error| DataError::StateDamaged { reason: error.to_string() })
     }
@@ -43,7 +43,7 @@ impl IteratorState {
         serde_json::to_string(self).expect("numbers and strings are representable in JSON")
     }
 
-    /// Refuses a state that refers to something else than `fingerprint`.
+    /// Rejects a state that does not belong to `fingerprint`.
     pub(crate) fn check(&self, fingerprint: &BTreeMap<String, String>) -> Result<()> {
         if self.version != STATE_VERSION {
             let reason = format!("its version is {}, and this program reads {STATE_VERSION}", self.version);

@@ -1,21 +1,21 @@
-//! Sources of a run's batches: training data whose order can be resumed anywhere, and held-out data.
+//! Interfaces of a run's batches: training data that can resume at any position, and held-out data.
 
 use serde_json::Value;
 
 use crate::{Batch, DataError, EvaluationSet, IteratorState, Result, TrainIterator};
 
-/// The position of a source of batches, small and the same on every host. Only its source knows what it means.
+/// The position of a source of batches: small, the same on every host, and meaningful only to its source.
 pub type Position = Value;
 
 /// Batches of training data.
 pub trait BatchSource: Send {
-    /// The next batch, or nothing after the last epoch.
+    /// The next batch, or `None` after the last epoch.
     ///
     /// # Errors
-    /// Data that cannot be read. After an error the source is to be moved by [`BatchSource::seek`] or dropped.
+    /// Data cannot be read. After an error the source must be moved by [`BatchSource::seek`] or dropped.
     fn next_batch(&mut self) -> Result<Option<Batch>>;
 
-    /// Makes the batches from now on of this many rows, on all hosts together.
+    /// Sets the number of rows, on all hosts together, of the following batches.
     ///
     /// # Errors
     /// The hosts cannot share the rows equally.
@@ -24,19 +24,19 @@ pub trait BatchSource: Send {
     /// The position after the last batch that was returned.
     fn position(&self) -> Position;
 
-    /// Goes to a position.
+    /// Moves to a position.
     ///
     /// # Errors
-    /// A position in other data, which is refused by name, or a damaged one.
+    /// The position belongs to other data, which the error names, or is damaged.
     fn seek(&mut self, position: &Position) -> Result<()>;
 }
 
-/// Batches of held-out data, the same ones each time.
+/// Batches of held-out data. Every pass has the same batches.
 pub trait HeldOut: Send {
-    /// Starts over.
+    /// Starts a new pass.
     ///
     /// # Errors
-    /// Data that cannot be read.
+    /// Data cannot be read.
     fn batches(&self) -> Result<Box<dyn Iterator<Item = Result<Batch>>>>;
 }
 

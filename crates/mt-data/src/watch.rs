@@ -2,10 +2,10 @@
 
 use crate::error::{DataError, Result};
 
-/// Work of this crate that can take minutes.
+/// Tasks of this crate that can take minutes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// Reading files through for their index and checksum, in bytes.
+    /// Reading files to index them and compute their checksums, in bytes.
     IndexFiles,
     /// Counting the words on which a tokenizer is trained, in bytes of text.
     CountWords,
@@ -13,16 +13,16 @@ pub enum Task {
     LearnMerges,
 }
 
-/// How far a task is.
+/// The progress of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     pub task: Task,
     pub done: u64,
-    /// The amount of `done` at the end, where it is known.
+    /// The final value of `done`, if it is known.
     pub total: Option<u64>,
 }
 
-/// Two functions that a caller of long work supplies: one receives its progress, one says whether to stop.
+/// Two functions of the caller: one receives the progress of long work, the other tells whether to stop.
 ///
 /// Both are called from several threads, many times a second.
 #[derive(Clone, Copy)]
@@ -37,7 +37,7 @@ impl<'a> Watch<'a> {
         Self { report, is_stopped }
     }
 
-    /// Reports to nobody and never stops.
+    /// A watch that ignores progress and never stops.
     pub fn silent() -> Watch<'static> {
         Watch { report: &|_| {}, is_stopped: &|| false }
     }

@@ -1,5 +1,5 @@
-//! Chat templates, against what the transformers library renders (`goldens/chat_templates/generate.py`), and the errors
-//! of templates.
+//! Chat templates compared with the transformers library (`goldens/chat_templates/generate.py`), and the errors of
+//! templates.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -125,7 +125,7 @@ fn failing_templates_say_where() {
     );
     assert!(fail("{{ missing.field }}").contains("line 1: undefined value"));
     assert!(fail("{{ 'a'.shout() }}").contains("line 1: unknown method: "));
-    assert!(fail("{{ strftime_now('%!') }}").contains("`%!` is not a format of dates"));
+    assert!(fail("{{ strftime_now('%!') }}").contains("`%!` is not a date format"));
     assert!(fail("{{ missing | tojson }}").contains("cannot be written as JSON"));
 }
 

@@ -1,5 +1,5 @@
-//! SentencePiece and tiktoken, against what the reference libraries make of the same files
-//! (`goldens/tokenizer_models/generate.py` and `goldens/generate_models.py`).
+//! SentencePiece and tiktoken tokenizers compared with the reference libraries (`goldens/tokenizer_models/generate.py`
+//! and `goldens/generate_models.py`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ fn parse<T: serde::de::DeserializeOwned>(value: &Value) -> T {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-/// Encodes, decodes whole and as a stream, and counts bytes.
+/// Checks encoding, decoding at once and in a stream, and byte counts.
 fn check_text(tokenizer: &Arc<Tokenizer>, text: &str, ids: &[u32], decoded: &str) {
     let name = tokenizer.name();
     assert_eq!(tokenizer.encode(text, false, false).unwrap(), ids, "{name}: {text:?}");
@@ -72,7 +72,7 @@ fn check_sequences(tokenizer: &Arc<Tokenizer>, sequences: &Value) {
     }
 }
 
-/// Models with pieces that are not used, user-defined symbols that overlap, rules, and white space as a suffix.
+/// Models with unused pieces, overlapping user-defined symbols, replacement rules, and white space as a suffix.
 #[test]
 fn unusual_models_agree_with_the_reference() {
     let content = read("models/models.json");
@@ -166,7 +166,8 @@ fn kinds_are_told_by_content_and_checked() {
     assert_eq!(kind(path), TokenizerKind::SentencePiece);
     refuse(path, TokenizerKind::Tiktoken, "tokenizer.model` is a SentencePiece model");
     refuse(&model, TokenizerKind::HuggingFace, "hint: use `tokenizer_type=sentencepiece`");
-    // A Hugging Face directory may hold only this; its `tokenizer.json` goes first, unless the other is asked for.
+    // A Hugging Face directory may hold only this file. Its `tokenizer.json` takes precedence unless another kind is
+    // requested.
     let load_as = |kind| Tokenizer::load_as(path, kind).unwrap().kind();
     assert_eq!(load_as(TokenizerKind::HuggingFace), TokenizerKind::SentencePiece);
     Tokenizer::bytes().save(path).unwrap();

@@ -1,4 +1,4 @@
-//! Batches: what is in them, and that a resumed run sees the same ones.
+//! The content of batches, and exact resumption.
 
 mod common;
 
@@ -22,7 +22,7 @@ fn memory(documents: &[String]) -> Source {
     Source::Memory { name: "memory".into(), documents: documents.to_vec() }
 }
 
-/// The pieces of documents in a batch: row, inputs and targets of each segment.
+/// The segments of a batch: the row, inputs and targets of each.
 fn segments(batch: &Batch) -> Vec<(usize, Vec<i32>, Vec<i32>)> {
     let length = length(batch);
     let mut found: BTreeMap<(usize, i32), (Vec<i32>, Vec<i32>)> = BTreeMap::new();
@@ -65,7 +65,7 @@ fn segments(batch: &Batch) -> Vec<(usize, Vec<i32>, Vec<i32>)> {
     found.into_iter().map(|((row, _), (inputs, targets))| (row, inputs, targets)).collect()
 }
 
-/// Checks that the pieces, put together, are all documents, and returns the number of rows that are not padding.
+/// Checks that the segments together are all documents, and returns the number of rows that are not padding.
 fn check_complete(batches: &[Batch], documents: &[Vec<i32>], ordered: bool) {
     let mut pairs: Vec<(i32, i32)> = Vec::new();
     for batch in batches {
@@ -138,7 +138,7 @@ fn the_rows_of_a_batch_may_change_and_their_order_stays() {
             let (batch, state) = growing.next().unwrap().unwrap();
             assert_eq!(batch.rows, size);
             rows.extend(batch.integers(INPUTS));
-            // What comes next is the same for an iterator that is restored, whatever its rows.
+            // A restored iterator returns the same following batches, whatever its own number of rows.
             let mut resumed = open(6);
             resumed.seek(&state).unwrap();
             if let Some(next) = sizes.get(index + 1) {
@@ -295,7 +295,7 @@ proptest! {
     }
 }
 
-/// Of two documents, four hosts read one each, and two of them nothing but the empty one.
+/// Each of four hosts reads only one of two documents, and two of the hosts read only the empty one.
 #[test]
 fn a_host_may_have_nothing_but_empty_documents() {
     let some: Vec<String> = vec![String::new(), "never nothing".into()];
@@ -419,7 +419,7 @@ fn prefetching_changes_nothing_and_ends_cleanly() {
     assert!(steps > 10 && plain.next().unwrap().is_none() && ahead.next().unwrap().is_none());
     let waited = ahead.take_waited();
     assert_eq!(ahead.take_waited(), std::time::Duration::ZERO, "{waited:?} is counted once");
-    // Dropped while the thread waits for room in the queue.
+    // The prefetcher is dropped while its thread waits for room in the queue.
     options.num_epoch = None;
     let mut ahead = Prefetcher::new(TrainIterator::open(options, tokenizer()).unwrap(), 1, empty()).unwrap();
     assert!(ahead.next().unwrap().is_some());
@@ -438,7 +438,7 @@ fn errors_come_in_their_place() {
     let mut options = DatasetOptions::training(source, 10, 1);
     (options.packing, options.shuffle) = (Packing::Off, false);
     let iterator = TrainIterator::open(options, tokenizer()).unwrap();
-    // Lines are checked when a file is opened; this one changes afterwards.
+    // Lines are checked when a file is opened, and this one changes afterwards.
     write(r#"{"text": 33333}"#);
     let mut ahead = Prefetcher::new(iterator, 2, empty()).unwrap();
     for _ in 0..3 {
@@ -493,7 +493,7 @@ fn states_of_other_data_are_refused_by_name() {
     damaged.version = 7;
     assert!(iterator.restore(&damaged).unwrap_err().to_string().contains("version is 7"));
     assert!(matches!(IteratorState::from_json("{}"), Err(DataError::StateDamaged { .. })));
-    // Changes that only decide how far to read are allowed.
+    // Settings that only change how far the data is read may differ.
     let mut options = base;
     (options.num_epoch, options.batch_rows, options.threads) = (Some(5), 7, 1);
     TrainIterator::open(options, tokenizer()).unwrap().restore(&state).unwrap();
@@ -512,7 +512,7 @@ fn impossible_options_and_small_data_are_explained() {
             "`{expected}` is not in: {error}"
         );
     };
-    check(&|options| options.length = 0, "holds nothing");
+    check(&|options| options.length = 0, "is empty");
     check(&|options| options.num_hosts = 3, "3 hosts cannot share a batch of 4 rows equally");
     check(&|options| (options.num_hosts, options.host_index) = (2, 2), "host 2 of 2 does not exist");
     check(&|options| options.num_epoch = Some(0), "`num_epoch=0` reads nothing");

@@ -1,4 +1,4 @@
-//! Files made by the reference libraries, against what these make of them (`goldens/generate.py`).
+//! Files of the reference libraries, compared with the libraries' own reading of them (`goldens/generate.py`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Files that are wrong, one clear message each.
+//! Error messages for faulty files.
 
 mod common;
 
@@ -58,7 +58,7 @@ fn byte_order_marks_are_no_text() {
     }
 }
 
-/// More files than stay open are opened for each read.
+/// A dataset of more files than may stay open opens the others for each read.
 #[test]
 fn many_files_are_one_dataset() {
     let directory = tempfile::tempdir().unwrap();
@@ -121,7 +121,7 @@ fn every_line_of_json_is_checked_when_files_are_opened() {
     let path = directory.path().join("b.jsonl");
     let source =
         Source::JsonLines { files: pattern(&directory.path().join("*.jsonl")), column: "text".into() };
-    // Lines in the first block that is read, and in a later one; the first wrong line is named, not a later one.
+    // The invalid lines lie in the first block and in a later one. The error names the first of them.
     for lines in [7, 399_999] {
         for (wrong, expected) in [
             ("{\"text\": 12}", ": column `text` holds a number, not text\nhint: "),
@@ -181,7 +181,7 @@ fn wrong_parquet_is_explained() {
     check_error(&source("text"), &["holds no document"]);
 }
 
-/// A flipped bit may go unnoticed in a file that has no checksums, but it is an error or a text, never a crash.
+/// A flipped bit may go unnoticed in a file without checksums. The result is an error or a text, never a crash.
 #[test]
 fn flipped_bits_in_parquet_never_crash() {
     let directory = tempfile::tempdir().unwrap();

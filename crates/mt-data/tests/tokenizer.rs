@@ -1,4 +1,4 @@
-//! Tokenizers: there and back, trained, saved, and told apart.
+//! Tokenizers: round trips, training, saving, and detection of their kinds.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -91,7 +91,8 @@ fn merges_go_by_frequency_then_by_id() {
     let tokenizer =
         train_bpe(["ab ab ab cd cd cd xy"].map(|text| Ok(text.to_string())), 261, &[], Watch::silent())
             .unwrap();
-    // ` c`, `cd` and `ab` come three times, the smallest ids win; ` ab` comes twice, ` xy` once and stays apart.
+    // ` c`, `cd` and `ab` occur three times, and the smallest ids win; ` ab` occurs twice; ` xy` occurs once and is not
+    // merged.
     let learnt: Vec<String> = (256..260).map(|id| tokenizer.token(id).unwrap()).collect();
     assert_eq!(learnt, ["Ġc", "ab", "Ġcd", "Ġab"]);
     assert_eq!(tokenizer.vocab_size(), 260);
@@ -172,7 +173,7 @@ fn unreadable_tokenizers_are_explained() {
     std::fs::write(&path, "just\ntext").unwrap();
     check(
         &path,
-        &["tokenizer.model`: it is none of the known files\nhint: a Hugging Face `tokenizer.json` starts"],
+        &["tokenizer.model`: it has none of the known formats\nhint: a Hugging Face `tokenizer.json` starts"],
     );
     std::fs::write(&path, [0x0a, 0x0e, 0x0a, 0x05]).unwrap();
     check(&path, &["tokenizer.model`: the file ends too early"]);
@@ -211,7 +212,7 @@ fn streams_never_split_a_character() {
         assert_eq!(halves, 1, "only the one that is in the text");
     }
     let tokenizer = Arc::new(Tokenizer::bytes());
-    // Bytes that form no character show when a character follows, or at the end.
+    // Bytes that form no character are emitted when a character follows, or at the end.
     let pieces = stream(&tokenizer, &[0xe2 + 3, 0x82 + 3, u32::from(b'a') + 3, 0xf0 + 3]);
     assert_eq!(pieces, ["", "", "\u{fffd}a", "", "\u{fffd}"]);
     let mut stream = DecodeStream::new(tokenizer, true);
@@ -247,7 +248,7 @@ proptest! {
 fn one_endless_word_is_learnt_and_encoded_in_pieces() {
     let word = "a".repeat(3 << 20);
     let tokenizer = train(std::slice::from_ref(&word), 275);
-    // Of the powers of two, up to the longest word that is counted as one.
+    // The merges are the powers of two, up to the longest word that is counted as one.
     let learnt: Vec<usize> =
         (259..tokenizer.vocab_size() as u32).map(|id| tokenizer.token(id).unwrap().len()).collect();
     assert_eq!(learnt, (1..15).map(|power| 1 << power).collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! The loop: prompts in, tokens out.
+//! The generation loop: prompts in, tokens out.
 
 use std::{
     collections::HashMap,
@@ -20,11 +20,11 @@ use crate::{
     sampler::Sampler,
 };
 
-/// What to do about programs that do not fit into memory.
+/// The hint for programs that do not fit into memory.
 pub(crate) const LESS_MEMORY: &str = "fewer or shorter sequences at once, or a larger mesh need less";
 
-/// The compiled programs with which a model continues sequences. It holds no parameters, so that training and generation
-/// use one copy: [`Engine::with`] lends it those of a trainer between two steps.
+/// The compiled programs with which a model continues sequences. An engine holds no parameters, so training and
+/// generation can share one copy: [`Engine::with`] borrows a trainer's parameters between two steps.
 pub struct Engine {
     runtime: Runtime,
     pub(crate) programs: Programs,
@@ -32,7 +32,7 @@ pub struct Engine {
     executables: Mutex<HashMap<ProgramKey, Executable>>,
 }
 
-/// An engine with the parameters of its model.
+/// An engine with borrowed parameters of its model.
 #[derive(Clone, Copy)]
 pub struct Session<'a> {
     engine: &'a Engine,
@@ -40,7 +40,8 @@ pub struct Session<'a> {
 }
 
 impl Engine {
-    /// An engine for a model whose parameters are of these types, in the model's order, and placed by its rules.
+    /// Creates an engine for a model whose parameters have these types, in the model's order, and are placed by its
+    /// rules.
     pub fn new(
         runtime: Runtime,
         placement: Arc<Placement>,
@@ -48,7 +49,7 @@ impl Engine {
         parameter_types: Vec<DType>,
         mut options: EngineOptions,
     ) -> Self {
-        // Where positions are learned, there are no vectors for those beyond.
+        // Learned position embeddings bound the sequence length.
         if let Some(positions) = model.num_learned_positions() {
             options.max_target_length = options.max_target_length.min(positions);
         }
@@ -58,10 +59,10 @@ impl Engine {
         Self { runtime, programs, options, executables: Mutex::default() }
     }
 
-    /// The engine with parameters, which stay where they are.
+    /// Borrows parameters for the engine, without copying them.
     ///
     /// # Errors
-    /// The arrays are not the model's parameters.
+    /// The arrays do not match the model's parameters, or they are in host memory.
     pub fn with<'a>(&'a self, parameters: &'a [Array]) -> Result<Session<'a>, EngineError> {
         let specs = self.programs.model.parameters();
         if specs.len() != parameters.len() {
@@ -82,12 +83,12 @@ impl Engine {
         Ok(Session { engine: self, parameters })
     }
 
-    /// The bounds of the engine.
+    /// The limits of the engine.
     pub fn options(&self) -> &EngineOptions {
         &self.options
     }
 
-    /// The compiled program of these sizes.
+    /// The compiled program of these sizes; it is compiled on first use.
     pub(crate) fn executable(&self, key: ProgramKey) -> Result<Executable, EngineError> {
         let mut executables = self.executables.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(executable) = executables.get(&key) {
@@ -100,7 +101,7 @@ impl Engine {
         Ok(executable)
     }
 
-    /// What the sampler of a step takes, in the program's order.
+    /// The sampler's inputs of a step, in the program's order.
     fn controls(
         &self,
         requests: &[Request],
@@ -153,11 +154,11 @@ impl Engine {
 }
 
 impl Session<'_> {
-    /// Continues the requests' prompts until each answer ends. `on_event` receives every token as it comes, and can end
-    /// the answer that it belongs to; what it returns for the end of an answer does not matter.
+    /// Continues the requests' prompts until each answer ends. `on_event` receives every token as it is generated, and
+    /// can end that token's answer. Its return value for the end of an answer has no effect.
     ///
     /// # Errors
-    /// A prompt or an option is out of bounds, or the model's scores are not numbers.
+    /// A prompt or an option is out of bounds, or the model's logits are NaN.
     pub fn generate(
         &self,
         requests: &[Request],
@@ -233,8 +234,8 @@ impl Session<'_> {
         };
         let mut waiting: Option<Pending> = None;
         for index in 0..=num_steps {
-            // The next step is under way while the host looks at the tokens of the one before, which stay on the
-            // device as its input.
+            // The next step runs while the host reads the tokens of the previous one. These tokens stay on the device
+            // as the next step's input.
             let next = if index < num_steps { Some(self.step(&step, &mut state, &controls)?) } else { None };
             if let Some(pending) = waiting.take() {
                 let read = pending.read()?;
@@ -263,7 +264,7 @@ impl Session<'_> {
         Ok((answers.into_iter().map(Answer::into_row).collect(), timing))
     }
 
-    /// Fills the cache with all tokens of the prompts but the last ones, which the first step takes.
+    /// Fills the cache with all tokens of the prompts except the last ones, which the first step processes.
     pub(crate) fn prefill(
         &self,
         executable: &Executable,
@@ -272,7 +273,7 @@ impl Session<'_> {
     ) -> Result<State, EngineError> {
         let Sizes { batch, length, .. } = sizes;
         let mut tokens = vec![0_i32; batch * length];
-        // Rows that no request uses hold one token, which is as good as any other.
+        // Unused rows process token 0.
         let (mut lengths, mut last) = (vec![0_i32; batch], vec![0_i32; batch]);
         for (row, request) in requests.iter().enumerate() {
             let prompt: Vec<i32> = request.prompt.iter().map(|token| *token as i32).collect();
@@ -285,7 +286,7 @@ impl Session<'_> {
         let lengths = self.engine.replicated(DType::I32, &[batch], &lengths)?;
         let inputs = self.parameters.iter().map(Input::from).chain([(&tokens).into(), (&lengths).into()]);
         let mut arrays = executable.run(inputs.collect())?;
-        // The last token of a prompt is at the position that is the number of tokens before it.
+        // The position of a prompt's last token equals the number of tokens before it.
         arrays.push(lengths);
         arrays.push(self.engine.replicated(DType::I32, &[], &[length as i32])?);
         Ok(State { donated: arrays, tokens: self.engine.replicated(DType::I32, &[batch], &last)? })
@@ -299,7 +300,7 @@ impl Session<'_> {
         controls: &[Array],
     ) -> Result<Pending, EngineError> {
         let mut outputs = self.run_step(executable, state, controls)?;
-        // The program returns the tokens, then their log-probabilities, behind the rest of the state.
+        // The outputs after the donated state are the tokens and their log-probabilities.
         let [tokens, log_probabilities] = [outputs.remove(0), outputs.remove(0)];
         let pending = Pending {
             tokens: tokens.to_host_async()?,
@@ -309,7 +310,7 @@ impl Session<'_> {
         Ok(pending)
     }
 
-    /// Runs a step on the state, which is moved on but for its tokens; returns what else the program does.
+    /// Runs a step, which replaces the state except its tokens. Returns the remaining outputs of the program.
     pub(crate) fn run_step(
         &self,
         executable: &Executable,
@@ -331,24 +332,24 @@ impl Session<'_> {
     }
 }
 
-/// What a step takes and leaves behind, on the devices.
+/// The state between steps, on the devices.
 pub(crate) struct State {
-    /// Keys, values, which slots hold tokens, the position of each row's next token, and the next slot.
+    /// Keys and values, the mask of slots that hold tokens, the position of each row's next token, and the next slot.
     donated: Vec<Array>,
-    /// The tokens to be processed.
+    /// The tokens that the next step processes.
     pub tokens: Array,
 }
 
-/// The sizes of the programs that serve a batch: few, so that few programs are compiled.
+/// The sizes of a batch's programs. They are rounded up, so that few programs are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
     pub batch: usize,
-    /// Slots that prompts fill, all but their last tokens.
+    /// The slots for prompts, without their last tokens.
     pub length: usize,
     pub slots: usize,
 }
 
-/// The least number of slots: fewer are not worth a program of their own.
+/// The minimum number of slots; fewer would not justify a separate program.
 const MIN_SLOTS: usize = 16;
 
 impl Sizes {
@@ -358,7 +359,7 @@ impl Sizes {
         Self::with(requests.len(), length, num_steps)
     }
 
-    /// The largest for `rows` prompts of up to `prompt` tokens, which become up to `tokens`.
+    /// The largest sizes for `rows` prompts of up to `prompt` tokens, with up to `tokens` tokens including the answer.
     pub fn most(rows: usize, prompt: usize, tokens: usize) -> Self {
         let longest = prompt.min(tokens).saturating_sub(1);
         let length = longest.next_power_of_two().max(MIN_SLOTS);
@@ -366,7 +367,7 @@ impl Sizes {
     }
 
     fn with(rows: usize, length: usize, num_steps: usize) -> Self {
-        // Every step attends to all slots, so that these are counted more finely: in eighths of a power of two.
+        // Every step attends to all slots, so their number is rounded less: to eighths of a power of two.
         let needed = length + num_steps;
         let grain = (needed.next_power_of_two() / 8).max(MIN_SLOTS);
         Self { batch: rows.next_power_of_two(), length, slots: needed.next_multiple_of(grain) }
@@ -381,13 +382,13 @@ impl Sizes {
     }
 }
 
-/// The results of a step on their way to the host.
+/// The outputs of a step during their copy to the host.
 struct Pending {
     tokens: PendingArray,
     log_probabilities: PendingArray,
 }
 
-/// The results of a step.
+/// The outputs of a step on the host.
 struct Chosen {
     tokens: HostArray,
     log_probabilities: HostArray,
@@ -407,7 +408,7 @@ impl Chosen {
     }
 }
 
-/// An answer that is being written.
+/// An answer in progress.
 struct Answer {
     tokens: Vec<u32>,
     log_probabilities: Vec<f32>,
@@ -440,10 +441,10 @@ impl Answer {
         }
     }
 
-    /// Says so if the answer has ended.
+    /// Reports the end of the answer, if it has ended.
     fn report_end(&self, row: usize, on_event: &mut dyn FnMut(GenerationEvent) -> ControlFlow<()>) {
         if let Some(reason) = self.finish {
-            // There is nothing left to end.
+            // The row has ended, so the return value has no effect.
             let _ = on_event(GenerationEvent::Finished { row, reason });
         }
     }

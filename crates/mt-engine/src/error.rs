@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of loading and generation.
 
 use mt_checkpoint::CheckpointError;
 use mt_config::ConfigError;
@@ -8,19 +8,19 @@ use mt_runtime::RuntimeError;
 use mt_shape::{DType, SplitsNothing};
 use mt_trace::TraceError;
 
-/// A model cannot be loaded, or cannot continue what it was given.
+/// A model cannot be loaded, or cannot continue its input.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     #[error(
         "prompt {number} has {length} tokens, more than the {limit} of `{key}`{}\nhint: shorten the prompt, or raise \
          `{key}`",
-        if *.key == "max_target_length" { ", which an answer has to fit into, too" } else { "" }
+        if *.key == "max_target_length" { ", which includes the answer" } else { "" }
     )]
     PromptTooLong { number: usize, length: usize, limit: usize, key: &'static str },
     #[error("prompt {number} has no token\nhint: a model continues at least one token")]
     EmptyPrompt { number: usize },
     #[error(
-        "the prompt is empty, and the tokenizer {tokenizer} has no token that begins a text\nhint: give a prompt of at \
+        "the prompt is empty, and the tokenizer {tokenizer} has no BOS token\nhint: give a prompt of at \
          least one character"
     )]
     NothingToStartFrom { tokenizer: String },
@@ -43,12 +43,12 @@ pub enum EngineError {
     #[error("{0}")]
     Sampling(String),
     #[error(
-        "the model's scores after {position} tokens are not numbers\nhint: the weights are damaged, or their training \
+        "the model's logits after {position} tokens are not numbers\nhint: the weights are damaged, or their training \
          diverged; try an earlier checkpoint"
     )]
     NotANumber { position: usize },
     #[error(
-        "the parameters are in the host's memory, from which generation does not read them\nhint: leave out `parameter_memory_host_offload`"
+        "the parameters are in host memory, from which generation cannot read\nhint: leave out `parameter_memory_host_offload`"
     )]
     ParametersOffloaded,
     #[error("the model has {needed} parameters, but {given} arrays are given")]
@@ -62,11 +62,11 @@ pub enum EngineError {
         given_type: DType,
     },
     #[error(
-        "nothing says which tokenizer the model was trained with\nhint: name it with `tokenizer_path`, or use \
+        "no key names the tokenizer that the model was trained with\nhint: name it with `tokenizer_path`, or use \
          `tokenizer_type=byte`"
     )]
     NoTokenizer,
-    #[error("nothing says which model to load\nhint: name a run or a checkpoint with `load_parameters_path`")]
+    #[error("no key names a model to load\nhint: name a run or a checkpoint with `load_parameters_path`")]
     NoCheckpoint,
     #[error(transparent)]
     Trace(#[from] Box<TraceError>),
@@ -87,7 +87,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// Whether what the user asked for is at fault.
+    /// Whether the user's input is wrong.
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::PromptTooLong { .. }

@@ -1,13 +1,14 @@
-//! The inference engine: continues token sequences with a model and a cache of keys and values.
+//! The inference engine: continues token sequences with a model and a KV cache.
 //!
-//! Phase: trace, compile and run. An [`Engine`] traces a model of `mt-models` in two forms, compiles them for a few
-//! sizes with `mt-runtime`, and loops. [`load()`] makes one of a configuration and a checkpoint. Commands and servers are
-//! above; this crate knows neither argument lists nor HTTP.
+//! Phase: trace, compile and run. An [`Engine`] traces a model of `mt-models` as two programs, prefill and step,
+//! compiles them for a few sizes with `mt-runtime`, and loops. [`load()`] creates one from a configuration and a
+//! checkpoint. `mt-cli` and `mt-plan` are above; this crate knows neither arguments nor HTTP.
 //!
-//! Prompts of one batch are padded on the right and processed at once, all but their last tokens, which only fills the
-//! cache. Then each step takes one token of every row, the prompt's last one first, and yields the next one. Rows
-//! share slots: a step writes the same slot of every row. Which slots of a row hold its tokens, rather than padding,
-//! is recorded beside the cache, and rotary positions are counted by row, so a row does not notice the others.
+//! Prefill processes the prompts of a batch together, padded on the right and without their last tokens, and only fills
+//! the cache. Each step then takes one token of every row, beginning with the prompt's last one, and yields the next
+//! token. Rows share slots: a step writes the same slot of every row. A mask beside the cache records which slots of a
+//! row hold tokens rather than padding, and each row counts its own positions, so the content of a row does not depend
+//! on the others.
 
 #![forbid(unsafe_code)]
 

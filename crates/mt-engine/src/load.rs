@@ -1,4 +1,4 @@
-//! From a configuration to an engine: the model, its weights and its tokenizer.
+//! From a configuration to an engine: loads the model, its weights and its tokenizer.
 
 use std::{
     path::{Path, PathBuf},
@@ -13,36 +13,36 @@ use mt_models::{
     hugging_face::{Weights, check_files, is_hugging_face as is_published},
     load_parameters,
 };
-use mt_runtime::{Array, CompileSettings, Platform, Runtime, start_runtime};
+use mt_runtime::{Array, CompileSettings, OnInstall, Platform, Runtime, start_runtime};
 use mt_shape::{Placement, PlacementRow, Sharding, check_axes, placement_table};
 
 use crate::{Engine, EngineError, EngineOptions, Session};
 
-/// Most rows that run at once.
+/// The maximum number of rows that run at once.
 pub(crate) const MAX_BATCH: usize = 64;
 
-/// A model that is ready to continue text.
+/// A loaded model with its tokenizer, ready for generation.
 pub struct Loaded {
     engine: Engine,
     parameters: Vec<Array>,
     pub tokenizer: Arc<Tokenizer>,
-    /// The step of the checkpoint, where its directory tells it.
+    /// The step of the checkpoint, if its path names one.
     pub step: Option<u64>,
-    /// The directory of its arrays.
+    /// The path of the checkpoint.
     pub checkpoint: PathBuf,
     /// Newer checkpoints that are damaged, newest first.
     pub skipped: Vec<SkippedStep>,
     /// Notes and warnings about the placement.
     pub notices: Vec<Notice>,
-    /// Tables of where everything is, if the configuration asks for them.
+    /// Placement tables, if `debug_sharding` requests them.
     pub placements: Option<String>,
 }
 
 impl Loaded {
-    /// The engine with its weights.
+    /// Combines the engine with its weights.
     ///
     /// # Errors
-    /// They do not fit the model.
+    /// The weights do not match the model.
     pub fn session(&self) -> Result<Session<'_>, EngineError> {
         self.engine.with(&self.parameters)
     }
@@ -53,33 +53,33 @@ pub struct LoadedModel {
     pub runtime: Runtime,
     pub placement: Arc<Placement>,
     pub model: Arc<dyn Model>,
-    /// In the model's order, placed by its rules.
+    /// The parameters in the model's order, placed by its rules.
     pub parameters: Vec<Array>,
     pub vocab_size: usize,
-    /// The step of the checkpoint, where its directory tells it.
+    /// The step of the checkpoint, if its path names one.
     pub step: Option<u64>,
-    /// The directory of the arrays.
+    /// The path of the checkpoint.
     pub checkpoint: PathBuf,
     /// Newer checkpoints that are damaged, newest first.
     pub skipped: Vec<SkippedStep>,
     /// Notes and warnings about the placement.
     pub notices: Vec<Notice>,
-    /// Tables of where everything is, if the configuration asks for them.
+    /// Placement tables, if `debug_sharding` requests them.
     pub placements: Option<String>,
 }
 
-/// Loads the published weights, the newest undamaged checkpoint, or the very step that the configuration names.
+/// Loads published weights, the newest undamaged checkpoint of a run, or exactly the step that the configuration names.
 ///
 /// # Errors
-/// The weights and the model do not fit each other, or cannot be read.
-pub fn load_model(config: &LoadConfig) -> Result<LoadedModel, EngineError> {
+/// The weights do not match the model, or they cannot be read.
+pub fn load_model(config: &LoadConfig, on_install: OnInstall<'_>) -> Result<LoadedModel, EngineError> {
     let group = &config.checkpoint;
     let path = group.parameters_path().or(group.load_full_state_path.as_deref());
     let path = path.ok_or(EngineError::NoCheckpoint)?;
     let model: Arc<dyn Model> = build(&config.model)?.into();
     let published = if is_published(path) { Some(Weights::open(&*model, path)?) } else { None };
-    let runtime = start_runtime(&config.run, &config.debug)?;
-    let topology = config.placement.topology(runtime.num_devices(), runtime.slices().as_deref())?;
+    let runtime = start_runtime(&config.run, &config.debug, on_install)?;
+    let topology = config.placement.topology(runtime.num_devices(), &runtime.device_attributes())?;
     let placement = Arc::new(config.placement.placement(topology)?);
     check_axes(&placement, &shardings(&*model, &placement, config.model.max_target_length))?;
     let mut notices = config.placement.misspelled_rules(&placement);
@@ -113,7 +113,7 @@ pub fn load_model(config: &LoadConfig) -> Result<LoadedModel, EngineError> {
     })
 }
 
-/// Where parameters are, and the caches of as many sequences as run at once.
+/// The shardings of the parameters, and of the caches of `MAX_BATCH` sequences.
 fn shardings(model: &dyn Model, placement: &Placement, length: usize) -> Vec<Sharding> {
     let parameters = StateArray::parameters(model);
     let parameters = parameters.iter().map(|array| array.sharding(placement));
@@ -123,11 +123,8 @@ fn shardings(model: &dyn Model, placement: &Placement, length: usize) -> Vec<Sha
         .collect()
 }
 
-/// Tables of where parameters are, and the caches of as many sequences as run at once.
+/// Tables of the placement of the parameters, and of the caches of `MAX_BATCH` sequences.
 fn report(model: &dyn Model, placement: &Placement, parameters: &[Array], length: usize) -> String {
-    let owned = |names: &[Option<&str>]| -> Vec<Option<String>> {
-        names.iter().map(|name| name.map(str::to_owned)).collect()
-    };
     let rows: Vec<PlacementRow> = model
         .parameters()
         .iter()
@@ -137,7 +134,7 @@ fn report(model: &dyn Model, placement: &Placement, parameters: &[Array], length
             PlacementRow::new(
                 &path.to_string(),
                 &spec.dims(),
-                owned(&spec.logical_axes),
+                &spec.logical_axes,
                 axes,
                 array.bytes_on_device(0),
             )
@@ -148,19 +145,23 @@ fn report(model: &dyn Model, placement: &Placement, parameters: &[Array], length
         let (name, dims) = (array.full_name(), array.dims());
         let sharding = placement.sharding(&array.logical_axes, &dims);
         let bytes = sharding.shard_dims(&dims).iter().product::<usize>() * array.dtype.byte_size();
-        PlacementRow::new(&name, &dims, owned(&array.logical_axes), sharding.spec.to_string(), bytes)
+        PlacementRow::new(&name, &dims, &array.logical_axes, sharding.spec.to_string(), bytes)
     };
     let rows: Vec<PlacementRow> = model.state(MAX_BATCH, length).iter().map(kept).collect();
     of_parameters + &placement_table(&format!("cache of {MAX_BATCH} sequences"), &rows)
 }
 
-/// Loads a model, and makes an engine of it.
+/// Loads a model and its engine.
 ///
 /// # Errors
-/// The weights, the model and the tokenizer do not fit each other, or one of them cannot be read.
-pub fn load(config: &DecodeConfig, tokenizer: Tokenizer) -> Result<Loaded, EngineError> {
+/// Weights, model and tokenizer do not match, or one of them cannot be read.
+pub fn load(
+    config: &DecodeConfig,
+    tokenizer: Tokenizer,
+    on_install: OnInstall<'_>,
+) -> Result<Loaded, EngineError> {
     tokenizer.check_vocab_size(config.model.vocab_size)?;
-    let loaded = load_model(&config.loading())?;
+    let loaded = load_model(&config.loading(), on_install)?;
     let options = EngineOptions {
         vocab_size: config.model.vocab_size,
         num_choices: tokenizer.vocab_size(),
@@ -183,26 +184,27 @@ pub fn load(config: &DecodeConfig, tokenizer: Tokenizer) -> Result<Loaded, Engin
     })
 }
 
-/// Checks that there is a checkpoint where a path leads, before anything is built for it.
+/// Checks that a path leads to a checkpoint, before any other work.
 ///
 /// # Errors
-/// There is none, or its description is damaged or of a kind that cannot be read.
+/// The checkpoint is missing, or its metadata is damaged or of an unsupported format.
 pub fn check_checkpoint(path: &Path) -> Result<(), EngineError> {
     if is_published(path) {
         check_files(path)?;
         return Ok(());
     }
-    // That the newest step is damaged is no matter: loading passes it over.
+    // A damaged newest step is acceptable: loading skips it.
     if checkpoints_directory(path)?.is_none() {
         Checkpoint::open_path(path)?;
     }
     Ok(())
 }
 
-/// The tokenizer in the directory `brought`, which comes with the weights, or else the one that the configuration names.
+/// The tokenizer in the directory `brought`, which accompanies the weights, or else the one that the configuration
+/// names.
 ///
 /// # Errors
-/// There is none, or it cannot be read.
+/// No tokenizer is named, or it cannot be read.
 pub fn load_tokenizer(group: &TokenizerGroup, brought: Option<&Path>) -> Result<Tokenizer, EngineError> {
     if let Some(directory) = brought {
         return Ok(Tokenizer::load(directory)?);
@@ -212,10 +214,10 @@ pub fn load_tokenizer(group: &TokenizerGroup, brought: Option<&Path>) -> Result<
     Ok(Tokenizer::load_as(path, kind)?)
 }
 
-/// The tokens of a prompt. An empty prompt is the token that begins a text.
+/// The tokens of a prompt. An empty prompt becomes BOS.
 ///
 /// # Errors
-/// The prompt is empty and the tokenizer has no such token, or the tokenizer refuses the text.
+/// The prompt is empty and the tokenizer has no BOS, or the tokenizer rejects the text.
 pub fn encode_prompt(tokenizer: &Tokenizer, text: &str, add_bos: bool) -> Result<Vec<u32>, EngineError> {
     let tokens = tokenizer.encode(text, add_bos, false)?;
     match (tokens.is_empty(), tokenizer.special().bos) {
@@ -248,7 +250,7 @@ fn weights(
         let path = checkpoint.path().to_owned();
         match load_parameters(runtime, placement, model, checkpoint) {
             Ok(parameters) => Ok(Ok((parameters, path))),
-            // Only damage leads to an older step.
+            // Only damaged checkpoints lead to an older step.
             Err(StateError::Checkpoint(error)) => Err(error),
             Err(error) => Ok(Err(error)),
         }
@@ -258,7 +260,8 @@ fn weights(
     Ok(LoadedWeights { parameters, step: Some(latest.step), path, skipped: latest.skipped })
 }
 
-/// The directory of steps that a path means: the run's or itself. `None` if it is one checkpoint, or none at all.
+/// The directory of steps that a path names: that of a run, or the path itself. `None` if the path is a single
+/// checkpoint or none.
 fn checkpoints_directory(path: &Path) -> Result<Option<PathBuf>, EngineError> {
     if !path.is_dir() {
         return Ok(None);

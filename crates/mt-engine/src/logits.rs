@@ -1,4 +1,4 @@
-//! Scores of given tokens, in one pass.
+//! Logits of given tokens, in one forward pass.
 
 use mt_models::{Forward, Tokens};
 use mt_nn::axes::{BATCH, POSITION};
@@ -8,18 +8,19 @@ use mt_trace::{ProgramOptions, program};
 
 use crate::{EngineError, LoadedModel, engine::LESS_MEMORY};
 
-/// What a model makes of rows of tokens.
+/// The logits and intermediate activations of rows of tokens.
 pub struct Scores {
-    /// `f32[rows, length, vocab]`; positions behind the end of a row are zero.
+    /// `f32[rows, length, vocab]`; positions beyond the end of a row are zero.
     pub logits: HostArray,
-    /// What the embedding, each layer's parts and the last norm make, by name: `f32[rows, length, embed]`.
+    /// The outputs of the embedding, of each layer's modules and of the final norm, by name: `f32[rows, length,
+    /// embed]`.
     pub intermediates: Vec<(String, HostArray)>,
 }
 
-/// Computes the logits of rows of tokens, which may differ in length; with `intermediates` what layers make as well.
+/// Computes the logits of rows of tokens, which may differ in length, and with `intermediates` also activations.
 ///
 /// # Errors
-/// There is no token, a token is outside the vocabulary, or the program does not fit into memory.
+/// A row is empty or too long, a token is outside the vocabulary, or the program does not fit into memory.
 pub fn score(
     loaded: &LoadedModel,
     rows: &[Vec<u32>],
@@ -94,7 +95,7 @@ pub fn score(
     Ok(Scores { logits, intermediates: names.into_iter().zip(results).collect() })
 }
 
-/// Zeros what was computed behind the ends of rows.
+/// Zeroes the results beyond the ends of rows.
 fn clear_filler(array: &mut HostArray, rows: &[Vec<u32>], length: usize) {
     let row_bytes = array.bytes().len() / (rows.len() * length).max(1);
     for (index, row) in rows.iter().enumerate() {

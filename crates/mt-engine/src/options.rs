@@ -1,4 +1,4 @@
-//! What an engine is asked for, and what it answers.
+//! Requests, options and results of an engine.
 
 use std::time::Duration;
 
@@ -7,18 +7,18 @@ use mt_runtime::CompileSettings;
 
 use crate::{EngineError, sampler::Sampler};
 
-/// The bounds of an engine, and how it compiles.
+/// The limits of an engine, and its compilation settings.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// The number of tokens that the model knows.
+    /// The number of tokens in the model's vocabulary.
     pub vocab_size: usize,
-    /// The number of those that can be chosen: the first ones, which the tokenizer knows as well.
+    /// The number of tokens that can be sampled: those that the tokenizer knows, which come first.
     pub num_choices: usize,
-    /// Most tokens of a prompt and its answer together.
+    /// The maximum length of a prompt and its answer together, in tokens.
     pub max_target_length: usize,
-    /// Most tokens of a prompt.
+    /// The maximum length of a prompt in tokens.
     pub max_prefill_length: usize,
-    /// Most rows that run at once; more are taken one group after another.
+    /// The maximum number of rows that run at once; more requests run in successive groups.
     pub max_batch: usize,
     pub compile: CompileSettings,
 }
@@ -27,32 +27,33 @@ pub struct EngineOptions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     pub prompt: Vec<u32>,
-    /// Tells answers to the same prompt apart: each number draws differently from the same seed.
+    /// Distinguishes answers to the same prompt: each number gives different samples from the same seed.
     pub sample: u64,
 }
 
 /// How the next token is chosen.
 ///
-/// The scores are divided by the temperature, then cut to the `top_k` likeliest tokens, then to the likeliest of those
-/// that make up the mass `top_p`; one of the rest is drawn by its probability. The draw depends on the seed, the
-/// request's sample number and the token's position, and on nothing else.
+/// The logits are divided by the temperature, then restricted to the `top_k` most probable tokens, then to the most
+/// probable of those that reach the mass `top_p`. One of the remaining tokens is drawn by its probability. The draw
+/// depends only on the seed, the request's sample number and the token's position.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplingOptions {
-    /// 0 takes the likeliest token.
+    /// 0 selects the most probable token.
     pub temperature: f64,
     pub top_k: Option<usize>,
     pub top_p: Option<f64>,
     pub seed: u64,
 }
 
-/// Below this, a temperature is 0: scores that differ by a rounding error are as far apart as they can be.
+/// A lower temperature counts as 0, because even logits that differ by a rounding error would then be infinitely far
+/// apart.
 const LOWEST_TEMPERATURE: f64 = 1e-6;
 
 impl SamplingOptions {
-    /// Always the likeliest token.
+    /// Selects the most probable token.
     pub const GREEDY: Self = Self { temperature: 0.0, top_k: None, top_p: None, seed: 0 };
 
-    /// What the configuration asks for.
+    /// The sampling that the configuration describes.
     pub fn from_config(group: &DecodeGroup) -> Self {
         use SamplingStrategy::{Composite, Greedy, Nucleus, TopK};
         let strategy = group.decode_sampling_strategy;
@@ -64,11 +65,14 @@ impl SamplingOptions {
         }
     }
 
-    /// The part that programs depend on.
+    /// The sampler, on which programs depend.
     pub(crate) fn sampler(&self, num_choices: usize) -> Result<Sampler, EngineError> {
         let wrong = |message: String| Err(EngineError::Sampling(message));
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
-            return wrong(format!("a temperature is a number from 0 on, not `{}`", self.temperature));
+            return wrong(format!(
+                "the temperature is `{}`, but it has to be a number of at least 0",
+                self.temperature
+            ));
         }
         if self.top_k == Some(0) {
             return wrong("at least one token has to be left to draw from, but `top_k` is `0`".to_owned());
@@ -79,7 +83,7 @@ impl SamplingOptions {
         if self.temperature < LOWEST_TEMPERATURE {
             return Ok(Sampler::Greedy);
         }
-        // A few sizes serve every number of candidates.
+        // Sizes are rounded up, so that few programs serve all values of `top_k`.
         let candidates = self.top_k.map_or(num_choices, |k| k.min(num_choices).next_power_of_two().max(8));
         match (self.top_k, self.top_p.filter(|mass| *mass < 1.0)) {
             (None, None) => Ok(Sampler::Weighted),
@@ -88,32 +92,32 @@ impl SamplingOptions {
     }
 }
 
-/// When a row ends.
+/// The limits of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Most tokens of an answer; `None` for as many as `max_target_length` allows.
+    /// The maximum length of an answer in tokens; `None` for as many as `max_target_length` allows.
     pub max_new_tokens: Option<usize>,
-    /// Tokens that end an answer, and are not part of it.
+    /// Tokens that end an answer and are not part of it.
     pub stop: Vec<u32>,
 }
 
-/// A token as it comes.
+/// A generated token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GeneratedToken {
-    /// The request that it belongs to.
+    /// The index of the request.
     pub row: usize,
     pub token: u32,
-    /// Natural logarithm of the probability that the model gives it, whatever the temperature and the cuts.
+    /// The natural logarithm of the token's probability under the model, regardless of temperature and restrictions.
     pub log_probability: f32,
 }
 
-/// What happens to the answers, as it happens.
+/// An event of generation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GenerationEvent {
     Token(GeneratedToken),
-    /// No token of this row follows.
+    /// The answer has ended.
     Finished {
-        /// The request that was answered.
+        /// The index of the request.
         row: usize,
         reason: FinishReason,
     },
@@ -124,14 +128,14 @@ pub enum GenerationEvent {
 pub enum FinishReason {
     /// The model chose a stop token.
     Stop,
-    /// There is no room for another token.
+    /// The answer has reached its maximum length.
     Length,
-    /// The receiver wanted no more.
+    /// The receiver of events ended the answer.
     Cancelled,
 }
 
 impl FinishReason {
-    /// The reason as programs read it.
+    /// The reason in JSON output.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -145,33 +149,33 @@ impl FinishReason {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     pub tokens: Vec<u32>,
-    /// One for each token; see [`GeneratedToken::log_probability`].
+    /// The log-probability of each token; see [`GeneratedToken::log_probability`].
     pub log_probabilities: Vec<f32>,
     pub finish: FinishReason,
 }
 
-/// The answers to all requests, in their order.
+/// The answers to all requests, in order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Generation {
     pub rows: Vec<Row>,
     pub timing: Timing,
 }
 
-/// How long generation took.
+/// The duration of generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timing {
-    /// Tracing and compiling programs that were not at hand.
+    /// The time for tracing and compiling programs that were not cached.
     pub compile: Duration,
-    /// From the start, compilation aside, until the first token could be read.
+    /// The time from the start, without compilation, until the first token could be read.
     pub first_token: Duration,
-    /// From the start until the end, compilation aside.
+    /// The time from start to end, without compilation.
     pub total: Duration,
-    /// Tokens of all answers.
+    /// The number of tokens of all answers.
     pub num_tokens: usize,
 }
 
 impl Timing {
-    /// Tokens of all rows in a second.
+    /// Tokens per second over all rows.
     pub fn tokens_per_second(&self) -> f64 {
         self.num_tokens as f64 / self.total.as_secs_f64().max(1e-9)
     }

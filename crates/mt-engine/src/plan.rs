@@ -1,4 +1,4 @@
-//! The programs of generation, for devices that need not be there.
+//! The programs of generation, for devices that may be absent.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use mt_config::DecodeConfig;
 use mt_ir::Program;
 use mt_models::{Model, build};
 use mt_runtime::{CompileSettings, Platform, target_of};
-use mt_shape::{Placement, Topology};
+use mt_shape::{DeviceAttributes, Placement, Topology};
 
 use crate::{EngineError, engine::Sizes, load::MAX_BATCH, program::Programs, sampler::Sampler};
 
-/// What generation is on given devices: as many rows at once as there can be, with the longest prompts and answers that
-/// the configuration allows.
+/// Generation on given devices: the maximum number of rows, with the longest prompts and answers that the configuration
+/// allows.
 pub struct DecodePlan {
     programs: Programs,
     sizes: Sizes,
@@ -20,18 +20,18 @@ pub struct DecodePlan {
 }
 
 impl DecodePlan {
-    /// The plan of what a configuration describes; `slices` has the slice of each device, where devices say it.
+    /// Creates the plan of a configuration. `slices` is the slice of each device, if devices report it.
     ///
     /// # Errors
-    /// The configuration asks for what there is not, or does not fit the devices.
+    /// The configuration requests an unavailable feature, or does not fit the devices.
     pub fn new(
         settings: DecodeConfig,
         platform: Platform,
         num_devices: usize,
-        slices: Option<&[i64]>,
+        attributes: &DeviceAttributes,
     ) -> Result<Self, EngineError> {
         let model: Arc<dyn Model> = build(&settings.model)?.into();
-        let topology = settings.placement.topology(num_devices, slices)?;
+        let topology = settings.placement.topology(num_devices, attributes)?;
         let placement = Arc::new(settings.placement.placement(&topology)?);
         let target = target_of(platform, settings.run.cpu_kernels)?;
         let parameter_types = model.parameters().iter().map(|(_, spec)| spec.dtype).collect();
@@ -55,7 +55,7 @@ impl DecodePlan {
         self.programs.trace(self.sizes.prefill())
     }
 
-    /// The program of one step, which chooses the likeliest token.
+    /// The program of one step with greedy sampling.
     ///
     /// # Errors
     /// The model's code misuses an operation.
@@ -63,7 +63,7 @@ impl DecodePlan {
         self.programs.trace(self.sizes.step(Sampler::Greedy))
     }
 
-    /// How its programs are compiled.
+    /// The compilation settings of the programs.
     pub fn compile_settings(&self) -> CompileSettings {
         CompileSettings::of(&self.settings.debug)
     }
@@ -77,17 +77,17 @@ impl DecodePlan {
         &self.topology
     }
 
-    /// The mesh, and what is split over it.
+    /// The mesh and the placement rules.
     pub fn placement(&self) -> &Arc<Placement> {
         &self.programs.placement
     }
 
-    /// The rows that run at once.
+    /// The number of rows that run at once.
     pub fn rows(&self) -> usize {
         self.sizes.batch
     }
 
-    /// The slots that prompts fill.
+    /// The number of slots for prompts.
     pub fn prompt_length(&self) -> usize {
         self.sizes.length
     }

@@ -1,11 +1,11 @@
-//! The two programs of an engine: filling the cache with prompts, and one step.
+//! The two programs of an engine: prefill and step.
 
 use std::sync::Arc;
 
 use mt_ir::{Program, Target};
 use mt_models::{Forward, GenerationState, Kept, Model, StateSpec, Tokens};
 use mt_nn::axes::{BATCH, KV_POSITION, POSITION, VOCAB};
-use mt_shape::{Axis, DType, Placement, axis};
+use mt_shape::{Axis, DType, Placement, axis, logical};
 use mt_trace::{Inputs, Output, ProgramOptions, Tensor, program};
 
 use crate::{
@@ -13,38 +13,38 @@ use crate::{
     sampler::{Controls, Sampler, log_probability},
 };
 
-/// What programs are traced from.
+/// The input of tracing.
 pub(crate) struct Programs {
     pub model: Arc<dyn Model>,
     pub placement: Arc<Placement>,
     pub target: Target,
-    /// The types of the parameters as they are in memory.
+    /// The element types of the parameters in memory.
     pub parameter_types: Vec<DType>,
-    /// How many of the tokens can be chosen.
+    /// The number of tokens that can be sampled.
     pub num_choices: usize,
 }
 
-/// A program and its sizes.
+/// A program with its sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ProgramKey {
-    /// Takes parameters, `tokens` and `lengths`; returns keys and values, and which slots hold tokens.
+    /// Takes parameters, `tokens` and `lengths`; returns the model's state and the mask of slots that hold tokens.
     Prefill { batch: usize, length: usize, slots: usize },
-    /// Takes parameters, the state and, unless the sampler is greedy, controls; returns the state,
-    /// whose tokens are the next ones, and their log-probabilities.
+    /// Takes parameters, the state and, unless sampling is greedy, controls; returns the state, whose tokens are the
+    /// sampled ones, and their log-probabilities.
     Step { batch: usize, slots: usize, sampler: Sampler },
 }
 
-/// The arrays of the state behind those of the model that are donated: which slots hold tokens, the next position of each
-/// row, and the next slot. The tokens that are to be processed come last; the host reads them.
+/// The number of donated arrays after those of the model: the mask of slots that hold tokens, the next position of each
+/// row, and the next slot. The tokens to process come last and are not donated, since the host reads them.
 const DONATED_BESIDES_MODEL: usize = 3;
 
-/// One step, but for the choice of the next tokens.
+/// The results of a step before sampling.
 pub(crate) struct Stepped<'t> {
     /// `f32[batch, vocab]`
     pub logits: Tensor<'t>,
-    /// How many tokens each row has now: the position of the next one. `i32[batch]`
+    /// The position of each row's next token, that is, its number of tokens. `i32[batch]`
     pub positions: Tensor<'t>,
-    /// The model's state, in its order.
+    /// The model's state, in the model's order.
     arrays: Vec<Tensor<'t>>,
     segmentation: Tensor<'t>,
     start: Tensor<'t>,
@@ -62,7 +62,7 @@ impl Programs {
         }
     }
 
-    /// How many arrays of the state a step is given to overwrite.
+    /// The number of arrays of the state that a step overwrites.
     pub fn num_donated(&self) -> usize {
         self.model.state(1, 1).len() + DONATED_BESIDES_MODEL
     }
@@ -76,7 +76,7 @@ impl Programs {
         }
     }
 
-    /// Declares the parameters.
+    /// Declares the parameters as inputs.
     pub fn parameters<'t>(&self, inputs: &Inputs<'t>) -> Vec<Tensor<'t>> {
         let specs = self.model.parameters();
         specs
@@ -98,11 +98,11 @@ impl Programs {
             let lengths = inputs.input("lengths", DType::I32, &[batch_axis], &[None], false);
             let positions = region.iota(DType::I32, position).broadcast(&axes);
             let segmentation = positions.less(lengths).cast(DType::I32);
-            // Prompts see no slots but their own, so that the others are added afterwards.
+            // Prompts attend only to their own slots, so the other slots are appended afterwards.
             let specs = self.model.state(batch, length);
             let mut arrays: Vec<Tensor<'_>> = Vec::new();
             for (index, spec) in specs.iter().enumerate() {
-                // Arrays of a layer that are alike, but for the names of their axes, begin as one.
+                // Zero arrays of a layer that differ only in the names of their axes start as one array.
                 let alike = |other: &StateSpec| {
                     let of = |spec: &StateSpec| (spec.group, spec.dims(), spec.dtype);
                     of(other) == of(spec) && other.logical_axes == spec.logical_axes
@@ -121,7 +121,7 @@ impl Programs {
                 arrays,
                 start: region.integer(DType::I32, 0),
                 segmentation: occupied,
-                // Over several devices the state is split otherwise than what sequences make of themselves.
+                // Over several devices, the state's sharding differs from that of the keys and values as computed.
                 is_filled: self.placement.mesh().num_devices() == 1,
                 slots,
             };
@@ -173,7 +173,7 @@ impl Programs {
         Ok(step?)
     }
 
-    /// Declares the state, and processes its tokens.
+    /// Declares the state as inputs, and processes its tokens.
     pub fn stepped<'t>(&self, inputs: &Inputs<'t>, batch: usize, slots: usize) -> Stepped<'t> {
         let parameters = self.parameters(inputs);
         let region = inputs.region();
@@ -208,16 +208,16 @@ impl Programs {
                 ..Forward::default()
             },
         );
-        // The choice of a token looks at all of its row's scores.
+        // Sampling reads all logits of a row on one device.
         let logits = logits
             .squeeze(POSITION)
             .order(&[BATCH, VOCAB])
             .cast(DType::F32)
-            .constrain(&[Some("decode_batch"), None]);
+            .constrain(&[Some(logical::DECODE_BATCH), None]);
         Stepped { logits, positions: positions + 1.0, arrays, segmentation: occupied, start: start + 1.0 }
     }
 
-    /// The state after a step, but for the tokens.
+    /// The outputs for the state after a step, without the tokens.
     pub fn state_outputs<'t>(
         &self,
         inputs: &Inputs<'t>,
@@ -235,7 +235,7 @@ impl Programs {
     }
 }
 
-/// The model's state, placed as it is declared.
+/// The outputs for the model's state, with its declared placement.
 fn state_outputs<'t>(inputs: &Inputs<'t>, arrays: &[Tensor<'t>], specs: &[StateSpec]) -> Vec<Output<'t>> {
     let output = |(array, spec): (&Tensor<'t>, &StateSpec)| {
         inputs.output(&array_name(spec), *array, &spec.logical_axes)

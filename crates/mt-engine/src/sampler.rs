@@ -1,25 +1,25 @@
-//! Choosing the next token, on the device.
+//! Sampling of the next token, on the device.
 
 use mt_derive::Tree;
 use mt_nn::{
     axes::{BATCH, VOCAB},
     cross_entropy,
 };
-use mt_shape::{Axis, DType};
-use mt_trace::{KernelOperands, Key, ScanOptions, Tensor};
+use mt_shape::{Axis, DType, kernels};
+use mt_trace::{Key, ScanOptions, Tensor};
 
-/// How tokens are chosen, as far as programs depend on it.
+/// The properties of sampling on which programs depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Sampler {
-    /// The likeliest.
+    /// The most probable token.
     Greedy,
-    /// Any, by its probability.
+    /// Any token, by its probability.
     Weighted,
-    /// One of the likeliest, of which at most this many are looked at.
+    /// One of the most probable tokens, among at most this many candidates.
     Truncated { candidates: usize },
 }
 
-/// What a draw depends on besides the scores.
+/// The inputs of a draw, in addition to the logits.
 #[derive(Clone, Copy)]
 pub(crate) struct Controls<'t> {
     /// `f32`
@@ -34,11 +34,11 @@ pub(crate) struct Controls<'t> {
     pub samples: Tensor<'t>,
 }
 
-/// Places among the tokens that can be drawn.
+/// The axis of candidate tokens, sorted by probability where the sampler truncates.
 const CANDIDATE: &str = "candidate";
 
 impl Sampler {
-    /// Chooses a token for each row.
+    /// Selects a token for each row.
     ///
     /// # Shapes
     /// `f32[batch, vocab], i32[batch] -> i32[batch]`
@@ -70,7 +70,7 @@ impl Sampler {
                 let weights = relative(scores, CANDIDATE, controls);
                 let likely = places.less(controls.top_k);
                 let weights = likely.select(weights, zeros_like(weights));
-                // A token is kept if those before it do not make up the mass. The first always is.
+                // A token is kept if the tokens before it do not reach the mass. The first token is always kept.
                 let sums = weights.cumulative_sum(CANDIDATE);
                 let mass = sums.max(&[CANDIDATE]) * controls.top_p;
                 let kept = likely.logical_and((sums - weights).less(mass));
@@ -82,7 +82,7 @@ impl Sampler {
     }
 }
 
-/// The logarithm of the probability of each row's token.
+/// The log-probability of each row's token.
 ///
 /// # Shapes
 /// `f32[batch, vocab], i32[batch] -> f32[batch]`
@@ -90,13 +90,12 @@ pub(crate) fn log_probability<'t>(logits: Tensor<'t>, tokens: Tensor<'t>) -> Ten
     -cross_entropy(logits, tokens).0
 }
 
-/// The first token with the highest score. Scores that are no numbers show in the log-probability.
+/// The first token with the highest logit. NaN logits show in the log-probability.
 fn likeliest(logits: Tensor<'_>) -> Tensor<'_> {
     let region = logits.region();
-    // The kernel finds the largest of the last dimension.
+    // The kernel reduces the last dimension.
     let logits = logits.order(&[BATCH, VOCAB]);
-    let dense = KernelOperands::Dense { num_updated: 0 };
-    region.kernel("maxtext.largest", Vec::new(), dense, &[logits], |region, operands| {
+    region.kernel(&kernels::LARGEST, Vec::new(), &[logits], |region, operands| {
         let logits = operands[0];
         let vocab = logits.axis(VOCAB);
         let ids = region.iota(DType::I32, vocab).broadcast(&logits.axes());
@@ -105,7 +104,7 @@ fn likeliest(logits: Tensor<'_>) -> Tensor<'_> {
     })[0]
 }
 
-/// One number in `0..1` for each row, which depends on nothing of the other rows.
+/// One number in `0..1` for each row, independent of other rows.
 fn uniform<'t>(positions: Tensor<'t>, controls: Controls<'t>) -> Tensor<'t> {
     #[derive(Tree)]
     struct Draws<L> {
@@ -121,12 +120,12 @@ fn uniform<'t>(positions: Tensor<'t>, controls: Controls<'t>) -> Tensor<'t> {
     uniform
 }
 
-/// Probabilities up to a factor; the largest is 1, so that none but negligible ones vanish.
+/// Unnormalized probabilities. The largest is 1, so only negligible ones underflow.
 fn relative<'t>(scores: Tensor<'t>, along: &'static str, controls: Controls<'t>) -> Tensor<'t> {
     ((scores - scores.max(&[along])) / controls.temperature).exp()
 }
 
-/// The place that the inverse of the cumulative distribution gives, always one that is kept.
+/// The position at which the cumulative distribution exceeds `uniform`; always one that is kept.
 fn draw<'t>(weights: Tensor<'t>, kept: Tensor<'t>, uniform: Tensor<'t>) -> Tensor<'t> {
     let places = places(weights);
     let sums = weights.cumulative_sum(CANDIDATE);
@@ -134,7 +133,7 @@ fn draw<'t>(weights: Tensor<'t>, kept: Tensor<'t>, uniform: Tensor<'t>) -> Tenso
     let reached = sums.greater(target).logical_and(kept);
     let beyond = weights.region().full(DType::I32, &weights.axes(), weights.axis(CANDIDATE).size as f64);
     let first = reached.select(places, beyond).min(&[CANDIDATE]);
-    // Rounding of the sums can leave nothing beyond a target near the whole mass.
+    // Rounding of the sums can leave no position beyond a target near the total mass.
     let last = kept.select(places, zeros_like(places)).max(&[CANDIDATE]);
     first.minimum(last)
 }

@@ -18,9 +18,9 @@ mod verify;
 pub use counts::Counts;
 pub use graph::{Graph, Node, ValueId};
 pub use op::{
-    Binary, Collective, CollectiveKind, Comparison, CustomVjp, Dot, GatherDims, Kernel, KernelOperands,
-    Literal, ManualComputation, Memory, Op, Precision, Reduction, Remat, SavePolicy, Scalar, Scan,
-    ScatterDims, ScatterKind, Unary, While,
+    Binary, Collective, CollectiveKind, Comparison, CustomVjp, Dot, GatherDims, Kernel, Literal,
+    ManualComputation, Memory, Op, Precision, Reduction, Remat, SavePolicy, Scalar, Scan, ScatterDims,
+    ScatterKind, Unary, While,
 };
 pub use print::{Boundary, CpuKernels, PrintOptions, Target, print_program};
 pub use program::{Program, ProgramTemporary, ProgramValue, TensorType};

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use mt_shape::{DType, HostArray, PartitionSpec};
+use mt_shape::{DType, HostArray, PartitionSpec, kernels::KernelCall};
 
 use crate::{Graph, TensorType};
 
@@ -208,7 +208,7 @@ pub struct Dot {
     /// Element type of the result. Sums are accumulated in `f32` at least. The printer decides for each platform
     /// whether a narrow result is returned directly or converted from `f32`.
     pub result: DType,
-    /// The precision of a product of `f32`.
+    /// The precision of an `f32` product.
     pub precision: Precision,
     /// Whether a result that is wider than the operands may be rounded to their type before devices sum it. The printer
     /// thereby halves the bytes that devices exchange and hold.
@@ -273,11 +273,11 @@ pub struct While {
 pub struct Scan {
     pub body: Arc<Graph>,
     pub length: usize,
-    /// From the last slice to the first.
+    /// Whether the scan runs from the last slice to the first.
     pub reverse: bool,
     pub num_captured: usize,
     pub num_carry: usize,
-    /// Which values a differentiated scan saves for the reverse scan, in addition to the carry.
+    /// The values that a differentiated scan saves for the reverse scan, in addition to the carry.
     pub save: SavePolicy,
 }
 
@@ -288,7 +288,7 @@ pub struct Remat {
     pub save: SavePolicy,
 }
 
-/// Which tensors of a region are saved for its backward pass.
+/// The tensors of a region that are saved for its backward pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SavePolicy {
     /// All values that the backward pass reads, except those that are cheap to recompute from the region's other
@@ -328,21 +328,10 @@ pub struct CustomVjp {
 /// [`CustomVjp`] to differentiate it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kernel {
-    /// Name of the kernel's handler in `mt-kernels`.
-    pub name: &'static str,
-    /// Parameters of the kernel besides its operands.
+    pub call: &'static KernelCall,
+    /// Parameters of the kernel in addition to its operands.
     pub attributes: Vec<(&'static str, i64)>,
-    pub operands: KernelOperands,
     pub body: Arc<Graph>,
-}
-
-/// How a kernel receives its operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KernelOperands {
-    /// Through sizes and strides, so preceding transposes and slices need no copy.
-    Strided,
-    /// Dense. The first `num_updated` operands share memory with as many results of the same types.
-    Dense { num_updated: usize },
 }
 
 /// Per-device code over the mesh axes `manual_axes`; the partitioner handles the other axes.

@@ -55,7 +55,8 @@ pub struct ProgramValue {
     pub ty: TensorType,
     /// Sharding of the array over the program's mesh.
     pub sharding: Sharding,
-    /// For an argument: its memory may be reused for results, so the caller loses the array when the program runs.
+    /// For an argument: whether its memory may be reused for results. The caller then loses the array when the program
+    /// runs.
     pub donated: bool,
     /// The memory that holds it.
     pub memory: Memory,

@@ -1,13 +1,16 @@
 //! The type of each operation's results, from the types of its operands.
 
-use mt_shape::DType;
-
-use crate::{
-    Binary, Collective, CollectiveKind, CustomVjp, Dot, GatherDims, Graph, Literal, ManualComputation, Op,
-    Reduction, Scalar, Scan, ScatterDims, TensorType, Unary, While,
+use mt_shape::{
+    DType,
+    kernels::{KernelOperands, attributes},
 };
 
-/// Operands do not fit an operation.
+use crate::{
+    Binary, Collective, CollectiveKind, CustomVjp, Dot, GatherDims, Graph, Kernel, Literal,
+    ManualComputation, Op, Reduction, Scalar, Scan, ScatterDims, TensorType, Unary, While,
+};
+
+/// The reason why operands do not fit an operation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
     #[error("takes {expected} operands, not {actual}")]
@@ -108,10 +111,20 @@ fn infer_many(op: &Op, operands: &[&TensorType]) -> Option<Result<Vec<TensorType
         Op::Scan(op) => infer_scan(op, operands),
         Op::Remat(op) => region_inputs(&op.body, operands).map(|()| op.body.output_types()),
         Op::CustomVjp(op) => infer_custom_vjp(op, operands),
-        Op::Kernel(op) => region_inputs(&op.body, operands).map(|()| op.body.output_types()),
+        Op::Kernel(op) => infer_kernel(op, operands),
         Op::ManualComputation(op) => infer_manual(op, operands),
         _ => return None,
     })
+}
+
+fn infer_kernel(op: &Kernel, operands: &[&TensorType]) -> Result<Vec<TensorType>> {
+    let is_strided = op.call.operands == KernelOperands::Strided;
+    let read = is_strided.then_some(attributes::OPERANDS);
+    let names = op.attributes.iter().map(|(name, _)| *name);
+    if let Some(problem) = op.call.misuse(read.into_iter().chain(names)) {
+        return Err(ShapeError::Invalid(problem));
+    }
+    region_inputs(&op.body, operands).map(|()| op.body.output_types())
 }
 
 fn infer_one(op: &Op, operands: &[&TensorType]) -> Result<TensorType> {
@@ -148,7 +161,7 @@ fn infer_one(op: &Op, operands: &[&TensorType]) -> Result<TensorType> {
             Ok(operands[1].clone())
         }
         Op::Convert(dtype) => Ok(TensorType::new(*dtype, operands[0].dims.clone())),
-        Op::Bitcast(dtype) if dtype.byte_size() == operands[0].dtype.byte_size() => {
+        Op::Bitcast(dtype) if dtype.bits() == operands[0].dtype.bits() => {
             Ok(TensorType::new(*dtype, operands[0].dims.clone()))
         }
         Op::Bitcast(dtype) => invalid(format!("`{}` and `{dtype}` differ in size", operands[0].dtype)),
@@ -239,7 +252,7 @@ fn infer_constant(literal: &Literal) -> Result<TensorType> {
 }
 
 fn integer_fits(value: i64, dtype: DType) -> bool {
-    let bits = 8 * dtype.byte_size() as u32;
+    let bits = dtype.bits() as u32;
     match (bits, dtype.is_unsigned()) {
         (64, _) => true,
         (_, true) => (0..1 << bits).contains(&value),

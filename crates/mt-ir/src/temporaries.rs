@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use crate::{Graph, Memory, Op, ProgramTemporary, ValueId};
 
-/// How many values are kept: enough for a message.
+/// The number of values to report, which is enough for a message.
 const NUM_KEPT: usize = 12;
 
 /// The largest values in device memory of `graph` and its regions that are neither arguments nor results, in descending

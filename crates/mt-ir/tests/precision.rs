@@ -1,4 +1,4 @@
-//! The precision with which products are printed.
+//! The printed precision of products.
 
 #![forbid(unsafe_code)]
 
@@ -50,7 +50,7 @@ fn products(dtype: DType, rows: usize, precisions: &[Precision]) -> Graph {
     graph
 }
 
-/// Checks what is printed of a product of this type and precision: the precision of StableHLO, and the kernel's arithmetic.
+/// Checks the printed product of this type and precision: StableHLO's precision, and the kernel's arithmetic.
 #[track_caller]
 fn check(dtype: DType, own: Precision, option: Precision, stablehlo: &str, arithmetic: usize) {
     let graph = products(dtype, 32, &[own]);

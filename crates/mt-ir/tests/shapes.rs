@@ -5,11 +5,11 @@
 use std::sync::Arc;
 
 use mt_ir::{
-    Binary, Collective, CollectiveKind, Comparison, CustomVjp, Dot, GatherDims, Graph, Kernel,
-    KernelOperands, Literal, ManualComputation, Op, Precision, Reduction, SavePolicy, Scalar, Scan,
-    ScatterDims, ScatterKind, TensorType, Unary, While, infer,
+    Binary, Collective, CollectiveKind, Comparison, CustomVjp, Dot, GatherDims, Graph, Kernel, Literal,
+    ManualComputation, Op, Precision, Reduction, SavePolicy, Scalar, Scan, ScatterDims, ScatterKind,
+    TensorType, Unary, While, infer,
 };
-use mt_shape::{DType, PartitionSpec};
+use mt_shape::{DType, PartitionSpec, kernels};
 
 fn f32(dims: &[usize]) -> TensorType {
     TensorType::new(DType::F32, dims)
@@ -286,14 +286,18 @@ fn regions() {
     check(Op::CustomVjp(Arc::new(wrong)), one, message);
 
     let kernel = Kernel {
-        name: "f",
-        attributes: vec![("size", 2)],
-        operands: KernelOperands::Strided,
+        call: &kernels::GATED,
+        attributes: vec![(kernels::attributes::GELU, 1)],
         body: graph(&both, &[1, 0, 0]),
     };
     check(Op::Kernel(kernel.clone()), &both, "int32[] float32[2] float32[2]");
     let message = "operand 1 has type `float32[2]`, expected `int32[]`";
-    check(Op::Kernel(kernel), &[x.clone(), x.clone()], message);
+    check(Op::Kernel(kernel.clone()), &[x.clone(), x.clone()], message);
+    let wrong = Kernel { attributes: Vec::new(), ..kernel.clone() };
+    check(Op::Kernel(wrong), &both, "the kernel `maxtext.gated` needs the attribute `gelu`");
+    let wrong = Kernel { call: &kernels::SUM_OF_SQUARES, ..kernel };
+    let message = "the kernel `maxtext.sum_of_squares` does not read the attribute `gelu`";
+    check(Op::Kernel(wrong), &both, message);
 }
 
 #[test]

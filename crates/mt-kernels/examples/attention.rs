@@ -1,7 +1,6 @@
-//! Times attention on one thread: `cargo run --release -p mt-kernels --example attention`.
+//! Measures attention on one thread: `cargo run --release -p mt-kernels --example attention`.
 //!
-//! Prints useful GFLOP/s of processor time, as Linux counts it: products with keys that a causal mask hides do not
-//! count.
+//! Prints GFLOP/s of processor time as Linux counts it. Products with keys that the causal mask hides do not count.
 
 use std::{fs, hint::black_box};
 
@@ -86,7 +85,7 @@ fn measure<E: Attend>(name: &str, shape: Shape, instructions: Instructions) {
     );
 }
 
-/// Seconds of the fastest of several runs.
+/// The time of the fastest of several runs, in seconds.
 fn best(mut run: impl FnMut()) -> f64 {
     (0..REPEATS)
         .map(|_| {
@@ -97,7 +96,7 @@ fn best(mut run: impl FnMut()) -> f64 {
         .fold(f64::MAX, f64::min)
 }
 
-/// Seconds that this thread has run.
+/// The processor time of this thread, in seconds.
 fn processor_time() -> f64 {
     let times = fs::read_to_string("/proc/thread-self/schedstat").expect("Linux counts processor time");
     let nanoseconds: f64 =

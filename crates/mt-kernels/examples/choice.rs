@@ -1,4 +1,4 @@
-//! Measures the kernels that could replace each other, as a program's first start on a machine does:
+//! Measures the kernels among which a program chooses at its first start on a machine:
 //! `cargo run --release -p mt-kernels --example choice`.
 
 use std::time::Instant;

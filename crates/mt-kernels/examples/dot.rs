@@ -1,11 +1,12 @@
 //! Measures dot products in the shapes of training and decoding:
 //! `cargo run --release --example dot [filter] [threads] [kernels]`.
 //!
-//! Products are computed by the preferred kernels, or by each kernel whose name contains the third argument: `_` and `avx`
-//! show all kernels for `bf16`, and for vectors, beside each other.
+//! The preferred kernels compute the products. If the third argument is given, each kernel whose name contains it does:
+//! `_` compares all kernels for `bf16`, `avx` all kernels that use vectors.
 //!
-//! With one thread, time is the thread's processor time, so that other programs disturb little. Rates are also shown as
-//! a share of what a loop without memory accesses reaches, and of the rate at which a plain loop reads memory.
+//! With one thread, the program measures the thread's processor time, which other programs disturb little. It also
+//! prints each rate as a share of the peak of a loop without memory accesses, and of the rate at which a plain loop
+//! reads memory.
 
 mod memory;
 
@@ -25,7 +26,7 @@ struct Shape {
     rows: usize,
     columns: usize,
     depth: usize,
-    /// Whether the contracted dimension is the contiguous one.
+    /// Whether the contracted dimension is contiguous.
     lhs_by_depth: bool,
     rhs_by_depth: bool,
 }
@@ -153,7 +154,7 @@ fn size(narrow: bool) -> usize {
     if narrow { 2 } else { 4 }
 }
 
-/// Numbers that begin with a line of the cache, as XLA's arrays do.
+/// Numbers aligned to a cache line, like XLA's arrays.
 enum Numbers {
     F32(&'static mut [f32]),
     Bf16(&'static mut [bf16]),
@@ -173,7 +174,7 @@ impl Numbers {
     }
 }
 
-/// The numbers in memory that is not given back.
+/// The numbers in memory that is never freed.
 fn aligned<T: Copy + Default>(numbers: impl ExactSizeIterator<Item = T>) -> &'static mut [T] {
     const LINE: usize = 64;
     let len = numbers.len();
@@ -197,7 +198,7 @@ fn operand(numbers: &Numbers, batch: usize, free: usize, depth: usize, by_depth:
     }
 }
 
-/// The rate of a loop that only reads 256 MB, in vectors, with each thread in its own part.
+/// The rate of a loop that only reads 256 MB in vectors. Each thread reads a range of its own.
 fn gigabytes_read(threads: usize, clock: fn() -> f64) -> f64 {
     let memory = vec![1u64; 32 << 20];
     let team = ScopedThreads(threads);
@@ -230,7 +231,7 @@ fn processor_time() -> f64 {
     }
     const THREAD: i32 = 3;
     let mut time = Timespec { seconds: 0, nanoseconds: 0 };
-    // SAFETY: the structure is the one that this system's function fills in on 64-bit machines.
+    // SAFETY: the structure has the layout that this function fills in on 64-bit Linux.
     unsafe { clock_gettime(THREAD, &mut time) };
     time.seconds as f64 + time.nanoseconds as f64 / 1e9
 }
@@ -240,16 +241,16 @@ fn processor_time() -> f64 {
     wall_time()
 }
 
-/// The rate of one thread that multiplies and adds in registers alone, if it has the instructions of our kernels.
+/// The rate of one thread that multiplies and adds only in registers; NaN without AVX-512, or its `bf16` products.
 #[cfg(target_arch = "x86_64")]
 fn peak_gigaflops(arithmetic: Arithmetic, clock: fn() -> f64) -> f64 {
     use std::arch::asm;
 
     const COUNT: usize = 20_000;
-    // In assembly, or the compiler merges sums that are equal.
+    // Assembly, because the compiler would merge equal sums.
     macro_rules! repeat {
         ($instruction:literal) => {
-            // SAFETY: only the registers named change.
+            // SAFETY: only the named registers change.
             unsafe {
                 asm!(
                     "2:",

@@ -1,7 +1,7 @@
 //! Measures the products of one generated token: `cargo run --release -p mt-kernels --example token [rounds]`.
 //!
-//! Their weights, 100 MB of `bf16`, are read from memory. Beside them a loop that only reads the same memory, with as many
-//! meetings of two threads. The model is the one of `bench/peers.sh`.
+//! The weights, 100 MB of `bf16`, are read from memory. For comparison, a loop only reads the same memory, with the
+//! same number of synchronizations of two threads. The model is the one of `bench/peers.sh`.
 
 mod memory;
 
@@ -14,7 +14,7 @@ use std::{
 use half::bf16;
 use mt_kernels::{Arithmetic, Dim, Elements, ElementsMut, Operand, Product, Team, dots};
 
-/// Products of one left operand, computed in one call: how many, and of each the columns and the contraction.
+/// Products of one left operand, computed in one call: their number, and the columns and contraction of each.
 #[derive(Clone, Copy)]
 struct Call(usize, [usize; 2]);
 
@@ -35,7 +35,7 @@ impl Call {
     }
 }
 
-/// Two threads, of which one waits for tasks without ever sleeping. Tasks must not panic.
+/// Two threads, one of which polls for tasks and never sleeps. Tasks must not panic.
 struct Pair {
     task: AtomicPtr<&'static (dyn Fn(usize) + Sync)>,
     count: AtomicUsize,
@@ -66,7 +66,7 @@ impl Pair {
                 spin_loop();
                 continue;
             }
-            // SAFETY: the caller waits until this thread is done, as tasks do not panic.
+            // SAFETY: tasks do not panic, so the caller waits until this thread is done.
             let task = unsafe { *task };
             self.work(task, self.count.load(Ordering::Acquire));
             self.task.store(std::ptr::null_mut(), Ordering::Release);
@@ -81,7 +81,7 @@ impl Team for Pair {
     }
 
     fn for_each(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
-        // SAFETY: only the lifetime changes; the other thread is waited for.
+        // SAFETY: only the lifetime changes, and this function waits for the other thread.
         let mut task: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
         self.next.store(0, Ordering::Release);
         self.done.store(0, Ordering::Release);
@@ -159,9 +159,9 @@ fn multiply(Call(count, [columns, depth]): Call, weights: &[bf16], sums: &mut [b
     dots(&PAIR, Arithmetic::Bf16, products.collect());
 }
 
-/// Reads as many weights, in four tasks.
+/// Reads the given weights in four tasks.
 fn read(weights: &[bf16]) {
-    // SAFETY: any bits are an integer.
+    // SAFETY: any bits are a valid integer.
     let (_, words, _) = unsafe { weights.align_to::<u64>() };
     PAIR.for_each(4, &|part| {
         let len = words.len() / 4;

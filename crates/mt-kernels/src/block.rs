@@ -1,11 +1,11 @@
-//! Elements of any type, taken a block at a time as `f32`.
+//! Blocks of elements, converted to `f32` for computation.
 
 use crate::{Element, simd::Simd};
 
-/// How many elements are taken at once: several vectors, as each takes a while.
+/// Elements of a block: several vectors, because the instructions of independent vectors overlap.
 pub(crate) const BLOCK: usize = 64;
 
-/// Numbers on their way between memory and vectors: no vector lies in two lines of the cache.
+/// A block of `f32`, aligned so that no vector crosses a cache line.
 #[repr(align(64))]
 pub(crate) struct Wide(pub [f32; BLOCK]);
 
@@ -25,7 +25,7 @@ pub(crate) fn narrowed<E: Element>(wide: &Wide, block: &mut [E; BLOCK]) {
     }
 }
 
-/// What is left behind the last block, filled up to one.
+/// The elements after the last whole block, padded with `value`.
 #[inline(always)]
 pub(crate) fn filled<E: Element>(rest: &[E], value: f32) -> [E; BLOCK] {
     let mut block = [E::from_f32(value); BLOCK];
@@ -33,11 +33,11 @@ pub(crate) fn filled<E: Element>(rest: &[E], value: f32) -> [E; BLOCK] {
     block
 }
 
-/// Vectors that are kept side by side; a block has at least as many.
+/// The number of independent vectors of partial results. A block has at least as many vectors.
 pub(crate) const SIDE_BY_SIDE: usize = 4;
 
-/// The largest of the numbers, those that are none left out; infinity below zero if there is none.
-// Loops call no closures: these would not be compiled for the instructions.
+/// The largest element, NaN ignored; negative infinity if all elements are NaN or there are none.
+// Loops call no closures, because closures would not be compiled for these instructions.
 #[inline(always)]
 pub(crate) fn largest_of<S: Simd, E: Element>(simd: S, elements: &[E]) -> f32 {
     let (blocks, rest) = elements.as_chunks::<BLOCK>();

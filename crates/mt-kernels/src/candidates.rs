@@ -12,7 +12,7 @@ use crate::{
 pub struct Candidate {
     name: &'static str,
     arithmetic: Arithmetic,
-    /// `None` for what every processor has.
+    /// `None` if every processor can run the kernel.
     needs: Option<Feature>,
     kernel: &'static Kernel,
     /// The instructions with which attention multiplies in the same way.
@@ -168,10 +168,11 @@ impl Candidate {
         CANDIDATES.iter().map(|candidate| candidate.name)
     }
 
-    /// The kernels among which one is chosen for a purpose. The portable kernel is one of them only if it is alone. The list
-    /// is empty if no available kernel treats few rows differently from many.
+    /// The kernels that are measured for a purpose. The portable kernel is included only if no other one is available.
+    /// The list is empty if no available kernel treats few rows differently from many.
     ///
-    /// The kernels for `f32` contend with those for [`Arithmetic::Bf16X3`], if there are any.
+    /// For [`Arithmetic::Bf16X3`], the list also has the kernels for `f32`. It is empty without a kernel for `Bf16X3`,
+    /// and for other purposes than [`Purpose::ManyRows`].
     pub fn contenders(features: Features, arithmetic: Arithmetic, purpose: Purpose) -> Vec<&'static Self> {
         let mut contenders = Self::available(features, arithmetic);
         if arithmetic == Arithmetic::Bf16X3 {

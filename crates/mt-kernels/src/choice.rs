@@ -27,12 +27,12 @@ pub struct Support {
 impl Support {
     /// The types that these features support.
     pub fn of(features: Features) -> Self {
-        // With AVX2 alone a step takes longer with widened operands than with XLA's products of `bf16`.
+        // With AVX2 alone, a training step takes longer with widened operands than with XLA's products of `bf16`.
         Self { f32: features.contains(Feature::Avx2), bf16: features.contains(Feature::Avx512) }
     }
 }
 
-/// A kernel for each arithmetic and purpose.
+/// The chosen kernel for each arithmetic and purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernels {
     features: Features,
@@ -71,7 +71,7 @@ impl Kernels {
         let contenders = Candidate::contenders(self.features, arithmetic, purpose);
         assert!(contenders.contains(&candidate), "{candidate:?} is a kernel for {purpose:?}");
         chosen[purpose as usize] = candidate;
-        // Where no kernel treats few rows differently, that for many computes them.
+        // If no kernel treats few rows differently, the kernel for many rows computes them.
         if purpose == Purpose::ManyRows && arithmetic != Arithmetic::Bf16X3 && !has_own(Purpose::FewRows) {
             chosen[Purpose::FewRows as usize] = candidate;
         }
@@ -88,7 +88,7 @@ impl Kernels {
         self.features
     }
 
-    /// The widest instructions, which all kernels except those for products use.
+    /// The widest instructions, which all kernels use except kernels for products.
     pub(crate) fn instructions(&self) -> Instructions {
         Instructions::of(self.features)
     }
@@ -98,7 +98,7 @@ impl Kernels {
         self.of(arithmetic, Purpose::Attention).attention().unwrap_or_else(|| self.instructions())
     }
 
-    /// Makes programs call these kernels, unless others are in use already. Returns the kernels in use.
+    /// Makes programs call these kernels, unless a choice is already in use. Returns the kernels in use.
     pub fn install(self) -> &'static Self {
         IN_USE.get_or_init(|| self)
     }

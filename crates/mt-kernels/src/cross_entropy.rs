@@ -1,4 +1,4 @@
-//! Cross-entropy of rows of logits, and its gradient, a row at a time: memory is read once, and then the cache.
+//! Cross-entropy of rows of logits, and its gradient. A row is read from memory once, and from the cache after that.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,26 +8,29 @@ use crate::{
     simd::{Instructions, Simd, Work, with_simd},
 };
 
-/// What is known of rows.
+/// Rows of logits, each with a target.
 #[derive(Clone, Copy, Debug)]
 pub struct Targets<'a> {
-    /// For each row the index of its target. One that is no index counts as one whose logit is 0.
+    /// The index of each row's target, `[rows]`. For an index outside of the row, the target's logit is 0.
     pub targets: &'a [i32],
     /// The length of a row.
     pub vocab: usize,
 }
 
-/// The cotangents of a row's results.
+/// The cotangents of the results of [`cross_entropy`], `[rows]` each.
 #[derive(Clone, Copy, Debug)]
 pub struct Cotangents<'a> {
     pub cross_entropy: &'a [f32],
     pub log_z: &'a [f32],
 }
 
-/// For each row its cross-entropy, and the logarithm of the sum of the exponentials of its logits.
+/// Writes the cross-entropy of each row, and the logarithm of the sum of its exponentiated logits.
+///
+/// # Shapes
+/// `logits: [rows, vocab]`; results: `[rows]` each.
 ///
 /// # Panics
-/// There are not as many logits as rows of that length, or not one result for each.
+/// The sizes of the arrays do not match.
 pub fn cross_entropy<E: Element>(
     team: &dyn Team,
     instructions: Instructions,
@@ -47,10 +50,10 @@ pub fn cross_entropy<E: Element>(
     });
 }
 
-/// Puts the gradients of logits into their place. `log_z` is what [`cross_entropy`] made of them.
+/// Replaces the logits by their gradients. `log_z` is the second result of [`cross_entropy`].
 ///
 /// # Panics
-/// As [`cross_entropy`].
+/// The sizes of the arrays do not match.
 pub fn cross_entropy_gradient<E: Element>(
     team: &dyn Team,
     instructions: Instructions,
@@ -70,7 +73,7 @@ pub fn cross_entropy_gradient<E: Element>(
         let target = rows.target(row).map(|target| (target, logits[target].to_f32()));
         with_simd!(instructions, simd => simd.run(Gradient { simd, logits: &mut logits, log_z, factor }));
         if let Some((target, logit)) = target {
-            // From the logit again, since what was stored may be rounded.
+            // The probability comes from the original logit, because the gradient stored above may be rounded.
             logits[target] = E::from_f32((logit - log_z).exp() * factor - of_target);
         }
     });
@@ -95,12 +98,12 @@ struct LogZ<'a, 'b, S, E> {
 }
 
 impl<S: Simd, E: Element> Work for LogZ<'_, '_, S, E> {
-    // Loops call no closures: these would not be compiled for the instructions.
+    // Loops call no closures, because closures would not be compiled for these instructions.
     #[inline(always)]
     fn run(self) {
         let Self { simd, logits, log_z } = self;
         let (blocks, rest) = logits.as_chunks::<BLOCK>();
-        // The last block is filled up with what has no weight.
+        // Logits of negative infinity have no weight.
         let rest = filled(rest, f32::NEG_INFINITY);
         // A row is read twice, the second time from the cache.
         let largest = largest_of(simd, logits);
@@ -157,7 +160,7 @@ mod tests {
     fn check<E: Element>(instructions: Instructions, num_rows: usize, vocab: usize, tolerance: f64) {
         let number = |index: usize| (index as f32 * 0.37).sin() * 9.0;
         let logits: Vec<E> = (0..num_rows * vocab).map(|index| E::from_f32(number(index))).collect();
-        // The first has no target, as it were.
+        // The first row's target is -1, which is no index.
         let targets: Vec<i32> =
             (0..num_rows).map(|row| (row * 7 % vocab) as i32 - i32::from(row == 0)).collect();
         let [of_cross_entropy, of_log_z]: [Vec<f32>; 2] =

@@ -1,8 +1,8 @@
-//! The numbers that arrays are made of.
+//! The element types of arrays.
 
 use half::bf16;
 
-/// A number that is computed with as `f32`.
+/// An element that kernels convert to `f32` for computation.
 pub trait Element: Copy + Send + Sync + 'static {
     fn to_f32(self) -> f32;
     /// Rounds to the nearest, ties to even.
@@ -27,7 +27,7 @@ impl Element for bf16 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 
-    // Without branches, unlike the one of `half`, so that loops of it become vectors.
+    // Unlike the conversion of `half`, this one has no branches, so that the compiler vectorizes its loops.
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         let bits = value.to_bits();

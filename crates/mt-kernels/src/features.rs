@@ -13,7 +13,7 @@ pub enum Feature {
     Avx512Bf16,
     /// AMX tiles and their products of `bf16`, which the system permits.
     AmxBf16,
-    /// As `AmxBf16`, with products of `i8`.
+    /// AMX tiles and their products of `bf16` and of `i8`.
     AmxInt8,
 }
 
@@ -43,7 +43,7 @@ impl Feature {
         }
     }
 
-    /// Whether the processor has it and the features that it builds on.
+    /// Whether the processor has the feature and those that it builds on.
     fn is_usable(self) -> bool {
         self.builds_on().is_none_or(Self::is_usable) && self.detect()
     }

@@ -1,10 +1,11 @@
-//! Kernels as handlers of XLA's foreign function interface.
+//! Handlers of XLA's foreign function interface.
 //!
-//! The structures are written after the header of that interface, version 0.2. A plugin calls a handler with a frame that
-//! says what it is called for: for metadata when it is registered, and then for each execution, with buffers and the
-//! attributes of the operation. Programs name a handler in `stablehlo.custom_call`, with API version 4.
+//! The structures follow the interface's C header, version 0.2 (source: `xla/ffi/api/c_api.h` in XLA). A plugin calls a
+//! handler with a call frame: once for metadata, when the handler is registered, and then for each execution, with
+//! buffers and the attributes of the operation. Programs name a handler in `stablehlo.custom_call` with API version 4.
 
 use std::{
+    cell::Cell,
     ffi::{CString, c_char, c_int, c_void},
     panic::{AssertUnwindSafe, catch_unwind},
     slice,
@@ -12,6 +13,7 @@ use std::{
 };
 
 use half::bf16;
+use mt_shape::kernels::KernelCall;
 
 use crate::{
     Team,
@@ -21,10 +23,10 @@ use crate::{
 /// The address of a handler. It takes a call frame, and returns null or an error.
 pub type Address = unsafe extern "C" fn(*mut Frame) -> *mut Error;
 
-/// A handler and the name that programs call it by.
+/// A handler and the name by which programs call it.
 #[derive(Clone, Copy)]
 pub struct Handler {
-    pub name: &'static str,
+    pub kernel: &'static KernelCall,
     pub address: Address,
 }
 
@@ -48,25 +50,28 @@ pub(crate) enum DataMut<'a> {
 /// One call: buffers, attributes, and threads.
 pub(crate) struct Call<'a> {
     frame: &'a Frame,
+    kernel: &'static KernelCall,
+    /// A bit for each attribute that was read.
+    read: Cell<u64>,
 }
 
-/// What is wrong with a call. Only a program that this workspace did not print can cause it.
+/// A defect of a call. Only a program that this workspace did not print can cause it.
 pub(crate) type Fault = String;
 
 impl<'a> Call<'a> {
     fn argument(&self, index: usize) -> Result<&'a Buffer, Fault> {
         let arguments = &self.frame.arguments;
         if index >= arguments.size as usize {
-            return Err(format!("there is no argument {index}"));
+            return Err(format!("argument {index} is missing"));
         }
-        // SAFETY: both arrays have `size` entries, and buffers are the only kind of argument that there is.
+        // SAFETY: both arrays have `size` entries, and buffers are the only kind of argument in this version.
         Ok(unsafe { &*(*arguments.values.add(index)).cast::<Buffer>() })
     }
 
     fn result(&self, index: usize) -> Result<&'a Buffer, Fault> {
         let results = &self.frame.results;
         if index >= results.size as usize {
-            return Err(format!("there is no result {index}"));
+            return Err(format!("result {index} is missing"));
         }
         // SAFETY: as for arguments.
         Ok(unsafe { &*(*results.values.add(index)).cast::<Buffer>() })
@@ -77,7 +82,7 @@ impl<'a> Call<'a> {
         Ok(self.argument(argument)?.dims())
     }
 
-    /// How many results there are.
+    /// The number of results.
     pub(crate) fn num_results(&self) -> usize {
         self.frame.results.size as usize
     }
@@ -102,14 +107,14 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The elements of a result, whose contents are arbitrary.
+    /// The elements of a result. Their initial content is arbitrary.
     ///
     /// # Safety
     /// Each result is taken once, and no argument shares its memory; it is written before it is read.
     pub(crate) unsafe fn data_mut(&self, result: usize) -> Result<DataMut<'a>, Fault> {
         let buffer = self.result(result)?;
-        // SAFETY: XLA's buffers are aligned for their type, dense, and alive during the call; any bits are a number. The
-        // caller vouches for the rest.
+        // SAFETY: XLA's buffers are aligned for their type, dense, and alive during the call, and any bits are a
+        // number. The caller promises the rest.
         unsafe {
             Ok(match buffer.dtype {
                 F32 => DataMut::F32(buffer.elements_mut()),
@@ -120,15 +125,16 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The elements of a result that has the memory, and the contents, of the argument of the same index.
+    /// The elements of a result that shares the memory, and so the initial content, of the argument with the same
+    /// index.
     ///
     /// # Safety
-    /// It is taken once, and the argument is not read otherwise.
+    /// Each result is taken once, and the argument is not read otherwise.
     pub(crate) unsafe fn updated(&self, index: usize) -> Result<DataMut<'a>, Fault> {
         let (argument, result) = (self.argument(index)?, self.result(index)?);
         if argument.data != result.data || argument.dtype != result.dtype || argument.dims() != result.dims()
         {
-            return Err(format!("result {index} has other memory than its argument"));
+            return Err(format!("result {index} does not share the memory of argument {index}"));
         }
         // SAFETY: what the caller promises; the contents are the argument's.
         unsafe { self.data_mut(index) }
@@ -137,30 +143,40 @@ impl<'a> Call<'a> {
     /// An attribute that is a list of integers.
     pub(crate) fn integers(&self, name: &str) -> Result<&'a [i64], Fault> {
         let (kind, value) = self.attribute(name)?;
-        // SAFETY: the kind says what the value is.
+        // SAFETY: the kind states the type of the value.
         let array = (kind == ATTRIBUTE_ARRAY).then(|| unsafe { &*value.cast::<Array>() });
         match array {
             // SAFETY: an array of this type has `size` integers.
             Some(array) if array.dtype == S64 => Ok(unsafe { slice_of(array.data.cast(), array.size) }),
-            _ => Err(format!("the attribute `{name}` is no list of integers")),
+            _ => Err(format!("the attribute `{name}` is not a list of integers")),
         }
     }
 
     /// An attribute that is an integer.
     pub(crate) fn integer(&self, name: &str) -> Result<i64, Fault> {
         let (kind, value) = self.attribute(name)?;
-        // SAFETY: the kind says what the value is.
+        // SAFETY: the kind states the type of the value.
         let scalar = (kind == ATTRIBUTE_SCALAR).then(|| unsafe { &*value.cast::<Scalar>() });
         match scalar {
             // SAFETY: a scalar of this type is one integer.
             Some(scalar) if scalar.dtype == S64 => Ok(unsafe { *scalar.value.cast::<i64>() }),
-            _ => Err(format!("the attribute `{name}` is no integer")),
+            _ => Err(format!("the attribute `{name}` is not an integer")),
         }
     }
 
-    /// An attribute that is an integer and may be missing.
+    /// An attribute that is an integer, or `None` if it is missing.
     pub(crate) fn integer_if_given(&self, name: &str) -> Result<Option<i64>, Fault> {
         self.find_attribute(name).map(|_| self.integer(name)).transpose()
+    }
+
+    /// In debug builds, refuses attributes that the handler did not read.
+    fn check_read(&self) -> Result<(), Fault> {
+        let given = self.frame.attributes.size as u32;
+        if cfg!(debug_assertions) && self.read.get().count_ones() != given {
+            let read = self.read.get().count_ones();
+            return Err(format!("`{}` reads {read} of {given} attributes", self.kernel.name));
+        }
+        Ok(())
     }
 
     fn attribute(&self, name: &str) -> Result<(c_int, *const c_void), Fault> {
@@ -178,33 +194,40 @@ impl<'a> Call<'a> {
                 slice_of(attributes.values, size),
             )
         };
-        // SAFETY: the pointers are to spans, each of `length` bytes.
+        // SAFETY: each pointer refers to a span of `length` bytes.
         let text = |span: &*const ByteSpan| unsafe { slice_of((**span).start, (**span).length) };
+        debug_assert!(self.kernel.has_attribute(name), "`{}` declares no `{name}`", self.kernel.name);
         let index = names.iter().position(|span| text(span) == name.as_bytes())?;
+        self.read.set(self.read.get() | 1 << index);
         Some((kinds[index], values[index]))
     }
 
-    /// The threads that XLA runs the program with, one of which makes this call.
+    /// The threads with which XLA runs the program, including the calling one.
     pub(crate) fn team(&self) -> XlaThreads<'a> {
         let num_threads = self.frame.num_threads().unwrap_or(1).max(1);
         XlaThreads { frame: self.frame, num_threads }
     }
 }
 
-/// Answers a call: metadata by itself, an execution by `kernel`. Panics become errors.
+/// Answers a call of a kernel: fills in metadata itself, or executes `body`. Panics become errors.
 ///
 /// # Safety
-/// `frame` is a call frame of XLA's.
+/// `frame` is a call frame of XLA.
 pub(crate) unsafe fn answer(
     frame: *mut Frame,
-    kernel: impl FnOnce(&Call<'_>) -> Result<(), Fault>,
+    kernel: &'static KernelCall,
+    body: impl FnOnce(&Call<'_>) -> Result<(), Fault>,
 ) -> *mut Error {
-    // SAFETY: the caller vouches for the frame.
+    // SAFETY: what the caller promises.
     let frame = unsafe { &*frame };
     if frame.describe() || frame.stage != STAGE_EXECUTE {
         return std::ptr::null_mut();
     }
-    let result = catch_unwind(AssertUnwindSafe(|| kernel(&Call { frame })));
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        let call = Call { frame, kernel, read: Cell::new(0) };
+        body(&call)?;
+        call.check_read()
+    }));
     match result {
         Ok(Ok(())) => std::ptr::null_mut(),
         Ok(Err(fault)) => frame.error(&fault),
@@ -212,13 +235,14 @@ pub(crate) unsafe fn answer(
     }
 }
 
-/// XLA's threads. Those that are busy with other operations when a call is made may never join it.
+/// XLA's threads. Threads that are busy with other operations at the time of a call may never join it.
 pub(crate) struct XlaThreads<'a> {
     frame: &'a Frame,
     num_threads: usize,
 }
 
-// SAFETY: other threads reach the frame only to schedule tasks, which XLA allows from any thread; it does not change.
+// SAFETY: other threads use the frame only to schedule tasks, which XLA allows from any thread, and nothing changes the
+// frame.
 unsafe impl Sync for XlaThreads<'_> {}
 
 impl Team for XlaThreads<'_> {
@@ -246,7 +270,7 @@ const STAGE_EXECUTE: c_int = 3;
 const EXTENSION_METADATA: c_int = 1;
 const ERROR_INTERNAL: c_int = 13;
 
-/// An error of XLA's.
+/// XLA's error type.
 #[repr(C)]
 pub struct Error {
     _private: [u8; 0],
@@ -287,7 +311,7 @@ struct MetadataExtension {
 struct Metadata {
     struct_size: usize,
     version: Version,
-    // What follows is for handlers with traits and state.
+    // The fields after these concern handlers with traits and state.
 }
 
 #[repr(C)]
@@ -350,7 +374,7 @@ struct Buffer {
 
 type Function = unsafe extern "C" fn(*mut c_void) -> *mut Error;
 
-/// `XLA_FFI_Api`, up to what is used.
+/// `XLA_FFI_Api`, up to the last field that is used.
 #[repr(C)]
 struct Api {
     struct_size: usize,
@@ -389,15 +413,15 @@ struct NumThreads {
 }
 
 impl Frame {
-    /// Answers a question for metadata, if that is what the call is for.
+    /// Fills in metadata if the call requests it, and returns whether it does.
     fn describe(&self) -> bool {
         let mut extension = self.extension;
-        // SAFETY: extensions are a list that ends with null, and the kind says what one is.
+        // SAFETY: extensions form a list that ends with null, and the kind states the type of each.
         unsafe {
             while let Some(current) = extension.as_ref() {
                 if current.kind == EXTENSION_METADATA {
                     let metadata = &mut *(*extension.cast::<MetadataExtension>()).metadata;
-                    // Another version than the caller's own is taken for no answer.
+                    // The plugin accepts only its own version as an answer.
                     metadata.version.major = (*self.api).version.major;
                     metadata.version.minor = (*self.api).version.minor;
                     return true;
@@ -428,12 +452,12 @@ impl Frame {
             context: self.context,
             num_threads: &raw mut count,
         };
-        // SAFETY: the function takes this structure, and an error is the only thing that it returns.
+        // SAFETY: the function takes this structure, and returns an error or null.
         let error = unsafe { ((*self.api).thread_pool_num_threads?)((&raw mut arguments).cast()) };
         (error.is_null() && count > 0).then_some(count as usize)
     }
 
-    /// Has a thread join in, unless there is none.
+    /// Schedules `join` with these tasks on another thread, unless XLA refuses.
     fn schedule(&self, tasks: Arc<Shared>) {
         let data = Arc::into_raw(tasks).cast_mut().cast();
         let mut arguments = Schedule {
@@ -443,8 +467,8 @@ impl Frame {
             task: join,
             data,
         };
-        // SAFETY: the function takes this structure. A task that was refused has not been run, and what it would have been
-        // given is still ours.
+        // SAFETY: the function takes this structure. If XLA refuses the task, it does not run it, and the reference
+        // still belongs to this function.
         unsafe {
             let refused = match (*self.api).thread_pool_schedule {
                 Some(schedule) => !schedule((&raw mut arguments).cast()).is_null(),
@@ -459,7 +483,7 @@ impl Frame {
 
 impl Buffer {
     fn dims(&self) -> Vec<usize> {
-        // SAFETY: there are as many dimensions as the rank says.
+        // SAFETY: the array has `rank` dimensions.
         let dims = unsafe { slice_of(self.dims, self.rank as usize) };
         dims.iter().map(|dim| *dim as usize).collect()
     }
@@ -471,7 +495,7 @@ impl Buffer {
     /// # Safety
     /// The buffer has elements of this type, and nothing writes to it during `'a`.
     unsafe fn elements<'a, T>(&self) -> &'a [T] {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: what the caller promises.
         unsafe { slice_of(self.data.cast_const().cast(), self.num_elements()) }
     }
 
@@ -482,12 +506,12 @@ impl Buffer {
         if count == 0 {
             return &mut [];
         }
-        // SAFETY: the caller vouches for it.
+        // SAFETY: what the caller promises.
         unsafe { slice::from_raw_parts_mut(self.data.cast(), count) }
     }
 }
 
-/// An array, which may be null when it is empty.
+/// A slice of a C array, which may be null if it is empty.
 ///
 /// # Safety
 /// `data` points to `count` values that outlive the result, or `count` is 0.
@@ -495,6 +519,6 @@ unsafe fn slice_of<'a, T>(data: *const T, count: usize) -> &'a [T] {
     if count == 0 || data.is_null() {
         return &[];
     }
-    // SAFETY: the caller vouches for it.
+    // SAFETY: what the caller promises.
     unsafe { slice::from_raw_parts(data, count) }
 }

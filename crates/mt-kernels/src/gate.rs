@@ -1,4 +1,4 @@
-//! Products of an activated gate and another projection, and their gradients: each in one pass over memory.
+//! Products of an activated gate and another projection, and their gradients. Each takes one pass over memory.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,15 +8,15 @@ use crate::{
     simd::{Instructions, Simd, Work, with_simd},
 };
 
-/// Elements that a thread takes at once, unless a row has more.
+/// Elements of a task, unless a row has more.
 const PART: usize = 1 << 14;
 
-/// What is applied to gates.
+/// The activation of gates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
     /// `x·σ(x)`
     Silu,
-    /// `x·Φ(x)`, with the approximation of Φ by a hyperbolic tangent.
+    /// `x·Φ(x)`, where a hyperbolic tangent approximates Φ.
     Gelu,
 }
 
@@ -51,10 +51,10 @@ impl<'a, E> Rows<'a, E> {
     }
 }
 
-/// Writes the product of the activated gate and `up` to `hidden`, row by row.
+/// Writes the product of the activated gates and `up` to `hidden`, which is dense.
 ///
 /// # Panics
-/// The arrays differ in their numbers of rows, or in the length of these.
+/// The arrays differ in the number or the length of their rows.
 pub fn gated<E: Element>(
     team: &dyn Team,
     instructions: Instructions,
@@ -77,7 +77,7 @@ pub fn gated<E: Element>(
     });
 }
 
-/// Writes the gradients of both operands of [`gated`], given that of its result.
+/// Writes the gradients of both operands of [`gated`], given the gradient of its result.
 ///
 /// # Panics
 /// As [`gated`].
@@ -119,7 +119,7 @@ struct Forward<'a, S, E> {
 }
 
 impl<S: Simd, E: Element> Work for Forward<'_, S, E> {
-    // Loops call no closures: these would not be compiled for the instructions.
+    // Loops call no closures, because closures would not be compiled for these instructions.
     #[inline(always)]
     fn run(self) {
         let Self { simd, gate, gates, up, hidden } = self;
@@ -155,7 +155,7 @@ fn forward_block<S: Simd, E: Element>(
 struct Backward<'a, S, E> {
     simd: S,
     gate: Gate,
-    /// Gates, the other projection, and the gradient of their product.
+    /// The gates, the other projection, and the gradient of their product.
     inputs: [&'a [E]; 3],
     results: [&'a mut [E]; 2],
 }
@@ -209,7 +209,7 @@ impl Gate {
         let one = simd.splat(1.0);
         match self {
             Self::Silu => {
-                // Of a number that is not above zero, so that nothing overflows.
+                // The exponential of `-|x|` does not overflow.
                 let negative = simd.sub(simd.splat(0.0), x);
                 let decay = simd.exp(simd.sub(simd.splat(0.0), simd.max(negative, x)));
                 let above = simd.div(one, simd.add(one, decay));
@@ -220,7 +220,7 @@ impl Gate {
             }
             Self::Gelu => {
                 let scale = simd.splat((2.0 / std::f32::consts::PI).sqrt());
-                // Beyond these the tangent is 1 or -1 anyway, and squares could overflow.
+                // Beyond these bounds the tangent is 1 or -1, and squares could overflow.
                 let (low, high) = (simd.splat(-30.0), simd.splat(30.0));
                 let bound = simd.select(simd.less(x, low), low, simd.select(simd.less(high, x), high, x));
                 let (square, cubic) = (simd.mul(bound, bound), simd.splat(0.044_715));
@@ -259,7 +259,7 @@ mod tests {
         length: usize,
         tolerance: f64,
     ) {
-        // Rows of gates lie apart, and are read in another order than that in which they lie.
+        // Rows of the gates have gaps between them, and their order in memory differs from the order of reading.
         let apart = length + 3;
         let gates: Vec<E> =
             (0..num_rows * 2 * apart).map(|i| E::from_f32((i as f32 * 0.7).sin() * 12.0)).collect();

@@ -1,8 +1,9 @@
-//! What programs can call.
+//! The handlers that programs call.
 
 use std::ops::Range;
 
 use half::bf16;
+use mt_shape::kernels::{self, attributes};
 
 use crate::{
     Arithmetic, Cotangents, Dim, Elements, ElementsMut, Gate, Instructions, Kernels, Operand, RmsNorm, Rows,
@@ -10,6 +11,7 @@ use crate::{
     attention::{
         self, CachedInputs, Gradients, Inputs, Mask, Options, Outcome, Residuals, Results, Shape, Strides,
     },
+    buffer_element::BufferElement,
     cross_entropy::{cross_entropy, cross_entropy_gradient},
     dot::{Product, dots},
     ffi::{Call, Data, DataMut, Error, Fault, Frame, Handler, answer},
@@ -18,30 +20,31 @@ use crate::{
     normal::{Normal, normal},
     optimizer::{AdamNumbers, AdamState, adam, sum_of_squares},
     rms_norm::{rms_norm, rms_norm_gradient},
+    update_slice::replace,
 };
 
-/// All handlers, for registration with the plugin for CPUs.
+/// All handlers, for registration with the CPU plugin.
 pub fn handlers() -> &'static [Handler] {
     &[
-        Handler { name: "maxtext.dot", address: call_dot },
-        Handler { name: "maxtext.attention_forward", address: call_attention_forward },
-        Handler { name: "maxtext.attention_backward", address: call_attention_backward },
-        Handler { name: "maxtext.attention_to_cache", address: call_attention_to_cache },
-        Handler { name: "maxtext.update_slice", address: call_update_slice },
-        Handler { name: "maxtext.adam", address: call_adam },
-        Handler { name: "maxtext.sum_of_squares", address: call_sum_of_squares },
-        Handler { name: "maxtext.cross_entropy", address: call_cross_entropy },
-        Handler { name: "maxtext.cross_entropy_gradient", address: call_cross_entropy_gradient },
-        Handler { name: "maxtext.largest", address: call_largest },
-        Handler { name: "maxtext.gated", address: call_gated },
-        Handler { name: "maxtext.gated_gradient", address: call_gated_gradient },
-        Handler { name: "maxtext.rms_norm", address: call_rms_norm },
-        Handler { name: "maxtext.rms_norm_gradient", address: call_rms_norm_gradient },
-        Handler { name: "maxtext.normal", address: call_normal },
+        Handler { kernel: &kernels::DOT, address: call_dot },
+        Handler { kernel: &kernels::ATTENTION_FORWARD, address: call_attention_forward },
+        Handler { kernel: &kernels::ATTENTION_BACKWARD, address: call_attention_backward },
+        Handler { kernel: &kernels::ATTENTION_TO_CACHE, address: call_attention_to_cache },
+        Handler { kernel: &kernels::UPDATE_SLICE, address: call_update_slice },
+        Handler { kernel: &kernels::ADAM, address: call_adam },
+        Handler { kernel: &kernels::SUM_OF_SQUARES, address: call_sum_of_squares },
+        Handler { kernel: &kernels::CROSS_ENTROPY, address: call_cross_entropy },
+        Handler { kernel: &kernels::CROSS_ENTROPY_GRADIENT, address: call_cross_entropy_gradient },
+        Handler { kernel: &kernels::LARGEST, address: call_largest },
+        Handler { kernel: &kernels::GATED, address: call_gated },
+        Handler { kernel: &kernels::GATED_GRADIENT, address: call_gated_gradient },
+        Handler { kernel: &kernels::RMS_NORM, address: call_rms_norm },
+        Handler { kernel: &kernels::RMS_NORM_GRADIENT, address: call_rms_norm_gradient },
+        Handler { kernel: &kernels::NORMAL, address: call_normal },
     ]
 }
 
-/// Calls a function for the type of the first argument's numbers, which are `f32` or `bf16`.
+/// Calls a function for the type of the first argument's elements, which are `f32` or `bf16`.
 macro_rules! of_floats {
     ($call:ident, $what:literal, $function:ident($($argument:expr),*)) => {
         match $call.data(0)? {
@@ -52,37 +55,41 @@ macro_rules! of_floats {
     };
 }
 
-/// General dot products of one left side with several right sides. Arguments: the arrays that the left and the right sides are
-/// read from; if the only product is added to something, or written into a slice of something, this, whose memory the
-/// result has; then the positions of slices: for each side that is a slice of its array, and for the result.
+/// General dot products of one left side with several right sides.
+/// Arguments: the arrays of the left and the right sides; if the only product is added to an array or written into a
+/// slice of one, that array, whose memory the result shares; then the positions of slices, for each side that is a
+/// slice of its array and for the result.
 /// Attributes:
-/// - `operands`: for each side the number of elements between two positions of a slice, or 0 if it is none; then three lists
-///   of dimensions, over which products are batched, which are free, and which are summed over: each a number of
-///   dimensions, then their sizes and strides in elements;
+/// - `operands`: for each side, the number of elements between two positions of a slice, or 0 if the side is a whole
+///   array; then three lists of dimensions (batch, free, contracted): each is the number of dimensions, followed by
+///   their sizes and strides in elements;
 /// - `adds`: 1 if the product is added to an argument;
-/// - `into`: the number of elements between two positions of slices of the result, or 0 if the product is all of it;
-/// - `arithmetic`: 0 multiplies in `f32`; 1 rounds elements to `bf16`; 2 splits each element of `f32` into two of `bf16`
-///   and computes three products of these ([`Arithmetic::Bf16X3`]).
+/// - `into`: the number of elements between two positions of the result's slices, or 0 if the product is the whole
+///   result;
+/// - `arithmetic`: 0 multiplies in `f32`; 1 rounds elements to `bf16`; 2 splits each element of `f32` into two of
+///   `bf16` and computes three products of these ([`Arithmetic::Bf16X3`]).
 unsafe extern "C" fn call_dot(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
     unsafe {
-        answer(frame, |call| {
-            let (adds, into) = (call.integer("adds")? == 1, call.integer("into")? as usize);
+        answer(frame, &kernels::DOT, |call| {
+            let (adds, into) =
+                (call.integer(attributes::ADDS)? == 1, call.integer(attributes::INTO)? as usize);
             let count = call.num_results();
             let has_place = adds || into != 0;
             if has_place && count != 1 {
-                return Err("only a single product is added to something or written into it".to_owned());
+                return Err("only a single product can be added to or written into an array".to_owned());
             }
             let place = 1 + count;
             let mut positions = place + usize::from(has_place);
-            let mut numbers = call.integers("operands")?.iter().map(|number| *number as usize);
+            let mut numbers = call.integers(attributes::OPERANDS)?.iter().map(|number| *number as usize);
             let sides = (0..=count).map(|argument| operand(call, argument, &mut numbers, &mut positions));
             let sides = sides.collect::<Result<Vec<Operand>, Fault>>()?;
-            let arithmetic = match call.integer("arithmetic")? {
-                0 => Arithmetic::F32,
-                1 => Arithmetic::Bf16,
-                2 => Arithmetic::Bf16X3,
-                other => return Err(format!("there is no arithmetic `{other}`")),
+            let number = call.integer(attributes::ARITHMETIC)?;
+            let arithmetic = match kernels::Arithmetic::numbered(number) {
+                Some(kernels::Arithmetic::F32) => Arithmetic::F32,
+                Some(kernels::Arithmetic::Bf16) => Arithmetic::Bf16,
+                Some(kernels::Arithmetic::Bf16X3) => Arithmetic::Bf16X3,
+                None => return Err(format!("unknown arithmetic `{number}`")),
             };
             let range = if into == 0 {
                 None
@@ -90,10 +97,11 @@ unsafe extern "C" fn call_dot(frame: *mut Frame) -> *mut Error {
                 let start = into * slice_position(call, place, positions)?;
                 Some(start..start + into)
             };
-            let outside = "the result is smaller than what is written to it";
+            let outside = "the product does not fit the result";
             let mut products = Vec::with_capacity(count);
             for (index, rhs) in sides[1..].iter().enumerate() {
-                // A result shares its memory with the argument at `place`, which is not read otherwise, or with none.
+                // The result shares its memory with the argument at `place`, which is not read otherwise, or with no
+                // argument.
                 let result = match call.data_mut(index)? {
                     DataMut::F32(elements) if adds => ElementsMut::Added(elements),
                     DataMut::F32(elements) => ElementsMut::F32(part(elements, range.clone()).ok_or(outside)?),
@@ -124,14 +132,14 @@ fn operand<'a>(
     numbers: &mut impl Iterator<Item = usize>,
     positions: &mut usize,
 ) -> Result<Operand<'a>, Fault> {
-    let between = numbers.next().ok_or_else(|| format!("nothing says how argument {argument} is read"))?;
+    let between = numbers.next().ok_or_else(|| format!("`operands` omits argument {argument}"))?;
     let mut lists: [Vec<Dim>; 3] = Default::default();
     for list in &mut lists {
         *list = next_dims(numbers)?;
     }
     let [batch, free, contract] = lists;
     let dims = || batch.iter().chain(&free).chain(&contract);
-    // One more than the last element that is read.
+    // The index of the last element that is read, plus one.
     let end = match dims().any(|dim| dim.size == 0) {
         true => 0,
         false => dims().map(|dim| (dim.size - 1) * dim.stride).sum::<usize>() + 1,
@@ -141,7 +149,7 @@ fn operand<'a>(
         start = between * slice_position(call, argument, *positions)?;
         *positions += 1;
     }
-    let outside = || format!("argument {argument} is smaller than what is read of it");
+    let outside = || format!("argument {argument} is smaller than `operands` states");
     let elements = match call.data(argument)? {
         Data::F32(elements) => Elements::F32(elements.get(start..start + end).ok_or_else(outside)?),
         Data::Bf16(elements) => Elements::Bf16(elements.get(start..start + end).ok_or_else(outside)?),
@@ -150,101 +158,94 @@ fn operand<'a>(
     Ok(Operand { elements, batch, free, contract })
 }
 
-/// What queries make of values. Arguments: queries `[batch, kv_heads, position, group, head_dim]`, keys and values
-/// `[batch, kv_heads, position, head_dim]`, segments `[batch, position]`, sinks `[kv_heads, group]`; then positions of
-/// slices. Results, dense: context, shaped as queries; logarithms of sums, without `head_dim`; and largest scores, shaped
-/// as these, if `with_scores` is 1. Attributes:
-/// - `operands`: how each argument is read: the number of elements between two positions of a slice, or 0 if it is none,
-///   the number of dimensions, and their sizes and strides;
-/// - `causal`: 1 if queries see no later keys; `window` and `chunk`: their sizes, or 0;
+/// Attention of a sequence to itself.
+///
+/// Arguments: queries `[batch, kv_heads, position, group, head_dim]`, keys and values
+/// `[batch, kv_heads, position, head_dim]`, segments `[batch, position]`, sinks `[kv_heads, group]`; then the positions
+/// of slices.
+///
+/// Results, dense: the context, shaped like the queries; the logarithms of the sums of exponentiated scores, shaped
+/// like the queries without `head_dim`; if `with_scores` is 1, the largest scores in the same shape.
+///
+/// Attributes:
+/// - `operands`: for each argument, the number of elements between two positions of a slice, or 0 if the argument is a
+///   whole array; then the number of dimensions, their sizes and strides;
+/// - `causal`: 1 if queries do not see later keys; `window` and `chunk`: their sizes, or 0;
 /// - `soft_cap`: the bits of the cap as `f32`, or 0.
 unsafe extern "C" fn call_attention_forward(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
     unsafe {
-        answer(frame, |call| {
+        answer(frame, &kernels::ATTENTION_FORWARD, |call| {
             let operands = views(call)?;
             of_floats!(call, "queries", attention_forward(call, &operands))
         })
     }
 }
 
-/// Gradients of queries, keys, values and sinks, dense and shaped as these. Arguments: those of the forward pass, its
-/// context and logarithms of sums, and the context's cotangent. Attributes are the same.
+/// Gradients of queries, keys, values and sinks, dense and in the shapes of these.
+///
+/// Arguments: the arguments of the forward pass, its context and logarithms of sums, and the context's cotangent.
+/// Attributes: those of the forward pass.
 unsafe extern "C" fn call_attention_backward(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
     unsafe {
-        answer(frame, |call| {
+        answer(frame, &kernels::ATTENTION_BACKWARD, |call| {
             let operands = views(call)?;
             of_floats!(call, "queries", attention_backward(call, &operands))
         })
     }
 }
 
-/// What one token of each row makes of a cache. Arguments: queries `[batch, 1, kv_heads, group, head_dim]`, the tokens' keys
-/// and values `[batch, 1, kv_heads, head_dim]`, those of the cache `[batch, slots, kv_heads, head_dim]`, the tokens'
-/// segments `[batch, 1]` and those of the cache `[batch, slots]`, the tokens' slot, sinks `[kv_heads, group]`; then
-/// positions of slices. Result, dense: context `[batch, kv_heads, 1, group, head_dim]`. Attributes are those of attention
-/// within sequences.
+/// Attention of one new token per row to the KV cache.
+///
+/// Arguments: queries `[batch, 1, kv_heads, group, head_dim]`, the tokens' keys and values
+/// `[batch, 1, kv_heads, head_dim]`, the cached ones `[batch, slots, kv_heads, head_dim]`, the tokens' segments
+/// `[batch, 1]`, the cached ones `[batch, slots]`, the tokens' slot, sinks `[kv_heads, group]`; then the positions of
+/// slices. Result, dense: context `[batch, kv_heads, 1, group, head_dim]`. Attributes: those of self-attention.
 unsafe extern "C" fn call_attention_to_cache(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
-    unsafe { answer(frame, |call| of_floats!(call, "queries", attention_to_cache(call))) }
+    unsafe {
+        answer(frame, &kernels::ATTENTION_TO_CACHE, |call| {
+            of_floats!(call, "queries", attention_to_cache(call))
+        })
+    }
 }
 
-/// An array, part of which is replaced. Arguments: the array, whose memory the result has, the part, and where it begins
-/// in each dimension.
+/// Replaces a block of an array. Arguments: the array, whose memory the result shares; the block; and the block's first
+/// index in each dimension.
 unsafe extern "C" fn call_update_slice(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
     unsafe {
-        answer(frame, |call| {
+        answer(frame, &kernels::UPDATE_SLICE, |call| {
             let (dims, part) = (call.dims(0)?, call.dims(1)?);
             let mut starts = Vec::with_capacity(dims.len());
             for (dim, (size, part)) in dims.iter().zip(&part).enumerate() {
                 let Data::I32(&[start]) = call.data(2 + dim)? else {
-                    return Err("a part has no position".to_owned());
+                    return Err("the block has no position".to_owned());
                 };
                 starts.push((start.max(0) as usize).min(size - part));
             }
-            // The argument that shares its memory with the result is reached only as that.
+            // The first argument shares its memory with the result and is accessed only as the result.
             match (call.updated(0)?, call.data(1)?) {
                 (DataMut::F32(all), Data::F32(own)) => replace(all, &dims, own, &part, &starts),
                 (DataMut::Bf16(all), Data::Bf16(own)) => replace(all, &dims, own, &part, &starts),
-                _ => return Err("a part has another type".to_owned()),
+                _ => return Err("the block has another type".to_owned()),
             }
             Ok(())
         })
     }
 }
 
-/// Copies a part to where it belongs, in runs that lie together in both.
-fn replace<T: Copy>(all: &mut [T], dims: &[usize], part: &[T], part_dims: &[usize], starts: &[usize]) {
-    let Some((rank, _)) = dims.iter().zip(part_dims).enumerate().rfind(|(_, (size, part))| size != part)
-    else {
-        return all.copy_from_slice(part);
-    };
-    let within: usize = dims[rank + 1..].iter().product();
-    let run = part_dims[rank] * within;
-    for (index, from) in part.chunks_exact(run.max(1)).enumerate() {
-        let (mut rest, mut stride) = (index, dims[rank] * within);
-        let mut start = starts[rank] * within;
-        for dim in (0..rank).rev() {
-            start += (rest % part_dims[dim] + starts[dim]) * stride;
-            rest /= part_dims[dim];
-            stride *= dims[dim];
-        }
-        all[start..start + run].copy_from_slice(from);
-    }
-}
-
-/// How an argument is read.
+/// The layout of an argument.
 struct View {
     argument: usize,
-    /// The first element.
+    /// The index of the first element.
     start: usize,
     dims: Vec<Dim>,
 }
 
 fn views(call: &Call<'_>) -> Result<Vec<View>, Fault> {
-    let mut numbers = call.integers("operands")?.iter().map(|number| *number as usize);
+    let mut numbers = call.integers(attributes::OPERANDS)?.iter().map(|number| *number as usize);
     let mut views = Vec::new();
     let mut between = Vec::new();
     while let Some(slice) = numbers.next() {
@@ -259,7 +260,7 @@ fn views(call: &Call<'_>) -> Result<Vec<View>, Fault> {
     Ok(views)
 }
 
-/// A number of dimensions, and then their sizes and strides.
+/// Reads a number of dimensions, and then their sizes and strides.
 fn next_dims(numbers: &mut impl Iterator<Item = usize>) -> Result<Vec<Dim>, Fault> {
     let count = numbers.next();
     let dims: Option<Vec<Dim>> = count.and_then(|count| {
@@ -268,47 +269,14 @@ fn next_dims(numbers: &mut impl Iterator<Item = usize>) -> Result<Vec<Dim>, Faul
     dims.ok_or_else(|| "a list of dimensions ends early".to_owned())
 }
 
-/// The position of an argument's slice, which another argument holds.
+/// The position of an argument's slice, read from another argument.
 fn slice_position(call: &Call<'_>, argument: usize, position: usize) -> Result<usize, Fault> {
     let Data::I32(&[position]) = call.data(position)? else {
         return Err("a slice has no position".to_owned());
     };
-    // As slices elsewhere in programs, those that would not fit are moved.
+    // Positions are clamped, as for slices in StableHLO.
     let last = call.dims(argument)?.first().map_or(0, |count| count.saturating_sub(1));
     Ok((position.max(0) as usize).min(last))
-}
-
-/// An element with its kind of buffers.
-trait BufferElement: attention::Attend {
-    /// How its products are computed.
-    const ARITHMETIC: Arithmetic;
-
-    fn of(data: Data<'_>) -> Option<&[Self]>;
-    fn of_mut(data: DataMut<'_>) -> Option<&mut [Self]>;
-}
-
-impl BufferElement for f32 {
-    const ARITHMETIC: Arithmetic = Arithmetic::F32;
-
-    fn of(data: Data<'_>) -> Option<&[Self]> {
-        if let Data::F32(elements) = data { Some(elements) } else { None }
-    }
-
-    fn of_mut(data: DataMut<'_>) -> Option<&mut [Self]> {
-        if let DataMut::F32(elements) = data { Some(elements) } else { None }
-    }
-}
-
-impl BufferElement for bf16 {
-    const ARITHMETIC: Arithmetic = Arithmetic::Bf16;
-
-    fn of(data: Data<'_>) -> Option<&[Self]> {
-        if let Data::Bf16(elements) = data { Some(elements) } else { None }
-    }
-
-    fn of_mut(data: DataMut<'_>) -> Option<&mut [Self]> {
-        if let DataMut::Bf16(elements) = data { Some(elements) } else { None }
-    }
 }
 
 impl View {
@@ -322,13 +290,14 @@ impl View {
         Ok(Rows { elements: self.elements(call)?, dims: &self.dims })
     }
 
-    /// The sizes, of which there are `N`.
+    /// The sizes of the `N` dimensions.
     fn sizes<const N: usize>(&self) -> Result<[usize; N], Fault> {
         let sizes: Vec<usize> = self.dims.iter().map(|dim| dim.size).collect();
-        sizes.try_into().map_err(|_| format!("argument {} has not {N} dimensions", self.argument))
+        sizes.try_into().map_err(|_| format!("argument {} does not have {N} dimensions", self.argument))
     }
 
-    /// Of queries, keys or rows: their batch, heads and positions come first, and then groups if there are any.
+    /// The strides of queries, keys or rows with dimensions in the order batch, heads, positions and, for queries,
+    /// groups.
     fn strides(&self, has_group: bool) -> Strides {
         let stride = |index: usize| self.dims.get(index).map_or(0, |dim| dim.stride);
         Strides {
@@ -339,17 +308,17 @@ impl View {
         }
     }
 
-    /// Of queries, or keys: their batch, positions and heads come first, and then groups if there are any.
+    /// The strides of queries or keys with dimensions in the order batch, positions, heads and, for queries, groups.
     fn positions_first(&self) -> Strides {
         let stride = |index: usize| self.dims.get(index).map_or(0, |dim| dim.stride);
         let group = if self.dims.len() == 5 { stride(3) } else { 0 };
         Strides { batch: stride(0), position: stride(1), kv_head: stride(2), group }
     }
 
-    /// The elements of a matrix one after the other.
+    /// The elements of a matrix in row-major order.
     fn gathered<T: Copy>(&self, elements: &[T]) -> Result<Vec<T>, Fault> {
         let [rows, columns] = self.dims[..] else {
-            return Err(format!("argument {} is no matrix", self.argument));
+            return Err(format!("argument {} is not a matrix", self.argument));
         };
         let index = |row: usize, column: usize| self.start + row * rows.stride + column * columns.stride;
         let indices = (0..rows.size).flat_map(|row| (0..columns.size).map(move |column| index(row, column)));
@@ -358,7 +327,7 @@ impl View {
     }
 }
 
-/// What both passes are given.
+/// The inputs that both passes share.
 struct AttentionCall {
     options: Options,
     segments: Vec<i32>,
@@ -366,7 +335,7 @@ struct AttentionCall {
 }
 
 impl AttentionCall {
-    /// Of elements that are multiplied so.
+    /// Reads the inputs of attention with products in the given arithmetic.
     fn new(call: &Call<'_>, operands: &[View], arithmetic: Arithmetic) -> Result<Self, Fault> {
         let [query, _, _, segments, sinks, ..] = operands else {
             return Err("arguments are missing".to_owned());
@@ -406,13 +375,17 @@ impl AttentionCall {
     }
 }
 
-/// Which keys are seen, and what scores are capped at.
+/// The mask and the soft cap of a call.
 fn mask_and_cap(call: &Call<'_>) -> Result<(Mask, Option<f32>), Fault> {
     let size = |name: &str| -> Result<Option<usize>, Fault> {
         Ok(Some(call.integer(name)? as usize).filter(|size| *size != 0))
     };
-    let soft_cap = f32::from_bits(call.integer("soft_cap")? as u32);
-    let mask = Mask { causal: call.integer("causal")? == 1, window: size("window")?, chunk: size("chunk")? };
+    let soft_cap = f32::from_bits(call.integer(attributes::SOFT_CAP)? as u32);
+    let mask = Mask {
+        causal: call.integer(attributes::CAUSAL)? == 1,
+        window: size(attributes::WINDOW)?,
+        chunk: size(attributes::CHUNK)?,
+    };
     Ok((mask, Some(soft_cap).filter(|cap| *cap != 0.0)))
 }
 
@@ -457,9 +430,9 @@ fn attention_to_cache<E: BufferElement>(call: &Call<'_>) -> Result<(), Fault> {
     Ok(())
 }
 
-/// A result of a call that is printed without any result in an argument's memory, which is taken once.
+/// A result of a call whose results share no argument's memory. Callers take each result once.
 fn result<'a, E: BufferElement>(call: &Call<'a>, index: usize) -> Result<&'a mut [E], Fault> {
-    // SAFETY: what is said above holds for all callers.
+    // SAFETY: all callers keep to the conditions above.
     let data = unsafe { call.data_mut(index)? };
     E::of_mut(data).ok_or_else(|| format!("result {index} has another type"))
 }
@@ -470,7 +443,7 @@ fn attention_forward<E: BufferElement>(call: &Call<'_>, operands: &[View]) -> Re
     let inputs = attention.inputs::<E>(call, operands)?;
     let dense = Strides::heads_first(shape);
     let rows = Strides::heads_first(Shape { head_dim: 1, ..shape });
-    let largest_scores = match call.integer("with_scores")? {
+    let largest_scores = match call.integer(attributes::WITH_SCORES)? {
         1 => Some(Outcome::rows(result(call, 2)?, rows, shape)),
         _ => None,
     };
@@ -507,26 +480,30 @@ fn attention_backward<E: BufferElement>(call: &Call<'_>, operands: &[View]) -> R
     Ok(())
 }
 
-/// A step of Adam. Arguments: the parameter and both moments, whose memory the first three results have; the gradient;
-/// then numbers, which are scalars: what gradients are multiplied by, the learning rate, what divides the first moment,
-/// what divides the second one and, if `nesterov` is 1, what divides the gradient that is added to the first moment. If
-/// `pax` is 1, the third and the fourth are the shares of moments that are kept. The last result is the sum of the new
-/// parameter's squares. Attributes, numbers being the bits of an `f32`: `b1`, `b2`, `epsilon`, `epsilon_root`,
-/// `weight_decay`, and `new_share_1` and `new_share_2`, which are 1 less `b1` and `b2`. Where another form of the parameter
-/// is stepped: `update_scale`, by which the update is multiplied before weight decay, and `constant_decay`, which is added
-/// to it.
+/// A step of Adam.
+/// Arguments: the parameter and both moments, whose memory the first three results share; the gradient; then scalars:
+/// the factor of gradients, the learning rate, the divisors of the first and of the second moment and, if `nesterov` is
+/// 1, the divisor of the gradient that is added to the first moment. If `pax` is 1, the third and the fourth scalar are
+/// instead the shares of the old moments in the new ones. The last result is the sum of squares of the new parameter.
+///
+/// Attributes, each the bits of an `f32`: `b1`, `b2`, `epsilon`, `epsilon_root`, `weight_decay`, and `new_share_1` and
+/// `new_share_2`, which are `1 - b1` and `1 - b2`. If the optimizer steps another form of the parameter, also
+/// `update_scale`, which multiplies the update before weight decay, and `constant_decay`, which is added to the update.
 unsafe extern "C" fn call_adam(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
     unsafe {
-        answer(frame, |call| {
+        answer(frame, &kernels::ADAM, |call| {
             let of_bits = |bits: i64| f32::from_bits(bits as u32);
             let number = |name: &str| call.integer(name).map(of_bits);
             let optional = |name: &str| Ok::<_, Fault>(call.integer_if_given(name)?.map(of_bits));
             let scalar = |argument: usize| match call.data(argument)? {
                 Data::F32(&[number]) => Ok(number),
-                _ => Err(format!("argument {argument} is no number")),
+                _ => Err(format!("argument {argument} is not a number")),
             };
-            let shares = [[number("b1")?, number("new_share_1")?], [number("b2")?, number("new_share_2")?]];
+            let shares = [
+                [number(attributes::B1)?, number(attributes::NEW_SHARE_1)?],
+                [number(attributes::B2)?, number(attributes::NEW_SHARE_2)?],
+            ];
             let (first, second) = (scalar(6)?, scalar(7)?);
             let mut numbers = AdamNumbers {
                 gradient_factor: scalar(4)?,
@@ -535,29 +512,29 @@ unsafe extern "C" fn call_adam(frame: *mut Frame) -> *mut Error {
                 second_shares: shares[1],
                 update_shares: [1.0 / first, 0.0],
                 second_factor: 1.0 / second,
-                epsilon: number("epsilon")?,
-                epsilon_root: number("epsilon_root")?,
-                weight_decay: number("weight_decay")?,
-                constant_decay: optional("constant_decay")?.unwrap_or(-0.0),
+                epsilon: number(attributes::EPSILON)?,
+                epsilon_root: number(attributes::EPSILON_ROOT)?,
+                weight_decay: number(attributes::WEIGHT_DECAY)?,
+                constant_decay: optional(attributes::CONSTANT_DECAY)?.unwrap_or(-0.0),
             };
-            if call.integer("nesterov")? == 1 {
+            if call.integer(attributes::NESTEROV)? == 1 {
                 numbers.update_shares = [shares[0][0] / first, shares[0][1] / scalar(8)?];
             }
-            if call.integer("pax")? == 1 {
+            if call.integer(attributes::PAX)? == 1 {
                 numbers.first_shares = [first, 1.0 - first];
                 numbers.second_shares = [second, 1.0 - second];
                 numbers.update_shares = [1.0, 0.0];
                 numbers.second_factor = 1.0;
             }
-            let update_scale = optional("update_scale")?.unwrap_or(1.0);
+            let update_scale = optional(attributes::UPDATE_SCALE)?.unwrap_or(1.0);
             numbers.update_shares = numbers.update_shares.map(|share| share * update_scale);
             let Data::F32(gradient) = call.data(3)? else {
                 return Err("the gradient has another type".to_owned());
             };
             let DataMut::F32([squares]) = call.data_mut(3)? else {
-                return Err("the sum of squares is no number".to_owned());
+                return Err("the sum of squares is not a number".to_owned());
             };
-            // The first three arguments are reached only as these results.
+            // The first three arguments share their memory with these results and are accessed only as results.
             let [DataMut::F32(parameter), DataMut::F32(first), DataMut::F32(second)] =
                 [call.updated(0)?, call.updated(1)?, call.updated(2)?]
             else {
@@ -570,13 +547,13 @@ unsafe extern "C" fn call_adam(frame: *mut Frame) -> *mut Error {
     }
 }
 
-/// The sum of the squares of the only argument's elements.
+/// The sum of squares of the only argument's elements.
 unsafe extern "C" fn call_sum_of_squares(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
     unsafe {
-        answer(frame, |call| {
+        answer(frame, &kernels::SUM_OF_SQUARES, |call| {
             let DataMut::F32([sum]) = call.data_mut(0)? else {
-                return Err("the result is no number".to_owned());
+                return Err("the result is not a number".to_owned());
             };
             let (team, instructions) = (call.team(), Instructions::best());
             *sum = match call.data(0)? {
@@ -589,12 +566,12 @@ unsafe extern "C" fn call_sum_of_squares(frame: *mut Frame) -> *mut Error {
     }
 }
 
-/// Losses of tokens. Arguments: logits `[…, vocab]`, targets `[…]`. Results, as `f32`: cross-entropies `[…]`, and logarithms
-/// of the sums of exponentials.
+/// Cross-entropy of tokens. Arguments: logits `[…, vocab]`, targets `[…]`. Results, as `f32`: cross-entropies `[…]`,
+/// and the logarithms of the sums of exponentiated logits `[…]`.
 unsafe extern "C" fn call_cross_entropy(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
     unsafe {
-        answer(frame, |call| {
+        answer(frame, &kernels::CROSS_ENTROPY, |call| {
             let rows = rows(call)?;
             let results = [result::<f32>(call, 0)?, result::<f32>(call, 1)?];
             let (team, instructions) = (call.team(), Instructions::best());
@@ -608,12 +585,12 @@ unsafe extern "C" fn call_cross_entropy(frame: *mut Frame) -> *mut Error {
     }
 }
 
-/// The gradients of logits. Arguments: those of [`call_cross_entropy`], of which the logits have the memory of the only
-/// result; its second result; and the cotangents of both.
+/// The gradients of logits. Arguments: those of [`call_cross_entropy`], where the logits share the memory of the only
+/// result; its second result; and the cotangents of both results.
 unsafe extern "C" fn call_cross_entropy_gradient(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
     unsafe {
-        answer(frame, |call| {
+        answer(frame, &kernels::CROSS_ENTROPY_GRADIENT, |call| {
             let rows = rows(call)?;
             let floats = |argument: usize| match call.data(argument)? {
                 Data::F32(elements) => Ok(elements),
@@ -622,7 +599,7 @@ unsafe extern "C" fn call_cross_entropy_gradient(frame: *mut Frame) -> *mut Erro
             let log_z = floats(2)?;
             let cotangents = Cotangents { cross_entropy: floats(3)?, log_z: floats(4)? };
             let (team, instructions) = (call.team(), Instructions::best());
-            // The first argument is reached only as this result.
+            // The first argument shares its memory with this result and is accessed only as the result.
             match call.updated(0)? {
                 DataMut::F32(logits) => {
                     cross_entropy_gradient(&team, instructions, rows, logits, log_z, cotangents);
@@ -641,7 +618,7 @@ unsafe extern "C" fn call_cross_entropy_gradient(frame: *mut Frame) -> *mut Erro
 unsafe extern "C" fn call_largest(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
     unsafe {
-        answer(frame, |call| {
+        answer(frame, &kernels::LARGEST, |call| {
             let DataMut::I32(indices) = call.data_mut(0)? else {
                 return Err("indices have another type".to_owned());
             };
@@ -656,27 +633,29 @@ unsafe extern "C" fn call_largest(frame: *mut Frame) -> *mut Error {
     }
 }
 
-/// What calls know of rows of logits.
+/// The targets of a call and the length of its rows.
 fn rows<'a>(call: &Call<'a>) -> Result<Targets<'a>, Fault> {
     let Data::I32(targets) = call.data(1)? else {
-        return Err("targets are no integers".to_owned());
+        return Err("targets are not integers".to_owned());
     };
     let vocab = call.dims(0)?.last().copied().ok_or("logits have no dimensions")?;
     Ok(Targets { targets, vocab })
 }
 
-/// The product of activated gates and another projection. Arguments: both, of the same sizes; then positions of slices.
-/// Result, dense: the product. Attributes: `operands`, as for attention, and `gelu`: 1 for this function, 0 for SiLU.
+/// The product of activated gates and another projection. Arguments: both, in the same shape; then the positions of
+/// slices. Result, dense: the product. Attributes: `operands`, as for attention, and `gelu`: 1 for GELU, 0 for SiLU.
 unsafe extern "C" fn call_gated(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
-    unsafe { answer(frame, |call| of_floats!(call, "gates", gated_rows(call))) }
+    unsafe { answer(frame, &kernels::GATED, |call| of_floats!(call, "gates", gated_rows(call))) }
 }
 
-/// Gradients of both arguments of [`call_gated`], dense. Arguments: these, and the gradient of their product; then positions
-/// of slices. Attributes are the same.
+/// Gradients of both arguments of [`call_gated`], dense. Arguments: these, and the cotangent of their product; then the
+/// positions of slices. Attributes: those of [`call_gated`].
 unsafe extern "C" fn call_gated_gradient(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
-    unsafe { answer(frame, |call| of_floats!(call, "gates", gated_row_gradients(call))) }
+    unsafe {
+        answer(frame, &kernels::GATED_GRADIENT, |call| of_floats!(call, "gates", gated_row_gradients(call)))
+    }
 }
 
 fn gated_rows<E: BufferElement>(call: &Call<'_>) -> Result<(), Fault> {
@@ -697,23 +676,30 @@ fn gated_row_gradients<E: BufferElement>(call: &Call<'_>) -> Result<(), Fault> {
 }
 
 fn gate(call: &Call<'_>) -> Result<Gate, Fault> {
-    Ok(if call.integer("gelu")? == 1 { Gate::Gelu } else { Gate::Silu })
+    Ok(if call.integer(attributes::GELU)? == 1 { Gate::Gelu } else { Gate::Silu })
 }
 
-/// Rows divided by their root mean square and multiplied by a scale. Arguments: an array, whose last dimension is that of
-/// rows; the scale as `f32`, if there is one; then positions of slices. Results, dense: normalized rows, and as `f32` the
-/// reciprocal of each row's root mean square. Attributes: `operands`, as for attention; and, the bits of an `f32`,
-/// `offset`, which is added to the scale, and `epsilon`, which is added to mean squares.
+/// Rows divided by their root mean square and multiplied by a scale.
+///
+/// Arguments: an array, whose last dimension is the row; the scale as `f32`, if the norm has one; then the positions of
+/// slices. Results, dense: normalized rows and, as `f32`, the reciprocal of each row's root mean square. Attributes:
+/// `operands`, as for attention; and, each the bits of an `f32`, `offset`, which is added to the scale, and `epsilon`,
+/// which is added to mean squares.
 unsafe extern "C" fn call_rms_norm(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
-    unsafe { answer(frame, |call| of_floats!(call, "rows", normalized_rows(call))) }
+    unsafe { answer(frame, &kernels::RMS_NORM, |call| of_floats!(call, "rows", normalized_rows(call))) }
 }
 
-/// Gradients of the arguments of [`call_rms_norm`], dense. Arguments: the gradient of normalized rows; the arguments of the
-/// other call; its second result; then positions of slices. Attributes are the same.
+/// Gradients of the arguments of [`call_rms_norm`], dense. Arguments: the cotangent of the normalized rows; the
+/// arguments of [`call_rms_norm`]; its second result; then the positions of slices. Attributes: those of
+/// [`call_rms_norm`].
 unsafe extern "C" fn call_rms_norm_gradient(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
-    unsafe { answer(frame, |call| of_floats!(call, "rows", normalized_row_gradients(call))) }
+    unsafe {
+        answer(frame, &kernels::RMS_NORM_GRADIENT, |call| {
+            of_floats!(call, "rows", normalized_row_gradients(call))
+        })
+    }
 }
 
 fn normalized_rows<E: BufferElement>(call: &Call<'_>) -> Result<(), Fault> {
@@ -731,7 +717,7 @@ fn normalized_row_gradients<E: BufferElement>(call: &Call<'_>) -> Result<(), Fau
     let [of_normalized, x, scale @ ..] = &views[..] else { return Err("arguments are missing".to_owned()) };
     let norm = norm(call, scale.first())?;
     let operands = [x.rows::<E>(call)?, of_normalized.rows(call)?];
-    // Rows of one element each.
+    // The reciprocals become rows of one element each.
     let dims = [&inverses.dims[..], &[Dim { size: 1, stride: 1 }]].concat();
     let inverses = Rows { elements: inverses.elements(call)?, dims: &dims };
     let of_scale = norm.scale.is_some().then(|| result(call, 1)).transpose()?;
@@ -749,23 +735,25 @@ fn norm<'a>(call: &Call<'a>, scale: Option<&View>) -> Result<RmsNorm<'a>, Fault>
         }
         None => None,
     };
-    Ok(RmsNorm { scale, offset: number("offset")?, epsilon: number("epsilon")? })
+    Ok(RmsNorm { scale, offset: number(attributes::OFFSET)?, epsilon: number(attributes::EPSILON)? })
 }
 
-/// Random numbers of a normal distribution. Arguments: what deviations are multiplied by, a key, and the numbers of streams
-/// `[count]`. Result: `[count, …]`, each drawn with the key that is derived from the key and the number of the stream.
-/// Attributes, the bits of an `f32`: `bound`, the largest deviation, and `edge`, its share.
+/// Random numbers of a normal distribution.
+/// Arguments: the factor of deviations, a key, and the numbers of streams `[count]`. Result: `[count, …]`; the
+/// generator derives each array's key from the key and the stream's number. Attributes, each the bits of an `f32`:
+/// `bound`, the largest deviation, and `edge`, `erf(bound / √2)`.
 unsafe extern "C" fn call_normal(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
     unsafe {
-        answer(frame, |call| {
+        answer(frame, &kernels::NORMAL, |call| {
             let number = |name: &str| call.integer(name).map(|bits| f32::from_bits(bits as u32));
             let (Data::F32(&[scale]), Data::U64(&[key]), Data::U64(streams)) =
                 (call.data(0)?, call.data(1)?, call.data(2)?)
             else {
                 return Err("an argument has another type".to_owned());
             };
-            let distribution = Normal { scale, bound: number("bound")?, edge: number("edge")? };
+            let distribution =
+                Normal { scale, bound: number(attributes::BOUND)?, edge: number(attributes::EDGE)? };
             let dims = call.result_dims(0)?;
             let out = result(call, 0)?;
             match dims.split_first() {
@@ -773,8 +761,18 @@ unsafe extern "C" fn call_normal(frame: *mut Frame) -> *mut Error {
                     normal(&call.team(), Instructions::best(), distribution, key, streams, dims, out);
                     Ok(())
                 }
-                _ => Err("the result has not one array for each stream".to_owned()),
+                _ => Err("the result does not have one array for each stream".to_owned()),
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_has_a_handler() {
+        assert!(handlers().iter().map(|handler| handler.kernel).eq(kernels::ALL.iter().copied()));
     }
 }

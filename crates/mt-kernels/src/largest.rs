@@ -1,4 +1,4 @@
-//! Where rows have their largest elements.
+//! The argmax of rows.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,10 +8,11 @@ use crate::{
     simd::{Instructions, Simd, Work, with_simd},
 };
 
-/// The index of each row's largest element, the first of equal ones. What is no number is left out.
+/// Writes the index of each row's largest element: the first of equal ones. NaN is ignored; a row of NaN gets any valid
+/// index.
 ///
 /// # Panics
-/// Rows have no elements, or there are not as many as results.
+/// Rows are empty, or the elements do not divide into one row for each index.
 pub fn largest<E: Element>(team: &dyn Team, instructions: Instructions, elements: &[E], indices: &mut [i32]) {
     let len = elements.len() / indices.len().max(1);
     assert!(len * indices.len() == elements.len() && (len != 0 || indices.is_empty()), "rows of one length");
@@ -30,7 +31,7 @@ struct Largest<'a, 'b, S, E> {
 }
 
 impl<S: Simd, E: Element> Work for Largest<'_, '_, S, E> {
-    // Loops call no closures: these would not be compiled for the instructions.
+    // Loops call no closures, because closures would not be compiled for these instructions.
     #[inline(always)]
     fn run(self) {
         let Self { simd, row, index } = self;
@@ -66,7 +67,7 @@ mod tests {
 
     fn check<E: Element>(instructions: Instructions, row: &[f32], index: usize) {
         let row: Vec<E> = row.iter().map(|number| E::from_f32(*number)).collect();
-        // The second row is the first one the other way round.
+        // The second row is the first one reversed.
         let back: Vec<E> = row.iter().rev().copied().collect();
         let mut indices = [-1; 2];
         largest(&ScopedThreads(2), instructions, &[&*row, &back].concat(), &mut indices);

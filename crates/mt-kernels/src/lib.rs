@@ -1,15 +1,16 @@
-//! Kernels for CPUs, which compiled programs call where XLA's own code is slower.
+//! CPU kernels that compiled programs call where XLA's own code is slower.
 //!
-//! Phase: run. A kernel is a function over slices and strides; [`handlers`] wraps each as a handler of XLA's foreign
-//! function interface, which `mt-runtime` registers with the plugin for CPUs. What a program does instead wherever there
-//! are no kernels is StableHLO, printed by `mt-ir`. The instructions are chosen when the program runs: [`Candidate`] lists
-//! the kernels for products, [`measure()`] times them, and [`Kernels`] are the chosen ones.
+//! Phase: run. A kernel is a function over slices and strides. [`handlers`] wraps each kernel as a handler of XLA's
+//! foreign function interface, which `mt-runtime` registers with the CPU plugin. On every other platform the same
+//! program runs StableHLO that `mt-ir` prints. Instructions are chosen at run time: [`Candidate`] lists the kernels for
+//! matrix products, [`measure()`] times them, and [`Kernels`] holds the chosen ones.
 //!
-//! Results depend on the number of threads and on the kernels in use at most, never on which thread is faster.
+//! Results may depend on the number of threads and on the chosen kernels, never on the order in which threads finish.
 
 mod amx;
 pub mod attention;
 mod block;
+mod buffer_element;
 mod candidates;
 mod choice;
 mod cross_entropy;
@@ -27,6 +28,7 @@ mod rms_norm;
 mod shared;
 mod simd;
 mod team;
+mod update_slice;
 
 pub use candidates::{Candidate, KERNEL_SET, Purpose};
 pub use choice::{Kernels, Support, Timing, fastest};

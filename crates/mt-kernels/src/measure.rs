@@ -31,7 +31,7 @@ pub fn measure(features: Features, arithmetic: Arithmetic, purpose: Purpose) -> 
         Arithmetic::F32 | Arithmetic::Bf16X3 => {
             Sample::<f32>::new(arithmetic, purpose).checked_times(&contenders)
         }
-        // There is one kernel at most that is not portable.
+        // At most one of these kernels is not portable, so no choice remains.
         Arithmetic::Int8 => Vec::new(),
         Arithmetic::Bf16 => Sample::<bf16>::new(arithmetic, purpose).checked_times(&contenders),
     }
@@ -46,14 +46,15 @@ struct Sample<E> {
     result: Vec<E>,
 }
 
-/// Rows, columns and depth of products. Operands stay in the L2 cache, because memory is equally fast for all kernels.
+/// Rows, columns and depth of the measured products. Operands stay in the L2 cache, because memory is equally fast for
+/// all kernels.
 const MANY_ROWS: [usize; 3] = [56, 256, 512];
 const FEW_ROWS: [usize; 3] = [4, 512, 512];
 
 /// The sizes of attention.
 const SHAPE: Shape = Shape { batch: 1, length: 256, kv_heads: 1, group: 1, head_dim: 64 };
 
-/// An element that both products and attention can be made of.
+/// An element type of both products and attention.
 trait Measured: Attend {
     fn elements(elements: &[Self]) -> Elements<'_>;
     fn elements_mut(elements: &mut [Self]) -> ElementsMut<'_>;
@@ -86,13 +87,13 @@ impl<E: Measured> Sample<E> {
             Purpose::FewRows => sizes(FEW_ROWS),
             Purpose::Attention => [SHAPE.length * SHAPE.head_dim; 3],
         };
-        // No number is zero or subnormal: some processors multiply those at another speed.
+        // No number is zero or subnormal, because some processors multiply those at another speed.
         let number = |index: usize| E::from_f32((index * 37 % 64) as f32 / 64.0 - 0.4921875);
         let numbers = |count: usize| (0..count).map(number).collect();
         Self { arithmetic, purpose, left: numbers(left), right: numbers(right), result: numbers(result) }
     }
 
-    /// The least times, of twice as many runs if they would replace the preferred kernel.
+    /// The least time of each contender. If a contender would replace the preferred kernel, all are measured twice.
     fn checked_times(&mut self, contenders: &[&'static Candidate]) -> Vec<Timing> {
         let mut timings = self.times(contenders);
         if fastest(timings.iter().copied()) != contenders.first().copied() {
@@ -125,7 +126,7 @@ impl<E: Measured> Sample<E> {
     fn run(&mut self, candidate: &Candidate) {
         match self.purpose {
             Purpose::ManyRows => self.multiply(candidate, MANY_ROWS, false),
-            // Another loop multiplies few rows if the columns of the other operand are contiguous.
+            // If the columns of the other operand are contiguous, another loop multiplies few rows.
             Purpose::FewRows => {
                 self.multiply(candidate, FEW_ROWS, false);
                 self.multiply(candidate, FEW_ROWS, true);

@@ -1,4 +1,4 @@
-//! Random numbers of a normal distribution, from the bits that XLA's ThreeFry generator draws.
+//! Random numbers of a normal distribution, from the bits that XLA's ThreeFry generator produces.
 
 use crate::{
     Team,
@@ -6,17 +6,17 @@ use crate::{
     simd::{Instructions, Simd, Work, with_simd},
 };
 
-/// Pairs of numbers that a thread draws at once.
+/// Pairs of numbers of a task.
 const PART: usize = 1 << 13;
 
-/// The counter's bit that keeps derived keys apart from what a key draws.
+/// The bit of the counter that separates derived keys from random numbers.
 const DERIVED: u64 = 1 << 63;
 
-/// Beyond this the inverse of the error function is that of its tails: `1 - x²` is below `e⁻⁵`.
+/// Beyond this value, where `1 - x²` is below `e⁻⁵`, the inverse of the error function has other coefficients.
 const TAIL: f32 = 0.996_625;
 
-/// Coefficients of Giles (2010), "Approximating the erfinv function", as StableHLO's decomposition of it has them: in the
-/// middle by `w - 2.5`, in the tails by `√w - 3`, where `w = -log(1 - x²)`.
+/// Coefficients of Giles (2010), "Approximating the erfinv function", as in StableHLO's decomposition: polynomials in
+/// `w - 2.5` in the middle and in `√w - 3` in the tails, where `w = -log(1 - x²)`.
 const MIDDLE: [f32; 9] = [
     2.810_226_4e-8,
     3.432_739_4e-7,
@@ -40,21 +40,24 @@ const TAILS: [f32; 9] = [
     2.832_976_8,
 ];
 
-/// A normal distribution of mean 0, cut on both sides.
+/// A normal distribution of mean 0, truncated on both sides.
 #[derive(Clone, Copy, Debug)]
 pub struct Normal {
-    /// What deviations are multiplied by.
+    /// The factor of deviations.
     pub scale: f32,
     /// The largest deviation.
     pub bound: f32,
-    /// Its share: `erf(bound / √2)`
+    /// The probability of deviations within the bound, `erf(bound / √2)`.
     pub edge: f32,
 }
 
-/// Draws an array of `dims` for each of `streams`, each with the key that is derived from `key` and the stream.
+/// Draws an array of shape `dims` for each of `streams`. The key of each array is derived from `key` and the stream.
+///
+/// # Shapes
+/// `out: [streams, dims…]`
 ///
 /// # Panics
-/// `out` has not as many numbers, or an array has 2³² pairs or more.
+/// `out` has another size, or an array has 2³² pairs or more.
 pub fn normal(
     team: &dyn Team,
     instructions: Instructions,
@@ -82,34 +85,35 @@ pub fn normal(
     });
 }
 
-/// The results. Each number is written by one task: tasks have streams or counters of their own, and the numbers of two
-/// counters lie in different places.
+/// The results. Exactly one task writes each number: tasks differ in streams or counters, and each counter has two
+/// numbers of its own.
 struct Out(*mut f32);
 
-// SAFETY: tasks write to different places, and nobody reads.
+// SAFETY: tasks write disjoint numbers, and no task reads.
 unsafe impl Sync for Out {}
 
 impl Out {
     /// # Safety
-    /// There are at least `offset` numbers.
+    /// The array has at least `offset` numbers.
     unsafe fn of(&self, offset: usize) -> *mut f32 {
-        // SAFETY: the caller says so.
+        // SAFETY: what the caller promises.
         unsafe { self.0.add(offset) }
     }
 }
 
-/// Where the two numbers of a counter go: to neighbours along one dimension, of which the generator makes two halves.
+/// The positions of the two numbers of each counter. They are neighbors along one dimension, because the generator
+/// splits that dimension in halves.
 #[derive(Clone, Copy, Debug)]
 struct Pairs {
     count: usize,
-    /// The dimension's size.
+    /// The size of the dimension.
     size: usize,
-    /// The number of elements between neighbours.
+    /// The number of elements between neighbors.
     inner: usize,
 }
 
 impl Pairs {
-    /// The dimension is the first even one, or else the largest one, which the generator makes even.
+    /// The dimension is the first even one; if there is none, the generator pads the largest one.
     fn of(dims: &[usize]) -> Self {
         let even = dims.iter().position(|size| size.is_multiple_of(2));
         let largest = dims.iter().copied().max().unwrap_or(1);
@@ -118,14 +122,14 @@ impl Pairs {
         let outer: usize = dims.iter().take(dim).product();
         let inner = dims.iter().skip(dim + 1).product();
         if inner == 1 && even.is_some() {
-            // Neighbours all through the array.
+            // Pairs are neighbors throughout the array.
             return Self { count: outer * size / 2, size: outer * size, inner };
         }
         Self { count: outer * size.div_ceil(2) * inner, size, inner }
     }
 }
 
-/// The key at a counter: one block of ThreeFry, as the generator's bits of 64 are.
+/// The key at a counter: one block of ThreeFry, like the generator's numbers of 64 bits.
 fn derived(key: u64, counter: u64) -> u64 {
     let [low, high] = [key as u32, (key >> 32) as u32];
     let [first, second] = threefry(
@@ -153,7 +157,7 @@ fn threefry<S: Simd>(simd: S, [first, second]: [u32; 2], counter: [S::Words; 2])
     [left, right]
 }
 
-/// Draws the pairs of a range of counters.
+/// A task: the pairs of a range of counters.
 struct Draw<S> {
     simd: S,
     distribution: Normal,
@@ -164,7 +168,7 @@ struct Draw<S> {
 }
 
 impl<S: Simd> Work for Draw<S> {
-    // Loops call no closures: these would not be compiled for the instructions.
+    // Loops call no closures, because closures would not be compiled for these instructions.
     #[inline(always)]
     fn run(self) {
         let Self {
@@ -177,7 +181,7 @@ impl<S: Simd> Work for Draw<S> {
         } = self;
         let half = size.div_ceil(2);
         while counter < end {
-            // As many as are in a row.
+            // A block ends with its row.
             let (row, within) =
                 if inner == 1 { (counter, counter % half) } else { (counter / inner, counter % inner) };
             let in_row = if inner == 1 { half } else { inner } - within;
@@ -186,12 +190,12 @@ impl<S: Simd> Work for Draw<S> {
             draw_block(simd, distribution, key, counter as u32, &mut first, &mut second);
             let (outer, pair) = (row / half, row % half);
             let start = (outer * size + 2 * pair) * inner + if inner == 1 { 0 } else { within };
-            // The last of an odd number of neighbours has none.
+            // In an odd number of neighbors, the last one has no partner.
             let (apart, num_second) = match inner {
                 1 => (2, count - usize::from(size % 2 == 1 && count == in_row)),
                 _ => (1, if 2 * pair + 1 < size { count } else { 0 }),
             };
-            // SAFETY: both lie in the array, and are written for this counter alone.
+            // SAFETY: both numbers lie in the array, and only this counter writes them.
             unsafe {
                 for index in 0..count {
                     *out.add(start + apart * index) = first.0[index];
@@ -221,7 +225,7 @@ fn draw_block<S: Simd>(
     let zero = simd.splat_word(0);
     let pairs = first.0.chunks_exact_mut(S::WIDTH).zip(second.0.chunks_exact_mut(S::WIDTH));
     for ((first, second), counters) in pairs.zip(counters.chunks_exact(S::WIDTH)) {
-        // SAFETY: there are as many words.
+        // SAFETY: the slice has the words of a vector.
         let counters = unsafe { simd.load_words(counters.as_ptr()) };
         let [left, right] = threefry(simd, [key as u32, (key >> 32) as u32], [counters, zero]);
         simd.store(uniform(simd, distribution, left), first);
@@ -231,7 +235,7 @@ fn draw_block<S: Simd>(
     normal_block(simd, distribution, second);
 }
 
-/// Between `-edge` and `edge`, by the upper 24 bits, half a step away from both.
+/// Uniform numbers between `-edge` and `edge`, from the upper 24 bits, half a step away from both bounds.
 #[inline(always)]
 fn uniform<S: Simd>(simd: S, distribution: Normal, bits: S::Words) -> S::Floats {
     const STEP: f32 = 1.0 / (1 << 24) as f32;
@@ -243,7 +247,7 @@ fn uniform<S: Simd>(simd: S, distribution: Normal, bits: S::Words) -> S::Floats 
     simd.min(simd.max(value, simd.sub(simd.splat(0.0), largest)), largest)
 }
 
-/// Makes deviations of uniform numbers.
+/// Converts uniform numbers to deviations.
 #[inline(always)]
 fn normal_block<S: Simd>(simd: S, distribution: Normal, block: &mut Wide) {
     let Normal { scale, bound, edge } = distribution;
@@ -283,7 +287,7 @@ mod tests {
 
     #[test]
     fn blocks_are_those_of_the_published_generator() {
-        // Of the generator's reference implementation in Random123: zeros, ones, and digits of pi.
+        // Values of Random123, the reference implementation, for zeros, ones, and digits of pi.
         let known = [
             ([0, 0], [0, 0], [0x6b20_0159, 0x99ba_4efe]),
             ([u32::MAX; 2], [u32::MAX; 2], [0x1cb9_96fc, 0xbb00_2be7]),
@@ -295,7 +299,7 @@ mod tests {
         }
     }
 
-    /// By the definition of pairs, one after the other, in `f64`.
+    /// The definition, one number at a time, in `f64`.
     fn expected(distribution: Normal, key: u64, dims: &[usize]) -> Vec<f64> {
         let size: usize = dims.iter().product();
         let even = dims.iter().position(|size| size % 2 == 0);
@@ -353,7 +357,7 @@ mod tests {
                     let wanted = expected(distribution, derived(7, stream | DERIVED), dims);
                     for (index, (number, wanted)) in out.iter().zip(wanted).enumerate() {
                         let error = (f64::from(*number) - wanted).abs();
-                        // In the tails the distance to 1 is rounded.
+                        // In the tails, rounding changes the distance to 1.
                         let bound = 2e-6 + 1e-6 * wanted.abs() + if wanted.abs() > 4.0 { 0.02 } else { 0.0 };
                         assert!(
                             error <= bound,

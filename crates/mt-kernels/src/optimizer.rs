@@ -1,4 +1,4 @@
-//! Steps of optimizers and norms, in one pass over their arrays.
+//! Steps of optimizers, and sums of squares. Each takes one pass over its arrays.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,36 +7,36 @@ use crate::{
     simd::{Instructions, Simd, Work, with_simd},
 };
 
-/// Elements that a thread takes at once: what follows each other in memory, far more than a page of each array.
+/// Elements of a task: a contiguous range, far larger than a page of each array.
 const PART: usize = 1 << 15;
 
-/// Sums that are kept side by side.
+/// Independent partial sums.
 const LANES: usize = 16;
 
-/// The numbers of a step of Adam, which are the same for all elements.
+/// The constants of a step of Adam, which all elements share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamNumbers {
-    /// What gradients are multiplied by before anything else.
+    /// Multiplies gradients before any other operation.
     pub gradient_factor: f32,
     pub learning_rate: f32,
-    /// The shares of the old first moment and of the gradient in the new one.
+    /// The factors of the old first moment and of the gradient in the new first moment.
     pub first_shares: [f32; 2],
-    /// The shares of the old second moment and of the gradient's square in the new one.
+    /// The factors of the old second moment and of the squared gradient in the new second moment.
     pub second_shares: [f32; 2],
-    /// The shares of the new first moment and of the gradient in the update.
+    /// The factors of the new first moment and of the gradient in the update.
     pub update_shares: [f32; 2],
-    /// What the new second moment is multiplied by before the root is taken.
+    /// Multiplies the new second moment before the root.
     pub second_factor: f32,
     /// Added to the root.
     pub epsilon: f32,
-    /// Added to what the root is taken of.
+    /// Added to the argument of the root.
     pub epsilon_root: f32,
     pub weight_decay: f32,
-    /// What weight decay adds to updates whatever the parameter's value is; -0.0, which changes no bit, if it is nothing.
+    /// Added to each update, whatever the value of the parameter. -0.0 for none, because it changes no bit.
     pub constant_decay: f32,
 }
 
-/// What a step changes: arrays of the same length.
+/// The arrays that a step changes, of one length.
 #[derive(Debug)]
 pub struct AdamState<'a> {
     pub parameter: &'a mut [f32],
@@ -44,7 +44,7 @@ pub struct AdamState<'a> {
     pub second: &'a mut [f32],
 }
 
-/// Takes a step; returns the sum of the squares of the new parameter.
+/// Takes a step in place, and returns the sum of squares of the new parameter.
 ///
 /// # Panics
 /// Arrays differ in length.
@@ -79,7 +79,7 @@ pub fn sum_of_squares<E: Element>(team: &dyn Team, instructions: Instructions, e
     })
 }
 
-/// Does the work of each part, and adds up what comes of it in the order of parts, whichever thread does which.
+/// Works on each part, and adds the results in the order of parts, so the sum does not depend on the threads.
 fn sum_of_parts<P: Send>(
     team: &dyn Team,
     parts: impl Iterator<Item = P>,
@@ -150,7 +150,7 @@ struct SquaresPart<'a, E> {
 impl<E: Element> Work for SquaresPart<'_, E> {
     #[inline(always)]
     fn run(self) {
-        // Several vectors of sums, as one addition takes longer than fetching what it adds.
+        // Several vectors of sums, because an addition takes longer than loading its operand.
         const SUMS: usize = 4 * LANES;
         let mut sums = [0.0_f32; SUMS];
         let (chunks, rest) = self.elements.as_chunks::<SUMS>();

@@ -1,4 +1,4 @@
-//! Normalization by the root mean square, and its gradients: each in one pass over memory.
+//! Normalization by the root mean square, and its gradients. Each takes one pass over memory.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,16 +8,16 @@ use crate::{
     simd::{Instructions, Simd, Work, with_simd},
 };
 
-/// Elements that a thread takes at once, unless a row has more.
+/// Elements of a task, unless a row has more.
 const PART: usize = 1 << 14;
 
-/// The most groups of rows whose gradients of the scale are summed apart.
+/// The most groups of rows whose gradients of the scale are summed separately.
 const MOST_PARTS: usize = 64;
 
-/// The factor of normalized rows.
+/// Parameters of a norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNorm<'a> {
-    /// As many numbers as a row has; ones if it is absent.
+    /// `[row length]`; ones if it is `None`.
     pub scale: Option<&'a [f32]>,
     /// Added to each number of the scale. If it is 0, the normalized row and the scale are rounded to the type of the
     /// elements before they are multiplied.
@@ -78,7 +78,7 @@ pub fn rms_norm_gradient<E: Element>(
         return of_scale.into_iter().for_each(|of_scale| of_scale.fill(0.0));
     }
     let factors = &Factors::new::<E>(norm, length);
-    // The groups of rows, and with them the order of sums, do not depend on the number of threads.
+    // The groups of rows, and so the order of sums, do not depend on the number of threads.
     let rows = (PART / length).max(count.div_ceil(MOST_PARTS)).max(1);
     let padded = factors.numbers.len();
     let mut sums = vec![0.0; count.div_ceil(rows) * padded];
@@ -101,11 +101,11 @@ pub fn rms_norm_gradient<E: Element>(
     }
 }
 
-/// The factors of each row.
+/// The factors of normalized rows.
 struct Factors {
-    /// Filled up with zeros to whole blocks.
+    /// Padded with zeros to whole blocks.
     numbers: Vec<f32>,
-    /// Whether what they multiply is rounded first.
+    /// Whether the normalized row is rounded before it is multiplied.
     rounds: bool,
     epsilon: f32,
     /// The reciprocal of a row's length.
@@ -131,14 +131,14 @@ struct Forward<'a, S, E> {
     simd: S,
     factors: &'a Factors,
     x: Rows<'a, E>,
-    /// The row that the first results are of.
+    /// The row of the first result.
     first: usize,
     normalized: &'a mut [E],
     inverses: &'a mut [f32],
 }
 
 impl<S: Simd, E: Element> Work for Forward<'_, S, E> {
-    // Loops call no closures: these would not be compiled for the instructions.
+    // Loops call no closures, because closures would not be compiled for these instructions.
     #[inline(always)]
     fn run(self) {
         let Self { simd, factors, x, first, normalized, inverses } = self;
@@ -222,7 +222,7 @@ fn rounded<E: Element>(wide: &Wide) -> Wide {
     widened(&block)
 }
 
-/// The sum of all numbers of these vectors.
+/// The sum of all lanes of these vectors.
 #[inline(always)]
 fn total<S: Simd>(simd: S, [first, second, third, fourth]: [S::Floats; SIDE_BY_SIDE]) -> f32 {
     let mut numbers = [0.0; BLOCK];
@@ -244,10 +244,10 @@ struct Backward<'a, S, E> {
     /// The normalized array, and the gradient of the result.
     inputs: [Rows<'a, E>; 2],
     inverses: Rows<'a, f32>,
-    /// The row that the first results are of.
+    /// The row of the first result.
     first: usize,
     of_x: &'a mut [E],
-    /// The sum over the rows, in whole blocks.
+    /// The sum over the task's rows, padded to whole blocks.
     of_scale: &'a mut [f32],
 }
 
@@ -314,11 +314,11 @@ fn add_products<S: Simd, E: Element>(
     }
 }
 
-/// The numbers of a row's gradients.
+/// The constants of a row's gradients.
 #[derive(Clone, Copy)]
 struct Step {
     inverse: f32,
-    /// The factor of the row in the gradient that comes through its mean square.
+    /// The factor of the row in the part of the gradient that flows through its mean square.
     slope: f32,
     rounds: bool,
 }
@@ -365,7 +365,7 @@ mod tests {
         (0..length).map(|index| E::from_f32((index as f32 * scale).sin() * 2.0 + 0.1)).collect()
     }
 
-    /// The formulas in `f64`, for one row: its results, the gradients, and the root's reciprocal.
+    /// The formulas in `f64`, for one row: the result, the gradients, and the reciprocal of the root mean square.
     fn exact(x: &[f64], factors: &[f64], of: &[f64]) -> ([Vec<f64>; 3], f64) {
         let length = x.len() as f64;
         let square: f64 = x.iter().map(|x| x * x).sum();
@@ -406,7 +406,7 @@ mod tests {
         let wide = |elements: &[E]| -> Vec<f64> {
             elements.iter().map(|element| f64::from(element.to_f32())).collect()
         };
-        // Rows of `x` lie apart, and are read in another order than that in which they lie.
+        // Rows of `x` have gaps between them, and their order in memory differs from the order of reading.
         let apart = length + 3;
         let x: Vec<E> = numbers(2 * num_rows * apart, 0.7);
         let dims = [
@@ -450,7 +450,7 @@ mod tests {
             }
             let of_scale: Vec<f64> = of_scale.into_iter().map(f64::from).collect();
             for index in 0..if is_scaled { length } else { 0 } {
-                // Each product is of a rounded number.
+                // Each product has one rounded operand.
                 let error = (of_scale[index] - of_scales[index]).abs();
                 assert!(
                     error <= tolerance * sizes[index],

@@ -1,8 +1,8 @@
-//! Tasks that the threads of a pool share, and threads that wait for more of them.
+//! Tasks that threads of a pool share, and threads that wait for further tasks.
 //!
-//! A generated token takes dozens of calls, one shortly after the other, each of some ten microseconds. To wake a thread
-//! for each takes as long. So a thread that has come stays for a moment after its tasks are done, and is handed those of
-//! the next call without the pool.
+//! Generating a token takes dozens of calls in close succession, each of some ten microseconds. Waking a thread takes
+//! as long as a call. So after its tasks a thread waits for a moment, and the next call hands it tasks without the
+//! pool.
 
 use std::{
     ffi::c_void,
@@ -15,37 +15,37 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a thread waits for more tasks before it goes back to its pool.
+/// The time for which a thread waits for further tasks before it returns to its pool.
 const STAY: Duration = Duration::from_micros(50);
 
-/// The most threads that wait at a time.
+/// The most threads that wait at one time.
 const MOST_WAITING: usize = 64;
 
-/// Nothing, [`IS_WAITING`] while a thread waits here, or the tasks that it has been handed: an `Arc`.
+/// A slot for one waiting thread: null, [`IS_WAITING`] while a thread waits, or the tasks that it has received, as an
+/// `Arc`.
 type Place = AtomicPtr<Shared>;
 
 const IS_WAITING: *mut Shared = ptr::without_provenance_mut(1);
 
 static PLACES: [Place; MOST_WAITING] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST_WAITING];
 
-/// The tasks of one call, which other threads reach through an `Arc`, because they may come when everything is done and
-/// the caller is gone.
+/// The tasks of one call. Threads hold them through an `Arc`, because a thread may arrive after the call has returned.
 pub(crate) struct Shared {
     /// Dereferenced only by threads that have entered.
     task: *const (dyn Fn(usize) + Sync),
     count: usize,
     next: AtomicUsize,
-    /// How many threads besides the caller are at work, and [`CLOSED`] once nobody may enter.
+    /// The number of other threads at work, and the bit [`CLOSED`] once no thread may enter.
     entered: AtomicUsize,
     panicked: AtomicBool,
-    /// Where those who have come for these tasks may wait for others: as many as were called, so that no more threads wait
-    /// than there are processors.
+    /// The slots in which the threads of this call may wait afterwards. Their number is the number of requested
+    /// threads, so no more threads wait than there are processors.
     places: &'static [Place],
 }
 
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
-// SAFETY: the task may be called from any thread, and is only as long as the caller waits.
+// SAFETY: any thread may call the task, and the caller of `share` waits while threads use it.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -53,7 +53,7 @@ unsafe impl Sync for Shared {}
 impl Shared {
     /// Runs tasks until none is left.
     fn work(&self) {
-        // SAFETY: the caller of `share` waits for all who have entered before its task goes.
+        // SAFETY: the caller of `share` waits for all threads that have entered before the task ends.
         let task = unsafe { &*self.task };
         let done = catch_unwind(AssertUnwindSafe(|| {
             while let index = self.next.fetch_add(1, Ordering::Relaxed)
@@ -73,8 +73,9 @@ impl Shared {
     }
 }
 
-/// Runs `task` for each index below `count` on this thread and up to `others` more: those that wait, and for the rest
-/// those that `schedule` has call [`join`] with what it is given. Returns when all is done.
+/// Runs `task` for each index below `count` on this thread and up to `others` more. Waiting threads receive the tasks
+/// directly; for the others, `schedule` must have [`join`] called with its argument on another thread. Returns when all
+/// tasks are done.
 pub(crate) fn share(
     others: usize,
     count: usize,
@@ -83,7 +84,7 @@ pub(crate) fn share(
 ) {
     let places = &PLACES[..others.min(MOST_WAITING)];
     let shared = Arc::new(Shared {
-        // SAFETY: only the lifetime changes; the end of this function waits for all who use it.
+        // SAFETY: only the lifetime changes, and the end of this function waits for all threads that use the task.
         task: unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), *const (dyn Fn(usize) + Sync)>(task) },
         count,
         next: AtomicUsize::new(0),
@@ -100,13 +101,13 @@ pub(crate) fn share(
     let mut waits = 0_u32;
     while shared.entered.load(Ordering::Acquire) != CLOSED {
         waits += 1;
-        // On a busy machine a thread that has entered may be waiting for this one's processor.
+        // On a busy machine, a thread that has entered may need this thread's processor.
         if waits.is_multiple_of(256) { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
     assert!(!shared.panicked.load(Ordering::Relaxed), "a task panicked");
 }
 
-/// Whether a thread waits at this place and has been handed the tasks.
+/// Hands the tasks to the thread that waits in this slot; returns whether one does.
 fn hand_over(place: &Place, shared: &Arc<Shared>) -> bool {
     if place.load(Ordering::Relaxed) != IS_WAITING {
         return false;
@@ -114,18 +115,18 @@ fn hand_over(place: &Place, shared: &Arc<Shared>) -> bool {
     let tasks = Arc::into_raw(shared.clone()).cast_mut();
     let handed = place.compare_exchange(IS_WAITING, tasks, Ordering::Release, Ordering::Relaxed).is_ok();
     if !handed {
-        // SAFETY: nobody has taken it.
+        // SAFETY: no thread has taken it.
         drop(unsafe { Arc::from_raw(tasks) });
     }
     handed
 }
 
-/// What a scheduled thread runs.
+/// The function that a scheduled thread runs.
 ///
 /// # Safety
-/// It is given what [`share`] wanted to be scheduled, as a pointer, once.
+/// `shared` is a pointer that [`share`] passed to `schedule`, and is used once.
 pub(crate) unsafe extern "C" fn join(shared: *mut c_void) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: what the caller promises.
     let mut shared = unsafe { Arc::from_raw(shared.cast_const().cast::<Shared>()) };
     loop {
         if shared.enter() {
@@ -141,7 +142,7 @@ pub(crate) unsafe extern "C" fn join(shared: *mut c_void) {
     }
 }
 
-/// Waits for more tasks at one of these places, if one is free.
+/// Waits for further tasks in one of these slots, if one is free.
 fn wait(places: &[Place]) -> Option<Arc<Shared>> {
     let take = |place: &Place| {
         place.compare_exchange(ptr::null_mut(), IS_WAITING, Ordering::Relaxed, Ordering::Relaxed).is_ok()
@@ -149,7 +150,7 @@ fn wait(places: &[Place]) -> Option<Arc<Shared>> {
     let place = places.iter().find(|place| take(place))?;
     let handed = |tasks: *mut Shared| {
         place.store(ptr::null_mut(), Ordering::Relaxed);
-        // SAFETY: whoever put it here has left it to this thread, which is the only one that waits here.
+        // SAFETY: the thread that stored the pointer gave up its reference, and only this thread waits in this slot.
         unsafe { Arc::from_raw(tasks) }
     };
     let start = Instant::now();
@@ -166,7 +167,7 @@ fn wait(places: &[Place]) -> Option<Arc<Shared>> {
                 place.compare_exchange(IS_WAITING, ptr::null_mut(), Ordering::Acquire, Ordering::Acquire);
             return left.err().map(handed);
         }
-        // Another thread of the program may be waiting for this one's processor.
+        // Another thread of the program may need this processor.
         std::thread::yield_now();
     }
 }
@@ -175,7 +176,7 @@ fn wait(places: &[Place]) -> Option<Arc<Shared>> {
 mod tests {
     use super::*;
 
-    /// Runs calls shortly one after the other, with pauses after some, on threads that are started when one is called.
+    /// Runs calls in close succession, with occasional pauses. Every scheduled task starts a thread.
     #[test]
     fn all_tasks_of_all_calls_are_run_once() {
         let run = || {
@@ -196,7 +197,7 @@ mod tests {
                 }
             }
         };
-        // Two programs at a time hand tasks to whoever waits.
+        // Two concurrent callers hand tasks to any waiting thread.
         std::thread::scope(|scope| {
             scope.spawn(run);
             run();

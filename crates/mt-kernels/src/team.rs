@@ -1,18 +1,18 @@
-//! Threads that work on one call together.
+//! Threads that share the work of one call.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Threads that share the tasks of a call.
 pub trait Team: Sync {
-    /// How many threads can work at once, the caller's among them.
+    /// The threads that can work at once, including the caller's.
     fn num_threads(&self) -> usize;
 
-    /// Runs `task` for each index below `count`, on the caller's thread and others, and returns when all are done.
-    /// Which thread runs which task is not determined.
+    /// Runs `task` for each index below `count`, on the caller's thread and others, and returns when all tasks are
+    /// done. The assignment of tasks to threads is unspecified.
     fn for_each(&self, count: usize, task: &(dyn Fn(usize) + Sync));
 }
 
-/// The caller's thread.
+/// A team of only the caller's thread.
 pub struct Alone;
 
 impl Team for Alone {
@@ -25,7 +25,7 @@ impl Team for Alone {
     }
 }
 
-/// Threads that are started for each call: for tests and measurements.
+/// Threads that are started for each call, for tests and measurements.
 pub struct ScopedThreads(pub usize);
 
 impl Team for ScopedThreads {

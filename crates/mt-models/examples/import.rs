@@ -1,10 +1,10 @@
-//! Imports of published weights, to measure them.
+//! Measures the import of published weights.
 //!
 //! ```text
-//! import make DIRECTORY   a Llama of a billion random bfloat16 parameters
-//! import load DIRECTORY   loads it as decoding would; prints seconds, and the peak of this process's memory
-//! import again DIRECTORY  the same six times, each in the memory that the last one gave back; prints the median
-//! import floor DIRECTORY  reads its files into fresh memory and does nothing else: what no import can be faster than
+//! import make DIRECTORY   creates a Llama with a billion random bfloat16 parameters
+//! import load DIRECTORY   loads it as decoding does; prints seconds and the peak memory of this process
+//! import again DIRECTORY  loads it six times, reusing freed memory; prints the median time
+//! import floor DIRECTORY  only reads its files into fresh memory; no import can be faster
 //! ```
 
 use std::{
@@ -85,7 +85,7 @@ fn make(directory: &Path) -> Result<()> {
 
 fn load(directory: &Path, times: usize) -> Result<()> {
     mt_runtime::prepare_environment();
-    let runtime = Runtime::new(&RuntimeOptions::default())?;
+    let runtime = Runtime::new(&RuntimeOptions::default(), &mut |begins| println!("{begins}"))?;
     let model = model(directory)?;
     let before = peak()?;
     let (mut taken, mut bytes) = (Vec::new(), 0);
@@ -136,7 +136,7 @@ fn floor(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The most memory that this process has had.
+/// The peak memory of this process, in bytes.
 fn peak() -> Result<usize> {
     let status = fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;

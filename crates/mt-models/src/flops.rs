@@ -1,28 +1,28 @@
-//! Counting floating-point operations, by MaxText's formula.
+//! FLOPs of training, by MaxText's formula.
 
-/// What a training step's operations follow from.
+/// The quantities that determine the FLOPs of a training step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlopCount {
-    /// Weights that multiply each token: projections and the output head, not the embedding's lookup.
+    /// The number of weights that multiply each token: projections and the output head, without lookup tables.
     pub weights_per_token: usize,
-    /// Those of them that are the output head's.
+    /// The weights of the output head, which are included in `weights_per_token`.
     pub head_weights: usize,
-    /// One for each layer with attention.
+    /// One entry for each layer with attention.
     pub attention: Vec<AttentionFlops>,
 }
 
 /// The attention of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionFlops {
-    /// Query heads times the width of a head's key and value together.
+    /// The number of query heads times the sum of the widths of a key and a value.
     pub width: usize,
-    /// How many positions are seen at most.
+    /// The maximum number of positions that a query sees.
     pub window: Option<usize>,
 }
 
 impl FlopCount {
-    /// Operations of one training step over `rows` sequences of `length` tokens: 6 for each weight and token, and
-    /// for attention 6 for each pair of positions and dimension of keys and values, of which the mask leaves part.
+    /// The FLOPs of one training step over `rows` sequences of `length` tokens: 6 for each weight and token, and for
+    /// attention 6 for each pair of positions that the mask allows and each dimension of keys and values.
     pub fn training_step(&self, rows: usize, length: usize) -> f64 {
         let tokens = (rows * length) as f64;
         let attention: f64 = self
@@ -31,7 +31,7 @@ impl FlopCount {
             .map(|layer| {
                 let length = length as f64;
                 let pairs = match layer.window.map(|window| window as f64).filter(|window| *window < length) {
-                    // The first tokens of a row see fewer than the window.
+                    // The first tokens of a row see fewer positions than the window.
                     Some(window) => window * (length - window / 2.0),
                     None => length * length / 2.0,
                 };

@@ -1,55 +1,55 @@
-//! What layers make besides the residual stream, for those who ask for it.
+//! Outputs of layers in addition to the residual stream.
 
 use mt_nn::{LayerPlace, axes::LAYERS};
 use mt_shape::DType;
 use mt_trace::Tensor;
 
-/// A kind of output. Callers of a model ask for kinds; outputs that nobody asks for are not computed.
+/// A kind of output. A model computes only the kinds that its caller requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerOutput {
-    /// What the mixer added to the residual stream: `[batch, position, embed]`.
+    /// The mixer's contribution to the residual stream: `[batch, position, embed]`.
     Mixer,
-    /// What the feed-forward part added: `[batch, position, embed]`.
+    /// The contribution of the feed-forward part: `[batch, position, embed]`.
     FeedForward,
-    /// The residual stream behind the layer: `[batch, position, embed]`.
+    /// The residual stream after the layer: `[batch, position, embed]`.
     Residual,
-    /// The largest score of each head of attention: [`mt_nn::attention::Attended::largest_scores`].
+    /// The largest attention logit of each head: [`mt_nn::attention::Attended::largest_scores`].
     LargestScores,
-    /// Numbers about the residual stream behind the layer, such as its mean: `f32` scalars without a gradient.
+    /// The mean, the standard deviation and the share of zeros of the residual stream behind the layer: `f32` scalars
+    /// without a gradient.
     Statistics,
-    /// What a part adds to the loss, under the name of a metric: an `f32` scalar of the whole call, not a sum over its
+    /// An auxiliary loss of a part, named after its metric: an `f32` scalar of the whole call, not a sum over its
     /// tokens.
     AuxiliaryLoss,
 }
 
-/// How values of several micro-batches become that of their batch.
+/// How the values of several micro-batches become that of their batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduce {
-    /// They are of tokens or rows, side by side.
-    Concatenate,
     Largest,
     Mean,
 }
 
-/// What an output is.
+/// The identity of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutputLabel {
     pub kind: LayerOutput,
-    /// Tells outputs of one kind from each other.
+    /// Distinguishes outputs of the same kind.
     pub name: &'static str,
-    pub reduce: Reduce,
+    /// None for outputs that have a value for each token.
+    pub reduce: Option<Reduce>,
 }
 
 impl LayerOutput {
-    /// The label of an output that is alone of its kind in a layer.
+    /// The label of the only output of this kind in a layer.
     pub fn label(self) -> OutputLabel {
         let (name, reduce) = match self {
-            Self::Mixer => ("mixer", Reduce::Concatenate),
-            Self::FeedForward => ("feed_forward", Reduce::Concatenate),
-            Self::Residual => ("output", Reduce::Concatenate),
-            Self::LargestScores => ("largest_scores", Reduce::Largest),
-            Self::Statistics => ("statistics", Reduce::Mean),
-            Self::AuxiliaryLoss => ("auxiliary_loss", Reduce::Mean),
+            Self::Mixer => ("mixer", None),
+            Self::FeedForward => ("feed_forward", None),
+            Self::Residual => ("output", None),
+            Self::LargestScores => ("largest_scores", Some(Reduce::Largest)),
+            Self::Statistics => ("statistics", Some(Reduce::Mean)),
+            Self::AuxiliaryLoss => ("auxiliary_loss", Some(Reduce::Mean)),
         };
         OutputLabel { kind: self, name, reduce }
     }
@@ -60,7 +60,7 @@ impl LayerOutput {
     }
 }
 
-/// What one layer made, or what several made, stacked along a leading axis.
+/// An output of one layer, or of several layers, stacked along a leading axis.
 #[derive(Clone, Copy)]
 pub struct OfLayers<'t> {
     pub label: OutputLabel,
@@ -69,7 +69,7 @@ pub struct OfLayers<'t> {
 }
 
 impl<'t> OfLayers<'t> {
-    /// What each layer made, with the number of the layer.
+    /// The output of each layer, with the layer's index.
     pub fn of_each(&self) -> Vec<(usize, Tensor<'t>)> {
         match self.place {
             LayerPlace::Stacked { first, step } => {
@@ -82,8 +82,7 @@ impl<'t> OfLayers<'t> {
     }
 }
 
-/// The statistics of all layers under the names of metrics, such as `activ_mean/layer_003`, from the first layer to the
-/// last.
+/// The statistics of all layers by metric name, such as `activ_mean/layer_003`, in layer order.
 pub fn statistics<'t>(made: &[OfLayers<'t>]) -> Vec<(String, Tensor<'t>)> {
     let statistics = made.iter().filter(|of_layers| of_layers.label.kind == LayerOutput::Statistics);
     let mut each: Vec<(usize, &str, Tensor<'t>)> = statistics
@@ -107,7 +106,7 @@ pub(crate) fn statistics_of(x: Tensor<'_>) -> [(OutputLabel, Tensor<'_>); 3] {
     [named("activ_mean", mean), named("activ_stdev", deviation), named("activ_fraction_zero", zeros)]
 }
 
-/// The losses that parts of layers added, summed over the layers, by name.
+/// The auxiliary losses by name, summed over the layers.
 pub(crate) fn auxiliary_losses<'t>(made: &[OfLayers<'t>]) -> Vec<(&'static str, Tensor<'t>)> {
     let mut losses: Vec<(&'static str, Tensor<'t>)> = Vec::new();
     for of_layers in made.iter().filter(|of_layers| of_layers.label.kind == LayerOutput::AuxiliaryLoss) {
@@ -123,14 +122,15 @@ pub(crate) fn auxiliary_losses<'t>(made: &[OfLayers<'t>]) -> Vec<(&'static str, 
     losses
 }
 
-/// The parameters that attention's scores are made of, in one layer or in stacked ones.
+/// The parameters that attention logits depend on, in one layer or in stacked layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoreWeights {
     pub place: LayerPlace,
-    /// The numbers of the parameters that queries are made with: a kernel, and a bias if there is one.
+    /// Indices of the parameters of the query projection: a kernel, and a bias if it has one.
     pub queries: Vec<usize>,
-    /// Those of keys, if each head of them is for the scores of one query head and for nothing else; or else none.
+    /// Indices of the parameters of the key projection, if each key head belongs to one query head and has no other
+    /// use; else empty.
     pub keys: Vec<usize>,
-    /// Queries and keys are normalized, so that scores do not grow with these parameters.
+    /// Whether queries and keys are normalized, so that logits do not grow with these parameters.
     pub are_normalized: bool,
 }

@@ -1,18 +1,20 @@
 //! Model families.
 //!
-//! Phase: trace. [`decoder`] holds what all families share: layers of `mt-nn` wired as a [`decoder::DecoderConfig`]
-//! says, scanned or not, with caches. [`families`] says what each family makes of the configuration and what its
-//! parameters are called in checkpoints; [`hugging_face`] reads and writes the directories of published models.
-//! Everything above sees a [`Model`], which is a list of parameters and functions from tokens to scores.
+//! Phase: trace. [`decoder`] holds the code that all families share: layers of `mt-nn`, wired as a
+//! [`decoder::DecoderConfig`] describes, scanned or unrolled, with caches. [`families`] turns the configuration into
+//! each family's description and names its parameters in checkpoints. [`hugging_face`] reads and writes the directories
+//! of published models. Crates above see a [`Model`]: a list of parameters and functions from tokens to logits.
 
 #![forbid(unsafe_code)]
 
 pub mod decoder;
+mod encoded;
 pub mod families;
 mod flops;
 pub mod hugging_face;
 mod layer_output;
 mod model;
+mod ranges;
 mod reader;
 mod state;
 mod storage;

@@ -1,10 +1,10 @@
-//! What all models have in common.
+//! The interface of all models.
 
 use std::path::PathBuf;
 
 use mt_config::ModelGroup;
 use mt_nn::{ParamSpec, SequenceOrder, axes::KV_POSITION};
-use mt_shape::{Axis, DType, Path};
+use mt_shape::{Axis, DType, LogicalAxis, Path};
 use mt_trace::{Key, Memory, Precision, Tensor};
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     hugging_face::FileTensor,
 };
 
-/// A model cannot be built or converted.
+/// The reason why a model cannot be built or converted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ModelError {
     #[error(
@@ -50,174 +50,172 @@ pub enum ModelError {
     #[error("`{key}` of `{path}` is `{value}`, but {feature} is not built yet")]
     NotBuilt { path: PathBuf, key: String, value: String, feature: String },
     #[error(
-        "models of this kind of layer (`decoder_block`) have no form of Hugging Face's\nhint: only families that are published there can be read from and written to its directories"
+        "this `decoder_block` has no Hugging Face format\nhint: only families with published models can be read from and written to Hugging Face directories"
     )]
     NoHuggingFaceForm,
     #[error(
-        "a `config.json` of the model type `{model_type}` cannot say what this model is; what would be lost: {}\nhint: leave out the keys that make it differ from the published models; `maxtext config diff` lists the keys of a run",
+        "a `config.json` of the model type `{model_type}` cannot describe this model and would lose: {}\nhint: leave out the keys that make it differ from the published models; `maxtext config diff` lists the keys of a run",
         differing.join(", ")
     )]
     NotDescribable { model_type: String, differing: Vec<String> },
     #[error(
-        "Hugging Face's form of this family has no name for the parameter `{role}`\nhint: leave out the key that adds it, such as `attention_bias` or `mlp_bias`"
+        "the Hugging Face format of this family has no name for the parameter `{role}`\nhint: leave out the key that adds it, such as `attention_bias` or `mlp_bias`"
     )]
     NoTensorName { role: String },
 }
 
-/// Tokens with their places.
+/// Tokens with their positions and segments.
 ///
 /// # Shapes
 /// `i32[batch, position]`, each
 #[derive(Clone, Copy)]
 pub struct Tokens<'t> {
     pub tokens: Tensor<'t>,
-    /// The place of each token in its document.
+    /// The position of each token in its document.
     pub positions: Tensor<'t>,
-    /// Which document of its row each token belongs to; 0 is padding.
+    /// The document of each token within its row; 0 is padding.
     pub segmentation: Tensor<'t>,
-    /// How the tokens of a row are stored. Those that attend to a cache are as read.
+    /// The order in which the tokens of a row are stored. Tokens that attend to a cache are always `AsRead`.
     pub order: SequenceOrder,
 }
 
 impl<'t> Tokens<'t> {
-    /// Tokens that are stored in the order in which they are read.
+    /// Tokens stored in the order of the text.
     pub fn as_read(tokens: Tensor<'t>, positions: Tensor<'t>, segmentation: Tensor<'t>) -> Self {
         Self { tokens, positions, segmentation, order: SequenceOrder::AsRead }
     }
 }
 
-/// What layers keep of earlier tokens, such as keys and values.
+/// The state that layers keep of earlier tokens, such as keys and values.
 #[derive(Clone)]
 pub struct GenerationState<'t> {
     /// In the order of [`ForwardPass::state`].
     pub arrays: Vec<Tensor<'t>>,
     /// The slot of the first token of this call: an `i32` scalar.
     pub start: Tensor<'t>,
-    /// Which document each slot belongs to, this call's tokens included; 0 is empty. `i32[batch, kv_position]`
+    /// `i32[batch, kv_position]`: the document of each slot, including this call's tokens; 0 is empty.
     pub segmentation: Tensor<'t>,
-    /// Whether this call's tokens fill all of these slots: they then attend to each other as whole sequences do.
+    /// Whether this call's tokens fill all of these slots. They then attend to each other like whole sequences.
     pub is_filled: bool,
-    /// The number of slots when all is read, of which a call may have only the first: frequencies that depend on the
-    /// length of the text are then the same in all calls.
+    /// The total number of slots, of which a call may hold only the first. Rotary frequencies that depend on the length
+    /// are therefore the same in all calls.
     pub slots: usize,
 }
 
-/// How a model is run.
+/// The options of a forward pass.
 #[derive(Clone, Default)]
 pub struct Forward<'t> {
-    /// The key of this step's dropout, if activations are dropped.
+    /// The key of this step's dropout; `None` disables dropout.
     pub dropout: Option<Key<'t>>,
-    /// What is kept of earlier tokens, in generation. It is returned with these tokens added.
+    /// The state of earlier tokens, in generation. It is returned extended by these tokens.
     pub state: Option<GenerationState<'t>>,
-    /// What each layer makes is returned as well, under names.
+    /// Whether named outputs of each layer are returned as [`Hidden::taps`].
     pub taps: bool,
-    /// The kinds of layers' outputs that are returned as [`Hidden::layer_outputs`].
+    /// The kinds of layer outputs to return as [`Hidden::layer_outputs`].
     pub layer_outputs: Vec<LayerOutput>,
-    /// The memory that the parameters of layers are in; all others are on the device.
+    /// The memory that holds the parameters of layers; the others are on the device.
     pub layers_in: Memory,
 }
 
-/// What a model makes of tokens.
+/// The results of a forward pass before the head.
 #[derive(Clone)]
 pub struct Hidden<'t> {
-    /// The hidden states that the head takes: `[batch, position, embed]`.
+    /// The hidden states that the head receives: `[batch, position, embed]`.
     pub hidden: Tensor<'t>,
-    /// The state after these tokens, if there was one, in the order of [`ForwardPass::state`].
+    /// The state after these tokens in the order of [`ForwardPass::state`]; empty without a state.
     pub state: Vec<Tensor<'t>>,
-    /// Names and values of what layers made, if they were asked for.
+    /// Names and values of layers' outputs, if requested.
     pub taps: Vec<(String, Tensor<'t>)>,
-    /// What was asked for of layers, with entries for those that have it.
+    /// The requested layer outputs, with entries for the layers that have them.
     pub layer_outputs: Vec<OfLayers<'t>>,
-    /// What is added to the loss besides that of the tokens, under the names of metrics. Each is of the whole call,
+    /// Auxiliary losses by metric name, which are added to the loss of the tokens. Each is a loss of the whole call,
     /// not a sum over its tokens.
     pub auxiliary_losses: Vec<(&'static str, Tensor<'t>)>,
 }
 
-/// An array that generation keeps for a layer, or for stacked layers.
+/// An array of the generation state, of one layer or of stacked layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateSpec {
-    /// Which of the layers, or stacks of layers, that keep anything it is of.
+    /// The index of its layer, or stack of layers, among those with a state.
     pub group: usize,
-    /// Its name there, such as `key`.
+    /// The array's name within the group, such as `key`.
     pub name: &'static str,
     pub axes: Vec<Axis>,
-    pub logical_axes: Vec<Option<&'static str>>,
+    pub logical_axes: Vec<Option<LogicalAxis>>,
     pub dtype: DType,
     pub kept: Kept,
 }
 
-/// How long an array of the state is kept, and how a call changes it.
+/// The lifetime of a state array, and how a call updates it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
-    /// It has slots along `kv_position`, one for every `stride` tokens; a call writes those of its own tokens. Slots
-    /// that are `window` tokens back are not read again.
-    Slots { window: Option<usize>, stride: usize },
+    /// It has slots along `kv_position`, one for every `stride` tokens; a call writes those of its own tokens.
+    Slots { stride: usize },
     /// A call replaces it. Tokens of padding, which belong to no document, must leave no trace in it.
     Whole,
 }
 
 impl Kept {
-    /// The array `old` after a call whose first token has the number `start`, given what the layer returned of it.
+    /// The array after a call whose first token has the index `start`, from the old array and the layer's result.
     #[track_caller]
     pub(crate) fn updated<'t>(self, old: Tensor<'t>, start: Tensor<'t>, new: Tensor<'t>) -> Tensor<'t> {
         let new = new.cast(old.dtype());
         match self {
-            Self::Slots { stride: 1, .. } => old.dynamic_update(KV_POSITION, start, new),
-            Self::Slots { stride, .. } => old.dynamic_update(KV_POSITION, start / stride as f64, new),
+            Self::Slots { stride: 1 } => old.dynamic_update(KV_POSITION, start, new),
+            Self::Slots { stride } => old.dynamic_update(KV_POSITION, start / stride as f64, new),
             Self::Whole => new,
         }
     }
 }
 
 impl StateSpec {
-    /// Its name among those of all layers, such as `0.key`.
+    /// The array's name among those of all layers, such as `0.key`.
     pub fn full_name(&self) -> String {
         format!("{}.{}", self.group, self.name)
     }
 
-    /// How many slots it has, if it has any.
+    /// The number of slots; 0 if the array has none.
     pub fn slots(&self) -> usize {
         self.axes.iter().find(|axis| axis.name == KV_POSITION).map_or(0, |axis| axis.size)
     }
 
-    /// The sizes of its axes.
+    /// The sizes of the axes.
     pub fn dims(&self) -> Vec<usize> {
         self.axes.iter().map(|axis| axis.size).collect()
     }
 }
 
-/// The parameters of a model, and the function from tokens to scores of the next ones.
+/// The parameters of a model, and the function from tokens to next-token logits.
 pub trait ForwardPass {
-    /// The parameters in the order in which functions take them.
+    /// The parameters, in the order in which the other functions take them.
     fn parameters(&self) -> Vec<(Path, ParamSpec)>;
 
-    /// The precision of products of `f32` in the model's programs.
+    /// The precision of `f32` products in the model's programs.
     fn precision(&self) -> Precision;
 
-    /// How many positions there are vectors for, where positions are learned.
+    /// The number of learned positions, if positions are learned.
     fn num_learned_positions(&self) -> Option<usize>;
 
-    /// Hidden states, and the state of generation if there was one.
+    /// The hidden states, and the generation state if there is one.
     ///
     /// # Shapes
     /// `i32[batch, position] -> [batch, position, embed]`
     fn hidden<'t>(&self, parameters: &[Tensor<'t>], tokens: Tokens<'t>, forward: Forward<'t>) -> Hidden<'t>;
 
-    /// Which of the parameters the head takes, in its order.
+    /// The indices of the head's parameters, in the order in which [`ForwardPass::apply_head`] takes them.
     fn head_parameters(&self) -> Vec<usize>;
 
-    /// Scores of every token of the vocabulary as the next one, from the parameters that
-    /// [`ForwardPass::head_parameters`] names.
+    /// The next-token logits over the vocabulary, from the parameters that [`ForwardPass::head_parameters`] lists.
     ///
     /// # Shapes
     /// `[batch, position, embed] -> [batch, position, vocab]`
     fn apply_head<'t>(&self, parameters: &[Tensor<'t>], hidden: Tensor<'t>) -> Tensor<'t>;
 
-    /// The arrays that generation keeps for `batch` sequences of up to `slots` tokens: those of one layer after the
-    /// other, or of one stack of layers.
+    /// The arrays of the generation state for `batch` sequences of up to `slots` tokens, grouped by layer or stack of
+    /// layers.
     fn state(&self, batch: usize, slots: usize) -> Vec<StateSpec>;
 
-    /// Scores of every token of the vocabulary as the next one, and the state of generation if there was one.
+    /// The next-token logits over the vocabulary, and the generation state if there is one.
     ///
     /// # Shapes
     /// `i32[batch, position] -> [batch, position, vocab]`
@@ -231,7 +229,7 @@ pub trait ForwardPass {
         (self.head(parameters, hidden.hidden), hidden.state)
     }
 
-    /// As [`ForwardPass::apply_head`], from all parameters.
+    /// As [`ForwardPass::apply_head`], with all parameters.
     fn head<'t>(&self, parameters: &[Tensor<'t>], hidden: Tensor<'t>) -> Tensor<'t> {
         let of_head: Vec<Tensor<'t>> =
             self.head_parameters().into_iter().map(|index| parameters[index]).collect();
@@ -239,53 +237,54 @@ pub trait ForwardPass {
     }
 }
 
-/// How a model's parameters are stored: in MaxText's checkpoints and in Hugging Face's files.
+/// The storage of a model's parameters in MaxText's checkpoints and in Hugging Face's files.
 pub trait Storage {
-    /// How each parameter is stored in MaxText's checkpoints, in the same order.
+    /// How each parameter is stored in MaxText's checkpoints, in the same order. Arrays of one encoded weight are stored as
+    /// one array.
     fn storage(&self) -> Vec<StoredParameter>;
 
-    /// The same model with its layers scanned if they are not, or the other way round, if they can be.
+    /// The same model with the other value of `scan_layers`, if it supports that.
     fn otherwise_scanned(&self) -> Option<Box<dyn Model>>;
 
     /// The tensors of Hugging Face's files that hold the parameters.
     ///
     /// # Errors
-    /// The model's family has no such form.
+    /// The model's family has no Hugging Face format.
     fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError>;
 
-    /// Whether a tensor of Hugging Face's files is known and not needed, such as the output matrix of a tied head.
+    /// Whether a tensor of Hugging Face's files is known but not needed, such as the output matrix of a tied head.
     fn ignores_tensor(&self, name: &str) -> bool;
 }
 
-/// What follows from a model's shapes: sizes, memory and operations.
+/// Properties that follow from a model's shapes: sizes, memory and FLOPs.
 pub trait Description: ForwardPass {
-    /// What attention's scores are made of, of all layers that have attention.
+    /// The parameters that attention logits depend on, for all layers with attention.
     fn score_weights(&self) -> Vec<ScoreWeights>;
 
-    /// The tensors that the layers make of `rows` sequences of `length` tokens, by the regions that the backward pass
-    /// computes again.
+    /// The activations of the layers for `rows` sequences of `length` tokens, grouped by the regions that the backward
+    /// pass recomputes.
     fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations>;
 
-    /// What [`ForwardPass::apply_head`] makes of as many.
+    /// The result of [`ForwardPass::apply_head`] for `rows` sequences of `length` tokens.
     fn scores(&self, rows: usize, length: usize) -> Activation;
 
-    /// Floating-point operations of training.
+    /// The FLOPs of training.
     fn flops(&self) -> FlopCount;
 
-    /// The number of weights.
+    /// The number of parameters.
     fn num_parameters(&self) -> usize {
-        self.parameters().iter().map(|(_, spec)| spec.num_elements()).sum()
+        self.parameters().iter().map(|(_, spec)| spec.num_weights()).sum()
     }
 
-    /// The number of active parameters: those that multiply the activations of one token. These are all but the tables
-    /// that are only looked up (of tokens, positions, and tokens for each layer), of which a token uses one row, and the
-    /// experts that it is not sent to. A table that is the output matrix as well counts.
+    /// The number of active parameters, which multiply the activations of one token. Lookup tables (of tokens,
+    /// positions, and tokens per layer) do not count, because a token uses one row of them. Experts that do not receive
+    /// the token do not count either. A table that is also the output matrix counts.
     fn num_active_parameters(&self) -> usize {
         self.num_parameters()
     }
 }
 
-/// A language model: everything that a [`ForwardPass`], a [`Storage`] and a [`Description`] say of it.
+/// A language model with its [`ForwardPass`], [`Storage`] and [`Description`].
 pub trait Model: Storage + Description + Send + Sync {}
 
 impl<M: Storage + Description + Send + Sync> Model for M {}
@@ -293,7 +292,7 @@ impl<M: Storage + Description + Send + Sync> Model for M {}
 /// Builds the model that a configuration describes.
 ///
 /// # Errors
-/// The configuration's values do not make a model.
+/// The configuration's values describe no valid model.
 pub fn build(group: &ModelGroup) -> Result<Box<dyn Model>, ModelError> {
     Ok(Box::new(build_decoder(group)?))
 }

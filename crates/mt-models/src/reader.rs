@@ -1,4 +1,4 @@
-//! Reading the state of checkpoints onto devices, whether or not the layers of the run that wrote them were scanned.
+//! Reads a checkpoint's state onto devices, whether the run that wrote it scanned its layers or not.
 
 use std::{cell::RefCell, collections::HashMap, ops::Range};
 
@@ -6,9 +6,9 @@ use mt_checkpoint::{Checkpoint, CheckpointError, CheckpointItem, entry_name};
 use mt_ir::TensorType;
 use mt_nn::LayerPlace;
 use mt_runtime::{Array, Runtime, RuntimeError};
-use mt_shape::{HostArray, Placement};
+use mt_shape::{DType, HostArray, Placement};
 
-use crate::{Affine, EXACT_ITEM, Model, StateArray, StateError, state::converted};
+use crate::{Affine, EXACT_ITEM, Model, StateArray, StateError, encoded::Encoder, state::converted};
 
 /// Reads the state of a checkpoint onto devices.
 pub struct StateReader<'a> {
@@ -20,7 +20,7 @@ pub struct StateReader<'a> {
 
 impl<'a> StateReader<'a> {
     /// # Errors
-    /// What the checkpoint says of itself is damaged.
+    /// The checkpoint's metadata is damaged.
     pub fn open(
         runtime: &'a Runtime,
         placement: &'a Placement,
@@ -29,9 +29,9 @@ impl<'a> StateReader<'a> {
         Ok(Self { runtime, placement, checkpoint, exact: checkpoint.item(EXACT_ITEM)? })
     }
 
-    /// Reads arrays, each part where it belongs, and hands each with its number to `keep`. `other` are those of the same
-    /// model with its layers scanned if they are not, or the other way round: a checkpoint may hold either, also as
-    /// earlier versions of this program stored them.
+    /// Reads arrays, each shard onto its device, and passes each with its index to `keep`. `other` are the arrays of
+    /// the same model with the other value of `scan_layers`. A checkpoint may hold either, also in the format of
+    /// earlier versions of this program.
     ///
     /// # Errors
     /// An array is missing, damaged, or has another shape.
@@ -41,29 +41,38 @@ impl<'a> StateReader<'a> {
         other: Option<&[StateArray]>,
         keep: impl Fn(usize, Array) -> Result<Array, RuntimeError>,
     ) -> Result<Vec<Array>, StateError> {
-        let held = held_otherwise(self.checkpoint, arrays, other);
-        let Some(held) = held else {
-            return arrays
-                .iter()
-                .enumerate()
-                .map(|(index, array)| Ok(keep(index, self.read(array)?)?))
+        let mut encoder = Encoder::default();
+        let mut read = |index: usize, part: &ReadPart<'_>| -> Result<Array, StateError> {
+            let array = &arrays[index];
+            let stored = array.stored_form();
+            let made = match &array.encoded {
+                Some(encoded) => {
+                    let dense = StateArray { dtype: DType::F32, ..stored };
+                    self.placed(array, |ranges| {
+                        encoder.part(index, encoded, ranges, |ranges| part(&dense, ranges))
+                    })
+                }
+                None => self.placed(array, |ranges| part(&stored, ranges)),
+            };
+            Ok(keep(index, made?)?)
+        };
+        let Some(held) = held_otherwise(self.checkpoint, arrays, other) else {
+            return (0..arrays.len())
+                .map(|index| read(index, &|array, ranges| self.part(array, ranges)))
                 .collect();
         };
         let across = Across { reader: self, held: &held, stack: RefCell::default() };
-        // Layers of one stack come one after another, so that it is read once.
+        // Sorted by stack, so that each stack is read once.
         let mut order: Vec<usize> = (0..arrays.len()).collect();
-        order.sort_by_key(|index| across.part(&arrays[*index], arrays[*index].layers()[0]).0);
+        order.sort_by_key(|index| {
+            let stored = arrays[*index].stored_form();
+            across.part(&stored, stored.layers()[0]).0
+        });
         let mut made: Vec<Option<Array>> = arrays.iter().map(|_| None).collect();
         for index in order {
-            let array = self.placed(&arrays[index], |ranges| across.read(&arrays[index], ranges))?;
-            made[index] = Some(keep(index, array)?);
+            made[index] = Some(read(index, &|array, ranges| across.read(array, ranges))?);
         }
         Ok(made.into_iter().map(|array| array.expect("every array was read")).collect())
-    }
-
-    /// Reads an array, each part where it belongs.
-    fn read(&self, array: &StateArray) -> Result<Array, StateError> {
-        self.placed(array, |ranges| self.part(array, ranges))
     }
 
     fn placed(
@@ -75,7 +84,7 @@ impl<'a> StateReader<'a> {
         Array::from_shards(self.runtime, &ty, &array.sharding(self.placement), part)
     }
 
-    /// A part of an array that the checkpoint holds as it is described.
+    /// A part of an array that the checkpoint holds as described.
     fn part(&self, array: &StateArray, ranges: &[Range<usize>]) -> Result<HostArray, StateError> {
         let StateArray { stored, dtype, .. } = array;
         let name = entry_name(&array.key);
@@ -89,14 +98,18 @@ impl<'a> StateReader<'a> {
     }
 }
 
-/// Reads arrays from those in which a checkpoint holds the layers otherwise.
+/// Reads a part of an array as checkpoints hold it.
+type ReadPart<'a> = dyn Fn(&StateArray, &[Range<usize>]) -> Result<HostArray, StateError> + 'a;
+
+/// Reads arrays from a checkpoint whose arrays have another form.
 struct Across<'a> {
     reader: &'a StateReader<'a>,
+    /// In the form that is stored.
     held: &'a [StateArray],
     stack: RefCell<Stack>,
 }
 
-/// The parts of all layers of the stack that was read last, by their ranges in a layer.
+/// The parts of all layers of the most recently read stack, by their ranges in a layer.
 #[derive(Default)]
 struct Stack {
     held: usize,
@@ -104,7 +117,8 @@ struct Stack {
 }
 
 impl Across<'_> {
-    /// Where one layer of an array is: in which of those that are held, and at which place in its stack if it is one.
+    /// The location of one layer of an array: the index of the array in the checkpoint, and the layer's index if that
+    /// is a stack.
     fn part(&self, array: &StateArray, layer: Option<usize>) -> (usize, Option<usize>) {
         let found = self.held.iter().enumerate().find_map(|(index, held)| {
             let is_same = (held.holder(), &held.role) == (array.holder(), &array.role);
@@ -128,7 +142,7 @@ impl Across<'_> {
         Ok(stacked)
     }
 
-    /// A part of one layer, or of what is of no layer.
+    /// A part of one layer, or of an array that belongs to no layer.
     fn layer(
         &self,
         (index, place): (usize, Option<usize>),
@@ -152,7 +166,7 @@ impl Across<'_> {
     }
 }
 
-/// The arrays in the form in which a checkpoint has them all, if it is not the one that is described.
+/// The form in which a checkpoint has all arrays, if it differs from the described one.
 fn held_otherwise(
     checkpoint: &Checkpoint,
     arrays: &[StateArray],
@@ -163,10 +177,11 @@ fn held_otherwise(
     }
     let other = other.map(<[_]>::to_vec);
     let forms = other.iter().cloned().chain(earlier(arrays)).chain(other.as_deref().and_then(earlier));
-    forms.into_iter().find(|form| has_all(checkpoint, form))
+    let held = forms.into_iter().find(|form| has_all(checkpoint, form))?;
+    Some(held.iter().map(StateArray::stored_form).collect())
 }
 
-/// The arrays as earlier versions of this program stored them, if they did otherwise.
+/// The arrays in the format of earlier versions of this program, if that differs.
 fn earlier(arrays: &[StateArray]) -> Option<Vec<StateArray>> {
     let differs = arrays.iter().any(|array| array.stored.earlier.is_some());
     differs.then(|| arrays.iter().map(StateArray::as_earlier).collect())
@@ -178,7 +193,7 @@ fn has_all(checkpoint: &Checkpoint, arrays: &[StateArray]) -> bool {
     comparison.missing.is_empty() && comparison.wrong_shape.is_empty()
 }
 
-/// The arrays of the parameters, and those of a checkpoint in which layers are scanned otherwise.
+/// The arrays of the parameters, and those with the other value of `scan_layers`.
 fn forms(model: &dyn Model) -> (Vec<StateArray>, Option<Vec<StateArray>>) {
     let other = model.otherwise_scanned().map(|other| StateArray::parameters(&*other));
     (StateArray::parameters(model), other)
@@ -192,7 +207,7 @@ pub fn check_parameters(model: &dyn Model, checkpoint: &Checkpoint) -> Result<()
     let compared = |arrays: &[StateArray]| {
         let expected: Vec<_> = arrays.iter().map(StateArray::expected).collect();
         let mut comparison = checkpoint.compare(&expected);
-        // What is kept for them may be there, too; only parameters matter.
+        // The checkpoint may also hold optimizer state; only parameters matter.
         comparison.unexpected.retain(|name| name.starts_with("params."));
         comparison
     };
@@ -202,7 +217,7 @@ pub fn check_parameters(model: &dyn Model, checkpoint: &Checkpoint) -> Result<()
     if fits_otherwise { Ok(()) } else { compared(&arrays).check() }
 }
 
-/// Checks that a checkpoint has the parameters of a model, and reads them onto the devices, each shard where it belongs.
+/// Checks that a checkpoint has the parameters of a model, and reads them onto the devices, each shard onto its device.
 ///
 /// # Errors
 /// Names or shapes differ, or an array is damaged.

@@ -1,18 +1,18 @@
-//! Parameters and what is kept for them, to and from checkpoints.
+//! Conversion of parameters and optimizer state to and from checkpoints.
 
-use std::{ops::Range, path::PathBuf};
+use std::{ops::Range, path::PathBuf, sync::Arc};
 
 use half::slice::HalfFloatSliceExt;
 use mt_checkpoint::{
     ArraySource, CheckpointError, Entry, ExpectedArray, KeySegment, SourceError, Value, entry_name,
 };
-use mt_nn::{LayerPlace, ParamSpec};
+use mt_nn::{EncodedArray, EncodedWeight, LayerPlace, ParamSpec};
 use mt_runtime::{Array, PendingHostArray, RuntimeError};
-use mt_shape::{DType, HostArray, Path, Placement, Sharding};
+use mt_shape::{DType, Float8, HostArray, LogicalAxis, Path, Placement, Sharding};
 
-use crate::{Affine, Model, ModelError, StoredParameter, decoder::role};
+use crate::{Affine, Model, ModelError, StoredParameter, decoder::role, encoded::decoded, ranges::place};
 
-/// State cannot be saved or loaded.
+/// The reason why state cannot be saved or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     #[error(transparent)]
@@ -22,7 +22,7 @@ pub enum StateError {
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(
-        "the tensors of `{path}` are not those of the model{}{}{}\nhint: `maxtext checkpoint inspect` lists what is there; `config.json` or the named model says what is needed",
+        "the tensors of `{path}` are not those of the model{}{}{}\nhint: `maxtext checkpoint inspect` lists the tensors in it; `config.json` or the named model determines the expected ones",
         listed("missing", missing),
         listed("not used", unused),
         listed("of another shape or type", others)
@@ -30,7 +30,7 @@ pub enum StateError {
     OtherTensors { path: PathBuf, missing: Vec<String>, unused: Vec<String>, others: Vec<String> },
 }
 
-/// The first of a number of names, and how many more there are.
+/// The first few names, and the number of further ones.
 fn listed(what: &str, names: &[String]) -> String {
     const SHOWN: usize = 6;
     if names.is_empty() {
@@ -42,7 +42,7 @@ fn listed(what: &str, names: &[String]) -> String {
 }
 
 impl StateError {
-    /// Whether what the user asked for is at fault.
+    /// Whether the user's input caused the error.
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::Checkpoint(error) => error.is_user_error(),
@@ -52,28 +52,30 @@ impl StateError {
     }
 }
 
-/// An array of the state, and how checkpoints hold it.
+/// An array of the state, and its storage in checkpoints.
 #[derive(Clone, Debug)]
 pub struct StateArray {
-    /// Where it is in the checkpoint's tree.
+    /// The array's key in the checkpoint's tree.
     pub key: Vec<KeySegment>,
-    /// The layout of its parameter there, less the axes that the array lacks.
+    /// The stored layout of its parameter, without the axes that the array lacks.
     pub stored: StoredParameter,
-    /// What storing does to the array's numbers.
+    /// The map from the array's values to stored values.
     pub affine: Affine,
     pub dtype: DType,
     pub dims: Vec<usize>,
-    /// For each axis the logical name that placement rules know.
-    pub logical_axes: Vec<Option<&'static str>>,
-    /// A mesh axis over which the array is split besides.
+    /// The logical name of each axis, which placement rules refer to.
+    pub logical_axes: Vec<Option<LogicalAxis>>,
+    /// A mesh axis that splits the array in addition to the placement rules.
     pub split_over: Option<&'static str>,
-    /// The layers whose array it is.
+    /// The layers that the array belongs to.
     pub place: LayerPlace,
-    /// What it is for in its layer, or in the model.
+    /// The array's name in its layer, or in the model.
     pub role: String,
+    /// Set if it is an array of a weight that checkpoints hold in its dense form.
+    pub encoded: Option<EncodedArray>,
 }
 
-/// The item beside `items` that holds, unscaled, what scaling would round.
+/// The checkpoint item next to `items` that holds unscaled values wherever scaling would round them.
 pub const EXACT_ITEM: &str = "exact";
 
 impl StateArray {
@@ -89,16 +91,39 @@ impl StateArray {
             dims: spec.dims(),
             logical_axes: spec.logical_axes,
             split_over: None,
+            encoded: spec.encoded,
         };
         model.storage().into_iter().zip(model.parameters()).map(array).collect()
     }
 
-    /// The place in the checkpoint's tree of the model's form that the array is of.
+    /// The array as checkpoints hold it: the dense form of the weight that it is of, or the array itself.
+    #[must_use]
+    pub fn stored_form(&self) -> Self {
+        let Some(array) = &self.encoded else { return self.clone() };
+        let dense = &array.weight.dense;
+        Self {
+            dtype: dense.dtype,
+            dims: dense.dims(),
+            logical_axes: dense.logical_axes.clone(),
+            role: dense.role.clone(),
+            encoded: None,
+            ..self.clone()
+        }
+    }
+
+    /// Whether the array stands for a stored one. The first of several parameters in one stored array does, and so does
+    /// the first array of an encoded weight.
+    pub fn is_first_stored(&self) -> bool {
+        self.stored.slice.is_none_or(|slice| slice.index == 0)
+            && self.encoded.as_ref().is_none_or(|array| array.index == 0)
+    }
+
+    /// The key of the tree, shaped like the model, that contains the array.
     pub(crate) fn holder(&self) -> &[KeySegment] {
         &self.key[..self.key.len() - self.stored.key.len()]
     }
 
-    /// The layers along the first axis, the one whose array it is, or none.
+    /// The layers along the first axis, or the single layer of the array, or `None` if it belongs to no layer.
     pub fn layers(&self) -> Vec<Option<usize>> {
         match self.place {
             LayerPlace::None => vec![None],
@@ -109,17 +134,17 @@ impl StateArray {
         }
     }
 
-    /// Where the array is on a mesh.
+    /// The array's sharding on a mesh.
     pub fn sharding(&self, placement: &Placement) -> Sharding {
         let sharding = placement.sharding(&self.logical_axes, &self.dims);
         self.split_over.map_or(sharding.clone(), |mesh_axis| sharding.split_further(&self.dims, mesh_axis))
     }
 
-    /// The same array as earlier versions of this program stored it.
+    /// The same array in the format of earlier versions of this program.
     #[must_use]
     pub fn as_earlier(&self) -> Self {
         let Some(earlier) = &self.stored.earlier else { return self.clone() };
-        // What is added is added to parameters, not to their moments.
+        // The offset applies to parameters, not to their moments.
         let is_moment = self.affine.offset != self.stored.offset;
         Self {
             key: self.holder().iter().cloned().chain(earlier.key.iter().cloned().map(Into::into)).collect(),
@@ -129,23 +154,20 @@ impl StateArray {
         }
     }
 
-    /// What a checkpoint that has the array holds.
+    /// The type and shape that a checkpoint with the array holds.
     pub fn expected(&self) -> ExpectedArray {
-        ExpectedArray {
-            name: entry_name(&self.key),
-            dtype: self.dtype,
-            dims: self.stored.stored_dims(&self.dims),
-        }
+        let Self { key, stored, dtype, dims, .. } = self.stored_form();
+        ExpectedArray { name: entry_name(&key), dtype, dims: stored.stored_dims(&dims) }
     }
 }
 
-/// The key of a parameter, or of what is kept for it, in a tree of the model's form that begins at `tree`.
+/// The key of a parameter, or of a slot of it, in a tree shaped like the model below `tree`.
 pub fn parameter_key(tree: &[KeySegment], stored: &StoredParameter) -> Vec<KeySegment> {
     let names = stored.key.iter().map(|segment| segment.clone().into());
     tree.iter().cloned().chain(["params".into()]).chain(names).collect()
 }
 
-/// What is to be saved of the state.
+/// The contents of a state to be saved.
 #[derive(Default)]
 pub struct StateEntries {
     items: Vec<StoredArray>,
@@ -153,20 +175,18 @@ pub struct StateEntries {
 }
 
 impl StateEntries {
-    /// Adds an array. Its copies to the host are started.
+    /// Adds an array and starts its copies to the host.
     ///
     /// # Errors
     /// A copy cannot be started.
     pub fn add(&mut self, described: &StateArray, array: &Array) -> Result<(), RuntimeError> {
-        let StateArray { key, stored, affine, .. } = described;
-        if !stored.is_exact() {
-            add(&mut self.exact, key, Shards::start(array, stored.clone(), Affine::IDENTITY)?);
+        if !described.stored.is_exact() {
+            add(&mut self.exact, described, array, Affine::IDENTITY)?;
         }
-        add(&mut self.items, key, Shards::start(array, stored.clone(), *affine)?);
-        Ok(())
+        add(&mut self.items, described, array, described.affine)
     }
 
-    /// The entries of parameters in the model's order. Copies to the host are started.
+    /// The entries of the parameters, in the model's order. Starts the copies to the host.
     ///
     /// # Errors
     /// A copy cannot be started.
@@ -178,28 +198,47 @@ impl StateEntries {
         Ok(entries)
     }
 
-    /// How many stored arrays there are: fewer than those that were added, where one holds several.
+    /// The number of stored arrays. It is smaller than the number of added arrays if one stored array holds several.
     pub fn num_stored(&self) -> usize {
         self.items.len()
     }
 
-    /// What is saved in MaxText's form, and under the same names, unscaled, what that form rounds.
+    /// The entries in MaxText's form, and under the same names the unscaled values of those that this form rounds.
     pub fn into_entries(self) -> (Vec<Entry>, Vec<Entry>) {
         let entries = |arrays: Vec<StoredArray>| arrays.into_iter().map(StoredArray::into_entry).collect();
         (entries(self.items), entries(self.exact))
     }
 }
 
-/// Adds shards to the stored array of the same name, or as a new one.
-fn add(arrays: &mut Vec<StoredArray>, key: &[KeySegment], shards: Shards) {
-    let is_slice = shards.stored.slice.is_some();
-    match arrays.iter_mut().find(|array| is_slice && array.key == key) {
-        Some(array) => array.parameters.push(shards),
-        None => arrays.push(StoredArray { key: key.to_vec(), parameters: vec![shards] }),
+/// Adds an array to the stored array of the same name, or as a new one.
+fn add(
+    arrays: &mut Vec<StoredArray>,
+    described: &StateArray,
+    array: &Array,
+    affine: Affine,
+) -> Result<(), RuntimeError> {
+    let StateArray { key, stored, encoded, .. } = described;
+    let pending = PendingArray::start(array)?;
+    let weight = encoded.as_ref().map(|array| array.weight.clone());
+    let is_further = encoded.as_ref().is_some_and(|array| array.index > 0);
+    let of_same_name =
+        arrays.iter_mut().find(|array| (is_further || stored.slice.is_some()) && array.key == *key);
+    if is_further {
+        // The arrays of a weight come one after the other.
+        let first = of_same_name.and_then(|array| array.parameters.last_mut());
+        first.expect("the weight's first array was added").arrays.push(pending);
+        return Ok(());
     }
+    let is_whole = weight.is_some();
+    let shards = Shards { stored: stored.clone(), affine, arrays: vec![pending], weight, is_whole };
+    match of_same_name {
+        Some(array) => array.parameters.push(shards),
+        None => arrays.push(StoredArray { key: key.clone(), parameters: vec![shards] }),
+    }
+    Ok(())
 }
 
-/// An array of a checkpoint: a parameter, or several as its slices.
+/// A stored array: a parameter, or several parameters as its slices.
 struct StoredArray {
     key: Vec<KeySegment>,
     parameters: Vec<Shards>,
@@ -208,28 +247,28 @@ struct StoredArray {
 impl StoredArray {
     fn into_entry(mut self) -> Entry {
         let grid = |shards: &Shards| -> Vec<mt_checkpoint::Region> {
-            shards.pending.iter().map(|shard| shard.ranges.clone()).collect()
+            shards.arrays[0].shards.iter().map(|shard| shard.ranges.clone()).collect()
         };
         let first = grid(&self.parameters[0]);
-        // Files are the cells of one grid, so parameters that are split in different ways are written whole.
+        // Files are the cells of one grid, so parameters with different shardings are written whole.
         if self.parameters.iter().any(|shards| grid(shards) != first) {
             for shards in &mut self.parameters {
                 shards.is_whole = true;
             }
         }
         let first = &self.parameters[0];
-        let slices = Slices { dims: first.stored.stored_dims(&first.dims), parameters: self.parameters };
+        let slices = Slices { dims: first.stored.stored_dims(&first.dims()), parameters: self.parameters };
         Entry { key: self.key, value: Value::Array(Box::new(slices)) }
     }
 }
 
-/// The numbers in another type.
+/// Converts an array to another type.
 pub(crate) fn converted(array: HostArray, dtype: DType) -> HostArray {
     if array.dtype() == dtype {
         return array;
     }
     let dims = array.dims();
-    // What most weights are, and most models want: nothing is made in between.
+    // The most common conversion, of `f32` to `bf16`, needs no intermediate array.
     if let (DType::F32, DType::BF16) = (array.dtype(), dtype) {
         let mut made = HostArray::zeros(dtype, dims);
         let numbers = bytemuck::cast_slice::<u8, f32>(array.bytes());
@@ -238,8 +277,15 @@ pub(crate) fn converted(array: HostArray, dtype: DType) -> HostArray {
         return made;
     }
     let numbers = array.to_f64();
+    let in_8_bits = |float8: Float8| -> Vec<u8> {
+        numbers.iter().map(|number| float8.from_f32(*number as f32)).collect()
+    };
     let made = match dtype {
         DType::F64 => HostArray::from_slice(dtype, dims, &numbers),
+        DType::F32 => {
+            let values: Vec<f32> = numbers.iter().map(|number| *number as f32).collect();
+            HostArray::from_slice(dtype, dims, &values)
+        }
         DType::BF16 => {
             let values: Vec<half::bf16> = numbers.iter().map(|number| to_bf16(*number)).collect();
             HostArray::from_slice(dtype, dims, &values)
@@ -248,50 +294,91 @@ pub(crate) fn converted(array: HostArray, dtype: DType) -> HostArray {
             let values: Vec<half::f16> = numbers.iter().map(|number| to_f16(*number)).collect();
             HostArray::from_slice(dtype, dims, &values)
         }
+        DType::F8E4M3FN => HostArray::from_slice(dtype, dims, &in_8_bits(Float8::E4M3FN)),
+        DType::F8E5M2 => HostArray::from_slice(dtype, dims, &in_8_bits(Float8::E5M2)),
         DType::I32 => {
             let values: Vec<i32> = numbers.iter().map(|number| *number as i32).collect();
             HostArray::from_slice(dtype, dims, &values)
         }
-        _ => {
-            let values: Vec<f32> = numbers.iter().map(|number| *number as f32).collect();
-            HostArray::from_slice(DType::F32, dims, &values)
-        }
+        _ => unreachable!("no state is kept in `{dtype}`"),
     };
     made.expect("one value for each element")
 }
 
-/// The nearest `bf16`. Of an `f64`, `half` drops the last bits before it rounds, so that numbers just beyond the middle
-/// of two go the wrong way; an `f32` holds all that is converted here, or rounds it as other programs do.
+/// The nearest `bf16`. From `f64`, `half` drops the lowest bits before it rounds, so values just above a midpoint are
+/// rounded down. An `f32` holds all values that are converted here, or rounds them as other programs do.
 pub(crate) fn to_bf16(number: f64) -> half::bf16 {
     half::bf16::from_f32(number as f32)
 }
 
-/// The nearest `f16`, as [`to_bf16`].
+/// The nearest `f16`, computed as in [`to_bf16`].
 pub(crate) fn to_f16(number: f64) -> half::f16 {
     half::f16::from_f32(number as f32)
 }
 
-/// The distinct shards of an array on their way to the host.
+/// A parameter on its way to the host.
 struct Shards {
     stored: StoredParameter,
     affine: Affine,
-    dtype: DType,
-    /// In memory.
-    dims: Vec<usize>,
-    pending: Vec<PendingShard>,
-    /// The shards are put together before they are written.
+    /// The parameter, or the arrays of the weight.
+    arrays: Vec<PendingArray>,
+    weight: Option<Arc<EncodedWeight>>,
+    /// Whether the shards are merged before they are written.
     is_whole: bool,
 }
 
+/// The distinct shards of an array, in transfer to the host.
+struct PendingArray {
+    dtype: DType,
+    dims: Vec<usize>,
+    shards: Vec<PendingShard>,
+}
+
 struct PendingShard {
-    /// In memory.
+    /// The dimensions in memory.
     ranges: Vec<Range<usize>>,
     array: Option<PendingHostArray>,
 }
 
 impl Shards {
-    fn start(array: &Array, stored: StoredParameter, affine: Affine) -> Result<Self, RuntimeError> {
-        let pending = array
+    /// In memory, in the form that is stored.
+    fn dims(&self) -> Vec<usize> {
+        self.weight.as_ref().map_or(self.arrays[0].dims.clone(), |weight| weight.dense.dims())
+    }
+
+    fn dtype(&self) -> DType {
+        self.weight.as_ref().map_or(self.arrays[0].dtype, |weight| weight.dense.dtype)
+    }
+
+    fn regions(&self) -> Vec<mt_checkpoint::Region> {
+        if self.is_whole {
+            let whole: Vec<Range<usize>> = self.dims().iter().map(|dim| 0..*dim).collect();
+            return vec![self.stored.stored_ranges(&whole)];
+        }
+        self.arrays[0].shards.iter().map(|shard| self.stored.stored_ranges(&shard.ranges)).collect()
+    }
+
+    fn num_regions(&self) -> usize {
+        if self.is_whole { 1 } else { self.arrays[0].shards.len() }
+    }
+
+    fn fetch(&mut self, index: usize) -> Result<HostArray, SourceError> {
+        if !self.is_whole {
+            return Ok(self.stored.to_stored(&self.arrays[0].shards[index].wait()?, self.affine));
+        }
+        let mut arrays =
+            self.arrays.iter_mut().map(PendingArray::whole).collect::<Result<Vec<_>, SourceError>>()?;
+        let whole = match &self.weight {
+            Some(weight) => converted(decoded(weight, &arrays), weight.dense.dtype),
+            None => arrays.swap_remove(0),
+        };
+        Ok(self.stored.to_stored(&whole, self.affine))
+    }
+}
+
+impl PendingArray {
+    fn start(array: &Array) -> Result<Self, RuntimeError> {
+        let shards = array
             .shards()
             .into_iter()
             .map(|shard| {
@@ -299,32 +386,16 @@ impl Shards {
                 Ok(PendingShard { ranges: shard.ranges, array })
             })
             .collect::<Result<_, RuntimeError>>()?;
-        let dims = array.dims().to_vec();
-        Ok(Self { stored, affine, dtype: array.dtype(), dims, pending, is_whole: false })
+        Ok(Self { dtype: array.dtype(), dims: array.dims().to_vec(), shards })
     }
 
-    fn regions(&self) -> Vec<mt_checkpoint::Region> {
-        if self.is_whole {
-            let whole: Vec<Range<usize>> = self.dims.iter().map(|dim| 0..*dim).collect();
-            return vec![self.stored.stored_ranges(&whole)];
-        }
-        self.pending.iter().map(|shard| self.stored.stored_ranges(&shard.ranges)).collect()
-    }
-
-    fn num_regions(&self) -> usize {
-        if self.is_whole { 1 } else { self.pending.len() }
-    }
-
-    fn fetch(&mut self, index: usize) -> Result<HostArray, SourceError> {
-        if !self.is_whole {
-            return Ok(self.stored.to_stored(&self.pending[index].wait()?, self.affine));
-        }
+    fn whole(&mut self) -> Result<HostArray, SourceError> {
         let mut whole = HostArray::zeros(self.dtype, &self.dims);
-        for shard in &mut self.pending {
+        for shard in &mut self.shards {
             let part = shard.wait()?;
             place(&mut whole, &shard.ranges, &part);
         }
-        Ok(self.stored.to_stored(&whole, self.affine))
+        Ok(whole)
     }
 }
 
@@ -335,29 +406,7 @@ impl PendingShard {
     }
 }
 
-/// Copies a part to where it is in the whole array.
-fn place(whole: &mut HostArray, ranges: &[Range<usize>], part: &HostArray) {
-    let Some((last, outer)) = ranges.split_last() else {
-        whole.bytes_mut().copy_from_slice(part.bytes());
-        return;
-    };
-    let dims = whole.dims().to_vec();
-    let size = part.dtype().byte_size();
-    let row = last.len() * size;
-    let num_rows: usize = outer.iter().map(ExactSizeIterator::len).product();
-    for number in 0..num_rows {
-        let (mut rest, mut start, mut stride) = (number, 0, dims[dims.len() - 1]);
-        for (range, dim) in outer.iter().zip(&dims[..outer.len()]).rev() {
-            start += (range.start + rest % range.len()) * stride;
-            rest /= range.len();
-            stride *= dim;
-        }
-        let target = (start + last.start) * size;
-        whole.bytes_mut()[target..target + row].copy_from_slice(&part.bytes()[number * row..][..row]);
-    }
-}
-
-/// The parameters in one stored array: one, or as many as it has slices.
+/// The parameters in one stored array: one, or as many as the array has slices.
 struct Slices {
     dims: Vec<usize>,
     parameters: Vec<Shards>,
@@ -365,7 +414,7 @@ struct Slices {
 
 impl ArraySource for Slices {
     fn dtype(&self) -> DType {
-        self.parameters[0].dtype
+        self.parameters[0].dtype()
     }
 
     fn dims(&self) -> &[usize] {
@@ -394,23 +443,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_put_in_their_places() {
-        let numbers = |range: Range<i32>| range.collect::<Vec<i32>>();
-        let mut whole = HostArray::zeros(DType::I32, &[2, 3, 4]);
-        let part = HostArray::from_slice(DType::I32, &[1, 2, 2], &numbers(1..5)).unwrap();
-        place(&mut whole, &[1..2, 1..3, 2..4], &part);
-        let filled: Vec<(usize, i32)> =
-            whole.as_slice::<i32>().unwrap().iter().copied().enumerate().collect();
-        let filled: Vec<_> = filled.into_iter().filter(|(_, number)| *number != 0).collect();
-        assert_eq!(filled, [(18, 1), (19, 2), (22, 3), (23, 4)]);
-        let mut scalar = HostArray::zeros(DType::I32, &[]);
-        place(&mut scalar, &[], &HostArray::from_slice(DType::I32, &[], &[7]).unwrap());
-        assert_eq!(scalar.to_f64(), [7.0]);
-    }
-
-    #[test]
     fn numbers_just_beyond_the_middle_are_rounded_up() {
-        // The middle of 1 and the next `bf16`, and of 1 and the next `f16`, and the next `f32` after each.
+        // The midpoints between 1 and the next `bf16` and between 1 and the next `f16`, and the `f32` after each.
         let (bf16, f16) = (1.0 + 2.0_f32.powi(-8), 1.0 + 2.0_f32.powi(-11));
         let check = |dtype: DType, numbers: [f32; 2], expected: [f64; 2]| {
             let array = HostArray::from_slice(DType::F32, &[2], &numbers).unwrap();

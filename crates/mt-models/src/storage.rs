@@ -1,47 +1,47 @@
-//! How parameters are laid out in checkpoints.
+//! The layout of parameters in checkpoints.
 
 use std::ops::Range;
 
 use mt_shape::{DType, HostArray};
 
-use crate::state::{to_bf16, to_f16};
+use crate::state::{converted, to_bf16, to_f16};
 
-/// The place and layout of a parameter in MaxText's checkpoints.
+/// The key and layout of a parameter in MaxText's checkpoints.
 ///
-/// What is stored is this program's parameter with the leading layer axis moved to `layer_axis`, the last axis in the
-/// order that `interleaved` says, times `scale`, plus `offset`; alone, or as one slice of an array that holds several
-/// parameters.
+/// The stored array is this program's parameter with its leading layer axis moved to `layer_axis`, its last axis in the
+/// order of `interleaved`, multiplied by `scale`, plus `offset`. It is stored alone, or as one slice of an array of
+/// several parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredParameter {
     /// The key path below `params`, such as `decoder`, `layers`, `mlp`, `wi_0`, `kernel`.
     pub key: Vec<String>,
-    /// Where the axis of layers is in the file; it leads in memory. None if the parameter has no such axis.
+    /// The position of the layer axis in the stored array; in memory that axis leads. `None` if the parameter has none.
     pub layer_axis: Option<usize>,
-    /// A constant that the stored form folds in, such as attention's `head_dim^-0.5`.
+    /// A constant folded into the stored form, such as attention's `head_dim^-0.5`.
     pub scale: f64,
-    /// A constant that is added after that, such as 1 to the scale of a normalization that multiplies by `1 + w`.
+    /// A constant added after scaling, such as 1 to the scale of a norm that multiplies by `1 + w`.
     pub offset: f64,
-    /// The two halves of the last axis are stored as pairs: `(i, i + n/2)` becomes `(2i, 2i + 1)`.
+    /// Whether the halves of the last axis are stored as pairs: `(i, i + n/2)` becomes `(2i, 2i + 1)`.
     pub interleaved: bool,
-    /// The stored array holds several parameters of the same dimensions, and this is one of them.
+    /// The parameter's slice, if the stored array holds several parameters of the same dimensions.
     pub slice: Option<StoredSlice>,
-    /// How earlier versions of this program stored the parameter, if otherwise.
+    /// The layout of earlier versions of this program, if it differs.
     pub earlier: Option<Box<StoredParameter>>,
 }
 
-/// The slice that a parameter is of a stored array, such as the queries of MaxText's fused `qkv_proj`.
+/// A parameter's slice of a stored array, such as the queries in MaxText's fused `qkv_proj`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StoredSlice {
-    /// The axis along which parameters lie side by side, counted without that of layers.
+    /// The axis along which parameters are stacked, counted without the layer axis.
     pub axis: usize,
     pub index: usize,
-    /// How many parameters the stored array holds.
+    /// The number of parameters in the stored array.
     pub of: usize,
-    /// Whether storing and loading gives the same bits for all of them.
+    /// Whether storing and loading is bit-exact for all of them.
     pub is_exact: bool,
 }
 
-/// What a conversion does to numbers: a parameter's, or those of one of its moments.
+/// The map from values in memory to stored values, of a parameter or of one of its moments.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Affine {
     pub scale: f64,
@@ -49,23 +49,23 @@ pub struct Affine {
 }
 
 impl Affine {
-    /// Leaves numbers as they are.
+    /// The identity.
     pub const IDENTITY: Self = Self { scale: 1.0, offset: 0.0 };
 
-    /// Whether the way there and back gives the same bits: scaling does if it only changes exponents.
+    /// Whether the round trip is bit-exact, which holds for factors that only change exponents.
     pub fn is_exact(self) -> bool {
         self.scale.log2().fract() == 0.0 && self.offset == 0.0
     }
 }
 
-/// By what an optimizer's moment of `order` (1: gradients, 2: their squares) is scaled when the parameter is scaled by
-/// `scale`: gradients shrink as parameters grow.
+/// The factor of an optimizer's moment of `order` (1: gradients, 2: their squares) when the parameter is scaled by
+/// `scale`. Gradients scale inversely to parameters.
 pub fn moment_scale(scale: f64, order: i32) -> f64 {
     scale.powi(-order)
 }
 
 impl StoredParameter {
-    /// A parameter stored as it is in memory.
+    /// A parameter stored as in memory.
     pub fn plain(key: Vec<String>) -> Self {
         Self {
             key,
@@ -78,10 +78,11 @@ impl StoredParameter {
         }
     }
 
-    /// The layout of what is kept for a parameter of `rank` axes and has only these of them.
+    /// The layout of a slot that has only `axes` of a parameter with `rank` axes.
     pub fn of_axes(&self, axes: &[usize], rank: usize) -> Self {
         let is_stacked = self.layer_axis.is_some();
-        // The axes in the file without that of layers; the one along which parameters lie stays.
+        // The stored axes without the layer axis. `None` marks the axis along which parameters are stacked, which
+        // stays.
         let mut order: Vec<Option<usize>> = (usize::from(is_stacked)..rank).map(Some).collect();
         if let Some(slice) = self.slice {
             order.insert(slice.axis, None);
@@ -97,28 +98,28 @@ impl StoredParameter {
         }
     }
 
-    /// What storing does to the parameter's numbers.
+    /// The map from the parameter's values to stored values.
     pub fn affine(&self) -> Affine {
         Affine { scale: self.scale, offset: self.offset }
     }
 
-    /// Whether storing and loading gives the same bits for the whole stored array.
+    /// Whether storing and loading is bit-exact for the whole stored array.
     pub fn is_exact(&self) -> bool {
         self.slice.map_or(self.affine().is_exact(), |slice| slice.is_exact)
     }
 
-    /// The dimensions of the stored array, for a parameter with these dimensions in memory.
+    /// The dimensions of the stored array of a parameter with these dimensions in memory.
     pub fn stored_dims(&self, dims: &[usize]) -> Vec<usize> {
         self.in_stored_order(dims, |slice| slice.of)
     }
 
-    /// The ranges in the file of a part with these ranges in memory.
+    /// The stored ranges of a part with these ranges in memory.
     pub fn stored_ranges(&self, ranges: &[Range<usize>]) -> Vec<Range<usize>> {
         self.in_stored_order(ranges, |slice| slice.index..slice.index + 1)
     }
 
-    /// What belongs to the axes in memory, in the order of the stored array's; `of_slice` gives what belongs to the axis
-    /// along which several parameters lie.
+    /// Items of the axes in memory, reordered to the axes of the stored array. `of_slice` provides the item of the axis
+    /// along which several parameters are stacked.
     pub fn in_stored_order<T: Clone>(&self, items: &[T], of_slice: impl Fn(StoredSlice) -> T) -> Vec<T> {
         let (layers, rest) = items.split_at(usize::from(self.layer_axis.is_some()));
         let mut ordered = rest.to_vec();
@@ -131,7 +132,7 @@ impl StoredParameter {
         ordered
     }
 
-    /// The part as it is stored; `affine` is the parameter's, or that of one of its moments.
+    /// Converts a part to the stored form. `affine` is that of the parameter or of one of its moments.
     pub fn to_stored(&self, part: &HostArray, affine: Affine) -> HostArray {
         let ordered = if self.interleaved { regrouped(part, 2) } else { part.clone() };
         let sliced = match self.slice {
@@ -149,7 +150,7 @@ impl StoredParameter {
         mapped(moved, |number| number * affine.scale + affine.offset, affine)
     }
 
-    /// The part as it is in memory.
+    /// Converts a part from the stored form to that in memory.
     pub fn from_stored(&self, part: &HostArray, affine: Affine) -> HostArray {
         let moved = match self.layer_axis {
             Some(axis) => move_axis(part, axis, 0),
@@ -178,7 +179,7 @@ fn move_axis(array: &HostArray, from: usize, to: usize) -> HostArray {
     if from == to {
         return array.clone();
     }
-    // Moving one dimension swaps two neighbouring blocks of dimensions; everything inside stays contiguous.
+    // Moving one dimension swaps two adjacent blocks of dimensions; everything inside stays contiguous.
     let dims = array.dims();
     let (low, high) = (from.min(to), from.max(to));
     let outer: usize = dims[..low].iter().product();
@@ -206,8 +207,8 @@ fn move_axis(array: &HostArray, from: usize, to: usize) -> HostArray {
     result
 }
 
-/// Reads the last axis as a matrix of `rows` rows and transposes it: halves become pairs with 2 rows, and pairs become
-/// halves with as many rows as there are pairs.
+/// Views the last axis as a matrix of `rows` rows and transposes it. With 2 rows, halves become pairs; with one row per
+/// pair, pairs become halves.
 fn regrouped(array: &HostArray, rows: usize) -> HostArray {
     let dims = array.dims().to_vec();
     let size = dims.last().copied().unwrap_or(1);
@@ -239,7 +240,8 @@ fn mapped(mut array: HostArray, map: impl Fn(f64) -> f64, affine: Affine) -> Hos
                 *value = to_f16(map(value.to_f64()));
             }
         }
-        dtype => unreachable!("parameters are floating-point numbers, not `{dtype}`"),
+        // Narrower types are never those of a model's arrays, so that nothing is rounded again.
+        _ => return mapped(converted(array, DType::F32), map, affine),
     }
     array
 }
@@ -325,7 +327,7 @@ mod tests {
             assert_eq!(written.to_f64()[(3 * 2 + 1) * 5], 2.0 * f64::from(numbers[(4 + 3) * 5]) + 1.0);
             assert_eq!(stored.from_stored(&written, Affine { scale: 2.0, offset: 1.0 }), array);
         }
-        // What lacks axes keeps the place of the slice.
+        // Arrays with fewer axes keep the position of the slice axis.
         let check = |axes: &[usize], dims: &[usize], expected: &[usize]| {
             assert_eq!(parameter(2).of_axes(axes, 3).stored_dims(dims), expected, "{axes:?}");
         };

@@ -1,25 +1,26 @@
 //! Times dense and blockwise attention, forward and backward, at several lengths, with and without kernels.
 //!
-//! `cargo run --release -p mt-nn --example attention` prints milliseconds of processor time, which other work on the
-//! machine disturbs less than it does elapsed time, and their ratio. `DENSE_LIMIT` and `BLOCK_SIZE` follow from it.
+//! `cargo run --release -p mt-nn --example attention` prints the processor time in milliseconds and its ratio to that
+//! of dense attention. Other processes disturb processor time less than elapsed time. `DENSE_LIMIT` and `BLOCK_SIZE`
+//! are chosen from these measurements.
 
-use std::{fs, sync::Arc};
+use std::fs;
 
 use mt_derive::Tree;
-use mt_ir::{Precision, Target};
+use mt_ir::Target;
 use mt_nn::{
     NormOptions, SequenceOrder,
     attention::{
-        AttentionKernel, AttentionOptions, BLOCK_SIZE, Context, KeysValues, MaskSpec, Segments, blockwise,
-        dense,
+        AttentionKernel, AttentionOptions, BLOCK_SIZE, Context, KeysValues, MaskSpec, PassBlocks, Segments,
+        blockwise, dense,
     },
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
 use mt_runtime::{Array, CompileSettings, Executable, Input, Platform, target_of, testing::cpu};
-use mt_shape::{DType, HostArray, Placement, axis};
+use mt_shape::{DType, HostArray, axis};
 use mt_trace::{ProgramOptions, program};
 
-/// Tokens in a batch, whatever the length.
+/// Tokens per batch, whatever the length.
 const NUM_TOKENS: usize = 4096;
 const BLOCKS: [usize; 4] = [64, 128, 256, 512];
 const REPEATS: usize = 5;
@@ -54,7 +55,7 @@ fn main() {
     }
 }
 
-/// Processor time of context and gradients, the best of several runs.
+/// The processor time of context and gradients, the minimum over several runs.
 fn milliseconds(target: Target, dtype: DType, length: usize, block: Option<usize>) -> f64 {
     let step = compiled(target, dtype, length, block);
     let inputs: Vec<Array> = step
@@ -89,16 +90,13 @@ fn compiled(target: Target, dtype: DType, length: usize, block: Option<usize>) -
         soft_cap: None,
         norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
         normalize_values: false,
+        blocks: PassBlocks::NONE,
+        local_blocks: PassBlocks::NONE,
     };
     let [batch, queries, keys] =
         [axis(BATCH, NUM_TOKENS / length), axis(POSITION, length), axis(KV_POSITION, length)];
     let [kv_heads, group, head_dim] = [axis(KV_HEADS, 4), axis(GROUP, 2), axis(HEAD_DIM, 64)];
-    let program_options = ProgramOptions {
-        name: "attention".to_owned(),
-        placement: Arc::new(Placement::single()),
-        target,
-        precision: Precision::Default,
-    };
+    let program_options = ProgramOptions::new("attention", target);
     let program = program(&program_options, |inputs| {
         let input = |name: &str, axes: &[mt_shape::Axis], dtype: DType| {
             inputs.input(name, dtype, axes, &vec![None; axes.len()], false)
@@ -126,7 +124,7 @@ fn compiled(target: Target, dtype: DType, length: usize, block: Option<usize>) -
     cpu(1).compile(&program, &CompileSettings::default()).expect("the program compiles")
 }
 
-/// Milliseconds that this process's threads have run, as Linux counts them.
+/// The processor time of this process's threads, in milliseconds.
 fn processor_time() -> f64 {
     let tasks = fs::read_dir("/proc/self/task").expect("Linux lists threads");
     let nanoseconds = |task: fs::DirEntry| -> Option<f64> {

@@ -1,10 +1,10 @@
-//! Names of the axes that layers share. Sizes come with the tensors.
+//! Names of the axes that layers share. Tensors carry the sizes.
 
 /// Sequences.
 pub const BATCH: &str = "batch";
 /// Tokens of a sequence.
 pub const POSITION: &str = "position";
-/// Tokens that are attended to: positions, or slots of a cache.
+/// Keys' tokens: positions, or slots of a cache.
 pub const KV_POSITION: &str = "kv_position";
 /// Width of the residual stream.
 pub const EMBED: &str = "embed";
@@ -18,13 +18,13 @@ pub const GROUP: &str = "group";
 pub const HEAD_DIM: &str = "head_dim";
 /// Width of a head's values.
 pub const VALUE_DIM: &str = "value_dim";
-/// Width of a feed-forward layer.
+/// Hidden width of an MLP.
 pub const MLP: &str = "mlp";
 /// Tokens of the vocabulary.
 pub const VOCAB: &str = "vocab";
 /// Decoder layers.
 pub const LAYERS: &str = "layers";
-/// Half of the width of a head: pairs that rotary embeddings turn.
+/// Half of the width of a head: the pairs that rotary embeddings rotate.
 pub const ROTARY_PAIR: &str = "rotary_pair";
 /// Rows of a table of learned positions.
 pub const TABLE_POSITION: &str = "table_position";

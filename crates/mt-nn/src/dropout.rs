@@ -4,14 +4,14 @@ use mt_trace::{Key, Tensor};
 
 use crate::{SequenceOrder, axes::POSITION};
 
-/// Sets a share `rate` of the elements to zero and scales the others up (Srivastava et al., 2014). Which ones follows
-/// from the places of tokens, not from the order in which they are stored.
+/// Sets a fraction `rate` of the elements to zero and scales the others up (Srivastava et al., 2014). The choice
+/// depends on the places of tokens, not on the order in which they are stored.
 #[track_caller]
 pub fn dropout<'t>(x: Tensor<'t>, rate: f64, key: Key<'t>, order: SequenceOrder) -> Tensor<'t> {
     let drawn = key.uniform(&x.axes());
     let drawn = match order {
-        // Every device draws all numbers, and brings them into order by itself: otherwise they would be split first, and
-        // sent to where they belong.
+        // Every device draws all random numbers and permutes them locally. Otherwise the partitioner would split them
+        // first and exchange them between devices.
         SequenceOrder::Paired { .. } if x.has_axis(POSITION) => {
             order.store(drawn, POSITION).constrain(&vec![None; drawn.axes().len()])
         }
@@ -22,21 +22,21 @@ pub fn dropout<'t>(x: Tensor<'t>, rate: f64, key: Key<'t>, order: SequenceOrder)
     keep.select(x * (1.0 / (1.0 - rate)), zeros.broadcast(&x.axes()))
 }
 
-/// Whether and how a layer drops activations.
+/// The dropout of a layer.
 #[derive(Clone, Copy)]
 pub enum Dropout<'t> {
     Off,
-    /// With the key of the layer; each site draws from a key of its own.
+    /// Dropout with the layer's key. Each site derives its own key from it.
     On {
         rate: f64,
         key: Key<'t>,
-        /// Of the tokens of `x`.
+        /// The order in which the tokens of activations are stored.
         order: SequenceOrder,
     },
 }
 
 impl<'t> Dropout<'t> {
-    /// Applies dropout at the place named `site`.
+    /// Applies dropout at the site named `site`.
     #[track_caller]
     pub fn apply(self, site: &str, x: Tensor<'t>) -> Tensor<'t> {
         match self {

@@ -1,7 +1,7 @@
 //! Token embeddings.
 
 use mt_derive::Tree;
-use mt_shape::DType;
+use mt_shape::{DType, logical};
 use mt_trace::Tensor;
 
 use crate::{
@@ -9,24 +9,24 @@ use crate::{
     axes::{EMBED, VOCAB},
 };
 
-/// A table of one vector for each token.
+/// A table with one vector for each token.
 #[derive(Clone, Debug, Tree)]
 pub struct Embedding<L> {
     pub embedding: Weight<L>,
 }
 
 impl<'t> Embedding<Tensor<'t>> {
-    /// Looks tokens up.
+    /// Looks up the vectors of tokens.
     ///
     /// # Shapes
     /// `i32[batch, position] -> [batch, position, embed]`
     #[track_caller]
     pub fn lookup(&self, tokens: Tensor<'t>, dtype: DType) -> Tensor<'t> {
-        self.embedding.lookup(VOCAB, "vocab", tokens).cast(dtype)
+        self.embedding.lookup(VOCAB, logical::VOCAB, tokens).cast(dtype)
     }
 
-    /// As [`Self::lookup`], by a product with one-hot vectors: a table that is split along the vocabulary stays where it is,
-    /// and its gradient is a product too, instead of sums scattered over rows.
+    /// As [`Self::lookup`], but as a product with one-hot vectors. A table that is split along the vocabulary stays on
+    /// its devices, and its gradient is also a product, not a scatter-add over rows.
     ///
     /// # Shapes
     /// `i32[batch, position] -> [batch, position, embed]`
@@ -35,7 +35,7 @@ impl<'t> Embedding<Tensor<'t>> {
         self.embedding.lookup_by_product(VOCAB, tokens, dtype)
     }
 
-    /// Scores every token by the product of its vector with `x`.
+    /// The logits of all tokens: products of their vectors with `x`.
     ///
     /// # Shapes
     /// `[batch, position, embed] -> [batch, position, vocab]`

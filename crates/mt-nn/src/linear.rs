@@ -6,18 +6,18 @@ use mt_trace::Tensor;
 
 use crate::Weight;
 
-/// A linear map, with or without bias. Its kernel's leading axes are contracted.
+/// A linear map, with or without bias. It contracts the leading axes of its kernel.
 #[derive(Clone, Debug, Tree)]
 pub struct Linear<L> {
     kernel: Weight<L>,
-    /// Over the kernel's other axes.
+    /// The bias, over the kernel's output axes.
     bias: Option<L>,
 }
 
 impl<L> Linear<L> {
-    /// A linear map whose kernel is one array, without bias.
+    /// A linear map without bias, whose kernel is one array.
     pub fn dense(kernel: L) -> Self {
-        Self::new(Weight::Dense(kernel))
+        Self::new(Weight::dense(kernel))
     }
 
     /// A linear map without bias.
@@ -25,7 +25,7 @@ impl<L> Linear<L> {
         Self { kernel, bias: None }
     }
 
-    /// The same map with this bias, or with none.
+    /// The same map with the given bias.
     #[must_use]
     pub fn with_bias(self, bias: Option<L>) -> Self {
         Self { bias, ..self }
@@ -33,13 +33,13 @@ impl<L> Linear<L> {
 }
 
 impl<'t> Linear<Tensor<'t>> {
-    /// The same map with one axis of its kernel's input split into several.
+    /// The same map with one of its kernel's input axes split into several.
     #[track_caller]
     pub fn with_split(&self, axis: &'static str, into: &[Axis]) -> Self {
         Self { kernel: self.kernel.split(axis, into), bias: self.bias }
     }
 
-    /// The axis of this name that the kernel has.
+    /// The kernel's axis of this name.
     #[track_caller]
     pub fn axis(&self, name: &'static str) -> Axis {
         self.kernel.axis(name)
@@ -48,7 +48,7 @@ impl<'t> Linear<Tensor<'t>> {
     /// Multiplies by the kernel in the activation's type, sums over the axes `over`, and adds the bias.
     ///
     /// # Shapes
-    /// `[…, over] -> […, kernel's other axes]`
+    /// `[…, over] -> […, output axes]`
     #[track_caller]
     pub fn forward(&self, x: Tensor<'t>, over: &[&'static str]) -> Tensor<'t> {
         let product = self.kernel.dot(x, over);

@@ -1,21 +1,25 @@
-//! Feed-forward layers.
+//! MLPs.
 
 use mt_derive::Tree;
-use mt_shape::DType;
-use mt_trace::{KernelOperands, Tensor};
+use mt_shape::{
+    DType, LogicalAxis,
+    kernels::{self, attributes, thresholds},
+    logical,
+};
+use mt_trace::Tensor;
 
 use crate::{
     Dropout, Linear,
     axes::{EMBED, MLP},
 };
 
-/// The functions that gates apply.
+/// Activation functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     Silu,
-    /// By its tanh approximation.
+    /// The tanh approximation.
     Gelu,
-    /// By the error function.
+    /// The exact function, with erf.
     GeluExact,
     Relu,
     Sigmoid,
@@ -36,7 +40,7 @@ impl Activation {
         }
     }
 
-    /// What kernels for products with a gate are told of the function, if they know it.
+    /// The attribute that selects the function in gated-product kernels, if they support it.
     fn gelu_attribute(self) -> Option<i64> {
         match self {
             Self::Silu => Some(0),
@@ -46,10 +50,7 @@ impl Activation {
     }
 }
 
-/// Fewer units, as those of a token, are left to the compiler: to call a kernel takes as long as to compute them.
-const FEWEST_GATED: usize = 1 << 14;
-
-/// The product of two projections, to each of which a function is applied.
+/// The product of two projections after their activation functions.
 ///
 /// # Shapes
 /// `[…], […] -> […]`
@@ -60,7 +61,8 @@ pub fn gated<'t>(activations: [Activation; 2], gate: Tensor<'t>, up: Tensor<'t>)
     };
     let elements: usize = gate.axes().iter().map(|axis| axis.size).product();
     let is_alike = gate.axes() == up.axes() && gate.dtype() == up.dtype();
-    let Some(gelu) = function.gelu_attribute().filter(|_| is_alike && elements >= FEWEST_GATED) else {
+    let Some(gelu) = function.gelu_attribute().filter(|_| is_alike && elements >= thresholds::FEWEST_GATED)
+    else {
         return function.apply(gate) * up;
     };
     let [hidden] = gate.region().custom_vjp(
@@ -77,16 +79,12 @@ pub fn gated<'t>(activations: [Activation; 2], gate: Tensor<'t>, up: Tensor<'t>)
 }
 
 fn gated_by_kernel<'t>(function: Activation, gelu: i64, operands: [Tensor<'t>; 2]) -> Tensor<'t> {
-    operands[0].region().kernel(
-        "maxtext.gated",
-        vec![("gelu", gelu)],
-        KernelOperands::Strided,
-        &operands,
-        |_, operands| vec![function.apply(operands[0]) * operands[1]],
-    )[0]
+    operands[0].region().kernel(&kernels::GATED, vec![(attributes::GELU, gelu)], &operands, |_, operands| {
+        vec![function.apply(operands[0]) * operands[1]]
+    })[0]
 }
 
-/// The two operands' gradients, given these and that of their product.
+/// The gradients of both operands. The third operand of the kernel is the gradient of their product.
 fn gradients_by_kernel<'t>(function: Activation, gelu: i64, operands: &[Tensor<'t>]) -> Vec<Tensor<'t>> {
     #[derive(Tree)]
     struct Both<L> {
@@ -94,9 +92,8 @@ fn gradients_by_kernel<'t>(function: Activation, gelu: i64, operands: &[Tensor<'
         up: L,
     }
     operands[0].region().kernel(
-        "maxtext.gated_gradient",
-        vec![("gelu", gelu)],
-        KernelOperands::Strided,
+        &kernels::GATED_GRADIENT,
+        vec![(attributes::GELU, gelu)],
         operands,
         |region, operands| {
             let both = Both { gate: operands[0], up: operands[1] };
@@ -109,21 +106,21 @@ fn gradients_by_kernel<'t>(function: Activation, gelu: i64, operands: &[Tensor<'
     )
 }
 
-/// Where hidden units are placed.
-pub const HIDDEN: [Option<&str>; 3] =
-    [Some("activation_batch"), Some("activation_length"), Some("activation_mlp")];
+/// Logical axes of hidden units.
+pub const HIDDEN: [Option<LogicalAxis>; 3] =
+    [Some(logical::ACTIVATION_BATCH), Some(logical::ACTIVATION_LENGTH), Some(logical::ACTIVATION_MLP)];
 
-/// A feed-forward layer whose hidden units are products of one or two projections: `wo(a₀(wi_0 x) · a₁(wi_1 x))`.
+/// An MLP with one or two input projections: `wo(a₀(wi_0 x) · a₁(wi_1 x))`.
 #[derive(Clone, Debug, Tree)]
 pub struct Mlp<L> {
     pub wi_0: Linear<L>,
-    /// Absent in a layer without a gate.
+    /// Absent in an MLP without a gate.
     pub wi_1: Option<Linear<L>>,
     pub wo: Linear<L>,
 }
 
 impl<'t> Mlp<Tensor<'t>> {
-    /// Applies the layer; `activations` has one function for each projection.
+    /// Applies the MLP. `activations` has one function for each input projection.
     ///
     /// # Shapes
     /// `[batch, position, embed] -> [batch, position, embed]`
@@ -141,9 +138,9 @@ impl<'t> Mlp<Tensor<'t>> {
         };
         let hidden = dropout.apply("mlp_hidden", hidden);
         let output = self.wo.forward(hidden, &[MLP]).constrain(&[
-            Some("activation_batch"),
-            Some("activation_norm_length"),
-            Some("activation_embed"),
+            Some(logical::ACTIVATION_BATCH),
+            Some(logical::ACTIVATION_NORM_LENGTH),
+            Some(logical::ACTIVATION_EMBED),
         ]);
         output.named("mlpwo")
     }

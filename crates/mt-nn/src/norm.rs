@@ -1,21 +1,24 @@
 //! Normalization.
 
 use mt_derive::Tree;
-use mt_shape::DType;
-use mt_trace::{KernelOperands, Tensor};
+use mt_shape::{
+    DType,
+    kernels::{self, attributes, thresholds},
+};
+use mt_trace::Tensor;
 
-/// How a norm is computed.
+/// Options of a norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormOptions {
-    /// What is added to the mean square, or to the variance.
+    /// Added to the mean square or the variance.
     pub epsilon: f64,
-    /// What is added to the stored scale, which is kept around 0 where this is 1.
+    /// Added to the stored scale: 1 for scales that are stored around 0.
     pub offset: f64,
 }
 
 /// Divides by the root of the mean square over the axes `over`.
 ///
-/// The mean is taken in `f32`: squares of `bf16` lose what distinguishes them.
+/// The mean is computed in `f32`, because `bf16` squares are too coarse.
 ///
 /// # Shapes
 /// `[…, over] -> […, over]`
@@ -23,10 +26,6 @@ pub struct NormOptions {
 pub fn rms_normalize<'t>(x: Tensor<'t>, over: &[&'static str], epsilon: f64) -> Tensor<'t> {
     scaled(x, None, over, NormOptions { epsilon, offset: 0.0 })
 }
-
-/// Smaller arrays, such as those of a token, are left to the compiler: a call of a kernel takes as long as the
-/// computation.
-const FEWEST_NORMALIZED: usize = 1 << 14;
 
 /// The normalized tensor, multiplied by the scale if there is one.
 #[track_caller]
@@ -41,7 +40,7 @@ fn scaled<'t>(
     let last = axes.last().map(std::slice::from_ref).unwrap_or_default();
     let is_alike = scale.is_none_or(|scale| scale.axes()[..] == *last && scale.dtype() == DType::F32);
     let elements: usize = axes.iter().map(|axis| axis.size).product();
-    if !is_last || !is_alike || elements < FEWEST_NORMALIZED {
+    if !is_last || !is_alike || elements < thresholds::FEWEST_NORMALIZED {
         return normalized(x, scale, over, options)[0];
     }
     let over = axes[axes.len() - 1].name;
@@ -60,8 +59,8 @@ fn scaled<'t>(
     results[0]
 }
 
-/// The normalized tensor, multiplied by the scale if there is one; and the reciprocal of the root of the mean square,
-/// in `f32`.
+/// The normalized tensor, multiplied by the scale if there is one, and the reciprocal of the root mean square, in
+/// `f32`.
 fn normalized<'t>(
     x: Tensor<'t>,
     scale: Option<Tensor<'t>>,
@@ -74,7 +73,7 @@ fn normalized<'t>(
     let result = match scale {
         None => wide.cast(x.dtype()),
         Some(scale) if options.offset == 0.0 => wide.cast(x.dtype()) * scale.cast(x.dtype()),
-        // In `bf16` the sum would lose most of a scale that is kept around 0.
+        // In `bf16` the sum would round away most of a scale that is stored around 0.
         Some(scale) => (wide * (scale.cast(DType::F32) + options.offset)).cast(x.dtype()),
     };
     [result, inverse]
@@ -85,34 +84,28 @@ fn normalized_by_kernel<'t>(
     over: &'static str,
     options: NormOptions,
 ) -> Vec<Tensor<'t>> {
-    arguments[0].region().kernel(
-        "maxtext.rms_norm",
-        attributes(options),
-        KernelOperands::Strided,
-        arguments,
-        |_, arguments| normalized(arguments[0], arguments.get(1).copied(), &[over], options).to_vec(),
-    )
+    arguments[0].region().kernel(&kernels::RMS_NORM, norm_attributes(options), arguments, |_, arguments| {
+        normalized(arguments[0], arguments.get(1).copied(), &[over], options).to_vec()
+    })
 }
 
-/// The gradients of the tensor and of the scale, if there is one. The operands are the gradient of the result, these,
-/// and the reciprocal of the root of the mean square.
+/// The gradients of the tensor and of the scale, if there is one. The operands are the gradient of the result, the
+/// arguments, and the reciprocal of the root mean square.
 fn gradients_by_kernel<'t>(
     operands: &[Tensor<'t>],
     over: &'static str,
     options: NormOptions,
 ) -> Vec<Tensor<'t>> {
     operands[0].region().kernel(
-        "maxtext.rms_norm_gradient",
-        attributes(options),
-        KernelOperands::Strided,
+        &kernels::RMS_NORM_GRADIENT,
+        norm_attributes(options),
         operands,
         |_, operands| gradients(&operands, over, options),
     )
 }
 
-/// The gradients as automatic differentiation computes them from [`normalized`], with the same roundings. The kernel
-/// rounds normalized elements as well, but neither the gradient's products with them and with the scale nor the
-/// gradient of the scale.
+/// The gradients with the roundings of automatic differentiation of [`normalized`]. The kernel also rounds normalized
+/// elements, but it rounds neither the gradient's products with them and with the scale nor the gradient of the scale.
 fn gradients<'t>(operands: &[Tensor<'t>], over: &'static str, options: NormOptions) -> Vec<Tensor<'t>> {
     let [of_result, x, scale @ .., inverse] = operands else { unreachable!("there are at least three") };
     let (dtype, axes) = (x.dtype(), x.axes());
@@ -136,10 +129,10 @@ fn gradients<'t>(operands: &[Tensor<'t>], over: &'static str, options: NormOptio
     [of_x.cast(dtype)].into_iter().chain(of_scale).collect()
 }
 
-/// The kernels' attributes: numbers as the bits of an `f32`.
-fn attributes(options: NormOptions) -> Vec<(&'static str, i64)> {
+/// The kernels' attributes: the bits of `f32` numbers.
+fn norm_attributes(options: NormOptions) -> Vec<(&'static str, i64)> {
     let number = |value: f64| i64::from((value as f32).to_bits());
-    vec![("epsilon", number(options.epsilon)), ("offset", number(options.offset))]
+    vec![(attributes::EPSILON, number(options.epsilon)), (attributes::OFFSET, number(options.offset))]
 }
 
 /// Root-mean-square normalization with a learned scale (Zhang and Sennrich, 2019).
@@ -158,7 +151,7 @@ impl<'t> RmsNorm<Tensor<'t>> {
         scaled(x, Some(self.scale), &[over], options)
     }
 
-    /// As [`RmsNorm::forward`], over all axes that the scale has.
+    /// As [`RmsNorm::forward`], over all axes of the scale.
     ///
     /// # Shapes
     /// `[…, scale's axes] -> […, scale's axes]`
@@ -177,8 +170,8 @@ pub struct LayerNorm<L> {
 }
 
 impl<'t> LayerNorm<Tensor<'t>> {
-    /// Subtracts the mean over the axis `over` and divides by the standard deviation, both in `f32`, then multiplies
-    /// by the scale and adds the bias.
+    /// Subtracts the mean over the axis `over` and divides by the standard deviation, both in `f32`, then multiplies by
+    /// the scale and adds the bias.
     ///
     /// # Shapes
     /// `[…, over] -> […, over]`
@@ -192,7 +185,7 @@ impl<'t> LayerNorm<Tensor<'t>> {
     }
 }
 
-/// A norm of either kind.
+/// An RMS norm or a layer norm.
 #[derive(Clone, Debug, Tree)]
 pub enum Norm<L> {
     Rms(RmsNorm<L>),

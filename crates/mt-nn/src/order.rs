@@ -4,14 +4,14 @@ use mt_shape::axis;
 use mt_trace::Tensor;
 
 /// The order in which the tokens of a row are stored. A token's *place* is its index in the text, whatever its index in
-/// the row is. Everything that compares positions compares places.
+/// the row. Masks compare places.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SequenceOrder {
-    /// As in the text.
+    /// The order of the text.
     #[default]
     AsRead,
-    /// In `2 · parts` chunks, of which part `i` of the row holds the numbers `i` and `2 · parts - 1 - i`. Under a causal
-    /// mask later queries see more keys; so every part's queries see equally many.
+    /// In `2 · parts` chunks. Part `i` of the row holds chunks `i` and `2 · parts - 1 - i`. Under a causal mask later
+    /// queries see more keys; with pairs of chunks, the queries of all parts see equally many.
     Paired { parts: usize },
 }
 
@@ -19,7 +19,7 @@ const PART: &str = "sequence_part";
 const HALF: &str = "sequence_half";
 
 impl SequenceOrder {
-    /// The number of pieces of a row whose tokens follow each other in the text, too. It divides the length.
+    /// The number of contiguous chunks of text in a row. It divides the length.
     pub fn num_chunks(self) -> usize {
         match self {
             Self::AsRead => 1,
@@ -27,7 +27,7 @@ impl SequenceOrder {
         }
     }
 
-    /// The place of the token that is stored at an index.
+    /// The place of the token at an index of the row.
     pub fn place(self, index: usize, length: usize) -> usize {
         let Self::Paired { parts } = self else { return index };
         let chunk = length / (2 * parts);
@@ -36,7 +36,7 @@ impl SequenceOrder {
         number * chunk + index % chunk
     }
 
-    /// The places of the tokens that are stored at `indices` of rows of `length` tokens.
+    /// The places of the tokens at `indices` of rows of `length` tokens.
     ///
     /// # Shapes
     /// `i32[…] -> i32[…]`
@@ -52,7 +52,7 @@ impl SequenceOrder {
         indices + (number - stored) * chunk
     }
 
-    /// What is stored, in the order of the text.
+    /// Permutes a tensor from storage order to the order of the text.
     ///
     /// # Shapes
     /// `[…, along, …] -> […, along, …]`
@@ -65,7 +65,7 @@ impl SequenceOrder {
         join(half(0)).concatenate(&[join(half(1).reverse(PART))], along)
     }
 
-    /// What is in the order of the text, as it is stored.
+    /// Permutes a tensor from the order of the text to storage order.
     ///
     /// # Shapes
     /// `[…, along, …] -> […, along, …]`

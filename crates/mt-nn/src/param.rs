@@ -1,41 +1,49 @@
-//! What a parameter is: shape, placement and initial value, declared together.
+//! Parameter specifications: shape, placement and initializer, declared together.
 
-use mt_shape::{Axis, DType, Path, Tree};
-use mt_trace::{
-    KernelOperands, Key, NORMAL_BOUND, Region, ScanOptions, TRUNCATED_BOUND, Tensor, share_within,
+use mt_shape::{
+    Axis, DType, LogicalAxis, Path, Tree,
+    kernels::{self, attributes, thresholds},
+    logical,
 };
+use mt_trace::{Key, NORMAL_BOUND, Region, ScanOptions, TRUNCATED_BOUND, Tensor, share_within};
 
-/// A parameter's shape, logical axes, initial value and type.
+use crate::EncodedArray;
+
+/// A parameter's shape, logical axes, initializer and type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamSpec {
     pub axes: Vec<Axis>,
-    /// For each axis the logical name that placement rules know.
-    pub logical_axes: Vec<Option<&'static str>>,
+    /// The logical name of each axis, which placement rules refer to.
+    pub logical_axes: Vec<Option<LogicalAxis>>,
     pub initializer: Initializer,
     pub dtype: DType,
     pub place: LayerPlace,
-    /// What the parameter is for: its name within its layer, such as `attention.query.kernel`. Parameters of a model
-    /// are known by their paths, and this is empty.
+    /// The parameter's name within its layer, such as `attention.query.kernel`. It is empty for parameters outside of
+    /// layers, which are identified by their paths.
     pub role: String,
-    /// If this is the kernel of a linear map within a layer, how many of its axes, after that of stacked layers, are
-    /// those of the map's input.
+    /// For kernels of linear maps within a layer: the number of input axes, which follow the axis of stacked layers if
+    /// any.
     pub num_input_axes: usize,
+    /// Whether training can change the parameter. The others have no gradient and no optimizer state.
+    pub is_trainable: bool,
+    /// Set if this is an array of a weight that checkpoints hold in its dense form.
+    pub encoded: Option<EncodedArray>,
 }
 
-/// Which layers of a stack a parameter is of.
+/// The layers of a stack that a parameter belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerPlace {
-    /// It is of no stack.
+    /// The parameter belongs to no layer.
     None,
     One(usize),
-    /// Those from `first` on in steps of `step`, along the leading axis.
+    /// Layers from `first` in steps of `step`, stacked along the leading axis.
     Stacked {
         first: usize,
         step: usize,
     },
 }
 
-/// How a parameter's first value is drawn.
+/// The distribution of a parameter's initial values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Initializer {
     Zeros,
@@ -44,28 +52,30 @@ pub enum Initializer {
     Normal {
         deviation: f64,
     },
-    /// Normal, cut at two deviations before it is scaled to this standard deviation.
+    /// Normal, truncated at two standard deviations and rescaled to this standard deviation.
     TruncatedNormal {
         deviation: f64,
     },
+    /// The value is loaded. It is zero until then.
+    Loaded,
 }
 
-/// The axis of a single stream of random numbers.
+/// The axis of a single random stream.
 const STREAM: &str = "stream";
 
-/// The standard deviation of a standard normal distribution that is cut at two deviations.
+/// The standard deviation of a standard normal distribution truncated at two standard deviations.
 const TRUNCATED_DEVIATION: f64 = 0.879_625_661_034_239_8;
 
 impl Initializer {
-    /// Variance scaling: variance `scale / fan_in`, cut at two deviations.
+    /// Variance scaling: variance `scale / fan_in`, truncated at two standard deviations.
     pub fn fan_in(scale: f64, fan_in: usize) -> Self {
         Self::TruncatedNormal { deviation: (scale / fan_in as f64).sqrt() }
     }
 }
 
 impl ParamSpec {
-    /// A parameter in `f32`; each axis comes with its logical name.
-    pub fn new<const N: usize>(axes: [(Axis, &'static str); N], initializer: Initializer) -> Self {
+    /// A parameter in `f32`. Each axis comes with its logical name.
+    pub fn new<const N: usize>(axes: [(Axis, LogicalAxis); N], initializer: Initializer) -> Self {
         Self {
             axes: axes.iter().map(|(axis, _)| *axis).collect(),
             logical_axes: axes.iter().map(|(_, logical)| Some(*logical)).collect(),
@@ -74,29 +84,36 @@ impl ParamSpec {
             place: LayerPlace::None,
             role: String::new(),
             num_input_axes: 0,
+            is_trainable: true,
+            encoded: None,
         }
     }
 
-    /// The same parameter as the kernel of a linear map whose input has its first axes.
+    /// The same parameter as the kernel of a linear map that contracts its first `num_input_axes` axes.
     pub fn with_input_axes(self, num_input_axes: usize) -> Self {
         Self { num_input_axes, ..self }
     }
 
-    /// The same parameter with this role in several layers, those from `first` on in steps of `step`, stacked along a
-    /// leading axis.
+    /// The same parameter with the role `role` in the layers from `first` in steps of `step`, stacked along a leading
+    /// axis.
     pub fn stacked(&self, role: &Path, layers: Axis, first: usize, step: usize) -> Self {
         let axes = std::iter::once(layers).chain(self.axes.iter().copied()).collect();
-        let logical_axes = std::iter::once(Some("layers")).chain(self.logical_axes.iter().copied()).collect();
+        let logical_axes =
+            std::iter::once(Some(logical::LAYERS)).chain(self.logical_axes.iter().copied()).collect();
         let place = LayerPlace::Stacked { first, step };
-        Self { axes, logical_axes, place, role: role.to_string(), ..self.clone() }
+        let stacked = |dense: &Self| dense.stacked(&role.parent(), layers, first, step);
+        let encoded = self.encoded.as_ref().map(|array| array.with_dense(stacked));
+        Self { axes, logical_axes, place, role: role.to_string(), encoded, ..self.clone() }
     }
 
-    /// The same parameter, with this role in one layer of an unrolled stack.
+    /// The same parameter with the role `role` in one layer of an unrolled stack.
     pub fn of_layer(&self, role: &Path, layer: usize) -> Self {
-        Self { place: LayerPlace::One(layer), role: role.to_string(), ..self.clone() }
+        let of_layer = |dense: &Self| dense.of_layer(&role.parent(), layer);
+        let encoded = self.encoded.as_ref().map(|array| array.with_dense(of_layer));
+        Self { place: LayerPlace::One(layer), role: role.to_string(), encoded, ..self.clone() }
     }
 
-    /// The same parameter in another type.
+    /// The same parameter with another type.
     pub fn with_dtype(self, dtype: DType) -> Self {
         Self { dtype, ..self }
     }
@@ -112,10 +129,10 @@ impl ParamSpec {
     }
 }
 
-/// Draws the first values of parameters.
+/// Draws the initial values of parameters.
 ///
-/// Each parameter has its own stream of random numbers. Layers' parameters are keyed by role and layer, so that scanned
-/// and unrolled stacks start from the same values; those of the model by path.
+/// Each parameter has its own random stream. Streams of layers' parameters are keyed by role and layer, so that scanned
+/// and unrolled stacks have the same initial values; the others are keyed by path.
 pub fn initialize<'t>(region: Region<'t>, key: Key<'t>, parameters: &[(Path, ParamSpec)]) -> Vec<Tensor<'t>> {
     parameters.iter().map(|(path, spec)| initialize_one(region, key, path, spec)).collect()
 }
@@ -127,7 +144,7 @@ fn initialize_one<'t>(region: Region<'t>, key: Key<'t>, path: &Path, spec: &Para
     };
     let key = key.fold_in_name(&name);
     let number = |number: usize| region.integer(DType::U64, number as i64);
-    // The numbers of the layers that are drawn, and how these are stacked.
+    // The index of each layer's stream, and the axes of one layer.
     let one = |layer: usize| number(layer).unsqueeze(STREAM);
     let (streams, axes) = match spec.place {
         LayerPlace::Stacked { first, step } => {
@@ -137,7 +154,7 @@ fn initialize_one<'t>(region: Region<'t>, key: Key<'t>, path: &Path, spec: &Para
         LayerPlace::None => (one(0), &spec.axes[..]),
     };
     let (bound, scale) = match spec.initializer {
-        Initializer::Zeros => return region.full(spec.dtype, &spec.axes, 0.0),
+        Initializer::Zeros | Initializer::Loaded => return region.full(spec.dtype, &spec.axes, 0.0),
         Initializer::Ones => return region.full(spec.dtype, &spec.axes, 1.0),
         Initializer::Normal { deviation } => (NORMAL_BOUND, deviation),
         Initializer::TruncatedNormal { deviation } => (TRUNCATED_BOUND, deviation / TRUNCATED_DEVIATION),
@@ -146,7 +163,7 @@ fn initialize_one<'t>(region: Region<'t>, key: Key<'t>, path: &Path, spec: &Para
     if matches!(spec.place, LayerPlace::Stacked { .. }) { drawn } else { drawn.squeeze(STREAM) }
 }
 
-/// A normal distribution, which is cut at `bound` deviations before it is scaled.
+/// A normal distribution that is truncated at `bound` standard deviations and then scaled.
 #[derive(Clone, Copy)]
 struct Normal {
     bound: f64,
@@ -154,10 +171,7 @@ struct Normal {
     dtype: DType,
 }
 
-/// The most elements that the kernel draws with one key.
-const MOST_DRAWN: usize = 1 << 32;
-
-/// Draws numbers of `axes` for each of `streams`, from keys of their own: `[streams] -> [streams, …]`.
+/// Draws an array of `axes` for each stream, each with its own key: `[streams] -> [streams, …]`.
 fn draw<'t>(
     region: Region<'t>,
     key: Key<'t>,
@@ -166,20 +180,20 @@ fn draw<'t>(
     normal: Normal,
 ) -> Tensor<'t> {
     let elements: usize = axes.iter().map(|axis| axis.size).product();
-    if normal.dtype != DType::F32 || elements > MOST_DRAWN {
+    if normal.dtype != DType::F32 || elements > thresholds::MOST_DRAWN {
         return draw_each(region, key, streams, axes, normal);
     }
     let bits = |number: f64| i64::from((number as f32).to_bits());
-    let attributes = vec![("bound", bits(normal.bound)), ("edge", bits(share_within(normal.bound)))];
-    // The first operand says which type the kernel computes with.
+    let drawn =
+        vec![(attributes::BOUND, bits(normal.bound)), (attributes::EDGE, bits(share_within(normal.bound)))];
+    // The first operand sets the type in which the kernel computes.
     let operands = [region.full(DType::F32, &[], normal.scale), key.value(), streams];
-    let taken = KernelOperands::Dense { num_updated: 0 };
-    region.kernel("maxtext.normal", attributes, taken, &operands, |region, operands| {
+    region.kernel(&kernels::NORMAL, drawn, &operands, |region, operands| {
         vec![draw_each(region, Key::new(operands[1]), operands[2], axes, normal)]
     })[0]
 }
 
-/// As [`draw`], by the compiler.
+/// As [`draw`], without a kernel.
 fn draw_each<'t>(
     region: Region<'t>,
     key: Key<'t>,
@@ -200,14 +214,14 @@ fn draw_each<'t>(
     drawn
 }
 
-/// The number of each layer, for a scan over layers.
+/// The index of each layer, for a scan over layers.
 #[derive(mt_derive::Tree)]
 pub struct LayerIndex<L> {
     pub index: L,
 }
 
-/// Places parameters where their specifications say. Inside a scanned body this keeps slices of stacked weights, and
-/// the gradients of those slices, split; without it the partitioner may replicate them.
+/// Constrains parameters to the placement of their specifications. In the body of a scan this keeps slices of stacked
+/// weights and their gradients sharded; otherwise the partitioner may replicate them.
 pub fn constrain_to_specs<'t, M>(parameters: &M, specs: &[ParamSpec]) -> M::With<Tensor<'t>>
 where
     M: Tree<Leaf = Tensor<'t>>,

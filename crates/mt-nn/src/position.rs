@@ -1,12 +1,12 @@
 //! Position embeddings that are added to token embeddings.
 
 use mt_derive::Tree;
-use mt_shape::{Axis, DType, HostArray};
+use mt_shape::{Axis, DType, HostArray, logical};
 use mt_trace::Tensor;
 
 use crate::{Weight, axes::TABLE_POSITION};
 
-/// A table of one learned vector for each position.
+/// A table with one learned vector for each position.
 #[derive(Clone, Debug, Tree)]
 pub struct PositionTable<L> {
     /// `[table_position, embed]`
@@ -14,16 +14,16 @@ pub struct PositionTable<L> {
 }
 
 impl<'t> PositionTable<Tensor<'t>> {
-    /// Looks positions up.
+    /// Looks up the vectors of positions.
     ///
     /// # Shapes
     /// `i32[batch, position] -> [batch, position, embed]`
     #[track_caller]
     pub fn lookup(&self, positions: Tensor<'t>, dtype: DType) -> Tensor<'t> {
-        self.table.lookup(TABLE_POSITION, "position", positions).cast(dtype)
+        self.table.lookup(TABLE_POSITION, logical::POSITION, positions).cast(dtype)
     }
 
-    /// As [`Self::lookup`], by a product with one-hot vectors.
+    /// As [`Self::lookup`], but as a product with one-hot vectors.
     ///
     /// # Shapes
     /// `i32[batch, position] -> [batch, position, embed]`
@@ -33,8 +33,8 @@ impl<'t> PositionTable<Tensor<'t>> {
     }
 }
 
-/// The sines of each position at half as many frequencies as `width` has elements, then the cosines (Vaswani et al.,
-/// 2017). Periods grow from 2π to `2π · max_timescale`, both included.
+/// Sinusoidal position embeddings (Vaswani et al., 2017): the sines of each position at `width / 2` frequencies, then
+/// the cosines. Periods grow from 2π to `2π · max_timescale`, both included.
 ///
 /// # Shapes
 /// `i32[batch, position] -> f32[batch, position, width]`

@@ -7,51 +7,53 @@ use mt_trace::Tensor;
 
 use crate::axes::{HEAD_DIM, ROTARY_PAIR};
 
-/// What rotary embeddings are made of.
+/// The parameters of rotary embeddings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RotaryOptions {
     pub head_dim: usize,
-    /// The period of the fastest pair, over 2π.
+    /// The period of the fastest pair, divided by 2π.
     pub min_timescale: f64,
-    /// The period that the slowest pair nears, over 2π; often called θ.
+    /// The limit of the slowest pair's period, divided by 2π; often called θ.
     pub max_timescale: f64,
     pub extent: RotaryExtent,
     pub scaling: RotaryScaling,
 }
 
-/// How much of a head is turned.
+/// The part of a head that is rotated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RotaryExtent {
     /// All pairs `(i, i + head_dim/2)`.
     Full,
-    /// The pairs `(i, i + n/2)` of the first `n` dimensions, which are this share of the head. The others stay.
+    /// The pairs `(i, i + n/2)` of the first `n` dimensions, which are this fraction of the head. The other dimensions
+    /// are unchanged.
     Leading(f64),
-    /// The pairs `(i, i + head_dim/2)` of this share with the highest frequencies of the whole head. The others stay.
+    /// This fraction of the pairs `(i, i + head_dim/2)`, those with the highest frequencies. The other pairs are
+    /// unchanged.
     Frequencies(f64),
 }
 
-/// How frequencies are changed for sequences longer than a model was first trained on.
+/// The change of frequencies for sequences longer than those of pre-training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RotaryScaling {
     None,
-    /// All divided by the factor (Chen et al., 2023).
+    /// Divides all frequencies by the factor (Chen et al., 2023).
     Linear {
         factor: f64,
     },
-    /// The slowest divided by the factor, faster ones by less: `max_timescale · factor^(d/(d-2))`.
+    /// Divides the slowest frequency by the factor and faster ones by less: `max_timescale · factor^(d/(d-2))`.
     Ntk {
         factor: f64,
     },
-    /// Those with a period above `original_length / low_frequency_factor` divided by the factor, those with one below
-    /// `original_length / high_frequency_factor` kept, and between the two a mixture (Llama 3.1).
+    /// Divides frequencies with a period above `original_length / low_frequency_factor` by the factor, keeps those with
+    /// a period below `original_length / high_frequency_factor`, and interpolates between the two (Llama 3.1).
     Llama3 {
         factor: f64,
         low_frequency_factor: f64,
         high_frequency_factor: f64,
         original_length: usize,
     },
-    /// As Llama 3, with bounds in turns over the original length and a mixture linear in the pair's number; angles'
-    /// cosines and sines are multiplied as well (Peng et al., 2023).
+    /// As Llama 3, with bounds as numbers of rotations over the original length and interpolation linear in the pair's
+    /// index. Cosines and sines are scaled, too (Peng et al., 2023).
     Yarn {
         factor: f64,
         beta_fast: f64,
@@ -59,30 +61,30 @@ pub enum RotaryScaling {
         original_length: usize,
         /// Whether bounds are rounded outwards to whole pairs.
         truncate: bool,
-        /// What cosines and sines are multiplied by; by default `0.1 ln(factor) + 1`.
+        /// The factor of cosines and sines; by default `0.1 ln(factor) + 1`.
         attention_factor: Option<f64>,
     },
 }
 
 impl RotaryScaling {
-    /// The scaling that "dynamic NTK" has for sequences of up to `length` positions: none up to the original length,
-    /// and from there on one that grows with the length.
+    /// The scaling of "dynamic NTK" for sequences of up to `length` positions. Up to the original length its factor is
+    /// 1; beyond that it grows with the length.
     pub fn dynamic_ntk(factor: f64, original_length: usize, length: usize) -> Self {
         let stretch = length.max(original_length) as f64 / original_length as f64;
         Self::Ntk { factor: factor * stretch - (factor - 1.0) }
     }
 }
 
-/// How positions turn pairs of a head's dimensions.
+/// The rotation of pairs of a head's dimensions by positions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rotary {
-    /// Radians per position of each pair that is turned.
+    /// The frequency of each pair, in radians per position.
     frequencies: Vec<f32>,
-    /// What cosines and sines are multiplied by.
+    /// The factor of cosines and sines.
     magnitude: f64,
 }
 
-/// Cosines and sines of the angles at each position.
+/// The cosines and sines of the angles at each position.
 #[derive(Clone, Copy)]
 pub struct RotaryAngles<'t> {
     cos: Tensor<'t>,
@@ -93,7 +95,7 @@ impl Rotary {
     /// Computes the frequencies.
     pub fn new(options: &RotaryOptions) -> Self {
         let RotaryOptions { head_dim, min_timescale, max_timescale, extent, scaling } = *options;
-        // The dimensions whose pairs are turned, the width that exponents are relative to, and the pairs turned.
+        // The pairs with a frequency, the width in the frequencies' exponents, and the number of rotated pairs.
         let share = |share: f64| (share * head_dim as f64) as usize;
         let (pairs, width, turned) = match extent {
             RotaryExtent::Full => (head_dim / 2, head_dim, head_dim / 2),
@@ -134,8 +136,8 @@ impl Rotary {
 }
 
 impl RotaryScaling {
-    /// The frequency of a pair. `width` and `ratio` are the number of dimensions and the ratio of periods that
-    /// frequencies are spread over.
+    /// The scaled frequency of a pair. Frequencies are spread over `width` dimensions with `ratio` between the longest
+    /// and the shortest period.
     fn scaled(self, frequency: f64, pair: usize, width: f64, ratio: f64) -> f64 {
         match self {
             Self::None | Self::Ntk { .. } => frequency,
@@ -154,7 +156,7 @@ impl RotaryScaling {
                     (first, last) = (first.floor(), last.ceil());
                 }
                 (first, last) = (first.max(0.0), last.min(width - 1.0));
-                // A ramp of no width would divide by zero.
+                // A ramp of zero width would divide by zero.
                 let ramp = if first == last { 0.001 } else { last - first };
                 mixture(frequency, factor, 1.0 - ((pair as f64 - first) / ramp).clamp(0.0, 1.0))
             }
@@ -170,13 +172,13 @@ impl RotaryScaling {
     }
 }
 
-/// `kept` of a frequency, and the rest of it divided by the factor.
+/// Interpolates between a frequency (`kept = 1`) and the frequency divided by the factor (`kept = 0`).
 fn mixture(frequency: f64, factor: f64, kept: f64) -> f64 {
     frequency * kept + frequency / factor * (1.0 - kept)
 }
 
 impl<'t> RotaryAngles<'t> {
-    /// Turns pairs of each head. What lies behind the last pair stays.
+    /// Rotates the pairs of each head. Dimensions after the last pair are unchanged.
     ///
     /// # Shapes
     /// `[batch, position, …, head_dim] -> [batch, position, …, head_dim]`
@@ -197,7 +199,7 @@ impl<'t> RotaryAngles<'t> {
     }
 }
 
-/// Turns pairs by angles with these cosines and sines. By the same angles in the other direction it is its own derivative.
+/// Rotates pairs by angles with these cosines and sines. The derivative is the rotation by the opposite angles.
 #[track_caller]
 fn turn<'t>(x: Tensor<'t>, cos: Tensor<'t>, sin: Tensor<'t>) -> Tensor<'t> {
     let (size, pairs) = (x.axis(HEAD_DIM).size, cos.axis(ROTARY_PAIR).size);

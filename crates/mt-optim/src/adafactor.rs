@@ -78,7 +78,8 @@ impl<'t> AdafactorStep<'t> {
         gradient: Tensor<'t>,
         kept: &[Tensor<'t>],
     ) -> (Tensor<'t>, Vec<Tensor<'t>>) {
-        // With respect to the form that is stepped, gradients are divided by its scale, which the factors undo.
+        // Gradients with respect to the stepped form are those with respect to the value, divided by the form's scale.
+        // The factors below cancel this scale, so only epsilon is adjusted.
         let squares = gradient.square() + EPSILON * parameter.form.scale.powi(2);
         let mean = |kept: Tensor<'t>, new: Tensor<'t>| kept * self.decay + new * (-self.decay + 1.0);
         let (update, kept) = match self.constants.factored(parameter) {

@@ -1,7 +1,10 @@
 //! Adam with decoupled weight decay (Loshchilov and Hutter, 2019), with the conventions of optax or of Pax.
 
-use mt_shape::DType;
-use mt_trace::{KernelOperands, Tensor};
+use mt_shape::{
+    DType,
+    kernels::{self, attributes},
+};
+use mt_trace::Tensor;
 
 use crate::{Parameter, Slot, StepForm, StepInputs, clip::sum_of_squares};
 
@@ -88,7 +91,7 @@ pub(crate) struct Stepped<'t> {
 
 impl<'t> AdamStep<'t> {
     /// The whole step of a parameter with clipping and learning rate, as one call of a kernel that updates the arrays
-    /// in place. `None` if there is no kernel for their types.
+    /// in place. `None` if no kernel supports their types.
     #[track_caller]
     pub fn at_once(
         &self,
@@ -105,12 +108,8 @@ impl<'t> AdamStep<'t> {
         let factor = inputs.clipping_factor.unwrap_or_else(|| value.region().full(DType::F32, &[], 1.0));
         let numbers = [factor, inputs.learning_rate, self.first, self.second];
         let operands: Vec<Tensor<'t>> = arrays.into_iter().chain(numbers).chain(self.gradient).collect();
-        let results = value.region().kernel(
-            "maxtext.adam",
-            self.attributes(parameter),
-            KernelOperands::Dense { num_updated: 3 },
-            &operands,
-            |_, operands| {
+        let results =
+            value.region().kernel(&kernels::ADAM, self.attributes(parameter), &operands, |_, operands| {
                 let [value, first_moment, second_moment, gradient, factor, rate, first, second] =
                     operands[..8]
                 else {
@@ -122,36 +121,35 @@ impl<'t> AdamStep<'t> {
                 let (update, moments) = step.update(parameter, value, gradient * factor, &moments);
                 let next = value - update * rate;
                 vec![next, moments[0], moments[1], sum_of_squares(next)]
-            },
-        );
+            });
         let [value, first, second, squares] = results[..] else {
             unreachable!("the kernel has four results")
         };
         Some(Stepped { value, moments: [first, second], squares })
     }
 
-    /// The kernel's attributes: numbers as the bits of an `f32`.
+    /// The kernel's attributes: the bits of `f32` numbers.
     fn attributes(&self, parameter: &Parameter) -> Vec<(&'static str, i64)> {
         let Adam { form, b1, b2, epsilon, epsilon_root, weight_decay, .. } = self.constants;
         let number = |value: f64| i64::from((value as f32).to_bits());
         let StepForm { scale, .. } = parameter.form;
         let weight_decay = if parameter.decays { weight_decay } else { 0.0 };
-        let mut attributes = vec![
-            ("nesterov", i64::from(form == AdamForm::Nesterov)),
-            ("pax", i64::from(form == AdamForm::Pax)),
-            ("b1", number(b1)),
-            ("new_share_1", number(1.0 - b1)),
-            ("b2", number(b2)),
-            ("new_share_2", number(1.0 - b2)),
-            ("epsilon", number(epsilon * scale)),
-            ("epsilon_root", number(epsilon_root * scale.powi(2))),
-            ("weight_decay", number(weight_decay)),
+        let mut all = vec![
+            (attributes::NESTEROV, i64::from(form == AdamForm::Nesterov)),
+            (attributes::PAX, i64::from(form == AdamForm::Pax)),
+            (attributes::B1, number(b1)),
+            (attributes::NEW_SHARE_1, number(1.0 - b1)),
+            (attributes::B2, number(b2)),
+            (attributes::NEW_SHARE_2, number(1.0 - b2)),
+            (attributes::EPSILON, number(epsilon * scale)),
+            (attributes::EPSILON_ROOT, number(epsilon_root * scale.powi(2))),
+            (attributes::WEIGHT_DECAY, number(weight_decay)),
         ];
         if parameter.form != StepForm::VALUE {
-            attributes.push(("update_scale", number(1.0 / scale)));
-            attributes.push(("constant_decay", number(parameter.form.constant_decay(weight_decay))));
+            all.push((attributes::UPDATE_SCALE, number(1.0 / scale)));
+            all.push((attributes::CONSTANT_DECAY, number(parameter.form.constant_decay(weight_decay))));
         }
-        attributes
+        all
     }
 
     /// The amount to subtract from the parameter before the learning rate applies, and the new moments.
@@ -180,15 +178,16 @@ impl<'t> AdamStep<'t> {
             };
             (first, second, numerator, second / self.second)
         };
-        // With respect to the form that is stepped, all gradients are divided by its scale: they are as they are here
-        // where what is added to denominators is multiplied by it.
+        // Gradients with respect to the stepped form are those with respect to the value, divided by the form's scale.
+        // Multiplying the epsilons by the scale has the same effect as dividing all gradients by it.
         let StepForm { scale, .. } = parameter.form;
         let update = numerator / ((squares + epsilon_root * scale.powi(2)).sqrt() + epsilon * scale);
         (decayed(update, parameter, value, weight_decay), vec![first, second])
     }
 }
 
-/// The amount that an update of the stepped form takes off the value, with weight decay if the parameter decays.
+/// The amount to subtract from the value for an update of the stepped form, including weight decay if the parameter
+/// decays.
 #[track_caller]
 pub(crate) fn decayed<'t>(
     update: Tensor<'t>,

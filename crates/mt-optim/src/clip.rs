@@ -1,7 +1,7 @@
 //! Gradient clipping.
 
-use mt_shape::DType;
-use mt_trace::{KernelOperands, Tensor};
+use mt_shape::{DType, kernels};
+use mt_trace::Tensor;
 
 use crate::Parameter;
 
@@ -15,7 +15,7 @@ pub fn global_norm<'t>(tensors: &[Tensor<'t>]) -> Tensor<'t> {
     norm(&squares)
 }
 
-/// The norm of the gradients of all parameters that are trained, with respect to the forms that are stepped.
+/// The norm of the gradients of all trained parameters, with respect to their stepped forms.
 ///
 /// # Panics
 /// No parameter is trained.
@@ -40,8 +40,7 @@ pub fn norm<'t>(squares: &[Tensor<'t>]) -> Tensor<'t> {
 /// The sum of all squares, in `f32`.
 #[track_caller]
 pub fn sum_of_squares(tensor: Tensor<'_>) -> Tensor<'_> {
-    let dense = KernelOperands::Dense { num_updated: 0 };
-    tensor.region().kernel("maxtext.sum_of_squares", Vec::new(), dense, &[tensor], |_, operands| {
+    tensor.region().kernel(&kernels::SUM_OF_SQUARES, Vec::new(), &[tensor], |_, operands| {
         vec![operands[0].cast(DType::F32).square().sum_all()]
     })[0]
 }

@@ -1,4 +1,4 @@
-//! The form in which a parameter is stepped.
+//! The form in which an optimizer steps a parameter.
 
 use mt_trace::Tensor;
 
@@ -6,10 +6,10 @@ use crate::{Parameter, clip::sum_of_squares};
 
 /// The form of a parameter that its optimizer steps: `value * scale + offset`, where `scale` is positive.
 ///
-/// Gradients with respect to this form are those with respect to the value divided by `scale`, and an update of the form
-/// changes the value by the update divided by `scale`. Clipping, weight decay and the parameter's size are those of the
-/// form. Slots hold moments of gradients with respect to the value whatever the form is, so that state, and what
-/// checkpoints hold, does not depend on it.
+/// Gradients with respect to the form are those with respect to the value, divided by `scale`. An update of the form
+/// changes the value by the update divided by `scale`. Clipping, weight decay and the parameter's norm refer to the
+/// form. Slots hold moments of gradients with respect to the value, so the optimizer state, also in checkpoints, does
+/// not depend on the form.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepForm {
     pub scale: f64,
@@ -27,27 +27,27 @@ impl StepForm {
         if self.offset == 0.0 { scaled } else { scaled + self.offset }
     }
 
-    /// The change of the value by an update of the form.
+    /// The change of the value that corresponds to an update of the form.
     #[track_caller]
     pub(crate) fn to_value(self, update: Tensor<'_>) -> Tensor<'_> {
         scaled(update, 1.0 / self.scale)
     }
 
-    /// The amount that weight decay takes off the value, before the learning rate.
+    /// The amount that weight decay subtracts from the value, before the learning rate applies.
     #[track_caller]
     pub(crate) fn decay(self, value: Tensor<'_>, weight_decay: f64) -> Tensor<'_> {
         let decay = value * weight_decay;
         if self.offset == 0.0 { decay } else { decay + self.constant_decay(weight_decay) }
     }
 
-    /// The share of weight decay that does not depend on the value.
+    /// The part of weight decay that does not depend on the value.
     pub(crate) fn constant_decay(self, weight_decay: f64) -> f64 {
         weight_decay * self.offset / self.scale
     }
 }
 
 impl Parameter {
-    /// The sum of the squares of the form that is stepped.
+    /// The sum of squares of the stepped form.
     #[track_caller]
     pub fn sum_of_squares<'t>(&self, value: Tensor<'t>) -> Tensor<'t> {
         if self.form.offset == 0.0 {
@@ -57,7 +57,7 @@ impl Parameter {
         }
     }
 
-    /// The same, where the sum of the value's squares is known.
+    /// The sum of squares of the stepped form, from the sum of the value's squares.
     #[track_caller]
     pub(crate) fn sum_of_squares_from<'t>(&self, value: Tensor<'t>, squares: Tensor<'t>) -> Tensor<'t> {
         if self.form.offset == 0.0 { self.scaled_squares(squares) } else { self.sum_of_squares(value) }
@@ -67,14 +67,14 @@ impl Parameter {
         scaled(squares, self.form.scale.powi(2))
     }
 
-    /// The sum of the squares of the gradient with respect to the form that is stepped.
+    /// The sum of squares of the gradient with respect to the stepped form.
     #[track_caller]
     pub fn gradient_squares<'t>(&self, gradient: Tensor<'t>) -> Tensor<'t> {
         scaled(sum_of_squares(gradient), self.form.scale.powi(-2))
     }
 }
 
-/// The tensor itself where the factor is 1, so that programs that step values are printed without factors.
+/// The product with a factor. A factor of 1 adds no operation, so that programs that step values themselves have none.
 #[track_caller]
 pub(crate) fn scaled(tensor: Tensor<'_>, factor: f64) -> Tensor<'_> {
     if factor == 1.0 { tensor } else { tensor * factor }

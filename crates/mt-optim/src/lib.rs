@@ -1,7 +1,8 @@
 //! Optimizers and schedules.
 //!
 //! Phase: trace. All functions add operations to a training program; none computes on the host. Parameters, gradients
-//! and optimizer state are lists in one order, so no optimizer knows the model. Below: `mt-trace`; above: `mt-train`.
+//! and optimizer state are lists in the same order, so no optimizer knows the model. `mt-trace` is below this crate,
+//! `mt-train` above.
 
 #![forbid(unsafe_code)]
 

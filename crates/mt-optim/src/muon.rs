@@ -54,7 +54,7 @@ impl Muon {
     /// Name of the sub-optimizer for other parameters.
     pub const ADAM: &'static str = "adam";
 
-    /// The running mean of gradients; for parameters that are not matrices, Adam's slots.
+    /// The running mean of gradients for matrices, and Adam's slots for other parameters.
     pub(crate) fn slots(&self, index: usize, parameter: &Parameter) -> Vec<Slot> {
         if matrix(parameter).is_none() {
             return self.adam.slots(index, parameter, Some(Self::ADAM));
@@ -106,7 +106,7 @@ impl<'t> MuonStep<'t> {
         let Muon { beta, epsilon, weight_decay, consistent_rms, .. } = self.constants;
         let momentum = kept[0] * beta + gradient * (1.0 - beta);
         let ahead = momentum / self.momentum * beta + gradient / self.gradient * (1.0 - beta);
-        // With respect to the form that is stepped, the matrix and its norm are divided by the form's scale.
+        // With respect to the stepped form, the matrix and its norm are divided by the form's scale.
         let update = orthogonalized(ahead, &matrix, epsilon * parameter.form.scale);
         let size = |axes: &[Axis]| axes.iter().map(|axis| axis.size).product::<usize>() as f64;
         let (inputs, outputs) = (size(&matrix.inputs), size(&matrix.outputs));
@@ -118,7 +118,7 @@ impl<'t> MuonStep<'t> {
     }
 }
 
-/// Brings the singular values of each matrix near 1 by the Newton–Schulz iteration.
+/// Moves the singular values of each matrix close to 1 by the Newton–Schulz iteration.
 #[track_caller]
 fn orthogonalized<'t>(tensor: Tensor<'t>, matrix: &Matrix, epsilon: f64) -> Tensor<'t> {
     let names = |axes: &[Axis]| -> Vec<&'static str> { axes.iter().map(|axis| axis.name).collect() };

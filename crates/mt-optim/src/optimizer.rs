@@ -1,6 +1,6 @@
 //! The interface that all optimizers share.
 
-use mt_shape::{Axis, DType, Path};
+use mt_shape::{Axis, DType, LogicalAxis, Path};
 use mt_trace::Tensor;
 
 use crate::{
@@ -17,17 +17,17 @@ pub struct Parameter {
     pub path: Path,
     pub axes: Vec<Axis>,
     /// For each axis, its logical name in placement rules.
-    pub logical_axes: Vec<Option<&'static str>>,
+    pub logical_axes: Vec<Option<LogicalAxis>>,
     pub dtype: DType,
-    /// The first axis counts layers, each of which the optimizer treats as a separate parameter.
+    /// Whether the first axis counts layers, which the optimizer treats as separate parameters.
     pub is_stacked: bool,
     /// For the kernel of a linear map, the number of input axes after the layer axis.
     pub num_input_axes: usize,
     /// Whether the parameter is trained.
     pub is_trained: bool,
-    /// Whether weight decay applies to it.
+    /// Whether weight decay applies to the parameter.
     pub decays: bool,
-    /// The form in which it is stepped.
+    /// The form in which the optimizer steps the parameter.
     pub form: StepForm,
 }
 
@@ -74,7 +74,7 @@ pub struct StepInputs<'a, 't> {
 #[derive(Clone, Debug)]
 pub struct Updated<'t> {
     pub values: Values<'t>,
-    /// The sum of squares of each parameter in the form that is stepped.
+    /// The sum of squares of each parameter's stepped form.
     pub squares: Vec<Tensor<'t>>,
 }
 

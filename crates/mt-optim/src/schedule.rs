@@ -10,7 +10,7 @@ pub struct Schedule {
     pub warmup_steps: u64,
     /// The number of steps before the learning rate becomes 0, including warm-up.
     pub total_steps: u64,
-    /// The share of the peak at the end of the decay.
+    /// The fraction of the peak at the end of the decay.
     pub final_fraction: f64,
     pub shape: ScheduleShape,
 }

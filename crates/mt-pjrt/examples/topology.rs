@@ -12,7 +12,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [platform, name, file, devices @ ..] = &arguments[..] else {
         return Err("give a platform, a topology and a file".into());
     };
-    let plugin = Plugin::load(&find_or_install(platform.parse::<Platform>()?, None)?.path)?;
+    let plugin = Plugin::load(
+        &find_or_install(platform.parse::<Platform>()?, None, &mut |begins| println!("{begins}"))?.path,
+    )?;
     let topology = Topology::new(&plugin, name, &[])?;
     println!("{topology:?}: {:?}", topology.devices().first());
     let count = devices.first().map_or(Ok(topology.devices().len()), |count| count.parse())?;

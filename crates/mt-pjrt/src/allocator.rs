@@ -1,14 +1,14 @@
-//! The allocator of this program and of the plugins it loads: jemalloc instead of the C library's, where it is known to
-//! work. With it the compiler for TPUs takes two thirds of the time, and less memory.
+//! The allocator of this program and of the plugins it loads: jemalloc instead of the C library's, on systems where it
+//! is known to work. With jemalloc, the compiler for TPUs takes two thirds of the time, and less memory.
 
 /// Returns free memory, which the allocator otherwise retains, to the system. Compiling a program takes hundreds of
-/// megabytes that are unused afterwards.
+/// megabytes that no later work uses.
 pub fn release_free_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64"))]
     jemalloc::release_free_memory();
 }
 
-/// Prepares the allocator for executions on CPUs, in which XLA allocates temporaries anew each time. From now on
+/// Prepares the allocator for executions on CPUs, each of which allocates XLA's temporaries again. From now on
 /// allocations of megabytes use huge pages, and their memory is retained for ten seconds after it is freed; otherwise
 /// it is returned at once. On two cores a twelfth of a training step went into mapping memory in pages of 4 kB.
 pub(crate) fn keep_large_memory() {

@@ -24,7 +24,7 @@ pub struct Buffer {
     dtype: DType,
     dims: Vec<usize>,
     device: usize,
-    /// The program that computes it, for errors that appear only when the contents are needed.
+    /// The program that computes the buffer, for errors that appear only when the contents are needed.
     program: Option<Arc<str>>,
 }
 
@@ -211,7 +211,7 @@ impl Buffer {
     /// Waits until the contents exist.
     ///
     /// # Errors
-    /// Those of the program that computes them.
+    /// The program that computes the contents failed.
     pub fn wait(&self) -> Result<(), Error> {
         match self.ready()? {
             Some(event) => event.wait().map_err(|error| self.name_program(error)),
@@ -266,7 +266,7 @@ impl Buffer {
     /// The contents.
     ///
     /// # Errors
-    /// Those of the program that computes them.
+    /// The program that computes the contents failed.
     pub fn to_host(&self) -> Result<HostArray, Error> {
         self.to_host_async()?.wait()
     }
@@ -337,7 +337,7 @@ impl PendingHostArray {
     /// Waits for the contents.
     ///
     /// # Errors
-    /// Those of the program that computes them.
+    /// The program that computes the contents failed.
     pub fn wait(mut self) -> Result<HostArray, Error> {
         if let Some(event) = &self.event {
             let result = event.wait();
@@ -379,6 +379,9 @@ fn to_raw(dtype: DType) -> i32 {
         DType::F32 => 11,
         DType::F64 => 12,
         DType::BF16 => 13,
+        DType::F8E5M2 => 16,
+        DType::F8E4M3FN => 17,
+        DType::I4 => 20,
     }
 }
 

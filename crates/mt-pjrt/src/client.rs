@@ -6,9 +6,10 @@ use crate::{
     CompileOptions, Error, Executable, NamedValue, Plugin, allocator,
     plugin::{array, named_values, text},
     sys,
+    topology::coordinates,
 };
 
-/// How to create a client. The defaults are those of the plugin, except for the number of CPU devices.
+/// Options for creating a client. The defaults are those of the plugin, except for the number of CPU devices.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
     /// For a CPU plugin: the number of virtual devices. They share the machine's cores and memory.
@@ -44,6 +45,7 @@ pub(crate) struct RawDevice {
     id: i32,
     kind: String,
     slice: Option<i64>,
+    coordinates: Option<Vec<i64>>,
     memories: Vec<RawMemory>,
     default_memory: usize,
 }
@@ -227,13 +229,14 @@ impl Connection {
             NamedValue::Integer(slice) if name == "slice_index" => Some(*slice),
             _ => None,
         });
+        let coordinates = coordinates(&attributes);
         let mut memories = Vec::new();
         for raw in raw_memories {
             memories.push(self.describe_memory(non_null(*raw, "DeviceAddressableMemories")?)?);
         }
         let is_default = |memory: &RawMemory| memory.raw.as_ptr() == default.memory;
         let default_memory = memories.iter().position(is_default).unwrap_or(0);
-        Ok(RawDevice { raw, id: id.id, kind, slice, memories, default_memory })
+        Ok(RawDevice { raw, id: id.id, kind, slice, coordinates, memories, default_memory })
     }
 
     fn describe_memory(&self, raw: NonNull<sys::Memory>) -> Result<RawMemory, Error> {
@@ -295,6 +298,11 @@ impl Device {
         self.raw().slice
     }
 
+    /// Its coordinates in the network of its slice, if the platform reports them.
+    pub fn coordinates(&self) -> Option<Vec<i64>> {
+        self.raw().coordinates.clone()
+    }
+
     /// The memories that the device can address.
     pub fn memories(&self) -> Vec<Memory> {
         let describe = |memory: &RawMemory| Memory { id: memory.id, kind: memory.kind.clone() };
@@ -348,7 +356,7 @@ pub(crate) fn non_null<T>(raw: *mut T, call: &'static str) -> Result<NonNull<T>,
     NonNull::new(raw).ok_or_else(|| Error::Argument(format!("`{call}` returned nothing")))
 }
 
-/// Whether the plugin is known to be an accelerator's. Those refuse unknown options.
+/// Whether the plugin is known to be an accelerator's, which rejects unknown options.
 fn is_accelerator(plugin: &Plugin) -> bool {
     let name =
         plugin.path().file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();

@@ -49,7 +49,7 @@ impl CompiledProgram {
     /// Takes over a handle.
     ///
     /// # Safety
-    /// `raw` is a valid executable of `plugin` that nobody else destroys, and its client, if it has one, lives longer.
+    /// `raw` is a valid executable of `plugin` and belongs to the caller. Its client, if it has one, lives longer.
     pub(crate) unsafe fn from_raw(raw: NonNull<sys::Executable>, plugin: &Plugin, name: &str) -> Self {
         Self { plugin: plugin.clone(), raw, name: name.into() }
     }

@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use crate::{Error, Platform, cache_directory, install::Installer, manifest::Purpose};
+use crate::{Error, OnInstall, Platform, cache_directory, install::Installer, manifest::Purpose};
 
 /// The environment variable that names a plugin's file.
 pub const PLUGIN_PATH_VARIABLE: &str = "MAXTEXT_PJRT_PLUGIN_PATH";
@@ -61,12 +61,18 @@ pub fn find_plugin(platform: Platform, named: Option<&Path>) -> Result<Option<Pl
 ///
 /// # Errors
 /// A named file does not exist, the installation fails, or there is no plugin for the GPU.
-pub fn find_or_install(platform: Platform, named: Option<&Path>) -> Result<PluginLocation, Error> {
+pub fn find_or_install(
+    platform: Platform,
+    named: Option<&Path>,
+    on_install: OnInstall<'_>,
+) -> Result<PluginLocation, Error> {
     if let Some(location) = find_plugin(platform, named)? {
         return Ok(location);
     }
     match platform {
-        Platform::Cpu | Platform::Tpu => Installer::for_this_machine()?.install(platform, Purpose::Run),
+        Platform::Cpu | Platform::Tpu => {
+            Installer::for_this_machine()?.install(platform, Purpose::Run, on_install)
+        }
         Platform::Gpu => Err(Error::PluginNotFound {
             platform,
             hint: "run `maxtext plugin install gpu` once, or use the CPU with `hardware=cpu`".into(),
@@ -75,14 +81,18 @@ pub fn find_or_install(platform: Platform, named: Option<&Path>) -> Result<Plugi
 }
 
 /// As [`find_plugin`], but only for compiling; installs the compiler if it is missing. For GPUs the compiler is a small
-/// subset of the plugin, in a folder of its own that no code uses for running programs.
+/// subset of the plugin, in a separate folder that no code uses for running programs.
 ///
 /// # Errors
 /// A named file does not exist, or the installation fails.
-pub fn find_or_install_compiler(platform: Platform, named: Option<&Path>) -> Result<PluginLocation, Error> {
+pub fn find_or_install_compiler(
+    platform: Platform,
+    named: Option<&Path>,
+    on_install: OnInstall<'_>,
+) -> Result<PluginLocation, Error> {
     match find_plugin(platform, named)? {
         Some(location) => Ok(location),
-        None => Installer::for_this_machine()?.install(platform, Purpose::Compile),
+        None => Installer::for_this_machine()?.install(platform, Purpose::Compile, on_install),
     }
 }
 
@@ -95,7 +105,7 @@ pub fn named_plugin() -> Result<Option<PathBuf>, Error> {
     Ok(find_named(Platform::Cpu, None)?.map(|location| location.path))
 }
 
-/// Every plugin on this machine that is used for some platform unless a file is named, and those for compiling alone.
+/// Every plugin on this machine that is the default for its platform, and the plugins that can only compile.
 pub fn find_all() -> Vec<PluginLocation> {
     let folders = python_folders();
     let mut all = Vec::new();

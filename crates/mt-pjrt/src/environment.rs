@@ -15,7 +15,7 @@ pub fn prepare_environment() -> bool {
     }
     let set = |name: &str, value: &str| {
         if env::var_os(name).is_none() {
-            // SAFETY: there is no other thread that could read or change the environment.
+            // SAFETY: no other thread reads or changes the environment.
             unsafe { env::set_var(name, value) };
         }
     };
@@ -23,10 +23,10 @@ pub fn prepare_environment() -> bool {
     if !Platform::Tpu.is_present() {
         let absent = [
             ("TPU_SKIP_MDS_QUERY", "1"),
-            // Without TPUs several processes have nothing to contend for.
+            // Without TPUs, several processes do not contend for devices.
             ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
-            // The metadata service's answer, so that libtpu does not complain of its absence. Programs are compiled for
-            // the named topology, whatever this value is.
+            // Replaces the metadata service's answer, whose absence libtpu would report. The value does not affect
+            // programs, which are compiled for the named topology.
             ("TPU_ACCELERATOR_TYPE", "v5p-8"),
             ("TPU_WORKER_HOSTNAMES", "localhost"),
             ("TPU_WORKER_ID", "0"),

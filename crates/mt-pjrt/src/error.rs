@@ -64,7 +64,7 @@ pub enum Error {
     )]
     CacheUnwritable {
         path: PathBuf,
-        /// How the path follows from the environment.
+        /// The environment variable that determines the path.
         variable: &'static str,
         source: std::io::Error,
     },
@@ -108,7 +108,7 @@ impl Error {
         self
     }
 
-    /// An I/O failure on `path`; a full disk has a variant of its own.
+    /// An I/O failure on `path`; a full disk has a separate variant.
     pub(crate) fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
         let path = path.into();
         match source.kind() {

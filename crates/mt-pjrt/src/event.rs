@@ -37,7 +37,7 @@ impl Event {
     /// Waits until the work is done.
     ///
     /// # Errors
-    /// Those of the work.
+    /// The work failed.
     pub fn wait(&self) -> Result<(), Error> {
         let mut arguments = sys::EventAwait::new();
         arguments.event = self.raw.as_ptr();

@@ -1,7 +1,7 @@
 //! Installing plugins from pinned Python wheels into the user's cache.
 
 use std::{
-    env, fs,
+    env, fmt, fs,
     io::{self, Read},
     path::{Path, PathBuf},
     process::Command,
@@ -24,7 +24,7 @@ pub fn cache_directory() -> Result<PathBuf, Error> {
     Ok(base.ok_or(Error::NoCacheDirectory)?.join("maxtext"))
 }
 
-/// The failure to create or write to a directory of the cache. A full disk is an error of its own.
+/// The failure to create or write to a directory of the cache. A full disk is a separate error.
 fn unwritable(path: &Path, source: io::Error) -> Error {
     match Error::io(path, source) {
         Error::Io { path, source } => {
@@ -37,13 +37,33 @@ fn unwritable(path: &Path, source: io::Error) -> Error {
     }
 }
 
-/// Installs the plugin for `platform` into the user's cache, unless it is already there, and says so on standard error.
+/// An installation that begins. It downloads files, which takes a while.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Installation {
+    pub platform: Platform,
+    /// The Python packages that hold the plugin.
+    pub packages: Vec<&'static str>,
+    /// The folder that receives the plugin's files.
+    pub folder: PathBuf,
+}
+
+impl fmt::Display for Installation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { platform, packages, folder } = self;
+        write!(f, "installing the {platform} plugin ({}) into {}", packages.join(", "), folder.display())
+    }
+}
+
+/// Receives an installation before its download begins.
+pub type OnInstall<'a> = &'a mut dyn FnMut(&Installation);
+
+/// Installs the plugin for `platform` into the user's cache, unless it is already there.
 ///
 /// # Errors
 /// There is no build for this machine, no Python with pip, no network or no disk space, or a file has the wrong
 /// checksum.
-pub fn install(platform: Platform) -> Result<PluginLocation, Error> {
-    Installer::for_this_machine()?.install(platform, Purpose::Run)
+pub fn install(platform: Platform, on_install: OnInstall<'_>) -> Result<PluginLocation, Error> {
+    Installer::for_this_machine()?.install(platform, Purpose::Run, on_install)
 }
 
 /// The inputs of an installation.
@@ -80,15 +100,25 @@ impl Installer {
         self.cache.join("plugins").join(format!("{platform}-{}", &digest[..16]))
     }
 
-    pub(crate) fn install(&self, platform: Platform, purpose: Purpose) -> Result<PluginLocation, Error> {
+    pub(crate) fn install(
+        &self,
+        platform: Platform,
+        purpose: Purpose,
+        on_install: OnInstall<'_>,
+    ) -> Result<PluginLocation, Error> {
         let Some(wheels) = platform.wheels(purpose, &self.os, &self.architecture) else {
             let (os, architecture) = (self.os.clone(), self.architecture.clone());
             return Err(Error::UnsupportedHost { platform, os, architecture });
         };
-        self.install_wheels(platform, &wheels)
+        self.install_wheels(platform, &wheels, on_install)
     }
 
-    fn install_wheels(&self, platform: Platform, wheels: &[Wheel]) -> Result<PluginLocation, Error> {
+    fn install_wheels(
+        &self,
+        platform: Platform,
+        wheels: &[Wheel],
+        on_install: OnInstall<'_>,
+    ) -> Result<PluginLocation, Error> {
         let folder = self.folder_of(platform, wheels);
         let location =
             PluginLocation { platform, path: folder.join(platform.library()), origin: PluginOrigin::Cache };
@@ -102,8 +132,8 @@ impl Installer {
         if location.path.is_file() {
             return Ok(location);
         }
-        let names: Vec<&str> = wheels.iter().map(Wheel::package).collect();
-        eprintln!("installing the {platform} plugin ({}) into {}", names.join(", "), folder.display());
+        let packages = wheels.iter().map(Wheel::package).collect();
+        on_install(&Installation { platform, packages, folder: folder.clone() });
 
         // Leftovers of an interrupted installation are useless.
         let temporary = plugins.join(format!("{platform}-incomplete"));
@@ -232,7 +262,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{io::Write, os::unix::fs::PermissionsExt};
+    use std::{cell::Cell, io::Write, os::unix::fs::PermissionsExt};
 
     use super::*;
 
@@ -251,7 +281,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let installer = installer(directory.path(), script);
         let wheel = Wheel { file: FILE, sha256: "0123" };
-        let error = installer.install_wheels(Platform::Cpu, &[wheel]).unwrap_err().to_string();
+        let error = installer.install_wheels(Platform::Cpu, &[wheel], &mut |_| {}).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         assert!(error.contains("hint: ") || error.contains("pip cannot"), "{error}");
         assert!(!error.contains("hint: ") || error.contains("\nhint: "), "{error}");
@@ -276,7 +306,8 @@ mod tests {
     fn missing_python_is_named() {
         let directory = tempfile::tempdir().unwrap();
         let installer = Installer::new("/nowhere/python3", directory.path().into());
-        let error = installer.install_wheels(Platform::Cpu, &[Wheel { file: FILE, sha256: "" }]).unwrap_err();
+        let wheel = Wheel { file: FILE, sha256: "" };
+        let error = installer.install_wheels(Platform::Cpu, &[wheel], &mut |_| {}).unwrap_err();
         assert!(matches!(error, Error::PythonMissing { .. }), "{error}");
         assert!(error.is_user_error());
     }
@@ -288,7 +319,7 @@ mod tests {
             let mut installer = Installer::new("python3", directory.path().into());
             installer.os = os.into();
             installer.architecture = architecture.into();
-            let error = installer.install(platform, Purpose::Run).unwrap_err().to_string();
+            let error = installer.install(platform, Purpose::Run, &mut |_| {}).unwrap_err().to_string();
             assert!(error.contains(&format!("no build for {os} on {architecture}")), "{error}");
         };
         check(Platform::Cpu, "macos", "aarch64");
@@ -313,10 +344,16 @@ mod tests {
             source.display()
         );
         let installer = installer(directory.path(), &script);
+        let begun = Cell::new(0);
+        let mut on_install = |installation: &Installation| {
+            assert!(installation.to_string().starts_with("installing the cpu plugin (xla_cpu_pjrt) into "));
+            begun.set(begun.get() + 1);
+        };
         for _ in 0..2 {
-            let location = installer.install_wheels(Platform::Cpu, &[wheel]).unwrap();
+            let location = installer.install_wheels(Platform::Cpu, &[wheel], &mut on_install).unwrap();
             assert_eq!(fs::read(&location.path).unwrap(), b"library");
         }
+        assert_eq!(begun.get(), 1, "a plugin that is there is not installed again");
         assert_eq!(fs::read_to_string(directory.path().join("runs")).unwrap(), "run\n");
         assert_eq!(
             fs::read_dir(installer.cache.join("plugins")).unwrap().count(),

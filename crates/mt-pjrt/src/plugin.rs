@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    ffi::{c_char, c_void},
+    ffi::{c_char, c_int, c_void},
     fmt,
     path::{Path, PathBuf},
     slice,
@@ -112,15 +112,8 @@ impl Plugin {
     pub fn register_kernels(&self) -> Result<(), Error> {
         const CALL: &str = "RegisterHandler";
         const PLATFORM: &str = "HOST";
-        let mut extension = self.inner.api.extension_start.cast::<sys::ExtensionBase>();
-        // SAFETY: extensions are a null-terminated list that lives as long as the process.
-        while let Some(base) = unsafe { extension.as_ref() }
-            && base.kind != sys::EXTENSION_FFI
-        {
-            extension = base.next;
-        }
         // SAFETY: the pointer is null, or points to the structure that the kind names.
-        let extension = unsafe { extension.cast::<sys::FfiExtension>().as_ref() };
+        let extension = unsafe { self.extension(sys::EXTENSION_FFI).cast::<sys::FfiExtension>().as_ref() };
         let Some(register) = extension.and_then(|extension| extension.register_handler) else {
             let message = "the plugin takes no kernels".to_owned();
             return Err(
@@ -130,8 +123,8 @@ impl Plugin {
         for handler in mt_kernels::handlers() {
             let mut arguments = sys::RegisterHandler {
                 struct_size: size_of::<sys::RegisterHandler>(),
-                target_name: handler.name.as_ptr().cast(),
-                target_name_size: handler.name.len(),
+                target_name: handler.kernel.name.as_ptr().cast(),
+                target_name_size: handler.kernel.name.len(),
                 handler: handler.address as *mut c_void,
                 platform_name: PLATFORM.as_ptr().cast(),
                 platform_name_size: PLATFORM.len(),
@@ -144,6 +137,26 @@ impl Plugin {
             }
         }
         Ok(())
+    }
+
+    /// The functions of the plugin's profiler, if it has one.
+    pub(crate) fn profiler(&self) -> Option<&'static sys::ProfilerApi> {
+        let extension = self.extension(sys::EXTENSION_PROFILER).cast::<sys::ProfilerExtension>();
+        // SAFETY: the pointer is null, or points to the structure that the kind names. Its table is null or lives as
+        // long as the process.
+        unsafe { extension.as_ref()?.api.as_ref() }
+    }
+
+    /// The extension of a kind; null if the plugin has none.
+    fn extension(&self, kind: c_int) -> *mut sys::ExtensionBase {
+        let mut extension = self.inner.api.extension_start.cast::<sys::ExtensionBase>();
+        // SAFETY: extensions are a null-terminated list that lives as long as the process.
+        while let Some(base) = unsafe { extension.as_ref() }
+            && base.kind != kind
+        {
+            extension = base.next;
+        }
+        extension
     }
 
     /// Calls the function to which `arguments` belong.

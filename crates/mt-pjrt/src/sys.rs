@@ -276,6 +276,97 @@ pub struct ExtensionBase {
     pub next: *mut Self,
 }
 
+/// `PJRT_Extension_Type_Profiler`
+pub const EXTENSION_PROFILER: c_int = 1;
+
+/// `PJRT_Profiler_Extension`
+#[repr(C)]
+pub struct ProfilerExtension {
+    pub base: ExtensionBase,
+    pub api: *const ProfilerApi,
+    pub context: i64,
+}
+
+#[repr(C)]
+pub struct ProfilerError {
+    _private: [u8; 0],
+}
+
+#[repr(C)]
+pub struct ProfilerSession {
+    _private: [u8; 0],
+}
+
+pub type ProfilerFunction = unsafe extern "C" fn(*mut c_void) -> *mut ProfilerError;
+
+/// `PLUGIN_Profiler_Api`
+#[repr(C)]
+pub struct ProfilerApi {
+    pub struct_size: usize,
+    pub private: *mut c_void,
+    pub error_destroy: Option<ProfilerFunction>,
+    pub error_message: Option<ProfilerFunction>,
+    pub error_get_code: Option<ProfilerFunction>,
+    pub create: Option<ProfilerFunction>,
+    pub destroy: Option<ProfilerFunction>,
+    pub start: Option<ProfilerFunction>,
+    pub stop: Option<ProfilerFunction>,
+    pub collect_data: Option<ProfilerFunction>,
+}
+
+/// `PLUGIN_Profiler_Error_Destroy_Args`
+#[repr(C)]
+pub struct ProfilerErrorDestroy {
+    pub struct_size: usize,
+    pub private: *mut c_void,
+    pub error: *mut ProfilerError,
+}
+
+/// `PLUGIN_Profiler_Error_Message_Args`
+#[repr(C)]
+pub struct ProfilerErrorMessage {
+    pub struct_size: usize,
+    pub private: *mut c_void,
+    pub error: *const ProfilerError,
+    pub message: *const c_char,
+    pub message_size: usize,
+}
+
+/// `PLUGIN_Profiler_Error_GetCode_Args`
+#[repr(C)]
+pub struct ProfilerErrorGetCode {
+    pub struct_size: usize,
+    pub private: *mut c_void,
+    pub error: *const ProfilerError,
+    pub code: c_int,
+}
+
+/// `PLUGIN_Profiler_Create_Args`
+#[repr(C)]
+pub struct ProfilerCreate {
+    pub struct_size: usize,
+    /// A serialized `ProfileOptions`.
+    pub options: *const c_char,
+    pub options_size: usize,
+    pub session: *mut ProfilerSession,
+}
+
+/// The arguments of `PLUGIN_Profiler_Start`, `PLUGIN_Profiler_Stop` and `PLUGIN_Profiler_Destroy`.
+#[repr(C)]
+pub struct ProfilerHandle {
+    pub struct_size: usize,
+    pub session: *mut ProfilerSession,
+}
+
+/// `PLUGIN_Profiler_CollectData_Args`
+#[repr(C)]
+pub struct ProfilerCollect {
+    pub struct_size: usize,
+    pub session: *mut ProfilerSession,
+    pub buffer: *mut u8,
+    pub buffer_size: usize,
+}
+
 /// `PJRT_Extension_Type_FFI`
 pub const EXTENSION_FFI: c_int = 5;
 

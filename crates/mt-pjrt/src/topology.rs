@@ -41,6 +41,19 @@ impl TopologyDevice {
             _ => 0,
         }
     }
+
+    /// The device's coordinates in the network of its slice, if the plugin reports them.
+    pub fn coordinates(&self) -> Option<Vec<i64>> {
+        coordinates(&self.attributes)
+    }
+}
+
+/// The coordinates among the attributes of a device.
+pub(crate) fn coordinates(attributes: &[(String, NamedValue)]) -> Option<Vec<i64>> {
+    attributes.iter().find_map(|(name, value)| match value {
+        NamedValue::Integers(coordinates) if name == "coords" => Some(coordinates.clone()),
+        _ => None,
+    })
 }
 
 impl Topology {

@@ -17,7 +17,7 @@ fn client() -> &'static Client {
 }
 
 fn plugin() -> Plugin {
-    Plugin::load(&find_or_install(Platform::Cpu, None).unwrap().path).unwrap()
+    Plugin::load(&find_or_install(Platform::Cpu, None, &mut |_| {}).unwrap().path).unwrap()
 }
 
 fn compile(name: &str, text: &str) -> Executable {
@@ -63,7 +63,11 @@ fn arrays_of_every_type_and_odd_shapes_come_back_as_they_went() {
     for dtype in DType::ALL {
         for dims in [&[][..], &[1], &[7], &[3, 5, 1], &[0], &[3, 0, 2], &[2, 3, 5, 7]] {
             let mut host = HostArray::zeros(dtype, dims);
-            let modulus = if dtype == DType::Bool { 2 } else { 60 };
+            let modulus = match dtype {
+                DType::Bool => 2,
+                DType::I4 => 8,
+                _ => 60,
+            };
             host.bytes_mut().iter_mut().enumerate().for_each(|(index, byte)| *byte = (index % modulus) as u8);
             let copied = Buffer::from_bytes(client(), 3, dtype, dims, host.bytes()).unwrap();
             assert_eq!((copied.dtype(), copied.dims(), copied.device()), (dtype, dims, 3));
@@ -72,6 +76,33 @@ fn arrays_of_every_type_and_odd_shapes_come_back_as_they_went() {
             assert_eq!(shared.to_host().unwrap(), host);
         }
     }
+}
+
+#[test]
+fn programs_compute_with_numbers_of_4_and_8_bits() {
+    // From an array of `given` over a narrow type to `f32`.
+    let check = |given: DType, narrow: DType, bytes: &[u8], expected: &[f32]| {
+        let ty = |dtype: DType| format!("tensor<{}x{}>", bytes.len(), dtype.stablehlo());
+        let (from, within, to) = (ty(given), ty(narrow), ty(DType::F32));
+        let text = format!(
+            "module @narrow {{ func.func public @main(%a: {from}) -> {to} {{
+               %b = stablehlo.convert %a : ({from}) -> {within}
+               %c = stablehlo.convert %b : ({within}) -> {to}
+               return %c : {to} }} }}"
+        );
+        let executable = compile(narrow.name(), &text);
+        let array = Buffer::from_bytes(client(), 0, given, &[bytes.len()], bytes).unwrap();
+        let result = run(&executable, vec![Argument::Borrow(&array)]).remove(0).to_host().unwrap();
+        assert_eq!(result.as_slice::<f32>().unwrap(), expected, "{narrow}");
+        let host = HostArray::from_bytes(narrow, &[bytes.len()], bytes).unwrap();
+        let wide: Vec<f64> = expected.iter().map(|value| f64::from(*value)).collect();
+        assert_eq!(host.to_f64(), wide, "{narrow}");
+    };
+    // XLA's programs on CPUs refuse arguments of 4 bits, which they want packed.
+    check(DType::I8, DType::I4, &[0, 1, 7, 0xff, 0xf8], &[0.0, 1.0, 7.0, -1.0, -8.0]);
+    let e4m3fn = DType::F8E4M3FN;
+    check(e4m3fn, e4m3fn, &[0x38, 0xb8, 0x7e, 0x01], &[1.0, -1.0, 448.0, 2_f32.powi(-9)]);
+    check(DType::F8E5M2, DType::F8E5M2, &[0x3c, 0xbc, 0x7b, 0x01], &[1.0, -1.0, 57_344.0, 2_f32.powi(-16)]);
 }
 
 #[test]
@@ -180,6 +211,11 @@ fn parts_of_host_arrays_are_shared_where_they_are_aligned() {
         let error = part(0, &[dims], range.clone()).unwrap_err().to_string();
         assert!(error.starts_with(&format!("bytes {range:?} of 256 given for `float32[{dims}]`")), "{error}");
     }
+}
+
+#[test]
+fn the_cpu_plugin_has_no_profiler() {
+    assert!(plugin().start_profile().unwrap().is_none());
 }
 
 #[test]
@@ -366,6 +402,6 @@ fn other_files_are_no_plugins() {
     std::fs::write(&path, "not a library").unwrap();
     assert!(matches!(Plugin::load(&path).unwrap_err(), Error::Load { .. }));
     let missing = directory.path().join("missing.so");
-    let error = find_or_install(Platform::Cpu, Some(&missing)).unwrap_err();
+    let error = find_or_install(Platform::Cpu, Some(&missing), &mut |_| {}).unwrap_err();
     assert!(matches!(error, Error::PluginPath { .. }) && error.is_user_error());
 }

@@ -1,16 +1,18 @@
-//! Digests of the programs of many configurations: two commits that print the same lines trace the same programs.
+//! Prints digests of the programs of many configurations. Two commits that print the same lines trace the same
+//! programs.
 //!
-//! Usage: digests [WORD]…, with only the configurations that contain every word
+//! Usage: digests [WORD]…, which selects the configurations that contain every word
 
 use std::error::Error;
 
 use mt_config::{Config, DecodeConfig, Request, TrainConfig};
 use mt_engine::DecodePlan;
 use mt_runtime::Platform;
+use mt_shape::DeviceAttributes;
 use mt_train::{Devices, TrainPlan};
 use sha2::{Digest, Sha256};
 
-/// What every configuration has, unless it says otherwise.
+/// Keys of every configuration; a variant overrides them.
 const COMMON: &str = "dataset_type=synthetic run_name=digests base_emb_dim=64 base_num_query_heads=4 base_num_kv_heads=2 \
     head_dim=16 base_mlp_dim=96 base_num_decoder_layers=7 vocab_size=256 max_target_length=64 \
     max_prefill_predict_length=16 per_device_batch_size=4 steps=10 optimizer_space=published";
@@ -85,11 +87,11 @@ fn digests(keys: &str) -> Result<String, Box<dyn Error>> {
         arguments.push(format!("num_cpu_devices={number}"));
     }
     let config = Config::resolve(&Request { arguments, ..Request::default() })?;
-    let plan =
-        TrainPlan::new(TrainConfig::from_config(&config)?, &Devices { platform, number, slices: None })?;
+    let devices = Devices { platform, number, attributes: DeviceAttributes::default() };
+    let plan = TrainPlan::new(TrainConfig::from_config(&config)?, &devices)?;
     let mut texts = vec![plan.initialize()?.text, plan.train_step()?.text];
     let decoding = DecodeConfig::from_config(&config).map_err(Box::<dyn Error>::from).and_then(|settings| {
-        let plan = DecodePlan::new(settings, platform, number, None)?;
+        let plan = DecodePlan::new(settings, platform, number, &devices.attributes)?;
         Ok([plan.prefill()?.text, plan.step()?.text])
     });
     let failure = match decoding {

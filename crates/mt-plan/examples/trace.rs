@@ -1,4 +1,4 @@
-//! How long a training step takes to be traced, differentiated and printed. `bench/trace.sh` runs it.
+//! Times how long tracing, differentiating and printing a training step takes. `bench/trace.sh` runs it.
 //!
 //! Usage: trace RUNS KEY=VALUE…
 
@@ -6,6 +6,7 @@ use std::{error::Error, time::Instant};
 
 use mt_config::{Config, Request, TrainConfig};
 use mt_runtime::Platform;
+use mt_shape::DeviceAttributes;
 use mt_train::{Devices, TrainPlan};
 
 const DEVICES: usize = 128;
@@ -14,7 +15,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let runs: usize = arguments.next().ok_or("the number of runs is missing")?.parse()?;
     let config = Config::resolve(&Request { arguments: arguments.collect(), ..Request::default() })?;
-    let devices = Devices { platform: Platform::Tpu, number: DEVICES, slices: None };
+    let devices =
+        Devices { platform: Platform::Tpu, number: DEVICES, attributes: DeviceAttributes::default() };
     let plan = TrainPlan::new(TrainConfig::from_config(&config)?, &devices)?;
     for _ in 0..runs {
         let start = Instant::now();

@@ -1,8 +1,8 @@
-//! How long a step takes at best, and what bounds it.
+//! A lower bound on the time of a step, and the resource that sets it.
 //!
-//! The roofline: a chip multiplies matrices at its peak, moves bytes at its memory's bandwidth and exchanges them at its
-//! links', all as its data sheet says. Real programs reach less of each; which of them is the largest holds all the same.
-//! Vector units have no published peak, so element-wise operations count through the bytes they move.
+//! The roofline model: a chip multiplies matrices, accesses memory and exchanges data at the peak rates of its data
+//! sheet. Real programs reach less of each rate, but the largest of the times still shows the bottleneck. The peak of
+//! vector units is not published, so element-wise operations count only by the bytes that they move.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use mt_config::{Chip, Hardware};
 use mt_models::Model;
 use mt_shape::DType;
 
-/// What one step does on each device.
+/// The work of one step on each device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Work {
-    /// Floating-point operations of matrix products, by the type of what is multiplied.
+    /// FLOPs of matrix products, by element type of the operands.
     pub products: BTreeMap<DType, f64>,
     /// Bytes read from and written to the device's memory.
     pub memory_bytes: f64,
@@ -24,29 +24,30 @@ pub struct Work {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Exchange {
     pub kind: ExchangeKind,
-    /// Bytes on each device of what is gathered, reduced or exchanged: the larger of operand and result.
+    /// The size in bytes of the data that is gathered, reduced or exchanged, on each device: the larger of operand and
+    /// result.
     pub bytes: f64,
-    /// How often it runs in a step.
+    /// The number of executions per step.
     pub times: f64,
-    /// The number of devices that exchange with each other.
+    /// The number of participating devices.
     pub group: usize,
-    /// How many slices these are in.
+    /// The number of slices that contain these devices.
     pub slices: usize,
 }
 
-/// What a collective does.
+/// The type of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ExchangeKind {
     AllGather,
     ReduceScatter,
     AllReduce,
     AllToAll,
-    /// Each device sends all to one other.
+    /// Each device sends all its data to one other device.
     Permute,
 }
 
 impl ExchangeKind {
-    /// The kind of this name in an optimized program, such as `all-gather`.
+    /// The kind for a name in an optimized program, such as `all-gather`.
     pub fn named(name: &str) -> Option<Self> {
         match name {
             "all-gather" => Some(Self::AllGather),
@@ -60,10 +61,10 @@ impl ExchangeKind {
 }
 
 impl Exchange {
-    /// Bytes that each device sends to others of its slice, and to other slices.
+    /// The bytes that each device sends within its slice, and to other slices.
     ///
-    /// Rings: all but one part of what there is goes around once, for a sum twice. What spans slices is exchanged within
-    /// each slice first, so that every device sends its part of the slice's alone.
+    /// A ring moves (n−1)/n of the data once, twice for an all-reduce. A collective across slices first runs within
+    /// each slice, so each device exchanges only its shard with other slices.
     pub fn sent(&self) -> (f64, f64) {
         let slices = self.slices.max(1);
         let within = (self.group / slices).max(1);
@@ -71,7 +72,7 @@ impl Exchange {
         let all = self.bytes * self.times;
         match self.kind {
             ExchangeKind::Permute if self.group == 1 => (0.0, 0.0),
-            // Of a ring over slices, one device of each slice sends to the next slice, and a step waits for it.
+            // In a ring across slices, one device of each slice sends to the next slice, and the step waits for it.
             ExchangeKind::Permute if slices > 1 => (0.0, all),
             ExchangeKind::Permute => (all, 0.0),
             ExchangeKind::AllReduce => {
@@ -80,13 +81,13 @@ impl Exchange {
             ExchangeKind::AllGather | ExchangeKind::ReduceScatter => {
                 (all * others(within), all / within as f64 * others(slices))
             }
-            // Nothing is summed or shared on the way: what is for other slices has to go there whole.
+            // An all-to-all combines no data on the way, so everything for other slices crosses the network.
             ExchangeKind::AllToAll => (all * others(within), all * others(slices)),
         }
     }
 }
 
-/// What the time of a step may be bound by.
+/// The resource that bounds the time of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// Matrix products.
@@ -100,7 +101,7 @@ pub enum Bound {
 }
 
 impl Bound {
-    /// What it is called in reports.
+    /// The name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Compute => "matrix products",
@@ -111,7 +112,7 @@ impl Bound {
     }
 }
 
-/// How long each part of a device takes, in seconds. What is not known of the chip is `None`.
+/// The time that each resource of a device needs, in seconds. `None` if the chip's rate is unknown.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Roofline {
     pub compute: Option<f64>,
@@ -147,46 +148,48 @@ impl Roofline {
         ])
     }
 
-    /// What takes longest.
+    /// The resource with the longest time.
     pub fn bound(&self) -> Option<Bound> {
         self.times()?.into_iter().max_by(|(_, one), (_, other)| one.total_cmp(other)).map(|(bound, _)| bound)
     }
 
-    /// The time of a step if everything goes on at once.
+    /// The time of a step if computation and communication overlap fully.
     pub fn overlapped(&self) -> Option<f64> {
         Some(self.times()?.into_iter().map(|(_, seconds)| seconds).fold(0.0, f64::max))
     }
 
-    /// The time of a step if one waits for the other. Products and memory go on at once in any case.
+    /// The time of a step if communication does not overlap with computation. Matrix products and memory accesses
+    /// always overlap.
     pub fn serial(&self) -> Option<f64> {
         Some(self.compute?.max(self.memory) + self.links + self.slices?)
     }
 }
 
-/// The chip's peak for products of this type, in 10¹² operations a second, if it is known.
+/// The chip's peak for matrix products of this type, in 10¹² FLOPs per second, if known.
 pub fn peak_tflops(chip: &Chip, dtype: DType) -> Option<f64> {
     match (dtype, chip.hardware) {
         (DType::BF16 | DType::F16, _) => Some(chip.peak_tflops),
-        // At the default precision one pass of `bf16` products on TPUs, and NVIDIA's `tf32`.
+        // At the default precision, TPUs use one pass of `bf16` products, and NVIDIA's GPUs use `tf32`.
         (DType::F32, Hardware::Tpu) => Some(chip.peak_tflops),
         (DType::F32, Hardware::Gpu) => Some(chip.peak_tflops / 2.0),
         _ => None,
     }
 }
 
-/// A step's operations by the model's formula, which its speed is compared with.
+/// FLOPs of a step by the model's formula, with which its speed is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelFlops {
-    /// Of one step on all devices, as MaxText counts them: matrix products, with half of attention's under a causal mask.
+    /// FLOPs of one step on all devices, as MaxText counts them: matrix products, and half of attention's under a
+    /// causal mask.
     pub step: f64,
-    /// 6 for each active parameter and token.
+    /// 6 per active parameter and token.
     pub six_n_d: f64,
-    /// The tokens of a step.
+    /// The number of tokens of a step.
     pub tokens: usize,
 }
 
 impl ModelFlops {
-    /// Those of a step with `rows` sequences of `length` tokens.
+    /// The FLOPs of a step with `rows` sequences of `length` tokens.
     pub fn new(model: &dyn Model, rows: usize, length: usize) -> Self {
         let tokens = rows * length;
         Self {
@@ -221,7 +224,7 @@ mod tests {
         check(ExchangeKind::AllToAll, 4, 1, (1200.0, 0.0));
         check(ExchangeKind::Permute, 4, 1, (1600.0, 0.0));
         check(ExchangeKind::Permute, 4, 2, (0.0, 1600.0));
-        // Within slices of 4, then between two slices a quarter each.
+        // Within slices of 4, then a quarter of the data from each device between two slices.
         check(ExchangeKind::AllReduce, 8, 2, (2400.0, 400.0));
         check(ExchangeKind::AllGather, 8, 2, (1200.0, 200.0));
         check(ExchangeKind::AllGather, 2, 2, (0.0, 800.0));

@@ -1,17 +1,17 @@
-//! What can go wrong.
+//! Errors of planning.
 
 use mt_config::ConfigError;
 use mt_engine::EngineError;
 use mt_runtime::RuntimeError;
 use mt_train::TrainError;
 
-/// A run cannot be planned, or its programs not be made or compiled.
+/// A run cannot be planned, or its programs cannot be traced or compiled.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(
-        "`compiled_trainstep_file` is for the training step, and this compiles programs that generate\n\
+        "`compiled_trainstep_file` is for the training step, but `--program decode` compiles the programs of generation\n\
          hint: leave it out, or compile the training step, without `--program decode`"
     )]
     NoTrainingStep,
@@ -36,7 +36,7 @@ impl From<EngineError> for PlanError {
 }
 
 impl PlanError {
-    /// Whether what the user asked for is at fault, rather than the machine or the compiler.
+    /// Whether the user's input is wrong, rather than the machine or the compiler.
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::Config(_) | Self::NoTrainingStep => true,

@@ -1,4 +1,4 @@
-//! What a run needs and takes, from shapes alone: nothing is traced or compiled, and no plugin is loaded.
+//! Estimates a run's memory and time from shapes: nothing is traced or compiled, and no plugin is loaded.
 
 use std::collections::BTreeSet;
 
@@ -7,46 +7,47 @@ use mt_ir::Memory;
 use mt_models::Model;
 use mt_nn::LayerPlace;
 use mt_runtime::Platform;
-use mt_shape::DType;
+use mt_shape::{DType, DeviceAttributes, LogicalAxis};
 use mt_train::{Devices, Intended, Needs, StateKind, TrainPlan};
 
 use crate::{PlanError, compile::hardware::devices, cost::ModelFlops};
 
-/// Tokens for each parameter at which a given number of operations yields the lowest loss, about (Hoffmann et al., 2022).
+/// The number of tokens per parameter that minimizes the loss for a given number of FLOPs, about 20 (Hoffmann et al.,
+/// 2022).
 const CHINCHILLA: f64 = 20.0;
 
-/// From what part of a device's memory on an estimate leaves open whether a run fits, and up to which.
+/// The range, in fractions of a device's memory, in which an estimate cannot tell whether a run fits.
 const CLOSE: [f64; 2] = [0.7, 1.25];
 
-/// What a run needs and takes.
+/// The estimated memory and time of a run.
 #[derive(Clone, Debug)]
 pub struct Estimate {
-    /// As it was asked for: `compile_topology`, or none for devices of this machine.
+    /// The requested `compile_topology`, or none for this machine's devices.
     pub hardware: Option<String>,
-    /// What is known of each device, if anything.
+    /// The chip of each device, if known.
     pub chip: Option<&'static Chip>,
     pub num_devices: usize,
     pub num_slices: usize,
     /// The mesh axes with more than one device.
     pub mesh: Vec<(String, usize)>,
     pub parameters: Parameters,
-    /// Sequences of a step, on all devices together.
+    /// The batch size of a step in sequences, over all devices.
     pub rows: usize,
     pub length: usize,
     pub flops: ModelFlops,
     pub memory: MemoryEstimate,
     pub budget: Budget,
-    /// What would help if memory is short, the best first.
+    /// Remedies if memory is short, best first.
     pub remedies: Vec<String>,
 }
 
-/// Numbers of weights.
+/// Numbers of parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters {
     pub total: usize,
-    /// Those that multiply the activations of one token: [`mt_models::Description::num_active_parameters`].
+    /// Parameters that multiply the activations of one token: [`mt_models::Description::num_active_parameters`].
     pub active: usize,
-    /// Those of tables in which tokens are looked up.
+    /// Parameters of lookup tables: tokens, positions, per-layer embeddings.
     pub embedding: usize,
 }
 
@@ -57,24 +58,24 @@ pub struct MemoryEstimate {
     pub optimizer: u64,
     pub batch: u64,
     pub gradients: u64,
-    /// What the backward pass needs of the layers, which the remat policy decides.
+    /// The layers' activations that are kept for the backward pass, according to the remat policy.
     pub activations: u64,
-    /// What layers need while their gradients are computed: all that they make, with its gradients, and their weights,
-    /// gathered.
+    /// The temporaries of a layer while its gradients are computed: all its activations with their gradients, and its
+    /// gathered weights with their gradients.
     pub layer: u64,
-    /// Scores of all tokens with their gradients, and the weights that make them, gathered.
+    /// The logits of all tokens with their gradients, and the gathered weights of the output head.
     pub logits: u64,
-    /// In the host's memory, of each device.
+    /// The host memory for each device.
     pub host: u64,
 }
 
 impl MemoryEstimate {
-    /// What is there all the time.
+    /// The memory that is occupied throughout.
     pub fn state(&self) -> u64 {
         self.parameters + self.optimizer + self.batch
     }
 
-    /// What its parts depend on.
+    /// The memory, divided by the quantities on which it depends.
     fn needs(&self) -> Needs {
         Needs {
             state: self.state() + self.gradients,
@@ -83,30 +84,30 @@ impl MemoryEstimate {
         }
     }
 
-    /// The most that is there at a time. Scores are gone before there are gradients of layers.
+    /// The peak. The logits are freed before the layers' gradients are allocated.
     pub fn peak(&self) -> u64 {
         self.state() + self.activations + self.logits.max(self.layer + self.gradients)
     }
 }
 
-/// How much there is to compute.
+/// The amount of training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Budget {
-    /// The tokens of all steps.
+    /// The number of tokens of all steps.
     pub tokens: f64,
     pub six_n_d: f64,
-    /// The tokens that a model of this size is best trained on, if operations are what is scarce.
+    /// The number of tokens on which a model of this size is trained compute-optimally.
     pub chinchilla_tokens: f64,
     pub chinchilla_six_n_d: f64,
 }
 
-/// Whether a device's memory is large enough.
+/// Whether the memory of a device suffices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing is known of the devices.
+    /// The memory of the devices is unknown.
     Unknown,
     Fits,
-    /// It is too close for an estimate.
+    /// The difference is within the error of the estimate.
     Close,
     DoesNotFit,
 }
@@ -115,14 +116,17 @@ impl Estimate {
     /// Estimates the run that a configuration describes.
     ///
     /// # Errors
-    /// The configuration asks for what there is not, or does not fit the devices.
+    /// The configuration requests an unavailable feature, or does not fit the devices.
     pub fn new(settings: TrainConfig) -> Result<Self, PlanError> {
         let intended = Intended::new(settings)?;
         let (ahead, run) = (&intended.settings().ahead, &intended.settings().run);
         let hardware = ahead.hardware()?;
         let devices = match &hardware {
             Some(hardware) => devices(hardware),
-            None => Devices { platform: Platform::Cpu, number: run.num_cpu_devices, slices: None },
+            None => {
+                let attributes = DeviceAttributes::default();
+                Devices { platform: Platform::Cpu, number: run.num_cpu_devices, attributes }
+            }
         };
         let plan = TrainPlan::on(intended, &devices)?;
         let (settings, model, topology) = (plan.settings(), &**plan.model(), plan.topology());
@@ -146,16 +150,16 @@ impl Estimate {
         })
     }
 
-    /// The number of chips, of which some are several devices.
+    /// The number of chips; a chip may be several devices.
     pub fn num_chips(&self) -> usize {
         self.num_devices / self.chip.map_or(1, Chip::devices_per_chip)
     }
 
-    /// Whether the memory of a device is large enough.
+    /// Whether the memory of a device suffices.
     pub fn verdict(&self) -> Verdict {
         let Some(chip) = self.chip else { return Verdict::Unknown };
         let (memory, peak) = (chip.memory as f64, self.memory.peak() as f64);
-        // State takes what shapes say.
+        // The state follows exactly from shapes.
         if self.memory.state() as f64 > memory || peak > memory * CLOSE[1] {
             Verdict::DoesNotFit
         } else if peak > memory * CLOSE[0] {
@@ -165,7 +169,7 @@ impl Estimate {
         }
     }
 
-    /// The seconds that `flops` take on all devices at a share of their peak, if that is known.
+    /// The time in seconds that `flops` take on all devices at this fraction of their peak, if the peak is known.
     pub fn seconds(&self, flops: f64, utilization: f64) -> Option<f64> {
         let peak = self.chip?.peak_tflops * 1e12 * self.num_devices as f64;
         Some(flops / (peak * utilization))
@@ -194,11 +198,11 @@ fn parameters(model: &dyn Model) -> Parameters {
     Parameters {
         total,
         active: model.num_active_parameters(),
-        embedding: of_tables.map(|(_, spec)| spec.num_elements()).sum(),
+        embedding: of_tables.map(|(_, spec)| spec.num_weights()).sum(),
     }
 }
 
-/// What memory follows from.
+/// The inputs of the memory estimate.
 struct Planner<'a> {
     plan: &'a TrainPlan,
     rows: usize,
@@ -211,12 +215,12 @@ impl Planner<'_> {
         let mut memory =
             MemoryEstimate { batch: self.plan.argument_bytes().batch, ..MemoryEstimate::default() };
         let accumulation = settings.objective.gradient_accumulation_steps;
-        // Gradients of parts are added up in f32.
+        // Micro-batch gradients are accumulated in f32.
         let sums = if accumulation > 1 { DType::F32.byte_size() } else { 0 };
         let gradient_bytes = settings.optimizer.grad_dtype.byte_size() + sums;
         for array in self.plan.state() {
             let bytes = array.bytes_on_device() as u64;
-            if array.kind == StateKind::Parameter {
+            if array.is_trained {
                 memory.gradients += bytes / array.ty.dtype.byte_size() as u64 * gradient_bytes as u64;
             }
             match (array.memory, array.kind) {
@@ -237,7 +241,7 @@ impl Planner<'_> {
         memory
     }
 
-    /// The mesh axes that split batches: weights that are split along them are gathered where they are used.
+    /// The mesh axes that split batches: weights that are sharded over them are gathered where they are used.
     fn batch_axes(&self) -> BTreeSet<String> {
         let regions = self.plan.model().activations(self.rows, self.length);
         let inputs = regions.iter().map(|region| &region.input);
@@ -248,15 +252,20 @@ impl Planner<'_> {
         axes.collect()
     }
 
-    /// Bytes of a weight in the type of activations, of which devices along the axes of the batch have all.
-    fn gathered(&self, logical_axes: &[Option<&str>], dims: &[usize], batch_axes: &BTreeSet<String>) -> u64 {
+    /// The size in bytes of a weight, in the type of activations, after it is gathered over the axes of the batch.
+    fn gathered(
+        &self,
+        logical_axes: &[Option<LogicalAxis>],
+        dims: &[usize],
+        batch_axes: &BTreeSet<String>,
+    ) -> u64 {
         let sharding = self.plan.placement().sharding(logical_axes, dims);
         let others = sharding.spec.0.iter().flatten().filter(|axis| !batch_axes.contains(*axis));
         let parts: usize = others.filter_map(|axis| self.plan.placement().mesh().axis_size(axis)).product();
         (dims.iter().product::<usize>() / parts * self.plan.settings().model.dtype.byte_size()) as u64
     }
 
-    /// The weights of a layer, the mean over all layers, and their gradients before these are dealt out.
+    /// The gathered weights of a layer, averaged over all layers, and their gradients before these are scattered.
     fn gathered_layer(&self) -> u64 {
         let batch_axes = self.batch_axes();
         let of_layers =

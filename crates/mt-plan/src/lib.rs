@@ -1,7 +1,6 @@
-//! What a run costs, before it runs: how long a step takes, what bounds it, and what it needs of a device's memory.
+//! The cost of a run before it starts: the time of a step, its bound, and its memory on each device.
 //!
-//! Phase: before all others. `mt-train` and `mt-engine` below make the programs that are judged here; no device is
-//! started.
+//! Phase: before the others. `mt-train` and `mt-engine`, which are below, provide the programs; no device is started.
 
 #![forbid(unsafe_code)]
 

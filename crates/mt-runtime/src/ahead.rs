@@ -8,9 +8,10 @@ use std::{
 
 use mt_ir::Program;
 use mt_pjrt::{
-    CompileOptions, CompiledProgram, MemoryUse, NamedValue, Platform, Plugin, Topology,
-    find_or_install_compiler,
+    CompileOptions, CompiledProgram, MemoryUse, NamedValue, OnInstall, Platform, Plugin, Topology,
+    TopologyDevice, find_or_install_compiler,
 };
+use mt_shape::DeviceAttributes;
 
 use crate::{
     Activity, CompileSettings, RuntimeError,
@@ -55,12 +56,14 @@ pub struct AheadProgram {
 }
 
 impl AheadOfTime {
-    /// Loads the plugin, installing it if it is missing, and describes the hardware.
+    /// Loads the plugin, installing it if it is missing, and describes the hardware. `on_install` receives the
+    /// installation.
     ///
     /// # Errors
     /// There is no plugin and none can be installed, or the plugin does not know the hardware.
-    pub fn new(options: &AheadOptions) -> Result<Self, RuntimeError> {
-        let location = find_or_install_compiler(options.platform, options.plugin_path.as_deref())?;
+    pub fn new(options: &AheadOptions, on_install: OnInstall<'_>) -> Result<Self, RuntimeError> {
+        let location =
+            find_or_install_compiler(options.platform, options.plugin_path.as_deref(), on_install)?;
         let plugin = Plugin::load(&location.path)?;
         let mut named = Vec::new();
         if options.num_slices > 1 {
@@ -94,10 +97,15 @@ impl AheadOfTime {
         self.num_slices
     }
 
-    /// The slice of each device, if the platform has slices.
-    pub fn slices(&self) -> Option<Vec<i64>> {
+    /// The properties that the plugin reports for the devices.
+    pub fn device_attributes(&self) -> DeviceAttributes {
         let devices = self.topology.devices();
-        (self.num_slices > 1).then(|| devices.iter().map(|device| device.slice() as i64).collect())
+        let slices = devices.iter().map(|device| device.slice() as i64);
+        DeviceAttributes {
+            kind: self.device_kind().to_owned(),
+            slices: (self.num_slices > 1).then(|| slices.collect()),
+            coordinates: devices.iter().map(TopologyDevice::coordinates).collect(),
+        }
     }
 
     /// The file of the plugin.
@@ -122,7 +130,7 @@ impl AheadOfTime {
     /// Compiles a program for the first devices.
     ///
     /// # Errors
-    /// The program is invalid, or it needs more devices or memory than there are.
+    /// The program is invalid, or needs more devices or memory than the hardware has.
     pub fn compile(
         &self,
         program: &Program,

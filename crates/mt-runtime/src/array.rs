@@ -60,7 +60,7 @@ impl Array {
     /// reuse its memory.
     ///
     /// # Errors
-    /// As those of [`Self::from_host`].
+    /// As [`Self::from_host`].
     pub fn from_shared(
         runtime: &Runtime,
         host: Arc<HostArray>,
@@ -83,7 +83,7 @@ impl Array {
     /// that hold the same shard receive copies of one.
     ///
     /// # Errors
-    /// As those of [`Self::from_host`], and those of `shard`.
+    /// As [`Self::from_host`]; the errors of `shard`.
     pub fn from_shards<E: From<RuntimeError>>(
         runtime: &Runtime,
         ty: &TensorType,
@@ -99,7 +99,7 @@ impl Array {
     /// Donating the result does not reuse its memory.
     ///
     /// # Errors
-    /// As those of [`Self::from_shards`].
+    /// As [`Self::from_shards`].
     pub fn from_kept_shards<E: From<RuntimeError>>(
         runtime: &Runtime,
         ty: &TensorType,
@@ -221,7 +221,7 @@ impl Array {
     /// The array with another sharding, resharded through host memory; `None` if it has that sharding already.
     ///
     /// # Errors
-    /// As those of [`Self::from_host`].
+    /// As [`Self::from_host`].
     pub fn moved(&self, runtime: &Runtime, sharding: &Sharding) -> Result<Option<Self>, RuntimeError> {
         if self.is_placed_as(sharding) {
             return Ok(None);
@@ -250,7 +250,7 @@ impl Array {
     /// Waits until the array exists.
     ///
     /// # Errors
-    /// Those of the program that computes it.
+    /// The program that computes the array failed.
     pub fn wait(&self) -> Result<(), RuntimeError> {
         self.buffers.iter().try_for_each(|buffer| Ok(buffer.wait()?))
     }
@@ -303,7 +303,7 @@ impl Array {
     /// The whole array.
     ///
     /// # Errors
-    /// Those of the program that computes it.
+    /// The program that computes the array failed.
     pub fn to_host(&self) -> Result<HostArray, RuntimeError> {
         self.to_host_async()?.wait()
     }
@@ -326,7 +326,7 @@ impl PendingArray {
     /// Waits for the array.
     ///
     /// # Errors
-    /// Those of the program that computes it.
+    /// The program that computes the array failed.
     pub fn wait(self) -> Result<HostArray, RuntimeError> {
         let mut parts = self.parts;
         if parts.len() == 1 {

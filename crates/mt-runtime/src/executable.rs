@@ -389,7 +389,7 @@ fn identity(
     let plugin = fingerprint::of_plugin(runtime.plugin_path())?;
     let devices = runtime.devices();
     let kind = devices.first().map_or("", |device| device.kind());
-    let mut slices = runtime.slices().unwrap_or_default();
+    let mut slices = runtime.device_attributes().slices.unwrap_or_default();
     slices.sort_unstable();
     slices.dedup();
     Ok(Identity::new(program, settings, &plugin, kind, slices.len().max(1)))

@@ -1,4 +1,4 @@
-//! The inputs of a compiled executable besides its program.
+//! The inputs of a compiled executable other than its program.
 
 use std::{
     collections::BTreeMap,

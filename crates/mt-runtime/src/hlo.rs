@@ -363,7 +363,7 @@ impl Walk<'_> {
             | "iota"
             | "domain" => 0,
             opcode if opcode.ends_with("-done") => 0,
-            // Returns its operand beside the copy.
+            // The result contains the operand in addition to the copy.
             "copy-start" => instruction
                 .shape
                 .as_ref()

@@ -183,7 +183,7 @@ fn choose(
     for arithmetic in supported(features) {
         for purpose in Purpose::ALL {
             let contenders = Candidate::contenders(features, arithmetic, purpose);
-            // A kernel for this arithmetic comes before those that it borrows.
+            // A kernel for this arithmetic comes before the kernels of another one.
             let mut usable: Vec<_> = named.iter().filter(|named| contenders.contains(named)).collect();
             usable.sort_by_key(|named| named.arithmetic() != arithmetic);
             let named = usable.first();
@@ -274,7 +274,7 @@ impl TimesFile {
         if self.path.exists() && self.read().is_none() {
             fs::remove_file(&self.path)?;
         }
-        // Unlike a renamed file, a link does not take the place of one that is there.
+        // Unlike renaming, linking does not replace an existing file.
         let linked = match fs::hard_link(&own, &self.path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             other => other,

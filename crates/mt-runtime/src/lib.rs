@@ -32,8 +32,8 @@ pub use kernels::{
 };
 pub use memory::{LargeArray, MemoryNeed, format_bytes, largest_arrays};
 pub use mt_pjrt::{
-    DeviceMemoryStats, MemoryUse, NamedValue, PendingHostArray, Platform, prefer_large_pages,
-    prepare_environment,
+    DeviceMemoryStats, Installation, MemoryUse, NamedValue, OnInstall, PendingHostArray, Platform, Profile,
+    ThreadStack, prefer_large_pages, prepare_environment, thread_stacks,
 };
 pub use runtime::{Runtime, RuntimeOptions, target_of};
 

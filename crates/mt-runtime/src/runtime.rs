@@ -11,7 +11,10 @@ use std::{
 
 use mt_ir::{CpuKernels, Program, Target};
 use mt_kernels::Support;
-use mt_pjrt::{Client, ClientOptions, Device, NamedValue, Platform, Plugin, find_or_install};
+use mt_pjrt::{
+    Client, ClientOptions, Device, NamedValue, OnInstall, Platform, Plugin, Profile, find_or_install,
+};
+use mt_shape::DeviceAttributes;
 
 use crate::{
     CompileSettings, Executable, MemoryNeed, RuntimeError,
@@ -72,19 +75,27 @@ struct Inner {
 }
 
 impl Runtime {
-    /// Finds the plugin, installing it if it is missing, and starts it.
+    /// Begins a profile of the devices and the plugin's own threads; none if the plugin has no profiler.
+    ///
+    /// # Errors
+    /// The profiler does not start, most likely because another profile is being recorded.
+    pub fn start_profile(&self) -> Result<Option<Profile>, RuntimeError> {
+        Ok(self.inner.client.plugin().start_profile()?)
+    }
+
+    /// Finds the plugin, installing it if it is missing, and starts it. `on_install` receives the installation.
     ///
     /// # Errors
     /// There is no plugin and none can be installed, the hardware does not work, or the environment names features or
     /// kernels that do not exist.
-    pub fn new(options: &RuntimeOptions) -> Result<Self, RuntimeError> {
+    pub fn new(options: &RuntimeOptions, on_install: OnInstall<'_>) -> Result<Self, RuntimeError> {
         let platform = options.platform.unwrap_or_else(Platform::best_present);
         let target = target_of(platform, options.cpu_kernels)?;
         let calls_kernels = matches!(target, Target::Cpu(kernels) if kernels != CpuKernels::NONE);
         if calls_kernels {
             kernels_in_use()?;
         }
-        let location = find_or_install(platform, options.plugin_path.as_deref())?;
+        let location = find_or_install(platform, options.plugin_path.as_deref(), on_install)?;
         let plugin = Plugin::load(&location.path)?;
         let forced = || forced_device_count(&env::var("XLA_FLAGS").unwrap_or_default());
         let num_cpu_devices = options.num_cpu_devices.or_else(forced).unwrap_or(1);
@@ -143,15 +154,20 @@ impl Runtime {
         self.inner.client.devices()
     }
 
-    /// The slice of each device, if the platform has slices.
-    pub fn slices(&self) -> Option<Vec<i64>> {
-        self.devices().iter().map(Device::slice).collect()
+    /// The properties that the platform reports for the devices.
+    pub fn device_attributes(&self) -> DeviceAttributes {
+        let devices = self.devices();
+        DeviceAttributes {
+            kind: devices.first().map(|device| device.kind().to_owned()).unwrap_or_default(),
+            slices: devices.iter().map(Device::slice).collect(),
+            coordinates: devices.iter().map(Device::coordinates).collect(),
+        }
     }
 
     /// Compiles a program for the first devices, or loads it from the cache.
     ///
     /// # Errors
-    /// The program is invalid, or it needs more devices or memory than there are.
+    /// The program is invalid, or needs more devices or memory than the hardware has.
     pub fn compile(&self, program: &Program, settings: &CompileSettings) -> Result<Executable, RuntimeError> {
         Executable::compile(self, program, settings)
     }

@@ -1,4 +1,4 @@
-//! For tests of this crate and those above: one runtime per number of CPU devices in each process.
+//! Support for tests of this crate and the crates above it: one runtime per number of CPU devices in each process.
 
 use std::{
     collections::BTreeMap,
@@ -25,8 +25,8 @@ pub fn cpu(num_devices: usize) -> &'static Runtime {
             num_cpu_devices: Some(num_devices),
             ..RuntimeOptions::default()
         };
-        let runtime =
-            Runtime::new(&options).unwrap_or_else(|error| panic!("no CPU runtime for tests: {error}"));
+        let runtime = Runtime::new(&options, &mut |_| {})
+            .unwrap_or_else(|error| panic!("no CPU runtime for tests: {error}"));
         Box::leak(Box::new(runtime))
     })
 }

@@ -73,7 +73,7 @@ fn runtime_with_cache(directory: &Path) -> Runtime {
         cache_directory: Some(directory.into()),
         ..RuntimeOptions::default()
     };
-    Runtime::new(&options).unwrap()
+    Runtime::new(&options, &mut |_| {}).unwrap()
 }
 
 fn check_update(runtime: &Runtime, executable: &Executable, constant: f64) {

@@ -11,7 +11,7 @@ pub struct Axis {
     pub size: usize,
 }
 
-/// Makes an [`Axis`].
+/// Creates an [`Axis`].
 pub const fn axis(name: &'static str, size: usize) -> Axis {
     Axis { name, size }
 }

@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 
-use crate::DType;
+use crate::{DType, Float8};
 
 /// Alignment of the contents in bytes. An XLA client can use memory with this alignment without a copy.
 const ALIGNMENT: usize = 64;
@@ -19,7 +19,7 @@ pub struct HostArray {
     start: usize,
 }
 
-/// The bytes or elements do not fit the array.
+/// The reason why bytes or elements do not fit an array.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HostArrayError {
     #[error("{actual} bytes given for `{dtype}{dims:?}`, which takes {expected}")]
@@ -56,7 +56,7 @@ impl HostArray {
     /// Copies typed elements, such as `&[f32]` for [`DType::F32`].
     ///
     /// # Errors
-    /// The elements' size or number does not fit.
+    /// The size or number of the elements does not fit.
     pub fn from_slice<T: Pod>(dtype: DType, dims: &[usize], elements: &[T]) -> Result<Self, HostArrayError> {
         if size_of::<T>() != dtype.byte_size() {
             return Err(HostArrayError::ElementSize { dtype, size: size_of::<T>() });
@@ -93,7 +93,7 @@ impl HostArray {
         &bytemuck::cast_slice(&self.words)[self.start..][..self.num_bytes]
     }
 
-    /// The contents, for writing.
+    /// The contents, mutable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.words)[self.start..][..self.num_bytes]
     }
@@ -117,6 +117,10 @@ impl HostArray {
         let bytes = self.bytes();
         match self.dtype {
             DType::Bool | DType::U8 => all::<u8>(bytes, f64::from),
+            // Whatever the upper half of the byte holds.
+            DType::I4 => all::<i8>(bytes, |byte| f64::from(byte << 4 >> 4)),
+            DType::F8E4M3FN => all::<u8>(bytes, |code| f64::from(Float8::E4M3FN.to_f32(code))),
+            DType::F8E5M2 => all::<u8>(bytes, |code| f64::from(Float8::E5M2.to_f32(code))),
             DType::I8 => all::<i8>(bytes, f64::from),
             DType::I16 => all::<i16>(bytes, f64::from),
             DType::U16 => all::<u16>(bytes, f64::from),

@@ -1,5 +1,5 @@
-//! Vocabulary that every other crate shares: element types, named axes, meshes and placement rules, arrays in
-//! host memory, and trees of leaves.
+//! The vocabulary of all crates: element types, named axes, meshes and placement rules, arrays in host memory, and
+//! trees of leaves.
 //!
 //! Phase: all. This crate is at the bottom: it depends on no other crate of the workspace and performs no I/O.
 
@@ -7,8 +7,10 @@
 
 mod axis;
 mod dtype;
+mod float8;
 mod host;
-mod logical;
+pub mod kernels;
+pub mod logical;
 mod mesh;
 mod rules;
 mod table;
@@ -16,9 +18,10 @@ mod tree;
 
 pub use axis::{Axis, axis};
 pub use dtype::{DType, UnknownDType};
+pub use float8::Float8;
 pub use host::{HostArray, HostArrayError};
-pub use logical::{UNSPLIT_LOGICAL_AXES, is_logical_axis, logical_axes};
-pub use mesh::{HybridAxis, Mesh, MeshError, PartitionSpec, Sharding, Topology};
+pub use logical::LogicalAxis;
+pub use mesh::{DeviceAttributes, HybridAxis, Mesh, MeshError, PartitionSpec, Sharding, Topology};
 pub use rules::{LogicalRules, PlacedValue, Placement, PlacementNote};
 pub use table::{PlacementRow, SplitsNothing, check_axes, placement_table};
 pub use tree::{Path, Tree};

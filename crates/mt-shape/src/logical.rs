@@ -1,53 +1,111 @@
-//! The names of logical axes that models use. Placement rules map them to mesh axes; a name that is neither here nor in a
-//! rule is a misspelling, which would otherwise replicate an array without a word.
+//! The names of logical axes. Code declares and constrains arrays by these constants, so that a misspelling does not
+//! compile; placement rules map the names to mesh axes.
 
-/// Those that the default rules leave whole on every device.
-pub const UNSPLIT_LOGICAL_AXES: [&str; 2] = ["layers_of_token", "position"];
+use std::{
+    collections::BTreeSet,
+    fmt,
+    sync::{Mutex, PoisonError},
+};
 
-/// Axes of parameters.
-const PARAMETERS: &[&str] = &[
-    "embed",
-    "embed_vocab",
-    "heads",
-    "kv",
-    "kv_head_dim",
-    "kv_heads",
-    "layers",
-    "layers_of_token",
-    "mlp",
-    "norm",
-    "position",
-    "q_heads",
-    "vocab",
-];
+/// The name of a logical axis: one of the constants of this module, or a name that a user made up for rules.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LogicalAxis(&'static str);
 
-/// Axes of activations.
-const ACTIVATIONS: &[&str] = &[
-    "activation_batch",
-    "activation_embed",
-    "activation_embed_and_logits_batch",
-    "activation_heads",
-    "activation_kv",
-    "activation_kv_batch",
-    "activation_kv_head_dim",
-    "activation_kv_heads",
-    "activation_kv_length",
-    "activation_length",
-    "activation_length_attn",
-    "activation_mlp",
-    "activation_norm_length",
-    "activation_vocab",
-];
+macro_rules! logical_axes {
+    ($($(#[$meta:meta])* $list:ident { $($constant:ident = $name:literal,)* })*) => {
+        $($(pub const $constant: LogicalAxis = LogicalAxis($name);)*)*
 
-/// Axes of the state of generation.
-const STATE: &[&str] = &["cache_heads", "cache_kv", "cache_sequence", "decode_batch"];
-
-/// Whether models use this name.
-pub fn is_logical_axis(name: &str) -> bool {
-    [PARAMETERS, ACTIVATIONS, STATE].iter().any(|names| names.contains(&name))
+        $($(#[$meta])* const $list: &[LogicalAxis] = &[$($constant),*];)*
+    };
 }
 
-/// All names that models use.
-pub fn logical_axes() -> impl Iterator<Item = &'static str> {
+logical_axes! {
+    /// Logical axes of parameters.
+    PARAMETERS {
+        EMBED = "embed",
+        EMBED_VOCAB = "embed_vocab",
+        EXP = "exp",
+        HEADS = "heads",
+        KV = "kv",
+        KV_HEAD_DIM = "kv_head_dim",
+        KV_HEADS = "kv_heads",
+        LAYERS = "layers",
+        LAYERS_OF_TOKEN = "layers_of_token",
+        MLP = "mlp",
+        NORM = "norm",
+        POSITION = "position",
+        Q_HEADS = "q_heads",
+        VOCAB = "vocab",
+    }
+    /// Logical axes of activations.
+    ACTIVATIONS {
+        ACTIVATION_BATCH = "activation_batch",
+        ACTIVATION_EMBED = "activation_embed",
+        ACTIVATION_EMBED_AND_LOGITS_BATCH = "activation_embed_and_logits_batch",
+        ACTIVATION_HEADS = "activation_heads",
+        ACTIVATION_KV = "activation_kv",
+        ACTIVATION_KV_BATCH = "activation_kv_batch",
+        ACTIVATION_KV_HEAD_DIM = "activation_kv_head_dim",
+        ACTIVATION_KV_HEADS = "activation_kv_heads",
+        ACTIVATION_KV_LENGTH = "activation_kv_length",
+        ACTIVATION_LENGTH = "activation_length",
+        ACTIVATION_LENGTH_ATTN = "activation_length_attn",
+        ACTIVATION_MLP = "activation_mlp",
+        ACTIVATION_NORM_LENGTH = "activation_norm_length",
+        ACTIVATION_VOCAB = "activation_vocab",
+    }
+    /// Logical axes of the state of generation.
+    STATE {
+        CACHE_HEADS = "cache_heads",
+        CACHE_KV = "cache_kv",
+        CACHE_SEQUENCE = "cache_sequence",
+        DECODE_BATCH = "decode_batch",
+    }
+}
+
+/// The logical axes that the default rules never split.
+pub const UNSPLIT: [LogicalAxis; 2] = [LAYERS_OF_TOKEN, POSITION];
+
+/// All constants.
+pub fn all() -> impl Iterator<Item = LogicalAxis> {
     [PARAMETERS, ACTIVATIONS, STATE].into_iter().flatten().copied()
+}
+
+impl LogicalAxis {
+    /// The axis of a name that a configuration has. Names that are no constants are kept for the life of the process.
+    pub fn named(name: &str) -> Self {
+        static OF_USERS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+        if let Some(known) = all().find(|axis| axis.0 == name) {
+            return known;
+        }
+        let mut names = OF_USERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = names.get(name).copied().unwrap_or_else(|| {
+            let kept: &'static str = Box::leak(name.into());
+            names.insert(kept);
+            kept
+        });
+        Self(kept)
+    }
+
+    /// The name.
+    pub const fn name(self) -> &'static str {
+        self.0
+    }
+
+    /// Whether it is one of the constants.
+    pub fn is_known(self) -> bool {
+        all().any(|axis| axis == self)
+    }
+}
+
+impl fmt::Display for LogicalAxis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.0)
+    }
+}
+
+impl fmt::Debug for LogicalAxis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.0, f)
+    }
 }

@@ -1,6 +1,17 @@
-//! Device meshes and how an array is split over one.
+//! Device meshes, and the sharding of arrays over them.
 
 use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc};
+
+/// The properties that a platform reports for its devices, in the order in which it numbers them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceAttributes {
+    /// The kind of the devices, such as `TPU v6 lite`; empty if unknown.
+    pub kind: String,
+    /// The slice of each device; none if the platform reports no slices.
+    pub slices: Option<Vec<i64>>,
+    /// The coordinates of each device in the network of its slice; none if the platform reports none.
+    pub coordinates: Option<Vec<Vec<i64>>>,
+}
 
 /// The available devices, grouped into slices. The network within a slice is much faster than the network between
 /// slices.
@@ -44,6 +55,17 @@ impl Topology {
         Ok(Self { slices })
     }
 
+    /// The same slices, with the devices of each slice of 2×4 in the order of a ring: consecutive devices are
+    /// neighbors in the network, and so are the last and the first. Other slices keep their order.
+    pub fn in_rings(mut self, coordinates: &[Vec<i64>]) -> Self {
+        for slice in &mut self.slices {
+            if let Some(ring) = ring(slice, coordinates) {
+                *slice = ring;
+            }
+        }
+        self
+    }
+
     /// The number of slices.
     pub fn num_slices(&self) -> usize {
         self.slices.len()
@@ -65,7 +87,24 @@ impl Topology {
     }
 }
 
-/// A single slice of that many devices.
+/// The devices of a 2×4 slice, up one of the long sides and down the other. None for other slices.
+fn ring(slice: &[usize], coordinates: &[Vec<i64>]) -> Option<Vec<usize>> {
+    let mut devices = Vec::new();
+    for device in slice {
+        let [x, y, rest @ ..] = &coordinates.get(*device)?[..] else { return None };
+        devices.push((*x, *y, rest, *device));
+    }
+    devices.sort_unstable();
+    let &(left, bottom, plane, _) = devices.first()?;
+    let is_grid = devices.len() == 8
+        && devices.iter().zip(0..).all(|((x, y, rest, _), place)| {
+            (x - left, y - bottom) == (place / 4, place % 4) && *rest == plane
+        });
+    let (up, down) = devices.split_at(4.min(devices.len()));
+    is_grid.then(|| up.iter().chain(down.iter().rev()).map(|(.., device)| *device).collect())
+}
+
+/// A single slice of the given number of devices.
 impl From<usize> for Topology {
     fn from(num_devices: usize) -> Self {
         Self { slices: vec![(0..num_devices).collect()] }
@@ -78,7 +117,7 @@ impl From<&Topology> for Topology {
     }
 }
 
-/// A mesh axis that may span slices: its number of devices within a slice, and of slices.
+/// A mesh axis that may span slices: its number of devices within a slice, and its number of slices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HybridAxis {
     pub name: String,
@@ -94,7 +133,7 @@ pub struct Mesh {
     devices: Vec<usize>,
 }
 
-/// The mesh cannot be built.
+/// The reason why a mesh cannot be built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MeshError {
     #[error("mesh axis `{0}` appears twice")]
@@ -186,7 +225,7 @@ impl Mesh {
         self.axes.iter().map(|(_, size)| size).product()
     }
 
-    /// The coordinate of a grid cell along the axis `name`; 0 if the mesh has no such axis.
+    /// The coordinate of a grid cell along the axis `name`; 0 if the mesh lacks the axis.
     pub fn coordinate(&self, place: usize, name: &str) -> usize {
         let mut stride = 1;
         for (axis, size) in self.axes.iter().rev() {

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::{DType, Mesh, PartitionSpec, Sharding, is_logical_axis};
+use crate::{DType, LogicalAxis, Mesh, PartitionSpec, Sharding};
 
 /// Ordered rules from a logical axis name to mesh axes. A name may have several rules; the first that fits is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct PlacedValue {
     pub scope: String,
     /// The value's own name, or else the operation that computes it.
     pub name: String,
-    pub logical_axes: Vec<Option<String>>,
+    pub logical_axes: Vec<Option<LogicalAxis>>,
     pub dims: Vec<usize>,
     pub dtype: DType,
     /// The mesh axes, in the display form of a partition specification.
@@ -57,11 +57,11 @@ pub struct Placement {
     seen: Mutex<Seen>,
 }
 
-/// Records of the arrays that were placed so far.
+/// A record of the arrays placed so far.
 #[derive(Debug, Default)]
 struct Seen {
     /// Logical axes of these arrays.
-    logical_axes: BTreeSet<String>,
+    logical_axes: BTreeSet<LogicalAxis>,
     /// Mesh axes over which these arrays are split.
     mesh_axes: BTreeSet<String>,
 }
@@ -93,20 +93,21 @@ impl Placement {
         self.notes.lock().expect("no panic while the notes are held").iter().cloned().collect()
     }
 
-    /// Whether a rule has this name.
+    /// Whether a rule exists for this name.
     pub fn has_rule(&self, logical_axis: &str) -> bool {
         self.rules.0.iter().any(|(known, _)| known == logical_axis)
     }
 
-    /// The first of these names that neither a rule nor the list of logical axes knows. On one device, names place nothing.
-    pub fn unknown_axis<'a>(&self, logical_axes: &[Option<&'a str>]) -> Option<&'a str> {
-        let is_known = |name: &str| is_logical_axis(name) || self.has_rule(name);
-        let mut names = logical_axes.iter().copied().flatten();
-        names.find(|name| self.mesh.num_devices() > 1 && !is_known(name))
+    /// The first name that neither a rule nor the list of logical axes knows. On one device all names are accepted,
+    /// because they place nothing.
+    pub fn unknown_axis(&self, logical_axes: &[Option<LogicalAxis>]) -> Option<LogicalAxis> {
+        let is_known = |axis: LogicalAxis| axis.is_known() || self.has_rule(axis.name());
+        let mut axes = logical_axes.iter().copied().flatten();
+        axes.find(|axis| self.mesh.num_devices() > 1 && !is_known(*axis))
     }
 
     /// The logical axes of the arrays placed so far.
-    pub fn logical_axes(&self) -> BTreeSet<String> {
+    pub fn logical_axes(&self) -> BTreeSet<LogicalAxis> {
         self.seen.lock().expect("no panic while this is held").logical_axes.clone()
     }
 
@@ -134,7 +135,7 @@ impl Placement {
         &self,
         (scope, name): (&str, &str),
         dtype: DType,
-        logical_axes: &[Option<&str>],
+        logical_axes: &[Option<LogicalAxis>],
         dims: &[usize],
         spec: &PartitionSpec,
     ) {
@@ -142,7 +143,7 @@ impl Placement {
         let value = PlacedValue {
             scope: scope.to_owned(),
             name: name.to_owned(),
-            logical_axes: logical_axes.iter().map(|name| name.map(str::to_owned)).collect(),
+            logical_axes: logical_axes.to_vec(),
             dims: dims.to_vec(),
             dtype,
             spec: spec.to_string(),
@@ -157,13 +158,14 @@ impl Placement {
     /// Axes of size 1 and axes that do not divide the dimension are dropped from the chosen rule. MaxText drops them at
     /// the end, after they have blocked other dimensions. Here they remain free for later rules, and if no axis of a
     /// rule is left, the next rule for the dimension is tried.
-    pub fn sharding(&self, logical_axes: &[Option<&str>], dims: &[usize]) -> Sharding {
+    pub fn sharding(&self, logical_axes: &[Option<LogicalAxis>], dims: &[usize]) -> Sharding {
         assert_eq!(logical_axes.len(), dims.len(), "one logical axis for each dimension");
         let mut spec: Vec<Vec<String>> = vec![Vec::new(); dims.len()];
         let mut is_placed = vec![false; dims.len()];
         let mut taken: BTreeSet<&str> = BTreeSet::new();
         for (name, mesh_axes) in &self.rules.0 {
-            let Some(dim) = logical_axes.iter().position(|axis| *axis == Some(name.as_str())) else {
+            let Some(dim) = logical_axes.iter().position(|axis| axis.is_some_and(|axis| axis.name() == name))
+            else {
                 continue;
             };
             if is_placed[dim] || mesh_axes.iter().any(|axis| taken.contains(axis.as_str())) {
@@ -192,7 +194,7 @@ impl Placement {
             is_placed[dim] = is_whole || !spec[dim].is_empty();
         }
         let mut seen = self.seen.lock().expect("no panic while this is held");
-        seen.logical_axes.extend(logical_axes.iter().flatten().map(|name| (*name).to_owned()));
+        seen.logical_axes.extend(logical_axes.iter().flatten());
         seen.mesh_axes.extend(spec.iter().flatten().cloned());
         drop(seen);
         Sharding { spec: PartitionSpec(spec), mesh: self.mesh.clone() }
@@ -202,6 +204,11 @@ impl Placement {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::logical;
+
+    fn named(names: &[Option<&str>]) -> Vec<Option<LogicalAxis>> {
+        names.iter().map(|name| name.map(LogicalAxis::named)).collect()
+    }
 
     fn placement() -> Placement {
         let mesh =
@@ -214,7 +221,7 @@ mod tests {
 
     #[track_caller]
     fn check(logical: &[Option<&str>], dims: &[usize], expected: &str) {
-        assert_eq!(placement().sharding(logical, dims).spec.to_string(), expected);
+        assert_eq!(placement().sharding(&named(logical), dims).spec.to_string(), expected);
     }
 
     #[test]
@@ -226,8 +233,8 @@ mod tests {
 
     #[test]
     fn names_that_nothing_knows_are_found() {
-        let names = [None, Some("embed_two"), Some("activation_batch"), Some("activation_bach")];
-        assert_eq!(placement().unknown_axis(&names), Some("activation_bach"));
+        let names = named(&[None, Some("embed_two"), Some("activation_batch"), Some("activation_bach")]);
+        assert_eq!(placement().unknown_axis(&names), Some(LogicalAxis::named("activation_bach")));
         assert_eq!(placement().unknown_axis(&names[..3]), None);
         assert_eq!(Placement::single().unknown_axis(&names), None);
     }
@@ -239,7 +246,8 @@ mod tests {
         let mesh = Mesh::new([("fsdp".to_owned(), 4), ("tensor".to_owned(), 2)]).unwrap();
         let rule = |name: &str, axis: &str| (name.to_owned(), vec![axis.to_owned()]);
         let rules = LogicalRules(vec![rule("mlp", "fsdp"), rule("mlp", "tensor"), rule("embed", "fsdp")]);
-        let sharding = Placement::new(mesh, rules).sharding(&[Some("mlp"), Some("embed")], &[6, 8]);
+        let sharding =
+            Placement::new(mesh, rules).sharding(&[Some(logical::MLP), Some(logical::EMBED)], &[6, 8]);
         assert_eq!(sharding.spec.to_string(), "(tensor, fsdp)");
     }
 
@@ -250,15 +258,15 @@ mod tests {
             placement.idle_mesh_axes().into_iter().map(|(axis, _)| axis).collect()
         };
         assert_eq!(idle(&placement), ["fsdp", "tensor"]);
-        placement.sharding(&[Some("embed"), Some("heads"), None], &[8, 6, 2]);
+        placement.sharding(&[Some(logical::EMBED), Some(logical::HEADS), None], &[8, 6, 2]);
         assert_eq!(idle(&placement), ["tensor"]);
-        assert!(placement.logical_axes().iter().eq(["embed", "heads"]));
+        assert!(placement.logical_axes().into_iter().eq([logical::EMBED, logical::HEADS]));
     }
 
     #[test]
     fn indivisible_axes_are_dropped_with_a_note() {
         let placement = placement();
-        assert!(placement.sharding(&[Some("embed")], &[6]).spec.is_replicated());
+        assert!(placement.sharding(&[Some(logical::EMBED)], &[6]).spec.is_replicated());
         let notes = placement.notes();
         assert_eq!(notes.len(), 1);
         assert_eq!((notes[0].mesh_axis.as_str(), notes[0].dimension), ("fsdp", 6));

@@ -1,8 +1,8 @@
 //! Reports on placement: mesh axes that split nothing, and tables of arrays.
 
-use crate::{Placement, Sharding};
+use crate::{LogicalAxis, Placement, Sharding};
 
-/// A mesh axis splits nothing, because its size divides nothing.
+/// The error for a mesh axis that splits nothing because its size divides no dimension.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "mesh axis `{axis}` has {size} devices, but splits nothing: {size} divides none of {dimensions}\nhint: choose a size that divides one of these, or give the devices to another axis"
@@ -13,10 +13,10 @@ pub struct SplitsNothing {
     dimensions: String,
 }
 
-/// Refuses a mesh axis that splits none of these arrays, because its size divides none of their dimensions.
+/// Refuses a mesh axis that splits none of these arrays because its size divides none of their dimensions.
 ///
 /// # Errors
-/// There is such an axis.
+/// [`SplitsNothing`] describes the first such axis.
 pub fn check_axes(placement: &Placement, arrays: &[Sharding]) -> Result<(), SplitsNothing> {
     let splits =
         |axis: &str| arrays.iter().flat_map(|sharding| &sharding.spec.0).flatten().any(|used| used == axis);
@@ -38,7 +38,7 @@ pub fn check_axes(placement: &Placement, arrays: &[Sharding]) -> Result<(), Spli
     Ok(())
 }
 
-/// A row of the table of placements.
+/// A row of a placement table.
 pub struct PlacementRow {
     name: String,
     shape: String,
@@ -48,16 +48,16 @@ pub struct PlacementRow {
 }
 
 impl PlacementRow {
-    /// An array of which each device holds `bytes`.
+    /// The row of an array of which each device holds `bytes`.
     pub fn new(
         name: &str,
         dims: &[usize],
-        logical_axes: impl IntoIterator<Item = Option<String>>,
+        logical_axes: &[Option<LogicalAxis>],
         mesh_axes: String,
         bytes: usize,
     ) -> Self {
-        let logical: Vec<String> =
-            logical_axes.into_iter().map(|axis| axis.unwrap_or_else(|| "-".to_owned())).collect();
+        let logical: Vec<&str> =
+            logical_axes.iter().map(|axis| axis.map_or("-", LogicalAxis::name)).collect();
         Self {
             name: name.to_owned(),
             shape: format!("{dims:?}"),
@@ -68,7 +68,7 @@ impl PlacementRow {
     }
 }
 
-/// Rows under a title, in columns as wide as they need to be, with an empty line behind them. Nothing for no rows.
+/// A table of the rows under a title, in columns of minimum width, followed by an empty line. Empty without rows.
 pub fn placement_table(title: &str, rows: &[PlacementRow]) -> String {
     if rows.is_empty() {
         return String::new();

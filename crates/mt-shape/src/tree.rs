@@ -12,6 +12,12 @@ impl Path {
         &self.0
     }
 
+    /// The path of the structure that holds the leaf.
+    #[must_use]
+    pub fn parent(&self) -> Self {
+        Self(self.0.split_last().map(|(_, outer)| outer.to_vec()).unwrap_or_default())
+    }
+
     /// Descends into a child while `visit` runs.
     pub fn within<R>(&mut self, segment: &str, visit: impl FnOnce(&mut Self) -> R) -> R {
         self.0.push(segment.to_owned());
@@ -55,7 +61,7 @@ pub trait Tree {
     /// The leaves in order, each with its path.
     ///
     /// # Panics
-    /// Two leaves have one path, which flattened fields can lead to.
+    /// Two leaves have the same path, which is possible with flattened fields.
     fn leaves(&self) -> Vec<(Path, Self::Leaf)>
     where
         Self: Sized,

@@ -5,12 +5,10 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::Arc;
-
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use mt_derive::Tree;
-use mt_ir::{Precision, Target};
-use mt_shape::{Axis, DType, Placement, axis};
+use mt_ir::Target;
+use mt_shape::{Axis, DType, axis};
 use mt_trace::{Inputs, Memory, Output, ProgramOptions, Region, SavePolicy, Tensor, program};
 
 const BATCH: Axis = axis("batch", 8);
@@ -133,12 +131,7 @@ enum Kind {
 }
 
 fn programs(criterion: &mut Criterion) {
-    let options = ProgramOptions {
-        name: "step".into(),
-        placement: Arc::new(Placement::single()),
-        target: Target::Accelerator,
-        precision: Precision::Default,
-    };
+    let options = ProgramOptions::new("step", Target::Accelerator);
     let mut group = criterion.benchmark_group("program");
     let kinds = [
         ("loss", Kind::Loss),

@@ -3,7 +3,7 @@
 use std::ops;
 
 use mt_ir::{Binary, Comparison, Literal, Memory, Op, Reduction, Scalar, ShapeError, Unary};
-use mt_shape::{Axis, DType, HostArray, Sharding};
+use mt_shape::{Axis, DType, HostArray, LogicalAxis, Sharding};
 
 use crate::{
     Region, Tensor,
@@ -385,7 +385,7 @@ impl<'t> Tensor<'t> {
     /// Constrains the tensor's sharding: for each axis, in order, its logical name, or `None` for an axis that is never
     /// split.
     #[track_caller]
-    pub fn constrain(self, logical_axes: &[Option<&str>]) -> Self {
+    pub fn constrain(self, logical_axes: &[Option<LogicalAxis>]) -> Self {
         let Some(spec) = self.placed_by(CONSTRAIN, logical_axes) else { return self };
         let axes = self.axes();
         let scope = self.trace.scope();

@@ -5,7 +5,7 @@ use std::panic::Location;
 use mt_autodiff::AutodiffError;
 use mt_ir::{ShapeError, VerifyError};
 
-/// An operation was misused while tracing.
+/// The misuse of an operation while tracing.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("`{operation}`{}{shapes}: {kind} ({location})", in_scope(scope))]
 pub struct TraceError {

@@ -1,17 +1,17 @@
 //! Per-device code: computation on each device's shards, and collectives among devices.
 //!
-//! Model code does not know mesh axes. It names the logical axes by which a tensor is sharded, and learns whether these
-//! split an axis. Per-device code is manual over all mesh axes, never over some of them, so the partitioner adds no
-//! communication inside.
+//! Model code does not know mesh axes. It names the logical axes by which a tensor is sharded, and learns which of the
+//! tensor's axes they split. Per-device code is manual over all mesh axes, never over a subset, so the partitioner adds
+//! no communication inside.
 
 use std::sync::Arc;
 
 use mt_ir::{Collective, CollectiveKind, ManualComputation, Op, ShapeError};
-use mt_shape::{Axis, PartitionSpec};
+use mt_shape::{Axis, LogicalAxis, PartitionSpec};
 
 use crate::{Tensor, trace::sizes};
 
-/// How the axes of some tensors are sharded over devices.
+/// The sharding of some tensors' axes over devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parts {
     /// Names and sizes of all mesh axes.
@@ -19,7 +19,7 @@ pub struct Parts {
     split: Vec<(&'static str, DeviceGroup)>,
 }
 
-/// The devices over which an axis is sharded. Each holds one of the equally large shards, in order.
+/// The devices over which an axis is sharded. Each holds one of the equally sized shards, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceGroup {
     /// Names and sizes of the mesh axes, the slowest first.
@@ -27,9 +27,10 @@ pub struct DeviceGroup {
 }
 
 impl<'t> Tensor<'t> {
-    /// How the tensor's axes are sharded when it is constrained by these logical axes. In per-device code no axis is.
+    /// The sharding of the tensor's axes under a constraint by these logical axes. In per-device code no axis is
+    /// sharded.
     #[track_caller]
-    pub fn parts(self, logical_axes: &[Option<&str>]) -> Parts {
+    pub fn parts(self, logical_axes: &[Option<LogicalAxis>]) -> Parts {
         let mesh = self.trace.placement.mesh();
         let size = |axis: &String| mesh.axis_size(axis).unwrap_or(1);
         let spec = self.placed_by("parts", logical_axes).unwrap_or_default();
@@ -46,7 +47,11 @@ impl<'t> Tensor<'t> {
 
     /// The sharding that logical axes give the tensor. `None` on a single device and in per-device code.
     #[track_caller]
-    pub(crate) fn placed_by(self, operation: &str, logical_axes: &[Option<&str>]) -> Option<PartitionSpec> {
+    pub(crate) fn placed_by(
+        self,
+        operation: &str,
+        logical_axes: &[Option<LogicalAxis>],
+    ) -> Option<PartitionSpec> {
         let axes = self.axes();
         if logical_axes.len() != axes.len() {
             let message = format!("{} logical axes given for {} axes", logical_axes.len(), axes.len());
@@ -65,12 +70,12 @@ impl<'t> Tensor<'t> {
 }
 
 impl Parts {
-    /// The devices over which an axis is sharded, if it is.
+    /// The devices over which an axis is sharded, or `None` if it is not.
     pub fn along(&self, axis: &str) -> Option<&DeviceGroup> {
         self.split.iter().find(|(name, _)| *name == axis).map(|(_, group)| group)
     }
 
-    /// Also shards the axes `others` as `axis` is sharded.
+    /// Also shards the axes `others` in the same way as `axis`.
     pub fn with_axes_like(mut self, axis: &'static str, others: &[&'static str]) -> Self {
         if let Some(group) = self.along(axis).cloned() {
             self.split.extend(others.iter().map(|other| (*other, group.clone())));
@@ -79,8 +84,8 @@ impl Parts {
     }
 
     /// Runs `body` on each device with its shards of the arguments, and assembles the results: sharded axes from the
-    /// devices' shards; along other axes all devices return the same values. The body captures nothing. Values that
-    /// differ between devices, such as device numbers, are arguments with a sharded axis.
+    /// devices' shards, while along other axes all devices return the same values. The body captures nothing. Values
+    /// that differ between devices, such as device numbers, are arguments with a sharded axis.
     #[track_caller]
     pub fn run<'t, const A: usize, const N: usize>(
         &self,
@@ -98,7 +103,7 @@ impl Parts {
         arguments: [Tensor<'t>; A],
         body: impl for<'b> FnOnce([Tensor<'b>; A]) -> Vec<Tensor<'b>>,
     ) -> Vec<Tensor<'t>> {
-        const { assert!(A > 0, "what is computed of nothing is the same on every device") };
+        const { assert!(A > 0, "per-device code needs an argument: without one it is the same on every device") };
         let trace = arguments[0].trace;
         let mut locals = Vec::with_capacity(A);
         for argument in arguments {

@@ -9,23 +9,31 @@ use std::{
 use mt_ir::{
     Boundary, Memory, Precision, PrintOptions, Program, Target, eliminate_dead_code, print_program, verify,
 };
-use mt_shape::{Axis, DType, Placement, Sharding};
+use mt_shape::{Axis, DType, LogicalAxis, Placement, Sharding};
 
 use crate::{
     Region, Tensor, TraceError, TraceErrorKind,
     trace::{Trace, sizes},
 };
 
-/// The inputs of a program besides its code.
+/// The inputs of a program in addition to its code.
 #[derive(Clone, Debug)]
 pub struct ProgramOptions {
     pub name: String,
     /// The mesh, and the rules that place logical axes on it.
     pub placement: Arc<Placement>,
-    /// The kind of device that the program is printed for.
+    /// The kind of device for which the program is printed.
     pub target: Target,
-    /// The precision of products of `f32` whose own precision is [`Precision::Default`].
+    /// The precision of `f32` products whose own precision is [`Precision::Default`].
     pub precision: Precision,
+}
+
+impl ProgramOptions {
+    /// A program for one device, with products in the default precision.
+    pub fn new(name: &str, target: Target) -> Self {
+        let placement = Arc::new(Placement::single());
+        Self { name: name.to_owned(), placement, target, precision: Precision::Default }
+    }
 }
 
 /// Declares a program's arguments.
@@ -58,13 +66,14 @@ impl<'t> Inputs<'t> {
         self.region
     }
 
-    /// An argument whose axes have these logical names. A donated argument's memory is reused for results.
+    /// Declares an argument whose axes have these logical names. The memory of a donated argument is reused for
+    /// results.
     pub fn input(
         &self,
         name: &str,
         dtype: DType,
         axes: &[Axis],
-        logical_axes: &[Option<&str>],
+        logical_axes: &[Option<LogicalAxis>],
         donated: bool,
     ) -> Tensor<'t> {
         let sharding = self.placement().sharding(logical_axes, &sizes(axes));
@@ -86,8 +95,8 @@ impl<'t> Inputs<'t> {
         self.region.trace.input(dtype, axes)
     }
 
-    /// A result whose axes have these logical names.
-    pub fn output(&self, name: &str, tensor: Tensor<'t>, logical_axes: &[Option<&str>]) -> Output<'t> {
+    /// Declares a result whose axes have these logical names.
+    pub fn output(&self, name: &str, tensor: Tensor<'t>, logical_axes: &[Option<LogicalAxis>]) -> Output<'t> {
         let sharding = self.placement().sharding(logical_axes, &sizes(&tensor.axes()));
         self.placed_output(name, tensor, sharding)
     }
@@ -102,7 +111,7 @@ impl<'t> Inputs<'t> {
         &self.region.trace.placement
     }
 
-    /// A replicated result: every device has a whole copy.
+    /// Declares a replicated result: every device has a whole copy.
     pub fn replicated(&self, name: &str, tensor: Tensor<'t>) -> Output<'t> {
         let rank = tensor.axes().len();
         self.output(name, tensor, &vec![None; rank])

@@ -77,13 +77,13 @@ impl<'t> Key<'t> {
         self.normal_within(axes, NORMAL_BOUND)
     }
 
-    /// Normal `f32` with mean 0 and standard deviation 1, truncated to ±2, as initializers use it.
+    /// Normal `f32` with mean 0 and standard deviation 1 before truncation to ±2, as initializers use it.
     #[track_caller]
     pub fn truncated_normal(self, axes: &[Axis]) -> Tensor<'t> {
         self.normal_within(axes, TRUNCATED_BOUND)
     }
 
-    /// Normal `f32` with mean 0 and standard deviation 1, truncated to ±`bound`.
+    /// Normal `f32` with mean 0 and standard deviation 1 before truncation to ±`bound`.
     #[track_caller]
     pub fn normal_within(self, axes: &[Axis], bound: f64) -> Tensor<'t> {
         // By inversion: uniform between the values of erf at the bounds, then its inverse. Half a step of distance

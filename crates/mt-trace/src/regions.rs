@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use mt_autodiff::joint;
 use mt_ir::{
-    CustomVjp, Graph, Kernel, KernelOperands, Op, Remat, SavePolicy, Scan, ShapeError, ValueId, While,
-    eliminate_dead_code, verify,
+    CustomVjp, Graph, Kernel, Op, Remat, SavePolicy, Scan, ShapeError, ValueId, While, eliminate_dead_code,
+    verify,
 };
-use mt_shape::{Axis, Tree};
+use mt_shape::{Axis, Tree, kernels::KernelCall};
 
 use crate::{
     Region, Tensor, TraceErrorKind,
@@ -21,9 +21,9 @@ pub struct ScanOptions {
     pub length: usize,
     /// The scanned axis of the inputs and of the stacked outputs. It must be leading.
     pub axis: &'static str,
-    /// From the last slice to the first.
+    /// Whether the scan runs from the last slice to the first.
     pub reverse: bool,
-    /// Which values are saved for the backward pass, in addition to the carry.
+    /// The values saved for the backward pass, in addition to the carry.
     pub save: SavePolicy,
 }
 
@@ -51,7 +51,7 @@ fn check_open(tensors: &[Tensor<'_>]) {
     }
 }
 
-/// Each tensor with the axes of its counterpart.
+/// Broadcasts each tensor to the axes of its counterpart.
 #[track_caller]
 fn broadcast_all<'b>(tensors: &[Tensor<'b>], axes: &[Arc<[Axis]>]) -> Vec<Tensor<'b>> {
     let mut aligned = Vec::with_capacity(tensors.len());
@@ -295,7 +295,7 @@ impl<'t> Region<'t> {
     }
 
     /// Traces `loss` once and returns its value, its other results, and the gradients of the value with respect to
-    /// `parameters`; gradients are zero where the value does not depend on a parameter.
+    /// `parameters`. Gradients are zero if the value does not depend on a parameter.
     #[track_caller]
     pub fn value_and_grad<const N: usize, M, F>(
         self,
@@ -448,15 +448,13 @@ impl<'t> Region<'t> {
         trace.emit_innermost(Op::CustomVjp(Arc::new(op)), &[], arguments, &axes)
     }
 
-    /// The result of `body` for `operands`, computed by the kernel `name` if there is one for the first operand's type.
-    /// The body captures nothing. The operation has no derivative; wrap it in a [`Self::custom_vjp`] to differentiate
-    /// it. `taken` says how the kernel receives its operands.
+    /// The result of `body` for `operands`, computed by a kernel if there is one for the first operand's type. The body
+    /// captures nothing. The operation has no derivative; wrap it in a [`Self::custom_vjp`] to differentiate it.
     #[track_caller]
     pub fn kernel(
         self,
-        name: &'static str,
+        call: &'static KernelCall,
         attributes: Vec<(&'static str, i64)>,
-        taken: KernelOperands,
         operands: &[Tensor<'t>],
         body: impl for<'b> FnOnce(Region<'b>, Vec<Tensor<'b>>) -> Vec<Tensor<'b>>,
     ) -> Vec<Tensor<'t>> {
@@ -469,12 +467,7 @@ impl<'t> Region<'t> {
         let axes = axes_of(&results);
         let body = Arc::new(trace.close(&results).graph);
         let axes: Vec<&[Axis]> = axes.iter().map(|axes| &**axes).collect();
-        trace.emit_innermost(
-            Op::Kernel(Kernel { name, attributes, operands: taken, body }),
-            &[],
-            operands,
-            &axes,
-        )
+        trace.emit_innermost(Op::Kernel(Kernel { call, attributes, body }), &[], operands, &axes)
     }
 
     /// The identity on several tensors at once, across which the compiler does not move or merge computations.

@@ -42,7 +42,7 @@ impl<'t> Tensor<'t> {
         self.trace.dtype(self)
     }
 
-    /// The region the tensor belongs to.
+    /// The region that the tensor belongs to.
     pub fn region(self) -> Region<'t> {
         Region { trace: self.trace, id: self.region }
     }

@@ -1,4 +1,4 @@
-//! Batches on their way to the devices.
+//! Checks batches against the objective and copies them to the devices.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::{
     objective::{BatchArray, Objective},
 };
 
-/// Checks that a batch has the arrays that an objective declares, with elements in their bounds.
+/// Checks that a batch has the arrays that an objective declares, with elements within their bounds.
 ///
 /// # Errors
-/// An array is missing, of another type or shape, or holds a number out of bounds.
+/// An array is missing, has another type or shape, or holds an element out of bounds.
 pub(crate) fn check(objective: &dyn Objective, batch: &Batch) -> Result<(), TrainError> {
     for declared in objective.arrays(batch.rows) {
         let wrong = |problem: String| TrainError::WrongBatch { array: declared.name, problem };
@@ -36,7 +36,8 @@ pub(crate) fn check(objective: &dyn Objective, batch: &Batch) -> Result<(), Trai
     Ok(())
 }
 
-/// The arrays that an objective declares, on the devices, for the arguments of a program that take them.
+/// Copies the arrays that an objective declares to the devices, with the shardings of the program's `arguments`. Along
+/// positions, elements are put into the order in which sequences are stored.
 pub(crate) fn to_devices(
     runtime: &Runtime,
     declared: &[BatchArray],
@@ -63,7 +64,7 @@ fn array_of<'a>(batch: &'a Batch, declared: &BatchArray) -> Result<&'a Arc<HostA
     })
 }
 
-/// An array whose elements along a dimension are in the order of the text, in the order in which they are stored.
+/// Permutes an array along the dimension `along` from the order of the text to the order in which tokens are stored.
 pub(crate) fn stored(array: &HostArray, along: usize, order: SequenceOrder) -> HostArray {
     let dims = array.dims();
     let (outer, length) = (dims[..along].iter().product::<usize>(), dims[along]);

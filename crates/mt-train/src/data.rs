@@ -1,11 +1,11 @@
-//! From the configuration to datasets and tokenizers.
+//! Datasets and tokenizers of a run, from the configuration.
 
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use mt_config::{DataGroup, DatasetType, HfTextUnit, PackingType, TokenizerGroup, tokenizer_directory};
+use mt_config::{DataFormat, DataGroup, HfTextUnit, PackingType, TokenizerGroup, tokenizer_directory};
 use mt_data::{
     BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, Dataset, DatasetOptions, EvaluationSet, HeldOut, Packing,
     Remainder, Source, Split, TextDocument, Tokenizer, TokenizerKind, TrainIterator, UnigramModel, Watch,
@@ -18,11 +18,11 @@ use crate::{Observer, TrainError, events};
 pub struct RunData {
     pub train: Box<dyn BatchSource>,
     pub evaluation: Option<Box<dyn HeldOut>>,
-    /// What to compare a quick start with, where the data is text.
+    /// The score of a model that only counts tokens, for comparison with a quick start's loss; set if the data is text.
     pub(crate) baseline: Option<Baseline>,
 }
 
-/// What a model that only counts tokens would achieve.
+/// The inputs for the score of a unigram model, which only counts tokens.
 pub(crate) struct Baseline {
     dataset: Arc<Dataset>,
     options: DatasetOptions,
@@ -31,7 +31,8 @@ pub(crate) struct Baseline {
 }
 
 impl Baseline {
-    /// Bits a byte of the evaluation text under the frequencies of the training tokens.
+    /// Bits per byte of the evaluation text under the token frequencies of the training text. Synthetic data, which has
+    /// no tokenizer, and runs without evaluation give `None`.
     pub fn bits_per_byte(&self) -> Result<Option<f64>, TrainError> {
         let (Some(tokenizer), Some(evaluation)) = (&self.tokenizer, &self.evaluation) else {
             return Ok(None);
@@ -58,34 +59,40 @@ impl Baseline {
     }
 }
 
-/// What the data of a run is made from.
+/// The settings from which a run's data is opened.
 pub struct DataRequest<'a> {
     pub data: &'a DataGroup,
     pub tokenizer: &'a TokenizerGroup,
     pub run_directory: &'a Path,
-    /// The clone whose files are the data of `hf_path=repository`.
+    /// The repository clone whose files are the data of `hf_path=repository`.
     pub repository: &'a Path,
+    /// Rows per training batch.
     pub rows: usize,
+    /// Rows per evaluation batch.
     pub evaluation_rows: usize,
+    /// The maximum number of batches per evaluation; `None` for all held-out data.
     pub evaluation_steps: Option<u64>,
+    /// Whether the run evaluates.
     pub evaluates: bool,
-    /// Where the tokenizer is that comes with the parameters this run begins with, unless another is named.
+    /// The directory of the tokenizer that comes with the loaded parameters, unless the configuration names another
+    /// one.
     pub inherited_tokenizer: Option<PathBuf>,
-    /// The run has checkpoints, so that its tokenizer and its copy of the data are its own.
+    /// Whether the run has checkpoints. If so, the tokenizer and the copy of the data in its directory are used again.
     pub resumes: bool,
     pub observer: &'a Observer,
-    /// Receives the progress of long work, and stops it.
+    /// Receives the progress of long work and can stop it.
     pub watch: Watch<'a>,
 }
 
 impl DataRequest<'_> {
-    /// Rows of text, packed, with a tokenizer that is made unless the run already has one.
+    /// Opens packed rows of text. The tokenizer is the one saved in the run's directory; a run without one loads or
+    /// trains it and saves it there.
     ///
     /// # Errors
-    /// Files or a tokenizer that cannot be read, or that do not fit the model.
+    /// Files or a tokenizer cannot be read, or the vocabulary is too large for the model.
     pub fn text(&self) -> Result<RunData, TrainError> {
         if !self.resumes {
-            // What an attempt left that never came to a checkpoint.
+            // An earlier attempt that stopped before its first checkpoint may have left these directories.
             for stale in [self.run_directory.join("data"), tokenizer_directory(self.run_directory)] {
                 if stale.exists() {
                     std::fs::remove_dir_all(&stale).map_err(TrainError::io("remove", &stale))?;
@@ -131,39 +138,33 @@ impl DataRequest<'_> {
     }
 
     fn sources(&self) -> Result<(Source, Option<Source>), TrainError> {
-        let data = self.data;
-        if data.dataset_type == DatasetType::Synthetic {
-            let source = Source::Synthetic { vocab_size: data.vocab_size };
+        let Some(train) = self.local_source(Split::Train)? else {
+            let source = Source::Synthetic { vocab_size: self.data.vocab_size };
             return Ok((source.clone(), Some(source)));
-        }
-        if data.is_repository() {
-            let train = self.repository_split(Split::Train, "train.jsonl")?;
-            return Ok((train, Some(self.repository_split(Split::Evaluation, "evaluation.jsonl")?)));
-        }
-        let source = |files: Vec<String>, columns: &[String]| {
-            let column = columns.first().cloned().unwrap_or_default();
-            match data.hf_path.as_deref() {
-                Some("json") => Source::JsonLines { files, column },
-                Some("parquet") => Source::Parquet { files, column },
-                _ => Source::Text {
-                    files,
-                    document: match data.hf_text_unit {
-                        HfTextUnit::File => TextDocument::File,
-                        HfTextUnit::Line => TextDocument::Line,
-                    },
-                },
-            }
         };
-        let train = source(data.train_patterns(), &data.train_data_columns);
-        let evaluation = data.eval_patterns();
-        let evaluation = (!evaluation.is_empty()).then(|| source(evaluation, &data.eval_data_columns));
+        let evaluation = match self.data.has_evaluation_data() {
+            true => self.local_source(Split::Evaluation)?,
+            false => None,
+        };
         Ok((train, evaluation))
     }
 
-    /// The files of a repository change as one works in it; a run keeps those that it started with.
-    fn repository_split(&self, split: Split, name: &str) -> Result<Source, TrainError> {
+    /// The source for a split of local data; `None` for synthetic data.
+    fn local_source(&self, split: Split) -> Result<Option<Source>, TrainError> {
+        match local_source(self.data, split, self.repository) {
+            Some(Source::Repository { split, .. }) => Ok(Some(self.repository_split(split)?)),
+            source => Ok(source),
+        }
+    }
+
+    /// The source for a split of the repository's documents. The run keeps its own copy because the repository's files
+    /// change while people work in it.
+    fn repository_split(&self, split: Split) -> Result<Source, TrainError> {
         let directory = self.run_directory.join("data");
-        let file = directory.join(name);
+        let file = directory.join(match split {
+            Split::Train => "train.jsonl",
+            Split::Evaluation => "evaluation.jsonl",
+        });
         if !file.is_file() {
             std::fs::create_dir_all(&directory).map_err(TrainError::io("create", &directory))?;
             save_documents(&file, &repository_documents(self.repository, split)?)?;
@@ -172,7 +173,7 @@ impl DataRequest<'_> {
     }
 
     fn open_tokenizer(&self, train: &Dataset) -> Result<Option<Arc<Tokenizer>>, TrainError> {
-        if self.data.dataset_type == DatasetType::Synthetic {
+        if self.data.format().is_none() {
             return Ok(None);
         }
         let directory = tokenizer_directory(self.run_directory);
@@ -205,5 +206,72 @@ impl DataRequest<'_> {
             None => Tokenizer::bytes(),
             Some(path) => load(path)?,
         })
+    }
+}
+
+/// The source for a split of the local data that the configuration names, and `None` for synthetic data. The files of a
+/// repository are read below `repository`.
+pub fn local_source(data: &DataGroup, split: Split, repository: &Path) -> Option<Source> {
+    let (files, columns) = match split {
+        Split::Train => (data.train_patterns(), &data.train_data_columns),
+        Split::Evaluation => (data.eval_patterns(), &data.eval_data_columns),
+    };
+    let column = columns.first().cloned().unwrap_or_default();
+    Some(match data.format()? {
+        DataFormat::Text => Source::Text {
+            files,
+            document: match data.hf_text_unit {
+                HfTextUnit::File => TextDocument::File,
+                HfTextUnit::Line => TextDocument::Line,
+            },
+        },
+        DataFormat::Json => Source::JsonLines { files, column },
+        DataFormat::Parquet => Source::Parquet { files, column },
+        DataFormat::Repository => Source::Repository { root: repository.to_owned(), split },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use mt_config::{Config, Request};
+
+    use super::*;
+
+    #[test]
+    fn each_format_has_its_source() {
+        let source = |arguments: &[&str], split| {
+            let files = ["hf_train_files=a,b", "hf_eval_files=c", "eval_data_columns=[body]"];
+            let arguments = files.iter().chain(arguments).map(|argument| (*argument).to_owned()).collect();
+            let config = Config::resolve(&Request { arguments, ..Request::default() }).unwrap();
+            local_source(&DataGroup::from_config(&config).unwrap(), split, Path::new("clone"))
+        };
+        let files = || vec!["a".to_owned(), "b".to_owned()];
+        let document = TextDocument::Line;
+        let cases = [
+            (
+                &["dataset_type=hf", "hf_path=text", "hf_text_unit=line"][..],
+                Some(Source::Text { files: files(), document }),
+            ),
+            (
+                &["dataset_type=hf", "hf_path=json"],
+                Some(Source::JsonLines { files: files(), column: "text".to_owned() }),
+            ),
+            (
+                &["dataset_type=hf", "hf_path=parquet", "train_data_columns=[body]"],
+                Some(Source::Parquet { files: files(), column: "body".to_owned() }),
+            ),
+            (
+                &["dataset_type=hf", "hf_path=repository"],
+                Some(Source::Repository { root: "clone".into(), split: Split::Train }),
+            ),
+            (&["dataset_type=synthetic", "hf_path=text"], None),
+        ];
+        for (arguments, expected) in cases {
+            assert_eq!(source(arguments, Split::Train), expected, "{arguments:?}");
+        }
+        assert_eq!(
+            source(&["dataset_type=hf", "hf_path=json"], Split::Evaluation),
+            Some(Source::JsonLines { files: vec!["c".to_owned()], column: "body".to_owned() })
+        );
     }
 }

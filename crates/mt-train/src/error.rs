@@ -1,4 +1,4 @@
-//! What can stop a run.
+//! Errors of training runs.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use mt_trace::TraceError;
 
 use crate::{masks::MaskError, metrics::MetricsError, query_key_clip::QueryKeyClipError};
 
-/// A run could not start or go on.
+/// The reason why a run could not start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     #[error(transparent)]
@@ -46,7 +46,7 @@ pub enum TrainError {
     NonFiniteLoss {
         step: u64,
         loss: f64,
-        /// Whether there is a checkpoint of an earlier step.
+        /// Whether a checkpoint of an earlier step exists.
         is_saved: bool,
     },
     #[error(
@@ -66,6 +66,17 @@ pub enum TrainError {
         "`parameter_memory_host_offload` is `true`, which is not built for objectives with frozen models\nhint: leave out `parameter_memory_host_offload`"
     )]
     FrozenOffloaded,
+    #[error(
+        "`{parameter}` has a format of weights that is not trained from the beginning\nhint: name a run or a published model to start from: `load_parameters_path=maxtext_output/my_run`"
+    )]
+    OnlyLoaded { parameter: String },
+    #[error(
+        "line {line} of `{path}` is not a record of goodput\nhint: remove the file to begin a new record",
+        path = path.display()
+    )]
+    NotGoodput { path: PathBuf, line: usize },
+    #[error("the plugin's profile cannot be read: {0}")]
+    Profile(prost::DecodeError),
     #[error("the state was lost when a step failed\nhint: start again from the last checkpoint")]
     StateLost,
     #[error("no step is done yet, so there is no state to save")]
@@ -75,7 +86,7 @@ pub enum TrainError {
 }
 
 impl TrainError {
-    /// Whether what the user asked for is at fault, rather than the machine or the run.
+    /// Whether the user's input caused the error, rather than the machine or the run.
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::Config(_)
@@ -88,13 +99,19 @@ impl TrainError {
             | Self::WrongBatch { .. }
             | Self::EvaluationRows { .. }
             | Self::FrozenOffloaded
+            | Self::OnlyLoaded { .. }
+            | Self::NotGoodput { .. }
             | Self::NoBatch => true,
             Self::Data(error) => error.is_user_error(),
             Self::Runtime(error) => error.is_user_error(),
             Self::Checkpoint(error) => error.is_user_error(),
             Self::State(error) => error.is_user_error(),
             Self::Metrics(error) => error.is_user_error(),
-            Self::Trace { .. } | Self::NonFiniteLoss { .. } | Self::StateLost | Self::NothingToSave => false,
+            Self::Trace { .. }
+            | Self::Profile(_)
+            | Self::NonFiniteLoss { .. }
+            | Self::StateLost
+            | Self::NothingToSave => false,
             Self::Io { source, .. } => source.kind() == std::io::ErrorKind::PermissionDenied,
         }
     }

@@ -14,19 +14,19 @@ use crate::{
     plan::compile_settings,
 };
 
-/// How many batches may be on the device at once.
+/// The maximum number of batches whose results are pending on the device.
 const IN_FLIGHT: usize = 2;
 
-/// The compiled evaluation of batches of one size.
+/// The compiled evaluation program for one batch size.
 pub(crate) struct Evaluation {
-    /// The rows of its batches.
+    /// Rows per batch.
     pub rows: usize,
     program: Measured<Executable>,
     order: SequenceOrder,
 }
 
 impl Evaluation {
-    /// Compiles the evaluation, which may have a mesh and rules of its own.
+    /// Compiles the evaluation program, which may have its own mesh and placement rules.
     pub fn compile(plan: &TrainPlan, runtime: &Runtime, rows: usize) -> Result<Self, TrainError> {
         let group = plan.settings.placement.for_evaluation();
         let programs = plan.programs_at(Arc::new(group.placement(&plan.topology)?));
@@ -38,7 +38,10 @@ impl Evaluation {
         Ok(Self { rows, program, order: programs.order })
     }
 
-    /// Evaluates the parameters, of the trained model and of frozen ones, as they are before step `step`.
+    /// Evaluates the trained and frozen parameters as they are before step `step`.
+    ///
+    /// # Errors
+    /// A batch has another number of rows than [`Evaluation::rows`], or reading data or running the program fails.
     pub fn run(
         &self,
         runtime: &Runtime,
@@ -49,7 +52,7 @@ impl Evaluation {
     ) -> Result<EvaluationMeasurements, TrainError> {
         let program = &self.program.program;
         let own: Vec<&Array> = trained.iter().chain(frozen).collect();
-        // Evaluation may have a placement of its own.
+        // Evaluation may have its own placement.
         let moved: Vec<Option<Array>> = own
             .iter()
             .zip(program.inputs())

@@ -1,42 +1,45 @@
-//! Events of a run, for its caller.
+//! Events that a run reports to its caller.
 
 use std::{path::PathBuf, sync::Arc};
 
 use mt_config::{Difference, Notice};
+use mt_runtime::Installation;
 
 use crate::metrics::{EvaluationRecord, StepRecord};
 
-/// Something that happened in a run. This crate prints nothing: the caller shows events as it likes.
+/// An event of a run. This crate prints nothing; the caller decides how to show events.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// The input was found to be right; long work begins.
+    /// A missing plugin is installed.
+    Installing(Installation),
+    /// The input was checked and accepted; long work begins.
     Accepted,
     Notice(Notice),
-    /// Text in lines that a key requests, such as a table of placements.
+    /// Lines of text that a key requests, such as a table of placements.
     Report(String),
-    /// How far reading the data or training a tokenizer is. Sent many times a second.
+    /// The progress of reading data or training a tokenizer. Sent many times a second.
     Progress(mt_data::Progress),
     /// The run continues from a checkpoint.
     Resumed {
-        /// The first step to be done.
+        /// The first step that the resumed run does.
         step: u64,
         /// The checkpoint's directory.
         checkpoint: PathBuf,
-        /// Values of the configuration that are others than those the run was saved with.
+        /// Configuration values that differ from those saved with the run.
         changes: Vec<Difference>,
     },
-    /// The loop over steps begins.
+    /// The training loop begins.
     Started {
         first_step: u64,
         total_steps: u64,
     },
     Step(StepRecord),
     Evaluation(EvaluationRecord),
-    /// The loop over steps ended.
+    /// The training loop ended.
     Ended,
 }
 
-/// Receives events, from any thread, in the order in which they happen.
+/// Receives events in the order in which they happen, from any thread.
 pub type Observer = Arc<dyn Fn(Event) + Send + Sync>;
 
 /// Sends a note to an observer.

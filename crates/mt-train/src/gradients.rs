@@ -1,20 +1,21 @@
-//! The loss of a batch and its gradients, in micro-batches, for any objective.
+//! The loss of a batch and its gradients, accumulated over micro-batches, for any objective.
 
 use std::sync::Arc;
 
 use mt_derive::Tree;
-use mt_models::{Model, OfLayers};
+use mt_models::{LayerOutput, Model, OfLayers, OutputLabel, Reduce, statistics};
 use mt_nn::{
     LayerPlace, ParamSpec,
     axes::{BATCH, POSITION},
     divisor,
 };
-use mt_shape::{Axis, DType, Path, axis};
+use mt_shape::{Axis, DType, LogicalAxis, Path, axis};
 use mt_trace::{Key, Region, ScanOptions, Tensor};
 
 use crate::{
     objective::{
-        BatchArray, BatchTensors, BoundModel, FrozenModel, ModelUse, Models, NamedTensors, Objective,
+        BatchArray, BatchTensors, BoundModel, FrozenModel, MetricName, ModelUse, Models, NamedTensors,
+        Objective,
     },
     query_key_clip::SCORES,
 };
@@ -26,34 +27,36 @@ pub(crate) struct LossRule {
     pub model: Arc<dyn Model>,
     pub frozen: Arc<[FrozenModel]>,
     pub usage: ModelUse,
-    /// The type that gradients are handed on in. Those of micro-batches are added up in `f32`.
+    /// The type of the returned gradients. Gradients of micro-batches are accumulated in `f32`.
     pub gradient_dtype: DType,
     /// The number of micro-batches, which run one after the other.
     pub accumulation_steps: usize,
-    /// The logical axes of a batch's rows and positions.
-    pub batch_axes: [String; 2],
+    /// The logical axes of a batch's rows and of its positions.
+    pub batch_axes: [LogicalAxis; 2],
 }
 
-/// The parameters of all models in a program.
+/// The traced parameters of all models.
 #[derive(Clone)]
 pub(crate) struct ModelTensors<'t> {
     pub trained: Vec<Tensor<'t>>,
-    /// In the order of the frozen models.
+    /// The parameters of each frozen model, in the order of [`LossRule::frozen`].
     pub frozen: Vec<Vec<Tensor<'t>>>,
 }
 
-/// The loss of a batch and what follows from it.
+/// The loss of a batch, its gradients and its other outputs.
 pub(crate) struct LossAndGradients<'t> {
-    /// The loss that was differentiated, per unit of weight.
+    /// The differentiated loss, divided by the weight of the batch.
     pub loss: Tensor<'t>,
     /// The weight of the batch, such as its number of tokens.
     pub weights: Tensor<'t>,
     /// The terms of the loss, if it has several.
     pub metrics: NamedTensors<'t>,
-    /// In the order of the parameters, placed as they are.
+    /// In the order of the parameters and with their placement; zero for parameters that training cannot change.
     pub gradients: Vec<Tensor<'t>>,
-    /// The largest scores of each head, if they are wanted: `[q_heads]`, or stacked.
+    /// The largest attention logit of each head if QK-clip needs it: `[q_heads]` per layer, stacked for scanned layers.
     pub scores: Vec<OfLayers<'t>>,
+    /// The statistics of each layer's activations, if they are wanted.
+    pub statistics: NamedTensors<'t>,
 }
 
 /// The inputs of a micro-batch's loss.
@@ -63,20 +66,25 @@ struct MicroBatch<'a, 't> {
     frozen: &'a [Vec<Tensor<'t>>],
     batch: &'a BatchTensors<'t>,
     dropout: Key<'t>,
-    /// Divisors of sums over the whole batch.
+    /// The divisors of sums over the whole batch.
     divisors: &'a [Tensor<'t>],
 }
 
-/// Names and layers of the values that a loss returns beside itself, in their order.
+/// The parameters that training can change.
+fn trainable(specs: &[(Path, ParamSpec)]) -> impl Iterator<Item = &(Path, ParamSpec)> {
+    specs.iter().filter(|(_, spec)| spec.is_trainable)
+}
+
+/// Names and layers of the auxiliary outputs of a loss, in output order.
 #[derive(Default)]
 struct SideNames {
     /// Terms of the loss.
-    terms: Vec<&'static str>,
-    /// The layers whose largest scores follow.
-    places: Vec<LayerPlace>,
+    terms: Vec<MetricName>,
+    /// The layer outputs that follow the terms.
+    layer_outputs: Vec<(OutputLabel, LayerPlace)>,
 }
 
-/// A list of parameters, to be differentiated.
+/// A list of parameters to differentiate.
 #[derive(Tree)]
 struct Parameters<L>(Vec<L>);
 
@@ -91,12 +99,12 @@ const MICRO_BATCH: &str = "part";
 
 impl LossRule {
     /// The logical names of an array's axes.
-    pub fn logical_axes<'a>(&'a self, array: &BatchArray) -> Vec<Option<&'a str>> {
+    pub fn logical_axes(&self, array: &BatchArray) -> Vec<Option<LogicalAxis>> {
         array.axes.iter().map(|axis| self.logical_axis(axis)).collect()
     }
 
-    fn logical_axis(&self, axis: &Axis) -> Option<&str> {
-        let [rows, positions] = &self.batch_axes;
+    fn logical_axis(&self, axis: &Axis) -> Option<LogicalAxis> {
+        let [rows, positions] = self.batch_axes;
         match axis.name {
             BATCH => Some(rows),
             POSITION => Some(positions),
@@ -104,11 +112,11 @@ impl LossRule {
         }
     }
 
-    /// The loss of a batch with its gradients, the parameters being described by `specs`.
+    /// The gradients of a batch's loss with respect to the parameters that `specs` describes, and the loss itself.
     ///
-    /// However many micro-batches there are, the loss is that of the whole batch: each row or token counts the same in
-    /// any of them, as the weights of all are known before the first micro-batch is computed. Losses that are not sums
-    /// over the batch are averaged over micro-batches.
+    /// The loss is that of the whole batch, whatever the number of micro-batches: each row or token has the same weight
+    /// in any micro-batch, because the weights of the whole batch are computed before the first micro-batch. Losses
+    /// that are not sums over the batch are averaged over micro-batches.
     pub fn loss_and_gradients<'t>(
         &self,
         specs: &[(Path, ParamSpec)],
@@ -127,20 +135,28 @@ impl LossRule {
         } else {
             self.accumulate(region, specs, models, (batch, dropout, &divisors), &mut names)
         };
-        let (terms, scores) = others.split_at(names.terms.len());
-        let scores = names.places.iter().zip(scores);
+        let (terms, of_layers) = others.split_at(names.terms.len());
+        let of_layers = names.layer_outputs.iter().zip(of_layers);
+        let of_layers =
+            of_layers.map(|((label, place), value)| OfLayers { label: *label, place: *place, value: *value });
+        let (scores, others): (Vec<_>, Vec<_>) = of_layers.partition(|made| made.label.kind == SCORES);
+        let mut gradients = gradients.into_iter();
+        let gradient_of = |(_, spec): &(Path, ParamSpec)| match spec.is_trainable {
+            true => gradients.next().expect("every parameter that can be trained has a gradient"),
+            false => region.full(self.gradient_dtype, &spec.axes, 0.0),
+        };
         LossAndGradients {
             loss,
             weights: weights[0],
-            metrics: names.terms.iter().copied().zip(terms.iter().copied()).collect(),
-            gradients,
-            scores: scores
-                .map(|(place, value)| OfLayers { label: SCORES.label(), place: *place, value: *value })
-                .collect(),
+            metrics: names.terms.iter().cloned().zip(terms.iter().copied()).collect(),
+            gradients: specs.iter().map(gradient_of).collect(),
+            scores,
+            statistics: statistics(&others).into_iter().map(|(name, value)| (name.into(), value)).collect(),
         }
     }
 
-    /// Adds up micro-batches, one after the other.
+    /// Scans over micro-batches and sums their terms and the gradients of trainable parameters. The largest attention
+    /// logits are the maxima over micro-batches.
     fn accumulate<'t>(
         &self,
         region: Region<'t>,
@@ -149,8 +165,7 @@ impl LossRule {
         (batch, dropout, divisors): (&BatchTensors<'t>, Key<'t>, &[Tensor<'t>]),
         names: &mut SideNames,
     ) -> (Tensor<'t>, Vec<Tensor<'t>>, Vec<Tensor<'t>>) {
-        let zeros: Vec<Tensor<'t>> = specs
-            .iter()
+        let zeros: Vec<Tensor<'t>> = trainable(specs)
             .map(|(_, spec)| region.full(DType::F32, &spec.axes, 0.0).constrain(&spec.logical_axes))
             .collect();
         let slices = self.cut(region, batch);
@@ -158,7 +173,7 @@ impl LossRule {
         let (sums, stacked) = region.scan_lists(options, &zeros, &slices, |region, sums, slice| {
             let ModelTensors { trained, frozen } = models.clone();
             let batch = BatchTensors::new(batch.names(), slice.arrays, batch.order);
-            // Rows of different micro-batches are dropped from differently.
+            // Each micro-batch drops other elements.
             let dropout = Key::fold_in(dropout, slice.index);
             let divisors: Vec<Tensor<'_>> = divisors.to_vec();
             let given = MicroBatch {
@@ -169,23 +184,30 @@ impl LossRule {
                 divisors: &divisors,
             };
             let (loss, others, gradients) = self.differentiate(*region, specs, given, names);
-            let sums = sums.iter().zip(&gradients).zip(specs).map(|((sum, gradient), (_, spec))| {
-                // They stay split from one micro-batch to the next.
-                (*sum + gradient.cast(DType::F32)).constrain(&spec.logical_axes)
-            });
+            let sums =
+                sums.iter().zip(&gradients).zip(trainable(specs)).map(|((sum, gradient), (_, spec))| {
+                    // Accumulated gradients stay sharded from one micro-batch to the next.
+                    (*sum + gradient.cast(DType::F32)).constrain(&spec.logical_axes)
+                });
             (sums.collect(), [vec![loss], others].concat())
         });
-        let (sums_of_terms, maxima) = stacked.split_at(1 + names.terms.len());
+        let (sums_of_terms, of_layers) = stacked.split_at(1 + names.terms.len());
+        let of_batch =
+            |((label, _), values): (&(OutputLabel, LayerPlace), &Tensor<'t>)| match reduction(label) {
+                Reduce::Largest => values.max(&[MICRO_BATCH]),
+                Reduce::Mean => values.mean(&[MICRO_BATCH]),
+            };
         let totals: Vec<Tensor<'t>> = sums_of_terms
             .iter()
             .map(|values| values.sum(&[MICRO_BATCH]))
-            .chain(maxima.iter().map(|values| values.max(&[MICRO_BATCH])))
+            .chain(names.layer_outputs.iter().zip(of_layers).map(of_batch))
             .collect();
         let gradients = sums.iter().map(|sum| sum.cast(self.gradient_dtype)).collect();
         (totals[0], totals[1..].to_vec(), gradients)
     }
 
-    /// The share of a batch's loss that a micro-batch has, the values that `names` tells, and its gradients.
+    /// A micro-batch's share of the batch's loss, the auxiliary outputs that `names` lists, and the gradients of trainable
+    /// parameters.
     fn differentiate<'t>(
         &self,
         region: Region<'t>,
@@ -194,12 +216,19 @@ impl LossRule {
         names: &mut SideNames,
     ) -> (Tensor<'t>, Vec<Tensor<'t>>, Vec<Tensor<'t>>) {
         let frozen_specs = self.frozen_specs();
+        let with_specs = given.parameters.iter().zip(specs);
+        let differentiated = with_specs.filter(|(_, (_, spec))| spec.is_trainable).map(|(tensor, _)| *tensor);
         let (loss, others, gradients) =
-            region.value_and_grad_list(&Parameters(given.parameters.to_vec()), |_, parameters| {
+            region.value_and_grad_list(&Parameters(differentiated.collect()), |_, differentiated| {
+                let mut differentiated = differentiated.0.iter();
+                let parameter = |(tensor, (_, spec)): (&Tensor<'t>, &(Path, ParamSpec))| {
+                    if spec.is_trainable { *differentiated.next().expect("one for each") } else { *tensor }
+                };
+                let parameters: Vec<_> = given.parameters.iter().zip(specs).map(parameter).collect();
                 let trained = BoundModel {
                     model: &*self.model,
                     specs,
-                    parameters: &parameters.0,
+                    parameters: &parameters,
                     usage: self.usage,
                     dropout: Some(given.dropout),
                     is_differentiated: true,
@@ -214,23 +243,24 @@ impl LossRule {
                     share = share + auxiliary;
                     terms.push((name, auxiliary));
                 }
-                let scores = loss.side.layer_outputs;
-                names.terms = terms.iter().map(|(name, _)| *name).collect();
-                names.places = scores.iter().map(|scores| scores.place).collect();
-                let scores = scores.iter().map(|scores| scores.value.max(&[BATCH]));
-                (share, terms.into_iter().map(|(_, value)| value).chain(scores).collect())
+                let of_layers = loss.side.layer_outputs;
+                names.terms = terms.iter().map(|(name, _)| name.clone()).collect();
+                names.layer_outputs = of_layers.iter().map(|made| (made.label, made.place)).collect();
+                let of_layers = of_layers.iter().map(over_rows);
+                (share, terms.into_iter().map(|(_, value)| value).chain(of_layers).collect())
             });
-        // Without these the partitioner may leave gradients, and with them the optimizer, on every device.
+        // Without these constraints the partitioner may replicate gradients, and with them the optimizer, on every
+        // device.
         let gradients = gradients
             .0
             .iter()
-            .zip(specs)
+            .zip(trainable(specs))
             .map(|(gradient, (_, spec))| gradient.cast(self.gradient_dtype).constrain(&spec.logical_axes))
             .collect();
         (loss, others, gradients)
     }
 
-    /// The sums over a batch that an evaluation adds up.
+    /// The sums over one batch that an evaluation accumulates.
     pub fn evaluate<'t>(
         &self,
         specs: &[(Path, ParamSpec)],
@@ -271,8 +301,8 @@ impl LossRule {
         bound.collect()
     }
 
-    /// A batch in micro-batches: `[part, batch, …]`. Neighbouring rows go to different micro-batches, so that each has
-    /// rows of every device and nothing moves between them.
+    /// Cuts a batch into micro-batches: `[part, batch, …]`. Adjacent rows go to different micro-batches, so each
+    /// micro-batch has rows of every device and no row moves between devices.
     fn cut<'t>(&self, region: Region<'t>, batch: &BatchTensors<'t>) -> Slice<Tensor<'t>> {
         let parts = axis(MICRO_BATCH, self.accumulation_steps);
         let cut = |tensor: Tensor<'t>| {
@@ -280,11 +310,24 @@ impl LossRule {
             let cut = tensor.split(BATCH, &[axis(BATCH, rows), parts]);
             let rest: Vec<Axis> =
                 cut.axes().iter().filter(|axis| axis.name != MICRO_BATCH).copied().collect();
-            let logical: Vec<Option<&str>> =
+            let logical: Vec<Option<LogicalAxis>> =
                 std::iter::once(None).chain(rest.iter().map(|axis| self.logical_axis(axis))).collect();
             cut.broadcast(&[&[parts], rest.as_slice()].concat()).constrain(&logical)
         };
         let index = region.iota(DType::I32, parts);
         Slice { index, arrays: batch.tensors().map(cut).collect() }
+    }
+}
+
+/// How a side output of micro-batches becomes that of the batch.
+fn reduction(label: &OutputLabel) -> Reduce {
+    label.reduce.expect("training takes no output of single tokens")
+}
+
+/// A side output of layers, for all rows of a micro-batch.
+fn over_rows<'t>(made: &OfLayers<'t>) -> Tensor<'t> {
+    match made.label.kind {
+        LayerOutput::LargestScores => made.value.max(&[BATCH]),
+        _ => made.value,
     }
 }

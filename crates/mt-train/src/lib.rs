@@ -1,7 +1,8 @@
 //! Training: the loop, its programs, metrics and checkpoints.
 //!
-//! Phase: run. [`train`] takes a resolved configuration and leaves a run's directory: checkpoints, metrics, the
-//! tokenizer and the configuration. Below: models, data, optimizers and the runtime; above: the command line.
+//! Phase: run. [`train`] takes a resolved configuration and fills a run's directory with checkpoints, metrics, the
+//! tokenizer and the configuration. Models, data, optimizers and the runtime are below this crate; the command line is
+//! above it.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,7 @@ mod gradients;
 mod masks;
 mod measured;
 pub mod metrics;
+mod monitor;
 pub mod objective;
 mod optimizer_tree;
 mod peak;
@@ -35,10 +37,12 @@ mod update;
 #[cfg(test)]
 mod tests;
 
+pub use data::local_source;
 pub use error::TrainError;
 pub use events::{Event, Observer};
 pub use masks::MaskError;
 pub use measured::PendingMetrics;
+pub use monitor::GoodputSummary;
 pub use plan::{ArgumentBytes, Devices, Intended, TrainPlan};
 pub use planned::{KeptBytes, PlannedArray, StateKind};
 pub use query_key_clip::QueryKeyClipError;

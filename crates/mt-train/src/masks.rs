@@ -1,18 +1,19 @@
-//! Parameters chosen by patterns over their names in MaxText's checkpoints, such as `decoder/decoder_norm/scale`.
+//! Masks of parameters: regular expressions over parameter names in MaxText's checkpoints, such as
+//! `decoder/decoder_norm/scale`.
 
 use fancy_regex::Regex;
 
 use crate::TrainError;
 
-/// A mask does not fit the parameters.
+/// A mask that does not fit the model's parameters.
 #[derive(Debug, thiserror::Error)]
 pub enum MaskError {
     #[error(
-        "`{pattern}` of `{key}` is not a regular expression: {reason}\nhint: a name is matched if the expression fits any part of it; `.*` stands for any text"
+        "`{pattern}` of `{key}` is not a regular expression: {reason}\nhint: an expression matches a name if it fits any substring; `.*` stands for any text"
     )]
     NotAnExpression { key: &'static str, pattern: String, reason: String },
     #[error(
-        "`{pattern}` of `{key}` fits the name of no parameter\nhint: {}names are such as `{example}`",
+        "`{pattern}` of `{key}` matches no parameter name\nhint: {}names are such as `{example}`",
         did_you_mean(near)
     )]
     NoParameter { key: &'static str, pattern: String, near: Vec<String>, example: String },
@@ -20,6 +21,10 @@ pub enum MaskError {
         "the expression `{pattern}` of `{key}` takes too long on the name `{name}`: {reason}\nhint: use a simpler one"
     )]
     TooHard { key: &'static str, pattern: String, name: String, reason: String },
+    #[error(
+        "no parameter is trained: the format of the weights holds `{example}` in a form that training cannot change\nhint: leave out `trainable_parameters_mask`, or let it fit parameters of another format"
+    )]
+    NothingTrainable { example: String },
 }
 
 fn did_you_mean(near: &[String]) -> String {
@@ -30,10 +35,11 @@ fn did_you_mean(near: &[String]) -> String {
     format!("did you mean {}? ", names.join(" or "))
 }
 
-/// Which parameters are trained: all if there is no pattern, else those that one fits.
+/// The mask of trained parameters, in the order of `names`: the parameters that any pattern matches, or all without
+/// patterns.
 ///
 /// # Errors
-/// A pattern is no expression or fits nothing, so that at least one parameter is trained.
+/// A pattern is no regular expression or matches no parameter. At least one parameter is therefore trained.
 pub(crate) fn trained(patterns: &[String], names: &[String]) -> Result<Vec<bool>, TrainError> {
     const KEY: &str = "trainable_parameters_mask";
     if patterns.is_empty() {
@@ -50,11 +56,11 @@ pub(crate) fn trained(patterns: &[String], names: &[String]) -> Result<Vec<bool>
     Ok(trained)
 }
 
-/// Which parameters do not decay: those that a pattern fits. Lists of patterns are written for many models, so one may
-/// fit nothing as long as another fits something; these are returned as well.
+/// The mask of parameters that do not decay: those that any pattern matches. The second result lists the patterns that
+/// match no parameter, since one list of patterns serves many models.
 ///
 /// # Errors
-/// A pattern is no expression, or none fits anything.
+/// A pattern is no regular expression, or no pattern matches any parameter.
 pub(crate) fn undecayed<'a>(
     patterns: &'a [String],
     names: &[String],
@@ -75,6 +81,24 @@ pub(crate) fn undecayed<'a>(
         return Err(no_parameter(KEY, pattern, names).into());
     }
     Ok((undecayed, idle))
+}
+
+/// Those of the trained parameters that training can change.
+///
+/// # Errors
+/// There are none.
+pub(crate) fn trainable(
+    trained: &[bool],
+    can_be_trained: impl Iterator<Item = bool>,
+    names: &[String],
+) -> Result<Vec<bool>, MaskError> {
+    let both: Vec<bool> = trained.iter().zip(can_be_trained).map(|(one, other)| *one && other).collect();
+    match trained.iter().position(|is_trained| *is_trained) {
+        Some(first) if !both.contains(&true) => {
+            Err(MaskError::NothingTrainable { example: names[first].clone() })
+        }
+        _ => Ok(both),
+    }
 }
 
 fn fitting(key: &'static str, pattern: &str, names: &[String]) -> Result<Vec<bool>, MaskError> {
@@ -101,7 +125,7 @@ fn join(all: &mut [bool], more: &[bool]) {
 }
 
 fn no_parameter(key: &'static str, pattern: &str, names: &[String]) -> MaskError {
-    // What is left of an expression without its signs is likely a misspelled part of a name.
+    // Without the operators, the rest of an expression is likely a misspelled component of a name.
     let word: String =
         pattern.chars().filter(|sign| sign.is_alphanumeric() || matches!(sign, '_' | '/')).collect();
     let mut parts: Vec<&str> = names.iter().flat_map(|name| name.split('/')).collect();
@@ -150,12 +174,24 @@ mod tests {
     }
 
     #[test]
+    fn something_is_left_to_train() {
+        let check = |trained: [bool; 3], can_be: [bool; 3]| trainable(&trained, can_be.into_iter(), &names());
+        assert_eq!(check([true; 3], [false, true, true]).unwrap(), [false, true, true]);
+        assert_eq!(check([true, false, true], [false, true, true]).unwrap(), [false, false, true]);
+        let error = check([true, false, false], [false, true, true]).unwrap_err().to_string();
+        assert!(
+            error.starts_with("no parameter is trained: ") && error.contains("mlp/wi_0/kernel"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn patterns_that_choose_nothing_are_refused() {
         let error = trained(&patterns(&["mlp", "embeding"]), &names()).unwrap_err().to_string();
-        assert!(error.contains("`embeding` of `trainable_parameters_mask` fits"), "{error}");
+        assert!(error.contains("`embeding` of `trainable_parameters_mask` matches"), "{error}");
         assert!(error.contains("did you mean `embedding`"), "{error}");
         let error = undecayed(&patterns(&[".*bias"]), &names()).unwrap_err().to_string();
-        assert!(error.contains("`.*bias` of `adamw_mask` fits the name of no parameter"), "{error}");
+        assert!(error.contains("`.*bias` of `adamw_mask` matches no parameter name"), "{error}");
         let error = undecayed(&patterns(&["norm("]), &names()).unwrap_err().to_string();
         assert!(error.contains("`norm(` of `adamw_mask` is not a regular expression"), "{error}");
     }

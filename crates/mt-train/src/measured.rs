@@ -1,4 +1,4 @@
-//! Programs whose last result is a vector of named values.
+//! Programs whose last result is a vector of named metrics.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -11,29 +11,33 @@ use mt_runtime::PendingArray;
 use mt_shape::DType;
 use mt_trace::{Inputs, Output, Tensor};
 
-use crate::{TrainError, metrics::Metrics, objective::NamedTensors};
+use crate::{
+    TrainError,
+    metrics::Metrics,
+    objective::{MetricName, NamedTensors},
+};
 
-/// A program, traced or compiled, and the names of the values that it reports.
+/// A program, traced or compiled, with the names of the metrics in its last result.
 pub(crate) struct Measured<P> {
     pub program: P,
-    pub names: Arc<[&'static str]>,
+    pub names: Arc<[MetricName]>,
 }
 
 impl<P> Measured<P> {
-    /// The same names for what the program is made into.
+    /// Transforms the program, for example by compiling it, and keeps the names.
     pub fn try_map<Q, E>(self, make: impl FnOnce(P) -> Result<Q, E>) -> Result<Measured<Q>, E> {
         Ok(Measured { program: make(self.program)?, names: self.names })
     }
 
-    /// The values that a run of the program reports, on their way to the host.
+    /// Names the values of a run of the program while they are copied to the host.
     pub fn pending(&self, values: PendingArray) -> PendingMetrics {
         PendingMetrics { names: self.names.clone(), values }
     }
 }
 
-/// Metrics of a step on their way from the devices.
+/// Metrics of a step that are still being computed or copied to the host.
 pub struct PendingMetrics {
-    names: Arc<[&'static str]>,
+    names: Arc<[MetricName]>,
     values: PendingArray,
 }
 
@@ -45,20 +49,20 @@ impl PendingMetrics {
     pub fn read(self) -> Result<Metrics, TrainError> {
         let mut named = Metrics::default();
         for (name, value) in self.names.iter().zip(self.values.wait()?.to_f64()) {
-            named.set(*name, value);
+            named.set(name.clone(), value);
         }
         Ok(named)
     }
 }
 
-/// Compiles a program for batches of so many rows.
+/// Compiles the program for a number of rows per batch.
 pub(crate) type Compile<P> = Arc<dyn Fn(usize) -> Result<P, TrainError> + Send + Sync>;
 
-/// A program for each size of batch, compiled when there is a batch of that size, or ahead of it by another thread.
+/// Programs by batch size. Each is compiled when the first batch of its size arrives, or earlier on another thread.
 pub(crate) struct BySize<P> {
     compile: Compile<P>,
     compiled: BTreeMap<usize, P>,
-    /// The size that is being compiled.
+    /// The batch size that another thread is compiling.
     ahead: Option<(usize, JoinHandle<Result<P, TrainError>>)>,
 }
 
@@ -67,7 +71,7 @@ impl<P: Send + 'static> BySize<P> {
         Self { compile, compiled: compiled.into_iter().collect(), ahead: None }
     }
 
-    /// The program for batches of this many rows.
+    /// The program for batches of `rows` rows, compiled unless it already is.
     pub fn of(&mut self, rows: usize) -> Result<&P, TrainError> {
         if let Some((_, thread)) = self.ahead.take_if(|(ahead, _)| *ahead == rows) {
             let program = thread.join().unwrap_or_else(|panic| resume_unwind(panic))?;
@@ -79,7 +83,7 @@ impl<P: Send + 'static> BySize<P> {
         }
     }
 
-    /// Has the program for batches of this many rows compiled while others run.
+    /// Compiles the program for batches of `rows` rows on another thread.
     pub fn prepare(&mut self, rows: usize) {
         if self.ahead.is_none() && !self.compiled.contains_key(&rows) {
             let compile = self.compile.clone();
@@ -89,10 +93,10 @@ impl<P: Send + 'static> BySize<P> {
 }
 
 impl<P> Drop for BySize<P> {
-    /// Waits for the thread that still compiles: the process must not end beneath a compiler.
+    /// Waits for the compiling thread: the process must not exit while the compiler runs.
     fn drop(&mut self) {
         if let Some((_, thread)) = self.ahead.take() {
-            // What it made is not needed, whether it failed or not.
+            // The result is not needed, even if it is an error.
             let _ = thread.join();
         }
     }
@@ -100,15 +104,12 @@ impl<P> Drop for BySize<P> {
 
 const METRIC: &str = "metric";
 
-/// The values as one vector, so that one copy brings them to the host, and their names.
-pub(crate) fn reported<'t>(
-    inputs: &Inputs<'t>,
-    metrics: &NamedTensors<'t>,
-) -> (Output<'t>, Vec<&'static str>) {
+/// Concatenates metrics into one vector, so that one copy brings them to the host, and returns their names.
+pub(crate) fn reported<'t>(inputs: &Inputs<'t>, metrics: &NamedTensors<'t>) -> (Output<'t>, Vec<MetricName>) {
     let parts: Vec<Tensor<'t>> =
         metrics.iter().map(|(_, scalar)| scalar.cast(DType::F32).unsqueeze(METRIC)).collect();
     let vector = parts[0].concatenate(&parts[1..], METRIC);
-    (inputs.replicated("metrics", vector), metrics.iter().map(|(name, _)| *name).collect())
+    (inputs.replicated("metrics", vector), metrics.iter().map(|(name, _)| name.clone()).collect())
 }
 
 #[cfg(test)]

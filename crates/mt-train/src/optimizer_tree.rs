@@ -1,4 +1,4 @@
-//! Where an optimizer's state is in checkpoints: in the places that MaxText's chains of optax transformations give it.
+//! The tree of an optimizer's state in checkpoints, as MaxText's chains of optax transformations define it.
 
 use mt_checkpoint::KeySegment;
 use mt_optim::{AdamForm, Muon, NEWTON_SCHULZ, Optimizer};
@@ -8,20 +8,21 @@ use crate::update::UpdateRule;
 
 type Key = Vec<KeySegment>;
 
-/// The places of an optimizer's state.
+/// The checkpoint keys of an optimizer's state.
 #[derive(Default)]
 pub(crate) struct OptimizerTree {
-    /// For each part of the optimizer (`None` if it has none), what holds its slots.
+    /// The parent key of the slots of each part of the optimizer. The part is `None` if the optimizer has only one.
     pub slots: Vec<(Option<&'static str>, Key)>,
-    /// The numbers of updates.
+    /// The update counters.
     pub counts: Vec<Key>,
-    /// What is needed to tell spikes.
+    /// The history for spike detection.
     pub history: Option<HistoryKeys>,
-    /// What never changes here.
+    /// Arrays whose values never change during training.
     pub constants: Vec<(Key, HostArray)>,
-    /// What holds nothing.
+    /// Transformations without state.
     pub empty: Vec<Key>,
-    /// What stands for slots that are not kept for a parameter, though it is trained by their part.
+    /// The value that checkpoints hold for a trained parameter without the slot, such as one that Adafactor does not
+    /// factor.
     pub placeholder: Option<HostArray>,
 }
 
@@ -99,21 +100,21 @@ impl OptimizerTree {
         }
     }
 
-    /// What holds the slots of a part.
+    /// The parent key of a part's slots.
     pub fn of_part(&self, part: Option<&'static str>) -> &[KeySegment] {
         let found = self.slots.iter().find(|(own, _)| *own == part);
-        &found.expect("each part of an optimizer has a place").1
+        &found.expect("each part of an optimizer has a key").1
     }
 }
 
-/// What a transformation of a chain keeps.
+/// The state of one transformation in a chain.
 enum Holds {
-    /// Slots and the number of updates.
+    /// Slots and the update counter.
     State,
-    /// The number of updates.
+    /// The update counter alone.
     Count,
     Nothing,
-    /// Nothing, in the transformation that a mask is about.
+    /// No state, within the state of a mask around the transformation.
     NothingWithin,
 }
 

@@ -1,4 +1,4 @@
-//! What a device can do at best, for the share of it that a run uses.
+//! The peak throughput of a device, for the run's utilization.
 
 use std::{sync::Arc, time::Instant};
 
@@ -7,11 +7,11 @@ use mt_runtime::{Array, CompileSettings, Input, Platform, Runtime};
 use mt_shape::{DType, HostArray, Placement, Sharding, axis};
 use mt_trace::{Precision, ProgramOptions, program};
 
-/// The size of the matrices multiplied on a CPU, which has no published peak.
+/// Rows and columns of the square matrices that are multiplied on a CPU, which has no published peak.
 const SIZE: usize = 1024;
 
-/// The peak of one device in 10¹² operations a second, if it is known. On a CPU it is what a large matrix product
-/// reaches here and now, with the run's type and precision, shared among the virtual devices.
+/// The peak throughput of one device in TFLOP/s, if it is known. On a CPU it is the measured throughput of a large
+/// matrix product in the run's type and precision, divided by the number of virtual devices.
 pub(crate) fn peak_tflops(runtime: &Runtime, dtype: DType, precision: Precision) -> Option<f64> {
     if runtime.platform() != Platform::Cpu {
         let devices = runtime.devices();

@@ -1,11 +1,13 @@
-//! What there is to say about where arrays are: mesh axes that split nothing, copies, and a table of everything.
+//! Checks and reports of placement: mesh axes without effect, replicated parameters, and a table of all arrays.
 
 use std::collections::BTreeSet;
 
 use mt_config::PlacementGroup;
 use mt_models::Model;
 use mt_runtime::format_bytes;
-use mt_shape::{Mesh, PlacedValue, Placement, PlacementRow, Sharding, check_axes, placement_table};
+use mt_shape::{
+    LogicalAxis, Mesh, PlacedValue, Placement, PlacementRow, Sharding, check_axes, placement_table,
+};
 
 use crate::{
     Observer, TrainError, TrainPlan, events,
@@ -13,10 +15,14 @@ use crate::{
     state::{StateLayout, TrainState},
 };
 
-/// The mesh axis along which devices have copies of parameters.
+/// The mesh axis along which parameters are replicated.
 pub(crate) const DATA_AXIS: &str = "data";
 
-/// Refuses a mesh axis that splits neither the batch nor any array of the state, because its size divides none.
+/// Refuses a mesh axis that splits neither the batch nor any array of the state because no dimension is divisible by
+/// its size.
+///
+/// # Errors
+/// [`TrainError::SplitsNothing`] names the axis.
 pub(crate) fn check_state_axes(
     placement: &Placement,
     layout: &StateLayout,
@@ -28,7 +34,8 @@ pub(crate) fn check_state_axes(
     Ok(check_axes(placement, &arrays)?)
 }
 
-/// Warns if more of the parameters than `sharding_tolerance` is on every device of axes that split parameters.
+/// Warns if each device holds more than its share of the parameters by a fraction above `sharding_tolerance`. The share
+/// follows from the mesh axes that rules assign to axes of parameters.
 pub(crate) fn warn_of_replicas(
     group: &PlacementGroup,
     model: &dyn Model,
@@ -37,7 +44,8 @@ pub(crate) fn warn_of_replicas(
     observer: &Observer,
 ) {
     let specs = model.parameters();
-    let names: Vec<&str> = specs.iter().flat_map(|(_, spec)| &spec.logical_axes).flatten().copied().collect();
+    let names: Vec<&str> =
+        specs.iter().flat_map(|(_, spec)| &spec.logical_axes).flatten().map(|axis| axis.name()).collect();
     let rules = &group.logical_axis_rules.0;
     let splits = |axis: &String| {
         rules.iter().any(|(rule, axes)| names.contains(&rule.as_str()) && axes.contains(axis))
@@ -48,7 +56,7 @@ pub(crate) fn warn_of_replicas(
     let excess = held as f64 * parts as f64 / whole as f64 - 1.0;
     if parts > 1 && excess > group.sharding_tolerance {
         let text = format!(
-            "each device holds {} of parameters, {:.2}% more than its part of {}, as some are not split, and \
+            "each device holds {} of parameters, {:.2}% more than its share of {}, as some are not split, and \
              `sharding_tolerance` ({}) allows {}%\n\
              hint: `debug_sharding=true` shows where each parameter is",
             format_bytes(held as u64),
@@ -61,7 +69,7 @@ pub(crate) fn warn_of_replicas(
     }
 }
 
-/// Tables of where everything is: parameters, optimizer state, the batch, and the tensors that model code places.
+/// Tables of the placement of parameters, optimizer state, the batch, and the tensors that model code constrains.
 pub(crate) fn report(plan: &TrainPlan) -> String {
     let state = plan.state();
     let rows_of = |kind: StateKind| -> Vec<PlacementRow> {
@@ -69,9 +77,8 @@ pub(crate) fn report(plan: &TrainPlan) -> String {
         arrays
             .map(|array| {
                 let name = array.name.strip_prefix("params.").unwrap_or(&array.name);
-                let logical = array.logical_axes.iter().map(|axis| axis.map(str::to_owned));
                 let spec = array.sharding.spec.to_string();
-                PlacementRow::new(name, &array.ty.dims, logical, spec, array.bytes_on_device())
+                PlacementRow::new(name, &array.ty.dims, &array.logical_axes, spec, array.bytes_on_device())
             })
             .collect()
     };
@@ -81,23 +88,23 @@ pub(crate) fn report(plan: &TrainPlan) -> String {
         .map(|(array, sharding)| {
             let dims = array.dims();
             let bytes = sharding.shard_dims(&dims).iter().product::<usize>() * array.dtype.byte_size();
-            let logical = plan.loss.logical_axes(array).into_iter().map(|name| name.map(str::to_owned));
-            PlacementRow::new(array.name, &dims, logical, sharding.spec.to_string(), bytes)
+            let logical = plan.loss.logical_axes(array);
+            PlacementRow::new(array.name, &dims, &logical, sharding.spec.to_string(), bytes)
         })
         .collect();
     let specs = plan.model.parameters();
-    let of_weights: BTreeSet<&str> =
+    let of_weights: BTreeSet<LogicalAxis> =
         specs.iter().flat_map(|(_, spec)| &spec.logical_axes).flatten().copied().collect();
     let is_weight = |value: &PlacedValue| {
         let mut names = value.logical_axes.iter().flatten().peekable();
-        names.peek().is_some() && names.all(|name| of_weights.contains(name.as_str()))
+        names.peek().is_some() && names.all(|name| of_weights.contains(name))
     };
     let (weights, activations): (Vec<_>, Vec<_>) = plan.placement.values().into_iter().partition(is_weight);
     let placed = |values: Vec<PlacedValue>| -> Vec<PlacementRow> {
         let rows = values.into_iter().map(|value| {
             let name = format!("{}/{}", value.scope, value.name);
             let name = name.trim_start_matches('/');
-            PlacementRow::new(name, &value.dims, value.logical_axes, value.spec, value.bytes)
+            PlacementRow::new(name, &value.dims, &value.logical_axes, value.spec, value.bytes)
         });
         rows.collect()
     };

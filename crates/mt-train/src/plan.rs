@@ -1,13 +1,13 @@
-//! A run on its devices, before any of them is touched: its model, its objective, where everything is, and its programs.
+//! The plan of a run on its devices, made before any device is used: the model, the objective, placement and programs.
 
 use std::sync::Arc;
 
-use mt_config::TrainConfig;
+use mt_config::{Notice, TrainConfig};
 use mt_ir::{Memory, Program, Target};
 use mt_models::{Model, ModelError};
 use mt_nn::SequenceOrder;
 use mt_runtime::{CompileSettings, Platform, Runtime, target_of};
-use mt_shape::{Placement, Sharding, Topology};
+use mt_shape::{DeviceAttributes, Placement, Sharding, Topology};
 use serde::Serialize;
 
 use crate::{
@@ -22,27 +22,26 @@ use crate::{
     update::UpdateRule,
 };
 
-/// The devices that a run is for. They need not be there.
+/// The devices that a plan assumes. They may be absent from this machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Devices {
     pub platform: Platform,
     pub number: usize,
-    /// The slice of each device, where devices say it.
-    pub slices: Option<Vec<i64>>,
+    pub attributes: DeviceAttributes,
 }
 
 impl Devices {
-    /// Those that are there.
+    /// The devices of a runtime.
     pub fn of(runtime: &Runtime) -> Self {
         Self {
             platform: runtime.platform(),
             number: runtime.num_devices(),
-            slices: runtime.slices().as_deref().map(<[i64]>::to_vec),
+            attributes: runtime.device_attributes(),
         }
     }
 }
 
-/// A run's configuration with its model and its objective, before the devices are known.
+/// A run's configuration, model and objective, before the devices are known.
 pub struct Intended {
     pub(crate) settings: TrainConfig,
     pub(crate) model: Arc<dyn Model>,
@@ -50,16 +49,16 @@ pub struct Intended {
 }
 
 impl Intended {
-    /// The model and the objective of a configuration.
+    /// Builds the model and the objective of a configuration.
     ///
     /// # Errors
-    /// The configuration's values do not make a model.
+    /// The configuration's values describe no valid model.
     pub fn new(settings: TrainConfig) -> Result<Self, TrainError> {
         let objective = objective::of_config(&settings);
         Self::with_objective(settings, objective)
     }
 
-    /// The model of a configuration, trained for an objective that its caller chooses.
+    /// Builds the model of a configuration for an objective that the caller chooses.
     ///
     /// # Errors
     /// As [`Intended::new`].
@@ -78,11 +77,11 @@ impl Intended {
     }
 }
 
-/// Bytes on each device of what a training step is given.
+/// Bytes per device of the arguments of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ArgumentBytes {
     pub parameters: u64,
-    /// What the optimizer keeps, and counts.
+    /// Optimizer state and counters.
     pub optimizer: u64,
     pub batch: u64,
 }
@@ -93,7 +92,13 @@ impl ArgumentBytes {
     }
 }
 
-/// What a run is on given devices.
+/// The traced training step of a whole batch, and what its placement leaves without effect.
+pub(crate) struct TracedStep {
+    pub step: Measured<Program>,
+    pub notices: Vec<Notice>,
+}
+
+/// The plan of a run on given devices.
 pub struct TrainPlan {
     pub(crate) settings: TrainConfig,
     pub(crate) model: Arc<dyn Model>,
@@ -111,18 +116,18 @@ impl TrainPlan {
     /// The plan of the run that a configuration describes.
     ///
     /// # Errors
-    /// The configuration's values do not make a model, or do not fit the devices.
+    /// The configuration's values describe no valid model or do not fit the devices.
     pub fn new(settings: TrainConfig, devices: &Devices) -> Result<Self, TrainError> {
         Self::on(Intended::new(settings)?, devices)
     }
 
-    /// As [`Self::new`], for a model and an objective that are there already.
+    /// As [`Self::new`], for an existing model and objective.
     ///
     /// # Errors
     /// They do not fit the devices.
     pub fn on(intended: Intended, devices: &Devices) -> Result<Self, TrainError> {
         let Intended { settings, model, objective } = intended;
-        let topology = settings.placement.topology(devices.number, devices.slices.as_deref())?;
+        let topology = settings.placement.topology(devices.number, &devices.attributes)?;
         settings.check_devices(&topology)?;
         let placement = Arc::new(settings.placement.placement(&topology)?);
         let rows = settings.data.batch_schedule(topology.num_devices())?.full_rows();
@@ -136,7 +141,7 @@ impl TrainPlan {
         Ok(plan)
     }
 
-    /// The program of a training step with as many rows as training ends with.
+    /// Traces the training step with the full batch size, which a batch-size ramp ends with.
     ///
     /// # Errors
     /// The model's or the objective's code misuses an operation.
@@ -145,20 +150,30 @@ impl TrainPlan {
         Ok(program)
     }
 
-    /// The program that makes the state of a fresh run.
+    /// Traces the training step, and checks that mesh and rules have an effect on it.
     ///
     /// # Errors
-    /// As for the training step.
+    /// As [`Self::train_step`]; a mesh axis that the user named splits nothing.
+    pub(crate) fn traced(&self) -> Result<TracedStep, TrainError> {
+        let step = self.programs().train_step(self.rows)?;
+        let notices = self.settings.placement.check_use(&self.placement)?;
+        Ok(TracedStep { step, notices })
+    }
+
+    /// Traces the program that creates the state of a fresh run.
+    ///
+    /// # Errors
+    /// As for [`Self::train_step`].
     pub fn initialize(&self) -> Result<Program, TrainError> {
         self.programs().initialize()
     }
 
-    /// How its programs are compiled.
+    /// The settings with which the run compiles `program`.
     pub fn compile_settings(&self, program: &Program) -> CompileSettings {
         compile_settings(&self.settings, &program.name)
     }
 
-    /// The configuration that it was made from.
+    /// The configuration of the run.
     pub fn settings(&self) -> &TrainConfig {
         &self.settings
     }
@@ -168,32 +183,32 @@ impl TrainPlan {
         &self.model
     }
 
-    /// What is minimized.
+    /// The objective that the run minimizes.
     pub fn objective(&self) -> &dyn Objective {
         &*self.loss.objective
     }
 
-    /// The mesh, and what is split over it.
+    /// The mesh and the placement rules.
     pub fn placement(&self) -> &Arc<Placement> {
         &self.placement
     }
 
-    /// The devices by slice.
+    /// The devices, grouped by slice.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    /// The rows of a whole batch.
+    /// Rows of a full batch.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// The sequences that the model processes for a whole batch, and their length.
+    /// The number of sequences that the model processes for a full batch, and their length in tokens.
     pub fn batch_dims(&self) -> [usize; 2] {
         self.loss.objective.sequences(self.rows)
     }
 
-    /// What the arguments of a training step take on each device.
+    /// Bytes per device of the arguments of a training step.
     pub fn argument_bytes(&self) -> ArgumentBytes {
         let mut bytes = ArgumentBytes { parameters: 0, optimizer: 0, batch: 0 };
         for array in self.state() {
@@ -210,8 +225,8 @@ impl TrainPlan {
         bytes
     }
 
-    /// Tables of where everything is: parameters, optimizer state, the batch, and what model code places between them in
-    /// the programs that were made so far.
+    /// Tables of the placement of parameters, optimizer state and the batch, and of the tensors that model code
+    /// constrains in the programs traced so far.
     pub fn placements(&self) -> String {
         report(self)
     }
@@ -220,7 +235,7 @@ impl TrainPlan {
         self.programs_at(self.placement.clone())
     }
 
-    /// The programs of the run on another mesh of the same devices, or under other rules.
+    /// The programs of the run on another mesh of the same devices or with other placement rules.
     pub(crate) fn programs_at(&self, placement: Arc<Placement>) -> Programs {
         let StateRule { layout, update } = self.state_rule.clone();
         let order = match self.settings.context.paired_parts(&placement) {
@@ -241,7 +256,7 @@ impl TrainPlan {
         }
     }
 
-    /// The arrays of a whole batch, each with its placement.
+    /// The arrays of a full batch with their shardings.
     pub(crate) fn batch_arrays(&self) -> Vec<(BatchArray, Sharding)> {
         let place = |array: BatchArray| {
             let sharding = self.placement.sharding(&self.loss.logical_axes(&array), &array.dims());
@@ -251,7 +266,7 @@ impl TrainPlan {
     }
 }
 
-/// The state of a run and how its steps change it, which are the same on every mesh.
+/// The layout and the update of a run's state, which are the same on every mesh.
 #[derive(Clone)]
 pub(crate) struct StateRule {
     pub layout: Arc<StateLayout>,
@@ -260,7 +275,7 @@ pub(crate) struct StateRule {
 
 impl StateRule {
     /// # Errors
-    /// A mask does not fit the model's parameters, or its queries and keys cannot be clipped.
+    /// A mask does not fit the model's parameters, or QK-clip cannot be applied to the model.
     pub fn new(settings: &TrainConfig, model: &dyn Model, platform: Platform) -> Result<Self, TrainError> {
         let update = UpdateRule::new(&settings.optimizer, model)?;
         let remat = &settings.model.remat;
@@ -279,7 +294,7 @@ impl StateRule {
     }
 }
 
-/// The memory of arrays that may be offloaded. The two memories of a CPU are one.
+/// The memory of arrays that may be offloaded. Host and device memory of a CPU are the same.
 fn memory(is_offloaded: bool, platform: Platform) -> Memory {
     if is_offloaded && platform != Platform::Cpu { Memory::Host } else { Memory::Device }
 }
@@ -302,20 +317,21 @@ fn loss_rule(
             loss_in_f32: group.cast_logits_to_fp32,
             layers_in: memory(settings.model.remat.parameter_memory_host_offload, platform),
             with_scores: settings.optimizer.use_qk_clip,
+            with_statistics: group.record_internal_nn_metrics > 0,
             is_split,
         },
         gradient_dtype: settings.optimizer.grad_dtype,
         accumulation_steps: group.gradient_accumulation_steps,
         batch_axes: {
-            let names = settings.placement.input_data_sharding_logical_axes.clone();
-            names.try_into().expect("the configuration was checked to have two names")
+            let axes = settings.placement.input_data_sharding_logical_axes.clone();
+            axes.try_into().expect("the configuration was checked to have two names")
         },
     }
 }
 
 pub(crate) fn compile_settings(settings: &TrainConfig, program: &str) -> CompileSettings {
     let debug = &settings.debug;
-    // MaxText's name for the step is that of the jitted function.
+    // MaxText names the module after the jitted function.
     let wanted = debug.dump_hlo_local_module_name.trim_start_matches("jit_");
     let is_dumped = wanted.is_empty() || wanted == program;
     let all = CompileSettings::of(debug);

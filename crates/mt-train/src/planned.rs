@@ -1,43 +1,45 @@
-//! What a run that has not begun will hold.
+//! The arrays of a run that has not begun: its state, and the activations that its steps keep.
 
 use mt_config::{KeptIn, RematGroup};
 use mt_ir::{Memory, TensorType};
 use mt_models::decoder::Activation;
 use mt_runtime::Platform;
-use mt_shape::Sharding;
+use mt_shape::{LogicalAxis, Sharding};
 
 use crate::TrainPlan;
 
-/// What an array of a run's state is for.
+/// The purpose of an array of a run's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateKind {
     Parameter,
-    /// What is kept for parameters, and counts.
+    /// Optimizer state and counters.
     Optimizer,
 }
 
-/// An array of the state of a run.
+/// An array of a run's state.
 #[derive(Clone, Debug)]
 pub struct PlannedArray {
     pub kind: StateKind,
-    /// Its name in programs.
+    /// The array's name in programs.
     pub name: String,
-    pub(crate) logical_axes: Vec<Option<&'static str>>,
-    /// The whole array, all shards together.
+    pub(crate) logical_axes: Vec<Option<LogicalAxis>>,
+    /// The type of the whole array, all shards together.
     pub ty: TensorType,
     pub sharding: Sharding,
-    /// The memory that it is in between steps.
+    /// The memory that holds the array between steps.
     pub memory: Memory,
+    /// Whether it is a parameter that is trained.
+    pub is_trained: bool,
 }
 
 impl PlannedArray {
-    /// What one device holds of it.
+    /// Bytes of the array's shard on one device.
     pub fn bytes_on_device(&self) -> usize {
         self.sharding.shard_dims(&self.ty.dims).iter().product::<usize>() * self.ty.dtype.byte_size()
     }
 }
 
-/// Bytes on each device of what layers make and the backward pass keeps.
+/// Bytes per device of the activations that the forward pass keeps for the backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeptBytes {
     pub device: u64,
@@ -46,7 +48,7 @@ pub struct KeptBytes {
 }
 
 impl TrainPlan {
-    /// What a step, or one of the parts in which gradients are accumulated, keeps for its backward pass.
+    /// The activations that a step, or each micro-batch of a step, keeps for its backward pass under a remat policy.
     pub fn kept_bytes(&self, remat: &RematGroup) -> KeptBytes {
         let [rows, length] = self.batch_dims();
         let rows = rows / self.settings.objective.gradient_accumulation_steps;
@@ -70,7 +72,7 @@ impl TrainPlan {
         bytes
     }
 
-    /// What one device holds of a tensor that layers make.
+    /// Bytes of an activation's shard on one device.
     pub fn activation_bytes(&self, tensor: &Activation) -> u64 {
         let shard = self.placement.sharding(&tensor.logical_axes, &tensor.dims).shard_dims(&tensor.dims);
         (shard.iter().product::<usize>() * tensor.dtype.byte_size()) as u64
@@ -78,7 +80,7 @@ impl TrainPlan {
 
     /// The arrays of the state, in the order in which programs take them.
     pub fn state(&self) -> Vec<PlannedArray> {
-        let layout = &self.state_rule.layout;
+        let (layout, trained) = (&self.state_rule.layout, &self.state_rule.update.parameters);
         let planned = layout.entries.iter().enumerate().map(|(index, entry)| PlannedArray {
             kind: if layout.parameters().contains(&index) {
                 StateKind::Parameter
@@ -90,6 +92,7 @@ impl TrainPlan {
             ty: TensorType::new(entry.array.dtype, entry.array.dims.clone()),
             sharding: entry.array.sharding(&self.placement),
             memory: entry.memory,
+            is_trained: trained.get(index).is_some_and(|parameter| parameter.is_trained),
         });
         planned.collect()
     }

@@ -1,4 +1,4 @@
-//! The programs of training: first values, one step, one batch of evaluation.
+//! The programs of training: initialization, the training step, and the evaluation of a batch.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::{
     update::UpdateRule,
 };
 
-/// What the programs are made from.
+/// The inputs from which programs are traced.
 #[derive(Clone)]
 pub(crate) struct Programs {
     pub model: Arc<dyn Model>,
@@ -28,7 +28,7 @@ pub(crate) struct Programs {
     pub update: Arc<UpdateRule>,
     pub loss: LossRule,
     pub seed: u64,
-    /// How the tokens of a batch's rows are stored.
+    /// The order in which the tokens of a row are stored.
     pub order: SequenceOrder,
 }
 
@@ -50,7 +50,7 @@ impl Programs {
             .map_err(|source| TrainError::Trace { program: name, source: Box::new(source) })
     }
 
-    /// No arguments; the state of a fresh run.
+    /// Traces the program that creates the state of a fresh run. It takes no arguments.
     pub fn initialize(&self) -> Result<Program, TrainError> {
         let specs = self.model.parameters();
         self.build("initialize", |inputs| {
@@ -62,7 +62,7 @@ impl Programs {
         })
     }
 
-    /// No arguments; the parameters of a fresh run.
+    /// Traces the program that creates the parameters of a fresh run. It takes no arguments.
     pub fn initialize_parameters(&self) -> Result<Program, TrainError> {
         let specs = self.model.parameters();
         self.build("initialize_parameters", |inputs| {
@@ -71,7 +71,8 @@ impl Programs {
         })
     }
 
-    /// The state, which is donated, the arrays of frozen models, and a batch; the next state and a vector of its metrics.
+    /// Traces a training step for `rows` rows. It takes the state (donated), the arrays of frozen models and a batch,
+    /// and returns the next state and a vector of metrics.
     pub fn train_step(&self, rows: usize) -> Result<Measured<Program>, TrainError> {
         let specs = self.model.parameters();
         let mut names = Vec::new();
@@ -84,7 +85,7 @@ impl Programs {
 
             let trained = self.layout.for_model(&specs, &state.values.parameters);
             let models = ModelTensors { trained, frozen };
-            let LossAndGradients { loss, weights, mut metrics, gradients, scores } =
+            let LossAndGradients { loss, weights, mut metrics, gradients, scores, statistics } =
                 self.loss.loss_and_gradients(&specs, &models, &batch, dropout);
             state = self.layout.on_device(state);
             let at_slots = |tensors| self.layout.at_slots(&self.placement, tensors);
@@ -92,11 +93,12 @@ impl Programs {
             state.values.parameters = at_slots(state.values.parameters);
             let (mut next, updated) =
                 region.scope("optimizer", || self.update.update(state, loss, gradients, &scores));
-            // They are made in shards, then gathered once.
+            // The new parameters are computed in shards and gathered once.
             next.values.parameters = at_slots(next.values.parameters);
             let mut outputs = self.layout.outputs_of(inputs, next);
-            metrics.splice(0..0, [(names::LOSS, loss), (names::TOTAL_WEIGHTS, weights)]);
-            metrics.extend(updated);
+            metrics.splice(0..0, [(names::LOSS.into(), loss), (names::TOTAL_WEIGHTS.into(), weights)]);
+            metrics.extend(updated.into_iter().map(|(name, value)| (name.into(), value)));
+            metrics.extend(statistics);
             let (vector, reported) = reported(inputs, &metrics);
             names = reported;
             outputs.push(vector);
@@ -105,7 +107,8 @@ impl Programs {
         Ok(Measured { program, names: names.into() })
     }
 
-    /// The parameters, the arrays of frozen models and a batch; the sums over its rows.
+    /// Traces an evaluation step for `rows` rows. It takes the parameters, the arrays of frozen models and a batch, and
+    /// returns a vector of sums over the rows.
     pub fn evaluation_step(&self, rows: usize) -> Result<Measured<Program>, TrainError> {
         let specs = self.model.parameters();
         let mut names = Vec::new();
@@ -122,12 +125,12 @@ impl Programs {
         Ok(Measured { program, names: names.into() })
     }
 
-    /// Whether a frozen model takes the array of the trained model's parameter `index` instead of one of its own.
+    /// Whether a frozen model uses the array of the trained model's parameter `index` instead of its own.
     pub fn shares(&self, frozen: &FrozenModel, index: usize) -> bool {
         frozen.source == FrozenSource::FirstValues && !self.update.parameters[index].is_trained
     }
 
-    /// Declares the arrays of frozen models that are not the trained model's.
+    /// Declares the arrays of frozen models as inputs, except those shared with the trained model.
     fn frozen<'t>(&self, inputs: &Inputs<'t>, trained: &[Tensor<'t>]) -> Vec<Vec<Tensor<'t>>> {
         let of_model = |frozen: &FrozenModel| {
             let declare = |(index, (path, spec)): (usize, &(mt_shape::Path, mt_nn::ParamSpec))| {

@@ -1,7 +1,7 @@
-//! Clipping of queries and keys: MuonClip (Kimi Team, 2025: Kimi K2), for attention with heads of its own.
+//! QK-clip: MuonClip (Kimi Team, 2025: Kimi K2) for multi-head and grouped-query attention.
 //!
-//! Where a head's largest score grew past a threshold, the weights that make the head's queries and keys are scaled
-//! down after the update, so that this score would have been the threshold.
+//! If a head's largest attention logit exceeds a threshold, the head's query and key weights are scaled down after the
+//! update, so that this logit would have equaled the threshold.
 
 use mt_config::{OptimizerGroup, Origin};
 use mt_models::{LayerOutput, Model, OfLayers, ScoreWeights};
@@ -10,7 +10,7 @@ use mt_optim::Parameter;
 use mt_shape::DType;
 use mt_trace::Tensor;
 
-/// A model's queries and keys cannot be clipped.
+/// The reason why QK-clip cannot be applied to a model.
 #[derive(Debug, thiserror::Error)]
 pub enum QueryKeyClipError {
     #[error(
@@ -18,26 +18,26 @@ pub enum QueryKeyClipError {
     )]
     NoAttention { origin: Origin },
     #[error(
-        "`use_qk_clip` is `true` ({origin}), but the model normalizes queries and keys, so that smaller weights make no smaller scores\nhint: leave out `use_qk_clip`: normalized queries and keys bound the scores"
+        "`use_qk_clip` is `true` ({origin}), but the model normalizes queries and keys, so that smaller weights give no smaller attention logits\nhint: leave out `use_qk_clip`: normalized queries and keys bound the logits"
     )]
     Normalized { origin: Origin },
     #[error(
-        "`use_qk_clip` is `true` ({origin}), but `trainable_parameters_mask` leaves out `{parameter}`, which it would scale\nhint: leave out `use_qk_clip`, or train the weights of queries and keys, too"
+        "`use_qk_clip` is `true` ({origin}), but `{parameter}`, which it would scale, is not trained\nhint: leave out `use_qk_clip`, or train the weights of queries and keys, too"
     )]
     NotTrained { origin: Origin, parameter: String },
 }
 
-/// Which weights are scaled down, and from which score on.
+/// The weights that QK-clip scales down, and its threshold.
 pub(crate) struct QueryKeyClip {
     threshold: f64,
     weights: Vec<ScoreWeights>,
 }
 
 impl QueryKeyClip {
-    /// Of a model with these parameters.
+    /// The rule for a model with these parameters.
     ///
     /// # Errors
-    /// There is nothing to clip, or clipping it would not do.
+    /// The model has no attention, normalizes queries and keys, or does not train their weights.
     pub fn new(
         group: &OptimizerGroup,
         model: &dyn Model,
@@ -59,17 +59,17 @@ impl QueryKeyClip {
         Ok(Self { threshold: group.qk_clip_threshold, weights })
     }
 
-    /// The parameters with those scaled down that make too large scores.
+    /// The parameters after clipping, from the largest attention logits of each head.
     ///
-    /// Where each query head has a key head of its own, both take the square root of the factor. A key head that is
-    /// shared, by a group of query heads, with values or by layers, stays, and the query head takes the factor whole,
-    /// as the paper has it for the part of keys that all heads share.
+    /// If each query head has its own key head, both are scaled by the square root of the factor. A key head that
+    /// several query heads, values or layers share is not scaled; the query head takes the whole factor, as the paper
+    /// does for the key components that all heads share.
     pub fn clip<'t>(&self, parameters: &[Tensor<'t>], scores: &[OfLayers<'t>]) -> Vec<Tensor<'t>> {
         let mut clipped = parameters.to_vec();
         for weights in &self.weights {
             let of_layers = scores.iter().find(|of_layers| of_layers.place == weights.place);
-            let largest = of_layers.expect("all layers with attention tell their largest scores").value;
-            // Exactly 1 up to the threshold, for scores of any sign.
+            let largest = of_layers.expect("all layers with attention output their largest scores").value;
+            // The factor is exactly 1 up to the threshold, for logits of any sign.
             let threshold = largest.region().full(DType::F32, &largest.axes(), self.threshold);
             let factor = threshold / largest.maximum(threshold);
             let factor = if weights.keys.is_empty() { factor } else { factor.sqrt() };
@@ -85,10 +85,10 @@ impl QueryKeyClip {
     }
 }
 
-/// What layers are asked for.
+/// The layer output that QK-clip requests.
 pub(crate) const SCORES: LayerOutput = LayerOutput::LargestScores;
 
-/// The largest of all scores.
+/// The maximum over all layers and heads.
 pub(crate) fn largest<'t>(scores: &[OfLayers<'t>]) -> Option<Tensor<'t>> {
     let largest = scores.iter().map(|of_layers| {
         let axes: Vec<&'static str> = of_layers.value.axes().iter().map(|axis| axis.name).collect();

@@ -1,4 +1,4 @@
-//! What would help a run that needs more memory than there is, or much less.
+//! Advice for a run that needs more memory than is available, or much less.
 
 use mt_config::{RematGroup, RematPolicy};
 use mt_runtime::{Executable, MemoryNeed, Platform, format_bytes};
@@ -6,23 +6,23 @@ use mt_shape::DType;
 
 use crate::{TrainError, TrainPlan, placement::DATA_AXIS};
 
-/// Bytes of each device that a training step takes, by what they depend on.
+/// Bytes of a training step on each device, by the quantity that they scale with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Parameters and what the optimizer keeps, and gradients.
+    /// Parameters, optimizer state and gradients.
     pub state: u64,
-    /// What layers make, and what they need for it.
+    /// Activations of layers, and temporaries to compute them.
     pub activations: u64,
-    /// Scores of tokens, as far as they take more than layers do.
+    /// Logits, as far as they exceed the activations of layers.
     pub logits: u64,
 }
 
-/// Up to which part of a memory the default policy is said to save what need not be saved.
+/// The fraction of memory up to which a run may grow if it keeps more activations than the default policy.
 const PLENTY: f64 = 0.7;
 
 impl TrainPlan {
-    /// What would make steps shorter with memory that is left over by the default policy, which computes each layer twice,
-    /// unless a command line asks for it.
+    /// Suggests a faster remat policy if the memory that the default policy leaves free suffices. The default
+    /// recomputes each layer in the backward pass. A policy that the user has chosen is not questioned.
     pub fn less_remat(&self, need: MemoryNeed) -> Option<String> {
         let remat = &self.settings.model.remat;
         if remat.remat_policy != RematPolicy::Full || remat.asked.contains(&"remat_policy") {
@@ -43,21 +43,24 @@ impl TrainPlan {
         })
     }
 
-    /// What a message says that refuses a program for its memory.
+    /// The hint for a program that is refused because it needs too much memory.
     pub(crate) fn less_memory(&self, program: &Executable) -> Result<String, TrainError> {
         let needs = self.needs(Some(program.memory()?.on_device()));
-        Ok(format!("what needs less, the best first:\n  {}", self.remedies(needs, None).join("\n  ")))
+        Ok(format!(
+            "to reduce memory, the most effective remedy first:\n  {}",
+            self.remedies(needs, None).join("\n  ")
+        ))
     }
 
-    /// The needs of a compiled training step that takes `total` bytes, if that is known.
+    /// The needs of a compiled training step that takes `total` bytes, if the total is known.
     pub fn needs(&self, total: Option<u64>) -> Needs {
         let (state, logits) = (self.argument_bytes().total(), self.score_bytes());
         let others = |total: u64| total.saturating_sub(state + logits);
         Needs { state, activations: total.map_or(logits, others).max(1), logits }
     }
 
-    /// What would help if memory is short, the best first: what is for the largest of the needs. If the state alone takes
-    /// most of `available`, nothing else helps.
+    /// Remedies for a lack of memory, those for the largest need first. If the state alone takes most of `available`,
+    /// only remedies that shrink the state can help.
     pub fn remedies(&self, needs: Needs, available: Option<u64>) -> Vec<String> {
         if available.is_some_and(|available| needs.state as f64 > 0.8 * available as f64) {
             return self.smaller_state();
@@ -71,7 +74,7 @@ impl TrainPlan {
         kinds.into_iter().filter(|(bytes, _)| *bytes > 0).flat_map(|(_, remedies)| remedies).collect()
     }
 
-    /// Scores of tokens, in their own type, and in float32 with their gradients.
+    /// Bytes on each device of the logits in their own type and, with their gradients, in `f32`.
     pub fn score_bytes(&self) -> u64 {
         let [rows, length] = self.batch_dims();
         let objective = &self.settings.objective;
@@ -85,8 +88,8 @@ impl TrainPlan {
         let (settings, mesh) = (&self.settings, self.placement.mesh());
         let bytes = self.argument_bytes();
         let mut remedies = Vec::new();
-        // The devices of a CPU share one memory, so that splitting what they have would be of some use, and more of
-        // them of none.
+        // The virtual devices of a CPU share one memory: splitting replicated state saves memory, adding devices does
+        // not.
         let copies = mesh.axis_size(DATA_AXIS).filter(|size| *size > 1);
         if let Some(copies) = copies {
             let state = format_bytes(bytes.parameters + bytes.optimizer);
@@ -95,7 +98,7 @@ impl TrainPlan {
                 false => ", or `shard_optimizer_over_data=true`",
             };
             remedies.push(format!(
-                "parameters and optimizer state, {state}, are on each of the {copies} devices along `{DATA_AXIS}`: `ici_fsdp_parallelism` in place of `ici_data_parallelism` splits them{over_data}"
+                "parameters and optimizer state, {state}, are replicated on the {copies} devices along `{DATA_AXIS}`: `ici_fsdp_parallelism` in place of `ici_data_parallelism` splits them{over_data}"
             ));
         }
         if bytes.optimizer >= bytes.parameters && settings.optimizer.first_moment_dtype() == DType::F32 {
@@ -136,7 +139,7 @@ impl TrainPlan {
 
     fn smaller_logits(&self) -> Vec<String> {
         match self.settings.objective.num_vocab_tiling {
-            1 => vec!["`num_vocab_tiling=8`, so that scores of tokens are computed in parts".to_owned()],
+            1 => vec!["`num_vocab_tiling=8`, which computes logits in tiles".to_owned()],
             _ => Vec::new(),
         }
     }

@@ -1,4 +1,4 @@
-//! Where a run begins: its own newest checkpoint, another run's state or parameters, or fresh values.
+//! The initial state of a run: its own newest checkpoint, another run's state or parameters, or fresh values.
 
 use std::path::{Path, PathBuf};
 
@@ -10,6 +10,7 @@ use mt_models::{
     hugging_face::{Weights, is_hugging_face},
     load_parameters,
 };
+use mt_nn::Initializer;
 use mt_runtime::{Array, Platform, Runtime, kernels_in_use};
 use mt_shape::Placement;
 
@@ -18,28 +19,28 @@ use crate::{
     state::{StateLayout, TrainState, steps_done},
 };
 
-/// Where the iterator's state is in a step.
+/// The item of a checkpoint that holds the data iterator's position.
 pub(crate) const ITERATOR_ITEM: &str = "iter";
 pub(crate) const ITERATOR_FILE: &str = "process_0-of-1.json";
 
-/// The name of the CPU kernels in a checkpoint's metadata.
+/// The key of the CPU kernels in a checkpoint's metadata.
 pub(crate) const KERNELS: &str = "cpu_kernels";
 
-/// The kernels that programs call, if they run on CPUs: the same kernels give the same bits.
+/// The kernels that programs on CPUs call. Only equal kernels give bit-identical results.
 pub(crate) fn kernels(runtime: &Runtime) -> Result<Option<String>, TrainError> {
     let is_cpu = runtime.platform() == Platform::Cpu;
     Ok(if is_cpu { Some(kernels_in_use()?.fingerprint()) } else { None })
 }
 
-/// The run's own checkpoints, of which there is at least one.
+/// The run's own checkpoints, at least one.
 pub(crate) struct Resume<'a> {
     pub manager: &'a mut CheckpointManager,
 }
 
-/// The state a run begins with.
+/// The state with which a run begins.
 pub(crate) struct Restored {
     pub state: TrainState,
-    /// The first step to do, counted from 0.
+    /// The first step to do, from 0.
     pub first_step: u64,
     /// The checkpoint of a resumed run.
     pub resumed: Option<Resumed>,
@@ -48,11 +49,11 @@ pub(crate) struct Restored {
 /// The checkpoint from which a run continues.
 pub(crate) struct Resumed {
     pub checkpoint: PathBuf,
-    /// The data's position. Checkpoints of runs that save none have none.
+    /// The data position; `None` in checkpoints of runs that save none.
     pub position: Option<Position>,
 }
 
-/// Checks what a new run is to begin from, before the long work of compiling.
+/// Checks the state or parameters that a new run loads, before the long work of compiling.
 pub(crate) fn check_sources(
     model: &dyn Model,
     layout: &StateLayout,
@@ -72,11 +73,22 @@ pub(crate) fn check_sources(
         } else {
             check_parameters(model, &Checkpoint::open_path(path)?)?;
         }
+    } else {
+        check_drawn(model)?;
     }
     Ok(())
 }
 
-/// Loads or makes the first state of a run.
+/// Checks that the first values of all parameters can be drawn.
+fn check_drawn(model: &dyn Model) -> Result<(), TrainError> {
+    let loaded = model.parameters().into_iter().find(|(_, spec)| spec.initializer == Initializer::Loaded);
+    match loaded {
+        Some((path, _)) => Err(TrainError::OnlyLoaded { parameter: path.to_string() }),
+        None => Ok(()),
+    }
+}
+
+/// Loads or initializes the first state of a run.
 pub(crate) fn restore(
     plan: &TrainPlan,
     runtime: &Runtime,
@@ -95,6 +107,9 @@ pub(crate) fn restore(
         let state = TrainState::load(runtime, placement, layout, &checkpoint)?;
         return Ok(Restored { state, first_step: steps_done(&checkpoint)?, resumed: None });
     }
+    if group.parameters_path().is_none() {
+        check_drawn(&*plan.model)?;
+    }
     let mut state = initialize()?;
     if let Some(path) = group.parameters_path() {
         state.replace_parameters(|| {
@@ -106,7 +121,8 @@ pub(crate) fn restore(
     Ok(Restored { state, first_step: 0, resumed: None })
 }
 
-/// The parameters of a model in a Hugging Face directory or a checkpoint, placed by its rules.
+/// Loads a model's parameters from a Hugging Face directory or a checkpoint onto the devices, with the shardings of the
+/// model's parameters.
 pub(crate) fn load_parameters_of(
     runtime: &Runtime,
     placement: &Placement,
@@ -119,7 +135,7 @@ pub(crate) fn load_parameters_of(
     Ok(load_parameters(runtime, placement, model, &Checkpoint::open_path(path)?)?)
 }
 
-/// The newest of the run's checkpoints that is not damaged. Newer ones are set aside.
+/// The newest checkpoint of the run that is undamaged. Damaged newer ones are set aside.
 fn newest_whole(
     plan: &TrainPlan,
     runtime: &Runtime,
@@ -129,7 +145,7 @@ fn newest_whole(
     let layout = &plan.state_rule.layout;
     let (mut failure, mut kernels_before) = (None, None);
     let latest = latest_valid(manager.directory(), |checkpoint| {
-        // Reading checks every byte that is read.
+        // Reading a checkpoint verifies all bytes that it reads.
         let known = checkpoint.custom_metadata().get(KERNELS);
         kernels_before = known.and_then(|known| known.as_str().map(str::to_owned));
         match resume_from(runtime, &plan.placement, layout, checkpoint) {
@@ -147,7 +163,7 @@ fn newest_whole(
     }
     let Some(latest) = latest else { return Ok(None) };
     for skipped in &latest.skipped {
-        let text = format!("checkpoint {} is passed over: {}", skipped.step, skipped.reason);
+        let text = format!("checkpoint {} is skipped: {}", skipped.step, skipped.reason);
         events::warn(observer, text);
         manager.set_aside(skipped.step)?;
     }

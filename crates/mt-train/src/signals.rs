@@ -1,4 +1,4 @@
-//! Stopping on request.
+//! Stopping a run by a signal.
 
 use std::sync::{
     Arc,
@@ -9,13 +9,13 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::TrainError;
 
-/// Notes SIGINT and SIGTERM, so that a run ends after the step it is in. A second signal ends the process at once.
+/// Records SIGINT and SIGTERM, so that the run ends after the current step. A second signal ends the process at once.
 pub(crate) struct StopSignal {
     received: Arc<AtomicUsize>,
 }
 
 impl StopSignal {
-    /// Listens from now on.
+    /// Starts to listen.
     pub fn listen() -> Result<Self, TrainError> {
         let received = Arc::new(AtomicUsize::new(0));
         for signal in [SIGINT, SIGTERM] {
@@ -31,7 +31,7 @@ impl StopSignal {
         Ok(Self { received })
     }
 
-    /// The number of the signal that came, if one did.
+    /// The number of the received signal, if any.
     pub fn received(&self) -> Option<i32> {
         match self.received.load(Ordering::Relaxed) {
             0 => None,

@@ -1,4 +1,4 @@
-//! From a plan to a trainer: programs are compiled, and the first state is put on the devices.
+//! Starts a trainer from a plan: compiles the programs and puts the first state on the devices.
 
 use std::{
     panic::resume_unwind,
@@ -9,6 +9,7 @@ use std::{
     thread,
 };
 
+use mt_config::Notice;
 use mt_ir::{Memory, Program};
 use mt_models::Model;
 use mt_runtime::{Array, Executable, Platform, Runtime};
@@ -18,47 +19,52 @@ use crate::{
     evaluation::Evaluation,
     events,
     measured::{BySize, Compile, Measured},
+    monitor::{Activity, Timeline},
     objective::{FrozenModel, FrozenSource},
     placement::{DATA_AXIS, warn_of_replicas},
-    plan::compile_settings,
+    plan::{TracedStep, compile_settings},
     program::Programs,
     restore::{Restored, Resume, Resumed, load_parameters_of, restore},
     state::TrainState,
 };
 
-/// Starts a trainer.
+/// The inputs from which a trainer starts.
 pub(crate) struct Start<'a> {
     pub plan: Arc<TrainPlan>,
     pub runtime: Runtime,
     pub observer: &'a Observer,
 }
 
-/// The first state of a fresh run, or the program that makes it.
+/// The first state of a fresh run, or the program that creates it.
 enum Initial {
     Program(Executable),
     State(TrainState),
 }
 
 impl Start<'_> {
-    /// The trainer, and the checkpoint that it continues from if the run is resumed.
+    /// Returns the trainer and, for a resumed run, the checkpoint from which it continues. Compiles the evaluation of
+    /// batches of `evaluation_rows` rows as well.
     pub fn run(
         self,
-        traced: Measured<Program>,
+        TracedStep { step: traced, notices }: TracedStep,
         evaluation_rows: Option<usize>,
         resume: Option<Resume<'_>>,
+        timeline: &mut Timeline,
     ) -> Result<(Trainer, Option<Resumed>), TrainError> {
         let Self { plan, runtime, observer } = &self;
         let programs = plan.programs();
         let compile_step = self.compiler(&programs, traced);
         let is_fresh = resume.is_none() && plan.settings.checkpoint.load_full_state_path.is_none();
+        timeline.begin(Activity::Compile);
         let (largest, initial) = self.compile_both(&programs, &compile_step, is_fresh)?;
-        self.say_what_has_no_effect()?;
+        self.say_what_has_no_effect(notices);
         let need = plan.less_memory(&largest.program)?;
         runtime.check_memory(&[&largest.program], &need)?;
         if let Some(advice) = plan.less_remat(runtime.memory_need(&largest.program)?) {
             events::note(observer, advice);
         }
         let evaluation = evaluation_rows.map(|rows| Evaluation::compile(plan, runtime, rows)).transpose()?;
+        timeline.begin(Activity::Restore);
         let layout = &programs.layout;
         let initialize = || match initial.transpose()? {
             Some(Initial::State(state)) => Ok(state),
@@ -67,6 +73,7 @@ impl Start<'_> {
         };
         let Restored { state, first_step, resumed } = restore(plan, runtime, resume, observer, initialize)?;
         let frozen = self.frozen(&programs)?;
+        timeline.begin(Activity::Startup);
         warn_of_replicas(&plan.settings.placement, &*plan.model, &state, plan.placement.mesh(), observer);
         let trainer = Trainer {
             steps: BySize::new(compile_step, [(plan.rows(), largest)]),
@@ -85,7 +92,7 @@ impl Start<'_> {
         Ok(self.runtime.compile(program, &compile_settings(&self.plan.settings, &program.name))?)
     }
 
-    /// Compiles the training step for batches of a number of rows; that for whole batches is traced already.
+    /// The function that compiles the training step for a number of rows. The step for full batches is traced already.
     fn compiler(&self, programs: &Programs, traced: Measured<Program>) -> Compile<Measured<Executable>> {
         let (plan, runtime, programs) = (self.plan.clone(), self.runtime.clone(), programs.clone());
         let observer = self.observer.clone();
@@ -99,7 +106,7 @@ impl Start<'_> {
             known.map_or_else(|| programs.train_step(rows), Ok)?.try_map(|program| {
                 let mut own = compile_settings(&plan.settings, &program.name);
                 if !is_whole {
-                    // The programs of all sizes have one name.
+                    // The programs of all batch sizes have the same name.
                     own.dump_to = own.dump_to.map(|directory| directory.join(format!("rows_{rows}")));
                 }
                 match &plan.settings.ahead.compiled_trainstep_file {
@@ -117,8 +124,8 @@ impl Start<'_> {
         })
     }
 
-    /// Compiles the step and, for a fresh run, the program of its first state side by side: compilers use one thread most
-    /// of the time. On CPUs the first values are drawn meanwhile, too.
+    /// Compiles the training step and, for a fresh run, the initialization program on two threads, because compilers
+    /// use one thread most of the time. On CPUs the second thread also runs the initialization.
     fn compile_both(
         &self,
         programs: &Programs,
@@ -129,8 +136,8 @@ impl Start<'_> {
         let has_failed = AtomicBool::new(false);
         let initialize_early = || -> Result<Initial, TrainError> {
             let program = self.compile(&programs.initialize()?)?;
-            // Compilers of other devices may measure on them, and want the memory. A state that does not fit is refused
-            // later, with the step that takes it.
+            // Compilers for other devices may run measurements on them and need the memory. A state that does not fit
+            // is reported later, together with the step that takes it.
             if runtime.platform() != Platform::Cpu
                 || has_failed.load(Ordering::Relaxed)
                 || runtime.check_memory(&[&program], "").is_err()
@@ -138,7 +145,7 @@ impl Start<'_> {
                 return Ok(Initial::Program(program));
             }
             let state = TrainState::initialize(&program, &programs.layout)?;
-            // Memory that is not written yet would still count as free.
+            // Memory that is not yet written would still count as free.
             state.wait()?;
             Ok(Initial::State(state))
         };
@@ -148,22 +155,22 @@ impl Start<'_> {
             has_failed.store(largest.is_err(), Ordering::Relaxed);
             (largest, initial.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))))
         });
-        // An error of the first values matters less than one of memory, which is found next.
+        // An error of the initialization matters less than one of memory, which the next check reports.
         Ok((largest?, initial))
     }
 
-    /// Reports keys and rules that have no effect on this run.
-    fn say_what_has_no_effect(&self) -> Result<(), TrainError> {
+    /// Reports keys and rules that have no effect on this run. `of_placement` are those about mesh and rules.
+    fn say_what_has_no_effect(&self, of_placement: Vec<Notice>) {
         let Self { plan, runtime, observer } = self;
         let (settings, placement) = (&plan.settings, &plan.placement);
         for note in placement.notes() {
             events::note(observer, note.to_string());
         }
-        for notice in settings.placement.check_use(placement)? {
+        for notice in of_placement {
             observer(events::Event::Notice(notice));
         }
         for pattern in &plan.state_rule.update.idle_patterns {
-            let text = format!("`{pattern}` of `adamw_mask` fits the name of no parameter of this model");
+            let text = format!("`{pattern}` of `adamw_mask` matches no parameter name of this model");
             events::warn(observer, text);
         }
         if settings.placement.shard_optimizer_over_data {
@@ -191,10 +198,9 @@ impl Start<'_> {
                 events::note(observer, text);
             }
         }
-        Ok(())
     }
 
-    /// The parameters of frozen models that are not the trained model's arrays, in the order of the programs.
+    /// The arrays of frozen models that they do not share with the trained model, in program order.
     fn frozen(&self, programs: &Programs) -> Result<Vec<Array>, TrainError> {
         let mut arrays = Vec::new();
         if !programs.loss.frozen.is_empty() && programs.layout.parameters_in() != Memory::Device {
@@ -208,7 +214,8 @@ impl Start<'_> {
         Ok(arrays)
     }
 
-    /// All parameters of a frozen model. First values are read or drawn again, so that a resumed run has the same.
+    /// All parameters of a frozen model. Initial values are loaded or drawn again, so that a resumed run has the same
+    /// ones.
     fn frozen_parameters(&self, programs: &Programs, frozen: &FrozenModel) -> Result<Vec<Array>, TrainError> {
         let Self { plan, runtime, .. } = self;
         let load = |model: &dyn Model, path: &std::path::Path| {

@@ -1,4 +1,4 @@
-//! The state of training on the devices, to and from checkpoints.
+//! The state of training on the devices, and its conversion to and from checkpoints.
 
 use std::ops::Range;
 
@@ -22,59 +22,59 @@ use crate::{
     update::{StateTensors, UpdateRule},
 };
 
-/// What the state of training consists of: arrays in the order in which programs take and return them.
+/// The layout of the training state: arrays in the order in which programs take and return them.
 pub(crate) struct StateLayout {
     pub entries: Vec<StateEntry>,
     groups: Groups,
-    /// The mesh axis over which these are split besides those that rules name.
+    /// A mesh axis that splits slots in addition to the axes that placement rules name.
     slots_over: Option<&'static str>,
-    /// Places in checkpoints with what is always in them.
+    /// Checkpoint keys whose arrays never change.
     constants: Vec<(Vec<KeySegment>, HostArray)>,
-    /// Places in checkpoints that hold nothing.
+    /// Checkpoint keys without a value.
     empty: Vec<Vec<KeySegment>>,
-    /// The state of the same training with layers scanned if these are not, or the other way round.
+    /// The layout of the same training with the other value of `scan_layers`.
     other: Option<Box<Self>>,
 }
 
-/// Where each group of the state is among its entries.
+/// The entries of each group of the state.
 #[derive(Clone, Debug)]
 struct Groups {
-    /// In the model's order. Programs that need nothing else take these entries alone, so they are the first.
+    /// In the model's order. Programs that take only parameters take these entries alone, so they come first.
     parameters: Range<usize>,
-    /// What the optimizer keeps for parameters.
+    /// The optimizer's slots for parameters.
     slots: Range<usize>,
-    /// What tells spikes, if steps are judged.
+    /// The history for spike detection, if the run skips spikes.
     guard: Option<GuardEntries>,
     /// The number of steps done.
     step: usize,
 }
 
-/// The entries of what tells spikes.
+/// The entries of the history for spike detection.
 #[derive(Clone, Copy, Debug)]
 struct GuardEntries {
     losses: usize,
     gradient_norms: usize,
     count: usize,
-    /// The number of steps that were no spikes.
+    /// The number of steps that were not skipped as spikes.
     updates: usize,
 }
 
 /// One array of the state.
 pub(crate) struct StateEntry {
-    /// Its name in programs.
+    /// The array's name in programs.
     pub name: String,
     pub axes: Vec<Axis>,
     pub array: StateArray,
-    /// The memory that it is in between steps.
+    /// The memory that holds the array between steps.
     pub memory: Memory,
-    /// Other places in checkpoints that hold the same.
+    /// Further checkpoint keys with the same value.
     copies: Vec<Vec<KeySegment>>,
 }
 
 const STEP: &str = "step";
 
 impl StateLayout {
-    /// The state of a model whose parameters are changed like this.
+    /// The state of a model that `rule` updates.
     pub fn new(model: &dyn Model, rule: &UpdateRule) -> Self {
         let parameters = &rule.parameters;
         let arrays = StateArray::parameters(model);
@@ -105,7 +105,7 @@ impl StateLayout {
         }
         let mut constants = tree.constants.clone();
         for (part, name) in rule.optimizer.slot_names() {
-            // optax marks the parameters for which nothing is kept.
+            // optax writes placeholders for parameters without the slot.
             let holder = [tree.of_part(*part), &[(*name).into()]].concat();
             let has = |index: usize| {
                 let same = |slot: &&Slot| (slot.part, slot.name) == (*part, *name);
@@ -113,7 +113,7 @@ impl StateLayout {
             };
             for index in (0..arrays.len()).filter(|index| !has(*index)) {
                 let key = parameter_key(&holder, &arrays[index].stored);
-                // Parameters in one stored array have one place.
+                // Parameters that share a stored array share a key.
                 if constants.iter().any(|(known, _)| *known == key) || empty.contains(&key) {
                     continue;
                 }
@@ -156,17 +156,17 @@ impl StateLayout {
         Self { entries, groups, slots_over: None, constants, empty, other: None }
     }
 
-    /// The entries of the parameters, in the model's order. They are the first.
+    /// The entries of the parameters, in the model's order. They come first.
     pub fn parameters(&self) -> Range<usize> {
         self.groups.parameters.clone()
     }
 
-    /// The entries of what the optimizer keeps for parameters.
+    /// The entries of the optimizer's slots.
     pub fn slots(&self) -> Range<usize> {
         self.groups.slots.clone()
     }
 
-    /// Declares the whole state as arguments of a program, which are given up to it.
+    /// Declares the whole state as donated arguments of a program.
     pub fn declare_all<'t>(&self, inputs: &Inputs<'t>) -> StateTensors<'t> {
         let all = self.declare(inputs, 0..self.entries.len(), true);
         let Groups { parameters, slots, guard, step } = self.groups.clone();
@@ -182,7 +182,7 @@ impl StateLayout {
         StateTensors { values, spikes, step: all[step] }
     }
 
-    /// Results of a program that are the whole state.
+    /// The outputs of a program that returns the whole state.
     pub fn outputs_of<'t>(&self, inputs: &Inputs<'t>, state: StateTensors<'t>) -> Vec<Output<'t>> {
         let StateTensors { values: Values { parameters, slots }, spikes, step } = state;
         let groups = &self.groups;
@@ -198,17 +198,17 @@ impl StateLayout {
         self.outputs(inputs, &all)
     }
 
-    /// Reads checkpoints that hold the state like this as well.
+    /// Also accepts checkpoints with the layout `other`.
     pub fn or_held_as(self, other: Option<Self>) -> Self {
         Self { other: other.map(Box::new), ..self }
     }
 
-    /// Whether the state is the same with layers scanned if these are not, or the other way round.
+    /// Whether the state can be converted to the other value of `scan_layers`.
     pub fn may_be_otherwise_scanned(&self) -> bool {
         self.other.is_some()
     }
 
-    /// Splits what the optimizer keeps for each parameter over a mesh axis besides those that rules name.
+    /// Splits the optimizer's slots over a mesh axis in addition to the axes that placement rules name.
     pub fn with_slots_over(mut self, mesh_axis: &'static str) -> Self {
         for entry in &mut self.entries[self.groups.slots.clone()] {
             entry.array.split_over = Some(mesh_axis);
@@ -217,7 +217,7 @@ impl StateLayout {
         self
     }
 
-    /// Parameters, or what is of their shape, where the optimizer works on them.
+    /// Constrains parameters, or tensors of their shapes, to the sharding with which the optimizer works.
     pub fn at_slots<'t>(&self, placement: &Placement, tensors: Vec<Tensor<'t>>) -> Vec<Tensor<'t>> {
         let Some(mesh_axis) = self.slots_over else { return tensors };
         let place = |(entry, tensor): (&StateEntry, Tensor<'t>)| {
@@ -227,7 +227,7 @@ impl StateLayout {
         self.entries.iter().zip(tensors).map(place).collect()
     }
 
-    /// The same state, with parameters and what is kept for them in these memories.
+    /// The same layout, with parameters and slots in these memories.
     pub fn kept_in(mut self, parameters: Memory, slots: Memory) -> Self {
         for (group, memory) in [(self.parameters(), parameters), (self.slots(), slots)] {
             self.entries[group].iter_mut().for_each(|entry| entry.memory = memory);
@@ -235,12 +235,12 @@ impl StateLayout {
         self
     }
 
-    /// The memory that parameters are in between steps.
+    /// The memory that holds parameters between steps.
     pub fn parameters_in(&self) -> Memory {
         self.entries.first().map_or(Memory::Device, |entry| entry.memory)
     }
 
-    /// Declares the first entries, or all, as arguments of a program, each in its memory.
+    /// Declares a range of entries as arguments of a program, each in its memory.
     pub fn declare<'t>(&self, inputs: &Inputs<'t>, entries: Range<usize>, donated: bool) -> Vec<Tensor<'t>> {
         let declare = |entry: &StateEntry| {
             let sharding = entry.array.sharding(inputs.placement());
@@ -249,7 +249,7 @@ impl StateLayout {
         self.entries[entries].iter().map(declare).collect()
     }
 
-    /// The state, brought to the device.
+    /// Moves offloaded parameters and slots to the device.
     pub fn on_device<'t>(&self, state: StateTensors<'t>) -> StateTensors<'t> {
         let fetched = |entries: &[StateEntry], tensors: &[Tensor<'t>]| -> Vec<Tensor<'t>> {
             entries.iter().zip(tensors).map(|(entry, tensor)| on_device(*tensor, entry.memory)).collect()
@@ -262,7 +262,7 @@ impl StateLayout {
         StateTensors { values, ..state }
     }
 
-    /// Parameters as models take them: those of layers where they are, the others on the device.
+    /// Parameters as models take them: those of layers stay in their memory, the others are moved to the device.
     pub fn for_model<'t>(&self, specs: &[(Path, ParamSpec)], tensors: &[Tensor<'t>]) -> Vec<Tensor<'t>> {
         let place = |spec: &ParamSpec, tensor: Tensor<'t>| match spec.place {
             LayerPlace::None => on_device(tensor, self.parameters_in()),
@@ -271,7 +271,7 @@ impl StateLayout {
         specs.iter().zip(tensors).map(|((_, spec), tensor)| place(spec, *tensor)).collect()
     }
 
-    /// Results of a program that are the state, each in its memory.
+    /// The outputs of a program that returns the first entries of the state, each in its memory.
     pub fn outputs<'t>(&self, inputs: &Inputs<'t>, state: &[Tensor<'t>]) -> Vec<Output<'t>> {
         let output = |(entry, tensor): (&StateEntry, &Tensor<'t>)| {
             let sharding = entry.array.sharding(inputs.placement());
@@ -280,7 +280,10 @@ impl StateLayout {
         self.entries.iter().zip(state).map(output).collect()
     }
 
-    /// Checks that a checkpoint has the whole state, without reading it.
+    /// Checks that a checkpoint has the whole state, without reading arrays.
+    ///
+    /// # Errors
+    /// The checkpoint lacks arrays or has unexpected ones, in every supported form.
     pub fn check(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         let same = |array: &StateArray| array.clone();
         let forms = std::iter::once(self).chain(self.other.as_deref());
@@ -298,7 +301,7 @@ impl StateLayout {
         checkpoint.compare(&expected)
     }
 
-    /// The places in a checkpoint, with the types and dimensions of the arrays there; other places hold nothing.
+    /// The checkpoint's keys with the types and dimensions of their arrays; `None` for keys without a value.
     #[cfg(test)]
     pub fn described(&self) -> Vec<(Vec<KeySegment>, Option<(DType, Vec<usize>)>)> {
         self.described_as(StateArray::clone)
@@ -310,8 +313,7 @@ impl StateLayout {
     ) -> Vec<(Vec<KeySegment>, Option<(DType, Vec<usize>)>)> {
         let arrays = self.entries.iter().flat_map(|entry| {
             let array = form(&entry.array);
-            // Of several parameters in one stored array the first stands for it.
-            let is_first = array.stored.slice.is_none_or(|slice| slice.index == 0);
+            let is_first = array.is_first_stored();
             let ExpectedArray { dtype, dims, .. } = array.expected();
             let keys = std::iter::once(array.key).chain(entry.copies.clone()).filter(|_| is_first);
             keys.map(|key| (key, Some((dtype, dims.clone())))).collect::<Vec<_>>()
@@ -326,7 +328,7 @@ impl StateLayout {
 }
 
 impl StateEntry {
-    /// A whole number.
+    /// A scalar integer.
     fn number(name: &str, key: Vec<KeySegment>) -> Self {
         Self {
             name: name.to_owned(),
@@ -337,14 +339,14 @@ impl StateEntry {
         }
     }
 
-    /// The last values of something.
+    /// A ring buffer of recent values.
     fn ring(name: &str, axis: Axis, key: Vec<KeySegment>) -> Self {
         let array = plain(key, DType::F32, &[axis.size]);
         Self { name: name.to_owned(), axes: vec![axis], array, memory: Memory::Device, copies: Vec::new() }
     }
 }
 
-/// An array that is of no parameter, and on every device.
+/// A replicated array that belongs to no parameter.
 fn plain(key: Vec<KeySegment>, dtype: DType, dims: &[usize]) -> StateArray {
     StateArray {
         key,
@@ -356,15 +358,16 @@ fn plain(key: Vec<KeySegment>, dtype: DType, dims: &[usize]) -> StateArray {
         split_over: None,
         place: LayerPlace::None,
         role: String::new(),
+        encoded: None,
     }
 }
 
-/// What is kept for a parameter, within `holder`.
+/// The slot of a parameter, with its checkpoint key within `holder`.
 fn kept_for(parameter: &StateArray, slot: &Slot, holder: &[KeySegment]) -> StateArray {
     let stored = &parameter.stored;
     StateArray {
         key: parameter_key(holder, stored),
-        // Gradients do not see what is added.
+        // An offset does not change gradients.
         affine: Affine { scale: moment_scale(stored.scale, slot.order), offset: 0.0 },
         dtype: slot.dtype,
         dims: slot.axes.iter().map(|axis| parameter.dims[*axis]).collect(),
@@ -372,6 +375,7 @@ fn kept_for(parameter: &StateArray, slot: &Slot, holder: &[KeySegment]) -> State
         split_over: None,
         place: parameter.place,
         role: parameter.role.clone(),
+        encoded: None,
         stored: stored.of_axes(&slot.axes, parameter.dims.len()),
     }
 }
@@ -391,28 +395,28 @@ pub(crate) struct TrainState {
 }
 
 impl TrainState {
-    /// The state from the outputs of a program; what follows the state is returned, too.
+    /// Splits the outputs of a program into the state and the outputs that follow it.
     pub fn from_outputs(mut outputs: Vec<Array>, layout: &StateLayout) -> (Self, Vec<Array>) {
         let rest = outputs.split_off(layout.entries.len());
         (Self { arrays: outputs, num_parameters: layout.parameters().len() }, rest)
     }
 
-    /// The arguments of a training step, given up to it.
+    /// Turns the state into donated arguments of a training step.
     pub fn into_inputs<'a>(self) -> Vec<Input<'a>> {
         self.arrays.into_iter().map(Input::Donate).collect()
     }
 
-    /// A fresh state.
+    /// Runs the program that creates the state of a fresh run.
     pub fn initialize(program: &Executable, layout: &StateLayout) -> Result<Self, TrainError> {
         Ok(Self::from_outputs(program.run(Vec::new())?, layout).0)
     }
 
-    /// Waits until all of it is there.
+    /// Waits until all arrays are computed.
     pub fn wait(&self) -> Result<(), TrainError> {
         self.arrays.iter().try_for_each(|array| Ok(array.wait()?))
     }
 
-    /// The whole state of a checkpoint.
+    /// Loads the whole state from a checkpoint.
     pub fn load(
         runtime: &Runtime,
         placement: &Placement,
@@ -431,12 +435,12 @@ impl TrainState {
         Ok(Self { arrays, num_parameters: layout.parameters().len() })
     }
 
-    /// The parameters.
+    /// The parameters, in the model's order.
     pub fn parameters(&self) -> &[Array] {
         &self.arrays[..self.num_parameters]
     }
 
-    /// Puts others in the place of the parameters. The present ones go first: there may be no room for both.
+    /// Replaces the parameters. The present ones are released first, because memory may not suffice for both.
     pub fn replace_parameters(
         &mut self,
         load: impl FnOnce() -> Result<Vec<Array>, TrainError>,
@@ -448,10 +452,10 @@ impl TrainState {
         Ok(())
     }
 
-    /// What a checkpoint of the state holds. Copies to the host are started.
+    /// The contents of a checkpoint of the state. Copies to the host are started.
     pub fn entries(&self, layout: &StateLayout) -> Result<(Vec<Entry>, Vec<ExtraItem>), TrainError> {
         let mut entries = StateEntries::default();
-        // Arrays of the model's form are in its order, the rest in that of the tree.
+        // Parameters and slots are written in the model's order, the rest in the order of the keys.
         let mut num_ordered = 0;
         for (index, (entry, array)) in layout.entries.iter().zip(&self.arrays).enumerate() {
             entries.add(&entry.array, array)?;
@@ -475,7 +479,7 @@ impl TrainState {
     }
 }
 
-/// The number of steps that a checkpoint's state has done.
+/// The number of training steps of a checkpoint's state.
 pub(crate) fn steps_done(checkpoint: &Checkpoint) -> Result<u64, CheckpointError> {
     let count = checkpoint.read_all(STEP)?;
     Ok(count.to_f64().first().copied().unwrap_or_default() as u64)

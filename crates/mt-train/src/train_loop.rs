@@ -1,9 +1,8 @@
-//! The loop over steps.
+//! The training loop.
 //!
-//! The device is given a step before the metrics of the one before are read (of earlier ones, where
-//! `max_inflight_computations` is more than 2), and batches are made on another thread, so that it never waits for the
-//! host. Checkpoints are copied to the host while the loop waits, and written by
-//! another thread.
+//! The loop dispatches a step before it reads the metrics of the previous one (of still earlier ones if
+//! `max_inflight_computations` is more than 2), and another thread prepares batches, so the device never waits for the
+//! host. The loop waits while a checkpoint is copied to the host; another thread writes it.
 
 use std::{
     collections::VecDeque,
@@ -17,86 +16,90 @@ use crate::{
     TrainError, Trainer,
     measured::PendingMetrics,
     metrics::{MetricLogger, StepMeasurements, names},
+    monitor::{Activity, GoodputSummary, Monitor},
     run::{Ending, EvaluationSummary, Schedule},
     signals::StopSignal,
 };
 
-/// How many batches are made ahead.
+/// The number of batches that are prepared ahead.
 const PREFETCH: usize = 4;
 
-/// Everything the loop works with.
+/// The inputs and the trainer of a training loop.
 pub(crate) struct Loop {
-    // These are dropped before the trainer, which may have to wait for a compiler.
+    // The logger and the manager are dropped before the trainer, which may wait for a compiling thread.
     pub logger: MetricLogger,
     pub manager: CheckpointManager,
     pub trainer: Trainer,
     pub schedule: Schedule,
     pub evaluation: Option<Box<dyn HeldOut>>,
     pub stop: StopSignal,
-    /// What one device can do in a second, in 10¹² operations.
+    /// The peak throughput of one device in TFLOP/s, if it is known.
     pub peak_tflops: Option<f64>,
+    pub monitor: Monitor,
 }
 
-/// What the loop did.
+/// The result of the loop.
 pub(crate) struct Progress {
     pub ending: Ending,
     pub steps: u64,
     pub first_evaluation: Option<EvaluationSummary>,
     pub last_evaluation: Option<EvaluationSummary>,
+    pub goodput: Option<GoodputSummary>,
 }
 
-/// A step whose metrics are still on their way.
+/// A dispatched step whose metrics have not been read.
 struct InFlight {
     step: u64,
     rows: usize,
     metrics: PendingMetrics,
     data_wait: Duration,
-    /// When the loop began to work on it.
+    /// The start of the step's iteration.
     began: Instant,
-    /// When the loop turned to the next step; unknown while it has not.
+    /// The start of the next iteration, once it has begun.
     ended: Option<Instant>,
 }
 
-/// Whether the state after a step is finite, so that it is worth saving.
+/// Whether the state after a step is finite. Only finite states are saved.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Health {
     Finite,
     NotFinite,
 }
 
-/// Where the loop is.
+/// The state of the loop between iterations.
 struct State {
     batches: Prefetcher,
-    /// The data's position behind the last batch that was used.
+    /// The data position after the last batch used.
     position: Position,
-    /// The batch of every step, if one is to be used again and again.
+    /// The batch of all steps, if `reuse_example_batch` is set.
     reused: Option<Batch>,
-    /// The oldest first.
+    /// Steps in flight, the oldest first.
     in_flight: VecDeque<InFlight>,
     health: Health,
     first_evaluation: Option<EvaluationSummary>,
     last_evaluation: Option<EvaluationSummary>,
-    /// The steps before which the last evaluation was.
+    /// The number of steps done at the last evaluation.
     evaluated: Option<u64>,
     /// The last step that was saved.
     saved: Option<u64>,
 }
 
 impl Loop {
-    /// Runs to the last step, the end of the data or a signal.
+    /// Runs until the last step, the target loss, the end of the data or a signal.
     pub fn run(
         mut self,
         data: Box<dyn BatchSource>,
         position: Option<Position>,
     ) -> Result<Progress, TrainError> {
         let progress = self.steps(data, position);
+        let goodput = self.monitor.finish();
         if progress.is_err() {
-            // A checkpoint that is still being written is of a step that went well. Only the first error is told.
+            // A checkpoint that is still being written belongs to a healthy step. Only the first error is reported.
             let _ = self.manager.wait_until_finished();
         }
         let progress = progress?;
         self.logger.finish()?;
-        Ok(progress)
+        Ok(Progress { goodput, ..progress })
     }
 
     fn steps(
@@ -129,7 +132,8 @@ impl Loop {
         self.end(state, ending, first_step)
     }
 
-    /// One turn of the loop: an evaluation and a checkpoint if they are due, and a step in between.
+    /// One iteration: an evaluation if one is due, a step, and a checkpoint if one is due. Returns the ending if the
+    /// run is over.
     fn turn(&mut self, state: &mut State) -> Result<Option<Ending>, TrainError> {
         let (step, steps) = (self.step(), self.trainer.plan.settings.run.steps);
         let evaluates = self.evaluation.is_some()
@@ -144,16 +148,23 @@ impl Loop {
         if step >= steps {
             return Ok(Some(Ending::Completed));
         }
-        // A save that failed in the background is told now, not when the next one is due.
+        // Reports the failure of a background save now instead of at the next save.
         self.manager.poll()?;
         if let Some(signal) = self.stop.received() {
             return Ok(Some(Ending::Stopped { signal }));
         }
+        if self.monitor.waits_before(step) {
+            self.finish_steps(state, 0)?;
+        }
+        self.monitor.begin_step(step, &self.trainer.runtime);
         let began = Instant::now();
         if let Some(before) = state.in_flight.back_mut() {
             before.ended = Some(began);
         }
-        let Some(batch) = self.next_batch(state)? else {
+        self.monitor.timeline.begin(Activity::DataWait);
+        let batch = self.next_batch(state)?;
+        self.monitor.timeline.begin(Activity::Step);
+        let Some(batch) = batch else {
             return if step == 0 { Err(TrainError::NoBatch) } else { Ok(Some(Ending::DataEnded)) };
         };
         let data_wait = state.batches.take_waited();
@@ -170,17 +181,21 @@ impl Loop {
                 self.save(state, step)?;
             }
         }
+        if self.monitor.waits_after(step) {
+            self.finish_steps(state, 0)?;
+        }
+        self.monitor.end_step(step);
         Ok(None)
     }
 
-    /// The next batch, and the data's position behind it.
+    /// The next batch. Advances the data position.
     fn next_batch(&self, state: &mut State) -> Result<Option<Batch>, TrainError> {
         if let Some(batch) = &state.reused {
             return Ok(Some(batch.clone()));
         }
         let Some((batch, after)) = state.batches.next()? else { return Ok(None) };
         if self.trainer.plan.settings.data.reuse_example_batch > 0 {
-            // The data stays before this batch, so that a resumed run finds the same one.
+            // The position stays before this batch, so that a resumed run reads the same one.
             state.reused = Some(batch.clone());
         } else {
             state.position = after;
@@ -188,7 +203,7 @@ impl Loop {
         Ok(Some(batch))
     }
 
-    /// The last evaluation and the last checkpoint.
+    /// Does the final evaluation and saves the final checkpoint.
     fn end(&mut self, mut state: State, mut ending: Ending, first_step: u64) -> Result<Progress, TrainError> {
         self.finish_steps(&mut state, 0)?;
         let step = self.step();
@@ -208,23 +223,24 @@ impl Loop {
         {
             self.save(&mut state, last)?;
         }
+        self.monitor.timeline.begin(Activity::Checkpoint);
         self.manager.wait_until_finished()?;
         let State { first_evaluation, last_evaluation, .. } = state;
-        Ok(Progress { ending, steps: step, first_evaluation, last_evaluation })
+        Ok(Progress { ending, steps: step, first_evaluation, last_evaluation, goodput: None })
     }
 
-    /// The number of steps that were started.
+    /// The number of dispatched steps.
     fn step(&self) -> u64 {
         self.trainer.steps_done()
     }
 
-    /// What ends a run whose evaluation came down to the target.
+    /// The ending of a run whose evaluation loss reached the target.
     fn target_reached(&self, evaluation: EvaluationSummary) -> Option<Ending> {
         let (loss, target) = (evaluation.loss, self.trainer.plan.settings.run.target_loss()?);
         (loss <= target).then_some(Ending::TargetReached { loss, target })
     }
 
-    /// Waits for the oldest steps until at most so many are under way.
+    /// Waits for the oldest steps until at most `most` are in flight.
     fn finish_steps(&mut self, state: &mut State, most: usize) -> Result<(), TrainError> {
         while state.in_flight.len() > most
             && let Some(done) = state.in_flight.pop_front()
@@ -236,10 +252,12 @@ impl Loop {
 
     /// Waits for a step's metrics and records them.
     ///
-    /// A step's time is that of its turn of the loop, which waits for the device once in each turn, whether the
-    /// platform runs programs while they are dispatched or afterwards.
+    /// A step's time is that of its iteration. Each iteration waits for the device once, whether the platform runs
+    /// programs while it dispatches them or later.
     fn finish_step(&mut self, done: InFlight) -> Result<Health, TrainError> {
+        let before = self.monitor.timeline.begin(Activity::Metrics);
         let values = done.metrics.read()?;
+        self.monitor.timeline.begin(before);
         let step_time = done.ended.unwrap_or_else(Instant::now).duration_since(done.began);
         let num_devices = self.trainer.runtime.num_devices() as f64;
         let plan = self.trainer.plan.clone();
@@ -254,21 +272,22 @@ impl Loop {
             peak_tflops_per_device: self.peak_tflops,
             is_cross_entropy: plan.objective().is_cross_entropy(),
         };
-        let record = measurements.record();
-        // Every step reports these.
+        let mut record = measurements.record();
+        self.monitor.observe(&mut record, step_time);
+        // Every step has these metrics.
         let [loss, raw_gradient_norm, parameter_norm] =
             [names::LOSS, names::RAW_GRADIENT_NORM, names::PARAMETER_NORM]
                 .map(|name| record.metrics.get(name).unwrap_or(f64::NAN));
         let is_skipped = record.metrics.get(names::STEP_SKIPPED) == Some(1.0);
         self.logger.log_step(record)?;
         let run = &plan.settings.run;
-        // What was wrong with a step that was skipped is not in its state.
+        // A skipped step leaves no trace of its loss and gradients in the state.
         if is_skipped {
             return Ok(if parameter_norm.is_finite() { Health::Finite } else { Health::NotFinite });
         }
         if (loss.is_nan() && run.abort_on_nan_loss) || (loss.is_infinite() && run.abort_on_inf_loss) {
             self.logger.flush()?;
-            // One that is still being written is of a step that went well.
+            // A checkpoint that is still being written belongs to a healthy step.
             self.manager.wait_until_finished()?;
             let is_saved = self.manager.latest()?.is_some();
             return Err(TrainError::NonFiniteLoss { step: done.step, loss, is_saved });
@@ -277,10 +296,12 @@ impl Loop {
         Ok(if is_finite { Health::Finite } else { Health::NotFinite })
     }
 
-    /// Evaluates the parameters, if there is held-out data. Returns what ends the run if the loss came down to the target.
+    /// Evaluates the parameters if the run has held-out data. Returns the ending if the loss reached the target.
     fn evaluate(&mut self, state: &mut State) -> Result<Option<Ending>, TrainError> {
         let Some(set) = &self.evaluation else { return Ok(None) };
+        self.monitor.timeline.begin(Activity::Evaluation);
         let measured = self.trainer.evaluate_checked(set.batches()?)?;
+        self.monitor.timeline.begin(Activity::Step);
         self.logger.log_evaluation(measured.record())?;
         let summary = EvaluationSummary { loss: measured.loss(), bits_per_byte: measured.bits_per_byte() };
         state.evaluated = Some(self.step());
@@ -293,7 +314,9 @@ impl Loop {
     fn save(&mut self, state: &mut State, step: u64) -> Result<(), TrainError> {
         let barrier = self.logger.barrier();
         let gate = Box::new(move || barrier.flush().map_err(Into::into));
+        self.monitor.timeline.begin(Activity::Checkpoint);
         self.trainer.save(&mut self.manager, Some(&state.position), Some(gate))?;
+        self.monitor.timeline.begin(Activity::Step);
         state.saved = Some(step);
         Ok(())
     }

@@ -1,13 +1,12 @@
 //! A model in training: its programs and its state on the devices, one step at a time.
 //!
-//! [`crate::train`] is one caller, which adds data, metrics, evaluations and checkpoints on a schedule. A program that
-//! makes batches of its own calls [`Trainer::step`] for each.
+//! [`crate::train`] adds data, metrics, evaluations and checkpoints on a schedule. Programs with their own training
+//! loop call [`Trainer::step`] for each batch.
 
 use std::sync::Arc;
 
 use mt_checkpoint::{CheckpointManager, CommitGate, JsonItem, SaveRequest};
 use mt_data::{Batch, Position};
-use mt_ir::Program;
 use mt_runtime::{Array, Executable, Input, Runtime};
 use serde_json::json;
 
@@ -16,9 +15,10 @@ use crate::{
     evaluation::Evaluation,
     measured::{BySize, Measured, PendingMetrics},
     metrics::EvaluationMeasurements,
+    monitor::{Timeline, system_clock},
     program::Programs,
-    restore::{self, ITERATOR_FILE, ITERATOR_ITEM, Resume, Resumed},
-    start,
+    restore::{self, ITERATOR_FILE, ITERATOR_ITEM},
+    start::Start,
     state::TrainState,
 };
 
@@ -29,9 +29,9 @@ pub struct Trainer {
     pub(crate) programs: Programs,
     pub(crate) steps: BySize<Measured<Executable>>,
     pub(crate) evaluation: Option<Evaluation>,
-    /// Steps take it and return the next one, so that none is left after a step that failed.
+    /// A step takes the state and sets the next one, so the state is `None` after a step that failed.
     pub(crate) state: Option<TrainState>,
-    /// Parameters of frozen models, in the order in which programs take them.
+    /// Parameters of frozen models, in program order.
     pub(crate) frozen: Vec<Array>,
     pub(crate) next_step: u64,
 }
@@ -41,24 +41,12 @@ impl Trainer {
     /// configuration names, or fresh values.
     ///
     /// # Errors
-    /// A program cannot be compiled or needs more memory than the devices have; a checkpoint does not fit.
+    /// A program cannot be compiled or needs more memory than the devices have, or a checkpoint does not fit.
     pub fn start(plan: TrainPlan, runtime: Runtime, observer: &Observer) -> Result<Self, TrainError> {
-        let traced = plan.programs().train_step(plan.rows())?;
-        let (trainer, _) = Self::begin(Arc::new(plan), runtime, traced, None, None, observer)?;
+        let traced = plan.traced()?;
+        let start = Start { plan: Arc::new(plan), runtime, observer };
+        let (trainer, _) = start.run(traced, None, None, &mut Timeline::start(system_clock()))?;
         Ok(trainer)
-    }
-
-    /// As [`Trainer::start`], with the step's program traced already, the evaluation of batches of `evaluation_rows` rows
-    /// compiled as well, and from the run's own checkpoint if it has one.
-    pub(crate) fn begin(
-        plan: Arc<TrainPlan>,
-        runtime: Runtime,
-        traced: Measured<Program>,
-        evaluation_rows: Option<usize>,
-        resume: Option<Resume<'_>>,
-        observer: &Observer,
-    ) -> Result<(Self, Option<Resumed>), TrainError> {
-        start::Start { plan, runtime, observer }.run(traced, evaluation_rows, resume)
     }
 
     /// The plan of the run.
@@ -66,7 +54,7 @@ impl Trainer {
         &self.plan
     }
 
-    /// The number of steps done, those before a resumption included.
+    /// The number of steps done, including those before the run was resumed.
     pub fn steps_done(&self) -> u64 {
         self.next_step
     }
@@ -74,22 +62,23 @@ impl Trainer {
     /// The parameters, in the model's order. The next step overwrites them.
     ///
     /// # Errors
-    /// A step failed.
+    /// A step failed and the state is lost.
     pub fn parameters(&self) -> Result<&[Array], TrainError> {
         Ok(self.state()?.parameters())
     }
 
-    /// Takes a step with a batch of any number of rows for which the devices can share the work; the first batch of a size
-    /// waits for its program to be compiled.
+    /// Takes a step with a batch of any number of rows that the devices can share evenly. The first batch of each size
+    /// waits until its program is compiled.
     ///
     /// # Errors
-    /// The batch is not what the objective declares, or the devices fail. The state is lost if the program fails.
+    /// The batch does not have the arrays that the objective declares, or the devices fail. The state is lost if the
+    /// program fails.
     pub fn step(&mut self, batch: &Batch) -> Result<PendingMetrics, TrainError> {
         batch::check(self.plan.objective(), batch)?;
         self.step_checked(batch)
     }
 
-    /// As [`Trainer::step`], with a batch that was checked where it was made.
+    /// As [`Trainer::step`], for a batch from a source that has checked it.
     pub(crate) fn step_checked(&mut self, batch: &Batch) -> Result<PendingMetrics, TrainError> {
         let declared = self.plan.objective().arrays(batch.rows);
         let step = self.steps.of(batch.rows)?;
@@ -106,15 +95,15 @@ impl Trainer {
         Ok(step.pending(rest[0].to_host_async()?))
     }
 
-    /// Has the program for batches of this many rows compiled on another thread.
+    /// Compiles the program for batches of `rows` rows on another thread.
     pub(crate) fn prepare(&mut self, rows: usize) {
         self.steps.prepare(rows);
     }
 
-    /// Adds up the sums of the objective's evaluation over batches, all of which have as many rows as the first.
+    /// Sums the objective's evaluation over batches, which must all have as many rows as the first one.
     ///
     /// # Errors
-    /// As those of [`Trainer::step`], but the state stays.
+    /// As for [`Trainer::step`], but the state is kept.
     pub fn evaluate<E: Into<TrainError>>(
         &mut self,
         batches: impl IntoIterator<Item = Result<Batch, E>>,
@@ -128,7 +117,7 @@ impl Trainer {
         self.evaluate_checked(batches.into_iter().map(checked))
     }
 
-    /// As [`Trainer::evaluate`], with batches that were checked where they were made.
+    /// As [`Trainer::evaluate`], for batches from a source that has checked them.
     pub(crate) fn evaluate_checked<E: Into<TrainError>>(
         &mut self,
         batches: impl IntoIterator<Item = Result<Batch, E>>,
@@ -149,9 +138,9 @@ impl Trainer {
         measured
     }
 
-    /// Saves the state after the last step as the checkpoint of that step, with the data's position if there is one.
-    /// Copies to the host are done when this returns; the files are written on another thread, and the checkpoint is
-    /// committed once `gate` returns.
+    /// Saves the state after the last step as the checkpoint of that step, with the data position if given. The copies
+    /// to the host are complete when this function returns. Another thread writes the files and commits the checkpoint
+    /// once `gate` returns.
     ///
     /// # Errors
     /// No step is done, or an earlier checkpoint could not be written.
@@ -161,7 +150,7 @@ impl Trainer {
         position: Option<&Position>,
         gate: Option<CommitGate>,
     ) -> Result<(), TrainError> {
-        // One copy of the state in host memory at a time.
+        // Host memory holds at most one copy of the state.
         manager.wait_until_finished()?;
         let (entries, extra_items) = self.state()?.entries(&self.programs.layout)?;
         let json = position.map(|position| JsonItem {

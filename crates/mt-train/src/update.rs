@@ -1,4 +1,4 @@
-//! How gradients change the parameters: clipping, the schedule, the optimizer, and steps that are skipped.
+//! The update of parameters: clipping, the schedule, the optimizer, and skipped steps.
 
 use std::collections::BTreeMap;
 
@@ -15,25 +15,26 @@ use mt_trace::Tensor;
 use crate::{
     TrainError, masks,
     metrics::names,
-    objective::NamedTensors,
     query_key_clip::{QueryKeyClip, largest},
 };
 
-/// How gradients change the parameters.
+/// The rule by which gradients change the parameters.
 pub(crate) struct UpdateRule {
     pub optimizer: Optimizer,
-    /// The parameters as the optimizer knows them, in the model's order.
+    /// The parameters as optimizers describe them, in the model's order.
     pub parameters: Vec<Parameter>,
+    /// Whether training can change each parameter. Others may be codes, whose squares mean nothing.
+    are_trainable: Vec<bool>,
     pub schedule: Schedule,
     pub clipping_norm: Option<f64>,
-    /// Steps that count as spikes change nothing.
+    /// Detects spikes. A step that counts as a spike changes neither parameters nor slots.
     pub guard: Option<SpikeGuard>,
-    /// A pattern says which parameters are trained, be it all.
+    /// Whether a training mask is set, even one that matches everything.
     pub masks_training: bool,
-    /// A pattern says which parameters decay.
+    /// Whether a mask of decaying parameters is set.
     pub masks_decay: bool,
     pub query_key_clip: Option<QueryKeyClip>,
-    /// Patterns of `adamw_mask` that fit the name of no parameter.
+    /// Patterns of `adamw_mask` that match no parameter name.
     pub idle_patterns: Vec<String>,
 }
 
@@ -41,23 +42,25 @@ pub(crate) struct UpdateRule {
 #[derive(Clone)]
 pub(crate) struct StateTensors<'t> {
     pub values: Values<'t>,
-    /// What is needed to tell spikes, and the number of steps that were none.
+    /// The history for spike detection, and the number of steps that were not spikes.
     pub spikes: Option<(History<'t>, Tensor<'t>)>,
     /// The number of steps done.
     pub step: Tensor<'t>,
 }
 
 impl UpdateRule {
+    /// The rule of a configuration.
+    ///
     /// # Errors
-    /// A mask does not fit the model's parameters, or its queries and keys cannot be clipped.
+    /// A mask does not fit the model's parameters, or QK-clip cannot be applied to the model.
     pub fn new(group: &OptimizerGroup, model: &dyn Model) -> Result<Self, TrainError> {
         let (parameters, idle) = parameters(group, model)?;
         let idle_patterns = idle.into_iter().cloned().collect();
         Ok(Self { idle_patterns, ..Self::of_parameters(group, model, parameters)? })
     }
 
-    /// The same rule for `other`, which is `model` with its layers run in another way. None if patterns choose other
-    /// parameters there.
+    /// The same rule for `other`, which is `model` with the other value of `scan_layers`. `None` if the masks select
+    /// other parameters in that model.
     pub fn of_other(&self, group: &OptimizerGroup, model: &dyn Model, other: &dyn Model) -> Option<Self> {
         let (parameters, _) = parameters(group, other).ok()?;
         let chosen = |model: &dyn Model, parameters: &[Parameter]| -> BTreeMap<_, _> {
@@ -86,6 +89,7 @@ impl UpdateRule {
         Ok(Self {
             optimizer: optimizer(group),
             parameters,
+            are_trainable: model.parameters().iter().map(|(_, spec)| spec.is_trainable).collect(),
             schedule: schedule(group),
             clipping_norm: group.clipping_norm(),
             guard: group.skip_step_on_spikes.then_some(SpikeGuard {
@@ -99,19 +103,19 @@ impl UpdateRule {
         })
     }
 
-    /// The state after a step, and what is reported of it. `scores` are the largest ones of each head, if queries and
-    /// keys are clipped.
+    /// The state after a step, and the step's metrics. `scores` are the largest attention logits of each head if
+    /// QK-clip is on.
     pub fn update<'t>(
         &self,
         state: StateTensors<'t>,
         loss: Tensor<'t>,
         gradients: Vec<Tensor<'t>>,
         scores: &[OfLayers<'t>],
-    ) -> (StateTensors<'t>, NamedTensors<'t>) {
-        // Gradients of what is not trained are never computed, as nothing reads them.
+    ) -> (StateTensors<'t>, Vec<(&'static str, Tensor<'t>)>) {
+        // The gradients of frozen parameters are dead code, which is removed from the program.
         let raw_norm = gradient_norm(&self.parameters, &gradients);
         let clipping_factor = self.clipping_norm.map(|threshold| clipping_factor(raw_norm, threshold));
-        // Gradients are multiplied in their own type, to which the factor is rounded.
+        // The factor is rounded to the type of the gradients, as in the multiplication.
         let rounded = |factor: Tensor<'t>| factor.cast(gradients[0].dtype()).cast(DType::F32);
         let gradient_norm = clipping_factor.map_or(raw_norm, |factor| raw_norm * rounded(factor));
         let count = state.spikes.map_or(state.step, |(_, updates)| updates);
@@ -147,31 +151,34 @@ impl UpdateRule {
             true => self.squares(&next.parameters),
             false => squares,
         };
-        let parameter_norm = norm(&squares);
+        let of_numbers = squares.iter().zip(&self.are_trainable).filter(|(_, is_trainable)| **is_trainable);
+        let parameter_norm = norm(&of_numbers.map(|(squares, _)| *squares).collect::<Vec<_>>());
         reported.extend([(names::PARAMETER_NORM, parameter_norm), (names::LEARNING_RATE, rate)]);
         reported.extend(skipped);
         reported.extend(largest(scores).map(|largest| (names::LARGEST_SCORE, largest)));
         (StateTensors { values: next, spikes, step: state.step + 1.0 }, reported)
     }
 
-    /// The sum of squares of each parameter, in the form that is stepped.
+    /// The sum of squares of each parameter, in the form that the optimizer steps.
     fn squares<'t>(&self, values: &[Tensor<'t>]) -> Vec<Tensor<'t>> {
         let pairs = self.parameters.iter().zip(values);
         pairs.map(|(parameter, value)| parameter.sum_of_squares(*value)).collect()
     }
 }
 
-/// The parameters of a model as optimizers know them, and the patterns of what does not decay that fit none.
+/// The parameters of a model as optimizers describe them, and the patterns of `adamw_mask` that match none.
 fn parameters<'a>(
     group: &'a OptimizerGroup,
     model: &dyn Model,
 ) -> Result<(Vec<Parameter>, Vec<&'a String>), TrainError> {
     let storage = model.storage();
     let names: Vec<String> = storage.iter().map(|stored| stored.key.join("/")).collect();
+    let specs = model.parameters();
     let trained = masks::trained(&group.trainable_parameters_mask, &names)?;
+    let trained = masks::trainable(&trained, specs.iter().map(|(_, spec)| spec.is_trainable), &names)?;
     let (undecayed, idle) = masks::undecayed(&group.adamw_mask, &names)?;
-    let forms = storage.iter().map(|stored| step_form(group.space(), stored.affine()));
-    let described = model.parameters().into_iter().zip(forms).zip(trained).zip(undecayed);
+    let forms = storage.iter().map(|stored| step_form(group.space, stored.affine()));
+    let described = specs.into_iter().zip(forms).zip(trained).zip(undecayed);
     let parameters = described
         .map(|((((path, spec), form), is_trained), is_undecayed)| Parameter {
             path,
@@ -188,7 +195,7 @@ fn parameters<'a>(
     Ok((parameters, idle))
 }
 
-/// The form in which a parameter is stepped that MaxText stores like this.
+/// The form in which the optimizer steps a parameter, from the transform with which MaxText stores it.
 fn step_form(space: OptimizerSpace, stored: Affine) -> StepForm {
     match space {
         OptimizerSpace::MaxText => StepForm { scale: stored.scale, offset: stored.offset },
@@ -216,7 +223,7 @@ fn optimizer(group: &OptimizerGroup) -> Optimizer {
             weight_decay: group.muon_weight_decay,
             consistent_rms: group.muon_consistent_rms,
             momentum_dtype: group.first_moment_dtype(),
-            // optax hands its choice of momentum on to the Adam beside it.
+            // optax passes its choice of momentum on to the Adam optimizer of the other parameters.
             adam: adam(AdamForm::Nesterov),
         }),
         OptimizerType::Adafactor => Optimizer::Adafactor(Adafactor::default()),

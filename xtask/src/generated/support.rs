@@ -19,7 +19,7 @@ const ROWS: &[(&str, &str)] = &[
     ("Attention masks", "attention_type"),
     ("Rotary scaling", "rope_type"),
     ("Type of activations", "dtype"),
-    ("Type of weights, except in training", "weight_dtype"),
+    ("Type of weights for inference", "weight_dtype"),
     ("Rematerialization", "remat_policy"),
     ("Optimizers", "opt_type"),
     ("Schedules", "lr_schedule_type"),
@@ -30,13 +30,13 @@ const ROWS: &[(&str, &str)] = &[
     ("Hardware", "hardware"),
 ];
 
-/// Choices that are accepted although not all that their names promise works or was tested: a row, a name in it, and
-/// the remark behind the name.
+/// Choices that are accepted although their names promise more than works or is tested: a row, a name in it, and the
+/// remark after the name.
 const QUALIFIED: &[(&str, &str, &str)] = &[
     ("dataset_type", "hf", "local text, JSON lines and parquet; no datasets of the hub"),
     ("hardware", "gpu", "compiled for, never run"),
     ("hardware", "tpu", "compiled for, never run"),
-    (PARALLELISM, "expert", "as one more axis of the batch; experts are not built"),
+    (PARALLELISM, "expert", "as an additional data-parallel axis; experts are not built"),
 ];
 
 /// The row of mesh axes, as its heading names the keys.

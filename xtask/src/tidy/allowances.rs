@@ -2,7 +2,7 @@
 
 use super::Finding;
 
-/// The entries of a list with their line numbers. Empty lines and lines that begin with `#` are none.
+/// The entries of a list with their line numbers, without empty lines and lines that begin with `#`.
 pub(super) fn entries(list: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = list.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
     lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))

@@ -7,8 +7,8 @@ use crate::repository::{Repository, TextFile};
 /// The quick start's commands in the README's code blocks.
 const QUICK_START: &[&str] = &["cargo run --release -- train", "cargo test"];
 
-/// Packages are fetched through their clients as the user configured them, so no host is ever named. In pieces, or this
-/// file would be the first finding.
+/// Package hosts. No file names one, since packages are fetched through clients as the user configured them. The names
+/// are split so that this file is no finding.
 const PACKAGE_HOSTS: &[&str] = &[
     concat!("py", "pi.org"),
     concat!("python", "hosted.org"),

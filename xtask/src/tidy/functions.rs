@@ -25,7 +25,7 @@ pub(super) fn check(repository: &Repository) -> Vec<Finding> {
     check_except(repository, ALLOWED)
 }
 
-/// Checks all functions but those of the list, and that each listed one still belongs in it.
+/// Checks all functions except the listed ones, and that each listed function is still too long.
 fn check_except(repository: &Repository, allowed: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut unlisted = BTreeMap::new();
@@ -102,7 +102,7 @@ fn function_name(line: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
-    /// A file with a function of this many lines among others.
+    /// A file that contains a function of this length.
     fn file(length: usize) -> String {
         let body = "        one();\n".repeat(length - 4);
         format!(

@@ -5,16 +5,16 @@ use crate::repository::Repository;
 
 /// The crates from the bottom to the top. A crate may depend on those in lower rows.
 const LAYERS: &[&[&str]] = &[
-    &["mt-shape", "mt-derive", "mt-kernels"],
-    &["mt-config", "mt-pjrt"],
-    &["mt-ir"],
+    &["mt-shape", "mt-derive"],
+    &["mt-config", "mt-kernels", "mt-testing"],
+    &["mt-ir", "mt-pjrt"],
     &["mt-autodiff", "mt-runtime"],
     &["mt-trace"],
     &["mt-nn", "mt-optim", "mt-data", "mt-checkpoint"],
     &["mt-models"],
     &["mt-train", "mt-engine"],
     &["mt-plan"],
-    &["mt-cli", "mt-server"],
+    &["mt-cli"],
 ];
 
 /// Crates that only some of the higher crates may use.

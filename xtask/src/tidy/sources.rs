@@ -9,7 +9,7 @@ const UNSAFE_CRATES: &[&str] = &["crates/mt-pjrt", "crates/mt-kernels"];
 /// A longer source file holds more than one idea.
 const MAXIMUM_LINES: usize = 800;
 
-/// Leftovers of writing, and attributes that hide a test. In pieces, or this file would be the first finding.
+/// Leftovers of writing, and attributes that hide a test. The texts are split so that this file is no finding.
 const LEFTOVERS: &[(&str, &str)] = &[
     (concat!("to", "do!"), "write what is missing"),
     (concat!("unimple", "mented!"), "write what is missing"),

@@ -77,7 +77,7 @@ pub(super) fn check(repository: &Repository) -> Vec<Finding> {
     check_except(repository, ALLOWED)
 }
 
-/// Checks all files but those of the list, and that each listed file still belongs in it.
+/// Checks all files except the listed ones, and that each listed file still has findings.
 fn check_except(repository: &Repository, allowed: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut unlisted: BTreeSet<&str> = allowances::entries(allowed).map(|(_, path)| path).collect();
@@ -87,7 +87,7 @@ fn check_except(repository: &Repository, allowed: &str) -> Vec<Finding> {
             check_phrases(&file.path, &paragraph, &mut found);
             check_beginnings(&file.path, &paragraph, &mut found);
         }
-        // A listed file stays listed while it has findings, which are then not reported.
+        // The findings of a listed file are not reported.
         if found.is_empty() || !unlisted.remove(file.path.as_str()) {
             findings.append(&mut found);
         }

@@ -382,7 +382,7 @@ fn regions() -> Vec<Case> {
 fn scanned_layers() {
     let cases = scans();
     let evaluated = check("scans", &cases);
-    // Every policy, and unrolling, give the same numbers.
+    // All policies, and unrolling, give the same numbers.
     let expected = cases.iter().position(|case| case.name == "unrolled").unwrap();
     for name in ["layers", "save_nothing", "save_names"] {
         let index = cases.iter().position(|case| case.name == name).unwrap();

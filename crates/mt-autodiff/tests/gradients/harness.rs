@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use mt_derive::Tree;
-use mt_ir::{Precision, Program, Target};
+use mt_ir::{Program, Target};
 use mt_runtime::{Array, CompileSettings, Executable, Input, Runtime, testing::cpu};
-use mt_shape::{Axis, DType, HostArray, LogicalRules, Mesh, Placement};
+use mt_shape::{Axis, DType, HostArray, LogicalAxis, LogicalRules, Mesh, Placement};
+use mt_testing::{Random, assert_within, largest};
 use mt_trace::{Inputs, Output, ProgramOptions, Region, Tensor, TraceError, program};
 
 /// A single leaf, so that lists of tensors are trees.
@@ -31,12 +32,17 @@ pub fn options(name: &str) -> ProgramOptions {
 
 /// Options for a program on a mesh.
 pub fn options_on(name: &str, placement: Placement) -> ProgramOptions {
-    ProgramOptions {
-        name: name.into(),
-        placement: Arc::new(placement),
-        target: Target::CPU,
-        precision: Precision::Default,
-    }
+    ProgramOptions { placement: Arc::new(placement), ..ProgramOptions::new(name, Target::CPU) }
+}
+
+/// The logical axis of rows.
+pub fn row_axis() -> Option<LogicalAxis> {
+    Some(LogicalAxis::named("rows"))
+}
+
+/// The logical axis of columns.
+pub fn column_axis() -> Option<LogicalAxis> {
+    Some(LogicalAxis::named("columns"))
 }
 
 /// A mesh of 8 devices, with rules that place `rows` on its first axis and `columns` on its second.
@@ -88,16 +94,8 @@ pub struct Argument {
 
 /// Irregular numbers between `low` and `high`, the same in every run.
 pub fn numbers(count: usize, low: f64, high: f64) -> Vec<f64> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(count as u64 + 1)
-        ^ low.to_bits()
-        ^ high.to_bits().rotate_left(7);
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        low + (high - low) * ((state >> 11) as f64 / (1_u64 << 53) as f64)
-    };
-    std::iter::repeat_with(next).take(count).collect()
+    let mut random = Random::new(count as u64 ^ low.to_bits() ^ high.to_bits().rotate_left(7));
+    (0..count).map(|_| random.between(low, high)).collect()
 }
 
 /// A differentiated argument with numbers between `low` and `high`.
@@ -125,7 +123,24 @@ pub fn integers(axes: &[Axis], values: &[i32]) -> Argument {
     }
 }
 
-/// Elements as an array of type `dtype`.
+/// The types in which programs compute. 8-bit floats and 4-bit integers only hold weights.
+pub const COMPUTED: [DType; 13] = [
+    DType::Bool,
+    DType::I8,
+    DType::I16,
+    DType::I32,
+    DType::I64,
+    DType::U8,
+    DType::U16,
+    DType::U32,
+    DType::U64,
+    DType::F16,
+    DType::BF16,
+    DType::F32,
+    DType::F64,
+];
+
+/// Elements as an array of type `dtype`, one of [`COMPUTED`].
 pub fn array(dtype: DType, dims: &[usize], values: &[f64]) -> HostArray {
     fn all<T: Copy>(values: &[f64], convert: impl Fn(f64) -> T, bytes: impl Fn(T) -> Vec<u8>) -> Vec<u8> {
         values.iter().flat_map(|value| bytes(convert(*value))).collect()
@@ -144,6 +159,9 @@ pub fn array(dtype: DType, dims: &[usize], values: &[f64]) -> HostArray {
         DType::BF16 => all(values, half::bf16::from_f64, |value| value.to_le_bytes().into()),
         DType::F32 => all(values, |value| value as f32, |value| value.to_le_bytes().into()),
         DType::F64 => all(values, |value| value, |value| value.to_le_bytes().into()),
+        DType::I4 | DType::F8E4M3FN | DType::F8E5M2 => {
+            unreachable!("programs do not compute in {dtype}")
+        }
     };
     HostArray::from_bytes(dtype, dims, &bytes).unwrap()
 }
@@ -260,18 +278,7 @@ pub fn evaluate(name: &str, cases: &[Case]) -> Vec<Evaluated> {
 
 #[track_caller]
 fn close(what: &str, actual: &[f64], expected: &[f64], tolerance: f64) {
-    assert_eq!(actual.len(), expected.len(), "{what}: number of elements");
-    let scale = 1.0
-        + expected.iter().filter(|value| value.is_finite()).fold(0.0_f64, |max, value| max.max(value.abs()));
-    for (index, (actual_value, expected_value)) in actual.iter().zip(expected).enumerate() {
-        let same = (actual_value - expected_value).abs() <= tolerance * scale
-            || actual_value == expected_value
-            || (actual_value.is_nan() && expected_value.is_nan());
-        assert!(
-            same,
-            "{what}: element {index} is {actual_value}, expected {expected_value}\n got {actual:?}\nwant {expected:?}"
-        );
-    }
+    assert_within(what, actual, expected, tolerance * (1.0 + largest(expected)));
 }
 
 /// Asserts that elements agree within `tolerance` of the largest one.

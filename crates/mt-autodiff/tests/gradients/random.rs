@@ -3,7 +3,7 @@
 use mt_shape::{Axis, DType, HostArray, axis};
 use mt_trace::{Key, ScanOptions, Tensor, program};
 
-use crate::harness::{Compiled, Leaf, array, mesh, options, options_on};
+use crate::harness::{Compiled, Leaf, array, column_axis, mesh, options, options_on, row_axis};
 
 const MANY: Axis = axis("many", 1 << 16);
 const ROWS: Axis = axis("rows", 8);
@@ -54,7 +54,7 @@ fn moments() {
         2.0_f64.powi(32) / 12.0_f64.sqrt(),
         0.0..=2.0_f64.powi(32),
     );
-    // Neighbours are not correlated, nor are different keys.
+    // Adjacent numbers are uncorrelated, and so are those of different keys.
     let correlation =
         |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>() / x.len() as f64;
     let [normal, truncated] = [results[1].to_f64(), results[2].to_f64()];
@@ -139,9 +139,9 @@ fn bits_do_not_depend_on_where() {
             let key = region.key(5).value();
             let index = Leaf { value: region.iota(DType::I32, layers) };
             let ([], [drawn]) = region.scan(ScanOptions::over(layers), [], &index, |_, [], index| {
-                ([], [drawn(Key::new(key), index.value).constrain(&[Some("rows"), Some("columns")])])
+                ([], [drawn(Key::new(key), index.value).constrain(&[row_axis(), column_axis()])])
             });
-            let placed = [None, Some("rows"), Some("columns")];
+            let placed = [None, row_axis(), column_axis()];
             vec![inputs.output("drawn", drawn, &placed)]
         });
         let scanned = Compiled::new(scanned.unwrap()).run(&[]);

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use mt_ir::{Collective, CollectiveKind, Graph, ManualComputation, Op, TensorType, Unary};
-use mt_shape::{Axis, DType, HostArray, PartitionSpec, axis};
+use mt_shape::{Axis, DType, HostArray, LogicalAxis, PartitionSpec, axis};
 use mt_trace::{Memory, ProgramOptions, SavePolicy, ScanOptions, Tensor, program};
 
-use crate::harness::{Compiled, array, assert_close, leaves, mesh, numbers, options, options_on, tensors};
+use crate::harness::{
+    Compiled, array, assert_close, column_axis, leaves, mesh, numbers, options, options_on, row_axis, tensors,
+};
 
 const BATCH: Axis = axis("batch", 8);
 const EMBED: Axis = axis("embed", 8);
@@ -16,9 +18,9 @@ const LAYERS: Axis = axis("layers", 3);
 /// One step of gradient descent on scanned layers, with constraints inside and outside of the scan.
 fn step(options: &ProgramOptions) -> Compiled {
     let program = program(options, |inputs| {
-        let x = inputs.input("x", DType::F32, &[BATCH, EMBED], &[Some("rows"), None], false);
-        let logical: [&[Option<&str>]; 2] =
-            [&[None, Some("rows"), Some("columns")], &[None, Some("columns"), Some("rows")]];
+        let x = inputs.input("x", DType::F32, &[BATCH, EMBED], &[row_axis(), None], false);
+        let logical: [&[Option<LogicalAxis>]; 2] =
+            [&[None, row_axis(), column_axis()], &[None, column_axis(), row_axis()]];
         let shapes = [[LAYERS, EMBED, MLP], [LAYERS, MLP, EMBED]];
         let weights: Vec<Tensor<'_>> = (0..2)
             .map(|index| inputs.input("weight", DType::F32, &shapes[index], logical[index], true))
@@ -27,12 +29,11 @@ fn step(options: &ProgramOptions) -> Compiled {
             let options = ScanOptions::over(LAYERS)
                 .saving(SavePolicy::Names([("hidden".to_owned(), Memory::Device)].into()));
             let ([last], []) = body.scan(options, [x], &weights, |_, [x], weights| {
-                let up = weights[0].value.constrain(&[Some("rows"), Some("columns")]);
-                let down = weights[1].value.constrain(&[Some("columns"), Some("rows")]);
-                let hidden =
-                    up.dot(x, &["embed"]).constrain(&[Some("rows"), Some("columns")]).named("hidden");
+                let up = weights[0].value.constrain(&[row_axis(), column_axis()]);
+                let down = weights[1].value.constrain(&[column_axis(), row_axis()]);
+                let hidden = up.dot(x, &["embed"]).constrain(&[row_axis(), column_axis()]).named("hidden");
                 let next = x + down.dot(hidden.silu(), &["mlp"]);
-                ([next.constrain(&[Some("rows"), None])], [])
+                ([next.constrain(&[row_axis(), None])], [])
             });
             (last.square().mean(&["batch", "embed"]), [])
         });
@@ -80,7 +81,7 @@ fn collective(
     options.name = name.to_owned();
     let program = program(&options, |inputs| {
         let shape = [axis("rows", 8), axis("columns", 6)];
-        let x = inputs.input("x", DType::F32, &shape, &[Some("rows"), Some("columns")], false);
+        let x = inputs.input("x", DType::F32, &shape, &[row_axis(), column_axis()], false);
         let sizes = |axes: &[&str]| -> usize {
             axes.iter().map(|axis| if *axis == "fsdp" { 4 } else { 2 }).product()
         };
@@ -184,8 +185,8 @@ fn permute() {
 #[test]
 fn arrays_are_split_and_joined() {
     let program = program(&options_on("copy", mesh()), |inputs| {
-        let x = inputs.input("x", DType::F32, &[ROWS, COLUMNS], &[Some("columns"), Some("rows")], false);
-        vec![inputs.output("y", x * 2.0, &[Some("rows"), Some("columns")])]
+        let x = inputs.input("x", DType::F32, &[ROWS, COLUMNS], &[column_axis(), row_axis()], false);
+        vec![inputs.output("y", x * 2.0, &[row_axis(), column_axis()])]
     });
     let values: Vec<f64> = (0..48).map(f64::from).collect();
     let input: HostArray = array(DType::F32, &[8, 6], &values);
@@ -211,15 +212,15 @@ fn other_axes_stay_automatic() {
 #[test]
 fn each_device_runs_its_part() {
     let program = program(&options_on("parts", mesh()), |inputs| {
-        let x = inputs.input("x", DType::F32, &[ROWS, COLUMNS], &[Some("rows"), Some("columns")], false);
-        let parts = x.parts(&[Some("rows"), Some("columns")]).with_axes_like("rows", &["device"]);
+        let x = inputs.input("x", DType::F32, &[ROWS, COLUMNS], &[row_axis(), column_axis()], false);
+        let parts = x.parts(&[row_axis(), column_axis()]).with_axes_like("rows", &["device"]);
         let rows = parts.along("rows").unwrap();
         assert_eq!((rows.size(), parts.along("columns").unwrap().size(), parts.along("batch")), (4, 2, None));
         let numbers = inputs.region().iota(DType::F32, axis("device", 4));
         let [weighted, sums, scattered] = parts.run([x, numbers], |[x, number]| {
             assert_eq!((x.axes()[0].size, x.axes()[1].size), (2, 3));
             // Constraints have no effect on a single device.
-            let weighted = (x * number.squeeze("device")).constrain(&[Some("rows"), None]);
+            let weighted = (x * number.squeeze("device")).constrain(&[row_axis(), None]);
             let sums = rows.all_reduce(x).rename("rows", "pair");
             [weighted, sums, rows.reduce_scatter(rows.all_gather(x, "rows"), "rows")]
         });
@@ -241,10 +242,10 @@ fn each_device_runs_its_part() {
 #[test]
 fn code_for_one_device_is_not_differentiated() {
     let error = program(&options_on("derivative", mesh()), |inputs| {
-        let x = inputs.input("x", DType::F32, &[ROWS, COLUMNS], &[Some("rows"), None], false);
+        let x = inputs.input("x", DType::F32, &[ROWS, COLUMNS], &[row_axis(), None], false);
         let (_, [], gradients) = inputs.region().value_and_grad(&leaves(&[x]), |_, x| {
             let x = x[0].value;
-            let parts = x.parts(&[Some("rows"), None]);
+            let parts = x.parts(&[row_axis(), None]);
             let [sums] = parts.run([x], |[x]| [parts.along("rows").unwrap().all_reduce(x).sum(&["rows"])]);
             (sums.sum_all(), [])
         });
@@ -257,8 +258,8 @@ fn code_for_one_device_is_not_differentiated() {
 #[test]
 fn parts_are_of_one_size() {
     let error = program(&options_on("uneven", mesh()), |inputs| {
-        let x = inputs.input("x", DType::F32, &[ROWS, COLUMNS], &[Some("rows"), None], false);
-        let parts = x.parts(&[Some("rows"), None]).with_axes_like("rows", &["odd"]);
+        let x = inputs.input("x", DType::F32, &[ROWS, COLUMNS], &[row_axis(), None], false);
+        let parts = x.parts(&[row_axis(), None]).with_axes_like("rows", &["odd"]);
         let odd = inputs.region().iota(DType::F32, axis("odd", 6));
         let [odd] = parts.run([odd], |[odd]| [odd]);
         vec![inputs.replicated("odd", odd)]

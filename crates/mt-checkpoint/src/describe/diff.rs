@@ -20,7 +20,7 @@ pub struct ListingDiff {
     /// Tensors with the same name, dimensions and element type.
     pub num_same: usize,
     /// Differences among tensors with the same name and dimensions; empty unless values were compared. Leaves that are
-    /// no arrays, and arrays with unreadable element types, are left out.
+    /// not arrays, and arrays with unreadable element types, are left out.
     pub values: Vec<ValueDifference>,
 }
 

@@ -31,7 +31,7 @@ pub enum WeightsSource {
     Torch(TorchFile),
     /// The `consolidated.*.pth` files of a directory.
     TorchDirectory(TorchCheckpoint),
-    /// An Orbax checkpoint, such as one of our own runs.
+    /// An Orbax checkpoint, such as a run of this program.
     Orbax(Checkpoint),
 }
 
@@ -231,7 +231,7 @@ impl Listing {
 }
 
 impl ListedTensor {
-    /// The number of elements; one for a leaf that is no array.
+    /// The number of elements; one for a leaf that is not an array.
     pub fn num_elements(&self) -> u64 {
         self.dims.iter().fold(1, |elements, &dim| elements.saturating_mul(dim as u64))
     }

@@ -131,18 +131,23 @@ impl WeightsDirectory {
         file.read_at(bytes, tensor.range.start)
     }
 
-    /// As [`Self::read_into`], for some rows. Memory that stays in the processor's cache is filled faster than memory
-    /// of a whole tensor's size.
+    /// As [`Self::read_into`], for some of the elements in the order in which the file has them. Memory that stays in the
+    /// processor's cache is filled faster than memory of a whole tensor's size.
     ///
     /// # Errors
-    /// As for [`Self::read_rows`], and if `bytes` does not have the size of the rows.
-    pub fn read_rows_into(&self, name: &str, rows: Range<usize>, bytes: &mut [u8]) -> Result<()> {
+    /// As for [`Self::read`], if the tensor has no such elements, and if `bytes` does not have their size.
+    pub fn read_elements_into(&self, name: &str, elements: Range<usize>, bytes: &mut [u8]) -> Result<()> {
         let (tensor, file) = self.find(name)?;
-        let dtype = tensor.readable()?;
-        let dims = tensor.dims_of_rows(&rows)?;
-        let row = dims[1..].iter().product::<usize>() * dtype.byte_size();
-        check_size(name, (rows.len() * row) as u64, bytes)?;
-        file.read_at(bytes, tensor.range.start + (rows.start * row) as u64)
+        let size = tensor.readable()?.byte_size();
+        if (elements.end * size) as u64 > tensor.num_bytes {
+            return Err(CheckpointError::OutOfBounds {
+                name: name.to_owned(),
+                dims: tensor.dims.clone(),
+                ranges: vec![elements],
+            });
+        }
+        check_size(name, (elements.len() * size) as u64, bytes)?;
+        file.read_at(bytes, tensor.range.start + (elements.start * size) as u64)
     }
 
     fn find(&self, name: &str) -> Result<(&TensorInfo, &WeightsFile)> {
@@ -176,17 +181,17 @@ impl WeightsDirectory {
         let mut text = vec![0; file.length as usize];
         file.read_at(&mut text, 0)?;
         let Index { weight_map } = serde_json::from_slice(&text)
-            .map_err(|error| file.bad(format!("it is no index of weights: {error}"), DOWNLOAD_HINT))?;
+            .map_err(|error| file.bad(format!("it is not an index of weights: {error}"), DOWNLOAD_HINT))?;
         let mut shards: Vec<&String> = weight_map.values().collect();
         shards.sort_unstable();
         shards.dedup();
         for shard in &shards {
             if !is_plain(shard) {
-                return Err(file.bad(format!("it names `{shard}`, which is no file of its directory"), ""));
+                return Err(file.bad(format!("it names `{shard}`, which is not a file of its directory"), ""));
             }
             if !directory.join(shard).exists() {
                 let count = weight_map.values().filter(|file| file == shard).count();
-                let reason = format!("it names `{shard}` for {count} tensors, and there is no such file");
+                let reason = format!("it names `{shard}` for {count} tensors, and the file does not exist");
                 return Err(file.bad(reason, "download the missing file"));
             }
         }

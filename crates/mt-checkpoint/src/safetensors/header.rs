@@ -24,10 +24,12 @@ const MAXIMUM_HEADER: u64 = 100_000_000;
 /// The key that holds text about the file instead of a tensor.
 pub(super) const METADATA_KEY: &str = "__metadata__";
 /// The element types in the format's own order, larger ones later. Files start with the largest.
-const DTYPES: [(&str, DType); 13] = [
+const DTYPES: [(&str, DType); 15] = [
     ("BOOL", DType::Bool),
     ("U8", DType::U8),
     ("I8", DType::I8),
+    ("F8_E5M2", DType::F8E5M2),
+    ("F8_E4M3", DType::F8E4M3FN),
     ("I16", DType::I16),
     ("U16", DType::U16),
     ("F16", DType::F16),
@@ -40,9 +42,15 @@ const DTYPES: [(&str, DType); 13] = [
     ("U64", DType::U64),
 ];
 
+/// Whether the format has an element type.
+pub(super) fn has(dtype: DType) -> bool {
+    DTYPES.iter().any(|(_, known)| *known == dtype)
+}
+
 /// The rank of an element type in the format's order.
 pub(super) fn rank(dtype: DType) -> usize {
-    DTYPES.iter().position(|(_, known)| *known == dtype).expect("the table has every element type")
+    let rank = DTYPES.iter().position(|(_, known)| *known == dtype);
+    rank.expect("tensors of other types are refused when they are announced")
 }
 
 /// The header of a file that holds these tensors one after the other.
@@ -72,13 +80,13 @@ pub(super) fn read(file: &WeightsFile) -> Result<Vec<TensorInfo>> {
     file.read_at(&mut length, 0)?;
     let length = u64::from_le_bytes(length);
     if length > MAXIMUM_HEADER {
-        let reason = format!("it is no safetensors file: its header would take {length} bytes");
+        let reason = format!("it is not a safetensors file: its header would take {length} bytes");
         return Err(file.bad(reason, DOWNLOAD_HINT));
     }
     let data = LENGTH_SIZE + length;
     if data > file.length {
         return Err(too_short(format!(
-            "it is cut short, or no safetensors file: its header takes {length} bytes, the file has {}",
+            "it is cut short, or not a safetensors file: its header takes {length} bytes, the file has {}",
             file.length
         )));
     }
@@ -106,7 +114,7 @@ fn tensor(file: &WeightsFile, data: u64, name: String, place: Place) -> Result<T
     let num_bytes = end - start;
     let expected = checked_size(&dims, known.map_or(1, DType::byte_size));
     if expected.is_none() || known.is_some() && expected != Some(num_bytes) {
-        let takes = expected.map_or("more than can be counted".to_owned(), |bytes| bytes.to_string());
+        let takes = expected.map_or("2^63 or more".to_owned(), |bytes| bytes.to_string());
         let reason = format!("tensor `{name}`, {dtype}{dims:?}, has {num_bytes} bytes: it takes {takes}");
         return Err(file.bad(reason, ""));
     }
@@ -178,7 +186,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 continue;
             }
             if !names.insert(name.clone()) {
-                return Err(serde::de::Error::custom(format!("tensor `{name}` is there twice")));
+                return Err(serde::de::Error::custom(format!("tensor `{name}` appears twice")));
             }
             let place = map
                 .next_value()

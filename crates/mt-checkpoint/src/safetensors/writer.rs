@@ -273,8 +273,11 @@ impl TensorSpec {
     /// Bytes of its elements.
     ///
     /// # Errors
-    /// The number overflows.
+    /// The number overflows, or the format does not have the element type.
     pub fn num_bytes(&self) -> Result<u64> {
+        if !header::has(self.dtype) {
+            return Err(invalid(&self.name, format!("the format has no elements of type `{}`", self.dtype)));
+        }
         checked_size(&self.dims, self.dtype.byte_size())
             .ok_or_else(|| invalid(&self.name, format!("its dimensions {:?} are too large", self.dims)))
     }

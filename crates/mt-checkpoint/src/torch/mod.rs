@@ -210,9 +210,9 @@ fn place(
     let end = elements.and_then(|elements| (elements as u64).checked_mul(size));
     let first = (offset as u64).saturating_mul(size);
     let Some(end) = end.filter(|&end| first <= end && end <= storage.end - storage.start) else {
-        return Err("reaches beyond its storage".to_owned());
+        return Err("extends beyond its storage".to_owned());
     };
-    // With stride zero, one element can stand for more elements than memory holds. Weights are never stored so.
+    // With stride zero, one element can stand for more elements than memory holds. Weights are never stored this way.
     if num_bytes > end - first {
         return Err("repeats elements of its storage".to_owned());
     }
@@ -253,12 +253,12 @@ impl<'a> Archive<'a> {
             return Err(file.bad("PyTorch saved it in its format from before version 1.6", SAVE_AGAIN));
         }
         if &start != b"PK" {
-            return Err(file.bad("it is no PyTorch file: those are ZIP archives", DOWNLOAD_HINT));
+            return Err(file.bad("it is not a PyTorch file: it is not a ZIP archive", DOWNLOAD_HINT));
         }
         let zip = ZipArchive::new(BufReader::new(file.handle())).map_err(|error| damaged(file, error))?;
         let prefix = zip.file_names().find_map(|name| name.strip_suffix("data.pkl")).map(str::to_owned);
         let Some(prefix) = prefix else {
-            return Err(file.bad("it is no PyTorch file: it has no `data.pkl`", SAVE_AGAIN));
+            return Err(file.bad("it is not a PyTorch file: it has no `data.pkl`", SAVE_AGAIN));
         };
         let mut archive = Self { file, zip, prefix, storages: HashMap::new() };
         if let Some(order) = archive.small("byteorder")?
@@ -340,7 +340,7 @@ mod tests {
             let found = place("a", tensor, &(100..148), &file).map(|tensor| tensor.range);
             assert_eq!(found, expected.map_err(str::to_owned), "{offset} {dims:?} {strides:?}");
         };
-        let (beyond, large) = ("reaches beyond its storage", "is too large");
+        let (beyond, large) = ("extends beyond its storage", "is too large");
         check(0, &[4, 6], &[6, 1], Ok(100..148));
         check(0, &[6, 4], &[1, 6], Ok(100..148));
         check(3, &[2, 2], &[10, 2], Ok(106..132));

@@ -24,7 +24,7 @@ pub(super) struct PickledTensor {
     pub strides: Vec<usize>,
 }
 
-/// Reads the tensors of a dictionary in stored order. A tensor's name joins its keys with dots. Values that are no
+/// Reads the tensors of a dictionary in stored order. A tensor's name joins its keys with dots. Values that are not
 /// tensors are left out.
 pub(super) fn tensors(pickle: &[u8]) -> Result<Vec<(String, PickledTensor)>> {
     let mut machine = Machine { input: pickle, ..Machine::default() };
@@ -37,7 +37,7 @@ pub(super) fn tensors(pickle: &[u8]) -> Result<Vec<(String, PickledTensor)>> {
     Ok(found)
 }
 
-/// More values than any checkpoint has. A value may contain another one many times, which contains others in turn.
+/// More values than any checkpoint has. The limit is needed because nested values can refer to the same value many times.
 const MAXIMUM_VALUES: usize = 1 << 22;
 const MAXIMUM_DEPTH: usize = 32;
 
@@ -56,10 +56,8 @@ const STORAGES: [(&str, &str); 11] = [
     ("ComplexFloatStorage", "complex64"),
 ];
 /// Types that can only be listed, with their size in bytes.
-const UNREADABLE: [(&str, usize); 9] = [
-    ("float8_e4m3fn", 1),
+const UNREADABLE: [(&str, usize); 7] = [
     ("float8_e4m3fnuz", 1),
-    ("float8_e5m2", 1),
     ("float8_e5m2fnuz", 1),
     ("float8_e8m0fnu", 1),
     ("float4_e2m1fn_x2", 1),
@@ -256,9 +254,9 @@ impl Machine<'_> {
                 {
                     Value::Storage { key: key.clone(), dtype: dtype.clone() }
                 }
-                _ => return Err("its pickle refers to an object that is no storage".to_owned()),
+                _ => return Err("its pickle refers to an object that is not a storage".to_owned()),
             },
-            _ => return Err("its pickle refers to an object that is no storage".to_owned()),
+            _ => return Err("its pickle refers to an object that is not a storage".to_owned()),
         };
         self.push(storage);
         Ok(())
@@ -268,7 +266,7 @@ impl Machine<'_> {
         let ids = self.pop_many(2)?;
         let (Value::Global(function), Value::Tuple(arguments)) = (&self.values[ids[0]], &self.values[ids[1]])
         else {
-            return Err("its pickle calls what is no function".to_owned());
+            return Err("its pickle calls a value that is not a function".to_owned());
         };
         let value = match (function, arguments.as_slice()) {
             (Global::OrderedDict, []) => Value::Dict(Vec::new()),
@@ -283,7 +281,7 @@ impl Machine<'_> {
                 Global::RebuildTensor { takes_dtype: true },
                 &[storage, offset, dims, strides, _, _, dtype, ..],
             ) => self.tensor([storage, offset, dims, strides], Some(dtype))?,
-            _ => return Err("its pickle makes a value in an unknown way".to_owned()),
+            _ => return Err("its pickle constructs a value in an unknown way".to_owned()),
         };
         self.push(value);
         Ok(())
@@ -302,7 +300,7 @@ impl Machine<'_> {
         };
         let (dims, strides) = (self.sizes(dims)?, self.sizes(strides)?);
         if dims.len() != strides.len() {
-            return Err("one of its tensors has not as many strides as dimensions".to_owned());
+            return Err("one of its tensors has different numbers of strides and dimensions".to_owned());
         }
         let (storage, offset) = (key.clone(), self.size(offset)?);
         Ok(Value::Tensor(PickledTensor { storage, dtype, element_size, offset, dims, strides }))
@@ -313,13 +311,13 @@ impl Machine<'_> {
         self.pop()?;
         match self.values[self.top()?] {
             Value::Dict(_) => Ok(()),
-            _ => Err("its pickle gives attributes to what is no dictionary".to_owned()),
+            _ => Err("its pickle sets attributes of a value that is not a dictionary".to_owned()),
         }
     }
 
     fn global(&mut self, module: &str, name: &str) -> Result<()> {
         let global = Global::named(module, name).ok_or_else(|| {
-            format!("its pickle asks for `{module}.{name}`, which is no part of a dictionary of tensors")
+            format!("its pickle requests `{module}.{name}`, which no dictionary of tensors needs")
         })?;
         self.push(Value::Global(global));
         Ok(())
@@ -328,7 +326,7 @@ impl Machine<'_> {
     fn append(&mut self, items: Vec<Id>) -> Result<()> {
         let top = self.top()?;
         let Value::List(list) = &mut self.values[top] else {
-            return Err("its pickle appends to what is no list".to_owned());
+            return Err("its pickle appends to a value that is not a list".to_owned());
         };
         list.extend(items);
         Ok(())
@@ -337,7 +335,7 @@ impl Machine<'_> {
     fn set_items(&mut self, items: &[Id]) -> Result<()> {
         let top = self.top()?;
         let Value::Dict(entries) = &mut self.values[top] else {
-            return Err("its pickle sets an item of what is no dictionary".to_owned());
+            return Err("its pickle sets an item of a value that is not a dictionary".to_owned());
         };
         if !items.len().is_multiple_of(2) {
             return Err("its pickle sets an item without a value".to_owned());
@@ -356,7 +354,7 @@ impl Machine<'_> {
     ) -> Result<()> {
         *left = left.checked_sub(1).ok_or("its pickle holds too many values")?;
         if path.len() > MAXIMUM_DEPTH {
-            return Err("its dictionaries lie too deep in each other".to_owned());
+            return Err("its dictionaries are nested too deeply".to_owned());
         }
         let items: Vec<(String, Id)> = match &self.values[id] {
             Value::Tensor(tensor) => {
@@ -396,14 +394,14 @@ impl Machine<'_> {
             Value::Integer(size) => {
                 usize::try_from(size).map_err(|_| format!("one of its tensors has the size {size}"))
             }
-            _ => Err("one of its tensors has a size that is no number".to_owned()),
+            _ => Err("one of its tensors has a size that is not a number".to_owned()),
         }
     }
 
     fn text_of(&self, id: Id) -> Result<String> {
         match &self.values[id] {
             Value::Text(text) => Ok(text.clone()),
-            _ => Err("its pickle asks for a name that is no text".to_owned()),
+            _ => Err("its pickle requests a name that is not a text".to_owned()),
         }
     }
 
@@ -481,7 +479,7 @@ fn ends_early() -> String {
 }
 
 fn stack_is_empty() -> String {
-    "its pickle takes a value where there is none".to_owned()
+    "its pickle takes a value from an empty stack".to_owned()
 }
 
 #[cfg(test)]
@@ -537,24 +535,24 @@ mod tests {
             "`torch._utils._rebuild_sparse_tensor`",
         );
         check(&dictionary(b"ccollections\nOrderedDict\nK\x01\x85R"), "unknown way");
-        check(&dictionary(b"X\x01\0\0\0f)R"), "calls what is no function");
-        check(&dictionary(b"K\x01Q"), "refers to an object that is no storage");
-        check(&dictionary(b"K\x01K\x01b"), "gives attributes to what is no dictionary");
-        check(&dictionary(b"K\x01K\x02a"), "appends to what is no list");
+        check(&dictionary(b"X\x01\0\0\0f)R"), "calls a value that is not a function");
+        check(&dictionary(b"K\x01Q"), "refers to an object that is not a storage");
+        check(&dictionary(b"K\x01K\x01b"), "sets attributes of a value that is not a dictionary");
+        check(&dictionary(b"K\x01K\x02a"), "appends to a value that is not a list");
         check(&dictionary(b"h\x07"), "recalls a value that it did not remember");
         check(&dictionary(b"\x8a\x09123456789"), "a number beyond 64 bits");
         check(&dictionary(b"X\x01\0\0\0\xff"), "not UTF-8");
         check(&dictionary(b"\x8e"), "the opcode `0x8e`");
-        check(&dictionary(b"(u"), "sets an item of what is no dictionary");
+        check(&dictionary(b"(u"), "sets an item of a value that is not a dictionary");
         check(b"\x80\x02}(K\x01u.", "sets an item without a value");
         check(b"\x80\x02].", "no dictionary of tensors");
         check(b"\x80\x02", "ends early");
-        check(b"\x80\x02.", "takes a value where there is none");
-        check(b"\x80\x02t", "takes a value where there is none");
+        check(b"\x80\x02.", "takes a value from an empty stack");
+        check(b"\x80\x02t", "takes a value from an empty stack");
         let one = b"K\x01\x85";
         check(&rebuild(b"J\xff\xff\xff\xff", one, one), "has the size -1");
-        check(&rebuild(b"N", one, one), "a size that is no number");
-        check(&rebuild(b"K\x01", one, b")"), "not as many strides as dimensions");
+        check(&rebuild(b"N", one, one), "a size that is not a number");
+        check(&rebuild(b"K\x01", one, b")"), "different numbers of strides and dimensions");
         check(&rebuild(b"K\x01", b"N", one), "no dimensions");
         let bare = [REBUILD, b"(N", b"K\x01".as_slice(), one, one, b"tR"].concat();
         check(&dictionary(&bare), "no storage");
@@ -564,7 +562,7 @@ mod tests {
     fn values_within_themselves_end() {
         // A dictionary that contains itself, and nested lists of which each contains the previous one ten times.
         let check = |pickle: &[u8], expected: &str| assert_eq!(tensors(pickle), Err(expected.to_owned()));
-        check(b"\x80\x02}q\0X\x01\0\0\0ah\0s.", "its dictionaries lie too deep in each other");
+        check(b"\x80\x02}q\0X\x01\0\0\0ah\0s.", "its dictionaries are nested too deeply");
         let mut pickle = b"\x80\x02}X\x01\0\0\0a]q\0".to_vec();
         for level in 1..20_u8 {
             pickle.extend([b"0](".as_slice(), &[b'h', level - 1].repeat(10), b"eq", &[level]].concat());

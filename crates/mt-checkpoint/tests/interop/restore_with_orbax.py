@@ -25,10 +25,12 @@ KERNEL = "params.params.decoder.kernel"
 
 def describe(value):
     array = np.asarray(value)
+    # The upper half of a byte that holds an `int4` may be anything, so the sign is extended into it.
+    contents = array.astype(np.int8) if array.dtype.name == "int4" else array
     return {
         "dtype": array.dtype.name,
         "dims": list(array.shape),
-        "contents": np.ascontiguousarray(array).tobytes().hex(),
+        "contents": np.ascontiguousarray(contents).tobytes().hex(),
     }
 
 

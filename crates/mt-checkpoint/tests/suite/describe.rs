@@ -119,9 +119,12 @@ fn equal_sources_do_not_differ() {
         assert_eq!((diff.num_equal(), diff.num_same), (diff.values.len(), diff.values.len()));
         assert!(ListingDiff::of(&source(left), &source(right), false).unwrap().values.is_empty());
     }
-    // Tensors with unreadable element types are compared by their listed properties.
     let float8 = source("float8.safetensors");
     let diff = ListingDiff::of(&float8, &float8, true).unwrap();
+    assert_eq!((diff.num_same, diff.values.len()), (2, 2));
+    // Tensors with unreadable element types are compared by their listed properties.
+    let unreadable = source("unreadable.pth");
+    let diff = ListingDiff::of(&unreadable, &unreadable, true).unwrap();
     assert_eq!((diff.num_same, diff.values.len()), (2, 1));
 }
 

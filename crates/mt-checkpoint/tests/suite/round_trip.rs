@@ -172,11 +172,11 @@ fn requests_that_cannot_be_stored_are_refused() {
     };
     #[allow(clippy::single_range_in_vec_init)]
     {
-        check(sharded(vec![vec![0..3]]), "no regular grid");
-        check(sharded(vec![vec![0..1], vec![1..4]]), "no regular grid");
+        check(sharded(vec![vec![0..3]]), "do not form a regular grid");
+        check(sharded(vec![vec![0..1], vec![1..4]]), "do not form a regular grid");
         check(sharded(vec![vec![0..2], vec![0..2]]), "are the same");
         check(sharded(vec![vec![0..2], vec![2..5]]), "within");
-        check(sharded(vec![]), "no regular grid");
+        check(sharded(vec![]), "do not form a regular grid");
     }
     for taken in ["step", "_METADATA", "commit_success.txt", "", "..", "a/b", "exact"] {
         let mut request = request(1);

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mt_config::{AheadGroup, DecodeConfig, TrainConfig};
+use mt_config::{AheadGroup, Config, DecodeConfig, TrainConfig};
 use mt_plan::compile::{Progress as CompileProgress, Subject, compile};
 
 use crate::{
@@ -17,23 +17,9 @@ use crate::{
     failure::{Failure, print},
 };
 
-/// Runs `maxtext compile`. A program that does not fit is an answer, with exit status 1.
+/// Runs `maxtext compile`. If the program does not fit into memory, the report says so and the exit status is 1.
 pub fn run(mut command: Compile) -> Result<ExitCode, Failure> {
-    command.json |= command.settings.take_flag("--json");
-    command.placement |= command.settings.take_flag("--placement");
-    if let Some(given) = command.settings.take_option("--program", "NAME")? {
-        command.program = CompiledProgram::named(&given).ok_or_else(|| {
-            Failure::user(format!("there is no program `{given}`\nhint: one of `train`, `decode`"))
-        })?;
-    }
-    let config = resolve_without_data(command.settings.settings)?;
-    let subject = match command.program {
-        CompiledProgram::Train => Subject::Training(Box::new(TrainConfig::from_config(&config)?)),
-        CompiledProgram::Decode => Subject::Decoding(
-            Box::new(DecodeConfig::from_config(&config)?),
-            AheadGroup::from_config(&config)?,
-        ),
-    };
+    let (_, subject) = configure(&mut command)?;
     let progress = Progress::start();
     let report = compile(subject, command.placement, &mut |told| match told {
         CompileProgress::Phase(phase) => progress.begin(phase),
@@ -50,13 +36,33 @@ pub fn run(mut command: Compile) -> Result<ExitCode, Failure> {
     Ok(if report.fits() { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// Says on standard error what goes on, and for how long: compilers take minutes and say nothing.
+/// Reads the arguments, including options that follow keys. Returns the configuration, and what to compile.
+pub fn configure(command: &mut Compile) -> Result<(Config, Subject), Failure> {
+    command.json |= command.settings.take_flag("--json");
+    command.placement |= command.settings.take_flag("--placement");
+    if let Some(given) = command.settings.take_option("--program", "NAME")? {
+        command.program = CompiledProgram::named(&given).ok_or_else(|| {
+            Failure::user(format!("there is no program `{given}`\nhint: one of `train`, `decode`"))
+        })?;
+    }
+    let config = resolve_without_data(command.settings.settings.clone())?;
+    let subject = match command.program {
+        CompiledProgram::Train => Subject::Training(Box::new(TrainConfig::from_config(&config)?)),
+        CompiledProgram::Decode => Subject::Decoding(
+            Box::new(DecodeConfig::from_config(&config)?),
+            AheadGroup::from_config(&config)?,
+        ),
+    };
+    Ok((config, subject))
+}
+
+/// Shows the current phase and its duration on standard error, since compilation takes minutes.
 struct Progress {
     phases: Sender<String>,
     writer: JoinHandle<()>,
 }
 
-/// How often a line on a terminal is written anew, and how often one is added elsewhere.
+/// The interval between updates of the line on a terminal, and between lines elsewhere.
 const TICKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
 impl Progress {
@@ -67,7 +73,7 @@ impl Progress {
             let tick = TICKS[usize::from(!is_terminal)];
             let mut current: Option<(String, Instant)> = None;
             let say = |text: &str, ends: bool| {
-                // Nothing is left to be done if standard error is closed.
+                // If standard error is closed, output is dropped.
                 let _ = match (is_terminal, ends) {
                     (true, false) => write!(io::stderr(), "\r\x1b[K{text}"),
                     (true, true) => write!(io::stderr(), "\r\x1b[K"),
@@ -98,7 +104,7 @@ impl Progress {
     }
 
     fn begin(&self, phase: String) {
-        // The writer lives as long as this does.
+        // The writer thread outlives `self`, so the channel is open.
         let _ = self.phases.send(phase);
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use mt_config::TrainConfig;
+use mt_config::{Config, TrainConfig};
 use mt_plan::{Estimate, Verdict};
 use mt_runtime::format_bytes;
 use serde_json::{Value, json};
@@ -13,32 +13,25 @@ use crate::{
     failure::{Failure, print},
 };
 
-/// The shares of the chips' peak that large runs reach.
+/// The fractions of the chips' peak that large runs reach.
 const UTILIZATIONS: [f64; 2] = [0.4, 0.5];
 
-/// What is estimated, with how it was asked for.
+/// The estimate and its options.
 struct Report {
     estimate: Estimate,
     model: String,
     steps: u64,
-    /// Shares of the chips' peak.
+    /// Fractions of the chips' peak.
     utilizations: Vec<f64>,
     milliseconds: f64,
 }
 
 pub fn run(mut arguments: Arguments) -> Result<(), Failure> {
     let start = Instant::now();
-    let settings = &mut arguments.settings;
-    arguments.json |= settings.take_flag("--json");
-    if let Some(text) = settings.take_option("--mfu", "SHARE")? {
-        arguments.mfu = Some(parse_percent(&text).map_err(|error| {
-            Failure::user(format!("`--mfu` is `{text}`\nhint: {error}, such as `--mfu 45`"))
-        })?);
-    }
-    let config = resolve_without_data(settings.settings.clone())?;
+    let (config, estimate) = estimate(&mut arguments)?;
     let name = config.entry("model_name").value.as_str().unwrap_or_default().to_owned();
     let report = Report {
-        estimate: Estimate::new(TrainConfig::from_config(&config)?)?,
+        estimate,
         model: if config.is_quick_start() { "the quick start".to_owned() } else { name },
         steps: config.entry("steps").value.as_u64().unwrap_or_default(),
         utilizations: arguments.mfu.map_or(UTILIZATIONS.to_vec(), |percent| vec![percent / 100.0]),
@@ -47,12 +40,26 @@ pub fn run(mut arguments: Arguments) -> Result<(), Failure> {
     print(&if arguments.json { format!("{:#}", report.json()) } else { report.text() })
 }
 
-/// The share of a peak, from a percentage.
+/// Reads the arguments, including options that follow keys, and estimates.
+pub fn estimate(arguments: &mut Arguments) -> Result<(Config, Estimate), Failure> {
+    let settings = &mut arguments.settings;
+    arguments.json |= settings.take_flag("--json");
+    if let Some(text) = settings.take_option("--mfu", "SHARE")? {
+        arguments.mfu = Some(parse_percent(&text).map_err(|error| {
+            Failure::user(format!("`--mfu` is `{text}`\nhint: {error}, such as `--mfu 45`"))
+        })?);
+    }
+    let config = resolve_without_data(settings.settings.clone())?;
+    let estimate = Estimate::new(TrainConfig::from_config(&config)?)?;
+    Ok((config, estimate))
+}
+
+/// The fraction for a percentage.
 pub fn parse_percent(text: &str) -> Result<f64, String> {
     let percent = text.trim_end_matches('%').parse::<f64>().ok();
     percent
         .filter(|percent| *percent > 0.0 && *percent <= 100.0)
-        .ok_or_else(|| "give a part of the chips' peak in percent, above 0 and at most 100".to_owned())
+        .ok_or_else(|| "give a percentage of the chips' peak, above 0 and at most 100".to_owned())
 }
 
 impl Report {
@@ -61,7 +68,7 @@ impl Report {
         let mut lines = vec![self.title()];
         let mut row = |name: &str, value: String| lines.push(format!("{name:<22}{value}"));
         let parameters = estimate.parameters;
-        let mut details = vec![format!("{} of them embeddings", count(parameters.embedding as f64))];
+        let mut details = vec![format!("{} in embeddings", count(parameters.embedding as f64))];
         if parameters.active != parameters.total {
             details.push(format!("{} active", count(parameters.active as f64)));
         }
@@ -70,16 +77,16 @@ impl Report {
         row(
             "batch",
             format!(
-                "{} sequences of {} = {} tokens a step",
+                "{} sequences of {} = {} tokens per step",
                 estimate.rows,
                 estimate.length,
                 count(tokens as f64)
             ),
         );
         row(
-            "operations a step",
+            "FLOPs per step",
             format!(
-                "{} by MaxText's formula, {} by 6 for each active parameter and token",
+                "{} by MaxText's formula, {} by 6 per active parameter and token",
                 count(estimate.flops.step),
                 count(estimate.flops.six_n_d)
             ),
@@ -96,7 +103,7 @@ impl Report {
         row("gradients", memory.gradients);
         row("one layer's work", memory.layer);
         row("logits", memory.logits);
-        row("at most, together", memory.peak());
+        row("peak", memory.peak());
         if memory.host > 0 {
             row("on the host", memory.host);
         }
@@ -108,9 +115,9 @@ impl Report {
         lines.push("training".to_owned());
         for (name, tokens, flops) in [
             (format!("{} steps", self.steps), budget.tokens, budget.six_n_d),
-            ("20 tokens a parameter".to_owned(), budget.chinchilla_tokens, budget.chinchilla_six_n_d),
+            ("20 tokens per parameter".to_owned(), budget.chinchilla_tokens, budget.chinchilla_six_n_d),
         ] {
-            lines.push(format!("  {name}: {} tokens, {} operations (6·N·D)", count(tokens), count(flops)));
+            lines.push(format!("  {name}: {} tokens, {} FLOPs (6·N·D)", count(tokens), count(flops)));
             for utilization in &self.utilizations {
                 if let Some(seconds) = estimate.seconds(flops, *utilization) {
                     let hours = seconds / 3600.0 * estimate.num_chips() as f64;
@@ -222,7 +229,7 @@ impl Report {
     }
 }
 
-/// A large number in words, or with a power of ten.
+/// A large number with a unit suffix or a power of ten.
 fn count(number: f64) -> String {
     match number {
         number if number >= 999.5e12 => {
@@ -238,7 +245,7 @@ fn count(number: f64) -> String {
     }
 }
 
-/// A time in the largest unit of which there are some.
+/// A duration in the largest unit of which it has at least two.
 fn duration(seconds: f64) -> String {
     match seconds {
         seconds if seconds >= 2.0 * 86_400.0 => format!("{} days", count(seconds / 86_400.0)),

@@ -10,36 +10,21 @@ use serde_json::json;
 
 use crate::{
     arguments::{Logits, check_option},
-    commands::{over_run, report_loaded, resolve, warn},
+    commands::{over_run, report_loaded, resolve, say_installation, warn},
     failure::{Failure, print},
     numpy,
 };
 
 /// Runs `maxtext logits`.
 pub fn run(mut command: Logits) -> Result<(), Failure> {
-    command.json |= command.settings.take_flag("--json");
-    for (option, value_name, value) in [
-        ("--compare", "GOLDEN.npy", &mut command.compare),
-        ("--intermediates", "DIRECTORY", &mut command.intermediates),
-    ] {
-        if let Some(given) = command.settings.take_option(option, value_name)? {
-            *value = Some(given.into());
-        }
-        if let Some(path) = value {
-            check_option(option, value_name, &path.to_string_lossy())?;
-        }
-    }
-    let config = configure(command.settings.settings)?;
-    warn(&config);
-    let group = LogitsGroup::from_config(&config)?;
-    let load = LoadConfig::from_config(&config)?;
+    let (_, group, load) = configure(&mut command)?;
     let (Some(tokens), Some(output)) = (&group.tokens_path, &group.logits_path) else {
         unreachable!("the group is checked")
     };
     let rows = read_tokens(tokens)?;
     check_writable(output)?;
     let golden = command.compare.as_deref().map(numpy::read).transpose()?;
-    let loaded = load_model(&load)?;
+    let loaded = load_model(&load, &mut say_installation)?;
     report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
     let scores = score(&loaded, &rows, command.intermediates.is_some(), &CompileSettings::of(&load.debug))?;
     numpy::write(output, &scores.logits)?;
@@ -65,8 +50,29 @@ pub fn run(mut command: Logits) -> Result<(), Failure> {
     print(&if command.json { comparison.json().to_string() } else { comparison.text() })
 }
 
-/// The configuration, on top of that of the run whose weights are loaded.
-fn configure(arguments: Vec<String>) -> Result<Config, Failure> {
+/// Reads the arguments, including options that follow keys.
+pub fn configure(command: &mut Logits) -> Result<(Config, LogitsGroup, LoadConfig), Failure> {
+    command.json |= command.settings.take_flag("--json");
+    for (option, value_name, value) in [
+        ("--compare", "GOLDEN.npy", &mut command.compare),
+        ("--intermediates", "DIRECTORY", &mut command.intermediates),
+    ] {
+        if let Some(given) = command.settings.take_option(option, value_name)? {
+            *value = Some(given.into());
+        }
+        if let Some(path) = value {
+            check_option(option, value_name, &path.to_string_lossy())?;
+        }
+    }
+    let config = resolve_over_run(command.settings.settings.clone())?;
+    warn(&config);
+    let group = LogitsGroup::from_config(&config)?;
+    let load = LoadConfig::from_config(&config)?;
+    Ok((config, group, load))
+}
+
+/// Resolves the configuration on top of that of the run whose weights are loaded.
+fn resolve_over_run(arguments: Vec<String>) -> Result<Config, Failure> {
     let request = Request::from_process(arguments);
     let given = resolve(&request)?;
     let path = |key: &str| given.entry(key).value.as_str().filter(|path| !path.is_empty()).map(str::to_owned);
@@ -77,7 +83,7 @@ fn configure(arguments: Vec<String>) -> Result<Config, Failure> {
     }
 }
 
-/// That a file can be written, before the work that makes what it is to hold.
+/// Checks that a file can be written, before the logits are computed.
 fn check_writable(path: &Path) -> Result<(), Failure> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if path.is_dir() || !directory.is_dir() {
@@ -99,23 +105,23 @@ fn read_tokens(path: &Path) -> Result<Vec<Vec<u32>>, Failure> {
     })?;
     serde_json::from_str(&text).map_err(|error| {
         Failure::user(format!(
-            "`{}` is no JSON list of lists of tokens: {error}\nhint: write one list a row, such as [[1, 2, 3], [4, 5]]",
+            "`{}` is not a JSON list of lists of token ids: {error}\nhint: write one list per row, such as [[1, 2, 3], [4, 5]]",
             path.display()
         ))
     })
 }
 
-/// How far two sets of logits are apart, over the positions of all rows.
+/// The differences between two arrays of logits, over the positions of all rows.
 struct Comparison {
     num_positions: usize,
     max_absolute: f64,
-    /// Over the standard deviation of the golden logits.
+    /// In units of the golden logits' standard deviation.
     max_in_deviations: f64,
-    /// Of the distributions that the golden logits and ours mean; in nats.
+    /// The KL divergence of our distribution from the golden one, in nats.
     mean_divergence: f64,
     max_divergence: f64,
     top_1: f64,
-    /// How much of the golden five likeliest tokens ours have.
+    /// The mean fraction of the golden top-5 tokens that are in our top 5.
     top_5: f64,
 }
 
@@ -165,8 +171,8 @@ impl Comparison {
              … in standard deviations {:.3e}\n\
              KL divergence, mean      {:.3e}\n\
              KL divergence, largest   {:.3e}\n\
-             same likeliest token     {:.2} %\n\
-             same five likeliest      {:.2} %",
+             same top token           {:.2} %\n\
+             shared top-5 tokens      {:.2} %",
             self.num_positions,
             self.max_absolute,
             self.max_in_deviations,
@@ -196,7 +202,7 @@ fn log_softmax(scores: &[f64]) -> Vec<f64> {
     scores.iter().map(|score| score - largest - sum).collect()
 }
 
-/// The tokens with the largest scores, the largest first.
+/// The indices of the largest scores, in descending order.
 fn likeliest(scores: &[f64], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));

@@ -1,4 +1,4 @@
-//! One module a subcommand.
+//! One module per subcommand.
 
 pub mod checkpoint;
 pub mod compile;
@@ -16,20 +16,19 @@ use std::path::{Path, PathBuf};
 use mt_checkpoint::SkippedStep;
 use mt_config::{CheckpointGroup, Config, Hardware, ModelDescription, Notice, Request, saved_config_path};
 use mt_models::hugging_face;
+use mt_runtime::Installation;
 
 use crate::failure::Failure;
 
-/// Resolves a configuration. Where it loads a published model, the file that describes that model is a layer of it.
+/// Resolves a configuration. If it loads a published model, that model's description becomes a layer.
 pub fn resolve(request: &Request) -> Result<Config, Failure> {
     let config = Config::resolve(request)?;
     let Some(directory) = published(&config) else { return Ok(config) };
+    let settings = hugging_face::settings_of(&directory)?;
     let description = ModelDescription {
         path: hugging_face::description_path(&directory),
-        settings: hugging_face::settings_of(&directory)?
-            .into_pairs()
-            .into_iter()
-            .map(|(name, value)| (name.to_owned(), value))
-            .collect(),
+        unread: settings.unread().to_vec(),
+        settings: settings.into_pairs().into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
     };
     Ok(Config::resolve(&request.clone().describing(description))?)
 }
@@ -38,25 +37,26 @@ pub fn resolve(request: &Request) -> Result<Config, Failure> {
 pub fn published(config: &Config) -> Option<PathBuf> {
     let group = CheckpointGroup::from_config(config).ok()?;
     let path = group.parameters_path()?;
-    // What is named as such is taken as such, so that what is wrong with it is said.
+    // A path that `hf_model_path` names is treated as a published model even without its files, so that the error names
+    // the missing file.
     (group.hf_model_path.is_some() || hugging_face::is_hugging_face(path)).then(|| path.to_owned())
 }
 
-/// The keys that name weights, of which one is given.
+/// The keys that name weights; a command uses one of them.
 pub const WEIGHTS_KEYS: [&str; 3] = ["load_parameters_path", "hf_model_path", "load_full_state_path"];
 
-/// A request for the weights of a run, on top of that run's configuration. `given` is the request without it.
+/// A request for the weights of a run, on top of that run's configuration. `given` is the request resolved without it.
 pub fn over_run(request: Request, given: &Config, run: &Path) -> Request {
     let mut request = request.over_saved(saved_config_path(run));
-    // What the run itself started from is not what is loaded now.
+    // The keys that name the run's own initial weights are cleared.
     let is_given = |key: &&str| given.entry(key).value.as_str().is_some_and(|path| !path.is_empty());
     let others = WEIGHTS_KEYS.iter().filter(|key| !is_given(key));
     request.arguments.extend(others.map(|other| format!("{other}=")));
     request
 }
 
-/// The configuration of a run that is not started, with its notes reported. No data is read, so that it does not matter
-/// whether there is any, or a reader of its kind.
+/// Resolves the configuration of a run that is not started, and prints its notes. No data is read, so the configured
+/// dataset may be absent or of a type that is not built.
 fn resolve_without_data(arguments: Vec<String>) -> Result<Config, Failure> {
     let mut request = Request::from_process(arguments).with_quick_start();
     let config = resolve(&request)?;
@@ -68,19 +68,24 @@ fn resolve_without_data(arguments: Vec<String>) -> Result<Config, Failure> {
     resolve(&request)
 }
 
-/// Says what is worth knowing about a configuration though nothing is wrong with it.
+/// Prints notes about a valid configuration.
 fn warn(config: &Config) {
     print_notes(config.notes());
 }
 
-/// As [`warn`], what only concerns training.
+/// Prints the notes that only concern training.
 fn warn_of_training(config: &Config) {
     print_notes(config.training_notes());
 }
 
-/// As [`warn`], what only shows once it is known on which hardware a program runs.
+/// Prints the notes that depend on the hardware.
 fn warn_on(config: &Config, hardware: Hardware) {
     print_notes(config.notes_on(hardware));
+}
+
+/// Reports that a missing plugin is being installed.
+fn say_installation(installation: &Installation) {
+    eprintln!("{installation}");
 }
 
 fn print_notes(notes: Vec<String>) {
@@ -89,7 +94,7 @@ fn print_notes(notes: Vec<String>) {
     }
 }
 
-/// Says what is worth knowing about loaded weights: checkpoints that were passed over, and where everything is.
+/// Prints notices about loaded weights: skipped checkpoints, and placement.
 fn report_loaded(skipped: &[SkippedStep], notices: &[Notice], placements: Option<&str>) {
     for notice in notices {
         eprintln!("{notice}");
@@ -98,6 +103,6 @@ fn report_loaded(skipped: &[SkippedStep], notices: &[Notice], placements: Option
         eprint!("{tables}");
     }
     for skipped in skipped {
-        eprintln!("warning: checkpoint {} is passed over: {}", skipped.step, skipped.reason);
+        eprintln!("warning: checkpoint {} is skipped: {}", skipped.step, skipped.reason);
     }
 }

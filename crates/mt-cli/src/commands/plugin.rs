@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     arguments::PluginCommand,
+    commands::say_installation,
     failure::{Failure, print},
 };
 
@@ -16,7 +17,7 @@ pub fn run(command: PluginCommand) -> Result<(), Failure> {
     match command {
         PluginCommand::List { json } => list(json),
         PluginCommand::Install { platform } => {
-            let installed = mt_pjrt::install(platform.parse()?)?;
+            let installed = mt_pjrt::install(platform.parse()?, &mut say_installation)?;
             print(&format!("the plugin for {} is {}", installed.platform, installed.path.display()))
         }
     }

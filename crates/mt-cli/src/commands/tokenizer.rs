@@ -1,7 +1,10 @@
 //! `maxtext tokenizer`: train.
 
-use mt_config::{Config, DataGroup, HfTextUnit, Request};
-use mt_data::{BYTE_LEVEL_SPECIAL_TOKENS, Dataset, Source, Split, TOKENIZER_FILE, TextDocument, Watch};
+use std::path::Path;
+
+use mt_config::{Config, DataGroup, Request};
+use mt_data::{BYTE_LEVEL_SPECIAL_TOKENS, Dataset, Source, Split, TOKENIZER_FILE, Watch};
+use mt_train::local_source;
 
 use crate::{
     arguments::{TokenizerCommand, TokenizerTrain},
@@ -19,7 +22,7 @@ pub fn run(command: TokenizerCommand) -> Result<(), Failure> {
 
 fn train(arguments: TokenizerTrain) -> Result<(), Failure> {
     let mut request = Request::from_process(arguments.settings.settings);
-    // The text is always in files here, so that `dataset_type` need not be said.
+    // The text always comes from files, so `dataset_type` may be omitted.
     if !request.arguments.iter().any(|argument| argument.starts_with("dataset_type=")) {
         request.arguments.push("dataset_type=hf".to_owned());
     }
@@ -28,7 +31,7 @@ fn train(arguments: TokenizerTrain) -> Result<(), Failure> {
     let data = DataGroup::from_config(&config)?;
     let progress = DataProgress::default();
     let report = |now| progress.show(now);
-    // A signal ends the process, which has nothing to keep.
+    // A signal ends the process; there is no partial result to save.
     let watch = Watch::new(&report, &|| false);
     let dataset = Dataset::open_watched(&source(&data)?, watch)?;
     let documents = dataset.documents();
@@ -46,25 +49,13 @@ fn train(arguments: TokenizerTrain) -> Result<(), Failure> {
 
 /// The training text that a configuration names.
 fn source(data: &DataGroup) -> Result<Source, Failure> {
+    // For a repository `hf_train_files` may name its root.
     let files = data.train_patterns();
-    let column = || data.train_data_columns.first().cloned().unwrap_or_default();
-    match data.hf_path.as_deref() {
-        Some("text") => {
-            let document = match data.hf_text_unit {
-                HfTextUnit::File => TextDocument::File,
-                HfTextUnit::Line => TextDocument::Line,
-            };
-            Ok(Source::Text { files, document })
-        }
-        Some("json") => Ok(Source::JsonLines { files, column: column() }),
-        Some("parquet") => Ok(Source::Parquet { files, column: column() }),
-        Some("repository") => {
-            let root = files.first().map_or(".", String::as_str).into();
-            Ok(Source::Repository { root, split: Split::Train })
-        }
-        _ => Err(Failure::user(
+    let root = files.first().map_or(".", String::as_str);
+    local_source(data, Split::Train, Path::new(root)).ok_or_else(|| {
+        Failure::user(
             "a tokenizer is trained on text, but `dataset_type=synthetic` has none\n\
              hint: name files, such as `hf_path=text hf_train_files='data/*.txt'`",
-        )),
-    }
+        )
+    })
 }

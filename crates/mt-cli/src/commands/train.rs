@@ -9,7 +9,7 @@ use std::{
 };
 
 use mt_config::{Config, Request, RunGroup, RunRecord, TrainConfig, table, tokenizer_directory, value_text};
-use mt_train::{Ending, TrainOptions, TrainReport, train};
+use mt_train::{Ending, GoodputSummary, TrainOptions, TrainReport, train};
 
 use crate::{
     arguments::{Decode, Settings},
@@ -18,7 +18,7 @@ use crate::{
     failure::Failure,
 };
 
-/// Runs `maxtext train`. A run that a signal stopped ends with the status that signals have in a shell.
+/// Runs `maxtext train`. If a signal stops the run, the exit status is 128 plus the signal's number, as in shells.
 pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
     let given = settings.settings.clone();
     let (config, is_named) = configure(settings.settings)?;
@@ -26,7 +26,7 @@ pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
     if let Some(hardware) = &train_config.ahead.compile_topology {
         let origin = &config.entry("compile_topology").origin;
         return Err(Failure::user(format!(
-            "`compile_topology` is `{hardware}` ({origin}), but a run is trained on the hardware that is there\nhint: leave it out, or let `{} estimate` say what the run would need",
+            "`compile_topology` is `{hardware}` ({origin}), but training runs on the hardware of this machine\nhint: leave it out, or let `{} estimate` say what the run would need",
             program()
         )));
     }
@@ -47,17 +47,14 @@ pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
     close(&config, &report, &given)
 }
 
-/// Says what came of the run, and what to do next.
+/// Reports the outcome of the run, and suggests the next commands.
 fn close(config: &Config, report: &TrainReport, given: &[String]) -> Result<ExitCode, Failure> {
     let name = value_text(&config.entry("run_name").value);
     let directory = report.run_directory.display();
     let has_checkpoints = has_checkpoints(&report.run_directory);
     match report.ending {
         Ending::AlreadyComplete => {
-            eprintln!(
-                "run `{name}` has done its {} steps already; `steps` says how many it is to have",
-                report.steps
-            );
+            eprintln!("run `{name}` has done its {} steps already; raise `steps` to continue", report.steps);
             return Ok(ExitCode::SUCCESS);
         }
         Ending::Stopped { signal } => {
@@ -86,6 +83,9 @@ fn close(config: &Config, report: &TrainReport, given: &[String]) -> Result<Exit
         }
         eprintln!("{line}");
     }
+    if let Some(goodput) = &report.goodput {
+        eprintln!("{}", goodput_line(goodput));
+    }
     if let Some(chart) = &report.chart {
         eprintln!("loss curve: {}", chart.display());
     }
@@ -108,16 +108,16 @@ fn close(config: &Config, report: &TrainReport, given: &[String]) -> Result<Exit
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether there is anything to decode with or to resume.
+/// Whether the run has a checkpoint to decode with or to resume from.
 fn has_checkpoints(run: &Path) -> bool {
     let Ok(steps) = run.join("checkpoints").read_dir() else { return false };
     steps.flatten().any(|step| step.file_name().to_string_lossy().parse::<u64>().is_ok())
 }
 
-/// What the sample at the end of the quick start continues.
+/// The prompt of the sample at the end of the quick start.
 const SAMPLE_PROMPT: &str = "/// Returns the ";
 
-/// Shows what the quick start's model writes, by the command that a user would give.
+/// Shows a sample of the quick start's model, as the equivalent `decode` command would.
 fn sample(run: &Path) {
     eprintln!("a sample, which continues {SAMPLE_PROMPT:?}:");
     let keys = [
@@ -129,15 +129,15 @@ fn sample(run: &Path) {
         "decode_sampling_nucleus_p=0.9".to_owned(),
         "decode_sampling_temperature=0.7".to_owned(),
     ];
-    // The run is saved; that it cannot be sampled is worth a message, not a failure.
+    // The run is saved, so a failed sample is reported but does not fail the command.
     if let Err(failure) = decode::run(Decode { json: false, settings: Settings { settings: keys.into() } }) {
         failure.report();
     }
 }
 
-/// The command that goes on with a run.
+/// The command that resumes a run.
 fn command(given: &[String], name: &str) -> String {
-    // Output is kept and passed on, so it holds no secrets.
+    // Output is often stored or shared, so it must not contain secrets.
     let is_secret = |argument: &str| {
         let key = argument.split_once('=').and_then(|(name, _)| table::canonical(name.trim()));
         key.is_some_and(|key| key.secret)
@@ -148,12 +148,12 @@ fn command(given: &[String], name: &str) -> String {
     format!("{} train {}", program(), words.join(" "))
 }
 
-/// How this program was called, so that a shell in the same directory finds it again.
+/// The program as it was called, so that a shell in the same directory finds it.
 fn program() -> String {
     quoted(&env::args().next().unwrap_or_else(|| "maxtext".to_owned()))
 }
 
-/// The word as a shell reads it back.
+/// A word quoted for a shell.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "_-+=.,:/@%^".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
@@ -162,8 +162,8 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 
-/// The clone whose files the quick start trains on: the one around the current directory, or the one that the program
-/// was built in.
+/// The clone whose files the quick start trains on: the one that contains the current directory, or the one in which
+/// the program was built.
 fn repository() -> PathBuf {
     let is_clone = |directory: &Path| directory.join("crates/mt-cli/Cargo.toml").is_file();
     let current = env::current_dir().unwrap_or_default();
@@ -175,10 +175,10 @@ fn repository() -> PathBuf {
         .map_or(current.clone(), Path::to_owned)
 }
 
-/// The configuration of a run, with its notes reported and the run named.
+/// Resolves the configuration of a run, prints its notes, and names the run. Returns whether the user named it.
 fn configure(arguments: Vec<String>) -> Result<(Config, bool), Failure> {
-    let mut config = resolve(&Request::from_process(arguments).with_quick_start())?;
-    decode::adopt_tokenizer_settings(&mut config)?;
+    let config = resolve(&Request::from_process(arguments).with_quick_start())?;
+    let config = decode::with_tokenizer_settings(config)?;
     warn(&config);
     warn_of_training(&config);
     let model = if config.is_quick_start() { "quick-start" } else { "" };
@@ -193,11 +193,10 @@ fn configure(arguments: Vec<String>) -> Result<(Config, bool), Failure> {
         let runs = RunGroup::from_config(&config).map(|run| run.output_directory()).unwrap_or_default();
         unused_name(&format!("{model}_{}", timestamp(SystemTime::now())), &runs)
     });
-    config.name_run(&name);
-    Ok((config, is_named))
+    Ok((config.with_run_name(&name), is_named))
 }
 
-/// The name itself, or with a number behind it if a run has it.
+/// The name, with a number appended if a run already has it.
 fn unused_name(name: &str, runs: &Path) -> String {
     let numbered = (2..).map(|number| format!("{name}-{number}"));
     std::iter::once(name.to_owned())
@@ -210,7 +209,7 @@ fn unused_name(name: &str, runs: &Path) -> String {
 fn timestamp(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
     let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Years that begin in March end with the day that leap years add, so that months have fixed offsets.
+    // Years that begin in March end with the leap day, so that all months have fixed offsets.
     let era_day = days + 719_468;
     let (era, day_of_era) = (era_day / 146_097, era_day % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -221,6 +220,16 @@ fn timestamp(time: SystemTime) -> String {
     let year = era * 400 + year_of_era + u64::from(month <= 2);
     let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
     format!("{year:04}-{month:02}-{day:02}-{hour:02}-{minute:02}-{second:02}")
+}
+
+/// How a run's time was spent, the largest shares first.
+fn goodput_line(goodput: &GoodputSummary) -> String {
+    let mut badput: Vec<_> = goodput.badput.iter().filter(|(_, share)| *share >= 5e-4).collect();
+    badput.sort_by(|(_, left), (_, right)| right.total_cmp(left));
+    let shown = |(name, share): &&(&str, f64)| format!("{} {:.1}%", name.replace('_', " "), share * 100.0);
+    let badput: Vec<String> = badput.iter().map(shown).collect();
+    let rest = if badput.is_empty() { String::new() } else { format!("; badput: {}", badput.join(", ")) };
+    format!("goodput: {:.1}% of {:.0} s{rest}", goodput.goodput * 100.0, goodput.seconds)
 }
 
 #[cfg(test)]
@@ -248,6 +257,16 @@ mod tests {
         let given: Vec<String> =
             ["run.yml", "hf_access_token=hidden", "run_name=a", "steps=3"].map(str::to_owned).into();
         assert!(command(&given, "b").ends_with(" train run.yml steps=3 run_name=b"));
+    }
+
+    #[test]
+    fn the_line_about_goodput_names_the_largest_shares_first() {
+        let badput = vec![("startup", 0.01), ("compile", 0.2), ("lost_work", 0.0), ("data_wait", 0.0902)];
+        let goodput = GoodputSummary { seconds: 1234.4, goodput: 0.6998, badput };
+        assert_eq!(
+            goodput_line(&goodput),
+            "goodput: 70.0% of 1234 s; badput: compile 20.0%, data wait 9.0%, startup 1.0%"
+        );
     }
 
     #[test]

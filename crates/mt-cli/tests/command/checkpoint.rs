@@ -35,7 +35,7 @@ fn object(path: PathBuf) -> Value {
         .unwrap()
 }
 
-/// Exports, and returns the verdict on the exported values against those of `original`.
+/// Exports a model, and returns the verdict of comparing its values with those of `original`.
 #[track_caller]
 fn export(source: &str, output: &Path, original: &str, further: &[&str]) -> String {
     let parameters = format!("load_parameters_path={source}");
@@ -180,6 +180,35 @@ fn imported_models_come_back() {
 }
 
 #[test]
+fn unread_keys_of_a_published_model_are_named_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let (original, model) = (PathBuf::from(golden("llama_six_on_two")), directory.path().join("model"));
+    fs::create_dir(&model).unwrap();
+    for entry in fs::read_dir(&original).unwrap().flatten().filter(|entry| entry.path().is_file()) {
+        fs::copy(entry.path(), model.join(entry.file_name())).unwrap();
+    }
+    let mut config = object(original.join("config.json"));
+    config["mlp_gain"] = 2.0.into();
+    fs::write(model.join("config.json"), config.to_string()).unwrap();
+    let parameters = format!("load_parameters_path={}", text(&model));
+    let output = directory.path().join("imported");
+    let check = |arguments: &[&str]| {
+        let outcome = maxtext(arguments);
+        let named = outcome.errors.matches("`mlp_gain`").count();
+        assert_eq!((outcome.status, named), (0, 1), "{arguments:?}: {}", outcome.errors);
+    };
+    check(&["checkpoint", "import", "--output", text(&output), &parameters]);
+    let tokens = directory.path().join("tokens.json");
+    fs::write(&tokens, "[[1, 2, 3]]").unwrap();
+    let (tokens, logits) = (
+        format!("tokens_path={}", text(&tokens)),
+        format!("logits_path={}", text(&directory.path().join("logits.npy"))),
+    );
+    check(&["logits", &parameters, &tokens, &logits]);
+    check(&["config", "check", &parameters]);
+}
+
+#[test]
 fn targets_are_checked_before_anything_is_read() {
     let directory = tempfile::tempdir().unwrap();
     let output = directory.path().join("out");
@@ -193,7 +222,7 @@ fn targets_are_checked_before_anything_is_read() {
 
     check_wrong(
         &["checkpoint", "export", "--output", "x"],
-        &["which model is meant", "load_parameters_path="],
+        &["no key names a model", "load_parameters_path="],
     );
     check_wrong(&["checkpoint", "export", &parameters], &["--output"]);
     check_wrong(
@@ -209,7 +238,7 @@ fn targets_are_checked_before_anything_is_read() {
     check_wrong(&import, &["is not empty"]);
 }
 
-/// A source that turns out to be damaged leaves no weights behind.
+/// An export whose source turns out to be damaged leaves no weights behind.
 #[test]
 fn failures_leave_nothing_that_looks_complete() {
     let directory = tempfile::tempdir().unwrap();

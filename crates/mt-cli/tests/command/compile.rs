@@ -1,4 +1,4 @@
-//! What `maxtext compile` refuses before anything is compiled.
+//! Mistakes that `maxtext compile` refuses before it compiles anything.
 
 use crate::{check_output, check_wrong};
 

@@ -1,10 +1,10 @@
-//! `maxtext completion`, and what its scripts ask.
+//! `maxtext completion`, and the queries of its scripts.
 
 use std::{fs, path::Path, process::Command};
 
 use crate::{check_wrong, maxtext, maxtext_in};
 
-/// What `current` may become behind `words`.
+/// The completions of `current` after `words`.
 fn complete(shell: &str, directory: &Path, words: &[&str]) -> Vec<String> {
     let index = words.len().to_string();
     let all: Vec<&str> = ["complete", shell, index.as_str()].iter().chain(words).copied().collect();
@@ -61,7 +61,7 @@ fn keys_and_values_are_completed() {
     check(&["train", "rl.num_g"], &["rl.num_generations="]);
     check(&["config", "diff", "llama2-7b", "llama3.1-8"], &["llama3.1-8b"]);
     check(&["config", "models", "mistral"], &["mistral-7b"]);
-    // A command may be given first.
+    // The first argument may be a command.
     let nowhere = tempfile::tempdir().unwrap();
     for (words, expected) in [(&["trai"][..], true), (&["steps=3", "trai"], false)] {
         let words: Vec<&str> = ["config", "check"].iter().chain(words).copied().collect();
@@ -114,7 +114,7 @@ fn scripts_are_printed_for_known_shells() {
     check_wrong(&["completion", "tcsh"], &["tcsh", "bash"]);
 }
 
-/// Bash splits words at `=` and replaces what follows it, so that is what its script has to deal with.
+/// Bash splits words at `=` and replaces only the part after it, so its script has to handle that.
 #[test]
 fn bash_completes_with_its_script() {
     let has_bash = Command::new("bash").arg("--version").output().is_ok_and(|output| output.status.success());

@@ -116,7 +116,7 @@ fn of_changed_rules_only_those_are_shown() {
         changed(&["override_logical_axis_rules=true", "logical_axis_rules=[['norm',['fsdp']]]"]),
         "# The run\noverride_logical_axis_rules: true\n\n# Placement\nlogical_axis_rules: [['norm', ['fsdp']]]\n"
     );
-    // A rule in another place among the others is told apart.
+    // A rule at another position in the list counts as a difference.
     let text = changed(&["custom_mesh_and_rule=pure-fsdp"]);
     assert!(text.contains("logical_axis_rules:\n  - ["), "{text}");
 }
@@ -174,14 +174,14 @@ fn maxtexts_own_command_line_is_taken() {
     let directory = tempfile::tempdir().unwrap();
     let folder = directory.path().join("src/maxtext/configs");
     fs::create_dir_all(&folder).unwrap();
-    // A file that states MaxText's default of every key, as its base.yml does.
+    // A file that states MaxText's default of every key, like its base.yml.
     let lines: String = mt_config::table::keys()
         .filter(|key| {
             !key.own && !matches!(key.class, mt_config::Class::Derived(_)) && key.name != "resolved"
         })
         .map(|key| format!("{}: {}\n", key.name, key.maxtext_default.unwrap_or(key.default).value()))
         .collect();
-    // The hardware that MaxText expects is not this machine's.
+    // This machine lacks the hardware that MaxText's defaults expect.
     fs::write(folder.join("base.yml"), lines.replace("hardware: \"tpu\"", "hardware: \"cpu\"")).unwrap();
     let check = |keys: &[&str]| {
         let all = [&["config", "check", "src/maxtext/configs/base.yml", "run_name=x"], keys].concat();
@@ -233,16 +233,33 @@ fn commands_are_checked() {
     );
     check_wrong(&["config", "check", "train", "setps=3"], &["unknown key `setps`"]);
     check_wrong(&["config", "check", "--steps=3"], &["without dashes"]);
-    check_wrong(&["config", "check", "decode"], &["which model to decode with"]);
+    check_wrong(&["config", "check", "decode"], &["no key names a model to decode with"]);
     check_wrong(&["config", "check", "decode", "load_parameters_path=/nowhere"], &["does not exist"]);
-    for command in ["compile", "sft", "dpo", "rl", "distill", "serve", "eval", "bench"] {
+    for command in ["sft", "dpo", "rl", "distill", "serve", "eval", "bench"] {
         check_wrong(
             &["config", "check", command, "steps=3"],
-            &[&format!("the command `{command}` is not built yet"), "`train` and `decode`"],
+            &[
+                &format!("the command `{command}` is not built yet"),
+                "`train`, `decode`, `estimate`, `compile`, `logits` can be checked",
+            ],
         );
     }
     check_wrong(&["config", "check", "sft"], &["maxtext config check post_train/sft"]);
-    check_wrong(&["config", "check", "logits"], &["`logits`", "cannot be checked"]);
+    check_output(
+        &["config", "check", "compile"],
+        &["the configuration of `maxtext compile` has no mistakes"],
+    );
+    check_output(
+        &["config", "check", "compile", "--json", "model_name=llama2-7b", "--program", "decode"],
+        &["the configuration of `maxtext compile` has no mistakes"],
+    );
+    check_wrong(&["config", "check", "compile", "setps=3"], &["unknown key `setps`"]);
+    check_output(
+        &["config", "check", "estimate", "--mfu", "45", "model_name=llama2-7b", "compile_topology=v5e-256"],
+        &["the configuration of `maxtext estimate` has no mistakes"],
+    );
+    check_wrong(&["config", "check", "logits"], &["`tokens_path`"]);
+    check_wrong(&["config", "check", "plugin"], &["`plugin` has no configuration to check", "`train`"]);
 }
 
 #[test]
@@ -264,7 +281,7 @@ fn configurations_are_compared() {
     }
     assert!(!outcome.output.contains("base_emb_dim"), "{}", outcome.output);
     check_output(&["config", "diff", "base", "base"], &["# no key differs"]);
-    // What the environment says is about neither.
+    // The environment affects neither configuration.
     let environment = [("M_STEPS", "7")];
     let outcome = maxtext_in(&std::env::temp_dir(), &["config", "diff", "base", "base"], &environment);
     assert_eq!(outcome.output, "# no key differs\n");

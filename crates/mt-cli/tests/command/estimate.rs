@@ -13,7 +13,7 @@ fn estimate(arguments: &[&str]) -> Value {
 
 const LLAMA2_7B: [&str; 3] = ["model_name=llama2-7b", "max_target_length=2048", "per_device_batch_size=1"];
 
-/// The arguments of the step that MaxText compiles for these.
+/// The sizes of the compiled step's arguments in MaxText for the same keys.
 #[test]
 fn state_is_that_of_the_placement() {
     for (topology, expected) in [("v5e-256", 315_973_120_u64), ("v5p-128", 1_263_574_528)] {
@@ -35,17 +35,18 @@ fn numbers_follow_from_shapes() {
     assert_eq!(found["parameters"]["total"], 6_738_415_616_u64);
     assert_eq!(found["parameters"]["embedding"], 32_000 * 4096);
     assert_eq!(found["tokens_per_step"], 8 * 2048);
-    // 6 for each weight but the embeddings' and token, and for each layer 12 of the width and half of all pairs.
+    // 6 FLOPs per token and weight without embeddings, and for each layer 12 times the width and half of all pairs of
+    // positions.
     let weights = 6_738_415_616_u64 - 32_000 * 4096;
     let per_row = 6 * weights * 2048 + 32 * 12 * 4096 * 2048 * 2048 / 2;
     assert_eq!(found["flops_per_step"]["formula"], (8 * per_row) as f64);
     let chinchilla = &found["training"]["chinchilla"];
     assert_eq!(chinchilla["tokens"], 20.0 * 6_738_415_616.0);
     let time = &chinchilla["times"][0];
-    // 6 for each active parameter and each of 20 tokens a parameter.
+    // 6 FLOPs per active parameter, for 20 tokens per parameter.
     let seconds = 6.0 * weights as f64 * 20.0 * 6_738_415_616.0 / (8.0 * 197e12 * 0.4);
     assert!((time["seconds"].as_f64().unwrap() / seconds - 1.0).abs() < 1e-9, "{time}");
-    // State alone is more than the chips hold.
+    // The state alone exceeds the memory of the chips.
     assert_eq!(found["verdict"], "does not fit");
     let advice = found["advice"].to_string();
     assert!(advice.contains("more devices") && advice.contains("along `data`"), "{advice}");
@@ -60,7 +61,7 @@ fn what_is_kept_or_offloaded_shows() {
     };
     let inputs = 32 * 2048 * 4096 * 2;
     assert_eq!(with(&["remat_policy=full"]), (inputs, 0));
-    // Queries, keys and values are as wide as the input, and there are as many.
+    // Queries, keys and values have the width and the number of the input.
     assert_eq!(with(&["remat_policy=save_qkv_proj"]), (4 * inputs, 0));
     assert_eq!(with(&["remat_policy=qkv_proj_offloaded"]), (inputs, 3 * inputs));
 }
@@ -69,7 +70,7 @@ fn what_is_kept_or_offloaded_shows() {
 fn estimates_are_read_by_people() {
     check_output(
         &["estimate"],
-        &["the quick start on 1 device", "name the hardware", "20 tokens a parameter"],
+        &["the quick start on 1 device", "name the hardware", "20 tokens per parameter"],
     );
     check_output(
         &["estimate", "model_name=llama2-70b", "compile_topology=v5e-16", "--mfu", "45"],

@@ -22,7 +22,7 @@ fn choices(kernels: &Value) -> &Vec<Value> {
     kernels["choices"].as_array().unwrap()
 }
 
-/// The choices that were made by comparing times.
+/// The choices made by comparing times.
 fn compared(kernels: &Value) -> Vec<&Value> {
     choices(kernels).iter().filter(|choice| !choice["nanoseconds"].as_object().unwrap().is_empty()).collect()
 }

@@ -10,7 +10,7 @@ mod models;
 
 use std::{path::Path, process::Command};
 
-/// What a run of the binary gave.
+/// The outcome of running the binary.
 struct Outcome {
     status: i32,
     output: String,
@@ -37,7 +37,7 @@ fn maxtext(arguments: &[&str]) -> Outcome {
     maxtext_in(&std::env::temp_dir(), arguments, &[])
 }
 
-/// Wrong input: one message with all of `parts`, status 2, no backtrace.
+/// Checks that input is refused: one message with all of `parts`, status 2, no backtrace.
 #[track_caller]
 fn check_wrong(arguments: &[&str], parts: &[&str]) {
     let outcome = maxtext(arguments);
@@ -55,7 +55,7 @@ fn check_wrong(arguments: &[&str], parts: &[&str]) {
     }
 }
 
-/// Success, with all of `parts` on standard output.
+/// Checks for success, with all of `parts` on standard output.
 #[track_caller]
 fn check_output(arguments: &[&str], parts: &[&str]) {
     let outcome = maxtext(arguments);
@@ -150,7 +150,8 @@ fn an_unwritable_cache_is_named() {
     std::fs::write(&file, "").unwrap();
     let environment =
         [("XDG_CACHE_HOME", file.to_str().unwrap()), ("PATH", "/nonexistent"), ("VIRTUAL_ENV", "")];
-    // Python's packages may hold the plugin for CPUs, which then needs no cache; that for TPUs is not there either way.
+    // Python's packages may contain the plugin for CPUs, which then needs no cache. They never contain the one for
+    // TPUs.
     let outcome = maxtext_in(directory.path(), &["plugin", "install", "tpu"], &environment);
     assert_eq!(outcome.status, 2, "{}", outcome.errors);
     for part in ["cannot write to the cache", "`XDG_CACHE_HOME`", file.to_str().unwrap()] {
@@ -160,7 +161,7 @@ fn an_unwritable_cache_is_named() {
 
 #[test]
 fn decoding_needs_a_model() {
-    check_wrong(&["decode", "prompt=Hello"], &["which model", "load_parameters_path="]);
+    check_wrong(&["decode", "prompt=Hello"], &["no key names a model", "load_parameters_path="]);
     check_wrong(
         &["decode", "load_parameters_path=/nowhere"],
         &["`load_parameters_path` is `/nowhere`", "does not exist"],
@@ -210,6 +211,12 @@ fn tokenizers_are_trained() {
     let missing = train(&["hf_path=text", "hf_train_files=none/*.txt"]);
     assert_eq!(missing.status, 2);
     assert!(missing.errors.contains("no file matches `none/*.txt`"), "{}", missing.errors);
+    let lines = r#"{"body": "the quick brown fox"}"#.to_owned() + "\n";
+    std::fs::write(directory.path().join("a.jsonl"), lines.repeat(50)).unwrap();
+    let json = train(&["hf_path=json", "hf_train_files=*.jsonl", "train_data_columns=[body]"]);
+    assert!(json.output.contains("on 50 documents"), "{}{}", json.output, json.errors);
     assert_eq!(train(&["hf_path=text"]).status, 2);
-    assert_eq!(train(&["dataset_type=synthetic"]).status, 2);
+    let synthetic = train(&["dataset_type=synthetic"]);
+    assert_eq!(synthetic.status, 2);
+    assert!(synthetic.errors.contains("`dataset_type=synthetic` has none"), "{}", synthetic.errors);
 }

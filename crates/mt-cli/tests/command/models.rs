@@ -38,14 +38,14 @@ fn models_are_listed() {
 
 #[test]
 fn parameters_are_counted() {
-    // All that multiplies the activations of a token: everything but tables that are only looked up.
+    // Active parameters multiply the activations of a token: all except tables that are only looked up.
     for (name, expected, tables) in [
         ("llama2-7b", 6_738_415_616_u64, 32_000 * 4096),
         ("llama2-70b", 68_976_648_192, 32_000 * 8192),
         ("llama3.1-8b", 8_030_261_248, 128_256 * 4096),
         ("llama3.1-405b", 405_853_388_800, 128_256 * 16_384),
         ("mistral-7b", 7_241_732_096, 32_000 * 4096),
-        // Published with 128 tokens fewer.
+        // The published model has 128 tokens fewer.
         ("gemma2-2b", 2_614_341_888 + 128 * 2304, 0),
     ] {
         let found = models(&[name]);

@@ -1,13 +1,13 @@
-//! The commands in a page of Markdown.
+//! Extracts the commands of a Markdown page.
 
 /// A command of a page.
 #[derive(Debug, PartialEq)]
 pub struct Documented {
-    /// Lines that end with a backslash are joined with the next.
+    /// Its text. Lines that end with a backslash are joined with the next.
     pub command: String,
-    /// The number of its line in the page.
+    /// The number of its first line in the page.
     pub line: usize,
-    /// The message with which it fails, if it is to fail.
+    /// The message with which it has to fail, if any.
     pub error: Option<String>,
 }
 
@@ -46,7 +46,7 @@ pub fn commands_of(text: &str) -> Vec<Documented> {
     let mut commands: Vec<Documented> = Vec::new();
     for block in blocks(text) {
         let mut continues = false;
-        // Output before the first command is of none.
+        // Output before the first command belongs to no command.
         let mut is_output = true;
         for (index, line) in block.lines.iter().enumerate() {
             let line = line.trim();

@@ -1,8 +1,9 @@
-//! The commands of the README and the guides do what the pages say: each is run, made smaller where it takes long.
+//! Runs the commands of the README and the guides, shortened where they take long, and checks that they behave as the
+//! pages say.
 //!
-//! A block marked `sh` holds commands that succeed. In a block marked `text`, a line after `$ ` is a command, which
-//! fails if a line after it begins with `error: `, with that message. A page's commands run one after the other in a
-//! directory of their own, where the files and models are that the page takes for granted.
+//! A block marked `sh` contains commands that succeed. In a block marked `text`, a line after `$ ` is a command; it has
+//! to fail if a line after it begins with `error: `, with that message. The commands of a page run in order, in a
+//! directory of their own that contains the files and models which the page assumes.
 
 mod commands;
 
@@ -14,7 +15,7 @@ use std::{
 
 use commands::{Documented, commands_of, yaml_blocks};
 
-/// Commands that are not run, by how they begin, and why.
+/// Commands that are not run, by prefix, with the reason.
 const NOT_RUN: &[(&str, &str)] = &[
     ("cargo run --release -- train", "builds the program; what it does is `maxtext train`"),
     ("cargo test", "runs this test"),
@@ -26,7 +27,7 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("maxtext completion fish | source", "needs fish"),
 ];
 
-/// Keys appended to commands that contain a text: of several values for a key the last counts.
+/// Keys appended to commands that contain a text. The last value of a key applies.
 const SHORTENED: &[(&str, &str)] = &[
     ("maxtext train run_name=first", "steps=2"),
     ("run_name=books dataset_type=hf", "steps=2"),
@@ -36,7 +37,7 @@ const SHORTENED: &[(&str, &str)] = &[
     ("maxtext train whole.yml", "steps=2 per_device_batch_size=1"),
 ];
 
-/// Replacements for files and hardware that no test machine has.
+/// Replacements for files and hardware that test machines lack.
 const REPLACED: &[(&str, &str)] = &[
     ("/data/checkpoints/39", "data/checkpoints/39"),
     (
@@ -46,7 +47,7 @@ const REPLACED: &[(&str, &str)] = &[
     ),
 ];
 
-/// The model that stands for a published one of another family than that of the training guide.
+/// Trains a model that stands for a published model of a family other than that of the training guide.
 const QWEN3: &str = "maxtext train run_name=qwen3 decoder_block=qwen3 use_qk_norm=true dataset_type=hf hf_path=text \
                      hf_train_files=text/a*.txt tokenizer_type=byte vocab_size=259 base_emb_dim=32 \
                      base_num_query_heads=2 base_num_kv_heads=1 head_dim=16 base_mlp_dim=64 \
@@ -123,7 +124,7 @@ fn check(sandbox: &Sandbox, page: &Path, documented: &Documented) {
     }
 }
 
-/// A directory with what pages take for granted.
+/// A directory with the files that pages assume.
 struct Sandbox {
     directory: tempfile::TempDir,
 }
@@ -138,7 +139,7 @@ impl Sandbox {
         Self { directory }
     }
 
-    /// Texts, the run of the training guide, and published models.
+    /// Creates text files, the run of the training guide, and published models.
     fn prepared() -> Self {
         let sandbox = Self::empty();
         let text = "Before a merge, the training loop runs every test.\n";
@@ -170,13 +171,13 @@ impl Sandbox {
         sandbox
     }
 
-    /// The configuration of the training guide, which other pages go on with.
+    /// The configuration of the training guide, which other pages use.
     fn training_guide() -> String {
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/training.md");
         yaml_blocks(&fs::read_to_string(page).unwrap()).remove(0)
     }
 
-    /// The same for one page. The training guide and the README make the run themselves.
+    /// A copy for one page. The training guide and the README create the run themselves.
     fn copy(&self, page: &Path, text: &str) -> Self {
         let copy = Self::empty();
         let (from, to) = (self.directory.path().display(), copy.directory.path().display());

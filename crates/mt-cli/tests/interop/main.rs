@@ -1,4 +1,5 @@
-//! Other programs read what this one writes: Orbax the checkpoints of real runs, transformers exported models.
+//! Other programs read the output of this one: Orbax reads checkpoints of real runs, transformers reads exported
+//! models.
 
 #[path = "../../../mt-checkpoint/tests/interop/python.rs"]
 mod python;
@@ -45,7 +46,7 @@ fn train(directory: &Path, name: &str, keys: &[&str]) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The names and shapes that MaxText gives the parameters.
+/// The names and shapes of the parameters in MaxText.
 fn parameters(scan: bool) -> BTreeMap<String, Vec<usize>> {
     let mut expected = BTreeMap::from([
         ("token_embedder.embedding".to_owned(), vec![272, 48]),
@@ -66,8 +67,8 @@ fn parameters(scan: bool) -> BTreeMap<String, Vec<usize>> {
     expected
 }
 
-/// The last checkpoint of a run with these keys, after Orbax has read the same numbers from it, and the dimensions of
-/// the arrays that it found.
+/// The last checkpoint of a run with these keys, after Orbax has read the same numbers from it, and the shapes of the
+/// arrays that Orbax found.
 fn restored(directory: &Path, keys: &[&str]) -> (Checkpoint, BTreeMap<String, Vec<usize>>) {
     train(directory, "run", keys);
     let checkpoints = directory.join("run/checkpoints");
@@ -107,7 +108,7 @@ fn check(scan: bool) {
     assert_eq!(found, expected);
 
     assert_eq!(ours.read_all("step").unwrap().to_f64(), [3.0]);
-    // What is stored of a query kernel is the kernel times `head_dim^-0.5`, which is no power of two here.
+    // A stored query kernel is the kernel times `head_dim^-0.5`, which is not a power of two here.
     let exact = ours.item("exact").unwrap().expect("the unscaled kernels are kept");
     let layer = if scan { "layers" } else { "layers_0" };
     let name = format!("params.params.decoder.{layer}.self_attention.query.kernel");

@@ -1,4 +1,4 @@
-//! Transformers loads what is exported, without a word, and computes the same logits.
+//! Transformers loads exported models without warnings, and computes the same logits.
 
 use std::{
     collections::BTreeMap,
@@ -33,7 +33,7 @@ fn check(pairs: &[(PathBuf, PathBuf)]) {
     }
 }
 
-/// Every reference model, exported with its own description and, from a checkpoint of ours, with one that is made.
+/// Exports every reference model with its own description and, from one of our checkpoints, with a generated one.
 #[test]
 fn transformers_loads_exports_of_every_family() {
     let directory = tempfile::tempdir().unwrap();
@@ -69,7 +69,7 @@ fn transformers_loads_a_model_trained_here() {
                  base_num_decoder_layers=3 max_target_length=32 per_device_batch_size=2 num_epoch=-1 \
                  dtype=float32 steps=2";
     maxtext(directory.path(), &train.split_whitespace().collect::<Vec<_>>());
-    // Tied, with MaxText's factor of the scores and a scale of attention of its own.
+    // A tied head with MaxText's factor on logits, and a custom scale of attention.
     let tied =
         train.replace("run_name=small", "run_name=tied logits_via_embedding=true query_pre_attn_scalar=30");
     maxtext(directory.path(), &tied.split_whitespace().collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! Batches in parts, batches that grow, and evaluations that decide when to stop.
+//! Gradient accumulation, batch-size ramp-up, and evaluations that stop a run.
 
 use crate::support::Sandbox;
 
@@ -15,7 +15,7 @@ fn assert_close(what: &str, actual: &[f64], expected: &[f64]) {
     }
 }
 
-/// A value of each training step.
+/// The values of a metric at each training step.
 fn values(sandbox: &Sandbox, run: &str, name: &str) -> Vec<f64> {
     sandbox.metrics(run).training.values().map(|record| record[name].as_f64().unwrap()).collect()
 }
@@ -23,7 +23,7 @@ fn values(sandbox: &Sandbox, run: &str, name: &str) -> Vec<f64> {
 #[test]
 fn parts_of_a_batch_train_as_the_batch() {
     let sandbox = Sandbox::new();
-    // Rows that are not full, so that parts have different numbers of tokens.
+    // Rows are partly padding, so micro-batches have different numbers of tokens.
     let keys = ["steps=6", QUIET, "packing=false", "max_target_length=48", "z_loss_multiplier=0.001"];
     sandbox.train("whole", &[&keys[..], &["per_device_batch_size=8"]].concat()).succeeded();
     let weights = values(&sandbox, "whole", "learning/total_weights");
@@ -53,7 +53,7 @@ fn parts_of_a_batch_train_as_the_batch() {
     assert_eq!((tokens("whole"), tokens("split0"), tokens("split2")), (384.0, 384.0, 96.0));
 }
 
-/// Two rows for six steps, four for three, then six.
+/// Two rows for six steps, four for three steps, then six.
 const GROWING: [&str; 5] = [
     "enable_rampup_batch_size=true",
     "per_device_batch_size=6",
@@ -116,7 +116,7 @@ fn evaluations_begin_late_and_end_a_run() {
     assert!((value("eval/total_loss") / value("eval/total_weights") - loss).abs() < 1e-9, "{record}");
 
     let enough = [&keys[..], &["target_eval_loss=50"]].concat();
-    // The second time it evaluates at once and is content.
+    // The second command evaluates at once and stops, since the target is reached already.
     for _ in 0..2 {
         let stopped = sandbox.train("enough", &enough).succeeded();
         assert!(stopped.errors.contains("reached the target of 50 after 4 steps"), "{}", stopped.errors);
@@ -124,7 +124,7 @@ fn evaluations_begin_late_and_end_a_run() {
     }
     let missed = sandbox.train("missed", &[&keys[..], &["target_eval_loss=0.001"]].concat()).succeeded();
     assert!(!missed.errors.contains("reached the target"), "{}", missed.errors);
-    // Only the evaluation at the end is due.
+    // Only the evaluation at the end takes place.
     let last = ["steps=3", "eval_interval=9", "eval_steps=2", "eval_start_step=3", "target_eval_loss=50"];
     let last = sandbox.train("last", &last).succeeded();
     assert!(last.errors.contains("reached the target of 50 after 3 steps"), "{}", last.errors);

@@ -1,4 +1,4 @@
-//! Compiled programs in files, and programs for hardware that is not there.
+//! Compiled programs in files, and programs for absent hardware.
 
 use std::{fs, process::Command};
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::support::{Outcome, Sandbox, outcome};
 
-/// Runs `maxtext compile` with the arguments that `train` would have.
+/// Runs `maxtext compile` with the arguments of `train`.
 fn compile(sandbox: &Sandbox, options: &[&str], keys: &[&str]) -> Outcome {
     let train = sandbox.command("compiled", keys);
     let arguments: Vec<_> = train.get_args().skip(1).map(|argument| argument.to_owned()).collect();
@@ -58,7 +58,7 @@ fn training_takes_its_compiled_step_from_a_file() {
     sandbox.train("damaged", &keys).failed(2, &["it is no compiled program, or damaged"]);
 }
 
-/// The plugin for TPUs, where one is installed: tests do not download it.
+/// Whether the plugin for TPUs is installed: tests do not download it.
 fn has_tpu_compiler() -> bool {
     let found = find_plugin(Platform::Tpu, None).unwrap();
     let is_there = found.is_some_and(|location| location.origin != PluginOrigin::Named);
@@ -68,7 +68,7 @@ fn has_tpu_compiler() -> bool {
     is_there
 }
 
-/// A small model of several layers in which activations are most of the memory.
+/// A small model with several layers, in which activations dominate the memory.
 const DEEP: [&str; 11] = [
     "compile_topology=v5e-4",
     "base_emb_dim=512",
@@ -91,9 +91,9 @@ fn memory(sandbox: &Sandbox, keys: &[&str]) -> (f64, f64) {
         ["parameters", "optimizer", "batch"].map(|part| predicted[part].as_f64().unwrap()).iter().sum();
     let memory = |part: &str| program["memory"][part].as_f64().unwrap();
     let arguments = memory("arguments");
-    // What is offloaded is no argument in the device's memory.
+    // Offloaded arrays are not arguments in the device's memory.
     assert!(arguments < predicted * 1.02, "{arguments} and {predicted}");
-    // All arguments are read, and what they become is written over them.
+    // The step reads all arguments and overwrites the donated ones.
     let traffic = program["memory_traffic"].as_f64().unwrap();
     assert!(traffic > arguments + memory("aliased"), "{traffic} and {arguments}");
     (memory("temporaries"), memory("host"))
@@ -125,8 +125,7 @@ fn what_does_not_fit_is_an_answer() {
     let keys = [&DEEP[..], &["per_device_batch_size=4096", "remat_policy=minimal"]].concat();
     let outcome = compile(&sandbox, &[], &keys);
     assert_eq!(outcome.status, 1, "{}", outcome.errors);
-    for part in ["DOES NOT FIT", "largest arrays", "would help", "remat_policy=full", "per_device_batch_size"]
-    {
+    for part in ["DOES NOT FIT", "largest arrays", "remedies", "remat_policy=full", "per_device_batch_size"] {
         assert!(outcome.output.contains(part), "no {part} in {}", outcome.output);
     }
 }

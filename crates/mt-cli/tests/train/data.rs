@@ -1,10 +1,10 @@
-//! What a run may be trained on.
+//! Training data of all formats.
 
 use std::{fs, path::Path};
 
 use crate::support::{Sandbox, prose};
 
-/// Trains some steps on the data that `keys` name, and returns the losses.
+/// Trains a few steps on the data that `keys` name, and returns the losses.
 #[track_caller]
 fn losses(sandbox: &Sandbox, run: &str, keys: &[&str], steps: usize) -> Vec<f64> {
     sandbox.train(run, keys).succeeded();
@@ -69,12 +69,12 @@ fn epochs_end_and_batches_are_reused() {
     let (errors, three) = train("three", &["num_epoch=3"]);
     assert!(errors.contains(&format!("the data ended after {three} steps")), "{errors}");
     assert!((2 * one..=3 * one + 3).contains(&three), "{one} and {three}");
-    // Once more there is nothing left to do.
+    // Repeating the command finds no data left.
     let (errors, again) = train("one", &["num_epoch=1"]);
     assert!(errors.contains(&format!("the data ended after {one} steps")), "{errors}");
     assert_eq!(again, one);
 
-    // A rate of 0 shows that each step sees the same batch.
+    // With a learning rate of 0, equal losses show that each step sees the same batch.
     let same = ["reuse_example_batch=1", "learning_rate=0", "steps=4", "num_epoch=1"];
     train("same", &same);
     let losses = sandbox.metrics("same").losses();

@@ -9,18 +9,18 @@ use std::{
 
 use crate::support::{Random, Sandbox};
 
-/// What happened to runs that were killed.
+/// Statistics of killed runs.
 #[derive(Debug, Default)]
 struct Tally {
-    /// Kills that found the process running.
+    /// Kills of a running process.
     kills: usize,
-    /// Kills that left a half-written checkpoint behind.
+    /// Kills that left an incomplete checkpoint behind.
     during_saves: usize,
-    /// Processes that began after step 0.
+    /// Processes that started after step 0.
     resumes: usize,
 }
 
-/// Runs a configuration without interruption, then under kills until all of its steps are done, and compares.
+/// Trains a configuration once without interruption and once under kills until it completes, and compares the results.
 fn check(sandbox: &Sandbox, name: &str, keys: &[&str], random: &mut Random, tally: &mut Tally) {
     let whole = format!("{name}-whole");
     let mut process = start(sandbox, &whole, keys);
@@ -38,7 +38,7 @@ fn check(sandbox: &Sandbox, name: &str, keys: &[&str], random: &mut Random, tall
     fs::remove_dir_all(sandbox.path("runs")).unwrap();
 }
 
-/// Starts a run that writes what it says to files, as a pipe could fill up.
+/// Starts a run whose output goes to files, since a pipe could fill up.
 fn start(sandbox: &Sandbox, run: &str, keys: &[&str]) -> Child {
     let file = |name| fs::File::create(sandbox.path(name)).unwrap();
     sandbox.command(run, keys).stdout(file("output.txt")).stderr(file("errors.txt")).spawn().unwrap()
@@ -48,21 +48,21 @@ fn output(sandbox: &Sandbox) -> String {
     ["output.txt", "errors.txt"].map(|name| fs::read_to_string(sandbox.path(name)).unwrap()).concat()
 }
 
-/// The step that a run began with, if it did.
+/// The first step of a run, if it has started.
 fn first_step(sandbox: &Sandbox) -> Option<u64> {
     let output = output(sandbox);
     let first = output.lines().find_map(|line| line.strip_prefix("completed step: ")?.split(',').next());
     first.map(|step| step.parse().unwrap())
 }
 
-/// Waits until a run has done a step or ended.
+/// Waits until a run has completed a step or ended.
 fn wait_for_steps(sandbox: &Sandbox, process: &mut Child) {
     while first_step(sandbox).is_none() && process.try_wait().unwrap().is_none() {
         thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Kills a run at a random moment. Returns whether it was done before.
+/// Kills a run at a random moment. Returns whether it had ended before.
 fn kill(
     sandbox: &Sandbox,
     run: &str,
@@ -72,7 +72,7 @@ fn kill(
     tally: &mut Tally,
 ) -> bool {
     let mut process = start(sandbox, run, keys);
-    // Some die while they get ready, most while they train: the time that getting ready takes depends on the machine.
+    // Some runs die during start-up, most in training; the duration of start-up depends on the machine.
     if random.below(5) > 0 {
         wait_for_steps(sandbox, &mut process);
     }
@@ -95,8 +95,8 @@ fn kill(
     false
 }
 
-/// Kills come at random moments, during saves too, until there were enough of them; whatever they hit, the end is that
-/// of a run that was left alone.
+/// Kills runs at random moments, also during saves, until enough kills have happened. The result always equals that of
+/// an uninterrupted run.
 #[test]
 fn killed_runs_end_as_if_nothing_had_happened() {
     let seed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
@@ -104,14 +104,15 @@ fn killed_runs_end_as_if_nothing_had_happened() {
     let mut tally = Tally::default();
     let sandbox = Sandbox::new();
     let variants: [&[&str]; 3] = [
-        // A head whose scale is no power of two is stored folded, with the exact weights beside.
+        // Checkpoints store query kernels with their scale folded in. If the scale is not a power of two, the exact
+        // weights are stored, too.
         &["scan_layers=true", "head_dim=40", "dropout_rate=0.1"],
         &["scan_layers=false", "dropout_rate=0.1", "max_num_checkpoints_to_keep=2"],
         &[
             "scan_layers=true",
             "logits_via_embedding=true",
             "async_checkpointing=false",
-            // Two rows for 15 steps, four for 8, then six.
+            // Two rows for 15 steps, four for 8 steps, then six.
             "enable_rampup_batch_size=true",
             "per_device_batch_size=6",
             "per_device_batch_size_start=2",

@@ -1,14 +1,17 @@
-//! `maxtext train` from the outside: small models, real processes, real files.
+//! End-to-end tests of `maxtext train`: small models, real processes, real files.
 
 mod batches;
 mod compile;
 mod data;
+mod goodput;
 mod kill;
 mod mistakes;
 mod optimizers;
 mod placement;
+mod profile;
 mod published;
 mod refusals;
 mod resume;
+mod stacks;
 mod stop;
 mod support;

@@ -1,4 +1,4 @@
-//! Wrong input: one message, status 2, and nothing is damaged.
+//! Wrong input causes one message and status 2, and damages nothing.
 
 use std::{
     fs,
@@ -34,10 +34,13 @@ fn values_that_do_not_fit() {
     );
     check(&["run_name=../elsewhere"], &["`run_name`"]);
     check(&["adamw_mask=['norm(']"], &["`norm(` of `adamw_mask` is not a regular expression", "hint: "]);
-    check(&["adamw_mask=['.*bais']"], &["`.*bais` of `adamw_mask` fits the name of no parameter", "hint: "]);
+    check(&["adamw_mask=['.*bais']"], &["`.*bais` of `adamw_mask` matches no parameter name", "hint: "]);
     check(
         &["trainable_parameters_mask=['mlp','embeding']"],
-        &["`embeding` of `trainable_parameters_mask` fits", "hint: did you mean `embedding`?"],
+        &[
+            "`embeding` of `trainable_parameters_mask` matches no parameter name",
+            "hint: did you mean `embedding`?",
+        ],
     );
     check(
         &["lr_schedule_type=wsd", "warmup_steps_fraction=0.6", "wsd_decay_steps_fraction=0.5"],
@@ -67,7 +70,7 @@ fn files_that_do_not_fit() {
         &["hf_path=parquet", "hf_train_files=torn.parquet", "eval_interval=-1"],
         &["`torn.parquet` is not a readable parquet file"],
     );
-    // A line in the middle is found before the run begins, whatever its first batch would hold.
+    // A bad line in the middle of a file is found before the run starts, even if the first batch does not include it.
     let json = |file: &str, parts: &[&str]| {
         let files = format!("hf_train_files={file}");
         check(&["hf_path=json", &files, "eval_interval=-1"], parts);
@@ -86,7 +89,7 @@ fn files_that_do_not_fit() {
     );
     check(&["metrics_file=train.txt"], &["`metrics_file` is `train.txt`", "has lines already"]);
     check(&["pjrt_plugin_path=train.txt"], &["cannot load PJRT plugin", "train.txt"]);
-    check(&["load_parameters_path=nowhere"], &["`nowhere` is no checkpoint", "hint: "]);
+    check(&["load_parameters_path=nowhere"], &["`nowhere` is not a checkpoint", "hint: "]);
     assert!(fs::read_to_string(sandbox.path("train.txt")).unwrap().len() >= 40_000);
 }
 
@@ -128,7 +131,7 @@ fn a_directory_has_one_run_at_a_time() {
     first.kill().unwrap();
     first.wait().unwrap();
     let newest = *sandbox.checkpoints("run").last().unwrap();
-    // The lock went with the process.
+    // The lock is released when the process dies.
     let steps = format!("steps={}", newest + 3);
     sandbox.train("run", &[&steps, "eval_interval=-1"]).succeeded();
 }
@@ -145,7 +148,7 @@ fn what_decoding_would_do_is_checked() {
     };
     let checked = check(&["prompt=Hello"]).succeeded();
     assert!(
-        checked.output.starts_with("what `maxtext decode` would do has no mistakes"),
+        checked.output.starts_with("the configuration of `maxtext decode` has no mistakes"),
         "{}",
         checked.output
     );

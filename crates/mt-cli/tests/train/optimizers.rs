@@ -1,11 +1,11 @@
-//! Every optimizer trains, and goes on from a checkpoint as if it had never stopped.
+//! Every optimizer trains, and resumes from a checkpoint as if uninterrupted.
 
 use std::{collections::BTreeSet, fs};
 
 use crate::support::Sandbox;
 
-/// Trains at once and in two parts, and compares; then checks which arrays the optimizer keeps, by their names up to
-/// those of the model.
+/// Compares an uninterrupted run with a resumed one. Then checks the names of the optimizer's arrays, up to the names
+/// of the model's parameters.
 #[track_caller]
 fn check(keys: &[&str], kept: &[&str]) {
     let sandbox = Sandbox::new();
@@ -63,7 +63,7 @@ fn muon() {
 
 #[test]
 fn adafactor() {
-    // Wide enough for some moments to be factored.
+    // The model is wide enough for some second moments to be factored.
     check(
         &["opt_type=adafactor", "base_emb_dim=128", "base_mlp_dim=132"],
         &[
@@ -98,7 +98,7 @@ fn parameters_that_are_not_trained_stay() {
 
 #[test]
 fn skipped_steps_change_nothing_but_counts() {
-    // So narrow a limit that what is above the mean is a spike.
+    // With so low a limit, any value above the mean is a spike.
     let keys = [
         "skip_step_on_spikes=true",
         "skip_step_interval=4",

@@ -1,11 +1,11 @@
-//! Virtual devices.
+//! Training on virtual devices.
 
 use crate::support::{Outcome, Sandbox, outcome};
 
-/// Dimensions that eight devices divide, and ten steps of eight rows.
+/// Dimensions that are divisible by eight, and ten steps of eight rows.
 const KEYS: [&str; 4] = ["vocab_size=264", "steps=10", "eval_interval=-1", "debug_sharding=true"];
 
-/// The bytes that one device holds of each parameter.
+/// The bytes of each parameter on one device.
 fn bytes_on_a_device(outcome: &Outcome) -> Vec<(String, u64)> {
     let table = outcome.errors.lines().skip_while(|line| !line.starts_with("parameter ")).skip(1);
     let rows = table.take_while(|line| !line.is_empty());
@@ -29,7 +29,7 @@ fn eight_devices_train_as_one() {
     for (index, mesh) in split.into_iter().enumerate() {
         let run = format!("eight{index}");
         let keys = [&KEYS[..], &["per_device_batch_size=1"], mesh].concat();
-        // One of the two ways to ask for eight devices.
+        // Eight devices can be requested in two ways.
         let eight = match index {
             0 => sandbox.train(&run, &[&keys[..], &["num_cpu_devices=8"]].concat()),
             _ => outcome(
@@ -44,7 +44,7 @@ fn eight_devices_train_as_one() {
             );
         }
         for ((name, bytes), (_, whole)) in bytes_on_a_device(&eight).iter().zip(&one_device) {
-            // Vectors of norms have no axis that `fsdp` splits.
+            // `fsdp` does not split the scales of norms.
             let parts = match (name.ends_with("scale"), index) {
                 (true, 0) => 1,
                 (true, _) => 2,
@@ -55,7 +55,7 @@ fn eight_devices_train_as_one() {
     }
     assert_eq!(sandbox.metrics("eight0").losses().len(), 10);
 
-    // Another number of devices may go on as long as the batch stays the same.
+    // A run may resume on another number of devices if the global batch stays the same.
     let keys = ["vocab_size=264", "eval_interval=-1", "steps=12"];
     sandbox
         .train("eight0", &[&keys[..], &["num_cpu_devices=2", "ici_fsdp_parallelism=8"]].concat())
@@ -82,7 +82,7 @@ fn activations_have_names() {
     }
     assert!(!rows.iter().any(|row| row.contains(" (embed, mlp) ")), "weights are no activations: {rows:#?}");
     assert!(errors.contains("weight, as it is used ") && errors.contains("(embed, mlp)"), "{errors}");
-    // What keeps no state has none to split.
+    // An optimizer without state has none to shard.
     let zero = [
         "opt_type=sgd",
         "ici_data_parallelism=8",

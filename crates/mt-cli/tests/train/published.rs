@@ -1,4 +1,4 @@
-//! Published models: decoding with them, and training that begins with them.
+//! Published models: decoding with them, and training from them.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}<|turn|>{{ m
                         {{ message['content'] }}<|end|>\n{% endfor %}\
                         {% if add_generation_prompt %}<|turn|>assistant\n{% endif %}";
 
-/// A copy of a reference model, called `model`, whose tokens are characters if `has_tokenizer`.
+/// Copies a reference model to `model`. If `has_tokenizer`, characters are its tokens.
 fn copy(sandbox: &Sandbox, name: &str, has_tokenizer: bool) {
     let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mt-models/tests/goldens/families");
     let directory = sandbox.path("model");
@@ -39,7 +39,7 @@ fn edit(sandbox: &Sandbox, name: &str, change: impl FnOnce(&mut Value)) {
     fs::write(path, value.to_string()).unwrap();
 }
 
-/// A `tokenizer.json` with a token for each of some special texts and characters.
+/// A `tokenizer.json` with some special tokens, and a token per character.
 fn characters(size: usize) -> Value {
     let special = ["<pad>", "<bos>", "<eos>", "<|turn|>", "<|end|>"];
     let characters = ('a'..='z').chain('A'..='Z').chain(" .,:\n".chars()).chain('\u{100}'..);
@@ -67,7 +67,7 @@ fn maxtext(sandbox: &Sandbox, arguments: &[&str]) -> Outcome {
     outcome(command.current_dir(sandbox.path("")).env_remove("XLA_FLAGS").stdin(Stdio::null()))
 }
 
-/// `maxtext decode` with one JSON object an answer.
+/// Runs `maxtext decode`, and returns one JSON object per answer.
 fn decode(sandbox: &Sandbox, keys: &[&str]) -> (Vec<Value>, String) {
     let arguments = [&["decode", "--json", "dtype=float32"], keys].concat();
     let outcome = maxtext(sandbox, &arguments).succeeded();
@@ -82,14 +82,14 @@ fn a_directory_is_all_that_decoding_needs() {
     let path = ["load_parameters_path=model"];
     let (answers, errors) = decode(&sandbox, &[&path[..], &["prompt=Hello"]].concat());
     assert_eq!(answers[0]["finish"], "length");
-    // The model has seen 64 tokens, of which the prompt has 5: the tokenizer puts nothing before them.
+    // The context length is 64, of which the prompt uses 5: the tokenizer does not prepend BOS.
     let tokens = answers[0]["tokens"].as_array().unwrap().clone();
     assert_eq!(tokens.len(), 64 - 5);
     assert!(!errors.contains("note: "), "{errors}");
     let (same, _) = decode(&sandbox, &["hf_model_path=model", "prompt=Hello", "scan_layers=false"]);
     assert_eq!(same, answers);
 
-    // What the user says goes before what the tokenizer says, in the length as well.
+    // The user's settings override those of tokenizer and model, including the length.
     let begun = [&path[..], &["prompt=Hello", "add_bos=true", "max_target_length=8"]].concat();
     assert_eq!(decode(&sandbox, &begun).0[0]["tokens"].as_array().unwrap().len(), 2);
     let long = "a".repeat(100);
@@ -101,7 +101,7 @@ fn a_directory_is_all_that_decoding_needs() {
         maxtext(&sandbox, &["decode", path[0], dtype, "prompt=Hello"]).succeeded();
     }
 
-    // Any of the ends that the model lists is one.
+    // Each of the model's end-of-sequence tokens ends an answer.
     edit(&sandbox, "generation_config.json", |config| config["eos_token_id"] = json!([2, tokens[3]]));
     let (answers, _) = decode(&sandbox, &[path[0], "prompt=Hello"]);
     let end = tokens.iter().position(|token| *token == tokens[3]).unwrap();
@@ -120,7 +120,7 @@ fn tuned_models_get_prompts_as_messages() {
         let (answers, errors) = decode(&sandbox, &[&[path, short], keys].concat());
         (answers[0].clone(), errors)
     };
-    // This model does not end its answers as the template says, so that it was not tuned with it.
+    // This model does not end answers with the template's token, so it was not tuned with the template.
     let (plain, errors) = ask(&["prompt=Hi"]);
     assert!(errors.contains("prompts are continued as they are"), "{errors}");
     assert_eq!(plain["tokens"], ask(&["prompt=Hi", "use_chat_template=false"]).0["tokens"]);
@@ -129,18 +129,18 @@ fn tuned_models_get_prompts_as_messages() {
 
     edit(&sandbox, "generation_config.json", |config| config["eos_token_id"] = json!([2, 4]));
     let (answer, errors) = ask(&["prompt=Hi"]);
-    assert!(errors.contains("given as a message in the chat template of `model`"), "{errors}");
+    assert!(errors.contains("rendered as messages with the chat template of `model`"), "{errors}");
     assert_eq!((&answer["tokens"], &answer["prompt"]), (&asked["tokens"], &json!("Hi")));
-    // What is written in the template already is not a message once more.
+    // A prompt already in the template's format is not rendered again.
     let written = "prompt=<bos><|turn|>user\nHi<|end|>\n<|turn|>assistant\n";
     let (same, errors) = ask(&[written]);
-    assert!(errors.contains("written in the chat template already"), "{errors}");
+    assert!(errors.contains("already in the chat template's format"), "{errors}");
     assert_eq!(same["tokens"], answer["tokens"]);
     let system = "prompt=<bos><|turn|>system\nBe.<|end|>\n<|turn|>user\nHi<|end|>\n<|turn|>assistant\n";
     let (same, _) = ask(&[system]);
     assert_eq!(same["tokens"], ask(&["prompt=Hi", "system_prompt=Be."]).0["tokens"]);
 
-    // Other templates than the model's own, and several prompts.
+    // Custom templates, and several prompts.
     fs::write(sandbox.path("other.jinja"), "{{ messages[0]['content'] }}.").unwrap();
     let (file, _) = ask(&["prompt=Hi", "chat_template_path=other.jinja"]);
     assert_eq!(file["tokens"], ask(&["prompt=Hi.", "use_chat_template=false"]).0["tokens"]);
@@ -167,7 +167,7 @@ fn what_is_wrong_with_a_directory_is_said() {
         let keys = [&["decode", "load_parameters_path=model", "prompt=Hello"], keys].concat();
         maxtext(&sandbox, &keys).refused(parts);
     };
-    decode(&[], &["`model` holds no tokenizer", "hint: copy", "`tokenizer_path`"]);
+    decode(&[], &["`model` contains no tokenizer", "hint: copy", "`tokenizer_path`"]);
     decode(&["tokenizer_type=byte"], &["`byte` has 259 tokens", "`vocab_size` of 80", "trained with"]);
     edit(&sandbox, "tokenizer.json", |tokenizer| *tokenizer = characters(80));
     decode(
@@ -178,7 +178,7 @@ fn what_is_wrong_with_a_directory_is_said() {
     decode(&["hf_model_path=model"], &["only one can be loaded"]);
     let checked = ["config", "check", "decode", "load_parameters_path=model", "prompt=Hello"];
     maxtext(&sandbox, &checked).succeeded();
-    // Special tokens that the model does not know are no matter until a text has them.
+    // Special tokens beyond the model's vocabulary matter only if a text contains them.
     edit(&sandbox, "tokenizer.json", |tokenizer| {
         let mut image = tokenizer["added_tokens"][0].clone();
         (image["id"], image["content"]) = (json!(80), json!("<image>"));
@@ -204,7 +204,7 @@ fn what_is_wrong_with_a_directory_is_said() {
     maxtext(&sandbox, &keys).refused(&["cannot read `model/config.json`"]);
 }
 
-/// `maxtext train` on the sandbox's text.
+/// Runs `maxtext train` on the sandbox's text.
 fn tune(sandbox: &Sandbox, run: &str, keys: &[&str]) -> Outcome {
     let name = format!("run_name={run}");
     let data = ["dataset_type=hf", "hf_path=text", "hf_train_files=train.txt", "num_epoch=-1"];
@@ -232,15 +232,16 @@ fn a_published_model_is_tuned() {
     let saved = fs::read_to_string(sandbox.path("runs/tuned/config.yml")).unwrap();
     assert!(saved.contains("\nadd_bos: false\n"), "{saved}");
 
-    // A rate of 0 leaves the model as it was, whose answers are then the same, also without its directory.
+    // A learning rate of 0 preserves the model, so the run gives the same answers, even without the published
+    // directory.
     tune(&sandbox, "same", &["hf_model_path=model", "steps=1", "learning_rate=0"]).succeeded();
     let keys = ["prompt=Hi", "max_target_length=56"];
     let (published, _) = decode(&sandbox, &[&[path][..], &keys].concat());
     fs::remove_dir_all(sandbox.path("model")).unwrap();
     let (same, errors) = decode(&sandbox, &[&["load_parameters_path=runs/same"][..], &keys].concat());
     assert_eq!(same, published);
-    assert!(errors.contains("given as a message in the chat template"), "{errors}");
-    // So are its scores, and it goes back.
+    assert!(errors.contains("rendered as messages with the chat template"), "{errors}");
+    // The logits are the same, too, and the run can be exported again.
     fs::write(sandbox.path("tokens.json"), "[[5, 6, 7], [8]]").unwrap();
     let run = "load_parameters_path=runs/same";
     maxtext(&sandbox, &["logits", run, "tokens_path=tokens.json", "logits_path=missing/run.npy"])

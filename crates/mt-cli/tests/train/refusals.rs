@@ -1,4 +1,4 @@
-//! Refused runs leave nothing behind; runs without steps say so.
+//! Refused runs leave no files behind; runs without steps report it.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ fn refused_runs_leave_no_directory_behind() {
         sandbox.train("wrong", keys).refused(&["hint: "]);
         assert!(!sandbox.path("runs").exists() && !sandbox.path("deep").exists(), "{keys:?}");
     }
-    // Existing files stay, even those of a run that cannot be resumed this way.
+    // Existing files survive, even those of a run that cannot be resumed.
     sandbox.train("right", &["steps=2", "eval_interval=-1"]).succeeded();
     sandbox
         .train("right", &["steps=4", "eval_interval=-1", "data_shuffle_seed=9"])
@@ -75,7 +75,7 @@ fn losses_and_documents_follow_their_keys() {
     }
     let tiled = losses("tiled", &["cast_logits_to_fp32=false", "num_vocab_tiling=2"]);
     assert_ne!(wide, tiled);
-    // The file is one document, of which a cut leaves one sequence: with one epoch there is no full batch.
+    // The file is one document. Truncation leaves one sequence of it, so one epoch has no full batch.
     let cut = sandbox.train("cut", &["steps=3", "num_epoch=1", "use_truncation=true", "eval_interval=-1"]);
     cut.failed(2, &["train.txt"]);
     let embedding =
@@ -97,7 +97,7 @@ fn explicit_placement_is_refused_where_it_cannot_be() {
         "steps=1",
         "eval_interval=-1",
     ];
-    // Two key heads cannot be split over four devices.
+    // Two KV heads cannot be split over four devices.
     let auto = sandbox.train("auto", &[&mesh[..], &["shard_mode=auto"]].concat()).succeeded();
     assert!(auto.errors.contains("is not split over mesh axis `tensor`"), "{}", auto.errors);
     sandbox.train("explicit", &[&mesh[..], &["shard_mode=explicit"]].concat()).refused(&[

@@ -1,4 +1,4 @@
-//! Going on with runs, and beginning from other ones.
+//! Resuming runs, and starting from other runs.
 
 use std::{fs, process::Command};
 
@@ -19,13 +19,13 @@ fn finished_runs_go_on_only_when_asked_to() {
     assert_eq!(again.output, "");
     assert_eq!(fs::read(sandbox.path("runs/run/metrics/metrics.jsonl")).unwrap(), before);
 
-    // Keys about the run may change.
+    // Run-level keys may change.
     let more = ["steps=12", "eval_interval=6", "log_period=3", "checkpoint_period=2", "debug_sharding=true"];
     sandbox.train("run", &more).succeeded();
     assert_eq!(sandbox.metrics("run").training.len(), 12);
     assert_eq!(*sandbox.checkpoints("run").last().unwrap(), 11);
 
-    // Keys that make it another run may not.
+    // Keys that define the training may not change.
     let others =
         ["steps=20", "learning_rate=0.5", "base_mlp_dim=128", "init_weights_seed=9", "data_shuffle_seed=3"];
     let state = sandbox.state("run", 11);
@@ -76,7 +76,7 @@ fn other_runs_give_weights_or_their_whole_state() {
         let tuned = sandbox.metrics(&run);
         assert!(tuned.training.keys().copied().eq(0..4));
         assert_eq!(tuned.evaluation[&0]["eval/avg_loss"], evaluation_at(step), "{path}");
-        // Resuming it does not load the other run again.
+        // Resuming does not load the other run again.
         sandbox.train(&run, &[keys[0], "steps=6", keys[2]]).succeeded();
         assert!(sandbox.metrics(&run).training.keys().copied().eq(0..6));
     }
@@ -136,13 +136,13 @@ fn a_run_goes_on_computed_in_other_ways() {
         .train("moved", &others)
         .refused(&["`per_device_batch_size` was `4.0 with gradient_accumulation_steps=1` and is now \
          `2.0 with gradient_accumulation_steps=3`"]);
-    // Patterns fit names, which say how layers are run.
+    // Patterns match parameter names, and `scan_layers` changes those.
     let decay = ["eval_interval=-1", "adamw_mask=['norm','layers_0/']"];
     sandbox.train("decay", &[&decay[..], &["steps=2", "scan_layers=false"]].concat()).succeeded();
     let scanned = sandbox.train("decay", &[&decay[..], &["steps=4"]].concat());
     scanned.failed(
         2,
-        &["`scan_layers` was `false` and is now `true`, and the names", "`adamw_mask` fit others"],
+        &["`scan_layers` was `false` and is now `true`, which renames", "`adamw_mask` match other"],
     );
 }
 
@@ -163,7 +163,7 @@ fn runs_go_on_in_the_space_that_their_optimizer_began_in() {
     train("run", &["steps=4", "optimizer_space=published"]).refused(&was_maxtext);
     train("run", &["steps=4", "optimizer_space=maxtext"]).succeeded();
 
-    // A run from before there was a choice.
+    // A run that was saved before the key existed.
     train("whole", &["steps=6", "optimizer_space=published"]).succeeded();
     assert_ne!(sandbox.metrics("run").losses()[3], sandbox.metrics("whole").losses()[3]);
     train("earlier", &["steps=6", "optimizer_space=published", "checkpoint_period=3"]).succeeded();

@@ -1,4 +1,4 @@
-//! Stopping: signals, and numbers that are none.
+//! Stopping: signals, and values that are not finite.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ fn send(signal: &str, process: &Child) {
     assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
 }
 
-/// Sends a signal in the middle of a run; the run stops with a checkpoint and goes on from it later.
+/// Sends a signal in the middle of a run. The run stops with a checkpoint and can be resumed.
 fn check(sandbox: &Sandbox, signal: &str, status: i32) {
     let keys = ["dropout_rate=0.1", "head_dim=40"];
     let mut process = sandbox.command(signal, &keys).spawn().unwrap();
@@ -49,14 +49,14 @@ fn signals_stop_runs_with_a_checkpoint() {
 #[test]
 fn a_signal_stops_the_training_of_a_tokenizer() {
     let sandbox = Sandbox::new();
-    // One word without a pattern, whose tokens take minutes to learn.
+    // A single word without repetition, whose merges take minutes to learn.
     let mut random = Random(3);
     let word: String = (0..20_000_000).map(|_| char::from(b'a' + random.below(26) as u8)).collect();
     fs::write(sandbox.path("word.txt"), word).unwrap();
     let keys = ["hf_train_files=word.txt", "tokenizer_vocab_size=60000", "vocab_size=60000"];
     let keys = [&keys[..], &["tokenizer_type=huggingface", "eval_interval=-1"]].concat();
     let mut process = sandbox.command("word", &keys).spawn().unwrap();
-    // Progress lines begin after some seconds.
+    // The first progress line appears after some seconds.
     let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
     let reached = lines.by_ref().any(|line| line.unwrap().starts_with("training the tokenizer: "));
     assert!(reached);
@@ -72,7 +72,7 @@ fn a_signal_stops_the_training_of_a_tokenizer() {
 #[test]
 fn a_second_signal_ends_at_once() {
     let sandbox = Sandbox::new();
-    // An evaluation that takes minutes is not left for a first signal.
+    // A first signal does not interrupt an evaluation that takes minutes.
     fs::write(sandbox.path("evaluation.txt"), prose(4, 8_000_000)).unwrap();
     let mut process = sandbox.command("long", &[]).spawn().unwrap();
     let metrics = sandbox.path("runs/long/metrics/metrics.jsonl");
@@ -114,7 +114,7 @@ fn a_loss_that_is_no_number_is_not_saved() {
         assert!(sandbox.metrics(&run).losses().iter().all(|loss| loss.is_finite()));
     }
 
-    // Asked to go on, a run does, but still saves nothing of it.
+    // A run may be set to continue after such values, but it saves no state that is not finite.
     let patient = [&wild[..], &["abort_on_nan_loss=false", "abort_on_inf_loss=false", "steps=12"]].concat();
     sandbox.train("patient", &patient).succeeded();
     assert_eq!(sandbox.metrics("patient").training.len(), 12);

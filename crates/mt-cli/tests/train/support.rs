@@ -1,4 +1,4 @@
-//! A place with text and a small model's configuration, and runs of the binary in it.
+//! A sandbox with text and a small model's configuration, and runs of the binary in it.
 
 use std::{
     collections::BTreeMap,
@@ -10,8 +10,8 @@ use std::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A model that trains in milliseconds; tests override keys of it. The schedule has its own length so that runs of
-/// any number of steps share their compiled programs.
+/// A model that trains within milliseconds; tests override its keys. The schedule has a length of its own, so runs with
+/// different numbers of steps share compiled programs.
 const CONFIG: &str = "\
 dataset_type: hf
 hf_path: text
@@ -38,7 +38,7 @@ checkpoint_period: 5
 base_output_directory: runs
 ";
 
-/// What a run of the binary gave.
+/// The outcome of running the binary.
 pub struct Outcome {
     pub status: i32,
     pub output: String,
@@ -46,14 +46,14 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The run did what it was to do.
+    /// Checks that the run succeeded.
     #[track_caller]
     pub fn succeeded(self) -> Self {
         assert_eq!(self.status, 0, "{}", self.errors);
         self
     }
 
-    /// The run failed with this status and one message that has all of `parts`, and said nothing else.
+    /// Checks that the run failed with this status, and that its only output is one message with all of `parts`.
     #[track_caller]
     pub fn failed(self, status: i32, parts: &[&str]) -> Self {
         let errors = &self.errors;
@@ -68,7 +68,7 @@ impl Outcome {
         self
     }
 
-    /// As [`Outcome::failed`] with wrong input, before anything was trained.
+    /// As [`Outcome::failed`] for wrong input, before any training.
     #[track_caller]
     pub fn refused(self, parts: &[&str]) -> Self {
         assert_eq!(self.output, "", "{}", self.errors);
@@ -84,7 +84,7 @@ pub struct Sandbox {
 
 impl Sandbox {
     pub fn new() -> Self {
-        // Runs wait for the disk a lot; a killed process loses nothing in memory either.
+        // Disk latency dominates such runs, and files in memory survive a killed process, too.
         let memory = Path::new("/dev/shm");
         let directory = tempfile::tempdir_in(memory).or_else(|_| tempfile::tempdir()).unwrap();
         fs::write(directory.path().join("train.txt"), prose(1, 40_000)).unwrap();
@@ -114,7 +114,7 @@ impl Sandbox {
         command
     }
 
-    /// Trains to the end.
+    /// Runs training and waits for its end.
     pub fn train(&self, run: &str, keys: &[&str]) -> Outcome {
         outcome(&mut self.command(run, keys))
     }
@@ -135,12 +135,12 @@ impl Sandbox {
         steps
     }
 
-    /// Every file of a checkpoint that holds weights, moments, counts or the position in the data, by its path.
+    /// The files of a checkpoint that hold weights, moments, counts or the data position, by path.
     pub fn state(&self, run: &str, step: u64) -> BTreeMap<PathBuf, Vec<u8>> {
         let root = self.path(&format!("runs/{run}/checkpoints/{step}"));
         let mut files = BTreeMap::new();
         collect_files(&root, &root, &mut files);
-        // These say when and where they were written.
+        // Files with times and paths of the save.
         files.retain(|path, _| {
             let name = path.file_name().unwrap();
             ["_CHECKPOINT_METADATA", "_MAXTEXT_MANIFEST", "commit_success.txt"].iter().all(|own| name != *own)
@@ -149,7 +149,7 @@ impl Sandbox {
         files
     }
 
-    /// Two runs have the same final state, to the bit, and the same losses.
+    /// Checks that two runs have bit-identical final states and the same losses.
     #[track_caller]
     pub fn assert_same_run(&self, left: &str, right: &str) {
         let last = *self.checkpoints(left).last().unwrap();
@@ -163,7 +163,7 @@ impl Sandbox {
     }
 }
 
-/// What a metrics file holds.
+/// The records of a metrics file.
 #[derive(Debug, Default)]
 pub struct Metrics {
     pub training: BTreeMap<u64, Value>,
@@ -171,7 +171,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Reads a file in which each record has to be there only once.
+    /// Reads a file in which each record has to occur exactly once.
     #[track_caller]
     pub fn read(path: &Path) -> Self {
         let mut metrics = Self::default();
@@ -198,7 +198,7 @@ impl Metrics {
         self.evaluation.values().map(|record| record["eval/avg_loss"].as_f64().unwrap_or(f64::NAN)).collect()
     }
 
-    /// Everything that does not depend on the clock.
+    /// All values that do not depend on the clock.
     pub fn learning(&self) -> Vec<String> {
         let records = self.training.values().chain(self.evaluation.values());
         let timeless = records.map(|record| {
@@ -219,7 +219,7 @@ pub fn outcome(command: &mut Command) -> Outcome {
     }
 }
 
-/// Sentences of made-up sense, the same for the same seed.
+/// Pseudo-random sentences, determined by the seed.
 pub fn prose(seed: u64, bytes: usize) -> String {
     const WORDS: [&str; 12] =
         ["the", "river", "stone", "walks", "over", "green", "and", "sings", "of", "old", "light", "rain"];
@@ -232,7 +232,7 @@ pub fn prose(seed: u64, bytes: usize) -> String {
     text
 }
 
-/// A generator of random numbers (SplitMix64).
+/// A random number generator (SplitMix64).
 pub struct Random(pub u64);
 
 impl Random {

@@ -1,8 +1,8 @@
-//! Hardware that is not there.
+//! Absent hardware, for which programs are compiled ahead of time.
 
 use std::path::PathBuf;
 
-use mt_shape::Topology;
+use mt_shape::{DeviceAttributes, Topology};
 
 use super::{Hardware, PlacementGroup, group};
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
 };
 
 group! {
-    /// The hardware that programs are compiled for, or a run's costs are estimated for, without having it.
+    /// The absent hardware for which programs are compiled or costs are estimated.
     pub struct AheadGroup {
         compile_topology: Option<String>,
         compile_topology_num_slices: i64,
@@ -26,10 +26,10 @@ group! {
     }
 }
 
-/// Slices of hardware that is not there.
+/// Slices of absent hardware.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AbsentHardware {
-    /// One slice.
+    /// The topology of one slice.
     pub slice: CompileTopology,
     pub num_slices: usize,
 }
@@ -44,10 +44,10 @@ impl AheadGroup {
         }
     }
 
-    /// The hardware, if any is named.
+    /// The hardware, if `compile_topology` names any.
     ///
     /// # Errors
-    /// There is none of this name; the nearest are listed.
+    /// No hardware has this name (the error lists the nearest names), or several slices of GPUs are requested.
     pub fn hardware(&self) -> Result<Option<AbsentHardware>, ConfigError> {
         let Some(name) = &self.compile_topology else { return Ok(None) };
         let slice = CompileTopology::find(name).map_err(|problem| match *problem {
@@ -72,19 +72,19 @@ impl AheadGroup {
 }
 
 impl AbsentHardware {
-    /// The slice of each device, all those of one slice after those of the one before.
+    /// The slice of each device, in device order: all devices of one slice precede those of the next.
     pub fn slices(&self) -> Vec<i64> {
         let of_slice = self.slice.devices_per_slice();
         (0..self.num_slices).flat_map(|slice| std::iter::repeat_n(slice as i64, of_slice)).collect()
     }
 
-    /// The devices by slice.
+    /// The topology of all devices.
     ///
     /// # Errors
-    /// `num_slices` is another number.
+    /// `num_slices` requests another number of slices.
     pub fn topology(&self, placement: &PlacementGroup) -> Result<Topology, ConfigError> {
-        let slices = self.slices();
-        placement.topology(slices.len(), Some(&slices))
+        let (number, slices) = (self.slices().len(), Some(self.slices()));
+        placement.topology(number, &DeviceAttributes { slices, ..DeviceAttributes::default() })
     }
 }
 

@@ -1,4 +1,4 @@
-//! What families' layers have besides their dimensions: kinds of attention, norms, positions.
+//! Properties of a family's layers other than dimensions: attention types, norms, positions.
 
 use super::{
     choices::{AttentionType, LayerAttention, RopeType},
@@ -7,7 +7,7 @@ use super::{
 use crate::{config::Config, error::Problem, table::attention::LOCAL_FAMILIES};
 
 group! {
-    /// Attention, and the norms around it.
+    /// Attention and the norms around it.
     pub struct AttentionGroup {
         attention_type: AttentionType,
         attention_pattern: Vec<LayerAttention>,
@@ -38,7 +38,7 @@ impl AttentionGroup {
             if self.attention_type == kind && size == 0 {
                 problems.push(Problem::inconsistent(
                     format!("{}, but {}", config.stated("attention_type"), config.stated(key)),
-                    format!("say how many positions are seen, such as `{key}=1024`, or use `attention_type=global`"),
+                    format!("set the number of visible positions, such as `{key}=1024`, or use `attention_type=global`"),
                 ));
             }
         }
@@ -52,14 +52,14 @@ impl AttentionGroup {
         if let Some(key) = of_local.filter(|_| self.sliding_window_size == 0) {
             problems.push(Problem::inconsistent(
                 format!("{} has local layers, but {}", config.stated(key), config.stated("sliding_window_size")),
-                format!("say how many positions local layers see, such as `sliding_window_size=1024`, or set `{key}` to what has none"),
+                format!("set the number of positions that local layers see, such as `sliding_window_size=1024`, or choose a `{key}` without local layers"),
             ));
         }
     }
 }
 
 group! {
-    /// How layers know positions.
+    /// Position encodings.
     pub struct PositionGroup {
         rope_type: RopeType,
         rope_use_scale: bool,

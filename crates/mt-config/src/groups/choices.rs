@@ -1,4 +1,4 @@
-//! Choices as types: the words that are built, and those of MaxText's that are refused by name.
+//! Choices as enums: the values that are built, and MaxText's other values, which are refused with the missing feature.
 
 use super::FromValue;
 use crate::{key::Choice, table::features};
@@ -43,7 +43,7 @@ pub(super) use choice;
 choice! {
     /// The kind of device to run on.
     pub enum Hardware {
-        /// The best whose plugin is present.
+        /// The TPU or GPU of this machine, or the CPU if it has neither.
         Auto = "auto",
         Cpu = "cpu",
         Gpu = "gpu",
@@ -55,9 +55,21 @@ choice! {
 }
 
 choice! {
-    /// How parts of a sequence on several devices attend to each other.
+    /// The format of local data, a value of `hf_path`.
+    pub enum DataFormat {
+        Text = "text",
+        /// JSON lines.
+        Json = "json",
+        Parquet = "parquet",
+        /// The documentation and source code of a repository.
+        Repository = "repository",
+    }
+}
+
+choice! {
+    /// How the shards of a sequence on several devices attend to each other.
     pub enum ContextStrategy {
-        /// Each device's queries to all keys and values, which are gathered.
+        /// Keys and values are all-gathered; each device keeps its queries.
         AllGather = "all_gather",
     }
     not built {
@@ -68,11 +80,11 @@ choice! {
 }
 
 choice! {
-    /// How parts of a sequence are dealt to devices.
+    /// How the chunks of a sequence are assigned to devices.
     pub enum ReorderStrategy {
-        /// In pairs of chunks.
+        /// As `dual_chunk_swap`.
         Auto = "auto",
-        /// To each device one chunk from the front and one from the back.
+        /// Each device receives one chunk from the front and one from the back of the sequence.
         DualChunkSwap = "dual_chunk_swap",
     }
     not built {
@@ -81,9 +93,9 @@ choice! {
 }
 
 choice! {
-    /// What happens where a placement rule cannot be carried out.
+    /// The behavior if a placement rule cannot be applied.
     pub enum ShardMode {
-        /// The dimension stays whole, with a note.
+        /// The dimension is replicated, with a note.
         Auto = "auto",
         /// The run is refused.
         Explicit = "explicit",
@@ -91,7 +103,7 @@ choice! {
 }
 
 choice! {
-    /// The mesh axis that splits sequences.
+    /// The mesh axis over which sequences are split.
     pub enum ContextAxis {
         Context = "context",
         Expert = "expert",
@@ -99,12 +111,12 @@ choice! {
 }
 
 choice! {
-    /// The kind of decoder layer.
+    /// The decoder block of a model family.
     pub enum DecoderBlock {
-        /// Attention and feed-forward layer side by side, as the keys say.
+        /// Attention and feed-forward layer as the keys describe them.
         Default = "default",
         Llama2 = "llama2",
-        /// The same layer as Llama 2's, with a sliding window if the keys say so.
+        /// Llama 2's block, with a sliding window if the keys set one.
         Mistral = "mistral",
         Gemma = "gemma",
         Gemma2 = "gemma2",
@@ -115,9 +127,9 @@ choice! {
         Qwen3 = "qwen3",
         Olmo3 = "olmo3",
         Gpt3 = "gpt3",
-        /// A square matrix, to measure with.
+        /// A square matrix, for measurements.
         Simple = "simple",
-        /// A feed-forward layer, to measure with.
+        /// A feed-forward layer, for measurements.
         SimpleMlp = "simple_mlp",
     }
     not built {
@@ -135,7 +147,7 @@ choice! {
 }
 
 choice! {
-    /// A factor of the gate of a feed-forward layer.
+    /// An activation function; the feed-forward layer multiplies the results of all that are listed.
     pub enum MlpActivation {
         Silu = "silu",
         Gelu = "gelu",
@@ -146,13 +158,13 @@ choice! {
 }
 
 choice! {
-    /// How attention is computed.
+    /// The attention implementation.
     pub enum AttentionKind {
-        /// By size.
+        /// Chosen by size.
         Autoselected = "autoselected",
-        /// With the whole matrix of attention logits.
+        /// Materializes the matrix of attention logits.
         DotProduct = "dot_product",
-        /// Block by block, in memory that is linear in the length.
+        /// Blockwise, with memory linear in the sequence length.
         Flash = "flash",
     }
     not built {
@@ -164,11 +176,11 @@ choice! {
 }
 
 choice! {
-    /// The precision of matrix products of `f32`, in JAX's words.
+    /// The precision of `f32` matrix products, with JAX's names.
     pub enum MatmulPrecision {
-        /// The compiler's.
+        /// The compiler's default.
         Default = "default",
-        /// Three products of `bf16` or better.
+        /// Three `bf16` products, or better.
         High = "high",
         Highest = "highest",
         /// As `default`.
@@ -179,13 +191,13 @@ choice! {
 }
 
 choice! {
-    /// How rotary frequencies are scaled.
+    /// The scaling of rotary frequencies.
     pub enum RopeType {
         Default = "default",
-        /// In three ranges of periods.
+        /// Llama 3.1's, with three ranges of wavelengths.
         Llama31 = "llama3.1",
         Yarn = "yarn",
-        /// By the length of the sequence, beyond the original one.
+        /// By the sequence length beyond the original one.
         Ntk = "ntk",
     }
 }
@@ -194,9 +206,9 @@ choice! {
     /// Which earlier positions a position attends to.
     pub enum AttentionType {
         Global = "global",
-        /// The last `sliding_window_size`.
+        /// The last `sliding_window_size` positions.
         LocalSliding = "local_sliding",
-        /// Those of its own chunk of `chunk_attn_window_size`.
+        /// The positions of the same chunk of `chunk_attn_window_size`.
         Chunk = "chunk",
     }
     not built {
@@ -208,7 +220,7 @@ choice! {
 }
 
 choice! {
-    /// The attention of one layer of a pattern.
+    /// The attention of one layer in a pattern.
     pub enum LayerAttention {
         /// The last `sliding_window_size` positions.
         Local = "local",
@@ -218,7 +230,7 @@ choice! {
 }
 
 choice! {
-    /// Where training data comes from.
+    /// The source of training data.
     pub enum DatasetType {
         /// Random tokens.
         Synthetic = "synthetic",
@@ -234,7 +246,7 @@ choice! {
 }
 
 choice! {
-    /// What one document of a text file is.
+    /// The unit of a text file that forms one document.
     pub enum HfTextUnit {
         File = "file",
         Line = "line",
@@ -244,9 +256,9 @@ choice! {
 choice! {
     /// How documents are packed into sequences.
     pub enum PackingType {
-        /// Each into the first sequence that has room for it.
+        /// Each document goes into the first sequence with enough room.
         FirstFit = "first_fit",
-        /// One after another, cut where a sequence ends.
+        /// Documents are concatenated, then split at the sequence length.
         ConcatThenSplit = "concat_then_split",
     }
     not built {
@@ -261,9 +273,9 @@ choice! {
         HuggingFace = "huggingface",
         /// A SentencePiece model.
         SentencePiece = "sentencepiece",
-        /// A file of ranks.
+        /// A tiktoken file of ranks.
         Tiktoken = "tiktoken",
-        /// Bytes, without a file.
+        /// Bytes as tokens, without a file.
         Byte = "byte",
     }
 }
@@ -271,15 +283,15 @@ choice! {
 choice! {
     /// How the next token is chosen.
     pub enum SamplingStrategy {
-        /// The likeliest.
+        /// The most probable token.
         Greedy = "greedy",
-        /// Any, by its probability.
+        /// Any token, by its probability.
         Weighted = "weighted",
-        /// From the likeliest that make up a probability mass.
+        /// A token from the smallest set of most probable tokens that reaches a probability mass.
         Nucleus = "nucleus",
-        /// From a number of the likeliest.
+        /// One of the k most probable tokens.
         TopK = "topk",
-        /// By number, then by mass.
+        /// Top-k, then nucleus.
         Composite = "composite",
     }
 }
@@ -288,20 +300,20 @@ choice! {
     /// The optimizer.
     pub enum OptimizerType {
         AdamW = "adamw",
-        /// Adam with weight decay and running means as Pax keeps them.
+        /// Adam with weight decay and bias-corrected decay rates of the moments, as in Pax.
         AdamPax = "adam_pax",
-        /// Gradients times the learning rate.
+        /// Stochastic gradient descent without momentum.
         Sgd = "sgd",
         Muon = "muon",
-        /// Second moments by rows and columns.
+        /// Factored second moments, by rows and columns.
         Adafactor = "adafactor",
     }
 }
 
 choice! {
-    /// The form of the weights that the optimizer steps, as a configuration asks for it.
+    /// The requested form of the weights that the optimizer updates.
     pub enum OptimizerSpaceChoice {
-        /// The one that suits what the run begins with.
+        /// Depends on the checkpoint that the run starts from.
         Auto = "auto",
         MaxText = "maxtext",
         Published = "published",
@@ -309,19 +321,31 @@ choice! {
 }
 
 choice! {
-    /// How the learning rate falls after the warm-up.
+    /// The recorder of steps' profiles.
+    pub enum ProfilerChoice {
+        None = "",
+        /// This program and the plugin, in the form of XProf and of Perfetto.
+        Xplane = "xplane",
+    }
+    not built {
+        "nsys": features::PROFILES_BY_NSYS,
+    }
+}
+
+choice! {
+    /// The decay of the learning rate after warm-up.
     pub enum LearningRateSchedule {
         Cosine = "cosine",
-        /// It stays at the peak and falls at the end.
+        /// Warm-up, stable, decay: the peak until a final decay.
         Wsd = "wsd",
         Linear = "linear",
-        /// It stays at the peak.
+        /// The peak until the end.
         Constant = "constant",
     }
 }
 
 choice! {
-    /// How the learning rate of a `wsd` schedule falls.
+    /// The shape of the decay phase of a `wsd` schedule.
     pub enum WsdDecayStyle {
         Linear = "linear",
         Cosine = "cosine",

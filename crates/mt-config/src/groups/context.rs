@@ -1,6 +1,6 @@
-//! Sequences that are split over devices.
+//! Context parallelism: sequences split over devices.
 
-use mt_shape::{PartitionSpec, Placement};
+use mt_shape::{LogicalAxis, PartitionSpec, Placement, logical};
 
 use super::{ContextAxis, ContextStrategy, ReorderStrategy, group};
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
 };
 
 group! {
-    /// How sequences are split over devices that attend to each other's parts.
+    /// How sequences are split over devices, and how their shards attend to each other.
     pub struct ContextGroup {
         context_sharding: ContextAxis,
         context_parallel_strategy: ContextStrategy,
@@ -22,18 +22,21 @@ group! {
     }
 }
 
-/// The logical axes of queries in attention; a rule for one of them may take mesh axes from another.
-const QUERY: [Option<&str>; 4] =
-    [Some("activation_kv_batch"), Some(LENGTH), Some("activation_heads"), Some("activation_kv")];
-const LENGTH: &str = "activation_length_attn";
+/// The logical axes of attention's queries. All are needed, since a rule for one may take mesh axes from another.
+const QUERY: [Option<LogicalAxis>; 4] = [
+    Some(logical::ACTIVATION_KV_BATCH),
+    Some(logical::ACTIVATION_LENGTH_ATTN),
+    Some(logical::ACTIVATION_HEADS),
+    Some(logical::ACTIVATION_KV),
+];
 
 impl ContextGroup {
-    /// Nothing can be wrong with the group by itself.
+    /// No combination of the group's values is wrong.
     fn check(&self, _config: &Config, _problems: &mut Vec<Problem>) {}
 
-    /// The mesh axes over which the rules split the queries of a sequence, whatever its length is.
+    /// The mesh axes over which the rules split a sequence's queries, whatever its length.
     fn axes(placement: &Placement) -> Vec<String> {
-        // Every product of axes divides the number of devices.
+        // The number of devices is a multiple of every product of mesh axes, so no split fails.
         let dims = [placement.mesh().num_devices(); QUERY.len()];
         let PartitionSpec(mut axes) = placement.sharding(&QUERY, &dims).spec;
         axes.swap_remove(1)
@@ -43,8 +46,8 @@ impl ContextGroup {
         Self::axes(placement).iter().filter_map(|axis| placement.mesh().axis_size(axis)).product()
     }
 
-    /// The number of parts to which chunks of a sequence are dealt in pairs, so that all have as much to do under a
-    /// causal mask. None if sequences are stored as they are read.
+    /// The number of shards of a sequence, if each shard holds a pair of chunks, which balances the work under a causal
+    /// mask. None if tokens are stored in their original order.
     pub fn paired_parts(&self, placement: &Placement) -> Option<usize> {
         let ContextStrategy::AllGather = self.context_parallel_strategy;
         let (ReorderStrategy::Auto | ReorderStrategy::DualChunkSwap) = self.context_parallel_reorder_strategy;
@@ -55,17 +58,18 @@ impl ContextGroup {
     /// Checks that sequences can be split over the mesh.
     ///
     /// # Errors
-    /// The length is no multiple of what it is split into, or the rules do not split it.
+    /// The length is not a multiple of the number of chunks, or no rule splits sequences over the requested axis.
     pub(super) fn check_length(&self, placement: &Placement, length: usize) -> Result<(), ConfigError> {
         let axes = Self::axes(placement);
         let axis = self.context_sharding.name();
         let is_split = placement.mesh().axis_size(axis).is_some_and(|size| size > 1);
-        // Experts may be split over devices without sequences being split over them.
+        // The mesh axis `expert` may split experts without splitting sequences.
         if self.context_sharding == ContextAxis::Expert && is_split && axes.iter().all(|other| other != axis)
         {
             return Err(Problem::inconsistent(
                 format!(
-                    "`context_sharding` is `{axis}`, but no rule of `logical_axis_rules` splits `{LENGTH}` over `{axis}`"
+                    "`context_sharding` is `{axis}`, but no rule of `logical_axis_rules` splits `{}` over `{axis}`",
+                    logical::ACTIVATION_LENGTH_ATTN
                 ),
                 "use `custom_mesh_and_rule=ep-as-cp`, or leave out `context_sharding`",
             )

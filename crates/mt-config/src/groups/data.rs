@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use super::{
-    choices::{DatasetType, HfTextUnit, PackingType, TokenizerType},
+    FromValue,
+    choices::{DataFormat, DatasetType, HfTextUnit, PackingType, TokenizerType},
     group, is_in_cloud,
 };
 use crate::{
@@ -14,7 +15,7 @@ use crate::{
 };
 
 group! {
-    /// The batches a run trains and evaluates on.
+    /// The batches for training and evaluation.
     pub struct DataGroup {
         dataset_type: DatasetType,
         hf_path: Option<String>,
@@ -49,12 +50,6 @@ group! {
     }
 }
 
-/// The formats of local files.
-const FORMATS: [&str; 4] = ["text", "json", "parquet", REPOSITORY];
-
-/// What `hf_path` calls the files of a repository.
-const REPOSITORY: &str = "repository";
-
 impl DataGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         if self.per_device_batch_size == 0.0 {
@@ -76,7 +71,7 @@ impl DataGroup {
         if self.hf_path.is_none() {
             problems.push(Problem::inconsistent(
                 format!("{}, but {}", config.stated("dataset_type"), config.stated("hf_path")),
-                "say what the files are: `hf_path=text`, `hf_path=json` or `hf_path=parquet`; or use `dataset_type=synthetic`",
+                "name the format of the files: `hf_path=text`, `hf_path=json` or `hf_path=parquet`; or use `dataset_type=synthetic`",
             ));
         }
         if self.is_of_hub() {
@@ -108,44 +103,51 @@ impl DataGroup {
         }
     }
 
-    /// Whether the data would have to be fetched from the Hugging Face hub.
+    /// Whether the data would have to be downloaded from the Hugging Face hub.
     pub(super) fn is_of_hub(&self) -> bool {
-        self.dataset_type == DatasetType::Hf
-            && self.hf_path.as_deref().is_some_and(|path| !FORMATS.contains(&path))
+        self.dataset_type == DatasetType::Hf && self.hf_path.is_some() && self.format().is_none()
     }
 
-    /// Whether what a document has beyond the length of a sequence is dropped.
+    /// Whether tokens of a document beyond the sequence length are dropped.
     pub fn drops_long_ends(&self) -> bool {
         self.use_truncation.unwrap_or(!self.packing)
     }
 
-    /// Whether the data is the documentation and source code of a repository.
-    pub fn is_repository(&self) -> bool {
-        self.hf_path.as_deref() == Some(REPOSITORY)
+    /// The format of local data; `None` for synthetic data.
+    pub fn format(&self) -> Option<DataFormat> {
+        let path = self.hf_path.as_deref().filter(|_| self.dataset_type == DatasetType::Hf)?;
+        DataFormat::from_value(&path.into())
     }
 
-    /// The patterns of the files to train on.
+    /// Whether the data is the documentation and source code of a repository.
+    fn is_repository(&self) -> bool {
+        self.format() == Some(DataFormat::Repository)
+    }
+
+    /// The glob patterns of the training files.
     pub fn train_patterns(&self) -> Vec<String> {
         patterns(self.hf_train_files.as_deref())
     }
 
-    /// The patterns of the files to evaluate on.
+    /// The glob patterns of the evaluation files.
     pub fn eval_patterns(&self) -> Vec<String> {
         patterns(self.hf_eval_files.as_deref())
     }
 
-    /// Whether there is anything to evaluate on.
+    /// Whether the run has evaluation data.
     pub fn has_evaluation_data(&self) -> bool {
-        self.dataset_type == DatasetType::Synthetic || self.hf_eval_files.is_some() || self.is_repository()
+        self.dataset_type == DatasetType::Synthetic
+            || !self.eval_patterns().is_empty()
+            || self.is_repository()
     }
 
-    /// Sequences that are trained on at a time, on all devices together.
+    /// The micro-batch size in sequences, over all devices.
     pub(super) fn micro_batch(&self, num_devices: usize) -> Result<Sequences<'_>, ConfigError> {
         let (per_device, origin) = (self.per_device_batch_size, &self.batch_origin);
         Sequences::new("per_device_batch_size", per_device, origin, num_devices)
     }
 
-    /// Sequences in an evaluation batch, on all devices together.
+    /// The evaluation batch size in sequences, over all devices.
     pub(super) fn evaluation_batch(&self, num_devices: usize) -> Result<Sequences<'_>, ConfigError> {
         if self.eval_per_device_batch_size == 0.0 {
             return self.micro_batch(num_devices);
@@ -154,16 +156,16 @@ impl DataGroup {
         Sequences::new("eval_per_device_batch_size", per_device, origin, num_devices)
     }
 
-    /// Sequences in an evaluation batch, on all devices together.
+    /// The evaluation batch size in sequences, over all devices.
     ///
     /// # Errors
-    /// The devices together have no whole number of sequences.
+    /// The size per device times the number of devices is not a whole number.
     pub fn eval_global_batch(&self, num_devices: usize) -> Result<usize, ConfigError> {
         Ok(self.evaluation_batch(num_devices)?.number)
     }
 }
 
-/// Splits patterns at commas, those within braces left alone.
+/// Splits patterns at commas, except within braces.
 fn patterns(text: Option<&str>) -> Vec<String> {
     let mut depth = 0_i32;
     let separator = |character: char| {
@@ -178,21 +180,21 @@ fn patterns(text: Option<&str>) -> Vec<String> {
     parts.map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
 }
 
-/// Sequences on all devices together.
+/// A batch size in sequences, over all devices.
 #[derive(Clone, Copy)]
 pub(super) struct Sequences<'a> {
-    /// The key that says how many there are on each.
+    /// The key that sets the number per device.
     pub key: &'static str,
     pub per_device: f64,
     pub origin: &'a Origin,
     pub number: usize,
-    /// Whether batches grow by so many.
+    /// Whether the number is an increment of the batch size.
     pub is_growth: bool,
 }
 
 impl<'a> Sequences<'a> {
     /// # Errors
-    /// The devices together have no whole number of sequences.
+    /// The size per device times the number of devices is not a whole number.
     pub fn new(
         key: &'static str,
         per_device: f64,
@@ -202,7 +204,7 @@ impl<'a> Sequences<'a> {
         if let Some(number) = whole_batch(per_device, num_devices) {
             return Ok(Self { key, per_device, origin, number, is_growth: false });
         }
-        // Whole numbers of sequences on each device can be split by every mesh.
+        // Every mesh can split a whole number of sequences per device.
         let nearest = (per_device.round() as usize).max(1);
         Err(Problem::inconsistent(
             format!(
@@ -218,20 +220,20 @@ impl<'a> Sequences<'a> {
     }
 }
 
-/// The sequences of all devices together, if it is a whole number of them and at least one.
+/// The batch size over all devices, if it is a whole number and at least one.
 pub(crate) fn whole_batch(per_device: f64, num_devices: usize) -> Option<usize> {
     let batch = per_device * num_devices as f64;
     let rounded = batch.round();
-    // A third of a sequence on each of three devices is one sequence, whatever the last digit says.
+    // The tolerance allows fractions such as a third of a sequence on each of three devices.
     (rounded >= 1.0 && (batch - rounded).abs() < 1e-6).then_some(rounded as usize)
 }
 
-/// Whether a number is as users would write it.
+/// Whether a number has at most four decimals.
 pub(super) fn is_short(number: f64) -> bool {
     shortened(number) == number
 }
 
-/// A number with at most four digits after the point.
+/// A number rounded to four decimals.
 pub(super) fn shortened(number: f64) -> f64 {
     (number * 1e4).round() / 1e4
 }
@@ -272,7 +274,7 @@ impl TokenizerGroup {
         }
     }
 
-    /// Whether the keys say which tokenizer text is read with.
+    /// Whether the keys choose a tokenizer.
     pub(super) fn is_named(&self) -> bool {
         self.tokenizer_type == TokenizerType::Byte
             || self.tokenizer_path.is_some()

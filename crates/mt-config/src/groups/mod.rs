@@ -1,14 +1,16 @@
-//! Typed groups: what one component of the program receives of the configuration.
+//! Typed groups: the part of the configuration that one component receives.
 //!
-//! The fields of a group are keys, under their own names; `maxtext config explain KEY` and the table say what each
-//! means. Only effective keys are fields, so code cannot read a key that is refused or has no effect.
+//! The fields of a group are keys under their own names; the table and `maxtext config explain KEY` document them. Only
+//! effective keys are fields, so code cannot read a key that is refused or has no effect.
 
 mod ahead;
 mod architecture;
+mod blocks;
 mod choices;
 mod context;
 mod data;
 mod model;
+mod monitor;
 mod objective;
 mod placement;
 pub(crate) mod ramp;
@@ -19,7 +21,7 @@ mod whole;
 
 use std::path::PathBuf;
 
-use mt_shape::{DType, LogicalRules};
+use mt_shape::{DType, LogicalAxis, LogicalRules};
 use serde_json::Value;
 
 use crate::{
@@ -31,19 +33,20 @@ use crate::{
 
 pub use ahead::{AbsentHardware, AheadGroup};
 pub use architecture::{AttentionGroup, PositionGroup};
+pub use blocks::{AttentionBlocks, BlocksGroup};
 pub use choices::{
-    AttentionKind, AttentionType, ContextAxis, ContextStrategy, DatasetType, DecoderBlock, Hardware,
-    HfTextUnit, LayerAttention, LearningRateSchedule, MatmulPrecision, MlpActivation, OptimizerSpaceChoice,
-    OptimizerType, PackingType, ReorderStrategy, RopeType, SamplingStrategy, ShardMode, TokenizerType,
-    WsdDecayStyle,
+    AttentionKind, AttentionType, ContextAxis, ContextStrategy, DataFormat, DatasetType, DecoderBlock,
+    Hardware, HfTextUnit, LayerAttention, LearningRateSchedule, MatmulPrecision, MlpActivation,
+    OptimizerSpaceChoice, OptimizerType, PackingType, ProfilerChoice, ReorderStrategy, RopeType,
+    SamplingStrategy, ShardMode, TokenizerType, WsdDecayStyle,
 };
 pub use context::ContextGroup;
 pub(crate) use data::whole_batch;
 pub use data::{DataGroup, TokenizerGroup};
 pub(crate) use model::Scales;
 pub use model::{ModelGroup, OptimizerGroup};
+pub use monitor::MonitorGroup;
 pub use objective::ObjectiveGroup;
-pub(crate) use placement::MESH_AXES;
 pub use placement::{Parallelism, PlacementGroup};
 pub use ramp::BatchSchedule;
 pub use remat::{KeptIn, RematGroup, RematPolicy, TensorLocation};
@@ -59,6 +62,7 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("RunGroup", RunGroup::KEYS, "train and decode"),
     ("ModelGroup", ModelGroup::KEYS, "train and decode"),
     ("AttentionGroup", AttentionGroup::KEYS, "train and decode"),
+    ("BlocksGroup", BlocksGroup::KEYS, "train and decode"),
     ("PositionGroup", PositionGroup::KEYS, "train and decode"),
     ("RematGroup", RematGroup::KEYS, "train and decode"),
     ("OptimizerGroup", OptimizerGroup::KEYS, "train"),
@@ -70,12 +74,13 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("ContextGroup", ContextGroup::KEYS, "train"),
     ("DecodeGroup", DecodeGroup::KEYS, "decode"),
     ("LogitsGroup", LogitsGroup::KEYS, "logits"),
+    ("MonitorGroup", MonitorGroup::KEYS, "train"),
     ("DebugGroup", DebugGroup::KEYS, "train and decode"),
     ("AheadGroup", AheadGroup::KEYS, "compile, estimate and train"),
 ];
 
-/// Declares a group: a struct whose fields are keys, besides some that are made of several keys, and how it is read
-/// from a configuration.
+/// Declares a group: a struct whose fields are keys (after `besides`, values read from several keys) and the function
+/// that reads it from a configuration.
 macro_rules! group {
     (
         $(#[$meta:meta])* pub struct $name:ident { $($field:ident: $type:ty,)* }
@@ -95,7 +100,7 @@ macro_rules! group {
             /// Reads the group from a configuration.
             ///
             /// # Errors
-            /// A value asks for something that is not built, or values of the group do not fit together.
+            /// A value requests a feature that is not built, or values of the group contradict each other.
             pub fn from_config(config: &$crate::config::Config) -> Result<Self, $crate::error::ConfigError> {
                 let mut problems = Vec::new();
                 match Self::read(config, &mut problems) {
@@ -104,7 +109,7 @@ macro_rules! group {
                 }
             }
 
-            /// Reads the group as far as all its values are of types that are built, and checks it.
+            /// Reads and checks the group, or returns none if a value requests a feature that is not built.
             pub(crate) fn read(
                 config: &$crate::config::Config,
                 problems: &mut Vec<$crate::error::Problem>,
@@ -123,22 +128,22 @@ macro_rules! group {
 }
 pub(crate) use group;
 
-/// A type that a field of a group can have.
+/// The type of a group's field.
 pub(crate) trait FromValue: Sized {
-    /// `None` if the value names something that is not built.
+    /// Converts a value. `None` if it names a feature that is not built.
     fn from_value(value: &Value) -> Option<Self>;
 
-    /// The feature that a value asks for and that is not built, whichever key has it.
+    /// The missing feature that a value requests, whichever key it belongs to.
     fn missing(_value: &Value) -> Option<&'static str> {
         None
     }
 }
 
-/// Reads one key; what it asks for and is not built goes to `problems`.
+/// Reads one key. A request for a missing feature goes to `problems`.
 pub(crate) fn read<T: FromValue>(config: &Config, name: &str, problems: &mut Vec<Problem>) -> Option<T> {
     let entry = config.entry(name);
     debug_assert_eq!(entry.key.class, Class::Effective, "`{name}` is read, so it has an effect");
-    // What means nothing asks for nothing.
+    // An irrelevant key cannot request a missing feature.
     let matters = config.matters(entry);
     let missing = || entry.key.missing_feature(&entry.value).or_else(|| T::missing(&entry.value));
     if let Some(feature) = matters.then(missing).flatten() {
@@ -147,8 +152,7 @@ pub(crate) fn read<T: FromValue>(config: &Config, name: &str, problems: &mut Vec
         }
         return None;
     }
-    // Values that mean the same as the default are read as the default, and so are those that are not built where they
-    // mean nothing.
+    // Values equivalent to the default are read as the default, and so are unbuilt values of irrelevant keys.
     let default = entry.key.default.value();
     let value = if entry.key.asks(&entry.value) { &entry.value } else { &default };
     let read = T::from_value(value).or_else(|| if matters { None } else { T::from_value(&default) });
@@ -199,6 +203,12 @@ impl FromValue for String {
     }
 }
 
+impl FromValue for LogicalAxis {
+    fn from_value(value: &Value) -> Option<Self> {
+        value.as_str().map(Self::named)
+    }
+}
+
 impl FromValue for DType {
     fn from_value(value: &Value) -> Option<Self> {
         value.as_str()?.parse().ok()
@@ -215,7 +225,7 @@ impl FromValue for PathBuf {
     }
 }
 
-/// No value, an empty text and MaxText's -1 all mean that there is none.
+/// `None` stands for null, an empty string, or MaxText's -1.
 impl<T: FromValue> FromValue for Option<T> {
     fn from_value(value: &Value) -> Option<Self> {
         let absent = match value {
@@ -248,7 +258,7 @@ impl FromValue for LogicalRules {
     }
 }
 
-/// Whether a path is one of another machine, such as `gs://bucket/folder`.
+/// Whether a path is a URL, such as `gs://bucket/folder`.
 pub(crate) fn is_in_cloud(path: &str) -> bool {
     let scheme = path.trim_start().split_once("://").map(|(scheme, _)| scheme);
     scheme.is_some_and(|scheme| !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric()))
@@ -266,14 +276,15 @@ fn expand_home(text: &str) -> PathBuf {
 mod tests {
     use std::collections::HashSet;
 
-    use super::*;
+    use super::{placement::MESH_AXES, *};
     use crate::table;
 
-    /// Keys that the resolution itself acts on.
+    /// Keys that resolution itself reads.
     const OF_THE_RESOLUTION: &[&str] = &[
         "base_config",
         "custom_mesh_and_rule",
         "model_name",
+        "optimizer_space",
         "override_logical_axis_rules",
         "override_model_config",
         "resolved",

@@ -3,10 +3,11 @@
 use mt_shape::DType;
 
 use super::{
+    BlocksGroup,
     architecture::{AttentionGroup, PositionGroup},
     choices::{
         AttentionKind, DecoderBlock, Hardware, LearningRateSchedule, MatmulPrecision, MlpActivation,
-        OptimizerSpaceChoice, OptimizerType, WsdDecayStyle,
+        OptimizerType, WsdDecayStyle,
     },
     group,
     remat::RematGroup,
@@ -20,7 +21,7 @@ use crate::{
 };
 
 group! {
-    /// The model. Dimensions are methods, as `global_parameter_scale` multiplies the `base_` keys.
+    /// The model. Dimensions are methods, since `global_parameter_scale` multiplies the `base_` keys.
     pub struct ModelGroup {
         decoder_block: DecoderBlock,
         global_parameter_scale: usize,
@@ -53,13 +54,14 @@ group! {
     }
     besides {
         layers: AttentionGroup = AttentionGroup::read,
+        blocks: BlocksGroup = BlocksGroup::read,
         positions: PositionGroup = PositionGroup::read,
         remat: RematGroup = RematGroup::read,
         notes_on_cpus: Vec<String> = |config, _| Some(config.notes_on(Hardware::Cpu)),
     }
 }
 
-/// Powers of two by which the dimensions of a scaled model grow.
+/// The powers of two that multiply the dimensions of a scaled model.
 pub(crate) struct Scales {
     pub(crate) embedding: u32,
     pub(crate) heads_and_mlp: u32,
@@ -67,8 +69,8 @@ pub(crate) struct Scales {
 }
 
 impl Scales {
-    /// How a scale is spread: over layers evenly in threes, what is left first to heads and feed-forward width, then
-    /// to the embedding. None unless it is a power of two.
+    /// Distributes a scale's exponent evenly over embedding, heads with feed-forward width, and layers. The remainder
+    /// goes to heads and feed-forward width first, then to the embedding. None unless the scale is a power of two.
     pub(crate) fn of(scale: u64) -> Option<Self> {
         let exponent = scale.is_power_of_two().then(|| scale.ilog2())?;
         let (third, rest) = (exponent / 3, exponent % 3);
@@ -85,7 +87,7 @@ impl ModelGroup {
         if !self.global_parameter_scale.is_power_of_two() {
             problems.push(Problem::inconsistent(
                 format!("{}, which is no power of two", config.stated("global_parameter_scale")),
-                "use a power of two, or set `base_emb_dim`, `base_mlp_dim` and the others themselves",
+                "use a power of two, or set `base_emb_dim`, `base_mlp_dim` and the other dimensions directly",
             ));
         }
         let (queries, keys) = (self.base_num_query_heads, self.base_num_kv_heads);
@@ -115,7 +117,7 @@ impl ModelGroup {
         }
         if !self.head_dim.is_multiple_of(2) {
             problems.push(Problem::inconsistent(
-                format!("{}, but rotary embeddings turn pairs of dimensions", config.stated("head_dim")),
+                format!("{}, but rotary embeddings rotate pairs of dimensions", config.stated("head_dim")),
                 format!("use an even number such as `head_dim={}`", self.head_dim + 1),
             ));
         }
@@ -137,32 +139,32 @@ impl ModelGroup {
         Scales::of(self.global_parameter_scale as u64).expect("a group is made of a power of two")
     }
 
-    /// Width of the residual stream.
+    /// The width of the residual stream.
     pub fn emb_dim(&self) -> usize {
         self.base_emb_dim << self.scales().embedding
     }
 
-    /// Number of query heads.
+    /// The number of query heads.
     pub fn num_query_heads(&self) -> usize {
         self.base_num_query_heads << self.scales().heads_and_mlp
     }
 
-    /// Number of key and value heads.
+    /// The number of key and value heads.
     pub fn num_kv_heads(&self) -> usize {
         self.base_num_kv_heads << self.scales().heads_and_mlp
     }
 
-    /// Width of the feed-forward layers.
+    /// The width of the feed-forward layers.
     pub fn mlp_dim(&self) -> usize {
         self.base_mlp_dim << self.scales().heads_and_mlp
     }
 
-    /// Number of decoder layers.
+    /// The number of decoder layers.
     pub fn num_decoder_layers(&self) -> usize {
         self.base_num_decoder_layers << self.scales().layers
     }
 
-    /// The share of activations that training drops.
+    /// The dropout rate of training; 0 if dropout is disabled.
     pub fn effective_dropout(&self) -> f64 {
         if self.enable_dropout { self.dropout_rate } else { 0.0 }
     }
@@ -174,10 +176,9 @@ fn largest_divisor(number: usize, limit: usize) -> usize {
 }
 
 group! {
-    /// The optimizer and the schedule of its learning rate.
+    /// The optimizer and its learning-rate schedule.
     pub struct OptimizerGroup {
         opt_type: OptimizerType,
-        optimizer_space: OptimizerSpaceChoice,
         adam_b1: f64,
         adam_b2: f64,
         adam_eps: f64,
@@ -207,17 +208,12 @@ group! {
         qk_clip_threshold: f64,
     }
     besides {
-        automatic_space: OptimizerSpace = |config, _| Some(OptimizerSpace::automatic(config)),
+        space: OptimizerSpace = |config, _| Some(config.space),
         qk_clip_origin: Origin = |config, _| Some(config.entry("use_qk_clip").origin.clone()),
     }
 }
 
 impl OptimizerGroup {
-    /// The form of the weights that the optimizer steps.
-    pub fn space(&self) -> OptimizerSpace {
-        OptimizerSpace::of_choice(self.optimizer_space).unwrap_or(self.automatic_space)
-    }
-
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         if self.weight_dtype != DType::F32 {
             let entry = config.entry("weight_dtype");
@@ -225,7 +221,7 @@ impl OptimizerGroup {
                 key: entry.key.name,
                 value: entry.shown(),
                 origin: entry.origin.clone(),
-                // Other commands than training read the key, too, and have it.
+                // Commands other than training read the key, too, and accept these types.
                 feature: match self.weight_dtype {
                     DType::BF16 => "bfloat16 weights",
                     _ => "float16 weights",
@@ -287,28 +283,28 @@ impl OptimizerGroup {
         }
     }
 
-    /// The number of steps the schedule lasts.
+    /// The length of the schedule in steps.
     pub fn schedule_steps(&self) -> u64 {
         self.learning_rate_schedule_steps.unwrap_or(self.steps)
     }
 
-    /// The number of steps in which the learning rate rises.
+    /// The length of the warm-up in steps.
     pub fn warmup_steps(&self) -> u64 {
         // MaxText truncates, too.
         (self.schedule_steps() as f64 * self.warmup_steps_fraction) as u64
     }
 
-    /// The number of steps at the end of a `wsd` schedule in which the learning rate falls.
+    /// The length of a `wsd` schedule's decay phase in steps.
     pub fn wsd_decay_steps(&self) -> u64 {
         (self.schedule_steps() as f64 * self.wsd_decay_steps_fraction) as u64
     }
 
-    /// The norm above which gradients are scaled down, if they are.
+    /// The global norm above which gradients are scaled down, if clipping is enabled.
     pub fn clipping_norm(&self) -> Option<f64> {
         (self.gradient_clipping_threshold > 0.0).then_some(self.gradient_clipping_threshold)
     }
 
-    /// The type of the first moment.
+    /// The element type of the first moment.
     pub fn first_moment_dtype(&self) -> DType {
         self.mu_dtype.unwrap_or(self.weight_dtype)
     }

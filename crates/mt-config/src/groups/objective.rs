@@ -1,10 +1,10 @@
-//! The loss of a batch and how its gradients are computed.
+//! The loss and how its gradients are computed.
 
 use super::group;
 use crate::{config::Config, error::Problem, origin::Origin};
 
 group! {
-    /// What is minimized, and in what parts it is computed.
+    /// The objective, how its computation is divided into tiles and micro-batches, and what is recorded of it.
     pub struct ObjectiveGroup {
         z_loss_multiplier: f64,
         cast_logits_to_fp32: bool,
@@ -12,6 +12,7 @@ group! {
         vocab_tiling_ag_once: bool,
         gradient_accumulation_steps: usize,
         max_target_length: usize,
+        record_internal_nn_metrics: u64,
     }
     besides {
         tiling_origin: Origin = |config, _| Some(config.entry("num_vocab_tiling").origin.clone()),

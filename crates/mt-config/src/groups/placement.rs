@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use mt_shape::{HybridAxis, LogicalRules, Mesh, PartitionSpec, Placement, PlacementNote, Topology};
+use mt_shape::{
+    DeviceAttributes, HybridAxis, LogicalAxis, LogicalRules, Mesh, PartitionSpec, Placement, PlacementNote,
+    Topology, logical,
+};
 
 use super::{
     FromValue, Hardware, ObjectiveGroup, ShardMode,
@@ -23,8 +26,8 @@ use crate::{
     yaml::{self, Embedded},
 };
 
-/// Mesh axes, each with what the keys of its sizes are called: `ici_STEM_parallelism` and `dcn_STEM_parallelism`.
-pub(crate) const MESH_AXES: &[(&str, &str)] = &[
+/// Mesh axes, each with the stem of the keys that set its size: `ici_STEM_parallelism` and `dcn_STEM_parallelism`.
+pub(super) const MESH_AXES: &[(&str, &str)] = &[
     ("diloco", "diloco"),
     ("data", "data"),
     ("stage", "pipeline"),
@@ -41,20 +44,20 @@ pub(crate) const MESH_AXES: &[(&str, &str)] = &[
     ("autoregressive", "autoregressive"),
 ];
 
-/// How many devices, or slices, each mesh axis has; -1 takes those that are left.
+/// The sizes of the mesh axes in devices (`ici`) or slices (`dcn`); -1 takes all that remain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parallelism {
-    /// `ici` within a slice, `dcn` over slices.
+    /// `ici` within a slice, `dcn` across slices.
     network: &'static str,
     /// The axes whose keys have an effect.
     sizes: Vec<AxisSize>,
-    /// The preset whose mesh axes these are, where it is not the mesh of training.
+    /// The preset that defines the mesh, if it is not the mesh of training.
     preset_for_eval: Option<String>,
-    /// `compile_topology`, where the devices are those of hardware that is not there.
+    /// `compile_topology`, if the devices are those of absent hardware.
     absent: Option<String>,
 }
 
-/// The size of one mesh axis as a key sets it.
+/// The size of one mesh axis, with the key that sets it.
 #[derive(Clone, Debug, PartialEq)]
 struct AxisSize {
     axis: &'static str,
@@ -64,14 +67,14 @@ struct AxisSize {
 }
 
 impl AxisSize {
-    /// The key with its value and where it comes from, as messages name it.
+    /// The key with its value and origin, as messages name it.
     fn stated(&self) -> String {
         format!("`{}` is `{}` ({})", self.key, self.size, self.origin)
     }
 }
 
 impl Parallelism {
-    fn read(network: &'static str, config: &Config, problems: &mut Vec<Problem>) -> Self {
+    pub(crate) fn read(network: &'static str, config: &Config, problems: &mut Vec<Problem>) -> Self {
         let sizes = MESH_AXES.iter().filter_map(|(axis, stem)| {
             let key = table::lookup(&format!("{network}_{stem}_parallelism"))?;
             let entry = config.entry(key.name);
@@ -88,13 +91,14 @@ impl Parallelism {
 }
 
 group! {
-    /// The mesh of devices and what is split over its axes.
+    /// The device mesh and the placement rules.
     pub struct PlacementGroup {
         mesh_axes: Vec<String>,
         logical_axis_rules: LogicalRules,
-        input_data_sharding_logical_axes: Vec<String>,
+        input_data_sharding_logical_axes: Vec<LogicalAxis>,
         sharding_tolerance: f64,
         shard_mode: ShardMode,
+        optimize_mesh_for_tpu_v6e: bool,
         num_slices: i64,
         num_cpu_slices: usize,
         shard_optimizer_over_data: bool,
@@ -116,7 +120,7 @@ group! {
     }
 }
 
-/// Mesh axes with the rules that belong to them.
+/// Mesh axes and the rules that use them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MeshAndRules {
     mesh_axes: Vec<String>,
@@ -124,7 +128,7 @@ pub struct MeshAndRules {
 }
 
 impl MeshAndRules {
-    /// What `custom_mesh_and_rule_for_eval` names.
+    /// The preset that `custom_mesh_and_rule_for_eval` names.
     fn for_evaluation(config: &Config) -> Option<Self> {
         let name = config.entry("custom_mesh_and_rule_for_eval").value.as_str()?;
         let settings = yaml::embedded(Embedded::Preset, &format!("{MESHES}/{name}"))?;
@@ -139,7 +143,7 @@ impl MeshAndRules {
     }
 }
 
-/// Where the numbers of slices come from.
+/// The origins of the slice counts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SlicesOrigin {
     num_slices: Origin,
@@ -147,12 +151,15 @@ pub struct SlicesOrigin {
 }
 
 /// The logical axis of the positions of hidden states.
-const HIDDEN_POSITIONS: &str = "activation_norm_length";
+const HIDDEN_POSITIONS: LogicalAxis = logical::ACTIVATION_NORM_LENGTH;
 
-/// As many as `num_cpu_devices` may be.
+/// The device kind that the platform reports for a TPU v6e.
+const TPU_V6E: &str = "TPU v6 lite";
+
+/// The maximum of `num_cpu_devices`.
 const MOST_CPU_DEVICES: usize = 4096;
 
-/// As many as `compile_topology_num_slices` may be.
+/// The maximum of `compile_topology_num_slices`.
 const MOST_ABSENT_SLICES: usize = 1024;
 
 impl PlacementGroup {
@@ -164,7 +171,7 @@ impl PlacementGroup {
                     "name each mesh axis once",
                 ));
             }
-            // Presets for other programs have axes of theirs.
+            // Presets may define further mesh axes.
             let is_known = MESH_AXES.iter().any(|(known, _)| known == axis);
             if !is_known && !matches!(self.mesh_axes_origin, Origin::Preset { .. }) {
                 let known = MESH_AXES.iter().map(|(known, _)| *known);
@@ -176,7 +183,7 @@ impl PlacementGroup {
                 };
                 problems.push(Problem::inconsistent(
                     format!(
-                        "`mesh_axes` ({}) names `{axis}`, which there is not: no key gives it a size",
+                        "`mesh_axes` ({}) names `{axis}`, which does not exist: no key gives it a size",
                         self.mesh_axes_origin
                     ),
                     hint,
@@ -226,7 +233,7 @@ impl PlacementGroup {
                 }
                 let ruled =
                     self.logical_axis_rules.0.iter().any(|(_, axes)| axes.iter().any(|name| name == axis));
-                // The one axis that is for a cache.
+                // `context_autoregressive` is the only mesh axis for caches.
                 let logical = if axis == "context_autoregressive" { "cache_sequence" } else { "embed" };
                 if size > 1 && is_in_mesh && !ruled {
                     problems.push(Problem::inconsistent(
@@ -242,11 +249,16 @@ impl PlacementGroup {
         }
     }
 
-    /// The devices by slice: as they say of themselves, or as `num_cpu_slices` deals those that do not.
+    /// The devices by slice: as the devices report it, or as `num_cpu_slices` divides devices that report none.
     ///
     /// # Errors
-    /// The slices have different sizes, or they are not as many as `num_slices` says.
-    pub fn topology(&self, num_devices: usize, slices: Option<&[i64]>) -> Result<Topology, ConfigError> {
+    /// The slices have different sizes, or their number differs from `num_slices`.
+    pub fn topology(
+        &self,
+        num_devices: usize,
+        attributes: &DeviceAttributes,
+    ) -> Result<Topology, ConfigError> {
+        let slices = attributes.slices.as_deref();
         if let (Some(name), None, 2..) = (&self.absent, slices, self.num_cpu_slices) {
             let (slices, origin) = (self.num_cpu_slices, &self.slices_origin.num_cpu_slices);
             return Err(Problem::inconsistent(
@@ -276,24 +288,36 @@ impl PlacementGroup {
             let (slices, origin) = (self.num_slices, &self.slices_origin.num_slices);
             let as_many = match self.absent {
                 Some(_) => format!("`compile_topology_num_slices={slices}` is for as many"),
-                None => format!("on a CPU, `num_cpu_slices={slices}` deals its devices to as many"),
+                None => format!("on a CPU, `num_cpu_slices={slices}` divides its devices into as many"),
             };
             return Err(Problem::inconsistent(
                 format!(
                     "`num_slices` is `{slices}` ({origin}), but the devices are of {}",
                     counted(found, "slice")
                 ),
-                format!("leave out `num_slices`, which are counted; {as_many}"),
+                format!("leave out `num_slices`, since slices are counted; {as_many}"),
             )
             .into());
         }
-        Ok(topology)
+        Ok(match &attributes.coordinates {
+            Some(coordinates) if self.is_ring_of_v6e(&attributes.kind, &topology) => {
+                topology.in_rings(coordinates)
+            }
+            _ => topology,
+        })
     }
 
-    /// The mesh of these devices, with the axes of size -1 filled in.
+    /// Whether `optimize_mesh_for_tpu_v6e` is set for such devices and a single mesh axis takes all devices of a slice.
+    fn is_ring_of_v6e(&self, kind: &str, topology: &Topology) -> bool {
+        let slice_size = topology.slice_size();
+        let takes_slice = |axis: &AxisSize| self.ici.size(axis.axis, Some(slice_size)) == Some(slice_size);
+        self.optimize_mesh_for_tpu_v6e && kind == TPU_V6E && self.ici.sizes.iter().any(takes_slice)
+    }
+
+    /// The mesh of these devices. Axes of size -1 receive the remaining devices or slices.
     ///
     /// # Errors
-    /// The parallelisms and the number of devices do not fit.
+    /// The axis sizes do not match the number of devices.
     pub fn mesh(&self, devices: impl Into<Topology>) -> Result<Mesh, ConfigError> {
         let topology = devices.into();
         let ici = self.ici.filled(topology.slice_size(), topology.num_slices())?;
@@ -332,15 +356,15 @@ impl PlacementGroup {
         })
     }
 
-    /// The mesh together with the rules.
+    /// The mesh with the placement rules.
     ///
     /// # Errors
-    /// The parallelisms and the number of devices do not fit.
+    /// The axis sizes do not match the number of devices.
     pub fn placement(&self, devices: impl Into<Topology>) -> Result<Placement, ConfigError> {
         Ok(Placement::new(self.mesh(devices)?, self.logical_axis_rules.clone()))
     }
 
-    /// Checks that no rule asked for a split that the size of a dimension does not allow.
+    /// Checks that the size of every dimension allowed the split that its rule requests.
     fn check_carried_out(&self, placement: &Placement) -> Result<(), ConfigError> {
         let problem = |note: &PlacementNote| {
             Problem::inconsistent(
@@ -352,12 +376,12 @@ impl PlacementGroup {
         ConfigError::check((), placement.notes().iter().map(problem).collect())
     }
 
-    /// Checks that everything in mesh and rules has an effect on a program whose arrays have all been placed, and
-    /// returns warnings and notes.
+    /// Checks that all mesh axes and rules have an effect on a program whose arrays have been placed. Returns warnings
+    /// and notes.
     ///
     /// # Errors
-    /// Nothing is split over a mesh axis that the user asked for, or `shard_mode=explicit` and a rule cannot be
-    /// carried out.
+    /// Nothing is split over a mesh axis that the user requested, or a rule cannot be applied under
+    /// `shard_mode=explicit`.
     pub fn check_use(&self, placement: &Placement) -> Result<Vec<Notice>, ConfigError> {
         if self.shard_mode == ShardMode::Explicit {
             self.check_carried_out(placement)?;
@@ -387,13 +411,12 @@ impl PlacementGroup {
         Ok(messages)
     }
 
-    /// Warnings about rules of the user's that name axes which there are not, of a program whose weights and caches have
-    /// been placed.
+    /// Warnings about the user's rules that name unknown axes, for a program whose weights and caches have been placed.
     pub fn misspelled_rules(&self, placement: &Placement) -> Vec<Notice> {
         self.rules_without_effect(placement).0
     }
 
-    /// Warnings about rules of the user's that name what there is not, and notes about those that nothing needs.
+    /// Warnings about the user's rules that name unknown axes, and a note about rules that no array uses.
     fn rules_without_effect(&self, placement: &Placement) -> (Vec<Notice>, Option<Notice>) {
         let key = table::lookup("logical_axis_rules").expect("the key is in the table");
         let usual = LogicalRules::from_value(&key.default.value()).expect("the default is of the key's kind");
@@ -407,8 +430,12 @@ impl PlacementGroup {
             .chain(self.mesh_axes.iter().map(String::as_str))
             .collect();
         let used = placement.logical_axes();
-        let known_names: BTreeSet<&str> =
-            usual.0.iter().map(|(name, _)| name).chain(&used).map(String::as_str).collect();
+        let known_names: BTreeSet<&str> = usual
+            .0
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .chain(used.iter().map(|axis| axis.name()))
+            .collect();
         let mut unknown = Vec::new();
         let mut idle = BTreeSet::new();
         for (name, axes) in own {
@@ -416,8 +443,8 @@ impl PlacementGroup {
             if let Some(axis) = strange {
                 unknown.push(("mesh", axis.as_str(), did_you_mean(axis, &known_axes)));
             }
-            // On one device nothing is placed.
-            if placement.mesh().num_devices() == 1 || used.contains(name) {
+            // On a single device no array is placed.
+            if placement.mesh().num_devices() == 1 || used.iter().any(|axis| axis.name() == name) {
                 continue;
             }
             if known_names.contains(name.as_str()) {
@@ -441,8 +468,8 @@ impl PlacementGroup {
         (unknown.into_iter().map(warning).collect(), note)
     }
 
-    /// The group as it is in evaluation: with the mesh and rules that `custom_mesh_and_rule_for_eval` names, and the
-    /// rules of `logical_axis_rules_for_eval`. Axes that only the mesh for training has split nothing then.
+    /// The group for evaluation: with the mesh and rules of `custom_mesh_and_rule_for_eval`, and with the rules of
+    /// `logical_axis_rules_for_eval`. Axes that only the training mesh has split nothing in evaluation.
     pub fn for_evaluation(&self) -> Self {
         let mut group = self.clone();
         if let Some(MeshAndRules { mesh_axes, rules }) = self.preset_for_eval.clone() {
@@ -465,7 +492,7 @@ impl PlacementGroup {
         group
     }
 
-    /// Whether each axis of a training batch has a logical name.
+    /// Checks that each axis of a training batch has a logical name.
     pub(super) fn check_batch_axes(&self, config: &Config, problems: &mut Vec<Problem>) {
         let names = &self.input_data_sharding_logical_axes;
         if names.len() != 2 {
@@ -479,31 +506,31 @@ impl PlacementGroup {
         }
     }
 
-    /// Into how many parts the rules split a batch on this mesh.
+    /// The number of shards into which the rules split a batch on this mesh.
     pub fn num_batch_parts(&self, mesh: &Mesh) -> usize {
         self.batch_axes(mesh).iter().filter_map(|axis| mesh.axis_size(axis)).product()
     }
 
-    /// The mesh axes over which the rules split the sequences of a batch, however many there are.
+    /// The mesh axes over which the rules split the sequences of a batch, whatever its size.
     fn batch_axes(&self, mesh: &Mesh) -> Vec<String> {
-        let names: Vec<Option<&str>> =
-            self.input_data_sharding_logical_axes.iter().map(|name| Some(name.as_str())).collect();
-        // Every product of axes divides the number of devices.
+        let names: Vec<Option<LogicalAxis>> =
+            self.input_data_sharding_logical_axes.iter().copied().map(Some).collect();
+        // The number of devices is a multiple of every product of mesh axes, so no split fails.
         let dims = vec![mesh.num_devices(); names.len()];
         let placement = Placement::new(mesh.clone(), self.logical_axis_rules.clone());
         let PartitionSpec(axes) = placement.sharding(&names, &dims).spec;
         axes.into_iter().next().unwrap_or_default()
     }
 
-    /// The keys of axes that split something else than the batch, as a hint names them.
+    /// The keys of axes that split other dimensions than the batch, for a hint.
     fn beside_batch(&self, mesh: &Mesh) -> String {
         let of_batch = self.batch_axes(mesh);
         let names = |axis: &&str| {
             let rules = &self.logical_axis_rules.0;
-            let logical = self.input_data_sharding_logical_axes.first();
+            let logical = self.input_data_sharding_logical_axes.first().map(|axis| axis.name());
             let splits = |of_batch: bool| {
                 rules.iter().any(|(name, axes)| {
-                    (Some(name) == logical) == of_batch && axes.iter().any(|other| other == axis)
+                    (Some(name.as_str()) == logical) == of_batch && axes.iter().any(|other| other == axis)
                 })
             };
             mesh.axis_size(axis).is_some()
@@ -525,10 +552,10 @@ impl PlacementGroup {
         }
     }
 
-    /// Checks that batches can be split over the devices.
+    /// Checks that the mesh can split a batch.
     ///
     /// # Errors
-    /// A number of sequences is no multiple of the parts it is split into.
+    /// The batch size is not a multiple of the number of shards.
     pub(super) fn check_batch(&self, mesh: &Mesh, sequences: &Sequences<'_>) -> Result<(), ConfigError> {
         let &Sequences { key, per_device, origin, number, is_growth } = sequences;
         let parts = self.num_batch_parts(mesh);
@@ -542,7 +569,7 @@ impl PlacementGroup {
             true => (format!("lets batches grow by {counted}"), "these", "growth by"),
             false => (format!("makes a batch of {counted}"), "it", "a batch of"),
         };
-        // Whole numbers of sequences on each device can always be split.
+        // Every mesh can split a whole number of sequences per device.
         let larger = Some(number.next_multiple_of(parts))
             .filter(|larger| is_short(*larger as f64 / devices as f64))
             .unwrap_or(number.next_multiple_of(devices));
@@ -560,10 +587,10 @@ impl PlacementGroup {
         .into())
     }
 
-    /// Checks that tiles of a sequence's positions can be split as the sequence is.
+    /// Checks that the mesh can split the positions of a vocabulary tile like those of a sequence.
     ///
     /// # Errors
-    /// A tile is no multiple of the parts a sequence is split into.
+    /// The size of a tile is not a multiple of the number of shards of a sequence.
     pub(super) fn check_tiles(&self, mesh: Mesh, objective: &ObjectiveGroup) -> Result<(), ConfigError> {
         let (tiles, length) = (objective.num_vocab_tiling, objective.max_target_length);
         let placement = Placement::new(mesh, self.logical_axis_rules.clone());
@@ -592,14 +619,9 @@ impl PlacementGroup {
 }
 
 impl Parallelism {
-    /// The sizes with the one that is -1 filled in; `available` are the devices of a slice, or the slices.
+    /// The sizes, with -1 replaced; `available` counts the devices of a slice, or the slices.
     fn filled(&self, available: usize, num_slices: usize) -> Result<Vec<(&'static str, usize)>, ConfigError> {
-        let product = self
-            .sizes
-            .iter()
-            .filter_map(|axis| usize::try_from(axis.size).ok())
-            .try_fold(1_usize, |all, size| all.checked_mul(size))
-            .unwrap_or(usize::MAX);
+        let product = self.product();
         let set: Vec<String> = self
             .sizes
             .iter()
@@ -633,7 +655,7 @@ impl Parallelism {
             };
             let message = match &self.preset_for_eval {
                 Some(preset) => {
-                    format!("of the mesh axes that `custom_mesh_and_rule_for_eval={preset}` has, {message}")
+                    format!("for the mesh axes of `custom_mesh_and_rule_for_eval={preset}`, {message}")
                 }
                 None => message,
             };
@@ -641,13 +663,30 @@ impl Parallelism {
                 Problem::inconsistent(message, self.sizes_that_fit(product, available, num_slices)).into()
             );
         }
-        let filled = |size: i64| usize::try_from(size).unwrap_or(available / product);
-        Ok(self.sizes.iter().map(|axis| (axis.axis, filled(axis.size))).collect())
+        let filled = |axis| self.size(axis, Some(available)).expect("the number of devices is known");
+        Ok(self.sizes.iter().map(|of_axis| (of_axis.axis, filled(of_axis.axis))).collect())
     }
 
-    /// How to mend sizes whose product is not `available`.
+    /// The product of the sizes that are set.
+    fn product(&self) -> usize {
+        let set = self.sizes.iter().filter_map(|axis| usize::try_from(axis.size).ok());
+        set.fold(1, usize::saturating_mul)
+    }
+
+    /// The size of a mesh axis, 1 without a key. An axis of size -1 takes the rest of `available`, which is
+    /// the number of devices in a slice, or of slices. None if that number is needed and unknown.
+    pub(crate) fn size(&self, axis: &str, available: Option<usize>) -> Option<usize> {
+        match self.sizes.iter().find(|of_axis| of_axis.axis == axis) {
+            None => Some(1),
+            Some(of_axis) => {
+                usize::try_from(of_axis.size).ok().or_else(|| Some(available? / self.product().max(1)))
+            }
+        }
+    }
+
+    /// A hint for sizes whose product is not `available`.
     fn sizes_that_fit(&self, product: usize, available: usize, num_slices: usize) -> String {
-        // Another number of devices would not fit the mesh of training.
+        // The mesh of training fixes the number of devices, so hints about evaluation do not change it.
         let is_of_training = self.preset_for_eval.is_none();
         let as_many = match (&self.absent, self.network) {
             _ if !is_of_training => String::new(),
@@ -667,7 +706,7 @@ impl Parallelism {
     }
 }
 
-/// How to get `number` CPU devices or slices.
+/// A hint for obtaining `number` CPU devices or slices.
 fn on_cpu(key: &str, unit: &str, number: Option<usize>) -> String {
     match number.filter(|number| *number <= MOST_CPU_DEVICES) {
         Some(number) => format!("; on a CPU, `{key}={number}` makes as many {unit}"),
@@ -675,7 +714,7 @@ fn on_cpu(key: &str, unit: &str, number: Option<usize>) -> String {
     }
 }
 
-/// How to get `number` slices of the hardware of this name. Those of GPUs, machines, are not compiled for together.
+/// A hint for obtaining `number` slices of this hardware. Only TPU programs can be compiled for several slices.
 fn more_slices(name: &str, number: usize) -> String {
     match CompileTopology::named(name) {
         Ok(found) if found.chip.hardware == Hardware::Tpu && number <= MOST_ABSENT_SLICES => {
@@ -685,7 +724,7 @@ fn more_slices(name: &str, number: usize) -> String {
     }
 }
 
-/// Hardware with `number` devices in a slice, of the generation of that of this name.
+/// A hint naming hardware of the same generation with `number` devices in a slice.
 fn other_hardware(name: &str, number: usize) -> String {
     let other = CompileTopology::named(name).ok().and_then(|found| found.chip.name_of_slice(number));
     match other {
@@ -694,7 +733,7 @@ fn other_hardware(name: &str, number: usize) -> String {
     }
 }
 
-/// A hint at the names that an unknown one may stand for.
+/// A hint listing the known names nearest to an unknown one.
 fn did_you_mean(name: &str, known: &BTreeSet<&str>) -> String {
     let near = nearest_names(name, known.iter().copied());
     if near.is_empty() {

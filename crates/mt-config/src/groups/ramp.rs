@@ -1,4 +1,4 @@
-//! Batches that grow.
+//! Batch-size ramp-up.
 
 use super::{
     DataGroup,
@@ -9,38 +9,38 @@ use crate::{
     error::{ConfigError, Problem},
 };
 
-/// How many sequences the batch of each step has, on all devices together.
+/// The number of sequences in the batch of each step, over all devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchSchedule {
-    /// The first step of each size, and the size; the first of them begins at step 0.
+    /// The first step of each batch size, with the size; the first stage begins at step 0.
     stages: Vec<(u64, usize)>,
 }
 
 impl BatchSchedule {
-    /// The sequences of a step, counted from 0.
+    /// The batch size of a step, counted from 0.
     pub fn rows_at(&self, step: u64) -> usize {
         let after = self.stages.partition_point(|(first, _)| *first <= step);
         self.stages[after.max(1) - 1].1
     }
 
-    /// The sequences of the next size after that of a step, if there are such steps before `end`.
+    /// The batch size that follows the one of `step`, if it is reached before step `end`.
     pub fn next_rows(&self, step: u64, end: u64) -> Option<usize> {
         let next = self.stages.iter().find(|(first, _)| *first > step)?;
         (next.0 < end).then_some(next.1)
     }
 
-    /// The sequences of a step once batches have grown.
+    /// The final batch size.
     pub fn full_rows(&self) -> usize {
         self.stages[self.stages.len() - 1].1
     }
 
-    /// The step from which on batches have grown.
+    /// The first step with the final batch size.
     pub(crate) fn end_step(&self) -> u64 {
         self.stages[self.stages.len() - 1].0
     }
 
-    /// Batches of `full` sequences after those of `start`, of `start` and `increment` and so on, each size until it has
-    /// had its share of `samples`. None if they never get there.
+    /// Batch sizes from `start` in steps of `increment` up to `full`; each smaller size trains on an equal share of
+    /// `samples`. None if the increments never reach `full`.
     pub(crate) fn growing(start: usize, increment: usize, full: usize, samples: u64) -> Option<Self> {
         let samples = share(start, increment, full, samples)?;
         let mut stages = Vec::new();
@@ -54,21 +54,21 @@ impl BatchSchedule {
     }
 }
 
-/// The sequences that each size gets of a batch that grows; none if it does not grow to its full size.
+/// The number of sequences for each smaller batch size; none if the increments never reach `full`.
 pub(crate) fn share(start: usize, increment: usize, full: usize, samples: u64) -> Option<f64> {
     let increments = full.checked_sub(start)?.checked_div(increment).filter(|number| *number > 0)?;
     Some(samples as f64 / increments as f64)
 }
 
-/// More sizes than any run has programs for; what comes after them is not counted out.
+/// More sizes than any run could have programs for; later stages are not computed.
 const MOST_SIZES: usize = 1 << 16;
 
 impl DataGroup {
-    /// The sequences of each step: those that are trained on for one after the other's gradients are added up, and
-    /// fewer of them at first if batches grow, each size until it has had its share of `global_rampup_samples`.
+    /// The batch size of each step, including all accumulated micro-batches. With ramp-up, smaller batches come first,
+    /// and each size trains on an equal share of `global_rampup_samples`.
     ///
     /// # Errors
-    /// The devices together have no whole number of sequences.
+    /// The size per device times the number of devices is not a whole number.
     pub fn batch_schedule(&self, num_devices: usize) -> Result<BatchSchedule, ConfigError> {
         let accumulated = |part: &Sequences<'_>| part.number * self.gradient_accumulation_steps;
         let full = accumulated(&self.micro_batch(num_devices)?);
@@ -79,14 +79,14 @@ impl DataGroup {
         Ok(growing.unwrap_or(BatchSchedule { stages: vec![(0, full)] }))
     }
 
-    /// The sequences that are trained on at a time, in the batches of each size.
+    /// The micro-batch sizes of all stages, and the increment.
     pub(super) fn micro_batches(&self, num_devices: usize) -> Result<Vec<Sequences<'_>>, ConfigError> {
         let mut sizes = vec![self.micro_batch(num_devices)?];
         sizes.extend(self.ramp(num_devices)?.into_iter().flatten());
         Ok(sizes)
     }
 
-    /// The sequences of the first batches and of an increment, on all devices together, if batches grow.
+    /// The first micro-batch size and its increment over all devices, if ramp-up is enabled.
     fn ramp(&self, num_devices: usize) -> Result<Option<[Sequences<'_>; 2]>, ConfigError> {
         if !self.enable_rampup_batch_size {
             return Ok(None);
@@ -106,7 +106,7 @@ impl DataGroup {
         Ok(Some([start, Sequences { is_growth: true, ..increment }]))
     }
 
-    /// Whether batches that grow come to their full size.
+    /// Checks that ramp-up reaches the full batch size.
     pub(super) fn check_ramp(&self, config: &Config, problems: &mut Vec<Problem>) {
         if !self.enable_rampup_batch_size {
             return;
@@ -121,7 +121,7 @@ impl DataGroup {
                     stated("per_device_batch_size_start"),
                     stated("per_device_batch_size")
                 ),
-                "start with fewer sequences than there are to be, but some, or leave out `enable_rampup_batch_size`",
+                "start with at least one sequence, but fewer than the full batch has, or leave out `enable_rampup_batch_size`",
             ));
             return;
         }
@@ -136,7 +136,7 @@ impl DataGroup {
         }
         let increments = (full - start) / increment;
         if (increments - increments.round()).abs() > 1e-6 {
-            // Whole numbers of sequences, and all at once, are possible on any number of devices.
+            // A growth in one step of whole sequences is possible on any number of devices.
             let growth = full - start;
             let most = increments.min(MOST_SIZES as f64) as u32;
             let is_whole = |times: &u32| (growth / f64::from(*times)).fract() == 0.0;
@@ -158,7 +158,7 @@ impl DataGroup {
         if self.global_rampup_samples == 0 {
             problems.push(Problem::inconsistent(
                 format!("{}, so that no batch is small", stated("global_rampup_samples")),
-                "say after how many sequences batches have their full size, or leave out `enable_rampup_batch_size`",
+                "set the number of sequences after which batches have their full size, or leave out `enable_rampup_batch_size`",
             ));
         }
         if self.reuse_example_batch > 0 {
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn sizes_follow_each_other_as_the_derived_keys_say() {
-        // On 2 devices 4, 6, 8, 10 sequences for 100 each: 25 + 17 + 13 + 10 steps.
+        // On 2 devices: 4, 6, 8, 10 sequences with 100 samples each, so 25 + 17 + 13 + 10 steps.
         let (_, data) = group(&GROWING);
         let schedule = data.batch_schedule(2).unwrap();
         let sizes = [(0, 4), (24, 4), (25, 6), (41, 6), (42, 8), (54, 8), (55, 10), (64, 10), (65, 12)];

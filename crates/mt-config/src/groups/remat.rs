@@ -1,10 +1,10 @@
-//! What the backward pass keeps of the forward pass, and where.
+//! Rematerialization: the activations that are kept for the backward pass, and their memory.
 
 use super::{FromValue, choices::choice, group};
 use crate::{config::Config, error::Problem, key::Choice};
 
 choice! {
-    /// What the backward pass recomputes.
+    /// Which activations the backward pass recomputes.
     pub enum RematPolicy {
         Full = "full",
         Minimal = "minimal",
@@ -18,33 +18,33 @@ choice! {
         SaveOutProj = "save_out_proj",
         QkvProjOffloaded = "qkv_proj_offloaded",
         MinimalOffloaded = "minimal_offloaded",
-        /// What the keys of tensors say.
+        /// The keys of the tensors decide.
         Custom = "custom",
-        /// Nothing: all that the backward pass reads is kept.
+        /// All activations that the backward pass reads are kept.
         None = "none",
     }
 }
 
 choice! {
-    /// Where a tensor is between the forward and the backward pass.
+    /// Where a tensor is kept between the forward and the backward pass.
     pub enum TensorLocation {
-        /// Nowhere: it is computed again.
+        /// Nowhere: it is recomputed.
         Remat = "remat",
         Device = "device",
-        /// In the host's memory.
+        /// In host memory.
         Offload = "offload",
     }
 }
 
-/// Where a kept tensor is between the forward and the backward pass.
+/// The memory of a kept tensor between the forward and the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeptIn {
     Device,
-    /// The host's memory.
+    /// Host memory.
     Host,
 }
 
-/// The tensors that a policy keeps, and where. `quantization` is what quantized layers would name.
+/// The tensors that a policy keeps, by memory. `quantization` is the name for quantized layers' tensors.
 type Tensors = &'static [(&'static [&'static str], KeptIn)];
 
 const DEVICE: KeptIn = KeptIn::Device;
@@ -57,12 +57,12 @@ const MLPWI: &[&str] = &["mlpwi_0", "mlpwi_1", "mlpwi"];
 const MLPWO: &[&str] = &["mlpwo"];
 const QUANTIZATION: &[&str] = &["quantization"];
 
-/// What a policy means.
+/// The meaning of a policy.
 enum Meaning {
-    /// Everything is kept.
+    /// All activations are kept.
     Everything,
     Tensors(Tensors),
-    /// What the keys of tensors say.
+    /// The keys of the tensors decide.
     Keys,
 }
 
@@ -110,8 +110,8 @@ impl TensorLocation {
 }
 
 group! {
-    /// What the backward pass keeps of the forward pass, and what is kept in the host's memory. The keys of tensors
-    /// count with `remat_policy=custom` only.
+    /// Which activations are kept for the backward pass, and which arrays are offloaded to host memory. The keys of
+    /// tensors apply only with `remat_policy=custom`.
     pub struct RematGroup {
         remat_policy: RematPolicy,
         decoder_layer_input: TensorLocation,
@@ -140,8 +140,8 @@ group! {
 impl RematGroup {
     fn check(&self, _config: &Config, _problems: &mut Vec<Problem>) {}
 
-    /// The names of the tensors that are kept for the backward pass, and where; everything else is computed again.
-    /// None keeps all that the backward pass reads.
+    /// The names of the tensors that are kept for the backward pass, with their memory; all other activations are
+    /// recomputed. None if every activation that the backward pass reads is kept.
     pub fn kept(&self) -> Option<Vec<(&'static str, KeptIn)>> {
         match self.remat_policy.meaning() {
             Meaning::Everything => None,
@@ -160,7 +160,7 @@ impl RematGroup {
         let value = ("value_proj", self.value_proj);
         let (both, all) = (("kv_proj", self.kv_proj), ("qkv_proj", self.qkv_proj));
         let own = |name, location| (name, vec![(name, location)]);
-        // Each with its keys, from the one of the tensor alone to that of the most.
+        // Each tensor with its keys, from the most specific to the most general.
         let tensors = [
             own("decoder_layer_input", self.decoder_layer_input),
             ("query_proj", vec![query, all]),
@@ -174,7 +174,7 @@ impl RematGroup {
             own("mlpwi_1", self.mlpwi_1),
             own("mlpwo", self.mlpwo),
         ];
-        // The first key that asks for something counts; `remat`, the default, does so where it is given by hand.
+        // The first key with a request decides. A `remat`, the default, counts as a request only if it was set by hand.
         let asks = |key: &str, location| location != TensorLocation::Remat || self.asked.contains(&key);
         let kept = tensors.into_iter().filter_map(|(name, keys)| {
             let (_, location) = keys.into_iter().find(|(key, location)| asks(key, *location))?;
@@ -183,7 +183,7 @@ impl RematGroup {
         kept.collect()
     }
 
-    /// What keeps anything in the host's memory, as a command line says it.
+    /// The settings that offload arrays to host memory, as `key=value`.
     pub fn offloading(&self) -> Vec<String> {
         let is_on_host = |kept: Vec<(&str, KeptIn)>| kept.iter().any(|(_, place)| *place == KeptIn::Host);
         [

@@ -9,7 +9,7 @@ use super::{
 use crate::{config::Config, error::Problem};
 
 group! {
-    /// The run: how long it is, where it writes, what it runs on.
+    /// The run: its length, its directory, its hardware.
     pub struct RunGroup {
         run_name: String,
         base_output_directory: Option<PathBuf>,
@@ -50,12 +50,12 @@ impl RunGroup {
         }
     }
 
-    /// The evaluation loss at which a run has learned enough, if it is to stop there.
+    /// The evaluation loss at which the run stops, if one is set.
     pub fn target_loss(&self) -> Option<f64> {
         (self.target_eval_loss > 0.0).then_some(self.target_eval_loss)
     }
 
-    /// Where the directories of runs are.
+    /// The directory that contains the runs.
     pub fn output_directory(&self) -> PathBuf {
         self.base_output_directory.clone().unwrap_or_else(|| PathBuf::from("maxtext_output"))
     }
@@ -65,46 +65,56 @@ impl RunGroup {
         self.output_directory().join(&self.run_name)
     }
 
-    /// Where checkpoints are saved.
+    /// The directory of the run's checkpoints.
     pub fn checkpoint_directory(&self) -> PathBuf {
         self.directory().join("checkpoints")
     }
 
-    /// Where TensorBoard events are written.
+    /// The directory of TensorBoard events.
     pub fn tensorboard_directory(&self) -> PathBuf {
         self.directory().join("tensorboard")
     }
 
-    /// The file that receives one JSON object a step.
+    /// The file of metrics in JSON lines, one object per step.
     pub fn metrics_path(&self) -> PathBuf {
         self.metrics_file.clone().unwrap_or_else(|| self.directory().join("metrics").join("metrics.jsonl"))
     }
 
-    /// The file that holds the resolved configuration.
+    /// The record of how the run's time is spent.
+    pub fn goodput_path(&self) -> PathBuf {
+        self.directory().join("metrics").join("goodput.jsonl")
+    }
+
+    /// The file of the stacks of all threads.
+    pub fn stacks_path(&self) -> PathBuf {
+        self.directory().join("stacks.txt")
+    }
+
+    /// The file of the resolved configuration.
     pub fn config_path(&self) -> PathBuf {
         saved_config_path(&self.directory())
     }
 }
 
-/// Where a run keeps its tokenizer.
+/// The directory of a run's tokenizer.
 pub fn tokenizer_directory(run_directory: &Path) -> PathBuf {
     run_directory.join("tokenizer")
 }
 
-/// Where the resolved configuration of a run is saved.
+/// The file of a run's resolved configuration.
 pub fn saved_config_path(run_directory: &Path) -> PathBuf {
     run_directory.join("config.yml")
 }
 
-/// The run that a path belongs to: the path itself, or the nearest directory above it that has a saved configuration.
-/// So a run, its `checkpoints` directory, one step and the items of that step all lead to the run.
+/// The run that a path belongs to: the path itself, or the nearest ancestor with a saved configuration. A run, its
+/// `checkpoints` directory, a step and an item of that step all lead to the run.
 pub fn run_directory_of(path: &Path) -> Option<PathBuf> {
     let absolute = std::path::absolute(path).ok()?;
     absolute.ancestors().take(4).find(|directory| saved_config_path(directory).is_file()).map(Path::to_owned)
 }
 
 group! {
-    /// What is saved and restored.
+    /// Saving and restoring.
     pub struct CheckpointGroup {
         enable_checkpointing: bool,
         async_checkpointing: bool,
@@ -144,18 +154,19 @@ impl CheckpointGroup {
 }
 
 impl CheckpointGroup {
-    /// Where parameters are loaded from: a run, a checkpoint, or a published model.
+    /// The source of the initial parameters: a run, a checkpoint, or a published model.
     pub fn parameters_path(&self) -> Option<&Path> {
         self.load_parameters_path.as_deref().or(self.hf_model_path.as_deref())
     }
 
-    /// The run whose state or parameters a new run begins with, if its directory is known.
+    /// The run that provides the initial state or parameters, if its directory is known.
     pub fn parent_run(&self) -> Option<PathBuf> {
         let path = self.parameters_path().or(self.load_full_state_path.as_deref())?;
         run_directory_of(path)
     }
 
-    /// The directory of the tokenizer that comes with what is loaded: the published model's own, or that of the run.
+    /// The directory of the tokenizer that accompanies the loaded parameters: the published model's, or that of the
+    /// parent run.
     pub fn brought_tokenizer(&self) -> Option<PathBuf> {
         let holds_one = |directory: &PathBuf| {
             ["tokenizer.json", "tokenizer.model"].iter().any(|name| directory.join(name).is_file())
@@ -191,7 +202,7 @@ group! {
 impl DecodeGroup {
     fn check_prompts(&self, config: &Config, problems: &mut Vec<Problem>) {
         let prompts = config.entry("prompts");
-        // A file that states every key states that there are none.
+        // A file that states every key states the empty list, too.
         if self.prompts.is_empty() && prompts.is_asked_for() {
             problems.push(Problem::inconsistent(
                 format!("{}, which names no prompt", prompts.stated()),
@@ -279,7 +290,7 @@ impl DecodeGroup {
 }
 
 group! {
-    /// What is scored, and where scores go.
+    /// The input and output files of scoring.
     pub struct LogitsGroup {
         tokens_path: Option<PathBuf>,
         logits_path: Option<PathBuf>,
@@ -303,7 +314,7 @@ impl LogitsGroup {
 }
 
 group! {
-    /// What helps when something goes wrong.
+    /// Diagnostics.
     pub struct DebugGroup {
         dump_hlo: bool,
         dump_hlo_local_dir: PathBuf,
@@ -320,7 +331,7 @@ impl DebugGroup {
             if !flag.strip_prefix("--").is_some_and(|flag| flag.contains('=')) {
                 problems.push(Problem::inconsistent(
                     format!(
-                        "{}, of which `{flag}` is no compiler option",
+                        "{}, where `{flag}` is not a compiler option",
                         config.stated("compile_xla_flags")
                     ),
                     "write each option as `--name=value`, with spaces between",
@@ -329,7 +340,7 @@ impl DebugGroup {
         }
     }
 
-    /// The compiler options as names and values.
+    /// The compiler options as pairs of name and value.
     pub fn compiler_options(&self) -> Vec<(String, String)> {
         self.compile_xla_flags
             .split_whitespace()

@@ -1,4 +1,4 @@
-//! The form of the weights that the optimizer of a run steps.
+//! The form of the weights that a run's optimizer updates.
 
 use std::path::Path;
 
@@ -9,20 +9,20 @@ use super::{
 };
 use crate::{config::Config, origin::Origin, yaml};
 
-/// The form of the weights in which gradients are clipped, weights decay and the optimizer steps.
+/// The form of the weights in which gradients are clipped, weights decay and the optimizer updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OptimizerSpace {
-    /// The form that MaxText's checkpoints store, with constants folded into some parameters.
+    /// The form in MaxText's checkpoints, with constants folded into some parameters.
     MaxText,
-    /// The form that published models have.
+    /// The form of published models.
     Published,
 }
 
 impl OptimizerSpace {
-    /// The key that chooses it, by which the space is recorded with a run.
+    /// The key that chooses the space and records it with a run.
     pub(crate) const KEY: &'static str = "optimizer_space";
 
-    /// The space as it is written in a configuration.
+    /// The name of the space in a configuration.
     pub const fn name(self) -> &'static str {
         match self {
             Self::MaxText => OptimizerSpaceChoice::MaxText.name(),
@@ -30,7 +30,7 @@ impl OptimizerSpace {
         }
     }
 
-    pub(super) fn of_choice(choice: OptimizerSpaceChoice) -> Option<Self> {
+    fn of_choice(choice: OptimizerSpaceChoice) -> Option<Self> {
         match choice {
             OptimizerSpaceChoice::Auto => None,
             OptimizerSpaceChoice::MaxText => Some(Self::MaxText),
@@ -38,25 +38,15 @@ impl OptimizerSpace {
         }
     }
 
-    /// The space of a run with this configuration.
+    /// The space of a run with this configuration: the one that it names, or else the automatic one.
     pub(crate) fn of(config: &Config) -> Self {
-        Self::named(config).unwrap_or_else(|| Self::automatic(config))
+        let choice = read(config, Self::KEY, &mut Vec::new());
+        choice.and_then(Self::of_choice).unwrap_or_else(|| Self::automatic(config))
     }
 
-    /// The space that a configuration names, if it does not leave the choice.
-    fn named(config: &Config) -> Option<Self> {
-        Self::of_choice(read(config, Self::KEY, &mut Vec::new())?)
-    }
-
-    /// The space of a run that was saved with this configuration. Before there was a choice, optimizers stepped what
-    /// published models have.
-    pub(crate) fn recorded(saved: &Config) -> Self {
-        Self::named(saved).unwrap_or(Self::Published)
-    }
-
-    /// The space where a configuration leaves the choice.
-    pub(super) fn automatic(config: &Config) -> Self {
-        // A file that was resolved before there was a choice.
+    /// The space if the configuration leaves the choice to the program.
+    fn automatic(config: &Config) -> Self {
+        // The file was resolved before this key existed, when optimizers updated the published form.
         if config.resolved_file.is_some() && config.entry(Self::KEY).origin == Origin::Default {
             return Self::Published;
         }
@@ -67,7 +57,7 @@ impl OptimizerSpace {
         }
         let Ok(checkpoint) = CheckpointGroup::from_config(config) else { return Self::MaxText };
         if let Some(state) = &checkpoint.load_full_state_path {
-            // MaxText keeps no such file beside its own checkpoints.
+            // MaxText saves no such file with its own checkpoints.
             let run = run_directory_of(state).map(|run| saved_config_path(&run));
             return run.and_then(|file| Self::of_saved_file(&file)).unwrap_or(Self::MaxText);
         }
@@ -75,12 +65,12 @@ impl OptimizerSpace {
         if checkpoint.hf_model_path.is_some() || is_published_model(path) {
             return Self::Published;
         }
-        // Training on another run's weights is stepped as that run was.
+        // Weights of another run are trained further in that run's space.
         let run = run_directory_of(path).map(|run| saved_config_path(&run));
         run.and_then(|file| Self::of_saved_file(&file)).unwrap_or(Self::MaxText)
     }
 
-    /// The space of the run whose configuration a file is, if it is one that this program wrote.
+    /// The space of the run whose configuration a file holds, if `maxtext` wrote the file.
     fn of_saved_file(path: &Path) -> Option<Self> {
         let settings = yaml::read(path).ok()?;
         let of =
@@ -91,18 +81,18 @@ impl OptimizerSpace {
     }
 }
 
-/// Whether a directory of checkpoints has one, each being a directory named by its step.
+/// Whether a directory contains checkpoints, which are directories named by their step.
 fn has_checkpoints(directory: &Path) -> bool {
     let Ok(entries) = directory.read_dir() else { return false };
     let is_step = |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
     entries.flatten().any(|entry| entry.file_name().to_str().is_some_and(is_step))
 }
 
-/// Whether a path is a published model's directory: one of Hugging Face's, with a `config.json`, or one in Llama's first
-/// format; and no run of ours.
+/// Whether a path is a published model's directory: one in Hugging Face's format, or one in Llama's original format,
+/// but not a run.
 pub fn is_published_model(path: &Path) -> bool {
     let has = |name: &str| path.join(name).is_file();
-    // A directory of weights alone counts, too, so that the error names the file that is missing.
+    // A directory with weights alone counts, too, so that the error names the missing file.
     let is_hugging_face =
         has("config.json") || has("model.safetensors") || has("model.safetensors.index.json");
     let is_first_format = has("params.json") && has("consolidated.00.pth");

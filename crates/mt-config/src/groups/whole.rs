@@ -1,4 +1,4 @@
-//! The groups that one command needs, checked together.
+//! The groups of one command, checked together.
 
 use std::{collections::HashSet, path::PathBuf};
 
@@ -6,7 +6,7 @@ use mt_shape::Topology;
 
 use super::{
     AheadGroup, CheckpointGroup, ContextGroup, DataGroup, DatasetType, DebugGroup, DecodeGroup, ModelGroup,
-    ObjectiveGroup, OptimizerGroup, PlacementGroup, RunGroup, TokenizerGroup, TokenizerType,
+    MonitorGroup, ObjectiveGroup, OptimizerGroup, PlacementGroup, RunGroup, TokenizerGroup, TokenizerType,
 };
 use crate::{
     config::{Config, not_built, report},
@@ -14,7 +14,7 @@ use crate::{
     table::features,
 };
 
-/// Declares what a command receives: a struct whose fields are groups, and how it is read from a configuration.
+/// Declares the configuration of a command: a struct whose fields are groups, and the function that reads it.
 macro_rules! command {
     ($(#[$meta:meta])* pub struct $name:ident { $(pub $field:ident: $group:ident,)* }) => {
         $(#[$meta])*
@@ -24,10 +24,10 @@ macro_rules! command {
         }
 
         impl $name {
-            /// Reads and checks everything that the command needs.
+            /// Reads and checks all groups of the command.
             ///
             /// # Errors
-            /// All problems together: features that are not built, and values that do not fit.
+            /// All problems together: features that are not built, and values that contradict each other.
             pub fn from_config(config: &Config) -> Result<Self, ConfigError> {
                 let mut problems = config.missing_features();
                 $(let $field = $group::read(config, &mut problems);)*
@@ -40,14 +40,14 @@ macro_rules! command {
     };
 }
 
-/// The error, with each problem once though several groups may have met it.
+/// The error with each problem once, even if several groups found it.
 fn distinct(problems: Vec<Problem>) -> ConfigError {
     let mut seen = HashSet::new();
     ConfigError::new(problems.into_iter().filter(|problem| seen.insert(problem.to_string())).collect())
 }
 
 command! {
-    /// What `maxtext train` receives.
+    /// The configuration of `maxtext train`.
     pub struct TrainConfig {
         pub run: RunGroup,
         pub model: ModelGroup,
@@ -58,13 +58,14 @@ command! {
         pub checkpoint: CheckpointGroup,
         pub placement: PlacementGroup,
         pub context: ContextGroup,
+        pub monitor: MonitorGroup,
         pub debug: DebugGroup,
         pub ahead: AheadGroup,
     }
 }
 
 command! {
-    /// What `maxtext decode` receives.
+    /// The configuration of `maxtext decode`.
     pub struct DecodeConfig {
         pub run: RunGroup,
         pub model: ModelGroup,
@@ -77,7 +78,7 @@ command! {
 }
 
 command! {
-    /// What is needed to have a model with its weights on the devices.
+    /// The configuration for loading a model and its weights onto devices.
     pub struct LoadConfig {
         pub run: RunGroup,
         pub model: ModelGroup,
@@ -90,7 +91,7 @@ command! {
 impl TrainConfig {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         self.placement.check_batch_axes(config, problems);
-        // What data needs that cannot be had anyway is no news.
+        // If the dataset itself cannot be loaded, problems with its tokenizer are irrelevant.
         if self.data.is_of_hub() {
             return;
         }
@@ -109,7 +110,7 @@ impl TrainConfig {
         }
         for key in ["use_chat_template", "system_prompt"] {
             let entry = config.entry(key);
-            // What is said about decoding may stand in a file for both.
+            // A file shared with decoding may set these keys.
             if entry.is_changed() && entry.value != false && entry.value != "" {
                 report(problems, not_built(entry, features::CONVERSATIONS));
             }
@@ -125,7 +126,7 @@ impl TrainConfig {
                     config.stated("dataset_type"),
                     config.stated("eval_steps")
                 ),
-                "say of how many batches an evaluation is, such as `eval_steps=10`, or leave out `eval_interval`",
+                "set the number of batches of an evaluation, such as `eval_steps=10`, or leave out `eval_interval`",
             ));
         }
         if self.run.eval_interval.is_some() && !self.data.has_evaluation_data() {
@@ -140,19 +141,19 @@ impl TrainConfig {
         }
     }
 
-    /// Where the tokenizer is that comes with the parameters the run begins with, unless keys name another.
+    /// The directory of the tokenizer that accompanies the initial parameters, unless keys name another tokenizer.
     pub fn inherited_tokenizer(&self) -> Option<PathBuf> {
         let directory = self.checkpoint.brought_tokenizer()?;
-        // A run's parameters know nothing of other tokens, whatever kind of tokenizer made them.
+        // A run's parameters suit only the run's own tokenizer, whatever its type.
         let is_of_run = Some(directory.as_path()) != self.checkpoint.parameters_path();
         let is_byte = self.tokenizer.tokenizer_type == TokenizerType::Byte;
         (self.tokenizer.tokenizer_path.is_none() && (is_of_run || !is_byte)).then_some(directory)
     }
 
-    /// Checks that meshes, batches and sequences fit the devices.
+    /// Checks that mesh, batches and sequences fit the devices.
     ///
     /// # Errors
-    /// The mesh does not fit the devices, or a batch or a sequence cannot be split over it.
+    /// The mesh does not match the devices, or a batch or a sequence cannot be split over it.
     pub fn check_devices(&self, devices: impl Into<Topology>) -> Result<(), ConfigError> {
         let topology = devices.into();
         let num_devices = topology.num_devices();
@@ -172,7 +173,7 @@ impl TrainConfig {
 }
 
 impl DecodeConfig {
-    /// What loading the model needs.
+    /// The groups for loading the model.
     pub fn loading(&self) -> LoadConfig {
         LoadConfig {
             run: self.run.clone(),
@@ -183,11 +184,11 @@ impl DecodeConfig {
         }
     }
 
-    /// Nothing that spans groups can be wrong with decoding.
+    /// No combination of groups is wrong.
     fn check(&self, _config: &Config, _problems: &mut Vec<Problem>) {}
 }
 
 impl LoadConfig {
-    /// Nothing that spans groups can be wrong with loading.
+    /// No combination of groups is wrong.
     fn check(&self, _config: &Config, _problems: &mut Vec<Problem>) {}
 }

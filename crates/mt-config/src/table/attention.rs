@@ -6,7 +6,7 @@ use crate::{
     key::{Key, Literal},
 };
 
-/// Families that are built and some of whose layers are local unless `attention_pattern` says otherwise.
+/// Built families with local layers by default, that is, unless `attention_pattern` is set.
 pub(crate) const LOCAL_FAMILIES: &[&str] = &["gemma2", "gemma3", "gemma4", "gemma4_small", "olmo3"];
 
 pub(super) const GROUPS: &[KeyGroup] = &[
@@ -18,8 +18,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::of::<AttentionKind>(
                 "attention",
                 "autoselected",
-                "How attention is computed: dense (`dot_product`), block by block in memory \
-                 linear in the length (`flash`), or by size.",
+                "The attention implementation: dense (`dot_product`), blockwise with memory linear in the \
+                 sequence length (`flash`), or chosen by size (`autoselected`).",
             )
             .acts_on("attention")
             .may_change(),
@@ -33,7 +33,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .acts_on("attention"),
             Key::boolean("float32_logits", false, "Apply the attention softmax in float32.")
                 .acts_on("attention"),
-            Key::integer("sliding_window_size", 0, "Number of positions that local attention sees.")
+            Key::integer("sliding_window_size", 0, "Number of positions visible to local attention.")
                 .at_least(0.0)
                 .only_with("attention_type", &["local_sliding"])
                 .only_with("attention_pattern", &[])
@@ -43,15 +43,15 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::list_of::<LayerAttention>(
                 "attention_pattern",
                 &[],
-                "Kinds of attention of the first layers, repeated over all; that of the model family if \
-                 empty.",
+                "Attention types of the first layers, repeated over all layers; the model family's pattern \
+                 if empty.",
             )
             .acts_on("attention")
             .own(),
             Key::float(
                 "query_pre_attn_scalar",
                 -1.0,
-                "Attention scores are divided by the root of this; -1 for what the model family says, \
+                "Attention scores are divided by the square root of this; -1 for the model family's value, \
                  usually `head_dim`.",
             )
             .at_least(-1.0)
@@ -59,7 +59,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .own(),
             Key::optional_float(
                 "attn_logits_soft_cap",
-                "Bounds attention logits smoothly at this magnitude.",
+                "Soft cap of attention logits: bounds their magnitude smoothly.",
             )
             .at_least(0.0)
             .neutral(&[Literal::Float(0.0)])
@@ -78,8 +78,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "global_num_kv_heads",
                 0,
-                "Number of key and value heads in layers of global attention; 0 for as many as \
-                 elsewhere.",
+                "Number of key and value heads in layers of global attention; 0 for the same number as in \
+                 other layers.",
             )
             .at_least(0.0)
             .only_with("decoder_block", &["gemma4", "gemma4_small"])
@@ -87,8 +87,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "chunk_attn_window_size",
                 0,
-                "Number of positions in each of the chunks inside which chunked attention \
-                 stays.",
+                "Number of positions in each chunk of chunked attention.",
             )
             .at_least(0.0)
             .only_with("attention_type", &["chunk"])
@@ -98,7 +97,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Normalize the output of attention before it is added to the residual stream.",
             )
-            .no_effect_here("the model family says where its layers are normalized")
+            .no_effect_here("the model family decides where its layers normalize")
             .done_by(&["gemma2", "gemma3", "gemma4", "gemma4_small"])
             .acts_on("normalization"),
             Key::boolean(
@@ -107,14 +106,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Normalize the output of the feed-forward layer before it is added to the \
                  residual stream.",
             )
-            .no_effect_here("the model family says where its layers are normalized")
+            .no_effect_here("the model family decides where its layers normalize")
             .done_by(&["gemma2", "gemma3", "gemma4", "gemma4_small"])
             .acts_on("normalization"),
             Key::boolean(
                 "use_ragged_attention",
                 false,
-                "Read only the filled part of the cache when decoding, with a kernel of its \
-                 own.",
+                "Read only the filled part of the cache when decoding, with a dedicated kernel.",
             )
             .no_effect_here("it selects a Pallas kernel; attention over the cache is compiled by XLA")
             .acts_on("decoding")
@@ -155,8 +153,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Compute attention with the splash kernel of the Tokamax library.",
             )
             .no_effect_here(
-                "it selects a Pallas kernel of the Tokamax library; `attention=flash` computes \
-                 block by block here",
+                "it selects a Pallas kernel of the Tokamax library; `attention=flash` is blockwise here",
             )
             .acts_on("attention")
             .may_change(),
@@ -166,8 +163,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Compute attention with the splash kernel that comes with JAX.",
             )
             .no_effect_here(
-                "it selects a Pallas kernel that comes with JAX; `attention=flash` computes \
-                 block by block here",
+                "it selects a Pallas kernel that comes with JAX; `attention=flash` is blockwise here",
             )
             .acts_on("attention")
             .may_change(),
@@ -190,7 +186,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "qk_clip_threshold",
                 100.0,
-                "Largest attention score that query and key clipping tolerates.",
+                "Largest attention score that QK-clip tolerates.",
             )
             .at_least(0.0)
             .only_with("use_qk_clip", &[])
@@ -198,7 +194,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "hidden_size_per_layer_input",
                 0,
-                "Width of the embedding that each layer receives of its own; 0 turns it off.",
+                "Width of the per-layer input embeddings; 0 turns them off.",
             )
             .at_least(0.0)
             .only_with("decoder_block", &["gemma4_small"])
@@ -214,8 +210,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "num_kv_shared_layers",
                 0,
-                "Number of last layers that reuse the keys and values of an earlier layer of \
-                 their type.",
+                "Number of layers at the end that reuse the keys and values of an earlier layer of the same \
+                 attention type.",
             )
             .at_least(0.0)
             .only_with("decoder_block", &["gemma4_small"])
@@ -223,8 +219,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "use_double_wide_mlp",
                 false,
-                "Double the feed-forward width of layers that reuse the keys and values of \
-                 others.",
+                "Double the feed-forward width of layers that reuse the keys and values of other layers.",
             )
             .only_with("decoder_block", &["gemma4_small"])
             .acts_on("feed-forward layers"),
@@ -286,7 +281,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "mla_naive_kvcache",
                 true,
-                "Cache full keys and values instead of the latent vectors they are made of.",
+                "Cache full keys and values instead of the latent vectors.",
             )
             .refused(features::LATENT_ATTENTION)
             .only_with("attention_type", &["mla", "compressed"])
@@ -295,14 +290,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "q_lora_rank",
                 0,
-                "Width of the latent vector that queries are made of; 0 projects queries \
-                 directly.",
+                "Width of the latent vector of queries; 0 projects queries directly.",
             )
             .at_least(0.0)
             .refused(features::LATENT_ATTENTION)
             .only_with("attention_type", &["mla", "compressed"])
             .acts_on("attention"),
-            Key::integer("kv_lora_rank", 512, "Width of the latent vector that keys and values are made of.")
+            Key::integer("kv_lora_rank", 512, "Width of the latent vector of keys and values.")
                 .at_least(0.0)
                 .refused(features::LATENT_ATTENTION)
                 .only_with("attention_type", &["mla", "compressed"])
@@ -333,8 +327,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "use_sliced_mla_proj",
                 false,
-                "Slice the matrix that makes keys and values out of latent vectors, rather \
-                 than its product.",
+                "Slice the up-projection of keys and values rather than its output.",
             )
             .refused(features::LATENT_ATTENTION)
             .only_with("attention_type", &["mla", "compressed"])
@@ -359,7 +352,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "o_groups",
                 0,
-                "Number of groups of heads that the output projection treats apart; 0 for none.",
+                "Number of groups of heads that the output projection treats separately; 0 for none.",
             )
             .at_least(0.0)
             .refused(features::COMPRESSED_ATTENTION)
@@ -427,8 +420,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "indexer_loss_scaling_factor",
                 0.0,
-                "Weight in the loss of how far the indexer is from the attention it imitates; \
-                 0 turns it off.",
+                "Loss weight of the divergence between the indexer and the attention that it imitates; 0 \
+                 turns it off.",
             )
             .refused(features::INDEXER)
             .only_with("use_indexer", &[])
@@ -529,7 +522,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "partial_rotary_factor",
                 1.0,
-                "Share of each head's dimensions that rotary embedding turns.",
+                "Share of each head's dimensions that rotary embedding rotates.",
             )
             .at_least(0.0)
             .at_most(1.0)
@@ -575,9 +568,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "max_position_embeddings",
                 163840,
-                "Number of positions that the model is to reach with scaled rotary embeddings. Computing \
-                 does not depend on it; if it is set, it is the context length that an exported model \
-                 says it is made for.",
+                "Context length of the model with scaled rotary embeddings. It does not affect computation; \
+                 `config.json` of an exported model states it.",
             )
             .at_least(1.0)
             .acts_on("export"),
@@ -602,8 +594,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "beta_fast",
                 32.0,
-                "Turns over the original context above which YaRN leaves a rotary frequency as \
-                 it is.",
+                "Number of rotations over the original context above which YaRN keeps a rotary frequency.",
             )
             .at_least(1.0)
             .only_with("rope_type", &["yarn"])
@@ -611,8 +602,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "beta_slow",
                 1.0,
-                "Turns over the original context below which YaRN scales a rotary frequency in \
-                 full.",
+                "Number of rotations over the original context below which YaRN scales a rotary frequency \
+                 fully.",
             )
             .at_least(1.0)
             .only_with("rope_type", &["yarn"])
@@ -629,7 +620,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "rope_interleave",
                 true,
-                "Rotate neighbours in a head as pairs instead of pairing its first half with \
+                "Rotate neighboring dimensions of a head as pairs instead of pairing its first half with \
                  its second.",
             )
             .no_effect_here("halves are paired, as in published weights")
@@ -639,7 +630,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "rope_attention_factor",
                 -1.0,
-                "What YaRN multiplies rotated queries and keys by; -1 for what follows from `rope_factor`.",
+                "Factor on rotated queries and keys under YaRN; -1 derives it from `rope_factor`.",
             )
             .at_least(-1.0)
             .only_with("rope_type", &["yarn"])
@@ -648,7 +639,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "rope_low_frequency_factor",
                 1.0,
-                "Of Llama 3.1's scaling: periods above the original length over this are scaled in full.",
+                "Llama 3.1's scaling: wavelengths above the original length divided by this are scaled fully.",
             )
             .at_least(0.0)
             .only_with("rope_type", &["llama3.1"])
@@ -657,13 +648,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "rope_high_frequency_factor",
                 4.0,
-                "Of Llama 3.1's scaling: periods below the original length over this are kept.",
+                "Llama 3.1's scaling: wavelengths below the original length divided by this are kept.",
             )
             .at_least(0.0)
             .only_with("rope_type", &["llama3.1"])
             .acts_on("rotary embedding")
             .own(),
-            Key::float("llama3_rope_factor", 8.0, "By how much Llama 3.1's scaling stretches long periods.")
+            Key::float("llama3_rope_factor", 8.0, "Factor by which Llama 3.1's scaling stretches long wavelengths.")
                 .at_least(1.0)
                 .only_with("rope_type", &["llama3.1"])
                 .acts_on("rotary embedding")

@@ -1,4 +1,4 @@
-//! Saving and restoring.
+//! Checkpoints.
 
 use super::{KeyGroup, features};
 use crate::key::{Key, Literal};
@@ -9,10 +9,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "Checkpoints",
         prefix: None,
         keys: &[
-            Key::boolean("enable_checkpointing", true, "Save checkpoints, and continue from the newest one.")
+            Key::boolean("enable_checkpointing", true, "Save checkpoints, and resume from the newest one.")
                 .acts_on("checkpoint")
                 .run_level(),
-            Key::boolean("async_checkpointing", true, "Write checkpoints while training goes on.")
+            Key::boolean("async_checkpointing", true, "Write checkpoints while training continues.")
                 .acts_on("checkpoint")
                 .run_level(),
             Key::integer("checkpoint_period", 10_000, "Steps between checkpoints.")
@@ -21,7 +21,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .run_level(),
             Key::optional_integer(
                 "max_num_checkpoints_to_keep",
-                "How many of the newest checkpoints are kept; all if none.",
+                "Number of newest checkpoints to keep; all if none.",
             )
             .at_least(1.0)
             .acts_on("checkpoint")
@@ -32,21 +32,21 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "hf_model_path",
                 "",
-                "Directory of a published model, as Hugging Face's library writes them; what it is and \
-                 its weights come from there.",
+                "Directory of a published model in Hugging Face's format, which provides the architecture \
+                 and the initial weights.",
             )
             .acts_on("checkpoint")
             .own(),
             Key::text(
                 "load_parameters_path",
                 "",
-                "Take the weights from this checkpoint or run, and begin at step 0.",
+                "Load the weights of this checkpoint or run, and start at step 0.",
             )
             .acts_on("checkpoint"),
             Key::text(
                 "load_full_state_path",
                 "",
-                "Take weights, optimizer state and step from this checkpoint or run.",
+                "Load weights, optimizer state and step of this checkpoint or run.",
             )
             .acts_on("checkpoint"),
             Key::choice(
@@ -55,12 +55,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 &["orbax", "safetensors"],
                 "Format of the checkpoint that is loaded.",
             )
-            .no_effect_here("what a directory holds shows in its files")
+            .no_effect_here("the format is detected from the directory's files")
             .acts_on("checkpoint"),
             Key::boolean(
                 "enable_continuous_checkpointing",
                 false,
-                "Begin each checkpoint when the last is written.",
+                "Start each checkpoint as soon as the previous one is written.",
             )
             .refused(features::CONTINUOUS_CHECKPOINTS)
             .acts_on("checkpoint")
@@ -72,7 +72,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .refused(features::QUANTIZED_CHECKPOINTS)
             .acts_on("checkpoint"),
-            Key::text("lora_input_adapters_path", "", "Adapters to load beside the weights.")
+            Key::text("lora_input_adapters_path", "", "Adapters to load with the weights.")
                 .refused(features::LORA_ADAPTERS)
                 .acts_on("checkpoint"),
             Key::boolean(
@@ -122,16 +122,15 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "save_quantized_params_path",
                 "",
-                "Directory that receives the weights after they are quantized on load; nowhere \
-                 if empty.",
+                "Directory for the weights after they are quantized on load; not saved if empty.",
             )
             .refused(features::QUANTIZED_CHECKPOINTS)
             .acts_on("checkpoint")
             .run_level(),
             Key::boolean("enable_orbax_v1", false, "Handle checkpoints with version 1 of the Orbax library.")
                 .no_effect_here(
-                    "it chooses between versions of the Orbax library; this program reads and \
-                     writes the format itself",
+                    "it selects a version of the Orbax library; this program reads and writes the format \
+                     itself",
                 )
                 .acts_on("checkpoint")
                 .may_change(),
@@ -145,8 +144,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "colocated_python_checkpointing",
                 false,
-                "Write checkpoints on the hosts of the accelerators when a single controller \
-                 drives them.",
+                "Write checkpoints on the accelerators' hosts under a single controller.",
             )
             .no_effect_here(
                 "it runs Python beside the accelerators of Pathways; this program writes \
@@ -159,7 +157,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Save a checkpoint when the machine announces that the job will be stopped.",
             )
-            .no_effect_here("a run that SIGTERM or SIGINT stops always saves a checkpoint first")
+            .no_effect_here("a run that SIGTERM or SIGINT stops always saves a checkpoint")
             .acts_on("checkpoint")
             .run_level(),
             Key::text(
@@ -170,19 +168,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .refused(features::LORA_ADAPTERS)
             .acts_on("checkpoint"),
-            Key::boolean(
-                "save_checkpoint_on_start",
-                true,
-                "Save a checkpoint at step 0 as well, and not only at later multiples of the \
-                 period.",
-            )
-            .acts_on("checkpoint")
-            .run_level(),
+            Key::boolean("save_checkpoint_on_start", true, "Save a checkpoint at step 0 as well.")
+                .acts_on("checkpoint")
+                .run_level(),
             Key::boolean(
                 "convert_checkpoint_if_possible",
                 false,
-                "Adapt the shapes of loaded weights to the model where they differ and that \
-                 can be done.",
+                "Convert the shapes of loaded weights to those of the model where possible.",
             )
             .refused(features::CONVERSION_OF_CHECKPOINTS)
             .acts_on("checkpoint")
@@ -201,8 +193,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .maxtext_default(Literal::Bool(true))
             .no_effect_here(
-                "a database is not built yet; arrays are saved as Zarr files without one, which Orbax \
-                 and MaxText read as well",
+                "a database is not built yet; arrays are saved as Zarr files without one, which Orbax and \
+                 MaxText also read",
             )
             .acts_on("checkpoint")
             .may_change(),
@@ -221,7 +213,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "checkpoint_storage_concurrent_gb",
                 96,
-                "Gigabytes of arrays that are read or written at the same time.",
+                "Gigabytes of arrays that are read or written concurrently.",
             )
             .no_effect_here(
                 "it bounds the memory of the Orbax library; this program schedules its own \

@@ -15,17 +15,17 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::of::<DatasetType>(
                 "dataset_type",
                 "synthetic",
-                "Where training data comes from: random tokens (`synthetic`) or local text, JSON \
-                 lines and parquet files (`hf`). A file that repeats MaxText's default gets ours, \
-                 unless a key names data.",
+                "Source of training data: random tokens (`synthetic`), or local text, JSON lines and \
+                 parquet files (`hf`). If a file repeats MaxText's default, our default applies, unless a \
+                 key names data.",
             )
             .maxtext_default(Literal::Text("tfds"))
             .acts_on("data"),
             Key::float(
                 "per_device_batch_size",
                 12.0,
-                "Sequences in a batch, for each device; a fraction is possible when all devices \
-                 together have a whole number.",
+                "Sequences in a micro-batch per device. A fraction is allowed if the total over all devices \
+                 is a whole number.",
             )
             .at_least(0.0)
             .at_most(1_048_576.0)
@@ -33,7 +33,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "eval_per_device_batch_size",
                 0.0,
-                "Sequences in an evaluation batch, for each device; as in training if 0.",
+                "Sequences in an evaluation batch per device; 0 for the size of training.",
             )
             .at_least(0.0)
             .at_most(1_048_576.0)
@@ -46,31 +46,31 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "packing",
                 true,
-                "Put several documents into one sequence, which do not see each other.",
+                "Pack several documents, which do not attend to each other, into one sequence.",
             )
             .acts_on("data"),
             Key::of::<PackingType>(
                 "grain_packing_type",
                 "first_fit",
-                "How documents are packed: each into the first sequence with room for it, or \
-                 one after another and cut where a sequence ends.",
+                "How documents are packed: each into the first sequence with enough room (`first_fit`), or \
+                 concatenated and split at the sequence length (`concat_then_split`).",
             )
             .acts_on("data"),
-            Key::integer("max_segments_per_seq", -1, "Most documents in a packed sequence; no limit if -1.")
+            Key::integer("max_segments_per_seq", -1, "Maximum number of documents in a packed sequence; -1 \
+                                                      for no limit.")
                 .at_least(-1.0)
                 .acts_on("data"),
             Key::integer(
                 "num_epoch",
                 1,
-                "How often the training data is gone through before training stops; without \
-                 end if -1.",
+                "Number of epochs of the training data before training stops; -1 for no limit.",
             )
             .at_least(-1.0)
             .acts_on("data"),
             Key::integer(
                 "reuse_example_batch",
                 0,
-                "With 1, train on the first batch again and again, to measure speed.",
+                "With 1, train repeatedly on the first batch, to measure speed.",
             )
             .at_least(0.0)
             .at_most(1.0)
@@ -79,7 +79,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .neutral(&[Literal::Float(1.0)])
                 .refused(features::HOSTS_WITHOUT_DATA)
                 .acts_on("data"),
-            Key::boolean("enable_rampup_batch_size", false, "Start with small batches.")
+            Key::boolean("enable_rampup_batch_size", false, "Ramp up the batch size.")
                 .acts_on("data"),
             Key::integer(
                 "max_corpus_chars",
@@ -108,16 +108,16 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "generate_padding_batch_train",
                 false,
-                "Let a host whose training data is used up go on with empty batches while \
-                 others still have some.",
+                "Let a host whose training data is exhausted continue with empty batches while other hosts \
+                 have data.",
             )
             .refused(features::PROCESSES)
             .acts_on("data"),
             Key::boolean(
                 "generate_padding_batch_eval",
                 false,
-                "Let a host whose evaluation data is used up go on with empty batches while \
-                 others still have some.",
+                "Let a host whose evaluation data is exhausted continue with empty batches while other \
+                 hosts have data.",
             )
             .refused(features::PROCESSES)
             .acts_on("evaluation")
@@ -125,8 +125,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "per_device_batch_size_start",
                 4.0,
-                "Sequences in the first batches, for each device, with \
-                 `enable_rampup_batch_size`.",
+                "First batch size per device, with `enable_rampup_batch_size`.",
             )
             .at_least(0.0)
             .at_most(1_048_576.0)
@@ -135,8 +134,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "per_device_batch_size_increment",
                 2.0,
-                "Sequences by which batches grow at a time, for each device, with \
-                 `enable_rampup_batch_size`.",
+                "Increment of the batch size per device, with `enable_rampup_batch_size`.",
             )
             .at_least(0.0)
             .at_most(1_048_576.0)
@@ -145,8 +143,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "global_rampup_samples",
                 500,
-                "Number of sequences, over all devices, after which batches have their full \
-                 size.",
+                "Number of sequences over all devices after which batches have their full size.",
             )
             .at_least(0.0)
             .only_with("enable_rampup_batch_size", &[])
@@ -177,28 +174,27 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "hf_path",
                 "",
-                "Format of the files: `text`, `json` (one object a line) or `parquet`; or \
-                 `repository`, the documentation and source code of a repository, some files \
-                 held out for evaluation.",
+                "Format of the files: `text`, `json` (one object a line) or `parquet`; or `repository`, the \
+                 documentation and source code of a repository, with some files held out for evaluation.",
             )
             .only_with("dataset_type", &["hf"])
             .acts_on("data"),
             Key::optional_text(
                 "hf_train_files",
-                "Files to train on: a path or a pattern such as `data/*.parquet`, or several with \
-                 commas between.",
+                "Training files: a path or a pattern such as `data/*.parquet`, or several separated by \
+                 commas.",
             )
             .neutral(&[Literal::Text("")])
             .only_with("dataset_type", &["hf"])
             .acts_on("data"),
-            Key::optional_text("hf_eval_files", "Files to evaluate on, written as `hf_train_files`.")
+            Key::optional_text("hf_eval_files", "Evaluation files, in the syntax of `hf_train_files`.")
                 .neutral(&[Literal::Text("")])
                 .only_with("dataset_type", &["hf"])
                 .acts_on("evaluation"),
             Key::of::<HfTextUnit>(
                 "hf_text_unit",
                 "file",
-                "What one document of `hf_path=text` is: a file or a line.",
+                "Unit of `hf_path=text` that forms one document: a file or a line.",
             )
             .acts_on("data")
             .own(),
@@ -230,7 +226,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "vocab_size",
                 32_000,
-                "Rows of the embedding table, at least the tokenizer's number of tokens.",
+                "Number of rows of the embedding table, at least the number of the tokenizer's tokens.",
             )
             .at_least(1.0)
             .acts_on("model"),
@@ -260,19 +256,19 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "add_bos",
                 true,
-                "Begin each document with the token for beginnings, if the tokenizer has one.",
+                "Prepend BOS to each document, if the tokenizer has it.",
             )
             .acts_on("tokenizer"),
             Key::boolean(
                 "add_eos",
                 true,
-                "End each document with the token for ends, if the tokenizer has one.",
+                "Append EOS to each document, if the tokenizer has it.",
             )
             .acts_on("tokenizer"),
             Key::optional_boolean(
                 "use_truncation",
-                "Drop what a document has beyond `max_target_length` tokens instead of going on with \
-                 it in another sequence. None drops it where documents are not packed.",
+                "Drop a document's tokens beyond `max_target_length` instead of continuing it in another \
+                 sequence. None drops them only without packing.",
             )
             .maxtext_default(Literal::Bool(true))
             .acts_on("data")
@@ -280,26 +276,26 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "tokenize_train_data",
                 true,
-                "Tokenize the training data; otherwise it holds token numbers.",
+                "Tokenize the training data; otherwise it contains token ids.",
             )
             .refused(features::TOKENIZED_DATA)
             .acts_on("data"),
             Key::boolean(
                 "tokenize_eval_data",
                 true,
-                "Tokenize the evaluation data; otherwise it holds token numbers.",
+                "Tokenize the evaluation data; otherwise it contains token ids.",
             )
             .refused(features::TOKENIZED_DATA)
             .acts_on("evaluation"),
             Key::optional_boolean(
                 "use_chat_template",
-                "Give prompts to `decode` as messages in the tokenizer's chat template. With none, models that \
-                 end their answers as the template says get them so.",
+                "Render prompts of `decode` as messages with the tokenizer's chat template. None renders \
+                 them for models whose end-of-sequence token is one that the template writes.",
             )
             .maxtext_default(Literal::Bool(false))
             .acts_on("decoding")
             .may_change(),
-            Key::integer("num_vocab_tiling", 1, "Parts in which logits and loss are computed.")
+            Key::integer("num_vocab_tiling", 1, "Number of tiles in which logits and loss are computed.")
                 .at_least(1.0)
                 .acts_on("loss")
                 .may_change(),

@@ -1,7 +1,10 @@
-//! Logs, metrics and what helps when something goes wrong.
+//! Logs, metrics and diagnostics.
 
 use super::{KeyGroup, features};
-use crate::key::{Key, Literal};
+use crate::{
+    groups::ProfilerChoice,
+    key::{Key, Literal},
+};
 
 pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
@@ -11,7 +14,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         keys: &[
             Key::optional_text(
                 "metrics_file",
-                "File that receives one JSON object a step; `metrics/metrics.jsonl` in the run's \
+                "File of metrics, with one JSON object per step; `metrics/metrics.jsonl` in the run's \
                  directory if none.",
             )
             .acts_on("metrics")
@@ -27,24 +30,30 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .no_effect_here("the configuration is always saved in the run's directory")
                 .acts_on("run directory")
                 .run_level(),
-            Key::integer("record_internal_nn_metrics", 0, "Record statistics of the activations.")
-                .refused(features::STATISTICS_OF_ACTIVATIONS)
-                .acts_on("metrics")
-                .may_change(),
+            Key::integer(
+                "record_internal_nn_metrics",
+                0,
+                "Record, if above 0, statistics of each layer's output at every training step: \
+                 `activ_mean/layer_NNN`, `activ_stdev/layer_NNN` and `activ_fraction_zero/layer_NNN`, each of a \
+                 whole batch, or averaged over its micro-batches.",
+            )
+            .at_least(0.0)
+            .acts_on("metrics")
+            .may_change(),
             Key::boolean(
                 "enable_goodput_recording",
                 false,
-                "Record how the time of a job was spent, in a cloud service.",
+                "Record how the time of the run is spent, over all its processes, in \
+                 `metrics/goodput.jsonl` of its directory.",
             )
-            .no_effect_here("the cloud service it reports to is not used")
             .acts_on("metrics")
             .run_level(),
             Key::boolean(
                 "monitor_goodput",
                 false,
-                "Report how the time of a job is spent, to a cloud service.",
+                "Report goodput and badput, the shares of the time in which the run progressed or did not, \
+                 among its metrics. Records them as well, as `enable_goodput_recording` does.",
             )
-            .no_effect_here("the cloud service it reports to is not used")
             .acts_on("metrics")
             .run_level(),
             Key::boolean("use_vertex_tensorboard", false, "Upload TensorBoard events to a cloud service.")
@@ -66,7 +75,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Report how long saving and restoring take to a cloud service.",
             )
-            .no_effect_here("no monitoring service of Google's is behind this program")
+            .no_effect_here("this program uses no monitoring service of Google")
             .acts_on("checkpoint")
             .run_level(),
             Key::boolean("enable_tunix_perf_metrics", false, "Record the performance of the Tunix trainer.")
@@ -101,20 +110,19 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "Debugging",
         prefix: None,
         keys: &[
-            Key::boolean("debug_sharding", false, "Print how each parameter is placed.")
+            Key::boolean("debug_sharding", false, "Print the placement of each parameter.")
                 .acts_on("placement")
                 .run_level(),
             Key::optional_text(
                 "jax_cache_dir",
-                "Directory of compiled programs; one in the user's cache directory if none.",
+                "Directory of the executable cache; one in the user's cache directory if none.",
             )
             .maxtext_default(Literal::Text("~/jax_cache"))
             .acts_on("runtime")
             .run_level(),
             Key::floats(
                 "constant_bound_config",
-                "Six fixed bounds for the operands of fp8 products, forward and backward; \
-                 measured if empty.",
+                "Six fixed bounds of the operands of fp8 products, forward and backward; measured if empty.",
             )
             .refused(features::QUANTIZATION)
             .acts_on("quantization"),
@@ -130,9 +138,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "jax_debug_log_modules",
                 "",
-                "JAX modules whose debug messages are printed, with commas between.",
+                "JAX modules whose debug messages are printed, separated by commas.",
             )
-            .no_effect_here("it sets the level of Python's loggers, of which this program has none")
+            .no_effect_here("it sets the level of Python's loggers, which this program does not have")
             .acts_on("logging")
             .run_level(),
             Key::boolean(
@@ -140,7 +148,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Do not connect to other processes at the start.",
             )
-            .no_effect_here("no process connects to others, as several are not built yet")
+            .no_effect_here("a run has one process; several are not built yet")
             .acts_on("runtime")
             .may_change(),
             Key::boolean("enable_single_controller", false, "Let one Pathways process control all devices.")
@@ -150,8 +158,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "subslice_shape",
                 "",
-                "Use only a part of a slice, of this shape in chips, such as `2,2,1`; empty \
-                 for all of it.",
+                "Shape in chips of the subslice to use, such as `2,2,1`; empty for the whole slice.",
             )
             .refused(features::CUSTOM_DEVICE_ORDERS)
             .acts_on("mesh")
@@ -183,14 +190,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "dump_hlo_local_module_name",
                 "jit_train_step",
-                "Only programs whose name contains this are dumped.",
+                "Dump only programs whose name contains this.",
             )
             .acts_on("runtime")
             .run_level(),
             Key::text(
                 "dump_hlo_module_name",
                 "jit_train_step",
-                "Only programs whose name contains this are uploaded.",
+                "Upload only programs whose name contains this.",
             )
             .no_effect_here("dumps are not uploaded")
             .acts_on("runtime")
@@ -199,7 +206,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .no_effect_here("dumps are not uploaded, so they are kept")
                 .acts_on("runtime")
                 .run_level(),
-            Key::text("dump_hlo_gcs_dir", "", "Where in cloud storage dumps are uploaded to.")
+            Key::text("dump_hlo_gcs_dir", "", "Location in cloud storage to which dumps are uploaded.")
                 .no_effect_here("dumps are not uploaded")
                 .acts_on("runtime")
                 .run_level(),
@@ -220,10 +227,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "",
                 "Compiler options for dumping programs, instead of the usual ones.",
             )
-            .no_effect_here(
-                "`compile_xla_flags` passes options to the compiler, those of its dumps \
-                 included",
-            )
+            .no_effect_here("`compile_xla_flags` passes options to the compiler, including those for dumps")
             .acts_on("runtime")
             .run_level(),
             Key::boolean(
@@ -254,7 +258,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "dump_jaxpr_gcs_dir",
                 "",
-                "Where in cloud storage dumps of traced programs are uploaded to.",
+                "Location in cloud storage to which dumps of traced programs are uploaded.",
             )
             .no_effect_here("dumps are not uploaded")
             .acts_on("runtime")
@@ -266,16 +270,21 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "Profiling",
         prefix: None,
         keys: &[
-            Key::choice("profiler", "", &["", "xplane", "nsys"], "The profiler that records some steps.")
-                .refused(features::PROFILING)
-                .acts_on("training loop")
-                .may_change(),
+            Key::of::<ProfilerChoice>(
+                "profiler",
+                "",
+                "The profiler that records some steps: `xplane` writes what the training loop does and what the \
+                 plugin records of devices into `tensorboard/plugins/profile` of the run's directory, for XProf \
+                 and for Perfetto.",
+            )
+            .acts_on("training loop")
+            .run_level(),
             Key::boolean(
                 "upload_all_profiler_results",
                 false,
                 "Record and keep a profile of every host instead of only the first.",
             )
-            .refused(features::PROFILING)
+            .no_effect_here("training runs on one host, whose profile is always kept")
             .only_with("profiler", &[])
             .acts_on("profiling")
             .run_level(),
@@ -286,22 +295,19 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  the profile.",
             )
             .at_least(0.0)
-            .refused(features::PROFILING)
             .only_with("profiler", &[])
             .acts_on("profiling")
             .run_level(),
             Key::integer("profiler_steps", 5, "Number of steps that one profile covers.")
                 .at_least(0.0)
-                .refused(features::PROFILING)
                 .only_with("profiler", &[])
                 .acts_on("profiling")
                 .run_level(),
             Key::boolean(
                 "profile_cleanly",
                 true,
-                "Wait for the devices before and after a profile, so that it holds whole steps.",
+                "Wait for the devices before and after a profile, so that it contains whole steps.",
             )
-            .refused(features::PROFILING)
             .only_with("profiler", &[])
             .acts_on("profiling")
             .run_level(),
@@ -312,8 +318,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  single one.",
             )
             .at_least(-1.0)
-            .neutral(&[Literal::Integer(0)])
-            .refused(features::PROFILING)
             .only_with("profiler", &[])
             .acts_on("profiling")
             .run_level(),
@@ -322,27 +326,26 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Leave the times of steps at which the profiler starts or stops out of the log.",
             )
-            .refused(features::PROFILING)
             .only_with("profiler", &[])
             .acts_on("profiling")
             .run_level(),
             Key::boolean(
                 "enable_jax_profiler",
                 false,
-                "Let a profile be taken from outside at any time, over a network port.",
+                "Allow profiles on demand over a network port.",
             )
-            .refused(features::PROFILING)
+            .refused(features::PROFILES_OVER_A_PORT)
             .only_with("profiler", &[])
             .acts_on("profiling")
             .run_level(),
             Key::integer(
                 "jax_profiler_port",
                 9999,
-                "Network port over which a profile may be taken from outside.",
+                "Network port for profiles on demand.",
             )
             .at_least(0.0)
             .at_most(65535.0)
-            .refused(features::PROFILING)
+            .refused(features::PROFILES_OVER_A_PORT)
             .only_with("profiler", &[])
             .acts_on("profiling")
             .run_level(),
@@ -351,7 +354,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Apply the options of TPU profiles, the keys `tpu_num_*`.",
             )
-            .refused(features::PROFILING)
+            .refused(features::PROFILE_OPTIONS_OF_TPUS)
             .only_with("profiler", &[])
             .acts_on("profiling")
             .run_level(),
@@ -361,7 +364,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of TPU chips of each process that are profiled.",
             )
             .at_least(0.0)
-            .refused(features::PROFILING)
+            .refused(features::PROFILE_OPTIONS_OF_TPUS)
             .only_with("profiler", &[])
             .acts_on("profiling")
             .run_level(),
@@ -371,7 +374,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of SparseCores of a TPU chip that are in a profile.",
             )
             .at_least(0.0)
-            .refused(features::PROFILING)
+            .refused(features::PROFILE_OPTIONS_OF_TPUS)
             .only_with("profiler", &[])
             .acts_on("profiling")
             .run_level(),
@@ -381,19 +384,18 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of tiles of each SparseCore that are in a profile.",
             )
             .at_least(0.0)
-            .refused(features::PROFILING)
+            .refused(features::PROFILE_OPTIONS_OF_TPUS)
             .only_with("profiler", &[])
             .acts_on("profiling")
             .run_level(),
             Key::integer(
                 "xprof_tpu_power_trace_level",
                 0,
-                "Detail with which a TPU's power is recorded: 0 turns it off, 1 is normal, 2 \
-                 the finest.",
+                "Level of detail of a TPU's power trace: 0 is off, 1 normal, 2 the finest.",
             )
             .at_least(0.0)
             .at_most(2.0)
-            .refused(features::PROFILING)
+            .refused(features::PROFILE_OPTIONS_OF_TPUS)
             .only_with("profiler", &[])
             .acts_on("profiling")
             .run_level(),
@@ -402,7 +404,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Record in a profile when a TPU's firmware slows the chip down.",
             )
-            .refused(features::PROFILING)
+            .refused(features::PROFILE_OPTIONS_OF_TPUS)
             .only_with("profiler", &[])
             .acts_on("profiling")
             .run_level(),
@@ -411,7 +413,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Record in a profile when a TPU's firmware changes the power level.",
             )
-            .refused(features::PROFILING)
+            .refused(features::PROFILE_OPTIONS_OF_TPUS)
             .only_with("profiler", &[])
             .acts_on("profiling")
             .run_level(),
@@ -420,12 +422,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Record in a profile when a TPU's firmware reports heat.",
             )
-            .refused(features::PROFILING)
+            .refused(features::PROFILE_OPTIONS_OF_TPUS)
             .only_with("profiler", &[])
             .acts_on("profiling")
             .run_level(),
             Key::boolean("profile_power_events", false, "Add a TPU's power and heat events to the profile.")
-                .refused(features::PROFILING)
+            .refused(features::PROFILE_OPTIONS_OF_TPUS)
                 .only_with("profiler", &[])
                 .acts_on("profiling")
                 .run_level(),
@@ -439,23 +441,23 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "compiled_trainstep_file",
                 "",
-                "File that the compiled training step is written to ahead of time and read \
-                 from; empty for none.",
+                "File of the training step compiled ahead of time, which `compile` writes and `train` \
+                 reads; empty for none.",
             )
             .acts_on("compilation")
             .may_change(),
             Key::text(
                 "compile_topology",
                 "",
-                "Name of the hardware that is not there to compile a run for, or to estimate it for, \
-                 such as `v5p-128`; empty for this machine.",
+                "Name of absent hardware for which a run is compiled or estimated, such as `v5p-128`; empty \
+                 for this machine.",
             )
             .acts_on("compilation")
             .run_level(),
             Key::integer(
                 "compile_topology_num_slices",
                 -1,
-                "Number of slices of the hardware that `compile_topology` names; -1 for one.",
+                "Number of slices of `compile_topology`; -1 for one.",
             )
             .at_least(-1.0)
             .at_most(1024.0)
@@ -465,8 +467,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "write_estimator_result",
                 false,
-                "Write the commands that a search for batch size and remat policy suggests to \
-                 a file.",
+                "Write the commands suggested by a search for batch size and remat policy to a file.",
             )
             .refused(features::MEMORY_ESTIMATES)
             .acts_on("runtime")

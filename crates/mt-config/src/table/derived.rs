@@ -1,4 +1,4 @@
-//! Values that follow from other keys, and cannot be set. How is in `crate::derived`.
+//! Keys that follow from other keys and cannot be set; `crate::derived` computes them.
 
 use super::KeyGroup;
 use crate::key::{Key, Literal};
@@ -26,13 +26,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         Key::optional_integer("num_decoder_layers", "Number of decoder layers.")
             .derived(&["base_num_decoder_layers", "global_parameter_scale"])
             .acts_on("model"),
-        Key::optional_integer("num_target_devices", "Number of devices, if the configuration says it.")
+        Key::optional_integer("num_target_devices", "Number of devices, if the configuration determines it.")
             .derived(&["num_cpu_devices", "hardware"])
             .acts_on("mesh"),
         Key::optional_integers(
             "ici_parallelism",
-            "Sizes of the mesh axes within a slice, in the order of `mesh_axes`; none \
-             while the number of devices is not known.",
+            "Sizes of the mesh axes within a slice, in the order of `mesh_axes`; none while the number of \
+             devices is unknown.",
         )
         .derived(&["mesh_axes", "ici_fsdp_parallelism"])
         .acts_on("mesh"),
@@ -42,69 +42,66 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         )
         .derived(&["mesh_axes", "dcn_data_parallelism"])
         .acts_on("mesh"),
-        Key::optional_integer("num_diloco_replicas", "Number of replicas that train apart.")
+        Key::optional_integer("num_diloco_replicas", "Number of replicas that train separately.")
             .derived(&["ici_diloco_parallelism", "dcn_diloco_parallelism"])
             .acts_on("mesh"),
         Key::optional_boolean("using_pipeline_parallelism", "Whether layers are split into stages.")
             .derived(&["ici_pipeline_parallelism", "dcn_pipeline_parallelism"])
             .acts_on("mesh")
             .neutral(&[Literal::Bool(false)]),
-        Key::optional_integer("context_parallel_size", "Number of parts that sequences are split into.")
+        Key::optional_integer("context_parallel_size", "Number of shards of a sequence.")
             .derived(&["logical_axis_rules", "ici_context_parallelism", "dcn_context_parallelism"])
             .acts_on("mesh")
             .neutral(&[Literal::Integer(1)]),
         Key::optional_integer(
             "micro_batch_size_to_train_on",
-            "Sequences on all devices in one pass of a training step.",
+            "Micro-batch size in sequences, over all devices.",
         )
         .derived(&["per_device_batch_size"])
         .acts_on("data"),
         Key::optional_integer(
             "global_batch_size_to_train_on",
-            "Sequences on all devices in a training step.",
+            "Batch size of a training step in sequences, over all devices.",
         )
         .derived(&["per_device_batch_size", "gradient_accumulation_steps"])
         .acts_on("data"),
-        Key::optional_integer("global_batch_size_to_load", "Sequences that are read for a training step.")
+        Key::optional_integer("global_batch_size_to_load", "Sequences loaded for a training step.")
             .derived(&["per_device_batch_size", "gradient_accumulation_steps"])
             .acts_on("data"),
         Key::optional_integer(
             "micro_batch_size_to_eval_on",
-            "Sequences on all devices in one pass of an evaluation step.",
+            "Micro-batch size of evaluation in sequences, over all devices.",
         )
         .derived(&["eval_per_device_batch_size"])
         .acts_on("evaluation"),
         Key::optional_integer(
             "global_batch_size_to_eval_on",
-            "Sequences on all devices in an evaluation step.",
+            "Batch size of an evaluation step in sequences, over all devices.",
         )
         .derived(&["eval_per_device_batch_size"])
         .acts_on("evaluation"),
-        Key::optional_integer(
-            "global_batch_size_to_load_eval",
-            "Sequences that are read for an evaluation step.",
-        )
-        .derived(&["eval_per_device_batch_size"])
-        .acts_on("evaluation"),
+        Key::optional_integer("global_batch_size_to_load_eval", "Sequences loaded for an evaluation step.")
+            .derived(&["eval_per_device_batch_size"])
+            .acts_on("evaluation"),
         Key::optional_integer(
             "global_batch_size_to_load_start",
-            "Sequences that are read for the first steps of a batch that grows.",
+            "Sequences loaded for a step at the first batch size of the ramp-up.",
         )
         .derived(&["per_device_batch_size_start"])
         .acts_on("data"),
         Key::optional_integer(
             "global_batch_size_to_load_increment",
-            "Sequences by which a batch grows at a time.",
+            "Increment of the loaded batch size in the ramp-up, in sequences.",
         )
         .derived(&["per_device_batch_size_increment"])
         .acts_on("data"),
         Key::optional_float(
             "rampup_samples_per_increment_to_load",
-            "Sequences that are trained on before a batch grows again.",
+            "Sequences trained on at each batch size of the ramp-up.",
         )
         .derived(&["global_rampup_samples"])
         .acts_on("data"),
-        Key::optional_integer("rampup_end_step", "The step at which a batch has grown to its full size.")
+        Key::optional_integer("rampup_end_step", "First step with the full batch size.")
             .derived(&["global_rampup_samples"])
             .acts_on("data"),
         Key::optional_text("checkpoint_dir", "Directory of the run's checkpoints.")
@@ -127,7 +124,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         .acts_on("remat"),
         Key::optional_texts(
             "tensors_to_offload",
-            "Named tensors that a custom remat policy moves to the host.",
+            "Named tensors that a custom remat policy offloads to host memory.",
         )
         .derived(&["remat_policy"])
         .acts_on("remat"),

@@ -26,8 +26,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "capacity_factor",
                 -1.0,
-                "Room of each expert, as a multiple of an even share of the tokens; -1 drops \
-                 no token.",
+                "Capacity of each expert, as a multiple of an even share of the tokens; -1 drops no token.",
             )
             .neutral(&[Literal::Float(0.0)])
             .refused(features::MIXTURES_OF_EXPERTS)
@@ -36,8 +35,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "ragged_buffer_factor",
                 -1.0,
-                "Room for tokens from other devices, as a multiple of an even share; -1 for \
-                 the worst case.",
+                "Buffer for tokens from other devices, as a multiple of an even share; -1 for the worst \
+                 case.",
             )
             .neutral(&[Literal::Float(0.0)])
             .refused(features::EXPERT_PARALLELISM)
@@ -74,8 +73,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "load_balance_loss_weight",
                 0.0,
-                "Weight in the loss of how unevenly tokens are spread over experts; 0 turns it \
-                 off.",
+                "Loss weight of the imbalance of tokens over experts; 0 turns it off.",
             )
             .at_least(0.0)
             .refused(features::MIXTURES_OF_EXPERTS)
@@ -84,8 +82,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "use_custom_sort_vjp",
                 true,
-                "Differentiate the sorting of tokens by a rule of its own instead of the \
-                 general one.",
+                "Differentiate the sorting of tokens by a dedicated rule instead of the general one.",
             )
             .no_effect_here("how a sort is differentiated is fixed by this program's own autodiff")
             .acts_on("autodiff")
@@ -119,7 +116,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "interleave_moe_layer_step",
                 1,
-                "Number of layers of which the last has experts; 1 for experts in every layer.",
+                "Every layer whose number is a multiple of this has experts; 1 for experts in every layer.",
             )
             .at_least(1.0)
             .refused(features::MIXTURES_OF_EXPERTS)
@@ -261,8 +258,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  for its own estimate.",
             )
             .no_effect_here(
-                "it describes a Pallas kernel to the scheduler; XLA knows the cost of what it \
-                 compiles",
+                "it describes a Pallas kernel to the scheduler; XLA knows the cost of its own code",
             )
             .acts_on("compilation")
             .may_change(),
@@ -273,8 +269,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  tokens; -1 for its own estimate.",
             )
             .no_effect_here(
-                "it describes a Pallas kernel to the scheduler; XLA knows the cost of what it \
-                 compiles",
+                "it describes a Pallas kernel to the scheduler; XLA knows the cost of its own code",
             )
             .acts_on("compilation")
             .may_change(),
@@ -285,8 +280,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  -1 for its own estimate.",
             )
             .no_effect_here(
-                "it describes a Pallas kernel to the scheduler; XLA knows the cost of what it \
-                 compiles",
+                "it describes a Pallas kernel to the scheduler; XLA knows the cost of its own code",
             )
             .acts_on("compilation")
             .may_change(),
@@ -297,8 +291,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  tokens; -1 for its own estimate.",
             )
             .no_effect_here(
-                "it describes a Pallas kernel to the scheduler; XLA knows the cost of what it \
-                 compiles",
+                "it describes a Pallas kernel to the scheduler; XLA knows the cost of its own code",
             )
             .acts_on("compilation")
             .may_change(),
@@ -331,8 +324,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "shared_experts",
                 0,
-                "Number of experts that every token passes through, besides those it is routed \
-                 to.",
+                "Number of experts that process every token, in addition to the routed experts.",
             )
             .at_least(0.0)
             .refused(features::MIXTURES_OF_EXPERTS)
@@ -363,8 +355,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "routed_bias_update_rate",
                 0.0,
-                "Step by which the routing bias of busy experts falls and that of idle ones \
-                 rises; 0 turns it off.",
+                "Update of the routing bias, which falls for busy experts and rises for idle ones; 0 turns \
+                 it off.",
             )
             .at_least(0.0)
             .refused(features::MIXTURES_OF_EXPERTS)
@@ -393,7 +385,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "use_batch_split_schedule",
                 false,
-                "Split each batch into parts that take turns, so that transfers between \
+                "Split each batch into parts that are processed alternately, so that transfers between \
                  experts overlap with computation.",
             )
             .refused(features::EXPERT_PARALLELISM)

@@ -1,4 +1,4 @@
-//! Features that are not built yet and that several keys or choices ask for.
+//! Features that are not built yet and that several keys or choices request.
 
 pub(crate) const ARRAY_RECORD: &str = "data in ArrayRecord files";
 pub(crate) const ATTENTION_OUTPUT_OF_ANOTHER_WIDTH: &str = "attention output of another width";
@@ -52,7 +52,9 @@ pub(crate) const PIPELINE_PARALLELISM: &str = "pipeline parallelism";
 pub(crate) const PREFERENCE_OPTIMIZATION: &str = "preference optimization";
 pub(crate) const PREFIX_CACHING: &str = "prefix caching";
 pub(crate) const PROCESSES: &str = "several processes";
-pub(crate) const PROFILING: &str = "profiling";
+pub(crate) const PROFILES_BY_NSYS: &str = "profiles by Nsight Systems";
+pub(crate) const PROFILES_OVER_A_PORT: &str = "profiles over a network port";
+pub(crate) const PROFILE_OPTIONS_OF_TPUS: &str = "options of TPU profiles";
 pub(crate) const QK_NORM: &str = "normalized queries and keys without a scale";
 pub(crate) const QUANTIZATION: &str = "quantization";
 pub(crate) const QUANTIZED_CACHE: &str = "a quantized cache";
@@ -66,17 +68,16 @@ pub(crate) const SERVING: &str = "serving";
 pub(crate) const SERVING_ON_SEPARATE_SLICES: &str = "serving on separate slices";
 pub(crate) const SEVERAL_COLUMNS: &str = "documents from several columns";
 pub(crate) const SPARSE_WEIGHTS: &str = "sparse weights";
-pub(crate) const STATISTICS_OF_ACTIVATIONS: &str = "statistics of activations";
-pub(crate) const STRIPED_SEQUENCES: &str = "sequences dealt to devices in stripes";
+pub(crate) const STACKS_IN_THE_CLOUD: &str = "stack traces in a cloud service";
+pub(crate) const STRIPED_SEQUENCES: &str = "striped sequences";
 pub(crate) const SUPERVISED_FINE_TUNING: &str = "supervised fine-tuning";
 pub(crate) const TENSORFLOW_DATASETS: &str = "TensorFlow datasets";
 pub(crate) const TOKENIZED_DATA: &str = "data that is already tokenized";
 pub(crate) const WANDB: &str = "Weights & Biases";
 pub(crate) const WRITING_ZARR_VERSION_2: &str = "writing Zarr version 2";
-pub(crate) const V6E_RING: &str = "meshes in the order of a TPU v6e's ring";
 pub(crate) const YARN: &str = "variants of YaRN";
 
-/// What works in place of some of the features.
+/// Alternatives to some of the features.
 const INSTEAD: &[(&str, &str)] = &[
     (CLOUD_STORAGE, "use a path of this machine, to which a bucket may be mounted"),
     (
@@ -87,11 +88,15 @@ const INSTEAD: &[(&str, &str)] = &[
         OCDBT_CHECKPOINTS,
         "leave the key out: arrays are saved as Zarr files without a database, which Orbax and MaxText read",
     ),
+    (
+        PROFILES_BY_NSYS,
+        "leave the key out and run `nsys profile maxtext train …`, which profiles the whole run; or use `profiler=xplane`",
+    ),
     (SEVERAL_ANSWERS_FROM_ONE_PREFILL, "set `decode_num_samples` to the number of answers to each prompt"),
     (SEVERAL_COLUMNS, "name the column that holds the text, such as `train_data_columns=text`"),
 ];
 
-/// What works in place of a feature, where it is more than leaving out the keys that ask for it.
+/// The hint for a missing feature, if more can be done than leaving out the keys that request it.
 pub(crate) fn instead(feature: &str) -> Option<&'static str> {
     INSTEAD.iter().find(|(known, _)| *known == feature).map(|(_, instead)| *instead)
 }

@@ -1,4 +1,4 @@
-//! Fine-tuning, preferences, adapters and distillation.
+//! Fine-tuning, preference optimization, adapters and distillation.
 
 use super::{KeyGroup, features};
 use crate::key::{Key, Literal};
@@ -18,7 +18,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "sft_train_on_completion_only",
                 false,
-                "Leave prompts out of the loss, so that only answers are learned.",
+                "Exclude prompts from the loss, so that only answers are learned.",
             )
             .refused(features::SUPERVISED_FINE_TUNING)
             .only_with("use_sft", &[])
@@ -26,8 +26,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "formatting_func_path",
                 "",
-                "Function of the user's that turns a row of a fine-tuning dataset into a \
-                 conversation.",
+                "User function that turns a row of a fine-tuning dataset into a conversation.",
             )
             .refused(features::SUPERVISED_FINE_TUNING)
             .only_with("use_sft", &[])
@@ -50,20 +49,16 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "Preference optimization",
         prefix: Some("dpo"),
         keys: &[
-            Key::float(
-                "dpo_label_smoothing",
-                0.0,
-                "Assumed share of preference pairs that are labelled the wrong way round.",
-            )
-            .at_least(0.0)
-            .at_most(1.0)
-            .refused(features::PREFERENCE_OPTIMIZATION)
-            .only_with("use_dpo", &[])
-            .acts_on("preference optimization"),
+            Key::float("dpo_label_smoothing", 0.0, "Assumed share of preference pairs with swapped labels.")
+                .at_least(0.0)
+                .at_most(1.0)
+                .refused(features::PREFERENCE_OPTIMIZATION)
+                .only_with("use_dpo", &[])
+                .acts_on("preference optimization"),
             Key::float(
                 "dpo_beta",
                 0.1,
-                "How strongly DPO holds the model to its reference; larger values stay closer.",
+                "Strength with which DPO keeps the model close to its reference; larger values stay closer.",
             )
             .refused(features::PREFERENCE_OPTIMIZATION)
             .only_with("use_dpo", &[])
@@ -72,8 +67,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "algo",
                 "dpo",
                 &["dpo", "orpo"],
-                "Which loss is computed on preference pairs: DPO with a reference model, or \
-                 ORPO without one.",
+                "Loss on preference pairs: DPO with a reference model, or ORPO without one.",
             )
             .refused(features::PREFERENCE_OPTIMIZATION)
             .only_with("use_dpo", &[])
@@ -88,7 +82,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("preference optimization"),
             Key::optional_integer(
                 "max_prompt_length",
-                "Most tokens of a prompt in preference data; half of `max_target_length` if \
+                "Maximum number of tokens of a prompt in preference data; half of `max_target_length` if \
                  none.",
             )
             .at_least(1.0)
@@ -105,7 +99,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "enable_lora",
                 false,
-                "Train low-rank adapters and leave the weights of the model as they are.",
+                "Train low-rank adapters and freeze the weights of the model.",
             )
             .refused(features::LORA_ADAPTERS)
             .acts_on("fine-tuning"),
@@ -126,8 +120,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "lora_module_path",
                 "",
-                "Regular expression of the modules that get adapters; those usual for the \
-                 model family if empty.",
+                "Regular expression of the modules that get adapters; the model family's usual modules if \
+                 empty.",
             )
             .refused(features::LORA_ADAPTERS)
             .only_with("enable_lora", &[])
@@ -182,8 +176,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("distillation"),
             Key::optional_text(
                 "offline_data_dir",
-                "Directory of the teacher's saved top logits, which then stand in for a \
-                 teacher that runs; none or empty for online distillation.",
+                "Directory of the teacher's saved top logits, which replace a running teacher; none or \
+                 empty for online distillation.",
             )
             .neutral(&[Literal::Text("")])
             .refused(features::DISTILLATION)
@@ -231,8 +225,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("distillation"),
             Key::optional_float(
                 "distill_alpha_end",
-                "Value that `distill_alpha` reaches at the last step; it stays as it is if \
-                 none.",
+                "Value that `distill_alpha` reaches at the last step; constant if none.",
             )
             .at_least(0.0)
             .refused(features::DISTILLATION)
@@ -241,14 +234,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "distill_alpha_schedule",
                 "constant",
                 &["constant", "linear", "cosine"],
-                "How `distill_alpha` goes from its first to its last value over the run.",
+                "Schedule of `distill_alpha` from its first to its last value.",
             )
             .refused(features::DISTILLATION)
             .acts_on("distillation"),
             Key::optional_float(
                 "distill_temperature_end",
-                "Value that `distill_temperature` reaches at the last step; it stays as it is \
-                 if none.",
+                "Value that `distill_temperature` reaches at the last step; constant if none.",
             )
             .at_least(0.0)
             .refused(features::DISTILLATION)
@@ -257,13 +249,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "distill_temperature_schedule",
                 "constant",
                 &["constant", "linear", "cosine"],
-                "How `distill_temperature` goes from its first to its last value over the run.",
+                "Schedule of `distill_temperature` from its first to its last value.",
             )
             .refused(features::DISTILLATION)
             .acts_on("distillation"),
             Key::optional_float(
                 "distill_beta_end",
-                "Value that `distill_beta` reaches at the last step; it stays as it is if none.",
+                "Value that `distill_beta` reaches at the last step; constant if none.",
             )
             .at_least(0.0)
             .refused(features::DISTILLATION)
@@ -272,15 +264,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "distill_beta_schedule",
                 "constant",
                 &["constant", "linear", "cosine"],
-                "How `distill_beta` goes from its first to its last value over the run.",
+                "Schedule of `distill_beta` from its first to its last value.",
             )
             .refused(features::DISTILLATION)
             .acts_on("distillation"),
             Key::boolean(
                 "learn_to_init_mode",
                 false,
-                "Learn the start of the student's attention as a linear map of the teacher's \
-                 weights.",
+                "Learn the student's initial attention weights as a linear map of the teacher's.",
             )
             .refused(features::DISTILLATION)
             .acts_on("distillation"),
@@ -294,27 +285,25 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("distillation"),
             Key::mapping(
                 "distill_weights_copy_map",
-                "Which of the teacher's parameters are copied into which of the student's at \
-                 the start.",
+                "Map from teacher parameters to the student parameters that they initialize.",
             )
             .refused(features::DISTILLATION)
             .acts_on("distillation"),
             Key::mapping(
                 "distill_student_weights_share_map",
-                "Which parameters of the student are shared, so that two names stand for one \
-                 array.",
+                "Map of student parameters that share one array.",
             )
             .refused(features::DISTILLATION)
             .acts_on("distillation"),
             Key::optional_texts(
                 "student_params_to_update",
-                "Parts of the names of those student parameters that are trained; all if none.",
+                "Substrings of the names of the student parameters to train; all parameters if none.",
             )
             .refused(features::DISTILLATION)
             .acts_on("distillation"),
             Key::optional_text(
                 "attn_module_name",
-                "Name of the attention module inside a layer whose start is learned from the \
+                "Name of the attention module in a layer whose initial weights are learned from the \
                  teacher.",
             )
             .refused(features::DISTILLATION)

@@ -1,4 +1,4 @@
-//! Lengths, prompts and sampling.
+//! Sequence lengths, prompts and sampling.
 
 use super::{KeyGroup, features};
 use crate::{groups::SamplingStrategy, key::Key};
@@ -12,45 +12,41 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "max_target_length",
                 2048,
-                "Tokens in a training sequence; when decoding, in prompt and answer together.",
+                "Sequence length in tokens; when decoding, of prompt and answer together.",
             )
             .at_least(1.0)
             .at_most(16_777_216.0)
             .acts_on("model"),
-            Key::integer("max_prefill_predict_length", 64, "Most tokens of a prompt.")
+            Key::integer("max_prefill_predict_length", 64, "Maximum length of a prompt in tokens.")
                 .at_least(1.0)
                 .acts_on("decoding")
                 .may_change(),
             Key::text("prompt", "I love to", "The text that decoding continues.")
                 .acts_on("decoding")
                 .may_change(),
-            Key::texts("prompts", &[], "Several texts to continue at once, instead of `prompt`.")
+            Key::texts("prompts", &[], "Several prompts to continue in one batch, instead of `prompt`.")
                 .acts_on("decoding")
                 .may_change()
                 .own(),
             Key::text(
                 "tokens_path",
                 "",
-                "A JSON file of lists of tokens, one list a row, whose logits `maxtext logits` computes.",
+                "JSON file of token ids, one list per row, for which `maxtext logits` computes logits.",
             )
             .acts_on("decoding")
             .run_level()
             .own(),
-            Key::text("logits_path", "", "The file in NumPy's format that `maxtext logits` writes.")
+            Key::text("logits_path", "", "File that `maxtext logits` writes, in NumPy's format.")
                 .acts_on("decoding")
                 .run_level()
                 .own(),
-            Key::text("prompts_file", "", "A file with a prompt on each line, instead of `prompt`.")
+            Key::text("prompts_file", "", "File with one prompt per line, instead of `prompt`.")
                 .acts_on("decoding")
                 .may_change()
                 .own(),
-            Key::text(
-                "autoregressive_decode_assert",
-                "",
-                "The answer that is expected; any other makes the command fail.",
-            )
-            .acts_on("decoding")
-            .may_change(),
+            Key::text("autoregressive_decode_assert", "", "Expected answer; the command fails on any other.")
+                .acts_on("decoding")
+                .may_change(),
             Key::boolean("return_log_prob", false, "Return the log-probability of each token.")
                 .refused(features::LOG_PROBABILITIES_OF_DECODED_TOKENS)
                 .acts_on("decoding")
@@ -78,10 +74,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "model_call_mode",
                 "",
-                "Says that the model is called for `inference` rather than for training, which \
-                 is the empty text.",
+                "Whether the model is called for `inference` or, if empty, for training.",
             )
-            .no_effect_here("each command knows by itself whether it trains or generates")
+            .no_effect_here("the command determines whether the model is trained or generates")
             .acts_on("model")
             .may_change(),
             Key::integer(
@@ -127,15 +122,16 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::of::<SamplingStrategy>(
                 "decode_sampling_strategy",
                 "greedy",
-                "How the next token is chosen: the likeliest, any by its probability, from the \
-                 likeliest few by probability mass or number, or by both.",
+                "How the next token is chosen: the most probable (`greedy`), by probability (`weighted`), \
+                 or by probability among the top tokens by mass (`nucleus`), number (`topk`) or both \
+                 (`composite`).",
             )
             .acts_on("sampling")
             .may_change(),
             Key::float(
                 "decode_sampling_nucleus_p",
                 -1.0,
-                "Probability mass that `nucleus` and `composite` draw from.",
+                "Probability mass from which `nucleus` and `composite` sample.",
             )
             .only_with("decode_sampling_strategy", &["nucleus", "composite"])
             .at_least(-1.0)
@@ -145,7 +141,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "decode_sampling_top_k",
                 0,
-                "Number of tokens that `topk` and `composite` draw from.",
+                "Number of tokens from which `topk` and `composite` sample.",
             )
             .only_with("decode_sampling_strategy", &["topk", "composite"])
             .at_least(0.0)
@@ -154,17 +150,17 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "decode_sampling_temperature",
                 1.0,
-                "Divides the logits: below 1 the likely tokens become likelier.",
+                "Divisor of the logits; values below 1 sharpen the distribution.",
             )
             .at_least(0.0)
             .acts_on("sampling")
             .may_change(),
-            Key::integer("decode_seed", 0, "Seed of the draws.")
+            Key::integer("decode_seed", 0, "Seed of sampling.")
                 .at_least(0.0)
                 .acts_on("sampling")
                 .may_change()
                 .own(),
-            Key::integer("decode_num_samples", 1, "Answers to each prompt.")
+            Key::integer("decode_num_samples", 1, "Number of answers to each prompt.")
                 .at_least(1.0)
                 .acts_on("sampling")
                 .may_change()
@@ -181,7 +177,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Stack the caches of all layers into one array after a prompt is processed.",
             )
-            .no_effect_here("it arranges JetStream's cache of a prompt, which does not exist here")
+            .no_effect_here("it arranges JetStream's prefill cache, which does not exist here")
             .acts_on("decoding")
             .may_change(),
             Key::text(
@@ -226,24 +222,20 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "inference_server",
                 "MaxtextInterleavedServer",
-                "Whether a server processes prompts and generates on the same devices or on \
-                 separate slices.",
+                "Placement of prefill and generation in a server: on the same devices or on separate \
+                 slices.",
             )
             .refused(features::SERVING_ON_SEPARATE_SLICES)
             .acts_on("server")
             .may_change(),
-            Key::text(
-                "prefill_slice",
-                "v5e-16",
-                "Kind of slice that processes prompts when they have a slice of their own.",
-            )
-            .refused(features::SERVING_ON_SEPARATE_SLICES)
-            .acts_on("server")
-            .may_change(),
+            Key::text("prefill_slice", "v5e-16", "Slice type for prefill on a separate slice.")
+                .refused(features::SERVING_ON_SEPARATE_SLICES)
+                .acts_on("server")
+                .may_change(),
             Key::text(
                 "generate_slice",
                 "v5e-16",
-                "Kind of slice that generates answers when prompts have a slice of their own.",
+                "Slice type for generation if prefill has a separate slice.",
             )
             .refused(features::SERVING_ON_SEPARATE_SLICES)
             .acts_on("server")
@@ -258,7 +250,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "inference_microbenchmark_prefill_lengths",
                 "64,128,256,512,1024",
-                "Lengths of the prompts that are timed, in tokens, with commas between.",
+                "Lengths of the prompts that are timed, in tokens, separated by commas.",
             )
             .refused(features::BENCHMARKS_OF_INFERENCE)
             .acts_on("decoding")
@@ -266,8 +258,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "inference_microbenchmark_stages",
                 "prefill,generate",
-                "Stages of inference that are timed, `prefill` and `generate`, with commas \
-                 between.",
+                "Stages of inference that are timed, `prefill` and `generate`, separated by commas.",
             )
             .refused(features::BENCHMARKS_OF_INFERENCE)
             .acts_on("decoding")
@@ -292,7 +283,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integers(
                 "inference_microbenchmark_num_samples",
                 &[1, 2, 3, 4, 5],
-                "Numbers of answers to a prompt for which drawing several of them is timed.",
+                "Numbers of answers per prompt for which sampling is timed.",
             )
             .refused(features::BENCHMARKS_OF_INFERENCE)
             .acts_on("decoding")
@@ -300,8 +291,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "inference_metadata_file",
                 "",
-                "JSON file with facts about the machine and the model that are added to the \
-                 results of a benchmark.",
+                "JSON file with properties of machine and model that are added to the results of a \
+                 benchmark.",
             )
             .refused(features::BENCHMARKS_OF_INFERENCE)
             .acts_on("decoding")
@@ -311,7 +302,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Run on one process and one slice, as tests of inference do.",
             )
-            .no_effect_here("it only keeps JAX's distributed system from starting, which is not used here")
+            .no_effect_here(
+                "it only prevents JAX's distributed system, which is not used here, from \
+                             starting",
+            )
             .acts_on("runtime")
             .may_change(),
         ],

@@ -1,4 +1,4 @@
-//! Sizes of kernels.
+//! Tile and block sizes of kernels.
 
 use super::{KeyGroup, features};
 use crate::key::{Key, Literal};
@@ -9,58 +9,56 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "Attention kernels",
         prefix: None,
         keys: &[
-            Key::integer(
+            Key::optional_integer(
                 "sa_block_q",
-                512,
-                "Splash attention: number of positions in a block of queries in the forward \
-                 kernel.",
+                "The most positions in a block of queries of blockwise attention; blocks are evened \
+                 out over the sequence. None is the best known size, and on CPUs the kernel's own.",
             )
-            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .at_least(1.0)
+            .maxtext_default(Literal::Integer(512))
             .acts_on("attention")
             .may_change(),
-            Key::integer(
+            Key::optional_integer(
                 "sa_block_kv",
-                512,
-                "Splash attention: number of positions in a block of keys and values that the \
-                 forward kernel loads.",
+                "The most positions in a block of keys and values of blockwise attention; none as for \
+                 `sa_block_q`.",
             )
-            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .at_least(1.0)
+            .maxtext_default(Literal::Integer(512))
             .acts_on("attention")
             .may_change(),
-            Key::integer(
+            Key::optional_integer(
                 "sa_block_kv_compute",
-                512,
-                "Splash attention: number of positions in a block of keys and values that the \
-                 forward kernel multiplies at a time.",
+                "The most positions in a block of keys and values that is multiplied at a time. The \
+                 compiler loads what it multiplies, so the smaller of this and `sa_block_kv` counts.",
             )
-            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .at_least(1.0)
+            .maxtext_default(Literal::Integer(512))
             .acts_on("attention")
             .may_change(),
-            Key::integer(
+            Key::optional_integer(
                 "sa_block_q_dkv",
-                512,
-                "Splash attention: number of positions in a block of queries where the \
-                 gradients of keys and values are computed.",
+                "As `sa_block_q`, in the backward pass, which computes all gradients of a block \
+                 together.",
             )
-            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .at_least(1.0)
+            .maxtext_default(Literal::Integer(512))
             .acts_on("attention")
             .may_change(),
-            Key::integer(
+            Key::optional_integer(
                 "sa_block_kv_dkv",
-                512,
-                "Splash attention: number of positions in a block of keys and values where \
-                 their gradients are computed.",
+                "As `sa_block_kv`, in the backward pass.",
             )
-            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .at_least(1.0)
+            .maxtext_default(Literal::Integer(512))
             .acts_on("attention")
             .may_change(),
-            Key::integer(
+            Key::optional_integer(
                 "sa_block_kv_dkv_compute",
-                512,
-                "Splash attention: number of positions in a block of keys and values that are \
-                 multiplied at a time for their gradients.",
+                "As `sa_block_kv_compute`, in the backward pass.",
             )
-            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .at_least(1.0)
+            .maxtext_default(Literal::Integer(512))
             .acts_on("attention")
             .may_change(),
             Key::integer(
@@ -69,7 +67,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Splash attention: number of positions in a block of queries where their \
                  gradients are computed.",
             )
-            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .no_effect_here("the backward pass computes the gradients of queries with those of keys and values, in the blocks of `sa_block_q_dkv` and `sa_block_kv_dkv`")
             .acts_on("attention")
             .may_change(),
             Key::integer(
@@ -78,7 +76,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Splash attention: number of positions in a block of keys and values where the \
                  gradients of queries are computed.",
             )
-            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .no_effect_here("the backward pass computes the gradients of queries with those of keys and values, in the blocks of `sa_block_q_dkv` and `sa_block_kv_dkv`")
             .acts_on("attention")
             .may_change(),
             Key::boolean(
@@ -86,7 +84,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Compute all gradients of splash attention in one kernel instead of two.",
             )
-            .no_effect_here("it selects a Pallas kernel; attention here is compiled by XLA")
+            .no_effect_here("blockwise attention always computes all gradients in one pass")
             .acts_on("attention")
             .may_change(),
             Key::choice(
@@ -119,8 +117,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "use_max_logit_estimate",
                 -1,
-                "Assumed largest attention logit, so that splash attention need not find it; \
-                 -1 to find it.",
+                "Assumed largest attention logit, which spares splash attention the search; -1 to search.",
             )
             .no_effect_here(
                 "it is for a Pallas kernel; attention here always subtracts the true largest \
@@ -135,8 +132,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  attention; -1 for its own estimate.",
             )
             .no_effect_here(
-                "it describes a Pallas kernel to the scheduler; XLA knows the cost of what it \
-                 compiles",
+                "it describes a Pallas kernel to the scheduler; XLA knows the cost of its own code",
             )
             .acts_on("compilation")
             .may_change(),
@@ -147,8 +143,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  attention; -1 for its own estimate.",
             )
             .no_effect_here(
-                "it describes a Pallas kernel to the scheduler; XLA knows the cost of what it \
-                 compiles",
+                "it describes a Pallas kernel to the scheduler; XLA knows the cost of its own code",
             )
             .acts_on("compilation")
             .may_change(),
@@ -213,7 +208,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "As `sa_block_q`, for layers of local attention; none takes the value of that \
                  key.",
             )
-            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .at_least(1.0)
             .acts_on("attention")
             .may_change(),
             Key::optional_integer(
@@ -221,7 +216,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "As `sa_block_kv`, for layers of local attention; none takes the value of that \
                  key.",
             )
-            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .at_least(1.0)
             .acts_on("attention")
             .may_change(),
             Key::optional_integer(
@@ -229,7 +224,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "As `sa_block_kv_compute`, for layers of local attention; none takes the value \
                  of that key.",
             )
-            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .at_least(1.0)
             .acts_on("attention")
             .may_change(),
             Key::optional_integer(
@@ -237,7 +232,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "As `sa_block_q_dkv`, for layers of local attention; none takes the value of \
                  that key.",
             )
-            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .at_least(1.0)
             .acts_on("attention")
             .may_change(),
             Key::optional_integer(
@@ -245,7 +240,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "As `sa_block_kv_dkv`, for layers of local attention; none takes the value of \
                  that key.",
             )
-            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .at_least(1.0)
             .acts_on("attention")
             .may_change(),
             Key::optional_integer(
@@ -253,7 +248,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "As `sa_block_kv_dkv_compute`, for layers of local attention; none takes the \
                  value of that key.",
             )
-            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .at_least(1.0)
             .acts_on("attention")
             .may_change(),
             Key::optional_integer(
@@ -261,7 +256,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "As `sa_block_q_dq`, for layers of local attention; none takes the value of \
                  that key.",
             )
-            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .no_effect_here("the backward pass computes the gradients of queries with those of keys and values, in the blocks of `local_sa_block_q_dkv` and `local_sa_block_kv_dkv`")
             .acts_on("attention")
             .may_change(),
             Key::optional_integer(
@@ -269,7 +264,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "As `sa_block_kv_dq`, for layers of local attention; none takes the value of \
                  that key.",
             )
-            .no_effect_here("it sizes a Pallas kernel; attention here is compiled by XLA")
+            .no_effect_here("the backward pass computes the gradients of queries with those of keys and values, in the blocks of `local_sa_block_q_dkv` and `local_sa_block_kv_dkv`")
             .acts_on("attention")
             .may_change(),
             Key::optional_boolean(
@@ -277,7 +272,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "As `sa_use_fused_bwd_kernel`, for layers of local attention; none takes the \
                  value of that key.",
             )
-            .no_effect_here("it selects a Pallas kernel; attention here is compiled by XLA")
+            .no_effect_here("blockwise attention always computes all gradients in one pass")
             .acts_on("attention")
             .may_change(),
             Key::optional_choice(
@@ -354,26 +349,18 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "Paged cache",
         prefix: None,
         keys: &[
-            Key::integer(
-                "pagedattn_num_pages",
-                64,
-                "Number of pages that the cache of keys and values consists of.",
-            )
-            .at_least(1.0)
-            .refused(features::PAGED_CACHE)
-            .only_with("attention", &["paged"])
-            .acts_on("decoding")
-            .may_change(),
-            Key::integer(
-                "pagedattn_tokens_per_page",
-                32,
-                "Number of tokens whose keys and values fit on one page of the cache.",
-            )
-            .at_least(1.0)
-            .refused(features::PAGED_CACHE)
-            .only_with("attention", &["paged"])
-            .acts_on("decoding")
-            .may_change(),
+            Key::integer("pagedattn_num_pages", 64, "Number of pages of the KV cache.")
+                .at_least(1.0)
+                .refused(features::PAGED_CACHE)
+                .only_with("attention", &["paged"])
+                .acts_on("decoding")
+                .may_change(),
+            Key::integer("pagedattn_tokens_per_page", 32, "Number of tokens per page of the cache.")
+                .at_least(1.0)
+                .refused(features::PAGED_CACHE)
+                .only_with("attention", &["paged"])
+                .acts_on("decoding")
+                .may_change(),
             Key::integer(
                 "pagedattn_pages_per_compute_block",
                 4,
@@ -419,8 +406,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "sparse_matmul",
                 true,
-                "Multiply each token with its own experts' weights only, by grouped matrix \
-                 products, rather than with those of all.",
+                "Multiply each token only with the weights of its own experts, by grouped matrix products.",
             )
             .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
@@ -599,7 +585,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "num_moe_emb_chunks",
                 0,
-                "Parts of the embedding that experts gather one by one, so that transfers \
+                "Number of chunks of the embedding that experts gather one by one, so that transfers \
                  overlap with products; 0 turns it off.",
             )
             .at_least(0.0)

@@ -1,8 +1,7 @@
-//! The table: every key, once.
+//! The key table, which declares every key once.
 //!
-//! A key that is added here is known to the YAML reader, the command line, the environment, `config explain` and
-//! the reference page. An effective key must also be a field of a group in `groups`; a test compares the
-//! two.
+//! The YAML reader, the command line, the environment, `config explain` and the reference page accept every key of the
+//! table. An effective key must also be a field of a group in `groups`; a test compares the two.
 
 pub(crate) mod attention;
 mod checkpoint;
@@ -29,7 +28,7 @@ mod training;
 use crate::key::Key;
 use std::{collections::HashMap, sync::LazyLock};
 
-/// Keys that belong together, under MaxText's name for the group.
+/// Related keys, under MaxText's name for the group.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyGroup {
     pub name: &'static str,
@@ -73,25 +72,25 @@ pub fn keys() -> impl Iterator<Item = &'static Key> {
     groups().flat_map(|group| group.keys)
 }
 
-/// The key of this name.
+/// The key with this name.
 pub fn lookup(name: &str) -> Option<&'static Key> {
     static BY_NAME: LazyLock<HashMap<&'static str, &'static Key>> =
         LazyLock::new(|| keys().map(|key| (key.name, key)).collect());
     BY_NAME.get(name).copied()
 }
 
-/// The group a key belongs to.
+/// The group of a key.
 pub fn group_of(key: &Key) -> &'static KeyGroup {
     groups()
         .find(|group| group.keys.iter().any(|candidate| candidate.name == key.name))
         .expect("every key of the table is in a group")
 }
 
-/// MaxText's names that became other keys. The old name still sets the key.
+/// MaxText's old names of renamed keys. An old name still sets the key.
 pub(crate) const RENAMED: &[(&str, &str)] =
     &[("cosine_learning_rate_final_fraction", "learning_rate_final_fraction")];
 
-/// The key that a name sets: its own, an old one, or one behind the prefix of its group.
+/// The key that a name sets: its own name, an old one, or one with the prefix of its group.
 pub fn canonical(name: &str) -> Option<&'static Key> {
     let current = RENAMED.iter().find(|(old, _)| *old == name).map_or(name, |(_, new)| new);
     lookup(current).or_else(|| {
@@ -101,7 +100,7 @@ pub fn canonical(name: &str) -> Option<&'static Key> {
     })
 }
 
-/// Whether groups are nested under this name.
+/// Whether this is the prefix of a group.
 pub(crate) fn is_prefix(name: &str) -> bool {
     groups().any(|group| group.prefix == Some(name))
 }

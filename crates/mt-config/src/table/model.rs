@@ -1,4 +1,4 @@
-//! The model: its shape and its numbers.
+//! The model: dimensions, precision, output head.
 
 use super::{KeyGroup, features};
 use crate::{
@@ -14,13 +14,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "Model",
         prefix: None,
         keys: &[
-            Key::of::<DecoderBlock>("decoder_block", "llama2", "The kind of layer the decoder is made of.")
+            Key::of::<DecoderBlock>("decoder_block", "llama2", "The model family that defines the decoder's layers.")
                 .acts_on("model"),
             Key::integer(
                 "global_parameter_scale",
                 1,
-                "Makes the model this many times larger, a power of two spread over its \
-                 dimensions.",
+                "Factor on the model's size, a power of two that is distributed over its dimensions.",
             )
             .at_least(1.0)
             .acts_on("model"),
@@ -41,8 +40,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "base_num_kv_heads",
                 16,
-                "Number of key and value heads, before `global_parameter_scale`; it divides \
-                 the query heads.",
+                "Number of key and value heads, before `global_parameter_scale`; must divide the number of \
+                 query heads.",
             )
             .at_least(1.0)
             .acts_on("model"),
@@ -74,14 +73,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "normalization_layer_epsilon",
                 1e-5,
-                "What RMS normalization adds to the mean square.",
+                "Epsilon that normalization adds to the mean square or the variance.",
             )
             .at_least(0.0)
             .acts_on("normalization"),
             Key::boolean(
                 "fused_qkv",
                 false,
-                "Store the projections of queries, keys and values of GPT-3's layers as one array in checkpoints. They are computed in the same way.",
+                "Store the projections of queries, keys and values of GPT-3's layers as one array in checkpoints. The computation is the same.",
             )
             .only_with("decoder_block", &["gpt3"])
             .acts_on("attention"),
@@ -114,8 +113,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "mlp_activations_limit",
                 -1.0,
-                "Magnitude at which the gate and the input of feed-forward layers are cut off; \
-                 -1 for no limit.",
+                "Magnitude at which the gate and the input of feed-forward layers are clipped; -1 for no \
+                 limit.",
             )
             .at_least(-1.0)
             .refused(features::CLIPPING_OF_ACTIVATIONS)
@@ -129,7 +128,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("normalization"),
             Key::boolean("v_norm_with_scale", true, "Multiply normalized values by a learned scale.")
                 .no_effect_here(
-                    "values are normalized, where a family does that, without a scale, as published",
+                    "families that normalize values do so without a scale, as published",
                 )
                 .only_with("decoder_block", &["gemma4", "gemma4_small"])
                 .done_by(&[])
@@ -141,32 +140,32 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "Precision",
         prefix: None,
         keys: &[
-            Key::choice("dtype", "bfloat16", DTYPES, "Type in which activations are computed.")
+            Key::choice("dtype", "bfloat16", DTYPES, "Element type of activations.")
                 .refuse_choices(&[("float16", "float16 computation")])
                 .acts_on("model"),
             Key::choice(
                 "weight_dtype",
                 "float32",
                 DTYPES,
-                "Type in which weights are kept; training takes `float32` only.",
+                "Element type of weights; training supports `float32` only.",
             )
             .acts_on("model"),
-            Key::choice("grad_dtype", "float32", DTYPES, "Type of the weights' gradients.")
+            Key::choice("grad_dtype", "float32", DTYPES, "Element type of the gradients.")
                 .refuse_choices(&[("float16", "float16 gradients"), ("bfloat16", "bfloat16 gradients")])
                 .acts_on("optimizer"),
             Key::of::<MatmulPrecision>(
                 "matmul_precision",
                 "default",
-                "Precision of matrix products of float32: `default` or `bfloat16`, that of the compiler; `high`, \
-                 three products of bfloat16; `highest` or `float32`, that of float32. CPUs multiply in float32, \
-                 except with `high` on processors with AMX.",
+                "Precision of float32 matrix products: the compiler's (`default` or `bfloat16`), three \
+                 bfloat16 products (`high`), or full float32 (`highest` or `float32`). CPUs multiply in \
+                 float32, except with `high` on processors with AMX.",
             )
             .acts_on("model"),
             Key::boolean("activations_in_float32", false, "Apply activation functions in float32.")
                 .refused(features::FLOAT32_ACTIVATION_FUNCTIONS_IN_A_BFLOAT16_MODEL)
                 .only_with("dtype", &["bfloat16"])
                 .acts_on("feed-forward layers"),
-            Key::text("dtype_mm", "float32", "Type in which the encoders of images and other media compute.")
+            Key::text("dtype_mm", "float32", "Element type of activations in the encoders of images and other media.")
                 .refused(features::MULTIMODAL_MODELS)
                 .only_with("use_multimodal", &[])
                 .acts_on("vision"),
@@ -177,41 +176,39 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "Output head",
         prefix: None,
         keys: &[
-            Key::boolean("logits_via_embedding", false, "Use the embedding table as the output matrix.")
+            Key::boolean("logits_via_embedding", false, "Tie the output head to the embedding table.")
                 .acts_on("output head"),
             Key::boolean(
                 "normalize_embedding_logits",
                 true,
-                "With the embedding table as output matrix, divide logits by the square root \
-                 of the width.",
+                "With tied embeddings, divide logits by the square root of the embedding width.",
             )
             .only_with("logits_via_embedding", &["true"])
             .acts_on("output head"),
             Key::boolean(
                 "logits_dot_in_fp32",
                 false,
-                "Compute the product with the output matrix in float32.",
+                "Compute the output head's matrix product in float32.",
             )
             .acts_on("output head"),
             Key::boolean(
                 "cast_logits_to_fp32",
                 true,
-                "Convert logits to float32 before the loss; otherwise each token's loss is computed \
-                 in their own type.",
+                "Convert logits to float32 before the loss; otherwise the loss is computed in the logits' \
+                 own type.",
             )
             .acts_on("loss"),
-            Key::optional_float("final_logits_soft_cap", "Bounds the logits smoothly at this magnitude.")
+            Key::optional_float("final_logits_soft_cap", "Soft cap of the final logits: bounds their magnitude smoothly.")
                 .at_least(0.0)
                 .neutral(&[Literal::Float(0.0)])
                 .acts_on("output head"),
-            Key::float("z_loss_multiplier", 0.0, "Weight of the squared log-partition function in the loss.")
+            Key::float("z_loss_multiplier", 0.0, "Weight of the z-loss, the squared log-partition function.")
                 .at_least(0.0)
                 .acts_on("loss"),
             Key::boolean(
                 "vocab_tiling_ag_once",
                 false,
-                "Gather the output matrix once for all parts of the logits instead of once for \
-                 each.",
+                "All-gather the output matrix once for all tiles of the logits instead of once per tile.",
             )
             .only_with("num_vocab_tiling", &[])
             .acts_on("output head")
@@ -245,7 +242,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "use_iota_embed",
                 false,
-                "Look embeddings up by a product with one-hot vectors. CPUs gather them all the same.",
+                "Look up embeddings by a product with one-hot vectors. CPUs always gather.",
             )
             .acts_on("embedding")
             .may_change(),
@@ -305,7 +302,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "mtp_loss_scaling_factor",
                 0.1,
-                "Weight in the loss of the tokens that are predicted further ahead.",
+                "Loss weight of the tokens predicted further ahead.",
             )
             .at_least(0.0)
             .refused(features::MULTI_TOKEN_PREDICTION)

@@ -1,4 +1,4 @@
-//! What watches a run from outside.
+//! Stack traces, monitoring services and elastic training.
 
 use super::{KeyGroup, features};
 use crate::key::{Key, Literal};
@@ -12,17 +12,18 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "collect_stack_trace",
                 false,
-                "Record now and then what every thread is doing, to find out why a job hangs.",
+                "Record the stacks of all threads in `stacks.txt` of the run's directory, at an interval and on \
+                 SIGUSR1 and SIGQUIT, to find out why a run hangs.",
             )
-            .no_effect_here("it records Python's stacks, of which this program has none")
             .acts_on("monitoring")
             .run_level(),
             Key::boolean(
                 "stack_trace_to_cloud",
                 false,
-                "Send recorded stacks to a cloud service instead of printing them.",
+                "Send recorded stacks to a cloud service instead of keeping them in a file.",
             )
-            .no_effect_here("it records Python's stacks, of which this program has none")
+            .refused(features::STACKS_IN_THE_CLOUD)
+            .only_with("collect_stack_trace", &[])
             .acts_on("monitoring")
             .run_level(),
             Key::integer(
@@ -30,7 +31,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 600,
                 "Seconds between two records of the threads' stacks.",
             )
-            .no_effect_here("it records Python's stacks, of which this program has none")
+            .at_least(1.0)
+            .only_with("collect_stack_trace", &[])
             .acts_on("monitoring")
             .run_level(),
         ],
@@ -46,8 +48,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Report configuration, metrics and profiles to Google's managed diagnostics.",
             )
             .no_effect_here(
-                "no monitoring service of Google's is behind this program; `metrics_file` \
-                 holds the metrics",
+                "this program uses no monitoring service of Google; `metrics_file` holds the metrics",
             )
             .acts_on("monitoring")
             .run_level(),
@@ -56,7 +57,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "",
                 "Group that the run belongs to in Google's managed diagnostics.",
             )
-            .no_effect_here("no monitoring service of Google's is behind this program")
+            .no_effect_here("this program uses no monitoring service of Google")
             .acts_on("monitoring")
             .run_level(),
             Key::boolean(
@@ -65,7 +66,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Let Google's managed diagnostics take a profile at any time.",
             )
             .neutral(&[Literal::Bool(false)])
-            .no_effect_here("no monitoring service of Google's is behind this program")
+            .no_effect_here("this program uses no monitoring service of Google")
             .acts_on("monitoring")
             .run_level(),
             Key::text(
@@ -73,15 +74,15 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "",
                 "Cloud region in which Google's managed diagnostics keep the run.",
             )
-            .no_effect_here("no monitoring service of Google's is behind this program")
+            .no_effect_here("this program uses no monitoring service of Google")
             .acts_on("monitoring")
             .run_level(),
             Key::text(
                 "managed_mldiagnostics_storage_path",
                 "",
-                "Where in cloud storage Google's managed diagnostics keep their files.",
+                "Location in cloud storage where Google's managed diagnostics keep their files.",
             )
-            .no_effect_here("no monitoring service of Google's is behind this program")
+            .no_effect_here("this program uses no monitoring service of Google")
             .acts_on("monitoring")
             .run_level(),
         ],
@@ -94,9 +95,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "goodput_upload_interval_seconds",
                 30,
-                "Seconds between two reports of how the time of a job was spent.",
+                "Seconds between two reports of goodput among the metrics; 0 for a report with each step.",
             )
-            .no_effect_here("no monitoring service of Google's is behind this program")
+            .at_least(0.0)
+            .only_with("monitor_goodput", &[])
             .acts_on("monitoring")
             .run_level(),
             Key::boolean(
@@ -104,27 +106,26 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Report how the time of a job is spent under Pathways.",
             )
-            .no_effect_here("no monitoring service of Google's is behind this program")
+            .no_effect_here("Pathways does not run this program; `monitor_goodput` reports how its time is spent")
             .acts_on("monitoring")
             .run_level(),
             Key::boolean(
                 "monitor_step_time_deviation",
                 true,
-                "Report by how much the time of a step differs from the usual one.",
+                "Report by how much the time of a step differs from the median of recent steps, and warn of a \
+                 step that is far slower.",
             )
-            .neutral(&[Literal::Bool(false)])
-            .no_effect_here(
-                "no monitoring service of Google's is behind this program; `metrics_file` \
-                 holds the time of each step",
-            )
+            .only_with("monitor_goodput", &[])
             .acts_on("monitoring")
             .run_level(),
             Key::integer(
                 "step_deviation_interval_seconds",
                 30,
-                "Seconds between two reports of how far step times differ from the usual one.",
+                "Seconds between two reports of how far step times differ from the median, and between two \
+                 warnings of slow steps.",
             )
-            .no_effect_here("no monitoring service of Google's is behind this program")
+            .at_least(0.0)
+            .only_with("monitor_goodput", &[])
             .acts_on("monitoring")
             .run_level(),
             Key::boolean(
@@ -133,7 +134,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Send how the time of a job was spent to Google Cloud Monitoring.",
             )
             .neutral(&[Literal::Bool(false)])
-            .no_effect_here("no monitoring service of Google's is behind this program")
+            .no_effect_here("this program uses no monitoring service of Google")
             .acts_on("monitoring")
             .run_level(),
             Key::boolean(
@@ -142,7 +143,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Send how far step times differ from the usual one to Google Cloud Monitoring.",
             )
             .neutral(&[Literal::Bool(false)])
-            .no_effect_here("no monitoring service of Google's is behind this program")
+            .no_effect_here("this program uses no monitoring service of Google")
             .acts_on("monitoring")
             .run_level(),
         ],
@@ -155,7 +156,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "elastic_enabled",
                 false,
-                "Go on with the slices that are left when one fails, and take it back later.",
+                "Continue with the remaining slices when one fails, and readmit it later.",
             )
             .refused(features::ELASTIC_TRAINING)
             .acts_on("training loop")
@@ -163,7 +164,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "elastic_timeout_seconds",
                 300,
-                "Seconds to wait for enough slices before an attempt to go on counts as failed.",
+                "Seconds to wait for enough slices before an attempt to continue counts as failed.",
             )
             .at_least(0.0)
             .refused(features::ELASTIC_TRAINING)
@@ -173,7 +174,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "elastic_max_retries",
                 10,
-                "Number of failures after which training is not taken up again.",
+                "Number of failures after which training is not resumed.",
             )
             .at_least(0.0)
             .refused(features::ELASTIC_TRAINING)
@@ -183,7 +184,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "elastic_min_slice_count",
                 -1,
-                "Least number of slices to go on with; -1 or 0 waits for all.",
+                "Minimum number of slices to continue with; -1 or 0 waits for all.",
             )
             .at_least(-1.0)
             .neutral(&[Literal::Integer(0)])
@@ -195,8 +196,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "elastic_backup_kind",
                 "snapshot",
                 &["snapshot", "checkpoint"],
-                "Where the state comes from after a failure: a snapshot in memory or the last \
-                 checkpoint.",
+                "Source of the state after a failure: a snapshot in memory or the last checkpoint.",
             )
             .refused(features::ELASTIC_TRAINING)
             .only_with("elastic_enabled", &[])
@@ -215,8 +215,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Report to Google Cloud that the job is alive.",
             )
             .no_effect_here(
-                "no monitoring service of Google's is behind this program; `metrics_file` \
-                 holds each step's records",
+                "this program uses no monitoring service of Google; `metrics_file` holds each step's \
+                 records",
             )
             .acts_on("monitoring")
             .run_level(),
@@ -225,10 +225,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 5,
                 "Seconds between two heartbeats to Google Cloud.",
             )
-            .no_effect_here(
-                "no heartbeats are sent, as no monitoring service of Google's is behind this \
-                 program",
-            )
+            .no_effect_here("this program sends no heartbeats")
             .acts_on("monitoring")
             .run_level(),
             Key::boolean(
@@ -237,8 +234,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Report the speed of training to Google Cloud.",
             )
             .no_effect_here(
-                "no monitoring service of Google's is behind this program; `metrics_file` \
-                 holds each step's records",
+                "this program uses no monitoring service of Google; `metrics_file` holds each step's \
+                 records",
             )
             .acts_on("monitoring")
             .run_level(),

@@ -9,33 +9,24 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "Images, video and audio",
         prefix: None,
         keys: &[
-            Key::boolean("use_multimodal", false, "Give the model images, video or audio along with text.")
+            Key::boolean("use_multimodal", false, "Accept images, video or audio along with text.")
                 .refused(features::MULTIMODAL_MODELS)
                 .acts_on("model"),
-            Key::boolean(
-                "freeze_vision_encoder_params",
-                true,
-                "Leave the weights of the vision encoder as they are while training.",
-            )
-            .refused(features::MULTIMODAL_MODELS)
-            .only_with("use_multimodal", &[])
-            .acts_on("vision"),
-            Key::boolean(
-                "freeze_audio_encoder_params",
-                true,
-                "Leave the weights of the audio encoder as they are while training.",
-            )
-            .refused(features::AUDIO_MODELS)
-            .only_with("use_multimodal", &[])
-            .acts_on("audio"),
-            Key::boolean("use_audio", false, "Give the model an encoder for audio.")
+            Key::boolean("freeze_vision_encoder_params", true, "Freeze the weights of the vision encoder.")
+                .refused(features::MULTIMODAL_MODELS)
+                .only_with("use_multimodal", &[])
+                .acts_on("vision"),
+            Key::boolean("freeze_audio_encoder_params", true, "Freeze the weights of the audio encoder.")
+                .refused(features::AUDIO_MODELS)
+                .only_with("use_multimodal", &[])
+                .acts_on("audio"),
+            Key::boolean("use_audio", false, "Add an audio encoder to the model.")
                 .refused(features::AUDIO_MODELS)
                 .acts_on("audio"),
             Key::integer_or_integers(
                 "image_size_for_vit",
                 896,
-                "Side of the images that the vision encoder takes, in pixels, or a list of \
-                 height and width.",
+                "Side length of the vision encoder's input images in pixels, or a list of height and width.",
             )
             .refused(features::MULTIMODAL_MODELS)
             .only_with("use_multimodal", &[])
@@ -45,10 +36,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .only_with("use_multimodal", &[])
                 .acts_on("decoding")
                 .may_change(),
-            Key::text("image_placeholder", "<|image|>", "Text in a prompt that an image takes the place of.")
-                .refused(features::MULTIMODAL_MODELS)
-                .only_with("use_multimodal", &[])
-                .acts_on("tokenizer"),
+            Key::text(
+                "image_placeholder",
+                "<|image|>",
+                "Placeholder text in a prompt that an image replaces.",
+            )
+            .refused(features::MULTIMODAL_MODELS)
+            .only_with("use_multimodal", &[])
+            .acts_on("tokenizer"),
             Key::text(
                 "posemb_type_for_vit",
                 "learn",
@@ -61,7 +56,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "max_num_images_per_example",
                 -1,
-                "Most images in one training example; -1 for no limit.",
+                "Maximum number of images in one training example; -1 for no limit.",
             )
             .at_least(-1.0)
             .refused(features::MULTIMODAL_MODELS)
@@ -77,18 +72,18 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .only_with("use_multimodal", &[])
                 .acts_on("decoding")
                 .may_change(),
-            Key::text("video_placeholder", "<|video|>", "Text in a prompt that a video takes the place of.")
-                .refused(features::MULTIMODAL_MODELS)
-                .only_with("use_multimodal", &[])
-                .acts_on("tokenizer"),
             Key::text(
-                "audio_placeholder",
-                "<|audio|>",
-                "Text in a prompt that a piece of audio takes the place of.",
+                "video_placeholder",
+                "<|video|>",
+                "Placeholder text in a prompt that a video replaces.",
             )
-            .refused(features::AUDIO_MODELS)
+            .refused(features::MULTIMODAL_MODELS)
             .only_with("use_multimodal", &[])
             .acts_on("tokenizer"),
+            Key::text("audio_placeholder", "<|audio|>", "Placeholder text in a prompt that audio replaces.")
+                .refused(features::AUDIO_MODELS)
+                .only_with("use_multimodal", &[])
+                .acts_on("tokenizer"),
             Key::boolean(
                 "use_audio_in_video",
                 false,
@@ -125,7 +120,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "attention_for_vit",
                 "dot_product",
-                "How the vision encoder computes attention, in the words of `attention`.",
+                "The vision encoder's attention implementation; the values are those of `attention`.",
             )
             .refused(features::MULTIMODAL_MODELS)
             .only_with("use_multimodal", &[])
@@ -142,7 +137,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("vision"),
             Key::optional_integer(
                 "video_max_grid_t",
-                "Most patches of a video along time; what the model allows if none.",
+                "Maximum number of patches of a video along time; the model's limit if none.",
             )
             .at_least(1.0)
             .refused(features::MULTIMODAL_MODELS)
@@ -150,8 +145,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("vision"),
             Key::optional_integer(
                 "video_max_grid_h",
-                "Most patches of a video frame from top to bottom; what the model allows if \
-                 none.",
+                "Maximum number of patches of a video frame from top to bottom; the model's limit if none.",
             )
             .at_least(1.0)
             .refused(features::MULTIMODAL_MODELS)
@@ -159,8 +153,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("vision"),
             Key::optional_integer(
                 "video_max_grid_w",
-                "Most patches of a video frame from left to right; what the model allows if \
-                 none.",
+                "Maximum number of patches of a video frame from left to right; the model's limit if none.",
             )
             .at_least(1.0)
             .refused(features::MULTIMODAL_MODELS)
@@ -246,15 +239,11 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .refused(features::MULTIMODAL_MODELS)
             .only_with("use_multimodal", &[])
             .acts_on("vision"),
-            Key::integer(
-                "vision_output_dim_for_vit",
-                4096,
-                "Width of the features that the vision encoder puts out.",
-            )
-            .at_least(1.0)
-            .refused(features::MULTIMODAL_MODELS)
-            .only_with("use_multimodal", &[])
-            .acts_on("vision"),
+            Key::integer("vision_output_dim_for_vit", 4096, "Width of the vision encoder's output.")
+                .at_least(1.0)
+                .refused(features::MULTIMODAL_MODELS)
+                .only_with("use_multimodal", &[])
+                .acts_on("vision"),
             Key::integer(
                 "spatial_merge_size_for_vit",
                 2,
@@ -323,15 +312,11 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .refused(features::MULTIMODAL_MODELS)
             .only_with("use_multimodal", &[])
             .acts_on("vision"),
-            Key::integer(
-                "projector_output_dim_for_vit",
-                4096,
-                "Width of the features that the vision projector puts out.",
-            )
-            .at_least(1.0)
-            .refused(features::MULTIMODAL_MODELS)
-            .only_with("use_multimodal", &[])
-            .acts_on("vision"),
+            Key::integer("projector_output_dim_for_vit", 4096, "Width of the vision projector's output.")
+                .at_least(1.0)
+                .refused(features::MULTIMODAL_MODELS)
+                .only_with("use_multimodal", &[])
+                .acts_on("vision"),
             Key::float(
                 "pixel_shuffle_ratio_for_vit",
                 0.5,
@@ -473,8 +458,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "max_source_positions_for_audio",
                 1500,
-                "Most positions that the audio encoder tells apart, in frames after its \
-                 convolutions.",
+                "Maximum number of positions of the audio encoder, in frames after its convolutions.",
             )
             .at_least(1.0)
             .refused(features::AUDIO_MODELS)
@@ -491,8 +475,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "n_window_for_audio",
                 50,
-                "Half the length of the chunks that audio is convolved in, in spectrogram \
-                 frames.",
+                "Half the length of the audio chunks that are convolved, in spectrogram frames.",
             )
             .at_least(1.0)
             .refused(features::AUDIO_MODELS)
@@ -527,15 +510,11 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .refused(features::AUDIO_MODELS)
             .only_with("use_audio", &[])
             .acts_on("audio"),
-            Key::integer(
-                "output_dim_for_audio",
-                512,
-                "Width of the features that the audio encoder hands to the decoder.",
-            )
-            .at_least(1.0)
-            .refused(features::AUDIO_MODELS)
-            .only_with("use_audio", &[])
-            .acts_on("audio"),
+            Key::integer("output_dim_for_audio", 512, "Width of the audio encoder's output.")
+                .at_least(1.0)
+                .refused(features::AUDIO_MODELS)
+                .only_with("use_audio", &[])
+                .acts_on("audio"),
             Key::integer(
                 "num_conv_layers_for_audio",
                 3,

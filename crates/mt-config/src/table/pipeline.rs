@@ -11,7 +11,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         Key::boolean(
             "pipeline_fsdp_ag_per_repeat",
             false,
-            "Gather the weights of the next repeat of the pipeline ahead of time.",
+            "All-gather the weights of the next repeat of the pipeline in advance.",
         )
         .refused(features::PIPELINE_PARALLELISM)
         .only_with("using_pipeline_parallelism", &[])
@@ -30,8 +30,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         Key::integer(
             "num_pipeline_repeats",
             -1,
-            "How often a microbatch goes around all stages; -1 for what the number of \
-             layers asks for.",
+            "Number of times a micro-batch passes through all stages; -1 derives it from the number of \
+             layers.",
         )
         .at_least(-1.0)
         .refused(features::PIPELINE_PARALLELISM)
@@ -51,8 +51,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         Key::integer(
             "num_pipeline_microbatches",
             -1,
-            "Number of parts of a batch that follow each other through the pipeline; -1 \
-             for one for each stage.",
+            "Number of micro-batches in the pipeline; -1 for one per stage.",
         )
         .at_least(-1.0)
         .refused(features::PIPELINE_PARALLELISM)
@@ -72,8 +71,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         Key::boolean(
             "pipeline_fsdp_ag_once",
             false,
-            "Gather split weights once before the pipeline starts, rather than in each \
-             iteration.",
+            "All-gather weights once before the pipeline starts, rather than in each iteration.",
         )
         .refused(features::PIPELINE_PARALLELISM)
         .only_with("using_pipeline_parallelism", &[])

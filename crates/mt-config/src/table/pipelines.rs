@@ -196,7 +196,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "grain_data_source_max_workers",
                 16,
-                "Most threads that open the datasets of a mixture at the same time.",
+                "Maximum number of threads that open the datasets of a mixture.",
             )
             .no_effect_here("it tunes how Grain opens files; datasets here are opened without tuning")
             .acts_on("data")
@@ -204,8 +204,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "grain_shuffle_buffer_size",
                 100,
-                "Number of examples among which those of TFRecord or parquet files are \
-                 shuffled.",
+                "Size of the shuffle buffer for TFRecord or parquet files, in examples.",
             )
             .no_effect_here("text is shuffled as a whole, parquet files in windows of row groups")
             .acts_on("data")
@@ -249,7 +248,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "olmo_path_remap_to",
                 "",
-                "What the beginning `olmo_path_remap_from` of paths in the OLMo index becomes.",
+                "Replacement for `olmo_path_remap_from` at the beginning of paths in the OLMo index.",
             )
             .refused(features::OLMO_DATA)
             .only_with("dataset_type", &["olmo_grain"])
@@ -258,7 +257,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "olmo_apply_ngram_filter",
                 true,
-                "Leave sequences of OLMo data that repeat the same few tokens out of the loss.",
+                "Exclude sequences of OLMo data that repeat the same few tokens from the loss.",
             )
             .refused(features::OLMO_DATA)
             .only_with("dataset_type", &["olmo_grain"])

@@ -1,4 +1,4 @@
-//! Meshes and the rules that place arrays on them.
+//! Meshes and placement rules.
 
 use super::{KeyGroup, features};
 use crate::{
@@ -6,27 +6,27 @@ use crate::{
     key::Key,
 };
 
-/// The mesh axes that split a batch.
+/// The mesh axes over which a batch is split.
 const BATCH: &[&str] = &["data", "fsdp", "fsdp_transpose", "expert"];
 const BATCH_OVER_STAGES: &[&str] = &["data", "stage", "fsdp", "fsdp_transpose", "expert"];
 const BATCH_AND_SEQUENCE: &[&str] =
     &["data", "stage", "fsdp", "fsdp_transpose", "context", "context_usp_ulysses", "expert"];
-/// The mesh axes that split a sequence.
+/// The mesh axes over which a sequence is split.
 const CONTEXT: &[&str] = &["context", "context_usp_ulysses"];
-/// The same outside of attention.
+/// The mesh axes over which a sequence is split outside of attention.
 const LENGTH: &[&str] = &["sequence", "context", "context_usp_ulysses"];
 const NORM_LENGTH: &[&str] = &["tensor_sequence", "sequence", "context", "context_usp_ulysses"];
-/// The mesh axes that split activations along heads, hidden units and the vocabulary. Attention splits heads where the
-/// rest splits the sequence.
+/// The mesh axes over which activations are split along heads, hidden units and the vocabulary. Attention splits heads
+/// over axes that split the sequence elsewhere.
 const TENSOR: &[&str] = &["tensor", "tensor_transpose", "tensor_sequence"];
 const KV_HEADS: &[&str] = &["tensor", "tensor_transpose", "sequence", "tensor_sequence"];
 const HEADS: &[&str] = &["tensor", "tensor_transpose", "sequence", "tensor_sequence", "autoregressive"];
 const EMBED: &[&str] = &["tensor", "tensor_transpose"];
-/// The mesh axes that split weights along heads, hidden units and the vocabulary.
+/// The mesh axes over which weights are split along heads, hidden units and the vocabulary.
 const TENSOR_WEIGHTS: &[&str] = &["tensor", "tensor_transpose", "tensor_sequence", "autoregressive"];
 const MLP: &[&str] = &["fsdp_transpose", "tensor", "tensor_sequence", "autoregressive"];
-/// The mesh axes over which weights are fully sharded, along the dimension that `tensor` does not split. Each comes
-/// with what is left where another dimension of the weights has `fsdp_transpose` or `tensor_transpose`.
+/// The mesh axes over which weights are fully sharded, along the dimension that `tensor` does not split. The variants
+/// leave out `fsdp_transpose` or `tensor_transpose`, for weights that use these along another dimension.
 const FSDP: &[&str] =
     &["fsdp", "fsdp_transpose", "sequence", "tensor_transpose", "context", "context_usp_ulysses", "expert"];
 const FSDP_ONE_WAY: &[&str] =
@@ -39,8 +39,8 @@ const FSDP_EXPERTS: &[&str] =
 const FSDP_EXPERTS_ONE_WAY: &[&str] =
     &["fsdp", "sequence", "tensor_transpose", "context", "context_usp_ulysses"];
 
-/// MaxText's rules, with the axes `sequence` and `tensor_transpose` as they were in its earlier versions. The order
-/// matters: of several rules for a name the first that fits is used.
+/// MaxText's rules, with the axes `sequence` and `tensor_transpose` of its earlier versions. The order matters: among
+/// several rules for a name, the first that fits applies.
 const RULES: &[(&str, &[&str])] = &[
     ("circular_repeats", &[]),
     ("activation_embed_and_logits_batch", BATCH_OVER_STAGES),
@@ -127,7 +127,8 @@ const RULES: &[(&str, &[&str])] = &[
     ("exp_with_fsdp", &["fsdp"]),
 ];
 
-const MESH_AXES: &[&str] = &[
+/// The default of `mesh_axes`.
+const DEFAULT_MESH_AXES: &[&str] = &[
     "data",
     "stage",
     "fsdp",
@@ -142,7 +143,7 @@ const MESH_AXES: &[&str] = &[
     "autoregressive",
 ];
 
-/// A number of devices along one mesh axis.
+/// A key for the number of devices along one mesh axis.
 const fn parallelism(name: &'static str, default: i64, help: &'static str) -> Key {
     Key::integer(name, default, help).at_least(-1.0).acts_on("mesh").may_change()
 }
@@ -153,13 +154,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "Placement",
         prefix: None,
         keys: &[
-            Key::texts("mesh_axes", MESH_AXES, "Axes of the device mesh, the outermost first.")
+            Key::texts("mesh_axes", DEFAULT_MESH_AXES, "Axes of the device mesh, outermost first.")
                 .acts_on("mesh")
                 .may_change(),
             Key::rules(
                 "logical_axis_rules",
                 RULES,
-                "Which mesh axes split each logical axis; given rules replace those of the same \
+                "Mesh axes over which each logical axis is split; given rules replace those of the same \
                  names.",
             )
             .acts_on("placement")
@@ -167,7 +168,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::texts(
                 "input_data_sharding_logical_axes",
                 &["activation_embed_and_logits_batch", "activation_norm_length"],
-                "Logical axes of a batch of input.",
+                "Logical axes of an input batch.",
             )
             .acts_on("placement")
             .may_change(),
@@ -186,7 +187,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                     "expert",
                     "autoregressive",
                 ]],
-                "Mesh axes that split the batches a host reads.",
+                "Mesh axes over which a host's input batches are split.",
             )
             .no_effect_here("batches are placed by `input_data_sharding_logical_axes`")
             .acts_on("placement")
@@ -194,8 +195,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "sharding_tolerance",
                 0.02,
-                "Share of the weights that may be replicated over devices before a warning \
-                 says so.",
+                "Share of the weights that may be replicated before a warning is printed.",
             )
             .at_least(0.0)
             .at_most(1.0)
@@ -204,9 +204,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::of::<ShardMode>(
                 "shard_mode",
                 "auto",
-                "What happens where a rule cannot be carried out because its mesh axis does not \
-                 divide a dimension: `auto` leaves the dimension whole, with a note, `explicit` \
-                 refuses the run. The compiler places what no rule names in both.",
+                "Behavior if a rule cannot be applied because its mesh axis does not divide a dimension: \
+                 `auto` replicates the dimension, with a note; `explicit` refuses the run. With both, the \
+                 compiler places dimensions that no rule names.",
             )
             .acts_on("placement")
             .may_change(),
@@ -217,22 +217,21 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "shard_optimizer_over_data",
                 false,
-                "Split the optimizer's state over the data axis as well.",
+                "Shard the optimizer's state over the data axis as well.",
             )
             .acts_on("placement")
             .may_change(),
             Key::text(
                 "compile_xla_flags",
                 "",
-                "Compiler options, such as `--xla_cpu_enable_fast_math=false`, with spaces \
-                 between.",
+                "Compiler options, such as `--xla_cpu_enable_fast_math=false`, separated by spaces.",
             )
             .acts_on("runtime")
             .may_change(),
             Key::of::<ContextAxis>(
                 "context_sharding",
                 "context",
-                "Mesh axis that splits sequences when attention runs over several devices.",
+                "Mesh axis over which sequences are split under context parallelism.",
             )
             .acts_on("attention")
             .may_change(),
@@ -261,16 +260,15 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::rules(
                 "logical_axis_rules_for_eval",
                 &[],
-                "Rules that replace those of `logical_axis_rules` during evaluation; the same \
-                 if empty.",
+                "Rules that replace `logical_axis_rules` during evaluation; `logical_axis_rules` itself if \
+                 empty.",
             )
             .acts_on("evaluation")
             .may_change(),
             Key::text(
                 "ulysses_context_sharding",
                 "context_usp_ulysses",
-                "Mesh axis over which Ulysses attention exchanges parts of the sequence for \
-                 heads.",
+                "Mesh axis over which Ulysses attention exchanges sequence shards for heads.",
             )
             .refused(features::EXCHANGE_OF_HEADS)
             .only_with("context_parallel_size", &[])
@@ -283,10 +281,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "dense_fsdp_use_two_stage_all_gather",
                 false,
-                "Gather weights that are split over `fsdp` and `fsdp_transpose` one axis after \
-                 the other.",
+                "All-gather weights that are sharded over `fsdp` and `fsdp_transpose` one axis at a time.",
             )
-            .no_effect_here("XLA decides by itself how split weights are gathered")
+            .no_effect_here("XLA decides how sharded weights are gathered")
             .acts_on("placement")
             .may_change(),
         ],
@@ -296,29 +293,38 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "Mesh within a slice",
         prefix: None,
         keys: &[
-            parallelism("ici_diloco_parallelism", 1, "Replicas that train apart and meet now and then.")
-                .refused(features::DILOCO),
+            parallelism(
+                "ici_diloco_parallelism",
+                1,
+                "Replicas that train separately and synchronize \
+                                                      periodically.",
+            )
+            .refused(features::DILOCO),
             parallelism(
                 "ici_data_parallelism",
                 1,
-                "Devices that hold a replica each; -1 takes the devices that are left.",
+                "Devices for data parallelism, each with a replica; -1 takes all remaining devices.",
             ),
             parallelism(
                 "ici_fsdp_parallelism",
                 -1,
-                "Devices over which weights and batch are split; -1 takes the devices that are \
-                 left.",
+                "Devices over which weights and batch are sharded; -1 takes all remaining devices.",
             ),
             parallelism(
                 "ici_fsdp_transpose_parallelism",
                 1,
-                "As fsdp, with the other dimension of the weights split.",
+                "As `fsdp`, with the other dimension of the weights sharded.",
             ),
-            parallelism("ici_sequence_parallelism", 1, "Devices over which sequences are split."),
+            parallelism(
+                "ici_sequence_parallelism",
+                1,
+                "Devices over which sequences are split outside of \
+                                                        attention.",
+            ),
             parallelism(
                 "ici_context_parallelism",
                 1,
-                "Devices over which sequences are split, attention included.",
+                "Devices over which sequences are split, including attention.",
             ),
             parallelism(
                 "ici_context_autoregressive_parallelism",
@@ -333,19 +339,19 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             parallelism(
                 "ici_tensor_transpose_parallelism",
                 1,
-                "As tensor, with activations and weights exchanged.",
+                "As `tensor`, with activations and weights exchanged.",
             ),
             parallelism(
                 "ici_tensor_sequence_parallelism",
                 1,
-                "As tensor, with the sequence split in the normalization layers.",
+                "As `tensor`, with the sequence split in the normalization layers.",
             ),
             parallelism(
                 "ici_autoregressive_parallelism",
                 1,
                 "Devices over which weights are split when decoding.",
             ),
-            parallelism("ici_pipeline_parallelism", 1, "Stages of layers that work one after another.")
+            parallelism("ici_pipeline_parallelism", 1, "Pipeline stages of consecutive layers.")
                 .refused(features::PIPELINE_PARALLELISM),
             parallelism("ici_expert_parallelism", 1, "Devices over which experts are split."),
             Key::integer(
@@ -364,24 +370,34 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "Mesh over slices",
         prefix: None,
         keys: &[
-            parallelism("dcn_diloco_parallelism", 1, "Slices that train apart and meet now and then.")
-                .refused(features::DILOCO),
+            parallelism(
+                "dcn_diloco_parallelism",
+                1,
+                "Slices that train separately and synchronize \
+                                                      periodically.",
+            )
+            .refused(features::DILOCO),
             parallelism(
                 "dcn_data_parallelism",
                 -1,
-                "Slices that hold a replica each; -1 takes the slices that are left.",
+                "Slices for data parallelism, each with a replica; -1 takes all remaining slices.",
             ),
-            parallelism("dcn_fsdp_parallelism", 1, "Slices over which weights and batch are split."),
+            parallelism("dcn_fsdp_parallelism", 1, "Slices over which weights and batch are sharded."),
             parallelism(
                 "dcn_fsdp_transpose_parallelism",
                 1,
-                "As fsdp, with the other dimension of the weights split.",
+                "As `fsdp`, with the other dimension of the weights sharded.",
             ),
-            parallelism("dcn_sequence_parallelism", 1, "Slices over which sequences are split."),
+            parallelism(
+                "dcn_sequence_parallelism",
+                1,
+                "Slices over which sequences are split outside of \
+                                                        attention.",
+            ),
             parallelism(
                 "dcn_context_parallelism",
                 1,
-                "Slices over which sequences are split, attention included.",
+                "Slices over which sequences are split, including attention.",
             ),
             parallelism(
                 "dcn_context_autoregressive_parallelism",
@@ -396,19 +412,19 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             parallelism(
                 "dcn_tensor_transpose_parallelism",
                 1,
-                "As tensor, with activations and weights exchanged.",
+                "As `tensor`, with activations and weights exchanged.",
             ),
             parallelism(
                 "dcn_tensor_sequence_parallelism",
                 1,
-                "As tensor, with the sequence split in the normalization layers.",
+                "As `tensor`, with the sequence split in the normalization layers.",
             ),
             parallelism(
                 "dcn_autoregressive_parallelism",
                 1,
                 "Slices over which weights are split when decoding.",
             ),
-            parallelism("dcn_pipeline_parallelism", 1, "Slices that hold stages of layers.")
+            parallelism("dcn_pipeline_parallelism", 1, "Slices for pipeline stages of consecutive layers.")
                 .refused(features::PIPELINE_PARALLELISM),
             parallelism("dcn_expert_parallelism", 1, "Slices over which experts are split."),
             Key::integer(

@@ -30,8 +30,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
                 "te_nvfp4",
                 "te_nvfp4_no_rht",
             ],
-            "Number format in which matrix products are computed or weights are served; \
-             none if empty.",
+            "Number format of quantized matrix products or served weights; none if empty.",
         )
         .or_none()
         .neutral(&[Literal::None])
@@ -40,8 +39,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         Key::boolean(
             "replicate_quant_scale",
             false,
-            "Keep the scales of quantized weights whole on every device instead of \
-             splitting them.",
+            "Replicate the scales of quantized weights instead of sharding them.",
         )
         .refused(features::QUANTIZATION)
         .only_with("quantization", &[])
@@ -56,14 +54,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         .refused(features::QUANTIZATION)
         .only_with("quantization", &[])
         .acts_on("quantization"),
-        Key::boolean(
-            "quantize_kvcache",
-            false,
-            "Keep the cached keys and values in fewer bits when decoding.",
-        )
-        .refused(features::QUANTIZED_CACHE)
-        .acts_on("decoding")
-        .may_change(),
+        Key::boolean("quantize_kvcache", false, "Quantize the KV cache when decoding.")
+            .refused(features::QUANTIZED_CACHE)
+            .acts_on("decoding")
+            .may_change(),
         Key::choice(
             "kv_quant_axis",
             "heads_and_dkv",
@@ -88,8 +82,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         Key::integer(
             "quantization_local_shard_count",
             -1,
-            "Number of shards that each find the range of their own values; -1 for one per \
-             slice.",
+            "Number of shards that each calibrate their own range; -1 for one per slice.",
         )
         .at_least(-1.0)
         .refused(features::QUANTIZATION)

@@ -9,11 +9,11 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "Debugging of reinforcement learning",
         prefix: Some("debug"),
         keys: &[
-            Key::boolean("rl", false, "Print prompts, answers and rewards while learning by reinforcement.")
+            Key::boolean("rl", false, "Print prompts, answers and rewards during reinforcement learning.")
                 .refused(features::REINFORCEMENT_LEARNING)
                 .acts_on("reinforcement learning")
                 .run_level(),
-            Key::boolean("debug", false, "Print more of what reinforcement learning does.")
+            Key::boolean("debug", false, "Print more details of reinforcement learning.")
                 .refused(features::REINFORCEMENT_LEARNING)
                 .acts_on("reinforcement learning")
                 .run_level(),
@@ -46,7 +46,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .may_change(),
             Key::integer("chips_per_vm", 4, "Number of accelerator chips in one virtual machine.")
                 .at_least(1.0)
-                .no_effect_here("the number of devices of a host is read from the runtime")
+                .no_effect_here("the runtime reports the number of devices of a host")
                 .acts_on("placement")
                 .may_change(),
             Key::boolean(
@@ -55,7 +55,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Run reinforcement learning under Pathways, with one controller for all hosts.",
             )
             .neutral(&[Literal::Bool(false)])
-            .no_effect_here("Pathways is not used; the program talks to the devices through PJRT itself")
+            .no_effect_here("Pathways is not used; the program accesses devices through PJRT")
             .acts_on("runtime")
             .may_change(),
             Key::integer(
@@ -80,8 +80,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "rollout_data_parallelism",
                 -1,
-                "Copies of the model that generate answers side by side; -1 for what the \
-                 devices leave.",
+                "Copies of the model that generate answers in parallel; -1 for as many as the devices \
+                 allow.",
             )
             .at_least(-1.0)
             .neutral(&[Literal::Integer(1)])
@@ -91,8 +91,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "rollout_tensor_parallelism",
                 -1,
-                "Devices that each copy's tensors are split over to generate answers; -1 for \
-                 what is left.",
+                "Devices over which the tensors of each copy are split to generate answers; -1 for all \
+                 remaining.",
             )
             .at_least(-1.0)
             .neutral(&[Literal::Integer(1)])
@@ -102,8 +102,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "rollout_expert_parallelism",
                 1,
-                "Devices that each copy's experts are split over to generate answers; -1 for \
-                 what is left.",
+                "Devices over which the experts of each copy are split to generate answers; -1 for all \
+                 remaining.",
             )
             .at_least(-1.0)
             .refused(features::REINFORCEMENT_LEARNING)
@@ -137,7 +137,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Move weights from trainer to sampler through Pathways.",
             )
             .neutral(&[Literal::Bool(false)])
-            .no_effect_here("Pathways is not used; the program talks to the devices through PJRT itself")
+            .no_effect_here("Pathways is not used; the program accesses devices through PJRT")
             .acts_on("runtime")
             .may_change(),
         ],
@@ -201,18 +201,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "async_scheduling",
                 false,
-                "Let vLLM plan the next step while the devices still run the last.",
+                "Let vLLM plan the next step while the devices run the previous one.",
             )
-            .no_effect_here(
-                "it tunes vLLM's scheduler; rollouts use this program's own engine, with a \
-                 scheduler of its own",
-            )
+            .no_effect_here("it tunes vLLM's scheduler; rollouts use this program's own engine and scheduler")
             .acts_on("reinforcement learning")
             .may_change(),
             Key::optional_integer(
                 "max_num_batched_tokens",
-                "Most tokens that one step of generation processes; chosen by the engine if \
-                 none.",
+                "Maximum number of tokens per generation step; chosen by the engine if none.",
             )
             .at_least(1.0)
             .refused(features::REINFORCEMENT_LEARNING)
@@ -220,7 +216,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .may_change(),
             Key::optional_integer(
                 "max_num_seqs",
-                "Most sequences that are generated at once; chosen by the engine if none.",
+                "Maximum number of sequences that are generated at once; chosen by the engine if none.",
             )
             .at_least(1.0)
             .refused(features::REINFORCEMENT_LEARNING)
@@ -232,7 +228,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("reinforcement learning"),
-            Key::mapping("vllm_additional_config", "Further settings that are handed to vLLM.")
+            Key::mapping("vllm_additional_config", "Additional settings for vLLM.")
                 .no_effect_here("it configures vLLM; decoding and rollouts use this program's own engine")
                 .acts_on("decoding")
                 .may_change(),
@@ -265,8 +261,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "vllm_load_format",
                 "dummy",
-                "Where vLLM takes its first weights from; `dummy` fills them at random until \
-                 the trainer's arrive.",
+                "Source of vLLM's initial weights; `dummy` uses random weights until the trainer's arrive.",
             )
             .no_effect_here("it configures vLLM; rollouts use the trainer's own weights")
             .acts_on("reinforcement learning")
@@ -315,7 +310,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "log_weight_sync_time",
                 false,
-                "Log how long it takes to bring new weights from trainer to sampler.",
+                "Log the time for transferring new weights from trainer to sampler.",
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("reinforcement learning")
@@ -350,8 +345,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "grpo_epsilon",
                 0.2,
-                "How far below and above 1 the ratio of new to old probabilities counts before \
-                 it is clipped.",
+                "Clipping range of the ratio of new to old probabilities, below and above 1.",
             )
             .at_least(0.0)
             .refused(features::REINFORCEMENT_LEARNING)
@@ -375,7 +369,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "max_concurrency",
                 256,
-                "Most answers in the making at once when `use_agentic_rollout` is on.",
+                "Maximum number of concurrent answers with `use_agentic_rollout`.",
             )
             .at_least(1.0)
             .refused(features::REINFORCEMENT_LEARNING)
@@ -393,21 +387,20 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "system_prompt",
                 "",
-                "System message that a chat template puts before every prompt; empty for none.",
+                "System message that a chat template prepends to every prompt; empty for none.",
             )
             .acts_on("decoding")
             .may_change(),
             Key::boolean(
                 "degenerate_group_masking",
                 true,
-                "Leave prompts out of the loss whose answers all got the same reward.",
+                "Exclude prompts whose answers all got the same reward from the loss.",
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("loss"),
             Key::optional_float(
                 "epsilon_high",
-                "How far above 1 the ratio of probabilities counts before it is clipped; \
-                 `grpo_epsilon` if none.",
+                "Clipping range of the ratio of probabilities above 1; `grpo_epsilon` if none.",
             )
             .at_least(0.0)
             .refused(features::REINFORCEMENT_LEARNING)
@@ -425,8 +418,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "loss_agg_mode",
                 "sequence-mean-token-mean",
                 &["token-mean", "sequence-mean", "sequence-mean-token-mean"],
-                "How losses of tokens become one number: the mean of all tokens, or of each \
-                 answer first.",
+                "Aggregation of token losses: the mean over all tokens, or over each answer first.",
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("loss"),
@@ -473,8 +465,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "train_fraction",
                 1.0,
-                "Share of the batches of prompts that are trained on; the rest is for \
-                 evaluation.",
+                "Share of the batches of prompts for training; the rest is for evaluation.",
             )
             .at_least(0.0)
             .at_most(1.0)
@@ -580,8 +571,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "eval_mode",
                 "pass",
                 &["pass", "maj", "pass_at_1"],
-                "What counts as correct among several answers: any of them, their majority, or \
-                 their mean.",
+                "How several answers are scored: any of them, their majority, or their mean.",
             )
             .refused(features::REINFORCEMENT_LEARNING)
             .acts_on("evaluation")

@@ -1,4 +1,4 @@
-//! What a backward pass keeps, recomputes or moves to the host, and how layers are executed.
+//! Rematerialization and offloading, and the execution of layers.
 
 use super::{KeyGroup, features};
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     key::Key,
 };
 
-/// Where a custom policy keeps a tensor that it would otherwise compute again.
+/// A key for where a custom policy keeps a tensor.
 const fn location(name: &'static str, help: &'static str) -> Key {
     Key::of::<TensorLocation>(name, "remat", help)
         .only_with("remat_policy", &["custom"])
@@ -22,24 +22,32 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         Key::of::<RematPolicy>(
             "remat_policy",
             "full",
-            "What the backward pass recomputes: all of a layer (`full`), all but the \
-             results of its matrix products (`minimal`), all but what the keys of tensors say \
-             (`custom`), or nothing (`none`); the guide to training lists all policies.",
+            "The activations that the backward pass recomputes: all of a layer (`full`), all but the \
+             results of its matrix products (`minimal`), all but those that the keys of tensors keep \
+             (`custom`), or none (`none`). The guide to training lists all policies.",
         )
         .acts_on("autodiff")
         .may_change(),
-        Key::boolean("scan_layers", true, "Compile one layer and loop over the stacked weights of all.")
-            .acts_on("model")
-            .may_change(),
-        Key::integer("param_scan_axis", 1, "Where stacked weights have their layer axis in a checkpoint.")
-            .only_with("scan_layers", &["true"])
-            .at_least(0.0)
-            .at_most(1.0)
-            .acts_on("checkpoint"),
+        Key::boolean(
+            "scan_layers",
+            true,
+            "Compile one layer and loop over the stacked weights of all layers.",
+        )
+        .acts_on("model")
+        .may_change(),
+        Key::integer(
+            "param_scan_axis",
+            1,
+            "Position of the layer axis in the stacked weights of a checkpoint.",
+        )
+        .only_with("scan_layers", &["true"])
+        .at_least(0.0)
+        .at_most(1.0)
+        .acts_on("checkpoint"),
         Key::text(
             "remat_policy_for_vit",
             "minimal",
-            "What the backward pass of the vision encoder recomputes, in the words of \
+            "Which activations the backward pass of the vision encoder recomputes; the values are those of \
              `remat_policy`.",
         )
         .refused(features::MULTIMODAL_MODELS)
@@ -49,9 +57,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         Key::of::<TensorLocation>(
             "decoder_layer_input",
             "device",
-            "Recompute the inputs of decoder layers in the backward pass, or keep them on \
-             the device or the host (`remat_policy=custom`). The input of what is recomputed, \
-             a layer or a cycle of layers, is kept in any case.",
+            "Recompute the inputs of decoder layers in the backward pass, or keep them on the device or the \
+             host (`remat_policy=custom`). The input of a recomputed layer, or cycle of layers, is always \
+             kept.",
         )
         .only_with("remat_policy", &["custom"])
         .acts_on("autodiff")
@@ -129,9 +137,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         .refused(features::LATENT_ATTENTION),
         location(
             "qkv_proj",
-            "Recompute the query, key and value projections in the backward pass, or keep \
-             them on the device or the host (`remat_policy=custom`). The key of one of them \
-             goes before, also with `remat` if that is given by hand.",
+            "Recompute the query, key and value projections in the backward pass, or keep them on the \
+             device or the host (`remat_policy=custom`). The key of a single projection takes precedence, \
+             even with `remat` if that is set by hand.",
         ),
         location(
             "out_proj",
@@ -152,10 +160,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         .refused(features::LATENT_ATTENTION),
         location(
             "attention_out",
-            "Recompute what attention gives to its output projection in the backward pass, or \
-             keep it on the device or the host (`remat_policy=custom`). Unlike `context`, it \
-             does not spare the recomputation of attention block by block. Both are one tensor: \
-             where both are kept, `context` says where.",
+            "Recompute the input of attention's output projection in the backward pass, or keep it on the \
+             device or the host (`remat_policy=custom`). Unlike `context`, it does not avoid the \
+             recomputation of blockwise attention. Both name the same tensor: if both are kept, `context` \
+             decides where.",
         ),
         location(
             "engram",
@@ -173,8 +181,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         Key::boolean(
             "parameter_memory_host_offload",
             false,
-            "Keep the weights in host memory between training steps, and bring those of a \
-             layer to the device when it is computed.",
+            "Keep the weights in host memory between training steps, and copy each layer's weights to the \
+             device when it is computed.",
         )
         .acts_on("placement")
         .may_change(),
@@ -186,9 +194,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         .refused(features::INDEXER),
         location(
             "kv_proj",
-            "Recompute the key and value projections in the backward pass, or keep them on \
-             the device or the host (`remat_policy=custom`). The key of one of them goes before, \
-             also with `remat` if that is given by hand.",
+            "Recompute the key and value projections in the backward pass, or keep them on the device or \
+             the host (`remat_policy=custom`). The key of a single projection takes precedence, even with \
+             `remat` if that is set by hand.",
         ),
     ],
 }];

@@ -1,4 +1,4 @@
-//! What run this is, on what hardware.
+//! The run and its hardware.
 
 use super::{KeyGroup, features};
 use crate::{
@@ -34,7 +34,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "override_model_config",
                 false,
-                "Let the command line and the environment change what a named model sets.",
+                "Allow the command line and the environment to override the values of a named model.",
             )
             .acts_on("configuration")
             .may_change(),
@@ -49,8 +49,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "resolved",
                 false,
-                "Marks a saved configuration: it already holds what its model and presets set, \
-                 which are not applied again.",
+                "Marks a saved configuration: it contains the values of its model and presets, which are \
+                 therefore not applied again.",
             )
             .acts_on("configuration")
             .may_change()
@@ -58,7 +58,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "log_config",
                 true,
-                "Print at the start which keys were given and where each comes from.",
+                "Print at startup which keys are set, and the origin of each value.",
             )
             .acts_on("training log")
             .run_level(),
@@ -88,13 +88,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::of::<Hardware>(
                 "hardware",
                 "auto",
-                "The kind of device to run on; `auto` takes the best whose plugin is installed.",
+                "The kind of device to run on; `auto` selects the TPU or GPU of this machine, or the CPU if it has \
+                 neither.",
             )
             .maxtext_default(Literal::Text("tpu"))
             .refuse_choices(&[("gpu_multiprocess", "training over several GPU processes")])
             .acts_on("runtime")
             .run_level(),
-            Key::integer("num_cpu_devices", 1, "Number of virtual devices that the CPU is divided into.")
+            Key::integer("num_cpu_devices", 1, "Number of virtual devices into which the CPU is divided.")
                 .at_least(1.0)
                 .at_most(4096.0)
                 .acts_on("runtime")
@@ -103,7 +104,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "cpu_kernels",
                 true,
-                "Programs for one CPU device call this program's own kernels where these are faster than \
+                "Programs for one CPU device call this project's own kernels where those are faster than \
                  XLA's code.",
             )
             .acts_on("runtime")
@@ -112,7 +113,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "num_cpu_slices",
                 1,
-                "Number of slices that the CPU's virtual devices are dealt to.",
+                "Number of slices into which the CPU's virtual devices are divided.",
             )
             .at_least(1.0)
             .at_most(4096.0)
@@ -125,36 +126,36 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .own(),
             Key::boolean("enable_nnx", false, "Use MaxText's NNX modules.")
                 .neutral(&[Literal::Bool(true)])
-                .no_effect_here("models here are Rust modules, of which there is one kind")
+                .no_effect_here("models here are Rust modules")
                 .acts_on("model")
                 .may_change(),
             Key::boolean("pure_nnx", false, "Use NNX modules throughout.")
                 .neutral(&[Literal::Bool(true)])
-                .no_effect_here("models here are Rust modules, of which there is one kind")
+                .no_effect_here("models here are Rust modules")
                 .acts_on("model")
                 .may_change(),
             Key::boolean("pure_nnx_decoder", false, "Use the NNX decoder.")
                 .neutral(&[Literal::Bool(true)])
-                .no_effect_here("models here are Rust modules, of which there is one kind")
+                .no_effect_here("models here are Rust modules")
                 .acts_on("model")
                 .may_change(),
-            Key::integer("num_slices", -1, "Number of slices the devices belong to; -1 counts them.")
+            Key::integer("num_slices", -1, "Number of slices; -1 counts those of the devices.")
                 .at_least(-1.0)
                 .acts_on("mesh")
                 .may_change(),
             Key::integer(
                 "inhomogeneous_layer_cycle_interval",
                 1,
-                "Number of layers after which the pattern of different layers repeats.",
+                "Number of layers after which the pattern of layer types repeats.",
             )
             .at_least(1.0)
-            .no_effect_here("layers repeat as the model family or `attention_pattern` says")
+            .no_effect_here("the model family or `attention_pattern` decides how layers repeat")
             .acts_on("model"),
             Key::boolean(
                 "context_parallel_load_balance",
                 true,
-                "Reorder sequences so that devices that split them do equal work under the \
-                 causal mask.",
+                "Reorder the tokens of split sequences, so that all devices do equal work under the causal \
+                 mask.",
             )
             .only_with("context_parallel_size", &[])
             .acts_on("attention")
@@ -162,8 +163,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::of::<ContextStrategy>(
                 "context_parallel_strategy",
                 "all_gather",
-                "How parts of a sequence attend to each other: gather keys and values, pass \
-                 them around, or exchange heads.",
+                "How shards of a sequence attend to each other: all-gather keys and values, pass them \
+                 around a ring, or exchange heads.",
             )
             .only_with("context_parallel_size", &[])
             .acts_on("attention")
@@ -171,7 +172,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::of::<ReorderStrategy>(
                 "context_parallel_reorder_strategy",
                 "auto",
-                "Order in which parts of a sequence are dealt to devices to balance their work.",
+                "How the chunks of a sequence are assigned to devices to balance their work.",
             )
             .only_with("context_parallel_size", &[])
             .acts_on("attention")
@@ -180,7 +181,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "custom_mesh",
                 "",
                 &["", "hybrid_ring_64x4", "hybrid_ring_32x8"],
-                "Named arrangement of the devices in the mesh; the platform's own if empty.",
+                "Named order of the devices in the mesh; the platform's order if empty.",
             )
             .refused(features::CUSTOM_DEVICE_ORDERS)
             .acts_on("mesh")
@@ -197,8 +198,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                     "pipeline-large-moe",
                     "shard-exp-on-fsdp",
                 ],
-                "Named set of mesh axes and rules that takes the place of `mesh_axes` and \
-                 `logical_axis_rules`.",
+                "Named mesh and rules that replace `mesh_axes` and `logical_axis_rules`.",
             )
             .acts_on("placement")
             .may_change(),
@@ -208,17 +208,17 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Let one axis of the device network carry several axes of the mesh.",
             )
             .no_effect_here(
-                "a mesh takes the devices of a slice in the order in which the platform numbers them, \
-                 so that its axes always may share an axis of the device network",
+                "a mesh takes the devices of a slice in the platform's order, so its axes may always share \
+                 an axis of the device network",
             )
             .acts_on("mesh")
             .may_change(),
             Key::boolean(
                 "optimize_mesh_for_tpu_v6e",
                 false,
-                "Reorder the mesh to suit the device network of TPU v6e.",
+                "On a TPU v6e slice of 2x4 chips that one mesh axis takes whole, order the chips of that \
+                 axis as a ring of network neighbors. No effect on other hardware and meshes.",
             )
-            .refused(features::V6E_RING)
             .only_with("hardware", &["auto", "tpu"])
             .acts_on("mesh")
             .may_change(),
@@ -242,7 +242,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                     "pipeline-large-moe",
                     "shard-exp-on-fsdp",
                 ],
-                "Named set of mesh axes and rules for evaluation; as in training if empty.",
+                "Named mesh and rules for evaluation; those of training if empty.",
             )
             .acts_on("evaluation")
             .may_change(),

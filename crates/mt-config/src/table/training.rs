@@ -15,8 +15,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "steps",
                 150_001,
-                "Number of steps to train, those of earlier parts of the run included; those of \
-                 `learning_rate_schedule_steps` if -1.",
+                "Total number of training steps, including those before a resumption; -1 takes \
+                 `learning_rate_schedule_steps`.",
             )
             .at_least(-1.0)
             .acts_on("training loop")
@@ -24,8 +24,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "log_period",
                 100,
-                "Steps between flushes of the TensorBoard events, which evaluations and checkpoints \
-                 flush, too. The console has a line for each step.",
+                "Steps between flushes of the TensorBoard events; evaluations and checkpoints also flush. \
+                 The console shows every step.",
             )
             .at_least(1.0)
             .acts_on("training log")
@@ -35,7 +35,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .neutral(&[Literal::Integer(0)])
                 .acts_on("evaluation")
                 .may_change(),
-            Key::integer("eval_steps", -1, "Batches in one evaluation; all of the evaluation data if -1.")
+            Key::integer("eval_steps", -1, "Batches per evaluation; -1 for all evaluation data.")
                 .at_least(-1.0)
                 .neutral(&[Literal::Integer(0)])
                 .acts_on("evaluation")
@@ -59,9 +59,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .acts_on("training loop")
             .may_change(),
-            Key::boolean("enable_dropout", true, "Drop activations while training, as `dropout_rate` says.")
+            Key::boolean("enable_dropout", true, "Apply dropout with rate `dropout_rate` in training.")
                 .acts_on("model"),
-            Key::float("dropout_rate", 0.0, "Share of activations that are dropped.")
+            Key::float("dropout_rate", 0.0, "Dropout rate: the share of activations that are dropped.")
                 .only_with("enable_dropout", &["true"])
                 .at_least(0.0)
                 .at_most(1.0)
@@ -77,8 +77,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "training_objective",
                 "causal_lm",
                 &["causal_lm", "block_diffusion"],
-                "What the model learns: to predict the next token, or to fill in masked tokens \
-                 block by block.",
+                "The training objective: predicting the next token, or filling in masked tokens block by \
+                 block.",
             )
             .refused(features::BLOCK_DIFFUSION)
             .acts_on("loss"),
@@ -136,7 +136,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "max_inflight_computations",
                 2,
-                "Most steps that are under way at once: the loop then waits for the oldest before it \
+                "Maximum number of steps in flight: at the limit, the loop waits for the oldest before it \
                  starts another.",
             )
             .at_least(1.0)
@@ -152,37 +152,33 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::of::<OptimizerType>(
                 "opt_type",
                 "adamw",
-                "The optimizer that updates the weights. `adafactor` is not MaxText's: optax's, with second \
-                 moments of matrices kept by rows and columns, no momentum and no weight decay.",
+                "The optimizer that updates the weights. `adafactor`, which MaxText lacks, is that of \
+                 optax, with factored second moments, no momentum and no weight decay.",
             )
             .acts_on("optimizer"),
             Key::of::<OptimizerSpaceChoice>(
                 "optimizer_space",
                 "auto",
-                "Form of the weights in which gradients are clipped, weights decay and the optimizer steps: as \
-                 MaxText's checkpoints store them, or as published models have them. `auto` is `published` \
-                 for a run that begins with published weights, and else `maxtext`; a run goes on in the space \
-                 that it began in.",
+                "Form of the weights in which gradients are clipped, weights decay and the optimizer \
+                 updates: the form of MaxText's checkpoints, or that of published models. `auto` selects \
+                 `published` for a run that starts from published weights, and `maxtext` otherwise. A \
+                 resumed run keeps its space.",
             )
             .acts_on("optimizer")
             .own(),
-            Key::float(
-                "learning_rate",
-                3e-5,
-                "Learning rate at its peak, which is reached at the end of the warm-up.",
-            )
-            .at_least(0.0)
-            .acts_on("optimizer"),
+            Key::float("learning_rate", 3e-5, "Peak learning rate, reached at the end of the warm-up.")
+                .at_least(0.0)
+                .acts_on("optimizer"),
             Key::of::<LearningRateSchedule>(
                 "lr_schedule_type",
                 "cosine",
-                "How the learning rate falls after the warm-up; `linear` and `constant` are not MaxText's.",
+                "Decay of the learning rate after the warm-up; MaxText lacks `linear` and `constant`.",
             )
             .acts_on("optimizer"),
             Key::float(
                 "warmup_steps_fraction",
                 0.1,
-                "Share of the schedule in which the learning rate rises from 0 to its peak.",
+                "Share of the schedule for the warm-up, in which the learning rate rises from 0 to its peak.",
             )
             .at_least(0.0)
             .at_most(1.0)
@@ -204,15 +200,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "gradient_clipping_threshold",
                 1.0,
-                "Largest norm of all gradients together; larger ones are scaled down. 0 turns \
-                 it off.",
+                "Global norm above which gradients are scaled down; 0 turns clipping off.",
             )
             .at_least(0.0)
             .acts_on("optimizer"),
             Key::integer(
                 "gradient_accumulation_steps",
                 1,
-                "Batches whose gradients are summed before the weights change.",
+                "Number of micro-batches whose gradients are accumulated before each update.",
             )
             .at_least(1.0)
             .at_most(1e6)
@@ -220,22 +215,21 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "skip_step_on_spikes",
                 false,
-                "Leave the weights alone when the loss or the norm of the gradients, before they are \
-                 clipped, jumps.",
+                "Skip the update if the loss, or the gradient norm before clipping, spikes.",
             )
             .acts_on("optimizer"),
             Key::texts(
                 "trainable_parameters_mask",
                 &[],
-                "Regular expressions; only parameters one of them fits, such as \
-                 `decoder/decoder_norm/scale`, are trained. All if empty.",
+                "Regular expressions of the parameters to train, matched against paths such as \
+                 `decoder/decoder_norm/scale`; all parameters if empty.",
             )
             .acts_on("optimizer"),
             Key::integer(
                 "skip_step_interval",
                 128,
-                "Number of past steps from which mean and deviation of loss and gradients are \
-                 taken.",
+                "Number of past steps that determine the mean and the standard deviation of loss and \
+                 gradient norm.",
             )
             .at_least(1.0)
             .at_most(1e6)
@@ -244,8 +238,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "skip_step_scaling_factor",
                 6.0,
-                "Deviations above the mean from which on a loss or a gradient norm counts as a \
-                 spike.",
+                "Number of standard deviations above the mean at which a loss or a gradient norm counts as \
+                 a spike.",
             )
             .at_least(0.0)
             .only_with("skip_step_on_spikes", &[])
@@ -255,15 +249,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Let the Tunix trainer accumulate gradients instead of the training step.",
             )
-            .no_effect_here(
-                "it belongs to Tunix, which is not used; `gradient_accumulation_steps` is the \
-                 key for it",
-            )
+            .no_effect_here("it belongs to Tunix, which is not used; use `gradient_accumulation_steps`")
             .acts_on("training loop"),
             Key::float(
                 "wsd_decay_steps_fraction",
                 0.1,
-                "Share of the `wsd` schedule, at its end, in which the learning rate falls.",
+                "Share of the `wsd` schedule for the decay phase at its end.",
             )
             .at_least(0.0)
             .at_most(1.0)
@@ -272,7 +263,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::of::<WsdDecayStyle>(
                 "wsd_decay_style",
                 "linear",
-                "Shape of the fall of the learning rate at the end of the `wsd` schedule.",
+                "Shape of the decay phase of the `wsd` schedule.",
             )
             .only_with("lr_schedule_type", &["wsd"])
             .acts_on("optimizer"),
@@ -283,33 +274,33 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "AdamW",
         prefix: None,
         keys: &[
-            Key::float("adam_b1", 0.9, "Decay of the running mean of gradients.")
+            Key::float("adam_b1", 0.9, "Decay rate of the first moment (β₁).")
                 .at_least(0.0)
                 .at_most(1.0)
                 .acts_on("optimizer"),
-            Key::float("adam_b2", 0.95, "Decay of the running mean of squared gradients.")
+            Key::float("adam_b2", 0.95, "Decay rate of the second moment (β₂).")
                 .at_least(0.0)
                 .at_most(1.0)
                 .acts_on("optimizer"),
-            Key::float("adam_eps", 1e-8, "Added to the root of the second moment.")
+            Key::float("adam_eps", 1e-8, "Epsilon added to the square root of the second moment.")
                 .at_least(0.0)
                 .acts_on("optimizer"),
-            Key::float("adam_eps_root", 0.0, "Added to the second moment under the root.")
+            Key::float("adam_eps_root", 0.0, "Epsilon added to the second moment under the square root.")
                 .at_least(0.0)
                 .acts_on("optimizer"),
             Key::float(
                 "adam_weight_decay",
                 0.1,
-                "Share of each weight that is taken off at every step, times the learning rate.",
+                "Weight decay: each step subtracts this share of a weight times the learning rate.",
             )
             .at_least(0.0)
             .acts_on("optimizer"),
             Key::texts(
                 "adamw_mask",
                 &[],
-                "Regular expressions; parameters that one of them fits, such as \
-                 `decoder/decoder_norm/scale`, do not decay. With `opt_type=muon` of those that \
-                 Adam treats, which in MaxText all decay.",
+                "Regular expressions of the parameters without weight decay, matched against paths such as \
+                 `decoder/decoder_norm/scale`. With `opt_type=muon` they apply to the parameters that Adam \
+                 updates; in MaxText all of those decay.",
             )
             .only_with("opt_type", &["adamw", "adam_pax", "muon"])
             .acts_on("optimizer"),
@@ -317,7 +308,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "mu_dtype",
                 "",
                 &["", "float32", "bfloat16"],
-                "Type of the first moment; that of the weights if empty.",
+                "Element type of the first moment; that of the weights if empty.",
             )
             .acts_on("optimizer"),
         ],
@@ -330,15 +321,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "enable_diloco",
                 false,
-                "Train replicas apart and average them every `diloco_sync_period` steps.",
+                "Train replicas separately and average them every `diloco_sync_period` steps.",
             )
             .refused(features::DILOCO)
             .acts_on("training loop"),
             Key::integer(
                 "diloco_sync_period",
                 36,
-                "Number of steps that replicas train apart before an outer update brings them \
-                 together.",
+                "Number of steps between outer updates, which synchronize the replicas.",
             )
             .at_least(1.0)
             .refused(features::DILOCO)
@@ -354,24 +344,19 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .refused(features::DILOCO)
             .only_with("enable_diloco", &[])
             .acts_on("optimizer"),
-            Key::float(
-                "diloco_outer_momentum",
-                0.9,
-                "Nesterov momentum of the outer update, as the share of the last one that is \
-                 kept.",
-            )
-            .at_least(0.0)
-            .at_most(1.0)
-            .refused(features::DILOCO)
-            .only_with("enable_diloco", &[])
-            .acts_on("optimizer"),
+            Key::float("diloco_outer_momentum", 0.9, "Nesterov momentum of the outer update.")
+                .at_least(0.0)
+                .at_most(1.0)
+                .refused(features::DILOCO)
+                .only_with("enable_diloco", &[])
+                .acts_on("optimizer"),
             Key::text(
                 "dcn_bandwidth_limit",
                 "",
                 "Slow the network between slices down to this rate, such as `10gbit`; empty \
                  for no limit.",
             )
-            .no_effect_here("the network is not throttled from here; `tc` limits an interface")
+            .no_effect_here("this program does not throttle the network; `tc` limits an interface")
             .acts_on("runtime")
             .may_change(),
             Key::text(
@@ -380,7 +365,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Amount of data that may pass at once when the network between slices is \
                  slowed down.",
             )
-            .no_effect_here("the network is not throttled from here; `tc` limits an interface")
+            .no_effect_here("this program does not throttle the network; `tc` limits an interface")
             .acts_on("runtime")
             .may_change(),
             Key::text(
@@ -388,7 +373,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "50ms",
                 "Longest time a packet waits when the network between slices is slowed down.",
             )
-            .no_effect_here("the network is not throttled from here; `tc` limits an interface")
+            .no_effect_here("this program does not throttle the network; `tc` limits an interface")
             .acts_on("runtime")
             .may_change(),
             Key::text(
@@ -396,22 +381,21 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "eth0",
                 "Network interface whose traffic between slices is slowed down.",
             )
-            .no_effect_here("the network is not throttled from here; `tc` limits an interface")
+            .no_effect_here("this program does not throttle the network; `tc` limits an interface")
             .acts_on("runtime")
             .may_change(),
             Key::boolean(
                 "enable_streaming_diloco",
                 false,
-                "Bring the replicas' weights together fragment by fragment instead of all at \
-                 once.",
+                "Synchronize the replicas' weights fragment by fragment instead of all at once.",
             )
             .refused(features::DILOCO)
             .only_with("enable_diloco", &[])
             .acts_on("training loop"),
             Key::optional_integer(
                 "num_diloco_fragments",
-                "Number of fragments that streaming DiLoCo splits the weights into; chosen by \
-                 itself if none.",
+                "Number of fragments that streaming DiLoCo splits the weights into; chosen automatically if \
+                 none.",
             )
             .at_least(1.0)
             .refused(features::DILOCO)
@@ -420,8 +404,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "use_sequential_layers",
                 false,
-                "Make a fragment of layers that follow each other instead of layers taken at \
-                 even distances.",
+                "Form fragments of consecutive layers instead of layers at even distances.",
             )
             .refused(features::DILOCO)
             .only_with("enable_diloco", &[])
@@ -454,7 +437,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "Muon",
         prefix: None,
         keys: &[
-            Key::float("muon_beta", 0.95, "Decay of the running mean of gradients in Muon.")
+            Key::float("muon_beta", 0.95, "Muon's momentum: the decay rate of its first moment.")
                 .at_least(0.0)
                 .at_most(1.0)
                 .only_with("opt_type", &["muon"])
@@ -462,16 +445,15 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "muon_weight_decay",
                 0.0,
-                "Share of each weight that Muon takes off at every step, times the learning \
-                 rate.",
+                "Muon's weight decay: each step subtracts this share of a weight times the learning rate.",
             )
             .at_least(0.0)
             .only_with("opt_type", &["muon"])
             .acts_on("optimizer"),
             Key::optional_float(
                 "muon_consistent_rms",
-                "Root mean square that Muon scales its updates to, 0.2 to match AdamW; scaled \
-                 by width if none.",
+                "Root mean square to which Muon scales its updates, 0.2 to match AdamW; if none, updates \
+                 are scaled by width.",
             )
             .at_least(0.0)
             .only_with("opt_type", &["muon"])

@@ -1,10 +1,11 @@
-//! Tables of inputs with what becomes of them, one file each, which `UPDATE_SNAPSHOTS=1` writes anew.
+//! Snapshot tables of inputs and their outcomes, one file each. `UPDATE_SNAPSHOTS=1` rewrites them.
 
 use std::{fmt::Write as _, fs, path::Path};
 
 use mt_config::{Config, ConfigError, DecodeConfig, Request, TrainConfig};
+use mt_shape::DeviceAttributes;
 
-/// Compares a table with what it should be, or writes it.
+/// Compares a table with its file, or rewrites the file.
 #[track_caller]
 pub fn check_table(name: &str, actual: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name);
@@ -25,7 +26,7 @@ pub fn check_table(name: &str, actual: &str) {
     );
 }
 
-/// The words of a command line, as a shell would split it.
+/// The words of a command line, split as a shell does.
 pub fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote, mut begun) = (Vec::new(), String::new(), None, false);
     for character in line.chars() {
@@ -47,14 +48,14 @@ pub fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// What `maxtext config check` does with a request for `command`.
+/// Resolves and checks a request as `maxtext config check` does for `command`.
 pub fn check(command: &str, request: Request) -> Result<Config, ConfigError> {
     let config = Config::resolve(&if command == "train" { request.with_quick_start() } else { request })?;
     match command {
         "train" => {
             let train = TrainConfig::from_config(&config)?;
             if let Some(devices) = config.known_devices() {
-                train.check_devices(train.placement.topology(devices, None)?)?;
+                train.check_devices(train.placement.topology(devices, &DeviceAttributes::default())?)?;
             }
         }
         "decode" => drop(DecodeConfig::from_config(&config)?),

@@ -9,7 +9,7 @@ use minijinja::{Error, ErrorKind};
 pub(super) struct Style {
     pub ensure_ascii: bool,
     pub indent: Option<String>,
-    /// Between items, and between key and value.
+    /// The separators between items, and between key and value.
     pub separators: Option<[String; 2]>,
     pub sort_keys: bool,
 }
@@ -138,7 +138,8 @@ impl Writer<'_> {
     }
 }
 
-/// Rust writes the same digits and uses exponents from the same sizes on, but writes them without sign and zero.
+/// Formats a float like Python: Rust writes the same digits and switches to exponents at the same magnitudes, but omits
+/// the exponent's sign and leading zero.
 fn python_float(number: f64) -> String {
     let text = format!("{number:?}");
     match text.split_once('e') {

@@ -1,6 +1,6 @@
-//! Chat templates: from messages to the text that a model was tuned to go on from.
+//! Chat templates, which turn messages into the text that a chat model continues.
 //!
-//! Templates are Jinja, rendered in the environment that the transformers library gives them.
+//! Templates are written in Jinja and rendered in the environment of the transformers library.
 
 mod json;
 
@@ -18,43 +18,43 @@ use serde_json::{Map, Value as Json, json};
 use crate::error::{DataError, Result};
 use crate::tokenizer::{SPECIAL_TOKENS_MAP_FILE, TOKENIZER_CONFIG_FILE, text_of};
 
-/// Where a directory keeps its template besides `tokenizer_config.json`; the first that is there holds.
+/// The files that may hold a directory's template, in order of precedence. `tokenizer_config.json` comes last.
 const TEMPLATE_FILES: [&str; 2] = ["chat_template.jinja", "chat_template.json"];
-/// The names under which a directory of several templates keeps the one for all cases, and the one for tools.
+/// In a directory with several templates, the names of the general one and of the one for tools.
 const DEFAULT: &str = "default";
 const FOR_TOOLS: &str = "tool_use";
-/// The names under which the thoughts of a message are known; the first is the one that templates read.
+/// The names of a message's reasoning. Templates read the first one.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// One message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Message {
-    /// Who says it: `system`, `user`, `assistant`, or what else the template knows.
+    /// The speaker: `system`, `user`, `assistant`, or another role that the template knows.
     pub role: String,
-    /// What is said.
+    /// The text of the message.
     pub content: String,
 }
 
-/// What a conversation becomes in the text that a model sees.
+/// A chat template, which turns a conversation into the text that a model reads.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
-    /// What it is called in messages, in backticks.
+    /// The template's name in messages, in backticks.
     name: String,
-    /// Templates by name, [`DEFAULT`] if there is but one.
+    /// Templates by name. A single template is named [`DEFAULT`].
     sources: Vec<(String, String)>,
     /// The special tokens by role, such as `bos_token`.
     special: Map<String, Json>,
-    /// What time it is for the template, if it is not to look at the clock.
+    /// The time that the template sees; `None` for the time of rendering.
     now: Option<DateTime<FixedOffset>>,
 }
 
 impl ChatTemplate {
-    /// The template of a Hugging Face directory: `chat_template.jinja`, or `chat_template` of `chat_template.json` or
-    /// `tokenizer_config.json`, which is a text or a list of named ones. The last two files, and
-    /// `special_tokens_map.json`, name the special tokens.
+    /// The template of a Hugging Face directory, or `None` without one: `chat_template.jinja`, or `chat_template` of
+    /// `chat_template.json` or `tokenizer_config.json`, which is a text or a list of named texts.
+    /// `tokenizer_config.json` and `special_tokens_map.json` name the special tokens.
     ///
     /// # Errors
-    /// Files that cannot be read.
+    /// A file cannot be read or is malformed.
     pub fn load(directory: &Path) -> Result<Option<Self>> {
         let config_file = directory.join(TOKENIZER_CONFIG_FILE);
         let config = read_object(&config_file)?.unwrap_or_default();
@@ -73,11 +73,11 @@ impl ChatTemplate {
         Ok(Some(Self { name, sources, special: special_tokens(directory)?, now: None }))
     }
 
-    /// The template in a file: Jinja text, or JSON whose `chat_template` holds it. The special tokens are those of the
+    /// The template in a file: Jinja text, or JSON with a `chat_template`. The special tokens are those of the
     /// tokenizer in `directory`.
     ///
     /// # Errors
-    /// Files that cannot be read.
+    /// A file cannot be read or is malformed.
     pub fn load_file(file: &Path, directory: &Path) -> Result<Self> {
         let name = format!("`{}`", file.display());
         let text = fs::read_to_string(file).map_err(DataError::io("read", file))?;
@@ -92,20 +92,19 @@ impl ChatTemplate {
         Ok(Self { name, sources, special: special_tokens(directory)?, now: None })
     }
 
-    /// A template from its text, called `name` in messages. The special tokens are those of the tokenizer in
-    /// `directory`.
+    /// A template from its text. Messages call it `name`. The special tokens are those of the tokenizer in `directory`.
     ///
     /// # Errors
-    /// Files that cannot be read.
+    /// A file cannot be read or is malformed.
     pub fn from_text(name: &str, text: &str, directory: &Path) -> Result<Self> {
         let sources = vec![(DEFAULT.to_string(), text.to_string())];
         Ok(Self { name: format!("`{name}`"), sources, special: special_tokens(directory)?, now: None })
     }
 
-    /// The template at a time such as `2024-07-06T09:05:03`, instead of when it is rendered.
+    /// Fixes the time that the template sees, such as `2024-07-06T09:05:03`.
     ///
     /// # Errors
-    /// Another notation of the time.
+    /// The text is not a time in this notation.
     pub fn at(self, time: &str) -> Result<Self> {
         let now: NaiveDateTime = time.parse().map_err(|_| {
             DataError::Options(format!("`{time}` is not a time\nhint: write it as `2024-07-06T09:05:03`"))
@@ -113,11 +112,11 @@ impl ChatTemplate {
         Ok(Self { now: Some(now.and_utc().fixed_offset()), ..self })
     }
 
-    /// What the template makes of messages; see [`ChatTemplate::render_with`]. The text spells special tokens out:
-    /// [`crate::Tokenizer::encode_with_special_tokens`] makes tokens of it.
+    /// Renders messages; see [`ChatTemplate::render_with`]. The result spells out special tokens, which
+    /// [`crate::Tokenizer::encode_with_special_tokens`] converts to their ids.
     ///
     /// # Errors
-    /// A template with mistakes, and messages that it refuses.
+    /// The template is faulty or rejects the messages.
     pub fn render(
         &self,
         messages: &[Message],
@@ -130,14 +129,14 @@ impl ChatTemplate {
         self.render_with(json!(messages), variables)
     }
 
-    /// What the template makes of `messages`, a list of objects with `role` and `content` and whatever else the
-    /// template reads, and of `variables` such as `tools`, `documents` and `add_generation_prompt`.
+    /// Renders `messages`, a list of objects with `role`, `content` and other keys that the template reads, with
+    /// `variables` such as `tools`, `documents` and `add_generation_prompt`.
     ///
     /// # Errors
-    /// A template with mistakes, and messages that it refuses.
+    /// The template is faulty or rejects the messages.
     pub fn render_with(&self, mut messages: Json, variables: Map<String, Json>) -> Result<String> {
         for message in messages.as_array_mut().into_iter().flatten().filter_map(Json::as_object_mut) {
-            // Programs write `null` for what a message does not have, which few templates expect.
+            // Programs write `null` for absent values, which few templates expect.
             message.retain(|_, value| !value.is_null());
             name_reasoning(message);
         }
@@ -157,7 +156,7 @@ impl ChatTemplate {
         template.render(Value::from(Serde(context))).map_err(|error| self.failure(&error))
     }
 
-    /// The template to use, as transformers chooses it.
+    /// The template to render, chosen like the transformers library does.
     fn source(&self, has_tools: bool) -> Result<&str> {
         let find = |wanted: &str| {
             self.sources.iter().find(|(name, _)| name == wanted).map(|(_, source)| source.as_str())
@@ -170,7 +169,7 @@ impl ChatTemplate {
     }
 
     fn failure(&self, error: &Error) -> DataError {
-        // A template that includes blocks or calls macros fails where it was left; the cause is the first error.
+        // An error inside an included block or a macro is reported at the call; the innermost error is the cause.
         let mut cause = error;
         while let Some(source) =
             std::error::Error::source(cause).and_then(|source| source.downcast_ref::<Error>())
@@ -206,7 +205,7 @@ fn read_object(file: &Path) -> Result<Option<Map<String, Json>>> {
     }
 }
 
-/// The templates that a value holds: one as a text, or several as a list of names and texts.
+/// The templates of a JSON value: a text is a single template, a list holds names and texts.
 fn sources(template: &Json) -> Option<Vec<(String, String)>> {
     let named = |entry: &Json| {
         let text = |key| entry.get(key).and_then(Json::as_str).map(str::to_string);
@@ -219,7 +218,7 @@ fn sources(template: &Json) -> Option<Vec<(String, String)>> {
     }
 }
 
-/// The texts of the special tokens that the files of a tokenizer name.
+/// The texts of the special tokens that a tokenizer's files name.
 fn special_tokens(directory: &Path) -> Result<Map<String, Json>> {
     let mut special = Map::new();
     for name in [SPECIAL_TOKENS_MAP_FILE, TOKENIZER_CONFIG_FILE] {
@@ -232,7 +231,7 @@ fn special_tokens(directory: &Path) -> Result<Map<String, Json>> {
     Ok(special)
 }
 
-/// Gives the thoughts of a message the names under which templates look for them.
+/// Stores a message's reasoning under all names that templates read.
 fn name_reasoning(message: &mut Map<String, Json>) {
     let reasoning = REASONING.iter().find_map(|name| message.get(*name));
     if let Some(reasoning) = reasoning.cloned() {
@@ -253,7 +252,7 @@ fn environment(now: Option<DateTime<FixedOffset>>) -> std::result::Result<Enviro
     environment.add_function("strftime_now", move |format: &str| {
         strftime(now.unwrap_or_else(|| Local::now().fixed_offset()), format)
     });
-    // In Python texts and mappings are sequences too, and so are Jinja's undefined values.
+    // In Python, strings and mappings are sequences too, and so are Jinja's undefined values.
     environment.add_test("sequence", |value: &Value| {
         use ValueKind::{Map, Seq, String, Undefined};
         matches!(value.kind(), Seq | String | Map | Undefined)
@@ -265,7 +264,8 @@ fn environment(now: Option<DateTime<FixedOffset>>) -> std::result::Result<Enviro
     Ok(environment)
 }
 
-/// `tojson` as transformers defines it, which is Python's: nothing is escaped for HTML, and separators have spaces.
+/// `tojson` as transformers defines it, like Python's `json.dumps`: nothing is escaped for HTML, and separators contain
+/// spaces.
 fn to_json(value: &Value, options: Kwargs) -> std::result::Result<String, Error> {
     let style = json::Style {
         ensure_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or_default(),
@@ -279,7 +279,10 @@ fn to_json(value: &Value, options: Kwargs) -> std::result::Result<String, Error>
         separators: match options.get::<Option<Vec<String>>>("separators")? {
             None => None,
             Some(separators) => Some(<[String; 2]>::try_from(separators).map_err(|_| {
-                Error::new(ErrorKind::InvalidOperation, "`separators` are one for items and one for keys")
+                Error::new(
+                    ErrorKind::InvalidOperation,
+                    "`separators` must be two texts, for items and for keys",
+                )
             })?),
         },
         sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or_default(),
@@ -290,13 +293,12 @@ fn to_json(value: &Value, options: Kwargs) -> std::result::Result<String, Error>
 
 fn strftime(time: DateTime<FixedOffset>, format: &str) -> std::result::Result<String, Error> {
     let mut text = String::new();
-    write!(text, "{}", time.format(format)).map_err(|_| {
-        Error::new(ErrorKind::InvalidOperation, format!("`{format}` is not a format of dates"))
-    })?;
+    write!(text, "{}", time.format(format))
+        .map_err(|_| Error::new(ErrorKind::InvalidOperation, format!("`{format}` is not a date format")))?;
     Ok(text)
 }
 
-/// Writes `{% generation %}` blocks, which only mark what the assistant says, as blocks of scope.
+/// Replaces `{% generation %}` blocks, which only mark the assistant's text, by `{% with %}` blocks.
 fn without_generation_blocks(source: &str) -> String {
     let (mut output, mut rest) = (String::with_capacity(source.len()), source);
     while let Some(start) = rest.find("{%") {
@@ -309,7 +311,7 @@ fn without_generation_blocks(source: &str) -> String {
             "generation" => output.push_str(&tag.replacen(word, "with", 1)),
             "endgeneration" => output.push_str(&tag.replacen(word, "endwith", 1)),
             _ => {
-                // Another tag may hold `%}` in a text; what follows is looked at anew.
+                // Another tag may contain `%}` in a string, so the search continues inside the tag.
                 rest = inside;
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Panics of the parquet library, which asserts what a damaged file does not keep, as errors.
+//! Panics of the parquet library as errors. The library asserts invariants that a damaged file violates.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
@@ -8,7 +8,7 @@ thread_local! {
     static GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `decode`; a panic in it is returned as text, and neither its message nor a backtrace is printed.
+/// Runs `decode`. A panic is returned as text, and neither its message nor a backtrace is printed.
 pub(super) fn guarded<T>(decode: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -20,7 +20,7 @@ pub(super) fn guarded<T>(decode: impl FnOnce() -> T) -> Result<T, String> {
         }));
     });
     let outer = GUARDED.replace(true);
-    // What `decode` captures is either read only or given up when it fails.
+    // `decode` only reads its captures, or the caller discards them after a failure.
     let result = catch_unwind(AssertUnwindSafe(decode));
     GUARDED.set(outer);
     result.map_err(|panic| {

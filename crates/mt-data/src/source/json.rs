@@ -1,4 +1,4 @@
-//! The text in a line of JSON.
+//! Extraction of the text in a line of JSON.
 
 use std::fmt;
 
@@ -7,16 +7,16 @@ use serde_json::Value;
 
 use crate::files;
 
-/// Why a line gives no text.
+/// The reason why a line has no text.
 #[derive(Debug, PartialEq)]
 pub(super) enum JsonProblem {
     Syntax(String),
-    /// The columns that there are.
+    /// The existing columns.
     Missing(String),
     Type(&'static str),
 }
 
-/// The text under `column` of the object that a line holds, where `a.b` is under `b` of the object under `a`.
+/// The text under `column` of the JSON object in a line. `a.b` is the key `b` of the object under `a`.
 pub(super) fn text_under(line: &str, column: &str) -> Result<String, JsonProblem> {
     let mut deserializer = serde_json::Deserializer::from_str(line);
     let held = Under(Some(column)).deserialize(&mut deserializer);
@@ -37,9 +37,9 @@ fn syntax(line: &str, error: &serde_json::Error) -> String {
         "\nhint: each line must be a JSON object of its own; write an indented file or an array as JSON lines, for \
          example with `jq -c .[]`"
     } else {
-        "\nhint: mend or remove the line; each must be one JSON object, such as `{\"text\": \"…\"}`"
+        "\nhint: correct or remove the line; each must be one JSON object, such as `{\"text\": \"…\"}`"
     };
-    // The parser says `line 1`, which would contradict the line of the file.
+    // The parser reports `line 1`, which would contradict the line number in the file.
     let reason = error.to_string();
     let reason = reason.split(" at line ").next().unwrap_or(&reason).to_string();
     format!("not valid JSON at column {}: {reason}{hint}", error.column())
@@ -57,15 +57,16 @@ fn columns(line: &str) -> String {
 /// The contents of a value under a column.
 enum Held {
     Text(String),
-    /// A value of another kind.
+    /// A value of another type.
     Other(&'static str),
     /// An object without the column.
     Nothing,
-    /// The value that should have the column is no object.
+    /// The value that should contain the column is not an object.
     NoObject(&'static str),
 }
 
-/// Finds the column in a value, or takes the value itself. The rest of the line is skipped without being kept.
+/// Finds the column in a value; without a column, takes the value itself. Other values are skipped without being
+/// stored.
 struct Under<'a>(Option<&'a str>);
 
 impl Under<'_> {
@@ -134,7 +135,7 @@ impl<'de> Visitor<'de> for Under<'_> {
                 _ => _ = entries.next_value::<IgnoredAny>()?,
             }
         }
-        // An inner value that is no object lacks the column as well.
+        // An inner value that is not an object lacks the column as well.
         let inner = inner.filter(|held| !matches!(held, Held::NoObject(_)));
         Ok(direct.or(inner).unwrap_or(Held::Nothing))
     }

@@ -1,8 +1,8 @@
-//! Where documents come from.
+//! Sources of documents.
 //!
-//! A [`Dataset`] gives random access to documents by index. What is read of large data is never more than one document
-//! (text and JSON lines, by a table of byte offsets made when the dataset is opened) or a window of row groups
-//! (parquet).
+//! A [`Dataset`] gives random access to documents by index. Large data is not read into memory: each read takes one
+//! document (text and JSON lines, by an index of byte offsets from when the dataset was opened), or a window of row
+//! groups is cached (parquet).
 
 mod guard;
 mod json;
@@ -32,16 +32,16 @@ pub enum TextDocument {
     Line,
 }
 
-/// The kinds of data there are; file patterns are explained at [`files::expand`](crate::expand_patterns).
+/// A source of documents. [`files::expand`](crate::expand_patterns) explains file patterns.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Source {
     /// Rows of random tokens below `vocab_size`, without padding, for measuring speed. Needs no tokenizer.
     Synthetic { vocab_size: usize },
     /// Plain text files.
     Text { files: Vec<String>, document: TextDocument },
-    /// JSON lines: one object a line, with a string under `column`, where `a.b` looks inside the object `a`.
+    /// JSON lines: one object per line, with the text under `column`, where `a.b` is the key `b` of the object `a`.
     JsonLines { files: Vec<String>, column: String },
-    /// Parquet files, the text in the string column `column`, where `a.b` is the field `b` of the group `a`.
+    /// Parquet files, with the text in the string column `column`, where `a.b` is the field `b` of the group `a`.
     Parquet { files: Vec<String>, column: String },
     /// The documentation and source code under the repository at `root`.
     Repository { root: PathBuf, split: Split },
@@ -49,7 +49,7 @@ pub enum Source {
     Memory { name: String, documents: Vec<String> },
 }
 
-/// An opened source: documents by index, and what identifies them.
+/// An opened source: documents by index, and a fingerprint.
 #[derive(Debug)]
 pub struct Dataset {
     name: String,
@@ -69,26 +69,26 @@ enum Documents {
 impl Dataset {
     /// Opens a source.
     ///
-    /// Text and JSON lines are read through once, for their index, their checksum and their encoding, and every line of
-    /// JSON is checked; of parquet files the footers are read, and the first row group.
+    /// Reads text and JSON lines once, for their index, their checksum and their encoding, and checks every line of
+    /// JSON. Reads of parquet files the footers and the first row group.
     ///
     /// # Errors
-    /// Files that are missing, unreadable, of the wrong format or without the column; a dataset without documents.
+    /// A file is missing, unreadable, of the wrong format or without the column; the dataset has no documents.
     pub fn open(source: &Source) -> Result<Self> {
         Self::open_watched(source, Watch::silent())
     }
 
-    /// [`Dataset::open`] with progress, which can be stopped.
+    /// [`Dataset::open`] with progress reports and cancellation.
     ///
     /// # Errors
-    /// Those of [`Dataset::open`], and [`DataError::Stopped`].
+    /// As [`Dataset::open`]; [`DataError::Stopped`].
     pub fn open_watched(source: &Source, watch: Watch<'_>) -> Result<Self> {
         let mut identity = Identity::default();
         let (name, documents) = match source {
             Source::Synthetic { vocab_size } => {
                 if *vocab_size == 0 || *vocab_size > i32::MAX as usize {
                     return Err(DataError::Options(format!(
-                        "`vocab_size={vocab_size}` is not a vocabulary's size"
+                        "`vocab_size={vocab_size}` is not a valid vocabulary size"
                     )));
                 }
                 identity.add("synthetic", *vocab_size as u64, 0);
@@ -133,13 +133,13 @@ impl Dataset {
         };
         let dataset = Self { name, fingerprint: identity.finish(), documents };
         if dataset.num_documents() == 0 {
-            let hint = "\nhint: the files are there, but there is nothing in them";
+            let hint = "\nhint: the files exist, but are all empty";
             return Err(DataError::Empty { dataset: dataset.name, hint: hint.into() });
         }
         Ok(dataset)
     }
 
-    /// Number of documents, empty ones included.
+    /// The number of documents, including empty ones.
     pub fn num_documents(&self) -> u64 {
         match &self.documents {
             Documents::Synthetic { .. } => u64::MAX,
@@ -153,7 +153,7 @@ impl Dataset {
     /// The text of the document `index`, which is less than [`Dataset::num_documents`].
     ///
     /// # Errors
-    /// Files that changed or vanished, damaged content, a missing column.
+    /// A file has changed or vanished, or its content is damaged.
     pub fn read(&self, index: u64) -> Result<String> {
         match &self.documents {
             Documents::Synthetic { .. } => Ok(String::new()),
@@ -170,12 +170,12 @@ impl Dataset {
         (0..count).map(|index| self.read(index))
     }
 
-    /// The source in words, for messages.
+    /// A description of the source for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// A hash of what was opened: the names (without directories), sizes and contents of the files, and the column.
+    /// A hash of the names (without directories), sizes and contents of the files, and of the column.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
@@ -188,7 +188,7 @@ impl Dataset {
         }
     }
 
-    /// The order in which one epoch visits the documents; `key` is absent when they are not shuffled.
+    /// The order in which one epoch visits the documents; `key` is `None` if they are not shuffled.
     pub(crate) fn order(&self, key: Option<u64>) -> Order {
         match (&self.documents, key) {
             (_, None) => Order::Sequential,
@@ -198,7 +198,7 @@ impl Dataset {
     }
 }
 
-/// Collects what identifies a dataset.
+/// The hash that identifies a dataset.
 #[derive(Default)]
 pub(crate) struct Identity {
     hash: Sha256,

@@ -1,4 +1,4 @@
-//! The order of one epoch.
+//! The order of documents in an epoch.
 
 use crate::random::{Permutation, key as combine};
 
@@ -27,19 +27,19 @@ impl Order {
 /// A run of consecutive documents that can only be read together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Block {
-    /// Index of its first document.
+    /// The index of the block's first document.
     pub(crate) first: u64,
-    /// Number of documents.
+    /// The number of documents.
     pub(crate) count: u64,
-    /// Bytes that it takes in memory.
+    /// The block's size in memory, in bytes.
     pub(crate) bytes: u64,
 }
 
-/// A shuffle that reads each block once an epoch.
+/// A shuffle that reads each block once per epoch.
 ///
-/// A permutation of single documents would decode a whole row group of a parquet file for each of them. Instead the
-/// blocks are permuted, neighbours in that order are joined to windows that fit in memory, and each window's documents
-/// are permuted among themselves. It is still a function of the position alone, so resuming needs no replay.
+/// A permutation of single documents would decode a whole row group of a parquet file for each of them. Instead, the
+/// blocks are permuted, consecutive blocks of that order are joined to windows that fit in memory, and each window's
+/// documents are permuted. The order is still a function of the position alone, so resuming needs no replay.
 #[derive(Debug, Clone)]
 pub(crate) struct WindowedOrder {
     windows: Vec<Window>,
@@ -49,7 +49,7 @@ pub(crate) struct WindowedOrder {
 struct Window {
     start: u64,
     permutation: Permutation,
-    /// Of each block: where it starts in the window, and its first document.
+    /// For each block, its offset in the window and its first document.
     blocks: Vec<(u64, u64)>,
 }
 
@@ -83,7 +83,7 @@ impl WindowedOrder {
         Self { windows }
     }
 
-    /// The most blocks that one window joins, so the number to keep decoded.
+    /// The most blocks in a window, which is the number of blocks to keep decoded.
     #[cfg(test)]
     fn widest(&self) -> usize {
         self.windows.iter().map(|window| window.blocks.len()).max().unwrap_or(1)

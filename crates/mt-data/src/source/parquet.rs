@@ -16,21 +16,21 @@ use super::order::{Block, Order, WindowedOrder};
 use crate::error::{DataError, Result};
 use crate::files;
 
-/// What the row groups of a shuffling window may take in memory together.
+/// The most memory for the row groups of a shuffling window, in bytes.
 const WINDOW_BYTES: u64 = 256 << 20;
 /// Rows decoded at a time.
 const READ_ROWS: usize = 4096;
-/// As much of a file's end, where its metadata lies, enters the fingerprint.
+/// The bytes at a file's end, which hold its metadata, that are part of the fingerprint.
 const FINGERPRINT_BYTES: u64 = 256 << 10;
 
-/// A string column of parquet files: one document a row, row groups decoded on demand and kept for a while.
+/// A string column of parquet files with one document per row. Row groups are decoded on demand and cached.
 #[derive(Debug)]
 pub(super) struct ParquetDocuments {
     column: String,
     paths: Vec<PathBuf>,
     groups: Vec<Group>,
     blocks: Vec<Block>,
-    /// Decoded groups, oldest first.
+    /// Decoded row groups, oldest first.
     cache: Mutex<VecDeque<(usize, Arc<Texts>)>>,
 }
 
@@ -91,7 +91,7 @@ impl ParquetDocuments {
         identity.add(column, 0, 0);
         let documents =
             Self { column: column.into(), paths, groups, blocks, cache: Mutex::new(VecDeque::new()) };
-        // Whether the texts can be decoded at all shows before anything is compiled.
+        // Decoding one group now reports undecodable text before any program is compiled.
         if let Some(which) = documents.blocks.iter().position(|block| block.count > 0) {
             documents.group(which)?;
         }
@@ -112,10 +112,10 @@ impl ParquetDocuments {
         Ok(texts.text((index - self.blocks[which].first) as usize).to_string())
     }
 
-    /// The decoded row group `which`, from the cache if it is there.
+    /// The decoded row group `which`, from the cache if possible.
     fn group(&self, which: usize) -> Result<Arc<Texts>> {
-        // The lock is held while decoding, so that two readers never decode the same group twice. A poisoned lock
-        // guards a cache that is valid at every moment.
+        // The lock is held while decoding, so that two readers never decode the same group twice. The cache is valid at
+        // every moment, so a poisoned lock is usable.
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, texts)) = cache.iter().find(|(group, _)| *group == which) {
             return Ok(texts.clone());
@@ -126,8 +126,9 @@ impl ParquetDocuments {
             Err(DataError::Parquet { path: self.paths[file].clone(), reason })
         })?;
         let texts = Arc::new(texts);
-        // The groups of one window stay, whatever a dictionary-encoded group grows to: a window's documents are visited
-        // in random order, and dropping one of its groups would decode it again for every document.
+        // The groups of one window stay in the cache, even if a dictionary-encoded group is larger than expected. A
+        // window's documents are visited in random order, and evicting one of its groups would decode it again for
+        // every document.
         let size = |group: usize| self.blocks[group].bytes;
         let mut total =
             cache.iter().fold(size(which), |total, (group, _)| total.saturating_add(size(*group)));
@@ -198,7 +199,7 @@ fn open_reader(path: &Path) -> Result<SerializedFileReader<std::fs::File>> {
         .map_err(|reason| DataError::Parquet { path: path.into(), reason })
 }
 
-/// The library's message without its kind, in this crate's style.
+/// The library's message without its kind prefix, in this crate's style.
 fn reason(error: &ParquetError) -> String {
     let text = match error {
         ParquetError::General(text) | ParquetError::EOF(text) | ParquetError::NYI(text) => text.clone(),

@@ -15,12 +15,12 @@ use crate::error::{DataError, Result};
 use crate::files;
 use crate::watch::{Task, Watch};
 
-/// The bytes of a block in which lines are checked.
+/// The size of the blocks in which lines are checked.
 const BLOCK_BYTES: usize = 4 << 20;
-/// As many files stay open between reads; more are opened for each read.
+/// Files that stay open between reads. If a dataset has more, each read opens its file.
 const MAX_OPEN_FILES: usize = 256;
 
-/// One document a file.
+/// Text files with one document each.
 #[derive(Debug)]
 pub(super) struct FileDocuments {
     paths: Vec<PathBuf>,
@@ -38,7 +38,7 @@ impl FileDocuments {
         for (path, (length, checksum, _)) in paths.iter().zip(&checked) {
             identity.add(&files::name(path), *length, *checksum);
         }
-        // Blank files keep their index; only a set of nothing but blank ones is empty.
+        // Blank files keep their index. The dataset is empty only if all files are blank.
         let all_blank = checked.iter().all(|(_, _, blank)| *blank);
         Ok(Self { paths: if all_blank { Vec::new() } else { paths } })
     }
@@ -61,7 +61,7 @@ fn read_text(path: &Path) -> Result<String> {
     })
 }
 
-/// Some editors start a file with a byte order mark, which is no part of its text and no valid JSON.
+/// Some editors start a file with a byte order mark, which belongs neither to the text nor to valid JSON.
 fn without_mark(mut text: String) -> String {
     if text.starts_with('\u{feff}') {
         text.drain(..'\u{feff}'.len_utf8());
@@ -69,11 +69,11 @@ fn without_mark(mut text: String) -> String {
     text
 }
 
-/// One document a line: the line itself, or the text under a column of the JSON object that it holds.
+/// Files with one document per line: the line itself, or the text under a column of its JSON object.
 #[derive(Debug)]
 pub(super) struct LineDocuments {
     files: Vec<LineFile>,
-    /// Index of each file's first document, and at the end the number of documents.
+    /// The index of each file's first document, followed by the number of documents.
     firsts: Vec<u64>,
     column: Option<String>,
     keep_open: bool,
@@ -84,7 +84,7 @@ struct LineFile {
     path: PathBuf,
     length: u64,
     checksum: u32,
-    /// Where each line that is not blank starts.
+    /// The offset of each line that is not blank.
     starts: Vec<u64>,
     file: OnceLock<File>,
 }
@@ -130,7 +130,7 @@ struct Line {
     text: String,
 }
 
-/// How many bytes of some files have been read through.
+/// The number of bytes that have been indexed.
 struct Indexed<'a> {
     done: AtomicU64,
     total: u64,
@@ -139,7 +139,7 @@ struct Indexed<'a> {
 
 impl<'a> Indexed<'a> {
     fn new(paths: &[PathBuf], watch: Watch<'a>) -> Self {
-        // A file without a size is reported when it is opened.
+        // Opening the file reports the missing size.
         let total = paths.iter().filter_map(|path| fs::metadata(path).ok()).map(|file| file.len()).sum();
         Self { done: AtomicU64::new(0), total, watch }
     }
@@ -150,13 +150,13 @@ impl<'a> Indexed<'a> {
     }
 }
 
-/// Finds a file's lines, all of which must be texts, or, where a column is named, objects with a text in it. The first
-/// line that is not is reported, whichever would be read first.
+/// Finds a file's lines, and checks that all are text or, if a column is given, JSON objects with a text in it. The
+/// error names the first invalid line of the file.
 fn index_lines(path: PathBuf, column: Option<&str>, indexed: &Indexed<'_>) -> Result<LineFile> {
     let mut reader = BufReader::with_capacity(1 << 20, files::open(&path)?);
     let (mut starts, mut offset, mut checksum, mut number) = (Vec::new(), 0, 0, 0);
     let mut block = Vec::new();
-    // The ends of the block's lines.
+    // The offsets of line ends in the block.
     let mut ends = Vec::new();
     loop {
         block.clear();
@@ -188,7 +188,7 @@ fn index_lines(path: PathBuf, column: Option<&str>, indexed: &Indexed<'_>) -> Re
             }
             Ok(Some(at))
         };
-        // In order, so that the first line that is wrong is the one that is named.
+        // The results are visited in order, so that the error names the first invalid line.
         for start in (0..ends.len()).into_par_iter().map(check).collect::<Vec<_>>() {
             starts.extend(start?);
         }
@@ -217,7 +217,7 @@ impl LineFile {
             }
         };
         file.read_exact_at(&mut bytes, start).map_err(DataError::io("read", &self.path))?;
-        // Blank lines may lie between this line and the next document.
+        // The bytes may include blank lines after this line.
         if let Some(newline) = bytes.iter().position(|byte| *byte == b'\n') {
             bytes.truncate(newline);
         }
@@ -232,7 +232,7 @@ impl LineFile {
         Ok(Line { start, text: if start == 0 { without_mark(text) } else { text } })
     }
 
-    /// The number of the line that starts at `offset`; counted only for messages.
+    /// The number of the line that starts at `offset`. It is counted only for messages.
     fn line_number(&self, offset: u64) -> u64 {
         let Ok(file) = File::open(&self.path) else { return 0 };
         let mut reader = BufReader::new(std::io::Read::take(file, offset));

@@ -1,4 +1,4 @@
-//! What turns text into tokens: one of the libraries' kinds, and the tokens that were added to it.
+//! The implementation that turns text into tokens: one kind of tokenizer, and its added tokens.
 
 use std::collections::HashMap;
 
@@ -14,16 +14,16 @@ pub(super) enum Backend {
     Tiktoken(Box<Tiktoken>, AddedTokens),
 }
 
-/// A token beside the model's own, or one of these that no text becomes by itself.
+/// A token outside the model's vocabulary, or one of its tokens that no text encodes to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct AddedToken {
     pub text: String,
     pub id: u32,
-    /// It does not show in decoded text.
+    /// Whether decoded text omits it.
     pub is_special: bool,
 }
 
-/// Tokens that are found in a text before the model sees what is between them.
+/// Tokens that are searched in a text before the model encodes the text between them.
 pub(super) struct AddedTokens {
     by_id: HashMap<u32, AddedToken>,
     by_text: ByteTrie,
@@ -44,7 +44,7 @@ impl AddedTokens {
         self.by_id.keys().max().copied()
     }
 
-    /// Cuts a text at its added tokens: each is given after the text before it.
+    /// Splits a text at its added tokens. Each pair is a stretch of text and the added token that follows it.
     pub(super) fn split<'a>(&self, text: &'a str) -> Vec<(&'a str, Option<u32>)> {
         let (mut parts, mut start, mut at) = (Vec::new(), 0, 0);
         while at < text.len() {
@@ -62,11 +62,11 @@ impl AddedTokens {
     }
 }
 
-/// A token and how far into the text it reaches.
+/// A token and the offset at which it ends in the text.
 pub(super) type Token = (u32, usize);
 
 impl Backend {
-    /// The token ids of a text, without any that mark its beginning or end.
+    /// The token ids of a text, without BOS and EOS.
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
         match self {
             Self::HuggingFace(tokenizer) => tokenizer.encode(text),
@@ -75,8 +75,8 @@ impl Backend {
         }
     }
 
-    /// Calls `visit` with each token of [`Backend::encode`] and where in the text it ends; the ends of the bytes of a
-    /// character may be the same, and white space may be left out.
+    /// Calls `visit` with each token of [`Backend::encode`] and the offset at which it ends. Byte tokens of one
+    /// character may end at the same offset, and offsets may omit white space.
     pub(super) fn for_each_token(&self, text: &str, mut visit: impl FnMut(Token)) -> Result<(), String> {
         match self {
             Self::HuggingFace(tokenizer) => tokenizer.for_each_token(text, visit)?,
@@ -92,7 +92,7 @@ impl Backend {
         Ok(())
     }
 
-    /// Like [`Backend::encode`], where the names of special tokens become these tokens.
+    /// [`Backend::encode`], except that the text of a special token encodes to that token.
     pub(super) fn encode_with_special_tokens(&self, text: &str) -> Result<Vec<u32>, String> {
         let added = match self {
             Self::HuggingFace(_) => return self.encode(text),
@@ -108,7 +108,7 @@ impl Backend {
         Ok(ids)
     }
 
-    /// The text of tokens; bytes that form no character become U+FFFD.
+    /// The text of tokens. Bytes that form no character become U+FFFD.
     pub(super) fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, String> {
         let is_seen = |token: &&AddedToken| !(token.is_special && skip_special_tokens);
         match self {
@@ -139,7 +139,7 @@ impl Backend {
         }
     }
 
-    /// The token itself, as the vocabulary spells it.
+    /// The token as the vocabulary spells it.
     pub(super) fn token(&self, id: u32) -> Option<String> {
         let (added, own) = match self {
             Self::HuggingFace(tokenizer) => return tokenizer.inner.id_to_token(id),
@@ -160,7 +160,7 @@ impl Backend {
         }
     }
 
-    /// One more than the largest id.
+    /// The largest id plus one.
     pub(super) fn vocab_size(&self) -> usize {
         let (own, added) = match self {
             Self::HuggingFace(tokenizer) => {

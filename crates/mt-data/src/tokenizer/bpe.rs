@@ -1,8 +1,8 @@
-//! Byte-level byte pair encoding: its trainer, and the `tokenizer.json` it is saved as.
+//! Byte-level byte pair encoding: its trainer, and its `tokenizer.json`.
 //!
-//! The library's own trainer iterates over hash maps with random seeds, and a pair of which it queued two sets of
-//! occurrences is merged in an order that depends on them. Here every choice is made by counts and ids only, so the
-//! same documents give the same file, bit for bit.
+//! The trainer of the tokenizers library iterates over hash maps with random seeds. If it queues a pair twice, with
+//! different sets of occurrences, the order of merges depends on these seeds. This trainer decides by counts and ids
+//! only, so the same documents give the same file, bit for bit.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,24 +16,24 @@ use super::pieces::pieces;
 use crate::error::{DataError, Result};
 use crate::watch::{Task, Watch};
 
-/// The special tokens of the tokenizers made here: padding (id 0, so that zeros are padding), BOS and EOS.
+/// The special tokens of built-in and trained tokenizers: padding (id 0, so that zeros are padding), BOS and EOS.
 pub const BYTE_LEVEL_SPECIAL_TOKENS: [&str; 3] = ["<|pad|>", "<|begin_of_text|>", "<|end_of_text|>"];
 
-/// Documents, or pieces of long ones, whose words are counted at a time.
+/// Documents, or pieces of long ones, whose words are counted in parallel.
 const CHUNK_DOCUMENTS: usize = 256;
-/// As much text is enough, whatever the number of its documents.
+/// The bytes of text that complete a chunk, whatever its number of documents.
 const CHUNK_BYTES: usize = 16 << 20;
-/// Longer words are cut. It bounds the memory that one word takes, and a run of one character becomes a few distinct
-/// words with large counts.
+/// Longer words are cut. The limit bounds the memory of a word, and it turns a long run of one character into a few
+/// distinct words with large counts.
 const MAX_WORD_BYTES: usize = 16 << 10;
 
 /// Trains a byte-level BPE tokenizer of at most `vocab_size` tokens: the special tokens, the 256 bytes, and the merges
-/// of the most frequent pairs. Ties go to the pair whose ids are smallest. A small text may have fewer pairs that occur
-/// twice than there is room for. A word of more than 16 KiB counts as several.
+/// of the most frequent pairs. Ties go to the pair with the smallest ids. A small text may have fewer pairs that occur
+/// twice, and then the vocabulary is smaller. A word of more than 16 KiB counts as several words.
 ///
 /// # Errors
-/// A vocabulary without room for bytes and special tokens, documents without text, errors of `documents`, and
-/// [`DataError::Stopped`] if the watch says so.
+/// The vocabulary has no room for bytes and special tokens, the documents hold no text, or `documents` yields an error.
+/// [`DataError::Stopped`] if the watch requests it.
 pub fn train_bpe<I>(
     documents: I,
     vocab_size: usize,
@@ -65,8 +65,8 @@ where
     Tokenizer::from_json("`trained here`".into(), json.into_bytes())
 }
 
-/// How often each word occurs, a word being what the pre-tokenizer does not split; ordered, so that nothing below
-/// depends on hashing.
+/// The number of occurrences of each word, a unit that the pre-tokenizer does not split. The map is ordered, so that
+/// the result does not depend on hashing.
 fn count_words<I>(documents: I, special_tokens: &[&str], watch: Watch<'_>) -> Result<BTreeMap<String, u64>>
 where
     I: IntoIterator<Item = Result<String>>,
@@ -96,7 +96,7 @@ where
         if chunk.is_empty() {
             return Ok(words);
         }
-        // Special tokens are not looked for in the text, so a piece may begin with any character.
+        // Special tokens are not searched in the text, so a piece may begin with any character.
         let pieces: Vec<&str> = chunk.iter().flat_map(|text| pieces(text, |_| true)).collect();
         for group in pieces.chunks(CHUNK_DOCUMENTS) {
             for counts in group.par_iter().map(count).collect::<Vec<_>>() {
@@ -110,7 +110,7 @@ where
     }
 }
 
-/// Documents whose words are counted at a time; none at the end.
+/// The next documents whose words are counted at a time; empty at the end.
 fn next_chunk(documents: &mut impl Iterator<Item = Result<String>>) -> Result<Vec<String>> {
     let (mut chunk, mut bytes) = (Vec::new(), 0);
     while chunk.len() < CHUNK_DOCUMENTS && bytes < CHUNK_BYTES {
@@ -122,12 +122,12 @@ fn next_chunk(documents: &mut impl Iterator<Item = Result<String>>) -> Result<Ve
     Ok(chunk)
 }
 
-/// The word, or, if it is too long for one, its parts. Its characters are ones of a byte-level vocabulary.
+/// The word, or its pieces if it is too long. The word is spelled in the byte-level alphabet.
 fn bounded(word: &str) -> impl Iterator<Item = &str> {
     let mut rest = Some(word);
     std::iter::from_fn(move || {
         let word = rest.take()?;
-        // A character stands for one byte and takes one or two.
+        // A character represents one byte and takes one or two bytes of UTF-8.
         if word.len() <= MAX_WORD_BYTES {
             return Some(word);
         }
@@ -141,7 +141,7 @@ fn bounded(word: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The bytes for which the characters of a word stand.
+/// The bytes that a word in the byte-level alphabet represents.
 fn bytes_of(alphabet: &[char; 256], word: &str) -> Vec<u8> {
     let byte = |character: char| match u8::try_from(character) {
         Ok(byte) if alphabet[usize::from(byte)] == character => byte,
@@ -153,8 +153,8 @@ fn bytes_of(alphabet: &[char; 256], word: &str) -> Vec<u8> {
     word.chars().map(byte).collect()
 }
 
-/// The printable character that stands for each byte in a byte-level vocabulary: itself where it is printable, else the
-/// next free one from U+0100 on.
+/// The character that represents each byte in a byte-level vocabulary: the byte's own character if it is printable,
+/// otherwise the next free one from U+0100 on.
 fn byte_characters() -> [char; 256] {
     let mut next = 0x100u32;
     std::array::from_fn(|byte| {

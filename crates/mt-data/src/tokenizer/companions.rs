@@ -1,4 +1,4 @@
-//! The files beside a tokenizer: which tokens are special, which were added, where generation ends.
+//! The files beside a tokenizer, which list special tokens, added tokens, and the tokens that end generation.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,13 +10,13 @@ use super::TOKENIZER_CONFIG_FILE;
 use super::backend::AddedToken;
 use crate::error::{DataError, Result};
 
-/// The file that names special tokens, where `tokenizer_config.json` does not.
+/// The file that names special tokens if `tokenizer_config.json` does not.
 pub(crate) const SPECIAL_TOKENS_MAP_FILE: &str = "special_tokens_map.json";
 const ADDED_TOKENS_FILE: &str = "added_tokens.json";
 const GENERATION_CONFIG_FILE: &str = "generation_config.json";
-/// The file that describes the whole model; of the tokenizer it may say where generation ends.
+/// The file that describes the whole model. It may list the tokens that end generation.
 const MODEL_CONFIG_FILE: &str = "config.json";
-/// What is kept with a tokenizer that is saved elsewhere.
+/// The files that are saved along with a tokenizer.
 const FILES: [&str; 6] = [
     TOKENIZER_CONFIG_FILE,
     SPECIAL_TOKENS_MAP_FILE,
@@ -26,7 +26,7 @@ const FILES: [&str; 6] = [
     "chat_template.json",
 ];
 
-/// The files as they were read.
+/// The content of the files as it was read.
 #[derive(Debug, Default)]
 pub(super) struct Companions {
     directory: PathBuf,
@@ -43,19 +43,19 @@ impl Companions {
             && let Some(bytes) = read(&directory.join(MODEL_CONFIG_FILE))?
             && let Some(ids) = companions.parse(MODEL_CONFIG_FILE, &bytes)?.get("eos_token_id")
         {
-            // As the library that wrote it does, so that a copy of the tokenizer ends where the model does.
+            // The transformers library does the same, so a copy of the tokenizer ends generation where the model does.
             let content = json!({ "eos_token_id": ids }).to_string();
             companions.files.push((GENERATION_CONFIG_FILE, content.into_bytes()));
         }
         Ok(companions)
     }
 
-    /// The names and bytes of the files that there are.
+    /// The names and the content of the existing files.
     pub(super) fn files(&self) -> &[(&'static str, Vec<u8>)] {
         &self.files
     }
 
-    /// The content of a file of settings, if there is one.
+    /// The content of a JSON file, if it exists.
     pub(super) fn object(&self, name: &str) -> Result<Option<Map<String, Value>>> {
         let file = self.files.iter().find(|(file, _)| *file == name);
         file.map(|(_, bytes)| self.parse(name, bytes)).transpose()
@@ -66,19 +66,19 @@ impl Companions {
         DataError::Tokenizer { path: self.directory.join(name), reason: reason.into(), hint: "" }
     }
 
-    /// The pattern that `tokenizer_config.json` gives to a file of ranks.
+    /// The split pattern for a file of ranks, from `tokenizer_config.json`.
     pub(super) fn pattern(&self) -> Result<Option<String>> {
         let config = self.object(TOKENIZER_CONFIG_FILE)?.unwrap_or_default();
         Ok(config.get("pat_str").and_then(Value::as_str).map(str::to_string))
     }
 
-    /// Whether texts are to begin and to end with the tokens for it.
+    /// Whether texts begin with BOS and end with EOS.
     pub(super) fn adds(&self) -> Result<[Option<bool>; 2]> {
         let config = self.object(TOKENIZER_CONFIG_FILE)?.unwrap_or_default();
         Ok(["add_bos_token", "add_eos_token"].map(|key| config.get(key).and_then(Value::as_bool)))
     }
 
-    /// The tokens beside the model's own.
+    /// The tokens outside the model's vocabulary.
     pub(super) fn added_tokens(&self) -> Result<Vec<AddedToken>> {
         let mut tokens = Vec::new();
         let config = self.object(TOKENIZER_CONFIG_FILE)?.unwrap_or_default();
@@ -86,7 +86,7 @@ impl Companions {
         {
             let (id, text) = (id.parse(), token.get("content").and_then(Value::as_str));
             let (Ok(id), Some(text)) = (id, text.filter(|text| !text.is_empty())) else {
-                let reason = "its `added_tokens_decoder` does not give texts to numbers";
+                let reason = "its `added_tokens_decoder` does not map numbers to texts";
                 return Err(self.invalid(TOKENIZER_CONFIG_FILE, reason));
             };
             let is_special = token.get("special").and_then(Value::as_bool).unwrap_or_default();
@@ -94,8 +94,7 @@ impl Companions {
         }
         for (text, id) in self.object(ADDED_TOKENS_FILE)?.unwrap_or_default() {
             let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
-            let id =
-                id.ok_or_else(|| self.invalid(ADDED_TOKENS_FILE, "it does not give numbers to texts"))?;
+            let id = id.ok_or_else(|| self.invalid(ADDED_TOKENS_FILE, "it does not map texts to numbers"))?;
             if !tokens.iter().any(|token| token.id == id) && !text.is_empty() {
                 tokens.push(AddedToken { text, id, is_special: false });
             }
@@ -103,7 +102,7 @@ impl Companions {
         Ok(tokens)
     }
 
-    /// The tokens that end what a model writes, as `generation_config.json` or `config.json` lists them.
+    /// The tokens that end generation, from `generation_config.json` or `config.json`.
     pub(super) fn end_ids(&self) -> Result<BTreeSet<u32>> {
         let config = self.object(GENERATION_CONFIG_FILE)?.unwrap_or_default();
         let ids = match config.get("eos_token_id") {
@@ -114,7 +113,7 @@ impl Companions {
         let number = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
         ids.iter()
             .map(|id| {
-                let reason = || format!("its `eos_token_id` holds `{id}`, which is no token id");
+                let reason = || format!("its `eos_token_id` holds `{id}`, which is not a token id");
                 number(id).ok_or_else(|| self.invalid(GENERATION_CONFIG_FILE, reason()))
             })
             .collect()

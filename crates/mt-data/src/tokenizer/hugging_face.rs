@@ -1,5 +1,5 @@
-//! Tokenizers of a `tokenizer.json`, whose library keeps about a hundred bytes for each token while it encodes a text:
-//! long documents are encoded in pieces, and those that become bytes without the library.
+//! Tokenizers from a `tokenizer.json`. The tokenizers library uses about a hundred bytes of memory per token while it
+//! encodes a text, so long documents are encoded in pieces, and the byte tokenizer bypasses the library.
 
 use std::collections::HashSet;
 
@@ -11,7 +11,7 @@ use super::backend::{AddedToken, AddedTokens, Token};
 use super::bpe::byte_level_json;
 use super::pieces::pieces;
 
-/// Pieces of one document that are encoded side by side.
+/// Pieces of one document that are encoded in parallel.
 const GROUP: usize = 64;
 
 pub(super) struct HuggingFace {
@@ -20,11 +20,11 @@ pub(super) struct HuggingFace {
 }
 
 enum HowEncoded {
-    /// Nothing is known of where words end.
+    /// Texts are encoded whole, because the ends of words are unknown.
     Whole,
-    /// Words are those of the byte-level pattern. No piece begins with a character of an added token.
+    /// Words are those of the byte-level pattern. No piece begins with a character that occurs in an added token.
     InPieces(HashSet<char>),
-    /// The built-in tokenizer: each byte is a token, and its id follows those of the special tokens.
+    /// The built-in tokenizer: each byte is a token, whose id follows those of the special tokens.
     AsBytes(AddedTokens),
 }
 
@@ -80,7 +80,7 @@ impl HuggingFace {
         })
     }
 
-    /// Encodes a text, in pieces if it is long, and calls `visit` with what becomes of each and where it begins.
+    /// Encodes a text, in pieces if it is long, and calls `visit` with the encoding and the offset of each piece.
     fn in_pieces(
         &self,
         text: &str,
@@ -106,7 +106,8 @@ impl HuggingFace {
     }
 }
 
-/// The tokens of the built-in tokenizer. As in its library, each byte of a character ends where the character does.
+/// The tokens of the built-in tokenizer. As in the tokenizers library, each byte of a character ends where the
+/// character does.
 fn as_bytes(added: &AddedTokens, text: &str, mut visit: impl FnMut(Token)) {
     let first_byte = BYTE_LEVEL_SPECIAL_TOKENS.len() as u32;
     let mut end = 0;
@@ -128,7 +129,7 @@ fn as_bytes(added: &AddedTokens, text: &str, mut visit: impl FnMut(Token)) {
 mod tests {
     use super::*;
 
-    /// The tokens that the library itself makes of a text.
+    /// The tokens of a text according to the tokenizers library.
     fn whole(tokenizer: &HuggingFace, text: &str) -> Vec<Token> {
         let encoding = tokenizer.inner.encode(text, false).unwrap();
         let ends = encoding.get_offsets().iter().map(|(_, end)| *end);

@@ -1,4 +1,4 @@
-//! The merges of a byte pair encoding, learnt from words and how often they occur.
+//! Learning of the merges of byte pair encoding from words and their counts.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -7,17 +7,18 @@ use std::hash::{BuildHasherDefault, Hasher};
 use crate::error::{DataError, Result};
 use crate::watch::{Task, Watch};
 
-/// Two token ids next to each other.
+/// Two adjacent token ids.
 pub(super) type Pair = (u32, u32);
 
-/// Stands before the first word and behind each.
+/// The separator before the first word and after each word.
 const SEPARATOR: u32 = u32::MAX;
-/// Stands where a token ended or began that is now inside another.
+/// Marks a former end of a token that is now inside another token.
 const INSIDE: u32 = u32::MAX - 1;
-/// As many occurrences are handled between two looks at whether to stop.
+/// The number of occurrences that are processed between two checks for cancellation.
 const CHECK_EVERY: usize = 1 << 20;
 
-/// How often a pair occurs, and where it may: positions stay listed after the pair has left them.
+/// The number of occurrences of a pair, and their possible positions. Positions stay listed after the pair has left
+/// them.
 #[derive(Default)]
 struct Occurrences {
     count: u64,
@@ -26,13 +27,13 @@ struct Occurrences {
 
 type Pairs = HashMap<Pair, Occurrences, BuildHasherDefault<PairHasher>>;
 
-/// The merges in the order in which they are learnt, as pairs of ids. Special tokens have the first ids, the bytes the
-/// next 256, and each merge one more.
+/// The merges in the order of learning, as pairs of ids. Special tokens have the first ids, the bytes the next 256, and
+/// each merge one more.
 ///
-/// The work for a merge is proportional to the occurrences of its pair, however long the words are.
+/// The work for a merge is proportional to the occurrences of its pair, even in long words.
 ///
 /// # Errors
-/// More distinct text than positions, and [`DataError::Stopped`].
+/// The distinct words take more positions than 32 bits count; [`DataError::Stopped`].
 pub(super) fn learn_merges(
     words: impl IntoIterator<Item = (Vec<u8>, u64)>,
     num_special: usize,
@@ -53,37 +54,37 @@ pub(super) fn learn_merges(
             continue;
         }
         if found.count != queued {
-            // The pair has become rarer since it was queued; it waits for its turn again.
+            // The pair has become rarer since it was queued, so it is queued again with its present count.
             queue.push((found.count, Reverse(pair)));
             continue;
         }
         let found = pairs.remove(&pair).expect("the pair was found above");
-        // Another pair may spell the same token already. Then this one stays unmerged for good.
+        // If another pair spells the same token already, this pair is never merged.
         let Some(new) = tokens.join(pair) else { continue };
         merges.push(pair);
         watch.advance(Task::LearnMerges, tokens.len() as u64, Some(vocab_size as u64))?;
         for made in text.merge(pair, new, &found.positions, &mut pairs, watch)? {
-            // A pair that occurs once now never occurs twice.
+            // A pair that occurs only once now never occurs twice later.
             match pairs[&made].count {
                 0 | 1 => _ = pairs.remove(&made),
                 count => queue.push((count, Reverse(made))),
             }
         }
     }
-    // A small text has fewer pairs than there is room for.
+    // A small text has fewer pairs than the vocabulary has room for.
     watch.advance(Task::LearnMerges, tokens.len() as u64, Some(tokens.len() as u64))?;
     Ok(merges)
 }
 
-/// All distinct words one behind the other, a position for each byte. A token has its id at its first and at its last
-/// position, so that both neighbours of a token are found from its ends.
+/// All distinct words in a row, with one position per byte. A token's id is stored at its first and at its last
+/// position, so that both neighbors of a token are found from its ends.
 struct Text {
     symbols: Vec<u32>,
     /// The word of each position.
     words: Vec<u32>,
-    /// How often each word occurs.
+    /// The number of occurrences of each word.
     counts: Vec<u64>,
-    /// How many bytes each token has, by id.
+    /// The number of bytes of each token, by id.
     lengths: Vec<u32>,
 }
 
@@ -126,7 +127,8 @@ impl Text {
         Ok(found.map(|(index, found)| (pair(index), found)).collect())
     }
 
-    /// Joins each occurrence of `pair` from the left to the token `new`, and returns the pairs with it.
+    /// Merges the occurrences of `pair`, from left to right, into the token `new`. Returns the pairs that contain
+    /// `new`.
     fn merge(
         &mut self,
         pair: Pair,
@@ -187,7 +189,7 @@ struct Spellings {
 }
 
 impl Spellings {
-    /// Special tokens spell nothing, as no word contains them.
+    /// Special tokens have no bytes, because no word contains them.
     fn new(num_special: usize) -> Self {
         let bytes = (0..=u8::MAX).map(|byte| vec![byte]);
         let tokens = std::iter::repeat_n(Vec::new(), num_special).chain(bytes.clone()).collect();
@@ -198,7 +200,7 @@ impl Spellings {
         self.tokens.len()
     }
 
-    /// The id of a new token that joins two; none if what they spell is a token already.
+    /// The id of a new token that joins two tokens; `None` if a token with these bytes exists.
     fn join(&mut self, (left, right): Pair) -> Option<u32> {
         let spelled = [&self.tokens[left as usize][..], &self.tokens[right as usize]].concat();
         if !self.known.insert(spelled.clone()) {
@@ -209,7 +211,7 @@ impl Spellings {
     }
 }
 
-/// Two ids to a hash: one multiplication for each, as there are millions of them and no attackers.
+/// A hash of two ids. It takes one multiplication per id, because there are millions of pairs and the input is trusted.
 #[derive(Default)]
 struct PairHasher(u64);
 
@@ -238,7 +240,7 @@ mod tests {
 
     use super::*;
 
-    /// The definition: count all pairs anew, and merge the most frequent one whose token is new.
+    /// The definition: count all pairs again after each merge, and merge the most frequent one whose token is new.
     fn by_definition(words: &[(Vec<u8>, u64)], num_special: usize, vocab_size: usize) -> Vec<Pair> {
         let mut tokens = Spellings::new(num_special);
         let symbol = |byte: &u8| num_special as u32 + u32::from(*byte);
@@ -299,7 +301,7 @@ mod tests {
 
     #[test]
     fn one_long_word_takes_work_in_proportion_to_its_length() {
-        // Doubling letters of a pseudo-random word: each of the merges has thousands of occurrences in one word.
+        // Merges double the letters of a pseudo-random word; each of them has thousands of occurrences in one word.
         let mut state = 1u64;
         let mut letter = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

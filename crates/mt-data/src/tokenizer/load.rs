@@ -1,4 +1,4 @@
-//! Finding a tokenizer's file, and telling its kind by its content.
+//! Lookup of a tokenizer's file, and detection of its kind from its content.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,19 +11,19 @@ use super::tiktoken::Tiktoken;
 use super::{MODEL_FILE, TOKENIZER_FILE};
 use crate::error::{DataError, Result};
 
-/// The library whose file a tokenizer is.
+/// The library that defines a tokenizer's file format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenizerKind {
-    /// A `tokenizer.json`; of a directory, whatever it holds.
+    /// A `tokenizer.json`. A directory of this kind may also hold another kind of file.
     HuggingFace,
     /// A `tokenizer.model` of SentencePiece.
     SentencePiece,
-    /// A file of ranks, as Llama 3's `tokenizer.model`.
+    /// A file of ranks, such as Llama 3's `tokenizer.model`.
     Tiktoken,
 }
 
 impl TokenizerKind {
-    /// As it is written in a configuration.
+    /// The name in a configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::HuggingFace => "huggingface",
@@ -32,12 +32,12 @@ impl TokenizerKind {
         }
     }
 
-    /// The kind that a configuration names; none for bytes, which have no file.
+    /// The kind that a configuration names; `None` for the byte tokenizer, which has no file.
     pub fn named(name: &str) -> Option<Self> {
         [Self::HuggingFace, Self::SentencePiece, Self::Tiktoken].into_iter().find(|kind| kind.name() == name)
     }
 
-    /// The name of the file that such a tokenizer is saved as.
+    /// The file name under which such a tokenizer is saved.
     pub(super) fn file_name(self) -> &'static str {
         match self {
             Self::HuggingFace => TOKENIZER_FILE,
@@ -72,7 +72,7 @@ pub(super) fn find(path: &Path, asked: Option<TokenizerKind>) -> Result<(PathBuf
     let file = if is_directory {
         let names = match asked {
             None | Some(TokenizerKind::HuggingFace) => [TOKENIZER_FILE, MODEL_FILE],
-            // A directory may hold the same tokenizer for several libraries.
+            // A directory may hold the same tokenizer in the formats of several libraries.
             Some(TokenizerKind::SentencePiece | TokenizerKind::Tiktoken) => [MODEL_FILE, TOKENIZER_FILE],
         };
         let files = names.map(|name| path.join(name));
@@ -96,7 +96,7 @@ pub(super) fn find(path: &Path, asked: Option<TokenizerKind>) -> Result<(PathBuf
     let Some(found) = TokenizerKind::of(&bytes) else {
         return Err(DataError::Tokenizer {
             path: file,
-            reason: "it is none of the known files".into(),
+            reason: "it has none of the known formats".into(),
             hint: "\nhint: a Hugging Face `tokenizer.json` starts with `{`, a SentencePiece `tokenizer.model` with its first \
                    piece, and each line of a tiktoken file is a token in base64 and a rank",
         });
@@ -110,7 +110,7 @@ pub(super) fn find(path: &Path, asked: Option<TokenizerKind>) -> Result<(PathBuf
     }
 }
 
-/// Reads the file.
+/// Parses a tokenizer's file.
 pub(super) fn parse(
     file: &Path,
     bytes: &[u8],
@@ -122,7 +122,7 @@ pub(super) fn parse(
         TokenizerKind::HuggingFace => {
             let mut inner =
                 tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| invalid(error.to_string()))?;
-            // Both are stored by some publishers and would lose or add tokens.
+            // Some publishers store truncation and padding, which would remove or add tokens.
             inner.with_padding(None);
             inner.with_truncation(None).map_err(|error| invalid(error.to_string()))?;
             Ok(Backend::HuggingFace(Box::new(HuggingFace::new(inner, bytes))))
@@ -130,7 +130,7 @@ pub(super) fn parse(
         TokenizerKind::SentencePiece => {
             let model = SentencePiece::parse(bytes).map_err(invalid)?;
             let mut added = companions.added_tokens()?;
-            // What is listed although the model has it, under the same name, stays the model's.
+            // A listed token that the model has under the same name and id remains a token of the model.
             added.retain(|token| model.piece(token.id) != Some(&token.text));
             added.extend(model.control_pieces().map(|(text, id)| AddedToken {
                 text: text.into(),

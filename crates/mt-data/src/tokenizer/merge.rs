@@ -1,4 +1,4 @@
-//! Joining neighbouring pieces of a text, the best pair first: what SentencePiece and tiktoken share.
+//! Greedy merging of adjacent pieces of a text, shared by SentencePiece and tiktoken.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -6,13 +6,13 @@ use std::ops::Range;
 
 /// A piece of the text that may still grow.
 pub(super) struct Symbol {
-    /// Where it is in the text.
+    /// The range of the piece in the text.
     pub range: Range<usize>,
-    /// It is never joined to another.
+    /// Whether the piece is never merged.
     pub frozen: bool,
 }
 
-/// Two neighbours that may be joined. The greatest comes first: by priority, then from the left.
+/// Two adjacent pieces that may be merged. The greatest candidate is merged first: by priority, then from the left.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate<K> {
     priority: K,
@@ -21,8 +21,8 @@ struct Candidate<K> {
     length: usize,
 }
 
-/// Joins neighbours until no pair has a `priority`, which is asked for with the ranges of both; the greatest priority
-/// goes first, and of equal ones the leftmost. Returns what is left.
+/// Merges adjacent pieces until no pair has a `priority`, which receives the ranges of both. The greatest priority goes
+/// first, and among equal ones the leftmost pair. Returns the ranges of the remaining pieces.
 pub(super) fn join<K: Ord>(
     mut symbols: Vec<Symbol>,
     mut priority: impl FnMut(&Range<usize>, &Range<usize>) -> Option<K>,
@@ -47,7 +47,7 @@ pub(super) fn join<K: Ord>(
     }
     while let Some(Candidate { left: Reverse(left), right, length, .. }) = queue.pop() {
         let (first, second) = (&symbols[left].range, &symbols[right].range);
-        // One of the two has been joined to something else since.
+        // One of the two pieces has been merged with another since.
         if first.is_empty() || second.is_empty() || first.len() + second.len() != length {
             continue;
         }

@@ -37,23 +37,23 @@ pub use stream::DecodeStream;
 
 /// The file that holds a whole tokenizer.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
-/// The file that holds a SentencePiece model, or the ranks of a tiktoken one.
+/// The file that holds a SentencePiece model, or the ranks of a tiktoken tokenizer.
 const MODEL_FILE: &str = "tokenizer.model";
-/// The file beside it that says which tokens are special.
+/// The file beside a tokenizer that names special tokens.
 pub const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 
-/// A tokenizer, whatever its kind. The byte-level tokenizer and those trained here are a Hugging Face `tokenizer.json`
-/// underneath; what is saved with a run can be read by other programs.
+/// A tokenizer of any kind. The byte-level tokenizer and trained ones have a Hugging Face `tokenizer.json`, so other
+/// programs can read the tokenizer that is saved with a run.
 pub struct Tokenizer {
     name: String,
     backend: Backend,
     special: SpecialTokens,
     end_ids: BTreeSet<u32>,
-    /// Whether texts begin and end with the tokens for it, where the tokenizer's files say so.
+    /// Whether texts begin with BOS and end with EOS, if the tokenizer's files say so.
     adds: [Option<bool>; 2],
     vocab_size: usize,
     fingerprint: String,
-    /// The files as they were read, to save them unchanged.
+    /// The file as it was read, so that it is saved unchanged.
     kind: TokenizerKind,
     file: Vec<u8>,
     companions: Companions,
@@ -76,34 +76,35 @@ impl std::fmt::Debug for Tokenizer {
 pub struct EncodedDocument {
     /// The token ids.
     pub tokens: Vec<i32>,
-    /// How many bytes of the text each token stands for; their sum is the text's length. A token that starts inside a
-    /// character counts none of its bytes, the one before it counts all.
+    /// The number of bytes of the text that each token encodes; their sum is the text's length. A token that starts
+    /// inside a character counts none of its bytes; the token before it counts all of them.
     pub bytes: Vec<u32>,
 }
 
 impl Tokenizer {
-    /// The tokenizer that needs no file: padding 0, BOS 1, EOS 2, and each byte's value plus 3.
+    /// The tokenizer that needs no file: padding is 0, BOS 1, EOS 2, and each byte is its value plus 3.
     pub fn bytes() -> Self {
         let json = bpe::byte_level_json(&BYTE_LEVEL_SPECIAL_TOKENS, &[]);
         Self::from_json("`byte`".into(), json.into_bytes())
             .expect("the built-in tokenizer's description is valid")
     }
 
-    /// Reads a `tokenizer.json`, a SentencePiece model or a tiktoken file of ranks, told apart by their content, or what
-    /// the directory `path` holds: its `tokenizer.json`, or else its `tokenizer.model`.
+    /// Reads a `tokenizer.json`, a SentencePiece model or a tiktoken file of ranks, which are distinguished by their
+    /// content. If `path` is a directory, reads its `tokenizer.json` or, without one, its `tokenizer.model`.
     ///
-    /// Which tokens are special is read from `tokenizer_config.json` or `special_tokens_map.json` beside it, or else
-    /// from the model, or known by name. The pattern of a tiktoken tokenizer is `pat_str` of `tokenizer_config.json`,
-    /// and its special tokens are the `added_tokens_decoder` there; without them they are those of Llama 3.
+    /// Special tokens are read from `tokenizer_config.json` or `special_tokens_map.json` beside the file. Otherwise
+    /// they come from the model, or are recognized by common names. The split pattern of a tiktoken tokenizer is
+    /// `pat_str` of `tokenizer_config.json`, and its special tokens are the `added_tokens_decoder` there; without these
+    /// keys, both are those of Llama 3.
     ///
     /// # Errors
-    /// A missing file, one that is no tokenizer, and special tokens that it does not have.
+    /// The file is missing or is not a tokenizer, or its special tokens are not in the vocabulary.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         Self::load_path(path.as_ref(), None)
     }
 
-    /// Like [`Tokenizer::load`], for a tokenizer that is to be of the `kind`. Of a directory that holds several, the one
-    /// of this kind is read; as a Hugging Face directory any will do.
+    /// [`Tokenizer::load`] for a tokenizer of the given kind. If a directory holds several kinds, reads this one. A
+    /// Hugging Face directory may hold any kind.
     ///
     /// # Errors
     /// As [`Tokenizer::load`]; a tokenizer of another kind.
@@ -122,7 +123,7 @@ impl Tokenizer {
         Self::build(format!("`{}`", path.display()), &file, bytes, kind, Companions::read(&directory)?)
     }
 
-    /// A tokenizer from the text of a `tokenizer.json`, without any other file.
+    /// Builds a tokenizer from the text of a `tokenizer.json` without companion files.
     pub(crate) fn from_json(name: String, json: Vec<u8>) -> Result<Self> {
         Self::build(name, Path::new(TOKENIZER_FILE), json, TokenizerKind::HuggingFace, Companions::default())
     }
@@ -148,7 +149,7 @@ impl Tokenizer {
         end_ids.extend(special.eos);
         let mut adds = companions.adds()?;
         if let Backend::HuggingFace(tokenizer) = &backend {
-            // What the tokenizer's own last step adds.
+            // The tokens that the tokenizer's own post-processor adds.
             let encoding = tokenizer.inner.encode_fast("a", true).ok();
             let ids = encoding.as_ref().map(|encoding| encoding.get_ids()).unwrap_or_default();
             adds[0] = adds[0].or(Some(special.bos.is_some() && ids.first().copied() == special.bos));
@@ -175,41 +176,41 @@ impl Tokenizer {
         })
     }
 
-    /// The token ids of a text, with BOS before and EOS after it where asked for and where the tokenizer has them.
+    /// The token ids of a text, with BOS before and EOS after it if requested and if the tokenizer has them.
     ///
-    /// The literal text of a special token becomes that token if the library that the tokenizer was made with does so:
-    /// a `tokenizer.json` does, SentencePiece and tiktoken do not. See [`Tokenizer::encode_with_special_tokens`].
+    /// The literal text of a special token becomes that token if the tokenizer's library does so: Hugging Face does,
+    /// SentencePiece and tiktoken do not. See [`Tokenizer::encode_with_special_tokens`].
     ///
     /// # Errors
-    /// Text that the tokenizer's model refuses.
+    /// The tokenizer rejects the text.
     pub fn encode(&self, text: &str, add_bos: bool, add_eos: bool) -> Result<Vec<u32>> {
         let ids = self.backend.encode(text).map_err(|reason| self.failure("encode a text", reason))?;
         let (bos, eos) = (self.special.bos.filter(|_| add_bos), self.special.eos.filter(|_| add_eos));
         Ok(bos.into_iter().chain(ids).chain(eos).collect())
     }
 
-    /// The token ids of a text in which special tokens are spelled out, as [`crate::ChatTemplate::render`] does: they
-    /// become these tokens, whatever the kind of tokenizer, and nothing is added.
+    /// The token ids of a text that spells out special tokens, like the result of [`crate::ChatTemplate::render`]. The
+    /// text of a special token becomes that token for every kind of tokenizer, and no token is added.
     ///
     /// # Errors
-    /// Text that the tokenizer's model refuses.
+    /// The tokenizer rejects the text.
     pub fn encode_with_special_tokens(&self, text: &str) -> Result<Vec<u32>> {
         let ids = self.backend.encode_with_special_tokens(text);
         ids.map_err(|reason| self.failure("encode a text", reason))
     }
 
-    /// Like [`Tokenizer::encode`], with the bytes that each token stands for.
+    /// [`Tokenizer::encode`] with the number of bytes that each token encodes.
     ///
     /// # Errors
-    /// Text that the tokenizer's model refuses.
+    /// The tokenizer rejects the text.
     pub fn encode_document(&self, text: &str, add_bos: bool, add_eos: bool) -> Result<EncodedDocument> {
         let mut document = EncodedDocument::default();
         let bos = self.special.bos.filter(|_| add_bos);
         document.tokens.extend(bos.map(|id| id as i32));
         document.bytes.extend(bos.map(|_| 0));
         let before = document.tokens.len();
-        // Offsets may leave out white space, and those of the bytes of a character are the same; what is counted is how
-        // far into the text each token gets.
+        // Offsets may omit white space, and byte tokens of one character share an offset. So a token counts the bytes
+        // by which it extends the covered text.
         let mut covered = 0;
         let encoded = self.backend.for_each_token(text, |(id, end)| {
             document.tokens.push(id as i32);
@@ -228,10 +229,10 @@ impl Tokenizer {
         Ok(document)
     }
 
-    /// The text of token ids; bytes that form no character become U+FFFD.
+    /// The text of token ids. Bytes that form no character become U+FFFD.
     ///
     /// # Errors
-    /// An id that the tokenizer does not have.
+    /// The tokenizer does not have an id.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocab_size) {
             let (tokenizer, last) = (self.name.clone(), self.vocab_size as u32 - 1);
@@ -241,7 +242,7 @@ impl Tokenizer {
         text.map_err(|reason| self.failure("decode token ids", reason))
     }
 
-    /// The token itself, as the vocabulary spells it.
+    /// The token as the vocabulary spells it.
     pub fn token(&self, id: u32) -> Option<String> {
         self.backend.token(id)
     }
@@ -251,16 +252,16 @@ impl Tokenizer {
         self.backend.id(token)
     }
 
-    /// One more than the largest id.
+    /// The largest id plus one.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// Refuses a tokenizer with ids that a model with `vocab_size` embeddings does not have. Special ones may be left
-    /// over, as models that only read text are published with the tokenizers of those that also see.
+    /// Rejects a tokenizer with ids outside a vocabulary of `vocab_size`. Special tokens may exceed it, because
+    /// text-only models are published with the tokenizers of their multimodal variants.
     ///
     /// # Errors
-    /// [`DataError::TokenizerTooLarge`].
+    /// [`DataError::TokenizerTooLarge`]
     pub fn check_vocab_size(&self, vocab_size: usize) -> Result<()> {
         let is_special = |id: usize| {
             let seen = u32::try_from(id).ok().and_then(|id| self.decode(&[id], true).ok());
@@ -273,52 +274,52 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The ids with a meaning of their own.
+    /// The special tokens.
     pub fn special(&self) -> &SpecialTokens {
         &self.special
     }
 
-    /// The tokens at which generation stops: the one that ends a text, and those that `generation_config.json` lists.
+    /// The tokens that end generation: EOS, and those that `generation_config.json` lists.
     pub fn end_ids(&self) -> &BTreeSet<u32> {
         &self.end_ids
     }
 
-    /// Whether the tokenizer itself begins texts with BOS (`add_bos_token`, or what a `tokenizer.json` does), where its
-    /// files say so.
+    /// Whether the tokenizer itself begins texts with BOS (`add_bos_token`, or the post-processor of a
+    /// `tokenizer.json`), if its files say so.
     pub fn adds_bos(&self) -> Option<bool> {
         self.adds[0]
     }
 
-    /// Whether the tokenizer itself ends texts with EOS, as [`Tokenizer::adds_bos`].
+    /// Whether the tokenizer itself ends texts with EOS; see [`Tokenizer::adds_bos`].
     pub fn adds_eos(&self) -> Option<bool> {
         self.adds[1]
     }
 
-    /// The library whose file the tokenizer is.
+    /// The library that defines the tokenizer's file format.
     pub fn kind(&self) -> TokenizerKind {
         self.kind
     }
 
-    /// The id that fills what is left of a row: padding, or 0 where there is none.
+    /// The id that fills the rest of a row: the padding token, or 0 without one.
     pub fn pad_id(&self) -> u32 {
         self.special.pad.unwrap_or(0)
     }
 
-    /// What the tokenizer is called in messages, in backticks.
+    /// The tokenizer's name in messages, in backticks.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// A hash of its vocabulary, rules and special tokens.
+    /// A hash of the vocabulary, rules and special tokens.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    /// Writes the tokenizer's file and those that belong to it into `directory`, as they were read; [`Tokenizer::load`]
-    /// and other programs read them back.
+    /// Writes the tokenizer's file and its companions into `directory`, as they were read. [`Tokenizer::load`] and
+    /// other programs can read them.
     ///
     /// # Errors
-    /// Files that cannot be written.
+    /// A file cannot be written.
     pub fn save(&self, directory: &Path) -> Result<()> {
         fs::create_dir_all(directory).map_err(DataError::io("create", directory))?;
         replace(&directory.join(self.kind.file_name()), |file| file.write_all(&self.file))?;

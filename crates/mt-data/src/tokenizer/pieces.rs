@@ -1,15 +1,15 @@
-//! Cutting a long text into pieces that give the same words as the whole.
+//! Division of a long text into pieces that give the same words as the whole.
 //!
-//! A pre-tokenizer keeps tens of bytes for each byte of its input, so a document of many megabytes is handed to it in
-//! pieces. These end where the byte-level pattern ends a word whatever stands around it.
+//! A pre-tokenizer uses tens of bytes of memory for each byte of its input, so a document of many megabytes is passed
+//! in pieces. A piece ends where the byte-level pattern ends a word in any context.
 
-/// A piece is at least as long, unless it is the last.
+/// The minimum length of a piece, except the last.
 const MIN_BYTES: usize = 64 << 10;
-/// A piece is no longer. Text in which no word ends for so long is cut inside a word.
+/// The maximum length of a piece. Text without a word's end in this range is cut inside a word.
 const MAX_BYTES: usize = 256 << 10;
 
-/// The pieces of a text, in order. `may_begin` says whether a piece may begin with this character, which must not occur
-/// in any token that is found in a text before it is split into words.
+/// The pieces of a text, in order. `may_begin` tells whether a piece may begin with a character; no token that is
+/// searched before the text is split into words may contain such a character.
 ///
 /// A document shorter than 64 KiB is one piece.
 pub(super) fn pieces(text: &str, may_begin: impl Fn(char) -> bool) -> impl Iterator<Item = &str> {
@@ -40,9 +40,9 @@ fn length_of_first(text: &str, may_begin: impl Fn(char) -> bool) -> usize {
     limit
 }
 
-/// Whether the byte-level pattern always ends a word between two characters: no alternative of
-/// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+` matches both. Characters about whose
-/// class the pattern and Rust might differ are not considered.
+/// Whether the byte-level pattern always ends a word between two characters, that is, no alternative of
+/// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+` matches both. Characters that the
+/// pattern and Rust might classify differently do not qualify.
 fn ends_word(before: char, after: char) -> bool {
     let is_letter =
         |c: char| c.is_ascii_alphabetic() || matches!(c, '\u{4e00}'..='\u{9fff}' | '\u{ac00}'..='\u{d7a3}');

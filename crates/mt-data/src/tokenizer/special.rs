@@ -1,4 +1,4 @@
-//! Which tokens mark the beginning, the end and the padding of a text.
+//! The BOS, EOS, padding and unknown tokens of a tokenizer.
 
 use serde_json::{Map, Value, json};
 
@@ -7,22 +7,22 @@ use super::backend::Backend;
 use super::companions::{Companions, SPECIAL_TOKENS_MAP_FILE};
 use crate::error::Result;
 
-/// Ids with a meaning of their own; a tokenizer need not have them.
+/// Ids of the special tokens that the tokenizer has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// Beginning of a text.
+    /// The token at the beginning of a text (BOS).
     pub bos: Option<u32>,
-    /// End of a text.
+    /// The token at the end of a text (EOS).
     pub eos: Option<u32>,
-    /// Padding.
+    /// The padding token.
     pub pad: Option<u32>,
-    /// What the tokenizer cannot express.
+    /// The token for text outside the vocabulary.
     pub unk: Option<u32>,
 }
 
 const ROLES: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 
-/// Names in use, the most specific first, for tokenizers that come without a word about their special tokens.
+/// Common names, the most specific first, for tokenizers whose files do not name special tokens.
 const KNOWN_NAMES: [&[&str]; 4] = [
     &["<|begin_of_text|>", "<|startoftext|>", "<bos>", "<s>", "[BOS]", "<|begin▁of▁sentence|>"],
     &["<|end_of_text|>", "<|endoftext|>", "<eos>", "</s>", "[EOS]", "<|end▁of▁sentence|>"],
@@ -31,12 +31,12 @@ const KNOWN_NAMES: [&[&str]; 4] = [
 ];
 
 impl SpecialTokens {
-    /// Reads the files beside the tokenizer, the more specific one first; without any, asks the model, or goes by the
-    /// known names.
+    /// Reads the files beside the tokenizer, the more specific one first. Without them, takes the model's own special
+    /// tokens, or recognizes common names.
     pub(super) fn find(tokenizer: &Backend, companions: &Companions) -> Result<Self> {
         for name in [TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_MAP_FILE] {
             let Some(content) = companions.object(name)? else { continue };
-            // A file may be about other settings only; one that names any role decides all of them.
+            // A file may contain only other settings. A file that names any role decides all of them.
             if !ROLES.iter().any(|role| content.get(*role).is_some_and(|value| !value.is_null())) {
                 continue;
             }
@@ -62,10 +62,10 @@ impl SpecialTokens {
         Self { bos, eos, pad, unk }
     }
 
-    /// The text of a `tokenizer_config.json` that [`SpecialTokens::find`] reads back.
+    /// The text of a `tokenizer_config.json` from which [`SpecialTokens::find`] reads the same tokens.
     pub(super) fn config_json(&self, tokenizer: &Backend) -> String {
         let mut content = Map::new();
-        // The class of the others depends on the model family.
+        // For other kinds, the class depends on the model family.
         if matches!(tokenizer, Backend::HuggingFace(_)) {
             content.insert("tokenizer_class".into(), json!("PreTrainedTokenizerFast"));
         }
@@ -79,7 +79,7 @@ impl SpecialTokens {
     }
 }
 
-/// The text of a token in a file of settings: a string, or an object that holds the string and its options.
+/// The text of a token in a JSON file: a string, or an object with the string and its options.
 pub(crate) fn text_of(token: &Value) -> Option<&str> {
     match token {
         Value::String(token) => Some(token),

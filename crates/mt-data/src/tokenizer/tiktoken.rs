@@ -1,4 +1,4 @@
-//! tiktoken's byte pair encoding: a file of ranks, a pattern that cuts the text, and special tokens.
+//! tiktoken's byte pair encoding: a file of ranks, a split pattern, and special tokens.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -9,12 +9,12 @@ use fancy_regex::Regex;
 
 use super::merge::{Symbol, join};
 
-/// How Llama 3 cuts text.
+/// The split pattern of Llama 3.
 const LLAMA3_PATTERN: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*",
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
-/// The special tokens of Llama 3, whose ids follow the ranks; reserved ones fill them up.
+/// The named special tokens of Llama 3. Their ids follow the ranks, and reserved tokens follow them.
 const LLAMA3_SPECIAL: [&str; 10] = [
     "<|begin_of_text|>",
     "<|end_of_text|>",
@@ -28,8 +28,8 @@ const LLAMA3_SPECIAL: [&str; 10] = [
     "<|eot_id|>",
 ];
 const LLAMA3_NUM_SPECIAL: usize = 256;
-/// White space, or other characters, in a row are cut after so many, as Llama's own tokenizer does: the pattern's
-/// search would otherwise run out of memory.
+/// The longest run of white space, or of other characters. Longer runs are cut, as in Llama's tokenizer, because the
+/// pattern's search would run out of memory.
 const MAX_RUN: usize = 25_000;
 
 /// A tiktoken tokenizer.
@@ -42,13 +42,13 @@ pub(super) struct Tiktoken {
 }
 
 impl Tiktoken {
-    /// Whether a file begins as files of ranks do.
+    /// Whether a file begins like a file of ranks.
     pub(super) fn recognizes(bytes: &[u8]) -> bool {
         let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
         bytes.len() > line.len() && parse_line(line).is_some()
     }
 
-    /// Reads ranks. Without a `pattern` and `special` tokens the ones of Llama 3 hold.
+    /// Parses a file of ranks. The default `pattern` and `special` tokens are those of Llama 3.
     pub(super) fn parse(
         bytes: &[u8],
         pattern: Option<&str>,
@@ -62,7 +62,7 @@ impl Tiktoken {
             let (token, rank) = parse_line(line)
                 .ok_or_else(|| format!("its line {} is not a token in base64 and a rank", index + 1))?;
             if tokens.insert(rank, token.clone()).is_some() || ranks.insert(token, rank).is_some() {
-                return Err(format!("its line {} has a token or a rank for the second time", index + 1));
+                return Err(format!("its line {} repeats a token or a rank", index + 1));
             }
         }
         if let Some(byte) = (0..=u8::MAX).find(|byte| !ranks.contains_key([*byte].as_slice())) {
@@ -78,23 +78,23 @@ impl Tiktoken {
         Ok(Self { ranks, tokens, pattern, special })
     }
 
-    /// The special tokens and their ids, which no text becomes by itself.
+    /// The special tokens and their ids. No text encodes to them.
     pub(super) fn special(&self) -> &[(String, u32)] {
         &self.special
     }
 
-    /// One more than the largest id.
+    /// The largest id plus one.
     pub(super) fn len(&self) -> usize {
         let special = self.special.iter().map(|(_, id)| id);
         self.tokens.keys().chain(special).max().map_or(0, |id| *id as usize + 1)
     }
 
-    /// The pattern that cuts the text.
+    /// The split pattern.
     pub(super) fn pattern(&self) -> &str {
         self.pattern.as_str()
     }
 
-    /// The bytes of a token that is not special.
+    /// The bytes of an ordinary token.
     pub(super) fn bytes(&self, id: u32) -> Option<&[u8]> {
         self.tokens.get(&id).map(Vec::as_slice)
     }
@@ -105,7 +105,7 @@ impl Tiktoken {
         special.or_else(|| self.ranks.get(token.as_bytes()).copied())
     }
 
-    /// The tokens of a text, in which the names of special tokens are text too.
+    /// The tokens of a text, in which names of special tokens are ordinary text.
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
         let mut ids = Vec::with_capacity(text.len() / 4);
         for part in cut_runs(text, MAX_RUN) {
@@ -125,7 +125,7 @@ impl Tiktoken {
         let cut = join((0..word.len()).map(symbol).collect(), |left, right| {
             self.ranks.get(&word[left.start..right.end]).map(|rank| Reverse(*rank))
         });
-        // Every byte is a token, and so is everything that was joined.
+        // Every byte is a token, and so is every merged range.
         ids.extend(cut.into_iter().filter_map(|range| self.ranks.get(&word[range])));
     }
 }
@@ -144,7 +144,7 @@ fn llama3_special(first: usize) -> Vec<(String, u32)> {
     tokens.enumerate().map(|(index, token)| (token, (first + index) as u32)).collect()
 }
 
-/// Cuts where more than `longest` characters in a row are white space, or none of them is.
+/// Cuts a text after every `longest` successive characters that are all white space, or all not white space.
 fn cut_runs(text: &str, longest: usize) -> Vec<&str> {
     let (mut parts, mut start) = (Vec::new(), 0);
     let (mut length, mut is_space) = (0, false);
@@ -194,7 +194,7 @@ mod tests {
             assert_eq!(error, expected);
         };
         check("IQ== x\n", None, "its line 257 is not a token in base64 and a rank");
-        check("YWI= 7\n", None, "its line 257 has a token or a rank for the second time");
+        check("YWI= 7\n", None, "its line 257 repeats a token or a rank");
         check("", Some(vec![("<eos>".into(), 3)]), "its special token `<eos>` has the id 3, which is a rank");
         let error = Tiktoken::parse(b"IQ== 0\n", None, None).unwrap_err();
         assert_eq!(error, "it has no token for the byte 0x00");

@@ -1,10 +1,10 @@
-//! Finding which pieces a text begins with.
+//! A trie that finds the entries with which a text begins.
 
-/// Byte strings and what they stand for, as a trie whose nodes' children lie next to each other.
+/// Byte strings and their values, as a trie. The children of a node are adjacent.
 #[derive(Debug)]
 pub(super) struct ByteTrie {
     nodes: Vec<Node>,
-    /// The bytes that lead to the children of each node, in order, and the children.
+    /// The bytes that lead to the children of each node, in order, with the index of each child.
     edges: Vec<(u8, u32)>,
 }
 
@@ -20,7 +20,7 @@ impl ByteTrie {
         entries.sort_unstable();
         let empty = Node { first_edge: 0, num_edges: 0, value: None };
         let mut trie = Self { nodes: vec![empty], edges: Vec::new() };
-        // Nodes whose entries share their first bytes, as many as the depth says.
+        // Each open node comes with its entries, which share their first `depth` bytes.
         let mut open = vec![(0, entries.as_slice(), 0)];
         while let Some((node, entries, depth)) = open.pop() {
             let own = entries.iter().take_while(|(bytes, _)| bytes.len() == depth).count();
@@ -37,7 +37,7 @@ impl ByteTrie {
         trie
     }
 
-    /// Calls `visit` with the length and the value of each entry that `input` begins with, the shortest first.
+    /// Calls `visit` with the length and the value of each entry that is a prefix of `input`, the shortest first.
     pub(super) fn prefixes(&self, input: &[u8], mut visit: impl FnMut(usize, u32)) {
         let mut node = self.nodes[0];
         for (index, byte) in input.iter().enumerate() {
@@ -51,7 +51,7 @@ impl ByteTrie {
         }
     }
 
-    /// The length and the value of the longest entry that `input` begins with.
+    /// The length and the value of the longest entry that is a prefix of `input`.
     pub(super) fn longest_prefix(&self, input: &[u8]) -> Option<(usize, u32)> {
         let mut longest = None;
         self.prefixes(input, |length, value| longest = Some((length, value)));
@@ -59,7 +59,7 @@ impl ByteTrie {
     }
 }
 
-/// How many bytes the character takes that `input`, which is not empty, begins with.
+/// The length of the first character of `input`, which is not empty.
 pub(super) fn character_length(input: &[u8]) -> usize {
     let length = match input[0] {
         0xf0.. => 4,

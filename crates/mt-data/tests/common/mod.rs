@@ -1,4 +1,4 @@
-//! Corpora for the tests, and the checks that several of them share.
+//! Corpora and checks that several tests share.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::path::Path;
@@ -29,7 +29,7 @@ pub fn documents() -> impl Strategy<Value = Vec<String>> {
     })
 }
 
-/// What the byte-level tokenizer makes of documents.
+/// The tokens of documents according to the definition of the byte-level tokenizer.
 pub fn tokens_of(documents: &[String], add_bos: bool, add_eos: bool) -> Vec<Vec<i32>> {
     let tokens = |text: &String| -> Vec<i32> {
         if text.is_empty() {
@@ -45,7 +45,7 @@ pub fn options_of(source: Source) -> DatasetOptions {
     DatasetOptions::training(source, 13, 4)
 }
 
-/// The next batches, at most `count`.
+/// At most `count` of the next batches.
 pub fn drain(iterator: &mut TrainIterator, count: usize) -> Vec<Batch> {
     let mut batches = Vec::new();
     while batches.len() < count
@@ -56,7 +56,7 @@ pub fn drain(iterator: &mut TrainIterator, count: usize) -> Vec<Batch> {
     batches
 }
 
-/// Positions in a row.
+/// The number of positions in a row.
 pub fn length(batch: &Batch) -> usize {
     batch.integers(INPUTS).len() / batch.rows
 }
@@ -71,7 +71,7 @@ pub fn rows_as_documents(batch: &Batch) -> Vec<Vec<i32>> {
     (0..batch.rows).map(row).collect()
 }
 
-/// Restores a new iterator from the state after each of the first batches and compares all that follows.
+/// Restores a new iterator from the state after each of the first batches, and compares all following batches.
 pub fn check_resume(options: &DatasetOptions, tokenizer: Option<Arc<Tokenizer>>, count: usize) {
     let open = || TrainIterator::open(options.clone(), tokenizer.clone()).unwrap();
     let mut iterator = open();
@@ -81,7 +81,7 @@ pub fn check_resume(options: &DatasetOptions, tokenizer: Option<Arc<Tokenizer>>,
         match iterator.next() {
             Ok(Some(batch)) => batches.push(batch),
             Ok(None) => break,
-            // Too few documents for one batch.
+            // The documents do not fill one batch.
             Err(_) if batches.is_empty() => return,
             Err(error) => panic!("{error}"),
         }
@@ -107,7 +107,7 @@ pub fn check_resume(options: &DatasetOptions, tokenizer: Option<Arc<Tokenizer>>,
     }
 }
 
-/// One source of each kind that has files, all with several files and some empty documents.
+/// A source of each kind with files. Each has several files and some empty documents.
 pub fn sources(directory: &Path) -> Vec<Source> {
     let text =
         |n: usize| if n % 7 == 3 { String::new() } else { format!("text {n} é{}", "yz".repeat(n * n % 19)) };
@@ -133,7 +133,7 @@ pub fn sources(directory: &Path) -> Vec<Source> {
         std::fs::write(directory.join(format!("file{n}.md")), format!("{}\nonly in file {n}\n", text(n)))
             .unwrap();
     }
-    // A hash decides which files are held out, so there are enough for some to be.
+    // A hash chooses the held-out files, so the clone has enough files for both splits.
     let clone = directory.join("clone");
     std::fs::create_dir_all(&clone).unwrap();
     for n in 0..60 {

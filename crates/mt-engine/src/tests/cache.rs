@@ -1,4 +1,4 @@
-//! Decoding with a cache gives the scores of one pass over the whole sequence.
+//! Decoding with a cache gives the logits of one pass over the whole sequence.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ use crate::{
     sampler::Sampler,
 };
 
-/// Steps that are compared.
+/// The number of steps that are compared.
 const NUM_STEPS: usize = 9;
 
-/// The scores of every position of a sequence, in one pass without a cache.
+/// The logits of every position of a sequence, in one pass without a cache.
 fn reference(keys: &[&str], weights: &[HostArray], sequence: &[u32]) -> Vec<f64> {
     let model = model(keys);
     let parameter_types = vec![DType::F32; weights.len()];
@@ -44,8 +44,8 @@ fn reference(keys: &[&str], weights: &[HostArray], sequence: &[u32]) -> Vec<f64>
     testing::run(&program.unwrap(), &inputs).unwrap()[0].to_f64()
 }
 
-/// Feeds each row its own sequence, the prompt at once and the rest token by token, and compares every score with
-/// the reference.
+/// Feeds each row its own sequence, the prompt at once and the rest token by token, and compares all logits with the
+/// reference.
 fn check(keys: &[&str], lengths: &[usize]) {
     check_on(1, keys, lengths);
 }
@@ -140,7 +140,7 @@ fn tied_head() {
     check(&["logits_via_embedding=true"], &[3]);
 }
 
-/// Each device has an eighth of the slots of the cache, and attends to all of them.
+/// Each device holds an eighth of the cache's slots, and attends to all slots.
 #[test]
 fn slots_split_over_devices() {
     let rule = "logical_axis_rules=[['cache_sequence', ['context_autoregressive']]]";
@@ -157,10 +157,10 @@ fn slots_split_over_devices() {
     }
 }
 
-/// The bytes of the largest array with slots that devices send each other in a step, and those of a device's part of a
+/// The size in bytes of the largest array with slots that devices exchange in a step, and of a device's shard of a
 /// cache.
 fn sent_and_cached(keys: &[&str]) -> (u64, u64) {
-    // Of all sizes only this one has the factor 5.
+    // No other size has the factor 5.
     const SLOTS: usize = 40;
     let engine = engine_on(8, keys);
     let step =
@@ -174,7 +174,7 @@ fn sent_and_cached(keys: &[&str]) -> (u64, u64) {
     (sent.unwrap_or(0), 4 * part.iter().product::<usize>() as u64)
 }
 
-/// What devices send each other in a step is small: caches, however they are split, stay where they are.
+/// Devices exchange little data in a step: caches are never gathered, however they are sharded.
 #[test]
 fn caches_are_not_gathered() {
     let sizes =
@@ -193,7 +193,7 @@ fn caches_are_not_gathered() {
     }
 }
 
-/// A sequence split in prefill, and heads split besides.
+/// Prefill with the sequence and the heads split over devices.
 #[test]
 fn prompts_split_over_devices() {
     let keys = [

@@ -1,4 +1,4 @@
-//! Published models of every family go on as transformers does.
+//! Published models of every family generate the same tokens as in transformers.
 
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::{Engine, EngineError, EngineOptions, Limits, Request, SamplingOptions, load_model, score};
 
-/// Rows of tokens in a golden value.
+/// The rows of tokens in a golden value.
 fn rows(value: &Value) -> Vec<Vec<u32>> {
     let token = |token: &Value| u32::try_from(token.as_u64().unwrap()).unwrap();
     let tokens = |row: &Value| row.as_array().unwrap().iter().map(token).collect();
@@ -22,6 +22,7 @@ fn config(directory: &Path) -> LoadConfig {
     let description = ModelDescription {
         path: description_path(directory),
         settings: settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+        ..ModelDescription::default()
     };
     let path = format!("load_parameters_path={}", directory.display());
     let arguments = vec!["hardware=cpu".to_owned(), "dtype=float32".to_owned(), path];
@@ -37,7 +38,7 @@ fn greedy_answers_are_those_of_the_published_models() {
     assert!(goldens.len() > 30);
     let mut wrong = Vec::new();
     for (name, golden) in goldens {
-        let loaded = load_model(&config(&families.join(&name))).unwrap();
+        let loaded = load_model(&config(&families.join(&name)), &mut |_| {}).unwrap();
         let options = EngineOptions {
             vocab_size: loaded.vocab_size,
             num_choices: loaded.vocab_size,
@@ -67,7 +68,7 @@ fn greedy_answers_are_those_of_the_published_models() {
 #[test]
 fn texts_are_as_long_as_positions_were_learned() {
     let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mt-models/tests/goldens/families");
-    let loaded = load_model(&config(&families.join("gpt2_narrow_one_layer"))).unwrap();
+    let loaded = load_model(&config(&families.join("gpt2_narrow_one_layer")), &mut |_| {}).unwrap();
     let score = |length| score(&loaded, &[vec![1; length]], false, &CompileSettings::default()).map(|_| ());
     assert!(score(21).is_ok());
     let Err(error @ EngineError::RowTooLong { number: 1, length: 22, positions: 21 }) = score(22) else {

@@ -1,4 +1,4 @@
-//! Whole answers.
+//! Complete answers.
 
 use std::ops::ControlFlow;
 
@@ -30,7 +30,7 @@ fn answers_do_not_depend_on_the_batch() {
     let requests: Vec<Request> =
         [4, 1, 20, 9, 2].iter().zip(0..).map(|(length, seed)| request(*length, seed)).collect();
     for sampling in [SamplingOptions::GREEDY, WEIGHTED] {
-        // Five requests are a group of four rows and one of one.
+        // Five requests run as a group of four rows and a group of one.
         let together = tokens(&engine, &requests, &sampling);
         let alone: Vec<Vec<u32>> = requests
             .iter()
@@ -75,7 +75,7 @@ fn rows_stop_at_their_own_end() {
     let engine = engine(&[]);
     let requests = [request(5, 2), request(8, 3), request(3, 4)];
     let free = generate(&engine, &requests, &SamplingOptions::GREEDY, &at_most(12));
-    // A token that the first row has, and where each row has it first.
+    // A token in the first row's answer, as the stop token.
     let stop = free.rows[0].tokens[4];
     let limits = Limits { stop: vec![stop], ..at_most(12) };
     let mut seen: Vec<Vec<u32>> = vec![Vec::new(); 3];
@@ -99,7 +99,7 @@ fn rows_stop_at_their_own_end() {
         assert_eq!(*seen, row.tokens);
     }
     assert_eq!(stopped.rows[0].finish, FinishReason::Stop);
-    // Each row ends once, the one with the fewest tokens first.
+    // Each row ends once, in order of length.
     let mut order: Vec<usize> = (0..3).collect();
     order.sort_by_key(|row| match stopped.rows[*row].finish {
         FinishReason::Stop => stopped.rows[*row].tokens.len() + 1,
@@ -149,7 +149,7 @@ fn what_is_out_of_bounds_is_named() {
     check(request(33, 0), greedy, "33 tokens, more than the 32 of `max_prefill_predict_length`");
     check(request(0, 0), greedy, "has no token");
     check(Request { prompt: vec![1, 61], sample: 0 }, greedy, "token 61, but the model's `vocab_size` is 61");
-    check(request(3, 0), SamplingOptions { temperature: -1.0, ..WEIGHTED }, "not `-1`");
+    check(request(3, 0), SamplingOptions { temperature: -1.0, ..WEIGHTED }, "the temperature is `-1`");
     check(request(3, 0), SamplingOptions { top_k: Some(0), ..WEIGHTED }, "`top_k` is `0`");
     check(request(3, 0), SamplingOptions { top_p: Some(1.5), ..WEIGHTED }, "not `1.5`");
 }

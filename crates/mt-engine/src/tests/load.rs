@@ -1,4 +1,4 @@
-//! From a directory with checkpoints to answers.
+//! Loads checkpoints and generates with them.
 
 use std::{fs, ops::ControlFlow, path::Path};
 
@@ -15,7 +15,7 @@ use crate::{
     load_tokenizer,
 };
 
-/// The configuration for decoding what `path` leads to.
+/// The configuration for decoding from `path`.
 fn config(path: &Path, keys: &[&str]) -> DecodeConfig {
     let own = ["hardware=cpu", "vocab_size=300", "tokenizer_type=byte"];
     let name = |key: &str| key.split('=').next().map(str::to_owned);
@@ -26,7 +26,7 @@ fn config(path: &Path, keys: &[&str]) -> DecodeConfig {
     DecodeConfig::from_config(&config).unwrap()
 }
 
-/// A run's directory with the same random weights at steps 1 and 2.
+/// The directory of a run with the same random weights at steps 1 and 2.
 fn run() -> tempfile::TempDir {
     let run = tempfile::tempdir().unwrap();
     let model = build(&config(run.path(), &[]).model).unwrap();
@@ -54,7 +54,7 @@ fn run() -> tempfile::TempDir {
 
 fn load_from(run: &Path, config: &DecodeConfig) -> Result<Loaded, EngineError> {
     let brought = Some(tokenizer_directory(run)).filter(|directory| directory.is_dir());
-    load(config, load_tokenizer(&config.tokenizer, brought.as_deref())?)
+    load(config, load_tokenizer(&config.tokenizer, brought.as_deref())?, &mut |_| {})
 }
 
 fn answer(loaded: &Loaded) -> Vec<u32> {
@@ -136,7 +136,7 @@ fn what_does_not_fit_is_named() {
     let error = load_from(empty.path(), &config(empty.path(), &[])).err().unwrap();
     assert!(error.is_user_error() && error.to_string().contains("no complete step"), "{error}");
     let error = check_checkpoint(&run.path().join("tokenizer/tokenizer.json")).unwrap_err();
-    assert!(error.is_user_error() && error.to_string().contains("is no checkpoint"), "{error}");
+    assert!(error.is_user_error() && error.to_string().contains("is not a checkpoint"), "{error}");
     let nameless = config(run.path(), &["tokenizer_type=huggingface"]);
     let error = load_tokenizer(&nameless.tokenizer, None).unwrap_err();
     assert!(matches!(error, EngineError::NoTokenizer), "{error}");

@@ -12,11 +12,12 @@ use std::{
 };
 
 use mt_config::{Config, ModelGroup, PlacementGroup, Request as ConfigRequest};
-use mt_ir::{Precision, Target};
+use mt_ir::Target;
 use mt_models::{Model, build};
 use mt_nn::initialize;
 use mt_runtime::{Array, CompileSettings, testing};
 use mt_shape::{HostArray, Placement};
+use mt_testing::merged;
 use mt_trace::{ProgramOptions, program};
 
 use crate::{
@@ -40,13 +41,7 @@ pub fn resolve(keys: &[&str]) -> Config {
         "max_prefill_predict_length=32",
         "vocab_size=61",
     ];
-    let name = |key: &str| key.split('=').next().map(str::to_owned);
-    let arguments = base
-        .iter()
-        .filter(|key| !keys.iter().any(|other| name(other) == name(key)))
-        .chain(keys)
-        .map(|key| (*key).to_owned())
-        .collect();
+    let arguments = merged(base.iter().chain(keys));
     Config::resolve(&ConfigRequest { arguments, ..ConfigRequest::default() }).unwrap()
 }
 
@@ -56,12 +51,7 @@ pub fn model(keys: &[&str]) -> Arc<dyn Model> {
 
 /// Random weights, three times as large as training starts from, so that attention is not nearly uniform.
 pub fn weights(model: &dyn Model) -> Vec<HostArray> {
-    let options = ProgramOptions {
-        name: "initialize".to_owned(),
-        placement: Arc::new(Placement::single()),
-        target: Target::CPU,
-        precision: Precision::Default,
-    };
+    let options = ProgramOptions::new("initialize", Target::CPU);
     let program = program(&options, |inputs| {
         let region = inputs.region();
         initialize(region, region.key(7), &model.parameters())
@@ -72,7 +62,7 @@ pub fn weights(model: &dyn Model) -> Vec<HostArray> {
     testing::run(&program.unwrap(), &[]).unwrap()
 }
 
-/// An engine with parameters of its own.
+/// An engine with its parameters.
 pub struct Equipped {
     pub engine: Engine,
     pub parameters: Vec<Array>,
@@ -102,7 +92,7 @@ impl Deref for Equipped {
     }
 }
 
-/// An engine on `num_devices` devices that `keys` place.
+/// An engine on `num_devices` devices, placed by `keys`.
 pub fn engine_on(num_devices: usize, keys: &[&str]) -> Equipped {
     let runtime = testing::cpu(num_devices);
     let placement = match num_devices {
@@ -136,7 +126,7 @@ pub fn engine(keys: &[&str]) -> Equipped {
     engine_on(1, keys)
 }
 
-/// A prompt of this many tokens, different for each seed.
+/// A prompt of `length` tokens that depends on `seed`.
 pub fn prompt(length: usize, seed: u64) -> Vec<u32> {
     let token = |index: u64| ((index + 1) * (2 * seed + 17) * 2_654_435_761 % VOCAB_SIZE as u64) as u32;
     (0..length as u64).map(token).collect()

@@ -1,11 +1,9 @@
-//! Distributions of draws from fixed scores.
+//! Distributions of samples from fixed logits.
 
-use std::sync::Arc;
-
-use mt_ir::{CpuKernels, Precision, Target};
+use mt_ir::{CpuKernels, Target};
 use mt_nn::axes::{BATCH, VOCAB};
 use mt_runtime::testing;
-use mt_shape::{DType, HostArray, Placement, axis};
+use mt_shape::{DType, HostArray, axis};
 use mt_trace::{ProgramOptions, program};
 
 use crate::{
@@ -15,16 +13,12 @@ use crate::{
 
 const NUM_DRAWS: usize = 20_000;
 
-/// Shares of the tokens among many draws from the same scores, and the log-probability of each that was drawn.
+/// The relative frequencies of the tokens in many draws from the same logits, and the log-probabilities of the drawn
+/// tokens.
 fn shares(target: Target, scores: &[f32], options: SamplingOptions) -> (Vec<f64>, Vec<f64>) {
     let size = scores.len();
     let sampler = options.sampler(size).unwrap();
-    let program_options = ProgramOptions {
-        name: "draws".to_owned(),
-        placement: Arc::new(Placement::single()),
-        target,
-        precision: Precision::Default,
-    };
+    let program_options = ProgramOptions::new("draws", target);
     let program = program(&program_options, |inputs| {
         let (batch, vocab) = (axis(BATCH, NUM_DRAWS), axis(VOCAB, size));
         let scalar = |name, dtype| inputs.input(name, dtype, &[], &[], false);
@@ -71,7 +65,7 @@ fn shares(target: Target, scores: &[f32], options: SamplingOptions) -> (Vec<f64>
 
 const PROBABILITIES: [f64; 10] = [0.02, 0.3, 0.0, 0.1, 0.05, 0.25, 0.08, 0.01, 0.15, 0.04];
 
-/// Compares the shares of tokens with `expected` weights, 0 meaning that it must never come.
+/// Compares frequencies with `expected` weights; a token of weight 0 must never occur.
 #[track_caller]
 fn check(options: SamplingOptions, expected: [f64; 10]) {
     let scores = PROBABILITIES.map(|probability| (probability.max(1e-30).ln() + 3.0) as f32);
@@ -80,12 +74,12 @@ fn check(options: SamplingOptions, expected: [f64; 10]) {
         let (shares, log_probabilities) = shares(target, &scores, SamplingOptions { seed: 11, ..options });
         for (token, expected) in expected.into_iter().enumerate() {
             let (share, expected) = (shares[token], expected / total);
-            // Five standard deviations of a share.
+            // Five standard deviations of a frequency.
             let slack = 5.0 * (expected * (1.0 - expected) / NUM_DRAWS as f64).sqrt();
             let what = format!("{options:?} token {token}");
             assert!((share - expected).abs() <= slack, "{what}: {share} is not {expected}");
             if share > 0.0 {
-                // Log-probabilities are the model's own.
+                // Log-probabilities ignore the sampling options.
                 let exact = PROBABILITIES[token].ln();
                 assert!((log_probabilities[token] - exact).abs() < 1e-5, "{}", log_probabilities[token]);
             }
@@ -116,13 +110,13 @@ fn draws_from_the_likeliest_few() {
 
 #[test]
 fn draws_from_a_mass() {
-    // 0.3 + 0.25 is less than 0.6, and with 0.15 more.
+    // 0.3 + 0.25 is less than 0.6, and adding 0.15 exceeds it.
     check(
         SamplingOptions { top_p: Some(0.6), ..PLAIN },
         [0.0, 0.3, 0.0, 0.0, 0.0, 0.25, 0.0, 0.0, 0.15, 0.0],
     );
     check(SamplingOptions { top_p: Some(0.2), ..PLAIN }, [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
-    // The temperature comes before the cut: 0.3² and 0.25² are most of the squares.
+    // The temperature applies before the truncation: 0.3² and 0.25² dominate the sum of squares.
     check(
         SamplingOptions { top_p: Some(0.7), temperature: 0.5, ..PLAIN },
         [0.0, 0.09, 0.0, 0.0, 0.0, 0.0625, 0.0, 0.0, 0.0, 0.0],
@@ -131,7 +125,7 @@ fn draws_from_a_mass() {
 
 #[test]
 fn draws_by_number_then_mass() {
-    // Of 0.3, 0.25 and 0.15 the first two make up more than three quarters.
+    // Among 0.3, 0.25 and 0.15, the first two hold more than three quarters of the mass.
     check(
         SamplingOptions { top_k: Some(3), top_p: Some(0.75), ..PLAIN },
         [0.0, 0.3, 0.0, 0.0, 0.0, 0.25, 0.0, 0.0, 0.0, 0.0],

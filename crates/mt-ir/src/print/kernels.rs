@@ -6,25 +6,13 @@
 
 use std::collections::{HashMap, HashSet};
 
-use mt_shape::DType;
+use mt_shape::{
+    DType,
+    kernels::{self, Arithmetic, KernelCall, KernelOperands, attributes, thresholds},
+};
 
 use super::{Name, Names, Printer, Target, i64_array, list, string, tensor};
-use crate::{CpuKernels, Dot, Graph, Kernel, KernelOperands, Node, Op, Precision, TensorType, ValueId};
-
-/// The handler of `mt-kernels` for products.
-const DOT: &str = "maxtext.dot";
-
-/// The handler that replaces a slice of an array.
-const UPDATE: &str = "maxtext.update_slice";
-
-/// Smaller products, in multiplications, are left to XLA, which can fuse them with their neighbors.
-const FEWEST_MULTIPLICATIONS: usize = 1 << 14;
-
-/// With fewer sums than a few vector registers hold, a product with ones is slow as a kernel.
-const FEWEST_SUMS: usize = 64;
-
-/// Longer sums are left to XLA, which adds in stages: adding one element after the other would lose digits.
-const MOST_ADDED: usize = 1 << 16;
+use crate::{CpuKernels, Dot, Graph, Kernel, Node, Op, Precision, TensorType, ValueId};
 
 /// How to read a value from an array that exists anyway.
 #[derive(Clone, Debug)]
@@ -47,7 +35,7 @@ struct Extent {
 
 /// The slice of a stack into which a product is written.
 pub(super) struct Slice {
-    /// The stack; after the product is printed, the updated stack.
+    /// The stack. Once the product is printed, the updated stack.
     pub stack: Name,
     /// The stack's type.
     pub ty: TensorType,
@@ -57,16 +45,6 @@ pub(super) struct Slice {
 
 /// Slices for products of a graph, by the indices of their nodes.
 pub(super) type Slices = HashMap<usize, Slice>;
-
-/// How a kernel multiplies, by the number that `mt-kernels` knows it by.
-#[derive(Clone, Copy)]
-enum Arithmetic {
-    F32 = 0,
-    /// Operands are rounded to `bf16`.
-    Bf16 = 1,
-    /// Each operand of `f32` is split into two of `bf16`, which make three products.
-    Bf16X3 = 2,
-}
 
 /// Where a kernel writes a product.
 enum Destination<'a> {
@@ -237,7 +215,7 @@ impl Printer<'_> {
         operands[0].dtype == operands[1].dtype
             && self.kernels().are_for(operands[0].dtype)
             && matches!(result.dtype, DType::F32 | DType::BF16)
-            && result.num_elements() * contracted >= FEWEST_MULTIPLICATIONS
+            && result.num_elements() * contracted >= thresholds::FEWEST_MULTIPLICATIONS
     }
 
     /// Prints a sum together with the product that the kernel adds in place.
@@ -297,7 +275,7 @@ impl Printer<'_> {
         let contract: Vec<usize> = (0..dimensions.len()).collect();
         let (dtype, count) = (operand.1.dtype, operand.1.num_elements() / result.num_elements().max(1));
         let is_leading = dimensions.len() < operand.1.rank() && *dimensions == contract;
-        if !is_leading || count > MOST_ADDED || result.num_elements() < FEWEST_SUMS {
+        if !is_leading || count > thresholds::MOST_ADDED || result.num_elements() < thresholds::FEWEST_SUMS {
             return None;
         }
         let dot = Dot {
@@ -393,12 +371,12 @@ impl Printer<'_> {
         }
         arguments.append(&mut positions);
         let attributes = [
-            format!("operands = {}", i64_array(read)),
-            format!("adds = {adds} : i64"),
-            format!("into = {into} : i64"),
-            format!("arithmetic = {} : i64", arithmetic as u8),
+            format!("{} = {}", attributes::OPERANDS, i64_array(read)),
+            integer(attributes::ADDS, adds),
+            integer(attributes::INTO, into as i64),
+            integer(attributes::ARITHMETIC, arithmetic as i64),
         ];
-        self.call(DOT, &arguments, &attributes, &aliases, &written, scope)
+        self.call(&kernels::DOT, &arguments, &attributes, &aliases, &written, scope)
     }
 
     /// Prints the kernel call that computes `kernel.body`, if there is a kernel for the type.
@@ -416,13 +394,12 @@ impl Printer<'_> {
         if !self.kernels().are_for(operands.first()?.1.dtype) {
             return None;
         }
-        let own: Vec<String> =
-            kernel.attributes.iter().map(|(name, value)| format!("{name} = {value} : i64")).collect();
-        if let KernelOperands::Dense { num_updated } = kernel.operands {
+        let own: Vec<String> = kernel.attributes.iter().map(|(name, value)| integer(name, *value)).collect();
+        if let KernelOperands::Dense { num_updated } = kernel.call.operands {
             let arguments = whole(operands);
             let place = |result: usize| if results.len() == 1 { String::new() } else { result.to_string() };
             let aliases: Vec<String> = (0..num_updated).map(|index| alias(&place(index), index)).collect();
-            return Some(self.call(kernel.name, &arguments, &own, &aliases.join(", "), results, scope));
+            return Some(self.call(kernel.call, &arguments, &own, &aliases.join(", "), results, scope));
         }
         let mut arguments: Vec<(Name, TensorType)> = Vec::new();
         let mut positions = Vec::new();
@@ -438,9 +415,9 @@ impl Printer<'_> {
             arguments.push((view.array, view.ty));
         }
         arguments.append(&mut positions);
-        let mut attributes = vec![format!("operands = {}", i64_array(read))];
+        let mut attributes = vec![format!("{} = {}", attributes::OPERANDS, i64_array(read))];
         attributes.extend(own);
-        Some(self.call(kernel.name, &arguments, &attributes, "", results, scope))
+        Some(self.call(kernel.call, &arguments, &attributes, "", results, scope))
     }
 
     /// Prints the update of a `bf16` slice as the call of a kernel. XLA would convert the whole array to `f32` and
@@ -454,14 +431,14 @@ impl Printer<'_> {
         if result.dtype != DType::BF16 || !self.kernels().are_for(DType::BF16) {
             return None;
         }
-        Some(self.call(UPDATE, &whole(operands), &[], &alias("", 0), &[result], scope)[0])
+        Some(self.call(&kernels::UPDATE_SLICE, &whole(operands), &[], &alias("", 0), &[result], scope)[0])
     }
 
     /// Prints the call of a handler with dense row-major operands and results. `aliases` lists which results share
     /// memory with which operands.
     fn call(
         &mut self,
-        handler: &str,
+        kernel: &KernelCall,
         arguments: &[(Name, TensorType)],
         attributes: &[String],
         aliases: &str,
@@ -470,7 +447,7 @@ impl Printer<'_> {
     ) -> Vec<Name> {
         let attributes = [
             "api_version = 4 : i32".to_owned(),
-            format!("call_target_name = {}", string(handler)),
+            format!("call_target_name = {}", string(kernel.name)),
             format!("backend_config = {{{}}}", attributes.join(", ")),
             format!("operand_layouts = {}", list(arguments.iter().map(|(_, ty)| row_major(ty.rank())))),
             format!("result_layouts = {}", list(results.iter().map(|ty| row_major(ty.rank())))),
@@ -479,6 +456,11 @@ impl Printer<'_> {
         let arguments: Vec<(Name, &TensorType)> = arguments.iter().map(|(name, ty)| (*name, ty)).collect();
         self.variadic("stablehlo.custom_call", &arguments, &attributes, results, scope)
     }
+}
+
+/// An attribute that is an integer.
+fn integer(name: &str, value: i64) -> String {
+    format!("{name} = {value} : i64")
 }
 
 /// Operands that are passed on unchanged.

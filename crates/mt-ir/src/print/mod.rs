@@ -60,7 +60,7 @@ impl Target {
     }
 }
 
-/// The inputs of printing besides the graph.
+/// The inputs of printing in addition to the graph.
 #[derive(Clone, Debug)]
 pub struct PrintOptions {
     /// The program's name.
@@ -68,7 +68,7 @@ pub struct PrintOptions {
     /// The mesh that shardings refer to.
     pub mesh: Arc<Mesh>,
     pub target: Target,
-    /// The precision of products of `f32` whose own precision is [`Precision::Default`].
+    /// The precision of `f32` products whose own precision is [`Precision::Default`].
     pub precision: Precision,
 }
 

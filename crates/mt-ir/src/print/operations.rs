@@ -1,6 +1,6 @@
 //! Prints operations without regions.
 
-use mt_shape::{DType, HostArray};
+use mt_shape::{DType, Float8, HostArray};
 
 use super::{Name, Printer, Target, i64_array, list, location, string, tensor};
 use crate::{
@@ -25,6 +25,8 @@ fn float(value: f64, dtype: DType) -> String {
             }
         }
         DType::BF16 => format!("0x{:04X}", half::bf16::from_f32(value as f32).to_bits()),
+        DType::F8E4M3FN => format!("0x{:02X}", Float8::E4M3FN.from_f32(value as f32)),
+        DType::F8E5M2 => format!("0x{:02X}", Float8::E5M2.from_f32(value as f32)),
         _ => format!("0x{:04X}", half::f16::from_f32(value as f32).to_bits()),
     }
 }
@@ -105,13 +107,13 @@ fn nested(items: Vec<String>, dims: &[usize]) -> String {
 
 fn identity(kind: Reduction, dtype: DType) -> Literal {
     let extreme = |largest: bool| match dtype {
+        // It has no infinities.
+        DType::F8E4M3FN => Scalar::Float(if largest { 448.0 } else { -448.0 }),
         _ if dtype.is_float() => Scalar::Float(if largest { f64::INFINITY } else { f64::NEG_INFINITY }),
-        _ if dtype.is_unsigned() && largest => {
-            Scalar::Int((u64::MAX >> (64 - 8 * dtype.byte_size())).cast_signed())
-        }
+        _ if dtype.is_unsigned() && largest => Scalar::Int((u64::MAX >> (64 - dtype.bits())).cast_signed()),
         _ if dtype.is_unsigned() => Scalar::Int(0),
         _ => {
-            let bits = 8 * dtype.byte_size() as u32;
+            let bits = dtype.bits() as u32;
             let max = i64::MAX >> (64 - bits);
             Scalar::Int(if largest { max } else { -max - 1 })
         }

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use mt_shape::DType;
+use mt_shape::{DType, kernels::thresholds};
 
 use super::Printer;
 use crate::{Binary, CpuKernels, Dot, Graph, Node, Op, Precision, TensorType, ValueId};
@@ -20,11 +20,6 @@ pub(super) enum Step {
 
 /// Steps by node index.
 pub(super) type Plan = HashMap<usize, Step>;
-
-/// With at most this many rows, a product is limited by the rate of memory, and `mt-kernels` computes it with
-/// `dot::stream`. Several such products in one call cost less than separate calls, because threads synchronize less
-/// often.
-const MOST_FEW_ROWS: usize = 16;
 
 /// Products with the same left operand, contraction and precision, by node index.
 struct Group<'a> {
@@ -139,7 +134,7 @@ impl Printer<'_> {
 fn has_few_rows(graph: &Graph, node: &Node, dot: &Dot) -> bool {
     let left = graph.ty(node.operands[0]);
     let contracted: usize = dot.lhs_contract.iter().map(|dim| left.dims[*dim]).product();
-    dot.lhs_batch.is_empty() && left.num_elements() <= MOST_FEW_ROWS * contracted
+    dot.lhs_batch.is_empty() && left.num_elements() <= thresholds::MOST_FEW_ROWS * contracted
 }
 
 /// The nodes from `first` on that compute a value, in order, if each only changes the view of another value.

@@ -1,6 +1,6 @@
-//! How fast memory is read.
+//! The loop with which examples measure the rate of reading memory.
 
-/// Reads all of it, in vectors, and does next to nothing with it.
+/// Reads the whole slice in vectors, with almost no computation.
 pub fn read(memory: &[u64]) -> [u64; 64] {
     memory.as_chunks::<64>().0.iter().fold([0; 64], |mut sums, chunk| {
         for (sum, number) in sums.iter_mut().zip(chunk) {

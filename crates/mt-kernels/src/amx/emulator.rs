@@ -2,9 +2,9 @@
 
 use super::{Block, Multiplication, TILE, Unit};
 
-/// Computes what the instructions compute: products of pairs are summed along a tile in two separate sums, one for the
-/// first number of each pair and one for the second; their sum is added to the tile of sums. Subnormal operands and
-/// results count as zero.
+/// Computes the same results as the instructions. Each sum over a tile takes the first numbers of all pairs and the
+/// second numbers separately, adds both sums, and adds the result to the tile of sums. Subnormal operands and results
+/// count as zero.
 ///
 /// Source: Intel 64 and IA-32 Architectures Software Developer's Manual, `TDPBF16PS` and `TDPBSSD`.
 #[derive(Clone, Copy)]
@@ -42,7 +42,7 @@ impl Unit for Emulated {
     }
 }
 
-/// Sums along the contraction. Each step multiplies tiles of both operands, which `halves` numbers.
+/// Computes sums along the contraction. Each step multiplies the tiles of both operands that `halves` lists.
 ///
 /// # Safety
 /// See [`Unit::multiply`].

@@ -1,4 +1,4 @@
-//! The instructions, and the permission to use them.
+//! The processor's AMX instructions, and the permission to use them.
 
 use std::arch::{asm, x86_64::__cpuid_count};
 use std::sync::OnceLock;
@@ -20,10 +20,10 @@ pub(crate) fn has_int8() -> bool {
     is_permitted() && leaf_7_edx() >> 25 & 1 == 1
 }
 
-/// The register that describes tiles. Virtual machines take long to answer.
+/// EDX of CPUID leaf 7, which describes tiles. It is cached, because CPUID is slow in virtual machines.
 fn leaf_7_edx() -> u32 {
     static LEAF_7_EDX: OnceLock<u32> = OnceLock::new();
-    // Leaf 0 tells the highest leaf.
+    // Leaf 0 returns the highest leaf.
     *LEAF_7_EDX.get_or_init(|| if __cpuid_count(0, 0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx })
 }
 
@@ -31,7 +31,7 @@ fn is_permitted() -> bool {
     static IS_PERMITTED: OnceLock<bool> = OnceLock::new();
     *IS_PERMITTED.get_or_init(|| {
         let has_tiles = leaf_7_edx() >> 24 & 1 == 1;
-        // The system saves extended state, and that of tiles with it.
+        // The system must save extended state, which includes tiles.
         let saves_state = __cpuid_count(1, 0).ecx >> 27 & 1 == 1;
         has_tiles
             && saves_state
@@ -61,7 +61,7 @@ fn has_one_palette() -> bool {
     __cpuid_count(0x1d, 0).eax >= 1 && row_bytes == 64 && num_tiles >= 8 && num_rows == 16
 }
 
-/// Asks for the permission to use the state of tiles, which is too large to be part of every thread.
+/// Requests permission to use tiles, whose state is too large to be allocated for every thread.
 ///
 /// Source: the Linux kernel's `Documentation/arch/x86/xstate.rst`.
 #[cfg(target_os = "linux")]
@@ -70,7 +70,7 @@ fn permit() -> bool {
     const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
     const XFEATURE_XTILEDATA: usize = 18;
     let result: isize;
-    // SAFETY: the call changes nothing but what the process may do. It preserves all other registers.
+    // SAFETY: the call changes only the permissions of the process. It preserves all other registers.
     unsafe {
         asm!(
             "syscall",
@@ -125,9 +125,9 @@ static CONFIGURATION: Configuration = Configuration {
     },
 };
 
-/// Runs instructions on all tiles. A block of instructions loads the initial sums and stores the sums at its end, so no tile
-/// holds anything between blocks. `a0` and `a1` point to both tiles of rows, `b` to those of columns, `i` and `c` to
-/// initial and final sums. A name that begins with `s` is a stride, and `t` holds 16 strides.
+/// Runs instructions on all tiles. A block of instructions first loads the initial sums and finally stores the sums, so
+/// no tile holds data between blocks. `a0` and `a1` point to the two tiles of rows, `b` to the tiles of columns, `i`
+/// and `c` to the initial and the final sums. A name that begins with `s` is a stride, and `t` holds 16 strides.
 macro_rules! tiles {
     ($block:ident, $($line:expr),* $(,)?) => {{
         let Block { count, left, left_stride, right, right_stride, .. } = *$block;
@@ -425,8 +425,8 @@ impl Unit for Processor {
 
     #[inline]
     unsafe fn multiply(block: &Block) {
-        // SAFETY: the instructions access the rows of the tiles alone, as the caller promises. The memory that they write
-        // is reached through a pointer of the block.
+        // SAFETY: the instructions access only the rows of the tiles, as the caller promises. The memory that they
+        // write is reached through a pointer of the block.
         unsafe {
             match block.multiplication {
                 Multiplication::Bf16 => multiply!(block, "tdpbf16ps"),

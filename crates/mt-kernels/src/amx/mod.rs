@@ -1,9 +1,10 @@
 //! Products of matrix tiles, as processors with AMX compute them.
 //!
-//! A tile has 16 rows of 64 bytes. A tile of the left operand holds 16 rows of 16 words along the contraction, a tile of
-//! the right operand 16 words of each of 16 columns, and a tile of sums 16 by 16 numbers. A word holds two `bf16` or four
-//! `i8`. [`Unit`] is everything that kernels need of the processor. [`Emulated`] computes the same bits in plain Rust, so
-//! that packing, blocking and edges are tested on every machine, and multiplies integers where there is no unit.
+//! A tile has 16 rows of 64 bytes. A tile of the left operand holds 16 rows of 16 words along the contraction, a tile
+//! of the right operand holds 16 words of each of 16 columns, and a tile of sums holds 16 × 16 numbers. A word holds
+//! two `bf16` or four `i8`. Kernels access the processor only through [`Unit`]. [`Emulated`] computes the same bits in
+//! plain Rust: tests of packing, blocking and edges run on every machine, and integers are multiplied on processors
+//! without AMX.
 
 mod emulator;
 #[cfg(target_arch = "x86_64")]
@@ -52,7 +53,7 @@ pub(crate) struct Extent {
     pub two_columns: bool,
 }
 
-/// The operand of a block that the next block does not share, so that it need not stay in the first cache.
+/// The operand that the next block does not share, and that therefore need not stay in the L1 cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Streamed {
     Left,
@@ -76,7 +77,7 @@ pub(crate) struct Block {
     /// The initial sums: `[rows, columns]`; see [`zeros`].
     pub initial: *const u8,
     pub initial_stride: usize,
-    /// Where the sums go: `[rows, columns]`. May be what they start from.
+    /// The final sums: `[rows, columns]`. May be the memory of the initial sums.
     pub sums: *mut u8,
     pub sums_stride: usize,
 }
@@ -89,7 +90,7 @@ pub(crate) fn zeros() -> (*const u8, usize) {
     (ZEROS.0.as_ptr(), 0)
 }
 
-/// A matrix unit.
+/// A matrix unit: the processor's or the emulator.
 pub(crate) trait Unit: Copy + Send + Sync + 'static {
     /// Configures the tiles of the calling thread.
     ///
@@ -106,12 +107,12 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     /// Computes a block of sums.
     ///
     /// # Safety
-    /// The calling thread has entered. All rows of all tiles lie in readable memory, those of the sums in writable memory
-    /// that nothing else accesses meanwhile.
+    /// The calling thread has entered. All rows of all tiles lie in readable memory; the rows of the sums lie in
+    /// writable memory that no other thread accesses meanwhile.
     unsafe fn multiply(block: &Block);
 }
 
-/// The time during which a thread may use its tiles. It ends on the thread on which it began.
+/// The session in which a thread may use its tiles. It ends on the thread on which it began.
 pub(crate) struct Session {
     leave: unsafe fn(),
     thread: PhantomData<*mut ()>,

@@ -1,3 +1,5 @@
+use mt_testing::Random;
+
 use super::*;
 
 /// Operands with gaps between rows, and sums.
@@ -34,14 +36,14 @@ impl Operands {
         Self { block, left, right, initial }
     }
 
-    /// As [`Self::sums`], from the initial sums.
+    /// [`Self::sums`], starting from the initial sums.
     fn sums_from_initial<U: Unit>(&self) -> Vec<u32> {
         let initial_stride = 4 * (BLOCK + 1);
         let block = Block { initial: self.initial.as_ptr().cast(), initial_stride, ..self.block };
         Self { block, left: Vec::new(), right: Vec::new(), initial: Vec::new() }.sums::<U>()
     }
 
-    /// The sums, `[row, BLOCK + 1]`. Places that are not written stay [`u32::MAX`].
+    /// The sums, `[row, BLOCK + 1]`. Elements that are not written stay [`u32::MAX`].
     fn sums<U: Unit>(&self) -> Vec<u32> {
         let mut sums = vec![u32::MAX; BLOCK * (BLOCK + 1)];
         let block = Block { sums: sums.as_mut_ptr().cast(), ..self.block };
@@ -64,11 +66,9 @@ fn extents() -> impl Iterator<Item = Extent> {
         .map(|(two_rows, two_columns)| Extent { two_rows, two_columns })
 }
 
-fn random(mut seed: u64) -> impl FnMut() -> u32 {
-    move || {
-        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (seed >> 32) as u32
-    }
+fn random(seed: u64) -> impl FnMut() -> u32 {
+    let mut random = Random::new(seed);
+    move || (random.bits() >> 32) as u32
 }
 
 /// Pairs of numbers about as large as 1, of both signs.
@@ -208,7 +208,7 @@ mod processor {
         }
     }
 
-    /// The system keeps a thread's tiles where it interrupts the thread or moves it to another core, and a thread that has
+    /// The system saves a thread's tiles when it interrupts the thread or moves it to another core. A thread that has
     /// left its session begins the next one without its sums.
     #[test]
     fn more_threads_than_cores_lose_nothing() {

@@ -17,7 +17,7 @@ use crate::Team;
 /// Keys in a block.
 const NUM_KEYS: usize = 64;
 
-/// What the forward pass made, and the cotangent of its context.
+/// Results of the forward pass, and the cotangent of its context.
 #[derive(Clone, Copy)]
 pub struct Residuals<'a, E> {
     pub context: Operand<'a, E>,
@@ -25,23 +25,23 @@ pub struct Residuals<'a, E> {
     pub cotangent: Operand<'a, E>,
 }
 
-/// What the backward pass writes.
+/// The arrays that the backward pass writes.
 pub struct Gradients<'a, E> {
     pub query: Outcome<'a, E>,
     pub key: Outcome<'a, E>,
     pub value: Outcome<'a, E>,
-    /// `[kv_heads, group]`, if there are sinks.
+    /// `[kv_heads, group]`; `None` without sinks.
     pub sinks: Option<&'a mut [f32]>,
 }
 
-/// What a task leaves for the sums over tasks.
+/// A task's contribution to the sums over tasks.
 struct Part {
-    /// Of a head's sinks.
+    /// The gradients of a group's sinks, `[group]`.
     sinks: Vec<f32>,
     keys: Option<KeyPart>,
 }
 
-/// Gradients of some blocks of keys, where several tasks share a sequence.
+/// Gradients of some blocks of keys, for a sequence that several tasks share.
 struct KeyPart {
     key_blocks: Range<usize>,
     /// `[key][head_dim]`
@@ -177,7 +177,7 @@ pub(super) fn run<F: Format>(
     }
 }
 
-/// Adds what several tasks made of a sequence's keys, in their order.
+/// Adds the tasks' gradients of a sequence's keys and values, in task order, so that results are reproducible.
 fn sum_keys<E: Element>(
     sequence: &Sequence<'_>,
     widths: Widths,
@@ -198,7 +198,7 @@ fn sum_keys<E: Element>(
                     sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
                 }
             }
-            // SAFETY: one task alone has this sequence.
+            // SAFETY: only this task writes the gradients of this sequence.
             unsafe { outcome.write(row, &sum) };
         }
     }
@@ -220,7 +220,7 @@ struct Scratch<'a> {
     /// `[word][query]`
     query: &'a mut [u32],
     cotangent: &'a mut [u32],
-    /// `[words of queries][head_dim]`, where words hold several numbers
+    /// `[words of queries][head_dim]`; used if a word holds several numbers.
     zipped_query: &'a mut [u32],
     zipped_cotangent: &'a mut [u32],
     /// `[key][query]`
@@ -228,9 +228,9 @@ struct Scratch<'a> {
     from_values: &'a mut [f32],
     /// `[key][words of queries]`
     weights: &'a mut [u32],
-    /// Of scores.
+    /// The scores' gradients, `[key][words of queries]`.
     gradient_rows: &'a mut [u32],
-    /// Of scores, `[words of keys][query]`
+    /// The scores' gradients, `[words of keys][query]`.
     gradient: &'a mut [u32],
     /// `[head_dim][query]`
     query_gradient: &'a mut [f32],
@@ -238,7 +238,7 @@ struct Scratch<'a> {
     result: &'a mut [f32],
 }
 
-/// Blocks of queries of one head of keys.
+/// Blocks of queries that share one KV head.
 struct Task<'a, 'b, F: Format> {
     format: F,
     sequence: Sequence<'a>,
@@ -248,17 +248,17 @@ struct Task<'a, 'b, F: Format> {
     inputs: &'a Inputs<'a, F::Element>,
     residuals: &'a Residuals<'a, F::Element>,
     gradients: &'a Gradients<'a, F::Element>,
-    /// Whether these are all queries.
+    /// Whether the task has all queries of the sequence.
     is_whole: bool,
     sinks: &'b mut [f32],
     keys: &'b mut Option<KeyPart>,
     scratch: Scratch<'b>,
 }
 
-/// What is known of each query of a block.
+/// Values of each query of a block that all visits share.
 struct Known {
     log_sums: [f32; NUM_QUERIES],
-    /// Softmax's derivative subtracts from each score's cotangent their weighted mean.
+    /// The means of the scores' cotangents, weighted by softmax. Softmax's derivative subtracts them.
     corrections: [f32; NUM_QUERIES],
 }
 
@@ -283,7 +283,7 @@ impl<F: Format> Work for Task<'_, '_, F> {
 }
 
 impl<F: Format> Task<'_, '_, F> {
-    /// Stores keys and values as products take them.
+    /// Stores keys and values in the layouts that the products read.
     #[inline(always)]
     fn pack(&mut self) {
         let Self { format, widths, .. } = *self;
@@ -320,7 +320,7 @@ impl<F: Format> Task<'_, '_, F> {
             }
         }
         scratch.query_gradient.fill(0.0);
-        // The weights of columns without a query vanish.
+        // Columns without a query get weights of zero.
         let mut known = Known { log_sums: [-MASKED; NUM_QUERIES], corrections: [0.0; NUM_QUERIES] };
         for (column, row) in columns.rows().iter().enumerate() {
             let log_sum = self.residuals.log_sums.row(*row)[0];
@@ -328,7 +328,7 @@ impl<F: Format> Task<'_, '_, F> {
             known.log_sums[column] = log_sum;
             known.corrections[column] = correction;
             if let Some(sinks) = self.inputs.sinks {
-                // A sink's own value is 0, so that of the cotangent of its score only the weighted mean is left.
+                // A sink's value is 0, so only the weighted mean remains of its score's cotangent.
                 let sink = sinks[row.kv_head * self.sequence.options.shape.group + row.group];
                 if sink > MASKED {
                     self.sinks[row.group] -= (sink - log_sum).exp() * correction;
@@ -364,7 +364,7 @@ impl<F: Format> Task<'_, '_, F> {
             self.clear(visit.count);
         }
         let scratch = &mut self.scratch;
-        // Rows of gradients are the same whichever way words of one number are stored.
+        // If a word holds one number, `[key][words of queries]` and `[words of keys][query]` are the same layout.
         let (gradient_rows, right) = match F::STEP {
             1 => (&scratch.gradient, [&scratch.cotangent_rows, &scratch.query_rows]),
             _ => (&scratch.gradient_rows, [&scratch.zipped_cotangent, &scratch.zipped_query]),
@@ -401,7 +401,7 @@ impl<F: Format> Task<'_, '_, F> {
         });
     }
 
-    /// Clears what products read beyond the visited keys.
+    /// Clears the words after the visited keys that the products read.
     #[inline(always)]
     fn clear(&mut self, count: usize) {
         let Scratch { weights, gradient_rows, gradient, .. } = &mut self.scratch;
@@ -413,7 +413,7 @@ impl<F: Format> Task<'_, '_, F> {
         gradient[words * NUM_QUERIES..words.next_multiple_of(F::WHOLE) * NUM_QUERIES].fill(0);
     }
 
-    /// Computes weights and gradients of scores, and stores them as the products take them.
+    /// Computes weights and gradients of scores, and stores both in the layouts that the products read.
     #[inline(always)]
     fn weigh(&mut self, columns: &Columns, visit: &Visit, known: &Known) {
         let format = self.format;
@@ -476,7 +476,7 @@ impl<F: Format> Task<'_, '_, F> {
             self.widths.columns,
         );
         for (row, from) in columns.rows().iter().zip(result.chunks_exact(self.widths.columns)) {
-            // SAFETY: this task alone has these queries.
+            // SAFETY: only this task writes the gradients of these queries.
             unsafe { self.gradients.query.write(*row, from) };
         }
     }
@@ -493,7 +493,7 @@ impl<F: Format> Task<'_, '_, F> {
         let rows = key_gradient.chunks_exact(width).zip(value_gradient.chunks_exact(width));
         for (position, (key, value)) in (0..self.sequence.options.shape.length).zip(rows) {
             let row = Row { batch: self.sequence.batch, kv_head: self.sequence.kv_head, position, group: 0 };
-            // SAFETY: this task alone has this sequence.
+            // SAFETY: only this task writes the gradients of this sequence.
             unsafe {
                 self.gradients.key.write(row, key);
                 self.gradients.value.write(row, value);
@@ -502,7 +502,7 @@ impl<F: Format> Task<'_, '_, F> {
     }
 }
 
-/// The product of two rows, summed in as many parts as the widest vectors hold.
+/// The dot product of two rows. The number of partial sums is the number of lanes in the widest vectors.
 #[inline(always)]
 fn dot<E: Element>(left: &[E], right: &[E]) -> f32 {
     const PARTS: usize = 16;

@@ -1,8 +1,8 @@
-//! One token of each row, which attends to a cache and to itself.
+//! Attention of one new token per row to the KV cache and to itself.
 //!
-//! All that is seen of a cache is read once, in the order in which it lies there. Threads take stretches of slots; each
-//! keeps the largest score of a head, the sum of weights and that of weighted values, and what they have is put together
-//! in the end.
+//! Each visible cache slot is read once, in memory order. Each thread takes stretches of slots and keeps, for each
+//! head, the largest score, the sum of weights and the weighted sum of values. The partial results are combined at the
+//! end.
 
 use super::{
     Element, MASKED, Mask, Options,
@@ -13,35 +13,35 @@ use crate::{
     simd::{Simd, Work, with_simd},
 };
 
-/// Slots whose scores are computed before they are exponentiated.
+/// Slots whose scores are computed before any are exponentiated.
 const BLOCK: usize = 32;
 
-/// Fewer slots are no task of their own.
+/// The fewest slots that are worth a task of their own.
 const SHORTEST_TASK: usize = 64;
 
-/// Numbers that are added at once.
+/// Partial sums of a dot product.
 const LANES: usize = 16;
 
-/// A token and a cache, into which its own key and value have yet to be written.
+/// One new token per row, and the cache. The cache does not yet hold the token's own key and value.
 #[derive(Clone, Copy)]
 pub struct CachedInputs<'a, E> {
-    /// Of the token, scaled.
+    /// The token's query, scaled.
     pub query: Operand<'a, E>,
     pub key: Operand<'a, E>,
     pub value: Operand<'a, E>,
     pub cached_key: Operand<'a, E>,
     pub cached_value: Operand<'a, E>,
-    /// The token's slot.
+    /// The cache slot of the token.
     pub slot: usize,
-    /// `[batch]`: the token's segment.
+    /// `[batch]`: the token's segment number.
     pub segments: &'a [i32],
-    /// `[batch, slots]`: those of the cache, the token's own among them; 0 are empty.
+    /// `[batch, slots]`: the segment number of each slot, including the token's own; 0 marks an empty slot.
     pub cached_segments: &'a [i32],
-    /// `[kv_heads, group]`: one more score for each head, of a key whose value is zero.
+    /// `[kv_heads, group]`: for each query head, the score of an additional key whose value is zero.
     pub sinks: &'a [f32],
 }
 
-/// What tokens make of a cache and of their own values. The shape is the tokens': of length 1.
+/// Computes the context of one token per row from the cache and the token's own value. The shape's length is 1.
 pub fn attend_to_cache<E: Element>(
     team: &dyn Team,
     options: &Options,
@@ -105,20 +105,20 @@ fn run<S: Simd, E: Element>(
             }
             total.iter_mut().for_each(|total| *total /= sum);
             let row = Row { batch: row, position: 0, kv_head: head / group, group: head % group };
-            // SAFETY: nobody else writes now.
+            // SAFETY: all tasks have ended, and this loop runs on one thread.
             unsafe { context.write(row, &total) };
         }
     }
 }
 
-/// The slots that a token sees.
+/// The slots that a token sees, in ascending order.
 fn visible(mask: Mask, own: usize, segment: i32, cached: &[i32]) -> Vec<usize> {
     let end = if mask.causal { own + 1 } else { cached.len() };
     let is_segment = |slot: &usize| cached[*slot] == segment;
     if mask.window.is_none() && mask.chunk.is_none() {
         return (0..end).filter(is_segment).collect();
     }
-    // Slots that a shorter prompt leaves empty are no places.
+    // Slots that a shorter prompt leaves empty do not count as positions.
     let mut count = 0_isize;
     let places: Vec<isize> = cached
         .iter()
@@ -136,7 +136,7 @@ fn visible(mask: Mask, own: usize, segment: i32, cached: &[i32]) -> Vec<usize> {
     (0..cached.len()).filter(is_segment).filter(sees).collect()
 }
 
-/// What heads have come to.
+/// The running softmax of each head.
 struct State<'a> {
     largest: &'a mut [f32],
     sums: &'a mut [f32],
@@ -152,7 +152,7 @@ impl<'a> State<'a> {
     }
 }
 
-/// A task: some slots of a row.
+/// A task: some slots of one row.
 struct Stretch<'a, S, E> {
     simd: S,
     options: &'a Options,
@@ -224,7 +224,7 @@ impl<S: Simd, E: Element> Work for Stretch<'_, S, E> {
     }
 }
 
-/// A key or value: the token's own or one of the cache.
+/// A key or value: the token's own, or one from the cache.
 #[inline(always)]
 fn row<'a, E: Element>(
     own: &Operand<'a, E>,

@@ -1,7 +1,7 @@
-//! How operands of products are stored: as words of 32 bits that hold one number or two.
+//! Storage formats of matrix operands: words of 32 bits that hold one number or two.
 //!
-//! A product takes rows of words on its left and columns of words on its right. With two numbers in a word, those on
-//! the left are neighbours in a row and those on the right neighbours in a column.
+//! A product reads rows of words from its left operand and columns of words from its right one. If a word holds two
+//! numbers, they are neighbors in a row of the left operand and neighbors in a column of the right one.
 
 use std::marker::PhantomData;
 
@@ -20,9 +20,9 @@ use crate::{
 #[cfg(target_arch = "x86_64")]
 use crate::{Feature, Features, amx::Processor};
 
-/// Vectors of a format's instructions.
+/// Vectors of `f32` for a format's instructions.
 pub(super) type Floats<F> = <<F as Format>::Simd as Simd>::Floats;
-/// As [`Floats`], of words.
+/// Vectors of words for a format's instructions.
 pub(super) type Words<F> = <<F as Format>::Simd as Simd>::Words;
 
 /// How operands are stored and multiplied.
@@ -31,16 +31,16 @@ pub(super) trait Format: Copy + Send + Sync {
     type Element: Element;
     /// Numbers in a word.
     const STEP: usize;
-    /// Products take rows and words in multiples of this.
+    /// The multiple to which products round up the number of rows and of words.
     const WHOLE: usize = 1;
 
     fn simd(self) -> Self::Simd;
-    /// The time in which a thread may multiply.
+    /// Begins the session in which a thread may use the matrix unit, if the format has one.
     #[inline(always)]
     fn session(self) -> Option<Session> {
         None
     }
-    /// Runs a task, in which products may be computed.
+    /// Runs a task that computes products.
     #[inline(always)]
     fn run(self, task: impl Work) {
         let _session = self.session();
@@ -50,20 +50,21 @@ pub(super) trait Format: Copy + Send + Sync {
     fn multiply(self, product: Product<'_, Self>) {
         self.simd().run(product);
     }
-    /// To each sum, the products of what words hold.
+    /// Adds to each sum the products of the numbers in a pair of words.
     fn add_products(self, sum: Floats<Self>, left: Words<Self>, right: Words<Self>) -> Floats<Self>;
-    /// Stores two rows, in [`Self::STEP`] words of each column or one.
+    /// Stores two rows: if a word holds two numbers, as one row of words, otherwise as two rows `apart` words from each
+    /// other.
     fn store_rows(self, first: Floats<Self>, second: Floats<Self>, to: &mut [u32], apart: usize);
-    /// Stores neighbours of one row.
+    /// Stores two vectors that are neighbors in one row.
     #[inline(always)]
     fn store_row(self, first: Floats<Self>, second: Floats<Self>, to: &mut [u32]) {
         self.store_rows(first, second, to, Self::Simd::WIDTH);
     }
-    /// Stores elements of one row, and zeros after them.
+    /// Copies the elements of one row and fills the rest of `to` with zeros.
     fn copy_row(self, from: &[Self::Element], to: &mut [u32]);
 }
 
-/// `f32`.
+/// `f32`, one in a word.
 #[derive(Clone, Copy)]
 pub(super) struct Single<S>(pub S);
 
@@ -94,7 +95,7 @@ impl<S: Simd> Format for Single<S> {
     }
 }
 
-/// `bf16` as the `f32` of the same value, for processors without products of `bf16`.
+/// `bf16` widened to `f32`, one in a word, for processors that cannot multiply `bf16`.
 #[derive(Clone, Copy)]
 pub(super) struct Widened<S>(pub S);
 
@@ -168,7 +169,7 @@ impl<S: SimdBf16> Format for Pairs<S> {
     }
 }
 
-/// As [`Pairs`], multiplied by a matrix unit.
+/// The storage of [`Pairs`], multiplied by a matrix unit.
 pub(super) struct Tiled<S, U> {
     pairs: Pairs<S>,
     unit: PhantomData<U>,
@@ -207,7 +208,7 @@ impl<S: SimdBf16, U: Unit> Format for Tiled<S, U> {
 
     #[inline(always)]
     fn session(self) -> Option<Session> {
-        // SAFETY: formats are made for a unit that may be used. Attention begins one session for each task.
+        // SAFETY: a value of this type exists only if the unit may be used. Attention begins one session for each task.
         Some(unsafe { Session::begin::<U>() })
     }
 
@@ -237,7 +238,7 @@ impl<S: SimdBf16, U: Unit> Format for Tiled<S, U> {
     }
 }
 
-/// Copies elements to words that hold one each, and fills the rest with zeros.
+/// Copies each element to a word of its own and fills the rest with zeros.
 #[inline(always)]
 fn copy_singles<E: Element>(from: &[E], to: &mut [u32]) {
     let (own, rest) = to.split_at_mut(from.len());
@@ -247,7 +248,7 @@ fn copy_singles<E: Element>(from: &[E], to: &mut [u32]) {
     rest.fill(0);
 }
 
-/// Of rows of words that each hold neighbours, words that hold what is below each other.
+/// Converts words that pair neighbors of a row to words that pair neighbors of a column.
 #[inline(always)]
 pub(super) fn zip_rows<F: Format>(rows: &[u32], apart: usize, to: &mut [u32], to_apart: usize) {
     debug_assert_eq!(F::STEP, 2, "a word of one number has no neighbours");
@@ -262,13 +263,13 @@ pub(super) fn zip_rows<F: Format>(rows: &[u32], apart: usize, to: &mut [u32], to
 #[inline(always)]
 pub(super) fn store_words<S: Simd>(simd: S, words: S::Words, to: &mut [u32]) {
     assert!(to.len() >= S::WIDTH);
-    // SAFETY: there is enough room.
+    // SAFETY: the slice holds a vector.
     unsafe { simd.store_words(words, to.as_mut_ptr()) }
 }
 
 #[inline(always)]
 pub(super) fn load_words<S: Simd>(simd: S, from: &[u32]) -> S::Words {
     assert!(from.len() >= S::WIDTH);
-    // SAFETY: there are enough words.
+    // SAFETY: the slice holds a vector.
     unsafe { simd.load_words(from.as_ptr()) }
 }

@@ -1,4 +1,4 @@
-//! What queries make of values.
+//! The forward pass of self-attention.
 
 use std::ops::Range;
 
@@ -13,15 +13,15 @@ use super::{
 };
 use crate::Team;
 
-/// Keys in a block: scores with a block of queries take half of the first cache.
+/// Keys in a block: its scores with a block of queries fill half of an L1 cache of 32 KiB.
 const NUM_KEYS: usize = 64;
 
-/// What the forward pass writes.
+/// The arrays that the forward pass writes.
 pub struct Results<'a, E> {
     pub context: Outcome<'a, E>,
     /// The logarithm of the sum of each query's exponentiated scores.
     pub log_sums: Outcome<'a, f32>,
-    /// Each query's largest score, before it is capped and without its sink, if that is wanted.
+    /// Each query's largest score, before the soft cap and without its sink; `None` if the caller does not need it.
     pub largest_scores: Option<Outcome<'a, f32>>,
 }
 
@@ -38,7 +38,7 @@ pub(super) fn run<F: Format>(
     let shares = sequence(0).shares(num_shares(team, num_sequences));
     team.for_each(num_sequences * shares.len(), &|task| {
         let sequence = sequence(task / shares.len());
-        // The last queries see the most keys; what takes longest begins first.
+        // The last queries see the most keys, and the longest tasks begin first.
         let query_blocks = shares[shares.len() - 1 - task % shares.len()].clone();
         let key_blocks = sequence.key_blocks(query_blocks.clone());
         let widths = Widths::new(shape.head_dim, F::STEP);
@@ -64,7 +64,7 @@ pub(super) fn run<F: Format>(
     });
 }
 
-/// Into how many parts a sequence is cut so that there is work for all threads.
+/// The number of shares of each sequence that gives all threads work.
 pub(super) fn num_shares(team: &dyn Team, num_sequences: usize) -> usize {
     match team.num_threads() {
         1 => 1,
@@ -91,7 +91,7 @@ struct Scratch<'a> {
     context: &'a mut [f32],
 }
 
-/// Blocks of queries of one head of keys.
+/// Blocks of queries that share one KV head.
 struct Task<'a, F: Format> {
     format: F,
     sequence: Sequence<'a>,
@@ -103,11 +103,11 @@ struct Task<'a, F: Format> {
     scratch: Scratch<'a>,
 }
 
-/// What is known of each query of a block.
+/// The running softmax of each query of a block.
 struct Running {
-    /// The largest score, or the sink.
+    /// The largest score so far, initially the sink.
     largest: [f32; NUM_QUERIES],
-    /// The sum of exponentials relative to it.
+    /// The sum of exponentials relative to `largest`.
     sum: [f32; NUM_QUERIES],
     largest_scores: [f32; NUM_QUERIES],
 }
@@ -134,7 +134,7 @@ impl<F: Format> Work for Task<'_, F> {
 }
 
 impl<F: Format> Task<'_, F> {
-    /// Stores keys and values as products take them.
+    /// Stores keys and values in the layouts that the products read.
     #[inline(always)]
     fn pack(&mut self) {
         let Scratch { keys, values, rows, zipped, .. } = &mut self.scratch;
@@ -155,7 +155,7 @@ impl<F: Format> Task<'_, F> {
         columns.copy_rows(self.format, self.widths, &self.inputs.query, rows);
         let sizes = [NUM_QUERIES, self.widths.row];
         transpose(self.format.simd(), sizes, rows, self.widths.row, query, NUM_QUERIES);
-        // The sinks come first: their exponential, taken relative to themselves, is 1, and their value 0.
+        // Each sink is the first score of its query. Relative to itself, its exponential is 1; its value is 0.
         let mut largest = [MASKED; NUM_QUERIES];
         if let Some(sinks) = self.inputs.sinks {
             for (largest, row) in largest.iter_mut().zip(columns.rows()) {
@@ -272,7 +272,7 @@ impl<F: Format> Task<'_, F> {
         let sizes = [self.widths.columns, NUM_QUERIES];
         transpose(simd, sizes, words(total), NUM_QUERIES, words(context), self.widths.columns);
         for (column, row) in columns.rows().iter().enumerate() {
-            // SAFETY: this task alone has these queries.
+            // SAFETY: only this task writes the context of these queries.
             unsafe { self.results.context.write(*row, &context[column * self.widths.columns..]) };
             let log_sum = running.largest[column] + running.sum[column].ln();
             write_number(&self.results.log_sums, *row, log_sum);
@@ -283,7 +283,7 @@ impl<F: Format> Task<'_, F> {
     }
 }
 
-/// The words of visited keys' weights. Products may read further words, which are cleared.
+/// The number of words that hold the weights of visited keys. Clears the words after them that products may read.
 #[inline(always)]
 fn cleared_words<F: Format>(weights: &mut [u32], num_keys: usize) -> usize {
     let num_words = num_keys.div_ceil(F::STEP);
@@ -292,7 +292,7 @@ fn cleared_words<F: Format>(weights: &mut [u32], num_keys: usize) -> usize {
 }
 
 fn write_number(to: &Outcome<'_, f32>, row: Row, number: f32) {
-    // SAFETY: each query belongs to one task alone.
+    // SAFETY: only one task writes the numbers of a query.
     unsafe { to.write(row, &[number]) };
 }
 

@@ -1,11 +1,12 @@
-//! Attention of sequences to themselves, forward and backward, in memory linear in the length.
+//! Self-attention, forward and backward, in memory linear in the sequence length.
 //!
-//! The method is that of Dao et al. (2022): blocks of queries visit the blocks of keys that the mask does not exclude
-//! and keep a running maximum and sum of scores. The derivative computes scores again from the logarithms of the sums.
+//! Source: Dao et al. (2022), "FlashAttention". Each block of queries visits the blocks of keys that the mask does not
+//! exclude, and keeps a running maximum and a running sum of exponentiated scores. The backward pass recomputes the
+//! scores and normalizes them with the saved logarithms of the sums.
 //!
-//! Scores are stored with a row for each key and a column for each query: maxima, sums, masks and factors belong to
-//! queries and so to places of a vector, and nothing is summed across one. Queries that share keys are columns of one
-//! block.
+//! Scores are stored as `[key][query]`. Maxima, sums, masks and factors belong to queries, so each occupies one lane of
+//! a vector, and no reduction runs across lanes. Queries that share keys (the groups of grouped-query attention) are
+//! columns of one block.
 
 mod backward;
 mod cached;
@@ -25,18 +26,18 @@ pub use cached::{CachedInputs, attend_to_cache};
 pub use forward::Results;
 pub use operands::{Operand, Outcome, Shape, Strides};
 
-/// Which keys of its own segment a query sees: those that all of these allow.
+/// The keys of its own segment that a query sees: those that all fields allow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mask {
-    /// Keys at or before the query's own place.
+    /// Excludes keys after the query's own position.
     pub causal: bool,
-    /// With a window of `w`, keys at places above `place - w`.
+    /// With a window of `w`, keys at positions above `position - w`.
     pub window: Option<usize>,
-    /// With chunks of `c`, keys with the same `place / c`, rounded down.
+    /// With chunks of `c`, keys with the same `position / c`, rounded down.
     pub chunk: Option<usize>,
 }
 
-/// What is computed.
+/// The sizes, mask and instructions of one call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     pub shape: Shape,
@@ -46,26 +47,26 @@ pub struct Options {
     pub instructions: Instructions,
 }
 
-/// What is attended with, and to. Queries are already scaled.
+/// The arrays of the forward pass. Queries are already scaled.
 #[derive(Clone, Copy)]
 pub struct Inputs<'a, E> {
     pub query: Operand<'a, E>,
     pub key: Operand<'a, E>,
     pub value: Operand<'a, E>,
-    /// `[batch, length]`: a query sees keys of its own segment.
+    /// `[batch, length]`: a query sees only keys with its own segment number.
     pub segments: &'a [i32],
-    /// `[kv_heads, group]`: one more score for each head, of a key whose value is zero.
+    /// `[kv_heads, group]`: for each query head, the score of an additional key whose value is zero.
     pub sinks: Option<&'a [f32]>,
 }
 
-/// What masked scores are set to: low enough to vanish, finite so that their differences are numbers.
+/// The score of masked keys: its exponential is 0, and it is finite because the difference of two infinities is NaN.
 const MASKED: f32 = -1e30;
 
-/// What queries, keys and values can be made of.
+/// An element type of queries, keys and values.
 pub trait Attend: Element {
-    /// What queries make of values.
+    /// Computes the context, `softmax(scores) · values`, of all queries.
     fn forward(team: &dyn Team, options: &Options, inputs: &Inputs<'_, Self>, results: &Results<'_, Self>);
-    /// The gradients of what the forward pass was given.
+    /// Computes the gradients of queries, keys, values and sinks.
     fn backward(
         team: &dyn Team,
         options: &Options,
@@ -75,7 +76,7 @@ pub trait Attend: Element {
     );
 }
 
-/// Runs `$body` with `$format`, which stores elements for the instructions that are to be used.
+/// Runs `$body` with the `$format` that stores elements for the given instructions.
 macro_rules! with_format {
     ($instructions:expr, [$single:ident, $widest:ident, $tiled:ident, $emulated:ident], $format:ident => $body:expr) => {
         match $instructions {

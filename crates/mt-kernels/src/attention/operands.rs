@@ -1,44 +1,44 @@
-//! What attention is given: matrices with strides.
+//! Operands and results of attention: matrices with strides.
 
 use std::marker::PhantomData;
 
 use crate::Element;
 
-/// Sizes of queries. Keys and values have the same, without groups.
+/// Sizes of the queries. Keys and values have the same sizes with a `group` of 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     pub batch: usize,
     pub length: usize,
     pub kv_heads: usize,
-    /// Queries that share a key.
+    /// Queries that share a key, per position.
     pub group: usize,
     pub head_dim: usize,
 }
 
 impl Shape {
-    /// Of keys and values.
+    /// The shape of keys and values.
     fn keys(self) -> Self {
         Self { group: 1, ..self }
     }
 
-    /// Of one number for each query.
+    /// The shape of arrays with one number for each query.
     fn rows(self) -> Self {
         Self { head_dim: 1, ..self }
     }
 }
 
-/// How many elements apart neighbours are. Those along `head_dim` follow each other.
+/// The distances between neighbors along each axis, in elements. Neighbors along `head_dim` are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strides {
     pub batch: usize,
     pub position: usize,
     pub kv_head: usize,
-    /// Of keys and values, nothing.
+    /// Unused by keys and values.
     pub group: usize,
 }
 
 impl Strides {
-    /// Of arrays `[batch, position, kv_heads, group, head_dim]`.
+    /// The strides of contiguous arrays `[batch, position, kv_heads, group, head_dim]`.
     pub fn positions_first(shape: Shape) -> Self {
         let group = shape.head_dim;
         let kv_head = group * shape.group;
@@ -46,7 +46,7 @@ impl Strides {
         Self { batch: position * shape.length, position, kv_head, group }
     }
 
-    /// Of arrays `[batch, kv_heads, position, group, head_dim]`.
+    /// The strides of contiguous arrays `[batch, kv_heads, position, group, head_dim]`.
     pub fn heads_first(shape: Shape) -> Self {
         let group = shape.head_dim;
         let position = group * shape.group;
@@ -54,7 +54,7 @@ impl Strides {
         Self { batch: kv_head * shape.kv_heads, position, kv_head, group }
     }
 
-    /// Sizes and strides, without those along which there is one element.
+    /// Sizes and strides of the axes with more than one element.
     fn pairs(self, shape: Shape) -> Vec<(usize, usize)> {
         let all = [
             (shape.batch, self.batch),
@@ -65,13 +65,13 @@ impl Strides {
         all.into_iter().filter(|(size, _)| *size != 1).collect()
     }
 
-    /// One more than the last index.
+    /// The largest index plus one.
     fn extent(self, shape: Shape) -> usize {
         let steps = self.pairs(shape).into_iter().map(|(size, stride)| (size - 1) * stride);
         steps.sum::<usize>() + shape.head_dim
     }
 
-    /// Whether no two elements have the same index.
+    /// Whether all elements have different indices.
     fn are_apart(self, shape: Shape) -> bool {
         let mut pairs = self.pairs(shape);
         pairs.sort_by_key(|(_, stride)| *stride);
@@ -91,7 +91,7 @@ impl Strides {
     }
 }
 
-/// Which query, or key if `group` is 0.
+/// The indices of a query, or of a key if `group` is 0.
 #[derive(Clone, Copy)]
 pub(super) struct Row {
     pub batch: usize,
@@ -100,7 +100,7 @@ pub(super) struct Row {
     pub group: usize,
 }
 
-/// What a kernel reads.
+/// An array that a kernel reads.
 #[derive(Clone, Copy)]
 pub struct Operand<'a, T> {
     data: &'a [T],
@@ -109,18 +109,18 @@ pub struct Operand<'a, T> {
 }
 
 impl<'a, T> Operand<'a, T> {
-    /// What belongs to queries.
+    /// An array of queries, or of results of their shape.
     pub fn queries(data: &'a [T], strides: Strides, shape: Shape) -> Self {
         assert!(strides.extent(shape) <= data.len(), "rows end within the data");
         Self { data, strides, head_dim: shape.head_dim }
     }
 
-    /// What belongs to keys.
+    /// An array of keys or of values.
     pub fn keys(data: &'a [T], strides: Strides, shape: Shape) -> Self {
         Self::queries(data, strides, shape.keys())
     }
 
-    /// One number for each query.
+    /// An array with one number for each query.
     pub fn rows(data: &'a [T], strides: Strides, shape: Shape) -> Self {
         Self::queries(data, strides, shape.rows())
     }
@@ -131,7 +131,7 @@ impl<'a, T> Operand<'a, T> {
     }
 }
 
-/// What a kernel writes, from several threads.
+/// An array that a kernel writes from several threads.
 pub struct Outcome<'a, T> {
     data: *mut T,
     strides: Strides,
@@ -139,33 +139,33 @@ pub struct Outcome<'a, T> {
     lifetime: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it stands for exclusive access to numbers, whose rows threads write one by one.
+// SAFETY: the value has exclusive access to the data, and each thread writes rows of its own.
 unsafe impl<T: Send> Sync for Outcome<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for Outcome<'_, T> {}
 
 impl<'a, T> Outcome<'a, T> {
-    /// What belongs to queries.
+    /// An array of queries, or of results of their shape.
     pub fn queries(data: &'a mut [T], strides: Strides, shape: Shape) -> Self {
         assert!(strides.extent(shape) <= data.len(), "rows end within the data");
         assert!(strides.are_apart(shape), "rows do not overlap");
         Self { data: data.as_mut_ptr(), strides, shape, lifetime: PhantomData }
     }
 
-    /// What belongs to keys.
+    /// An array of keys or of values.
     pub fn keys(data: &'a mut [T], strides: Strides, shape: Shape) -> Self {
         Self::queries(data, strides, shape.keys())
     }
 
-    /// One number for each query.
+    /// An array with one number for each query.
     pub fn rows(data: &'a mut [T], strides: Strides, shape: Shape) -> Self {
         Self::queries(data, strides, shape.rows())
     }
 
-    /// Rounds as many numbers as a row holds.
+    /// Writes a row, rounded to the element type. Reads the first `head_dim` numbers of `from`.
     ///
     /// # Safety
-    /// Nobody else has the same row.
+    /// No other thread accesses the same row meanwhile.
     #[inline(always)]
     pub(super) unsafe fn write(&self, row: Row, from: &[f32])
     where
@@ -177,7 +177,8 @@ impl<'a, T> Outcome<'a, T> {
             "the row exists"
         );
         let start = self.strides.start(row);
-        // SAFETY: all rows end within the data and do not overlap; the caller says that this one is not in use.
+        // SAFETY: all rows end within the data and do not overlap; the caller promises that no other thread accesses
+        // this one.
         let to = unsafe { std::slice::from_raw_parts_mut(self.data.add(start), head_dim) };
         for (to, from) in to.iter_mut().zip(&from[..head_dim]) {
             *to = T::from_f32(*from);

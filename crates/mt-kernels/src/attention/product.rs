@@ -6,13 +6,13 @@ use super::{
 };
 use crate::amx::{BLOCK, Block, Extent, Multiplication, Streamed, TILE, Unit, zeros};
 
-/// What products are added to.
+/// The initial values of the sums.
 #[derive(Clone, Copy)]
 pub(super) enum Start<'a> {
     Zero,
-    /// What is there.
+    /// The present content of the output.
     Old,
-    /// What is there, times a factor for each column.
+    /// The present content of the output, multiplied by a factor for each column.
     Scaled(&'a [f32]),
 }
 
@@ -23,7 +23,7 @@ pub(super) struct Rows<'a> {
     pub apart: usize,
 }
 
-/// `to[row][column] = start + Σ left[row][word] · right[word][column]`
+/// Computes `to[row][column] = start + Σ left[row][word] · right[word][column]`.
 pub(super) struct Product<'a, F> {
     pub format: F,
     pub num_rows: usize,
@@ -69,7 +69,7 @@ impl<F: Format> Work for Product<'_, F> {
         let mut column = 0;
         while column < num_columns {
             let vectors = (num_columns - column) / width;
-            // SAFETY: rows, columns and words were checked to lie within the slices.
+            // SAFETY: the assertions above check that rows, columns and words lie within the slices.
             unsafe {
                 column += width
                     * match F::Simd::TILE.1 {
@@ -83,7 +83,8 @@ impl<F: Format> Work for Product<'_, F> {
 }
 
 impl<F: Format> Product<'_, F> {
-    /// Computes the product by tiles, of rows and words up to whole ones. The thread is in a session of the unit.
+    /// Computes the product by tiles. Rounds the numbers of rows and words up to whole tiles. The calling thread is in
+    /// a session of the unit.
     #[inline(always)]
     pub(super) fn by_tiles<U: Unit>(self) {
         let Self { format, num_columns, left, right, to_apart, .. } = self;
@@ -127,8 +128,8 @@ impl<F: Format> Product<'_, F> {
                     sums: sums.cast(),
                     sums_stride: 4 * to_apart,
                 };
-                // SAFETY: rows, columns and words were checked to lie within the slices. The format's session lasts while
-                // attention computes a task.
+                // SAFETY: the assertions above check that rows, columns and words lie within the slices. The format's
+                // session lasts while attention computes a task.
                 unsafe { U::multiply(&block) };
             }
         }
@@ -142,7 +143,7 @@ enum Factors {
     Given(*const u32),
 }
 
-/// A product whose sizes are checked.
+/// A product whose sizes have been checked.
 #[derive(Clone, Copy)]
 struct Tiles<F> {
     format: F,
@@ -158,16 +159,16 @@ struct Tiles<F> {
 }
 
 impl<F: Format> Tiles<F> {
-    /// Computes `C` vectors of columns of all rows.
+    /// Computes `C` vectors of columns of all rows, and returns `C`.
     ///
     /// # Safety
-    /// They lie within the matrices.
+    /// The columns lie within the matrices.
     #[inline(always)]
     unsafe fn columns<const C: usize>(self, column: usize) -> usize {
         let mut row = 0;
         while row < self.num_rows {
             let rows = self.num_rows - row;
-            // SAFETY: there are as many rows left.
+            // SAFETY: the match takes at most the remaining rows.
             unsafe {
                 row += match F::Simd::TILE.0 {
                     6 if rows >= 6 => self.tile::<6, C>(row, column),
@@ -180,16 +181,16 @@ impl<F: Format> Tiles<F> {
         C
     }
 
-    /// Computes `R` rows of `C` vectors, whose sums stay in registers.
+    /// Computes `R` rows of `C` vectors, and returns `R`. The sums stay in registers.
     ///
     /// # Safety
-    /// They lie within the matrices.
+    /// The rows and columns lie within the matrices.
     #[inline(always)]
     unsafe fn tile<const R: usize, const C: usize>(self, row: usize, column: usize) -> usize {
         let simd = self.format.simd();
         let width = F::Simd::WIDTH;
         let mut sums = [[simd.splat(0.0); C]; R];
-        // SAFETY: the caller says so.
+        // SAFETY: what the caller promises.
         unsafe {
             let left = self.left.add(row * self.left_apart);
             let right = self.right.add(column);

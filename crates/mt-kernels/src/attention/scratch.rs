@@ -1,8 +1,8 @@
-//! Memory that a thread keeps for its tasks: what is allocated anew for each would be cleared by the system each time.
+//! Scratch memory that each thread keeps between tasks. The system would clear newly allocated pages for each task.
 
 use std::cell::RefCell;
 
-/// A line of the caches.
+/// A cache line.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u32; WORDS]);
@@ -13,7 +13,7 @@ thread_local! {
     static LINES: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `work` with slices of these numbers of words, which hold whatever was there before.
+/// Runs `work` with slices of the given numbers of words. The slices hold the content that earlier tasks left.
 pub(super) fn with_scratch<const N: usize, R>(
     sizes: [usize; N],
     work: impl FnOnce([&mut [u32]; N]) -> R,
@@ -22,7 +22,7 @@ pub(super) fn with_scratch<const N: usize, R>(
     let num_words: usize = sizes.iter().map(whole_lines).sum();
     LINES.with_borrow_mut(|lines| {
         if lines.len() * WORDS < num_words {
-            // What is there need not be copied.
+            // Clearing first saves a copy of the old content.
             lines.clear();
             lines.resize(num_words / WORDS, Line([0; WORDS]));
         }
@@ -37,14 +37,14 @@ pub(super) fn with_scratch<const N: usize, R>(
     })
 }
 
-/// The same bits as numbers.
+/// The same bits as `f32`.
 pub(super) fn floats(words: &mut [u32]) -> &mut [f32] {
-    // SAFETY: both types are as large and aligned, and hold any bits.
+    // SAFETY: both types have the same size and alignment and hold any bits.
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
 }
 
 /// The same bits as words.
 pub(super) fn words(floats: &mut [f32]) -> &mut [u32] {
-    // SAFETY: both types are as large and aligned, and hold any bits.
+    // SAFETY: both types have the same size and alignment and hold any bits.
     unsafe { std::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), floats.len()) }
 }

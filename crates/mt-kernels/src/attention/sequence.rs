@@ -1,4 +1,4 @@
-//! How a head's queries and keys are cut into blocks, and which see which.
+//! Blocks of a sequence's queries and keys, and the visibility of keys.
 
 use std::ops::{Range, RangeInclusive};
 
@@ -9,18 +9,18 @@ use super::{
     simd::{Simd, transpose},
 };
 
-/// Queries in a block: as many as four of the widest vectors hold.
+/// Queries in a block: the lanes of four of the widest vectors.
 pub(super) const NUM_QUERIES: usize = 64;
 
-/// Widths of what holds a row of a head.
+/// Widths of the buffers that hold a row of a head.
 #[derive(Clone, Copy)]
 pub(super) struct Widths {
     pub head_dim: usize,
-    /// Words with an element or more.
+    /// Words that hold at least one element.
     pub words: usize,
-    /// Words of a row that is stored as it is.
+    /// Words of a row that is stored in the format of a left operand, up to a whole tile.
     pub row: usize,
-    /// Words of a row with an element in each.
+    /// Words of a row with one element in each, up to a whole tile.
     pub columns: usize,
 }
 
@@ -32,31 +32,31 @@ impl Widths {
     }
 }
 
-/// What one row of a batch and one head of keys have to do.
+/// One row of the batch and one KV head.
 #[derive(Clone, Copy)]
 pub(super) struct Sequence<'a> {
     pub options: &'a Options,
     pub batch: usize,
     pub kv_head: usize,
-    /// Of all positions.
+    /// `[length]`
     pub segments: &'a [i32],
     /// Keys in a block.
     pub num_keys: usize,
 }
 
-/// A block of queries, whose columns are positions one after the other, each with its group.
+/// A block of queries. Its columns run over the groups of a position and then over positions.
 pub(super) struct Columns {
-    /// Those that are queries. The others are computed, too, and left.
+    /// The columns that are queries. The remaining columns are computed and not stored.
     pub count: usize,
     rows: [Row; NUM_QUERIES],
-    /// The first and the last key that each sees by its place.
+    /// The first and the last key that the mask lets each query see, segments aside.
     first: [u32; NUM_QUERIES],
     last: [u32; NUM_QUERIES],
     segments: [u32; NUM_QUERIES],
-    /// Of all together, the first and the last key that some see, and that all see.
+    /// The first and the last key that at least one query sees, and that all queries see, segments aside.
     some: RangeInclusive<usize>,
     all: RangeInclusive<usize>,
-    /// The least and the largest segment.
+    /// The least and the largest segment number.
     segment_bounds: (i32, i32),
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Visit {
     /// The first key.
     pub start: usize,
     pub count: usize,
-    /// Whether some queries do not see some of the keys.
+    /// Whether at least one query does not see at least one of the keys.
     pub is_masked: bool,
 }
 
@@ -127,7 +127,7 @@ impl<'a> Sequence<'a> {
         columns
     }
 
-    /// The blocks of keys that some of these blocks of queries see by their places.
+    /// The blocks of keys that at least one of these blocks of queries sees, segments aside.
     pub(super) fn key_blocks(&self, query_blocks: Range<usize>) -> Range<usize> {
         let Shape { length, group, .. } = self.options.shape;
         let first = query_blocks.start * NUM_QUERIES / group;
@@ -137,7 +137,7 @@ impl<'a> Sequence<'a> {
         start / self.num_keys..end / self.num_keys + 1
     }
 
-    /// Cuts all blocks of queries into so many shares that visit about as many keys.
+    /// Cuts the blocks of queries into about `count` shares of similar cost, measured in visited blocks of keys.
     pub(super) fn shares(&self, count: usize) -> Vec<Range<usize>> {
         let num_blocks = self.num_query_blocks();
         let costs: Vec<usize> =
@@ -156,13 +156,13 @@ impl<'a> Sequence<'a> {
         shares
     }
 
-    /// The keys of a block.
+    /// The positions of a block of keys.
     pub(super) fn keys(&self, block: usize) -> Range<usize> {
         let start = block * self.num_keys;
         start..(start + self.num_keys).min(self.options.shape.length)
     }
 
-    /// The least and the largest segment of each block of keys.
+    /// The least and the largest segment number of each block of keys.
     pub(super) fn segment_bounds(&self, key_blocks: Range<usize>) -> Vec<(i32, i32)> {
         let bounds = |block: usize| {
             let segments = &self.segments[self.keys(block)];
@@ -173,7 +173,8 @@ impl<'a> Sequence<'a> {
         key_blocks.map(bounds).collect()
     }
 
-    /// How a block of queries visits a block of keys, whose segments lie between two, if it sees some of them.
+    /// How a block of queries visits a block of keys, given the bounds of the keys' segment numbers; `None` if all its
+    /// keys are invisible.
     pub(super) fn visit(
         &self,
         columns: &Columns,
@@ -192,7 +193,7 @@ impl<'a> Sequence<'a> {
         Some(Visit { start: keys.start, count: keys.len(), is_masked: !(is_one_segment && see_all) })
     }
 
-    /// Stores a block of keys' rows, and zeros after the last.
+    /// Stores the rows of a block of keys and fills the rest with zeros.
     #[inline(always)]
     pub(super) fn copy_keys<F: Format>(
         &self,
@@ -211,7 +212,7 @@ impl<'a> Sequence<'a> {
         rest.fill(0);
     }
 
-    /// Of a block's rows, rows with a word for each key, or for a few neighbours.
+    /// Transposes a block of keys to `[head_dim][words of keys]`.
     #[inline(always)]
     pub(super) fn transpose_keys<F: Format>(
         &self,
@@ -237,7 +238,7 @@ impl Columns {
         &self.rows[..self.count]
     }
 
-    /// Which queries of a vector see a key.
+    /// The queries of a vector that see a key.
     #[inline(always)]
     pub(super) fn see<S: Simd>(&self, simd: S, column: usize, key: usize, segment: i32) -> S::Mask {
         let key = simd.splat_word(key as u32);
@@ -248,7 +249,7 @@ impl Columns {
         simd.both(simd.both(after_first, before_last), same)
     }
 
-    /// Stores the queries' rows, and zeros after the last.
+    /// Stores the rows of the queries and fills the rest with zeros.
     #[inline(always)]
     pub(super) fn copy_rows<F: Format>(
         &self,
@@ -266,7 +267,7 @@ impl Columns {
 }
 
 impl Mask {
-    /// The first and the last key that a query at a place sees.
+    /// The first and the last key that a query at a position sees, segments aside.
     fn seen(self, place: usize, length: usize) -> (usize, usize) {
         let (mut first, mut last) = (0, length - 1);
         if self.causal {

@@ -1,6 +1,8 @@
-//! Attention against loops in `f64`.
+//! Attention compared with plain loops in `f64`.
 
 use half::bf16;
+
+use mt_testing::Random;
 
 use super::*;
 use crate::{Alone, ScopedThreads};
@@ -11,7 +13,7 @@ struct Case {
     mask: Mask,
     soft_cap: Option<f32>,
     has_sinks: bool,
-    /// Lengths of the segments, again and again, and then padding.
+    /// Lengths of each row's segments, followed by padding. If empty, a row is one segment.
     segments: &'static [usize],
     threads: usize,
 }
@@ -69,7 +71,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Operands and results in the order `[batch, position, kv_heads, group, head_dim]`.
+/// Operands and results in the layout `[batch, position, kv_heads, group, head_dim]`.
 struct Exact {
     context: Vec<f64>,
     log_sums: Vec<f64>,
@@ -92,13 +94,9 @@ struct Values<E> {
 impl<E: Element> Values<E> {
     fn new(case: &Case) -> Self {
         let Shape { batch, length, kv_heads, group, head_dim } = case.shape;
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut random = move || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-        };
+        let mut random = Random::new(1);
         let mut values = |count: usize, scale: f32| -> Vec<E> {
-            (0..count).map(|_| E::from_f32(random() * scale)).collect()
+            (0..count).map(|_| E::from_f32(random.between(-1.0, 1.0) as f32 * scale)).collect()
         };
         let keys = batch * length * kv_heads * head_dim;
         let scale = 4.0 / (head_dim as f32).sqrt();
@@ -179,7 +177,7 @@ impl<E: Element> Values<E> {
 }
 
 fn assert_close(what: &str, found: impl Iterator<Item = f32>, wanted: &[f64], tolerance: f64) {
-    // Operands are of size 1, and so is what cancels where little is left.
+    // Operands are of size 1, and so are the numbers that cancel in small results.
     let size = wanted.iter().map(|value| value.abs()).fold(0.1, f64::max);
     let found: Vec<f32> = found.collect();
     assert_eq!(found.len(), wanted.len());
@@ -189,7 +187,7 @@ fn assert_close(what: &str, found: impl Iterator<Item = f32>, wanted: &[f64], to
     }
 }
 
-/// Numbers put elsewhere, with others between them.
+/// A copy with the given strides, and NaN between the rows.
 fn spread<E: Element>(values: &[E], shape: Shape, strides: Strides) -> Vec<E> {
     let natural = Strides::positions_first(shape);
     let mut spread = vec![E::from_f32(f32::NAN); values.len() * 2 + 100];
@@ -233,7 +231,7 @@ fn check<E: Attend>(case: &Case, instructions: Instructions, tolerance: f64) {
     let shape = case.shape;
     let options = Options { shape, mask: case.mask, soft_cap: case.soft_cap, instructions };
     let (keys, rows) = (Shape { group: 1, ..shape }, Shape { head_dim: 1, ..shape });
-    // Heads of queries lie apart, and positions of keys.
+    // Queries are stored heads first, with gaps between rows if memory suffices; keys are stored positions first.
     let mut apart = Strides::heads_first(shape);
     apart.group += 3;
     apart.position = apart.group * shape.group;
@@ -386,7 +384,7 @@ fn what_is_no_number_is_not_hidden() {
     }
 }
 
-/// Tokens that attend to a cache.
+/// A step of decoding.
 #[derive(Clone, Copy, Debug)]
 struct CachedCase {
     shape: Shape,
@@ -395,7 +393,7 @@ struct CachedCase {
     mask: Mask,
     soft_cap: Option<f32>,
     has_sinks: bool,
-    /// How many slots from the second row on are empty before the token's own.
+    /// Empty slots before the token's own: none in the first row, this many in the second, twice as many in the third.
     empty: usize,
 }
 

@@ -1,27 +1,27 @@
-//! Memory that will be read soon.
+//! Prefetching of memory that will be packed soon.
 //!
-//! Packing an operand waits for memory most of the time, while computing tiles reads the caches alone. So tiles fetch what
-//! will be packed next while they compute.
+//! Packing an operand mostly waits for memory, while computing a tile reads only the caches. So the loops that compute
+//! a tile also prefetch the elements that will be packed next.
 
 /// Bytes of a line of the caches.
 const LINE: usize = 64;
 
-/// Lines of the caches, of rows that lie at equal distances, from the next one to fetch on. When none is left, it stays
-/// at the last one.
+/// The cache lines of equally spaced rows, from the next line to fetch on. After the last line, the value stays at it.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead {
     next: *const u8,
-    /// How many lines are left of this row, and how many rows after it.
+    /// The lines that are left of this row.
     lines: usize,
+    /// The rows that are left after this one.
     rows: usize,
     lines_of_a_row: usize,
-    /// From a row's last line to the next row's first one, in bytes.
+    /// The distance from a row's last line to the next row's first one, in bytes.
     jump: usize,
 }
 
 impl Ahead {
     pub fn nothing() -> Self {
-        // An address that there is: processors search long for others.
+        // The address is valid, because prefetching an invalid one is slow.
         static PLACE: u8 = 0;
         Self { next: &raw const PLACE, lines: 1, rows: 0, lines_of_a_row: 1, jump: 0 }
     }
@@ -31,13 +31,13 @@ impl Ahead {
         if bytes == 0 || rows == 0 {
             return Self::nothing();
         }
-        // Rows need not begin with a line, and each may begin elsewhere in its own.
+        // A row may begin anywhere within a line.
         let lines = (start.addr() % LINE + bytes).div_ceil(LINE);
         let jump = stride.wrapping_sub((lines - 1) * LINE);
         Self { next: start, lines, rows: rows - 1, lines_of_a_row: lines, jump }
     }
 
-    /// An address in the next line. It need not be one that may be read.
+    /// An address in the next line, which may lie outside of readable memory.
     #[inline(always)]
     pub fn take(&mut self) -> *const u8 {
         let line = self.next;
@@ -57,7 +57,7 @@ impl Ahead {
 mod tests {
     use super::*;
 
-    /// The lines fetched from rows, which begin `start` bytes after a line does, counted from that line on.
+    /// The lines that are fetched for rows that begin `start` bytes after a line does, counted from that line.
     fn lines(start: usize, bytes: usize, rows: usize, stride: usize) -> Vec<usize> {
         let memory = std::ptr::without_provenance::<u8>(1 << 20);
         let mut ahead = Ahead::rows(memory.wrapping_add(start), bytes, rows, stride);

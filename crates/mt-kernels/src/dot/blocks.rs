@@ -14,15 +14,14 @@ impl Sums {
         Self(MaybeUninit::uninit())
     }
 
-    /// A row.
     #[inline(always)]
     pub fn row(&mut self, row: usize) -> *mut f32 {
         self.0.as_mut_ptr().cast::<[f32; BLOCK]>().wrapping_add(row).cast()
     }
 }
 
-/// Where the unit can write a tile's sums in place: whole tiles of numbers that are not rounded. Integers are treated as
-/// bits of numbers.
+/// The address of a tile's result if the unit can write sums there: whole tiles of `f32` or `i32`. Integers are written
+/// as bits of `f32`.
 #[inline(always)]
 pub(super) fn in_place(tile: &Tile) -> Option<*mut f32> {
     match tile.out {
@@ -40,11 +39,11 @@ pub(super) fn in_place(tile: &Tile) -> Option<*mut f32> {
     }
 }
 
-/// Computes the sums of a tile from initial ones, `[rows, columns]` with a stride in numbers, or from zero.
+/// Computes the sums of a tile from initial sums, `[rows, columns]` with a stride in numbers, or from zero.
 ///
 /// # Safety
-/// See [`super::kernel::Compute::Vectors`]; the thread is in a session of the unit. Whole tiles of initial and final sums lie in
-/// memory.
+/// See [`super::kernel::Compute::Vectors`]. The thread is in a session of the unit. Whole tiles of the initial and of
+/// the final sums lie in valid memory.
 #[inline(always)]
 pub(super) unsafe fn multiply<U: Unit>(
     tile: &Tile,
@@ -70,6 +69,6 @@ pub(super) unsafe fn multiply<U: Unit>(
         sums: sums.cast(),
         sums_stride: 4 * sums_stride,
     };
-    // SAFETY: panels hold whole tiles, as do rows that are read in place; the caller promises the rest.
+    // SAFETY: panels, and rows that are read in place, consist of whole tiles; the caller promises the rest.
     unsafe { U::multiply(&block) };
 }

@@ -4,10 +4,10 @@ use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::Mutex;
 
-/// What is kept for later calls, at most.
+/// The most memory that is kept for later calls.
 const KEPT_BYTES: usize = 64 << 20;
 
-/// A page, so that no two threads' panels share one.
+/// The size of a page: panels of different threads share no page.
 const ALIGNMENT: usize = 4096;
 
 /// Memory of unspecified content.
@@ -16,17 +16,17 @@ pub(super) struct Buffer {
     bytes: usize,
 }
 
-// SAFETY: the memory belongs to the buffer alone.
+// SAFETY: only the buffer refers to its memory.
 unsafe impl Send for Buffer {}
 
 static KEPT: Mutex<Vec<Buffer>> = Mutex::new(Vec::new());
 
 impl Buffer {
-    /// Room for `count` words of four bytes.
+    /// Memory for `count` words of four bytes.
     pub fn take(count: usize) -> Pooled {
         let bytes = (count * 4).next_power_of_two().max(ALIGNMENT);
         let mut kept = KEPT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        // A larger one serves too, but would then be missing where it is needed.
+        // A larger buffer would fit too, but a call that needs its size would then allocate.
         let fitting = kept.iter().position(|buffer| buffer.bytes == bytes);
         Pooled(Some(match fitting {
             Some(index) => kept.swap_remove(index),
@@ -56,7 +56,7 @@ impl Drop for Buffer {
     }
 }
 
-/// A buffer that goes back to where the next call finds it.
+/// A buffer that returns to the pool when it is dropped.
 pub(super) struct Pooled(Option<Buffer>);
 
 impl Pooled {

@@ -1,8 +1,8 @@
 //! Products whose tiles a matrix unit computes.
 //!
-//! The unit is so fast that what surrounds its products matters more: a task packs its lines for all of the chunk's depth,
-//! and a tile's sums stay in the first two caches until they are complete. So blocks along the depth are the loop within
-//! that over panels of the shared operand, of which one block stays in the first cache.
+//! The unit is fast, so packing and storing dominate. A task therefore packs its lines for the whole depth of a chunk,
+//! and a tile's sums stay in the L1 and L2 caches until they are complete. The loop over blocks along the depth runs
+//! inside the loop over panels of the shared operand; one block of a panel stays in the L1 cache.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -13,22 +13,22 @@ use super::buffer::Buffer;
 use super::driver::{self, Call, Chunk, chunks};
 use super::kernel::{Kernel, Tile, UnitKernel};
 
-/// The bytes of a task's own lines, which stay in the second cache.
+/// The bytes of a task's own lines, which stay in the L2 cache.
 const OWN_BYTES: usize = 1024 << 10;
 
-/// The fewest lines of a task, for each of which a panel of the shared operand is read again.
+/// The fewest lines of a task. Each task reads every panel of the shared operand again.
 const FEWEST_LINES: usize = 128;
 
-/// The fewest tasks for each thread, if there are enough lines. With few lines a task waits for the shared operand.
+/// The fewest tasks for each thread, if there are enough lines. A task with few lines waits for the shared operand.
 pub(super) const TASKS_PER_THREAD: usize = 2;
 
-/// How many lines a task has, unless there would be too few tasks.
+/// The number of lines of a task, unless there would be too few tasks.
 pub(super) fn task_lines(kernel: &Kernel, depth: usize) -> usize {
     (OWN_BYTES / (4 * kernel.format.steps(depth))).max(FEWEST_LINES)
 }
 
 impl Call<'_> {
-    /// Packs and multiplies some lines of the operand that is not shared, which begin with a panel.
+    /// Packs and multiplies some lines of the task's own operand, the first of which begins a panel.
     pub fn multiply_depth_first(
         &self,
         unit: &UnitKernel,
@@ -37,7 +37,8 @@ impl Call<'_> {
         later: Option<Range<usize>>,
     ) {
         let Self { kernel, rows_are_shared, .. } = *self;
-        // SAFETY: kernels come from a `Candidate`, so the processor has the instructions. A task begins no other session.
+        // SAFETY: kernels come from a `Candidate`, so the processor has the instructions. A task begins only this
+        // session.
         let _session = unsafe { (unit.session)() };
         let depth = chunk.depth.len();
         let packs_own = rows_are_shared || self.row_stride.is_none();
@@ -55,8 +56,8 @@ impl Call<'_> {
             true => (kernel.rows, kernel.columns),
             false => (kernel.columns, kernel.rows),
         };
-        // Sums of a panel of the shared operand and all own lines. Rows of results are often so far apart that few of them fit
-        // the first cache together.
+        // Sums of one panel of the shared operand and all own lines. They are kept apart from the result, whose rows
+        // are often so far apart that few of them fit the L1 cache at once.
         let keeps_sums = depth > kernel.depth && chunk.sums.is_none();
         let sums = Buffer::take(if keeps_sums { shared_width * own_lines } else { 0 });
         let ahead = Cell::new(match later {
@@ -65,7 +66,7 @@ impl Call<'_> {
         });
         let mut pipeline = Pipeline { sums: [Sums::new(), Sums::new()], next: 0, unfinished: None };
         for shared_line in (0..num_shared).step_by(shared_width) {
-            // Rows and columns count from the chunk's first ones.
+            // Rows and columns are counted from the chunk's first ones.
             let stride = if rows_are_shared { own_lines } else { shared_width };
             let before =
                 if rows_are_shared { [shared_line, lines.start] } else { [lines.start, shared_line] };
@@ -75,7 +76,7 @@ impl Call<'_> {
             for block in chunks(0..depth, kernel.depth) {
                 let (steps, before) = (kernel.format.steps(block.len()), kernel.format.steps(block.start));
                 for own_line in lines.clone().step_by(own_width) {
-                    // Rows read in place have no panel, and its pointer is not used.
+                    // Rows that are read in place have no panel, and their panel pointer is not used.
                     let panels = [
                         chunk.shared.wrapping_add(before * shared_lines + shared_line * steps),
                         own.words().wrapping_add(before * own_lines + (own_line - lines.start) * steps),
@@ -91,16 +92,16 @@ impl Call<'_> {
     }
 }
 
-/// Tiles in turns: each is computed before the one before it is finished.
+/// A pipeline of tiles: each tile is computed before the previous one is finished.
 struct Pipeline<'a> {
     sums: [Sums; 2],
-    /// Which sums the next tile takes; the others are those of the unfinished one.
+    /// The index of the next tile's sums. The other sums belong to the unfinished tile.
     next: usize,
     unfinished: Option<Tile<'a>>,
 }
 
 impl<'a> Pipeline<'a> {
-    /// Computes a tile. Only one that is complete may be finished later: nothing else reads it.
+    /// Computes a tile. Only a tile with complete sums may be finished later, because no other tile reads its sums.
     ///
     /// # Safety
     /// See [`UnitKernel::sum`].
@@ -118,7 +119,7 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Finishes the last tile.
+    /// Finishes the unfinished tile, if there is one.
     ///
     /// # Safety
     /// As for [`Self::multiply`].

@@ -1,9 +1,9 @@
-//! How a product is divided into chunks, tasks, blocks and tiles.
+//! The division of a product into chunks, tasks, blocks and tiles.
 //!
-//! All threads together pack the operand with fewer lines. Then each task packs lines of the other one, block by block
-//! along the contraction, and computes their part of the result while they are in its caches: so each element is packed
-//! once, or not at all if it is the left operand's and tiles can read it where it lies. Sums grow along the contraction
-//! in an order that depends on its size alone, not on the threads.
+//! First, all threads together pack the operand with fewer lines. Then each task packs some lines of the other operand,
+//! block by block along the contraction, and computes their tiles while the block is in its caches. So each element is
+//! packed once. Elements of the left operand are not packed if tiles can read them in place. The order of summation
+//! depends on the size of the contraction, not on the threads.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -19,37 +19,37 @@ use super::shape::{Problem, Side, offsets};
 use crate::amx::TILE;
 use crate::{Alone, Team};
 
-/// Below this many multiplications a second thread costs more than it gains.
+/// With fewer multiplications than this, a second thread costs more than it gains.
 const SMALL: usize = 1 << 17;
 
-/// The most contracted elements of a chunk: a multiple of each kernel's block.
+/// The most contracted elements of a chunk; a multiple of every kernel's `depth`.
 const CHUNK_DEPTH: usize = if cfg!(test) { 1024 } else { 4096 };
 
-/// The most words of the operand that threads share, and of the sums of a chunk, unless a single panel has more.
+/// The most words of the shared operand and of the sums of a chunk, unless a single panel has more.
 const CHUNK_WORDS: usize = if cfg!(test) { 1 << 14 } else { 4 << 20 };
 
-/// How many panels are packed together: what lies next to each other in memory is read together.
+/// Panels that are packed together, because their elements are neighbors in memory and are read together.
 const PACKED_PANELS: usize = 8;
 
 /// The widest panel of any kernel.
 const MAXIMUM_WIDTH: usize = 32;
 
-/// The most rows or columns of a task: a block of them stays in the second cache, beside panels of the other operand.
+/// The most rows or columns of a task. A block of them fits the L2 cache beside panels of the other operand.
 const TASK_ROWS: usize = 128;
 const TASK_COLUMNS: usize = 256;
 
-/// Of the first cache: the bytes between what falls into the same place, and how much of that there is room for.
+/// The distance in bytes of addresses that compete for the same set of the L1 cache, and the lines that a set holds.
 const CACHE_PERIOD: usize = 4096;
 const CACHE_WAYS: usize = 8;
 
-/// The bytes of a result that is not found in the caches again. Tiles of a matrix unit write such results past the caches:
-/// otherwise every line would be read before it is written.
+/// The bytes from which on a result does not stay in the caches. Tiles of a matrix unit write such results past the
+/// caches, because an ordinary store would first read each cache line.
 const LARGE_RESULT: usize = if cfg!(test) { 64 << 10 } else { 4 << 20 };
 
-/// With fewer tasks for each thread, the last ones leave threads idle for long.
+/// The fewest tasks for each thread. With fewer, threads idle for long while the last tasks run.
 const TASKS_PER_THREAD: usize = 8;
 
-/// Computes a product that has at least one element and a contraction of at least one, or adds it to a result of `f32`.
+/// Computes a product with at least one element and at least one contracted element, or adds it to a result of `f32`.
 pub(super) fn run(team: &dyn Team, kernel: &Kernel, problem: &Problem, out: Out, adds: bool) {
     let call = Call {
         kernel,
@@ -72,14 +72,14 @@ pub(super) fn run(team: &dyn Team, kernel: &Kernel, problem: &Problem, out: Out,
     }
 }
 
-/// How many bytes lie between rows of the left operand, if tiles can read them in place.
+/// The distance in bytes between rows of the left operand; `None` if tiles cannot read them in place.
 fn row_stride(kernel: &Kernel, problem: &Problem) -> Option<usize> {
     let ([free], [contract]) = (&*problem.lhs.free, &*problem.lhs.contract) else { return None };
     let bytes = match (problem.lhs.source(), kernel.format) {
         (Source::F32(_), Format::F32) => size_of::<f32>(),
-        // The last word of an odd number of elements would reach beyond the row.
+        // The last word of an odd number of elements would extend beyond the row.
         (Source::Bf16(_), Format::Pairs) if problem.depth.is_multiple_of(2) => size_of::<bf16>(),
-        // Tiles are read whole.
+        // The unit reads whole tiles.
         (Source::Bf16(_), Format::TilePairs)
             if problem.depth.is_multiple_of(2 * TILE) && problem.rows.is_multiple_of(TILE) =>
         {
@@ -93,30 +93,30 @@ fn row_stride(kernel: &Kernel, problem: &Problem) -> Option<usize> {
         _ => return None,
     };
     let stride = free.stride * bytes;
-    // Into how many different places of the first cache a column's elements fall.
+    // The number of cache sets among which a column's elements are spread.
     let places = CACHE_PERIOD >> stride.trailing_zeros().min(CACHE_PERIOD.trailing_zeros());
     let has_room = kernel.rows.div_ceil(places) < CACHE_WAYS;
     (kernel.reads_rows && contract.stride == 1 && has_room).then_some(stride)
 }
 
-/// What all tasks of a call share.
+/// The values that all tasks of a call share.
 pub(super) struct Call<'a> {
     pub kernel: &'a Kernel,
     problem: &'a Problem<'a>,
     pub out: Out,
     adds: bool,
-    /// Whether the rows are packed by all threads together, and not the columns.
+    /// Whether the rows, instead of the columns, are the shared operand, which all threads pack together.
     pub rows_are_shared: bool,
-    /// How many bytes lie between rows of the left operand that tiles read in place.
+    /// The distance in bytes between rows of the left operand, if tiles read them in place.
     pub row_stride: Option<usize>,
-    /// Whether the result is too large to be found in the caches again.
+    /// Whether the result is too large to stay in the caches.
     bypasses_caches: bool,
 }
 
-// SAFETY: tasks write to parts of the result that do not overlap.
+// SAFETY: tasks write to disjoint ranges of the result.
 unsafe impl Sync for Call<'_> {}
 
-/// A part of a product.
+/// A range of rows, columns and contracted elements of one product.
 pub(super) struct Chunk<'a> {
     batch: usize,
     pub rows: Range<usize>,
@@ -124,17 +124,17 @@ pub(super) struct Chunk<'a> {
     pub depth: Range<usize>,
     lhs_depth: &'a Depth,
     rhs_depth: &'a Depth,
-    /// The operand that all tasks share: `[depth blocks, panels, steps, lines of the panel]`.
+    /// The packed shared operand: `[depth blocks, panels, steps, lines of the panel]`.
     pub shared: *mut u32,
-    /// Where sums are kept that become a result of fewer bits: `[rows, columns]`.
+    /// The sums in `f32` of a result that has fewer bits: `[rows, columns]`.
     pub sums: Option<Sums>,
 }
 
-// SAFETY: tasks write to parts of the buffers that do not overlap, and read what an earlier round has written.
+// SAFETY: tasks write to disjoint ranges of the buffers, and read only memory that an earlier round has written.
 unsafe impl Sync for Chunk<'_> {}
 
 impl Call<'_> {
-    /// Computes a batch element.
+    /// Computes the product of one batch element.
     fn product(&self, team: &dyn Team, batch: usize) {
         let Self { kernel, problem, .. } = *self;
         let depth = problem.depth.min(CHUNK_DEPTH);
@@ -191,7 +191,7 @@ impl Call<'_> {
         }
     }
 
-    /// So many rows or columns with those that panels have in addition.
+    /// The number of rows or columns, rounded up to the multiple that panels hold.
     pub fn padded(&self, rows: bool, lines: usize) -> usize {
         lines.next_multiple_of(if rows { self.kernel.row_lanes } else { self.kernel.lanes })
     }
@@ -215,7 +215,7 @@ impl Call<'_> {
         });
     }
 
-    /// The operand of a chunk's rows or columns, where its batch element begins, and the chunk's first line.
+    /// The operand of a chunk's rows or columns, the offset of its batch element, and the chunk's first line.
     fn side(&self, chunk: &Chunk, rows: bool) -> (&Side<'_>, usize, usize) {
         let (lhs_base, rhs_base) = self.problem.batch_offsets(chunk.batch);
         match rows {
@@ -247,7 +247,8 @@ impl Call<'_> {
         }
     }
 
-    /// A block of lines of a chunk, to be fetched ahead: nothing if neither its lines nor its positions are contiguous.
+    /// The cache lines of a block of lines of a chunk, for prefetching; none if neither its lines nor its contracted
+    /// elements are contiguous.
     pub fn ahead(&self, chunk: &Chunk, rows: bool, lines: Range<usize>, depth: Range<usize>) -> Ahead {
         let (side, base, first) = self.side(chunk, rows);
         let ([free], [contract]) = (&*side.free, &*side.contract) else { return Ahead::nothing() };
@@ -290,7 +291,8 @@ impl Call<'_> {
             out,
             width,
         };
-        // SAFETY: all offsets lie in the operand, as was checked, and the buffer has room for the panels.
+        // SAFETY: `Problem::new` has checked that all offsets lie in the operand, and the buffer has room for the
+        // panels.
         unsafe { (self.kernel.pack)(&panels) };
     }
 
@@ -313,7 +315,7 @@ impl Call<'_> {
         let task =
             |index: usize| panels * index / tasks * width..(panels * (index + 1) / tasks * width).min(lines);
         team.for_each(tasks, &|index| {
-            // The task after this one that this thread is likely to run.
+            // The next task that this thread will probably run.
             let later = index + team.num_threads();
             let later = (later < tasks).then(|| task(later));
             match &self.kernel.compute {
@@ -323,7 +325,7 @@ impl Call<'_> {
         });
     }
 
-    /// Packs and multiplies some lines of the operand that is not shared, which begin with a panel.
+    /// Packs and multiplies some lines of the task's own operand, the first of which begins a panel.
     fn multiply_lines(
         &self,
         multiply: unsafe fn(&Tile),
@@ -359,7 +361,7 @@ impl Call<'_> {
             });
             for shared_line in (0..num_shared).step_by(shared_width) {
                 for own_line in lines.clone().step_by(own_width) {
-                    // What is not packed has no words, and its pointer is not used.
+                    // Rows that are read in place have no panel, and their panel pointer is not used.
                     let panels = [
                         shared.wrapping_add(shared_line * steps),
                         own.words().wrapping_add((own_line - lines.start) * steps),
@@ -373,7 +375,7 @@ impl Call<'_> {
         }
     }
 
-    /// Where a row's elements lie from a position on; the row and the position are relative to the chunk.
+    /// The address of a row's element at a position; both count from the chunk's first ones.
     fn row(&self, chunk: &Chunk, row: usize, position: usize) -> *const u32 {
         let (base, _) = self.problem.batch_offsets(chunk.batch);
         let lhs = &self.problem.lhs;
@@ -381,7 +383,7 @@ impl Call<'_> {
             + (chunk.rows.start + row) * lhs.free[0].stride
             + (chunk.depth.start + position) * lhs.contract[0].stride;
         match lhs.source() {
-            // SAFETY: the offset lies in the operand, as was checked.
+            // SAFETY: `Problem::new` has checked that the offset lies in the operand.
             Source::F32(source) => unsafe { source.add(start).cast() },
             // SAFETY: as above.
             Source::Bf16(source) => unsafe { source.add(start).cast() },
@@ -390,8 +392,8 @@ impl Call<'_> {
         }
     }
 
-    /// The tile of two panels, of the shared operand and of the other one, for a block of the chunk's depth. Sums that are
-    /// not complete are kept in `sums`, if these are given, or else in the result.
+    /// The tile of a panel of the shared operand and a panel of the task's own, for a block of the chunk's depth.
+    /// Incomplete sums go to `sums`, or to the result if that is `None`.
     pub fn tile<'b>(
         &self,
         chunk: &Chunk,
@@ -418,7 +420,7 @@ impl Call<'_> {
             None if start == 0 && !self.adds => None,
             None => match out {
                 Out::F32(out) => Some((out.cast_const(), problem.columns)),
-                // The unit loads and stores sums of both types in the same way.
+                // The unit loads and stores sums of `f32` and of `i32` in the same way.
                 Out::I32(out) => Some((out.cast_const().cast(), problem.columns)),
                 Out::Bf16(_) => unreachable!("sums of several blocks are kept as `f32`"),
             },
@@ -447,20 +449,20 @@ impl Call<'_> {
     }
 }
 
-/// Sums that are not complete: `[rows, columns]`.
+/// Incomplete sums: `[rows, columns]`.
 pub(super) struct Sums {
-    /// That of the chunk's first row and column, which may lie before what is kept.
+    /// The sum of the chunk's first row and column, which may lie before the allocated memory.
     pub start: *mut f32,
     pub stride: usize,
-    /// The positions along the contraction that are summed here; the last of these sums are written to the result.
+    /// The range of contracted elements that are summed here. The last of these sums are written to the result.
     pub depth: Range<usize>,
 }
 
 impl Sums {
-    /// The sums from a row and a column on.
+    /// The address of the sum of a row and a column.
     ///
     /// # Safety
-    /// There are such sums.
+    /// The sums include the row and the column.
     unsafe fn from(&self, row: usize, column: usize) -> *mut f32 {
         self.start.wrapping_add(row * self.stride + column)
     }

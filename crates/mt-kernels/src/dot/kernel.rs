@@ -1,4 +1,4 @@
-//! What computes a tile of the result, for each instruction set.
+//! Kernels that compute a tile of the result, for each instruction set.
 
 use std::cell::Cell;
 
@@ -19,7 +19,7 @@ pub(crate) struct Kernel {
     pub(super) row_lanes: usize,
     pub(super) columns: usize,
     pub(super) lanes: usize,
-    /// How many contracted elements panels hold: a panel of columns stays in the first cache.
+    /// The contracted elements of a panel. A panel of columns stays in the L1 cache.
     pub(super) depth: usize,
     pub(super) format: Format,
     /// The order of packed rows.
@@ -35,10 +35,10 @@ pub(crate) struct Kernel {
     pub(super) streams: Option<Streams>,
 }
 
-/// What computes tiles.
+/// The code that computes tiles.
 #[derive(Clone, Copy)]
 pub(super) enum Compute {
-    /// Vectors, a tile in one function.
+    /// Vector instructions; one function computes a tile.
     ///
     /// # Safety
     /// The processor has the instructions, and the tile's pointers reach as far as [`Tile`] says.
@@ -46,54 +46,55 @@ pub(super) enum Compute {
     Unit(UnitKernel),
 }
 
-/// How a matrix unit computes tiles. The unit stores sums in memory, from where they can be read only after a while, so that
-/// the next tile is computed before a tile is finished.
+/// The functions that compute a tile on a matrix unit. The unit stores sums in memory, where they are readable only
+/// after a delay, so the next tile is computed before this one is finished.
 #[derive(Clone, Copy)]
 pub(super) struct UnitKernel {
-    /// Begins the time in which a thread may compute tiles.
+    /// Begins the session in which a thread may compute tiles.
     ///
     /// # Safety
     /// The processor has the instructions, and the thread has no other session.
     pub session: unsafe fn() -> Session,
     pub multiplication: Multiplication,
-    /// Computes the sums of a tile. Returns whether they are to be finished; otherwise they are in place.
+    /// Computes the sums of a tile. Returns whether [`Self::finish`] must write them; otherwise they are in place
+    /// already.
     ///
     /// # Safety
     /// See [`Compute::Vectors`]; the thread is in a session.
     pub sum: unsafe fn(&Tile, Multiplication, &mut Sums) -> bool,
-    /// Writes a tile's sums to where it belongs.
+    /// Writes the sums of a tile to the result.
     ///
     /// # Safety
     /// See [`Compute::Vectors`]; the tile's sums have been computed.
     pub finish: unsafe fn(&Tile, &mut Sums),
 }
 
-/// A tile of the result, and the panels that it is computed from.
+/// A tile of the result, and the panels from which it is computed.
 pub(super) struct Tile<'a> {
-    /// How many words each row and column of the panels has.
+    /// The words of each row and column of the panels.
     pub steps: usize,
-    /// `[steps, rows]`, or `[rows, steps]` where rows are packed line by line or read in place.
+    /// `[steps, rows]`; `[rows, steps]` if rows are packed line by line or read in place.
     pub lhs: *const u32,
-    /// How many bytes lie between rows that are read in place, which need not be aligned.
+    /// The distance in bytes between rows that are read in place. They need not be aligned.
     pub lhs_stride: Option<usize>,
-    /// `[steps, columns, rounded up to whole vectors]`
+    /// `[steps, columns]`, with columns rounded up to whole vectors.
     pub rhs: *const u32,
     pub rows: usize,
     pub columns: usize,
     /// Whether the next tile has the same rows rather than the same columns.
     pub shares_lhs: bool,
-    /// What the sums start from, if anything.
+    /// The initial sums, or `None` for zero.
     pub initial: Option<*const f32>,
     pub initial_stride: usize,
     pub out: Out,
     pub out_stride: usize,
-    /// Whether the result is too large to be found in the caches again, so that it need not pass through them.
+    /// Whether the result is too large to stay in the caches, and should be written past them.
     pub bypasses_caches: bool,
-    /// What to bring into the second cache meanwhile.
+    /// The memory to prefetch into the L2 cache meanwhile.
     pub ahead: &'a Cell<Ahead>,
 }
 
-/// Where a tile goes.
+/// The address of a result.
 #[derive(Clone, Copy)]
 pub(super) enum Out {
     F32(*mut f32),
@@ -102,7 +103,6 @@ pub(super) enum Out {
 }
 
 impl Out {
-    /// The size of a number.
     pub fn bytes(self) -> usize {
         match self {
             Self::F32(_) => size_of::<f32>(),
@@ -120,7 +120,7 @@ impl Out {
     }
 
     /// # Safety
-    /// The memory that this points to has more than `count` elements left.
+    /// The memory has more than `count` elements from this address on.
     pub unsafe fn add(self, count: usize) -> Self {
         match self {
             // SAFETY: what the caller promises.
@@ -132,10 +132,10 @@ impl Out {
         }
     }
 
-    /// Writes sums, of which those of integers are bits.
+    /// Writes sums. Those for `i32` are bits of integers.
     ///
     /// # Safety
-    /// The memory that this points to has room for the sums, which nothing else accesses.
+    /// The memory from this address on has room for the sums, and no other thread accesses it.
     pub unsafe fn write_all(self, sums: &[f32], stride: usize) {
         match self {
             Self::F32(out) => {
@@ -170,7 +170,7 @@ pub(super) fn round(number: f32) -> bf16 {
 }
 
 impl Kernel {
-    /// Whether it computes products of few rows in a way of its own.
+    /// Whether the kernel has functions of its own for products of few rows.
     pub(crate) fn can_stream(&self) -> bool {
         self.streams.is_some()
     }
@@ -223,7 +223,7 @@ unsafe fn multiply_portable(tile: &Tile) {
 /// # Safety
 /// See [`Compute::Vectors`]; the tile has as many rows.
 unsafe fn multiply_rows<const ROWS: usize>(tile: &Tile) {
-    // SAFETY: the panels' sizes are as `Tile` says.
+    // SAFETY: the panels have the sizes that `Tile` states.
     let (lhs, rhs) = unsafe {
         (
             std::slice::from_raw_parts(tile.lhs.cast::<[f32; ROWS]>(), tile.steps),
@@ -239,15 +239,15 @@ unsafe fn multiply_rows<const ROWS: usize>(tile: &Tile) {
         }
     }
     for (row, sums) in sums.iter_mut().enumerate() {
-        // SAFETY: the tile's rows lie in the memory that its pointers point to.
+        // SAFETY: the row lies in the tile.
         unsafe { finish_row(tile, row, sums) };
     }
 }
 
-/// Adds what the sums start from to a row's sums and writes them.
+/// Adds the initial sums to the sums of a row and writes them.
 ///
 /// # Safety
-/// The tile has this row, and at most as many columns as there are sums.
+/// The tile has this row. `sums` has at least as many elements as the tile has columns.
 pub(super) unsafe fn finish_row(tile: &Tile, row: usize, sums: &mut [f32]) {
     let sums = &mut sums[..tile.columns];
     if let Some(initial) = tile.initial {
@@ -260,17 +260,17 @@ pub(super) unsafe fn finish_row(tile: &Tile, row: usize, sums: &mut [f32]) {
     unsafe { tile.out.add(row * tile.out_stride).write_all(sums, 1) };
 }
 
-/// Multiplies `i8` by the emulated matrix unit.
+/// Multiplies `i8` on the emulated matrix unit.
 pub(crate) static PORTABLE_INT8: Kernel = emulated(Multiplication::Int8, Format::TileQuads);
 
-/// Multiplies tiles with the emulated matrix unit and portable panels.
+/// Multiplies tiles on the emulated matrix unit, with portable packing.
 #[cfg(test)]
 pub(crate) static EMULATED_BF16: Kernel = emulated(Multiplication::Bf16, Format::TilePairs);
 
 #[cfg(test)]
 pub(crate) static EMULATED_BF16_X3: Kernel = emulated(Multiplication::SplitF32, Format::TileSplit);
 
-/// A kernel of the emulated unit. Its panels hold less than half a first cache.
+/// A kernel of the emulated unit. Its panels take less than half of the L1 cache.
 const fn emulated(multiplication: Multiplication, format: Format) -> Kernel {
     Kernel {
         rows: BLOCK,
@@ -295,7 +295,7 @@ const fn emulated(multiplication: Multiplication, format: Format) -> Kernel {
 /// # Safety
 /// See [`UnitKernel::sum`].
 unsafe fn sum_emulated(tile: &Tile, multiplication: Multiplication, sums: &mut Sums) -> bool {
-    // One pointer for all accesses: a second one would end the first one's borrow.
+    // One pointer serves all accesses, because a second one would end the first one's borrow.
     let start = sums.row(0);
     let initial = tile.initial.map(|initial| {
         for row in 0..BLOCK {

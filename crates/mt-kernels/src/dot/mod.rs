@@ -1,11 +1,11 @@
 //! General dot products.
 //!
-//! A product is brought to one batch, rows, columns and one contraction ([`shape`]). Blocks of both operands are copied
-//! into panels in the order in which the innermost loop reads them ([`pack`]), and tiles of the result are computed in
-//! registers ([`kernel`]). [`driver`] divides the work among threads. Where one side has few lines, as when decoding,
-//! [`stream`] reads the other one where it lies.
+//! A product is reduced to one batch, rows, columns and one contraction ([`shape`]). Blocks of both operands are copied
+//! into panels, in the order in which the innermost loop reads them ([`pack`]), and tiles of the result are computed in
+//! registers ([`kernel`]). [`driver`] divides the work among threads. If one side has few lines, as in decoding,
+//! [`stream`] reads the other side in place.
 
-// Other processors have the portable kernels alone, which leave some of what follows unused.
+// Other processors have only the portable kernels, which leave some items below unused.
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 
 mod ahead;
@@ -40,29 +40,29 @@ pub struct Dim {
     pub stride: usize,
 }
 
-/// An operand's numbers.
+/// The elements of an operand.
 #[derive(Clone, Copy, Debug)]
 pub enum Elements<'a> {
     F32(&'a [f32]),
     Bf16(&'a [bf16]),
-    /// For [`Arithmetic::Int8`] alone.
+    /// For [`Arithmetic::Int8`] only.
     I8(&'a [i8]),
 }
 
-/// Where a result goes.
+/// The elements of a result.
 #[derive(Debug)]
 pub enum ElementsMut<'a> {
     F32(&'a mut [f32]),
-    /// The product is added to what is there.
+    /// The product is added to the present elements.
     Added(&'a mut [f32]),
-    /// The sums, which are of `f32`, are rounded to nearest even.
+    /// The sums are of `f32` and are rounded to nearest even.
     Bf16(&'a mut [bf16]),
     /// The sums of [`Arithmetic::Int8`].
     I32(&'a mut [i32]),
 }
 
-/// One side of a general dot product. The dimensions of each list are in the order in which they are counted,
-/// outermost first; batch and contracted dimensions of both sides correspond one to one.
+/// One side of a general dot product. Dimensions are listed outermost first. Batch and contracted dimensions of both
+/// sides correspond one to one.
 #[derive(Clone, Debug)]
 pub struct Operand<'a> {
     pub elements: Elements<'a>,
@@ -71,25 +71,25 @@ pub struct Operand<'a> {
     pub contract: Vec<Dim>,
 }
 
-/// How products are computed.
+/// The arithmetic of products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arithmetic {
     /// Multiplications of `f32`, to which operands of `bf16` are widened.
     F32,
-    /// Operands of `f32` are rounded to `bf16`, to nearest even; products are summed in `f32`. Processors with
-    /// instructions for this count subnormal numbers as zero.
+    /// Operands of `f32` are rounded to `bf16`, to nearest even, and products are summed in `f32`. Processors with
+    /// instructions for `bf16` count subnormal numbers as zero.
     Bf16,
-    /// Operands of `f32` are split into two `bf16` each, and three products of these are summed in `f32`. Without a kernel
-    /// for this, as `F32`. An element that `bf16` rounds to an infinity makes sums no numbers.
+    /// Each `f32` is split into two `bf16`, and three products of these are summed in `f32`. Without a kernel for this
+    /// arithmetic, `F32` replaces it. An element that `bf16` rounds to an infinity makes its sums NaN.
     Bf16X3,
-    /// Operands and results are integers: `i8`, summed in `i32`. Sums wrap around.
+    /// Operands are `i8`, summed in `i32`. Sums wrap around.
     Int8,
 }
 
 impl Arithmetic {
     pub const ALL: [Self; 4] = [Self::F32, Self::Bf16, Self::Bf16X3, Self::Int8];
 
-    /// The name for lists and files.
+    /// The name in lists and files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -104,8 +104,8 @@ impl Arithmetic {
 /// `[batch…, free dimensions of lhs…, free dimensions of rhs…]`.
 ///
 /// # Panics
-/// If the batch or contracted dimensions of the two sides differ in size, an operand's dimensions reach beyond its
-/// elements, the result has another number of elements, or the arithmetic is for other types.
+/// The batch or contracted dimensions of the two sides differ in size, an operand's dimensions extend beyond its
+/// elements, the result has another number of elements, or the arithmetic does not take these types.
 pub fn dot(team: &dyn Team, lhs: &Operand, rhs: &Operand, arithmetic: Arithmetic, result: ElementsMut) {
     dots(team, arithmetic, vec![Product { lhs, rhs, result }]);
 }
@@ -118,7 +118,7 @@ pub struct Product<'a> {
     pub result: ElementsMut<'a>,
 }
 
-/// Computes products as [`dot`] does. Those of few rows or columns are computed side by side.
+/// Computes products as [`dot`] does. Products with few rows or columns run concurrently.
 ///
 /// # Panics
 /// As [`dot`].
@@ -136,7 +136,7 @@ pub fn dot_by(team: &dyn Team, candidate: &Candidate, lhs: &Operand, rhs: &Opera
     dots_with(team, candidate.kernel(), candidate.kernel(), vec![Product { lhs, rhs, result }]);
 }
 
-/// Computes products by a kernel for many rows and another one, if it can stream, for few.
+/// Computes products by a kernel for many rows and, if it can stream, another one for few rows.
 fn dots_with(team: &dyn Team, kernel: &Kernel, few_rows: &Kernel, products: Vec<Product>) {
     let mut streamed = Vec::new();
     for Product { lhs, rhs, mut result } in products {
@@ -191,7 +191,7 @@ impl ElementsMut<'_> {
         }
     }
 
-    /// Writes a sum without terms.
+    /// Writes the result of an empty contraction.
     fn clear(&mut self) {
         match self {
             Self::F32(elements) => elements.fill(0.0),

@@ -1,8 +1,8 @@
 //! Copies of operands in the order in which tiles read them.
 //!
 //! A panel holds, for each step along the contraction, one word of each of its lines (rows of the left operand, columns
-//! of the right one). A word is an `f32`, or two `bf16` that follow each other along the contraction. Panels for tiles of a
-//! matrix unit have whole tiles along the contraction.
+//! of the right one). A word holds one `f32`, or two `bf16` or four `i8` that are neighbors along the contraction.
+//! Panels for a matrix unit have whole tiles along the contraction.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use super::kernel::round;
 use super::shape::offsets;
 use crate::amx::TILE;
 
-/// What a word of a panel is.
+/// The content of a panel's word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Format {
     F32,
@@ -21,9 +21,10 @@ pub(super) enum Format {
     RoundedF32,
     /// Two `bf16`, the first one in the lower half.
     Pairs,
-    /// As `Pairs`, in whole tiles.
+    /// `Pairs` in whole tiles.
     TilePairs,
-    /// As `TilePairs`, of `f32` split into two `bf16`: each tile of first halves is followed by one of the remainders.
+    /// `TilePairs` of `f32` that are split into two `bf16`: after each tile of rounded numbers comes a tile of their
+    /// remainders.
     TileSplit,
     /// Four `i8`, the first one in the lowest byte, in whole tiles.
     TileQuads,
@@ -42,7 +43,7 @@ pub(super) enum Order {
 }
 
 impl Format {
-    /// How many words a line has.
+    /// The words of a line.
     pub fn steps(self, depth: usize) -> usize {
         match self {
             Self::F32 | Self::RoundedF32 => depth,
@@ -53,7 +54,7 @@ impl Format {
         }
     }
 
-    /// The tiles that hold each 16 words of a line, for formats with tiles.
+    /// The tiles that hold each 16 words of a line, in formats with tiles.
     pub fn halves(self) -> usize {
         if self == Self::TileSplit { 2 } else { 1 }
     }
@@ -67,17 +68,17 @@ pub(super) enum Source {
     I8(*const i8),
 }
 
-/// Positions along the contraction.
+/// The memory layout of positions along the contraction.
 #[derive(Default)]
 pub(super) struct Depth {
-    /// Where each one's elements lie, relative to those of the line.
+    /// The offset of each position, relative to the first element of its line.
     pub offsets: Vec<usize>,
-    /// How many, from each one on, lie next to each other.
+    /// The number of positions, from each one on, that are contiguous in memory.
     pub runs: Vec<usize>,
 }
 
 impl Depth {
-    /// Describes some positions of an operand.
+    /// Describes a range of an operand's positions.
     pub fn fill(&mut self, dims: &[Dim], range: Range<usize>) {
         self.offsets.resize(range.len(), 0);
         self.runs.resize(range.len(), 0);
@@ -91,17 +92,18 @@ impl Depth {
     }
 }
 
-/// What to copy, and where to: panels of `width` lines each, one after the other.
+/// The source and the target of a copy: consecutive panels of `width` lines each.
 pub(super) struct Panels<'a> {
     pub source: Source,
-    /// Where each line begins.
+    /// The offset of each line's first element.
     pub lines: &'a [usize],
-    /// See [`Depth`]; runs may reach beyond these positions.
+    /// See [`Depth`]. Runs may extend beyond these positions.
     pub offsets: &'a [usize],
     pub runs: &'a [usize],
     pub format: Format,
     pub order: Order,
-    /// `[panels, steps, width]` or, line by line, `[panels, width, steps]`. Words beyond the lines or the depth are zero.
+    /// `[panels, steps, width]` or, line by line, `[panels, width, steps]`. Words beyond the lines or the depth are
+    /// zero.
     pub out: *mut u32,
     pub width: usize,
 }
@@ -115,20 +117,20 @@ impl Panels<'_> {
         self.lines.len().div_ceil(self.width)
     }
 
-    /// Where the words of a panel's step begin, in the order of steps.
+    /// The address of a panel's words of one step, for [`Order::BySteps`].
     ///
     /// # Safety
-    /// There is such a step.
+    /// The panel has the step.
     #[inline(always)]
     pub unsafe fn word(&self, panel: usize, step: usize) -> *mut u32 {
         // SAFETY: what the caller promises.
         unsafe { self.out.add((panel * self.steps() + step) * self.width) }
     }
 
-    /// A line's word of a panel's step.
+    /// The address of a line's word of a panel's step.
     ///
     /// # Safety
-    /// There are such a step and line.
+    /// The panel has the step and the line.
     #[inline(always)]
     pub unsafe fn word_of_line(&self, panel: usize, step: usize, line: usize) -> *mut u32 {
         // SAFETY: what the caller promises.
@@ -140,13 +142,13 @@ impl Panels<'_> {
         }
     }
 
-    /// Whether the lines' elements lie next to each other.
+    /// Whether the lines are neighbors in memory.
     pub fn lines_are_adjacent(&self) -> bool {
         self.lines.windows(2).all(|pair| pair[1] == pair[0] + 1)
     }
 }
 
-/// Copies panels element by element, with what instructions the caller has.
+/// Copies panels element by element. The function is inlined, so it uses the instructions that its caller enables.
 ///
 /// # Safety
 /// All offsets lie in the source, and `out` has room for the panels.
@@ -172,7 +174,7 @@ pub(super) unsafe fn portable(panels: &Panels) {
     }
 }
 
-/// Copies panels of which each word is made of one element.
+/// Copies panels whose words each hold one element.
 ///
 /// # Safety
 /// `out` has room for the panels.
@@ -247,7 +249,7 @@ pub(super) unsafe fn copy_elements(panels: &Panels, panel: usize, steps: Range<u
     }
 }
 
-/// The rounded remainder of rounding to `bf16`; zero if rounding gives an infinity.
+/// The remainder of rounding to `bf16`, itself rounded; zero if rounding gives an infinity.
 #[inline(always)]
 fn remainder(number: f32) -> bf16 {
     let first = round(number).to_f32();

@@ -1,9 +1,9 @@
-//! Products brought to as few dimensions as their strides allow.
+//! Products reduced to as few dimensions as their strides allow.
 
 use super::pack::Source;
 use super::{Dim, Elements, Operand};
 
-/// A general dot product, whose dimensions all have at least two elements and cannot be merged further.
+/// A general dot product. Each dimension has at least two elements, and none can be merged further.
 pub(super) struct Problem<'a> {
     pub batch: Vec<BatchDim>,
     pub rows: usize,
@@ -31,7 +31,7 @@ impl<'a> Problem<'a> {
         check_bounds(rhs);
         let batch = merge(pair(&lhs.batch, &rhs.batch));
         let mut contract = pair(&lhs.contract, &rhs.contract);
-        // The order of summation is ours to choose: the one in which memory is contiguous.
+        // The order of summation is free, so contiguous memory comes innermost.
         contract.sort_by_key(|dim| std::cmp::Reverse(dim.strides[0].saturating_add(dim.strides[1])));
         let contract = merge(contract);
         let side = |operand: &Operand<'a>, index: usize| Side {
@@ -65,7 +65,7 @@ impl<'a> Problem<'a> {
         self.batch.iter().map(|dim| dim.size).product()
     }
 
-    /// Where the operands of a batch element begin.
+    /// The offsets of a batch element in both operands.
     pub fn batch_offsets(&self, mut index: usize) -> (usize, usize) {
         let mut offsets = (0, 0);
         for dim in self.batch.iter().rev() {
@@ -88,7 +88,7 @@ impl Side<'_> {
     }
 }
 
-/// Writes the offsets of the elements from `start` on, each plus `base`, counting through `dims`.
+/// Writes the offsets of the elements from `start` on, plus `base`, in the order of `dims`.
 pub(super) fn offsets(dims: &[Dim], base: usize, start: usize, out: &mut [usize]) {
     let Some((inner, outer)) = dims.split_last() else {
         out.fill(base);
@@ -132,7 +132,7 @@ fn pair(lhs: &[Dim], rhs: &[Dim]) -> Vec<Joint<2>> {
     lhs.iter().zip(rhs).map(joint).collect()
 }
 
-/// Drops dimensions of one element, and merges each dimension with the next one where both count like one.
+/// Drops dimensions of one element, and merges each dimension with the next one if their strides form one sequence.
 fn merge<const N: usize>(dims: Vec<Joint<N>>) -> Vec<Joint<N>> {
     let mut merged: Vec<Joint<N>> = Vec::with_capacity(dims.len());
     for dim in dims {
@@ -154,7 +154,7 @@ fn count(dims: &[Dim]) -> usize {
     dims.iter().map(|dim| dim.size).product()
 }
 
-/// All later reads rely on this.
+/// Checks that all elements lie in the slice. Unsafe reads in other modules rely on this.
 fn check_bounds(operand: &Operand) {
     let dims = || operand.batch.iter().chain(&operand.free).chain(&operand.contract);
     if dims().any(|dim| dim.size == 0) {

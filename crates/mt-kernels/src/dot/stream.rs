@@ -1,8 +1,10 @@
-//! Products of few lines with many, bounded by the rate at which memory delivers the many.
+//! Products of few lines with many. Reading the many lines from memory limits their speed.
 //!
-//! The many lines are read once, where they lie; the few ones are packed. Which of them are the rows does not matter.
+//! The many lines are read once and in place; the few lines are packed. Either side may be the rows.
 
 use std::ops::Range;
+
+use mt_shape::kernels::thresholds;
 
 use super::Elements;
 use super::buffer::{Buffer, Pooled};
@@ -12,77 +14,78 @@ use super::shape::{Problem, Side, offsets};
 use crate::{Alone, Team};
 
 /// The most lines of the smaller side.
-pub(super) const FEW: usize = 16;
+pub(super) const FEW: usize = thresholds::MOST_FEW_ROWS;
 
-/// Below this many elements of the larger side a second thread costs more than it gains.
+/// With fewer elements of the larger side than this, a second thread costs more than it gains.
 const SMALL: usize = 1 << 17;
 
-/// The most lines of a task; their sums stay in the first two caches.
+/// The most lines of a task; their sums stay in the L1 and L2 caches.
 const TASK_LINES: usize = 2048;
 
-/// The fewest lines next to each other of which a task takes some. Fewer are all read by each task, for a stretch of the
-/// contraction, as memory is read fastest in order.
+/// The fewest contiguous lines that are divided among tasks. If there are fewer, each task reads all lines for a
+/// stretch of the contraction, because memory is read fastest in order.
 const LONG_RUN: usize = 8192;
 
-/// How many elements such a stretch has, unless there would be one or very many.
+/// The elements of such a stretch, unless there would be one stretch or very many.
 const STRETCH: usize = 1 << 18;
 
 const MOST_STRETCHES: usize = 16;
 
-/// The fewest lines of a task, if there are as many: shorter stretches of memory are read more slowly.
+/// The fewest lines of a task, if the product has as many. Shorter runs of memory are read more slowly.
 const SHORTEST_TASK: usize = 256;
 
-/// From so many of the few lines on, sums do not stay in registers for long enough, and tasks have fewer of the many.
+/// With this number of few lines or more, sums are reread from memory too often, and tasks have fewer of the many
+/// lines.
 const FEW_REREAD: usize = 8;
 
-/// Lines in multiples of this are computed without a remainder.
+/// The multiple to which the lines of a task are rounded. Kernels process it without a remainder.
 const LINES: usize = 128;
 
 const TASKS_PER_THREAD: usize = 2;
 
-/// How many words of a line follow each other in factors, where lines are not next to each other.
+/// Consecutive words of a line in the factors, if the elements of lines are contiguous.
 const VECTOR: usize = 16;
 
-/// How a processor computes such products.
+/// The functions of a kernel for such products.
 #[derive(Clone, Copy)]
 pub(super) struct Streams {
-    /// For lines next to each other.
+    /// For lines that are neighbors in memory.
     ///
     /// # Safety
     /// The processor has the instructions, and the strip's pointers reach as far as [`Strip`] says.
     pub across: unsafe fn(&Strip),
-    /// For lines whose elements are next to each other along the contraction.
+    /// For lines whose elements are contiguous along the contraction.
     ///
     /// # Safety
     /// As for `across`.
     pub along: unsafe fn(&Strip),
 }
 
-/// A part of the many lines.
+/// A range of the many lines.
 pub(super) struct Strip<'a> {
     pub source: Source,
-    /// Where each line begins; only the first of those that are next to each other.
+    /// The offset of each line's first element; of neighboring lines, only the first line's.
     pub lines: &'a [usize],
     pub num_lines: usize,
-    /// Where the contracted elements lie, relative to a line's begin.
+    /// The offsets of the contracted elements, relative to a line's first element.
     pub offsets: &'a [usize],
-    /// The few lines: words `[steps, few]` for lines that are next to each other, `[steps / 16, few, 16]` otherwise, with
-    /// zeros at the end.
+    /// The few lines: words `[steps, few]` if the many lines are neighbors, otherwise `[steps / 16, few, 16]`, padded
+    /// with zeros.
     pub factors: *const u32,
-    /// How many lines the factors have: a power of two of at most [`FEW`].
+    /// The number of lines in `factors`: a power of two, at most [`FEW`].
     pub few: usize,
     /// `[few, lines]`
     pub sums: *mut f32,
 }
 
-/// A product that can be computed so.
+/// A product that can be streamed.
 pub(super) struct Streamed<'a> {
     pub problem: Problem<'a>,
     pub form: Form,
     pub out: Out,
 }
 
-/// Computes products side by side: threads meet once, when all are done.
+/// Computes products concurrently: threads synchronize once, at the end.
 pub(super) fn run(team: &dyn Team, kernel: &Kernel, products: &[Streamed]) {
     let Some(streams) = &kernel.streams else { return };
     let threads = team.num_threads();
@@ -104,16 +107,16 @@ pub(super) fn run(team: &dyn Team, kernel: &Kernel, products: &[Streamed]) {
     calls.iter().for_each(Call::finish);
 }
 
-/// Which side has the few lines, and how the many lie.
+/// The side that has the few lines, and the memory layout of the many lines.
 #[derive(Clone, Copy)]
 pub(super) struct Form {
     rows_are_few: bool,
-    /// Whether lines, or else the elements of a line, are next to each other.
+    /// Whether the many lines are neighbors in memory; otherwise the elements of each line are contiguous.
     across: bool,
 }
 
 impl Form {
-    /// That of a product, if the kernel can compute it so.
+    /// The form of a product; `None` if the kernel cannot stream it.
     pub fn of(kernel: &Kernel, problem: &Problem) -> Option<Self> {
         kernel.streams.as_ref()?;
         if matches!(problem.lhs.elements, Elements::I8(_)) {
@@ -127,18 +130,18 @@ impl Form {
         (few <= FEW && few * 4 <= many && (across || along)).then_some(Self { across, ..form })
     }
 
-    /// What belongs to the few lines, then what to the many.
+    /// The value of the few lines, then that of the many lines.
     fn sides<T>(self, of_rows: T, of_columns: T) -> (T, T) {
         if self.rows_are_few { (of_rows, of_columns) } else { (of_columns, of_rows) }
     }
 }
 
-/// How many words the few lines of a batch element have.
+/// The words of a batch element's few lines.
 fn factor_words(kernel: &Kernel, problem: &Problem, few: usize) -> usize {
     kernel.format.steps(problem.depth).next_multiple_of(VECTOR) * few
 }
 
-/// What all tasks of a product share.
+/// The values that all tasks of a product share.
 struct Call<'a> {
     kernel: &'a Kernel,
     problem: &'a Problem<'a>,
@@ -147,7 +150,7 @@ struct Call<'a> {
     form: Form,
     many_side: &'a Side<'a>,
     depth: Vec<usize>,
-    /// `[batch, …]`, see [`Strip::factors`].
+    /// `[batch, …]`; see [`Strip::factors`].
     factors: Pooled,
     batch: usize,
     few: usize,
@@ -156,18 +159,18 @@ struct Call<'a> {
     division: Division,
 }
 
-/// What a task is.
+/// The division of a product into tasks.
 enum Division {
-    /// So many of the many lines of a batch element.
+    /// Each task has this number of the many lines of a batch element.
     Lines(usize),
-    /// All lines, for a stretch of so many contracted elements; the sums of stretches are added up in the end.
+    /// Each task has all lines, for a stretch of contracted elements. The sums of the stretches are added at the end.
     Stretches { stretch: usize, partial: Pooled },
 }
 
 impl Division {
     fn of(form: Form, depth: usize, [batch, padded, many]: [usize; 3], parts: usize) -> Self {
         if form.across && padded < FEW_REREAD && many < LONG_RUN && many * depth > SMALL {
-            // Where stretches begin does not depend on the number of threads, and so sums do not.
+            // The stretches, and so the sums, do not depend on the number of threads.
             let parts = (depth * many / STRETCH).clamp(2, MOST_STRETCHES);
             let stretch = depth.div_ceil(parts).next_multiple_of(VECTOR);
             Self::Stretches {
@@ -181,12 +184,12 @@ impl Division {
     }
 }
 
-// SAFETY: tasks write to parts of the result, and of the sums of stretches, that do not overlap; factors are only read by
-// them, and the sums only when all are done.
+// SAFETY: tasks write to disjoint ranges of the result and of the sums of stretches. They only read the factors. The
+// sums are read after all tasks have ended.
 unsafe impl Sync for Call<'_> {}
 
 impl<'a> Call<'a> {
-    /// With the few lines packed. Lines are divided into `parts`, if they are many enough.
+    /// Packs the few lines. Divides the many lines into `parts`, if there are enough.
     fn new(kernel: &'a Kernel, streams: &'a Streams, product: &'a Streamed<'a>, parts: usize) -> Self {
         let Streamed { problem, form, out } = product;
         let (few, many) = form.sides(problem.rows, problem.columns);
@@ -237,12 +240,12 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Adds up stretches, when all tasks are done.
+    /// Adds the sums of stretches after all tasks have ended.
     fn finish(&self) {
         let Division::Stretches { stretch, partial } = &self.division else { return };
         let stretches = self.problem.depth.div_ceil(*stretch);
         for index in 0..self.batch {
-            // SAFETY: all sums have been written, and nobody else has them now.
+            // SAFETY: all tasks have ended, and each slice covers the sums of another stretch.
             let [sums, others @ ..] = &mut *Vec::from_iter((0..stretches).map(|stretch| unsafe {
                 let start = self.partial(partial, stretch * self.batch + index);
                 std::slice::from_raw_parts_mut(start, self.few * self.many)
@@ -258,7 +261,7 @@ impl<'a> Call<'a> {
 
     /// The sums of a task: `[padded, many]`.
     fn partial(&self, partial: &Pooled, task: usize) -> *mut f32 {
-        // SAFETY: there is room for those of all tasks.
+        // SAFETY: the buffer has room for the sums of all tasks.
         unsafe { partial.words().cast::<f32>().add(task * self.padded * self.many) }
     }
 
@@ -278,7 +281,7 @@ impl<'a> Call<'a> {
 
     fn pack(&self, side: &Side) {
         if let Some(line) = self.ready_line(side) {
-            // SAFETY: the buffer has room for the factors, which nobody else has now.
+            // SAFETY: the buffer has room for the factors, and no task has started.
             let factors = unsafe { std::slice::from_raw_parts_mut(self.factors(0), self.factor_words()) };
             let (words, rest) = factors.split_at_mut(line.len());
             words.copy_from_slice(line);
@@ -290,7 +293,7 @@ impl<'a> Call<'a> {
         (0..self.batch).for_each(|index| self.pack_lines(side, &depth, index));
     }
 
-    /// The words of the only line, if they are what lies in memory.
+    /// The words of the only line, if memory already holds them in the kernel's format.
     fn ready_line<'b>(&self, side: &Side<'b>) -> Option<&'b [u32]> {
         let is_only = self.few * self.batch == 1 && matches!(*side.contract, [dim] if dim.stride == 1);
         let elements = match (side.elements, self.kernel.format) {
@@ -301,7 +304,7 @@ impl<'a> Call<'a> {
             _ => return None,
         };
         let steps = self.kernel.format.steps(self.problem.depth);
-        // SAFETY: the line has as many words, in which any bits are an integer.
+        // SAFETY: the line has this number of words, and any bits are a valid `u32`.
         (is_only && elements.is_aligned()).then(|| unsafe { std::slice::from_raw_parts(elements, steps) })
     }
 
@@ -323,10 +326,11 @@ impl<'a> Call<'a> {
             out: lines_in_order.as_ref().map_or(factors, |lines| lines.words()),
             width: if self.form.across { self.padded } else { 1 },
         };
-        // SAFETY: all offsets lie in the operand, as was checked, and the buffers have room for the panels.
+        // SAFETY: `Problem::new` has checked that all offsets lie in the operand, and the buffers have room for the
+        // panels.
         unsafe { (self.kernel.pack)(&panels) };
         if let Some(lines) = lines_in_order {
-            // SAFETY: the buffers have been taken with these sizes; the panels have been written.
+            // SAFETY: the buffers have these sizes, and the panels have been written.
             let (lines, out) = unsafe {
                 let factors = std::slice::from_raw_parts_mut(
                     factors.cast::<[u32; VECTOR]>(),
@@ -353,7 +357,7 @@ impl<'a> Call<'a> {
         self.write(sums, batch, range);
     }
 
-    /// Sums products of some of the many lines: `[padded, lines]`.
+    /// Sums the products of some of the many lines into `sums`, `[padded, lines]`.
     fn sum(&self, batch: usize, range: Range<usize>, depth: Range<usize>, sums: *mut f32) {
         let mut lines = vec![0; if self.form.across { 1 } else { range.len() }];
         offsets(&self.many_side.free, self.bases(batch).1, range.start, &mut lines);
@@ -363,12 +367,12 @@ impl<'a> Call<'a> {
             lines: &lines,
             num_lines: range.len(),
             offsets: &self.depth[depth],
-            // SAFETY: there are factors for all steps.
+            // SAFETY: the buffer has factors for all steps.
             factors: unsafe { self.factors(batch).add(steps_before * self.padded) },
             few: self.padded,
             sums,
         };
-        // SAFETY: all offsets lie in the operand, as was checked, and there is room for the factors and sums.
+        // SAFETY: `Problem::new` has checked that all offsets lie in the operand, and the factors and sums have room.
         unsafe { (if self.form.across { self.streams.across } else { self.streams.along })(&strip) };
     }
 
@@ -377,7 +381,7 @@ impl<'a> Call<'a> {
         let (few_stride, many_stride) = if self.form.rows_are_few { (self.many, 1) } else { (1, self.few) };
         for (index, sums) in sums.chunks_exact(lines.len()).enumerate() {
             let first = first + index * few_stride + lines.start * many_stride;
-            // SAFETY: the elements lie in the result, and belong to these lines alone.
+            // SAFETY: the elements lie in the result, and only this task writes these lines.
             unsafe { self.out.add(first).write_all(sums, many_stride) };
         }
     }

@@ -2,6 +2,8 @@ use half::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
+use mt_testing::Random;
+
 use super::{Arithmetic, Dim, Elements, ElementsMut, Operand, Product, dot_by as dot_with};
 use crate::candidates::EMULATED;
 use crate::{Alone, Candidate, Features, ScopedThreads, Team};
@@ -25,12 +27,9 @@ enum Numbers {
 }
 
 impl Numbers {
-    fn new(kind: Kind, len: usize, mut seed: u64) -> Self {
-        let next = || {
-            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            let mantissa = (seed >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
-            mantissa * f32::powi(2.0, ((seed >> 32) % 7) as i32 - 3)
-        };
+    fn new(kind: Kind, len: usize, seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let next = || random.between(-1.0, 1.0) as f32 * f32::powi(2.0, random.below(7) as i32 - 3);
         let numbers: Vec<f32> = std::iter::repeat_with(next).take(len).collect();
         match kind {
             Kind::F32 => Self::F32(numbers),
@@ -45,7 +44,7 @@ impl Numbers {
         }
     }
 
-    /// The factor that an element stands for.
+    /// The value with which the arithmetic multiplies an element.
     fn factor(&self, index: usize, arithmetic: Arithmetic) -> f64 {
         match (self, arithmetic) {
             (Self::F32(numbers), Arithmetic::F32 | Arithmetic::Bf16X3) => numbers[index].into(),
@@ -59,7 +58,7 @@ impl Numbers {
 #[derive(Clone, Debug)]
 struct Side {
     numbers: Numbers,
-    /// Where the first element is among the numbers.
+    /// The index of the operand's first element.
     start: usize,
     batch: Vec<Dim>,
     free: Vec<Dim>,
@@ -67,7 +66,8 @@ struct Side {
 }
 
 impl Side {
-    /// Lays out an operand: `order` sorts its dimensions from the innermost on, `gaps` are elements between theirs.
+    /// Lays out an operand. `order` sorts its dimensions from the innermost on; `gaps` are unused elements between
+    /// them.
     fn new(kind: Kind, batch: &[usize], free: &[usize], contract: &[usize], layout: &Layout) -> Self {
         let sizes: Vec<usize> = [batch, free, contract].concat();
         let mut order: Vec<usize> = (0..sizes.len()).collect();
@@ -304,7 +304,8 @@ proptest! {
 #[test]
 fn products_side_by_side_are_those_of_each() {
     let layout = |seed| Layout { order: [0, 1, 2, 3, 4, 5], gaps: [0; 6], start: 0, seed };
-    // Some are computed in stretches and some by lines, some have too many rows for either, or nothing to sum or to write.
+    // Some products are computed in stretches and some by lines. Others have too many rows for either, no contracted
+    // elements, or an empty result.
     let sizes = [(1, 700, 300), (3, 40, 20), (1, 700, 0), (2, 9000, 20), (1, 0, 5), (40, 50, 60), (1, 65, 2)];
     let sides: Vec<[Side; 2]> = (0..)
         .zip(sizes)
@@ -331,16 +332,16 @@ fn products_side_by_side_are_those_of_each() {
     }
 }
 
-/// Numbers at which rounding to `bf16` could go wrong.
+/// Numbers whose rounding to `bf16` is error-prone: NaN, infinities, and values close to ties.
 fn numbers_to_round() -> Vec<f32> {
     let mut numbers = vec![f32::NAN, f32::INFINITY, f32::MAX, f32::MIN_POSITIVE, 0.0];
     for bits in [0x3f80_0000u32, 0x3f81_0000, 0x7f7f_0000, 0x0080_0000] {
-        // Half way to the next number, and just before and after.
+        // The tie with the next number, and the values just below and above it.
         numbers.extend(
             [0x0000_7fff, 0x0000_8000, 0x0000_8001, 0x0000_ffff].map(|rest| f32::from_bits(bits | rest)),
         );
     }
-    // A sum that starts from zero never is the negative zero.
+    // A sum that starts from zero is never negative zero.
     let negative: Vec<f32> = numbers.iter().filter(|&&number| number != 0.0).map(|number| -number).collect();
     numbers.extend(negative);
     numbers
@@ -349,7 +350,7 @@ fn numbers_to_round() -> Vec<f32> {
 /// Multiplies each number by one.
 fn multiply_by_one(kernel: &Candidate, numbers: &[f32], result: ElementsMut) {
     let dim = |size| vec![Dim { size, stride: 1 }];
-    // Several columns, or the product would be one of a few lines with many.
+    // Several columns, because one column would make this a product of few lines.
     let ones = [1.0; 20];
     let lhs = Operand {
         elements: Elements::F32(numbers),
@@ -445,11 +446,8 @@ fn widened_products_keep_subnormal_numbers() {
 /// Lays out an operand of bytes as [`Side::new`] does.
 fn bytes(side: &Side, seed: u64) -> Vec<i8> {
     let Numbers::F32(numbers) = &side.numbers else { unreachable!("made of f32 below") };
-    let mut seed = seed;
-    let next = || {
-        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (seed >> 56) as i8
-    };
+    let mut random = Random::new(seed);
+    let next = || (random.bits() >> 56) as i8;
     std::iter::repeat_with(next).take(numbers.len()).collect()
 }
 

@@ -1,7 +1,7 @@
-//! Vectors of `f32` and words, and functions of them.
+//! Vectors of `f32` and of 32-bit words, and functions of them.
 //!
-//! A value that implements [`Simd`] is proof that the processor has the instructions: it is made only after asking.
-//! Functions that take one are inlined into [`Simd::run`], which is compiled for these instructions.
+//! A value that implements [`Simd`] proves that the processor has the instructions, because only detection creates it.
+//! Functions that take such a value are inlined into [`Simd::run`], which is compiled for the instructions.
 
 use crate::{Feature, Features, Kernels};
 
@@ -13,26 +13,26 @@ pub(crate) use portable::Portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Avx2, Avx512, Avx512Bf16};
 
-/// The instructions that are used.
+/// An instruction set for which kernels are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instructions {
-    /// Those that every processor has.
+    /// Instructions that every processor has.
     Portable,
     /// AVX2 with fused multiply-add.
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// As `Avx512`, with products of `bf16`.
+    /// `Avx512` with products of `bf16`.
     Avx512Bf16,
-    /// As `Avx512Bf16`, with products of tiles.
+    /// `Avx512Bf16` with products of AMX tiles.
     AmxBf16,
-    /// As `Portable`, with products of tiles in plain Rust.
+    /// `Portable` with products of tiles in plain Rust.
     #[cfg(test)]
     EmulatedTiles,
 }
 
 impl Instructions {
-    /// Those that this processor has, the best ones last.
+    /// The instruction sets of this processor, the best one last.
     pub fn available() -> Vec<Self> {
         let mut available = vec![Self::Portable];
         #[cfg(test)]
@@ -47,12 +47,12 @@ impl Instructions {
         available
     }
 
-    /// The widest instructions that kernels may use, see [`Kernels`].
+    /// The widest instructions that kernels may use; see [`Kernels`].
     pub fn best() -> Self {
         Kernels::in_use().instructions()
     }
 
-    /// The widest instructions of some features.
+    /// The widest instructions that are part of these features.
     pub(crate) fn of(features: Features) -> Self {
         match features.iter().last() {
             None => Self::Portable,
@@ -63,13 +63,14 @@ impl Instructions {
     }
 }
 
-/// Work that is compiled for each kind of instructions.
+/// Work that is compiled for each instruction set.
 pub(crate) trait Work {
-    /// Does it. Implementations are `#[inline(always)]`: only so are they compiled for the instructions.
+    /// Does the work. Implementations are `#[inline(always)]`, because only then are they compiled for the
+    /// instructions.
     fn run(self);
 }
 
-/// Evaluates `$body` with the vectors of some instructions.
+/// Evaluates `$body` with the vectors of an instruction set.
 macro_rules! with_simd {
     ($instructions:expr, $simd:ident => $body:expr) => {
         match $instructions {
@@ -95,18 +96,18 @@ macro_rules! with_simd {
 
 pub(crate) use with_simd;
 
-/// Instructions for vectors of [`Simd::WIDTH`] numbers of 32 bits.
+/// Instructions for vectors of [`Simd::WIDTH`] elements of 32 bits.
 pub(crate) trait Simd: Copy + Send + Sync {
-    /// Of `f32`.
+    /// Vectors of `f32`.
     type Floats: Copy;
-    /// Of `u32`, or of `i32`.
+    /// Vectors of `u32` or `i32`.
     type Words: Copy;
     type Mask: Copy;
     const WIDTH: usize;
-    /// Rows and vectors of the largest tile of a product that stays in registers.
+    /// Rows, and vectors of columns, of the largest tile of a product that stays in registers.
     const TILE: (usize, usize);
 
-    /// Runs `work` compiled for these instructions, never inlined.
+    /// Runs `work`, compiled for these instructions. This function is never inlined.
     fn run(self, work: impl Work);
 
     fn splat(self, value: f32) -> Self::Floats;
@@ -116,13 +117,13 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn div(self, left: Self::Floats, right: Self::Floats) -> Self::Floats;
     /// `left · right + addend`
     fn mul_add(self, left: Self::Floats, right: Self::Floats, addend: Self::Floats) -> Self::Floats;
-    /// The larger one; `right` if one is no number.
+    /// The larger one; `right` if either is NaN.
     fn max(self, left: Self::Floats, right: Self::Floats) -> Self::Floats;
-    /// The smaller one; `right` if one is no number.
+    /// The smaller one; `right` if either is NaN.
     fn min(self, left: Self::Floats, right: Self::Floats) -> Self::Floats;
-    /// To the nearest whole number, halves to the even one.
+    /// Rounds to the nearest integer, ties to even.
     fn round(self, value: Self::Floats) -> Self::Floats;
-    /// `value · 2^power` of a whole `power` between -127 and 127, where 2⁻¹²⁷ counts as 0.
+    /// `value · 2^power` for an integral `power` between -127 and 127, where 2⁻¹²⁷ counts as 0.
     fn times_power_of_two(self, value: Self::Floats, power: Self::Floats) -> Self::Floats;
     fn less(self, left: Self::Floats, right: Self::Floats) -> Self::Mask;
     fn select(self, mask: Self::Mask, yes: Self::Floats, no: Self::Floats) -> Self::Floats;
@@ -132,18 +133,18 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn floats(self, value: Self::Words) -> Self::Floats;
     fn both(self, left: Self::Mask, right: Self::Mask) -> Self::Mask;
     fn equal_words(self, left: Self::Words, right: Self::Words) -> Self::Mask;
-    /// Of words with signs.
+    /// Compares signed words.
     fn at_most(self, left: Self::Words, right: Self::Words) -> Self::Mask;
     fn add_words(self, left: Self::Words, right: Self::Words) -> Self::Words;
     fn xor_words(self, left: Self::Words, right: Self::Words) -> Self::Words;
     fn and_words(self, left: Self::Words, right: Self::Words) -> Self::Words;
-    /// By a number of bits above 0 and below 32.
+    /// Rotates by a number of bits above 0 and below 32.
     fn rotate_left(self, value: Self::Words, by: u32) -> Self::Words;
-    /// As words without signs, by a number of bits below 32.
+    /// Shifts unsigned words by a number of bits below 32.
     fn shift_right(self, value: Self::Words, by: u32) -> Self::Words;
-    /// Of words with signs.
+    /// Converts signed words.
     fn converted(self, value: Self::Words) -> Self::Floats;
-    /// To the nearest number that `bf16` holds, ties to even.
+    /// Rounds to the nearest number that `bf16` can represent, ties to even.
     fn round_bf16(self, value: Self::Floats) -> Self::Floats;
 
     /// # Safety
@@ -152,30 +153,31 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `to` points to [`Self::WIDTH`] words.
     unsafe fn store_words(self, words: Self::Words, to: *mut u32);
-    /// Swaps rows and columns of a square of [`Self::WIDTH`] words.
+    /// Transposes a square of [`Self::WIDTH`] rows and columns of words.
     ///
     /// # Safety
-    /// `from` and `to` point to as many rows, that far apart, and do not overlap.
+    /// `from` and `to` point to [`Self::WIDTH`] rows, at distances of `from_apart` and `to_apart` words, that do not
+    /// overlap.
     unsafe fn transpose_square(self, from: *const u32, from_apart: usize, to: *mut u32, to_apart: usize);
 
     #[inline(always)]
     fn load(self, from: &[f32]) -> Self::Floats {
         assert!(from.len() >= Self::WIDTH);
-        // SAFETY: there are enough numbers.
+        // SAFETY: the slice has the numbers of a vector.
         self.floats(unsafe { self.load_words(from.as_ptr().cast()) })
     }
 
     #[inline(always)]
     fn store(self, value: Self::Floats, to: &mut [f32]) {
         assert!(to.len() >= Self::WIDTH);
-        // SAFETY: there is enough room.
+        // SAFETY: the slice has room for a vector.
         unsafe { self.store_words(self.bits(value), to.as_mut_ptr().cast()) }
     }
 
     /// `e^x` for `x` below 88, to 2 units in the last place; 0 for `x` below -87.5.
     #[inline(always)]
     fn exp(self, x: Self::Floats) -> Self::Floats {
-        // The second operand is what `max` keeps if it is no number.
+        // `max` returns its second operand if it is NaN.
         let x = self.max(self.splat(-88.0), x);
         let power = self.round(self.mul(x, self.splat(std::f32::consts::LOG2_E)));
         let rest = self.mul_add(power, self.splat(-0.693_359_4), x);
@@ -236,17 +238,17 @@ pub(crate) trait Simd: Copy + Send + Sync {
     }
 }
 
-/// Instructions for products of pairs of `bf16`, which words hold: the first in the lower half.
+/// Instructions for products of pairs of `bf16`. A word holds a pair, the first number in the lower half.
 pub(crate) trait SimdBf16: Simd {
-    /// To each sum, the products of both halves.
+    /// Adds to each sum the products of both halves of the words.
     fn add_products(self, sum: Self::Floats, left: Self::Words, right: Self::Words) -> Self::Floats;
-    /// Pairs of each number of `first` and the same of `second`.
+    /// Pairs of the numbers at the same lane of `first` and `second`.
     fn zip(self, first: Self::Floats, second: Self::Floats) -> Self::Words;
-    /// Pairs of neighbours, those in `first` before those in `second`.
+    /// Pairs of neighboring numbers, those of `first` before those of `second`.
     fn join(self, first: Self::Floats, second: Self::Floats) -> Self::Words;
 }
 
-/// Swaps rows and columns. All sizes are multiples of [`Simd::WIDTH`].
+/// Transposes a matrix of words. All sizes are multiples of [`Simd::WIDTH`].
 #[inline(always)]
 pub(crate) fn transpose<S: Simd>(
     simd: S,
@@ -260,7 +262,7 @@ pub(crate) fn transpose<S: Simd>(
     assert!((rows - 1) * from_apart + columns <= from.len() && (columns - 1) * to_apart + rows <= to.len());
     for row in (0..rows).step_by(S::WIDTH) {
         for column in (0..columns).step_by(S::WIDTH) {
-            // SAFETY: the squares lie within rows and columns, which were checked to fit.
+            // SAFETY: the assertions above check that all squares lie in the slices.
             unsafe {
                 let from = from.as_ptr().add(row * from_apart + column);
                 let to = to.as_mut_ptr().add(column * to_apart + row);
@@ -274,7 +276,7 @@ pub(crate) fn transpose<S: Simd>(
 mod tests {
     use super::*;
 
-    /// Runs a block with each kind of instructions that the processor has.
+    /// Runs a block with each instruction set that the processor has.
     macro_rules! with_each {
         ($simd:ident => $body:block) => {{
             {

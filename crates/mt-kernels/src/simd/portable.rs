@@ -1,4 +1,4 @@
-//! Vectors as arrays, for processors without better instructions.
+//! Vectors as arrays, for processors without a better instruction set.
 
 #[cfg(test)]
 use super::SimdBf16;
@@ -9,7 +9,8 @@ pub(crate) struct Portable;
 
 const WIDTH: usize = 8;
 
-/// Applies a function of numbers to vectors. The compiler makes vectors of what a processor has of these loops.
+/// Applies a function of numbers to each lane. The compiler vectorizes these loops with the processor's baseline
+/// instructions.
 macro_rules! each {
     ($index:ident: $value:expr) => {{
         let mut result = [Default::default(); WIDTH];
@@ -80,7 +81,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn round(self, value: Self::Floats) -> Self::Floats {
-        // Adding a number whose last place counts ones leaves no place for what is smaller.
+        // The sum's last place counts ones, so adding this number rounds.
         const ONES: f32 = 12_582_912.0;
         each!(index: (value[index] + ONES) - ONES)
     }
@@ -167,13 +168,13 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn load_words(self, from: *const u32) -> Self::Words {
-        // SAFETY: the caller says so.
+        // SAFETY: what the caller promises.
         unsafe { from.cast::<Self::Words>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn store_words(self, words: Self::Words, to: *mut u32) {
-        // SAFETY: the caller says so.
+        // SAFETY: what the caller promises.
         unsafe { to.cast::<Self::Words>().write_unaligned(words) }
     }
 
@@ -181,7 +182,7 @@ impl Simd for Portable {
     unsafe fn transpose_square(self, from: *const u32, from_apart: usize, to: *mut u32, to_apart: usize) {
         for row in 0..WIDTH {
             for column in 0..WIDTH {
-                // SAFETY: the caller says so.
+                // SAFETY: what the caller promises.
                 unsafe { *to.add(column * to_apart + row) = *from.add(row * from_apart + column) };
             }
         }
@@ -208,7 +209,7 @@ impl SimdBf16 for Portable {
     }
 }
 
-/// A word of two rounded numbers.
+/// A word of two numbers, rounded to `bf16`.
 #[cfg(test)]
 fn pair(low: f32, high: f32) -> u32 {
     let [low, high] = [low, high].map(|number| u32::from(half::bf16::from_f32(number).to_bits()));

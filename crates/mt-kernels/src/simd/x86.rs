@@ -12,7 +12,7 @@ pub(crate) struct Avx2(());
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(());
 
-/// As [`Avx512`], with products of `bf16`.
+/// [`Avx512`] with products of `bf16`.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512Bf16(Avx512);
 
@@ -39,20 +39,20 @@ impl Avx512Bf16 {
     }
 }
 
-/// Methods of a trait that are a few instructions each.
+/// Implements methods of a trait that take a few instructions each.
 macro_rules! instructions {
     ($(fn $name:ident($self:ident $(, $argument:ident: $type:ty)*) -> $result:ty { $value:expr })*) => {
         $(
             #[inline(always)]
             fn $name($self $(, $argument: $type)*) -> $result {
-                // SAFETY: a value of this type exists only where the processor has the instructions.
+                // SAFETY: a value of this type exists only if the processor has the instructions.
                 unsafe { $value }
             }
         )*
     };
 }
 
-/// How `run` enters code that is compiled for instructions.
+/// Implements `Simd::run` by a function that is compiled for the features.
 macro_rules! run {
     ($features:literal) => {
         #[inline(always)]
@@ -62,7 +62,7 @@ macro_rules! run {
             fn run(work: impl Work) {
                 work.run();
             }
-            // SAFETY: a value of this type exists only where the processor has the instructions.
+            // SAFETY: a value of this type exists only if the processor has the instructions.
             unsafe { run(work) }
         }
     };
@@ -128,7 +128,7 @@ impl Simd for Avx2 {
                 let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
                 let up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
                 let rounded = _mm256_castsi256_ps(_mm256_and_si256(up, _mm256_set1_epi32(!0xffff)));
-                // What is no number could be rounded up to infinity.
+                // Rounding could turn NaN into an infinity.
                 _mm256_blendv_ps(rounded, value, _mm256_cmp_ps::<_CMP_UNORD_Q>(value, value))
             }
         }
@@ -136,7 +136,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn load_words(self, from: *const u32) -> __m256i {
-        // SAFETY: the processor has the instruction; the caller says that there are enough words.
+        // SAFETY: the processor has the instruction; the caller promises that a vector of words is readable.
         unsafe { _mm256_loadu_si256(from.cast()) }
     }
 
@@ -148,7 +148,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn transpose_square(self, from: *const u32, from_apart: usize, to: *mut u32, to_apart: usize) {
-        // SAFETY: the processor has the instructions; the caller says that rows are that far apart.
+        // SAFETY: the processor has the instructions; the caller promises the distances of rows.
         unsafe {
             let mut rows = [_mm256_setzero_si256(); 8];
             for (index, row) in rows.iter_mut().enumerate() {
@@ -236,7 +236,7 @@ impl Simd for Avx512 {
                 let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
                 let up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
                 let rounded = _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(!0xffff)));
-                // What is no number could be rounded up to infinity.
+                // Rounding could turn NaN into an infinity.
                 _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_UNORD_Q>(value, value), rounded, value)
             }
         }
@@ -244,7 +244,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn load_words(self, from: *const u32) -> __m512i {
-        // SAFETY: the processor has the instruction; the caller says that there are enough words.
+        // SAFETY: the processor has the instruction; the caller promises that a vector of words is readable.
         unsafe { _mm512_loadu_si512(from.cast()) }
     }
 
@@ -256,13 +256,13 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn transpose_square(self, from: *const u32, from_apart: usize, to: *mut u32, to_apart: usize) {
-        // SAFETY: the processor has the instructions; the caller says that rows are that far apart.
+        // SAFETY: the processor has the instructions; the caller promises the distances of rows.
         unsafe {
             let mut rows = [_mm512_setzero_si512(); 16];
             for (index, row) in rows.iter_mut().enumerate() {
                 *row = _mm512_loadu_si512(from.add(index * from_apart).cast());
             }
-            // Of each four rows, what they hold of every fourth column: those of the same place in a quarter.
+            // Quarter q of vector `[i][j]` holds the words of rows 4i to 4i + 3 in column 4q + j.
             let mut quarters = [[_mm512_setzero_si512(); 4]; 4];
             for (quarter, rows) in quarters.iter_mut().zip(rows.chunks_exact(4)) {
                 let low = _mm512_unpacklo_epi32(rows[0], rows[1]);
@@ -297,7 +297,7 @@ impl Simd for Avx512 {
     }
 }
 
-/// Hands methods on to the instructions that are extended.
+/// Delegates methods to the instruction set that this one extends.
 macro_rules! inherit {
     ($(fn $name:ident($self:ident $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
         $(
@@ -348,24 +348,24 @@ impl Simd for Avx512Bf16 {
 
     #[inline(always)]
     unsafe fn load_words(self, from: *const u32) -> __m512i {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.0.load_words(from) }
     }
 
     #[inline(always)]
     unsafe fn store_words(self, words: __m512i, to: *mut u32) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.0.store_words(words, to) }
     }
 
     #[inline(always)]
     unsafe fn transpose_square(self, from: *const u32, from_apart: usize, to: *mut u32, to_apart: usize) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.0.transpose_square(from, from_apart, to, to_apart) }
     }
 }
 
-/// Where the halves of two vectors go that lie behind each other: 0, 16, 1, 17, …
+/// The order that interleaves the halves of a vector: 0, 16, 1, 17, …
 const ZIPPED: [u16; 32] = {
     let mut order = [0; 32];
     let mut index = 0;
@@ -379,7 +379,8 @@ const ZIPPED: [u16; 32] = {
 impl SimdBf16 for Avx512Bf16 {
     #[inline(always)]
     fn add_products(self, sum: __m512, left: __m512i, right: __m512i) -> __m512 {
-        // SAFETY: the processor has the instruction; vectors of pairs and of words are as large and hold any bits.
+        // SAFETY: the processor has the instruction; vectors of pairs and of words have the same size and hold any
+        // bits.
         unsafe {
             _mm512_dpbf16_ps(
                 sum,
@@ -392,13 +393,14 @@ impl SimdBf16 for Avx512Bf16 {
     #[inline(always)]
     fn zip(self, first: __m512, second: __m512) -> __m512i {
         let joined = self.join(first, second);
-        // SAFETY: the processor has the instructions; the constant is as large as a vector.
+        // SAFETY: the processor has the instructions; the constant has the size of a vector.
         unsafe { _mm512_permutexvar_epi16(_mm512_loadu_si512(ZIPPED.as_ptr().cast()), joined) }
     }
 
     #[inline(always)]
     fn join(self, first: __m512, second: __m512) -> __m512i {
-        // SAFETY: the processor has the instruction; vectors of pairs and of words are as large and hold any bits.
+        // SAFETY: the processor has the instruction; vectors of pairs and of words have the same size and hold any
+        // bits.
         unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first)) }
     }
 }

@@ -1,36 +1,35 @@
-//! The tensors that layers make on their way, and where these are placed.
+//! The activations of layers, and their placement.
 
-use mt_shape::DType;
+use mt_shape::{DType, LogicalAxis};
 
 use super::{DecoderConfig, LayerConfig, layer::RESIDUAL, part::BatchDims, segments::SegmentForm};
 
-/// A tensor that a model makes.
+/// A tensor that a model computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Activation {
-    /// The name by which remat policies know it, if they do.
+    /// Its name in remat policies, if it has one.
     pub name: Option<&'static str>,
     pub dims: Vec<usize>,
-    /// For each axis the logical name that placement rules know.
-    pub logical_axes: Vec<Option<&'static str>>,
+    /// The logical name of each axis, which placement rules refer to.
+    pub logical_axes: Vec<Option<LogicalAxis>>,
     pub dtype: DType,
 }
 
-/// What the layers of a region make that the backward pass computes again: of a cycle of scanned layers, or of one that
-/// is not scanned.
+/// The activations of a recomputed region: one cycle of scanned layers, or one unrolled layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionActivations {
-    /// How many regions are like this one.
+    /// The number of regions of this kind.
     pub times: usize,
-    /// What recomputation begins with, which is kept whatever policies say.
+    /// The input of the region, which is kept under any policy.
     pub input: Activation,
-    /// In the order in which they are made, but for what products and norms convert on their way.
+    /// The activations in order, without the intermediate conversions of products and norms.
     pub made: Vec<Activation>,
 }
 
 const INPUT: &str = "decoder_layer_input";
 
 impl DecoderConfig {
-    /// What the layers make of `rows` sequences of `length` tokens, regions that are alike together.
+    /// The activations of the layers for `rows` sequences of `length` tokens, with equal regions merged.
     pub(super) fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations> {
         let batch = BatchDims { rows, length, embed: self.embed.size, dtype: self.dtype };
         let mut regions: Vec<(Vec<LayerConfig>, usize)> = Vec::new();
@@ -57,7 +56,7 @@ impl DecoderConfig {
 }
 
 impl BatchDims {
-    /// A tensor like the residual stream.
+    /// A tensor with the shape of the residual stream.
     pub fn residual(&self, name: Option<&'static str>) -> Activation {
         Activation {
             name,
@@ -75,7 +74,7 @@ fn made_by(layers: &[LayerConfig], batch: &BatchDims) -> Vec<Activation> {
         if let Some(mixer) = &layer.mixer {
             made.extend(layer.norms.pre_attention.map(|_| batch.residual(None)));
             made.extend(mixer.activations(batch));
-            // The sum, which the feed-forward part is given.
+            // The sum, which the feed-forward part reads.
             made.push(batch.residual(None));
         }
         if let Some(feed_forward) = &layer.feed_forward {

@@ -1,4 +1,4 @@
-//! What a family decides about its decoder.
+//! The description of a decoder that a family creates.
 
 use mt_nn::{NormOptions, WeightFormat};
 use mt_shape::{Axis, DType};
@@ -9,69 +9,69 @@ use super::{
     part::{PartDescription, SpecBuilder},
 };
 
-/// A decoder-only language model: dimensions, layers, and how it is run.
+/// A decoder-only language model: dimensions, layers, and how programs compute it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
     pub embed: Axis,
     pub vocab: Axis,
-    /// One for each layer.
+    /// One entry for each layer.
     pub layers: Vec<LayerConfig>,
-    /// The runs that layers form, in order; the first begins with the first layer.
+    /// The runs of layers, in order. The first run begins with the first layer.
     pub runs: Vec<LayerRun>,
     pub norm: NormOptions,
     pub final_norm: Option<NormKind>,
     pub embedding: EmbeddingConfig,
     pub head: HeadConfig,
-    /// Rotary frequencies follow from the length of the sequences: by this factor, beyond this length.
+    /// For dynamic NTK: the factor, and the length beyond which rotary frequencies depend on the sequence length.
     pub dynamic_ntk: Option<(f64, usize)>,
     pub dropout_rate: f64,
     pub init_scale: f64,
     /// The type of activations.
     pub dtype: DType,
     pub weight_dtype: DType,
-    /// The precision of products of `f32`.
+    /// The precision of `f32` products.
     pub precision: Precision,
-    /// The form of the matrices of linear maps.
-    pub weight_format: WeightFormat,
+    /// The representation of the matrices of linear maps.
+    pub weight_format: &'static dyn WeightFormat,
     pub scan_layers: bool,
     pub param_scan_axis: usize,
-    /// None keeps all activations.
+    /// The activations to keep; `None` keeps all.
     pub remat: Option<SavePolicy>,
 }
 
-/// What tokens become before the first layer.
+/// The embedding of tokens before the first layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EmbeddingConfig {
-    /// Multiplies the vectors, rounded to the type of activations first, as Gemma's √width is.
+    /// Multiplies the vectors, such as Gemma's √width. The factor is rounded to the type of activations first.
     pub scale: Option<f64>,
     pub positions: Positions,
-    /// Vectors of each token for each layer, of this width (Gemma's small models).
+    /// The width of per-layer embeddings (small Gemma models).
     pub per_layer: Option<Axis>,
-    /// Accelerators look tables up by products with one-hot vectors.
+    /// Whether accelerators look up tables by products with one-hot vectors.
     pub by_product: bool,
 }
 
-/// What is added to embeddings for positions.
+/// Position embeddings, which are added to token embeddings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Positions {
-    /// Nothing: layers turn queries and keys, if anything.
+    /// None. Layers may use rotary embeddings.
     None,
-    /// A learned vector for each of this many positions.
+    /// Learned vectors for this many positions.
     Learned(usize),
     /// Sines and cosines.
     Sinusoidal,
 }
 
-/// How hidden states become scores of tokens.
+/// The head, which turns hidden states into logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadConfig {
-    /// The embedding table is the output matrix.
+    /// Whether the embedding table is also the output matrix.
     pub tied: bool,
-    /// Multiplies the scores.
+    /// The factor of the logits.
     pub scale: f64,
-    /// `c · tanh(scores / c)`.
+    /// With a cap of `c`, logits become `c · tanh(logits / c)`.
     pub soft_cap: Option<f64>,
-    /// Multiplies hidden states and matrix in `f32`.
+    /// Whether hidden states and the matrix are multiplied in `f32`.
     pub in_f32: bool,
 }
 
@@ -81,45 +81,45 @@ pub struct LayerConfig {
     pub mixer: Option<MixerConfig>,
     pub feed_forward: Option<FeedForwardConfig>,
     pub norms: LayerNorms,
-    /// Mixer and feed-forward part read the same normalized input and are added together.
+    /// Whether the mixer and the feed-forward part read the same normalized input and their outputs are added.
     pub parallel: bool,
-    /// The layer's output is multiplied by a number of its own.
+    /// Whether the layer's output is multiplied by a learned scalar.
     pub scaled: bool,
-    /// A product with a square matrix, which is all that a benchmark's layer does.
+    /// Whether the layer is only a product with a square matrix, for benchmarks.
     pub square: bool,
 }
 
-/// Which normalizations a layer has.
+/// The norms of a layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerNorms {
     pub pre_attention: Option<NormKind>,
-    /// Of what attention adds to the residual stream.
+    /// The norm of attention's contribution to the residual stream.
     pub post_attention: Option<NormKind>,
     pub pre_mlp: Option<NormKind>,
-    /// Of what the feed-forward layer adds.
+    /// The norm of the MLP's contribution to the residual stream.
     pub post_mlp: Option<NormKind>,
 }
 
-/// A kind of normalization.
+/// A kind of norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     RootMeanSquare,
-    /// With mean and bias.
+    /// Layer norm, with mean and bias.
     Layer,
 }
 
 impl LayerNorms {
-    /// Before each part.
+    /// Norms before each part.
     pub fn before(kind: NormKind) -> Self {
         Self { pre_attention: Some(kind), pre_mlp: Some(kind), ..Self::default() }
     }
 
-    /// After each part.
+    /// Norms after each part.
     pub fn after(kind: NormKind) -> Self {
         Self { post_attention: Some(kind), post_mlp: Some(kind), ..Self::default() }
     }
 
-    /// Before and after each part.
+    /// Norms before and after each part.
     pub fn around(kind: NormKind) -> Self {
         Self {
             pre_attention: Some(kind),
@@ -131,40 +131,40 @@ impl LayerNorms {
 }
 
 impl LayerConfig {
-    /// Its parts, in the order in which they are applied.
+    /// The layer's parts, in order of application.
     pub fn parts(&self) -> impl Iterator<Item = &dyn PartDescription> {
         let mixer = self.mixer.as_deref();
         mixer.into_iter().chain(self.feed_forward.as_deref())
     }
 
-    /// Its mixer, if that is attention.
+    /// The mixer, if it is attention.
     pub fn attention(&self) -> Option<&AttentionConfig> {
         self.mixer.as_ref()?.get()
     }
 
-    /// As [`Self::attention`], to be changed.
+    /// As [`Self::attention`], mutable.
     pub fn attention_mut(&mut self) -> Option<&mut AttentionConfig> {
         self.mixer.as_mut()?.get_mut()
     }
 
-    /// Its feed-forward part, if that is dense.
+    /// The feed-forward part, if it is a dense MLP.
     pub fn mlp(&self) -> Option<&MlpConfig> {
         self.feed_forward.as_ref()?.get()
     }
 
-    /// As [`Self::mlp`], to be changed.
+    /// As [`Self::mlp`], mutable.
     pub fn mlp_mut(&mut self) -> Option<&mut MlpConfig> {
         self.feed_forward.as_mut()?.get_mut()
     }
 }
 
 impl DecoderConfig {
-    /// The attention of the layers that have one.
+    /// The attention of all layers that have it.
     pub fn attentions(&self) -> impl Iterator<Item = &AttentionConfig> {
         self.layers.iter().filter_map(LayerConfig::attention)
     }
 
-    /// How parameters are declared.
+    /// The builder that declares the decoder's parameters.
     pub(super) fn builder(&self) -> SpecBuilder {
         SpecBuilder {
             embed: self.embed,

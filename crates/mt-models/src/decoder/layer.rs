@@ -2,6 +2,7 @@
 
 use mt_derive::Tree;
 use mt_nn::{Initializer, Linear, Norm, NormOptions, ParamSpec, RmsNorm, axes::EMBED};
+use mt_shape::{LogicalAxis, logical};
 use mt_trace::Tensor;
 
 use super::{
@@ -10,7 +11,7 @@ use super::{
 };
 use crate::{LayerOutput, OutputLabel, StateSpec, layer_output::statistics_of};
 
-/// A layer's parameters. What a family's layers do not have is absent.
+/// A layer's parameters. Parameters that a family lacks are absent.
 #[derive(Clone, Debug, Tree)]
 pub struct DecoderLayer<L> {
     pub pre_attention_norm: Option<Norm<L>>,
@@ -27,7 +28,7 @@ pub struct DecoderLayer<L> {
     pub square: Option<Linear<L>>,
 }
 
-/// What a layer does with its own vectors of the tokens (Gemma 3n, Gemma 4's small models).
+/// The use of per-layer embeddings in a layer (Gemma 3n, small Gemma 4 models).
 #[derive(Clone, Debug, Tree)]
 pub struct PerLayerInput<L> {
     /// `[embed, per_layer]`
@@ -37,48 +38,48 @@ pub struct PerLayerInput<L> {
     pub norm: RmsNorm<L>,
 }
 
-/// What a layer is given besides the residual stream.
+/// The inputs of a layer in addition to the residual stream.
 #[derive(Clone, Copy)]
 pub(super) struct LayerInputs<'a, 't> {
-    /// With the state of all parts.
+    /// The inputs of all parts, with the state of the whole layer.
     pub parts: PartInputs<'a, 't>,
-    /// This layer's vectors of the tokens.
+    /// The layer's per-layer embeddings of the tokens.
     pub per_layer: Option<Tensor<'t>>,
 }
 
-/// What comes of a layer.
+/// The outputs of a layer.
 pub(super) struct LayerOutputs<'t> {
     pub x: Tensor<'t>,
-    /// What later layers can import: the mixer's, then the feed-forward part's.
+    /// The tensors that later layers can import: those of the mixer, then those of the feed-forward part.
     pub exports: Vec<Tensor<'t>>,
-    /// The updates of the state, of the mixer, then of the feed-forward part.
+    /// The updates of the state: those of the mixer, then those of the feed-forward part.
     pub state: Vec<Tensor<'t>>,
-    /// What else can be asked for.
+    /// The other outputs, of all kinds that callers can request.
     pub others: Vec<(OutputLabel, Tensor<'t>)>,
 }
 
 impl<'t> LayerOutputs<'t> {
-    /// Adds what a part returned besides its output.
+    /// Adds a part's results other than its output.
     fn add(&mut self, part: PartOutputs<'t>) {
         self.exports.extend(part.exports);
         self.state.extend(part.state);
         self.others.extend(part.others);
     }
 
-    /// What is asked for of all that the layer made, in the order in which it did.
+    /// The requested outputs of the layer, in the order of computation.
     pub(super) fn wanted(&self, wanted: &[LayerOutput]) -> Vec<(OutputLabel, Tensor<'t>)> {
         let all = self.others.iter().copied().chain([(LayerOutput::Residual.label(), self.x)]);
         all.filter(|(label, _)| wanted.contains(&label.kind)).collect()
     }
 }
 
-pub(super) const RESIDUAL: [Option<&str>; 3] =
-    [Some("activation_batch"), Some("activation_norm_length"), Some("activation_embed")];
+pub(super) const RESIDUAL: [Option<LogicalAxis>; 3] =
+    [Some(logical::ACTIVATION_BATCH), Some(logical::ACTIVATION_NORM_LENGTH), Some(logical::ACTIVATION_EMBED)];
 
 /// Names of the axes that only these parameters have.
 pub(crate) const PER_LAYER: &str = "per_layer";
 const ONE: &str = "one";
-/// The output axis of a square matrix, while it is multiplied.
+/// The output axis of a square matrix during the product.
 const SQUARE_OUTPUT: &str = "square_output";
 
 /// The parameters of a layer.
@@ -97,14 +98,16 @@ pub(super) fn layer_specs(
         feed_forward: layer.feed_forward.as_ref().map(|feed_forward| feed_forward.specs(builder)),
         post_mlp_norm: norm(layer.norms.post_mlp),
         per_layer: config.embedding.per_layer.map(|width| PerLayerInput {
-            gate: builder.linear(1, [(embed, "embed"), (width, "mlp")]),
-            projection: builder.linear(1, [(width, "mlp"), (embed, "embed")]),
+            gate: builder.linear(1, [(embed, logical::EMBED), (width, logical::MLP)]),
+            projection: builder.linear(1, [(width, logical::MLP), (embed, logical::EMBED)]),
             norm: builder.rms(embed),
         }),
-        scalar: layer.scaled.then(|| builder.array([(mt_shape::axis(ONE, 1), "norm")], Initializer::Ones)),
+        scalar: layer
+            .scaled
+            .then(|| builder.array([(mt_shape::axis(ONE, 1), logical::NORM)], Initializer::Ones)),
         square: layer.square.then(|| {
             let output = mt_shape::axis(SQUARE_OUTPUT, embed.size);
-            builder.linear(1, [(embed, "embed"), (output, "mlp")])
+            builder.linear(1, [(embed, logical::EMBED), (output, logical::MLP)])
         }),
     }
 }
@@ -206,7 +209,7 @@ impl<'t> PerLayerInput<Tensor<'t>> {
 }
 
 impl LayerConfig {
-    /// The arrays that generation keeps for the layer: the mixer's, then the feed-forward part's.
+    /// The state arrays of the layer: those of the mixer, then those of the feed-forward part.
     pub(super) fn state(&self, dims: &StateDims) -> Vec<StateSpec> {
         self.parts().flat_map(|part| part.state(dims)).collect()
     }
@@ -217,7 +220,7 @@ impl LayerConfig {
 }
 
 impl<'a, 't> PartInputs<'a, 't> {
-    /// The inputs of the part whose arrays of the state are those.
+    /// The inputs of a part with the given subset of the layer's state arrays.
     fn with_state(&self, arrays: impl FnOnce(&'a [Tensor<'t>]) -> &'a [Tensor<'t>]) -> Self {
         Self { state: self.state.map(|state| PartState { arrays: arrays(state.arrays), ..state }), ..*self }
     }

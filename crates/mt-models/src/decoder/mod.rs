@@ -1,8 +1,8 @@
-//! The decoder that all families describe: parameters, wiring, cache.
+//! The decoder of all families: parameters, wiring, cache.
 //!
-//! A family decides what its layers have ([`DecoderConfig`]); everything here is shared, and asks for parts, never for
-//! families. A layer is a mixer and a feed-forward part (`parts`) with norms around them; layers form segments
-//! ([`SegmentConfig`]), which are scanned or not.
+//! A family describes its layers in a [`DecoderConfig`]. All code here is shared and depends on the parts, never on the
+//! family. A layer is a mixer and a feed-forward part (`parts`) with norms around them. Layers form segments
+//! ([`SegmentConfig`]), which are scanned or unrolled.
 
 mod activations;
 mod config;
@@ -23,7 +23,7 @@ use mt_nn::{
     axes::{EMBED, LAYERS, POSITION, TABLE_POSITION, VOCAB},
     sinusoidal_positions,
 };
-use mt_shape::{DType, Path, Tree, axis};
+use mt_shape::{DType, LogicalAxis, Path, Tree, axis, logical};
 use mt_trace::{Precision, Target, Tensor};
 
 pub use activations::{Activation, RegionActivations};
@@ -33,11 +33,13 @@ pub use parameters::{Parameter, Place};
 pub use parts::{
     AttentionConfig, FeedForward, FeedForwardConfig, Mixer, MixerConfig, MlpConfig, QueryKeyNorm, Values,
 };
-pub use segments::{LayerRun, SegmentConfig, SegmentForm};
+pub use segments::{LayerRun, SegmentConfig, SegmentForm, StoredRun};
 pub use stack::{Layers, Segment};
 
 pub(crate) use layer::PER_LAYER;
 pub(crate) use parameters::role;
+#[cfg(test)]
+pub(crate) use parts::probe_experts::ExpertsConfig;
 
 use layer::RESIDUAL;
 use part::StateDims;
@@ -63,7 +65,7 @@ pub struct DecoderParameters<L> {
     pub head: Option<Linear<L>>,
 }
 
-/// Vectors of each token for each layer.
+/// Per-layer embeddings: a vector of each token for each layer.
 #[derive(Clone, Debug, Tree)]
 pub struct PerLayerEmbedding<L> {
     /// `[vocab, layers, per_layer]`
@@ -73,11 +75,14 @@ pub struct PerLayerEmbedding<L> {
     pub norm: RmsNorm<L>,
 }
 
-/// Where scores of tokens are placed.
-const LOGITS: [Option<&str>; 3] =
-    [Some("activation_embed_and_logits_batch"), Some("activation_length"), Some("activation_vocab")];
+/// Logical axes of logits.
+const LOGITS: [Option<LogicalAxis>; 3] = [
+    Some(logical::ACTIVATION_EMBED_AND_LOGITS_BATCH),
+    Some(logical::ACTIVATION_LENGTH),
+    Some(logical::ACTIVATION_VOCAB),
+];
 
-/// The longest period of sinusoidal positions, over 2π.
+/// The longest period of sinusoidal positions, divided by 2π.
 const SINUSOIDAL_TIMESCALE: f64 = 10_000.0;
 
 /// A model whose layers a family describes.
@@ -89,29 +94,29 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Builds the model that a family's description means.
+    /// Builds the model of a family's description.
     pub fn new(config: DecoderConfig, family: &'static Family) -> Self {
         let specs = specs(&config);
         Self { config, family, specs }
     }
 
-    /// The family that its names are of.
+    /// The family that names the parameters.
     pub fn family(&self) -> &'static Family {
         self.family
     }
 
-    /// What the decoder is made of.
+    /// The description of the decoder.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
     }
 
-    /// The number of each parameter, in its place.
+    /// The index of each parameter, in a tree like the parameters'.
     fn numbers(&self) -> DecoderParameters<usize> {
         let mut next = 0..;
         self.specs.map_leaves(|_, _| next.next().expect("there is always a next number"))
     }
 
-    /// Weights of layers that do not act on a given token.
+    /// The number of layers' weights that do not act on a given token.
     fn idle_weights(&self) -> usize {
         self.config.layers.iter().flat_map(LayerConfig::parts).map(|part| part.idle_weights()).sum()
     }
@@ -124,24 +129,27 @@ fn specs(config: &DecoderConfig) -> DecoderParameters<ParamSpec> {
     let deviation = |width: usize| (width as f64).powf(-0.5);
     let positions = match config.embedding.positions {
         Positions::Learned(count) => {
-            let axes = [(axis(TABLE_POSITION, count), "position"), (embed, "embed_vocab")];
+            let axes = [(axis(TABLE_POSITION, count), logical::POSITION), (embed, logical::EMBED_VOCAB)];
             Some(PositionTable { table: builder.table(axes, deviation(embed.size)) })
         }
         _ => None,
     };
-    let per_layer = config.embedding.per_layer.map(|width| PerLayerEmbedding {
-        embedding: builder.table(
-            [(vocab, "vocab"), (layers, "layers_of_token"), (width, "embed_vocab")],
-            deviation(width.size),
-        ),
-        projection: Linear::new(
-            builder.matrix(1, [(embed, "embed"), (layers, "layers_of_token"), (width, "mlp")]),
-        ),
-        norm: builder.rms(width),
-    });
+    let per_layer =
+        config.embedding.per_layer.map(|width| PerLayerEmbedding {
+            embedding: builder.table(
+                [(vocab, logical::VOCAB), (layers, logical::LAYERS_OF_TOKEN), (width, logical::EMBED_VOCAB)],
+                deviation(width.size),
+            ),
+            projection: Linear::new(builder.matrix(
+                1,
+                [(embed, logical::EMBED), (layers, logical::LAYERS_OF_TOKEN), (width, logical::MLP)],
+            )),
+            norm: builder.rms(width),
+        });
     let head = (!config.head.tied)
-        .then(|| Linear::new(builder.matrix(1, [(embed, "embed_vocab"), (vocab, "vocab")])));
-    let table = builder.table([(vocab, "vocab"), (embed, "embed_vocab")], deviation(embed.size));
+        .then(|| Linear::new(builder.matrix(1, [(embed, logical::EMBED_VOCAB), (vocab, logical::VOCAB)])));
+    let table =
+        builder.table([(vocab, logical::VOCAB), (embed, logical::EMBED_VOCAB)], deviation(embed.size));
     DecoderParameters {
         token_embedder: Embedding { embedding: table },
         positions,
@@ -153,7 +161,7 @@ fn specs(config: &DecoderConfig) -> DecoderParameters<ParamSpec> {
 }
 
 impl<'t> PerLayerEmbedding<Tensor<'t>> {
-    /// The vectors of each token for each layer, made of its own and of what the first layer is given.
+    /// The vectors of each token for each layer: the sum of a lookup and a projection of the first layer's input.
     ///
     /// # Shapes
     /// `i32[batch, position], [batch, position, embed] -> [batch, position, layers, per_layer]`
@@ -161,7 +169,7 @@ impl<'t> PerLayerEmbedding<Tensor<'t>> {
         let width = self.embedding.axis(PER_LAYER).size as f64;
         let looked_up = match config.looks_up_by_product(tokens) {
             true => self.embedding.lookup_by_product(VOCAB, tokens, config.dtype),
-            false => self.embedding.lookup(VOCAB, "vocab", tokens).cast(config.dtype),
+            false => self.embedding.lookup(VOCAB, logical::VOCAB, tokens).cast(config.dtype),
         };
         let looked_up = looked_up * rounded(width.sqrt(), config.dtype);
         let projected = self.projection.forward(x, &[EMBED]) * (config.embed.size as f64).powf(-0.5);
@@ -170,8 +178,8 @@ impl<'t> PerLayerEmbedding<Tensor<'t>> {
 }
 
 impl DecoderConfig {
-    /// Whether tables are looked up by products in the program that `indices` are of. A CPU gathers rows for a fraction
-    /// of the operations.
+    /// Whether the program of `indices` looks up tables by matrix products. On a CPU a gather takes a fraction of the
+    /// operations.
     fn looks_up_by_product(&self, indices: Tensor<'_>) -> bool {
         self.embedding.by_product && indices.region().target() == Target::Accelerator
     }
@@ -184,10 +192,10 @@ impl DecoderConfig {
     }
 }
 
-/// What taps show of layers.
+/// The layer outputs that taps return.
 const TAPS: &[LayerOutput] = &[LayerOutput::Mixer, LayerOutput::FeedForward, LayerOutput::Residual];
 
-/// Names and values of what layers made, from the first layer to the last.
+/// Names and values of layers' outputs, in layer order.
 fn named_taps<'t>(made: &[OfLayers<'t>]) -> Vec<(String, Tensor<'t>)> {
     let named = made.iter().filter_map(|of_layers| {
         let name = match of_layers.label.kind {
@@ -203,7 +211,7 @@ fn named_taps<'t>(made: &[OfLayers<'t>]) -> Vec<(String, Tensor<'t>)> {
     each.into_iter().map(|(layer, name, value)| (format!("layers.{layer}.{name}"), value)).collect()
 }
 
-/// A number as activations of this type hold it.
+/// A number rounded to a type of activations.
 fn rounded(number: f64, dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => half::bf16::from_f32(number as f32).to_f64(),
@@ -271,7 +279,7 @@ impl ForwardPass for Decoder {
         let x = x.constrain(&RESIDUAL);
         let mut wanted = [forward.layer_outputs.as_slice(), if forward.taps { TAPS } else { &[] }].concat();
         if forward.state.is_none() {
-            // Generation minimizes nothing.
+            // Generation minimizes no loss.
             wanted.push(LayerOutput::AuxiliaryLoss);
         }
         let inputs = StackInputs {
@@ -355,12 +363,8 @@ impl Storage for Decoder {
     }
 
     fn ignores_tensor(&self, name: &str) -> bool {
-        let tied = self.config.head.tied && name.ends_with("lm_head.weight");
-        // Layers that take keys and values from others keep matrices that nothing uses in older files.
-        let of_keys = ["k_proj.weight", "v_proj.weight", "k_norm.weight"];
-        let shares =
-            || self.config.attentions().any(|attention| matches!(attention.values, Values::OfLayer(_)));
-        tied || (shares() && of_keys.iter().any(|end| name.ends_with(end)))
+        let form = self.family.hugging_face.as_ref();
+        form.is_some_and(|form| (form.ignores)(&self.config, name))
     }
 }
 
@@ -411,7 +415,7 @@ impl Description for Decoder {
     }
 
     fn flops(&self) -> FlopCount {
-        // A tied table is counted once, as the head.
+        // A tied table counts once, as the head.
         let table = num_elements(&self.specs.token_embedder);
         let looked_up = if self.config.head.tied { 0 } else { table };
         let looked_up = looked_up
@@ -420,7 +424,7 @@ impl Description for Decoder {
         let parts = self.config.layers.iter().flat_map(LayerConfig::parts);
         FlopCount {
             weights_per_token: self.num_parameters() - looked_up - self.idle_weights(),
-            // Of the same shape as the table, whether it is the table or not.
+            // The head has as many weights as the table, tied or not.
             head_weights: table,
             attention: parts.filter_map(|part| part.pair_operations()).collect(),
         }
@@ -433,5 +437,5 @@ impl Description for Decoder {
 
 /// The number of weights in a tree.
 fn num_elements(tree: &impl Tree<Leaf = ParamSpec>) -> usize {
-    tree.leaves().iter().map(|(_, spec)| spec.num_elements()).sum()
+    tree.leaves().iter().map(|(_, spec)| spec.num_weights()).sum()
 }

@@ -1,32 +1,32 @@
-//! What each parameter is for, by the name of its part and its layer.
+//! The role of each parameter and the layers that it belongs to.
 
 use mt_nn::{LayerPlace, ParamSpec};
 use mt_shape::Path;
 
 use super::{SegmentConfig, SegmentForm};
 
-/// A parameter by what it is for.
+/// A parameter's role and layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
-    /// The name of the part, such as `attention.query.kernel`, without the layer.
+    /// The name within the layer, such as `attention.query.kernel`.
     pub role: String,
     pub place: Place,
 }
 
-/// Which layers a parameter is of.
+/// The layers that a parameter belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// It is of no layer.
+    /// The parameter belongs to no layer.
     Model,
-    /// One layer that is not scanned. `remainder` counts from the last whole cycle, if cycles of its run are scanned.
+    /// An unrolled layer. `remainder` is its index after the last whole cycle, if the cycles of its run are scanned.
     Layer { index: usize, remainder: Option<usize> },
-    /// The same layer of each cycle, stacked along the leading axis: `slot` within the cycle, which begins with the
-    /// layer `first`.
+    /// The same layer of each cycle, stacked along the leading axis: `slot` within the cycle. The first cycle begins
+    /// with the layer `first`.
     Cycle { first: usize, slot: usize, length: usize, count: usize },
 }
 
 impl Parameter {
-    /// What a parameter of a decoder with these segments is for.
+    /// The role and layers of a parameter of a decoder with these segments.
     pub fn of(segments: &[SegmentConfig], path: &Path, spec: &ParamSpec) -> Self {
         let segment = |layer: usize| {
             let segment = segments.iter().find(|segment| segment.layers().contains(&layer));
@@ -50,7 +50,7 @@ impl Parameter {
         Self { role: role(path, spec), place }
     }
 
-    /// The numbers of the layers whose parameters these are, in order; empty for those of the model.
+    /// The indices of the parameter's layers, in order; empty if it belongs to no layer.
     pub fn layers(&self) -> Vec<usize> {
         match self.place {
             Place::Model => Vec::new(),
@@ -62,7 +62,7 @@ impl Parameter {
     }
 }
 
-/// The name of a part, without that of its layer.
+/// The parameter's name within its layer, or its path outside of layers.
 pub(crate) fn role(path: &Path, spec: &ParamSpec) -> String {
     match spec.place {
         LayerPlace::None => path.to_string(),

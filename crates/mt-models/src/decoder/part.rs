@@ -1,5 +1,5 @@
-//! The parts of a layer: a mixer, which moves information between tokens, or a feed-forward part, which works on
-//! each token alone.
+//! The parts of a layer: a mixer, which moves information between tokens, and a feed-forward part, which processes each
+//! token alone.
 
 use std::{any::Any, fmt};
 
@@ -7,18 +7,18 @@ use mt_nn::{
     Dropout, Initializer, LayerNorm, Linear, Norm, NormOptions, ParamSpec, RmsNorm, RotaryAngles,
     RotaryOptions, Weight, WeightFormat, attention::Segments,
 };
-use mt_shape::{Axis, DType};
+use mt_shape::{Axis, DType, LogicalAxis, logical};
 use mt_trace::Tensor;
 
 use super::{Activation, NormKind};
 use crate::{AttentionFlops, LayerOutput, OutputLabel, StateSpec};
 
-/// A part of a layer, by its configuration: its parameters, its forward pass, and what follows from the parameters.
+/// The configuration of a part of a layer: its parameters, its forward pass, and properties that follow from them.
 pub trait Part: PartDescription + Clone + PartialEq {
-    /// Its parameters.
+    /// The parameters of the part.
     type Parameters<L>;
 
-    /// Shapes, placement and initial values of its parameters.
+    /// The shapes, placement and initializers of the parameters.
     fn specs(&self, builder: &SpecBuilder) -> Self::Parameters<ParamSpec>;
 
     /// Applies the part.
@@ -32,8 +32,8 @@ pub trait Part: PartDescription + Clone + PartialEq {
         inputs: &PartInputs<'_, 't>,
     ) -> PartOutputs<'t>;
 
-    /// The parameters that attention's scores are made of, if the part has attention, given the number of each
-    /// parameter. `is_imported`: another layer takes this one's exports.
+    /// The parameters that attention logits depend on, if the part has attention. The arguments are the parameters'
+    /// indices, and whether another layer imports this layer's exports.
     fn score_weights(
         &self,
         _numbers: &Self::Parameters<usize>,
@@ -42,53 +42,53 @@ pub trait Part: PartDescription + Clone + PartialEq {
         None
     }
 
-    /// Whether the part is another function than `other`, however both are computed.
+    /// Whether the part computes another function than `other`, regardless of how both are computed.
     fn differs_from(&self, other: &Self) -> bool {
         self != other
     }
 }
 
-/// The declarations of a part beside its forward pass.
+/// The declarations of a part other than its forward pass.
 pub trait PartDescription: Any + fmt::Debug {
     /// The arrays that generation keeps between calls, in the order in which the forward pass takes and returns them.
     fn state(&self, _dims: &StateDims) -> Vec<StateSpec> {
         Vec::new()
     }
 
-    /// The tensors that the forward pass makes and the backward pass can keep, in order, without those of the
-    /// residual stream.
+    /// The activations that the forward pass computes and the backward pass can keep, in order, without the residual
+    /// stream.
     fn activations(&self, batch: &BatchDims) -> Vec<Activation>;
 
-    /// How many of the part's weights do not act on a given token, such as those of experts that it is not sent to.
+    /// The number of weights that do not act on a given token, such as those of experts that do not receive it.
     fn idle_weights(&self) -> usize {
         0
     }
 
-    /// The name of the scope in which the forward pass runs, for profiles and reports.
+    /// The scope of the forward pass in profiles and reports.
     fn scope(&self) -> &'static str;
 
-    /// Operations that grow with pairs of tokens.
+    /// The FLOPs that grow with pairs of tokens.
     fn pair_operations(&self) -> Option<AttentionFlops> {
         None
     }
 
-    /// The rotary embedding whose angles the forward pass looks up.
+    /// The rotary embedding whose angles the forward pass uses.
     fn rotary(&self) -> Option<&RotaryOptions> {
         None
     }
 
-    /// The layer whose exports this part takes.
+    /// The layer whose exports this part imports.
     fn imports(&self) -> Option<usize> {
         None
     }
 }
 
-/// The sizes that a state's shape follows from.
+/// The sizes that determine the shape of a state.
 #[derive(Clone, Copy, Debug)]
 pub struct StateDims {
     /// Sequences.
     pub batch: usize,
-    /// Tokens of a sequence that can be kept.
+    /// The maximum number of tokens per sequence.
     pub slots: usize,
     /// The width of the residual stream.
     pub embed: usize,
@@ -97,11 +97,11 @@ pub struct StateDims {
 }
 
 impl StateDims {
-    /// Where only the number of arrays and how they are kept matters.
+    /// Sizes for uses that depend only on the number of arrays and their kind.
     pub(super) const ONE: Self = Self { batch: 1, slots: 1, embed: 1, dtype: DType::F32 };
 }
 
-/// The sizes that an activation's shape follows from.
+/// The sizes that determine the shape of an activation.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchDims {
     pub rows: usize,
@@ -112,7 +112,7 @@ pub struct BatchDims {
     pub dtype: DType,
 }
 
-/// The inputs of parts in addition to activations. Mixers and feed-forward parts take the same.
+/// The inputs of parts in addition to activations. Mixers and feed-forward parts take the same inputs.
 #[derive(Clone, Copy)]
 pub struct PartInputs<'a, 't> {
     /// `i32[batch, position]`
@@ -122,7 +122,7 @@ pub struct PartInputs<'a, 't> {
     pub angles: &'a [(RotaryOptions, RotaryAngles<'t>)],
     /// The part's state, in generation.
     pub state: Option<PartState<'a, 't>>,
-    /// The exports of the layer that the part imports from.
+    /// The exports of the layer from which the part imports.
     pub imports: &'a [Tensor<'t>],
     /// The kinds of outputs that the caller requests.
     pub wanted: &'a [LayerOutput],
@@ -134,9 +134,9 @@ pub struct PartInputs<'a, 't> {
 pub struct PartState<'a, 't> {
     /// In the order of [`PartDescription::state`].
     pub arrays: &'a [Tensor<'t>],
-    /// The number of tokens before this call, which is the slot of the first: an `i32` scalar.
+    /// The number of tokens before this call, which is the slot of its first token: an `i32` scalar.
     pub start: Tensor<'t>,
-    /// Whether this call's tokens fill all slots: they then attend to each other as whole sequences do.
+    /// Whether this call's tokens fill all slots. They then attend to each other like whole sequences.
     pub is_filled: bool,
 }
 
@@ -144,8 +144,8 @@ pub struct PartState<'a, 't> {
 pub struct PartOutputs<'t> {
     /// `[batch, position, embed]`
     pub output: Tensor<'t>,
-    /// In the order of [`PartDescription::state`]: the values of this call's slots where slots are kept, or the whole
-    /// array. Empty without a state.
+    /// In the order of [`PartDescription::state`]: for arrays with slots the values of this call's slots, otherwise the
+    /// whole array. Empty without a state.
     pub state: Vec<Tensor<'t>>,
     /// Tensors that later layers can import.
     pub exports: Vec<Tensor<'t>>,
@@ -154,7 +154,7 @@ pub struct PartOutputs<'t> {
 }
 
 impl<'t> PartOutputs<'t> {
-    /// An output and nothing else.
+    /// The result of a part that has only an output.
     pub fn only(output: Tensor<'t>) -> Self {
         Self { output, state: Vec::new(), exports: Vec::new(), others: Vec::new() }
     }
@@ -168,14 +168,14 @@ impl<'t> PartInputs<'_, 't> {
     }
 }
 
-/// The numbers of the parameters that attention's scores are made of, as [`crate::ScoreWeights`] has them.
+/// The indices of the parameters that attention logits depend on, as in [`crate::ScoreWeights`].
 pub struct PartScoreWeights {
     pub queries: Vec<usize>,
     pub keys: Vec<usize>,
     pub are_normalized: bool,
 }
 
-/// Declares parameters in the way that a decoder's configuration says.
+/// Declares parameters as a decoder's configuration prescribes.
 #[derive(Clone, Copy, Debug)]
 pub struct SpecBuilder {
     pub embed: Axis,
@@ -183,68 +183,64 @@ pub struct SpecBuilder {
     pub init_scale: f64,
     /// The type of the parameters.
     pub dtype: DType,
-    pub weights: WeightFormat,
+    pub weights: &'static dyn WeightFormat,
 }
 
 impl SpecBuilder {
     /// One array.
     pub fn array<const N: usize>(
         &self,
-        axes: [(Axis, &'static str); N],
+        axes: [(Axis, LogicalAxis); N],
         initializer: Initializer,
     ) -> ParamSpec {
         ParamSpec::new(axes, initializer).with_dtype(self.dtype)
     }
 
-    /// A matrix from the first `num_inputs` axes to the others, in the form of the model's weights.
+    /// A matrix from the first `num_inputs` axes to the others, in the representation of the model's weights.
     pub fn matrix<const N: usize>(
         &self,
         num_inputs: usize,
-        axes: [(Axis, &'static str); N],
+        axes: [(Axis, LogicalAxis); N],
     ) -> Weight<ParamSpec> {
         let fan_in = axes[..num_inputs].iter().map(|(axis, _)| axis.size).product();
         let dense = self.array(axes, Initializer::fan_in(self.init_scale, fan_in));
-        self.weights.specs(dense)
+        Weight::declare(self.weights, dense, num_inputs)
     }
 
-    /// A table of vectors, which are drawn with this deviation.
-    pub fn table<const N: usize>(
-        &self,
-        axes: [(Axis, &'static str); N],
-        deviation: f64,
-    ) -> Weight<ParamSpec> {
-        Weight::Dense(self.array(axes, Initializer::Normal { deviation }))
+    /// A lookup table, initialized from a normal distribution with this standard deviation.
+    pub fn table<const N: usize>(&self, axes: [(Axis, LogicalAxis); N], deviation: f64) -> Weight<ParamSpec> {
+        Weight::dense(self.array(axes, Initializer::Normal { deviation }))
     }
 
     /// A linear map within a layer, from the first `num_inputs` axes to the others.
     pub fn linear<const N: usize>(
         &self,
         num_inputs: usize,
-        axes: [(Axis, &'static str); N],
+        axes: [(Axis, LogicalAxis); N],
     ) -> Linear<ParamSpec> {
         let fan_in = axes[..num_inputs].iter().map(|(axis, _)| axis.size).product();
         let dense = self.array(axes, Initializer::fan_in(self.init_scale, fan_in));
-        Linear::new(self.weights.specs(dense.with_input_axes(num_inputs)))
+        Linear::new(Weight::declare(self.weights, dense.with_input_axes(num_inputs), num_inputs))
     }
 
-    /// The map with a bias over these axes, if it has one.
+    /// The linear map, with a bias over these axes if `has_bias` is set.
     pub fn with_bias<const N: usize>(
         &self,
         linear: Linear<ParamSpec>,
         has_bias: bool,
-        axes: [(Axis, &'static str); N],
+        axes: [(Axis, LogicalAxis); N],
     ) -> Linear<ParamSpec> {
         linear.with_bias(has_bias.then(|| self.array(axes, Initializer::Zeros)))
     }
 
-    /// A scale that leaves what it scales as it is.
-    pub fn scale<const N: usize>(&self, axes: [(Axis, &'static str); N]) -> ParamSpec {
+    /// A scale, initialized to multiply by 1.
+    pub fn scale<const N: usize>(&self, axes: [(Axis, LogicalAxis); N]) -> ParamSpec {
         self.array(axes, if self.norm.offset == 1.0 { Initializer::Zeros } else { Initializer::Ones })
     }
 
     /// A root-mean-square norm over one axis.
     pub fn rms(&self, axis: Axis) -> RmsNorm<ParamSpec> {
-        RmsNorm { scale: self.scale([(axis, "norm")]) }
+        RmsNorm { scale: self.scale([(axis, logical::NORM)]) }
     }
 
     /// A norm of the residual stream.
@@ -252,8 +248,8 @@ impl SpecBuilder {
         match kind {
             NormKind::RootMeanSquare => Norm::Rms(self.rms(self.embed)),
             NormKind::Layer => Norm::Layer(LayerNorm {
-                scale: self.scale([(self.embed, "norm")]),
-                bias: self.array([(self.embed, "norm")], Initializer::Zeros),
+                scale: self.scale([(self.embed, logical::NORM)]),
+                bias: self.array([(self.embed, logical::NORM)], Initializer::Zeros),
             }),
         }
     }

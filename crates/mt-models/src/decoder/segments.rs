@@ -1,46 +1,97 @@
-//! The segments of a stack of layers: which layers run as one scan, and which one by one.
+//! The segments of a stack of layers, each of which is scanned or unrolled.
 
 use std::ops::Range;
 
-use super::{DecoderConfig, LayerConfig};
+use super::{DecoderConfig, LayerConfig, Place};
 use crate::ModelError;
 
-/// Consecutive layers whose kinds repeat in a cycle. A family names the runs of its stack; how they are executed follows.
+/// Consecutive layers whose kinds repeat in a cycle. A family lists the runs of its stack; their execution follows from
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerRun {
-    /// Precedes the names of the run's segments; a stack of one run has none.
+    /// The prefix of the names of the run's segments; empty if the stack has one run.
     pub name: &'static str,
-    /// The number of its first layer. It ends where the next begins.
+    /// The index of the first layer. The run ends where the next one begins.
     pub first: usize,
-    /// After how many layers their kinds repeat. Scanning takes whole cycles; the remainder is unrolled.
+    /// The number of layers after which their kinds repeat. Whole cycles are scanned; the remainder is unrolled.
     pub cycle: usize,
+    /// The names of the run's segments in MaxText's checkpoints.
+    pub stored: StoredRun,
 }
 
-/// Consecutive layers that are executed in one way.
+/// MaxText's names for the layers of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredRun {
+    /// The name of scanned cycles.
+    pub cycles: &'static str,
+    /// The prefix of a layer's index, within a cycle of several layers or within the remainder.
+    pub layer_of_cycle: &'static str,
+    /// The name of the remainder, the layers after the last whole cycle.
+    pub remainder: &'static str,
+    /// The prefix of an unrolled layer's index.
+    pub layer: &'static str,
+    /// Whether unrolled layers are counted from the beginning of the run instead of the stack.
+    pub is_numbered_alone: bool,
+}
+
+impl StoredRun {
+    /// `layers`, or `layers_3` if unrolled. In longer cycles `layers.layers_2`, and `layers_remainder.layers_0` after
+    /// the cycles.
+    pub const LAYERS: Self = Self {
+        cycles: "layers",
+        layer_of_cycle: "layers",
+        remainder: "layers_remainder",
+        layer: "layers",
+        is_numbered_alone: false,
+    };
+
+    /// A separately named run, such as `dense_layers`, or `dense_layers_0` for its first layer if unrolled.
+    pub const fn named(name: &'static str) -> Self {
+        Self { cycles: name, layer: name, is_numbered_alone: true, ..Self::LAYERS }
+    }
+
+    /// The key of an unrolled layer of the run, or of its stacked layers.
+    fn key(self, run: &LayerRun, place: Place) -> Vec<String> {
+        let numbered = |name: &str, index: usize| format!("{name}_{index}");
+        match place {
+            Place::Model => Vec::new(),
+            Place::Layer { remainder: Some(index), .. } => {
+                vec![self.remainder.to_owned(), numbered(self.layer_of_cycle, index)]
+            }
+            Place::Layer { index, .. } => {
+                vec![numbered(self.layer, if self.is_numbered_alone { index - run.first } else { index })]
+            }
+            Place::Cycle { length: 1, .. } => vec![self.cycles.to_owned()],
+            Place::Cycle { slot, .. } => vec![self.cycles.to_owned(), numbered(self.layer_of_cycle, slot)],
+        }
+    }
+}
+
+/// Consecutive layers that are executed in the same way.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SegmentConfig {
-    /// The name of the segment in the paths of its parameters: `cycle` or `rest`, after the name of the run if it has one.
+    /// The name of the segment in the paths of its parameters: `cycle` or `rest`, after the prefix of the run.
     pub name: String,
-    /// The number of its first layer.
+    /// The index of the first layer.
     pub first: usize,
-    /// The layers of one cycle if they are scanned, or else all layers.
+    /// The layers of one cycle if the segment is scanned, otherwise all its layers.
     pub kinds: Vec<LayerConfig>,
     pub form: SegmentForm,
-    /// If these are the layers after the scanned cycles of a run.
+    /// Whether these layers follow the scanned cycles of a run.
     pub is_remainder: bool,
 }
 
-/// How a segment is executed.
+/// The execution of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentForm {
-    /// As a scan of this many cycles, whose parameters are stacked along a leading axis.
+    /// A scan over this many cycles, whose parameters are stacked along a leading axis.
     Scanned { repeats: usize },
-    /// Layer by layer.
+    /// One layer after another.
     Single,
 }
 
 impl SegmentConfig {
-    /// The numbers of its layers.
+    /// The indices of the segment's layers.
     pub fn layers(&self) -> Range<usize> {
         let repeats = match self.form {
             SegmentForm::Scanned { repeats } => repeats,
@@ -51,7 +102,7 @@ impl SegmentConfig {
 }
 
 impl LayerRun {
-    /// Whole cycles, if layers are scanned, then the rest.
+    /// The segment of whole cycles, if layers are scanned, and that of the remaining layers.
     fn segments(&self, layers: &[LayerConfig], scan: bool) -> Vec<SegmentConfig> {
         let same = || {
             let alike = layers.iter().enumerate();
@@ -87,12 +138,24 @@ impl DecoderConfig {
         segments.flat_map(|(run, end)| run.segments(&self.layers[run.first..end], self.scan_layers)).collect()
     }
 
-    /// Makes the stack one run, whose layers repeat after `cycle`.
+    /// Makes the stack one run, whose layers repeat after `cycle` layers.
     pub fn set_cycle(&mut self, cycle: usize) {
-        self.runs = vec![LayerRun { name: "", first: 0, cycle }];
+        self.runs = vec![LayerRun { name: "", first: 0, cycle, stored: StoredRun::LAYERS }];
     }
 
-    /// Whether another layer takes what this layer exports.
+    /// The key of an unrolled layer, or of stacked layers, in MaxText's checkpoints. It is empty for parameters outside
+    /// of layers.
+    pub(crate) fn stored_layers(&self, place: Place) -> Vec<String> {
+        let first = match place {
+            Place::Model => 0,
+            Place::Layer { index, .. } => index,
+            Place::Cycle { first, .. } => first,
+        };
+        let run = self.runs.iter().rev().find(|run| run.first <= first);
+        run.map(|run| run.stored.key(run, place)).unwrap_or_default()
+    }
+
+    /// Whether another layer imports this layer's exports.
     pub fn is_imported(&self, layer: usize) -> bool {
         self.layers.iter().flat_map(LayerConfig::parts).any(|part| part.imports() == Some(layer))
     }
@@ -100,7 +163,7 @@ impl DecoderConfig {
     /// Checks that each segment can be executed in its form.
     ///
     /// # Errors
-    /// A scanned layer takes something from another layer or gives it to one, or it has vectors of its own.
+    /// A scanned layer imports from another layer, exports to one, or has per-layer embeddings.
     pub fn check(&self) -> Result<(), ModelError> {
         let is_scanned = |segment: &SegmentConfig| matches!(segment.form, SegmentForm::Scanned { .. });
         for segment in self.segments().iter().filter(|segment| is_scanned(segment)) {
@@ -124,7 +187,7 @@ mod tests {
     use crate::{build_decoder, decoder::MlpConfig};
     use mt_config::{Config, ModelGroup, Request};
 
-    /// Layers of these widths, in runs.
+    /// Checks the segments of layers with these MLP widths, grouped into runs.
     fn check(widths: &[usize], runs: &[(usize, usize)], expected: &[(&str, usize, usize, usize)]) {
         let arguments = ["dataset_type=synthetic", "run_name=segments", "scan_layers=true"];
         let arguments = arguments.map(str::to_owned).to_vec();
@@ -144,6 +207,7 @@ mod tests {
             name: names[number],
             first: *first,
             cycle: *cycle,
+            stored: StoredRun::LAYERS,
         };
         config.runs = runs.iter().enumerate().map(run).collect();
         let shown = |segment: &SegmentConfig| {

@@ -1,4 +1,4 @@
-//! The layers of a decoder, one after another, segment by segment.
+//! The layers of a decoder, executed segment by segment.
 
 use std::collections::HashMap;
 
@@ -25,14 +25,14 @@ pub struct Layers<L> {
 /// The layers of a segment.
 #[derive(Clone, Debug)]
 pub struct Segment<L> {
-    /// As in [`SegmentConfig`].
+    /// The name of the segment, as in [`SegmentConfig`].
     pub name: String,
-    /// The layers of a cycle, each stacked over the cycles along a leading axis, if they are scanned; or else all
-    /// layers, one by one.
+    /// The layers of a cycle, each stacked over the cycles along a leading axis, if the segment is scanned; otherwise
+    /// all layers.
     pub layers: Vec<DecoderLayer<L>>,
 }
 
-/// Segments are known by their names in paths.
+/// Paths identify segments by name.
 impl<L> Tree for Layers<L> {
     type Leaf = L;
     type With<B> = Layers<B>;
@@ -46,20 +46,20 @@ impl<L> Tree for Layers<L> {
     }
 }
 
-/// What layers are given besides the residual stream.
+/// The inputs of layers in addition to the residual stream.
 pub(super) struct StackInputs<'t> {
     pub tokens: Tensor<'t>,
-    /// The angles of each kind of rotary embedding.
+    /// The angles of each rotary embedding.
     pub angles: Vec<(RotaryOptions, RotaryAngles<'t>)>,
     pub segments: Segments<'t>,
     pub dropout: Option<Key<'t>>,
-    /// In generation.
+    /// The state, in generation.
     pub state: Option<StackState<'t>>,
-    /// The tokens' vectors for each layer: `[batch, position, layers, per_layer]`.
+    /// The per-layer embeddings of the tokens: `[batch, position, layers, per_layer]`.
     pub per_layer: Option<Tensor<'t>>,
-    /// What of layers is returned.
+    /// The requested kinds of layer outputs.
     pub wanted: Vec<LayerOutput>,
-    /// The memory that the layers' parameters are in.
+    /// The memory that holds the layers' parameters.
     pub layers_in: Memory,
 }
 
@@ -72,18 +72,18 @@ pub(super) struct StackState<'t> {
     pub arrays: Vec<Tensor<'t>>,
 }
 
-/// What comes of all layers.
+/// The outputs of all layers.
 pub(super) struct StackOutputs<'t> {
     pub x: Tensor<'t>,
-    /// In the order of the inputs.
+    /// The state arrays, in the order of the inputs.
     pub state: Vec<Tensor<'t>>,
-    /// What was asked for.
+    /// The requested layer outputs.
     pub others: Vec<OfLayers<'t>>,
     /// The exports of layers that later layers import from.
     exports: HashMap<usize, Vec<Tensor<'t>>>,
 }
 
-/// What a scan slices, or a layer that is computed again is given.
+/// The arrays that a scan slices, or that a recomputed layer receives.
 #[derive(mt_derive::Tree)]
 struct Sliced<L> {
     layers: Vec<DecoderLayer<L>>,
@@ -110,7 +110,7 @@ pub(super) fn stack_specs(builder: &SpecBuilder, config: &DecoderConfig) -> Laye
     Layers { segments: segments.collect() }
 }
 
-/// The state of all layers in generation. The arrays of layers that are scanned are stacked along a leading axis.
+/// The generation state of all layers. Arrays of scanned layers are stacked along a leading axis.
 pub(super) fn state_specs(config: &DecoderConfig, dims: &StateDims) -> Vec<StateSpec> {
     let mut specs: Vec<StateSpec> = Vec::new();
     for segment in config.segments() {
@@ -187,7 +187,7 @@ impl<'t> Stack<'_, 't> {
             per_layer: None,
         };
         let options = ScanOptions::over(layers).saving(save);
-        // The slot of the cycle and the label of what is stacked besides state.
+        // The slot in the cycle and the label of each stacked output other than the state.
         let mut made_by: Vec<(usize, OutputLabel)> = Vec::new();
         let ([x], stacked) = region.scan_list(options, [x], &sliced, |_, [mut x], slice| {
             let (mut updates, mut others) = (Vec::new(), Vec::new());
@@ -206,7 +206,7 @@ impl<'t> Stack<'_, 't> {
         });
         outputs.x = x;
         let (updates, others) = stacked.split_at(stacked.len() - made_by.len());
-        // What is new is written once for all layers: the loop only reads state, and carries none.
+        // New values are written once for all layers: the loop only reads the state and does not carry it.
         let mut updates = updates.iter().copied();
         for (kind, state) in kinds.iter().zip(&state) {
             outputs.state.extend(self.updated(kind, state, &mut updates));
@@ -253,14 +253,14 @@ impl<'t> Stack<'_, 't> {
         }
     }
 
-    /// The state of each of the segment's layers, which begins at this place of the list.
+    /// The state of each of the segment's layers, from the index `first` of the state's arrays.
     fn state(&self, first: usize) -> Vec<Vec<Tensor<'t>>> {
         let mut arrays = self.inputs.state.iter().flat_map(|state| state.arrays[first..].iter().copied());
         let kinds = self.segment.kinds.iter();
         kinds.map(|kind| arrays.by_ref().take(kind.num_state_arrays()).collect()).collect()
     }
 
-    /// The state of a layer behind the call. `updates` begins with what the layer returned of it.
+    /// The state of a layer after the call. `updates` begins with the arrays that the layer returned.
     fn updated(
         &self,
         kind: &LayerConfig,
@@ -274,7 +274,7 @@ impl<'t> Stack<'_, 't> {
     }
 }
 
-/// One layer, which the backward pass computes again as the policy says.
+/// Runs one layer, whose activations the backward pass recomputes as the remat policy prescribes.
 fn recomputed<'t>(
     x: Tensor<'t>,
     config: &DecoderConfig,
@@ -287,7 +287,7 @@ fn recomputed<'t>(
         let layer = inputs.on_device(&arguments.layers[0]);
         return wire(x, config, kind, inputs, &layer, &arguments.given(0));
     };
-    // What follows the residual stream, and what other layers take.
+    // The labels of outputs after the residual stream and the exports.
     let (mut labels, mut num_exports) = (Vec::new(), 0);
     let results = x.region().remat_list(save, [x], arguments, |_, [x], slice| {
         let layer = inputs.on_device(&slice.layers[0]);
@@ -312,7 +312,7 @@ fn recomputed<'t>(
     }
 }
 
-/// What one layer is given of what a scan slices.
+/// The inputs of one layer, taken from the arrays that a scan slices.
 struct Given<'a, 't> {
     key: Option<Tensor<'t>>,
     state: &'a [Tensor<'t>],
@@ -331,7 +331,7 @@ impl<'t> Sliced<Tensor<'t>> {
     }
 }
 
-/// Applies one layer, whether it is scanned or not.
+/// Applies one layer, in scanned and in unrolled segments.
 fn wire<'b, 't: 'b>(
     x: Tensor<'b>,
     config: &DecoderConfig,
@@ -358,7 +358,8 @@ fn wire<'b, 't: 'b>(
 }
 
 impl<'t> StackInputs<'t> {
-    /// A layer's parameters, brought to the device only now, so that there are never more than those of one layer.
+    /// Moves a layer's parameters to the device just before their use, so that the device holds those of one layer at a
+    /// time.
     fn on_device<'b>(&self, layer: &DecoderLayer<Tensor<'b>>) -> DecoderLayer<Tensor<'b>> {
         match self.layers_in {
             Memory::Device => layer.clone(),
@@ -367,7 +368,7 @@ impl<'t> StackInputs<'t> {
     }
 }
 
-/// The dropout keys of scanned layers: for each slot of the cycle those of its layers, stacked.
+/// The dropout keys of scanned layers: for each slot of the cycle the keys of its layers, stacked.
 fn layer_keys<'t>(
     region: Region<'t>,
     key: Key<'t>,

@@ -1,4 +1,4 @@
-//! Guarantees to layers of any kind: segments, state, outputs and losses of parts, and declarations that are true.
+//! Properties of layers with any parts: segments, state, outputs, auxiliary losses, and correct declarations.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,22 +7,23 @@ use std::{
 
 use mt_config::{Config, ModelGroup, PlacementGroup, Request};
 use mt_derive::Tree as DeriveTree;
-use mt_ir::{Precision, Program, Target};
+use mt_ir::{Program, Target};
 use mt_nn::{
     LayerPlace, ParamSpec,
     axes::{BATCH, KV_POSITION, POSITION},
     initialize,
 };
 use mt_runtime::testing;
-use mt_shape::{Axis, DType, HostArray, Path, Placement, axis};
+use mt_shape::{Axis, DType, HostArray, LogicalAxis, Path, axis};
 use mt_trace::{Inputs, ProgramOptions, SavePolicy, Tensor, program};
 
 use super::{
-    Decoder, LayerRun,
+    Decoder, LayerRun, StoredRun,
     parts::probe::{DecayConfig, SHARES, ShiftConfig},
 };
 use crate::{
-    Description, Forward, ForwardPass, GenerationState, LayerOutput, Tokens, build_decoder, statistics,
+    Description, Forward, ForwardPass, GenerationState, LayerOutput, Tokens, build_decoder,
+    layer_output::statistics_of, statistics,
 };
 
 const ROWS: usize = 2;
@@ -53,7 +54,7 @@ fn group(arguments: &[&str]) -> ModelGroup {
     ModelGroup::from_config(&config(arguments)).unwrap()
 }
 
-/// Four layers with attention, and two with a recurrent mixer and a feed-forward part that keeps inputs.
+/// Four layers with attention, and two with a recurrent mixer and a feed-forward part with a state.
 fn mixed(scan_layers: bool, remat: Option<SavePolicy>) -> Decoder {
     let decoder = build_decoder(&group(&["decoder_block=llama2"])).unwrap();
     let mut config = decoder.config().clone();
@@ -61,7 +62,7 @@ fn mixed(scan_layers: bool, remat: Option<SavePolicy>) -> Decoder {
         layer.mixer = Some(DecayConfig { decay: 0.7 }.into());
         layer.feed_forward = Some(ShiftConfig.into());
     }
-    let run = |name, first| LayerRun { name, first, cycle: 1 };
+    let run = |name, first| LayerRun { name, first, cycle: 1, stored: StoredRun::LAYERS };
     config.runs = vec![run("", 0), run("recurrent", 4)];
     (config.scan_layers, config.remat) = (scan_layers, remat);
     config.check().unwrap();
@@ -69,8 +70,7 @@ fn mixed(scan_layers: bool, remat: Option<SavePolicy>) -> Decoder {
 }
 
 fn options() -> ProgramOptions {
-    let placement = Arc::new(Placement::single());
-    ProgramOptions { name: "parts".to_owned(), placement, target: Target::CPU, precision: Precision::Default }
+    ProgramOptions::new("parts", Target::CPU)
 }
 
 #[derive(DeriveTree)]
@@ -93,7 +93,7 @@ fn token(row: usize, place: usize) -> i32 {
     ((row * 13 + place * 7) % 31) as i32
 }
 
-/// Tokens, positions and segments; row 1 has one token less.
+/// Tokens, positions and segments. Row 1 has one token less.
 fn batch() -> Vec<HostArray> {
     let each = |value: &dyn Fn(usize, usize) -> i32| {
         let places = (0..ROWS).flat_map(|row| (0..LENGTH).map(move |place| (row, place)));
@@ -102,7 +102,7 @@ fn batch() -> Vec<HostArray> {
     vec![each(&token), each(&|_, place| place as i32), each(&|row, place| i32::from(row + place < LENGTH))]
 }
 
-/// The loss, its auxiliary part, and the gradients by role and layer.
+/// The loss, the auxiliary loss in it, and the gradients by role and layer.
 fn gradients(decoder: &Decoder) -> (f64, f64, BTreeMap<(String, usize), Vec<f64>>) {
     let specs = decoder.parameters();
     let program = program(&options(), |inputs| {
@@ -169,7 +169,7 @@ fn paths_follow_from_segments_and_parts() {
 fn losses_of_parts_have_gradients_in_scans_and_when_computed_again() {
     let (loss, auxiliary, expected) = gradients(&mixed(false, None));
     let shares = |layer: usize| &expected[&("shift.share".to_owned(), layer)];
-    // The derivative of a square is twice the share, whatever else the share does.
+    // The auxiliary loss contributes twice the share to the share's gradient.
     assert!(auxiliary > 0.5 && [4, 5].iter().all(|layer| shares(*layer).iter().any(|value| *value != 0.0)));
     for (scan_layers, remat) in [
         (true, None),
@@ -186,7 +186,7 @@ fn losses_of_parts_have_gradients_in_scans_and_when_computed_again() {
     }
 }
 
-/// From tokens, the number of the first, the occupied slots and the state, to logits and the state.
+/// A program from tokens, the index of the first token, the occupied slots and the state to logits and the next state.
 fn extend(decoder: &Decoder, length: usize, slots: usize) -> Program {
     let (specs, kept) = (decoder.parameters(), decoder.state(ROWS, slots));
     program(&options(), |inputs| {
@@ -234,7 +234,7 @@ fn state_of_both_kinds_continues_sequences() {
     }
 }
 
-/// The arguments of [`extend`] for these tokens of each row.
+/// The arguments of [`extend`] for the next tokens of each row.
 fn continued(
     decoder: &Decoder,
     start: usize,
@@ -305,7 +305,21 @@ fn statistics_are_of_every_layer() {
     assert_near("statistics", &unrolled, &values);
 }
 
-/// The named activations that parts declare are those that a trace places.
+#[test]
+fn statistics_count_zeros() {
+    let program = program(&options(), |inputs| {
+        let x = inputs.input("x", DType::F32, &[axis(BATCH, 2), axis(POSITION, 4)], &[None, None], false);
+        statistics_of(x).into_iter().map(|(_, value)| inputs.replicated("statistic", value)).collect()
+    })
+    .unwrap();
+    let values = [0.0_f32, 1.0, 2.0, 3.0, -0.0, 5.0, -4.0, 1.0];
+    let made =
+        testing::run(&program, &[HostArray::from_slice(DType::F32, &[2, 4], &values).unwrap()]).unwrap();
+    let made: Vec<f64> = made.iter().map(|value| value.to_f64()[0]).collect();
+    assert_near("statistics", &made, &[1.0, 6.0_f64.sqrt(), 0.25]);
+}
+
+/// The named activations that parts declare equal those that a trace constrains.
 #[test]
 fn declared_activations_are_those_that_are_made() {
     const NAMES: [&str; 9] = [
@@ -348,7 +362,7 @@ fn declared_activations_are_those_that_are_made() {
             vec![inputs.replicated("hidden", hidden.hidden)]
         })
         .unwrap();
-        let shown = |name: &str, dims: &[usize], dtype: DType, axes: Vec<Option<String>>| {
+        let shown = |name: &str, dims: &[usize], dtype: DType, axes: Vec<Option<LogicalAxis>>| {
             format!("{name} {dims:?} {dtype} {axes:?}")
         };
         let made: BTreeSet<String> = placed
@@ -359,11 +373,10 @@ fn declared_activations_are_those_that_are_made() {
             .collect();
         let regions = decoder.activations(rows, length);
         let declared = regions.iter().flat_map(|region| &region.made);
-        let owned = |axes: &[Option<&'static str>]| axes.iter().map(|axis| axis.map(str::to_owned)).collect();
         let declared: BTreeSet<String> = declared
             .filter_map(|activation| {
                 let name = activation.name.filter(|name| NAMES.contains(name))?;
-                Some(shown(name, &activation.dims, activation.dtype, owned(&activation.logical_axes)))
+                Some(shown(name, &activation.dims, activation.dtype, activation.logical_axes.clone()))
             })
             .collect();
         assert!(!made.is_empty(), "{arguments:?}");

@@ -1,12 +1,12 @@
-//! What most families make of the configuration, for each to change.
+//! The default description of a family's decoder, which each family adjusts.
 
 use mt_config::{
-    AttentionKind, AttentionType, KeptIn, LayerAttention, MatmulPrecision, MlpActivation, ModelGroup,
-    RematGroup, RopeType,
+    AttentionBlocks, AttentionKind, AttentionType, KeptIn, LayerAttention, MatmulPrecision, MlpActivation,
+    ModelGroup, RematGroup, RopeType,
 };
 use mt_nn::{
-    Activation, NormOptions, RotaryExtent, RotaryOptions, RotaryScaling, WeightFormat,
-    attention::{AttentionKernel, AttentionOptions, MaskSpec},
+    Activation, DENSE, NormOptions, RotaryExtent, RotaryOptions, RotaryScaling,
+    attention::{AttentionKernel, AttentionOptions, BlockSizes, MaskSpec, PassBlocks},
     axes,
 };
 use mt_shape::axis;
@@ -16,11 +16,11 @@ use crate::{
     ModelError,
     decoder::{
         AttentionConfig, DecoderConfig, EmbeddingConfig, HeadConfig, LayerConfig, LayerNorms, LayerRun,
-        MlpConfig, NormKind, Positions, QueryKeyNorm, Values,
+        MlpConfig, NormKind, Positions, QueryKeyNorm, StoredRun, Values,
     },
 };
 
-/// A decoder of equal layers with norms before their parts, as Llama's.
+/// A decoder of equal layers with a norm before each part, like Llama's.
 pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     let layer = LayerConfig {
         mixer: Some(attention(group).into()),
@@ -36,7 +36,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         embed,
         vocab: axis(axes::VOCAB, group.vocab_size),
         layers: vec![layer; group.num_decoder_layers()],
-        runs: vec![LayerRun { name: "", first: 0, cycle: 1 }],
+        runs: vec![LayerRun { name: "", first: 0, cycle: 1, stored: StoredRun::LAYERS }],
         norm: norm(group, 0.0),
         final_norm: Some(NormKind::RootMeanSquare),
         embedding: EmbeddingConfig {
@@ -69,7 +69,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
             MatmulPrecision::High => Precision::High,
             MatmulPrecision::Highest | MatmulPrecision::Float32 => Precision::Highest,
         },
-        weight_format: WeightFormat::Dense,
+        weight_format: &DENSE,
         scan_layers: group.scan_layers,
         param_scan_axis: group.param_scan_axis,
         remat: remat(&group.remat),
@@ -87,7 +87,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     Ok(config)
 }
 
-/// What the backward pass keeps of a layer; none if it computes nothing again.
+/// The activations that the backward pass keeps of a layer; `None` if it recomputes nothing.
 fn remat(group: &RematGroup) -> Option<SavePolicy> {
     let kept = group.kept()?;
     let memory = |place| match place {
@@ -97,12 +97,12 @@ fn remat(group: &RematGroup) -> Option<SavePolicy> {
     Some(SavePolicy::Names(kept.into_iter().map(|(name, place)| (name.to_owned(), memory(place))).collect()))
 }
 
-/// The norms of a model: `offset` is 1 where scales are kept around 0.
+/// The norms of a model. `offset` is 1 for scales that are stored around 0.
 pub(super) fn norm(group: &ModelGroup, offset: f64) -> NormOptions {
     NormOptions { epsilon: group.normalization_layer_epsilon, offset }
 }
 
-/// Norms that multiply by `1 + w` throughout.
+/// Makes all norms multiply by `offset + w`.
 pub(super) fn set_norm_offset(config: &mut DecoderConfig, offset: f64) {
     config.norm.offset = offset;
     for attention in config.layers.iter_mut().filter_map(LayerConfig::attention_mut) {
@@ -143,16 +143,24 @@ fn attention(group: &ModelGroup) -> AttentionConfig {
             soft_cap: layers.attn_logits_soft_cap.filter(|cap| *cap > 0.0),
             norm: norm(group, 0.0),
             normalize_values: false,
+            blocks: pass_blocks(group.blocks.sizes()),
+            local_blocks: pass_blocks(group.blocks.local_sizes()),
         },
     }
+}
+
+fn pass_blocks(sizes: AttentionBlocks) -> PassBlocks {
+    let AttentionBlocks { forward, backward } = sizes;
+    let of = |[queries, keys]: [Option<usize>; 2]| BlockSizes { queries, keys };
+    PassBlocks { forward: of(forward), backward: of(backward) }
 }
 
 fn local_mask(group: &ModelGroup) -> MaskSpec {
     MaskSpec { window: Some(group.layers.sliding_window_size), ..MaskSpec::CAUSAL }
 }
 
-/// The kinds of attention of all layers: by the configuration's pattern, or else by the family's. The layers of the
-/// family are local or global only if there is a pattern.
+/// Sets and returns the attention kinds of all layers, from the configuration's pattern or else from the family's.
+/// Without a pattern layers are unchanged and the list is empty.
 pub(super) fn pattern(
     group: &ModelGroup,
     config: &mut DecoderConfig,
@@ -176,7 +184,7 @@ pub(super) fn pattern(
     kinds
 }
 
-/// After how many elements a list repeats.
+/// The smallest period with which a list repeats.
 fn period(pattern: &[LayerAttention]) -> usize {
     let repeats = |period: &usize| pattern.iter().zip(&pattern[*period..]).all(|(a, b)| a == b);
     (1..pattern.len()).find(repeats).unwrap_or(pattern.len())
@@ -207,14 +215,14 @@ pub(super) fn rotary(
     }
 }
 
-/// How the configuration scales frequencies.
+/// The scaling of rotary frequencies in the configuration.
 pub(super) fn scaling(group: &ModelGroup) -> RotaryScaling {
     let positions = &group.positions;
     match positions.rope_type {
         RopeType::Default if positions.rope_linear_scaling_factor != 1.0 => {
             RotaryScaling::Linear { factor: positions.rope_linear_scaling_factor }
         }
-        // Frequencies follow from the length, which is known where the model is run.
+        // Frequencies depend on the length, which is known when the model runs.
         RopeType::Default | RopeType::Ntk => RotaryScaling::None,
         RopeType::Llama31 if !positions.rope_use_scale => RotaryScaling::None,
         RopeType::Llama31 => RotaryScaling::Llama3 {

@@ -1,15 +1,19 @@
-//! The text part of Gemma 4: dense models, and small ones with vectors of each token for each layer.
+//! The text model of Gemma 4: dense models, and small models with per-layer embeddings.
 
 use mt_config::{DecoderBlock, ModelGroup};
 use mt_nn::{RotaryExtent, RotaryScaling, axes};
 use mt_shape::axis;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{Family, HuggingFaceFamily, MaxTextLayers, describe, gemma, names};
+use super::{Family, HuggingFaceFamily, MaxTextLayers, ModelType, describe, gemma, names};
 use crate::{
     ModelError,
     decoder::{DecoderConfig, PER_LAYER, QueryKeyNorm, Values},
-    hugging_face::{self, HuggingFaceConfig, Settings},
+    hugging_face::{
+        self, Described, Field, HuggingFaceConfig, Settings,
+        fields::{self, COMMON, Kind, Otherwise},
+        rope,
+    },
 };
 
 const PARTS: &[(&str, &str)] = &[
@@ -28,7 +32,7 @@ fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     if group.layers.attention_pattern.is_empty()
         && let Some(last) = config.layers.last_mut().and_then(|layer| layer.attention_mut())
     {
-        // The last layer sees everything wherever the cycle ends.
+        // The last layer is global wherever the cycle ends.
         last.options.mask.window = None;
     }
     let layers = &group.layers;
@@ -80,9 +84,6 @@ fn extent(share: f64) -> RotaryExtent {
     if share == 1.0 { RotaryExtent::Full } else { RotaryExtent::Frequencies(share) }
 }
 
-const TENSORS: &[&[super::TensorName]] =
-    &[names::MODEL, names::LAYER, names::NORMS_AROUND, names::GEMMA4, names::GEMMA4_MODEL];
-
 pub(super) static GEMMA4: Family = Family {
     blocks: &[DecoderBlock::Gemma4],
     describe,
@@ -90,18 +91,11 @@ pub(super) static GEMMA4: Family = Family {
     maxtext_layers: MaxTextLayers::Plain,
     folds_query_scale: false,
     hugging_face: Some(HuggingFaceFamily {
-        model_types: &["gemma4_text", "gemma4"],
-        usual: &[
-            ("num_attention_heads", 8.0),
-            ("num_key_value_heads", 4.0),
-            ("head_dim", 256.0),
-            ("vocab_size", 262144.0),
-            ("max_position_embeddings", 131072.0),
-            ("hidden_size_per_layer_input", 256.0),
+        model_types: &[
+            ModelType::new("gemma4_text", "Gemma4ForCausalLM"),
+            ModelType::new("gemma4", "Gemma4ForCausalLM"),
         ],
-        tensors: TENSORS,
-        settings,
-        config,
+        ..HUGGING_FACE
     }),
 };
 
@@ -111,33 +105,109 @@ pub(super) static GEMMA4_SMALL: Family = Family {
     maxtext_parts: PARTS,
     maxtext_layers: MaxTextLayers::Plain,
     folds_query_scale: false,
-    // The same directories, read by the larger models' family.
-    hugging_face: Some(HuggingFaceFamily {
-        model_types: &[],
-        usual: &[],
-        tensors: TENSORS,
-        settings,
-        config,
-    }),
+    // The larger models' family reads the same directories.
+    hugging_face: Some(HUGGING_FACE),
 };
 
-fn settings(config: &HuggingFaceConfig) -> Result<Settings, ModelError> {
-    if config.boolean("enable_moe_block")?.unwrap_or(false) {
-        return Err(config.unsupported("enable_moe_block", "mixtures of experts"));
-    }
-    let per_layer = config.integer("hidden_size_per_layer_input")?.unwrap_or(0);
+const HUGGING_FACE: HuggingFaceFamily = HuggingFaceFamily {
+    model_types: &[ModelType { is_read: false, ..ModelType::new("gemma4_text", "Gemma4ForCausalLM") }],
+    fields: &[COMMON, gemma::GEMMAS, gemma::LATER_GEMMAS, FIELDS],
+    always: &[("normalize_embedding_logits", true), ("use_qk_norm", true)],
+    tensors: &[names::MODEL, names::LAYER, names::NORMS_AROUND, names::GEMMA4, names::GEMMA4_MODEL],
+    ignores: |config, name| {
+        // Older files contain unused matrices for layers that take keys and values from other layers.
+        let of_keys = ["k_proj.weight", "v_proj.weight", "k_norm.weight"];
+        let shares = || config.attentions().any(|attention| matches!(attention.values, Values::OfLayer(_)));
+        names::ignores(config, name) || (of_keys.iter().any(|end| name.ends_with(end)) && shares())
+    },
+};
+
+const FIELDS: &[Field] = &[
+    fields::VOCABULARY.if_absent(Otherwise::Integer(262_144)),
+    fields::CONTEXT.if_absent(Otherwise::Integer(131_072)),
+    fields::WINDOW.or(Otherwise::Integer(512)),
+    fields::layer_types(|config, settings| {
+        let num_layers = config.required("num_hidden_layers")?.max(0) as usize;
+        hugging_face::layer_types(config, settings, |layer| (layer + 1) % 6 != 0 && layer + 1 != num_layers)
+    }),
+    Field::with(rope::KEYS, read_rope, written_rope),
+    Field::with(
+        &["enable_moe_block", "num_experts", "top_k_experts", "moe_intermediate_size"],
+        |config, _| match config.boolean("enable_moe_block")? {
+            Some(true) => Err(config.unsupported("enable_moe_block", "mixtures of experts")),
+            _ => Ok(()),
+        },
+        |_| Some(false.into()),
+    ),
+    Field::with(
+        &["global_head_dim", "per_layer_config"],
+        |config, settings| {
+            let own = of_global_layer(config, "head_dim")?;
+            let named = config.integer("global_head_dim")?;
+            // Older files leave out the default.
+            let default = if config.has("per_layer_config") { 0 } else { 512 };
+            settings.set("global_head_dim", own.or(named).unwrap_or(default));
+            Ok(())
+        },
+        |model| Some(model.group.layers.global_head_dim).filter(|size| *size > 0).map(Value::from),
+    ),
+    Field::new("attention_k_eq_v", "share_kv_projections", Kind::Boolean, |model| {
+        Some(model.group.layers.share_kv_projections.into())
+    })
+    .or(Otherwise::Boolean(false)),
+    Field::with(
+        &["num_global_key_value_heads"],
+        |config, settings| {
+            let shares = config.boolean("attention_k_eq_v")?.unwrap_or(false);
+            let heads = match of_global_layer(config, "num_key_value_heads")? {
+                Some(heads) => Some(heads),
+                None if shares => config.integer("num_global_key_value_heads")?,
+                None => None,
+            };
+            settings.set("global_num_kv_heads", heads.unwrap_or(0));
+            Ok(())
+        },
+        |model| Some(model.group.layers.global_num_kv_heads).filter(|heads| *heads > 0).map(Value::from),
+    ),
+    Field::with(&["hidden_size_per_layer_input"], read_small, |model| {
+        Some(model.group.layers.hidden_size_per_layer_input.into())
+    }),
+    Field::silent("num_kv_shared_layers", |model| Some(model.group.layers.num_kv_shared_layers.into())),
+    Field::silent("use_double_wide_mlp", |model| Some(model.group.layers.use_double_wide_mlp.into())),
+    // The shape of the table states it.
+    Field::silent("vocab_size_per_layer_input", |model| Some(model.group.vocab_size.into())),
+];
+
+/// Selects the small models, which have vectors of each token for each layer, or layers without keys of their own.
+fn read_small(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), ModelError> {
+    let per_layer = config.integer_or("hidden_size_per_layer_input", 256)?.unwrap_or(0);
     let shared = config.integer("num_kv_shared_layers")?.unwrap_or(0);
-    let is_small = per_layer > 0 || shared > 0;
-    let mut settings = hugging_face::gemma(config, if is_small { "gemma4_small" } else { "gemma4" })?;
-    settings.set("use_qk_norm", true);
-    settings.set_optional("final_logits_soft_cap", config.number("final_logit_softcapping")?);
-    settings.set("sliding_window_size", config.integer("sliding_window")?.unwrap_or(512));
-    let num_layers = config.integer("num_hidden_layers")?.unwrap_or(0).max(0) as usize;
-    hugging_face::layer_types(config, &mut settings, |layer| {
-        (layer + 1) % 6 != 0 && layer + 1 != num_layers
-    })?;
+    if per_layer > 0 || shared > 0 {
+        settings.set("decoder_block", "gemma4_small");
+        settings.set("hidden_size_per_layer_input", per_layer);
+        settings.set("num_kv_shared_layers", shared);
+        settings.set("use_double_wide_mlp", config.boolean("use_double_wide_mlp")?.unwrap_or(false));
+        // Layers that take keys from others cannot be scanned.
+        settings.set("scan_layers", false);
+    }
+    Ok(())
+}
+
+/// A value of the first layer with global attention, if layers have individual values.
+fn of_global_layer(config: &HuggingFaceConfig, key: &str) -> Result<Option<i64>, ModelError> {
+    let kinds = config.layer_kinds()?.unwrap_or_default();
+    let Some(layer) = kinds.iter().position(|kind| kind == "full_attention") else { return Ok(None) };
+    let own = config.value("per_layer_config").and_then(|layers| layers.get(layer.to_string()));
+    Ok(own.and_then(|own| own.get(key)).and_then(Value::as_i64))
+}
+
+fn read_rope(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), ModelError> {
     let (local, global) = (config.rope("sliding_attention")?, config.rope("full_attention")?);
     config.check_local_rope(None)?;
+    let is_scaled = global.values.number("factor")?.is_some_and(|factor| factor != 1.0);
+    if is_scaled && global.kind.as_deref() == Some("proportional") {
+        return Err(config.unsupported("rope_parameters", "this rotary scaling"));
+    }
     if !matches!(global.kind.as_deref(), None | Some("default" | "proportional")) {
         return Err(config.unsupported("rope_parameters", "scaling the rotary embeddings of this model type"));
     }
@@ -145,63 +215,22 @@ fn settings(config: &HuggingFaceConfig) -> Result<Settings, ModelError> {
     settings.set("local_rope_proportion", local.partial.unwrap_or(1.0));
     settings.set("global_rope_max_timescale", global.theta.unwrap_or(1_000_000.0));
     settings.set("rope_max_timescale", global.theta.unwrap_or(1_000_000.0));
-    let usual = if config.has("rope_parameters") { 1.0 } else { 0.25 };
-    settings.set("global_rope_proportion", global.partial.unwrap_or(usual));
+    let default = if config.has("rope_parameters") { 1.0 } else { 0.25 };
+    settings.set("global_rope_proportion", global.partial.unwrap_or(default));
     settings.set("rope_type", "default");
     settings.set("partial_rotary_factor", 1.0);
-    let own = config.of_global_layer("head_dim")?.is_some() || config.integer("global_head_dim")?.is_some();
-    // Older files leave out what is usual.
-    let usual = if config.has("per_layer_config") || own { 0 } else { 512 };
-    let head_dim = config.of_global_layer("head_dim")?.or(config.integer("global_head_dim")?);
-    settings.set("global_head_dim", head_dim.unwrap_or(usual));
-    let share = config.boolean("attention_k_eq_v")?.unwrap_or(false);
-    settings.set("share_kv_projections", share);
-    let heads = match config.of_global_layer("num_key_value_heads")? {
-        Some(heads) => Some(heads),
-        None if share => config.integer("num_global_key_value_heads")?,
-        None => None,
-    };
-    settings.set("global_num_kv_heads", heads.unwrap_or(0));
-    if is_small {
-        settings.set("hidden_size_per_layer_input", per_layer);
-        settings.set("num_kv_shared_layers", shared);
-        settings.set("use_double_wide_mlp", config.boolean("use_double_wide_mlp")?.unwrap_or(false));
-        // Layers that take keys from others cannot be scanned.
-        settings.set("scan_layers", false);
-    }
-    Ok(settings)
+    Ok(())
 }
 
-fn config(group: &ModelGroup, config: &DecoderConfig) -> serde_json::Map<String, serde_json::Value> {
-    let mut made = hugging_face::common_config(group, config, "gemma4_text", "Gemma4ForCausalLM");
-    hugging_face::windows_and_caps(group, config, &mut made);
-    for unknown in ["query_pre_attn_scalar", "attn_logit_softcapping"] {
-        made.remove(unknown);
-    }
-    let (layers, positions) = (&group.layers, &group.positions);
+fn written_rope(model: &Described<'_>) -> Option<Value> {
+    let positions = &model.group.positions;
     let theta = |own: Option<f64>| own.unwrap_or(positions.rope_max_timescale);
-    made.insert(
-        "rope_parameters".into(),
-        json!({
-            "full_attention": {
-                "rope_type": "proportional",
-                "rope_theta": theta(positions.global_rope_max_timescale),
-                "partial_rotary_factor": positions.global_rope_proportion,
-            },
-            "sliding_attention": {"rope_type": "default", "rope_theta": theta(positions.local_rope_max_timescale)},
-        }),
-    );
-    if layers.global_head_dim > 0 {
-        made.insert("global_head_dim".into(), layers.global_head_dim.into());
-    }
-    if layers.global_num_kv_heads > 0 {
-        made.insert("num_global_key_value_heads".into(), layers.global_num_kv_heads.into());
-    }
-    made.insert("attention_k_eq_v".into(), layers.share_kv_projections.into());
-    made.insert("enable_moe_block".into(), false.into());
-    made.insert("hidden_size_per_layer_input".into(), layers.hidden_size_per_layer_input.into());
-    made.insert("vocab_size_per_layer_input".into(), group.vocab_size.into());
-    made.insert("num_kv_shared_layers".into(), layers.num_kv_shared_layers.into());
-    made.insert("use_double_wide_mlp".into(), layers.use_double_wide_mlp.into());
-    made
+    Some(json!({
+        "full_attention": {
+            "rope_type": "proportional",
+            "rope_theta": theta(positions.global_rope_max_timescale),
+            "partial_rotary_factor": positions.global_rope_proportion,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": theta(positions.local_rope_max_timescale)},
+    }))
 }

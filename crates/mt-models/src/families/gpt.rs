@@ -1,13 +1,16 @@
-//! GPT-3, and GPT-2's published models, which have its layers.
+//! GPT-3, and GPT-2's published models, which have the same layers.
 
 use mt_config::{DecoderBlock, ModelGroup};
-use serde_json::json;
+use serde_json::Value;
 
-use super::{Family, HuggingFaceFamily, MaxTextLayers, describe, names};
+use super::{Family, HuggingFaceFamily, MaxTextLayers, ModelType, describe, names};
 use crate::{
     ModelError,
     decoder::{DecoderConfig, LayerNorms, NormKind, Positions},
-    hugging_face::Settings,
+    hugging_face::{
+        Field,
+        fields::{self, Kind, Otherwise},
+    },
 };
 
 fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
@@ -29,10 +32,10 @@ fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     Ok(config)
 }
 
-/// The norm before the feed-forward layer, which is inside it.
+/// The norm before the MLP, which MaxText stores inside the MLP.
 const MLP_NORM: &str = "mlp.mlp_layer_norm";
 
-/// The key that earlier versions of this program gave to a parameter.
+/// The key of a parameter in earlier versions of this program.
 pub(super) fn earlier_key(key: &[String]) -> Vec<String> {
     let joined = key.join(".").replace(MLP_NORM, "pre_mlp_norm");
     joined.split('.').map(str::to_owned).collect()
@@ -49,59 +52,78 @@ pub(super) static GPT3: Family = Family {
     maxtext_layers: MaxTextLayers::Plain,
     folds_query_scale: false,
     hugging_face: Some(HuggingFaceFamily {
-        model_types: &["gpt2"],
-        usual: &[],
+        model_types: &[ModelType::new("gpt2", "GPT2LMHeadModel")],
+        fields: &[FIELDS],
+        always: &[],
         tensors: &[names::GPT2],
-        settings: |config| {
-            for (key, value) in [
-                ("scale_attn_weights", true),
-                ("scale_attn_by_inverse_layer_idx", false),
-                ("add_cross_attention", false),
-            ] {
-                if config.boolean(key)?.is_some_and(|given| given != value) {
-                    return Err(config.unsupported(key, "this variant of GPT-2's attention"));
-                }
-            }
-            let mut settings = Settings::new("gpt3");
-            let (width, heads) = (config.required("n_embd")?, config.required("n_head")?);
-            settings.set("base_emb_dim", width);
-            settings.set("base_num_query_heads", heads);
-            settings.set("base_num_kv_heads", heads);
-            settings.set("head_dim", width / heads.max(1));
-            settings.set("base_mlp_dim", config.integer("n_inner")?.unwrap_or(4 * width));
-            settings.set("base_num_decoder_layers", config.required("n_layer")?);
-            settings.set("vocab_size", config.required("vocab_size")?);
-            settings.set("trainable_position_size", config.required("n_positions")?);
-            settings.set("max_position_embeddings", config.required("n_positions")?);
-            settings.set("normalization_layer_epsilon", config.number("layer_norm_epsilon")?.unwrap_or(1e-5));
-            settings.set("mlp_activations", vec![config.activation("activation_function")?]);
-            settings.set("logits_via_embedding", config.boolean("tie_word_embeddings")?.unwrap_or(true));
-            settings.set("normalize_embedding_logits", false);
-            settings.set("enable_dropout", false);
-            Ok(settings)
-        },
-        config: |group, config| {
-            let positions = match config.embedding.positions {
-                Positions::Learned(count) => count,
-                _ => group.max_target_length,
-            };
-            let made = json!({
-                "model_type": "gpt2",
-                "architectures": ["GPT2LMHeadModel"],
-                "n_embd": group.emb_dim(),
-                "n_head": group.num_query_heads(),
-                "n_inner": group.mlp_dim(),
-                "n_layer": group.num_decoder_layers(),
-                "n_positions": positions,
-                "vocab_size": group.vocab_size,
-                "layer_norm_epsilon": group.normalization_layer_epsilon,
-                "activation_function": "gelu_new",
-                "tie_word_embeddings": group.logits_via_embedding,
-            });
-            match made {
-                serde_json::Value::Object(made) => made,
-                _ => unreachable!("the literal is an object"),
-            }
+        ignores: |config, name| {
+            let buffers = [".attn.bias", ".attn.masked_bias"];
+            names::ignores(config, name) || buffers.iter().any(|end| name.ends_with(end))
         },
     }),
 };
+
+const VARIANT: &str = "this variant of GPT-2's attention";
+
+const FIELDS: &[Field] = &[
+    Field::only("scale_attn_weights", true, VARIANT),
+    Field::only("scale_attn_by_inverse_layer_idx", false, VARIANT),
+    Field::only("add_cross_attention", false, VARIANT),
+    Field::new("n_embd", "base_emb_dim", Kind::Integer, |model| Some(model.group.emb_dim().into())),
+    Field::with(
+        &["n_head"],
+        |config, settings| {
+            let (width, heads) = (config.required("n_embd")?, config.required("n_head")?);
+            settings.set("base_num_query_heads", heads);
+            settings.set("base_num_kv_heads", heads);
+            settings.set("head_dim", width / heads.max(1));
+            Ok(())
+        },
+        |model| Some(model.group.num_query_heads().into()),
+    ),
+    Field::new("n_inner", "base_mlp_dim", Kind::Integer, |model| Some(model.group.mlp_dim().into())).or(
+        Otherwise::Of(|settings| {
+            let width = settings.get("base_emb_dim").and_then(Value::as_i64).unwrap_or_default();
+            (4 * width).into()
+        }),
+    ),
+    Field::new("n_layer", "base_num_decoder_layers", Kind::Integer, |model| {
+        Some(model.group.num_decoder_layers().into())
+    }),
+    Field::with(
+        &["n_positions"],
+        |config, settings| {
+            let positions = config.required("n_positions")?;
+            settings.set("trainable_position_size", positions);
+            settings.set("max_position_embeddings", positions);
+            Ok(())
+        },
+        |model| {
+            Some(match model.config.embedding.positions {
+                Positions::Learned(count) => count.into(),
+                _ => model.group.max_target_length.into(),
+            })
+        },
+    ),
+    fields::VOCABULARY,
+    Field::new("layer_norm_epsilon", "normalization_layer_epsilon", Kind::Number, |model| {
+        Some(model.group.normalization_layer_epsilon.into())
+    })
+    .or(Otherwise::Number(1e-5)),
+    Field::new(
+        "activation_function",
+        "mlp_activations",
+        Kind::Activation { names: fields::ACTIVATIONS, gated: false },
+        |_| Some("gelu_new".into()),
+    )
+    .or(Otherwise::Text("gelu_new")),
+    fields::TIED.or(Otherwise::Boolean(true)),
+    // Neither changes the logits: one is the order of two operations, the others are of heads for other tasks.
+    Field::silent("reorder_and_upcast_attn", |_| None),
+    Field::silent("summary_type", |_| None),
+    Field::silent("summary_activation", |_| None),
+    Field::silent("summary_first_dropout", |_| None),
+    Field::silent("summary_proj_to_labels", |_| None),
+    Field::silent("summary_use_proj", |_| None),
+    Field::silent("n_ctx", |_| None),
+];

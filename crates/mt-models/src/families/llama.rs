@@ -1,16 +1,16 @@
 //! Llama 2, 3, 3.1 and 3.3, and Mistral.
 
 use mt_config::DecoderBlock;
+use serde_json::Value;
 
-use super::{Family, HuggingFaceFamily, MaxTextLayers, describe, names};
+use super::{Family, HuggingFaceFamily, MaxTextLayers, ModelType, describe, names};
 use crate::{
     ModelError,
-    hugging_face::{self, HuggingFaceConfig, Settings},
+    hugging_face::{
+        self, Described, Field, HuggingFaceConfig, Settings,
+        fields::{self, COMMON, Kind, Otherwise},
+    },
 };
-
-/// The `model_type` of Llama's layers with factors: it describes a Llama whose scores are those of normalized
-/// embeddings, or whose attention has a scale of its own.
-const GRANITE: &str = "granite";
 
 pub(super) const PARTS: &[(&str, &str)] = &[
     ("pre_attention_norm", "pre_self_attention_layer_norm"),
@@ -24,39 +24,57 @@ pub(super) static LLAMA: Family = Family {
     maxtext_parts: PARTS,
     maxtext_layers: MaxTextLayers::Plain,
     folds_query_scale: true,
-    hugging_face: Some(HuggingFaceFamily {
-        model_types: &["llama", GRANITE],
-        usual: &[("max_position_embeddings", 2048.0)],
-        tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE],
-        settings: |config| {
-            let mut settings = hugging_face::common(config, "llama2")?;
-            if config.text("model_type")?.as_deref() == Some(GRANITE) {
-                granite_settings(config, &mut settings)?;
-            }
-            settings.set("attention_bias", config.boolean("attention_bias")?.unwrap_or(false));
-            settings.set("mlp_bias", config.boolean("mlp_bias")?.unwrap_or(false));
-            Ok(settings)
-        },
-        config: |group, config| {
-            let scale = config.attentions().next().map_or(1.0, |attention| attention.options.scale);
-            let is_granite = config.head.scale != 1.0 || scale != usual_scale(group.head_dim);
-            let (model_type, architecture) =
-                if is_granite { (GRANITE, "GraniteForCausalLM") } else { ("llama", "LlamaForCausalLM") };
-            let mut made = hugging_face::common_config(group, config, model_type, architecture);
-            if is_granite {
-                made.insert("embedding_multiplier".into(), 1.0.into());
-                made.insert("residual_multiplier".into(), 1.0.into());
-                made.insert("attention_multiplier".into(), scale.into());
-                made.insert("logits_scaling".into(), (1.0 / config.head.scale).into());
-            }
-            made.insert("attention_bias".into(), group.layers.attention_bias.into());
-            made.insert("mlp_bias".into(), group.layers.mlp_bias.into());
-            made
-        },
-    }),
+    hugging_face: Some(HUGGING_FACE),
 };
 
-/// The scale of attention that goes without saying.
+pub(super) const HUGGING_FACE: HuggingFaceFamily = HuggingFaceFamily {
+    model_types: &[
+        ModelType { is_of: |model| !is_granite(model), ..ModelType::new("llama", "LlamaForCausalLM") },
+        ModelType { fields: GRANITE, ..ModelType::new("granite", "GraniteForCausalLM") },
+    ],
+    fields: &[
+        COMMON,
+        &[
+            fields::CONTEXT.if_absent(Otherwise::Integer(2048)),
+            fields::ATTENTION_BIAS,
+            Field::new("mlp_bias", "mlp_bias", Kind::Boolean, |model| {
+                Some(model.group.layers.mlp_bias.into())
+            })
+            .or(Otherwise::Boolean(false)),
+        ],
+    ],
+    always: &[],
+    tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE],
+    ignores: names::ignores,
+};
+
+/// The factors of Granite, whose layers are those of Llama. A Llama whose logits are those of normalized embeddings, or
+/// whose attention has another scale, is exported as a Granite.
+const GRANITE: &[Field] = &[
+    Field::with(
+        &["embedding_multiplier"],
+        |config, _| refuse_factor(config, "embedding_multiplier"),
+        |_| Some(1.0.into()),
+    ),
+    Field::with(
+        &["residual_multiplier"],
+        |config, _| refuse_factor(config, "residual_multiplier"),
+        |_| Some(1.0.into()),
+    ),
+    Field::with(&["attention_multiplier"], attention_multiplier, |model| Some(scale(model).into())),
+    Field::with(&["logits_scaling"], logits_scaling, |model| Some((1.0 / model.config.head.scale).into())),
+];
+
+fn is_granite(model: &Described<'_>) -> bool {
+    model.config.head.scale != 1.0 || scale(model) != usual_scale(model.group.head_dim)
+}
+
+/// The scale of attention.
+fn scale(model: &Described<'_>) -> f64 {
+    model.config.attentions().next().map_or(1.0, |attention| attention.options.scale)
+}
+
+/// The default scale of attention.
 fn usual_scale(head_dim: usize) -> f64 {
     (head_dim as f64).powf(-0.5)
 }
@@ -66,29 +84,35 @@ fn is_close(one: f64, other: f64) -> bool {
     (one - other).abs() <= 1e-9 * other.abs()
 }
 
-/// The meaning of Granite's factors.
-fn granite_settings(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), ModelError> {
-    for key in ["embedding_multiplier", "residual_multiplier"] {
-        if config.number(key)?.is_some_and(|factor| factor != 1.0) {
-            return Err(config.unsupported(key, "this factor of Granite's models"));
-        }
+fn refuse_factor(config: &HuggingFaceConfig, key: &str) -> Result<(), ModelError> {
+    match config.number(key)? {
+        Some(factor) if factor != 1.0 => Err(config.unsupported(key, FACTOR)),
+        _ => Ok(()),
     }
-    let width = config.required("hidden_size")?.max(1);
-    let head_dim =
-        config.integer("head_dim")?.unwrap_or(width / config.required("num_attention_heads")?.max(1));
+}
+
+const FACTOR: &str = "this factor of Granite's models";
+
+fn attention_multiplier(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), ModelError> {
+    let head_dim = settings.get("head_dim").and_then(Value::as_u64).unwrap_or(1).max(1);
     let scale = config.number("attention_multiplier")?.unwrap_or(1.0);
-    if !is_close(scale, usual_scale(head_dim.max(1) as usize)) {
+    if !is_close(scale, usual_scale(head_dim as usize)) {
         let scalar = scale.powi(-2);
         let whole = scalar.round();
         settings.set("query_pre_attn_scalar", if is_close(scalar, whole) { whole } else { scalar });
     }
+    Ok(())
+}
+
+fn logits_scaling(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), ModelError> {
+    let width = config.required("hidden_size")?.max(1) as f64;
     let is_tied = config.boolean("tie_word_embeddings")?.unwrap_or(false);
     match config.number("logits_scaling")?.unwrap_or(1.0) {
         1.0 => {}
-        divisor if is_tied && is_close(divisor, (width as f64).sqrt()) => {
+        divisor if is_tied && is_close(divisor, width.sqrt()) => {
             settings.set("normalize_embedding_logits", true);
         }
-        _ => return Err(config.unsupported("logits_scaling", "this factor of Granite's models")),
+        _ => return Err(config.unsupported("logits_scaling", FACTOR)),
     }
     Ok(())
 }
@@ -100,25 +124,27 @@ pub(super) static MISTRAL: Family = Family {
     maxtext_layers: MaxTextLayers::Plain,
     folds_query_scale: true,
     hugging_face: Some(HuggingFaceFamily {
-        model_types: &["mistral"],
-        usual: &[
-            ("num_key_value_heads", 8.0),
-            ("sliding_window", 4096.0),
-            ("max_position_embeddings", 131_072.0),
+        model_types: &[ModelType::new("mistral", "MistralForCausalLM")],
+        fields: &[
+            COMMON,
+            &[
+                fields::KV_HEADS.if_absent(Otherwise::Integer(8)),
+                fields::CONTEXT.if_absent(Otherwise::Integer(131_072)),
+                Field::with(
+                    &["sliding_window"],
+                    |config, settings| {
+                        if let Some(window) = config.integer_or("sliding_window", 4096)? {
+                            settings.set("attention_type", "local_sliding");
+                            settings.set("sliding_window_size", window);
+                        }
+                        Ok(())
+                    },
+                    |model| Some(hugging_face::window(model.config).into()),
+                ),
+            ],
         ],
+        always: &[],
         tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE],
-        settings: |config| {
-            let mut settings = hugging_face::common(config, "mistral")?;
-            if let Some(window) = config.integer("sliding_window")? {
-                settings.set("attention_type", "local_sliding");
-                settings.set("sliding_window_size", window);
-            }
-            Ok(settings)
-        },
-        config: |group, config| {
-            let mut made = hugging_face::common_config(group, config, "mistral", "MistralForCausalLM");
-            made.insert("sliding_window".into(), hugging_face::window(config).into());
-            made
-        },
+        ignores: names::ignores,
     }),
 };

@@ -1,8 +1,10 @@
-//! Model families: what each makes of the configuration, and what its parameters are called elsewhere.
+//! Model families: their descriptions of decoders, and the names of their parameters in other formats.
 //!
-//! A family is one file with a [`Family`]; adding one is adding a file and a line to [`FAMILIES`].
+//! A family is a file with a [`Family`] and a line in [`FAMILIES`].
 
 mod describe;
+#[cfg(test)]
+mod expert_names;
 mod gemma;
 mod gemma4;
 mod gpt;
@@ -16,53 +18,72 @@ use mt_config::{DecoderBlock, ModelGroup};
 use mt_nn::{ParamSpec, RotaryScaling};
 use mt_shape::Path;
 
-pub use names::{Layout, TensorName};
+pub use names::{Along, Fused, FusedOrder, Layout, Placeholder, TensorName};
 
 use crate::{
     ModelError, StoredParameter, StoredSlice,
     decoder::{Decoder, DecoderConfig, LayerConfig, NormKind, Parameter, Place},
-    hugging_face::{HuggingFaceConfig, Settings},
+    hugging_face::{Described, Field},
 };
 
 /// A family of models.
 #[derive(Debug)]
 pub struct Family {
-    /// The kinds of layers it builds.
+    /// The values of `decoder_block` that the family builds.
     pub blocks: &'static [DecoderBlock],
-    /// What the configuration means.
+    /// Turns the configuration into the description of a decoder.
     pub describe: fn(&ModelGroup) -> Result<DecoderConfig, ModelError>,
-    /// The names that parts of a layer have in MaxText's checkpoints; parts that are not listed keep theirs.
+    /// The names of parts of a layer in MaxText's checkpoints. Parts that are not listed have the same name.
     pub maxtext_parts: &'static [(&'static str, &'static str)],
-    /// How MaxText names layers.
+    /// MaxText's naming scheme for layers.
     pub maxtext_layers: MaxTextLayers,
-    /// MaxText folds attention's scale into the query projection.
+    /// Whether MaxText folds attention's scale into the query projection.
     pub folds_query_scale: bool,
-    /// Hugging Face's side, where there are published models.
+    /// The Hugging Face format, for families with published models.
     pub hugging_face: Option<HuggingFaceFamily>,
 }
 
-/// How MaxText names the layers of a cycle.
+/// MaxText's naming scheme for layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MaxTextLayers {
-    /// `layers`, or `layers_3`; of a longer cycle `layers.layers_2`, and `layers_remainder.layers_0` after it.
+    /// The names of each run of the stack.
     Plain,
-    /// Two layers are one, whose parts are `…_local` and `…_global`.
+    /// Each stored layer is a pair of layers, whose parts are named `…_local` and `…_global`.
     Pairs,
 }
 
-/// What a family's models look like in Hugging Face's directories.
+/// Hugging Face's form of a family.
 #[derive(Debug)]
 pub struct HuggingFaceFamily {
-    /// `model_type` of `config.json`.
-    pub model_types: &'static [&'static str],
-    /// What transformers assumes where a `config.json` does not have a key, other than for most families.
-    pub usual: &'static [(&'static str, f64)],
-    /// Tensors of the model and of each layer (`{}` is its number).
+    /// The values of `model_type`. A model is exported as the first one that fits.
+    pub model_types: &'static [ModelType],
+    /// The fields of `config.json`.
+    pub fields: &'static [&'static [Field]],
+    /// Configuration keys that all models of the family set and no field states.
+    pub always: &'static [(&'static str, bool)],
+    /// The tensors of the model and of each layer.
     pub tensors: &'static [&'static [TensorName]],
-    /// The keys that a `config.json` means.
-    pub settings: fn(&HuggingFaceConfig) -> Result<Settings, ModelError>,
-    /// The `config.json` of a model of ours.
-    pub config: fn(&ModelGroup, &DecoderConfig) -> serde_json::Map<String, serde_json::Value>,
+    /// Whether a model does not need a tensor of the files, such as a buffer.
+    pub ignores: fn(&DecoderConfig, &str) -> bool,
+}
+
+/// A value of `model_type`.
+#[derive(Debug)]
+pub struct ModelType {
+    pub name: &'static str,
+    pub architecture: &'static str,
+    /// Fields besides those of the family.
+    pub fields: &'static [Field],
+    /// Whether files of this type are read; others are only written.
+    pub is_read: bool,
+    /// Whether a model is exported as this type.
+    pub is_of: fn(&Described<'_>) -> bool,
+}
+
+impl ModelType {
+    const fn new(name: &'static str, architecture: &'static str) -> Self {
+        Self { name, architecture, fields: &[], is_read: true, is_of: |_| true }
+    }
 }
 
 /// All families.
@@ -83,16 +104,16 @@ pub static FAMILIES: &[&Family] = &[
     &simple::SIMPLE_MLP,
 ];
 
-/// The family that builds a kind of layer.
+/// The family that builds a `decoder_block`.
 pub fn family_of(block: DecoderBlock) -> &'static Family {
     let family = FAMILIES.iter().find(|family| family.blocks.contains(&block));
-    family.expect("every kind of layer that the configuration lets pass has a family")
+    family.expect("every `decoder_block` that the configuration accepts has a family")
 }
 
 /// Builds the model that a configuration describes.
 ///
 /// # Errors
-/// The configuration's values do not make a model.
+/// The configuration's values describe no valid model.
 pub fn build_decoder(group: &ModelGroup) -> Result<Decoder, ModelError> {
     let family = family_of(group.decoder_block);
     let config = (family.describe)(group)?;
@@ -101,7 +122,7 @@ pub fn build_decoder(group: &ModelGroup) -> Result<Decoder, ModelError> {
 }
 
 impl Family {
-    /// How each parameter is stored in MaxText's checkpoints.
+    /// How each parameter is stored in MaxText's checkpoints. Arrays of one encoded weight are stored as one.
     pub(crate) fn storage(
         &self,
         config: &DecoderConfig,
@@ -110,7 +131,8 @@ impl Family {
         let segments = config.segments();
         specs
             .iter()
-            .map(|(path, spec)| self.stored(config, &Parameter::of(&segments, path, spec), spec))
+            .map(|(path, spec)| spec.stored_form(path))
+            .map(|(path, spec)| self.stored(config, &Parameter::of(&segments, &path, &spec), &spec))
             .collect()
     }
 
@@ -120,8 +142,8 @@ impl Family {
         let layer = parameter.layers().first().map(|index| &config.layers[*index]);
         let attention = layer.and_then(LayerConfig::attention);
         let mut stored = StoredParameter {
-            key: self.maxtext_key(parameter),
-            // Vectors have fewer axes than the configured position may ask for.
+            key: self.maxtext_key(config, parameter),
+            // Vectors have fewer axes than the configured axis may require.
             layer_axis: is_stacked.then(|| config.param_scan_axis.min(spec.axes.len() - 1)),
             scale: 1.0,
             offset: if role.ends_with("norm.scale") { config.norm.offset } else { 0.0 },
@@ -148,7 +170,7 @@ impl Family {
             stored.offset -= 1.0;
         }
         if layer.and_then(LayerConfig::mlp).is_some_and(|mlp| mlp.activations.len() == 1) {
-            // Without a gate there is one projection, which has no number.
+            // Without a gate the single projection has no number.
             rename(&mut stored.key, "wi_0", "wi");
         }
         if attention.is_some_and(|attention| attention.stored_fused) {
@@ -160,8 +182,8 @@ impl Family {
         stored
     }
 
-    /// Makes queries, keys and values slices of one array, `qkv_proj`: `[embed, 3, heads, head_dim]`, or the biases
-    /// without the first axis.
+    /// Makes queries, keys and values slices of one array, `qkv_proj`: `[embed, 3, heads, head_dim]`, or
+    /// `[3, heads, head_dim]` for biases.
     fn fuse(&self, config: &DecoderConfig, role: &str, stored: &mut StoredParameter) {
         let Some((name, kind)) = role.strip_prefix("attention.").and_then(|rest| rest.split_once('.')) else {
             return;
@@ -170,14 +192,12 @@ impl Family {
         let axis = usize::from(kind == "kernel");
         rename(&mut stored.key, name, "qkv_proj");
         stored.slice = Some(StoredSlice { axis, index, of: 3, is_exact: !self.folds_query_scale });
-        // There is one more axis before which that of layers may be.
+        // The stored array has one more axis before which the layer axis may be.
         stored.layer_axis = stored.layer_axis.map(|_| config.param_scan_axis.min(axis + 3));
     }
 
-    fn maxtext_key(&self, parameter: &Parameter) -> Vec<String> {
+    fn maxtext_key(&self, config: &DecoderConfig, parameter: &Parameter) -> Vec<String> {
         let role = parameter.role.as_str();
-        let numbered = |name: &str, index: usize| format!("{name}_{index}");
-        let in_decoder = |rest: Vec<String>| [vec!["decoder".to_owned()], rest].concat();
         let renamed = |table: &[(&str, &str)]| -> Vec<String> {
             let hit = table.iter().find_map(|(ours, theirs)| {
                 let rest = role.strip_prefix(ours)?;
@@ -185,36 +205,30 @@ impl Family {
             });
             hit.as_deref().unwrap_or(role).split('.').map(str::to_owned).collect()
         };
-        let (layers, pair): (Vec<String>, Option<usize>) = match (parameter.place, self.maxtext_layers) {
-            (Place::Model, _) => {
-                let key = renamed(&[
-                    ("final_norm", "decoder.decoder_norm"),
-                    ("head", "decoder.logits_dense"),
-                    ("positions.table", "decoder.position_embedder.embedding"),
-                    ("per_layer", "decoder.per_layer"),
-                ]);
-                return key;
+        if parameter.place == Place::Model {
+            return renamed(&[
+                ("final_norm", "decoder.decoder_norm"),
+                ("head", "decoder.logits_dense"),
+                ("positions.table", "decoder.position_embedder.embedding"),
+                ("per_layer", "decoder.per_layer"),
+            ]);
+        }
+        let (layers, pair) = match (self.maxtext_layers, parameter.place) {
+            (MaxTextLayers::Pairs, Place::Layer { index, .. }) => {
+                (vec![format!("layers_{}", index / 2)], Some(index % 2))
             }
-            (Place::Layer { index, .. }, MaxTextLayers::Pairs) => {
-                (vec![numbered("layers", index / 2)], Some(index % 2))
-            }
-            (Place::Cycle { slot, .. }, MaxTextLayers::Pairs) => (vec!["layers".to_owned()], Some(slot)),
-            (Place::Layer { remainder: Some(index), .. }, _) => {
-                (vec!["layers_remainder".to_owned(), numbered("layers", index)], None)
-            }
-            (Place::Layer { index, .. }, _) => (vec![numbered("layers", index)], None),
-            (Place::Cycle { length: 1, .. }, _) => (vec!["layers".to_owned()], None),
-            (Place::Cycle { slot, .. }, _) => (vec!["layers".to_owned(), numbered("layers", slot)], None),
+            (MaxTextLayers::Pairs, Place::Cycle { slot, .. }) => (vec!["layers".to_owned()], Some(slot)),
+            (_, place) => (config.stored_layers(place), None),
         };
         let mut part = renamed(self.maxtext_parts);
         if let Some(pair) = pair {
             part[0].push_str(if pair == 0 { "_local" } else { "_global" });
         }
-        in_decoder([layers, part].concat())
+        [vec!["decoder".to_owned()], layers, part].concat()
     }
 }
 
-/// The kind of the norm that a parameter belongs to, if it does to one of those around a layer's parts or the last.
+/// The kind of the norm that a parameter belongs to, for norms around a layer's parts and the final norm.
 fn norm_kind(config: &DecoderConfig, layer: Option<&LayerConfig>, role: &str) -> Option<NormKind> {
     let norms = layer.map(|layer| layer.norms).unwrap_or_default();
     match role.split('.').next()? {

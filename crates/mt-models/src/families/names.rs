@@ -1,124 +1,211 @@
-//! What tensors are called in Hugging Face's files.
+//! Names of tensors in Hugging Face's files.
+//!
+//! The leading axes of a parameter may enumerate its blocks: the layers of a stacked parameter, or the experts of a
+//! layer. A block is a matrix or a vector. The files have a tensor for each block, or one tensor for several blocks.
 
-/// The name of a parameter's tensor in a file, and how it is laid out there.
+use crate::decoder::DecoderConfig;
+
+/// The name and layout of a parameter's tensor in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorName {
-    /// Our name of the part, without the layer.
+    /// The parameter's role, without the layer.
     pub role: &'static str,
-    /// Theirs; `{}` is the number of the layer.
+    /// The tensor's name. `{layer}` stands for the layer's index. Other [`Placeholder`]s stand for indices along the
+    /// parameter's leading axes within a layer, in order, so that each index has its own tensor.
     pub name: &'static str,
+    /// The number of further axes that also lead in the tensor, such as that of experts.
+    pub stacked: usize,
+    /// The layout of a block, which has the remaining axes, in the tensor.
     pub layout: Layout,
+    /// The position of the block, if the tensor also holds blocks of other parameters.
+    pub fused: Option<Fused>,
 }
 
-/// How a tensor in a file holds a parameter. Files have matrices where parameters have an axis for heads.
+/// An index within a tensor's name, other than the layer's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placeholder {
+    /// `{expert}`: the index along the axis.
+    Expert,
+    /// `{module}`: the index of a layer after the last one, as in the numbering of modules for multi-token prediction.
+    Module,
+}
+
+impl Placeholder {
+    const ALL: [(&'static str, Self); 2] = [("{expert}", Self::Expert), ("{module}", Self::Module)];
+
+    /// The placeholders of a name with their texts, in order.
+    pub fn of(name: &str) -> Vec<(&'static str, Self)> {
+        let mut found: Vec<_> =
+            Self::ALL.iter().filter_map(|known| Some((name.find(known.0)?, *known))).collect();
+        found.sort_by_key(|(place, _)| *place);
+        found.into_iter().map(|(_, known)| known).collect()
+    }
+}
+
+/// The layout of a parameter's block in a file's tensor. Files have matrices for parameters with an axis of heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// The same elements in the same order: a vector, or a matrix whose rows are the parameter's first axes, as many
-    /// as this.
+    /// The same elements in the same order: a vector, or a matrix whose rows are the block's leading axes, as many as
+    /// given.
     Same(usize),
-    /// A matrix from inputs to outputs, transposed. The parameter's first axes, as many as this, are the inputs.
+    /// A transposed matrix. The block's leading axes, as many as given, are the matrix's columns.
     Transposed(usize),
-    /// As `Same(rows)`, one of several equal parts of the file's last axis.
-    Part { rows: usize, index: usize, of: usize },
+    /// The kernel of a depthwise convolution, `[taps, channels]`, which the file stores as `[channels, 1, taps]`.
+    Depthwise,
+}
+
+/// The position of a block in a tensor that holds blocks of several parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fused {
+    /// The axis of the tensor that the blocks share.
+    pub along: Along,
+    /// The index of this block among them.
+    pub index: usize,
+    pub order: FusedOrder,
+}
+
+/// An axis of a matrix in a file. A vector is one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Along {
+    Rows,
+    Columns,
+}
+
+/// The order in which blocks share an axis of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FusedOrder {
+    /// The blocks in order, concatenated.
+    Concatenated,
+    /// Alternating groups of each block. The given number of the block's last axes on the shared axis form a group:
+    /// with 0, single rows or columns alternate, and with 1, heads.
+    Alternating(usize),
+}
+
+impl TensorName {
+    pub(crate) const fn new(role: &'static str, name: &'static str, layout: Layout) -> Self {
+        Self { role, name, stacked: 0, layout, fused: None }
+    }
+
+    /// The same block in a tensor that several parameters share.
+    pub(crate) const fn fused(self, along: Along, index: usize, order: FusedOrder) -> Self {
+        Self { fused: Some(Fused { along, index, order }), ..self }
+    }
+
+    /// Whether the name is that of layers' tensors.
+    pub fn is_of_layer(&self) -> bool {
+        self.name.contains("{layer}")
+    }
 }
 
 const fn vector(role: &'static str, name: &'static str) -> TensorName {
-    TensorName { role, name, layout: Layout::Same(0) }
+    TensorName::new(role, name, Layout::Same(0))
 }
 
 const fn table(role: &'static str, name: &'static str, rows: usize) -> TensorName {
-    TensorName { role, name, layout: Layout::Same(rows) }
+    TensorName::new(role, name, Layout::Same(rows))
 }
 
 const fn matrix(role: &'static str, name: &'static str) -> TensorName {
-    TensorName { role, name, layout: Layout::Transposed(1) }
+    TensorName::new(role, name, Layout::Transposed(1))
 }
 
+/// One of several concatenated blocks of a tensor that is not transposed.
 const fn part(role: &'static str, name: &'static str, rows: usize, index: usize) -> TensorName {
-    TensorName { role, name, layout: Layout::Part { rows, index, of: 3 } }
+    table(role, name, rows).fused(Along::Columns, index, FusedOrder::Concatenated)
 }
 
-/// Embedding, last norm and output matrix, as nearly all models call them.
+/// Whether a model does not need a tensor: a buffer, a tensor of a vision or audio tower, or the output matrix of a tied head.
+pub(super) fn ignores(config: &DecoderConfig, name: &str) -> bool {
+    const OTHER_PARTS: &[&str] =
+        &["vision_tower.", "multi_modal_projector.", "embed_vision.", "audio_tower.", "embed_audio."];
+    let inside = name.strip_prefix("model.").unwrap_or(name);
+    let is_other = OTHER_PARTS.iter().any(|part| inside.starts_with(part));
+    is_other
+        || name.ends_with(".rotary_emb.inv_freq")
+        || (config.head.tied && name.ends_with("lm_head.weight"))
+}
+
+/// Embedding, final norm and output matrix, as most models name them.
 pub(super) const MODEL: &[TensorName] = &[
     table("token_embedder.embedding", "model.embed_tokens.weight", 1),
     vector("final_norm.scale", "model.norm.weight"),
     matrix("head.kernel", "lm_head.weight"),
 ];
 
-/// Attention and feed-forward layer, with all that some of them have.
+/// Attention and MLP, with all parameters that some families have.
 pub(super) const LAYER: &[TensorName] = &[
-    matrix("attention.query.kernel", "model.layers.{}.self_attn.q_proj.weight"),
-    vector("attention.query.bias", "model.layers.{}.self_attn.q_proj.bias"),
-    matrix("attention.key.kernel", "model.layers.{}.self_attn.k_proj.weight"),
-    vector("attention.key.bias", "model.layers.{}.self_attn.k_proj.bias"),
-    matrix("attention.value.kernel", "model.layers.{}.self_attn.v_proj.weight"),
-    vector("attention.value.bias", "model.layers.{}.self_attn.v_proj.bias"),
-    TensorName {
-        role: "attention.out.kernel",
-        name: "model.layers.{}.self_attn.o_proj.weight",
-        layout: Layout::Transposed(2),
-    },
-    vector("attention.out.bias", "model.layers.{}.self_attn.o_proj.bias"),
-    vector("attention.query_norm.scale", "model.layers.{}.self_attn.q_norm.weight"),
-    vector("attention.key_norm.scale", "model.layers.{}.self_attn.k_norm.weight"),
-    matrix("mlp.wi_0.kernel", "model.layers.{}.mlp.gate_proj.weight"),
-    vector("mlp.wi_0.bias", "model.layers.{}.mlp.gate_proj.bias"),
-    matrix("mlp.wi_1.kernel", "model.layers.{}.mlp.up_proj.weight"),
-    vector("mlp.wi_1.bias", "model.layers.{}.mlp.up_proj.bias"),
-    matrix("mlp.wo.kernel", "model.layers.{}.mlp.down_proj.weight"),
-    vector("mlp.wo.bias", "model.layers.{}.mlp.down_proj.bias"),
+    matrix("attention.query.kernel", "model.layers.{layer}.self_attn.q_proj.weight"),
+    vector("attention.query.bias", "model.layers.{layer}.self_attn.q_proj.bias"),
+    matrix("attention.key.kernel", "model.layers.{layer}.self_attn.k_proj.weight"),
+    vector("attention.key.bias", "model.layers.{layer}.self_attn.k_proj.bias"),
+    matrix("attention.value.kernel", "model.layers.{layer}.self_attn.v_proj.weight"),
+    vector("attention.value.bias", "model.layers.{layer}.self_attn.v_proj.bias"),
+    TensorName::new(
+        "attention.out.kernel",
+        "model.layers.{layer}.self_attn.o_proj.weight",
+        Layout::Transposed(2),
+    ),
+    vector("attention.out.bias", "model.layers.{layer}.self_attn.o_proj.bias"),
+    vector("attention.query_norm.scale", "model.layers.{layer}.self_attn.q_norm.weight"),
+    vector("attention.key_norm.scale", "model.layers.{layer}.self_attn.k_norm.weight"),
+    matrix("mlp.wi_0.kernel", "model.layers.{layer}.mlp.gate_proj.weight"),
+    vector("mlp.wi_0.bias", "model.layers.{layer}.mlp.gate_proj.bias"),
+    matrix("mlp.wi_1.kernel", "model.layers.{layer}.mlp.up_proj.weight"),
+    vector("mlp.wi_1.bias", "model.layers.{layer}.mlp.up_proj.bias"),
+    matrix("mlp.wo.kernel", "model.layers.{layer}.mlp.down_proj.weight"),
+    vector("mlp.wo.bias", "model.layers.{layer}.mlp.down_proj.bias"),
 ];
 
-/// Norms before attention and before the feed-forward layer.
+/// Norms before attention and before the MLP.
 pub(super) const NORMS_BEFORE: &[TensorName] = &[
-    vector("pre_attention_norm.scale", "model.layers.{}.input_layernorm.weight"),
-    vector("pre_mlp_norm.scale", "model.layers.{}.post_attention_layernorm.weight"),
+    vector("pre_attention_norm.scale", "model.layers.{layer}.input_layernorm.weight"),
+    vector("pre_mlp_norm.scale", "model.layers.{layer}.post_attention_layernorm.weight"),
 ];
 
 /// Norms after, or before and after, each part.
 pub(super) const NORMS_AROUND: &[TensorName] = &[
-    vector("pre_attention_norm.scale", "model.layers.{}.input_layernorm.weight"),
-    vector("post_attention_norm.scale", "model.layers.{}.post_attention_layernorm.weight"),
-    vector("pre_mlp_norm.scale", "model.layers.{}.pre_feedforward_layernorm.weight"),
-    vector("post_mlp_norm.scale", "model.layers.{}.post_feedforward_layernorm.weight"),
+    vector("pre_attention_norm.scale", "model.layers.{layer}.input_layernorm.weight"),
+    vector("post_attention_norm.scale", "model.layers.{layer}.post_attention_layernorm.weight"),
+    vector("pre_mlp_norm.scale", "model.layers.{layer}.pre_feedforward_layernorm.weight"),
+    vector("post_mlp_norm.scale", "model.layers.{layer}.post_feedforward_layernorm.weight"),
 ];
 
-/// What Gemma 4's layers have besides.
+/// Additional parameters of Gemma 4's layers.
 pub(super) const GEMMA4: &[TensorName] = &[
-    vector("scalar", "model.layers.{}.layer_scalar"),
-    matrix("per_layer.gate.kernel", "model.layers.{}.per_layer_input_gate.weight"),
-    matrix("per_layer.projection.kernel", "model.layers.{}.per_layer_projection.weight"),
-    vector("per_layer.norm.scale", "model.layers.{}.post_per_layer_input_norm.weight"),
+    vector("scalar", "model.layers.{layer}.layer_scalar"),
+    matrix("per_layer.gate.kernel", "model.layers.{layer}.per_layer_input_gate.weight"),
+    matrix("per_layer.projection.kernel", "model.layers.{layer}.per_layer_projection.weight"),
+    vector("per_layer.norm.scale", "model.layers.{layer}.post_per_layer_input_norm.weight"),
 ];
 
-/// Gemma 4's tables of vectors for each layer. They are of the model, though named as a layer's part is.
+/// Gemma 4's per-layer embeddings. They belong to the model, though their roles are those of a layer's part.
 pub(super) const GEMMA4_MODEL: &[TensorName] = &[
     table("per_layer.embedding", "model.embed_tokens_per_layer.weight", 1),
     matrix("per_layer.projection.kernel", "model.per_layer_model_projection.weight"),
     vector("per_layer.norm.scale", "model.per_layer_projection_norm.weight"),
 ];
 
-/// GPT-2's, whose matrices are not transposed.
+/// GPT-2's tensors, whose matrices are not transposed.
 pub(super) const GPT2: &[TensorName] = &[
     table("token_embedder.embedding", "transformer.wte.weight", 1),
     table("positions.table", "transformer.wpe.weight", 1),
     vector("final_norm.scale", "transformer.ln_f.weight"),
     vector("final_norm.bias", "transformer.ln_f.bias"),
     matrix("head.kernel", "lm_head.weight"),
-    vector("pre_attention_norm.scale", "transformer.h.{}.ln_1.weight"),
-    vector("pre_attention_norm.bias", "transformer.h.{}.ln_1.bias"),
-    part("attention.query.kernel", "transformer.h.{}.attn.c_attn.weight", 1, 0),
-    part("attention.key.kernel", "transformer.h.{}.attn.c_attn.weight", 1, 1),
-    part("attention.value.kernel", "transformer.h.{}.attn.c_attn.weight", 1, 2),
-    part("attention.query.bias", "transformer.h.{}.attn.c_attn.bias", 0, 0),
-    part("attention.key.bias", "transformer.h.{}.attn.c_attn.bias", 0, 1),
-    part("attention.value.bias", "transformer.h.{}.attn.c_attn.bias", 0, 2),
-    table("attention.out.kernel", "transformer.h.{}.attn.c_proj.weight", 2),
-    vector("attention.out.bias", "transformer.h.{}.attn.c_proj.bias"),
-    vector("pre_mlp_norm.scale", "transformer.h.{}.ln_2.weight"),
-    vector("pre_mlp_norm.bias", "transformer.h.{}.ln_2.bias"),
-    table("mlp.wi_0.kernel", "transformer.h.{}.mlp.c_fc.weight", 1),
-    vector("mlp.wi_0.bias", "transformer.h.{}.mlp.c_fc.bias"),
-    table("mlp.wo.kernel", "transformer.h.{}.mlp.c_proj.weight", 1),
-    vector("mlp.wo.bias", "transformer.h.{}.mlp.c_proj.bias"),
+    vector("pre_attention_norm.scale", "transformer.h.{layer}.ln_1.weight"),
+    vector("pre_attention_norm.bias", "transformer.h.{layer}.ln_1.bias"),
+    part("attention.query.kernel", "transformer.h.{layer}.attn.c_attn.weight", 1, 0),
+    part("attention.key.kernel", "transformer.h.{layer}.attn.c_attn.weight", 1, 1),
+    part("attention.value.kernel", "transformer.h.{layer}.attn.c_attn.weight", 1, 2),
+    part("attention.query.bias", "transformer.h.{layer}.attn.c_attn.bias", 0, 0),
+    part("attention.key.bias", "transformer.h.{layer}.attn.c_attn.bias", 0, 1),
+    part("attention.value.bias", "transformer.h.{layer}.attn.c_attn.bias", 0, 2),
+    table("attention.out.kernel", "transformer.h.{layer}.attn.c_proj.weight", 2),
+    vector("attention.out.bias", "transformer.h.{layer}.attn.c_proj.bias"),
+    vector("pre_mlp_norm.scale", "transformer.h.{layer}.ln_2.weight"),
+    vector("pre_mlp_norm.bias", "transformer.h.{layer}.ln_2.bias"),
+    table("mlp.wi_0.kernel", "transformer.h.{layer}.mlp.c_fc.weight", 1),
+    vector("mlp.wi_0.bias", "transformer.h.{layer}.mlp.c_fc.bias"),
+    table("mlp.wo.kernel", "transformer.h.{layer}.mlp.c_proj.weight", 1),
+    vector("mlp.wo.bias", "transformer.h.{layer}.mlp.c_proj.bias"),
 ];

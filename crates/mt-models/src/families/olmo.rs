@@ -4,10 +4,15 @@ use mt_config::{DecoderBlock, LayerAttention, RopeType};
 use mt_nn::RotaryScaling;
 use serde_json::json;
 
-use super::{Family, HuggingFaceFamily, MaxTextLayers, describe, names};
+use super::{Family, HuggingFaceFamily, MaxTextLayers, ModelType, describe, names};
 use crate::{
+    ModelError,
     decoder::{LayerNorms, NormKind, QueryKeyNorm},
-    hugging_face,
+    hugging_face::{
+        self, Field, HuggingFaceConfig, Settings,
+        fields::{self, COMMON, Otherwise},
+        rope,
+    },
 };
 
 const LOCAL: LayerAttention = LayerAttention::Local;
@@ -21,7 +26,7 @@ pub(super) static OLMO3: Family = Family {
             layer.norms = LayerNorms::after(NormKind::RootMeanSquare);
             let Some(attention) = layer.attention_mut() else { continue };
             attention.query_key_norm = QueryKeyNorm::AllHeads;
-            // MaxText scales all layers; as published, only those that see far are.
+            // MaxText scales the positions of all layers; the published models scale those of global layers only.
             if let Some(rotary) = attention.rotary.as_mut().filter(|_| kind == LOCAL) {
                 rotary.scaling = RotaryScaling::None;
             }
@@ -35,31 +40,41 @@ pub(super) static OLMO3: Family = Family {
     maxtext_layers: MaxTextLayers::Plain,
     folds_query_scale: false,
     hugging_face: Some(HuggingFaceFamily {
-        model_types: &["olmo3"],
-        usual: &[("rms_norm_eps", 1e-5), ("rope_theta", 500_000.0), ("max_position_embeddings", 2048.0)],
+        model_types: &[ModelType::new("olmo3", "Olmo3ForCausalLM")],
+        fields: &[
+            COMMON,
+            &[
+                fields::EPSILON.if_absent(Otherwise::Number(1e-5)),
+                fields::CONTEXT.if_absent(Otherwise::Integer(2048)),
+                fields::ATTENTION_BIAS,
+                fields::WINDOW.or(Otherwise::Integer(4096)),
+                fields::layer_types(|config, settings| {
+                    hugging_face::layer_types(config, settings, |layer| (layer + 1) % 4 != 0)
+                }),
+                Field::with(rope::KEYS, read_rope, |model| {
+                    let made = rope::written(model.group, model.config);
+                    let positions = &model.group.positions;
+                    if positions.rope_type == RopeType::Default {
+                        return Some(made);
+                    }
+                    let local = json!({"rope_type": "default", "rope_theta": positions.rope_max_timescale});
+                    Some(json!({"full_attention": made, "sliding_attention": local}))
+                }),
+            ],
+        ],
+        always: &[("use_qk_norm", true)],
         tensors: &[names::MODEL, names::LAYER, names::NORMS_AROUND],
-        settings: |config| {
-            let mut settings = hugging_face::common(config, "olmo3")?;
-            config.check_local_rope(Some(config.rope("full_attention")?.theta.unwrap_or(10_000.0)))?;
-            settings.set("use_qk_norm", true);
-            settings.set("attention_bias", config.boolean("attention_bias")?.unwrap_or(false));
-            settings.set("sliding_window_size", config.integer("sliding_window")?.unwrap_or(4096));
-            hugging_face::layer_types(config, &mut settings, |layer| (layer + 1) % 4 != 0)?;
-            Ok(settings)
-        },
-        config: |group, config| {
-            let mut made = hugging_face::common_config(group, config, "olmo3", "Olmo3ForCausalLM");
-            made.insert("sliding_window".into(), group.layers.sliding_window_size.into());
-            made.insert("layer_types".into(), hugging_face::layer_type_names(config).into());
-            if group.positions.rope_type != RopeType::Default {
-                let global = made.remove("rope_parameters").unwrap_or_default();
-                let local = json!({"rope_type": "default", "rope_theta": group.positions.rope_max_timescale});
-                made.insert(
-                    "rope_parameters".into(),
-                    json!({"full_attention": global, "sliding_attention": local}),
-                );
-            }
-            made
-        },
+        ignores: names::ignores,
     }),
 };
+
+/// The default of `rope_theta`.
+const TIMESCALE: f64 = 500_000.0;
+
+fn read_rope(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), ModelError> {
+    rope::read(config, settings)?;
+    let timescale = config.rope("full_attention")?.theta.unwrap_or(TIMESCALE);
+    config.check_local_rope(Some(timescale))?;
+    settings.set("rope_max_timescale", timescale);
+    Ok(())
+}

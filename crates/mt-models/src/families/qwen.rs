@@ -1,12 +1,15 @@
-//! Qwen 2, 2.5 and 3, dense.
+//! Dense models of Qwen 2, 2.5 and 3.
 
-use mt_config::{DecoderBlock, ModelGroup};
+use mt_config::DecoderBlock;
 
-use super::{Family, HuggingFaceFamily, MaxTextLayers, describe, llama, names};
+use super::{Family, HuggingFaceFamily, MaxTextLayers, ModelType, describe, llama, names};
 use crate::{
     ModelError,
-    decoder::{DecoderConfig, LayerConfig, QueryKeyNorm},
-    hugging_face::{self, HuggingFaceConfig, Settings},
+    decoder::{LayerConfig, QueryKeyNorm},
+    hugging_face::{
+        self, Field, HuggingFaceConfig, Settings,
+        fields::{self, COMMON, Otherwise},
+    },
 };
 
 pub(super) static QWEN2: Family = Family {
@@ -14,7 +17,7 @@ pub(super) static QWEN2: Family = Family {
     describe: |group| {
         let mut config = describe::decoder(group)?;
         for attention in config.layers.iter_mut().filter_map(LayerConfig::attention_mut) {
-            // Only what goes into attention has biases.
+            // Only the input projections have biases.
             attention.output_bias = false;
         }
         Ok(config)
@@ -23,20 +26,11 @@ pub(super) static QWEN2: Family = Family {
     maxtext_layers: MaxTextLayers::Plain,
     folds_query_scale: false,
     hugging_face: Some(HuggingFaceFamily {
-        model_types: &["qwen2"],
-        usual: &[
-            ("num_key_value_heads", 32.0),
-            ("sliding_window", 4096.0),
-            ("max_window_layers", 28.0),
-            ("max_position_embeddings", 32_768.0),
-        ],
+        model_types: &[ModelType::new("qwen2", "Qwen2ForCausalLM")],
+        fields: &[COMMON, BOTH],
+        always: &[("attention_bias", true)],
         tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE],
-        settings: |config| {
-            let mut settings = windows(config, hugging_face::common(config, "qwen2")?)?;
-            settings.set("attention_bias", true);
-            Ok(settings)
-        },
-        config: |group, config| windows_config(group, config, "qwen2", "Qwen2ForCausalLM"),
+        ignores: names::ignores,
     }),
 };
 
@@ -53,51 +47,38 @@ pub(super) static QWEN3: Family = Family {
     maxtext_layers: MaxTextLayers::Plain,
     folds_query_scale: false,
     hugging_face: Some(HuggingFaceFamily {
-        model_types: &["qwen3"],
-        usual: &[
-            ("num_key_value_heads", 32.0),
-            ("head_dim", 128.0),
-            ("sliding_window", 4096.0),
-            ("max_window_layers", 28.0),
-            ("max_position_embeddings", 32_768.0),
+        model_types: &[ModelType::new("qwen3", "Qwen3ForCausalLM")],
+        fields: &[
+            COMMON,
+            BOTH,
+            &[fields::HEAD_DIM.if_absent(Otherwise::Integer(128)), fields::ATTENTION_BIAS],
         ],
+        always: &[("use_qk_norm", true)],
         tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE],
-        settings: |config| {
-            let mut settings = windows(config, hugging_face::common(config, "qwen3")?)?;
-            settings.set("use_qk_norm", true);
-            settings.set("attention_bias", config.boolean("attention_bias")?.unwrap_or(false));
-            Ok(settings)
-        },
-        config: |group, config| {
-            let mut made = windows_config(group, config, "qwen3", "Qwen3ForCausalLM");
-            made.insert("attention_bias".into(), group.layers.attention_bias.into());
-            made
-        },
+        ignores: names::ignores,
     }),
 };
 
-/// Windows, which only the later layers have, and only if they are switched on.
-fn windows(config: &HuggingFaceConfig, mut settings: Settings) -> Result<Settings, ModelError> {
+/// The fields of both generations. Only later layers have windows, and only if `use_sliding_window` is set.
+const BOTH: &[Field] = &[
+    fields::KV_HEADS.if_absent(Otherwise::Integer(32)),
+    fields::CONTEXT.if_absent(Otherwise::Integer(32_768)),
+    Field::with(
+        &["use_sliding_window", "sliding_window", "max_window_layers", "layer_types"],
+        windows,
+        |model| Some(hugging_face::window(model.config).is_some().into()),
+    ),
+    Field::silent("sliding_window", |model| Some(hugging_face::window(model.config).into())),
+    Field::silent("layer_types", |model| Some(hugging_face::layer_type_names(model.config))),
+];
+
+fn windows(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), ModelError> {
     if config.boolean("use_sliding_window")?.unwrap_or(false)
-        && let Some(window) = config.integer("sliding_window")?
+        && let Some(window) = config.integer_or("sliding_window", 4096)?
     {
         settings.set("sliding_window_size", window);
-        let first = config.integer("max_window_layers")?.unwrap_or(0);
-        hugging_face::layer_types(config, &mut settings, |layer| layer as i64 >= first)?;
+        let first = config.integer_or("max_window_layers", 28)?.unwrap_or(0);
+        hugging_face::layer_types(config, settings, |layer| layer as i64 >= first)?;
     }
-    Ok(settings)
-}
-
-fn windows_config(
-    group: &ModelGroup,
-    config: &DecoderConfig,
-    model_type: &str,
-    architecture: &str,
-) -> serde_json::Map<String, serde_json::Value> {
-    let mut made = hugging_face::common_config(group, config, model_type, architecture);
-    let window = hugging_face::window(config);
-    made.insert("use_sliding_window".into(), window.is_some().into());
-    made.insert("sliding_window".into(), window.into());
-    made.insert("layer_types".into(), hugging_face::layer_type_names(config).into());
-    made
+    Ok(())
 }

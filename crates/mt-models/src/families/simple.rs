@@ -1,11 +1,11 @@
-//! Blocks to measure with, and the generic one: no published model has them.
+//! Blocks for benchmarks, and the generic block. No published model has them.
 
 use mt_config::DecoderBlock;
 
 use super::{Family, MaxTextLayers, describe, llama};
 use crate::decoder::{LayerNorms, NormKind};
 
-/// Attention and feed-forward layer read the same input.
+/// A layer whose attention and MLP read the same input.
 pub(super) static DEFAULT: Family = Family {
     blocks: &[DecoderBlock::Default],
     describe: |group| {
@@ -23,7 +23,7 @@ pub(super) static DEFAULT: Family = Family {
     hugging_face: None,
 };
 
-/// One product with a square matrix.
+/// A product with one square matrix.
 pub(super) static SIMPLE: Family = Family {
     blocks: &[DecoderBlock::Simple],
     describe: |group| {
@@ -40,7 +40,7 @@ pub(super) static SIMPLE: Family = Family {
     hugging_face: None,
 };
 
-/// A feed-forward layer alone.
+/// An MLP alone.
 pub(super) static SIMPLE_MLP: Family = Family {
     blocks: &[DecoderBlock::SimpleMlp],
     describe: |group| {

@@ -1,7 +1,7 @@
-//! Llama's first format: `consolidated.*.pth` beside a `params.json`.
+//! Llama's original format: `consolidated.*.pth` files with a `params.json`.
 //!
-//! It is read as the Hugging Face directory that it would be: `params.json` becomes the values of a `config.json`, and
-//! tensors get the names, the order of rows and the whole shapes that they have there.
+//! It is read as the equivalent Hugging Face directory: `params.json` becomes the values of a `config.json`, and
+//! tensors get the names, row order and unsplit shapes of that format.
 
 use std::path::{Path, PathBuf};
 
@@ -15,8 +15,8 @@ use crate::{ModelError, StateError};
 /// The file that describes the model.
 pub(super) const PARAMS_FILE: &str = "params.json";
 
-/// Hugging Face's names and Meta's, of the model and of each layer (`{}` is its number), and how parts of a split
-/// tensor are put together.
+/// Names in Hugging Face's format and in Meta's, of the model and of each layer (`{}` is its index), and how a split
+/// tensor is merged.
 const NAMES: &[(&str, &str, Split)] = &[
     ("model.embed_tokens.weight", "tok_embeddings.weight", Split::Embedding),
     ("model.norm.weight", "norm.weight", Split::Copies),
@@ -32,26 +32,26 @@ const NAMES: &[(&str, &str, Split)] = &[
     ("model.layers.{}.mlp.down_proj.weight", "layers.{}.feed_forward.w2.weight", Split::Columns),
 ];
 
-/// How the files of a split model share a tensor.
+/// The distribution of a tensor over the files of a split model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Split {
-    /// Each has some rows.
+    /// Each file has some rows.
     Rows,
-    /// Each has some columns.
+    /// Each file has some columns.
     Columns,
-    /// Each has all of it.
+    /// Each file has the whole tensor.
     Copies,
-    /// The older models are split by columns, Llama 3's by rows; the number of columns tells which.
+    /// Older models are split by columns, Llama 3 by rows; the number of columns distinguishes them.
     Embedding,
 }
 
-/// Whether a path is a directory in this format, and in no other.
+/// Whether a path is a directory in this format and not in Hugging Face's.
 pub(super) fn is_at(path: &Path) -> bool {
     let has = |name: &str| path.join(name).is_file();
     has(PARAMS_FILE) && has("consolidated.00.pth") && !has("config.json")
 }
 
-/// The sizes that `params.json` says and names of tensors do not.
+/// The values of `params.json`.
 struct Params {
     path: PathBuf,
     values: Map<String, Value>,
@@ -85,7 +85,7 @@ impl Params {
         }
     }
 
-    /// A size that has to be there.
+    /// A required size.
     fn size(&self, key: &str) -> Result<usize, ModelError> {
         let missing = || ModelError::MissingValue { path: self.path.clone(), key: key.to_owned() };
         self.optional_size(key)?.ok_or_else(missing)
@@ -96,7 +96,7 @@ impl Params {
         self.get(key, "a whole number above 0", positive)
     }
 
-    /// The dimensions of a head, and the numbers of heads of queries and of keys.
+    /// The width of a head, the number of query heads, and the number of key-value heads.
     fn heads(&self) -> Result<(usize, usize, usize), ModelError> {
         let (width, heads) = (self.size("dim")?, self.size("n_heads")?);
         let kv_heads = self.optional_size("n_kv_heads")?.unwrap_or(heads);
@@ -104,7 +104,7 @@ impl Params {
     }
 }
 
-/// The values that the `config.json` of the same model has.
+/// The values of the equivalent `config.json`.
 pub(super) fn config_values(directory: &Path) -> Result<Map<String, Value>, ModelError> {
     let params = Params::read(directory)?;
     if let Some(value) = params.values.get("quantization_args").filter(|value| !value.is_null()) {
@@ -117,7 +117,7 @@ pub(super) fn config_values(directory: &Path) -> Result<Map<String, Value>, Mode
     }
     let unreadable = |reason: String| ModelError::Unreadable { path: directory.to_owned(), reason };
     let checkpoint = TorchCheckpoint::open(directory).map_err(|error| unreadable(error.to_string()))?;
-    // Rows that the files share, which is what the widths of layers and the vocabulary come from.
+    // The total number of rows in all files, which gives the widths of layers and the size of the vocabulary.
     let rows = |name: &str| -> Result<Option<usize>, ModelError> {
         let parts = checkpoint.files().iter().map(|file| file.tensor(name)?.dims.first().copied());
         Ok(parts.sum())
@@ -129,7 +129,7 @@ pub(super) fn config_values(directory: &Path) -> Result<Map<String, Value>, Mode
     let output = rows("output.weight")?;
     let vocab_size = match params.get("vocab_size", "a whole number", Value::as_i64)? {
         Some(size) if size > 0 => size as usize,
-        // The first models leave it to the tokenizer.
+        // The first models leave the vocabulary size to the tokenizer.
         _ => output.map_or_else(|| needed("tok_embeddings.weight"), Ok)?,
     };
     let number = |key: &str| params.get(key, "a number", Value::as_f64);
@@ -147,7 +147,7 @@ pub(super) fn config_values(directory: &Path) -> Result<Map<String, Value>, Mode
     } else {
         json!({ "rope_type": "default", "rope_theta": theta })
     };
-    // The format does not say how long texts may be; the base of the rotary embedding tells the generations apart.
+    // The format does not state the maximum length; the base of the rotary embedding distinguishes the generations.
     let context = if is_scaled {
         131_072
     } else if theta >= 500_000.0 {
@@ -192,14 +192,14 @@ impl ConsolidatedWeights {
         Ok(Self { checkpoint, width: params.size("dim")?, head_dim })
     }
 
-    /// The names in the files, but of those that are made from settings.
+    /// The names in the files, without buffers that follow from settings.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let first = self.checkpoint.files().first();
         let names = first.into_iter().flat_map(|file| file.tensors()).map(|tensor| tensor.name.as_str());
         names.filter(|name| *name != "rope.freqs")
     }
 
-    /// The dimensions of a whole tensor.
+    /// The dimensions of a merged tensor.
     pub fn dims(&self, name: &str) -> Option<Vec<usize>> {
         let parts: Option<Vec<&[usize]>> =
             self.checkpoint.files().iter().map(|file| Some(file.tensor(name)?.dims.as_slice())).collect();
@@ -211,7 +211,7 @@ impl ConsolidatedWeights {
         Some(dims)
     }
 
-    /// A whole tensor, its rows in the order of Hugging Face's.
+    /// A merged tensor with its rows in Hugging Face's order.
     pub fn read(&self, name: &str) -> Result<HostArray, StateError> {
         let split = split_of(name);
         let files = self.checkpoint.files();
@@ -223,7 +223,7 @@ impl ConsolidatedWeights {
         Ok(if is_rotated { halves_of_pairs(&whole, self.head_dim) } else { whole })
     }
 
-    /// The axis along which parts with these dimensions are put together.
+    /// The axis along which parts with these dimensions are merged.
     fn axis(&self, split: Split, part: &[usize]) -> Option<usize> {
         match split {
             Split::Rows => Some(0),
@@ -234,25 +234,25 @@ impl ConsolidatedWeights {
     }
 }
 
-/// Meta's name of a tensor that Hugging Face's directories call `name`.
+/// Meta's name of the tensor that Hugging Face's format calls `name`.
 pub(super) fn own_name(name: &str) -> Option<String> {
     NAMES.iter().find_map(|(theirs, own, _)| Some(own.replace("{}", layer_in(theirs, name)?)))
 }
 
-/// How a tensor is split, by Meta's name. One that is not known is not needed either.
+/// The split of a tensor, by Meta's name. Unknown tensors are not needed.
 fn split_of(name: &str) -> Split {
     let known = NAMES.iter().find(|(_, own, _)| layer_in(own, name).is_some());
     known.map_or(Split::Copies, |(_, _, split)| *split)
 }
 
-/// The number of the layer in a name of this pattern; empty if the pattern has none.
+/// The layer's index in a name that matches the pattern; empty if the pattern has no layer.
 fn layer_in<'n>(pattern: &str, name: &'n str) -> Option<&'n str> {
     let Some((before, after)) = pattern.split_once("{}") else { return (name == pattern).then_some("") };
     let layer = name.strip_prefix(before)?.strip_suffix(after)?;
     (!layer.is_empty() && layer.bytes().all(|byte| byte.is_ascii_digit())).then_some(layer)
 }
 
-/// Arrays put together along an axis in which alone they may differ.
+/// Concatenates arrays along an axis.
 fn joined(mut parts: Vec<HostArray>, axis: usize) -> HostArray {
     if parts.len() == 1 {
         return parts.remove(0);
@@ -275,7 +275,7 @@ fn joined(mut parts: Vec<HostArray>, axis: usize) -> HostArray {
     made
 }
 
-/// The rows of each head in another order: Meta's rotate neighbours, Hugging Face's the two halves of a head.
+/// Reorders the rows of each head: Meta rotates adjacent rows, Hugging Face the two halves of a head.
 fn halves_of_pairs(array: &HostArray, head_dim: usize) -> HostArray {
     let rows = array.dims()[0];
     let size = array.bytes().len() / rows.max(1);

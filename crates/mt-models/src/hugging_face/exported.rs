@@ -1,20 +1,30 @@
-//! From a model of ours to a `config.json`.
+//! Exports a model's `config.json`.
 
 use mt_config::{Config, ModelGroup, Request, RopeType, value_text};
 use mt_shape::DType;
 use serde_json::{Map, Value, json};
 
-use super::{HuggingFaceConfig, settings_in};
+use super::{
+    HuggingFaceConfig,
+    fields::{self, Described},
+    settings_in,
+};
 use crate::{
     ModelError, build_decoder,
     decoder::{DecoderConfig, FeedForwardConfig, LayerConfig, MixerConfig},
     families::family_of,
 };
 
-/// The `config.json` of a model whose weights are written in `dtype`; none if its family has no published models.
+/// The `config.json` of a model whose weights are written in `dtype`; `None` if its family has no published models.
 pub fn config_of(group: &ModelGroup, config: &DecoderConfig, dtype: DType) -> Option<Map<String, Value>> {
-    let family = family_of(group.decoder_block).hugging_face.as_ref()?;
-    let mut made = (family.config)(group, config);
+    let form = family_of(group.decoder_block).hugging_face.as_ref()?;
+    let described = Described { group, config };
+    let model_type = form.model_types.iter().find(|known| (known.is_of)(&described))?;
+    let mut made = Map::new();
+    made.insert("model_type".into(), model_type.name.into());
+    made.insert("architectures".into(), json!([model_type.architecture]));
+    let rows = fields::rows(form.fields.iter().copied().chain([model_type.fields]));
+    made.extend(fields::written(&rows, &described));
     let name = match dtype {
         DType::BF16 => "bfloat16",
         DType::F16 => "float16",
@@ -24,11 +34,11 @@ pub fn config_of(group: &ModelGroup, config: &DecoderConfig, dtype: DType) -> Op
     Some(made)
 }
 
-/// Refuses a `config.json` that means another model when it is read again: keys can ask for more than families say in
-/// theirs, and what is not said there would be missing without a word. `given` is the configuration of the model.
+/// Refuses a `config.json` that describes another model when it is read back. Configuration keys support more variants
+/// than a family's `config.json`, which would otherwise lose them silently. `given` is the configuration of the model.
 ///
 /// # Errors
-/// It means another model; what differs is named, with the keys that make the difference.
+/// The file describes another model. The error names the differences and the keys that cause them.
 pub fn check_described(
     made: &Map<String, Value>,
     config: &DecoderConfig,
@@ -39,7 +49,7 @@ pub fn check_described(
             .into_iter()
             .map(|(part, keys)| with_keys(part, keys, |key| given.entry(key).value != meant.entry(key).value))
             .collect(),
-        // The first line says what is wrong, those after it what to do about a file.
+        // The first line states the problem; the following lines are hints about the file.
         Err(error) => error
             .lines()
             .take(1)
@@ -53,13 +63,13 @@ pub fn check_described(
     Err(ModelError::NotDescribable { model_type, differing })
 }
 
-/// A part of a model with those of its keys that differ.
+/// The name of a differing part, with the keys of it that differ.
 fn with_keys(part: &str, keys: &[&str], differs: impl Fn(&str) -> bool) -> String {
     let keys: Vec<String> = keys.iter().filter(|key| differs(key)).map(|key| format!("`{key}`")).collect();
     if keys.is_empty() { part.to_owned() } else { format!("{part} ({})", keys.join(", ")) }
 }
 
-/// The model that a `config.json` means with its configuration, or why it means none.
+/// The model of a `config.json` with its configuration, or the reason why it describes none.
 fn read_again(made: &Map<String, Value>) -> Result<(DecoderConfig, Config), String> {
     let settings =
         settings_in(HuggingFaceConfig::of_values(made.clone())).map_err(|error| error.to_string())?;
@@ -90,7 +100,7 @@ const ROTARY_KEYS: &[&str] = &[
     "nope_layer_interval",
 ];
 
-/// The parts in which two models differ, however they are run, and the keys that say what these parts are.
+/// The parts in which two models differ, regardless of how they run, and the keys that configure these parts.
 fn differences(one: &DecoderConfig, other: &DecoderConfig) -> Vec<(&'static str, &'static [&'static str])> {
     let layers = || one.layers.iter().zip(&other.layers);
     let differ = |part: fn(&LayerConfig, &LayerConfig) -> bool| layers().any(|(a, b)| part(a, b));
@@ -103,18 +113,14 @@ fn differences(one: &DecoderConfig, other: &DecoderConfig) -> Vec<(&'static str,
         ),
         ("the number of layers", &["base_num_decoder_layers"], one.layers.len() != other.layers.len()),
         (
-            "what is done to embeddings",
+            "embeddings and positions",
             &["use_untrainable_positional_embedding", "trainable_position_size"],
             one.embedding != other.embedding,
         ),
-        (
-            "the scores of tokens",
-            &["logits_via_embedding", "normalize_embedding_logits", "final_logits_soft_cap"],
-            {
-                let of = |config: &DecoderConfig| (config.head.tied, config.head.scale, config.head.soft_cap);
-                of(one) != of(other)
-            },
-        ),
+        ("the logits", &["logits_via_embedding", "normalize_embedding_logits", "final_logits_soft_cap"], {
+            let of = |config: &DecoderConfig| (config.head.tied, config.head.scale, config.head.soft_cap);
+            of(one) != of(other)
+        }),
         (
             "normalization",
             &["normalization_layer_epsilon", "use_post_attn_norm", "use_post_ffw_norm"],
@@ -149,7 +155,7 @@ fn differences(one: &DecoderConfig, other: &DecoderConfig) -> Vec<(&'static str,
                 parts_differ(a, b, FeedForwardConfig::differs_from)
             }),
         ),
-        ("how layers are wired", &["decoder_block"], {
+        ("the wiring of layers", &["decoder_block"], {
             differ(|a, b| (a.parallel, a.scaled, a.square) != (b.parallel, b.scaled, b.square))
         }),
     ];
@@ -163,8 +169,8 @@ fn parts_differ<P>(one: Option<&P>, other: Option<&P>, differ: fn(&P, &P) -> boo
     }
 }
 
-/// How many positions a model says it is made for, where `declared` is what its own description says. Some ways of
-/// scaling rotary embeddings settle it: transformers derives their factors from the number, or warns if they differ.
+/// The context length that a model states. `declared` is the value in the model's own description. Some kinds of rotary
+/// scaling determine the value: transformers derives their factors from it, or warns if they differ.
 pub fn context_length(group: &ModelGroup, declared: Option<usize>) -> usize {
     let positions = &group.positions;
     let scaled = |original: usize, factor: f64| (original as f64 * factor).round() as usize;
@@ -179,108 +185,14 @@ pub fn context_length(group: &ModelGroup, declared: Option<usize>) -> usize {
     }
 }
 
-/// What nearly all families say in the same words.
-pub(crate) fn common_config(
-    group: &ModelGroup,
-    config: &DecoderConfig,
-    model_type: &str,
-    architecture: &str,
-) -> Map<String, Value> {
-    let activation = match group.mlp_activations.first().map(|activation| activation.name()) {
-        Some("gelu") => "gelu_pytorch_tanh",
-        Some(name) => name,
-        None => "silu",
-    };
-    // Gemma's first models have the name that all others have.
-    let is_later_gemma = model_type.starts_with("gemma") && model_type != "gemma";
-    let made = json!({
-        "model_type": model_type,
-        "architectures": [architecture],
-        "hidden_size": group.emb_dim(),
-        "num_attention_heads": group.num_query_heads(),
-        "num_key_value_heads": group.num_kv_heads(),
-        "head_dim": group.head_dim,
-        "intermediate_size": group.mlp_dim(),
-        "num_hidden_layers": config.layers.len(),
-        "vocab_size": group.vocab_size,
-        "rms_norm_eps": group.normalization_layer_epsilon,
-        if is_later_gemma { "hidden_activation" } else { "hidden_act" }: activation,
-        "tie_word_embeddings": group.logits_via_embedding,
-        "max_position_embeddings": context_length(group, None),
-        "rope_parameters": rope(group),
-    });
-    match made {
-        Value::Object(made) => made,
-        _ => unreachable!("the literal is an object"),
-    }
-}
-
-fn rope(group: &ModelGroup) -> Value {
-    let positions = &group.positions;
-    let mut made = json!({"rope_type": "default", "rope_theta": positions.rope_max_timescale});
-    match positions.rope_type {
-        RopeType::Default if positions.rope_linear_scaling_factor != 1.0 => {
-            made["rope_type"] = "linear".into();
-            made["factor"] = positions.rope_linear_scaling_factor.into();
-        }
-        RopeType::Default => {}
-        RopeType::Ntk => {
-            made["rope_type"] = "dynamic".into();
-            made["factor"] = positions.rope_factor.into();
-        }
-        RopeType::Llama31 if !positions.rope_use_scale => {}
-        RopeType::Llama31 => {
-            made["rope_type"] = "llama3".into();
-            made["factor"] = positions.llama3_rope_factor.into();
-            made["low_freq_factor"] = positions.rope_low_frequency_factor.into();
-            made["high_freq_factor"] = positions.rope_high_frequency_factor.into();
-            made["original_max_position_embeddings"] = positions.llama3_rope_original_length.into();
-        }
-        RopeType::Yarn => {
-            made["rope_type"] = "yarn".into();
-            made["factor"] = positions.rope_factor.into();
-            made["beta_fast"] = positions.beta_fast.into();
-            made["beta_slow"] = positions.beta_slow.into();
-            made["original_max_position_embeddings"] = positions.original_max_position_embeddings.into();
-            made["truncate"] = positions.rope_truncate.into();
-            match (positions.rope_attention_factor, positions.rope_attention_scaling) {
-                (Some(factor), _) => made["attention_factor"] = factor.into(),
-                (None, false) => made["attention_factor"] = 1.0.into(),
-                (None, true) => {}
-            }
-        }
-    }
-    if positions.partial_rotary_factor != 1.0 {
-        made["partial_rotary_factor"] = positions.partial_rotary_factor.into();
-    }
-    made
-}
-
-/// The window of the layers that have one.
+/// The window of local layers, if there are any.
 pub(crate) fn window(config: &DecoderConfig) -> Option<usize> {
     config.attentions().find_map(|attention| attention.options.mask.window)
 }
 
 /// The kind of each layer.
-pub(crate) fn layer_type_names(config: &DecoderConfig) -> Vec<&'static str> {
+pub(crate) fn layer_type_names(config: &DecoderConfig) -> Value {
     let name = |is_local: bool| if is_local { "sliding_attention" } else { "full_attention" };
-    config.attentions().map(|attention| name(attention.options.mask.window.is_some())).collect()
-}
-
-/// Windows, soft caps and the scale of scores, as Gemma's models say them.
-pub(crate) fn windows_and_caps(group: &ModelGroup, config: &DecoderConfig, made: &mut Map<String, Value>) {
-    let layers = &group.layers;
-    let scalar = layers.query_pre_attn_scalar.unwrap_or(group.head_dim as f64);
-    made.insert("sliding_window".into(), layers.sliding_window_size.into());
-    made.insert("layer_types".into(), layer_type_names(config).into());
-    // Transformers wants a whole number where it is one.
-    let is_whole = scalar.fract() == 0.0;
-    let scalar = if is_whole { Value::from(scalar as i64) } else { Value::from(scalar) };
-    made.insert("query_pre_attn_scalar".into(), scalar);
-    made.insert("attn_logit_softcapping".into(), layers.attn_logits_soft_cap.filter(|cap| *cap > 0.0).into());
-    made.insert(
-        "final_logit_softcapping".into(),
-        layers.final_logits_soft_cap.filter(|cap| *cap > 0.0).into(),
-    );
-    made.insert("attention_bias".into(), layers.attention_bias.into());
+    let kinds = config.attentions().map(|attention| name(attention.options.mask.window.is_some()));
+    kinds.collect::<Vec<_>>().into()
 }

@@ -1,16 +1,21 @@
-//! Hugging Face's directories: what their `config.json` means, and where parameters are in their files.
+//! Hugging Face directories: the conversion of `config.json`, and the tensors that hold parameters.
 
 mod config;
 mod consolidated;
 mod exported;
+pub(crate) mod fields;
+pub(crate) mod rope;
 mod source;
 mod tensors;
+mod transpose;
 mod weights;
 
+pub(crate) use config::layer_types;
+use config::settings_in;
 pub use config::{HuggingFaceConfig, Settings, description_path, settings_of};
-pub(crate) use config::{common, gemma, layer_types, settings_in};
 pub use exported::{check_described, config_of, context_length};
-pub(crate) use exported::{common_config, layer_type_names, window, windows_and_caps};
+pub(crate) use exported::{layer_type_names, window};
+pub use fields::{Described, Field};
 pub use source::check_files;
-pub use tensors::{FileTensor, TensorPart, file_tensors, parameter_part, tensor_bytes};
+pub use tensors::{FileTensor, Lanes, TensorPart, file_tensors, part_blocks, tensor_bytes};
 pub use weights::{Weights, generation_config, is_hugging_face, write_weights};

@@ -1,6 +1,6 @@
-//! Where tensors are read from, whatever the files.
+//! Reads tensors from the files of published models in any supported format.
 
-use std::path::Path;
+use std::{ops::Range, path::Path};
 
 use mt_checkpoint::WeightsDirectory;
 use mt_shape::{DType, HostArray};
@@ -15,10 +15,10 @@ pub(super) enum TensorSource {
     Consolidated(ConsolidatedWeights),
 }
 
-/// Checks that the files of a published model are there and whole, without a model to compare them with.
+/// Checks that the files of a published model are present and complete, without comparing them with a model.
 ///
 /// # Errors
-/// They are not, or cannot be read.
+/// A file is missing, incomplete or cannot be read.
 pub fn check_files(path: &Path) -> Result<(), StateError> {
     TensorSource::open(path).map(|_| ())
 }
@@ -31,7 +31,7 @@ impl TensorSource {
         Ok(Self::Safetensors(WeightsDirectory::open(path)?))
     }
 
-    /// What a tensor that is usually called `name` may be called in the files, the likeliest name first.
+    /// The possible names in the files of a tensor whose usual name is `name`, the most probable one first.
     pub fn candidates(&self, name: &str) -> Vec<String> {
         match self {
             Self::Safetensors(_) => prefixed(name).collect(),
@@ -55,15 +55,16 @@ impl TensorSource {
         }
     }
 
-    /// The type of a tensor, if it is none of floating-point numbers that can be read: quantized weights mean nothing
-    /// without their scales.
+    /// The type of a tensor that cannot be read as floating-point numbers. Quantized weights are useless without their
+    /// scales.
     pub fn other_type(&self, name: &str) -> Option<String> {
         let Self::Safetensors(directory) = self else { return None };
         let dtype = &directory.tensor(name)?.dtype;
         (!dtype.known().is_some_and(DType::is_float)).then(|| dtype.to_string())
     }
 
-    /// The type of the numbers of a tensor that is plain: it lies in the files in the order in which [`Self::read`] gives it.
+    /// The element type of a tensor whose file contents have the layout that [`Self::read`] returns; `None` for other
+    /// tensors.
     pub fn plain_type(&self, name: &str) -> Option<DType> {
         match self {
             Self::Safetensors(directory) => directory.tensor(name)?.dtype.known(),
@@ -71,12 +72,19 @@ impl TensorSource {
         }
     }
 
-    /// Reads the bytes of a tensor that is plain.
-    pub fn read_into(&self, name: &str, bytes: &mut [u8]) -> Result<(), StateError> {
+    /// Reads a range of a tensor's elements.
+    pub fn read_elements_into(
+        &self,
+        name: &str,
+        elements: Range<usize>,
+        bytes: &mut [u8],
+    ) -> Result<(), StateError> {
         match self {
-            Self::Safetensors(directory) => Ok(directory.read_into(name, bytes)?),
+            Self::Safetensors(directory) => Ok(directory.read_elements_into(name, elements, bytes)?),
             Self::Consolidated(weights) => {
-                bytes.copy_from_slice(weights.read(name)?.bytes());
+                let whole = weights.read(name)?;
+                let size = whole.dtype().byte_size();
+                bytes.copy_from_slice(&whole.bytes()[elements.start * size..elements.end * size]);
                 Ok(())
             }
         }
@@ -91,7 +99,7 @@ impl TensorSource {
     }
 }
 
-/// Models that also see and hear have the text model inside.
+/// The names of a tensor in text models and in multimodal models, which nest the text model.
 fn prefixed(name: &str) -> impl Iterator<Item = String> {
     let inside = name.strip_prefix("model.");
     let bare = name.strip_prefix("transformer.").map(str::to_owned);

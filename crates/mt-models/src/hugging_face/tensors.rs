@@ -1,272 +1,456 @@
-//! Which tensors of Hugging Face's files hold which parameters, and how.
+//! The mapping between tensors of Hugging Face's files and parameters.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
-use mt_nn::ParamSpec;
+use mt_nn::{LayerPlace, ParamSpec};
 use mt_shape::{DType, HostArray};
 
+use super::transpose::transpose_bytes;
 use crate::{
     ForwardPass, ModelError,
     decoder::{Decoder, Parameter},
-    families::{Layout, TensorName},
+    families::{Along, Fused, FusedOrder, Layout, Placeholder, TensorName},
 };
 
-/// A tensor in a file, and the parameters it holds.
+/// A tensor in a file, and the parameters that it holds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileTensor {
     pub name: String,
     pub dims: Vec<usize>,
-    /// More than one if parameters are stored side by side.
+    /// The number of matrices or vectors that are concatenated in the tensor, such as those of experts.
+    pub blocks: usize,
+    /// Several parts if several parameters share the tensor.
     pub parts: Vec<TensorPart>,
 }
 
-/// One layer of a parameter, as a tensor holds it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Blocks of a parameter within a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorPart {
-    /// Which of the model's parameters.
+    /// Which of the model's parameters; of an encoded weight the first array.
     pub parameter: usize,
-    /// Which of its layers, if it is stacked.
-    pub layer: Option<usize>,
+    /// The number of leading axes that enumerate the parameter's blocks, such as those of stacked layers and of
+    /// experts.
+    pub leading: usize,
+    /// The indices of the parameter's blocks, one for each block of the tensor.
+    pub blocks: Range<usize>,
     pub layout: Layout,
+    /// The tensor's rows, and its columns, that belong to a block.
+    pub rows: Lanes,
+    pub columns: Lanes,
 }
 
-/// All tensors of a model in Hugging Face's files, by name.
+/// The rows or columns of a tensor that belong to a block: groups at equal distances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lanes {
+    pub count: usize,
+    pub offset: usize,
+    /// The number of adjacent rows or columns in a group.
+    pub group: usize,
+    /// The distance from the beginning of one group to that of the next.
+    pub period: usize,
+}
+
+impl Lanes {
+    /// All of `count` rows or columns.
+    fn all(count: usize) -> Self {
+        Self { count, offset: 0, group: count.max(1), period: count.max(1) }
+    }
+
+    /// The contiguous ranges of the tensor, in order, for a range of the block's rows or columns.
+    pub fn runs(self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let mut next = range.start;
+        std::iter::from_fn(move || {
+            let (group, within) = (next / self.group, next % self.group);
+            let count = (self.group - within).min(range.end.saturating_sub(next));
+            let first = self.offset + group * self.period + within;
+            next += count;
+            (count > 0).then_some(first..first + count)
+        })
+    }
+}
+
+impl FileTensor {
+    /// The number of columns of the tensor's matrices.
+    pub fn columns(&self) -> usize {
+        self.dims.last().copied().unwrap_or(1)
+    }
+
+    /// The number of rows of one of the tensor's matrices. A vector is one row.
+    pub fn rows(&self) -> usize {
+        self.dims.iter().product::<usize>().checked_div(self.blocks * self.columns()).unwrap_or(0)
+    }
+}
+
+/// All tensors of a model in Hugging Face's files, sorted by name.
 ///
 /// # Errors
 /// The family has no published models.
 pub fn file_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
     let family = model.family().hugging_face.as_ref().ok_or(ModelError::NoHuggingFaceForm)?;
     let names: Vec<&TensorName> = family.tensors.iter().copied().flatten().collect();
-    let mut tensors: BTreeMap<String, FileTensor> = BTreeMap::new();
+    let mut tensors: BTreeMap<String, Vec<Named>> = BTreeMap::new();
     let segments = model.config().segments();
+    let num_layers = model.config().layers.len();
     for (index, (path, spec)) in model.parameters().iter().enumerate() {
+        if !spec.is_first_array() {
+            continue;
+        }
+        let (path, spec) = &spec.stored_form(path);
         let parameter = Parameter::of(&segments, path, spec);
         let layers = parameter.layers();
-        let in_layer = !layers.is_empty();
-        let named =
-            names.iter().find(|name| name.role == parameter.role && name.name.contains("{}") == in_layer);
-        let named = named.ok_or_else(|| ModelError::NoTensorName { role: parameter.role.clone() })?;
-        let dims = if is_stacked(spec) { spec.dims()[1..].to_vec() } else { spec.dims() };
-        let mut add = |name: String, layer: Option<usize>| {
-            let tensor = tensors.entry(name.clone()).or_insert_with(|| FileTensor {
-                name,
-                dims: file_dims(&dims, named.layout),
-                parts: Vec::new(),
-            });
-            if let (Layout::Part { .. }, false) = (named.layout, tensor.parts.is_empty()) {
-                // Parts stand side by side along the last axis.
-                let own = file_dims(&dims, named.layout);
-                let last = tensor.dims.len() - 1;
-                tensor.dims[last] += own[last];
-            }
-            tensor.parts.push(TensorPart { parameter: index, layer, layout: named.layout });
+        let is_named =
+            |name: &&&TensorName| name.role == parameter.role && name.is_of_layer() != layers.is_empty();
+        let name = names.iter().find(is_named);
+        let name = name.ok_or_else(|| ModelError::NoTensorName { role: parameter.role.clone() })?;
+        for (tensor, named) in named_blocks(name, index, spec, &layers, num_layers) {
+            tensors.entry(tensor).or_default().push(named);
+        }
+    }
+    Ok(tensors.into_iter().map(|(name, parts)| tensor_of(name, parts)).collect())
+}
+
+/// Blocks of a parameter that one tensor holds.
+struct Named {
+    parameter: usize,
+    leading: usize,
+    blocks: Range<usize>,
+    /// The sizes of the leading axes that the tensor also has.
+    stacked: Vec<usize>,
+    matrix: Matrix,
+    layout: Layout,
+    fused: Option<Fused>,
+}
+
+/// A block in the form of a file.
+struct Matrix {
+    /// The sizes of the block's axes that form the matrix's rows, and of those that form its columns.
+    rows: Vec<usize>,
+    columns: Vec<usize>,
+}
+
+impl Matrix {
+    fn of(block: &[usize], layout: Layout) -> Self {
+        let (rows, columns) = match layout {
+            Layout::Same(rows) => block.split_at(rows),
+            Layout::Transposed(inputs) => (&block[inputs..], &block[..inputs]),
+            Layout::Depthwise => (&block[1..], &block[..1]),
         };
-        if in_layer {
-            for (position, layer) in layers.iter().enumerate() {
-                let layer_of = is_stacked(spec).then_some(position);
-                add(named.name.replace("{}", &layer.to_string()), layer_of);
-            }
+        Self { rows: rows.to_vec(), columns: columns.to_vec() }
+    }
+
+    fn axes(&self, along: Along) -> &[usize] {
+        match along {
+            Along::Rows => &self.rows,
+            Along::Columns => &self.columns,
+        }
+    }
+}
+
+/// The tensors that hold a parameter, by its entry in the family's table of names.
+fn named_blocks(
+    name: &TensorName,
+    parameter: usize,
+    spec: &ParamSpec,
+    layers: &[usize],
+    num_layers: usize,
+) -> Vec<(String, Named)> {
+    let dims = spec.dims();
+    let is_stacked = matches!(spec.place, LayerPlace::Stacked { .. });
+    let placeholders = Placeholder::of(name.name);
+    let (numbered, rest) = dims[usize::from(is_stacked)..].split_at(placeholders.len());
+    let (stacked, block) = rest.split_at(name.stacked);
+    let in_tensor: usize = stacked.iter().product();
+    let num_numbers: usize = numbered.iter().product();
+    let of_layer = |layer: Option<&usize>| match layer {
+        Some(layer) => name.name.replace("{layer}", &layer.to_string()),
+        None => name.name.to_owned(),
+    };
+    let of_layers: Vec<String> = if layers.is_empty() {
+        vec![of_layer(None)]
+    } else {
+        layers.iter().map(|layer| of_layer(Some(layer))).collect()
+    };
+    let tensors =
+        of_layers.iter().flat_map(|of_layer| (0..num_numbers).map(move |number| (of_layer, number)));
+    let named = tensors.enumerate().map(|(place, (of_layer, number))| {
+        let mut tensor = of_layer.clone();
+        let mut rest = number;
+        for ((text, placeholder), size) in placeholders.iter().zip(numbered).rev() {
+            let position = rest % size;
+            rest /= size;
+            let shown = match placeholder {
+                Placeholder::Expert => position,
+                Placeholder::Module => num_layers + position,
+            };
+            tensor = tensor.replace(text, &shown.to_string());
+        }
+        let named = Named {
+            parameter,
+            leading: dims.len() - block.len(),
+            blocks: place * in_tensor..(place + 1) * in_tensor,
+            stacked: stacked.to_vec(),
+            matrix: Matrix::of(block, name.layout),
+            layout: name.layout,
+            fused: name.fused,
+        };
+        (tensor, named)
+    });
+    named.collect()
+}
+
+/// The tensor that holds these blocks.
+fn tensor_of(name: String, mut named: Vec<Named>) -> FileTensor {
+    named.sort_by_key(|part| part.fused.map(|fused| fused.index));
+    let first = &named[0];
+    let lanes = |along: Along| -> Vec<Lanes> {
+        let shared = first.fused.filter(|fused| fused.along == along);
+        let sizes = named.iter().map(|part| {
+            let axes = part.matrix.axes(along);
+            let count: usize = axes.iter().product();
+            let group = match shared.map(|fused| fused.order) {
+                Some(FusedOrder::Alternating(last)) => axes[axes.len() - last..].iter().product(),
+                Some(FusedOrder::Concatenated) | None => count,
+            };
+            (count, group)
+        });
+        let sizes: Vec<(usize, usize)> = sizes.collect();
+        if shared.is_none() {
+            return sizes.iter().map(|(count, _)| Lanes::all(*count)).collect();
+        }
+        let period = sizes.iter().map(|(_, group)| group).sum::<usize>().max(1);
+        let mut offset = 0;
+        let of_part = |(count, group): &(usize, usize)| {
+            let lanes = Lanes { count: *count, offset, group: (*group).max(1), period };
+            offset += group;
+            lanes
+        };
+        sizes.iter().map(of_part).collect()
+    };
+    let (rows, columns) = (lanes(Along::Rows), lanes(Along::Columns));
+    let size = |lanes: &[Lanes], along: Along| -> usize {
+        let is_shared = first.fused.is_some_and(|fused| fused.along == along);
+        if is_shared { lanes.iter().map(|lanes| lanes.count).sum() } else { lanes[0].count }
+    };
+    let (num_rows, num_columns) = (size(&rows, Along::Rows), size(&columns, Along::Columns));
+    let own = match first.layout {
+        Layout::Same(0) => vec![num_columns],
+        Layout::Same(_) | Layout::Transposed(_) => vec![num_rows, num_columns],
+        Layout::Depthwise => vec![num_rows, 1, num_columns],
+    };
+    let dims = [first.stacked.clone(), own].concat();
+    let blocks = first.stacked.iter().product();
+    let parts = named.into_iter().zip(rows).zip(columns).map(|((part, rows), columns)| TensorPart {
+        parameter: part.parameter,
+        leading: part.leading,
+        blocks: part.blocks,
+        layout: part.layout,
+        rows,
+        columns,
+    });
+    FileTensor { name, dims, blocks, parts: parts.collect() }
+}
+
+impl TensorPart {
+    /// Whether the elements of a block have the order of the tensor's rows.
+    pub fn is_in_rows(&self) -> bool {
+        matches!(self.layout, Layout::Same(_))
+    }
+
+    /// Whether a block contains all columns of the tensor.
+    pub fn has_all_columns(&self) -> bool {
+        self.columns.period == self.columns.group
+    }
+
+    /// The number of elements of a block.
+    pub fn block_elements(&self) -> usize {
+        self.rows.count * self.columns.count
+    }
+
+    /// Writes whole rows of the tensor to a block, from the block's row `first`. `wide` is the number of bytes of a
+    /// tensor's row. `narrow` is a buffer that calls reuse.
+    pub fn write_rows(
+        &self,
+        rows: &[u8],
+        first: usize,
+        dtype: DType,
+        wide: usize,
+        narrow: &mut Vec<u8>,
+        block: &mut [u8],
+    ) {
+        let size = dtype.byte_size();
+        let own = self.columns.count * size;
+        let rows = if self.has_all_columns() {
+            rows
         } else {
-            add(named.name.to_owned(), None);
+            narrow.clear();
+            for row in rows.chunks_exact(wide.max(1)) {
+                for run in self.columns.runs(0..self.columns.count) {
+                    narrow.extend_from_slice(&row[run.start * size..run.end * size]);
+                }
+            }
+            narrow
+        };
+        if self.is_in_rows() {
+            block[first * own..][..rows.len()].copy_from_slice(rows);
+        } else {
+            transpose_bytes(rows, &mut block[first * size..], size, self.columns.count, self.rows.count);
         }
     }
-    Ok(tensors.into_values().collect())
-}
 
-fn is_stacked(spec: &ParamSpec) -> bool {
-    matches!(spec.place, mt_nn::LayerPlace::Stacked { .. })
-}
-
-/// The dimensions in the file of a part with these dimensions.
-fn file_dims(dims: &[usize], layout: Layout) -> Vec<usize> {
-    let product = |dims: &[usize]| dims.iter().product::<usize>();
-    match layout {
-        Layout::Transposed(inputs) => vec![product(&dims[inputs..]), product(&dims[..inputs])],
-        Layout::Same(0) | Layout::Part { rows: 0, .. } => vec![product(dims)],
-        Layout::Same(rows) | Layout::Part { rows, .. } => {
-            vec![product(&dims[..rows]), product(&dims[rows..])]
+    /// Writes a block into a matrix of the tensor, whose rows have `wide` bytes.
+    fn write_block(&self, block: &[u8], dtype: DType, wide: usize, matrix: &mut [u8]) {
+        let size = dtype.byte_size();
+        let turned;
+        let rows = if self.is_in_rows() {
+            block
+        } else {
+            let mut made = vec![0; block.len()];
+            transpose_bytes(block, &mut made, size, self.rows.count, self.columns.count);
+            turned = made;
+            &turned
+        };
+        let own = self.columns.count * size;
+        let mut rows = rows.chunks_exact(own.max(1));
+        for row in self.rows.runs(0..self.rows.count).flatten() {
+            let (Some(mut from), to) = (rows.next(), &mut matrix[row * wide..][..wide]) else { return };
+            for run in self.columns.runs(0..self.columns.count) {
+                let (part, rest) = from.split_at(run.len() * size);
+                to[run.start * size..run.end * size].copy_from_slice(part);
+                from = rest;
+            }
         }
     }
 }
 
-/// A part of a parameter, made of a tensor's elements.
-///
-/// `dims` are the part's dimensions in memory.
-pub fn parameter_part(tensor: &HostArray, part: &TensorPart, dims: &[usize]) -> HostArray {
-    let mut made = HostArray::zeros(tensor.dtype(), dims);
-    write_rows(tensor.bytes(), 0, tensor.dtype(), tensor.dims(), part, made.bytes_mut());
+/// The blocks of a part from a tensor's elements, concatenated as in the parameter.
+pub fn part_blocks(tensor: &FileTensor, elements: &HostArray, part: &TensorPart) -> HostArray {
+    let dtype = elements.dtype();
+    let size = dtype.byte_size();
+    let mut made = HostArray::zeros(dtype, &[tensor.blocks, part.block_elements()]);
+    let wide = tensor.columns() * size;
+    let mut narrow = Vec::new();
+    let matrices = elements.bytes().chunks_exact((tensor.rows() * wide).max(1));
+    let blocks = made.bytes_mut().chunks_exact_mut((part.block_elements() * size).max(1));
+    for (matrix, block) in matrices.zip(blocks) {
+        let mut first = 0;
+        for run in part.rows.runs(0..part.rows.count) {
+            let rows = &matrix[run.start * wide..run.end * wide];
+            part.write_rows(rows, first, dtype, wide, &mut narrow, block);
+            first += run.len();
+        }
+    }
     made
 }
 
-/// Writes what some rows of a tensor, which has the dimensions `file_dims` as a whole, are in a part of a parameter.
-/// A tensor of one dimension is one row.
-pub fn write_rows(
-    rows: &[u8],
-    first: usize,
-    dtype: DType,
-    file_dims: &[usize],
-    part: &TensorPart,
-    made: &mut [u8],
-) {
-    let size = dtype.byte_size();
-    let columns = file_dims.last().copied().unwrap_or(1);
-    match part.layout {
-        Layout::Same(_) => made[first * columns * size..][..rows.len()].copy_from_slice(rows),
-        Layout::Transposed(_) => {
-            transpose_bytes(rows, &mut made[first * size..], size, columns, file_dims[0]);
-        }
-        Layout::Part { index, of, .. } => {
-            let width = columns / of * size;
-            let made = made[first * width..].chunks_exact_mut(width.max(1));
-            for (from, to) in rows.chunks_exact((columns * size).max(1)).zip(made) {
-                to.copy_from_slice(&from[index * width..][..width]);
-            }
-        }
-    }
-}
-
-/// A tensor's elements, made of its parts, in their order.
+/// A tensor's elements from the blocks of its parts, in order.
 pub fn tensor_bytes(tensor: &FileTensor, dtype: DType, parts: &[HostArray]) -> HostArray {
     let mut made = HostArray::zeros(dtype, &tensor.dims);
     let size = dtype.byte_size();
-    for (part, array) in tensor.parts.iter().zip(parts) {
-        match part.layout {
-            Layout::Same(_) => made.bytes_mut().copy_from_slice(array.bytes()),
-            Layout::Transposed(_) => {
-                let (rows, columns) = (tensor.dims[0], tensor.dims[1]);
-                transpose_bytes(array.bytes(), made.bytes_mut(), size, rows, columns);
-            }
-            Layout::Part { index, of, .. } => {
-                let columns = tensor.dims.last().copied().unwrap_or(1);
-                let (rows, width) = (made.num_elements() / columns.max(1), columns / of);
-                for row in 0..rows {
-                    let to = (row * columns + index * width) * size;
-                    made.bytes_mut()[to..to + width * size]
-                        .copy_from_slice(&array.bytes()[row * width * size..(row + 1) * width * size]);
-                }
-            }
+    let wide = tensor.columns() * size;
+    let matrix = tensor.rows() * wide;
+    for (part, blocks) in tensor.parts.iter().zip(parts) {
+        let blocks = blocks.bytes().chunks_exact((part.block_elements() * size).max(1));
+        for (block, matrix) in blocks.zip(made.bytes_mut().chunks_exact_mut(matrix.max(1))) {
+            part.write_block(block, dtype, wide, matrix);
         }
     }
     made
-}
-
-/// Writes rows of `columns` elements of `size` bytes as the columns of a matrix, whose rows begin `stride` elements
-/// apart.
-fn transpose_bytes(from: &[u8], to: &mut [u8], size: usize, columns: usize, stride: usize) {
-    match size {
-        1 => transpose::<1>(from, to, columns, stride, turn),
-        // Almost all published weights have two bytes.
-        2 => transpose::<2>(from, to, columns, stride, turn_pairs),
-        4 => transpose::<4>(from, to, columns, stride, turn),
-        _ => transpose::<8>(from, to, columns, stride, turn),
-    }
-}
-
-/// The side of the squares that are transposed at once. Of elements of two bytes one fills the smallest cache, and its
-/// lines are long enough to be written as fast as memory takes them.
-pub const SIDE: usize = 128;
-/// Elements of `SIZE` bytes, turned: the element in row 2 of column 3 is `square[3][2]`.
-type Square<const SIZE: usize> = [[[u8; SIZE]; SIDE]; SIDE];
-
-/// Square by square: lines are read and written whole, and turned in between in memory that stays in the cache, as rows
-/// of matrices whose width is a power of two would push each other out of it.
-fn transpose<const SIZE: usize>(
-    from: &[u8],
-    to: &mut [u8],
-    columns: usize,
-    stride: usize,
-    turn_whole: fn(&[[u8; SIZE]], usize, &mut Square<SIZE>),
-) {
-    let (from, to) = (from.as_chunks::<SIZE>().0, to.as_chunks_mut::<SIZE>().0);
-    let rows = from.len().checked_div(columns).unwrap_or(0);
-    let mut square = [[[0; SIZE]; SIDE]; SIDE];
-    for first_row in (0..rows).step_by(SIDE) {
-        let height = SIDE.min(rows - first_row);
-        for first_column in (0..columns).step_by(SIDE) {
-            let width = SIDE.min(columns - first_column);
-            let from = &from[first_row * columns + first_column..];
-            let to = &mut to[first_column * stride + first_row..];
-            if height == SIDE && width == SIDE {
-                turn_whole(from, columns, &mut square);
-                for (column, line) in square.iter().enumerate() {
-                    to[column * stride..][..SIDE].copy_from_slice(line);
-                }
-                continue;
-            }
-            for (row, line) in from.chunks(columns).take(height).enumerate() {
-                for (column, value) in line[..width].iter().enumerate() {
-                    square[column][row] = *value;
-                }
-            }
-            for (column, line) in square[..width].iter().enumerate() {
-                to[column * stride..][..height].copy_from_slice(&line[..height]);
-            }
-        }
-    }
-}
-
-/// Turns the square at the beginning of rows of `columns` elements.
-fn turn<const SIZE: usize>(from: &[[u8; SIZE]], columns: usize, square: &mut Square<SIZE>) {
-    for row in 0..SIDE {
-        for (column, value) in from[row * columns..][..SIDE].iter().enumerate() {
-            square[column][row] = *value;
-        }
-    }
-}
-
-/// As [`turn`], for elements of two bytes: four rows of four of them are turned in words of eight bytes.
-fn turn_pairs(from: &[[u8; 2]], columns: usize, square: &mut Square<2>) {
-    const EVEN: u64 = 0x0000_ffff_0000_ffff;
-    const LOW: u64 = 0x0000_0000_ffff_ffff;
-    let word =
-        |line: &[[u8; 2]], group: usize| u64::from_le_bytes(bytemuck::cast(line.as_chunks::<4>().0[group]));
-    for row in (0..SIDE).step_by(4) {
-        let line = |next: usize| &from[(row + next) * columns..][..SIDE];
-        let lines = [line(0), line(1), line(2), line(3)];
-        for group in 0..SIDE / 4 {
-            let (a, b) = (word(lines[0], group), word(lines[1], group));
-            let (c, d) = (word(lines[2], group), word(lines[3], group));
-            let (first_ac, second_ac) = (a & LOW | c << 32, a >> 32 | c & !LOW);
-            let (first_bd, second_bd) = (b & LOW | d << 32, b >> 32 | d & !LOW);
-            let turned = [
-                first_ac & EVEN | (first_bd & EVEN) << 16,
-                first_ac >> 16 & EVEN | first_bd & !EVEN,
-                second_ac & EVEN | (second_bd & EVEN) << 16,
-                second_ac >> 16 & EVEN | second_bd & !EVEN,
-            ];
-            for (column, word) in square[group * 4..].iter_mut().zip(turned) {
-                column.as_chunks_mut::<4>().0[row / 4] = bytemuck::cast(word.to_le_bytes());
-            }
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use mt_nn::Initializer;
+    use mt_shape::{axis, logical};
+
     use super::*;
 
-    /// Transposes a matrix, some rows at a time.
-    fn check(size: usize, rows: usize, columns: usize, at_once: usize) {
-        let element = |index: usize| (0..size).map(move |byte| (index >> (8 * byte)) as u8 ^ byte as u8);
-        let from: Vec<u8> = (0..rows * columns).flat_map(element).collect();
-        let expected: Vec<u8> = (0..columns)
-            .flat_map(|column| (0..rows).flat_map(move |row| element(row * columns + column)))
-            .collect();
-        let mut to = vec![0; from.len()];
-        for (index, some) in from.chunks(at_once * columns * size).enumerate() {
-            transpose_bytes(some, &mut to[index * at_once * size..], size, columns, rows);
+    fn spec(dims: &[usize]) -> ParamSpec {
+        let mut spec = ParamSpec::new([(axis("first", 1), logical::EMBED)], Initializer::Zeros);
+        let names = ["first", "second", "third", "fourth"];
+        spec.axes = names.into_iter().zip(dims).map(|(name, size)| axis(name, *size)).collect();
+        spec.logical_axes = vec![None; dims.len()];
+        spec
+    }
+
+    /// Checks the names and shapes of parameters' tensors, and that they give back the blocks.
+    fn check(parameters: &[(TensorName, &[usize])], expected: &[(&str, &[usize], &[i32])]) {
+        let mut tensors: BTreeMap<String, Vec<Named>> = BTreeMap::new();
+        let mut blocks = Vec::new();
+        let mut next = 0..;
+        for (index, (name, dims)) in parameters.iter().enumerate() {
+            let spec = spec(dims);
+            let values: Vec<i32> = next.by_ref().take(spec.num_elements()).collect();
+            blocks.push(HostArray::from_slice(DType::I32, &[values.len()], &values).unwrap());
+            for (tensor, named) in named_blocks(name, index, &spec, &[], 5) {
+                tensors.entry(tensor).or_default().push(named);
+            }
         }
-        assert_eq!(to, expected, "{rows} rows of {columns} elements of {size} bytes, {at_once} at once");
+        let tensors: Vec<FileTensor> =
+            tensors.into_iter().map(|(name, parts)| tensor_of(name, parts)).collect();
+        let names: Vec<(&str, &[usize])> =
+            tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.dims.as_slice())).collect();
+        assert_eq!(names, expected.iter().map(|(name, dims, _)| (*name, *dims)).collect::<Vec<_>>());
+        for (tensor, (name, _, values)) in tensors.iter().zip(expected) {
+            let of_part = |part: &TensorPart| {
+                let (all, size) = (blocks[part.parameter].as_slice::<i32>().unwrap(), part.block_elements());
+                let own = &all[part.blocks.start * size..part.blocks.end * size];
+                HostArray::from_slice(DType::I32, &[part.blocks.len(), size], own).unwrap()
+            };
+            let parts: Vec<HostArray> = tensor.parts.iter().map(of_part).collect();
+            let made = tensor_bytes(tensor, DType::I32, &parts);
+            assert_eq!(made.as_slice::<i32>().unwrap(), *values, "{name}");
+            for (part, own) in tensor.parts.iter().zip(&parts) {
+                assert_eq!(part_blocks(tensor, &made, part), *own, "{name}");
+            }
+        }
     }
 
     #[test]
-    fn matrices_are_transposed_whole_and_in_parts() {
-        for size in [1, 2, 4, 8] {
-            for (rows, columns) in [(1, 1), (3, 5), (128, 128), (64, 200), (130, 257), (256, 384)] {
-                for at_once in [128, 100, rows] {
-                    check(size, rows, columns, at_once);
-                }
-            }
-        }
+    fn heads_of_several_projections_alternate() {
+        // Two inputs, and two projections with two heads each, of one dimension and of two.
+        let part = |index| {
+            TensorName::new("role", "kv", Layout::Transposed(1)).fused(
+                Along::Rows,
+                index,
+                FusedOrder::Alternating(1),
+            )
+        };
+        check(
+            &[(part(0), &[2, 2, 1]), (part(1), &[2, 2, 2])],
+            &[("kv", &[6, 2], &[0, 2, 4, 8, 5, 9, 1, 3, 6, 10, 7, 11])],
+        );
+    }
+
+    #[test]
+    fn projections_of_different_sizes_share_rows() {
+        let part = |index| {
+            TensorName::new("role", "qkv", Layout::Same(1)).fused(
+                Along::Rows,
+                index,
+                FusedOrder::Concatenated,
+            )
+        };
+        // The order in the tensor differs from that of the parameters.
+        check(&[(part(1), &[1, 2]), (part(0), &[2, 2])], &[("qkv", &[3, 2], &[2, 3, 4, 5, 0, 1])]);
+    }
+
+    #[test]
+    fn modules_are_numbered_after_the_layers() {
+        let name = TensorName::new("role", "layers.{module}.experts.{expert}.weight", Layout::Transposed(1));
+        check(
+            &[(name, &[2, 2, 1, 2])],
+            &[
+                ("layers.5.experts.0.weight", &[2, 1], &[0, 1]),
+                ("layers.5.experts.1.weight", &[2, 1], &[2, 3]),
+                ("layers.6.experts.0.weight", &[2, 1], &[4, 5]),
+                ("layers.6.experts.1.weight", &[2, 1], &[6, 7]),
+            ],
+        );
+    }
+
+    #[test]
+    fn kernels_of_depthwise_convolutions_have_an_axis_more() {
+        let name = TensorName::new("role", "conv1d.weight", Layout::Depthwise);
+        check(&[(name, &[3, 2])], &[("conv1d.weight", &[2, 1, 3], &[0, 2, 4, 1, 3, 5])]);
     }
 }

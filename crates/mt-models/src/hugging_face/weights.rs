@@ -1,7 +1,7 @@
-//! Parameters from and to Hugging Face's files.
+//! Reads and writes parameters in Hugging Face's files.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{HashMap, HashSet},
     ops::Range,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
@@ -9,37 +9,23 @@ use std::{
 
 use mt_checkpoint::{TensorSpec, WeightsOptions, WeightsWriter, WrittenWeights};
 use mt_ir::TensorType;
-use mt_nn::ParamSpec;
+use mt_nn::{EncodedArray, ParamSpec};
 use mt_runtime::{Array, Runtime, prefer_large_pages};
 use mt_shape::{DType, HostArray, Placement};
 
-use super::{
-    FileTensor, TensorPart, parameter_part,
-    source::TensorSource,
-    tensor_bytes,
-    tensors::{SIDE, write_rows},
+use super::{FileTensor, TensorPart, part_blocks, source::TensorSource, tensor_bytes, transpose::SIDE};
+use crate::{
+    Model, StateError,
+    encoded::{Encoder, decoded},
+    ranges::sliced,
+    state::converted,
 };
-use crate::{Model, StateError, families::Layout, state::converted};
 
-/// Tensors beside those of the text model, or made from them: buffers, and the parts that see and hear.
-const IGNORED_PREFIXES: &[&str] = &[
-    "vision_tower.",
-    "multi_modal_projector.",
-    "model.vision_tower.",
-    "model.multi_modal_projector.",
-    "model.embed_vision.",
-    "model.audio_tower.",
-    "model.embed_audio.",
-];
-/// The tensors that tied output matrices are.
-const EMBEDDING_TABLES: &[&str] = &["model.embed_tokens.weight", "transformer.wte.weight", "wte.weight"];
-const IGNORED_SUFFIXES: &[&str] = &[".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
-
-/// The files of a model, whose tensors are those that a model of ours needs.
+/// The files of a model, whose tensors match the parameters of a [`Model`].
 pub struct Weights {
     source: TensorSource,
     tensors: Vec<FileTensor>,
-    /// The names in the files, which may have other prefixes than the usual ones.
+    /// The names in the files, which may have other prefixes than the usual ones, by usual name.
     names: HashMap<String, String>,
 }
 
@@ -47,7 +33,7 @@ impl Weights {
     /// Opens the files of a directory, and compares their tensors with the model's parameters.
     ///
     /// # Errors
-    /// Files cannot be read; tensors are missing, of another shape, or left over.
+    /// Files cannot be read, or tensors are missing, unused, or of another shape or type.
     pub fn open(model: &dyn Model, path: &Path) -> Result<Self, StateError> {
         let source = TensorSource::open(path)?;
         let tensors = model.file_tensors()?;
@@ -72,15 +58,15 @@ impl Weights {
         let mut unused: Vec<String> = source
             .names()
             .into_iter()
-            .filter(|name| !used.contains(name) && !is_ignored(name) && !model.ignores_tensor(name))
+            .filter(|name| !used.contains(name) && !model.ignores_tensor(name))
             .map(str::to_owned)
             .collect();
         if let Some(head) = source.names().into_iter().find(|name| name.ends_with("lm_head.weight"))
             && !used.contains(head)
-            && let Some(table) = EMBEDDING_TABLES.iter().find_map(|name| names.get(*name))
+            && let Some(table) = embedding_table(model, &tensors).and_then(|table| names.get(table))
             && source.read(head)? != source.read(table)?
         {
-            // Of a tied model it may be there once more, but not another matrix, which transformers would use.
+            // A tied model may contain a copy of the table, but not another matrix, which transformers would use.
             unused.push(format!("{head}, which is not the embedding table"));
         }
         if !(missing.is_empty() && unused.is_empty() && others.is_empty()) {
@@ -89,8 +75,8 @@ impl Weights {
         Ok(Self { source, tensors, names })
     }
 
-    /// Reads all parameters onto the devices, each part where it belongs, in the type `dtype` (the parameter's own if
-    /// none is given). The arrays can be donated.
+    /// Reads all parameters onto the devices, each shard onto its device, in the type `dtype`, or in each parameter's
+    /// own type. The arrays can be donated.
     ///
     /// # Errors
     /// A tensor cannot be read.
@@ -107,7 +93,7 @@ impl Weights {
         })
     }
 
-    /// As [`Self::load`], for arrays that are only read: on a CPU they are the memory that was read into.
+    /// As [`Self::load`], for arrays that are only read. On a CPU they use the memory into which the files were read.
     ///
     /// # Errors
     /// A tensor cannot be read.
@@ -130,121 +116,169 @@ impl Weights {
         dtype: Option<DType>,
         array: impl Fn(&ParamSpec, &TensorType, &mut ReadPart<'_>) -> Result<Array, StateError>,
     ) -> Result<Vec<Array>, StateError> {
-        let mut parts: BTreeMap<(usize, Option<usize>), (&FileTensor, &TensorPart)> = BTreeMap::new();
-        for tensor in &self.tensors {
-            for part in &tensor.parts {
-                parts.insert((part.parameter, part.layer), (tensor, part));
-            }
+        let specs = model.parameters();
+        let mut of_parameters: Vec<Vec<&TensorPartOf<'_>>> = specs.iter().map(|_| Vec::new()).collect();
+        let parts =
+            self.tensors.iter().flat_map(|tensor| tensor.parts.iter().map(move |part| (tensor, part)));
+        let parts: Vec<TensorPartOf<'_>> = parts.collect();
+        for part in &parts {
+            of_parameters[part.1.parameter].push(part);
         }
+        let mut encoder = Encoder::default();
         let mut arrays = Vec::new();
-        for (index, (_, spec)) in model.parameters().into_iter().enumerate() {
-            let dims = spec.dims();
-            let dtype = dtype.unwrap_or(spec.dtype);
-            let is_stacked = parts.contains_key(&(index, Some(0)));
-            let mut part = |ranges: &[Range<usize>]| -> Result<HostArray, StateError> {
-                let own = if is_stacked { &dims[1..] } else { &dims[..] };
-                let (layers, inner): (Vec<Option<usize>>, &[Range<usize>]) = if is_stacked {
-                    (ranges[0].clone().map(Some).collect(), &ranges[1..])
-                } else {
-                    (vec![None], ranges)
+        for parts in &mut of_parameters {
+            parts.sort_by_key(|(_, part)| part.blocks.start);
+        }
+        for (index, (_, spec)) in specs.iter().enumerate() {
+            if let Some(encoded) = &spec.encoded {
+                let dims = encoded.weight.dense.dims();
+                let parts = &of_parameters[index - encoded.index];
+                let mut part = |ranges: &[Range<usize>]| {
+                    encoder.part(index, encoded, ranges, |dense| self.part(parts, &dims, DType::F32, dense))
                 };
-                let shard: Vec<usize> = ranges.iter().map(Range::len).collect();
-                let mut made = HostArray::zeros(dtype, &shard);
-                prefer_large_pages(made.bytes_mut());
-                let size = made.bytes().len() / layers.len().max(1);
-                let work = layers.iter().zip(made.bytes_mut().chunks_mut(size.max(1)));
-                let work = work.flat_map(|(layer, bytes)| {
-                    let (tensor, part) = parts[&(index, *layer)];
-                    let in_rows = self.stored_rows(tensor, own, inner).is_some();
-                    pieces(tensor, part, in_rows, bytes)
-                });
-                in_parallel(work, |buffer, piece| self.read_piece(piece, own, inner, dtype, buffer))?;
-                Ok(made)
-            };
-            arrays.push(array(&spec, &TensorType::new(dtype, dims.clone()), &mut part)?);
+                arrays.push(array(spec, &TensorType::new(spec.dtype, spec.dims()), &mut part)?);
+                continue;
+            }
+            let (dims, dtype) = (spec.dims(), dtype.unwrap_or(spec.dtype));
+            let mut part = |ranges: &[Range<usize>]| self.part(&of_parameters[index], &dims, dtype, ranges);
+            arrays.push(array(spec, &TensorType::new(dtype, dims.clone()), &mut part)?);
         }
         Ok(arrays)
     }
 
-    /// Reads a piece of one layer, which has the dimensions `dims` as a whole and is wanted in these ranges.
-    fn read_piece(
+    /// The part in `ranges` of a parameter that has the dimensions `dims` as a whole.
+    fn part(
         &self,
-        piece: Piece<'_>,
+        parts: &[&TensorPartOf<'_>],
+        dims: &[usize],
+        dtype: DType,
+        ranges: &[Range<usize>],
+    ) -> Result<HostArray, StateError> {
+        let shard: Vec<usize> = ranges.iter().map(Range::len).collect();
+        let mut made = HostArray::zeros(dtype, &shard);
+        prefer_large_pages(made.bytes_mut());
+        self.read(parts, dims, ranges, &mut made)?;
+        Ok(made)
+    }
+
+    /// Reads the given ranges of a parameter of dimensions `dims` from the tensors that hold its blocks.
+    fn read(
+        &self,
+        parts: &[&TensorPartOf<'_>],
         dims: &[usize],
         ranges: &[Range<usize>],
-        dtype: DType,
-        buffer: &mut Vec<u8>,
+        made: &mut HostArray,
     ) -> Result<(), StateError> {
-        let Piece { tensor, part, rows, made } = piece;
-        let Some(stored) = self.stored_rows(tensor, dims, ranges) else {
-            let whole = self.source.read(&self.names[&tensor.name])?;
-            let values = converted(sliced(parameter_part(&whole, part, dims), ranges), dtype);
-            made.copy_from_slice(values.bytes());
+        let leading = parts.first().map_or(0, |(_, part)| part.leading);
+        let (of_blocks, inner) = ranges.split_at(leading);
+        let own = &dims[leading..];
+        let is_whole = inner.iter().zip(own).all(|(range, dim)| range.len() == *dim);
+        let (blocks, dtype) = (blocks_in(of_blocks, &dims[..leading]), made.dtype());
+        let size = made.bytes().len() / blocks.len().max(1);
+        let work = blocks.iter().zip(made.bytes_mut().chunks_mut(size.max(1)));
+        let work = work.flat_map(|(block, bytes)| {
+            let place = parts.partition_point(|(_, part)| part.blocks.end <= *block);
+            let (tensor, part) = *parts[place];
+            let in_rows = is_whole && self.source.plain_type(&self.names[&tensor.name]).is_some();
+            pieces(tensor, part, block - part.blocks.start, in_rows, bytes)
+        });
+        in_parallel(work, |buffers, (piece, made)| {
+            if is_whole {
+                return self.read_piece(&piece, dtype, buffers, made);
+            }
+            let mut whole = HostArray::zeros(dtype, own);
+            self.read_piece(&piece, dtype, buffers, whole.bytes_mut())?;
+            made.copy_from_slice(sliced(whole, inner).bytes());
+            Ok(())
+        })
+    }
+
+    /// Reads a piece in the type `dtype`.
+    fn read_piece(
+        &self,
+        piece: &Piece<'_>,
+        dtype: DType,
+        buffers: &mut Buffers,
+        made: &mut [u8],
+    ) -> Result<(), StateError> {
+        let Piece { tensor, part, block, rows } = piece;
+        let name = &self.names[&tensor.name];
+        let columns = tensor.columns();
+        let first = block * tensor.rows();
+        let Some(stored) = self.source.plain_type(name) else {
+            let whole = converted(self.source.read(name)?, dtype);
+            let blocks = part_blocks(tensor, &whole, part);
+            let size = blocks.bytes().len() / tensor.blocks.max(1);
+            made.copy_from_slice(&blocks.bytes()[block * size..][..size]);
             return Ok(());
         };
-        if stored == dtype && matches!(part.layout, Layout::Same(_)) {
-            return self.read_rows(tensor, rows, made);
-        }
-        let columns = tensor.dims.last().copied().unwrap_or(1);
-        // What is converted and transposed together is read together: it is then still in the processor's cache, and no
-        // tensor is in memory in both types.
-        for first in rows.clone().step_by(SIDE) {
-            let some = first..rows.end.min(first + SIDE);
-            let place = first - rows.start;
-            if stored == dtype {
-                buffer.resize(some.len() * columns * stored.byte_size(), 0);
-                self.read_rows(tensor, some, buffer)?;
-                write_rows(buffer, place, dtype, &tensor.dims, part, made);
-            } else {
-                let mut read = HostArray::zeros(stored, &[some.len(), columns]);
-                self.read_rows(tensor, some, read.bytes_mut())?;
-                write_rows(converted(read, dtype).bytes(), place, dtype, &tensor.dims, part, made);
+        let elements = |rows: &Range<usize>| (first + rows.start) * columns..(first + rows.end) * columns;
+        let mut place = 0;
+        for run in part.rows.runs(rows.clone()) {
+            if stored == dtype && part.is_in_rows() && part.has_all_columns() {
+                let row = columns * dtype.byte_size();
+                let made = &mut made[place * row..][..run.len() * row];
+                self.source.read_elements_into(name, elements(&run), made)?;
+                place += run.len();
+                continue;
+            }
+            // Rows are read in the same portions in which they are converted and transposed, so that they are still in
+            // the processor's cache and no tensor is in memory in both types.
+            for start in run.clone().step_by(SIDE) {
+                let some = start..run.end.min(start + SIDE);
+                let wide = columns * dtype.byte_size();
+                let Buffers { read, narrow } = buffers;
+                if stored == dtype {
+                    read.resize(some.len() * wide, 0);
+                    self.source.read_elements_into(name, elements(&some), read)?;
+                    part.write_rows(read, place, dtype, wide, narrow, made);
+                } else {
+                    let mut read = HostArray::zeros(stored, &[some.len(), columns]);
+                    self.source.read_elements_into(name, elements(&some), read.bytes_mut())?;
+                    part.write_rows(converted(read, dtype).bytes(), place, dtype, wide, narrow, made);
+                }
+                place += some.len();
             }
         }
         Ok(())
     }
-
-    /// The type of a tensor's numbers in the files, if they are read row by row: all of them are wanted, perhaps in another
-    /// type or at other places.
-    fn stored_rows(&self, tensor: &FileTensor, dims: &[usize], ranges: &[Range<usize>]) -> Option<DType> {
-        let is_whole = ranges.iter().zip(dims).all(|(range, dim)| range.len() == *dim);
-        self.source.plain_type(&self.names[&tensor.name]).filter(|_| is_whole)
-    }
-
-    /// Reads the bytes of some rows of a tensor that is plain.
-    fn read_rows(&self, tensor: &FileTensor, rows: Range<usize>, bytes: &mut [u8]) -> Result<(), StateError> {
-        let name = &self.names[&tensor.name];
-        match &self.source {
-            TensorSource::Safetensors(directory) if rows.len() < num_rows(tensor) => {
-                Ok(directory.read_rows_into(name, rows, bytes)?)
-            }
-            source => source.read_into(name, bytes),
-        }
-    }
 }
 
-/// What is read at once of matrices that are stored as they are in memory.
+/// A tensor with one of its parts.
+type TensorPartOf<'a> = (&'a FileTensor, &'a TensorPart);
+
+/// The indices of the blocks in these ranges of the leading axes.
+fn blocks_in(ranges: &[Range<usize>], dims: &[usize]) -> Vec<usize> {
+    let next = |blocks: Vec<usize>, (range, dim): (&Range<usize>, &usize)| {
+        blocks.iter().flat_map(|block| range.clone().map(move |position| block * dim + position)).collect()
+    };
+    ranges.iter().zip(dims).fold(vec![0], next)
+}
+
+/// Bytes per read of matrices whose file layout equals that in memory.
 const COPIED_AT_ONCE: usize = 8 << 20;
 
-/// What one thread reads at a time.
+/// A unit of work for one thread.
 struct Piece<'a> {
     tensor: &'a FileTensor,
     part: &'a TensorPart,
-    /// The rows of the tensor that are read.
+    /// The index of the block in the tensor.
+    block: usize,
+    /// The rows of the block to read.
     rows: Range<usize>,
-    made: &'a mut [u8],
 }
 
-/// The pieces of one layer's part: one, or several if it lies in the file in the same order and is read row by row, as a
-/// large matrix may be a parameter alone.
+/// The pieces of a block with their memory. A block whose file layout equals that in memory is split into several
+/// pieces, because a large matrix may be the only parameter.
 fn pieces<'a>(
     tensor: &'a FileTensor,
     part: &'a TensorPart,
+    block: usize,
     in_rows: bool,
     made: &'a mut [u8],
-) -> impl Iterator<Item = Piece<'a>> {
-    let all = num_rows(tensor);
-    let (rows, bytes) = if in_rows && matches!(part.layout, Layout::Same(_)) {
+) -> impl Iterator<Item = (Piece<'a>, &'a mut [u8])> {
+    let all = part.rows.count;
+    let (rows, bytes) = if in_rows && part.is_in_rows() {
         let row = made.len() / all.max(1);
         let rows = (COPIED_AT_ONCE / row.max(1)).max(1);
         (rows, rows * row)
@@ -253,30 +287,32 @@ fn pieces<'a>(
     };
     made.chunks_mut(bytes.max(1)).enumerate().map(move |(index, made)| {
         let first = index * rows;
-        Piece { tensor, part, rows: first..all.min(first + rows), made }
+        (Piece { tensor, part, block, rows: first..all.min(first + rows) }, made)
     })
 }
 
-/// The rows of a tensor, of which one without two dimensions is one.
-fn num_rows(tensor: &FileTensor) -> usize {
-    if let [rows, _] = tensor.dims[..] { rows } else { 1 }
+/// The buffers that a thread reuses, because fresh memory costs more than the work itself.
+#[derive(Default)]
+struct Buffers {
+    read: Vec<u8>,
+    narrow: Vec<u8>,
 }
 
-/// Reads a part of a parameter, in these ranges.
+/// Reads the given ranges of a parameter.
 type ReadPart<'a> = dyn FnMut(&[Range<usize>]) -> Result<HostArray, StateError> + 'a;
 
-/// Does pieces of work on all processors. Each thread has a buffer, as fresh memory costs more than what is done in it.
+/// Processes work on all processors.
 fn in_parallel<T: Send>(
     work: impl Iterator<Item = T> + Send,
-    each: impl Fn(&mut Vec<u8>, T) -> Result<(), StateError> + Sync,
+    each: impl Fn(&mut Buffers, T) -> Result<(), StateError> + Sync,
 ) -> Result<(), StateError> {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(8);
     let work = Mutex::new(work);
     let next = || work.lock().unwrap_or_else(PoisonError::into_inner).next();
     let one = || {
-        let mut buffer = Vec::new();
+        let mut buffers = Buffers::default();
         while let Some(piece) = next() {
-            each(&mut buffer, piece)?;
+            each(&mut buffers, piece)?;
         }
         Ok(())
     };
@@ -284,7 +320,7 @@ fn in_parallel<T: Send>(
         let others: Vec<_> = (1..threads).map(|_| scope.spawn(one)).collect();
         let mut result = one();
         for other in others {
-            // A panic in a thread goes on here.
+            // Propagates a panic of a thread.
             let made = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             result = result.and(made);
         }
@@ -292,44 +328,18 @@ fn in_parallel<T: Send>(
     })
 }
 
-fn is_ignored(name: &str) -> bool {
-    IGNORED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
-        || IGNORED_SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
+/// The name of the tensor that holds the token embeddings.
+fn embedding_table<'a>(model: &dyn Model, tensors: &'a [FileTensor]) -> Option<&'a str> {
+    let parameters = model.parameters();
+    let index = parameters.iter().position(|(path, _)| path.to_string() == "token_embedder.embedding")?;
+    let is_table = |tensor: &&FileTensor| tensor.parts.iter().any(|part| part.parameter == index);
+    tensors.iter().find(is_table).map(|tensor| tensor.name.as_str())
 }
 
-/// The part of an array that lies in these ranges.
-fn sliced(array: HostArray, ranges: &[Range<usize>]) -> HostArray {
-    let dims = array.dims().to_vec();
-    if ranges.iter().zip(&dims).all(|(range, dim)| range.len() == *dim) {
-        return array;
-    }
-    let shape: Vec<usize> = ranges.iter().map(Range::len).collect();
-    let mut made = HostArray::zeros(array.dtype(), &shape);
-    // Rows of the last axis are contiguous on both sides.
-    let size = array.dtype().byte_size();
-    let Some((last, outer)) = ranges.split_last() else { return array };
-    let row = last.len() * size;
-    let mut index: Vec<usize> = outer.iter().map(|range| range.start).collect();
-    let count: usize = outer.iter().map(Range::len).product();
-    for place in 0..count {
-        let flat = index.iter().zip(&dims).fold(0, |flat, (i, dim)| flat * dim + i);
-        let from = (flat * dims[dims.len() - 1] + last.start) * size;
-        made.bytes_mut()[place * row..(place + 1) * row].copy_from_slice(&array.bytes()[from..from + row]);
-        for (position, range) in index.iter_mut().zip(outer).rev() {
-            *position += 1;
-            if *position < range.end {
-                break;
-            }
-            *position = range.start;
-        }
-    }
-    made
-}
-
-/// Writes parameters as Hugging Face's files, in the type `dtype`.
+/// Writes parameters as Hugging Face files, in the type `dtype`.
 ///
 /// # Errors
-/// The family has no such form, a copy fails, or the files cannot be written.
+/// The family has no such format, a copy fails, or the files cannot be written.
 pub fn write_weights(
     model: &dyn Model,
     arrays: &[Array],
@@ -344,47 +354,55 @@ pub fn write_weights(
         dims: tensor.dims.clone(),
     });
     let mut writer = WeightsWriter::create(directory, announced.collect(), options)?;
-    // One parameter is on the host at a time; what several parameters make together waits until all have been there.
+    let mut of_parameters: Vec<Vec<(&FileTensor, usize)>> = arrays.iter().map(|_| Vec::new()).collect();
+    for tensor in &tensors {
+        for (position, part) in tensor.parts.iter().enumerate() {
+            of_parameters[part.parameter].push((tensor, position));
+        }
+    }
+    // One parameter is on the host at a time; parts of tensors that several parameters form wait until all are
+    // available.
     let mut waiting: HashMap<&str, Vec<(usize, HostArray)>> = HashMap::new();
-    for (index, array) in arrays.iter().enumerate() {
-        let whole = converted(array.to_host()?, dtype);
-        for tensor in &tensors {
-            for (position, part) in
-                tensor.parts.iter().enumerate().filter(|(_, part)| part.parameter == index)
-            {
-                let values = match part.layer {
-                    Some(layer) => layer_of(&whole, layer),
-                    None => whole.clone(),
-                };
-                let there = waiting.entry(&tensor.name).or_default();
-                there.push((position, values));
-                if there.len() == tensor.parts.len() {
-                    let mut parts = waiting.remove(tensor.name.as_str()).unwrap_or_default();
-                    parts.sort_by_key(|(position, _)| *position);
-                    let parts: Vec<HostArray> = parts.into_iter().map(|(_, values)| values).collect();
-                    writer.write(&tensor.name, &tensor_bytes(tensor, dtype, &parts))?;
-                }
+    let specs = model.parameters();
+    for (index, parts) in of_parameters.into_iter().enumerate().filter(|(_, parts)| !parts.is_empty()) {
+        let whole = match &specs[index].1.encoded {
+            Some(EncodedArray { weight, .. }) => {
+                let own = &arrays[index..][..weight.arrays.len()];
+                decoded(weight, &own.iter().map(Array::to_host).collect::<Result<Vec<_>, _>>()?)
+            }
+            None => arrays[index].to_host()?,
+        };
+        let whole = converted(whole, dtype);
+        for (tensor, position) in parts {
+            let there = waiting.entry(&tensor.name).or_default();
+            there.push((position, blocks_of(&whole, &tensor.parts[position])));
+            if there.len() == tensor.parts.len() {
+                let mut parts = waiting.remove(tensor.name.as_str()).unwrap_or_default();
+                parts.sort_by_key(|(position, _)| *position);
+                let parts: Vec<HostArray> = parts.into_iter().map(|(_, values)| values).collect();
+                writer.write(&tensor.name, &tensor_bytes(tensor, dtype, &parts))?;
             }
         }
     }
     Ok(writer.finish()?)
 }
 
-fn layer_of(stacked: &HostArray, layer: usize) -> HostArray {
-    let dims = &stacked.dims()[1..];
-    let mut made = HostArray::zeros(stacked.dtype(), dims);
-    let size = made.bytes().len();
-    made.bytes_mut().copy_from_slice(&stacked.bytes()[layer * size..(layer + 1) * size]);
+/// The blocks of a parameter that a tensor holds.
+fn blocks_of(whole: &HostArray, part: &TensorPart) -> HostArray {
+    let dims = [part.blocks.len(), part.block_elements()];
+    let mut made = HostArray::zeros(whole.dtype(), &dims);
+    let size = part.block_elements() * whole.dtype().byte_size();
+    made.bytes_mut().copy_from_slice(&whole.bytes()[part.blocks.start * size..part.blocks.end * size]);
     made
 }
 
-/// Whether a path is a published model's directory: one of Hugging Face's, with a `config.json`, or one in Llama's first
-/// format; and no run of ours.
+/// Whether a path is a published model's directory, either in Hugging Face's format with a `config.json` or in Llama's
+/// original format, and not the directory of a run.
 pub fn is_hugging_face(path: &Path) -> bool {
     mt_config::is_published_model(path)
 }
 
-/// The file of a directory that says how its model is sampled.
+/// The path of the file with a model's sampling settings.
 pub fn generation_config(directory: &Path) -> PathBuf {
     directory.join("generation_config.json")
 }

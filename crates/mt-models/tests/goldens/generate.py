@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 CASES = {
-    # Several heads on each key and value head, heads wider together than the residual stream.
+    # Several query heads per key-value head; all heads together are wider than the residual stream.
     "six_on_two": dict(
         hidden_size=18, num_attention_heads=6, num_key_value_heads=2, head_dim=6, intermediate_size=38,
         num_hidden_layers=2, vocab_size=61, tie_word_embeddings=False, rows=2, length=9,

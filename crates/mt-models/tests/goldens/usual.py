@@ -1,5 +1,5 @@
-"""Writes usual.json beside this script: for every dense family a `config.json` that says its sizes only, and what
-transformers makes of it, which fills in what its published files may leave out.
+"""Writes usual.json beside this script: for every dense family a `config.json` with sizes only, and the same file after
+transformers has added its defaults for keys that published files may leave out.
 
     pip install transformers==5.23.0
     python usual.py
@@ -21,7 +21,7 @@ from transformers import (
 )
 
 SIZES = dict(hidden_size=96, intermediate_size=160, num_hidden_layers=7)
-# Published files of these families leave them out.
+# Published files of these families leave out the numbers of heads.
 WITHOUT_HEADS = [Gemma2Config, Gemma3TextConfig, Gemma4TextConfig, GemmaConfig]
 WITH_HEADS = [LlamaConfig, MistralConfig, Olmo3Config, Qwen2Config, Qwen3Config]
 

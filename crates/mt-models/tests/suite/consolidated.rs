@@ -1,4 +1,4 @@
-//! Models in Llama's first format: the same ones as in Hugging Face's directories.
+//! Models in Llama's original format equal those in Hugging Face directories.
 
 use std::{fs, path::Path};
 
@@ -15,7 +15,7 @@ use crate::{directory::Directory, families::contents};
 const WHOLE: &str = "llama_square_heads_consolidated";
 const PARTS: &str = "llama_square_heads_consolidated_parts";
 
-/// The directory with some values of its `params.json` changed.
+/// A copy of the directory with changes to its `params.json`.
 fn with_params(name: &str, change: impl FnOnce(&mut serde_json::Value)) -> (TempDir, Directory) {
     let (copy, original) = (tempfile::tempdir().unwrap(), Directory::open(name));
     for entry in original.path.read_dir().unwrap().flatten() {
@@ -32,7 +32,7 @@ fn with_params(name: &str, change: impl FnOnce(&mut serde_json::Value)) -> (Temp
 #[test]
 fn both_formats_hold_the_same_model() {
     let published = Directory::open("llama_square_heads");
-    // The older format does not say how long texts may be.
+    // The original format does not state the maximum length.
     let length = &["max_position_embeddings=64"];
     let group = format!("{:?}", published.group(length).unwrap());
     let model = published.model(&[]);
@@ -83,7 +83,7 @@ fn params_are_understood() {
     check(WHOLE, |params| params["use_scaled_rope"] = true.into(), &scaled);
 }
 
-/// One message that has all of `parts`.
+/// Checks that an error message contains all of `parts`.
 #[track_caller]
 fn check_wrong(change: fn(&mut serde_json::Value), parts: &[&str]) {
     let (_copy, directory) = with_params(WHOLE, change);

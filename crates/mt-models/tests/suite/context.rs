@@ -1,4 +1,4 @@
-//! Sequences that are split over devices give the same loss and gradients as whole ones.
+//! Sequences split over devices give the same loss and gradients as whole ones.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -16,7 +16,7 @@ use crate::harness::{
 const LENGTH: usize = 48;
 const VOCAB: usize = 256;
 
-/// From parameters and a batch to the loss and the gradients. Dropout draws from a fixed key.
+/// A program from parameters and a batch to the loss and the gradients. Dropout uses a fixed key.
 fn gradient_program(
     model: &dyn Model,
     placement: Arc<Placement>,
@@ -67,7 +67,7 @@ fn results(
     (outputs[0].to_f64()[0], by_name(model, &outputs[1..]))
 }
 
-/// Documents that end within chunks and cross the borders of devices' parts, and padding.
+/// Documents that end within chunks or cross the borders of devices' shards, and padding.
 fn batch() -> Batch {
     Batch::packed(&[&[20, 9, 17], &[LENGTH], &[3, 41], &[30]], LENGTH, VOCAB)
 }
@@ -125,7 +125,8 @@ fn unrolled_in_blocks_with_dropout() {
     check(&arguments, &[(WITH_FSDP, paired(4))]);
 }
 
-/// Local and global layers in turn, soft caps, norms of queries and keys: windows shorter than a chunk and longer.
+/// Alternating local and global layers, soft caps, norms of queries and keys, and windows shorter and longer than a
+/// chunk.
 #[test]
 fn windows_and_caps() {
     for window in ["sliding_window_size=4", "sliding_window_size=15"] {

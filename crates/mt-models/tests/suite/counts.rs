@@ -1,9 +1,9 @@
-//! The number of weights of named models.
+//! Parameter counts of named models.
 
 use mt_config::{Config, ModelGroup, Request};
 use mt_models::{Description, build_decoder};
 
-/// What is published, in millions: the tensors of text models. Names are rounded, these are not.
+/// Published parameter counts of text models, in millions. Models' names round these numbers.
 const PUBLISHED: &[(&str, f64)] = &[
     ("llama2-7b", 6738.4),
     ("llama2-13b", 13015.9),
@@ -21,7 +21,7 @@ const PUBLISHED: &[(&str, f64)] = &[
     ("gemma2-2b", 2614.3),
     ("gemma2-9b", 9241.7),
     ("gemma2-27b", 27227.1),
-    // Without the part that sees.
+    // Without the vision tower.
     ("gemma3-4b", 3880.1),
     ("gemma3-12b", 11765.8),
     ("gemma3-27b", 27009.3),
@@ -61,17 +61,17 @@ fn named_models_have_the_published_number_of_weights() {
     assert!(wrong.is_empty(), "{}", wrong.join("; "));
 }
 
-/// The numbers of weights of models with tables for each layer, in thousand millions, to two digits: those of the text
-/// model, and those without the tables, after which such models are called.
+/// Parameter counts of models with embedding tables for each layer, in billions with two digits: those of the text
+/// model, and those without the tables. The models are named after the latter.
 const WITH_TABLES: &[(&str, f64, f64)] = &[("gemma4-e2b", 4.6, 2.3), ("gemma4-e4b", 7.5, 4.6)];
 
 #[test]
 fn tables_that_are_only_looked_up_are_not_active() {
     for (name, tables) in [
-        // The table of tokens, beside an output matrix of its own.
+        // The token embedding, next to a separate output matrix.
         ("llama2-7b", 32_000 * 4096),
         ("qwen3-8b", 151_936 * 4096),
-        // A tied table is the output matrix.
+        // A tied table is also the output matrix.
         ("gemma2-2b", 0),
         ("qwen3-0.6b", 0),
         // Learned positions.

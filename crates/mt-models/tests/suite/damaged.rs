@@ -1,4 +1,4 @@
-//! Directories that are damaged or hold what is not built: one message that names the file and what is wrong.
+//! Damaged directories and unsupported models give one message that names the file and the problem.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -10,7 +10,7 @@ use crate::directory::Directory;
 
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
-/// Reads a copy of a reference model with a changed `config.json` and changed tensors, as far as it goes.
+/// The error for a copy of a reference model with a changed `config.json` and changed tensors.
 fn message(
     name: &str,
     config: impl FnOnce(&mut Map<String, Value>),
@@ -39,7 +39,7 @@ fn message(
     open(name, target.path())
 }
 
-/// What is said of a directory that cannot be read.
+/// The error of opening a directory that cannot be read.
 fn open(name: &str, path: &Path) -> String {
     let directory = Directory { name: name.to_owned(), path: path.to_owned() };
     let model = match directory.group(&[]).and_then(|group| build_decoder(&group)) {
@@ -163,7 +163,7 @@ fn weights_that_do_not_fit_name_their_tensors() {
         }),
         &["`lm_head.weight` is [24, 80], not [80, 24]"],
     );
-    // The output matrix is its own here.
+    // This model's output matrix is not tied.
     let tied = message(
         "llama_six_on_two",
         |config| drop(config.insert("tie_word_embeddings".into(), true.into())),
@@ -226,4 +226,21 @@ fn weights_of_integers_are_refused() {
     );
     let type_of = "not a type of weights";
     assert_says(&said, &[type_of, "`model.embed_tokens.weight` is", "`lm_head.weight` is"]);
+}
+
+#[test]
+fn numbers_of_8_bits_are_not_read_without_their_scales() {
+    const WEIGHT: &str = "model.layers.0.mlp.up_proj.weight";
+    let said = message(
+        "llama_six_on_two",
+        |_| {},
+        |tensors| {
+            let (dtype, dims, data) = tensors.get_mut(WEIGHT).unwrap();
+            *dtype = Dtype::F8_E4M3;
+            data.truncate(dims.iter().product());
+            let scale = (Dtype::F32, vec![1, 1], vec![0; 4]);
+            tensors.insert(format!("{WEIGHT}_scale_inv"), scale);
+        },
+    );
+    assert_says(&said, &["not used: model.layers.0.mlp.up_proj.weight_scale_inv"]);
 }

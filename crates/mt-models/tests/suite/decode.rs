@@ -1,4 +1,4 @@
-//! Running a model piece by piece on a cache equals running it on the whole sequence.
+//! Running a model piece by piece on a cache equals running it on whole sequences.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// From tokens of each row, the slot of the first, and the cache, to logits and the cache with the tokens.
+/// A program from the next tokens of each row, their first slot and the cache to logits and the extended cache.
 fn extend_program(model: &dyn Model, rows: usize, length: usize, slots: usize) -> Program {
     let specs = model.parameters();
     let kept = model.state(rows, slots);
@@ -38,7 +38,7 @@ fn extend_program(model: &dyn Model, rows: usize, length: usize, slots: usize) -
         let state = GenerationState { arrays, start, segmentation, is_filled, slots };
         let forward = Forward { state: Some(state), ..Forward::default() };
         let (logits, arrays) = model.logits(&parameters, tokens, forward);
-        // Layers without rotary embeddings do not ask for positions.
+        // Layers without rotary embeddings do not read positions.
         let unused = (tokens.positions + tokens.segmentation).sum_all().cast(DType::F32) * 0.0;
         [logits + unused]
             .into_iter()
@@ -49,18 +49,18 @@ fn extend_program(model: &dyn Model, rows: usize, length: usize, slots: usize) -
     .unwrap()
 }
 
-/// Sequences, and how they are cut.
+/// Sequences, and their division into pieces.
 struct Cut<'a> {
     /// `i32[batch, position]`
     tokens: &'a HostArray,
-    /// The tokens of each row's prompt. Shorter ones are filled up on the right.
+    /// The number of tokens in each row's prompt. Shorter prompts are padded on the right.
     prompts: &'a [usize],
-    /// Prompts are read in chunks of this size, then tokens one at a time.
+    /// The chunk size for prompts; the following tokens are read one at a time.
     chunk: usize,
     slots: usize,
 }
 
-/// Compares the logits of every piece with those of the whole.
+/// Compares the logits of every piece with those of the whole sequence.
 #[track_caller]
 fn check(what: &str, model: &dyn Model, parameters: &[HostArray], cut: &Cut, whole: &HostArray, bound: f64) {
     let [rows, length, vocab] = *whole.dims() else { panic!("logits have three dimensions") };
@@ -78,7 +78,7 @@ fn check(what: &str, model: &dyn Model, parameters: &[HostArray], cut: &Cut, who
         cache.push(HostArray::zeros(DType::F32, &spec.dims()));
     }
     for (start, size, program) in pieces {
-        // The position of each slot's token, if it has one.
+        // The position of the token in a slot, if the slot holds one.
         let place = |row: usize, slot: usize| match slot.checked_sub(longest) {
             Some(generated) => Some(cut.prompts[row] + generated).filter(|place| *place < length),
             None => Some(slot).filter(|slot| *slot < cut.prompts[row]),
@@ -139,13 +139,13 @@ fn chunks_on_a_cache_equal_the_whole() {
     check_whole(&["decoder_block=default", "nope_layer_interval=2"]);
 }
 
-/// Each family's reference model, read in two chunks, one prompt shorter than the other, and then token by token past
-/// the borders of windows.
+/// Checks a family's reference model. It reads prompts of different lengths in two chunks, and then one token at a time
+/// past the borders of windows.
 #[track_caller]
 fn check_family(name: &str, scans: &[&str]) {
     let directory = Directory::open(name);
     let (golden, tokens) = (directory.golden().array("logits"), directory.batch().arrays[0].clone());
-    // Under dynamic NTK the frequencies follow from the number of slots, which is the length of the whole here.
+    // Dynamic NTK derives frequencies from the number of slots, which equals the length of the whole sequence here.
     let cut = Cut { tokens: &tokens, prompts: &[12, 7], chunk: 6, slots: tokens.dims()[1] };
     for scan in scans {
         let model = directory.model(&[scan]);

@@ -1,4 +1,4 @@
-//! What `config.json` says of a model, when it is read again.
+//! Exported `config.json` files, read back.
 
 use std::fs;
 
@@ -36,16 +36,16 @@ fn what_is_made_of_a_published_model_means_the_same_model() {
 fn models_that_a_file_cannot_describe_are_refused() {
     let cases = [
         ("llama2", "attn_logits_soft_cap=1.0", "attention"),
-        ("llama2", "final_logits_soft_cap=1.0", "the scores of tokens"),
+        ("llama2", "final_logits_soft_cap=1.0", "the logits"),
         ("llama2", "nope_layer_interval=2", "rotary embeddings"),
         ("llama2", "attention_type=chunk chunk_attn_window_size=4", "attention"),
         ("llama2", "attention_pattern=local,global sliding_window_size=4", "attention"),
         ("llama2", "use_qk_norm=true", "attention"),
         ("llama2", "rope_min_timescale=2", "rotary embeddings"),
-        ("llama2", "use_untrainable_positional_embedding=true", "what is done to embeddings"),
+        ("llama2", "use_untrainable_positional_embedding=true", "embeddings and positions"),
         ("llama2", "mlp_activations=silu", "feed-forward layers"),
-        ("mistral", "normalize_embedding_logits=true logits_via_embedding=true", "the scores of tokens"),
-        ("qwen3", "normalize_embedding_logits=true logits_via_embedding=true", "the scores of tokens"),
+        ("mistral", "normalize_embedding_logits=true logits_via_embedding=true", "the logits"),
+        ("qwen3", "normalize_embedding_logits=true logits_via_embedding=true", "the logits"),
         ("mistral", "attention_bias=true", "attention"),
         ("mistral", "attention_pattern=local,global sliding_window_size=4", "attention"),
         ("qwen3", "attn_logits_soft_cap=2", "attention"),
@@ -65,7 +65,7 @@ fn models_that_a_file_cannot_describe_are_refused() {
             panic!("{block} with {key} is taken for another model");
         };
         assert!(error.to_string().contains(part), "{block} with {key}: {error}");
-        // The key that makes the difference is named.
+        // The message names the key that makes the difference.
         let name = key.split('=').next().unwrap();
         assert!(error.to_string().contains(&format!("`{name}`")), "{block} with {key}: {error}");
     }
@@ -117,7 +117,7 @@ fn what_is_left_out_means_what_transformers_assumes() {
     uncapped["attn_logit_softcapping"] = json!(null);
     assert_eq!(settings(uncapped).get("attn_logits_soft_cap"), Some(&json!(null)));
     assert_eq!(settings(sizes("llama")).get("mlp_activations"), Some(&json!(["silu", "linear"])));
-    // The name that later models have is not looked at in the first ones'.
+    // Original Gemma models ignore the key that later models use.
     let mut gemma = sizes("gemma");
     gemma["hidden_activation"] = json!("silu");
     assert_eq!(settings(gemma).get("mlp_activations"), Some(&json!(["gelu", "linear"])));

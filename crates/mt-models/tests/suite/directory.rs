@@ -1,5 +1,4 @@
-//! Models in Hugging Face's directories, with what transformers computes from them; `goldens/families/generate.py`
-//! made them.
+//! Models in Hugging Face directories with the results of transformers; `goldens/families/generate.py` generates them.
 
 use std::path::{Path, PathBuf};
 
@@ -12,32 +11,33 @@ use mt_models::{
 use mt_runtime::testing;
 use mt_shape::{DType, HostArray, Placement};
 
-use crate::harness::{Batch, Golden};
+use crate::harness::{Batch, Golden, golden};
 
-/// A directory with a model.
+/// A directory that holds a model.
 pub struct Directory {
     pub name: String,
     pub path: PathBuf,
 }
 
 impl Directory {
-    /// One of the directories of reference models.
+    /// Opens one of the directories of reference models.
     pub fn open(name: &str) -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/families").join(name);
         Self { name: name.to_owned(), path }
     }
 
-    /// What transformers computes: logits, hidden states, and the tokens they are of.
+    /// The results of transformers: logits, hidden states, and their tokens.
     pub fn golden(&self) -> Golden {
         self.values("golden")
     }
 
-    /// The tensors of a file in the directory.
+    /// The tensors of one safetensors file in the directory.
     pub fn values(&self, file: &str) -> Golden {
-        Golden::open(&format!("families/{}/{file}.safetensors", self.name))
+        golden(&format!("families/{}/{file}.safetensors", self.name))
     }
 
-    /// What the directory's `config.json` and further keys configure. Later values of a key replace earlier ones.
+    /// The configuration from the directory's `config.json` and further keys. Later values of a key replace earlier
+    /// ones.
     pub fn group(&self, keys: &[&str]) -> Result<ModelGroup, ModelError> {
         let settings = settings_of(&self.path)?.into_pairs();
         let key_of = |argument: &str| argument.split('=').next().unwrap().to_owned();
@@ -69,7 +69,7 @@ impl Directory {
         arrays.iter().map(|array| array.to_host().unwrap()).collect()
     }
 
-    /// The tokens of the reference values, one document in each row.
+    /// The tokens of the reference values, one document per row.
     pub fn batch(&self) -> Batch {
         let tokens = self.golden().array("tokens");
         let [rows, length] = *tokens.dims() else { panic!("tokens have two dimensions") };
@@ -78,7 +78,7 @@ impl Directory {
         batch
     }
 
-    /// The ways its layers can be run: layers that take keys and values from others cannot be scanned.
+    /// The supported values of `scan_layers`. Layers that share keys and values cannot be scanned.
     pub fn scans(&self) -> &'static [&'static str] {
         let unrolled: &[&str] = &["scan_layers=false"];
         let shares = self.model(unrolled).otherwise_scanned().is_none();

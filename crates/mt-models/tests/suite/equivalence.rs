@@ -1,4 +1,4 @@
-//! Every way of computing a model gives the same loss and gradients.
+//! All ways to compute a model give the same loss and gradients.
 
 use mt_models::Model;
 use mt_shape::{HostArray, Placement};
@@ -9,7 +9,7 @@ use crate::harness::{
     run,
 };
 
-/// Compares a way of computing with the plainest one: scanned, nothing recomputed, dense attention.
+/// Compares ways to compute a model with the plainest one: scanned, without rematerialization, with dense attention.
 #[track_caller]
 fn check(common: &[&str], ways: &[&[&str]], batch: &Batch, tolerance: f64) {
     let plain =
@@ -51,7 +51,7 @@ fn scanning_recomputing_and_blocks_change_nothing() {
     check(&[], WAYS, &batch(), 1e-5);
 }
 
-/// Fewer, for what only differs outside or inside of single layers.
+/// A subset for options that affect only code outside or inside of single layers.
 const SOME_WAYS: &[&[&str]] = &[
     &["scan_layers=true", "remat_policy=full", "attention=flash"],
     &["scan_layers=false", "remat_policy=none"],
@@ -69,7 +69,7 @@ fn nor_do_they_with_dropout() {
     check(&["enable_dropout=true", "dropout_rate=0.2"], SOME_WAYS, &batch(), 1e-5);
 }
 
-/// Layers that differ: whole cycles, and what is left after them.
+/// Stacks of different layers: whole cycles and remaining layers.
 const CYCLES: &[&[&str]] = &[
     &[
         "decoder_block=gemma3",
@@ -139,7 +139,7 @@ fn in_bf16_every_way_is_as_near_to_the_exact_result() {
 
 #[test]
 fn several_blocks_change_nothing() {
-    // More than one block of keys, and a length that blocks do not divide.
+    // More than one block of keys, and a length that is no multiple of the block size.
     let batch = Batch::packed(&[&[300, 247, 100]], 700, 256);
     let ways: &[&[&str]] = &[
         &["scan_layers=true", "remat_policy=full", "attention=flash"],
@@ -159,7 +159,7 @@ fn dropout_changes_the_loss() {
     assert_ne!(plain, loss(&["enable_dropout=true", "dropout_rate=0.2"]));
 }
 
-/// First values by the model's own initializers.
+/// Values drawn by the model's own initializers.
 fn initial(model: &dyn Model) -> Vec<HostArray> {
     let specs = model.parameters();
     let placement = std::sync::Arc::new(Placement::single());
@@ -180,7 +180,7 @@ fn scanned_and_unrolled_layers_start_from_the_same_values() {
         };
         assert_eq!(values("scan_layers=true"), values("scan_layers=false"), "{kind:?}");
     }
-    // Logits of a fresh model are of the size of 1: a loss near that of guessing.
+    // Logits of an untrained model have a size near 1, so its loss is near that of guessing.
     let model = model(&[]);
     let results = gradients(&*model, &initial(&*model), &batch());
     let guessing = 256_f64.ln();

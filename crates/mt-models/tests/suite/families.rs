@@ -1,4 +1,4 @@
-//! Every family against transformers' models; `goldens/families/generate.py` made the directories.
+//! All families compared with models of transformers; `goldens/families/generate.py` generates the directories.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::{
     harness::{self, Batch, declare, declare_batch, largest_error, options, relative_error},
 };
 
-/// The logits of a batch, and what layers made, by name.
+/// The logits of a batch, and the outputs of layers by name.
 fn run(model: &Decoder, parameters: &[HostArray], batch: &Batch) -> (HostArray, Vec<(String, HostArray)>) {
     let specs = model.parameters();
     let mut names = Vec::new();
@@ -112,7 +112,7 @@ families! {
     gpt2_narrow_one_layer,
 }
 
-/// All tensors of a file, as bytes with their shapes.
+/// All tensors of a directory's weight files: name, type and shape, and bytes.
 pub fn contents(path: &Path) -> Vec<(String, String, Vec<u8>)> {
     let mut all = Vec::new();
     for entry in path.read_dir().unwrap().flatten() {
@@ -130,7 +130,7 @@ pub fn contents(path: &Path) -> Vec<(String, String, Vec<u8>)> {
     all
 }
 
-/// What is read and written again is the same to the byte.
+/// Weights that are read and written again are bit-identical.
 #[test]
 fn weights_come_back() {
     let runtime = testing::cpu(1);
@@ -163,7 +163,7 @@ fn weights_come_back() {
     }
 }
 
-/// In `bf16` numbers have 8 bits: logits are near.
+/// `bf16` has 8 bits of precision, so logits only come close.
 #[test]
 fn bf16_is_near() {
     for (name, reference) in [
@@ -184,7 +184,7 @@ fn bf16_is_near() {
     }
 }
 
-/// What older releases wrote, and most published checkpoints have, means the same model.
+/// Configurations in the spelling of older releases, which most published checkpoints have, describe the same model.
 #[test]
 fn older_spellings_mean_the_same() {
     let mut count = 0;

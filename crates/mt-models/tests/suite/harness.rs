@@ -1,14 +1,14 @@
-//! Small models from configurations, batches, and the programs that differentiate and train them.
+//! Small models from configurations, batches, and programs that differentiate and train them.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use mt_config::{Config, ModelGroup, PlacementGroup, Request};
 use mt_derive::Tree;
-use mt_ir::{Precision, Program, Target};
+use mt_ir::{Program, Target};
 use mt_models::{
     Forward, ForwardPass, Model, Tokens,
     decoder::Decoder,
-    hugging_face::{file_tensors, parameter_part},
+    hugging_face::{file_tensors, part_blocks},
 };
 use mt_nn::{
     Initializer, LayerPlace, ParamSpec,
@@ -16,11 +16,14 @@ use mt_nn::{
     divisor, token_loss,
 };
 use mt_runtime::{Array, CompileSettings, Executable, Input, testing::cpu};
-use mt_shape::{DType, HostArray, Path, Placement, axis};
+use mt_shape::{DType, HostArray, Path, Placement, axis, logical};
+use mt_testing::merged;
+pub use mt_testing::{
+    Golden, deviation, f32_array, largest_difference, largest_error, norm, numbers, relative_error,
+};
 use mt_trace::{Inputs, ProgramOptions, Tensor, program};
-use safetensors::SafeTensors;
 
-/// A model small enough to compile in moments. Later values of a key replace earlier ones.
+/// A model small enough to compile in seconds. Later values of a key replace earlier ones.
 const TINY: &[&str] = &[
     "decoder_block=llama2",
     "base_emb_dim=64",
@@ -37,13 +40,7 @@ const TINY: &[&str] = &[
 ];
 
 pub fn config(arguments: &[&str]) -> Config {
-    let mut merged: Vec<&str> = Vec::new();
-    for argument in TINY.iter().chain(arguments) {
-        let key = argument.split('=').next().unwrap();
-        merged.retain(|earlier| earlier.split('=').next() != Some(key));
-        merged.push(argument);
-    }
-    let arguments = merged.into_iter().map(str::to_owned).collect();
+    let arguments = merged(TINY.iter().chain(arguments));
     Config::resolve(&Request { arguments, ..Request::default() }).unwrap()
 }
 
@@ -55,7 +52,7 @@ pub fn decoder(arguments: &[&str]) -> Decoder {
     mt_models::build_decoder(&ModelGroup::from_config(&config(arguments)).unwrap()).unwrap()
 }
 
-/// A model's parameters, made of tensors that have Hugging Face's names and layouts.
+/// A model's parameters from tensors with Hugging Face's names and layouts.
 pub fn from_hugging_face(model: &Decoder, tensor: &dyn Fn(&str) -> HostArray) -> Vec<HostArray> {
     let specs = model.parameters();
     let mut made: Vec<HostArray> =
@@ -64,12 +61,10 @@ pub fn from_hugging_face(model: &Decoder, tensor: &dyn Fn(&str) -> HostArray) ->
         let array = tensor(&file.name);
         assert_eq!(array.dims(), file.dims, "{}", file.name);
         for part in &file.parts {
-            let dims = specs[part.parameter].1.dims();
-            let dims = if part.layer.is_some() { &dims[1..] } else { &dims[..] };
-            let values = parameter_part(&array, part, dims);
-            let size = values.bytes().len();
-            let from = part.layer.unwrap_or(0) * size;
-            made[part.parameter].bytes_mut()[from..from + size].copy_from_slice(values.bytes());
+            let blocks = part_blocks(&file, &array, part);
+            let size = blocks.bytes().len() / part.blocks.len();
+            let from = part.blocks.start * size;
+            made[part.parameter].bytes_mut()[from..][..blocks.bytes().len()].copy_from_slice(blocks.bytes());
         }
     }
     made
@@ -79,24 +74,7 @@ pub fn placement(arguments: &[&str], num_devices: usize) -> Arc<Placement> {
     Arc::new(PlacementGroup::from_config(&config(arguments)).unwrap().placement(num_devices).unwrap())
 }
 
-/// Numbers of both signs without a pattern, the same in every run; their deviation is about 0.9.
-pub fn numbers(seed: u64, count: usize) -> Vec<f64> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) as f64 / (1_u64 << 53) as f64 * 3.0 - 1.5
-    };
-    std::iter::repeat_with(next).take(count).collect()
-}
-
-pub fn f32_array(dims: &[usize], values: &[f64]) -> HostArray {
-    let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
-    HostArray::from_slice(DType::F32, dims, &values).unwrap()
-}
-
-/// A parameter's name without the numbers of layers and the lists that they count.
+/// A parameter's name without the indices of layers and the lists that contain them.
 pub fn common_name(path: &Path, spec: &ParamSpec) -> String {
     let segments = path.segments();
     match spec.place {
@@ -105,7 +83,7 @@ pub fn common_name(path: &Path, spec: &ParamSpec) -> String {
     }
 }
 
-/// Values for a model's parameters: the same for scanned and unrolled layers, with norms that are not 1.
+/// Values for a model's parameters. They are the same for scanned and unrolled layers, and norms' scales differ from 1.
 pub fn parameters(model: &dyn Model) -> Vec<HostArray> {
     let value = |path: &Path, spec: &ParamSpec| {
         let dims = spec.dims();
@@ -123,7 +101,7 @@ pub fn parameters(model: &dyn Model) -> Vec<HostArray> {
             .flat_map(|layer| numbers(seed + 1000 * layer as u64, size))
             .map(|noise| match spec.initializer {
                 Initializer::Ones => 1.0 + 0.3 * noise,
-                Initializer::Zeros => 0.3 * noise,
+                Initializer::Zeros | Initializer::Loaded => 0.3 * noise,
                 Initializer::Normal { deviation } | Initializer::TruncatedNormal { deviation } => {
                     noise * deviation
                 }
@@ -134,7 +112,7 @@ pub fn parameters(model: &dyn Model) -> Vec<HostArray> {
     model.parameters().iter().map(|(path, spec)| value(path, spec)).collect()
 }
 
-/// Arrays of one kind for all parameters, by name; those of all layers in the layers' order, scanned or not.
+/// Arrays of all parameters by name. Those of layers are concatenated in layer order, scanned or not.
 pub fn by_name(model: &dyn Model, arrays: &[HostArray]) -> BTreeMap<String, Vec<f64>> {
     let mut layers: BTreeMap<(String, usize), Vec<f64>> = BTreeMap::new();
     for ((path, spec), array) in model.parameters().iter().zip(arrays) {
@@ -156,7 +134,7 @@ pub fn by_name(model: &dyn Model, arrays: &[HostArray]) -> BTreeMap<String, Vec<
     joined
 }
 
-/// Tokens, their positions and segments, targets and their segments.
+/// Tokens, their positions and segments, targets, and the targets' segments.
 #[derive(Clone)]
 pub struct Batch {
     pub rows: usize,
@@ -165,7 +143,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Rows of documents of these lengths; what is left of a row is padding.
+    /// Rows of documents with these lengths, followed by padding.
     pub fn packed(rows: &[&[usize]], length: usize, vocab: usize) -> Self {
         let count = rows.len() * length;
         let token = |noise: f64| ((noise + 1.5) / 3.0 * vocab as f64) as i32;
@@ -187,7 +165,7 @@ impl Batch {
         Self { rows: rows.len(), length, arrays }
     }
 
-    /// One document in each row.
+    /// Rows of one document each.
     pub fn whole(rows: usize, length: usize, vocab: usize) -> Self {
         Self::packed(&vec![&[length][..]; rows], length, vocab)
     }
@@ -197,7 +175,7 @@ impl Batch {
 pub struct Parameters<L>(pub Vec<L>);
 
 pub fn options(name: &str, placement: Arc<Placement>) -> ProgramOptions {
-    ProgramOptions { name: name.to_owned(), placement, target: Target::CPU, precision: Precision::Default }
+    ProgramOptions { placement, ..ProgramOptions::new(name, Target::CPU) }
 }
 
 pub fn declare<'t>(
@@ -214,25 +192,25 @@ pub fn declare<'t>(
         .collect()
 }
 
-/// A batch's tensors: tokens, targets and the targets' segments.
+/// A batch's tensors: tokens with positions and segments, targets, and the targets' segments.
 pub fn declare_batch<'t>(inputs: &Inputs<'t>, rows: usize, length: usize) -> (Tokens<'t>, [Tensor<'t>; 2]) {
     let axes = [axis(BATCH, rows), axis(POSITION, length)];
-    let logical = [Some("activation_embed_and_logits_batch"), Some("activation_norm_length")];
+    let logical = [Some(logical::ACTIVATION_EMBED_AND_LOGITS_BATCH), Some(logical::ACTIVATION_NORM_LENGTH)];
     let [tokens, positions, segmentation, targets, targets_segmentation] =
         ["tokens", "positions", "segmentation", "targets", "targets_segmentation"]
             .map(|name| inputs.input(name, DType::I32, &axes, &logical, false));
     (Tokens::as_read(tokens, positions, segmentation), [targets, targets_segmentation])
 }
 
-/// Compiles a program for CPU devices. It runs a few times on small arrays: optimized machine code takes twice as long
-/// to make, and gains nothing.
+/// Compiles a program for CPU devices without optimization. Programs run a few times on small arrays; optimization
+/// would double the compile time and gain nothing.
 pub fn compile(program: &Program) -> Executable {
     let xla_flags = vec![("xla_backend_optimization_level".to_owned(), "0".to_owned())];
     let settings = CompileSettings { xla_flags, ..CompileSettings::default() };
     cpu(program.mesh.num_devices()).compile(program, &settings).unwrap()
 }
 
-/// Runs a program from and to host memory.
+/// Runs a program with arguments and results in host memory.
 #[track_caller]
 pub fn execute(executable: &Executable, inputs: &[HostArray]) -> Vec<HostArray> {
     let place = |(index, input): (usize, &HostArray)| {
@@ -243,7 +221,7 @@ pub fn execute(executable: &Executable, inputs: &[HostArray]) -> Vec<HostArray> 
     outputs.iter().map(|array| array.to_host().unwrap()).collect()
 }
 
-/// Compiles a program, and runs it once.
+/// Compiles a program and runs it once.
 #[track_caller]
 pub fn run(program: &Program, inputs: &[HostArray]) -> Vec<HostArray> {
     execute(&compile(program), inputs)
@@ -256,12 +234,12 @@ pub struct Gradients {
     pub gradients: Vec<HostArray>,
 }
 
-/// The program from parameters and a batch to loss, logits and gradients. Dropout draws from a fixed key.
+/// A program from parameters and a batch to loss, logits and gradients. Dropout uses a fixed key.
 pub fn gradient_program(model: &dyn Model, rows: usize, length: usize) -> Program {
     gradient_program_for(model, Target::CPU, rows, length)
 }
 
-/// The same for another kind of device.
+/// As [`gradient_program`], for another target.
 pub fn gradient_program_for(model: &dyn Model, target: Target, rows: usize, length: usize) -> Program {
     let specs = model.parameters();
     let options = ProgramOptions { target, ..options("gradients", Arc::new(Placement::single())) };
@@ -296,7 +274,7 @@ pub fn logits(model: &dyn Model, parameters: &[HostArray], batch: &Batch) -> Hos
         let parameters = declare(inputs, "params", &specs, false);
         let (tokens, [targets, segmentation]) = declare_batch(inputs, batch.rows, batch.length);
         let (logits, _) = model.logits(&parameters, tokens, Forward::default());
-        // All arguments stay in use, so that one list of arrays serves every program.
+        // All arguments stay in use, so that one list of arrays fits every program.
         let loss = cross_entropy(logits, targets, segmentation);
         vec![inputs.replicated("logits", logits.cast(DType::F32)), inputs.replicated("loss", loss)]
     })
@@ -304,63 +282,12 @@ pub fn logits(model: &dyn Model, parameters: &[HostArray], batch: &Batch) -> Hos
     run(&program, &[parameters, &batch.arrays].concat()).remove(0)
 }
 
-pub fn norm(values: &[f64]) -> f64 {
-    values.iter().map(|value| value * value).sum::<f64>().sqrt()
+/// A file of this crate's reference values.
+pub fn golden(name: &str) -> Golden {
+    Golden::open(env!("CARGO_MANIFEST_DIR"), name)
 }
 
-/// The norm of the difference over the norm of what was expected.
-pub fn relative_error(actual: &[f64], expected: &[f64]) -> f64 {
-    assert_eq!(actual.len(), expected.len());
-    let difference: Vec<f64> = actual.iter().zip(expected).map(|(a, b)| a - b).collect();
-    norm(&difference) / norm(expected).max(1e-30)
-}
-
-/// The largest difference over the deviation of what was expected.
-pub fn largest_error(actual: &[f64], expected: &[f64]) -> f64 {
-    largest_difference(actual, expected) / deviation(expected)
-}
-
-pub fn largest_difference(actual: &[f64], expected: &[f64]) -> f64 {
-    assert_eq!(actual.len(), expected.len());
-    actual.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
-}
-
-/// The standard deviation.
-pub fn deviation(values: &[f64]) -> f64 {
-    let mean = values.iter().sum::<f64>() / values.len() as f64;
-    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / values.len() as f64;
-    variance.sqrt().max(1e-30)
-}
-
-/// The tensors of a file of reference values.
-pub struct Golden {
-    bytes: Vec<u8>,
-}
-
-impl Golden {
-    pub fn open(name: &str) -> Self {
-        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name);
-        Self { bytes: fs::read(path).unwrap() }
-    }
-
-    #[track_caller]
-    pub fn array(&self, name: &str) -> HostArray {
-        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
-        let view = tensors.tensor(name).unwrap_or_else(|error| panic!("`{name}`: {error}"));
-        let dtype = match view.dtype() {
-            safetensors::Dtype::F32 => DType::F32,
-            safetensors::Dtype::I32 => DType::I32,
-            other => panic!("`{name}` has the type {other:?}"),
-        };
-        HostArray::from_bytes(dtype, view.shape(), view.data()).unwrap()
-    }
-
-    pub fn names(&self) -> Vec<String> {
-        SafeTensors::deserialize(&self.bytes).unwrap().names().iter().map(|name| (*name).to_owned()).collect()
-    }
-}
-
-/// The mean cross-entropy of tokens that count.
+/// The mean cross-entropy of counted tokens.
 pub fn cross_entropy<'t>(logits: Tensor<'t>, targets: Tensor<'t>, segmentation: Tensor<'t>) -> Tensor<'t> {
     let loss = token_loss(logits, targets, segmentation, 0.0);
     loss.total / divisor(loss.weights)

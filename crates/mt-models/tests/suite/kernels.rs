@@ -1,4 +1,4 @@
-//! Models that call kernels against the same models without.
+//! Models with CPU kernels compared with models without them.
 
 use mt_ir::{CpuKernels, Target};
 

@@ -1,4 +1,4 @@
-//! Long sequences: memory that grows with the length, not with its square.
+//! Long sequences need memory that grows linearly with the length, not quadratically.
 
 use mt_runtime::{CompileSettings, testing::cpu};
 
@@ -27,7 +27,7 @@ fn memory_grows_linearly() {
     for pair in sizes.windows(2) {
         assert!(pair[1] / pair[0] <= 2.3, "temporaries grow from {} to {}", pair[0], pair[1]);
     }
-    // One matrix of scores alone would take more.
+    // A single matrix of attention logits would exceed this.
     assert!(sizes[2] < 4.0 * 8192.0 * 8192.0, "{sizes:?}");
 }
 

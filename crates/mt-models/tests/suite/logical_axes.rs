@@ -1,14 +1,14 @@
-//! Every logical axis of every model has a rule, or is left whole on purpose.
+//! All logical axes of models have a placement rule or are deliberately unsplit.
 
 use std::collections::BTreeSet;
 
 use mt_models::{Model, families::FAMILIES};
-use mt_shape::{UNSPLIT_LOGICAL_AXES, is_logical_axis, logical_axes};
+use mt_shape::{LogicalAxis, logical};
 
 use crate::harness::{model, placement};
 
-/// Models that together have every parameter and activation that families can have.
-const MODELS: &[&[&str]] = &[
+/// Models that together contain all kinds of parameters and activations.
+pub const MODELS: &[&[&str]] = &[
     &["decoder_block=default"],
     &["decoder_block=llama2", "attention_bias=true", "mlp_bias=true"],
     &["decoder_block=llama2", "scan_layers=false", "logits_via_embedding=true"],
@@ -31,8 +31,8 @@ const MODELS: &[&[&str]] = &[
     &["decoder_block=simple_mlp"],
 ];
 
-fn used(model: &dyn Model) -> BTreeSet<&'static str> {
-    let mut axes: Vec<Option<&'static str>> = Vec::new();
+fn used(model: &dyn Model) -> BTreeSet<LogicalAxis> {
+    let mut axes: Vec<Option<LogicalAxis>> = Vec::new();
     for (_, spec) in model.parameters() {
         axes.extend(spec.logical_axes);
     }
@@ -50,17 +50,17 @@ fn used(model: &dyn Model) -> BTreeSet<&'static str> {
 #[test]
 fn every_name_is_known_and_has_a_rule() {
     let rules = placement(&["num_cpu_devices=8", "ici_fsdp_parallelism=8"], 8);
-    let mesh_free: BTreeSet<&str> = UNSPLIT_LOGICAL_AXES.into();
-    let names: Vec<&str> = logical_axes().collect();
-    let without_rule: BTreeSet<&str> = names.iter().copied().filter(|name| !rules.has_rule(name)).collect();
+    let mesh_free: BTreeSet<LogicalAxis> = logical::UNSPLIT.into();
+    let without_rule: BTreeSet<LogicalAxis> =
+        logical::all().filter(|axis| !rules.has_rule(axis.name())).collect();
     assert_eq!(without_rule, mesh_free);
     for family in FAMILIES {
         let mut blocks = family.blocks.iter().map(|block| format!("decoder_block={}", block.name()));
         assert!(blocks.any(|block| MODELS.iter().any(|model| model[0] == block)), "{family:?}");
     }
     for arguments in MODELS {
-        let unknown: Vec<&str> =
-            used(&*model(arguments)).into_iter().filter(|name| !is_logical_axis(name)).collect();
+        let unknown: Vec<LogicalAxis> =
+            used(&*model(arguments)).into_iter().filter(|axis| !axis.is_known()).collect();
         assert!(unknown.is_empty(), "{arguments:?}: {unknown:?}");
     }
 }

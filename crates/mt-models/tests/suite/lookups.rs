@@ -1,4 +1,4 @@
-//! Tables that are looked up by products, as accelerators may, against tables whose rows are gathered.
+//! Embedding lookup by matrix products, as accelerators may use, compared with lookup by gathers.
 
 use mt_ir::Target;
 

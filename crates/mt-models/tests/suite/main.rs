@@ -1,5 +1,5 @@
-//! Models, traced and run on the CPU plugin: against reference values, under every way of computing and placing
-//! them, and at the checkpoint boundary.
+//! Models traced and run on the CPU plugin: compared with reference values, in all ways to compute and place them, and
+//! converted to and from checkpoints.
 
 mod consolidated;
 mod context;
@@ -10,6 +10,7 @@ mod described;
 mod directory;
 mod equivalence;
 mod families;
+mod formats;
 mod harness;
 mod kernels;
 mod length;
@@ -18,6 +19,7 @@ mod lookups;
 mod placement;
 mod reference;
 mod remat;
+mod statistics;
 mod training;
 mod trees;
 mod usual;

@@ -1,4 +1,4 @@
-//! Training on 8 devices equals training on one, and each device holds its share of the parameters.
+//! Training on 8 devices equals training on one, and each device holds its shard of the parameters.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ fn batch(vocab: usize) -> Batch {
     Batch::packed(&[&[9, 15], &[24], &[5, 7], &[24], &[24], &[1, 23], &[20], &[24]], 24, vocab)
 }
 
-/// Trains a model from the values that all of its kind start with.
+/// Trains a model from the harness's values.
 fn trained(model: &dyn Model, placement: &Arc<Placement>) -> Trained {
     let first = placed(model, placement, &parameters(model));
     train(model, placement, first, &batch(256), SCHEDULE, NUM_STEPS)
@@ -42,7 +42,7 @@ fn assert_same_losses(what: &str, actual: &Trained, expected: &Trained) {
     }
 }
 
-/// Compares bytes on the devices with those of parameters and both moments that are split in so many parts each.
+/// Checks the bytes on the devices against parameters and both moments split into the given numbers of shards.
 #[track_caller]
 fn assert_split(
     what: &str,
@@ -57,7 +57,7 @@ fn assert_split(
     assert!(bytes.iter().all(|bytes| *bytes == expected), "{what}: {bytes:?}, not {expected}");
 }
 
-/// How much of a matrix and of a norm's vector a device holds.
+/// The number of shards of matrices and of norms' vectors.
 #[derive(Clone, Copy)]
 struct Share {
     matrices: usize,
@@ -127,7 +127,7 @@ fn recomputed_with_dropout_and_blocks() {
 
 #[test]
 fn heads_that_the_mesh_does_not_divide() {
-    // Three heads on one cannot be split in two: attention's kernels are split over `fsdp` alone.
+    // Three query heads and one key head cannot be split in two, so attention's kernels are split over `fsdp` alone.
     let arguments = ["base_num_query_heads=3", "base_num_kv_heads=1"];
     let placement = placement(FSDP_AND_TENSOR, 8);
     for scan in ["scan_layers=true", "scan_layers=false"] {
@@ -152,7 +152,7 @@ fn heads_that_the_mesh_does_not_divide() {
 
 #[test]
 fn imported_weights_go_to_their_devices() {
-    // Gemma's one key head stays whole on both devices of a pair, and its directory has a vision tower, too.
+    // Gemma's single key head is replicated on both devices of a pair. Its directory also holds a vision tower.
     let (both, scanned) = (&["scan_layers=true", "scan_layers=false"][..], &["scan_layers=true"][..]);
     for (name, scans, key_value_parts) in [("qwen3_untied", both, 8), ("gemma3_multimodal", scanned, 4)] {
         let directory = Directory::open(name);

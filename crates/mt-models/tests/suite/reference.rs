@@ -1,15 +1,15 @@
-//! Whole models against Hugging Face transformers; `goldens/generate.py` made the values.
+//! Whole models compared with Hugging Face transformers; `goldens/generate.py` generates the values.
 
 use mt_models::{ForwardPass, hugging_face::file_tensors};
 use mt_shape::{DType, HostArray};
 
 use crate::harness::{
-    Batch, Golden, decoder, from_hugging_face, gradients, largest_error, logits, model, relative_error,
+    Batch, decoder, from_hugging_face, golden, gradients, largest_error, logits, model, relative_error,
 };
 
 #[track_caller]
 fn check(name: &str, arguments: &[&str]) {
-    let golden = Golden::open(&format!("llama_{name}.safetensors"));
+    let golden = golden(&format!("llama_{name}.safetensors"));
     let tokens = golden.array("tokens");
     let [rows, length] = *tokens.dims() else { panic!("tokens have two dimensions") };
     let mut batch = Batch::whole(rows, length, 8);
@@ -36,7 +36,7 @@ fn check(name: &str, arguments: &[&str]) {
         {
             let (actual, expected) = (actual.to_f64(), expected.to_f64());
             if expected.iter().all(|value| value.abs() < 1e-7) {
-                // A single token's scores do not matter: nothing flows to queries and keys.
+                // Attention logits of a single token have no effect, so queries and keys have no gradients.
                 assert!(actual.iter().all(|value| value.abs() < 1e-6), "{name} {scan}: gradient of `{path}`");
                 continue;
             }
@@ -121,7 +121,7 @@ fn one_layer_with_a_tied_output_matches() {
     );
 }
 
-/// The rows of `array` along its second axis, of one row of the batch.
+/// The values at `places` along the second axis, for one row of the batch.
 fn part(array: &HostArray, row: usize, places: std::ops::Range<usize>) -> Vec<f64> {
     let [_, length, width] = *array.dims() else { panic!("{:?}", array.dims()) };
     let start = (row * length + places.start) * width;

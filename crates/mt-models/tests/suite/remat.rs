@@ -1,4 +1,4 @@
-//! What policies keep of the forward pass: which tensors, in which memory, and what that costs.
+//! Remat policies: the activations that they keep, in which memory, and the memory that they need.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ const LENGTH: usize = 24;
 
 const COMMON: &[&str] = &["base_num_decoder_layers=4", "attention=dot_product"];
 
-/// Every policy, and some that keys of tensors make up.
+/// Every policy, and custom policies from keys of single tensors.
 const POLICIES: &[&[&str]] = &[
     &["remat_policy=full"],
     &["remat_policy=save_out_proj"],
@@ -42,7 +42,7 @@ const POLICIES: &[&[&str]] = &[
     ],
 ];
 
-/// The dimensions of one layer's tensors, by the names that policies know; what no gradient reads is not here.
+/// The dimensions of one layer's tensors by policy name. `None` for tensors that no gradient reads.
 fn dimensions(name: &str) -> Option<Vec<usize>> {
     let of_tokens = |rest: &[usize]| Some([&[ROWS, LENGTH], rest].concat());
     match name {
@@ -55,7 +55,7 @@ fn dimensions(name: &str) -> Option<Vec<usize>> {
     }
 }
 
-/// The types that the first loop over all layers carries, besides its counter.
+/// The types that the first loop over all layers carries, without its counter.
 fn carried(program: &Program) -> Vec<String> {
     let closing = program.text.lines().find(|line| line.starts_with("    }) : (tensor<i32>"));
     let types = closing.expect("layers are scanned").split(") -> (").next().unwrap();
@@ -67,7 +67,7 @@ fn printed(dims: &[usize]) -> String {
     format!("tensor<{}xf32>", dims.join("x"))
 }
 
-/// The operands of each barrier in front of a recomputation, from the last layer to the first.
+/// The operand types of the barrier before each recomputation, from the last layer to the first.
 fn barriers(program: &Program) -> Vec<Vec<String>> {
     let lines = program.text.lines().filter(|line| line.contains("\"stablehlo.optimization_barrier\""));
     let types = lines.map(|line| {
@@ -124,7 +124,7 @@ fn layers_one_by_one_hand_over_what_a_policy_names() {
             for (ty, count) in counted(full.iter().filter(|ty| ty.contains(&format!("<{ROWS}x"))).cloned()) {
                 *more.entry(ty).or_insert(0) -= count;
             }
-            // Weights that nothing reads any more are not handed over.
+            // Weights that no operation reads any more are not passed on.
             more.retain(|ty, count| ty.contains(&format!("<{ROWS}x")) && *count != 0);
             let named = kept(&with(policy, "scan_layers=false"));
             let expected = counted(named.into_iter().map(|(dims, _)| printed(&dims)));
@@ -133,7 +133,7 @@ fn layers_one_by_one_hand_over_what_a_policy_names() {
     }
 }
 
-/// Attention block by block keeps the sums that its own gradient reads together with its result, and once.
+/// Blockwise attention keeps the sums that its gradient reads under the same name as its result, once.
 #[test]
 fn blocks_name_their_sums() {
     let stacks = |policy: &str| -> BTreeMap<String, isize> {
@@ -170,8 +170,8 @@ fn every_policy_computes_the_same() {
     }
 }
 
-/// On accelerators every tensor that is offloaded is moved out once in the forward pass and back once in the backward
-/// pass, in one loop over all layers or for each of them; on a CPU nothing is moved.
+/// On accelerators each offloaded tensor is moved to the host once in the forward pass and back once in the backward
+/// pass, either in one loop over all layers or once per layer. On a CPU nothing is moved.
 #[test]
 fn what_is_offloaded_is_moved_out_and_back() {
     for policy in POLICIES {
@@ -193,7 +193,7 @@ fn what_is_offloaded_is_moved_out_and_back() {
     }
 }
 
-/// Families whose layers differ, and which of their tensors backward passes read.
+/// Families whose layers differ, and the tensors that their backward passes read.
 #[test]
 fn every_family_names_its_tensors() {
     const ATTENTION: [&str; 6] =
@@ -204,7 +204,7 @@ fn every_family_names_its_tensors() {
         let keys = [&ATTENTION[..], &["out_proj", "mlpwi", "mlpwo"], &GATED].concat();
         for key in keys {
             let own = format!("{key}=offload");
-            // The input of what is recomputed is kept in any case, but on the device unless its name is offloaded.
+            // The input of a recomputed region is kept in any case, but on the device unless its name is offloaded.
             let arguments =
                 [arguments, &["remat_policy=custom", "scan_layers=false", "vocab_size=64", &own]].concat();
             let target = Target::Accelerator;
@@ -217,7 +217,7 @@ fn every_family_names_its_tensors() {
     for block in ["llama2", "mistral", "qwen2", "qwen3", "gemma"] {
         check(&[&format!("decoder_block={block}")], &usual);
     }
-    // Norms behind attention and the feed-forward layer read their results.
+    // Norms after attention and after the MLP read the outputs of both.
     let normed = [&ATTENTION[..], &["out_proj", "mlpwo"], &GATED];
     for block in ["gemma2", "gemma3", "gemma4", "gemma4_small", "olmo3"] {
         check(
@@ -229,7 +229,7 @@ fn every_family_names_its_tensors() {
     check(&["decoder_block=gpt3", "mlp_activations=[gelu]", "trainable_position_size=64"], &ungated);
 }
 
-/// What the compiler sets aside for the gradients of a model that is wide for its length.
+/// Bytes of temporaries for the gradients of a model that is wide relative to its sequence length.
 fn temporaries(policy: &str, scan: &str) -> u64 {
     const MODEL: &[&str] = &[
         "base_num_decoder_layers=8",
@@ -243,19 +243,19 @@ fn temporaries(policy: &str, scan: &str) -> u64 {
     mt_runtime::testing::temporaries(&program).unwrap()
 }
 
-/// What the compiler sets aside grows with the bytes of the named tensors of all layers. The rest of it, what one layer
-/// needs while it is computed again, differs between policies as well, but is small here.
+/// Temporaries grow with the bytes of the named tensors of all layers. Temporaries within one recomputed layer also
+/// differ between policies, but are small here.
 #[test]
 fn memory_is_what_policies_promise() {
     let temporaries = |policy: &str| temporaries(policy, "scan_layers=true");
     let of_tokens = |width: u64| 8 * 64 * 16 * width * 4;
-    // The bytes that each policy keeps more than the one before.
+    // The additional bytes of each policy relative to the previous one.
     let order = [
         ("remat_policy=full", 0),
         ("remat_policy=save_out_proj", of_tokens(128)),
         ("remat_policy=save_qkv_proj", of_tokens(3 * 64) - of_tokens(128)),
         ("remat_policy=minimal", of_tokens(128) + of_tokens(2 * 256)),
-        // Both norms and the sum between them, scores and weights, the context, and gated units.
+        // Both norms and the sum between them, attention logits and weights, the context, and gated units.
         ("remat_policy=none", of_tokens(3 * 128) + of_tokens(2 * 4 * 16) + of_tokens(64) + of_tokens(256)),
     ];
     let mut before = temporaries(order[0].0);

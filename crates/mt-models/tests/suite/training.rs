@@ -1,5 +1,5 @@
-//! Gradients and training steps from imported weights against PyTorch's; `goldens/families/generate.py` made the
-//! values.
+//! Gradients and training steps from imported weights, compared with PyTorch; `goldens/families/generate.py` generates
+//! the values.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ const OPTIMIZER: Optimizer = Optimizer::Adam(Adam {
     first_moment_dtype: DType::F32,
 });
 
-/// A rate that stays at its peak.
+/// A constant learning rate.
 const CONSTANT: Schedule = Schedule {
     peak: 1e-2,
     warmup_steps: 0,
@@ -41,7 +41,7 @@ const CONSTANT: Schedule = Schedule {
     shape: ScheduleShape::Cosine,
 };
 
-/// A training step: state and batch to the next state, the loss and the norm of the gradients before they are clipped.
+/// A training step: from state and batch to the next state, the loss, and the gradient norm before clipping.
 fn step_program(model: &dyn Model, placement: &Arc<Placement>, batch: &Batch, schedule: Schedule) -> Program {
     let specs = model.parameters();
     program(&options("train_step", placement.clone()), |inputs| {
@@ -85,7 +85,7 @@ fn step_program(model: &dyn Model, placement: &Arc<Placement>, batch: &Batch, sc
     .unwrap()
 }
 
-/// A parameter as optimizers know it.
+/// A parameter as optimizers describe it.
 fn described((path, spec): &(Path, ParamSpec)) -> Parameter {
     Parameter {
         path: path.clone(),
@@ -100,17 +100,17 @@ fn described((path, spec): &(Path, ParamSpec)) -> Parameter {
     }
 }
 
-/// What comes of training steps.
+/// The results of training steps.
 pub struct Trained {
     pub losses: Vec<f64>,
-    /// Of the gradients, before they are clipped.
+    /// Gradient norms before clipping.
     pub norms: Vec<f64>,
     pub parameters: Vec<Array>,
     /// The bytes of parameters and moments on each device.
     pub bytes: Vec<usize>,
 }
 
-/// Takes this many steps from parameters on the devices.
+/// Takes `num_steps` steps from parameters on the devices.
 pub fn train(
     model: &dyn Model,
     placement: &Arc<Placement>,
@@ -148,7 +148,7 @@ pub fn train(
     Trained { losses, norms, parameters: state, bytes }
 }
 
-/// Puts parameters where a model's specifications say.
+/// Copies parameters to the devices with the shardings of a model's specifications.
 pub fn placed(model: &dyn Model, placement: &Arc<Placement>, parameters: &[HostArray]) -> Vec<Array> {
     let runtime = cpu(placement.mesh().num_devices());
     let place = |(spec, array): (&ParamSpec, &HostArray)| {
@@ -159,7 +159,7 @@ pub fn placed(model: &dyn Model, placement: &Arc<Placement>, parameters: &[HostA
     specs.iter().map(|(_, spec)| spec).zip(parameters).map(place).collect()
 }
 
-/// The reference's tokens, each to predict the next one of its row.
+/// The reference's tokens. Each token's target is the next token of its row.
 fn batch(directory: &Directory) -> Batch {
     let mut batch = directory.batch();
     let (rows, length) = (batch.rows, batch.length);
@@ -173,7 +173,7 @@ fn batch(directory: &Directory) -> Batch {
     batch
 }
 
-/// Each two values of different keys are in one of them.
+/// Each pair of values of different keys occurs together in one of these.
 const WAYS: &[&[&str]] = &[
     &["scan_layers=true", "remat_policy=none", "attention=dot_product"],
     &["scan_layers=true", "remat_policy=full", "attention=flash"],
@@ -183,7 +183,7 @@ const WAYS: &[&[&str]] = &[
 
 const TRAINED: &[&str] = &["llama_six_on_two", "gemma2_even", "qwen3_untied"];
 
-/// Every tensor of the model, from the file's tensors.
+/// The model's parameters from the golden's tensors.
 fn in_layout(model: &mt_models::decoder::Decoder, golden: &Golden) -> Vec<HostArray> {
     from_hugging_face(model, &|name| golden.array(name))
 }

@@ -1,14 +1,14 @@
-//! Parameters at the checkpoint boundary: MaxText's names, shapes, logical axes and placement.
+//! Parameters in checkpoints: MaxText's names, shapes, logical axes and placement.
 
 use std::collections::BTreeMap;
 
 use mt_models::moment_scale;
-use mt_shape::{DType, HostArray};
+use mt_shape::{DType, HostArray, LogicalAxis};
 
 use crate::harness::{f32_array, model, numbers, placement};
 
-/// MaxText's `llama2` of width 64 with 3 layers: key, shape, logical axes, and the mesh axes of each dimension on a
-/// mesh of fsdp 4 × tensor 2.
+/// A parameter of MaxText's model: key, shape, logical axes, and the mesh axes of each dimension on a mesh of fsdp 4 ×
+/// tensor 2. The first tables describe `llama2` of width 64 with 3 layers.
 type Fact = (&'static str, &'static [usize], &'static [&'static str], &'static str);
 
 const OUTSIDE_LAYERS: &[Fact] = &[
@@ -61,13 +61,13 @@ const UNSCANNED: &[Fact] = &[
     ("self_attention/value/kernel", &[64, 2, 16], &["embed", "kv_heads", "kv_head_dim"], "(fsdp, tensor, -)"),
 ];
 
-/// MaxText's `gemma3` of width 64 with 8 layers.
+/// Parameters of MaxText's `gemma3` of width 64 with 8 layers.
 const GEMMA3_OUTSIDE_LAYERS: &[Fact] = &[
     ("decoder/decoder_norm/scale", &[64], &["norm"], "(tensor)"),
     ("token_embedder/embedding", &[256, 64], &["vocab", "embed_vocab"], "(tensor, fsdp)"),
 ];
 
-/// Of each layer of its cycle.
+/// Parameters of each layer of its cycle.
 const GEMMA3_SCANNED: &[Fact] = &[
     ("mlp/wi_0/kernel", &[64, 1, 128], &["embed", "layers", "mlp"], "(fsdp, -, tensor)"),
     ("mlp/wi_1/kernel", &[64, 1, 128], &["embed", "layers", "mlp"], "(fsdp, -, tensor)"),
@@ -104,7 +104,7 @@ const GEMMA3_SCANNED: &[Fact] = &[
     ),
 ];
 
-/// Of each layer that is not scanned.
+/// Parameters of each layer that is not scanned.
 const GEMMA3_UNSCANNED: &[Fact] = &[
     ("mlp/wi_0/kernel", &[64, 128], &["embed", "mlp"], "(fsdp, tensor)"),
     ("mlp/wi_1/kernel", &[64, 128], &["embed", "mlp"], "(fsdp, tensor)"),
@@ -121,7 +121,7 @@ const GEMMA3_UNSCANNED: &[Fact] = &[
     ("self_attention/value/kernel", &[64, 2, 16], &["embed", "kv_heads", "kv_head_dim"], "(fsdp, tensor, -)"),
 ];
 
-/// Compares a model's parameters with facts: those outside of layers, and those in the layers of each prefix.
+/// Compares a model's parameters with facts: those outside of layers, and those of the layers under each prefix.
 #[track_caller]
 fn check(arguments: &[&str], outside: &[Fact], layers: &[(&[Fact], &[&str])]) {
     let model = model(arguments);
@@ -130,8 +130,8 @@ fn check(arguments: &[&str], outside: &[Fact], layers: &[(&[Fact], &[&str])]) {
     for ((path, spec), stored) in model.parameters().iter().zip(model.storage()) {
         let sharding = placement.sharding(&spec.logical_axes, &spec.dims());
         let axes = stored.in_stored_order(&sharding.spec.0, |_| Default::default());
-        let logical = stored.in_stored_order(&spec.logical_axes, |_| Some("qkv"));
-        let logical: Vec<String> = logical.iter().map(|name| name.unwrap().to_owned()).collect();
+        let logical = stored.in_stored_order(&spec.logical_axes, |_| Some(LogicalAxis::named("qkv")));
+        let logical: Vec<&str> = logical.iter().map(|axis| axis.unwrap().name()).collect();
         let stored_spec = mt_shape::PartitionSpec(axes).to_string();
         actual.push((stored.key.join("/"), stored.stored_dims(&spec.dims()), logical, stored_spec));
         assert_eq!(spec.dtype, DType::F32, "{path}");
@@ -144,14 +144,7 @@ fn check(arguments: &[&str], outside: &[Fact], layers: &[(&[Fact], &[&str])]) {
     let outside = outside.iter().map(|fact| (fact.0.to_owned(), fact.1, fact.2, fact.3));
     let mut expected: Vec<_> = outside
         .chain(in_layers)
-        .map(|(key, dims, logical, spec)| {
-            (
-                key,
-                dims.to_vec(),
-                logical.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>(),
-                spec.to_owned(),
-            )
-        })
+        .map(|(key, dims, logical, spec)| (key, dims.to_vec(), logical.to_vec(), spec.to_owned()))
         .collect();
     actual.sort();
     expected.sort();
@@ -211,7 +204,7 @@ fn cycles_of_layers_are_stored_as_maxtext_stores_them() {
 
 const PROJECTIONS: &[&str] = &["mlp/wi_0/kernel", "mlp/wi_1/kernel", "mlp/wo/kernel"];
 
-/// Keys below `params` of models with two layers, or one pair of them, that are not scanned.
+/// Checks the keys below `params` of models with two unrolled layers, or with an unrolled pair of layers.
 #[track_caller]
 fn check_keys(arguments: &[&str], outside: &[&str], layers: &[&str], in_layer: &[&str]) {
     let in_layers =
@@ -285,7 +278,7 @@ fn a_tied_output_and_a_layer_without_gate_have_fewer_parameters() {
     assert!(!tied.contains(&"decoder/logits_dense/kernel".to_owned()));
     let ungated = keys(&["mlp_activations=gelu"]);
     let in_mlp = |name: &str| ungated.contains(&format!("decoder/layers/mlp/{name}/kernel"));
-    // A single projection has no number.
+    // A single projection has no number in its name.
     assert_eq!(["wi", "wi_0", "wi_1", "wo"].map(in_mlp), [true, false, false, true]);
 }
 
@@ -320,7 +313,7 @@ fn queries_hold_the_scale_of_attention_and_their_moments_its_inverse() {
     assert_eq!(moment_scale(query.scale, 2), 16.0);
     let others = model.storage().into_iter().filter(|stored| !stored.key.contains(&"query".to_owned()));
     assert!(others.into_iter().all(|stored| stored.scale == 1.0));
-    // Layer 1 of the stack is at index 1 of the second dimension of the file.
+    // Layers are stacked along the second dimension of the stored array.
     let dims = [3, 64, 4, 16];
     let array = f32_array(&dims, &numbers(2, dims.iter().product()));
     let written = query.to_stored(&array, query.affine());
@@ -328,11 +321,11 @@ fn queries_hold_the_scale_of_attention_and_their_moments_its_inverse() {
         array.to_f64()[index.iter().zip(array.dims()).fold(0, |flat, (i, dim)| flat * dim + i)]
     };
     assert_eq!(at(&written, [7, 1, 2, 3]), at(&array, [1, 7, 2, 3]) * 0.25);
-    // A part on a device is stored where it is in the whole.
+    // Index ranges of a shard map to ranges of the stored array.
     assert_eq!(query.stored_ranges(&[0..3, 16..32, 0..2, 0..16]), [16..32, 0..3, 0..2, 0..16]);
 }
 
-/// Keys, dimensions and how many parameters each array holds, of MaxText's `gpt3` of width 64.
+/// Keys, dimensions and the number of parameters in each array of MaxText's `gpt3` of width 64.
 #[track_caller]
 fn check_gpt3(arguments: &[&str], expected: &[(&str, &[usize])]) {
     let keys =
@@ -366,7 +359,7 @@ fn check_gpt3(arguments: &[&str], expected: &[(&str, &[usize])]) {
     assert_eq!(actual, expected);
 }
 
-/// What `gpt3.py` and `linears.py` of MaxText declare, with the axis of layers at 1 where they are scanned.
+/// The declarations in `gpt3.py` and `linears.py` of MaxText, with the layer axis at dimension 1 for scanned layers.
 #[test]
 fn gpt3_is_stored_as_maxtext_stores_it() {
     let scanned: [(&str, &[usize]); 12] = [
@@ -388,7 +381,7 @@ fn gpt3_is_stored_as_maxtext_stores_it() {
         names.iter().zip(&scanned).map(|(name, (_, dims))| (name.as_str(), *dims)).collect();
     check_gpt3(&["fused_qkv=true", "scan_layers=true"], &expected);
 
-    // One layer has the same arrays without the axis of layers, which is the second of all.
+    // An unrolled layer has the same arrays without the layer axis.
     let mut expected: Vec<(String, Vec<usize>)> = Vec::new();
     for layer in 0..3 {
         for (name, dims) in scanned {

@@ -1,4 +1,5 @@
-//! What a `config.json` may leave out, against what transformers assumes. `goldens/usual.py` makes the golden.
+//! Keys that a `config.json` may leave out, compared with the defaults of transformers. `goldens/usual.py` generates
+//! the golden.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -15,9 +16,31 @@ fn absent_keys_mean_what_transformers_assumes() {
     let settings = |config: &Value| {
         fs::write(directory.path().join("config.json"), config.to_string()).unwrap();
         let settings = settings_of(directory.path()).unwrap();
+        assert_eq!(settings.unread(), &[] as &[String], "{config}");
         settings.into_pairs().into_iter().collect::<BTreeMap<_, _>>()
     };
     for (model_type, configs) in families {
         assert_eq!(settings(&configs["minimal"]), settings(&configs["whole"]), "{model_type}");
     }
+}
+
+#[test]
+fn unread_keys_are_listed() {
+    let directory = tempfile::tempdir().unwrap();
+    let check = |changes: Value, expected: &[&str]| {
+        let mut config = serde_json::json!({
+            "model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "hidden_size": 8,
+            "num_attention_heads": 2, "intermediate_size": 8, "num_hidden_layers": 2, "vocab_size": 9,
+        });
+        config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        fs::write(directory.path().join("config.json"), config.to_string()).unwrap();
+        assert_eq!(settings_of(directory.path()).unwrap().unread(), expected, "{config}");
+    };
+    check(serde_json::json!({}), &[]);
+    check(serde_json::json!({"mlp_gain": 2.0, "unset": null, "use_cache": true}), &["mlp_gain"]);
+    check(serde_json::json!({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}), &[]);
+    let rope = serde_json::json!({"rope_type": "linear", "factor": 2.0, "beta_fast": 3.0});
+    check(serde_json::json!({"rope_parameters": rope}), &["rope_parameters.beta_fast"]);
+    // The factors of Granite mean nothing in a Llama.
+    check(serde_json::json!({"logits_scaling": 2.0}), &["logits_scaling"]);
 }

@@ -1,36 +1,48 @@
-//! Attention block by block, in memory linear in the length (Rabe and Staats, 2021; Dao et al., 2022).
+//! Blockwise attention with memory linear in the length (Rabe and Staats, 2021; Dao et al., 2022).
 //!
-//! Queries are taken block by block; for each, a loop visits the blocks of keys that the mask does not exclude and
-//! keeps a running maximum and sum. Nothing of the size of the matrix of scores is ever held. The derivative is
-//! given: it computes scores again from the logarithms of the sums.
+//! For each block of queries, a loop visits the blocks of keys that the mask does not exclude and keeps a running
+//! maximum and sum. The matrix of attention logits is never materialized. The custom derivative recomputes logits from
+//! the logarithms of the sums.
 
-use mt_shape::{Axis, DType, HostArray, axis};
-use mt_trace::{DeviceGroup, KernelOperands, Parts, Region, ScanOptions, Tensor};
+use mt_shape::{
+    Axis, DType, HostArray, LogicalAxis, axis,
+    kernels::{self, attributes::WITH_SCORES},
+    logical,
+};
+use mt_trace::{DeviceGroup, Parts, Region, ScanOptions, Tensor};
 
 use super::{
-    AttentionOptions, CONTEXT, Context, KeysValues, MASKED, MaskSpec, Segments, resized, sinks_of_heads,
+    AttentionOptions, BlockSizes, CONTEXT, Context, KeysValues, MASKED, MaskSpec, Segments, resized,
+    sinks_of_heads,
 };
 use crate::{
     SequenceOrder,
     axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
 
-/// Positions in a block. Of 64, 128, 256 and 512, measured on 2 cores by `examples/attention.rs`, 64 and 128 take about
-/// the same processor time and larger ones more: they compute more scores that the mask hides, and leave the cache.
+/// Positions per block. Among 64, 128, 256 and 512, measured on 2 cores by `examples/attention.rs`, 64 and 128 take
+/// about the same processor time. Larger blocks take more: they compute more masked logits and exceed the processor's
+/// cache.
 pub const BLOCK_SIZE: usize = 128;
 
 const BLOCKS: &str = "blocks";
 const RUNS: &str = "runs";
-/// How `[batch, kv_heads, position, group, head_dim]` is split: a head's scores are of its whole width.
-const SPLIT: [Option<&str>; 5] =
-    [Some("activation_kv_batch"), Some("activation_kv_heads"), Some("activation_length_attn"), None, None];
-/// The segment of positions that fill up the last block: no token has it.
+/// Logical axes of `[batch, kv_heads, position, group, head_dim]`. The width of a head is not split, because logits sum
+/// over it.
+const SPLIT: [Option<LogicalAxis>; 5] = [
+    Some(logical::ACTIVATION_KV_BATCH),
+    Some(logical::ACTIVATION_KV_HEADS),
+    Some(logical::ACTIVATION_LENGTH_ATTN),
+    None,
+    None,
+];
+/// The segment id of positions that pad the last block. No token has it.
 const FILLER: f64 = -1.0;
 
 /// Attention within segments. Queries are already scaled.
 ///
-/// If positions are split over devices, each takes its own queries, and the keys and values of all of them, which the
-/// devices send each other.
+/// If positions are split over devices, each device computes its own queries and gathers the keys and values of all
+/// devices.
 ///
 /// # Shapes
 /// `[batch, position, kv_heads, group, head_dim], [batch, kv_position, kv_heads, head_dim],
@@ -57,8 +69,15 @@ pub fn blockwise<'t>(
     let value = value.order(&[batch[0], KV_HEADS, KV_POSITION, VALUE_DIM]);
     let parts = query.parts(&SPLIT).with_axes_like(POSITION, &[KV_POSITION, BLOCKS]);
     let num_parts = parts.along(POSITION).map_or(1, DeviceGroup::size);
-    let layout = Layout::new(query.axis(POSITION).size, segments.order, num_parts, block);
-    let kernel = Kernel { layout, parts, options: *options, with_scores };
+    let sizes = options.block_sizes();
+    let kernel = |sizes: BlockSizes| Kernel {
+        layout: Layout::new(query.axis(POSITION).size, segments.order, num_parts, block, sizes),
+        parts: parts.clone(),
+        options: *options,
+        with_scores,
+        is_usual: sizes == BlockSizes::NONE,
+    };
+    let (forward, backward) = (kernel(sizes.forward), kernel(sizes.backward));
     let has_sinks = sinks.is_some();
     let sinks = sinks_of_heads(query, sinks);
     let results = query.region().custom_vjp_list(
@@ -66,18 +85,18 @@ pub fn blockwise<'t>(
         &[query, key, value, segments.query, sinks],
         &[true, true, true, false, has_sinks],
         |region, arguments| {
-            let Rows { context, largest_scores, .. } = kernel.forward(region, &arguments);
+            let Rows { context, largest_scores, .. } = forward.forward(region, &arguments);
             [context].into_iter().chain(largest_scores).collect()
         },
         |region, arguments| {
-            let Rows { context, log_sums, largest_scores } = kernel.forward(region, &arguments);
+            let Rows { context, log_sums, largest_scores } = forward.forward(region, &arguments);
             let context = context.constrain(&CONTEXT).named("context");
             let log_sums = log_sums.constrain(&CONTEXT[..4]).named("context");
             let results = [context].into_iter().chain(largest_scores).collect();
             (results, [arguments.as_slice(), &[context, log_sums]].concat())
         },
         |region, residuals, cotangents| {
-            let mut gradients = kernel.backward(region, &[residuals.as_slice(), &cotangents[..1]].concat());
+            let mut gradients = backward.backward(region, &[residuals.as_slice(), &cotangents[..1]].concat());
             gradients.truncate(if has_sinks { 4 } else { 3 });
             gradients
         },
@@ -85,51 +104,55 @@ pub fn blockwise<'t>(
     Context { context: results[0], largest_scores: results.get(1).map(|scores| scores.stop_gradient()) }
 }
 
-/// How rows are cut into blocks.
+/// The division of rows into blocks.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     length: usize,
     order: SequenceOrder,
-    /// Places that follow each other in the text and are on one device. Blocks do not cross their borders.
+    /// The number of places that are contiguous in the text and on one device. Blocks do not cross the borders of runs.
     run: usize,
-    block: usize,
+    query_block: usize,
+    key_block: usize,
 }
 
-/// What a device looks up for each of its blocks of queries.
+/// Lookup tables with one entry for each block of queries.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct BlockTables {
     /// The place of the first query.
     places: Vec<i32>,
     /// The first block of keys to visit.
     firsts: Vec<i32>,
-    /// The first block of keys after `firsts` not to visit.
+    /// The end of the range of key blocks to visit.
     ends: Vec<i32>,
 }
 
 impl Layout {
-    fn new(length: usize, order: SequenceOrder, num_parts: usize, block: usize) -> Self {
-        // The largest size that both a chunk and a device's part are made of.
+    /// Blocks of the given sizes, or else of `usual` positions.
+    fn new(length: usize, order: SequenceOrder, num_parts: usize, usual: usize, sizes: BlockSizes) -> Self {
+        // The greatest common divisor of the lengths of chunks and of devices' shards.
         let (mut run, mut part) = (length / order.num_chunks(), length / num_parts);
         while part != 0 {
             (run, part) = (part, run % part);
         }
-        // As many blocks as of the full size, but evenly large: little is left to fill up.
-        let block = run.div_ceil(run.div_ceil(block));
-        Self { length, order, run, block }
+        // As many blocks as with the full size, but evenly sized, which minimizes padding.
+        let even = |whole: usize, block: usize| whole.div_ceil(whole.div_ceil(block));
+        let query_block = even(run, sizes.queries.unwrap_or(usual));
+        let key_block = sizes.keys.map_or_else(|| even(run, usual), |keys| even(length, keys));
+        Self { length, order, run, query_block, key_block }
     }
 
     fn num_key_blocks(self) -> usize {
-        self.length.div_ceil(self.block)
+        self.length.div_ceil(self.key_block)
     }
 
-    /// The tables of all devices' blocks, in the order in which queries are stored.
+    /// The tables of all devices' blocks, in storage order of the queries.
     fn tables(self, mask: MaskSpec) -> BlockTables {
         let mut tables = BlockTables::default();
         for stored in (0..self.length).step_by(self.run) {
             let first = self.order.place(stored, self.length);
-            for start in (first..first + self.run).step_by(self.block) {
-                let queries = start..(start + self.block).min(first + self.run);
-                let visible = mask.visible_blocks(queries, self.block, self.num_key_blocks());
+            for start in (first..first + self.run).step_by(self.query_block) {
+                let queries = start..(start + self.query_block).min(first + self.run);
+                let visible = mask.visible_blocks(queries, self.key_block, self.num_key_blocks());
                 tables.places.push(start as i32);
                 tables.firsts.push(visible.start as i32);
                 tables.ends.push(visible.end as i32);
@@ -138,7 +161,7 @@ impl Layout {
         tables
     }
 
-    /// How many blocks of keys a block of queries visits, on average over all devices' blocks.
+    /// The number of key blocks that a block of queries visits, averaged over the blocks of all devices.
     fn mean_visits(self, mask: MaskSpec) -> f64 {
         let BlockTables { firsts, ends, .. } = self.tables(mask);
         let visits: i32 = ends.iter().zip(&firsts).map(|(end, first)| (end - first).max(0)).sum();
@@ -152,17 +175,19 @@ struct Kernel {
     parts: Parts,
     options: AttentionOptions,
     with_scores: bool,
+    /// Whether no sizes of blocks are given, so that a kernel may choose its own.
+    is_usual: bool,
 }
 
-/// What the forward pass makes of queries.
+/// The results of the forward pass for a device's queries.
 struct Rows<'b> {
     context: Tensor<'b>,
-    /// The logarithm of the sum of a query's exponentiated scores.
+    /// The logarithm of the sum of each query's exponentiated logits.
     log_sums: Tensor<'b>,
     largest_scores: Option<Tensor<'b>>,
 }
 
-/// What a scan over blocks of queries slices.
+/// The arrays that a scan over blocks of queries slices.
 #[derive(Clone, Copy, mt_derive::Tree)]
 struct QueryBlock<L> {
     place: L,
@@ -181,7 +206,7 @@ struct BackwardBlock<L> {
 }
 
 impl Kernel {
-    /// The tables of all blocks as tensors.
+    /// The tables of all blocks, as tensors.
     fn tables<'b>(&self, region: Region<'b>) -> [Tensor<'b>; 3] {
         let BlockTables { places, firsts, ends } = self.layout.tables(self.options.mask);
         [places, firsts, ends].map(|numbers| {
@@ -192,7 +217,7 @@ impl Kernel {
         })
     }
 
-    /// Runs `body` on every device's part if the sequence is split, or else leaves it to the partitioner.
+    /// Runs `body` on each device's shard if the sequence is split; otherwise the partitioner places the computation.
     fn on_devices<'b, const A: usize>(
         &self,
         arguments: [Tensor<'b>; A],
@@ -204,9 +229,9 @@ impl Kernel {
         }
     }
 
-    /// What belongs to a device's queries, in whole blocks along a leading axis.
+    /// Cuts an array of a device's queries into padded blocks along a leading axis.
     fn blocks<'b>(&self, own: Tensor<'b>, filler: f64) -> Tensor<'b> {
-        let Layout { run, block, .. } = self.layout;
+        let Layout { run, query_block: block, .. } = self.layout;
         let missing = run.next_multiple_of(block) - run;
         let filled = if missing == 0 {
             own
@@ -223,9 +248,9 @@ impl Kernel {
         cut.broadcast(&[&[count], rest.as_slice()].concat())
     }
 
-    /// Puts blocks along a leading axis back into their place, without what filled them.
+    /// Merges blocks along a leading axis and removes their padding.
     fn join<'b>(&self, blocks: Tensor<'b>, axes: &[Axis]) -> Tensor<'b> {
-        let Layout { run, block, .. } = self.layout;
+        let Layout { run, query_block: block, .. } = self.layout;
         let count = blocks.axis(BLOCKS);
         let order: Vec<Axis> = axes
             .iter()
@@ -246,7 +271,7 @@ impl Kernel {
         }
     }
 
-    /// The keys, or what belongs to them, of the whole sequence as it is read, filled up to whole blocks.
+    /// Keys, or an array with their axes, of the whole sequence in the order of the text, padded to whole blocks.
     fn keys<'b>(&self, own: Tensor<'b>, filler: f64) -> Tensor<'b> {
         let stored = match self.parts.along(POSITION) {
             Some(devices) => devices.all_gather(own, KV_POSITION),
@@ -257,7 +282,7 @@ impl Kernel {
         if missing == 0 { read } else { read.pad(KV_POSITION, 0, missing, filler) }
     }
 
-    /// A device's part of the sum of what all devices' queries made of the keys.
+    /// Sums gradients of keys or values over all devices and returns a device's shard.
     fn own_keys<'b>(&self, read: Tensor<'b>) -> Tensor<'b> {
         let length = self.layout.length;
         let read = if self.filled_length() == length { read } else { read.slice(KV_POSITION, 0, length) };
@@ -269,10 +294,10 @@ impl Kernel {
     }
 
     fn filled_length(&self) -> usize {
-        self.layout.num_key_blocks() * self.layout.block
+        self.layout.num_key_blocks() * self.layout.key_block
     }
 
-    /// Scores of a block of queries with a block of keys, before they are capped.
+    /// The attention logits of a block of queries with a block of keys, before soft-capping.
     fn uncapped<'b>(&self, query: Tensor<'b>, key: Tensor<'b>) -> Tensor<'b> {
         let product = if self.options.float32_product { DType::F32 } else { query.dtype() };
         query.cast(product).contract_into(key.cast(product), &[HEAD_DIM], DType::F32)
@@ -295,7 +320,7 @@ impl Kernel {
         let region = scores.region();
         let places = |start: Tensor<'b>, axis: Axis| region.iota(DType::I32, axis) + start;
         let keys = scores.axis(KV_POSITION);
-        let first_key = key_block * self.layout.block as f64;
+        let first_key = key_block * self.layout.key_block as f64;
         let pair = [&*queries.segments.axes(), &[keys]].concat();
         let same = queries.segments.broadcast(&pair).equals(key_segments);
         let allowed =
@@ -304,26 +329,24 @@ impl Kernel {
         mask.select(scores, region.full(DType::F32, &[], MASKED).broadcast(&scores.axes()))
     }
 
-    /// What a kernel for CPUs is told, where there can be one: of a sequence that is whole and stored as it is read, with
-    /// keys as wide as values.
+    /// The attributes of the CPU kernel. `None` if the kernel does not apply: it needs an unsplit sequence in the order
+    /// of the text, one element type, and keys as wide as values.
     fn attributes(&self, operands: &[Tensor<'_>]) -> Option<Vec<(&'static str, i64)>> {
+        if !self.is_usual {
+            return None;
+        }
         let is_whole = self.parts.along(POSITION).is_none() && self.layout.order == SequenceOrder::AsRead;
         let is_of_one_type = operands[..3].iter().all(|operand| operand.dtype() == operands[0].dtype());
         let is_of_one_width = operands[0].axis(HEAD_DIM).size == operands[2].axis(VALUE_DIM).size;
-        (is_whole && is_of_one_type && is_of_one_width).then(|| {
-            let mut attributes = self.options.for_kernels();
-            attributes.push(("with_scores", i64::from(self.with_scores)));
-            attributes
-        })
+        (is_whole && is_of_one_type && is_of_one_width).then(|| self.options.for_kernels())
     }
 
-    /// What queries, keys, values, segments and sinks make.
+    /// The forward pass for queries, keys, values, segments and sinks.
     fn forward<'b>(&self, region: Region<'b>, arguments: &[Tensor<'b>]) -> Rows<'b> {
         let results = match self.attributes(arguments) {
             Some(attributes) => region.kernel(
-                "maxtext.attention_forward",
-                attributes,
-                KernelOperands::Strided,
+                &kernels::ATTENTION_FORWARD,
+                [attributes, vec![(WITH_SCORES, i64::from(self.with_scores))]].concat(),
                 arguments,
                 |_, arguments| self.forward_blocks(&arguments),
             ),
@@ -345,7 +368,7 @@ impl Kernel {
         )
     }
 
-    /// As [`Kernel::forward`], of one device's queries.
+    /// As [`Kernel::forward`], for one device's queries.
     fn forward_part<'b>(
         &self,
         [place, first, end]: [Tensor<'b>; 3],
@@ -356,7 +379,7 @@ impl Kernel {
         sinks: Tensor<'b>,
     ) -> Vec<Tensor<'b>> {
         let region = query.region();
-        let block = self.layout.block;
+        let block = self.layout.query_block;
         let (key, value) = (self.keys(key, 0.0), self.keys(value, 0.0));
         let key_segments = self.keys(segments.rename(POSITION, KV_POSITION), FILLER);
         let inputs = QueryBlock {
@@ -373,7 +396,7 @@ impl Kernel {
         let ([], made) = region.scan_list(ScanOptions::over(blocks), [], &inputs, |region, [], q| {
             let rows = resized(&row_axes, POSITION, block);
             let wide = resized(&context_axes, POSITION, block);
-            // The sinks come first: their exponential, taken relative to themselves, is 1, and their value 0.
+            // The loop starts with the sinks: relative to themselves their exponential is 1, and their value is 0.
             let mut start = vec![
                 q.first,
                 sinks.broadcast(&rows),
@@ -402,7 +425,7 @@ impl Kernel {
                         sum * fade + weights.sum(&[KV_POSITION]),
                         total * fade + product,
                     ];
-                    // Unlike those that are subtracted, these are of keys alone.
+                    // Unlike the subtracted maxima, these exclude sinks.
                     after.extend(carry.get(4).map(|largest| {
                         let scores = self.masked(uncapped, q, k_segments, block);
                         largest.maximum(scores.max(&[KV_POSITION]).broadcast(&largest.axes()))
@@ -427,22 +450,20 @@ impl Kernel {
         segments: Tensor<'b>,
         block: Tensor<'b>,
     ) -> (Tensor<'b>, Tensor<'b>, Tensor<'b>) {
-        let size = self.layout.block;
+        let size = self.layout.key_block;
         let start = block * size as f64;
         let cut = |tensor: Tensor<'b>| tensor.dynamic_slice(KV_POSITION, start, size);
         (cut(key), cut(value), cut(segments))
     }
 
-    /// The gradients of queries, keys, values and sinks, from what the forward function keeps and the cotangent.
+    /// The gradients of queries, keys, values and sinks, from the residuals of the forward pass and the cotangent.
     fn backward<'b>(&self, region: Region<'b>, operands: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
         match self.attributes(operands) {
-            Some(attributes) => region.kernel(
-                "maxtext.attention_backward",
-                attributes,
-                KernelOperands::Strided,
-                operands,
-                |_, operands| self.backward_blocks(&operands),
-            ),
+            Some(attributes) => {
+                region.kernel(&kernels::ATTENTION_BACKWARD, attributes, operands, |_, operands| {
+                    self.backward_blocks(&operands)
+                })
+            }
             None => self.backward_blocks(operands),
         }
     }
@@ -452,7 +473,7 @@ impl Kernel {
             unreachable!("the forward function returns seven residuals")
         };
         let (query, key, value, segments, cotangent) = (*query, *key, *value, *segments, *cotangent);
-        // Softmax's derivative subtracts from each score's cotangent their weighted mean.
+        // The derivative of the softmax subtracts the weighted mean of the cotangents from each logit's cotangent.
         let correction = (context.cast(DType::F32) * cotangent.cast(DType::F32)).sum(&[VALUE_DIM]);
         let [places, firsts, ends] = self.tables(query.region());
         let mut gradients = self.on_devices(
@@ -462,7 +483,7 @@ impl Kernel {
                 self.backward_part([places, firsts, ends], query, key, value, segments, rows)
             },
         );
-        // A sink's own value is 0, so that of the cotangent of its score only the weighted mean is left.
+        // A sink's value is 0, so the cotangent of its logit is the weighted mean alone, with a minus sign.
         let sinks_weight = (sinks.broadcast(&log_sums.axes()) - *log_sums).exp();
         let others: Vec<&'static str> =
             log_sums.axes().iter().map(|axis| axis.name).filter(|name| !sinks.has_axis(name)).collect();
@@ -470,7 +491,7 @@ impl Kernel {
         gradients
     }
 
-    /// The gradients of one device's queries, and its part of those of keys and values.
+    /// The gradients of one device's queries, and the device's shard of the gradients of keys and values.
     fn backward_part<'b>(
         &self,
         [place, first, end]: [Tensor<'b>; 3],
@@ -481,7 +502,7 @@ impl Kernel {
         [cotangent, log_sums, correction]: [Tensor<'b>; 3],
     ) -> Vec<Tensor<'b>> {
         let region: Region<'b> = query.region();
-        let block_size = self.layout.block;
+        let Layout { query_block, key_block: block_size, .. } = self.layout;
         let (key, value) = (self.keys(own_key, 0.0), self.keys(own_value, 0.0));
         let key_segments = self.keys(segments.rename(POSITION, KV_POSITION), FILLER);
         let inputs = BackwardBlock {
@@ -505,7 +526,7 @@ impl Kernel {
             &inputs,
             |region, [dk, dv], rows| {
                 let q = rows.block;
-                let wide = resized(&query_axes, POSITION, block_size);
+                let wide = resized(&query_axes, POSITION, query_block);
                 let start = [q.first, region.full(DType::F32, &wide, 0.0), dk, dv];
                 let [_, dq, dk, dv] = region.while_loop(
                     Some(self.layout.mean_visits(self.options.mask)),
@@ -555,9 +576,9 @@ impl Kernel {
 mod tests {
     use super::*;
 
-    /// How many pairs of blocks each of `parts` devices visits.
+    /// The number of pairs of blocks that each of `parts` devices visits.
     fn visited(parts: usize, order: SequenceOrder, num_blocks: usize) -> Vec<i32> {
-        let layout = Layout::new(num_blocks * BLOCK_SIZE, order, parts, BLOCK_SIZE);
+        let layout = Layout::new(num_blocks * BLOCK_SIZE, order, parts, BLOCK_SIZE, BlockSizes::NONE);
         assert_eq!(layout.num_key_blocks(), num_blocks);
         let BlockTables { firsts, ends, .. } = layout.tables(MaskSpec::CAUSAL);
         let each: Vec<i32> = firsts.iter().zip(&ends).map(|(first, end)| end - first).collect();
@@ -571,7 +592,7 @@ mod tests {
             let whole = (num_blocks * (num_blocks + 1) / 2) as i32;
             let paired = visited(parts, SequenceOrder::Paired { parts }, num_blocks);
             assert_eq!(paired, vec![whole / parts as i32; parts]);
-            // Without, the last device visits its whole part of the triangle, nearly twice its share.
+            // In text order the last device visits nearly twice its share of the triangle.
             let rows = num_blocks / parts;
             let triangle = |part: usize| (part * rows * rows + rows * (rows + 1) / 2) as i32;
             let as_read: Vec<i32> = (0..parts).map(triangle).collect();
@@ -583,7 +604,8 @@ mod tests {
     fn blocks_end_with_their_chunk() {
         // Chunks of 7 places in blocks of 4 and 3.
         let order = SequenceOrder::Paired { parts: 2 };
-        let tables = Layout::new(28, order, 2, 4).tables(MaskSpec { window: Some(3), ..MaskSpec::CAUSAL });
+        let layout = Layout::new(28, order, 2, 4, BlockSizes::NONE);
+        let tables = layout.tables(MaskSpec { window: Some(3), ..MaskSpec::CAUSAL });
         assert_eq!(tables.places, [0, 4, 21, 25, 7, 11, 14, 18]);
         assert_eq!(tables.firsts, [0, 0, 4, 5, 1, 2, 3, 4]);
         assert_eq!(tables.ends, [1, 2, 7, 7, 3, 4, 5, 6]);
@@ -592,12 +614,25 @@ mod tests {
     #[test]
     fn blocks_are_evenly_large() {
         let filled = |length: usize, order: SequenceOrder, parts: usize| {
-            let layout = Layout::new(length, order, parts, BLOCK_SIZE);
-            (layout.block, layout.run.next_multiple_of(layout.block) - layout.run)
+            let layout = Layout::new(length, order, parts, BLOCK_SIZE, BlockSizes::NONE);
+            (layout.query_block, layout.run.next_multiple_of(layout.query_block) - layout.run)
         };
         assert_eq!(filled(2080, SequenceOrder::Paired { parts: 4 }, 4), (87, 1));
         assert_eq!(filled(600, SequenceOrder::AsRead, 1), (120, 0));
         assert_eq!(filled(1024, SequenceOrder::AsRead, 1), (BLOCK_SIZE, 0));
         assert_eq!(filled(100, SequenceOrder::AsRead, 1), (100, 0));
+    }
+
+    #[test]
+    fn given_sizes_are_bounds_and_those_of_keys_and_queries_differ() {
+        let check = |length: usize, queries: Option<usize>, keys: Option<usize>, expected: [usize; 2]| {
+            let sizes = BlockSizes { queries, keys };
+            let layout = Layout::new(length, SequenceOrder::AsRead, 1, BLOCK_SIZE, sizes);
+            assert_eq!([layout.query_block, layout.key_block], expected, "{sizes:?}");
+        };
+        check(1024, Some(512), Some(256), [512, 256]);
+        check(1000, Some(512), None, [500, 125]);
+        check(1000, None, Some(300), [125, 250]);
+        check(600, Some(4096), Some(4096), [600, 600]);
     }
 }

@@ -1,8 +1,8 @@
-//! Keys and values of earlier tokens.
+//! The KV cache: keys and values of earlier tokens.
 
 use mt_derive::Tree;
-use mt_shape::Tree;
-use mt_trace::{KernelOperands, Tensor};
+use mt_shape::{Tree, kernels};
+use mt_trace::Tensor;
 
 use super::{AttentionOptions, CACHED, Context, Segments, dense, sinks_of_heads};
 use crate::axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM};
@@ -10,14 +10,15 @@ use crate::axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM};
 /// Keys and values of one layer, or of a stack of layers.
 ///
 /// # Shapes
-/// `[batch, kv_position, kv_heads, head_dim]`, of values `value_dim`, or with a leading `layers`
+/// Keys are `[batch, kv_position, kv_heads, head_dim]`, values `[batch, kv_position, kv_heads, value_dim]`. Stacked
+/// layers add a leading `layers`.
 #[derive(Clone, Copy, Debug, Tree)]
 pub struct KeysValues<L> {
     pub key: L,
     pub value: L,
 }
 
-/// A cache, and where the next tokens go.
+/// A cache, and the slots that the next tokens take.
 #[derive(Clone, Copy)]
 pub struct CachedKeysValues<'t> {
     pub cached: KeysValues<Tensor<'t>>,
@@ -26,7 +27,7 @@ pub struct CachedKeysValues<'t> {
 }
 
 impl<'t> CachedKeysValues<'t> {
-    /// The cache with new keys and values written from `start` on.
+    /// The cache with new keys and values written to the slots from `start`.
     #[track_caller]
     pub fn write(self, key: Tensor<'t>, value: Tensor<'t>) -> KeysValues<Tensor<'t>> {
         let write = |cache: Tensor<'t>, new: Tensor<'t>| {
@@ -36,7 +37,8 @@ impl<'t> CachedKeysValues<'t> {
     }
 }
 
-/// Whether a kernel for CPUs can attend to a cache: with one token of each row, in one type, and with keys as wide as values.
+/// Whether a CPU kernel can attend to the cache: it takes one token per row, one element type, and keys as wide as
+/// values.
 pub(super) fn has_kernel<'t>(query: Tensor<'t>, cache: &CachedKeysValues<'t>) -> bool {
     let KeysValues { key, value } = cache.cached;
     let is_of_one_width = query.axis(HEAD_DIM).size == value.axis(VALUE_DIM).size;
@@ -44,7 +46,7 @@ pub(super) fn has_kernel<'t>(query: Tensor<'t>, cache: &CachedKeysValues<'t>) ->
     query.axis(POSITION).size == 1 && is_of_one_width && is_of_one_type
 }
 
-/// One token of each row attends to a cache and to itself.
+/// Attention of one token per row to the cache and to itself.
 #[track_caller]
 pub(super) fn attend<'t>(
     query: Tensor<'t>,
@@ -68,9 +70,8 @@ pub(super) fn attend<'t>(
         [query, key, value, cached.key, cached.value, segments.query, segments.key, cache.start, sinks];
     let order = segments.order;
     let made = query.region().kernel(
-        "maxtext.attention_to_cache",
+        &kernels::ATTENTION_TO_CACHE,
         options.for_kernels(),
-        KernelOperands::Strided,
         &operands,
         |_, operands| {
             let [query, key, value, cached_key, cached_value, query_segments, key_segments, start, sinks] =

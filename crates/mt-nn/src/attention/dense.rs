@@ -1,4 +1,4 @@
-//! Attention with the whole matrix of scores.
+//! Attention with the whole matrix of attention logits.
 
 use mt_shape::DType;
 use mt_trace::Tensor;
@@ -6,7 +6,7 @@ use mt_trace::Tensor;
 use super::{AttentionOptions, Context, KeysValues, MASKED};
 use crate::axes::{HEAD_DIM, KV_POSITION};
 
-/// Softmax of masked scores, times values. Queries are already scaled.
+/// The softmax of masked attention logits, times values. Queries are already scaled.
 ///
 /// # Shapes
 /// `[batch, position, kv_heads, group, head_dim], [batch, kv_position, kv_heads, head_dim],
@@ -41,7 +41,7 @@ pub fn dense<'t>(
     Context { context: weights.cast(dtype).contract(value, &[KV_POSITION]), largest_scores }
 }
 
-/// Softmax over the keys and one more score, whose weight is left out.
+/// The softmax over the keys and one sink logit, whose weight is dropped.
 #[track_caller]
 fn softmax_with_sinks<'t>(scores: Tensor<'t>, sinks: Tensor<'t>) -> Tensor<'t> {
     let largest = scores.max(&[KV_POSITION]);

@@ -1,4 +1,4 @@
-//! Which keys a query sees.
+//! Attention masks: the keys that each query sees.
 
 use std::ops::Range;
 
@@ -10,14 +10,14 @@ use crate::{
     axes::{KV_POSITION, POSITION},
 };
 
-/// Which keys of its own segment a query sees: those that all of these allow. Places are indices in the row.
+/// The keys of its own segment that a query sees: those that all fields allow. Places are indices in the row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaskSpec {
-    /// Keys at or before the query's own place.
+    /// Restricts a query to keys at or before its own place.
     pub causal: bool,
-    /// With a window of `w`, keys at places above `place - w`.
+    /// With a window of `w`, restricts a query to keys at places above `place - w`.
     pub window: Option<usize>,
-    /// With chunks of `c`, keys with the same `place / c`, rounded down.
+    /// With chunks of `c`, restricts a query to keys with the same `place / c`, rounded down.
     pub chunk: Option<usize>,
 }
 
@@ -25,7 +25,7 @@ impl MaskSpec {
     /// All keys at or before the query's place.
     pub const CAUSAL: Self = Self { causal: true, window: None, chunk: None };
 
-    /// The blocks of keys that some query at these places sees. Blocks have `block` places.
+    /// The blocks of keys that some query at these places sees. A block has `block` places.
     pub(super) fn visible_blocks(
         self,
         queries: Range<usize>,
@@ -47,10 +47,10 @@ impl MaskSpec {
         first / block..last / block + 1
     }
 
-    /// Whether queries at places see keys at places, segments aside.
+    /// Whether queries at `query_place` see keys at `key_place`, regardless of segments.
     ///
     /// # Shapes
-    /// `i32[…, position], i32[…, kv_position] -> bool[…, position, kv_position]`, or nothing if each sees all
+    /// `i32[…, position], i32[…, kv_position] -> bool[…, position, kv_position]`; `None` if each query sees all keys
     #[track_caller]
     pub(super) fn allows<'t>(self, query_place: Tensor<'t>, key_place: Tensor<'t>) -> Option<Tensor<'t>> {
         let pair = [&*query_place.axes(), &[key_place.axis(KV_POSITION)]].concat();
@@ -70,21 +70,21 @@ impl MaskSpec {
     }
 }
 
-/// The segments of queries and keys: a query sees keys of its own segment only.
+/// The segments of queries and keys. A query sees only keys of its own segment.
 #[derive(Clone, Copy)]
 pub struct Segments<'t> {
     /// `i32[batch, position]`; 0 is padding.
     pub query: Tensor<'t>,
     /// `i32[batch, kv_position]`
     pub key: Tensor<'t>,
-    /// The place of the first query among the keys: an `i32` scalar, or none if it is the first.
+    /// The place of the first query among the keys, an `i32` scalar; `None` if it is the first place.
     pub first_query: Option<Tensor<'t>>,
-    /// How queries and keys are stored. Keys of a cache are as read.
+    /// The order in which queries and keys are stored. Keys of a cache are always `AsRead`.
     pub order: SequenceOrder,
 }
 
 impl<'t> Segments<'t> {
-    /// Sequences that attend to themselves, stored in an order.
+    /// The segments of sequences that attend to themselves.
     ///
     /// # Shapes
     /// `i32[batch, position]`
@@ -93,7 +93,7 @@ impl<'t> Segments<'t> {
         Self { query: segmentation, key, first_query: None, order }
     }
 
-    /// Whether each query sees each key.
+    /// The mask of pairs: whether each query sees each key.
     ///
     /// # Shapes
     /// `bool[batch, position, kv_position]`
@@ -107,7 +107,8 @@ impl<'t> Segments<'t> {
         let mut key_place = self.order.places(region.iota(DType::I32, keys), keys.size);
         if let Some(first) = self.first_query {
             if spec.window.is_some() || spec.chunk.is_some() {
-                // Slots that a shorter prompt leaves empty before what was generated are no places.
+                // A prompt shorter than the longest one leaves slots empty before the generated tokens; they have no
+                // place.
                 key_place = self.key.differs(0.0).cast(DType::I32).cumulative_sum(KV_POSITION) - 1.0;
                 let own = key_place.dynamic_slice(KV_POSITION, first, queries.size);
                 query_place = own.rename(KV_POSITION, POSITION);
@@ -154,7 +155,7 @@ mod tests {
                     spec.visible_blocks(places(query_block), block, num_blocks).collect();
                 assert_eq!(visited, visible, "{spec:?}, block {query_block}");
             }
-            // Queries that do not begin at a block's border.
+            // Ranges of queries that begin inside a block.
             for first in 0..num_blocks * block - 5 {
                 let sees = |key_block: &usize| {
                     (first..first + 5).any(|query| {

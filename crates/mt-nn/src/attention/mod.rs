@@ -6,7 +6,7 @@ mod dense;
 mod mask;
 
 use mt_derive::Tree;
-use mt_shape::{Axis, DType, Tree, axis};
+use mt_shape::{Axis, DType, LogicalAxis, Tree, axis, kernels::attributes, logical};
 use mt_trace::{DeviceGroup, Tensor};
 
 use crate::{
@@ -20,59 +20,95 @@ pub use cache::{CachedKeysValues, KeysValues};
 pub use dense::dense;
 pub use mask::{MaskSpec, Segments};
 
-/// How scores are computed and which keys a query sees.
+/// The computation of attention logits, and the keys that a query sees.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionOptions {
-    /// What scores are multiplied by, usually `head_dim^-0.5`.
+    /// The factor of attention logits, usually `head_dim^-0.5`.
     pub scale: f64,
     pub kernel: AttentionKernel,
     /// Multiplies queries and keys in `f32`.
     pub float32_product: bool,
-    /// Keeps scores in `f32`, whatever type the products have.
+    /// Computes attention logits in `f32`, whatever the type of queries and keys.
     pub float32_scores: bool,
     pub mask: MaskSpec,
-    /// With a cap of `c`, scores `s` become `c · tanh(s / c)`, which stays within `-c..c`.
+    /// With a cap of `c`, logits `s` become `c · tanh(s / c)`, which lies within `-c..c`.
     pub soft_cap: Option<f64>,
-    /// Of the norms of queries, keys and values.
+    /// Options of the norms of queries, keys and values.
     pub norm: NormOptions,
-    /// Normalizes values over each head, without a scale.
+    /// Normalizes the values of each head, without a scale.
     pub normalize_values: bool,
+    /// The blocks of layers that see all earlier keys, or a chunk of them.
+    pub blocks: PassBlocks,
+    /// The blocks of layers that see a window of keys.
+    pub local_blocks: PassBlocks,
 }
 
-/// How attention over whole sequences runs.
+/// The sizes of blocks in both passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassBlocks {
+    pub forward: BlockSizes,
+    pub backward: BlockSizes,
+}
+
+impl PassBlocks {
+    /// No sizes are given.
+    pub const NONE: Self = Self { forward: BlockSizes::NONE, backward: BlockSizes::NONE };
+}
+
+/// The most positions in a block of queries and of keys; [`BLOCK_SIZE`], or what a kernel chooses, where there is none.
+/// Blocks are evened out, so that little of the last one is left empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockSizes {
+    pub queries: Option<usize>,
+    pub keys: Option<usize>,
+}
+
+impl BlockSizes {
+    /// No sizes are given.
+    pub const NONE: Self = Self { queries: None, keys: None };
+}
+
+/// The algorithm for attention over whole sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionKernel {
-    /// Dense below [`DENSE_LIMIT`] positions, blockwise from there on.
+    /// Dense below [`DENSE_LIMIT`] positions, else blockwise.
     Automatic,
-    /// With the whole matrix of scores.
+    /// With the whole matrix of attention logits.
     Dense,
-    /// Block by block, in memory linear in the length.
+    /// Block by block, with memory linear in the length.
     Blockwise,
 }
 
-/// The length from which block by block is the default. On 2 cores, by `examples/attention.rs`, it takes 0.57 of dense
-/// attention's processor time at 512 positions, 0.42 at 1024 and 0.35 at 2048 (`bf16`: 0.52, 0.35 and 0.27).
+/// The sequence length from which blockwise attention is the default. On 2 cores, measured by `examples/attention.rs`,
+/// it takes 0.57 of dense attention's processor time at 512 positions, 0.42 at 1024 and 0.35 at 2048 (`bf16`: 0.52,
+/// 0.35 and 0.27).
 pub const DENSE_LIMIT: usize = 512;
 
-/// What masked scores are set to: low enough to vanish, finite so that rows without any key stay numbers.
+/// The value of masked logits: low enough to vanish in the softmax, finite so that rows without any key yield no NaN.
 pub(crate) const MASKED: f64 = -1e30;
 
 impl AttentionOptions {
-    /// What kernels are told: no window or chunk is 0, and the cap is the bits of an `f32`, of which 0 is none.
+    /// The sizes of blocks that are given for a layer with this mask.
+    fn block_sizes(&self) -> PassBlocks {
+        if self.mask.window.is_some() { self.local_blocks } else { self.blocks }
+    }
+
+    /// The attributes of kernels. Size 0 stands for no window or chunk. The cap is the bits of an `f32`, where 0 stands
+    /// for no cap.
     fn for_kernels(&self) -> Vec<(&'static str, i64)> {
         let MaskSpec { causal, window, chunk } = self.mask;
         let size = |size: Option<usize>| size.map_or(0, |size| size as i64);
         let soft_cap = self.soft_cap.map_or(0, |cap| (cap as f32).to_bits());
         vec![
-            ("causal", i64::from(causal)),
-            ("window", size(window)),
-            ("chunk", size(chunk)),
-            ("soft_cap", i64::from(soft_cap)),
+            (attributes::CAUSAL, i64::from(causal)),
+            (attributes::WINDOW, size(window)),
+            (attributes::CHUNK, size(chunk)),
+            (attributes::SOFT_CAP, i64::from(soft_cap)),
         ]
     }
 }
 
-/// `f32[kv_heads, group]`: the sinks of a query's heads, and scores of what is masked if there are none.
+/// `f32[kv_heads, group]`: the sinks of a query's heads, or the masked value without sinks.
 #[track_caller]
 fn sinks_of_heads<'t>(query: Tensor<'t>, sinks: Option<Tensor<'t>>) -> Tensor<'t> {
     let in_groups = [query.axis(KV_HEADS), query.axis(GROUP)];
@@ -82,112 +118,126 @@ fn sinks_of_heads<'t>(query: Tensor<'t>, sinks: Option<Tensor<'t>>) -> Tensor<'t
     }
 }
 
-/// Multi-head attention with query heads in groups that share keys and values (Ainslie et al., 2023).
+/// Multi-head attention with groups of query heads that share keys and values (Ainslie et al., 2023).
 #[derive(Clone, Debug, Tree)]
 pub struct Attention<L> {
     /// `[embed, q_heads, head_dim]`
     pub query: Linear<L>,
-    /// `[embed, kv_heads, head_dim]`; absent if keys and values are those of another layer.
+    /// `[embed, kv_heads, head_dim]`; absent if the layer uses the keys and values of another layer.
     pub key: Option<Linear<L>>,
-    /// `[embed, kv_heads, value_dim]`; absent beside a key projection whose results, before their norm and rotation,
-    /// are the values, too.
+    /// `[embed, kv_heads, value_dim]`; absent if the projected keys, before their norm and rotation, are also the
+    /// values.
     pub value: Option<Linear<L>>,
     /// `[q_heads, value_dim, embed]`
     pub out: Linear<L>,
-    /// `[head_dim]`, for each head, or `[q_heads, head_dim]`, over all heads together.
+    /// `[head_dim]`, applied to each head, or `[q_heads, head_dim]`, over all heads together.
     pub query_norm: Option<RmsNorm<L>>,
     /// `[head_dim]` or `[kv_heads, head_dim]`
     pub key_norm: Option<RmsNorm<L>>,
-    /// `[q_heads]`: one more score for each head, of a key whose value is zero (Xiao et al., 2023).
+    /// `[q_heads]`: an additional logit per head, of a key whose value is zero (Xiao et al., 2023).
     pub sinks: Option<L>,
 }
 
-/// What attention is given beside activations.
+/// The inputs of attention other than activations.
 #[derive(Clone, Copy)]
 pub struct AttentionInputs<'t> {
-    /// Turn queries and keys; none where these do not know positions.
+    /// Rotary angles of queries and keys; `None` in layers without rotary embeddings.
     pub angles: Option<RotaryAngles<'t>>,
     pub segments: Segments<'t>,
-    /// Where this layer's own keys and values are kept. Without a first query in `segments` they fill it, and what is
-    /// attended to are these alone.
+    /// The layer's own cache. Without a first query in `segments`, the new keys and values fill the cache, and queries
+    /// attend to them alone.
     pub cache: Option<CachedKeysValues<'t>>,
-    /// [`Attended::keys_values`] of another layer, for a layer without keys.
+    /// [`Attended::keys_values`] of another layer, for a layer without its own keys.
     pub shared: Option<KeysValues<Tensor<'t>>>,
-    /// Whether [`Attended::largest_scores`] are wanted.
+    /// Whether to compute [`Attended::largest_scores`].
     pub with_scores: bool,
 }
 
-/// What attention returns.
+/// The results of attention.
 #[derive(Clone, Copy)]
 pub struct Attended<'t> {
     /// `[batch, position, embed]`
     pub output: Tensor<'t>,
-    /// The keys and values that were attended to, normalized and turned: those of the whole cache if there is one.
+    /// The keys and values that queries attended to, normalized and rotated; those of the whole cache if there is one.
     pub keys_values: KeysValues<Tensor<'t>>,
-    /// This call's keys and values, which are to be written to the cache if there is one.
+    /// The keys and values of this call's tokens, which the caller writes to the cache.
     pub written: Option<KeysValues<Tensor<'t>>>,
-    /// `f32[batch, q_heads]`, if they are wanted: the largest score of each head with any key that one of a row's tokens
-    /// sees, scaled, and before it is capped. Rows without tokens have the score of what is masked. They have no gradient.
+    /// `f32[batch, q_heads]`, if requested: each head's largest attention logit over all pairs of a row that the mask
+    /// allows, scaled and before soft-capping. Rows without tokens have the masked value. The maxima have no gradient.
     pub largest_scores: Option<Tensor<'t>>,
 }
 
-/// What a kernel makes of queries, keys and values.
+/// The results of an attention kernel.
 #[derive(Clone, Copy)]
 pub struct Context<'t> {
     /// `[batch, kv_heads, position, group, value_dim]`
     pub context: Tensor<'t>,
-    /// `f32[batch, kv_heads, position, group]`, if they are wanted: each query's largest score, before it is capped.
+    /// `f32[batch, kv_heads, position, group]`, if requested: each query's largest attention logit, before
+    /// soft-capping.
     pub largest_scores: Option<Tensor<'t>>,
 }
 
-// A tensor is placed before it is named: a remat policy that keeps it keeps it split.
-/// Queries.
-pub const QUERY: [Option<&str>; 4] = [
-    Some("activation_kv_batch"),
-    Some("activation_length_attn"),
-    Some("activation_heads"),
-    Some("activation_kv"),
+// Tensors are constrained before they are named, so that a remat policy that keeps a tensor keeps it sharded.
+/// Logical axes of queries.
+pub const QUERY: [Option<LogicalAxis>; 4] = [
+    Some(logical::ACTIVATION_KV_BATCH),
+    Some(logical::ACTIVATION_LENGTH_ATTN),
+    Some(logical::ACTIVATION_HEADS),
+    Some(logical::ACTIVATION_KV),
 ];
-/// What heads make of values, in groups that share these.
-pub const CONTEXT: [Option<&str>; 5] = [
-    Some("activation_kv_batch"),
-    Some("activation_kv_heads"),
-    Some("activation_length_attn"),
+/// Logical axes of attention's context, in groups of heads that share keys and values.
+pub const CONTEXT: [Option<LogicalAxis>; 5] = [
+    Some(logical::ACTIVATION_KV_BATCH),
+    Some(logical::ACTIVATION_KV_HEADS),
+    Some(logical::ACTIVATION_LENGTH_ATTN),
     None,
-    Some("activation_kv_head_dim"),
+    Some(logical::ACTIVATION_KV_HEAD_DIM),
 ];
-/// What is made of a cache, whose heads are split as it says: by another name for the dimension of a head, the tensor
-/// axes would be taken.
-const CONTEXT_OF_CACHE: [Option<&str>; 5] =
-    [Some("decode_batch"), Some("cache_heads"), Some("activation_length_attn"), None, Some("cache_kv")];
-/// What projections are made of, split as their results are, and so its gradient. Products that also split a sequence in
-/// another way (`sequence`, `tensor_sequence`) are something that the partitioner gets wrong where key heads are copied
-/// along such an axis and a tensor axis splits them.
-const INPUT: [Option<&str>; 3] =
-    [Some("activation_kv_batch"), Some("activation_length_attn"), Some("activation_embed")];
-const LARGEST_SCORES: [Option<&str>; 2] = [Some("activation_kv_batch"), Some("activation_heads")];
-const OUTPUT: [Option<&str>; 3] =
-    [Some("activation_batch"), Some("activation_norm_length"), Some("activation_embed")];
-/// Keys and values.
-pub const ACTIVATION: [Option<&str>; 4] = [
-    Some("activation_kv_batch"),
-    Some("activation_length_attn"),
-    Some("activation_kv_heads"),
-    Some("activation_kv_head_dim"),
+/// Logical axes of the context of a cache, whose heads are split as in the cache. With another name for the head
+/// dimension, the tensor mesh axes would split that dimension.
+const CONTEXT_OF_CACHE: [Option<LogicalAxis>; 5] = [
+    Some(logical::DECODE_BATCH),
+    Some(logical::CACHE_HEADS),
+    Some(logical::ACTIVATION_LENGTH_ATTN),
+    None,
+    Some(logical::CACHE_KV),
 ];
-/// Keys and values in a cache.
-pub const CACHED: [Option<&str>; 4] =
-    [Some("decode_batch"), Some("cache_sequence"), Some("cache_heads"), Some("cache_kv")];
-/// Keys and values as queries see them.
-const ATTENDED: [Option<&str>; 4] = [
-    Some("activation_kv_batch"),
-    Some("activation_kv_length"),
-    Some("activation_kv_heads"),
-    Some("activation_kv_head_dim"),
+/// Logical axes of the input of projections, split as their results are, and therefore also of its gradient. If
+/// products also split a sequence in another way (`sequence`, `tensor_sequence`), the partitioner computes wrong
+/// results when key heads are replicated along such an axis and a tensor axis splits them.
+const INPUT: [Option<LogicalAxis>; 3] = [
+    Some(logical::ACTIVATION_KV_BATCH),
+    Some(logical::ACTIVATION_LENGTH_ATTN),
+    Some(logical::ACTIVATION_EMBED),
+];
+const LARGEST_SCORES: [Option<LogicalAxis>; 2] =
+    [Some(logical::ACTIVATION_KV_BATCH), Some(logical::ACTIVATION_HEADS)];
+const OUTPUT: [Option<LogicalAxis>; 3] =
+    [Some(logical::ACTIVATION_BATCH), Some(logical::ACTIVATION_NORM_LENGTH), Some(logical::ACTIVATION_EMBED)];
+/// Logical axes of keys and values.
+pub const ACTIVATION: [Option<LogicalAxis>; 4] = [
+    Some(logical::ACTIVATION_KV_BATCH),
+    Some(logical::ACTIVATION_LENGTH_ATTN),
+    Some(logical::ACTIVATION_KV_HEADS),
+    Some(logical::ACTIVATION_KV_HEAD_DIM),
+];
+/// Logical axes of keys and values in a cache.
+pub const CACHED: [Option<LogicalAxis>; 4] = [
+    Some(logical::DECODE_BATCH),
+    Some(logical::CACHE_SEQUENCE),
+    Some(logical::CACHE_HEADS),
+    Some(logical::CACHE_KV),
+];
+/// Logical axes of keys and values in dense attention, where each query sees all of them.
+const ATTENDED: [Option<LogicalAxis>; 4] = [
+    Some(logical::ACTIVATION_KV_BATCH),
+    Some(logical::ACTIVATION_KV_LENGTH),
+    Some(logical::ACTIVATION_KV_HEADS),
+    Some(logical::ACTIVATION_KV_HEAD_DIM),
 ];
 
 impl<'t> Attention<Tensor<'t>> {
-    /// Attends within whole sequences, or to a cache.
+    /// Applies attention within whole sequences, or to a cache.
     ///
     /// # Shapes
     /// `[batch, position, embed] -> [batch, position, embed]`
@@ -203,7 +253,7 @@ impl<'t> Attention<Tensor<'t>> {
         let (keys_values, written) = match (own, inputs.cache) {
             (Some(own), None) => (own, None),
             (Some(own), Some(cache)) => {
-                // A cache stays where it is: the loop over layers would otherwise carry it whole.
+                // Constraining the cache keeps it in place; otherwise the loop over layers would carry it whole.
                 let all = match inputs.segments.first_query {
                     Some(_) => cache.write(own.key, own.value).map_leaves(|_, all| all.constrain(&CACHED)),
                     None => own.map_leaves(|_, own| own.cast(cache.cached.key.dtype())),
@@ -263,8 +313,8 @@ impl<'t> Attention<Tensor<'t>> {
 }
 
 impl<'t> KeysValues<Tensor<'t>> {
-    /// Keys and values with as many heads as queries are split into parts, if there are fewer: each device then has a
-    /// copy of the head that its queries attend to. Otherwise the partitioner gathers scores.
+    /// Repeats key-value heads until the shards of query heads divide them evenly, so that each device holds the heads
+    /// that its queries attend to. Without the copies the partitioner gathers attention logits.
     #[track_caller]
     fn for_each_part(self, num_parts: usize, query_heads: usize) -> Self {
         let heads = self.key.axis(KV_HEADS).size;
@@ -290,7 +340,7 @@ impl<'t> KeysValues<Tensor<'t>> {
     }
 }
 
-/// Projected queries or keys, normalized and turned.
+/// Projected queries or keys, normalized and rotated.
 #[track_caller]
 fn prepared<'t>(
     projected: Tensor<'t>,
@@ -305,7 +355,7 @@ fn prepared<'t>(
     angles.map_or(normalized, |angles| angles.rotate(normalized))
 }
 
-/// The largest score of each head in a row, without those of padding.
+/// The largest attention logit of each head in a row, without the queries of padding.
 ///
 /// # Shapes
 /// `[batch, kv_heads, position, group], i32[batch, position] -> [batch, q_heads]`
@@ -329,15 +379,15 @@ fn attend<'t>(
     let length = query.axis(POSITION).size;
     let is_cached = segments.first_query.is_some();
     let is_dense = match options.kernel {
-        // Keys of a cache are not at the queries' places, which blocks take for granted.
+        // Blockwise attention assumes that queries and keys have the same places, which does not hold with a cache.
         _ if is_cached => true,
         AttentionKernel::Automatic => length < DENSE_LIMIT,
         AttentionKernel::Dense => true,
         AttentionKernel::Blockwise => false,
     };
     if is_dense {
-        // Queries may be split over devices; each sees all keys. A cache stays as it is placed: it is larger than what
-        // few queries make of its parts.
+        // Queries may be split over devices; each sees all keys. A cache keeps its placement, because it is larger than
+        // the results of a few queries.
         let placed = |tensor: &Tensor<'t>| if is_cached { *tensor } else { tensor.constrain(&ATTENDED) };
         let keys_values = keys_values.map_leaves(|_, tensor| placed(tensor));
         dense(query, keys_values, segments.mask(options.mask), sinks, options, with_scores)
@@ -346,7 +396,7 @@ fn attend<'t>(
     }
 }
 
-/// Axes of a tensor with one of them replaced.
+/// The axes with one of them resized.
 pub(crate) fn resized(axes: &[Axis], name: &str, size: usize) -> Vec<Axis> {
     axes.iter().map(|axis| if axis.name == name { axis.with_size(size) } else { *axis }).collect()
 }

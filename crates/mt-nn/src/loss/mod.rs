@@ -1,31 +1,33 @@
 //! Losses over tokens.
 
+mod log_probabilities;
 mod tiled;
 
-use mt_shape::DType;
-use mt_trace::{KernelOperands, Tensor};
+use mt_shape::{DType, kernels};
+use mt_trace::Tensor;
 
 use crate::axes::{BATCH, POSITION, VOCAB};
 
+pub use log_probabilities::token_log_probabilities;
 pub use tiled::TiledHead;
 
-/// Sums of losses over tokens, and the sum of the tokens' weights.
+/// Losses summed over tokens, and the sum of the tokens' weights.
 #[derive(Clone, Copy)]
 pub struct TokenLoss<'t> {
-    /// All terms, the cross-entropy in nats among them.
+    /// The sum of all terms, including the cross-entropy in nats.
     pub total: Tensor<'t>,
-    /// How much of it is the z-loss, if there is one. It is for reports and has no derivative.
+    /// The z-loss within `total`, if it is configured. It is a metric and has no derivative.
     pub z_loss: Option<Tensor<'t>>,
     pub weights: Tensor<'t>,
 }
 
-/// What a sum over tokens is divided by, which is not 0 where no token has weight.
+/// The divisor of a sum over tokens. It is positive even if no token has weight.
 #[track_caller]
 pub fn divisor(weights: Tensor<'_>) -> Tensor<'_> {
     weights.maximum(1e-8)
 }
 
-/// The weights of tokens: 1 where the segment id is not 0.
+/// The weights of tokens: 1 if the segment id is not 0, else 0.
 ///
 /// # Shapes
 /// `i32[batch, position] -> f32[batch, position]`
@@ -34,9 +36,9 @@ pub fn token_weights(segmentation: Tensor<'_>) -> Tensor<'_> {
     segmentation.differs(0.0).cast(DType::F32)
 }
 
-/// Cross-entropy between the distributions that `logits` give and `targets`, over tokens whose segment id is not 0, with
-/// `z_loss_multiplier` times log²Z added to each token's, where Z is the sum of the exponentials of its logits (Chowdhery
-/// et al., 2022).
+/// The cross-entropy between the softmax of `logits` and `targets`, summed over tokens whose segment id is not 0.
+/// `z_loss_multiplier` times log²Z is added to each token's loss, where Z is the sum of the exponentials of its logits
+/// (Chowdhery et al., 2022).
 ///
 /// # Shapes
 /// `[batch, position, vocab], i32[batch, position], i32[batch, position] -> f32[], f32[]`
@@ -50,7 +52,7 @@ pub fn token_loss<'t>(
     summed(cross_entropy(logits, targets), segmentation, z_loss_multiplier)
 }
 
-/// As [`token_loss`], with the loss of each token computed in the type of the logits. Sums over tokens are in `f32`.
+/// As [`token_loss`], but each token's loss is computed in the type of the logits. Sums over tokens are in `f32`.
 ///
 /// # Shapes
 /// `[batch, position, vocab], i32[batch, position], i32[batch, position] -> f32[], f32[]`
@@ -65,7 +67,7 @@ pub fn narrow_token_loss<'t>(
     summed((cross_entropy.cast(DType::F32), log_z.cast(DType::F32)), segmentation, z_loss_multiplier)
 }
 
-/// The sums over tokens of their cross-entropies and of what log Z adds to them.
+/// Sums the tokens' cross-entropies and their z-losses.
 fn summed<'t>(
     (cross_entropy, log_z): (Tensor<'t>, Tensor<'t>),
     segmentation: Tensor<'t>,
@@ -82,10 +84,10 @@ fn summed<'t>(
     }
 }
 
-/// For each token its cross-entropy and log Z, in `f32`.
+/// The cross-entropy and log Z of each token, in `f32`.
 ///
-/// It has a derivative of its own, which keeps the logits in the type they came in and one number for each token, and
-/// no other array of their size.
+/// Its custom derivative keeps the logits in their original type and one number per token, and no other array of the
+/// logits' size.
 ///
 /// # Shapes
 /// `[…, vocab], i32[…] -> f32[…], f32[…]`
@@ -106,17 +108,15 @@ pub fn cross_entropy<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> (Tensor<'t>
             if !has_kernel(logits, targets) {
                 return vec![logits_gradient(&operands)];
             }
-            let name = "maxtext.cross_entropy_gradient";
-            let in_place = KernelOperands::Dense { num_updated: 1 };
-            logits
-                .region()
-                .kernel(name, Vec::new(), in_place, &operands, |_, operands| vec![logits_gradient(&operands)])
+            logits.region().kernel(&kernels::CROSS_ENTROPY_GRADIENT, Vec::new(), &operands, |_, operands| {
+                vec![logits_gradient(&operands)]
+            })
         },
     );
     (cross_entropy, log_z)
 }
 
-/// Whether kernels read these: rows of logits, with a target for each.
+/// Whether the CPU kernels accept the operands: rows of logits, and one target per row.
 fn has_kernel(logits: Tensor<'_>, targets: Tensor<'_>) -> bool {
     let axes = logits.axes();
     let is_last = axes.last().is_some_and(|axis| axis.name == VOCAB);
@@ -127,12 +127,10 @@ fn losses<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> [Tensor<'t>; 2] {
     if !has_kernel(logits, targets) {
         return each_token(logits, targets);
     }
-    let dense = KernelOperands::Dense { num_updated: 0 };
     let operands = [logits, targets];
-    let results =
-        logits.region().kernel("maxtext.cross_entropy", Vec::new(), dense, &operands, |_, operands| {
-            each_token(operands[0], operands[1]).to_vec()
-        });
+    let results = logits.region().kernel(&kernels::CROSS_ENTROPY, Vec::new(), &operands, |_, operands| {
+        each_token(operands[0], operands[1]).to_vec()
+    });
     [results[0], results[1]]
 }
 
@@ -151,7 +149,7 @@ fn each_token<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> [Tensor<'t>; 2] {
     each_token_in(DType::F32, logits, targets)
 }
 
-/// The cross-entropy and log Z of each token, computed in a type.
+/// The cross-entropy and log Z of each token, computed in `dtype`.
 fn each_token_in<'t>(dtype: DType, logits: Tensor<'t>, targets: Tensor<'t>) -> [Tensor<'t>; 2] {
     let logits = logits.cast(dtype);
     let zeros = logits.region().full(dtype, &logits.axes(), 0.0);
@@ -160,7 +158,8 @@ fn each_token_in<'t>(dtype: DType, logits: Tensor<'t>, targets: Tensor<'t>) -> [
     [log_z - target_logit, log_z]
 }
 
-/// A comparison with every token instead of a lookup: it stays local when the vocabulary is split over devices.
+/// A mask of the target among all tokens. A comparison stays local if the vocabulary is split over devices; a lookup
+/// does not.
 fn is_target<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> Tensor<'t> {
     let tokens = logits.region().iota(DType::I32, logits.axis(VOCAB)).broadcast(&logits.axes());
     tokens.equals(targets)

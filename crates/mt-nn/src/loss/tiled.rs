@@ -1,38 +1,40 @@
-//! Losses of tokens whose logits are never held all at once.
+//! Token losses whose logits are computed tile by tile.
 
 use mt_derive::Tree;
-use mt_shape::{Axis, DType, axis};
+use mt_shape::{Axis, DType, LogicalAxis, axis};
 use mt_trace::{Region, ScanOptions, Tensor};
 
 use super::{TokenLoss, narrow_token_loss, token_loss, token_weights};
 use crate::axes::{BATCH, POSITION};
 
-const TILE: &str = "tile";
+pub(super) const TILE: &str = "tile";
 
 /// A function from its parameters and hidden states to logits.
 type Head<'a> = dyn for<'b> Fn(&[Tensor<'b>], Tensor<'b>) -> Tensor<'b> + 'a;
 
-/// The last part of a model, taken with the loss in tiles of tokens.
+/// The head of a model, evaluated together with the loss in tiles of tokens.
 ///
-/// The gradients of hidden states and parameters are computed with the loss, tile by tile, and scaled when its
-/// cotangent is known. To compute logits again in the backward pass would cost a fourth product beside the three, and
-/// save nothing: the backward pass begins with these gradients, so they are there when memory is at its peak anyway.
+/// The gradients of hidden states and parameters are computed with the loss, tile by tile, and scaled once its
+/// cotangent is known. Recomputing logits in the backward pass would need a fourth matrix product in addition to the
+/// three, and would save no memory: the backward pass begins with these gradients, so they exist at the peak of memory
+/// use anyway.
 #[derive(Clone, Copy)]
 pub struct TiledHead<'a> {
-    /// How many tiles there are; it divides the number of positions.
+    /// The number of tiles, a divisor of the number of positions.
     pub tiles: usize,
+    /// The multiplier of the z-loss in [`TiledHead::token_loss`].
     pub z_loss_multiplier: f64,
-    /// Whether each token's loss is computed in `f32` rather than in the type of its logits.
+    /// Whether each token's loss is computed in `f32` rather than in the type of the logits.
     pub in_f32: bool,
-    /// Traced several times; captures no tensors.
+    /// The function from parameters and hidden states to logits. It is traced several times and captures no tensors.
     pub head: &'a Head<'a>,
-    /// The logical axes of each of the head's parameters, by which their gradients are placed.
-    pub logical_axes: &'a [Vec<Option<&'static str>>],
-    /// Logical axes that are not split while tiles are computed, so that they are gathered once and not for each.
-    pub gathered: &'a [&'static str],
+    /// The logical axes of each of the head's parameters, which also place their gradients.
+    pub logical_axes: &'a [Vec<Option<LogicalAxis>>],
+    /// Logical axes that are gathered once for all tiles instead of once per tile.
+    pub gathered: &'a [LogicalAxis],
 }
 
-/// What a scan over tiles slices.
+/// The arrays that a scan over tiles slices.
 #[derive(Tree)]
 struct Tile<L> {
     hidden: L,
@@ -41,13 +43,13 @@ struct Tile<L> {
 }
 
 #[derive(Tree)]
-struct Differentiated<L> {
-    hidden: L,
-    parameters: Vec<L>,
+pub(super) struct Differentiated<L> {
+    pub hidden: L,
+    pub parameters: Vec<L>,
 }
 
 impl TiledHead<'_> {
-    /// The loss of tokens, of which those with segment id 0 do not count.
+    /// The summed loss of all tokens whose segment id is not 0.
     ///
     /// # Shapes
     /// `[batch, position, embed], parameters, i32[batch, position], i32[batch, position] -> f32[], f32[]`
@@ -76,7 +78,7 @@ impl TiledHead<'_> {
         }
     }
 
-    /// The sums over tokens: of all terms and, if it counts, of the z-loss alone.
+    /// The sums over tokens of all terms and, if the z-loss is configured, of the z-loss alone.
     fn primal<'b>(&self, region: Region<'b>, arguments: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
         let (parameters, tiles) = self.split(arguments);
         let zeros = vec![region.full(DType::F32, &[], 0.0); self.num_terms()];
@@ -89,7 +91,8 @@ impl TiledHead<'_> {
         sums
     }
 
-    /// The same sums, and as residuals the gradients of the first: of all parameters, then of the hidden states.
+    /// The same sums, with the gradients of the first one as residuals: those of all parameters, then those of the
+    /// hidden states.
     fn forward<'b>(
         &self,
         region: Region<'b>,
@@ -98,9 +101,7 @@ impl TiledHead<'_> {
         let (parameters, tiles) = self.split(arguments);
         let num_terms = self.num_terms();
         let mut carry = vec![region.full(DType::F32, &[], 0.0); num_terms];
-        for (parameter, logical_axes) in parameters.iter().zip(self.logical_axes) {
-            carry.push(region.full(parameter.dtype(), &parameter.axes(), 0.0).constrain(logical_axes));
-        }
+        carry.extend(self.zeros(region, &parameters));
         let options = ScanOptions::over(axis(TILE, self.tiles));
         let (mut sums, of_hidden) = region.scan_lists(options, &carry, &tiles, |region, carry, tile| {
             let differentiated = Differentiated { hidden: tile.hidden, parameters: parameters.clone() };
@@ -108,24 +109,16 @@ impl TiledHead<'_> {
                 let terms = self.terms(&given.parameters, given.hidden, tile.targets, tile.segmentation);
                 (terms[0], terms)
             });
-            let placed = gradients.parameters.iter().zip(self.logical_axes);
-            let of_parameters: Vec<Tensor<'_>> =
-                placed.map(|(gradient, logical_axes)| gradient.constrain(logical_axes)).collect();
+            let of_parameters = self.placed(&gradients.parameters);
             (added(&carry, &[terms, of_parameters].concat()), vec![gradients.hidden])
         });
         let mut gradients = sums.split_off(num_terms);
-        // Back from `[tile, batch, position, …]`.
-        let hidden = arguments[parameters.len()];
-        let of_hidden = of_hidden[0];
-        let mut order: Vec<&'static str> = hidden.axes().iter().map(|axis| axis.name).collect();
-        let position = order.iter().position(|name| *name == POSITION).unwrap_or_default();
-        order.insert(position + 1, TILE);
-        gradients.push(of_hidden.order(&order).merge(&[POSITION, TILE], POSITION));
+        gradients.push(joined(of_hidden[0], arguments[parameters.len()]));
         (sums, gradients)
     }
 
     fn backward<'b>(&self, gradients: &[Tensor<'b>], cotangents: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
-        // The sum of the z-loss alone is only reported: `token_loss` stops its gradient.
+        // The sum of the z-loss is only a metric: `token_loss` stops its gradient.
         let scale = cotangents[0];
         gradients.iter().map(|gradient| (gradient.cast(DType::F32) * scale).cast(gradient.dtype())).collect()
     }
@@ -147,18 +140,10 @@ impl TiledHead<'_> {
         [Some(loss.total), loss.z_loss].into_iter().flatten().collect()
     }
 
-    /// The parameters, gathered as far as asked, and the rest cut into tiles.
+    /// The parameters, gathered along `gathered`, and the token arrays cut into tiles.
     fn split<'b>(&self, arguments: &[Tensor<'b>]) -> (Vec<Tensor<'b>>, Tile<Tensor<'b>>) {
         let (parameters, tokens) = arguments.split_at(arguments.len() - 3);
-        let gather = |(parameter, logical_axes): (&Tensor<'b>, &Vec<Option<&'static str>>)| {
-            if !logical_axes.iter().flatten().any(|name| self.gathered.contains(name)) {
-                return *parameter;
-            }
-            let kept: Vec<Option<&str>> =
-                logical_axes.iter().map(|name| name.filter(|name| !self.gathered.contains(name))).collect();
-            parameter.constrain(&kept)
-        };
-        let parameters = parameters.iter().zip(self.logical_axes).map(gather).collect();
+        let parameters = self.gather(parameters);
         let tile = Tile {
             hidden: self.cut(tokens[0]),
             targets: self.cut(tokens[1]),
@@ -167,9 +152,39 @@ impl TiledHead<'_> {
         (parameters, tile)
     }
 
-    /// `[batch, position, …]` as `[tile, batch, position, …]`. Neighbouring positions go to different tiles, so that
-    /// each tile has an equal part of every device's, however positions are split, and nothing moves between them.
-    fn cut<'b>(&self, tensor: Tensor<'b>) -> Tensor<'b> {
+    /// The parameters, gathered along `gathered`.
+    pub(super) fn gather<'b>(&self, parameters: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
+        let gather = |(parameter, logical_axes): (&Tensor<'b>, &Vec<Option<LogicalAxis>>)| {
+            if !logical_axes.iter().flatten().any(|name| self.gathered.contains(name)) {
+                return *parameter;
+            }
+            let kept: Vec<Option<LogicalAxis>> =
+                logical_axes.iter().map(|name| name.filter(|name| !self.gathered.contains(name))).collect();
+            parameter.constrain(&kept)
+        };
+        parameters.iter().zip(self.logical_axes).map(gather).collect()
+    }
+
+    /// Sums of the parameters' gradients before the first tile.
+    pub(super) fn zeros<'b>(&self, region: Region<'b>, parameters: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
+        let pairs = parameters.iter().zip(self.logical_axes);
+        pairs
+            .map(|(parameter, logical_axes)| {
+                region.full(parameter.dtype(), &parameter.axes(), 0.0).constrain(logical_axes)
+            })
+            .collect()
+    }
+
+    /// The gradients with the placement of their parameters.
+    pub(super) fn placed<'b>(&self, gradients: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
+        let pairs = gradients.iter().zip(self.logical_axes);
+        pairs.map(|(gradient, logical_axes)| gradient.constrain(logical_axes)).collect()
+    }
+
+    /// Cuts `[batch, position, …]` into `[tile, batch, position, …]`. Adjacent positions go to different tiles, so that
+    /// each tile takes an equal share from every device, however positions are split, and no data moves between
+    /// devices.
+    pub(super) fn cut<'b>(&self, tensor: Tensor<'b>) -> Tensor<'b> {
         let length = tensor.axis(POSITION).size;
         let cut = tensor.split(POSITION, &[axis(POSITION, length / self.tiles), axis(TILE, self.tiles)]);
         let rest: Vec<Axis> = cut.axes().iter().filter(|axis| axis.name != TILE).copied().collect();
@@ -177,6 +192,14 @@ impl TiledHead<'_> {
     }
 }
 
-fn added<'b>(sums: &[Tensor<'b>], terms: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
+/// Restores the axes of `whole` from `[tile, batch, position, …]`.
+pub(super) fn joined<'b>(of_tiles: Tensor<'b>, whole: Tensor<'b>) -> Tensor<'b> {
+    let mut order: Vec<&'static str> = whole.axes().iter().map(|axis| axis.name).collect();
+    let position = order.iter().position(|name| *name == POSITION).unwrap_or_default();
+    order.insert(position + 1, TILE);
+    of_tiles.order(&order).merge(&[POSITION, TILE], POSITION)
+}
+
+pub(super) fn added<'b>(sums: &[Tensor<'b>], terms: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
     sums.iter().zip(terms).map(|(sum, term)| *sum + *term).collect()
 }

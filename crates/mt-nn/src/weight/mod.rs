@@ -1,78 +1,142 @@
-//! Weights: the matrices of linear maps and the tables that are looked up, whatever arrays hold them.
+//! Weights: matrices of linear maps and lookup tables, whatever arrays represent them.
 //!
-//! Layers multiply by a weight and look its rows up, and never see the arrays. A further representation is a variant
-//! of [`Weight`] with a file of its own beside this one, and a variant of [`WeightFormat`] that chooses it.
+//! Layers multiply by a weight and look its rows up, and never see the arrays. A further format is a file beside this one
+//! with a [`WeightFormat`], and a [`WeightEncoding`] if checkpoints hold the weight in its dense form.
 
-use mt_derive::Tree;
-use mt_shape::{Axis, DType};
+mod dense;
+mod encoding;
+
+use std::fmt;
+
+use mt_shape::{Axis, DType, LogicalAxis, Path, Tree, logical};
 use mt_trace::Tensor;
+
+pub use dense::DENSE;
+pub use encoding::{ArrayForm, EncodedArray, EncodedWeight, WeightEncoding, encoded};
 
 use crate::ParamSpec;
 
 /// A matrix or a table, in one of the forms that weights have.
-#[derive(Clone, Debug, Tree)]
-pub enum Weight<L> {
-    /// One array of floating-point numbers.
-    Dense(L),
+#[derive(Clone, Debug)]
+pub struct Weight<L> {
+    format: &'static dyn WeightFormat,
+    /// The arrays with their names.
+    arrays: Vec<(&'static str, L)>,
 }
 
-/// The form in which a model holds its weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WeightFormat {
-    #[default]
-    Dense,
+/// A form of weights: their arrays, and products with them.
+///
+/// The functions of a program receive the arrays in the order of [`Self::specs`].
+pub trait WeightFormat: fmt::Debug + Send + Sync {
+    /// The name that tells formats apart, such as `dense`.
+    fn name(&self) -> &'static str;
+
+    /// Names and declarations of the arrays that hold a weight which would be `dense` as one array and whose first
+    /// `num_inputs` axes are a linear map's input. An array with an empty name is at the weight's own path.
+    fn specs(&self, dense: ParamSpec, num_inputs: usize) -> Vec<(&'static str, ParamSpec)>;
+
+    /// The weight as one array of elements of `dtype`.
+    fn dense<'t>(&self, arrays: &[Tensor<'t>], dtype: DType) -> Tensor<'t>;
+
+    /// As [`Weight::dot`].
+    fn dot<'t>(&self, arrays: &[Tensor<'t>], x: Tensor<'t>, over: &[&'static str]) -> Tensor<'t> {
+        self.dense(arrays, x.dtype()).dot(x, over)
+    }
+
+    /// The array of numbers from which rows are looked up.
+    fn table<'t>(&self, arrays: &[Tensor<'t>]) -> Tensor<'t> {
+        self.dense(arrays, DType::F32)
+    }
+
+    /// The arrays of the same weight with one axis split into several.
+    fn split<'t>(&self, arrays: &[Tensor<'t>], axis: &'static str, into: &[Axis]) -> Vec<Tensor<'t>> {
+        let has_axis = |array: &Tensor<'t>| array.axes().iter().any(|own| own.name == axis);
+        arrays.iter().map(|array| if has_axis(array) { array.split(axis, into) } else { *array }).collect()
+    }
+
+    /// The axis of this name.
+    fn axis(&self, arrays: &[Tensor<'_>], name: &'static str) -> Axis {
+        arrays[0].axis(name)
+    }
 }
 
-impl WeightFormat {
-    /// The arrays that hold a weight which would be `dense` as one array.
-    pub fn specs(self, dense: ParamSpec) -> Weight<ParamSpec> {
-        match self {
-            Self::Dense => Weight::Dense(dense),
-        }
+impl PartialEq for dyn WeightFormat {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Weight<ParamSpec> {
+    /// Declares a weight that would be `dense` as one array and whose first `num_inputs` axes are a linear map's input.
+    pub fn declare(format: &'static dyn WeightFormat, dense: ParamSpec, num_inputs: usize) -> Self {
+        Self { format, arrays: format.specs(dense, num_inputs) }
+    }
+}
+
+impl<L> Weight<L> {
+    /// A weight that is one array.
+    pub fn dense(array: L) -> Self {
+        Self { format: &DENSE, arrays: vec![(dense::NAME, array)] }
     }
 }
 
 impl<L> From<L> for Weight<L> {
     fn from(dense: L) -> Self {
-        Self::Dense(dense)
+        Self::dense(dense)
+    }
+}
+
+/// Arrays add their names to the weight's path.
+impl<L> Tree for Weight<L> {
+    type Leaf = L;
+    type With<B> = Weight<B>;
+
+    fn map_leaves_at<B>(&self, path: &mut Path, map: &mut dyn FnMut(&Path, &L) -> B) -> Weight<B> {
+        let arrays = self.arrays.iter().map(|(name, leaf)| {
+            let mapped = match *name {
+                "" => map(path, leaf),
+                name => path.within(name, |path| map(path, leaf)),
+            };
+            (*name, mapped)
+        });
+        Weight { format: self.format, arrays: arrays.collect() }
     }
 }
 
 impl<'t> Weight<Tensor<'t>> {
+    fn tensors(&self) -> Vec<Tensor<'t>> {
+        self.arrays.iter().map(|(_, array)| *array).collect()
+    }
+
     /// Multiplies by the weight in the activation's type and sums over the axes `over`.
     ///
     /// # Shapes
-    /// `[…, over], [over, other axes] -> […, other axes]`
+    /// `[…, over], [over, output axes] -> […, output axes]`
     #[track_caller]
     pub fn dot(&self, x: Tensor<'t>, over: &[&'static str]) -> Tensor<'t> {
-        match self {
-            Self::Dense(weight) => weight.cast(x.dtype()).dot(x, over),
-        }
+        self.format.dot(&self.tensors(), x, over)
     }
 
-    /// The rows along the leading axis `along`, whose logical name is `logical_axis`, that `indices` name, in the
-    /// weight's own type.
+    /// Looks up rows along the leading axis `along`, whose logical name is `logical_axis`, in the type of the format's
+    /// table.
     ///
     /// # Shapes
     /// `[along, …], i32[batch, position] -> [batch, position, …]`
     #[track_caller]
-    pub fn lookup(&self, along: &'static str, logical_axis: &'static str, indices: Tensor<'t>) -> Tensor<'t> {
-        match self {
-            Self::Dense(table) => {
-                let others = || table.axes().iter().skip(1).map(|_| None).collect::<Vec<_>>();
-                // Devices that split the vectors gather them first. Otherwise the partitioner looks up parts of
-                // vectors for the tokens of all devices, and exchanges activations.
-                let whole_rows = table.constrain(&[vec![Some(logical_axis)], others()].concat());
-                // The vectors of a batch are whole, and so are the gradients that are added to rows.
-                let batch = vec![Some("activation_batch"), Some("activation_norm_length")];
-                // Rows are gathered in the table's own type, so that the gradient's sums over equal tokens are, too.
-                whole_rows.take(along, indices).constrain(&[batch, others()].concat())
-            }
-        }
+    pub fn lookup(&self, along: &'static str, logical_axis: LogicalAxis, indices: Tensor<'t>) -> Tensor<'t> {
+        let table = self.format.table(&self.tensors());
+        let others = || table.axes().iter().skip(1).map(|_| None).collect::<Vec<_>>();
+        // Devices that split the vectors gather them first. Otherwise the partitioner would look up slices of vectors for
+        // the tokens of all devices and exchange activations.
+        let whole_rows = table.constrain(&[vec![Some(logical_axis)], others()].concat());
+        // The vectors of a batch are unsplit, and so are the gradients that are added to rows.
+        let batch = vec![Some(logical::ACTIVATION_BATCH), Some(logical::ACTIVATION_NORM_LENGTH)];
+        // Rows are gathered in the table's own type, so that the gradient's sums over equal tokens are in that type, too.
+        whole_rows.take(along, indices).constrain(&[batch, others()].concat())
     }
 
-    /// As [`Self::lookup`], in the type `dtype`, by a product with one-hot vectors: a table that is split along `along`
-    /// stays where it is, and its gradient is a product, too, instead of sums scattered over rows.
+    /// As [`Self::lookup`], in the type `dtype`, but as a product with one-hot vectors. A table that is split along
+    /// `along` stays on its devices, and its gradient is also a product, not a scatter-add over rows.
     ///
     /// # Shapes
     /// `[along, …], i32[batch, position] -> [batch, position, …]`
@@ -81,7 +145,7 @@ impl<'t> Weight<Tensor<'t>> {
         let axes = [&*indices.axes(), &[self.axis(along)]].concat();
         let numbers = indices.region().iota(DType::I32, self.axis(along)).broadcast(&axes);
         let rows = self.dot(numbers.equals(indices).cast(dtype), &[along]);
-        let batch = [Some("activation_batch"), Some("activation_norm_length")];
+        let batch = [Some(logical::ACTIVATION_BATCH), Some(logical::ACTIVATION_NORM_LENGTH)];
         let others = rows.axes().iter().skip(batch.len()).map(|_| None).collect::<Vec<_>>();
         rows.constrain(&[batch.to_vec(), others].concat())
     }
@@ -89,16 +153,14 @@ impl<'t> Weight<Tensor<'t>> {
     /// The same weight with one axis split into several.
     #[track_caller]
     pub fn split(&self, axis: &'static str, into: &[Axis]) -> Self {
-        match self {
-            Self::Dense(weight) => Self::Dense(weight.split(axis, into)),
-        }
+        let split = self.format.split(&self.tensors(), axis, into);
+        let names = self.arrays.iter().map(|(name, _)| *name);
+        Self { format: self.format, arrays: names.zip(split).collect() }
     }
 
     /// The axis of this name.
     #[track_caller]
     pub fn axis(&self, name: &'static str) -> Axis {
-        match self {
-            Self::Dense(weight) => weight.axis(name),
-        }
+        self.format.axis(&self.tensors(), name)
     }
 }

@@ -1,8 +1,8 @@
 """Writes modules.safetensors: layers of Hugging Face transformers in f32, with gradients from PyTorch.
 
-Needs torch, transformers 5.23 and safetensors. Each layer has its arguments under its name, what comes out as `y`, a
-cotangent, and under `gradient.` the gradients of the sum of the products of both. Weights are in this program's
-layout: [embed, heads, head_dim] instead of [heads * head_dim, embed].
+Needs torch, transformers 5.23 and safetensors. Each layer's name is the prefix of its
+arguments, its result `y`, a cotangent, and under `gradient.` the gradients for this cotangent. Weights are in this
+program's layout: [embed, heads, head_dim] instead of [heads * head_dim, embed].
 """
 
 import pathlib
@@ -39,7 +39,7 @@ tensors = {}
 
 
 def record(name, y, integers, **arguments):
-    """Differentiates y by the arguments, tensors that require gradients, and keeps everything."""
+    """Differentiates y with respect to the arguments, which require gradients, and records all tensors."""
     cotangent = torch.randn_like(y)
     gradients = torch.autograd.grad((y * cotangent).sum(), list(arguments.values()))
     tensors[f"{name}.y"] = y
@@ -56,7 +56,7 @@ def leaf(*shape, scale=1.0):
 
 
 def packed(*rows):
-    """Segments and positions of rows of documents with these lengths."""
+    """Segments and positions of rows that hold documents of these lengths."""
     segments = torch.tensor([[i + 1 for i, n in enumerate(row) for _ in range(n)] for row in rows])
     positions = torch.tensor([[p for n in row for p in range(n)] for row in rows])
     return segments, positions
@@ -202,7 +202,7 @@ def scaled_rotaries():
         rotated(name, *llama.LlamaRotaryEmbedding(config)(x, positions))
 
     scaled("linear", rope_type="linear", factor=3.0)
-    # Within 223 positions, of which the model was trained on 64.
+    # 223 positions, for a model that was trained on 64.
     scaled("ntk", 64, rope_type="dynamic", factor=2.5)
     scaled(
         "llama3",
@@ -215,7 +215,7 @@ def scaled_rotaries():
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     scaled("yarn", **yarn, beta_fast=8.0, beta_slow=0.5)
     scaled("yarn_not_truncated", **yarn, beta_fast=8.0, beta_slow=0.5, truncate=False, attention_factor=1.25)
-    # The bounds of the mixture are the same pair.
+    # Both bounds of the interpolation are the same pair.
     scaled("yarn_sudden", **yarn, beta_fast=2000.0, beta_slow=1000.0)
 
     config = Qwen3NextConfig(
@@ -239,7 +239,7 @@ def positions():
     places = torch.tensor([[0, 1, 2, 0], [5, 8, 5, 7]])
     y = torch.nn.functional.embedding(places, table)
     record("learned_positions", y, {"positions": places}, table=table)
-    # The sum has something to differentiate by.
+    # The sum has a differentiable argument.
     x = leaf(2, 4, 10)
     record("sinusoidal_positions", x + sinusoids(9, 10)[places], {"positions": places}, x=x)
 
@@ -266,7 +266,7 @@ def gemma4_config():
 
 
 def mask(segments, *overlays):
-    """What is added to scores of causal attention within segments."""
+    """The additive mask of causal attention within segments."""
     batch, length = segments.shape
     allowed = masks.and_masks(
         masks.causal_mask_function, masks.packed_sequence_mask_function(segments), *overlays
@@ -296,7 +296,7 @@ def kernels_of(embed, heads, kv_heads, head_dim, biases=False, value=True, keys=
 
 
 def weights_of(kernels):
-    """The same as the layers of transformers have them."""
+    """The same parameters in the layout of transformers."""
     names = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
     embed = kernels["query"].shape[0]
     weights = {"o_proj.weight": kernels["out"].reshape(-1, embed).T}
@@ -316,7 +316,7 @@ def weights_of(kernels):
 
 
 def attention_variant(name, layer, rotary, embed, rows, kernels, overlay=None):
-    """One layer of attention, with the angles that `rotary` gives or, without it, none."""
+    """One layer of attention, with rotary embeddings if `rotary` is given."""
     segments, positions = packed(*rows)
     x = leaf(*segments.shape, embed)
     overlays = [overlay(segments.shape[0])] if overlay else []
@@ -441,7 +441,7 @@ def attention_variants():
 
 
 def shared_keys_and_values():
-    """A layer whose values are its keys, and one that attends to the same."""
+    """A layer whose values are its keys, and a layer that shares them."""
     config = gemma4_config()
     segments, positions = packed([4, 9], [13])
     first, second = leaf(2, 13, 14), leaf(2, 13, 14)

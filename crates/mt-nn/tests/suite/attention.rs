@@ -1,10 +1,11 @@
-//! Both kernels of attention against each other, and what the options do.
+//! Blockwise and dense attention compared with each other, and the effects of options.
 
 use mt_derive::Tree;
 use mt_nn::{
     NormOptions, SequenceOrder,
     attention::{
-        AttentionKernel, AttentionOptions, Context, KeysValues, MaskSpec, Segments, blockwise, dense,
+        AttentionKernel, AttentionOptions, BlockSizes, Context, KeysValues, MaskSpec, PassBlocks, Segments,
+        blockwise, dense,
     },
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
@@ -22,6 +23,8 @@ const OPTIONS: AttentionOptions = AttentionOptions {
     soft_cap: None,
     norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
     normalize_values: false,
+    blocks: PassBlocks::NONE,
+    local_blocks: PassBlocks::NONE,
 };
 
 #[derive(Clone, Copy)]
@@ -81,7 +84,7 @@ enum Sinks {
     Without,
 }
 
-/// Dense for blocks of 0.
+/// The context of attention; dense if `block` is 0.
 fn context<'t>(
     t: &[Tensor<'t>],
     dtype: DType,
@@ -126,10 +129,53 @@ fn check(case: Case, dtype: DType, options: AttentionOptions, sinks: Sinks, tole
 }
 
 #[test]
+fn given_sizes_of_blocks_change_no_value() {
+    let sizes = |queries, keys| BlockSizes { queries: Some(queries), keys: Some(keys) };
+    for given in [
+        PassBlocks { forward: sizes(16, 8), backward: sizes(8, 16) },
+        PassBlocks { forward: sizes(5, 100), backward: sizes(37, 4) },
+        PassBlocks { forward: BlockSizes { keys: Some(3), ..BlockSizes::NONE }, ..PassBlocks::NONE },
+    ] {
+        let options = AttentionOptions { blocks: given, ..OPTIONS };
+        check(CASE, DType::F32, options, Sinks::With, 1e-6);
+        let local =
+            AttentionOptions { local_blocks: given, soft_cap: Some(0.7), ..masked(true, Some(11), None) };
+        check(CASE, DType::F32, local, Sinks::Without, 1e-6);
+    }
+}
+
+#[test]
+fn sizes_of_blocks_act_on_layers_of_their_kind() {
+    let given = BlockSizes { queries: Some(9), keys: Some(5) };
+    let blocks = PassBlocks { forward: given, backward: given };
+    let program = |options: AttentionOptions| {
+        text(&CASE.arguments(), |region, t| {
+            let (_, [], gradients) = region.value_and_grad(&Operands(t[..4].to_vec()), |_, operands| {
+                let operands = [operands.0.as_slice(), &[t[4]]].concat();
+                (context(&operands, DType::F32, &options, Sinks::With, CASE.block).square().sum_all(), [])
+            });
+            gradients.0
+        })
+    };
+    let window = masked(true, Some(11), None);
+    for (usual, own, others) in [
+        (
+            OPTIONS,
+            AttentionOptions { blocks, ..OPTIONS },
+            AttentionOptions { local_blocks: blocks, ..OPTIONS },
+        ),
+        (window, AttentionOptions { local_blocks: blocks, ..window }, AttentionOptions { blocks, ..window }),
+    ] {
+        assert_ne!(program(usual), program(own));
+        assert_eq!(program(usual), program(others));
+    }
+}
+
+#[test]
 fn blockwise_equals_dense() {
     let check = |case| check(case, DType::F32, OPTIONS, Sinks::Without, 1e-6);
     check(CASE);
-    // Blocks that divide the length, one block, and blocks larger than documents or smaller.
+    // Blocks that divide the length, a single block, and blocks larger and smaller than documents.
     check(Case { length: 48, block: 16, ..CASE });
     check(Case { length: 13, block: 13, ..CASE });
     check(Case { length: 29, block: 3, kv_heads: 1, group: 5, head_dim: 2, value_dim: 2, ..CASE });
@@ -148,7 +194,7 @@ fn blockwise_equals_dense_with_other_widths_of_values() {
     }
 }
 
-/// Of each query, by plain loops: `[batch, kv_heads, position, group]`.
+/// The largest logit of each query, by plain loops: `[batch, kv_heads, position, group]`.
 fn largest_scores(case: Case, options: &AttentionOptions) -> Vec<f64> {
     let Case { batch, length, kv_heads, group, head_dim, .. } = case;
     let arguments = case.arguments();
@@ -174,7 +220,7 @@ fn largest_scores(case: Case, options: &AttentionOptions) -> Vec<f64> {
     largest
 }
 
-/// They are those that a query sees, whatever sinks and caps make of them, and have no part in gradients.
+/// Largest logits cover the keys that a query sees, are taken before sinks and caps, and have no gradients.
 #[test]
 fn largest_scores_of_both_kernels() {
     let capped = |options| AttentionOptions { soft_cap: Some(0.7), ..options };
@@ -226,11 +272,11 @@ fn masked(causal: bool, window: Option<usize>, chunk: Option<usize>) -> Attentio
 #[test]
 fn blockwise_equals_dense_with_windows_and_chunks() {
     let check = |case, options| check(case, DType::F32, options, Sinks::Without, 1e-6);
-    // Shorter than a block of 8, as long, not a multiple, and longer than the sequence.
+    // Windows shorter than a block of 8, as long, not a multiple of it, and longer than the sequence.
     for size in [1, 3, 8, 11, 100] {
         check(CASE, masked(true, Some(size), None));
     }
-    // Borders on those of blocks, within blocks, and none.
+    // Chunks that end at borders of blocks, within blocks, and after the sequence.
     for size in [3, 16, 13, 100] {
         check(CASE, masked(true, None, Some(size)));
     }
@@ -263,7 +309,7 @@ fn blockwise_equals_dense_with_soft_caps_and_sinks() {
 
 #[test]
 fn blocks_outside_of_the_mask_are_not_visited() {
-    // Whatever a value is multiplied by, one that is no number shows in the sum.
+    // A NaN value shows in the sum, whatever its weight.
     let mut arguments = CASE.arguments();
     let (axes, values) = &mut arguments[2];
     let per_key = CASE.kv_heads * CASE.value_dim;
@@ -281,7 +327,7 @@ fn blocks_outside_of_the_mask_are_not_visited() {
         });
         results[0].to_f64().iter().map(|value| *value == 1.0).collect::<Vec<bool>>()
     };
-    // With blocks of 8, queries from 16 on see keys from 8 on if no window reaches further back than from 16 to 8.
+    // In blocks of 8, queries from place 16 see keys from place 8, unless the window reaches further back.
     let from = |start: usize| (0..CASE.length).map(|place| place >= start).collect::<Vec<bool>>();
     assert_eq!(clean(OPTIONS), from(CASE.length));
     assert_eq!(clean(masked(true, Some(9), None)), from(16));
@@ -319,7 +365,7 @@ fn blockwise_equals_dense_in_bf16() {
         (AttentionOptions { soft_cap: Some(2.0), ..masked(true, Some(11), None) }, Sinks::With),
     ] {
         check(CASE, DType::BF16, options, sinks, 1.2e-2);
-        // Both are as near to the exact result as `bf16` allows.
+        // Both are as close to the exact result as `bf16` allows.
         let exact = CASE.run(DType::F32, &options, sinks, true);
         for is_dense in [true, false] {
             let narrow = CASE.run(DType::BF16, &options, sinks, is_dense);
@@ -332,14 +378,14 @@ fn blockwise_equals_dense_in_bf16() {
 
 #[test]
 fn scores_in_f32_are_nearer() {
-    // Large queries make scores whose last bits matter.
+    // Large queries give logits whose last bits matter.
     let mut arguments = CASE.arguments();
     let dims = arguments[0].1.dims().to_vec();
     let large: Vec<f32> = arguments[0].1.to_f64().iter().map(|value| (*value * 6.0) as f32).collect();
     arguments[0].1 = HostArray::from_slice(DType::F32, &dims, &large).unwrap();
     let cotangent = numbers(4, &[CASE.batch * CASE.kv_heads * CASE.length * CASE.group * CASE.value_dim]);
     let run = |dtype: DType, options: AttentionOptions| {
-        // Rounded once, so that only what happens to the scores differs.
+        // Inputs are rounded once, so that runs differ only in the computation of logits.
         gradients("scores", &arguments, &cotangent, |t| {
             let [query, key, value] =
                 [t[0], t[1], t[2]].map(|tensor| tensor.cast(DType::BF16).cast(DType::F32));
@@ -352,7 +398,7 @@ fn scores_in_f32_are_nearer() {
     let narrow = AttentionOptions { float32_scores: false, ..OPTIONS };
     let (with_narrow_scores, with_wide_scores) = (error(narrow), error(OPTIONS));
     assert!(with_wide_scores * 2.0 < with_narrow_scores, "{with_wide_scores:e} {with_narrow_scores:e}");
-    // A product in `f32` has scores in `f32`, whatever is asked of scores.
+    // With a product in `f32`, logits are in `f32`, whatever the option for logits.
     let with_wide_product = error(AttentionOptions { float32_product: true, ..narrow });
     assert!(with_wide_product * 2.0 < with_narrow_scores, "{with_wide_product:e} {with_narrow_scores:e}");
 }

@@ -1,4 +1,4 @@
-//! Attention by kernels against the same attention without.
+//! Attention with CPU kernels compared with attention without them.
 
 use mt_ir::{CpuKernels, Target};
 use mt_nn::{SequenceOrder, attention::MaskSpec};
@@ -11,7 +11,7 @@ use crate::{
 
 const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true });
 
-/// How often a program calls the kernel of each pass.
+/// The number of calls of the forward and of the backward kernel in a program.
 fn num_calls(case: Case, dtype: DType) -> [usize; 2] {
     let text = case.program("text", dtype).text;
     ["maxtext.attention_forward", "maxtext.attention_backward"].map(|name| text.matches(name).count())

@@ -1,11 +1,11 @@
-//! Attention to a cache against attention within whole sequences.
+//! Attention to a cache compared with attention within whole sequences.
 
 use mt_ir::{CpuKernels, Target};
 use mt_nn::{
     Linear, NormOptions, RmsNorm, Rotary, RotaryOptions, SequenceOrder,
     attention::{
         Attention, AttentionInputs, AttentionKernel, AttentionOptions, CachedKeysValues, KeysValues,
-        MaskSpec, Segments,
+        MaskSpec, PassBlocks, Segments,
     },
     axes::{BATCH, EMBED, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, QUERY_HEADS, VALUE_DIM},
 };
@@ -17,7 +17,7 @@ use crate::{
     reference_rotary::PLAIN,
 };
 
-/// Tokens of each row's prompt. The shorter one leaves slots of the cache empty.
+/// Tokens in the prompt of each row. The shorter prompt leaves slots of the cache empty.
 const PROMPTS: [usize; 2] = [6, 4];
 const STEPS: usize = 8;
 const LENGTH: usize = PROMPTS[0] + STEPS;
@@ -31,9 +31,11 @@ const OPTIONS: AttentionOptions = AttentionOptions {
     soft_cap: None,
     norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
     normalize_values: false,
+    blocks: PassBlocks::NONE,
+    local_blocks: PassBlocks::NONE,
 };
 
-/// The last is a value projection of this width.
+/// The arguments of a pair of layers. The last one is a value projection of this width.
 fn arguments(value_width: usize) -> Vec<Argument> {
     let tensor = |seed: u64, axes: &[Axis]| {
         let dims: Vec<usize> = axes.iter().map(|axis| axis.size).collect();
@@ -59,7 +61,8 @@ fn arguments(value_width: usize) -> Vec<Argument> {
     ]
 }
 
-/// A layer whose values are its keys, unless it has a projection of another width for them, and one that attends to the same; what both return, added.
+/// A layer whose values are its keys, unless it has a value projection of another width, and a layer that shares its
+/// keys and values. The result is the sum of both outputs.
 struct Pair<'t> {
     first: Attention<Tensor<'t>>,
     second: Attention<Tensor<'t>>,
@@ -84,7 +87,7 @@ impl<'t> Pair<'t> {
         Self { first, second, rotary: Rotary::new(&RotaryOptions { head_dim: 4, ..PLAIN }), options }
     }
 
-    /// With what is to be written to the first layer's cache.
+    /// The output, and the keys and values to write to the first layer's cache.
     fn forward(
         &self,
         x: Tensor<'t>,
@@ -101,7 +104,7 @@ impl<'t> Pair<'t> {
     }
 }
 
-/// From each row `size` tokens from a place of its own on.
+/// Slices of `size` tokens, which start at a different position in each row.
 fn rows<'t>(tensor: Tensor<'t>, starts: [usize; 2], size: usize) -> Tensor<'t> {
     let row = |index: usize| {
         tensor.slice(BATCH, index, index + 1).slice(POSITION, starts[index], starts[index] + size)
@@ -126,7 +129,7 @@ fn check_for(target: Target, options: AttentionOptions, value_width: usize) {
         let (whole, _) =
             pair.forward(x, positions, Segments::within(segmentation, SequenceOrder::AsRead), None);
 
-        // The cache has a slot more than tokens.
+        // The cache has one more slot than tokens.
         let slots = axis(KV_POSITION, LENGTH + 1);
         let axes = [axis(BATCH, 2), slots, axis(KV_HEADS, 2)];
         let empty = |width| region.full(DType::F32, &[&axes[..], &[width]].concat(), 0.0);
@@ -164,7 +167,7 @@ fn steps_with_a_cache_equal_whole_sequences() {
         ..OPTIONS
     };
     check(AttentionOptions { soft_cap: Some(0.8), normalize_values: true, ..OPTIONS });
-    // Windows and chunks shorter than the prompts, longer, and longer than everything.
+    // Windows and chunks shorter than the prompts, longer, and longer than the whole sequence.
     for size in [3, 8, 30] {
         check(masked(Some(size), None));
         check(masked(None, Some(size)));

@@ -1,18 +1,19 @@
-//! Attention over sequences that are split over devices, against attention on one device.
+//! Attention over sequences that are split over devices, compared with attention on one device.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use mt_derive::Tree;
-use mt_ir::{Precision, Program, Target};
+use mt_ir::{Program, Target};
 use mt_nn::{
     NormOptions, SequenceOrder,
     attention::{
-        AttentionKernel, AttentionOptions, Context, KeysValues, MaskSpec, Segments, blockwise, dense,
+        AttentionKernel, AttentionOptions, Context, KeysValues, MaskSpec, PassBlocks, Segments, blockwise,
+        dense,
     },
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
 use mt_runtime::{CompileSettings, testing};
-use mt_shape::{Axis, DType, HostArray, LogicalRules, Mesh, Placement, axis};
+use mt_shape::{Axis, DType, HostArray, LogicalAxis, LogicalRules, Mesh, Placement, axis, logical};
 use mt_trace::{ProgramOptions, Tensor, program};
 
 use crate::harness::{integers, numbers, relative_error};
@@ -21,14 +22,14 @@ const ROWS: usize = 4;
 const KV: usize = 2;
 const WIDTH: usize = 6;
 
-/// A row of a table: a mesh, an order, a length and what attention does.
+/// A test case: a mesh, an order, a length and attention options.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub mesh: &'static [(&'static str, usize)],
     pub target: Target,
     pub order: SequenceOrder,
     pub length: usize,
-    /// Dense for blocks of 0.
+    /// The block size; dense if 0.
     pub block: usize,
     pub mask: MaskSpec,
     pub soft_cap: Option<f64>,
@@ -52,14 +53,29 @@ pub const CASE: Case = Case {
     with_scores: false,
 };
 
-const QUERY: [Option<&str>; 5] =
-    [Some("activation_kv_batch"), Some("activation_length_attn"), Some("activation_kv_heads"), None, None];
-const KEY: [Option<&str>; 4] =
-    [Some("activation_kv_batch"), Some("activation_length_attn"), Some("activation_kv_heads"), None];
-const TOKENS: [Option<&str>; 2] = [Some("activation_kv_batch"), Some("activation_length_attn")];
-const SINKS: [Option<&str>; 2] = [Some("activation_kv_heads"), None];
-const CONTEXT: [Option<&str>; 5] =
-    [Some("activation_kv_batch"), Some("activation_kv_heads"), Some("activation_length_attn"), None, None];
+const QUERY: [Option<LogicalAxis>; 5] = [
+    Some(logical::ACTIVATION_KV_BATCH),
+    Some(logical::ACTIVATION_LENGTH_ATTN),
+    Some(logical::ACTIVATION_KV_HEADS),
+    None,
+    None,
+];
+const KEY: [Option<LogicalAxis>; 4] = [
+    Some(logical::ACTIVATION_KV_BATCH),
+    Some(logical::ACTIVATION_LENGTH_ATTN),
+    Some(logical::ACTIVATION_KV_HEADS),
+    None,
+];
+const TOKENS: [Option<LogicalAxis>; 2] =
+    [Some(logical::ACTIVATION_KV_BATCH), Some(logical::ACTIVATION_LENGTH_ATTN)];
+const SINKS: [Option<LogicalAxis>; 2] = [Some(logical::ACTIVATION_KV_HEADS), None];
+const CONTEXT: [Option<LogicalAxis>; 5] = [
+    Some(logical::ACTIVATION_KV_BATCH),
+    Some(logical::ACTIVATION_KV_HEADS),
+    Some(logical::ACTIVATION_LENGTH_ATTN),
+    None,
+    None,
+];
 
 #[derive(Tree)]
 struct Leaves<L>(Vec<L>);
@@ -86,6 +102,8 @@ impl Case {
             soft_cap: self.soft_cap,
             norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
             normalize_values: false,
+            blocks: PassBlocks::NONE,
+            local_blocks: PassBlocks::NONE,
         }
     }
 
@@ -95,14 +113,10 @@ impl Case {
         let [heads, group, width] = [axis(KV_HEADS, KV), axis(GROUP, self.group), axis(HEAD_DIM, WIDTH)];
         let value_width = axis(VALUE_DIM, WIDTH);
         let context_axes = [rows, heads, positions, group, value_width];
-        let options = ProgramOptions {
-            name: name.to_owned(),
-            placement: self.placement(),
-            target: self.target,
-            precision: Precision::Default,
-        };
+        let options =
+            ProgramOptions { placement: self.placement(), ..ProgramOptions::new(name, self.target) };
         program(&options, |inputs| {
-            let input = |axes: &[Axis], logical: &[Option<&str>], dtype: DType| {
+            let input = |axes: &[Axis], logical: &[Option<LogicalAxis>], dtype: DType| {
                 inputs.input("argument", dtype, axes, logical, false)
             };
             let key = |width| input(&[rows, keys, heads, width], &KEY, DType::F32);
@@ -117,7 +131,7 @@ impl Case {
                 ((context * cotangent).sum_all(), [context].into_iter().chain(largest_scores).collect())
             });
             let mut outputs = vec![inputs.output("context", made[0], &CONTEXT)];
-            let logical: [&[Option<&str>]; 4] = [&QUERY, &KEY, &KEY, &SINKS];
+            let logical: [&[Option<LogicalAxis>]; 4] = [&QUERY, &KEY, &KEY, &SINKS];
             for (gradient, logical) in gradients.0.iter().zip(logical) {
                 outputs.push(inputs.output("gradient", *gradient, logical));
             }
@@ -133,7 +147,7 @@ impl Case {
         let segments = Segments::within(segments, self.order);
         let options = self.options();
         if self.block == 0 {
-            let whole: [Option<&str>; 4] = [KEY[0], None, KEY[2], None];
+            let whole: [Option<LogicalAxis>; 4] = [KEY[0], None, KEY[2], None];
             let keys_values = KeysValues { key: key.constrain(&whole), value: value.constrain(&whole) };
             dense(query, keys_values, segments.mask(options.mask), sinks, &options, self.with_scores)
         } else {
@@ -142,7 +156,7 @@ impl Case {
         }
     }
 
-    /// Queries, keys, values, sinks, segments and the context's cotangent, in the order in which tokens are read.
+    /// Queries, keys, values, sinks, segments and the context's cotangent, in the order of the text.
     fn arguments(self) -> Vec<HostArray> {
         let Self { length, group, .. } = self;
         let segments: Vec<i32> = (0..ROWS)
@@ -161,7 +175,7 @@ impl Case {
         ]
     }
 
-    /// The context, the gradients, and the largest scores if they are wanted, in the order in which tokens are read.
+    /// The context, the gradients and, if requested, the largest logits, in the order of the text.
     pub fn run(self, name: &str, dtype: DType) -> Vec<HostArray> {
         let program = self.program(name, dtype);
         let places: Vec<usize> = (0..self.length).map(|index| self.order.place(index, self.length)).collect();
@@ -180,7 +194,8 @@ impl Case {
     }
 }
 
-/// An array whose element `i` along a dimension is the one at `from[i]`; the array itself if it has no such dimension.
+/// The array permuted along a dimension so that element `i` is the one at `from[i]`, or unchanged if it lacks the
+/// dimension.
 fn permuted(array: &HostArray, dim: usize, from: &[usize]) -> HostArray {
     let dims = array.dims();
     if dim >= dims.len() {
@@ -254,13 +269,13 @@ fn split_dense_attention_equals_whole_sequences() {
     check(Case { block: 0, ..CASE }, MESHES);
 }
 
-/// Those whose kinds of partitioning differ.
+/// One mesh and order for each kind of partitioning.
 const SOME: &[(&[(&str, usize)], SequenceOrder)] =
     &[(CONTEXT_4, SequenceOrder::AsRead), (CONTEXT_4, paired(4)), (CONTEXT_2, paired(2))];
 
 #[test]
 fn blocks_that_do_not_divide_a_part_are_filled() {
-    // Chunks of 6 and parts of 12 in blocks of 5 and of 4.
+    // Chunks of 6 and shards of 12, in blocks of 5 and of 4.
     check(Case { block: 5, ..CASE }, SOME);
     check(Case { block: 4, mask: MaskSpec { window: Some(7), ..MaskSpec::CAUSAL }, ..CASE }, SOME);
 }
@@ -269,7 +284,7 @@ fn blocks_that_do_not_divide_a_part_are_filled() {
 fn windows_chunks_caps_and_sinks() {
     let causal = MaskSpec::CAUSAL;
     for (block, mask, soft_cap, has_sinks) in [
-        // Windows shorter than a device's chunk, and longer.
+        // Windows shorter and longer than a device's chunk.
         (3, MaskSpec { window: Some(4), ..causal }, None, true),
         (3, MaskSpec { window: Some(17), ..causal }, Some(0.7), false),
         (3, MaskSpec { chunk: Some(10), ..causal }, Some(0.7), true),
@@ -292,7 +307,7 @@ fn split_blocks_in_bf16() {
     check_in(DType::BF16, 1.2e-2, CASE, SOME);
 }
 
-/// The bytes that each kind of collective brings to or takes from a device.
+/// Checks the bytes that collectives of each kind move to or from a device.
 #[track_caller]
 fn check_collectives(case: Case, expected: &[(&str, u64)]) {
     let program = case.program("collectives", DType::F32);
@@ -305,8 +320,8 @@ fn check_collectives(case: Case, expected: &[(&str, u64)]) {
     assert_eq!(bytes, expected.iter().copied().collect(), "{collectives:#?}");
 }
 
-/// Each device holds half of the rows, one of the heads and half of the places: only keys and values are sent, and which
-/// places and segments they are of.
+/// Each device holds half of the rows, one of the heads and half of the places. Devices exchange only keys and values
+/// with their places and segments.
 #[test]
 fn only_keys_and_values_are_sent() {
     let case = Case { mesh: CONTEXT_2, order: paired(2), ..CASE };
@@ -317,7 +332,7 @@ fn only_keys_and_values_are_sent() {
     check_collectives(dense, &[("all-gather", 2 * keys + segments + places), ("all-reduce", 2 * keys)]);
 }
 
-/// A whole sequence on each device needs no code for one device: the partitioner has it all.
+/// If each device holds whole sequences, the partitioner places attention without per-device code.
 #[test]
 fn whole_sequences_are_left_to_the_partitioner() {
     let on = |mesh| Case { mesh, ..CASE }.program("text", DType::F32).text;

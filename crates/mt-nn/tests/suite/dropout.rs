@@ -1,4 +1,4 @@
-//! What dropout does to elements.
+//! The effects of dropout.
 
 use mt_nn::{
     Dropout, SequenceOrder,

@@ -1,4 +1,4 @@
-//! Gated units by kernels against the same units without.
+//! Gated units with CPU kernels compared with units without them.
 
 use mt_derive::Tree;
 use mt_ir::{CpuKernels, Target};
@@ -20,7 +20,7 @@ struct Operands<L> {
     up: L,
 }
 
-/// Hidden units, and gradients of both operands by their products with the last argument.
+/// Hidden units, and the gradients of both operands, where the last argument is the cotangent.
 fn units<'t>(t: &[Tensor<'t>], dtype: DType, activations: [Activation; 2]) -> Vec<Tensor<'t>> {
     let narrow: Vec<Tensor<'t>> = t.iter().map(|tensor| tensor.cast(dtype)).collect();
     let operands = Operands { gate: narrow[0], up: narrow[1] };
@@ -36,7 +36,7 @@ fn kernels_do_what_programs_do() {
     use Activation::{Gelu, Linear, Relu, Silu};
     let cases = [([Silu, Linear], 2), ([Gelu, Linear], 2), ([Relu, Linear], 0), ([Silu, Silu], 0)];
     for (activations, num_calls) in cases {
-        // The last has too few units for a kernel.
+        // The last case has too few units for a kernel.
         for (rows, length, hidden) in [(1, 1, 16411), (2, 59, 333), (3, 90, 61), (2, 5, 33)] {
             let num_calls = if rows * length * hidden < 1 << 14 { 0 } else { num_calls };
             let axes = vec![axis(BATCH, rows), axis(POSITION, length), axis(MLP, hidden)];

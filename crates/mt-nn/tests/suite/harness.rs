@@ -1,45 +1,11 @@
 //! Traces small functions, runs them, and reads reference values.
 
-use std::{fs, path::PathBuf, sync::Arc};
-
 use mt_derive::Tree;
-use mt_ir::{Precision, Program, Target};
+use mt_ir::{Program, Target};
 use mt_runtime::{CompileSettings, testing};
-use mt_shape::{Axis, DType, HostArray, Placement};
+use mt_shape::{Axis, DType, HostArray};
+pub use mt_testing::{Golden, assert_close, i32_array as integers, random_array as numbers, relative_error};
 use mt_trace::{Inputs, Output, ProgramOptions, Region, Tensor, program};
-use safetensors::SafeTensors;
-
-/// The size of a difference over that of what was expected, both as root-mean-squares.
-pub fn relative_error(actual: &HostArray, expected: &HostArray) -> f64 {
-    assert_eq!(actual.dims(), expected.dims());
-    let (actual, expected) = (actual.to_f64(), expected.to_f64());
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
-    let difference = norm(&mut actual.iter().zip(&expected).map(|(a, b)| a - b));
-    difference / norm(&mut expected.iter().copied()).max(1e-30)
-}
-
-#[track_caller]
-pub fn assert_close(what: &str, actual: &HostArray, expected: &HostArray, tolerance: f64) {
-    let error = relative_error(actual, expected);
-    assert!(error <= tolerance, "{what}: relative error {error:e} is above {tolerance:e}");
-}
-
-/// Numbers of both signs without a pattern, the same in every run.
-pub fn numbers(seed: u64, dims: &[usize]) -> HostArray {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        ((state >> 11) as f64 / (1_u64 << 53) as f64 * 3.0 - 1.5) as f32
-    };
-    let values: Vec<f32> = std::iter::repeat_with(next).take(dims.iter().product()).collect();
-    HostArray::from_slice(DType::F32, dims, &values).unwrap()
-}
-
-pub fn integers(dims: &[usize], values: &[i32]) -> HostArray {
-    HostArray::from_slice(DType::I32, dims, values).unwrap()
-}
 
 /// An argument: its axes and elements.
 pub type Argument = (Vec<Axis>, HostArray);
@@ -52,12 +18,7 @@ fn traced<F>(name: &str, target: Target, arguments: &[Argument], code: F) -> Pro
 where
     F: for<'t> FnOnce(Region<'t>, Vec<Tensor<'t>>) -> Vec<Tensor<'t>>,
 {
-    let options = ProgramOptions {
-        name: name.to_owned(),
-        placement: Arc::new(Placement::single()),
-        target,
-        precision: Precision::Default,
-    };
+    let options = ProgramOptions::new(name, target);
     program(&options, |inputs| outputs(inputs, arguments, code)).unwrap()
 }
 
@@ -80,7 +41,7 @@ where
         .collect()
 }
 
-/// The text of the program that `code` makes.
+/// The printed program of `code`.
 pub fn text<F>(arguments: &[Argument], code: F) -> String
 where
     F: for<'t> FnOnce(Region<'t>, Vec<Tensor<'t>>) -> Vec<Tensor<'t>>,
@@ -96,7 +57,7 @@ where
     traced("text", target, arguments, code).text
 }
 
-/// The memory that the program which `code` makes needs besides arguments and results.
+/// Bytes of temporaries that the program of `code` needs.
 pub fn temporary_bytes<F>(arguments: &[Argument], code: F) -> u64
 where
     F: for<'t> FnOnce(Region<'t>, Vec<Tensor<'t>>) -> Vec<Tensor<'t>>,
@@ -124,8 +85,8 @@ where
     testing::run(&program, &arrays).unwrap()
 }
 
-/// The result of `code`, in `f32`, and the gradients by its floating-point arguments of the sum of the result's
-/// products with `cotangent`.
+/// The result of `code` in `f32`, and the gradients of its floating-point arguments for the given cotangent of the
+/// result.
 pub fn gradients<F>(
     name: &str,
     arguments: &[Argument],
@@ -136,7 +97,7 @@ where
     F: for<'b> Fn(&[Tensor<'b>]) -> Tensor<'b>,
 {
     let mut all = arguments.to_vec();
-    // The cotangent's axes are those of the result, which only `code` knows.
+    // The cotangent has the axes of the result, which only `code` knows.
     all.push((vec![mt_shape::axis("cotangent", cotangent.num_elements())], flat(cotangent)));
     let mut results = run(name, &all, |region, mut tensors| {
         let cotangent = tensors.pop().unwrap();
@@ -168,26 +129,7 @@ fn flat(array: &HostArray) -> HostArray {
     HostArray::from_bytes(array.dtype(), &[array.num_elements()], array.bytes()).unwrap()
 }
 
-/// The tensors of a file of reference values.
-pub struct Golden {
-    bytes: Vec<u8>,
-}
-
-impl Golden {
-    pub fn open(name: &str) -> Self {
-        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name);
-        Self { bytes: fs::read(path).unwrap() }
-    }
-
-    #[track_caller]
-    pub fn array(&self, name: &str) -> HostArray {
-        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
-        let view = tensors.tensor(name).unwrap_or_else(|error| panic!("`{name}`: {error}"));
-        let dtype = match view.dtype() {
-            safetensors::Dtype::F32 => DType::F32,
-            safetensors::Dtype::I32 => DType::I32,
-            other => panic!("`{name}` has the type {other:?}"),
-        };
-        HostArray::from_bytes(dtype, view.shape(), view.data()).unwrap()
-    }
+/// A file of this crate's reference values.
+pub fn golden(name: &str) -> Golden {
+    Golden::open(env!("CARGO_MANIFEST_DIR"), name)
 }

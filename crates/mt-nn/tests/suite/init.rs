@@ -1,4 +1,4 @@
-//! First values of parameters.
+//! Initial values of parameters.
 
 use mt_ir::{CpuKernels, Target};
 use mt_nn::{
@@ -6,7 +6,7 @@ use mt_nn::{
     axes::{EMBED, LAYERS, MLP, QUERY_HEADS},
     initialize,
 };
-use mt_shape::{Path, axis};
+use mt_shape::{Path, axis, logical};
 
 use crate::harness::{run, run_for, text_for};
 
@@ -30,8 +30,9 @@ fn deviation(values: &[f64]) -> f64 {
 
 #[test]
 fn values_have_the_distribution_that_is_asked_for() {
-    let spec =
-        |initializer| ParamSpec::new([(axis(EMBED, FAN_IN), "embed"), (axis(MLP, 100), "mlp")], initializer);
+    let spec = |initializer| {
+        ParamSpec::new([(axis(EMBED, FAN_IN), logical::EMBED), (axis(MLP, 100), logical::MLP)], initializer)
+    };
     let results = run("initialize", &[], |region, _| {
         let specs = [
             (path(&["a"]), spec(Initializer::fan_in(1.0, FAN_IN))),
@@ -45,7 +46,7 @@ fn values_have_the_distribution_that_is_asked_for() {
     let values: Vec<Vec<f64>> = results.iter().map(|result| result.to_f64()).collect();
     let expected = (1.0 / FAN_IN as f64).sqrt();
     assert!((deviation(&values[0]) / expected - 1.0).abs() < 0.02);
-    // Cut at two deviations of the distribution before it was cut.
+    // Truncated at two standard deviations of the original distribution.
     let bound = 2.0 * expected / 0.879_625_661_034_239_8;
     let largest = values[0].iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
     assert!(largest <= bound * 1.000_001 && largest > bound * 0.99);
@@ -58,10 +59,10 @@ fn values_have_the_distribution_that_is_asked_for() {
 
 #[test]
 fn stacked_and_unrolled_layers_start_alike() {
-    let spec = ParamSpec::new([(axis(EMBED, 7), "embed")], Initializer::fan_in(1.0, 7));
+    let spec = ParamSpec::new([(axis(EMBED, 7), logical::EMBED)], Initializer::fan_in(1.0, 7));
     let wi = path(&["wi"]);
     let stacked = run("stacked", &[], |region, _| {
-        // Two layers of each cycle, and one that is left.
+        // Two layers of each position in the cycle, and one remaining layer.
         let layers = axis(LAYERS, 2);
         let specs = [
             (path(&["cycle", "0", "wi"]), spec.stacked(&wi, layers, 0, 2)),
@@ -86,12 +87,15 @@ fn stacked_and_unrolled_layers_start_alike() {
 #[test]
 fn kernels_draw_what_programs_draw() {
     let kernels = Target::Cpu(CpuKernels { f32: true, bf16: false });
-    // With and without an even dimension, which comes first, in the middle, or last.
+    // With and without an even dimension, as the first, a middle or the last one.
     for [embed, head, mlp] in
         [[7, 1, 5], [1, 1, 1], [5, 5, 3], [6, 3, 70], [3, 4, 65], [3, 9, 130], [41, 300, 3]]
     {
-        let axes =
-            [(axis(EMBED, embed), "embed"), (axis(QUERY_HEADS, head), "heads"), (axis(MLP, mlp), "mlp")];
+        let axes = [
+            (axis(EMBED, embed), logical::EMBED),
+            (axis(QUERY_HEADS, head), logical::HEADS),
+            (axis(MLP, mlp), logical::MLP),
+        ];
         let spec = |initializer| ParamSpec::new(axes, initializer);
         let specs = [
             (path(&["a"]), spec(Initializer::fan_in(1.0, embed))),
@@ -114,7 +118,7 @@ fn kernels_draw_what_programs_draw() {
         for (index, (with, without)) in of(kernels).iter().zip(&of(Target::CPU)).enumerate() {
             assert_eq!(with.dims(), without.dims());
             for (with, without) in with.to_f64().iter().zip(without.to_f64()) {
-                // Programs square a number near 1 in the tails, and lose digits of its distance to 1.
+                // In the tails, programs square a number near 1 and lose digits of its distance to 1.
                 let tolerance = if without.abs() > 2.5 * scales[index] { 1e-3 } else { 3e-6 };
                 let error = (with - without).abs();
                 assert!(

@@ -1,12 +1,12 @@
-//! The loss of tokens against its formula, and in tiles against the whole.
+//! Token losses compared with their formula, and tiled losses with untiled ones.
 
 use mt_ir::{CpuKernels, Target};
 use mt_nn::{
     TiledHead, TokenLoss,
     axes::{BATCH, EMBED, POSITION, VOCAB},
-    divisor, narrow_token_loss, token_loss,
+    divisor, narrow_token_loss, token_log_probabilities, token_loss,
 };
-use mt_shape::{Axis, DType, HostArray, axis};
+use mt_shape::{Axis, DType, HostArray, axis, logical};
 use mt_trace::Tensor;
 
 use crate::harness::{
@@ -15,7 +15,7 @@ use crate::harness::{
 
 const MULTIPLIER: f64 = 0.02;
 
-/// Rows, positions, embed, vocab.
+/// Rows, positions, embedding width and vocabulary size.
 #[derive(Clone, Copy)]
 struct Sizes(usize, usize, usize, usize);
 
@@ -24,7 +24,7 @@ impl Sizes {
         [axis(BATCH, self.0), axis(POSITION, self.1)]
     }
 
-    /// Hidden states, output matrix, targets, segments: rows end with padding, each with more than the one before.
+    /// Hidden states, output matrix, targets and segments. Rows end with padding, each with more than the previous one.
     fn arguments(self) -> Vec<Argument> {
         let Self(rows, length, embed, vocab) = self;
         let [batch, position] = self.tokens();
@@ -48,23 +48,40 @@ fn capped<'t>(parameters: &[Tensor<'t>], hidden: Tensor<'t>) -> Tensor<'t> {
     (parameters[0].cast(hidden.dtype()).dot(hidden, &[EMBED]) * 0.2).tanh() * 5.0
 }
 
-/// The loss of hidden states; in tiles if there are some.
+/// The loss of hidden states, tiled if `tiles` is given.
 fn loss_of<'t>(t: &[Tensor<'t>], tiles: Option<usize>) -> TokenLoss<'t> {
     match tiles {
         None => token_loss(capped(&t[1..2], t[0]), t[2], t[3], MULTIPLIER),
-        Some(tiles) => TiledHead {
-            tiles,
-            z_loss_multiplier: MULTIPLIER,
-            in_f32: true,
-            head: &capped,
-            logical_axes: &[vec![Some("embed_vocab"), Some("vocab")]],
-            gathered: &["embed_vocab"],
-        }
-        .token_loss(&t[1..2], t[0], t[2], t[3]),
+        Some(tiles) => in_tiles(tiles, true, |head| head.token_loss(&t[1..2], t[0], t[2], t[3])),
     }
 }
 
-/// The mean over tokens that count.
+fn in_tiles<R>(tiles: usize, in_f32: bool, apply: impl FnOnce(TiledHead<'_>) -> R) -> R {
+    apply(TiledHead {
+        tiles,
+        z_loss_multiplier: MULTIPLIER,
+        in_f32,
+        head: if in_f32 { &capped } else { &narrow },
+        logical_axes: &[vec![Some(logical::EMBED_VOCAB), Some(logical::VOCAB)]],
+        gathered: &[logical::EMBED_VOCAB],
+    })
+}
+
+/// The same logits in `bf16`.
+fn narrow<'t>(parameters: &[Tensor<'t>], hidden: Tensor<'t>) -> Tensor<'t> {
+    capped(parameters, hidden).cast(DType::BF16)
+}
+
+/// The log-probability of each target, tiled if `tiles` is given. If it is not computed in `f32`, logits are narrow.
+fn log_probabilities_of<'t>(t: &[Tensor<'t>], tiles: Option<usize>, in_f32: bool) -> Tensor<'t> {
+    match tiles {
+        None if in_f32 => token_log_probabilities(capped(&t[1..2], t[0]), t[2], true),
+        None => token_log_probabilities(narrow(&t[1..2], t[0]), t[2], false),
+        Some(tiles) => in_tiles(tiles, in_f32, |head| head.token_log_probabilities(&t[1..2], t[0], t[2])),
+    }
+}
+
+/// The mean over counted tokens.
 fn mean(loss: TokenLoss<'_>) -> Tensor<'_> {
     loss.total / divisor(loss.weights)
 }
@@ -102,7 +119,7 @@ fn token_loss_is_its_formula() {
     assert_close("the gradient", &gradients[0], &gradient, 1e-6);
 }
 
-/// The nearest number that `bf16` has.
+/// The nearest `bf16` number.
 fn rounded(value: f64) -> f64 {
     half::bf16::from_f64(value).to_f64()
 }
@@ -133,7 +150,7 @@ fn narrow_losses_are_those_of_the_logits_type() {
         let z_loss = MULTIPLIER * rounded(z.ln()).powi(2);
         expected += arguments[2].1.to_f64()[token].min(1.0) * (cross_entropy + z_loss);
     }
-    // Sums of exponentials are rounded on the way, too.
+    // Partial sums of exponentials are rounded, too.
     assert!((narrow - expected).abs() < 0.02 * expected, "{narrow}, not {expected}");
     assert_ne!(narrow, of_narrow, "rounding each token's loss shows");
     let gradients_of = |dtype: DType| {
@@ -168,8 +185,42 @@ fn tiles_change_neither_loss_nor_gradients() {
         for (part, whole) in parts.iter().zip(&whole) {
             assert_close(&format!("a gradient in {tiles} tiles"), part, whole, 1e-6);
         }
-        // Without gradients another part of the code runs.
+        // The loss without gradients runs different code.
         assert_close("the z-loss", &z_loss(Some(tiles)), &z_loss(None), 1e-6);
+    }
+}
+
+#[test]
+fn tiles_change_no_log_probabilities_and_gradients() {
+    let Sizes(rows, length, _, vocab) = SMALL;
+    let [batch, position] = SMALL.tokens();
+    let logits = (vec![batch, position, axis(VOCAB, vocab)], numbers(5, &[rows, length, vocab]));
+    let made = run("formula", &[logits.clone(), SMALL.arguments().remove(2)], |_, t| {
+        vec![token_log_probabilities(t[0], t[1], true)]
+    });
+    let targets = SMALL.arguments()[2].1.to_f64();
+    for ((logits, target), made) in logits.1.to_f64().chunks(vocab).zip(targets).zip(made[0].to_f64()) {
+        let z: f64 = logits.iter().map(|logit| logit.exp()).sum();
+        assert!((made - (logits[target as usize] - z.ln())).abs() < 1e-6, "{made}");
+    }
+
+    // Each token has a cotangent of its own.
+    let cotangent = numbers(6, &[rows, length]);
+    for (in_f32, tolerance) in [(true, 1e-6), (false, 8e-3)] {
+        let of = |tiles: Option<usize>| {
+            gradients("log_probabilities", &SMALL.arguments(), &cotangent, |t| {
+                log_probabilities_of(t, tiles, in_f32)
+            })
+        };
+        let (whole, of_whole) = of(None);
+        for tiles in [1, 3, 6] {
+            let (tiled, of_tiled) = of(Some(tiles));
+            let what = format!("in {tiles} tiles, in `f32`: {in_f32}");
+            assert_close(&what, &tiled, &whole, tolerance);
+            for (part, whole) in of_tiled.iter().zip(&of_whole) {
+                assert_close(&format!("a gradient {what}"), part, whole, tolerance);
+            }
+        }
     }
 }
 
@@ -184,12 +235,12 @@ fn tiles_take_narrow_hidden_states() {
     let ((loss, whole), (tiled, parts)) = (of(None), of(Some(3)));
     assert_close("the loss", &tiled, &loss, 1e-5);
     for (part, whole) in parts.iter().zip(&whole) {
-        // Two roundings to bfloat16.
+        // Two roundings to `bf16`.
         assert_close("a gradient", part, whole, 8e-3);
     }
 }
 
-/// The loss and its gradients, as training takes them.
+/// The differentiated arguments of a loss, as in training.
 #[derive(mt_derive::Tree)]
 struct Differentiated<L> {
     hidden: L,
@@ -208,13 +259,22 @@ fn differentiated<'t>(t: &[Tensor<'t>], tiles: Option<usize>) -> Vec<Tensor<'t>>
 fn logits_are_never_whole() {
     let text_of = |tiles| text(&SMALL.arguments(), |_, t| differentiated(&t, tiles));
     assert!(text_of(None).contains("tensor<2x6x11xf32>"));
-    let tiled = text_of(Some(3));
-    assert!(tiled.contains("tensor<2x2x11xf32>"), "{tiled}");
-    for whole in ["2x6x11x", "3x2x2x11x", "12x11x"] {
-        assert!(!tiled.contains(whole), "{whole} is in\n{tiled}");
+    let of_log_probabilities = text(&SMALL.arguments(), |_, t| {
+        let both = Differentiated { hidden: t[0], matrix: t[1] };
+        let (loss, [], gradients) = t[0].region().value_and_grad(&both, |_, both| {
+            let made = log_probabilities_of(&[both.hidden, both.matrix, t[2]], Some(3), true);
+            ((made * made).sum(&[BATCH, POSITION]), [])
+        });
+        vec![loss, gradients.hidden, gradients.matrix]
+    });
+    for tiled in [text_of(Some(3)), of_log_probabilities] {
+        assert!(tiled.contains("tensor<2x2x11xf32>"), "{tiled}");
+        for whole in ["2x6x11x", "3x2x2x11x", "12x11x"] {
+            assert!(!tiled.contains(whole), "{whole} is in\n{tiled}");
+        }
     }
 
-    // 16 MiB of logits, 512 KiB of output matrix.
+    // Logits take 16 MiB, the output matrix 512 KiB.
     let large = Sizes(4, 128, 16, 8192);
     let bytes_of = |tiles| temporary_bytes(&large.arguments(), |_, t| differentiated(&t, tiles));
     let (whole, tiled) = (bytes_of(None), bytes_of(Some(16)));
@@ -222,7 +282,7 @@ fn logits_are_never_whole() {
     assert!(tiled <= 6 << 20, "{tiled}");
 }
 
-/// The same with hidden states, and so logits, of some type.
+/// As [`differentiated`], with hidden states and therefore logits of type `dtype`.
 fn differentiated_in<'t>(dtype: DType, t: &[Tensor<'t>], tiles: Option<usize>) -> Vec<Tensor<'t>> {
     differentiated(&[&[t[0].cast(dtype)], &t[1..]].concat(), tiles)
 }

@@ -1,4 +1,4 @@
-//! Runs layers on the CPU plugin: against reference values, and against each other.
+//! Runs layers on the CPU plugin and compares them with reference values and with each other.
 
 mod attention;
 mod attention_kernels;

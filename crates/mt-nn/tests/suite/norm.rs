@@ -1,4 +1,4 @@
-//! Norms by kernels against the same norms without, and the gradients that are written out against those of automatic
+//! Norms with CPU kernels compared with norms without them, and custom derivatives compared with automatic
 //! differentiation.
 
 use mt_derive::Tree;
@@ -18,7 +18,7 @@ const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true });
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Scale {
     Absent,
-    /// With what is added to it.
+    /// A scale with this offset.
     Present(f64),
 }
 
@@ -28,7 +28,7 @@ struct Operands<L> {
     scale: L,
 }
 
-/// Normalizes, and takes the gradients of both operands by the result's products with the last argument.
+/// The normalized tensor, and the gradients of both operands, where the last argument is the cotangent.
 fn results<'t>(
     t: &[Tensor<'t>],
     dtype: DType,
@@ -51,7 +51,7 @@ fn layer<'t>(x: Tensor<'t>, scale: Tensor<'t>, kind: Scale) -> Tensor<'t> {
     }
 }
 
-/// The same by operations that have derivatives.
+/// The same norm as plain operations with automatic derivatives.
 fn plain<'t>(x: Tensor<'t>, scale: Tensor<'t>, kind: Scale) -> Tensor<'t> {
     let wide = x.cast(DType::F32);
     let wide = wide * (wide.square().mean(&[EMBED]) + 1e-3).rsqrt();
@@ -64,7 +64,7 @@ fn plain<'t>(x: Tensor<'t>, scale: Tensor<'t>, kind: Scale) -> Tensor<'t> {
 
 #[test]
 fn kernels_do_what_programs_do() {
-    // The last has too few elements for a kernel.
+    // The last case has too few elements for a kernel.
     for (rows, length, embed) in [(1, 1, 16411), (2, 59, 333), (3, 90, 61), (2, 128, 64), (2, 5, 33)] {
         let axes = vec![axis(BATCH, rows), axis(POSITION, length), axis(EMBED, embed)];
         let all = |seed| (axes.clone(), numbers(seed, &[rows, length, embed]));
@@ -85,7 +85,7 @@ fn kernels_do_what_programs_do() {
                 let expected = run_for(Target::CPU, "plain norms", &arguments, |_, t| {
                     results(&t, dtype, |x, scale| plain(x, scale, kind))
                 });
-                // Without kernels, XLA rounds partial sums of `bf16` to this type.
+                // Without kernels, XLA rounds partial sums of `bf16` values to `bf16`.
                 let exact = run_for(Target::CPU, "wide norms", &arguments, |_, t| {
                     let t: Vec<Tensor<'_>> =
                         [t[0].cast(dtype), t[1], t[2].cast(dtype)].map(|x| x.cast(DType::F32)).into();

@@ -1,4 +1,4 @@
-//! Layers against Hugging Face transformers; `goldens/generate.py` made the values.
+//! Layers compared with Hugging Face transformers; `goldens/generate.py` generates the values.
 
 use mt_nn::{
     Activation, Dropout, Embedding, LayerNorm, Linear, Mlp, Norm, NormOptions, PositionTable, RmsNorm,
@@ -8,17 +8,17 @@ use mt_nn::{
 use mt_shape::{DType, axis};
 use mt_trace::Tensor;
 
-use crate::harness::{Argument, Golden, assert_close, gradients};
+use crate::harness::{Argument, assert_close, golden, gradients};
 
 const TOLERANCE: f64 = 1e-5;
 
-/// Compares a layer and its gradients with the values under `name`.
+/// Compares a layer and its gradients with the golden values under `name`.
 #[track_caller]
 pub fn check<F>(name: &str, arguments: &[(&str, &[&'static str])], code: F)
 where
     F: for<'b> Fn(&[Tensor<'b>]) -> Tensor<'b>,
 {
-    let golden = Golden::open("modules.safetensors");
+    let golden = golden("modules.safetensors");
     let array = |part: &str| golden.array(&format!("{name}.{part}"));
     let loaded: Vec<Argument> = arguments
         .iter()
@@ -32,7 +32,7 @@ where
     let differentiated = arguments.iter().zip(&loaded).filter(|(_, (_, array))| array.dtype() == DType::F32);
     for (((argument, _), _), gradient) in differentiated.zip(&gradients) {
         let expected = array(&format!("gradient.{argument}"));
-        // What does not depend on the argument at all has no size to be relative to.
+        // A gradient that vanishes has no scale for a relative error.
         if expected.to_f64().iter().all(|value| value.abs() < 1e-6) {
             assert!(gradient.to_f64().iter().all(|value| value.abs() < 1e-5), "{name}.gradient.{argument}");
         } else {

@@ -1,8 +1,10 @@
-//! Attention against Hugging Face transformers.
+//! Attention compared with Hugging Face transformers.
 
 use mt_nn::{
     Linear, NormOptions, RmsNorm, Rotary, RotaryExtent, RotaryOptions, RotaryScaling, SequenceOrder,
-    attention::{Attention, AttentionInputs, AttentionKernel, AttentionOptions, MaskSpec, Segments},
+    attention::{
+        Attention, AttentionInputs, AttentionKernel, AttentionOptions, MaskSpec, PassBlocks, Segments,
+    },
     axes::{EMBED, HEAD_DIM, KV_HEADS, QUERY_HEADS, VALUE_DIM},
 };
 use mt_trace::Tensor;
@@ -27,6 +29,8 @@ fn options(scale: f64) -> AttentionOptions {
         soft_cap: None,
         norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
         normalize_values: false,
+        blocks: PassBlocks::NONE,
+        local_blocks: PassBlocks::NONE,
     }
 }
 
@@ -55,7 +59,7 @@ const BIASES: [Named; 4] = [
 ];
 const NORMS_OF_HEADS: [Named; 2] = [("query_norm", &[HEAD_DIM]), ("key_norm", &[HEAD_DIM])];
 
-/// The layer whose parameters have these names.
+/// The layer with the parameters that `find` returns by name.
 fn layer<'t>(find: impl Fn(&str) -> Option<Tensor<'t>>) -> Attention<Tensor<'t>> {
     let linear =
         |name: &str| find(name).map(|kernel| Linear::dense(kernel).with_bias(find(&format!("{name}_bias"))));
@@ -71,7 +75,7 @@ fn layer<'t>(find: impl Fn(&str) -> Option<Tensor<'t>>) -> Attention<Tensor<'t>>
     }
 }
 
-/// Compares a layer that has these parameters besides projections, in both kernels.
+/// Compares a layer that has projections and the parameters `others`, with both kernels.
 #[track_caller]
 fn check_attention(name: &str, others: &[Named], rotary: Option<RotaryOptions>, options: AttentionOptions) {
     let arguments = [&INPUTS, PROJECTIONS.as_slice(), others].concat();

@@ -1,4 +1,4 @@
-//! Rotary embeddings against Hugging Face transformers.
+//! Rotary embeddings compared with Hugging Face transformers.
 
 use mt_nn::{
     Rotary, RotaryExtent, RotaryOptions, RotaryScaling,
@@ -7,7 +7,7 @@ use mt_nn::{
 
 use crate::reference::{SEQUENCES, check};
 
-/// Frequencies for heads of 16 dimensions as they are published most often.
+/// The most common frequencies, for heads of 16 dimensions.
 pub const PLAIN: RotaryOptions = RotaryOptions {
     head_dim: 16,
     min_timescale: 1.0,

@@ -1,5 +1,5 @@
-"""Writes adamw.safetensors, ten steps of optax's AdamW behind clipping under MaxText's schedule, and
-optimizers.safetensors, ten steps of every optimizer and the other schedules.
+"""Writes adamw.safetensors: ten steps of optax's AdamW with clipping and MaxText's schedule. Also writes
+optimizers.safetensors: ten steps of every optimizer, and the other schedules.
 
 Needs jax, optax, numpy and safetensors.
 """
@@ -15,7 +15,7 @@ PEAK, FINAL_FRACTION, WARMUP, SCHEDULE, STEPS = 0.02, 0.1, 3, 8, 10
 SHAPES = {"a": (5, 3), "b": (7,), "c": (2, 3, 2)}
 
 
-# As `make_cos_schedule` of MaxText's maxtext_utils.py has it.
+# From `make_cos_schedule` in MaxText's maxtext_utils.py.
 def cosine(peak, final, steps):
     def rate(step):
         progress = step / (steps - 1) if steps > 1 else 1.0
@@ -56,15 +56,15 @@ for name, dtype in [("f32", jnp.float32), ("bf16_moments", jnp.bfloat16)]:
 tensors["rates"] = np.asarray([schedule(step) for step in range(STEPS)], dtype=np.float32)
 save_file(tensors, pathlib.Path(__file__).with_name("adamw.safetensors"))
 
-# optimizers.safetensors: ten steps of each optimizer on the same gradients. `d` is a stack of layers, each of which is
-# a parameter to the reference.
+# optimizers.safetensors: ten steps of each optimizer on the same gradients. `d` is a stack of layers, which the
+# reference treats as separate parameters.
 LAYERS = 3
 shapes = {"a": (5, 3), "b": (7,), "c": (4, 3, 2), "e": (2, 3, 5)} | {f"d{layer}": (4, 6) for layer in range(LAYERS)}
 random = np.random.default_rng(5)
 draw = lambda scale: {name: (random.normal(size=shape) * scale).astype(np.float32) for name, shape in shapes.items()}
 start = draw(1.0)
 gradients = [draw(0.3) for _ in range(STEPS)]
-# Some are so small that what is added to denominators counts.
+# Some gradients are so small that epsilon matters.
 for gradient in gradients:
     gradient["b"][:3] *= 1e-8
     gradient["d1"] *= 1e-8
@@ -76,7 +76,7 @@ decays = {name: name != "c" for name in shapes}
 cases = {
     "adam_masked": optax.adamw(schedule, eps_root=1e-6, weight_decay=0.1, mask=decays, **adam),
     "adam_nesterov": optax.adamw(schedule, weight_decay=0.1, nesterov=True, **adam),
-    # Pax's form is the same but for rounding.
+    # Pax's form is the same except for rounding.
     "adam_pax": optax.adamw(schedule, eps_root=1e-6, weight_decay=0.1, mask=decays, **adam),
     "sgd": optax.sgd(schedule),
     "adafactor": optax.adafactor(schedule, min_dim_size_to_factor=2),
@@ -107,7 +107,7 @@ for case, optimizer in cases.items():
         parameters = optax.apply_updates(parameters, updates)
         tensors |= {f"{case}.{step}.{name}": value for name, value in stacked(parameters).items()}
 
-# The other shapes of schedules, `fall` being the steps of a `wsd` schedule's end.
+# The other shapes of schedules. `fall` is the number of decay steps of a `wsd` schedule.
 def rates(peak, final, warmup, total, fall, shape):
     line = lambda steps: optax.linear_schedule(peak, final, max(steps - 1, 1))
     rise = optax.linear_schedule(0.0, peak, warmup)
@@ -126,7 +126,7 @@ def rates(peak, final, warmup, total, fall, shape):
 
 for shape in ["cosine", "linear", "constant", "wsd_linear", "wsd_cosine"]:
     tensors[f"rates.{shape}"] = rates(0.02, 0.002, 4, 21, 7, shape)
-    # Falls of one step.
+    # Decays of one step.
     tensors[f"rates.{shape}.short"] = rates(0.02, 0.002, 4, 5, 1, shape)
 tensors["rates.cosine.whole"] = rates(1.0, 0.1, 0, 100, 0, "cosine")
 save_file(tensors, pathlib.Path(__file__).with_name("optimizers.safetensors"))

@@ -1,19 +1,17 @@
-//! The optimizer against optax, run on the CPU plugin; `goldens/generate.py` made the expected values.
+//! AdamW and its schedule on the CPU plugin, compared with optax; `goldens/generate.py` generates the expected values.
 
 mod optimizers;
 mod spikes;
 
-use std::{fs, path::PathBuf, sync::Arc};
-
-use mt_ir::{CpuKernels, Precision, Program, Target};
+use mt_ir::{CpuKernels, Program, Target};
 use mt_optim::{
     Adam, AdamForm, Optimizer, Parameter, Schedule, ScheduleShape, StepForm, StepInputs, Values,
     clipping_factor, global_norm,
 };
 use mt_runtime::testing;
-use mt_shape::{Axis, DType, HostArray, Path, Placement, axis};
+use mt_shape::{Axis, DType, HostArray, Path, axis};
+use mt_testing::{Golden, assert_within, largest};
 use mt_trace::{Inputs, Output, ProgramOptions, Tensor, program};
-use safetensors::SafeTensors;
 
 const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true });
 
@@ -29,29 +27,18 @@ const SCHEDULE: Schedule = Schedule {
     shape: ScheduleShape::Cosine,
 };
 
-fn golden(name: &str) -> HostArray {
-    golden_of("adamw", name)
-}
-
 fn golden_of(file: &str, name: &str) -> HostArray {
-    let path =
-        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(format!("{file}.safetensors"));
-    let bytes = fs::read(path).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let view = tensors.tensor(name).unwrap_or_else(|error| panic!("`{name}`: {error}"));
-    HostArray::from_bytes(DType::F32, view.shape(), view.data()).unwrap()
+    Golden::open(env!("CARGO_MANIFEST_DIR"), &format!("{file}.safetensors")).array(name)
 }
 
-/// Checks differences relative to the largest element.
+/// Asserts that differences are at most `tolerance` of the largest element.
 #[track_caller]
 fn assert_close(what: &str, actual: &HostArray, expected: &HostArray, tolerance: f64) {
-    assert_eq!(actual.dims(), expected.dims(), "{what}");
-    let expected = expected.to_f64();
-    let largest = expected.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
-    for (actual, expected) in actual.to_f64().iter().zip(&expected) {
-        let error = (actual - expected).abs();
-        assert!(error <= tolerance * largest, "{what}: {actual} is not {expected}");
-    }
+    assert_within(what, actual, expected, tolerance * largest(&expected.to_f64()));
+}
+
+fn golden(name: &str) -> HostArray {
+    golden_of("adamw", name)
 }
 
 fn traced<F>(name: &str, code: F) -> Program
@@ -65,12 +52,7 @@ fn traced_for<F>(target: Target, name: &str, code: F) -> Program
 where
     F: for<'t> FnOnce(&Inputs<'t>) -> Vec<Output<'t>>,
 {
-    let options = ProgramOptions {
-        name: name.to_owned(),
-        placement: Arc::new(Placement::single()),
-        target,
-        precision: Precision::Default,
-    };
+    let options = ProgramOptions::new(name, target);
     program(&options, code).unwrap()
 }
 
@@ -99,7 +81,7 @@ fn path(name: &str) -> Path {
     path.within(name, |path| path.clone())
 }
 
-/// One argument for each parameter.
+/// Declares one input per parameter.
 fn declare<'t>(inputs: &Inputs<'t>, prefix: &str, dtype: DType) -> Vec<Tensor<'t>> {
     PARAMETERS
         .iter()
@@ -109,8 +91,8 @@ fn declare<'t>(inputs: &Inputs<'t>, prefix: &str, dtype: DType) -> Vec<Tensor<'t
         .collect()
 }
 
-/// A step of clipping and AdamW. Inputs: parameters, both moments, the step count and gradients. Outputs: their next
-/// values except gradients, and the gradient norm.
+/// A step of clipping and AdamW. Inputs: parameters, both moments, the step count and gradients. Outputs: the next
+/// values of all inputs except gradients, and the gradient norm.
 fn step_program(target: Target, optimizer: &Adam) -> Program {
     traced_for(target, "step", |inputs| {
         let parameters = declare(inputs, "parameter", DType::F32);

@@ -1,4 +1,4 @@
-//! Every optimizer and schedule against optax; `goldens/generate.py` made the expected values.
+//! All optimizers and schedules compared with optax; `goldens/generate.py` generates the expected values.
 
 use mt_ir::{Program, Target};
 use mt_optim::{
@@ -63,7 +63,8 @@ fn slot_axes(slot: &Slot, parameters: &[Parameter]) -> Vec<Axis> {
     slot.axes.iter().map(|axis| parameters[slot.parameter].axes[*axis]).collect()
 }
 
-/// A step. Inputs: parameters, slots, the step count and gradients. Outputs: their next values except gradients.
+/// A step. Inputs: parameters, slots, the step count and gradients. Outputs: the next values of all inputs except
+/// gradients.
 fn step_program(target: Target, optimizer: &Optimizer, parameters: &[Parameter]) -> Program {
     traced_for(target, "step", |inputs: &Inputs<'_>| {
         let declare = |name: &str, dtype: DType, axes: &[Axis]| {
@@ -95,7 +96,7 @@ fn step_program(target: Target, optimizer: &Optimizer, parameters: &[Parameter])
     })
 }
 
-/// Forms of the parameters, in their order.
+/// One form for each parameter.
 const FORMS: [StepForm; 5] = [
     StepForm { scale: 0.35, offset: 0.0 },
     StepForm { scale: 1.0, offset: 1.0 },
@@ -104,8 +105,8 @@ const FORMS: [StepForm; 5] = [
     StepForm { scale: 0.25, offset: 0.5 },
 ];
 
-/// Takes ten steps with kernels and ten without, of the values and of other forms, and compares the parameters after
-/// each.
+/// Takes ten steps with and without kernels, of the values and of other forms, and compares the parameters after each
+/// step.
 #[track_caller]
 fn check(case: &str, optimizer: &Optimizer, parameters: &[Parameter]) {
     for forms in [[StepForm::VALUE; 5], FORMS] {
@@ -126,7 +127,7 @@ fn mapped(array: &HostArray, map: impl Fn(f64) -> f64) -> HostArray {
 
 #[track_caller]
 fn check_program(case: &str, program: &Program, optimizer: &Optimizer, parameters: &[Parameter]) {
-    // The golden's parameters are the forms that are stepped here.
+    // The golden's parameters are the stepped forms.
     let forms: Vec<StepForm> = parameters.iter().map(|parameter| parameter.form).collect();
     let start = PARAMETERS.iter().zip(&forms).map(|((name, ..), StepForm { scale, offset })| {
         mapped(&golden(&format!("start.{name}")), |number| (number - offset) / scale)

@@ -1,4 +1,4 @@
-//! What XLA's compiler has to know of a GPU that is not there.
+//! The description of an absent GPU for XLA's compiler.
 
 use mt_config::Chip;
 
@@ -9,7 +9,7 @@ struct Figures {
     cores: u32,
     clock_ghz: f64,
     l2_cache: u64,
-    /// Shared memory in bytes: of a core, and of a block that asks for more than 48 KiB.
+    /// Shared memory in bytes: of a core, and of a block that requests more than 48 KiB.
     shared_memory: [u64; 2],
 }
 

@@ -1,4 +1,4 @@
-//! What programs are compiled for: hardware that is not there, or what is.
+//! The target of compilation: absent hardware, or this machine's devices.
 
 use std::{
     path::Path,
@@ -8,18 +8,19 @@ use std::{
 use mt_config::{AbsentHardware, Chip, DebugGroup, Hardware, RunGroup};
 use mt_ir::Program;
 use mt_runtime::{
-    Activity, AheadOfTime, AheadOptions, AheadProgram, CompileSettings, Executable, MemoryUse, Platform,
-    Runtime, RuntimeError, start_runtime,
+    Activity, AheadOfTime, AheadOptions, AheadProgram, CompileSettings, Executable, MemoryUse, OnInstall,
+    Platform, Runtime, RuntimeError, start_runtime,
 };
+use mt_shape::DeviceAttributes;
 use mt_train::Devices;
 
 use super::gpu;
 
-/// What programs are compiled for.
+/// The target of compilation.
 pub enum Target {
-    /// Hardware that is not there.
+    /// Absent hardware with its compiler.
     Absent { hardware: AbsentHardware, compiler: AheadOfTime },
-    /// What is there.
+    /// This machine's devices.
     Present(Runtime),
 }
 
@@ -34,7 +35,7 @@ enum Either {
     Here(Executable),
 }
 
-/// The devices of hardware that is not there.
+/// The devices of absent hardware.
 pub(crate) fn devices(hardware: &AbsentHardware) -> Devices {
     let slices = hardware.slices();
     let platform = match hardware.slice.chip.hardware {
@@ -42,21 +43,25 @@ pub(crate) fn devices(hardware: &AbsentHardware) -> Devices {
         Hardware::Cpu => Platform::Cpu,
         _ => Platform::Tpu,
     };
-    let several = (hardware.num_slices > 1).then_some(slices.clone());
-    Devices { platform, number: slices.len(), slices: several }
+    let number = slices.len();
+    let slices = (hardware.num_slices > 1).then_some(slices);
+    Devices { platform, number, attributes: DeviceAttributes { slices, ..DeviceAttributes::default() } }
 }
 
 impl Target {
-    /// Loads the compiler of `hardware`, or starts what is there.
+    /// Loads the compiler for `hardware`, or starts this machine's devices.
     ///
     /// # Errors
-    /// There is no plugin and it cannot be installed, or it does not know the hardware.
+    /// The plugin is missing and cannot be installed, or it does not support the hardware.
     pub fn new(
         hardware: Option<AbsentHardware>,
         run: &RunGroup,
         debug: &DebugGroup,
+        on_install: OnInstall<'_>,
     ) -> Result<Self, RuntimeError> {
-        let Some(hardware) = hardware else { return Ok(Self::Present(start_runtime(run, debug)?)) };
+        let Some(hardware) = hardware else {
+            return Ok(Self::Present(start_runtime(run, debug, on_install)?));
+        };
         let chip = hardware.slice.chip;
         let is_gpu = chip.hardware == Hardware::Gpu;
         let topology = if is_gpu {
@@ -64,31 +69,32 @@ impl Target {
         } else {
             hardware.slice.compiler_name()
         };
-        let compiler = AheadOfTime::new(&AheadOptions {
+        let options = AheadOptions {
             platform: devices(&hardware).platform,
             plugin_path: run.pjrt_plugin_path.clone(),
             topology,
             chip_config: hardware.slice.chip_config(),
             num_slices: hardware.num_slices,
             gpu_description: if is_gpu { Some(gpu::description(chip)) } else { None },
-        })?;
+        };
+        let compiler = AheadOfTime::new(&options, on_install)?;
         Ok(Self::Absent { hardware, compiler })
     }
 
-    /// Its devices.
+    /// The target's devices.
     pub fn devices(&self) -> Devices {
         match self {
-            // The plugin lists the devices of slices in an order of its own.
+            // The plugin may list the devices of several slices in another order.
             Self::Absent { compiler, .. } => Devices {
                 platform: compiler.platform(),
                 number: compiler.num_devices(),
-                slices: compiler.slices(),
+                attributes: compiler.device_attributes(),
             },
             Self::Present(runtime) => Devices::of(runtime),
         }
     }
 
-    /// What it is called: as it was asked for, or as its devices say.
+    /// The requested name of absent hardware, or a description of this machine's devices.
     pub fn name(&self) -> String {
         match self {
             Self::Absent { hardware, .. } => hardware.slice.name.clone(),
@@ -96,7 +102,7 @@ impl Target {
         }
     }
 
-    /// What its devices say of their kind.
+    /// The devices' kind, as the plugin reports it.
     pub fn device_kind(&self) -> String {
         match self {
             Self::Absent { compiler, .. } => compiler.device_kind().to_owned(),
@@ -106,7 +112,7 @@ impl Target {
         }
     }
 
-    /// What its chips can do, if that is known.
+    /// The chip of the devices, if known.
     pub fn chip(&self) -> Option<&'static Chip> {
         match self {
             Self::Absent { hardware, .. } => Some(hardware.slice.chip),
@@ -114,7 +120,7 @@ impl Target {
         }
     }
 
-    /// The bytes of memory of each device that programs can use; `None` where devices have the host's.
+    /// The memory of each device in bytes that programs can use; `None` if devices use host memory.
     pub fn memory_limit(&self) -> Option<u64> {
         match self {
             Self::Absent { hardware, compiler } => {

@@ -1,4 +1,4 @@
-//! Compiling a run's programs for hardware that is not there, or for what is, and what the compiled programs are like.
+//! Compiles a run's programs for absent hardware or this machine's devices, and reports their properties.
 
 mod gpu;
 pub(crate) mod hardware;
@@ -13,7 +13,7 @@ use std::{
 use mt_config::{AbsentHardware, AheadGroup, Chip, DebugGroup, DecodeConfig, RunGroup, TrainConfig};
 use mt_engine::DecodePlan;
 use mt_ir::Program;
-use mt_runtime::{CompileSettings, MemoryUse, OutOfMemory, RuntimeError, largest_arrays};
+use mt_runtime::{CompileSettings, Installation, MemoryUse, OutOfMemory, RuntimeError, largest_arrays};
 use mt_shape::{Placement, Topology};
 use mt_train::{Devices, TrainPlan};
 
@@ -30,23 +30,23 @@ use crate::{
 pub enum Subject {
     /// The training step.
     Training(Box<TrainConfig>),
-    /// The two of generation: filling the cache with prompts, and one step.
+    /// The two programs of generation: prefill and one step.
     Decoding(Box<DecodeConfig>, AheadGroup),
 }
 
-/// What a compilation tells while it goes on.
+/// A report of progress during compilation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// A phase begins.
+    /// The start of a phase.
     Phase(String),
-    /// Tables of where everything is.
+    /// Placement tables.
     Placements(String),
 }
 
-/// Compiles the programs of a configuration. `progress` is told what begins and, with `shows_placement`, where everything
-/// is.
+/// Compiles the programs of a configuration. `progress` receives the phases and, with `shows_placement`, the placement
+/// tables.
 ///
-/// That a program does not fit into the memory of a device is part of the report.
+/// If a program does not fit into the memory of a device, the report says so; this is not an error.
 ///
 /// # Errors
 /// The configuration is wrong or does not fit the hardware, or the compiler fails.
@@ -104,14 +104,15 @@ fn decoding(
     }
     let hardware = ahead.hardware()?;
     let plan_on = |devices: &Devices| {
-        let slices = devices.slices.as_deref();
-        DecodePlan::new(settings.clone(), devices.platform, devices.number, slices).map_err(PlanError::from)
+        let attributes = &devices.attributes;
+        DecodePlan::new(settings.clone(), devices.platform, devices.number, attributes)
+            .map_err(PlanError::from)
     };
     let (target, plan) = planned(hardware, &settings.run, &settings.debug, &plan_on, progress)?;
     let mut programs = Vec::new();
     let rows = plan.rows();
     let flops = plan.model().flops();
-    // Filling the cache computes no scores of tokens.
+    // Prefill computes no logits.
     let filling = flops.weights_per_token - flops.head_weights;
     let made: [(fn(&DecodePlan) -> _, _, _); 2] = [
         (DecodePlan::prefill, rows * plan.prompt_length(), filling),
@@ -129,8 +130,8 @@ fn decoding(
         if let Fit::TooLarge(lack) = &mut report.fit {
             lack.remedies = vec![
                 "more devices along `ici_tensor_parallelism` or `ici_autoregressive_parallelism`".to_owned(),
-                "a shorter `max_target_length`, which the cache is as long as".to_owned(),
-                "`weight_dtype=bfloat16`, if it is another".to_owned(),
+                "a shorter `max_target_length`, which is the length of the cache".to_owned(),
+                "`weight_dtype=bfloat16`, if it differs".to_owned(),
             ];
         }
         programs.push(report);
@@ -143,8 +144,8 @@ fn decoding(
     })
 }
 
-/// What to compile for, and the plan of a run there. What does not fit hardware that is not there is said before a plugin
-/// is looked for, which may take a download.
+/// The target and the plan of a run on it. A run that does not fit absent hardware is reported before the plugin is
+/// located, since that may take a download.
 fn planned<P>(
     hardware: Option<AbsentHardware>,
     run: &RunGroup,
@@ -155,9 +156,10 @@ fn planned<P>(
     let known = hardware.as_ref().map(hardware::devices);
     let plan = known.as_ref().map(plan_on).transpose()?;
     progress(Progress::Phase("finding the compiler".to_owned()));
-    let target = Target::new(hardware, run, debug)?;
+    let mut on_install = |installation: &Installation| progress(Progress::Phase(installation.to_string()));
+    let target = Target::new(hardware, run, debug, &mut on_install)?;
     let devices = target.devices();
-    // The plugin may list the devices of slices in an order of its own.
+    // The plugin may list the devices of several slices in another order.
     match plan {
         Some(plan) if known.as_ref() == Some(&devices) => Ok((target, plan)),
         _ => Ok((target, plan_on(&devices)?)),
@@ -182,17 +184,17 @@ fn describe(target: &Target, placement: &Placement, topology: &Topology) -> Repo
     }
 }
 
-/// What a program's operations are compared with.
+/// The FLOPs of a program by the model's formula.
 struct Formula {
     flops: f64,
     six_n_d: Option<f64>,
     tokens: usize,
 }
 
-/// A program that is to be compiled.
+/// A program to compile.
 struct Given<'a> {
     program: &'a Program,
-    /// How long making it took.
+    /// The time that tracing it took.
     made: Duration,
     settings: CompileSettings,
     formula: Formula,
@@ -303,7 +305,7 @@ fn times(chip: &Chip, work: &Work, formula: &Formula, num_devices: usize) -> Opt
     })
 }
 
-/// Whether a program fits that was compiled: compilers for GPUs do not know how much memory there is.
+/// Whether a compiled program fits. Compilers for GPUs do not check the memory themselves.
 fn fit(target: &Target, program: &Program, memory: &MemoryUse) -> Fit {
     let memory = Memory::from(*memory);
     match target.memory_limit() {
@@ -344,7 +346,7 @@ fn largest(program: &Program) -> Vec<Array> {
         .collect()
 }
 
-/// The most memory that this process has had, if the system says.
+/// The peak memory of this process, if the system reports it.
 fn host_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

@@ -1,4 +1,4 @@
-//! What is said of compiled programs, for people and as JSON.
+//! The report on compiled programs, as text and as JSON.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
@@ -6,48 +6,48 @@ use mt_runtime::{Collective, MemoryUse, format_bytes};
 use mt_train::ArgumentBytes;
 use serde::Serialize;
 
-/// What came of compiling.
+/// The result of a compilation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// As it was asked for.
+    /// The requested hardware, or this machine's.
     pub hardware: String,
     pub device_kind: String,
     pub chip: Option<&'static str>,
     pub num_devices: usize,
     pub num_slices: usize,
-    /// Bytes that programs can use on each device.
+    /// The memory of each device in bytes that programs can use.
     pub device_memory: Option<u64>,
-    /// The mesh axes that split anything, with their sizes.
+    /// The mesh axes of more than one device, with their sizes.
     pub mesh: Vec<(String, usize)>,
-    /// Of a step on all devices, and how long each is.
+    /// The number of sequences per step over all devices, and their length.
     pub sequences: usize,
     pub length: usize,
     pub programs: Vec<ProgramReport>,
-    /// The most memory that this process has had.
+    /// The peak memory of this process.
     pub host_memory: Option<u64>,
 }
 
-/// What came of one program.
+/// The result for one program.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProgramReport {
     pub name: String,
-    /// Tracing, differentiating and printing.
+    /// The time for tracing, differentiating and printing.
     pub trace_seconds: f64,
     pub compile_seconds: f64,
     pub text_bytes: usize,
-    /// What the placement predicts of the arguments on each device.
+    /// The size of the arguments on each device, predicted from the placement.
     pub predicted_arguments: Option<ArgumentBytes>,
     #[serde(flatten)]
     pub fit: Fit,
     pub flops: Flops,
     pub tokens: usize,
-    /// Bytes from and to the main memory of each device.
+    /// Bytes read from and written to each device's memory.
     pub memory_traffic: Option<f64>,
-    /// Operations of matrix products for each of these bytes.
+    /// FLOPs of matrix products per byte of memory traffic.
     pub intensity: Option<f64>,
     pub exchanges: Vec<Exchanged>,
     pub times: Option<Times>,
-    /// Files that were written.
+    /// The written files.
     pub written: Vec<PathBuf>,
 }
 
@@ -58,7 +58,7 @@ pub enum Fit {
     Unknown,
     Fits {
         memory: Memory,
-        /// Of what there is.
+        /// The fraction of the available memory.
         part: Option<f64>,
     },
     TooLarge(Lack),
@@ -67,15 +67,15 @@ pub enum Fit {
 /// Bytes on each device.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Memory {
-    /// All of the device's memory that the program takes.
+    /// The device memory that the program needs.
     pub needed: u64,
     pub arguments: u64,
     pub outputs: u64,
-    /// The part of the outputs that reuses arguments.
+    /// The bytes of outputs that reuse arguments.
     pub aliased: u64,
     pub temporaries: u64,
     pub code: u64,
-    /// In the host's memory.
+    /// Host memory.
     pub host: u64,
 }
 
@@ -94,17 +94,17 @@ impl From<MemoryUse> for Memory {
     }
 }
 
-/// What is missing for a program to fit.
+/// The memory problem of a program that does not fit.
 #[derive(Clone, Debug, Serialize)]
 pub struct Lack {
     pub needed: Option<u64>,
     pub available: Option<u64>,
-    /// Of a program that was compiled all the same.
+    /// The memory of a program that was nevertheless compiled.
     #[serde(rename = "memory")]
     pub compiled: Option<Memory>,
-    /// The compiler's words.
+    /// The compiler's message.
     pub message: Option<String>,
-    /// The largest arrays of the program as the compiler was given it.
+    /// The largest arrays of the program before optimization.
     pub largest: Vec<Array>,
     pub remedies: Vec<String>,
 }
@@ -115,62 +115,62 @@ pub struct Array {
     pub name: String,
     #[serde(rename = "type")]
     pub ty: String,
-    /// On each device; of temporaries, if they are split evenly.
+    /// On each device; for temporaries, under the assumption of an even split.
     pub bytes: u64,
     pub is_temporary: bool,
 }
 
-/// Operations of one run of a program on all devices.
+/// FLOPs of one run of a program on all devices.
 #[derive(Clone, Debug, Serialize)]
 pub struct Flops {
-    /// Of matrix products, what is computed again included.
+    /// Matrix products, including recomputation.
     pub products: f64,
     pub products_by_type: BTreeMap<String, f64>,
-    /// Of single elements.
+    /// Element-wise operations.
     pub others: f64,
-    /// Loops of unknown length were counted once.
+    /// Whether loops of unknown length were counted as one iteration.
     pub is_at_least: bool,
     /// By the model's formula.
     pub model: f64,
-    /// 6 for each active parameter and token.
+    /// 6 per active parameter and token.
     pub six_n_d: Option<f64>,
 }
 
-/// Collectives of one kind, in groups of one size.
+/// Collectives of one kind, with groups of one size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Exchanged {
     pub kind: String,
-    /// The devices that exchange with each other.
+    /// The number of participating devices.
     pub group: usize,
-    /// The slices that these are in.
+    /// The number of slices that contain these devices.
     pub slices: usize,
-    /// How often in one run of the program.
+    /// The number of executions in one run of the program.
     pub times: u64,
-    /// On each device in one run, of what is gathered, reduced or exchanged.
+    /// The size in bytes of the data that is gathered, reduced or exchanged, on each device in one run.
     pub bytes: u64,
 }
 
-/// What the data sheet of the chip lets one expect, in seconds.
+/// Lower bounds from the chip's data sheet, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Times {
     pub products: f64,
     pub memory: f64,
     pub links: f64,
     pub slices: f64,
-    /// The whole, if everything goes on at once.
+    /// The step, if computation and communication overlap fully.
     pub overlapped: f64,
-    /// The whole, if exchanges and computation wait for each other.
+    /// The step, if communication does not overlap with computation.
     pub serial: f64,
-    /// What takes longest.
+    /// The resource with the longest time.
     pub bound: &'static str,
-    /// The model's operations as a part of the peak (MFU), for both.
+    /// The model's FLOPs as a fraction of the peak (MFU), for both times.
     pub utilization: f64,
     pub serial_utilization: f64,
     pub tokens_per_second_per_device: f64,
     pub tflops_per_second_per_device: f64,
 }
 
-/// Adds up what is of one kind.
+/// Sums collectives of the same kind, group size and number of slices.
 pub(super) fn exchanged(collectives: &[Collective], slices_of: &dyn Fn(&[usize]) -> usize) -> Vec<Exchanged> {
     let mut sums: BTreeMap<(&str, usize, usize), (u64, u64)> = BTreeMap::new();
     for collective in collectives {
@@ -194,7 +194,7 @@ pub(super) fn exchanged(collectives: &[Collective], slices_of: &dyn Fn(&[usize])
 }
 
 impl Report {
-    /// Whether each program fits into the memory of a device, as far as that is known.
+    /// Whether every program fits into the memory of a device, as far as that is known.
     pub fn fits(&self) -> bool {
         self.programs.iter().all(|program| !matches!(program.fit, Fit::TooLarge(_)))
     }
@@ -247,7 +247,7 @@ impl fmt::Display for ProgramReport {
         let compiled = match &self.fit {
             Fit::Unknown => None,
             Fit::Fits { memory, part } => {
-                let part = part.map(|part| format!(", {:.0}% of what there is", 100.0 * part));
+                let part = part.map(|part| format!(", {:.0}% of the device's memory", 100.0 * part));
                 line("memory", format!("fits: {}{}", bytes(memory.needed), part.unwrap_or_default()))?;
                 Some(memory)
             }
@@ -256,9 +256,9 @@ impl fmt::Display for ProgramReport {
                 line(
                     "memory",
                     format!(
-                        "DOES NOT FIT: {} are needed of {}",
+                        "DOES NOT FIT: needs {}, has {}",
                         known(lack.needed),
-                        lack.available.map_or("what there is".to_owned(), format_bytes)
+                        lack.available.map_or("less".to_owned(), format_bytes)
                     ),
                 )?;
                 lack.compiled.as_ref()
@@ -285,7 +285,7 @@ impl fmt::Display for ProgramReport {
             let fresh = memory.outputs.saturating_sub(memory.aliased);
             line(
                 "  new results",
-                format!("{} besides {} that reuse arguments", bytes(fresh), bytes(memory.aliased)),
+                format!("{}, in addition to {} that reuse arguments", bytes(fresh), bytes(memory.aliased)),
             )?;
             line("  code", bytes(memory.code))?;
             if memory.host > 0 {
@@ -301,16 +301,16 @@ impl fmt::Display for ProgramReport {
         let least = if flops.is_at_least { "at least " } else { "" };
         line(
             "products",
-            format!("{least}{} a step on all devices ({})", operations(flops.products), products.join(", ")),
+            format!("{least}{} per step, all devices ({})", operations(flops.products), products.join(", ")),
         )?;
         let six = flops.six_n_d.map(|six| format!("; 6·N·D is {}", operations(six))).unwrap_or_default();
         line("  model's", format!("{} by its formula{six}", operations(flops.model)))?;
-        line("  others", format!("{} on single elements", operations(flops.others)))?;
+        line("  others", format!("{} element-wise", operations(flops.others)))?;
         if let Some(traffic) = self.memory_traffic {
-            let intensity = self.intensity.map(|intensity| format!("; {intensity:.0} operations for each"));
+            let intensity = self.intensity.map(|intensity| format!("; {intensity:.0} FLOPs per byte"));
             line(
                 "memory traffic",
-                format!("{} a step on each device{}", bytes(traffic as u64), intensity.unwrap_or_default()),
+                format!("{} per step on each device{}", bytes(traffic as u64), intensity.unwrap_or_default()),
             )?;
         }
         for (index, exchanged) in self.exchanges.iter().enumerate() {
@@ -321,7 +321,7 @@ impl fmt::Display for ProgramReport {
             line(
                 if index == 0 { "collectives" } else { "" },
                 format!(
-                    "{:<20} {:>10} a step on each device, {} times, among {} devices{slices}",
+                    "{:<20} {:>10} per step on each device, {} times, among {} devices{slices}",
                     exchanged.kind,
                     bytes(exchanged.bytes),
                     exchanged.times,
@@ -348,7 +348,7 @@ impl fmt::Display for ProgramReport {
             line(
                 "step at best",
                 format!(
-                    "{} if all goes on at once, {} if exchanges are waited for; bound by {}",
+                    "{} with full overlap, {} if communication does not overlap; bound by {}",
                     seconds(times.overlapped),
                     seconds(times.serial),
                     times.bound
@@ -361,7 +361,7 @@ impl fmt::Display for ProgramReport {
             line(
                 "speed at best",
                 format!(
-                    "{:.0} tokens/s and {:.0} TFLOP/s a device",
+                    "{:.0} tokens/s and {:.0} TFLOP/s per device",
                     times.tokens_per_second_per_device, times.tflops_per_second_per_device
                 ),
             )?;
@@ -370,16 +370,16 @@ impl fmt::Display for ProgramReport {
             line("written", path.display().to_string())?;
         }
         if let Fit::TooLarge(lack) = &self.fit {
-            line("largest arrays", "of the program as the compiler is given it".to_owned())?;
+            line("largest arrays", "of the program before optimization".to_owned())?;
             for array in &lack.largest {
-                let kind = if array.is_temporary { ", computed, if split evenly" } else { "" };
+                let kind = if array.is_temporary { ", temporary, if split evenly" } else { "" };
                 line(
                     "",
-                    format!("{:>10} a device{kind}: `{}` {}", bytes(array.bytes), array.name, array.ty),
+                    format!("{:>10} per device{kind}: `{}` {}", bytes(array.bytes), array.name, array.ty),
                 )?;
             }
             for (index, remedy) in lack.remedies.iter().enumerate() {
-                line(if index == 0 { "would help" } else { "" }, remedy.clone())?;
+                line(if index == 0 { "remedies" } else { "" }, remedy.clone())?;
             }
             if let Some(message) = &lack.message {
                 line("compiler", message.replace('\n', "\n                "))?;
@@ -389,7 +389,7 @@ impl fmt::Display for ProgramReport {
     }
 }
 
-/// A number of operations, such as `1.23 PFLOP`.
+/// A number of FLOPs, such as `1.23 PFLOP`.
 fn operations(flops: f64) -> String {
     const UNITS: [&str; 7] = ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"];
     let mut value = flops;

@@ -9,7 +9,7 @@ mod structure;
 use std::sync::Arc;
 
 use mt_derive::Tree;
-use mt_ir::{Precision, Program, Target};
+use mt_ir::{Program, Target};
 use mt_shape::{LogicalRules, Mesh, Placement};
 use mt_trace::{Inputs, Output, ProgramOptions, Tensor, TraceError};
 
@@ -24,12 +24,7 @@ fn leaves<'t>(tensors: &[Tensor<'t>]) -> Vec<Leaf<Tensor<'t>>> {
 }
 
 fn options(placement: Placement) -> ProgramOptions {
-    ProgramOptions {
-        name: "test".into(),
-        placement: Arc::new(placement),
-        target: Target::Accelerator,
-        precision: Precision::Default,
-    }
+    ProgramOptions { placement: Arc::new(placement), ..ProgramOptions::new("test", Target::Accelerator) }
 }
 
 /// Four devices, with rules that shard `rows` over them.

@@ -2,10 +2,14 @@
 
 use std::{env, fs, path::Path};
 
-use mt_shape::{Axis, DType, HostArray, Placement, axis};
+use mt_shape::{Axis, DType, HostArray, LogicalAxis, Placement, axis};
 use mt_trace::{Inputs, Memory, Output, SavePolicy, ScanOptions};
 
 use crate::{Leaf, leaves, mesh, options};
+
+fn rows() -> Option<LogicalAxis> {
+    Some(LogicalAxis::named("rows"))
+}
 
 const A: Axis = axis("a", 4);
 const B: Axis = axis("b", 2);
@@ -111,13 +115,10 @@ fn control_flow() {
 #[test]
 fn sharded() {
     check("sharded", mesh(), |inputs| {
-        let x = inputs.input("x", DType::F32, &[A, B], &[Some("rows"), None], true);
+        let x = inputs.input("x", DType::F32, &[A, B], &[rows(), None], true);
         let key = inputs.region().key(1).fold_in_name("dropout");
         let kept = key.uniform(&[A, B]).less(0.5);
-        let result = kept.select(x, x * 0.0).constrain(&[Some("rows"), None]);
-        vec![
-            inputs.output("result", result, &[Some("rows"), None]),
-            inputs.replicated("sum", result.sum(&["a"])),
-        ]
+        let result = kept.select(x, x * 0.0).constrain(&[rows(), None]);
+        vec![inputs.output("result", result, &[rows(), None]), inputs.replicated("sum", result.sum(&["a"]))]
     });
 }

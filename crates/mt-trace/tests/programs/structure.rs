@@ -1,10 +1,14 @@
-//! Where operations end up: outside of loops if possible, and nowhere if unused.
+//! The location of operations in programs: outside of loops if possible, and absent if unused.
 
 use mt_ir::Program;
-use mt_shape::{Axis, DType, Placement, axis};
+use mt_shape::{Axis, DType, LogicalAxis, Placement, axis};
 use mt_trace::{Memory, SavePolicy, ScanOptions, Tensor};
 
 use crate::{Leaf, leaves, mesh, options, trace};
+
+fn rows() -> Option<LogicalAxis> {
+    Some(LogicalAxis::named("rows"))
+}
 
 const A: Axis = axis("a", 3);
 const B: Axis = axis("b", 5);
@@ -137,16 +141,15 @@ fn dead_code_is_not_printed() {
 #[test]
 fn gradients_and_stacks_are_placed() {
     let program = mt_trace::program(&options(mesh()), |inputs| {
-        let x = inputs.input("x", DType::F32, &[axis("a", 8)], &[Some("rows")], false);
-        let weights =
-            inputs.input("weights", DType::F32, &[LAYERS, axis("a", 8)], &[None, Some("rows")], false);
+        let x = inputs.input("x", DType::F32, &[axis("a", 8)], &[rows()], false);
+        let weights = inputs.input("weights", DType::F32, &[LAYERS, axis("a", 8)], &[None, rows()], false);
         let (_, [], gradients) = inputs.region().value_and_grad(&leaves(&[weights]), |body, weights| {
             let ([last], []) = body.scan(ScanOptions::over(LAYERS), [x], &weights, |_, [x], weights| {
-                ([(x * weights[0].value.constrain(&[Some("rows")])).constrain(&[Some("rows")])], [])
+                ([(x * weights[0].value.constrain(&[rows()])).constrain(&[rows()])], [])
             });
             (last.sum_all(), [])
         });
-        vec![inputs.output("gradient", gradients[0].value, &[None, Some("rows")])]
+        vec![inputs.output("gradient", gradients[0].value, &[None, rows()])]
     })
     .unwrap();
     let constraints: Vec<&str> =

@@ -1,4 +1,4 @@
-//! A picture of the loss curves, for a browser or a README, in light and dark.
+//! An SVG image of the loss curves for browsers and READMEs, with a light and a dark theme.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -14,10 +14,10 @@ const RIGHT: f64 = WIDTH - 28.0;
 const TOP: f64 = 56.0;
 const BOTTOM: f64 = HEIGHT - 56.0;
 
-/// A curve has at most this many points; beyond, neighbours are averaged.
+/// The maximum number of points of a curve. Adjacent points of longer curves are averaged.
 const MAXIMUM_POINTS: usize = 800;
 
-/// Markers on more points than this would hide the curve.
+/// The maximum number of points with markers. More markers would hide the curve.
 const MAXIMUM_MARKERS: usize = 60;
 
 const STYLE: &str = "\
@@ -50,7 +50,7 @@ pub(crate) struct LossChart {
 }
 
 impl LossChart {
-    /// A chart to be written to `path`, which goes on from `history`.
+    /// A chart at `path` that continues the curves of `history`.
     pub(crate) fn new(path: &Path, title: &str, history: LossHistory) -> Result<Self, MetricsError> {
         files::create_parent(path)?;
         let points =
@@ -71,7 +71,7 @@ impl LossChart {
         self.evaluation.extend(point(record.step, record.metrics.get(names::EVALUATION_LOSS)));
     }
 
-    /// Draws the curves so far, replacing the file; nothing if there is nothing to draw.
+    /// Draws the curves so far and replaces the file. Without points it writes nothing.
     pub(crate) fn write(&self) -> Result<(), MetricsError> {
         let Some(picture) = self.draw() else { return Ok(()) };
         files::replace(&self.path, |file| {
@@ -139,7 +139,7 @@ impl LossChart {
     }
 }
 
-/// How values become coordinates, with ticks at round values.
+/// A map from values to coordinates, with ticks at round values.
 struct Scale {
     low: f64,
     high: f64,
@@ -149,13 +149,13 @@ struct Scale {
 }
 
 impl Scale {
-    /// From `low` to `high` exactly, with about `count` ticks at least `minimum` apart.
+    /// A scale from `low` to `high` exactly, with about `count` ticks at least `minimum` apart.
     fn fitted(low: f64, high: f64, count: f64, minimum: f64) -> Self {
         let high = if high > low { high } else { low + minimum };
         Self { low, high, tick: round_step((high - low) / count).max(minimum), from: 0.0, to: 1.0 }
     }
 
-    /// From a tick below `low` to a tick above `high`, with about `count` ticks.
+    /// A scale from a tick below `low` to a tick above `high`, with about `count` ticks.
     fn rounded(low: f64, high: f64, count: f64) -> Self {
         let spread = if high > low { high - low } else { low.abs().max(1.0) };
         let tick = round_step(spread / count);
@@ -173,27 +173,27 @@ impl Scale {
     }
 
     fn ticks(&self) -> impl Iterator<Item = f64> {
-        // Whole multiples, with room for the rounding of the bounds.
+        // All multiples of the tick within the bounds, with a tolerance for their rounding.
         let first = (self.low / self.tick - 1e-6).ceil() as i64;
         let last = (self.high / self.tick + 1e-6).floor() as i64;
         (first..=last).map(|multiple| multiple as f64 * self.tick)
     }
 
-    /// A tick's value with as many decimals as tell it from its neighbours.
+    /// A tick's value with enough decimals to distinguish it from the next tick.
     fn label(&self, value: f64) -> String {
         let decimals = (-self.tick.log10().floor()).clamp(0.0, 12.0) as usize;
         format!("{value:.decimals$}")
     }
 }
 
-/// The least of 1, 2, 5, 10, 20, … (or 0.5, 0.2, …) that is not below `step`.
+/// The smallest of …, 0.2, 0.5, 1, 2, 5, 10, 20, … that is not below `step`.
 fn round_step(step: f64) -> f64 {
     let magnitude = 10f64.powf(step.log10().floor());
     let factor = [1.0, 2.0, 5.0].into_iter().find(|factor| factor * magnitude >= step * (1.0 - 1e-9));
     factor.unwrap_or(10.0) * magnitude
 }
 
-/// A step number, short.
+/// An abbreviated step number.
 fn abbreviated(step: f64) -> String {
     match step {
         step if step >= 1e6 => format!("{}M", step / 1e6),
@@ -212,7 +212,7 @@ fn bounds(values: &[f64]) -> Option<(f64, f64)> {
     Some((low, high))
 }
 
-/// At most [`MAXIMUM_POINTS`] points, each the mean of its neighbours; the first and the last stay.
+/// At most [`MAXIMUM_POINTS`] points: the first, means of adjacent points, and the last.
 fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let (Some(first), Some(last)) = (points.first(), points.last()) else { return Vec::new() };
     if points.len() <= MAXIMUM_POINTS {

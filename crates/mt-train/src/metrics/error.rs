@@ -2,23 +2,23 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Why metrics could not be written.
+/// The reason why metrics could not be written.
 ///
-/// It can be cloned: the writing thread keeps its first failure and repeats it to everyone who asks.
+/// The error can be cloned: the writing thread keeps its first failure and returns it to every caller.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum MetricsError {
     /// A file operation failed.
     #[error("cannot {action} `{}`", path.display())]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         action: &'static str,
-        /// On which file or directory.
+        /// The file or directory of the operation.
         path: PathBuf,
-        /// What the system answered.
+        /// The error of the system.
         #[source]
         source: Arc<io::Error>,
     },
-    /// The file to continue holds something else, which is not overwritten.
+    /// The file to continue holds other contents, which are not overwritten.
     #[error(
         "line {line} of `{}` is not a metrics record\nhint: give another file with `metrics_file=`, or remove it",
         path.display()
@@ -26,8 +26,14 @@ pub enum MetricsError {
     NotMetrics {
         /// The file.
         path: PathBuf,
-        /// Counted from one.
+        /// The line number, from 1.
         line: usize,
+    },
+    /// A panic ended the writing thread, most likely the observer's.
+    #[error("the thread that records metrics and reports events panicked: {message}")]
+    Panicked {
+        /// The panic's message.
+        message: String,
     },
     /// The writing thread has ended: the logger is finished, or the thread could not be started.
     #[error("the metrics writer is not running")]
@@ -35,7 +41,7 @@ pub enum MetricsError {
 }
 
 impl MetricsError {
-    /// Whether the user's paths are at fault, rather than the machine.
+    /// Whether the user's paths caused the error, rather than the machine.
     pub fn is_user_error(&self) -> bool {
         match self {
             Self::NotMetrics { .. } => true,
@@ -48,11 +54,11 @@ impl MetricsError {
                     | io::ErrorKind::IsADirectory
                     | io::ErrorKind::ReadOnlyFilesystem
             ),
-            Self::Stopped => false,
+            Self::Panicked { .. } | Self::Stopped => false,
         }
     }
 
-    /// For `map_err` at the operation that may fail.
+    /// A closure for `map_err` at the operation that may fail.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { action, path, source: Arc::new(source) }

@@ -1,4 +1,4 @@
-//! Files that are replaced as a whole.
+//! Files that are replaced atomically.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 
 use super::MetricsError;
 
-/// Creates the directory that is to hold `path`.
+/// Creates the parent directory of `path`.
 pub(crate) fn create_parent(path: &Path) -> Result<(), MetricsError> {
     let parent = parent(path);
     fs::create_dir_all(&parent).map_err(MetricsError::io("create", &parent))
 }
 
-/// Replaces `path` by what `write` writes: a reader, or a machine that loses power, sees the old or the new file.
+/// Replaces `path` with the output of `write` atomically: readers see the old or the new file, even after a power
+/// failure.
 pub(crate) fn replace(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> Result<(), MetricsError>,

@@ -1,7 +1,7 @@
-//! The metrics file: one JSON object a line.
+//! The metrics file: one JSON object per line.
 //!
-//! A training line is `{"step": 12, "learning/loss": 3.5, …}`, an evaluation line `{"step": 12, "eval/avg_loss":
-//! 3.4, …}`. JSON has no infinities and no NaN: such a value is `null`.
+//! A training line is `{"step": 12, "learning/loss": 3.5, …}`, an evaluation line
+//! `{"step": 12, "eval/avg_loss": 3.4, …}`. JSON has no infinity and no NaN, so these values are written as `null`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Write};
@@ -26,10 +26,10 @@ pub(crate) struct JsonLines {
 }
 
 impl JsonLines {
-    /// Opens the file to go on after `last_step`, or from the start of the run where there is none.
+    /// Opens the file to continue after `last_step`, or to start a run if that is `None`.
     ///
-    /// Lines of later steps, which the run is going to repeat, are removed, and so is a last line that was torn
-    /// when the process died.
+    /// Lines of later steps are removed because the run repeats them. A last line that is incomplete because the
+    /// process died is removed, too.
     pub(crate) fn open(path: &Path, last_step: Option<u64>) -> Result<(Self, LossHistory), MetricsError> {
         files::create_parent(path)?;
         let history = truncate_after(path, last_step)?;
@@ -45,19 +45,19 @@ impl JsonLines {
     pub(crate) fn write(&mut self, step: u64, metrics: &Metrics) -> Result<(), MetricsError> {
         let mut object = Map::new();
         object.insert("step".to_owned(), step.into());
-        // `Value::from` turns what is not finite into null.
+        // `Value::from` turns infinities and NaN into `null`.
         object.extend(metrics.iter().map(|(name, value)| (name.to_owned(), Value::from(value))));
         let mut line = Value::Object(object).to_string();
         line.push('\n');
         self.file.write_all(line.as_bytes()).map_err(MetricsError::io("write", &self.path))
     }
 
-    /// Gives what was written to the system, where other programs see it.
+    /// Flushes written lines to the system, so that other programs see them.
     pub(crate) fn publish(&mut self) -> Result<(), MetricsError> {
         self.file.flush().map_err(MetricsError::io("write", &self.path))
     }
 
-    /// Makes what was written durable.
+    /// Makes written lines durable.
     pub(crate) fn synchronize(&mut self) -> Result<(), MetricsError> {
         self.publish()?;
         match self.file.get_ref().sync_data() {
@@ -70,7 +70,7 @@ impl JsonLines {
     }
 }
 
-/// The part of a line that decides whether it stays, and that the loss curve shows.
+/// The fields of a line that decide whether it stays and that the loss curve shows.
 #[derive(Deserialize)]
 struct Line {
     step: u64,
@@ -80,12 +80,12 @@ struct Line {
     evaluation_loss: Option<f64>,
 }
 
-/// Keeps the lines up to `last_step`, none without it, and reports the losses in them.
+/// Keeps the lines up to `last_step`, or none if that is `None`, and returns their losses.
 fn truncate_after(path: &Path, last_step: Option<u64>) -> Result<LossHistory, MetricsError> {
     let mut history = LossHistory::default();
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_file() => {}
-        // A device or a pipe has no past; a directory is refused when it is opened.
+        // Devices and pipes hold no earlier lines. Opening a directory fails later.
         Ok(_) => return Ok(history),
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(history),
         Err(error) => return Err(MetricsError::io("read", path)(error)),
@@ -111,7 +111,8 @@ fn truncate_after(path: &Path, last_step: Option<u64>) -> Result<LossHistory, Me
                 history.evaluation.extend(record.evaluation_loss.map(|loss| (record.step, loss)));
             }
             Ok(_) => dropped = true,
-            // Only the last line can be torn, by a kill (no end) or by a power failure (a hole of zeros).
+            // Only the last line can be incomplete: after a kill it lacks its end, after a power failure it may contain
+            // zeros.
             Err(_) if !ended || bytes.contains(&0) => dropped = true,
             Err(_) => return Err(MetricsError::NotMetrics { path: path.to_owned(), line }),
         }
@@ -131,7 +132,7 @@ mod tests {
         format!("{{\"step\":{step},\"learning/loss\":{loss}}}\n")
     }
 
-    /// What is left of `before` when the run goes on after `last_step`.
+    /// Checks the contents of a file that held `before` when the run continues after `last_step`.
     fn check(before: &str, last_step: Option<u64>, expected: &str) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("metrics/metrics.jsonl");
@@ -154,7 +155,7 @@ mod tests {
         for torn in two.len()..whole {
             check(&three[..torn], Some(1), &two);
         }
-        // A line that only lacks its end is a record.
+        // A line that lacks only its line break is a record.
         check(&three[..whole - 1], Some(2), &three);
         for torn in two.len()..whole - 1 {
             check(&three[..torn], Some(2), &two);

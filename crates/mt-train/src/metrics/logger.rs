@@ -1,7 +1,10 @@
-//! The thread that writes records, and the handles to it.
+//! The thread that writes metric records, and the handles to it.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -11,43 +14,50 @@ use super::tensorboard::EventFile;
 use super::{EvaluationRecord, MetricsError, StepRecord};
 use crate::{Event, Observer};
 
-/// How many records may wait for the writer before the loop does.
+/// The number of records that may wait for the writer before the loop blocks.
 const QUEUE_LENGTH: usize = 1024;
 
-/// How often the picture of the loss curves is drawn anew.
+/// The interval between updates of the loss curve.
 const CHART_PERIOD: Duration = Duration::from_secs(15);
 
-/// Where records go.
+/// The destinations of metric records.
 #[derive(Clone)]
 pub struct MetricLoggerOptions {
-    /// The run's name, which the loss curve carries.
+    /// The run's name, which is the title of the loss curve.
     pub run_name: String,
-    /// The last step of the checkpoint that the run goes on from; what is recorded of later steps is removed.
+    /// The last step of the checkpoint from which the run continues. Records of later steps are removed.
     pub last_step: Option<u64>,
-    /// Is told of each record, in order.
+    /// Receives each record, in order.
     pub observer: Observer,
-    /// How many steps go by between flushes of TensorBoard's events.
+    /// The number of steps between flushes of TensorBoard's event files.
     pub log_period: u64,
-    /// The file of JSON lines.
+    /// The path of the JSON lines file.
     pub metrics_file: Option<PathBuf>,
-    /// The directory of TensorBoard's event files.
+    /// The directory of TensorBoard event files.
     pub tensorboard_directory: Option<PathBuf>,
-    /// The picture of the loss curves.
+    /// The path of the loss curve.
     pub chart_file: Option<PathBuf>,
 }
 
-/// Takes records and has them written elsewhere than in the training loop.
+/// Takes records and passes them to a thread that writes them.
 ///
-/// Dropping it writes what is left, as [`MetricLogger::finish`] does, but keeps failures to itself.
+/// Dropping the logger writes the remaining records, as [`MetricLogger::finish`] does, but ignores failures.
 pub struct MetricLogger {
-    queue: SyncSender<Message>,
+    queue: Queue,
     writer: Option<JoinHandle<()>>,
 }
 
-/// Waits for the writer of a [`MetricLogger`]; for threads that do not own the logger.
+/// Waits for the writer of a [`MetricLogger`] on behalf of threads that do not own the logger.
 #[derive(Clone)]
 pub struct MetricBarrier {
-    queue: SyncSender<Message>,
+    queue: Queue,
+}
+
+/// The way to the writer, and why it ended if it panicked.
+#[derive(Clone)]
+struct Queue {
+    messages: SyncSender<Message>,
+    panic: Arc<OnceLock<MetricsError>>,
 }
 
 enum Message {
@@ -58,16 +68,25 @@ enum Message {
 }
 
 impl MetricLogger {
-    /// Opens the files, removes from them what the run is going to repeat, and starts the writer.
+    /// Opens the files, removes records of steps that the run will repeat, and starts the writer.
     ///
     /// # Errors
-    /// A file cannot be opened, or holds something else than metrics.
+    /// A file cannot be opened, or holds something other than metrics.
     pub fn start(options: MetricLoggerOptions) -> Result<Self, MetricsError> {
         let (sinks, observer) = (Sinks::open(&options)?, options.observer);
-        let (queue, messages) = mpsc::sync_channel(QUEUE_LENGTH);
+        let (sender, messages) = mpsc::sync_channel(QUEUE_LENGTH);
+        let queue = Queue { messages: sender, panic: Arc::default() };
+        let panic = queue.panic.clone();
+        let write = move || {
+            let writer = Writer { sinks, observer, failure: None };
+            // The messages are dropped last, so that a sender that fails finds the reason.
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| writer.run(&messages))) {
+                panic.get_or_init(|| MetricsError::Panicked { message: message_of(&*payload) });
+            }
+        };
         let writer = thread::Builder::new()
             .name("metrics".to_owned())
-            .spawn(move || Writer { sinks, observer, failure: None }.run(&messages))
+            .spawn(write)
             .map_err(|_| MetricsError::Stopped)?;
         Ok(Self { queue, writer: Some(writer) })
     }
@@ -75,9 +94,9 @@ impl MetricLogger {
     /// Records a training step.
     ///
     /// # Errors
-    /// The writer is gone. Failures of the files come with [`MetricLogger::flush`] and [`MetricLogger::finish`].
+    /// The writer has stopped. [`MetricLogger::flush`] and [`MetricLogger::finish`] return failures to write files.
     pub fn log_step(&self, record: StepRecord) -> Result<(), MetricsError> {
-        self.send(Message::Step(record))
+        self.queue.send(Message::Step(record))
     }
 
     /// Records an evaluation.
@@ -85,45 +104,42 @@ impl MetricLogger {
     /// # Errors
     /// As [`MetricLogger::log_step`].
     pub fn log_evaluation(&self, record: EvaluationRecord) -> Result<(), MetricsError> {
-        self.send(Message::Evaluation(record))
+        self.queue.send(Message::Evaluation(record))
     }
 
     /// Waits until everything recorded so far is durable.
     ///
     /// # Errors
-    /// The first failure of any file since the start.
+    /// The first failure to write a file since the start.
     pub fn flush(&self) -> Result<(), MetricsError> {
         self.barrier().flush()
     }
 
-    /// A handle with which another thread waits for what has been recorded.
+    /// A handle with which another thread can wait until earlier records are durable.
     pub fn barrier(&self) -> MetricBarrier {
         MetricBarrier { queue: self.queue.clone() }
     }
 
-    /// Writes what is left and the final loss curve, and ends the writer.
+    /// Writes the remaining records and the final loss curve, and ends the writer.
     ///
     /// # Errors
-    /// The first failure of any file since the start.
+    /// The first failure to write a file since the start.
     pub fn finish(mut self) -> Result<(), MetricsError> {
         self.stop()
     }
 
-    fn send(&self, message: Message) -> Result<(), MetricsError> {
-        self.queue.send(message).map_err(|_| MetricsError::Stopped)
-    }
-
     fn stop(&mut self) -> Result<(), MetricsError> {
         let Some(writer) = self.writer.take() else { return Ok(()) };
-        let result = request(&self.queue, Message::Finish);
+        let result = self.queue.request(Message::Finish);
         writer.join().map_err(|_| MetricsError::Stopped)?;
-        result
+        // The writer records a panic over this message only after the reply channel closes.
+        self.queue.panic.get().cloned().map_or(result, Err)
     }
 }
 
 impl Drop for MetricLogger {
     fn drop(&mut self) {
-        // Nobody is left to tell; `finish` is there for those who want to know.
+        // Drop cannot return the failure; `finish` does.
         let _ = self.stop();
     }
 }
@@ -132,27 +148,44 @@ impl MetricBarrier {
     /// Waits until everything recorded before this call is durable.
     ///
     /// # Errors
-    /// The first failure of any file since the start.
+    /// The first failure to write a file since the start.
     pub fn flush(&self) -> Result<(), MetricsError> {
-        request(&self.queue, Message::Synchronize)
+        self.queue.request(Message::Synchronize)
     }
 }
 
-/// Sends a message that is answered, and waits for the answer.
-fn request(
-    queue: &SyncSender<Message>,
-    message: impl FnOnce(SyncSender<Result<(), MetricsError>>) -> Message,
-) -> Result<(), MetricsError> {
-    let (answer, answered) = mpsc::sync_channel(1);
-    queue.send(message(answer)).map_err(|_| MetricsError::Stopped)?;
-    answered.recv().map_err(|_| MetricsError::Stopped)?
+impl Queue {
+    fn send(&self, message: Message) -> Result<(), MetricsError> {
+        self.messages.send(message).map_err(|_| self.reason())
+    }
+
+    /// Sends a message with a reply channel, and waits for the reply.
+    fn request(
+        &self,
+        message: impl FnOnce(SyncSender<Result<(), MetricsError>>) -> Message,
+    ) -> Result<(), MetricsError> {
+        let (answer, answered) = mpsc::sync_channel(1);
+        self.send(message(answer))?;
+        answered.recv().map_err(|_| self.reason())?
+    }
+
+    /// Why the writer takes no messages.
+    fn reason(&self) -> MetricsError {
+        self.panic.get().cloned().unwrap_or(MetricsError::Stopped)
+    }
+}
+
+/// The text that a panic was raised with.
+fn message_of(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
 /// The writing thread.
 struct Writer {
     sinks: Sinks,
     observer: Observer,
-    /// The first failure; nothing is written to files after it, so that a file has no gap.
+    /// The first failure. No file is written after it, so files have no gaps.
     failure: Option<MetricsError>,
 }
 
@@ -184,7 +217,7 @@ impl Writer {
             }
             Message::Synchronize(answer) => {
                 self.attempt(Sinks::synchronize);
-                // Whoever asked may have given up waiting.
+                // The requesting thread may no longer wait.
                 let _ = answer.send(self.outcome());
             }
             Message::Finish(answer) => {
@@ -207,12 +240,12 @@ impl Writer {
     }
 }
 
-/// Everything that is written to.
+/// The open files of a run.
 struct Sinks {
     json_lines: Option<JsonLines>,
     events: Option<EventFile>,
     log_period: u64,
-    /// Whether events were written since the last flush that are to be seen now.
+    /// Whether events since the last flush are due to be flushed.
     has_due_events: bool,
     chart: Option<LossChart>,
     drawn: Instant,
@@ -312,7 +345,7 @@ mod tests {
         MetricLoggerOptions {
             run_name: "test".to_owned(),
             last_step,
-            observer: std::sync::Arc::new(|_| {}),
+            observer: Arc::new(|_| {}),
             log_period: 1,
             metrics_file: Some(directory.join("metrics/metrics.jsonl")),
             tensorboard_directory: Some(directory.join("tensorboard")),
@@ -370,7 +403,7 @@ mod tests {
     #[test]
     fn each_step_is_recorded_once_across_restarts() {
         let directory = tempfile::tempdir().unwrap();
-        // The state of step 3 was the last to be saved when the process died after step 5.
+        // The process died after step 5, and its last checkpoint was that of step 3.
         let logger = MetricLogger::start(options(directory.path(), None)).unwrap();
         for step in 0..6 {
             logger.log_step(measured_step(step, 6.0 - step as f64).record()).unwrap();
@@ -383,7 +416,7 @@ mod tests {
         logger.finish().unwrap();
         assert_eq!(recorded_steps(directory.path()), (0..10).collect::<Vec<_>>());
         assert_eq!(fs::read_dir(directory.path().join("tensorboard")).unwrap().count(), 2);
-        // The curve shows the steps before the restart too.
+        // The curve includes the steps before the restart.
         let chart = fs::read_to_string(directory.path().join("metrics/loss.svg")).unwrap();
         let curve = chart.lines().find(|line| line.contains("class=\"training\"")).unwrap();
         assert_eq!(curve.matches(',').count(), 10, "{curve}");
@@ -405,9 +438,34 @@ mod tests {
             assert_eq!(error.to_string(), "cannot write `/dev/full`");
             assert!(!error.is_user_error());
         }
-        // Records are still taken: the loop decides what to do at its next barrier.
+        // Records are still accepted: the loop learns of the failure at its next barrier.
         logger.log_step(measured_step(1, 3.0).record()).unwrap();
         assert!(logger.finish().is_err());
+    }
+
+    #[test]
+    fn a_panic_of_the_observer_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let observer: Observer = Arc::new(|event| {
+            if let Event::Step(record) = event {
+                assert!(record.step < 2, "no room for step {}", record.step);
+            }
+        });
+        let logger =
+            MetricLogger::start(MetricLoggerOptions { observer, ..options(directory.path(), None) }).unwrap();
+        let expected =
+            "the thread that records metrics and reports events panicked: no room for step 2".to_owned();
+        for step in 0..3 {
+            logger.log_step(measured_step(step, 3.0).record()).unwrap();
+        }
+        assert_eq!(logger.flush().unwrap_err().to_string(), expected);
+        assert_eq!(
+            logger.log_step(measured_step(3, 3.0).record()).unwrap_err().to_string(),
+            expected,
+            "a step after the panic fails at once"
+        );
+        assert_eq!(logger.finish().unwrap_err().to_string(), expected);
+        assert_eq!(recorded_steps(directory.path()), [0, 1, 2]);
     }
 
     #[test]

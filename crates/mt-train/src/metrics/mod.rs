@@ -1,15 +1,14 @@
-//! What a run reports about itself, and where it goes.
+//! The metrics of a run and the files that record them.
 //!
-//! The loop turns its measurements into records ([`StepMeasurements::record`], [`EvaluationMeasurements::record`])
-//! and hands them to a [`MetricLogger`], whose thread writes them to
+//! The loop turns its measurements into records ([`StepMeasurements::record`], [`EvaluationMeasurements::record`]) and
+//! passes them to a [`MetricLogger`], whose thread writes them to
 //!
 //! - the run's observer, as events;
-//! - a file of JSON lines, one object a record, with each step exactly once however often the run was killed;
+//! - a file of JSON lines, one object per record, with each step exactly once however often the run was killed;
 //! - TensorBoard event files;
-//! - an SVG picture of the loss curves.
+//! - an SVG image of the loss curves.
 //!
-//! Logging never delays a step; [`MetricLogger::flush`] is the barrier that a checkpoint waits for before it is
-//! committed.
+//! Logging does not delay steps. A checkpoint waits for [`MetricLogger::flush`] before it is committed.
 
 mod chart;
 mod error;
@@ -22,4 +21,6 @@ mod tensorboard;
 
 pub use error::MetricsError;
 pub use logger::{MetricBarrier, MetricLogger, MetricLoggerOptions};
+pub(crate) use tensorboard::host_name;
+
 pub use record::{EvaluationMeasurements, EvaluationRecord, Metrics, StepMeasurements, StepRecord};

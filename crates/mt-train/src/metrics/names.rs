@@ -1,14 +1,14 @@
-//! The names under which metrics are recorded: MaxText's, and three of ours, which are marked.
+//! The names of recorded metrics. They are MaxText's, except for those marked as this project's own.
 
-/// The loss that is differentiated, per unit of weight.
+/// The differentiated loss, per unit of weight.
 pub const LOSS: &str = "learning/loss";
-/// The language-modelling part of [`LOSS`], where other terms are added to it.
+/// The language-modeling loss, if [`LOSS`] has further terms.
 pub const LM_LOSS: &str = "learning/lm_loss";
-/// The z-loss, as it is added to [`LOSS`].
+/// The z-loss, as added to [`LOSS`].
 pub const Z_LOSS: &str = "learning/z_loss";
-/// The exponential of the language-modelling loss.
+/// The exponential of the language-modeling loss.
 pub const PERPLEXITY: &str = "learning/perplexity";
-/// The sum of the weights of the tokens that count.
+/// The sum of the weights of all counted tokens.
 pub const TOTAL_WEIGHTS: &str = "learning/total_weights";
 /// The norm of the gradient that the optimizer received, after clipping.
 pub const GRADIENT_NORM: &str = "learning/grad_norm";
@@ -18,38 +18,48 @@ pub const RAW_GRADIENT_NORM: &str = "learning/raw_grad_norm";
 pub const PARAMETER_NORM: &str = "learning/param_norm";
 /// The learning rate of the step.
 pub const LEARNING_RATE: &str = "learning/current_learning_rate";
-/// The largest score of any head of attention in the step, before it is capped, if queries and keys are clipped.
+/// The largest attention logit of any head in the step, before soft-capping. Recorded if QK-clip is on.
 pub const LARGEST_SCORE: &str = "learning/max_logits";
-/// 1 if the step counted as a spike and changed nothing, else 0.
+/// 1 if the step counted as a spike and was skipped, else 0.
 pub const STEP_SKIPPED: &str = "optim/step_skipped";
 
-/// From the start of one step to the start of the next, in seconds.
+/// The begin of the names of times and rates.
+pub(crate) const PERFORMANCE: &str = "perf/";
+/// Seconds from the start of one step to the start of the next.
 pub const STEP_TIME: &str = "perf/step_time_seconds";
-/// What the step computes on each device, in units of 10¹² floating-point operations.
+/// The step's model FLOPs on each device, in units of 10¹².
 pub const TFLOPS: &str = "perf/per_device_tflops";
-/// [`TFLOPS`] a second.
+/// [`TFLOPS`] per second.
 pub const TFLOPS_PER_SECOND: &str = "perf/per_device_tflops_per_sec";
-/// The tokens that the step processes on each device.
+/// The number of tokens that the step processes on each device.
 pub const TOKENS: &str = "perf/per_device_tokens";
-/// [`TOKENS`] a second.
+/// [`TOKENS`] per second.
 pub const TOKENS_PER_SECOND: &str = "perf/per_device_tokens_per_sec";
-/// Ours: model FLOP/s utilization, the share of the device's peak; absent where the peak is unknown.
+/// Own metric: model FLOP/s utilization, the fraction of the device's peak. Absent if the peak is unknown.
 pub const MODEL_FLOPS_UTILIZATION: &str = "perf/mfu";
-/// Ours: the share of the step's time that was spent waiting for input.
+/// Own metric: the fraction of the step's time spent waiting for input.
 pub const DATA_WAIT_SHARE: &str = "perf/data_wait_share";
+
+/// Ours: the step's time less the median of recent steps, in seconds.
+pub const STEP_TIME_DEVIATION: &str = "perf/step_time_deviation_seconds";
+
+/// Ours: the share of the run's time, over all its processes, in which training progressed.
+pub const GOODPUT: &str = "goodput";
+/// Ours: before the name of a kind of badput, such as `compile`, whose share of the run's time is recorded.
+pub const BADPUT: &str = "badput/";
 
 /// The loss of an evaluation, per unit of weight.
 pub const EVALUATION_LOSS: &str = "eval/avg_loss";
-/// The part of [`EVALUATION_LOSS`] that is the z-loss, if there is one.
+/// The z-loss included in [`EVALUATION_LOSS`], if it is configured.
 pub const EVALUATION_Z_LOSS: &str = "eval/avg_z_loss";
 /// The exponential of [`EVALUATION_LOSS`] without [`EVALUATION_Z_LOSS`].
 pub const EVALUATION_PERPLEXITY: &str = "eval/avg_perplexity";
-/// The sum of the weights of the tokens that count in an evaluation.
+/// The sum of the weights of all counted tokens of an evaluation.
 pub const EVALUATION_TOTAL_WEIGHTS: &str = "eval/total_weights";
 /// The sum of the losses of the tokens of an evaluation.
 pub const EVALUATION_TOTAL_LOSS: &str = "eval/total_loss";
-/// The sum of the z-losses of the tokens of an evaluation, if they count.
+/// The sum of the z-losses of the tokens of an evaluation, if the z-loss is configured.
 pub const EVALUATION_TOTAL_Z_LOSS: &str = "eval/total_z_loss";
-/// Ours: the cross-entropy in bits for each byte of the text, which compares across tokenizers; absent where the bytes are
-/// not known.
+/// Own metric: the cross-entropy in bits per byte of text, which is comparable across tokenizers. Absent if the number
+/// of bytes is unknown.
 pub const EVALUATION_BITS_PER_BYTE: &str = "eval/bits_per_byte";

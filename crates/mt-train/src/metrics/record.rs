@@ -9,7 +9,7 @@ use super::names;
 pub struct Metrics(Vec<(Cow<'static, str>, f64)>);
 
 impl Metrics {
-    /// Sets a value, replacing an earlier one of the same name.
+    /// Sets a value and replaces an earlier value of the same name.
     pub fn set(&mut self, name: impl Into<Cow<'static, str>>, value: f64) {
         let name = name.into();
         match self.0.iter_mut().find(|(known, _)| *known == name) {
@@ -18,14 +18,19 @@ impl Metrics {
         }
     }
 
-    /// The value of that name.
+    /// The value named `name`.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, value)| *value)
     }
 
-    /// All values in order.
+    /// All values, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, f64)> {
         self.0.iter().map(|(name, value)| (name.as_ref(), *value))
+    }
+
+    /// Removes the values whose names begin with `prefix`.
+    pub(crate) fn remove_all(&mut self, prefix: &str) {
+        self.0.retain(|(name, _)| !name.starts_with(prefix));
     }
 
     /// Sets all values of `others`.
@@ -51,47 +56,47 @@ impl IntoIterator for Metrics {
     }
 }
 
-/// What one training step reports.
+/// The metrics of one training step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepRecord {
-    /// The step, counted from zero.
+    /// The step, from 0.
     pub step: u64,
-    /// Its values, under the names of [`names`].
+    /// The values under the names of [`names`].
     pub metrics: Metrics,
 }
 
-/// What one evaluation reports.
+/// The metrics of one evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvaluationRecord {
-    /// The step that it belongs to.
+    /// The number of steps done before the evaluation.
     pub step: u64,
-    /// Its values, under the names of [`names`].
+    /// The values under the names of [`names`].
     pub metrics: Metrics,
 }
 
-/// What the loop measures in a training step; the rest of its record follows from it.
+/// The loop's measurements of a training step, from which the rest of its record is computed.
 #[derive(Clone, Debug)]
 pub struct StepMeasurements {
-    /// The step, counted from zero.
+    /// The step, from 0.
     pub step: u64,
-    /// What the step's program reports, the loss among it, under the names of [`names`].
+    /// The metrics of the step's program, including the loss, under the names of [`names`].
     pub values: Metrics,
-    /// From the start of the step to the start of the next.
+    /// The time from the start of the step to the start of the next.
     pub step_time: Duration,
-    /// How much of it was spent waiting for input.
+    /// The part of `step_time` spent waiting for input.
     pub data_wait: Duration,
-    /// Floating-point operations on each device, in units of 10¹².
+    /// Model FLOPs on each device, in units of 10¹².
     pub tflops_per_device: f64,
     /// Tokens on each device.
     pub tokens_per_device: f64,
-    /// What each device can do in a second, in units of 10¹² operations, where it is known.
+    /// The peak throughput of each device in TFLOP/s, if it is known.
     pub peak_tflops_per_device: Option<f64>,
     /// Whether the loss is a cross-entropy in nats, so that perplexity follows from it.
     pub is_cross_entropy: bool,
 }
 
 impl StepMeasurements {
-    /// The record, with perplexity, rates and shares worked out.
+    /// The record, with perplexity, rates and fractions computed.
     pub fn record(&self) -> StepRecord {
         let seconds = self.step_time.as_secs_f64();
         let tflops_per_second = self.tflops_per_device / seconds;
@@ -114,35 +119,35 @@ impl StepMeasurements {
     }
 }
 
-/// What an evaluation adds up over its batches; the rest of its record follows from it.
+/// The sums of an evaluation over its batches, from which the rest of its record is computed.
 #[derive(Clone, Debug)]
 pub struct EvaluationMeasurements {
-    /// The step that it belongs to.
+    /// The number of steps done before the evaluation.
     pub step: u64,
-    /// The sums that the program reports, under the names of [`names`].
+    /// The sums that the program returns, under the names of [`names`].
     pub sums: Metrics,
-    /// The bytes of text that those tokens spell, where they are known.
+    /// The number of bytes of text that the tokens encode, if it is known.
     pub total_bytes: Option<f64>,
     /// Whether the loss is a cross-entropy in nats, so that perplexity and bits per byte follow from it.
     pub is_cross_entropy: bool,
 }
 
-/// What names of sums begin with, and those of their means.
+/// The prefix of the names of sums. [`MEAN`] is the prefix of their means.
 const SUM: &str = "eval/total_";
 const MEAN: &str = "eval/avg_";
 
 impl EvaluationMeasurements {
-    /// The measurements of no batch.
+    /// The measurements of an evaluation without batches.
     pub(crate) fn empty(step: u64) -> Self {
         Self { step, sums: Metrics::default(), total_bytes: None, is_cross_entropy: false }
     }
 
-    /// The loss per unit of weight: of a token, in nats, if it is a cross-entropy.
+    /// The loss per unit of weight. A cross-entropy is in nats per token.
     pub fn loss(&self) -> f64 {
         self.sum(names::EVALUATION_TOTAL_LOSS) / self.sum(names::EVALUATION_TOTAL_WEIGHTS)
     }
 
-    /// The cross-entropy of a byte of text, in bits.
+    /// The cross-entropy in bits per byte of text.
     pub fn bits_per_byte(&self) -> Option<f64> {
         let cross_entropy = self.sum(names::EVALUATION_TOTAL_LOSS) - self.sum(names::EVALUATION_TOTAL_Z_LOSS);
         self.total_bytes.filter(|_| self.is_cross_entropy).map(|bytes| cross_entropy / LN_2 / bytes)
@@ -152,7 +157,7 @@ impl EvaluationMeasurements {
         self.sums.get(name).unwrap_or(0.0)
     }
 
-    /// The record, with means worked out.
+    /// The record, with means computed.
     pub fn record(&self) -> EvaluationRecord {
         let loss = self.loss();
         let mut metrics = Metrics::default();
@@ -184,7 +189,7 @@ pub(crate) mod tests {
         metrics
     }
 
-    /// A step of half a second with round numbers.
+    /// A step of half a second with round values.
     pub(crate) fn measured_step(step: u64, loss: f64) -> StepMeasurements {
         StepMeasurements {
             step,

@@ -1,7 +1,7 @@
 //! TensorBoard event files.
 //!
-//! An event file is a sequence of records, each framed by its length and two checksums; a record is an `Event`
-//! protocol buffer. The few fields that scalars need are encoded here.
+//! An event file is a sequence of records, each framed by its length and two checksums. A record is an `Event` protocol
+//! buffer. This module encodes the few fields that scalars need.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -18,12 +18,12 @@ pub(crate) struct EventFile {
 }
 
 impl EventFile {
-    /// Creates a new file in `directory`, whose name TensorBoard sorts after those of earlier starts.
+    /// Creates a file in `directory` whose name sorts after those of earlier starts.
     ///
-    /// `first_step` is the step that the run goes on with: what earlier files say about it and later steps is
-    /// superseded.
+    /// `first_step` is the first step of this start. TensorBoard discards the values of this and later steps in earlier
+    /// files.
     pub(crate) fn create(directory: &Path, first_step: u64) -> Result<Self, MetricsError> {
-        /// Tells apart the files that one process creates in the same second.
+        /// Distinguishes the files that one process creates in the same second.
         static CREATED: AtomicU32 = AtomicU32::new(0);
 
         fs::create_dir_all(directory).map_err(MetricsError::io("create", directory))?;
@@ -38,7 +38,7 @@ impl EventFile {
         let file = File::create_new(&path).map_err(MetricsError::io("create", &path))?;
         let mut events = Self { path, file: BufWriter::new(file) };
         events.write_record(&event(0, |event| event.bytes(3, b"brain.Event:2")))?;
-        // A session log with status START makes readers forget later steps of earlier files.
+        // A session log with status START makes readers discard later steps of earlier files.
         events.write_record(&event(first_step, |event| {
             let mut session_log = Message::default();
             session_log.integer(1, 1);
@@ -48,7 +48,7 @@ impl EventFile {
         Ok(events)
     }
 
-    /// Writes every value as a scalar of its name.
+    /// Writes each value as a scalar under its name.
     pub(crate) fn write(&mut self, step: u64, metrics: &Metrics) -> Result<(), MetricsError> {
         let mut summary = Message::default();
         for (name, value) in metrics.iter() {
@@ -60,7 +60,7 @@ impl EventFile {
         self.write_record(&event(step, |event| event.bytes(5, &summary.0)))
     }
 
-    /// Gives what was written to the system, where TensorBoard sees it.
+    /// Flushes written events to the system, so that TensorBoard sees them.
     pub(crate) fn publish(&mut self) -> Result<(), MetricsError> {
         self.file.flush().map_err(MetricsError::io("write", &self.path))
     }
@@ -70,7 +70,7 @@ impl EventFile {
     }
 }
 
-/// An `Event` of now, with what `fill` adds.
+/// An `Event` with the current time and the fields that `fill` adds.
 fn event(step: u64, fill: impl FnOnce(&mut Message)) -> Vec<u8> {
     let mut event = Message::default();
     event.double(1, since_epoch().as_secs_f64());
@@ -90,12 +90,12 @@ fn framed(data: &[u8]) -> Vec<u8> {
     record
 }
 
-/// CRC-32C, rotated and shifted as the record format asks, so that records can be nested.
+/// CRC-32C, rotated and shifted as the record format requires, so that records can be nested.
 fn masked_checksum(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// A protocol buffer message that is being written.
+/// A protocol buffer message under construction.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
@@ -125,7 +125,7 @@ impl Message {
         self.variable(u64::from(field << 3 | wire_type));
     }
 
-    /// Seven bits a byte, least significant first, with the high bit set on all but the last.
+    /// Seven bits per byte, least significant first, with the high bit set on all bytes except the last.
     fn variable(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.0.push(value as u8 | 0x80);
@@ -139,8 +139,8 @@ fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// The machine's name, as far as it may stand in a file name.
-fn host_name() -> String {
+/// The machine's name, restricted to characters that are valid in a file name.
+pub(crate) fn host_name() -> String {
     let name: String = fs::read_to_string("/proc/sys/kernel/hostname")
         .unwrap_or_default()
         .trim()
@@ -155,7 +155,7 @@ mod tests {
     use super::super::record::tests::measured_step;
     use super::*;
 
-    /// Takes a file of records apart, checking its frames.
+    /// Splits a file into its records and checks their frames.
     fn records(mut bytes: &[u8]) -> Vec<&[u8]> {
         let mut records = Vec::new();
         while !bytes.is_empty() {

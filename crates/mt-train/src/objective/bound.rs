@@ -1,41 +1,51 @@
-//! Models as objectives use them: with their parameters, in one program.
+//! Models bound to their parameters in a program, as objectives use them.
 
-use mt_models::{Forward, Model, OfLayers, Tokens};
-use mt_nn::{ParamSpec, TiledHead, TokenLoss, cross_entropy, narrow_token_loss, token_loss};
-use mt_shape::Path;
+use mt_models::{Forward, LayerOutput, Model, OfLayers, Tokens};
+use mt_nn::{ParamSpec, TiledHead, TokenLoss, narrow_token_loss, token_log_probabilities, token_loss};
+use mt_shape::{Path, logical};
 use mt_trace::{Key, Memory, Tensor};
 
 use super::NamedTensors;
 use crate::query_key_clip::SCORES;
 
-/// How the trained model is run, whatever the objective.
+/// Settings of the trained model's forward pass that do not depend on the objective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ModelUse {
-    /// In how many tiles of positions logits are computed.
+    /// The number of tiles of positions in which logits are computed.
     pub num_vocab_tiling: usize,
     /// Whether the head's parameters are gathered once for all tiles.
     pub gather_head_once: bool,
-    /// Whether the loss of each token is computed in `f32` rather than in the type of its logits.
+    /// Whether each token's loss is computed in `f32` rather than in the type of the logits.
     pub loss_in_f32: bool,
-    /// The memory that the parameters of layers are in; all others are on the device.
+    /// The memory that holds the parameters of layers; the others are on the device.
     pub layers_in: Memory,
-    /// Whether the largest scores of attention are side outputs.
+    /// Whether the largest attention logits are auxiliary outputs.
     pub with_scores: bool,
-    /// Whether there are several devices.
+    /// Whether statistics of each layer's activations are auxiliary outputs.
+    pub with_statistics: bool,
+    /// Whether the mesh has several devices.
     pub is_split: bool,
 }
 
-/// Outputs of a forward pass beside hidden states.
+impl ModelUse {
+    /// The auxiliary outputs of layers while the model is trained.
+    fn layer_outputs(self) -> Vec<LayerOutput> {
+        let scores = self.with_scores.then_some(SCORES);
+        scores.into_iter().chain(self.with_statistics.then_some(LayerOutput::Statistics)).collect()
+    }
+}
+
+/// Outputs of a forward pass in addition to hidden states.
 #[derive(Clone, Default)]
 pub struct SideOutputs<'t> {
-    /// Losses of layers under the names of metrics, each of the whole micro-batch and not a sum over its tokens.
+    /// Auxiliary losses of layers by metric name. Each is a loss of the whole micro-batch, not a sum over its tokens.
     pub(crate) auxiliary_losses: NamedTensors<'t>,
-    /// Outputs of layers that the run needs for other purposes than the loss.
+    /// Outputs of layers that the run needs for purposes other than the loss.
     pub(crate) layer_outputs: Vec<OfLayers<'t>>,
 }
 
 impl SideOutputs<'_> {
-    /// Whether layers add losses of their own.
+    /// Whether layers add auxiliary losses.
     pub fn has_losses(&self) -> bool {
         !self.auxiliary_losses.is_empty()
     }
@@ -45,11 +55,11 @@ impl SideOutputs<'_> {
 pub struct HiddenStates<'t> {
     /// `[batch, position, embed]`
     pub hidden: Tensor<'t>,
-    /// Handed on by objectives in their [`super::Loss`].
+    /// Objectives pass this on in [`super::Loss`].
     pub side: SideOutputs<'t>,
 }
 
-/// A model with its parameters.
+/// A model with its parameters in a program.
 #[derive(Clone)]
 pub struct BoundModel<'a, 't> {
     pub(crate) model: &'a dyn Model,
@@ -62,25 +72,25 @@ pub struct BoundModel<'a, 't> {
 }
 
 impl<'t> BoundModel<'_, 't> {
-    /// The hidden states that the head takes.
+    /// The hidden states that the head receives.
     ///
     /// # Shapes
     /// `i32[batch, position] -> [batch, position, embed]`
     pub fn hidden(&self, tokens: Tokens<'t>) -> HiddenStates<'t> {
-        let with_scores = self.usage.with_scores && self.is_differentiated;
         let forward = Forward {
             dropout: self.dropout,
-            layer_outputs: if with_scores { vec![SCORES] } else { Vec::new() },
+            layer_outputs: if self.is_differentiated { self.usage.layer_outputs() } else { Vec::new() },
             layers_in: self.usage.layers_in,
             ..Forward::default()
         };
         let made = self.model.hidden(self.parameters, tokens, forward);
-        let side = SideOutputs { auxiliary_losses: made.auxiliary_losses, layer_outputs: made.layer_outputs };
+        let losses = made.auxiliary_losses.into_iter().map(|(name, loss)| (name.into(), loss));
+        let side = SideOutputs { auxiliary_losses: losses.collect(), layer_outputs: made.layer_outputs };
         HiddenStates { hidden: made.hidden, side }
     }
 
-    /// Sums of the cross-entropies of `targets`, over tokens whose segment id is not 0, computed in tiles of the
-    /// vocabulary's scores if the configuration says so.
+    /// The summed cross-entropy of `targets` over the tokens whose segment id is not 0. If the configuration sets
+    /// tiles, logits are computed tile by tile.
     ///
     /// # Shapes
     /// `[batch, position, embed], i32[batch, position], i32[batch, position] -> f32[]`
@@ -92,36 +102,43 @@ impl<'t> BoundModel<'_, 't> {
         z_loss_multiplier: f64,
     ) -> TokenLoss<'t> {
         let (parameters, hidden) = self.head_inputs(hidden);
-        let tiles = self.usage.num_vocab_tiling;
-        if tiles == 1 {
+        if self.usage.num_vocab_tiling == 1 {
             let logits = self.model.apply_head(&parameters, hidden);
             let loss_of = if self.usage.loss_in_f32 { token_loss } else { narrow_token_loss };
             return loss_of(logits, targets, segmentation, z_loss_multiplier);
         }
-        let of_head = self.model.head_parameters();
-        let logical_axes: Vec<_> =
-            of_head.iter().map(|index| self.specs[*index].1.logical_axes.clone()).collect();
-        TiledHead {
-            tiles,
-            z_loss_multiplier,
-            in_f32: self.usage.loss_in_f32,
-            head: &|parameters, hidden| self.model.apply_head(parameters, hidden),
-            logical_axes: &logical_axes,
-            gathered: if self.usage.gather_head_once { &["embed_vocab"] } else { &[] },
-        }
-        .token_loss(&parameters, hidden, targets, segmentation)
+        self.in_tiles(z_loss_multiplier, |head| head.token_loss(&parameters, hidden, targets, segmentation))
     }
 
-    /// The log-probability of each target.
+    /// The log-probability of each target, computed in tiles as [`Self::token_loss`] is.
     ///
     /// # Shapes
     /// `[batch, position, embed], i32[batch, position] -> f32[batch, position]`
     pub fn token_log_probabilities(&self, hidden: Tensor<'t>, targets: Tensor<'t>) -> Tensor<'t> {
-        let (cross_entropy, _) = cross_entropy(self.logits(hidden), targets);
-        -cross_entropy
+        let (parameters, hidden) = self.head_inputs(hidden);
+        if self.usage.num_vocab_tiling == 1 {
+            let logits = self.model.apply_head(&parameters, hidden);
+            return token_log_probabilities(logits, targets, self.usage.loss_in_f32);
+        }
+        self.in_tiles(0.0, |head| head.token_log_probabilities(&parameters, hidden, targets))
     }
 
-    /// Logits of every token of the vocabulary.
+    /// Hands on the head as it is applied in tiles of positions.
+    fn in_tiles<R>(&self, z_loss_multiplier: f64, apply: impl FnOnce(TiledHead<'_>) -> R) -> R {
+        let of_head = self.model.head_parameters();
+        let logical_axes: Vec<_> =
+            of_head.iter().map(|index| self.specs[*index].1.logical_axes.clone()).collect();
+        apply(TiledHead {
+            tiles: self.usage.num_vocab_tiling,
+            z_loss_multiplier,
+            in_f32: self.usage.loss_in_f32,
+            head: &|parameters, hidden| self.model.apply_head(parameters, hidden),
+            logical_axes: &logical_axes,
+            gathered: if self.usage.gather_head_once { &[logical::EMBED_VOCAB] } else { &[] },
+        })
+    }
+
+    /// The logits of all tokens of the vocabulary.
     ///
     /// # Shapes
     /// `[batch, position, embed] -> [batch, position, vocab]`
@@ -130,9 +147,9 @@ impl<'t> BoundModel<'_, 't> {
         self.model.apply_head(&parameters, hidden)
     }
 
-    /// The parameters of the head and the hidden states that it takes. On several devices a barrier has the gradients of
-    /// the head's parameters split before those of layers are begun; otherwise each device keeps whole sums of the former
-    /// until all are made.
+    /// The parameters of the head and its hidden states. On several devices a barrier makes the partitioner reduce and
+    /// shard the gradients of the head's parameters before the backward pass of the layers begins. Without it each
+    /// device holds their unsharded sums until all gradients are computed.
     fn head_inputs(&self, hidden: Tensor<'t>) -> (Vec<Tensor<'t>>, Tensor<'t>) {
         let of_head = self.model.head_parameters();
         let mut held: Vec<Tensor<'t>> = of_head.iter().map(|index| self.parameters[*index]).collect();

@@ -1,13 +1,13 @@
 //! Objectives: the losses that runs minimize.
 //!
 //! The loop, micro-batches, placement, rematerialization, vocabulary tiling, evaluation and resuming work with any
-//! [`Objective`]; none of them knows which one it is. An objective is added in a file of its own, beside
-//! [`NextToken`], and chosen in `of_config`.
+//! [`Objective`] and never ask which one it is. A new objective is a file beside [`NextToken`] and a case of
+//! `of_config`.
 
 mod bound;
 mod next_token;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{borrow::Cow, path::PathBuf, sync::Arc};
 
 use mt_config::TrainConfig;
 use mt_models::Model;
@@ -23,29 +23,32 @@ pub(crate) use bound::ModelUse;
 
 use crate::TrainError;
 
-/// Scalars under the names of metrics, in the order in which they are recorded.
-pub type NamedTensors<'t> = Vec<(&'static str, Tensor<'t>)>;
+/// The name under which a metric is recorded. Those of single layers have the layer's number.
+pub type MetricName = Cow<'static, str>;
 
-/// An array of a batch, as programs take it.
+/// Scalars by metric name, in the order in which they are recorded.
+pub type NamedTensors<'t> = Vec<(MetricName, Tensor<'t>)>;
+
+/// The description of an array of a batch, as programs take it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchArray {
     pub name: &'static str,
     pub dtype: DType,
-    /// The rows of the batch (`axes::BATCH`) come first. Along `axes::POSITION` elements are stored in the order of
-    /// the run's sequences, which differs from that of the text where sequences are split over devices.
+    /// The rows of the batch (`axes::BATCH`) come first. Along `axes::POSITION` elements are stored in the run's
+    /// sequence order, which differs from the order of the text if sequences are split over devices.
     pub axes: Vec<Axis>,
-    /// Elements are integers from 0 up to, not including, this.
+    /// The exclusive upper bound of the elements, which are integers from 0.
     pub below: Option<usize>,
 }
 
 impl BatchArray {
-    /// The sizes of its axes.
+    /// The sizes of the axes.
     pub fn dims(&self) -> Vec<usize> {
         self.axes.iter().map(|axis| axis.size).collect()
     }
 }
 
-/// A batch in a program, by the names of [`Objective::arrays`].
+/// The traced arrays of a batch, by their names in [`Objective::arrays`].
 #[derive(Clone)]
 pub struct BatchTensors<'t> {
     arrays: Vec<(&'static str, Tensor<'t>)>,
@@ -62,10 +65,10 @@ impl<'t> BatchTensors<'t> {
         Self { arrays: names.into_iter().zip(tensors).collect(), order }
     }
 
-    /// The array of this name.
+    /// The array named `name`.
     ///
     /// # Panics
-    /// The objective did not declare it.
+    /// The objective does not declare the array.
     pub fn of(&self, name: &str) -> Tensor<'t> {
         let array = self.arrays.iter().find(|(known, _)| *known == name);
         array.unwrap_or_else(|| panic!("`{name}` is not an array of the objective's batch")).1
@@ -80,25 +83,25 @@ impl<'t> BatchTensors<'t> {
     }
 }
 
-/// A model that takes part in an objective and is not trained.
+/// A model that an objective uses and does not train.
 pub struct FrozenModel {
-    /// The name of its arrays in programs.
+    /// The prefix of its arrays' names in programs.
     pub name: &'static str,
     pub model: Arc<dyn Model>,
     pub source: FrozenSource,
 }
 
-/// Where the parameters of a frozen model come from.
+/// The source of a frozen model's parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FrozenSource {
-    /// They are those with which the trained model began: from the path or the seed that the configuration names.
-    /// Parameters that are not trained are not held twice: both models take the same arrays.
+    /// The initial parameters of the trained model, from the path or the seed that the configuration names. Parameters
+    /// that are not trained are not held twice: both models use the same arrays.
     FirstValues,
     /// A checkpoint or a Hugging Face directory.
     Path(PathBuf),
 }
 
-/// The models of an objective in a program.
+/// The models of an objective, bound to their parameters.
 pub struct Models<'a, 't> {
     pub trained: BoundModel<'a, 't>,
     /// In the order of [`Objective::frozen`].
@@ -107,33 +110,33 @@ pub struct Models<'a, 't> {
 
 /// The loss of a micro-batch.
 pub struct Loss<'t> {
-    /// The micro-batch's share of the batch's loss, a scalar: sums over its rows, divided by what belongs to the whole
+    /// The micro-batch's share of the batch's loss, a scalar: sums over its rows, divided by `divisors` of the whole
     /// batch ([`Objective::loss`]).
     pub share: Tensor<'t>,
-    /// Summands of `share` that are reported under names of their own, and other sums over the micro-batch.
+    /// Summands of `share` that are reported under their own names, and other sums over the micro-batch.
     pub terms: NamedTensors<'t>,
     /// Further outputs of the trained model ([`HiddenStates::side`]). Auxiliary losses are added to the loss.
     pub side: SideOutputs<'t>,
 }
 
-/// An objective of training: the arrays of a batch, the models that take part, and a loss.
+/// A training objective: the arrays of a batch, the models that it uses, and a loss.
 pub trait Objective: Send + Sync {
-    /// Its name in messages.
+    /// The objective's name in messages.
     fn name(&self) -> &'static str;
 
     /// The arrays of a batch of `rows` rows, in the order in which programs take them.
     fn arrays(&self, rows: usize) -> Vec<BatchArray>;
 
-    /// How many sequences of which length the trained model processes for a batch of `rows` rows.
+    /// The number of sequences that the trained model processes for a batch of `rows` rows, and their length in tokens.
     fn sequences(&self, rows: usize) -> [usize; 2];
 
-    /// The data of a run, whose batches have [`Objective::arrays`].
+    /// Opens the data of a run, whose batches have [`Objective::arrays`].
     ///
     /// # Errors
-    /// Data that cannot be read or does not fit the model.
+    /// The data cannot be read or does not fit the model.
     fn data(&self, request: &DataRequest<'_>) -> Result<RunData, TrainError>;
 
-    /// The models beside the trained one.
+    /// The models other than the trained one.
     fn frozen(&self) -> Vec<FrozenModel> {
         Vec::new()
     }
@@ -143,11 +146,11 @@ pub trait Objective: Send + Sync {
         false
     }
 
-    /// The divisors of sums over a batch, such as its number of tokens: scalars that follow from the whole batch
-    /// alone, before it is cut into micro-batches. The first is reported as the batch's weight.
+    /// The divisors of sums over a batch, such as its number of tokens. These scalars depend on the whole batch alone
+    /// and are computed before it is cut into micro-batches. The first one is reported as the batch's weight.
     fn weights<'t>(&self, batch: &BatchTensors<'t>) -> Vec<Tensor<'t>>;
 
-    /// The loss of a micro-batch. `divisors` are the [`Objective::weights`] of the whole batch, kept from 0.
+    /// The loss of a micro-batch. `divisors` are the [`Objective::weights`] of the whole batch, kept away from 0.
     fn loss<'t>(
         &self,
         models: &Models<'_, 't>,
@@ -155,12 +158,12 @@ pub trait Objective: Send + Sync {
         divisors: &[Tensor<'t>],
     ) -> Loss<'t>;
 
-    /// Sums over a batch that an evaluation adds up over batches: `eval/total_loss`, `eval/total_weights`, and further
-    /// sums `eval/total_…`, of each of which the mean `eval/avg_…` is reported.
+    /// Sums over a batch that an evaluation accumulates: `eval/total_loss`, `eval/total_weights`, and further sums
+    /// `eval/total_…`. For each further sum, the evaluation reports the mean `eval/avg_…`.
     fn evaluate<'t>(&self, models: &Models<'_, 't>, batch: &BatchTensors<'t>) -> NamedTensors<'t>;
 }
 
-/// The objective of a configuration.
+/// The objective that the configuration selects.
 pub(crate) fn of_config(settings: &TrainConfig) -> Arc<dyn Objective> {
     Arc::new(NextToken {
         length: settings.data.max_target_length,

@@ -1,4 +1,4 @@
-//! Prediction of the next token: pre-training and continued training on text.
+//! Next-token prediction: pre-training and continued training on text.
 
 use mt_data::arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION};
 use mt_models::Tokens;
@@ -16,12 +16,12 @@ use super::{
 };
 use crate::{TrainError, metrics::names};
 
-/// The mean cross-entropy of the tokens that follow each other in a document.
+/// The mean cross-entropy of each document's next tokens.
 pub struct NextToken {
-    /// Positions of a row.
+    /// Positions per row.
     pub length: usize,
     pub vocab_size: usize,
-    /// The weight of the squared log-partition function (Chowdhery et al., 2022).
+    /// The weight of the z-loss, the squared log-partition function (Chowdhery et al., 2022).
     pub z_loss_multiplier: f64,
 }
 
@@ -96,8 +96,8 @@ impl Objective for NextToken {
             // The differentiated sum includes the z-loss.
             let total = tokens.total / divisor;
             let cross_entropy = z_loss.map_or(total, |z_loss| total - z_loss);
-            terms.push((names::LM_LOSS, cross_entropy));
-            terms.extend(z_loss.map(|z_loss| (names::Z_LOSS, z_loss)));
+            terms.push((names::LM_LOSS.into(), cross_entropy));
+            terms.extend(z_loss.map(|z_loss| (names::Z_LOSS.into(), z_loss)));
         }
         Loss { share, terms, side }
     }
@@ -107,6 +107,6 @@ impl Objective for NextToken {
         let sums =
             [(names::EVALUATION_TOTAL_LOSS, loss.total), (names::EVALUATION_TOTAL_WEIGHTS, loss.weights)];
         let z_loss = loss.z_loss.map(|z_loss| (names::EVALUATION_TOTAL_Z_LOSS, z_loss));
-        sums.into_iter().chain(z_loss).collect()
+        sums.into_iter().chain(z_loss).map(|(name, sum)| (name.into(), sum)).collect()
     }
 }

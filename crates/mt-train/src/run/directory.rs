@@ -18,26 +18,27 @@ use crate::{
     train_loop::Progress,
 };
 
-/// A run's directory, held against other processes.
+/// A run's directory, locked against other processes.
 pub(crate) struct RunDirectory {
     pub path: PathBuf,
     config_path: PathBuf,
     lock: RunLock,
     manager: CheckpointManager,
-    /// The newest checkpoint, if the run has any: it is resumed then.
+    /// The newest checkpoint, if the run has any. Such a run is resumed.
     pub newest: Option<u64>,
     /// The configuration that a resumed run was saved with.
     saved: Option<RunRecord>,
 }
 
-/// A run's directory while its checkpoints are another's to manage.
+/// A locked run directory whose checkpoint manager has been taken.
 pub(crate) struct HeldDirectory {
     path: PathBuf,
     _lock: RunLock,
 }
 
 impl RunDirectory {
-    /// Makes and locks the directory. Checks that the run may be resumed, or that what a new run begins from is there.
+    /// Creates and locks the directory. Checks that an existing run may be resumed, or that a new run's sources exist
+    /// and fit.
     pub fn open(plan: &TrainPlan, runtime: &Runtime, record: &RunRecord) -> Result<Self, TrainError> {
         let settings = &plan.settings;
         let path = settings.run.directory();
@@ -66,7 +67,7 @@ impl RunDirectory {
         Ok(directory)
     }
 
-    /// The report of a run whose steps are done already.
+    /// The report of a run whose steps were all done before.
     pub fn finished_before(&self, plan: &TrainPlan) -> Result<Option<TrainReport>, TrainError> {
         let steps = plan.settings.run.steps;
         if self.newest.is_none_or(|newest| newest + 1 < steps) {
@@ -77,7 +78,7 @@ impl RunDirectory {
         Ok((done >= steps).then(|| self.without_steps(Ending::AlreadyComplete, done)))
     }
 
-    /// The report of a run that a signal stopped before it did a step.
+    /// The report of a run that a signal stopped before its first step.
     pub fn stopped(&self, signal: i32) -> TrainReport {
         self.without_steps(Ending::Stopped { signal }, self.newest.map_or(0, |newest| newest + 1))
     }
@@ -90,6 +91,7 @@ impl RunDirectory {
             first_evaluation: None,
             last_evaluation: None,
             unigram_bits_per_byte: None,
+            goodput: None,
             chart: existing(self.chart()),
         }
     }
@@ -99,17 +101,17 @@ impl RunDirectory {
         self.newest.map(|_| Resume { manager: &mut self.manager })
     }
 
-    /// The values of the configuration that a resumed run was saved with and that are others now.
+    /// The configuration values that have changed since a resumed run was saved.
     pub fn changes(&self, record: &RunRecord) -> Vec<Difference> {
         self.saved.as_ref().map(|saved| record.changes(saved)).unwrap_or_default()
     }
 
-    /// The picture of the loss curves.
+    /// The path of the loss curve.
     pub fn chart(&self) -> PathBuf {
         chart(&self.path)
     }
 
-    /// Writes the configuration beside the run's other files, in one step that survives a loss of power.
+    /// Writes the configuration to the run's directory atomically and durably.
     pub fn save_config(&self, record: &RunRecord) -> Result<(), TrainError> {
         let path = &self.config_path;
         let partial = path.with_extension("yml.partial");
@@ -123,17 +125,17 @@ impl RunDirectory {
         write().map_err(TrainError::io("write", path))
     }
 
-    /// Says that the run begins: its directory, if it is new, is no longer removed when it is dropped.
+    /// Marks the run as begun, so that a new directory is no longer removed on drop.
     pub fn keep(&mut self) {
         self.lock.keep();
     }
 
-    /// The checkpoints, and the directory that stays locked beside them.
+    /// Separates the checkpoint manager from the directory, which stays locked.
     pub fn into_manager(self) -> (CheckpointManager, HeldDirectory) {
         (self.manager, HeldDirectory { path: self.path, _lock: self.lock })
     }
 
-    /// The configuration that the run was saved with. Refuses one under which it would be another run.
+    /// The configuration that the run was saved with. Refuses a configuration that would change the run.
     fn resumable(
         &self,
         plan: &TrainPlan,
@@ -157,7 +159,7 @@ impl RunDirectory {
             )));
         }
         let saved = RunRecord::load(&self.config_path)?;
-        // Loading handles damage to the newest step.
+        // Damage to the newest step is handled when it is loaded.
         let saved_devices = Checkpoint::open(self.manager.directory(), newest)
             .ok()
             .and_then(|checkpoint| checkpoint.custom_metadata().get("num_devices")?.as_u64())
@@ -172,8 +174,8 @@ impl RunDirectory {
         let [before, now] = [&saved, record].map(|record| record.shown("scan_layers"));
         if before != now && !plan.state_rule.layout.may_be_otherwise_scanned() {
             lines.push(format!(
-                "`scan_layers` was `{before}` and is now `{now}`, and the names of layers' parameters with it: the \
-                 patterns of `trainable_parameters_mask` and `adamw_mask` fit others"
+                "`scan_layers` was `{before}` and is now `{now}`, which renames the layers' parameters: the patterns \
+                 of `trainable_parameters_mask` and `adamw_mask` match other parameters"
             ));
         }
         if lines.is_empty() {
@@ -189,9 +191,9 @@ impl RunDirectory {
 }
 
 impl HeldDirectory {
-    /// The report of the run. The directory is free for other processes afterwards.
+    /// The report of the run. Dropping `self` releases the directory for other processes.
     pub fn report(self, progress: Progress, unigram_bits_per_byte: Option<f64>) -> TrainReport {
-        let Progress { ending, steps, first_evaluation, last_evaluation } = progress;
+        let Progress { ending, steps, first_evaluation, last_evaluation, goodput } = progress;
         let chart = existing(chart(&self.path));
         TrainReport {
             ending,
@@ -200,6 +202,7 @@ impl HeldDirectory {
             first_evaluation,
             last_evaluation,
             unigram_bits_per_byte,
+            goodput,
             chart,
         }
     }
@@ -209,12 +212,12 @@ fn chart(run: &Path) -> PathBuf {
     run.join("metrics").join("loss.svg")
 }
 
-/// The path, if something is there: a run without steps draws no curve.
+/// The path, if the file exists. A run without steps draws no curve.
 fn existing(path: PathBuf) -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
-/// Refuses to empty a file of metrics that is not the run's own.
+/// Refuses to overwrite a metrics file outside of the run's directory.
 fn check_metrics_file(settings: &TrainConfig) -> Result<(), TrainError> {
     let path = settings.run.metrics_path();
     let is_empty = std::fs::metadata(&path).map_or(true, |file| file.len() == 0);

@@ -7,47 +7,49 @@ use std::{path::PathBuf, sync::Arc};
 
 use mt_config::{RunRecord, TrainConfig};
 use mt_data::{DataError, Position, Watch};
-use mt_runtime::{Runtime, start_runtime};
+use mt_runtime::{Installation, Runtime, start_runtime};
 
 use crate::{
     Event, Intended, Observer, TrainError, TrainPlan, Trainer,
     data::{DataRequest, RunData},
     metrics::{MetricLogger, MetricLoggerOptions},
+    monitor::{Activity, GoodputSummary, Monitor, StackRecorder, system_clock},
     peak::peak_tflops,
     plan::Devices,
     restore::Resumed,
     signals::StopSignal,
+    start::Start,
     train_loop::Loop,
 };
 
 use directory::RunDirectory;
 pub(crate) use schedule::Schedule;
 
-/// Choices of a run's caller beside its configuration.
+/// The caller's choices for a run that are not in its configuration.
 #[derive(Clone)]
 pub struct TrainOptions {
     /// Receives the events of the run.
     pub observer: Observer,
-    /// The clone of this repository, whose files the quick start trains on.
+    /// The clone of this repository whose files the quick start trains on.
     pub repository: PathBuf,
 }
 
-/// How a run ended.
+/// The reason why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Ending {
     /// All steps are done.
     Completed,
-    /// They were done before; nothing was.
+    /// All steps were done before this call.
     AlreadyComplete,
-    /// The evaluation loss came down to the target.
+    /// The evaluation loss reached the target.
     TargetReached { loss: f64, target: f64 },
-    /// The data ended first.
+    /// The data ended before the last step.
     DataEnded,
-    /// A signal asked the run to stop.
+    /// A signal stopped the run.
     Stopped { signal: i32 },
 }
 
-/// Loss on held-out text, in nats a token, and bits a byte where the text's size is known.
+/// The loss on held-out text in nats per token, and in bits per byte if the text's size is known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EvaluationSummary {
     pub loss: f64,
@@ -58,50 +60,55 @@ pub struct EvaluationSummary {
 #[derive(Clone, Debug)]
 pub struct TrainReport {
     pub ending: Ending,
-    /// Steps done since the run's beginning.
+    /// The number of steps done since the run first began.
     pub steps: u64,
     pub run_directory: PathBuf,
     pub first_evaluation: Option<EvaluationSummary>,
     pub last_evaluation: Option<EvaluationSummary>,
-    /// Bits a byte of a model that only knows how often each token occurs.
+    /// Bits per byte of a model that knows only the frequency of each token.
     pub unigram_bits_per_byte: Option<f64>,
-    /// The picture of the loss curves, if a step was ever recorded.
+    /// How the run's time was spent, if it is recorded.
+    pub goodput: Option<GoodputSummary>,
+    /// The image of the loss curves, if a step was ever recorded.
     pub chart: Option<PathBuf>,
 }
 
-/// Trains until the steps are done, the data ends or a signal asks to stop. Resumes a run that has checkpoints. `record`
-/// is the configuration that `settings` were read from.
+/// Trains until all steps are done, the target is reached, the data ends or a signal arrives. Resumes a run that has
+/// checkpoints. `record` is the configuration from which `settings` were read.
 ///
 /// # Errors
-/// The configuration, the data or a checkpoint does not fit; the loss became infinite; the machine failed.
+/// The configuration, the data or a checkpoint does not fit, the loss is not finite, or the machine fails.
 pub fn train(
     settings: TrainConfig,
     record: &RunRecord,
     options: &TrainOptions,
 ) -> Result<TrainReport, TrainError> {
-    // Before the long work of compiling, so that no signal is lost.
+    // Signals must not be lost during the long compilation.
     let stop = StopSignal::listen()?;
-    let (runtime, plan) = hardware(settings)?;
-    // Tracing finds what is wrong with model and placement before the run's directory is made.
-    let traced = plan.programs().train_step(plan.rows())?;
-    plan.settings.placement.check_use(&plan.placement)?;
+    let mut monitor = Monitor::new(&settings.monitor, &options.observer, system_clock());
+    let (runtime, plan) = hardware(settings, &options.observer)?;
+    // Tracing finds errors of the model and its placement before the run's directory is created.
+    let traced = plan.traced()?;
 
     let mut directory = RunDirectory::open(&plan, &runtime, record)?;
     if let Some(report) = directory.finished_before(&plan)? {
         return Ok(report);
     }
+    let _stacks = stack_recorder(&plan.settings, &options.observer)?;
     let schedule = Schedule::new(&plan, &runtime)?;
+    monitor.timeline.begin(Activity::DataPreparation);
     let data = match (data(&plan, &schedule, &directory, options, &stop), stop.received()) {
         (Err(TrainError::Data(DataError::Stopped)), Some(signal)) => return Ok(directory.stopped(signal)),
         (data, _) => data?,
     };
+    monitor.timeline.begin(Activity::Startup);
     (options.observer)(Event::Accepted);
 
     let observer = &options.observer;
     let evaluation_rows = data.evaluation.is_some().then_some(schedule.evaluation_rows);
     let resume = directory.resume();
-    let (trainer, resumed) =
-        Trainer::begin(plan.clone(), runtime.clone(), traced, evaluation_rows, resume, observer)?;
+    let start = Start { plan: plan.clone(), runtime: runtime.clone(), observer };
+    let (trainer, resumed) = start.run(traced, evaluation_rows, resume, &mut monitor.timeline)?;
     if let Some(signal) = stop.received() {
         return Ok(directory.stopped(signal));
     }
@@ -113,23 +120,31 @@ pub fn train(
     let logger = start_logger(&trainer, &directory, observer)?;
     let peak_tflops = peak_tflops(&runtime, plan.settings.model.dtype, plan.model.precision());
     let (manager, finished) = directory.into_manager();
-    let progress =
-        Loop { trainer, schedule, evaluation, manager, logger, stop, peak_tflops }.run(train, position)?;
+    monitor.begin_loop(trainer.steps_done(), &plan.settings.run);
+    let progress = Loop { trainer, schedule, evaluation, manager, logger, stop, peak_tflops, monitor }
+        .run(train, position)?;
     let is_quick_start = record.is_quick_start() && progress.ending == Ending::Completed;
     let baseline = baseline.filter(|_| is_quick_start);
     let unigram_bits_per_byte = baseline.map(|baseline| baseline.bits_per_byte()).transpose()?.flatten();
     Ok(finished.report(progress, unigram_bits_per_byte))
 }
 
-/// Starts the devices, and plans the run on them.
-fn hardware(settings: TrainConfig) -> Result<(Runtime, Arc<TrainPlan>), TrainError> {
+/// Starts the devices and plans the run on them.
+fn hardware(settings: TrainConfig, observer: &Observer) -> Result<(Runtime, Arc<TrainPlan>), TrainError> {
     let intended = Intended::new(settings)?;
-    let runtime = start_runtime(&intended.settings.run, &intended.settings.debug)?;
+    let mut on_install = |installation: &Installation| observer(Event::Installing(installation.clone()));
+    let runtime = start_runtime(&intended.settings.run, &intended.settings.debug, &mut on_install)?;
     let plan = TrainPlan::on(intended, &Devices::of(&runtime))?;
     Ok((runtime, Arc::new(plan)))
 }
 
-/// Opens the data, and makes the tokenizer unless the run has one.
+/// Starts the thread that records the stacks of all threads, if the configuration requests it.
+fn stack_recorder(settings: &TrainConfig, observer: &Observer) -> Result<Option<StackRecorder>, TrainError> {
+    let start = |interval| StackRecorder::start(&settings.run.stacks_path(), interval, observer);
+    settings.monitor.stack_interval().map(start).transpose()
+}
+
+/// Opens the data. A run without a tokenizer loads or trains one.
 fn data(
     plan: &TrainPlan,
     schedule: &Schedule,
@@ -157,8 +172,8 @@ fn data(
     plan.objective().data(&request)
 }
 
-/// Reports from where a resumed run continues and what changed since, and the placements if a key requests them.
-/// Returns the data's position.
+/// Reports the checkpoint and the configuration changes of a resumed run, and the placements if a key requests them.
+/// Returns the data position.
 fn say_where_it_begins(
     plan: &TrainPlan,
     trainer: &Trainer,
@@ -181,7 +196,7 @@ fn say_where_it_begins(
     Ok(position)
 }
 
-/// Starts the thread that records metrics, and announces the loop.
+/// Starts the thread that records metrics and announces the loop.
 fn start_logger(
     trainer: &Trainer,
     directory: &RunDirectory,

@@ -1,14 +1,14 @@
-//! When a run evaluates and saves, and how many rows its batches have.
+//! The steps before and after which a run evaluates and saves, and the number of rows of each batch.
 
 use mt_config::{BatchSchedule, TrainConfig};
 use mt_runtime::Runtime;
 
 use crate::{TrainError, TrainPlan};
 
-/// The batches, evaluations and checkpoints of a run, by step.
+/// The batch size of each step of a run, and that of its evaluations.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
-    /// The rows of each step's batch.
+    /// Rows of each step's batch.
     pub batches: BatchSchedule,
     pub evaluation_rows: usize,
 }
@@ -22,14 +22,15 @@ impl Schedule {
         })
     }
 
-    /// Whether an evaluation is due before step `step`: before the first step that may have one, and at each interval
-    /// from there.
+    /// Whether an evaluation is due before step `step`: at the first step that may have one, and at each interval after
+    /// it.
     pub fn evaluates_before(settings: &TrainConfig, step: u64) -> bool {
         let Some(interval) = settings.run.eval_interval else { return false };
         step.checked_sub(settings.run.eval_start_step).is_some_and(|since| since.is_multiple_of(interval))
     }
 
-    /// Whether a checkpoint is due after step `step`. The one after the last step comes after the last evaluation.
+    /// Whether a checkpoint is due after step `step`. The last step's checkpoint is saved after the last evaluation
+    /// instead.
     pub fn saves_after(settings: &TrainConfig, step: u64) -> bool {
         let group = &settings.checkpoint;
         group.enable_checkpointing

@@ -1,4 +1,4 @@
-//! Sequences split over devices, in whole training steps: keys and values are gathered, and their gradients reduced.
+//! Context parallelism in whole training steps: devices gather keys and values and reduce their gradients.
 
 use super::placement::{
     BOTH, EVENLY, GATHERED_ACTIVATIONS, GATHERED_WEIGHTS, NORMS_IN_TWO, Part, REDUCED_WEIGHTS, Way,
@@ -27,7 +27,8 @@ fn sequences_split_in_dense_attention() {
     check_with(&["attention=dot_product"], &[CONTEXT, UNBALANCED, WITH_TENSOR]);
 }
 
-/// The code for one device sends what it says: each device gets its own part of the gradients of keys and values.
+/// The per-device code fixes the collectives: a reduce-scatter gives each device its shard of the gradients of keys and
+/// values.
 #[test]
 fn sequences_split_in_blocks() {
     const SCATTERED: (&str, Part) = ("reduce-scatter", Part::Activations);

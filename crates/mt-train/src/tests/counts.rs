@@ -1,4 +1,4 @@
-//! What training steps are counted to do: by hand, by the model's formula, and by the compiler.
+//! FLOPs of training steps: counted by hand, by the model's formula, and by the compiler.
 
 use mt_ir::Counts;
 use mt_shape::DType;
@@ -9,12 +9,12 @@ const DENSE: &str = "attention=dot_product";
 const SCANNED: &str = "scan_layers=true";
 const UNROLLED: &str = "scan_layers=false";
 
-/// Of the tiny model: what the products of one layer take, those of attention aside, and of the head.
+/// FLOPs of the tiny model: the matrix products of one layer without attention, its last product, and the head.
 const TOKENS: f64 = (NUM_ROWS * LENGTH) as f64;
 const LAYER: f64 = 2.0 * TOKENS * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64) as f64;
 const LAYER_END: f64 = 2.0 * TOKENS * (64 * 32) as f64;
 const HEAD: f64 = 2.0 * TOKENS * (32 * 256) as f64;
-/// Scores and context: of each a product of all pairs of positions with the width of all heads.
+/// Attention logits and context: two products over all pairs of positions with the width of all heads.
 const ATTENTION: f64 = 4.0 * TOKENS * (LENGTH * 32) as f64;
 
 fn forward(arguments: &[&str]) -> Counts {
@@ -34,7 +34,7 @@ fn assert_near(actual: f64, expected: f64, tolerance: f64) {
     assert!((actual / expected - 1.0).abs() < tolerance, "{actual} instead of {expected}");
 }
 
-/// Rotary positions are a few products more than those of the layers.
+/// Rotary embeddings add a few products to those of the layers.
 #[test]
 fn products_are_those_of_the_model() {
     for scan in [SCANNED, UNROLLED] {
@@ -42,7 +42,7 @@ fn products_are_those_of_the_model() {
         let counts = forward(&[DENSE, scan]);
         assert_near(counts.products[&DType::F32], whole, 1e-3);
         assert_near(step(&[DENSE, scan, "remat_policy=none"], 1).all_products(), 3.0 * whole, 1e-3);
-        // Layers are computed once more, but for the product that ends them.
+        // Rematerialization repeats each layer without its last product.
         let again = step(&[DENSE, scan, "remat_policy=full"], 1).all_products()
             - step(&[DENSE, scan, "remat_policy=none"], 1).all_products();
         assert_eq!(again, 2.0 * (LAYER + ATTENTION - LAYER_END));
@@ -52,7 +52,7 @@ fn products_are_those_of_the_model() {
 #[test]
 fn a_step_does_what_the_formula_says() {
     let setup = Setup::new(&[], 1);
-    // The formula takes half of attention for masked.
+    // The formula counts half of attention because the mask is causal.
     let formula = setup.model.flops().training_step(NUM_ROWS, LENGTH) + 3.0 * 2.0 * ATTENTION / 2.0;
     assert_near(step(&[DENSE, "remat_policy=none"], 1).all_products(), formula, 0.01);
 }
@@ -76,7 +76,7 @@ fn scanning_splitting_and_tiling_change_no_count() {
 fn all_families_are_counted_alike_scanned_or_not() {
     for family in ["default", "mistral", "gemma", "gemma2", "gemma3", "qwen2", "qwen3", "olmo3", "gpt3"] {
         let decoder_block = format!("decoder_block={family}");
-        // Whole cycles, of up to six layers, and a rest.
+        // Whole cycles of up to six layers, and remaining layers.
         let windows = "sliding_window_size=16";
         let keys = [decoder_block.as_str(), windows, "base_num_decoder_layers=8", "remat_policy=minimal"];
         let of = |scan| step(&[&keys[..], &[scan]].concat(), 1);
@@ -86,12 +86,12 @@ fn all_families_are_counted_alike_scanned_or_not() {
     }
 }
 
-/// In blocks of 128 by 128, of which a mask excludes some.
+/// Attention works in blocks of 128 by 128 and skips blocks that the mask excludes.
 #[test]
 fn attention_counts_the_blocks_that_it_visits() {
     let length = 1024;
     let causal = 8.0 * 9.0 / 2.0;
-    // A window of 256 reaches into two blocks before one's own.
+    // A window of 256 reaches two blocks back.
     let windowed = 1.0 + 2.0 + 6.0 * 3.0;
     let block = 4.0 * (NUM_ROWS * 128 * 128 * 32) as f64;
     let sliding = ["attention_type=local_sliding", "sliding_window_size=256"];
@@ -101,14 +101,14 @@ fn attention_counts_the_blocks_that_it_visits() {
         let counts = forward(&keys);
         assert!(!counts.is_at_least);
         assert_near(counts.all_products(), linear + 2.0 * visited * block, 1e-3);
-        // Split over devices, each visits its own share; all together as many.
+        // Split over devices, each visits its own share, and the sum is the same.
         let split = [keys.as_slice(), &["ici_context_parallelism=4", "remat_policy=none"]].concat();
         let whole = [keys.as_slice(), &["remat_policy=none"]].concat();
         assert_near(step(&split, 4).all_products(), step(&whole, 1).all_products(), 0.001);
     }
 }
 
-/// XLA counts bodies of loops once, so there must be none.
+/// XLA counts the body of a loop once, so this program must have no loops.
 #[test]
 fn the_compiler_counts_the_same() {
     let setup = Setup::new(&[DENSE, UNROLLED], 1);

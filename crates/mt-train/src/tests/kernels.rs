@@ -1,4 +1,4 @@
-//! Training with kernels against training without.
+//! Training with CPU kernels compared with training without them.
 
 use mt_runtime::Platform;
 
@@ -13,7 +13,7 @@ fn check(model: &[&str]) {
     let actual = train(model, &["cpu_kernels=true"], 1);
     let problems = wrong_numbers(&actual, &expected);
     assert!(problems.is_empty(), "{model:?}:\n{problems}");
-    // XLA counts its own products only.
+    // XLA counts only its own products.
     assert!(actual.flops < 0.7 * expected.flops, "{model:?}: kernels compute little");
 }
 

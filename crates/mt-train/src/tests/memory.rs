@@ -1,4 +1,4 @@
-//! Which memory the state is in between steps.
+//! The memory that holds the state between steps.
 
 use mt_ir::{Memory, Program, ProgramValue};
 use mt_runtime::Platform;
@@ -12,7 +12,7 @@ fn train_step(arguments: &[&str], platform: Platform) -> Program {
     setup.programs_for(platform).train_step(NUM_ROWS).unwrap().program
 }
 
-/// The names of arguments or results that are in the host's memory.
+/// The names of the arguments or results that are in host memory.
 fn on_host(values: &[ProgramValue]) -> Vec<&str> {
     values.iter().filter(|value| value.memory == Memory::Host).map(|value| value.name.as_str()).collect()
 }
@@ -37,7 +37,7 @@ fn what_is_offloaded_is_in_host_memory_between_steps() {
             assert_eq!(on_host(&program.inputs), expected, "{keys:?}");
             assert_eq!(on_host(&program.outputs), expected, "{keys:?}");
             assert_eq!(program.text.matches(OFFLOADED).count(), 2 * expected.len(), "{keys:?}");
-            // Every one of them is moved out at the end, and still takes the memory of the one before it.
+            // Each is moved to the host at the end, and still reuses the memory of its predecessor.
             let moves = program.text.matches("{_xla_buffer_placement = \"pinned_host\"}").count();
             assert_eq!(moves, expected.len(), "{keys:?}");
             let donated = program.inputs.iter().filter(|input| input.donated).count();
@@ -46,17 +46,17 @@ fn what_is_offloaded_is_in_host_memory_between_steps() {
     }
 }
 
-/// Weights of scanned layers are moved inside of the loops, where there are those of one layer.
+/// Weights of scanned layers are moved inside the loops, one layer at a time.
 #[test]
 fn a_layers_weights_are_brought_when_it_is_computed() {
     let program = train_step(&["parameter_memory_host_offload=true", "scan_layers=true"], Platform::Tpu);
     let moves = program.text.lines().filter(|line| line.contains("{_xla_buffer_placement = \"device\"}"));
-    // Deeper lines are in loops.
+    // Operations in loops are indented further.
     let (outside, inside): (Vec<&str>, Vec<&str>) = moves.partition(|line| !line.starts_with("      "));
     let of_layers = program.inputs.iter().filter(|input| input.name.starts_with("params.layers.")).count();
     let parameters = program.inputs.iter().filter(|input| input.name.starts_with("params.")).count();
     assert!(of_layers > 0 && inside.len() >= 2 * (of_layers - 2), "{} of {of_layers}", inside.len());
-    // For the update all of them, and those outside of layers for the model.
+    // The update moves all parameters; the model moves those outside of layers.
     assert_eq!(outside.len(), parameters + (parameters - of_layers));
 }
 
@@ -67,11 +67,11 @@ fn a_cpu_has_one_memory() {
     assert_eq!(train_step(&keys, Platform::Cpu).text, plain.text);
 }
 
-/// XLA would take all that leaves a barrier with them for values on the host, and refuse the program.
+/// XLA would assign every result of a barrier with host arguments to the host, and refuse the program.
 #[test]
 fn weights_on_the_host_pass_no_barrier() {
     let program = train_step(&["parameter_memory_host_offload=true", "scan_layers=false"], Platform::Tpu);
-    // Arguments are numbered in order, and parameters are the first.
+    // Arguments are numbered in order, parameters first.
     let on_host = on_host(&program.inputs).len();
     let barriers = program.text.lines().filter(|line| line.contains("\"stablehlo.optimization_barrier\""));
     let mut count = 0;

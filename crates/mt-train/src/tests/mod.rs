@@ -1,7 +1,8 @@
-//! Programs of training, run on devices of the CPU.
+//! Training programs, run on CPU devices.
 
 mod context;
 mod counts;
+mod formats;
 mod kernels;
 mod memory;
 mod objective;
@@ -11,4 +12,5 @@ mod placement;
 mod planned;
 mod query_key_clip;
 mod restore;
+mod statistics;
 mod training;

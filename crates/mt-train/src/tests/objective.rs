@@ -1,4 +1,5 @@
-//! Losses and gradients of a small model: in parts, in tiles and on several devices as at once on one.
+//! Losses and gradients of a small model in micro-batches, in tiles and on several devices equal those of one batch on
+//! one device.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -15,14 +16,15 @@ use mt_nn::{
     axes::{BATCH, EMBED, POSITION},
 };
 use mt_runtime::{Array, Input, testing::cpu};
-use mt_shape::{DType, HostArray, Path, Placement};
+use mt_shape::{DType, HostArray, Path, Placement, logical};
+use mt_testing::Random;
 use mt_trace::{ProgramOptions, Tensor, program};
 
 use super::training::compile;
 use crate::{
     gradients::{LossRule, ModelTensors},
     metrics::names,
-    objective::{BatchTensors, ModelUse, NextToken},
+    objective::{BatchTensors, MetricName, ModelUse, NextToken},
 };
 
 const ROWS: usize = 16;
@@ -51,7 +53,7 @@ fn config(keys: &[&str]) -> Config {
 
 const AUXILIARY: &str = "learning/artificial_loss";
 
-/// A model that wants its hidden states to be small.
+/// A model with an auxiliary loss that keeps its hidden states small.
 struct WithAuxiliary(Box<dyn Model>);
 
 impl ForwardPass for WithAuxiliary {
@@ -123,11 +125,11 @@ impl Description for WithAuxiliary {
     }
 }
 
-/// What differs from a batch at once on one device.
+/// The differences from one whole batch on one device.
 #[derive(Clone, Copy, Default)]
 struct Setting<'a> {
     keys: &'a [&'a str],
-    /// The mesh, if there are eight devices.
+    /// The mesh axes, for eight devices.
     mesh: Option<&'a [&'a str]>,
     parts: usize,
     tiles: usize,
@@ -145,11 +147,12 @@ fn rule(model: Arc<dyn Model>, setting: Setting<'_>) -> LossRule {
             loss_in_f32: true,
             layers_in: mt_trace::Memory::Device,
             with_scores: false,
+            with_statistics: false,
             is_split: setting.mesh.is_some(),
         },
         gradient_dtype: DType::F32,
         accumulation_steps: setting.parts.max(1),
-        batch_axes: ["activation_embed_and_logits_batch".into(), "activation_norm_length".into()],
+        batch_axes: [logical::ACTIVATION_EMBED_AND_LOGITS_BATCH, logical::ACTIVATION_NORM_LENGTH],
     }
 }
 
@@ -157,8 +160,9 @@ fn of_mesh(mesh: &[&str]) -> Placement {
     PlacementGroup::from_config(&config(mesh)).unwrap().placement(8).unwrap()
 }
 
-/// The program from parameters and a batch to loss, weights, metrics and gradients, and the metrics' names.
-fn traced(setting: Setting<'_>) -> (Arc<dyn Model>, Program, Vec<&'static str>) {
+/// Traces a program from parameters and a batch to loss, weights, metrics and gradients; returns the metrics' names,
+/// too.
+fn traced(setting: Setting<'_>) -> (Arc<dyn Model>, Program, Vec<MetricName>) {
     let config = config(setting.keys);
     let model = mt_models::build(&ModelGroup::from_config(&config).unwrap()).unwrap();
     let model: Arc<dyn Model> = Arc::new(WithAuxiliary(model));
@@ -166,12 +170,8 @@ fn traced(setting: Setting<'_>) -> (Arc<dyn Model>, Program, Vec<&'static str>) 
         None => Placement::single(),
         Some(mesh) => of_mesh(mesh),
     };
-    let options = ProgramOptions {
-        name: "gradients".to_owned(),
-        placement: Arc::new(placement),
-        target: Target::CPU,
-        precision: Precision::Default,
-    };
+    let options =
+        ProgramOptions { placement: Arc::new(placement), ..ProgramOptions::new("gradients", Target::CPU) };
     let specs = model.parameters();
     let rule = rule(model.clone(), setting);
     let mut names = Vec::new();
@@ -195,7 +195,7 @@ fn traced(setting: Setting<'_>) -> (Arc<dyn Model>, Program, Vec<&'static str>) 
         let key = inputs.region().key(9);
         let models = ModelTensors { trained: parameters, frozen: Vec::new() };
         let result = rule.loss_and_gradients(&specs, &models, &batch, key);
-        names = result.metrics.iter().map(|(name, _)| *name).collect();
+        names = result.metrics.iter().map(|(name, _)| name.clone()).collect();
         let scalars = [result.loss, result.weights];
         let scalars = scalars.into_iter().chain(result.metrics.into_iter().map(|(_, value)| value));
         let mut outputs: Vec<_> = scalars.map(|value| inputs.replicated("scalar", value)).collect();
@@ -208,20 +208,14 @@ fn traced(setting: Setting<'_>) -> (Arc<dyn Model>, Program, Vec<&'static str>) 
     (model, program, names)
 }
 
-/// Numbers of both signs without a pattern, the same in every run.
+/// Pseudorandom numbers in [-1, 1), the same in every run.
 fn numbers(seed: u64, count: usize) -> impl Iterator<Item = f64> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
-    let next = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) as f64 / (1_u64 << 53) as f64 * 2.0 - 1.0
-    };
-    std::iter::repeat_with(next).take(count)
+    let mut random = Random::new(seed);
+    (0..count).map(move |_| random.between(-1.0, 1.0))
 }
 
-/// Rows end with padding, each with more than the one before; the last ones have no token. So any two parts of the
-/// batch have other weights.
+/// Rows end with padding, each with more than the previous one, and the last rows have no token. Any two parts of the
+/// batch therefore have different weights.
 fn batch() -> [HostArray; 5] {
     let token = |noise: f64| ((noise + 1.0) / 2.0 * (VOCAB - 1) as f64) as i32;
     let array = |values: Vec<i32>| HostArray::from_slice(DType::I32, &[ROWS, LENGTH], &values).unwrap();
@@ -238,7 +232,7 @@ fn batch() -> [HostArray; 5] {
 }
 
 struct Outcome {
-    scalars: BTreeMap<&'static str, f64>,
+    scalars: BTreeMap<MetricName, f64>,
     gradients: Vec<(String, Vec<f64>)>,
 }
 
@@ -263,7 +257,7 @@ fn run(setting: Setting<'_>) -> Outcome {
     let results = executable.run(arguments.iter().enumerate().map(place).collect()).unwrap();
     let mut scalars: Vec<HostArray> = results.iter().map(|array| array.to_host().unwrap()).collect();
     let gradients = scalars.split_off(2 + names.len());
-    let names = ["loss", "weights"].into_iter().chain(names);
+    let names = ["loss", "weights"].map(MetricName::from).into_iter().chain(names);
     let scalars = names.zip(scalars.iter().map(|scalar| scalar.to_f64()[0])).collect();
     let gradients =
         specs.iter().zip(&gradients).map(|((path, _), array)| (path.to_string(), array.to_f64())).collect();
@@ -328,7 +322,7 @@ fn parts_and_tiles_exchange_weights_only() {
         let exchanges = compile(&traced(setting).1).collectives().unwrap();
         for exchange in &exchanges {
             for bytes in &exchange.arrays {
-                // Of all sizes only the length has the factor 3.
+                // Only the length has the factor 3 among all sizes.
                 assert!(!(bytes / 4).is_multiple_of(3), "{parts} parts, {tiles} tiles: {exchange:?}");
             }
         }

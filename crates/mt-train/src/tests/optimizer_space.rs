@@ -1,7 +1,7 @@
-//! Steps in the form that MaxText stores weights in, against JAX and optax; `tests/goldens/optimizer_space.py` made the
-//! values.
+//! Steps in the form in which MaxText stores weights, compared with JAX and optax. `tests/goldens/optimizer_space.py`
+//! generates the golden values.
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 use mt_data::{
     Batch, NamedArray,
@@ -11,7 +11,7 @@ use mt_models::{Affine, StateArray};
 use mt_optim::StepForm;
 use mt_runtime::{Array, Input, testing::cpu};
 use mt_shape::{DType, HostArray};
-use safetensors::SafeTensors;
+use mt_testing::{Golden, assert_close, norm};
 
 use super::training::{Setup, compile};
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
     state::{StateEntry, StateLayout, TrainState},
 };
 
-/// As the generator has them.
+/// These constants match the generator's.
 const ROWS: usize = 4;
 const STEPS: usize = 5;
 const CLIP: f64 = 0.7;
@@ -48,33 +48,24 @@ const KEYS: &[&str] = &[
     "muon_weight_decay=0.2",
 ];
 
-/// The golden's tensors as numbers, with their dimensions.
-struct Golden(Vec<u8>);
+/// The reference values of all cases.
+struct References(Golden);
 
-impl Golden {
+impl References {
     fn open() -> Self {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/optimizer_space.safetensors");
-        Self(std::fs::read(path).unwrap())
-    }
-
-    #[track_caller]
-    fn array(&self, name: &str) -> HostArray {
-        let tensors = SafeTensors::deserialize(&self.0).unwrap();
-        let view = tensors.tensor(name).unwrap_or_else(|error| panic!("`{name}`: {error}"));
-        let dtype = if view.dtype() == safetensors::Dtype::I32 { DType::I32 } else { DType::F32 };
-        HostArray::from_bytes(dtype, view.shape(), view.data()).unwrap()
+        Self(Golden::open(env!("CARGO_MANIFEST_DIR"), "optimizer_space.safetensors"))
     }
 
     fn numbers(&self, name: &str) -> Vec<f64> {
-        self.array(name).to_f64()
+        self.0.numbers(name)
     }
 
-    /// The values of an array of the state; a layer's array has values for each of its layers.
+    /// The golden values of an array of the state, one vector per layer that the array holds.
     fn of(&self, prefix: &str, array: &StateArray) -> Vec<Vec<f64>> {
         let of_layer = |layer: Option<usize>| match layer {
             None => self.numbers(&format!("{prefix}.{}", array.role)),
             Some(layer) => {
-                let all = self.array(&format!("{prefix}.layers.{}", array.role));
+                let all = self.0.array(&format!("{prefix}.layers.{}", array.role));
                 let size = all.to_f64().len() / all.dims()[0];
                 all.to_f64()[layer * size..][..size].to_vec()
             }
@@ -85,7 +76,7 @@ impl Golden {
     fn batch(&self) -> Batch {
         let array = |(name, of): (&'static str, &str)| NamedArray {
             name,
-            values: Arc::new(self.array(&format!("batch.{of}"))),
+            values: Arc::new(self.0.array(&format!("batch.{of}"))),
         };
         let arrays = [
             (INPUTS, "inputs"),
@@ -98,21 +89,8 @@ impl Golden {
     }
 }
 
-fn norm(numbers: &[f64]) -> f64 {
-    numbers.iter().map(|number| number * number).sum::<f64>().sqrt()
-}
-
-#[track_caller]
-fn assert_close(what: &str, actual: &[f64], expected: &[f64], tolerance: f64) {
-    assert_eq!(actual.len(), expected.len(), "{what}");
-    let differences: Vec<f64> =
-        actual.iter().zip(expected).map(|(actual, expected)| actual - expected).collect();
-    let error = norm(&differences) / norm(expected);
-    assert!(error <= tolerance, "{what}: differs by {error:e}");
-}
-
-/// The first state: weights as the golden has them, and zeros.
-fn first(golden: &Golden, model: &str, layout: &StateLayout) -> Vec<HostArray> {
+/// The initial state: weights from the golden, and zeros.
+fn first(golden: &References, model: &str, layout: &StateLayout) -> Vec<HostArray> {
     let value = |(index, entry): (usize, &StateEntry)| {
         let array = &entry.array;
         if !layout.parameters().contains(&index) {
@@ -138,7 +116,7 @@ fn check(family: &[&str], tied: bool, optimizer: &str, way: &[&str]) {
     let own = [format!("logits_via_embedding={tied}"), format!("opt_type={optimizer}")];
     let keys: Vec<&str> =
         [KEYS, family, way].concat().into_iter().chain(own.iter().map(String::as_str)).collect();
-    let (setup, golden) = (Setup::new(&keys, 1), Golden::open());
+    let (setup, golden) = (Setup::new(&keys, 1), References::open());
     let programs = setup.programs();
     let Measured { program, names } = programs.train_step(ROWS).unwrap();
     let (step, layout, runtime) = (compile(&program), &*programs.layout, cpu(1));
@@ -171,7 +149,12 @@ fn check(family: &[&str], tied: bool, optimizer: &str, way: &[&str]) {
         (PARAMETER_NORM, golden.numbers(&format!("{case}.parameter_norms")), 1e-5),
     ] {
         for (step, (actual, expected)) in reported(name).iter().zip(expected).enumerate() {
-            assert_close(&what(&format!("{name} of step {step}")), &[*actual], &[expected], tolerance);
+            assert_close(
+                &what(&format!("{name} of step {step}")),
+                &[*actual][..],
+                &[expected][..],
+                tolerance,
+            );
         }
     }
     for (index, entry) in layout.entries.iter().enumerate().take(layout.slots().end) {
@@ -188,14 +171,15 @@ fn check(family: &[&str], tied: bool, optimizer: &str, way: &[&str]) {
         let expected = golden.of(&format!("{case}.{slot}"), &entry.array);
         for (actual, expected) in stored.chunks(stored.len() / expected.len()).zip(&expected) {
             let (actual, expected) = (norm(actual), expected[0]);
-            // Biases of keys change nothing, so that their gradients are rounding.
+            // Biases of keys have no effect, so their gradients consist of rounding errors.
             let error = (actual - expected).abs();
             assert!(error <= 1e-4 * expected + 1e-7, "{}: {actual}, not {expected}", what(&entry.name));
         }
     }
 }
 
-/// A family tied and untied, with both optimizers, scanned or not, with kernels and without.
+/// Checks a family with and without tied embeddings, for both optimizers, scanned and unrolled, with kernels and
+/// without.
 #[track_caller]
 fn check_family(family: &[&str]) {
     let scanned = ["scan_layers=true", "cpu_kernels=true"];
@@ -253,7 +237,7 @@ fn steps_of_gpt3_are_those_of_maxtext() {
     ]);
 }
 
-/// The program of a step, as it is printed.
+/// The printed program of a step.
 fn text(keys: &[&str]) -> String {
     Setup::new(keys, 1).programs().train_step(ROWS).unwrap().program.text
 }

@@ -1,5 +1,5 @@
-//! Every optimizer takes the same steps on 8 devices as on one, and in scanned layers as in unrolled ones, and has its
-//! state where Orbax puts that of MaxText's.
+//! Each optimizer takes the same steps on 8 devices as on one, and in scanned layers as in unrolled ones. Its state has
+//! the checkpoint keys that Orbax gives MaxText's state.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -35,7 +35,7 @@ fn muon() {
 
 #[test]
 fn adafactor() {
-    // The matrices of the feed-forward layers and the embedding are wide enough to be factored.
+    // The matrices of the MLPs and the embedding are wide enough to be factored.
     check(&["opt_type=adafactor", "base_emb_dim=128", "base_mlp_dim=136"]);
 }
 
@@ -56,7 +56,7 @@ struct Case {
     adamw_mask: Vec<String>,
     trainable_parameters_mask: Vec<String>,
     skip_step_on_spikes: bool,
-    /// By path the type and shape of arrays, and `None` where the tree is empty.
+    /// Types and shapes of arrays by key, and `None` for empty nodes.
     tree: BTreeMap<String, String>,
 }
 

@@ -1,5 +1,5 @@
-//! Every way to place a model on 8 devices trains it as one device does, holds what it is meant to hold, and exchanges
-//! what it is meant to exchange.
+//! Each placement of a model on 8 devices trains it as one device does, with the expected shards and the expected
+//! collectives.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -7,16 +7,17 @@ use Part::{Activations, Weights};
 
 use super::training::{LENGTH, NUM_DEVICES, NUM_ROWS, Trained, on_one_device, train};
 
-/// What an exchanged array is part of.
+/// The kind of array that a collective moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     /// Weights and their gradients.
     Weights,
-    /// Whatever has a sequence's length.
+    /// Arrays with a dimension of the sequence's length.
     Activations,
 }
 
-/// Every array that a step exchanges, as often as it does: kind, what it is part of, bytes, and where it comes from.
+/// The arrays that a step's collectives move, once per execution: collective, kind of array, bytes, and source
+/// operation.
 fn exchanges(trained: &Trained) -> Vec<(&str, Part, usize, &str)> {
     let arrays = trained.exchanges.iter().flat_map(|exchange| {
         let times = exchange.times as usize;
@@ -24,22 +25,22 @@ fn exchanges(trained: &Trained) -> Vec<(&str, Part, usize, &str)> {
     });
     arrays
         .map(|(exchange, bytes)| {
-            // Elements have 4 bytes, and of all sizes only the length has the factor 5.
+            // Elements have 4 bytes, and only the length has the factor 5 among all sizes.
             let part = if (bytes / 4).is_multiple_of(5) { Activations } else { Weights };
             (exchange.kind.as_str(), part, bytes, exchange.source.as_str())
         })
         .collect()
 }
 
-/// A way to place and run a model.
+/// A placement and its expected properties.
 #[derive(Clone, Copy)]
 pub struct Way {
     pub keys: &'static [&'static str],
-    /// What devices exchange, all of it, beside what is as small as a norm's scale or a loss.
+    /// All collectives, except those of small arrays such as a norm's scale or a loss.
     pub exchanges: &'static [(&'static str, Part)],
-    /// Into how many parts parameters are split, by a part of their name; the first that fits counts.
+    /// The number of shards of parameters whose name contains a string; the first match counts.
     pub parts: &'static [(&'static str, usize)],
-    /// Into how many parts the batch is split.
+    /// The number of shards of the batch.
     pub batch: usize,
 }
 
@@ -53,7 +54,7 @@ const EXCHANGED_ACTIVATIONS: (&str, Part) = ("all-to-all", Activations);
 const FULLY_SHARDED: &[(&str, Part)] = &[GATHERED_WEIGHTS, REDUCED_WEIGHTS];
 pub const BOTH: &[(&str, Part)] =
     &[GATHERED_WEIGHTS, REDUCED_WEIGHTS, GATHERED_ACTIVATIONS, REDUCED_ACTIVATIONS];
-/// What splits sequences exchanges, beside `BOTH`, one split for another.
+/// Collectives of sequence sharding: `BOTH`, and exchanges of one sharding for another.
 const LENGTH_AND_WEIGHTS: &[(&str, Part)] =
     &[GATHERED_WEIGHTS, REDUCED_WEIGHTS, GATHERED_ACTIVATIONS, REDUCED_ACTIVATIONS, EXCHANGED_ACTIVATIONS];
 const TWO_DIMENSIONS: &[(&str, Part)] = &[
@@ -64,8 +65,8 @@ const TWO_DIMENSIONS: &[(&str, Part)] = &[
     REDUCED_ACTIVATIONS,
     ("collective-permute", Activations),
 ];
-/// Weights that are wanted in two splits move from one to the other: kernels of keys that are not split as finely as
-/// queries, and those of which both dimensions are wanted split over the same devices.
+/// Weights that are needed in two shardings move between them: kernels of keys that are split less finely than queries,
+/// and kernels that need both dimensions split over the same devices.
 const BOTH_AND_MOVED: &[(&str, Part)] =
     &[GATHERED_WEIGHTS, REDUCED_WEIGHTS, MOVED_WEIGHTS, GATHERED_ACTIVATIONS, REDUCED_ACTIVATIONS];
 pub const EVENLY: &[(&str, usize)] = &[("scale", 1), ("", 8)];
@@ -103,7 +104,7 @@ const FSDP_AND_TENSOR: Way = Way {
     parts: NORMS_IN_TWO,
     batch: 4,
 };
-/// Two heads of keys and values on four devices: each device has one of them, and so has its neighbour.
+/// Two key-value heads on four devices: each device holds one of them, and neighbors hold the same one.
 const FSDP_AND_MORE_TENSOR: Way = Way {
     keys: &["ici_fsdp_parallelism=2", "ici_tensor_parallelism=4"],
     exchanges: BOTH_AND_MOVED,
@@ -141,7 +142,8 @@ const TENSOR_IN_TWO_DIMENSIONS: Way = Way {
     parts: &[("scale", 4), ("", 8)],
     batch: 2,
 };
-/// The optimizer's state is split where parameters are copies: each device updates its part, and parts are gathered.
+/// The optimizer state is split where parameters are replicated: each device updates its shard, and shards are
+/// gathered.
 const DATA_WITH_SPLIT_STATE: Way = Way {
     keys: &["ici_data_parallelism=8", "ici_fsdp_parallelism=1", "shard_optimizer_over_data=true"],
     exchanges: FULLY_SHARDED,
@@ -159,7 +161,7 @@ const DATA_AND_TENSOR_WITH_SPLIT_STATE: Way = Way {
     parts: &[("params.", 2), ("", 8)],
     batch: 4,
 };
-/// Each pair of neighbours along `data` is of two slices, so that devices are not in their own order.
+/// Adjacent devices along `data` belong to different slices, so devices are not in numerical order.
 const OVER_SLICES: Way = Way {
     keys: &[
         "num_cpu_slices=2",
@@ -177,8 +179,8 @@ fn check(ways: &[Way]) {
     check_with(&[], ways);
 }
 
-/// Compares each way with one device, scanned and not. `both` are keys of both sides, which give them the same memory
-/// to fill.
+/// Compares each placement with one device, with scanned and unrolled layers. `both` are keys for both sides; they give
+/// both the same activations to keep.
 pub fn check_with(both: &[&str], ways: &[Way]) {
     let mut report = String::new();
     for way in ways {
@@ -195,7 +197,7 @@ pub fn check_with(both: &[&str], ways: &[Way]) {
     assert!(report.is_empty(), "\n{report}");
 }
 
-/// Losses and gradients that differ.
+/// Describes losses and gradients that differ.
 pub fn wrong_numbers(actual: &Trained, expected: &Trained) -> String {
     let mut text = String::new();
     assert_eq!(actual.losses.len(), expected.losses.len());
@@ -231,7 +233,7 @@ fn problems(way: &Way, actual: &Trained, expected: &Trained) -> String {
     if actual.temporaries as usize > most {
         let _ = writeln!(text, "  temporaries take {} bytes, more than {most}", actual.temporaries);
     }
-    // What is computed twice is held twice.
+    // Replicated computation shows in the FLOPs.
     let share = actual.flops * NUM_DEVICES as f64 / expected.flops;
     if share > MOST_COMPUTED {
         let _ = writeln!(text, "  devices together compute {share:.2} times what one does alone");
@@ -250,8 +252,8 @@ fn problems(way: &Way, actual: &Trained, expected: &Trained) -> String {
             let _ = writeln!(text, "  there is no {} of {:?}", promised.0, promised.1);
         }
     }
-    // On CPU gradients are not scattered as they are reduced: each device receives them whole. What one of two mesh
-    // axes splits may be reduced over the other one by itself.
+    // On CPU, gradients are all-reduced instead of reduce-scattered: each device receives them whole. Arrays that one
+    // of two mesh axes splits may be reduced over the other axis separately.
     let splits_batch_alone = way.exchanges == [REDUCED_WEIGHTS] || way.exchanges == FULLY_SHARDED;
     let total = |wanted: (&str, Part)| -> usize {
         let alike = exchanges(actual).into_iter().filter(|(kind, part, ..)| (*kind, *part) == wanted);
@@ -272,13 +274,15 @@ fn problems(way: &Way, actual: &Trained, expected: &Trained) -> String {
     text
 }
 
-/// Exchanges of at most so many bytes go with every strategy: norms' scales, losses, counts.
+/// Collectives of at most this many bytes occur with every strategy: norms' scales, losses, counts.
 const SMALL: usize = 256;
 
-/// How many arrays of the residual stream's width a device may have whole at once, for products with split weights.
+/// The number of unsharded arrays of the residual stream's width that a device may hold at once, for products with
+/// split weights.
 const RESIDUALS: usize = 6;
 
-/// How much more all devices may compute than one alone: the update of weights that are copies, copied heads of keys.
+/// The maximum ratio of all devices' FLOPs to those of one device alone. Devices update replicated weights and compute
+/// copied key heads repeatedly.
 const MOST_COMPUTED: f64 = 1.2;
 
 fn parameter_bytes(trained: &Trained) -> usize {
@@ -328,7 +332,7 @@ fn batches_in_parts() {
     check_with(&["gradient_accumulation_steps=2"], &ways);
 }
 
-/// Finding the largest scores needs exchanges of a few numbers only.
+/// The maximum over attention logits needs collectives of only a few numbers.
 #[test]
 fn queries_and_keys_clipped() {
     let ways = [FSDP, FSDP_AND_TENSOR, FSDP_AND_MORE_TENSOR];
@@ -340,8 +344,8 @@ fn sequences_and_slices_split() {
     check(&[FSDP_AND_TENSOR_SEQUENCE, FSDP_AND_SEQUENCE, OVER_SLICES]);
 }
 
-/// Fewer heads of keys than parts, which tensor axes make together with those that split sequences outside of attention.
-/// The partitioner moves much between so many kinds of splits; here only numbers count.
+/// Fewer key heads than shards, made by tensor axes together with axes that split sequences outside of attention. The
+/// partitioner moves many arrays between these shardings, so this test compares only numbers.
 #[test]
 fn heads_copied_for_parts_of_sequences() {
     let model = ["base_num_query_heads=8", "base_num_kv_heads=2"];

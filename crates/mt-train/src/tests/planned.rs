@@ -1,6 +1,7 @@
-//! What is said of a run's state before it begins is what its programs take.
+//! The planned state of a run equals the arguments of its programs.
 
 use mt_runtime::{MemoryNeed, Platform, format_bytes};
+use mt_shape::DeviceAttributes;
 
 use super::training::{NUM_DEVICES, NUM_ROWS, Setup};
 use crate::{Devices, Intended, Needs, TrainPlan};
@@ -10,7 +11,8 @@ fn check(arguments: &[&str]) {
     let setup = Setup::new(arguments, NUM_DEVICES);
     let program = setup.programs().train_step(NUM_ROWS).unwrap().program;
     let intended = Intended::new(setup.settings).unwrap();
-    let devices = Devices { platform: Platform::Cpu, number: NUM_DEVICES, slices: None };
+    let devices =
+        Devices { platform: Platform::Cpu, number: NUM_DEVICES, attributes: DeviceAttributes::default() };
     let planned = TrainPlan::on(intended, &devices).unwrap().state();
     assert!(program.inputs.len() > planned.len(), "a batch comes after the state");
     for (array, input) in planned.iter().zip(&program.inputs) {
@@ -35,7 +37,7 @@ fn what_helps_is_not_there_yet_and_for_what_takes_most() {
     let remedies = |arguments: &[&str], platform, state, available| {
         let setup = Setup::new(arguments, NUM_DEVICES);
         let intended = Intended::new(setup.settings).unwrap();
-        let devices = Devices { platform, number: NUM_DEVICES, slices: None };
+        let devices = Devices { platform, number: NUM_DEVICES, attributes: DeviceAttributes::default() };
         let plan = TrainPlan::on(intended, &devices).unwrap();
         plan.remedies(Needs { state, activations: 10, logits: 5 }, available).join("\n")
     };
@@ -70,7 +72,8 @@ fn the_default_policy_is_said_to_save_what_need_not_be_saved() {
     let advice = |arguments: &[&str], available| {
         let setup = Setup::new(arguments, NUM_DEVICES);
         let intended = Intended::new(setup.settings).unwrap();
-        let devices = Devices { platform: Platform::Cpu, number: NUM_DEVICES, slices: None };
+        let devices =
+            Devices { platform: Platform::Cpu, number: NUM_DEVICES, attributes: DeviceAttributes::default() };
         let plan = TrainPlan::on(intended, &devices).unwrap();
         let kept = plan.kept_bytes(&plan.settings().model.remat).device;
         (plan.less_remat(MemoryNeed { needed: 1 << 20, available, num_devices: NUM_DEVICES as u64 }), kept)
@@ -84,7 +87,7 @@ fn the_default_policy_is_said_to_save_what_need_not_be_saved() {
         found.contains(&format_bytes(NUM_DEVICES as u64 * (kept_by_it - kept))),
         "{found}: {kept}, {kept_by_it}"
     );
-    // It is too close, it is not known, or someone wants it so.
+    // The memory is too small, unknown, or the user chose the policy.
     assert_eq!(advice(&["dtype=float32"], Some(1 << 20)).0, None);
     assert_eq!(advice(&["dtype=float32"], None).0, None);
     assert_eq!(advice(&["dtype=float32", "remat_policy=full"], Some(1 << 30)).0, None);

@@ -1,4 +1,4 @@
-//! Clipping of queries and keys: by how much, and the same however a model is run and placed.
+//! QK-clip: its factors, and equal results however a model is run and placed.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,12 @@ use mt_data::arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION};
 use super::training::{LENGTH, NUM_DEVICES, NUM_ROWS, Trained, batch, configuration, on_one_device, train};
 use crate::{metrics::names::LARGEST_SCORE, plan::StateRule, query_key_clip::QueryKeyClipError};
 
-/// Of the tiny model.
+/// Sizes of the tiny model.
 const EMBED: usize = 32;
 const HEADS: usize = 4;
 const WIDTH: usize = 8;
 
-/// The values of the only parameter whose name ends so.
+/// The values of the only parameter whose name ends with `end`.
 fn of<'a>(state: &'a BTreeMap<String, Vec<f64>>, end: &str) -> &'a [f64] {
     let is_named = |name: &&String| name.starts_with("params.") && name.ends_with(end);
     let names: Vec<&String> = state.keys().filter(is_named).collect();
@@ -20,7 +20,7 @@ fn of<'a>(state: &'a BTreeMap<String, Vec<f64>>, end: &str) -> &'a [f64] {
     &state[names[0]]
 }
 
-/// Normalized embeddings times a kernel, turned by their positions: for each token of the batch, head by head.
+/// Queries or keys: normalized embeddings times a kernel, with rotary embeddings, for each token and head.
 fn projected(state: &BTreeMap<String, Vec<f64>>, kernel: &str, heads: usize) -> Vec<f64> {
     let (table, kernel) = (of(state, "embedding"), of(state, kernel));
     let batch = batch();
@@ -48,7 +48,7 @@ fn projected(state: &BTreeMap<String, Vec<f64>>, kernel: &str, heads: usize) -> 
     all
 }
 
-/// The largest score of each head in the first layer, by plain loops.
+/// The largest attention logit of each head in the first layer, by plain loops.
 fn largest_scores(state: &BTreeMap<String, Vec<f64>>, kv_heads: usize) -> Vec<f64> {
     let queries = projected(state, "attention.query.kernel", HEADS);
     let keys = projected(state, "attention.key.kernel", kv_heads);
@@ -72,8 +72,8 @@ fn largest_scores(state: &BTreeMap<String, Vec<f64>>, kv_heads: usize) -> Vec<f6
         .collect()
 }
 
-/// Weights are scaled by what the largest scores are above the threshold, and not otherwise changed, as nothing is
-/// learned.
+/// Weights are scaled by the ratio of the threshold to the largest attention logit, and otherwise unchanged because the
+/// learning rate is negligible.
 #[track_caller]
 fn check_factors(kv_heads: usize, threshold: f64, keys: &[&str]) {
     let (kv, threshold_key) =
@@ -118,7 +118,7 @@ fn whatever_the_optimizer() {
     }
 }
 
-/// A threshold below scores that the tiny model begins with, so that it clips from the first step on.
+/// A threshold below the tiny model's initial attention logits, so that clipping begins with the first step.
 const CLIPPED: [&str; 2] = ["use_qk_clip=true", "qk_clip_threshold=2"];
 
 #[track_caller]

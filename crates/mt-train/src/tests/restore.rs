@@ -1,5 +1,5 @@
-//! A checkpoint of any mesh, restored on any other, is the same state to the bit, and so it is whichever layers the one
-//! or the other run scans.
+//! A checkpoint from any mesh restores bit-identically on any other mesh, and with scanned or unrolled layers on either
+//! side.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use mt_shape::{DType, HostArray};
 use super::training::{Setup, numbers};
 use crate::state::{StateLayout, TrainState};
 
-/// Keys of a placement, and how many devices it has.
+/// Keys of a placement, and its number of devices.
 type Mesh = (&'static [&'static str], usize);
 
 const ONE: Mesh = (&[], 1);
@@ -21,7 +21,7 @@ const FSDP_ON_FOUR: Mesh = (&["ici_fsdp_parallelism=4"], 4);
 const DATA_WITH_SPLIT_STATE: Mesh =
     (&["ici_data_parallelism=8", "ici_fsdp_parallelism=1", "shard_optimizer_over_data=true"], 8);
 const DATA: Mesh = (&["ici_data_parallelism=8", "ici_fsdp_parallelism=1"], 8);
-/// Devices that are not in their own order.
+/// Devices in an order other than the numerical one.
 const OVER_SLICES: Mesh = (
     &[
         "num_cpu_slices=2",
@@ -40,7 +40,7 @@ fn setup(model: &[&str], (keys, num_devices): Mesh) -> (Setup, StateLayout) {
     (setup, layout)
 }
 
-/// Numbers without a pattern for every array of a state.
+/// Pseudorandom values for every array of a state.
 fn values(layout: &StateLayout) -> Vec<HostArray> {
     let value = |(index, entry): (usize, &crate::state::StateEntry)| {
         let dims = &entry.array.dims;
@@ -56,7 +56,7 @@ fn values(layout: &StateLayout) -> Vec<HostArray> {
     layout.entries.iter().enumerate().map(value).collect()
 }
 
-/// A checkpoint of these values, on this mesh.
+/// A checkpoint of such values, saved on a mesh.
 fn saved(
     directory: &std::path::Path,
     model: &[&str],
@@ -66,7 +66,7 @@ fn saved(
     saved_as(directory, layout, mesh)
 }
 
-/// As [`saved`], for a state that is described already.
+/// As [`saved`], for an existing layout.
 fn saved_as(
     directory: &std::path::Path,
     layout: StateLayout,
@@ -125,7 +125,7 @@ fn so_is_one_that_checkpoints_hold_in_another_form() {
     check(folded, DATA_WITH_SPLIT_STATE, &[FSDP_AND_TENSOR]);
 }
 
-/// The bytes of what is kept for each layer, and for the model, by name.
+/// The bytes of each array by kind, role and layer.
 fn by_layer(
     layout: &StateLayout,
     values: &[HostArray],
@@ -171,7 +171,7 @@ fn a_state_is_the_same_with_layers_scanned_or_not() {
     let masks = ["adamw_mask=['norm']", "trainable_parameters_mask=['mlp','embedding']"];
     check_scan(&[&["opt_type=muon"][..], &masks].concat(), ONE, FSDP_ON_FOUR);
     check_scan(&["opt_type=adafactor", "base_emb_dim=128", "base_mlp_dim=136"], FSDP_AND_TENSOR, ONE);
-    // What checkpoints hold scaled, and a cycle of several layers with some that are left over.
+    // Tensors that checkpoints hold scaled, and a cycle of several layers with remaining layers.
     let folded = ["decoder_block=gemma", "head_dim=24", "logits_via_embedding=true"];
     check_scan(&folded, FSDP, ONE);
     let local = ["sliding_window_size=16", "logits_via_embedding=true"];
@@ -201,7 +201,7 @@ fn several_parameters_in_one_stored_array_come_back() {
     for scan in ["scan_layers=true", "scan_layers=false"] {
         let model = [&GPT3[..], &["base_num_query_heads=4", scan]].concat();
         check(&model, FSDP_AND_TENSOR, &[ONE, FSDP]);
-        // Keys are split in another way than queries, so their shards are no grid.
+        // Keys and queries are split differently, so the shards of the stored array form no grid.
         let apart =
             [&model[..], &["logical_axis_rules=[['q_heads',['tensor']],['kv_heads',[]],['embed',['fsdp']]]"]];
         check(&apart.concat(), FSDP_AND_TENSOR, &[ONE]);
@@ -240,7 +240,7 @@ fn several_parameters_in_one_stored_array_come_back() {
     }
 }
 
-/// Checkpoints that were written before several parameters could be in one stored array.
+/// Checkpoints of versions that stored one parameter per array.
 #[test]
 fn states_are_read_as_earlier_versions_stored_them() {
     let model = [&GPT3[..], &["base_num_query_heads=4"]].concat();

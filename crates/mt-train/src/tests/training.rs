@@ -1,4 +1,4 @@
-//! A few steps of a tiny model, from a configuration: what they yield, what they hold, and what devices exchange.
+//! A few steps of a tiny model from a configuration: results, arrays on devices, and collectives.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,7 +15,8 @@ use mt_runtime::{
     Array, Collective, CompileSettings, Executable, Input, Platform,
     testing::{self, cpu},
 };
-use mt_shape::{DType, HostArray, Placement};
+use mt_shape::{DType, DeviceAttributes, HostArray, Placement};
+use mt_testing::{Random, merged};
 
 use crate::{
     batch::to_devices,
@@ -26,16 +27,16 @@ use crate::{
     state::StateLayout,
 };
 
-/// Steps of each run.
+/// Steps per run.
 pub const NUM_STEPS: usize = 5;
 pub const NUM_DEVICES: usize = 8;
 pub const NUM_ROWS: usize = 16;
-/// Alone has the factor 5, which tells activations from weights by their number of elements.
+/// Only the length has the factor 5, which distinguishes activations from weights by their number of elements.
 pub const LENGTH: usize = 40;
 const VOCAB: usize = 256;
 
-/// A model small enough to compile in moments. Later values of a key replace earlier ones. XLA counts nothing of what
-/// kernels do, and several devices call none.
+/// A model small enough to compile in seconds. Later values of a key replace earlier ones. Kernels are off: XLA does
+/// not count their FLOPs, and programs for several devices do not call them.
 pub const TINY: &[&str] = &[
     "dataset_type=synthetic",
     "decoder_block=llama2",
@@ -59,23 +60,17 @@ pub const TINY: &[&str] = &[
 
 /// A configuration of the tiny model.
 pub fn configuration(arguments: &[&str], num_devices: usize) -> TrainConfig {
-    let mut merged: Vec<String> = vec![
-        format!("num_cpu_devices={num_devices}"),
-        format!("per_device_batch_size={}", NUM_ROWS as f64 / num_devices as f64),
-    ];
-    for argument in TINY.iter().chain(arguments) {
-        let key = argument.split('=').next();
-        merged.retain(|earlier| earlier.split('=').next() != key);
-        merged.push((*argument).to_owned());
-    }
-    let config = Config::resolve(&Request { arguments: merged, ..Request::default() }).unwrap();
+    let devices = format!("num_cpu_devices={num_devices}");
+    let batch = format!("per_device_batch_size={}", NUM_ROWS as f64 / num_devices as f64);
+    let settings = merged([&*devices, &*batch].iter().chain(TINY).chain(arguments));
+    let config = Config::resolve(&Request { arguments: settings, ..Request::default() }).unwrap();
     let settings = TrainConfig::from_config(&config).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
-    let topology = settings.placement.topology(num_devices, None).unwrap();
+    let topology = settings.placement.topology(num_devices, &DeviceAttributes::default()).unwrap();
     settings.check_devices(topology).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
     settings
 }
 
-/// A configuration with everything that is made of it.
+/// A configuration with the model and the placement built from it.
 pub struct Setup {
     pub settings: TrainConfig,
     pub model: Arc<dyn Model>,
@@ -105,38 +100,32 @@ impl Setup {
 
 /// The plan of a configuration on devices of a platform.
 fn plan(settings: &TrainConfig, platform: Platform, num_devices: usize) -> TrainPlan {
-    let devices = Devices { platform, number: num_devices, slices: None };
+    let devices = Devices { platform, number: num_devices, attributes: DeviceAttributes::default() };
     TrainPlan::new(settings.clone(), &devices).unwrap()
 }
 
-/// What comes of a few steps.
+/// The results of a few steps.
 pub struct Trained {
     pub losses: Vec<f64>,
-    /// What else each step reports, by name.
-    pub reported: BTreeMap<&'static str, Vec<f64>>,
+    /// The metrics of each step, by name.
+    pub reported: BTreeMap<String, Vec<f64>>,
     /// The state before and after all steps, by name.
     pub states: [BTreeMap<String, Vec<f64>>; 2],
-    /// Of the first step, by name.
+    /// Gradients of the first step, by name.
     pub gradients: BTreeMap<String, Vec<f64>>,
     /// The bytes of each array of the state on each device, by name.
     pub bytes: BTreeMap<String, Vec<usize>>,
-    /// What the step needs on each device beside its arguments and results.
+    /// Bytes of temporaries that a step needs on each device.
     pub temporaries: u64,
-    /// Operations that the compiler counts for a step on one device, with bodies of loops once.
+    /// FLOPs that the compiler counts for a step on one device, with bodies of loops counted once.
     pub flops: f64,
     pub exchanges: Vec<Collective>,
 }
 
-/// The same numbers without a pattern in every run.
+/// Pseudorandom integers from 0 to `below`, the same in every run.
 pub fn numbers(seed: u64, count: usize, below: usize) -> Vec<i32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        ((state >> 33) % below as u64) as i32
-    };
-    std::iter::repeat_with(next).take(count).collect()
+    let mut random = Random::new(seed);
+    (0..count).map(|_| random.below(below) as i32).collect()
 }
 
 /// Rows of one or two documents, some with padding behind them.
@@ -170,15 +159,15 @@ pub fn batch() -> Batch {
     }
 }
 
-/// Compiles a program for CPU devices. It runs a few times on small arrays: optimized machine code takes twice as long
-/// to make, and gains nothing.
+/// Compiles a program for CPU devices without optimization. Programs run a few times on small arrays; optimization
+/// would double the compile time and gain nothing.
 pub fn compile(program: &mt_ir::Program) -> Executable {
     let xla_flags = vec![("xla_backend_optimization_level".to_owned(), "0".to_owned())];
     let settings = CompileSettings { xla_flags, ..CompileSettings::default() };
     cpu(program.mesh.num_devices()).compile(program, &settings).unwrap()
 }
 
-/// The first state of a run, by name, made on one device.
+/// The initial state of a run, by name, computed on one device.
 fn first_values(arguments: &[&str]) -> Arc<BTreeMap<String, HostArray>> {
     static KNOWN: OnceLock<Mutex<HashMap<Vec<String>, Arc<BTreeMap<String, HostArray>>>>> = OnceLock::new();
     let key: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
@@ -193,7 +182,7 @@ fn first_values(arguments: &[&str]) -> Arc<BTreeMap<String, HostArray>> {
     known.entry(key).or_insert_with(make).clone()
 }
 
-/// Takes steps with the tiny model, configured by `model`, from the same first values, placed and run as `way` says.
+/// Trains the tiny model, configured by `model`, from its initial values, with the placement and settings of `way`.
 pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
     let first = first_values(model);
     let setup = Setup::new(&[model, way].concat(), num_devices);
@@ -218,27 +207,27 @@ pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
         })
         .collect();
     let mut gradients = BTreeMap::new();
-    let mut reported: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    // Programs of many devices that run at once on few cores may wait for each other until XLA gives up.
+    let mut reported: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    // Programs of many devices that run at once on few cores may wait for each other until XLA aborts.
     static RUNNING: Mutex<()> = Mutex::new(());
     let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
     for index in 0..NUM_STEPS {
         let mut given = given.iter();
         let inputs = step.inputs().iter().map(|value| match state.remove(&value.name) {
             Some(array) => Input::Donate(array),
-            None => Input::Borrow(given.next().expect("what is not state is of the batch")),
+            None => Input::Borrow(given.next().expect("inputs other than the state are arrays of the batch")),
         });
         let outputs = step.run(inputs.collect()).unwrap();
         for (value, array) in step.outputs().iter().zip(outputs) {
             if is_state(&value.name) {
                 if let (0, Some(parameter)) = (index, value.name.strip_prefix("mu.")) {
-                    // After the first step a moment is a tenth of the gradient.
+                    // After the first step, a first moment is a tenth of the gradient.
                     gradients.insert(parameter.to_owned(), array.to_host().unwrap().to_f64());
                 }
                 state.insert(value.name.clone(), array);
             } else if value.name == "metrics" {
                 for (name, number) in names.iter().zip(array.to_host().unwrap().to_f64()) {
-                    reported.entry(*name).or_default().push(number);
+                    reported.entry(name.to_string()).or_default().push(number);
                 }
             }
         }
@@ -253,7 +242,7 @@ pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
     Trained { losses, reported, states: [before, after], gradients, bytes, temporaries, flops, exchanges }
 }
 
-/// The same on one device, made once for each model.
+/// The same training on one device, run once per model.
 pub fn on_one_device(model: &[&str]) -> Arc<Trained> {
     static KNOWN: OnceLock<Mutex<HashMap<Vec<String>, Arc<Trained>>>> = OnceLock::new();
     let key: Vec<String> = model.iter().map(|argument| (*argument).to_owned()).collect();

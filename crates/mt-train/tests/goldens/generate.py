@@ -1,4 +1,4 @@
-"""Writes optimizer_trees.json: where Orbax puts the state of every optimizer, built as MaxText builds it.
+"""Writes optimizer_trees.json: the keys that Orbax gives the state of every optimizer, built as MaxText builds it.
 
 Needs jax, optax, numpy and orbax-checkpoint.
 """
@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import optax
 import orbax.checkpoint as ocp
 
-# A model as MaxText's scanned checkpoints hold it: the tiny one of the crate's tests, but 128 wide and 136 within, which
-# Adafactor factors.
+# A model in the form of MaxText's scanned checkpoints: the tiny model of the crate's tests with a width of 128 and MLPs
+# of 136, which Adafactor factors.
 WIDTH, WITHIN, VOCABULARY, LAYERS, HEADS, KV_HEADS, HEAD = 128, 136, 256, 2, 4, 2, 8
 SHAPES = {
     "token_embedder/embedding": (VOCABULARY, WIDTH),
@@ -42,7 +42,7 @@ for name, shape in SHAPES.items():
 
 
 def fitting(patterns, yes, no):
-    """For each parameter, whether a pattern fits its name."""
+    """For each parameter, whether any pattern matches its name."""
 
     def label(path, _):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -52,7 +52,7 @@ def fitting(patterns, yes, no):
 
 
 def matrices():
-    """The parameters that Muon takes for matrices; the numbers of the axes do not matter for what is kept."""
+    """The parameters that Muon treats as matrices. The numbers of their axes do not affect the state's tree."""
     dimensions = optax.contrib.MuonDimensionNumbers((0,), (-1,))
     label = lambda path, _: "layers" in str(path) and "scale" not in str(path)
     return jax.tree_util.tree_map_with_path(lambda *leaf: dimensions if label(*leaf) else None, parameters)
@@ -65,13 +65,13 @@ def optimizer(opt_type, adamw_mask, trainable_parameters_mask, skip_step_on_spik
     rate = optax.constant_schedule(0.1)
     made = {
         "adamw": lambda: optax.adamw(rate, weight_decay=0.1, mask=mask),
-        # Pax's Adam has the state of optax's, and is no chain.
+        # Pax's Adam has the state of optax's Adam, without a chain.
         "adam_pax": optax.scale_by_adam,
         "sgd": lambda: optax.sgd(rate),
         "muon": lambda: optax.contrib.muon(
             rate, ns_coeffs=(3.4445, -4.7750, 2.0315), muon_weight_dimension_numbers=matrices()
         ),
-        # MaxText has none; this is optax's.
+        # MaxText has no SGD; this is optax's.
         "adafactor": lambda: optax.adafactor(rate),
     }
     chosen = made[opt_type]()
@@ -92,7 +92,7 @@ def optimizer(opt_type, adamw_mask, trainable_parameters_mask, skip_step_on_spik
 
 
 def stored(state):
-    """What Orbax says it has stored: for each path the type and shape, or nothing where the tree is empty."""
+    """The tree that Orbax reports after saving: type and shape for each path, or the kind of an empty node."""
     with tempfile.TemporaryDirectory() as directory:
         path = pathlib.Path(directory) / "items"
         ocp.PyTreeCheckpointer().save(path, {"opt_state": state})
@@ -116,8 +116,8 @@ def stored(state):
     return dict(sorted(found.items()))
 
 
-# The patterns of what does not decay and of what is trained, and whether spikes are skipped. That all is trained may be
-# said; Muon may have no matrix, or nothing else.
+# The masks of undecayed and of trained parameters, and whether spikes are skipped. One training mask matches all
+# parameters; others leave Muon no matrices, or only matrices.
 WAYS = {
     opt_type: [([], [], False), ([], [".*"], False), ([], ["norm", "embedding"], False), ([], ["wi_0"], True)]
     for opt_type in ("adamw", "adam_pax", "sgd", "muon", "adafactor")

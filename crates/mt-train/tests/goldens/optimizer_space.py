@@ -1,11 +1,11 @@
-"""Writes optimizer_space.safetensors: five steps of tiny models whose weights are kept, clipped, decayed and stepped in the
-form that MaxText's checkpoints store, by plain JAX and optax in f64.
+"""Writes optimizer_space.safetensors: five steps of tiny models in plain JAX and optax, in f64. Weights are held, clipped,
+decayed and stepped in the form that MaxText's checkpoints store.
 
 Needs jax, optax, numpy and safetensors.
 
-Layers multiply by what is stored: queries by kernels with attention's scale in them, embeddings by tables that are
-already multiplied by the root of the width, norms of Gemma by `w` and of GPT-3 by `1 + w`. So nothing here scales a
-gradient or a weight by hand.
+Layers multiply by the stored weights: query kernels include attention's scale, Gemma's embedding tables include the
+root of the width, Gemma's norms multiply by `w` and GPT-3's by `1 + w`. Therefore no code here scales a gradient or a
+weight explicitly.
 """
 
 import pathlib
@@ -21,7 +21,7 @@ jax.config.update("jax_enable_x64", True)
 VOCABULARY, WIDTH, HEADS, HEAD, WITHIN, LAYERS = 24, 12, 2, 6, 16, 2
 ROWS, LENGTH, STEPS = 4, 10, 5
 WINDOW, SOFT_CAP, NORM_EPSILON = 3, 2.5, 1e-6
-# Of the schedule, of clipping, and of the optimizers. What is added to denominators is of the gradients' size.
+# Constants of the schedule, of clipping, and of the optimizers. The epsilons are of the gradients' magnitude.
 PEAK, FINAL_FRACTION, WARMUP, SCHEDULE, CLIP = 0.02, 0.1, 2, 8, 0.7
 ADAM = dict(b1=0.9, b2=0.95, eps=1e-3, eps_root=1e-6)
 DECAY, MUON_BETA, MUON_DECAY = 0.3, 0.95, 0.2
@@ -127,9 +127,9 @@ def gpt3(x, weights, layer):
 
 LAYERS_OF = {"llama2": llama2, "gemma2": gemma2, "gemma3": gemma3, "gpt3": gpt3}
 GEMMAS = ("gemma2", "gemma3")
-# The factor that is in stored query kernels.
+# The factor in stored query kernels.
 QUERY = {"llama2": HEAD**-0.5, "gemma2": 10.0**-0.5}
-# What is added to the scale of norms where it is stored; published scales of Gemma are around 0.
+# The offset of stored norm scales. Published Gemma scales are around 0.
 NORM = {"gemma2": 1.0, "gemma3": 1.0, "gpt3": -1.0}
 
 
@@ -163,7 +163,7 @@ def shapes(family, tied):
 
 
 def form(family, name):
-    """The scale and the offset that lead from a published weight to the stored one."""
+    """The scale and the offset that turn a published weight into the stored one."""
     if name.endswith("query.kernel") and family in QUERY:
         return QUERY[family], 0.0
     if name == "token_embedder.embedding" and family in GEMMAS:
@@ -172,7 +172,7 @@ def form(family, name):
 
 
 def first(family, name, shape):
-    """A first value as it is stored."""
+    """An initial value in the stored form."""
     scale, offset = form(family, name)
     numbers = random.normal(size=shape) * (WIDTH**-0.5 if name.endswith("kernel") else 0.4)
     is_around_one = name.endswith("norm.scale") and family not in GEMMAS
@@ -207,7 +207,7 @@ schedule = optax.join_schedules([optax.linear_schedule(0.0, PEAK, WARMUP), falli
 
 
 def matrix(name):
-    """The inputs and outputs of a linear map, which Muon takes for a matrix."""
+    """The input and output axes of a linear map, which Muon treats as a matrix."""
     if not name.startswith("layers.") or not name.endswith("kernel"):
         return None
     inputs, axes = (2, 3) if "attention.out" in name else (1, 2 if "mlp" in name else 3)
@@ -225,7 +225,7 @@ def optimizer(kind, names):
 
 
 def stacked(prefix, arrays):
-    """By name, layers along the first axis."""
+    """Arrays by name, with layers stacked along the first axis."""
     of_model = {f"{prefix}.{name}": array for name, array in arrays.items() if not name.startswith("layers.")}
     roles = {name.removeprefix("layers.0.") for name in arrays if name.startswith("layers.0.")}
     layers = lambda role: np.stack([np.asarray(arrays[f"layers.{layer}.{role}"]) for layer in range(LAYERS)])
@@ -257,7 +257,7 @@ for family in LAYERS_OF:
             case = f"{model}.{kind}"
             tensors |= {f"{case}.{name}": np.array(values) for name, values in reported.items()}
             tensors |= stacked(f"{case}.update", {name: weights[name] - start[name] for name in start})
-            # The size of each moment.
+            # The norm of each moment.
             adam = state[0] if kind == "adamw" else state.inner_states["adam"].inner_state[0]
             of_matrices = {} if kind == "adamw" else state.inner_states["muon"].inner_state[0].mu
             for slot, moments in [("mu", of_matrices), ("mu", adam.mu), ("nu", adam.nu)]:

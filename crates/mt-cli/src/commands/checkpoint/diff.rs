@@ -12,7 +12,7 @@ use crate::{
     failure::{Failure, print},
 };
 
-/// How many tensors are listed of each kind of difference.
+/// The number of tensors listed per type of difference.
 const SHOWN: usize = 20;
 
 pub fn run(arguments: &CheckpointDiff) -> Result<(), Failure> {
@@ -68,14 +68,14 @@ fn text(diff: &ListingDiff, with_values: bool, kinds_differ: bool) -> String {
     text.push(verdict(diff, with_values));
     if num_common(diff) == 0 && kinds_differ {
         text.push(
-            "hint: no name is on both sides; `maxtext checkpoint export` gives a checkpoint Hugging Face's names"
+            "hint: the checkpoints have no name in common; `maxtext checkpoint export` converts to Hugging Face's names"
                 .to_owned(),
         );
     }
     text.join("\n")
 }
 
-/// A title, and a table of which no more than a screenful is shown.
+/// A title and a table, of which the first rows are shown.
 fn section(text: &mut Vec<String>, title: &str, heading: &[&str], align: &[Align], rows: Vec<Vec<String>>) {
     if rows.is_empty() {
         return;
@@ -91,7 +91,7 @@ fn section(text: &mut Vec<String>, title: &str, heading: &[&str], align: &[Align
     text.push(String::new());
 }
 
-/// How many names are on both sides.
+/// The number of names in both checkpoints.
 fn num_common(diff: &ListingDiff) -> usize {
     diff.num_same + diff.shapes.len() + diff.dtypes.len()
 }
@@ -150,7 +150,7 @@ fn object(diff: &ListingDiff, with_values: bool) -> Value {
     object
 }
 
-/// The differences as JSON has them, which has no infinite numbers: these are texts.
+/// The differences as JSON. JSON has no infinite numbers, so those become strings.
 fn value_object(values: &ValueDifference) -> Value {
     let number = |value: f64| Number::from_f64(value).map_or_else(|| value.to_string().into(), Value::Number);
     json!({

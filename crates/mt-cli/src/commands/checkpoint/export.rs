@@ -23,14 +23,14 @@ use super::{
 };
 use crate::{
     arguments::Export,
-    commands::report_loaded,
+    commands::{report_loaded, say_installation},
     failure::{Failure, print},
 };
 
 const CONFIG: &str = "config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
 
-/// What is taken along from a published model's directory: what belongs to its tokenizer, and how it is sampled.
+/// Files that are copied from a published model's directory: those of the tokenizer, and the sampling defaults.
 const TAKEN_ALONG: &[&str] = &[
     "tokenizer.json",
     "tokenizer.model",
@@ -51,13 +51,13 @@ pub fn run(command: Export) -> Result<(), Failure> {
     let source = Source::of(command.settings)?;
     let dtype = command.dtype.map_or_else(|| source.dtype(), |dtype| dtype.dtype());
     let mut load = LoadConfig::from_config(&source.config)?;
-    // What is read in the type in which it is written is rounded once at most.
+    // Weights that are read in the type in which they are written are rounded at most once.
     load.model.weight_dtype = dtype;
     let mut files = Files::default();
     describe(&source, &load.model, dtype, &mut files)?;
-    let loaded = load_model(&load)?;
+    let loaded = load_model(&load, &mut say_installation)?;
     report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
-    // The weights come last: without them, nobody takes the directory for a model.
+    // The weights are written last: a directory without weights is not mistaken for a complete model.
     files.write(directory)?;
     let options = WeightsOptions { shard_bytes: command.shard_size, ..WeightsOptions::default() };
     let written = write_weights(&*loaded.model, &loaded.parameters, dtype, directory, options)?;
@@ -71,7 +71,7 @@ pub fn run(command: Export) -> Result<(), Failure> {
     ))
 }
 
-/// Refuses a directory that holds a model or a run before anything is read for it.
+/// Refuses a directory that contains a model or a run, before anything is read.
 fn check_target(directory: &Path) -> Result<(), Failure> {
     let Ok(entries) = directory.read_dir() else { return Ok(()) };
     let mut names: Vec<String> =
@@ -93,12 +93,12 @@ fn check_target(directory: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The files beside the weights, in memory.
+/// The files that accompany the weights, in memory.
 #[derive(Default)]
 struct Files(Vec<(String, Vec<u8>)>);
 
 impl Files {
-    /// Adds a file, in place of one of the same name.
+    /// Adds a file, or replaces the one of the same name.
     fn add(&mut self, name: &str, contents: Vec<u8>) {
         self.0.retain(|(known, _)| known != name);
         self.0.push((name.to_owned(), contents));
@@ -114,7 +114,7 @@ impl Files {
         serde_json::from_slice(contents).ok()
     }
 
-    /// Adds those of the named files that a directory has.
+    /// Adds the named files that exist in a directory.
     fn take(&mut self, directory: &Path, names: &[&str]) -> Result<(), Failure> {
         for name in names {
             let path = directory.join(name);
@@ -143,10 +143,10 @@ impl Files {
     }
 }
 
-/// What says what the model is, how it is sampled, and what its tokens are.
+/// Adds the files that describe the model, its tokenizer and its sampling defaults.
 fn describe(source: &Source, group: &ModelGroup, dtype: DType, files: &mut Files) -> Result<(), Failure> {
     let decoder = build_decoder(group)?;
-    // A parameter that the form has no name for is found here, before any weight is read.
+    // A parameter without a name in the format is reported here, before any weight is read.
     decoder.file_tensors()?;
     let mut made = config_of(group, decoder.config(), dtype).ok_or(ModelError::NoHuggingFaceForm)?;
     if let Kind::Published(directory) = &source.kind {
@@ -175,13 +175,13 @@ fn describe(source: &Source, group: &ModelGroup, dtype: DType, files: &mut Files
     Ok(())
 }
 
-/// Whether keys may have changed the published model.
+/// Whether keys may change the published model.
 fn overrides_model(source: &Source) -> bool {
     source.config.entry("override_model_config").value == Value::Bool(true)
 }
 
-/// The published description with the type that is written. Of a model that also sees or hears, it is that of the text
-/// model, whose weights alone are written.
+/// The published `config.json` with the written element type. For a multimodal model, only the text model's weights are
+/// written, so the result is the configuration of the text model.
 fn updated_config(path: &Path, made: &Map<String, Value>) -> Result<Map<String, Value>, Failure> {
     let unreadable = |reason: String| Failure::user(format!("cannot read `{}`: {reason}", path.display()));
     let text = fs::read_to_string(path).map_err(|error| unreadable(error.to_string()))?;
@@ -208,7 +208,7 @@ fn updated_config(path: &Path, made: &Map<String, Value>) -> Result<Map<String, 
     Ok(config)
 }
 
-/// The tokenizer of the model, whose files are added.
+/// The tokenizer of the model. Its files are added.
 fn tokenizer(source: &Source, files: &mut Files) -> Result<Option<Tokenizer>, Failure> {
     let named = TokenizerGroup::from_config(&source.config).ok();
     let is_named =
@@ -226,23 +226,23 @@ fn tokenizer(source: &Source, files: &mut Files) -> Result<Option<Tokenizer>, Fa
         },
     };
     let Some(tokenizer) = tokenizer else {
-        eprintln!("note: no tokenizer is known, so none is written; `tokenizer_path` names one");
+        eprintln!("note: no tokenizer is known, so none is written; name one with `tokenizer_path`");
         return Ok(None);
     };
     if !matches!(source.kind, Kind::Published(_)) {
-        // Its files are whatever it saves.
+        // The tokenizer decides which files it saves.
         let scratch = std::env::temp_dir().join(format!("maxtext-export-{}", std::process::id()));
         let saved = tokenizer.save(&scratch).map_err(Failure::from);
         let taken = saved.and_then(|()| files.take(&scratch, TAKEN_ALONG));
-        // It is in the system's temporary directory in any case.
+        // A leftover in the system's temporary directory does no harm.
         let _ = fs::remove_dir_all(&scratch);
         taken?;
     }
     Ok(Some(tokenizer))
 }
 
-/// The tokens with a meaning of their own, as `config.json` names them. Those that are not there are said not to be, as
-/// transformers would assume others.
+/// The special token ids, by their names in `config.json`. Absent tokens are written as null, since transformers would
+/// otherwise assume defaults.
 fn special_ids(tokenizer: Option<&Tokenizer>) -> Map<String, Value> {
     let special = tokenizer.map(|tokenizer| *tokenizer.special()).unwrap_or_default();
     let others = tokenizer.into_iter().flat_map(|tokenizer| tokenizer.end_ids().iter().copied());

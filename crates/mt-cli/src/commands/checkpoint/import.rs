@@ -15,11 +15,11 @@ use super::{
 };
 use crate::{
     arguments::Import,
-    commands::report_loaded,
+    commands::{report_loaded, say_installation},
     failure::{Failure, print},
 };
 
-/// Where the checkpoints of a run are, within its directory.
+/// The name of the checkpoint directory in a run's directory.
 const CHECKPOINTS: &str = "checkpoints";
 
 pub fn run(command: Import) -> Result<(), Failure> {
@@ -32,7 +32,7 @@ pub fn run(command: Import) -> Result<(), Failure> {
     }
     let source = Source::of(command.settings)?;
     let load = LoadConfig::from_config(&source.config)?;
-    let loaded = load_model(&load)?;
+    let loaded = load_model(&load, &mut say_installation)?;
     report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
     let failed = |error| Failure::run(format!("cannot write to `{}`: {error}", directory.display()));
     let lock = RunLock::acquire(directory)?;

@@ -20,7 +20,7 @@ pub fn run(arguments: &Inspect) -> Result<(), Failure> {
     print(&text(&listing))
 }
 
-/// What kind of source it is, as a reader would say it.
+/// The name of a source's format.
 pub fn kind_name(kind: SourceKind) -> &'static str {
     match kind {
         SourceKind::Safetensors => "safetensors",
@@ -29,12 +29,12 @@ pub fn kind_name(kind: SourceKind) -> &'static str {
     }
 }
 
-/// Dimensions in brackets.
+/// The shape, such as `[2, 3]`.
 pub fn shape(tensor: &ListedTensor) -> String {
     format!("{:?}", tensor.dims)
 }
 
-/// The tensor as JSON has it.
+/// The tensor as a JSON object.
 pub fn tensor_object(tensor: &ListedTensor) -> Value {
     json!({
         "name": tensor.name,
@@ -84,7 +84,7 @@ fn totals_row(name: &str, totals: Totals) -> Vec<String> {
     vec![name.to_owned(), counted(tensors, "tensor"), format!("{} elements", elements(number)), bytes(size)]
 }
 
-/// The sums for each file, where tensors share files.
+/// The totals per file, if files hold several tensors.
 fn by_file(listing: &Listing) -> BTreeMap<String, Totals> {
     let mut files: BTreeMap<String, Totals> = BTreeMap::new();
     if listing.kind == SourceKind::Orbax {

@@ -1,4 +1,4 @@
-//! The model that is exported or imported: its configuration, and where its weights are.
+//! The source of an export or import: the configuration of the model and the path of its weights.
 
 use std::path::{Path, PathBuf};
 
@@ -11,14 +11,14 @@ use crate::{
     failure::Failure,
 };
 
-/// What `load_parameters_path` names.
+/// The model that `load_parameters_path` names.
 pub struct Source {
     pub config: Config,
     pub path: PathBuf,
     pub kind: Kind,
 }
 
-/// Where the description of a model and its tokenizer come from.
+/// The source of the model's description and tokenizer.
 pub enum Kind {
     /// The directory of a published model.
     Published(PathBuf),
@@ -29,7 +29,7 @@ pub enum Kind {
 }
 
 impl Source {
-    /// Resolves the keys, on top of the configuration of the run or the published model that they name.
+    /// Resolves the keys on top of the configuration of the run or published model that they name.
     pub fn of(settings: Vec<String>) -> Result<Self, Failure> {
         let request = Request::from_process(settings);
         let given = resolve(&request)?;
@@ -49,9 +49,9 @@ impl Source {
         Ok(Self { config, path, kind })
     }
 
-    /// The type of most of the stored numbers, as far as weights can be written in it.
+    /// The element type of most stored weights, or `f32` if it cannot be exported.
     pub fn dtype(&self) -> DType {
-        // Where the newest step is damaged, loading says so, and falls back to an older one.
+        // If the newest step is damaged, loading reports that and falls back to an older one.
         let listing = WeightsSource::open(&self.path).and_then(|source| source.listing());
         let types = listing.map(|mut listing| {
             let is_orbax = listing.tensors.iter().any(|tensor| tensor.name.starts_with("params."));
@@ -69,7 +69,7 @@ fn parameters_path(config: &Config) -> Result<PathBuf, Failure> {
     let group = CheckpointGroup::from_config(config)?;
     group.parameters_path().map(Path::to_owned).ok_or_else(|| {
         Failure::user(
-            "nothing says which model is meant\n\
+            "no key names a model\n\
              hint: name a run, a checkpoint or a published model: `load_parameters_path=maxtext_output/my_run`",
         )
     })

@@ -1,21 +1,21 @@
-//! Tables of tensors, and numbers as people read them.
+//! Tables of tensors, and human-readable numbers.
 
 use std::cmp::Ordering;
 
-/// What a line may take, if its names allow it.
+/// The target width of a line in characters.
 const COLUMNS: usize = 100;
-/// The least that stands between two columns.
+/// The gap between two columns in characters.
 const GAP: usize = 2;
 
-/// How the cells of a column stand below each other.
+/// The alignment of a column.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Align {
     Left,
     Right,
 }
 
-/// Rows of equally many cells as aligned lines. The first column holds names; a name that would make its line too long
-/// has a line of its own, so that one long name does not push all others' numbers out of sight.
+/// Formats rows with the same number of cells as aligned lines. The first column holds names. A name that would make
+/// its line too long gets a line of its own, so that it does not widen the column.
 pub fn lines(align: &[Align], rows: &[Vec<String>]) -> Vec<String> {
     let width = |column: usize| rows.iter().map(|row| length(&row[column])).max().unwrap_or_default();
     let widths: Vec<usize> = (0..align.len()).map(width).collect();
@@ -45,7 +45,7 @@ fn length(text: &str) -> usize {
     text.chars().count()
 }
 
-/// Bytes in decimal units, as sizes of files and shards are given.
+/// A size in decimal units, which are usual for files and shards.
 pub fn bytes(number: u64) -> String {
     match number as f64 {
         number if number >= 999.5e6 => format!("{:.2} GB", number / 1e9),
@@ -55,7 +55,7 @@ pub fn bytes(number: u64) -> String {
     }
 }
 
-/// A number of bytes as it is written: `5GB`, `500 MB`, `2GiB` or `1000000`.
+/// Parses a size such as `5GB`, `500 MB`, `2GiB` or `1000000`.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong = || "a size such as 5GB, 500MB or 2GiB is expected".to_owned();
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -76,7 +76,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     if (1.0..1e18).contains(&bytes) { Ok(bytes as u64) } else { Err(wrong()) }
 }
 
-/// A number of elements.
+/// A number of elements, shortened.
 pub fn elements(number: u64) -> String {
     match number as f64 {
         number if number >= 999.5e6 => format!("{:.2}B", number / 1e9),
@@ -86,17 +86,17 @@ pub fn elements(number: u64) -> String {
     }
 }
 
-/// A number of things, with the word for one of them.
+/// A number with its noun.
 pub fn counted(number: usize, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
-/// The order of names in which layer 2 comes before layer 10.
+/// Compares names naturally: layer 2 comes before layer 10.
 pub fn by_name(left: &str, right: &str) -> Ordering {
     pieces(left).cmp(&pieces(right)).then_with(|| left.cmp(right))
 }
 
-/// Numbers and what is between them. Numbers come before texts, as digits do.
+/// The numbers in a name and the texts between them. Numbers sort before texts, as digits do.
 fn pieces(name: &str) -> Vec<Result<u64, &str>> {
     let is_digit = |c: char| c.is_ascii_digit();
     name.split_inclusive(|c| !is_digit(c))

@@ -1,4 +1,4 @@
-//! What a word of the command line may become.
+//! Completion candidates for a word of the command line.
 
 use std::{fs, path::Path};
 
@@ -6,9 +6,9 @@ use clap::{Command, CommandFactory};
 use mt_config::{Class, Key, Kind, model_names, preset_names, table};
 use serde_json::Value;
 
-use crate::{arguments::Arguments, commands::config::CHECKED};
+use crate::{arguments::Arguments, commands::config::checked};
 
-/// One thing that a word may become. A text that ends in `=` or `/` goes on.
+/// One completion. A text that ends in `=` or `/` can be continued.
 pub struct Candidate {
     pub text: String,
     pub help: Option<String>,
@@ -20,7 +20,7 @@ impl Candidate {
     }
 }
 
-/// What `current` may become behind `words`, which follow the program's name.
+/// The completions of `current` after `words`, which follow the program's name.
 pub fn candidates(words: &[String], current: &str) -> Vec<Candidate> {
     let mut command = Arguments::command();
     command.build();
@@ -34,7 +34,7 @@ pub fn candidates(words: &[String], current: &str) -> Vec<Candidate> {
     let mut found = if current.starts_with('-') {
         options(&command)
     } else if command.has_subcommands() && !rest.is_empty() {
-        // An unknown command leads nowhere.
+        // An unknown subcommand has no completions.
         Vec::new()
     } else if command.has_subcommands() {
         let commands = command.get_subcommands().filter(|command| !command.is_hide_set());
@@ -63,7 +63,7 @@ fn options(command: &Command) -> Vec<Candidate> {
         .collect()
 }
 
-/// What the positional arguments of a command may be.
+/// The completions of a command's positional arguments.
 fn arguments(command: &Command, path: &[&str], given: &[String], current: &str) -> Vec<Candidate> {
     match path {
         ["train" | "decode" | "estimate"]
@@ -73,7 +73,7 @@ fn arguments(command: &Command, path: &[&str], given: &[String], current: &str) 
         ["config", "check"] => {
             let mut found = settings(given, current);
             if given.is_empty() {
-                found.extend(CHECKED.iter().copied().map(Candidate::plain));
+                found.extend(checked().into_iter().map(Candidate::plain));
             }
             found
         }
@@ -91,7 +91,7 @@ fn arguments(command: &Command, path: &[&str], given: &[String], current: &str) 
     }
 }
 
-/// Files, presets and keys, or the values of the key that is being set.
+/// Files, presets and keys, or the values of the key before the equals sign.
 fn settings(given: &[String], current: &str) -> Vec<Candidate> {
     if let Some((name, value)) = current.split_once('=') {
         let Some(key) = table::canonical(name) else { return Vec::new() };
@@ -99,7 +99,7 @@ fn settings(given: &[String], current: &str) -> Vec<Candidate> {
         return values.map(|value| Candidate::plain(format!("{name}={value}"))).collect();
     }
     let mut found = keys(given, current, false);
-    // There is at most one file.
+    // A command line has at most one file.
     if given.iter().all(|word| word.contains('=')) {
         found.extend(preset_names().map(Candidate::plain));
         found.extend(paths(current, is_yaml));
@@ -107,8 +107,8 @@ fn settings(given: &[String], current: &str) -> Vec<Candidate> {
     found
 }
 
-/// The keys that are not given yet. To be set, keys that have an effect come first: others are offered where none of
-/// these is meant.
+/// The keys that are not given yet. For assignments, keys with an effect are preferred; other keys are offered only if
+/// no effective key matches.
 fn keys(given: &[String], current: &str, to_explain: bool) -> Vec<Candidate> {
     let is_given = |name: &str| given.iter().any(|word| word.split('=').next() == Some(name));
     let of = |wanted: &dyn Fn(&Key) -> bool| -> Vec<Candidate> {
@@ -132,7 +132,7 @@ fn keys(given: &[String], current: &str, to_explain: bool) -> Vec<Candidate> {
     if effective.is_empty() { of(&|key| !matches!(key.class, Class::Derived(_))) } else { effective }
 }
 
-/// The values of a key, as far as they can be listed. Of a list, the last element is completed.
+/// The values of a key that can be listed. In a list, the last element is completed.
 fn values(key: &Key, written: &str) -> Vec<String> {
     let words = |words: &[&str]| -> Vec<String> {
         let built = |word: &&&str| !word.is_empty() && key.missing_feature(&Value::from(**word)).is_none();
@@ -159,7 +159,7 @@ fn values(key: &Key, written: &str) -> Vec<String> {
     values
 }
 
-/// Whether a key names a file or a directory, as its own name says.
+/// Whether a key names a file or a directory, judging by the suffix of its name.
 fn is_path(name: &str) -> bool {
     ["_path", "_file", "_files", "_dir", "_directory"].iter().any(|ending| name.ends_with(ending))
 }
@@ -168,7 +168,7 @@ fn is_yaml(name: &str) -> bool {
     name.ends_with(".yml") || name.ends_with(".yaml")
 }
 
-/// The directories that a path may lead on to, and the files of the wanted names.
+/// The directories and matching files that complete a path.
 fn paths(current: &str, is_wanted: fn(&str) -> bool) -> Vec<Candidate> {
     let (directory, start) = current.split_at(current.rfind('/').map_or(0, |slash| slash + 1));
     let read = fs::read_dir(if directory.is_empty() { Path::new(".") } else { Path::new(directory) });
@@ -178,13 +178,13 @@ fn paths(current: &str, is_wanted: fn(&str) -> bool) -> Vec<Candidate> {
         .flatten()
         .filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
-            // Names that a shell would have to quote are left to the shell; hidden ones have to be asked for.
+            // Names that need quoting are left to the shell. Hidden names are offered only after a leading dot.
             let is_plain = name.chars().all(|c| c.is_alphanumeric() || "_-+.,@%".contains(c));
             let is_hidden = name.starts_with('.') && !start.starts_with('.');
             if !is_plain || is_hidden || !name.starts_with(start) {
                 return None;
             }
-            // Links to directories count as such.
+            // Links to directories count as directories.
             let is_directory = entry.path().is_dir();
             let ending = if is_directory { "/" } else { "" };
             (is_directory || is_wanted(&name)).then(|| Candidate::plain(format!("{directory}{name}{ending}")))

@@ -1,7 +1,6 @@
-//! `maxtext completion`, and `maxtext complete`, which its scripts call.
+//! `maxtext completion`, and `maxtext complete`, which the printed scripts call.
 //!
-//! The scripts pass on the words of the command line; what may come next is decided here, so that it is the same in
-//! every shell.
+//! The scripts pass the words of the command line to `complete`, so that all shells offer the same completions.
 
 mod candidates;
 
@@ -10,7 +9,7 @@ use crate::{
     failure::{Failure, print},
 };
 
-/// Prints the script of a shell.
+/// Prints the script for a shell.
 pub fn script(shell: Shell) -> Result<(), Failure> {
     let script = match shell {
         Shell::Bash => include_str!("bash.sh"),
@@ -20,10 +19,10 @@ pub fn script(shell: Shell) -> Result<(), Failure> {
     print(script.trim_end())
 }
 
-/// Prints what a word may become, one answer a line.
+/// Prints the completions of a word, one per line.
 pub fn complete(command: Complete) -> Result<(), Failure> {
     let mut words: Vec<String> = command.words;
-    // What is behind the cursor does not matter. Shells differ in whether they pass an empty last word.
+    // Words after the cursor are irrelevant. Some shells do not pass an empty last word.
     words.resize(command.index, String::new());
     let mut taken = 0;
     if command.shell == Shell::Bash {
@@ -40,8 +39,8 @@ pub fn complete(command: Complete) -> Result<(), Failure> {
     if answers.is_empty() { Ok(()) } else { print(&answers.join("\n")) }
 }
 
-/// The words as they were before bash split them at `=` and `:`, and how much of the last one is before the part that
-/// bash replaces.
+/// Joins the words that bash split at `=` and `:`. Returns the words, and the length of the last word's prefix that
+/// bash does not replace.
 fn joined(parts: &[String]) -> (Vec<String>, usize) {
     let is_break = |part: &str| !part.is_empty() && part.chars().all(|c| matches!(c, '=' | ':'));
     let mut words: Vec<String> = Vec::new();

@@ -1,37 +1,65 @@
 //! `maxtext config check`.
 
-use clap::CommandFactory;
+use std::iter;
+
+use clap::{CommandFactory, Parser};
 use mt_config::{Config, Hardware, Named, Request, RunGroup, TrainConfig};
+use mt_plan::compile::Subject;
+use mt_shape::DeviceAttributes;
 
 use crate::{
-    arguments::{Check, Settings},
-    commands::{decode, resolve, warn, warn_of_training, warn_on},
+    arguments::{Arguments, Check, Command, Compile, Decode, Estimate, Logits, Settings},
+    commands::{compile, decode, estimate, logits, resolve, warn, warn_of_training, warn_on},
     failure::{Failure, print},
 };
 
-/// Commands of MaxText that this program is to have.
-const NOT_BUILT: &[&str] = &["compile", "sft", "dpo", "rl", "distill", "serve", "eval", "bench"];
+/// Commands of MaxText that are not built yet.
+const NOT_BUILT: &[&str] = &["sft", "dpo", "rl", "distill", "serve", "eval", "bench"];
 
-/// Commands whose arguments can be checked.
-pub const CHECKED: &[&str] = &["train", "decode"];
+/// The commands whose arguments are configurations, and can be checked.
+pub fn checked() -> Vec<String> {
+    let program = Arguments::command();
+    let takes_settings =
+        |command: &&clap::Command| command.get_positionals().any(|argument| argument.get_id() == "settings");
+    program.get_subcommands().filter(takes_settings).map(|command| command.get_name().to_owned()).collect()
+}
 
 pub fn run(arguments: Check) -> Result<(), Failure> {
-    let mut settings = Settings { settings: arguments.arguments };
-    let first = settings.settings.first().cloned().unwrap_or_default();
+    let arguments = arguments.arguments;
+    let first = arguments.first().cloned().unwrap_or_default();
+    if checked().contains(&first) {
+        // Mistakes in a command's options end the program here, as they do when the command runs.
+        return check(Arguments::parse_from(iter::once("maxtext".to_owned()).chain(arguments)).command);
+    }
+    if Arguments::command().get_subcommands().any(|command| command.get_name() == first) {
+        return Err(Failure::user(format!("`{first}` has no configuration to check\nhint: {}", checkable())));
+    }
     if NOT_BUILT.contains(&first.as_str()) {
         return Err(not_built(&first));
     }
-    let is_command = |command: &&str| {
-        crate::arguments::Arguments::command().get_subcommands().any(|known| known.get_name() == *command)
-    };
-    if CHECKED.contains(&first.as_str()) {
-        settings.settings.remove(0);
-    } else if Some(first.as_str()).filter(is_command).is_some() {
-        return Err(Failure::user(format!(
-            "what `{first}` would be given cannot be checked without running it\nhint: what can be checked is `train` and `decode`"
-        )));
+    check_train(Settings { settings: arguments })
+}
+
+fn check(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Train(settings) => check_train(settings),
+        Command::Decode(command) => check_decode(command),
+        Command::Estimate(command) => check_estimate(command),
+        Command::Compile(command) => check_compile(command),
+        Command::Logits(command) => check_logits(command),
+        Command::Config(_)
+        | Command::Checkpoint(_)
+        | Command::Tokenizer(_)
+        | Command::Plugin(_)
+        | Command::Completion { .. }
+        | Command::Complete(_) => unreachable!("only commands that take settings are checked"),
     }
-    if first == "decode" { check_decode(settings) } else { check_train(settings) }
+}
+
+/// The hint that lists the commands.
+fn checkable() -> String {
+    let names: Vec<String> = checked().iter().map(|name| format!("`{name}`")).collect();
+    format!("{} can be checked", names.join(", "))
 }
 
 fn check_train(settings: Settings) -> Result<(), Failure> {
@@ -43,12 +71,12 @@ fn check_train(settings: Settings) -> Result<(), Failure> {
     check_output(&train.run)?;
     if let Some(devices) = config.known_devices() {
         warn_on(&config, Hardware::Cpu);
-        train.check_devices(train.placement.topology(devices, None)?)?;
+        train.check_devices(train.placement.topology(devices, &DeviceAttributes::default())?)?;
     }
     report(if config.is_quick_start() { "the quick start" } else { "the configuration" }, &config)
 }
 
-/// Checks that the run's directory can be there: that no file is in its place or in that of a directory above it.
+/// Checks that the run's directory can be created: that neither its path nor an ancestor is a file.
 fn check_output(run: &RunGroup) -> Result<(), Failure> {
     let directory = run.directory();
     match directory.ancestors().find(|ancestor| ancestor.exists()) {
@@ -61,16 +89,37 @@ fn check_output(run: &RunGroup) -> Result<(), Failure> {
     }
 }
 
-fn check_decode(settings: Settings) -> Result<(), Failure> {
-    let prepared = decode::prepare(settings)?;
+fn check_decode(mut command: Decode) -> Result<(), Failure> {
+    command.settings.take_flag("--json");
+    let prepared = decode::prepare(command.settings)?;
     prepared.check_prompts()?;
     mt_models::build(&prepared.decode.model)?;
     if let Some(devices) = prepared.config.known_devices() {
         warn_on(&prepared.config, Hardware::Cpu);
         let placement = &prepared.decode.placement;
-        placement.mesh(placement.topology(devices, None)?)?;
+        placement.mesh(placement.topology(devices, &DeviceAttributes::default())?)?;
     }
-    report("what `maxtext decode` would do", &prepared.config)
+    report("the configuration of `maxtext decode`", &prepared.config)
+}
+
+fn check_estimate(mut command: Estimate) -> Result<(), Failure> {
+    let (config, _) = estimate::estimate(&mut command)?;
+    report("the configuration of `maxtext estimate`", &config)
+}
+
+fn check_compile(mut command: Compile) -> Result<(), Failure> {
+    let (config, subject) = compile::configure(&mut command)?;
+    mt_models::build(match &subject {
+        Subject::Training(train) => &train.model,
+        Subject::Decoding(decode, _) => &decode.model,
+    })?;
+    report("the configuration of `maxtext compile`", &config)
+}
+
+fn check_logits(mut command: Logits) -> Result<(), Failure> {
+    let (config, _, load) = logits::configure(&mut command)?;
+    mt_models::build(&load.model)?;
+    report("the configuration of `maxtext logits`", &config)
 }
 
 fn report(what: &str, config: &Config) -> Result<(), Failure> {
@@ -86,7 +135,5 @@ fn not_built(command: &str) -> Failure {
         }
         _ => String::new(),
     };
-    Failure::user(format!(
-        "the command `{command}` is not built yet\nhint: what can be checked is `train` and `decode`{preset}"
-    ))
+    Failure::user(format!("the command `{command}` is not built yet\nhint: {}{preset}", checkable()))
 }

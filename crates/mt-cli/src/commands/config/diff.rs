@@ -38,7 +38,8 @@ fn object(left: &Config, right: &Config) -> Map<String, Value> {
         .collect()
 }
 
-/// How the rules of each logical axis differ. An axis may have several, of which the first that fits counts.
+/// The differences between the rules of each logical axis. An axis may have several rules, of which the first that fits
+/// applies.
 fn rules(key: &str, left: &Value, right: &Value) -> Vec<String> {
     let (left, right) = (pairs(left), pairs(right));
     let mut names: Vec<&str> = Vec::new();

@@ -5,7 +5,7 @@ mod diff;
 mod models;
 mod show;
 
-pub use check::CHECKED;
+pub use check::checked;
 
 use crate::{
     arguments::ConfigCommand,

@@ -8,7 +8,7 @@ use crate::{
     failure::{Failure, print},
 };
 
-/// What the table says about a model.
+/// A row of the table: one model.
 struct Row {
     name: &'static str,
     family: String,
@@ -20,15 +20,15 @@ struct Row {
     mlp: u64,
     experts: Option<Experts>,
     vocabulary: u64,
-    /// The positions that the model is made for, where its file says so.
+    /// The context length, if the model's file sets it.
     context: Option<u64>,
-    /// All parameters, and the active ones ([`mt_models::Description::num_active_parameters`]), where the family is built.
+    /// All parameters, and the active ones ([`mt_models::Description::num_active_parameters`]), if the family is built.
     parameters: Option<(usize, usize)>,
-    /// What has to be built before the model can be trained.
+    /// The features that training the model needs and that are not built.
     missing: Vec<Missing>,
 }
 
-/// The experts of a layer, of which each token goes to some; all tokens go to those that are shared.
+/// The experts of a layer: routed ones, of which each token uses some, and shared ones, which every token uses.
 struct Experts {
     number: u64,
     chosen: u64,
@@ -79,7 +79,7 @@ fn row(name: &'static str) -> Result<Row, Failure> {
         query_heads: number("num_query_heads"),
         kv_heads: number("num_kv_heads"),
         head_dim: match text("attention_type").as_str() {
-            // Latent attention has a part with and a part without positions, and sizes of their own.
+            // A head of latent attention has dimensions with and without rotary embedding.
             "mla" => number("qk_nope_head_dim") + number("qk_rope_head_dim"),
             _ => number("head_dim"),
         },
@@ -96,12 +96,12 @@ fn row(name: &'static str) -> Result<Row, Failure> {
 #[derive(Clone, Copy, PartialEq)]
 struct Missing {
     feature: &'static str,
-    /// Whether it belongs to the model, rather than to how it was trained.
+    /// Whether the model needs the feature, rather than the training of the published weights.
     of_model: bool,
 }
 
 fn missing(config: &Config) -> Vec<Missing> {
-    // Defaults that are not built are only looked at where they are read.
+    // A refused default is reported only by the group that reads it.
     let of_group = ModelGroup::from_config(config).err();
     let of_group = of_group.iter().flat_map(|error| error.problems());
     let mut features: Vec<Missing> = Vec::new();
@@ -115,13 +115,13 @@ fn missing(config: &Config) -> Vec<Missing> {
     features
 }
 
-/// The number of parameters, from their specifications, and of the active ones. Parts of the model that are
-/// not built would not be counted.
+/// The number of parameters and of active parameters, from the parameters' specifications. None if a part of the model
+/// is not built, as its parameters would not be counted.
 fn parameters(config: &Config, missing: &[Missing]) -> Option<(usize, usize)> {
     if missing.iter().any(|missing| missing.of_model) {
         return None;
     }
-    // Not all layers can be scanned, and stacked they are as many numbers.
+    // Not all families support `scan_layers`, which does not affect the number of parameters.
     let group = ModelGroup { scan_layers: false, ..ModelGroup::from_config(config).ok()? };
     let model = mt_models::build(&group).ok()?;
     Some((model.num_parameters(), model.num_active_parameters()))
@@ -164,7 +164,7 @@ fn table(rows: &[&Row]) -> String {
         .iter()
         .map(|cells| {
             let aligned = cells.iter().enumerate().map(|(column, cell)| match widths.get(column) {
-                // Names begin below each other, and numbers end.
+                // Text columns are left-aligned, numbers right-aligned.
                 Some(&width) if column < 2 => format!("{cell:<width$}"),
                 Some(&width) => format!("{cell:>width$}"),
                 None => cell.clone(),
@@ -203,7 +203,7 @@ fn cells(row: &Row) -> Vec<String> {
     ]
 }
 
-/// A number of parameters in thousands, millions or thousands of millions.
+/// A number of parameters in thousands, millions or billions.
 fn short(number: usize) -> String {
     match number as f64 {
         number if number >= 999.5e6 => format!("{:.2}B", number / 1e9),

@@ -9,7 +9,7 @@ use crate::{
     failure::{Failure, print},
 };
 
-/// A list that would make a longer line gets a line for each of its elements.
+/// A list that would exceed this line width is written with one element per line.
 const COLUMNS: usize = 100;
 
 pub fn run(mut arguments: Show) -> Result<(), Failure> {
@@ -59,7 +59,7 @@ fn text(config: &Config, only_changed: bool, with_origins: bool) -> String {
         lines.push(format!("# {}", group.title));
         for entry in entries {
             if entry.key.name == "resolved" && !only_changed {
-                // All keys are here, so that nothing is to be put on top of them when this is read again.
+                // The output contains every key, so reading it must not apply models or presets again.
                 lines.push("resolved: true".to_owned());
                 continue;
             }
@@ -74,8 +74,8 @@ fn text(config: &Config, only_changed: bool, with_origins: bool) -> String {
     lines.join("\n")
 }
 
-/// Of placement rules those of the logical axes whose rules are not the default's, if the others stand as they are when
-/// these are read again.
+/// The rules of those logical axes whose rules differ from the default. None if reading these alone would not restore
+/// the rules and their order.
 fn changed_rules(entry: &Entry) -> Option<Value> {
     if entry.key.kind != Kind::AxisRules {
         return None;
@@ -106,7 +106,7 @@ fn entry_lines(entry: &Entry, value: &Value, origin: &str) -> Vec<String> {
     }
 }
 
-/// The value as YAML on one line: texts plain where nothing else can be meant, the rest as JSON or nearly so.
+/// The value as YAML on one line: unambiguous strings without quotes, other values in JSON or similar.
 fn yaml_value(value: &Value) -> String {
     match value {
         Value::Null => "none".to_owned(),
@@ -128,7 +128,7 @@ fn yaml_value(value: &Value) -> String {
     }
 }
 
-/// Whether YAML takes the text for a text, and for this one, without quotes.
+/// Whether YAML reads the unquoted text as the same string.
 fn is_plain(text: &str) -> bool {
     const OTHERS: &[&str] = &["true", "false", "yes", "no", "on", "off", "y", "n", "null", "inf", "nan"];
     let begins = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/');
@@ -138,7 +138,7 @@ fn is_plain(text: &str) -> bool {
         && !OTHERS.contains(&text.to_ascii_lowercase().as_str())
 }
 
-/// In single quotes, as MaxText's own files write texts, unless escapes are needed.
+/// Single quotes, as in MaxText's own files, unless the string needs escapes.
 fn quoted(text: &str) -> String {
     if text.chars().all(|c| matches!(c, ' '..='~')) {
         return format!("'{}'", text.replace('\'', "''"));

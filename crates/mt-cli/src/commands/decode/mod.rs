@@ -20,11 +20,11 @@ use serde_json::json;
 
 use crate::{
     arguments::{Decode, Settings},
-    commands::report_loaded,
+    commands::{report_loaded, say_installation},
     failure::Failure,
 };
 use prompts::{Chat, Prompt};
-pub use source::adopt_tokenizer_settings;
+pub use source::with_tokenizer_settings;
 use source::{FoundTokenizer, begins_texts, configure};
 
 /// Runs `maxtext decode`.
@@ -38,7 +38,7 @@ pub fn run(mut command: Decode) -> Result<(), Failure> {
                 .map(|sample| Asked { prompt, request: Request { prompt: prompt.tokens.clone(), sample } })
         })
         .collect();
-    let loaded = load(&decode, tokenizer)?;
+    let loaded = load(&decode, tokenizer, &mut say_installation)?;
     report_loading(&loaded);
     let limits = Limits { max_new_tokens: None, stop: stop.into_iter().collect() };
     let (timing, texts) = generate(&loaded, &decode.decode, &limits, &asked, command.json)?;
@@ -46,7 +46,7 @@ pub fn run(mut command: Decode) -> Result<(), Failure> {
     check_expectation(&decode.decode, &texts)
 }
 
-/// What decoding needs, before any hardware is started or any weight is read.
+/// The input of decoding, read before any hardware is started or any weight is read.
 pub struct Prepared {
     pub config: Config,
     pub decode: DecodeConfig,
@@ -56,7 +56,7 @@ pub struct Prepared {
     stop: BTreeSet<u32>,
 }
 
-/// Reads all but the weights.
+/// Reads everything except the weights.
 pub fn prepare(settings: Settings) -> Result<Prepared, Failure> {
     let (config, source) = configure(settings.settings)?;
     let decode = DecodeConfig::from_config(&config)?;
@@ -70,7 +70,7 @@ pub fn prepare(settings: Settings) -> Result<Prepared, Failure> {
 }
 
 impl Prepared {
-    /// Checks what the engine would refuse: a tokenizer that is too large, and prompts that are too long.
+    /// Checks the conditions that the engine would refuse: a tokenizer that is too large, or a prompt that is too long.
     pub fn check_prompts(&self) -> Result<(), Failure> {
         self.tokenizer.check_vocab_size(self.decode.model.vocab_size)?;
         let group = &self.decode.decode;
@@ -89,14 +89,14 @@ impl Prepared {
     }
 }
 
-/// A prompt, and what the engine is asked for it.
+/// A prompt and its request to the engine.
 struct Asked<'a> {
     prompt: &'a Prompt,
     request: Request,
 }
 
-/// Generates all answers and shows them: a single one as it comes, several each as soon as it is complete. Returns the
-/// texts as well.
+/// Generates all answers and shows them: a single answer token by token, several answers each when it is complete.
+/// Returns the timing and the texts.
 fn generate(
     loaded: &Loaded,
     group: &DecodeGroup,
@@ -131,7 +131,7 @@ fn generate(
             if failure.is_none() {
                 failure = receiver.receive(event).err();
             }
-            // Nothing is left to be done for those who read no more.
+            // If standard output is closed, nobody reads the answers.
             let goes_on = failure.is_none() && receiver.screen.open;
             if goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
@@ -141,18 +141,18 @@ fn generate(
     }
 }
 
-/// How answers are shown.
+/// The output format.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Format {
-    /// The text as it comes.
+    /// The text as it is generated.
     Stream,
-    /// Each answer under its number and prompt.
+    /// Each answer with its number and prompt.
     Blocks,
-    /// An object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Takes answers as they come, and shows them as soon as the format allows.
+/// Collects answers, and shows them as soon as the format allows.
 struct Receiver<'a> {
     asked: &'a [Asked<'a>],
     answers: Vec<AnswerText>,
@@ -204,7 +204,7 @@ impl Receiver<'_> {
     }
 }
 
-/// The text of an answer as its tokens come.
+/// The text of an answer as its tokens arrive.
 struct AnswerText {
     stream: DecodeStream,
     text: String,
@@ -212,7 +212,7 @@ struct AnswerText {
 }
 
 impl AnswerText {
-    /// An answer after a prompt, whose tokens decide how the answer's first ones read.
+    /// An answer after a prompt, whose last tokens may affect the text of the answer's first ones.
     fn after(prompt: &[u32], tokenizer: &Arc<Tokenizer>) -> Result<Self, DataError> {
         let mut stream = DecodeStream::new(tokenizer.clone(), true);
         for token in prompt {
@@ -221,7 +221,7 @@ impl AnswerText {
         Ok(Self { stream, text: String::new(), tokens: Vec::new() })
     }
 
-    /// The text that a token adds.
+    /// Adds a token, and returns the text that it adds.
     fn push(&mut self, token: u32) -> Result<String, DataError> {
         let new = self.stream.push(token)?;
         self.tokens.push(token);
@@ -236,7 +236,7 @@ impl AnswerText {
     }
 }
 
-/// Standard output, as long as someone reads it.
+/// Standard output, until its reader closes it.
 struct Screen {
     open: bool,
 }
@@ -258,7 +258,7 @@ impl Screen {
     }
 }
 
-/// A count of tokens on a terminal, where nothing else shows that answers are being written.
+/// A token counter on a terminal while no text is shown.
 struct Progress {
     visible: bool,
     num_tokens: usize,

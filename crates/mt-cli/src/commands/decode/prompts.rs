@@ -1,4 +1,4 @@
-//! Prompts: where they come from, and what the model is given for them.
+//! Prompts, and the tokens that the model receives for them.
 
 use std::{fs, path::Path};
 
@@ -8,38 +8,38 @@ use mt_engine::encode_prompt;
 
 use crate::failure::Failure;
 
-/// A prompt as it was written, and as the model gets it.
+/// A prompt as written, and as tokens.
 pub struct Prompt {
     pub text: String,
     pub tokens: Vec<u32>,
-    /// Whether it is a message of a conversation rather than a text to go on with.
+    /// Whether it is a message of a conversation rather than a text to continue.
     pub is_message: bool,
 }
 
-/// Texts that stand for messages where only what is around them matters.
+/// Placeholder messages, rendered to find the text that the template places after a message.
 const QUESTION: &str = "Zyzzyva";
 const ANSWER: &str = "Quagga";
 
-/// A chat template, and what follows from it.
+/// A chat template and its effect.
 pub struct Chat {
     template: ChatTemplate,
-    /// Where it comes from, as messages say it.
+    /// The template's origin, for messages.
     source: String,
     system: Option<String>,
-    /// Whether the user asked for it.
+    /// Whether the user requested it.
     is_asked: bool,
-    /// What stands behind a question; by it prompts are known that are written in the template already.
+    /// The text after a user message; a prompt that contains it is already in the template's format.
     behind_question: String,
-    /// The tokens behind an answer.
+    /// The tokens after an assistant message.
     behind_answer: Vec<u32>,
 }
 
 impl Chat {
-    /// The template that prompts are given in, if they are. Unless the user decides, they are if the tokenizer has a
-    /// template and the model ends its answers as that says: some models that were not tuned come with one as well.
+    /// The template for the prompts, if any. Unless the user decides, the tokenizer's template is used if it ends
+    /// answers with one of the model's end-of-sequence tokens: some base models also come with a template.
     ///
     /// # Errors
-    /// There is no template although one is asked for, or it cannot be read.
+    /// A template is requested but missing, or it cannot be read.
     pub fn find(
         group: &DecodeGroup,
         tokenizer: &Tokenizer,
@@ -63,8 +63,8 @@ impl Chat {
             return Ok(Some(chat));
         }
         eprintln!(
-            "note: prompts are continued as they are, as the model does not end its answers as the chat template of {} \
-             does; `use_chat_template=true` uses it",
+            "note: prompts are continued as they are, since the model does not end answers with the token that the chat \
+             template of {} writes; `use_chat_template=true` uses the template",
             chat.source
         );
         Ok(None)
@@ -74,7 +74,7 @@ impl Chat {
         group: &DecodeGroup,
         directory: Option<&Path>,
     ) -> Result<Option<(ChatTemplate, String)>, DataError> {
-        // Without a directory there are no special tokens either.
+        // Special tokens come from the directory's files.
         let Some(directory) = directory else { return Ok(None) };
         if let Some(file) = &group.chat_template_path {
             let template = ChatTemplate::load_file(file, directory)?;
@@ -88,7 +88,7 @@ impl Chat {
         Ok(template.map(|template| (template, format!("`{}`", directory.display()))))
     }
 
-    /// What the template puts behind a question and, as tokens, behind an answer.
+    /// The text that the template places after a user message, and the tokens after an assistant message.
     fn around(template: &ChatTemplate, tokenizer: &Tokenizer) -> Result<(String, Vec<u32>), DataError> {
         let message = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
         let behind = |text: String, content: &str| match text.rsplit_once(content) {
@@ -101,15 +101,15 @@ impl Chat {
         Ok((behind(asked, QUESTION), tokenizer.encode_with_special_tokens(&answered)?))
     }
 
-    /// The token that ends an answer, whatever the model's files say.
+    /// The token that the template places after an answer, which ends it even if the model's files name another.
     pub fn end(&self, tokenizer: &Tokenizer) -> Option<u32> {
         let token = *self.behind_answer.first()?;
-        // Special tokens are those that are not seen.
+        // Decoding skips special tokens.
         let is_special = tokenizer.decode(&[token], true).is_ok_and(|text| text.is_empty());
         is_special.then_some(token)
     }
 
-    /// Whether a prompt is a conversation that is written in the template already.
+    /// Whether a prompt is a conversation that is already in the template's format.
     fn is_written(&self, prompt: &str) -> bool {
         !self.is_asked && !self.behind_question.is_empty() && prompt.contains(&self.behind_question)
     }
@@ -124,13 +124,13 @@ impl Chat {
 
 fn no_template(tokenizer: &Tokenizer) -> Failure {
     Failure::user(format!(
-        "a chat template is asked for, but the tokenizer {} has none\n\
+        "a chat template is requested, but the tokenizer {} has none\n\
          hint: name one with `chat_template_path`, or leave out `use_chat_template` and `system_prompt`",
         tokenizer.name()
     ))
 }
 
-/// The tokens of all prompts; says on standard error what they are made into, where that is not plain.
+/// The tokens of all prompts. Notes on standard error report the use of the template.
 pub fn encode(
     group: &DecodeGroup,
     tokenizer: &Tokenizer,
@@ -158,23 +158,23 @@ pub fn encode(
     if let Some(chat) = chat {
         if num_messages > 0 {
             let otherwise =
-                if chat.is_asked { "" } else { "; `use_chat_template=false` continues it as it is" };
+                if chat.is_asked { "" } else { "; `use_chat_template=false` continues them as they are" };
             eprintln!(
-                "note: a prompt is given as a message in the chat template of {}{otherwise}",
+                "note: prompts are rendered as messages with the chat template of {}{otherwise}",
                 chat.source
             );
         }
         if num_written > 0 {
             eprintln!(
-                "note: a prompt that is written in the chat template already is continued as it is; \
-                 `use_chat_template=true` makes a message of it, too"
+                "note: a prompt that is already in the chat template's format is continued as it is; \
+                 `use_chat_template=true` renders it as a message, too"
             );
         }
     }
     Ok(prompts)
 }
 
-/// The tokens of a conversation in which special tokens are spelled out.
+/// The tokens of a conversation that spells out special tokens.
 fn written(tokenizer: &Tokenizer, text: &str, add_bos: bool) -> Result<Vec<u32>, DataError> {
     let mut tokens = tokenizer.encode_with_special_tokens(text)?;
     if let Some(bos) = tokenizer.special().bos.filter(|bos| add_bos && tokens.first() != Some(bos)) {
@@ -183,7 +183,7 @@ fn written(tokenizer: &Tokenizer, text: &str, add_bos: bool) -> Result<Vec<u32>,
     Ok(tokens)
 }
 
-/// The prompts as they were written.
+/// The prompts as written.
 fn texts(group: &DecodeGroup) -> Result<Vec<String>, Failure> {
     let Some(path) = &group.prompts_file else {
         let one = || vec![group.prompt.clone()];

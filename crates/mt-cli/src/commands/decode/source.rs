@@ -1,4 +1,4 @@
-//! What is decoded with: the model's configuration, and its tokenizer.
+//! The source of decoding: the model's configuration and its tokenizer.
 
 use std::path::{Path, PathBuf};
 
@@ -15,16 +15,16 @@ use crate::{
     failure::Failure,
 };
 
-/// Where the weights are.
+/// The source of the weights.
 pub struct Source {
-    /// The run that they belong to.
+    /// The run of the weights.
     run: Option<PathBuf>,
-    /// The published model that they are.
+    /// The directory of the published model.
     published: Option<PathBuf>,
 }
 
-/// The configuration, on top of that of the run or of the published model whose weights are loaded. A checkpoint that
-/// belongs to neither needs its model described by keys.
+/// Resolves the configuration on top of that of the run or published model whose weights are loaded. For other
+/// checkpoints, keys must describe the model.
 pub fn configure(arguments: Vec<String>) -> Result<(Config, Source), Failure> {
     let request = ConfigRequest::from_process(arguments);
     let given = Config::resolve(&request)?;
@@ -32,7 +32,7 @@ pub fn configure(arguments: Vec<String>) -> Result<(Config, Source), Failure> {
     let named = WEIGHTS_KEYS.into_iter().map(|key| (key, path_of(key))).find(|(_, path)| !path.is_empty());
     let Some((key, path)) = named else {
         return Err(Failure::user(
-            "nothing says which model to decode with\n\
+            "no key names a model to decode with\n\
              hint: name a run, a checkpoint or a published model's directory: \
              `load_parameters_path=maxtext_output/my_run`",
         ));
@@ -47,28 +47,28 @@ pub fn configure(arguments: Vec<String>) -> Result<(Config, Source), Failure> {
         )));
     }
     if let Some(directory) = published(&given) {
-        let mut config = resolve(&request)?;
+        let config = resolve(&request)?;
         check_checkpoint(&directory)?;
-        fit_to_context(&mut config, &directory)?;
-        admit_prompts(&mut config, |entry| entry.origin.is_given());
+        let config = fitted_to_context(config, &directory)?;
+        let config = admitting_prompts(config, |entry| entry.origin.is_given());
         warn(&config);
         return Ok((config, Source { run: None, published: Some(directory) }));
     }
     check_checkpoint(path)?;
     let run = run_directory_of(path);
-    let mut config = match &run {
+    let config = match &run {
         Some(run) => over_trained(request, &given, run)?,
         None => given,
     };
-    admit_prompts(&mut config, |entry| is_set_here(entry, run.as_deref()));
+    let config = admitting_prompts(config, |entry| is_set_here(entry, run.as_deref()));
     warn(&config);
     Ok((config, Source { run, published: None }))
 }
 
-/// The configuration on top of a run's.
+/// Resolves the configuration on top of that of a run.
 fn over_trained(request: ConfigRequest, given: &Config, run: &Path) -> Result<Config, Failure> {
     let mut request = over_run(request, given, run);
-    // A file that is named here replaces whatever kind of tokenizer the run has.
+    // A tokenizer file that is named here overrides the run's tokenizer type.
     let is_default = |key: &str| given.entry(key).origin == Origin::Default;
     if !is_default("tokenizer_path") && is_default("tokenizer_type") {
         request.arguments.push("tokenizer_type=huggingface".to_owned());
@@ -79,24 +79,24 @@ fn over_trained(request: ConfigRequest, given: &Config, run: &Path) -> Result<Co
     Ok(config)
 }
 
-/// Sequences are no longer by default than the model has been trained on.
-fn fit_to_context(config: &mut Config, directory: &Path) -> Result<(), Failure> {
+/// Limits the default sequence length to the context length of the model.
+fn fitted_to_context(config: Config, directory: &Path) -> Result<Config, Failure> {
     let description = HuggingFaceConfig::read(directory)?;
     let of =
         |key| description.integer(key).map(|length| length.and_then(|length| u64::try_from(length).ok()));
     let Some(context) = of("max_position_embeddings")?.or(of("n_positions")?).filter(|length| *length > 1)
     else {
-        return Ok(());
+        return Ok(config);
     };
-    if !config.entry("max_target_length").origin.is_given() {
-        let length = context.min(size(config, "max_target_length"));
-        config.adopt("max_target_length", length);
-    }
-    note_length(config, context);
-    Ok(())
+    let length = size(&config, "max_target_length");
+    let is_given = config.entry("max_target_length").origin.is_given();
+    let config =
+        if is_given { config } else { config.with_derived("max_target_length", context.min(length)) };
+    note_length(&config, context);
+    Ok(config)
 }
 
-/// Says so if sequences may become longer than those that the model has seen.
+/// Prints a note if sequences may exceed the length on which the model was trained.
 fn note_length(config: &Config, trained: u64) {
     if size(config, "max_target_length") > trained {
         eprintln!(
@@ -105,19 +105,20 @@ fn note_length(config: &Config, trained: u64) {
     }
 }
 
-/// Prompts may be as long as there is room for them and a token of an answer, unless the user says less.
-fn admit_prompts(config: &mut Config, is_set: impl Fn(&Entry) -> bool) {
-    let length = size(config, "max_target_length");
+/// The configuration in which a prompt may be one token shorter than a sequence, unless the user sets the limit.
+fn admitting_prompts(config: Config, is_set: impl Fn(&Entry) -> bool) -> Config {
+    let length = size(&config, "max_target_length");
     if length > 1 && !is_set(config.entry("max_prefill_predict_length")) {
-        config.adopt("max_prefill_predict_length", length - 1);
+        return config.with_derived("max_prefill_predict_length", length - 1);
     }
+    config
 }
 
 fn size(config: &Config, key: &str) -> u64 {
     config.entry(key).value.as_u64().unwrap_or_default()
 }
 
-/// Whether a value belongs to this command rather than to the run.
+/// Whether a value was set for this command rather than by the run.
 fn is_set_here(entry: &Entry, run: Option<&Path>) -> bool {
     match &entry.origin {
         Origin::File { path, .. } => run.is_none_or(|run| **path != saved_config_path(run)),
@@ -125,14 +126,14 @@ fn is_set_here(entry: &Entry, run: Option<&Path>) -> bool {
     }
 }
 
-/// A tokenizer, and the directory of its files, if it has any.
+/// A tokenizer, and the directory of its files, if any.
 pub struct FoundTokenizer {
     pub tokenizer: Tokenizer,
     pub directory: Option<PathBuf>,
 }
 
 impl Source {
-    /// The tokenizer: the one that is named for this command, or the one that comes with the weights.
+    /// The tokenizer: the one that this command names, or else the one that accompanies the weights.
     pub fn tokenizer(&self, config: &Config, decode: &DecodeConfig) -> Result<FoundTokenizer, Failure> {
         let mut group = decode.tokenizer.clone();
         let mut brought = decode.checkpoint.brought_tokenizer();
@@ -142,13 +143,13 @@ impl Source {
         {
             brought = None;
         } else if is_set("tokenizer_type") && (self.published.is_some() || group.tokenizer_path.is_some()) {
-            // The kind is to be checked, or chosen among those of a directory.
+            // The type selects among the tokenizer files of a directory, or must match the named file.
             group.tokenizer_path =
                 brought.take().filter(|_| self.published.is_some()).or(group.tokenizer_path);
         }
         let tokenizer = load_tokenizer(&group, brought.as_deref()).map_err(|error| match error {
             EngineError::NoTokenizer if let Some(directory) = &self.published => Failure::user(format!(
-                "`{}` holds no tokenizer\nhint: copy the model's `tokenizer.json` or `tokenizer.model` and its \
+                "`{}` contains no tokenizer\nhint: copy the model's `tokenizer.json` or `tokenizer.model` and its \
                  `tokenizer_config.json` there, or name it with `tokenizer_path`",
                 directory.display()
             )),
@@ -163,8 +164,7 @@ impl Source {
     }
 }
 
-/// Whether texts begin with the token for it. The tokenizer of a published model says so itself, where the user does
-/// not.
+/// Whether BOS is prepended. A published model's tokenizer decides, unless the user does.
 pub fn begins_texts(config: &Config, tokenizer: &Tokenizer) -> bool {
     let entry = config.entry("add_bos");
     let set = entry.value == true;
@@ -174,19 +174,20 @@ pub fn begins_texts(config: &Config, tokenizer: &Tokenizer) -> bool {
     tokenizer.adds_bos().unwrap_or(set)
 }
 
-/// Lets a run that begins with a published model begin its texts as that model's tokenizer does, and decode like it.
-pub fn adopt_tokenizer_settings(config: &mut Config) -> Result<(), Failure> {
+/// The configuration of a training run. A run that begins with a published model prepends BOS if that model's tokenizer
+/// does and `add_bos` is not set.
+pub fn with_tokenizer_settings(config: Config) -> Result<Config, Failure> {
     let is_text = config.entry("dataset_type").value == "hf";
-    if !is_text || published(config).is_none() || config.entry("add_bos").origin.is_given() {
-        return Ok(());
+    if !is_text || published(&config).is_none() || config.entry("add_bos").origin.is_given() {
+        return Ok(config);
     }
-    // What is wrong with the keys is said with all else that is.
-    let Ok(settings) = TrainConfig::from_config(config) else { return Ok(()) };
+    // The caller reads the keys again, and reports mistakes in them together with all others.
+    let Ok(settings) = TrainConfig::from_config(&config) else { return Ok(config) };
     let inherited = settings.inherited_tokenizer();
     if inherited.is_some() || settings.tokenizer.tokenizer_path.is_some() {
         let tokenizer = load_tokenizer(&settings.tokenizer, inherited.as_deref())?;
-        let begins = begins_texts(config, &tokenizer);
-        config.adopt("add_bos", begins);
+        let begins = begins_texts(&config, &tokenizer);
+        return Ok(config.with_derived("add_bos", begins));
     }
-    Ok(())
+    Ok(config)
 }

@@ -1,9 +1,9 @@
-//! SentencePiece models, as the library that trains them encodes and decodes with them.
+//! SentencePiece models, encoded and decoded like the reference library.
 //!
-//! The conversions to other libraries' structures that are in use replace characters by grapheme, break ties between
-//! equal scores in another order and add prefixes to each part of a text, so some texts would get other tokens than
-//! those that the model was trained with. Here both searches, unigram and byte pair encoding, follow the reference,
-//! the precision of its sums included.
+//! Existing conversions to other libraries' formats replace characters by grapheme, break ties between equal scores in
+//! another order, and add prefixes to each part of a text, so some texts would get other tokens than during the model's
+//! training. Here both searches, unigram and byte pair encoding, follow the reference, including the precision of their
+//! sums.
 
 mod normalizer;
 mod proto;
@@ -17,13 +17,13 @@ use proto::{ModelProto, Piece, PieceKind};
 use super::merge::{Symbol, join};
 use super::trie::{ByteTrie, character_length};
 
-/// How much less likely than the least likely piece an unknown character is.
+/// The difference between the least score of a piece and the score of an unknown character.
 const UNKNOWN_PENALTY: f32 = 10.0;
-/// What each byte after the first adds to the score of a user-defined piece, which makes it likelier than all others.
+/// The score that each byte after the first adds to a user-defined piece, which makes this piece the most probable one.
 const USER_DEFINED_SCORE: f64 = 0.1;
-/// A sum that is greater than this starts anew, before its precision gets lost.
+/// A greater sum is reset to zero before it loses precision.
 const SCORE_LIMIT: f32 = 100_000.0;
-/// The type of a model that chooses the likeliest pieces, and that of one that joins pairs.
+/// The type of a unigram model, which chooses the most probable pieces, and of a byte pair model, which merges pairs.
 const UNIGRAM: u64 = 1;
 const BYTE_PAIR: u64 = 2;
 
@@ -31,9 +31,9 @@ const BYTE_PAIR: u64 = 2;
 #[derive(Debug)]
 pub(super) struct SentencePiece {
     pieces: Vec<Piece>,
-    /// The pieces that text can be made of.
+    /// The pieces that encode text.
     by_text: HashMap<String, u32>,
-    /// The others: control pieces, bytes, and the unknown one.
+    /// The control, byte and unknown pieces.
     reserved: HashMap<String, u32>,
     trie: ByteTrie,
     user_defined: ByteTrie,
@@ -41,18 +41,18 @@ pub(super) struct SentencePiece {
     denormalizer: Option<Normalizer>,
     is_unigram: bool,
     unknown: u32,
-    /// The ids of the bytes, in a model that writes unknown characters as bytes.
+    /// The ids of the byte pieces, if the model falls back to bytes for unknown characters.
     bytes: Option<[u32; 256]>,
     min_score: f32,
     unknown_surface: String,
     special: [String; 3],
 }
 
-/// A token and how far into the text it reaches.
+/// A token and the offset at which it ends in the text.
 pub(super) type Token = (u32, usize);
 
 impl SentencePiece {
-    /// Whether a file begins as models do: with the text of the first piece.
+    /// Whether a file begins like a model: with the text of the first piece.
     pub(super) fn recognizes(bytes: &[u8]) -> bool {
         matches!(bytes, [0x0a, 0..0x80, 0x0a, ..])
     }
@@ -88,7 +88,7 @@ impl SentencePiece {
                 PieceKind::Control | PieceKind::Unused | PieceKind::Byte => {}
             }
         }
-        let unknown = unknown.ok_or("it has no piece for the unknown")?;
+        let unknown = unknown.ok_or("it has no piece for unknown text")?;
         let bytes = trainer.byte_fallback.then(|| byte_pieces(&reserved)).transpose()?;
         let entries = by_text.iter().map(|(text, id)| (text.as_bytes(), *id)).collect();
         let trie = ByteTrie::new(entries);
@@ -126,13 +126,13 @@ impl SentencePiece {
         self.reserved.get(piece).or_else(|| self.by_text.get(piece)).copied()
     }
 
-    /// The pieces that begin, end, pad and cannot be expressed, as the model was trained with them.
+    /// The model's own pieces for BOS, EOS, padding and unknown text.
     pub(super) fn special_ids(&self) -> [Option<u32>; 4] {
         let [bos, eos, pad] = self.special.each_ref().map(|piece| self.reserved.get(piece).copied());
         [bos, eos, pad, Some(self.unknown)]
     }
 
-    /// The control pieces, which no text becomes.
+    /// The control pieces. No text encodes to them.
     pub(super) fn control_pieces(&self) -> impl Iterator<Item = (&str, u32)> {
         let controls = self.pieces.iter().enumerate().filter(|(_, piece)| piece.kind == PieceKind::Control);
         controls.map(|(id, piece)| (piece.text.as_str(), id as u32))
@@ -150,12 +150,12 @@ impl SentencePiece {
                     let start = normalized.origin[range.start] as usize;
                     let spelled = &normalized.bytes[range];
                     tokens.extend(spelled.iter().map(|byte| (bytes[usize::from(*byte)], start)));
-                    // The last byte stands for the whole character.
+                    // The last byte covers the whole character.
                     if let Some(last) = tokens.last_mut() {
                         last.1 = end;
                     }
                 }
-                // Unknown characters in a row are one token.
+                // Successive unknown characters are one token.
                 _ if id == self.unknown && after_unknown => {
                     if let Some(last) = tokens.last_mut() {
                         last.1 = end;
@@ -170,7 +170,7 @@ impl SentencePiece {
 
     /// The most probable pieces, by the Viterbi algorithm.
     fn likeliest(&self, normalized: &Normalized) -> Vec<(Range<usize>, u32)> {
-        /// The last piece of the best way to some place in the text.
+        /// The last piece of the best segmentation up to an offset in the text.
         #[derive(Clone, Copy)]
         struct Best {
             score: f32,
@@ -199,7 +199,7 @@ impl SentencePiece {
                     PieceKind::UserDefined => (USER_DEFINED_SCORE * (length - 1) as f64) as f32,
                     _ => piece.score,
                 };
-                // Sums are in single precision, which decides between ways that are nearly equal.
+                // Sums are in single precision, which decides between segmentations with nearly equal scores.
                 let candidate = score + score_here;
                 let target = &mut best[start + length];
                 if target.start == UNREACHED || candidate > target.score {
@@ -228,7 +228,7 @@ impl SentencePiece {
         cut
     }
 
-    /// The pieces that are left when pairs are joined, the one with the greatest score first.
+    /// The remaining pieces after pairs are merged, the pair with the greatest score first.
     fn joined(&self, normalized: &Normalized) -> Vec<(Range<usize>, u32)> {
         let text = &normalized.bytes;
         let (mut symbols, mut start) = (Vec::new(), 0);
@@ -238,7 +238,7 @@ impl SentencePiece {
             symbols.push(Symbol { range: start..start + length, frozen: user_defined.is_some() });
             start += length;
         }
-        // How pieces that are not used were made, to take them apart again.
+        // The halves of merged pieces that are marked as unused and must be split again.
         let mut halves: HashMap<&[u8], (Range<usize>, Range<usize>)> = HashMap::new();
         let cut = join(symbols, |left, right| {
             let bytes = &text[left.start..right.end];
@@ -259,7 +259,7 @@ impl SentencePiece {
                 if !is_unused {
                     output.push((range, id));
                 } else if let Some((left, _)) = halves.get(&text[range.clone()]) {
-                    // The same piece may have been made elsewhere in the text.
+                    // The halves may have been recorded at another offset of the text.
                     let middle = range.start + left.len();
                     stack.extend([middle..range.end, range.start..middle]);
                 } else {
@@ -270,7 +270,7 @@ impl SentencePiece {
         output
     }
 
-    /// The text of tokens; control pieces have none.
+    /// The text of tokens. Control pieces have no text.
     pub(super) fn decode<'a>(&self, tokens: impl Iterator<Item = SentencePieceToken<'a>>) -> String {
         let (mut text, mut bytes) = (String::new(), Vec::new());
         let (mut at_start, mut dropped_space) = (true, false);
@@ -318,15 +318,15 @@ impl SentencePiece {
     }
 }
 
-/// What [`SentencePiece::decode`] joins.
+/// A token that [`SentencePiece::decode`] decodes.
 pub(super) enum SentencePieceToken<'a> {
     /// A piece of the model.
     Id(u32),
-    /// The text of a token that the model does not know, or of a control piece that is to be seen.
+    /// The text of a token outside the model, or of a control piece that is shown.
     Literal(&'a str),
 }
 
-/// A score as a number that is ordered.
+/// A score as an integer with the same order.
 fn ordered(score: f32) -> i32 {
     let bits = score.to_bits() as i32;
     bits ^ (((bits >> 31) as u32) >> 1) as i32
@@ -341,12 +341,12 @@ fn byte_pieces(reserved: &HashMap<String, u32>) -> Result<[u32; 256], String> {
     Ok(ids)
 }
 
-/// The byte that a piece such as `<0x0A>` stands for.
+/// The byte that a piece such as `<0x0A>` represents.
 fn byte_of(piece: &str) -> Option<u8> {
     u8::from_str_radix(piece.strip_prefix("<0x")?.strip_suffix('>')?, 16).ok()
 }
 
-/// Adds what bytes spell; each one that is part of no character becomes U+FFFD.
+/// Appends the text of bytes. Each byte that belongs to no character becomes U+FFFD.
 fn push_bytes(text: &mut String, bytes: &mut Vec<u8>) {
     for chunk in bytes.utf8_chunks() {
         text.push_str(chunk.valid());

@@ -1,12 +1,12 @@
-//! What happens to a text before it is cut into pieces, and after pieces have been joined.
+//! Normalization of a text before it is segmented, and of the joined pieces after decoding.
 
 use super::super::trie::{ByteTrie, character_length};
 use super::proto::NormalizerSpec;
 
-/// What stands for a space in pieces, U+2581.
+/// The character that represents a space in pieces, U+2581.
 pub(super) const SPACE: &str = "▁";
 
-/// Replaces characters by a model's own rules, and treats white space as it wants.
+/// Replaces characters by a model's rules, and normalizes white space as the model requires.
 #[derive(Debug)]
 pub(super) struct Normalizer {
     rules: Option<Rules>,
@@ -16,16 +16,16 @@ pub(super) struct Normalizer {
     space: &'static [u8],
 }
 
-/// A text as the pieces see it.
+/// A normalized text.
 #[derive(Debug, Default)]
 pub(super) struct Normalized {
     pub bytes: Vec<u8>,
-    /// Where in the original text each byte comes from, and where the last one ends.
+    /// The offset in the original text from which each byte comes, and the end of the last one.
     pub origin: Vec<u32>,
 }
 
-/// A double array, as the Darts library lays it out, of what is replaced; a leaf's value says where the replacement,
-/// which a zero ends, begins.
+/// Replacement rules as a double-array trie in the layout of the Darts library. A leaf's value is the offset of the
+/// replacement, which ends with a zero byte.
 #[derive(Debug)]
 struct Rules {
     units: Vec<u32>,
@@ -43,7 +43,7 @@ impl Normalizer {
         })
     }
 
-    /// The text as pieces spell it. What `user_defined` holds stays as it is.
+    /// Normalizes a text. Entries of `user_defined` are left unchanged.
     pub(super) fn normalize(&self, text: &str, user_defined: &ByteTrie) -> Normalized {
         let (input, mut at) = (text.as_bytes(), 0);
         let mut normalized = Normalized {
@@ -97,22 +97,22 @@ impl Normalizer {
         normalized
     }
 
-    /// Whether decoding drops the space that a text begins with.
+    /// Whether decoding drops the first space of a text.
     pub(super) fn drops_first_space(&self) -> bool {
         self.add_dummy_prefix || self.remove_extra_whitespaces
     }
 
-    /// Whether decoding drops all spaces that a text begins with.
+    /// Whether decoding drops all leading spaces of a text.
     pub(super) fn drops_all_first_spaces(&self) -> bool {
         self.remove_extra_whitespaces
     }
 
-    /// Whether there are rules at all.
+    /// Whether the model has replacement rules.
     pub(super) fn has_rules(&self) -> bool {
         self.rules.is_some()
     }
 
-    /// What the beginning of `input` becomes, and how long that beginning is.
+    /// The replacement of a prefix of `input`, and the length of that prefix.
     fn prefix<'a>(&'a self, input: &'a [u8], user_defined: &ByteTrie) -> (&'a [u8], usize) {
         if let Some((length, _)) = user_defined.longest_prefix(input) {
             return (&input[..length], length);
@@ -149,7 +149,7 @@ impl Rules {
         Ok(Some(Self { units, replacements: replacements.to_vec() }))
     }
 
-    /// The replacement of the longest beginning of `input` that has one, and that beginning's length.
+    /// The replacement of the longest prefix of `input` that has one, and the length of that prefix.
     fn longest_prefix(&self, input: &[u8]) -> Option<(&[u8], usize)> {
         let offset = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
         let mut node = offset(*self.units.first()?);

@@ -1,6 +1,6 @@
-//! The parts of SentencePiece's `.model` file, a protocol buffer, that encoding and decoding need.
+//! The fields of SentencePiece's `.model` file, a protocol buffer, that encoding and decoding need.
 
-/// The whole file.
+/// The content of the file.
 #[derive(Debug, Default)]
 pub(super) struct ModelProto {
     pub pieces: Vec<Piece>,
@@ -55,7 +55,7 @@ impl Default for Trainer {
 
 #[derive(Debug)]
 pub(super) struct NormalizerSpec {
-    /// A trie of what is replaced, and the replacements.
+    /// A trie of the replaced strings, and the replacements.
     pub charsmap: Vec<u8>,
     pub add_dummy_prefix: bool,
     pub remove_extra_whitespaces: bool,

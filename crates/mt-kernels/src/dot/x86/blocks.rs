@@ -1,4 +1,4 @@
-//! Tiles whose sums come from AMX.
+//! Tiles whose sums AMX computes.
 
 use std::arch::x86_64::*;
 
@@ -7,10 +7,10 @@ use super::super::kernel::{Out, Tile};
 use super::tiles::fetch;
 use crate::amx::{BLOCK, Multiplication, Processor, TILE};
 
-/// The bytes of a line of the cache.
+/// The bytes of a cache line.
 const LINE: usize = 64;
 
-/// How many lines are fetched ahead for each tile.
+/// The lines that are prefetched for each tile.
 const LINES_FETCHED: usize = 16;
 
 /// # Safety
@@ -31,13 +31,13 @@ pub(super) unsafe fn sum(tile: &Tile, multiplication: Multiplication, sums: &mut
     }
     tile.ahead.set(ahead);
     let initial = tile.initial.map(|initial| (initial, tile.initial_stride));
-    // SAFETY: what the caller promises. Sums that do not fill whole tiles are computed aside.
+    // SAFETY: what the caller promises. Sums that do not fill whole tiles go to a buffer.
     unsafe {
         if let Some(out) = blocks::in_place(tile) {
             blocks::multiply::<Processor>(tile, multiplication, initial, out, tile.out_stride);
             return false;
         }
-        // One pointer for all accesses: a second one would end the first one's borrow.
+        // One pointer serves all accesses, because a second one would end the first one's borrow.
         let start = sums.row(0);
         let initial = match initial {
             Some(initial) if tile.rows.is_multiple_of(TILE) && tile.columns.is_multiple_of(TILE) => {
@@ -58,16 +58,17 @@ pub(super) unsafe fn sum(tile: &Tile, multiplication: Multiplication, sums: &mut
     true
 }
 
-/// The columns of a vector that a tile has.
+/// The mask of the tile's columns in a vector.
 #[inline(always)]
 fn mask<const VECTORS: usize>(tile: &Tile, vector: usize) -> __mmask16 {
     if vector + 1 == VECTORS { u16::MAX >> (16 * VECTORS - tile.columns) } else { __mmask16::MAX }
 }
 
-/// Copies the initial sums.
+/// Copies the initial sums to `sums` and fills the rest with zeros.
 ///
 /// # Safety
-/// The tile has this number of vectors of columns. The caller has AVX-512F and BW enabled, and this is inlined there.
+/// The tile has this number of vectors of columns. The caller has AVX-512F and BW enabled, and this function is inlined
+/// there.
 #[inline(always)]
 unsafe fn begin<const VECTORS: usize>(tile: &Tile, sums: *mut f32) {
     let Some(initial) = tile.initial else { return };
@@ -88,14 +89,14 @@ unsafe fn begin<const VECTORS: usize>(tile: &Tile, sums: *mut f32) {
     }
 }
 
-/// Writes the sums.
+/// Writes the sums to the result.
 ///
 /// # Safety
-/// The tile has this number of vectors of columns, and its sums have been computed. The caller has AVX-512F and BW enabled, and
-/// this is inlined there.
+/// The tile has this number of vectors of columns, and its sums have been computed. The caller has AVX-512F and BW
+/// enabled, and this function is inlined there.
 #[inline(always)]
 unsafe fn write<const VECTORS: usize>(tile: &Tile, sums: &mut Sums) {
-    // Only whole lines of the cache are written past it.
+    // Only whole cache lines are written past the caches.
     let bypasses_caches = tile.bypasses_caches
         && tile.columns == BLOCK
         && (tile.out_stride * tile.out.bytes()).is_multiple_of(LINE)
@@ -103,7 +104,7 @@ unsafe fn write<const VECTORS: usize>(tile: &Tile, sums: &mut Sums) {
     // SAFETY: the columns of the masks lie in the tile.
     unsafe {
         match tile.out {
-            // Integers are stored as the bits that they are.
+            // Sums for `i32` are bits of integers, which are copied unchanged.
             Out::F32(_) | Out::I32(_) => {
                 let out = match tile.out {
                     Out::I32(out) => out.cast::<f32>(),

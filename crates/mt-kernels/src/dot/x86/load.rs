@@ -1,4 +1,4 @@
-//! Words of panels, made of operands' elements sixteen at a time.
+//! Words of panels, built from sixteen elements of an operand at a time.
 
 use std::arch::x86_64::*;
 
@@ -6,21 +6,21 @@ use half::bf16;
 
 use super::tiles::{as_bf16, round_avx512};
 
-/// How words are made of an operand's elements. The functions must be inlined where the instructions are enabled.
+/// Builds words from an operand's elements. The functions must be inlined into code with the instructions enabled.
 pub(super) trait Load: Copy {
     type Element;
 
-    /// How many elements along the contraction a word has.
+    /// The elements along the contraction in a word.
     const DEPTH: usize;
 
-    /// How many elements a line of a cache has.
+    /// The elements in a cache line.
     const CACHE_LINE: usize;
 
-    /// The source's first element.
+    /// The address of the source's first element.
     fn source(self) -> *const Self::Element;
 
-    /// A word of each of up to sixteen adjacent lines: of the elements from `first` on and, where words have two, those
-    /// from `second` on, if any.
+    /// A word of each of up to sixteen adjacent lines: the elements from `first` on and, if a word holds two, those
+    /// from `second` on (zeros if that is `None`).
     ///
     /// # Safety
     /// The elements of the mask lie in the source.
@@ -37,7 +37,7 @@ pub(super) trait Load: Copy {
         unsafe { [self.across(first, Some(second), all), self.across(first + 16, Some(second + 16), all)] }
     }
 
-    /// Up to sixteen words of a line: of `count` elements from `first` on.
+    /// Up to sixteen words of a line: the `count` elements from `first` on.
     ///
     /// # Safety
     /// The elements lie in the source.
@@ -57,14 +57,14 @@ pub(super) trait Load: Copy {
         unsafe { _mm512_fmadd_ps(_mm512_castsi512_ps(left), _mm512_castsi512_ps(right), sums) }
     }
 
-    /// Brings elements into the caches that will be needed, wherever they are.
+    /// Prefetches elements into the caches. They may lie outside of the source.
     #[inline(always)]
     fn prefetch(self, first: usize) {
-        // SAFETY: prefetching reads nothing, and the address need not be one of ours.
+        // SAFETY: prefetching reads no values, and accepts any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(self.source().wrapping_add(first).cast()) }
     }
 
-    /// As [`Self::prefetch`], into the second cache and those behind it.
+    /// Prefetches elements into the L2 cache and the outer ones.
     #[inline(always)]
     fn prefetch_far(self, first: usize) {
         // SAFETY: as above.
@@ -217,7 +217,7 @@ impl Load for PairsOfF32 {
     }
 }
 
-/// The rounded remainder of rounding each number to `bf16`.
+/// Pairs of `bf16`: for each number, the remainder of rounding it to `bf16`, itself rounded.
 #[derive(Clone, Copy)]
 pub(super) struct PairsOfRemainders(pub *const f32);
 
@@ -250,7 +250,7 @@ impl Load for PairsOfRemainders {
     }
 }
 
-/// Numbers of up to sixteen adjacent lines, from `first` on and from `second` on; zeros without a second.
+/// Numbers of up to sixteen adjacent lines, from `first` on and from `second` on; zeros if there is no second.
 ///
 /// # Safety
 /// The elements of the mask lie in the source.
@@ -272,7 +272,7 @@ unsafe fn floats_across(
     }
 }
 
-/// Up to 32 numbers of a line, from `first` on, with zeros behind them.
+/// Up to 32 numbers of a line, from `first` on, padded with zeros.
 ///
 /// # Safety
 /// The elements lie in the source.
@@ -299,7 +299,7 @@ unsafe fn joined(low: __m512, high: __m512) -> __m512i {
     unsafe { std::mem::transmute(_mm512_cvtne2ps_pbh(high, low)) }
 }
 
-/// As [`joined`], with each number of the first vector beside that of the second.
+/// Rounds two vectors to `bf16` and interleaves them, the first vector's numbers in the lower halves of words.
 ///
 /// # Safety
 /// The processor has the instructions.
@@ -324,7 +324,7 @@ unsafe fn remainders(numbers: __m512) -> __m512 {
     }
 }
 
-/// Sixteen halves, each in a word of its own.
+/// Sixteen `bf16`, each in the lower half of a word.
 ///
 /// # Safety
 /// The elements of the mask lie in the source.
@@ -334,13 +334,13 @@ unsafe fn load_halves(start: *const bf16, mask: __mmask16) -> __m512i {
     unsafe { _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, start.cast())) }
 }
 
-/// A mask of the first lanes, of which there is at least one.
+/// A mask of the first `count` lanes; `count` is at least 1.
 #[inline(always)]
 pub(super) fn first_lanes(count: usize) -> __mmask16 {
     u16::MAX >> (16 - count)
 }
 
-/// Brings the first half of a vector to the even positions and the second half to the odd ones.
+/// Moves the first half of a vector to the even positions and the second half to the odd ones.
 static INTERLEAVE: Indices = Indices(interleave(0, 16));
 
 /// Interleaves the first halves of two vectors.

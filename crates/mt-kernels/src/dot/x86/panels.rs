@@ -48,7 +48,7 @@ pub(super) unsafe fn pack_avx2(panels: &Panels) {
     unsafe { portable(panels) }
 }
 
-/// Fewer words than this along a line are not worth transposing.
+/// Fewer words than this along a line are copied one by one instead of transposed.
 const SHORT: usize = 4;
 
 /// # Safety
@@ -67,14 +67,14 @@ unsafe fn copy<L: Load>(panels: &Panels, load: L) {
     }
 }
 
-/// How many steps ahead elements are fetched. Processors do so themselves along lines only.
+/// The steps by which prefetching runs ahead. Processors prefetch on their own only along lines.
 const AHEAD: usize = 4;
 
-/// How many steps of a panel are copied before those of the next one. Panels often lie so that the same steps of several
-/// of them compete for places in the first cache, and so do rows of the source.
+/// Steps of a panel that are copied before those of the next panel. The same steps of several panels, and rows of the
+/// source, often compete for the same sets of the L1 cache.
 const STEPS_TOGETHER: usize = 4;
 
-/// Copies panels whose lines are adjacent: a step has its words next to each other already.
+/// Copies panels whose lines are adjacent, so that the words of a step are contiguous in the source.
 ///
 /// # Safety
 /// See [`super::Kernel::pack`].
@@ -127,10 +127,10 @@ unsafe fn copy_across<L: Load>(panels: &Panels, load: L) {
     }
 }
 
-/// How many lines of the cache ahead elements are fetched.
+/// The cache lines by which prefetching runs ahead.
 const AHEAD_ALONG: usize = 4;
 
-/// Copies a panel by transposing what is adjacent along its lines.
+/// Copies a panel whose lines are contiguous along the contraction, by transposing blocks.
 ///
 /// # Safety
 /// See [`super::Kernel::pack`].
@@ -155,7 +155,7 @@ unsafe fn copy_along<L: Load>(panels: &Panels, panel: usize, load: L) {
             continue;
         }
         if width == 1 {
-            // SAFETY: as below; the words of the only line follow each other.
+            // SAFETY: as below; the words of a single line are contiguous.
             unsafe {
                 let line = load.along(panel_lines[0] + offsets[position], count);
                 _mm512_mask_storeu_epi32(panels.word(panel, step).cast(), first_lanes(words), line);
@@ -199,7 +199,7 @@ unsafe fn copy_along<L: Load>(panels: &Panels, panel: usize, load: L) {
     }
 }
 
-/// Makes rows of columns.
+/// Transposes a block of 16 × 16 words.
 ///
 /// # Safety
 /// The processor has the instructions.

@@ -7,7 +7,7 @@ use super::load::first_lanes;
 use super::tile_panels::{are_adjacent, store};
 use crate::amx::TILE;
 
-/// The elements of a line in a tile.
+/// The elements of a line that a tile holds.
 const DEPTH: usize = 4 * TILE;
 
 /// Copies panels of four `i8` a word, in whole tiles.
@@ -43,7 +43,7 @@ pub(super) unsafe fn pack(panels: &Panels) {
     }
 }
 
-/// Sixteen words of each line, whose elements are adjacent.
+/// Sixteen words of each line. Each line's elements are adjacent.
 ///
 /// # Safety
 /// The elements lie in the source.

@@ -1,4 +1,4 @@
-//! Products of few lines with many that are read once.
+//! Products of few lines with many, which are read once.
 
 use std::arch::x86_64::*;
 
@@ -6,7 +6,7 @@ use super::super::pack::Source;
 use super::super::stream::Strip;
 use super::load::{Load, PairsOfBf16, PairsOfF32, Plain, Rounded, Widened, first_lanes};
 
-/// Calls a function for the number of lines of the factors that are multiplied at a time.
+/// Calls a function with the number of factor lines that it multiplies at a time as a constant.
 macro_rules! dispatch {
     (across, $strip:ident, $load:expr) => {{
         let load = $load;
@@ -17,7 +17,7 @@ macro_rules! dispatch {
             _ => across::<_, 8>($strip, load),
         }
     }};
-    // As many lines of the strip at a time as leave registers free.
+    // The number of the strip's lines at a time leaves registers free.
     (along, $strip:ident, $load:expr) => {{
         let load = $load;
         match $strip.few {
@@ -71,15 +71,15 @@ functions! {
     across_avx512_bf16, along_avx512_bf16, "avx512f,avx512bw,avx512vl,avx512bf16", PairsOfF32, PairsOfBf16;
 }
 
-/// How many contracted elements are done for all lines before the next ones: with few factors as many streams as
-/// processors follow; with more it is loading and storing the sums that takes time.
+/// The contracted elements that are processed for all lines before the next ones. With few factors, their number is the
+/// number of streams that processors prefetch. With more factors, loading and storing the sums takes the time.
 const fn block(few: usize) -> usize {
     if few < MANY_FACTORS { STREAMS } else { 32 }
 }
 
 const STREAMS: usize = 8;
 
-/// With fewer factors memory is the limit.
+/// With fewer factors, reading memory limits the speed.
 const MANY_FACTORS: usize = 8;
 
 /// # Safety
@@ -115,13 +115,13 @@ unsafe fn across<L: Load, const FEW: usize>(strip: &Strip, load: L) {
     }
 }
 
-/// Adds the steps from `start` on for all lines but a rest of fewer than 32; returns how many that are. Meanwhile it brings
-/// what lies `ahead` of each element into the second cache, where more can be on its way than to the first. If the
-/// contraction has several dimensions, that need not be what is read next.
+/// Adds the steps from `start` on for all whole groups of 32 lines, and returns their number of lines. Also prefetches
+/// the elements at distance `ahead` into the L2 cache, which accepts more requests at a time than the L1 cache. If the
+/// contraction has several dimensions, the prefetched elements need not be those read next.
 ///
 /// # Safety
 /// The processor has the instructions; the strip has these steps, and as many of the few lines as `FEW`.
-// Loops call no closures: these would not be compiled for the instructions.
+// Loops call no closures, because closures would not be compiled for these instructions.
 #[inline(always)]
 unsafe fn across_streams<L: Load, const FEW: usize>(
     strip: &Strip,
@@ -176,7 +176,8 @@ unsafe fn across_streams<L: Load, const FEW: usize>(
     whole
 }
 
-/// Adds the steps from `start` on for so many lines from `line` on and some of the few, from `few` on.
+/// Adds the steps of `depth`, from `start` on, for `lanes` lines from `line` on and `FEW` of the few lines from `few`
+/// on.
 ///
 /// # Safety
 /// The strip has these steps and lines.
@@ -240,7 +241,7 @@ unsafe fn across_block<L: Load, const FEW: usize, const VECTORS: usize>(
     }
 }
 
-/// How many elements ahead lines are fetched.
+/// The elements by which prefetching runs ahead.
 const AHEAD: usize = 256;
 
 /// # Safety
@@ -264,7 +265,7 @@ unsafe fn along<L: Load, const FEW: usize, const LINES: usize>(strip: &Strip, lo
     }
 }
 
-/// Computes some lines with some of the few, from `few` on.
+/// Computes `LINES` lines from `line` on with `FEW` of the few lines from `few` on.
 ///
 /// # Safety
 /// The strip has these lines.
@@ -289,7 +290,7 @@ unsafe fn along_lines<L: Load, const FEW: usize, const LINES: usize>(
                 }
             }
         } else {
-            // Factors are loaded less often.
+            // This order loads each factor once for all lines.
             for position in (0..depth).step_by(vector) {
                 for (line, sums) in (line..).zip(&mut sums) {
                     load.prefetch(strip.lines[(line + LINES).min(all - 1)] + strip.offsets[0] + position);
@@ -308,8 +309,8 @@ unsafe fn along_lines<L: Load, const FEW: usize, const LINES: usize>(
     }
 }
 
-/// Adds a vector of words of a line, from a position on, with some of the few, from `few` on. A closure would not do: one
-/// that is not inlined is not compiled for the instructions.
+/// Adds a vector of words of a line, from a position on, times `FEW` of the few lines from `few` on. This is a
+/// function, because a closure that is not inlined is not compiled for these instructions.
 ///
 /// # Safety
 /// The strip has this line and position.

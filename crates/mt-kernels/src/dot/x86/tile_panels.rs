@@ -31,7 +31,7 @@ pub(super) unsafe fn pack(panels: &Panels) {
     }
 }
 
-/// How many lines of the cache ahead elements along the contraction are fetched.
+/// The cache lines by which prefetching along the contraction runs ahead.
 const AHEAD: usize = 4;
 
 /// Copies one half of all panels' words.
@@ -42,7 +42,7 @@ const AHEAD: usize = 4;
 unsafe fn copy<L: Load>(panels: &Panels, load: L, half: usize) {
     let depth = 2 * TILE;
     let halves = panels.format.halves();
-    // A bit for each panel.
+    // One bit for each panel.
     let mut whole_panels = 0_u64;
     for (panel, lines) in panels.lines.chunks(panels.width).take(64).enumerate() {
         whole_panels |= u64::from(lines.len() == BLOCK && are_adjacent(lines)) << panel;
@@ -103,7 +103,7 @@ unsafe fn copy_block<L: Load>(
     unsafe {
         let mut words = [[_mm512_setzero_si512(); TILE]; 2];
         for (index, pair) in pairs.iter().enumerate() {
-            // Processors do not fetch what is this far apart by themselves.
+            // Processors do not prefetch over such distances on their own.
             load.prefetch(first + pair[0] + BLOCK);
             load.prefetch(first + pair[1] + BLOCK);
             if L::CACHE_LINE < BLOCK {
@@ -128,7 +128,7 @@ unsafe fn copy_block<L: Load>(
     }
 }
 
-/// Sixteen words of each line, whose elements are adjacent.
+/// Sixteen words of each line. Each line's elements are adjacent.
 ///
 /// # Safety
 /// The elements lie in the source.
@@ -178,7 +178,7 @@ unsafe fn across<L: Load>(load: L, lines: &[usize], offsets: &[usize]) -> [__m51
     }
 }
 
-/// Stores a tile's words, which are in `order`, in the order of the panels.
+/// Stores a tile's words, which have the order `order`, in the order of the panels.
 ///
 /// # Safety
 /// The panel has the steps and lanes.

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::super::ahead::Ahead;
 use super::super::kernel::{Out, Tile, finish_row};
 
-/// Evaluates an expression with the tile's rows and vectors as constants.
+/// Evaluates an expression with the tile's numbers of rows and of vectors as constants.
 macro_rules! dispatch {
     ($tile:ident, $lanes:literal, $($number:literal)*; $rows:ident, $vectors:ident => $body:expr) => {
         match ($tile.rows, $tile.columns > $lanes) {
@@ -24,8 +24,8 @@ macro_rules! dispatch {
     };
 }
 
-/// Does something for each step of a tile, and fetches ahead meanwhile. A macro, as closures are not compiled for the
-/// instructions of their surroundings.
+/// Runs the body for each step of a tile and prefetches meanwhile. This is a macro, because closures are not compiled
+/// for the instructions of the surrounding function.
 macro_rules! each_step {
     ($tile:ident, $body:block) => {{
         let mut ahead = $tile.ahead.get();
@@ -75,7 +75,7 @@ unsafe fn tile_avx512_bf16<const ROWS: usize, const VECTORS: usize, const IN_PLA
     let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
     let (mut lhs, mut rhs) = (tile.lhs, tile.rhs);
     each_step!(tile, {
-        // SAFETY: the panels have as many steps, of so many rows and whole vectors of columns.
+        // SAFETY: the panels have `steps` steps of this number of rows and of whole vectors of columns.
         unsafe {
             let mut columns = [_mm512_setzero_si512(); VECTORS];
             for (vector, columns) in columns.iter_mut().enumerate() {
@@ -104,7 +104,7 @@ unsafe fn tile_avx512<const ROWS: usize, const VECTORS: usize, const IN_PLACE: b
     let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
     let (mut lhs, mut rhs) = (tile.lhs.cast::<f32>(), tile.rhs.cast::<f32>());
     each_step!(tile, {
-        // SAFETY: the panels have as many steps, of so many rows and whole vectors of columns.
+        // SAFETY: the panels have `steps` steps of this number of rows and of whole vectors of columns.
         unsafe {
             let mut columns = [_mm512_setzero_ps(); VECTORS];
             for (vector, columns) in columns.iter_mut().enumerate() {
@@ -124,27 +124,27 @@ unsafe fn tile_avx512<const ROWS: usize, const VECTORS: usize, const IN_PLACE: b
     unsafe { finish_avx512(tile, sums, |sum| _mm512_cvtepi32_epi16(round_avx512(sum))) };
 }
 
-/// A row's word.
+/// The word of a row.
 ///
 /// # Safety
-/// There is such a word in the panel, or in memory.
+/// The panel, or the memory of the operand, has the word.
 #[inline(always)]
 unsafe fn word<T, const IN_PLACE: bool>(words: *const T, row: usize, stride: usize) -> T {
     // SAFETY: what the caller promises.
     unsafe { if IN_PLACE { words.byte_add(row * stride).read_unaligned() } else { words.add(row).read() } }
 }
 
-/// How many steps pass from one line that is fetched ahead to the next.
+/// The steps between two prefetched lines.
 const STEPS_PER_FETCH: usize = 4;
 
-/// Brings a line into the second cache.
+/// Prefetches a line into the L2 cache.
 #[inline(always)]
 pub(super) fn fetch(ahead: &mut Ahead) {
-    // SAFETY: prefetching reads nothing.
+    // SAFETY: prefetching reads no values.
     unsafe { _mm_prefetch::<_MM_HINT_T1>(ahead.take().cast()) };
 }
 
-/// Brings what will be read and written last into the caches, while the sums are computed.
+/// Prefetches the rows of the result, which are read and written after the sums.
 #[inline(always)]
 fn prefetch_result<const ROWS: usize>(tile: &Tile) {
     for row in 0..ROWS {
@@ -153,7 +153,7 @@ fn prefetch_result<const ROWS: usize>(tile: &Tile) {
             Out::F32(out) => (out.wrapping_add(row * tile.out_stride).cast::<i8>(), 4 * tile.columns),
             Out::Bf16(out) => (out.wrapping_add(row * tile.out_stride).cast::<i8>(), 2 * tile.columns),
         };
-        // SAFETY: prefetching reads nothing.
+        // SAFETY: prefetching reads no values.
         unsafe {
             _mm_prefetch::<_MM_HINT_ET0>(start);
             _mm_prefetch::<_MM_HINT_ET0>(start.wrapping_add(bytes - 1));
@@ -161,7 +161,7 @@ fn prefetch_result<const ROWS: usize>(tile: &Tile) {
     }
 }
 
-/// Does something with each row that a tile has, in straight code: or sums would be kept in memory.
+/// Runs the body for each row of a tile, unrolled, because a loop would keep the sums in memory.
 macro_rules! each_row {
     ($row:ident, $rows:ident, $body:expr) => {
         each_row!(@ $row, $rows, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13)
@@ -174,10 +174,10 @@ macro_rules! each_row {
     }};
 }
 
-/// Adds what the sums start from and writes them.
+/// Adds the initial sums and writes the result.
 ///
 /// # Safety
-/// The tile has these rows and vectors; the caller has AVX-512F and BW enabled, and this is inlined there.
+/// The tile has these rows and vectors. The caller has AVX-512F and BW enabled, and this function is inlined there.
 #[inline(always)]
 unsafe fn finish_avx512<const ROWS: usize, const VECTORS: usize>(
     tile: &Tile,
@@ -216,7 +216,7 @@ unsafe fn finish_avx512<const ROWS: usize, const VECTORS: usize>(
     }
 }
 
-/// Rounds to `bf16`, in the lower halves; unlike the instruction for this, without losing subnormal numbers.
+/// Rounds to `bf16`, in the lower halves of words. Unlike the processor's instruction, keeps subnormal numbers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) fn round_avx512(numbers: __m512) -> __m512i {
@@ -240,7 +240,7 @@ unsafe fn tile_avx2<const ROWS: usize, const VECTORS: usize>(tile: &Tile) {
     let mut sums = [[_mm256_setzero_ps(); VECTORS]; ROWS];
     let (mut lhs, mut rhs) = (tile.lhs.cast::<f32>(), tile.rhs.cast::<f32>());
     for _ in 0..tile.steps {
-        // SAFETY: the panels have as many steps, of so many rows and whole vectors of columns.
+        // SAFETY: the panels have `steps` steps of this number of rows and of whole vectors of columns.
         unsafe {
             let mut columns = [_mm256_setzero_ps(); VECTORS];
             for (vector, columns) in columns.iter_mut().enumerate() {

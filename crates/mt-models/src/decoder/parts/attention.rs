@@ -1,4 +1,4 @@
-//! Attention, with keys and values of its own or of an earlier layer.
+//! Attention, with its own keys and values or those of an earlier layer.
 
 use mt_nn::{
     Initializer, Linear, ParamSpec, RmsNorm, RotaryOptions,
@@ -8,7 +8,7 @@ use mt_nn::{
     },
     axes::{BATCH, KV_POSITION},
 };
-use mt_shape::{Axis, DType, Tree, axis};
+use mt_shape::{Axis, DType, LogicalAxis, Tree, axis, logical};
 use mt_trace::Tensor;
 
 use crate::{
@@ -37,35 +37,35 @@ pub struct AttentionConfig {
     pub query_key_norm: QueryKeyNorm,
     pub values: Values,
     pub sinks: bool,
-    /// None turns nothing.
+    /// `None` for layers without rotary embeddings.
     pub rotary: Option<RotaryOptions>,
     /// Whether MaxText's checkpoints hold the projections of queries, keys and values as one array.
     pub stored_fused: bool,
     pub options: AttentionOptions,
 }
 
-/// How queries and keys are normalized.
+/// The normalization of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueryKeyNorm {
     None,
     PerHead,
-    /// All heads together.
+    /// Over all heads together.
     AllHeads,
 }
 
-/// Where keys and values come from.
+/// The source of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Values {
-    /// A projection of their own.
+    /// Separate projections of keys and values.
     Own,
-    /// The projection of the keys.
+    /// Values are the projected keys.
     OfKeys,
-    /// Both are those of an earlier layer.
+    /// Keys and values of an earlier layer.
     OfLayer(usize),
 }
 
 impl AttentionConfig {
-    /// Makes queries, keys and values of heads this wide.
+    /// Sets the width of heads' queries, keys and values.
     pub fn set_width(&mut self, width: usize) {
         (self.head_dim.size, self.value_dim.size) = (width, width);
     }
@@ -81,26 +81,38 @@ impl Part for AttentionConfig {
     fn specs(&self, builder: &SpecBuilder) -> Attention<ParamSpec> {
         let (embed, heads, kv_heads) = (builder.embed, self.query_heads, self.kv_heads);
         let (head_dim, value_dim) = (self.head_dim, self.value_dim);
-        let query = builder.linear(1, [(embed, "embed"), (heads, "q_heads"), (head_dim, "kv")]);
+        let query =
+            builder.linear(1, [(embed, logical::EMBED), (heads, logical::Q_HEADS), (head_dim, logical::KV)]);
         let key_value = |width: Axis| {
-            let kernel =
-                builder.linear(1, [(embed, "embed"), (kv_heads, "kv_heads"), (width, "kv_head_dim")]);
-            builder.with_bias(kernel, self.input_bias, [(kv_heads, "kv_heads"), (width, "kv_head_dim")])
+            let kernel = builder.linear(
+                1,
+                [(embed, logical::EMBED), (kv_heads, logical::KV_HEADS), (width, logical::KV_HEAD_DIM)],
+            );
+            builder.with_bias(
+                kernel,
+                self.input_bias,
+                [(kv_heads, logical::KV_HEADS), (width, logical::KV_HEAD_DIM)],
+            )
         };
-        let out = builder.linear(2, [(heads, "heads"), (value_dim, "kv"), (embed, "embed")]);
-        let norm = |of: (Axis, &'static str)| match self.query_key_norm {
+        let out =
+            builder.linear(2, [(heads, logical::HEADS), (value_dim, logical::KV), (embed, logical::EMBED)]);
+        let norm = |of: (Axis, LogicalAxis)| match self.query_key_norm {
             QueryKeyNorm::None => None,
             QueryKeyNorm::PerHead => Some(builder.rms(head_dim)),
-            QueryKeyNorm::AllHeads => Some(RmsNorm { scale: builder.scale([of, (head_dim, "norm")]) }),
+            QueryKeyNorm::AllHeads => Some(RmsNorm { scale: builder.scale([of, (head_dim, logical::NORM)]) }),
         };
         Attention {
-            query: builder.with_bias(query, self.input_bias, [(heads, "q_heads"), (head_dim, "kv")]),
+            query: builder.with_bias(
+                query,
+                self.input_bias,
+                [(heads, logical::Q_HEADS), (head_dim, logical::KV)],
+            ),
             key: self.has_keys().then(|| key_value(head_dim)),
             value: (self.values == Values::Own).then(|| key_value(value_dim)),
-            out: builder.with_bias(out, self.output_bias, [(embed, "norm")]),
-            query_norm: norm((heads, "q_heads")),
-            key_norm: norm((kv_heads, "kv_heads")).filter(|_| self.has_keys()),
-            sinks: self.sinks.then(|| builder.array([(heads, "q_heads")], Initializer::Zeros)),
+            out: builder.with_bias(out, self.output_bias, [(embed, logical::NORM)]),
+            query_norm: norm((heads, logical::Q_HEADS)),
+            key_norm: norm((kv_heads, logical::KV_HEADS)).filter(|_| self.has_keys()),
+            sinks: self.sinks.then(|| builder.array([(heads, logical::Q_HEADS)], Initializer::Zeros)),
         }
     }
 
@@ -151,7 +163,7 @@ impl Part for AttentionConfig {
     }
 
     fn differs_from(&self, other: &Self) -> bool {
-        // Rotary embeddings are compared by themselves, and these options do not change the mathematics.
+        // Rotary embeddings are compared separately, and these options do not change the mathematics.
         let mut other = other.clone();
         other.rotary = self.rotary;
         other.stored_fused = self.stored_fused;
@@ -174,7 +186,7 @@ impl PartDescription for AttentionConfig {
             axes: [&slots[..], &[width]].concat(),
             logical_axes: CACHED.to_vec(),
             dtype: dims.dtype,
-            kept: Kept::Slots { window: self.options.mask.window, stride: 1 },
+            kept: Kept::Slots { stride: 1 },
         };
         vec![array("key", self.head_dim), array("value", self.value_dim)]
     }
@@ -183,7 +195,7 @@ impl PartDescription for AttentionConfig {
         let &BatchDims { rows, length, dtype, .. } = batch;
         let (heads, kv_heads) = (self.query_heads.size, self.kv_heads.size);
         let (width, value_width, group) = (self.head_dim.size, self.value_dim.size, heads / kv_heads);
-        let activation = |name, dims: &[usize], logical_axes: &[Option<&'static str>]| Activation {
+        let activation = |name, dims: &[usize], logical_axes: &[Option<LogicalAxis>]| Activation {
             name,
             dims: dims.to_vec(),
             logical_axes: logical_axes.to_vec(),
@@ -207,10 +219,10 @@ impl PartDescription for AttentionConfig {
         if is_dense {
             let axes = [of_query, &[None]].concat();
             let pairs = activation(None, &[rows, kv_heads, length, group, length], &axes);
-            // Scores, and the weights that values are multiplied by.
+            // Attention logits, and the attention weights.
             made.extend([Activation { dtype: DType::F32, ..pairs.clone() }, pairs]);
         } else {
-            // The logarithms of the sums of weights.
+            // The logarithms of the sums of exponentials.
             let sums = activation(Some("context"), &[rows, kv_heads, length, group], of_query);
             made.push(Activation { dtype: DType::F32, ..sums });
         }

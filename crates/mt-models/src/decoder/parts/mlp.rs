@@ -1,7 +1,7 @@
-//! The dense feed-forward part.
+//! The dense MLP.
 
 use mt_nn::{Activation as Function, HIDDEN, Mlp, ParamSpec};
-use mt_shape::Axis;
+use mt_shape::{Axis, logical};
 use mt_trace::Tensor;
 
 use crate::decoder::{
@@ -9,11 +9,11 @@ use crate::decoder::{
     part::{BatchDims, Part, PartDescription, PartInputs, PartOutputs, SpecBuilder},
 };
 
-/// A dense feed-forward part.
+/// A dense MLP.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MlpConfig {
     pub width: Axis,
-    /// One for each projection.
+    /// One function for each input projection.
     pub activations: Vec<Function>,
     pub bias: bool,
 }
@@ -24,14 +24,14 @@ impl Part for MlpConfig {
     fn specs(&self, builder: &SpecBuilder) -> Mlp<ParamSpec> {
         let (embed, width) = (builder.embed, self.width);
         let hidden = || {
-            let kernel = builder.linear(1, [(embed, "embed"), (width, "mlp")]);
-            builder.with_bias(kernel, self.bias, [(width, "mlp")])
+            let kernel = builder.linear(1, [(embed, logical::EMBED), (width, logical::MLP)]);
+            builder.with_bias(kernel, self.bias, [(width, logical::MLP)])
         };
-        let output = builder.linear(1, [(width, "mlp"), (embed, "embed")]);
+        let output = builder.linear(1, [(width, logical::MLP), (embed, logical::EMBED)]);
         Mlp {
             wi_0: hidden(),
             wi_1: (self.activations.len() == 2).then(hidden),
-            wo: builder.with_bias(output, self.bias, [(embed, "norm")]),
+            wo: builder.with_bias(output, self.bias, [(embed, logical::NORM)]),
         }
     }
 
@@ -59,7 +59,7 @@ impl PartDescription for MlpConfig {
         };
         let names: &[_] = if self.activations.len() == 2 { &["mlpwi_0", "mlpwi_1"] } else { &["mlpwi"] };
         let mut made: Vec<Activation> = names.iter().map(|name| hidden(Some(*name))).collect();
-        // The input of the last product.
+        // The input of the output projection.
         made.push(hidden(None));
         made.push(batch.residual(Some("mlpwo")));
         made

@@ -1,10 +1,12 @@
-//! The parts that layers are made of: every mixer and every feed-forward part is a line here, and a file with its
-//! configuration, parameters, forward pass and declarations.
+//! The parts of layers. Each mixer and each feed-forward part is a line here, and a file with its configuration,
+//! parameters, forward pass and declarations.
 
 mod attention;
 mod mlp;
 #[cfg(test)]
 pub(super) mod probe;
+#[cfg(test)]
+pub(super) mod probe_experts;
 
 use std::{any::Any, ops::Deref};
 
@@ -16,11 +18,13 @@ pub use attention::{AttentionConfig, QueryKeyNorm, Values};
 pub use mlp::MlpConfig;
 #[cfg(test)]
 use probe::{Decay, DecayConfig, Shift, ShiftConfig};
+#[cfg(test)]
+use probe_experts::{Experts, ExpertsConfig};
 
 use super::part::{Part, PartDescription, PartInputs, PartOutputs, PartScoreWeights, SpecBuilder};
 
-/// Defines the configuration and the parameters of a kind of part, of which each variant is one, and hands every
-/// question to it. `@when(…)` before a variant is the condition under which there is one.
+/// Defines the enums of configurations and of parameters for one kind of part, with one variant per part, and delegates
+/// to the variants. `@when(…)` before a variant is the `cfg` condition of the variant.
 macro_rules! parts {
     (
         $(#[$config_attribute:meta])* config $config:ident;
@@ -58,7 +62,7 @@ macro_rules! parts {
         }
 
         impl $config {
-            /// The configuration of one part, if it is of this type.
+            /// The configuration of the part, if it has this type.
             pub fn get<P: Part>(&self) -> Option<&P> {
                 let part: &dyn Any = match self {
                     $($(#[cfg($when)])? Self::$variant(part) => part,)+
@@ -66,7 +70,7 @@ macro_rules! parts {
                 part.downcast_ref()
             }
 
-            /// As [`Self::get`], to be changed.
+            /// As [`Self::get`], mutable.
             pub fn get_mut<P: Part>(&mut self) -> Option<&mut P> {
                 let part: &mut dyn Any = match self {
                     $($(#[cfg($when)])? Self::$variant(part) => part,)+
@@ -74,7 +78,7 @@ macro_rules! parts {
                 part.downcast_mut()
             }
 
-            /// As [`Part::differs_from`]; parts of different types differ.
+            /// As [`Part::differs_from`]. Parts of different types differ.
             pub fn differs_from(&self, other: &Self) -> bool {
                 match (self, other) {
                     $($(#[cfg($when)])? (Self::$variant(one), Self::$variant(other)) => one.differs_from(other),)+
@@ -127,11 +131,12 @@ parts! {
 }
 
 parts! {
-    /// A feed-forward part, which works on each token alone.
+    /// A feed-forward part, which processes each token alone.
     config FeedForwardConfig;
     /// The parameters of a feed-forward part.
     parameters FeedForward;
     #[tree(rename = "mlp")]
     Dense: MlpConfig => Mlp,
     @when(test) Shift: ShiftConfig => Shift,
+    @when(test) Experts: ExpertsConfig => Experts,
 }

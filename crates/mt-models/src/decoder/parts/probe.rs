@@ -1,11 +1,11 @@
-//! For tests: a mixer and a feed-forward part that use every opening of [`crate::decoder::part`].
+//! A mixer and a feed-forward part for tests, which use every feature of [`crate::decoder::part`].
 
 use mt_derive::Tree;
 use mt_nn::{
     Initializer, Linear, ParamSpec,
     axes::{BATCH, EMBED, KV_POSITION, POSITION},
 };
-use mt_shape::{DType, axis};
+use mt_shape::{DType, axis, logical};
 use mt_trace::{ScanOptions, Tensor};
 
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// A recurrent mixer: what a token adds to the residual stream is a decaying sum of the inputs so far.
+/// A recurrent mixer: each token adds a decaying sum of the inputs so far to the residual stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecayConfig {
     pub decay: f64,
@@ -41,7 +41,7 @@ impl Part for DecayConfig {
 
     fn specs(&self, builder: &SpecBuilder) -> Decay<ParamSpec> {
         let inner = axis(INNER, builder.embed.size);
-        Decay { input: builder.linear(1, [(builder.embed, "embed"), (inner, "mlp")]) }
+        Decay { input: builder.linear(1, [(builder.embed, logical::EMBED), (inner, logical::MLP)]) }
     }
 
     fn forward<'t>(
@@ -63,7 +63,7 @@ impl Part for DecayConfig {
         };
         let options = ScanOptions::over(places);
         let ([last], [sums]) = x.region().scan(options, [start], &by_place, |_, [sum], token| {
-            // Padding leaves the sum as it is.
+            // Padding does not change the sum.
             let is_padding = token.is_padding.broadcast(&sum.axes());
             let next = (sum * self.decay + token.input) * (is_padding * -1.0 + 1.0) + sum * is_padding;
             ([next], [next])
@@ -83,7 +83,7 @@ impl PartDescription for DecayConfig {
             group: 0,
             name: "sum",
             axes: vec![axis(BATCH, dims.batch), axis(EMBED, dims.embed)],
-            logical_axes: vec![Some("decode_batch"), None],
+            logical_axes: vec![Some(logical::DECODE_BATCH), None],
             dtype: DType::F32,
             kept: Kept::Whole,
         }]
@@ -94,7 +94,7 @@ impl PartDescription for DecayConfig {
     }
 }
 
-/// A feed-forward part that adds a learned share of the token before, and punishes large shares.
+/// A feed-forward part that adds a learned fraction of the previous token, and penalizes large fractions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShiftConfig;
 
@@ -111,7 +111,7 @@ impl Part for ShiftConfig {
     type Parameters<L> = Shift<L>;
 
     fn specs(&self, builder: &SpecBuilder) -> Shift<ParamSpec> {
-        let share = builder.array([(builder.embed, "norm")], Initializer::Normal { deviation: 0.5 });
+        let share = builder.array([(builder.embed, logical::NORM)], Initializer::Normal { deviation: 0.5 });
         Shift { share }
     }
 
@@ -151,9 +151,9 @@ impl PartDescription for ShiftConfig {
             group: 0,
             name: "inputs",
             axes: vec![axis(BATCH, dims.batch), axis(KV_POSITION, dims.slots), axis(EMBED, dims.embed)],
-            logical_axes: vec![Some("decode_batch"), Some("cache_sequence"), None],
+            logical_axes: vec![Some(logical::DECODE_BATCH), Some(logical::CACHE_SEQUENCE), None],
             dtype: dims.dtype,
-            kept: Kept::Slots { window: Some(1), stride: 1 },
+            kept: Kept::Slots { stride: 1 },
         }]
     }
 

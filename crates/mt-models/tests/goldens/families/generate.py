@@ -1,11 +1,11 @@
-"""Writes the directories beside this script: tiny random models of every dense family as `save_pretrained` leaves them,
-and what transformers computes from them in f32 with eager attention.
+"""Writes the directories beside this script: tiny random models of every dense family in the format of `save_pretrained`,
+and the results of transformers for them, in f32 with eager attention.
 
     pip install torch==2.15.0 transformers==5.23.0 safetensors==0.8.0 numpy==2.4.6
     python generate.py [NAME ...]
 
-README.md lists the files. Every directory is loaded again after it was written and must give the same logits, also with
-its configuration spelled as older releases spelled it, where there is a `config_legacy.json`.
+README.md lists the files. The script loads every directory that it has written, and checks that the logits are the same.
+If the directory has a `config_legacy.json`, in the spelling of older releases, the logits must be the same with it, too.
 """
 
 import json
@@ -81,7 +81,7 @@ def llama():
         **(sizes(80, 24, 32, 2) | dict(max_position_embeddings=12)), **heads(4, 2, 8), rms_norm_eps=1e-5,
         tie_word_embeddings=False, rope_parameters=rope(100.0, "dynamic", factor=3.0),
     )
-    # As wide as its heads together, as the first publisher's own format requires.
+    # As wide as all heads together, as Llama's original format requires.
     yield "llama_square_heads", LlamaConfig(
         **sizes(84, 24, 32, 2), **heads(4, 2, 6), rms_norm_eps=1e-5, tie_word_embeddings=False,
         rope_parameters=rope(500000.0),
@@ -222,7 +222,7 @@ def qwen2():
         **sizes(99, 24, 40, 2), num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=True,
         rope_parameters=rope(10000.0), rms_norm_eps=1e-5,
     )
-    # The first two layers see everything, the others a window.
+    # The first two layers are global, the others local.
     yield "qwen2_late_windows", Qwen2Config(
         **sizes(82, 16, 32, 5), num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
         use_sliding_window=True, sliding_window=6, max_window_layers=2, rope_parameters=rope(200.0),
@@ -279,7 +279,7 @@ FAMILIES = [llama, mistral, gemma, gemma2, gemma3, gemma4, gemma4_small, wrapped
 WITH_GRADIENTS = {"llama_six_on_two", "gemma2_even", "qwen3_untied"}
 # Keys that older releases did not write.
 ABSENT = {"layer_types", "per_layer_config", "_sliding_window_pattern"}
-# The same weights once more: in several files, and in narrower types.
+# Copies of the same weights: in several files, and in narrower types.
 COPIES = {
     "llama_six_on_two": {"sharded": "12KB", "bfloat16": torch.bfloat16},
     "gemma3_cycle_of_three_untied": {"sharded": "30KB", "float16": torch.float16},
@@ -287,7 +287,7 @@ COPIES = {
 
 
 def randomize(model):
-    """Gives every parameter and stored buffer values at which it matters."""
+    """Gives every parameter and stored buffer values for which it affects the results."""
     offset_norms = model.config.model_type in {"gemma", "gemma2", "gemma3_text", "gemma3"}
     for key, value in model.state_dict(keep_vars=True).items():
         noise = torch.randn(value.shape)
@@ -295,7 +295,7 @@ def randomize(model):
             new = 0.6 + 0.8 * torch.rand(value.shape)
         elif "norm" in key or "ln_" in key:
             new = 0.3 * noise + (0.0 if offset_norms or key.endswith("bias") else 1.0)
-            # Gemma 4 does not divide its scores by anything.
+            # Gemma 4 does not scale its attention logits.
             new *= 0.6 if "gemma4" in model.config.model_type and ("q_norm" in key or "k_norm" in key) else 1.0
         elif key.endswith("bias"):
             new = 0.5 * noise
@@ -318,10 +318,10 @@ def make(name, config):
     model = class_of(config).from_config(config, dtype=torch.float32).eval()
     randomize(model)
     model.tie_weights()
-    # Without the padding token: its embedding gets no gradient, and that is no part of the mathematics.
+    # Excludes the padding token, whose embedding gets no gradient in transformers.
     text = config.get_text_config()
     padding = text.vocab_size - 1 if text.pad_token_id is None else text.pad_token_id
-    # Nor are the last ones of a multimodal vocabulary text.
+    # The last tokens of a multimodal vocabulary are not text.
     tokens = torch.randint(0, text.vocab_size - (5 if text is not config else 1), (ROWS, LENGTH))
     return model, tokens + (tokens >= padding)
 
@@ -380,7 +380,7 @@ def interleave(kernel, num_heads):
 
 
 def write_consolidated(model, folder, parts):
-    """Llama's first format: `params.json` and one pickled file for each part of the tensor-parallel model."""
+    """Llama's original format: `params.json` and one pickled file for each part of the tensor-parallel model."""
     config, state = model.config, model.state_dict()
     tensors = {
         "tok_embeddings.weight": (1, state["model.embed_tokens.weight"]),

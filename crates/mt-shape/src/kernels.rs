@@ -1,0 +1,201 @@
+//! The calls of CPU kernels: names, attributes, and the sizes from which on a call pays off. Layers trace the calls,
+//! `mt-ir` prints them, and the handlers of `mt-kernels` answer them; all three use this table.
+
+/// A kernel as programs call it. The handler in `mt-kernels` describes its operands and results.
+#[derive(Debug, PartialEq, Eq)]
+pub struct KernelCall {
+    /// The name that the handler is registered under.
+    pub name: &'static str,
+    pub operands: KernelOperands,
+    /// The attributes of every call.
+    pub attributes: &'static [&'static str],
+    /// The attributes that a call may leave out.
+    pub optional: &'static [&'static str],
+}
+
+/// How a kernel receives its operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelOperands {
+    /// Through sizes and strides, so preceding transposes and slices need no copy. The attribute
+    /// [`attributes::OPERANDS`] has them.
+    Strided,
+    /// Dense. The first `num_updated` operands share memory with as many results of the same types.
+    Dense { num_updated: usize },
+}
+
+/// The names of attributes. Integers, unless said otherwise.
+pub mod attributes {
+    /// A list of integers: how operands are read.
+    pub const OPERANDS: &str = "operands";
+
+    /// 1 if a product is added to an operand.
+    pub const ADDS: &str = "adds";
+    /// The number of elements between two slices of the result, or 0 if the product is the whole result.
+    pub const INTO: &str = "into";
+    /// The number of an [`Arithmetic`](super::Arithmetic).
+    pub const ARITHMETIC: &str = "arithmetic";
+
+    /// 1 if queries do not attend to later keys.
+    pub const CAUSAL: &str = "causal";
+    /// The size of the sliding window, or 0.
+    pub const WINDOW: &str = "window";
+    /// The size of chunks, or 0.
+    pub const CHUNK: &str = "chunk";
+    /// The bits of an `f32`, or 0 for no cap.
+    pub const SOFT_CAP: &str = "soft_cap";
+    /// 1 if the largest attention logits are results.
+    pub const WITH_SCORES: &str = "with_scores";
+
+    /// 1 for GELU with tanh, 0 for SiLU.
+    pub const GELU: &str = "gelu";
+
+    /// 1 for Nesterov's form of Adam.
+    pub const NESTEROV: &str = "nesterov";
+    /// 1 for Pax's form of Adam.
+    pub const PAX: &str = "pax";
+    /// The bits of an `f32`, as all further attributes.
+    pub const B1: &str = "b1";
+    pub const B2: &str = "b2";
+    pub const NEW_SHARE_1: &str = "new_share_1";
+    pub const NEW_SHARE_2: &str = "new_share_2";
+    pub const EPSILON: &str = "epsilon";
+    pub const EPSILON_ROOT: &str = "epsilon_root";
+    pub const WEIGHT_DECAY: &str = "weight_decay";
+    pub const UPDATE_SCALE: &str = "update_scale";
+    pub const CONSTANT_DECAY: &str = "constant_decay";
+    pub const OFFSET: &str = "offset";
+    pub const BOUND: &str = "bound";
+    pub const EDGE: &str = "edge";
+}
+
+/// The multiplication of a [`DOT`] on operands of `f32`, by its number in calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arithmetic {
+    F32 = 0,
+    /// Operands are rounded to `bf16`.
+    Bf16 = 1,
+    /// Each operand of `f32` is split into two of `bf16`, which make three products.
+    Bf16X3 = 2,
+}
+
+impl Arithmetic {
+    /// The arithmetic with this number.
+    pub fn numbered(number: i64) -> Option<Self> {
+        [Self::F32, Self::Bf16, Self::Bf16X3].into_iter().find(|arithmetic| *arithmetic as i64 == number)
+    }
+}
+
+/// Sizes that decide whether code calls a kernel.
+pub mod thresholds {
+    /// The minimum number of multiplications of a product. XLA can fuse smaller ones with their neighbors.
+    pub const FEWEST_MULTIPLICATIONS: usize = 1 << 14;
+    /// The minimum number of sums of a product with ones. Fewer than a few vector registers hold are slow as a kernel.
+    pub const FEWEST_SUMS: usize = 64;
+    /// The maximum length of the sums of a product with ones. XLA adds longer sums in stages; adding one element after
+    /// the other would lose digits.
+    pub const MOST_ADDED: usize = 1 << 16;
+    /// With at most this number of rows, memory bandwidth limits a product, and the kernel streams the other operand.
+    /// Several such products in one call cost less than separate calls, because threads synchronize less often.
+    pub const MOST_FEW_ROWS: usize = 16;
+    /// The minimum number of gated units. Fewer, such as those of one token, take as long to compute as the call
+    /// itself.
+    pub const FEWEST_GATED: usize = 1 << 14;
+    /// The minimum number of normalized elements. Fewer, such as those of one token, take as long to compute as the
+    /// call itself.
+    pub const FEWEST_NORMALIZED: usize = 1 << 14;
+    /// The maximum number of elements that the kernel draws with one key.
+    pub const MOST_DRAWN: usize = 1 << 32;
+}
+
+macro_rules! kernel_calls {
+    ($($constant:ident = $name:literal, $operands:expr, [$($attribute:ident),*] $(, optional [$($optional:ident),*])?;)*) => {
+        $(pub const $constant: KernelCall = KernelCall {
+            name: $name,
+            operands: $operands,
+            attributes: &[$(attributes::$attribute),*],
+            optional: &[$($(attributes::$optional),*)?],
+        };)*
+
+        /// All kernels.
+        pub const ALL: &[&KernelCall] = &[$(&$constant),*];
+    };
+}
+
+const DENSE: KernelOperands = KernelOperands::Dense { num_updated: 0 };
+
+kernel_calls! {
+    DOT = "maxtext.dot", KernelOperands::Strided, [ADDS, INTO, ARITHMETIC];
+    ATTENTION_FORWARD = "maxtext.attention_forward", KernelOperands::Strided,
+        [CAUSAL, WINDOW, CHUNK, SOFT_CAP, WITH_SCORES];
+    ATTENTION_BACKWARD = "maxtext.attention_backward", KernelOperands::Strided, [CAUSAL, WINDOW, CHUNK, SOFT_CAP];
+    ATTENTION_TO_CACHE = "maxtext.attention_to_cache", KernelOperands::Strided, [CAUSAL, WINDOW, CHUNK, SOFT_CAP];
+    UPDATE_SLICE = "maxtext.update_slice", KernelOperands::Dense { num_updated: 1 }, [];
+    ADAM = "maxtext.adam", KernelOperands::Dense { num_updated: 3 },
+        [NESTEROV, PAX, B1, NEW_SHARE_1, B2, NEW_SHARE_2, EPSILON, EPSILON_ROOT, WEIGHT_DECAY],
+        optional [UPDATE_SCALE, CONSTANT_DECAY];
+    SUM_OF_SQUARES = "maxtext.sum_of_squares", DENSE, [];
+    CROSS_ENTROPY = "maxtext.cross_entropy", DENSE, [];
+    CROSS_ENTROPY_GRADIENT = "maxtext.cross_entropy_gradient", KernelOperands::Dense { num_updated: 1 }, [];
+    LARGEST = "maxtext.largest", DENSE, [];
+    GATED = "maxtext.gated", KernelOperands::Strided, [GELU];
+    GATED_GRADIENT = "maxtext.gated_gradient", KernelOperands::Strided, [GELU];
+    RMS_NORM = "maxtext.rms_norm", KernelOperands::Strided, [EPSILON, OFFSET];
+    RMS_NORM_GRADIENT = "maxtext.rms_norm_gradient", KernelOperands::Strided, [EPSILON, OFFSET];
+    NORMAL = "maxtext.normal", DENSE, [BOUND, EDGE];
+}
+
+impl KernelCall {
+    /// Whether calls may have this attribute.
+    pub fn has_attribute(&self, name: &str) -> bool {
+        self.required().chain(self.optional.iter().copied()).any(|known| known == name)
+    }
+
+    /// The first mistake in the names of a call's attributes.
+    pub fn misuse<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Option<String> {
+        let names: Vec<&str> = names.into_iter().collect();
+        let kernel = self.name;
+        let unknown = names.iter().find(|name| !self.has_attribute(name));
+        let missing = || self.required().find(|name| !names.contains(name));
+        unknown
+            .map(|name| format!("the kernel `{kernel}` does not read the attribute `{name}`"))
+            .or_else(|| missing().map(|name| format!("the kernel `{kernel}` needs the attribute `{name}`")))
+    }
+
+    fn required(&self) -> impl Iterator<Item = &'static str> {
+        let is_strided = self.operands == KernelOperands::Strided;
+        is_strided.then_some(attributes::OPERANDS).into_iter().chain(self.attributes.iter().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique() {
+        let names: BTreeSet<&str> = ALL.iter().map(|call| call.name).collect();
+        assert_eq!(names.len(), ALL.len());
+        for call in ALL {
+            let all: Vec<&str> = call.required().chain(call.optional.iter().copied()).collect();
+            assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len(), "{call:?}");
+        }
+    }
+
+    #[test]
+    fn calls_have_the_attributes_that_handlers_read() {
+        for call in ALL {
+            let required: Vec<&str> = call.required().collect();
+            assert_eq!(call.misuse(required.iter().copied()), None);
+            assert_eq!(call.misuse(required.iter().chain(call.optional).copied()), None);
+            let more = call.misuse(required.iter().copied().chain(["colour"])).unwrap();
+            assert_eq!(more, format!("the kernel `{}` does not read the attribute `colour`", call.name));
+            for (index, name) in required.iter().enumerate() {
+                let fewer = required.iter().enumerate().filter(|(other, _)| *other != index);
+                let message = format!("the kernel `{}` needs the attribute `{name}`", call.name);
+                assert_eq!(call.misuse(fewer.map(|(_, name)| *name)), Some(message));
+            }
+        }
+    }
+}
