@@ -22,6 +22,10 @@ pub enum ModelError {
     )]
     Activations(usize),
     #[error(
+        "`mlp_activations` has {0} functions, but experts have two projections\nhint: use `mlp_activations=silu,linear`"
+    )]
+    ExpertActivations(usize),
+    #[error(
         "`num_kv_shared_layers` is set, but layers that take keys and values from others cannot be scanned\nhint: set `scan_layers=false`, or leave out `num_kv_shared_layers`"
     )]
     SharedLayersScanned,

@@ -20,6 +20,16 @@ pub const HEAD_DIM: &str = "head_dim";
 pub const VALUE_DIM: &str = "value_dim";
 /// Hidden width of an MLP.
 pub const MLP: &str = "mlp";
+/// Experts of a layer.
+pub const EXPERT: &str = "expert";
+/// The experts that a token chooses.
+pub const CHOICE: &str = "choice";
+/// Tokens of all sequences.
+pub const TOKEN: &str = "token";
+/// Choices of all tokens, sorted by expert.
+pub const ROW: &str = "row";
+/// Places for tokens at an expert of limited capacity.
+pub const SLOT: &str = "slot";
 /// Tokens of the vocabulary.
 pub const VOCAB: &str = "vocab";
 /// Decoder layers.

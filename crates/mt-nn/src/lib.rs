@@ -10,6 +10,7 @@ pub mod attention;
 pub mod axes;
 mod dropout;
 mod embedding;
+pub mod experts;
 mod linear;
 mod loss;
 mod mlp;

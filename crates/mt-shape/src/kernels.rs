@@ -35,6 +35,9 @@ pub mod attributes {
     /// The number of an [`Arithmetic`](super::Arithmetic).
     pub const ARITHMETIC: &str = "arithmetic";
 
+    /// 1 if matrices are contracted along their last dimension.
+    pub const TRANSPOSED: &str = "transposed";
+
     /// 1 if queries do not attend to later keys.
     pub const CAUSAL: &str = "causal";
     /// The size of the sliding window, or 0.
@@ -141,6 +144,8 @@ kernel_calls! {
     GATED_GRADIENT = "maxtext.gated_gradient", KernelOperands::Strided, [GELU];
     RMS_NORM = "maxtext.rms_norm", KernelOperands::Strided, [EPSILON, OFFSET];
     RMS_NORM_GRADIENT = "maxtext.rms_norm_gradient", KernelOperands::Strided, [EPSILON, OFFSET];
+    GROUPED_DOT = "maxtext.grouped_dot", KernelOperands::Strided, [TRANSPOSED];
+    GROUPED_OUTER = "maxtext.grouped_outer", KernelOperands::Strided, [];
     NORMAL = "maxtext.normal", DENSE, [BOUND, EDGE];
 }
 

@@ -23,8 +23,10 @@ logical_axes! {
     /// Logical axes of parameters.
     PARAMETERS {
         EMBED = "embed",
+        EMBED_MOE = "embed_moe",
         EMBED_VOCAB = "embed_vocab",
         EXP = "exp",
+        EXPERTS_OF_ROUTER = "experts_of_router",
         HEADS = "heads",
         KV = "kv",
         KV_HEAD_DIM = "kv_head_dim",
@@ -32,6 +34,7 @@ logical_axes! {
         LAYERS = "layers",
         LAYERS_OF_TOKEN = "layers_of_token",
         MLP = "mlp",
+        MLP_MOE = "mlp_moe",
         NORM = "norm",
         POSITION = "position",
         Q_HEADS = "q_heads",
@@ -40,8 +43,10 @@ logical_axes! {
     /// Logical axes of activations.
     ACTIVATIONS {
         ACTIVATION_BATCH = "activation_batch",
+        ACTIVATION_BATCH_MOE = "activation_batch_moe",
         ACTIVATION_EMBED = "activation_embed",
         ACTIVATION_EMBED_AND_LOGITS_BATCH = "activation_embed_and_logits_batch",
+        ACTIVATION_EXP = "activation_exp",
         ACTIVATION_HEADS = "activation_heads",
         ACTIVATION_KV = "activation_kv",
         ACTIVATION_KV_BATCH = "activation_kv_batch",
@@ -50,7 +55,9 @@ logical_axes! {
         ACTIVATION_KV_LENGTH = "activation_kv_length",
         ACTIVATION_LENGTH = "activation_length",
         ACTIVATION_LENGTH_ATTN = "activation_length_attn",
+        ACTIVATION_LENGTH_MOE = "activation_length_moe",
         ACTIVATION_MLP = "activation_mlp",
+        ACTIVATION_MLP_MOE = "activation_mlp_moe",
         ACTIVATION_NORM_LENGTH = "activation_norm_length",
         ACTIVATION_VOCAB = "activation_vocab",
     }
@@ -64,7 +71,7 @@ logical_axes! {
 }
 
 /// The logical axes that the default rules never split.
-pub const UNSPLIT: [LogicalAxis; 2] = [LAYERS_OF_TOKEN, POSITION];
+pub const UNSPLIT: [LogicalAxis; 3] = [EXPERTS_OF_ROUTER, LAYERS_OF_TOKEN, POSITION];
 
 /// All constants.
 pub fn all() -> impl Iterator<Item = LogicalAxis> {

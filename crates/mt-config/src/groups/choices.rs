@@ -127,17 +127,17 @@ choice! {
         Qwen3 = "qwen3",
         Olmo3 = "olmo3",
         Gpt3 = "gpt3",
+        Mixtral = "mixtral",
+        Qwen3Moe = "qwen3_moe",
         /// A square matrix, for measurements.
         Simple = "simple",
         /// A feed-forward layer, for measurements.
         SimpleMlp = "simple_mlp",
     }
     not built {
-        "mixtral": "the model family `mixtral`",
         "deepseek": "the model family `deepseek`",
         "deepseek4": "the model family `deepseek4`",
         "envy": "the model family `envy`",
-        "qwen3_moe": "the model family `qwen3_moe`",
         "qwen3_custom_moe": "the model family `qwen3_custom_moe`",
         "qwen3_next": "the model family `qwen3_next`",
         "qwen3_5": "the model family `qwen3_5`",
@@ -154,6 +154,17 @@ choice! {
         Relu = "relu",
         Sigmoid = "sigmoid",
         Linear = "linear",
+    }
+}
+
+choice! {
+    /// The function that turns a router's logits into scores.
+    pub enum RoutedScores {
+        /// That of the model family.
+        OfFamily = "",
+        Softmax = "softmax",
+        Sigmoid = "sigmoid",
+        SqrtSoftplus = "sqrtsoftplus",
     }
 }
 

@@ -9,6 +9,7 @@ mod blocks;
 mod choices;
 mod context;
 mod data;
+mod experts;
 mod model;
 mod monitor;
 mod objective;
@@ -38,11 +39,12 @@ pub use choices::{
     AttentionKind, AttentionType, ContextAxis, ContextStrategy, DataFormat, DatasetType, DecoderBlock,
     Hardware, HfTextUnit, LayerAttention, LearningRateSchedule, MatmulPrecision, MlpActivation,
     OptimizerSpaceChoice, OptimizerType, PackingType, ProfilerChoice, ReorderStrategy, RopeType,
-    SamplingStrategy, ShardMode, TokenizerType, WsdDecayStyle,
+    RoutedScores, SamplingStrategy, ShardMode, TokenizerType, WsdDecayStyle,
 };
 pub use context::ContextGroup;
 pub(crate) use data::whole_batch;
 pub use data::{DataGroup, TokenizerGroup};
+pub use experts::ExpertsGroup;
 pub(crate) use model::Scales;
 pub use model::{ModelGroup, OptimizerGroup};
 pub use monitor::MonitorGroup;

@@ -3,7 +3,7 @@
 use mt_shape::DType;
 
 use super::{
-    BlocksGroup,
+    BlocksGroup, ExpertsGroup,
     architecture::{AttentionGroup, PositionGroup},
     choices::{
         AttentionKind, DecoderBlock, Hardware, LearningRateSchedule, MatmulPrecision, MlpActivation,
@@ -53,6 +53,7 @@ group! {
         max_target_length: usize,
     }
     besides {
+        experts: ExpertsGroup = ExpertsGroup::read,
         layers: AttentionGroup = AttentionGroup::read,
         blocks: BlocksGroup = BlocksGroup::read,
         positions: PositionGroup = PositionGroup::read,
@@ -157,6 +158,12 @@ impl ModelGroup {
     /// The width of the feed-forward layers.
     pub fn mlp_dim(&self) -> usize {
         self.base_mlp_dim << self.scales().heads_and_mlp
+    }
+
+    /// The width of each expert, which is that of feed-forward layers if none is given.
+    pub fn moe_mlp_dim(&self) -> usize {
+        let given = usize::try_from(self.experts.base_moe_mlp_dim).ok().filter(|width| *width > 0);
+        given.unwrap_or(self.base_mlp_dim) << self.scales().heads_and_mlp
     }
 
     /// The number of decoder layers.

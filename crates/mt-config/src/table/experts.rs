@@ -1,7 +1,10 @@
 //! Mixtures of experts.
 
 use super::{KeyGroup, features};
-use crate::key::{Key, Literal};
+use crate::{
+    groups::RoutedScores,
+    key::{Key, Literal},
+};
 
 pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
@@ -16,11 +19,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  layer.",
             )
             .at_least(1.0)
-            .refused(features::MIXTURES_OF_EXPERTS)
             .acts_on("experts"),
             Key::integer("num_experts_per_tok", 1, "Number of experts that process each token.")
                 .at_least(1.0)
-                .refused(features::MIXTURES_OF_EXPERTS)
                 .only_with("num_experts", &[])
                 .acts_on("experts"),
             Key::float(
@@ -29,7 +30,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Capacity of each expert, as a multiple of an even share of the tokens; -1 drops no token.",
             )
             .neutral(&[Literal::Float(0.0)])
-            .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
             .acts_on("experts"),
             Key::float(
@@ -59,7 +59,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  not apply.",
             )
             .at_least(-1.0)
-            .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
             .acts_on("experts"),
             Key::optional_integer(
@@ -76,7 +75,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Loss weight of the imbalance of tokens over experts; 0 turns it off.",
             )
             .at_least(0.0)
-            .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
             .acts_on("loss"),
             Key::boolean(
@@ -157,15 +155,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Scale the weights of the chosen experts so that they sum to 1.",
             )
-            .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
             .acts_on("experts"),
             Key::boolean("float32_weight_sum", true, "Add up the weighted outputs of experts in float32.")
-                .refused(features::MIXTURES_OF_EXPERTS)
                 .only_with("num_experts", &[])
                 .acts_on("experts"),
             Key::boolean("float32_gate_logits", false, "Compute the scores of experts in float32.")
-                .refused(features::MIXTURES_OF_EXPERTS)
                 .only_with("num_experts", &[])
                 .acts_on("experts"),
             Key::boolean(
@@ -335,17 +330,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 1.0,
                 "Factor on the weights with which the results of the routed experts are summed.",
             )
-            .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
             .acts_on("experts"),
-            Key::choice(
+            Key::of::<RoutedScores>(
                 "routed_score_func",
                 "",
-                &["", "softmax", "sigmoid", "sqrtsoftplus"],
                 "Function that turns the router's logits into scores; the usual one of the \
                  model family if empty.",
             )
-            .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
             .acts_on("experts"),
             Key::boolean("routed_bias", false, "Add a bias to each expert's score when experts are chosen.")
@@ -370,7 +362,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of groups that experts are divided into for routing; -1 for no groups.",
             )
             .at_least(-1.0)
-            .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
             .acts_on("experts"),
             Key::integer(
@@ -379,7 +370,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of groups of experts that a token may choose from; -1 for no groups.",
             )
             .at_least(-1.0)
-            .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
             .acts_on("experts"),
             Key::boolean(

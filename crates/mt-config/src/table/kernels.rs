@@ -408,7 +408,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 true,
                 "Multiply each token only with the weights of its own experts, by grouped matrix products.",
             )
-            .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
             .acts_on("experts"),
             Key::integer(

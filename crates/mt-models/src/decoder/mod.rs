@@ -31,15 +31,14 @@ pub use config::{DecoderConfig, EmbeddingConfig, HeadConfig, LayerConfig, LayerN
 pub use layer::{DecoderLayer, PerLayerInput};
 pub use parameters::{Parameter, Place};
 pub use parts::{
-    AttentionConfig, FeedForward, FeedForwardConfig, Mixer, MixerConfig, MlpConfig, QueryKeyNorm, Values,
+    AttentionConfig, ExpertsConfig, FeedForward, FeedForwardConfig, Mixer, MixerConfig, Mixture, MlpConfig,
+    QueryKeyNorm, SharedExperts, Values,
 };
 pub use segments::{LayerRun, SegmentConfig, SegmentForm, StoredRun};
 pub use stack::{Layers, Segment};
 
 pub(crate) use layer::PER_LAYER;
 pub(crate) use parameters::role;
-#[cfg(test)]
-pub(crate) use parts::probe_experts::ExpertsConfig;
 
 use layer::RESIDUAL;
 use part::StateDims;

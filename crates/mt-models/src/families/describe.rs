@@ -2,12 +2,16 @@
 
 use mt_config::{
     AttentionBlocks, AttentionKind, AttentionType, KeptIn, LayerAttention, MatmulPrecision, MlpActivation,
-    ModelGroup, RematGroup, RopeType,
+    ModelGroup, RematGroup, RopeType, RoutedScores,
 };
 use mt_nn::{
     Activation, DENSE, NormOptions, RotaryExtent, RotaryOptions, RotaryScaling,
     attention::{AttentionKernel, AttentionOptions, BlockSizes, MaskSpec, PassBlocks},
     axes,
+    experts::{
+        ExpertComputation, ExpertGroups, ExpertOptions, GatedUnit, GroupScore, RouterBias, RouterOptions,
+        Scores,
+    },
 };
 use mt_shape::axis;
 use mt_trace::{Memory, Precision, SavePolicy};
@@ -15,8 +19,8 @@ use mt_trace::{Memory, Precision, SavePolicy};
 use crate::{
     ModelError,
     decoder::{
-        AttentionConfig, DecoderConfig, EmbeddingConfig, HeadConfig, LayerConfig, LayerNorms, LayerRun,
-        MlpConfig, NormKind, Positions, QueryKeyNorm, StoredRun, Values,
+        AttentionConfig, DecoderConfig, EmbeddingConfig, ExpertsConfig, HeadConfig, LayerConfig, LayerNorms,
+        LayerRun, MlpConfig, NormKind, Positions, QueryKeyNorm, StoredRun, Values,
     },
 };
 
@@ -95,6 +99,55 @@ fn remat(group: &RematGroup) -> Option<SavePolicy> {
         KeptIn::Device => Memory::Device,
     };
     Some(SavePolicy::Names(kept.into_iter().map(|(name, place)| (name.to_owned(), memory(place))).collect()))
+}
+
+/// The experts of a layer, whose router has these scores unless the configuration chooses others.
+pub(super) fn experts(group: &ModelGroup, scores: Scores) -> Result<ExpertsConfig, ModelError> {
+    let keys = &group.experts;
+    let functions = activations(group);
+    let &[gate, up] = functions.as_slice() else {
+        return Err(ModelError::ExpertActivations(functions.len()));
+    };
+    let computation = match keys.capacity_factor {
+        _ if keys.sparse_matmul => ExpertComputation::Sorted,
+        factor if factor > 0.0 => ExpertComputation::Capacity(factor),
+        _ => ExpertComputation::All,
+    };
+    let scores = match keys.routed_score_func {
+        RoutedScores::OfFamily => scores,
+        RoutedScores::Softmax => Scores::Softmax,
+        RoutedScores::Sigmoid => Scores::Sigmoid,
+        RoutedScores::SqrtSoftplus => Scores::SqrtSoftplus,
+    };
+    let groups = keys.routing_groups().map(|(count, num_chosen)| ExpertGroups {
+        count,
+        num_chosen,
+        score: GroupScore::SumOfTwo,
+    });
+    Ok(ExpertsConfig {
+        routed: ExpertOptions {
+            router: RouterOptions {
+                experts: axis(axes::EXPERT, keys.num_experts),
+                num_chosen: keys.num_experts_per_tok,
+                scores,
+                bias: RouterBias::OfLogits,
+                normalized: keys.norm_topk_prob,
+                scale: keys.routed_scaling_factor,
+                groups,
+                in_f32: keys.float32_gate_logits,
+            },
+            unit: GatedUnit::Product([gate, up]),
+            weighs_inputs: false,
+            sums_in_f32: keys.float32_weight_sum,
+            computation,
+        },
+        embed: group.emb_dim(),
+        width: axis(axes::MLP, group.moe_mlp_dim()),
+        bias: false,
+        router_bias: false,
+        shared: None,
+        balance_loss_weight: keys.load_balance_loss_weight,
+    })
 }
 
 /// The norms of a model. `offset` is 1 for scales that are stored around 0.
@@ -252,18 +305,19 @@ fn dynamic_ntk(group: &ModelGroup) -> Option<(f64, usize)> {
         .then_some((positions.rope_factor, positions.original_max_position_embeddings))
 }
 
+fn activations(group: &ModelGroup) -> Vec<Activation> {
+    let functions = group.mlp_activations.iter().map(|activation| match activation {
+        MlpActivation::Silu => Activation::Silu,
+        MlpActivation::Gelu => Activation::Gelu,
+        MlpActivation::Relu => Activation::Relu,
+        MlpActivation::Sigmoid => Activation::Sigmoid,
+        MlpActivation::Linear => Activation::Linear,
+    });
+    functions.collect()
+}
+
 fn mlp(group: &ModelGroup) -> Result<MlpConfig, ModelError> {
-    let activations: Vec<Activation> = group
-        .mlp_activations
-        .iter()
-        .map(|activation| match activation {
-            MlpActivation::Silu => Activation::Silu,
-            MlpActivation::Gelu => Activation::Gelu,
-            MlpActivation::Relu => Activation::Relu,
-            MlpActivation::Sigmoid => Activation::Sigmoid,
-            MlpActivation::Linear => Activation::Linear,
-        })
-        .collect();
+    let activations = activations(group);
     if !(1..=2).contains(&activations.len()) {
         return Err(ModelError::Activations(activations.len()));
     }

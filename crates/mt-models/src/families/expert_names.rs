@@ -1,10 +1,10 @@
-//! Experts' weights in files, with names that no family uses yet.
+//! The forms in which files hold the weights of experts.
 
 use std::path::Path;
 
 use mt_checkpoint::{WeightsDirectory, WeightsOptions};
 use mt_config::{Config, DecoderBlock, ModelGroup, PlacementGroup, Request};
-use mt_nn::axes;
+use mt_nn::{axes, experts::Scores};
 use mt_runtime::{Array, testing};
 use mt_shape::{DType, HostArray, Placement, axis};
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     ForwardPass, Storage,
-    decoder::{Decoder, ExpertsConfig, LayerRun, StoredRun},
+    decoder::{Decoder, LayerRun, StoredRun},
     hugging_face::{Weights, write_weights},
     state::converted,
 };
@@ -22,44 +22,54 @@ const fn name(role: &'static str, name: &'static str, stacked: usize, layout: La
     TensorName { stacked, ..TensorName::new(role, name, layout) }
 }
 
+const GATE: TensorName =
+    name("experts.gate.kernel", "model.layers.{layer}.gate.weight", 0, Layout::Transposed(1));
+
 /// A tensor for each expert, as in Mixtral's files.
 const OF_EACH: &[TensorName] = &[
-    name("experts.gate", "model.layers.{layer}.experts.{expert}.w1.weight", 0, Layout::Transposed(1)),
-    name("experts.gate_bias", "model.layers.{layer}.experts.{expert}.w1.bias", 0, Layout::Same(0)),
-    name("experts.up", "model.layers.{layer}.experts.{expert}.w3.weight", 0, Layout::Transposed(1)),
-    name("experts.up_bias", "model.layers.{layer}.experts.{expert}.w3.bias", 0, Layout::Same(0)),
-    name("experts.down", "model.layers.{layer}.experts.{expert}.w2.weight", 0, Layout::Transposed(1)),
+    name("experts.wi_0", "model.layers.{layer}.experts.{expert}.w1.weight", 0, Layout::Transposed(1)),
+    name("experts.wi_0_bias", "model.layers.{layer}.experts.{expert}.w1.bias", 0, Layout::Same(0)),
+    name("experts.wi_1", "model.layers.{layer}.experts.{expert}.w3.weight", 0, Layout::Transposed(1)),
+    name("experts.wi_1_bias", "model.layers.{layer}.experts.{expert}.w3.bias", 0, Layout::Same(0)),
+    name("experts.wo", "model.layers.{layer}.experts.{expert}.w2.weight", 0, Layout::Transposed(1)),
+    name("experts.wo_bias", "model.layers.{layer}.experts.{expert}.w2.bias", 0, Layout::Same(0)),
+    GATE,
 ];
 
 const ALTERNATING: FusedOrder = FusedOrder::Alternating(0);
 const GATE_UP: &str = "model.layers.{layer}.experts.gate_up_proj";
 const GATE_UP_BIAS: &str = "model.layers.{layer}.experts.gate_up_proj_bias";
 const DOWN: &str = "model.layers.{layer}.experts.down_proj";
+const DOWN_BIAS: &str = "model.layers.{layer}.experts.down_proj_bias";
 
 /// One tensor for all experts of a layer, with alternating columns of both projections, as in gpt-oss.
 const TOGETHER: &[TensorName] = &[
-    name("experts.gate", GATE_UP, 1, Layout::Same(1)).fused(Along::Columns, 0, ALTERNATING),
-    name("experts.gate_bias", GATE_UP_BIAS, 1, Layout::Same(0)).fused(Along::Columns, 0, ALTERNATING),
-    name("experts.up", GATE_UP, 1, Layout::Same(1)).fused(Along::Columns, 1, ALTERNATING),
-    name("experts.up_bias", GATE_UP_BIAS, 1, Layout::Same(0)).fused(Along::Columns, 1, ALTERNATING),
-    name("experts.down", DOWN, 1, Layout::Same(1)),
+    name("experts.wi_0", GATE_UP, 1, Layout::Same(1)).fused(Along::Columns, 0, ALTERNATING),
+    name("experts.wi_0_bias", GATE_UP_BIAS, 1, Layout::Same(0)).fused(Along::Columns, 0, ALTERNATING),
+    name("experts.wi_1", GATE_UP, 1, Layout::Same(1)).fused(Along::Columns, 1, ALTERNATING),
+    name("experts.wi_1_bias", GATE_UP_BIAS, 1, Layout::Same(0)).fused(Along::Columns, 1, ALTERNATING),
+    name("experts.wo", DOWN, 1, Layout::Same(1)),
+    name("experts.wo_bias", DOWN_BIAS, 1, Layout::Same(0)),
+    GATE,
 ];
 
 /// As `TOGETHER`, but transposed, with the rows of both projections concatenated.
 const TRANSPOSED: &[TensorName] = &[
-    name("experts.gate", GATE_UP, 1, Layout::Transposed(1)).fused(Along::Rows, 0, FusedOrder::Concatenated),
-    name("experts.gate_bias", GATE_UP_BIAS, 1, Layout::Same(0)).fused(
+    name("experts.wi_0", GATE_UP, 1, Layout::Transposed(1)).fused(Along::Rows, 0, FusedOrder::Concatenated),
+    name("experts.wi_0_bias", GATE_UP_BIAS, 1, Layout::Same(0)).fused(
         Along::Columns,
         0,
         FusedOrder::Concatenated,
     ),
-    name("experts.up", GATE_UP, 1, Layout::Transposed(1)).fused(Along::Rows, 1, FusedOrder::Concatenated),
-    name("experts.up_bias", GATE_UP_BIAS, 1, Layout::Same(0)).fused(
+    name("experts.wi_1", GATE_UP, 1, Layout::Transposed(1)).fused(Along::Rows, 1, FusedOrder::Concatenated),
+    name("experts.wi_1_bias", GATE_UP_BIAS, 1, Layout::Same(0)).fused(
         Along::Columns,
         1,
         FusedOrder::Concatenated,
     ),
-    name("experts.down", DOWN, 1, Layout::Transposed(1)),
+    name("experts.wo", DOWN, 1, Layout::Transposed(1)),
+    name("experts.wo_bias", DOWN_BIAS, 1, Layout::Same(0)),
+    GATE,
 ];
 
 macro_rules! family {
@@ -103,9 +113,12 @@ fn config(arguments: &[&str]) -> Config {
 fn decoder(family: &'static Family, scan_layers: bool) -> Decoder {
     let group = ModelGroup::from_config(&config(&[])).unwrap();
     let mut config = describe::decoder(&group).unwrap();
+    let mut experts = describe::experts(&group, Scores::Softmax).unwrap();
+    experts.routed.router.experts = axis(axes::EXPERT, NUM_EXPERTS);
+    experts.width = axis(axes::MLP, WIDTH);
+    experts.bias = true;
     for layer in &mut config.layers[1..] {
-        let experts = ExpertsConfig { num_experts: NUM_EXPERTS, width: axis(axes::MLP, WIDTH) };
-        layer.feed_forward = Some(experts.into());
+        layer.feed_forward = Some(experts.clone().into());
     }
     let run = |name, stored, first| LayerRun { name, first, cycle: 1, stored: StoredRun::named(stored) };
     config.runs = vec![run("dense", "dense_layers", 0), run("moe", "moe_layers", 1)];
@@ -199,7 +212,7 @@ fn projection(role: &str, from: usize, to: usize) -> f32 {
 
 #[test]
 fn each_expert_may_have_tensors() {
-    let down = value("experts.down", 2, (WIDTH + 11) * EMBED + 5);
+    let down = value("experts.wo", 2, (WIDTH + 11) * EMBED + 5);
     check(
         family!(OF_EACH),
         &[
@@ -207,15 +220,15 @@ fn each_expert_may_have_tensors() {
                 "model.layers.2.experts.1.w1.weight",
                 &[WIDTH, EMBED],
                 7 * EMBED + 3,
-                projection("experts.gate", 3, 7),
+                projection("experts.wi_0", 3, 7),
             ),
             (
                 "model.layers.2.experts.1.w3.weight",
                 &[WIDTH, EMBED],
                 7 * EMBED + 3,
-                projection("experts.up", 3, 7),
+                projection("experts.wi_1", 3, 7),
             ),
-            ("model.layers.2.experts.1.w3.bias", &[WIDTH], 4, value("experts.up_bias", 2, WIDTH + 4)),
+            ("model.layers.2.experts.1.w3.bias", &[WIDTH], 4, value("experts.wi_1_bias", 2, WIDTH + 4)),
             ("model.layers.2.experts.1.w2.weight", &[EMBED, WIDTH], 5 * WIDTH + 11, down),
         ],
     );
@@ -231,25 +244,25 @@ fn experts_of_a_layer_may_share_a_tensor_with_alternating_columns() {
                 "model.layers.2.experts.gate_up_proj",
                 &[NUM_EXPERTS, EMBED, 2 * WIDTH],
                 row + 14,
-                projection("experts.gate", 3, 7),
+                projection("experts.wi_0", 3, 7),
             ),
             (
                 "model.layers.2.experts.gate_up_proj",
                 &[NUM_EXPERTS, EMBED, 2 * WIDTH],
                 row + 15,
-                projection("experts.up", 3, 7),
+                projection("experts.wi_1", 3, 7),
             ),
             (
                 "model.layers.3.experts.gate_up_proj_bias",
                 &[NUM_EXPERTS, 2 * WIDTH],
                 2 * WIDTH + 9,
-                value("experts.up_bias", 3, WIDTH + 4),
+                value("experts.wi_1_bias", 3, WIDTH + 4),
             ),
             (
                 "model.layers.1.experts.down_proj",
                 &[NUM_EXPERTS, WIDTH, EMBED],
                 33,
-                value("experts.down", 1, 33),
+                value("experts.wo", 1, 33),
             ),
         ],
     );
@@ -262,13 +275,13 @@ fn experts_of_a_layer_may_share_a_tensor_with_concatenated_rows() {
     check(
         family!(TRANSPOSED),
         &[
-            ("model.layers.2.experts.gate_up_proj", dims, row(0), projection("experts.gate", 3, 7)),
-            ("model.layers.2.experts.gate_up_proj", dims, row(1), projection("experts.up", 3, 7)),
+            ("model.layers.2.experts.gate_up_proj", dims, row(0), projection("experts.wi_0", 3, 7)),
+            ("model.layers.2.experts.gate_up_proj", dims, row(1), projection("experts.wi_1", 3, 7)),
             (
                 "model.layers.2.experts.gate_up_proj_bias",
                 &[NUM_EXPERTS, 2 * WIDTH],
                 3 * WIDTH + 4,
-                value("experts.up_bias", 2, WIDTH + 4),
+                value("experts.wi_1_bias", 2, WIDTH + 4),
             ),
         ],
     );

@@ -133,10 +133,7 @@ pub(super) static MISTRAL: Family = Family {
                 Field::with(
                     &["sliding_window"],
                     |config, settings| {
-                        if let Some(window) = config.integer_or("sliding_window", 4096)? {
-                            settings.set("attention_type", "local_sliding");
-                            settings.set("sliding_window_size", window);
-                        }
+                        set_window(config.integer_or("sliding_window", 4096)?, settings);
                         Ok(())
                     },
                     |model| Some(hugging_face::window(model.config).into()),
@@ -148,3 +145,11 @@ pub(super) static MISTRAL: Family = Family {
         ignores: names::ignores,
     }),
 };
+
+/// Limits the attention of all layers to a window, if there is one.
+pub(super) fn set_window(window: Option<i64>, settings: &mut Settings) {
+    if let Some(window) = window {
+        settings.set("attention_type", "local_sliding");
+        settings.set("sliding_window_size", window);
+    }
+}

@@ -9,6 +9,7 @@ mod gemma;
 mod gemma4;
 mod gpt;
 mod llama;
+mod mixtral;
 mod names;
 mod olmo;
 mod qwen;
@@ -97,6 +98,8 @@ pub static FAMILIES: &[&Family] = &[
     &gemma4::GEMMA4_SMALL,
     &qwen::QWEN2,
     &qwen::QWEN3,
+    &qwen::QWEN3_MOE,
+    &mixtral::MIXTRAL,
     &olmo::OLMO3,
     &gpt::GPT3,
     &simple::DEFAULT,

@@ -105,8 +105,13 @@ const fn table(role: &'static str, name: &'static str, rows: usize) -> TensorNam
     TensorName::new(role, name, Layout::Same(rows))
 }
 
-const fn matrix(role: &'static str, name: &'static str) -> TensorName {
+pub(super) const fn matrix(role: &'static str, name: &'static str) -> TensorName {
     TensorName::new(role, name, Layout::Transposed(1))
+}
+
+/// The matrices of a layer's experts, which have a tensor each.
+pub(super) const fn each_expert(role: &'static str, name: &'static str) -> TensorName {
+    matrix(role, name)
 }
 
 /// One of several concatenated blocks of a tensor that is not transposed.

@@ -1,14 +1,19 @@
 //! Dense models of Qwen 2, 2.5 and 3.
 
 use mt_config::DecoderBlock;
+use mt_nn::experts::Scores;
+use serde_json::Value;
 
-use super::{Family, HuggingFaceFamily, MaxTextLayers, ModelType, describe, llama, names};
+use super::{
+    Family, HuggingFaceFamily, MaxTextLayers, ModelType, describe, llama,
+    names::{self, TensorName, each_expert},
+};
 use crate::{
     ModelError,
     decoder::{LayerConfig, QueryKeyNorm},
     hugging_face::{
         self, Field, HuggingFaceConfig, Settings,
-        fields::{self, COMMON, Otherwise},
+        fields::{self, COMMON, Kind, Otherwise},
     },
 };
 
@@ -58,6 +63,84 @@ pub(super) static QWEN3: Family = Family {
         ignores: names::ignores,
     }),
 };
+
+pub(super) static QWEN3_MOE: Family = Family {
+    blocks: &[DecoderBlock::Qwen3Moe],
+    describe: |group| {
+        let mut config = (QWEN3.describe)(group)?;
+        let experts = describe::experts(group, Scores::Softmax)?;
+        for layer in &mut config.layers {
+            layer.feed_forward = Some(experts.clone().into());
+        }
+        Ok(config)
+    },
+    maxtext_parts: &[
+        ("pre_attention_norm", "pre_self_attention_layer_norm"),
+        ("attention", "self_attention"),
+        ("pre_mlp_norm", "post_self_attention_layer_norm"),
+        ("experts", "moe_block"),
+    ],
+    maxtext_layers: MaxTextLayers::Plain,
+    folds_query_scale: false,
+    hugging_face: Some(HuggingFaceFamily {
+        model_types: &[ModelType::new("qwen3_moe", "Qwen3MoeForCausalLM")],
+        fields: &[
+            COMMON,
+            BOTH,
+            &[
+                fields::KV_HEADS.if_absent(Otherwise::Integer(4)),
+                fields::HEAD_DIM.if_absent(Otherwise::Integer(128)),
+                fields::ATTENTION_BIAS,
+                // Newer releases of transformers write the other name.
+                Field::with(
+                    &["num_experts", "num_local_experts"],
+                    |config, settings| {
+                        let number = config.integer("num_experts")?.or(config.integer("num_local_experts")?);
+                        settings.set("num_experts", number.unwrap_or(128));
+                        Ok(())
+                    },
+                    |model| Some(model.group.experts.num_experts.into()),
+                ),
+                fields::EXPERTS_PER_TOKEN.or(Otherwise::Integer(8)),
+                Field::new("moe_intermediate_size", "base_moe_mlp_dim", Kind::Integer, |model| {
+                    Some(model.group.moe_mlp_dim().into())
+                })
+                .or(Otherwise::Integer(768)),
+                Field::new("norm_topk_prob", "norm_topk_prob", Kind::Boolean, |model| {
+                    Some(model.group.experts.norm_topk_prob.into())
+                })
+                .or(Otherwise::Boolean(false)),
+                Field::with(&["decoder_sparse_step", "mlp_only_layers"], all_have_experts, |_| {
+                    Some(1.into())
+                }),
+                Field::silent("mlp_only_layers", |_| Some(Vec::<i64>::new().into())),
+            ],
+            fields::EXPERTS_IN_TRAINING,
+        ],
+        always: &[("use_qk_norm", true)],
+        tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE, EXPERTS],
+        ignores: names::ignores,
+    }),
+};
+
+const EXPERTS: &[TensorName] = &[
+    names::matrix("experts.gate.kernel", "model.layers.{layer}.mlp.gate.weight"),
+    each_expert("experts.wi_0", "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight"),
+    each_expert("experts.wi_1", "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"),
+    each_expert("experts.wo", "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight"),
+];
+
+/// Refuses models some of whose layers have an MLP instead of experts.
+fn all_have_experts(config: &HuggingFaceConfig, _settings: &mut Settings) -> Result<(), ModelError> {
+    const FEATURE: &str = "a mixture of experts with dense layers in the family `qwen3_moe`";
+    if config.integer_or("decoder_sparse_step", 1)? != Some(1) {
+        return Err(config.unsupported("decoder_sparse_step", FEATURE));
+    }
+    match config.value("mlp_only_layers").and_then(Value::as_array) {
+        Some(layers) if !layers.is_empty() => Err(config.unsupported("mlp_only_layers", FEATURE)),
+        _ => Ok(()),
+    }
+}
 
 /// The fields of both generations. Only later layers have windows, and only if `use_sliding_window` is set.
 const BOTH: &[Field] = &[

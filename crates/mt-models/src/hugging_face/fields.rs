@@ -302,6 +302,17 @@ pub(crate) const COMMON: &[Field] = &[
     ROPE,
 ];
 
+pub(crate) const EXPERTS_PER_TOKEN: Field =
+    Field::new("num_experts_per_tok", "num_experts_per_tok", Kind::Integer, |model| {
+        Some(model.group.experts.num_experts_per_tok.into())
+    });
+/// The fields of routers that only training uses.
+pub(crate) const EXPERTS_IN_TRAINING: &[Field] = &[
+    Field::silent("output_router_logits", |_| None),
+    Field::silent("router_aux_loss_coef", |_| None),
+    Field::silent("router_jitter_noise", |_| None),
+];
+
 pub(crate) const ATTENTION_BIAS: Field =
     Field::new("attention_bias", "attention_bias", Kind::Boolean, |model| {
         Some(model.group.layers.attention_bias.into())

@@ -187,4 +187,7 @@ families! {
     qwen3_untied: BOTH,
     olmo3_yarn: BOTH,
     gpt2_two_layers: BOTH,
+    mixtral_two_of_five: BOTH,
+    mixtral_window_one_expert: UNROLLED,
+    qwen3_moe_three_of_seven: UNROLLED,
 }

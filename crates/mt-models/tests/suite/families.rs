@@ -110,6 +110,12 @@ families! {
     olmo3_default_tied_one_layer,
     gpt2_two_layers,
     gpt2_narrow_one_layer,
+    mixtral_two_of_five,
+    mixtral_window_one_expert,
+    mixtral_many_experts_one_layer,
+    qwen3_moe_three_of_seven,
+    qwen3_moe_all_chosen_tied,
+    qwen3_moe_one_of_six_one_layer,
 }
 
 /// All tensors of a directory's weight files: name, type and shape, and bytes.
@@ -148,6 +154,8 @@ fn weights_come_back() {
         ("gemma4_small_double_wide", DType::F32),
         ("qwen2_untied", DType::F32),
         ("qwen3_untied", DType::F32),
+        ("mixtral_two_of_five", DType::F32),
+        ("qwen3_moe_three_of_seven", DType::F32),
         ("olmo3_yarn", DType::F32),
         ("gpt2_two_layers", DType::F32),
     ] {

@@ -14,7 +14,7 @@ use mt_trace::Tensor;
 pub use dense::DENSE;
 pub use encoding::{ArrayForm, EncodedArray, EncodedWeight, WeightEncoding, encoded};
 
-use crate::ParamSpec;
+use crate::{ParamSpec, experts::grouped_dot};
 
 /// A matrix or a table, in one of the forms that weights have.
 #[derive(Clone, Debug)]
@@ -43,7 +43,7 @@ pub trait WeightFormat: fmt::Debug + Send + Sync {
         self.dense(arrays, x.dtype()).dot(x, over)
     }
 
-    /// The array of numbers from which rows are looked up.
+    /// The array of numbers from which rows are looked up, or by which groups of rows are multiplied.
     fn table<'t>(&self, arrays: &[Tensor<'t>]) -> Tensor<'t> {
         self.dense(arrays, DType::F32)
     }
@@ -115,6 +115,15 @@ impl<'t> Weight<Tensor<'t>> {
     #[track_caller]
     pub fn dot(&self, x: Tensor<'t>, over: &[&'static str]) -> Tensor<'t> {
         self.format.dot(&self.tensors(), x, over)
+    }
+
+    /// Multiplies consecutive groups of rows by the matrices of their experts, as [`grouped_dot`].
+    ///
+    /// # Shapes
+    /// `[row, over], [expert, over, output] -> [row, output]`, with sizes `i32[expert]`
+    #[track_caller]
+    pub fn grouped_dot(&self, rows: Tensor<'t>, sizes: Tensor<'t>, over: &'static str) -> Tensor<'t> {
+        grouped_dot(rows, self.format.table(&self.tensors()), sizes, over)
     }
 
     /// Looks up rows along the leading axis `along`, whose logical name is `logical_axis`, in the type of the format's

@@ -96,10 +96,24 @@ pub fn gradients<F>(
 where
     F: for<'b> Fn(&[Tensor<'b>]) -> Tensor<'b>,
 {
+    gradients_for(Target::CPU, name, arguments, cotangent, code)
+}
+
+/// As [`gradients`], with a program for `target`.
+pub fn gradients_for<F>(
+    target: Target,
+    name: &str,
+    arguments: &[Argument],
+    cotangent: &HostArray,
+    code: F,
+) -> (HostArray, Vec<HostArray>)
+where
+    F: for<'b> Fn(&[Tensor<'b>]) -> Tensor<'b>,
+{
     let mut all = arguments.to_vec();
     // The cotangent has the axes of the result, which only `code` knows.
     all.push((vec![mt_shape::axis("cotangent", cotangent.num_elements())], flat(cotangent)));
-    let mut results = run(name, &all, |region, mut tensors| {
+    let mut results = run_for(target, name, &all, |region, mut tensors| {
         let cotangent = tensors.pop().unwrap();
         let is_float = |tensor: &&Tensor<'_>| tensor.dtype().is_float();
         let leaves = Leaves(tensors.iter().filter(is_float).copied().collect());

@@ -5,6 +5,7 @@ mod attention_kernels;
 mod cache;
 mod context;
 mod dropout;
+mod experts;
 mod gate;
 mod harness;
 mod init;

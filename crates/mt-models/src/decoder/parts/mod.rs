@@ -2,11 +2,10 @@
 //! parameters, forward pass and declarations.
 
 mod attention;
+mod experts;
 mod mlp;
 #[cfg(test)]
 pub(super) mod probe;
-#[cfg(test)]
-pub(super) mod probe_experts;
 
 use std::{any::Any, ops::Deref};
 
@@ -15,11 +14,10 @@ use mt_nn::{Mlp, ParamSpec, attention::Attention};
 use mt_trace::Tensor;
 
 pub use attention::{AttentionConfig, QueryKeyNorm, Values};
+pub use experts::{BALANCE_LOSS, ExpertsConfig, Mixture, SharedExperts};
 pub use mlp::MlpConfig;
 #[cfg(test)]
 use probe::{Decay, DecayConfig, Shift, ShiftConfig};
-#[cfg(test)]
-use probe_experts::{Experts, ExpertsConfig};
 
 use super::part::{Part, PartDescription, PartInputs, PartOutputs, PartScoreWeights, SpecBuilder};
 
@@ -137,6 +135,6 @@ parts! {
     parameters FeedForward;
     #[tree(rename = "mlp")]
     Dense: MlpConfig => Mlp,
+    Experts: ExpertsConfig => Mixture,
     @when(test) Shift: ShiftConfig => Shift,
-    @when(test) Experts: ExpertsConfig => Experts,
 }

@@ -1,4 +1,4 @@
-"""Writes the directories beside this script: tiny random models of every dense family in the format of `save_pretrained`,
+"""Writes the directories beside this script: tiny random models of every family in the format of `save_pretrained`,
 and the results of transformers for them, in f32 with eager attention.
 
     pip install torch==2.15.0 transformers==5.23.0 safetensors==0.8.0 numpy==2.4.6
@@ -29,15 +29,18 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Olmo3Config,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 from transformers.utils import logging
 
 HERE = pathlib.Path(__file__).parent
 ROWS, LENGTH = 2, 21
 LEARNING_RATE, BETA_1, BETA_2, EPSILON, DECAY, CLIP = 1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0
+EAGER = dict(attn_implementation="eager", experts_implementation="eager")
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
 
@@ -275,8 +278,41 @@ def gpt2():
     )
 
 
-FAMILIES = [llama, mistral, gemma, gemma2, gemma3, gemma4, gemma4_small, wrapped, qwen2, qwen3, olmo3, gpt2]
-WITH_GRADIENTS = {"llama_six_on_two", "gemma2_even", "qwen3_untied"}
+def mixtral():
+    yield "mixtral_two_of_five", MixtralConfig(
+        **sizes(80, 24, 20, 2), **heads(6, 2, 6), num_local_experts=5, num_experts_per_tok=2, sliding_window=None,
+        tie_word_embeddings=False, rope_parameters=rope(10000.0),
+    ), dict(rope_theta=10000.0)
+    yield "mixtral_window_one_expert", MixtralConfig(
+        **sizes(84, 18, 32, 3), **heads(3, 1, 8), num_local_experts=1, num_experts_per_tok=1, sliding_window=6,
+        tie_word_embeddings=True, rope_parameters=rope(1000000.0), rms_norm_eps=1e-6,
+    )
+    # More experts than tokens.
+    yield "mixtral_many_experts_one_layer", MixtralConfig(
+        **sizes(90, 20, 8, 1), **heads(5, 5, 6), num_local_experts=45, num_experts_per_tok=3, sliding_window=None,
+        tie_word_embeddings=False, rope_parameters=rope(100.0),
+    )
+
+
+def qwen3_moe():
+    yield "qwen3_moe_three_of_seven", Qwen3MoeConfig(
+        **sizes(80, 20, 28, 2), **heads(6, 2, 8), num_experts=7, num_experts_per_tok=3, moe_intermediate_size=18,
+        norm_topk_prob=True, tie_word_embeddings=False, rope_parameters=rope(1000000.0),
+    ), dict(rope_theta=1000000.0, rope_scaling=None)
+    # All experts are chosen.
+    yield "qwen3_moe_all_chosen_tied", Qwen3MoeConfig(
+        **sizes(92, 16, 32, 3), **heads(5, 5, 6), num_experts=4, num_experts_per_tok=4, moe_intermediate_size=12,
+        norm_topk_prob=False, tie_word_embeddings=True, rope_parameters=rope(100.0), rms_norm_eps=1e-5,
+    )
+    yield "qwen3_moe_one_of_six_one_layer", Qwen3MoeConfig(
+        **sizes(85, 24, 40, 1), **heads(3, 1, 12), num_experts=6, num_experts_per_tok=1, moe_intermediate_size=30,
+        norm_topk_prob=False, tie_word_embeddings=False, rope_parameters=rope(500.0), use_sliding_window=True,
+        sliding_window=5, max_window_layers=0,
+    )
+
+
+FAMILIES = [llama, mistral, gemma, gemma2, gemma3, gemma4, gemma4_small, wrapped, qwen2, qwen3, olmo3, gpt2, mixtral, qwen3_moe]
+WITH_GRADIENTS = {"llama_six_on_two", "gemma2_even", "qwen3_untied", "mixtral_two_of_five"}
 # Keys that older releases did not write.
 ABSENT = {"layer_types", "per_layer_config", "_sliding_window_pattern"}
 # Copies of the same weights: in several files, and in narrower types.
@@ -302,7 +338,7 @@ def randomize(model):
         elif "embed" in key or "wte" in key or "wpe" in key or "lm_head" in key:
             new = 1.5 * noise * model.config.get_text_config().hidden_size**-0.5
         else:
-            fan_in = value.shape[0] if model.config.model_type == "gpt2" else value.shape[1]
+            fan_in = value.shape[0] if model.config.model_type == "gpt2" else value.shape[-1]
             new = 1.4 * noise * fan_in**-0.5
         with torch.no_grad():
             value.copy_(new)
@@ -313,7 +349,7 @@ def class_of(config):
 
 
 def make(name, config):
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     torch.manual_seed(zlib.crc32(name.encode()))
     model = class_of(config).from_config(config, dtype=torch.float32).eval()
     randomize(model)
@@ -350,6 +386,23 @@ def gradients_of(model, tokens):
     loss = loss_of(model, tokens)
     loss.backward()
     return loss.detach(), {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
+
+
+def published(tensors):
+    """Splits the tensors of all experts into those of the files, with the names of the files."""
+    result = {}
+    for key, value in tensors.items():
+        if key.endswith("mlp.experts.gate_up_proj"):
+            stem = key.removesuffix("mlp.experts.gate_up_proj") + "block_sparse_moe.experts"
+            for expert, matrix in enumerate(value):
+                gate, up = matrix.chunk(2)
+                result |= {f"{stem}.{expert}.w1.weight": gate, f"{stem}.{expert}.w3.weight": up}
+        elif key.endswith("mlp.experts.down_proj"):
+            stem = key.removesuffix("mlp.experts.down_proj") + "block_sparse_moe.experts"
+            result |= {f"{stem}.{expert}.w2.weight": matrix for expert, matrix in enumerate(value)}
+        else:
+            result[key.replace(".mlp.gate.weight", ".block_sparse_moe.gate.weight")] = value
+    return result
 
 
 def three_steps(model, tokens):
@@ -436,7 +489,7 @@ def write_case(name, config, legacy=None):
         noise = (model(tokens, use_cache=False).logits - logits).abs().max().item() / logits.std().item()
     assert logits.std() >= 0.5 and noise < 2e-5, f"{name}: deviation {logits.std()}, noise {noise}"
 
-    loaded = class_of(config).from_pretrained(folder, attn_implementation="eager")
+    loaded = class_of(config).from_pretrained(folder, **EAGER)
     assert torch.equal(loaded(tokens).logits, logits), f"{name} loads as another model"
     if legacy:
         spelled = json.loads((folder / "config.json").read_text())
@@ -448,17 +501,17 @@ def write_case(name, config, legacy=None):
             del spelled[key]
         (folder / "config_legacy.json").write_text(json.dumps(spelled, indent=2) + "\n")
         old = AutoConfig.for_model(**spelled)
-        loaded = AutoModelForCausalLM.from_pretrained(folder, config=old, attn_implementation="eager")
+        loaded = AutoModelForCausalLM.from_pretrained(folder, config=old, **EAGER)
         assert torch.equal(loaded(tokens).logits, logits), f"{name}: the older spelling is another model"
 
     if name in WITH_GRADIENTS:
         _, expected = gradients_of(make(name, config)[0].double(), tokens)
         model, _ = make(name, config)
         loss, gradients = gradients_of(model, tokens)
-        write(folder / "gradients.safetensors", gradients | {"loss": loss})
+        write(folder / "gradients.safetensors", published(gradients) | {"loss": loss})
         before = {key: value.detach().clone() for key, value in model.named_parameters()}
         after = three_steps(model, tokens)
-        write(folder / "adamw.safetensors", after)
+        write(folder / "adamw.safetensors", published(after))
         exact = three_steps(make(name, config)[0].double(), tokens)
         worst = max(relative(gradients[key], expected[key]) for key in expected)
         drift = max(relative(after[key] - value, exact[key].float() - value) for key, value in before.items())

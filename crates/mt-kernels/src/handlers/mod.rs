@@ -1,5 +1,7 @@
 //! The handlers that programs call.
 
+mod grouped;
+
 use std::ops::Range;
 
 use half::bf16;
@@ -40,6 +42,8 @@ pub fn handlers() -> &'static [Handler] {
         Handler { kernel: &kernels::GATED_GRADIENT, address: call_gated_gradient },
         Handler { kernel: &kernels::RMS_NORM, address: call_rms_norm },
         Handler { kernel: &kernels::RMS_NORM_GRADIENT, address: call_rms_norm_gradient },
+        Handler { kernel: &kernels::GROUPED_DOT, address: grouped::call_grouped_dot },
+        Handler { kernel: &kernels::GROUPED_OUTER, address: grouped::call_grouped_outer },
         Handler { kernel: &kernels::NORMAL, address: call_normal },
     ]
 }

@@ -1,0 +1,112 @@
+//! Mixtures of experts.
+
+use super::{
+    choices::{DecoderBlock, RoutedScores},
+    group,
+};
+use crate::{config::Config, error::Problem};
+
+group! {
+    /// The experts of layers that have them.
+    pub struct ExpertsGroup {
+        num_experts: usize,
+        num_experts_per_tok: usize,
+        capacity_factor: f64,
+        base_moe_mlp_dim: i64,
+        load_balance_loss_weight: f64,
+        norm_topk_prob: bool,
+        float32_weight_sum: bool,
+        float32_gate_logits: bool,
+        sparse_matmul: bool,
+        routed_scaling_factor: f64,
+        routed_score_func: RoutedScores,
+        n_routing_groups: i64,
+        topk_routing_group: i64,
+    }
+}
+
+/// The families whose layers have experts.
+const WITH_EXPERTS: &[DecoderBlock] = &[DecoderBlock::Mixtral, DecoderBlock::Qwen3Moe];
+
+impl ExpertsGroup {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        let has_experts =
+            WITH_EXPERTS.iter().any(|block| config.entry("decoder_block").value == block.name());
+        if !has_experts {
+            if self.num_experts > 1 {
+                let families: Vec<String> =
+                    WITH_EXPERTS.iter().map(|block| format!("`decoder_block={}`", block.name())).collect();
+                problems.push(Problem::inconsistent(
+                    format!(
+                        "{}, but {} has no experts",
+                        config.stated("num_experts"),
+                        config.stated("decoder_block")
+                    ),
+                    format!("use {}, or leave out `num_experts`", families.join(" or ")),
+                ));
+            }
+            return;
+        }
+        if self.num_experts_per_tok > self.num_experts {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but there are only {} experts ({})",
+                    config.stated("num_experts_per_tok"),
+                    self.num_experts,
+                    config.stated("num_experts")
+                ),
+                format!("use `num_experts_per_tok={}` or less", self.num_experts),
+            ));
+        }
+        self.check_groups(config, problems);
+    }
+
+    /// The number of groups of experts, and that of the groups that a token may choose from, if experts have groups.
+    pub fn routing_groups(&self) -> Option<(usize, usize)> {
+        Some((self.n_routing_groups.try_into().ok()?, self.topk_routing_group.try_into().ok()?))
+    }
+
+    fn check_groups(&self, config: &Config, problems: &mut Vec<Problem>) {
+        let (groups, chosen) = match [self.n_routing_groups, self.topk_routing_group].map(usize::try_from) {
+            [Err(_), Err(_)] => return,
+            [Ok(groups), Ok(chosen)] => (groups, chosen),
+            _ => {
+                problems.push(Problem::inconsistent(
+                    format!(
+                        "{}, but {}",
+                        config.stated("n_routing_groups"),
+                        config.stated("topk_routing_group")
+                    ),
+                    "set both or neither",
+                ));
+                return;
+            }
+        };
+        if groups == 0 || !self.num_experts.is_multiple_of(groups) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, which do not divide {}",
+                    config.stated("n_routing_groups"),
+                    config.stated("num_experts")
+                ),
+                "use a number of groups that divides the number of experts",
+            ));
+        } else if chosen == 0
+            || chosen > groups
+            || chosen * (self.num_experts / groups) < self.num_experts_per_tok
+        {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {} experts must be chosen from {groups} groups of {}",
+                    config.stated("topk_routing_group"),
+                    self.num_experts_per_tok,
+                    self.num_experts / groups
+                ),
+                format!(
+                    "use a number from {} to {groups}",
+                    self.num_experts_per_tok.div_ceil(self.num_experts / groups)
+                ),
+            ));
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Routers, which choose experts for tokens and weigh them.
+
+use mt_derive::Tree;
+use mt_shape::{Axis, DType, axis};
+use mt_trace::Tensor;
+
+use crate::{
+    Weight,
+    axes::{CHOICE, EMBED, EXPERT},
+};
+
+/// The parameters of a router.
+#[derive(Clone, Debug, Tree)]
+pub struct Router<L> {
+    /// `[embed, expert]`
+    pub kernel: Weight<L>,
+    /// `[expert]`, used as [`RouterOptions::bias`] says.
+    pub bias: Option<L>,
+}
+
+/// The way in which a router chooses and weighs experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RouterOptions {
+    pub experts: Axis,
+    /// The number of experts that process a token.
+    pub num_chosen: usize,
+    pub scores: Scores,
+    pub bias: RouterBias,
+    /// Whether the weights of the chosen experts are divided by their sum.
+    pub normalized: bool,
+    /// The factor of the weights.
+    pub scale: f64,
+    pub groups: Option<ExpertGroups>,
+    /// Whether logits are computed in `f32`.
+    pub in_f32: bool,
+}
+
+/// The function that turns logits into scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scores {
+    /// The softmax over all experts.
+    Softmax,
+    /// The softmax over the chosen experts, which are those with the largest logits.
+    SoftmaxOfChosen,
+    Sigmoid,
+    /// The square root of softplus.
+    SqrtSoftplus,
+}
+
+/// The use of a router's bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterBias {
+    /// Added to the logits.
+    OfLogits,
+    /// Added to the scores when experts are chosen, but not to their weights. It has no gradient.
+    OfChoice,
+}
+
+/// Selection that is limited to groups of consecutive experts (DeepSeek-V2 and -V3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    pub count: usize,
+    /// The number of groups that a token may choose from.
+    pub num_chosen: usize,
+    pub score: GroupScore,
+}
+
+/// The score of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupScore {
+    /// That of its best expert.
+    Largest,
+    /// The sum of those of its two best experts.
+    SumOfTwo,
+}
+
+/// The experts of each token.
+pub struct Routing<'t> {
+    /// `i32[batch, position, choice]`, without repetitions, the best one first.
+    pub chosen: Tensor<'t>,
+    /// `f32[batch, position, choice]`
+    pub weights: Tensor<'t>,
+    /// `f32[batch, position, expert]`
+    pub logits: Tensor<'t>,
+}
+
+const GROUP: &str = "expert_group";
+const MEMBER: &str = "expert_of_group";
+const GROUP_CHOICE: &str = "group_choice";
+const BEST: &str = "best_of_group";
+
+impl<'t> Router<Tensor<'t>> {
+    /// Chooses the experts of each token.
+    ///
+    /// # Shapes
+    /// `[batch, position, embed]`
+    #[track_caller]
+    pub fn forward(&self, x: Tensor<'t>, options: &RouterOptions) -> Routing<'t> {
+        let input = if options.in_f32 { x.cast(DType::F32) } else { x };
+        let bias = |use_of_bias| self.bias.filter(|_| options.bias == use_of_bias);
+        let mut logits = self.kernel.dot(input, &[EMBED]).cast(DType::F32);
+        if let Some(bias) = bias(RouterBias::OfLogits) {
+            logits = logits + bias.cast(DType::F32);
+        }
+        let scores = match options.scores {
+            Scores::Softmax => logits.softmax(EXPERT),
+            Scores::SoftmaxOfChosen => logits,
+            Scores::Sigmoid => logits.sigmoid(),
+            // The maximum avoids the infinite derivative at 0, where softplus has underflowed.
+            Scores::SqrtSoftplus => softplus(logits).maximum(f64::from(f32::MIN_POSITIVE)).sqrt(),
+        };
+        let mut preference = scores.stop_gradient();
+        if let Some(bias) = bias(RouterBias::OfChoice) {
+            preference = preference + bias.cast(DType::F32).stop_gradient();
+        }
+        if let Some(groups) = options.groups {
+            preference = groups.limit(preference, options.experts);
+        }
+        let (_, chosen) = preference.top_k(options.num_chosen, CHOICE);
+        let choice = one_hot(chosen, options.experts);
+        let mut weights = (choice * scores.broadcast(&choice.axes())).sum(&[EXPERT]);
+        if options.scores == Scores::SoftmaxOfChosen {
+            weights = weights.softmax(CHOICE);
+        } else if options.normalized {
+            // Sigmoids of chosen experts may all be 0.
+            weights = weights / (weights.sum(&[CHOICE]) + 1e-20);
+        }
+        if options.scale != 1.0 {
+            weights = weights * options.scale;
+        }
+        Routing { chosen, weights, logits }
+    }
+}
+
+impl ExpertGroups {
+    /// Excludes experts of all but the best groups.
+    fn limit<'t>(&self, preference: Tensor<'t>, experts: Axis) -> Tensor<'t> {
+        let groups = axis(GROUP, self.count);
+        let members = axis(MEMBER, experts.size / self.count);
+        let by_group = preference.split(EXPERT, &[groups, members]);
+        let score = match self.score {
+            GroupScore::Largest => by_group.max(&[MEMBER]),
+            GroupScore::SumOfTwo => by_group.top_k(members.size.min(2), BEST).0.sum(&[BEST]),
+        };
+        let (_, best) = score.top_k(self.num_chosen, GROUP_CHOICE);
+        let axes = [&*best.axes(), &[groups]].concat();
+        let numbers = best.region().iota(DType::I32, groups).broadcast(&axes);
+        let is_allowed = numbers.equals(best).any(&[GROUP_CHOICE]).broadcast(&by_group.axes());
+        let excluded = best.region().full(DType::F32, &by_group.axes(), f64::NEG_INFINITY);
+        is_allowed.select(by_group, excluded).merge(&[GROUP, MEMBER], EXPERT)
+    }
+}
+
+/// `log(1 + eˣ)`
+fn softplus(x: Tensor<'_>) -> Tensor<'_> {
+    x.maximum(0.0) + ((x.abs() * -1.0).exp() + 1.0).log()
+}
+
+/// 1 at the chosen experts, otherwise 0.
+///
+/// # Shapes
+/// `i32[…, choice] -> f32[…, choice, expert]`
+pub(super) fn one_hot(chosen: Tensor<'_>, experts: Axis) -> Tensor<'_> {
+    let axes = [&*chosen.axes(), &[experts]].concat();
+    let numbers = chosen.region().iota(DType::I32, experts).broadcast(&axes);
+    numbers.equals(chosen).cast(DType::F32)
+}
+
+impl<'t> Routing<'t> {
+    /// The loss that grows with the imbalance of tokens over experts, averaged over sequences (Switch Transformers,
+    /// equation 4, within sequences): the number of experts, squared, times the mean over experts of the share of tokens
+    /// that choose an expert times its mean probability. Even routing of one choice gives 1.
+    pub fn balance_loss(&self, experts: Axis) -> Tensor<'t> {
+        use crate::axes::{BATCH, POSITION};
+        let density = one_hot(self.chosen, experts).sum(&[CHOICE]).mean(&[POSITION]);
+        let probability = self.logits.softmax(EXPERT).mean(&[POSITION]);
+        (density * probability).mean(&[BATCH, EXPERT]) * (experts.size * experts.size) as f64
+    }
+}

@@ -1,0 +1,301 @@
+//! Experts computed in different ways, compared with each other and with plain sums on the host.
+
+use mt_ir::{CpuKernels, Target};
+use mt_nn::{
+    Activation, Weight,
+    axes::{BATCH, EMBED, EXPERT, MLP, POSITION, ROW},
+    experts::{
+        ExpertComputation, ExpertGroups, ExpertOptions, Experts, GatedUnit, GroupScore, Router, RouterBias,
+        RouterOptions, Scores, grouped_dot,
+    },
+};
+use mt_shape::{Axis, DType, HostArray, axis};
+use mt_trace::Tensor;
+
+use crate::harness::{Argument, assert_close, gradients, gradients_for, numbers, run, text_for};
+
+const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true });
+
+/// The sizes of a case.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    batch: usize,
+    length: usize,
+    embed: usize,
+    mlp: usize,
+    experts: usize,
+    chosen: usize,
+}
+
+const CASES: [Sizes; 6] = [
+    Sizes { batch: 2, length: 13, embed: 24, mlp: 20, experts: 5, chosen: 2 },
+    // More experts than tokens.
+    Sizes { batch: 1, length: 3, embed: 8, mlp: 16, experts: 11, chosen: 3 },
+    // One expert.
+    Sizes { batch: 2, length: 7, embed: 8, mlp: 12, experts: 1, chosen: 1 },
+    // All experts are chosen.
+    Sizes { batch: 1, length: 9, embed: 8, mlp: 8, experts: 4, chosen: 4 },
+    // One token.
+    Sizes { batch: 1, length: 1, embed: 16, mlp: 8, experts: 6, chosen: 2 },
+    // Groups of more rows than a tile has.
+    Sizes { batch: 3, length: 301, embed: 8, mlp: 8, experts: 2, chosen: 1 },
+];
+
+impl Sizes {
+    fn router(self) -> RouterOptions {
+        RouterOptions {
+            experts: axis(EXPERT, self.experts),
+            num_chosen: self.chosen,
+            scores: Scores::SoftmaxOfChosen,
+            bias: RouterBias::OfLogits,
+            normalized: false,
+            scale: 1.0,
+            groups: None,
+            in_f32: true,
+        }
+    }
+
+    fn options(self, computation: ExpertComputation) -> ExpertOptions {
+        ExpertOptions {
+            router: self.router(),
+            unit: GatedUnit::Product([Activation::Silu, Activation::Linear]),
+            weighs_inputs: false,
+            sums_in_f32: true,
+            computation,
+        }
+    }
+
+    /// The input, the router's kernel and bias, and the weights and biases of the experts.
+    fn arguments(self) -> Vec<Argument> {
+        let Self { batch, length, embed, mlp, experts, .. } = self;
+        let (b, p, d, f, e) = (
+            axis(BATCH, batch),
+            axis(POSITION, length),
+            axis(EMBED, embed),
+            axis(MLP, mlp),
+            axis(EXPERT, experts),
+        );
+        let shapes: [&[Axis]; 9] =
+            [&[b, p, d], &[d, e], &[e], &[e, d, f], &[e, f], &[e, d, f], &[e, f], &[e, f, d], &[e, d]];
+        let argument = |(seed, axes): (usize, &&[Axis])| {
+            let dims: Vec<usize> = axes.iter().map(|axis| axis.size).collect();
+            (axes.to_vec(), numbers(seed as u64, &dims))
+        };
+        shapes.iter().enumerate().map(argument).collect()
+    }
+}
+
+fn experts<'t>(t: &[Tensor<'t>]) -> Experts<Tensor<'t>> {
+    Experts {
+        gate: Router { kernel: Weight::dense(t[1]), bias: Some(t[2]) },
+        wi_0: Weight::dense(t[3]),
+        wi_0_bias: Some(t[4]),
+        wi_1: Weight::dense(t[5]),
+        wi_1_bias: Some(t[6]),
+        wo: Weight::dense(t[7]),
+        wo_bias: Some(t[8]),
+    }
+}
+
+fn output<'t>(t: &[Tensor<'t>], options: &ExpertOptions) -> Tensor<'t> {
+    experts(t).forward(t[0], options).0
+}
+
+#[test]
+fn all_computations_are_the_same_function() {
+    for sizes in CASES {
+        let arguments = sizes.arguments();
+        let cotangent = numbers(99, &[sizes.batch, sizes.length, sizes.embed]);
+        for weighs_inputs in [false, true] {
+            for unit in [sizes.options(ExpertComputation::All).unit, GatedUnit::ClampedSwish { limit: 0.7 }] {
+                let of = |computation| {
+                    let options = ExpertOptions { weighs_inputs, unit, ..sizes.options(computation) };
+                    gradients("experts", &arguments, &cotangent, |t| output(t, &options))
+                };
+                let (expected, expected_gradients) = of(ExpertComputation::All);
+                // With this factor an expert has a slot for every choice.
+                let unlimited = ExpertComputation::Capacity(sizes.experts as f64);
+                for computation in [ExpertComputation::Sorted, unlimited] {
+                    let what = format!("{computation:?} of {sizes:?}, {weighs_inputs}, {unit:?}");
+                    let (result, own_gradients) = of(computation);
+                    assert_close(&what, &result, &expected, 2e-5);
+                    for (index, (own, expected)) in own_gradients.iter().zip(&expected_gradients).enumerate()
+                    {
+                        assert_close(&format!("{what}: gradient {index}"), own, expected, 2e-5);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_are_multiplied_by_the_matrices_of_their_groups() {
+    let (depth, width) = (6, 5);
+    for sizes in [vec![3, 0, 4, 1], vec![0, 0, 7], vec![600], vec![1], vec![130, 0, 257, 3]] {
+        let count = sizes.iter().sum::<i32>() as usize;
+        let experts = sizes.len();
+        let rows = numbers(1, &[count, depth]);
+        let matrices = numbers(2, &[experts, depth, width]);
+        let arguments = vec![
+            (vec![axis(ROW, count), axis(EMBED, depth)], rows.clone()),
+            (vec![axis(EXPERT, experts), axis(EMBED, depth), axis(MLP, width)], matrices.clone()),
+            (vec![axis(EXPERT, experts)], HostArray::from_slice(DType::I32, &[experts], &sizes).unwrap()),
+        ];
+        let result =
+            run("grouped", &arguments, |_, t| vec![grouped_dot(t[0], t[1], t[2], EMBED)]).remove(0).to_f64();
+        let (rows, matrices) = (rows.to_f64(), matrices.to_f64());
+        let groups = sizes.iter().enumerate().flat_map(|(group, size)| vec![group; *size as usize]);
+        for (row, group) in groups.enumerate() {
+            for column in 0..width {
+                let expected: f64 = (0..depth)
+                    .map(|k| rows[row * depth + k] * matrices[(group * depth + k) * width + column])
+                    .sum();
+                let own = result[row * width + column];
+                assert!((own - expected).abs() < 1e-4, "row {row} of {sizes:?}: {own} instead of {expected}");
+            }
+        }
+    }
+}
+
+/// Routes tokens whose logits are given, on the host.
+fn routed(logits: &[f64], bias: &[f64], options: &RouterOptions) -> Vec<(usize, f64)> {
+    let experts = options.experts.size;
+    let with = |use_of_bias| if options.bias == use_of_bias { bias.to_vec() } else { vec![0.0; experts] };
+    let logits: Vec<f64> = logits.iter().zip(with(RouterBias::OfLogits)).map(|(l, b)| l + b).collect();
+    let total: f64 = logits.iter().map(|logit| logit.exp()).sum();
+    let scores: Vec<f64> = logits
+        .iter()
+        .map(|logit| match options.scores {
+            Scores::Softmax => logit.exp() / total,
+            Scores::SoftmaxOfChosen => logit.exp(),
+            Scores::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
+            Scores::SqrtSoftplus => (1.0 + logit.exp()).ln().sqrt(),
+        })
+        .collect();
+    // The logits themselves rank the experts if their softmax is only that of the chosen ones.
+    let ranks = if options.scores == Scores::SoftmaxOfChosen { &logits } else { &scores };
+    let mut preference: Vec<f64> =
+        ranks.iter().zip(with(RouterBias::OfChoice)).map(|(rank, bias)| rank + bias).collect();
+    if let Some(groups) = options.groups {
+        let members = experts / groups.count;
+        let score = |group: usize| {
+            let mut own = preference[group * members..(group + 1) * members].to_vec();
+            own.sort_by(|a, b| b.total_cmp(a));
+            match groups.score {
+                GroupScore::Largest => own[0],
+                GroupScore::SumOfTwo => own[0] + own[1],
+            }
+        };
+        let mut order: Vec<usize> = (0..groups.count).collect();
+        order.sort_by(|a, b| score(*b).total_cmp(&score(*a)));
+        let excluded: Vec<usize> = order[groups.num_chosen..].to_vec();
+        for group in excluded {
+            preference[group * members..(group + 1) * members].fill(f64::NEG_INFINITY);
+        }
+    }
+    let mut order: Vec<usize> = (0..experts).collect();
+    order.sort_by(|a, b| preference[*b].total_cmp(&preference[*a]));
+    order.truncate(options.num_chosen);
+    let sum: f64 = order.iter().map(|expert| scores[*expert]).sum();
+    let divides = options.normalized || options.scores == Scores::SoftmaxOfChosen;
+    let divisor = if divides { sum } else { 1.0 };
+    order.into_iter().map(|expert| (expert, scores[expert] / divisor * options.scale)).collect()
+}
+
+#[test]
+fn routers_follow_their_formulas() {
+    let sizes = Sizes { batch: 2, length: 9, embed: 16, mlp: 4, experts: 12, chosen: 3 };
+    let arguments = sizes.arguments();
+    let groups = |score| Some(ExpertGroups { count: 4, num_chosen: 2, score });
+    let mut cases = Vec::new();
+    for scores in [Scores::Softmax, Scores::SoftmaxOfChosen, Scores::Sigmoid, Scores::SqrtSoftplus] {
+        for bias in [RouterBias::OfLogits, RouterBias::OfChoice] {
+            for (normalized, scale) in [(false, 1.0), (true, 2.5)] {
+                for groups in [None, groups(GroupScore::Largest), groups(GroupScore::SumOfTwo)] {
+                    cases.push(RouterOptions { scores, bias, normalized, scale, groups, ..sizes.router() });
+                }
+            }
+        }
+    }
+    let (x, kernel, bias) = (arguments[0].1.to_f64(), arguments[1].1.to_f64(), arguments[2].1.to_f64());
+    for options in cases {
+        let results = run("router", &arguments, |_, t| {
+            let routing = experts(&t).gate.forward(t[0], &options);
+            vec![routing.chosen, routing.weights]
+        });
+        let (chosen, weights) = (results[0].to_f64(), results[1].to_f64());
+        for token in 0..sizes.batch * sizes.length {
+            let logits: Vec<f64> = (0..sizes.experts)
+                .map(|e| {
+                    (0..sizes.embed).map(|d| x[token * sizes.embed + d] * kernel[d * sizes.experts + e]).sum()
+                })
+                .collect();
+            for (choice, (expert, weight)) in routed(&logits, &bias, &options).into_iter().enumerate() {
+                let place = token * sizes.chosen + choice;
+                assert_eq!(chosen[place] as usize, expert, "token {token}, {options:?}");
+                assert!((weights[place] - weight).abs() < 1e-5, "token {token}, {options:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn even_routing_has_a_balance_loss_of_its_number_of_choices() {
+    let sizes = Sizes { batch: 2, length: 12, embed: 6, mlp: 4, experts: 6, chosen: 1 };
+    let mut arguments = sizes.arguments();
+    // Token `i` prefers expert `i mod 6`.
+    let one_hot = |rows: usize| -> Vec<f32> {
+        (0..rows * 6).map(|index| if index / 6 % 6 == index % 6 { 1.0 } else { 0.0 }).collect()
+    };
+    arguments[0].1 = HostArray::from_slice(DType::F32, &[2, 12, 6], &one_hot(24)).unwrap();
+    arguments[1].1 = HostArray::from_slice(DType::F32, &[6, 6], &one_hot(6)).unwrap();
+    arguments[2].1 = HostArray::zeros(DType::F32, &[6]);
+    let loss = run("balance", &arguments, |_, t| {
+        vec![experts(&t).gate.forward(t[0], &sizes.router()).balance_loss(axis(EXPERT, 6))]
+    });
+    assert!((loss[0].to_f64()[0] - 1.0).abs() < 1e-6, "{:?}", loss[0].to_f64());
+}
+
+#[test]
+fn later_choices_of_full_experts_are_dropped() {
+    // All tokens choose the first expert, which has two slots for four tokens.
+    let sizes = Sizes { batch: 1, length: 4, embed: 8, mlp: 4, experts: 2, chosen: 1 };
+    let mut arguments = sizes.arguments();
+    arguments[2].1 = HostArray::from_slice(DType::F32, &[2], &[100.0_f32, 0.0]).unwrap();
+    let of = |computation| {
+        let options = sizes.options(computation);
+        run("capacity", &arguments, |_, t| vec![output(&t, &options)]).remove(0).to_f64()
+    };
+    let (all, limited) = (of(ExpertComputation::All), of(ExpertComputation::Capacity(1.0)));
+    let half = 2 * sizes.embed;
+    assert!(all[..half].iter().zip(&limited).all(|(a, b)| (a - b).abs() < 1e-5));
+    assert!(limited[half..].iter().all(|value| *value == 0.0));
+    assert!(all[half..].iter().any(|value| value.abs() > 1e-3));
+}
+
+#[test]
+fn kernels_do_what_programs_do() {
+    for sizes in CASES {
+        let arguments = sizes.arguments();
+        let cotangent = numbers(99, &[sizes.batch, sizes.length, sizes.embed]);
+        for (dtype, tolerance) in [(DType::F32, 2e-5), (DType::BF16, 3e-2)] {
+            let of = |target: Target| {
+                gradients_for(target, "experts", &arguments, &cotangent, |t| {
+                    let options = sizes.options(ExpertComputation::Sorted);
+                    let weights = experts(t);
+                    weights.forward(t[0].cast(dtype), &options).0
+                })
+            };
+            let ((with, with_gradients), (without, gradients)) = (of(KERNELS), of(Target::CPU));
+            let what = format!("{sizes:?} of {dtype}");
+            assert_close(&what, &with, &without, tolerance);
+            for (index, (with, without)) in with_gradients.iter().zip(&gradients).enumerate() {
+                assert_close(&format!("{what}: gradient {index}"), with, without, tolerance);
+            }
+        }
+        let text =
+            text_for(KERNELS, &arguments, |_, t| vec![output(&t, &sizes.options(ExpertComputation::Sorted))]);
+        assert_eq!(text.matches("maxtext.grouped_dot").count(), 3);
+    }
+}
