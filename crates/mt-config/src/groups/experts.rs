@@ -1,10 +1,14 @@
 //! Mixtures of experts.
 
 use super::{
+    FromValue,
     choices::{DecoderBlock, RoutedScores},
     group,
 };
-use crate::{config::Config, error::Problem};
+use crate::{
+    config::{Config, not_built},
+    error::Problem,
+};
 
 group! {
     /// The experts of layers that have them.
@@ -30,20 +34,11 @@ const WITH_EXPERTS: &[DecoderBlock] = &[DecoderBlock::Mixtral, DecoderBlock::Qwe
 
 impl ExpertsGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
-        let has_experts =
-            WITH_EXPERTS.iter().any(|block| config.entry("decoder_block").value == block.name());
-        if !has_experts {
+        // Families that are not built are reported by themselves.
+        let Some(block) = DecoderBlock::from_value(&config.entry("decoder_block").value) else { return };
+        if !WITH_EXPERTS.contains(&block) {
             if self.num_experts > 1 {
-                let families: Vec<String> =
-                    WITH_EXPERTS.iter().map(|block| format!("`decoder_block={}`", block.name())).collect();
-                problems.push(Problem::inconsistent(
-                    format!(
-                        "{}, but {} has no experts",
-                        config.stated("num_experts"),
-                        config.stated("decoder_block")
-                    ),
-                    format!("use {}, or leave out `num_experts`", families.join(" or ")),
-                ));
+                problems.push(without_experts(config, block));
             }
             return;
         }
@@ -109,4 +104,21 @@ impl ExpertsGroup {
             ));
         }
     }
+}
+
+/// The problem of experts in a family whose layers have none.
+fn without_experts(config: &Config, block: DecoderBlock) -> Problem {
+    if block == DecoderBlock::Gemma4 {
+        return not_built(config.entry("num_experts"), "a mixture of experts in the family `gemma4`");
+    }
+    let families: Vec<String> =
+        WITH_EXPERTS.iter().map(|block| format!("`decoder_block={}`", block.name())).collect();
+    Problem::inconsistent(
+        format!(
+            "{}, but {}, whose layers have no experts",
+            config.stated("num_experts"),
+            config.stated("decoder_block")
+        ),
+        format!("use {}, or leave out `num_experts`", families.join(" or ")),
+    )
 }

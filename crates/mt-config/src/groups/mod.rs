@@ -65,6 +65,7 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("ModelGroup", ModelGroup::KEYS, "train and decode"),
     ("AttentionGroup", AttentionGroup::KEYS, "train and decode"),
     ("BlocksGroup", BlocksGroup::KEYS, "train and decode"),
+    ("ExpertsGroup", ExpertsGroup::KEYS, "train and decode"),
     ("PositionGroup", PositionGroup::KEYS, "train and decode"),
     ("RematGroup", RematGroup::KEYS, "train and decode"),
     ("OptimizerGroup", OptimizerGroup::KEYS, "train"),

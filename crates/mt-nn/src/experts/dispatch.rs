@@ -10,7 +10,7 @@ use crate::axes::{CHOICE, EXPERT, ROW, TOKEN};
 pub(super) struct Dispatch<'t> {
     /// The token of each row: `i32[row]`.
     token: Tensor<'t>,
-    /// Of each row, the index among all choices of all tokens: `i32[row]`.
+    /// The index of each row among all choices of all tokens: `i32[row]`.
     choice: Tensor<'t>,
     /// The row of each choice: `i32[token, choice]`.
     row: Tensor<'t>,

@@ -54,7 +54,7 @@ pub struct Mixture<L> {
 }
 
 /// The name of the loss of imbalance.
-pub const BALANCE_LOSS: &str = "learning/moe_lb_loss";
+const BALANCE_LOSS: &str = "learning/moe_lb_loss";
 
 const ONE: &str = "one";
 

@@ -14,7 +14,7 @@ use mt_nn::{Mlp, ParamSpec, attention::Attention};
 use mt_trace::Tensor;
 
 pub use attention::{AttentionConfig, QueryKeyNorm, Values};
-pub use experts::{BALANCE_LOSS, ExpertsConfig, Mixture, SharedExperts};
+pub use experts::{ExpertsConfig, Mixture, SharedExperts};
 pub use mlp::MlpConfig;
 #[cfg(test)]
 use probe::{Decay, DecayConfig, Shift, ShiftConfig};
