@@ -26,6 +26,10 @@ pub enum ModelError {
     )]
     ExpertActivations(usize),
     #[error(
+        "the experts of `decoder_block=gpt_oss` have one gate\nhint: use `mlp_activations=sigmoid,linear`"
+    )]
+    GptOssActivations,
+    #[error(
         "`num_kv_shared_layers` is set, but layers that take keys and values from others cannot be scanned\nhint: set `scan_layers=false`, or leave out `num_kv_shared_layers`"
     )]
     SharedLayersScanned,

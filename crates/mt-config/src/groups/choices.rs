@@ -127,6 +127,7 @@ choice! {
         Qwen3 = "qwen3",
         Olmo3 = "olmo3",
         Gpt3 = "gpt3",
+        GptOss = "gpt_oss",
         Mixtral = "mixtral",
         Qwen3Moe = "qwen3_moe",
         /// A square matrix, for measurements.
@@ -141,7 +142,6 @@ choice! {
         "qwen3_custom_moe": "the model family `qwen3_custom_moe`",
         "qwen3_next": "the model family `qwen3_next`",
         "qwen3_5": "the model family `qwen3_5`",
-        "gpt_oss": "the model family `gpt_oss`",
         "llama4": "the model family `llama4`",
     }
 }

@@ -23,6 +23,7 @@ group! {
         float32_gate_logits: bool,
         sparse_matmul: bool,
         routed_scaling_factor: f64,
+        routed_bias: bool,
         routed_score_func: RoutedScores,
         n_routing_groups: i64,
         topk_routing_group: i64,
@@ -30,7 +31,7 @@ group! {
 }
 
 /// The families whose layers have experts.
-const WITH_EXPERTS: &[DecoderBlock] = &[DecoderBlock::Mixtral, DecoderBlock::Qwen3Moe];
+const WITH_EXPERTS: &[DecoderBlock] = &[DecoderBlock::Mixtral, DecoderBlock::Qwen3Moe, DecoderBlock::GptOss];
 
 impl ExpertsGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
@@ -54,6 +55,9 @@ impl ExpertsGroup {
             ));
         }
         self.check_groups(config, problems);
+        if self.routed_bias && block != DecoderBlock::GptOss {
+            problems.push(not_built(config.entry("routed_bias"), "a routing bias in this model family"));
+        }
     }
 
     /// The number of groups of experts, and that of the groups that a token may choose from, if experts have groups.

@@ -65,7 +65,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .neutral(&[Literal::Float(0.0)])
             .acts_on("attention"),
             Key::boolean("attention_sink", false, "Give each head a learned logit that attends to nothing.")
-                .refused(features::ATTENTION_SINKS)
                 .acts_on("attention"),
             Key::boolean("use_qk_norm", false, "Normalize queries and keys.").acts_on("attention"),
             Key::boolean(

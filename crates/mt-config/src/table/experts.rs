@@ -341,7 +341,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .only_with("num_experts", &[])
             .acts_on("experts"),
             Key::boolean("routed_bias", false, "Add a bias to each expert's score when experts are chosen.")
-                .refused(features::MIXTURES_OF_EXPERTS)
                 .only_with("num_experts", &[])
                 .acts_on("experts"),
             Key::float(

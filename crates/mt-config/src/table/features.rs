@@ -2,14 +2,12 @@
 
 pub(crate) const ARRAY_RECORD: &str = "data in ArrayRecord files";
 pub(crate) const ATTENTION_OUTPUT_OF_ANOTHER_WIDTH: &str = "attention output of another width";
-pub(crate) const ATTENTION_SINKS: &str = "attention sinks";
 pub(crate) const AUDIO_MODELS: &str = "audio models";
 pub(crate) const BENCHMARKS_OF_INFERENCE: &str = "benchmarks of inference";
 pub(crate) const BLOCK_ATTENTION: &str = "mixtures of block attention";
 pub(crate) const BLOCK_DIFFUSION: &str = "block diffusion";
 pub(crate) const BLOCKS_UNLIKE_THEIR_FAMILYS: &str = "changes to a family's blocks";
 pub(crate) const CHUNKED_PREFILL: &str = "prefill in pieces";
-pub(crate) const CLIPPING_OF_ACTIVATIONS: &str = "clipping of activations";
 pub(crate) const CLOUD_STORAGE: &str = "cloud storage";
 pub(crate) const COMPRESSED_ATTENTION: &str = "compressed attention";
 pub(crate) const CONTINUOUS_CHECKPOINTS: &str = "continuous checkpoints";

@@ -117,7 +117,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  limit.",
             )
             .at_least(-1.0)
-            .refused(features::CLIPPING_OF_ACTIVATIONS)
+            .only_with("decoder_block", &["gpt_oss"])
             .acts_on("feed-forward layers"),
             Key::boolean(
                 "qk_norm_with_scale",

@@ -174,7 +174,7 @@ fn attention(group: &ModelGroup) -> AttentionConfig {
         output_bias: layers.attention_bias,
         query_key_norm: if layers.use_qk_norm { QueryKeyNorm::PerHead } else { QueryKeyNorm::None },
         values: Values::Own,
-        sinks: false,
+        sinks: layers.attention_sink,
         stored_fused: false,
         rotary: Some(rotary(group, group.head_dim, group.positions.rope_max_timescale, scaling(group))),
         options: AttentionOptions {

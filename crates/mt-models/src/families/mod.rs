@@ -8,6 +8,7 @@ mod expert_names;
 mod gemma;
 mod gemma4;
 mod gpt;
+mod gpt_oss;
 mod llama;
 mod mixtral;
 mod names;
@@ -102,6 +103,7 @@ pub static FAMILIES: &[&Family] = &[
     &mixtral::MIXTRAL,
     &olmo::OLMO3,
     &gpt::GPT3,
+    &gpt_oss::GPT_OSS,
     &simple::DEFAULT,
     &simple::SIMPLE,
     &simple::SIMPLE_MLP,

@@ -97,7 +97,7 @@ impl TensorName {
     }
 }
 
-const fn vector(role: &'static str, name: &'static str) -> TensorName {
+pub(super) const fn vector(role: &'static str, name: &'static str) -> TensorName {
     TensorName::new(role, name, Layout::Same(0))
 }
 

@@ -188,6 +188,7 @@ families! {
     olmo3_yarn: BOTH,
     gpt2_two_layers: BOTH,
     mixtral_two_of_five: BOTH,
+    gpt_oss_two_of_four: BOTH,
     mixtral_window_one_expert: UNROLLED,
     qwen3_moe_three_of_seven: UNROLLED,
 }

@@ -181,7 +181,8 @@ const WAYS: &[&[&str]] = &[
     &["scan_layers=false", "remat_policy=full", "attention=dot_product"],
 ];
 
-const TRAINED: &[&str] = &["llama_six_on_two", "gemma2_even", "qwen3_untied", "mixtral_two_of_five"];
+const TRAINED: &[&str] =
+    &["llama_six_on_two", "gemma2_even", "qwen3_untied", "mixtral_two_of_five", "gpt_oss_two_of_four"];
 
 /// The model's parameters from the golden's tensors.
 fn in_layout(model: &mt_models::decoder::Decoder, golden: &Golden) -> Vec<HostArray> {

@@ -27,6 +27,7 @@ from transformers import (
     Gemma4TextConfig,
     GemmaConfig,
     GPT2Config,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -311,8 +312,20 @@ def qwen3_moe():
     )
 
 
-FAMILIES = [llama, mistral, gemma, gemma2, gemma3, gemma4, gemma4_small, wrapped, qwen2, qwen3, olmo3, gpt2, mixtral, qwen3_moe]
-WITH_GRADIENTS = {"llama_six_on_two", "gemma2_even", "qwen3_untied", "mixtral_two_of_five"}
+def gpt_oss():
+    yarn = dict(factor=4.0, beta_fast=4.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=64)
+    yield "gpt_oss_two_of_four", GptOssConfig(
+        **sizes(80, 24, 20, 3), **heads(6, 2, 8), num_local_experts=4, num_experts_per_tok=2, sliding_window=6,
+        swiglu_limit=2.0, tie_word_embeddings=False, rope_parameters=rope(10000.0, "yarn", **yarn),
+    )
+    yield "gpt_oss_one_expert_one_layer", GptOssConfig(
+        **sizes(91, 18, 30, 1), **heads(3, 3, 6), num_local_experts=1, num_experts_per_tok=1, sliding_window=4,
+        tie_word_embeddings=False, rope_parameters=rope(100.0), rms_norm_eps=1e-6,
+    )
+
+
+FAMILIES = [llama, mistral, gemma, gemma2, gemma3, gemma4, gemma4_small, wrapped, qwen2, qwen3, olmo3, gpt2, mixtral, qwen3_moe, gpt_oss]
+WITH_GRADIENTS = {"llama_six_on_two", "gemma2_even", "qwen3_untied", "mixtral_two_of_five", "gpt_oss_two_of_four"}
 # Keys that older releases did not write.
 ABSENT = {"layer_types", "per_layer_config", "_sliding_window_pattern"}
 # Copies of the same weights: in several files, and in narrower types.
@@ -320,6 +333,11 @@ COPIES = {
     "llama_six_on_two": {"sharded": "12KB", "bfloat16": torch.bfloat16},
     "gemma3_cycle_of_three_untied": {"sharded": "30KB", "float16": torch.float16},
 }
+
+
+def is_transposed(model, key):
+    """Whether a tensor of all experts has inputs before outputs."""
+    return model.config.model_type == "gpt_oss" and (key.endswith("experts.gate_up_proj") or key.endswith("experts.down_proj"))
 
 
 def randomize(model):
@@ -333,12 +351,12 @@ def randomize(model):
             new = 0.3 * noise + (0.0 if offset_norms or key.endswith("bias") else 1.0)
             # Gemma 4 does not scale its attention logits.
             new *= 0.6 if "gemma4" in model.config.model_type and ("q_norm" in key or "k_norm" in key) else 1.0
-        elif key.endswith("bias"):
+        elif key.endswith("bias") or key.endswith("sinks"):
             new = 0.5 * noise
         elif "embed" in key or "wte" in key or "wpe" in key or "lm_head" in key:
             new = 1.5 * noise * model.config.get_text_config().hidden_size**-0.5
         else:
-            fan_in = value.shape[0] if model.config.model_type == "gpt2" else value.shape[-1]
+            fan_in = value.shape[-2] if model.config.model_type == "gpt2" or is_transposed(model, key) else value.shape[-1]
             new = 1.4 * noise * fan_in**-0.5
         with torch.no_grad():
             value.copy_(new)
@@ -388,11 +406,13 @@ def gradients_of(model, tokens):
     return loss.detach(), {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
 
 
-def published(tensors):
-    """Splits the tensors of all experts into those of the files, with the names of the files."""
+def published(model, tensors):
+    """Mixtral's tensors as in the files, which have one for each expert."""
     result = {}
     for key, value in tensors.items():
-        if key.endswith("mlp.experts.gate_up_proj"):
+        if model.config.model_type != "mixtral":
+            result[key] = value
+        elif key.endswith("mlp.experts.gate_up_proj"):
             stem = key.removesuffix("mlp.experts.gate_up_proj") + "block_sparse_moe.experts"
             for expert, matrix in enumerate(value):
                 gate, up = matrix.chunk(2)
@@ -508,10 +528,10 @@ def write_case(name, config, legacy=None):
         _, expected = gradients_of(make(name, config)[0].double(), tokens)
         model, _ = make(name, config)
         loss, gradients = gradients_of(model, tokens)
-        write(folder / "gradients.safetensors", published(gradients) | {"loss": loss})
+        write(folder / "gradients.safetensors", published(model, gradients) | {"loss": loss})
         before = {key: value.detach().clone() for key, value in model.named_parameters()}
         after = three_steps(model, tokens)
-        write(folder / "adamw.safetensors", published(after))
+        write(folder / "adamw.safetensors", published(model, after))
         exact = three_steps(make(name, config)[0].double(), tokens)
         worst = max(relative(gradients[key], expected[key]) for key in expected)
         drift = max(relative(after[key] - value, exact[key].float() - value) for key, value in before.items())
