@@ -8,6 +8,7 @@
 
 mod activity;
 mod joint;
+mod manual;
 mod partition;
 mod regions;
 mod rules;

@@ -10,6 +10,7 @@ use crate::{
     activity::{active_scan_inputs, active_values, needs_cotangent},
     cleaned,
     joint::joint,
+    manual::{self, ManualTape},
     partition::{moved, partition, placement},
 };
 
@@ -21,6 +22,7 @@ pub(crate) enum Tape {
     /// Remat and custom derivatives: a backward graph and its leading arguments.
     Region(RegionTape),
     Case(CaseTape),
+    Manual(ManualTape),
 }
 
 pub(crate) struct RegionTape {
@@ -107,7 +109,11 @@ pub(crate) fn forward(
             (results.to_vec(), Tape::Region(tape))
         }
         Op::Case { branches } => forward_case(builder, branches, operands, active, wanted)?,
-        Op::While(_) | Op::Kernel(_) | Op::ManualComputation(_) => {
+        Op::ManualComputation(op) => {
+            let (results, tape) = manual::forward(builder, op, operands, active, wanted)?;
+            (results, Tape::Manual(tape))
+        }
+        Op::While(_) | Op::Kernel(_) => {
             return Err(AutodiffError::NotDifferentiable {
                 op: node.op.name(),
                 scope: node.scope.to_string(),
@@ -129,6 +135,7 @@ pub(crate) fn backward(
         Tape::Region(tape) => backward_region(builder, node, tape, cotangents),
         Tape::Scan(tape) => backward_scan(builder, tape, cotangents)?,
         Tape::Case(tape) => backward_case(builder, node, tape, cotangents),
+        Tape::Manual(tape) => manual::backward(builder, tape, cotangents)?,
     })
 }
 

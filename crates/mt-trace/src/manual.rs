@@ -83,6 +83,17 @@ impl Parts {
         self
     }
 
+    /// Whether any axis is sharded.
+    pub fn is_split(&self) -> bool {
+        !self.split.is_empty()
+    }
+
+    /// Also shards the axes that `other` shards, for tensors with other axes.
+    pub fn and(mut self, other: Self) -> Self {
+        self.split.extend(other.split);
+        self
+    }
+
     /// Runs `body` on each device with its shards of the arguments, and assembles the results: sharded axes from the
     /// devices' shards, while along other axes all devices return the same values. The body captures nothing. Values
     /// that differ between devices, such as device numbers, are arguments with a sharded axis.
@@ -155,6 +166,11 @@ impl DeviceGroup {
     /// The number of devices.
     pub fn size(&self) -> usize {
         self.mesh_axes.iter().map(|(_, size)| size).product()
+    }
+
+    /// Whether the mesh axes of `other` are among those of this group.
+    pub fn includes(&self, other: &Self) -> bool {
+        other.mesh_axes.iter().all(|axis| self.mesh_axes.contains(axis))
     }
 
     fn names(&self) -> Vec<String> {

@@ -4,7 +4,7 @@ mod elementwise;
 mod indexing;
 mod movement;
 
-use mt_ir::{Dot, Graph, Node, Op, Reduction, TensorType, ValueId};
+use mt_ir::{Collective, CollectiveKind, Dot, Graph, Node, Op, Reduction, TensorType, ValueId};
 use mt_shape::DType;
 
 use crate::AutodiffError;
@@ -99,16 +99,35 @@ pub(crate) fn vector_jacobian_product(
         Op::Sort { dimension, descending } => indexing::sort(c, *dimension, *descending),
         Op::TopK { k } => vec![indexing::top_k(c, *k)],
         Op::Dot(_) => unreachable!("dots are differentiated where the types of their weights are known"),
-        Op::Case { .. } | Op::Scan(_) | Op::Remat(_) | Op::CustomVjp(_) => {
+        Op::Collective(op) => vec![Some(collective(c, op))],
+        Op::Case { .. } | Op::Scan(_) | Op::Remat(_) | Op::CustomVjp(_) | Op::ManualComputation(_) => {
             unreachable!("regions have their own rules")
         }
-        Op::While(_) | Op::Kernel(_) | Op::ManualComputation(_) | Op::Collective(_) => {
+        Op::While(_) | Op::Kernel(_) => {
             return Err(AutodiffError::NotDifferentiable {
                 op: node.op.name(),
                 scope: node.scope.to_string(),
             });
         }
     })
+}
+
+/// Each device's gradient sums the cotangents of all devices that received its value.
+fn collective(c: &mut Context<'_>, op: &Collective) -> ValueId {
+    let kind = match &op.kind {
+        CollectiveKind::AllReduceSum => CollectiveKind::AllReduceSum,
+        CollectiveKind::AllGather { dimension } => CollectiveKind::ReduceScatterSum { dimension: *dimension },
+        CollectiveKind::ReduceScatterSum { dimension } => CollectiveKind::AllGather { dimension: *dimension },
+        CollectiveKind::AllToAll { split_dimension, concat_dimension } => CollectiveKind::AllToAll {
+            split_dimension: *concat_dimension,
+            concat_dimension: *split_dimension,
+        },
+        CollectiveKind::Permute { pairs } => {
+            CollectiveKind::Permute { pairs: pairs.iter().map(|(from, to)| (*to, *from)).collect() }
+        }
+    };
+    let cotangent = c.cotangent();
+    c.builder.emit(Op::Collective(Collective { kind, ..op.clone() }), &[cotangent])
 }
 
 /// The gradients of a dot's operands, in the element types `dtypes`.

@@ -240,22 +240,6 @@ fn each_device_runs_its_part() {
 
 /// Per-device code has a derivative only if one is given.
 #[test]
-fn code_for_one_device_is_not_differentiated() {
-    let error = program(&options_on("derivative", mesh()), |inputs| {
-        let x = inputs.input("x", DType::F32, &[ROWS, COLUMNS], &[row_axis(), None], false);
-        let (_, [], gradients) = inputs.region().value_and_grad(&leaves(&[x]), |_, x| {
-            let x = x[0].value;
-            let parts = x.parts(&[row_axis(), None]);
-            let [sums] = parts.run([x], |[x]| [parts.along("rows").unwrap().all_reduce(x).sum(&["rows"])]);
-            (sums.sum_all(), [])
-        });
-        vec![inputs.replicated("gradient", tensors(&gradients)[0])]
-    })
-    .unwrap_err();
-    assert!(error.to_string().contains("manual_computation"), "{error}");
-}
-
-#[test]
 fn parts_are_of_one_size() {
     let error = program(&options_on("uneven", mesh()), |inputs| {
         let x = inputs.input("x", DType::F32, &[ROWS, COLUMNS], &[row_axis(), None], false);
@@ -266,4 +250,56 @@ fn parts_are_of_one_size() {
     })
     .unwrap_err();
     assert!(error.to_string().contains("axis `odd=6` is not divisible by 4 devices"), "{error}");
+}
+
+fn layer<'t>(x: Tensor<'t>, weight: Tensor<'t>) -> Tensor<'t> {
+    let hidden = weight.dot(x, &["embed"]).silu();
+    hidden.contract(weight, &["mlp"])
+}
+
+/// The loss of a layer and the gradients of its input and weight. The layer is per-device code if there are several
+/// devices: it gathers rows, sums over columns, and scatters the sums over rows.
+fn manual_layer(options: &ProgramOptions) -> Compiled {
+    let program = program(options, |inputs| {
+        let x = inputs.input("x", DType::F32, &[BATCH, EMBED], &[row_axis(), None], false);
+        let weight = inputs.input("weight", DType::F32, &[EMBED, MLP], &[None, column_axis()], false);
+        let (loss, [], gradients) = inputs.region().value_and_grad(&leaves(&[x, weight]), |_, leaves| {
+            let [x, weight] = [leaves[0].value, leaves[1].value];
+            let parts = x.parts(&[row_axis(), None]).and(weight.parts(&[None, column_axis()]));
+            let (rows, columns) = (parts.along("batch").cloned(), parts.along("mlp").cloned());
+            let output = match (rows, columns) {
+                (Some(rows), Some(columns)) => {
+                    let [output] = parts.run([x, weight], |[x, weight]| {
+                        let partial = layer(rows.all_gather(x, "batch"), weight);
+                        // All rows of devices compute the same sums.
+                        [rows.reduce_scatter(columns.all_reduce(partial), "batch") / rows.size() as f64]
+                    });
+                    output
+                }
+                _ => layer(x, weight),
+            };
+            let [scaled] = parts.run([output], |[output]| [(output * 1.5).sin()]);
+            (scaled.square().sum_all(), [])
+        });
+        let gradients = tensors(&gradients);
+        vec![
+            inputs.replicated("loss", loss),
+            inputs.replicated("of_x", gradients[0]),
+            inputs.replicated("of_weight", gradients[1]),
+        ]
+    });
+    Compiled::new(program.unwrap())
+}
+
+#[test]
+fn gradients_of_per_device_code_equal_those_of_one_device() {
+    let inputs = [
+        array(DType::F32, &[8, 8], &numbers(64, -1.0, 1.0)),
+        array(DType::F32, &[8, 6], &numbers(48, -0.5, 0.5)),
+    ];
+    let expected = manual_layer(&options("single_manual")).run(&inputs);
+    let actual = manual_layer(&options_on("sharded_manual", mesh())).run(&inputs);
+    for (name, (actual, expected)) in ["loss", "x", "weight"].iter().zip(actual.iter().zip(&expected)) {
+        assert_close(name, actual, &expected.to_f64(), 1e-5);
+    }
 }

@@ -3,6 +3,7 @@
 mod dispatch;
 mod grouped;
 mod router;
+mod sorted;
 
 use mt_derive::Tree;
 use mt_shape::{DType, LogicalAxis, axis, logical};
@@ -16,8 +17,8 @@ use crate::{
     axes::{BATCH, CHOICE, EMBED, EXPERT, MLP, POSITION, SLOT, TOKEN},
     gated,
 };
-use dispatch::Dispatch;
 use router::one_hot;
+use sorted::sorted;
 
 /// The experts of a layer and their router.
 #[derive(Clone, Debug, Tree)]
@@ -83,6 +84,13 @@ const HIDDEN: [Option<LogicalAxis>; 4] = [
 const SLOTS: [Option<LogicalAxis>; 3] =
     [Some(logical::ACTIVATION_EXP), Some(logical::ACTIVATION_BATCH_MOE), None];
 
+impl ExpertOptions {
+    /// The type in which weighted outputs of type `dtype` are summed.
+    fn sum_type(&self, dtype: DType) -> DType {
+        if self.sums_in_f32 { DType::F32 } else { dtype }
+    }
+}
+
 impl GatedUnit {
     /// # Shapes
     /// `[…], […] -> […]`
@@ -107,7 +115,7 @@ impl<'t> Experts<Tensor<'t>> {
     pub fn forward(&self, x: Tensor<'t>, options: &ExpertOptions) -> (Tensor<'t>, Routing<'t>) {
         let routing = self.gate.forward(x, &options.router);
         let output = match options.computation {
-            ExpertComputation::Sorted => self.sorted(x, &routing, options),
+            ExpertComputation::Sorted => sorted(self, x, &routing, options),
             ExpertComputation::All => self.all(x, &routing, options),
             ExpertComputation::Capacity(factor) => self.within_capacity(x, &routing, options, factor),
         };
@@ -117,39 +125,6 @@ impl<'t> Experts<Tensor<'t>> {
             Some(logical::ACTIVATION_EMBED),
         ]);
         (output.named("mlpwo"), routing)
-    }
-
-    /// The type in which weighted outputs are summed.
-    fn sum_type(x: Tensor<'t>, options: &ExpertOptions) -> DType {
-        if options.sums_in_f32 { DType::F32 } else { x.dtype() }
-    }
-
-    fn sorted(&self, x: Tensor<'t>, routing: &Routing<'t>, options: &ExpertOptions) -> Tensor<'t> {
-        let [batch, position] = [x.axis(BATCH), x.axis(POSITION)];
-        let flat = |tensor: Tensor<'t>| tensor.merge(&[BATCH, POSITION], TOKEN);
-        let dispatch = Dispatch::new(flat(routing.chosen), options.router.experts);
-        let weights = flat(routing.weights);
-        let tokens = flat(x.order(&[BATCH, POSITION, EMBED]));
-        let mut rows = if options.weighs_inputs {
-            let axes = [weights.axes()[0], weights.axes()[1], x.axis(EMBED)];
-            let inputs = tokens.broadcast(&axes) * weights.cast(x.dtype());
-            dispatch.rows_of_choices(inputs)
-        } else {
-            dispatch.rows(tokens)
-        };
-        let project = |rows: Tensor<'t>, weight: &Weight<Tensor<'t>>, bias: Option<Tensor<'t>>, over| {
-            let product = weight.grouped_dot(rows, dispatch.sizes, over);
-            match bias {
-                Some(bias) => product + dispatch.of_expert(bias.cast(rows.dtype())),
-                None => product,
-            }
-        };
-        let gate = project(rows, &self.wi_0, self.wi_0_bias, EMBED).named("mlpwi_0");
-        let up = project(rows, &self.wi_1, self.wi_1_bias, EMBED).named("mlpwi_1");
-        rows = project(options.unit.apply(gate, up), &self.wo, self.wo_bias, MLP);
-        let choices = dispatch.choices(rows).cast(Self::sum_type(x, options));
-        let weighted = if options.weighs_inputs { choices } else { choices * weights.cast(choices.dtype()) };
-        weighted.sum(&[CHOICE]).split(TOKEN, &[batch, position])
     }
 
     fn all(&self, x: Tensor<'t>, routing: &Routing<'t>, options: &ExpertOptions) -> Tensor<'t> {
@@ -218,7 +193,7 @@ impl<'t> Experts<Tensor<'t>> {
             Some(bias) => output + bias.cast(dtype),
             None => output,
         };
-        let sum_type = Self::sum_type(x, options);
+        let sum_type = options.sum_type(dtype);
         taken.cast(dtype).contract_into(output, &[EXPERT, SLOT], sum_type)
     }
 }

@@ -14,7 +14,7 @@ use mt_trace::Tensor;
 pub use dense::DENSE;
 pub use encoding::{ArrayForm, EncodedArray, EncodedWeight, WeightEncoding, encoded};
 
-use crate::{ParamSpec, experts::grouped_dot};
+use crate::ParamSpec;
 
 /// A matrix or a table, in one of the forms that weights have.
 #[derive(Clone, Debug)]
@@ -117,13 +117,10 @@ impl<'t> Weight<Tensor<'t>> {
         self.format.dot(&self.tensors(), x, over)
     }
 
-    /// Multiplies consecutive groups of rows by the matrices of their experts, as [`grouped_dot`].
-    ///
-    /// # Shapes
-    /// `[row, over], [expert, over, output] -> [row, output]`, with sizes `i32[expert]`
+    /// The weight as one array, for products of groups of rows.
     #[track_caller]
-    pub fn grouped_dot(&self, rows: Tensor<'t>, sizes: Tensor<'t>, over: &'static str) -> Tensor<'t> {
-        grouped_dot(rows, self.format.table(&self.tensors()), sizes, over)
+    pub(crate) fn whole(&self) -> Tensor<'t> {
+        self.format.table(&self.tensors())
     }
 
     /// Looks up rows along the leading axis `along`, whose logical name is `logical_axis`, in the type of the format's

@@ -1,5 +1,7 @@
 //! Experts computed in different ways, compared with each other and with plain sums on the host.
 
+use std::sync::Arc;
+
 use mt_ir::{CpuKernels, Target};
 use mt_nn::{
     Activation, Weight,
@@ -9,10 +11,10 @@ use mt_nn::{
         RouterOptions, Scores, grouped_dot,
     },
 };
-use mt_shape::{Axis, DType, HostArray, axis};
-use mt_trace::Tensor;
+use mt_shape::{Axis, DType, HostArray, LogicalRules, Mesh, Placement, axis};
+use mt_trace::{ProgramOptions, Tensor};
 
-use crate::harness::{Argument, assert_close, gradients, gradients_for, numbers, run, text_for};
+use crate::harness::{Argument, assert_close, gradients, gradients_by, numbers, run, text_for};
 
 const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true });
 
@@ -281,7 +283,7 @@ fn kernels_do_what_programs_do() {
         let cotangent = numbers(99, &[sizes.batch, sizes.length, sizes.embed]);
         for (dtype, tolerance) in [(DType::F32, 2e-5), (DType::BF16, 3e-2)] {
             let of = |target: Target| {
-                gradients_for(target, "experts", &arguments, &cotangent, |t| {
+                gradients_by(&ProgramOptions::new("experts", target), &arguments, &cotangent, |t| {
                     let options = sizes.options(ExpertComputation::Sorted);
                     let weights = experts(t);
                     weights.forward(t[0].cast(dtype), &options).0
@@ -297,5 +299,64 @@ fn kernels_do_what_programs_do() {
         let text =
             text_for(KERNELS, &arguments, |_, t| vec![output(&t, &sizes.options(ExpertComputation::Sorted))]);
         assert_eq!(text.matches("maxtext.grouped_dot").count(), 3);
+    }
+}
+
+fn placement(mesh: &[(&str, usize)]) -> Arc<Placement> {
+    let mesh = Mesh::new(mesh.iter().map(|(name, size)| ((*name).to_owned(), *size))).unwrap();
+    let batch: &[&str] = &["fsdp", "expert"];
+    let rules: [(&str, &[&str]); 8] = [
+        ("activation_batch", batch),
+        ("activation_batch_moe", batch),
+        ("activation_norm_length", &["context"]),
+        ("activation_length_moe", &["context"]),
+        ("activation_embed", &["tensor"]),
+        ("activation_exp", &["expert"]),
+        ("activation_mlp_moe", &["tensor"]),
+        ("activation_length", &["context"]),
+    ];
+    let rules =
+        rules.map(|(name, axes)| (name.to_owned(), axes.iter().map(|axis| (*axis).to_owned()).collect()));
+    Arc::new(Placement::new(mesh, LogicalRules(rules.into())))
+}
+
+#[test]
+fn experts_on_several_devices_equal_those_on_one() {
+    let sizes = Sizes { batch: 8, length: 12, embed: 8, mlp: 12, experts: 8, chosen: 3 };
+    // Too few sequences for the mesh axis `expert`, and experts that it does not divide.
+    let (few, odd) = (Sizes { batch: 2, ..sizes }, Sizes { experts: 6, ..sizes });
+    let cases: [(&[(&str, usize)], Sizes); 8] = [
+        (&[("fsdp", 8)], sizes),
+        (&[("expert", 8)], sizes),
+        (&[("fsdp", 2), ("expert", 4)], sizes),
+        (&[("fsdp", 2), ("tensor", 2), ("expert", 2)], sizes),
+        (&[("context", 4), ("expert", 2)], sizes),
+        (&[("expert", 4)], few),
+        (&[("expert", 4), ("tensor", 2)], odd),
+        (&[("tensor", 4)], sizes),
+    ];
+    for (mesh, sizes) in cases {
+        let arguments = sizes.arguments();
+        let cotangent = numbers(99, &[sizes.batch, sizes.length, sizes.embed]);
+        for computation in [
+            ExpertComputation::Sorted,
+            ExpertComputation::All,
+            ExpertComputation::Capacity(sizes.experts as f64),
+        ] {
+            for weighs_inputs in [false, true] {
+                let options = ExpertOptions { weighs_inputs, ..sizes.options(computation) };
+                let of = |placement: Arc<Placement>| {
+                    let program = ProgramOptions { placement, ..ProgramOptions::new("experts", Target::CPU) };
+                    gradients_by(&program, &arguments, &cotangent, |t| output(t, &options))
+                };
+                let (expected, expected_gradients) = of(Arc::new(Placement::single()));
+                let (result, own_gradients) = of(placement(mesh));
+                let what = format!("{computation:?} of {sizes:?} on {mesh:?}, {weighs_inputs}");
+                assert_close(&what, &result, &expected, 1e-5);
+                for (index, (own, expected)) in own_gradients.iter().zip(&expected_gradients).enumerate() {
+                    assert_close(&format!("{what}: gradient {index}"), own, expected, 2e-5);
+                }
+            }
+        }
     }
 }

@@ -18,8 +18,14 @@ fn traced<F>(name: &str, target: Target, arguments: &[Argument], code: F) -> Pro
 where
     F: for<'t> FnOnce(Region<'t>, Vec<Tensor<'t>>) -> Vec<Tensor<'t>>,
 {
-    let options = ProgramOptions::new(name, target);
-    program(&options, |inputs| outputs(inputs, arguments, code)).unwrap()
+    traced_by(&ProgramOptions::new(name, target), arguments, code)
+}
+
+fn traced_by<F>(options: &ProgramOptions, arguments: &[Argument], code: F) -> Program
+where
+    F: for<'t> FnOnce(Region<'t>, Vec<Tensor<'t>>) -> Vec<Tensor<'t>>,
+{
+    program(options, |inputs| outputs(inputs, arguments, code)).unwrap()
 }
 
 fn outputs<'t, F>(inputs: &Inputs<'t>, arguments: &[Argument], code: F) -> Vec<Output<'t>>
@@ -96,13 +102,12 @@ pub fn gradients<F>(
 where
     F: for<'b> Fn(&[Tensor<'b>]) -> Tensor<'b>,
 {
-    gradients_for(Target::CPU, name, arguments, cotangent, code)
+    gradients_by(&ProgramOptions::new(name, Target::CPU), arguments, cotangent, code)
 }
 
-/// As [`gradients`], with a program for `target`.
-pub fn gradients_for<F>(
-    target: Target,
-    name: &str,
+/// As [`gradients`], with a program of these options. Arguments and results are replicated.
+pub fn gradients_by<F>(
+    options: &ProgramOptions,
     arguments: &[Argument],
     cotangent: &HostArray,
     code: F,
@@ -113,7 +118,7 @@ where
     let mut all = arguments.to_vec();
     // The cotangent has the axes of the result, which only `code` knows.
     all.push((vec![mt_shape::axis("cotangent", cotangent.num_elements())], flat(cotangent)));
-    let mut results = run_for(target, name, &all, |region, mut tensors| {
+    let program = traced_by(options, &all, |region, mut tensors| {
         let cotangent = tensors.pop().unwrap();
         let is_float = |tensor: &&Tensor<'_>| tensor.dtype().is_float();
         let leaves = Leaves(tensors.iter().filter(is_float).copied().collect());
@@ -135,6 +140,8 @@ where
         });
         [vec![y], gradients.0.iter().map(|gradient| gradient.cast(DType::F32)).collect()].concat()
     });
+    let arrays: Vec<HostArray> = all.into_iter().map(|(_, array)| array).collect();
+    let mut results = testing::run(&program, &arrays).unwrap();
     let gradients = results.split_off(1);
     (results.remove(0), gradients)
 }
