@@ -18,6 +18,10 @@ pub const GROUP: &str = "group";
 pub const HEAD_DIM: &str = "head_dim";
 /// Width of a head's values.
 pub const VALUE_DIM: &str = "value_dim";
+/// Width of the latent vector of keys and values.
+pub const LATENT: &str = "latent";
+/// Width of the latent vector of queries.
+pub const QUERY_LATENT: &str = "query_latent";
 /// Hidden width of an MLP.
 pub const MLP: &str = "mlp";
 /// Experts of a layer.

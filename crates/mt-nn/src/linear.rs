@@ -45,6 +45,12 @@ impl<'t> Linear<Tensor<'t>> {
         self.kernel.axis(name)
     }
 
+    /// The kernel as one array.
+    #[track_caller]
+    pub(crate) fn whole(&self) -> Tensor<'t> {
+        self.kernel.whole()
+    }
+
     /// Multiplies by the kernel in the activation's type, sums over the axes `over`, and adds the bias.
     ///
     /// # Shapes

@@ -197,7 +197,24 @@ impl<'t> RotaryAngles<'t> {
         );
         turned
     }
+
+    /// As [`Self::rotate`], where the two dimensions of a pair are neighbors. The results are in the order of
+    /// [`Self::rotate`]: the first dimensions of all pairs, then the second ones. Products of queries and keys do not
+    /// depend on the order.
+    #[track_caller]
+    pub fn rotate_neighbors(self, x: Tensor<'t>) -> Tensor<'t> {
+        let width = x.axis(HEAD_DIM);
+        let pairs = [axis(ROTARY_PAIR, width.size / 2), axis(NEIGHBOR, 2)];
+        let split = x.split(HEAD_DIM, &pairs);
+        let mut order: Vec<&'static str> = split.axes().iter().map(|own| own.name).collect();
+        let place = order.iter().position(|name| *name == ROTARY_PAIR).expect("it was just made");
+        order.swap(place, place + 1);
+        self.rotate(split.order(&order).merge(&[NEIGHBOR, ROTARY_PAIR], HEAD_DIM))
+    }
 }
+
+/// The two dimensions of a pair.
+const NEIGHBOR: &str = "neighbor";
 
 /// Rotates pairs by angles with these cosines and sines. The derivative is the rotation by the opposite angles.
 #[track_caller]

@@ -31,6 +31,8 @@ logical_axes! {
         KV = "kv",
         KV_HEAD_DIM = "kv_head_dim",
         KV_HEADS = "kv_heads",
+        KV_LORA = "kv_lora",
+        KV_LORA_UP_PROJ = "kv_lora_up_proj",
         LAYERS = "layers",
         LAYERS_OF_TOKEN = "layers_of_token",
         MLP = "mlp",
@@ -38,6 +40,8 @@ logical_axes! {
         NORM = "norm",
         POSITION = "position",
         Q_HEADS = "q_heads",
+        Q_LORA = "q_lora",
+        Q_LORA_UP_PROJ = "q_lora_up_proj",
         VOCAB = "vocab",
     }
     /// Logical axes of activations.

@@ -1,10 +1,60 @@
 //! Properties of a family's layers other than dimensions: attention types, norms, positions.
 
 use super::{
-    choices::{AttentionType, LayerAttention, RopeType},
+    choices::{AttentionType, DecoderBlock, LayerAttention, RopeType},
     group,
 };
 use crate::{config::Config, error::Problem, table::attention::LOCAL_FAMILIES};
+
+group! {
+    /// Latent attention.
+    pub struct LatentGroup {
+        q_lora_rank: usize,
+        kv_lora_rank: usize,
+        qk_nope_head_dim: usize,
+        qk_rope_head_dim: usize,
+        v_head_dim: usize,
+        mscale: f64,
+        rope_interleave: bool,
+    }
+}
+
+impl LatentGroup {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        let is_family = config.entry("decoder_block").value == DecoderBlock::DeepSeek.name();
+        let is_latent = config.entry("attention_type").value == AttentionType::Latent.name();
+        if is_family != is_latent {
+            problems.push(Problem::inconsistent(
+                format!("{}, but {}", config.stated("decoder_block"), config.stated("attention_type")),
+                "use `attention_type=mla` with `decoder_block=deepseek`, and neither without the other",
+            ));
+        }
+        if !is_latent {
+            return;
+        }
+        for (key, width) in [
+            ("kv_lora_rank", self.kv_lora_rank),
+            ("qk_rope_head_dim", self.qk_rope_head_dim),
+            ("v_head_dim", self.v_head_dim),
+        ] {
+            if width == 0 {
+                problems.push(Problem::inconsistent(
+                    format!("{}, but latent attention needs a width", config.stated(key)),
+                    format!("use a positive number, such as `{key}=64`"),
+                ));
+            }
+        }
+        if !self.qk_rope_head_dim.is_multiple_of(2) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but rotary embeddings rotate pairs of dimensions",
+                    config.stated("qk_rope_head_dim")
+                ),
+                format!("use an even number such as `qk_rope_head_dim={}`", self.qk_rope_head_dim + 1),
+            ));
+        }
+    }
+}
 
 group! {
     /// Attention and the norms around it.

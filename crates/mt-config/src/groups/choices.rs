@@ -129,6 +129,7 @@ choice! {
         Gpt3 = "gpt3",
         GptOss = "gpt_oss",
         Mixtral = "mixtral",
+        DeepSeek = "deepseek",
         Qwen3Moe = "qwen3_moe",
         /// A square matrix, for measurements.
         Simple = "simple",
@@ -136,7 +137,6 @@ choice! {
         SimpleMlp = "simple_mlp",
     }
     not built {
-        "deepseek": "the model family `deepseek`",
         "deepseek4": "the model family `deepseek4`",
         "envy": "the model family `envy`",
         "qwen3_custom_moe": "the model family `qwen3_custom_moe`",
@@ -221,9 +221,10 @@ choice! {
         LocalSliding = "local_sliding",
         /// The positions of the same chunk of `chunk_attn_window_size`.
         Chunk = "chunk",
+        /// To all earlier positions, through latent vectors.
+        Latent = "mla",
     }
     not built {
-        "mla": features::LATENT_ATTENTION,
         "full": features::OTHER_ATTENTION_TYPES,
         "compressed": features::COMPRESSED_ATTENTION,
         "block_diffusion": features::BLOCK_DIFFUSION,

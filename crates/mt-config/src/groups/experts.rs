@@ -22,6 +22,8 @@ group! {
         float32_weight_sum: bool,
         float32_gate_logits: bool,
         sparse_matmul: bool,
+        first_num_dense_layers: usize,
+        shared_experts: usize,
         routed_scaling_factor: f64,
         routed_bias: bool,
         routed_score_func: RoutedScores,
@@ -31,7 +33,8 @@ group! {
 }
 
 /// The families whose layers have experts.
-const WITH_EXPERTS: &[DecoderBlock] = &[DecoderBlock::Mixtral, DecoderBlock::Qwen3Moe, DecoderBlock::GptOss];
+const WITH_EXPERTS: &[DecoderBlock] =
+    &[DecoderBlock::Mixtral, DecoderBlock::Qwen3Moe, DecoderBlock::GptOss, DecoderBlock::DeepSeek];
 
 impl ExpertsGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
@@ -55,8 +58,25 @@ impl ExpertsGroup {
             ));
         }
         self.check_groups(config, problems);
-        if self.routed_bias && block != DecoderBlock::GptOss {
-            problems.push(not_built(config.entry("routed_bias"), "a routing bias in this model family"));
+        let of_other_families = [
+            (
+                "routed_bias",
+                self.routed_bias,
+                &[DecoderBlock::GptOss, DecoderBlock::DeepSeek][..],
+                ROUTED_BIAS,
+            ),
+            ("shared_experts", self.shared_experts > 0, &[DecoderBlock::DeepSeek], SHARED_EXPERTS),
+            (
+                "first_num_dense_layers",
+                self.first_num_dense_layers > 0,
+                &[DecoderBlock::DeepSeek],
+                DENSE_LAYERS,
+            ),
+        ];
+        for (key, is_set, blocks, feature) in of_other_families {
+            if is_set && !blocks.contains(&block) {
+                problems.push(not_built(config.entry(key), feature));
+            }
         }
     }
 
@@ -109,6 +129,10 @@ impl ExpertsGroup {
         }
     }
 }
+
+const ROUTED_BIAS: &str = "a routing bias in this model family";
+const SHARED_EXPERTS: &str = "shared experts in this model family";
+const DENSE_LAYERS: &str = "dense layers before those with experts in this model family";
 
 /// The problem of experts in a family whose layers have none.
 fn without_experts(config: &Config, block: DecoderBlock) -> Problem {

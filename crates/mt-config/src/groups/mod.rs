@@ -33,7 +33,7 @@ use crate::{
 };
 
 pub use ahead::{AbsentHardware, AheadGroup};
-pub use architecture::{AttentionGroup, PositionGroup};
+pub use architecture::{AttentionGroup, LatentGroup, PositionGroup};
 pub use blocks::{AttentionBlocks, BlocksGroup};
 pub use choices::{
     AttentionKind, AttentionType, ContextAxis, ContextStrategy, DataFormat, DatasetType, DecoderBlock,
@@ -66,6 +66,7 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("AttentionGroup", AttentionGroup::KEYS, "train and decode"),
     ("BlocksGroup", BlocksGroup::KEYS, "train and decode"),
     ("ExpertsGroup", ExpertsGroup::KEYS, "train and decode"),
+    ("LatentGroup", LatentGroup::KEYS, "train and decode"),
     ("PositionGroup", PositionGroup::KEYS, "train and decode"),
     ("RematGroup", RematGroup::KEYS, "train and decode"),
     ("OptimizerGroup", OptimizerGroup::KEYS, "train"),

@@ -4,7 +4,7 @@ use mt_shape::DType;
 
 use super::{
     BlocksGroup, ExpertsGroup,
-    architecture::{AttentionGroup, PositionGroup},
+    architecture::{AttentionGroup, LatentGroup, PositionGroup},
     choices::{
         AttentionKind, DecoderBlock, Hardware, LearningRateSchedule, MatmulPrecision, MlpActivation,
         OptimizerType, WsdDecayStyle,
@@ -55,6 +55,7 @@ group! {
     besides {
         experts: ExpertsGroup = ExpertsGroup::read,
         layers: AttentionGroup = AttentionGroup::read,
+        latent: LatentGroup = LatentGroup::read,
         blocks: BlocksGroup = BlocksGroup::read,
         positions: PositionGroup = PositionGroup::read,
         remat: RematGroup = RematGroup::read,

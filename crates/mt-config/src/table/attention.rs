@@ -282,7 +282,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 true,
                 "Cache full keys and values instead of the latent vectors.",
             )
-            .refused(features::LATENT_ATTENTION)
+            .no_effect_here("the cache holds latent vectors, from which keys and values follow")
             .only_with("attention_type", &["mla", "compressed"])
             .acts_on("decoding")
             .may_change(),
@@ -292,12 +292,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Width of the latent vector of queries; 0 projects queries directly.",
             )
             .at_least(0.0)
-            .refused(features::LATENT_ATTENTION)
             .only_with("attention_type", &["mla", "compressed"])
             .acts_on("attention"),
             Key::integer("kv_lora_rank", 512, "Width of the latent vector of keys and values.")
                 .at_least(0.0)
-                .refused(features::LATENT_ATTENTION)
                 .only_with("attention_type", &["mla", "compressed"])
                 .acts_on("attention"),
             Key::integer(
@@ -306,7 +304,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Width of the part of each query and key head that carries no position.",
             )
             .at_least(0.0)
-            .refused(features::LATENT_ATTENTION)
             .only_with("attention_type", &["mla", "compressed"])
             .acts_on("attention"),
             Key::integer(
@@ -315,12 +312,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Width of the part of each query and key head that is rotated by position.",
             )
             .at_least(0.0)
-            .refused(features::LATENT_ATTENTION)
             .only_with("attention_type", &["mla", "compressed"])
             .acts_on("attention"),
             Key::integer("v_head_dim", 128, "Width of one value head in latent attention.")
                 .at_least(0.0)
-                .refused(features::LATENT_ATTENTION)
                 .only_with("attention_type", &["mla", "compressed"])
                 .acts_on("attention"),
             Key::boolean(
@@ -328,7 +323,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Slice the up-projection of keys and values rather than its output.",
             )
-            .refused(features::LATENT_ATTENTION)
+            .no_effect_here("the compiler decides where the projection is sliced")
             .only_with("attention_type", &["mla", "compressed"])
             .acts_on("attention")
             .may_change(),
@@ -613,8 +608,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "How strongly attention logits are scaled up as YaRN makes the context longer.",
             )
             .at_least(0.0)
-            .refused(features::YARN)
-            .only_with("rope_type", &["yarn"])
+            .only_with("attention_type", &["mla"])
             .acts_on("attention"),
             Key::boolean(
                 "rope_interleave",
@@ -622,9 +616,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Rotate neighboring dimensions of a head as pairs instead of pairing its first half with \
                  its second.",
             )
-            .no_effect_here("halves are paired, as in published weights")
-            .only_with("rope_type", &["yarn"])
-            .done_by(&[])
+            .only_with("attention_type", &["mla"])
             .acts_on("rotary embedding"),
             Key::float(
                 "rope_attention_factor",

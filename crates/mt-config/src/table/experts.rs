@@ -313,7 +313,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  experts.",
             )
             .at_least(0.0)
-            .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
             .acts_on("model"),
             Key::integer(
@@ -322,7 +321,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of experts that process every token, in addition to the routed experts.",
             )
             .at_least(0.0)
-            .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
             .acts_on("experts"),
             Key::float(

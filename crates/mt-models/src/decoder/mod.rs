@@ -31,8 +31,8 @@ pub use config::{DecoderConfig, EmbeddingConfig, HeadConfig, LayerConfig, LayerN
 pub use layer::{DecoderLayer, PerLayerInput};
 pub use parameters::{Parameter, Place};
 pub use parts::{
-    AttentionConfig, ExpertsConfig, FeedForward, FeedForwardConfig, Mixer, MixerConfig, Mixture, MlpConfig,
-    QueryKeyNorm, SharedExperts, Values,
+    AttentionConfig, ExpertsConfig, FeedForward, FeedForwardConfig, LatentAttentionConfig, Mixer,
+    MixerConfig, Mixture, MlpConfig, QueryKeyNorm, SharedExperts, Values,
 };
 pub use segments::{LayerRun, SegmentConfig, SegmentForm, StoredRun};
 pub use stack::{Layers, Segment};

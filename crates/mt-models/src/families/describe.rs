@@ -163,7 +163,7 @@ pub(super) fn set_norm_offset(config: &mut DecoderConfig, offset: f64) {
     }
 }
 
-fn attention(group: &ModelGroup) -> AttentionConfig {
+pub(super) fn attention(group: &ModelGroup) -> AttentionConfig {
     let layers = &group.layers;
     AttentionConfig {
         query_heads: axis(axes::QUERY_HEADS, group.num_query_heads()),
@@ -191,7 +191,7 @@ fn attention(group: &ModelGroup) -> AttentionConfig {
                     MaskSpec { chunk: Some(layers.chunk_attn_window_size), ..MaskSpec::CAUSAL }
                 }
                 AttentionType::LocalSliding => local_mask(group),
-                AttentionType::Global => MaskSpec::CAUSAL,
+                AttentionType::Global | AttentionType::Latent => MaskSpec::CAUSAL,
             },
             soft_cap: layers.attn_logits_soft_cap.filter(|cap| *cap > 0.0),
             norm: norm(group, 0.0),

@@ -81,7 +81,7 @@ macro_rules! family {
             maxtext_layers: MaxTextLayers::Plain,
             folds_query_scale: false,
             hugging_face: Some(HuggingFaceFamily {
-                tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE, $names],
+                tensors: &[names::MODEL, names::ATTENTION, names::MLP, names::NORMS_BEFORE, $names],
                 ..llama::HUGGING_FACE
             }),
         };

@@ -71,7 +71,7 @@ pub(super) static GEMMA: Family = Family {
             ],
         ],
         always: GEMMA_ALWAYS,
-        tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE],
+        tensors: &[names::MODEL, names::ATTENTION, names::MLP, names::NORMS_BEFORE],
         ignores: names::ignores,
     }),
 };
@@ -169,7 +169,7 @@ pub(super) static GEMMA2: Family = Family {
             ],
         ],
         always: GEMMA_ALWAYS,
-        tensors: &[names::MODEL, names::LAYER, names::NORMS_AROUND],
+        tensors: &[names::MODEL, names::ATTENTION, names::MLP, names::NORMS_AROUND],
         ignores: names::ignores,
     }),
 };
@@ -239,7 +239,7 @@ pub(super) static GEMMA3: Family = Family {
             ],
         ],
         always: &[("normalize_embedding_logits", true), ("use_qk_norm", true)],
-        tensors: &[names::MODEL, names::LAYER, names::NORMS_AROUND],
+        tensors: &[names::MODEL, names::ATTENTION, names::MLP, names::NORMS_AROUND],
         ignores: names::ignores,
     }),
 };

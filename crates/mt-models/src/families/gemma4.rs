@@ -113,7 +113,14 @@ const HUGGING_FACE: HuggingFaceFamily = HuggingFaceFamily {
     model_types: &[ModelType { is_read: false, ..ModelType::new("gemma4_text", "Gemma4ForCausalLM") }],
     fields: &[COMMON, gemma::GEMMAS, gemma::LATER_GEMMAS, FIELDS],
     always: &[("normalize_embedding_logits", true), ("use_qk_norm", true)],
-    tensors: &[names::MODEL, names::LAYER, names::NORMS_AROUND, names::GEMMA4, names::GEMMA4_MODEL],
+    tensors: &[
+        names::MODEL,
+        names::ATTENTION,
+        names::MLP,
+        names::NORMS_AROUND,
+        names::GEMMA4,
+        names::GEMMA4_MODEL,
+    ],
     ignores: |config, name| {
         // Older files contain unused matrices for layers that take keys and values from other layers.
         let of_keys = ["k_proj.weight", "v_proj.weight", "k_norm.weight"];

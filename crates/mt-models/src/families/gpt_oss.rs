@@ -86,7 +86,7 @@ pub(super) static GPT_OSS: Family = Family {
             fields::EXPERTS_IN_TRAINING,
         ],
         always: &[("attention_sink", true), ("routed_bias", true), ("mlp_bias", true)],
-        tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE, OWN],
+        tensors: &[names::MODEL, names::ATTENTION, names::NORMS_BEFORE, OWN],
         ignores: names::ignores,
     }),
 };

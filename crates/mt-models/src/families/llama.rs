@@ -44,7 +44,7 @@ pub(super) const HUGGING_FACE: HuggingFaceFamily = HuggingFaceFamily {
         ],
     ],
     always: &[],
-    tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE],
+    tensors: &[names::MODEL, names::ATTENTION, names::MLP, names::NORMS_BEFORE],
     ignores: names::ignores,
 };
 
@@ -141,7 +141,7 @@ pub(super) static MISTRAL: Family = Family {
             ],
         ],
         always: &[],
-        tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE],
+        tensors: &[names::MODEL, names::ATTENTION, names::MLP, names::NORMS_BEFORE],
         ignores: names::ignores,
     }),
 };

@@ -55,7 +55,7 @@ pub(super) static MIXTRAL: Family = Family {
             fields::EXPERTS_IN_TRAINING,
         ],
         always: &[],
-        tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE, EXPERTS],
+        tensors: &[names::MODEL, names::ATTENTION, names::NORMS_BEFORE, EXPERTS],
         ignores: names::ignores,
     }),
 };

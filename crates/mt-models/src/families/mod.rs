@@ -2,6 +2,7 @@
 //!
 //! A family is a file with a [`Family`] and a line in [`FAMILIES`].
 
+mod deepseek;
 mod describe;
 #[cfg(test)]
 mod expert_names;
@@ -101,6 +102,7 @@ pub static FAMILIES: &[&Family] = &[
     &qwen::QWEN3,
     &qwen::QWEN3_MOE,
     &mixtral::MIXTRAL,
+    &deepseek::DEEPSEEK,
     &olmo::OLMO3,
     &gpt::GPT3,
     &gpt_oss::GPT_OSS,

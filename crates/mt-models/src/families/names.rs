@@ -109,6 +109,11 @@ pub(super) const fn matrix(role: &'static str, name: &'static str) -> TensorName
     TensorName::new(role, name, Layout::Transposed(1))
 }
 
+/// The output projection of attention, from heads.
+pub(super) const fn out(role: &'static str, name: &'static str) -> TensorName {
+    TensorName::new(role, name, Layout::Transposed(2))
+}
+
 /// The matrices of a layer's experts, which have a tensor each.
 pub(super) const fn each_expert(role: &'static str, name: &'static str) -> TensorName {
     matrix(role, name)
@@ -137,8 +142,8 @@ pub(super) const MODEL: &[TensorName] = &[
     matrix("head.kernel", "lm_head.weight"),
 ];
 
-/// Attention and MLP, with all parameters that some families have.
-pub(super) const LAYER: &[TensorName] = &[
+/// Attention, with all parameters that some families have.
+pub(super) const ATTENTION: &[TensorName] = &[
     matrix("attention.query.kernel", "model.layers.{layer}.self_attn.q_proj.weight"),
     vector("attention.query.bias", "model.layers.{layer}.self_attn.q_proj.bias"),
     matrix("attention.key.kernel", "model.layers.{layer}.self_attn.k_proj.weight"),
@@ -153,6 +158,10 @@ pub(super) const LAYER: &[TensorName] = &[
     vector("attention.out.bias", "model.layers.{layer}.self_attn.o_proj.bias"),
     vector("attention.query_norm.scale", "model.layers.{layer}.self_attn.q_norm.weight"),
     vector("attention.key_norm.scale", "model.layers.{layer}.self_attn.k_norm.weight"),
+];
+
+/// The MLP, with all parameters that some families have.
+pub(super) const MLP: &[TensorName] = &[
     matrix("mlp.wi_0.kernel", "model.layers.{layer}.mlp.gate_proj.weight"),
     vector("mlp.wi_0.bias", "model.layers.{layer}.mlp.gate_proj.bias"),
     matrix("mlp.wi_1.kernel", "model.layers.{layer}.mlp.up_proj.weight"),

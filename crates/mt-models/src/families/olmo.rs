@@ -63,7 +63,7 @@ pub(super) static OLMO3: Family = Family {
             ],
         ],
         always: &[("use_qk_norm", true)],
-        tensors: &[names::MODEL, names::LAYER, names::NORMS_AROUND],
+        tensors: &[names::MODEL, names::ATTENTION, names::MLP, names::NORMS_AROUND],
         ignores: names::ignores,
     }),
 };

@@ -34,7 +34,7 @@ pub(super) static QWEN2: Family = Family {
         model_types: &[ModelType::new("qwen2", "Qwen2ForCausalLM")],
         fields: &[COMMON, BOTH],
         always: &[("attention_bias", true)],
-        tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE],
+        tensors: &[names::MODEL, names::ATTENTION, names::MLP, names::NORMS_BEFORE],
         ignores: names::ignores,
     }),
 };
@@ -59,7 +59,7 @@ pub(super) static QWEN3: Family = Family {
             &[fields::HEAD_DIM.if_absent(Otherwise::Integer(128)), fields::ATTENTION_BIAS],
         ],
         always: &[("use_qk_norm", true)],
-        tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE],
+        tensors: &[names::MODEL, names::ATTENTION, names::MLP, names::NORMS_BEFORE],
         ignores: names::ignores,
     }),
 };
@@ -118,7 +118,7 @@ pub(super) static QWEN3_MOE: Family = Family {
             fields::EXPERTS_IN_TRAINING,
         ],
         always: &[("use_qk_norm", true)],
-        tensors: &[names::MODEL, names::LAYER, names::NORMS_BEFORE, EXPERTS],
+        tensors: &[names::MODEL, names::ATTENTION, names::NORMS_BEFORE, EXPERTS],
         ignores: names::ignores,
     }),
 };

@@ -195,7 +195,7 @@ impl HuggingFaceConfig {
         self.integer(key)?.ok_or_else(|| self.missing(key))
     }
 
-    pub(super) fn missing(&self, key: &str) -> ModelError {
+    pub(crate) fn missing(&self, key: &str) -> ModelError {
         ModelError::MissingValue { path: self.path.clone(), key: self.full_key(key) }
     }
 

@@ -189,6 +189,9 @@ families! {
     gpt2_two_layers: BOTH,
     mixtral_two_of_five: BOTH,
     gpt_oss_two_of_four: BOTH,
+    deepseek3_groups: BOTH,
+    deepseek3_direct_queries: UNROLLED,
+    deepseek2_greedy: UNROLLED,
     mixtral_window_one_expert: UNROLLED,
     qwen3_moe_three_of_seven: UNROLLED,
 }

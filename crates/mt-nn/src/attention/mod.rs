@@ -3,6 +3,7 @@
 mod blockwise;
 mod cache;
 mod dense;
+mod latent;
 mod mask;
 
 use mt_derive::Tree;
@@ -18,6 +19,7 @@ use crate::{
 pub use blockwise::{BLOCK_SIZE, blockwise};
 pub use cache::{CachedKeysValues, KeysValues};
 pub use dense::dense;
+pub use latent::{CACHED_LATENTS, CachedLatents, EXPANDED_HEAD, LatentAttention, LatentSizes, Latents};
 pub use mask::{MaskSpec, Segments};
 
 /// The computation of attention logits, and the keys that a query sees.

@@ -4,7 +4,7 @@ use mt_derive::Tree;
 use mt_nn::{
     Activation as Function, Dropout, Initializer, Linear, Mlp, ParamSpec, Weight,
     axes::EMBED,
-    experts::{ExpertComputation, ExpertOptions, Experts, Router, Routing, capacity},
+    experts::{ExpertComputation, ExpertOptions, Experts, Router, RouterBias, Routing, capacity},
 };
 use mt_shape::{Axis, DType, LogicalAxis, axis, logical};
 use mt_trace::Tensor;
@@ -83,7 +83,11 @@ impl ExpertsConfig {
         Experts {
             gate: Router {
                 kernel: Weight::dense(gate),
-                bias: self.router_bias.then(|| builder.array([of_gate], Initializer::Zeros)),
+                // A bias that only chooses experts has no gradient.
+                bias: self.router_bias.then(|| ParamSpec {
+                    is_trainable: self.routed.router.bias == RouterBias::OfLogits,
+                    ..builder.array([of_gate], Initializer::Zeros)
+                }),
             },
             wi_0: matrix(embed, width),
             wi_0_bias: bias(self.width, logical::MLP_MOE),

@@ -3,6 +3,7 @@
 
 mod attention;
 mod experts;
+mod latent_attention;
 mod mlp;
 #[cfg(test)]
 pub(super) mod probe;
@@ -10,11 +11,15 @@ pub(super) mod probe;
 use std::{any::Any, ops::Deref};
 
 use mt_derive::Tree;
-use mt_nn::{Mlp, ParamSpec, attention::Attention};
+use mt_nn::{
+    Mlp, ParamSpec,
+    attention::{Attention, LatentAttention},
+};
 use mt_trace::Tensor;
 
 pub use attention::{AttentionConfig, QueryKeyNorm, Values};
 pub use experts::{ExpertsConfig, Mixture, SharedExperts};
+pub use latent_attention::LatentAttentionConfig;
 pub use mlp::MlpConfig;
 #[cfg(test)]
 use probe::{Decay, DecayConfig, Shift, ShiftConfig};
@@ -125,6 +130,8 @@ parts! {
     /// The parameters of a mixer.
     parameters Mixer;
     Attention: AttentionConfig => Attention,
+    #[tree(rename = "latent_attention")]
+    Latent: LatentAttentionConfig => LatentAttention,
     @when(test) Decay: DecayConfig => Decay,
 }
 

@@ -20,6 +20,8 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
@@ -324,8 +326,39 @@ def gpt_oss():
     )
 
 
-FAMILIES = [llama, mistral, gemma, gemma2, gemma3, gemma4, gemma4_small, wrapped, qwen2, qwen3, olmo3, gpt2, mixtral, qwen3_moe, gpt_oss]
-WITH_GRADIENTS = {"llama_six_on_two", "gemma2_even", "qwen3_untied", "mixtral_two_of_five", "gpt_oss_two_of_four"}
+def deepseek():
+    latent = dict(kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8)
+    yarn = dict(factor=4.0, beta_fast=4.0, beta_slow=1.0, original_max_position_embeddings=64)
+    # Groups of experts, and layers of both kinds.
+    yield "deepseek3_groups", DeepseekV3Config(
+        **sizes(80, 24, 28, 4), **latent, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=14,
+        n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, moe_intermediate_size=18, n_group=4,
+        topk_group=2, first_k_dense_replace=2, routed_scaling_factor=2.5, tie_word_embeddings=False,
+        rope_parameters=rope(10000.0, "yarn", mscale=1.0, mscale_all_dim=0.7, **yarn),
+    )
+    # Queries without a latent vector, one group, and experts in every layer.
+    yield "deepseek3_direct_queries", DeepseekV3Config(
+        **sizes(90, 18, 28, 2), **(latent | dict(v_head_dim=5)), num_attention_heads=4, num_key_value_heads=4,
+        q_lora_rank=None, n_routed_experts=5, num_experts_per_tok=5, n_shared_experts=2, moe_intermediate_size=12,
+        n_group=1, topk_group=1, first_k_dense_replace=0, rope_interleave=False, tie_word_embeddings=False,
+        rope_parameters=rope(100.0),
+    )
+    yield "deepseek2_greedy", DeepseekV2Config(
+        **sizes(85, 24, 30, 3), **latent, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=None,
+        n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2, moe_intermediate_size=14,
+        first_k_dense_replace=1, tie_word_embeddings=False, topk_method="greedy",
+        rope_parameters=rope(10000.0, "yarn", mscale=0.7, mscale_all_dim=0.7, **yarn),
+    )
+    yield "deepseek2_grouped", DeepseekV2Config(
+        **sizes(95, 20, 30, 2), **latent, num_attention_heads=5, num_key_value_heads=5, q_lora_rank=12,
+        n_routed_experts=9, num_experts_per_tok=2, n_shared_experts=1, moe_intermediate_size=10, n_group=3,
+        topk_group=1, first_k_dense_replace=1, routed_scaling_factor=4.0, tie_word_embeddings=False,
+        topk_method="group_limited_greedy", rope_parameters=rope(500.0),
+    )
+
+
+FAMILIES = [llama, mistral, gemma, gemma2, gemma3, gemma4, gemma4_small, wrapped, qwen2, qwen3, olmo3, gpt2, mixtral, qwen3_moe, gpt_oss, deepseek]
+WITH_GRADIENTS = {"llama_six_on_two", "gemma2_even", "qwen3_untied", "mixtral_two_of_five", "gpt_oss_two_of_four", "deepseek3_groups"}
 # Keys that older releases did not write.
 ABSENT = {"layer_types", "per_layer_config", "_sliding_window_pattern"}
 # Copies of the same weights: in several files, and in narrower types.
@@ -406,22 +439,28 @@ def gradients_of(model, tokens):
     return loss.detach(), {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
 
 
+# The names in files of an expert's projections, and of the router.
+EXPERTS = {
+    "mixtral": ("block_sparse_moe", ["w1", "w3", "w2"]),
+    "deepseek_v3": ("mlp", ["gate_proj", "up_proj", "down_proj"]),
+}
+
+
 def published(model, tensors):
-    """Mixtral's tensors as in the files, which have one for each expert."""
+    """The tensors as in the files, which have some for each expert."""
+    if model.config.model_type not in EXPERTS:
+        return tensors
+    block, [gate, up, down] = EXPERTS[model.config.model_type]
+    # Buffers have no gradients and stay as they are. Tests do not look at them.
+    buffers = {key: value for key, value in model.named_buffers() if "correction_bias" in key}
     result = {}
-    for key, value in tensors.items():
-        if model.config.model_type != "mixtral":
-            result[key] = value
-        elif key.endswith("mlp.experts.gate_up_proj"):
-            stem = key.removesuffix("mlp.experts.gate_up_proj") + "block_sparse_moe.experts"
-            for expert, matrix in enumerate(value):
-                gate, up = matrix.chunk(2)
-                result |= {f"{stem}.{expert}.w1.weight": gate, f"{stem}.{expert}.w3.weight": up}
-        elif key.endswith("mlp.experts.down_proj"):
-            stem = key.removesuffix("mlp.experts.down_proj") + "block_sparse_moe.experts"
-            result |= {f"{stem}.{expert}.w2.weight": matrix for expert, matrix in enumerate(value)}
-        else:
-            result[key.replace(".mlp.gate.weight", ".block_sparse_moe.gate.weight")] = value
+    for key, value in (tensors | buffers).items():
+        stem, fused, kind = key.partition("mlp.experts.")
+        for expert, matrix in enumerate(value if fused else []):
+            parts = {down: matrix} if kind == "down_proj" else dict(zip([gate, up], matrix.chunk(2)))
+            result |= {f"{stem}{block}.experts.{expert}.{name}.weight": part for name, part in parts.items()}
+        if not fused:
+            result[key.replace(".mlp.gate.", f".{block}.gate.")] = value
     return result
 
 

@@ -1,0 +1,178 @@
+//! Multi-head latent attention.
+
+use mt_nn::{
+    Linear, ParamSpec, RotaryOptions,
+    attention::{
+        ACTIVATION, AttentionInputs, AttentionKernel, AttentionOptions, CACHED_LATENTS, CONTEXT,
+        CachedLatents, DENSE_LIMIT, EXPANDED_HEAD, LatentAttention, LatentSizes, Latents, QUERY,
+    },
+    axes::{BATCH, HEAD_DIM, KV_HEADS, KV_POSITION, LATENT, QUERY_HEADS, QUERY_LATENT, VALUE_DIM},
+};
+use mt_shape::{DType, LogicalAxis, axis, logical};
+use mt_trace::Tensor;
+
+use crate::{
+    AttentionFlops, Kept, LayerOutput, StateSpec,
+    decoder::{
+        Activation,
+        part::{BatchDims, Part, PartDescription, PartInputs, PartOutputs, SpecBuilder, StateDims},
+    },
+};
+
+/// Latent attention. Its cache holds latent vectors, from which keys and values of all heads follow.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LatentAttentionConfig {
+    pub heads: usize,
+    /// The width of the latent vector of queries, if they have one.
+    pub query_latent: Option<usize>,
+    pub sizes: LatentSizes,
+    /// The embedding of the rotated dimensions.
+    pub rotary: RotaryOptions,
+    pub options: AttentionOptions,
+}
+
+impl LatentAttentionConfig {
+    fn head_dim(&self) -> usize {
+        self.sizes.plain + self.sizes.rotated
+    }
+}
+
+impl Part for LatentAttentionConfig {
+    type Parameters<L> = LatentAttention<L>;
+
+    fn specs(&self, builder: &SpecBuilder) -> LatentAttention<ParamSpec> {
+        let LatentSizes { latent, plain, rotated, value, .. } = self.sizes;
+        let embed = (builder.embed, logical::EMBED);
+        let heads = (axis(QUERY_HEADS, self.heads), logical::Q_HEADS);
+        let head_dim = (axis(HEAD_DIM, self.head_dim()), logical::KV);
+        let query_latent = self.query_latent.map(|width| axis(QUERY_LATENT, width));
+        let linear =
+            |axes: [(mt_shape::Axis, LogicalAxis); 3]| -> Linear<ParamSpec> { builder.linear(1, axes) };
+        let expanded = (axis(EXPANDED_HEAD, plain + value), logical::KV_HEAD_DIM);
+        let out =
+            [(axis(QUERY_HEADS, self.heads), logical::HEADS), (axis(VALUE_DIM, value), logical::KV), embed];
+        LatentAttention {
+            query: self.query_latent.is_none().then(|| linear([embed, heads, head_dim])),
+            wq_a: query_latent.map(|width| builder.linear(1, [embed, (width, logical::Q_LORA_UP_PROJ)])),
+            q_norm: query_latent.map(|width| builder.rms(width)),
+            wq_b: query_latent.map(|width| linear([(width, logical::Q_LORA), heads, head_dim])),
+            wkv_a: builder.linear(1, [embed, (axis(LATENT, latent + rotated), logical::KV_LORA_UP_PROJ)]),
+            kv_norm: builder.rms(axis(LATENT, latent)),
+            wkv_b: linear([
+                (axis(LATENT, latent), logical::KV_LORA),
+                (axis(KV_HEADS, self.heads), logical::KV_HEADS),
+                expanded,
+            ]),
+            out: builder.linear(2, out),
+        }
+    }
+
+    fn forward<'t>(
+        &self,
+        parameters: &LatentAttention<Tensor<'t>>,
+        x: Tensor<'t>,
+        inputs: &PartInputs<'_, 't>,
+    ) -> PartOutputs<'t> {
+        let cache = inputs.state.as_ref().map(|state| {
+            let &[latent, rotated] = state.arrays else { unreachable!("the state has two arrays") };
+            CachedLatents { cached: Latents { latent, rotated }, start: state.start }
+        });
+        let given = AttentionInputs {
+            angles: None,
+            segments: inputs.segments,
+            cache: None,
+            shared: None,
+            with_scores: inputs.wanted.contains(&LayerOutput::LargestScores),
+        };
+        let angles = inputs.angles(&self.rotary);
+        let made = parameters.forward(x, angles, cache, &given, self.sizes, &self.options);
+        let scores = made.largest_scores.map(|scores| (LayerOutput::LargestScores.label(), scores));
+        PartOutputs {
+            state: inputs.state.map_or(Vec::new(), |_| vec![made.latents.latent, made.latents.rotated]),
+            others: scores.into_iter().collect(),
+            ..PartOutputs::only(made.output)
+        }
+    }
+
+    fn differs_from(&self, other: &Self) -> bool {
+        // These options do not change the mathematics.
+        let mut other = other.clone();
+        other.rotary = self.rotary;
+        other.options.kernel = self.options.kernel;
+        other.options.float32_product = self.options.float32_product;
+        other.options.float32_scores = self.options.float32_scores;
+        *self != other
+    }
+}
+
+impl PartDescription for LatentAttentionConfig {
+    fn state(&self, dims: &StateDims) -> Vec<StateSpec> {
+        let array = |name, axis_name, width| StateSpec {
+            group: 0,
+            name,
+            axes: vec![axis(BATCH, dims.batch), axis(KV_POSITION, dims.slots), axis(axis_name, width)],
+            logical_axes: CACHED_LATENTS.to_vec(),
+            dtype: dims.dtype,
+            kept: Kept::Slots { stride: 1 },
+        };
+        vec![array("latent", LATENT, self.sizes.latent), array("rotated_key", HEAD_DIM, self.sizes.rotated)]
+    }
+
+    fn activations(&self, batch: &BatchDims) -> Vec<Activation> {
+        let &BatchDims { rows, length, dtype, .. } = batch;
+        let LatentSizes { latent, rotated, value, .. } = self.sizes;
+        let (heads, width) = (self.heads, self.head_dim());
+        let activation = |name, dims: &[usize], logical_axes: &[Option<LogicalAxis>]| Activation {
+            name: Some(name),
+            dims: dims.to_vec(),
+            logical_axes: logical_axes.to_vec(),
+            dtype,
+        };
+        let of_latents = [Some(logical::ACTIVATION_KV_BATCH), Some(logical::ACTIVATION_LENGTH_ATTN), None];
+        let mut made = Vec::new();
+        made.extend(
+            self.query_latent.map(|width| activation("query_wa_proj", &[rows, length, width], &of_latents)),
+        );
+        made.push(activation("query_proj", &[rows, length, heads, width], &QUERY));
+        made.push(activation("kv_wa_proj", &[rows, length, latent + rotated], &of_latents));
+        made.push(activation("key_proj", &[rows, length, heads, width], &ACTIVATION));
+        made.push(activation("value_proj", &[rows, length, heads, value], &ACTIVATION));
+        let is_dense = match self.options.kernel {
+            AttentionKernel::Automatic => length < DENSE_LIMIT,
+            AttentionKernel::Dense => true,
+            AttentionKernel::Blockwise => false,
+        };
+        let of_query = &CONTEXT[..4];
+        if is_dense {
+            let pairs = Activation {
+                name: None,
+                ..activation("", &[rows, heads, length, 1, length], &[of_query, &[None]].concat())
+            };
+            // Attention logits, and the attention weights.
+            made.extend([Activation { dtype: DType::F32, ..pairs.clone() }, pairs]);
+        } else {
+            // The logarithms of the sums of exponentials.
+            let sums = activation("context", &[rows, heads, length, 1], of_query);
+            made.push(Activation { dtype: DType::F32, ..sums });
+        }
+        made.push(activation("context", &[rows, heads, length, 1, value], &CONTEXT));
+        made.push(batch.residual(Some("out_proj")));
+        made
+    }
+
+    fn scope(&self) -> &'static str {
+        "self_attention"
+    }
+
+    fn pair_operations(&self) -> Option<AttentionFlops> {
+        let mask = self.options.mask;
+        Some(AttentionFlops {
+            width: self.heads * (self.head_dim() + self.sizes.value),
+            window: mask.window.or(mask.chunk),
+        })
+    }
+
+    fn rotary(&self) -> Option<&RotaryOptions> {
+        Some(&self.rotary)
+    }
+}

@@ -1,0 +1,262 @@
+//! Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads are linear maps of one latent vector.
+
+use mt_derive::Tree;
+use mt_shape::{LogicalAxis, axis, logical};
+use mt_trace::Tensor;
+
+use super::{
+    ACTIVATION, AttentionInputs, AttentionOptions, CONTEXT, CONTEXT_OF_CACHE, Context, INPUT, KeysValues,
+    OUTPUT, QUERY, attend, largest_of_rows,
+};
+use crate::{
+    Linear, RmsNorm, RotaryAngles,
+    axes::{
+        EMBED, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, LATENT, POSITION, QUERY_HEADS, QUERY_LATENT, VALUE_DIM,
+    },
+};
+
+/// The parameters of latent attention.
+#[derive(Clone, Debug, Tree)]
+pub struct LatentAttention<L> {
+    /// `[embed, q_heads, head_dim]`; absent if queries have a latent vector.
+    pub query: Option<Linear<L>>,
+    /// `[embed, query_latent]`
+    pub wq_a: Option<Linear<L>>,
+    /// `[query_latent]`
+    pub q_norm: Option<RmsNorm<L>>,
+    /// `[query_latent, q_heads, head_dim]`
+    pub wq_b: Option<Linear<L>>,
+    /// `[embed, latent + rotated]`: the latent vector, and the rotated dimensions of the keys of all heads.
+    pub wkv_a: Linear<L>,
+    /// `[latent]`
+    pub kv_norm: RmsNorm<L>,
+    /// `[latent, kv_heads, plain + value]`: the other dimensions of keys, and values.
+    pub wkv_b: Linear<L>,
+    /// `[q_heads, value_dim, embed]`
+    pub out: Linear<L>,
+}
+
+/// The widths of latent attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentSizes {
+    pub latent: usize,
+    /// Dimensions of queries and keys without a rotary embedding.
+    pub plain: usize,
+    /// Dimensions of queries and keys with a rotary embedding.
+    pub rotated: usize,
+    pub value: usize,
+    /// Whether pairs of rotated dimensions are neighbors.
+    pub is_interleaved: bool,
+}
+
+/// The state of a token: what its keys and values are made from.
+#[derive(Clone, Copy, Debug, Tree)]
+pub struct Latents<L> {
+    /// `[batch, kv_position, latent]`, normalized
+    pub latent: L,
+    /// `[batch, kv_position, head_dim]`, rotated
+    pub rotated: L,
+}
+
+/// A cache, and the slots that the next tokens take.
+#[derive(Clone, Copy)]
+pub struct CachedLatents<'t> {
+    pub cached: Latents<Tensor<'t>>,
+    /// The first slot to write: an `i32` scalar.
+    pub start: Tensor<'t>,
+}
+
+/// The results of latent attention.
+#[derive(Clone, Copy)]
+pub struct LatentlyAttended<'t> {
+    /// `[batch, position, embed]`
+    pub output: Tensor<'t>,
+    /// Those of this call's tokens.
+    pub latents: Latents<Tensor<'t>>,
+    /// As [`super::Attended::largest_scores`].
+    pub largest_scores: Option<Tensor<'t>>,
+}
+
+/// Logical axes of latent vectors in a cache.
+pub const CACHED_LATENTS: [Option<LogicalAxis>; 3] =
+    [Some(logical::DECODE_BATCH), Some(logical::CACHE_SEQUENCE), Some(logical::CACHE_KV)];
+const LATENTS: [Option<LogicalAxis>; 3] =
+    [Some(logical::ACTIVATION_KV_BATCH), Some(logical::ACTIVATION_LENGTH_ATTN), None];
+const EXPANDED: &str = "expanded";
+
+impl<'t> LatentAttention<Tensor<'t>> {
+    /// Applies attention within whole sequences, or to a cache of latent vectors.
+    ///
+    /// With a cache, queries and contexts are mapped into the space of latent vectors, so keys and values are never
+    /// expanded.
+    ///
+    /// # Shapes
+    /// `[batch, position, embed] -> [batch, position, embed]`
+    #[track_caller]
+    pub fn forward(
+        &self,
+        x: Tensor<'t>,
+        angles: RotaryAngles<'t>,
+        cache: Option<CachedLatents<'t>>,
+        inputs: &AttentionInputs<'t>,
+        sizes: LatentSizes,
+        options: &AttentionOptions,
+    ) -> LatentlyAttended<'t> {
+        let x = x.constrain(&INPUT);
+        let query = self.queries(x, angles, sizes, options) * options.scale;
+        let query = query.constrain(&QUERY).named("query_proj");
+        let latents = self.latents(x, angles, sizes, options);
+        let is_cached = inputs.segments.first_query.is_some();
+        let Context { context, largest_scores } = match cache.filter(|_| is_cached) {
+            Some(cache) => self.attend_to_latents(query, cache.write(latents), inputs, sizes, options),
+            None => {
+                let heads = query.axis(QUERY_HEADS);
+                let in_groups = [axis(KV_HEADS, heads.size), axis(GROUP, 1)];
+                let keys_values = self.expanded(latents, sizes);
+                attend(query.split(QUERY_HEADS, &in_groups), keys_values, None, inputs, options)
+            }
+        };
+        let context = context.constrain(if is_cached { &CONTEXT_OF_CACHE } else { &CONTEXT });
+        let context = context.named("context").named("attention_out");
+        let in_groups = [context.axis(KV_HEADS), context.axis(GROUP)];
+        let output =
+            self.out.with_split(QUERY_HEADS, &in_groups).forward(context, &[KV_HEADS, GROUP, VALUE_DIM]);
+        LatentlyAttended {
+            output: output.constrain(&OUTPUT).named("out_proj"),
+            latents,
+            largest_scores: largest_scores.map(|scores| largest_of_rows(scores, inputs.segments.query)),
+        }
+    }
+
+    /// Queries, whose last dimensions are rotated.
+    fn queries(
+        &self,
+        x: Tensor<'t>,
+        angles: RotaryAngles<'t>,
+        sizes: LatentSizes,
+        options: &AttentionOptions,
+    ) -> Tensor<'t> {
+        let query = match (&self.query, &self.wq_a, &self.q_norm, &self.wq_b) {
+            (Some(query), ..) => query.forward(x, &[EMBED]),
+            (None, Some(wq_a), Some(norm), Some(wq_b)) => {
+                let latent = wq_a.forward(x, &[EMBED]).named("query_wa_proj");
+                wq_b.forward(norm.forward(latent, QUERY_LATENT, options.norm), &[QUERY_LATENT])
+            }
+            _ => unreachable!("queries have a latent vector or a projection"),
+        };
+        let LatentSizes { plain, rotated, .. } = sizes;
+        let turned = sizes.rotate(angles, query.slice(HEAD_DIM, plain, plain + rotated));
+        query.slice(HEAD_DIM, 0, plain).concatenate(&[turned], HEAD_DIM)
+    }
+
+    fn latents(
+        &self,
+        x: Tensor<'t>,
+        angles: RotaryAngles<'t>,
+        sizes: LatentSizes,
+        options: &AttentionOptions,
+    ) -> Latents<Tensor<'t>> {
+        let LatentSizes { latent, rotated, .. } = sizes;
+        let both = self.wkv_a.forward(x, &[EMBED]).constrain(&LATENTS).named("kv_wa_proj");
+        let latent_vector = self.kv_norm.forward(both.slice(LATENT, 0, latent), LATENT, options.norm);
+        let keys = both.slice(LATENT, latent, latent + rotated).rename(LATENT, HEAD_DIM);
+        Latents {
+            latent: latent_vector.rename(POSITION, KV_POSITION),
+            rotated: sizes.rotate(angles, keys).rename(POSITION, KV_POSITION),
+        }
+    }
+
+    /// The keys and values of all heads.
+    fn expanded(&self, latents: Latents<Tensor<'t>>, sizes: LatentSizes) -> KeysValues<Tensor<'t>> {
+        let LatentSizes { plain, value, .. } = sizes;
+        let both = self.wkv_b.forward(latents.latent, &[LATENT]);
+        let part = |start, end, name| both.slice(EXPANDED_HEAD, start, end).rename(EXPANDED_HEAD, name);
+        let plain_keys = part(0, plain, HEAD_DIM);
+        let axes: Vec<_> = plain_keys
+            .axes()
+            .iter()
+            .map(|own| if own.name == HEAD_DIM { latents.rotated.axis(HEAD_DIM) } else { *own })
+            .collect();
+        let key = plain_keys.concatenate(&[latents.rotated.broadcast(&axes)], HEAD_DIM);
+        KeysValues {
+            key: key.constrain(&ACTIVATION).named("key_proj"),
+            value: part(plain, plain + value, VALUE_DIM).constrain(&ACTIVATION).named("value_proj"),
+        }
+    }
+
+    /// Attention to latent vectors, as if all heads shared one key and one value.
+    fn attend_to_latents(
+        &self,
+        query: Tensor<'t>,
+        all: Latents<Tensor<'t>>,
+        inputs: &AttentionInputs<'t>,
+        sizes: LatentSizes,
+        options: &AttentionOptions,
+    ) -> Context<'t> {
+        let LatentSizes { plain, rotated, value, .. } = sizes;
+        let kernel = self.wkv_b.whole().cast(query.dtype());
+        let part = |start, end, name| {
+            kernel.slice(EXPANDED_HEAD, start, end).rename(EXPANDED_HEAD, name).rename(KV_HEADS, QUERY_HEADS)
+        };
+        let into_latents = part(0, plain, HEAD_DIM);
+        let from_latents = part(plain, plain + value, EXPANDED);
+        let latent_query = into_latents.dot(query.slice(HEAD_DIM, 0, plain), &[HEAD_DIM]);
+        let heads = query.axis(QUERY_HEADS);
+        let dtype = query.dtype();
+        let [latent, keys] = [all.latent, all.rotated].map(|cached| cached.cast(dtype));
+        let order = |tensor: Tensor<'t>| tensor.rename(LATENT, HEAD_DIM);
+        let query = order(latent_query.order(&[query.axes()[0].name, POSITION, QUERY_HEADS, LATENT]))
+            .concatenate(&[query.slice(HEAD_DIM, plain, plain + rotated)], HEAD_DIM)
+            .rename(QUERY_HEADS, GROUP)
+            .unsqueeze(KV_HEADS);
+        let key = order(latent).concatenate(&[keys], HEAD_DIM).unsqueeze(KV_HEADS);
+        let keys_values = KeysValues { key, value: latent.rename(LATENT, VALUE_DIM).unsqueeze(KV_HEADS) };
+        let made = attend(query, keys_values, None, inputs, options);
+        let context = made.context.squeeze(KV_HEADS).rename(GROUP, QUERY_HEADS).rename(VALUE_DIM, LATENT);
+        let context = from_latents.dot(context, &[LATENT]).rename(EXPANDED, VALUE_DIM);
+        let rows = context
+            .axes()
+            .iter()
+            .find(|own| ![QUERY_HEADS, POSITION, VALUE_DIM].contains(&own.name))
+            .map(|own| own.name);
+        let rows = rows.expect("there is an axis of sequences");
+        let context = context.order(&[rows, QUERY_HEADS, POSITION, VALUE_DIM]);
+        let context = context.rename(QUERY_HEADS, KV_HEADS);
+        let axes = [
+            context.axis(rows),
+            axis(KV_HEADS, heads.size),
+            context.axis(POSITION),
+            axis(GROUP, 1),
+            context.axis(VALUE_DIM),
+        ];
+        let largest_scores = made.largest_scores.map(|scores| {
+            let by_head = scores.squeeze(KV_HEADS).rename(GROUP, KV_HEADS);
+            by_head.unsqueeze(GROUP).order(&[rows, KV_HEADS, POSITION, GROUP])
+        });
+        Context { context: context.unsqueeze(GROUP).broadcast(&axes), largest_scores }
+    }
+}
+
+/// The width of an expanded head: the plain dimensions of its key, and its value.
+pub const EXPANDED_HEAD: &str = "expanded_head";
+
+impl LatentSizes {
+    fn rotate<'t>(self, angles: RotaryAngles<'t>, x: Tensor<'t>) -> Tensor<'t> {
+        if self.is_interleaved { angles.rotate_neighbors(x) } else { angles.rotate(x) }
+    }
+}
+
+impl<'t> CachedLatents<'t> {
+    /// The cache with new latent vectors written to the slots from `start`.
+    fn write(self, new: Latents<Tensor<'t>>) -> Latents<Tensor<'t>> {
+        let write = |cache: Tensor<'t>, new: Tensor<'t>| {
+            let all = cache.dynamic_update(KV_POSITION, self.start, new.cast(cache.dtype()));
+            // Constraining the cache keeps it in place; otherwise the loop over layers would carry it whole.
+            all.constrain(&CACHED_LATENTS)
+        };
+        Latents {
+            latent: write(self.cached.latent, new.latent),
+            rotated: write(self.cached.rotated, new.rotated),
+        }
+    }
+}
