@@ -54,7 +54,7 @@ pub use disk::{DiskHook, DiskOperation};
 pub use error::{CheckpointError, Result, SourceError};
 pub use item::{CheckpointItem, StoredEntry, StoredValue};
 pub use keys::{KeySegment, entry_name};
-pub use locate::{Latest, SkippedStep, complete_steps, latest_valid, open_latest};
+pub use locate::{Latest, SkippedStep, checkpoints_directory, complete_steps, latest_valid, open_latest};
 pub use lock::RunLock;
 pub use manager::{CheckpointManager, ManagerOptions, SaveReport};
 pub use metadata::Empty;

@@ -57,6 +57,23 @@ pub fn complete_steps(checkpoints: &Path) -> Result<Vec<u64>> {
     Ok(steps)
 }
 
+/// The checkpoints directory that a path names, which is a run's or the path itself. `None` if the path is a single
+/// checkpoint, or if no step is complete.
+///
+/// # Errors
+/// A directory cannot be listed.
+pub fn checkpoints_directory(path: &Path) -> Result<Option<PathBuf>> {
+    if !path.is_dir() || is_item(path) || item_in(path).is_some() {
+        return Ok(None);
+    }
+    for candidate in [path.join("checkpoints"), path.to_owned()] {
+        if !complete_steps(&candidate)?.is_empty() {
+            return Ok(Some(candidate));
+        }
+    }
+    Ok(None)
+}
+
 /// Tries the steps of a checkpoints directory, newest first, until one is undamaged. `None` if there are no steps.
 ///
 /// # Errors
@@ -144,10 +161,10 @@ impl Location {
         if path.join(STEP_FILE).is_file() {
             return Err(none(&format!("it has no item `{STATE_ITEM}`")));
         }
-        for checkpoints in [path.clone(), path.join("checkpoints")] {
-            if let Some(&step) = complete_steps(&checkpoints)?.last() {
-                return Self::of_step(&checkpoints, step);
-            }
+        if let Some(checkpoints) = checkpoints_directory(path)?
+            && let Some(&step) = complete_steps(&checkpoints)?.last()
+        {
+            return Self::of_step(&checkpoints, step);
         }
         Err(none("it holds no complete step"))
     }

@@ -12,7 +12,7 @@ use mt_data::{
     Batch, NamedArray,
     arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION},
 };
-use mt_engine::{Engine, EngineOptions, Limits, Request, SamplingOptions};
+use mt_engine::{Engine, EngineOptions, Limits, PromptBounds, Request, SamplingOptions};
 use mt_runtime::{Array, CompileSettings, start_runtime};
 use mt_shape::{DType, HostArray};
 use mt_train::{Devices, Event, Observer, TrainPlan, Trainer, metrics::names};
@@ -43,10 +43,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut trainer = Trainer::start(plan, runtime.clone(), &observer)?;
 
     let options = EngineOptions {
-        vocab_size: VOCAB as usize,
+        prompts: PromptBounds {
+            vocab_size: VOCAB as usize,
+            max_target_length: LENGTH,
+            max_prefill_length: LENGTH / 2,
+        },
         num_choices: VOCAB as usize,
-        max_target_length: LENGTH,
-        max_prefill_length: LENGTH / 2,
         max_batch: 1,
         compile: CompileSettings::default(),
     };

@@ -78,6 +78,20 @@ pub enum DataError {
     )]
     TokenizerKind { path: PathBuf, asked: &'static str, found: &'static str, kind: &'static str },
 
+    /// A file for the byte tokenizer, which has none.
+    #[error(
+        "`tokenizer_type` is `byte`, which has no file, but `tokenizer_path` is `{path}`\nhint: leave out \
+         `tokenizer_path`, or use the `tokenizer_type` of the file: {kinds}"
+    )]
+    BytesHaveNoFile { path: PathBuf, kinds: String },
+
+    /// No tokenizer is named.
+    #[error(
+        "no key names the tokenizer that the model was trained with\nhint: name it with `tokenizer_path`, or use \
+         `tokenizer_type=byte`"
+    )]
+    NoTokenizer,
+
     /// A chat template that cannot be read or rendered.
     #[error("the chat template {template} {problem}")]
     ChatTemplate { template: String, problem: String },

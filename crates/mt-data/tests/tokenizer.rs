@@ -66,6 +66,31 @@ fn byte_tokenizer_is_what_it_says() {
 }
 
 #[test]
+fn a_kind_and_a_path_name_a_tokenizer() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    assert_eq!(Tokenizer::open(Some("byte"), None).unwrap().vocab_size(), 259);
+    train(&corpus(), 300).save(path).unwrap();
+    for kind in [None, Some("huggingface")] {
+        assert_eq!(Tokenizer::open(kind, Some(path)).unwrap().vocab_size(), 300, "{kind:?}");
+    }
+    let refuse = |kind: Option<&str>, path: Option<&Path>, expected: &str| {
+        let error = Tokenizer::open(kind, path).unwrap_err();
+        assert!(error.is_user_error() && error.to_string().contains(expected), "{error}");
+    };
+    refuse(
+        Some("byte"),
+        Some(path),
+        "`tokenizer_type` is `byte`, which has no file, but `tokenizer_path` is",
+    );
+    refuse(Some("sentencepiece"), Some(path), "hint: use `tokenizer_type=huggingface`");
+    refuse(Some("bytes"), Some(path), "`bytes` is no kind of tokenizer");
+    for kind in [None, Some("huggingface")] {
+        refuse(kind, None, "no key names the tokenizer");
+    }
+}
+
+#[test]
 fn training_is_deterministic_and_compresses() {
     let documents = corpus();
     let tokenizer = train(&documents, 400);

@@ -49,12 +49,9 @@ impl Engine {
         parameter_types: Vec<DType>,
         mut options: EngineOptions,
     ) -> Self {
-        // Learned position embeddings bound the sequence length.
-        if let Some(positions) = model.num_learned_positions() {
-            options.max_target_length = options.max_target_length.min(positions);
-        }
+        options.prompts = options.prompts.within(&*model);
         let target = runtime.target();
-        let num_choices = options.num_choices.min(options.vocab_size);
+        let num_choices = options.num_choices.min(options.prompts.vocab_size);
         let programs = Programs { model, placement, target, parameter_types, num_choices };
         Self { runtime, programs, options, executables: Mutex::default() }
     }
@@ -121,26 +118,6 @@ impl Engine {
         ])
     }
 
-    fn check(&self, number: usize, request: &Request) -> Result<(), EngineError> {
-        let EngineOptions { vocab_size, max_target_length, max_prefill_length, .. } = self.options;
-        let length = request.prompt.len();
-        if length == 0 {
-            return Err(EngineError::EmptyPrompt { number });
-        }
-        for (taken, limit, key) in [
-            (length + 1, max_target_length, "max_target_length"),
-            (length, max_prefill_length, "max_prefill_predict_length"),
-        ] {
-            if taken > limit {
-                return Err(EngineError::PromptTooLong { number, length, limit, key });
-            }
-        }
-        match request.prompt.iter().find(|token| **token as usize >= vocab_size) {
-            Some(&token) => Err(EngineError::UnknownToken { number, token, vocab_size }),
-            None => Ok(()),
-        }
-    }
-
     pub(crate) fn replicated<T: Pod>(
         &self,
         dtype: DType,
@@ -167,7 +144,7 @@ impl Session<'_> {
         mut on_event: impl FnMut(GenerationEvent) -> ControlFlow<()>,
     ) -> Result<Generation, EngineError> {
         for (index, request) in requests.iter().enumerate() {
-            self.engine.check(index + 1, request)?;
+            self.engine.options.prompts.check(index + 1, &request.prompt)?;
         }
         let sampler = sampling.sampler(self.engine.programs.num_choices)?;
         let mut generation = Generation::default();
@@ -207,7 +184,7 @@ impl Session<'_> {
         let mut answers: Vec<Answer> = requests
             .iter()
             .map(|request| {
-                let room = self.engine.options.max_target_length - request.prompt.len();
+                let room = self.engine.options.prompts.max_target_length - request.prompt.len();
                 Answer::new(limits.max_new_tokens.unwrap_or(room).min(room))
             })
             .collect();

@@ -61,11 +61,6 @@ pub enum EngineError {
         given: Vec<usize>,
         given_type: DType,
     },
-    #[error(
-        "no key names the tokenizer that the model was trained with\nhint: name it with `tokenizer_path`, or use \
-         `tokenizer_type=byte`"
-    )]
-    NoTokenizer,
     #[error("no key names a model to load\nhint: name a run or a checkpoint with `load_parameters_path`")]
     NoCheckpoint,
     #[error(transparent)]
@@ -99,7 +94,6 @@ impl EngineError {
             | Self::RowTooLong { .. }
             | Self::Sampling(_)
             | Self::SplitsNothing(_)
-            | Self::NoTokenizer
             | Self::NoCheckpoint
             | Self::ParametersOffloaded
             | Self::Config(_)

@@ -25,10 +25,10 @@ mod tests;
 
 pub use engine::{Engine, Session};
 pub use error::EngineError;
-pub use load::{Loaded, LoadedModel, check_checkpoint, encode_prompt, load, load_model, load_tokenizer};
-pub use logits::{Scores, score};
+pub use load::{Loaded, LoadedModel, check_checkpoint, encode_prompt, load, load_model};
+pub use logits::{LOGITS_PROGRAM, Scores, score};
 pub use options::{
-    EngineOptions, FinishReason, GeneratedToken, Generation, GenerationEvent, Limits, Request, Row,
-    SamplingOptions, Timing,
+    EngineOptions, FinishReason, GeneratedToken, Generation, GenerationEvent, Limits, PromptBounds, Request,
+    Row, SamplingOptions, Timing,
 };
 pub use plan::DecodePlan;

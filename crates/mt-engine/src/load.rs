@@ -5,18 +5,17 @@ use std::{
     sync::Arc,
 };
 
-use mt_checkpoint::{Checkpoint, SkippedStep, complete_steps, latest_valid};
-use mt_config::{DecodeConfig, LoadConfig, Notice, TokenizerGroup};
-use mt_data::{Tokenizer, TokenizerKind};
+use mt_checkpoint::{Checkpoint, SkippedStep, checkpoints_directory};
+use mt_config::{DecodeConfig, LoadConfig, Notice};
+use mt_data::Tokenizer;
 use mt_models::{
-    Model, StateArray, StateError, StateSpec, build,
-    hugging_face::{Weights, check_files, is_hugging_face as is_published},
-    load_parameters,
+    ArrayUse, Model, SavedParameters, StateArray, StateSpec, build,
+    hugging_face::{check_files, is_hugging_face},
 };
 use mt_runtime::{Array, CompileSettings, OnInstall, Platform, Runtime, start_runtime};
 use mt_shape::{Placement, PlacementRow, Sharding, check_axes, placement_table};
 
-use crate::{Engine, EngineError, EngineOptions, Session};
+use crate::{Engine, EngineError, EngineOptions, PromptBounds, Session, program};
 
 /// The maximum number of rows that run at once.
 pub(crate) const MAX_BATCH: usize = 64;
@@ -77,7 +76,7 @@ pub fn load_model(config: &LoadConfig, on_install: OnInstall<'_>) -> Result<Load
     let path = group.parameters_path().or(group.load_full_state_path.as_deref());
     let path = path.ok_or(EngineError::NoCheckpoint)?;
     let model: Arc<dyn Model> = build(&config.model)?.into();
-    let published = if is_published(path) { Some(Weights::open(&*model, path)?) } else { None };
+    let saved = SavedParameters::open(&*model, path)?;
     let runtime = start_runtime(&config.run, &config.debug, on_install)?;
     let topology = config.placement.topology(runtime.num_devices(), &runtime.device_attributes())?;
     let placement = Arc::new(config.placement.placement(topology)?);
@@ -86,24 +85,16 @@ pub fn load_model(config: &LoadConfig, on_install: OnInstall<'_>) -> Result<Load
     if runtime.platform() == Platform::Cpu {
         notices.extend(config.model.notes_on_cpus.iter().cloned().map(Notice::Note));
     }
-    let loaded = match published {
-        Some(published) => LoadedWeights {
-            parameters: published.load_to_read(&runtime, &placement, &*model, None)?,
-            step: None,
-            path: path.to_owned(),
-            skipped: Vec::new(),
-        },
-        None => weights(&runtime, &placement, &*model, path)?,
-    };
+    let loaded = saved.load(&*model, &runtime, &placement, ArrayUse::Read)?;
     let placements = config
         .debug
         .debug_sharding
-        .then(|| report(&*model, &placement, &loaded.parameters, config.model.max_target_length));
+        .then(|| report(&*model, &placement, &loaded.arrays, config.model.max_target_length));
     Ok(LoadedModel {
         runtime,
         placement,
         model,
-        parameters: loaded.parameters,
+        parameters: loaded.arrays,
         vocab_size: config.model.vocab_size,
         step: loaded.step,
         checkpoint: loaded.path,
@@ -163,12 +154,10 @@ pub fn load(
     tokenizer.check_vocab_size(config.model.vocab_size)?;
     let loaded = load_model(&config.loading(), on_install)?;
     let options = EngineOptions {
-        vocab_size: config.model.vocab_size,
+        prompts: PromptBounds::of(config, &*loaded.model),
         num_choices: tokenizer.vocab_size(),
-        max_target_length: config.decode.max_target_length,
-        max_prefill_length: config.decode.max_prefill_predict_length,
         max_batch: MAX_BATCH,
-        compile: CompileSettings::of(&config.debug),
+        compile: CompileSettings::of(&config.debug, &program::NAMES),
     };
     let types = loaded.parameters.iter().map(Array::dtype).collect();
     let engine = Engine::new(loaded.runtime, loaded.placement, loaded.model, types, options);
@@ -189,7 +178,7 @@ pub fn load(
 /// # Errors
 /// The checkpoint is missing, or its metadata is damaged or of an unsupported format.
 pub fn check_checkpoint(path: &Path) -> Result<(), EngineError> {
-    if is_published(path) {
+    if is_hugging_face(path) {
         check_files(path)?;
         return Ok(());
     }
@@ -198,20 +187,6 @@ pub fn check_checkpoint(path: &Path) -> Result<(), EngineError> {
         Checkpoint::open_path(path)?;
     }
     Ok(())
-}
-
-/// The tokenizer in the directory `brought`, which accompanies the weights, or else the one that the configuration
-/// names.
-///
-/// # Errors
-/// No tokenizer is named, or it cannot be read.
-pub fn load_tokenizer(group: &TokenizerGroup, brought: Option<&Path>) -> Result<Tokenizer, EngineError> {
-    if let Some(directory) = brought {
-        return Ok(Tokenizer::load(directory)?);
-    }
-    let Some(kind) = TokenizerKind::named(group.tokenizer_type.name()) else { return Ok(Tokenizer::bytes()) };
-    let path = group.tokenizer_path.as_ref().ok_or(EngineError::NoTokenizer)?;
-    Ok(Tokenizer::load_as(path, kind)?)
 }
 
 /// The tokens of a prompt. An empty prompt becomes BOS.
@@ -225,51 +200,4 @@ pub fn encode_prompt(tokenizer: &Tokenizer, text: &str, add_bos: bool) -> Result
         (true, Some(bos)) => Ok(vec![bos]),
         (true, None) => Err(EngineError::NothingToStartFrom { tokenizer: tokenizer.name().to_owned() }),
     }
-}
-
-struct LoadedWeights {
-    parameters: Vec<Array>,
-    step: Option<u64>,
-    path: PathBuf,
-    skipped: Vec<SkippedStep>,
-}
-
-fn weights(
-    runtime: &Runtime,
-    placement: &Placement,
-    model: &dyn Model,
-    path: &Path,
-) -> Result<LoadedWeights, EngineError> {
-    let Some(checkpoints) = checkpoints_directory(path)? else {
-        let checkpoint = Checkpoint::open_path(path)?;
-        let parameters = load_parameters(runtime, placement, model, &checkpoint)?;
-        let (step, path) = (checkpoint.step(), checkpoint.path().to_owned());
-        return Ok(LoadedWeights { parameters, step, path, skipped: Vec::new() });
-    };
-    let latest = latest_valid(&checkpoints, |checkpoint| {
-        let path = checkpoint.path().to_owned();
-        match load_parameters(runtime, placement, model, checkpoint) {
-            Ok(parameters) => Ok(Ok((parameters, path))),
-            // Only damaged checkpoints lead to an older step.
-            Err(StateError::Checkpoint(error)) => Err(error),
-            Err(error) => Ok(Err(error)),
-        }
-    })?;
-    let latest = latest.ok_or(EngineError::NoCheckpoint)?;
-    let (parameters, path) = latest.value?;
-    Ok(LoadedWeights { parameters, step: Some(latest.step), path, skipped: latest.skipped })
-}
-
-/// The directory of steps that a path names: that of a run, or the path itself. `None` if the path is a single
-/// checkpoint or none.
-fn checkpoints_directory(path: &Path) -> Result<Option<PathBuf>, EngineError> {
-    if !path.is_dir() {
-        return Ok(None);
-    }
-    for candidate in [path.join("checkpoints"), path.to_owned()] {
-        if !complete_steps(&candidate)?.is_empty() {
-            return Ok(Some(candidate));
-        }
-    }
-    Ok(None)
 }

@@ -8,6 +8,9 @@ use mt_trace::{ProgramOptions, program};
 
 use crate::{EngineError, LoadedModel, engine::LESS_MEMORY};
 
+/// The name of the program that computes logits.
+pub const LOGITS_PROGRAM: &str = "logits";
+
 /// The logits and intermediate activations of rows of tokens.
 pub struct Scores {
     /// `f32[rows, length, vocab]`; positions beyond the end of a row are zero.
@@ -44,7 +47,7 @@ pub fn score(
         }
     }
     let target = runtime.target();
-    let (name, precision) = ("logits".to_owned(), model.precision());
+    let (name, precision) = (LOGITS_PROGRAM.to_owned(), model.precision());
     let options = ProgramOptions { name, placement: placement.clone(), target, precision };
     let specs = model.parameters();
     let axes = [axis(BATCH, rows.len()), axis(POSITION, length)];

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use mt_config::{DecodeGroup, SamplingStrategy};
+use mt_config::{DecodeConfig, DecodeGroup, SamplingStrategy};
+use mt_models::Model;
 use mt_runtime::CompileSettings;
 
 use crate::{EngineError, sampler::Sampler};
@@ -10,17 +11,65 @@ use crate::{EngineError, sampler::Sampler};
 /// The limits of an engine, and its compilation settings.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// The number of tokens in the model's vocabulary.
-    pub vocab_size: usize,
+    pub prompts: PromptBounds,
     /// The number of tokens that can be sampled: those that the tokenizer knows, which come first.
     pub num_choices: usize,
+    /// The maximum number of rows that run at once; more requests run in successive groups.
+    pub max_batch: usize,
+    pub compile: CompileSettings,
+}
+
+/// The bounds of prompts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptBounds {
+    /// The number of tokens in the model's vocabulary.
+    pub vocab_size: usize,
     /// The maximum length of a prompt and its answer together, in tokens.
     pub max_target_length: usize,
     /// The maximum length of a prompt in tokens.
     pub max_prefill_length: usize,
-    /// The maximum number of rows that run at once; more requests run in successive groups.
-    pub max_batch: usize,
-    pub compile: CompileSettings,
+}
+
+impl PromptBounds {
+    /// The bounds that a configuration sets for its model.
+    pub fn of(config: &DecodeConfig, model: &dyn Model) -> Self {
+        let bounds = Self {
+            vocab_size: config.model.vocab_size,
+            max_target_length: config.decode.max_target_length,
+            max_prefill_length: config.decode.max_prefill_predict_length,
+        };
+        bounds.within(model)
+    }
+
+    /// These bounds, with sequences no longer than the positions that the model has learned.
+    pub(crate) fn within(self, model: &dyn Model) -> Self {
+        let positions = model.num_learned_positions().unwrap_or(usize::MAX);
+        Self { max_target_length: self.max_target_length.min(positions), ..self }
+    }
+
+    /// Checks a prompt. Error messages call it by `number`, which counts from 1.
+    ///
+    /// # Errors
+    /// The prompt is empty or too long, or a token is outside the vocabulary.
+    pub fn check(&self, number: usize, prompt: &[u32]) -> Result<(), EngineError> {
+        let &Self { vocab_size, max_target_length, max_prefill_length } = self;
+        let length = prompt.len();
+        if length == 0 {
+            return Err(EngineError::EmptyPrompt { number });
+        }
+        for (taken, limit, key) in [
+            (length + 1, max_target_length, "max_target_length"),
+            (length, max_prefill_length, "max_prefill_predict_length"),
+        ] {
+            if taken > limit {
+                return Err(EngineError::PromptTooLong { number, length, limit, key });
+            }
+        }
+        match prompt.iter().find(|token| **token as usize >= vocab_size) {
+            Some(&token) => Err(EngineError::UnknownToken { number, token, vocab_size }),
+            None => Ok(()),
+        }
+    }
 }
 
 /// A sequence to continue.

@@ -8,7 +8,13 @@ use mt_models::{Model, build};
 use mt_runtime::{CompileSettings, Platform, target_of};
 use mt_shape::{DeviceAttributes, Placement, Topology};
 
-use crate::{EngineError, engine::Sizes, load::MAX_BATCH, program::Programs, sampler::Sampler};
+use crate::{
+    EngineError, PromptBounds,
+    engine::Sizes,
+    load::MAX_BATCH,
+    program::{self, Programs},
+    sampler::Sampler,
+};
 
 /// Generation on given devices: the maximum number of rows, with the longest prompts and answers that the configuration
 /// allows.
@@ -35,14 +41,9 @@ impl DecodePlan {
         let placement = Arc::new(settings.placement.placement(&topology)?);
         let target = target_of(platform, settings.run.cpu_kernels)?;
         let parameter_types = model.parameters().iter().map(|(_, spec)| spec.dtype).collect();
-        let decode = &settings.decode;
-        let positions = model.num_learned_positions().unwrap_or(usize::MAX);
-        let sizes = Sizes::most(
-            MAX_BATCH,
-            decode.max_prefill_predict_length,
-            decode.max_target_length.min(positions),
-        );
-        let num_choices = settings.model.vocab_size;
+        let prompts = PromptBounds::of(&settings, &*model);
+        let sizes = Sizes::most(MAX_BATCH, prompts.max_prefill_length, prompts.max_target_length);
+        let num_choices = prompts.vocab_size;
         let programs = Programs { model, placement, target, parameter_types, num_choices };
         Ok(Self { programs, sizes, settings, topology })
     }
@@ -65,7 +66,7 @@ impl DecodePlan {
 
     /// The compilation settings of the programs.
     pub fn compile_settings(&self) -> CompileSettings {
-        CompileSettings::of(&self.settings.debug)
+        CompileSettings::of(&self.settings.debug, &program::NAMES)
     }
 
     pub fn model(&self) -> &dyn Model {

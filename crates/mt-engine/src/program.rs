@@ -13,6 +13,12 @@ use crate::{
     sampler::{Controls, Sampler, log_probability},
 };
 
+const PREFILL: &str = "prefill";
+const DECODE_STEP: &str = "decode_step";
+
+/// The names of both programs.
+pub(crate) const NAMES: [&str; 2] = [PREFILL, DECODE_STEP];
+
 /// The input of tracing.
 pub(crate) struct Programs {
     pub model: Arc<dyn Model>,
@@ -89,7 +95,7 @@ impl Programs {
     }
 
     fn prefill(&self, batch: usize, length: usize, slots: usize) -> Result<Program, EngineError> {
-        let prefill = program(&self.options("prefill"), |inputs| {
+        let prefill = program(&self.options(PREFILL), |inputs| {
             let parameters = self.parameters(inputs);
             let region = inputs.region();
             let (batch_axis, position) = (axis(BATCH, batch), axis(POSITION, length));
@@ -147,7 +153,7 @@ impl Programs {
     }
 
     fn step(&self, batch: usize, slots: usize, sampler: Sampler) -> Result<Program, EngineError> {
-        let step = program(&self.options("decode_step"), |inputs| {
+        let step = program(&self.options(DECODE_STEP), |inputs| {
             let stepped = self.stepped(inputs, batch, slots);
             let controls = (sampler != Sampler::Greedy).then(|| {
                 let scalar = |name, dtype| inputs.input(name, dtype, &[], &[], false);

@@ -16,6 +16,7 @@ mod layer_output;
 mod model;
 mod ranges;
 mod reader;
+mod saved;
 mod state;
 mod storage;
 
@@ -27,5 +28,6 @@ pub use model::{
     Tokens, build,
 };
 pub use reader::{StateReader, check_parameters, load_parameters};
+pub use saved::{ArrayUse, LoadedParameters, SavedParameters};
 pub use state::{EXACT_ITEM, StateArray, StateEntries, StateError, parameter_key};
 pub use storage::{Affine, StoredParameter, StoredSlice, moment_scale};

@@ -140,8 +140,8 @@ impl AheadOfTime {
         let mut options = CompileOptions { devices: program.mesh.devices(), ..CompileOptions::default() };
         options.xla_flags = settings.xla_flags.clone();
         options.xla_flags.extend(platform_flags(self.platform, &self.plugin));
-        let dump =
-            settings.dump_to.as_deref().map(|directory| Dump::start(directory, program)).transpose()?;
+        let dump = settings.dump_of(&program.name);
+        let dump = dump.map(|directory| Dump::start(directory, program)).transpose()?;
         options.xla_flags.extend(dump.iter().flat_map(Dump::flags));
         let start = Instant::now();
         let compiled = self.topology.compile(&program.name, &program.text, &options);

@@ -20,14 +20,28 @@ use crate::{
     hlo,
 };
 
-/// Options for compiling one program.
+/// Options for compiling programs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CompileSettings {
-    /// A directory for the program's StableHLO and optimized HLO text. The cache is then bypassed, because only a
+    /// A directory for the StableHLO and the optimized HLO text of programs. The cache is then bypassed, because only a
     /// compilation yields the optimized text.
     pub dump_to: Option<PathBuf>,
-    /// XLA flags for this program alone, without the leading dashes.
+    /// Text in the names of the programs that are dumped. Empty text is in all names.
+    pub dumped: String,
+    /// XLA flags for these programs alone, without the leading dashes.
     pub xla_flags: Vec<(String, String)>,
+}
+
+impl CompileSettings {
+    /// The directory to which the program of this name is dumped.
+    pub fn dump_of(&self, program: &str) -> Option<&Path> {
+        self.dump_to.as_deref().filter(|_| self.dumps(program))
+    }
+
+    /// Whether the name of a program has [`Self::dumped`] in it. MaxText's names are those of JAX's modules.
+    pub(crate) fn dumps(&self, program: &str) -> bool {
+        format!("jit_{program}").contains(&self.dumped)
+    }
 }
 
 /// An argument of a program.
@@ -359,7 +373,7 @@ fn load_or_compile(
         mt_pjrt::release_free_memory();
         executable.map_err(|error| option_error(error, settings))
     };
-    if let Some(directory) = &settings.dump_to {
+    if let Some(directory) = settings.dump_of(&program.name) {
         let dump = Dump::start(directory, program)?;
         options.xla_flags.extend(dump.flags());
         let executable = compile(&options)?;

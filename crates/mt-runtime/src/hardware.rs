@@ -32,11 +32,47 @@ pub fn start_runtime(
 }
 
 impl CompileSettings {
-    /// The settings that a configuration requests.
-    pub fn of(debug: &DebugGroup) -> Self {
-        Self {
+    /// The settings that a configuration requests for programs of these names. If `dump_hlo_local_module_name`, whose
+    /// default is MaxText's training step, is in none of the names, all programs are dumped.
+    pub fn of(debug: &DebugGroup, programs: &[&str]) -> Self {
+        let settings = Self {
             dump_to: debug.dump_hlo.then(|| debug.dump_hlo_local_dir.clone()),
+            dumped: debug.dump_hlo_local_module_name.clone(),
             xla_flags: debug.compiler_options(),
+        };
+        match programs.iter().any(|program| settings.dumps(program)) {
+            true => settings,
+            false => Self { dumped: String::new(), ..settings },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use mt_config::{Config, Request};
+
+    use super::*;
+
+    #[test]
+    fn dumps_are_chosen_by_name() {
+        let dumped = |keys: &[&str], programs: &[&'static str]| -> Vec<&'static str> {
+            let arguments =
+                keys.iter().chain(&["dump_hlo_local_dir=d"]).map(|key| (*key).to_owned()).collect();
+            let config = Config::resolve(&Request { arguments, ..Request::default() }).unwrap();
+            let settings = CompileSettings::of(&DebugGroup::from_config(&config).unwrap(), programs);
+            let is_dumped = |program: &&str| settings.dump_of(program) == Some(Path::new("d"));
+            programs.iter().copied().filter(is_dumped).collect()
+        };
+        let training = ["initialize", "train_step", "eval_step"];
+        let decoding = ["prefill", "decode_step"];
+        let named = |name: &'static str| ["dump_hlo=true", name];
+        assert!(dumped(&[], &training).is_empty());
+        assert_eq!(dumped(&["dump_hlo=true"], &training), ["train_step"]);
+        assert_eq!(dumped(&named("dump_hlo_local_module_name=step"), &training), ["train_step", "eval_step"]);
+        assert_eq!(dumped(&named("dump_hlo_local_module_name="), &training), training);
+        assert_eq!(dumped(&["dump_hlo=true"], &decoding), decoding);
+        assert_eq!(dumped(&named("dump_hlo_local_module_name=prefill"), &decoding), ["prefill"]);
     }
 }

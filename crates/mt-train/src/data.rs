@@ -1,15 +1,15 @@
 //! Datasets and tokenizers of a run, from the configuration.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::Path, sync::Arc};
 
-use mt_config::{DataFormat, DataGroup, HfTextUnit, PackingType, TokenizerGroup, tokenizer_directory};
+use mt_config::{
+    BroughtTokenizer, DataFormat, DataGroup, HfTextUnit, PackingType, TokenizerChoice, TokenizerGroup,
+    tokenizer_directory,
+};
 use mt_data::{
     BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, Dataset, DatasetOptions, EvaluationSet, HeldOut, Packing,
-    Remainder, Source, Split, TextDocument, Tokenizer, TokenizerKind, TrainIterator, UnigramModel, Watch,
-    bits_per_byte, repository_documents, save_documents, train_bpe,
+    Remainder, Source, Split, TextDocument, Tokenizer, TrainIterator, UnigramModel, Watch, bits_per_byte,
+    repository_documents, save_documents, train_bpe,
 };
 
 use crate::{Observer, TrainError, events};
@@ -74,9 +74,8 @@ pub struct DataRequest<'a> {
     pub evaluation_steps: Option<u64>,
     /// Whether the run evaluates.
     pub evaluates: bool,
-    /// The directory of the tokenizer that comes with the loaded parameters, unless the configuration names another
-    /// one.
-    pub inherited_tokenizer: Option<PathBuf>,
+    /// The tokenizer that comes with the loaded parameters, unless the configuration names another one.
+    pub inherited_tokenizer: Option<BroughtTokenizer>,
     /// Whether the run has checkpoints. If so, the tokenizer and the copy of the data in its directory are used again.
     pub resumes: bool,
     pub observer: &'a Observer,
@@ -190,22 +189,19 @@ impl DataRequest<'_> {
     }
 
     fn make_tokenizer(&self, train: &Dataset) -> Result<Tokenizer, TrainError> {
-        let size = self.tokenizer.tokenizer_vocab_size;
-        let kind = TokenizerKind::named(self.tokenizer.tokenizer_type.name());
-        let load = |path: &Path| match kind {
-            None => Tokenizer::load(path),
-            Some(kind) => Tokenizer::load_as(path, kind),
-        };
-        if let Some(directory) = &self.inherited_tokenizer {
-            let text = format!("the tokenizer is that of the loaded parameters, `{}`", directory.display());
-            events::note(self.observer, text);
-            return Ok(load(directory)?);
+        let inherited = self.inherited_tokenizer.as_ref();
+        if let Some(inherited) = inherited {
+            let directory = inherited.directory().display();
+            events::note(
+                self.observer,
+                format!("the tokenizer is that of the loaded parameters, `{directory}`"),
+            );
+        } else if self.tokenizer.tokenizer_vocab_size > 0 {
+            let size = self.tokenizer.tokenizer_vocab_size;
+            return Ok(train_bpe(train.documents(), size, &BYTE_LEVEL_SPECIAL_TOKENS, self.watch)?);
         }
-        Ok(match &self.tokenizer.tokenizer_path {
-            None if size > 0 => train_bpe(train.documents(), size, &BYTE_LEVEL_SPECIAL_TOKENS, self.watch)?,
-            None => Tokenizer::bytes(),
-            Some(path) => load(path)?,
-        })
+        let TokenizerChoice { kind, path } = self.tokenizer.choice(inherited);
+        Ok(Tokenizer::open(kind, path)?)
     }
 }
 

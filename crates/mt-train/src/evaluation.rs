@@ -11,7 +11,6 @@ use crate::{
     measured::{Measured, PendingMetrics},
     metrics::{EvaluationMeasurements, Metrics},
     objective::Objective,
-    plan::compile_settings,
 };
 
 /// The maximum number of batches whose results are pending on the device.
@@ -31,8 +30,7 @@ impl Evaluation {
         let group = plan.settings.placement.for_evaluation();
         let programs = plan.programs_at(Arc::new(group.placement(&plan.topology)?));
         let program = programs.evaluation_step(rows)?.try_map(|program| {
-            let settings = compile_settings(&plan.settings, &program.name);
-            runtime.compile(&program, &settings).map_err(TrainError::from)
+            runtime.compile(&program, &plan.compile_settings()).map_err(TrainError::from)
         })?;
         runtime.check_memory(&[&program.program], &plan.less_memory(&program.program)?)?;
         Ok(Self { rows, program, order: programs.order })

@@ -17,7 +17,7 @@ use crate::{
     objective::{self, BatchArray, ModelUse, Objective},
     placement::{DATA_AXIS, check_state_axes, report},
     planned::StateKind,
-    program::Programs,
+    program::{self, Programs},
     state::StateLayout,
     update::UpdateRule,
 };
@@ -168,9 +168,9 @@ impl TrainPlan {
         self.programs().initialize()
     }
 
-    /// The settings with which the run compiles `program`.
-    pub fn compile_settings(&self, program: &Program) -> CompileSettings {
-        compile_settings(&self.settings, &program.name)
+    /// The settings with which the run compiles its programs.
+    pub fn compile_settings(&self) -> CompileSettings {
+        CompileSettings::of(&self.settings.debug, &program::NAMES)
     }
 
     /// The configuration of the run.
@@ -327,13 +327,4 @@ fn loss_rule(
             axes.try_into().expect("the configuration was checked to have two names")
         },
     }
-}
-
-pub(crate) fn compile_settings(settings: &TrainConfig, program: &str) -> CompileSettings {
-    let debug = &settings.debug;
-    // MaxText names the module after the jitted function.
-    let wanted = debug.dump_hlo_local_module_name.trim_start_matches("jit_");
-    let is_dumped = wanted.is_empty() || wanted == program;
-    let all = CompileSettings::of(debug);
-    CompileSettings { dump_to: all.dump_to.filter(|_| is_dumped), ..all }
 }

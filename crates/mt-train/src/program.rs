@@ -18,6 +18,14 @@ use crate::{
     update::UpdateRule,
 };
 
+const INITIALIZE: &str = "initialize";
+const INITIALIZE_PARAMETERS: &str = "initialize_parameters";
+const TRAIN_STEP: &str = "train_step";
+const EVALUATION_STEP: &str = "eval_step";
+
+/// The names of all programs.
+pub(crate) const NAMES: [&str; 4] = [INITIALIZE, INITIALIZE_PARAMETERS, TRAIN_STEP, EVALUATION_STEP];
+
 /// The inputs from which programs are traced.
 #[derive(Clone)]
 pub(crate) struct Programs {
@@ -53,7 +61,7 @@ impl Programs {
     /// Traces the program that creates the state of a fresh run. It takes no arguments.
     pub fn initialize(&self) -> Result<Program, TrainError> {
         let specs = self.model.parameters();
-        self.build("initialize", |inputs| {
+        self.build(INITIALIZE, |inputs| {
             let region = inputs.region();
             let mut state = initialize(region, region.key(self.seed), &specs);
             let rest = &self.layout.entries[state.len()..];
@@ -65,7 +73,7 @@ impl Programs {
     /// Traces the program that creates the parameters of a fresh run. It takes no arguments.
     pub fn initialize_parameters(&self) -> Result<Program, TrainError> {
         let specs = self.model.parameters();
-        self.build("initialize_parameters", |inputs| {
+        self.build(INITIALIZE_PARAMETERS, |inputs| {
             let region = inputs.region();
             self.layout.outputs(inputs, &initialize(region, region.key(self.seed), &specs))
         })
@@ -76,7 +84,7 @@ impl Programs {
     pub fn train_step(&self, rows: usize) -> Result<Measured<Program>, TrainError> {
         let specs = self.model.parameters();
         let mut names = Vec::new();
-        let program = self.build("train_step", |inputs| {
+        let program = self.build(TRAIN_STEP, |inputs| {
             let mut state = self.layout.declare_all(inputs);
             let frozen = self.frozen(inputs, &state.values.parameters);
             let batch = self.batch(inputs, rows);
@@ -112,7 +120,7 @@ impl Programs {
     pub fn evaluation_step(&self, rows: usize) -> Result<Measured<Program>, TrainError> {
         let specs = self.model.parameters();
         let mut names = Vec::new();
-        let program = self.build("eval_step", |inputs| {
+        let program = self.build(EVALUATION_STEP, |inputs| {
             let parameters = self.layout.declare(inputs, self.layout.parameters(), false);
             let frozen = self.frozen(inputs, &parameters);
             let trained = self.layout.for_model(&specs, &parameters);

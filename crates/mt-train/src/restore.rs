@@ -2,14 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use mt_checkpoint::{Checkpoint, CheckpointManager, latest_valid};
+use mt_checkpoint::{Checkpoint, CheckpointManager, SkippedStep, latest_valid};
 use mt_config::CheckpointGroup;
 use mt_data::Position;
-use mt_models::{
-    Model, check_parameters,
-    hugging_face::{Weights, is_hugging_face},
-    load_parameters,
-};
+use mt_models::{ArrayUse, Model, SavedParameters};
 use mt_nn::Initializer;
 use mt_runtime::{Array, Platform, Runtime, kernels_in_use};
 use mt_shape::Placement;
@@ -68,11 +64,7 @@ pub(crate) fn check_sources(
             return Err(TrainError::AlreadyPast { path: path.clone(), done, steps });
         }
     } else if let Some(path) = group.parameters_path() {
-        if is_hugging_face(path) {
-            Weights::open(model, path)?;
-        } else {
-            check_parameters(model, &Checkpoint::open_path(path)?)?;
-        }
+        SavedParameters::open(model, path)?;
     } else {
         check_drawn(model)?;
     }
@@ -113,7 +105,7 @@ pub(crate) fn restore(
     let mut state = initialize()?;
     if let Some(path) = group.parameters_path() {
         state.replace_parameters(|| {
-            let parameters = load_parameters_of(runtime, placement, &*plan.model, path)?;
+            let parameters = load_parameters_of(runtime, placement, &*plan.model, path, observer)?;
             let memory = layout.parameters_in();
             parameters.into_iter().map(|array| Ok(array.moved_to(runtime, memory)?)).collect()
         })?;
@@ -121,18 +113,22 @@ pub(crate) fn restore(
     Ok(Restored { state, first_step: 0, resumed: None })
 }
 
-/// Loads a model's parameters from a Hugging Face directory or a checkpoint onto the devices, with the shardings of the
-/// model's parameters.
+/// Loads the saved parameters at a path onto the devices. Warns of damaged checkpoints that are skipped.
 pub(crate) fn load_parameters_of(
     runtime: &Runtime,
     placement: &Placement,
     model: &dyn Model,
     path: &Path,
+    observer: &Observer,
 ) -> Result<Vec<Array>, TrainError> {
-    if is_hugging_face(path) {
-        return Ok(Weights::open(model, path)?.load(runtime, placement, model, None)?);
-    }
-    Ok(load_parameters(runtime, placement, model, &Checkpoint::open_path(path)?)?)
+    let saved = SavedParameters::open(model, path)?;
+    let loaded = saved.load(model, runtime, placement, ArrayUse::Donate)?;
+    loaded.skipped.iter().for_each(|skipped| warn_of_skipped(skipped, observer));
+    Ok(loaded.arrays)
+}
+
+fn warn_of_skipped(skipped: &SkippedStep, observer: &Observer) {
+    events::warn(observer, format!("checkpoint {} is skipped: {}", skipped.step, skipped.reason));
 }
 
 /// The newest checkpoint of the run that is undamaged. Damaged newer ones are set aside.
@@ -163,8 +159,7 @@ fn newest_whole(
     }
     let Some(latest) = latest else { return Ok(None) };
     for skipped in &latest.skipped {
-        let text = format!("checkpoint {} is skipped: {}", skipped.step, skipped.reason);
-        events::warn(observer, text);
+        warn_of_skipped(skipped, observer);
         manager.set_aside(skipped.step)?;
     }
     if let (Some(before), Some(now)) = (kernels_before, kernels(runtime)?)

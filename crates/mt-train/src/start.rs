@@ -22,7 +22,7 @@ use crate::{
     monitor::{Activity, Timeline},
     objective::{FrozenModel, FrozenSource},
     placement::{DATA_AXIS, warn_of_replicas},
-    plan::{TracedStep, compile_settings},
+    plan::TracedStep,
     program::Programs,
     restore::{Restored, Resume, Resumed, load_parameters_of, restore},
     state::TrainState,
@@ -89,7 +89,7 @@ impl Start<'_> {
     }
 
     fn compile(&self, program: &Program) -> Result<Executable, TrainError> {
-        Ok(self.runtime.compile(program, &compile_settings(&self.plan.settings, &program.name))?)
+        Ok(self.runtime.compile(program, &self.plan.compile_settings())?)
     }
 
     /// The function that compiles the training step for a number of rows. The step for full batches is traced already.
@@ -104,7 +104,7 @@ impl Start<'_> {
                 false => None,
             };
             known.map_or_else(|| programs.train_step(rows), Ok)?.try_map(|program| {
-                let mut own = compile_settings(&plan.settings, &program.name);
+                let mut own = plan.compile_settings();
                 if !is_whole {
                     // The programs of all batch sizes have the same name.
                     own.dump_to = own.dump_to.map(|directory| directory.join(format!("rows_{rows}")));
@@ -217,9 +217,9 @@ impl Start<'_> {
     /// All parameters of a frozen model. Initial values are loaded or drawn again, so that a resumed run has the same
     /// ones.
     fn frozen_parameters(&self, programs: &Programs, frozen: &FrozenModel) -> Result<Vec<Array>, TrainError> {
-        let Self { plan, runtime, .. } = self;
+        let Self { plan, runtime, observer } = self;
         let load = |model: &dyn Model, path: &std::path::Path| {
-            load_parameters_of(runtime, &plan.placement, model, path)
+            load_parameters_of(runtime, &plan.placement, model, path, observer)
         };
         let checkpoint = &plan.settings.checkpoint;
         match (&frozen.source, checkpoint.load_full_state_path.as_deref().or(checkpoint.parameters_path())) {

@@ -1,7 +1,8 @@
 use std::fs;
 
 use mt_checkpoint::{
-    Checkpoint, CheckpointError, CheckpointManager, ManagerOptions, RunLock, complete_steps, open_latest,
+    Checkpoint, CheckpointError, CheckpointManager, ManagerOptions, RunLock, checkpoints_directory,
+    complete_steps, open_latest,
 };
 
 use crate::support::{Run, check_state, names, request, synchronous};
@@ -26,6 +27,16 @@ fn a_checkpoint_is_found_from_any_of_its_directories() {
         assert_eq!(checkpoint.step(), Some(step), "{}", path.display());
         assert!(checkpoint.has_manifest());
         check_state(&checkpoint, step);
+    }
+    for (path, directory) in [
+        (run.directory.path(), Some(&checkpoints)),
+        (&checkpoints, Some(&checkpoints)),
+        (&checkpoints.join("3"), None),
+        (&checkpoints.join("3/items"), None),
+        (&checkpoints.join("50"), None),
+        (&checkpoints.join("9"), None),
+    ] {
+        assert_eq!(checkpoints_directory(path).unwrap().as_ref(), directory, "{}", path.display());
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use mt_config::{Config, LoadConfig, LogitsGroup, Request, run_directory_of};
-use mt_engine::{load_model, score};
+use mt_engine::{LOGITS_PROGRAM, load_model, score};
 use mt_runtime::CompileSettings;
 use mt_shape::HostArray;
 use serde_json::json;
@@ -26,7 +26,8 @@ pub fn run(mut command: Logits) -> Result<(), Failure> {
     let golden = command.compare.as_deref().map(numpy::read).transpose()?;
     let loaded = load_model(&load, &mut say_installation)?;
     report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
-    let scores = score(&loaded, &rows, command.intermediates.is_some(), &CompileSettings::of(&load.debug))?;
+    let compile = CompileSettings::of(&load.debug, &[LOGITS_PROGRAM]);
+    let scores = score(&loaded, &rows, command.intermediates.is_some(), &compile)?;
     numpy::write(output, &scores.logits)?;
     eprintln!("wrote logits {:?} to `{}`", scores.logits.dims(), output.display());
     if let Some(directory) = &command.intermediates {

@@ -1,9 +1,9 @@
 //! Training data and tokenizers.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::{
-    FromValue,
+    BroughtTokenizer, FromValue,
     choices::{DataFormat, DatasetType, HfTextUnit, PackingType, TokenizerType},
     group, is_in_cloud,
 };
@@ -250,6 +250,15 @@ group! {
     }
 }
 
+/// The values that name a tokenizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenizerChoice<'a> {
+    /// A value of `tokenizer_type`; `None` for any kind.
+    pub kind: Option<&'static str>,
+    /// The file of the tokenizer, or the directory that holds it.
+    pub path: Option<&'a Path>,
+}
+
 impl TokenizerGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         if self.tokenizer_vocab_size > self.vocab_size {
@@ -274,10 +283,45 @@ impl TokenizerGroup {
         }
     }
 
+    /// The tokenizer that is opened: `brought`, which accompanies parameters, or else the one that the keys name. A
+    /// run's tokenizer may be of any kind, because its parameters suit no other one.
+    pub fn choice<'a>(&'a self, brought: Option<&'a BroughtTokenizer>) -> TokenizerChoice<'a> {
+        let kind = Some(self.tokenizer_type.name());
+        match brought {
+            Some(BroughtTokenizer::OfRun(directory)) => TokenizerChoice { kind: None, path: Some(directory) },
+            Some(BroughtTokenizer::Published(directory)) => TokenizerChoice { kind, path: Some(directory) },
+            None => TokenizerChoice { kind, path: self.tokenizer_path.as_deref() },
+        }
+    }
+
     /// Whether the keys choose a tokenizer.
     pub(super) fn is_named(&self) -> bool {
         self.tokenizer_type == TokenizerType::Byte
             || self.tokenizer_path.is_some()
             || self.tokenizer_vocab_size > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Request;
+
+    #[test]
+    fn a_runs_tokenizer_may_be_of_any_kind() {
+        let group = |keys: &[&str]| {
+            let arguments = keys.iter().map(|key| (*key).to_owned()).collect();
+            let config = Config::resolve(&Request { arguments, ..Request::default() }).unwrap();
+            TokenizerGroup::from_config(&config).unwrap()
+        };
+        let named = group(&["tokenizer_type=sentencepiece", "tokenizer_path=own"]);
+        let choice = |kind, path| TokenizerChoice { kind, path: Some(Path::new(path)) };
+        let of_run = BroughtTokenizer::OfRun("run".into());
+        let published = BroughtTokenizer::Published("model".into());
+        assert_eq!(named.choice(None), choice(Some("sentencepiece"), "own"));
+        assert_eq!(named.choice(Some(&of_run)), choice(None, "run"));
+        assert_eq!(named.choice(Some(&published)), choice(Some("sentencepiece"), "model"));
+        let bytes = TokenizerChoice { kind: Some("byte"), path: None };
+        assert_eq!(group(&["tokenizer_type=byte"]).choice(None), bytes);
     }
 }

@@ -43,7 +43,7 @@ pub use choices::{
 };
 pub use context::ContextGroup;
 pub(crate) use data::whole_batch;
-pub use data::{DataGroup, TokenizerGroup};
+pub use data::{DataGroup, TokenizerChoice, TokenizerGroup};
 pub use experts::ExpertsGroup;
 pub(crate) use model::Scales;
 pub use model::{ModelGroup, OptimizerGroup};
@@ -53,8 +53,8 @@ pub use placement::{Parallelism, PlacementGroup};
 pub use ramp::BatchSchedule;
 pub use remat::{KeptIn, RematGroup, RematPolicy, TensorLocation};
 pub use run::{
-    CheckpointGroup, DebugGroup, DecodeGroup, LogitsGroup, RunGroup, run_directory_of, saved_config_path,
-    tokenizer_directory,
+    BroughtTokenizer, CheckpointGroup, DebugGroup, DecodeGroup, LogitsGroup, RunGroup, run_directory_of,
+    saved_config_path, tokenizer_directory,
 };
 pub use space::{OptimizerSpace, is_published_model};
 pub use whole::{DecodeConfig, LoadConfig, TrainConfig};

@@ -165,15 +165,32 @@ impl CheckpointGroup {
         run_directory_of(path)
     }
 
-    /// The directory of the tokenizer that accompanies the loaded parameters: the published model's, or that of the
-    /// parent run.
-    pub fn brought_tokenizer(&self) -> Option<PathBuf> {
-        let holds_one = |directory: &PathBuf| {
-            ["tokenizer.json", "tokenizer.model"].iter().any(|name| directory.join(name).is_file())
-        };
-        let published = self.parameters_path().map(Path::to_owned);
-        let of_run = self.parent_run().map(|run| tokenizer_directory(&run));
-        published.into_iter().chain(of_run).find(holds_one)
+    /// The tokenizer that accompanies the loaded parameters: the published model's, or that of the parent run.
+    pub fn brought_tokenizer(&self) -> Option<BroughtTokenizer> {
+        let published = self.parameters_path().map(|path| BroughtTokenizer::Published(path.to_owned()));
+        let of_run = self.parent_run().map(|run| BroughtTokenizer::OfRun(tokenizer_directory(&run)));
+        published.into_iter().chain(of_run).find(|brought| {
+            let files = ["tokenizer.json", "tokenizer.model"].map(|name| brought.directory().join(name));
+            files.iter().any(|file| file.is_file())
+        })
+    }
+}
+
+/// The directory of a tokenizer that accompanies parameters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BroughtTokenizer {
+    /// A run saved its tokenizer here.
+    OfRun(PathBuf),
+    /// A published model's directory, which may hold tokenizers of several kinds.
+    Published(PathBuf),
+}
+
+impl BroughtTokenizer {
+    /// The directory.
+    pub fn directory(&self) -> &Path {
+        match self {
+            Self::OfRun(directory) | Self::Published(directory) => directory,
+        }
     }
 }
 

@@ -1,12 +1,13 @@
 //! The groups of one command, checked together.
 
-use std::{collections::HashSet, path::PathBuf};
+use std::collections::HashSet;
 
 use mt_shape::Topology;
 
 use super::{
-    AheadGroup, CheckpointGroup, ContextGroup, DataGroup, DatasetType, DebugGroup, DecodeGroup, ModelGroup,
-    MonitorGroup, ObjectiveGroup, OptimizerGroup, PlacementGroup, RunGroup, TokenizerGroup, TokenizerType,
+    AheadGroup, BroughtTokenizer, CheckpointGroup, ContextGroup, DataGroup, DatasetType, DebugGroup,
+    DecodeGroup, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup, PlacementGroup, RunGroup,
+    TokenizerGroup, TokenizerType,
 };
 use crate::{
     config::{Config, not_built, report},
@@ -141,13 +142,15 @@ impl TrainConfig {
         }
     }
 
-    /// The directory of the tokenizer that accompanies the initial parameters, unless keys name another tokenizer.
-    pub fn inherited_tokenizer(&self) -> Option<PathBuf> {
-        let directory = self.checkpoint.brought_tokenizer()?;
-        // A run's parameters suit only the run's own tokenizer, whatever its type.
-        let is_of_run = Some(directory.as_path()) != self.checkpoint.parameters_path();
-        let is_byte = self.tokenizer.tokenizer_type == TokenizerType::Byte;
-        (self.tokenizer.tokenizer_path.is_none() && (is_of_run || !is_byte)).then_some(directory)
+    /// The tokenizer that accompanies the initial parameters, unless keys name another tokenizer.
+    pub fn inherited_tokenizer(&self) -> Option<BroughtTokenizer> {
+        let brought = self.checkpoint.brought_tokenizer()?;
+        let is_replaced = match brought {
+            // A run's parameters suit only the run's own tokenizer, whatever its type.
+            BroughtTokenizer::OfRun(_) => false,
+            BroughtTokenizer::Published(_) => self.tokenizer.tokenizer_type == TokenizerType::Byte,
+        };
+        (self.tokenizer.tokenizer_path.is_none() && !is_replaced).then_some(brought)
     }
 
     /// Checks that mesh, batches and sequences fit the devices.

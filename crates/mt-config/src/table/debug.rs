@@ -190,7 +190,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "dump_hlo_local_module_name",
                 "jit_train_step",
-                "Dump only programs whose name contains this.",
+                "Dump only programs whose name contains this. A command that has no such program dumps all.",
             )
             .acts_on("runtime")
             .run_level(),

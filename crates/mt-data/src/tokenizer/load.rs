@@ -23,6 +23,8 @@ pub enum TokenizerKind {
 }
 
 impl TokenizerKind {
+    const ALL: [Self; 3] = [Self::HuggingFace, Self::SentencePiece, Self::Tiktoken];
+
     /// The name in a configuration.
     pub fn name(self) -> &'static str {
         match self {
@@ -32,9 +34,16 @@ impl TokenizerKind {
         }
     }
 
-    /// The kind that a configuration names; `None` for the byte tokenizer, which has no file.
-    pub fn named(name: &str) -> Option<Self> {
-        [Self::HuggingFace, Self::SentencePiece, Self::Tiktoken].into_iter().find(|kind| kind.name() == name)
+    /// The kind of this name.
+    pub(super) fn named(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
+            DataError::Options(format!("`{name}` is no kind of tokenizer\nhint: use {}", Self::names()))
+        })
+    }
+
+    /// The names of all kinds, for a hint.
+    pub(super) fn names() -> String {
+        Self::ALL.map(|kind| format!("`{}`", kind.name())).join(", ")
     }
 
     /// The file name under which such a tokenizer is saved.

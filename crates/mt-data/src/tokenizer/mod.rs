@@ -39,6 +39,8 @@ pub use stream::DecodeStream;
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// The file that holds a SentencePiece model, or the ranks of a tiktoken tokenizer.
 const MODEL_FILE: &str = "tokenizer.model";
+/// The kind of the byte tokenizer in a configuration.
+const BYTE: &str = "byte";
 /// The file beside a tokenizer that names special tokens.
 pub const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 
@@ -110,6 +112,23 @@ impl Tokenizer {
     /// As [`Tokenizer::load`]; a tokenizer of another kind.
     pub fn load_as(path: impl AsRef<Path>, kind: TokenizerKind) -> Result<Self> {
         Self::load_path(path.as_ref(), Some(kind))
+    }
+
+    /// Opens the tokenizer that a configuration names by its kind and its path. The kind is `byte`, which has no file,
+    /// the name of a [`TokenizerKind`], or `None` for any kind.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::load_as`]; the kind is unknown, a path is missing, or the byte tokenizer has one.
+    pub fn open(kind: Option<&str>, path: Option<&Path>) -> Result<Self> {
+        match (kind, path) {
+            (Some(BYTE), None) => Ok(Self::bytes()),
+            (Some(BYTE), Some(path)) => {
+                Err(DataError::BytesHaveNoFile { path: path.to_owned(), kinds: TokenizerKind::names() })
+            }
+            (_, None) => Err(DataError::NoTokenizer),
+            (None, Some(path)) => Self::load(path),
+            (Some(kind), Some(path)) => Self::load_as(path, TokenizerKind::named(kind)?),
+        }
     }
 
     /// Whether a tokenizer has been saved in the directory.

@@ -7,7 +7,9 @@ use mt_models::hugging_face::{description_path, settings_of};
 use mt_runtime::{Array, CompileSettings};
 use serde_json::Value;
 
-use crate::{Engine, EngineError, EngineOptions, Limits, Request, SamplingOptions, load_model, score};
+use crate::{
+    Engine, EngineError, EngineOptions, Limits, PromptBounds, Request, SamplingOptions, load_model, score,
+};
 
 /// The rows of tokens in a golden value.
 fn rows(value: &Value) -> Vec<Vec<u32>> {
@@ -40,10 +42,12 @@ fn greedy_answers_are_those_of_the_published_models() {
     for (name, golden) in goldens {
         let loaded = load_model(&config(&families.join(&name)), &mut |_| {}).unwrap();
         let options = EngineOptions {
-            vocab_size: loaded.vocab_size,
+            prompts: PromptBounds {
+                vocab_size: loaded.vocab_size,
+                max_target_length: 64,
+                max_prefill_length: 32,
+            },
             num_choices: loaded.vocab_size,
-            max_target_length: 64,
-            max_prefill_length: 32,
             max_batch: 8,
             compile: CompileSettings::default(),
         };
@@ -76,15 +80,19 @@ fn texts_are_as_long_as_positions_were_learned() {
     };
     assert!(error.is_user_error());
     let options = EngineOptions {
-        vocab_size: loaded.vocab_size,
+        prompts: PromptBounds {
+            vocab_size: loaded.vocab_size,
+            max_target_length: 64,
+            max_prefill_length: 32,
+        },
         num_choices: 8,
-        max_target_length: 64,
-        max_prefill_length: 32,
         max_batch: 1,
         compile: CompileSettings::default(),
     };
     let types = loaded.parameters.iter().map(Array::dtype).collect();
     let engine = Engine::new(loaded.runtime, loaded.placement, loaded.model, types, options);
+    let error = engine.options().prompts.check(3, &[1; 21]).unwrap_err().to_string();
+    assert!(error.starts_with("prompt 3 has 21 tokens, more than the 21 of `max_target_length`"), "{error}");
     let session = engine.with(&loaded.parameters).unwrap();
     let limits = Limits { max_new_tokens: None, stop: Vec::new() };
     let requests = [Request { prompt: vec![1; 5], sample: 0 }];

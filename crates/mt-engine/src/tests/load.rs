@@ -10,10 +10,7 @@ use mt_runtime::{Array, testing};
 use mt_shape::Placement;
 
 use super::{resolve, weights};
-use crate::{
-    EngineError, Limits, Loaded, Request, SamplingOptions, check_checkpoint, encode_prompt, load,
-    load_tokenizer,
-};
+use crate::{EngineError, Limits, Loaded, Request, SamplingOptions, check_checkpoint, encode_prompt, load};
 
 /// The configuration for decoding from `path`.
 fn config(path: &Path, keys: &[&str]) -> DecodeConfig {
@@ -53,8 +50,9 @@ fn run() -> tempfile::TempDir {
 }
 
 fn load_from(run: &Path, config: &DecodeConfig) -> Result<Loaded, EngineError> {
-    let brought = Some(tokenizer_directory(run)).filter(|directory| directory.is_dir());
-    load(config, load_tokenizer(&config.tokenizer, brought.as_deref())?, &mut |_| {})
+    let saved = tokenizer_directory(run);
+    let tokenizer = if saved.is_dir() { Tokenizer::load(saved)? } else { Tokenizer::bytes() };
+    load(config, tokenizer, &mut |_| {})
 }
 
 fn answer(loaded: &Loaded) -> Vec<u32> {
@@ -137,9 +135,6 @@ fn what_does_not_fit_is_named() {
     assert!(error.is_user_error() && error.to_string().contains("no complete step"), "{error}");
     let error = check_checkpoint(&run.path().join("tokenizer/tokenizer.json")).unwrap_err();
     assert!(error.is_user_error() && error.to_string().contains("is not a checkpoint"), "{error}");
-    let nameless = config(run.path(), &["tokenizer_type=huggingface"]);
-    let error = load_tokenizer(&nameless.tokenizer, None).unwrap_err();
-    assert!(matches!(error, EngineError::NoTokenizer), "{error}");
 }
 
 #[test]

@@ -21,8 +21,8 @@ use mt_testing::merged;
 use mt_trace::{ProgramOptions, program};
 
 use crate::{
-    Engine, EngineError, EngineOptions, Generation, GenerationEvent, Limits, Request, SamplingOptions,
-    Session,
+    Engine, EngineError, EngineOptions, Generation, GenerationEvent, Limits, PromptBounds, Request,
+    SamplingOptions, Session,
 };
 
 pub const VOCAB_SIZE: usize = 61;
@@ -110,10 +110,8 @@ pub fn engine_on(num_devices: usize, keys: &[&str]) -> Equipped {
         })
         .collect();
     let options = EngineOptions {
-        vocab_size: VOCAB_SIZE,
+        prompts: PromptBounds { vocab_size: VOCAB_SIZE, max_target_length: 64, max_prefill_length: 32 },
         num_choices: VOCAB_SIZE,
-        max_target_length: 64,
-        max_prefill_length: 32,
         max_batch: 4,
         compile: CompileSettings::default(),
     };

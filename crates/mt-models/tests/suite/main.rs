@@ -19,6 +19,7 @@ mod lookups;
 mod placement;
 mod reference;
 mod remat;
+mod saved;
 mod statistics;
 mod training;
 mod trees;

@@ -78,7 +78,7 @@ fn training(
     let [rows, length] = plan.batch_dims();
     let model = ModelFlops::new(&**plan.model(), rows, length);
     let formula = Formula { flops: model.step, six_n_d: Some(model.six_n_d), tokens: model.tokens };
-    let settings = plan.compile_settings(&program);
+    let settings = plan.compile_settings();
     let given = Given { program: &program, made, settings, formula, topology: plan.topology() };
     let arguments = plan.argument_bytes();
     let mut report = program_report(&target, &given, file.as_deref(), progress)?;
@@ -237,7 +237,7 @@ fn program_report(
         times: None,
         written: Vec::new(),
     };
-    if let Some(directory) = &settings.dump_to {
+    if let Some(directory) = settings.dump_of(&program.name) {
         let files = ["stablehlo.mlir", "optimized.hlo"];
         report.written.extend(files.map(|file| directory.join(format!("{}.{file}", program.name))));
     }

@@ -7,9 +7,9 @@ use std::{
 };
 
 use mt_checkpoint::{CheckpointError, WeightsOptions};
-use mt_config::{LoadConfig, ModelGroup, TokenizerGroup, tokenizer_directory};
+use mt_config::{LoadConfig, ModelGroup, TokenizerChoice, TokenizerGroup, tokenizer_directory};
 use mt_data::Tokenizer;
-use mt_engine::{load_model, load_tokenizer};
+use mt_engine::load_model;
 use mt_models::{
     ModelError, Storage, build_decoder,
     hugging_face::{check_described, config_of, context_length, description_path, write_weights},
@@ -221,7 +221,10 @@ fn tokenizer(source: &Source, files: &mut Files) -> Result<Option<Tokenizer>, Fa
             Some(Tokenizer::load(tokenizer_directory(run))?)
         }
         _ => match named.filter(|_| is_named) {
-            Some(group) => Some(load_tokenizer(&group, None)?),
+            Some(group) => {
+                let TokenizerChoice { kind, path } = group.choice(None);
+                Some(Tokenizer::open(kind, path)?)
+            }
             None => None,
         },
     };

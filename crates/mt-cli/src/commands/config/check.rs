@@ -92,8 +92,7 @@ fn check_output(run: &RunGroup) -> Result<(), Failure> {
 fn check_decode(mut command: Decode) -> Result<(), Failure> {
     command.settings.take_flag("--json");
     let prepared = decode::prepare(command.settings)?;
-    prepared.check_prompts()?;
-    mt_models::build(&prepared.decode.model)?;
+    prepared.check_prompts(&*mt_models::build(&prepared.decode.model)?)?;
     if let Some(devices) = prepared.config.known_devices() {
         warn_on(&prepared.config, Hardware::Cpu);
         let placement = &prepared.decode.placement;

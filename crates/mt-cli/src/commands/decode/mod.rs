@@ -13,9 +13,10 @@ use std::{
 use mt_config::{Config, DecodeConfig, DecodeGroup};
 use mt_data::{DataError, DecodeStream, Tokenizer};
 use mt_engine::{
-    EngineError, FinishReason, GeneratedToken, GenerationEvent, Limits, Loaded, Request, SamplingOptions,
+    FinishReason, GeneratedToken, GenerationEvent, Limits, Loaded, PromptBounds, Request, SamplingOptions,
     Timing, load,
 };
+use mt_models::Model;
 use serde_json::json;
 
 use crate::{
@@ -70,20 +71,12 @@ pub fn prepare(settings: Settings) -> Result<Prepared, Failure> {
 }
 
 impl Prepared {
-    /// Checks the conditions that the engine would refuse: a tokenizer that is too large, or a prompt that is too long.
-    pub fn check_prompts(&self) -> Result<(), Failure> {
+    /// Checks the conditions that the engine would refuse: a tokenizer that is too large, or prompts out of bounds.
+    pub fn check_prompts(&self, model: &dyn Model) -> Result<(), Failure> {
         self.tokenizer.check_vocab_size(self.decode.model.vocab_size)?;
-        let group = &self.decode.decode;
+        let bounds = PromptBounds::of(&self.decode, model);
         for (index, prompt) in self.prompts.iter().enumerate() {
-            let length = prompt.tokens.len();
-            for (taken, limit, key) in [
-                (length + 1, group.max_target_length, "max_target_length"),
-                (length, group.max_prefill_predict_length, "max_prefill_predict_length"),
-            ] {
-                if taken > limit {
-                    return Err(EngineError::PromptTooLong { number: index + 1, length, limit, key }.into());
-                }
-            }
+            bounds.check(index + 1, &prompt.tokens)?;
         }
         Ok(())
     }

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use mt_config::{
-    Config, DecodeConfig, Entry, Origin, Request as ConfigRequest, TokenizerType, TrainConfig,
-    run_directory_of, saved_config_path,
+    Config, DecodeConfig, Entry, Origin, Request as ConfigRequest, TokenizerChoice, TokenizerType,
+    TrainConfig, run_directory_of, saved_config_path,
 };
-use mt_data::Tokenizer;
-use mt_engine::{EngineError, check_checkpoint, load_tokenizer};
+use mt_data::{DataError, Tokenizer};
+use mt_engine::check_checkpoint;
 use mt_models::hugging_face::HuggingFaceConfig;
 
 use crate::{
@@ -138,29 +138,27 @@ impl Source {
         let mut group = decode.tokenizer.clone();
         let mut brought = decode.checkpoint.brought_tokenizer();
         let is_set = |key: &str| is_set_here(config.entry(key), self.run.as_deref());
-        if is_set("tokenizer_path") && group.tokenizer_path.is_some()
-            || is_set("tokenizer_type") && group.tokenizer_type == TokenizerType::Byte
+        let is_byte = group.tokenizer_type == TokenizerType::Byte;
+        if is_set("tokenizer_type") && is_byte {
+            brought = None;
+            // A file that the run names does not matter; one that is named here is a contradiction.
+            group.tokenizer_path = group.tokenizer_path.filter(|_| is_set("tokenizer_path"));
+        } else if group.tokenizer_path.is_some()
+            && (is_set("tokenizer_path") || is_set("tokenizer_type") && self.published.is_none())
         {
             brought = None;
-        } else if is_set("tokenizer_type") && (self.published.is_some() || group.tokenizer_path.is_some()) {
-            // The type selects among the tokenizer files of a directory, or must match the named file.
-            group.tokenizer_path =
-                brought.take().filter(|_| self.published.is_some()).or(group.tokenizer_path);
         }
-        let tokenizer = load_tokenizer(&group, brought.as_deref()).map_err(|error| match error {
-            EngineError::NoTokenizer if let Some(directory) = &self.published => Failure::user(format!(
+        let TokenizerChoice { kind, path } = group.choice(brought.as_ref());
+        let tokenizer = Tokenizer::open(kind, path).map_err(|error| match error {
+            DataError::NoTokenizer if let Some(directory) = &self.published => Failure::user(format!(
                 "`{}` contains no tokenizer\nhint: copy the model's `tokenizer.json` or `tokenizer.model` and its \
                  `tokenizer_config.json` there, or name it with `tokenizer_path`",
                 directory.display()
             )),
             error => error.into(),
         })?;
-        let named = group.tokenizer_path.filter(|_| group.tokenizer_type != TokenizerType::Byte);
-        let directory = brought.or_else(|| {
-            let path = named?;
-            if path.is_dir() { Some(path) } else { path.parent().map(Path::to_owned) }
-        });
-        Ok(FoundTokenizer { tokenizer, directory })
+        let directory = path.and_then(|path| if path.is_dir() { Some(path) } else { path.parent() });
+        Ok(FoundTokenizer { tokenizer, directory: directory.map(Path::to_owned) })
     }
 }
 
@@ -185,7 +183,8 @@ pub fn with_tokenizer_settings(config: Config) -> Result<Config, Failure> {
     let Ok(settings) = TrainConfig::from_config(&config) else { return Ok(config) };
     let inherited = settings.inherited_tokenizer();
     if inherited.is_some() || settings.tokenizer.tokenizer_path.is_some() {
-        let tokenizer = load_tokenizer(&settings.tokenizer, inherited.as_deref())?;
+        let TokenizerChoice { kind, path } = settings.tokenizer.choice(inherited.as_ref());
+        let tokenizer = Tokenizer::open(kind, path)?;
         let begins = begins_texts(&config, &tokenizer);
         return Ok(config.with_derived("add_bos", begins));
     }

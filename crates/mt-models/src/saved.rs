@@ -1,0 +1,108 @@
+//! The parameters at a path: a published model's, those of one checkpoint, or those of a run's newest undamaged step.
+
+use std::path::{Path, PathBuf};
+
+use mt_checkpoint::{Checkpoint, SkippedStep, checkpoints_directory, latest_valid};
+use mt_runtime::{Array, Runtime};
+use mt_shape::Placement;
+
+use crate::{
+    Model, StateError,
+    hugging_face::{Weights, is_hugging_face},
+    reader::{check_parameters, load_parameters},
+};
+
+/// Saved parameters that fit a model. They have not been read.
+pub struct SavedParameters {
+    path: PathBuf,
+    form: Form,
+}
+
+enum Form {
+    Published(Weights),
+    Checkpoint(Checkpoint),
+    /// The checkpoints directory of a run.
+    Steps(PathBuf),
+}
+
+/// The use of loaded arrays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArrayUse {
+    /// Programs only read them. On a CPU, a published model's arrays use the memory into which its files were read.
+    Read,
+    /// They can be donated to programs.
+    Donate,
+}
+
+/// Parameters on the devices.
+pub struct LoadedParameters {
+    /// The parameters in the model's order, placed by its rules.
+    pub arrays: Vec<Array>,
+    /// The step of the checkpoint, if its path names one.
+    pub step: Option<u64>,
+    /// The path of the checkpoint.
+    pub path: PathBuf,
+    /// Newer checkpoints that are damaged, newest first.
+    pub skipped: Vec<SkippedStep>,
+}
+
+impl SavedParameters {
+    /// Opens the parameters at a path, and compares them with those of the model. If the path is that of a run or of its
+    /// checkpoints, these are the parameters of the newest undamaged step.
+    ///
+    /// # Errors
+    /// Nothing is saved there, or names or shapes differ.
+    pub fn open(model: &dyn Model, path: &Path) -> Result<Self, StateError> {
+        let form = if is_hugging_face(path) {
+            Form::Published(Weights::open(model, path)?)
+        } else if let Some(directory) = checkpoints_directory(path)? {
+            latest_valid(&directory, |checkpoint| check_parameters(model, checkpoint))?;
+            Form::Steps(directory)
+        } else {
+            let checkpoint = Checkpoint::open_path(path)?;
+            check_parameters(model, &checkpoint)?;
+            Form::Checkpoint(checkpoint)
+        };
+        Ok(Self { path: path.to_owned(), form })
+    }
+
+    /// Reads the parameters onto the devices, each shard onto its device.
+    ///
+    /// # Errors
+    /// Files are damaged or cannot be read.
+    pub fn load(
+        &self,
+        model: &dyn Model,
+        runtime: &Runtime,
+        placement: &Placement,
+        array_use: ArrayUse,
+    ) -> Result<LoadedParameters, StateError> {
+        let of_checkpoint = |checkpoint: &Checkpoint| -> Result<LoadedParameters, StateError> {
+            let arrays = load_parameters(runtime, placement, model, checkpoint)?;
+            let (step, path) = (checkpoint.step(), checkpoint.path().to_owned());
+            Ok(LoadedParameters { arrays, step, path, skipped: Vec::new() })
+        };
+        let steps = match &self.form {
+            Form::Checkpoint(checkpoint) => return of_checkpoint(checkpoint),
+            Form::Published(weights) => {
+                let arrays = match array_use {
+                    ArrayUse::Read => weights.load_to_read(runtime, placement, model, None)?,
+                    ArrayUse::Donate => weights.load(runtime, placement, model, None)?,
+                };
+                let path = self.path.clone();
+                return Ok(LoadedParameters { arrays, step: None, path, skipped: Vec::new() });
+            }
+            Form::Steps(steps) => steps,
+        };
+        let latest = latest_valid(steps, |checkpoint| match of_checkpoint(checkpoint) {
+            // Only damaged checkpoints lead to an older step.
+            Err(StateError::Checkpoint(error)) => Err(error),
+            loaded => Ok(loaded),
+        })?;
+        match latest {
+            Some(latest) => Ok(LoadedParameters { skipped: latest.skipped, ..latest.value? }),
+            // The run has deleted its steps since they were found.
+            None => of_checkpoint(&Checkpoint::open_path(&self.path)?),
+        }
+    }
+}
