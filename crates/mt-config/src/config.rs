@@ -10,7 +10,7 @@ use crate::{
     derived,
     error::{Problem, alternatives, short},
     groups::{Hardware, OptimizerSpace},
-    key::{Class, Condition, Key},
+    key::{Class, Condition, Key, Kind},
     origin::Origin,
     table::{self, features},
 };
@@ -47,6 +47,21 @@ impl Entry {
             empty if empty.is_empty() => "''".to_owned(),
             text => text,
         }
+    }
+
+    /// As [`Self::shown`], for comparison with another value of the key: long lists of placement rules without those of
+    /// the names that have the same rules in both.
+    fn shown_beside(&self, other: &Self) -> String {
+        let (Kind::AxisRules, Value::Array(own), Value::Array(others)) =
+            (self.key.kind, &self.value, &other.value)
+        else {
+            return self.shown();
+        };
+        let of = |rules: &[Value], name: &Value| -> Vec<Value> {
+            rules.iter().filter(|rule| rule[0] == *name).cloned().collect()
+        };
+        let differing = own.iter().filter(|rule| of(own, &rule[0]) != of(others, &rule[0]));
+        value_text(&differing.cloned().collect())
     }
 }
 
@@ -298,7 +313,10 @@ impl Config {
         self.entries()
             .zip(other.entries())
             .filter(|(left, right)| left.value != right.value && !left.key.secret && !is_derived(left.key))
-            .map(|(left, right)| Difference { key: left.key, left: left.shown(), right: right.shown() })
+            .map(|(left, right)| {
+                let [of_left, of_right] = [left.shown_beside(right), right.shown_beside(left)];
+                Difference { key: left.key, left: of_left, right: of_right }
+            })
             .collect()
     }
 
@@ -429,11 +447,11 @@ pub(crate) fn report(problems: &mut Vec<Problem>, problem: Problem) {
 /// The problem of an entry that requests a missing feature.
 pub(crate) fn not_built(entry: &Entry, feature: &'static str) -> Problem {
     let available = match (entry.key.class, entry.key.kind) {
-        (_, crate::key::Kind::Bool) if entry.key.done_by.is_some() => {
+        (_, Kind::Bool) if entry.key.done_by.is_some() => {
             vec![value_text(&Value::from(entry.value != true))]
         }
         (Class::Refused(_), _) => vec![value_text(&entry.key.default.value())],
-        (_, crate::key::Kind::Choice(choices)) => choices
+        (_, Kind::Choice(choices)) => choices
             .iter()
             .filter(|choice| entry.key.missing_feature(&Value::from(**choice)).is_none())
             .map(|choice| (*choice).to_owned())

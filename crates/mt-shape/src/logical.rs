@@ -74,10 +74,7 @@ logical_axes! {
     }
 }
 
-/// The logical axes that the default rules never split.
-pub const UNSPLIT: [LogicalAxis; 3] = [EXPERTS_OF_ROUTER, LAYERS_OF_TOKEN, POSITION];
-
-/// All constants.
+/// All constants. The default rules name each of them.
 pub fn all() -> impl Iterator<Item = LogicalAxis> {
     [PARAMETERS, ACTIVATIONS, STATE].into_iter().flatten().copied()
 }
@@ -101,11 +98,6 @@ impl LogicalAxis {
     /// The name.
     pub const fn name(self) -> &'static str {
         self.0
-    }
-
-    /// Whether it is one of the constants.
-    pub fn is_known(self) -> bool {
-        all().any(|axis| axis == self)
     }
 }
 

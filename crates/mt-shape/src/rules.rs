@@ -98,12 +98,11 @@ impl Placement {
         self.rules.0.iter().any(|(known, _)| known == logical_axis)
     }
 
-    /// The first name that neither a rule nor the list of logical axes knows. On one device all names are accepted,
-    /// because they place nothing.
+    /// The first name without a rule. A rule without mesh axes requests replication. On one device all names are
+    /// accepted, because they place nothing.
     pub fn unknown_axis(&self, logical_axes: &[Option<LogicalAxis>]) -> Option<LogicalAxis> {
-        let is_known = |axis: LogicalAxis| axis.is_known() || self.has_rule(axis.name());
         let mut axes = logical_axes.iter().copied().flatten();
-        axes.find(|axis| self.mesh.num_devices() > 1 && !is_known(*axis))
+        axes.find(|axis| self.mesh.num_devices() > 1 && !self.has_rule(axis.name()))
     }
 
     /// The logical axes of the arrays placed so far.
@@ -232,11 +231,13 @@ mod tests {
     }
 
     #[test]
-    fn names_that_nothing_knows_are_found() {
-        let names = named(&[None, Some("embed_two"), Some("activation_batch"), Some("activation_bach")]);
-        assert_eq!(placement().unknown_axis(&names), Some(LogicalAxis::named("activation_bach")));
-        assert_eq!(placement().unknown_axis(&names[..3]), None);
-        assert_eq!(Placement::single().unknown_axis(&names), None);
+    fn names_without_a_rule_are_found() {
+        for unknown in [logical::ACTIVATION_BATCH, LogicalAxis::named("activation_bach")] {
+            let names = [None, Some(LogicalAxis::named("embed_two")), Some(unknown)];
+            assert_eq!(placement().unknown_axis(&names), Some(unknown));
+            assert_eq!(placement().unknown_axis(&names[..2]), None);
+            assert_eq!(Placement::single().unknown_axis(&names), None);
+        }
     }
 
     #[test]

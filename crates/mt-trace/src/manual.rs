@@ -9,7 +9,10 @@ use std::sync::Arc;
 use mt_ir::{Collective, CollectiveKind, ManualComputation, Op, ShapeError};
 use mt_shape::{Axis, LogicalAxis, PartitionSpec};
 
-use crate::{Tensor, trace::sizes};
+use crate::{
+    Tensor,
+    trace::{Trace, sizes},
+};
 
 /// The sharding of some tensors' axes over devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,11 +64,24 @@ impl<'t> Tensor<'t> {
         if placement.mesh().num_devices() == 1 || self.trace.is_for_one_device() {
             return None;
         }
-        if let Some(name) = placement.unknown_axis(logical_axes) {
-            let message = format!("no rule and no model knows the logical axis `{name}`");
-            self.trace.fail(operation, &[self], ShapeError::Invalid(message));
-        }
+        self.trace.check_rules(operation, &[self], logical_axes);
         Some(placement.sharding(logical_axes, &sizes(&axes)).spec)
+    }
+}
+
+impl Trace {
+    /// Fails if a logical axis has no placement rule.
+    #[track_caller]
+    pub(crate) fn check_rules(
+        &self,
+        operation: &str,
+        operands: &[Tensor<'_>],
+        logical_axes: &[Option<LogicalAxis>],
+    ) {
+        if let Some(name) = self.placement.unknown_axis(logical_axes) {
+            let message = format!("no placement rule names the logical axis `{name}`");
+            self.fail(operation, operands, ShapeError::Invalid(message));
+        }
     }
 }
 

@@ -68,6 +68,7 @@ impl<'t> Inputs<'t> {
 
     /// Declares an argument whose axes have these logical names. The memory of a donated argument is reused for
     /// results.
+    #[track_caller]
     pub fn input(
         &self,
         name: &str,
@@ -76,6 +77,7 @@ impl<'t> Inputs<'t> {
         logical_axes: &[Option<LogicalAxis>],
         donated: bool,
     ) -> Tensor<'t> {
+        self.region.trace.check_rules("input", &[], logical_axes);
         let sharding = self.placement().sharding(logical_axes, &sizes(axes));
         self.placed_input(Memory::Device, name, dtype, axes, sharding, donated)
     }
@@ -96,7 +98,9 @@ impl<'t> Inputs<'t> {
     }
 
     /// Declares a result whose axes have these logical names.
+    #[track_caller]
     pub fn output(&self, name: &str, tensor: Tensor<'t>, logical_axes: &[Option<LogicalAxis>]) -> Output<'t> {
+        self.region.trace.check_rules("output", &[tensor], logical_axes);
         let sharding = self.placement().sharding(logical_axes, &sizes(&tensor.axes()));
         self.placed_output(name, tensor, sharding)
     }

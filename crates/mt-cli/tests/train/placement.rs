@@ -194,6 +194,7 @@ fn rules_that_say_nothing_are_told() {
         &[whole],
         &[
             "warning: the 8 devices along mesh axis `fsdp` all compute the same: no rule of `logical_axis_rules`",
+            "note: `logical_axis_rules` (command line) has no rule for the logical axes `activation_batch`, ",
         ],
     );
     let asked = &[whole, "ici_fsdp_parallelism=1", "ici_tensor_parallelism=8"];

@@ -1,10 +1,12 @@
 //! The device mesh and the placement rules.
 
+mod rules;
+
 use std::collections::BTreeSet;
 
 use mt_shape::{
-    DeviceAttributes, HybridAxis, LogicalAxis, LogicalRules, Mesh, PartitionSpec, Placement, PlacementNote,
-    Topology, logical,
+    DeviceAttributes, HybridAxis, LogicalAxis, LogicalRules, Mesh, PartitionSpec, Placement, Topology,
+    logical,
 };
 
 use super::{
@@ -19,7 +21,6 @@ use crate::{
     error::{ConfigError, Problem},
     key::Class,
     named::nearest_names,
-    notice::Notice,
     origin::Origin,
     resolve::MESHES,
     table,
@@ -361,111 +362,7 @@ impl PlacementGroup {
     /// # Errors
     /// The axis sizes do not match the number of devices.
     pub fn placement(&self, devices: impl Into<Topology>) -> Result<Placement, ConfigError> {
-        Ok(Placement::new(self.mesh(devices)?, self.logical_axis_rules.clone()))
-    }
-
-    /// Checks that the size of every dimension allowed the split that its rule requests.
-    fn check_carried_out(&self, placement: &Placement) -> Result<(), ConfigError> {
-        let problem = |note: &PlacementNote| {
-            Problem::inconsistent(
-                format!("`shard_mode` is `explicit` ({}), but {note}", self.shard_mode_origin),
-                "change the mesh or the rule so that the size divides the dimension, or use \
-                 `shard_mode=auto`, which leaves the dimension whole",
-            )
-        };
-        ConfigError::check((), placement.notes().iter().map(problem).collect())
-    }
-
-    /// Checks that all mesh axes and rules have an effect on a program whose arrays have been placed. Returns warnings
-    /// and notes.
-    ///
-    /// # Errors
-    /// Nothing is split over a mesh axis that the user requested, or a rule cannot be applied under
-    /// `shard_mode=explicit`.
-    pub fn check_use(&self, placement: &Placement) -> Result<Vec<Notice>, ConfigError> {
-        if self.shard_mode == ShardMode::Explicit {
-            self.check_carried_out(placement)?;
-        }
-        let origin = &self.rules_origin;
-        let (mut messages, note) = self.rules_without_effect(placement);
-        messages.extend(note);
-        for (axis, size) in placement.idle_mesh_axes() {
-            let sizes = [&self.ici, &self.dcn].map(|of| of.sizes.iter().find(|size| size.axis == axis));
-            let asked = sizes.into_iter().flatten().find(|size| size.origin.is_given() && size.size != 1);
-            let reason = format!("no rule of `logical_axis_rules` ({origin}) splits anything over `{axis}`");
-            let rule = format!("add a rule such as `['embed', '{axis}']`");
-            match asked {
-                Some(asked) => {
-                    return Err(Problem::inconsistent(
-                        format!("{}, but {reason}", asked.stated()),
-                        format!("{rule}, or leave out `{}`", asked.key),
-                    )
-                    .into());
-                }
-                None => messages.push(Notice::Warning(format!(
-                    "the {size} devices along mesh axis `{axis}` all compute the same: {reason}\n\
-                     hint: {rule}, or give the devices to an axis that rules name"
-                ))),
-            }
-        }
-        Ok(messages)
-    }
-
-    /// Warnings about the user's rules that name unknown axes, for a program whose weights and caches have been placed.
-    pub fn misspelled_rules(&self, placement: &Placement) -> Vec<Notice> {
-        self.rules_without_effect(placement).0
-    }
-
-    /// Warnings about the user's rules that name unknown axes, and a note about rules that no array uses.
-    fn rules_without_effect(&self, placement: &Placement) -> (Vec<Notice>, Option<Notice>) {
-        let key = table::lookup("logical_axis_rules").expect("the key is in the table");
-        let usual = LogicalRules::from_value(&key.default.value()).expect("the default is of the key's kind");
-        if !self.rules_origin.is_given() {
-            return (Vec::new(), None);
-        }
-        let own = self.logical_axis_rules.0.iter().filter(|rule| !usual.0.contains(rule));
-        let known_axes: BTreeSet<&str> = MESH_AXES
-            .iter()
-            .map(|(axis, _)| *axis)
-            .chain(self.mesh_axes.iter().map(String::as_str))
-            .collect();
-        let used = placement.logical_axes();
-        let known_names: BTreeSet<&str> = usual
-            .0
-            .iter()
-            .map(|(name, _)| name.as_str())
-            .chain(used.iter().map(|axis| axis.name()))
-            .collect();
-        let mut unknown = Vec::new();
-        let mut idle = BTreeSet::new();
-        for (name, axes) in own {
-            let strange = axes.iter().find(|axis| !known_axes.contains(axis.as_str()));
-            if let Some(axis) = strange {
-                unknown.push(("mesh", axis.as_str(), did_you_mean(axis, &known_axes)));
-            }
-            // On a single device no array is placed.
-            if placement.mesh().num_devices() == 1 || used.iter().any(|axis| axis.name() == name) {
-                continue;
-            }
-            if known_names.contains(name.as_str()) {
-                idle.insert(format!("`{name}`"));
-            } else {
-                unknown.push(("logical", name.as_str(), did_you_mean(name, &known_names)));
-            }
-        }
-        let origin = &self.rules_origin;
-        let warning = |(kind, name, hint): (&str, &str, String)| {
-            Notice::Warning(format!(
-                "`logical_axis_rules` ({origin}) names the {kind} axis `{name}`, which does not exist\nhint: {hint}"
-            ))
-        };
-        let note = (!idle.is_empty()).then(|| {
-            let names = idle.into_iter().collect::<Vec<_>>().join(", ");
-            Notice::Note(format!(
-                "nothing in this program has the logical axes {names} of `logical_axis_rules` ({origin})"
-            ))
-        });
-        (unknown.into_iter().map(warning).collect(), note)
+        Ok(Placement::new(self.mesh(devices)?, self.rules()))
     }
 
     /// The group for evaluation: with the mesh and rules of `custom_mesh_and_rule_for_eval`, and with the rules of
@@ -504,6 +401,18 @@ impl PlacementGroup {
                 "name the logical axis of each, such as `input_data_sharding_logical_axes=['activation_embed_and_logits_batch','activation_norm_length']`",
             ));
         }
+        let rules = self.rules();
+        let known: BTreeSet<&str> = rules.0.iter().map(|(name, _)| name.as_str()).collect();
+        for name in names.iter().filter(|name| !known.contains(name.name())) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but no rule of `logical_axis_rules` ({}) names `{name}`",
+                    config.stated("input_data_sharding_logical_axes"),
+                    self.rules_origin
+                ),
+                did_you_mean(name.name(), &known),
+            ));
+        }
     }
 
     /// The number of shards into which the rules split a batch on this mesh.
@@ -517,7 +426,7 @@ impl PlacementGroup {
             self.input_data_sharding_logical_axes.iter().copied().map(Some).collect();
         // The number of devices is a multiple of every product of mesh axes, so no split fails.
         let dims = vec![mesh.num_devices(); names.len()];
-        let placement = Placement::new(mesh.clone(), self.logical_axis_rules.clone());
+        let placement = Placement::new(mesh.clone(), self.rules());
         let PartitionSpec(axes) = placement.sharding(&names, &dims).spec;
         axes.into_iter().next().unwrap_or_default()
     }
@@ -593,7 +502,7 @@ impl PlacementGroup {
     /// The size of a tile is not a multiple of the number of shards of a sequence.
     pub(super) fn check_tiles(&self, mesh: Mesh, objective: &ObjectiveGroup) -> Result<(), ConfigError> {
         let (tiles, length) = (objective.num_vocab_tiling, objective.max_target_length);
-        let placement = Placement::new(mesh, self.logical_axis_rules.clone());
+        let placement = Placement::new(mesh, self.rules());
         let split = placement.sharding(&[Some(HIDDEN_POSITIONS)], &[length]);
         let size = |axis: &String| placement.mesh().axis_size(axis).unwrap_or(1);
         let parts: usize = split.spec.0.iter().flatten().map(size).product();

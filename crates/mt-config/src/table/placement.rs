@@ -39,8 +39,8 @@ const FSDP_EXPERTS: &[&str] =
 const FSDP_EXPERTS_ONE_WAY: &[&str] =
     &["fsdp", "sequence", "tensor_transpose", "context", "context_usp_ulysses"];
 
-/// MaxText's rules, with the axes `sequence` and `tensor_transpose` of its earlier versions. The order matters: among
-/// several rules for a name, the first that fits applies.
+/// MaxText's rules, with the axes `sequence` and `tensor_transpose` of its earlier versions, and rules for logical axes
+/// that MaxText leaves without a name. The order matters: among several rules for a name, the first that fits applies.
 const RULES: &[(&str, &[&str])] = &[
     ("circular_repeats", &[]),
     ("activation_embed_and_logits_batch", BATCH_OVER_STAGES),
@@ -125,6 +125,9 @@ const RULES: &[(&str, &[&str])] = &[
     ("paged_kv_head_dim_size", &[]),
     ("mlp_no_fsdp", TENSOR_WEIGHTS),
     ("exp_with_fsdp", &["fsdp"]),
+    ("experts_of_router", &[]),
+    ("layers_of_token", &[]),
+    ("position", &[]),
 ];
 
 /// The default of `mesh_axes`.

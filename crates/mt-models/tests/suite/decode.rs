@@ -18,9 +18,20 @@ use crate::{
 
 /// A program from the next tokens of each row, their first slot and the cache to logits and the extended cache.
 fn extend_program(model: &dyn Model, rows: usize, length: usize, slots: usize) -> Program {
+    extend_program_on(Arc::new(Placement::single()), model, rows, length, slots)
+}
+
+/// As [`extend_program`], on another mesh.
+pub fn extend_program_on(
+    placement: Arc<Placement>,
+    model: &dyn Model,
+    rows: usize,
+    length: usize,
+    slots: usize,
+) -> Program {
     let specs = model.parameters();
     let kept = model.state(rows, slots);
-    program(&options("extend", Arc::new(Placement::single())), |inputs| {
+    program(&options("extend", placement), |inputs| {
         let parameters = declare(inputs, "params", &specs, false);
         let integers = |name: &str, axes: &[mt_shape::Axis]| {
             inputs.input(name, DType::I32, axes, &vec![None; axes.len()], false)

@@ -241,9 +241,19 @@ pub fn gradient_program(model: &dyn Model, rows: usize, length: usize) -> Progra
 
 /// As [`gradient_program`], for another target.
 pub fn gradient_program_for(model: &dyn Model, target: Target, rows: usize, length: usize) -> Program {
-    let specs = model.parameters();
     let options = ProgramOptions { target, ..options("gradients", Arc::new(Placement::single())) };
-    program(&options, |inputs| {
+    gradient_program_with(model, &options, rows, length)
+}
+
+/// As [`gradient_program`], with other options.
+pub fn gradient_program_with(
+    model: &dyn Model,
+    options: &ProgramOptions,
+    rows: usize,
+    length: usize,
+) -> Program {
+    let specs = model.parameters();
+    program(options, |inputs| {
         let parameters = declare(inputs, "params", &specs, false);
         let (tokens, [targets, targets_segmentation]) = declare_batch(inputs, rows, length);
         let region = inputs.region();

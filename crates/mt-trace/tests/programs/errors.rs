@@ -2,10 +2,10 @@
 
 use mt_autodiff::AutodiffError;
 use mt_ir::{Op, ShapeError};
-use mt_shape::{Axis, DType, axis};
+use mt_shape::{Axis, DType, LogicalAxis, axis, logical};
 use mt_trace::{Inputs, Output, Region, SavePolicy, ScanOptions, Tensor, TraceError, TraceErrorKind};
 
-use crate::{Leaf, leaves, trace};
+use crate::{Leaf, leaves, mesh, options, trace};
 
 const A: Axis = axis("a", 3);
 const B: Axis = axis("b", 4);
@@ -249,6 +249,32 @@ fn a_model_fails_with_its_own_error() {
         (error(|region, _, _| region.fail("attention", "7 heads do not share 2 keys")), line!());
     check(&actual, line, "`attention` in `decoder/mlp`: 7 heads do not share 2 keys");
     assert!(matches!(*actual.kind, TraceErrorKind::Shape(ShapeError::Invalid(_))));
+}
+
+#[test]
+fn a_logical_axis_without_a_rule_is_an_error() {
+    let rows = Some(LogicalAxis::named("rows"));
+    let trace = |[input, value, output]: [Option<LogicalAxis>; 3]| {
+        mt_trace::program(&options(mesh()), |inputs| {
+            let x = inputs.input("x", DType::F32, &[B], &[input], false).constrain(&[value]);
+            vec![inputs.output("y", x, &[output])]
+        })
+    };
+    assert!(trace([rows, rows, rows]).is_ok());
+    for unknown in [logical::EMBED, LogicalAxis::named("made_up")] {
+        let unknown = Some(unknown);
+        for (operation, axes) in [
+            ("`input`", [unknown, rows, rows]),
+            ("`constrain`", [rows, unknown, rows]),
+            ("`output`", [rows, rows, unknown]),
+        ] {
+            let error = trace(axes).unwrap_err();
+            let expected = format!("no placement rule names the logical axis `{}`", unknown.unwrap());
+            assert!(error.to_string().starts_with(operation), "{error}");
+            assert!(error.to_string().contains(&expected), "{error}");
+            assert_eq!(error.location.file(), file!());
+        }
+    }
 }
 
 #[test]
