@@ -12,7 +12,7 @@ use mt_data::{
     repository_documents, save_documents, train_bpe,
 };
 
-use crate::{Observer, TrainError, events};
+use crate::{Observer, TrainError, events, objective::Objective};
 
 /// The data of a run.
 pub struct RunData {
@@ -84,12 +84,9 @@ pub struct DataRequest<'a> {
 }
 
 impl DataRequest<'_> {
-    /// Opens packed rows of text. The tokenizer is the one saved in the run's directory; a run without one loads or
-    /// trains it and saves it there.
-    ///
-    /// # Errors
-    /// Files or a tokenizer cannot be read, or the vocabulary is too large for the model.
-    pub fn text(&self) -> Result<RunData, TrainError> {
+    /// Opens the data of an objective. Without checkpoints, the run begins with neither tokenizer nor data in its
+    /// directory.
+    pub(crate) fn open(&self, objective: &dyn Objective) -> Result<RunData, TrainError> {
         if !self.resumes {
             // An earlier attempt that stopped before its first checkpoint may have left these directories.
             for stale in [self.run_directory.join("data"), tokenizer_directory(self.run_directory)] {
@@ -98,6 +95,15 @@ impl DataRequest<'_> {
                 }
             }
         }
+        objective.data(self)
+    }
+
+    /// Opens packed rows of text. The tokenizer is the one saved in the run's directory; a run without one loads or
+    /// trains it and saves it there.
+    ///
+    /// # Errors
+    /// Files or a tokenizer cannot be read, or the vocabulary is too large for the model.
+    pub fn text(&self) -> Result<RunData, TrainError> {
         let (train, evaluation) = self.sources()?;
         let dataset = Arc::new(Dataset::open_watched(&train, self.watch)?);
         let tokenizer = self.open_tokenizer(&dataset)?;
@@ -171,7 +177,12 @@ impl DataRequest<'_> {
         Ok(Source::JsonLines { files: vec![file.to_string_lossy().into_owned()], column: "text".to_owned() })
     }
 
-    fn open_tokenizer(&self, train: &Dataset) -> Result<Option<Arc<Tokenizer>>, TrainError> {
+    /// The tokenizer saved in the run's directory. A run without one loads it, or trains it on `train`, and saves it
+    /// there. Synthetic data has none.
+    ///
+    /// # Errors
+    /// The tokenizer cannot be read, or its vocabulary is too large for the model.
+    pub fn open_tokenizer(&self, train: &Dataset) -> Result<Option<Arc<Tokenizer>>, TrainError> {
         if self.data.format().is_none() {
             return Ok(None);
         }

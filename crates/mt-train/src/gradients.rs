@@ -281,7 +281,7 @@ impl LossRule {
     }
 
     fn frozen_specs(&self) -> Vec<Vec<(Path, ParamSpec)>> {
-        self.frozen.iter().map(|frozen| frozen.model.parameters()).collect()
+        self.frozen.iter().map(|frozen| frozen.model(&*self.model).parameters()).collect()
     }
 
     fn bind_frozen<'a, 't>(
@@ -291,7 +291,7 @@ impl LossRule {
     ) -> Vec<BoundModel<'a, 't>> {
         let models = self.frozen.iter().zip(specs).zip(parameters);
         let bound = models.map(|((frozen, specs), parameters)| BoundModel {
-            model: &*frozen.model,
+            model: frozen.model(&*self.model),
             specs,
             parameters,
             usage: self.usage,

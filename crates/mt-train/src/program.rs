@@ -135,7 +135,7 @@ impl Programs {
 
     /// Whether a frozen model uses the array of the trained model's parameter `index` instead of its own.
     pub fn shares(&self, frozen: &FrozenModel, index: usize) -> bool {
-        frozen.source == FrozenSource::FirstValues && !self.update.parameters[index].is_trained
+        matches!(frozen.source, FrozenSource::FirstValues) && !self.update.parameters[index].is_trained
     }
 
     /// Declares the arrays of frozen models as inputs, except those shared with the trained model.
@@ -148,7 +148,7 @@ impl Programs {
                 let name = format!("{}.{path}", frozen.name);
                 inputs.input(&name, spec.dtype, &spec.axes, &spec.logical_axes, false)
             };
-            frozen.model.parameters().iter().enumerate().map(declare).collect()
+            frozen.model(&*self.model).parameters().iter().enumerate().map(declare).collect()
         };
         self.loss.frozen.iter().map(of_model).collect()
     }

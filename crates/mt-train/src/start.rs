@@ -223,7 +223,7 @@ impl Start<'_> {
         };
         let checkpoint = &plan.settings.checkpoint;
         match (&frozen.source, checkpoint.load_full_state_path.as_deref().or(checkpoint.parameters_path())) {
-            (FrozenSource::Path(path), _) => load(&*frozen.model, path),
+            (FrozenSource::Loaded { model, path }, _) => load(&**model, path),
             (FrozenSource::FirstValues, Some(path)) => load(&*plan.model, path),
             (FrozenSource::FirstValues, None) => {
                 Ok(self.compile(&programs.initialize_parameters()?)?.run(Vec::new())?)

@@ -30,10 +30,7 @@ pub use activations::{Activation, RegionActivations};
 pub use config::{DecoderConfig, EmbeddingConfig, HeadConfig, LayerConfig, LayerNorms, NormKind, Positions};
 pub use layer::{DecoderLayer, PerLayerInput};
 pub use parameters::{Parameter, Place};
-pub use parts::{
-    AttentionConfig, ExpertsConfig, FeedForward, FeedForwardConfig, LatentAttentionConfig, Mixer,
-    MixerConfig, Mixture, MlpConfig, QueryKeyNorm, SharedExperts, Values,
-};
+pub use parts::*;
 pub use segments::{LayerRun, SegmentConfig, SegmentForm, StoredRun};
 pub use stack::{Layers, Segment};
 

@@ -87,18 +87,26 @@ impl<'t> BatchTensors<'t> {
 pub struct FrozenModel {
     /// The prefix of its arrays' names in programs.
     pub name: &'static str,
-    pub model: Arc<dyn Model>,
     pub source: FrozenSource,
 }
 
-/// The source of a frozen model's parameters.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A frozen model and the source of its parameters.
 pub enum FrozenSource {
-    /// The initial parameters of the trained model, from the path or the seed that the configuration names. Parameters
-    /// that are not trained are not held twice: both models use the same arrays.
+    /// The trained model with its initial parameters, from the path or the seed that the configuration names.
+    /// Parameters that are not trained are not held twice: both models use the same arrays.
     FirstValues,
-    /// A checkpoint or a Hugging Face directory.
-    Path(PathBuf),
+    /// Another model, with the parameters of a checkpoint or a Hugging Face directory.
+    Loaded { model: Arc<dyn Model>, path: PathBuf },
+}
+
+impl FrozenModel {
+    /// The model, which may be the trained one.
+    pub(crate) fn model<'a>(&'a self, trained: &'a dyn Model) -> &'a dyn Model {
+        match &self.source {
+            FrozenSource::FirstValues => trained,
+            FrozenSource::Loaded { model, .. } => &**model,
+        }
+    }
 }
 
 /// The models of an objective, bound to their parameters.

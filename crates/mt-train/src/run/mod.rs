@@ -169,7 +169,7 @@ fn data(
         observer: &options.observer,
         watch: Watch::new(&report, &is_stopped),
     };
-    plan.objective().data(&request)
+    request.open(plan.objective())
 }
 
 /// Reports the checkpoint and the configuration changes of a resumed run, and the placements if a key requests them.
