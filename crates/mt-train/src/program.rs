@@ -70,12 +70,17 @@ impl Programs {
         })
     }
 
-    /// Traces the program that creates the parameters of a fresh run. It takes no arguments.
-    pub fn initialize_parameters(&self) -> Result<Program, TrainError> {
+    /// Traces the program that creates the `wanted` parameters of a fresh run, selected by index. It takes no arguments.
+    pub fn initialize_parameters(&self, wanted: impl Fn(usize) -> bool) -> Result<Program, TrainError> {
         let specs = self.model.parameters();
         self.build(INITIALIZE_PARAMETERS, |inputs| {
             let region = inputs.region();
-            self.layout.outputs(inputs, &initialize(region, region.key(self.seed), &specs))
+            let all = self.layout.outputs(inputs, &initialize(region, region.key(self.seed), &specs));
+            all.into_iter()
+                .enumerate()
+                .filter(|(index, _)| wanted(*index))
+                .map(|(_, output)| output)
+                .collect()
         })
     }
 

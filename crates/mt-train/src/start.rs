@@ -207,26 +207,31 @@ impl Start<'_> {
             return Err(TrainError::FrozenOffloaded);
         }
         for frozen in programs.loss.frozen.iter() {
-            let whole = self.frozen_parameters(programs, frozen)?;
-            let own = whole.into_iter().enumerate();
-            arrays.extend(own.filter(|(index, _)| !programs.shares(frozen, *index)).map(|(_, array)| array));
+            arrays.extend(self.frozen_parameters(programs, frozen)?);
         }
         Ok(arrays)
     }
 
-    /// All parameters of a frozen model. Initial values are loaded or drawn again, so that a resumed run has the same
-    /// ones.
+    /// The parameters of a frozen model that it does not share. Initial values are loaded or drawn again, so that a
+    /// resumed run has the same ones.
     fn frozen_parameters(&self, programs: &Programs, frozen: &FrozenModel) -> Result<Vec<Array>, TrainError> {
         let Self { plan, runtime, observer } = self;
+        let is_own = |index: usize| !programs.shares(frozen, index);
+        if !(0..frozen.model(&*plan.model).parameters().len()).any(is_own) {
+            return Ok(Vec::new());
+        }
         let load = |model: &dyn Model, path: &std::path::Path| {
             load_parameters_of(runtime, &plan.placement, model, path, observer)
         };
         let checkpoint = &plan.settings.checkpoint;
         match (&frozen.source, checkpoint.load_full_state_path.as_deref().or(checkpoint.parameters_path())) {
             (FrozenSource::Loaded { model, path }, _) => load(&**model, path),
-            (FrozenSource::FirstValues, Some(path)) => load(&*plan.model, path),
+            (FrozenSource::FirstValues, Some(path)) => {
+                let all = load(&*plan.model, path)?.into_iter().enumerate();
+                Ok(all.filter(|(index, _)| is_own(*index)).map(|(_, array)| array).collect())
+            }
             (FrozenSource::FirstValues, None) => {
-                Ok(self.compile(&programs.initialize_parameters()?)?.run(Vec::new())?)
+                Ok(self.compile(&programs.initialize_parameters(is_own)?)?.run(Vec::new())?)
             }
         }
     }
