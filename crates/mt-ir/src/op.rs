@@ -322,10 +322,10 @@ pub struct CustomVjp {
     pub differentiable: Vec<bool>,
 }
 
-/// Computes `body`: by calling a kernel if there is one, otherwise as `body` itself.
+/// Computes `body`, the formula of a kernel. The printer decides by target, types and sizes whether it prints the call
+/// of the kernel or `body` itself.
 ///
-/// The kernel is selected by the element type of the first operand. The operation has no derivative; wrap it in a
-/// [`CustomVjp`] to differentiate it.
+/// The operation has no derivative; wrap it in a [`CustomVjp`] to differentiate it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kernel {
     pub call: &'static KernelCall,

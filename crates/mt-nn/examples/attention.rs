@@ -1,7 +1,7 @@
 //! Times dense and blockwise attention, forward and backward, at several lengths, with and without kernels.
 //!
 //! `cargo run --release -p mt-nn --example attention` prints the processor time in milliseconds and its ratio to that
-//! of dense attention. Other processes disturb processor time less than elapsed time. `DENSE_LIMIT` and `BLOCK_SIZE`
+//! of dense attention. Other processes disturb processor time less than elapsed time. `FEWEST_IN_BLOCKS` and `BLOCK_SIZE`
 //! are chosen from these measurements.
 
 use std::fs;

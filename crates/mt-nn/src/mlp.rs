@@ -3,7 +3,7 @@
 use mt_derive::Tree;
 use mt_shape::{
     DType, LogicalAxis,
-    kernels::{self, attributes, thresholds},
+    kernels::{self, attributes},
     logical,
 };
 use mt_trace::Tensor;
@@ -59,10 +59,8 @@ pub fn gated<'t>(activations: [Activation; 2], gate: Tensor<'t>, up: Tensor<'t>)
     let [function, Activation::Linear] = activations else {
         return activations[0].apply(gate) * activations[1].apply(up);
     };
-    let elements: usize = gate.axes().iter().map(|axis| axis.size).product();
-    let is_alike = gate.axes() == up.axes() && gate.dtype() == up.dtype();
-    let Some(gelu) = function.gelu_attribute().filter(|_| is_alike && elements >= thresholds::FEWEST_GATED)
-    else {
+    // The kernel knows no named axes.
+    let Some(gelu) = function.gelu_attribute().filter(|_| gate.axes() == up.axes()) else {
         return function.apply(gate) * up;
     };
     let [hidden] = gate.region().custom_vjp(

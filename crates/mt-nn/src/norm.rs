@@ -3,7 +3,7 @@
 use mt_derive::Tree;
 use mt_shape::{
     DType,
-    kernels::{self, attributes, thresholds},
+    kernels::{self, attributes},
 };
 use mt_trace::Tensor;
 
@@ -36,14 +36,14 @@ fn scaled<'t>(
     options: NormOptions,
 ) -> Tensor<'t> {
     let axes = x.axes();
-    let is_last = axes.last().is_some_and(|axis| over == [axis.name]);
-    let last = axes.last().map(std::slice::from_ref).unwrap_or_default();
-    let is_alike = scale.is_none_or(|scale| scale.axes()[..] == *last && scale.dtype() == DType::F32);
-    let elements: usize = axes.iter().map(|axis| axis.size).product();
-    if !is_last || !is_alike || elements < thresholds::FEWEST_NORMALIZED {
+    // The kernel normalizes rows of the last axis.
+    let Some(last) = axes
+        .last()
+        .filter(|axis| over == [axis.name] && scale.is_none_or(|scale| scale.axes()[..] == [**axis]))
+    else {
         return normalized(x, scale, over, options)[0];
-    }
-    let over = axes[axes.len() - 1].name;
+    };
+    let over = last.name;
     let arguments: Vec<Tensor<'t>> = [x].into_iter().chain(scale).collect();
     let results = x.region().custom_vjp_list(
         "rms_norm",
@@ -119,7 +119,8 @@ fn gradients<'t>(operands: &[Tensor<'t>], over: &'static str, options: NormOptio
         }
         Some(scale) => {
             let of_result = of_result.cast(DType::F32);
-            (of_result * (*scale + options.offset), Some((of_result * (wide * *inverse)).sum(&rows)))
+            let of_scale = (of_result * (wide * *inverse)).sum(&rows).cast(scale.dtype());
+            (of_result * (scale.cast(DType::F32) + options.offset), Some(of_scale))
         }
     };
     let of_inverse = (of_wide * wide).sum(&[over]);

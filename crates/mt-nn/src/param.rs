@@ -2,7 +2,7 @@
 
 use mt_shape::{
     Axis, DType, LogicalAxis, Path, Tree,
-    kernels::{self, attributes, thresholds},
+    kernels::{self, attributes},
     logical,
 };
 use mt_trace::{Key, NORMAL_BOUND, Region, ScanOptions, TRUNCATED_BOUND, Tensor, share_within};
@@ -179,21 +179,17 @@ fn draw<'t>(
     axes: &[Axis],
     normal: Normal,
 ) -> Tensor<'t> {
-    let elements: usize = axes.iter().map(|axis| axis.size).product();
-    if normal.dtype != DType::F32 || elements > thresholds::MOST_DRAWN {
-        return draw_each(region, key, streams, axes, normal);
-    }
     let bits = |number: f64| i64::from((number as f32).to_bits());
     let drawn =
         vec![(attributes::BOUND, bits(normal.bound)), (attributes::EDGE, bits(share_within(normal.bound)))];
     // The first operand sets the type in which the kernel computes.
-    let operands = [region.full(DType::F32, &[], normal.scale), key.value(), streams];
+    let operands = [region.full(normal.dtype, &[], normal.scale), key.value(), streams];
     region.kernel(&kernels::NORMAL, drawn, &operands, |region, operands| {
         vec![draw_each(region, Key::new(operands[1]), operands[2], axes, normal)]
     })[0]
 }
 
-/// As [`draw`], without a kernel.
+/// As [`draw`], by ordinary operations.
 fn draw_each<'t>(
     region: Region<'t>,
     key: Key<'t>,

@@ -90,8 +90,7 @@ pub(crate) struct Stepped<'t> {
 }
 
 impl<'t> AdamStep<'t> {
-    /// The whole step of a parameter with clipping and learning rate, as one call of a kernel that updates the arrays
-    /// in place. `None` if no kernel supports their types.
+    /// The whole step of a parameter with clipping and learning rate. A kernel updates the arrays in place.
     #[track_caller]
     pub fn at_once(
         &self,
@@ -100,11 +99,8 @@ impl<'t> AdamStep<'t> {
         moments: &[Tensor<'t>],
         gradient: Tensor<'t>,
         inputs: &StepInputs<'_, 't>,
-    ) -> Option<Stepped<'t>> {
+    ) -> Stepped<'t> {
         let arrays = [value, moments[0], moments[1], gradient];
-        if arrays.iter().any(|array| array.dtype() != DType::F32) {
-            return None;
-        }
         let factor = inputs.clipping_factor.unwrap_or_else(|| value.region().full(DType::F32, &[], 1.0));
         let numbers = [factor, inputs.learning_rate, self.first, self.second];
         let operands: Vec<Tensor<'t>> = arrays.into_iter().chain(numbers).chain(self.gradient).collect();
@@ -117,15 +113,19 @@ impl<'t> AdamStep<'t> {
                 };
                 let step =
                     AdamStep { constants: self.constants, first, second, gradient: operands.get(8).copied() };
-                let moments = [first_moment, second_moment];
-                let (update, moments) = step.update(parameter, value, gradient * factor, &moments);
-                let next = value - update * rate;
-                vec![next, moments[0], moments[1], sum_of_squares(next)]
+                let old = [first_moment, second_moment];
+                let moments = old.map(|moment| moment.cast(DType::F32));
+                let wide = value.cast(DType::F32);
+                let gradient = (gradient * factor.cast(gradient.dtype())).cast(DType::F32);
+                let (update, moments) = step.update(parameter, wide, gradient, &moments);
+                let next = (wide - update * rate).cast(value.dtype());
+                let [first, second] = [0, 1].map(|index| moments[index].cast(old[index].dtype()));
+                vec![next, first, second, sum_of_squares(next)]
             });
         let [value, first, second, squares] = results[..] else {
             unreachable!("the kernel has four results")
         };
-        Some(Stepped { value, moments: [first, second], squares })
+        Stepped { value, moments: [first, second], squares }
     }
 
     /// The kernel's attributes: the bits of `f32` numbers.

@@ -159,10 +159,8 @@ impl Optimizer {
                 (0..slots.len()).filter(|position| slots[*position].parameter == index).collect();
             let value = values.parameters[index];
             let kept: Vec<Tensor<'t>> = own.iter().map(|position| values.slots[*position]).collect();
-            if let Some(adam) = step.adam(parameter)
-                && !inputs.keeps_values
-                && let Some(made) = adam.at_once(parameter, value, &kept, *gradient, inputs)
-            {
+            if let Some(adam) = step.adam(parameter).filter(|_| !inputs.keeps_values) {
+                let made = adam.at_once(parameter, value, &kept, *gradient, inputs);
                 next.parameters[index] = made.value;
                 own.iter().zip(made.moments).for_each(|(position, moment)| next.slots[*position] = moment);
                 squares.push(parameter.sum_of_squares_from(made.value, made.squares));

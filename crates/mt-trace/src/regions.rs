@@ -448,8 +448,9 @@ impl<'t> Region<'t> {
         trace.emit_innermost(Op::CustomVjp(Arc::new(op)), &[], arguments, &axes)
     }
 
-    /// The result of `body` for `operands`, computed by a kernel if there is one for the first operand's type. The body
-    /// captures nothing. The operation has no derivative; wrap it in a [`Self::custom_vjp`] to differentiate it.
+    /// The result of `body` for `operands`, for which there is a kernel. Whether the kernel computes it is decided when
+    /// the program is printed, by target, types and sizes. The body captures nothing. The operation has no derivative;
+    /// wrap it in a [`Self::custom_vjp`] to differentiate it.
     #[track_caller]
     pub fn kernel(
         self,

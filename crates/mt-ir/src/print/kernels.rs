@@ -8,11 +8,11 @@ use std::collections::{HashMap, HashSet};
 
 use mt_shape::{
     DType,
-    kernels::{self, Arithmetic, KernelCall, KernelOperands, attributes, thresholds},
+    kernels::{self, Arithmetic, KernelCall, KernelOperands, attributes},
 };
 
-use super::{Name, Names, Printer, Target, i64_array, list, string, tensor};
-use crate::{CpuKernels, Dot, Graph, Kernel, Node, Op, Precision, TensorType, ValueId};
+use super::{Name, Names, Printer, i64_array, list, string, tensor};
+use crate::{Dot, Graph, Kernel, Node, Op, Precision, TensorType, ValueId};
 
 /// How to read a value from an array that exists anyway.
 #[derive(Clone, Debug)]
@@ -139,14 +139,6 @@ fn dense(dims: &[usize]) -> Vec<Extent> {
 }
 
 impl Printer<'_> {
-    pub(super) fn kernels(&self) -> CpuKernels {
-        match self.options.target {
-            // Programs for several devices are partitioned, and the partitioner cannot split calls.
-            Target::Cpu(kernels) if self.options.mesh.num_devices() == 1 => kernels,
-            _ => CpuKernels::NONE,
-        }
-    }
-
     pub(super) fn note_argument(&mut self, name: Name) {
         self.views.arguments.insert(name);
     }
@@ -209,15 +201,6 @@ impl Printer<'_> {
         self.slice_at(slice.stack, &slice.ty, slice.position, zero, &node.scope)
     }
 
-    /// Whether a kernel computes a product.
-    pub(super) fn has_kernel(&self, dot: &Dot, operands: &[&TensorType], result: &TensorType) -> bool {
-        let contracted: usize = dot.lhs_contract.iter().map(|dim| operands[0].dims[*dim]).product();
-        operands[0].dtype == operands[1].dtype
-            && self.kernels().are_for(operands[0].dtype)
-            && matches!(result.dtype, DType::F32 | DType::BF16)
-            && result.num_elements() * contracted >= thresholds::FEWEST_MULTIPLICATIONS
-    }
-
     /// Prints a sum together with the product that the kernel adds in place.
     pub(super) fn added_product(&mut self, graph: &Graph, sum: &Node, product: &Node, names: &Names) -> Name {
         let Op::Dot(dot) = &product.op else { unreachable!("what is added is a product") };
@@ -252,7 +235,7 @@ impl Printer<'_> {
         self.call_dots(&sides, arithmetic, Destination::New, &results, &products[0].scope)
     }
 
-    /// Prints a dot product as the call of a kernel, if there is a kernel for it.
+    /// Prints a dot product as the call of a kernel, if one applies.
     pub(super) fn kernel_dot(
         &mut self,
         dot: &Dot,
@@ -272,25 +255,7 @@ impl Printer<'_> {
         result: &TensorType,
         scope: &str,
     ) -> Option<Name> {
-        let contract: Vec<usize> = (0..dimensions.len()).collect();
-        let (dtype, count) = (operand.1.dtype, operand.1.num_elements() / result.num_elements().max(1));
-        let is_leading = dimensions.len() < operand.1.rank() && *dimensions == contract;
-        if !is_leading || count > thresholds::MOST_ADDED || result.num_elements() < thresholds::FEWEST_SUMS {
-            return None;
-        }
-        let dot = Dot {
-            lhs_batch: Vec::new(),
-            rhs_batch: Vec::new(),
-            lhs_contract: contract.clone(),
-            rhs_contract: contract,
-            result: dtype,
-            precision: Precision::Highest,
-            may_round: false,
-        };
-        let ones = TensorType::new(dtype, &operand.1.dims[..dimensions.len()]);
-        if !self.has_kernel(&dot, &[&ones, operand.1], result) {
-            return None;
-        }
+        let (dot, ones) = self.sum_as_product(dimensions, operand.1, result)?;
         let value = [format!("value = dense<1.0> : {}", tensor(&ones))];
         let name = self.operation("stablehlo.constant", &[], &value, &ones, scope);
         self.kernel_dot(&dot, &[(name, &ones), operand], result, scope)
@@ -305,7 +270,7 @@ impl Printer<'_> {
         result: &TensorType,
         scope: &str,
     ) -> Option<Name> {
-        if !self.has_kernel(dot, &[operands[0].1, operands[1].1], result) {
+        if !self.applies_to_product(dot, &[operands[0].1, operands[1].1], result) {
             return None;
         }
         let sides = [Side::left(dot, operands[0]), Side::right(dot, operands[1])];
@@ -379,7 +344,7 @@ impl Printer<'_> {
         self.call(&kernels::DOT, &arguments, &attributes, &aliases, &written, scope)
     }
 
-    /// Prints the kernel call that computes `kernel.body`, if there is a kernel for the type.
+    /// Prints the kernel call that computes `kernel.body`, if the kernel applies.
     ///
     /// The attribute `operands` describes each operand that is read through strides: the number of elements between two
     /// positions of a slice, or 0 if the operand is no slice; the number of dimensions; and their sizes and strides.
@@ -391,7 +356,8 @@ impl Printer<'_> {
         results: &[&TensorType],
         scope: &str,
     ) -> Option<Vec<Name>> {
-        if !self.kernels().are_for(operands.first()?.1.dtype) {
+        let types: Vec<&TensorType> = operands.iter().map(|(_, ty)| *ty).collect();
+        if !self.applies(kernel, &types, results) {
             return None;
         }
         let own: Vec<String> = kernel.attributes.iter().map(|(name, value)| integer(name, *value)).collect();
@@ -428,7 +394,7 @@ impl Printer<'_> {
         result: &TensorType,
         scope: &str,
     ) -> Option<Name> {
-        if result.dtype != DType::BF16 || !self.kernels().are_for(DType::BF16) {
+        if !self.applies_to_update(result) {
             return None;
         }
         Some(self.call(&kernels::UPDATE_SLICE, &whole(operands), &[], &alias("", 0), &[result], scope)[0])

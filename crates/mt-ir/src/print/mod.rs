@@ -1,5 +1,6 @@
 //! Prints graphs as StableHLO text with Shardy annotations.
 
+mod applicable;
 mod kernels;
 mod operations;
 mod plan;

@@ -126,7 +126,7 @@ impl Printer<'_> {
         let node = &graph.nodes()[index];
         let Op::Dot(dot) = &node.op else { return None };
         let types: Vec<&TensorType> = node.operands.iter().map(|id| graph.ty(*id)).collect();
-        self.has_kernel(dot, &types, graph.ty(node.results[0])).then_some(dot)
+        self.applies_to_product(dot, &types, graph.ty(node.results[0])).then_some(dot)
     }
 }
 

@@ -329,21 +329,16 @@ impl Kernel {
         mask.select(scores, region.full(DType::F32, &[], MASKED).broadcast(&scores.axes()))
     }
 
-    /// The attributes of the CPU kernel. `None` if the kernel does not apply: it needs an unsplit sequence in the order
-    /// of the text, one element type, and keys as wide as values.
-    fn attributes(&self, operands: &[Tensor<'_>]) -> Option<Vec<(&'static str, i64)>> {
-        if !self.is_usual {
-            return None;
-        }
+    /// The attributes of the CPU kernel, which computes attention in blocks of its own within sequences that are whole
+    /// and in the order of the text. `None` for any other.
+    fn attributes(&self) -> Option<Vec<(&'static str, i64)>> {
         let is_whole = self.parts.along(POSITION).is_none() && self.layout.order == SequenceOrder::AsRead;
-        let is_of_one_type = operands[..3].iter().all(|operand| operand.dtype() == operands[0].dtype());
-        let is_of_one_width = operands[0].axis(HEAD_DIM).size == operands[2].axis(VALUE_DIM).size;
-        (is_whole && is_of_one_type && is_of_one_width).then(|| self.options.for_kernels())
+        (is_whole && self.is_usual).then(|| self.options.for_kernels())
     }
 
     /// The forward pass for queries, keys, values, segments and sinks.
     fn forward<'b>(&self, region: Region<'b>, arguments: &[Tensor<'b>]) -> Rows<'b> {
-        let results = match self.attributes(arguments) {
+        let results = match self.attributes() {
             Some(attributes) => region.kernel(
                 &kernels::ATTENTION_FORWARD,
                 [attributes, vec![(WITH_SCORES, i64::from(self.with_scores))]].concat(),
@@ -458,7 +453,7 @@ impl Kernel {
 
     /// The gradients of queries, keys, values and sinks, from the residuals of the forward pass and the cotangent.
     fn backward<'b>(&self, region: Region<'b>, operands: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
-        match self.attributes(operands) {
+        match self.attributes() {
             Some(attributes) => {
                 region.kernel(&kernels::ATTENTION_BACKWARD, attributes, operands, |_, operands| {
                     self.backward_blocks(&operands)

@@ -37,16 +37,7 @@ impl<'t> CachedKeysValues<'t> {
     }
 }
 
-/// Whether a CPU kernel can attend to the cache: it takes one token per row, one element type, and keys as wide as
-/// values.
-pub(super) fn has_kernel<'t>(query: Tensor<'t>, cache: &CachedKeysValues<'t>) -> bool {
-    let KeysValues { key, value } = cache.cached;
-    let is_of_one_width = query.axis(HEAD_DIM).size == value.axis(VALUE_DIM).size;
-    let is_of_one_type = [key, value].iter().all(|cached| cached.dtype() == query.dtype());
-    query.axis(POSITION).size == 1 && is_of_one_width && is_of_one_type
-}
-
-/// Attention of one token per row to the cache and to itself.
+/// Attention of each row's tokens to the cache and to themselves.
 #[track_caller]
 pub(super) fn attend<'t>(
     query: Tensor<'t>,

@@ -7,7 +7,11 @@ mod latent;
 mod mask;
 
 use mt_derive::Tree;
-use mt_shape::{Axis, DType, LogicalAxis, Tree, axis, kernels::attributes, logical};
+use mt_shape::{
+    Axis, DType, LogicalAxis, Tree, axis,
+    kernels::{attributes, thresholds},
+    logical,
+};
 use mt_trace::{DeviceGroup, Tensor};
 
 use crate::{
@@ -73,7 +77,7 @@ impl BlockSizes {
 /// The algorithm for attention over whole sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionKernel {
-    /// Dense below [`DENSE_LIMIT`] positions, else blockwise.
+    /// Dense below [`thresholds::FEWEST_IN_BLOCKS`] positions, else blockwise.
     Automatic,
     /// With the whole matrix of attention logits.
     Dense,
@@ -81,10 +85,16 @@ pub enum AttentionKernel {
     Blockwise,
 }
 
-/// The sequence length from which blockwise attention is the default. On 2 cores, measured by `examples/attention.rs`,
-/// it takes 0.57 of dense attention's processor time at 512 positions, 0.42 at 1024 and 0.35 at 2048 (`bf16`: 0.52,
-/// 0.35 and 0.27).
-pub const DENSE_LIMIT: usize = 512;
+impl AttentionKernel {
+    /// Whether attention within sequences of this length is dense.
+    pub fn is_dense(self, length: usize) -> bool {
+        match self {
+            Self::Automatic => length < thresholds::FEWEST_IN_BLOCKS,
+            Self::Dense => true,
+            Self::Blockwise => false,
+        }
+    }
+}
 
 /// The value of masked logits: low enough to vanish in the softmax, finite so that rows without any key yield no NaN.
 pub(crate) const MASKED: f64 = -1e30;
@@ -273,9 +283,10 @@ impl<'t> Attention<Tensor<'t>> {
         let query =
             (query * options.scale).constrain(&QUERY).named("query_proj").split(QUERY_HEADS, &in_groups);
         let sinks = self.sinks.map(|sinks| sinks.split(QUERY_HEADS, &in_groups));
-        let cache = inputs.cache.filter(|cache| {
+        // Where devices split the heads, each attends to copies of keys and values that the cache does not have.
+        let cache = inputs.cache.filter(|_| {
             let is_attended = inputs.segments.first_query.is_some();
-            is_attended && cache::has_kernel(query, cache) && num_parts == 1 && !inputs.with_scores
+            is_attended && num_parts == 1 && !inputs.with_scores
         });
         let Context { context, largest_scores } = match written.zip(cache) {
             Some((own, cache)) => cache::attend(query, own, cache, sinks, inputs.segments, options),
@@ -379,15 +390,9 @@ fn attend<'t>(
     options: &AttentionOptions,
 ) -> Context<'t> {
     let length = query.axis(POSITION).size;
+    // Blockwise attention assumes that queries and keys have the same places, which does not hold with a cache.
     let is_cached = segments.first_query.is_some();
-    let is_dense = match options.kernel {
-        // Blockwise attention assumes that queries and keys have the same places, which does not hold with a cache.
-        _ if is_cached => true,
-        AttentionKernel::Automatic => length < DENSE_LIMIT,
-        AttentionKernel::Dense => true,
-        AttentionKernel::Blockwise => false,
-    };
-    if is_dense {
+    if is_cached || options.kernel.is_dense(length) {
         // Queries may be split over devices; each sees all keys. A cache keeps its placement, because it is larger than
         // the results of a few queries.
         let placed = |tensor: &Tensor<'t>| if is_cached { *tensor } else { tensor.constrain(&ATTENDED) };

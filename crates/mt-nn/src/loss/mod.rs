@@ -93,6 +93,9 @@ fn summed<'t>(
 /// `[…, vocab], i32[…] -> f32[…], f32[…]`
 #[track_caller]
 pub fn cross_entropy<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> (Tensor<'t>, Tensor<'t>) {
+    // The kernels read rows of logits, one for each target.
+    let rows: Vec<&'static str> = targets.axes().iter().map(|axis| axis.name).chain([VOCAB]).collect();
+    let logits = logits.order(&rows);
     let [cross_entropy, log_z] = logits.region().custom_vjp(
         "cross_entropy",
         [logits, targets],
@@ -105,9 +108,6 @@ pub fn cross_entropy<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> (Tensor<'t>
         |_, residuals, [of_cross_entropy, of_log_z]| {
             let [logits, targets, log_z] = residuals[..] else { unreachable!("forward keeps these three") };
             let operands = [logits, targets, log_z, of_cross_entropy, of_log_z];
-            if !has_kernel(logits, targets) {
-                return vec![logits_gradient(&operands)];
-            }
             logits.region().kernel(&kernels::CROSS_ENTROPY_GRADIENT, Vec::new(), &operands, |_, operands| {
                 vec![logits_gradient(&operands)]
             })
@@ -116,17 +116,7 @@ pub fn cross_entropy<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> (Tensor<'t>
     (cross_entropy, log_z)
 }
 
-/// Whether the CPU kernels accept the operands: rows of logits, and one target per row.
-fn has_kernel(logits: Tensor<'_>, targets: Tensor<'_>) -> bool {
-    let axes = logits.axes();
-    let is_last = axes.last().is_some_and(|axis| axis.name == VOCAB);
-    is_last && axes[..axes.len() - 1] == *targets.axes() && targets.dtype() == DType::I32
-}
-
 fn losses<'t>(logits: Tensor<'t>, targets: Tensor<'t>) -> [Tensor<'t>; 2] {
-    if !has_kernel(logits, targets) {
-        return each_token(logits, targets);
-    }
     let operands = [logits, targets];
     let results = logits.region().kernel(&kernels::CROSS_ENTROPY, Vec::new(), &operands, |_, operands| {
         each_token(operands[0], operands[1]).to_vec()

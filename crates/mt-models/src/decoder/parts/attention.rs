@@ -3,8 +3,8 @@
 use mt_nn::{
     Initializer, Linear, ParamSpec, RmsNorm, RotaryOptions,
     attention::{
-        ACTIVATION, Attended, Attention, AttentionInputs, AttentionKernel, AttentionOptions, CACHED, CONTEXT,
-        CachedKeysValues, DENSE_LIMIT, KeysValues, QUERY,
+        ACTIVATION, Attended, Attention, AttentionInputs, AttentionOptions, CACHED, CONTEXT,
+        CachedKeysValues, KeysValues, QUERY,
     },
     axes::{BATCH, KV_POSITION},
 };
@@ -210,13 +210,8 @@ impl PartDescription for AttentionConfig {
                 }),
             );
         }
-        let is_dense = match self.options.kernel {
-            AttentionKernel::Automatic => length < DENSE_LIMIT,
-            AttentionKernel::Dense => true,
-            AttentionKernel::Blockwise => false,
-        };
         let of_query = &CONTEXT[..4];
-        if is_dense {
+        if self.options.kernel.is_dense(length) {
             let axes = [of_query, &[None]].concat();
             let pairs = activation(None, &[rows, kv_heads, length, group, length], &axes);
             // Attention logits, and the attention weights.

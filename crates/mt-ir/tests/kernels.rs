@@ -1,0 +1,162 @@
+//! Which calls of kernels are printed, and where the operations of their bodies are printed instead.
+
+#![forbid(unsafe_code)]
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use mt_ir::{
+    Boundary, CpuKernels, Graph, Kernel, Literal, Memory, Op, Precision, PrintOptions, Scalar, Target,
+    TensorType, ValueId, print_program,
+};
+use mt_shape::{
+    DType, Mesh, Sharding,
+    kernels::{self, KernelCall},
+};
+
+const F32: DType = DType::F32;
+const BF16: DType = DType::BF16;
+const I32: DType = DType::I32;
+const BOTH: CpuKernels = CpuKernels { f32: true, bf16: true };
+
+fn ty(dtype: DType, dims: &[usize]) -> TensorType {
+    TensorType::new(dtype, dims)
+}
+
+/// A program that is one call. The body's results are constants.
+fn calling(call: &'static KernelCall, operands: &[TensorType], results: &[TensorType]) -> Graph {
+    let mut body = Graph::new();
+    for operand in operands {
+        body.input(operand.clone());
+    }
+    let constant = |ty: &TensorType| {
+        let value = if ty.dtype == I32 { Scalar::Int(1) } else { Scalar::Float(1.0) };
+        body.emit(Op::Constant(Literal::Splat { ty: ty.clone(), value }), &[])
+    };
+    let made: Vec<ValueId> = results.iter().map(constant).collect();
+    body.set_outputs(made);
+    let attributes = call.attributes.iter().map(|name| (*name, 0)).collect();
+    let mut graph = Graph::new();
+    let inputs: Vec<ValueId> = operands.iter().map(|operand| graph.input(operand.clone())).collect();
+    let kernel = Kernel { call, attributes, body: Arc::new(body) };
+    let made = graph.emit_all(Op::Kernel(kernel), &inputs);
+    graph.set_outputs(made);
+    graph
+}
+
+fn is_called(graph: &Graph, call: &KernelCall, target: Target, num_devices: usize) -> bool {
+    let mesh = Arc::new(Mesh::new([("data".to_owned(), num_devices)]).unwrap());
+    let boundaries = |types: Vec<TensorType>| -> Vec<Boundary> {
+        let boundary = |ty: &TensorType| Boundary {
+            name: "value".into(),
+            sharding: Sharding::replicated(mesh.clone(), ty.rank()),
+            donated: false,
+            memory: Memory::Device,
+        };
+        types.iter().map(boundary).collect()
+    };
+    let precision = Precision::Default;
+    let options = PrintOptions { name: "program".into(), mesh: mesh.clone(), target, precision };
+    let (inputs, outputs) = (boundaries(graph.input_types()), boundaries(graph.output_types()));
+    let text = print_program(graph, &inputs, &outputs, &options).text;
+    text.contains(&format!("call_target_name = \"{}\"", call.name))
+}
+
+/// Checks whether a call is printed where the target has all kernels, and that it is printed nowhere else.
+#[track_caller]
+fn check(call: &'static KernelCall, operands: &[TensorType], results: &[TensorType], expected: bool) {
+    let graph = calling(call, operands, results);
+    let what = format!("{} of {operands:?}", call.name);
+    assert_eq!(is_called(&graph, call, Target::Cpu(BOTH), 1), expected, "{what}");
+    assert!(!is_called(&graph, call, Target::Cpu(BOTH), 2), "{what} on two devices");
+    assert!(!is_called(&graph, call, Target::Accelerator, 1), "{what} on an accelerator");
+    assert!(!is_called(&graph, call, Target::CPU, 1), "{what} without kernels");
+    let is_f32 = operands[0].dtype == F32;
+    let others = Target::Cpu(CpuKernels { f32: !is_f32, bf16: is_f32 });
+    assert!(!is_called(&graph, call, others, 1), "{what} with the kernels of the other type");
+}
+
+/// Operands and results of each kernel that layers trace, from its first operand's type and a size.
+fn usual(call: &KernelCall, dtype: DType, size: usize) -> (Vec<TensorType>, Vec<TensorType>) {
+    let x = ty(dtype, &[2, size]);
+    let (rows, scale) = (ty(F32, &[2]), ty(F32, &[size]));
+    let number = || ty(F32, &[]);
+    let query = ty(dtype, &[2, 1, 3, 2, size]);
+    let key = ty(dtype, &[2, 7, 3, size]);
+    match *call {
+        kernels::ATTENTION_FORWARD | kernels::ATTENTION_BACKWARD => {
+            (vec![query.clone(), key.clone(), key], vec![query])
+        }
+        kernels::ATTENTION_TO_CACHE => {
+            (vec![query.clone(), key.clone(), key.clone(), key.clone(), key], vec![query])
+        }
+        kernels::ADAM => (
+            vec![x.clone(), x.clone(), x.clone(), x.clone(), number(), number()],
+            vec![x.clone(), x.clone(), x, number()],
+        ),
+        kernels::SUM_OF_SQUARES => (vec![x], vec![number()]),
+        kernels::CROSS_ENTROPY => (vec![x, ty(I32, &[2])], vec![rows.clone(), rows]),
+        kernels::CROSS_ENTROPY_GRADIENT => (vec![x.clone(), ty(I32, &[2]), rows], vec![x]),
+        kernels::LARGEST => (vec![x], vec![ty(I32, &[2])]),
+        kernels::GATED => (vec![x.clone(), x.clone()], vec![x]),
+        kernels::GATED_GRADIENT => (vec![x.clone(), x.clone(), x.clone()], vec![x.clone(), x]),
+        kernels::RMS_NORM => (vec![x.clone(), scale], vec![x, rows]),
+        kernels::RMS_NORM_GRADIENT => (vec![x.clone(), x.clone(), scale.clone(), rows], vec![x, scale]),
+        kernels::GROUPED_DOT => (vec![x, ty(dtype, &[3, size, 4]), ty(I32, &[3])], vec![ty(dtype, &[2, 4])]),
+        kernels::GROUPED_OUTER => (vec![x, ty(dtype, &[2, 4]), ty(I32, &[3])], vec![ty(F32, &[3, size, 4])]),
+        kernels::NORMAL => {
+            (vec![ty(dtype, &[]), ty(DType::U64, &[]), ty(DType::U64, &[2])], vec![ty(dtype, &[2, size])])
+        }
+        ref other => panic!("a kernel without a case: {other:?}"),
+    }
+}
+
+#[test]
+fn kernels_apply_to_their_types() {
+    // The printer itself calls these, for products, sums and updates.
+    let of_printer: BTreeSet<&str> = [kernels::DOT.name, kernels::UPDATE_SLICE.name].into();
+    for call in kernels::ALL.iter().filter(|call| !of_printer.contains(call.name)) {
+        for dtype in [F32, BF16] {
+            let (operands, results) = usual(call, dtype, 1 << 14);
+            let is_of_f32_alone = [kernels::ADAM, kernels::NORMAL].contains(call);
+            check(call, &operands, &results, dtype == F32 || !is_of_f32_alone);
+        }
+    }
+}
+
+#[test]
+fn small_operations_are_printed() {
+    for call in [&kernels::GATED, &kernels::GATED_GRADIENT, &kernels::RMS_NORM, &kernels::RMS_NORM_GRADIENT] {
+        for (size, expected) in [((1 << 13) - 1, false), (1 << 13, true)] {
+            let (operands, results) = usual(call, F32, size);
+            check(call, &operands, &results, expected);
+        }
+    }
+}
+
+#[test]
+fn unlike_operands_are_printed() {
+    let check_with = |call: &'static KernelCall, operand: usize, changed: TensorType, expected: bool| {
+        let (mut operands, results) = usual(call, F32, 1 << 14);
+        operands[operand] = changed;
+        check(call, &operands, &results, expected);
+    };
+    let wide = 1 << 14;
+    for call in [&kernels::ATTENTION_FORWARD, &kernels::ATTENTION_BACKWARD] {
+        check_with(call, 2, ty(F32, &[2, 7, 3, 2 * wide]), false);
+        check_with(call, 1, ty(BF16, &[2, 7, 3, wide]), false);
+        // Only a cache takes one token at a time.
+        check_with(call, 0, ty(F32, &[2, 5, 3, 2, wide]), true);
+    }
+    let call = &kernels::ATTENTION_TO_CACHE;
+    check_with(call, 0, ty(F32, &[2, 2, 3, 2, wide]), false);
+    check_with(call, 4, ty(BF16, &[2, 7, 3, wide]), false);
+    check_with(call, 4, ty(F32, &[2, 7, 3, 8]), false);
+    for moment in 1..4 {
+        check_with(&kernels::ADAM, moment, ty(BF16, &[2, wide]), false);
+    }
+    check_with(&kernels::GATED, 1, ty(BF16, &[2, wide]), false);
+    check_with(&kernels::RMS_NORM, 1, ty(BF16, &[wide]), false);
+    check_with(&kernels::RMS_NORM_GRADIENT, 2, ty(BF16, &[wide]), false);
+    check_with(&kernels::CROSS_ENTROPY, 1, ty(DType::U32, &[2]), false);
+    check_with(&kernels::GROUPED_DOT, 2, ty(DType::I64, &[3]), false);
+}
