@@ -49,7 +49,7 @@ impl Start<'_> {
         TracedStep { step: traced, notices }: TracedStep,
         evaluation_rows: Option<usize>,
         resume: Option<Resume<'_>>,
-        timeline: &mut Timeline,
+        timeline: &Timeline,
     ) -> Result<(Trainer, Option<Resumed>), TrainError> {
         let Self { plan, runtime, observer } = &self;
         let programs = plan.programs();
@@ -159,7 +159,8 @@ impl Start<'_> {
         Ok((largest?, initial))
     }
 
-    /// Reports keys and rules that have no effect on this run. `of_placement` are those about mesh and rules.
+    /// Reports keys and rules that have no effect on this run, or an unexpected one. `of_placement` are those about mesh and
+    /// rules.
     fn say_what_has_no_effect(&self, of_placement: Vec<Notice>) {
         let Self { plan, runtime, observer } = self;
         let (settings, placement) = (&plan.settings, &plan.placement);

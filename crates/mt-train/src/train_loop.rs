@@ -314,6 +314,7 @@ impl Loop {
     fn save(&mut self, state: &mut State, step: u64) -> Result<(), TrainError> {
         let barrier = self.logger.barrier();
         let gate = Box::new(move || barrier.flush().map_err(Into::into));
+        self.monitor.begin_save(step);
         self.monitor.timeline.begin(Activity::Checkpoint);
         self.trainer.save(&mut self.manager, Some(&state.position), Some(gate))?;
         self.monitor.timeline.begin(Activity::Step);

@@ -45,7 +45,7 @@ impl Trainer {
     pub fn start(plan: TrainPlan, runtime: Runtime, observer: &Observer) -> Result<Self, TrainError> {
         let traced = plan.traced()?;
         let start = Start { plan: Arc::new(plan), runtime, observer };
-        let (trainer, _) = start.run(traced, None, None, &mut Timeline::start(system_clock()))?;
+        let (trainer, _) = start.run(traced, None, None, &Timeline::start(system_clock()))?;
         Ok(trainer)
     }
 

@@ -54,18 +54,28 @@ impl Monitor {
         }
     }
 
-    /// The loop begins. Opens the record of goodput if the run keeps one.
-    pub fn begin_loop(&mut self, first_step: u64, run: &RunGroup) {
-        self.timeline.begin(Activity::Step);
-        let taken = self.timeline.take_spent();
-        let (_, now) = taken;
-        if self.group.records_goodput() {
-            let opened = Goodput::open(&run.goodput_path(), self.timeline.started());
-            match opened.and_then(|mut goodput| goodput.begin_loop(first_step, taken).map(|()| goodput)) {
-                Ok(goodput) => self.goodput = Some(goodput),
-                Err(error) => self.warn_of_goodput(&error),
+    /// Opens the record of goodput if the run keeps one. The run's directory must be locked until the record is dropped.
+    pub fn open_record(&self, run: &RunGroup) -> Option<Goodput> {
+        if !self.group.records_goodput() {
+            return None;
+        }
+        match Goodput::open(&run.goodput_path(), &self.timeline, &self.observer) {
+            Ok(goodput) => Some(goodput),
+            Err(error) => {
+                events::warn(&self.observer, format!("goodput is not recorded: {error}"));
+                None
             }
         }
+    }
+
+    /// The loop begins.
+    pub fn begin_loop(&mut self, first_step: u64, goodput: Option<Goodput>, run: &RunGroup) {
+        self.timeline.begin(Activity::Step);
+        let now = self.timeline.now();
+        if let Some(goodput) = &goodput {
+            goodput.begin_loop(first_step);
+        }
+        self.goodput = goodput;
         self.reported = now;
         let interval = self.group.deviation_interval();
         self.deviation = interval.map(|interval| Deviation::new(interval, now));
@@ -77,16 +87,16 @@ impl Monitor {
         if self.profiler.as_ref().is_some_and(|profiler| profiler.ends_with(step)) {
             self.end_profile();
         }
-        let taken = self.timeline.take_spent();
-        if let Some(Err(error)) = self.goodput.as_mut().map(|goodput| goodput.end_step(step, taken)) {
-            self.warn_of_goodput(&error);
+        if let Some(goodput) = &self.goodput {
+            goodput.end_step(step);
         }
     }
 
-    /// Ends the recording of goodput after a failure, which must not end the training.
-    fn warn_of_goodput(&mut self, error: &TrainError) {
-        self.goodput = None;
-        events::warn(&self.observer, format!("goodput is no longer recorded: {error}"));
+    /// The state after a step is about to be saved.
+    pub fn begin_save(&self, step: u64) {
+        if let Some(goodput) = &self.goodput {
+            goodput.save_step(step);
+        }
     }
 
     /// Ends the recording of profiles after a failure, which must not end the training.
@@ -115,8 +125,9 @@ impl Monitor {
         }
         if let (Some(goodput), Some(interval)) = (&self.goodput, self.group.goodput_interval())
             && now.saturating_sub(self.reported) >= interval
+            && let Some(summary) = goodput.summary()
         {
-            goodput.summary().write_to(&mut record.metrics);
+            summary.write_to(&mut record.metrics);
             self.reported = now;
         }
         let is_edge = self.profiler.as_ref().is_some_and(|profiler| profiler.is_edge(record.step));
@@ -140,7 +151,7 @@ impl Monitor {
     pub fn begin_step(&mut self, step: u64, runtime: &Runtime) {
         self.timeline.at_step(step);
         let due = self.profiler.as_mut().filter(|profiler| profiler.begins_with(step));
-        if let Some(Err(error)) = due.map(|profiler| profiler.begin(runtime, &mut self.timeline)) {
+        if let Some(Err(error)) = due.map(|profiler| profiler.begin(runtime, &self.timeline)) {
             self.warn_of_profiler(&error);
         }
     }
@@ -148,7 +159,7 @@ impl Monitor {
     /// Ends a profile, if one is being recorded.
     fn end_profile(&mut self) {
         let Some(profiler) = &mut self.profiler else { return };
-        match profiler.end(&mut self.timeline) {
+        match profiler.end(&self.timeline) {
             Ok(Some(directory)) => {
                 events::note(&self.observer, format!("a profile is in `{}`", directory.display()));
             }
@@ -167,10 +178,6 @@ impl Monitor {
             );
             events::warn(&self.observer, text);
         }
-        let mut goodput = self.goodput.take()?;
-        if let Err(error) = goodput.end(self.timeline.take_spent()) {
-            self.warn_of_goodput(&error);
-        }
-        Some(goodput.summary())
+        self.goodput.take()?.end()
     }
 }

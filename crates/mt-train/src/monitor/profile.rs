@@ -78,7 +78,7 @@ impl Profiler {
     ///
     /// # Errors
     /// The plugin's profiler fails.
-    pub fn begin(&mut self, runtime: &Runtime, timeline: &mut Timeline) -> Result<(), TrainError> {
+    pub fn begin(&mut self, runtime: &Runtime, timeline: &Timeline) -> Result<(), TrainError> {
         let began = timeline.now();
         let devices = runtime.start_profile()?;
         timeline.record();
@@ -91,7 +91,7 @@ impl Profiler {
     ///
     /// # Errors
     /// The plugin's profiler fails, or a file cannot be written.
-    pub fn end(&mut self, timeline: &mut Timeline) -> Result<Option<PathBuf>, TrainError> {
+    pub fn end(&mut self, timeline: &Timeline) -> Result<Option<PathBuf>, TrainError> {
         let Some(Present { began, devices }) = self.present.take() else { return Ok(None) };
         let spans = timeline.take_spans();
         let mut space = match devices.map(Profile::finish).transpose().map_err(RuntimeError::from)? {

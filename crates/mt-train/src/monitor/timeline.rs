@@ -1,7 +1,7 @@
 //! The activities of a run's main thread.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -84,6 +84,10 @@ impl Spent {
         self.0[activity as usize] += seconds;
     }
 
+    pub fn add_all(&mut self, other: &Self) {
+        Activity::ALL.into_iter().for_each(|activity| self.add(activity, other.of(activity)));
+    }
+
     /// The seconds in which training progressed.
     pub fn productive(&self) -> f64 {
         Activity::ALL.into_iter().filter(|activity| activity.is_productive()).map(|of| self.of(of)).sum()
@@ -100,10 +104,16 @@ pub(crate) struct Span {
     pub end: Duration,
 }
 
-/// The activities of the main thread, one after another.
+/// The activities of the main thread, one after another. Clones share them, so that another thread can read how the time
+/// is spent.
+#[derive(Clone)]
 pub(crate) struct Timeline {
     clock: Clock,
     started: Duration,
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
     activity: Activity,
     step: Option<u64>,
     since: Duration,
@@ -116,15 +126,14 @@ impl Timeline {
     /// A timeline that begins with [`Activity::Startup`].
     pub fn start(clock: Clock) -> Self {
         let started = clock();
-        Self {
-            clock,
-            started,
+        let state = State {
             activity: Activity::Startup,
             step: None,
             since: started,
             spent: Spent::default(),
             spans: None,
-        }
+        };
+        Self { clock, started, state: Arc::new(Mutex::new(state)) }
     }
 
     /// When it began.
@@ -137,44 +146,48 @@ impl Timeline {
     }
 
     /// Ends the activity and begins another. Returns the one that ended, so that a caller can go back to it.
-    pub fn begin(&mut self, activity: Activity) -> Activity {
-        self.close();
-        std::mem::replace(&mut self.activity, activity)
+    pub fn begin(&self, activity: Activity) -> Activity {
+        std::mem::replace(&mut self.closed().activity, activity)
     }
 
     /// Says which step the loop works on from now on.
-    pub fn at_step(&mut self, step: u64) {
-        self.close();
-        self.step = Some(step);
+    pub fn at_step(&self, step: u64) {
+        self.closed().step = Some(step);
     }
 
-    /// The seconds of each activity since the last call, and now.
-    pub fn take_spent(&mut self) -> (Spent, Duration) {
-        self.close();
-        (std::mem::take(&mut self.spent), self.since)
+    /// The seconds of each activity since [`Timeline::take_spent`] was last called, and now.
+    pub fn spent(&self) -> (Spent, Duration) {
+        let state = self.closed();
+        (state.spent, state.since)
+    }
+
+    /// As [`Timeline::spent`]. Counts from now on.
+    pub fn take_spent(&self) -> (Spent, Duration) {
+        let mut state = self.closed();
+        (std::mem::take(&mut state.spent), state.since)
     }
 
     /// Records activities from now on.
-    pub fn record(&mut self) {
-        self.close();
-        self.spans = Some(Vec::new());
+    pub fn record(&self) {
+        self.closed().spans = Some(Vec::new());
     }
 
     /// The activities since recording began, which ends.
-    pub fn take_spans(&mut self) -> Vec<Span> {
-        self.close();
-        self.spans.take().unwrap_or_default()
+    pub fn take_spans(&self) -> Vec<Span> {
+        self.closed().spans.take().unwrap_or_default()
     }
 
-    /// Accounts for the activity up to now.
-    fn close(&mut self) {
-        let Self { activity, step, since: begin, .. } = *self;
+    /// The state, with the present activity accounted for up to now.
+    fn closed(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let State { activity, step, since: begin, .. } = *state;
         let end = self.now();
-        self.spent.add(activity, end.saturating_sub(begin).as_secs_f64());
-        if let Some(spans) = self.spans.as_mut().filter(|_| end > begin) {
+        state.spent.add(activity, end.saturating_sub(begin).as_secs_f64());
+        if let Some(spans) = state.spans.as_mut().filter(|_| end > begin) {
             spans.push(Span { activity, step, begin, end });
         }
-        self.since = end;
+        state.since = end;
+        state
     }
 }
 
@@ -202,7 +215,7 @@ pub(crate) mod tests {
     #[test]
     fn each_moment_belongs_to_one_activity() {
         let clock = FakeClock::default();
-        let mut timeline = Timeline::start(clock.clock());
+        let timeline = Timeline::start(clock.clock());
         for (activity, seconds) in [
             (Activity::Compile, 2.0),
             (Activity::Step, 3.0),
@@ -225,7 +238,7 @@ pub(crate) mod tests {
     #[test]
     fn spans_are_recorded_on_request() {
         let clock = FakeClock::default();
-        let mut timeline = Timeline::start(clock.clock());
+        let timeline = Timeline::start(clock.clock());
         clock.advance(1.0);
         timeline.begin(Activity::Step);
         timeline.record();

@@ -94,6 +94,7 @@ pub fn train(
     if let Some(report) = directory.finished_before(&plan)? {
         return Ok(report);
     }
+    let goodput = monitor.open_record(&plan.settings.run);
     let _stacks = stack_recorder(&plan.settings, &options.observer)?;
     let schedule = Schedule::new(&plan, &runtime)?;
     monitor.timeline.begin(Activity::DataPreparation);
@@ -108,7 +109,7 @@ pub fn train(
     let evaluation_rows = data.evaluation.is_some().then_some(schedule.evaluation_rows);
     let resume = directory.resume();
     let start = Start { plan: plan.clone(), runtime: runtime.clone(), observer };
-    let (trainer, resumed) = start.run(traced, evaluation_rows, resume, &mut monitor.timeline)?;
+    let (trainer, resumed) = start.run(traced, evaluation_rows, resume, &monitor.timeline)?;
     if let Some(signal) = stop.received() {
         return Ok(directory.stopped(signal));
     }
@@ -120,7 +121,7 @@ pub fn train(
     let logger = start_logger(&trainer, &directory, observer)?;
     let peak_tflops = peak_tflops(&runtime, plan.settings.model.dtype, plan.model.precision());
     let (manager, finished) = directory.into_manager();
-    monitor.begin_loop(trainer.steps_done(), &plan.settings.run);
+    monitor.begin_loop(trainer.steps_done(), goodput, &plan.settings.run);
     let progress = Loop { trainer, schedule, evaluation, manager, logger, stop, peak_tflops, monitor }
         .run(train, position)?;
     let is_quick_start = record.is_quick_start() && progress.ending == Ending::Completed;
