@@ -9,7 +9,7 @@ use std::{
     io::{self, BufWriter},
     ops::Range,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use flate2::{Compression, write::GzEncoder};
@@ -42,7 +42,10 @@ pub(crate) struct Profiler {
 
 /// A profile that is being recorded.
 struct Present {
+    /// When it began, on the timeline.
     began: Duration,
+    /// When it began, by the system's clock, which tracers read. The clock may have been set since the timeline started.
+    began_by_system: Duration,
     devices: Option<Profile>,
 }
 
@@ -80,9 +83,10 @@ impl Profiler {
     /// The plugin's profiler fails.
     pub fn begin(&mut self, runtime: &Runtime, timeline: &Timeline) -> Result<(), TrainError> {
         let began = timeline.now();
+        let began_by_system = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let devices = runtime.start_profile()?;
         timeline.record();
-        self.present = Some(Present { began, devices });
+        self.present = Some(Present { began, began_by_system, devices });
         self.edges.extend([self.steps.start, self.steps.end - 1]);
         Ok(())
     }
@@ -92,15 +96,15 @@ impl Profiler {
     /// # Errors
     /// The plugin's profiler fails, or a file cannot be written.
     pub fn end(&mut self, timeline: &Timeline) -> Result<Option<PathBuf>, TrainError> {
-        let Some(Present { began, devices }) = self.present.take() else { return Ok(None) };
+        let Some(Present { began, began_by_system, devices }) = self.present.take() else { return Ok(None) };
         let spans = timeline.take_spans();
         let mut space = match devices.map(Profile::finish).transpose().map_err(RuntimeError::from)? {
             Some(bytes) => XSpace::decode(bytes.as_slice()).map_err(TrainError::Profile)?,
             None => XSpace::default(),
         };
         let host = host_name();
-        add_spans(&mut space, &spans);
-        make_relative(&mut space, began);
+        make_relative(&mut space, began_by_system);
+        add_spans(&mut space, &spans, began);
         if !space.hostnames.contains(&host) {
             space.hostnames.push(host.clone());
         }
@@ -119,8 +123,8 @@ impl Profiler {
     }
 }
 
-/// Adds the activities of the main thread to the plane of the host.
-fn add_spans(space: &mut XSpace, spans: &[Span]) {
+/// Adds the activities of the main thread to the plane of the host. Times count from the begin of the profile.
+fn add_spans(space: &mut XSpace, spans: &[Span], began: Duration) {
     let Some(begin) = spans.first().map(|span| span.begin) else { return };
     let index = space.planes.iter().position(|plane| plane.name == HOST_PLANE).unwrap_or_else(|| {
         space.planes.insert(0, XPlane { name: HOST_PLANE.to_owned(), ..XPlane::default() });
@@ -140,19 +144,25 @@ fn add_spans(space: &mut XSpace, spans: &[Span]) {
             .collect(),
     };
     let events = spans.iter().map(|span| event(plane, span)).collect();
-    let timestamp_ns = i64::try_from(begin.as_nanos()).unwrap_or(i64::MAX);
+    let timestamp_ns = nanoseconds(begin.saturating_sub(began));
     let name = "training loop".to_owned();
     plane.lines.insert(0, XLine { id: MAIN_LINE, name, timestamp_ns, events, ..XLine::default() });
 }
 
-/// Counts times from the begin of the profile, as XProf expects, where they count from the Unix epoch.
-fn make_relative(space: &mut XSpace, began: Duration) {
-    let began = i64::try_from(began.as_nanos()).unwrap_or(i64::MAX);
+/// Counts the times of tracers from the begin of the profile, as XProf expects, where they count from the Unix epoch.
+fn make_relative(space: &mut XSpace, began_by_system: Duration) {
+    let began = nanoseconds(began_by_system);
     for line in space.planes.iter_mut().flat_map(|plane| &mut plane.lines) {
-        if line.timestamp_ns >= began {
-            line.timestamp_ns -= began;
+        // Profiles take hours at most and the epoch is decades ago, so half of that time tells both ways of counting
+        // apart, even if the clock was set back during the profile.
+        if line.timestamp_ns > began / 2 {
+            line.timestamp_ns = (line.timestamp_ns - began).max(0);
         }
     }
+}
+
+fn nanoseconds(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
 /// Writes a profile for XProf and for Perfetto.
@@ -188,7 +198,7 @@ mod tests {
             [span(Activity::DataWait, 0, 2), span(Activity::Step, 2, 7), span(Activity::DataWait, 7, 8)];
         let device = XPlane { name: "/device:GPU:0".to_owned(), ..XPlane::default() };
         let mut space = XSpace { planes: vec![device], ..XSpace::default() };
-        add_spans(&mut space, &spans);
+        add_spans(&mut space, &spans, at(0));
         let directory = tempfile::tempdir().unwrap();
         write(&space, directory.path(), "host").unwrap();
 
@@ -212,6 +222,31 @@ mod tests {
     }
 
     #[test]
+    fn times_count_from_the_begin_of_the_profile() {
+        // The timeline began when the system's clock showed another time.
+        let epoch = Duration::from_secs(1_800_000_000);
+        for set_by in [0, -3600, 3600_i64] {
+            let began_by_system = Duration::from_secs(1_800_000_000_u64.checked_add_signed(set_by).unwrap());
+            let at = |seconds: i64| nanoseconds(began_by_system) + seconds * 1_000_000_000;
+            // The last two tracers count from the begin themselves, and from before a clock that is then set back.
+            let lines = [at(0), at(2), 5_000_000_000, at(-30)];
+            let lines = lines.map(|timestamp_ns| XLine { timestamp_ns, ..XLine::default() }).into();
+            let device = XPlane { name: "/device:GPU:0".to_owned(), lines, ..XPlane::default() };
+            let mut space = XSpace { planes: vec![device], ..XSpace::default() };
+            make_relative(&mut space, began_by_system);
+            let begin = epoch + Duration::from_secs(1);
+            let span =
+                Span { activity: Activity::Step, step: None, begin, end: begin + Duration::from_secs(1) };
+            add_spans(&mut space, &[span], epoch);
+            let times = |plane: &XPlane| -> Vec<i64> {
+                plane.lines.iter().map(|line| line.timestamp_ns / 1_000_000_000).collect()
+            };
+            let [host, device] = &space.planes[..] else { panic!("{space:?}") };
+            assert_eq!((times(host), times(device)), (vec![1], vec![0, 2, 5, 0]), "set by {set_by} s");
+        }
+    }
+
+    #[test]
     fn profiles_come_after_the_skipped_steps_and_once_a_period() {
         let mut profiler = Profiler {
             directory: PathBuf::new(),
@@ -221,7 +256,8 @@ mod tests {
             edges: Vec::new(),
         };
         assert!(!profiler.begins_with(10) && profiler.begins_with(11) && !profiler.ends_with(12));
-        profiler.present = Some(Present { began: Duration::ZERO, devices: None });
+        let none = Duration::ZERO;
+        profiler.present = Some(Present { began: none, began_by_system: none, devices: None });
         assert!(!profiler.begins_with(11) && !profiler.ends_with(11) && profiler.ends_with(12));
     }
 }
