@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, fmt, path::PathBuf, sync::Arc};
 
+use mt_shape::kernels::thresholds;
 use serde_json::{Map, Value};
 
 use crate::{
@@ -172,15 +173,34 @@ impl Config {
 
     /// Notes in addition to [`Config::notes`] that depend on the hardware.
     pub fn notes_on(&self, hardware: Hardware) -> Vec<String> {
-        let embedding = self.entry("use_iota_embed");
-        if hardware != Hardware::Cpu || !self.is_noted(embedding) {
+        if hardware != Hardware::Cpu {
             return Vec::new();
         }
-        vec![format!(
-            "`{}` ({}) has no effect on CPUs: embeddings are gathered, which gives the same numbers without the \
-             product's operations",
-            embedding.key.name, embedding.origin
-        )]
+        let named = |entry: &Entry| format!("`{}` ({})", entry.key.name, entry.origin);
+        let embedding = Some(self.entry("use_iota_embed")).filter(|entry| self.is_noted(entry));
+        let of_embedding = embedding.map(|entry| {
+            format!(
+                "{} has no effect on CPUs: embeddings are gathered, which gives the same numbers without the product's \
+                 operations",
+                named(entry)
+            )
+        });
+        let calls_kernels =
+            self.entry("cpu_kernels").value == true && self.entry("num_cpu_devices").value == 1;
+        let blocks: Vec<String> = self
+            .entries()
+            .filter(|entry| calls_kernels && sets_blocks(entry) && self.is_noted(entry))
+            .filter(|entry| self.matters(entry) && self.without_effect(entry.key.name).is_none())
+            .map(named)
+            .collect();
+        let of_blocks = (!blocks.is_empty()).then(|| {
+            format!(
+                "XLA compiles attention because of {}; on CPUs the kernel that would compute it, usually faster, has \
+                 blocks of its own",
+                blocks.join(", ")
+            )
+        });
+        of_embedding.into_iter().chain(of_blocks).collect()
     }
 
     /// Whether notes mention an entry. They mention only values that the user chose: the user cannot change the file of
@@ -229,6 +249,19 @@ impl Config {
                     || self.entry("logits_dot_in_fp32").value == true =>
             {
                 Some("the output head computes logits in float32 already")
+            }
+            _ if sets_blocks(self.entry(key)) => self.why_dense(),
+            _ => None,
+        }
+    }
+
+    /// Why attention is dense, so that it has no blocks.
+    fn why_dense(&self) -> Option<&'static str> {
+        let length = self.entry("max_target_length").value.as_u64();
+        match self.entry("attention").value.as_str() {
+            Some("dot_product") => Some("`attention=dot_product` has no blocks"),
+            Some("autoselected") if length < Some(thresholds::FEWEST_IN_BLOCKS as u64) => {
+                Some("attention in sequences this short has no blocks, unless `attention=flash` is set")
             }
             _ => None,
         }
@@ -466,4 +499,11 @@ pub(crate) fn not_built(entry: &Entry, feature: &'static str) -> Problem {
         available,
         also: Vec::new(),
     }
+}
+
+/// Whether an entry's key, if it acts at all, sets blocks of attention.
+fn sets_blocks(entry: &Entry) -> bool {
+    let name = entry.key.name;
+    let is_size = name.strip_prefix("local_").unwrap_or(name).starts_with("sa_block_");
+    is_size && matches!(entry.key.class, Class::Effective)
 }

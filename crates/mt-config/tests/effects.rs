@@ -181,6 +181,49 @@ fn whole_numbers_are_taken_to_the_largest() {
 }
 
 #[test]
+fn blocks_of_attention_that_do_nothing_are_noted() {
+    let check = |settings: &[&str], expected: &[&str]| {
+        let notes = resolved(settings).notes();
+        assert_eq!(notes.len(), expected.len(), "{settings:?}: {notes:?}");
+        for (note, expected) in notes.iter().zip(expected) {
+            assert!(note.contains(expected), "{settings:?}: {notes:?}");
+        }
+    };
+    let on_cpus = |settings: &[&str]| resolved(settings).notes_on(Hardware::Cpu);
+    check(&["sa_block_q=256", "max_target_length=512"], &[]);
+    check(&["sa_block_q=256", "max_target_length=511", "attention=flash"], &[]);
+    let short = ["sa_block_q=256", "sa_block_kv_dkv_compute=64", "max_target_length=511"];
+    let expected =
+        "`sa_block_q` (command line) has no effect here: attention in sequences this short has no blocks";
+    check(&short, &[expected, "`sa_block_kv_dkv_compute` (command line) has no effect here"]);
+    let dense = ["sa_block_kv=256", "max_target_length=2048", "attention=dot_product"];
+    check(
+        &dense,
+        &["`sa_block_kv` (command line) has no effect here: `attention=dot_product` has no blocks"],
+    );
+    let local = ["local_sa_block_q=64", "max_target_length=2048"];
+    check(
+        &local,
+        &["`local_sa_block_q` (command line) has no effect without `attention_type=local_sliding`"],
+    );
+    let gemma = [&local[..], &["decoder_block=gemma2", "sliding_window_size=256"]].concat();
+    check(&gemma, &[]);
+
+    for settings in [&short[..], &dense, &local, &["max_target_length=2048"]] {
+        assert_eq!(on_cpus(settings), Vec::<String>::new(), "{settings:?}");
+    }
+    let notes = on_cpus(&[&gemma[..], &["sa_block_kv=256"]].concat());
+    let [note] = &notes[..] else { panic!("{notes:?}") };
+    let expected =
+        "because of `sa_block_kv` (command line), `local_sa_block_q` (command line); on CPUs the kernel";
+    assert!(note.contains(expected), "{note}");
+    // Other programs call no kernel.
+    for setting in ["num_cpu_devices=2", "cpu_kernels=false"] {
+        assert_eq!(on_cpus(&[&gemma[..], &[setting]].concat()), Vec::<String>::new(), "{setting}");
+    }
+}
+
+#[test]
 fn blocks_of_attention_are_those_that_are_set() {
     let check = |settings: &[&str], sizes: AttentionBlocks, local: AttentionBlocks| {
         let blocks = training(settings).unwrap().model.blocks;

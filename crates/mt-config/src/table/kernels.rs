@@ -1,6 +1,6 @@
 //! Tile and block sizes of kernels.
 
-use super::{KeyGroup, features};
+use super::{KeyGroup, attention::LOCAL_FAMILIES, features};
 use crate::key::{Key, Literal};
 
 pub(super) const GROUPS: &[KeyGroup] = &[
@@ -209,6 +209,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  key.",
             )
             .at_least(1.0)
+            .only_with("attention_type", &["local_sliding"])
+            .only_with("attention_pattern", &[])
+            .only_with("decoder_block", LOCAL_FAMILIES)
+            .only_with("decoder_block", &["gpt_oss"])
             .acts_on("attention")
             .may_change(),
             Key::optional_integer(
@@ -217,6 +221,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  key.",
             )
             .at_least(1.0)
+            .only_with("attention_type", &["local_sliding"])
+            .only_with("attention_pattern", &[])
+            .only_with("decoder_block", LOCAL_FAMILIES)
+            .only_with("decoder_block", &["gpt_oss"])
             .acts_on("attention")
             .may_change(),
             Key::optional_integer(
@@ -225,6 +233,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  of that key.",
             )
             .at_least(1.0)
+            .only_with("attention_type", &["local_sliding"])
+            .only_with("attention_pattern", &[])
+            .only_with("decoder_block", LOCAL_FAMILIES)
+            .only_with("decoder_block", &["gpt_oss"])
             .acts_on("attention")
             .may_change(),
             Key::optional_integer(
@@ -233,6 +245,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  that key.",
             )
             .at_least(1.0)
+            .only_with("attention_type", &["local_sliding"])
+            .only_with("attention_pattern", &[])
+            .only_with("decoder_block", LOCAL_FAMILIES)
+            .only_with("decoder_block", &["gpt_oss"])
             .acts_on("attention")
             .may_change(),
             Key::optional_integer(
@@ -241,6 +257,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  that key.",
             )
             .at_least(1.0)
+            .only_with("attention_type", &["local_sliding"])
+            .only_with("attention_pattern", &[])
+            .only_with("decoder_block", LOCAL_FAMILIES)
+            .only_with("decoder_block", &["gpt_oss"])
             .acts_on("attention")
             .may_change(),
             Key::optional_integer(
@@ -249,6 +269,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  value of that key.",
             )
             .at_least(1.0)
+            .only_with("attention_type", &["local_sliding"])
+            .only_with("attention_pattern", &[])
+            .only_with("decoder_block", LOCAL_FAMILIES)
+            .only_with("decoder_block", &["gpt_oss"])
             .acts_on("attention")
             .may_change(),
             Key::optional_integer(
