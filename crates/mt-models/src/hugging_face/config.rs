@@ -14,6 +14,9 @@ use crate::{ModelError, families::FAMILIES};
 /// The file that describes a directory's model.
 const FILE: &str = "config.json";
 
+/// The key of the object that holds the values of a multimodal model's text model.
+const TEXT: &str = "text_config";
+
 /// The path of the file that describes a directory's model.
 pub fn description_path(directory: &Path) -> PathBuf {
     directory.join(if consolidated::is_at(directory) { consolidated::PARAMS_FILE } else { FILE })
@@ -26,6 +29,8 @@ pub struct HuggingFaceConfig {
     /// The key of the nested object that holds the values, if they are not those of the file itself.
     within: Option<&'static str>,
     values: Map<String, Value>,
+    /// The values of a multimodal model beside those of its text model.
+    outside: Map<String, Value>,
 }
 
 /// Configuration keys with their values, in the order in which they were set.
@@ -82,15 +87,20 @@ impl HuggingFaceConfig {
     pub fn read(directory: &Path) -> Result<Self, ModelError> {
         let path = description_path(directory);
         if path.ends_with(consolidated::PARAMS_FILE) {
-            return Ok(Self { values: consolidated::config_values(directory)?, within: None, path });
+            let values = consolidated::config_values(directory)?;
+            return Ok(Self { path, ..Self::of_values(values) });
         }
         let unreadable = |reason: String| ModelError::Unreadable { path: path.clone(), reason };
         let text = std::fs::read_to_string(&path).map_err(|error| unreadable(error.to_string()))?;
         match serde_json::from_str(&text).map_err(|error| unreadable(error.to_string()))? {
             // Multimodal models nest the values of the text model.
-            Value::Object(mut values) => match values.remove("text_config") {
-                Some(Value::Object(inside)) => Ok(Self { path, within: None, values: inside }),
-                _ => Ok(Self { path, within: None, values }),
+            Value::Object(mut values) => match values.get_mut(TEXT).map(Value::take) {
+                Some(Value::Object(inside)) => Ok(Self { path, ..Self::nested_in(inside, values) }),
+                Some(other) => {
+                    values.insert(TEXT.to_owned(), other);
+                    Ok(Self { path, ..Self::of_values(values) })
+                }
+                None => Ok(Self { path, ..Self::of_values(values) }),
             },
             _ => Err(unreadable("it is no JSON object".to_owned())),
         }
@@ -98,12 +108,27 @@ impl HuggingFaceConfig {
 
     /// A `config.json` that is not written yet.
     pub(crate) fn of_values(values: Map<String, Value>) -> Self {
-        Self { path: FILE.into(), within: None, values }
+        Self { path: FILE.into(), within: None, values, outside: Map::new() }
+    }
+
+    /// The text model of a multimodal one.
+    fn nested_in(mut values: Map<String, Value>, mut outside: Map<String, Value>) -> Self {
+        outside.remove(TEXT);
+        for key in fields::OF_THE_WHOLE {
+            let Some(value) = outside.get(*key).filter(|value| !value.is_null()) else { continue };
+            if values.get(*key).is_none_or(Value::is_null) {
+                values.insert((*key).to_owned(), value.clone());
+            }
+            if values.get(*key) == Some(value) {
+                outside.remove(*key);
+            }
+        }
+        Self { outside, ..Self::of_values(values) }
     }
 
     /// The object under a key of the file, with these values.
     pub(super) fn nested(&self, key: &'static str, values: Map<String, Value>) -> Self {
-        Self { path: self.path.clone(), within: Some(key), values }
+        Self { path: self.path.clone(), within: Some(key), values, outside: Map::new() }
     }
 
     /// The name of a key in messages.
@@ -232,6 +257,11 @@ impl HuggingFaceConfig {
         if known.contains(&rope::KEYS[0]) {
             unread.extend(self.unread_rope());
         }
+        let is_known = |key: &str| {
+            [fields::WITHOUT_MATHEMATICS, fields::OF_OTHER_MODALITIES].iter().any(|keys| keys.contains(&key))
+        };
+        let outside = self.outside.iter().filter(|(key, value)| !value.is_null() && !is_known(key));
+        unread.extend(outside.map(|(key, _)| key.clone()));
         unread
     }
 }

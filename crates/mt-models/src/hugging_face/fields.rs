@@ -359,6 +359,30 @@ pub(super) const REFUSED: &[Field] = &[Field::with(
     |_| None,
 )];
 
+/// Keys of a multimodal model that also concern its text model. They count if the text model has no value of its own.
+pub(super) const OF_THE_WHOLE: &[&str] = &["quantization_config", "tie_word_embeddings"];
+
+/// Keys of a multimodal model that concern images and audio, and so do not change the logits of text.
+pub(super) const OF_OTHER_MODALITIES: &[&str] = &[
+    "audio_config",
+    "audio_soft_tokens_per_image",
+    "audio_token_id",
+    "boa_token_id",
+    "boa_token_index",
+    "boi_token_id",
+    "boi_token_index",
+    "eoa_token_id",
+    "eoa_token_index",
+    "eoi_token_id",
+    "eoi_token_index",
+    "image_token_id",
+    "image_token_index",
+    "mm_tokens_per_image",
+    "video_token_id",
+    "vision_config",
+    "vision_soft_tokens_per_image",
+];
+
 /// Keys that do not change a model's logits: the origin of the file, training there, tokenizer and sampler, and keys that
 /// transformers writes for every model.
 pub(super) const WITHOUT_MATHEMATICS: &[&str] = &[

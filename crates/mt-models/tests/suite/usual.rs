@@ -43,4 +43,45 @@ fn unread_keys_are_listed() {
     check(serde_json::json!({"rope_parameters": rope}), &["rope_parameters.beta_fast"]);
     // The factors of Granite mean nothing in a Llama.
     check(serde_json::json!({"logits_scaling": 2.0}), &["logits_scaling"]);
+    check(serde_json::json!({"text_config": "none"}), &["text_config"]);
+}
+
+#[test]
+fn keys_outside_of_the_text_model_are_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = |outside: Value, inside: Value| {
+        let mut text = serde_json::json!({
+            "model_type": "gemma3_text", "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1,
+            "head_dim": 4, "intermediate_size": 8, "num_hidden_layers": 2, "vocab_size": 9, "sliding_window": 4,
+            "query_pre_attn_scalar": 4,
+        });
+        text.as_object_mut().unwrap().extend(inside.as_object().unwrap().clone());
+        let mut config = serde_json::json!({
+            "model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "image_token_index": 7,
+            "vision_config": {"hidden_size": 4}, "text_config": text,
+        });
+        config.as_object_mut().unwrap().extend(outside.as_object().unwrap().clone());
+        fs::write(directory.path().join("config.json"), config.to_string()).unwrap();
+        settings_of(directory.path())
+    };
+    let (none, tied) = (serde_json::json!({}), serde_json::json!({"tie_word_embeddings": true}));
+    let untied = serde_json::json!({"tie_word_embeddings": false});
+    let check = |outside: &Value, inside: &Value, is_tied: bool, unread: &[&str]| {
+        let settings = settings(outside.clone(), inside.clone()).unwrap();
+        assert_eq!(settings.get("logits_via_embedding"), Some(&is_tied.into()), "{outside} {inside}");
+        assert_eq!(settings.unread(), unread, "{outside} {inside}");
+    };
+    check(&none, &none, true, &[]);
+    check(&untied, &none, false, &[]);
+    check(&untied, &untied, false, &[]);
+    // The text model's own value counts.
+    check(&tied, &untied, false, &["tie_word_embeddings"]);
+    check(&serde_json::json!({"logits_scaling": 2.0, "mlp_gain": null}), &none, true, &["logits_scaling"]);
+    check(&none, &serde_json::json!({"mlp_gain": 2.0}), true, &["mlp_gain"]);
+
+    let quantized = serde_json::json!({"quantization_config": {"quant_method": "gptq"}});
+    for (outside, inside) in [(&quantized, &none), (&none, &quantized)] {
+        let error = settings(outside.clone(), inside.clone()).unwrap_err().to_string();
+        assert!(error.contains("`quantization_config`") && error.contains("quantized weights"), "{error}");
+    }
 }
