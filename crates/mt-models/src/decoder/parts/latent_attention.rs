@@ -3,8 +3,8 @@
 use mt_nn::{
     Linear, ParamSpec, RotaryOptions,
     attention::{
-        ACTIVATION, AttentionInputs, AttentionKernel, AttentionOptions, CACHED_LATENTS, CONTEXT,
-        CachedLatents, DENSE_LIMIT, EXPANDED_HEAD, LatentAttention, LatentSizes, Latents, QUERY,
+        ACTIVATION, AttentionInputs, AttentionOptions, CACHED_LATENTS, CONTEXT, CachedLatents, EXPANDED_HEAD,
+        LatentAttention, LatentSizes, Latents, QUERY,
     },
     axes::{BATCH, HEAD_DIM, KV_HEADS, KV_POSITION, LATENT, QUERY_HEADS, QUERY_LATENT, VALUE_DIM},
 };
@@ -137,13 +137,8 @@ impl PartDescription for LatentAttentionConfig {
         made.push(activation("kv_wa_proj", &[rows, length, latent + rotated], &of_latents));
         made.push(activation("key_proj", &[rows, length, heads, width], &ACTIVATION));
         made.push(activation("value_proj", &[rows, length, heads, value], &ACTIVATION));
-        let is_dense = match self.options.kernel {
-            AttentionKernel::Automatic => length < DENSE_LIMIT,
-            AttentionKernel::Dense => true,
-            AttentionKernel::Blockwise => false,
-        };
         let of_query = &CONTEXT[..4];
-        if is_dense {
+        if self.options.kernel.is_dense(length) {
             let pairs = Activation {
                 name: None,
                 ..activation("", &[rows, heads, length, 1, length], &[of_query, &[None]].concat())
