@@ -23,7 +23,8 @@ def answers(directory: Path) -> dict:
     tokens = load_file(directory / "golden.safetensors")["tokens"][:, :PROMPT]
     config = AutoConfig.from_pretrained(directory)
     kind = AutoModelForImageTextToText if hasattr(config, "text_config") else AutoModelForCausalLM
-    model = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    eager = dict(attn_implementation="eager", experts_implementation="eager")
+    model = kind.from_pretrained(directory, dtype=torch.float32, **eager).eval()
     # Answers are as long as each other, whatever tokens they hold.
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
