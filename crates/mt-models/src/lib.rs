@@ -8,26 +8,21 @@
 #![forbid(unsafe_code)]
 
 pub mod decoder;
-mod encoded;
+mod description;
 pub mod families;
-mod flops;
 pub mod hugging_face;
 mod layer_output;
 mod model;
-mod ranges;
-mod reader;
-mod saved;
-mod state;
 mod storage;
 
+pub use description::{AttentionFlops, Description, FlopCount};
 pub use families::build_decoder;
-pub use flops::{AttentionFlops, FlopCount};
 pub use layer_output::{LayerOutput, OfLayers, OutputLabel, Reduce, ScoreWeights, statistics};
 pub use model::{
-    Description, Forward, ForwardPass, GenerationState, Hidden, Kept, Model, ModelError, StateSpec, Storage,
-    Tokens, build,
+    Forward, ForwardPass, GenerationState, Hidden, Kept, Model, ModelError, StateSpec, Tokens, build,
 };
-pub use reader::{StateReader, check_parameters, load_parameters};
-pub use saved::{ArrayUse, LoadedParameters, SavedParameters};
-pub use state::{EXACT_ITEM, StateArray, StateEntries, StateError, parameter_key};
-pub use storage::{Affine, StoredParameter, StoredSlice, moment_scale};
+pub use storage::{
+    Affine, ArrayUse, EXACT_ITEM, LoadedParameters, SavedParameters, StateArray, StateEntries, StateError,
+    StateReader, Storage, StoredParameter, StoredSlice, check_parameters, load_parameters, moment_scale,
+    parameter_key,
+};

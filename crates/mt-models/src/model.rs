@@ -7,12 +7,7 @@ use mt_nn::{ParamSpec, SequenceOrder, axes::KV_POSITION};
 use mt_shape::{Axis, DType, LogicalAxis, Path};
 use mt_trace::{Key, Memory, Precision, Tensor};
 
-use crate::{
-    FlopCount, LayerOutput, OfLayers, ScoreWeights, StoredParameter,
-    decoder::{Activation, RegionActivations},
-    families::build_decoder,
-    hugging_face::FileTensor,
-};
+use crate::{Description, LayerOutput, OfLayers, Storage, families::build_decoder};
 
 /// The reason why a model cannot be built or converted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -242,53 +237,6 @@ pub trait ForwardPass {
         let of_head: Vec<Tensor<'t>> =
             self.head_parameters().into_iter().map(|index| parameters[index]).collect();
         self.apply_head(&of_head, hidden)
-    }
-}
-
-/// The storage of a model's parameters in MaxText's checkpoints and in Hugging Face's files.
-pub trait Storage {
-    /// How each parameter is stored in MaxText's checkpoints, in the same order. Arrays of one encoded weight are stored as
-    /// one array.
-    fn storage(&self) -> Vec<StoredParameter>;
-
-    /// The same model with the other value of `scan_layers`, if it supports that.
-    fn otherwise_scanned(&self) -> Option<Box<dyn Model>>;
-
-    /// The tensors of Hugging Face's files that hold the parameters.
-    ///
-    /// # Errors
-    /// The model's family has no Hugging Face format.
-    fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError>;
-
-    /// Whether a tensor of Hugging Face's files is known but not needed, such as the output matrix of a tied head.
-    fn ignores_tensor(&self, name: &str) -> bool;
-}
-
-/// Properties that follow from a model's shapes: sizes, memory and FLOPs.
-pub trait Description: ForwardPass {
-    /// The parameters that attention logits depend on, for all layers with attention.
-    fn score_weights(&self) -> Vec<ScoreWeights>;
-
-    /// The activations of the layers for `rows` sequences of `length` tokens, grouped by the regions that the backward
-    /// pass recomputes.
-    fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations>;
-
-    /// The result of [`ForwardPass::apply_head`] for `rows` sequences of `length` tokens.
-    fn scores(&self, rows: usize, length: usize) -> Activation;
-
-    /// The FLOPs of training.
-    fn flops(&self) -> FlopCount;
-
-    /// The number of parameters.
-    fn num_parameters(&self) -> usize {
-        self.parameters().iter().map(|(_, spec)| spec.num_weights()).sum()
-    }
-
-    /// The number of active parameters, which multiply the activations of one token. Lookup tables (of tokens,
-    /// positions, and tokens per layer) do not count, because a token uses one row of them. Experts that do not receive
-    /// the token do not count either. A table that is also the output matrix counts.
-    fn num_active_parameters(&self) -> usize {
-        self.num_parameters()
     }
 }
 

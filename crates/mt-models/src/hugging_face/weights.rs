@@ -16,9 +16,11 @@ use mt_shape::{DType, HostArray, Placement};
 use super::{FileTensor, TensorPart, part_blocks, source::TensorSource, tensor_bytes, transpose::SIDE};
 use crate::{
     Model, StateError,
-    encoded::{Encoder, decoded},
-    ranges::sliced,
-    state::converted,
+    storage::{
+        encoded::{Encoder, decoded},
+        ranges::sliced,
+        state::converted,
+    },
 };
 
 /// The files of a model, whose tensors match the parameters of a [`Model`].

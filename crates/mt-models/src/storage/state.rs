@@ -10,7 +10,8 @@ use mt_nn::{EncodedArray, EncodedWeight, LayerPlace, ParamSpec};
 use mt_runtime::{Array, PendingHostArray, RuntimeError};
 use mt_shape::{DType, Float8, HostArray, LogicalAxis, Path, Placement, Sharding};
 
-use crate::{Affine, Model, ModelError, StoredParameter, decoder::role, encoded::decoded, ranges::place};
+use super::{encoded::decoded, ranges::place};
+use crate::{Affine, Model, ModelError, StoredParameter, decoder::role};
 
 /// The reason why state cannot be saved or loaded.
 #[derive(Debug, thiserror::Error)]

@@ -5,10 +5,8 @@ use std::{collections::HashMap, ops::Range};
 use mt_nn::{EncodedArray, EncodedWeight};
 use mt_shape::{DType, HostArray};
 
-use crate::{
-    StateError,
-    ranges::{layer_of, sliced},
-};
+use super::ranges::{layer_of, sliced};
+use crate::StateError;
 
 /// Encodes weights part by part. The parts of a weight's other arrays are kept until these are made.
 #[derive(Default)]

@@ -8,7 +8,8 @@ use mt_nn::LayerPlace;
 use mt_runtime::{Array, Runtime, RuntimeError};
 use mt_shape::{DType, HostArray, Placement};
 
-use crate::{Affine, EXACT_ITEM, Model, StateArray, StateError, encoded::Encoder, state::converted};
+use super::{encoded::Encoder, state::converted};
+use crate::{Affine, EXACT_ITEM, Model, StateArray, StateError};
 
 /// Reads the state of a checkpoint onto devices.
 pub struct StateReader<'a> {

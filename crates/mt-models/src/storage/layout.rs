@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use mt_shape::{DType, HostArray};
 
-use crate::state::{converted, to_bf16, to_f16};
+use super::state::{converted, to_bf16, to_f16};
 
 /// The key and layout of a parameter in MaxText's checkpoints.
 ///

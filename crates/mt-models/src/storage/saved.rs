@@ -6,10 +6,10 @@ use mt_checkpoint::{Checkpoint, SkippedStep, checkpoints_directory, latest_valid
 use mt_runtime::{Array, Runtime};
 use mt_shape::Placement;
 
+use super::{check_parameters, load_parameters};
 use crate::{
     Model, StateError,
     hugging_face::{Weights, is_hugging_face},
-    reader::{check_parameters, load_parameters},
 };
 
 /// Saved parameters that fit a model. They have not been read.

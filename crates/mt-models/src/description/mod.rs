@@ -1,0 +1,38 @@
+//! Properties of models that follow from their shapes.
+
+mod flops;
+
+use crate::{
+    ForwardPass, ScoreWeights,
+    decoder::{Activation, RegionActivations},
+};
+
+pub use flops::{AttentionFlops, FlopCount};
+
+/// Properties that follow from a model's shapes: sizes, memory and FLOPs.
+pub trait Description: ForwardPass {
+    /// The parameters that attention logits depend on, for all layers with attention.
+    fn score_weights(&self) -> Vec<ScoreWeights>;
+
+    /// The activations of the layers for `rows` sequences of `length` tokens, grouped by the regions that the backward
+    /// pass recomputes.
+    fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations>;
+
+    /// The result of [`ForwardPass::apply_head`] for `rows` sequences of `length` tokens.
+    fn scores(&self, rows: usize, length: usize) -> Activation;
+
+    /// The FLOPs of training.
+    fn flops(&self) -> FlopCount;
+
+    /// The number of parameters.
+    fn num_parameters(&self) -> usize {
+        self.parameters().iter().map(|(_, spec)| spec.num_weights()).sum()
+    }
+
+    /// The number of active parameters, which multiply the activations of one token. Lookup tables (of tokens,
+    /// positions, and tokens per layer) do not count, because a token uses one row of them. Experts that do not receive
+    /// the token do not count either. A table that is also the output matrix counts.
+    fn num_active_parameters(&self) -> usize {
+        self.num_parameters()
+    }
+}
