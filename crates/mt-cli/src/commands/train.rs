@@ -8,7 +8,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use mt_config::{Config, Request, RunGroup, RunRecord, TrainConfig, table, tokenizer_directory, value_text};
+use mt_config::{Config, Request, RunGroup, RunRecord, TrainConfig, table, tokenizer_directory};
 use mt_train::{Ending, GoodputSummary, TrainOptions, TrainReport, train};
 
 use crate::{
@@ -32,8 +32,8 @@ pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
     }
     let mut announcement = Vec::new();
     if !is_named {
-        let name = value_text(&config.entry("run_name").value);
-        announcement.push(format!("this is the new run `{name}`; to resume it: {}", command(&given, &name)));
+        let name = &train_config.run.run_name;
+        announcement.push(format!("this is the new run `{name}`; to resume it: {}", command(&given, name)));
     }
     if train_config.run.log_config {
         let given = config.entries().filter(|entry| entry.origin.is_given());
@@ -43,13 +43,19 @@ pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
     let console = Console::new(announcement);
     let observer = Arc::new(move |event| console.show(&event));
     let options = TrainOptions { observer, repository: repository() };
-    let report = train(train_config, &RunRecord::new(config.clone()), &options)?;
-    close(&config, &report, &given)
+    let name = train_config.run.run_name.clone();
+    let record = RunRecord::new(config);
+    let report = train(train_config, &record, &options)?;
+    close(&name, record.is_quick_start(), &report, &given)
 }
 
 /// Reports the outcome of the run, and suggests the next commands.
-fn close(config: &Config, report: &TrainReport, given: &[String]) -> Result<ExitCode, Failure> {
-    let name = value_text(&config.entry("run_name").value);
+fn close(
+    name: &str,
+    is_quick_start: bool,
+    report: &TrainReport,
+    given: &[String],
+) -> Result<ExitCode, Failure> {
     let directory = report.run_directory.display();
     let has_checkpoints = has_checkpoints(&report.run_directory);
     match report.ending {
@@ -59,7 +65,7 @@ fn close(config: &Config, report: &TrainReport, given: &[String]) -> Result<Exit
         }
         Ending::Stopped { signal } => {
             let next = if has_checkpoints {
-                format!("to resume: {}", command(given, &name))
+                format!("to resume: {}", command(given, name))
             } else {
                 "there is no checkpoint to resume from".to_owned()
             };
@@ -89,7 +95,7 @@ fn close(config: &Config, report: &TrainReport, given: &[String]) -> Result<Exit
     if let Some(chart) = &report.chart {
         eprintln!("loss curve: {}", chart.display());
     }
-    if config.is_quick_start() && has_checkpoints {
+    if is_quick_start && has_checkpoints {
         sample(&report.run_directory);
     }
     let mut next = Vec::new();

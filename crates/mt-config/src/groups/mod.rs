@@ -101,6 +101,12 @@ macro_rules! group {
             /// The keys of the group.
             pub const KEYS: &'static [&'static str] = &[$(stringify!($field)),*];
 
+            /// The keys whose values differ from those of another group.
+            pub fn differing_keys(&self, other: &Self) -> Vec<&'static str> {
+                let differing = [$((self.$field != other.$field).then_some(stringify!($field))),*];
+                differing.into_iter().flatten().collect()
+            }
+
             /// Reads the group from a configuration.
             ///
             /// # Errors

@@ -137,6 +137,15 @@ impl ModelGroup {
         }
     }
 
+    /// As [`Self::differing_keys`], with the keys of experts, layers and positions.
+    pub fn differing_keys_of_all(&self, other: &Self) -> Vec<&'static str> {
+        let mut keys = self.differing_keys(other);
+        keys.extend(self.experts.differing_keys(&other.experts));
+        keys.extend(self.layers.differing_keys(&other.layers));
+        keys.extend(self.positions.differing_keys(&other.positions));
+        keys
+    }
+
     fn scales(&self) -> Scales {
         Scales::of(self.global_parameter_scale as u64).expect("a group is made of a power of two")
     }

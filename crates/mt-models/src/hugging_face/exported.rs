@@ -1,6 +1,6 @@
 //! Exports a model's `config.json`.
 
-use mt_config::{Config, ModelGroup, Request, RopeType, value_text};
+use mt_config::{Config, ConfigError, ModelGroup, Request, RopeType, value_text};
 use mt_shape::DType;
 use serde_json::{Map, Value, json};
 
@@ -35,26 +35,26 @@ pub fn config_of(group: &ModelGroup, config: &DecoderConfig, dtype: DType) -> Op
 }
 
 /// Refuses a `config.json` that describes another model when it is read back. Configuration keys support more variants
-/// than a family's `config.json`, which would otherwise lose them silently. `given` is the configuration of the model.
+/// than a family's `config.json`, which would otherwise lose them silently. `group` is the configuration of the model.
 ///
 /// # Errors
 /// The file describes another model. The error names the differences and the keys that cause them.
 pub fn check_described(
     made: &Map<String, Value>,
     config: &DecoderConfig,
-    given: &Config,
+    group: &ModelGroup,
 ) -> Result<(), ModelError> {
     let differing: Vec<String> = match read_again(made) {
-        Ok((read, meant)) => differences(config, &read)
-            .into_iter()
-            .map(|(part, keys)| with_keys(part, keys, |key| given.entry(key).value != meant.entry(key).value))
-            .collect(),
+        Ok((read, meant)) => {
+            let own = group.differing_keys_of_all(&meant);
+            differences(config, &read).into_iter().map(|(part, keys)| with_keys(part, keys, &own)).collect()
+        }
         // The first line states the problem; the following lines are hints about the file.
-        Err(error) => error
-            .lines()
-            .take(1)
-            .map(|line| with_keys(line, ROTARY_KEYS, |key| given.entry(key).is_changed()))
-            .collect(),
+        Err(error) => {
+            let own = resolved(Vec::new()).map(|usual| group.differing_keys_of_all(&usual));
+            let own = own.unwrap_or_default();
+            error.lines().take(1).map(|line| with_keys(line, ROTARY_KEYS, &own)).collect()
+        }
     };
     if differing.is_empty() {
         return Ok(());
@@ -63,23 +63,27 @@ pub fn check_described(
     Err(ModelError::NotDescribable { model_type, differing })
 }
 
-/// The name of a differing part, with the keys of it that differ.
-fn with_keys(part: &str, keys: &[&str], differs: impl Fn(&str) -> bool) -> String {
-    let keys: Vec<String> = keys.iter().filter(|key| differs(key)).map(|key| format!("`{key}`")).collect();
+/// The name of a differing part, with those of its keys that are in `differing`.
+fn with_keys(part: &str, keys: &[&str], differing: &[&str]) -> String {
+    let keys = keys.iter().filter(|key| differing.contains(key));
+    let keys: Vec<String> = keys.map(|key| format!("`{key}`")).collect();
     if keys.is_empty() { part.to_owned() } else { format!("{part} ({})", keys.join(", ")) }
 }
 
 /// The model of a `config.json` with its configuration, or the reason why it describes none.
-fn read_again(made: &Map<String, Value>) -> Result<(DecoderConfig, Config), String> {
+fn read_again(made: &Map<String, Value>) -> Result<(DecoderConfig, ModelGroup), String> {
     let settings =
         settings_in(HuggingFaceConfig::of_values(made.clone())).map_err(|error| error.to_string())?;
     let text = |(key, value): (&str, Value)| format!("{key}={}", value_text(&value));
-    let arguments = settings.into_pairs().into_iter().map(text).collect();
-    let config = Config::resolve(&Request { arguments, ..Request::default() });
-    let config = config.map_err(|error| error.to_string())?;
-    let group = ModelGroup::from_config(&config).map_err(|error| error.to_string())?;
+    let group = resolved(settings.into_pairs().into_iter().map(text).collect());
+    let group = group.map_err(|error| error.to_string())?;
     let read = build_decoder(&group).map_err(|error| error.to_string())?.config().clone();
-    Ok((read, config))
+    Ok((read, group))
+}
+
+/// The model's configuration from keys alone.
+fn resolved(arguments: Vec<String>) -> Result<ModelGroup, ConfigError> {
+    ModelGroup::from_config(&Config::resolve(&Request { arguments, ..Request::default() })?)
 }
 
 const ROTARY_KEYS: &[&str] = &[

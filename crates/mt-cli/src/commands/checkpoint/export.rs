@@ -152,14 +152,13 @@ fn describe(source: &Source, group: &ModelGroup, dtype: DType, files: &mut Files
     if let Kind::Published(directory) = &source.kind {
         files.take(directory, TAKEN_ALONG)?;
         let description = description_path(directory);
-        if description.ends_with(CONFIG) && !overrides_model(source) {
+        if description.ends_with(CONFIG) && !source.given.override_model {
             files.add_object(CONFIG, &updated_config(&description, &made)?);
             return Ok(());
         }
     }
-    check_described(&made, decoder.config(), &source.config)?;
-    let is_declared = source.config.entry("max_position_embeddings").is_changed();
-    let declared = is_declared.then_some(group.positions.max_position_embeddings);
+    check_described(&made, decoder.config(), group)?;
+    let declared = source.given.context_length.then_some(group.positions.max_position_embeddings);
     if made.contains_key("max_position_embeddings") {
         made.insert("max_position_embeddings".into(), context_length(group, declared).into());
     }
@@ -173,11 +172,6 @@ fn describe(source: &Source, group: &ModelGroup, dtype: DType, files: &mut Files
     }
     files.add_object(GENERATION_CONFIG, &generation);
     Ok(())
-}
-
-/// Whether keys may change the published model.
-fn overrides_model(source: &Source) -> bool {
-    source.config.entry("override_model_config").value == Value::Bool(true)
 }
 
 /// The published `config.json` with the written element type. For a multimodal model, only the text model's weights are
@@ -211,8 +205,6 @@ fn updated_config(path: &Path, made: &Map<String, Value>) -> Result<Map<String, 
 /// The tokenizer of the model. Its files are added.
 fn tokenizer(source: &Source, files: &mut Files) -> Result<Option<Tokenizer>, Failure> {
     let named = TokenizerGroup::from_config(&source.config).ok();
-    let is_named =
-        ["tokenizer_path", "tokenizer_type"].iter().any(|key| source.config.entry(key).is_changed());
     let tokenizer = match &source.kind {
         Kind::Published(directory) => {
             Tokenizer::is_saved_in(directory).then(|| Tokenizer::load(directory)).transpose()?
@@ -220,7 +212,7 @@ fn tokenizer(source: &Source, files: &mut Files) -> Result<Option<Tokenizer>, Fa
         Kind::Run(run) if tokenizer_directory(run).is_dir() => {
             Some(Tokenizer::load(tokenizer_directory(run))?)
         }
-        _ => match named.filter(|_| is_named) {
+        _ => match named.filter(|_| source.given.tokenizer) {
             Some(group) => {
                 let TokenizerChoice { kind, path } = group.choice(None);
                 Some(Tokenizer::open(kind, path)?)

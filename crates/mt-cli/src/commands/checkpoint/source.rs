@@ -16,6 +16,17 @@ pub struct Source {
     pub config: Config,
     pub path: PathBuf,
     pub kind: Kind,
+    pub given: Given,
+}
+
+/// The keys that decide which descriptions of the model are written.
+pub struct Given {
+    /// Whether keys may change the published model.
+    pub override_model: bool,
+    /// Whether a key states the context length.
+    pub context_length: bool,
+    /// Whether a key names the tokenizer.
+    pub tokenizer: bool,
 }
 
 /// The source of the model's description and tokenizer.
@@ -46,7 +57,13 @@ impl Source {
             (None, None) => (given, Kind::Keys),
         };
         warn(&config);
-        Ok(Self { config, path, kind })
+        let is_changed = |key: &str| config.entry(key).is_changed();
+        let given = Given {
+            override_model: is_changed("override_model_config"),
+            context_length: is_changed("max_position_embeddings"),
+            tokenizer: is_changed("tokenizer_path") || is_changed("tokenizer_type"),
+        };
+        Ok(Self { config, path, kind, given })
     }
 
     /// The element type of most stored weights, or `f32` if it cannot be exported.

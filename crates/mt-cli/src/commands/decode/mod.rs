@@ -26,7 +26,7 @@ use crate::{
 };
 use prompts::{Chat, Prompt};
 pub use source::with_tokenizer_settings;
-use source::{FoundTokenizer, begins_texts, configure};
+use source::{FoundTokenizer, configure};
 
 /// Runs `maxtext decode`.
 pub fn run(mut command: Decode) -> Result<(), Failure> {
@@ -61,9 +61,9 @@ pub struct Prepared {
 pub fn prepare(settings: Settings) -> Result<Prepared, Failure> {
     let (config, source) = configure(settings.settings)?;
     let decode = DecodeConfig::from_config(&config)?;
-    let FoundTokenizer { tokenizer, directory } = source.tokenizer(&config, &decode)?;
+    let FoundTokenizer { tokenizer, directory } = source.tokenizer(&decode)?;
     let chat = Chat::find(&decode.decode, &tokenizer, directory.as_deref())?;
-    let add_bos = begins_texts(&config, &tokenizer);
+    let add_bos = source.begins_texts(&decode.tokenizer, &tokenizer);
     let prompts = prompts::encode(&decode.decode, &tokenizer, add_bos, chat.as_ref())?;
     let mut stop = tokenizer.end_ids().clone();
     stop.extend(chat.and_then(|chat| chat.end(&tokenizer)));

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use mt_config::{
-    Config, DecodeConfig, Entry, Origin, Request as ConfigRequest, TokenizerChoice, TokenizerType,
-    TrainConfig, run_directory_of, saved_config_path,
+    Config, DecodeConfig, Entry, Origin, Request as ConfigRequest, TokenizerChoice, TokenizerGroup,
+    TokenizerType, TrainConfig, run_directory_of, saved_config_path,
 };
 use mt_data::{DataError, Tokenizer};
 use mt_engine::check_checkpoint;
@@ -17,10 +17,27 @@ use crate::{
 
 /// The source of the weights.
 pub struct Source {
-    /// The run of the weights.
-    run: Option<PathBuf>,
     /// The directory of the published model.
     published: Option<PathBuf>,
+    given: Given,
+}
+
+/// Whether keys were set for this command rather than by the run.
+struct Given {
+    tokenizer_path: bool,
+    tokenizer_type: bool,
+    add_bos: bool,
+}
+
+impl Given {
+    fn of(config: &Config, run: Option<&Path>) -> Self {
+        let is_set = |key: &str| is_set_here(config.entry(key), run);
+        Self {
+            tokenizer_path: is_set("tokenizer_path"),
+            tokenizer_type: is_set("tokenizer_type"),
+            add_bos: is_set("add_bos"),
+        }
+    }
 }
 
 /// Resolves the configuration on top of that of the run or published model whose weights are loaded. For other
@@ -52,7 +69,8 @@ pub fn configure(arguments: Vec<String>) -> Result<(Config, Source), Failure> {
         let config = fitted_to_context(config, &directory)?;
         let config = admitting_prompts(config, |entry| entry.origin.is_given());
         warn(&config);
-        return Ok((config, Source { run: None, published: Some(directory) }));
+        let given = Given::of(&config, None);
+        return Ok((config, Source { published: Some(directory), given }));
     }
     check_checkpoint(path)?;
     let run = run_directory_of(path);
@@ -62,7 +80,8 @@ pub fn configure(arguments: Vec<String>) -> Result<(Config, Source), Failure> {
     };
     let config = admitting_prompts(config, |entry| is_set_here(entry, run.as_deref()));
     warn(&config);
-    Ok((config, Source { run, published: None }))
+    let given = Given::of(&config, run.as_deref());
+    Ok((config, Source { published: None, given }))
 }
 
 /// Resolves the configuration on top of that of a run.
@@ -134,17 +153,17 @@ pub struct FoundTokenizer {
 
 impl Source {
     /// The tokenizer: the one that this command names, or else the one that accompanies the weights.
-    pub fn tokenizer(&self, config: &Config, decode: &DecodeConfig) -> Result<FoundTokenizer, Failure> {
+    pub fn tokenizer(&self, decode: &DecodeConfig) -> Result<FoundTokenizer, Failure> {
         let mut group = decode.tokenizer.clone();
         let mut brought = decode.checkpoint.brought_tokenizer();
-        let is_set = |key: &str| is_set_here(config.entry(key), self.run.as_deref());
+        let given = &self.given;
         let is_byte = group.tokenizer_type == TokenizerType::Byte;
-        if is_set("tokenizer_type") && is_byte {
+        if given.tokenizer_type && is_byte {
             brought = None;
             // A file that the run names does not matter; one that is named here is a contradiction.
-            group.tokenizer_path = group.tokenizer_path.filter(|_| is_set("tokenizer_path"));
+            group.tokenizer_path = group.tokenizer_path.filter(|_| given.tokenizer_path);
         } else if group.tokenizer_path.is_some()
-            && (is_set("tokenizer_path") || is_set("tokenizer_type") && self.published.is_none())
+            && (given.tokenizer_path || given.tokenizer_type && self.published.is_none())
         {
             brought = None;
         }
@@ -160,16 +179,14 @@ impl Source {
         let directory = path.and_then(|path| if path.is_dir() { Some(path) } else { path.parent() });
         Ok(FoundTokenizer { tokenizer, directory: directory.map(Path::to_owned) })
     }
-}
 
-/// Whether BOS is prepended. A published model's tokenizer decides, unless the user does.
-pub fn begins_texts(config: &Config, tokenizer: &Tokenizer) -> bool {
-    let entry = config.entry("add_bos");
-    let set = entry.value == true;
-    if published(config).is_none() || entry.origin.is_given() {
-        return set;
+    /// Whether BOS is prepended. A published model's tokenizer decides, unless the user does.
+    pub fn begins_texts(&self, group: &TokenizerGroup, tokenizer: &Tokenizer) -> bool {
+        match self.published {
+            Some(_) if !self.given.add_bos => tokenizer.adds_bos().unwrap_or(group.add_bos),
+            _ => group.add_bos,
+        }
     }
-    tokenizer.adds_bos().unwrap_or(set)
 }
 
 /// The configuration of a training run. A run that begins with a published model prepends BOS if that model's tokenizer
@@ -185,7 +202,7 @@ pub fn with_tokenizer_settings(config: Config) -> Result<Config, Failure> {
     if inherited.is_some() || settings.tokenizer.tokenizer_path.is_some() {
         let TokenizerChoice { kind, path } = settings.tokenizer.choice(inherited.as_ref());
         let tokenizer = Tokenizer::open(kind, path)?;
-        let begins = begins_texts(&config, &tokenizer);
+        let begins = tokenizer.adds_bos().unwrap_or(settings.tokenizer.add_bos);
         return Ok(config.with_derived("add_bos", begins));
     }
     Ok(config)
