@@ -4,20 +4,12 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use mt_config::{Config, ModelGroup, PlacementGroup, Request};
-use mt_ir::{Precision, Program, Target};
-use mt_models::{
-    Description, FlopCount, Forward, ForwardPass, Hidden, Model, ModelError, ScoreWeights, StateSpec,
-    Storage, StoredParameter, Tokens,
-    decoder::{Activation, RegionActivations},
-    hugging_face::FileTensor,
-};
-use mt_nn::{
-    ParamSpec, SequenceOrder,
-    axes::{BATCH, EMBED, POSITION},
-};
+use mt_ir::{Program, Target};
+use mt_models::Model;
+use mt_nn::SequenceOrder;
 use mt_runtime::{Array, Input, testing::cpu};
-use mt_shape::{DType, HostArray, Path, Placement, logical};
-use mt_testing::Random;
+use mt_shape::{DType, HostArray, Placement, logical};
+use mt_testing::{Random, merged};
 use mt_trace::{ProgramOptions, Tensor, program};
 
 use super::training::compile;
@@ -47,83 +39,21 @@ const TINY: [&str; 12] = [
 ];
 
 fn config(keys: &[&str]) -> Config {
-    let arguments = TINY.iter().chain(keys).map(|key| (*key).to_owned()).collect();
+    let arguments = merged(TINY.iter().chain(keys));
     Config::resolve(&Request { arguments, ..Request::default() }).unwrap()
 }
 
-const AUXILIARY: &str = "learning/artificial_loss";
+/// Layers of experts with a loss of imbalance, which is an average over rows.
+const EXPERTS: [&str; 5] = [
+    "decoder_block=mixtral",
+    "num_experts=4",
+    "num_experts_per_tok=2",
+    "base_moe_mlp_dim=64",
+    "load_balance_loss_weight=0.3",
+];
 
-/// A model with an auxiliary loss that keeps its hidden states small.
-struct WithAuxiliary(Box<dyn Model>);
-
-impl ForwardPass for WithAuxiliary {
-    fn parameters(&self) -> Vec<(Path, ParamSpec)> {
-        self.0.parameters()
-    }
-
-    fn precision(&self) -> Precision {
-        self.0.precision()
-    }
-
-    fn num_learned_positions(&self) -> Option<usize> {
-        self.0.num_learned_positions()
-    }
-
-    fn hidden<'t>(&self, parameters: &[Tensor<'t>], tokens: Tokens<'t>, forward: Forward<'t>) -> Hidden<'t> {
-        let mut hidden = self.0.hidden(parameters, tokens, forward);
-        let size = hidden.hidden.square().mean(&[BATCH, POSITION, EMBED]);
-        hidden.auxiliary_losses.push((AUXILIARY, size * 0.3));
-        hidden
-    }
-
-    fn head_parameters(&self) -> Vec<usize> {
-        self.0.head_parameters()
-    }
-
-    fn apply_head<'t>(&self, parameters: &[Tensor<'t>], hidden: Tensor<'t>) -> Tensor<'t> {
-        self.0.apply_head(parameters, hidden)
-    }
-
-    fn state(&self, batch: usize, slots: usize) -> Vec<StateSpec> {
-        self.0.state(batch, slots)
-    }
-}
-
-impl Storage for WithAuxiliary {
-    fn storage(&self) -> Vec<StoredParameter> {
-        self.0.storage()
-    }
-
-    fn otherwise_scanned(&self) -> Option<Box<dyn Model>> {
-        self.0.otherwise_scanned()
-    }
-
-    fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError> {
-        self.0.file_tensors()
-    }
-
-    fn ignores_tensor(&self, name: &str) -> bool {
-        self.0.ignores_tensor(name)
-    }
-}
-
-impl Description for WithAuxiliary {
-    fn score_weights(&self) -> Vec<ScoreWeights> {
-        self.0.score_weights()
-    }
-
-    fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations> {
-        self.0.activations(rows, length)
-    }
-
-    fn scores(&self, rows: usize, length: usize) -> Activation {
-        self.0.scores(rows, length)
-    }
-
-    fn flops(&self) -> FlopCount {
-        self.0.flops()
-    }
-}
+/// The loss of imbalance, which layers add.
+const AUXILIARY: &str = "learning/moe_lb_loss";
 
 /// The differences from one whole batch on one device.
 #[derive(Clone, Copy, Default)]
@@ -164,8 +94,7 @@ fn of_mesh(mesh: &[&str]) -> Placement {
 /// too.
 fn traced(setting: Setting<'_>) -> (Arc<dyn Model>, Program, Vec<MetricName>) {
     let config = config(setting.keys);
-    let model = mt_models::build(&ModelGroup::from_config(&config).unwrap()).unwrap();
-    let model: Arc<dyn Model> = Arc::new(WithAuxiliary(model));
+    let model: Arc<dyn Model> = mt_models::build(&ModelGroup::from_config(&config).unwrap()).unwrap().into();
     let placement = match setting.mesh {
         None => Placement::single(),
         Some(mesh) => of_mesh(mesh),
@@ -286,10 +215,9 @@ const DATA_AND_TENSOR: &[&str] =
 
 #[test]
 fn parts_and_tiles_make_up_the_batch() {
-    for keys in
-        [&[][..], &["logits_via_embedding=true", "normalize_embedding_logits=true", "scan_layers=false"]]
-    {
-        let setting = Setting { keys, ..Setting::default() };
+    let tied = ["logits_via_embedding=true", "normalize_embedding_logits=true", "scan_layers=false"];
+    for keys in [EXPERTS.to_vec(), [&EXPERTS[..], &tied].concat()] {
+        let setting = Setting { keys: &keys, ..Setting::default() };
         let whole = run(setting);
         let scalar = |name: &str| whole.scalars[name];
         let sum = scalar(names::LM_LOSS) + scalar(AUXILIARY) + scalar(names::Z_LOSS);
@@ -304,13 +232,45 @@ fn parts_and_tiles_make_up_the_batch() {
 }
 
 #[test]
+fn a_loss_of_layers_has_the_same_gradient_in_scans_micro_batches_and_recomputation() {
+    let run = |keys: &[&str], parts| {
+        let keys = [&EXPERTS[..], keys].concat();
+        run(Setting { keys: &keys, parts, ..Setting::default() })
+    };
+    let whole = run(&["remat_policy=none"], 1);
+    for keys in [&["remat_policy=full"][..], &["remat_policy=minimal"]] {
+        for parts in [1, 4] {
+            assert_same(&format!("{parts} parts, {keys:?}"), &run(keys, parts), &whole);
+        }
+    }
+    // Twice the loss has twice the gradient.
+    let of_router = |weight: &str| -> Vec<f64> {
+        let made = run(&[weight], 4).gradients;
+        let routers = made.into_iter().filter(|(name, _)| name.contains(".gate."));
+        routers.flat_map(|(_, values)| values).collect()
+    };
+    let [none, once, twice] =
+        ["load_balance_loss_weight=0", "load_balance_loss_weight=0.3", "load_balance_loss_weight=0.6"]
+            .map(of_router);
+    assert!(!none.is_empty());
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+    let of_loss = norm(&mut once.iter().zip(&none).map(|(once, none)| once - none));
+    let curvature =
+        norm(&mut twice.iter().zip(&once).zip(&none).map(|((two, one), zero)| two - 2.0 * one + zero));
+    assert!(of_loss > 0.01 * norm(&mut none.into_iter()), "{of_loss}");
+    assert!(curvature <= 1e-4 * of_loss, "{curvature} {of_loss}");
+}
+
+#[test]
 fn parts_and_tiles_on_eight_devices() {
-    let whole = run(Setting::default());
-    for mesh in [FSDP, DATA_AND_TENSOR] {
-        for (parts, tiles, gather_head_once) in [(2, 1, false), (1, 3, false), (2, 4, true)] {
-            let what = format!("{parts} parts, {tiles} tiles on {mesh:?}");
-            let setting = Setting { mesh: Some(mesh), parts, tiles, gather_head_once, ..Setting::default() };
-            assert_same(&what, &run(setting), &whole);
+    for keys in [&[][..], &EXPERTS] {
+        let whole = run(Setting { keys, ..Setting::default() });
+        for mesh in [FSDP, DATA_AND_TENSOR] {
+            for (parts, tiles, gather_head_once) in [(2, 1, false), (1, 3, false), (2, 4, true)] {
+                let what = format!("{parts} parts, {tiles} tiles on {mesh:?}, {keys:?}");
+                let setting = Setting { keys, mesh: Some(mesh), parts, tiles, gather_head_once };
+                assert_same(&what, &run(setting), &whole);
+            }
         }
     }
 }
