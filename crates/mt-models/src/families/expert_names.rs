@@ -15,7 +15,7 @@ use crate::{
     ForwardPass, Storage,
     decoder::{Decoder, LayerRun, StoredRun},
     hugging_face::{Weights, write_weights},
-    state::converted,
+    storage::state::converted,
 };
 
 const fn name(role: &'static str, name: &'static str, stacked: usize, layout: Layout) -> TensorName {
