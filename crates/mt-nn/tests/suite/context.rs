@@ -89,7 +89,10 @@ impl Case {
             ("activation_kv_heads", "tensor"),
         ];
         let rules = rules.map(|(name, axis)| (name.to_owned(), vec![axis.to_owned()]));
-        Arc::new(Placement::new(mesh, LogicalRules(rules.into())))
+        // Nothing splits the other axes.
+        let others = logical::all().filter(|axis| !rules.iter().any(|(name, _)| name == axis.name()));
+        let others = others.map(|axis| (axis.name().to_owned(), Vec::new()));
+        Arc::new(Placement::new(mesh, LogicalRules(rules.iter().cloned().chain(others).collect())))
     }
 
     fn options(self) -> AttentionOptions {
