@@ -1,7 +1,7 @@
 //! Times dense and blockwise attention, forward and backward, at several lengths, with and without kernels.
 //!
 //! `cargo run --release -p mt-nn --example attention` prints the processor time in milliseconds and its ratio to that
-//! of dense attention. Other processes disturb processor time less than elapsed time. `FEWEST_IN_BLOCKS` and `BLOCK_SIZE`
+//! of dense attention. Other processes disturb processor time less than elapsed time. `FEWEST_IN_BLOCKS` and `block_size`
 //! are chosen from these measurements.
 
 use std::fs;
@@ -11,7 +11,7 @@ use mt_ir::Target;
 use mt_nn::{
     NormOptions, SequenceOrder,
     attention::{
-        AttentionKernel, AttentionOptions, BLOCK_SIZE, Context, KeysValues, MaskSpec, PassBlocks, Segments,
+        AttentionKernel, AttentionOptions, Context, KeysValues, MaskSpec, PassBlocks, Segments, block_size,
         blockwise, dense,
     },
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
@@ -35,7 +35,7 @@ fn main() {
             let dense = milliseconds(target, dtype, length, None);
             let kernels = target_of(Platform::Cpu, true).expect("the environment names features that exist");
             let dense_kernels = milliseconds(kernels, dtype, length, None);
-            let kernel = milliseconds(kernels, dtype, length, Some(length.min(BLOCK_SIZE)));
+            let kernel = milliseconds(kernels, dtype, length, Some(length.min(block_size(target, 1))));
             let blocks: Vec<String> = BLOCKS
                 .iter()
                 .filter(|block| **block <= length)
@@ -113,7 +113,7 @@ fn compiled(target: Target, dtype: DType, length: usize, block: Option<usize>) -
             let segments = Segments::within(segments, SequenceOrder::AsRead);
             let Context { context, .. } = match block {
                 None => dense(query, keys_values, segments.mask(options.mask), None, &options, false),
-                Some(block) => blockwise(query, keys_values, segments, None, &options, block, false),
+                Some(_) => blockwise(query, keys_values, segments, None, &options, block, false),
             };
             (context.cast(DType::F32).square().sum_all(), [])
         });

@@ -9,7 +9,7 @@ use mt_shape::{
     kernels::{self, attributes::WITH_SCORES},
     logical,
 };
-use mt_trace::{DeviceGroup, Parts, Region, ScanOptions, Tensor};
+use mt_trace::{DeviceGroup, Parts, Region, ScanOptions, Target, Tensor};
 
 use super::{
     AttentionOptions, BlockSizes, CONTEXT, Context, KeysValues, MASKED, MaskSpec, Segments, resized,
@@ -20,10 +20,28 @@ use crate::{
     axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
 
-/// Positions per block. Among 64, 128, 256 and 512, measured on 2 cores by `examples/attention.rs`, 64 and 128 take
-/// about the same processor time. Larger blocks take more: they compute more masked logits and exceed the processor's
-/// cache.
-pub const BLOCK_SIZE: usize = 128;
+/// Positions per block if no sizes are given. `num_heads` counts the query heads of all rows on a device, which a block
+/// has together.
+pub fn block_size(target: Target, num_heads: usize) -> usize {
+    match target {
+        // Among 64, 128, 256 and 512, measured on 2 cores by `examples/attention.rs`, 64 and 128 take about the same
+        // processor time. Larger blocks take more: they compute more masked logits and exceed the processor's cache.
+        Target::Cpu(_) => 128,
+        // Cycles of TPUs by their compiler, in `docs/decisions/0057-blocks-of-attention-by-target.md`. Blocks of 512
+        // take half of the cycles of blocks of 128, and a tenth of the operations. Blocks whose logits do not fit into
+        // the chip's vector memory take several times as long.
+        Target::Accelerator => {
+            let fits = |block: &usize| num_heads * block * block * size_of::<f32>() <= LOGITS_OF_BLOCK;
+            [512, 256].into_iter().find(fits).unwrap_or(128)
+        }
+    }
+}
+
+/// The most bytes of a block's attention logits on accelerators: half of the vector memory of a v5p.
+const LOGITS_OF_BLOCK: usize = 32 << 20;
+
+/// Positions in a row of a TPU's vector registers.
+const LANES: usize = 128;
 
 const BLOCKS: &str = "blocks";
 const RUNS: &str = "runs";
@@ -39,7 +57,7 @@ const SPLIT: [Option<LogicalAxis>; 5] = [
 /// The segment id of positions that pad the last block. No token has it.
 const FILLER: f64 = -1.0;
 
-/// Attention within segments. Queries are already scaled.
+/// Attention within segments. Queries are already scaled. Without `block`, positions per block follow [`block_size`].
 ///
 /// If positions are split over devices, each device computes its own queries and gathers the keys and values of all
 /// devices.
@@ -55,7 +73,7 @@ pub fn blockwise<'t>(
     segments: Segments<'t>,
     sinks: Option<Tensor<'t>>,
     options: &AttentionOptions,
-    block: usize,
+    block: Option<usize>,
     with_scores: bool,
 ) -> Context<'t> {
     let axes = query.axes();
@@ -69,6 +87,9 @@ pub fn blockwise<'t>(
     let value = value.order(&[batch[0], KV_HEADS, KV_POSITION, VALUE_DIM]);
     let parts = query.parts(&SPLIT).with_axes_like(POSITION, &[KV_POSITION, BLOCKS]);
     let num_parts = parts.along(POSITION).map_or(1, DeviceGroup::size);
+    let on_device = |name| query.axis(name).size / parts.along(name).map_or(1, DeviceGroup::size);
+    let num_heads = [batch[0], KV_HEADS, GROUP].map(on_device).iter().product();
+    let block = block.unwrap_or_else(|| block_size(query.region().target(), num_heads));
     let sizes = options.block_sizes();
     let kernel = |sizes: BlockSizes| Kernel {
         layout: Layout::new(query.axis(POSITION).size, segments.order, num_parts, block, sizes),
@@ -127,7 +148,7 @@ struct BlockTables {
 }
 
 impl Layout {
-    /// Blocks of the given sizes, or else of `usual` positions.
+    /// Blocks of the given sizes, or else of up to `usual` positions.
     fn new(length: usize, order: SequenceOrder, num_parts: usize, usual: usize, sizes: BlockSizes) -> Self {
         // The greatest common divisor of the lengths of chunks and of devices' shards.
         let (mut run, mut part) = (length / order.num_chunks(), length / num_parts);
@@ -136,8 +157,11 @@ impl Layout {
         }
         // As many blocks as with the full size, but evenly sized, which minimizes padding.
         let even = |whole: usize, block: usize| whole.div_ceil(whole.div_ceil(block));
-        let query_block = even(run, sizes.queries.unwrap_or(usual));
-        let key_block = sizes.keys.map_or_else(|| even(run, usual), |keys| even(length, keys));
+        // Blocks of whole registers, if they need no padding.
+        let mut in_lanes = (1..=usual / LANES).rev().map(|rows| rows * LANES);
+        let usual = in_lanes.find(|block| run.is_multiple_of(*block)).unwrap_or(even(run, usual));
+        let query_block = sizes.queries.map_or(usual, |queries| even(run, queries));
+        let key_block = sizes.keys.map_or(usual, |keys| even(length, keys));
         Self { length, order, run, query_block, key_block }
     }
 
@@ -571,9 +595,11 @@ impl Kernel {
 mod tests {
     use super::*;
 
+    const BLOCK: usize = 128;
+
     /// The number of pairs of blocks that each of `parts` devices visits.
     fn visited(parts: usize, order: SequenceOrder, num_blocks: usize) -> Vec<i32> {
-        let layout = Layout::new(num_blocks * BLOCK_SIZE, order, parts, BLOCK_SIZE, BlockSizes::NONE);
+        let layout = Layout::new(num_blocks * BLOCK, order, parts, BLOCK, BlockSizes::NONE);
         assert_eq!(layout.num_key_blocks(), num_blocks);
         let BlockTables { firsts, ends, .. } = layout.tables(MaskSpec::CAUSAL);
         let each: Vec<i32> = firsts.iter().zip(&ends).map(|(first, end)| end - first).collect();
@@ -609,20 +635,36 @@ mod tests {
     #[test]
     fn blocks_are_evenly_large() {
         let filled = |length: usize, order: SequenceOrder, parts: usize| {
-            let layout = Layout::new(length, order, parts, BLOCK_SIZE, BlockSizes::NONE);
+            let layout = Layout::new(length, order, parts, BLOCK, BlockSizes::NONE);
             (layout.query_block, layout.run.next_multiple_of(layout.query_block) - layout.run)
         };
         assert_eq!(filled(2080, SequenceOrder::Paired { parts: 4 }, 4), (87, 1));
         assert_eq!(filled(600, SequenceOrder::AsRead, 1), (120, 0));
-        assert_eq!(filled(1024, SequenceOrder::AsRead, 1), (BLOCK_SIZE, 0));
+        assert_eq!(filled(1024, SequenceOrder::AsRead, 1), (BLOCK, 0));
         assert_eq!(filled(100, SequenceOrder::AsRead, 1), (100, 0));
+    }
+
+    #[test]
+    fn blocks_fill_registers_where_that_needs_no_padding() {
+        for (length, expected) in [(4096, 512), (2304, 384), (2176, 128), (512, 512), (600, 300), (100, 100)]
+        {
+            let layout = Layout::new(length, SequenceOrder::AsRead, 1, 512, BlockSizes::NONE);
+            assert_eq!([layout.query_block, layout.key_block], [expected; 2], "{length}");
+        }
+    }
+
+    #[test]
+    fn logits_of_a_block_fit_into_vector_memory() {
+        let sizes = [1, 32, 33, 128, 129, 1000].map(|heads| block_size(Target::Accelerator, heads));
+        assert_eq!(sizes, [512, 512, 256, 256, 128, 128]);
+        assert_eq!(block_size(Target::CPU, 1), block_size(Target::CPU, 1000));
     }
 
     #[test]
     fn given_sizes_are_bounds_and_those_of_keys_and_queries_differ() {
         let check = |length: usize, queries: Option<usize>, keys: Option<usize>, expected: [usize; 2]| {
             let sizes = BlockSizes { queries, keys };
-            let layout = Layout::new(length, SequenceOrder::AsRead, 1, BLOCK_SIZE, sizes);
+            let layout = Layout::new(length, SequenceOrder::AsRead, 1, BLOCK, sizes);
             assert_eq!([layout.query_block, layout.key_block], expected, "{sizes:?}");
         };
         check(1024, Some(512), Some(256), [512, 256]);

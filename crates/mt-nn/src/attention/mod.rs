@@ -20,7 +20,7 @@ use crate::{
     rms_normalize,
 };
 
-pub use blockwise::{BLOCK_SIZE, blockwise};
+pub use blockwise::{block_size, blockwise};
 pub use cache::{CachedKeysValues, KeysValues};
 pub use dense::dense;
 pub use latent::{CACHED_LATENTS, CachedLatents, EXPANDED_HEAD, LatentAttention, LatentSizes, Latents};
@@ -61,7 +61,7 @@ impl PassBlocks {
     pub const NONE: Self = Self { forward: BlockSizes::NONE, backward: BlockSizes::NONE };
 }
 
-/// The most positions in a block of queries and of keys; [`BLOCK_SIZE`], or what a kernel chooses, where there is none.
+/// The most positions in a block of queries and of keys; [`block_size`], or what a kernel chooses, where there is none.
 /// Blocks are evened out, so that little of the last one is left empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSizes {
@@ -399,7 +399,7 @@ fn attend<'t>(
         let keys_values = keys_values.map_leaves(|_, tensor| placed(tensor));
         dense(query, keys_values, segments.mask(options.mask), sinks, options, with_scores)
     } else {
-        blockwise(query, keys_values, segments, sinks, options, BLOCK_SIZE, with_scores)
+        blockwise(query, keys_values, segments, sinks, options, None, with_scores)
     }
 }
 

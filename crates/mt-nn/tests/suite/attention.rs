@@ -109,7 +109,7 @@ fn attend<'t>(
     if block == 0 {
         dense(query, keys_values, segments.mask(options.mask), sinks, options, with_scores)
     } else {
-        blockwise(query, keys_values, segments, sinks, options, block, with_scores)
+        blockwise(query, keys_values, segments, sinks, options, Some(block), with_scores)
     }
 }
 

@@ -155,7 +155,7 @@ impl Case {
             dense(query, keys_values, segments.mask(options.mask), sinks, &options, self.with_scores)
         } else {
             let keys_values = KeysValues { key, value };
-            blockwise(query, keys_values, segments, sinks, &options, self.block, self.with_scores)
+            blockwise(query, keys_values, segments, sinks, &options, Some(self.block), self.with_scores)
         }
     }
 
