@@ -27,7 +27,7 @@ pub fn block_size(target: Target, num_heads: usize) -> usize {
         // Among 64, 128, 256 and 512, measured on 2 cores by `examples/attention.rs`, 64 and 128 take about the same
         // processor time. Larger blocks take more: they compute more masked logits and exceed the processor's cache.
         Target::Cpu(_) => 128,
-        // Cycles of TPUs by their compiler, in `docs/decisions/0057-blocks-of-attention-by-target.md`. Blocks of 512
+        // Cycles of TPUs by their compiler, in `docs/decisions/0058-blocks-of-attention-by-target.md`. Blocks of 512
         // take half of the cycles of blocks of 128, and a tenth of the operations. Blocks whose logits do not fit into
         // the chip's vector memory take several times as long.
         Target::Accelerator => {
