@@ -106,7 +106,7 @@ fn close(
     if has_checkpoints && report.ending == Ending::Completed && report.steps > 0 {
         let given: Vec<String> =
             given.iter().filter(|argument| !argument.starts_with("steps=")).cloned().collect();
-        next.push(format!("{} steps={}", command(&given, &name), report.steps * 2));
+        next.push(format!("{} steps={}", command(&given, name), report.steps * 2));
     }
     for (index, line) in next.iter().enumerate() {
         eprintln!("{} {line}", if index == 0 { "next:" } else { "  or:" });

@@ -261,15 +261,15 @@ fn a_logical_axis_without_a_rule_is_an_error() {
         })
     };
     assert!(trace([rows, rows, rows]).is_ok());
-    for unknown in [logical::EMBED, LogicalAxis::named("made_up")] {
-        let unknown = Some(unknown);
+    for name in [logical::EMBED, LogicalAxis::named("made_up")] {
+        let unknown = Some(name);
         for (operation, axes) in [
             ("`input`", [unknown, rows, rows]),
             ("`constrain`", [rows, unknown, rows]),
             ("`output`", [rows, rows, unknown]),
         ] {
             let error = trace(axes).unwrap_err();
-            let expected = format!("no placement rule names the logical axis `{}`", unknown.unwrap());
+            let expected = format!("no placement rule names the logical axis `{name}`");
             assert!(error.to_string().starts_with(operation), "{error}");
             assert!(error.to_string().contains(&expected), "{error}");
             assert_eq!(error.location.file(), file!());
