@@ -1,7 +1,7 @@
 //! Routers, which choose experts for tokens and weigh them.
 
 use mt_derive::Tree;
-use mt_shape::{Axis, DType, axis};
+use mt_shape::{Axis, DType, LogicalAxis, axis, logical};
 use mt_trace::Tensor;
 
 use crate::{
@@ -84,6 +84,10 @@ pub struct Routing<'t> {
     pub logits: Tensor<'t>,
 }
 
+/// Logical axes of logits.
+const LOGITS: [Option<LogicalAxis>; 3] =
+    [Some(logical::ACTIVATION_BATCH_MOE), Some(logical::ACTIVATION_LENGTH_MOE), None];
+
 const GROUP: &str = "expert_group";
 const MEMBER: &str = "expert_of_group";
 const GROUP_CHOICE: &str = "group_choice";
@@ -98,7 +102,7 @@ impl<'t> Router<Tensor<'t>> {
     pub fn forward(&self, x: Tensor<'t>, options: &RouterOptions) -> Routing<'t> {
         let input = if options.in_f32 { x.cast(DType::F32) } else { x };
         let bias = |use_of_bias| self.bias.filter(|_| options.bias == use_of_bias);
-        let mut logits = self.kernel.dot(input, &[EMBED]).cast(DType::F32);
+        let mut logits = self.kernel.dot(input, &[EMBED]).cast(DType::F32).constrain(&LOGITS);
         if let Some(bias) = bias(RouterBias::OfLogits) {
             logits = logits + bias.cast(DType::F32);
         }
