@@ -36,7 +36,7 @@ const QUALIFIED: &[(&str, &str, &str)] = &[
     ("dataset_type", "hf", "local text, JSON lines and parquet; no datasets of the hub"),
     ("hardware", "gpu", "compiled for, never run"),
     ("hardware", "tpu", "compiled for, never run"),
-    (PARALLELISM, "expert", "as an additional data-parallel axis; experts are not built"),
+    (PARALLELISM, "expert", "gathers tokens; no all-to-all"),
 ];
 
 /// The row of mesh axes, as its heading names the keys.
@@ -137,16 +137,16 @@ mod tests {
     #[test]
     fn refused_choices_are_not_said_to_work() {
         let rows = part();
-        assert!(rows.contains("`olmo3`, `gpt3`, `simple`, `simple_mlp` | `mixtral`, "), "{rows}");
+        assert!(rows.contains("`qwen3_moe`, `simple`, `simple_mlp` | `deepseek4`, "), "{rows}");
         // The default of a key that is refused as a whole counts as built.
         assert!(
             rows.contains(
-                "| Attention masks (`attention_type`) | `global`, `local_sliding`, `chunk` | `mla`, "
+                "| Attention masks (`attention_type`) | `global`, `local_sliding`, `chunk`, `mla` | `full`, "
             ),
             "{rows}"
         );
         assert!(rows.contains("`fsdp`, `fsdp_transpose`, `sequence`"), "{rows}");
-        assert!(rows.contains("experts are not built) | `diloco`, `pipeline`"), "{rows}");
+        assert!(rows.contains("no all-to-all) | `diloco`, `pipeline`"), "{rows}");
     }
 
     #[test]

@@ -32,7 +32,11 @@ def load(directory):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model, info = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+            directory,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            output_loading_info=True,
         )
         GenerationConfig.from_pretrained(directory)
         if os.path.exists(os.path.join(directory, "tokenizer_config.json")):
