@@ -87,10 +87,14 @@ fn arithmetic(call: &Call<'_>) -> Result<Arithmetic, Fault> {
 
 /// The rows of each group.
 fn groups(call: &Call<'_>, sizes: &View, count: usize) -> Result<Vec<Range<usize>>, Fault> {
-    let Data::I32(sizes) = call.data(sizes.argument)? else { return Err("sizes are no integers".to_owned()) };
-    let mut ranges = Vec::with_capacity(sizes.len());
+    let Data::I32(all) = call.data(sizes.argument)? else { return Err("sizes are no integers".to_owned()) };
+    let [num_groups] = sizes.sizes()?;
+    // The sizes may be a slice of an array.
+    let sizes = (0..num_groups).map(|group| all.get(sizes.start + group * sizes.dims[0].stride));
+    let mut ranges = Vec::with_capacity(num_groups);
     let mut start = 0;
     for size in sizes {
+        let size = size.ok_or("there are fewer sizes than groups")?;
         let end = start + usize::try_from(*size).map_err(|_| format!("a group has {size} rows"))?;
         if end > count {
             return Err(format!("groups have {end} rows, but there are {count}"));
