@@ -36,7 +36,7 @@ fn gradients_are_those_without_kernels() {
     check(&["remat_policy=minimal"], 1e-5);
     check(&["decoder_block=gemma2", "sliding_window_size=20", "attn_logits_soft_cap=3"], 1e-5);
     check(&["decoder_block=gemma3", "sliding_window_size=20"], 1e-5);
-    // The sizes of groups are slices of what the forward scan has saved.
+    // The sizes of groups are slices of arrays that the forward scan saved.
     let experts = ["decoder_block=mixtral", "num_experts=4", "num_experts_per_tok=2", "base_moe_mlp_dim=40"];
     check(&[&experts[..], &["remat_policy=none"]].concat(), 1e-5);
     check(&[&experts[..], &["remat_policy=full"]].concat(), 1e-5);
