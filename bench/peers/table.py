@@ -93,7 +93,7 @@ def markdown(report, warming):
         if peers and "ours" in found and (each := list(ratios(runs, row, value, min(peers, key=peers.get)))):
             ratio = f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})"
         lines.append(f"| {title} | " + " | ".join(cells) + f" | {ratio} |")
-    for row, title in {"f32-losses": "losses of 10 steps from JAX's, f32", "bf16-losses": "the same, bf16"}.items():
+    for row, title in {dtype + "-losses": f"distance of 10 losses from JAX's, {dtype}" for dtype in ["f32", "bf16"]}.items():
         if apart := report["differences"][row]:
             cells = [f"{apart[one.name]:.1e}" if one.name in apart else "" for one in shown]
             lines.append(f"| {title} | " + " | ".join(cells) + " | |")

@@ -25,9 +25,16 @@ const KEYS: &str = "dataset_type=synthetic run_name=engine base_emb_dim=64 base_
     base_num_kv_heads=2 head_dim=16 base_mlp_dim=128 base_num_decoder_layers=2 vocab_size=64 max_target_length=32 \
     per_device_batch_size=8 learning_rate=1e-2 warmup_steps_fraction=0.1 steps=60";
 
+#[allow(dead_code, reason = "the test of this example calls `run`")]
 fn main() -> Result<(), Box<dyn Error>> {
+    run(std::env::args().skip(1))?;
+    Ok(())
+}
+
+/// Trains with the arguments of the command line, and returns the loss of the evaluation at the end.
+pub fn run(arguments: impl Iterator<Item = String>) -> Result<f64, Box<dyn Error>> {
     let (keys, directories): (Vec<String>, Vec<String>) =
-        std::env::args().skip(1).partition(|argument| argument.contains('='));
+        arguments.partition(|argument| argument.contains('='));
     let arguments = KEYS.split_whitespace().map(str::to_owned).chain(keys).collect();
     let config = Config::resolve(&Settings { arguments, ..Settings::default() })?;
     let settings = TrainConfig::from_config(&config)?;
@@ -76,7 +83,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         manager.wait_until_finished()?;
         println!("saved in {}", directory.display());
     }
-    Ok(())
+    Ok(measured.loss())
 }
 
 /// The tokens that the current model generates after three others.

@@ -120,8 +120,8 @@ impl Screen {
     /// Prints a line to standard error, above the progress bar if one is shown.
     fn message(&self, text: &str) {
         match &self.display {
-            Display::Bar { bar, .. } => bar.suspend(|| eprintln!("{text}")),
-            Display::Lines | Display::None => eprintln!("{text}"),
+            Display::Bar { bar, .. } => bar.suspend(|| say!("{text}")),
+            Display::Lines | Display::None => say!("{text}"),
         }
     }
 

@@ -6,6 +6,9 @@
 
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod say;
+
 mod arguments;
 mod commands;
 mod console;

@@ -294,7 +294,8 @@ fn named(path: &Path) -> String {
 /// The verb that agrees with a feature's name.
 pub(crate) fn is(feature: &str) -> &'static str {
     let noun = feature.split([' ', '`']).take_while(|word| !LINKS.contains(word)).last().unwrap_or_default();
-    if noun.ends_with('s') && !noun.ends_with("ss") { "are" } else { "is" }
+    let is_plural = noun.ends_with('s') && !noun.ends_with("ss") && noun != "bias";
+    if is_plural { "are" } else { "is" }
 }
 
 /// Words that end the noun phrase at the start of a feature's name, whose last word decides between `is` and `are`.

@@ -37,7 +37,8 @@ impl Config {
         }
         let asks = |name: &&str| {
             let entry = self.entry(name);
-            entry.key.asks(&entry.value)
+            // A named model's file describes MaxText's own training of it, on data that the user did not name.
+            !matches!(entry.origin, Origin::Model { .. }) && entry.key.asks(&entry.value)
         };
         let names_data = NAMING_KEYS.iter().any(asks);
         let (value, origin) = match (names_data, is_repeated) {

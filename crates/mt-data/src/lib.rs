@@ -56,7 +56,7 @@ pub use evaluation::{EvaluationBatches, EvaluationSet};
 pub use files::expand as expand_patterns;
 pub use iterator::TrainIterator;
 pub use options::{DatasetOptions, Packing, Remainder};
-pub use prefetch::Prefetcher;
+pub use prefetch::{Awaited, Prefetcher};
 pub use random::Permutation;
 pub use repository::{Split, remove_seen, repository_corpus, repository_documents, save_documents};
 pub use source::{Dataset, Source, TextDocument};

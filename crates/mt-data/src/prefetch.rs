@@ -1,7 +1,7 @@
 //! Preparation of batches while the device works.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,25 @@ use crate::stream::{BatchSource, Position};
 
 type Item = Result<Option<(Batch, Position)>>;
 
+/// The result of waiting for a batch.
+#[derive(Debug)]
+pub enum Awaited {
+    /// The batch, and the position after it.
+    Batch(Batch, Position),
+    /// The last epoch is over.
+    Ended,
+    /// The caller gave up.
+    GivenUp,
+}
+
+/// The time between two questions whether the caller gives up.
+const POLL: Duration = Duration::from_millis(50);
+
 /// Runs a [`BatchSource`] on its own thread, a bounded number of batches ahead.
 ///
 /// Each batch comes with the position after it, so a checkpoint saves the position of the batches that were used rather
-/// than of those that were prepared. Dropping the prefetcher stops the thread and waits for it.
+/// than of those that were prepared. Dropping the prefetcher stops the thread and waits for it, unless the caller gave up
+/// waiting for a batch.
 #[derive(Debug)]
 pub struct Prefetcher {
     receiver: Option<Receiver<Item>>,
@@ -51,19 +66,41 @@ impl Prefetcher {
         reason = "an iterator's item would have the result the wrong way round"
     )]
     pub fn next(&mut self) -> Item {
-        let Some(receiver) = self.receiver.as_ref().filter(|_| !self.ended) else { return Ok(None) };
-        let item = match receiver.try_recv() {
-            Ok(item) => item,
-            Err(TryRecvError::Disconnected) => Ok(None),
-            Err(TryRecvError::Empty) => {
-                let start = Instant::now();
-                let item = receiver.recv().unwrap_or(Ok(None));
-                self.waited += start.elapsed();
-                item
+        Ok(match self.next_unless(|_| false)? {
+            Awaited::Batch(batch, position) => Some((batch, position)),
+            Awaited::Ended | Awaited::GivenUp => None,
+        })
+    }
+
+    /// As [`Prefetcher::next`], but calls `gives_up` several times a second, with the time waited so far. Once it returns
+    /// true, no batch is waited for any more, and there are no further batches.
+    ///
+    /// # Errors
+    /// As [`Prefetcher::next`].
+    pub fn next_unless(&mut self, mut gives_up: impl FnMut(Duration) -> bool) -> Result<Awaited> {
+        let Some(receiver) = self.receiver.as_ref().filter(|_| !self.ended) else {
+            return Ok(Awaited::Ended);
+        };
+        let start = Instant::now();
+        let mut timeout = Duration::ZERO;
+        let item = loop {
+            match receiver.recv_timeout(timeout) {
+                Ok(item) => break item,
+                Err(RecvTimeoutError::Disconnected) => break Ok(None),
+                Err(RecvTimeoutError::Timeout) if gives_up(start.elapsed()) => {
+                    self.ended = true;
+                    // The thread ends with its batch, or with the process.
+                    self.thread = None;
+                    return Ok(Awaited::GivenUp);
+                }
+                Err(RecvTimeoutError::Timeout) => timeout = POLL,
             }
         };
+        if timeout > Duration::ZERO {
+            self.waited += start.elapsed();
+        }
         self.ended = !matches!(item, Ok(Some(_)));
-        item
+        Ok(item?.map_or(Awaited::Ended, |(batch, position)| Awaited::Batch(batch, position)))
     }
 
     /// The time for which [`Prefetcher::next`] has waited since the last call of this function.
@@ -102,5 +139,44 @@ impl Drop for Prefetcher {
             // A panic has already been reported as an error.
             _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A source whose first batch takes long.
+    struct Slow;
+
+    impl BatchSource for Slow {
+        fn next_batch(&mut self) -> Result<Option<Batch>> {
+            std::thread::sleep(Duration::from_secs(60));
+            Ok(None)
+        }
+
+        fn set_batch_rows(&mut self, _rows: usize) -> Result<()> {
+            Ok(())
+        }
+
+        fn position(&self) -> Position {
+            Position::Null
+        }
+
+        fn seek(&mut self, _position: &Position) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_caller_need_not_wait_for_a_batch() {
+        let began = Instant::now();
+        let mut batches = Prefetcher::new(Slow, 1, [1].into_iter()).unwrap();
+        let awaited = batches.next_unless(|waited| waited > Duration::from_millis(200)).unwrap();
+        assert!(matches!(awaited, Awaited::GivenUp), "{awaited:?}");
+        assert!(batches.take_waited() < Duration::from_secs(30));
+        assert!(matches!(batches.next(), Ok(None)));
+        drop(batches);
+        assert!(began.elapsed() < Duration::from_secs(30));
     }
 }

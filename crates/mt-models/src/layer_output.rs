@@ -18,6 +18,8 @@ pub enum LayerOutput {
     /// The mean, the standard deviation and the share of zeros of the residual stream behind the layer: `f32` scalars
     /// without a gradient.
     Statistics,
+    /// What the experts of a part received: `f32` sums over the tokens of the call, without a gradient.
+    ExpertLoads,
     /// An auxiliary loss of a part, named after its metric: an `f32` scalar of the whole call, not a sum over its
     /// tokens.
     AuxiliaryLoss,
@@ -28,6 +30,7 @@ pub enum LayerOutput {
 pub enum Reduce {
     Largest,
     Mean,
+    Sum,
 }
 
 /// The identity of an output.
@@ -49,6 +52,7 @@ impl LayerOutput {
             Self::Residual => ("output", None),
             Self::LargestScores => ("largest_scores", Some(Reduce::Largest)),
             Self::Statistics => ("statistics", Some(Reduce::Mean)),
+            Self::ExpertLoads => ("expert_loads", Some(Reduce::Sum)),
             Self::AuxiliaryLoss => ("auxiliary_loss", Some(Reduce::Mean)),
         };
         OutputLabel { kind: self, name, reduce }
@@ -120,6 +124,23 @@ pub(crate) fn auxiliary_losses<'t>(made: &[OfLayers<'t>]) -> Vec<(&'static str, 
         }
     }
     losses
+}
+
+/// The outputs named in [`LayerOutput::ExpertLoads`].
+pub mod expert_loads {
+    /// The number of choices of each expert: `[expert]`.
+    pub const CHOSEN: &str = "chosen";
+    /// The number of choices that had no effect because the expert was full: a scalar. Only experts with a capacity
+    /// output it.
+    pub const DROPPED: &str = "dropped";
+}
+
+/// The bias of a router that only chooses experts, in one layer or in stacked layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoutingBias {
+    pub place: LayerPlace,
+    /// The index of the parameter: `[expert]` in each layer.
+    pub index: usize,
 }
 
 /// The parameters that attention logits depend on, in one layer or in stacked layers.

@@ -17,7 +17,9 @@ mod storage;
 
 pub use description::{AttentionFlops, Description, FlopCount};
 pub use families::build_decoder;
-pub use layer_output::{LayerOutput, OfLayers, OutputLabel, Reduce, ScoreWeights, statistics};
+pub use layer_output::{
+    LayerOutput, OfLayers, OutputLabel, Reduce, RoutingBias, ScoreWeights, expert_loads, statistics,
+};
 pub use model::{
     Forward, ForwardPass, GenerationState, Hidden, Kept, Model, ModelError, StateSpec, Tokens, build,
 };

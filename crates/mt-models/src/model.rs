@@ -116,6 +116,8 @@ pub struct Forward<'t> {
     pub taps: bool,
     /// The kinds of layer outputs to return as [`Hidden::layer_outputs`].
     pub layer_outputs: Vec<LayerOutput>,
+    /// Whether modules predict further tokens, if the model has such modules.
+    pub predictions: bool,
     /// The memory that holds the parameters of layers; the others are on the device.
     pub layers_in: Memory,
 }
@@ -125,6 +127,9 @@ pub struct Forward<'t> {
 pub struct Hidden<'t> {
     /// The hidden states that the head receives: `[batch, position, embed]`.
     pub hidden: Tensor<'t>,
+    /// The hidden states of the modules that predict further tokens, if requested: those from which the head predicts
+    /// the second next token of each position, the third next, and so on. `[batch, position, embed]` each.
+    pub predictions: Vec<Tensor<'t>>,
     /// The state after these tokens in the order of [`ForwardPass::state`]; empty without a state.
     pub state: Vec<Tensor<'t>>,
     /// Names and values of layers' outputs, if requested.

@@ -11,6 +11,7 @@ pub mod axes;
 mod dropout;
 mod embedding;
 pub mod experts;
+mod following;
 mod linear;
 mod loss;
 mod mlp;
@@ -23,6 +24,7 @@ pub mod weight;
 
 pub use dropout::{Dropout, dropout};
 pub use embedding::Embedding;
+pub use following::following;
 pub use linear::Linear;
 pub use loss::{
     TiledHead, TokenLoss, cross_entropy, divisor, narrow_token_loss, token_log_probabilities, token_loss,

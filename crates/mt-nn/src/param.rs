@@ -21,8 +21,9 @@ pub struct ParamSpec {
     /// The parameter's name within its layer, such as `attention.query.kernel`. It is empty for parameters outside of
     /// layers, which are identified by their paths.
     pub role: String,
-    /// For kernels of linear maps within a layer: the number of input axes, which follow the axis of stacked layers if
-    /// any.
+    /// The number of axes that number separate matrices, such as experts. They follow the axis of stacked layers, if any.
+    pub num_group_axes: usize,
+    /// For matrices of linear maps within a layer: the number of input axes, which follow the axes of groups.
     pub num_input_axes: usize,
     /// Whether training can change the parameter. The others have no gradient and no optimizer state.
     pub is_trainable: bool,
@@ -83,6 +84,7 @@ impl ParamSpec {
             dtype: DType::F32,
             place: LayerPlace::None,
             role: String::new(),
+            num_group_axes: 0,
             num_input_axes: 0,
             is_trainable: true,
             encoded: None,
@@ -92,6 +94,12 @@ impl ParamSpec {
     /// The same parameter as the kernel of a linear map that contracts its first `num_input_axes` axes.
     pub fn with_input_axes(self, num_input_axes: usize) -> Self {
         Self { num_input_axes, ..self }
+    }
+
+    /// The same parameter as a matrix for each element of its first `num_group_axes` axes, which contracts the next
+    /// `num_input_axes` axes.
+    pub fn with_groups(self, num_group_axes: usize, num_input_axes: usize) -> Self {
+        Self { num_group_axes, num_input_axes, ..self }
     }
 
     /// The same parameter with the role `role` in the layers from `first` in steps of `step`, stacked along a leading

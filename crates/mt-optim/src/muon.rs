@@ -40,9 +40,9 @@ pub(crate) struct Matrix {
     outputs: Vec<Axis>,
 }
 
-/// The matrix view of a parameter, one matrix per layer, if it is the kernel of a linear map.
+/// The matrix view of a parameter, one matrix per layer and group, if it is the weight of a linear map.
 pub(crate) fn matrix(parameter: &Parameter) -> Option<Matrix> {
-    let own = &parameter.axes[parameter.own_axes()];
+    let own = parameter.axes[parameter.own_axes()].get(parameter.num_group_axes..)?;
     let (inputs, outputs) = own.split_at_checked(parameter.num_input_axes)?;
     let is_matrix = !inputs.is_empty() && !outputs.is_empty();
     is_matrix.then(|| Matrix { inputs: inputs.to_vec(), outputs: outputs.to_vec() })

@@ -21,7 +21,9 @@ pub struct Parameter {
     pub dtype: DType,
     /// Whether the first axis counts layers, which the optimizer treats as separate parameters.
     pub is_stacked: bool,
-    /// For the kernel of a linear map, the number of input axes after the layer axis.
+    /// The number of axes after the layer axis that number separate matrices, such as experts.
+    pub num_group_axes: usize,
+    /// For the matrix of a linear map, the number of input axes after the axes of groups.
     pub num_input_axes: usize,
     /// Whether the parameter is trained.
     pub is_trained: bool,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mt_derive::Tree;
-use mt_models::{LayerOutput, Model, OfLayers, OutputLabel, Reduce, statistics};
+use mt_models::{LayerOutput, Model, OfLayers, OutputLabel, Reduce};
 use mt_nn::{
     LayerPlace, ParamSpec,
     axes::{BATCH, POSITION},
@@ -12,12 +12,8 @@ use mt_nn::{
 use mt_shape::{Axis, DType, LogicalAxis, Path, axis};
 use mt_trace::{Key, Region, ScanOptions, Tensor};
 
-use crate::{
-    objective::{
-        BatchArray, BatchTensors, BoundModel, FrozenModel, MetricName, ModelUse, Models, NamedTensors,
-        Objective,
-    },
-    query_key_clip::SCORES,
+use crate::objective::{
+    BatchArray, BatchTensors, BoundModel, FrozenModel, MetricName, ModelUse, Models, NamedTensors, Objective,
 };
 
 /// How the loss of a batch and its gradients are computed.
@@ -53,10 +49,8 @@ pub(crate) struct LossAndGradients<'t> {
     pub metrics: NamedTensors<'t>,
     /// In the order of the parameters and with their placement; zero for parameters that training cannot change.
     pub gradients: Vec<Tensor<'t>>,
-    /// The largest attention logit of each head if QK-clip needs it: `[q_heads]` per layer, stacked for scanned layers.
-    pub scores: Vec<OfLayers<'t>>,
-    /// The statistics of each layer's activations, if they are wanted.
-    pub statistics: NamedTensors<'t>,
+    /// The outputs of layers in addition to the residual stream that [`ModelUse`] requests.
+    pub layer_outputs: Vec<OfLayers<'t>>,
 }
 
 /// The inputs of a micro-batch's loss.
@@ -139,7 +133,6 @@ impl LossRule {
         let of_layers = names.layer_outputs.iter().zip(of_layers);
         let of_layers =
             of_layers.map(|((label, place), value)| OfLayers { label: *label, place: *place, value: *value });
-        let (scores, others): (Vec<_>, Vec<_>) = of_layers.partition(|made| made.label.kind == SCORES);
         let mut gradients = gradients.into_iter();
         let gradient_of = |(_, spec): &(Path, ParamSpec)| match spec.is_trainable {
             true => gradients.next().expect("every parameter that can be trained has a gradient"),
@@ -150,13 +143,12 @@ impl LossRule {
             weights: weights[0],
             metrics: names.terms.iter().cloned().zip(terms.iter().copied()).collect(),
             gradients: specs.iter().map(gradient_of).collect(),
-            scores,
-            statistics: statistics(&others).into_iter().map(|(name, value)| (name.into(), value)).collect(),
+            layer_outputs: of_layers.collect(),
         }
     }
 
-    /// Scans over micro-batches and sums their terms and the gradients of trainable parameters. The largest attention
-    /// logits are the maxima over micro-batches.
+    /// Scans over micro-batches and sums their terms and the gradients of trainable parameters. Outputs of layers are
+    /// reduced as their labels say.
     fn accumulate<'t>(
         &self,
         region: Region<'t>,
@@ -196,6 +188,7 @@ impl LossRule {
             |((label, _), values): (&(OutputLabel, LayerPlace), &Tensor<'t>)| match reduction(label) {
                 Reduce::Largest => values.max(&[MICRO_BATCH]),
                 Reduce::Mean => values.mean(&[MICRO_BATCH]),
+                Reduce::Sum => values.sum(&[MICRO_BATCH]),
             };
         let totals: Vec<Tensor<'t>> = sums_of_terms
             .iter()

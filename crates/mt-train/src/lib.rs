@@ -11,6 +11,7 @@ mod data;
 mod error;
 mod evaluation;
 mod events;
+mod expert_loads;
 mod gradients;
 mod masks;
 mod measured;

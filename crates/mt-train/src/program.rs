@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use mt_ir::{Program, Target};
-use mt_models::Model;
+use mt_models::{Model, statistics};
 use mt_nn::{SequenceOrder, initialize};
 use mt_shape::Placement;
 use mt_trace::{Inputs, Output, ProgramOptions, Tensor, program};
 
 use crate::{
-    TrainError,
+    TrainError, expert_loads,
     gradients::{LossAndGradients, LossRule, ModelTensors},
     measured::{Measured, reported},
     metrics::names,
@@ -98,20 +98,23 @@ impl Programs {
 
             let trained = self.layout.for_model(&specs, &state.values.parameters);
             let models = ModelTensors { trained, frozen };
-            let LossAndGradients { loss, weights, mut metrics, gradients, scores, statistics } =
+            let LossAndGradients { loss, weights, mut metrics, gradients, layer_outputs } =
                 self.loss.loss_and_gradients(&specs, &models, &batch, dropout);
             state = self.layout.on_device(state);
             let at_slots = |tensors| self.layout.at_slots(&self.placement, tensors);
             let gradients = at_slots(gradients);
             state.values.parameters = at_slots(state.values.parameters);
             let (mut next, updated) =
-                region.scope("optimizer", || self.update.update(state, loss, gradients, &scores));
+                region.scope("optimizer", || self.update.update(state, loss, gradients, &layer_outputs));
+            let bias_norms = self.update.routing_biases.norms(&next.values.parameters);
             // The new parameters are computed in shards and gathered once.
             next.values.parameters = at_slots(next.values.parameters);
             let mut outputs = self.layout.outputs_of(inputs, next);
             metrics.splice(0..0, [(names::LOSS.into(), loss), (names::TOTAL_WEIGHTS.into(), weights)]);
             metrics.extend(updated.into_iter().map(|(name, value)| (name.into(), value)));
-            metrics.extend(statistics);
+            metrics.extend(expert_loads::metrics(&layer_outputs));
+            metrics.extend(bias_norms);
+            metrics.extend(statistics(&layer_outputs).into_iter().map(|(name, value)| (name.into(), value)));
             let (vector, reported) = reported(inputs, &metrics);
             names = reported;
             outputs.push(vector);

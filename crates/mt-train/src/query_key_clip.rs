@@ -14,7 +14,7 @@ use mt_trace::Tensor;
 #[derive(Debug, thiserror::Error)]
 pub enum QueryKeyClipError {
     #[error(
-        "`use_qk_clip` is `true` ({origin}), but the model has no attention\nhint: leave out `use_qk_clip`"
+        "`use_qk_clip` is `true` ({origin}), but the model has no attention that QK-clip supports\nhint: leave out `use_qk_clip`"
     )]
     NoAttention { origin: Origin },
     #[error(
@@ -67,7 +67,8 @@ impl QueryKeyClip {
     pub fn clip<'t>(&self, parameters: &[Tensor<'t>], scores: &[OfLayers<'t>]) -> Vec<Tensor<'t>> {
         let mut clipped = parameters.to_vec();
         for weights in &self.weights {
-            let of_layers = scores.iter().find(|of_layers| of_layers.place == weights.place);
+            let mut scores = scores.iter().filter(|of_layers| of_layers.label.kind == SCORES);
+            let of_layers = scores.find(|of_layers| of_layers.place == weights.place);
             let largest = of_layers.expect("all layers with attention output their largest scores").value;
             // The factor is exactly 1 up to the threshold, for logits of any sign.
             let threshold = largest.region().full(DType::F32, &largest.axes(), self.threshold);
@@ -90,7 +91,8 @@ pub(crate) const SCORES: LayerOutput = LayerOutput::LargestScores;
 
 /// The maximum over all layers and heads.
 pub(crate) fn largest<'t>(scores: &[OfLayers<'t>]) -> Option<Tensor<'t>> {
-    let largest = scores.iter().map(|of_layers| {
+    let scores = scores.iter().filter(|of_layers| of_layers.label.kind == SCORES);
+    let largest = scores.map(|of_layers| {
         let axes: Vec<&'static str> = of_layers.value.axes().iter().map(|axis| axis.name).collect();
         of_layers.value.max(&axes)
     });

@@ -10,10 +10,11 @@ use std::{
 };
 
 use mt_checkpoint::CheckpointManager;
-use mt_data::{Batch, BatchSource, HeldOut, Position, Prefetcher};
+use mt_data::{Awaited, Batch, BatchSource, HeldOut, Position, Prefetcher};
 
 use crate::{
     TrainError, Trainer,
+    events::{self, Observer},
     measured::PendingMetrics,
     metrics::{MetricLogger, StepMeasurements, names},
     monitor::{Activity, GoodputSummary, Monitor},
@@ -24,6 +25,9 @@ use crate::{
 /// The number of batches that are prepared ahead.
 const PREFETCH: usize = 4;
 
+/// The time between two reports that a step waits for its batch.
+const WAIT_REPORT: Duration = Duration::from_secs(10);
+
 /// The inputs and the trainer of a training loop.
 pub(crate) struct Loop {
     // The logger and the manager are dropped before the trainer, which may wait for a compiling thread.
@@ -33,6 +37,7 @@ pub(crate) struct Loop {
     pub schedule: Schedule,
     pub evaluation: Option<Box<dyn HeldOut>>,
     pub stop: StopSignal,
+    pub observer: Observer,
     /// The peak throughput of one device in TFLOP/s, if it is known.
     pub peak_tflops: Option<f64>,
     pub monitor: Monitor,
@@ -165,7 +170,11 @@ impl Loop {
         let batch = self.next_batch(state)?;
         self.monitor.timeline.begin(Activity::Step);
         let Some(batch) = batch else {
-            return if step == 0 { Err(TrainError::NoBatch) } else { Ok(Some(Ending::DataEnded)) };
+            return match self.stop.received() {
+                Some(signal) => Ok(Some(Ending::Stopped { signal })),
+                None if step == 0 => Err(TrainError::NoBatch),
+                None => Ok(Some(Ending::DataEnded)),
+            };
         };
         let data_wait = state.batches.take_waited();
         let metrics = self.trainer.step_checked(&batch)?;
@@ -188,12 +197,21 @@ impl Loop {
         Ok(None)
     }
 
-    /// The next batch. Advances the data position.
+    /// The next batch; none after the last one, or if a signal stops the wait. Advances the data position.
     fn next_batch(&self, state: &mut State) -> Result<Option<Batch>, TrainError> {
         if let Some(batch) = &state.reused {
             return Ok(Some(batch.clone()));
         }
-        let Some((batch, after)) = state.batches.next()? else { return Ok(None) };
+        let mut reports = 1;
+        let awaited = state.batches.next_unless(|waited| {
+            if waited >= WAIT_REPORT * reports {
+                reports += 1;
+                let text = format!("step {} waits for its batch since {} s", self.step(), waited.as_secs());
+                events::note(&self.observer, text);
+            }
+            self.stop.received().is_some()
+        })?;
+        let Awaited::Batch(batch, after) = awaited else { return Ok(None) };
         if self.trainer.plan.settings.data.reuse_example_batch > 0 {
             // The position stays before this batch, so that a resumed run reads the same one.
             state.reused = Some(batch.clone());

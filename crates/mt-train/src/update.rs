@@ -13,7 +13,9 @@ use mt_shape::DType;
 use mt_trace::Tensor;
 
 use crate::{
-    TrainError, masks,
+    TrainError,
+    expert_loads::RoutingBiases,
+    masks,
     metrics::names,
     query_key_clip::{QueryKeyClip, largest},
 };
@@ -34,6 +36,7 @@ pub(crate) struct UpdateRule {
     /// Whether a mask of decaying parameters is set.
     pub masks_decay: bool,
     pub query_key_clip: Option<QueryKeyClip>,
+    pub routing_biases: RoutingBiases,
     /// Patterns of `adamw_mask` that match no parameter name.
     pub idle_patterns: Vec<String>,
 }
@@ -99,18 +102,18 @@ impl UpdateRule {
             masks_training: !group.trainable_parameters_mask.is_empty(),
             masks_decay: !group.adamw_mask.is_empty(),
             query_key_clip,
+            routing_biases: RoutingBiases::new(group, model, &stored_names(model))?,
             idle_patterns: Vec::new(),
         })
     }
 
-    /// The state after a step, and the step's metrics. `scores` are the largest attention logits of each head if
-    /// QK-clip is on.
+    /// The state after a step, and the step's metrics.
     pub fn update<'t>(
         &self,
         state: StateTensors<'t>,
         loss: Tensor<'t>,
         gradients: Vec<Tensor<'t>>,
-        scores: &[OfLayers<'t>],
+        layer_outputs: &[OfLayers<'t>],
     ) -> (StateTensors<'t>, Vec<(&'static str, Tensor<'t>)>) {
         // The gradients of frozen parameters are dead code, which is removed from the program.
         let raw_norm = gradient_norm(&self.parameters, &gradients);
@@ -130,8 +133,9 @@ impl UpdateRule {
         let Updated { values: mut next, squares } =
             self.optimizer.update(&self.parameters, &state.values, &inputs);
         if let Some(clip) = &self.query_key_clip {
-            next.parameters = clip.clip(&next.parameters, scores);
+            next.parameters = clip.clip(&next.parameters, layer_outputs);
         }
+        next.parameters = self.routing_biases.update(next.parameters, layer_outputs);
         let mut reported = vec![(names::GRADIENT_NORM, gradient_norm), (names::RAW_GRADIENT_NORM, raw_norm)];
         let mut skipped = None;
         let spikes = self.guard.zip(state.spikes).map(|(guard, (history, updates))| {
@@ -155,7 +159,7 @@ impl UpdateRule {
         let parameter_norm = norm(&of_numbers.map(|(squares, _)| *squares).collect::<Vec<_>>());
         reported.extend([(names::PARAMETER_NORM, parameter_norm), (names::LEARNING_RATE, rate)]);
         reported.extend(skipped);
-        reported.extend(largest(scores).map(|largest| (names::LARGEST_SCORE, largest)));
+        reported.extend(largest(layer_outputs).map(|largest| (names::LARGEST_SCORE, largest)));
         (StateTensors { values: next, spikes, step: state.step + 1.0 }, reported)
     }
 
@@ -166,13 +170,18 @@ impl UpdateRule {
     }
 }
 
+/// The names of parameters by which masks select them.
+fn stored_names(model: &dyn Model) -> Vec<String> {
+    model.storage().iter().map(|stored| stored.key.join("/")).collect()
+}
+
 /// The parameters of a model as optimizers describe them, and the patterns of `adamw_mask` that match none.
 fn parameters<'a>(
     group: &'a OptimizerGroup,
     model: &dyn Model,
 ) -> Result<(Vec<Parameter>, Vec<&'a String>), TrainError> {
     let storage = model.storage();
-    let names: Vec<String> = storage.iter().map(|stored| stored.key.join("/")).collect();
+    let names = stored_names(model);
     let specs = model.parameters();
     let trained = masks::trained(&group.trainable_parameters_mask, &names)?;
     let trained = masks::trainable(&trained, specs.iter().map(|(_, spec)| spec.is_trainable), &names)?;
@@ -186,6 +195,7 @@ fn parameters<'a>(
             logical_axes: spec.logical_axes,
             dtype: spec.dtype,
             is_stacked: matches!(spec.place, LayerPlace::Stacked { .. }),
+            num_group_axes: spec.num_group_axes,
             num_input_axes: spec.num_input_axes,
             is_trained,
             decays: !is_undecayed,

@@ -5,6 +5,7 @@ mod documents;
 mod fields;
 mod functions;
 mod layers;
+mod opaque;
 mod sources;
 mod terminals;
 mod words;
@@ -47,6 +48,7 @@ pub fn findings(repository: &Repository) -> Vec<Finding> {
         documents::check_generated(repository, GENERATED),
         functions::check(repository),
         terminals::check(repository),
+        opaque::check(repository),
         words::check(repository),
     ];
     let mut findings: Vec<_> = checks.into_iter().flatten().collect();

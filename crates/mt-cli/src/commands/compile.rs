@@ -23,7 +23,7 @@ pub fn run(mut command: Compile) -> Result<ExitCode, Failure> {
     let progress = Progress::start();
     let report = compile(subject, command.placement, &mut |told| match told {
         CompileProgress::Phase(phase) => progress.begin(phase),
-        CompileProgress::Placements(tables) => eprintln!("{tables}"),
+        CompileProgress::Placements(tables) => say!("{tables}"),
     });
     progress.end();
     let report = report?;

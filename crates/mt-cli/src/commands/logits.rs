@@ -29,14 +29,14 @@ pub fn run(mut command: Logits) -> Result<(), Failure> {
     let compile = CompileSettings::of(&load.debug, &[LOGITS_PROGRAM]);
     let scores = score(&loaded, &rows, command.intermediates.is_some(), &compile)?;
     numpy::write(output, &scores.logits)?;
-    eprintln!("wrote logits {:?} to `{}`", scores.logits.dims(), output.display());
+    say!("wrote logits {:?} to `{}`", scores.logits.dims(), output.display());
     if let Some(directory) = &command.intermediates {
         let cannot = |error| Failure::run(format!("cannot create `{}`: {error}", directory.display()));
         fs::create_dir_all(directory).map_err(cannot)?;
         for (name, array) in &scores.intermediates {
             numpy::write(&directory.join(format!("{name}.npy")), array)?;
         }
-        eprintln!("wrote {} arrays to `{}`", scores.intermediates.len(), directory.display());
+        say!("wrote {} arrays to `{}`", scores.intermediates.len(), directory.display());
     }
     let (Some(path), Some(golden)) = (&command.compare, golden) else { return Ok(()) };
     if golden.dims() != scores.logits.dims() {

@@ -85,24 +85,24 @@ fn warn_on(config: &Config, hardware: Hardware) {
 
 /// Reports that a missing plugin is being installed.
 fn say_installation(installation: &Installation) {
-    eprintln!("{installation}");
+    say!("{installation}");
 }
 
 fn print_notes(notes: Vec<String>) {
     for note in notes {
-        eprintln!("warning: {note}");
+        say!("warning: {note}");
     }
 }
 
 /// Prints notices about loaded weights: skipped checkpoints, and placement.
 fn report_loaded(skipped: &[SkippedStep], notices: &[Notice], placements: Option<&str>) {
     for notice in notices {
-        eprintln!("{notice}");
+        say!("{notice}");
     }
     if let Some(tables) = placements {
-        eprint!("{tables}");
+        say_inline!("{tables}");
     }
     for skipped in skipped {
-        eprintln!("warning: checkpoint {} is skipped: {}", skipped.step, skipped.reason);
+        say!("warning: checkpoint {} is skipped: {}", skipped.step, skipped.reason);
     }
 }

@@ -60,7 +60,7 @@ fn close(
     let has_checkpoints = has_checkpoints(&report.run_directory);
     match report.ending {
         Ending::AlreadyComplete => {
-            eprintln!("run `{name}` has done its {} steps already; raise `steps` to continue", report.steps);
+            say!("run `{name}` has done its {} steps already; raise `steps` to continue", report.steps);
             return Ok(ExitCode::SUCCESS);
         }
         Ending::Stopped { signal } => {
@@ -69,14 +69,14 @@ fn close(
             } else {
                 "there is no checkpoint to resume from".to_owned()
             };
-            eprintln!("stopped by a signal after {} steps; {next}", report.steps);
+            say!("stopped by a signal after {} steps; {next}", report.steps);
             return Ok(ExitCode::from(u8::try_from(128 + signal).unwrap_or(1)));
         }
-        Ending::TargetReached { loss, target } => eprintln!(
+        Ending::TargetReached { loss, target } => say!(
             "the evaluation loss of {loss:.3} reached the target of {target} after {} steps",
             report.steps
         ),
-        Ending::DataEnded => eprintln!("the data ended after {} steps", report.steps),
+        Ending::DataEnded => say!("the data ended after {} steps", report.steps),
         Ending::Completed => {}
     }
     if let (Some(first), Some(last)) = (report.first_evaluation, report.last_evaluation) {
@@ -87,13 +87,13 @@ fn close(
         if let Some(unigram) = report.unigram_bits_per_byte {
             line += &format!(" (token frequencies alone: {unigram:.3})");
         }
-        eprintln!("{line}");
+        say!("{line}");
     }
     if let Some(goodput) = &report.goodput {
-        eprintln!("{}", goodput_line(goodput));
+        say!("{}", goodput_line(goodput));
     }
     if let Some(chart) = &report.chart {
-        eprintln!("loss curve: {}", chart.display());
+        say!("loss curve: {}", chart.display());
     }
     if is_quick_start && has_checkpoints {
         sample(&report.run_directory);
@@ -109,7 +109,7 @@ fn close(
         next.push(format!("{} steps={}", command(&given, name), report.steps * 2));
     }
     for (index, line) in next.iter().enumerate() {
-        eprintln!("{} {line}", if index == 0 { "next:" } else { "  or:" });
+        say!("{} {line}", if index == 0 { "next:" } else { "  or:" });
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -125,7 +125,7 @@ const SAMPLE_PROMPT: &str = "/// Returns the ";
 
 /// Shows a sample of the quick start's model, as the equivalent `decode` command would.
 fn sample(run: &Path) {
-    eprintln!("a sample, which continues {SAMPLE_PROMPT:?}:");
+    say!("a sample, which continues {SAMPLE_PROMPT:?}:");
     let keys = [
         format!("load_parameters_path={}", run.display()),
         format!("prompt={SAMPLE_PROMPT}"),

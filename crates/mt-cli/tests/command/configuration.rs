@@ -207,11 +207,13 @@ fn an_output_directory_has_to_be_one() {
     fs::write(directory.path().join("afile"), "").unwrap();
     for output in ["afile", "afile/below"] {
         let output = format!("base_output_directory={output}");
-        let all = ["config", "check", "dataset_type=synthetic", "run_name=x", &output];
-        let outcome = maxtext_in(directory.path(), &all, &[]);
-        assert_eq!(outcome.status, 2, "{}", outcome.errors);
-        for part in ["`afile` is a file", "`base_output_directory`"] {
-            assert!(outcome.errors.contains(part), "{}", outcome.errors);
+        for named in [&["dataset_type=synthetic", "run_name=x"][..], &["dataset_type=synthetic"], &[]] {
+            let all = [&["config", "check", &output], named].concat();
+            let outcome = maxtext_in(directory.path(), &all, &[]);
+            assert_eq!(outcome.status, 2, "{all:?}: {}", outcome.errors);
+            for part in ["`afile` is a file", "`base_output_directory`"] {
+                assert!(outcome.errors.contains(part), "{}", outcome.errors);
+            }
         }
     }
     let new = maxtext_in(

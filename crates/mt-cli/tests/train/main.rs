@@ -15,3 +15,4 @@ mod resume;
 mod stacks;
 mod stop;
 mod support;
+mod training_engine;

@@ -18,14 +18,18 @@ group! {
         capacity_factor: f64,
         base_moe_mlp_dim: i64,
         load_balance_loss_weight: f64,
+        router_z_loss_weight: f64,
         norm_topk_prob: bool,
         float32_weight_sum: bool,
         float32_gate_logits: bool,
         sparse_matmul: bool,
+        shard_exp_on_fsdp: bool,
+        use_2d_fsdp_sharding: bool,
         first_num_dense_layers: usize,
         shared_experts: usize,
         routed_scaling_factor: f64,
         routed_bias: bool,
+        routed_bias_update_rate: f64,
         routed_score_func: RoutedScores,
         n_routing_groups: i64,
         topk_routing_group: i64,
@@ -73,6 +77,7 @@ impl ExpertsGroup {
                 DENSE_LAYERS,
             ),
         ];
+        self.check_bias_update(config, problems);
         for (key, is_set, blocks, feature) in of_other_families {
             if is_set && !blocks.contains(&block) {
                 problems.push(not_built(config.entry(key), feature));
@@ -83,6 +88,25 @@ impl ExpertsGroup {
     /// The number of groups of experts, and that of the groups that a token may choose from, if experts have groups.
     pub fn routing_groups(&self) -> Option<(usize, usize)> {
         Some((self.n_routing_groups.try_into().ok()?, self.topk_routing_group.try_into().ok()?))
+    }
+
+    fn check_bias_update(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if self.routed_bias_update_rate == 0.0 {
+            return;
+        }
+        let block = DecoderBlock::from_value(&config.entry("decoder_block").value);
+        let update = config.stated("routed_bias_update_rate");
+        if !self.routed_bias {
+            problems.push(Problem::inconsistent(
+                format!("{update}, but {}", config.stated("routed_bias")),
+                "set `routed_bias=true`, or leave out `routed_bias_update_rate`",
+            ));
+        } else if block == Some(DecoderBlock::GptOss) {
+            problems.push(Problem::inconsistent(
+                format!("{update}, but {}, whose routing bias has a gradient", config.stated("decoder_block")),
+                "leave out `routed_bias_update_rate`; `load_balance_loss_weight` evens out the loads of experts",
+            ));
+        }
     }
 
     fn check_groups(&self, config: &Config, problems: &mut Vec<Problem>) {

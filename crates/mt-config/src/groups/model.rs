@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     coerce::value_text,
-    config::{Config, report},
+    config::{Config, not_built, report},
     error::Problem,
     origin::Origin,
 };
@@ -51,6 +51,7 @@ group! {
         scan_layers: bool,
         param_scan_axis: usize,
         max_target_length: usize,
+        mtp_num_layers: usize,
     }
     besides {
         experts: ExpertsGroup = ExpertsGroup::read,
@@ -86,6 +87,12 @@ impl Scales {
 
 impl ModelGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if self.mtp_num_layers > 0 && self.decoder_block != DecoderBlock::DeepSeek {
+            problems.push(not_built(
+                config.entry("mtp_num_layers"),
+                "multi-token prediction in this model family",
+            ));
+        }
         if !self.global_parameter_scale.is_power_of_two() {
             problems.push(Problem::inconsistent(
                 format!("{}, which is no power of two", config.stated("global_parameter_scale")),
@@ -221,6 +228,8 @@ group! {
         learning_rate_schedule_steps: Option<u64>,
         steps: u64,
         gradient_clipping_threshold: f64,
+        routed_bias_update_rate: f64,
+        log_moe_bias_norms: bool,
         use_qk_clip: bool,
         qk_clip_threshold: f64,
     }

@@ -37,7 +37,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .at_most(1_048_576.0)
-            .acts_on("evaluation")
+            .only_with("eval_interval", &[])
+.acts_on("evaluation")
             .may_change(),
             Key::texts("train_data_columns", &["text"], "Columns of the training data that hold the text.")
                 .acts_on("data"),

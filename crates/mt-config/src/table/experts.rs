@@ -30,7 +30,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Capacity of each expert, as a multiple of an even share of the tokens; -1 drops no token.",
             )
             .neutral(&[Literal::Float(0.0)])
-            .only_with("num_experts", &[])
+            .only_with("sparse_matmul", &["false"])
             .acts_on("experts"),
             Key::float(
                 "ragged_buffer_factor",
@@ -77,6 +77,16 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(0.0)
             .only_with("num_experts", &[])
             .acts_on("loss"),
+            Key::float(
+                "router_z_loss_weight",
+                0.0,
+                "Loss weight of the squared log-partition function of the router's logits, which keeps \
+                 them small; 0 turns it off.",
+            )
+            .at_least(0.0)
+            .only_with("num_experts", &[])
+            .acts_on("loss")
+            .own(),
             Key::boolean(
                 "use_custom_sort_vjp",
                 true,
@@ -91,8 +101,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Gather the tokens of all devices to each expert and scatter the sums, instead \
                  of exchanging tokens.",
             )
-            .refused(features::EXPERT_PARALLELISM)
-            .only_with("num_experts", &[])
+            .no_effect_here(
+                "tokens are always gathered to the devices of their experts, and outputs reduce-scattered",
+            )
             .acts_on("experts")
             .may_change(),
             Key::boolean(
@@ -136,7 +147,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Split the weights of experts over the `fsdp` axis by expert instead of by \
                  width.",
             )
-            .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
             .acts_on("placement")
             .may_change(),
@@ -146,7 +156,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Split two dimensions of the weights of experts, one over `fsdp` and one over \
                  `fsdp_transpose`.",
             )
-            .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
             .acts_on("placement")
             .may_change(),
@@ -348,9 +357,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  it off.",
             )
             .at_least(0.0)
-            .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
-            .acts_on("experts"),
+            .acts_on("optimizer"),
             Key::boolean("mlp_bias", false, "Add biases to the projections of feed-forward layers.")
                 .acts_on("experts"),
             Key::integer(
@@ -394,7 +402,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Record the norm of each layer's routing bias among the metrics.",
             )
-            .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
             .acts_on("metrics")
             .run_level(),

@@ -297,7 +297,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  off.",
             )
             .at_least(0.0)
-            .refused(features::MULTI_TOKEN_PREDICTION)
             .acts_on("model"),
             Key::float(
                 "mtp_loss_scaling_factor",
@@ -305,7 +304,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Loss weight of the tokens predicted further ahead.",
             )
             .at_least(0.0)
-            .refused(features::MULTI_TOKEN_PREDICTION)
             .only_with("mtp_num_layers", &[])
             .acts_on("loss"),
             Key::integer(
@@ -315,7 +313,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  none.",
             )
             .at_least(0.0)
-            .refused(features::MULTI_TOKEN_PREDICTION)
             .only_with("mtp_num_layers", &[])
             .acts_on("evaluation")
             .may_change(),

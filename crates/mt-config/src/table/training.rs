@@ -38,6 +38,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer("eval_steps", -1, "Batches per evaluation; -1 for all evaluation data.")
                 .at_least(-1.0)
                 .neutral(&[Literal::Integer(0)])
+                .only_with("eval_interval", &[])
                 .acts_on("evaluation")
                 .may_change(),
             Key::float("target_eval_loss", 0.0, "Stop once the evaluation loss is this low.")
@@ -277,16 +278,20 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float("adam_b1", 0.9, "Decay rate of the first moment (β₁).")
                 .at_least(0.0)
                 .at_most(1.0)
+                .only_with("opt_type", &["adamw", "adam_pax", "muon"])
                 .acts_on("optimizer"),
             Key::float("adam_b2", 0.95, "Decay rate of the second moment (β₂).")
                 .at_least(0.0)
                 .at_most(1.0)
+                .only_with("opt_type", &["adamw", "adam_pax", "muon"])
                 .acts_on("optimizer"),
             Key::float("adam_eps", 1e-8, "Epsilon added to the square root of the second moment.")
                 .at_least(0.0)
+                .only_with("opt_type", &["adamw", "adam_pax", "muon"])
                 .acts_on("optimizer"),
             Key::float("adam_eps_root", 0.0, "Epsilon added to the second moment under the square root.")
                 .at_least(0.0)
+                .only_with("opt_type", &["adamw", "adam_pax", "muon"])
                 .acts_on("optimizer"),
             Key::float(
                 "adam_weight_decay",
@@ -294,6 +299,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Weight decay: each step subtracts this share of a weight times the learning rate.",
             )
             .at_least(0.0)
+            .only_with("opt_type", &["adamw", "adam_pax", "muon"])
             .acts_on("optimizer"),
             Key::texts(
                 "adamw_mask",
@@ -310,6 +316,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 &["", "float32", "bfloat16"],
                 "Element type of the first moment; that of the weights if empty.",
             )
+            .only_with("opt_type", &["adamw", "adam_pax", "muon"])
             .acts_on("optimizer"),
         ],
     },

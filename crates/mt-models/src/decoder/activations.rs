@@ -46,6 +46,10 @@ impl DecoderConfig {
                 }
             }
         }
+        if self.num_predictions > 0 {
+            let layer = self.layers.last().into_iter().cloned().collect();
+            regions.push((layer, self.num_predictions));
+        }
         let of_region = |(layers, times): (Vec<LayerConfig>, usize)| RegionActivations {
             times,
             input: batch.residual(Some(INPUT)),

@@ -18,6 +18,8 @@ pub struct DecoderConfig {
     pub layers: Vec<LayerConfig>,
     /// The runs of layers, in order. The first run begins with the first layer.
     pub runs: Vec<LayerRun>,
+    /// The number of modules behind the layers that predict further tokens.
+    pub num_predictions: usize,
     pub norm: NormOptions,
     pub final_norm: Option<NormKind>,
     pub embedding: EmbeddingConfig,
@@ -162,6 +164,12 @@ impl DecoderConfig {
     /// The attention of all layers that have it.
     pub fn attentions(&self) -> impl Iterator<Item = &AttentionConfig> {
         self.layers.iter().filter_map(LayerConfig::attention)
+    }
+
+    /// The layers that training applies: those of the stack, and those of the modules that predict further tokens.
+    pub fn applied_layers(&self) -> impl Iterator<Item = &LayerConfig> {
+        let modules = self.layers.last().into_iter().cycle().take(self.num_predictions);
+        self.layers.iter().chain(modules)
     }
 
     /// The builder that declares the decoder's parameters.

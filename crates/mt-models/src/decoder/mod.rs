@@ -10,6 +10,7 @@ mod layer;
 mod parameters;
 pub mod part;
 mod parts;
+mod prediction;
 mod segments;
 mod stack;
 #[cfg(test)]
@@ -34,16 +35,19 @@ pub use parts::*;
 pub use segments::{LayerRun, SegmentConfig, SegmentForm, StoredRun};
 pub use stack::{Layers, Segment};
 
+pub use prediction::PredictionModule;
+
 pub(crate) use layer::PER_LAYER;
 pub(crate) use parameters::role;
 
 use layer::RESIDUAL;
 use part::StateDims;
+use prediction::{module_specs, predict};
 use stack::{StackInputs, StackState, stack_specs, state_specs};
 
 use crate::{
     Description, FlopCount, Forward, ForwardPass, Hidden, LayerOutput, Model, ModelError, OfLayers,
-    ScoreWeights, StateSpec, Storage, StoredParameter, Tokens,
+    RoutingBias, ScoreWeights, StateSpec, Storage, StoredParameter, Tokens,
     families::Family,
     hugging_face::{self, FileTensor},
     layer_output::auxiliary_losses,
@@ -59,6 +63,7 @@ pub struct DecoderParameters<L> {
     pub final_norm: Option<Norm<L>>,
     /// Absent if the head is tied to the embedding.
     pub head: Option<Linear<L>>,
+    pub predictions: Vec<PredictionModule<L>>,
 }
 
 /// Per-layer embeddings: a vector of each token for each layer.
@@ -114,7 +119,7 @@ impl Decoder {
 
     /// The number of layers' weights that do not act on a given token.
     fn idle_weights(&self) -> usize {
-        self.config.layers.iter().flat_map(LayerConfig::parts).map(|part| part.idle_weights()).sum()
+        self.config.applied_layers().flat_map(LayerConfig::parts).map(|part| part.idle_weights()).sum()
     }
 }
 
@@ -153,6 +158,7 @@ fn specs(config: &DecoderConfig) -> DecoderParameters<ParamSpec> {
         layers: stack_specs(&builder, config),
         final_norm: config.final_norm.map(|kind| builder.residual_norm(kind)),
         head,
+        predictions: module_specs(&builder, config),
     }
 }
 
@@ -180,11 +186,12 @@ impl DecoderConfig {
         self.embedding.by_product && indices.region().target() == Target::Accelerator
     }
 
-    fn looked_up<'t>(&self, table: &Embedding<Tensor<'t>>, tokens: Tensor<'t>) -> Tensor<'t> {
-        match self.looks_up_by_product(tokens) {
+    fn embedded<'t>(&self, table: &Embedding<Tensor<'t>>, tokens: Tensor<'t>) -> Tensor<'t> {
+        let looked_up = match self.looks_up_by_product(tokens) {
             true => table.lookup_by_product(tokens, self.dtype),
             false => table.lookup(tokens, self.dtype),
-        }
+        };
+        self.embedding.scale.map_or(looked_up, |scale| looked_up * rounded(scale, self.dtype))
     }
 }
 
@@ -198,7 +205,10 @@ fn named_taps<'t>(made: &[OfLayers<'t>]) -> Vec<(String, Tensor<'t>)> {
             LayerOutput::Mixer => "attention",
             LayerOutput::FeedForward => "mlp",
             LayerOutput::Residual => "output",
-            LayerOutput::LargestScores | LayerOutput::Statistics | LayerOutput::AuxiliaryLoss => return None,
+            LayerOutput::LargestScores
+            | LayerOutput::Statistics
+            | LayerOutput::ExpertLoads
+            | LayerOutput::AuxiliaryLoss => return None,
         };
         Some(of_layers.of_each().into_iter().map(move |(layer, value)| (layer, name, value)))
     });
@@ -256,10 +266,7 @@ impl ForwardPass for Decoder {
                 angles.push((*options, rotary.angles(tokens.positions)));
             }
         }
-        let mut x = config.looked_up(&model.token_embedder, tokens.tokens);
-        if let Some(scale) = config.embedding.scale {
-            x = x * rounded(scale, config.dtype);
-        }
+        let mut x = config.embedded(&model.token_embedder, tokens.tokens);
         let added = match (config.embedding.positions, &model.positions) {
             (Positions::Sinusoidal, _) => Some(
                 sinusoidal_positions(tokens.positions, config.embed, SINUSOIDAL_TIMESCALE).cast(config.dtype),
@@ -297,17 +304,25 @@ impl ForwardPass for Decoder {
         if forward.taps {
             taps.extend(named_taps(&outputs.others));
         }
-        let hidden = match &model.final_norm {
-            Some(norm) => norm.forward(outputs.x, EMBED, config.norm),
-            None => outputs.x,
+        let normalized = |x: Tensor<'t>| match &model.final_norm {
+            Some(norm) => norm.forward(x, EMBED, config.norm),
+            None => x,
         };
+        let hidden = normalized(outputs.x);
         if forward.taps {
             taps.push(("final_norm".to_owned(), hidden));
         }
-        let auxiliary_losses = auxiliary_losses(&outputs.others);
         let mut layer_outputs = outputs.others;
+        let mut predictions = Vec::new();
+        if forward.predictions {
+            let embedded = |tokens| config.embedded(&model.token_embedder, tokens);
+            let predicted = predict(&model.predictions, outputs.x, config, &inputs, embedded);
+            predictions = predicted.residuals.into_iter().map(normalized).collect();
+            layer_outputs.extend(predicted.others);
+        }
+        let auxiliary_losses = auxiliary_losses(&layer_outputs);
         layer_outputs.retain(|of_layers| forward.layer_outputs.contains(&of_layers.label.kind));
-        Hidden { hidden, state: outputs.state, taps, layer_outputs, auxiliary_losses }
+        Hidden { hidden, predictions, state: outputs.state, taps, layer_outputs, auxiliary_losses }
     }
 
     fn head_parameters(&self) -> Vec<usize> {
@@ -366,35 +381,36 @@ impl Storage for Decoder {
 
 impl Description for Decoder {
     fn score_weights(&self) -> Vec<ScoreWeights> {
-        let numbers = self.numbers();
-        let segments = self.config.segments();
-        let layers = numbers.layers.segments.iter().zip(&segments).flat_map(|(own, segment)| {
-            let places = segment.first..;
-            own.layers.iter().zip(&segment.kinds).zip(places).map(|((layer, kind), index)| {
-                let place = match segment.form {
-                    SegmentForm::Scanned { .. } => {
-                        LayerPlace::Stacked { first: index, step: segment.kinds.len() }
-                    }
-                    SegmentForm::Single => LayerPlace::One(index),
-                };
-                (layer, kind, index, place)
-            })
-        });
-        let weights = layers.flat_map(|(layer, kind, index, place)| {
+        let mut all = Vec::new();
+        self.each_layer(|layer, kind, index, place| {
             let is_imported = self.config.is_imported(index);
             let mixer = layer.mixer.as_ref().zip(kind.mixer.as_ref());
             let feed_forward = layer.feed_forward.as_ref().zip(kind.feed_forward.as_ref());
             let of_mixer = mixer.and_then(|(numbers, part)| part.score_weights(numbers, is_imported));
             let of_feed_forward =
                 feed_forward.and_then(|(numbers, part)| part.score_weights(numbers, is_imported));
-            of_mixer.into_iter().chain(of_feed_forward).map(move |weights| ScoreWeights {
+            all.extend(of_mixer.into_iter().chain(of_feed_forward).map(|weights| ScoreWeights {
                 place,
                 queries: weights.queries,
                 keys: weights.keys,
                 are_normalized: weights.are_normalized,
-            })
+            }));
         });
-        weights.collect()
+        all
+    }
+
+    fn routing_biases(&self) -> Vec<RoutingBias> {
+        let mut all = Vec::new();
+        self.each_layer(|layer, kind, _, place| {
+            let mixer = layer.mixer.as_ref().zip(kind.mixer.as_ref());
+            let feed_forward = layer.feed_forward.as_ref().zip(kind.feed_forward.as_ref());
+            let biases = [
+                mixer.and_then(|(numbers, part)| part.routing_bias(numbers)),
+                feed_forward.and_then(|(numbers, part)| part.routing_bias(numbers)),
+            ];
+            all.extend(biases.into_iter().flatten().map(|index| RoutingBias { place, index }));
+        });
+        all
     }
 
     fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations> {
@@ -417,9 +433,11 @@ impl Description for Decoder {
         let looked_up = looked_up
             + self.specs.positions.as_ref().map_or(0, num_elements)
             + self.specs.per_layer.as_ref().map_or(0, |per_layer| num_elements(&per_layer.embedding));
-        let parts = self.config.layers.iter().flat_map(LayerConfig::parts);
+        let parts = self.config.applied_layers().flat_map(LayerConfig::parts);
+        // Each prediction module applies the head once more.
+        let of_heads = table * self.config.num_predictions;
         FlopCount {
-            weights_per_token: self.num_parameters() - looked_up - self.idle_weights(),
+            weights_per_token: self.num_parameters() + of_heads - looked_up - self.idle_weights(),
             // The head has as many weights as the table, tied or not.
             head_weights: table,
             attention: parts.filter_map(|part| part.pair_operations()).collect(),
@@ -428,6 +446,28 @@ impl Description for Decoder {
 
     fn num_active_parameters(&self) -> usize {
         self.flops().weights_per_token
+    }
+}
+
+impl Decoder {
+    /// Calls `visit` with the parameter indices, the configuration, the index and the place of each layer. Stacked layers
+    /// are visited once, with the index of the first one.
+    fn each_layer(&self, mut visit: impl FnMut(&DecoderLayer<usize>, &LayerConfig, usize, LayerPlace)) {
+        let numbers = self.numbers();
+        for (module, index) in numbers.predictions.iter().zip(self.config.layers.len()..) {
+            visit(&module.layer, prediction::layer_config(&self.config), index, LayerPlace::One(index));
+        }
+        for (own, segment) in numbers.layers.segments.iter().zip(&self.config.segments()) {
+            for ((layer, kind), index) in own.layers.iter().zip(&segment.kinds).zip(segment.first..) {
+                let place = match segment.form {
+                    SegmentForm::Scanned { .. } => {
+                        LayerPlace::Stacked { first: index, step: segment.kinds.len() }
+                    }
+                    SegmentForm::Single => LayerPlace::One(index),
+                };
+                visit(layer, kind, index, place);
+            }
+        }
     }
 }
 

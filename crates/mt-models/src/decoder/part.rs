@@ -42,6 +42,12 @@ pub trait Part: PartDescription + Clone + PartialEq {
         None
     }
 
+    /// The parameter that is added to the scores of experts when they are chosen, but not to their weights, and so has no
+    /// gradient. The argument holds the parameters' indices.
+    fn routing_bias(&self, _numbers: &Self::Parameters<usize>) -> Option<usize> {
+        None
+    }
+
     /// Whether the part computes another function than `other`, regardless of how both are computed.
     fn differs_from(&self, other: &Self) -> bool {
         self != other
@@ -161,6 +167,11 @@ impl<'t> PartOutputs<'t> {
 }
 
 impl<'t> PartInputs<'_, 't> {
+    /// 1 for tokens and 0 for padding: `f32[batch, position]`.
+    pub fn is_token(&self) -> Tensor<'t> {
+        self.segments.query.differs(0.0).cast(DType::F32)
+    }
+
     /// The angles of a rotary embedding.
     pub fn angles(&self, rotary: &RotaryOptions) -> RotaryAngles<'t> {
         let known = self.angles.iter().find(|(other, _)| other == rotary);

@@ -85,14 +85,14 @@ pub(super) struct StackOutputs<'t> {
 
 /// The arrays that a scan slices, or that a recomputed layer receives.
 #[derive(mt_derive::Tree)]
-struct Sliced<L> {
-    layers: Vec<DecoderLayer<L>>,
+pub(super) struct Sliced<L> {
+    pub layers: Vec<DecoderLayer<L>>,
     /// The dropout keys of the layers.
-    keys: Vec<L>,
+    pub keys: Vec<L>,
     /// The state of each layer.
-    state: Vec<Vec<L>>,
-    imports: Vec<L>,
-    per_layer: Option<L>,
+    pub state: Vec<Vec<L>>,
+    pub imports: Vec<L>,
+    pub per_layer: Option<L>,
 }
 
 /// The parameters of all layers.
@@ -275,7 +275,7 @@ impl<'t> Stack<'_, 't> {
 }
 
 /// Runs one layer, whose activations the backward pass recomputes as the remat policy prescribes.
-fn recomputed<'t>(
+pub(super) fn recomputed<'t>(
     x: Tensor<'t>,
     config: &DecoderConfig,
     kind: &LayerConfig,

@@ -3,7 +3,7 @@
 mod flops;
 
 use crate::{
-    ForwardPass, ScoreWeights,
+    ForwardPass, RoutingBias, ScoreWeights,
     decoder::{Activation, RegionActivations},
 };
 
@@ -13,6 +13,9 @@ pub use flops::{AttentionFlops, FlopCount};
 pub trait Description: ForwardPass {
     /// The parameters that attention logits depend on, for all layers with attention.
     fn score_weights(&self) -> Vec<ScoreWeights>;
+
+    /// The biases of routers that only choose experts and so have no gradient, for all layers that have one.
+    fn routing_biases(&self) -> Vec<RoutingBias>;
 
     /// The activations of the layers for `rows` sequences of `length` tokens, grouped by the regions that the backward
     /// pass recomputes.

@@ -19,8 +19,8 @@ use mt_trace::{Memory, Precision, SavePolicy};
 use crate::{
     ModelError,
     decoder::{
-        AttentionConfig, DecoderConfig, EmbeddingConfig, ExpertsConfig, HeadConfig, LayerConfig, LayerNorms,
-        LayerRun, MlpConfig, NormKind, Positions, QueryKeyNorm, StoredRun, Values,
+        AttentionConfig, DecoderConfig, EmbeddingConfig, ExpertPlacement, ExpertsConfig, HeadConfig,
+        LayerConfig, LayerNorms, LayerRun, MlpConfig, NormKind, Positions, QueryKeyNorm, StoredRun, Values,
     },
 };
 
@@ -37,6 +37,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     let embed = axis(axes::EMBED, group.emb_dim());
     let tied = group.logits_via_embedding;
     let mut config = DecoderConfig {
+        num_predictions: group.mtp_num_layers,
         embed,
         vocab: axis(axes::VOCAB, group.vocab_size),
         layers: vec![layer; group.num_decoder_layers()],
@@ -144,9 +145,15 @@ pub(super) fn experts(group: &ModelGroup, scores: Scores) -> Result<ExpertsConfi
         embed: group.emb_dim(),
         width: axis(axes::MLP, group.moe_mlp_dim()),
         bias: false,
+        placement: match (keys.shard_exp_on_fsdp, keys.use_2d_fsdp_sharding) {
+            (true, _) => ExpertPlacement::ExpertsOverFsdp,
+            (false, true) => ExpertPlacement::ExpertsAndInputs,
+            (false, false) => ExpertPlacement::Usual,
+        },
         router_bias: false,
         shared: None,
         balance_loss_weight: keys.load_balance_loss_weight,
+        z_loss_weight: keys.router_z_loss_weight,
     })
 }
 

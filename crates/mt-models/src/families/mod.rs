@@ -205,20 +205,18 @@ impl Family {
 
     fn maxtext_key(&self, config: &DecoderConfig, parameter: &Parameter) -> Vec<String> {
         let role = parameter.role.as_str();
-        let renamed = |table: &[(&str, &str)]| -> Vec<String> {
-            let hit = table.iter().find_map(|(ours, theirs)| {
-                let rest = role.strip_prefix(ours)?;
-                (rest.is_empty() || rest.starts_with('.')).then(|| format!("{theirs}{rest}"))
-            });
-            hit.as_deref().unwrap_or(role).split('.').map(str::to_owned).collect()
-        };
+        if let Some((module, rest)) = role.strip_prefix("predictions.").and_then(|rest| rest.split_once('.'))
+        {
+            return self.maxtext_prediction_key(module, rest);
+        }
         if parameter.place == Place::Model {
-            return renamed(&[
+            let renames = [
                 ("final_norm", "decoder.decoder_norm"),
                 ("head", "decoder.logits_dense"),
                 ("positions.table", "decoder.position_embedder.embedding"),
                 ("per_layer", "decoder.per_layer"),
-            ]);
+            ];
+            return renamed(role, &renames);
         }
         let (layers, pair) = match (self.maxtext_layers, parameter.place) {
             (MaxTextLayers::Pairs, Place::Layer { index, .. }) => {
@@ -227,12 +225,34 @@ impl Family {
             (MaxTextLayers::Pairs, Place::Cycle { slot, .. }) => (vec!["layers".to_owned()], Some(slot)),
             (_, place) => (config.stored_layers(place), None),
         };
-        let mut part = renamed(self.maxtext_parts);
+        let mut part = renamed(role, self.maxtext_parts);
         if let Some(pair) = pair {
             part[0].push_str(if pair == 0 { "_local" } else { "_global" });
         }
         [vec!["decoder".to_owned()], layers, part].concat()
     }
+
+    /// The key of a parameter of the prediction module `module`, which MaxText counts from 1.
+    fn maxtext_prediction_key(&self, module: &str, rest: &str) -> Vec<String> {
+        let number = module.parse::<usize>().expect("modules are numbered") + 1;
+        let mut part = match rest.strip_prefix("layer.") {
+            Some(of_layer) => {
+                [vec!["transformer_layer".to_owned()], renamed(of_layer, self.maxtext_parts)].concat()
+            }
+            None => renamed(rest, &[("hidden_norm", "hidden_state_norm")]),
+        };
+        part[0] = format!("mtp_{number}_{}", part[0]);
+        [vec!["mtp_block".to_owned(), format!("mtp_layer_{number}")], part].concat()
+    }
+}
+
+/// The segments of a role, of which a table renames the beginning.
+fn renamed(role: &str, table: &[(&str, &str)]) -> Vec<String> {
+    let hit = table.iter().find_map(|(ours, theirs)| {
+        let rest = role.strip_prefix(ours)?;
+        (rest.is_empty() || rest.starts_with('.')).then(|| format!("{theirs}{rest}"))
+    });
+    hit.as_deref().unwrap_or(role).split('.').map(str::to_owned).collect()
 }
 
 /// The kind of the norm that a parameter belongs to, for norms around a layer's parts and the final norm.

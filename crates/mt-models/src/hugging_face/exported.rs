@@ -63,10 +63,12 @@ pub fn check_described(
     Err(ModelError::NotDescribable { model_type, differing })
 }
 
-/// The name of a differing part, with those of its keys that are in `differing`.
+/// The name of a differing part, with those of its keys that are in `differing`, or with all of `differing` if its keys
+/// are not.
 fn with_keys(part: &str, keys: &[&str], differing: &[&str]) -> String {
-    let keys = keys.iter().filter(|key| differing.contains(key));
-    let keys: Vec<String> = keys.map(|key| format!("`{key}`")).collect();
+    let own: Vec<&str> = keys.iter().filter(|key| differing.contains(key)).copied().collect();
+    let keys = if own.is_empty() { differing } else { &own };
+    let keys: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
     if keys.is_empty() { part.to_owned() } else { format!("{part} ({})", keys.join(", ")) }
 }
 
@@ -148,12 +150,33 @@ fn differences(one: &DecoderConfig, other: &DecoderConfig) -> Vec<(&'static str,
                 "attn_logits_soft_cap",
                 "query_pre_attn_scalar",
                 "use_qk_norm",
+                "q_lora_rank",
+                "kv_lora_rank",
+                "qk_nope_head_dim",
+                "qk_rope_head_dim",
+                "v_head_dim",
             ],
             differ(|a, b| parts_differ(a.mixer.as_ref(), b.mixer.as_ref(), MixerConfig::differs_from)),
         ),
         (
             "feed-forward layers",
-            &["base_mlp_dim", "mlp_activations", "mlp_bias"],
+            &[
+                "base_mlp_dim",
+                "mlp_activations",
+                "mlp_bias",
+                "num_experts",
+                "num_experts_per_tok",
+                "base_moe_mlp_dim",
+                "shared_experts",
+                "routed_score_func",
+                "routed_scaling_factor",
+                "routed_bias",
+                "norm_topk_prob",
+                "n_routing_groups",
+                "topk_routing_group",
+                "sparse_matmul",
+                "capacity_factor",
+            ],
             differ(|a, b| {
                 let (a, b) = (a.feed_forward.as_ref(), b.feed_forward.as_ref());
                 parts_differ(a, b, FeedForwardConfig::differs_from)

@@ -93,6 +93,7 @@ fn described((path, spec): &(Path, ParamSpec)) -> Parameter {
         logical_axes: spec.logical_axes.clone(),
         dtype: spec.dtype,
         is_stacked: matches!(spec.place, LayerPlace::Stacked { .. }),
+        num_group_axes: spec.num_group_axes,
         num_input_axes: spec.num_input_axes,
         is_trained: spec.is_trainable,
         decays: true,

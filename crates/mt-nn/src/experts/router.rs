@@ -4,9 +4,10 @@ use mt_derive::Tree;
 use mt_shape::{Axis, DType, LogicalAxis, axis, logical};
 use mt_trace::Tensor;
 
+use super::capacity;
 use crate::{
     Weight,
-    axes::{CHOICE, EMBED, EXPERT},
+    axes::{BATCH, CHOICE, EMBED, EXPERT, POSITION},
 };
 
 /// The parameters of a router.
@@ -174,10 +175,44 @@ impl<'t> Routing<'t> {
     /// The loss that grows with the imbalance of tokens over experts, averaged over sequences (Switch Transformers,
     /// equation 4, within sequences): the number of experts, squared, times the mean over experts of the share of tokens
     /// that choose an expert times its mean probability. Even routing of one choice gives 1.
-    pub fn balance_loss(&self, experts: Axis) -> Tensor<'t> {
-        use crate::axes::{BATCH, POSITION};
-        let density = one_hot(self.chosen, experts).sum(&[CHOICE]).mean(&[POSITION]);
-        let probability = self.logits.softmax(EXPERT).mean(&[POSITION]);
+    ///
+    /// `is_token`, `f32[batch, position]`, is 0 for padding, which does not count.
+    pub fn balance_loss(&self, is_token: Tensor<'t>) -> Tensor<'t> {
+        let experts = self.logits.axis(EXPERT);
+        let density = mean_over_tokens(one_hot(self.chosen, experts).sum(&[CHOICE]), is_token);
+        let probability = mean_over_tokens(self.logits.softmax(EXPERT), is_token);
         (density * probability).mean(&[BATCH, EXPERT]) * (experts.size * experts.size) as f64
     }
+
+    /// The mean over sequences of the mean square of each token's log-partition function, which keeps logits small
+    /// (Zoph et al., 2022: ST-MoE, equation 5, within sequences). `is_token` as in [`Self::balance_loss`].
+    pub fn z_loss(&self, is_token: Tensor<'t>) -> Tensor<'t> {
+        mean_over_tokens(self.logits.log_sum_exp(EXPERT).square(), is_token).mean(&[BATCH])
+    }
+
+    /// The number of tokens that chose each expert: `f32[expert]`, without a gradient. `is_token` as in
+    /// [`Self::balance_loss`].
+    pub fn loads(&self, is_token: Tensor<'t>) -> Tensor<'t> {
+        let choice = one_hot(self.chosen, self.logits.axis(EXPERT));
+        (choice * is_token).sum(&[BATCH, POSITION, CHOICE]).stop_gradient()
+    }
+
+    /// The number of choices that have no effect because each expert processes at most this multiple of an even share of
+    /// a sequence's choices: an `f32` scalar, without a gradient. `is_token` as in [`Self::balance_loss`].
+    pub fn dropped(&self, is_token: Tensor<'t>, capacity_factor: f64) -> Tensor<'t> {
+        let experts = self.logits.axis(EXPERT);
+        let choices = self.chosen.axis(POSITION).size * self.chosen.axis(CHOICE).size;
+        let slots = capacity(choices, experts.size, capacity_factor) as f64;
+        let counts = (one_hot(self.chosen, experts) * is_token).sum(&[POSITION, CHOICE]);
+        (counts - slots).maximum(0.0).sum(&[BATCH, EXPERT]).stop_gradient()
+    }
+}
+
+/// The mean of each sequence over its tokens; 0 for a sequence of padding.
+///
+/// # Shapes
+/// `[batch, position, …], [batch, position] -> [batch, …]`
+fn mean_over_tokens<'t>(values: Tensor<'t>, is_token: Tensor<'t>) -> Tensor<'t> {
+    let count = is_token.sum(&[POSITION]).maximum(1.0);
+    (values * is_token).sum(&[POSITION]) / count
 }

@@ -85,6 +85,7 @@ pub fn encoded(
             dtype: form.dtype,
             place: dense.place,
             role: String::new(),
+            num_group_axes: 0,
             num_input_axes: 0,
             is_trainable: false,
             encoded: Some(EncodedArray { weight: weight.clone(), index }),

@@ -253,10 +253,64 @@ fn even_routing_has_a_balance_loss_of_its_number_of_choices() {
     arguments[0].1 = HostArray::from_slice(DType::F32, &[2, 12, 6], &one_hot(24)).unwrap();
     arguments[1].1 = HostArray::from_slice(DType::F32, &[6, 6], &one_hot(6)).unwrap();
     arguments[2].1 = HostArray::zeros(DType::F32, &[6]);
-    let loss = run("balance", &arguments, |_, t| {
-        vec![experts(&t).gate.forward(t[0], &sizes.router()).balance_loss(axis(EXPERT, 6))]
+    let loss = run("balance", &arguments, |region, t| {
+        let is_token = region.full(DType::F32, &t[0].axes()[..2], 1.0);
+        vec![experts(&t).gate.forward(t[0], &sizes.router()).balance_loss(is_token)]
     });
     assert!((loss[0].to_f64()[0] - 1.0).abs() < 1e-6, "{:?}", loss[0].to_f64());
+}
+
+#[test]
+fn losses_and_loads_count_tokens_without_padding() {
+    const CAPACITY: f64 = 0.75;
+    for sizes in CASES {
+        let mut arguments = sizes.arguments();
+        let (rows, length) = (sizes.batch, sizes.length);
+        // The last row is padding if there are several; the others end with padding.
+        let is_token =
+            |row: usize, position: usize| (rows == 1 || row + 1 < rows) && position <= length / (row + 1);
+        let mask: Vec<f32> = (0..rows * length)
+            .map(|index| if is_token(index / length, index % length) { 1.0 } else { 0.0 })
+            .collect();
+        let axes = arguments[0].0[..2].to_vec();
+        arguments.push((axes, HostArray::from_slice(DType::F32, &[rows, length], &mask).unwrap()));
+        let results = run("loads", &arguments, |_, t| {
+            let routing = experts(&t).gate.forward(t[0], &sizes.router());
+            let is_token = t[9];
+            let losses = [routing.balance_loss(is_token), routing.z_loss(is_token)];
+            let loads = [routing.loads(is_token), routing.dropped(is_token, CAPACITY)];
+            [&[routing.chosen, routing.logits], losses.as_slice(), &loads].concat()
+        });
+        let [chosen, logits, balance, z_loss, loads, dropped] =
+            [0, 1, 2, 3, 4, 5].map(|index: usize| results[index].to_f64());
+        let (count, k) = (sizes.experts, sizes.chosen);
+        let slots = ((length * k).div_ceil(count) as f64 * CAPACITY).max(CAPACITY).ceil().max(1.0);
+        let mut expected = (0.0, 0.0, vec![0.0; count], 0.0);
+        for row in 0..rows {
+            let tokens: Vec<usize> =
+                (0..length).filter(|position| is_token(row, *position)).map(|at| row * length + at).collect();
+            let number = tokens.len().max(1) as f64;
+            let (mut density, mut probability) = (vec![0.0; count], vec![0.0; count]);
+            for token in &tokens {
+                let own = &logits[token * count..][..count];
+                let sum: f64 = own.iter().map(|logit| logit.exp()).sum();
+                expected.1 += sum.ln().powi(2) / number / rows as f64;
+                own.iter().zip(&mut probability).for_each(|(logit, p)| *p += logit.exp() / sum / number);
+                chosen[token * k..][..k].iter().for_each(|expert| density[*expert as usize] += 1.0);
+            }
+            for expert in 0..count {
+                expected.2[expert] += density[expert];
+                expected.3 += (density[expert] - slots).max(0.0);
+                let product = density[expert] / number * probability[expert];
+                expected.0 += product * count as f64 / rows as f64;
+            }
+        }
+        let (expected_balance, expected_z_loss, expected_loads, expected_dropped) = expected;
+        assert!((balance[0] - expected_balance).abs() < 1e-5, "{sizes:?}: {balance:?}, {expected_balance}");
+        assert!((z_loss[0] - expected_z_loss).abs() < 1e-4, "{sizes:?}: {z_loss:?}, {expected_z_loss}");
+        assert_eq!(loads, expected_loads, "{sizes:?}");
+        assert_eq!(dropped, [expected_dropped], "{sizes:?}");
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod cache;
 mod context;
 mod dropout;
 mod experts;
+mod following;
 mod gate;
 mod harness;
 mod init;

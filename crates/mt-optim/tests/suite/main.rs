@@ -68,6 +68,7 @@ fn described() -> Vec<Parameter> {
         logical_axes: vec![None; dims.len()],
         dtype: DType::F32,
         is_stacked: false,
+        num_group_axes: 0,
         num_input_axes: 0,
         is_trained: true,
         decays: true,

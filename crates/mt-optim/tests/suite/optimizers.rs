@@ -51,6 +51,7 @@ fn parameters() -> Vec<Parameter> {
         logical_axes: vec![None; dims.len()],
         dtype: DType::F32,
         is_stacked: *is_stacked,
+        num_group_axes: 0,
         num_input_axes: *num_input_axes,
         is_trained: true,
         decays: true,
@@ -196,6 +197,12 @@ fn gradient_descent_matches() {
 #[test]
 fn muon_matches() {
     check("muon", &Optimizer::Muon(MUON), &parameters());
+    // The matrices of a group, such as those of experts, are as separate as those of layers.
+    let groups = parameters().into_iter().map(|parameter| match parameter.is_stacked {
+        true => Parameter { is_stacked: false, num_group_axes: 1, ..parameter },
+        false => parameter,
+    });
+    check("muon", &Optimizer::Muon(MUON), &groups.collect::<Vec<_>>());
     check("muon_rms", &Optimizer::Muon(Muon { consistent_rms: Some(0.2), ..MUON }), &parameters());
 }
 

@@ -1,11 +1,15 @@
 //! The names of recorded metrics. They are MaxText's, except for those marked as this project's own.
 
+/// The begin of the names of metrics of training.
+pub(crate) const TRAINING: &str = "learning/";
 /// The differentiated loss, per unit of weight.
 pub const LOSS: &str = "learning/loss";
 /// The language-modeling loss, if [`LOSS`] has further terms.
 pub const LM_LOSS: &str = "learning/lm_loss";
 /// The z-loss, as added to [`LOSS`].
 pub const Z_LOSS: &str = "learning/z_loss";
+/// The loss of the tokens that prediction modules predict, as added to [`LOSS`].
+pub const PREDICTION_LOSS: &str = "learning/mtp_loss";
 /// The exponential of the language-modeling loss.
 pub const PERPLEXITY: &str = "learning/perplexity";
 /// The sum of the weights of all counted tokens.
@@ -20,6 +24,17 @@ pub const PARAMETER_NORM: &str = "learning/param_norm";
 pub const LEARNING_RATE: &str = "learning/current_learning_rate";
 /// The largest attention logit of any head in the step, before soft-capping. Recorded if QK-clip is on.
 pub const LARGEST_SCORE: &str = "learning/max_logits";
+/// Own metric: the largest share of a layer's choices that an expert receives, in any layer.
+pub const LARGEST_EXPERT_SHARE: &str = "learning/moe_largest_share";
+/// Own metric: the smallest share of a layer's choices that an expert receives, in any layer.
+pub const SMALLEST_EXPERT_SHARE: &str = "learning/moe_smallest_share";
+/// Own metric: the entropy of the shares of a layer's experts in nats, averaged over layers. Even shares have the
+/// logarithm of the number of experts.
+pub const EXPERT_ENTROPY: &str = "learning/moe_share_entropy";
+/// Own metric: the share of choices without effect because the expert was full. Recorded for experts with a capacity.
+pub const DROPPED_SHARE: &str = "learning/moe_dropped_share";
+/// Own metric: before the number of a layer, the norm of its routing bias. Recorded on request.
+pub const ROUTING_BIAS_NORM: &str = "learning/moe_bias_norm";
 /// 1 if the step counted as a spike and was skipped, else 0.
 pub const STEP_SKIPPED: &str = "optim/step_skipped";
 
@@ -48,6 +63,8 @@ pub const GOODPUT: &str = "goodput";
 /// Ours: before the name of a kind of badput, such as `compile`, whose share of the run's time is recorded.
 pub const BADPUT: &str = "badput/";
 
+/// The begin of the names of sums over the tokens of an evaluation.
+pub(crate) const EVALUATION_TOTAL: &str = "eval/total_";
 /// The loss of an evaluation, per unit of weight.
 pub const EVALUATION_LOSS: &str = "eval/avg_loss";
 /// The z-loss included in [`EVALUATION_LOSS`], if it is configured.
@@ -60,6 +77,11 @@ pub const EVALUATION_TOTAL_WEIGHTS: &str = "eval/total_weights";
 pub const EVALUATION_TOTAL_LOSS: &str = "eval/total_loss";
 /// The sum of the z-losses of the tokens of an evaluation, if the z-loss is configured.
 pub const EVALUATION_TOTAL_Z_LOSS: &str = "eval/total_z_loss";
+/// The loss of the tokens that prediction modules predict, times the weight of the batch, summed over batches.
+pub const EVALUATION_TOTAL_PREDICTION_LOSS: &str = "eval/total_mtp_loss";
+/// The percentage of a module's predictions that the model makes, too, one token later for each module before it, times
+/// the weight of the batch, summed over batches.
+pub const EVALUATION_TOTAL_ACCEPTANCE: &str = "eval/total_mtp_acceptance_rate_percent";
 /// Own metric: the cross-entropy in bits per byte of text, which is comparable across tokenizers. Absent if the number
 /// of bytes is unknown.
 pub const EVALUATION_BITS_PER_BYTE: &str = "eval/bits_per_byte";

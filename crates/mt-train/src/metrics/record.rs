@@ -133,7 +133,7 @@ pub struct EvaluationMeasurements {
 }
 
 /// The prefix of the names of sums. [`MEAN`] is the prefix of their means.
-const SUM: &str = "eval/total_";
+const SUM: &str = names::EVALUATION_TOTAL;
 const MEAN: &str = "eval/avg_";
 
 impl EvaluationMeasurements {

@@ -2,11 +2,11 @@
 
 use mt_models::{Forward, LayerOutput, Model, OfLayers, Tokens};
 use mt_nn::{ParamSpec, TiledHead, TokenLoss, narrow_token_loss, token_log_probabilities, token_loss};
-use mt_shape::{Path, logical};
+use mt_shape::{DType, Path, logical};
 use mt_trace::{Key, Memory, Tensor};
 
-use super::NamedTensors;
-use crate::query_key_clip::SCORES;
+use super::{MetricName, NamedTensors};
+use crate::{metrics::names, query_key_clip::SCORES};
 
 /// Settings of the trained model's forward pass that do not depend on the objective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,9 @@ impl ModelUse {
     /// The auxiliary outputs of layers while the model is trained.
     fn layer_outputs(self) -> Vec<LayerOutput> {
         let scores = self.with_scores.then_some(SCORES);
-        scores.into_iter().chain(self.with_statistics.then_some(LayerOutput::Statistics)).collect()
+        let statistics = self.with_statistics.then_some(LayerOutput::Statistics);
+        // Layers without experts have no loads.
+        [Some(LayerOutput::ExpertLoads), scores, statistics].into_iter().flatten().collect()
     }
 }
 
@@ -44,10 +46,18 @@ pub struct SideOutputs<'t> {
     pub(crate) layer_outputs: Vec<OfLayers<'t>>,
 }
 
-impl SideOutputs<'_> {
+impl<'t> SideOutputs<'t> {
     /// Whether layers add auxiliary losses.
     pub fn has_losses(&self) -> bool {
         !self.auxiliary_losses.is_empty()
+    }
+
+    /// The auxiliary losses as an evaluation sums them, for a batch of this weight.
+    pub fn evaluated(&self, weight: Tensor<'t>) -> impl Iterator<Item = (MetricName, Tensor<'t>)> {
+        self.auxiliary_losses.iter().map(move |(name, loss)| {
+            let name = name.strip_prefix(names::TRAINING).unwrap_or(name);
+            (format!("{}{name}", names::EVALUATION_TOTAL).into(), loss.cast(DType::F32) * weight)
+        })
     }
 }
 
@@ -55,6 +65,8 @@ impl SideOutputs<'_> {
 pub struct HiddenStates<'t> {
     /// `[batch, position, embed]`
     pub hidden: Tensor<'t>,
+    /// The hidden states of the modules that predict further tokens, in their order.
+    pub predictions: Vec<Tensor<'t>>,
     /// Objectives pass this on in [`super::Loss`].
     pub side: SideOutputs<'t>,
 }
@@ -80,13 +92,15 @@ impl<'t> BoundModel<'_, 't> {
         let forward = Forward {
             dropout: self.dropout,
             layer_outputs: if self.is_differentiated { self.usage.layer_outputs() } else { Vec::new() },
+            // What an objective does not use is removed from the program.
+            predictions: true,
             layers_in: self.usage.layers_in,
             ..Forward::default()
         };
         let made = self.model.hidden(self.parameters, tokens, forward);
         let losses = made.auxiliary_losses.into_iter().map(|(name, loss)| (name.into(), loss));
         let side = SideOutputs { auxiliary_losses: losses.collect(), layer_outputs: made.layer_outputs };
-        HiddenStates { hidden: made.hidden, side }
+        HiddenStates { hidden: made.hidden, predictions: made.predictions, side }
     }
 
     /// The summed cross-entropy of `targets` over the tokens whose segment id is not 0. If the configuration sets

@@ -5,6 +5,7 @@
 //! `of_config`.
 
 mod bound;
+mod further_tokens;
 mod next_token;
 
 use std::{borrow::Cow, path::PathBuf, sync::Arc};
@@ -17,6 +18,7 @@ use mt_trace::Tensor;
 
 pub use crate::data::{DataRequest, RunData};
 pub use bound::{BoundModel, HiddenStates, SideOutputs};
+pub use further_tokens::FurtherTokens;
 pub use next_token::NextToken;
 
 pub(crate) use bound::ModelUse;
@@ -177,5 +179,6 @@ pub(crate) fn of_config(settings: &TrainConfig) -> Arc<dyn Objective> {
         length: settings.data.max_target_length,
         vocab_size: settings.model.vocab_size,
         z_loss_multiplier: settings.objective.z_loss_multiplier,
+        further: FurtherTokens::of_config(&settings.objective),
     })
 }

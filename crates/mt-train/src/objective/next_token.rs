@@ -5,14 +5,14 @@ use mt_models::Tokens;
 use mt_nn::{
     TokenLoss,
     axes::{BATCH, POSITION},
-    token_weights,
+    divisor, token_weights,
 };
 use mt_shape::{DType, axis};
 use mt_trace::Tensor;
 
 use super::{
-    BatchArray, BatchTensors, BoundModel, DataRequest, HiddenStates, Loss, Models, NamedTensors, Objective,
-    RunData, SideOutputs,
+    BatchArray, BatchTensors, BoundModel, DataRequest, FurtherTokens, HiddenStates, Loss, Models,
+    NamedTensors, Objective, RunData,
 };
 use crate::{TrainError, metrics::names};
 
@@ -23,6 +23,7 @@ pub struct NextToken {
     pub vocab_size: usize,
     /// The weight of the z-loss, the squared log-partition function (Chowdhery et al., 2022).
     pub z_loss_multiplier: f64,
+    pub further: Option<FurtherTokens>,
 }
 
 impl NextToken {
@@ -30,16 +31,16 @@ impl NextToken {
         &self,
         model: &BoundModel<'_, 't>,
         batch: &BatchTensors<'t>,
-    ) -> (TokenLoss<'t>, SideOutputs<'t>) {
+    ) -> (TokenLoss<'t>, HiddenStates<'t>) {
         let tokens = Tokens {
             tokens: batch.of(INPUTS),
             positions: batch.of(INPUTS_POSITION),
             segmentation: batch.of(INPUTS_SEGMENTATION),
             order: batch.order,
         };
-        let HiddenStates { hidden, side } = model.hidden(tokens);
+        let states = model.hidden(tokens);
         let (targets, segmentation) = (batch.of(TARGETS), batch.of(TARGETS_SEGMENTATION));
-        (model.token_loss(hidden, targets, segmentation, self.z_loss_multiplier), side)
+        (model.token_loss(states.hidden, targets, segmentation, self.z_loss_multiplier), states)
     }
 }
 
@@ -78,7 +79,8 @@ impl Objective for NextToken {
     }
 
     fn weights<'t>(&self, batch: &BatchTensors<'t>) -> Vec<Tensor<'t>> {
-        vec![token_weights(batch.of(TARGETS_SEGMENTATION)).sum(&[BATCH, POSITION])]
+        let tokens = token_weights(batch.of(TARGETS_SEGMENTATION)).sum(&[BATCH, POSITION]);
+        [Some(tokens), self.further.map(|further| further.weights(batch))].into_iter().flatten().collect()
     }
 
     fn loss<'t>(
@@ -87,26 +89,43 @@ impl Objective for NextToken {
         batch: &BatchTensors<'t>,
         divisors: &[Tensor<'t>],
     ) -> Loss<'t> {
-        let (tokens, side) = self.token_loss(&models.trained, batch);
+        let (tokens, states) = self.token_loss(&models.trained, batch);
+        let side = states.side;
         let divisor = divisors[0];
-        let share = tokens.total / divisor;
+        let mut share = tokens.total / divisor;
+        let further = self.further.map(|further| {
+            further.total_loss(&models.trained, &states.predictions, batch) / divisors[1] * further.weight
+        });
         let z_loss = tokens.z_loss.map(|z_loss| z_loss / divisor);
         let mut terms = NamedTensors::new();
-        if z_loss.is_some() || side.has_losses() {
+        if z_loss.is_some() || side.has_losses() || further.is_some() {
             // The differentiated sum includes the z-loss.
             let total = tokens.total / divisor;
             let cross_entropy = z_loss.map_or(total, |z_loss| total - z_loss);
             terms.push((names::LM_LOSS.into(), cross_entropy));
             terms.extend(z_loss.map(|z_loss| (names::Z_LOSS.into(), z_loss)));
         }
+        if let Some(further) = further {
+            share = share + further;
+            terms.push((names::PREDICTION_LOSS.into(), further));
+        }
         Loss { share, terms, side }
     }
 
     fn evaluate<'t>(&self, models: &Models<'_, 't>, batch: &BatchTensors<'t>) -> NamedTensors<'t> {
-        let (loss, _) = self.token_loss(&models.trained, batch);
+        let (loss, states) = self.token_loss(&models.trained, batch);
+        let further = self.further.map(|further| {
+            let total = further.total_loss(&models.trained, &states.predictions, batch);
+            let mean = total / divisor(further.weights(batch)) * further.weight;
+            let accepted = further.acceptance(&models.trained, states.hidden, &states.predictions, batch);
+            let accepted = accepted.map(|accepted| (names::EVALUATION_TOTAL_ACCEPTANCE, accepted));
+            [Some((names::EVALUATION_TOTAL_PREDICTION_LOSS, mean)), accepted]
+        });
+        let further = further.into_iter().flatten().flatten().map(|(name, mean)| (name, mean * loss.weights));
         let sums =
             [(names::EVALUATION_TOTAL_LOSS, loss.total), (names::EVALUATION_TOTAL_WEIGHTS, loss.weights)];
         let z_loss = loss.z_loss.map(|z_loss| (names::EVALUATION_TOTAL_Z_LOSS, z_loss));
-        sums.into_iter().chain(z_loss).map(|(name, sum)| (name.into(), sum)).collect()
+        let sums = sums.into_iter().chain(z_loss).chain(further).map(|(name, sum)| (name.into(), sum));
+        sums.chain(states.side.evaluated(loss.weights)).collect()
     }
 }

@@ -122,8 +122,10 @@ pub fn train(
     let peak_tflops = peak_tflops(&runtime, plan.settings.model.dtype, plan.model.precision());
     let (manager, finished) = directory.into_manager();
     monitor.begin_loop(trainer.steps_done(), goodput, &plan.settings.run);
-    let progress = Loop { trainer, schedule, evaluation, manager, logger, stop, peak_tflops, monitor }
-        .run(train, position)?;
+    let observer = observer.clone();
+    let training =
+        Loop { trainer, schedule, evaluation, manager, logger, stop, observer, peak_tflops, monitor };
+    let progress = training.run(train, position)?;
     let is_quick_start = record.is_quick_start() && progress.ending == Ending::Completed;
     let baseline = baseline.filter(|_| is_quick_start);
     let unigram_bits_per_byte = baseline.map(|baseline| baseline.bits_per_byte()).transpose()?.flatten();

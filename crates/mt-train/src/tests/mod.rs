@@ -2,7 +2,9 @@
 
 mod context;
 mod counts;
+mod expert_loads;
 mod formats;
+mod further_tokens;
 mod kernels;
 mod memory;
 mod objective;

@@ -68,7 +68,12 @@ struct Setting<'a> {
 
 fn rule(model: Arc<dyn Model>, setting: Setting<'_>) -> LossRule {
     LossRule {
-        objective: Arc::new(NextToken { length: LENGTH, vocab_size: VOCAB, z_loss_multiplier: 0.05 }),
+        objective: Arc::new(NextToken {
+            length: LENGTH,
+            vocab_size: VOCAB,
+            z_loss_multiplier: 0.05,
+            further: None,
+        }),
         model,
         frozen: Arc::new([]),
         usage: ModelUse {

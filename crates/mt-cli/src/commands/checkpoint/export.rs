@@ -221,7 +221,7 @@ fn tokenizer(source: &Source, files: &mut Files) -> Result<Option<Tokenizer>, Fa
         },
     };
     let Some(tokenizer) = tokenizer else {
-        eprintln!("note: no tokenizer is known, so none is written; name one with `tokenizer_path`");
+        say!("note: no tokenizer is known, so none is written; name one with `tokenizer_path`");
         return Ok(None);
     };
     if !matches!(source.kind, Kind::Published(_)) {

@@ -78,7 +78,8 @@ fn check_train(settings: Settings) -> Result<(), Failure> {
 
 /// Checks that the run's directory can be created: that neither its path nor an ancestor is a file.
 fn check_output(run: &RunGroup) -> Result<(), Failure> {
-    let directory = run.directory();
+    // Without a name the run gets one when it starts.
+    let directory = if run.run_name.is_empty() { run.output_directory() } else { run.directory() };
     match directory.ancestors().find(|ancestor| ancestor.exists()) {
         Some(file) if !file.is_dir() => Err(Failure::user(format!(
             "cannot write to `{}`: `{}` is a file\nhint: name a directory with `base_output_directory`",

@@ -261,13 +261,13 @@ impl Progress {
     fn advance(&mut self) {
         self.num_tokens += 1;
         if self.visible && self.num_tokens.is_multiple_of(16) {
-            eprint!("\r{} tokens", self.num_tokens);
+            say_inline!("\r{} tokens", self.num_tokens);
         }
     }
 
     fn clear(&self) {
         if self.visible {
-            eprint!("\r\x1b[K");
+            say_inline!("\r\x1b[K");
         }
     }
 }
@@ -275,11 +275,11 @@ impl Progress {
 fn report_loading(loaded: &Loaded) {
     report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
     let step = loaded.step.map_or_else(String::new, |step| format!(" of step {step}"));
-    eprintln!("decoding with the checkpoint{step}: {}", loaded.checkpoint.display());
+    say!("decoding with the checkpoint{step}: {}", loaded.checkpoint.display());
 }
 
 fn report_timing(timing: &Timing) {
-    eprintln!(
+    say!(
         "{} tokens in {:.2} s ({:.1} tokens/s), the first after {:.2} s; programs were ready after {:.2} s",
         timing.num_tokens,
         timing.total.as_secs_f64(),

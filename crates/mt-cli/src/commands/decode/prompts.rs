@@ -62,7 +62,7 @@ impl Chat {
         if is_asked || (is_known && ends) {
             return Ok(Some(chat));
         }
-        eprintln!(
+        say!(
             "note: prompts are continued as they are, since the model does not end answers with the token that the chat \
              template of {} writes; `use_chat_template=true` uses the template",
             chat.source
@@ -159,13 +159,13 @@ pub fn encode(
         if num_messages > 0 {
             let otherwise =
                 if chat.is_asked { "" } else { "; `use_chat_template=false` continues them as they are" };
-            eprintln!(
+            say!(
                 "note: prompts are rendered as messages with the chat template of {}{otherwise}",
                 chat.source
             );
         }
         if num_written > 0 {
-            eprintln!(
+            say!(
                 "note: a prompt that is already in the chat template's format is continued as it is; \
                  `use_chat_template=true` renders it as a message, too"
             );

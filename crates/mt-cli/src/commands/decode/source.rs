@@ -118,7 +118,7 @@ fn fitted_to_context(config: Config, directory: &Path) -> Result<Config, Failure
 /// Prints a note if sequences may exceed the length on which the model was trained.
 fn note_length(config: &Config, trained: u64) {
     if size(config, "max_target_length") > trained {
-        eprintln!(
+        say!(
             "note: the model was trained on sequences of {trained} tokens; text beyond that length may make no sense"
         );
     }

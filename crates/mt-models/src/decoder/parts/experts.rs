@@ -15,6 +15,7 @@ use crate::{
         Activation,
         part::{BatchDims, Part, PartDescription, PartInputs, PartOutputs, SpecBuilder},
     },
+    expert_loads,
 };
 
 /// Routed experts, of which each token uses some, and shared experts, which every token uses.
@@ -27,11 +28,37 @@ pub struct ExpertsConfig {
     pub width: Axis,
     /// Whether the projections of experts have biases.
     pub bias: bool,
+    pub placement: ExpertPlacement,
     /// Whether the router has a bias.
     pub router_bias: bool,
     pub shared: Option<SharedExperts>,
     /// The weight of the loss that grows with the imbalance of tokens over experts.
     pub balance_loss_weight: f64,
+    /// The weight of the loss that grows with the router's logits.
+    pub z_loss_weight: f64,
+}
+
+/// The dimensions of experts' matrices that the mesh splits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertPlacement {
+    /// Experts over the mesh axis of experts, and both widths as those of other layers.
+    Usual,
+    /// Experts over the mesh axes that split the residual stream's width elsewhere, and the experts' width.
+    ExpertsOverFsdp,
+    /// Experts as in [`Self::ExpertsOverFsdp`], and the input width of each matrix.
+    ExpertsAndInputs,
+}
+
+impl ExpertPlacement {
+    /// The logical axes of a matrix `[expert, inputs, outputs]`. `usual` are those of both widths.
+    fn logical_axes(self, usual: [LogicalAxis; 2]) -> [Option<LogicalAxis>; 3] {
+        let width = |axis: LogicalAxis| Some(axis).filter(|axis| *axis == logical::MLP_MOE);
+        match self {
+            Self::Usual => [Some(logical::EXP), Some(usual[0]), Some(usual[1])],
+            Self::ExpertsOverFsdp => [Some(logical::EMBED_MOE), width(usual[0]), width(usual[1])],
+            Self::ExpertsAndInputs => [Some(logical::EMBED_MOE), Some(logical::MLP_MOE), None],
+        }
+    }
 }
 
 /// An MLP whose output is added to that of the routed experts.
@@ -55,6 +82,8 @@ pub struct Mixture<L> {
 
 /// The name of the loss of imbalance.
 const BALANCE_LOSS: &str = "learning/moe_lb_loss";
+/// The name of the loss of large logits.
+const Z_LOSS: &str = "learning/moe_z_loss";
 
 const ONE: &str = "one";
 
@@ -72,7 +101,9 @@ impl ExpertsConfig {
         let (embed, width) = ((builder.embed, logical::EMBED_MOE), (self.width, logical::MLP_MOE));
         let matrix = |inputs: (Axis, LogicalAxis), outputs: (Axis, LogicalAxis)| {
             let initializer = Initializer::fan_in(builder.init_scale, inputs.0.size);
-            Weight::dense(builder.array([experts, inputs, outputs], initializer))
+            let mut matrix = builder.array([experts, inputs, outputs], initializer).with_groups(1, 1);
+            matrix.logical_axes = self.placement.logical_axes([inputs.1, outputs.1]).into();
+            Weight::dense(matrix)
         };
         let bias = |outputs: Axis, logical_axis: LogicalAxis| {
             self.bias.then(|| builder.array([experts, (outputs, logical_axis)], Initializer::Zeros))
@@ -82,7 +113,7 @@ impl ExpertsConfig {
             builder.array([embed, of_gate], Initializer::fan_in(builder.init_scale, builder.embed.size));
         Experts {
             gate: Router {
-                kernel: Weight::dense(gate),
+                kernel: Weight::dense(gate.with_input_axes(1)),
                 // A bias that only chooses experts has no gradient.
                 bias: self.router_bias.then(|| ParamSpec {
                     is_trainable: self.routed.router.bias == RouterBias::OfLogits,
@@ -131,7 +162,16 @@ impl Part for ExpertsConfig {
             let always = shared_output(mlp, shared, parameters.shared_gate.as_ref(), x, inputs.dropout);
             output = output + always;
         }
-        PartOutputs { others: self.losses(&routing), ..PartOutputs::only(output) }
+        let mut others = self.losses(&routing, inputs);
+        if inputs.wanted.contains(&LayerOutput::ExpertLoads) {
+            others.extend(self.loads(&routing, inputs));
+        }
+        PartOutputs { others, ..PartOutputs::only(output) }
+    }
+
+    fn routing_bias(&self, numbers: &Mixture<usize>) -> Option<usize> {
+        let bias = numbers.routed.gate.bias;
+        bias.filter(|_| self.routed.router.bias == RouterBias::OfChoice)
     }
 
     fn differs_from(&self, other: &Self) -> bool {
@@ -141,20 +181,45 @@ impl Part for ExpertsConfig {
         if !drops(self) && !drops(&other) {
             other.routed.computation = self.routed.computation;
         }
+        other.placement = self.placement;
         other.routed.sums_in_f32 = self.routed.sums_in_f32;
         other.routed.router.in_f32 = self.routed.router.in_f32;
         other.balance_loss_weight = self.balance_loss_weight;
+        other.z_loss_weight = self.z_loss_weight;
         *self != other
     }
 }
 
 impl ExpertsConfig {
-    fn losses<'t>(&self, routing: &Routing<'t>) -> Vec<(OutputLabel, Tensor<'t>)> {
-        if self.balance_loss_weight == 0.0 {
-            return Vec::new();
+    fn losses<'t>(
+        &self,
+        routing: &Routing<'t>,
+        inputs: &PartInputs<'_, 't>,
+    ) -> Vec<(OutputLabel, Tensor<'t>)> {
+        let mut losses = Vec::new();
+        if self.balance_loss_weight != 0.0 {
+            let loss = routing.balance_loss(inputs.is_token()) * self.balance_loss_weight;
+            losses.push((LayerOutput::AuxiliaryLoss.named(BALANCE_LOSS), loss));
         }
-        let loss = routing.balance_loss(self.experts()) * self.balance_loss_weight;
-        vec![(LayerOutput::AuxiliaryLoss.named(BALANCE_LOSS), loss)]
+        if self.z_loss_weight != 0.0 {
+            let loss = routing.z_loss(inputs.is_token()) * self.z_loss_weight;
+            losses.push((LayerOutput::AuxiliaryLoss.named(Z_LOSS), loss));
+        }
+        losses
+    }
+
+    fn loads<'t>(
+        &self,
+        routing: &Routing<'t>,
+        inputs: &PartInputs<'_, 't>,
+    ) -> Vec<(OutputLabel, Tensor<'t>)> {
+        let label = |name| LayerOutput::ExpertLoads.named(name);
+        let mut loads = vec![(label(expert_loads::CHOSEN), routing.loads(inputs.is_token()))];
+        if let ExpertComputation::Capacity(factor) = self.routed.computation {
+            let dropped = routing.dropped(inputs.is_token(), factor);
+            loads.push((label(expert_loads::DROPPED), dropped));
+        }
+        loads
     }
 }
 

@@ -18,7 +18,7 @@ use mt_nn::{
 use mt_trace::Tensor;
 
 pub use attention::{AttentionConfig, QueryKeyNorm, Values};
-pub use experts::{ExpertsConfig, Mixture, SharedExperts};
+pub use experts::{ExpertPlacement, ExpertsConfig, Mixture, SharedExperts};
 pub use latent_attention::LatentAttentionConfig;
 pub use mlp::MlpConfig;
 #[cfg(test)]
@@ -116,6 +116,14 @@ macro_rules! parts {
             ) -> Option<PartScoreWeights> {
                 match (self, numbers) {
                     $($(#[cfg($when)])? (Self::$variant(part), $parameters::$variant(own)) => part.score_weights(own, is_imported),)+
+                    #[allow(unreachable_patterns, reason = "there may be one variant")]
+                    _ => unreachable!("a part's parameters are made by its configuration"),
+                }
+            }
+
+            pub(super) fn routing_bias(&self, numbers: &$parameters<usize>) -> Option<usize> {
+                match (self, numbers) {
+                    $($(#[cfg($when)])? (Self::$variant(part), $parameters::$variant(own)) => part.routing_bias(own),)+
                     #[allow(unreachable_patterns, reason = "there may be one variant")]
                     _ => unreachable!("a part's parameters are made by its configuration"),
                 }

@@ -1,0 +1,126 @@
+//! The load of experts: metrics, and routing biases, equal however a model is run and placed.
+
+use std::collections::BTreeMap;
+
+use super::training::{NUM_STEPS, Setup, Trained, on_one_device, train};
+use crate::metrics::names;
+
+/// Routing biases with an update of 1/64, which sums keep exactly.
+const BIASED: &[&str] = &[
+    "decoder_block=deepseek",
+    "attention_type=mla",
+    "q_lora_rank=12",
+    "kv_lora_rank=8",
+    "qk_nope_head_dim=8",
+    "qk_rope_head_dim=4",
+    "v_head_dim=8",
+    "base_num_kv_heads=4",
+    "base_num_decoder_layers=3",
+    "first_num_dense_layers=1",
+    "num_experts=8",
+    "num_experts_per_tok=2",
+    "shared_experts=1",
+    "base_moe_mlp_dim=16",
+    "routed_score_func=sigmoid",
+    "norm_topk_prob=true",
+    "routed_bias=true",
+    "routed_bias_update_rate=0.015625",
+    "log_moe_bias_norms=true",
+    "load_balance_loss_weight=0.01",
+    "router_z_loss_weight=0.001",
+    "sparse_matmul=true",
+    "capacity_factor=-1",
+];
+const RATE: f64 = 1.0 / 64.0;
+
+/// The routing biases of a state, layer by layer.
+fn biases(state: &BTreeMap<String, Vec<f64>>) -> Vec<f64> {
+    let named = state.iter().filter(|(name, _)| name.starts_with("params.") && name.ends_with("gate.bias"));
+    named.flat_map(|(_, values)| values.clone()).collect()
+}
+
+fn last(trained: &Trained, name: &str) -> f64 {
+    let values =
+        trained.reported.get(name).unwrap_or_else(|| panic!("no {name}: {:?}", trained.reported.keys()));
+    *values.last().expect("there are steps")
+}
+
+#[test]
+fn biases_move_by_the_rate_against_the_load() {
+    let trained = on_one_device(BIASED);
+    let after = biases(&trained.states[1]);
+    assert_eq!(after.len(), 2 * 8, "{:?}", trained.states[1].keys());
+    for bias in &after {
+        let steps = bias / RATE;
+        assert!(steps.fract() == 0.0 && steps.abs() <= NUM_STEPS as f64, "{bias} is {steps} steps");
+    }
+    assert!(after.iter().any(|bias| *bias > 0.0) && after.iter().any(|bias| *bias < 0.0), "{after:?}");
+    for (layer, own) in after.chunks(8).enumerate() {
+        let norm = own.iter().map(|bias| bias * bias).sum::<f64>().sqrt();
+        let name = format!("{}/layer_{:03}", names::ROUTING_BIAS_NORM, layer + 1);
+        assert!((last(&trained, &name) - norm).abs() < 1e-6, "{name}: {}, not {norm}", last(&trained, &name));
+    }
+    // Nothing else of the optimizer moves them.
+    let still = train(&[BIASED, &["routed_bias_update_rate=0"]].concat(), &[], 1);
+    assert!(biases(&still.states[1]).iter().all(|bias| *bias == 0.0));
+}
+
+#[test]
+fn loads_are_shares_of_choices() {
+    let trained = on_one_device(BIASED);
+    let [largest, smallest, entropy] =
+        [names::LARGEST_EXPERT_SHARE, names::SMALLEST_EXPERT_SHARE, names::EXPERT_ENTROPY]
+            .map(|name| last(&trained, name));
+    assert!((1.0 / 8.0..=0.5).contains(&largest), "{largest}");
+    assert!((0.0..=1.0 / 8.0).contains(&smallest), "{smallest}");
+    assert!((2_f64.ln()..=8_f64.ln()).contains(&entropy), "{entropy}");
+    assert!(!trained.reported.contains_key(names::DROPPED_SHARE));
+    let limited = train(&[BIASED, &["sparse_matmul=false", "capacity_factor=0.5"]].concat(), &[], 1);
+    let dropped = last(&limited, names::DROPPED_SHARE);
+    assert!((0.4..0.9).contains(&dropped), "{dropped}");
+}
+
+#[track_caller]
+fn check_same(way: &[&str], num_devices: usize) {
+    let (expected, trained) = (on_one_device(BIASED), train(BIASED, way, num_devices));
+    assert_eq!(biases(&trained.states[1]), biases(&expected.states[1]), "{way:?}");
+    for (name, values) in &expected.reported {
+        if name.starts_with("learning/moe") || name.as_str() == names::LOSS {
+            for (own, value) in trained.reported[name].iter().zip(values) {
+                assert!(
+                    (own - value).abs() <= 1e-5 * value.abs().max(1e-3),
+                    "{way:?}, {name}: {own}, not {value}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn micro_batches_and_recomputation_change_nothing() {
+    check_same(&["gradient_accumulation_steps=4", "remat_policy=full"], 1);
+}
+
+#[test]
+fn placement_changes_nothing() {
+    check_same(&["ici_expert_parallelism=4", "ici_fsdp_parallelism=2"], 8);
+    check_same(&["ici_expert_parallelism=2", "ici_fsdp_parallelism=2", "ici_tensor_parallelism=2"], 8);
+}
+
+#[test]
+fn experts_are_split_over_fsdp_on_request() {
+    let two = ["ici_fsdp_parallelism=4", "ici_fsdp_transpose_parallelism=2", "use_2d_fsdp_sharding=true"];
+    check_same(&two, 8);
+    let way = ["ici_fsdp_parallelism=8", "shard_exp_on_fsdp=true"];
+    check_same(&way, 8);
+    let setup = Setup::new(&[BIASED, &way].concat(), 8);
+    for (path, spec) in setup.model.parameters() {
+        if path.to_string().ends_with("wi_0") {
+            let dims: Vec<usize> = spec.axes.iter().map(|axis| axis.size).collect();
+            let sharding = setup.placement.sharding(&spec.logical_axes, &dims);
+            assert_eq!(sharding.shard_dims(&dims)[1], 1, "{path}: {dims:?}");
+            return;
+        }
+    }
+    panic!("no weights of experts");
+}
