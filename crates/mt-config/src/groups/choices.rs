@@ -131,6 +131,7 @@ choice! {
         Mixtral = "mixtral",
         DeepSeek = "deepseek",
         Qwen3Moe = "qwen3_moe",
+        Llama4 = "llama4",
         /// A square matrix, for measurements.
         Simple = "simple",
         /// A feed-forward layer, for measurements.
@@ -142,7 +143,6 @@ choice! {
         "qwen3_custom_moe": "the model family `qwen3_custom_moe`",
         "qwen3_next": "the model family `qwen3_next`",
         "qwen3_5": "the model family `qwen3_5`",
-        "llama4": "the model family `llama4`",
     }
 }
 

@@ -117,6 +117,8 @@ pub struct BatchDims {
 pub struct PartInputs<'a, 't> {
     /// `i32[batch, position]`
     pub tokens: Tensor<'t>,
+    /// The position of each token in its document: `i32[batch, position]`
+    pub positions: Tensor<'t>,
     pub segments: Segments<'t>,
     /// The angles of all rotary embeddings that parts declare.
     pub angles: &'a [(RotaryOptions, RotaryAngles<'t>)],

@@ -5,7 +5,6 @@ use mt_nn::{
     attention::LatentSizes,
     experts::{GroupScore, RouterBias, Scores},
 };
-use mt_shape::axis;
 use serde_json::Value;
 
 use super::{
@@ -15,7 +14,7 @@ use super::{
 use crate::{
     ModelError,
     decoder::{
-        DecoderConfig, ExpertsConfig, LatentAttentionConfig, LayerConfig, LayerRun, SharedExperts, StoredRun,
+        DecoderConfig, ExpertsConfig, LatentAttentionConfig, LayerConfig, LayerRun, StoredRun,
     },
     hugging_face::{
         Described, Field, HuggingFaceConfig, Settings,
@@ -115,12 +114,6 @@ fn scale_of_context(group: &ModelGroup) -> f64 {
 
 fn experts(group: &ModelGroup) -> Result<ExpertsConfig, ModelError> {
     let mut experts = describe::experts(group, Scores::Softmax)?;
-    let functions = match experts.routed.unit {
-        mt_nn::experts::GatedUnit::Product(functions) => functions,
-        mt_nn::experts::GatedUnit::ClampedSwish { .. } => {
-            unreachable!("the shared description has a product")
-        }
-    };
     let router = &mut experts.routed.router;
     router.bias = RouterBias::OfChoice;
     if router.scores != Scores::Softmax {
@@ -130,12 +123,7 @@ fn experts(group: &ModelGroup) -> Result<ExpertsConfig, ModelError> {
         groups.score = GroupScore::Largest;
     }
     experts.router_bias = group.experts.routed_bias;
-    experts.shared =
-        Some(group.experts.shared_experts).filter(|count| *count > 0).map(|count| SharedExperts {
-            width: axis(mt_nn::axes::MLP, count * group.moe_mlp_dim()),
-            activations: functions,
-            gated: false,
-        });
+    experts.shared = describe::shared_experts(group)?;
     Ok(experts)
 }
 

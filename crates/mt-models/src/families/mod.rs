@@ -11,6 +11,7 @@ mod gemma4;
 mod gpt;
 mod gpt_oss;
 mod llama;
+mod llama4;
 mod mixtral;
 mod names;
 mod olmo;
@@ -93,6 +94,7 @@ impl ModelType {
 pub static FAMILIES: &[&Family] = &[
     &llama::LLAMA,
     &llama::MISTRAL,
+    &llama4::LLAMA4,
     &gemma::GEMMA,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
@@ -165,7 +167,9 @@ impl Family {
             }
             let rotated = is_query || role.starts_with("attention.key.");
             let scaling = attention.rotary.map(|rotary| rotary.scaling);
-            stored.interleaved = rotated && matches!(scaling, Some(RotaryScaling::Llama3 { .. }));
+            let is_published_so = attention.options.is_interleaved;
+            stored.interleaved =
+                rotated && !is_published_so && matches!(scaling, Some(RotaryScaling::Llama3 { .. }));
         }
         if role == "token_embedder.embedding" {
             stored.scale = config.embedding.scale.unwrap_or(1.0);

@@ -148,12 +148,27 @@ fn differences(one: &DecoderConfig, other: &DecoderConfig) -> Vec<(&'static str,
                 "attn_logits_soft_cap",
                 "query_pre_attn_scalar",
                 "use_qk_norm",
+                "temperature_tuning",
+                "temperature_tuning_scale",
+                "temperature_tuning_floor_scale",
             ],
             differ(|a, b| parts_differ(a.mixer.as_ref(), b.mixer.as_ref(), MixerConfig::differs_from)),
         ),
         (
             "feed-forward layers",
-            &["base_mlp_dim", "mlp_activations", "mlp_bias"],
+            &[
+                "base_mlp_dim",
+                "mlp_activations",
+                "mlp_bias",
+                "num_experts",
+                "num_experts_per_tok",
+                "base_moe_mlp_dim",
+                "shared_experts",
+                "interleave_moe_layer_step",
+                "norm_topk_prob",
+                "routed_score_func",
+                "routed_scaling_factor",
+            ],
             differ(|a, b| {
                 let (a, b) = (a.feed_forward.as_ref(), b.feed_forward.as_ref());
                 parts_differ(a, b, FeedForwardConfig::differs_from)

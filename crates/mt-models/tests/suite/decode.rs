@@ -205,4 +205,6 @@ families! {
     deepseek2_greedy: UNROLLED,
     mixtral_window_one_expert: UNROLLED,
     qwen3_moe_three_of_seven: UNROLLED,
+    llama4_every_second: BOTH,
+    llama4_many_experts: UNROLLED,
 }

@@ -122,6 +122,10 @@ families! {
     qwen3_moe_three_of_seven,
     qwen3_moe_all_chosen_tied,
     qwen3_moe_one_of_six_one_layer,
+    llama4_every_second,
+    llama4_many_experts,
+    llama4_one_expert_one_layer,
+    llama4_multimodal,
 }
 
 /// All tensors of a directory's weight files: name, type and shape, and bytes.
@@ -165,6 +169,8 @@ fn weights_come_back() {
         ("deepseek3_groups", DType::F32),
         ("deepseek2_greedy", DType::F32),
         ("qwen3_moe_three_of_seven", DType::F32),
+        ("llama4_every_second", DType::F32),
+        ("llama4_many_experts", DType::F32),
         ("olmo3_yarn", DType::F32),
         ("gpt2_two_layers", DType::F32),
     ] {

@@ -60,6 +60,15 @@ pub const MODELS: &[&[&str]] = &[
         "v_head_dim=8",
     ],
     &["decoder_block=qwen3_moe", "num_experts=4", "num_experts_per_tok=2", "base_moe_mlp_dim=32"],
+    &[
+        "decoder_block=llama4",
+        "num_experts=4",
+        "shared_experts=1",
+        "interleave_moe_layer_step=2",
+        "nope_layer_interval=2",
+        "chunk_attn_window_size=6",
+        "temperature_tuning=true",
+    ],
 ];
 
 /// The logical axes of all arrays that programs of the model place: of parameters, batches and the state of generation,
