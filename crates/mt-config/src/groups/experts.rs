@@ -40,6 +40,7 @@ const WITH_EXPERTS: &[DecoderBlock] = &[
     DecoderBlock::GptOss,
     DecoderBlock::DeepSeek,
     DecoderBlock::Llama4,
+    DecoderBlock::Gemma4,
 ];
 
 impl ExpertsGroup {
@@ -64,6 +65,16 @@ impl ExpertsGroup {
             ));
         }
         self.check_groups(config, problems);
+        if block == DecoderBlock::Gemma4 && self.num_experts > 1 && self.shared_experts != 1 {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but in {} one MLP stands beside the experts",
+                    config.stated("shared_experts"),
+                    config.stated("decoder_block")
+                ),
+                "use `shared_experts=1`",
+            ));
+        }
         let of_other_families = [
             (
                 "routed_bias",
@@ -74,7 +85,7 @@ impl ExpertsGroup {
             (
                 "shared_experts",
                 self.shared_experts > 0,
-                &[DecoderBlock::DeepSeek, DecoderBlock::Llama4],
+                &[DecoderBlock::DeepSeek, DecoderBlock::Llama4, DecoderBlock::Gemma4],
                 SHARED_EXPERTS,
             ),
             (
@@ -154,9 +165,6 @@ const INTERLEAVED_LAYERS: &str = "dense layers between those with experts in thi
 
 /// The problem of experts in a family whose layers have none.
 fn without_experts(config: &Config, block: DecoderBlock) -> Problem {
-    if block == DecoderBlock::Gemma4 {
-        return not_built(config.entry("num_experts"), "a mixture of experts in the family `gemma4`");
-    }
     let families: Vec<String> =
         WITH_EXPERTS.iter().map(|block| format!("`decoder_block={}`", block.name())).collect();
     Problem::inconsistent(

@@ -345,6 +345,7 @@ fn wire<'b, 't: 'b>(
     let parts = PartInputs {
         tokens: inputs.tokens,
         positions: inputs.positions,
+        residual: x,
         segments: inputs.segments,
         angles: &inputs.angles,
         state: inputs.state.as_ref().map(|state| PartState {

@@ -157,6 +157,7 @@ pub(super) fn experts(group: &ModelGroup, scores: Scores) -> Result<ExpertsConfi
         width: axis(axes::MLP, group.moe_mlp_dim()),
         bias: false,
         router_bias: false,
+        per_expert_scale: false,
         shared: None,
         balance_loss_weight: keys.load_balance_loss_weight,
     })

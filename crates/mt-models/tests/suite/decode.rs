@@ -192,6 +192,8 @@ families! {
     gemma3_cycle_of_three_untied: UNROLLED,
     gemma4_dense_cycle_of_six: BOTH,
     gemma4_dense_separate_values: UNROLLED,
+    gemma4_moe_two_of_five: BOTH,
+    gemma4_moe_many_experts_one_layer: UNROLLED,
     gemma4_small_double_wide: UNROLLED,
     gemma4_small_cycle_of_six: UNROLLED,
     qwen2_late_windows: BOTH,

@@ -21,6 +21,13 @@ pub const MODELS: &[&[&str]] = &[
     &["decoder_block=gemma3", "base_num_decoder_layers=7", "sliding_window_size=6"],
     &["decoder_block=gemma4", "sliding_window_size=6"],
     &[
+        "decoder_block=gemma4",
+        "sliding_window_size=6",
+        "num_experts=4",
+        "num_experts_per_tok=2",
+        "shared_experts=1",
+    ],
+    &[
         "decoder_block=gemma4_small",
         "scan_layers=false",
         "hidden_size_per_layer_input=8",

@@ -181,6 +181,33 @@ def gemma4():
     )
 
 
+def gemma4_moe():
+    # One cycle of three and a remainder, whose last layer is made global.
+    yield "gemma4_moe_two_of_five", Gemma4TextConfig(
+        **sizes(80, 20, 28, 5), **heads(4, 2, 6), global_head_dim=16, num_global_key_value_heads=1,
+        attention_k_eq_v=True, hidden_size_per_layer_input=0, sliding_window=6, final_logit_softcapping=3.0,
+        layer_types=[LOCAL, LOCAL, GLOBAL, LOCAL, GLOBAL], enable_moe_block=True, num_experts=5, top_k_experts=2,
+        moe_intermediate_size=18,
+        rope_parameters={
+            LOCAL: rope(10000.0), GLOBAL: rope(1000000.0, "proportional", partial_rotary_factor=0.25),
+        },
+    )
+    # More experts than tokens.
+    yield "gemma4_moe_many_experts_one_layer", Gemma4TextConfig(
+        **sizes(90, 18, 20, 1), **heads(3, 3, 8), global_head_dim=12, attention_k_eq_v=False,
+        hidden_size_per_layer_input=0, sliding_window=4, layer_types=[GLOBAL], rms_norm_eps=1e-5,
+        enable_moe_block=True, num_experts=45, top_k_experts=3, moe_intermediate_size=8, tie_word_embeddings=False,
+        rope_parameters={LOCAL: rope(100.0), GLOBAL: rope(500.0, "proportional", partial_rotary_factor=0.5)},
+    )
+    # All experts are chosen.
+    yield "gemma4_moe_all_chosen", Gemma4TextConfig(
+        **sizes(85, 16, 24, 2), **heads(5, 1, 6), global_head_dim=6, attention_k_eq_v=False,
+        hidden_size_per_layer_input=0, sliding_window=5, layer_types=[LOCAL, GLOBAL], enable_moe_block=True,
+        num_experts=3, top_k_experts=3, moe_intermediate_size=10,
+        rope_parameters={LOCAL: rope(100.0), GLOBAL: rope(1000.0, "proportional", partial_rotary_factor=1.0)},
+    )
+
+
 def gemma4_small():
     # Three layers borrow keys and values of both kinds and have MLPs of twice the width.
     yield "gemma4_small_double_wide", Gemma4TextConfig(
@@ -397,7 +424,7 @@ def llama4():
     )
 
 
-FAMILIES = [llama, mistral, gemma, gemma2, gemma3, gemma4, gemma4_small, wrapped, qwen2, qwen3, olmo3, gpt2, mixtral, qwen3_moe, gpt_oss, deepseek, llama4]
+FAMILIES = [llama, mistral, gemma, gemma2, gemma3, gemma4, gemma4_moe, gemma4_small, wrapped, qwen2, qwen3, olmo3, gpt2, mixtral, qwen3_moe, gpt_oss, deepseek, llama4]
 WITH_GRADIENTS = {"llama_six_on_two", "gemma2_even", "qwen3_untied", "mixtral_two_of_five", "gpt_oss_two_of_four", "deepseek3_groups", "llama4_every_second"}
 # Keys that older releases did not write.
 ABSENT = {"layer_types", "per_layer_config", "_sliding_window_pattern"}
@@ -418,7 +445,7 @@ def randomize(model):
     offset_norms = model.config.model_type in {"gemma", "gemma2", "gemma3_text", "gemma3"}
     for key, value in model.state_dict(keep_vars=True).items():
         noise = torch.randn(value.shape)
-        if key.endswith("layer_scalar"):
+        if key.endswith("layer_scalar") or key.endswith("router.scale") or key.endswith("per_expert_scale"):
             new = 0.6 + 0.8 * torch.rand(value.shape)
         elif "norm" in key or "ln_" in key:
             new = 0.3 * noise + (0.0 if offset_norms or key.endswith("bias") else 1.0)
