@@ -71,6 +71,7 @@ group! {
         mlp_bias: bool,
         mlp_activations_limit: f64,
         use_qk_norm: bool,
+        use_post_ffw_norm: bool,
         temperature_tuning: bool,
         temperature_tuning_scale: f64,
         temperature_tuning_floor_scale: usize,

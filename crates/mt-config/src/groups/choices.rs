@@ -132,6 +132,7 @@ choice! {
         DeepSeek = "deepseek",
         Qwen3Moe = "qwen3_moe",
         Llama4 = "llama4",
+        Envy = "envy",
         /// A square matrix, for measurements.
         Simple = "simple",
         /// A feed-forward layer, for measurements.
@@ -139,7 +140,6 @@ choice! {
     }
     not built {
         "deepseek4": "the model family `deepseek4`",
-        "envy": "the model family `envy`",
         "qwen3_custom_moe": "the model family `qwen3_custom_moe`",
         "qwen3_next": "the model family `qwen3_next`",
         "qwen3_5": "the model family `qwen3_5`",

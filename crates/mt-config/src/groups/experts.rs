@@ -41,6 +41,7 @@ const WITH_EXPERTS: &[DecoderBlock] = &[
     DecoderBlock::DeepSeek,
     DecoderBlock::Llama4,
     DecoderBlock::Gemma4,
+    DecoderBlock::Envy,
 ];
 
 impl ExpertsGroup {
@@ -75,6 +76,16 @@ impl ExpertsGroup {
                 "use `shared_experts=1`",
             ));
         }
+        if self.first_num_dense_layers > 0 && self.interleave_moe_layer_step > 1 {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}",
+                    config.stated("first_num_dense_layers"),
+                    config.stated("interleave_moe_layer_step")
+                ),
+                "set one of both",
+            ));
+        }
         let of_other_families = [
             (
                 "routed_bias",
@@ -91,13 +102,13 @@ impl ExpertsGroup {
             (
                 "first_num_dense_layers",
                 self.first_num_dense_layers > 0,
-                &[DecoderBlock::DeepSeek],
+                &[DecoderBlock::DeepSeek, DecoderBlock::Qwen3Moe],
                 DENSE_LAYERS,
             ),
             (
                 "interleave_moe_layer_step",
                 self.interleave_moe_layer_step > 1,
-                &[DecoderBlock::Llama4],
+                &[DecoderBlock::Llama4, DecoderBlock::Envy, DecoderBlock::Qwen3Moe],
                 INTERLEAVED_LAYERS,
             ),
         ];

@@ -104,10 +104,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "use_post_ffw_norm",
                 false,
                 "Normalize the output of the feed-forward layer before it is added to the \
-                 residual stream.",
+                 residual stream. Only the family `envy` leaves the choice.",
             )
-            .no_effect_here("the model family decides where its layers normalize")
             .done_by(&["gemma2", "gemma3", "gemma4", "gemma4_small"])
+            .chosen_in(&["envy"])
             .acts_on("normalization"),
             Key::boolean(
                 "use_ragged_attention",

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     ModelError,
     decoder::{
-        DecoderConfig, ExpertsConfig, LatentAttentionConfig, LayerConfig, LayerRun, StoredRun,
+        DecoderConfig, ExpertsConfig, LatentAttentionConfig, LayerConfig,
     },
     hugging_face::{
         Described, Field, HuggingFaceConfig, Settings,
@@ -60,20 +60,10 @@ pub(super) static DEEPSEEK: Family = Family {
 fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     let mut config = describe::decoder(group)?;
     let experts = experts(group)?;
-    let num_dense = group.experts.first_num_dense_layers.min(config.layers.len());
-    for (index, layer) in config.layers.iter_mut().enumerate() {
+    for layer in &mut config.layers {
         layer.mixer = Some(attention(group).into());
-        if index >= num_dense {
-            layer.feed_forward = Some(experts.clone().into());
-        }
     }
-    let run = |name, first, stored| LayerRun { name, first, cycle: 1, stored: StoredRun::named(stored) };
-    let runs = [run("dense", 0, "dense_layers"), run("moe", num_dense, "moe_layers")];
-    config.runs = match num_dense {
-        0 => vec![runs[1].clone()],
-        all if all == config.layers.len() => vec![runs[0].clone()],
-        _ => runs.to_vec(),
-    };
+    describe::dense_then_experts(group, &mut config, &experts);
     Ok(config)
 }
 

@@ -107,6 +107,22 @@ pub(super) fn interleave_experts(group: &ModelGroup, config: &mut DecoderConfig,
     }
 }
 
+/// Gives experts to all layers but the first `first_num_dense_layers`. Both kinds of layers are a run of their own.
+pub(super) fn dense_then_experts(group: &ModelGroup, config: &mut DecoderConfig, experts: &ExpertsConfig) {
+    let num_dense = group.experts.first_num_dense_layers.min(config.layers.len());
+    for layer in &mut config.layers[num_dense..] {
+        layer.feed_forward = Some(experts.clone().into());
+    }
+    let cycle = config.runs.first().map_or(1, |run| run.cycle);
+    let run = |name, first, stored| LayerRun { name, first, cycle, stored: StoredRun::named(stored) };
+    let runs = [run("dense", 0, "dense_layers"), run("moe", num_dense, "moe_layers")];
+    config.runs = match num_dense {
+        0 => vec![runs[1].clone()],
+        all if all == config.layers.len() => vec![runs[0].clone()],
+        _ => runs.to_vec(),
+    };
+}
+
 /// The activations that the backward pass keeps of a layer; `None` if it recomputes nothing.
 fn remat(group: &RematGroup) -> Option<SavePolicy> {
     let kept = group.kept()?;

@@ -113,7 +113,9 @@ const FIELDS: &[Field] = &[
     Field::with(&["no_rope_layers", "no_rope_layer_interval"], read_positions, |model| {
         Some(rotated(model).map(i32::from).collect::<Vec<_>>().into())
     }),
-    Field::silent("no_rope_layer_interval", |model| model.group.positions.nope_layer_interval.map(Value::from)),
+    Field::silent("no_rope_layer_interval", |model| {
+        model.group.positions.nope_layer_interval.filter(|interval| *interval > 0).map(Value::from)
+    }),
     Field::with(&["attention_chunk_size", "layer_types"], read_chunks, |model| {
         // transformers requires a size even if no layer has chunks.
         let size = Some(model.group.layers.chunk_attn_window_size).filter(|size| *size > 0);
@@ -197,16 +199,13 @@ fn read_chunks(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<()
     let interval = settings.get("nope_layer_interval").and_then(Value::as_i64).unwrap_or(-1);
     let usual = (1..=num_layers).map(|number| if interval > 0 && number % interval == 0 { FULL } else { CHUNKED });
     let kinds = config.layer_kinds()?;
-    let is_full = kinds.as_ref().is_some_and(|kinds| kinds.iter().all(|kind| kind == FULL));
-    let size = match kinds {
-        Some(_) if is_full => 0,
-        Some(kinds) if !usual.eq(kinds.iter().map(String::as_str)) => {
-            return Err(config.unsupported("layer_types", "chunks in some layers with rotary embeddings"));
-        }
-        _ => {
-            let size = config.integer_or("attention_chunk_size", CHUNK as i64)?;
-            size.ok_or_else(|| config.missing("attention_chunk_size"))?
-        }
+    let size = if kinds.as_ref().is_some_and(|kinds| kinds.iter().all(|kind| kind == FULL)) {
+        0
+    } else if kinds.is_some_and(|kinds| !usual.eq(kinds.iter().map(String::as_str))) {
+        return Err(config.unsupported("layer_types", "chunks in some layers with rotary embeddings"));
+    } else {
+        let size = config.integer_or("attention_chunk_size", CHUNK as i64)?;
+        size.ok_or_else(|| config.missing("attention_chunk_size"))?
     };
     settings.set("chunk_attn_window_size", size);
     Ok(())

@@ -4,6 +4,7 @@
 
 mod deepseek;
 mod describe;
+mod envy;
 #[cfg(test)]
 mod expert_names;
 mod gemma;
@@ -105,6 +106,7 @@ pub static FAMILIES: &[&Family] = &[
     &qwen::QWEN3_MOE,
     &mixtral::MIXTRAL,
     &deepseek::DEEPSEEK,
+    &envy::ENVY,
     &olmo::OLMO3,
     &gpt::GPT3,
     &gpt_oss::GPT_OSS,

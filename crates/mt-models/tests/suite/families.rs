@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The logits of a batch, and the outputs of layers by name.
-fn run(model: &Decoder, parameters: &[HostArray], batch: &Batch) -> (HostArray, Vec<(String, HostArray)>) {
+pub fn taps_of(model: &Decoder, parameters: &[HostArray], batch: &Batch) -> (HostArray, Vec<(String, HostArray)>) {
     let specs = model.parameters();
     let mut names = Vec::new();
     let program = program(&options("taps", std::sync::Arc::new(Placement::single())), |inputs| {
@@ -43,7 +43,7 @@ fn check(name: &str) {
     let expected = golden.array("logits").to_f64();
     for scan in directory.scans() {
         let model = directory.model(&[scan]);
-        let (logits, taps) = run(&model, &directory.parameters(&model), &batch);
+        let (logits, taps) = taps_of(&model, &directory.parameters(&model), &batch);
         let num_layers = model.config().layers.len();
         let mut wrong = Vec::new();
         for layer in 0..=num_layers {
@@ -125,6 +125,8 @@ families! {
     qwen3_moe_three_of_seven,
     qwen3_moe_all_chosen_tied,
     qwen3_moe_one_of_six_one_layer,
+    qwen3_moe_every_second,
+    qwen3_moe_dense_first,
     llama4_every_second,
     llama4_many_experts,
     llama4_one_expert_one_layer,
@@ -173,6 +175,7 @@ fn weights_come_back() {
         ("deepseek3_groups", DType::F32),
         ("deepseek2_greedy", DType::F32),
         ("qwen3_moe_three_of_seven", DType::F32),
+        ("qwen3_moe_every_second", DType::F32),
         ("llama4_every_second", DType::F32),
         ("llama4_many_experts", DType::F32),
         ("olmo3_yarn", DType::F32),
@@ -205,7 +208,7 @@ fn bf16_is_near() {
         let arrays = weights.load(testing::cpu(1), &Placement::single(), &model, None).unwrap();
         let parameters: Vec<HostArray> = arrays.iter().map(|array| array.to_host().unwrap()).collect();
         assert!(parameters.iter().all(|array| array.dtype() == DType::BF16), "{name}");
-        let (logits, _) = run(&model, &parameters, &reference.batch());
+        let (logits, _) = taps_of(&model, &parameters, &reference.batch());
         let error = relative_error(&logits.to_f64(), &reference.golden().array("logits").to_f64());
         assert!(error <= 3e-2, "{name}: logits differ by {error:e}");
     }

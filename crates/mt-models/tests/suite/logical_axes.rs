@@ -68,6 +68,13 @@ pub const MODELS: &[&[&str]] = &[
     ],
     &["decoder_block=qwen3_moe", "num_experts=4", "num_experts_per_tok=2", "base_moe_mlp_dim=32"],
     &[
+        "decoder_block=envy",
+        "num_experts=4",
+        "interleave_moe_layer_step=2",
+        "use_qk_norm=true",
+        "use_post_ffw_norm=true",
+    ],
+    &[
         "decoder_block=llama4",
         "num_experts=4",
         "shared_experts=1",

@@ -113,11 +113,13 @@ impl<'t> Router<Tensor<'t>> {
             // The maximum avoids the infinite derivative at 0, where softplus has underflowed.
             Scores::SqrtSoftplus => softplus(logits).maximum(f64::from(f32::MIN_POSITIVE)).sqrt(),
         };
-        // The sigmoids of large logits are equal, so that those would not choose the larger one.
-        let is_saturated = options.scores == Scores::Sigmoid;
-        let has_bias = self.bias.is_some() && options.bias == RouterBias::OfChoice;
-        let by_logits = is_saturated && !has_bias && options.groups.is_none();
-        let mut preference = if by_logits { logits } else { scores }.stop_gradient();
+        // Sigmoids of large logits are all 1, though the logits differ.
+        let are_compared_alone = bias(RouterBias::OfChoice).is_none() && options.groups.is_none();
+        let preferred = match options.scores {
+            Scores::Sigmoid if are_compared_alone => logits,
+            _ => scores,
+        };
+        let mut preference = preferred.stop_gradient();
         if let Some(bias) = bias(RouterBias::OfChoice) {
             preference = preference + bias.cast(DType::F32).stop_gradient();
         }

@@ -342,6 +342,15 @@ def qwen3_moe():
         norm_topk_prob=False, tie_word_embeddings=False, rope_parameters=rope(500.0), use_sliding_window=True,
         sliding_window=5, max_window_layers=0,
     )
+    # One cycle of two and a remainder.
+    yield "qwen3_moe_every_second", Qwen3MoeConfig(
+        **sizes(88, 20, 28, 5), **heads(4, 1, 6), num_experts=5, num_experts_per_tok=2, moe_intermediate_size=14,
+        norm_topk_prob=True, tie_word_embeddings=False, rope_parameters=rope(200.0), decoder_sparse_step=2,
+    )
+    yield "qwen3_moe_dense_first", Qwen3MoeConfig(
+        **sizes(83, 18, 26, 3), **heads(6, 3, 4), num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12,
+        norm_topk_prob=True, tie_word_embeddings=True, rope_parameters=rope(300.0), mlp_only_layers=[0],
+    )
 
 
 def gpt_oss():
