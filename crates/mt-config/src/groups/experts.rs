@@ -50,7 +50,7 @@ impl ExpertsGroup {
         let Some(block) = DecoderBlock::from_value(&config.entry("decoder_block").value) else { return };
         if !WITH_EXPERTS.contains(&block) {
             if self.num_experts > 1 {
-                problems.push(without_experts(config, block));
+                problems.push(without_experts(config));
             }
             return;
         }
@@ -175,7 +175,7 @@ const DENSE_LAYERS: &str = "dense layers before those with experts in this model
 const INTERLEAVED_LAYERS: &str = "dense layers between those with experts in this model family";
 
 /// The problem of experts in a family whose layers have none.
-fn without_experts(config: &Config, block: DecoderBlock) -> Problem {
+fn without_experts(config: &Config) -> Problem {
     let families: Vec<String> =
         WITH_EXPERTS.iter().map(|block| format!("`decoder_block={}`", block.name())).collect();
     Problem::inconsistent(

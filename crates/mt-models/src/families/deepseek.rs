@@ -13,9 +13,7 @@ use super::{
 };
 use crate::{
     ModelError,
-    decoder::{
-        DecoderConfig, ExpertsConfig, LatentAttentionConfig, LayerConfig,
-    },
+    decoder::{DecoderConfig, ExpertsConfig, LatentAttentionConfig, LayerConfig},
     hugging_face::{
         Described, Field, HuggingFaceConfig, Settings,
         fields::{self, COMMON, Kind, Otherwise},

@@ -362,8 +362,7 @@ fn activations(group: &ModelGroup) -> Vec<Activation> {
 /// The activation functions of experts, which are gated.
 fn gated_activations(group: &ModelGroup) -> Result<[Activation; 2], ModelError> {
     let functions = activations(group);
-    <[Activation; 2]>::try_from(functions)
-        .map_err(|functions| ModelError::ExpertActivations(functions.len()))
+    <[Activation; 2]>::try_from(functions).map_err(|functions| ModelError::ExpertActivations(functions.len()))
 }
 
 fn mlp(group: &ModelGroup) -> Result<MlpConfig, ModelError> {

@@ -169,9 +169,7 @@ const FIELDS: &[Field] = &[
         read_experts,
         |model| Some(has_experts(model).into()),
     ),
-    Field::silent("num_experts", |model| {
-        has_experts(model).then(|| model.group.experts.num_experts.into())
-    }),
+    Field::silent("num_experts", |model| has_experts(model).then(|| model.group.experts.num_experts.into())),
     Field::silent("top_k_experts", |model| {
         has_experts(model).then(|| model.group.experts.num_experts_per_tok.into())
     }),
@@ -320,10 +318,7 @@ const EXPERTS: &[TensorName] = &[
     ),
     names::vector("mlp_and_experts.router_scale", "model.layers.{layer}.router.scale"),
     names::matrix("mlp_and_experts.experts.gate.kernel", "model.layers.{layer}.router.proj.weight"),
-    names::vector(
-        "mlp_and_experts.experts.per_expert_scale",
-        "model.layers.{layer}.router.per_expert_scale",
-    ),
+    names::vector("mlp_and_experts.experts.per_expert_scale", "model.layers.{layer}.router.per_expert_scale"),
     of_experts("mlp_and_experts.experts.wi_0", GATE_UP).fused(Along::Rows, 0, FusedOrder::Concatenated),
     of_experts("mlp_and_experts.experts.wi_1", GATE_UP).fused(Along::Rows, 1, FusedOrder::Concatenated),
     of_experts("mlp_and_experts.experts.wo", "model.layers.{layer}.experts.down_proj"),

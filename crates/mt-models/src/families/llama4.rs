@@ -197,7 +197,8 @@ fn read_positions(config: &HuggingFaceConfig, settings: &mut Settings) -> Result
 fn read_chunks(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), ModelError> {
     let num_layers = config.required("num_hidden_layers")?.max(0);
     let interval = settings.get("nope_layer_interval").and_then(Value::as_i64).unwrap_or(-1);
-    let usual = (1..=num_layers).map(|number| if interval > 0 && number % interval == 0 { FULL } else { CHUNKED });
+    let usual =
+        (1..=num_layers).map(|number| if interval > 0 && number % interval == 0 { FULL } else { CHUNKED });
     let kinds = config.layer_kinds()?;
     let size = if kinds.as_ref().is_some_and(|kinds| kinds.iter().all(|kind| kind == FULL)) {
         0
@@ -217,7 +218,8 @@ fn read_rope(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), 
     if config.rope("full_attention")?.theta.is_none() {
         settings.set("rope_max_timescale", 500_000.0);
     }
-    let is_plain = settings.get("rope_type").is_none() && settings.get("rope_linear_scaling_factor").is_none();
+    let is_plain =
+        settings.get("rope_type").is_none() && settings.get("rope_linear_scaling_factor").is_none();
     if is_plain {
         settings.set("rope_type", "llama3.1");
         settings.set("rope_use_scale", false);

@@ -2,7 +2,6 @@
 
 use mt_config::DecoderBlock;
 use mt_nn::experts::Scores;
-use serde_json::Value;
 
 use super::{
     Family, HuggingFaceFamily, MaxTextLayers, ModelType, describe, llama,

@@ -55,7 +55,8 @@ fn check(name: &str, arguments: &[&str]) {
     let [rows, length] = *tokens.dims() else { panic!("tokens have two dimensions") };
     let mut batch = Batch::whole(rows, length, 8);
     batch.arrays[0] = tokens.clone();
-    let common = ["decoder_block=envy", "normalization_layer_epsilon=1e-5", "normalize_embedding_logits=true"];
+    let common =
+        ["decoder_block=envy", "normalization_layer_epsilon=1e-5", "normalize_embedding_logits=true"];
     let expected = golden.array("logits");
     for scan in ["scan_layers=true", "scan_layers=false"] {
         let arguments = [&common[..], arguments, &[scan]].concat();
@@ -74,11 +75,9 @@ fn check(name: &str, arguments: &[&str]) {
         let mut stored: Vec<String> = model.storage().iter().map(|stored| stored.key.join("/")).collect();
         stored.sort();
         if scan == "scan_layers=false" {
-            let is_result = |name: &String| {
-                matches!(name.as_str(), "tokens" | "logits") || name.starts_with("hidden_")
-            };
-            let mut given: Vec<String> =
-                golden.names().into_iter().filter(|name| !is_result(name)).collect();
+            let is_result =
+                |name: &String| matches!(name.as_str(), "tokens" | "logits") || name.starts_with("hidden_");
+            let mut given: Vec<String> = golden.names().into_iter().filter(|name| !is_result(name)).collect();
             given.sort();
             assert_eq!(stored, given, "{name}");
         }

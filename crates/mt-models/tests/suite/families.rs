@@ -17,7 +17,11 @@ use crate::{
 };
 
 /// The logits of a batch, and the outputs of layers by name.
-pub fn taps_of(model: &Decoder, parameters: &[HostArray], batch: &Batch) -> (HostArray, Vec<(String, HostArray)>) {
+pub fn taps_of(
+    model: &Decoder,
+    parameters: &[HostArray],
+    batch: &Batch,
+) -> (HostArray, Vec<(String, HostArray)>) {
     let specs = model.parameters();
     let mut names = Vec::new();
     let program = program(&options("taps", std::sync::Arc::new(Placement::single())), |inputs| {

@@ -6,7 +6,7 @@ use mt_nn::{Initializer, Mlp, NormOptions, ParamSpec, RmsNorm, axes::EMBED, rms_
 use mt_shape::{DType, logical};
 use mt_trace::Tensor;
 
-use super::{ExpertsConfig, MlpConfig, Mixture};
+use super::{ExpertsConfig, Mixture, MlpConfig};
 use crate::decoder::{
     Activation,
     part::{BatchDims, Part, PartDescription, PartInputs, PartOutputs, SpecBuilder},

@@ -196,7 +196,7 @@ def gemma4_moe():
     yield "gemma4_moe_many_experts_one_layer", Gemma4TextConfig(
         **sizes(90, 18, 20, 1), **heads(3, 3, 8), global_head_dim=12, attention_k_eq_v=False,
         hidden_size_per_layer_input=0, sliding_window=4, layer_types=[GLOBAL], rms_norm_eps=1e-5,
-        enable_moe_block=True, num_experts=45, top_k_experts=3, moe_intermediate_size=8, tie_word_embeddings=False,
+        enable_moe_block=True, num_experts=45, top_k_experts=3, moe_intermediate_size=8,
         rope_parameters={LOCAL: rope(100.0), GLOBAL: rope(500.0, "proportional", partial_rotary_factor=0.5)},
     )
     # All experts are chosen.
@@ -400,7 +400,7 @@ def llama4():
     scaling = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=48)
     # One cycle of four and a remainder; layers of all four kinds, and a third and fourth interval of positions.
     yield "llama4_every_second", Llama4TextConfig(
-        **sizes(80, 20, 18, 6), **heads(6, 2, 8), intermediate_size_mlp=28, num_local_experts=3, num_experts_per_tok=1,
+        **sizes(80, 20, 18, 5), **heads(6, 2, 8), intermediate_size_mlp=28, num_local_experts=3, num_experts_per_tok=1,
         interleave_moe_layer_step=2, no_rope_layer_interval=4, attention_chunk_size=6, floor_scale=5, attn_scale=0.4,
         use_qk_norm=True, tie_word_embeddings=False, rope_parameters=rope(5000.0, "llama3", **scaling),
     ), dict(
