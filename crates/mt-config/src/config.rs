@@ -309,7 +309,11 @@ impl Config {
     /// The missing feature, if an entry requests blocks that differ from those of its family.
     fn unlike_family(&self, entry: &Entry) -> Option<&'static str> {
         let family = self.entry("decoder_block");
-        let done = entry.key.done_by?.iter().any(|block| family.value == *block);
+        let is_family = |block: &&str| family.value == **block;
+        let done = entry.key.done_by?.iter().any(is_family);
+        if entry.key.chosen_in.iter().any(is_family) {
+            return None;
+        }
         let is_built = family.key.missing_feature(&family.value).is_none();
         (is_built && entry.is_asked_for() && entry.origin.is_given() && entry.value != done)
             .then_some(features::BLOCKS_UNLIKE_THEIR_FAMILYS)

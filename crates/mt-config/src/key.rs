@@ -125,6 +125,8 @@ pub struct Key {
     pub conditions: [Option<Condition>; 4],
     /// The blocks that have the property that the key describes, if the family decides it and no other value is built.
     pub done_by: Option<&'static [&'static str]>,
+    /// The families' blocks for which the value of a key with `done_by` decides.
+    pub chosen_in: &'static [&'static str],
     /// Values that are equivalent to the default.
     pub neutral: &'static [Literal],
     /// Refused choices, each with the missing feature.
@@ -153,6 +155,7 @@ impl Key {
             class: Class::Effective,
             conditions: [None; 4],
             done_by: None,
+            chosen_in: &[],
             neutral: &[],
             refused_choices: &[],
             run_level: false,
@@ -340,6 +343,12 @@ impl Key {
     /// States that exactly these families' blocks have the property, and that no value changes it.
     pub(crate) const fn done_by(mut self, blocks: &'static [&'static str]) -> Self {
         self.done_by = Some(blocks);
+        self
+    }
+
+    /// States the families' blocks for which the value decides, although others have or lack the property.
+    pub(crate) const fn chosen_in(mut self, blocks: &'static [&'static str]) -> Self {
+        self.chosen_in = blocks;
         self
     }
 

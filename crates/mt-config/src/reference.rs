@@ -58,12 +58,13 @@ pub fn explain(name: &str) -> Result<String, ConfigError> {
         row(
             "follows",
             format!(
-                "the family; it is done by {}",
+                "the family; it is done by {}{}",
                 if blocks.is_empty() {
                     "none".to_owned()
                 } else {
                     alternatives(&blocks.iter().map(|block| (*block).to_owned()).collect::<Vec<_>>())
-                }
+                },
+                key.chosen_in.iter().map(|block| format!("; {block} follows the value")).collect::<String>()
             ),
         );
     }

@@ -145,7 +145,9 @@ impl RotaryScaling {
             Self::Llama3 { factor, low_frequency_factor, high_frequency_factor, original_length } => {
                 let turns = original_length as f64 * frequency / (2.0 * PI);
                 let kept = (turns - low_frequency_factor) / (high_frequency_factor - low_frequency_factor);
-                mixture(frequency, factor, kept.clamp(0.0, 1.0))
+                // Equal bounds leave nothing to interpolate.
+                let kept = if kept.is_nan() { 1.0 } else { kept.clamp(0.0, 1.0) };
+                mixture(frequency, factor, kept)
             }
             Self::Yarn { factor, beta_fast, beta_slow, original_length, truncate, .. } => {
                 let pair_with_turns = |turns: f64| {

@@ -71,6 +71,10 @@ group! {
         mlp_bias: bool,
         mlp_activations_limit: f64,
         use_qk_norm: bool,
+        use_post_ffw_norm: bool,
+        temperature_tuning: bool,
+        temperature_tuning_scale: f64,
+        temperature_tuning_floor_scale: usize,
         share_kv_projections: bool,
         global_head_dim: usize,
         global_num_kv_heads: usize,
@@ -153,10 +157,10 @@ impl PositionGroup {
                 "lower `rope_min_timescale`, usually 1, or raise `rope_max_timescale`, usually 10000 or more",
             ));
         }
-        if self.rope_low_frequency_factor >= self.rope_high_frequency_factor {
+        if self.rope_low_frequency_factor > self.rope_high_frequency_factor {
             problems.push(Problem::inconsistent(
                 format!(
-                    "{}, but {}, which is not above it",
+                    "{}, but {}, which is below it",
                     config.stated("rope_low_frequency_factor"),
                     config.stated("rope_high_frequency_factor")
                 ),

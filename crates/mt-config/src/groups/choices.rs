@@ -131,6 +131,8 @@ choice! {
         Mixtral = "mixtral",
         DeepSeek = "deepseek",
         Qwen3Moe = "qwen3_moe",
+        Llama4 = "llama4",
+        Envy = "envy",
         /// A square matrix, for measurements.
         Simple = "simple",
         /// A feed-forward layer, for measurements.
@@ -138,11 +140,9 @@ choice! {
     }
     not built {
         "deepseek4": "the model family `deepseek4`",
-        "envy": "the model family `envy`",
         "qwen3_custom_moe": "the model family `qwen3_custom_moe`",
         "qwen3_next": "the model family `qwen3_next`",
         "qwen3_5": "the model family `qwen3_5`",
-        "llama4": "the model family `llama4`",
     }
 }
 

@@ -26,6 +26,7 @@ group! {
         shard_exp_on_fsdp: bool,
         use_2d_fsdp_sharding: bool,
         first_num_dense_layers: usize,
+        interleave_moe_layer_step: usize,
         shared_experts: usize,
         routed_scaling_factor: f64,
         routed_bias: bool,
@@ -37,8 +38,15 @@ group! {
 }
 
 /// The families whose layers have experts.
-const WITH_EXPERTS: &[DecoderBlock] =
-    &[DecoderBlock::Mixtral, DecoderBlock::Qwen3Moe, DecoderBlock::GptOss, DecoderBlock::DeepSeek];
+const WITH_EXPERTS: &[DecoderBlock] = &[
+    DecoderBlock::Mixtral,
+    DecoderBlock::Qwen3Moe,
+    DecoderBlock::GptOss,
+    DecoderBlock::DeepSeek,
+    DecoderBlock::Llama4,
+    DecoderBlock::Gemma4,
+    DecoderBlock::Envy,
+];
 
 impl ExpertsGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
@@ -46,7 +54,7 @@ impl ExpertsGroup {
         let Some(block) = DecoderBlock::from_value(&config.entry("decoder_block").value) else { return };
         if !WITH_EXPERTS.contains(&block) {
             if self.num_experts > 1 {
-                problems.push(without_experts(config, block));
+                problems.push(without_experts(config));
             }
             return;
         }
@@ -62,6 +70,26 @@ impl ExpertsGroup {
             ));
         }
         self.check_groups(config, problems);
+        if block == DecoderBlock::Gemma4 && self.num_experts > 1 && self.shared_experts != 1 {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but in {} one MLP stands beside the experts",
+                    config.stated("shared_experts"),
+                    config.stated("decoder_block")
+                ),
+                "use `shared_experts=1`",
+            ));
+        }
+        if self.first_num_dense_layers > 0 && self.interleave_moe_layer_step > 1 {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}",
+                    config.stated("first_num_dense_layers"),
+                    config.stated("interleave_moe_layer_step")
+                ),
+                "set one of both",
+            ));
+        }
         let of_other_families = [
             (
                 "routed_bias",
@@ -69,12 +97,23 @@ impl ExpertsGroup {
                 &[DecoderBlock::GptOss, DecoderBlock::DeepSeek][..],
                 ROUTED_BIAS,
             ),
-            ("shared_experts", self.shared_experts > 0, &[DecoderBlock::DeepSeek], SHARED_EXPERTS),
+            (
+                "shared_experts",
+                self.shared_experts > 0,
+                &[DecoderBlock::DeepSeek, DecoderBlock::Llama4, DecoderBlock::Gemma4],
+                SHARED_EXPERTS,
+            ),
             (
                 "first_num_dense_layers",
                 self.first_num_dense_layers > 0,
-                &[DecoderBlock::DeepSeek],
+                &[DecoderBlock::DeepSeek, DecoderBlock::Qwen3Moe],
                 DENSE_LAYERS,
+            ),
+            (
+                "interleave_moe_layer_step",
+                self.interleave_moe_layer_step > 1,
+                &[DecoderBlock::Llama4, DecoderBlock::Envy, DecoderBlock::Qwen3Moe],
+                INTERLEAVED_LAYERS,
             ),
         ];
         self.check_bias_update(config, problems);
@@ -157,12 +196,10 @@ impl ExpertsGroup {
 const ROUTED_BIAS: &str = "a routing bias in this model family";
 const SHARED_EXPERTS: &str = "shared experts in this model family";
 const DENSE_LAYERS: &str = "dense layers before those with experts in this model family";
+const INTERLEAVED_LAYERS: &str = "dense layers between those with experts in this model family";
 
 /// The problem of experts in a family whose layers have none.
-fn without_experts(config: &Config, block: DecoderBlock) -> Problem {
-    if block == DecoderBlock::Gemma4 {
-        return not_built(config.entry("num_experts"), "a mixture of experts in the family `gemma4`");
-    }
+fn without_experts(config: &Config) -> Problem {
     let families: Vec<String> =
         WITH_EXPERTS.iter().map(|block| format!("`decoder_block={}`", block.name())).collect();
     Problem::inconsistent(

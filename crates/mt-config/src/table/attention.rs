@@ -90,6 +90,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .only_with("attention_type", &["chunk"])
+            .only_with("decoder_block", &["llama4"])
             .acts_on("attention"),
             Key::boolean(
                 "use_post_attn_norm",
@@ -103,10 +104,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "use_post_ffw_norm",
                 false,
                 "Normalize the output of the feed-forward layer before it is added to the \
-                 residual stream.",
+                 residual stream. Only the family `envy` leaves the choice.",
             )
-            .no_effect_here("the model family decides where its layers normalize")
             .done_by(&["gemma2", "gemma3", "gemma4", "gemma4_small"])
+            .chosen_in(&["envy"])
             .acts_on("normalization"),
             Key::boolean(
                 "use_ragged_attention",
@@ -453,13 +454,34 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         name: "Llama4Attention",
         title: "Attention of Llama 4",
         prefix: None,
-        keys: &[Key::boolean(
-            "temperature_tuning",
-            false,
-            "Scale queries up with their position in layers without rotary embedding.",
-        )
-        .refused(features::LLAMA_4_TEMPERATURE_TUNING)
-        .acts_on("attention")],
+        keys: &[
+            Key::boolean(
+                "temperature_tuning",
+                false,
+                "Scale queries up with their position in layers without rotary embedding.",
+            )
+            .only_with("decoder_block", &["llama4"])
+            .acts_on("attention"),
+            Key::float(
+                "temperature_tuning_scale",
+                0.1,
+                "Growth of the factor on queries with the logarithm of the number of whole intervals of \
+                 `temperature_tuning_floor_scale` positions.",
+            )
+            .at_least(0.0)
+            .only_with("temperature_tuning", &[])
+            .acts_on("attention")
+            .own(),
+            Key::integer(
+                "temperature_tuning_floor_scale",
+                8192,
+                "Number of positions after which the factor on queries grows.",
+            )
+            .at_least(1.0)
+            .only_with("temperature_tuning", &[])
+            .acts_on("attention")
+            .own(),
+        ],
     },
     KeyGroup {
         name: "Qwen3Next",

@@ -32,7 +32,6 @@ pub(crate) const HUB_DATASETS: &str = "datasets from the Hugging Face hub";
 pub(crate) const HYPER_CONNECTIONS: &str = "hyper-connections";
 pub(crate) const INDEXER: &str = "sparse attention with an indexer";
 pub(crate) const LATENT_ATTENTION: &str = "further options of multi-head latent attention";
-pub(crate) const LLAMA_4_TEMPERATURE_TUNING: &str = "Llama 4's temperature tuning";
 pub(crate) const LOG_PROBABILITIES_OF_DECODED_TOKENS: &str = "log-probabilities of decoded tokens";
 pub(crate) const LORA_ADAPTERS: &str = "LoRA adapters";
 pub(crate) const MEMORY_ESTIMATES: &str = "memory estimates";

@@ -161,16 +161,17 @@ impl<'t> DecoderLayer<Tensor<'t>> {
             mixed = Some(dropout.apply("attention", output));
         }
         let parts = inputs.parts.with_state(|arrays| &arrays[num_mixer_arrays..]);
-        let hidden = |part: &FeedForward<Tensor<'t>>, described: &FeedForwardConfig, x: Tensor<'t>| {
-            x.scope(described.scope(), |x| {
-                let made = described.forward(part, x, &parts);
-                let output = normalized(&self.post_mlp_norm, made.output);
-                PartOutputs { output, ..made }
-            })
-        };
+        let hidden =
+            |part: &FeedForward<Tensor<'t>>, described: &FeedForwardConfig, x: Tensor<'t>, residual| {
+                x.scope(described.scope(), |x| {
+                    let made = described.forward(part, x, &PartInputs { residual, ..parts });
+                    let output = normalized(&self.post_mlp_norm, made.output);
+                    PartOutputs { output, ..made }
+                })
+            };
         let feed_forward = self.feed_forward.as_ref().zip(config.feed_forward.as_ref());
         if config.parallel {
-            let made = feed_forward.map(|(part, config)| hidden(part, config, normed));
+            let made = feed_forward.map(|(part, config)| hidden(part, config, normed, x));
             let output = made.as_ref().map(|made| made.output);
             outputs.others.extend(output.map(|output| (LayerOutput::FeedForward.label(), output)));
             made.into_iter().for_each(|made| outputs.add(made));
@@ -182,7 +183,7 @@ impl<'t> DecoderLayer<Tensor<'t>> {
             }
             if let Some((part, config)) = feed_forward {
                 let x = outputs.x;
-                let made = hidden(part, config, normalized(&self.pre_mlp_norm, x));
+                let made = hidden(part, config, normalized(&self.pre_mlp_norm, x), x);
                 let output = made.output;
                 outputs.others.push((LayerOutput::FeedForward.label(), output));
                 outputs.add(made);

@@ -287,6 +287,7 @@ impl ForwardPass for Decoder {
         }
         let inputs = StackInputs {
             tokens: tokens.tokens,
+            positions: tokens.positions,
             angles,
             segments,
             dropout: forward.dropout.filter(|_| config.dropout_rate > 0.0),

@@ -123,6 +123,10 @@ pub struct BatchDims {
 pub struct PartInputs<'a, 't> {
     /// `i32[batch, position]`
     pub tokens: Tensor<'t>,
+    /// The position of each token in its document: `i32[batch, position]`
+    pub positions: Tensor<'t>,
+    /// The residual stream before the norm of the part's input: `[batch, position, embed]`
+    pub residual: Tensor<'t>,
     pub segments: Segments<'t>,
     /// The angles of all rotary embeddings that parts declare.
     pub angles: &'a [(RotaryOptions, RotaryAngles<'t>)],

@@ -49,6 +49,7 @@ impl<L> Tree for Layers<L> {
 /// The inputs of layers in addition to the residual stream.
 pub(super) struct StackInputs<'t> {
     pub tokens: Tensor<'t>,
+    pub positions: Tensor<'t>,
     /// The angles of each rotary embedding.
     pub angles: Vec<(RotaryOptions, RotaryAngles<'t>)>,
     pub segments: Segments<'t>,
@@ -343,6 +344,8 @@ fn wire<'b, 't: 'b>(
     let (rate, order) = (config.dropout_rate, inputs.segments.order);
     let parts = PartInputs {
         tokens: inputs.tokens,
+        positions: inputs.positions,
+        residual: x,
         segments: inputs.segments,
         angles: &inputs.angles,
         state: inputs.state.as_ref().map(|state| PartState {

@@ -5,7 +5,6 @@ use mt_nn::{
     attention::LatentSizes,
     experts::{GroupScore, RouterBias, Scores},
 };
-use mt_shape::axis;
 use serde_json::Value;
 
 use super::{
@@ -14,9 +13,7 @@ use super::{
 };
 use crate::{
     ModelError,
-    decoder::{
-        DecoderConfig, ExpertsConfig, LatentAttentionConfig, LayerConfig, LayerRun, SharedExperts, StoredRun,
-    },
+    decoder::{DecoderConfig, ExpertsConfig, LatentAttentionConfig, LayerConfig},
     hugging_face::{
         Described, Field, HuggingFaceConfig, Settings,
         fields::{self, COMMON, Kind, Otherwise},
@@ -61,20 +58,10 @@ pub(super) static DEEPSEEK: Family = Family {
 fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     let mut config = describe::decoder(group)?;
     let experts = experts(group)?;
-    let num_dense = group.experts.first_num_dense_layers.min(config.layers.len());
-    for (index, layer) in config.layers.iter_mut().enumerate() {
+    for layer in &mut config.layers {
         layer.mixer = Some(attention(group).into());
-        if index >= num_dense {
-            layer.feed_forward = Some(experts.clone().into());
-        }
     }
-    let run = |name, first, stored| LayerRun { name, first, cycle: 1, stored: StoredRun::named(stored) };
-    let runs = [run("dense", 0, "dense_layers"), run("moe", num_dense, "moe_layers")];
-    config.runs = match num_dense {
-        0 => vec![runs[1].clone()],
-        all if all == config.layers.len() => vec![runs[0].clone()],
-        _ => runs.to_vec(),
-    };
+    describe::dense_then_experts(group, &mut config, &experts);
     Ok(config)
 }
 
@@ -115,12 +102,6 @@ fn scale_of_context(group: &ModelGroup) -> f64 {
 
 fn experts(group: &ModelGroup) -> Result<ExpertsConfig, ModelError> {
     let mut experts = describe::experts(group, Scores::Softmax)?;
-    let functions = match experts.routed.unit {
-        mt_nn::experts::GatedUnit::Product(functions) => functions,
-        mt_nn::experts::GatedUnit::ClampedSwish { .. } => {
-            unreachable!("the shared description has a product")
-        }
-    };
     let router = &mut experts.routed.router;
     router.bias = RouterBias::OfChoice;
     if router.scores != Scores::Softmax {
@@ -130,12 +111,7 @@ fn experts(group: &ModelGroup) -> Result<ExpertsConfig, ModelError> {
         groups.score = GroupScore::Largest;
     }
     experts.router_bias = group.experts.routed_bias;
-    experts.shared =
-        Some(group.experts.shared_experts).filter(|count| *count > 0).map(|count| SharedExperts {
-            width: axis(mt_nn::axes::MLP, count * group.moe_mlp_dim()),
-            activations: functions,
-            gated: false,
-        });
+    experts.shared = describe::shared_experts(group)?;
     Ok(experts)
 }
 

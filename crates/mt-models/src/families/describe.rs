@@ -20,7 +20,8 @@ use crate::{
     ModelError,
     decoder::{
         AttentionConfig, DecoderConfig, EmbeddingConfig, ExpertPlacement, ExpertsConfig, HeadConfig,
-        LayerConfig, LayerNorms, LayerRun, MlpConfig, NormKind, Positions, QueryKeyNorm, StoredRun, Values,
+        LayerConfig, LayerNorms, LayerRun, MlpConfig, NormKind, Positions, QueryKeyNorm, SharedExperts,
+        StoredRun, Values,
     },
 };
 
@@ -86,10 +87,42 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
                 attention.rotary = None;
             }
         }
-        let cycle = config.runs.first().map_or(1, |run| run.cycle);
-        config.set_cycle(least_common_multiple(cycle, interval));
+        repeat_after(&mut config, interval);
     }
     Ok(config)
+}
+
+/// Makes the layers of a stack of one run repeat after a multiple of `interval`, too.
+fn repeat_after(config: &mut DecoderConfig, interval: usize) {
+    let cycle = config.runs.first().map_or(1, |run| run.cycle);
+    config.set_cycle(least_common_multiple(cycle, interval));
+}
+
+/// Gives experts to the layers whose numbers are multiples of `interleave_moe_layer_step`, instead of their MLPs.
+pub(super) fn interleave_experts(group: &ModelGroup, config: &mut DecoderConfig, experts: &ExpertsConfig) {
+    let step = group.experts.interleave_moe_layer_step;
+    for layer in config.layers.iter_mut().skip(step - 1).step_by(step) {
+        layer.feed_forward = Some(experts.clone().into());
+    }
+    if step <= config.layers.len() {
+        repeat_after(config, step);
+    }
+}
+
+/// Gives experts to all layers but the first `first_num_dense_layers`. Both kinds of layers are a run of their own.
+pub(super) fn dense_then_experts(group: &ModelGroup, config: &mut DecoderConfig, experts: &ExpertsConfig) {
+    let num_dense = group.experts.first_num_dense_layers.min(config.layers.len());
+    for layer in &mut config.layers[num_dense..] {
+        layer.feed_forward = Some(experts.clone().into());
+    }
+    let cycle = config.runs.first().map_or(1, |run| run.cycle);
+    let run = |name, first, stored| LayerRun { name, first, cycle, stored: StoredRun::named(stored) };
+    let runs = [run("dense", 0, "dense_layers"), run("moe", num_dense, "moe_layers")];
+    config.runs = match num_dense {
+        0 => vec![runs[1].clone()],
+        all if all == config.layers.len() => vec![runs[0].clone()],
+        _ => runs.to_vec(),
+    };
 }
 
 /// The activations that the backward pass keeps of a layer; `None` if it recomputes nothing.
@@ -105,10 +138,6 @@ fn remat(group: &RematGroup) -> Option<SavePolicy> {
 /// The experts of a layer, whose router has these scores unless the configuration chooses others.
 pub(super) fn experts(group: &ModelGroup, scores: Scores) -> Result<ExpertsConfig, ModelError> {
     let keys = &group.experts;
-    let functions = activations(group);
-    let &[gate, up] = functions.as_slice() else {
-        return Err(ModelError::ExpertActivations(functions.len()));
-    };
     let computation = match keys.capacity_factor {
         _ if keys.sparse_matmul => ExpertComputation::Sorted,
         factor if factor > 0.0 => ExpertComputation::Capacity(factor),
@@ -137,7 +166,7 @@ pub(super) fn experts(group: &ModelGroup, scores: Scores) -> Result<ExpertsConfi
                 groups,
                 in_f32: keys.float32_gate_logits,
             },
-            unit: GatedUnit::Product([gate, up]),
+            unit: GatedUnit::Product(gated_activations(group)?),
             weighs_inputs: false,
             sums_in_f32: keys.float32_weight_sum,
             computation,
@@ -151,10 +180,22 @@ pub(super) fn experts(group: &ModelGroup, scores: Scores) -> Result<ExpertsConfi
             (false, false) => ExpertPlacement::Usual,
         },
         router_bias: false,
+        per_expert_scale: false,
         shared: None,
         balance_loss_weight: keys.load_balance_loss_weight,
         z_loss_weight: keys.router_z_loss_weight,
     })
+}
+
+/// The experts that process every token: one MLP that is as wide as all of them.
+pub(super) fn shared_experts(group: &ModelGroup) -> Result<Option<SharedExperts>, ModelError> {
+    let activations = gated_activations(group)?;
+    let count = group.experts.shared_experts;
+    Ok((count > 0).then(|| SharedExperts {
+        width: axis(axes::MLP, count * group.moe_mlp_dim()),
+        activations,
+        gated: false,
+    }))
 }
 
 /// The norms of a model. `offset` is 1 for scales that are stored around 0.
@@ -183,6 +224,7 @@ pub(super) fn attention(group: &ModelGroup) -> AttentionConfig {
         values: Values::Own,
         sinks: layers.attention_sink,
         stored_fused: false,
+        temperature: None,
         rotary: Some(rotary(group, group.head_dim, group.positions.rope_max_timescale, scaling(group))),
         options: AttentionOptions {
             scale: layers.query_pre_attn_scalar.unwrap_or(group.head_dim as f64).powf(-0.5),
@@ -203,6 +245,8 @@ pub(super) fn attention(group: &ModelGroup) -> AttentionConfig {
             soft_cap: layers.attn_logits_soft_cap.filter(|cap| *cap > 0.0),
             norm: norm(group, 0.0),
             normalize_values: false,
+            normalize_rotated: false,
+            is_interleaved: false,
             blocks: pass_blocks(group.blocks.sizes()),
             local_blocks: pass_blocks(group.blocks.local_sizes()),
         },
@@ -321,6 +365,12 @@ fn activations(group: &ModelGroup) -> Vec<Activation> {
         MlpActivation::Linear => Activation::Linear,
     });
     functions.collect()
+}
+
+/// The activation functions of experts, which are gated.
+fn gated_activations(group: &ModelGroup) -> Result<[Activation; 2], ModelError> {
+    let functions = activations(group);
+    <[Activation; 2]>::try_from(functions).map_err(|functions| ModelError::ExpertActivations(functions.len()))
 }
 
 fn mlp(group: &ModelGroup) -> Result<MlpConfig, ModelError> {

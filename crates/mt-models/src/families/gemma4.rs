@@ -1,14 +1,17 @@
-//! The text model of Gemma 4: dense models, and small models with per-layer embeddings.
+//! The text model of Gemma 4: dense models, mixtures of experts, and small models with per-layer embeddings.
 
 use mt_config::{DecoderBlock, ModelGroup};
-use mt_nn::{RotaryExtent, RotaryScaling, axes};
+use mt_nn::{RotaryExtent, RotaryScaling, axes, experts::Scores};
 use mt_shape::axis;
 use serde_json::{Value, json};
 
-use super::{Family, HuggingFaceFamily, MaxTextLayers, ModelType, describe, gemma, names};
+use super::{
+    Along, Family, FusedOrder, HuggingFaceFamily, Layout, MaxTextLayers, ModelType, describe, gemma,
+    names::{self, TensorName},
+};
 use crate::{
     ModelError,
-    decoder::{DecoderConfig, PER_LAYER, QueryKeyNorm, Values},
+    decoder::{DecoderConfig, LayerConfig, MlpAndExpertsConfig, PER_LAYER, QueryKeyNorm, Values},
     hugging_face::{
         self, Described, Field, HuggingFaceConfig, Settings,
         fields::{self, COMMON, Kind, Otherwise},
@@ -23,6 +26,12 @@ const PARTS: &[(&str, &str)] = &[
     ("post_mlp_norm", "post_ffw_norm"),
     ("attention", "self_attention"),
     ("scalar", "layer_scalar"),
+    ("mlp_and_experts.mlp", "mlp.moe_block.shared_experts"),
+    ("mlp_and_experts.experts", "mlp.moe_block.MoeBlock_0"),
+    ("mlp_and_experts.post_mlp_norm", "mlp.post_feedforward_layernorm_1"),
+    ("mlp_and_experts.pre_experts_norm", "mlp.pre_feedforward_layernorm_2"),
+    ("mlp_and_experts.post_experts_norm", "mlp.post_feedforward_layernorm_2"),
+    ("mlp_and_experts.router_scale", "mlp.pre_forward_scale_2"),
 ];
 
 fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
@@ -77,7 +86,23 @@ fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     }
     let width = layers.hidden_size_per_layer_input;
     config.embedding.per_layer = (width > 0).then(|| axis(PER_LAYER, width));
+    if group.experts.num_experts > 1 {
+        add_experts(group, &mut config)?;
+    }
     Ok(config)
+}
+
+/// Adds experts beside the MLP of each layer.
+fn add_experts(group: &ModelGroup, config: &mut DecoderConfig) -> Result<(), ModelError> {
+    let mut experts = describe::experts(group, Scores::Softmax)?;
+    experts.per_expert_scale = true;
+    for layer in &mut config.layers {
+        if let Some(mlp) = layer.mlp().cloned() {
+            let both = MlpAndExpertsConfig { mlp, experts: experts.clone(), norm: config.norm };
+            layer.feed_forward = Some(both.into());
+        }
+    }
+    Ok(())
 }
 
 fn extent(share: f64) -> RotaryExtent {
@@ -120,6 +145,7 @@ const HUGGING_FACE: HuggingFaceFamily = HuggingFaceFamily {
         names::NORMS_AROUND,
         names::GEMMA4,
         names::GEMMA4_MODEL,
+        EXPERTS,
     ],
     ignores: |config, name| {
         // Older files contain unused matrices for layers that take keys and values from other layers.
@@ -140,12 +166,16 @@ const FIELDS: &[Field] = &[
     Field::with(rope::KEYS, read_rope, written_rope),
     Field::with(
         &["enable_moe_block", "num_experts", "top_k_experts", "moe_intermediate_size"],
-        |config, _| match config.boolean("enable_moe_block")? {
-            Some(true) => Err(config.unsupported("enable_moe_block", "mixtures of experts")),
-            _ => Ok(()),
-        },
-        |_| Some(false.into()),
+        read_experts,
+        |model| Some(has_experts(model).into()),
     ),
+    Field::silent("num_experts", |model| has_experts(model).then(|| model.group.experts.num_experts.into())),
+    Field::silent("top_k_experts", |model| {
+        has_experts(model).then(|| model.group.experts.num_experts_per_tok.into())
+    }),
+    Field::silent("moe_intermediate_size", |model| {
+        has_experts(model).then(|| model.group.moe_mlp_dim().into())
+    }),
     Field::with(
         &["global_head_dim", "per_layer_config"],
         |config, settings| {
@@ -185,11 +215,37 @@ const FIELDS: &[Field] = &[
     Field::silent("vocab_size_per_layer_input", |model| Some(model.group.vocab_size.into())),
 ];
 
+fn has_experts(model: &Described<'_>) -> bool {
+    let has = |layer: &LayerConfig| {
+        layer.feed_forward.as_ref().is_some_and(|part| part.get::<MlpAndExpertsConfig>().is_some())
+    };
+    model.config.layers.iter().any(has)
+}
+
+fn read_experts(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), ModelError> {
+    if config.boolean("enable_moe_block")? != Some(true) {
+        return Ok(());
+    }
+    let number = config.required("num_experts")?;
+    if number < 2 {
+        return Err(config.unsupported("num_experts", "a single expert beside the MLPs of Gemma 4"));
+    }
+    settings.set("num_experts", number);
+    settings.set("num_experts_per_tok", config.required("top_k_experts")?);
+    settings.set("base_moe_mlp_dim", config.required("moe_intermediate_size")?);
+    settings.set("shared_experts", 1);
+    settings.set("norm_topk_prob", true);
+    Ok(())
+}
+
 /// Selects the small models, which have vectors of each token for each layer, or layers without keys of their own.
 fn read_small(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), ModelError> {
     let per_layer = config.integer_or("hidden_size_per_layer_input", 256)?.unwrap_or(0);
     let shared = config.integer("num_kv_shared_layers")?.unwrap_or(0);
     if per_layer > 0 || shared > 0 {
+        if config.boolean("enable_moe_block")? == Some(true) {
+            return Err(config.unsupported("enable_moe_block", "experts in small models of Gemma 4"));
+        }
         settings.set("decoder_block", "gemma4_small");
         settings.set("hidden_size_per_layer_input", per_layer);
         settings.set("num_kv_shared_layers", shared);
@@ -240,4 +296,35 @@ fn written_rope(model: &Described<'_>) -> Option<Value> {
         },
         "sliding_attention": {"rope_type": "default", "rope_theta": theta(positions.local_rope_max_timescale)},
     }))
+}
+
+const GATE_UP: &str = "model.layers.{layer}.experts.gate_up_proj";
+
+const EXPERTS: &[TensorName] = &[
+    names::matrix("mlp_and_experts.mlp.wi_0.kernel", "model.layers.{layer}.mlp.gate_proj.weight"),
+    names::matrix("mlp_and_experts.mlp.wi_1.kernel", "model.layers.{layer}.mlp.up_proj.weight"),
+    names::matrix("mlp_and_experts.mlp.wo.kernel", "model.layers.{layer}.mlp.down_proj.weight"),
+    names::vector(
+        "mlp_and_experts.post_mlp_norm.scale",
+        "model.layers.{layer}.post_feedforward_layernorm_1.weight",
+    ),
+    names::vector(
+        "mlp_and_experts.pre_experts_norm.scale",
+        "model.layers.{layer}.pre_feedforward_layernorm_2.weight",
+    ),
+    names::vector(
+        "mlp_and_experts.post_experts_norm.scale",
+        "model.layers.{layer}.post_feedforward_layernorm_2.weight",
+    ),
+    names::vector("mlp_and_experts.router_scale", "model.layers.{layer}.router.scale"),
+    names::matrix("mlp_and_experts.experts.gate.kernel", "model.layers.{layer}.router.proj.weight"),
+    names::vector("mlp_and_experts.experts.per_expert_scale", "model.layers.{layer}.router.per_expert_scale"),
+    of_experts("mlp_and_experts.experts.wi_0", GATE_UP).fused(Along::Rows, 0, FusedOrder::Concatenated),
+    of_experts("mlp_and_experts.experts.wi_1", GATE_UP).fused(Along::Rows, 1, FusedOrder::Concatenated),
+    of_experts("mlp_and_experts.experts.wo", "model.layers.{layer}.experts.down_proj"),
+];
+
+/// One tensor of transposed matrices for all experts of a layer.
+const fn of_experts(role: &'static str, name: &'static str) -> TensorName {
+    TensorName { stacked: 1, ..TensorName::new(role, name, Layout::Transposed(1)) }
 }

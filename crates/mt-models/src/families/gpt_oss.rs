@@ -7,8 +7,8 @@ use mt_nn::{
 };
 
 use super::{
-    Along, Family, FusedOrder, HuggingFaceFamily, Layout, MaxTextLayers, ModelType, describe,
-    names::{self, TensorName},
+    Along, Family, FusedOrder, HuggingFaceFamily, MaxTextLayers, ModelType, describe,
+    names::{self, TensorName, of_experts},
 };
 use crate::{
     ModelError,
@@ -105,11 +105,6 @@ const OWN: &[TensorName] = &[
     of_experts("experts.wo", "model.layers.{layer}.mlp.experts.down_proj", 1),
     of_experts("experts.wo_bias", "model.layers.{layer}.mlp.experts.down_proj_bias", 0),
 ];
-
-/// One tensor for all experts of a layer, not transposed.
-const fn of_experts(role: &'static str, name: &'static str, rows: usize) -> TensorName {
-    TensorName { stacked: 1, ..TensorName::new(role, name, Layout::Same(rows)) }
-}
 
 fn gate(_config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), ModelError> {
     settings.set("mlp_activations", vec!["sigmoid", "linear"]);

@@ -4,6 +4,7 @@
 
 mod deepseek;
 mod describe;
+mod envy;
 #[cfg(test)]
 mod expert_names;
 mod gemma;
@@ -11,6 +12,7 @@ mod gemma4;
 mod gpt;
 mod gpt_oss;
 mod llama;
+mod llama4;
 mod mixtral;
 mod names;
 mod olmo;
@@ -93,6 +95,7 @@ impl ModelType {
 pub static FAMILIES: &[&Family] = &[
     &llama::LLAMA,
     &llama::MISTRAL,
+    &llama4::LLAMA4,
     &gemma::GEMMA,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
@@ -103,6 +106,7 @@ pub static FAMILIES: &[&Family] = &[
     &qwen::QWEN3_MOE,
     &mixtral::MIXTRAL,
     &deepseek::DEEPSEEK,
+    &envy::ENVY,
     &olmo::OLMO3,
     &gpt::GPT3,
     &gpt_oss::GPT_OSS,
@@ -165,7 +169,9 @@ impl Family {
             }
             let rotated = is_query || role.starts_with("attention.key.");
             let scaling = attention.rotary.map(|rotary| rotary.scaling);
-            stored.interleaved = rotated && matches!(scaling, Some(RotaryScaling::Llama3 { .. }));
+            let is_published_so = attention.options.is_interleaved;
+            stored.interleaved =
+                rotated && !is_published_so && matches!(scaling, Some(RotaryScaling::Llama3 { .. }));
         }
         if role == "token_embedder.embedding" {
             stored.scale = config.embedding.scale.unwrap_or(1.0);

@@ -119,6 +119,11 @@ pub(super) const fn each_expert(role: &'static str, name: &'static str) -> Tenso
     matrix(role, name)
 }
 
+/// One tensor for all experts of a layer, not transposed.
+pub(super) const fn of_experts(role: &'static str, name: &'static str, rows: usize) -> TensorName {
+    TensorName { stacked: 1, ..TensorName::new(role, name, Layout::Same(rows)) }
+}
+
 /// One of several concatenated blocks of a tensor that is not transposed.
 const fn part(role: &'static str, name: &'static str, rows: usize, index: usize) -> TensorName {
     table(role, name, rows).fused(Along::Columns, index, FusedOrder::Concatenated)
@@ -126,8 +131,14 @@ const fn part(role: &'static str, name: &'static str, rows: usize, index: usize)
 
 /// Whether a model does not need a tensor: a buffer, a tensor of a vision or audio tower, or the output matrix of a tied head.
 pub(super) fn ignores(config: &DecoderConfig, name: &str) -> bool {
-    const OTHER_PARTS: &[&str] =
-        &["vision_tower.", "multi_modal_projector.", "embed_vision.", "audio_tower.", "embed_audio."];
+    const OTHER_PARTS: &[&str] = &[
+        "vision_tower.",
+        "vision_model.",
+        "multi_modal_projector.",
+        "embed_vision.",
+        "audio_tower.",
+        "embed_audio.",
+    ];
     let inside = name.strip_prefix("model.").unwrap_or(name);
     let is_other = OTHER_PARTS.iter().any(|part| inside.starts_with(part));
     is_other

@@ -1,8 +1,7 @@
-//! Dense models of Qwen 2, 2.5 and 3.
+//! Qwen 2, 2.5 and 3: dense models, and mixtures of experts.
 
 use mt_config::DecoderBlock;
 use mt_nn::experts::Scores;
-use serde_json::Value;
 
 use super::{
     Family, HuggingFaceFamily, MaxTextLayers, ModelType, describe, llama,
@@ -69,8 +68,10 @@ pub(super) static QWEN3_MOE: Family = Family {
     describe: |group| {
         let mut config = (QWEN3.describe)(group)?;
         let experts = describe::experts(group, Scores::Softmax)?;
-        for layer in &mut config.layers {
-            layer.feed_forward = Some(experts.clone().into());
+        if group.experts.first_num_dense_layers > 0 {
+            describe::dense_then_experts(group, &mut config, &experts);
+        } else {
+            describe::interleave_experts(group, &mut config, &experts);
         }
         Ok(config)
     },
@@ -110,15 +111,18 @@ pub(super) static QWEN3_MOE: Family = Family {
                     Some(model.group.experts.norm_topk_prob.into())
                 })
                 .or(Otherwise::Boolean(false)),
-                Field::with(&["decoder_sparse_step", "mlp_only_layers"], all_have_experts, |_| {
-                    Some(1.into())
+                Field::with(&["decoder_sparse_step", "mlp_only_layers"], read_dense_layers, |model| {
+                    Some(model.group.experts.interleave_moe_layer_step.into())
                 }),
-                Field::silent("mlp_only_layers", |_| Some(Vec::<i64>::new().into())),
+                Field::silent("mlp_only_layers", |model| {
+                    let dense = 0..model.group.experts.first_num_dense_layers.min(model.config.layers.len());
+                    Some(dense.collect::<Vec<_>>().into())
+                }),
             ],
             fields::EXPERTS_IN_TRAINING,
         ],
         always: &[("use_qk_norm", true)],
-        tensors: &[names::MODEL, names::ATTENTION, names::NORMS_BEFORE, EXPERTS],
+        tensors: &[names::MODEL, names::ATTENTION, names::MLP, names::NORMS_BEFORE, EXPERTS],
         ignores: names::ignores,
     }),
 };
@@ -130,16 +134,22 @@ const EXPERTS: &[TensorName] = &[
     each_expert("experts.wo", "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight"),
 ];
 
-/// Refuses models some of whose layers have an MLP instead of experts.
-fn all_have_experts(config: &HuggingFaceConfig, _settings: &mut Settings) -> Result<(), ModelError> {
-    const FEATURE: &str = "a mixture of experts with dense layers in the family `qwen3_moe`";
-    if config.integer_or("decoder_sparse_step", 1)? != Some(1) {
-        return Err(config.unsupported("decoder_sparse_step", FEATURE));
+/// Reads which layers have an MLP instead of experts: the first ones, or all but every n-th.
+fn read_dense_layers(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), ModelError> {
+    let num_layers = config.required("num_hidden_layers")?.max(0);
+    let step = config.integer_or("decoder_sparse_step", 1)?.unwrap_or(1).max(1);
+    let listed = config.integers("mlp_only_layers")?.unwrap_or_default();
+    let is_between = |layer: &i64| (layer + 1) % step != 0;
+    let dense: Vec<i64> =
+        (0..num_layers).filter(|layer| listed.contains(layer) || is_between(layer)).collect();
+    if (0..num_layers).filter(is_between).eq(dense.iter().copied()) {
+        settings.set("interleave_moe_layer_step", step);
+    } else if (0..dense.len() as i64).eq(dense.iter().copied()) {
+        settings.set("first_num_dense_layers", dense.len());
+    } else {
+        return Err(config.unsupported("mlp_only_layers", "experts in irregular layers"));
     }
-    match config.value("mlp_only_layers").and_then(Value::as_array) {
-        Some(layers) if !layers.is_empty() => Err(config.unsupported("mlp_only_layers", FEATURE)),
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 /// The fields of both generations. Only later layers have windows, and only if `use_sliding_window` is set.

@@ -242,6 +242,15 @@ impl HuggingFaceConfig {
         self.get("layer_types", "a list of texts", texts)
     }
 
+    /// The list of integers of a key.
+    ///
+    /// # Errors
+    /// The value is no list of integers.
+    pub(crate) fn integers(&self, key: &str) -> Result<Option<Vec<i64>>, ModelError> {
+        let integers = |value: &Value| value.as_array()?.iter().map(Value::as_i64).collect();
+        self.get(key, "a list of whole numbers", integers)
+    }
+
     /// An integer whose absence means `default` and whose `null` means `None`.
     pub(crate) fn integer_or(&self, key: &str, default: i64) -> Result<Option<i64>, ModelError> {
         if self.values.contains_key(key) { self.integer(key) } else { Ok(Some(default)) }

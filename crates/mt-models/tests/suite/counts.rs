@@ -61,6 +61,43 @@ fn named_models_have_the_published_number_of_weights() {
     assert!(wrong.is_empty(), "{}", wrong.join("; "));
 }
 
+/// Published parameter counts of mixtures of experts, in billions with the digits that are published: all parameters of
+/// the text model, those that act on a token, and whether the latter include a table that is only looked up.
+const WITH_EXPERTS: &[(&str, &str, &str, bool)] = &[
+    ("mixtral-8x7b", "46.7", "12.9", true),
+    ("mixtral-8x22b", "141", "39", true),
+    ("gpt-oss-20b", "20.9", "3.6", false),
+    ("gpt-oss-120b", "116.8", "5.1", false),
+    ("qwen3-235b-a22b", "235", "22", true),
+    ("deepseek3-671b", "671", "37", false),
+    ("gemma4-26b", "25.2", "3.8", true),
+    // Without the vision tower of 0.9 billion.
+    ("llama4-17b-16e", "107.8", "17", true),
+    ("llama4-17b-128e", "400.7", "17", true),
+];
+
+#[test]
+fn mixtures_have_the_published_number_of_weights() {
+    let mut wrong = Vec::new();
+    for (name, all, active, with_table) in WITH_EXPERTS {
+        let arguments = vec![format!("model_name={name}"), "scan_layers=false".to_owned()];
+        let config = Config::resolve(&Request { arguments, ..Request::default() }).unwrap();
+        let group = ModelGroup::from_config(&config).unwrap();
+        let model = build_decoder(&group).unwrap();
+        let has_table = *with_table && !group.logits_via_embedding;
+        let looked_up = if has_table { group.vocab_size * group.emb_dim() } else { 0 };
+        let counts = [model.num_parameters(), model.num_active_parameters() + looked_up];
+        for (count, published) in counts.into_iter().zip([all, active]) {
+            let digits = published.split_once('.').map_or(0, |(_, digits)| digits.len());
+            let count = count as f64 / 1e9;
+            if format!("{count:.digits$}") != **published {
+                wrong.push(format!("{name}: {count:.3} billion, not {published}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("; "));
+}
+
 /// Parameter counts of models with embedding tables for each layer, in billions with two digits: those of the text
 /// model, and those without the tables. The models are named after the latter.
 const WITH_TABLES: &[(&str, f64, f64)] = &[("gemma4-e2b", 4.6, 2.3), ("gemma4-e4b", 7.5, 4.6)];

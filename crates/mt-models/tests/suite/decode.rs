@@ -150,6 +150,20 @@ fn chunks_on_a_cache_equal_the_whole() {
     check_whole(&["decoder_block=default", "nope_layer_interval=2"]);
 }
 
+/// Reads prompts of different lengths in two chunks and then one token at a time, and compares the logits with those of
+/// the whole sequence.
+#[track_caller]
+pub fn check_pieces(
+    what: &str,
+    model: &dyn Model,
+    parameters: &[HostArray],
+    tokens: &HostArray,
+    whole: &HostArray,
+) {
+    let cut = Cut { tokens, prompts: &[12, 7], chunk: 6, slots: tokens.dims()[1] };
+    check(what, model, parameters, &cut, whole, 1e-4);
+}
+
 /// Checks a family's reference model. It reads prompts of different lengths in two chunks, and then one token at a time
 /// past the borders of windows.
 #[track_caller]
@@ -157,10 +171,9 @@ fn check_family(name: &str, scans: &[&str]) {
     let directory = Directory::open(name);
     let (golden, tokens) = (directory.golden().array("logits"), directory.batch().arrays[0].clone());
     // Dynamic NTK derives frequencies from the number of slots, which equals the length of the whole sequence here.
-    let cut = Cut { tokens: &tokens, prompts: &[12, 7], chunk: 6, slots: tokens.dims()[1] };
     for scan in scans {
         let model = directory.model(&[scan]);
-        check(&format!("{name} {scan}"), &model, &directory.parameters(&model), &cut, &golden, 1e-4);
+        check_pieces(&format!("{name} {scan}"), &model, &directory.parameters(&model), &tokens, &golden);
     }
 }
 
@@ -192,6 +205,8 @@ families! {
     gemma3_cycle_of_three_untied: UNROLLED,
     gemma4_dense_cycle_of_six: BOTH,
     gemma4_dense_separate_values: UNROLLED,
+    gemma4_moe_two_of_five: BOTH,
+    gemma4_moe_many_experts_one_layer: UNROLLED,
     gemma4_small_double_wide: UNROLLED,
     gemma4_small_cycle_of_six: UNROLLED,
     qwen2_late_windows: BOTH,
@@ -205,4 +220,8 @@ families! {
     deepseek2_greedy: UNROLLED,
     mixtral_window_one_expert: UNROLLED,
     qwen3_moe_three_of_seven: UNROLLED,
+    qwen3_moe_every_second: BOTH,
+    qwen3_moe_dense_first: UNROLLED,
+    llama4_every_second: BOTH,
+    llama4_many_experts: UNROLLED,
 }

@@ -17,7 +17,11 @@ use crate::{
 };
 
 /// The logits of a batch, and the outputs of layers by name.
-fn run(model: &Decoder, parameters: &[HostArray], batch: &Batch) -> (HostArray, Vec<(String, HostArray)>) {
+pub fn taps_of(
+    model: &Decoder,
+    parameters: &[HostArray],
+    batch: &Batch,
+) -> (HostArray, Vec<(String, HostArray)>) {
     let specs = model.parameters();
     let mut names = Vec::new();
     let program = program(&options("taps", std::sync::Arc::new(Placement::single())), |inputs| {
@@ -43,7 +47,7 @@ fn check(name: &str) {
     let expected = golden.array("logits").to_f64();
     for scan in directory.scans() {
         let model = directory.model(&[scan]);
-        let (logits, taps) = run(&model, &directory.parameters(&model), &batch);
+        let (logits, taps) = taps_of(&model, &directory.parameters(&model), &batch);
         let num_layers = model.config().layers.len();
         let mut wrong = Vec::new();
         for layer in 0..=num_layers {
@@ -96,6 +100,9 @@ families! {
     gemma4_dense_cycle_of_six,
     gemma4_dense_separate_values,
     gemma4_dense_one_layer,
+    gemma4_moe_two_of_five,
+    gemma4_moe_many_experts_one_layer,
+    gemma4_moe_all_chosen,
     gemma4_small_double_wide,
     gemma4_small_cycle_of_six,
     gemma4_multimodal,
@@ -122,6 +129,12 @@ families! {
     qwen3_moe_three_of_seven,
     qwen3_moe_all_chosen_tied,
     qwen3_moe_one_of_six_one_layer,
+    qwen3_moe_every_second,
+    qwen3_moe_dense_first,
+    llama4_every_second,
+    llama4_many_experts,
+    llama4_one_expert_one_layer,
+    llama4_multimodal,
 }
 
 /// All tensors of a directory's weight files: name, type and shape, and bytes.
@@ -158,6 +171,7 @@ fn weights_come_back() {
         ("gemma3_cycle_of_three_untied_float16", DType::F16),
         ("gemma4_dense_cycle_of_six", DType::F32),
         ("gemma4_small_double_wide", DType::F32),
+        ("gemma4_moe_two_of_five", DType::F32),
         ("qwen2_untied", DType::F32),
         ("qwen3_untied", DType::F32),
         ("mixtral_two_of_five", DType::F32),
@@ -165,6 +179,9 @@ fn weights_come_back() {
         ("deepseek3_groups", DType::F32),
         ("deepseek2_greedy", DType::F32),
         ("qwen3_moe_three_of_seven", DType::F32),
+        ("qwen3_moe_every_second", DType::F32),
+        ("llama4_every_second", DType::F32),
+        ("llama4_many_experts", DType::F32),
         ("olmo3_yarn", DType::F32),
         ("gpt2_two_layers", DType::F32),
     ] {
@@ -195,7 +212,7 @@ fn bf16_is_near() {
         let arrays = weights.load(testing::cpu(1), &Placement::single(), &model, None).unwrap();
         let parameters: Vec<HostArray> = arrays.iter().map(|array| array.to_host().unwrap()).collect();
         assert!(parameters.iter().all(|array| array.dtype() == DType::BF16), "{name}");
-        let (logits, _) = run(&model, &parameters, &reference.batch());
+        let (logits, _) = taps_of(&model, &parameters, &reference.batch());
         let error = relative_error(&logits.to_f64(), &reference.golden().array("logits").to_f64());
         assert!(error <= 3e-2, "{name}: logits differ by {error:e}");
     }

@@ -21,6 +21,13 @@ pub const MODELS: &[&[&str]] = &[
     &["decoder_block=gemma3", "base_num_decoder_layers=7", "sliding_window_size=6"],
     &["decoder_block=gemma4", "sliding_window_size=6"],
     &[
+        "decoder_block=gemma4",
+        "sliding_window_size=6",
+        "num_experts=4",
+        "num_experts_per_tok=2",
+        "shared_experts=1",
+    ],
+    &[
         "decoder_block=gemma4_small",
         "scan_layers=false",
         "hidden_size_per_layer_input=8",
@@ -60,6 +67,22 @@ pub const MODELS: &[&[&str]] = &[
         "v_head_dim=8",
     ],
     &["decoder_block=qwen3_moe", "num_experts=4", "num_experts_per_tok=2", "base_moe_mlp_dim=32"],
+    &[
+        "decoder_block=envy",
+        "num_experts=4",
+        "interleave_moe_layer_step=2",
+        "use_qk_norm=true",
+        "use_post_ffw_norm=true",
+    ],
+    &[
+        "decoder_block=llama4",
+        "num_experts=4",
+        "shared_experts=1",
+        "interleave_moe_layer_step=2",
+        "nope_layer_interval=2",
+        "chunk_attn_window_size=6",
+        "temperature_tuning=true",
+    ],
 ];
 
 /// The logical axes of all arrays that programs of the model place: of parameters, batches and the state of generation,

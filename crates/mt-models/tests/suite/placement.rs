@@ -150,6 +150,41 @@ fn heads_that_the_mesh_does_not_divide() {
     assert!(noted.contains(&"q_heads".to_owned()) && noted.contains(&"kv_heads".to_owned()), "{noted:?}");
 }
 
+/// Experts whose inputs are weighted, and experts beside an MLP, split over devices like tokens and hidden units.
+#[test]
+fn experts_are_split() {
+    let llama4 = [
+        "decoder_block=llama4",
+        "shared_experts=1",
+        "interleave_moe_layer_step=2",
+        "nope_layer_interval=2",
+        "chunk_attn_window_size=10",
+        "use_qk_norm=true",
+        "temperature_tuning=true",
+        "temperature_tuning_floor_scale=7",
+    ];
+    let gemma4 = [
+        "decoder_block=gemma4",
+        "shared_experts=1",
+        "sliding_window_size=10",
+        "attention_pattern=local,global",
+        "num_experts_per_tok=2",
+        "norm_topk_prob=true",
+    ];
+    let meshes: [&[&str]; 2] = [
+        &["ici_expert_parallelism=4", "ici_fsdp_parallelism=2"],
+        &["ici_expert_parallelism=2", "ici_tensor_parallelism=2", "ici_fsdp_parallelism=2"],
+    ];
+    for family in [&llama4[..], &gemma4] {
+        let model = model(&[family, &["num_experts=8", "base_moe_mlp_dim=32"]].concat());
+        let expected = trained(&*model, &Arc::new(Placement::single()));
+        for mesh in meshes {
+            let actual = trained(&*model, &placement(mesh, 8));
+            assert_same_losses(&format!("{} {mesh:?}", family[0]), &actual, &expected);
+        }
+    }
+}
+
 #[test]
 fn imported_weights_go_to_their_devices() {
     // Gemma's single key head is replicated on both devices of a pair. Its directory also holds a vision tower.

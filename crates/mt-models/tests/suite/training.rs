@@ -188,6 +188,7 @@ const TRAINED: &[&str] = &[
     "qwen3_untied",
     "mixtral_two_of_five",
     "gpt_oss_two_of_four",
+    "llama4_every_second",
     "deepseek3_groups",
 ];
 

@@ -267,6 +267,81 @@ fn families_have_maxtexts_names() {
     }
 }
 
+/// The keys of `arguments`' model below `params/decoder`, without those of attention and of the final norm.
+fn keys_of_experts(arguments: &[&str]) -> Vec<String> {
+    let stored = model(arguments).storage();
+    let mut keys: Vec<String> = stored.iter().map(|stored| stored.key.join("/")).collect();
+    keys.retain(|key| key.starts_with("decoder/layers") && !key.contains("self_attention/"));
+    keys.sort();
+    keys.iter().map(|key| key.trim_start_matches("decoder/").to_owned()).collect()
+}
+
+/// The names of `models/llama4.py` and `layers/moe.py` of MaxText.
+#[test]
+fn llama4_has_maxtexts_names() {
+    let norms = ["post_self_attention_layer_norm/scale", "pre_self_attention_layer_norm/scale"];
+    let experts = [
+        "Llama4MoEBlock_0/MoeBlock_0/gate/kernel",
+        "Llama4MoEBlock_0/MoeBlock_0/wi_0",
+        "Llama4MoEBlock_0/MoeBlock_0/wi_1",
+        "Llama4MoEBlock_0/MoeBlock_0/wo",
+        "Llama4MoEBlock_0/shared_experts/wi_0/kernel",
+        "Llama4MoEBlock_0/shared_experts/wi_1/kernel",
+        "Llama4MoEBlock_0/shared_experts/wo/kernel",
+    ];
+    let keys = [
+        "decoder_block=llama4",
+        "base_num_decoder_layers=4",
+        "num_experts=4",
+        "shared_experts=1",
+        "interleave_moe_layer_step=2",
+        "nope_layer_interval=4",
+    ];
+    for (scan, prefix) in [("scan_layers=true", "layers/layers_"), ("scan_layers=false", "layers_")] {
+        let expected: Vec<String> = (0..4)
+            .flat_map(|layer| {
+                let own = if layer % 2 == 0 { PROJECTIONS } else { &experts[..] };
+                own.iter().chain(&norms).map(move |key| format!("{prefix}{layer}/{key}"))
+            })
+            .collect();
+        assert_eq!(keys_of_experts(&[&keys[..], &[scan]].concat()), expected, "{scan}");
+    }
+}
+
+/// The names of `gemma4_moe` in MaxText's maps of parameters.
+#[test]
+fn gemma4_with_experts_has_maxtexts_names() {
+    let keys = [
+        "decoder_block=gemma4",
+        "base_num_decoder_layers=1",
+        "sliding_window_size=8",
+        "num_experts=4",
+        "shared_experts=1",
+        "scan_layers=false",
+    ];
+    let in_layer = [
+        "layer_scalar",
+        "mlp/moe_block/MoeBlock_0/gate/kernel",
+        "mlp/moe_block/MoeBlock_0/per_expert_scale",
+        "mlp/moe_block/MoeBlock_0/wi_0",
+        "mlp/moe_block/MoeBlock_0/wi_1",
+        "mlp/moe_block/MoeBlock_0/wo",
+        "mlp/moe_block/shared_experts/wi_0/kernel",
+        "mlp/moe_block/shared_experts/wi_1/kernel",
+        "mlp/moe_block/shared_experts/wo/kernel",
+        "mlp/post_feedforward_layernorm_1/scale",
+        "mlp/post_feedforward_layernorm_2/scale",
+        "mlp/pre_feedforward_layernorm_2/scale",
+        "mlp/pre_forward_scale_2",
+        "post_ffw_norm/scale",
+        "post_self_attention_norm/scale",
+        "pre_ffw_norm/scale",
+        "pre_self_attention_norm/scale",
+    ];
+    let expected: Vec<String> = in_layer.iter().map(|key| format!("layers_0/{key}")).collect();
+    assert_eq!(keys_of_experts(&keys), expected);
+}
+
 #[test]
 fn a_tied_output_and_a_layer_without_gate_have_fewer_parameters() {
     let keys = |arguments: &[&str]| -> Vec<String> {

@@ -5,6 +5,7 @@ mod cache;
 mod dense;
 mod latent;
 mod mask;
+mod temperature;
 
 use mt_derive::Tree;
 use mt_shape::{
@@ -25,6 +26,7 @@ pub use cache::{CachedKeysValues, KeysValues};
 pub use dense::dense;
 pub use latent::{CACHED_LATENTS, CachedLatents, EXPANDED_HEAD, LatentAttention, LatentSizes, Latents};
 pub use mask::{MaskSpec, Segments};
+pub use temperature::Temperature;
 
 /// The computation of attention logits, and the keys that a query sees.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,6 +45,10 @@ pub struct AttentionOptions {
     pub norm: NormOptions,
     /// Normalizes the values of each head, without a scale.
     pub normalize_values: bool,
+    /// Normalizes the queries and keys of each head after their rotation, without a scale (Llama 4).
+    pub normalize_rotated: bool,
+    /// Whether the two dimensions of a rotated pair are neighbors.
+    pub is_interleaved: bool,
     /// The blocks of layers that see all earlier keys, or a chunk of them.
     pub blocks: PassBlocks,
     /// The blocks of layers that see a window of keys.
@@ -155,6 +161,8 @@ pub struct Attention<L> {
 pub struct AttentionInputs<'t> {
     /// Rotary angles of queries and keys; `None` in layers without rotary embeddings.
     pub angles: Option<RotaryAngles<'t>>,
+    /// The factors of queries ([`Temperature::factors`]): `f32[batch, position]`
+    pub query_factors: Option<Tensor<'t>>,
     pub segments: Segments<'t>,
     /// The layer's own cache. Without a first query in `segments`, the new keys and values fill the cache, and queries
     /// attend to them alone.
@@ -276,6 +284,10 @@ impl<'t> Attention<Tensor<'t>> {
         };
         let heads = self.query.axis(QUERY_HEADS);
         let query = prepared(self.query.forward(x, &[EMBED]), &self.query_norm, inputs.angles, options);
+        let query = match inputs.query_factors {
+            Some(factors) => (query.cast(DType::F32) * factors).cast(query.dtype()),
+            None => query,
+        };
         let num_parts = query.parts(&QUERY).along(QUERY_HEADS).map_or(1, DeviceGroup::size);
         let attended = keys_values.for_each_part(num_parts, heads.size);
         let kv_heads = attended.key.axis(KV_HEADS);
@@ -365,7 +377,15 @@ fn prepared<'t>(
         Some(norm) => norm.forward_over_scale(projected, options.norm),
         None => projected,
     };
-    angles.map_or(normalized, |angles| angles.rotate(normalized))
+    let Some(angles) = angles else { return normalized };
+    let rotated = match options.is_interleaved {
+        true => angles.rotate_neighbors(normalized),
+        false => angles.rotate(normalized),
+    };
+    if options.normalize_rotated {
+        return rms_normalize(rotated, &[HEAD_DIM], options.norm.epsilon);
+    }
+    rotated
 }
 
 /// The largest attention logit of each head in a row, without the queries of padding.

@@ -24,6 +24,8 @@ use sorted::sorted;
 #[derive(Clone, Debug, Tree)]
 pub struct Experts<L> {
     pub gate: Router<L>,
+    /// `[expert]`: factors of the weights of chosen experts.
+    pub per_expert_scale: Option<L>,
     /// `[expert, embed, mlp]`
     pub wi_0: Weight<L>,
     /// `[expert, mlp]`
@@ -113,7 +115,25 @@ impl<'t> Experts<Tensor<'t>> {
     /// `[batch, position, embed] -> [batch, position, embed]`
     #[track_caller]
     pub fn forward(&self, x: Tensor<'t>, options: &ExpertOptions) -> (Tensor<'t>, Routing<'t>) {
-        let routing = self.gate.forward(x, &options.router);
+        self.forward_routed_by(x, x, options)
+    }
+
+    /// As [`Self::forward`], with another input for the router.
+    ///
+    /// # Shapes
+    /// `[batch, position, embed], [batch, position, embed] -> [batch, position, embed]`
+    #[track_caller]
+    pub fn forward_routed_by(
+        &self,
+        x: Tensor<'t>,
+        router_input: Tensor<'t>,
+        options: &ExpertOptions,
+    ) -> (Tensor<'t>, Routing<'t>) {
+        let mut routing = self.gate.forward(router_input, &options.router);
+        if let Some(scale) = self.per_expert_scale {
+            let choice = one_hot(routing.chosen, options.router.experts);
+            routing.weights = routing.weights * choice.contract(scale.cast(DType::F32), &[EXPERT]);
+        }
         let output = match options.computation {
             ExpertComputation::Sorted => sorted(self, x, &routing, options),
             ExpertComputation::All => self.all(x, &routing, options),

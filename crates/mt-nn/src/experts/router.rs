@@ -114,7 +114,13 @@ impl<'t> Router<Tensor<'t>> {
             // The maximum avoids the infinite derivative at 0, where softplus has underflowed.
             Scores::SqrtSoftplus => softplus(logits).maximum(f64::from(f32::MIN_POSITIVE)).sqrt(),
         };
-        let mut preference = scores.stop_gradient();
+        // Sigmoids of large logits are all 1, though the logits differ.
+        let are_compared_alone = bias(RouterBias::OfChoice).is_none() && options.groups.is_none();
+        let preferred = match options.scores {
+            Scores::Sigmoid if are_compared_alone => logits,
+            _ => scores,
+        };
+        let mut preference = preferred.stop_gradient();
         if let Some(bias) = bias(RouterBias::OfChoice) {
             preference = preference + bias.cast(DType::F32).stop_gradient();
         }

@@ -31,6 +31,8 @@ const OPTIONS: AttentionOptions = AttentionOptions {
     soft_cap: None,
     norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
     normalize_values: false,
+    normalize_rotated: false,
+    is_interleaved: false,
     blocks: PassBlocks::NONE,
     local_blocks: PassBlocks::NONE,
 };
@@ -96,7 +98,14 @@ impl<'t> Pair<'t> {
         cache: Option<CachedKeysValues<'t>>,
     ) -> (Tensor<'t>, Option<KeysValues<Tensor<'t>>>) {
         let angles = Some(self.rotary.angles(positions));
-        let inputs = AttentionInputs { angles, segments, cache, shared: None, with_scores: false };
+        let inputs = AttentionInputs {
+            angles,
+            query_factors: None,
+            segments,
+            cache,
+            shared: None,
+            with_scores: false,
+        };
         let first = self.first.forward(x, &inputs, &self.options);
         let inputs = AttentionInputs { cache: None, shared: Some(first.keys_values), ..inputs };
         let second = self.second.forward(x, &inputs, &self.options);

@@ -105,6 +105,8 @@ impl Case {
             soft_cap: self.soft_cap,
             norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
             normalize_values: false,
+            normalize_rotated: false,
+            is_interleaved: false,
             blocks: PassBlocks::NONE,
             local_blocks: PassBlocks::NONE,
         }

@@ -90,6 +90,7 @@ impl Sizes {
 fn experts<'t>(t: &[Tensor<'t>]) -> Experts<Tensor<'t>> {
     Experts {
         gate: Router { kernel: Weight::dense(t[1]), bias: Some(t[2]) },
+        per_expert_scale: None,
         wi_0: Weight::dense(t[3]),
         wi_0_bias: Some(t[4]),
         wi_1: Weight::dense(t[5]),

@@ -29,6 +29,8 @@ fn options(scale: f64) -> AttentionOptions {
         soft_cap: None,
         norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
         normalize_values: false,
+        normalize_rotated: false,
+        is_interleaved: false,
         blocks: PassBlocks::NONE,
         local_blocks: PassBlocks::NONE,
     }
@@ -87,6 +89,7 @@ fn check_attention(name: &str, others: &[Named], rotary: Option<RotaryOptions>, 
             };
             let inputs = AttentionInputs {
                 angles: rotary.map(|rotary| Rotary::new(&rotary).angles(t[2])),
+                query_factors: None,
                 segments: Segments::within(t[1], SequenceOrder::AsRead),
                 cache: None,
                 shared: None,
@@ -180,6 +183,7 @@ fn shared_keys_and_values_match() {
             };
             let inputs = AttentionInputs {
                 angles: Some(rotary.angles(t[2])),
+                query_factors: None,
                 segments: Segments::within(t[1], SequenceOrder::AsRead),
                 cache: None,
                 shared: None,

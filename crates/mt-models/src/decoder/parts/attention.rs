@@ -4,7 +4,7 @@ use mt_nn::{
     Initializer, Linear, ParamSpec, RmsNorm, RotaryOptions,
     attention::{
         ACTIVATION, Attended, Attention, AttentionInputs, AttentionOptions, CACHED, CONTEXT,
-        CachedKeysValues, KeysValues, QUERY,
+        CachedKeysValues, KeysValues, QUERY, Temperature,
     },
     axes::{BATCH, KV_POSITION},
 };
@@ -39,6 +39,8 @@ pub struct AttentionConfig {
     pub sinks: bool,
     /// `None` for layers without rotary embeddings.
     pub rotary: Option<RotaryOptions>,
+    /// The factors of queries by position.
+    pub temperature: Option<Temperature>,
     /// Whether MaxText's checkpoints hold the projections of queries, keys and values as one array.
     pub stored_fused: bool,
     pub options: AttentionOptions,
@@ -132,6 +134,7 @@ impl Part for AttentionConfig {
         });
         let given = AttentionInputs {
             angles: self.rotary.as_ref().map(|rotary| inputs.angles(rotary)),
+            query_factors: self.temperature.map(|temperature| temperature.factors(inputs.positions)),
             segments: inputs.segments,
             cache,
             shared: pair(inputs.imports),
@@ -158,7 +161,7 @@ impl Part for AttentionConfig {
         Some(PartScoreWeights {
             queries: of(&numbers.query),
             keys: keys.map(of).unwrap_or_default(),
-            are_normalized: self.query_key_norm != QueryKeyNorm::None,
+            are_normalized: self.query_key_norm != QueryKeyNorm::None || self.options.normalize_rotated,
         })
     }
 

@@ -31,6 +31,8 @@ pub struct ExpertsConfig {
     pub placement: ExpertPlacement,
     /// Whether the router has a bias.
     pub router_bias: bool,
+    /// Whether the weight of each expert has a learned factor.
+    pub per_expert_scale: bool,
     pub shared: Option<SharedExperts>,
     /// The weight of the loss that grows with the imbalance of tokens over experts.
     pub balance_loss_weight: f64,
@@ -120,6 +122,7 @@ impl ExpertsConfig {
                     ..builder.array([of_gate], Initializer::Zeros)
                 }),
             },
+            per_expert_scale: self.per_expert_scale.then(|| builder.array([of_gate], Initializer::Ones)),
             wi_0: matrix(embed, width),
             wi_0_bias: bias(self.width, logical::MLP_MOE),
             wi_1: matrix(embed, width),
@@ -157,16 +160,7 @@ impl Part for ExpertsConfig {
         x: Tensor<'t>,
         inputs: &PartInputs<'_, 't>,
     ) -> PartOutputs<'t> {
-        let (mut output, routing) = parameters.routed.forward(x, &self.routed);
-        if let (Some(mlp), Some(shared)) = (&parameters.shared, &self.shared) {
-            let always = shared_output(mlp, shared, parameters.shared_gate.as_ref(), x, inputs.dropout);
-            output = output + always;
-        }
-        let mut others = self.losses(&routing, inputs);
-        if inputs.wanted.contains(&LayerOutput::ExpertLoads) {
-            others.extend(self.loads(&routing, inputs));
-        }
-        PartOutputs { others, ..PartOutputs::only(output) }
+        self.forward_routed_by(parameters, x, x, inputs)
     }
 
     fn routing_bias(&self, numbers: &Mixture<usize>) -> Option<usize> {
@@ -191,6 +185,26 @@ impl Part for ExpertsConfig {
 }
 
 impl ExpertsConfig {
+    /// Applies the experts, which the router chooses by another input than theirs.
+    pub(super) fn forward_routed_by<'t>(
+        &self,
+        parameters: &Mixture<Tensor<'t>>,
+        x: Tensor<'t>,
+        router_input: Tensor<'t>,
+        inputs: &PartInputs<'_, 't>,
+    ) -> PartOutputs<'t> {
+        let (mut output, routing) = parameters.routed.forward_routed_by(x, router_input, &self.routed);
+        if let (Some(mlp), Some(shared)) = (&parameters.shared, &self.shared) {
+            let always = shared_output(mlp, shared, parameters.shared_gate.as_ref(), x, inputs.dropout);
+            output = output + always;
+        }
+        let mut others = self.losses(&routing, inputs);
+        if inputs.wanted.contains(&LayerOutput::ExpertLoads) {
+            others.extend(self.loads(&routing, inputs));
+        }
+        PartOutputs { others, ..PartOutputs::only(output) }
+    }
+
     fn losses<'t>(
         &self,
         routing: &Routing<'t>,

@@ -79,6 +79,7 @@ impl Part for LatentAttentionConfig {
         });
         let given = AttentionInputs {
             angles: None,
+            query_factors: None,
             segments: inputs.segments,
             cache: None,
             shared: None,

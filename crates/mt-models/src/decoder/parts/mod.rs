@@ -5,6 +5,7 @@ mod attention;
 mod experts;
 mod latent_attention;
 mod mlp;
+mod mlp_and_experts;
 #[cfg(test)]
 pub(super) mod probe;
 
@@ -21,6 +22,7 @@ pub use attention::{AttentionConfig, QueryKeyNorm, Values};
 pub use experts::{ExpertPlacement, ExpertsConfig, Mixture, SharedExperts};
 pub use latent_attention::LatentAttentionConfig;
 pub use mlp::MlpConfig;
+pub use mlp_and_experts::{MlpAndExperts, MlpAndExpertsConfig};
 #[cfg(test)]
 use probe::{Decay, DecayConfig, Shift, ShiftConfig};
 
@@ -151,5 +153,7 @@ parts! {
     #[tree(rename = "mlp")]
     Dense: MlpConfig => Mlp,
     Experts: ExpertsConfig => Mixture,
+    #[tree(rename = "mlp_and_experts")]
+    Both: MlpAndExpertsConfig => MlpAndExperts,
     @when(test) Shift: ShiftConfig => Shift,
 }

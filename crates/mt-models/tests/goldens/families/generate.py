@@ -30,6 +30,8 @@ from transformers import (
     GemmaConfig,
     GPT2Config,
     GptOssConfig,
+    Llama4Config,
+    Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -45,6 +47,7 @@ ROWS, LENGTH = 2, 21
 LEARNING_RATE, BETA_1, BETA_2, EPSILON, DECAY, CLIP = 1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0
 EAGER = dict(attn_implementation="eager", experts_implementation="eager")
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
+LLAMA4 = {"llama4", "llama4_text"}
 
 
 def heads(query, key_value, head_dim):
@@ -175,6 +178,33 @@ def gemma4():
         rope_parameters={
             LOCAL: rope(10000.0), GLOBAL: rope(1000.0, "proportional", partial_rotary_factor=0.75),
         },
+    )
+
+
+def gemma4_moe():
+    # One cycle of three and a remainder, whose last layer is made global.
+    yield "gemma4_moe_two_of_five", Gemma4TextConfig(
+        **sizes(80, 20, 28, 5), **heads(4, 2, 6), global_head_dim=16, num_global_key_value_heads=1,
+        attention_k_eq_v=True, hidden_size_per_layer_input=0, sliding_window=6, final_logit_softcapping=3.0,
+        layer_types=[LOCAL, LOCAL, GLOBAL, LOCAL, GLOBAL], enable_moe_block=True, num_experts=5, top_k_experts=2,
+        moe_intermediate_size=18,
+        rope_parameters={
+            LOCAL: rope(10000.0), GLOBAL: rope(1000000.0, "proportional", partial_rotary_factor=0.25),
+        },
+    )
+    # More experts than tokens.
+    yield "gemma4_moe_many_experts_one_layer", Gemma4TextConfig(
+        **sizes(90, 18, 20, 1), **heads(3, 3, 8), global_head_dim=12, attention_k_eq_v=False,
+        hidden_size_per_layer_input=0, sliding_window=4, layer_types=[GLOBAL], rms_norm_eps=1e-5,
+        enable_moe_block=True, num_experts=45, top_k_experts=3, moe_intermediate_size=8,
+        rope_parameters={LOCAL: rope(100.0), GLOBAL: rope(500.0, "proportional", partial_rotary_factor=0.5)},
+    )
+    # All experts are chosen.
+    yield "gemma4_moe_all_chosen", Gemma4TextConfig(
+        **sizes(85, 16, 24, 2), **heads(5, 1, 6), global_head_dim=6, attention_k_eq_v=False,
+        hidden_size_per_layer_input=0, sliding_window=5, layer_types=[LOCAL, GLOBAL], enable_moe_block=True,
+        num_experts=3, top_k_experts=3, moe_intermediate_size=10,
+        rope_parameters={LOCAL: rope(100.0), GLOBAL: rope(1000.0, "proportional", partial_rotary_factor=1.0)},
     )
 
 
@@ -312,6 +342,15 @@ def qwen3_moe():
         norm_topk_prob=False, tie_word_embeddings=False, rope_parameters=rope(500.0), use_sliding_window=True,
         sliding_window=5, max_window_layers=0,
     )
+    # One cycle of two and a remainder.
+    yield "qwen3_moe_every_second", Qwen3MoeConfig(
+        **sizes(88, 20, 28, 5), **heads(4, 1, 6), num_experts=5, num_experts_per_tok=2, moe_intermediate_size=14,
+        norm_topk_prob=True, tie_word_embeddings=False, rope_parameters=rope(200.0), decoder_sparse_step=2,
+    )
+    yield "qwen3_moe_dense_first", Qwen3MoeConfig(
+        **sizes(83, 18, 26, 3), **heads(6, 3, 4), num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12,
+        norm_topk_prob=True, tie_word_embeddings=True, rope_parameters=rope(300.0), mlp_only_layers=[0],
+    )
 
 
 def gpt_oss():
@@ -357,8 +396,45 @@ def deepseek():
     )
 
 
-FAMILIES = [llama, mistral, gemma, gemma2, gemma3, gemma4, gemma4_small, wrapped, qwen2, qwen3, olmo3, gpt2, mixtral, qwen3_moe, gpt_oss, deepseek]
-WITH_GRADIENTS = {"llama_six_on_two", "gemma2_even", "qwen3_untied", "mixtral_two_of_five", "gpt_oss_two_of_four", "deepseek3_groups"}
+def llama4():
+    scaling = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=48)
+    # One cycle of four and a remainder; layers of all four kinds, and a third and fourth interval of positions.
+    yield "llama4_every_second", Llama4TextConfig(
+        **sizes(80, 20, 18, 5), **heads(6, 2, 8), intermediate_size_mlp=28, num_local_experts=3, num_experts_per_tok=1,
+        interleave_moe_layer_step=2, no_rope_layer_interval=4, attention_chunk_size=6, floor_scale=5, attn_scale=0.4,
+        use_qk_norm=True, tie_word_embeddings=False, rope_parameters=rope(5000.0, "llama3", **scaling),
+    ), dict(
+        rope_theta=5000.0, rope_scaling=dict(rope_type="llama3", **scaling), layer_types=None, moe_layers=None,
+        no_rope_layers=[],
+    )
+    # More experts than tokens, of which each token uses several, and no norms of queries and keys.
+    yield "llama4_many_experts", Llama4TextConfig(
+        **sizes(92, 16, 10, 3), **heads(5, 5, 6), num_local_experts=45, num_experts_per_tok=3, no_rope_layers=[1, 0, 1],
+        attention_chunk_size=8, attn_temperature_tuning=False, use_qk_norm=False, attention_bias=True,
+        tie_word_embeddings=True, rms_norm_eps=1e-6, rope_parameters=rope(100.0),
+    )
+    # One expert, no chunks, and scaling without a range of interpolation.
+    yield "llama4_one_expert_one_layer", Llama4TextConfig(
+        **sizes(85, 24, 30, 1), **heads(3, 1, 10), num_local_experts=1, num_experts_per_tok=1, no_rope_layers=[1],
+        layer_types=[GLOBAL], tie_word_embeddings=False,
+        rope_parameters=rope(500.0, "llama3", **scaling | dict(factor=16.0, high_freq_factor=1.0)),
+    )
+    yield "llama4_multimodal", Llama4Config(
+        text_config=dict(
+            **sizes(80, 20, 12, 2), **heads(4, 1, 6), intermediate_size_mlp=28, num_local_experts=2,
+            interleave_moe_layer_step=2, no_rope_layer_interval=2, attention_chunk_size=7, floor_scale=6,
+            rope_parameters=rope(500000.0),
+        ),
+        vision_config=dict(
+            hidden_size=8, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14,
+            vision_output_dim=8, projector_input_dim=8, projector_output_dim=8,
+        ),
+        image_token_index=79, boi_token_index=77, eoi_token_index=78,
+    )
+
+
+FAMILIES = [llama, mistral, gemma, gemma2, gemma3, gemma4, gemma4_moe, gemma4_small, wrapped, qwen2, qwen3, olmo3, gpt2, mixtral, qwen3_moe, gpt_oss, deepseek, llama4]
+WITH_GRADIENTS = {"llama_six_on_two", "gemma2_even", "qwen3_untied", "mixtral_two_of_five", "gpt_oss_two_of_four", "deepseek3_groups", "llama4_every_second"}
 # Keys that older releases did not write.
 ABSENT = {"layer_types", "per_layer_config", "_sliding_window_pattern"}
 # Copies of the same weights: in several files, and in narrower types.
@@ -370,7 +446,7 @@ COPIES = {
 
 def is_transposed(model, key):
     """Whether a tensor of all experts has inputs before outputs."""
-    return model.config.model_type == "gpt_oss" and (key.endswith("experts.gate_up_proj") or key.endswith("experts.down_proj"))
+    return model.config.model_type in LLAMA4 | {"gpt_oss"} and (key.endswith("experts.gate_up_proj") or key.endswith("experts.down_proj"))
 
 
 def randomize(model):
@@ -378,7 +454,7 @@ def randomize(model):
     offset_norms = model.config.model_type in {"gemma", "gemma2", "gemma3_text", "gemma3"}
     for key, value in model.state_dict(keep_vars=True).items():
         noise = torch.randn(value.shape)
-        if key.endswith("layer_scalar"):
+        if key.endswith("layer_scalar") or key.endswith("router.scale") or key.endswith("per_expert_scale"):
             new = 0.6 + 0.8 * torch.rand(value.shape)
         elif "norm" in key or "ln_" in key:
             new = 0.3 * noise + (0.0 if offset_norms or key.endswith("bias") else 1.0)
@@ -415,7 +491,8 @@ def make(name, config):
 
 def forward(model, tokens):
     """Logits, and the hidden states before the first layer and after each layer, the last before the final norm."""
-    body = model.transformer.h if hasattr(model, "transformer") else model.model
+    # Some multimodal models hold a whole text model, with its head.
+    body = model.transformer.h if hasattr(model, "transformer") else getattr(model, "model", None) or model.language_model.model
     layers = getattr(getattr(body, "language_model", body), "layers", body)
     hidden = []
     hooks = [layers[0].register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0].clone()))]
