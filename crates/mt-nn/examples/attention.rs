@@ -90,6 +90,7 @@ fn compiled(target: Target, dtype: DType, length: usize, block: Option<usize>) -
         soft_cap: None,
         norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
         normalize_values: false,
+        is_gated: false,
         blocks: PassBlocks::NONE,
         local_blocks: PassBlocks::NONE,
     };

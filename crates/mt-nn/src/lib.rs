@@ -11,6 +11,7 @@ pub mod axes;
 mod dropout;
 mod embedding;
 pub mod experts;
+pub mod gated_delta;
 mod linear;
 mod loss;
 mod mlp;

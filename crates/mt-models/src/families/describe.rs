@@ -196,6 +196,7 @@ pub(super) fn attention(group: &ModelGroup) -> AttentionConfig {
             soft_cap: layers.attn_logits_soft_cap.filter(|cap| *cap > 0.0),
             norm: norm(group, 0.0),
             normalize_values: false,
+            is_gated: false,
             blocks: pass_blocks(group.blocks.sizes()),
             local_blocks: pass_blocks(group.blocks.local_sizes()),
         },

@@ -31,6 +31,7 @@ const OPTIONS: AttentionOptions = AttentionOptions {
     soft_cap: None,
     norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
     normalize_values: false,
+    is_gated: false,
     blocks: PassBlocks::NONE,
     local_blocks: PassBlocks::NONE,
 };

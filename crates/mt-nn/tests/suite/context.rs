@@ -105,6 +105,7 @@ impl Case {
             soft_cap: self.soft_cap,
             norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
             normalize_values: false,
+            is_gated: false,
             blocks: PassBlocks::NONE,
             local_blocks: PassBlocks::NONE,
         }

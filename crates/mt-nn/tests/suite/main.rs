@@ -7,6 +7,7 @@ mod context;
 mod dropout;
 mod experts;
 mod gate;
+mod gated_delta;
 mod harness;
 mod init;
 mod loss;
