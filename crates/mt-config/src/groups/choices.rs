@@ -131,6 +131,8 @@ choice! {
         Mixtral = "mixtral",
         DeepSeek = "deepseek",
         Qwen3Moe = "qwen3_moe",
+        Qwen3Next = "qwen3_next",
+        Qwen35 = "qwen3_5",
         /// A square matrix, for measurements.
         Simple = "simple",
         /// A feed-forward layer, for measurements.
@@ -140,8 +142,6 @@ choice! {
         "deepseek4": "the model family `deepseek4`",
         "envy": "the model family `envy`",
         "qwen3_custom_moe": "the model family `qwen3_custom_moe`",
-        "qwen3_next": "the model family `qwen3_next`",
-        "qwen3_5": "the model family `qwen3_5`",
         "llama4": "the model family `llama4`",
     }
 }
@@ -238,6 +238,8 @@ choice! {
         Local = "local",
         /// All earlier positions.
         Global = "global",
+        /// All earlier positions through a state of fixed size, by Gated DeltaNet.
+        Linear = "linear",
     }
 }
 

@@ -23,6 +23,7 @@ group! {
         float32_gate_logits: bool,
         sparse_matmul: bool,
         first_num_dense_layers: usize,
+        interleave_moe_layer_step: usize,
         shared_experts: usize,
         routed_scaling_factor: f64,
         routed_bias: bool,
@@ -33,8 +34,14 @@ group! {
 }
 
 /// The families whose layers have experts.
-const WITH_EXPERTS: &[DecoderBlock] =
-    &[DecoderBlock::Mixtral, DecoderBlock::Qwen3Moe, DecoderBlock::GptOss, DecoderBlock::DeepSeek];
+const WITH_EXPERTS: &[DecoderBlock] = &[
+    DecoderBlock::Mixtral,
+    DecoderBlock::Qwen3Moe,
+    DecoderBlock::Qwen3Next,
+    DecoderBlock::Qwen35,
+    DecoderBlock::GptOss,
+    DecoderBlock::DeepSeek,
+];
 
 impl ExpertsGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
@@ -65,7 +72,18 @@ impl ExpertsGroup {
                 &[DecoderBlock::GptOss, DecoderBlock::DeepSeek][..],
                 ROUTED_BIAS,
             ),
-            ("shared_experts", self.shared_experts > 0, &[DecoderBlock::DeepSeek], SHARED_EXPERTS),
+            (
+                "shared_experts",
+                self.shared_experts > 0,
+                &[DecoderBlock::DeepSeek, DecoderBlock::Qwen3Next, DecoderBlock::Qwen35],
+                SHARED_EXPERTS,
+            ),
+            (
+                "interleave_moe_layer_step",
+                self.interleave_moe_layer_step > 1,
+                &[DecoderBlock::Qwen3Next],
+                DENSE_LAYERS_BETWEEN,
+            ),
             (
                 "first_num_dense_layers",
                 self.first_num_dense_layers > 0,
@@ -132,6 +150,7 @@ impl ExpertsGroup {
 
 const ROUTED_BIAS: &str = "a routing bias in this model family";
 const SHARED_EXPERTS: &str = "shared experts in this model family";
+const DENSE_LAYERS_BETWEEN: &str = "dense layers between those with experts in this model family";
 const DENSE_LAYERS: &str = "dense layers before those with experts in this model family";
 
 /// The problem of experts in a family whose layers have none.

@@ -117,7 +117,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Every layer whose number is a multiple of this has experts; 1 for experts in every layer.",
             )
             .at_least(1.0)
-            .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
             .acts_on("model"),
             Key::boolean(

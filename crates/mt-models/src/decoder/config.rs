@@ -19,6 +19,8 @@ pub struct DecoderConfig {
     /// The runs of layers, in order. The first run begins with the first layer.
     pub runs: Vec<LayerRun>,
     pub norm: NormOptions,
+    /// Whether MaxText's checkpoints hold the scales of norms with their offset added.
+    pub stores_norm_offset: bool,
     pub final_norm: Option<NormKind>,
     pub embedding: EmbeddingConfig,
     pub head: HeadConfig,

@@ -42,6 +42,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         layers: vec![layer; group.num_decoder_layers()],
         runs: vec![LayerRun { name: "", first: 0, cycle: 1, stored: StoredRun::LAYERS }],
         norm: norm(group, 0.0),
+        stores_norm_offset: true,
         final_norm: Some(NormKind::RootMeanSquare),
         embedding: EmbeddingConfig {
             scale: None,
@@ -230,7 +231,7 @@ pub(super) fn pattern(
         if let Some(attention) = layer.attention_mut() {
             attention.options.mask = match kind {
                 LayerAttention::Local => local_mask(group),
-                LayerAttention::Global => MaskSpec::CAUSAL,
+                LayerAttention::Global | LayerAttention::Linear => MaskSpec::CAUSAL,
             };
         }
     }
@@ -244,7 +245,7 @@ fn period(pattern: &[LayerAttention]) -> usize {
     (1..pattern.len()).find(repeats).unwrap_or(pattern.len())
 }
 
-fn least_common_multiple(a: usize, b: usize) -> usize {
+pub(super) fn least_common_multiple(a: usize, b: usize) -> usize {
     let (mut larger, mut smaller) = (a.max(b), a.min(b));
     while smaller > 0 {
         (larger, smaller) = (smaller, larger % smaller);

@@ -205,4 +205,9 @@ families! {
     deepseek2_greedy: UNROLLED,
     mixtral_window_one_expert: UNROLLED,
     qwen3_moe_three_of_seven: UNROLLED,
+    qwen3_next_cycle: BOTH,
+    qwen3_next_dense_between_tied: UNROLLED,
+    qwen3_next_linear_one_layer: UNROLLED,
+    qwen3_5_dense_cycle_of_three: BOTH,
+    qwen3_5_moe_cycle: UNROLLED,
 }

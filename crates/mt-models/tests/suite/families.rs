@@ -122,6 +122,13 @@ families! {
     qwen3_moe_three_of_seven,
     qwen3_moe_all_chosen_tied,
     qwen3_moe_one_of_six_one_layer,
+    qwen3_next_cycle,
+    qwen3_next_dense_between_tied,
+    qwen3_next_linear_one_layer,
+    qwen3_5_dense_cycle_of_three,
+    qwen3_5_dense_irregular_tied,
+    qwen3_5_moe_cycle,
+    qwen3_5_moe_linear_one_layer,
 }
 
 /// All tensors of a directory's weight files: name, type and shape, and bytes.
@@ -165,6 +172,10 @@ fn weights_come_back() {
         ("deepseek3_groups", DType::F32),
         ("deepseek2_greedy", DType::F32),
         ("qwen3_moe_three_of_seven", DType::F32),
+        ("qwen3_next_cycle", DType::F32),
+        ("qwen3_next_dense_between_tied", DType::F32),
+        ("qwen3_5_dense_irregular_tied", DType::F32),
+        ("qwen3_5_moe_cycle", DType::F32),
         ("olmo3_yarn", DType::F32),
         ("gpt2_two_layers", DType::F32),
     ] {

@@ -187,6 +187,7 @@ const TRAINED: &[&str] = &[
     "qwen3_untied",
     "mixtral_two_of_five",
     "gpt_oss_two_of_four",
+    "qwen3_next_cycle",
     "deepseek3_groups",
 ];
 
