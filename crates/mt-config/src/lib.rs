@@ -30,8 +30,8 @@ pub use error::{ConfigError, Problem};
 pub use groups::{
     AbsentHardware, AheadGroup, AttentionBlocks, AttentionGroup, AttentionKind, AttentionType, BatchSchedule,
     BlocksGroup, BroughtTokenizer, CheckpointGroup, ContextGroup, DataFormat, DataGroup, DatasetType,
-    DebugGroup, DecodeConfig, DecodeGroup, DecoderBlock, ExpertsGroup, Hardware, HfTextUnit, KeptIn,
-    LatentGroup, LayerAttention, LearningRateSchedule, LoadConfig, LogitsGroup, MatmulPrecision,
+    DebugGroup, DecodeConfig, DecodeGroup, DecoderBlock, ExpertsGroup, GatedDeltaGroup, Hardware, HfTextUnit,
+    KeptIn, LatentGroup, LayerAttention, LearningRateSchedule, LoadConfig, LogitsGroup, MatmulPrecision,
     MlpActivation, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup, OptimizerSpace,
     OptimizerSpaceChoice, OptimizerType, PackingType, Parallelism, PlacementGroup, PositionGroup, RematGroup,
     RematPolicy, RopeType, RoutedScores, RunGroup, SamplingStrategy, TensorLocation, TokenizerChoice,

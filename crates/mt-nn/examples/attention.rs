@@ -92,6 +92,7 @@ fn compiled(target: Target, dtype: DType, length: usize, block: Option<usize>) -
         normalize_values: false,
         normalize_rotated: false,
         is_interleaved: false,
+        is_gated: false,
         blocks: PassBlocks::NONE,
         local_blocks: PassBlocks::NONE,
     };

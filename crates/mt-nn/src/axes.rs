@@ -14,6 +14,10 @@ pub const QUERY_HEADS: &str = "q_heads";
 pub const KV_HEADS: &str = "kv_heads";
 /// Query heads that share one key and value head.
 pub const GROUP: &str = "group";
+/// Heads of queries and keys in Gated DeltaNet.
+pub const KEY_HEADS: &str = "key_heads";
+/// Value heads that share one key head.
+pub const VALUE_GROUP: &str = "value_group";
 /// Width of a head's queries and keys.
 pub const HEAD_DIM: &str = "head_dim";
 /// Width of a head's values.

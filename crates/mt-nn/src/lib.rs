@@ -12,6 +12,7 @@ mod dropout;
 mod embedding;
 pub mod experts;
 mod following;
+pub mod gated_delta;
 mod linear;
 mod loss;
 mod mlp;

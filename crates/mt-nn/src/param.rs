@@ -57,6 +57,10 @@ pub enum Initializer {
     TruncatedNormal {
         deviation: f64,
     },
+    /// The logarithm of a number that is uniform between 0 and this one.
+    LogOfUniform {
+        largest: f64,
+    },
     /// The value is loaded. It is zero until then.
     Loaded,
 }
@@ -162,6 +166,11 @@ fn initialize_one<'t>(region: Region<'t>, key: Key<'t>, path: &Path, spec: &Para
         LayerPlace::None => (one(0), &spec.axes[..]),
     };
     let (bound, scale) = match spec.initializer {
+        Initializer::LogOfUniform { largest } => {
+            let drawn = draw_log_of_uniform(region, key, streams, axes, largest).cast(spec.dtype);
+            let is_stacked = matches!(spec.place, LayerPlace::Stacked { .. });
+            return if is_stacked { drawn } else { drawn.squeeze(STREAM) };
+        }
         Initializer::Zeros | Initializer::Loaded => return region.full(spec.dtype, &spec.axes, 0.0),
         Initializer::Ones => return region.full(spec.dtype, &spec.axes, 1.0),
         Initializer::Normal { deviation } => (NORMAL_BOUND, deviation),
@@ -214,6 +223,24 @@ fn draw_each<'t>(
     let ([], [drawn]) = region.scan(ScanOptions::over(stream_axis), [], &index, |_, [], stream| {
         let drawn = key.fold_in(stream.index).normal_within(axes, bound) * scale;
         ([], [drawn.cast(dtype)])
+    });
+    drawn
+}
+
+/// Draws an array of `axes` for each stream, each with its own key: `[streams] -> [streams, …]`.
+fn draw_log_of_uniform<'t>(
+    region: Region<'t>,
+    key: Key<'t>,
+    streams: Tensor<'t>,
+    axes: &[Axis],
+    largest: f64,
+) -> Tensor<'t> {
+    let index = LayerIndex { index: streams };
+    let options = ScanOptions::over(streams.axes()[0]);
+    let ([], [drawn]) = region.scan(options, [], &index, |_, [], stream| {
+        // Half a step of distance avoids 0.
+        let uniform = key.fold_in(stream.index).uniform(axes) + 0.5 / f64::from(1 << 24);
+        ([], [(uniform * largest).log()])
     });
     drawn
 }

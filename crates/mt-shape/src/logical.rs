@@ -27,6 +27,7 @@ logical_axes! {
         EMBED_VOCAB = "embed_vocab",
         EXP = "exp",
         EXPERTS_OF_ROUTER = "experts_of_router",
+        GDN_HEAD = "gdn_head",
         HEADS = "heads",
         KV = "kv",
         KV_HEAD_DIM = "kv_head_dim",

@@ -26,6 +26,17 @@ impl<'t> Tensor<'t> {
     /// As [`Tensor::contract`], with a result of type `result`.
     #[track_caller]
     pub fn contract_into(self, other: Self, over: &[&'static str], result: DType) -> Self {
+        self.contracted(other, over, result, Precision::Default)
+    }
+
+    /// As [`Tensor::contract`], with at least this precision.
+    #[track_caller]
+    pub fn contract_at(self, other: Self, over: &[&'static str], precision: Precision) -> Self {
+        self.contracted(other, over, self.dtype(), precision)
+    }
+
+    #[track_caller]
+    fn contracted(self, other: Self, over: &[&'static str], result: DType, precision: Precision) -> Self {
         let (lhs, rhs) = (self.axes(), other.axes());
         for axis in lhs.iter() {
             if let Some(same) = rhs.iter().find(|other| other.name == axis.name && other.size != axis.size) {
@@ -49,7 +60,7 @@ impl<'t> Tensor<'t> {
             lhs_contract: self.positions(over),
             rhs_contract: other.positions(over),
             result,
-            precision: Precision::Default,
+            precision,
             may_round: false,
         };
         self.apply_one(Op::Dot(dot), &[other], &axes)

@@ -137,7 +137,10 @@ mod tests {
     #[test]
     fn refused_choices_are_not_said_to_work() {
         let rows = part();
-        assert!(rows.contains("`qwen3_moe`, `simple`, `simple_mlp` | `deepseek4`, "), "{rows}");
+        assert!(
+            rows.contains("`qwen3_moe`, `qwen3_next`, `qwen3_5`, `simple`, `simple_mlp` | `deepseek4`, "),
+            "{rows}"
+        );
         // The default of a key that is refused as a whole counts as built.
         assert!(
             rows.contains(

@@ -1,6 +1,7 @@
 //! Properties of a family's layers other than dimensions: attention types, norms, positions.
 
 use super::{
+    FromValue,
     choices::{AttentionType, DecoderBlock, LayerAttention, RopeType},
     group,
 };
@@ -56,6 +57,43 @@ impl LatentGroup {
     }
 }
 
+/// The families with layers of Gated DeltaNet.
+const WITH_GATED_DELTA: &[DecoderBlock] = &[DecoderBlock::Qwen3Next, DecoderBlock::Qwen35];
+
+group! {
+    /// Layers of Gated DeltaNet among those with attention.
+    pub struct GatedDeltaGroup {
+        inhomogeneous_layer_cycle_interval: usize,
+        gdn_conv_kernel_dim: usize,
+        gdn_key_head_dim: usize,
+        gdn_value_head_dim: usize,
+        gdn_num_key_heads: usize,
+        gdn_num_value_heads: usize,
+        gdn_chunk_size: usize,
+        use_qk_norm_in_gdn: bool,
+    }
+}
+
+impl GatedDeltaGroup {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        let block = DecoderBlock::from_value(&config.entry("decoder_block").value);
+        if !block.is_some_and(|block| WITH_GATED_DELTA.contains(&block)) {
+            return;
+        }
+        let (keys, values) = (self.gdn_num_key_heads, self.gdn_num_value_heads);
+        if !values.is_multiple_of(keys) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, which does not divide them",
+                    config.stated("gdn_num_value_heads"),
+                    config.stated("gdn_num_key_heads")
+                ),
+                format!("use a multiple of {keys} value heads"),
+            ));
+        }
+    }
+}
+
 group! {
     /// Attention and the norms around it.
     pub struct AttentionGroup {
@@ -99,6 +137,19 @@ impl AttentionGroup {
             }
         }
         let family = config.entry("decoder_block");
+        let has_linear = WITH_GATED_DELTA.iter().any(|block| family.value == block.name());
+        if !has_linear && self.attention_pattern.contains(&LayerAttention::Linear) {
+            let families: Vec<String> =
+                WITH_GATED_DELTA.iter().map(|block| format!("`decoder_block={}`", block.name())).collect();
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{} has layers of Gated DeltaNet, but {}, which has none",
+                    config.stated("attention_pattern"),
+                    config.stated("decoder_block")
+                ),
+                format!("use `local` and `global`, or {}", families.join(" or ")),
+            ));
+        }
         let alternates = LOCAL_FAMILIES.iter().any(|block| family.value == *block);
         let of_local = match self.attention_pattern.as_slice() {
             [] if alternates => Some("decoder_block"),

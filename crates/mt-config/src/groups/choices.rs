@@ -133,6 +133,8 @@ choice! {
         Qwen3Moe = "qwen3_moe",
         Llama4 = "llama4",
         Envy = "envy",
+        Qwen3Next = "qwen3_next",
+        Qwen35 = "qwen3_5",
         /// A square matrix, for measurements.
         Simple = "simple",
         /// A feed-forward layer, for measurements.
@@ -141,8 +143,6 @@ choice! {
     not built {
         "deepseek4": "the model family `deepseek4`",
         "qwen3_custom_moe": "the model family `qwen3_custom_moe`",
-        "qwen3_next": "the model family `qwen3_next`",
-        "qwen3_5": "the model family `qwen3_5`",
     }
 }
 
@@ -238,6 +238,8 @@ choice! {
         Local = "local",
         /// All earlier positions.
         Global = "global",
+        /// All earlier positions through a state of fixed size, by Gated DeltaNet.
+        Linear = "linear",
     }
 }
 

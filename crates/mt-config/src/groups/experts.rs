@@ -46,6 +46,8 @@ const WITH_EXPERTS: &[DecoderBlock] = &[
     DecoderBlock::Llama4,
     DecoderBlock::Gemma4,
     DecoderBlock::Envy,
+    DecoderBlock::Qwen3Next,
+    DecoderBlock::Qwen35,
 ];
 
 impl ExpertsGroup {
@@ -100,7 +102,13 @@ impl ExpertsGroup {
             (
                 "shared_experts",
                 self.shared_experts > 0,
-                &[DecoderBlock::DeepSeek, DecoderBlock::Llama4, DecoderBlock::Gemma4],
+                &[
+                    DecoderBlock::DeepSeek,
+                    DecoderBlock::Llama4,
+                    DecoderBlock::Gemma4,
+                    DecoderBlock::Qwen3Next,
+                    DecoderBlock::Qwen35,
+                ],
                 SHARED_EXPERTS,
             ),
             (
@@ -112,7 +120,12 @@ impl ExpertsGroup {
             (
                 "interleave_moe_layer_step",
                 self.interleave_moe_layer_step > 1,
-                &[DecoderBlock::Llama4, DecoderBlock::Envy, DecoderBlock::Qwen3Moe],
+                &[
+                    DecoderBlock::Llama4,
+                    DecoderBlock::Envy,
+                    DecoderBlock::Qwen3Moe,
+                    DecoderBlock::Qwen3Next,
+                ],
                 INTERLEAVED_LAYERS,
             ),
         ];

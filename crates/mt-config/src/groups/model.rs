@@ -4,7 +4,7 @@ use mt_shape::DType;
 
 use super::{
     BlocksGroup, ExpertsGroup,
-    architecture::{AttentionGroup, LatentGroup, PositionGroup},
+    architecture::{AttentionGroup, GatedDeltaGroup, LatentGroup, PositionGroup},
     choices::{
         AttentionKind, DecoderBlock, Hardware, LearningRateSchedule, MatmulPrecision, MlpActivation,
         OptimizerType, WsdDecayStyle,
@@ -57,6 +57,7 @@ group! {
         experts: ExpertsGroup = ExpertsGroup::read,
         layers: AttentionGroup = AttentionGroup::read,
         latent: LatentGroup = LatentGroup::read,
+        gated_delta: GatedDeltaGroup = GatedDeltaGroup::read,
         blocks: BlocksGroup = BlocksGroup::read,
         positions: PositionGroup = PositionGroup::read,
         remat: RematGroup = RematGroup::read,
@@ -149,6 +150,7 @@ impl ModelGroup {
         let mut keys = self.differing_keys(other);
         keys.extend(self.experts.differing_keys(&other.experts));
         keys.extend(self.layers.differing_keys(&other.layers));
+        keys.extend(self.gated_delta.differing_keys(&other.gated_delta));
         keys.extend(self.positions.differing_keys(&other.positions));
         keys
     }

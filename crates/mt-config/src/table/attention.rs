@@ -494,28 +494,23 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of positions that the convolution of a Gated DeltaNet layer covers.",
             )
             .at_least(1.0)
-            .refused(features::GATED_DELTANET_LAYERS)
             .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
             .acts_on("attention"),
             Key::integer("gdn_key_head_dim", 128, "Width of a query or key head in Gated DeltaNet layers.")
                 .at_least(1.0)
-                .refused(features::GATED_DELTANET_LAYERS)
-                .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
+                    .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
                 .acts_on("attention"),
             Key::integer("gdn_value_head_dim", 128, "Width of a value head in Gated DeltaNet layers.")
                 .at_least(1.0)
-                .refused(features::GATED_DELTANET_LAYERS)
-                .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
+                    .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
                 .acts_on("attention"),
             Key::integer("gdn_num_key_heads", 16, "Number of query and key heads in Gated DeltaNet layers.")
                 .at_least(1.0)
-                .refused(features::GATED_DELTANET_LAYERS)
-                .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
+                    .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
                 .acts_on("attention"),
             Key::integer("gdn_num_value_heads", 32, "Number of value heads in Gated DeltaNet layers.")
                 .at_least(1.0)
-                .refused(features::GATED_DELTANET_LAYERS)
-                .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
+                    .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
                 .acts_on("attention"),
             Key::integer(
                 "gdn_chunk_size",
@@ -523,7 +518,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of positions that a Gated DeltaNet layer computes at once in training.",
             )
             .at_least(1.0)
-            .refused(features::GATED_DELTANET_LAYERS)
             .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
             .acts_on("attention")
             .may_change(),
@@ -532,7 +526,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 true,
                 "Scale queries and keys of Gated DeltaNet layers to length 1.",
             )
-            .refused(features::GATED_DELTANET_LAYERS)
             .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
             .acts_on("attention"),
             Key::float(

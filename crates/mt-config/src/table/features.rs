@@ -26,7 +26,6 @@ pub(crate) const EXPERT_PARALLELISM: &str = "further options of expert paralleli
 pub(crate) const FLOAT32_ACTIVATION_FUNCTIONS_IN_A_BFLOAT16_MODEL: &str =
     "float32 activation functions in a bfloat16 model";
 pub(crate) const FUSED_FEED_FORWARD_PROJECTIONS: &str = "fused feed-forward projections";
-pub(crate) const GATED_DELTANET_LAYERS: &str = "Gated DeltaNet layers";
 pub(crate) const HOSTS_WITHOUT_DATA: &str = "hosts that read no data of their own";
 pub(crate) const HUB_DATASETS: &str = "datasets from the Hugging Face hub";
 pub(crate) const HYPER_CONNECTIONS: &str = "hyper-connections";

@@ -98,6 +98,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Rotate queries and keys by three positions: time, row and column.",
             )
             .refused(features::MULTIMODAL_MODELS)
+            .only_with("use_multimodal", &[])
             .acts_on("rotary embedding"),
             Key::integers(
                 "mrope_section",
@@ -106,7 +107,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  `use_mrope` is on.",
             )
             .refused(features::MULTIMODAL_MODELS)
-            .only_with("use_mrope", &[])
+            .only_with("use_multimodal", &[])
             .acts_on("rotary embedding"),
             Key::integer(
                 "position_id_per_seconds",

@@ -146,10 +146,11 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "inhomogeneous_layer_cycle_interval",
                 1,
-                "Number of layers after which the pattern of layer types repeats.",
+                "Number of layers after which the pattern of layer types repeats: every layer whose number is a \
+                 multiple of this has full attention, and the others have Gated DeltaNet.",
             )
             .at_least(1.0)
-            .no_effect_here("the model family or `attention_pattern` decides how layers repeat")
+            .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
             .acts_on("model"),
             Key::boolean(
                 "context_parallel_load_balance",

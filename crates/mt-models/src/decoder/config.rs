@@ -21,6 +21,8 @@ pub struct DecoderConfig {
     /// The number of modules behind the layers that predict further tokens.
     pub num_predictions: usize,
     pub norm: NormOptions,
+    /// Whether MaxText's checkpoints hold the scales of norms with their offset added.
+    pub stores_norm_offset: bool,
     pub final_norm: Option<NormKind>,
     pub embedding: EmbeddingConfig,
     pub head: HeadConfig,

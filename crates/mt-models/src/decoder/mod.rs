@@ -434,14 +434,15 @@ impl Description for Decoder {
         let looked_up = looked_up
             + self.specs.positions.as_ref().map_or(0, num_elements)
             + self.specs.per_layer.as_ref().map_or(0, |per_layer| num_elements(&per_layer.embedding));
-        let parts = self.config.applied_layers().flat_map(LayerConfig::parts);
+        let parts = || self.config.applied_layers().flat_map(LayerConfig::parts);
         // Each prediction module applies the head once more.
         let of_heads = table * self.config.num_predictions;
         FlopCount {
             weights_per_token: self.num_parameters() + of_heads - looked_up - self.idle_weights(),
             // The head has as many weights as the table, tied or not.
             head_weights: table,
-            attention: parts.filter_map(|part| part.pair_operations()).collect(),
+            others_per_token: parts().map(|part| part.token_operations()).sum(),
+            attention: parts().filter_map(|part| part.pair_operations()).collect(),
         }
     }
 

@@ -78,6 +78,11 @@ pub trait PartDescription: Any + fmt::Debug {
         None
     }
 
+    /// The multiplications per token, other than those with weights, whose number does not depend on the length.
+    fn token_operations(&self) -> usize {
+        0
+    }
+
     /// The rotary embedding whose angles the forward pass uses.
     fn rotary(&self) -> Option<&RotaryOptions> {
         None

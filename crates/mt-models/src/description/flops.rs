@@ -7,6 +7,8 @@ pub struct FlopCount {
     pub weights_per_token: usize,
     /// The weights of the output head, which are included in `weights_per_token`.
     pub head_weights: usize,
+    /// The multiplications per token other than those with weights and those of attention.
+    pub others_per_token: usize,
     /// One entry for each layer with attention.
     pub attention: Vec<AttentionFlops>,
 }
@@ -21,8 +23,8 @@ pub struct AttentionFlops {
 }
 
 impl FlopCount {
-    /// The FLOPs of one training step over `rows` sequences of `length` tokens: 6 for each weight and token, and for
-    /// attention 6 for each pair of positions that the mask allows and each dimension of keys and values.
+    /// The FLOPs of one training step over `rows` sequences of `length` tokens: 6 for each weight and token, and for each
+    /// further multiplication of a token, and for attention 6 for each pair of positions that the mask allows and each dimension of keys and values.
     pub fn training_step(&self, rows: usize, length: usize) -> f64 {
         let tokens = (rows * length) as f64;
         let attention: f64 = self
@@ -38,6 +40,6 @@ impl FlopCount {
                 6.0 * layer.width as f64 * pairs * rows as f64
             })
             .sum();
-        6.0 * self.weights_per_token as f64 * tokens + attention
+        6.0 * (self.weights_per_token + self.others_per_token) as f64 * tokens + attention
     }
 }

@@ -44,6 +44,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         layers: vec![layer; group.num_decoder_layers()],
         runs: vec![LayerRun { name: "", first: 0, cycle: 1, stored: StoredRun::LAYERS }],
         norm: norm(group, 0.0),
+        stores_norm_offset: true,
         final_norm: Some(NormKind::RootMeanSquare),
         embedding: EmbeddingConfig {
             scale: None,
@@ -247,6 +248,7 @@ pub(super) fn attention(group: &ModelGroup) -> AttentionConfig {
             normalize_values: false,
             normalize_rotated: false,
             is_interleaved: false,
+            is_gated: false,
             blocks: pass_blocks(group.blocks.sizes()),
             local_blocks: pass_blocks(group.blocks.local_sizes()),
         },
@@ -280,7 +282,7 @@ pub(super) fn pattern(
         if let Some(attention) = layer.attention_mut() {
             attention.options.mask = match kind {
                 LayerAttention::Local => local_mask(group),
-                LayerAttention::Global => MaskSpec::CAUSAL,
+                LayerAttention::Global | LayerAttention::Linear => MaskSpec::CAUSAL,
             };
         }
     }
@@ -294,7 +296,7 @@ fn period(pattern: &[LayerAttention]) -> usize {
     (1..pattern.len()).find(repeats).unwrap_or(pattern.len())
 }
 
-fn least_common_multiple(a: usize, b: usize) -> usize {
+pub(super) fn least_common_multiple(a: usize, b: usize) -> usize {
     let (mut larger, mut smaller) = (a.max(b), a.min(b));
     while smaller > 0 {
         (larger, smaller) = (smaller, larger % smaller);

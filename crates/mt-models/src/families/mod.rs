@@ -17,13 +17,15 @@ mod mixtral;
 mod names;
 mod olmo;
 mod qwen;
+mod qwen3_5;
+mod qwen_hybrid;
 mod simple;
 
 use mt_config::{DecoderBlock, ModelGroup};
 use mt_nn::{ParamSpec, RotaryScaling};
 use mt_shape::Path;
 
-pub use names::{Along, Fused, FusedOrder, Layout, Placeholder, TensorName};
+pub use names::{Along, Fused, FusedOrder, Layout, Placeholder, Portion, TensorName};
 
 use crate::{
     ModelError, StoredParameter, StoredSlice,
@@ -104,6 +106,8 @@ pub static FAMILIES: &[&Family] = &[
     &qwen::QWEN2,
     &qwen::QWEN3,
     &qwen::QWEN3_MOE,
+    &qwen_hybrid::QWEN3_NEXT,
+    &qwen3_5::QWEN3_5,
     &mixtral::MIXTRAL,
     &deepseek::DEEPSEEK,
     &envy::ENVY,
@@ -157,7 +161,11 @@ impl Family {
             // Vectors have fewer axes than the configured axis may require.
             layer_axis: is_stacked.then(|| config.param_scan_axis.min(spec.axes.len() - 1)),
             scale: 1.0,
-            offset: if role.ends_with("norm.scale") { config.norm.offset } else { 0.0 },
+            offset: if role.ends_with("norm.scale") && config.stores_norm_offset {
+                config.norm.offset
+            } else {
+                0.0
+            },
             interleaved: false,
             slice: None,
             earlier: None,

@@ -6,7 +6,7 @@
 use crate::decoder::DecoderConfig;
 
 /// The name and layout of a parameter's tensor in a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct TensorName {
     /// The parameter's role, without the layer.
     pub role: &'static str,
@@ -19,6 +19,16 @@ pub struct TensorName {
     pub layout: Layout,
     /// The position of the block, if the tensor also holds blocks of other parameters.
     pub fused: Option<Fused>,
+    /// The rows of the block that the tensor holds, if several tensors hold it together.
+    pub portion: Option<Portion>,
+}
+
+/// The rows of a block in one of several tensors. The rows fall into repeating groups; a tensor has one of each repetition.
+#[derive(Clone, Copy, Debug)]
+pub struct Portion {
+    pub index: usize,
+    /// The sizes of the groups in a model.
+    pub groups: fn(&DecoderConfig) -> Vec<usize>,
 }
 
 /// An index within a tensor's name, other than the layer's.
@@ -83,12 +93,17 @@ pub enum FusedOrder {
 
 impl TensorName {
     pub(crate) const fn new(role: &'static str, name: &'static str, layout: Layout) -> Self {
-        Self { role, name, stacked: 0, layout, fused: None }
+        Self { role, name, stacked: 0, layout, fused: None, portion: None }
     }
 
     /// The same block in a tensor that several parameters share.
     pub(crate) const fn fused(self, along: Along, index: usize, order: FusedOrder) -> Self {
         Self { fused: Some(Fused { along, index, order }), ..self }
+    }
+
+    /// The tensor that holds one of the groups of the parameter's rows.
+    pub(crate) const fn portion(self, index: usize, groups: fn(&DecoderConfig) -> Vec<usize>) -> Self {
+        Self { portion: Some(Portion { index, groups }), ..self }
     }
 
     /// Whether the name is that of layers' tensors.
@@ -101,7 +116,7 @@ pub(super) const fn vector(role: &'static str, name: &'static str) -> TensorName
     TensorName::new(role, name, Layout::Same(0))
 }
 
-const fn table(role: &'static str, name: &'static str, rows: usize) -> TensorName {
+pub(super) const fn table(role: &'static str, name: &'static str, rows: usize) -> TensorName {
     TensorName::new(role, name, Layout::Same(rows))
 }
 

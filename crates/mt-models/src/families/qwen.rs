@@ -127,7 +127,7 @@ pub(super) static QWEN3_MOE: Family = Family {
     }),
 };
 
-const EXPERTS: &[TensorName] = &[
+pub(super) const EXPERTS: &[TensorName] = &[
     names::matrix("experts.gate.kernel", "model.layers.{layer}.mlp.gate.weight"),
     each_expert("experts.wi_0", "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight"),
     each_expert("experts.wi_1", "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"),

@@ -32,8 +32,10 @@ struct Scaling {
     fields: &'static [Field],
 }
 
-/// The parameters of every rotary embedding.
-const SHARED_KEYS: &[&str] = &["rope_type", "type", "rope_theta", "partial_rotary_factor"];
+/// The parameters of every rotary embedding. Sections divide the frequencies among positions in time, rows and columns,
+/// which are equal for text.
+const SHARED_KEYS: &[&str] =
+    &["rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"];
 
 const fn number(
     key: &'static str,
@@ -235,12 +237,21 @@ impl HuggingFaceConfig {
 
 /// Reads rotary embeddings of whole heads.
 pub(crate) fn read(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), ModelError> {
-    let rope = config.rope("full_attention")?;
-    settings.set("rope_max_timescale", rope.theta.unwrap_or(10_000.0));
-    if rope.partial.is_some_and(|share| share != 1.0) {
+    if config.rope("full_attention")?.partial.is_some_and(|share| share != 1.0) {
         return Err(config.unsupported("rope_parameters", "rotating a part of the heads of this model type"));
     }
-    settings.set("partial_rotary_factor", 1.0);
+    read_leading(config, settings, 1.0)
+}
+
+/// Reads rotary embeddings of the leading dimensions of heads. `share` is their share unless the file states it.
+pub(crate) fn read_leading(
+    config: &HuggingFaceConfig,
+    settings: &mut Settings,
+    share: f64,
+) -> Result<(), ModelError> {
+    let rope = config.rope("full_attention")?;
+    settings.set("rope_max_timescale", rope.theta.unwrap_or(10_000.0));
+    settings.set("partial_rotary_factor", rope.partial.unwrap_or(share));
     let name = rope.kind.as_deref().unwrap_or("default");
     let scaling = SCALINGS.iter().find(|scaling| scaling.name == name);
     let scaling = scaling.ok_or_else(|| config.unsupported("rope_parameters", "this rotary scaling"))?;
@@ -248,6 +259,15 @@ pub(crate) fn read(config: &HuggingFaceConfig, settings: &mut Settings) -> Resul
         settings.set("rope_type", ours);
     }
     scaling.fields.iter().try_for_each(|field| field.set(&rope.values, settings))
+}
+
+/// As [`written`], for model types whose files always state the share of rotated dimensions.
+pub(crate) fn written_with_share(group: &ModelGroup, config: &DecoderConfig) -> Value {
+    let mut made = written(group, config);
+    if let Value::Object(made) = &mut made {
+        made.insert("partial_rotary_factor".into(), group.positions.partial_rotary_factor.into());
+    }
+    made
 }
 
 /// The rotary parameters of an exported model.

@@ -37,6 +37,8 @@ pub struct TensorPart {
     /// The tensor's rows, and its columns, that belong to a block.
     pub rows: Lanes,
     pub columns: Lanes,
+    /// The rows of a block that the tensor holds, in the tensor's layout, if other tensors hold the rest.
+    pub portion: Option<Lanes>,
 }
 
 /// The rows or columns of a tensor that belong to a block: groups at equal distances.
@@ -54,6 +56,18 @@ impl Lanes {
     /// All of `count` rows or columns.
     fn all(count: usize) -> Self {
         Self { count, offset: 0, group: count.max(1), period: count.max(1) }
+    }
+
+    /// The lanes of one of several tensors among `count` rows, which fall into repeating groups of these sizes.
+    fn portion(groups: &[usize], index: usize, count: usize) -> Self {
+        let period = groups.iter().sum::<usize>().max(1);
+        let group = groups[index];
+        Self {
+            count: count / period * group,
+            offset: groups[..index].iter().sum(),
+            group: group.max(1),
+            period,
+        }
     }
 
     /// The contiguous ranges of the tensor, in order, for a range of the block's rows or columns.
@@ -100,10 +114,14 @@ pub fn file_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
         let layers = parameter.layers();
         let is_named =
             |name: &&&TensorName| name.role == parameter.role && name.is_of_layer() != layers.is_empty();
-        let name = names.iter().find(is_named);
-        let name = name.ok_or_else(|| ModelError::NoTensorName { role: parameter.role.clone() })?;
-        for (tensor, named) in named_blocks(name, index, spec, &layers, num_layers) {
-            tensors.entry(tensor).or_default().push(named);
+        let mut names = names.iter().filter(is_named);
+        let name = names.next().ok_or_else(|| ModelError::NoTensorName { role: parameter.role.clone() })?;
+        let others = names.filter(|other| name.portion.is_some() && other.portion.is_some());
+        for name in [name].into_iter().chain(others) {
+            let groups = name.portion.map(|portion| ((portion.groups)(model.config()), portion.index));
+            for (tensor, named) in named_blocks(name, index, spec, (&layers, num_layers), groups) {
+                tensors.entry(tensor).or_default().push(named);
+            }
         }
     }
     Ok(tensors.into_iter().map(|(name, parts)| tensor_of(name, parts)).collect())
@@ -119,6 +137,7 @@ struct Named {
     matrix: Matrix,
     layout: Layout,
     fused: Option<Fused>,
+    portion: Option<Lanes>,
 }
 
 /// A block in the form of a file.
@@ -146,13 +165,14 @@ impl Matrix {
     }
 }
 
-/// The tensors that hold a parameter, by its entry in the family's table of names.
+/// The tensors that hold a parameter, by its entry in the family's table of names. With `groups`, they hold only the rows
+/// in one of these groups.
 fn named_blocks(
     name: &TensorName,
     parameter: usize,
     spec: &ParamSpec,
-    layers: &[usize],
-    num_layers: usize,
+    (layers, num_layers): (&[usize], usize),
+    groups: Option<(Vec<usize>, usize)>,
 ) -> Vec<(String, Named)> {
     let dims = spec.dims();
     let is_stacked = matches!(spec.place, LayerPlace::Stacked { .. });
@@ -184,14 +204,21 @@ fn named_blocks(
             };
             tensor = tensor.replace(text, &shown.to_string());
         }
+        let mut matrix = Matrix::of(block, name.layout);
+        let portion = groups.as_ref().map(|(groups, index)| {
+            let lanes = Lanes::portion(groups, *index, matrix.rows.iter().product());
+            matrix.rows = vec![lanes.count];
+            lanes
+        });
         let named = Named {
             parameter,
             leading: dims.len() - block.len(),
             blocks: place * in_tensor..(place + 1) * in_tensor,
             stacked: stacked.to_vec(),
-            matrix: Matrix::of(block, name.layout),
+            matrix,
             layout: name.layout,
             fused: name.fused,
+            portion,
         };
         (tensor, named)
     });
@@ -246,6 +273,7 @@ fn tensor_of(name: String, mut named: Vec<Named>) -> FileTensor {
         layout: part.layout,
         rows,
         columns,
+        portion: part.portion,
     });
     FileTensor { name, dims, blocks, parts: parts.collect() }
 }
@@ -261,7 +289,50 @@ impl TensorPart {
         self.columns.period == self.columns.group
     }
 
-    /// The number of elements of a block.
+    /// The number of elements of a whole block, of which the tensor may hold only some.
+    pub fn whole_elements(&self) -> usize {
+        let rows = self.portion.map_or(self.rows.count, |lanes| lanes.count / lanes.group * lanes.period);
+        rows * self.columns.count
+    }
+
+    /// The ranges of bytes of the elements that the tensor holds: in a block's elements that it holds alone, and in those
+    /// of the whole block.
+    fn runs_in_whole(&self, size: usize) -> Vec<(Range<usize>, Range<usize>)> {
+        let Some(lanes) = self.portion else { return Vec::new() };
+        let columns = self.columns.count;
+        // The number of matrix rows in memory, the bytes of a lane in one, and the lanes of the whole block.
+        let (num_rows, lane, all) = if self.is_in_rows() {
+            (1, columns * size, 0)
+        } else {
+            (columns, size, self.whole_elements() / columns.max(1))
+        };
+        let mut held = 0;
+        let mut runs = Vec::new();
+        for row in 0..num_rows {
+            for run in lanes.runs(0..lanes.count) {
+                let whole = (row * all + run.start) * lane..(row * all + run.end) * lane;
+                runs.push((held..held + whole.len(), whole.clone()));
+                held += whole.len();
+            }
+        }
+        runs
+    }
+
+    /// Copies the elements of a block that the tensor holds into the whole block.
+    pub fn place_portion(&self, held: &[u8], size: usize, whole: &mut [u8]) {
+        for (from, to) in self.runs_in_whole(size) {
+            whole[to].copy_from_slice(&held[from]);
+        }
+    }
+
+    /// Copies the elements that the tensor holds out of the whole block.
+    pub fn take_portion(&self, whole: &[u8], size: usize, held: &mut [u8]) {
+        for (to, from) in self.runs_in_whole(size) {
+            held[to].copy_from_slice(&whole[from]);
+        }
+    }
+
+    /// The number of elements of a block that the tensor holds.
     pub fn block_elements(&self) -> usize {
         self.rows.count * self.columns.count
     }
@@ -381,7 +452,7 @@ mod tests {
             let spec = spec(dims);
             let values: Vec<i32> = next.by_ref().take(spec.num_elements()).collect();
             blocks.push(HostArray::from_slice(DType::I32, &[values.len()], &values).unwrap());
-            for (tensor, named) in named_blocks(name, index, &spec, &[], 5) {
+            for (tensor, named) in named_blocks(name, index, &spec, (&[], 5), None) {
                 tensors.entry(tensor).or_default().push(named);
             }
         }

@@ -177,6 +177,14 @@ impl Weights {
         let is_whole = inner.iter().zip(own).all(|(range, dim)| range.len() == *dim);
         let (blocks, dtype) = (blocks_in(of_blocks, &dims[..leading]), made.dtype());
         let size = made.bytes().len() / blocks.len().max(1);
+        if parts.iter().any(|(_, part)| part.portion.is_some()) {
+            let work = blocks.iter().zip(made.bytes_mut().chunks_mut(size.max(1)));
+            return in_parallel(work, |buffers, (block, made)| {
+                let whole = self.read_portions(parts, *block, dtype, own, buffers)?;
+                made.copy_from_slice(sliced(whole, inner).bytes());
+                Ok(())
+            });
+        }
         let work = blocks.iter().zip(made.bytes_mut().chunks_mut(size.max(1)));
         let work = work.flat_map(|(block, bytes)| {
             let place = parts.partition_point(|(_, part)| part.blocks.end <= *block);
@@ -193,6 +201,26 @@ impl Weights {
             made.copy_from_slice(sliced(whole, inner).bytes());
             Ok(())
         })
+    }
+
+    /// Reads a block of these dimensions from the tensors that hold it together.
+    fn read_portions(
+        &self,
+        parts: &[&TensorPartOf<'_>],
+        block: usize,
+        dtype: DType,
+        dims: &[usize],
+        buffers: &mut Buffers,
+    ) -> Result<HostArray, StateError> {
+        let mut whole = HostArray::zeros(dtype, dims);
+        let size = dtype.byte_size();
+        for (tensor, part) in parts.iter().filter(|(_, part)| part.blocks.contains(&block)) {
+            let mut held = vec![0; part.block_elements() * size];
+            let piece = Piece { tensor, part, block: block - part.blocks.start, rows: 0..part.rows.count };
+            self.read_piece(&piece, dtype, buffers, &mut held)?;
+            part.place_portion(&held, size, whole.bytes_mut());
+        }
+        Ok(whole)
     }
 
     /// Reads a piece in the type `dtype`.
@@ -393,8 +421,17 @@ pub fn write_weights(
 fn blocks_of(whole: &HostArray, part: &TensorPart) -> HostArray {
     let dims = [part.blocks.len(), part.block_elements()];
     let mut made = HostArray::zeros(whole.dtype(), &dims);
-    let size = part.block_elements() * whole.dtype().byte_size();
-    made.bytes_mut().copy_from_slice(&whole.bytes()[part.blocks.start * size..part.blocks.end * size]);
+    let element = whole.dtype().byte_size();
+    let size = part.whole_elements() * element;
+    let blocks = &whole.bytes()[part.blocks.start * size..part.blocks.end * size];
+    if part.portion.is_none() {
+        made.bytes_mut().copy_from_slice(blocks);
+        return made;
+    }
+    let held = made.bytes_mut().chunks_exact_mut((part.block_elements() * element).max(1));
+    for (block, held) in blocks.chunks_exact(size.max(1)).zip(held) {
+        part.take_portion(block, element, held);
+    }
     made
 }
 

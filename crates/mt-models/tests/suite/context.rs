@@ -74,12 +74,17 @@ fn batch() -> Batch {
 
 #[track_caller]
 fn check(arguments: &[&str], meshes: &[(&[&str], SequenceOrder)]) {
+    check_with(arguments, meshes, &batch());
+}
+
+/// Compares losses and gradients on meshes of 8 devices with those on one device.
+#[track_caller]
+pub fn check_with(arguments: &[&str], meshes: &[(&[&str], SequenceOrder)], batch: &Batch) {
     let model = model(arguments);
-    let batch = batch();
     let (expected_loss, expected) =
-        results(&*model, Arc::new(Placement::single()), &batch, SequenceOrder::AsRead);
+        results(&*model, Arc::new(Placement::single()), batch, SequenceOrder::AsRead);
     for (mesh, order) in meshes {
-        let (loss, gradients) = results(&*model, placement(mesh, 8), &batch, *order);
+        let (loss, gradients) = results(&*model, placement(mesh, 8), batch, *order);
         let error = (loss - expected_loss).abs() / expected_loss;
         assert!(error <= 1e-5, "{mesh:?} {order:?}: loss {loss} is not {expected_loss}");
         for (name, expected) in &expected {

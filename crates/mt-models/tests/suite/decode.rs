@@ -224,4 +224,9 @@ families! {
     qwen3_moe_dense_first: UNROLLED,
     llama4_every_second: BOTH,
     llama4_many_experts: UNROLLED,
+    qwen3_next_cycle: BOTH,
+    qwen3_next_dense_between_tied: UNROLLED,
+    qwen3_next_linear_one_layer: UNROLLED,
+    qwen3_5_dense_cycle_of_three: BOTH,
+    qwen3_5_moe_cycle: UNROLLED,
 }

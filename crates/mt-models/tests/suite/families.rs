@@ -135,6 +135,13 @@ families! {
     llama4_many_experts,
     llama4_one_expert_one_layer,
     llama4_multimodal,
+    qwen3_next_cycle,
+    qwen3_next_dense_between_tied,
+    qwen3_next_linear_one_layer,
+    qwen3_5_dense_cycle_of_three,
+    qwen3_5_dense_irregular_tied,
+    qwen3_5_moe_cycle,
+    qwen3_5_moe_linear_one_layer,
 }
 
 /// All tensors of a directory's weight files: name, type and shape, and bytes.
@@ -182,6 +189,10 @@ fn weights_come_back() {
         ("qwen3_moe_every_second", DType::F32),
         ("llama4_every_second", DType::F32),
         ("llama4_many_experts", DType::F32),
+        ("qwen3_next_cycle", DType::F32),
+        ("qwen3_next_dense_between_tied", DType::F32),
+        ("qwen3_5_dense_irregular_tied", DType::F32),
+        ("qwen3_5_moe_cycle", DType::F32),
         ("olmo3_yarn", DType::F32),
         ("gpt2_two_layers", DType::F32),
     ] {

@@ -101,7 +101,7 @@ pub fn parameters(model: &dyn Model) -> Vec<HostArray> {
             .flat_map(|layer| numbers(seed + 1000 * layer as u64, size))
             .map(|noise| match spec.initializer {
                 Initializer::Ones => 1.0 + 0.3 * noise,
-                Initializer::Zeros | Initializer::Loaded => 0.3 * noise,
+                Initializer::Zeros | Initializer::Loaded | Initializer::LogOfUniform { .. } => 0.3 * noise,
                 Initializer::Normal { deviation } | Initializer::TruncatedNormal { deviation } => {
                     noise * deviation
                 }

@@ -83,6 +83,25 @@ pub const MODELS: &[&[&str]] = &[
         "chunk_attn_window_size=6",
         "temperature_tuning=true",
     ],
+    &[
+        "decoder_block=qwen3_next",
+        "inhomogeneous_layer_cycle_interval=2",
+        "num_experts=4",
+        "num_experts_per_tok=2",
+        "shared_experts=1",
+        "base_moe_mlp_dim=32",
+        "gdn_num_key_heads=2",
+        "gdn_num_value_heads=4",
+        "gdn_key_head_dim=8",
+        "gdn_value_head_dim=8",
+        "gdn_chunk_size=4",
+    ],
+    &[
+        "decoder_block=qwen3_5",
+        "attention_pattern=linear,global",
+        "gdn_num_key_heads=2",
+        "gdn_num_value_heads=2",
+    ],
 ];
 
 /// The logical axes of all arrays that programs of the model place: of parameters, batches and the state of generation,

@@ -13,6 +13,7 @@ mod equivalence;
 mod families;
 mod formats;
 mod harness;
+mod hybrid;
 mod kernels;
 mod length;
 mod logical_axes;

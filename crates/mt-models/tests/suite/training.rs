@@ -189,6 +189,7 @@ const TRAINED: &[&str] = &[
     "mixtral_two_of_five",
     "gpt_oss_two_of_four",
     "llama4_every_second",
+    "qwen3_next_cycle",
     "deepseek3_groups",
 ];
 

@@ -49,6 +49,9 @@ pub struct AttentionOptions {
     pub normalize_rotated: bool,
     /// Whether the two dimensions of a rotated pair are neighbors.
     pub is_interleaved: bool,
+    /// Multiplies each head's output by the sigmoid of a gate. The projection of queries gives each head its query, then
+    /// its gate.
+    pub is_gated: bool,
     /// The blocks of layers that see all earlier keys, or a chunk of them.
     pub blocks: PassBlocks,
     /// The blocks of layers that see a window of keys.
@@ -139,7 +142,7 @@ fn sinks_of_heads<'t>(query: Tensor<'t>, sinks: Option<Tensor<'t>>) -> Tensor<'t
 /// Multi-head attention with groups of query heads that share keys and values (Ainslie et al., 2023).
 #[derive(Clone, Debug, Tree)]
 pub struct Attention<L> {
-    /// `[embed, q_heads, head_dim]`
+    /// `[embed, q_heads, head_dim]`, where gates follow the queries if there are any.
     pub query: Linear<L>,
     /// `[embed, kv_heads, head_dim]`; absent if the layer uses the keys and values of another layer.
     pub key: Option<Linear<L>>,
@@ -283,7 +286,8 @@ impl<'t> Attention<Tensor<'t>> {
             (None, _) => (inputs.shared.expect("a layer without keys is given those of another"), None),
         };
         let heads = self.query.axis(QUERY_HEADS);
-        let query = prepared(self.query.forward(x, &[EMBED]), &self.query_norm, inputs.angles, options);
+        let (query, gate) = self.queries(x, keys_values.value.axis(VALUE_DIM), options);
+        let query = prepared(query, &self.query_norm, inputs.angles, options);
         let query = match inputs.query_factors {
             Some(factors) => (query.cast(DType::F32) * factors).cast(query.dtype()),
             None => query,
@@ -306,11 +310,33 @@ impl<'t> Attention<Tensor<'t>> {
         };
         let placed = if inputs.segments.first_query.is_some() { &CONTEXT_OF_CACHE } else { &CONTEXT };
         let context = context.constrain(placed).named("context").named("attention_out");
+        let context = match gate {
+            Some(gate) => context * gate.sigmoid().split(QUERY_HEADS, &in_groups),
+            None => context,
+        };
         let output =
             self.out.with_split(QUERY_HEADS, &in_groups).forward(context, &[KV_HEADS, GROUP, VALUE_DIM]);
         let output = output.constrain(&OUTPUT).named("out_proj");
         let largest_scores = largest_scores.map(|scores| largest_of_rows(scores, inputs.segments.query));
         Attended { output, keys_values, written, largest_scores }
+    }
+
+    /// The projected queries, and the gates of values with this axis if heads have gates.
+    #[track_caller]
+    fn queries(
+        &self,
+        x: Tensor<'t>,
+        value: Axis,
+        options: &AttentionOptions,
+    ) -> (Tensor<'t>, Option<Tensor<'t>>) {
+        let projected = self.query.forward(x, &[EMBED]);
+        if !options.is_gated {
+            return (projected, None);
+        }
+        let both = projected.axis(HEAD_DIM).size;
+        let width = both - value.size;
+        let gate = projected.slice(HEAD_DIM, width, both).rename(HEAD_DIM, VALUE_DIM);
+        (projected.slice(HEAD_DIM, 0, width), Some(gate.constrain(&QUERY).named("query_proj")))
     }
 
     #[track_caller]

@@ -25,6 +25,7 @@ const OPTIONS: AttentionOptions = AttentionOptions {
     normalize_values: false,
     normalize_rotated: false,
     is_interleaved: false,
+    is_gated: false,
     blocks: PassBlocks::NONE,
     local_blocks: PassBlocks::NONE,
 };

@@ -107,6 +107,7 @@ impl Case {
             normalize_values: false,
             normalize_rotated: false,
             is_interleaved: false,
+            is_gated: false,
             blocks: PassBlocks::NONE,
             local_blocks: PassBlocks::NONE,
         }

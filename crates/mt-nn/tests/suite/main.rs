@@ -8,6 +8,7 @@ mod dropout;
 mod experts;
 mod following;
 mod gate;
+mod gated_delta;
 mod harness;
 mod init;
 mod loss;

@@ -31,6 +31,7 @@ fn options(scale: f64) -> AttentionOptions {
         normalize_values: false,
         normalize_rotated: false,
         is_interleaved: false,
+        is_gated: false,
         blocks: PassBlocks::NONE,
         local_blocks: PassBlocks::NONE,
     }

@@ -83,8 +83,10 @@ impl Part for AttentionConfig {
     fn specs(&self, builder: &SpecBuilder) -> Attention<ParamSpec> {
         let (embed, heads, kv_heads) = (builder.embed, self.query_heads, self.kv_heads);
         let (head_dim, value_dim) = (self.head_dim, self.value_dim);
+        let gate = if self.options.is_gated { value_dim.size } else { 0 };
+        let query_dim = head_dim.with_size(head_dim.size + gate);
         let query =
-            builder.linear(1, [(embed, logical::EMBED), (heads, logical::Q_HEADS), (head_dim, logical::KV)]);
+            builder.linear(1, [(embed, logical::EMBED), (heads, logical::Q_HEADS), (query_dim, logical::KV)]);
         let key_value = |width: Axis| {
             let kernel = builder.linear(
                 1,
@@ -107,7 +109,7 @@ impl Part for AttentionConfig {
             query: builder.with_bias(
                 query,
                 self.input_bias,
-                [(heads, logical::Q_HEADS), (head_dim, logical::KV)],
+                [(heads, logical::Q_HEADS), (query_dim, logical::KV)],
             ),
             key: self.has_keys().then(|| key_value(head_dim)),
             value: (self.values == Values::Own).then(|| key_value(value_dim)),
@@ -205,6 +207,9 @@ impl PartDescription for AttentionConfig {
             dtype,
         };
         let mut made = vec![activation(Some("query_proj"), &[rows, length, heads, width], &QUERY)];
+        if self.options.is_gated {
+            made.push(activation(Some("query_proj"), &[rows, length, heads, value_width], &QUERY));
+        }
         if self.has_keys() {
             let of_keys = [("key_proj", width), ("value_proj", value_width)];
             made.extend(

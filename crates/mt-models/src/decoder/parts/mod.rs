@@ -3,6 +3,7 @@
 
 mod attention;
 mod experts;
+mod gated_delta;
 mod latent_attention;
 mod mlp;
 mod mlp_and_experts;
@@ -15,11 +16,13 @@ use mt_derive::Tree;
 use mt_nn::{
     Mlp, ParamSpec,
     attention::{Attention, LatentAttention},
+    gated_delta::GatedDelta,
 };
 use mt_trace::Tensor;
 
 pub use attention::{AttentionConfig, QueryKeyNorm, Values};
 pub use experts::{ExpertPlacement, ExpertsConfig, Mixture, SharedExperts};
+pub use gated_delta::GatedDeltaConfig;
 pub use latent_attention::LatentAttentionConfig;
 pub use mlp::MlpConfig;
 pub use mlp_and_experts::{MlpAndExperts, MlpAndExpertsConfig};
@@ -142,6 +145,7 @@ parts! {
     Attention: AttentionConfig => Attention,
     #[tree(rename = "latent_attention")]
     Latent: LatentAttentionConfig => LatentAttention,
+    GatedDelta: GatedDeltaConfig => GatedDelta,
     @when(test) Decay: DecayConfig => Decay,
 }
 

@@ -1,0 +1,161 @@
+//! Models with layers of Gated DeltaNet among those with attention.
+
+use mt_ir::Target;
+use mt_models::Model;
+use mt_nn::SequenceOrder;
+use mt_shape::HostArray;
+
+use crate::{
+    context,
+    directory::Directory,
+    harness::{Batch, gradient_program_for, largest_error, logits, model, parameters},
+};
+
+/// Three value heads for each key head, and chunks that divide no length.
+const SMALL: &[&str] = &[
+    "gdn_num_key_heads=2",
+    "gdn_num_value_heads=6",
+    "gdn_key_head_dim=8",
+    "gdn_value_head_dim=4",
+    "gdn_chunk_size=5",
+    "partial_rotary_factor=0.5",
+];
+const NEXT: &[&str] = &[
+    "decoder_block=qwen3_next",
+    "inhomogeneous_layer_cycle_interval=2",
+    "num_experts=4",
+    "num_experts_per_tok=2",
+    "shared_experts=1",
+    "base_moe_mlp_dim=32",
+];
+const DENSE: &[&str] = &["decoder_block=qwen3_5", "attention_pattern=linear,global,linear"];
+const LINEAR: &[&str] = &["decoder_block=qwen3_5", "attention_pattern=linear"];
+
+fn tiny(family: &[&'static str], others: &[&'static str]) -> Box<dyn Model> {
+    model(&[SMALL, family, others].concat())
+}
+
+/// The logits at some tokens of a batch's rows.
+fn rows_of(array: &HostArray, row: usize, places: std::ops::Range<usize>) -> Vec<f64> {
+    let [_, length, vocab] = *array.dims() else { panic!("logits have three dimensions") };
+    array.to_f64()[(row * length + places.start) * vocab..(row * length + places.end) * vocab].to_vec()
+}
+
+#[test]
+fn packed_documents_equal_separate_ones() {
+    let documents = [3, 11, 1, 9];
+    let length = 27;
+    for family in [NEXT, DENSE, LINEAR] {
+        for scan in ["scan_layers=true", "scan_layers=false"] {
+            let model = tiny(family, &[scan]);
+            let parameters = parameters(&*model);
+            let packed = Batch::packed(&[&documents], length, 256);
+            let whole = logits(&*model, &parameters, &packed);
+            let mut start = 0;
+            for size in documents {
+                let mut alone = Batch::whole(1, size, 256);
+                let cut = |index: usize| {
+                    let values =
+                        packed.arrays[index].as_slice::<i32>().unwrap()[start..start + size].to_vec();
+                    HostArray::from_slice(mt_shape::DType::I32, &[1, size], &values).unwrap()
+                };
+                alone.arrays[0] = cut(0);
+                let own = logits(&*model, &parameters, &alone);
+                let error = largest_error(&own.to_f64(), &rows_of(&whole, 0, start..start + size));
+                assert!(error < 1e-4, "{family:?} {scan}: document at {start} differs by {error:e}");
+                start += size;
+            }
+        }
+    }
+}
+
+/// Reference models with several chunks, whose size does not divide the length.
+#[test]
+fn the_size_of_chunks_changes_nothing() {
+    for name in ["qwen3_next_cycle", "qwen3_next_linear_one_layer", "qwen3_5_moe_cycle"] {
+        let directory = Directory::open(name);
+        let expected = directory.golden().array("logits").to_f64();
+        for chunk in ["gdn_chunk_size=1", "gdn_chunk_size=4", "gdn_chunk_size=8"] {
+            let model = directory.model(&[chunk, "scan_layers=true"]);
+            let own = logits(&model, &directory.parameters(&model), &directory.batch());
+            let error = largest_error(&own.to_f64(), &expected);
+            assert!(error < 1e-4, "{name} {chunk}: {error:e}");
+        }
+    }
+}
+
+const FSDP: &[&str] = &["ici_fsdp_parallelism=8"];
+const THREE: &[&str] = &["ici_fsdp_parallelism=2", "ici_tensor_parallelism=2", "ici_expert_parallelism=2"];
+const CONTEXT: &[&str] = &["ici_context_parallelism=4", "ici_fsdp_parallelism=2"];
+
+#[test]
+fn eight_devices_equal_one() {
+    let rows: [&[usize]; 8] = [&[9, 15], &[24], &[5, 7], &[24], &[24], &[1, 23], &[20], &[24]];
+    let batch = Batch::packed(&rows, 24, 256);
+    let meshes = [
+        (FSDP, SequenceOrder::AsRead),
+        (THREE, SequenceOrder::AsRead),
+        (CONTEXT, SequenceOrder::Paired { parts: 4 }),
+    ];
+    for scan in ["scan_layers=true", "scan_layers=false"] {
+        context::check_with(&[SMALL, NEXT, &[scan, "remat_policy=full"]].concat(), &meshes, &batch);
+    }
+}
+
+/// The FLOPs of a step without attention are proportional to the length.
+#[test]
+fn operations_grow_linearly_with_the_length() {
+    let model = tiny(LINEAR, &["gdn_chunk_size=64", "remat_policy=full"]);
+    let products =
+        |length: usize| gradient_program_for(&*model, Target::CPU, 1, length).counts.all_products();
+    let (short, long) = (products(256), products(2048));
+    assert!((long / short / 8.0 - 1.0).abs() < 1e-3, "{long} and {short}");
+    // The formula of the model counts these products, without the chunks that the backward pass computes again and
+    // without inverses.
+    let wide = ["gdn_chunk_size=16", "gdn_key_head_dim=64", "gdn_value_head_dim=64", "remat_policy=none"];
+    let model = tiny(LINEAR, &wide);
+    let counted = gradient_program_for(&*model, Target::CPU, 1, 2048).counts.all_products();
+    let formula = model.flops().training_step(1, 2048);
+    assert!((1.0..1.5).contains(&(counted / formula)), "{counted} instead of {formula}");
+}
+
+/// The names and shapes of MaxText's checkpoints.
+#[test]
+fn checkpoints_have_the_names_of_maxtext() {
+    let model = tiny(NEXT, &["scan_layers=true", "base_num_decoder_layers=4"]);
+    let stored: Vec<(String, Vec<usize>)> = model
+        .storage()
+        .iter()
+        .zip(model.parameters())
+        .map(|(stored, (_, spec))| (stored.key.join("-"), stored.stored_dims(&spec.dims())))
+        .collect();
+    let has = |name: &str, dims: &[usize]| {
+        let found = stored.iter().find(|(key, _)| key == name);
+        assert_eq!(found.map(|(_, dims)| dims.as_slice()), Some(dims), "{name} of {stored:?}");
+    };
+    for (name, dims) in [
+        ("input_layernorm-scale", &[64, 2][..]),
+        ("post_attention_layernorm-scale", &[64, 2]),
+        ("attention-in_proj_qkvz-kernel", &[64, 2, 80]),
+        ("attention-in_proj_ba-kernel", &[64, 2, 12]),
+        ("attention-conv1d-kernel", &[4, 2, 1, 56]),
+        ("attention-A_log", &[6, 2]),
+        ("attention-dt_bias", &[6, 2]),
+        ("attention-norm-rms_norm-scale", &[4, 2]),
+        ("attention-out_proj-kernel", &[24, 2, 64]),
+        ("mlp-routed_experts-gate-kernel", &[64, 2, 4]),
+        ("mlp-routed_experts-wi_0", &[4, 2, 64, 32]),
+        ("mlp-routed_experts-wo", &[4, 2, 32, 64]),
+        ("mlp-shared_expert-wi_0-kernel", &[64, 2, 32]),
+        ("mlp-shared_expert_gate-kernel", &[64, 2, 1]),
+    ] {
+        has(&format!("decoder-layers-layer_0-{name}"), dims);
+    }
+    has("decoder-layers-layer_1-attention-attention-query-kernel", &[64, 2, 4, 32]);
+    has("decoder-layers-layer_1-attention-attention-key_norm-scale", &[16, 2]);
+    let is_kept = |stored: &mt_models::StoredParameter| (stored.scale, stored.offset) == (1.0, 0.0);
+    assert!(model.storage().iter().all(is_kept), "scales are stored as they are");
+    let unrolled = tiny(NEXT, &["scan_layers=false"]);
+    let keys: Vec<String> = unrolled.storage().iter().map(|stored| stored.key.join("-")).collect();
+    assert!(keys.contains(&"decoder-layers_0-attention-in_proj_qkvz-kernel".to_owned()), "{keys:?}");
+}
