@@ -17,7 +17,11 @@ use crate::{
 };
 
 /// The logits of a batch, and the outputs of layers by name.
-fn run(model: &Decoder, parameters: &[HostArray], batch: &Batch) -> (HostArray, Vec<(String, HostArray)>) {
+pub fn run(
+    model: &Decoder,
+    parameters: &[HostArray],
+    batch: &Batch,
+) -> (HostArray, Vec<(String, HostArray)>) {
     let specs = model.parameters();
     let mut names = Vec::new();
     let program = program(&options("taps", std::sync::Arc::new(Placement::single())), |inputs| {
@@ -36,9 +40,10 @@ fn run(model: &Decoder, parameters: &[HostArray], batch: &Batch) -> (HostArray, 
     (logits, names.into_iter().zip(results).collect())
 }
 
+/// Compares logits, and the outputs of all layers, with those of transformers.
 #[track_caller]
-fn check(name: &str) {
-    let directory = Directory::open(name);
+pub fn check(directory: &Directory) {
+    let name = &directory.name;
     let (golden, batch) = (directory.golden(), directory.batch());
     let expected = golden.array("logits").to_f64();
     for scan in directory.scans() {
@@ -68,7 +73,7 @@ macro_rules! families {
         $(
             #[test]
             fn $name() {
-                check(stringify!($name));
+                check(&Directory::open(stringify!($name)));
             }
         )*
     };
