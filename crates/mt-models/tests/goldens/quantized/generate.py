@@ -274,6 +274,8 @@ def write_model(name, config, quantization, is_quantized, encode, loading):
         write(folder / "dense.safetensors", dense)
         written = json.loads((folder / "config.json").read_text()) | dict(quantization_config=quantization)
         assert written["dtype"] == "bfloat16"
+        # transformers derives it from other keys; published files do not have it.
+        written.pop("qk_head_dim", None)
         (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n")
         write(f"{plain}/model.safetensors", {key: value.float() for key, value in (tensors | dense).items()})
         model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, **EAGER).eval()
