@@ -150,6 +150,20 @@ impl WeightsDirectory {
         file.read_at(bytes, tensor.range.start + (elements.start * size) as u64)
     }
 
+    /// Reads bytes of a tensor's elements, of any type, from the byte `start`.
+    ///
+    /// # Errors
+    /// There is no such tensor, it has no such bytes, or the file can no longer be read.
+    pub fn read_bytes_into(&self, name: &str, start: usize, bytes: &mut [u8]) -> Result<()> {
+        let (tensor, file) = self.find(name)?;
+        let end = start + bytes.len();
+        if end as u64 > tensor.num_bytes {
+            let (name, dims, ranges) = (name.to_owned(), tensor.dims.clone(), vec![start..end]);
+            return Err(CheckpointError::OutOfBounds { name, dims, ranges });
+        }
+        file.read_at(bytes, tensor.range.start + start as u64)
+    }
+
     fn find(&self, name: &str) -> Result<(&TensorInfo, &WeightsFile)> {
         let &(tensor, file) =
             self.places.get(name).ok_or_else(|| weights::unknown_tensor(&self.path, name))?;

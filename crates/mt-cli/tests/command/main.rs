@@ -7,6 +7,7 @@ mod configuration;
 mod estimate;
 mod kernels;
 mod models;
+mod quantized;
 
 use std::{path::Path, process::Command};
 

@@ -255,3 +255,24 @@ fn a_published_model_is_tuned() {
     let of = |name| fs::read(sandbox.path(name)).unwrap();
     assert_eq!(of("run.npy"), of("back.npy"));
 }
+
+/// A quantized model is decoded and tuned as one of dense weights.
+#[test]
+fn a_quantized_model_is_decoded_and_tuned() {
+    for name in ["deepseek3_fp8", "gpt_oss_mxfp4", "kimi_k2_int4"] {
+        let sandbox = Sandbox::new();
+        copy(&sandbox, &format!("../quantized/{name}"), true);
+        let short = ["prompt=Hello", "max_target_length=24"];
+        let (answers, _) = decode(&sandbox, &[&["hf_model_path=model"][..], &short].concat());
+        maxtext(
+            &sandbox,
+            &["checkpoint", "export", "hf_model_path=model", "--dtype=float32", "--output", "dense"],
+        )
+        .succeeded();
+        let (same, _) = decode(&sandbox, &[&["hf_model_path=dense"][..], &short].concat());
+        assert_eq!(same, answers, "{name}");
+        tune(&sandbox, "tuned", &["hf_model_path=model", "steps=2"]).succeeded();
+        tune(&sandbox, "dense", &["hf_model_path=dense", "steps=2"]).succeeded();
+        assert_eq!(sandbox.metrics("tuned").losses(), sandbox.metrics("dense").losses(), "{name}");
+    }
+}

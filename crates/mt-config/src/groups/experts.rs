@@ -120,12 +120,7 @@ impl ExpertsGroup {
             (
                 "interleave_moe_layer_step",
                 self.interleave_moe_layer_step > 1,
-                &[
-                    DecoderBlock::Llama4,
-                    DecoderBlock::Envy,
-                    DecoderBlock::Qwen3Moe,
-                    DecoderBlock::Qwen3Next,
-                ],
+                &[DecoderBlock::Llama4, DecoderBlock::Envy, DecoderBlock::Qwen3Moe, DecoderBlock::Qwen3Next],
                 INTERLEAVED_LAYERS,
             ),
         ];

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use super::{
     consolidated,
     fields::{self, Field},
+    quantized::Quantization,
     rope,
 };
 use crate::{ModelError, families::FAMILIES};
@@ -27,7 +28,7 @@ pub fn description_path(directory: &Path) -> PathBuf {
 pub struct HuggingFaceConfig {
     path: PathBuf,
     /// The key of the nested object that holds the values, if they are not those of the file itself.
-    within: Option<&'static str>,
+    within: Option<String>,
     values: Map<String, Value>,
     /// The values of a multimodal model beside those of its text model.
     outside: Map<String, Value>,
@@ -70,12 +71,15 @@ pub(crate) fn settings_in(config: HuggingFaceConfig) -> Result<Settings, ModelEr
         settings.set(key, *value);
     }
     let rows = fields::rows(
-        [fields::REFUSED].into_iter().chain(form.fields.iter().copied()).chain([model_type.fields]),
+        [fields::OF_ALL].into_iter().chain(form.fields.iter().copied()).chain([model_type.fields]),
     );
     for field in &rows {
         field.set(&config, &mut settings)?;
     }
     settings.unread = config.unread(&rows);
+    if let Some(quantization) = Quantization::of(&config)? {
+        settings.unread.extend(quantization.unread);
+    }
     Ok(settings)
 }
 
@@ -127,16 +131,26 @@ impl HuggingFaceConfig {
     }
 
     /// The object under a key of the file, with these values.
-    pub(super) fn nested(&self, key: &'static str, values: Map<String, Value>) -> Self {
-        Self { path: self.path.clone(), within: Some(key), values, outside: Map::new() }
+    pub(super) fn nested(&self, key: &str, values: Map<String, Value>) -> Self {
+        Self { path: self.path.clone(), within: Some(self.full_key(key)), values, outside: Map::new() }
+    }
+
+    /// The values of a key's object that are not `null`.
+    pub(super) fn values(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.values.iter().filter(|(_, value)| !value.is_null()).map(|(key, value)| (key.as_str(), value))
     }
 
     /// The name of a key in messages.
-    fn full_key(&self, key: &str) -> String {
-        self.within.map_or_else(|| key.to_owned(), |within| format!("{within}.{key}"))
+    pub(super) fn full_key(&self, key: &str) -> String {
+        self.within.as_ref().map_or_else(|| key.to_owned(), |within| format!("{within}.{key}"))
     }
 
-    fn wrong(&self, key: &str, value: &Value, expected: &str) -> ModelError {
+    /// The path of the file.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn wrong(&self, key: &str, value: &Value, expected: &str) -> ModelError {
         ModelError::WrongValue {
             path: self.path.clone(),
             key: self.full_key(key),
@@ -145,7 +159,7 @@ impl HuggingFaceConfig {
         }
     }
 
-    fn get<T>(
+    pub(super) fn get<T>(
         &self,
         key: &str,
         expected: &str,

@@ -349,15 +349,9 @@ fn even_head_dim(settings: &Settings) -> Value {
     (size("base_emb_dim") / size("base_num_query_heads").max(1)).into()
 }
 
-/// The fields that every family refuses.
-pub(super) const REFUSED: &[Field] = &[Field::with(
-    &["quantization_config"],
-    |config, _| match config.has("quantization_config") {
-        true => Err(config.unsupported("quantization_config", "loading quantized weights")),
-        false => Ok(()),
-    },
-    |_| None,
-)];
+/// The fields of every family. The code that reads quantized weights reads their description; exported weights are not
+/// quantized.
+pub(super) const OF_ALL: &[Field] = &[Field::silent("quantization_config", |_| None)];
 
 /// Keys of a multimodal model that also concern its text model. They count if the text model has no value of its own.
 pub(super) const OF_THE_WHOLE: &[&str] = &["quantization_config", "tie_word_embeddings"];

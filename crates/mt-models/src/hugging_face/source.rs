@@ -2,16 +2,18 @@
 
 use std::{ops::Range, path::Path};
 
-use mt_checkpoint::WeightsDirectory;
 use mt_shape::{DType, HostArray};
 
-use super::consolidated::{self, ConsolidatedWeights};
+use super::{
+    consolidated::{self, ConsolidatedWeights},
+    quantized::PublishedTensors,
+};
 use crate::StateError;
 
 /// The files of a published model.
 #[derive(Debug)]
 pub(super) enum TensorSource {
-    Safetensors(WeightsDirectory),
+    Safetensors(PublishedTensors),
     Consolidated(ConsolidatedWeights),
 }
 
@@ -28,7 +30,7 @@ impl TensorSource {
         if consolidated::is_at(path) {
             return ConsolidatedWeights::open(path).map(Self::Consolidated);
         }
-        Ok(Self::Safetensors(WeightsDirectory::open(path)?))
+        PublishedTensors::open(path).map(Self::Safetensors)
     }
 
     /// The possible names in the files of a tensor whose usual name is `name`, the most probable one first.
@@ -42,7 +44,7 @@ impl TensorSource {
     /// The names of all tensors in the files.
     pub fn names(&self) -> Vec<&str> {
         match self {
-            Self::Safetensors(directory) => directory.names().collect(),
+            Self::Safetensors(tensors) => tensors.names().collect(),
             Self::Consolidated(weights) => weights.names().collect(),
         }
     }
@@ -50,37 +52,45 @@ impl TensorSource {
     /// The dimensions of a tensor, by a name in the files.
     pub fn dims(&self, name: &str) -> Option<Vec<usize>> {
         match self {
-            Self::Safetensors(directory) => directory.tensor(name).map(|tensor| tensor.dims.clone()),
+            Self::Safetensors(tensors) => tensors.dims(name),
             Self::Consolidated(weights) => weights.dims(name),
         }
     }
 
-    /// The type of a tensor that cannot be read as floating-point numbers. Quantized weights are useless without their
-    /// scales.
+    /// The type of a tensor that cannot be read as floating-point numbers.
     pub fn other_type(&self, name: &str) -> Option<String> {
-        let Self::Safetensors(directory) = self else { return None };
-        let dtype = &directory.tensor(name)?.dtype;
+        let Self::Safetensors(tensors) = self else { return None };
+        let dtype = tensors.dtype(name)?;
         (!dtype.known().is_some_and(DType::is_float)).then(|| dtype.to_string())
+    }
+
+    /// Whether the last two axes of a tensor have the other order when its elements are read.
+    pub fn is_transposed(&self, name: &str) -> bool {
+        match self {
+            Self::Safetensors(tensors) => tensors.is_transposed(name),
+            Self::Consolidated(_) => false,
+        }
     }
 
     /// The element type of a tensor whose file contents have the layout that [`Self::read`] returns; `None` for other
     /// tensors.
     pub fn plain_type(&self, name: &str) -> Option<DType> {
         match self {
-            Self::Safetensors(directory) => directory.tensor(name)?.dtype.known(),
+            Self::Safetensors(tensors) => tensors.dtype(name)?.known(),
             Self::Consolidated(_) => None,
         }
     }
 
-    /// Reads a range of a tensor's elements.
+    /// Reads a range of a tensor's elements, which are whole rows. `buffer` is memory that calls reuse.
     pub fn read_elements_into(
         &self,
         name: &str,
         elements: Range<usize>,
+        buffer: &mut Vec<u8>,
         bytes: &mut [u8],
     ) -> Result<(), StateError> {
         match self {
-            Self::Safetensors(directory) => Ok(directory.read_elements_into(name, elements, bytes)?),
+            Self::Safetensors(tensors) => tensors.read_elements_into(name, elements, buffer, bytes),
             Self::Consolidated(weights) => {
                 let whole = weights.read(name)?;
                 let size = whole.dtype().byte_size();
@@ -93,7 +103,7 @@ impl TensorSource {
     /// Reads a tensor, by a name in the files.
     pub fn read(&self, name: &str) -> Result<HostArray, StateError> {
         match self {
-            Self::Safetensors(directory) => Ok(directory.read(name)?),
+            Self::Safetensors(tensors) => tensors.read(name),
             Self::Consolidated(weights) => weights.read(name),
         }
     }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ops::Range};
 use mt_nn::{LayerPlace, ParamSpec};
 use mt_shape::{DType, HostArray};
 
-use super::transpose::transpose_bytes;
+use super::transpose::{SIDE, transpose_bytes};
 use crate::{
     ForwardPass, ModelError,
     decoder::{Decoder, Parameter},
@@ -70,6 +70,12 @@ impl Lanes {
         }
     }
 
+    /// Whether the groups are so small and so close to each other that reading what lies between them is faster than
+    /// reading each by itself.
+    pub fn is_scattered(self) -> bool {
+        self.group < self.period && self.group < SIDE && self.period <= 8 * self.group
+    }
+
     /// The contiguous ranges of the tensor, in order, for a range of the block's rows or columns.
     pub fn runs(self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
         let mut next = range.start;
@@ -92,6 +98,26 @@ impl FileTensor {
     /// The number of rows of one of the tensor's matrices. A vector is one row.
     pub fn rows(&self) -> usize {
         self.dims.iter().product::<usize>().checked_div(self.blocks * self.columns()).unwrap_or(0)
+    }
+
+    /// The same tensor with rows and columns exchanged in its matrices.
+    #[must_use]
+    pub fn transposed(self) -> Self {
+        let transposed = |part: TensorPart| TensorPart {
+            layout: match part.layout {
+                Layout::Same(axes) => Layout::Transposed(axes),
+                Layout::Transposed(axes) => Layout::Same(axes),
+                Layout::Depthwise => Layout::Depthwise,
+            },
+            rows: part.columns,
+            columns: part.rows,
+            ..part
+        };
+        let mut dims = self.dims;
+        if let [.., rows, columns] = dims.as_mut_slice() {
+            std::mem::swap(rows, columns);
+        }
+        Self { dims, parts: self.parts.into_iter().map(transposed).collect(), ..self }
     }
 }
 

@@ -26,6 +26,7 @@ use crate::{
 /// The files of a model, whose tensors match the parameters of a [`Model`].
 pub struct Weights {
     source: TensorSource,
+    /// The tensors in the order in which their elements are read.
     tensors: Vec<FileTensor>,
     /// The names in the files, which may have other prefixes than the usual ones, by usual name.
     names: HashMap<String, String>,
@@ -74,6 +75,11 @@ impl Weights {
         if !(missing.is_empty() && unused.is_empty() && others.is_empty()) {
             return Err(StateError::OtherTensors { path: path.to_owned(), missing, unused, others });
         }
+        let in_order = |tensor: FileTensor| match source.is_transposed(&names[&tensor.name]) {
+            true => tensor.transposed(),
+            false => tensor,
+        };
+        let tensors = tensors.into_iter().map(in_order).collect();
         Ok(Self { source, tensors, names })
     }
 
@@ -243,35 +249,60 @@ impl Weights {
             return Ok(());
         };
         let elements = |rows: &Range<usize>| (first + rows.start) * columns..(first + rows.end) * columns;
+        let wide = columns * dtype.byte_size();
         let mut place = 0;
-        for run in part.rows.runs(rows.clone()) {
-            if stored == dtype && part.is_in_rows() && part.has_all_columns() {
-                let row = columns * dtype.byte_size();
-                let made = &mut made[place * row..][..run.len() * row];
-                self.source.read_elements_into(name, elements(&run), made)?;
+        if stored == dtype && part.is_in_rows() && part.has_all_columns() && !part.rows.is_scattered() {
+            for run in part.rows.runs(rows.clone()) {
+                let made = &mut made[place * wide..][..run.len() * wide];
+                self.source.read_elements_into(name, elements(&run), &mut buffers.codes, made)?;
                 place += run.len();
+            }
+            return Ok(());
+        }
+        // Rows are read in the same portions in which they are converted and transposed, so that they are still in the
+        // processor's cache and no tensor is in memory in both types.
+        for runs in portions(part, rows.clone()) {
+            let (Some(start), Some(end)) =
+                (runs.first().map(|run| run.start), runs.last().map(|run| run.end))
+            else {
                 continue;
-            }
-            // Rows are read in the same portions in which they are converted and transposed, so that they are still in
-            // the processor's cache and no tensor is in memory in both types.
-            for start in run.clone().step_by(SIDE) {
-                let some = start..run.end.min(start + SIDE);
-                let wide = columns * dtype.byte_size();
-                let Buffers { read, narrow } = buffers;
-                if stored == dtype {
-                    read.resize(some.len() * wide, 0);
-                    self.source.read_elements_into(name, elements(&some), read)?;
-                    part.write_rows(read, place, dtype, wide, narrow, made);
-                } else {
-                    let mut read = HostArray::zeros(stored, &[some.len(), columns]);
-                    self.source.read_elements_into(name, elements(&some), read.bytes_mut())?;
-                    part.write_rows(converted(read, dtype).bytes(), place, dtype, wide, narrow, made);
+            };
+            let some = start..end;
+            let Buffers { read, narrow, codes, chosen } = buffers;
+            let array;
+            let mut bytes: &[u8] = if stored == dtype {
+                read.resize(some.len() * wide, 0);
+                self.source.read_elements_into(name, elements(&some), codes, read)?;
+                read
+            } else {
+                let mut read = HostArray::zeros(stored, &[some.len(), columns]);
+                self.source.read_elements_into(name, elements(&some), codes, read.bytes_mut())?;
+                array = converted(read, dtype);
+                array.bytes()
+            };
+            if runs.len() > 1 {
+                chosen.clear();
+                for run in &runs {
+                    chosen.extend_from_slice(&bytes[(run.start - start) * wide..][..run.len() * wide]);
                 }
-                place += some.len();
+                bytes = chosen;
             }
+            part.write_rows(bytes, place, dtype, wide, narrow, made);
+            place += runs.iter().map(ExactSizeIterator::len).sum::<usize>();
         }
         Ok(())
     }
+}
+
+/// The ranges of a tensor's rows that hold a range of a block's rows, in portions that are read at once.
+fn portions(part: &TensorPart, rows: Range<usize>) -> Vec<Vec<Range<usize>>> {
+    let starts = |range: &Range<usize>| range.clone().step_by(SIDE);
+    let from = |range: &Range<usize>, start: usize| start..range.end.min(start + SIDE);
+    if part.rows.is_scattered() {
+        return starts(&rows).map(|start| part.rows.runs(from(&rows, start)).collect()).collect();
+    }
+    let runs = part.rows.runs(rows);
+    runs.flat_map(|run| starts(&run).map(|start| vec![from(&run, start)]).collect::<Vec<_>>()).collect()
 }
 
 /// A tensor with one of its parts.
@@ -326,6 +357,10 @@ fn pieces<'a>(
 struct Buffers {
     read: Vec<u8>,
     narrow: Vec<u8>,
+    /// Codes and scales of quantized weights.
+    codes: Vec<u8>,
+    /// Rows of a part, taken out of those of several parts.
+    chosen: Vec<u8>,
 }
 
 /// Reads the given ranges of a parameter.

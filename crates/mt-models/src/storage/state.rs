@@ -29,6 +29,11 @@ pub enum StateError {
         listed("of another shape or type", others)
     )]
     OtherTensors { path: PathBuf, missing: Vec<String>, unused: Vec<String>, others: Vec<String> },
+    #[error(
+        "tensor `{name}` of `{}` {problem}\nhint: download the directory again; `quantization_config` in `config.json` determines the tensors of quantized weights, and `maxtext checkpoint inspect` lists them",
+        file.display()
+    )]
+    Quantized { name: String, file: PathBuf, problem: String },
 }
 
 /// The first few names, and the number of further ones.
@@ -48,7 +53,7 @@ impl StateError {
         match self {
             Self::Checkpoint(error) => error.is_user_error(),
             Self::Runtime(error) => error.is_user_error(),
-            Self::Model(_) | Self::OtherTensors { .. } => true,
+            Self::Model(_) | Self::OtherTensors { .. } | Self::Quantized { .. } => true,
         }
     }
 }

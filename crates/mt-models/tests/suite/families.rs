@@ -40,9 +40,10 @@ pub fn taps_of(
     (logits, names.into_iter().zip(results).collect())
 }
 
+/// Compares logits, and the outputs of all layers, with those of transformers.
 #[track_caller]
-fn check(name: &str) {
-    let directory = Directory::open(name);
+pub fn check(directory: &Directory) {
+    let name = &directory.name;
     let (golden, batch) = (directory.golden(), directory.batch());
     let expected = golden.array("logits").to_f64();
     for scan in directory.scans() {
@@ -72,7 +73,7 @@ macro_rules! families {
         $(
             #[test]
             fn $name() {
-                check(stringify!($name));
+                check(&Directory::open(stringify!($name)));
             }
         )*
     };

@@ -19,6 +19,7 @@ mod length;
 mod logical_axes;
 mod lookups;
 mod placement;
+mod quantized;
 mod reference;
 mod remat;
 mod saved;

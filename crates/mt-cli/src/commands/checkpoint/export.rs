@@ -57,6 +57,12 @@ pub fn run(command: Export) -> Result<(), Failure> {
     describe(&source, &load.model, dtype, &mut files)?;
     let loaded = load_model(&load, &mut say_installation)?;
     report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
+    if let Some(quantized) = source.quantization() {
+        eprintln!(
+            "note: the weights are written dense, in {dtype}, without `quantization_config` (`{}`)",
+            quantized.method
+        );
+    }
     // The weights are written last: a directory without weights is not mistaken for a complete model.
     files.write(directory)?;
     let options = WeightsOptions { shard_bytes: command.shard_size, ..WeightsOptions::default() };
@@ -174,7 +180,7 @@ fn describe(source: &Source, group: &ModelGroup, dtype: DType, files: &mut Files
     Ok(())
 }
 
-/// The published `config.json` with the written element type. For a multimodal model, only the text model's weights are
+/// The published `config.json` with the written element type, which is not quantized. For a multimodal model, only the text model's weights are
 /// written, so the result is the configuration of the text model.
 fn updated_config(path: &Path, made: &Map<String, Value>) -> Result<Map<String, Value>, Failure> {
     let unreadable = |reason: String| Failure::user(format!("cannot read `{}`: {reason}", path.display()));
@@ -193,6 +199,7 @@ fn updated_config(path: &Path, made: &Map<String, Value>) -> Result<Map<String, 
         inner.entry("model_type").or_insert_with(|| made["model_type"].clone());
         config = inner;
     }
+    config.remove("quantization_config");
     let is_older = config.contains_key("torch_dtype") && !config.contains_key("dtype");
     let key = if is_older { "torch_dtype" } else { "dtype" };
     config.insert(key.into(), made["dtype"].clone());

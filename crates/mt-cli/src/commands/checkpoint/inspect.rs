@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use mt_checkpoint::{ListedTensor, Listing, SourceKind, Totals, WeightsSource};
+use mt_models::hugging_face::quantization_of;
 use serde_json::{Map, Value, json};
 
 use super::table::{Align, by_name, bytes, counted, elements, lines};
@@ -18,6 +19,11 @@ pub fn run(arguments: &Inspect) -> Result<(), Failure> {
         return print(&format!("{:#}", object(&listing)));
     }
     print(&text(&listing))
+}
+
+/// The method of quantization of the listed weights. A description that cannot be read is not the concern of a list.
+fn quantization(listing: &Listing) -> Option<&'static str> {
+    quantization_of(&listing.path).ok().flatten().map(|quantized| quantized.method)
 }
 
 /// The name of a source's format.
@@ -49,7 +55,9 @@ pub fn tensor_object(tensor: &ListedTensor) -> Value {
 fn text(listing: &Listing) -> String {
     let step = listing.step.map_or_else(String::new, |step| format!(", step {step}"));
     let kind = kind_name(listing.kind);
-    let mut text = vec![format!("{} ({kind}{step})", listing.path.display()), String::new()];
+    let quantized =
+        quantization(listing).map_or_else(String::new, |method| format!(", quantized: `{method}`"));
+    let mut text = vec![format!("{} ({kind}{step}{quantized})", listing.path.display()), String::new()];
     let heading = ["name", "dtype", "shape", "size"].map(str::to_owned).to_vec();
     let rows = listing.tensors.iter().map(|tensor| {
         vec![tensor.name.clone(), tensor.dtype.to_string(), shape(tensor), bytes(tensor.bytes)]
@@ -108,6 +116,7 @@ fn object(listing: &Listing) -> Value {
         "path": listing.path.display().to_string(),
         "kind": kind_name(listing.kind),
         "step": listing.step,
+        "quantization": quantization(listing),
         "tensors": listing.tensors.iter().map(tensor_object).collect::<Vec<_>>(),
         "total": of(listing.totals()),
         "by_dtype": by_dtype.collect::<Map<String, Value>>(),

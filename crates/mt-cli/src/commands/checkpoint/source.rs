@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use mt_checkpoint::{ElementType, WeightsSource};
 use mt_config::{CheckpointGroup, Config, Request, run_directory_of};
+use mt_models::hugging_face::{Quantized, quantization_of};
 use mt_shape::DType;
 
 use crate::{
@@ -66,8 +67,22 @@ impl Source {
         Ok(Self { config, path, kind, given })
     }
 
-    /// The element type of most stored weights, or `f32` if it cannot be exported.
+    /// The quantization of a published model's weights.
+    pub fn quantization(&self) -> Option<Quantized> {
+        let Kind::Published(directory) = &self.kind else { return None };
+        // An error is reported where the weights are loaded.
+        quantization_of(directory).ok().flatten()
+    }
+
+    /// The element type of most stored weights, or `f32` if it cannot be exported. If the weights are quantized, this is
+    /// the type that `config.json` states.
     pub fn dtype(&self) -> DType {
+        if let Some(quantized) = self.quantization() {
+            return match quantized.dtype {
+                Some(dtype @ (DType::F32 | DType::F16)) => dtype,
+                _ => DType::BF16,
+            };
+        }
         // If the newest step is damaged, loading reports that and falls back to an older one.
         let listing = WeightsSource::open(&self.path).and_then(|source| source.listing());
         let types = listing.map(|mut listing| {

@@ -437,8 +437,6 @@ def llama4():
 
 
 
-WITH_GRADIENTS = {"llama_six_on_two", "gemma2_even", "qwen3_untied", "mixtral_two_of_five", "gpt_oss_two_of_four", "deepseek3_groups", "llama4_every_second"}
-
 
 def linear_heads(key, value, key_dim, value_dim, kernel):
     return dict(
@@ -497,7 +495,7 @@ def qwen3_5():
 
 
 FAMILIES = [llama, mistral, gemma, gemma2, gemma3, gemma4, gemma4_moe, gemma4_small, wrapped, qwen2, qwen3, olmo3, gpt2, mixtral, qwen3_moe, gpt_oss, deepseek, llama4, qwen3_next, qwen3_5]
-WITH_GRADIENTS = {"llama_six_on_two", "gemma2_even", "qwen3_untied", "mixtral_two_of_five", "gpt_oss_two_of_four", "deepseek3_groups", "qwen3_next_cycle"}
+WITH_GRADIENTS = {"llama_six_on_two", "gemma2_even", "qwen3_untied", "mixtral_two_of_five", "gpt_oss_two_of_four", "deepseek3_groups", "llama4_every_second", "qwen3_next_cycle"}
 # Keys that older releases did not write.
 ABSENT = {"layer_types", "per_layer_config", "_sliding_window_pattern"}
 # Added to the seeds of models whose logits would be far from exact in f32: a head's output is normalized, however small.
