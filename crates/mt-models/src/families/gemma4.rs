@@ -186,7 +186,11 @@ const FIELDS: &[Field] = &[
             settings.set("global_head_dim", own.or(named).unwrap_or(default));
             Ok(())
         },
-        |model| Some(model.group.layers.global_head_dim).filter(|size| *size > 0).map(Value::from),
+        |model| {
+            // Without the key, the width would be transformers' default.
+            let own = Some(model.group.layers.global_head_dim).filter(|size| *size > 0);
+            Some(own.unwrap_or(model.group.head_dim).into())
+        },
     ),
     Field::new("attention_k_eq_v", "share_kv_projections", Kind::Boolean, |model| {
         Some(model.group.layers.share_kv_projections.into())

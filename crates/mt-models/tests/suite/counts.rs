@@ -102,6 +102,19 @@ fn mixtures_have_the_published_number_of_weights() {
     assert!(wrong.is_empty(), "{}", wrong.join("; "));
 }
 
+#[test]
+fn named_mixtures_are_built() {
+    let of_envy = ["envy-test", "envy-switch-base", "envy-switch-large", "envy-switch-xxl"];
+    for name in WITH_EXPERTS.iter().map(|(name, ..)| *name).chain(of_envy) {
+        let arguments = vec![format!("model_name={name}"), "dataset_type=synthetic".to_owned()];
+        let config = Config::resolve(&Request { arguments, ..Request::default() }).unwrap();
+        let missing: Vec<String> = config.missing_features().iter().map(ToString::to_string).collect();
+        assert!(missing.is_empty(), "{name}: {missing:?}");
+        let model = build_decoder(&ModelGroup::from_config(&config).unwrap()).unwrap();
+        assert!(model.num_active_parameters() < model.num_parameters(), "{name}");
+    }
+}
+
 /// Parameter counts of models with embedding tables for each layer, in billions with two digits: those of the text
 /// model, and those without the tables. The models are named after the latter.
 const WITH_TABLES: &[(&str, f64, f64)] = &[("gemma4-e2b", 4.6, 2.3), ("gemma4-e4b", 7.5, 4.6)];

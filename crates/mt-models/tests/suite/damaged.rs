@@ -113,7 +113,6 @@ fn configurations_that_cannot_be_used_name_file_and_key() {
             json!({"full_attention": {"rope_type": "linear", "factor": 2.0}, "sliding_attention": {}}),
             &["`rope_parameters`", "scaling the rotary embeddings"],
         ),
-        ("gemma4_dense_one_layer", "enable_moe_block", json!(true), &["`enable_moe_block`", "experts"]),
         (
             "gemma3_cycle_of_six",
             "use_bidirectional_attention",
@@ -136,6 +135,26 @@ fn configurations_that_cannot_be_used_name_file_and_key() {
         ("gpt2_two_layers", "scale_attn_weights", json!(false), &["`scale_attn_weights`"]),
         ("qwen3_tied", "quantization_config", json!({"bits": 4}), &["no `quantization_config.quant_method`"]),
     ];
+    check_values(cases);
+}
+
+#[test]
+fn mixtures_that_cannot_be_used_name_file_and_key() {
+    check_values(&[
+        ("gemma4_dense_one_layer", "enable_moe_block", json!(true), &["no `num_experts`"]),
+        ("gemma4_moe_all_chosen", "num_experts", json!(1), &["`num_experts`", "a single expert"]),
+        ("gemma4_small_double_wide", "enable_moe_block", json!(true), &["no `num_experts`"]),
+        ("qwen3_moe_dense_first", "mlp_only_layers", json!([1]), &["`mlp_only_layers`", "irregular layers"]),
+        ("llama4_every_second", "moe_layers", json!([0, 1, 4]), &["`moe_layers`", "irregular layers"]),
+        ("llama4_every_second", "no_rope_layers", json!([0, 1, 0, 1, 1]), &["`no_rope_layers`", "irregular"]),
+        ("llama4_every_second", "layer_types", json!(["chunked_attention"]), &["`layer_types`", "chunks"]),
+        ("llama4_every_second", "attention_chunk_size", Value::Null, &["no `attention_chunk_size`"]),
+    ]);
+}
+
+/// Checks the messages about models with these values of keys.
+#[track_caller]
+fn check_values(cases: &[(&str, &str, Value, &[&str])]) {
     for (name, key, value, parts) in cases {
         let said = message(name, |config| drop(config.insert((*key).to_owned(), value.clone())), |_| {});
         assert_says(&said, &[&["config.json"], *parts].concat());
