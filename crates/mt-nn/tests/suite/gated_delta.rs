@@ -104,13 +104,15 @@ fn recurrence(sizes: DeltaSizes, arguments: &[Argument], segments: &[&[i32]]) ->
                         document = *segment;
                     }
                     state.iter_mut().flatten().for_each(|element| *element *= decay);
-                    for column in 0..value_width {
-                        let known: f64 = (0..width).map(|row| state[row][column] * key[row]).sum();
-                        for row in 0..width {
-                            state[row][column] += key[row] * strength * (written[column] - known);
+                    for (column, written) in written.iter().enumerate() {
+                        let read = |with: &[f64], state: &[Vec<f64>]| -> f64 {
+                            state.iter().zip(with).map(|(row, with)| row[column] * with).sum()
+                        };
+                        let added = strength * (written - read(&key, &state));
+                        for (row, key) in state.iter_mut().zip(&key) {
+                            row[column] += key * added;
                         }
-                        let recalled: f64 = (0..width).map(|row| state[row][column] * query[row]).sum();
-                        output[of_head * value_width + column] = recalled / (width as f64).sqrt();
+                        output[of_head * value_width + column] = read(&query, &state) / (width as f64).sqrt();
                     }
                 }
                 for (place, row_of_state) in state.iter().enumerate() {
