@@ -373,7 +373,8 @@ fn a_state_continues_each_row() {
                 let (_, mut state) = layer(&t[..8], t[8], Some(state), &options);
                 // Tokens one at a time, except the last two.
                 let mut outputs = Vec::new();
-                let steps = (0..rest - 2).map(|place| place..place + 1).chain([rest - 2..rest]);
+                let steps =
+                    (0..rest - 2).map(|place| place..place + 1).chain(std::iter::once(rest - 2..rest));
                 for step in steps {
                     let mut own = t[..8].to_vec();
                     own[0] = t[9].slice(POSITION, step.start, step.end);
