@@ -3,7 +3,7 @@
 use mt_ir::Target;
 use mt_models::Model;
 use mt_nn::SequenceOrder;
-use mt_shape::HostArray;
+use mt_shape::{DType, HostArray};
 
 use crate::{
     context,
@@ -54,12 +54,8 @@ fn packed_documents_equal_separate_ones() {
             let mut start = 0;
             for size in documents {
                 let mut alone = Batch::whole(1, size, 256);
-                let cut = |index: usize| {
-                    let values =
-                        packed.arrays[index].as_slice::<i32>().unwrap()[start..start + size].to_vec();
-                    HostArray::from_slice(mt_shape::DType::I32, &[1, size], &values).unwrap()
-                };
-                alone.arrays[0] = cut(0);
+                let tokens = &packed.arrays[0].as_slice::<i32>().unwrap()[start..start + size];
+                alone.arrays[0] = HostArray::from_slice(DType::I32, &[1, size], tokens).unwrap();
                 let own = logits(&*model, &parameters, &alone);
                 let error = largest_error(&own.to_f64(), &rows_of(&whole, 0, start..start + size));
                 assert!(error < 1e-4, "{family:?} {scan}: document at {start} differs by {error:e}");

@@ -60,7 +60,7 @@ fn inverse<'t>(lower: Tensor<'t>) -> Tensor<'t> {
     if filler == 0 { made } else { made.slice(POSITION, 0, size).slice(KV_POSITION, 0, size) }
 }
 
-/// The inverses of `[block, …, position, kv_position]`, whose size can be halved so many times.
+/// The inverses of `[block, …, position, kv_position]`, whose size can be halved `halvings` times.
 #[track_caller]
 fn inverse_of_blocks(lower: Tensor<'_>, halvings: usize) -> Tensor<'_> {
     if halvings == 0 {

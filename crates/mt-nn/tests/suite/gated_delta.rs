@@ -104,13 +104,15 @@ fn recurrence(sizes: DeltaSizes, arguments: &[Argument], segments: &[&[i32]]) ->
                         document = *segment;
                     }
                     state.iter_mut().flatten().for_each(|element| *element *= decay);
-                    for column in 0..value_width {
-                        let known: f64 = (0..width).map(|row| state[row][column] * key[row]).sum();
-                        for row in 0..width {
-                            state[row][column] += key[row] * strength * (written[column] - known);
+                    for (column, written) in written.iter().enumerate() {
+                        let read = |with: &[f64], state: &[Vec<f64>]| -> f64 {
+                            state.iter().zip(with).map(|(row, with)| row[column] * with).sum()
+                        };
+                        let added = strength * (written - read(&key, &state));
+                        for (row, key) in state.iter_mut().zip(&key) {
+                            row[column] += key * added;
                         }
-                        let recalled: f64 = (0..width).map(|row| state[row][column] * query[row]).sum();
-                        output[of_head * value_width + column] = recalled / (width as f64).sqrt();
+                        output[of_head * value_width + column] = read(&query, &state) / (width as f64).sqrt();
                     }
                 }
                 for (place, row_of_state) in state.iter().enumerate() {
@@ -371,7 +373,8 @@ fn a_state_continues_each_row() {
                 let (_, mut state) = layer(&t[..8], t[8], Some(state), &options);
                 // Tokens one at a time, except the last two.
                 let mut outputs = Vec::new();
-                let steps = (0..rest - 2).map(|place| place..place + 1).chain([rest - 2..rest]);
+                let steps =
+                    (0..rest - 2).map(|place| place..place + 1).chain(std::iter::once(rest - 2..rest));
                 for step in steps {
                     let mut own = t[..8].to_vec();
                     own[0] = t[9].slice(POSITION, step.start, step.end);
