@@ -100,7 +100,7 @@ impl PackedGroup {
         };
         let mut found: Option<(Closeness, &Self)> = None;
         for group in groups {
-            // Of groups that describe it as closely, the first one counts.
+            // The first of several equally close groups counts.
             if let Some(closeness) = closeness(group)
                 && found.is_none_or(|(other, _)| closeness > other)
             {
