@@ -52,8 +52,8 @@ pub enum ModelError {
     MissingValue { path: PathBuf, key: String },
     #[error("`{key}` of `{path}` is `{value}`, but {feature} is not built yet")]
     NotBuilt { path: PathBuf, key: String, value: String, feature: String },
-    #[error("`{key}` of `{path}` is `{value}`, but {feature} is not built yet\nhint: {hint}")]
-    Quantization { path: PathBuf, key: String, value: String, feature: String, hint: String },
+    #[error("`{key}` of `{path}` is {problem}\nhint: {hint}")]
+    Quantization { path: PathBuf, key: String, problem: String, hint: String },
     #[error(
         "this `decoder_block` has no Hugging Face format\nhint: only families with published models can be read from and written to Hugging Face directories"
     )]

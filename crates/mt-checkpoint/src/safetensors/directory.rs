@@ -156,10 +156,13 @@ impl WeightsDirectory {
     /// There is no such tensor, it has no such bytes, or the file can no longer be read.
     pub fn read_bytes_into(&self, name: &str, start: usize, bytes: &mut [u8]) -> Result<()> {
         let (tensor, file) = self.find(name)?;
-        let end = start + bytes.len();
-        if end as u64 > tensor.num_bytes {
-            let (name, dims, ranges) = (name.to_owned(), tensor.dims.clone(), vec![start..end]);
-            return Err(CheckpointError::OutOfBounds { name, dims, ranges });
+        let range = start..start + bytes.len();
+        if range.end as u64 > tensor.num_bytes {
+            return Err(CheckpointError::OutOfBounds {
+                name: name.to_owned(),
+                dims: tensor.dims.clone(),
+                ranges: vec![range],
+            });
         }
         file.read_at(bytes, tensor.range.start + start as u64)
     }

@@ -100,7 +100,7 @@ impl PackedGroup {
         };
         let mut found: Option<(Closeness, &Self)> = None;
         for group in groups {
-            // Of groups that describe it as closely, the first one counts.
+            // The first of several equally close groups counts.
             if let Some(closeness) = closeness(group)
                 && found.is_none_or(|(other, _)| closeness > other)
             {
@@ -308,13 +308,9 @@ fn none(own: &HuggingFaceConfig, key: &str, feature: &str) -> Result<(), ModelEr
 }
 
 fn refused(own: &HuggingFaceConfig, key: &str, feature: &str, hint: String) -> ModelError {
-    ModelError::Quantization {
-        path: own.path().to_owned(),
-        key: own.full_key(key),
-        value: own.value(key).map(Value::to_string).unwrap_or_default(),
-        feature: feature.to_owned(),
-        hint,
-    }
+    let value = own.value(key).map(Value::to_string).unwrap_or_default();
+    let problem = format!("`{value}`, but {feature} is not built yet");
+    ModelError::Quantization { path: own.path().to_owned(), key: own.full_key(key), problem, hint }
 }
 
 /// The keys that are not among the known ones.

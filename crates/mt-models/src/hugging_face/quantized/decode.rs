@@ -8,11 +8,11 @@ use mt_shape::Float8;
 /// The form of a weight's codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codes {
-    /// Numbers of 8 bits; each block of so many rows and columns has a scale.
+    /// Numbers of 8 bits. `block` is the number of rows and of columns that share a scale.
     Fp8 { block: [usize; 2] },
     /// Numbers of 4 bits; each 32 adjacent columns have a scale.
     Mxfp4,
-    /// Integers of 4 bits; each group of so many adjacent columns has a scale.
+    /// Integers of 4 bits. `group` is the number of adjacent columns that share a scale.
     Int4 { group: usize },
 }
 
