@@ -18,7 +18,7 @@ pub enum LayerOutput {
     /// The mean, the standard deviation and the share of zeros of the residual stream behind the layer: `f32` scalars
     /// without a gradient.
     Statistics,
-    /// What the experts of a part received: `f32` sums over the tokens of the call, without a gradient.
+    /// The loads of a part's experts: `f32` sums over the tokens of the call, without a gradient.
     ExpertLoads,
     /// An auxiliary loss of a part, named after its metric: an `f32` scalar of the whole call, not a sum over its
     /// tokens.

@@ -186,6 +186,23 @@ impl DecoderConfig {
         self.embedding.by_product && indices.region().target() == Target::Accelerator
     }
 
+    /// The angles of each rotary embedding, for sequences of up to `length` tokens.
+    fn angles<'t>(&self, positions: Tensor<'t>, length: usize) -> Vec<(RotaryOptions, RotaryAngles<'t>)> {
+        let mut angles: Vec<(RotaryOptions, RotaryAngles<'t>)> = Vec::new();
+        for options in self.layers.iter().flat_map(LayerConfig::parts).filter_map(|part| part.rotary()) {
+            if angles.iter().all(|(known, _)| known != options) {
+                let scaling = match self.dynamic_ntk {
+                    Some((factor, original)) => RotaryScaling::dynamic_ntk(factor, original, length),
+                    None => options.scaling,
+                };
+                let rotary = Rotary::new(&RotaryOptions { scaling, ..*options });
+                angles.push((*options, rotary.angles(positions)));
+            }
+        }
+        angles
+    }
+
+    /// The vectors of tokens.
     fn embedded<'t>(&self, table: &Embedding<Tensor<'t>>, tokens: Tensor<'t>) -> Tensor<'t> {
         let looked_up = match self.looks_up_by_product(tokens) {
             true => table.lookup_by_product(tokens, self.dtype),
@@ -255,17 +272,7 @@ impl ForwardPass for Decoder {
             _ => Segments::within(tokens.segmentation, tokens.order),
         };
         let length = forward.state.as_ref().map_or(tokens.tokens.axis(POSITION).size, |state| state.slots);
-        let mut angles: Vec<(RotaryOptions, RotaryAngles<'t>)> = Vec::new();
-        for options in config.layers.iter().flat_map(LayerConfig::parts).filter_map(|part| part.rotary()) {
-            if angles.iter().all(|(known, _)| known != options) {
-                let scaling = match config.dynamic_ntk {
-                    Some((factor, original)) => RotaryScaling::dynamic_ntk(factor, original, length),
-                    None => options.scaling,
-                };
-                let rotary = Rotary::new(&RotaryOptions { scaling, ..*options });
-                angles.push((*options, rotary.angles(tokens.positions)));
-            }
-        }
+        let angles = config.angles(tokens.positions, length);
         let mut x = config.embedded(&model.token_embedder, tokens.tokens);
         let added = match (config.embedding.positions, &model.positions) {
             (Positions::Sinusoidal, _) => Some(

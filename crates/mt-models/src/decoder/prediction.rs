@@ -17,9 +17,9 @@ use crate::OfLayers;
 /// A module that predicts one token further than the module before it, or than the decoder.
 #[derive(Clone, Debug, Tree)]
 pub struct PredictionModule<L> {
-    /// Of the embedding of the token before the predicted one.
+    /// Normalizes the embedding of the token before the predicted one.
     pub embedding_norm: Norm<L>,
-    /// Of the residual stream of the module before this one, or of the last layer.
+    /// Normalizes the residual stream of the module before this one, or of the last layer.
     pub hidden_norm: Norm<L>,
     /// `[both, embed]`. The inputs are both norms' outputs, the embedding's first.
     pub projection: Linear<L>,

@@ -92,7 +92,7 @@ impl<'t> BoundModel<'_, 't> {
         let forward = Forward {
             dropout: self.dropout,
             layer_outputs: if self.is_differentiated { self.usage.layer_outputs() } else { Vec::new() },
-            // What an objective does not use is removed from the program.
+            // Outputs that an objective does not use are removed from the program.
             predictions: true,
             layers_in: self.usage.layers_in,
             ..Forward::default()

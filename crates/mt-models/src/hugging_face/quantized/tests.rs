@@ -307,6 +307,7 @@ fn transposed_tensors_give_the_same_blocks() {
         layout: Layout::Same(1),
         rows: Lanes { count: 3, offset: 0, group: 3, period: 3 },
         columns: Lanes { count: 2, offset: parameter, group: 1, period: 2 },
+        portion: None,
     };
     let tensor =
         FileTensor { name: "x".to_owned(), dims: vec![2, 3, 4], blocks: 2, parts: vec![part(0), part(1)] };
