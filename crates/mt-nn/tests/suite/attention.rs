@@ -125,6 +125,12 @@ fn check(case: Case, dtype: DType, options: AttentionOptions, sinks: Sinks, tole
     let blockwise = case.run(dtype, &options, sinks, false);
     for ((part, dense), blockwise) in PARTS.iter().zip(&dense).zip(&blockwise) {
         assert!(blockwise.to_f64().iter().all(|value| value.is_finite()), "{part}");
+        if dense.to_f64().iter().all(|value| *value == 0.0) {
+            // A query with one key has no gradient; on some processors rounding leaves a trace of its two terms.
+            let largest = blockwise.to_f64().iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
+            assert!(largest <= tolerance, "{part}: {largest:e}, not 0");
+            continue;
+        }
         assert_close(part, blockwise, dense, tolerance);
     }
     let sinks_gradient = blockwise[4].to_f64();
