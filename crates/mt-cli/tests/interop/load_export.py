@@ -67,6 +67,11 @@ for directory, golden in zip(sys.argv[1::2], sys.argv[2::2]):
     except Exception as error:  # One directory that cannot be loaded does not hide the others.
         report[directory] = {"error": None, "complaints": [repr(error)]}
         continue
+    original = os.path.dirname(golden)
+    if complaints and os.path.exists(os.path.join(original, "config.json")):
+        # Some published values, such as Llama 4's equal factors of frequencies, are complained about in the original, too.
+        known = load(original)[1]
+        complaints = [complaint for complaint in complaints if complaint not in known]
     tokens, expected = reference(golden)
     with torch.no_grad():
         logits = model(tokens, use_cache=False).logits.float()

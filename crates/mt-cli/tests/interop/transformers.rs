@@ -26,11 +26,14 @@ fn check(pairs: &[(PathBuf, PathBuf)]) {
     let report = python::python(TRANSFORMERS, "load_export.py", &arguments);
     let report: BTreeMap<String, Value> = serde_json::from_str(&report).unwrap();
     assert_eq!(report.len(), pairs.len());
+    let mut problems = Vec::new();
     for (directory, found) in report {
-        assert_eq!(found["complaints"], serde_json::json!([]), "{directory}");
-        let error = found["error"].as_f64().unwrap();
-        assert!(error <= 1e-4, "{directory}: logits differ by {error:e} deviations");
+        match found["error"].as_f64() {
+            Some(error) if error <= 1e-4 && found["complaints"] == serde_json::json!([]) => {}
+            _ => problems.push(format!("{directory}: {found}")),
+        }
     }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
 /// Exports every reference model with its own description and, from one of our checkpoints, with a generated one.
