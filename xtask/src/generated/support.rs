@@ -138,7 +138,7 @@ mod tests {
     fn refused_choices_are_not_said_to_work() {
         let rows = part();
         assert!(
-            rows.contains("`qwen3_moe`, `qwen3_next`, `qwen3_5`, `simple`, `simple_mlp` | `deepseek4`, "),
+            rows.contains("`envy`, `qwen3_next`, `qwen3_5`, `simple`, `simple_mlp` | `deepseek4`, "),
             "{rows}"
         );
         // The default of a key that is refused as a whole counts as built.
