@@ -409,7 +409,7 @@ fn chain(dtype: DType, size: usize, length: usize) -> Program {
 
 /// Whether Linux lists instructions that multiply `bf16` among the processor's features.
 fn has_bf16_instructions() -> bool {
-    let features = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let features = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     features.contains("avx512_bf16") || features.contains("amx_bf16")
 }
 
