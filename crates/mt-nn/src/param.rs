@@ -165,18 +165,21 @@ fn initialize_one<'t>(region: Region<'t>, key: Key<'t>, path: &Path, spec: &Para
         LayerPlace::One(layer) => (one(layer), &spec.axes[..]),
         LayerPlace::None => (one(0), &spec.axes[..]),
     };
-    let (bound, scale) = match spec.initializer {
-        Initializer::LogOfUniform { largest } => {
-            let drawn = draw_log_of_uniform(region, key, streams, axes, largest).cast(spec.dtype);
-            let is_stacked = matches!(spec.place, LayerPlace::Stacked { .. });
-            return if is_stacked { drawn } else { drawn.squeeze(STREAM) };
-        }
+    let normal =
+        |bound, scale| draw_normal(region, key, streams, axes, Normal { bound, scale, dtype: spec.dtype });
+    let drawn = match spec.initializer {
         Initializer::Zeros | Initializer::Loaded => return region.full(spec.dtype, &spec.axes, 0.0),
         Initializer::Ones => return region.full(spec.dtype, &spec.axes, 1.0),
-        Initializer::Normal { deviation } => (NORMAL_BOUND, deviation),
-        Initializer::TruncatedNormal { deviation } => (TRUNCATED_BOUND, deviation / TRUNCATED_DEVIATION),
+        Initializer::Normal { deviation } => normal(NORMAL_BOUND, deviation),
+        Initializer::TruncatedNormal { deviation } => {
+            normal(TRUNCATED_BOUND, deviation / TRUNCATED_DEVIATION)
+        }
+        Initializer::LogOfUniform { largest } => draw_each(region, key, streams, |key| {
+            // Half a step of distance avoids 0.
+            let uniform = key.uniform(axes) + 0.5 / f64::from(1 << 24);
+            (uniform * largest).log().cast(spec.dtype)
+        }),
     };
-    let drawn = draw(region, key, streams, axes, Normal { bound, scale, dtype: spec.dtype });
     if matches!(spec.place, LayerPlace::Stacked { .. }) { drawn } else { drawn.squeeze(STREAM) }
 }
 
@@ -188,8 +191,9 @@ struct Normal {
     dtype: DType,
 }
 
-/// Draws an array of `axes` for each stream, each with its own key: `[streams] -> [streams, …]`.
-fn draw<'t>(
+/// Draws an array of `axes` from a normal distribution for each stream, each with its own key:
+/// `[streams] -> [streams, …]`.
+fn draw_normal<'t>(
     region: Region<'t>,
     key: Key<'t>,
     streams: Tensor<'t>,
@@ -202,45 +206,26 @@ fn draw<'t>(
     // The first operand sets the type in which the kernel computes.
     let operands = [region.full(normal.dtype, &[], normal.scale), key.value(), streams];
     region.kernel(&kernels::NORMAL, drawn, &operands, |region, operands| {
-        vec![draw_each(region, Key::new(operands[1]), operands[2], axes, normal)]
+        let Normal { bound, scale, dtype } = normal;
+        let key = Key::new(operands[1]);
+        vec![draw_each(region, key, operands[2], |key| (key.normal_within(axes, bound) * scale).cast(dtype))]
     })[0]
 }
 
-/// As [`draw`], by ordinary operations.
+/// Draws an array for each stream, each with its own key: `[streams] -> [streams, …]`.
 fn draw_each<'t>(
     region: Region<'t>,
     key: Key<'t>,
     streams: Tensor<'t>,
-    axes: &[Axis],
-    Normal { bound, scale, dtype }: Normal,
+    draw: impl for<'b> Fn(Key<'b>) -> Tensor<'b>,
 ) -> Tensor<'t> {
     let stream_axis = streams.axes()[0];
     if stream_axis.size == 1 {
-        let key = key.fold_in(streams.squeeze(stream_axis.name));
-        return (key.normal_within(axes, bound) * scale).cast(dtype).unsqueeze(stream_axis.name);
+        return draw(key.fold_in(streams.squeeze(stream_axis.name))).unsqueeze(stream_axis.name);
     }
     let index = LayerIndex { index: streams };
     let ([], [drawn]) = region.scan(ScanOptions::over(stream_axis), [], &index, |_, [], stream| {
-        let drawn = key.fold_in(stream.index).normal_within(axes, bound) * scale;
-        ([], [drawn.cast(dtype)])
-    });
-    drawn
-}
-
-/// Draws an array of `axes` for each stream, each with its own key: `[streams] -> [streams, …]`.
-fn draw_log_of_uniform<'t>(
-    region: Region<'t>,
-    key: Key<'t>,
-    streams: Tensor<'t>,
-    axes: &[Axis],
-    largest: f64,
-) -> Tensor<'t> {
-    let index = LayerIndex { index: streams };
-    let options = ScanOptions::over(streams.axes()[0]);
-    let ([], [drawn]) = region.scan(options, [], &index, |_, [], stream| {
-        // Half a step of distance avoids 0.
-        let uniform = key.fold_in(stream.index).uniform(axes) + 0.5 / f64::from(1 << 24);
-        ([], [(uniform * largest).log()])
+        ([], [draw(key.fold_in(stream.index))])
     });
     drawn
 }

@@ -236,6 +236,12 @@ impl<'t> Tensor<'t> {
         self * 0.5 * (inner.tanh() + 1.0)
     }
 
+    /// `log(1 + eˣ)`.
+    #[track_caller]
+    pub fn softplus(self) -> Self {
+        self.maximum(0.0) + (-self.abs()).exp().log_1p()
+    }
+
     /// `max(x, 0)`.
     #[track_caller]
     pub fn relu(self) -> Self {

@@ -71,25 +71,34 @@ fn named<'a, 't>(outputs: &'a [OfLayers<'t>], name: &'static str) -> impl Iterat
 
 /// The shares of choices that experts receive, over all layers with experts; none without experts.
 pub(crate) fn metrics<'t>(outputs: &[OfLayers<'t>]) -> NamedTensors<'t> {
-    let layers = |name| named(outputs, name).flat_map(OfLayers::of_each).map(|(_, value)| value);
-    let loads: Vec<Tensor<'t>> = layers(CHOSEN).collect();
-    let shares = loads.iter().map(|loads| *loads / loads.sum(&[EXPERT]).maximum(1.0));
-    let shares: Vec<Tensor<'t>> = shares.collect();
-    let Some(num_layers) = (!shares.is_empty()).then_some(shares.len() as f64) else { return Vec::new() };
+    let loads: Vec<Tensor<'t>> = named(outputs, CHOSEN).map(|loads| loads.value).collect();
+    let shares: Vec<Tensor<'t>> =
+        loads.iter().map(|loads| *loads / loads.sum(&[EXPERT]).maximum(1.0)).collect();
+    let layers_of = |share: &Tensor<'t>| -> usize {
+        share.axes().iter().filter(|axis| axis.name != EXPERT).map(|axis| axis.size).product()
+    };
+    let num_layers: usize = shares.iter().map(layers_of).sum();
     // x log x tends to 0 with x.
     let entropy = |share: &Tensor<'t>| {
-        (*share * share.maximum(f64::from(f32::MIN_POSITIVE)).log()).sum(&[EXPERT]) * -1.0
+        all(*share * share.maximum(f64::from(f32::MIN_POSITIVE)).log(), Tensor::sum) * -1.0
     };
-    let largest = shares.iter().map(|share| share.max(&[EXPERT])).reduce(Tensor::maximum);
-    let smallest = shares.iter().map(|share| share.min(&[EXPERT])).reduce(Tensor::minimum);
-    let entropies = shares.iter().map(entropy).reduce(|one, other| one + other);
-    let num_dropped = layers(DROPPED).reduce(|one, other| one + other);
-    let num_chosen = loads.iter().map(|loads| loads.sum(&[EXPERT])).reduce(|one, other| one + other);
+    let added = |terms: Vec<Tensor<'t>>| terms.into_iter().reduce(|one, other| one + other);
+    let largest = shares.iter().map(|share| all(*share, Tensor::max)).reduce(Tensor::maximum);
+    let smallest = shares.iter().map(|share| all(*share, Tensor::min)).reduce(Tensor::minimum);
+    let entropies = added(shares.iter().map(entropy).collect());
+    let num_dropped = added(named(outputs, DROPPED).map(|dropped| all(dropped.value, Tensor::sum)).collect());
+    let num_chosen = added(loads.iter().map(|loads| all(*loads, Tensor::sum)).collect());
     let metrics = [
         (names::LARGEST_EXPERT_SHARE, largest),
         (names::SMALLEST_EXPERT_SHARE, smallest),
-        (names::EXPERT_ENTROPY, entropies.map(|sum| sum * (1.0 / num_layers))),
+        (names::EXPERT_ENTROPY, entropies.map(|sum| sum * (1.0 / num_layers as f64))),
         (names::DROPPED_SHARE, num_dropped.zip(num_chosen).map(|(dropped, all)| dropped / all.maximum(1.0))),
     ];
     metrics.into_iter().filter_map(|(name, value)| Some((name.into(), value?))).collect()
+}
+
+/// A reduction of a tensor over all its axes.
+fn all<'t>(tensor: Tensor<'t>, reduce: impl FnOnce(Tensor<'t>, &[&'static str]) -> Tensor<'t>) -> Tensor<'t> {
+    let axes: Vec<&'static str> = tensor.axes().iter().map(|axis| axis.name).collect();
+    reduce(tensor, &axes)
 }

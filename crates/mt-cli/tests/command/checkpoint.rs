@@ -7,27 +7,16 @@ use std::{
 
 use serde_json::Value;
 
-use crate::{check_output, check_wrong, maxtext, maxtext_in};
+use crate::{check_output, check_wrong, maxtext, maxtext_in, succeed, text};
 
 fn golden(name: &str) -> String {
     let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mt-models/tests/goldens/families");
     families.join(name).to_str().unwrap().to_owned()
 }
 
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
-#[track_caller]
-fn succeed(arguments: &[&str]) -> String {
-    let outcome = maxtext(arguments);
-    assert_eq!(outcome.status, 0, "{}", outcome.errors);
-    outcome.output
-}
-
 #[track_caller]
 fn json(arguments: &[&str]) -> Value {
-    serde_json::from_str(&succeed(arguments)).unwrap()
+    serde_json::from_str(&succeed(arguments).output).unwrap()
 }
 
 fn object(path: PathBuf) -> Value {
@@ -81,7 +70,7 @@ fn tensors_are_listed() {
 
     let consolidated = golden("llama_square_heads_consolidated_parts");
     check_output(&["checkpoint", "inspect", &consolidated], &["(PyTorch)", "consolidated.01/output.weight"]);
-    let table = succeed(&["checkpoint", "inspect", &consolidated]);
+    let table = succeed(&["checkpoint", "inspect", &consolidated]).output;
     assert!(table.lines().skip(1).all(|line| line.chars().count() <= 100), "{table}");
     check_wrong(&["checkpoint", "inspect", "/nowhere"], &["`/nowhere`", "does not exist"]);
 }
@@ -116,7 +105,7 @@ fn differences_are_told() {
     let size = |value: &Value| value["max_absolute"].as_f64().unwrap();
     assert!(values.windows(2).all(|pair| size(&pair[0]) >= size(&pair[1])), "the worst come first");
     assert!(values.iter().all(|value| value["max_relative"].as_f64().unwrap() < 2.0_f64.powi(-8)));
-    let shown = succeed(&["checkpoint", "diff", "--values", &whole, &rounded]);
+    let shown = succeed(&["checkpoint", "diff", "--values", &whole, &rounded]).output;
     assert!(shown.contains("… and 1 more; `--json` lists all") && shown.lines().count() < 60, "{shown}");
 }
 
@@ -171,7 +160,7 @@ fn imported_models_come_back() {
             (directory.path().join(name), directory.path().join(format!("{name}_exported")));
         let parameters = format!("load_parameters_path={original}");
         let all = [&["checkpoint", "import", "--output", text(&imported), &parameters], keys].concat();
-        assert!(succeed(&all).contains("checkpoints/0"));
+        assert!(succeed(&all).output.contains("checkpoints/0"));
         let listed = json(&["checkpoint", "inspect", "--json", text(&imported)]);
         assert_eq!((&listed["kind"], &listed["step"]), (&"Orbax".into(), &0.into()));
         let verdict = export(text(&imported), &output, &original, &[]);

@@ -38,6 +38,18 @@ fn maxtext(arguments: &[&str]) -> Outcome {
     maxtext_in(&std::env::temp_dir(), arguments, &[])
 }
 
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Runs a command that has to succeed.
+#[track_caller]
+fn succeed(arguments: &[&str]) -> Outcome {
+    let outcome = maxtext(arguments);
+    assert_eq!(outcome.status, 0, "{}", outcome.errors);
+    outcome
+}
+
 /// Checks that input is refused: one message with all of `parts`, status 2, no backtrace.
 #[track_caller]
 fn check_wrong(arguments: &[&str], parts: &[&str]) {

@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{check_output, check_wrong, maxtext};
+use crate::{check_output, check_wrong, maxtext, succeed, text};
 
 const MODELS: [(&str, &str); 4] = [
     ("deepseek3_fp8", "fp8"),
@@ -18,18 +18,6 @@ const MODELS: [(&str, &str); 4] = [
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../mt-models/tests/goldens/quantized").join(name)
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
-/// Runs a command that has to succeed, and returns what it prints on standard error.
-#[track_caller]
-fn succeed(arguments: &[&str]) -> String {
-    let outcome = maxtext(arguments);
-    assert_eq!(outcome.status, 0, "{}", outcome.errors);
-    outcome.errors
 }
 
 /// The logits of a model, in `float32`.
@@ -56,7 +44,8 @@ fn quantized_models_become_dense() {
         let parameters = format!("load_parameters_path={}", text(&source));
         let expected = logits(scratch.path(), &source);
         let said =
-            succeed(&["checkpoint", "export", "--output", text(&output), "--dtype=float32", &parameters]);
+            succeed(&["checkpoint", "export", "--output", text(&output), "--dtype=float32", &parameters])
+                .errors;
         let note = format!(
             "note: the weights are written dense, in float32, without `quantization_config` (`{method}`)"
         );
@@ -77,7 +66,7 @@ fn the_type_of_exports_is_the_one_that_the_model_states() {
     for (name, _) in MODELS {
         let output = scratch.path().join(name);
         let parameters = format!("load_parameters_path={}", text(&golden(name)));
-        let said = succeed(&["checkpoint", "export", "--output", text(&output), &parameters]);
+        let said = succeed(&["checkpoint", "export", "--output", text(&output), &parameters]).errors;
         assert!(said.contains("written dense, in bfloat16"), "{said}");
         let listed = ["checkpoint", "inspect", "--json", text(&output)];
         check_output(&listed, &["\"quantization\": null"]);

@@ -33,23 +33,20 @@ impl DecoderConfig {
     pub(super) fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations> {
         let batch = BatchDims { rows, length, embed: self.embed.size, dtype: self.dtype };
         let mut regions: Vec<(Vec<LayerConfig>, usize)> = Vec::new();
+        let add_one = |regions: &mut Vec<(Vec<LayerConfig>, usize)>, layer: &LayerConfig| match regions
+            .iter_mut()
+            .find(|(known, _)| known.as_slice() == std::slice::from_ref(layer))
+        {
+            Some((_, times)) => *times += 1,
+            None => regions.push((vec![layer.clone()], 1)),
+        };
         for segment in self.segments() {
             match segment.form {
                 SegmentForm::Scanned { repeats } => regions.push((segment.kinds, repeats)),
-                SegmentForm::Single => {
-                    for layer in segment.kinds.chunks(1) {
-                        match regions.iter_mut().find(|(known, _)| *known == layer) {
-                            Some((_, times)) => *times += 1,
-                            None => regions.push((layer.to_vec(), 1)),
-                        }
-                    }
-                }
+                SegmentForm::Single => segment.kinds.iter().for_each(|layer| add_one(&mut regions, layer)),
             }
         }
-        if self.num_predictions > 0 {
-            let layer = self.layers.last().into_iter().cloned().collect();
-            regions.push((layer, self.num_predictions));
-        }
+        self.prediction_layers().for_each(|layer| add_one(&mut regions, layer));
         let of_region = |(layers, times): (Vec<LayerConfig>, usize)| RegionActivations {
             times,
             input: batch.residual(Some(INPUT)),

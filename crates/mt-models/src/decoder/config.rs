@@ -168,10 +168,14 @@ impl DecoderConfig {
         self.layers.iter().filter_map(LayerConfig::attention)
     }
 
+    /// The layer of each module that predicts further tokens, which equals the last one of the stack.
+    pub fn prediction_layers(&self) -> impl Iterator<Item = &LayerConfig> {
+        self.layers.last().into_iter().cycle().take(self.num_predictions)
+    }
+
     /// The layers that training applies: those of the stack, and those of the modules that predict further tokens.
     pub fn applied_layers(&self) -> impl Iterator<Item = &LayerConfig> {
-        let modules = self.layers.last().into_iter().cycle().take(self.num_predictions);
-        self.layers.iter().chain(modules)
+        self.layers.iter().chain(self.prediction_layers())
     }
 
     /// The builder that declares the decoder's parameters.

@@ -463,8 +463,9 @@ impl Decoder {
     /// are visited once, with the index of the first one.
     fn each_layer(&self, mut visit: impl FnMut(&DecoderLayer<usize>, &LayerConfig, usize, LayerPlace)) {
         let numbers = self.numbers();
-        for (module, index) in numbers.predictions.iter().zip(self.config.layers.len()..) {
-            visit(&module.layer, prediction::layer_config(&self.config), index, LayerPlace::One(index));
+        let modules = numbers.predictions.iter().zip(self.config.prediction_layers());
+        for ((module, kind), index) in modules.zip(self.config.layers.len()..) {
+            visit(&module.layer, kind, index, LayerPlace::One(index));
         }
         for (own, segment) in numbers.layers.segments.iter().zip(&self.config.segments()) {
             for ((layer, kind), index) in own.layers.iter().zip(&segment.kinds).zip(segment.first..) {

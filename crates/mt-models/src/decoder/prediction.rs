@@ -36,11 +36,6 @@ pub(super) struct Predicted<'t> {
 /// The inputs of the projection.
 const BOTH: &str = "embedding_and_hidden";
 
-/// The configuration of the modules' layer: that of the decoder's last one.
-pub(super) fn layer_config(config: &DecoderConfig) -> &LayerConfig {
-    config.layers.last().expect("a decoder with modules has layers")
-}
-
 /// The parameters of all modules.
 pub(super) fn module_specs(
     builder: &SpecBuilder,
@@ -48,13 +43,13 @@ pub(super) fn module_specs(
 ) -> Vec<PredictionModule<ParamSpec>> {
     let (embed, both) = (config.embed, axis(BOTH, 2 * config.embed.size));
     let kind = config.final_norm.unwrap_or(NormKind::RootMeanSquare);
-    let module = || PredictionModule {
+    let module = |layer: &LayerConfig| PredictionModule {
         embedding_norm: builder.residual_norm(kind),
         hidden_norm: builder.residual_norm(kind),
         projection: builder.linear(1, [(both, logical::EMBED), (embed, logical::NORM)]),
-        layer: layer_specs(builder, config, layer_config(config)),
+        layer: layer_specs(builder, config, layer),
     };
-    (0..config.num_predictions).map(|_| module()).collect()
+    config.prediction_layers().map(module).collect()
 }
 
 /// Applies the modules to the residual stream behind the last layer, `[batch, position, embed]`. `embedded` looks up
@@ -66,9 +61,9 @@ pub(super) fn predict<'t>(
     inputs: &StackInputs<'t>,
     embedded: impl Fn(Tensor<'t>) -> Tensor<'t>,
 ) -> Predicted<'t> {
-    let (mut x, layer) = (x, layer_config(config));
+    let mut x = x;
     let mut predicted = Predicted { residuals: Vec::new(), others: Vec::new() };
-    for (module, number) in modules.iter().zip(1..) {
+    for ((module, layer), number) in modules.iter().zip(config.prediction_layers()).zip(1..) {
         let tokens = following(inputs.tokens, inputs.segments.query, number, inputs.segments.order);
         let embedding = module.embedding_norm.forward(embedded(tokens), EMBED, config.norm);
         let hidden = module.hidden_norm.forward(x, EMBED, config.norm);

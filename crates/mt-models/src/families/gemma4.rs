@@ -6,7 +6,7 @@ use mt_shape::axis;
 use serde_json::{Value, json};
 
 use super::{
-    Along, Family, FusedOrder, HuggingFaceFamily, Layout, MaxTextLayers, ModelType, describe, gemma,
+    Along, Family, FusedOrder, HuggingFaceFamily, MaxTextLayers, ModelType, describe, gemma,
     names::{self, TensorName},
 };
 use crate::{
@@ -323,12 +323,15 @@ const EXPERTS: &[TensorName] = &[
     names::vector("mlp_and_experts.router_scale", "model.layers.{layer}.router.scale"),
     names::matrix("mlp_and_experts.experts.gate.kernel", "model.layers.{layer}.router.proj.weight"),
     names::vector("mlp_and_experts.experts.per_expert_scale", "model.layers.{layer}.router.per_expert_scale"),
-    of_experts("mlp_and_experts.experts.wi_0", GATE_UP).fused(Along::Rows, 0, FusedOrder::Concatenated),
-    of_experts("mlp_and_experts.experts.wi_1", GATE_UP).fused(Along::Rows, 1, FusedOrder::Concatenated),
-    of_experts("mlp_and_experts.experts.wo", "model.layers.{layer}.experts.down_proj"),
+    names::of_transposed_experts("mlp_and_experts.experts.wi_0", GATE_UP).fused(
+        Along::Rows,
+        0,
+        FusedOrder::Concatenated,
+    ),
+    names::of_transposed_experts("mlp_and_experts.experts.wi_1", GATE_UP).fused(
+        Along::Rows,
+        1,
+        FusedOrder::Concatenated,
+    ),
+    names::of_transposed_experts("mlp_and_experts.experts.wo", "model.layers.{layer}.experts.down_proj"),
 ];
-
-/// One tensor of transposed matrices for all experts of a layer.
-const fn of_experts(role: &'static str, name: &'static str) -> TensorName {
-    TensorName { stacked: 1, ..TensorName::new(role, name, Layout::Transposed(1)) }
-}

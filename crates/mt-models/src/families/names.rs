@@ -139,6 +139,11 @@ pub(super) const fn of_experts(role: &'static str, name: &'static str, rows: usi
     TensorName { stacked: 1, ..TensorName::new(role, name, Layout::Same(rows)) }
 }
 
+/// One tensor of transposed matrices for all experts of a layer.
+pub(super) const fn of_transposed_experts(role: &'static str, name: &'static str) -> TensorName {
+    TensorName { stacked: 1, ..matrix(role, name) }
+}
+
 /// One of several concatenated blocks of a tensor that is not transposed.
 const fn part(role: &'static str, name: &'static str, rows: usize, index: usize) -> TensorName {
     table(role, name, rows).fused(Along::Columns, index, FusedOrder::Concatenated)

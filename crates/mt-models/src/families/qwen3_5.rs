@@ -3,7 +3,7 @@
 use mt_config::DecoderBlock;
 
 use super::{
-    Along, Family, FusedOrder, HuggingFaceFamily, Layout, MaxTextLayers, ModelType,
+    Along, Family, FusedOrder, HuggingFaceFamily, MaxTextLayers, ModelType,
     names::{self, TensorName, matrix},
     qwen_hybrid::{DELTA, LAYERS, MOE_WIDTHS, PARTS, SHARED, describe, ignores, is_dense, set_num_experts},
 };
@@ -87,15 +87,10 @@ const GATE_UP: &str = "model.layers.{layer}.mlp.experts.gate_up_proj";
 
 const EXPERTS: &[TensorName] = &[
     matrix("experts.gate.kernel", "model.layers.{layer}.mlp.gate.weight"),
-    of_experts("experts.wi_0", GATE_UP).fused(Along::Rows, 0, FusedOrder::Concatenated),
-    of_experts("experts.wi_1", GATE_UP).fused(Along::Rows, 1, FusedOrder::Concatenated),
-    of_experts("experts.wo", "model.layers.{layer}.mlp.experts.down_proj"),
+    names::of_transposed_experts("experts.wi_0", GATE_UP).fused(Along::Rows, 0, FusedOrder::Concatenated),
+    names::of_transposed_experts("experts.wi_1", GATE_UP).fused(Along::Rows, 1, FusedOrder::Concatenated),
+    names::of_transposed_experts("experts.wo", "model.layers.{layer}.mlp.experts.down_proj"),
 ];
-
-/// One tensor for all experts of a layer, transposed.
-const fn of_experts(role: &'static str, name: &'static str) -> TensorName {
-    TensorName { stacked: 1, ..TensorName::new(role, name, Layout::Transposed(1)) }
-}
 
 const QKV: &str = "model.layers.{layer}.linear_attn.in_proj_qkv.weight";
 const RATES: &str = "gated_delta.in_proj_ba.kernel";

@@ -112,7 +112,7 @@ impl<'t> Router<Tensor<'t>> {
             Scores::SoftmaxOfChosen => logits,
             Scores::Sigmoid => logits.sigmoid(),
             // The maximum avoids the infinite derivative at 0, where softplus has underflowed.
-            Scores::SqrtSoftplus => softplus(logits).maximum(f64::from(f32::MIN_POSITIVE)).sqrt(),
+            Scores::SqrtSoftplus => logits.softplus().maximum(f64::from(f32::MIN_POSITIVE)).sqrt(),
         };
         // Sigmoids of large logits are all 1, though the logits differ.
         let are_compared_alone = bias(RouterBias::OfChoice).is_none() && options.groups.is_none();
@@ -160,11 +160,6 @@ impl ExpertGroups {
         let excluded = best.region().full(DType::F32, &by_group.axes(), f64::NEG_INFINITY);
         is_allowed.select(by_group, excluded).merge(&[GROUP, MEMBER], EXPERT)
     }
-}
-
-/// `log(1 + eˣ)`
-fn softplus(x: Tensor<'_>) -> Tensor<'_> {
-    x.maximum(0.0) + ((x.abs() * -1.0).exp() + 1.0).log()
 }
 
 /// 1 at the chosen experts, otherwise 0.

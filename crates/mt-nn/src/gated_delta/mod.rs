@@ -239,7 +239,7 @@ impl<'t> GatedDelta<Tensor<'t>> {
         };
         let write = half(0).sigmoid();
         let log_decay =
-            softplus(half(sizes.group) + of_heads(self.dt_bias)) * of_heads(self.a_log).exp() * -1.0;
+            (half(sizes.group) + of_heads(self.dt_bias)).softplus() * of_heads(self.a_log).exp() * -1.0;
         let axes = write.axes();
         let nothing = x.region().full(DType::F32, &axes, 0.0);
         let is_token = segments.differs(0.0).broadcast(&axes);
@@ -278,12 +278,6 @@ fn last_segment<'t>(segments: Tensor<'t>, otherwise: Tensor<'t>) -> Tensor<'t> {
     let last = places.max(&[POSITION]);
     let segment = (segments * places.equals(last).cast(DType::I32)).sum(&[POSITION]);
     last.equals(0.0).select(otherwise, segment)
-}
-
-/// `log(1 + eˣ)`
-#[track_caller]
-fn softplus(x: Tensor<'_>) -> Tensor<'_> {
-    x.maximum(0.0) + (x.abs() * -1.0).exp().log_1p()
 }
 
 /// A product in full `f32`. The corrections of a chunk's tokens build on each other, which multiplies errors.

@@ -58,6 +58,25 @@ pub const TINY: &[&str] = &[
     "steps=10",
 ];
 
+/// A mixture of experts with latent attention behind a dense layer, with routing biases that training updates by 1/64,
+/// which sums keep exactly.
+pub const LATENT_MIXTURE: &[&str] = &[
+    "decoder_block=deepseek",
+    "attention_type=mla",
+    "kv_lora_rank=8",
+    "qk_nope_head_dim=8",
+    "qk_rope_head_dim=4",
+    "v_head_dim=8",
+    "base_num_kv_heads=4",
+    "base_num_decoder_layers=3",
+    "first_num_dense_layers=1",
+    "num_experts_per_tok=2",
+    "base_moe_mlp_dim=16",
+    "routed_score_func=sigmoid",
+    "routed_bias=true",
+    "routed_bias_update_rate=0.015625",
+];
+
 /// A configuration of the tiny model.
 pub fn configuration(arguments: &[&str], num_devices: usize) -> TrainConfig {
     let devices = format!("num_cpu_devices={num_devices}");
@@ -248,4 +267,15 @@ pub fn on_one_device(model: &[&str]) -> Arc<Trained> {
     let key: Vec<String> = model.iter().map(|argument| (*argument).to_owned()).collect();
     let mut known = KNOWN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
     known.entry(key).or_insert_with(|| Arc::new(train(model, &[], 1))).clone()
+}
+
+/// Checks that training one model in two ways reports the same values of the metrics that `is_compared` selects.
+#[track_caller]
+pub fn check_same_metrics(trained: &Trained, expected: &Trained, is_compared: impl Fn(&str) -> bool) {
+    let compared = expected.reported.iter().filter(|(name, _)| is_compared(name));
+    for (name, values) in compared {
+        for (own, value) in trained.reported[name].iter().zip(values) {
+            assert!((own - value).abs() <= 1e-5 * value.abs().max(1e-3), "{name}: {own}, not {value}");
+        }
+    }
 }
