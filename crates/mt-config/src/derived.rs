@@ -95,7 +95,7 @@ fn mesh(config: &Config, values: &mut Values) {
 
 /// Batch sizes in sequences, over all devices: of a micro-batch, of a step, and as loaded for a step.
 struct Batch {
-    part: i64,
+    micro: i64,
     step: i64,
     loaded: i64,
 }
@@ -104,11 +104,11 @@ fn batches(config: &Config, values: &mut Values) {
     let devices = config.known_devices();
     let accumulation = integer(config, "gradient_accumulation_steps").max(1);
     let batch = |per_device: f64, accumulation: i64| -> Option<Batch> {
-        let part = whole_batch(per_device, devices?)?;
-        let part = i64::try_from(part).ok()?;
+        let micro = whole_batch(per_device, devices?)?;
+        let micro = i64::try_from(micro).ok()?;
         // One process loads the data of all devices, so it loads exactly the sequences that it trains on.
-        let step = part.saturating_mul(accumulation);
-        Some(Batch { part, step, loaded: step })
+        let step = micro.saturating_mul(accumulation);
+        Some(Batch { micro, step, loaded: step })
     };
     let train = batch(float(config, "per_device_batch_size"), accumulation);
     let evaluation = match float(config, "eval_per_device_batch_size") {
@@ -116,11 +116,11 @@ fn batches(config: &Config, values: &mut Values) {
         per_device => per_device,
     };
     let evaluation = batch(evaluation, 1);
-    let of = |batch: &Option<Batch>, part: fn(&Batch) -> i64| Value::from(batch.as_ref().map(part));
-    values.push(("micro_batch_size_to_train_on", of(&train, |batch| batch.part)));
+    let of = |batch: &Option<Batch>, size: fn(&Batch) -> i64| Value::from(batch.as_ref().map(size));
+    values.push(("micro_batch_size_to_train_on", of(&train, |batch| batch.micro)));
     values.push(("global_batch_size_to_train_on", of(&train, |batch| batch.step)));
     values.push(("global_batch_size_to_load", of(&train, |batch| batch.loaded)));
-    values.push(("micro_batch_size_to_eval_on", of(&evaluation, |batch| batch.part)));
+    values.push(("micro_batch_size_to_eval_on", of(&evaluation, |batch| batch.micro)));
     values.push(("global_batch_size_to_eval_on", of(&evaluation, |batch| batch.step)));
     values.push(("global_batch_size_to_load_eval", of(&evaluation, |batch| batch.loaded)));
 

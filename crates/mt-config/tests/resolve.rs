@@ -290,7 +290,7 @@ fn the_key_of_one_projection_goes_before_that_of_several() {
 fn chunks_are_dealt_where_rules_split_sequences() {
     let parts = |arguments: &[&str]| {
         let settings = training(&[&["ici_fsdp_parallelism=1"], arguments].concat()).unwrap();
-        settings.context.paired_parts(&settings.placement.placement(8).unwrap())
+        settings.context.paired_shards(&settings.placement.placement(8).unwrap())
     };
     let split = "ici_context_parallelism=8";
     assert_eq!(parts(&[split]), Some(8));
@@ -548,7 +548,7 @@ fn meshes_and_batches_that_do_not_fit() {
         (
             &["per_device_batch_size=0.5"],
             8,
-            &["a batch of 4 sequences", "8 parts", "fsdp=8", "per_device_batch_size=1"],
+            &["a batch of 4 sequences", "8 shards", "fsdp=8", "per_device_batch_size=1"],
         ),
     ] {
         let error = training(arguments).unwrap().check_devices(devices).unwrap_err();
@@ -756,7 +756,7 @@ fn what_rules_split_is_counted_by_rules() {
 
     let batch = |rules: &str| {
         let config = training(&["num_cpu_devices=8", "ici_tensor_parallelism=2", rules]).unwrap();
-        config.placement.num_batch_parts(&config.placement.mesh(8).unwrap())
+        config.placement.num_batch_shards(&config.placement.mesh(8).unwrap())
     };
     assert_eq!(batch("sharding_tolerance=0.1"), 4);
     // A dimension without mesh axes after a rule takes those of the next rule.

@@ -37,8 +37,14 @@ pub enum AdamForm {
 
 impl Adam {
     /// The running means of the gradients and of their squares.
-    pub(crate) fn slots(&self, index: usize, parameter: &Parameter, part: Option<&'static str>) -> Vec<Slot> {
-        let slot = |name, dtype, order| Slot { part, ..Slot::like(name, index, parameter, dtype, order) };
+    pub(crate) fn slots(
+        &self,
+        index: usize,
+        parameter: &Parameter,
+        sub_optimizer: Option<&'static str>,
+    ) -> Vec<Slot> {
+        let slot =
+            |name, dtype, order| Slot { sub_optimizer, ..Slot::like(name, index, parameter, dtype, order) };
         vec![slot("mu", self.first_moment_dtype, 1), slot("nu", DType::F32, 2)]
     }
 

@@ -60,7 +60,7 @@ impl Muon {
             return self.adam.slots(index, parameter, Some(Self::ADAM));
         }
         let slot = Slot::like("mu", index, parameter, self.momentum_dtype, 1);
-        vec![Slot { part: Some(Self::MUON), ..slot }]
+        vec![Slot { sub_optimizer: Some(Self::MUON), ..slot }]
     }
 
     /// Scalars of the step that follows `count` steps.

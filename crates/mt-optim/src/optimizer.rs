@@ -39,7 +39,7 @@ pub struct Slot {
     /// The slot's name, such as `mu`.
     pub name: &'static str,
     /// The sub-optimizer that keeps the slot, if the optimizer treats groups of parameters differently.
-    pub part: Option<&'static str>,
+    pub sub_optimizer: Option<&'static str>,
     /// Index of the slot's parameter.
     pub parameter: usize,
     /// The axes that the slot shares with its parameter, in the parameter's order.
@@ -190,8 +190,8 @@ impl Optimizer {
         Updated { values: next, squares }
     }
 
-    /// Names of the sub-optimizers, as in [`Slot::part`], whether or not parameters use them.
-    pub fn parts(&self) -> &'static [&'static str] {
+    /// Names of the sub-optimizers, as in [`Slot::sub_optimizer`], whether or not parameters use them.
+    pub fn sub_optimizers(&self) -> &'static [&'static str] {
         match self {
             Self::Muon(_) => &[Muon::ADAM, Muon::MUON],
             _ => &[],
@@ -239,6 +239,6 @@ impl Slot {
         order: i32,
     ) -> Self {
         let axes = (0..parameter.axes.len()).collect();
-        Self { name, part: None, parameter: index, axes, dtype, order }
+        Self { name, sub_optimizer: None, parameter: index, axes, dtype, order }
     }
 }

@@ -15,7 +15,10 @@ pub enum Error {
     PluginNotFound { platform: Platform, hint: String },
     #[error("PJRT plugin `{path}` does not exist\nhint: it was named by {origin}")]
     PluginPath { path: PathBuf, origin: &'static str },
-    #[error("cannot load PJRT plugin `{path}`: {source}")]
+    #[error(
+        "cannot load PJRT plugin `{path}`: {source}\nhint: a plugin is a shared library; `pjrt_plugin_path` or \
+         `MAXTEXT_PJRT_PLUGIN_PATH` may name one, and `maxtext plugin list` shows what is found without them"
+    )]
     Load { path: PathBuf, source: libloading::Error },
     #[error(
         "PJRT plugin `{path}` has API version {major}.{minor}, but {required_major}.{required_minor} or later is \

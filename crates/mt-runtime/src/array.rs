@@ -384,9 +384,11 @@ pub(crate) fn check_sharding(name: &str, ty: &TensorType, sharding: &Sharding) -
             }
             used.push(axis);
         }
-        let (size, parts) = (ty.dims[dim], sharding.num_parts(dim));
-        if size % parts != 0 {
-            return fail(format!("dimension {dim} of size {size} has no {parts} equal parts"));
+        let (size, num_shards) = (ty.dims[dim], sharding.num_shards(dim));
+        if size % num_shards != 0 {
+            return fail(format!(
+                "dimension {dim} of size {size} cannot be split into {num_shards} equal shards"
+            ));
         }
     }
     Ok(())

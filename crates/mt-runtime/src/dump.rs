@@ -22,13 +22,17 @@ impl Dump {
         let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
         let name = program.name.replace(|letter| !is_plain(letter), "_");
         let xla = directory.join(format!("{name}.xla"));
+        let dump_error = |path: &Path| {
+            let path = path.to_owned();
+            move |source| RuntimeError::Dump { path, source }
+        };
         // Files of an earlier run would be mistaken for this run's.
         if xla.exists() {
-            fs::remove_dir_all(&xla).map_err(|source| RuntimeError::io(&xla, source))?;
+            fs::remove_dir_all(&xla).map_err(dump_error(&xla))?;
         }
-        fs::create_dir_all(&xla).map_err(|source| RuntimeError::io(&xla, source))?;
+        fs::create_dir_all(&xla).map_err(dump_error(&xla))?;
         let path = directory.join(format!("{name}.stablehlo.mlir"));
-        fs::write(&path, &program.text).map_err(|source| RuntimeError::io(&path, source))?;
+        fs::write(&path, &program.text).map_err(dump_error(&path))?;
         Ok(Self { directory: directory.to_owned(), xla, name })
     }
 

@@ -16,6 +16,15 @@ pub enum RuntimeError {
     Pjrt(#[from] mt_pjrt::Error),
     #[error("the compiler rejects the option `{option}`: {source}\nhint: see `compile_xla_flags`")]
     CompilerOption { option: String, source: mt_pjrt::Error },
+    #[error(
+        "the plugin for `hardware={platform}` does not start: {source}\nhint: this machine shows no {platform}; \
+         `hardware=cpu` uses the CPU"
+    )]
+    NoHardware { platform: Platform, source: mt_pjrt::Error },
+    #[error(
+        "cannot write programs to `{path}`: {source}\nhint: `dump_hlo_local_dir` names a directory that can be written"
+    )]
+    Dump { path: PathBuf, source: std::io::Error },
     #[error("{0} has no device\nhint: `hardware=cpu` uses the CPU")]
     NoDevice(Platform),
     #[error(
@@ -75,6 +84,8 @@ impl RuntimeError {
         match self {
             Self::Pjrt(error) => error.is_user_error(),
             Self::CompilerOption { .. }
+            | Self::NoHardware { .. }
+            | Self::Dump { .. }
             | Self::NoDevice(_)
             | Self::TooFewDevices { .. }
             | Self::CompiledFile { .. }

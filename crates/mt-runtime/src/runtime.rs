@@ -100,7 +100,10 @@ impl Runtime {
         let forced = || forced_device_count(&env::var("XLA_FLAGS").unwrap_or_default());
         let num_cpu_devices = options.num_cpu_devices.or_else(forced).unwrap_or(1);
         let client_options = ClientOptions { num_cpu_devices, options: options.client_options.clone() };
-        let client = Client::new(&plugin, &client_options)?;
+        let client = Client::new(&plugin, &client_options).map_err(|source| match platform.is_present() {
+            true => source.into(),
+            false => RuntimeError::NoHardware { platform, source },
+        })?;
         if client.num_devices() == 0 {
             return Err(RuntimeError::NoDevice(platform));
         }

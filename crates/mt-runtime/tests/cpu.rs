@@ -228,7 +228,7 @@ fn splits_that_do_not_fit_are_refused() {
         let error = Array::from_host(testing::cpu(8), &iota(DType::F32, &[3, 4]), &sharding).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
     };
-    check(&[&["a"], &[]], "dimension 0 of size 3 has no 2 equal parts");
+    check(&[&["a"], &[]], "dimension 0 of size 3 cannot be split into 2 equal shards");
     check(&[&[], &["b"]], "the mesh has no axis `b`");
     check(&[&["a"]], "it has 2 dimensions, the specification 1");
     check(&[&["a"], &["a"]], "dimension 0");

@@ -293,7 +293,7 @@ impl Sharding {
     }
 
     /// The number of shards along dimension `dim`.
-    pub fn num_parts(&self, dim: usize) -> usize {
+    pub fn num_shards(&self, dim: usize) -> usize {
         self.spec.0[dim].iter().map(|axis| self.mesh.axis_size(axis).unwrap_or(1)).product()
     }
 
@@ -305,9 +305,12 @@ impl Sharding {
         dims.iter()
             .enumerate()
             .map(|(dim, size)| {
-                let parts = self.num_parts(dim);
-                assert!(size % parts == 0, "dimension {dim} of size {size} is split into {parts} parts");
-                size / parts
+                let num_shards = self.num_shards(dim);
+                assert!(
+                    size % num_shards == 0,
+                    "dimension {dim} of size {size} is split into {num_shards} shards"
+                );
+                size / num_shards
             })
             .collect()
     }

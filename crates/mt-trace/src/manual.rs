@@ -136,12 +136,12 @@ impl Parts {
         for argument in arguments {
             let mut axes = argument.axes().to_vec();
             for axis in &mut axes {
-                let parts = self.num_parts(axis);
-                if !axis.size.is_multiple_of(parts) {
-                    let message = format!("axis `{axis}` is not divisible by {parts} devices");
+                let num_shards = self.num_shards(axis);
+                if !axis.size.is_multiple_of(num_shards) {
+                    let message = format!("axis `{axis}` is not divisible by {num_shards} devices");
                     trace.fail("manual_computation", &[argument], ShapeError::Invalid(message));
                 }
-                axis.size /= parts;
+                axis.size /= num_shards;
             }
             locals.push((argument.dtype(), axes));
         }
@@ -163,12 +163,12 @@ impl Parts {
         trace.emit_innermost(op, &[], &arguments, &axes)
     }
 
-    fn num_parts(&self, axis: &Axis) -> usize {
+    fn num_shards(&self, axis: &Axis) -> usize {
         self.along(axis.name).map_or(1, DeviceGroup::size)
     }
 
-    fn whole(&self, part: Axis) -> Axis {
-        part.with_size(part.size * self.num_parts(&part))
+    fn whole(&self, shard: Axis) -> Axis {
+        shard.with_size(shard.size * self.num_shards(&shard))
     }
 
     fn spec(&self, axes: &[Axis]) -> PartitionSpec {

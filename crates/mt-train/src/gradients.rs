@@ -89,7 +89,7 @@ struct Slice<L> {
     arrays: Vec<L>,
 }
 
-const MICRO_BATCH: &str = "part";
+const MICRO_BATCH: &str = "micro_batch";
 
 impl LossRule {
     /// The logical names of an array's axes.
@@ -230,9 +230,9 @@ impl LossRule {
                 let loss = self.objective.loss(&models, given.batch, given.divisors);
                 let mut share = loss.share;
                 let mut terms = loss.terms;
-                let part = 1.0 / self.accumulation_steps as f64;
+                let per_batch = 1.0 / self.accumulation_steps as f64;
                 for (name, auxiliary) in loss.side.auxiliary_losses {
-                    let auxiliary = auxiliary.cast(DType::F32) * part;
+                    let auxiliary = auxiliary.cast(DType::F32) * per_batch;
                     share = share + auxiliary;
                     terms.push((name, auxiliary));
                 }
@@ -294,20 +294,20 @@ impl LossRule {
         bound.collect()
     }
 
-    /// Cuts a batch into micro-batches: `[part, batch, …]`. Adjacent rows go to different micro-batches, so each
+    /// Cuts a batch into micro-batches: `[micro_batch, batch, …]`. Adjacent rows go to different micro-batches, so each
     /// micro-batch has rows of every device and no row moves between devices.
     fn cut<'t>(&self, region: Region<'t>, batch: &BatchTensors<'t>) -> Slice<Tensor<'t>> {
-        let parts = axis(MICRO_BATCH, self.accumulation_steps);
+        let micro_batches = axis(MICRO_BATCH, self.accumulation_steps);
         let cut = |tensor: Tensor<'t>| {
-            let rows = tensor.axis(BATCH).size / parts.size;
-            let cut = tensor.split(BATCH, &[axis(BATCH, rows), parts]);
+            let rows = tensor.axis(BATCH).size / micro_batches.size;
+            let cut = tensor.split(BATCH, &[axis(BATCH, rows), micro_batches]);
             let rest: Vec<Axis> =
                 cut.axes().iter().filter(|axis| axis.name != MICRO_BATCH).copied().collect();
             let logical: Vec<Option<LogicalAxis>> =
                 std::iter::once(None).chain(rest.iter().map(|axis| self.logical_axis(axis))).collect();
-            cut.broadcast(&[&[parts], rest.as_slice()].concat()).constrain(&logical)
+            cut.broadcast(&[&[micro_batches], rest.as_slice()].concat()).constrain(&logical)
         };
-        let index = region.iota(DType::I32, parts);
+        let index = region.iota(DType::I32, micro_batches);
         Slice { index, arrays: batch.tensors().map(cut).collect() }
     }
 }

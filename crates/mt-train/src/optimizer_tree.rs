@@ -11,7 +11,7 @@ type Key = Vec<KeySegment>;
 /// The checkpoint keys of an optimizer's state.
 #[derive(Default)]
 pub(crate) struct OptimizerTree {
-    /// The parent key of the slots of each part of the optimizer. The part is `None` if the optimizer has only one.
+    /// The parent key of the slots of each sub-optimizer; `None` is an optimizer without sub-optimizers.
     pub slots: Vec<(Option<&'static str>, Key)>,
     /// The update counters.
     pub counts: Vec<Key>,
@@ -62,14 +62,18 @@ impl OptimizerTree {
             }
             Optimizer::Sgd => tree.chain(None, &root, &[Holds::Nothing, Holds::Count]),
             Optimizer::Muon(_) => {
-                for part in rule.optimizer.parts() {
-                    let root = extended(&root, [key("inner_states"), key(part), key("inner_state")]);
-                    if *part == Muon::ADAM {
-                        tree.chain(Some(*part), &root, &[Holds::State, Holds::Nothing, Holds::Count]);
+                for sub_optimizer in rule.optimizer.sub_optimizers() {
+                    let root = extended(&root, [key("inner_states"), key(sub_optimizer), key("inner_state")]);
+                    if *sub_optimizer == Muon::ADAM {
+                        tree.chain(
+                            Some(*sub_optimizer),
+                            &root,
+                            &[Holds::State, Holds::Nothing, Holds::Count],
+                        );
                         continue;
                     }
                     let chain = [Holds::State, Holds::Nothing, Holds::Nothing, Holds::Count];
-                    tree.chain(Some(*part), &root, &chain);
+                    tree.chain(Some(*sub_optimizer), &root, &chain);
                     let coefficients = NEWTON_SCHULZ.map(|coefficient| coefficient as f32);
                     let coefficients = HostArray::from_slice(DType::F32, &[3], &coefficients)
                         .expect("there are three coefficients");
@@ -85,13 +89,13 @@ impl OptimizerTree {
         tree
     }
 
-    fn chain(&mut self, part: Option<&'static str>, root: &[KeySegment], transformations: &[Holds]) {
+    fn chain(&mut self, sub_optimizer: Option<&'static str>, root: &[KeySegment], transformations: &[Holds]) {
         for (index, holds) in transformations.iter().enumerate() {
             let own = extended(root, [index.into()]);
             match holds {
                 Holds::State => {
                     self.counts.push(extended(&own, [key("count")]));
-                    self.slots.push((part, own));
+                    self.slots.push((sub_optimizer, own));
                 }
                 Holds::Count => self.counts.push(extended(&own, [key("count")])),
                 Holds::Nothing => self.empty.push(own),
@@ -100,10 +104,10 @@ impl OptimizerTree {
         }
     }
 
-    /// The parent key of a part's slots.
-    pub fn of_part(&self, part: Option<&'static str>) -> &[KeySegment] {
-        let found = self.slots.iter().find(|(own, _)| *own == part);
-        &found.expect("each part of an optimizer has a key").1
+    /// The parent key of a sub-optimizer's slots.
+    pub fn of_sub_optimizer(&self, sub_optimizer: Option<&'static str>) -> &[KeySegment] {
+        let found = self.slots.iter().find(|(own, _)| *own == sub_optimizer);
+        &found.expect("each sub-optimizer has a key").1
     }
 }
 

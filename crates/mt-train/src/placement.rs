@@ -50,18 +50,19 @@ pub(crate) fn warn_of_replicas(
     let splits = |axis: &String| {
         rules.iter().any(|(rule, axes)| names.contains(&rule.as_str()) && axes.contains(axis))
     };
-    let parts: usize = mesh.axes().iter().filter(|(axis, _)| splits(axis)).map(|(_, size)| size).product();
+    let num_shards: usize =
+        mesh.axes().iter().filter(|(axis, _)| splits(axis)).map(|(_, size)| size).product();
     let whole: usize = state.parameters().iter().map(|array| array.ty().byte_size()).sum();
     let held: usize = state.parameters().iter().map(|array| array.bytes_on_device(0)).sum();
-    let excess = held as f64 * parts as f64 / whole as f64 - 1.0;
-    if parts > 1 && excess > group.sharding_tolerance {
+    let excess = held as f64 * num_shards as f64 / whole as f64 - 1.0;
+    if num_shards > 1 && excess > group.sharding_tolerance {
         let text = format!(
             "each device holds {} of parameters, {:.2}% more than its share of {}, as some are not split, and \
              `sharding_tolerance` ({}) allows {}%\n\
              hint: `debug_sharding=true` shows where each parameter is",
             format_bytes(held as u64),
             100.0 * excess,
-            format_bytes((whole / parts) as u64),
+            format_bytes((whole / num_shards) as u64),
             group.sharding_tolerance,
             100.0 * group.sharding_tolerance
         );

@@ -238,8 +238,8 @@ impl TrainPlan {
     /// The programs of the run on another mesh of the same devices or with other placement rules.
     pub(crate) fn programs_at(&self, placement: Arc<Placement>) -> Programs {
         let StateRule { layout, update } = self.state_rule.clone();
-        let order = match self.settings.context.paired_parts(&placement) {
-            Some(parts) => SequenceOrder::Paired { parts },
+        let order = match self.settings.context.paired_shards(&placement) {
+            Some(shards) => SequenceOrder::Paired { parts: shards },
             None => SequenceOrder::AsRead,
         };
         let mut loss = self.loss.clone();

@@ -116,8 +116,8 @@ impl TrainPlan {
     fn fewer_activations(&self) -> Vec<String> {
         let (settings, mesh) = (&self.settings, self.placement.mesh());
         let [rows, length] = self.batch_dims();
-        let parts = settings.placement.num_batch_parts(mesh).max(1);
-        let rows = rows / parts / settings.objective.gradient_accumulation_steps.max(1);
+        let shards = settings.placement.num_batch_shards(mesh).max(1);
+        let rows = rows / shards / settings.objective.gradient_accumulation_steps.max(1);
         let mut remedies = Vec::new();
         if settings.model.remat.kept().is_none_or(|kept| !kept.is_empty()) {
             remedies.push("`remat_policy=full`, which keeps only the input of each layer".to_owned());

@@ -93,7 +93,7 @@ impl StateLayout {
         let slots = rule.optimizer.slots(parameters);
         let mut empty = tree.empty.clone();
         for slot in &slots {
-            let holder = [tree.of_part(slot.part), &[slot.name.into()]].concat();
+            let holder = [tree.of_sub_optimizer(slot.sub_optimizer), &[slot.name.into()]].concat();
             let (parameter, array) = (&parameters[slot.parameter], &arrays[slot.parameter]);
             entries.push(StateEntry {
                 name: format!("{}.{}", slot.name, parameter.path),
@@ -104,11 +104,11 @@ impl StateLayout {
             });
         }
         let mut constants = tree.constants.clone();
-        for (part, name) in rule.optimizer.slot_names() {
+        for (sub_optimizer, name) in rule.optimizer.slot_names() {
             // optax writes placeholders for parameters without the slot.
-            let holder = [tree.of_part(*part), &[(*name).into()]].concat();
+            let holder = [tree.of_sub_optimizer(*sub_optimizer), &[(*name).into()]].concat();
             let has = |index: usize| {
-                let same = |slot: &&Slot| (slot.part, slot.name) == (*part, *name);
+                let same = |slot: &&Slot| (slot.sub_optimizer, slot.name) == (*sub_optimizer, *name);
                 slots.iter().filter(same).any(|slot| slot.parameter == index)
             };
             for index in (0..arrays.len()).filter(|index| !has(*index)) {

@@ -157,7 +157,7 @@ fn batches_that_do_not_come_out_are_refused() {
         &["num_vocab_tiling=16", "num_cpu_devices=4", "ici_context_parallelism=4"],
         &[
             "`num_vocab_tiling` is `16`",
-            "into 4 parts",
+            "into 4 shards",
             "`max_target_length` is `32`",
             "`num_vocab_tiling=8`",
         ],

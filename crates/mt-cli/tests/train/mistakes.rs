@@ -88,7 +88,12 @@ fn files_that_do_not_fit() {
         &["cannot write to `train.txt/wrong`", "`base_output_directory`"],
     );
     check(&["metrics_file=train.txt"], &["`metrics_file` is `train.txt`", "has lines already"]);
-    check(&["pjrt_plugin_path=train.txt"], &["cannot load PJRT plugin", "train.txt"]);
+    check(
+        &["pjrt_plugin_path=train.txt"],
+        &["cannot load PJRT plugin", "train.txt", "`maxtext plugin list`"],
+    );
+    let dump = ["dump_hlo=true", "dump_hlo_local_dir=train.txt"];
+    check(&dump, &["cannot write programs to `train.txt/", "`dump_hlo_local_dir`"]);
     check(&["load_parameters_path=nowhere"], &["`nowhere` is not a checkpoint", "hint: "]);
     assert!(fs::read_to_string(sandbox.path("train.txt")).unwrap().len() >= 40_000);
 }

@@ -42,17 +42,17 @@ impl ContextGroup {
         axes.swap_remove(1)
     }
 
-    fn num_parts(placement: &Placement) -> usize {
+    fn num_shards(placement: &Placement) -> usize {
         Self::axes(placement).iter().filter_map(|axis| placement.mesh().axis_size(axis)).product()
     }
 
     /// The number of shards of a sequence, if each shard holds a pair of chunks, which balances the work under a causal
     /// mask. None if tokens are stored in their original order.
-    pub fn paired_parts(&self, placement: &Placement) -> Option<usize> {
+    pub fn paired_shards(&self, placement: &Placement) -> Option<usize> {
         let ContextStrategy::AllGather = self.context_parallel_strategy;
         let (ReorderStrategy::Auto | ReorderStrategy::DualChunkSwap) = self.context_parallel_reorder_strategy;
-        let parts = Self::num_parts(placement);
-        (self.context_parallel_load_balance && parts > 1).then_some(parts)
+        let shards = Self::num_shards(placement);
+        (self.context_parallel_load_balance && shards > 1).then_some(shards)
     }
 
     /// Checks that sequences can be split over the mesh.
@@ -75,17 +75,17 @@ impl ContextGroup {
             )
             .into());
         }
-        let parts = Self::num_parts(placement);
-        let is_paired = self.paired_parts(placement).is_some();
-        let pieces = if is_paired { 2 * parts } else { parts };
+        let shards = Self::num_shards(placement);
+        let is_paired = self.paired_shards(placement).is_some();
+        let pieces = if is_paired { 2 * shards } else { shards };
         if length.is_multiple_of(pieces) {
             return Ok(());
         }
         let dealt = if is_paired { format!(", each of 2 of {pieces} chunks") } else { String::new() };
         let mut choices = vec![format!("use `max_target_length={}`", length.next_multiple_of(pieces))];
-        if is_paired && length.is_multiple_of(parts) {
+        if is_paired && length.is_multiple_of(shards) {
             choices.push(format!(
-                "`context_parallel_load_balance=false`, which needs a multiple of {parts} only"
+                "`context_parallel_load_balance=false`, which needs a multiple of {shards} only"
             ));
         }
         let names: Vec<String> = axes.iter().map(|axis| format!("`{axis}`")).collect();
@@ -94,7 +94,7 @@ impl ContextGroup {
         }
         Err(Problem::inconsistent(
             format!(
-                "`max_target_length` is `{length}` ({}), but sequences are split over {} into {parts} parts{dealt}",
+                "`max_target_length` is `{length}` ({}), but sequences are split over {} into {shards} shards{dealt}",
                 self.length_origin,
                 names.join(" and "),
             ),

@@ -1,5 +1,7 @@
 //! Mixtures of experts.
 
+use mt_shape::{PartitionSpec, Placement, logical};
+
 use super::{
     FromValue,
     choices::{DecoderBlock, RoutedScores},
@@ -7,7 +9,8 @@ use super::{
 };
 use crate::{
     config::{Config, not_built},
-    error::Problem,
+    error::{ConfigError, Problem},
+    origin::Origin,
 };
 
 group! {
@@ -34,6 +37,9 @@ group! {
         routed_score_func: RoutedScores,
         n_routing_groups: i64,
         topk_routing_group: i64,
+    }
+    besides {
+        num_experts_origin: Origin = |config, _| Some(config.entry("num_experts").origin.clone()),
     }
 }
 
@@ -130,6 +136,38 @@ impl ExpertsGroup {
                 problems.push(not_built(config.entry(key), feature));
             }
         }
+    }
+
+    /// Checks that the mesh can split experts.
+    ///
+    /// # Errors
+    /// The number of experts is not a multiple of the number of devices over which the rules split them.
+    pub(super) fn check_split(&self, placement: &Placement) -> Result<(), ConfigError> {
+        let mesh = placement.mesh();
+        let over_fsdp = self.shard_exp_on_fsdp || self.use_2d_fsdp_sharding;
+        let axis = if over_fsdp { logical::EMBED_MOE } else { logical::EXP };
+        // The number of devices is a multiple of every product of mesh axes, so no split fails.
+        let PartitionSpec(axes) = placement.sharding(&[Some(axis)], &[mesh.num_devices()]).spec;
+        let sizes: Vec<(&str, usize)> =
+            axes[0].iter().filter_map(|axis| Some((axis.as_str(), mesh.axis_size(axis)?))).collect();
+        let shards: usize = sizes.iter().map(|(_, size)| size).product();
+        if self.num_experts <= 1 || self.num_experts.is_multiple_of(shards) {
+            return Ok(());
+        }
+        let sizes: Vec<String> = sizes.iter().map(|(axis, size)| format!("{axis}={size}")).collect();
+        Err(Problem::inconsistent(
+            format!(
+                "`num_experts` is `{}` ({}), but the mesh {} splits experts into {shards} shards",
+                self.num_experts,
+                self.num_experts_origin,
+                sizes.join(" × "),
+            ),
+            format!(
+                "split experts over a number of devices that divides {}, or use a multiple of {shards} experts",
+                self.num_experts
+            ),
+        )
+        .into())
     }
 
     /// The number of groups of experts, and that of the groups that a token may choose from, if experts have groups.

@@ -416,7 +416,7 @@ impl PlacementGroup {
     }
 
     /// The number of shards into which the rules split a batch on this mesh.
-    pub fn num_batch_parts(&self, mesh: &Mesh) -> usize {
+    pub fn num_batch_shards(&self, mesh: &Mesh) -> usize {
         self.batch_axes(mesh).iter().filter_map(|axis| mesh.axis_size(axis)).product()
     }
 
@@ -467,8 +467,8 @@ impl PlacementGroup {
     /// The batch size is not a multiple of the number of shards.
     pub(super) fn check_batch(&self, mesh: &Mesh, sequences: &Sequences<'_>) -> Result<(), ConfigError> {
         let &Sequences { key, per_device, origin, number, is_growth } = sequences;
-        let parts = self.num_batch_parts(mesh);
-        if number.is_multiple_of(parts) {
+        let shards = self.num_batch_shards(mesh);
+        if number.is_multiple_of(shards) {
             return Ok(());
         }
         let axes: Vec<String> = mesh.split_axes().map(|(name, size)| format!("{name}={size}")).collect();
@@ -479,12 +479,12 @@ impl PlacementGroup {
             false => (format!("makes a batch of {counted}"), "it", "a batch of"),
         };
         // Every mesh can split a whole number of sequences per device.
-        let larger = Some(number.next_multiple_of(parts))
+        let larger = Some(number.next_multiple_of(shards))
             .filter(|larger| is_short(*larger as f64 / devices as f64))
             .unwrap_or(number.next_multiple_of(devices));
         Err(Problem::inconsistent(
             format!(
-                "`{key}` is `{per_device}` ({origin}), which on {devices} devices {made}, but the mesh {} splits {split} into {parts} parts",
+                "`{key}` is `{per_device}` ({origin}), which on {devices} devices {made}, but the mesh {} splits {split} into {shards} shards",
                 axes.join(" × ")
             ),
             format!(
@@ -505,22 +505,22 @@ impl PlacementGroup {
         let placement = Placement::new(mesh, self.rules());
         let split = placement.sharding(&[Some(HIDDEN_POSITIONS)], &[length]);
         let size = |axis: &String| placement.mesh().axis_size(axis).unwrap_or(1);
-        let parts: usize = split.spec.0.iter().flatten().map(size).product();
-        if tiles == 1 || (length / tiles).is_multiple_of(parts) {
+        let shards: usize = split.spec.0.iter().flatten().map(size).product();
+        if tiles == 1 || (length / tiles).is_multiple_of(shards) {
             return Ok(());
         }
         let axes: Vec<String> =
             split.spec.0.iter().flatten().map(|axis| format!("{axis}={}", size(axis))).collect();
-        let fewer = (1..tiles).rev().find(|tiles| length.is_multiple_of(tiles * parts)).unwrap_or(1);
+        let fewer = (1..tiles).rev().find(|tiles| length.is_multiple_of(tiles * shards)).unwrap_or(1);
         Err(Problem::inconsistent(
             format!(
-                "`num_vocab_tiling` is `{tiles}` ({}) and the mesh {} splits sequences into {parts} parts, but `max_target_length` is `{length}`, which is no multiple of {tiles} × {parts}",
+                "`num_vocab_tiling` is `{tiles}` ({}) and the mesh {} splits sequences into {shards} shards, but `max_target_length` is `{length}`, which is no multiple of {tiles} × {shards}",
                 objective.tiling_origin,
                 axes.join(" × ")
             ),
             format!(
                 "use `num_vocab_tiling={fewer}`, or `max_target_length={}`",
-                length.next_multiple_of(tiles * parts)
+                length.next_multiple_of(tiles * shards)
             ),
         )
         .into())

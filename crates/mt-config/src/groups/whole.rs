@@ -168,7 +168,9 @@ impl TrainConfig {
         let mesh = placement.mesh(&topology)?;
         placement.check_batch(&mesh, &self.data.evaluation_batch(num_devices)?)?;
         for placement in [&self.placement, &placement] {
-            self.context.check_length(&placement.placement(&topology)?, self.data.max_target_length)?;
+            let rules = placement.placement(&topology)?;
+            self.context.check_length(&rules, self.data.max_target_length)?;
+            self.model.experts.check_split(&rules)?;
             placement.check_tiles(placement.mesh(&topology)?, &self.objective)?;
         }
         Ok(())

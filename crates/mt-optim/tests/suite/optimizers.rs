@@ -241,7 +241,7 @@ fn muon_keeps_one_moment_of_matrices() {
     let slots = Optimizer::Muon(MUON).slots(&parameters());
     let of = |parameter: usize| -> Vec<(&str, Option<&str>)> {
         let own = slots.iter().filter(|slot| slot.parameter == parameter);
-        own.map(|slot| (slot.name, slot.part)).collect()
+        own.map(|slot| (slot.name, slot.sub_optimizer)).collect()
     };
     assert_eq!(of(0), [("mu", Some(Muon::MUON))]);
     assert_eq!(of(1), [("mu", Some(Muon::ADAM)), ("nu", Some(Muon::ADAM))]);
