@@ -75,6 +75,7 @@ pub(crate) struct TextRows {
     positions: Vec<i32>,
     segmentation: Vec<i32>,
     targets: Vec<i32>,
+    targets_segmentation: Vec<i32>,
     pub target_bytes: u64,
 }
 
@@ -89,12 +90,21 @@ impl TextRows {
             positions: vec![0; size],
             segmentation: vec![0; size],
             targets: vec![pad; size],
+            targets_segmentation: vec![0; size],
             target_bytes: 0,
         }
     }
 
-    /// Writes the pairs of consecutive tokens of one document into `row`, from column `start` on.
-    pub fn write_segment(&mut self, row: usize, start: usize, segment: usize, tokens: &[i32]) {
+    /// Writes the pairs of consecutive tokens of one document into `row`, from column `start` on. `has_loss` tells
+    /// whether the target of a pair has a loss.
+    pub fn write_segment(
+        &mut self,
+        row: usize,
+        start: usize,
+        segment: usize,
+        tokens: &[i32],
+        has_loss: impl Fn(usize) -> bool,
+    ) {
         let base = row * self.length + start;
         for (offset, pair) in tokens.windows(2).enumerate() {
             let index = base + offset;
@@ -102,22 +112,27 @@ impl TextRows {
             self.targets[index] = pair[1];
             self.positions[index] = offset as i32;
             self.segmentation[index] = segment as i32;
+            self.targets_segmentation[index] = if has_loss(offset) { segment as i32 } else { 0 };
         }
     }
 
-    /// The finished batch. Inputs and targets are in the same segments, which share one array.
+    /// The finished batch. If all targets have a loss, inputs and targets share one array of segments.
     pub fn into_batch(self) -> Batch {
         let array = |values: &[i32]| {
             let dims = [self.rows, self.length];
             Arc::new(HostArray::from_slice(DType::I32, &dims, values).expect("one value for each position"))
         };
         let segmentation = array(&self.segmentation);
+        let of_targets = match self.targets_segmentation == self.segmentation {
+            true => segmentation.clone(),
+            false => array(&self.targets_segmentation),
+        };
         let arrays = [
             (INPUTS, array(&self.inputs)),
             (INPUTS_POSITION, array(&self.positions)),
-            (INPUTS_SEGMENTATION, segmentation.clone()),
+            (INPUTS_SEGMENTATION, segmentation),
             (TARGETS, array(&self.targets)),
-            (TARGETS_SEGMENTATION, segmentation),
+            (TARGETS_SEGMENTATION, of_targets),
         ];
         Batch {
             rows: self.rows,

@@ -32,7 +32,7 @@ pub enum DataError {
 
     /// A file without the requested column.
     #[error(
-        "`{path}`{place} has no column `{column}`; it has {available}\nhint: name the text column with \
+        "`{path}`{place} has no column `{column}`; it has {available}\nhint: name the columns to read with \
          `train_data_columns` (or `eval_data_columns`)"
     )]
     MissingColumn { path: PathBuf, place: String, column: String, available: String },
@@ -43,6 +43,10 @@ pub enum DataError {
          or name another column with `train_data_columns` (or `eval_data_columns`)"
     )]
     ColumnType { path: PathBuf, place: String, column: String, found: String },
+
+    /// A record that is no example for fine-tuning.
+    #[error("{place}: {reason}")]
+    Example { place: String, reason: String },
 
     /// A parquet file that cannot be decoded.
     #[error(

@@ -55,22 +55,35 @@ struct Cursor {
 struct Row {
     filled: usize,
     bytes: u64,
-    segments: Vec<Vec<i32>>,
+    segments: Vec<Piece>,
+}
+
+/// A stretch of a document's tokens.
+#[derive(Debug)]
+struct Piece {
+    tokens: Vec<i32>,
+    /// Whether the target of each pair of consecutive tokens has a loss; empty if all have one.
+    has_loss: Vec<bool>,
 }
 
 impl Row {
     /// Appends the pairs `start..start + count` of a document as a new segment.
     fn push(&mut self, document: &EncodedDocument, start: usize, count: usize) {
-        self.segments.push(document.tokens[start..=start + count].to_vec());
-        self.bytes +=
-            document.bytes[start + 1..=start + count].iter().map(|bytes| u64::from(*bytes)).sum::<u64>();
+        let targets = start + 1..=start + count;
+        self.segments.push(Piece {
+            tokens: document.tokens[start..=start + count].to_vec(),
+            has_loss: document.trained.get(targets.clone()).unwrap_or_default().to_vec(),
+        });
+        let counted = targets.filter(|target| document.is_trained(*target));
+        self.bytes += counted.map(|target| u64::from(document.bytes[target])).sum::<u64>();
         self.filled += count;
     }
 
     fn write(&self, batch: &mut TextRows, row: usize) {
         let mut start = 0;
-        for (index, tokens) in self.segments.iter().enumerate() {
-            batch.write_segment(row, start, index + 1, tokens);
+        for (index, Piece { tokens, has_loss }) in self.segments.iter().enumerate() {
+            let has_loss = |pair: usize| has_loss.get(pair).copied().unwrap_or(true);
+            batch.write_segment(row, start, index + 1, tokens, has_loss);
             start += tokens.len() - 1;
         }
         batch.target_bytes += self.bytes;
@@ -285,7 +298,7 @@ impl TrainIterator {
         let row_key = key(&[self.options.seed, self.rows]);
         let token = |column: usize| (mix(row_key ^ mix(column as u64)) % vocab_size as u64) as i32;
         let tokens: Vec<i32> = (0..=self.options.length).map(token).collect();
-        Row { filled: self.options.length, bytes: 0, segments: vec![tokens] }
+        Row { filled: self.options.length, bytes: 0, segments: vec![Piece { tokens, has_loss: Vec::new() }] }
     }
 
     /// A row of one truncated document. Documents of other hosts are counted but not read.
@@ -477,6 +490,9 @@ fn fingerprint(
     if let Some(tokenizer) = tokenizer.filter(|_| !is_synthetic) {
         parts.push(("the tokenizer", tokenizer.fingerprint().into()));
         parts.push(("the use of BOS and EOS", format!("BOS {}, EOS {}", options.add_bos, options.add_eos)));
+        if let Some(conversations) = &options.conversations {
+            parts.push(("the form of conversations", conversations.fingerprint()));
+        }
         parts.push(("the packing", format!("{packing}, {segments} of segments in a row")));
     }
     parts.into_iter().map(|(name, value)| (name.to_string(), value)).collect()

@@ -33,6 +33,7 @@
 
 mod batch;
 mod chat;
+mod conversation;
 mod error;
 mod evaluation;
 mod files;
@@ -51,6 +52,7 @@ mod watch;
 
 pub use batch::{Batch, NamedArray, arrays};
 pub use chat::{ChatTemplate, Message};
+pub use conversation::{AddedEnds, ConversationColumns, Conversations, ExampleCounts};
 pub use error::{DataError, Result};
 pub use evaluation::{EvaluationBatches, EvaluationSet};
 pub use files::expand as expand_patterns;
@@ -59,7 +61,7 @@ pub use options::{DatasetOptions, Packing, Remainder};
 pub use prefetch::{Awaited, Prefetcher};
 pub use random::Permutation;
 pub use repository::{Split, remove_seen, repository_corpus, repository_documents, save_documents};
-pub use source::{Dataset, Source, TextDocument};
+pub use source::{Dataset, RecordFormat, Source, TextDocument};
 pub use state::IteratorState;
 pub use statistics::{UnigramModel, bits_per_byte};
 pub use stream::{BatchSource, HeldOut, Position};

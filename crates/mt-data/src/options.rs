@@ -1,5 +1,8 @@
 //! The options of a data pipeline.
 
+use std::sync::Arc;
+
+use crate::conversation::Conversations;
 use crate::error::{DataError, Result};
 use crate::source::Source;
 
@@ -29,6 +32,8 @@ pub enum Remainder {
 pub struct DatasetOptions {
     /// The documents.
     pub source: Source,
+    /// How the documents, which are records, become conversations; `None` for plain text.
+    pub conversations: Option<Arc<Conversations>>,
     /// Tokens in a row.
     pub length: usize,
     /// Rows of a batch, on all hosts together.
@@ -67,6 +72,7 @@ impl DatasetOptions {
     pub fn training(source: Source, length: usize, batch_rows: usize) -> Self {
         Self {
             source,
+            conversations: None,
             length,
             batch_rows,
             host_index: 0,

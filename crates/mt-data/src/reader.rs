@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use crate::conversation::{AddedEnds, Conversations};
 use crate::error::{DataError, Result};
 use crate::random::key;
 use crate::source::{Dataset, Order};
@@ -22,6 +23,8 @@ pub(crate) struct DocumentReader {
     add_bos: bool,
     add_eos: bool,
     vocab_size: Option<usize>,
+    /// How records become conversations, and the most tokens of one.
+    conversations: Option<(Arc<Conversations>, usize)>,
     shuffle: Option<u64>,
     num_examples: Option<u64>,
     pool: Option<rayon::ThreadPool>,
@@ -51,6 +54,8 @@ impl DocumentReader {
             add_bos: options.add_bos,
             add_eos: options.add_eos,
             vocab_size: options.vocab_size,
+            // A row of targets needs one more input.
+            conversations: options.conversations.clone().map(|form| (form, options.length + 1)),
             shuffle: options.shuffle.then_some(options.seed),
             num_examples,
             pool,
@@ -107,7 +112,7 @@ impl DocumentReader {
             match self.dataset.read(document) {
                 Ok(text) => {
                     bytes += text.len();
-                    texts.push((example, text));
+                    texts.push((example, document, text));
                 }
                 Err(error) => {
                     self.failed = Some((example, error));
@@ -117,10 +122,18 @@ impl DocumentReader {
         }
         let (tokenizer, add_bos, add_eos) = (self.tokenizer.clone(), self.add_bos, self.add_eos);
         let (dataset, vocab_size) = (self.dataset.clone(), self.vocab_size);
-        let encode = |(example, text): &(u64, String)| {
-            // An empty text has no tokens, not even BOS and EOS.
-            let document = match &tokenizer {
-                Some(tokenizer) if !text.is_empty() => tokenizer.encode_document(text, add_bos, add_eos),
+        let conversations = self.conversations.clone();
+        let encode = |(example, index, text): &(u64, u64, String)| {
+            let document = match (&tokenizer, &conversations) {
+                (Some(tokenizer), Some((form, max_tokens))) => {
+                    let adds = AddedEnds { bos: add_bos, eos: add_eos };
+                    let encoded = form.encode(text, tokenizer, adds, *max_tokens);
+                    encoded.map_err(|reason| DataError::Example { place: dataset.place(*index), reason })
+                }
+                // An empty text has no tokens, not even BOS and EOS.
+                (Some(tokenizer), None) if !text.is_empty() => {
+                    tokenizer.encode_document(text, add_bos, add_eos)
+                }
                 _ => Ok(EncodedDocument::default()),
             };
             (*example, document.and_then(|document| known(document, vocab_size, &dataset)))

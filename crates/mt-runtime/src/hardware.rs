@@ -8,12 +8,17 @@ use crate::{CompileSettings, Runtime, RuntimeError, RuntimeOptions};
 /// Starts the hardware that a configuration requests. `on_install` receives the installation of a missing plugin.
 ///
 /// # Errors
-/// The machine has no such hardware, or its plugin is missing.
+/// The machine has no such hardware, its plugin is missing, or programs cannot be dumped where the configuration says.
 pub fn start_runtime(
     run: &RunGroup,
     debug: &DebugGroup,
     on_install: OnInstall<'_>,
 ) -> Result<Runtime, RuntimeError> {
+    if debug.dump_hlo {
+        let path = &debug.dump_hlo_local_dir;
+        let unwritable = |source| RuntimeError::Dump { path: path.clone(), source };
+        std::fs::create_dir_all(path).map_err(unwritable)?;
+    }
     let platform = match run.hardware {
         Hardware::Auto => None,
         Hardware::Cpu => Some(Platform::Cpu),

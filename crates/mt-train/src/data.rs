@@ -7,9 +7,10 @@ use mt_config::{
     tokenizer_directory,
 };
 use mt_data::{
-    BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, Dataset, DatasetOptions, EvaluationSet, HeldOut, Packing,
-    Remainder, Source, Split, TextDocument, Tokenizer, TrainIterator, UnigramModel, Watch, bits_per_byte,
-    repository_documents, save_documents, train_bpe,
+    BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, ChatTemplate, ConversationColumns, Conversations, Dataset,
+    DatasetOptions, EvaluationSet, HeldOut, Packing, RecordFormat, Remainder, Source, Split, TextDocument,
+    Tokenizer, TrainIterator, UnigramModel, Watch, bits_per_byte, repository_documents, save_documents,
+    train_bpe,
 };
 
 use crate::{Observer, TrainError, events, objective::Objective};
@@ -20,6 +21,8 @@ pub struct RunData {
     pub evaluation: Option<Box<dyn HeldOut>>,
     /// The score of a model that only counts tokens, for comparison with a quick start's loss; set if the data is text.
     pub(crate) baseline: Option<Baseline>,
+    /// How the training data's records become tokens, with counts of examples; none for plain text.
+    pub(crate) conversations: Option<Arc<Conversations>>,
 }
 
 /// The inputs for the score of a unigram model, which only counts tokens.
@@ -107,30 +110,40 @@ impl DataRequest<'_> {
         let (train, evaluation) = self.sources()?;
         let dataset = Arc::new(Dataset::open_watched(&train, self.watch)?);
         let tokenizer = self.open_tokenizer(&dataset)?;
-        let options = |source: Source, rows: usize| DatasetOptions {
-            packing: match (self.data.packing, self.data.grain_packing_type) {
-                (false, _) => Packing::Off,
-                (true, PackingType::FirstFit) => Packing::FirstFit,
-                (true, PackingType::ConcatThenSplit) => Packing::ConcatThenSplit,
-            },
-            drops_long_ends: Some(self.data.drops_long_ends()),
-            max_segments: self.data.max_segments_per_seq,
-            shuffle: self.data.enable_data_shuffling,
-            seed: self.data.data_shuffle_seed,
-            num_epoch: self.data.num_epoch,
-            add_bos: self.tokenizer.add_bos,
-            add_eos: self.tokenizer.add_eos,
-            vocab_size: Some(self.data.vocab_size),
-            remainder: Remainder::Drop,
-            ..DatasetOptions::training(source, self.data.max_target_length, rows)
+        let template = self.chat_template(&train)?;
+        let form = |columns: Vec<String>| -> Option<Arc<Conversations>> {
+            let columns = ConversationColumns::of(&columns).filter(|_| is_of_records(&train))?;
+            let answers_only = self.data.sft_train_on_completion_only;
+            Some(Arc::new(Conversations::new(columns, template.clone(), answers_only)))
         };
-        let train_options = options(train, self.rows);
+        let (conversations, held_out) = (form(self.data.train_columns()), form(self.data.eval_columns()));
+        let options =
+            |source: Source, conversations: &Option<Arc<Conversations>>, rows: usize| DatasetOptions {
+                conversations: conversations.clone(),
+                packing: match (self.data.packing, self.data.grain_packing_type) {
+                    (false, _) => Packing::Off,
+                    (true, PackingType::FirstFit) => Packing::FirstFit,
+                    (true, PackingType::ConcatThenSplit) => Packing::ConcatThenSplit,
+                },
+                // The tokenizer cuts conversations, so that it can leave out those whose answers would be cut away.
+                drops_long_ends: Some(self.data.drops_long_ends() && conversations.is_none()),
+                max_segments: self.data.max_segments_per_seq,
+                shuffle: self.data.enable_data_shuffling,
+                seed: self.data.data_shuffle_seed,
+                num_epoch: self.data.num_epoch,
+                add_bos: self.tokenizer.add_bos,
+                add_eos: self.tokenizer.add_eos,
+                vocab_size: Some(self.data.vocab_size),
+                remainder: Remainder::Drop,
+                ..DatasetOptions::training(source, self.data.max_target_length, rows)
+            };
+        let train_options = options(train.clone(), &conversations, self.rows);
         let train = TrainIterator::new(dataset.clone(), train_options.clone(), tokenizer.clone())?;
         let evaluation = evaluation
             .filter(|_| self.evaluates)
             .map(|source| {
                 EvaluationSet::open(
-                    options(source, self.evaluation_rows),
+                    options(source, &held_out, self.evaluation_rows),
                     tokenizer.clone(),
                     self.evaluation_steps,
                 )
@@ -139,7 +152,29 @@ impl DataRequest<'_> {
         let baseline =
             Baseline { dataset, options: train_options, evaluation: evaluation.clone(), tokenizer };
         let evaluation = evaluation.map(|set| -> Box<dyn HeldOut> { Box::new(set) });
-        Ok(RunData { train: Box::new(train), evaluation, baseline: Some(baseline) })
+        Ok(RunData { train: Box::new(train), evaluation, baseline: Some(baseline), conversations })
+    }
+
+    /// The chat template of conversations: that of the keys, which the run's tokenizer keeps, or the tokenizer's own.
+    fn chat_template(&self, train: &Source) -> Result<Option<ChatTemplate>, TrainError> {
+        if !is_of_records(train) {
+            return Ok(None);
+        }
+        let directory = tokenizer_directory(self.run_directory);
+        let file = directory.join(ChatTemplate::FILE);
+        let given = match (&self.data.chat_template, &self.data.chat_template_path) {
+            (Some(text), _) => Some(ChatTemplate::from_text("chat_template", text, &directory)?),
+            (None, Some(path)) => Some(ChatTemplate::load_file(path, &directory)?),
+            (None, None) => None,
+        };
+        match given {
+            Some(template) => {
+                let text = template.text().unwrap_or_default();
+                std::fs::write(&file, text).map_err(TrainError::io("write", &file))?;
+                Ok(Some(template))
+            }
+            None => Ok(ChatTemplate::load(&directory)?),
+        }
     }
 
     fn sources(&self) -> Result<(Source, Option<Source>), TrainError> {
@@ -216,15 +251,27 @@ impl DataRequest<'_> {
     }
 }
 
+fn is_of_records(source: &Source) -> bool {
+    matches!(source, Source::Records { .. })
+}
+
 /// The source for a split of the local data that the configuration names, and `None` for synthetic data. The files of a
 /// repository are read below `repository`.
 pub fn local_source(data: &DataGroup, split: Split, repository: &Path) -> Option<Source> {
     let (files, columns) = match split {
-        Split::Train => (data.train_patterns(), &data.train_data_columns),
-        Split::Evaluation => (data.eval_patterns(), &data.eval_data_columns),
+        Split::Train => (data.train_patterns(), data.train_columns()),
+        Split::Evaluation => (data.eval_patterns(), data.eval_columns()),
     };
+    let format = data.format()?;
+    if data.use_sft {
+        let format = match format {
+            DataFormat::Parquet => RecordFormat::Parquet,
+            DataFormat::Json | DataFormat::Text | DataFormat::Repository => RecordFormat::JsonLines,
+        };
+        return Some(Source::Records { files, format, columns });
+    }
     let column = columns.first().cloned().unwrap_or_default();
-    Some(match data.format()? {
+    Some(match format {
         DataFormat::Text => Source::Text {
             files,
             document: match data.hf_text_unit {

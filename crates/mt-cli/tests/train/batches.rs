@@ -147,11 +147,11 @@ fn batches_that_do_not_come_out_are_refused() {
             "per_device_batch_size_start=0.5",
             "per_device_batch_size_increment=0.5",
         ]),
-        &["`per_device_batch_size_start` is `0.5`", "a batch of 2 sequences", "4 parts"],
+        &["`per_device_batch_size_start` is `0.5`", "a batch of 2 sequences", "4 shards"],
     );
     check(
         &growing(&["num_cpu_devices=4", "per_device_batch_size_increment=0.5"]),
-        &["`per_device_batch_size_increment` is `0.5`", "lets batches grow by 2 sequences", "4 parts"],
+        &["`per_device_batch_size_increment` is `0.5`", "lets batches grow by 2 sequences", "4 shards"],
     );
     check(
         &["num_vocab_tiling=16", "num_cpu_devices=4", "ici_context_parallelism=4"],

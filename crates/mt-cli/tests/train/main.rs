@@ -2,6 +2,7 @@
 
 mod batches;
 mod compile;
+mod conversations;
 mod data;
 mod goodput;
 mod kill;

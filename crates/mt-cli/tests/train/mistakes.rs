@@ -23,7 +23,7 @@ fn values_that_do_not_fit() {
     let devices = "num_cpu_devices=4";
     check(&[devices, "ici_fsdp_parallelism=3"], &["`ici_fsdp_parallelism=3`", "which is 4"]);
     check(&[devices, "per_device_batch_size=0.3"], &["`per_device_batch_size` is `0.3`", "1.2 sequences"]);
-    check(&[devices, "per_device_batch_size=0.5"], &["a batch of 2 sequences", "4 parts"]);
+    check(&[devices, "per_device_batch_size=0.5"], &["a batch of 2 sequences", "4 shards"]);
     check(
         &["vocab_size=100"],
         &["`byte` has 259 tokens", "`vocab_size` of 100", "hint: set `vocab_size=259`"],
@@ -93,7 +93,7 @@ fn files_that_do_not_fit() {
         &["cannot load PJRT plugin", "train.txt", "`maxtext plugin list`"],
     );
     let dump = ["dump_hlo=true", "dump_hlo_local_dir=train.txt"];
-    check(&dump, &["cannot write programs to `train.txt/", "`dump_hlo_local_dir`"]);
+    check(&dump, &["cannot write programs to `train.txt`", "`dump_hlo_local_dir`"]);
     check(&["load_parameters_path=nowhere"], &["`nowhere` is not a checkpoint", "hint: "]);
     assert!(fs::read_to_string(sandbox.path("train.txt")).unwrap().len() >= 40_000);
 }

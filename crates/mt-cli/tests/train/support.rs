@@ -190,7 +190,12 @@ impl Metrics {
 
     /// The training losses in order.
     pub fn losses(&self) -> Vec<f64> {
-        self.training.values().map(|record| record["learning/loss"].as_f64().unwrap_or(f64::NAN)).collect()
+        self.series("learning/loss")
+    }
+
+    /// The values of a metric of training in order.
+    pub fn series(&self, name: &str) -> Vec<f64> {
+        self.training.values().map(|record| record[name].as_f64().unwrap_or(f64::NAN)).collect()
     }
 
     /// The evaluation losses in order.

@@ -24,6 +24,10 @@ group! {
         hf_text_unit: HfTextUnit,
         train_data_columns: Vec<String>,
         eval_data_columns: Vec<String>,
+        use_sft: bool,
+        sft_train_on_completion_only: bool,
+        chat_template: Option<String>,
+        chat_template_path: Option<PathBuf>,
         packing: bool,
         use_truncation: Option<bool>,
         grain_packing_type: PackingType,
@@ -45,6 +49,8 @@ group! {
     besides {
         batch_origin: Origin = |config, _| Some(config.entry("per_device_batch_size").origin.clone()),
         eval_batch_origin: Origin = |config, _| Some(config.entry("eval_per_device_batch_size").origin.clone()),
+        train_columns_origin: Origin = |config, _| Some(config.entry("train_data_columns").origin.clone()),
+        eval_columns_origin: Origin = |config, _| Some(config.entry("eval_data_columns").origin.clone()),
         ramp_start_origin: Origin = |config, _| Some(config.entry("per_device_batch_size_start").origin.clone()),
         ramp_increment_origin: Origin = |config, _| Some(config.entry("per_device_batch_size_increment").origin.clone()),
     }
@@ -90,17 +96,55 @@ impl DataGroup {
             }
         }
         for (key, columns) in
-            [("train_data_columns", &self.train_data_columns), ("eval_data_columns", &self.eval_data_columns)]
+            [("train_data_columns", self.train_columns()), ("eval_data_columns", self.eval_columns())]
         {
-            match columns.len() {
-                0 => problems.push(Problem::inconsistent(
+            match (self.use_sft, columns.len()) {
+                (_, 0) => problems.push(Problem::inconsistent(
                     format!("{}, so that there is nothing to read", config.stated(key)),
                     format!("name the column that holds the text, such as `{key}=text`"),
                 )),
-                1 => {}
-                _ => report(problems, not_built(config.entry(key), features::SEVERAL_COLUMNS)),
+                (_, 1) | (true, 2) => {}
+                (false, _) => report(problems, not_built(config.entry(key), features::SEVERAL_COLUMNS)),
+                (true, _) => problems.push(Problem::inconsistent(
+                    format!("{}, but a conversation has one column or two", config.stated(key)),
+                    format!("use `{key}=[messages]`, or the columns of prompt and answer, such as `{key}=[prompt,completion]`"),
+                )),
             }
         }
+        if self.use_sft {
+            self.check_conversations(config, problems);
+        }
+    }
+
+    fn check_conversations(&self, config: &Config, problems: &mut Vec<Problem>) {
+        check_templates(config, problems);
+        if matches!(self.format(), Some(DataFormat::Text | DataFormat::Repository)) {
+            problems.push(Problem::inconsistent(
+                format!("{}, but {}, and plain text has no columns", config.stated("use_sft"), config.stated("hf_path")),
+                "write conversations as JSON lines (`hf_path=json`) or parquet (`hf_path=parquet`), or use `use_sft=false`",
+            ));
+        }
+        if config.entry("tokenizer_vocab_size").value.as_i64().is_some_and(|size| size > 0) {
+            problems.push(Problem::inconsistent(
+                format!("{}, but {}", config.stated("use_sft"), config.stated("tokenizer_vocab_size")),
+                "use the tokenizer with which the model was trained, which comes with `load_parameters_path`, or name one with `tokenizer_path`",
+            ));
+        }
+    }
+
+    /// The columns of the training data.
+    pub fn train_columns(&self) -> Vec<String> {
+        self.columns(&self.train_data_columns, &self.train_columns_origin)
+    }
+
+    /// The columns of the evaluation data.
+    pub fn eval_columns(&self) -> Vec<String> {
+        self.columns(&self.eval_data_columns, &self.eval_columns_origin)
+    }
+
+    /// The default names the column of plain text, which conversations do not have.
+    fn columns(&self, columns: &[String], origin: &Origin) -> Vec<String> {
+        if self.use_sft && !origin.is_given() { vec!["messages".to_owned()] } else { columns.to_vec() }
     }
 
     /// Whether the data would have to be downloaded from the Hugging Face hub.
@@ -162,6 +206,21 @@ impl DataGroup {
     /// The size per device times the number of devices is not a whole number.
     pub fn eval_global_batch(&self, num_devices: usize) -> Result<usize, ConfigError> {
         Ok(self.evaluation_batch(num_devices)?.number)
+    }
+}
+
+/// Reports two chat templates at once.
+pub(super) fn check_templates(config: &Config, problems: &mut Vec<Problem>) {
+    let is_set = |key: &str| config.entry(key).value.as_str().is_some_and(|text| !text.is_empty());
+    if is_set("chat_template") && is_set("chat_template_path") {
+        problems.push(Problem::inconsistent(
+            format!(
+                "{} and {}, but only one template can be used",
+                config.stated("chat_template"),
+                config.stated("chat_template_path")
+            ),
+            "leave out `chat_template` or `chat_template_path`",
+        ));
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{
     choices::{Hardware, SamplingStrategy},
+    data::check_templates,
     group,
 };
 use crate::{config::Config, error::Problem};
@@ -283,16 +284,7 @@ impl DecodeGroup {
             ));
         }
         self.check_prompts(config, problems);
-        if self.chat_template.is_some() && self.chat_template_path.is_some() {
-            problems.push(Problem::inconsistent(
-                format!(
-                    "{} and {}, but only one template can be used",
-                    config.stated("chat_template"),
-                    config.stated("chat_template_path")
-                ),
-                "leave out `chat_template` or `chat_template_path`",
-            ));
-        }
+        check_templates(config, problems);
         if self.system_prompt.is_some() && self.use_chat_template == Some(false) {
             problems.push(Problem::inconsistent(
                 format!(

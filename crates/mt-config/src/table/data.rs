@@ -40,9 +40,18 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .only_with("eval_interval", &[])
 .acts_on("evaluation")
             .may_change(),
-            Key::texts("train_data_columns", &["text"], "Columns of the training data that hold the text.")
+            Key::texts(
+                "train_data_columns",
+                &["text"],
+                "Column of the training data that holds the text. With `use_sft`, the column of messages, \
+                 `[messages]` if not given, or the columns of prompt and answer, such as `[prompt,completion]`.",
+            )
                 .acts_on("data"),
-            Key::texts("eval_data_columns", &["text"], "Columns of the evaluation data that hold the text.")
+            Key::texts(
+                "eval_data_columns",
+                &["text"],
+                "Columns of the evaluation data, as in `train_data_columns`.",
+            )
                 .acts_on("evaluation"),
             Key::boolean(
                 "packing",
@@ -304,9 +313,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "chat_template_path",
                 "",
                 "File that holds the chat template to use instead of the tokenizer's: Jinja text, or JSON whose \
-                 `chat_template` is the text.",
+                 `chat_template` is the text. With `use_sft`, the run's tokenizer keeps it.",
             )
-            .acts_on("decoding")
+            .acts_on("data and decoding")
             .may_change(),
             Key::text(
                 "chat_template",
@@ -314,7 +323,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Jinja text of the chat template to use instead of the tokenizer's; the \
                  tokenizer's own if empty.",
             )
-            .acts_on("decoding")
+            .acts_on("data and decoding")
             .may_change(),
             Key::text(
                 "data_template_path",

@@ -25,6 +25,7 @@ pub(crate) const EXCHANGE_OF_HEADS: &str = "attention that exchanges heads betwe
 pub(crate) const EXPERT_PARALLELISM: &str = "further options of expert parallelism";
 pub(crate) const FLOAT32_ACTIVATION_FUNCTIONS_IN_A_BFLOAT16_MODEL: &str =
     "float32 activation functions in a bfloat16 model";
+pub(crate) const FORMATTING_FUNCTIONS: &str = "formatting functions in Python";
 pub(crate) const FUSED_FEED_FORWARD_PROJECTIONS: &str = "fused feed-forward projections";
 pub(crate) const HOSTS_WITHOUT_DATA: &str = "hosts that read no data of their own";
 pub(crate) const HUB_DATASETS: &str = "datasets from the Hugging Face hub";
@@ -65,7 +66,6 @@ pub(crate) const SEVERAL_COLUMNS: &str = "documents from several columns";
 pub(crate) const SPARSE_WEIGHTS: &str = "sparse weights";
 pub(crate) const STACKS_IN_THE_CLOUD: &str = "stack traces in a cloud service";
 pub(crate) const STRIPED_SEQUENCES: &str = "striped sequences";
-pub(crate) const SUPERVISED_FINE_TUNING: &str = "supervised fine-tuning";
 pub(crate) const TENSORFLOW_DATASETS: &str = "TensorFlow datasets";
 pub(crate) const TOKENIZED_DATA: &str = "data that is already tokenized";
 pub(crate) const WANDB: &str = "Weights & Biases";

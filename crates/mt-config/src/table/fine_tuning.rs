@@ -13,14 +13,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .refused(features::PREFERENCE_OPTIMIZATION)
                 .acts_on("preference optimization"),
             Key::boolean("use_sft", false, "Train on conversations or on pairs of a prompt and an answer.")
-                .refused(features::SUPERVISED_FINE_TUNING)
-                .acts_on("fine-tuning"),
+                .acts_on("data"),
             Key::boolean(
                 "sft_train_on_completion_only",
                 false,
                 "Exclude prompts from the loss, so that only answers are learned.",
             )
-            .refused(features::SUPERVISED_FINE_TUNING)
             .only_with("use_sft", &[])
             .acts_on("loss"),
             Key::text(
@@ -28,14 +26,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "",
                 "User function that turns a row of a fine-tuning dataset into a conversation.",
             )
-            .refused(features::SUPERVISED_FINE_TUNING)
+            .refused(features::FORMATTING_FUNCTIONS)
             .only_with("use_sft", &[])
             .acts_on("data"),
             Key::mapping(
                 "formatting_func_kwargs",
                 "Arguments by name for the function of `formatting_func_path`.",
             )
-            .refused(features::SUPERVISED_FINE_TUNING)
+            .refused(features::FORMATTING_FUNCTIONS)
             .only_with("use_sft", &[])
             .acts_on("data"),
             Key::optional_boolean("use_grpo", "Train by group-relative policy optimization (GRPO).")

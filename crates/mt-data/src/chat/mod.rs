@@ -2,10 +2,12 @@
 //!
 //! Templates are written in Jinja and rendered in the environment of the transformers library.
 
+mod generation;
 mod json;
 
 use std::fmt::Write;
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 
 use chrono::{DateTime, FixedOffset, Local, NaiveDateTime};
@@ -49,6 +51,17 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
+    /// The file of a Hugging Face directory that holds the text of its only template.
+    pub const FILE: &'static str = TEMPLATE_FILES[0];
+
+    /// The text of the template; `None` if there are several.
+    pub fn text(&self) -> Option<&str> {
+        match &self.sources[..] {
+            [(_, text)] => Some(text),
+            _ => None,
+        }
+    }
+
     /// The template of a Hugging Face directory, or `None` without one: `chat_template.jinja`, or `chat_template` of
     /// `chat_template.json` or `tokenizer_config.json`, which is a text or a list of named texts.
     /// `tokenizer_config.json` and `special_tokens_map.json` name the special tokens.
@@ -134,7 +147,36 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// The template is faulty or rejects the messages.
-    pub fn render_with(&self, mut messages: Json, variables: Map<String, Json>) -> Result<String> {
+    pub fn render_with(&self, messages: Json, variables: Map<String, Json>) -> Result<String> {
+        self.render_source(messages, variables, |source| Some(generation::unmarked(source)))
+            .map(Option::unwrap_or_default)
+    }
+
+    /// [`ChatTemplate::render_with`], and the byte ranges of the text within `{% generation %}` blocks, which mark the
+    /// assistant's answers. `None` if the template has no such block.
+    ///
+    /// # Errors
+    /// The template is faulty or rejects the messages.
+    pub(crate) fn render_marked(
+        &self,
+        messages: Json,
+        variables: Map<String, Json>,
+    ) -> Result<Option<(String, Vec<Range<usize>>)>> {
+        let rendered = self.render_source(messages, variables, generation::marked)?;
+        let found = rendered.map(|text| {
+            let found = generation::find(&text);
+            found.ok_or_else(|| problem(&self.name, "nests `{% generation %}` blocks".into()))
+        });
+        found.transpose()
+    }
+
+    /// Renders what `prepare` makes of the template's source, if anything.
+    fn render_source(
+        &self,
+        mut messages: Json,
+        variables: Map<String, Json>,
+        prepare: impl FnOnce(&str) -> Option<String>,
+    ) -> Result<Option<String>> {
         for message in messages.as_array_mut().into_iter().flatten().filter_map(Json::as_object_mut) {
             // Programs write `null` for absent values, which few templates expect.
             message.retain(|_, value| !value.is_null());
@@ -149,11 +191,10 @@ impl ChatTemplate {
         context.extend(variables);
         context.insert("messages".into(), messages);
         let has_tools = !context["tools"].is_null();
-        let source = self.source(has_tools)?;
+        let Some(source) = prepare(self.source(has_tools)?) else { return Ok(None) };
         let environment = environment(self.now).map_err(|error| self.failure(&error))?;
-        let source = without_generation_blocks(source);
         let template = environment.template_from_str(&source).map_err(|error| self.failure(&error))?;
-        template.render(Value::from(Serde(context))).map_err(|error| self.failure(&error))
+        template.render(Value::from(Serde(context))).map(Some).map_err(|error| self.failure(&error))
     }
 
     /// The template to render, chosen like the transformers library does.
@@ -296,28 +337,4 @@ fn strftime(time: DateTime<FixedOffset>, format: &str) -> std::result::Result<St
     write!(text, "{}", time.format(format))
         .map_err(|_| Error::new(ErrorKind::InvalidOperation, format!("`{format}` is not a date format")))?;
     Ok(text)
-}
-
-/// Replaces `{% generation %}` blocks, which only mark the assistant's text, by `{% with %}` blocks.
-fn without_generation_blocks(source: &str) -> String {
-    let (mut output, mut rest) = (String::with_capacity(source.len()), source);
-    while let Some(start) = rest.find("{%") {
-        let inside = &rest[start + 2..];
-        let Some(end) = inside.find("%}") else { break };
-        let tag = &inside[..end];
-        let word = tag.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
-        output.push_str(&rest[..start + 2]);
-        match word {
-            "generation" => output.push_str(&tag.replacen(word, "with", 1)),
-            "endgeneration" => output.push_str(&tag.replacen(word, "endwith", 1)),
-            _ => {
-                // Another tag may contain `%}` in a string, so the search continues inside the tag.
-                rest = inside;
-                continue;
-            }
-        }
-        rest = &inside[end..];
-    }
-    output.push_str(rest);
-    output
 }

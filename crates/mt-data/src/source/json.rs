@@ -32,6 +32,20 @@ pub(super) fn text_under(line: &str, column: &str) -> Result<String, JsonProblem
     }
 }
 
+/// The JSON object in a line, which has all of `columns`. The error names the column that is missing.
+pub(super) fn record_with(line: &str, columns: &[String]) -> Result<String, (String, JsonProblem)> {
+    let first = columns.first().map(String::as_str).unwrap_or_default();
+    for column in columns {
+        match text_under(line, column) {
+            // Records hold values of any type.
+            Ok(_) | Err(JsonProblem::Type(_)) => {}
+            Err(problem @ JsonProblem::Missing(_)) => return Err((column.clone(), problem)),
+            Err(problem) => return Err((first.to_owned(), problem)),
+        }
+    }
+    Ok(line.to_owned())
+}
+
 fn syntax(line: &str, error: &serde_json::Error) -> String {
     let hint = if matches!(line.trim(), "[" | "{") || line.trim_start().starts_with('[') {
         "\nhint: each line must be a JSON object of its own; write an indented file or an array as JSON lines, for \

@@ -20,8 +20,8 @@ use crate::repository::{self, Split};
 use crate::watch::Watch;
 
 pub(crate) use order::Order;
-use parquet::ParquetDocuments;
-use text::{FileDocuments, LineDocuments};
+use parquet::{ParquetDocuments, RowContent};
+use text::{FileDocuments, LineContent, LineDocuments};
 
 /// How plain text files divide into documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,10 +43,20 @@ pub enum Source {
     JsonLines { files: Vec<String>, column: String },
     /// Parquet files, with the text in the string column `column`, where `a.b` is the field `b` of the group `a`.
     Parquet { files: Vec<String>, column: String },
+    /// Files of records, each with these columns. A document is a record as JSON, with values of any type.
+    Records { files: Vec<String>, format: RecordFormat, columns: Vec<String> },
     /// The documentation and source code under the repository at `root`.
     Repository { root: PathBuf, split: Split },
     /// Documents in memory.
     Memory { name: String, documents: Vec<String> },
+}
+
+/// The format of files of records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecordFormat {
+    /// One JSON object per line.
+    JsonLines,
+    Parquet,
 }
 
 /// An opened source: documents by index, and a fingerprint.
@@ -99,22 +109,35 @@ impl Dataset {
                 let documents = match document {
                     TextDocument::File => Documents::Files(FileDocuments::open(paths, &mut identity, watch)?),
                     TextDocument::Line => {
-                        Documents::Lines(LineDocuments::open(paths, None, &mut identity, watch)?)
+                        Documents::Lines(LineDocuments::open(paths, LineContent::Line, &mut identity, watch)?)
                     }
                 };
                 (files::quoted(files), documents)
             }
             Source::JsonLines { files, column } => {
                 let paths = files::expand(files)?;
-                let documents = LineDocuments::open(paths, Some(column.clone()), &mut identity, watch)?;
+                let content = LineContent::Text(column.clone());
+                let documents = LineDocuments::open(paths, content, &mut identity, watch)?;
                 (files::quoted(files), Documents::Lines(documents))
             }
             Source::Parquet { files, column } => {
+                let content = RowContent::Text(column.clone());
+                let documents = ParquetDocuments::open(files::expand(files)?, content, &mut identity)?;
+                (files::quoted(files), Documents::Parquet(documents))
+            }
+            Source::Records { files, format, columns } => {
                 let paths = files::expand(files)?;
-                (
-                    files::quoted(files),
-                    Documents::Parquet(ParquetDocuments::open(paths, column, &mut identity)?),
-                )
+                let documents = match format {
+                    RecordFormat::JsonLines => {
+                        let content = LineContent::Record(columns.clone());
+                        Documents::Lines(LineDocuments::open(paths, content, &mut identity, watch)?)
+                    }
+                    RecordFormat::Parquet => {
+                        let content = RowContent::Record(columns.clone());
+                        Documents::Parquet(ParquetDocuments::open(paths, content, &mut identity)?)
+                    }
+                };
+                (files::quoted(files), documents)
             }
             Source::Repository { root, split } => {
                 let documents = repository::repository_documents(root, *split)?;
@@ -161,6 +184,17 @@ impl Dataset {
             Documents::Lines(lines) => lines.read(index),
             Documents::Parquet(parquet) => parquet.read(index),
             Documents::Memory(documents) => Ok(documents[index as usize].clone()),
+        }
+    }
+
+    /// The location of a document for messages, such as its file and line.
+    pub(crate) fn place(&self, index: u64) -> String {
+        match &self.documents {
+            Documents::Lines(lines) => lines.place(index),
+            Documents::Parquet(parquet) => parquet.place(index),
+            Documents::Synthetic { .. } | Documents::Files(_) | Documents::Memory(_) => {
+                format!("document {index} of {}", self.name)
+            }
         }
     }
 

@@ -8,7 +8,8 @@ use parquet::basic::Type as PhysicalType;
 use parquet::column::reader::ColumnReader;
 use parquet::data_type::ByteArray;
 use parquet::errors::ParquetError;
-use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::file::reader::{FileReader, RowGroupReader, SerializedFileReader};
+use parquet::schema::types::{SchemaDescriptor, Type};
 
 use super::Identity;
 use super::guard::guarded;
@@ -22,11 +23,32 @@ const WINDOW_BYTES: u64 = 256 << 20;
 const READ_ROWS: usize = 4096;
 /// The bytes at a file's end, which hold its metadata, that are part of the fingerprint.
 const FINGERPRINT_BYTES: u64 = 256 << 10;
+/// Columns that records hold if the file has them: the tools of a conversation.
+const OPTIONAL_COLUMNS: [&str; 1] = ["tools"];
 
-/// A string column of parquet files with one document per row. Row groups are decoded on demand and cached.
+/// The part of a row that is its document.
+#[derive(Debug)]
+pub(super) enum RowContent {
+    /// The text in a string column, where `a.b` is the field `b` of the group `a`.
+    Text(String),
+    /// These columns as a JSON object, and those of [`OPTIONAL_COLUMNS`] that exist.
+    Record(Vec<String>),
+}
+
+impl RowContent {
+    /// The text that distinguishes datasets of the same files.
+    fn identity(&self) -> String {
+        match self {
+            Self::Text(column) => column.clone(),
+            Self::Record(columns) => columns.join(","),
+        }
+    }
+}
+
+/// Parquet files with one document per row. Row groups are decoded on demand and cached.
 #[derive(Debug)]
 pub(super) struct ParquetDocuments {
-    column: String,
+    content: RowContent,
     paths: Vec<PathBuf>,
     groups: Vec<Group>,
     blocks: Vec<Block>,
@@ -38,7 +60,8 @@ pub(super) struct ParquetDocuments {
 struct Group {
     file: usize,
     index: usize,
-    column: usize,
+    /// The leaf column of texts; none for records.
+    column: Option<usize>,
 }
 
 /// The decoded texts of one row group.
@@ -61,14 +84,18 @@ impl Texts {
 }
 
 impl ParquetDocuments {
-    pub(super) fn open(paths: Vec<PathBuf>, column: &str, identity: &mut Identity) -> Result<Self> {
+    pub(super) fn open(paths: Vec<PathBuf>, content: RowContent, identity: &mut Identity) -> Result<Self> {
         let (mut groups, mut blocks, mut first) = (Vec::new(), Vec::new(), 0);
         for (file, path) in paths.iter().enumerate() {
             let (length, checksum) = tail(path)?;
             identity.add(&files::name(path), length, checksum);
             let reader = open_reader(path)?;
             let metadata = reader.metadata();
-            let number = find_column(path, metadata.file_metadata().schema_descr(), column)?;
+            let schema = metadata.file_metadata().schema_descr();
+            let number = match &content {
+                RowContent::Text(column) => Some(find_column(path, schema, column)?),
+                RowContent::Record(columns) => projection(path, schema, columns).map(|_| None)?,
+            };
             for (index, group) in metadata.row_groups().iter().enumerate() {
                 let invalid = |what: &str| DataError::Parquet {
                     path: path.clone(),
@@ -76,21 +103,24 @@ impl ParquetDocuments {
                 };
                 let count =
                     u64::try_from(group.num_rows()).map_err(|_| invalid("a negative number of rows"))?;
-                if number >= group.num_columns() {
+                if number.is_some_and(|number| number >= group.num_columns()) {
                     return Err(invalid("fewer columns than the file's schema"));
                 }
-                if group.column(number).num_values() != group.num_rows() {
+                if number.is_some_and(|number| group.column(number).num_values() != group.num_rows()) {
                     return Err(invalid("another number of values than of rows"));
                 }
-                let bytes = u64::try_from(group.column(number).uncompressed_size()).unwrap_or(0);
+                let bytes = match number {
+                    Some(number) => group.column(number).uncompressed_size(),
+                    None => group.total_byte_size(),
+                };
+                let bytes = u64::try_from(bytes).unwrap_or(0);
                 groups.push(Group { file, index, column: number });
                 blocks.push(Block { first, count, bytes });
                 first = count.checked_add(first).ok_or_else(|| invalid("too many rows"))?;
             }
         }
-        identity.add(column, 0, 0);
-        let documents =
-            Self { column: column.into(), paths, groups, blocks, cache: Mutex::new(VecDeque::new()) };
+        identity.add(&content.identity(), 0, 0);
+        let documents = Self { content, paths, groups, blocks, cache: Mutex::new(VecDeque::new()) };
         // Decoding one group now reports undecodable text before any program is compiled.
         if let Some(which) = documents.blocks.iter().position(|block| block.count > 0) {
             documents.group(which)?;
@@ -106,8 +136,21 @@ impl ParquetDocuments {
         Order::Windowed(WindowedOrder::new(&self.blocks, WINDOW_BYTES, key))
     }
 
+    /// The file and the row of a document, for messages.
+    pub(super) fn place(&self, index: u64) -> String {
+        let file = self.groups[self.group_of(index)].file;
+        let first = self.groups.iter().position(|group| group.file == file);
+        let first = first.map_or(0, |group| self.blocks[group].first);
+        format!("`{}`, row {}", self.paths[file].display(), index - first)
+    }
+
+    /// The row group of a document.
+    fn group_of(&self, index: u64) -> usize {
+        self.blocks.partition_point(|block| block.first + block.count <= index)
+    }
+
     pub(super) fn read(&self, index: u64) -> Result<String> {
-        let which = self.blocks.partition_point(|block| block.first + block.count <= index);
+        let which = self.group_of(index);
         let texts = self.group(which)?;
         Ok(texts.text((index - self.blocks[which].first) as usize).to_string())
     }
@@ -120,11 +163,8 @@ impl ParquetDocuments {
         if let Some((_, texts)) = cache.iter().find(|(group, _)| *group == which) {
             return Ok(texts.clone());
         }
-        let Group { file, index, .. } = self.groups[which];
-        let texts = guarded(|| self.decode(which)).unwrap_or_else(|reason| {
-            let reason = format!("row group {index}, column `{}`: {reason}", self.column);
-            Err(DataError::Parquet { path: self.paths[file].clone(), reason })
-        })?;
+        let texts =
+            guarded(|| self.decode(which)).unwrap_or_else(|reason| Err(self.broken(which, &reason)))?;
         let texts = Arc::new(texts);
         // The groups of one window stay in the cache, even if a dictionary-encoded group is larger than expected. A
         // window's documents are visited in random order, and evicting one of its groups would decode it again for
@@ -141,19 +181,55 @@ impl ParquetDocuments {
         Ok(texts)
     }
 
+    /// The error of a row group that cannot be decoded.
+    fn broken(&self, which: usize, reason: &str) -> DataError {
+        let Group { file, index, .. } = self.groups[which];
+        let reason = match &self.content {
+            RowContent::Text(column) => format!("row group {index}, column `{column}`: {reason}"),
+            RowContent::Record(_) => format!("row group {index}: {reason}"),
+        };
+        DataError::Parquet { path: self.paths[file].clone(), reason }
+    }
+
     fn decode(&self, which: usize) -> Result<Texts> {
         let Group { file, index, column } = self.groups[which];
-        let path = &self.paths[file];
-        let broken = |reason: String| DataError::Parquet {
-            path: path.clone(),
-            reason: format!("row group {index}, column `{}`: {reason}", self.column),
-        };
-        let unreadable = |error: ParquetError| broken(reason(&error));
-        let reader = open_reader(path)?;
+        let reader = open_reader(&self.paths[file])?;
+        let changed = || self.broken(which, "the file changed since it was opened");
         if index >= reader.num_row_groups() {
-            return Err(broken("the file changed since it was opened".into()));
+            return Err(changed());
         }
-        let group = reader.get_row_group(index).map_err(unreadable)?;
+        let group = reader.get_row_group(index).map_err(|error| self.broken(which, &reason(&error)))?;
+        match (&self.content, column) {
+            (RowContent::Record(columns), _) => self.decode_records(which, &reader, &*group, columns),
+            (RowContent::Text(_), Some(column)) => self.decode_texts(which, &*group, column),
+            (RowContent::Text(_), None) => Err(changed()),
+        }
+    }
+
+    fn decode_records(
+        &self,
+        which: usize,
+        reader: &SerializedFileReader<std::fs::File>,
+        group: &dyn RowGroupReader,
+        columns: &[String],
+    ) -> Result<Texts> {
+        let broken = |error: ParquetError| self.broken(which, &reason(&error));
+        let schema = reader.metadata().file_metadata().schema_descr();
+        let projection = projection(&self.paths[self.groups[which].file], schema, columns)?;
+        let mut texts = Texts::default();
+        for row in group.get_row_iter(Some(projection)).map_err(broken)? {
+            texts.push(&row.map_err(broken)?.to_json_value().to_string());
+        }
+        let expected = self.blocks[which].count as usize;
+        if texts.ends.len() != expected {
+            return Err(self.broken(which, &format!("has {} rows instead of {expected}", texts.ends.len())));
+        }
+        Ok(texts)
+    }
+
+    fn decode_texts(&self, which: usize, group: &dyn RowGroupReader, column: usize) -> Result<Texts> {
+        let broken = |reason: String| self.broken(which, &reason);
+        let unreadable = |error: ParquetError| broken(reason(&error));
         let ColumnReader::ByteArrayColumnReader(mut values_reader) =
             group.get_column_reader(column).map_err(unreadable)?
         else {
@@ -220,11 +296,26 @@ fn tail(path: &Path) -> Result<(u64, u32)> {
     Ok((length, crc32c::crc32c(&end)))
 }
 
-fn find_column(
-    path: &Path,
-    schema: &parquet::schema::types::SchemaDescriptor,
-    column: &str,
-) -> Result<usize> {
+/// The schema of records with these columns.
+fn projection(path: &Path, schema: &SchemaDescriptor, columns: &[String]) -> Result<Type> {
+    let root = schema.root_schema();
+    let fields = root.get_fields();
+    for column in columns {
+        if !fields.iter().any(|field| field.name() == column) {
+            let names: Vec<&str> = fields.iter().map(|field| field.name()).collect();
+            let available = if names.is_empty() { "no column".into() } else { files::quoted(&names) };
+            let (path, column) = (path.into(), column.clone());
+            return Err(DataError::MissingColumn { path, place: String::new(), column, available });
+        }
+    }
+    let is_read =
+        |name: &str| columns.iter().any(|column| column == name) || OPTIONAL_COLUMNS.contains(&name);
+    let fields = fields.iter().filter(|field| is_read(field.name())).cloned().collect();
+    let built = Type::group_type_builder(root.name()).with_fields(fields).build();
+    built.map_err(|error| DataError::Parquet { path: path.into(), reason: reason(&error) })
+}
+
+fn find_column(path: &Path, schema: &SchemaDescriptor, column: &str) -> Result<usize> {
     let columns = schema.columns();
     let Some(number) = columns.iter().position(|leaf| leaf.path().string() == column) else {
         let names: Vec<String> = columns.iter().map(|leaf| leaf.path().string()).collect();

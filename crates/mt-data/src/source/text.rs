@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rayon::prelude::*;
 
 use super::Identity;
-use super::json::{JsonProblem, text_under};
+use super::json::{JsonProblem, record_with, text_under};
 use crate::error::{DataError, Result};
 use crate::files;
 use crate::watch::{Task, Watch};
@@ -69,13 +69,44 @@ fn without_mark(mut text: String) -> String {
     text
 }
 
-/// Files with one document per line: the line itself, or the text under a column of its JSON object.
+/// The part of a line that is its document.
+#[derive(Debug)]
+pub(super) enum LineContent {
+    /// The whole line, which is plain text.
+    Line,
+    /// The text under a column of the line's JSON object.
+    Text(String),
+    /// The line's JSON object, which has these columns.
+    Record(Vec<String>),
+}
+
+impl LineContent {
+    /// The document of a line, or the column that is wrong and the reason.
+    fn of(&self, line: &str) -> Result<String, (String, JsonProblem)> {
+        match self {
+            Self::Line => Ok(line.to_owned()),
+            Self::Text(column) => text_under(line, column).map_err(|problem| (column.clone(), problem)),
+            Self::Record(columns) => record_with(line, columns),
+        }
+    }
+
+    /// The text that distinguishes datasets of the same files.
+    fn identity(&self) -> String {
+        match self {
+            Self::Line => String::new(),
+            Self::Text(column) => column.clone(),
+            Self::Record(columns) => columns.join(","),
+        }
+    }
+}
+
+/// Files with one document per line.
 #[derive(Debug)]
 pub(super) struct LineDocuments {
     files: Vec<LineFile>,
     /// The index of each file's first document, followed by the number of documents.
     firsts: Vec<u64>,
-    column: Option<String>,
+    content: LineContent,
     keep_open: bool,
 }
 
@@ -92,21 +123,21 @@ struct LineFile {
 impl LineDocuments {
     pub(super) fn open(
         paths: Vec<PathBuf>,
-        column: Option<String>,
+        content: LineContent,
         identity: &mut Identity,
         watch: Watch<'_>,
     ) -> Result<Self> {
         let indexed = Indexed::new(&paths, watch);
-        let files = paths.into_par_iter().map(|path| index_lines(path, column.as_deref(), &indexed));
+        let files = paths.into_par_iter().map(|path| index_lines(path, &content, &indexed));
         let files = files.collect::<Vec<_>>().into_iter().collect::<Result<Vec<_>>>()?;
         let mut firsts = vec![0];
         for file in &files {
             identity.add(&files::name(&file.path), file.length, file.checksum);
             firsts.push(firsts[firsts.len() - 1] + file.starts.len() as u64);
         }
-        identity.add(column.as_deref().unwrap_or(""), 0, 0);
+        identity.add(&content.identity(), 0, 0);
         let keep_open = files.len() <= MAX_OPEN_FILES;
-        Ok(Self { files, firsts, column, keep_open })
+        Ok(Self { files, firsts, content, keep_open })
     }
 
     pub(super) fn len(&self) -> u64 {
@@ -114,14 +145,22 @@ impl LineDocuments {
     }
 
     pub(super) fn read(&self, index: u64) -> Result<String> {
+        let (file, number) = self.locate(index);
+        let line = file.read_line(number, self.keep_open)?;
+        let content = self.content.of(&line.text);
+        content.map_err(|problem| json_error(&file.path, file.line_number(line.start), problem))
+    }
+
+    /// The file and the line of a document, for messages.
+    pub(super) fn place(&self, index: u64) -> String {
+        let (file, number) = self.locate(index);
+        format!("`{}`, line {}", file.path.display(), file.line_number(file.starts[number]))
+    }
+
+    /// The file of a document, and the document's number in it.
+    fn locate(&self, index: u64) -> (&LineFile, usize) {
         let which = self.firsts.partition_point(|first| *first <= index) - 1;
-        let file = &self.files[which];
-        let line = file.read_line((index - self.firsts[which]) as usize, self.keep_open)?;
-        match &self.column {
-            None => Ok(line.text),
-            Some(column) => text_under(&line.text, column)
-                .map_err(|problem| json_error(&file.path, file.line_number(line.start), column, problem)),
-        }
+        (&self.files[which], (index - self.firsts[which]) as usize)
     }
 }
 
@@ -150,9 +189,8 @@ impl<'a> Indexed<'a> {
     }
 }
 
-/// Finds a file's lines, and checks that all are text or, if a column is given, JSON objects with a text in it. The
-/// error names the first invalid line of the file.
-fn index_lines(path: PathBuf, column: Option<&str>, indexed: &Indexed<'_>) -> Result<LineFile> {
+/// Finds a file's lines, and checks that all are text or JSON objects with the required columns. The error names the first invalid line of the file.
+fn index_lines(path: PathBuf, content: &LineContent, indexed: &Indexed<'_>) -> Result<LineFile> {
     let mut reader = BufReader::with_capacity(1 << 20, files::open(&path)?);
     let (mut starts, mut offset, mut checksum, mut number) = (Vec::new(), 0, 0, 0);
     let mut block = Vec::new();
@@ -181,10 +219,10 @@ fn index_lines(path: PathBuf, column: Option<&str>, indexed: &Indexed<'_>) -> Re
             if text.trim().is_empty() {
                 return Ok(None);
             }
-            if let Some(column) = column {
+            if !matches!(content, LineContent::Line) {
                 let text = text.strip_prefix('\u{feff}').filter(|_| at == 0).unwrap_or(text);
-                text_under(text.trim_end_matches(['\r', '\n']), column)
-                    .map_err(|problem| json_error(&path, line, column, problem))?;
+                let content = content.of(text.trim_end_matches(['\r', '\n']));
+                content.map_err(|problem| json_error(&path, line, problem))?;
             }
             Ok(Some(at))
         };
@@ -249,8 +287,8 @@ impl LineFile {
     }
 }
 
-fn json_error(path: &Path, line: u64, column: &str, problem: JsonProblem) -> DataError {
-    let (path, column, place) = (path.to_path_buf(), column.to_string(), format!(", line {line}"));
+fn json_error(path: &Path, line: u64, (column, problem): (String, JsonProblem)) -> DataError {
+    let (path, place) = (path.to_path_buf(), format!(", line {line}"));
     match problem {
         JsonProblem::Syntax(reason) => DataError::Json { path, line, reason },
         JsonProblem::Missing(available) => DataError::MissingColumn { path, place, column, available },

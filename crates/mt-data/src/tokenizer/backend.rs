@@ -94,18 +94,33 @@ impl Backend {
 
     /// [`Backend::encode`], except that the text of a special token encodes to that token.
     pub(super) fn encode_with_special_tokens(&self, text: &str) -> Result<Vec<u32>, String> {
+        let mut ids = Vec::new();
+        self.for_each_token_with_special(text, |(id, _)| ids.push(id))?;
+        Ok(ids)
+    }
+
+    /// [`Backend::for_each_token`], except that the text of a special token encodes to that token.
+    pub(super) fn for_each_token_with_special(
+        &self,
+        text: &str,
+        mut visit: impl FnMut(Token),
+    ) -> Result<(), String> {
         let added = match self {
-            Self::HuggingFace(_) => return self.encode(text),
+            Self::HuggingFace(_) => return self.for_each_token(text, visit),
             Self::SentencePiece(_, added) | Self::Tiktoken(_, added) => added,
         };
-        let mut ids = Vec::new();
-        for (part, token) in added.split(text) {
-            if !part.is_empty() {
-                ids.extend(self.encode(part)?);
+        let mut start = 0;
+        for (stretch, token) in added.split(text) {
+            if !stretch.is_empty() {
+                self.for_each_token(stretch, |(id, end)| visit((id, start + end)))?;
             }
-            ids.extend(token);
+            start += stretch.len();
+            if let Some(id) = token {
+                start += added.by_id.get(&id).map_or(0, |token| token.text.len());
+                visit((id, start));
+            }
         }
-        Ok(ids)
+        Ok(())
     }
 
     /// The text of tokens. Bytes that form no character become U+FFFD.

@@ -81,6 +81,15 @@ pub struct EncodedDocument {
     /// The number of bytes of the text that each token encodes; their sum is the text's length. A token that starts
     /// inside a character counts none of its bytes; the token before it counts all of them.
     pub bytes: Vec<u32>,
+    /// Whether each token has a loss where it is predicted; empty if all have one.
+    pub trained: Vec<bool>,
+}
+
+impl EncodedDocument {
+    /// Whether the token at `index` has a loss where it is predicted.
+    pub fn is_trained(&self, index: usize) -> bool {
+        self.trained.get(index).copied().unwrap_or(true)
+    }
 }
 
 impl Tokenizer {
@@ -227,11 +236,35 @@ impl Tokenizer {
         let bos = self.special.bos.filter(|_| add_bos);
         document.tokens.extend(bos.map(|id| id as i32));
         document.bytes.extend(bos.map(|_| 0));
+        self.extend(&mut document, text, |visit| self.backend.for_each_token(text, visit))?;
+        let eos = self.special.eos.filter(|_| add_eos);
+        document.tokens.extend(eos.map(|id| id as i32));
+        document.bytes.extend(eos.map(|_| 0));
+        Ok(document)
+    }
+
+    /// [`Tokenizer::encode_with_special_tokens`] with the number of bytes that each token encodes.
+    ///
+    /// # Errors
+    /// The tokenizer rejects the text.
+    pub fn encode_rendered(&self, text: &str) -> Result<EncodedDocument> {
+        let mut document = EncodedDocument::default();
+        self.extend(&mut document, text, |visit| self.backend.for_each_token_with_special(text, visit))?;
+        Ok(document)
+    }
+
+    /// Appends the tokens of a text, which `for_each` visits with the offsets at which they end.
+    fn extend(
+        &self,
+        document: &mut EncodedDocument,
+        text: &str,
+        for_each: impl FnOnce(&mut dyn FnMut((u32, usize))) -> Result<(), String>,
+    ) -> Result<()> {
         let before = document.tokens.len();
         // Offsets may omit white space, and byte tokens of one character share an offset. So a token counts the bytes
         // by which it extends the covered text.
         let mut covered = 0;
-        let encoded = self.backend.for_each_token(text, |(id, end)| {
+        let encoded = for_each(&mut |(id, end)| {
             document.tokens.push(id as i32);
             document.bytes.push(end.saturating_sub(covered) as u32);
             covered = covered.max(end);
@@ -242,10 +275,7 @@ impl Tokenizer {
         {
             *last += text.len().saturating_sub(covered) as u32;
         }
-        let eos = self.special.eos.filter(|_| add_eos);
-        document.tokens.extend(eos.map(|id| id as i32));
-        document.bytes.extend(eos.map(|_| 0));
-        Ok(document)
+        Ok(())
     }
 
     /// The text of token ids. Bytes that form no character become U+FFFD.

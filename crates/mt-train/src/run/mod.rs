@@ -6,12 +6,13 @@ mod schedule;
 use std::{path::PathBuf, sync::Arc};
 
 use mt_config::{RunRecord, TrainConfig};
-use mt_data::{DataError, Position, Watch};
+use mt_data::{DataError, ExampleCounts, Position, Watch};
 use mt_runtime::{Installation, Runtime, start_runtime};
 
 use crate::{
     Event, Intended, Observer, TrainError, TrainPlan, Trainer,
     data::{DataRequest, RunData},
+    events,
     metrics::{MetricLogger, MetricLoggerOptions},
     monitor::{Activity, GoodputSummary, Monitor, StackRecorder, system_clock},
     peak::peak_tflops,
@@ -117,19 +118,42 @@ pub fn train(
     directory.save_config(record)?;
     directory.keep();
 
-    let RunData { train, evaluation, baseline } = data;
+    let RunData { train, evaluation, baseline, conversations } = data;
     let logger = start_logger(&trainer, &directory, observer)?;
     let peak_tflops = peak_tflops(&runtime, plan.settings.model.dtype, plan.model.precision());
     let (manager, finished) = directory.into_manager();
     monitor.begin_loop(trainer.steps_done(), goodput, &plan.settings.run);
     let observer = observer.clone();
-    let training =
-        Loop { trainer, schedule, evaluation, manager, logger, stop, observer, peak_tflops, monitor };
+    let training = Loop {
+        trainer,
+        schedule,
+        evaluation,
+        manager,
+        logger,
+        stop,
+        observer: observer.clone(),
+        peak_tflops,
+        monitor,
+    };
     let progress = training.run(train, position)?;
+    if let Some(note) = conversations.and_then(|form| note_of_cut_examples(form.counts())) {
+        events::note(&observer, note);
+    }
     let is_quick_start = record.is_quick_start() && progress.ending == Ending::Completed;
     let baseline = baseline.filter(|_| is_quick_start);
     let unigram_bits_per_byte = baseline.map(|baseline| baseline.bits_per_byte()).transpose()?.flatten();
     Ok(finished.report(progress, unigram_bits_per_byte))
+}
+
+/// A note about examples that were longer than a row; none if there were none.
+fn note_of_cut_examples(counts: &ExampleCounts) -> Option<String> {
+    let (read, shortened, left_out) = (counts.read(), counts.shortened(), counts.left_out());
+    (shortened + left_out > 0).then(|| {
+        format!(
+            "of {read} examples that were read, {shortened} were cut to `max_target_length`, and {left_out} were \
+             left out, because the cut would have left no answer"
+        )
+    })
 }
 
 /// Starts the devices and plans the run on them.

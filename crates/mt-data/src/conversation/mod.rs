@@ -1,0 +1,287 @@
+//! Conversations for supervised fine-tuning: records to tokens, and the tokens that have a loss.
+
+mod spans;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::chat::ChatTemplate;
+use crate::source::hex;
+use crate::tokenizer::{EncodedDocument, Tokenizer};
+
+use spans::assistant_spans;
+
+/// The role whose messages are answers.
+const ASSISTANT: &str = "assistant";
+/// The column of a record that lists the tools of its conversation.
+const TOOLS: &str = "tools";
+
+/// The columns of a record that hold its conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConversationColumns {
+    /// A list of messages, each an object with `role` and `content`.
+    Messages(String),
+    /// A prompt and its answer, each a text or a list of messages.
+    Pair { prompt: String, answer: String },
+}
+
+impl ConversationColumns {
+    /// The columns in the order of a configuration: that of the messages, or those of prompt and answer. `None` for
+    /// another number of columns.
+    pub fn of(columns: &[String]) -> Option<Self> {
+        match columns {
+            [messages] => Some(Self::Messages(messages.clone())),
+            [prompt, answer] => Some(Self::Pair { prompt: prompt.clone(), answer: answer.clone() }),
+            _ => None,
+        }
+    }
+}
+
+/// Whether a text without a chat template begins with BOS and ends with EOS, if the tokenizer has them. Templates write
+/// both themselves.
+#[derive(Debug, Clone, Copy)]
+pub struct AddedEnds {
+    pub bos: bool,
+    pub eos: bool,
+}
+
+/// How records become tokens.
+#[derive(Debug)]
+pub struct Conversations {
+    columns: ConversationColumns,
+    template: Option<ChatTemplate>,
+    /// Whether only answers have a loss; otherwise all tokens do.
+    answers_only: bool,
+    counts: ExampleCounts,
+}
+
+/// The numbers of examples that have been tokenized so far. Data is tokenized ahead of its use.
+#[derive(Debug, Default)]
+pub struct ExampleCounts {
+    read: AtomicU64,
+    shortened: AtomicU64,
+    left_out: AtomicU64,
+}
+
+impl ExampleCounts {
+    /// All examples.
+    pub fn read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+
+    /// The examples whose ends were cut.
+    pub fn shortened(&self) -> u64 {
+        self.shortened.load(Ordering::Relaxed)
+    }
+
+    /// The examples that were left out, because no token with a loss would have been left after the cut.
+    pub fn left_out(&self) -> u64 {
+        self.left_out.load(Ordering::Relaxed)
+    }
+}
+
+/// Two forms are equal if they turn every record into the same tokens.
+impl PartialEq for Conversations {
+    fn eq(&self, other: &Self) -> bool {
+        self.fingerprint() == other.fingerprint()
+    }
+}
+
+impl Conversations {
+    /// Conversations in these columns. Without a template, pairs of texts are joined as they are.
+    pub fn new(columns: ConversationColumns, template: Option<ChatTemplate>, answers_only: bool) -> Self {
+        Self { columns, template, answers_only, counts: ExampleCounts::default() }
+    }
+
+    /// The numbers of examples that have been tokenized.
+    pub fn counts(&self) -> &ExampleCounts {
+        &self.counts
+    }
+
+    /// A hash of everything that determines the tokens of a record, other than the tokenizer.
+    pub(crate) fn fingerprint(&self) -> String {
+        let text = format!("{:?} {:?} {}", self.columns, self.template, self.answers_only);
+        hex(&Sha256::digest(text)[..16])
+    }
+
+    /// The tokens of a record, at most `max_tokens`. An example whose answers would be cut away entirely has no tokens.
+    ///
+    /// # Errors
+    /// The reason why the record is no conversation, or why its answers cannot be told from the rest.
+    pub fn encode(
+        &self,
+        record: &str,
+        tokenizer: &Tokenizer,
+        adds: AddedEnds,
+        max_tokens: usize,
+    ) -> Result<EncodedDocument, String> {
+        let record: Map<String, Value> =
+            serde_json::from_str(record).map_err(|error| format!("is not a JSON object: {error}"))?;
+        let mut document = match &self.columns {
+            ConversationColumns::Messages(column) => self.encode_messages(&record, column, tokenizer)?,
+            ConversationColumns::Pair { prompt, answer } => {
+                self.encode_pair(&record, [prompt, answer], tokenizer, adds)?
+            }
+        };
+        if !self.answers_only {
+            document.trained.clear();
+        }
+        self.counts.read.fetch_add(1, Ordering::Relaxed);
+        if document.tokens.len() > max_tokens {
+            document.tokens.truncate(max_tokens);
+            document.bytes.truncate(max_tokens);
+            document.trained.truncate(max_tokens);
+            // The first token is only an input.
+            if !(1..max_tokens).any(|target| document.is_trained(target)) {
+                self.counts.left_out.fetch_add(1, Ordering::Relaxed);
+                return Ok(EncodedDocument::default());
+            }
+            self.counts.shortened.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(document)
+    }
+
+    fn encode_messages(
+        &self,
+        record: &Map<String, Value>,
+        column: &str,
+        tokenizer: &Tokenizer,
+    ) -> Result<EncodedDocument, String> {
+        let template = self.template.as_ref().ok_or_else(|| {
+            format!(
+                "column `{column}` holds messages, but the tokenizer has no chat template\nhint: name one with \
+                 `chat_template_path`"
+            )
+        })?;
+        let messages = messages(value(record, column)?, column)?;
+        check_answers(&messages, column)?;
+        let (text, answers) = assistant_spans(template, &messages, &tools(record)?)?;
+        let mut document = tokenizer.encode_rendered(&text).map_err(|error| error.to_string())?;
+        let mut start = 0;
+        let is_trained = |bytes: &u32| {
+            let token = start..start + *bytes as usize;
+            start = token.end;
+            answers.iter().any(|answer| token.start < answer.end && token.end > answer.start)
+        };
+        document.trained = document.bytes.iter().map(is_trained).collect();
+        Ok(document)
+    }
+
+    fn encode_pair(
+        &self,
+        record: &Map<String, Value>,
+        columns: [&str; 2],
+        tokenizer: &Tokenizer,
+        adds: AddedEnds,
+    ) -> Result<EncodedDocument, String> {
+        let [prompt, answer] = [value(record, columns[0])?, value(record, columns[1])?];
+        let (document, prompt) = match (&self.template, prompt, answer) {
+            (None, Value::String(prompt), Value::String(answer)) => {
+                check_text(answer, columns[1])?;
+                let whole = format!("{prompt}{answer}");
+                let document = tokenizer.encode_document(&whole, adds.bos, adds.eos);
+                (document, tokenizer.encode_document(prompt, adds.bos, false))
+            }
+            (None, ..) => {
+                return Err(format!(
+                    "columns `{}` and `{}` hold messages, but the tokenizer has no chat template\nhint: name one with \
+                     `chat_template_path`",
+                    columns[0], columns[1]
+                ));
+            }
+            (Some(template), prompt, answer) => {
+                let prompt = as_messages(prompt, "user", columns[0])?;
+                let answer = as_messages(answer, ASSISTANT, columns[1])?;
+                check_answers(&answer, columns[1])?;
+                let tools = tools(record)?;
+                let asked = spans::render(template, &prompt, &tools, true)?;
+                let whole = spans::render(template, &[&prompt[..], &answer].concat(), &tools, false)?;
+                // Some templates end prompts with an empty thought that they leave out of whole conversations.
+                let is_kept = whole.starts_with(&asked)
+                    || whole.starts_with(&spans::render(template, &prompt, &tools, false)?);
+                if !is_kept {
+                    return Err(spans::CHANGES_PROMPTS.to_owned());
+                }
+                (tokenizer.encode_rendered(&whole), tokenizer.encode_rendered(&asked))
+            }
+        };
+        let mut document = document.map_err(|error| error.to_string())?;
+        let prompt = prompt.map_err(|error| error.to_string())?;
+        document.trained = after(&document, &prompt);
+        Ok(document)
+    }
+}
+
+/// The tokens behind those that a document shares with its prompt. A token that reaches from the prompt into the answer
+/// belongs to the answer.
+fn after(document: &EncodedDocument, prompt: &EncodedDocument) -> Vec<bool> {
+    let shared = document.tokens.iter().zip(&prompt.tokens).take_while(|(own, asked)| own == asked).count();
+    (0..document.tokens.len()).map(|index| index >= shared).collect()
+}
+
+fn value<'a>(record: &'a Map<String, Value>, column: &str) -> Result<&'a Value, String> {
+    record.get(column).filter(|value| !value.is_null()).ok_or_else(|| format!("column `{column}` is empty"))
+}
+
+/// The messages of a value: a list of objects, each with a role.
+fn messages(value: &Value, column: &str) -> Result<Vec<Value>, String> {
+    let example = "a list of messages, such as `[{\"role\": \"user\", \"content\": \"…\"}, …]`";
+    let list = value.as_array().ok_or_else(|| format!("column `{column}` does not hold {example}"))?;
+    for (index, message) in list.iter().enumerate() {
+        if message.get("role").and_then(Value::as_str).is_none() {
+            return Err(format!(
+                "message {index} in column `{column}` has no `role`; the column holds {example}"
+            ));
+        }
+    }
+    Ok(list.clone())
+}
+
+/// A text as one message of `role`, or the messages of a list.
+fn as_messages(value: &Value, role: &str, column: &str) -> Result<Vec<Value>, String> {
+    match value {
+        Value::String(text) => Ok(vec![json!({"role": role, "content": text})]),
+        Value::Array(_) => messages(value, column),
+        _ => Err(format!("column `{column}` holds neither a text nor a list of messages")),
+    }
+}
+
+fn check_text(answer: &str, column: &str) -> Result<(), String> {
+    if answer.trim().is_empty() { Err(format!("the answer in column `{column}` is empty")) } else { Ok(()) }
+}
+
+/// Checks that there is an answer, and that none is empty.
+fn check_answers(messages: &[Value], column: &str) -> Result<(), String> {
+    let mut has_answer = false;
+    for (index, message) in messages.iter().enumerate().filter(|(_, message)| message["role"] == ASSISTANT) {
+        has_answer = true;
+        let is_empty = |value: &Value| match value {
+            Value::Null => true,
+            Value::String(text) => text.trim().is_empty(),
+            Value::Array(list) => list.is_empty(),
+            _ => false,
+        };
+        if is_empty(&message["content"]) && is_empty(&message["tool_calls"]) {
+            return Err(format!("the answer in column `{column}`, message {index}, is empty"));
+        }
+    }
+    match has_answer {
+        true => Ok(()),
+        false => {
+            Err(format!("no message in column `{column}` has the role `{ASSISTANT}`, so there is no answer"))
+        }
+    }
+}
+
+/// The tools of a record's conversation: a list, or its JSON text. `null` without tools.
+fn tools(record: &Map<String, Value>) -> Result<Value, String> {
+    match record.get(TOOLS) {
+        Some(Value::String(text)) if !text.trim().is_empty() => {
+            serde_json::from_str(text).map_err(|error| format!("column `{TOOLS}` is not JSON: {error}"))
+        }
+        Some(list @ Value::Array(tools)) if !tools.is_empty() => Ok(list.clone()),
+        _ => Ok(Value::Null),
+    }
+}

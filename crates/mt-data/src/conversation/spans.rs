@@ -1,0 +1,56 @@
+//! The stretches of a rendered conversation that the assistant writes.
+
+use std::ops::Range;
+
+use serde_json::{Map, Value, json};
+
+use super::ASSISTANT;
+use crate::chat::ChatTemplate;
+
+/// The reason why answers cannot be told from the rest.
+pub(super) const CHANGES_PROMPTS: &str = "the chat template renders the conversation before an answer otherwise than with \
+     it, as templates do that leave out earlier reasoning, so the answer's tokens cannot be told from the rest\n\
+     hint: use a template with `{% generation %}` around answers, split the conversation into several with one answer \
+     each, or train on all tokens (`sft_train_on_completion_only=false`)";
+
+/// Renders messages. `tools` is a list or null.
+pub(super) fn render(
+    template: &ChatTemplate,
+    messages: &[Value],
+    tools: &Value,
+    add_generation_prompt: bool,
+) -> Result<String, String> {
+    let rendered = template.render_with(json!(messages), variables(tools, add_generation_prompt));
+    rendered.map_err(|error| error.to_string())
+}
+
+fn variables(tools: &Value, add_generation_prompt: bool) -> Map<String, Value> {
+    let mut variables = Map::new();
+    variables.insert("add_generation_prompt".into(), json!(add_generation_prompt));
+    variables.insert("tools".into(), tools.clone());
+    variables
+}
+
+/// Renders a conversation, and finds the bytes of its answers, each with the text that ends it: where the template marks
+/// them, or else by rendering the conversation before and up to each answer.
+pub(super) fn assistant_spans(
+    template: &ChatTemplate,
+    messages: &[Value],
+    tools: &Value,
+) -> Result<(String, Vec<Range<usize>>), String> {
+    let marked = template.render_marked(json!(messages), variables(tools, false));
+    if let Some(marked) = marked.map_err(|error| error.to_string())? {
+        return Ok(marked);
+    }
+    let text = render(template, messages, tools, false)?;
+    let mut answers = Vec::new();
+    for (index, _) in messages.iter().enumerate().filter(|(_, message)| message["role"] == ASSISTANT) {
+        let before = render(template, &messages[..index], tools, true)?;
+        let with = render(template, &messages[..=index], tools, false)?;
+        if !with.starts_with(&before) || !text.starts_with(&with) {
+            return Err(CHANGES_PROMPTS.to_owned());
+        }
+        answers.push(before.len()..with.len());
+    }
+    Ok((text, answers))
+}
