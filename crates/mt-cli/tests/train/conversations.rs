@@ -119,6 +119,10 @@ fn data_that_does_not_fit_is_refused() {
         &["hf_path=text", "hf_train_files=train.txt"],
         &["`use_sft` is `true`", "plain text has no columns"],
     );
+    check(
+        &["grain_packing_type=concat_then_split"],
+        &["`grain_packing_type` is `concat_then_split`", "conversations are not split"],
+    );
     check(&["tokenizer_type=huggingface", "tokenizer_vocab_size=300"], &["`tokenizer_vocab_size`", "hint: "]);
     check(
         &["train_data_columns=[question,reply]"],

@@ -124,6 +124,16 @@ impl DataGroup {
                 "write conversations as JSON lines (`hf_path=json`) or parquet (`hf_path=parquet`), or use `use_sft=false`",
             ));
         }
+        if self.packing && self.grain_packing_type == PackingType::ConcatThenSplit {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, and conversations are not split",
+                    config.stated("use_sft"),
+                    config.stated("grain_packing_type")
+                ),
+                "use `grain_packing_type=first_fit`, or `packing=false`",
+            ));
+        }
         if config.entry("tokenizer_vocab_size").value.as_i64().is_some_and(|size| size > 0) {
             problems.push(Problem::inconsistent(
                 format!("{}, but {}", config.stated("use_sft"), config.stated("tokenizer_vocab_size")),
