@@ -449,7 +449,7 @@ impl Description for Decoder {
             // The head has as many weights as the table, tied or not.
             head_weights: table,
             others_per_token: parts().map(|part| part.token_operations()).sum(),
-            attention: parts().filter_map(|part| part.pair_operations()).collect(),
+            attention: parts().flat_map(|part| part.pair_operations()).collect(),
         }
     }
 

@@ -1,8 +1,8 @@
-//! DeepSeek-V2 and -V3, and Kimi K2: latent attention, and experts after some dense layers.
+//! DeepSeek-V2, -V3 and -V3.2, and Kimi K2: latent attention, and experts after some dense layers.
 
 use mt_config::{DecoderBlock, ModelGroup, RopeType};
 use mt_nn::{
-    attention::LatentSizes,
+    attention::{IndexerLoss, IndexerOptions, LatentSizes},
     experts::{GroupScore, RouterBias, Scores},
 };
 use serde_json::Value;
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     ModelError,
-    decoder::{DecoderConfig, ExpertsConfig, LatentAttentionConfig, LayerConfig},
+    decoder::{DecoderConfig, ExpertsConfig, IndexerConfig, LatentAttentionConfig, LayerConfig},
     hugging_face::{
         Described, Field, HuggingFaceConfig, Settings,
         fields::{self, COMMON, Kind, Otherwise},
@@ -35,6 +35,14 @@ pub(super) static DEEPSEEK: Family = Family {
     folds_query_scale: false,
     hugging_face: Some(HuggingFaceFamily {
         model_types: &[
+            ModelType {
+                fields: V3,
+                // The type has no way to state that pairs of rotated dimensions are not neighbors.
+                is_of: |model| {
+                    model.group.indexer.use_indexer && model.group.latent.rope_interleave && is_sigmoid(model)
+                },
+                ..ModelType::new(WITH_INDEXER, "DeepseekV32ForCausalLM")
+            },
             ModelType {
                 fields: V3,
                 is_of: is_sigmoid,
@@ -87,6 +95,27 @@ fn attention(group: &ModelGroup) -> LatentAttentionConfig {
             describe::scaling(group),
         ),
         options,
+        indexer: group.indexer.use_indexer.then(|| indexer(group)),
+    }
+}
+
+fn indexer(group: &ModelGroup) -> IndexerConfig {
+    let keys = &group.indexer;
+    let loss = match keys.indexer_sparse_training {
+        true => IndexerLoss::OfChosen,
+        false => IndexerLoss::OfVisible,
+    };
+    // The loss is the mean over all layers that have an indexer.
+    let num_layers = group.num_decoder_layers() + group.mtp_num_layers;
+    IndexerConfig {
+        heads: keys.indexer_n_heads,
+        width: keys.indexer_head_dim,
+        options: IndexerOptions {
+            num_chosen: keys.indexer_topk,
+            is_exact: keys.indexer_mask_exact_topk,
+            loss: Some(loss).filter(|_| keys.indexer_loss_scaling_factor > 0.0),
+        },
+        loss_weight: keys.indexer_loss_scaling_factor / num_layers as f64,
     }
 }
 
@@ -242,7 +271,45 @@ const V3: &[Field] = &[
         Some(model.group.latent.rope_interleave.into())
     })
     .or(Otherwise::Boolean(true)),
+    // Sparse attention of DeepSeek-V3.2, in layers of the same form.
+    Field::with(
+        &["index_topk", "index_head_dim", "index_n_heads"],
+        |config, settings| {
+            if config.text("model_type")?.as_deref() == Some(WITH_INDEXER) {
+                settings.set("use_indexer", true);
+                settings.set("indexer_topk", config.integer("index_topk")?.unwrap_or(2048));
+                settings.set("indexer_head_dim", config.integer("index_head_dim")?.unwrap_or(128));
+                settings.set("indexer_n_heads", config.integer("index_n_heads")?.unwrap_or(64));
+            }
+            Ok(())
+        },
+        |model| of_indexer(model, model.group.indexer.indexer_topk),
+    ),
+    Field::silent("index_head_dim", |model| of_indexer(model, model.group.indexer.indexer_head_dim)),
+    Field::silent("index_n_heads", |model| of_indexer(model, model.group.indexer.indexer_n_heads)),
+    // Newer releases list the kind of each layer, too.
+    Field::with(&["mlp_layer_types"], dense_first, |_| None),
+    Field::silent("layer_types", |_| None),
 ];
+
+/// The model type with an indexer.
+const WITH_INDEXER: &str = "deepseek_v32";
+
+/// A size of the indexer, if there is one.
+fn of_indexer(model: &Described<'_>, size: usize) -> Option<Value> {
+    model.group.indexer.use_indexer.then(|| size.into())
+}
+
+/// Checks that the listed kinds of layers are those that the number of dense layers implies.
+fn dense_first(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), ModelError> {
+    let Some(kinds) = config.texts("mlp_layer_types")? else { return Ok(()) };
+    let dense = settings.get("first_num_dense_layers").and_then(Value::as_u64).unwrap_or(0) as usize;
+    let is_usual = kinds.iter().enumerate().all(|(layer, kind)| (kind == "dense") == (layer < dense));
+    match is_usual {
+        true => Ok(()),
+        false => Err(config.unsupported("mlp_layer_types", "dense layers between those with experts")),
+    }
+}
 
 const V2: &[Field] = &[
     Field::with(
@@ -319,6 +386,14 @@ const OWN: &[TensorName] = &[
     names::vector("latent_attention.kv_norm.scale", "model.layers.{layer}.self_attn.kv_a_layernorm.weight"),
     names::matrix("latent_attention.wkv_b.kernel", "model.layers.{layer}.self_attn.kv_b_proj.weight"),
     names::out("latent_attention.out.kernel", "model.layers.{layer}.self_attn.o_proj.weight"),
+    names::matrix("latent_attention.indexer.wq_b.kernel", "model.layers.{layer}.self_attn.indexer.wq_b.weight"),
+    names::matrix("latent_attention.indexer.wk.kernel", "model.layers.{layer}.self_attn.indexer.wk.weight"),
+    names::vector("latent_attention.indexer.k_norm.scale", "model.layers.{layer}.self_attn.indexer.k_norm.weight"),
+    names::vector("latent_attention.indexer.k_norm.bias", "model.layers.{layer}.self_attn.indexer.k_norm.bias"),
+    names::matrix(
+        "latent_attention.indexer.weights_proj.kernel",
+        "model.layers.{layer}.self_attn.indexer.weights_proj.weight",
+    ),
     names::matrix("experts.gate.kernel", "model.layers.{layer}.mlp.gate.weight"),
     names::vector("experts.gate.bias", "model.layers.{layer}.mlp.gate.e_score_correction_bias"),
     each_expert("experts.wi_0", "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight"),
