@@ -14,6 +14,7 @@ mod families;
 mod formats;
 mod harness;
 mod hybrid;
+mod indexer;
 mod kernels;
 mod length;
 mod logical_axes;
