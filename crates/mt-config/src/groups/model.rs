@@ -52,6 +52,7 @@ group! {
         param_scan_axis: usize,
         max_target_length: usize,
         mtp_num_layers: usize,
+        mtp_own_norm: bool,
     }
     besides {
         experts: ExpertsGroup = ExpertsGroup::read,

@@ -324,8 +324,8 @@ impl ForwardPass for Decoder {
         let mut predictions = Vec::new();
         if forward.predictions {
             let embedded = |tokens| config.embedded(&model.token_embedder, tokens);
-            let predicted = predict(&model.predictions, outputs.x, config, &inputs, embedded);
-            predictions = predicted.residuals.into_iter().map(normalized).collect();
+            let predicted = predict(&model.predictions, outputs.x, config, &inputs, embedded, normalized);
+            predictions = predicted.hidden;
             layer_outputs.extend(predicted.others);
         }
         let auxiliary_losses = auxiliary_losses(&layer_outputs);

@@ -56,12 +56,17 @@ pub(super) static DEEPSEEK: Family = Family {
         always: &[],
         tensors: &[names::MODEL, names::MLP, names::NORMS_BEFORE, OWN],
         ignores: |config, name| {
-            // Modules that predict further tokens follow the last layer.
-            let after = format!("model.layers.{}.", config.layers.len());
-            name.starts_with(&after) || names::ignores(config, name)
+            // Modules that predict further tokens follow the last layer. Models may leave them out.
+            let used = config.layers.len() + config.num_predictions;
+            layer_of(name).is_some_and(|layer| layer >= used) || names::ignores(config, name)
         },
     }),
 };
+
+/// The layer, or the module after the layers, whose tensor has this name.
+fn layer_of(name: &str) -> Option<usize> {
+    name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
+}
 
 fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     let mut config = describe::decoder(group)?;
@@ -154,6 +159,7 @@ const SHARED: &[Field] = &[
         &["attention_bias"],
         |config, settings| {
             settings.set("attention_type", "mla");
+            settings.set("mtp_own_norm", true);
             match config.boolean("attention_bias")? {
                 Some(true) => Err(config.unsupported("attention_bias", "biases of latent attention")),
                 _ => Ok(()),
@@ -229,7 +235,7 @@ const SHARED: &[Field] = &[
     Field::with(&["moe_layer_freq"], every_layer, |_| Some(1.into())),
     Field::only("mlp_bias", false, "biases of the feed-forward layers of this model type"),
     // Modules that predict further tokens, weights of their loss, and settings of older releases.
-    Field::silent("num_nextn_predict_layers", |_| Some(0.into())),
+    Field::silent("num_nextn_predict_layers", |model| Some(model.group.mtp_num_layers.into())),
     Field::silent("aux_loss_alpha", |_| None),
     Field::silent("seq_aux", |_| None),
     Field::silent("ep_size", |_| None),
@@ -376,6 +382,15 @@ fn read_rope(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), 
 
 const OWN: &[TensorName] = &[
     names::matrix("latent_attention.query.kernel", "model.layers.{layer}.self_attn.q_proj.weight"),
+    names::vector("predictions.embedding_norm.scale", "model.layers.{layer}.enorm.weight"),
+    names::vector("predictions.hidden_norm.scale", "model.layers.{layer}.hnorm.weight"),
+    names::matrix("predictions.projection.kernel", "model.layers.{layer}.eh_proj.weight"),
+    names::vector("predictions.final_norm.scale", "model.layers.{layer}.shared_head.norm.weight"),
+    // Modules share these parameters with the model, and files repeat them.
+    names::table("token_embedder.embedding", "model.layers.{layer}.embed_tokens.weight", 1).copied_in(|_| true),
+    names::matrix("head.kernel", "model.layers.{layer}.shared_head.head.weight").copied_in(|_| true),
+    names::vector("final_norm.scale", "model.layers.{layer}.shared_head.norm.weight")
+        .copied_in(|config| !config.own_prediction_norms),
     names::matrix("latent_attention.wq_a.kernel", "model.layers.{layer}.self_attn.q_a_proj.weight"),
     names::vector("latent_attention.q_norm.scale", "model.layers.{layer}.self_attn.q_a_layernorm.weight"),
     names::matrix("latent_attention.wq_b.kernel", "model.layers.{layer}.self_attn.q_b_proj.weight"),

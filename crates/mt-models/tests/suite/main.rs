@@ -20,6 +20,7 @@ mod length;
 mod logical_axes;
 mod lookups;
 mod placement;
+mod prediction;
 mod quantized;
 mod reference;
 mod remat;

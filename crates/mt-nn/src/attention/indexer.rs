@@ -64,7 +64,7 @@ pub(super) struct IndexQueries<L> {
 /// The results of attention to chosen keys.
 pub(super) struct AttendedChosen<'t> {
     pub context: Context<'t>,
-    /// `f32[]`: the mean over tokens of the divergence, if requested.
+    /// `f32[]`: the mean of the divergence over all positions, if requested; that of padding is 0.
     pub loss: Option<Tensor<'t>>,
 }
 
@@ -238,8 +238,8 @@ pub(super) fn attend_to_chosen<'t>(
     };
     let loss = made.divergence.map(|divergence| {
         let is_token = segments.query.differs(0.0).cast(DType::F32);
-        let over = [is_token.axes()[0].name, POSITION];
-        (divergence * is_token).sum(&over) / divisor(is_token.sum(&over))
+        // Padding counts as positions without divergence, so that equally many rows have the same weight.
+        (divergence * is_token).mean(&[is_token.axes()[0].name, POSITION])
     });
     let context = Context { context: made.context, largest_scores: made.largest_scores };
     AttendedChosen { context, loss }
