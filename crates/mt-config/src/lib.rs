@@ -31,7 +31,7 @@ pub use groups::{
     AbsentHardware, AheadGroup, AttentionBlocks, AttentionGroup, AttentionKind, AttentionType, BatchSchedule,
     BlocksGroup, BroughtTokenizer, CheckpointGroup, ContextGroup, DataFormat, DataGroup, DatasetType,
     DebugGroup, DecodeConfig, DecodeGroup, DecoderBlock, ExpertsGroup, GatedDeltaGroup, Hardware, HfTextUnit,
-    KeptIn, LatentGroup, LayerAttention, LearningRateSchedule, LoadConfig, LogitsGroup, MatmulPrecision,
+    IndexerGroup, KeptIn, LatentGroup, LayerAttention, LearningRateSchedule, LoadConfig, LogitsGroup, MatmulPrecision,
     MlpActivation, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup, OptimizerSpace,
     OptimizerSpaceChoice, OptimizerType, PackingType, Parallelism, PlacementGroup, PositionGroup, RematGroup,
     RematPolicy, RopeType, RoutedScores, RunGroup, SamplingStrategy, TensorLocation, TokenizerChoice,

@@ -54,9 +54,22 @@ pub struct ModelDescription {
     pub settings: Vec<(String, Value)>,
     /// The file's own keys that nothing reads.
     pub unread: Vec<String>,
+    /// The number of modules in the weights that predict further tokens, which are loaded only on request.
+    pub prediction_modules: usize,
 }
 
 impl ModelDescription {
+    /// The note that modules of the weights are left out, for a configuration with `used` of them.
+    fn note_of_modules(&self, used: u64) -> Option<String> {
+        let all = self.prediction_modules;
+        (used < all as u64).then(|| {
+            format!(
+                "the weights beside `{}` have {all} modules that predict further tokens (`model.layers.N.eh_proj`), of which {used} are loaded; set `mtp_num_layers={all}` to load all",
+                self.path.display()
+            )
+        })
+    }
+
     /// The note that names the unread keys, if there are any.
     fn note_of_unread(&self) -> Option<String> {
         let names: Vec<String> = self.unread.iter().map(|key| format!("`{key}`")).collect();
@@ -209,6 +222,10 @@ impl Config {
         merge.config.settle_dataset();
         merge.forget_keys_about_layers();
         merge.derive();
+        if let Some(description) = &request.description {
+            let used = merge.config.entry("mtp_num_layers").value.as_u64().unwrap_or(0);
+            merge.config.notes.extend(description.note_of_modules(used));
+        }
         let mut config = ConfigError::check(merge.config, merge.problems)?;
         config.space = OptimizerSpace::of(&config);
         Ok(config)

@@ -26,6 +26,8 @@ pub const VALUE_DIM: &str = "value_dim";
 pub const LATENT: &str = "latent";
 /// Width of the latent vector of queries.
 pub const QUERY_LATENT: &str = "query_latent";
+/// Heads of an indexer, which chooses keys.
+pub const INDEX_HEADS: &str = "index_heads";
 /// Hidden width of an MLP.
 pub const MLP: &str = "mlp";
 /// Experts of a layer.

@@ -28,6 +28,7 @@ pub fn resolve(request: &Request) -> Result<Config, Failure> {
     let description = ModelDescription {
         path: hugging_face::description_path(&directory),
         unread: settings.unread().to_vec(),
+        prediction_modules: hugging_face::num_prediction_modules(&directory, &settings),
         settings: settings.into_pairs().into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
     };
     Ok(Config::resolve(&request.clone().describing(description))?)

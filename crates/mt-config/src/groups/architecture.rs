@@ -57,6 +57,74 @@ impl LatentGroup {
     }
 }
 
+group! {
+    /// The indexer of sparse attention.
+    pub struct IndexerGroup {
+        use_indexer: bool,
+        indexer_head_dim: usize,
+        indexer_n_heads: usize,
+        indexer_topk: usize,
+        indexer_sparse_training: bool,
+        indexer_loss_scaling_factor: f64,
+        indexer_mask_exact_topk: bool,
+    }
+}
+
+impl IndexerGroup {
+    /// Whether only the indexer learns, from the attention of all layers to all earlier positions.
+    pub fn warms_up(&self) -> bool {
+        self.use_indexer && self.indexer_loss_scaling_factor > 0.0 && !self.indexer_sparse_training
+    }
+
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if !self.use_indexer {
+            return;
+        }
+        if config.entry("attention_type").value != AttentionType::Latent.name() {
+            problems.push(Problem::inconsistent(
+                format!("{}, but {}", config.stated("use_indexer"), config.stated("attention_type")),
+                "use `attention_type=mla`, or leave out `use_indexer`",
+            ));
+            return;
+        }
+        if config.entry("q_lora_rank").value == 0 {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, and the indexer reads the latent vector of queries",
+                    config.stated("use_indexer"),
+                    config.stated("q_lora_rank")
+                ),
+                "use a positive number, such as `q_lora_rank=64`",
+            ));
+        }
+        for (key, size) in [("indexer_n_heads", self.indexer_n_heads), ("indexer_topk", self.indexer_topk)] {
+            if size == 0 {
+                problems.push(Problem::inconsistent(
+                    format!("{}, but the indexer needs at least one", config.stated(key)),
+                    format!("use a positive number, such as `{key}=64`"),
+                ));
+            }
+        }
+        let rotated = config.entry("qk_rope_head_dim").value.as_u64().unwrap_or(0) as usize;
+        if self.indexer_head_dim < rotated {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, which the indexer rotates, too",
+                    config.stated("indexer_head_dim"),
+                    config.stated("qk_rope_head_dim")
+                ),
+                format!("use at least `indexer_head_dim={rotated}`"),
+            ));
+        }
+        if self.indexer_loss_scaling_factor < 0.0 {
+            problems.push(Problem::inconsistent(
+                format!("{}, which would teach the indexer the opposite", config.stated("indexer_loss_scaling_factor")),
+                "use a positive number, or 0 to leave the indexer as it is",
+            ));
+        }
+    }
+}
+
 /// The families with layers of Gated DeltaNet.
 const WITH_GATED_DELTA: &[DecoderBlock] = &[DecoderBlock::Qwen3Next, DecoderBlock::Qwen35];
 

@@ -33,7 +33,7 @@ use crate::{
 };
 
 pub use ahead::{AbsentHardware, AheadGroup};
-pub use architecture::{AttentionGroup, GatedDeltaGroup, LatentGroup, PositionGroup};
+pub use architecture::{AttentionGroup, GatedDeltaGroup, IndexerGroup, LatentGroup, PositionGroup};
 pub use blocks::{AttentionBlocks, BlocksGroup};
 pub use choices::{
     AttentionKind, AttentionType, ContextAxis, ContextStrategy, DataFormat, DatasetType, DecoderBlock,
@@ -67,6 +67,7 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("BlocksGroup", BlocksGroup::KEYS, "train and decode"),
     ("ExpertsGroup", ExpertsGroup::KEYS, "train and decode"),
     ("LatentGroup", LatentGroup::KEYS, "train and decode"),
+    ("IndexerGroup", IndexerGroup::KEYS, "train and decode"),
     ("GatedDeltaGroup", GatedDeltaGroup::KEYS, "train and decode"),
     ("PositionGroup", PositionGroup::KEYS, "train and decode"),
     ("RematGroup", RematGroup::KEYS, "train and decode"),

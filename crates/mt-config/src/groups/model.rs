@@ -4,7 +4,7 @@ use mt_shape::DType;
 
 use super::{
     BlocksGroup, ExpertsGroup,
-    architecture::{AttentionGroup, GatedDeltaGroup, LatentGroup, PositionGroup},
+    architecture::{AttentionGroup, GatedDeltaGroup, IndexerGroup, LatentGroup, PositionGroup},
     choices::{
         AttentionKind, DecoderBlock, Hardware, LearningRateSchedule, MatmulPrecision, MlpActivation,
         OptimizerType, WsdDecayStyle,
@@ -52,11 +52,13 @@ group! {
         param_scan_axis: usize,
         max_target_length: usize,
         mtp_num_layers: usize,
+        mtp_own_norm: bool,
     }
     besides {
         experts: ExpertsGroup = ExpertsGroup::read,
         layers: AttentionGroup = AttentionGroup::read,
         latent: LatentGroup = LatentGroup::read,
+        indexer: IndexerGroup = IndexerGroup::read,
         gated_delta: GatedDeltaGroup = GatedDeltaGroup::read,
         blocks: BlocksGroup = BlocksGroup::read,
         positions: PositionGroup = PositionGroup::read,
@@ -150,6 +152,7 @@ impl ModelGroup {
         let mut keys = self.differing_keys(other);
         keys.extend(self.experts.differing_keys(&other.experts));
         keys.extend(self.layers.differing_keys(&other.layers));
+        keys.extend(self.indexer.differing_keys(&other.indexer));
         keys.extend(self.gated_delta.differing_keys(&other.gated_delta));
         keys.extend(self.positions.differing_keys(&other.positions));
         keys
@@ -298,6 +301,17 @@ impl OptimizerGroup {
             problems.push(Problem::inconsistent(
                 format!("{}, so that queries would become zero", config.stated("qk_clip_threshold")),
                 "use a score that heads may have, such as the default, `qk_clip_threshold=100.0`",
+            ));
+        }
+        let warms_up = IndexerGroup::read(config, &mut Vec::new()).is_some_and(|indexer| indexer.warms_up());
+        if warms_up && self.trainable_parameters_mask.is_empty() {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{} and {}, which trains the indexer alone, but all other parameters would still decay",
+                    config.stated("indexer_loss_scaling_factor"),
+                    config.stated("indexer_sparse_training")
+                ),
+                "set `trainable_parameters_mask='.*indexer.*'` to warm the indexer up, or `indexer_sparse_training=true` to train all parameters",
             ));
         }
         if self.learning_rate_schedule_steps == Some(0) {

@@ -127,6 +127,7 @@ group! {
         kv_proj: TensorLocation,
         out_proj: TensorLocation,
         attention_out: TensorLocation,
+        indexer_cutoff_threshold: TensorLocation,
         optimizer_memory_host_offload: bool,
         parameter_memory_host_offload: bool,
     }
@@ -169,6 +170,7 @@ impl RematGroup {
             own("context", self.context),
             own("attention_out", self.attention_out),
             own("out_proj", self.out_proj),
+            own("indexer_cutoff_threshold", self.indexer_cutoff_threshold),
             own("mlpwi", self.mlpwi),
             own("mlpwi_0", self.mlpwi_0),
             own("mlpwi_1", self.mlpwi_1),

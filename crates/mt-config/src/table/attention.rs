@@ -382,16 +382,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Let a small scorer choose the earlier positions that each position attends to.",
             )
-            .refused(features::INDEXER)
             .acts_on("attention"),
             Key::integer("indexer_head_dim", 128, "Width of one head of the indexer.")
                 .at_least(0.0)
-                .refused(features::INDEXER)
                 .only_with("use_indexer", &[])
                 .acts_on("attention"),
             Key::integer("indexer_n_heads", 64, "Number of query heads of the indexer.")
                 .at_least(0.0)
-                .refused(features::INDEXER)
                 .only_with("use_indexer", &[])
                 .acts_on("attention"),
             Key::integer(
@@ -400,7 +397,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of earlier positions that the indexer chooses for each position.",
             )
             .at_least(0.0)
-            .refused(features::INDEXER)
             .only_with("use_indexer", &[])
             .acts_on("attention"),
             Key::boolean(
@@ -409,7 +405,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Train with the chosen positions only, instead of warming the indexer up under \
                  full attention.",
             )
-            .refused(features::INDEXER)
             .only_with("use_indexer", &[])
             .acts_on("attention"),
             Key::float(
@@ -418,7 +413,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Loss weight of the divergence between the indexer and the attention that it imitates; 0 \
                  turns it off.",
             )
-            .refused(features::INDEXER)
             .only_with("use_indexer", &[])
             .acts_on("loss"),
             Key::boolean(
@@ -426,7 +420,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Choose the indexer's positions by an approximate search, which is faster.",
             )
-            .refused(features::INDEXER)
+            .refused(features::APPROXIMATE_INDEXER)
             .only_with("use_indexer", &[])
             .acts_on("attention"),
             Key::float(
@@ -437,7 +431,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .at_most(1.0)
-            .refused(features::INDEXER)
+            .refused(features::APPROXIMATE_INDEXER)
             .only_with("use_indexer", &[])
             .acts_on("attention"),
             Key::boolean(
@@ -445,7 +439,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 true,
                 "Keep exactly `indexer_topk` positions where several tie for the last place.",
             )
-            .refused(features::INDEXER)
             .only_with("use_indexer", &[])
             .acts_on("attention"),
         ],

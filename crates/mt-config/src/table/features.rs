@@ -1,5 +1,6 @@
 //! Features that are not built yet and that several keys or choices request.
 
+pub(crate) const APPROXIMATE_INDEXER: &str = "approximate search of the attention indexer";
 pub(crate) const ARRAY_RECORD: &str = "data in ArrayRecord files";
 pub(crate) const ATTENTION_OUTPUT_OF_ANOTHER_WIDTH: &str = "attention output of another width";
 pub(crate) const AUDIO_MODELS: &str = "audio models";
@@ -30,7 +31,6 @@ pub(crate) const FUSED_FEED_FORWARD_PROJECTIONS: &str = "fused feed-forward proj
 pub(crate) const HOSTS_WITHOUT_DATA: &str = "hosts that read no data of their own";
 pub(crate) const HUB_DATASETS: &str = "datasets from the Hugging Face hub";
 pub(crate) const HYPER_CONNECTIONS: &str = "hyper-connections";
-pub(crate) const INDEXER: &str = "sparse attention with an indexer";
 pub(crate) const LATENT_ATTENTION: &str = "further options of multi-head latent attention";
 pub(crate) const LOG_PROBABILITIES_OF_DECODED_TOKENS: &str = "log-probabilities of decoded tokens";
 pub(crate) const LORA_ADAPTERS: &str = "LoRA adapters";

@@ -298,6 +298,15 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .acts_on("model"),
+            Key::boolean(
+                "mtp_own_norm",
+                false,
+                "Give each extra layer a norm of its own before the shared head, and the first one the model's \
+                 normalized output, as in DeepSeek's published weights, instead of sharing the model's last norm.",
+            )
+            .only_with("mtp_num_layers", &[])
+            .acts_on("model")
+            .own(),
             Key::float(
                 "mtp_loss_scaling_factor",
                 0.1,

@@ -191,7 +191,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
             "Recompute the scores at which the attention indexer cuts off in the backward \
              pass, or keep them on the device or the host (`remat_policy=custom`).",
         )
-        .refused(features::INDEXER),
+        .only_with("use_indexer", &[]),
         location(
             "kv_proj",
             "Recompute the key and value projections in the backward pass, or keep them on the device or \

@@ -20,6 +20,9 @@ pub struct DecoderConfig {
     pub runs: Vec<LayerRun>,
     /// The number of modules behind the layers that predict further tokens.
     pub num_predictions: usize,
+    /// Whether each module has a norm of its own before the head and the first one reads the normalized hidden states, as
+    /// published modules do. Otherwise modules share the final norm, and the first one reads the residual stream.
+    pub own_prediction_norms: bool,
     pub norm: NormOptions,
     /// Whether MaxText's checkpoints hold the scales of norms with their offset added.
     pub stores_norm_offset: bool,

@@ -324,8 +324,8 @@ impl ForwardPass for Decoder {
         let mut predictions = Vec::new();
         if forward.predictions {
             let embedded = |tokens| config.embedded(&model.token_embedder, tokens);
-            let predicted = predict(&model.predictions, outputs.x, config, &inputs, embedded);
-            predictions = predicted.residuals.into_iter().map(normalized).collect();
+            let predicted = predict(&model.predictions, outputs.x, config, &inputs, embedded, normalized);
+            predictions = predicted.hidden;
             layer_outputs.extend(predicted.others);
         }
         let auxiliary_losses = auxiliary_losses(&layer_outputs);
@@ -449,7 +449,7 @@ impl Description for Decoder {
             // The head has as many weights as the table, tied or not.
             head_weights: table,
             others_per_token: parts().map(|part| part.token_operations()).sum(),
-            attention: parts().filter_map(|part| part.pair_operations()).collect(),
+            attention: parts().flat_map(|part| part.pair_operations()).collect(),
         }
     }
 

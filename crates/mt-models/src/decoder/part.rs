@@ -74,8 +74,8 @@ pub trait PartDescription: Any + fmt::Debug {
     fn scope(&self) -> &'static str;
 
     /// The FLOPs that grow with pairs of tokens.
-    fn pair_operations(&self) -> Option<AttentionFlops> {
-        None
+    fn pair_operations(&self) -> Vec<AttentionFlops> {
+        Vec::new()
     }
 
     /// The multiplications per token, other than those with weights, whose number does not depend on the length.

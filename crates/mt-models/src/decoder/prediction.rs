@@ -24,12 +24,14 @@ pub struct PredictionModule<L> {
     /// `[both, embed]`. The inputs are both norms' outputs, the embedding's first.
     pub projection: Linear<L>,
     pub layer: DecoderLayer<L>,
+    /// Normalizes the module's output for the head; absent if the model's final norm does.
+    pub final_norm: Option<Norm<L>>,
 }
 
 /// The results of all modules.
 pub(super) struct Predicted<'t> {
-    /// The residual stream behind each module.
-    pub residuals: Vec<Tensor<'t>>,
+    /// The hidden states that the head receives from each module.
+    pub hidden: Vec<Tensor<'t>>,
     pub others: Vec<OfLayers<'t>>,
 }
 
@@ -48,21 +50,23 @@ pub(super) fn module_specs(
         hidden_norm: builder.residual_norm(kind),
         projection: builder.linear(1, [(both, logical::EMBED), (embed, logical::NORM)]),
         layer: layer_specs(builder, config, layer),
+        final_norm: config.own_prediction_norms.then(|| builder.residual_norm(kind)),
     };
     config.prediction_layers().map(module).collect()
 }
 
 /// Applies the modules to the residual stream behind the last layer, `[batch, position, embed]`. `embedded` looks up
-/// tokens.
+/// tokens, and `normalized` applies the model's final norm.
 pub(super) fn predict<'t>(
     modules: &[PredictionModule<Tensor<'t>>],
     x: Tensor<'t>,
     config: &DecoderConfig,
     inputs: &StackInputs<'t>,
     embedded: impl Fn(Tensor<'t>) -> Tensor<'t>,
+    normalized: impl Fn(Tensor<'t>) -> Tensor<'t>,
 ) -> Predicted<'t> {
-    let mut x = x;
-    let mut predicted = Predicted { residuals: Vec::new(), others: Vec::new() };
+    let mut x = if config.own_prediction_norms { normalized(x) } else { x };
+    let mut predicted = Predicted { hidden: Vec::new(), others: Vec::new() };
     for ((module, layer), number) in modules.iter().zip(config.prediction_layers()).zip(1..) {
         let tokens = following(inputs.tokens, inputs.segments.query, number, inputs.segments.order);
         let embedding = module.embedding_norm.forward(embedded(tokens), EMBED, config.norm);
@@ -88,7 +92,10 @@ pub(super) fn predict<'t>(
             value,
         }));
         x = made.x;
-        predicted.residuals.push(x);
+        predicted.hidden.push(match &module.final_norm {
+            Some(norm) => norm.forward(x, EMBED, config.norm),
+            None => normalized(x),
+        });
     }
     predicted
 }

@@ -9,17 +9,19 @@ pub struct FlopCount {
     pub head_weights: usize,
     /// The multiplications per token other than those with weights and those of attention.
     pub others_per_token: usize,
-    /// One entry for each layer with attention.
+    /// The entries of all layers with attention.
     pub attention: Vec<AttentionFlops>,
 }
 
-/// The attention of one layer.
+/// The multiplications of one layer for pairs of positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionFlops {
     /// The number of query heads times the sum of the widths of a key and a value.
     pub width: usize,
     /// The maximum number of positions that a query sees.
     pub window: Option<usize>,
+    /// The length of the longest rows for which the layer does not compute these pairs.
+    pub above: usize,
 }
 
 impl FlopCount {
@@ -30,6 +32,7 @@ impl FlopCount {
         let attention: f64 = self
             .attention
             .iter()
+            .filter(|layer| length > layer.above)
             .map(|layer| {
                 let length = length as f64;
                 let pairs = match layer.window.map(|window| window as f64).filter(|window| *window < length) {

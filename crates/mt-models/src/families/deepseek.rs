@@ -1,8 +1,8 @@
-//! DeepSeek-V2 and -V3, and Kimi K2: latent attention, and experts after some dense layers.
+//! DeepSeek-V2, -V3 and -V3.2, and Kimi K2: latent attention, and experts after some dense layers.
 
 use mt_config::{DecoderBlock, ModelGroup, RopeType};
 use mt_nn::{
-    attention::LatentSizes,
+    attention::{IndexerLoss, IndexerOptions, LatentSizes},
     experts::{GroupScore, RouterBias, Scores},
 };
 use serde_json::Value;
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     ModelError,
-    decoder::{DecoderConfig, ExpertsConfig, LatentAttentionConfig, LayerConfig},
+    decoder::{DecoderConfig, ExpertsConfig, IndexerConfig, LatentAttentionConfig, LayerConfig},
     hugging_face::{
         Described, Field, HuggingFaceConfig, Settings,
         fields::{self, COMMON, Kind, Otherwise},
@@ -37,6 +37,14 @@ pub(super) static DEEPSEEK: Family = Family {
         model_types: &[
             ModelType {
                 fields: V3,
+                // The type has no way to state that pairs of rotated dimensions are not neighbors.
+                is_of: |model| {
+                    model.group.indexer.use_indexer && model.group.latent.rope_interleave && is_sigmoid(model)
+                },
+                ..ModelType::new(WITH_INDEXER, "DeepseekV32ForCausalLM")
+            },
+            ModelType {
+                fields: V3,
                 is_of: is_sigmoid,
                 ..ModelType::new("deepseek_v3", "DeepseekV3ForCausalLM")
             },
@@ -48,12 +56,17 @@ pub(super) static DEEPSEEK: Family = Family {
         always: &[],
         tensors: &[names::MODEL, names::MLP, names::NORMS_BEFORE, OWN],
         ignores: |config, name| {
-            // Modules that predict further tokens follow the last layer.
-            let after = format!("model.layers.{}.", config.layers.len());
-            name.starts_with(&after) || names::ignores(config, name)
+            // Modules that predict further tokens follow the last layer. Models may leave them out.
+            let used = config.layers.len() + config.num_predictions;
+            layer_of(name).is_some_and(|layer| layer >= used) || names::ignores(config, name)
         },
     }),
 };
+
+/// The layer, or the module after the layers, whose tensor has this name.
+fn layer_of(name: &str) -> Option<usize> {
+    name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
+}
 
 fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     let mut config = describe::decoder(group)?;
@@ -87,6 +100,27 @@ fn attention(group: &ModelGroup) -> LatentAttentionConfig {
             describe::scaling(group),
         ),
         options,
+        indexer: group.indexer.use_indexer.then(|| indexer(group)),
+    }
+}
+
+fn indexer(group: &ModelGroup) -> IndexerConfig {
+    let keys = &group.indexer;
+    let loss = match keys.indexer_sparse_training {
+        true => IndexerLoss::OfChosen,
+        false => IndexerLoss::OfVisible,
+    };
+    // The loss is the mean over all layers that have an indexer.
+    let num_layers = group.num_decoder_layers() + group.mtp_num_layers;
+    IndexerConfig {
+        heads: keys.indexer_n_heads,
+        width: keys.indexer_head_dim,
+        options: IndexerOptions {
+            num_chosen: keys.indexer_topk,
+            is_exact: keys.indexer_mask_exact_topk,
+            loss: Some(loss).filter(|_| keys.indexer_loss_scaling_factor > 0.0),
+        },
+        loss_weight: keys.indexer_loss_scaling_factor / num_layers as f64,
     }
 }
 
@@ -125,6 +159,7 @@ const SHARED: &[Field] = &[
         &["attention_bias"],
         |config, settings| {
             settings.set("attention_type", "mla");
+            settings.set("mtp_own_norm", true);
             match config.boolean("attention_bias")? {
                 Some(true) => Err(config.unsupported("attention_bias", "biases of latent attention")),
                 _ => Ok(()),
@@ -200,7 +235,7 @@ const SHARED: &[Field] = &[
     Field::with(&["moe_layer_freq"], every_layer, |_| Some(1.into())),
     Field::only("mlp_bias", false, "biases of the feed-forward layers of this model type"),
     // Modules that predict further tokens, weights of their loss, and settings of older releases.
-    Field::silent("num_nextn_predict_layers", |_| Some(0.into())),
+    Field::silent("num_nextn_predict_layers", |model| Some(model.group.mtp_num_layers.into())),
     Field::silent("aux_loss_alpha", |_| None),
     Field::silent("seq_aux", |_| None),
     Field::silent("ep_size", |_| None),
@@ -242,7 +277,45 @@ const V3: &[Field] = &[
         Some(model.group.latent.rope_interleave.into())
     })
     .or(Otherwise::Boolean(true)),
+    // Sparse attention of DeepSeek-V3.2, in layers of the same form.
+    Field::with(
+        &["index_topk", "index_head_dim", "index_n_heads"],
+        |config, settings| {
+            if config.text("model_type")?.as_deref() == Some(WITH_INDEXER) {
+                settings.set("use_indexer", true);
+                settings.set("indexer_topk", config.integer("index_topk")?.unwrap_or(2048));
+                settings.set("indexer_head_dim", config.integer("index_head_dim")?.unwrap_or(128));
+                settings.set("indexer_n_heads", config.integer("index_n_heads")?.unwrap_or(64));
+            }
+            Ok(())
+        },
+        |model| of_indexer(model, model.group.indexer.indexer_topk),
+    ),
+    Field::silent("index_head_dim", |model| of_indexer(model, model.group.indexer.indexer_head_dim)),
+    Field::silent("index_n_heads", |model| of_indexer(model, model.group.indexer.indexer_n_heads)),
+    // Newer releases list the kind of each layer, too.
+    Field::with(&["mlp_layer_types"], dense_first, |_| None),
+    Field::silent("layer_types", |_| None),
 ];
+
+/// The model type with an indexer.
+const WITH_INDEXER: &str = "deepseek_v32";
+
+/// A size of the indexer, if there is one.
+fn of_indexer(model: &Described<'_>, size: usize) -> Option<Value> {
+    model.group.indexer.use_indexer.then(|| size.into())
+}
+
+/// Checks that the listed kinds of layers are those that the number of dense layers implies.
+fn dense_first(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), ModelError> {
+    let Some(kinds) = config.texts("mlp_layer_types")? else { return Ok(()) };
+    let dense = settings.get("first_num_dense_layers").and_then(Value::as_u64).unwrap_or(0) as usize;
+    let is_usual = kinds.iter().enumerate().all(|(layer, kind)| (kind == "dense") == (layer < dense));
+    match is_usual {
+        true => Ok(()),
+        false => Err(config.unsupported("mlp_layer_types", "dense layers between those with experts")),
+    }
+}
 
 const V2: &[Field] = &[
     Field::with(
@@ -309,6 +382,15 @@ fn read_rope(config: &HuggingFaceConfig, settings: &mut Settings) -> Result<(), 
 
 const OWN: &[TensorName] = &[
     names::matrix("latent_attention.query.kernel", "model.layers.{layer}.self_attn.q_proj.weight"),
+    names::vector("predictions.embedding_norm.scale", "model.layers.{layer}.enorm.weight"),
+    names::vector("predictions.hidden_norm.scale", "model.layers.{layer}.hnorm.weight"),
+    names::matrix("predictions.projection.kernel", "model.layers.{layer}.eh_proj.weight"),
+    names::vector("predictions.final_norm.scale", "model.layers.{layer}.shared_head.norm.weight"),
+    // Modules share these parameters with the model, and files repeat them.
+    names::table("token_embedder.embedding", "model.layers.{layer}.embed_tokens.weight", 1).copied_in(|_| true),
+    names::matrix("head.kernel", "model.layers.{layer}.shared_head.head.weight").copied_in(|_| true),
+    names::vector("final_norm.scale", "model.layers.{layer}.shared_head.norm.weight")
+        .copied_in(|config| !config.own_prediction_norms),
     names::matrix("latent_attention.wq_a.kernel", "model.layers.{layer}.self_attn.q_a_proj.weight"),
     names::vector("latent_attention.q_norm.scale", "model.layers.{layer}.self_attn.q_a_layernorm.weight"),
     names::matrix("latent_attention.wq_b.kernel", "model.layers.{layer}.self_attn.q_b_proj.weight"),
@@ -319,6 +401,14 @@ const OWN: &[TensorName] = &[
     names::vector("latent_attention.kv_norm.scale", "model.layers.{layer}.self_attn.kv_a_layernorm.weight"),
     names::matrix("latent_attention.wkv_b.kernel", "model.layers.{layer}.self_attn.kv_b_proj.weight"),
     names::out("latent_attention.out.kernel", "model.layers.{layer}.self_attn.o_proj.weight"),
+    names::matrix("latent_attention.indexer.wq_b.kernel", "model.layers.{layer}.self_attn.indexer.wq_b.weight"),
+    names::matrix("latent_attention.indexer.wk.kernel", "model.layers.{layer}.self_attn.indexer.wk.weight"),
+    names::vector("latent_attention.indexer.k_norm.scale", "model.layers.{layer}.self_attn.indexer.k_norm.weight"),
+    names::vector("latent_attention.indexer.k_norm.bias", "model.layers.{layer}.self_attn.indexer.k_norm.bias"),
+    names::matrix(
+        "latent_attention.indexer.weights_proj.kernel",
+        "model.layers.{layer}.self_attn.indexer.weights_proj.weight",
+    ),
     names::matrix("experts.gate.kernel", "model.layers.{layer}.mlp.gate.weight"),
     names::vector("experts.gate.bias", "model.layers.{layer}.mlp.gate.e_score_correction_bias"),
     each_expert("experts.wi_0", "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight"),

@@ -39,6 +39,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     let tied = group.logits_via_embedding;
     let mut config = DecoderConfig {
         num_predictions: group.mtp_num_layers,
+        own_prediction_norms: group.mtp_own_norm,
         embed,
         vocab: axis(axes::VOCAB, group.vocab_size),
         layers: vec![layer; group.num_decoder_layers()],

@@ -21,6 +21,9 @@ pub struct TensorName {
     pub fused: Option<Fused>,
     /// The rows of the block that the tensor holds, if several tensors hold it together.
     pub portion: Option<Portion>,
+    /// For a copy of a parameter of the model in each module that predicts further tokens: the models whose files have
+    /// it.
+    pub copied_in: Option<fn(&DecoderConfig) -> bool>,
 }
 
 /// The rows of a block in one of several tensors. The rows fall into repeating groups; a tensor has one of each repetition.
@@ -93,7 +96,12 @@ pub enum FusedOrder {
 
 impl TensorName {
     pub(crate) const fn new(role: &'static str, name: &'static str, layout: Layout) -> Self {
-        Self { role, name, stacked: 0, layout, fused: None, portion: None }
+        Self { role, name, stacked: 0, layout, fused: None, portion: None, copied_in: None }
+    }
+
+    /// A copy of a parameter of the model in each module that predicts further tokens, in models of which `is_in` holds.
+    pub(crate) const fn copied_in(self, is_in: fn(&DecoderConfig) -> bool) -> Self {
+        Self { copied_in: Some(is_in), ..self }
     }
 
     /// The same block in a tensor that several parameters share.

@@ -250,10 +250,15 @@ impl HuggingFaceConfig {
 
     /// The kind of each layer, if `layer_types` is present.
     pub(crate) fn layer_kinds(&self) -> Result<Option<Vec<String>>, ModelError> {
+        self.texts("layer_types")
+    }
+
+    /// A list of texts.
+    pub(crate) fn texts(&self, key: &str) -> Result<Option<Vec<String>>, ModelError> {
         let texts = |value: &Value| -> Option<Vec<String>> {
             value.as_array()?.iter().map(|kind| kind.as_str().map(str::to_owned)).collect()
         };
-        self.get("layer_types", "a list of texts", texts)
+        self.get(key, "a list of texts", texts)
     }
 
     /// The list of integers of a key.

@@ -18,6 +18,6 @@ pub use exported::{check_described, config_of, context_length};
 pub(crate) use exported::{layer_type_names, window};
 pub use fields::{Described, Field};
 pub use quantized::{Quantized, quantization_of};
-pub use source::check_files;
+pub use source::{check_files, num_prediction_modules};
 pub use tensors::{FileTensor, Lanes, TensorPart, file_tensors, part_blocks, tensor_bytes};
 pub use weights::{Weights, generation_config, is_hugging_face, write_weights};

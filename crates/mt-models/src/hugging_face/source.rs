@@ -4,7 +4,10 @@ use std::{ops::Range, path::Path};
 
 use mt_shape::{DType, HostArray};
 
+use serde_json::Value;
+
 use super::{
+    Settings,
     consolidated::{self, ConsolidatedWeights},
     quantized::PublishedTensors,
 };
@@ -23,6 +26,18 @@ pub(super) enum TensorSource {
 /// A file is missing, incomplete or cannot be read.
 pub fn check_files(path: &Path) -> Result<(), StateError> {
     TensorSource::open(path).map(|_| ())
+}
+
+/// The number of modules behind the layers that predict further tokens in the files of a published model; 0 if the files
+/// cannot be read, which loading reports.
+pub fn num_prediction_modules(path: &Path, settings: &Settings) -> usize {
+    let Some(num_layers) = settings.get("base_num_decoder_layers").and_then(Value::as_u64) else { return 0 };
+    let Ok(source) = TensorSource::open(path) else { return 0 };
+    let is_projection = |name: &&str| {
+        let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.strip_suffix(".eh_proj.weight"));
+        layer.and_then(|layer| layer.parse::<u64>().ok()).is_some_and(|layer| layer >= num_layers)
+    };
+    source.names().into_iter().filter(is_projection).count()
 }
 
 impl TensorSource {

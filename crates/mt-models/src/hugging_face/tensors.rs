@@ -21,6 +21,8 @@ pub struct FileTensor {
     pub blocks: usize,
     /// Several parts if several parameters share the tensor.
     pub parts: Vec<TensorPart>,
+    /// The name of the tensor of which this one is a copy. Files may lack it.
+    pub copy_of: Option<String>,
 }
 
 /// Blocks of a parameter within a tensor.
@@ -129,6 +131,7 @@ pub fn file_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
     let family = model.family().hugging_face.as_ref().ok_or(ModelError::NoHuggingFaceForm)?;
     let names: Vec<&TensorName> = family.tensors.iter().copied().flatten().collect();
     let mut tensors: BTreeMap<String, Vec<Named>> = BTreeMap::new();
+    let mut copies: Vec<FileTensor> = Vec::new();
     let segments = model.config().segments();
     let num_layers = model.config().layers.len();
     for (index, (path, spec)) in model.parameters().iter().enumerate() {
@@ -137,9 +140,14 @@ pub fn file_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
         }
         let (path, spec) = &spec.stored_form(path);
         let parameter = Parameter::of(&segments, path, spec);
-        let layers = parameter.layers();
-        let is_named =
-            |name: &&&TensorName| name.role == parameter.role && name.is_of_layer() != layers.is_empty();
+        let (role, layers) = match of_module(&parameter.role) {
+            Some((module, role)) => (role, vec![num_layers + module]),
+            None => (parameter.role.clone(), parameter.layers()),
+        };
+        let is_named = |name: &&&TensorName| {
+            name.role == role && name.copied_in.is_none() && name.is_of_layer() != layers.is_empty()
+        };
+        let all_names = &names;
         let mut names = names.iter().filter(is_named);
         let name = names.next().ok_or_else(|| ModelError::NoTensorName { role: parameter.role.clone() })?;
         let others = names.filter(|other| name.portion.is_some() && other.portion.is_some());
@@ -149,8 +157,32 @@ pub fn file_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
                 tensors.entry(tensor).or_default().push(named);
             }
         }
+        let is_copied = |copy: &&&TensorName| {
+            copy.role == parameter.role && copy.copied_in.is_some_and(|is_in| is_in(model.config()))
+        };
+        for copy in all_names.iter().filter(is_copied) {
+            for module in num_layers..num_layers + model.config().num_predictions {
+                for (tensor, named) in named_blocks(copy, index, spec, (&[module], num_layers), None) {
+                    copies.push(FileTensor {
+                        copy_of: Some(name.name.to_owned()),
+                        ..tensor_of(tensor, vec![named])
+                    });
+                }
+            }
+        }
     }
-    Ok(tensors.into_iter().map(|(name, parts)| tensor_of(name, parts)).collect())
+    let tensors = tensors.into_iter().map(|(name, parts)| tensor_of(name, parts));
+    let mut tensors: Vec<FileTensor> = tensors.chain(copies).collect();
+    tensors.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(tensors)
+}
+
+/// The module that predicts further tokens to which a parameter belongs, and the parameter's role: that of a layer's
+/// parameter, or `predictions.…` for the parameters around the layer.
+fn of_module(role: &str) -> Option<(usize, String)> {
+    let (module, rest) = role.strip_prefix("predictions.")?.split_once('.')?;
+    let role = rest.strip_prefix("layer.").map_or_else(|| format!("predictions.{rest}"), str::to_owned);
+    Some((module.parse().ok()?, role))
 }
 
 /// Blocks of a parameter that one tensor holds.
@@ -301,7 +333,7 @@ fn tensor_of(name: String, mut named: Vec<Named>) -> FileTensor {
         columns,
         portion: part.portion,
     });
-    FileTensor { name, dims, blocks, parts: parts.collect() }
+    FileTensor { name, dims, blocks, parts: parts.collect(), copy_of: None }
 }
 
 impl TensorPart {

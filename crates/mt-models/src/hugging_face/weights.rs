@@ -46,7 +46,9 @@ impl Weights {
             let mut candidates = source.candidates(&tensor.name);
             let stored = candidates.iter().find_map(|name| Some((name.clone(), source.dims(name)?)));
             let Some((name, dims)) = stored else {
-                missing.push(candidates.swap_remove(0));
+                if tensor.copy_of.is_none() {
+                    missing.push(candidates.swap_remove(0));
+                }
                 continue;
             };
             if dims != tensor.dims {
@@ -72,6 +74,15 @@ impl Weights {
             // A tied model may contain a copy of the table, but not another matrix, which transformers would use.
             unused.push(format!("{head}, which is not the embedding table"));
         }
+        for tensor in &tensors {
+            let original = tensor.copy_of.as_ref().and_then(|original| names.get(original));
+            if let Some((copy, original)) = names.get(&tensor.name).zip(original)
+                && source.dims(copy) == source.dims(original)
+                && source.read(copy)? != source.read(original)?
+            {
+                unused.push(format!("{copy}, which is not a copy of {original}"));
+            }
+        }
         if !(missing.is_empty() && unused.is_empty() && others.is_empty()) {
             return Err(StateError::OtherTensors { path: path.to_owned(), missing, unused, others });
         }
@@ -79,7 +90,8 @@ impl Weights {
             true => tensor.transposed(),
             false => tensor,
         };
-        let tensors = tensors.into_iter().map(in_order).collect();
+        let originals = tensors.into_iter().filter(|tensor| tensor.copy_of.is_none());
+        let tensors = originals.map(in_order).collect();
         Ok(Self { source, tensors, names })
     }
 

@@ -217,6 +217,8 @@ families! {
     gpt_oss_two_of_four: BOTH,
     deepseek3_groups: BOTH,
     deepseek3_direct_queries: UNROLLED,
+    deepseek32_groups: BOTH,
+    deepseek32_one_layer: UNROLLED,
     deepseek2_greedy: UNROLLED,
     mixtral_window_one_expert: UNROLLED,
     qwen3_moe_three_of_seven: UNROLLED,

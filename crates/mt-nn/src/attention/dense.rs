@@ -21,7 +21,23 @@ pub fn dense<'t>(
     options: &AttentionOptions,
     with_scores: bool,
 ) -> Context<'t> {
-    let dtype = query.dtype();
+    let (weights, largest_scores) = weigh(query, key, mask, sinks, options, with_scores);
+    Context { context: weights.cast(query.dtype()).contract(value, &[KV_POSITION]), largest_scores }
+}
+
+/// The softmax of masked attention logits, and each query's largest logit if requested.
+///
+/// # Shapes
+/// As those of [`dense`]; the weights are `[batch, kv_heads, position, group, kv_position]`.
+#[track_caller]
+pub(super) fn weigh<'t>(
+    query: Tensor<'t>,
+    key: Tensor<'t>,
+    mask: Tensor<'t>,
+    sinks: Option<Tensor<'t>>,
+    options: &AttentionOptions,
+    with_scores: bool,
+) -> (Tensor<'t>, Option<Tensor<'t>>) {
     let (query, key) =
         if options.float32_product { (query.cast(DType::F32), key.cast(DType::F32)) } else { (query, key) };
     let score_type = if options.float32_scores { DType::F32 } else { query.dtype() };
@@ -38,7 +54,7 @@ pub fn dense<'t>(
         Some(sinks) => softmax_with_sinks(scores, sinks.cast(score_type)),
         None => scores.softmax(KV_POSITION),
     };
-    Context { context: weights.cast(dtype).contract(value, &[KV_POSITION]), largest_scores }
+    (weights, largest_scores)
 }
 
 /// The softmax over the keys and one sink logit, whose weight is dropped.

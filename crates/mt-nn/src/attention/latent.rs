@@ -5,8 +5,10 @@ use mt_shape::{LogicalAxis, axis, logical};
 use mt_trace::Tensor;
 
 use super::{
-    ACTIVATION, AttentionInputs, AttentionOptions, CONTEXT, CONTEXT_OF_CACHE, Context, INPUT, KeysValues,
-    OUTPUT, QUERY, attend, largest_of_rows,
+    ACTIVATION, AttentionInputs, AttentionOptions, CONTEXT, CONTEXT_OF_CACHE, Context, INPUT, Indexer,
+    IndexerOptions, KeysValues, OUTPUT, QUERY, attend, dense,
+    indexer::{AttendedChosen, Choices, IndexQueries, attend_to_chosen},
+    largest_of_rows,
 };
 use crate::{
     Linear, RmsNorm, RotaryAngles,
@@ -34,6 +36,17 @@ pub struct LatentAttention<L> {
     pub wkv_b: Linear<L>,
     /// `[q_heads, value_dim, embed]`
     pub out: Linear<L>,
+    /// Chooses the keys that queries attend to; absent if they attend to all keys.
+    pub indexer: Option<Indexer<L>>,
+}
+
+/// The dimensions and the computation of latent attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentOptions {
+    pub sizes: LatentSizes,
+    /// The choice of keys, if there is an indexer.
+    pub indexer: Option<IndexerOptions>,
+    pub attention: AttentionOptions,
 }
 
 /// The widths of latent attention.
@@ -56,6 +69,8 @@ pub struct Latents<L> {
     pub latent: L,
     /// `[batch, kv_position, head_dim]`, rotated
     pub rotated: L,
+    /// `[batch, kv_position, head_dim]`: the indexer's key, if there is an indexer.
+    pub index_key: Option<L>,
 }
 
 /// A cache, and the slots that the next tokens take.
@@ -75,6 +90,23 @@ pub struct LatentlyAttended<'t> {
     pub latents: Latents<Tensor<'t>>,
     /// As [`super::Attended::largest_scores`].
     pub largest_scores: Option<Tensor<'t>>,
+    /// `f32[]`: the loss that trains the indexer, if requested.
+    pub indexer_loss: Option<Tensor<'t>>,
+}
+
+/// Projected queries.
+struct Queries<'t> {
+    /// `[batch, position, q_heads, head_dim]`
+    query: Tensor<'t>,
+    /// `[batch, position, query_latent]`, normalized, if queries have a latent vector.
+    latent: Option<Tensor<'t>>,
+}
+
+/// An indexer's queries and how they choose keys.
+#[derive(Clone, Copy)]
+struct Indexing<'t> {
+    queries: IndexQueries<Tensor<'t>>,
+    options: IndexerOptions,
 }
 
 /// Logical axes of latent vectors in a cache.
@@ -99,21 +131,47 @@ impl<'t> LatentAttention<Tensor<'t>> {
         angles: RotaryAngles<'t>,
         cache: Option<CachedLatents<'t>>,
         inputs: &AttentionInputs<'t>,
-        sizes: LatentSizes,
-        options: &AttentionOptions,
+        latent_options: &LatentOptions,
     ) -> LatentlyAttended<'t> {
+        let LatentOptions { sizes, indexer: indexing, attention: options } = latent_options;
+        let (sizes, with_scores, segments) = (*sizes, inputs.with_scores, inputs.segments);
         let x = x.constrain(&INPUT);
-        let query = self.queries(x, angles, sizes, options) * options.scale;
-        let query = query.constrain(&QUERY).named("query_proj");
+        let Queries { query, latent: query_latent } = self.queries(x, angles, sizes, options);
+        let query = (query * options.scale).constrain(&QUERY).named("query_proj");
         let latents = self.latents(x, angles, sizes, options);
-        let is_cached = inputs.segments.first_query.is_some();
+        let indexer = self.indexer.as_ref().zip(query_latent).zip(*indexing);
+        let indexer = indexer.map(|((indexer, latent), indexing)| Indexing {
+            queries: indexer.queries(x, latent, angles),
+            options: indexing,
+        });
+        let is_cached = segments.first_query.is_some();
+        let mut indexer_loss = None;
         let Context { context, largest_scores } = match cache.filter(|_| is_cached) {
-            Some(cache) => self.attend_to_latents(query, cache.write(latents), inputs, sizes, options),
+            Some(cache) => {
+                let all = cache.write(latents);
+                let chosen = indexer.zip(all.index_key).map(|(indexer, index_key)| {
+                    let visible = segments.mask(options.mask);
+                    indexer.queries.chosen(index_key, visible, segments, &indexer.options)
+                });
+                self.attend_to_latents(query, all, chosen, inputs, latent_options)
+            }
             None => {
                 let heads = query.axis(QUERY_HEADS);
-                let in_groups = [axis(KV_HEADS, heads.size), axis(GROUP, 1)];
+                let query = query.split(QUERY_HEADS, &[axis(KV_HEADS, heads.size), axis(GROUP, 1)]);
                 let keys_values = self.expanded(latents, sizes);
-                attend(query.split(QUERY_HEADS, &in_groups), keys_values, None, inputs, options)
+                let is_all = |indexing: &IndexerOptions| {
+                    indexing.loss.is_none() && indexing.chooses_all_of(segments.key.axis(KV_POSITION).size)
+                };
+                match indexer.zip(latents.index_key).filter(|(indexer, _)| !is_all(&indexer.options)) {
+                    Some((Indexing { queries, options: indexing }, index_key)) => {
+                        let choices = Choices { index_key, keys_values };
+                        let AttendedChosen { context, loss } =
+                            attend_to_chosen(query, queries, choices, segments, &indexing, options, with_scores);
+                        indexer_loss = loss;
+                        context
+                    }
+                    None => attend(query, keys_values, None, inputs, options),
+                }
             }
         };
         let context = context.constrain(if is_cached { &CONTEXT_OF_CACHE } else { &CONTEXT });
@@ -124,7 +182,8 @@ impl<'t> LatentAttention<Tensor<'t>> {
         LatentlyAttended {
             output: output.constrain(&OUTPUT).named("out_proj"),
             latents,
-            largest_scores: largest_scores.map(|scores| largest_of_rows(scores, inputs.segments.query)),
+            largest_scores: largest_scores.map(|scores| largest_of_rows(scores, segments.query)),
+            indexer_loss,
         }
     }
 
@@ -135,18 +194,19 @@ impl<'t> LatentAttention<Tensor<'t>> {
         angles: RotaryAngles<'t>,
         sizes: LatentSizes,
         options: &AttentionOptions,
-    ) -> Tensor<'t> {
-        let query = match (&self.query, &self.wq_a, &self.q_norm, &self.wq_b) {
-            (Some(query), ..) => query.forward(x, &[EMBED]),
+    ) -> Queries<'t> {
+        let (query, latent) = match (&self.query, &self.wq_a, &self.q_norm, &self.wq_b) {
+            (Some(query), ..) => (query.forward(x, &[EMBED]), None),
             (None, Some(wq_a), Some(norm), Some(wq_b)) => {
                 let latent = wq_a.forward(x, &[EMBED]).named("query_wa_proj");
-                wq_b.forward(norm.forward(latent, QUERY_LATENT, options.norm), &[QUERY_LATENT])
+                let latent = norm.forward(latent, QUERY_LATENT, options.norm);
+                (wq_b.forward(latent, &[QUERY_LATENT]), Some(latent))
             }
             _ => unreachable!("queries have a latent vector or a projection"),
         };
         let LatentSizes { plain, rotated, .. } = sizes;
         let turned = sizes.rotate(angles, query.slice(HEAD_DIM, plain, plain + rotated));
-        query.slice(HEAD_DIM, 0, plain).concatenate(&[turned], HEAD_DIM)
+        Queries { query: query.slice(HEAD_DIM, 0, plain).concatenate(&[turned], HEAD_DIM), latent }
     }
 
     fn latents(
@@ -163,6 +223,7 @@ impl<'t> LatentAttention<Tensor<'t>> {
         Latents {
             latent: latent_vector.rename(POSITION, KV_POSITION),
             rotated: sizes.rotate(angles, keys).rename(POSITION, KV_POSITION),
+            index_key: self.indexer.as_ref().map(|indexer| indexer.keys(x, angles)),
         }
     }
 
@@ -184,16 +245,16 @@ impl<'t> LatentAttention<Tensor<'t>> {
         }
     }
 
-    /// Attention to latent vectors, as if all heads shared one key and one value.
+    /// Attention to latent vectors, as if all heads shared one key and one value. `chosen` replaces the mask.
     fn attend_to_latents(
         &self,
         query: Tensor<'t>,
         all: Latents<Tensor<'t>>,
+        chosen: Option<Tensor<'t>>,
         inputs: &AttentionInputs<'t>,
-        sizes: LatentSizes,
-        options: &AttentionOptions,
+        LatentOptions { sizes, attention: options, .. }: &LatentOptions,
     ) -> Context<'t> {
-        let LatentSizes { plain, rotated, value, .. } = sizes;
+        let LatentSizes { plain, rotated, value, .. } = *sizes;
         let kernel = self.wkv_b.whole().cast(query.dtype());
         let part = |start, end, name| {
             kernel.slice(EXPANDED_HEAD, start, end).rename(EXPANDED_HEAD, name).rename(KV_HEADS, QUERY_HEADS)
@@ -211,7 +272,10 @@ impl<'t> LatentAttention<Tensor<'t>> {
             .unsqueeze(KV_HEADS);
         let key = order(latent).concatenate(&[keys], HEAD_DIM).unsqueeze(KV_HEADS);
         let keys_values = KeysValues { key, value: latent.rename(LATENT, VALUE_DIM).unsqueeze(KV_HEADS) };
-        let made = attend(query, keys_values, None, inputs, options);
+        let made = match chosen {
+            Some(mask) => dense(query, keys_values, mask, None, options, inputs.with_scores),
+            None => attend(query, keys_values, None, inputs, options),
+        };
         let context = made.context.squeeze(KV_HEADS).rename(GROUP, QUERY_HEADS).rename(VALUE_DIM, LATENT);
         let context = from_latents.dot(context, &[LATENT]).rename(EXPANDED, VALUE_DIM);
         let rows = context
@@ -257,6 +321,7 @@ impl<'t> CachedLatents<'t> {
         Latents {
             latent: write(self.cached.latent, new.latent),
             rotated: write(self.cached.rotated, new.rotated),
+            index_key: self.cached.index_key.zip(new.index_key).map(|(cache, new)| write(cache, new)),
         }
     }
 }

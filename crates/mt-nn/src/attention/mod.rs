@@ -3,6 +3,7 @@
 mod blockwise;
 mod cache;
 mod dense;
+mod indexer;
 mod latent;
 mod mask;
 mod temperature;
@@ -24,7 +25,10 @@ use crate::{
 pub use blockwise::{block_size, blockwise};
 pub use cache::{CachedKeysValues, KeysValues};
 pub use dense::dense;
-pub use latent::{CACHED_LATENTS, CachedLatents, EXPANDED_HEAD, LatentAttention, LatentSizes, Latents};
+pub use indexer::{CUTOFF, Indexer, IndexerLoss, IndexerOptions, queries_at_once};
+pub use latent::{
+    CACHED_LATENTS, CachedLatents, EXPANDED_HEAD, LatentAttention, LatentOptions, LatentSizes, Latents,
+};
 pub use mask::{MaskSpec, Segments};
 pub use temperature::Temperature;
 

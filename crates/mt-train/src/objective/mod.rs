@@ -180,5 +180,6 @@ pub(crate) fn of_config(settings: &TrainConfig) -> Arc<dyn Objective> {
         vocab_size: settings.model.vocab_size,
         z_loss_multiplier: settings.objective.z_loss_multiplier,
         further: FurtherTokens::of_config(&settings.objective),
+        trains_tokens: !settings.model.indexer.warms_up(),
     })
 }

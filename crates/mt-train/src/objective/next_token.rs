@@ -24,6 +24,9 @@ pub struct NextToken {
     /// The weight of the z-loss, the squared log-partition function (Chowdhery et al., 2022).
     pub z_loss_multiplier: f64,
     pub further: Option<FurtherTokens>,
+    /// Whether tokens have a share of the loss. Without one, only auxiliary losses train, and the losses of tokens are
+    /// metrics.
+    pub trains_tokens: bool,
 }
 
 impl NextToken {
@@ -108,6 +111,9 @@ impl Objective for NextToken {
         if let Some(further) = further {
             share = share + further;
             terms.push((names::PREDICTION_LOSS.into(), further));
+        }
+        if !self.trains_tokens {
+            share = share.region().full(share.dtype(), &[], 0.0);
         }
         Loss { share, terms, side }
     }

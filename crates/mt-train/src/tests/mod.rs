@@ -5,6 +5,7 @@ mod counts;
 mod expert_loads;
 mod formats;
 mod further_tokens;
+mod indexer;
 mod kernels;
 mod memory;
 mod objective;

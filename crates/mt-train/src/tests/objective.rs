@@ -73,6 +73,7 @@ fn rule(model: Arc<dyn Model>, setting: Setting<'_>) -> LossRule {
             vocab_size: VOCAB,
             z_loss_multiplier: 0.05,
             further: None,
+            trains_tokens: true,
         }),
         model,
         frozen: Arc::new([]),

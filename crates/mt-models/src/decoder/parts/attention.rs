@@ -238,12 +238,13 @@ impl PartDescription for AttentionConfig {
         "self_attention"
     }
 
-    fn pair_operations(&self) -> Option<AttentionFlops> {
+    fn pair_operations(&self) -> Vec<AttentionFlops> {
         let mask = self.options.mask;
-        Some(AttentionFlops {
+        vec![AttentionFlops {
             width: self.query_heads.size * (self.head_dim.size + self.value_dim.size),
             window: mask.window.or(mask.chunk),
-        })
+            above: 0,
+        }]
     }
 
     fn rotary(&self) -> Option<&RotaryOptions> {

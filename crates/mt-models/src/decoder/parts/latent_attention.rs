@@ -1,12 +1,15 @@
 //! Multi-head latent attention.
 
 use mt_nn::{
-    Linear, ParamSpec, RotaryOptions,
+    Initializer, LayerNorm, Linear, ParamSpec, RotaryOptions,
     attention::{
-        ACTIVATION, AttentionInputs, AttentionOptions, CACHED_LATENTS, CONTEXT, CachedLatents, EXPANDED_HEAD,
-        LatentAttention, LatentSizes, Latents, QUERY,
+        ACTIVATION, AttentionInputs, AttentionOptions, CACHED_LATENTS, CONTEXT, CUTOFF, CachedLatents,
+        EXPANDED_HEAD, Indexer, IndexerLoss, IndexerOptions, LatentAttention, LatentOptions, LatentSizes,
+        Latents, QUERY, queries_at_once,
     },
-    axes::{BATCH, HEAD_DIM, KV_HEADS, KV_POSITION, LATENT, QUERY_HEADS, QUERY_LATENT, VALUE_DIM},
+    axes::{
+        BATCH, HEAD_DIM, INDEX_HEADS, KV_HEADS, KV_POSITION, LATENT, QUERY_HEADS, QUERY_LATENT, VALUE_DIM,
+    },
 };
 use mt_shape::{DType, LogicalAxis, axis, logical};
 use mt_trace::Tensor;
@@ -29,6 +32,48 @@ pub struct LatentAttentionConfig {
     /// The embedding of the rotated dimensions.
     pub rotary: RotaryOptions,
     pub options: AttentionOptions,
+    /// The choice of the keys that queries attend to; `None` if they attend to all keys.
+    pub indexer: Option<IndexerConfig>,
+}
+
+/// An indexer (DeepSeek-V3.2).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct IndexerConfig {
+    pub heads: usize,
+    /// The width of a head.
+    pub width: usize,
+    pub options: IndexerOptions,
+    /// The weight of the indexer's loss in this layer.
+    pub loss_weight: f64,
+}
+
+/// The name of the indexer's loss.
+const INDEXER_LOSS: &str = "learning/indexer_loss";
+
+impl IndexerConfig {
+    fn specs(&self, builder: &SpecBuilder, query_latent: mt_shape::Axis) -> Indexer<ParamSpec> {
+        let embed = (builder.embed, logical::EMBED);
+        let heads = (axis(INDEX_HEADS, self.heads), logical::Q_HEADS);
+        let width = (axis(HEAD_DIM, self.width), logical::KV);
+        let norm = |initializer| builder.array([(width.0, logical::NORM)], initializer);
+        Indexer {
+            wq_b: builder.linear(1, [(query_latent, logical::Q_LORA), heads, width]),
+            wk: builder.linear(1, [embed, width]),
+            k_norm: LayerNorm { scale: norm(Initializer::Ones), bias: norm(Initializer::Zeros) },
+            weights_proj: builder.linear(1, [embed, heads]),
+        }
+    }
+
+    /// How keys are chosen in a forward pass with or without losses. Only where there is a loss may queries attend to all
+    /// keys, as in the warm-up.
+    fn options(&self, has_losses: bool) -> IndexerOptions {
+        IndexerOptions { loss: self.options.loss.filter(|_| has_losses), ..self.options }
+    }
+
+    /// Whether queries attend to all keys while the indexer learns.
+    fn warms_up(&self) -> bool {
+        self.options.loss == Some(IndexerLoss::OfVisible)
+    }
 }
 
 impl LatentAttentionConfig {
@@ -64,6 +109,7 @@ impl Part for LatentAttentionConfig {
                 expanded,
             ]),
             out: builder.linear(2, out),
+            indexer: self.indexer.as_ref().zip(query_latent).map(|(indexer, width)| indexer.specs(builder, width)),
         }
     }
 
@@ -74,8 +120,12 @@ impl Part for LatentAttentionConfig {
         inputs: &PartInputs<'_, 't>,
     ) -> PartOutputs<'t> {
         let cache = inputs.state.as_ref().map(|state| {
-            let &[latent, rotated] = state.arrays else { unreachable!("the state has two arrays") };
-            CachedLatents { cached: Latents { latent, rotated }, start: state.start }
+            let [latent, rotated, index_key @ ..] = state.arrays else {
+                unreachable!("the state has at least two arrays")
+            };
+            let cached =
+                Latents { latent: *latent, rotated: *rotated, index_key: index_key.first().copied() };
+            CachedLatents { cached, start: state.start }
         });
         let given = AttentionInputs {
             angles: None,
@@ -86,11 +136,22 @@ impl Part for LatentAttentionConfig {
             with_scores: inputs.wanted.contains(&LayerOutput::LargestScores),
         };
         let angles = inputs.angles(&self.rotary);
-        let made = parameters.forward(x, angles, cache, &given, self.sizes, &self.options);
+        let has_losses = inputs.wanted.contains(&LayerOutput::AuxiliaryLoss);
+        let options = LatentOptions {
+            sizes: self.sizes,
+            indexer: self.indexer.map(|indexer| indexer.options(has_losses)),
+            attention: self.options,
+        };
+        let made = parameters.forward(x, angles, cache, &given, &options);
         let scores = made.largest_scores.map(|scores| (LayerOutput::LargestScores.label(), scores));
+        let loss = made.indexer_loss.zip(self.indexer).map(|(loss, indexer)| {
+            (LayerOutput::AuxiliaryLoss.named(INDEXER_LOSS), loss * indexer.loss_weight)
+        });
+        let Latents { latent, rotated, index_key } = made.latents;
+        let state = || [latent, rotated].into_iter().chain(index_key).collect();
         PartOutputs {
-            state: inputs.state.map_or(Vec::new(), |_| vec![made.latents.latent, made.latents.rotated]),
-            others: scores.into_iter().collect(),
+            state: inputs.state.map_or(Vec::new(), |_| state()),
+            others: scores.into_iter().chain(loss).collect(),
             ..PartOutputs::only(made.output)
         }
     }
@@ -102,7 +163,50 @@ impl Part for LatentAttentionConfig {
         other.options.kernel = self.options.kernel;
         other.options.float32_product = self.options.float32_product;
         other.options.float32_scores = self.options.float32_scores;
+        if let (Some(other), Some(own)) = (&mut other.indexer, &self.indexer) {
+            (other.options.loss, other.loss_weight) = (own.options.loss, own.loss_weight);
+        }
         *self != other
+    }
+}
+
+impl LatentAttentionConfig {
+    /// Whether training computes scores of pairs of tokens in rows of this length.
+    fn computes_index(&self, length: usize) -> bool {
+        let options = self.indexer.map(|indexer| indexer.options);
+        options.is_some_and(|options| options.loss.is_some() || !options.chooses_all_of(length))
+    }
+
+    /// The activations of the indexer. In long rows, pairs of tokens exist for some queries at a time, of which none are
+    /// kept.
+    fn activations_of_indexer(&self, batch: &BatchDims) -> Vec<Activation> {
+        let &BatchDims { rows, length, dtype, .. } = batch;
+        let Some(indexer) = self.indexer.filter(|_| self.computes_index(length)) else { return Vec::new() };
+        let [of_rows, of_length, of_heads] =
+            [logical::ACTIVATION_KV_BATCH, logical::ACTIVATION_LENGTH_ATTN, logical::ACTIVATION_HEADS].map(Some);
+        let activation = |name, dims: &[usize], logical_axes: &[Option<LogicalAxis>], dtype| Activation {
+            name,
+            dims: dims.to_vec(),
+            logical_axes: logical_axes.to_vec(),
+            dtype,
+        };
+        let IndexerConfig { heads, width, .. } = indexer;
+        let mut made = vec![
+            activation(None, &[rows, length, heads, width], &[of_rows, of_length, of_heads, None], dtype),
+            activation(None, &[rows, length, heads], &[of_rows, of_length, of_heads], DType::F32),
+            activation(None, &[rows, length, width], &[of_rows, of_length, None], dtype),
+        ];
+        if queries_at_once(&self.options, length) == length {
+            let pairs = [of_rows, of_length, of_heads, None];
+            made.push(activation(None, &[rows, length, heads, length], &pairs, DType::F32));
+            made.push(activation(None, &[rows, length, length], &[of_rows, of_length, None], DType::F32));
+        }
+        if !indexer.options.chooses_all_of(length) && !indexer.warms_up() {
+            let of_query = |dtype| activation(Some(CUTOFF), &[rows, length], &[of_rows, of_length], dtype);
+            made.push(of_query(DType::F32));
+            made.extend(indexer.options.is_exact.then(|| of_query(DType::I32)));
+        }
+        made
     }
 }
 
@@ -116,7 +220,10 @@ impl PartDescription for LatentAttentionConfig {
             dtype: dims.dtype,
             kept: Kept::Slots { stride: 1 },
         };
-        vec![array("latent", LATENT, self.sizes.latent), array("rotated_key", HEAD_DIM, self.sizes.rotated)]
+        let mut arrays =
+            vec![array("latent", LATENT, self.sizes.latent), array("rotated_key", HEAD_DIM, self.sizes.rotated)];
+        arrays.extend(self.indexer.map(|indexer| array("index_key", HEAD_DIM, indexer.width)));
+        arrays
     }
 
     fn activations(&self, batch: &BatchDims) -> Vec<Activation> {
@@ -139,6 +246,7 @@ impl PartDescription for LatentAttentionConfig {
         made.push(activation("key_proj", &[rows, length, heads, width], &ACTIVATION));
         made.push(activation("value_proj", &[rows, length, heads, value], &ACTIVATION));
         let of_query = &CONTEXT[..4];
+        made.extend(self.activations_of_indexer(batch));
         if self.options.kernel.is_dense(length) {
             let pairs = Activation {
                 name: None,
@@ -146,7 +254,7 @@ impl PartDescription for LatentAttentionConfig {
             };
             // Attention logits, and the attention weights.
             made.extend([Activation { dtype: DType::F32, ..pairs.clone() }, pairs]);
-        } else {
+        } else if !self.computes_index(length) {
             // The logarithms of the sums of exponentials.
             let sums = activation("context", &[rows, heads, length, 1], of_query);
             made.push(Activation { dtype: DType::F32, ..sums });
@@ -160,12 +268,21 @@ impl PartDescription for LatentAttentionConfig {
         "self_attention"
     }
 
-    fn pair_operations(&self) -> Option<AttentionFlops> {
+    fn pair_operations(&self) -> Vec<AttentionFlops> {
         let mask = self.options.mask;
-        Some(AttentionFlops {
+        let chosen = self.indexer.filter(|indexer| !indexer.warms_up());
+        let own = AttentionFlops {
             width: self.heads * (self.head_dim() + self.sizes.value),
+            window: chosen.map(|indexer| indexer.options.num_chosen).or(mask.window).or(mask.chunk),
+            above: 0,
+        };
+        let index = self.indexer.map(|indexer| AttentionFlops {
+            // A product of two vectors, and its weight in the sum over heads.
+            width: indexer.heads * (indexer.width + 1),
             window: mask.window.or(mask.chunk),
-        })
+            above: if indexer.options.loss.is_some() { 0 } else { indexer.options.num_chosen },
+        });
+        [own].into_iter().chain(index).collect()
     }
 
     fn rotary(&self) -> Option<&RotaryOptions> {

@@ -23,7 +23,7 @@ use mt_trace::Tensor;
 pub use attention::{AttentionConfig, QueryKeyNorm, Values};
 pub use experts::{ExpertPlacement, ExpertsConfig, Mixture, SharedExperts};
 pub use gated_delta::GatedDeltaConfig;
-pub use latent_attention::LatentAttentionConfig;
+pub use latent_attention::{IndexerConfig, LatentAttentionConfig};
 pub use mlp::MlpConfig;
 pub use mlp_and_experts::{MlpAndExperts, MlpAndExpertsConfig};
 #[cfg(test)]

@@ -22,6 +22,7 @@ from transformers import (
     AutoModelForImageTextToText,
     DeepseekV2Config,
     DeepseekV3Config,
+    DeepseekV32Config,
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
@@ -397,6 +398,21 @@ def deepseek():
         topk_group=1, first_k_dense_replace=1, routed_scaling_factor=4.0, tie_word_embeddings=False,
         topk_method="group_limited_greedy", rope_parameters=rope(500.0),
     )
+    # Fewer keys than tokens, more heads of the indexer than of attention, and layers of both kinds.
+    yield "deepseek32_groups", DeepseekV32Config(
+        **sizes(80, 24, 28, 3), **latent, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=14,
+        n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, moe_intermediate_size=18, n_group=4,
+        topk_group=2, first_k_dense_replace=1, routed_scaling_factor=2.5, tie_word_embeddings=False,
+        index_topk=6, index_head_dim=10, index_n_heads=7,
+        rope_parameters=rope(10000.0, "yarn", mscale=1.0, mscale_all_dim=0.7, **yarn),
+    )
+    # The indexer rotates all of its dimensions.
+    yield "deepseek32_one_layer", DeepseekV32Config(
+        **sizes(90, 18, 28, 1), **(latent | dict(v_head_dim=5)), num_attention_heads=5, num_key_value_heads=5,
+        q_lora_rank=11, n_routed_experts=5, num_experts_per_tok=5, n_shared_experts=2, moe_intermediate_size=12,
+        n_group=1, topk_group=1, first_k_dense_replace=0, tie_word_embeddings=False, index_topk=2, index_head_dim=4,
+        index_n_heads=6, rope_parameters=rope(100.0),
+    )
 
 
 def llama4():
@@ -495,7 +511,7 @@ def qwen3_5():
 
 
 FAMILIES = [llama, mistral, gemma, gemma2, gemma3, gemma4, gemma4_moe, gemma4_small, wrapped, qwen2, qwen3, olmo3, gpt2, mixtral, qwen3_moe, gpt_oss, deepseek, llama4, qwen3_next, qwen3_5]
-WITH_GRADIENTS = {"llama_six_on_two", "gemma2_even", "qwen3_untied", "mixtral_two_of_five", "gpt_oss_two_of_four", "deepseek3_groups", "llama4_every_second", "qwen3_next_cycle"}
+WITH_GRADIENTS = {"llama_six_on_two", "gemma2_even", "qwen3_untied", "mixtral_two_of_five", "gpt_oss_two_of_four", "deepseek3_groups", "deepseek32_groups", "llama4_every_second", "qwen3_next_cycle"}
 # Keys that older releases did not write.
 ABSENT = {"layer_types", "per_layer_config", "_sliding_window_pattern"}
 # Added to the seeds of models whose logits would be far from exact in f32: a head's output is normalized, however small.
@@ -580,13 +596,16 @@ def gradients_of(model, tokens):
     model.zero_grad()
     loss = loss_of(model, tokens)
     loss.backward()
-    return loss.detach(), {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
+    # The choices of an indexer have no gradient.
+    gradient = lambda value: torch.zeros_like(value) if value.grad is None else value.grad.clone()
+    return loss.detach(), {key: gradient(parameter) for key, parameter in model.named_parameters()}
 
 
 # The names in files of an expert's projections, and of the router.
 EXPERTS = {
     "mixtral": ("block_sparse_moe", ["w1", "w3", "w2"]),
     "deepseek_v3": ("mlp", ["gate_proj", "up_proj", "down_proj"]),
+    "deepseek_v32": ("mlp", ["gate_proj", "up_proj", "down_proj"]),
     "qwen3_next": ("mlp", ["gate_proj", "up_proj", "down_proj"]),
 }
 
@@ -676,7 +695,27 @@ def write(path, tensors):
     save_file({key: value.detach().clone().contiguous() for key, value in tensors.items()}, path)
 
 
+def choose_clearly(model, tokens):
+    """Whether no indexer has two keys that tie for the last place, of which libraries choose different ones."""
+    gaps, usual = [], torch.Tensor.topk
+
+    def topk(scores, k, **options):
+        if scores.dim() == 3 and scores.shape[-1] == tokens.shape[-1] > k:
+            best = usual(scores, k + 1, **options).values
+            gaps.append((best[..., -2] - best[..., -1])[best[..., -1] > -1e30])
+        return usual(scores, k, **options)
+
+    torch.Tensor.topk = topk
+    try:
+        model(tokens, use_cache=False)
+    finally:
+        torch.Tensor.topk = usual
+    return all(gap.min() > 1e-5 for gap in gaps)
+
+
 def relative(left, right):
+    if not right.any():
+        return left.abs().max().item()
     return ((left.double() - right.double()).norm() / right.double().norm()).item()
 
 
@@ -699,6 +738,7 @@ def write_case(name, config, legacy=None):
         write(folder / "golden.safetensors", {"tokens": tokens.int(), "logits": logits} | names)
         model.double()
         noise = (model(tokens, use_cache=False).logits - logits).abs().max().item() / logits.std().item()
+        assert choose_clearly(model, tokens), f"{name}: keys tie"
     assert logits.std() >= 0.5 and noise < 2e-5, f"{name}: deviation {logits.std()}, noise {noise}"
 
     loaded = class_of(config).from_pretrained(folder, **EAGER)
