@@ -32,6 +32,7 @@ pub use loss::{
     token_weights,
 };
 pub use mlp::{Activation, HIDDEN, Mlp, gated};
+pub(crate) use mlp::in_f32_if;
 pub use norm::{LayerNorm, Norm, NormOptions, RmsNorm, rms_normalize};
 pub use order::SequenceOrder;
 pub use param::{Initializer, LayerIndex, LayerPlace, ParamSpec, constrain_to_specs, initialize};

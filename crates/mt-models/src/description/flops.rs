@@ -20,6 +20,8 @@ pub struct AttentionFlops {
     pub width: usize,
     /// The maximum number of positions that a query sees.
     pub window: Option<usize>,
+    /// Whether queries see no later positions.
+    pub is_causal: bool,
 }
 
 impl FlopCount {
@@ -32,6 +34,9 @@ impl FlopCount {
             .iter()
             .map(|layer| {
                 let length = length as f64;
+                if !layer.is_causal {
+                    return 6.0 * layer.width as f64 * length * length * rows as f64;
+                }
                 let pairs = match layer.window.map(|window| window as f64).filter(|window| *window < length) {
                     // The first tokens of a row see fewer positions than the window.
                     Some(window) => window * (length - window / 2.0),

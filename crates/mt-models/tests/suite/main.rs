@@ -15,6 +15,7 @@ mod formats;
 mod harness;
 mod hybrid;
 mod kernels;
+mod layer_options;
 mod length;
 mod logical_axes;
 mod lookups;

@@ -140,7 +140,8 @@ impl<'t> LatentAttention<Tensor<'t>> {
             (Some(query), ..) => query.forward(x, &[EMBED]),
             (None, Some(wq_a), Some(norm), Some(wq_b)) => {
                 let latent = wq_a.forward(x, &[EMBED]).named("query_wa_proj");
-                wq_b.forward(norm.forward(latent, QUERY_LATENT, options.norm), &[QUERY_LATENT])
+                let latent = norm.forward(latent, QUERY_LATENT, options.norm).named("mla_q");
+                wq_b.forward(latent, &[QUERY_LATENT])
             }
             _ => unreachable!("queries have a latent vector or a projection"),
         };
@@ -159,6 +160,7 @@ impl<'t> LatentAttention<Tensor<'t>> {
         let LatentSizes { latent, rotated, .. } = sizes;
         let both = self.wkv_a.forward(x, &[EMBED]).constrain(&LATENTS).named("kv_wa_proj");
         let latent_vector = self.kv_norm.forward(both.slice(LATENT, 0, latent), LATENT, options.norm);
+        let latent_vector = latent_vector.named("mla_kv");
         let keys = both.slice(LATENT, latent, latent + rotated).rename(LATENT, HEAD_DIM);
         Latents {
             latent: latent_vector.rename(POSITION, KV_POSITION),

@@ -8,14 +8,17 @@ use mt_nn::{
     },
     axes::{BATCH, HEAD_DIM, KV_HEADS, KV_POSITION, LATENT, QUERY_HEADS, QUERY_LATENT, VALUE_DIM},
 };
-use mt_shape::{DType, LogicalAxis, axis, logical};
+use mt_shape::{DType, LogicalAxis, Tree, axis, logical};
 use mt_trace::Tensor;
 
 use crate::{
     AttentionFlops, Kept, LayerOutput, StateSpec,
     decoder::{
         Activation,
-        part::{BatchDims, Part, PartDescription, PartInputs, PartOutputs, SpecBuilder, StateDims},
+        part::{
+            BatchDims, Part, PartDescription, PartInputs, PartOutputs, PartScoreWeights, SpecBuilder,
+            StateDims,
+        },
     },
 };
 
@@ -95,6 +98,18 @@ impl Part for LatentAttentionConfig {
         }
     }
 
+    fn score_weights(&self, numbers: &LatentAttention<usize>, _is_imported: bool) -> Option<PartScoreWeights> {
+        let of = |linear: &Linear<usize>| linear.leaves().into_iter().map(|(_, number)| number).collect();
+        let queries = numbers.query.as_ref().or(numbers.wq_b.as_ref());
+        Some(PartScoreWeights {
+            queries: queries.map(of).unwrap_or_default(),
+            keys: of(&numbers.wkv_b),
+            plain: Some(self.sizes.plain),
+            // The norms of latent vectors precede these weights.
+            are_normalized: false,
+        })
+    }
+
     fn differs_from(&self, other: &Self) -> bool {
         // These options do not change the mathematics.
         let mut other = other.clone();
@@ -131,11 +146,14 @@ impl PartDescription for LatentAttentionConfig {
         };
         let of_latents = [Some(logical::ACTIVATION_KV_BATCH), Some(logical::ACTIVATION_LENGTH_ATTN), None];
         let mut made = Vec::new();
-        made.extend(
-            self.query_latent.map(|width| activation("query_wa_proj", &[rows, length, width], &of_latents)),
-        );
+        if let Some(width) = self.query_latent {
+            made.extend(
+                ["query_wa_proj", "mla_q"].map(|name| activation(name, &[rows, length, width], &of_latents)),
+            );
+        }
         made.push(activation("query_proj", &[rows, length, heads, width], &QUERY));
         made.push(activation("kv_wa_proj", &[rows, length, latent + rotated], &of_latents));
+        made.push(activation("mla_kv", &[rows, length, latent], &of_latents));
         made.push(activation("key_proj", &[rows, length, heads, width], &ACTIVATION));
         made.push(activation("value_proj", &[rows, length, heads, value], &ACTIVATION));
         let of_query = &CONTEXT[..4];
@@ -165,6 +183,7 @@ impl PartDescription for LatentAttentionConfig {
         Some(AttentionFlops {
             width: self.heads * (self.head_dim() + self.sizes.value),
             window: mask.window.or(mask.chunk),
+            is_causal: mask.causal,
         })
     }
 
