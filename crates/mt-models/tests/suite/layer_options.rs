@@ -1,15 +1,18 @@
 //! Options of layers that no published model has, compared with their equations in `f64`; `goldens/layer_options.py`
 //! generates the values.
 
-use mt_models::{Description, ForwardPass, Storage};
-use mt_shape::HostArray;
+use std::sync::Arc;
+
+use mt_models::{Description, Forward, ForwardPass, LayerOutput, Storage, decoder::Decoder};
+use mt_shape::{HostArray, Placement};
+use mt_trace::program;
 
 use crate::{
     decode::check_pieces,
     envy::parameters,
     harness::{
-        Batch, by_name, common_name, decoder, f32_array, golden, gradient_program, gradients, largest_error,
-        logits, model, parameters as drawn, relative_error,
+        Batch, by_name, common_name, declare, declare_batch, decoder, f32_array, golden, gradient_program,
+        gradients, largest_error, logits, model, options, parameters as drawn, relative_error, run,
     },
 };
 
@@ -264,4 +267,77 @@ fn fused_projections_are_stored_as_maxtext_stores_them() {
     assert!(stored.iter().any(|(key, dims)| key == shared && dims == &[12, 2, 10]), "{stored:?}");
     let routed = "decoder/layers_0/mlp/routed_experts/wi_0";
     assert!(stored.iter().any(|(key, dims)| key == routed && dims == &[3, 12, 10]), "{stored:?}");
+}
+
+const EXPERTS: [&str; 4] =
+    ["decoder_block=mixtral", "num_experts=5", "num_experts_per_tok=2", "base_moe_mlp_dim=24"];
+
+#[test]
+fn merged_products_of_experts_change_nothing() {
+    let batch = Batch::packed(&[&[9, 4], &[13]], 13, 256);
+    let biased = [
+        "decoder_block=gpt_oss",
+        "num_experts=3",
+        "base_moe_mlp_dim=24",
+        "mlp_activations=[sigmoid,linear]",
+        "mlp_activations_limit=7",
+        "sliding_window_size=4",
+    ];
+    for family in [&EXPERTS[..], &biased] {
+        let apart = decoder(family);
+        let merged = decoder(&[family, &["merge_gating_gmm=true"]].concat());
+        let values = drawn(&apart);
+        let (expected, made) = (gradients(&apart, &values, &batch), gradients(&merged, &values, &batch));
+        assert!((made.loss - expected.loss).abs() <= 1e-6 * expected.loss, "{family:?}");
+        let of_apart = by_name(&apart, &expected.gradients);
+        for (name, gradient) in by_name(&merged, &made.gradients) {
+            let error = relative_error(&gradient, &of_apart[&name]);
+            assert!(error <= 1e-5, "{family:?}: gradient of `{name}` differs by {error:e}");
+        }
+        let products = |model: &Decoder| {
+            let text = gradient_program(model, batch.rows, batch.length).text;
+            text.matches("stablehlo.while").count()
+        };
+        assert!(products(&merged) < products(&apart), "{family:?}");
+    }
+}
+
+#[test]
+fn random_experts_have_even_loads() {
+    // A token and its position decide, in any row, document and program.
+    let random = decoder(&[&EXPERTS[..], &["use_random_routing=true"]].concat());
+    let values = drawn(&random);
+    let batch = Batch::whole(2, 40, 256);
+    let whole = logits(&random, &values, &batch);
+    check_pieces("random experts", &random, &values, &batch.arrays[0], &whole);
+    let other = logits(&decoder(&EXPERTS), &values, &batch);
+    assert!(largest_error(&whole.to_f64(), &other.to_f64()) > 1e-2);
+
+    let loads = expert_loads(&random, &values, &Batch::whole(8, 120, 256));
+    assert_eq!(loads.len(), 2 * 5, "two layers of five experts");
+    let even = 8.0 * 120.0 * 2.0 / 5.0;
+    for load in &loads {
+        assert!((load / even - 1.0).abs() < 0.15, "{loads:?}");
+    }
+    // An untrained router is far less even.
+    let usual = expert_loads(&decoder(&EXPERTS), &values, &Batch::whole(8, 120, 256));
+    assert!(usual.iter().any(|load| (load / even - 1.0).abs() > 0.15), "{usual:?}");
+}
+
+/// The number of tokens of each expert in each layer.
+fn expert_loads(model: &Decoder, values: &[HostArray], batch: &Batch) -> Vec<f64> {
+    let specs = model.parameters();
+    let program = program(&options("loads", Arc::new(Placement::single())), |inputs| {
+        let parameters = declare(inputs, "params", &specs, false);
+        let (tokens, [targets, segmentation]) = declare_batch(inputs, batch.rows, batch.length);
+        let forward = Forward { layer_outputs: vec![LayerOutput::ExpertLoads], ..Forward::default() };
+        let hidden = model.hidden(&parameters, tokens, forward);
+        let unused = (targets + segmentation).sum_all();
+        let loads = hidden.layer_outputs.iter().map(|loads| inputs.replicated("loads", loads.value));
+        loads.chain([inputs.replicated("unused", unused)]).collect()
+    })
+    .unwrap();
+    let mut made = run(&program, &[values, &batch.arrays].concat());
+    made.pop();
+    made.iter().flat_map(HostArray::to_f64).collect()
 }
